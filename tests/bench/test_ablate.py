@@ -22,11 +22,10 @@ from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
 from strobe.perf.analysis.ledger.speedup import MOST_LINES
 from strobe.perf.records.store import read_run
-from strobe.perf.report.ablation_page import ablation_report, advise
 from strobe.perf.report.blocks.answer import answers_of
 from strobe.perf.report.blocks.front import FrontPoint, front
 from strobe.perf.report.blocks.optimisation_log import run_folders
-from strobe.perf.report.log_page import log_report
+from strobe.perf.report.log_page import advise, log_report, vary_report
 from strobe.perf.report.write import render_markdown
 
 BASE = Setup(config=preset("balanced"))
@@ -145,19 +144,19 @@ def test_what_is_finished_is_not_measured_again(folder: Path, tiny: Model, monke
 
 
 def test_the_page_has_every_part(folder: Path) -> None:
-    page = render_markdown(ablation_report(folder))
-    for words in ("Factor: window", "Factor: batch", "Factor: switch", "Leave one out", "Optimisation plan", "Sweet spot"):
+    page = render_markdown(vary_report(folder))
+    for words in ("window: 6 instead of 12", "streams in lockstep", "When the prompt switches", "Sweet spot"):
         assert words in page
     assert "smallest window" in page  # the cell that could not be
     assert "compile is asked for and does nothing here" in page
-    (table,) = page.split("**Leave one out.**")[1:]
-    (row,) = (line for line in table.splitlines() if line.startswith("| ring"))
+    (table,) = page.split("**Lines that moved.**")[1:]
+    (row,) = (line for line in table.splitlines() if "ring\\_cache-off" in line)
     assert row.count("|") == 7 and "not measured" not in row, row  # what moved, if anything, is up to the machine
 
 
 def test_the_page_begins_with_the_answer_for_the_change_that_moves_most(folder: Path) -> None:
     """Both changes of the configuration have an account; cells of another clip have no candidate."""
-    report = ablation_report(folder)
+    report = vary_report(folder)
     first, last = report.sections[0], report.sections[-1]
     assert (first.id, last.id, first.folded, last.folded) == ("answer", "answers", False, True)
     by_change = {each.candidate.partition(" ")[2]: abs(math.log(each.ratio.value)) for each in report.speedups}
@@ -165,13 +164,13 @@ def test_the_page_begins_with_the_answer_for_the_change_that_moves_most(folder: 
     assert sorted(told) == ["ring_cache-off", "window-6"] and told[-1] == max(told, key=by_change.__getitem__)
     lines = answers_of(report)[-1].rows
     assert len(lines) <= MOST_LINES + 1 and lines[-1].strong
-    assert first.lead.startswith(f"{told[-1]} against balanced: ") and "Explained: " in first.lead
+    assert first.lead.startswith(f"{told[-1]} against balanced (") and "Explained: " in first.lead
 
 
 def test_the_terminal_ends_with_the_answer_and_the_files(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report = ablation_report(folder)
+    report = vary_report(folder)
     assert page_of_many([folder], tmp_path, Output()) == 0
     said = capsys.readouterr().out
     caption = answers_of(report)[-1].caption
@@ -196,12 +195,12 @@ def test_a_failing_cell_is_an_entry_and_the_next_one_runs(tmp_path: Path, tiny: 
     run = read_run(tmp_path / "cells" / "window-9")
     assert run.end is not None and run.end.status == "failed"
     assert run.variant("window-9").window == 9  # what it would have run
-    page = render_markdown(ablation_report(tmp_path))
+    page = render_markdown(vary_report(tmp_path))
     assert "capture is not allowed" in page
 
 
 def test_a_log_of_the_same_cells_has_the_same_answers(folder: Path) -> None:
-    log, page = log_report(run_folders([folder]), folder), ablation_report(folder)
+    log, page = log_report(run_folders([folder]), folder), vary_report(folder)
     ids = [section.id for section in log.sections]
     assert (ids[0], ids[-1]) == ("answer", "answers")
     tables = [{table.caption.partition(" against ")[0]: table.rows for table in answers_of(each)} for each in (log, page)]
@@ -210,7 +209,7 @@ def test_a_log_of_the_same_cells_has_the_same_answers(folder: Path) -> None:
 
 def test_nothing_measured_is_said(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no ablation at"):
-        ablation_report(tmp_path)
+        vary_report(tmp_path)
 
 
 def test_the_front_and_its_sweet_spot() -> None:

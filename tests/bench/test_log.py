@@ -141,10 +141,10 @@ def test_figures_of_an_entry(tmp_path: Path) -> None:
     write(tmp_path / "run", "fast", (100, 50), exact=True, cold=(1000 * MS, 2000 * MS))
     base, fast = read_entries(run_folders([tmp_path]))
     assert (base.is_reference, fast.label) == (True, "2 fast")
-    assert not isinstance(fast.found, str) and fast.found.block is not None and fast.found.switch_block is not None
-    assert fast.found.block.mean_ns == pytest.approx(50.025 * MS)
-    assert fast.found.block.max_ns == pytest.approx(50.05 * MS)
-    assert (fast.found.switch_block.n, fast.found.switch_block.max_ns) == (4, pytest.approx(100.1 * MS))
+    assert not isinstance(fast.latencies, str) and fast.latencies.block is not None and fast.latencies.switch_block is not None
+    assert fast.latencies.block.mean_ns == pytest.approx(50.025 * MS)
+    assert fast.latencies.block.max_ns == pytest.approx(50.05 * MS)
+    assert (fast.latencies.switch_block.n, fast.latencies.switch_block.max_ns) == (4, pytest.approx(100.1 * MS))
     assert fast.dit_fps == pytest.approx(12 / (0.75 * 0.050025))
     assert fast.break_even == pytest.approx(1000 / (100 - 50.025))
     assert fast.differences == ("window: 6 instead of 12",)

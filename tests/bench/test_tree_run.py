@@ -20,7 +20,7 @@ from strobe.core.errors import ConfigError
 from strobe.perf.analysis.runs.rank_calls import covered_ns
 from strobe.perf.records.record import MESSAGE
 from strobe.perf.records.store import read_run
-from strobe.perf.report.tree_bench import bound, read_cells
+from strobe.perf.report.tree_bench import bound, collectives_of, parts_of, read_cells, split_calls
 
 
 class Watched(LocalExecutor):
@@ -53,18 +53,18 @@ def test_all_ranks_are_measured_and_taken_apart(tmp_path: Path) -> None:
     assert not any(entry.reason for entry in ours)
     for entry in ours:
         assert len(entry.times_ns) == 6 and min(entry.times_ns) >= 20e6
-        assert len(entry.apart["free-running"]) == len(entry.apart["serialised"]) == 6
-        (sample, *_) = entry.apart["free-running"]
+        assert len(split_calls(entry, "free-running")) == len(split_calls(entry, "serialised")) == 6
+        (sample, *_) = split_calls(entry, "free-running")
         held = sample[1]
         assert covered_ns(region.stretch for region in held.regions) <= held.total_ns - 20e6  # no region is told to have slept
         kinds = [region.part for region in sample[0].of(MESSAGE)]
         messages = {"allgather": ["gather"], "ring": ["exchange", "gather"]}
         sent = [each.kind for each in entry.sent]
         assert kinds == ["agreement", *sent] and sent == messages.get(entry.name, sent)  # auto is one of all
-        parts = entry.parts()
+        parts = parts_of(entry)
         assert parts is not None
         assert parts.local + parts.merge + parts.wait + parts.transfer + parts.host == pytest.approx(parts.total)
-        assert bound(cell, entry) is not None and all(len(each.waits_ns) == 2 for each in entry.collectives())
+        assert bound(cell, entry) is not None and all(len(each.waits_ns) == 2 for each in collectives_of(entry))
     assert cell.run.header.world_size == 2 and (cell.run.folder / "topology.txt").read_text()
     again = run_cells([shape], how, tmp_path, quiet, executor=executor)
     assert again.kept == (shape.name,) and len(executor.marks) == 1

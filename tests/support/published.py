@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from strobe.perf.report.ablation_page import ablation_report
 from strobe.perf.report.attention_bench import advice_report, bench_report
 from strobe.perf.report.build import build_report
+from strobe.perf.report.log_page import vary_report
 from strobe.perf.report.model import Report
 from strobe.perf.report.serve_page import serve_report
 from strobe.perf.report.tree_bench import tree_report
@@ -38,11 +38,11 @@ DOORS: Final[dict[str, Door]] = {
     "engine-h200/low-memory-wan": run_page,
     "engine-h200/vae": run_page,
     "engine-h200/soak": run_page,
-    "engine-h200/batch": ablation_report,
-    "engine-h200/turbo-fp8-sparse": ablation_report,
-    "engine-h200/eight": ablation_report,
-    "engine-h200/eight-fp8": ablation_report,
-    "engine-h200/eight-low": ablation_report,
+    "engine-h200/batch": vary_report,
+    "engine-h200/turbo-fp8-sparse": vary_report,
+    "engine-h200/eight": vary_report,
+    "engine-h200/eight-fp8": vary_report,
+    "engine-h200/eight-low": vary_report,
     "families-h100/krea": run_page,
     "families-h100/live-text": serve_report,
     "families-h100/longlive": run_page,

@@ -18,7 +18,7 @@ from strobe.core.errors import ConfigError
 if TYPE_CHECKING:
     from strobe.bench.attention.contestant import GridCell
     from strobe.bench.cells import CellsOutcome
-    from strobe.perf.report.attention_bench import AttentionCellRun, AttentionContestant
+    from strobe.perf.analysis.runs.grid import CellRun, GridContestant
 
 FOLDER: Final = Path("attention-bench")
 _SHOWN: Final = 200
@@ -207,7 +207,7 @@ def _report(out: Path, outcome: CellsOutcome | None, output: Output, *, advice: 
     return answer_grid(outcome, [_document(cell) for cell in runs], paths, output, notes=notes, red=bool(red))
 
 
-def _show_traces(runs: list[AttentionCellRun], output: Output) -> None:
+def _show_traces(runs: list[CellRun], output: Output) -> None:
     """Show the kernel table of every trace (operators on a CPU), and memory before and after."""
     from strobe.core.files import file_inside
     from strobe.perf.report.model import Table
@@ -226,11 +226,11 @@ def _show_traces(runs: list[AttentionCellRun], output: Output) -> None:
                 output.write(summary.read_text(encoding="utf-8"))
 
 
-def _document(cell: AttentionCellRun) -> dict[str, Any]:
+def _document(cell: CellRun) -> dict[str, Any]:
     """Return the JSON document of one cell."""
     from strobe.perf.analysis.runs.grid import speedup
 
-    def row(entry: AttentionContestant) -> dict[str, Any]:
+    def row(entry: GridContestant) -> dict[str, Any]:
         if entry.reason:
             return {"name": entry.name, "reason": entry.reason}
         compared = cell.reference is not None and not cell.serialised

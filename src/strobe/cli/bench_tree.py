@@ -18,7 +18,7 @@ from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from strobe.bench.cells import CellsOutcome
-    from strobe.perf.report.tree_bench import TreeCellRun, TreeContestant
+    from strobe.perf.analysis.runs.grid import CellRun, GridContestant
 
 _SHOWN: Final = 200
 
@@ -169,7 +169,7 @@ def _report(out: Path, outcome: CellsOutcome | None, output: Output, *, scaling:
     return answer_grid(outcome, [_document(cell) for cell in runs], paths, output, notes=notes, red=red)
 
 
-def _verdicts(cell: TreeCellRun) -> Iterator[str]:
+def _verdicts(cell: CellRun) -> Iterator[str]:
     """Yield the verdicts as lines, since they are too long for the columns of a terminal."""
     from strobe.perf.report.tree_bench import bound
 
@@ -179,14 +179,14 @@ def _verdicts(cell: TreeCellRun) -> Iterator[str]:
             yield f"{entry.name}: {label}. {evidence}. Remedy: {remedy}."
 
 
-def _document(cell: TreeCellRun) -> dict[str, Any]:
+def _document(cell: CellRun) -> dict[str, Any]:
     """Return the JSON document of one cell."""
-    from strobe.perf.report.tree_bench import bound, straggler, warnings
+    from strobe.perf.report.tree_bench import bound, collectives_of, parts_of, straggler, warnings
 
-    def row(entry: TreeContestant) -> dict[str, Any]:
+    def row(entry: GridContestant) -> dict[str, Any]:
         if entry.reason:
             return {"name": entry.name, "reason": entry.reason}
-        found, verdict, who = entry.parts(), bound(cell, entry), straggler(entry.collectives())
+        found, verdict, who = parts_of(entry), bound(cell, entry), straggler(collectives_of(entry))
         return {
             "name": entry.name,
             "median_ns": entry.median_ns,

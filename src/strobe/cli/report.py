@@ -104,9 +104,9 @@ def page_of_many(
 
             report = log_report(run_folders(folders), into)
         else:
-            from strobe.perf.report.ablation_page import ablation_report
+            from strobe.perf.report.log_page import vary_report
 
-            report = ablation_report(folders[0])
+            report = vary_report(folders[0])
         into.mkdir(parents=True, exist_ok=True)
         paths = write_report(report, into)
     blocks = [block for section in report.sections[:SECTIONS] for block in section.blocks if isinstance(block, Rows)]

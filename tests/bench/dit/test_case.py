@@ -37,7 +37,7 @@ def regions(case: DitCase, name: str) -> Counter[str]:
         for _ in case.blocks(name):
             pass
     recorder.finish_clip()
-    return Counter({"/".join(each.path[-2:]): each.calls for each in recorder.inside() if each.block == 1})
+    return Counter({"/".join(path[-2:]): number for (block, path), (number, _) in recorder.inside().items() if block == 1})
 
 
 @pytest.mark.parametrize("name", MODELS)

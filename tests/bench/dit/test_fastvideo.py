@@ -100,7 +100,7 @@ def test_its_fine_stage_is_marked_as_the_kernel() -> None:
     with recording(recorder):
         list(case.blocks("fastvideo-50"))
     recorder.finish_clip()
-    calls = {"/".join(each.path[-2:]): each.calls for each in recorder.inside()}
+    calls = {"/".join(path[-2:]): number for (_, path), (number, _) in recorder.inside().items()}
     assert calls["attention/attention_kernel"] == 2, "one in each layer"
 
 

@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from strobe.perf.records.record import Quality
-from strobe.perf.report.ablation_page import _mark
 from strobe.perf.report.blocks.breakdown import quality_section
 from strobe.perf.report.blocks.front import FrontPoint
 from strobe.perf.report.findings import find_latencies
+from strobe.perf.report.log_page import _mark
 from strobe.perf.report.model import Axis, Figure, Plane, PlotPoint, Ratio
 from strobe.perf.report.study import RunStudy, load_study
 from strobe.perf.report.svg import colour, draw_plane, linear_ticks

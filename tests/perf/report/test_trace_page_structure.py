@@ -31,7 +31,17 @@ from strobe.perf.report.study import TraceOptions, TraceStudy, trace_labels
 from strobe.perf.report.trace_page.device import memory_section
 from strobe.perf.report.trace_page.structure import MAX_DEPTH, MAX_FRAMES, collectives_section, ranges_section, steps_section
 from strobe.perf.report.write import render_html, render_markdown
-from strobe.perf.trace import Collective, DeviceEvent, DeviceEvents, HostEvent, HostEvents, MemoryTrack, Trace, read_trace
+from strobe.perf.trace import (
+    Collective,
+    CollectiveKind,
+    DeviceEvent,
+    DeviceEvents,
+    HostEvent,
+    HostEvents,
+    MemoryTrack,
+    Trace,
+    read_trace,
+)
 
 _CAPTURE = Path(__file__).parents[3] / "benchmarks" / "presets-h200" / "traces" / "turbo.json.gz"
 _SECTIONS = (steps_section, ranges_section, collectives_section, memory_section)
@@ -183,10 +193,7 @@ def _ranks(offset: int = 0, sequence: bool = True) -> list[Trace]:
         work = [_event(None, 1_000_000 * i + 350_000 + shift, 1_000_000 * i + 600_000 + shift) for i in range(5)]
         rows = sorted([*comm, *work], key=lambda e: (e.start_ns, -e.end_ns))
         told = tuple(
-            Collective(
-                event=i, name="allreduce", group="tp", ranks=(0, 1, 2), sequence=n if sequence else -1, in_elements=500_000,
-                out_elements=500_000, dtype="BFloat16",
-            )
+            Collective(i, CollectiveKind("allreduce", "tp", (0, 1, 2), 500_000, 500_000, "BFloat16"), n if sequence else -1)
             for n, i in enumerate(i for i, row in enumerate(rows) if row.kind == "comm")
         )  # fmt: skip
         traces.append(_trace(rows, collectives=told, rank=rank, path=Path(f"r{rank}.json")))

@@ -231,14 +231,16 @@ def test_collectives(tmp_path: Path) -> None:
     ]
     trace = _read(tmp_path, events, ops=False)
     assert [e.kind for e in trace.device_events] == ["kernel", *["comm"] * 5]
-    assert [(c.event, c.name, c.ranks, c.sequence, c.in_elements) for c in trace.collectives] == [
+    assert [(c.event, c.kind.name, c.kind.ranks, c.sequence, c.kind.in_elements) for c in trace.collectives] == [
         (1, "allreduce", (0, 1, 2, 3), 12, 1024),
         (2, "allreduce", (0, 31), 13, 1024),
         (3, "", (), -1, -1),
         (4, "allreduce", (0, 1, 2, 3), 13, 1024),
         (5, "allreduce", (0, 1, 2, 3), 0, 1024),
     ]
-    assert {(c.group, c.out_elements, c.dtype) for c in trace.collectives if c.name} == {("0", 2048, "BFloat16")}
+    assert {(c.kind.group, c.kind.out_elements, c.kind.dtype) for c in trace.collectives if c.kind.name} == {
+        ("0", 2048, "BFloat16")
+    }
     assert len(trace.ops) == 0
 
 

@@ -330,21 +330,13 @@ _KERNELS: Final = 8
 """Most kernels with a what-if of their own: those with the most time on the path."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PathPart:
-    """Time of one kernel or kind of lag on the critical path.
-
-    Args:
-        kind: `KERNEL`, or one of `Lag`.
-        name: name of the kernel; empty for a lag.
-        ns: its time on the path.
-        count: how often it is on the path.
-    """
+class PathPart(NamedTuple):
+    """Time on the critical path of one kernel (kind `KERNEL`) or lag (one of `Lag`, no name), and how often it is there."""
 
     kind: str
     name: str
-    ns: int
-    count: int
+    path_ns: int
+    n: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -356,14 +348,19 @@ class PathWhatIf:
         name: name of the kernel or kind of work; empty for a lag.
         removed_ns: time that is left out, of device events or of lags, on the path and beside it.
         duration_ns: length of the graph without it.
-        speedup: duration with it / duration without it; `None` if nothing is left.
+        saved_ns: length with it - length without it.
     """
 
     kind: str
     name: str
     removed_ns: int
     duration_ns: int
-    speedup: float | None
+    saved_ns: int
+
+    @property
+    def ratio(self) -> float | None:
+        """Length with it / length without it; `None` if nothing is left."""
+        return (self.duration_ns + self.saved_ns) / self.duration_ns if self.duration_ns else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -375,20 +372,20 @@ class CriticalPath:
         duration_ns: from there to the end of the last device event; the parts add up to it.
         parts: kernels and lags on the path, largest first.
         what_if: shortest first.
-        launch_ns: usual latency of a launch whose stream is free.
-        gap_ns: usual gap between queued events of a stream.
-        num_events: device events.
-        num_inferred: of these, taken to have waited for another stream.
+        usual_launch_ns: usual latency of a launch whose stream is free.
+        usual_gap_ns: usual gap between queued events of a stream.
+        events: number of device events.
+        inferred_events: of these, taken to have waited for another stream.
     """
 
     begin_ns: int
     duration_ns: int
     parts: tuple[PathPart, ...]
     what_if: tuple[PathWhatIf, ...]
-    launch_ns: int
-    gap_ns: int
-    num_events: int
-    num_inferred: int
+    usual_launch_ns: int
+    usual_gap_ns: int
+    events: int
+    inferred_events: int
 
 
 def critical_path(trace: Trace, window: Window | None = None) -> CriticalPath:
@@ -408,10 +405,10 @@ def critical_path(trace: Trace, window: Window | None = None) -> CriticalPath:
         what_if=tuple(
             sorted(_what_ifs(graph, parts, trace.device_events, duration), key=lambda one: (one.duration_ns, one.kind, one.name))
         ),
-        launch_ns=graph.launch_ns,
-        gap_ns=graph.gap_ns,
-        num_events=sum(event >= 0 for event in graph.event),
-        num_inferred=graph.num_inferred,
+        usual_launch_ns=graph.launch_ns,
+        usual_gap_ns=graph.gap_ns,
+        events=sum(event >= 0 for event in graph.event),
+        inferred_events=graph.num_inferred,
     )
 
 
@@ -471,8 +468,8 @@ def _parts(graph: WorkGraph, start_ns: Sequence[int], decided: Sequence[int], ev
         else:
             spend(edge.kind.value, "", edge.lag_ns)
         node, from_end = edge.source, edge.from_end
-    parts = [PathPart(kind=kind, name=name, ns=ns, count=count) for (kind, name), (ns, count) in found.items() if ns]
-    return tuple(sorted(parts, key=lambda part: (-part.ns, part.kind, part.name)))
+    parts = [PathPart(kind, name, ns, count) for (kind, name), (ns, count) in found.items() if ns]
+    return tuple(sorted(parts, key=lambda part: (-part.path_ns, part.kind, part.name)))
 
 
 def _group(events: DeviceEvents, position: int) -> str:
@@ -503,4 +500,4 @@ def _work(events: DeviceEvents, event: int, work_of: dict[int, KernelKind]) -> s
 
 
 def _what_if(kind: str, name: str, removed: int, left: int, whole: int) -> PathWhatIf:
-    return PathWhatIf(kind=kind, name=name, removed_ns=removed, duration_ns=left, speedup=whole / left if left else None)
+    return PathWhatIf(kind=kind, name=name, removed_ns=removed, duration_ns=left, saved_ns=whole - left)

@@ -65,7 +65,7 @@ def _is_steady(values: list[float]) -> bool:
     if len(values) > GROUPS:
         edges = [round(group * len(values) / GROUPS) for group in range(GROUPS + 1)]
         values = [statistics.median(values[first:last]) for first, last in pairwise(edges)]
-    slope = theil_sen(values).interval
+    _, slope = theil_sen(values)
     if not slope.low <= 0 <= slope.high:
         return False
     steps = [after - before for before, after in pairwise(values)]

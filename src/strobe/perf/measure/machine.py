@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -47,28 +46,6 @@ REASONS: Final = {
 """Names of the other bits of the clock event reasons, which hold clocks down."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reading:
-    """State of a GPU at one moment; None where the driver does not report a value.
-
-    Args:
-        reasons: bits of the clock event reasons.
-        read_ns: how long the reading took.
-    """
-
-    sm_mhz: int | None
-    memory_mhz: int | None
-    power_mw: int | None
-    temperature_c: int | None
-    reasons: int
-    read_ns: int
-
-    @property
-    def idle(self) -> bool:
-        """Whether the GPU had nothing to do."""
-        return bool(self.reasons & IDLE)
-
-
 class Gpu:
     """One GPU as NVML sees it. A query that the driver does not answer gives None, never an error."""
 
@@ -76,19 +53,21 @@ class Gpu:
         self._nvml = nvml
         self._handle = handle
 
-    def read(self) -> Reading:
+    def read(self) -> Clocks:
         """Read clocks, power, temperature and throttle reasons, in five short calls that release the interpreter's lock."""
         nvml, began = self._nvml, time.perf_counter_ns()
         sm, memory = (self._ask("nvmlDeviceGetClockInfo", kind) for kind in (nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM))
         power = self._ask("nvmlDeviceGetPowerUsage")
         temperature = self._ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU)
-        reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")
-        return Reading(
+        reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
+        return Clocks(
+            source="nvml",
             sm_mhz=sm,
             memory_mhz=memory,
             power_mw=power,
             temperature_c=temperature,
-            reasons=reasons or 0,
+            throttle=_throttle(reasons),
+            idle_samples=int(bool(reasons & IDLE)),
             read_ns=time.perf_counter_ns() - began,
         )
 
@@ -193,7 +172,7 @@ class ClockSampler:
         self._device = device
         self._lap = lap
         self._gpu: Gpu | None = None if device.type != "cuda" else open_gpu(gpu_uuid(device))
-        self._readings: list[Reading] = []
+        self._readings: list[Clocks] = []
         self._energy_mj: list[int | None] = []
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -247,9 +226,9 @@ def _host() -> Clocks:
     return Clocks(source=source, cpu_mhz=cpu_mhz, governor=record.cpu_governor(), load=record.load_average())
 
 
-def _by_nvml(readings: Sequence[Reading], *, during_clip: bool) -> Clocks:
+def _by_nvml(readings: Sequence[Clocks], *, during_clip: bool) -> Clocks:
     """Summarise NVML readings; clocks come from busy readings, or from idle ones if the GPU was never busy."""
-    busy = [reading for reading in readings if not reading.idle] or list(readings)
+    busy = [reading for reading in readings if not reading.idle_samples] or list(readings)
     sm = [reading.sm_mhz for reading in busy if reading.sm_mhz is not None]
     memory = [reading.memory_mhz for reading in busy if reading.memory_mhz is not None]
     power = [reading.power_mw for reading in readings if reading.power_mw is not None]
@@ -260,17 +239,17 @@ def _by_nvml(readings: Sequence[Reading], *, during_clip: bool) -> Clocks:
         memory_mhz=round(statistics.median(memory)) if memory else None,
         power_mw=round(statistics.fmean(power)) if power else None,
         temperature_c=max((reading.temperature_c for reading in readings if reading.temperature_c is not None), default=None),
-        throttle=_throttle(*(reading.reasons for reading in readings)),
+        throttle=tuple(name for name in REASONS.values() if any(name in reading.throttle for reading in readings)),
     )
     if not during_clip:
         return found
     return replace(
         found,
         samples=len(readings),
-        idle_samples=sum(reading.idle for reading in readings),
+        idle_samples=sum(reading.idle_samples or 0 for reading in readings),
         sm_mhz_min=min(sm, default=None),
         sm_mhz_max=max(sm, default=None),
-        read_ns=sum(reading.read_ns for reading in readings),
+        read_ns=sum(reading.read_ns or 0 for reading in readings),
     )
 
 
@@ -287,8 +266,8 @@ def _by_smi(uuid: str) -> Clocks:
     )
 
 
-def _throttle(*reasons: int) -> tuple[str, ...]:
-    return tuple(name for bit, name in REASONS.items() if any(each & bit for each in reasons))
+def _throttle(reasons: int) -> tuple[str, ...]:
+    return tuple(name for bit, name in REASONS.items() if reasons & bit)
 
 
 # Memory of this process: the peak over a clip, and the amount held at a moment.

@@ -251,15 +251,7 @@ def tail(values: Sequence[float]) -> Tail:
     return Tail(label="max" if found is None else "p99", value=max(values) if found is None else found, n=len(values))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Slope:
-    """Change per sample, with its interval."""
-
-    value: float
-    interval: Interval
-
-
-def theil_sen(values: Sequence[float], level: float = LEVEL) -> Slope:
+def theil_sen(values: Sequence[float], level: float = LEVEL) -> tuple[float, Interval]:
     """Return the median of the slopes between all pairs of samples, with Sen's interval from Kendall's statistic.
 
     Args:
@@ -270,4 +262,4 @@ def theil_sen(values: Sequence[float], level: float = LEVEL) -> Slope:
     spread = statistics.NormalDist().inv_cdf((1 + level) / 2) * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
     low = max(0, round((len(slopes) - spread) / 2) - 1)
     high = min(len(slopes) - 1, round((len(slopes) + spread) / 2))
-    return Slope(value=statistics.median(slopes), interval=Interval(low=slopes[low], high=slopes[high], level=level))
+    return statistics.median(slopes), Interval(low=slopes[low], high=slopes[high], level=level)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
@@ -158,40 +158,32 @@ _NULL: Final[AbstractContextManager[None]] = nullcontext()
 _PROBES: Final = 201
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TimedRegion:
-    """One finished region.
+    """One region, timed when it has finished.
 
     Args:
-        parent: index of the nearest enclosing region that has one, on the same thread.
-        thread: number of the thread by first use; 0 is the clip's own.
-        start_ns: from the start of the clip.
+        recorder: that it tells of its edges.
+        name: of the region.
+        index: of the region; None if it is not numbered.
+
+    `parent` is the index of the nearest enclosing region that has one, on the same thread; `thread` numbers threads by first use,
+    0 is the clip's own; `block` and `path` say where in a frame block it lies. Once it is resolved, `start_ns` counts from the
+    start of the clip, and `value_ns` is its length, by `clock`.
     """
 
-    name: str
-    index: int | None
-    parent: int | None
-    thread: int
-    start_ns: int
-    value_ns: int
-    clock: Clock
+    __slots__ = ("block", "index", "name", "parent", "path", "recorder", "start_ns", "thread", "value_ns")
+    clock: Clock = "perf_counter"
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Inside:
-    """Sum of all regions with one path inside one frame block.
-
-    Args:
-        block: index of the frame block.
-        path: names of the regions from the outermost below the frame block to this one.
-        calls: how often it was entered.
-        value_ns: time between entering and leaving, regions inside it included.
-    """
-
-    block: int
-    path: tuple[str, ...]
-    calls: int
-    value_ns: int
+    def __init__(self, recorder: TimingRecorder, name: str, index: int | None) -> None:
+        self.recorder = recorder
+        self.name = name
+        self.index = index
+        self.parent: int | None = None
+        self.thread = 0
+        self.block: int | None = None
+        self.path: tuple[str, ...] = ()
+        self.start_ns = 0
+        self.value_ns = 0
 
 
 class TimingRecorder:
@@ -213,7 +205,7 @@ class TimingRecorder:
         self._inside = inside and self._device.type == "cpu"
         self._sums: dict[tuple[int, tuple[str, ...]], list[int]] = {}
         self._events: list[torch.cuda.Event] = []
-        self._done: list[_HostRegion | _CudaRegion] = []
+        self._done: list[TimedRegion] = []
         self._threads: dict[int, int] = {}
         self._lock = threading.Lock()
         self._open = threading.local()
@@ -243,19 +235,21 @@ class TimingRecorder:
     def finish_clip(self) -> tuple[TimedRegion, ...]:
         """Wait for the device once and return every finished region in order of start."""
         self.synchronize()
-        regions = [region.resolve() for region in self._done]
         if self._start_event is not None:
-            self._events += [event for region in self._done if isinstance(region, _CudaRegion) for event in region.events]
+            for region in self._done:
+                if isinstance(region, _CudaRegion):
+                    region.resolve(self._start_event)
+                    self._events += (region.first, region.last)
             self._events.append(self._start_event)
             self._start_event = None
-        return tuple(sorted(regions, key=lambda region: (region.start_ns, -region.value_ns)))
+        return tuple(sorted(self._done, key=lambda region: (region.start_ns, -region.value_ns)))
 
-    def inside(self) -> tuple[Inside, ...]:
-        """Return the time of the clip's own thread in each region inside the last clip's frame blocks, by block and path."""
-        return tuple(
-            Inside(block=block, path=path, calls=calls, value_ns=value_ns)
-            for (block, path), (calls, value_ns) in sorted(self._sums.items())
-        )
+    def inside(self) -> Mapping[tuple[int, tuple[str, ...]], Sequence[int]]:
+        """Return calls and time of the clip's own thread in each region inside the last clip's frame blocks, by block and path.
+
+        A path names the regions from the outermost below the frame block to the one whose time it is, with what is inside it.
+        """
+        return dict(sorted(self._sums.items()))
 
     def region_ns(self) -> int:
         """Measure the median overhead of one region that is only added up, ns."""
@@ -288,7 +282,7 @@ class TimingRecorder:
         event.record()
         return event
 
-    def enter(self, region: _HostRegion | _CudaRegion) -> None:
+    def enter(self, region: TimedRegion) -> None:
         """Set the region's thread, its parent and its path inside the frame block."""
         stack = self._open.__dict__.setdefault("stack", [])
         region.parent = next((outer.index for outer in reversed(stack) if outer.index is not None), None)
@@ -300,59 +294,21 @@ class TimingRecorder:
             region.block, region.path = stack[-1].block, (*stack[-1].path, region.name)
         stack.append(region)
 
-    def leave(self, region: _HostRegion | _CudaRegion) -> None:
-        """Close the region and keep it."""
+    def leave(self, region: TimedRegion, *, keep: bool = True) -> None:
+        """Close the region, and keep it unless it is only added up; on the host clock its time goes to the sum of its path."""
         self._open.stack.pop()
-        self._done.append(region)
-
-    def add_up(self, region: _HostRegion, value_ns: int) -> None:
-        """Add the region's time to the sum of its path in its frame block."""
-        if self._inside and region.path and region.block is not None and region.thread == 0:
-            found = self._sums.setdefault((region.block, region.path), [0, 0])
-            found[0] += 1
-            found[1] += value_ns
-
-    def forget(self) -> None:
-        """Close a region that is only added up, without keeping it."""
-        self._open.stack.pop()
-
-    def since_start_ns(self, moment: int | torch.cuda.Event) -> int:
-        """Return the time from the start of the clip to a reading of the host clock or a resolved event."""
-        if isinstance(moment, int):
-            return moment - self._start_ns
-        assert self._start_event is not None
-        elapsed_ms: float = self._start_event.elapsed_time(moment)
-        return round(elapsed_ms * 1e6)
+        if region.clock == "perf_counter":
+            region.start_ns -= self._start_ns
+            if self._inside and region.path and region.block is not None and region.thread == 0:
+                found = self._sums.setdefault((region.block, region.path), [0, 0])
+                found[0] += 1
+                found[1] += region.value_ns
+        if keep:
+            self._done.append(region)
 
 
-class _Open:
-    """A region that is still running."""
-
-    __slots__ = ("block", "index", "name", "parent", "path", "recorder", "thread")
-
-    def __init__(self, recorder: TimingRecorder, name: str, index: int | None) -> None:
-        self.recorder = recorder
-        self.name = name
-        self.index = index
-        self.parent: int | None = None
-        self.thread = 0
-        self.block: int | None = None
-        self.path: tuple[str, ...] = ()
-
-    def finished(self, start_ns: int, value_ns: int, clock: Clock) -> TimedRegion:
-        return TimedRegion(
-            name=self.name,
-            index=self.index,
-            parent=self.parent,
-            thread=self.thread,
-            start_ns=start_ns,
-            value_ns=value_ns,
-            clock=clock,
-        )
-
-
-class _HostRegion(_Open):
-    __slots__ = ("start_ns", "stop_ns")
+class _HostRegion(TimedRegion):
+    __slots__ = ()
 
     def __enter__(self) -> Self:
         self.recorder.enter(self)
@@ -364,25 +320,21 @@ class _HostRegion(_Open):
     def __exit__(self, *_: object) -> None:
         if self.name == spans.E2E:
             self.recorder.synchronize()
-        self.stop_ns = time.perf_counter_ns()
-        self.recorder.add_up(self, self.stop_ns - self.start_ns)
+        self.value_ns = time.perf_counter_ns() - self.start_ns
         self.recorder.leave(self)
-
-    def resolve(self) -> TimedRegion:
-        start_ns = self.recorder.since_start_ns(self.start_ns)
-        return self.finished(start_ns, self.stop_ns - self.start_ns, "perf_counter")
 
 
 class _SummedRegion(_HostRegion):
     __slots__ = ()
 
     def __exit__(self, *_: object) -> None:
-        self.recorder.add_up(self, time.perf_counter_ns() - self.start_ns)
-        self.recorder.forget()
+        self.value_ns = time.perf_counter_ns() - self.start_ns
+        self.recorder.leave(self, keep=False)
 
 
-class _CudaRegion(_Open):
+class _CudaRegion(TimedRegion):
     __slots__ = ("first", "last")
+    clock: Clock = "cuda_event"
 
     def __enter__(self) -> Self:
         self.recorder.enter(self)
@@ -393,13 +345,10 @@ class _CudaRegion(_Open):
         self.last = self.recorder.mark()
         self.recorder.leave(self)
 
-    @property
-    def events(self) -> tuple[torch.cuda.Event, torch.cuda.Event]:
-        return self.first, self.last
-
-    def resolve(self) -> TimedRegion:
-        start_ns = self.recorder.since_start_ns(self.first)
-        return self.finished(start_ns, round(self.first.elapsed_time(self.last) * 1e6), "cuda_event")
+    def resolve(self, zero: torch.cuda.Event) -> None:
+        """Read the events, which are over, from the event of the clip's start."""
+        self.start_ns = round(zero.elapsed_time(self.first) * 1e6)
+        self.value_ns = round(self.first.elapsed_time(self.last) * 1e6)
 
 
 def span_records(clip: Clip, regions: Iterable[TimedRegion]) -> tuple[Span, ...]:
@@ -423,24 +372,21 @@ def span_records(clip: Clip, regions: Iterable[TimedRegion]) -> tuple[Span, ...]
     )
 
 
-def region_records(clip: Clip, found: Iterable[Inside], region_ns: int) -> tuple[Regions, ...]:
+def region_records(clip: Clip, found: Mapping[tuple[int, tuple[str, ...]], Sequence[int]], region_ns: int) -> tuple[Regions, ...]:
     """Return the line with the sums inside a clip's frame blocks, or nothing if there are none."""
-    listed = list(found)
-    if not listed:
+    if not found:
         return ()
-    paths = sorted({each.path for each in listed})
-    blocks = sorted({each.block for each in listed})
-    at = {(each.path, each.block): each for each in listed}
-    table = [[at.get((path, block)) for block in blocks] for path in paths]
+    blocks, paths = tuple(sorted({block for block, _ in found})), tuple(sorted({path for _, path in found}))
+    calls, value_ns = (tuple(tuple(found.get((block, path), (0, 0))[at] for block in blocks) for path in paths) for at in (0, 1))
     return (
         Regions(
             variant=clip.variant,
             clip=clip.clip,
             order=clip.order,
-            blocks=tuple(blocks),
-            paths=tuple(paths),
-            calls=tuple(tuple(each.calls if each else 0 for each in row) for row in table),
-            value_ns=tuple(tuple(each.value_ns if each else 0 for each in row) for row in table),
+            blocks=blocks,
+            paths=paths,
+            calls=calls,
+            value_ns=value_ns,
             region_ns=region_ns,
         ),
     )

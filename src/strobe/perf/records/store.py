@@ -9,14 +9,14 @@ import re
 import secrets
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 
 import msgspec
 from msgspec import inspect
@@ -57,7 +57,6 @@ from strobe.perf.records.record import (
 #
 # A sealed line is `{...,"line":12,"crc":"89abcdef"}`: `line` counts from 1, `crc` is the CRC-32 of all bytes before `,"crc"`.
 
-L = TypeVar("L", bound=Line)
 _SEAL: Final = re.compile(rb',"line":([1-9][0-9]{0,11}),"crc":"([0-9a-f]{8})"\}')
 _LENGTH: Final = len(b',"line":123456789012,"crc":"89abcdef"}')
 
@@ -94,65 +93,22 @@ def check(lines: Sequence[bytes]) -> tuple[frozenset[int], int]:
     return frozenset(bad), max(0, last - len(lines))
 
 
-class _Probe(msgspec.Struct):
-    v: int
-
-
-_probe: Final = msgspec.json.Decoder(_Probe)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Lines(Generic[L]):
-    """Lines of a file.
-
-    Args:
-        found: those that are as they were written, by number from 1.
-        bad: numbers of the others.
-        missing: lines that were written and are gone.
-        truncated: the last line was cut short, and is none of these.
-    """
-
-    found: Mapping[int, L]
-    bad: tuple[int, ...]
-    missing: int
-    truncated: bool
-
-
-def read_lines(file: Path, data: bytes, decoder: msgspec.json.Decoder[L]) -> Lines[L]:
-    """Read sealed lines.
-
-    Args:
-        file: where they stand, for messages.
-        data: what it holds.
-        decoder: of the kinds of line that belong there.
+def _decode(line: bytes, file: Path, number: int) -> Record | None:
+    """Return the record in a line, or None if there is none.
 
     Raises:
-        RecordVersionError: a line was written with a schema this reader does not know.
+        RecordVersionError: it was written with a schema this reader does not know.
     """
-    lines = data.split(b"\n")
-    tail = lines.pop()
-    damaged, missing = check(lines)
-    found = {
-        number: record
-        for number, line in enumerate(lines, start=1)
-        if number - 1 not in damaged and (record := _decode(line, decoder, file, number)) is not None
-    }
-    bad = tuple(number for number in range(1, len(lines) + 1) if number not in found)
-    return Lines(found=found, bad=bad, missing=missing, truncated=bool(tail))
-
-
-def _decode(line: bytes, decoder: msgspec.json.Decoder[L], file: Path, number: int) -> L | None:
-    """Return the record in a line, or None if there is none."""
+    record: Record | None = None
     try:
-        record = decoder.decode(line)
+        record = _decoder.decode(line)
         version = record.v
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        record = None
         try:
-            version = _probe.decode(line).v
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            version = msgspec.json.decode(line)["v"]
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError):
             return None
-    if version != SCHEMA_VERSION:
+    if isinstance(version, int) and version != SCHEMA_VERSION:
         raise RecordVersionError(
             f"{file}:{number} has record schema {version}; this strobe reads {SCHEMA_VERSION}; use the version that wrote it"
         )
@@ -379,14 +335,18 @@ def _structs_in(kind: inspect.Type) -> Iterator[type[msgspec.Struct]]:
 
 # Writer and reader of run folders: `records.jsonl` keeps every finished record even if the process is killed.
 
-T = TypeVar("T")
 _LISTED: Final = 8
 """Most line numbers that a damage sentence lists."""
 
-_TABLES: Final = (
-    "spans", "clips", "variants", "traces", "videos", "quality", "gates", "excluded", "memory", "predictions", "served",
-    "viewers", "checks",
-)  # fmt: skip
+_TABLES: Final[dict[str, type[Record]]] = {
+    "spans": Span, "clips": Clip, "variants": Variant, "traces": Trace, "videos": Video, "quality": Quality, "gates": Gate,
+    "excluded": Excluded, "memory": Memory, "predictions": Prediction, "served": Served, "viewers": Viewer, "checks": Check,
+    "regions": Regions, "passes": LaunchedPasses,
+}  # fmt: skip
+"""Kinds of lines that a run may have many of, by the field that holds them."""
+_ALONE: Final[dict[str, type[Record]]] = {
+    "cell": AttentionCell, "surroundings": Surroundings, "links": Links, "server": Server,
+}  # fmt: skip
 
 _encoder: Final = msgspec.json.Encoder()
 _decoder: Final[msgspec.json.Decoder[Record]] = msgspec.json.Decoder(Record)
@@ -603,8 +563,8 @@ class RunRecords:
         """Return the records of one kind as one dictionary each: `pandas.DataFrame(run.rows())`.
 
         Args:
-            table: spans, clips, variants, traces, videos, quality, gates, excluded, memory, predictions, served, viewers
-                or checks; docs/records.md has their keys.
+            table: spans, clips, variants, traces, videos, quality, gates, excluded, memory, predictions, served, viewers, checks,
+                regions or passes; docs/records.md has their keys.
 
         Raises:
             ConfigError: there is no such table.
@@ -647,9 +607,16 @@ def read_run(path: str | Path) -> RunRecords:
         data, broken = read_bytes(file)
     except OSError as error:
         raise DataError(f"no records at {file}: {error.strerror}; give a run folder or its {RECORDS}") from error
-    lines = read_lines(file, data, _decoder)
-    run = _sort(file, lines.found, lines.bad, missing=lines.missing, truncated=lines.truncated)
-    return replace(run, broken=broken) if broken else run
+    lines = data.split(b"\n")
+    tail = lines.pop()
+    damaged, missing = check(lines)
+    found = {
+        number: record
+        for number, line in enumerate(lines, start=1)
+        if number - 1 not in damaged and (record := _decode(line, file, number)) is not None
+    }
+    bad = tuple(number for number in range(1, len(lines) + 1) if number not in found)
+    return _sort(file, found, {"truncated": bool(tail), "bad_lines": bad, "missing_lines": missing, "broken": broken})
 
 
 def _damaged_clips(records: Mapping[int, Record], *, lossy: bool) -> dict[tuple[str, int], str]:
@@ -670,18 +637,17 @@ def _damaged_clips(records: Mapping[int, Record], *, lossy: bool) -> dict[tuple[
     return found
 
 
-def _of(records: Iterable[Record], kind: type[T]) -> tuple[T, ...]:
-    return tuple(record for record in records if isinstance(record, kind))
-
-
-def _sort(file: Path, found: Mapping[int, Record], bad: tuple[int, ...], *, missing: int, truncated: bool) -> RunRecords:
-    damaged = _damaged_clips(found, lossy=bool(bad or missing))
+def _sort(file: Path, found: Mapping[int, Record], damage: Mapping[str, Any]) -> RunRecords:
+    """Return the records by kind; `damage` are the fields of what is damaged in the file."""
+    damaged = _damaged_clips(found, lossy=bool(damage["bad_lines"] or damage["missing_lines"]))
     own = {
         number for number, record in found.items() if isinstance(record, Span | Clip) and (record.variant, record.clip) in damaged
     }
-    records = [record for number, record in found.items() if number not in own]
-    headers, ends = _of(records, Header), _of(records, End)
-    if not headers:
+    of_kind: dict[type[Record], list[Any]] = defaultdict(list)
+    for number, record in found.items():
+        if number not in own:
+            of_kind[type(record)].append(record)
+    if not of_kind[Header]:
         raise DataError(
             f"{file} has no header: it was cut before the run began, the header's line is damaged, or it is no record file"
         )
@@ -689,32 +655,15 @@ def _sort(file: Path, found: Mapping[int, Record], bad: tuple[int, ...], *, miss
         Excluded(variant=variant, span="clip", clip=None, indices=(clip,), kind="damaged", cause=cause)
         for (variant, clip), cause in damaged.items()
     )
+    of_kind[Excluded] += left_out
+    kinds: dict[str, Any] = {name: tuple(of_kind[kind]) for name, kind in _TABLES.items()}
+    kinds |= {name: next(iter(of_kind[kind]), None) for name, kind in _ALONE.items()}
     return RunRecords(
         folder=file.parent,
-        header=headers[0],
-        variants=_of(records, Variant),
-        spans=_of(records, Span),
-        clips=_of(records, Clip),
-        traces=_of(records, Trace),
-        videos=_of(records, Video),
-        quality=_of(records, Quality),
-        gates=_of(records, Gate),
-        excluded=(*_of(records, Excluded), *left_out),
-        end=ends[-1] if ends else None,
-        truncated=truncated,
-        bad_lines=bad,
-        memory=_of(records, Memory),
-        regions=_of(records, Regions),
-        passes=_of(records, LaunchedPasses),
-        predictions=_of(records, Prediction),
-        cell=next(iter(_of(records, AttentionCell)), None),
-        surroundings=next(iter(_of(records, Surroundings)), None),
-        links=next(iter(_of(records, Links)), None),
-        server=next(iter(_of(records, Server)), None),
-        served=_of(records, Served),
-        viewers=_of(records, Viewer),
-        checks=_of(records, Check),
-        missing_lines=missing,
+        header=of_kind[Header][0],
+        end=of_kind[End][-1] if of_kind[End] else None,
         damaged_clips=left_out,
-        left_out_lines=frozenset((*bad, *own)),
+        left_out_lines=frozenset((*damage["bad_lines"], *own)),
+        **kinds,
+        **damage,
     )

@@ -2,69 +2,23 @@
 
 from __future__ import annotations
 
-import statistics
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
-from strobe.core.costs import DevicePeaks, device_peaks
-from strobe.core.errors import DataError
 from strobe.core.printable import bytes_in
-from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, NAMES
+from strobe.core.spans import NAMES
 from strobe.perf.analysis.device.roofline import Roofline
-from strobe.perf.analysis.runs import grid
-from strobe.perf.analysis.runs.compare import SideClocks, side_clocks, timed_clips
-from strobe.perf.analysis.runs.grid import GridSpeedup, Outcome, names_in, read_grid, recorded, speedup
-from strobe.perf.records.record import (
-    COSINE,
-    HOST,
-    L1,
-    LSE,
-    MATMUL,
-    PEAK,
-    RECALL,
-    RMSE,
-    SAVED,
-    STAGE,
-    TEMPORARY,
-    WHOLE,
-    AttentionCell,
-    Gate,
-    Work,
-)
-from strobe.perf.records.store import RunRecords
-from strobe.perf.report.blocks.fields import (
-    Field,
-    beside,
-    count,
-    heads,
-    numeric,
-    page,
-    ratio_cell,
-    rows_of,
-    table_of,
-    time,
-    unread_banners,
-)
+from strobe.perf.analysis.runs.grid import CellRun, GridContestant, GridSpeedup, read_grid, speedup
+from strobe.perf.records.record import COSINE, L1, LSE, MATMUL, PEAK, RECALL, RMSE, SAVED, TEMPORARY, WHOLE, Gate
+from strobe.perf.report.blocks.fields import Field, count, heads, numeric, ratio_cell, rows_of, table_of, time
+from strobe.perf.report.blocks.grid import NONE, Entry, absent_table, bars_figure, curves, grid_page, plane_of, timed_fields
 from strobe.perf.report.blocks.kernels import AT_CLOCK, NO_CLOCK, device_note, of_cost, ran_at, rate_fields, rate_number
 from strobe.perf.report.blocks.referee import judged_sections
-from strobe.perf.report.blocks.settings import (
-    NONE,
-    Entry,
-    Timed,
-    banners,
-    bars_figure,
-    compared,
-    reason_cell,
-    settings_section,
-    timed_fields,
-)
+from strobe.perf.report.blocks.settings import banners
 from strobe.perf.report.model import (
     Axis,
     Banner,
@@ -77,8 +31,6 @@ from strobe.perf.report.model import (
     Missing,
     Notes,
     Number,
-    Plane,
-    PlotPoint,
     Report,
     Row,
     Section,
@@ -92,199 +44,45 @@ from strobe.perf.report.model import (
 )
 from strobe.perf.report.study import load_study
 
-# Cells of an attention grid: contestants, times of their calls, and reasons for missing numbers.
+SERIALISED: Final = "launches were serialised (CUDA_LAUNCH_BLOCKING): never compared"
+_STOP: Final = Banner("stop", "Serialised run: nothing in it is compared.", (SERIALISED,))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class AttentionContestant(grid.GridContestant):
-    """One contestant of one cell.
-
-    Args:
-        hosts_ns: until each call returned to its caller.
-        stages: of a whole operator and of all of it in the same calls, median ns by name.
-        clocks: while its calls were timed; None where they were not sampled.
-    """
-
-    hosts_ns: tuple[int, ...]
-    stages: dict[str, int]
-    clocks: SideClocks | None
-
-    @property
-    def kind(self) -> Work | None:
-        """Work that the contestant does: dense attention, the fine stage or the whole operator; None if it was never built."""
-        return None if self.settings is None else self.settings.work
-
-    @property
-    def impl(self) -> str:
-        """Name of the implementation, as a call gives it."""
-        return "" if self.settings is None else self.settings.impl
-
-    @property
-    def group(self) -> str:
-        """Group of the contestant: `dense`, `fine`, `tiled` or `raster`; `peer` for code that is not ours."""
-        settings = self.settings
-        if settings is None or settings.peer:
-            return "peer"
-        return settings.work if settings.work != "whole" else "raster" if settings.raster else "tiled"
-
-    @property
-    def density(self) -> float:
-        """Share of all pairs of tokens that is computed."""
-        return 1.0 if self.variant is None else 1 - (self.variant.sparsity or 0.0)
-
-    @property
-    def flops(self) -> int:
-        """FLOPs of one call over the selected pairs of tokens."""
-        return 0 if self.variant is None else self.variant.costs[0].flops
-
-    @property
-    def padded_flops(self) -> int:
-        """FLOPs of one call over whole blocks, padding rows included."""
-        return self.size("padded_flops")
-
-    def size(self, name: str) -> int:
-        """Return a named size of the call; 0 if it never ran."""
-        return 0 if self.variant is None else self.variant.sizes.get(name, 0)
-
-    def number(self, metric: str, *, against: str | None = None, tensor: str = "") -> float | None:
-        """Return the first quality number of a metric; `against` and `tensor` narrow the choice if given."""
-        for line in self.numbers:
-            if line.metric == metric and against in (None, line.against) and tensor in ("", line.tensor):
-                return line.value
-        return None
-
-    @property
-    def parts(self) -> tuple[tuple[str, int], ...]:
-        """Median time of each stage, ns, with a last item for the time between the stages."""
-        inside = [(name, ns) for name, ns in self.stages.items() if name != WHOLE]
-        return (*inside, ("between the stages", self.stages.get(WHOLE, 0) - sum(ns for _, ns in inside)))
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class AttentionCellRun:
-    """One measured cell of the grid."""
-
-    run: RunRecords
-    grid: AttentionCell
-    entries: tuple[AttentionContestant, ...]
-
-    @property
-    def name(self) -> str:
-        """Name of the cell's folder."""
-        return self.run.folder.name
-
-    @property
-    def serialised(self) -> bool:
-        """Whether launches were serialised, so that the times are not those of the code."""
-        return self.run.header.machine.launch_blocking
-
-    @property
-    def contestants(self) -> tuple[AttentionContestant, ...]:
-        """All entries but the matrix product."""
-        return tuple(entry for entry in self.entries if entry.name != MATMUL)
-
-    @cached_property
-    def measured(self) -> tuple[AttentionContestant, ...]:
-        """Contestants with numbers."""
-        return tuple(entry for entry in self.contestants if not entry.reason)
-
-    @cached_property
-    def reference(self) -> AttentionContestant | None:
-        """Fastest dense contestant; None if none was measured."""
-        dense = [entry for entry in self.measured if entry.kind == "dense"]
-        return min(dense, key=lambda entry: entry.median_ns, default=None)
-
-    @cached_property
-    def peak_flops_per_s(self) -> float | None:
-        """FLOP rate that a large matrix product reached in the same palindromes, FLOP/s; None if not measured."""
-        product = next((entry for entry in self.entries if entry.name == MATMUL and entry.times_ns), None)
-        return None if product is None else product.flops / product.median_ns * 1e9
-
-    @property
-    def peaks(self) -> DevicePeaks | None:
-        """Published peaks of the device; None: not known."""
-        return device_peaks(self.run.header.machine.device_name)
-
-    @cached_property
-    def clocks_of_rounds(self) -> bool:
-        """Whether the clock was sampled over whole rounds, and not in the laps of each contestant, as older records have it."""
-        clocks = [entry.clocks for entry in self.entries if entry.clocks is not None]
-        return len(clocks) > 1 and all(each.clips_mhz == clocks[0].clips_mhz for each in clocks)
-
-    @cached_property
-    def busy_mhz(self) -> int | None:
-        """SM clock of the chip when kept busy: the lowest of all entries if one was at the power limit; None: not known."""
-        clocks = [entry.clocks for entry in self.entries if entry.clocks is not None]
-        capped = any(each.power_capped for each in clocks) and not self.clocks_of_rounds
-        return min(each.sm_mhz for each in clocks) if capped else None
-
-    @cached_property
-    def sparsity(self) -> float:
-        """Share of token pairs that the sparse contestants skip; they all share one selection."""
-        return max((1 - entry.density for entry in self.measured if entry.kind != "dense"), default=0.0)
-
-
-def read_cells(folder: Path) -> tuple[tuple[AttentionCellRun, ...], tuple[str, ...]]:
+def read_cells(folder: Path) -> tuple[tuple[CellRun, ...], tuple[str, ...]]:
     """Read every cell of a run that has records, even one that was cut short.
 
     Raises:
         DataError: the folder holds none.
     """
-    return read_grid(folder, "attention", _cell, _place, "strobe bench attention")
+    return read_grid(folder, "attention", _place, "strobe bench attention")
 
 
-def _place(cell: AttentionCellRun) -> tuple[str, bool, int, float]:
+def _place(cell: CellRun) -> tuple[str, bool, int, float]:
     return cell.grid.shape, cell.grid.backward, cell.grid.block, 0.0 if cell.grid.layer else cell.sparsity
-
-
-def _cell(run: RunRecords) -> AttentionCellRun:
-    if run.cell is None:
-        raise DataError(f"{run.folder} does not say which cell of the grid it is: its line `attentioncell` is not there")
-    return AttentionCellRun(run=run, grid=run.cell, entries=tuple(_entries(run, names_in(run))))
-
-
-def _entries(run: RunRecords, names: Sequence[str]) -> Iterator[AttentionContestant]:
-    clips = {clip.order: clip for clip in timed_clips(run)}
-    rounds: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-    hosts: dict[str, list[int]] = defaultdict(list)
-    stages: dict[str, dict[str, int]] = defaultdict(dict)
-    for span in run.spans:
-        if span.order not in clips:
-            continue
-        if span.name == STAGE:
-            stages[span.variant][span.part] = span.value_ns
-        elif span.name == HOST:
-            hosts[span.variant].append(span.value_ns)
-        elif span.palindrome is not None and span.name in (ATTENTION, ATTENTION_KERNEL, MATMUL):
-            rounds[span.variant][span.palindrome].append(span.value_ns)
-    for name in names:
-        own = recorded(run, name, rounds[name])
-        yield AttentionContestant(**own, hosts_ns=tuple(hosts[name]), stages=stages[name], clocks=side_clocks(run, name))
 
 
 # Tables of an attention grid over the cells of one shape and direction.
 
-SERIALISED: Final = "launches were serialised (CUDA_LAUNCH_BLOCKING): never compared"
-_HEAD: Final[tuple[Field[Any], ...]] = (
+_HEAD: Final[tuple[Field[Entry], ...]] = (
     Field("budget", lambda row: row[0].grid.budget, hint="s: share of the key tiles skipped; k: key tiles selected"),
     count("block", lambda row: row[0].grid.block, "tokens of an attention block"),
     Field("contestant", lambda row: row[1].name, Code, hint="kind and implementation"),
 )
 
 
-def entries(cells: Iterable[AttentionCellRun]) -> Iterator[tuple[AttentionCellRun, AttentionContestant]]:
+def entries(cells: Iterable[CellRun]) -> Iterator[tuple[CellRun, GridContestant]]:
     """Yield every contestant with numbers, with its cell."""
     for cell in cells:
         for entry in cell.measured:
             yield cell, entry
 
 
-def speed_table(cells: Sequence[AttentionCellRun], title: str) -> Table:
+def speed_table(cells: Sequence[CellRun], title: str) -> Table:
     """Build the table of times, speedups, rates and host times."""
-    fields: tuple[Field[Timed], ...] = (
+    fields: tuple[Field[Entry], ...] = (
         *_HEAD,
         time("median", lambda row: row[1].median_ns),
-        *timed_fields("fastest dense contestant"),
+        *timed_fields("fastest dense contestant", lambda row: row[1], lambda row: _against(row[0])),
         numeric(
             "useful TFLOP/s",
             lambda row: row[1].flops / row[1].median_ns / 1e3,
@@ -307,13 +105,12 @@ def speed_table(cells: Sequence[AttentionCellRun], title: str) -> Table:
         *_peak_fields(cells),
         time(
             "host",
-            lambda row: statistics.median(row[1].hosts_ns) if row[1].hosts_ns else None,
+            lambda row: row[1].host_ns,
             "µs",
             "median time until a call returned to its caller",
             missing=NONE,
         ),
     )
-    rows = [(cell, entry, _ratio(cell, entry)) for cell, entry in entries(cells)]
     peaks = [cell.peak_flops_per_s for cell in cells if cell.peak_flops_per_s]
     references = ", ".join(dict.fromkeys(cell.reference.name for cell in cells if cell.reference)) or "none has numbers"
     notes = [f"Reference of each cell: its fastest dense contestant ({references})."]
@@ -322,10 +119,10 @@ def speed_table(cells: Sequence[AttentionCellRun], title: str) -> Table:
     notes += _clock_notes(cells)
     if (small := _too_small(cells)) is not None:
         notes.append(small)
-    return table_of(f"{title}: speed.", fields, rows, notes=notes, sortable=True)
+    return table_of(f"{title}: speed.", fields, list(entries(cells)), notes=notes, sortable=True)
 
 
-def _roof(row: Timed) -> Roofline | None:
+def _roof(row: Entry) -> Roofline | None:
     """Return the roofline of a call over whole blocks; None if it has no cost."""
     cell, entry = row[0], row[1]
     if entry.variant is None or not entry.variant.costs:
@@ -334,11 +131,9 @@ def _roof(row: Timed) -> Roofline | None:
     return of_cost(cost, entry.median_ns, cell.peaks, entry.variant.dtype, entry.clocks)
 
 
-def _at_busy_clock(row: Timed) -> float | Missing:
+def _at_busy_clock(row: Entry) -> float | Missing:
     """Return the time of a call that computes all along at the clock of a busy chip, or why it is not known."""
-    cell: AttentionCellRun = row[0]
-    entry: AttentionContestant = row[1]
-    roof = _roof(row)
+    (cell, entry), roof = row, _roof(row)
     if entry.clocks is None:
         return Missing(NO_CLOCK, "-")
     if cell.clocks_of_rounds:
@@ -351,17 +146,17 @@ def _at_busy_clock(row: Timed) -> float | Missing:
     return entry.median_ns * entry.clocks.sm_mhz / cell.busy_mhz
 
 
-def _peak_fields(cells: Sequence[AttentionCellRun]) -> tuple[Field[Timed], ...]:
+def _peak_fields(cells: Sequence[CellRun]) -> tuple[Field[Entry], ...]:
     """Return the columns of shares of the published peak, of the SM clock, and of times at the clock of a busy chip.
 
     Those of a clock are left out where none was sampled, those of a peak where none is published.
     """
     clocked = any(entry.clocks for _, entry in entries(cells))
     shares = rate_fields(cells[0].peaks, _roof, clocked=clocked) if cells[0].peaks is not None else ()
-    clock: Field[Timed] = Field(
+    clock: Field[Entry] = Field(
         "SM clock", lambda row: ran_at(row[1].clocks), hint="median while its calls were timed", missing=NO_CLOCK
     )
-    busy: Field[Timed] = time(
+    busy: Field[Entry] = time(
         "at the busy clock",
         _at_busy_clock,
         hint="median x own clock / the busy chip's, of a call bound by compute: it is taken to need the same cycles at any clock",
@@ -370,7 +165,7 @@ def _peak_fields(cells: Sequence[AttentionCellRun]) -> tuple[Field[Timed], ...]:
     return (*kept, clock, busy) if clocked else tuple(kept)
 
 
-def _clock_notes(cells: Sequence[AttentionCellRun]) -> Iterator[str]:
+def _clock_notes(cells: Sequence[CellRun]) -> Iterator[str]:
     """Yield notes on the clock: how busy the chip was, or that no clock was sampled on a GPU."""
     if not cells[0].run.header.machine.on_gpu:
         return
@@ -392,7 +187,7 @@ def _clock_notes(cells: Sequence[AttentionCellRun]) -> Iterator[str]:
         yield "No contestant brought the chip to its power limit, so that its clock when kept busy is not known from these cells."
 
 
-def _too_small(cells: Sequence[AttentionCellRun]) -> str | None:
+def _too_small(cells: Sequence[CellRun]) -> str | None:
     """Return a note that sparsity does not pay at this size; None if a sparse contestant beats dense attention, or none ran."""
     sparse = [
         (cell.reference, entry)
@@ -410,15 +205,14 @@ def _too_small(cells: Sequence[AttentionCellRun]) -> str | None:
     )
 
 
-def _ratio(cell: AttentionCellRun, entry: AttentionContestant) -> tuple[Cell, Cell]:
+def _against(cell: CellRun) -> GridContestant | Missing:
+    """Return the reference of a cell, or why nothing in it is compared."""
     if cell.serialised:
-        return Missing(SERIALISED, "serialised"), Text("not compared", "muted")
-    if cell.reference is None:
-        return Missing("no dense contestant has numbers", "-"), Text("not compared", "muted")
-    return compared(cell.reference, entry)
+        return Missing(SERIALISED, "serialised")
+    return cell.reference or Missing("no dense contestant has numbers", "-")
 
 
-def precision_table(cells: Sequence[AttentionCellRun], title: str) -> Table:
+def precision_table(cells: Sequence[CellRun], title: str) -> Table:
     """Build the table of errors against the same selection and against full dense attention."""
     fields: list[Field[Entry]] = [*_HEAD, Field("gate", lambda row: _gate(row[1].gate))]
     for short, against, label in (("sel.", "selection", "the same selection"), ("dense", "dense", "full dense attention")):
@@ -439,7 +233,9 @@ def precision_table(cells: Sequence[AttentionCellRun], title: str) -> Table:
     return table_of(f"{title}: precision.", fields, rows, notes=notes, sortable=True)
 
 
-def _gate(gate: Gate) -> Text:
+def _gate(gate: Gate | None) -> Text | None:
+    if gate is None:
+        return None
     return Text("green", "good") if gate.passed else Text("RED", "bad", gate.detail)
 
 
@@ -456,7 +252,7 @@ def _number(head: str, metric: str, against: str | None, hint: str, gradient: st
     return numeric(head, get, hint, missing=NONE)
 
 
-def gradient_table(cells: Sequence[AttentionCellRun], title: str) -> Table | None:
+def gradient_table(cells: Sequence[CellRun], title: str) -> Table | None:
     """Build the table of gradient errors; None if no gradients were measured."""
     fields: list[Field[Entry]] = [*_HEAD]
     for of in ("dq", "dk", "dv"):
@@ -472,7 +268,7 @@ def gradient_table(cells: Sequence[AttentionCellRun], title: str) -> Table | Non
     return table_of(f"{title}: gradients.", fields, rows, notes=(note,)) if rows else None
 
 
-def memory_table(cells: Sequence[AttentionCellRun]) -> Table:
+def memory_table(cells: Sequence[CellRun]) -> Table:
     """Build the table of one call's memory by number of selected blocks."""
 
     def memory(head: str, metric: str, hint: str) -> Field[Entry]:
@@ -492,26 +288,6 @@ def memory_table(cells: Sequence[AttentionCellRun]) -> Table:
     return table_of("Memory of one call.", fields, list(entries(cells)), notes=how, sortable=True)
 
 
-def absent_table(cells: Sequence[AttentionCellRun]) -> Table | None:
-    """Build the table of contestants without a number and the reason, cells with the same reason in one row; None if empty."""
-    found: dict[tuple[str, str, Outcome], tuple[AttentionContestant, list[str]]] = {}
-    for cell in cells:
-        for entry in cell.contestants:
-            if entry.reason:
-                found.setdefault((entry.name, entry.reason, entry.outcome), (entry, []))[1].append(cell.name)
-    fields: tuple[Field[tuple[AttentionContestant, list[str]]], ...] = (
-        Field("contestant", lambda row: row[0].name, Code),
-        Field("why it has no number", lambda row: reason_cell(row[0])),
-        count("cells", lambda row: len(row[1])),
-        Field("which", lambda row: Text("all") if len(row[1]) == len(cells) else _first_names(row[1])),
-    )
-    return table_of("Entries without a number.", fields, list(found.values())) if found else None
-
-
-def _first_names(names: Sequence[str]) -> Code:
-    return Code(", ".join(names[:3]) + (" ..." if len(names) > 3 else ""))
-
-
 # Recommended settings, from measurements, for three scenarios: little memory, most speed, best quality.
 
 KEPT: Final = 0.7
@@ -527,14 +303,14 @@ GUIDE: Final = {
 _NOT_MEASURED: Final = "not measured here"
 
 
-Setting: TypeAlias = tuple[AttentionCellRun, AttentionContestant]
+Setting: TypeAlias = Entry
 """A forward cell and its fastest whole operator."""
 
 
 def _words(row: Setting) -> str:
     """Return the arguments that select a setting: `topk=..., tile=..., impl=...`."""
-    size = row[1].size
-    return f"topk={size('blocks_per_row')}, tile={tuple(size(f'tile_{axis}') for axis in 'thw')}, impl={row[1].impl}"
+    size, impl = row[1].size, row[1].settings.impl if row[1].settings else ""
+    return f"topk={size('blocks_per_row')}, tile={tuple(size(f'tile_{axis}') for axis in 'thw')}, impl={impl}"
 
 
 def _cosine(row: Setting) -> float | None:
@@ -561,31 +337,28 @@ def advice_report(folder: Path) -> Report:
     """
     cells = read_cells(folder)[0]
     sections = [_section(shape, settings) for shape, settings in _settings_by_shape(cells)]
-    machine = cells[0].run.header.machine
-    stop = Banner("stop", "Serialised run: nothing in it is compared.", (SERIALISED,))
-    return page(
+    return grid_page(
+        cells,
+        (),
         title="Video-sparse attention: three scenarios, measured",
-        subtitle=f"on {machine.device_name}, torch {machine.torch}; whole operator, forward",
-        banners=(stop,) if any(cell.serialised for cell in cells) else (),
-        sections=(
-            *(section for section in sections if section is not None),
-            _how(),
-            settings_section(load_study([cells[0].run.folder], into=folder)),
-        ),
+        about="; whole operator, forward",
+        facts=(),
+        banners=(_STOP,) if any(cell.serialised for cell in cells) else (),
+        sections=(*sections, _how()),
     )
 
 
-def advice_tables(cells: Sequence[AttentionCellRun]) -> tuple[Table, ...]:
+def advice_tables(cells: Sequence[CellRun]) -> tuple[Table, ...]:
     """Choose the tables that a terminal shows: the setting for each scenario."""
     return tuple(_advice(shape, settings) for shape, settings in _settings_by_shape(cells) if settings)
 
 
-def _settings_by_shape(cells: Sequence[AttentionCellRun]) -> Iterator[tuple[str, tuple[Setting, ...]]]:
+def _settings_by_shape(cells: Sequence[CellRun]) -> Iterator[tuple[str, tuple[Setting, ...]]]:
     for shape, own in groupby(cells, key=lambda cell: cell.grid.shape):
         yield shape, tuple(_settings(tuple(own)))
 
 
-def _settings(cells: Sequence[AttentionCellRun]) -> Iterator[Setting]:
+def _settings(cells: Sequence[CellRun]) -> Iterator[Setting]:
     """Yield the fastest whole operator of each forward cell; if calls from raster order were measured, of those."""
     for cell in cells:
         whole = [entry for entry in cell.measured if entry.kind == "whole" and not entry.is_peer]
@@ -701,14 +474,12 @@ def _how() -> Section:
 
 # Pictures of an attention grid: speedup and rate against sparsity, memory against selected blocks, stages of the operator.
 
-_MISSING: Final = Missing(_NOT_MEASURED, "-")
-
 
 def against_sparsity(
-    cells: Sequence[AttentionCellRun],
+    cells: Sequence[CellRun],
     what: str,
     unit: str,
-    value: Callable[[AttentionCellRun, AttentionContestant], float | None],
+    value: Callable[[CellRun, GridContestant], float | None],
     group: str = "",
 ) -> Figure | None:
     """Plot one number of every contestant, or of those of one group, against the share of skipped work.
@@ -722,29 +493,18 @@ def against_sparsity(
             named.setdefault(entry.name, []).append((cell.sparsity, found))
     if not named:
         return None
-    picture = _plane(named, Axis("share of the pairs of tokens left out"), Axis(what, from_zero=True))
-    places = sorted({x for points in named.values() for x, _ in points})
-    fields = beside("contestant", (f"{100 * place:.1f} %" for place in places), numeric=True)
-    rows = []
-    for name, points in named.items():
-        values = dict(points)
-        rows.append((Code(name), *(Number(values[place], 2, unit) if place in values else _MISSING for place in places)))
     first = cells[0]
     whose = f" of {group}" if group else ""
     title = f"{what}{whose}: {first.grid.shape}, {first.grid.direction}, blocks of {first.grid.block}"
-    return Figure(title=title, alt=title, picture=picture, table=table_of(f"{title}.", fields, rows))
+    axes = Axis("share of the pairs of tokens left out"), Axis(what, from_zero=True)
+    head = "contestant", lambda place: f"{100 * place:.1f} %"
+    return curves(title, named, axes, head, lambda value: Number(value, 2, unit))
 
 
-def _plane(named: Mapping[str, Sequence[tuple[float, float]]], x: Axis, y: Axis) -> Plane:
-    """Plot the points of each name in a colour of its own."""
-    marks = tuple(PlotPoint(*point, series) for series, points in enumerate(named.values()) for point in points)
-    return Plane(x=x, y=y, marks=marks, series=tuple(named))
-
-
-def speedups(cells: Sequence[AttentionCellRun]) -> Figure | None:
+def speedups(cells: Sequence[CellRun]) -> Figure | None:
     """Plot speedups over the fastest dense contestant of the same cell, with intervals; at each sparsity the fastest first."""
 
-    def value(cell: AttentionCellRun, entry: AttentionContestant) -> float | None:
+    def value(cell: CellRun, entry: GridContestant) -> float | None:
         if cell.serialised or cell.reference is None or entry.kind == "dense":
             return None
         return speedup(cell.reference, entry).ratio
@@ -755,7 +515,7 @@ def speedups(cells: Sequence[AttentionCellRun]) -> Figure | None:
     found = [
         (cell, entry, speedup(cell.reference, entry))
         for cell, entry in entries(cells)
-        if value(cell, entry) is not None and cell.reference is not None
+        if cell.reference is not None and value(cell, entry) is not None
     ]
     found.sort(key=lambda each: (each[0].sparsity, -each[2].ratio))
     rows = tuple(
@@ -765,10 +525,10 @@ def speedups(cells: Sequence[AttentionCellRun]) -> Figure | None:
     return msgspec.structs.replace(figure, picture=Whiskers("the fastest dense contestant", rows))
 
 
-def rates(cells: Sequence[AttentionCellRun]) -> Iterator[Figure]:
+def rates(cells: Sequence[CellRun]) -> Iterator[Figure]:
     """Yield a plot of useful TFLOP/s for each group of contestants; one plot of all would have more lines than colours."""
 
-    def value(_: AttentionCellRun, entry: AttentionContestant) -> float:
+    def value(_: CellRun, entry: GridContestant) -> float:
         return entry.flops / entry.median_ns / 1e3
 
     for group in dict.fromkeys(entry.group for _, entry in entries(cells)):
@@ -777,7 +537,7 @@ def rates(cells: Sequence[AttentionCellRun]) -> Iterator[Figure]:
             yield figure
 
 
-def memory(cells: Sequence[AttentionCellRun]) -> Figure | None:
+def memory(cells: Sequence[CellRun]) -> Figure | None:
     """Plot temporary memory of sparse contestants against the number of selected blocks, one colour for each group."""
     named: dict[str, list[tuple[float, float]]] = {}
     for _, entry in entries(cells):
@@ -786,14 +546,14 @@ def memory(cells: Sequence[AttentionCellRun]) -> Figure | None:
             named.setdefault(entry.group, []).append((entry.size("selected_blocks"), bytes_in(found, "MB")))
     if not named:
         return None
-    picture = _plane(named, Axis("selected blocks", from_zero=True), Axis("temporary memory, MB", from_zero=True))
+    picture = plane_of(named, Axis("selected blocks", from_zero=True), Axis("temporary memory, MB", from_zero=True))
     title = f"Temporary memory against the number of selected blocks: {cells[0].grid.direction}"
     return Figure(title=title, alt=title, picture=picture, table=memory_table(cells))
 
 
-def stage_bars(cells: Sequence[AttentionCellRun]) -> Iterator[Figure]:
+def stage_bars(cells: Sequence[CellRun]) -> Iterator[Figure]:
     """Yield bars of the whole operator's stages at the largest sparsity of each shape and block size."""
-    largest: dict[tuple[str, int], AttentionCellRun] = {}
+    largest: dict[tuple[str, int], CellRun] = {}
     for cell in cells:
         if any(WHOLE in entry.stages for entry in cell.measured):
             key = (cell.grid.shape, cell.grid.block)
@@ -802,13 +562,13 @@ def stage_bars(cells: Sequence[AttentionCellRun]) -> Iterator[Figure]:
         for entry in cell.measured:
             if WHOLE in entry.stages:
                 title, whole = f"Stages of {entry.name}: {cell.name}", (WHOLE, entry.stages[WHOLE])
-                yield bars_figure(title, entry.parts, whole, (), stage_table([cell], entry.name))
+                yield bars_figure(title, entry.between_stages, whole, (), stage_table([cell], entry.name))
 
 
-def stage_table(cells: Sequence[AttentionCellRun], only: str = "") -> Table:
+def stage_table(cells: Sequence[CellRun], only: str = "") -> Table:
     """Build the table of every stage of every whole operator, and of the time between the stages."""
     own = [(cell, entry) for cell, entry in entries(cells) if WHOLE in entry.stages and only in ("", entry.name)]
-    fields: tuple[Field[tuple[AttentionCellRun, AttentionContestant, str, int]], ...] = (
+    fields: tuple[Field[tuple[CellRun, GridContestant, str, int]], ...] = (
         Field("cell", lambda row: row[0].name, Code),
         Field("contestant", lambda row: row[1].name, Code),
         Field("stage", lambda row: row[2]),
@@ -817,7 +577,7 @@ def stage_table(cells: Sequence[AttentionCellRun], only: str = "") -> Table:
     )
     rows: list[Row] = []
     for cell, entry in own:
-        stages = [(cell, entry, name, ns) for name, ns in (*entry.parts, (WHOLE, entry.stages[WHOLE]))]
+        stages = [(cell, entry, name, ns) for name, ns in (*entry.between_stages, (WHOLE, entry.stages[WHOLE]))]
         *parts, whole = rows_of(fields, stages)
         rows += [*parts, msgspec.structs.replace(whole, strong=True)]
     names = dict.fromkeys(name for _, entry in own for name in entry.stages)
@@ -844,26 +604,31 @@ def bench_report(folder: Path) -> Report:
     cells, unread = read_cells(folder)
     judged = list(judged_sections(cells))
     study = load_study([cell.run.folder for cell in cells], into=folder)
-    machine = cells[0].run.header.machine
-    sections = [*(section for _, section, _ in judged), *_groups(cells), _stages(cells), _memory(cells), _absent(cells)]
-    environment = settings_section(load_study([cells[0].run.folder], into=folder))
-    serialised = [cell.name for cell in cells if cell.serialised]
-    stop = Banner("stop", "Serialised run: nothing in it is compared.", (SERIALISED,))
-    return page(
-        speedups=_speedups(cells),
+    machine, absent = cells[0].run.header.machine, absent_table(cells)
+    serialised = any(cell.serialised for cell in cells)
+    lead = "Refused, failed, or wrong, in its own words."
+    return grid_page(
+        cells,
+        unread,
         title="; ".join(dict.fromkeys(answer for answer, *_ in judged)) or "Attention over the grid",
-        subtitle=f"{len(cells)} cells on {machine.device_name}, torch {machine.torch}, CUDA {machine.cuda or 'none'}",
+        about=f", CUDA {machine.cuda or 'none'}",
         facts=(
-            Fact("cells", Count(len(cells))),
             Fact("numbers", Count(sum(len(cell.measured) for cell in cells))),
             Fact("timing", Text(_COLD if machine.on_gpu else "host clock around each call")),
         ),
-        banners=(*((stop,) if serialised else ()), *unread_banners(unread), *banners(study, gather=True)),
-        sections=(*sections, environment),
+        banners=(*((_STOP,) if serialised else ()), *banners(study, gather=True)),
+        sections=(
+            *(section for _, section, _ in judged),
+            *_groups(cells),
+            _stages(cells),
+            _memory(cells),
+            Section("absent", "Without a number", lead, (absent,)) if absent else None,
+        ),
+        speedups=_speedups(cells),
     )
 
 
-def shown_tables(cells: Sequence[AttentionCellRun]) -> list[Table]:
+def shown_tables(cells: Sequence[CellRun]) -> list[Table]:
     """Choose the tables that a terminal shows: speed by shape and direction, or methods of captured calls; what has no number."""
     found = [table for *_, table in judged_sections(cells)]
     found = found or [speed_table(own, title) for title, own in _by_direction(cells) if any(cell.measured for cell in own)]
@@ -871,7 +636,7 @@ def shown_tables(cells: Sequence[AttentionCellRun]) -> list[Table]:
     return [*found, *((absent,) if absent else ())]
 
 
-def _groups(cells: Sequence[AttentionCellRun]) -> Iterator[Section]:
+def _groups(cells: Sequence[CellRun]) -> Iterator[Section]:
     """Yield one section for every shape and direction."""
     for title, own in _by_direction(cells):
         blocks: list[Block] = []
@@ -886,13 +651,13 @@ def _groups(cells: Sequence[AttentionCellRun]) -> Iterator[Section]:
         yield Section(name, title, f"{_sizes(own)} {_LEAD}", tuple(blocks))
 
 
-def _by_direction(cells: Sequence[AttentionCellRun]) -> Iterator[tuple[str, tuple[AttentionCellRun, ...]]]:
+def _by_direction(cells: Sequence[CellRun]) -> Iterator[tuple[str, tuple[CellRun, ...]]]:
     """Yield the cells of each shape and direction with their title."""
     for (shape, direction), group in groupby(cells, key=lambda cell: (cell.grid.shape, cell.grid.direction)):
         yield f"{shape}, {direction}", tuple(group)
 
 
-def _sizes(cells: Sequence[AttentionCellRun]) -> str:
+def _sizes(cells: Sequence[CellRun]) -> str:
     entry = next((entry for cell in cells for entry in cell.measured if entry.kind != "dense"), None)
     entry = entry or next((entry for cell in cells for entry in cell.measured), None)
     if entry is None:
@@ -904,7 +669,7 @@ def _sizes(cells: Sequence[AttentionCellRun]) -> str:
     )
 
 
-def _stages(cells: Sequence[AttentionCellRun]) -> Section | None:
+def _stages(cells: Sequence[CellRun]) -> Section | None:
     figures = tuple(stage_bars(cells))
     if not figures:
         return None
@@ -915,7 +680,7 @@ def _stages(cells: Sequence[AttentionCellRun]) -> Section | None:
     return Section("stages", "Stages of the whole operator", lead, (*figures, stage_table(cells)))
 
 
-def _memory(cells: Sequence[AttentionCellRun]) -> Section:
+def _memory(cells: Sequence[CellRun]) -> Section:
     lead = (
         "What one call needs beside its inputs. Block-sparse attention keeps O(selected blocks) of indices and O(tokens) of "
         "output; whatever grows with blocks squared shows here."
@@ -924,14 +689,7 @@ def _memory(cells: Sequence[AttentionCellRun]) -> Section:
     return Section("memory", "Memory", lead, tuple(figure for figure in found if figure is not None))
 
 
-def _absent(cells: Sequence[AttentionCellRun]) -> Section | None:
-    table = absent_table(cells)
-    return (
-        None if table is None else Section("absent", "Without a number", "Refused, failed, or wrong, in its own words.", (table,))
-    )
-
-
-def _speedups(cells: Sequence[AttentionCellRun]) -> Iterator[Speedup]:
+def _speedups(cells: Sequence[CellRun]) -> Iterator[Speedup]:
     for cell in cells:
         if cell.serialised or cell.reference is None:
             continue

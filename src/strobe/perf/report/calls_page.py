@@ -18,6 +18,7 @@ from strobe.perf.report.blocks.fields import (
     date_fact,
     numeric,
     page,
+    pair_fields,
     ratio_cell,
     slow_end,
     speedup_headline,
@@ -41,7 +42,6 @@ from strobe.perf.report.model import (
     Notes,
     Plane,
     PlotPoint,
-    Ratio,
     Report,
     Section,
     Table,
@@ -185,11 +185,7 @@ def _times(head: Header, found: Sequence[OwnCode]) -> Section:
     )
     fields: tuple[Field[OwnCode], ...] = (
         Field("candidate", lambda row: row.name, Code),
-        numeric("speedup", lambda row: _speedup(head, row), "median of the pair ratios, 95 % interval"),
-        Field("verdict", _verdict),
-        count("pairs", lambda row: None if row.speedup is None else len(row.speedup.ratios)),
-        numeric("ratio of sums", lambda row: row.speedup and row.speedup.ratio_of_sums, show=Ratio),
-        numeric("ratio of minima", lambda row: row.speedup and row.speedup.floor, "fastest against fastest", show=Ratio),
+        *pair_fields(lambda row: row.speedup or Missing(_why_none(row), "-")),
     )
     table = table_of(f"Speedups over {head.baseline}.", fields, [row for row in found if row.name != head.baseline])
     return Section("times", "How much faster", lead, (Headlines(head.baseline, rows, table), times_table(head, found)))

@@ -1,46 +1,263 @@
-"""From run folders to the optimisation log."""
+"""The optimisation log: one page of recorded runs, of one comparison of settings (`--vary`) or of any runs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final, TypeAlias
 
+from strobe.core.errors import DataError
+from strobe.perf.analysis.ledger.account import NAMELESS, AccountLevel, Ledger, LedgerLine, part_of
+from strobe.perf.analysis.runs.timeline import Label
+from strobe.perf.records.record import CELLS, read_plan
+from strobe.perf.records.store import read_run, records_in
 from strobe.perf.report.blocks.answer import change_sections
-from strobe.perf.report.blocks.fields import page
-from strobe.perf.report.blocks.optimisation_log import decide, log_banners, log_sections, read_entries, speedups
-from strobe.perf.report.blocks.settings import settings_section
-from strobe.perf.report.findings import find
-from strobe.perf.report.model import Count, Fact, Report, Text
+from strobe.perf.report.blocks.fields import Field, heads, numeric, page, ratio_cell, rows_of, table_of, time, verdict_cell
+from strobe.perf.report.blocks.front import BEST, FrontPoint, front
+from strobe.perf.report.blocks.optimisation_log import METRIC, LogEntry, decide, log_sections, read_entries, speedups
+from strobe.perf.report.blocks.settings import banners, settings_section
+from strobe.perf.report.findings import Finding, find
+from strobe.perf.report.model import (
+    Axis,
+    Block,
+    Cell,
+    Count,
+    Fact,
+    Figure,
+    Missing,
+    Notes,
+    Number,
+    Plane,
+    PlotPoint,
+    Ratio,
+    Report,
+    Section,
+    Table,
+    Text,
+)
 from strobe.perf.report.study import load_study
 
 
-def log_report(folders: Sequence[Path], into: Path) -> Report:
+def vary_report(folder: Path) -> Report:
+    """Build the page of one preset with settings changed.
+
+    Raises:
+        DataError: the folder holds no plan, or nothing of it was measured.
+    """
+    plan, places = read_plan(folder), list[Path]()
+    notes = [f"{name} is asked for and does nothing here: {why}." for name, why in plan.idle.items()]
+    reasons, begun = list[str](), 0
+    for cell in plan.cells:
+        place = folder / CELLS / cell.name
+        if not cell.refused and records_in(place) is None:
+            continue
+        begun += 1
+        try:
+            if not cell.refused and read_run(place):
+                places.append(place)
+        except DataError as error:
+            reasons.append(f"{cell.name}: {error}")
+        if cell.refused:
+            reasons.append(f"{cell.name}: {cell.refused}")
+    if not places:
+        told = f": {'; '.join(reasons)}" if reasons else ""
+        raise DataError(f"nothing was measured at {folder}{told}; run the same `strobe compare` again")
+    title, missing = f"{plan.base} with settings changed", Fact("Not yet measured", Count(len(plan.cells) - begun))
+    return log_report(places, folder, title=title, facts=(missing,), notes=[*(f"{each}." for each in reasons), *notes])
+
+
+def log_report(
+    folders: Sequence[Path], into: Path, *, title: str = "Optimisation log", facts: Sequence[Fact] = (), notes: Sequence[str] = ()
+) -> Report:
     """Build the log of some run folders.
 
     Args:
-        folders: run folders (`entries.run_folders`).
+        folders: run folders (`optimisation_log.run_folders`).
         into: folder that it will lie in.
+        facts: further ones.
+        notes: on what has no entry.
 
     Raises:
         DataError: nothing readable, or no stream among it.
     """
     entries = read_entries(folders)
-    first, others = change_sections(find(load_study(list(dict.fromkeys(entry.run.folder for entry in entries)), into)))
+    study = load_study(list(dict.fromkeys(entry.run.folder for entry in entries)), into)
+    findings = find(study)
+    first, others = change_sections(findings)
     decided = [(entry, *decide(entry, entries)) for entry in entries]
     counts = {word: sum(decision == word for _, decision, _ in decided) for word in ("Keep", "Drop", "Open")}
     head = entries[0].run.header
-    environment = settings_section(load_study([entries[0].run.folder], into))
     references = dict.fromkeys(entry.reference for entry in entries)
     return page(
         speedups=speedups(entries),
-        title="Optimisation log",
+        title=title,
         subtitle=f"{len(entries)} entries of {len(folders)} runs, against {', '.join(references)}, on {head.machine.device_name}",
         facts=(
             Fact("Model", Text(head.model.name if head.model else "not named")),
             Fact("Kept", Count(counts["Keep"])),
             Fact("Dropped", Count(counts["Drop"])),
             Fact("Open", Count(counts["Open"])),
+            *facts,
         ),
-        banners=log_banners(entries, into),
-        sections=(first, *log_sections(decided), environment, others),
+        banners=banners(study, gather=True, any_clip=True),
+        sections=(
+            first,
+            *_fronts(entries),
+            *log_sections(decided, notes),
+            _moved_section(entries, findings),
+            settings_section(load_study([entries[0].run.folder], into)),
+            others,
+        ),
     )
+
+
+# What moved: of each change the line of the account that changed most in the direction of the whole.
+
+_Moved: TypeAlias = tuple[LogEntry, Finding, LedgerLine | str]
+"""An entry, its account, and the line that moved most, or why there is none."""
+
+
+def _moved_section(entries: Sequence[LogEntry], findings: Sequence[Finding]) -> Section | None:
+    of = {(each.candidate.run.folder, each.candidate.name): each for each in findings}
+    rows = [(entry, found, moved_line(found)) for entry in entries if (found := of.get((entry.run.folder, entry.name)))]
+    fields: tuple[Field[_Moved], ...] = (
+        Field("entry", lambda row: row[0].label),
+        numeric("speedup", lambda row: row[1].e2e and ratio_cell(row[1].e2e.ratio, row[1].e2e.interval)),
+        Field("verdict", lambda row: row[1].e2e and verdict_cell(row[1].e2e.verdict)),
+        Field("ledger line it moved", lambda row: Missing(row[2], "-") if isinstance(row[2], str) else row[2].name),
+        Field("its level", lambda row: "" if isinstance(row[2], str) else row[2].level.value),
+        time("saved per clip", _saved_ns),
+    )
+    note = "The line of the account that saved most where the whole is faster, or cost most where it is slower, inside a clip."
+    if not rows:
+        return None
+    return Section("moved", "What each change moved", "", (table_of("Lines that moved.", fields, rows, notes=(note,)),))
+
+
+def moved_line(finding: Finding) -> LedgerLine | str:
+    """Return the line of a finding's account that changed most in the direction of the whole; a text says why there is none."""
+    ledger = finding.ledger
+    if isinstance(ledger, str):
+        return ledger
+    named = (line for line in ledger.lines if part_of(Label(line.path, line.activity)) not in NAMELESS)
+    same = [line for line in named if line.level != AccountLevel.E2E and line.saved_ns * ledger.saved_ns > 0]
+    return max(same, key=lambda line: abs(line.saved_ns)) if same else "no line of the traced frame blocks moved with the whole"
+
+
+def _saved_ns(row: _Moved) -> float | None:
+    _, finding, line = row
+    return line.saved_ns / finding.ledger.num_units if isinstance(finding.ledger, Ledger) and not isinstance(line, str) else None
+
+
+# Pareto front of speed and quality, its sweet spot, and the use of each point.
+
+RULE: Final = (
+    "A difference in speed that its interval does not prove counts as none.",
+    "On the front is what nothing measured beats in speed without losing quality, or in quality without losing speed.",
+    f"The sweet spot is the point of the front nearest to the corner that is fastest and best: log of the speedup against dB, "
+    f"each scaled from the front's worst (0) to its best (1), dB counted up to {BEST:g}. Of two equally near the better one.",
+)
+
+
+Advice: TypeAlias = tuple[FrontPoint, bool, str]
+"""A point of the Pareto front, whether it is the sweet spot, and the situation to use it in."""
+
+
+def advise(points: Sequence[FrontPoint]) -> tuple[Advice, ...]:
+    """Return the Pareto front with its sweet spot and the use of each point; empty without points."""
+    found = front(points)
+    if not found:
+        return ()
+    speeds, scores = [math.log(point.speed) for point in found], [point.quality for point in found]
+    far = [math.hypot(_gap(speed, speeds), _gap(score, scores)) for speed, score in zip(speeds, scores, strict=True)]
+    sweet = min(range(len(found)), key=lambda index: (round(far[index], 9), -scores[index]))
+    return tuple((point, index == sweet, _when(index, sweet, found)) for index, point in enumerate(found))
+
+
+def _gap(value: float, values: Sequence[float]) -> float:
+    """Return the distance of a value from the largest one, as a share of the range of all values."""
+    width = max(values) - min(values)
+    return (max(values) - value) / width if width else 0.0
+
+
+def _when(index: int, sweet: int, found: Sequence[FrontPoint]) -> str:
+    point, last = found[index], len(found) - 1
+    if not last:
+        return "always: nothing measured is proven faster, and nothing is better"
+    lost = found[-1].quality - point.quality
+    words = "by default" if index == sweet else ""
+    if index == 0:
+        words = f"{words + ', and ' if words else ''}where speed counts above all: {lost:.1f} dB below the best of the front"
+    elif index == last:
+        slower = 100 * (found[0].speed / point.speed - 1)
+        words = f"{words + ', and ' if words else ''}where no loss is allowed: the fastest of the front is {slower:.0f} % faster"
+    elif index < sweet:
+        words = f"where the sweet spot is too slow: {point.speed / found[sweet].speed:.2f}x of its speed"
+    elif index > sweet:
+        words = f"where the sweet spot loses too much: {point.quality - found[sweet].quality:.1f} dB above it"
+    return words
+
+
+def advice_table(advice: Sequence[Advice]) -> Table:
+    """Build the table of the Pareto front, fastest first, with the sweet spot marked."""
+    fields: tuple[Field[Advice], ...] = (
+        Field("setting", lambda each: f"{each[0].label} (sweet spot)" if each[1] else each[0].label),
+        numeric("speedup", lambda each: Number(each[0].speed, 3, "x")),
+        numeric(f"{METRIC} (dB)", lambda each: point_score(each[0], "its pictures are the reference's")),
+        Field("use it", lambda each: each[2]),
+    )
+    note = f"Speedup over the base, end to end; {METRIC} against the preset quality with the same noise."
+    rows = rows_of(fields, advice, strong=lambda each: each[1])
+    return Table("The front of speed and quality.", heads(fields), rows, (note,))
+
+
+def point_score(point: FrontPoint, equal: str) -> Cell:
+    """Return the cell of a point's score; where it is infinite, `equal` says why."""
+    return Missing(equal, "equal") if point.score == math.inf else Number(point.score, 2)
+
+
+def _fronts(entries: Sequence[LogEntry]) -> Iterator[Section]:
+    """Yield the section of the front of each group of entries in which quality was measured of several settings."""
+    for group in dict.fromkeys(entry.group for entry in entries):
+        points = [
+            FrontPoint(label=entry.label, speed=entry.speed, score=entry.score, measured=_measured(entry))
+            for entry in entries
+            if entry.group == group and entry.speed is not None and entry.score is not None
+        ]
+        if len(points) > 1:
+            blocks: list[Block] = [advice_table(advise(points))]
+            if any(point.score != math.inf for point in points):
+                blocks.append(_points_figure(points))
+            notes = (*RULE, "Quality is measured on this model and clip alone; it does not carry over to another.")
+            yield Section("sweet-spot", "Sweet spot", "", (*blocks, Notes(notes)))
+
+
+def _measured(entry: LogEntry) -> Ratio:
+    """Return the measured end-to-end speedup with its interval, even if it is not proven."""
+    return Ratio(1.0) if isinstance(entry.e2e, str) else ratio_cell(entry.e2e.ratio, entry.e2e.interval)
+
+
+def _mark(point: FrontPoint, number: int) -> PlotPoint:
+    """Return the plot mark of a point; a point whose speedup is not proven is hollow and has its interval."""
+    ratio, equal = point.measured, point.score == float("inf")
+    unproven = point.speed != ratio.value
+    low, high = (ratio.low, ratio.high) if unproven else (None, None)
+    return PlotPoint(
+        ratio.value, 0.0 if equal else point.score, number, point.label, hollow=unproven, low=low, high=high, above=equal
+    )
+
+
+def _points_figure(points: Sequence[FrontPoint]) -> Figure:
+    fields: tuple[Field[FrontPoint], ...] = (
+        Field("setting", lambda point: point.label),
+        numeric("measured", lambda point: point.measured),
+        numeric("counts as", lambda point: Number(point.speed, 3, "x")),
+        numeric(f"{METRIC} (dB)", lambda point: point_score(point, "the frames equal the reference's")),
+    )
+    plane = Plane(Axis("speedup over the base"), Axis(METRIC, "dB"), tuple(map(_mark, points, range(len(points)))))
+    title = (
+        f"{METRIC} against the preset quality, over speedup. Faster is right, nearer to the reference is up. Hollow, with "
+        "its interval: a difference that is not proven. An arrow at the upper edge: the frames equal the reference's."
+    )
+    return Figure(title, "One point per setting; the table says the same.", plane, table_of("The points.", fields, points))

@@ -36,6 +36,7 @@ from strobe.perf.report.blocks.fields import (
     heads,
     numeric,
     page,
+    pair_fields,
     ratio_cell,
     rows_of,
     share_cell,
@@ -43,7 +44,6 @@ from strobe.perf.report.blocks.fields import (
     slow_end,
     table_of,
     time,
-    verdict_cell,
 )
 from strobe.perf.report.blocks.kernels import (
     anomaly_notes,
@@ -66,7 +66,6 @@ from strobe.perf.report.model import (
     LevelName,
     Number,
     Paragraph,
-    Ratio,
     Report,
     Section,
     Share,
@@ -184,10 +183,7 @@ def _speedups(compared: tuple[tuple[Subject, Subject, Comparison], ...]) -> Sect
         Field("implementation", lambda row: row[1].label, Code),
         Field("reference", lambda row: row[0].label, Code),
         Field("what", lambda row: _what(row[2].stage)),
-        numeric("speedup", lambda row: ratio_cell(row[2].ratio, row[2].interval), "median of the ratios of laps, 95 % interval"),
-        Field("verdict", lambda row: verdict_cell(row[2].verdict)),
-        count("pairs", lambda row: len(row[2].ratios)),
-        numeric("ratio of minima", lambda row: row[2].floor, "fastest lap against fastest lap", show=Ratio),
+        *pair_fields(lambda row: row[2], "median of the ratios of laps"),
     )
     lead = "Reference time over the candidate's, kernel against kernel, section against section; above 1 the candidate is faster."
     return Section("speedups", "Speedups", lead, (table_of("Speedups.", fields, compared),))

@@ -57,6 +57,7 @@ from strobe.perf.report.blocks.fields import (
     notes_section,
     numeric,
     page,
+    pair_fields,
     ratio_cell,
     speedup_headline,
     table_of,
@@ -86,7 +87,6 @@ from strobe.perf.report.model import (
     Block,
     Cell,
     Code,
-    Count,
     ExactTime,
     Fact,
     Figure,
@@ -154,15 +154,7 @@ def _headline_table(findings: Sequence[Finding]) -> Table:
     fields: tuple[Field[Finding], ...] = (
         Field("candidate", lambda each: each.candidate.label),
         Field("reference", lambda each: each.reference.label),
-        numeric(
-            "speedup",
-            lambda each: ratio_cell(each.e2e.ratio, each.e2e.interval) if each.e2e else Missing(_no_speedup(each)),
-            "median of the pair ratios, 95 % interval",
-        ),
-        Field("verdict", lambda each: verdict_cell(each.e2e.verdict) if each.e2e else ""),
-        numeric("pairs", lambda each: Count(len(each.e2e.ratios)) if each.e2e else ""),
-        numeric("ratio of sums", lambda each: Ratio(each.e2e.ratio_of_sums) if each.e2e else "", "what the ledger adds up to"),
-        numeric("ratio of minima", lambda each: Ratio(each.e2e.floor) if each.e2e else "", "fastest clip against fastest clip"),
+        *pair_fields(lambda each: each.e2e or Missing(_no_speedup(each))),
     )
     notes = (
         "Interval: t on the logarithms of the pair ratios. A verdict needs the interval to exclude 1 and the difference to "

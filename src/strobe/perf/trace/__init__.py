@@ -2,6 +2,7 @@
 
 from strobe.perf.trace.events import (
     Collective,
+    CollectiveKind,
     Device,
     DeviceEvent,
     DeviceEvents,
@@ -19,6 +20,7 @@ from strobe.perf.trace.reader import captures_of, find_traces, read_trace
 
 __all__ = [
     "Collective",
+    "CollectiveKind",
     "Device",
     "DeviceEvent",
     "DeviceEvents",

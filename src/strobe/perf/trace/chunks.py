@@ -11,7 +11,6 @@ import json
 import re
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import BinaryIO, Final
 
@@ -52,11 +51,16 @@ _EXPECTED: Final = "give a chrome trace (.json or .json.gz) as torch.profiler ex
 _scan_value: Final = json.JSONDecoder(strict=False, parse_int=len, parse_float=len).raw_decode  # only the end is of interest
 
 
-@dataclass(kw_only=True, slots=True)
-class Progress:
-    """Filled while a file is read.
+class EventCutter:
+    """Cuts the events of a `.json` or `.json.gz` file into pieces and decodes them.
+
+    Memory is a few times `CHUNK_BYTES`, whatever the size of the file.
 
     Args:
+        file: the file, open at its start.
+        pick: the decoder to use for a piece of the text.
+
+    Attributes, filled while the file is read:
         lost: events that could not be read, and brackets that close the array of events before its end.
         trailing: of these, the events that stand behind the end of the JSON.
         mended: events, and parts of the metadata, read after something in them was replaced.
@@ -64,39 +68,14 @@ class Progress:
         metadata: what stands before and after the events.
     """
 
-    lost: int = 0
-    trailing: int = 0
-    mended: int = 0
-    truncated: bool = False
-    metadata: Metadata = field(default_factory=dict)
+    # `_at` is the place in `_text` that is reached; it is always between two events. A text is never written over by the next
+    # one: what is decoded keeps views of it.
 
-
-def event_batches(file: BinaryIO, pick: Callable[[Buffer], Decoder], progress: Progress) -> Iterator[Batch]:
-    """Yield the events of a `.json` or `.json.gz` file in file order and fill `progress`.
-
-    Memory is a few times `CHUNK_BYTES`, whatever the size of the file.
-
-    Args:
-        pick: the decoder to use for a piece of the text.
-
-    Raises:
-        TraceFormatError: the file holds no `traceEvents`, or nothing in it is an event.
-    """
-    plain = PlainText(file)
-    yield from _Cutter(plain, pick, progress).batches()
-    progress.truncated |= plain.damaged
-
-
-class _Cutter:
-    """Walks along the text. `_at` is the place in `_text` that is reached; it is always between two events.
-
-    A text is never written over by the next one: what is decoded keeps views of it.
-    """
-
-    def __init__(self, plain: PlainText, pick: Callable[[Buffer], Decoder], progress: Progress) -> None:
-        self._plain = plain
-        self._pick = pick
-        self._progress = progress
+    def __init__(self, file: BinaryIO, pick: Callable[[Buffer], Decoder]) -> None:
+        self.lost = self.trailing = self.mended = 0
+        self.truncated = False
+        self.metadata: Metadata = {}
+        self._plain, self._pick = PlainText(file), pick
         self._text, self._at, self._ended = bytearray(), 0, False
         self._window = 2 * CHUNK_BYTES
         self._barren = 0  # no event ends before this place in `_text`
@@ -105,27 +84,32 @@ class _Cutter:
         self._is_bare = False
 
     def batches(self) -> Iterator[Batch]:
-        """The events in file order; at the end the metadata behind them is read too."""
+        """Yield the events in file order; at the end the metadata behind them is read too.
+
+        Raises:
+            TraceFormatError: the file holds no `traceEvents`, or nothing in it is an event.
+        """
         self._skip_head()
         while not self._at_closing():
             if self._piece() or self._single():
                 if self._batch_bytes >= CHUNK_BYTES or self._batch.lost >= _HOPELESS:
                     yield self._hand_over()
             elif self._ended:
-                self._progress.truncated = True
+                self.truncated = True
                 break
             else:
                 self._read_on()
         else:
             self._read_tail()
         yield self._hand_over()
+        self.truncated |= self._plain.damaged
 
     def _hand_over(self) -> Batch:
         batch, self._batch, self._batch_bytes = self._batch, Batch(), 0
-        self._progress.lost += batch.lost
+        self.lost += batch.lost
         self._hopeless &= not batch.events
-        if self._hopeless and self._progress.lost >= _HOPELESS:
-            raise TraceFormatError(f"none of the first {self._progress.lost} entries is an event; {_EXPECTED}")
+        if self._hopeless and self.lost >= _HOPELESS:
+            raise TraceFormatError(f"none of the first {self.lost} entries is an event; {_EXPECTED}")
         return batch
 
     def _skip_head(self) -> None:
@@ -242,7 +226,7 @@ class _Cutter:
             self._window = min(2 * self._window, 2 * CHUNK_BYTES)
             self._losses = 0
         elif (mended := _mended(piece)) != piece and self._decode(b"[" + mended + b"]"):
-            self._progress.mended += 1
+            self.mended += 1
             self._losses = 0
         else:
             self._batch.lost += 1
@@ -294,7 +278,7 @@ class _Cutter:
         self._batch.lost += tail.count(b"]", 0, brackets)
         tail = tail[brackets:].removeprefix(b",")
         end = object_end(tail)
-        self._progress.truncated |= end is None and bool(tail)
+        self.truncated |= end is None and bool(tail)
         if tail[:end]:
             self._read_metadata(b"{" + tail[:end])
         self._count_rest(b"" if end is None else tail[end:])
@@ -308,13 +292,13 @@ class _Cutter:
             found += (carried + text).count(_PHASE)
             carried = (carried + text)[1 - len(_PHASE) :]
             text = self._next_block()
-        self._progress.trailing = max(found, int(some))
-        self._batch.lost += self._progress.trailing
+        self.trailing = max(found, int(some))
+        self._batch.lost += self.trailing
 
     def _read_metadata(self, text: bytes) -> None:
         found, whole = read_metadata(text)
-        self._progress.metadata |= found
-        self._progress.mended += not whole
+        self.metadata |= found
+        self.mended += not whole
 
 
 def _mended(piece: bytes) -> bytes:

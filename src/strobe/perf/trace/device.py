@@ -10,13 +10,14 @@ import numpy as np
 
 from strobe.perf.trace.columns import GrowingColumn, Interned
 from strobe.perf.trace.digits import Integers
-from strobe.perf.trace.events import DEVICE_KINDS
+from strobe.perf.trace.events import DEVICE_KINDS, CollectiveKind
 from strobe.perf.trace.schema import CommArgs, DeviceArgs, Group
 from strobe.perf.trace.tables import NOTHING, Times, integer, integers, operator_of, sizes_text
 
 _COMMUNICATION: Final = re.compile(
     r"nccl|rccl|^hccl::|cross_device_reduce|(?:one|two)_?shot_all_?reduce|multimem_all_?(?:reduce|gather)", re.IGNORECASE
 )
+_NUMBER: Final = re.compile(r"[0-9]{1,9}")
 _MAX_DEVICE: Final = (1 << 15) - 1
 _MAX_STREAM: Final = (1 << 31) - 1
 _KINDS: Final = {Group.KERNEL: "kernel", Group.MEMCPY: "memcpy", Group.MEMSET: "memset"}
@@ -24,22 +25,11 @@ _NO_ARGS: Final = DeviceArgs()
 _COMMUNICATES: Final = 1
 
 
-class CollectiveInfo(NamedTuple):
-    """Description of a collective, without its sequence number."""
-
-    name: str
-    group: str
-    ranks: str
-    in_elements: int
-    out_elements: int
-    dtype: str
-
-
 class Collectives:
     """Descriptions of collectives by communication kernels and their operators; each distinct one is stored once."""
 
     def __init__(self) -> None:
-        self.said: Interned[CollectiveInfo] = Interned()
+        self.said: Interned[CollectiveKind] = Interned()
         self.event, self.text, self.sequence, self.operator = (
             GrowingColumn(),
             GrowingColumn(),
@@ -64,8 +54,9 @@ class Collectives:
     def _read(self, args: CommArgs) -> tuple[int, int]:
         """Number of what is said, or -1, and number in the sequence, or -1."""
         texts = (args.collective, args.group, args.ranks, args.dtype)
-        name, group, ranks, dtype = ("" if text is None else str(text) for text in texts)
-        said = CollectiveInfo(name, group, ranks, integer(args.in_elements), integer(args.out_elements), dtype)
+        name, group, listed, dtype = ("" if text is None else str(text) for text in texts)
+        ranks = tuple(map(int, _NUMBER.findall(listed)))
+        said = CollectiveKind(name, group, ranks, integer(args.in_elements), integer(args.out_elements), dtype)
         return (self.said.id_of(said) if name else NOTHING), integer(args.sequence)
 
 

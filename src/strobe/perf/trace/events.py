@@ -182,29 +182,36 @@ class Device:
     compute_capability: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Collective:
-    """One collective as its communication kernel describes it; -1 or empty where it gives no value.
+class CollectiveKind(NamedTuple):
+    """What equal collectives share, as their communication kernels say it; -1 or empty where they give no value.
 
     Args:
-        event: position among the trace's device events.
         name: such as `allreduce`.
         group: the process group's name.
         ranks: its ranks, as far as the trace lists them.
-        sequence: number of the collective in its group: equal on all ranks that meet.
         in_elements: elements of the input.
         out_elements: elements of the output.
         dtype: of the elements.
     """
 
-    event: int
-    name: str
+    name: str = ""
     group: str = ""
     ranks: tuple[int, ...] = ()
-    sequence: int = -1
     in_elements: int = -1
     out_elements: int = -1
     dtype: str = ""
+
+
+class Collective(NamedTuple):
+    """One collective.
+
+    `event` is its position among the trace's device events; `sequence` its number in its group, equal on all ranks that meet, -1
+    where the trace has none.
+    """
+
+    event: int
+    kind: CollectiveKind
+    sequence: int = -1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -19,12 +19,13 @@ from strobe.core.errors import TraceFormatError
 from strobe.core.printable import first_of
 from strobe.perf.trace.columns import Ids, blank, blocks, code_for, distinct, looked_up, ranks, renumber, taken, time_order, view
 from strobe.perf.trace.damage import mend
-from strobe.perf.trace.device import CollectiveInfo, Collectives, DeviceTable
+from strobe.perf.trace.device import Collectives, DeviceTable
 from strobe.perf.trace.digits import Flags, Integers
 from strobe.perf.trace.events import (
     NO_CORRELATION,
     OF_KERNEL,
     Collective,
+    CollectiveKind,
     DeviceEvents,
     HostEvents,
     OperatorCalls,
@@ -34,7 +35,6 @@ from strobe.perf.trace.tables import NOTHING, HostTable, LaunchTable, OperatorSi
 
 _LAUNCH: Final = re.compile(r"launch|memcpy|memset", re.IGNORECASE)
 _CAPTURE: Final = re.compile(r"launch(?!hostfunc)|memcpy|memset|stream(?:begin|end)capture", re.IGNORECASE)
-_NUMBER: Final = re.compile(r"[0-9]{1,9}")
 _NAMED: Final = 4
 
 
@@ -358,24 +358,11 @@ def _collectives(found: Collectives, order: Ids) -> tuple[Collective, ...]:
     places, back = _moved(view(found.event.release()), order)
     said = found.said.values()
     columns = (view(column.release())[back].tolist() for column in (found.text, found.sequence, found.operator))
-    ranks = {one.ranks: tuple(map(int, _NUMBER.findall(one.ranks))) for one in said}
     collectives = []
     for event, text, sequence, operator in zip(places, *columns, strict=True):
         other_text, other_sequence = found.of_operator.get(operator, (NOTHING, NOTHING))
         text, sequence = (other_text if text < 0 else text), (other_sequence if sequence < 0 else sequence)
-        one = said[text] if text >= 0 else CollectiveInfo("", "", "", NOTHING, NOTHING, "")
-        collectives.append(
-            Collective(
-                event=event,
-                name=one.name,
-                group=one.group,
-                ranks=ranks.get(one.ranks, ()),
-                sequence=sequence,
-                in_elements=one.in_elements,
-                out_elements=one.out_elements,
-                dtype=one.dtype,
-            )
-        )
+        collectives.append(Collective(event, said[text] if text >= 0 else CollectiveKind(), sequence))
     return tuple(collectives)
 
 
@@ -385,7 +372,7 @@ def _kept(
     """Return what is said of the events that are kept, at their new places."""
     place = (np.cumsum(keep) - 1).tolist()
     return (
-        tuple(replace(one, event=place[one.event]) for one in collectives if keep[one.event]),
+        tuple(one._replace(event=place[one.event]) for one in collectives if keep[one.event]),
         {place[event]: path for event, path in module_paths.items() if keep[event]},
     )
 

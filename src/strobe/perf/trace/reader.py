@@ -12,7 +12,7 @@ from typing import Any, Final
 from strobe.core.errors import DataError, TraceFormatError
 from strobe.core.printable import first_of
 from strobe.perf.trace import metadata
-from strobe.perf.trace.chunks import Progress, event_batches
+from strobe.perf.trace.chunks import EventCutter
 from strobe.perf.trace.device import DeviceTable
 from strobe.perf.trace.digits import nanoseconds
 from strobe.perf.trace.events import Device, DeviceEvents, HostEvent, HostEvents, ReadCounts, Region, Trace
@@ -142,14 +142,14 @@ def _nothing_used(contents: _Contents, counts: ReadCounts) -> str:
 
 
 def _read(path: Path, contents: _Contents, progress: Report | None) -> Trace:
-    state = Progress()
     try:
         with path.open("rb") as file:
             total, is_database = path.stat().st_size, file.read(len(MAGIC)) == MAGIC
             if is_database:
                 return _read_export(path, contents)
             file.seek(0)
-            for batch in event_batches(file, contents.decoder_for, state):
+            state = EventCutter(file, contents.decoder_for)
+            for batch in state.batches():
                 contents.add(batch)
                 if progress is not None:
                     progress(min(file.tell(), total), total, path.name)

@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import lru_cache, reduce
 from itertools import compress
 from operator import or_
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -110,20 +110,10 @@ class Event(msgspec.Struct, gc=False):
     tid: Number = None
 
 
-class _Launch(Event, gc=False):
-    args: LaunchArgs | None = None
-
-
-class _Device(Event, gc=False):
-    args: DeviceArgs | None = None
-
-
-class _Op(Event, gc=False):
-    args: OpArgs | None = None
-
-
-class _Memory(Event, gc=False):
-    args: MemoryArgs | None = None
+def _with(args: type[msgspec.Struct]) -> type[Event]:
+    """Return the type of events with such arguments."""
+    fields = [("args", args | None, None)]
+    return cast("type[Event]", msgspec.defstruct(f"_{args.__name__}", fields, bases=(Event,), gc=False))
 
 
 class _Named(msgspec.Struct, gc=False):
@@ -147,10 +137,13 @@ class _Stub(msgspec.Struct, gc=False):
     name: Any = None
 
 
-_SHAPES: Final[dict[Group, type[Event]]] = defaultdict(lambda: Event) | {
-    Group.KERNEL: _Device, Group.MEMCPY: _Device, Group.MEMSET: _Device,
-    Group.LAUNCH: _Launch, Group.OP: _Op, Group.OLD_OP: _Op, Group.MEMORY: _Memory,
+_ARGUMENTS: Final[dict[type[msgspec.Struct], tuple[Group, ...]]] = {
+    DeviceArgs: (Group.KERNEL, Group.MEMCPY, Group.MEMSET), LaunchArgs: (Group.LAUNCH,), OpArgs: (Group.OP, Group.OLD_OP),
+    MemoryArgs: (Group.MEMORY,),
 }  # fmt: skip
+_SHAPES: Final[dict[Group, type[Event]]] = defaultdict(lambda: Event) | {
+    group: shape for args, groups in _ARGUMENTS.items() for shape in (_with(args),) for group in groups
+}
 _GROUPS: Final = {
     "kernel": Group.KERNEL, "mtia_ccp_events": Group.KERNEL, "gpu_memcpy": Group.MEMCPY, "gpu_memset": Group.MEMSET,
     "cuda_runtime": Group.LAUNCH, "cuda_driver": Group.LAUNCH, "mtia_runtime": Group.LAUNCH, "hpu_op": Group.LAUNCH,

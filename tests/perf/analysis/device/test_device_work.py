@@ -15,7 +15,7 @@ from strobe.core.errors import ConfigError, DataError
 from strobe.perf.analysis.device.activity import ACTIVITIES, DeviceView, activity, device_views, idle_strip
 from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.analysis.device.kernels import kernel_name, kernel_table
-from strobe.perf.analysis.device.launch import gap_table, launch
+from strobe.perf.analysis.device.launch import Gaps, launch
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace
 
 _NAMES = {
@@ -126,25 +126,25 @@ def test_activity(trace: Trace, window: Window | None, priority: tuple[str, ...]
         classes = Counter(asked.class_of(moment) for moment in range(asked.begin, asked.stop))
         assert found.span_ns == asked.stop - asked.begin == found.busy_ns + found.idle_ns
         assert found.idle == {cause: classes[cause] for cause in found.idle} and sum(found.idle.values()) == found.idle_ns
-        assert (found.n, found.sum_ns) == (len(inside), sum(shared for _, shared in inside))
-        assert found.num_cut == sum(shared < e.end_ns - e.start_ns for e, shared in inside)
+        assert (found.tally.events, found.sum_ns) == (len(inside), sum(shared for _, shared in inside))
+        assert view.num_cut == sum(shared < e.end_ns - e.start_ns for e, shared in inside)
         assert found.overlap_ns == found.sum_ns - asked.time_of(set(_NAMES))
-        assert [kind.kind for kind in found.kinds] == [kind for kind in priority if any(e.kind == kind for e, _ in inside)]
-        for kind in found.kinds:
-            mine = [shared for e, shared in inside if e.kind == kind.kind]
-            assert (kind.n, kind.sum_ns) == (len(mine), sum(mine))
-            assert (kind.union_ns, kind.exclusive_ns) == (asked.time_of({kind.kind}), classes[kind.kind])
+        assert list(found.kinds) == [kind for kind in priority if any(e.kind == kind for e, _ in inside)]
+        for kind, tally in found.kinds.items():
+            mine = [shared for e, shared in inside if e.kind == kind]
+            assert (tally.events, tally.sum_ns) == (len(mine), sum(mine))
+            assert (tally.union_ns, found.exclusive[kind]) == (asked.time_of({kind}), classes[kind])
         unlinked = [shared for e, shared in inside if e.host is None]
-        assert (found.num_unlinked, found.unlinked_ns) == (len(unlinked), sum(unlinked))
+        assert (found.unlinked.events, found.unlinked.sum_ns) == (len(unlinked), sum(unlinked))
         compute = asked.time_of({"kernel", "memset"})
-        assert found.exposed_comm_ns == asked.time_of({"kernel", "memset", "comm"}) - compute
-        assert found.exposed_memcpy_ns == found.busy_ns - compute - found.exposed_comm_ns
-        for stream in found.streams:
-            mine = [e for e, _ in inside if e.stream == stream.stream]
+        assert found.exposed_communication_ns == asked.time_of({"kernel", "memset", "comm"}) - compute
+        assert found.exposed_copies_ns == found.busy_ns - compute - found.exposed_communication_ns
+        for number, stream in found.streams.items():
+            mine = [e for e, _ in inside if e.stream == number]
             parts = [range(max(e.start_ns, asked.begin), min(e.end_ns, asked.stop)) for e in mine]
             shared = [min(a.stop, b.stop) - max(a.start, b.start) for a, b in combinations(parts, 2) if a and b]
-            assert (stream.n, stream.sum_ns) == (len(mine), sum(map(len, parts)))
-            assert stream.busy_ns == len({moment for part in parts for moment in part})
+            assert (stream.events, stream.sum_ns) == (len(mine), sum(map(len, parts)))
+            assert stream.union_ns == len({moment for part in parts for moment in part})
             assert stream.overlap_pairs == sum(length > 0 for length in shared)
             assert stream.longest_overlap_ns == max([0, *shared])
 
@@ -219,7 +219,7 @@ def test_the_kernel_table(trace: Trace, window: Window | None, by: str) -> None:
 @given(trace=_traces(), window=_WINDOWS)
 def test_the_gap_table(trace: Trace, window: Window | None) -> None:
     for view in device_views(trace, window):
-        found, asked = gap_table(view), _Moments(view)
+        found, asked = Gaps(view), _Moments(view)
         kernels = [e for e in asked.events if e.kind in ("kernel", "comm") and e.start_ns < e.end_ns]
         rows: dict[tuple[str, str], list[Counter[str]]] = defaultdict(list)
         copies: dict[tuple[str, str], set[tuple[int, int]]] = defaultdict(set)
@@ -239,15 +239,15 @@ def test_the_gap_table(trace: Trace, window: Window | None) -> None:
                     copies[pair] |= {(asked.events.index(owner), gap.start)} if what == "dtod" else set()
                 spent[what] += 1
             rows[pair].append(spent)
-        assert sorted((row.before, row.after) for row in found.rows) == sorted(rows)
+        assert sorted((row.after, row.before) for row in found.rows) == sorted(rows)
         for row in found.rows:
-            mine, total = rows[row.before, row.after], sum(rows[row.before, row.after], Counter())
+            mine, total = rows[row.after, row.before], sum(rows[row.after, row.before], Counter())
             lengths = sorted(spent.total() for spent in mine)
             assert (row.gaps.n, row.gaps.sum_ns, row.gaps.max_ns) == (len(mine), sum(lengths), lengths[-1])
             assert row.gaps.p50_ns == lengths[(len(lengths) - 1) // 2]
-            assert row.idle == {cause: total[cause] for cause in row.idle}
-            assert (row.dtod_ns, row.other_copy_ns, row.memset_ns) == (total["dtod"], total["other"], total["memset"])
-            assert row.num_dtod == len(copies[row.before, row.after])
+            total["other_copy"] = total.pop("other", 0)
+            assert row.spent == {key: total[key.removesuffix("_ns")] for key in row.spent}
+            assert row.dtod_copies == len(copies[row.after, row.before])
         ran = [m for m in range(asked.begin, asked.stop) if any(e.kind in ("kernel", "comm") for e in asked.running(m))]
         head = (
             next((m for m in range(asked.begin, asked.stop) if any(e.start_ns <= m for e in kernels)), asked.stop) - asked.begin
@@ -271,7 +271,7 @@ def test_launch_delays(trace: Trace, window: Window | None) -> None:
                 graph = answers[event.host] > 1 or event.host.name == "cudaGraphLaunch"
                 kinds["graph-rest" if graph and event.ordinal else "graph-first" if graph else "single"].append(event)
                 calls[event.host.name].append(event)
-        assert set(found.kinds) == set(kinds) and {row.name for row in found.calls} == set(calls)
+        assert set(found.kinds) == set(kinds) and set(found.calls) == set(calls)
         for kind, events in kinds.items():
             for delays, negative, moment in (
                 (found.kinds[kind].start_to_start, found.kinds[kind].num_negative_ss, "start_ns"),
@@ -285,10 +285,10 @@ def test_launch_delays(trace: Trace, window: Window | None) -> None:
                     expected[-1],
                 )
                 assert negative == sum(delay < 0 for delay in expected)
-        for row in found.calls:
-            hosts = {event.host for event in calls[row.name]}
-            took = [host.end_ns - host.start_ns for host in hosts if host]
-            assert (row.n, row.num_events, row.host.sum_ns) == (len(hosts), len(calls[row.name]), sum(took))
+        for name, (num_events, host, _) in found.calls.items():
+            hosts = {event.host for event in calls[name]}
+            took = [each.end_ns - each.start_ns for each in hosts if each]
+            assert (host.n, num_events, host.sum_ns) == (len(hosts), len(calls[name]), sum(took))
 
 
 # ---- bad input ----

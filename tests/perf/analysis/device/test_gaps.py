@@ -14,7 +14,7 @@ import pytest
 
 from strobe.perf.analysis.device.activity import DeviceView, activity, device_views
 from strobe.perf.analysis.device.kernels import kernel_table
-from strobe.perf.analysis.device.launch import gap_table, launch
+from strobe.perf.analysis.device.launch import Gaps, launch
 from strobe.perf.trace import DeviceEvent, HostEvent, Trace, read_trace
 
 MakeTrace = Callable[..., Trace]
@@ -37,11 +37,13 @@ def test_a_gap_by_hand(make_trace: MakeTrace) -> None:
         overhead=((140, 145),),
     )
     (view,) = device_views(trace)
-    table = gap_table(view)
+    table = Gaps(view)
     (row,) = table.rows  # the communication kernel ends where the next kernel starts: no gap
-    assert (row.before, row.after, row.gaps.n, row.gaps.sum_ns) == ("triton_poi_fused_add", "ncclDevKernel_AllReduce", 1, 70)
-    assert (row.num_dtod, row.dtod_ns, row.other_copy_ns, row.memset_ns) == (2, 10 + 5, 10, 0)
-    assert row.idle == {"host_late": 5 + 5, "profiler_overhead": 5, "launch_latency": 20, "queued": 10, "unlinked": 0}
+    assert (row.after, row.before, row.gaps.n, row.gaps.sum_ns) == ("triton_poi_fused_add", "ncclDevKernel_AllReduce", 1, 70)
+    assert row.dtod_copies == 2 and row.spent == {
+        "host_late_ns": 5 + 5, "profiler_overhead_ns": 5, "launch_latency_ns": 20, "queued_ns": 10, "unlinked_ns": 0,
+        "dtod_ns": 10 + 5, "other_copy_ns": 10, "memset_ns": 0,
+    }  # fmt: skip
     assert (table.span_ns, table.kernel_ns, table.gap_ns, table.head_ns, table.tail_ns) == (200, 100, 70, 20, 10)
 
 
@@ -80,13 +82,13 @@ def test_a_capture_adds_up_as_its_json_does(recorded: list[dict[str, Any]], view
         busy += max(0, end - max(start, reached))
         reached = max(reached, end)
     found = activity(view)
-    assert (found.n, found.sum_ns) == (len(events), sum(end - start for start, end, _ in events))
+    assert (found.tally.events, found.sum_ns) == (len(events), sum(end - start for start, end, _ in events))
     assert (found.busy_ns, found.span_ns) == (busy, reached - events[0][0])
     by_category = Counter(e["cat"] for *_, e in events)
-    assert {kind.kind: kind.n for kind in found.kinds} == {
+    assert {kind: tally.events for kind, tally in found.kinds.items()} == {
         "kernel": by_category["kernel"], "memset": by_category["gpu_memset"], "memcpy": by_category["gpu_memcpy"],
     }  # fmt: skip
-    assert {stream.stream: stream.n for stream in found.streams} == Counter(e["args"]["stream"] for *_, e in events)
+    assert {number: stream.events for number, stream in found.streams.items()} == Counter(e["args"]["stream"] for *_, e in events)
     table = kernel_table(view)
     names = {member.name: (member.n, member.sum_ns) for row in table.rows for member in row.members}
     counts, sums = Counter[str](), Counter[str]()
@@ -114,6 +116,6 @@ def test_the_delays_and_gaps_of_a_capture(recorded: list[dict[str, Any]], view: 
         if e["cat"] == "kernel" and end > start:
             gaps += [start - reached] if reached is not None and start > reached else []
             reached = max(reached or end, end)
-    table = gap_table(view)
+    table = Gaps(view)
     assert (sum(row.gaps.n for row in table.rows), table.gap_ns) == (len(gaps), sum(gaps))
-    assert sum(row.num_dtod for row in table.rows) > 0
+    assert sum(row.dtod_copies for row in table.rows) > 0

@@ -11,10 +11,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strobe.perf.analysis.device.activity import device_views
+from strobe.perf.analysis.device.activity import activity, device_views
 from strobe.perf.analysis.device.host import BETWEEN, host_work
-from strobe.perf.analysis.device.launch import graph_calls
-from strobe.perf.analysis.device.launch import launch as launch_of
 from strobe.perf.trace import read_trace
 from synthetic import event, kernel, launch
 
@@ -27,10 +25,9 @@ def found(folder: Path, events: list[dict[str, Any]]) -> tuple[Counter[str], Cou
     """Return the named times of the only device, us, and what its idle time says the host was late, us."""
     path = folder / "trace.json"
     path.write_text(json.dumps({"traceEvents": events}))
-    trace = read_trace(path)
-    (view,) = device_views(trace)
+    (view,) = device_views(read_trace(path))
     work = host_work(view)
-    idle = launch_of(view, graph_calls(trace)).activity.idle
+    idle = activity(view).idle
     assert sum(work[0].values()) == idle["host_late"] + idle["profiler_overhead"]
     late, before = (Counter({name: ns // US for name, ns in part.items()}) for part in work)
     return late, before, idle["host_late"] // US

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from strobe.perf.analysis.device.activity import device_views
+from strobe.perf.analysis.device.activity import Activity, activity, device_views
 from strobe.perf.analysis.device.launch import Integrity, Launch, integrity, launch
 from strobe.perf.trace import DeviceEvent, HostEvent, Trace
 
@@ -19,6 +19,11 @@ def _kernel(start: int, end: int, host: HostEvent | None, ordinal: int = 0, **fi
 def _launch(trace: Trace) -> Launch:
     (view,) = device_views(trace)
     return launch(view)
+
+
+def _done(trace: Trace) -> Activity:
+    (view,) = device_views(trace)
+    return activity(view)
 
 
 def _integrity(trace: Trace) -> Integrity:
@@ -40,7 +45,7 @@ def test_single_launches_and_graphs_are_told_apart(make_trace: MakeTrace) -> Non
         "graph-first": (3, 20 + 10 + 10, 10 + 7 + 9),  # a graph is many events of one call, or a graph launch of one
         "graph-rest": (3, 25 + 30 + 15, 15 + 20 + 12),
     }
-    assert [(row.name, row.n, row.num_events, row.host.sum_ns) for row in found.calls] == [
+    assert [(name, host.n, num_events, host.sum_ns) for name, (num_events, host, _) in found.calls.items()] == [
         ("hipGraphLaunch", 1, 3, 10), ("hipLaunchKernel", 1, 2, 3), ("cuLaunchKernelEx", 1, 1, 20), ("cudaGraphLaunch", 1, 1, 1),
         ("cudaLaunchKernel", 1, 1, 4),
     ]  # fmt: skip
@@ -80,8 +85,7 @@ def _run(delay_ns: int, work_ns: int, pause_ns: int) -> list[DeviceEvent]:
     ],
 )
 def test_verdicts(make_trace: MakeTrace, events: list[DeviceEvent], overhead: tuple[tuple[int, int], ...], verdict: str) -> None:
-    found = _launch(make_trace(events, overhead=overhead))
-    assert found.verdict == verdict
+    assert _done(make_trace(events, overhead=overhead)).verdict == verdict
 
 
 def test_without_single_launches_the_first_events_of_graphs_decide(make_trace: MakeTrace) -> None:
@@ -89,9 +93,9 @@ def test_without_single_launches_the_first_events_of_graphs_decide(make_trace: M
     for i in range(9):
         host = HostEvent("cudaGraphLaunch", 100_000 * i + 80_000, 100_000 * i + 81_000, 0)
         events += [_kernel(host.start_ns + 5_000 + 100 * n, host.start_ns + 5_100 + 100 * n, host, n) for n in range(4)]
-    found = _launch(make_trace(events))
-    assert (found.verdict, found.activity.late_delay_ns) == ("host-bound", 5_000)
-    assert list(found.kinds) == ["graph-first", "graph-rest"]
+    done = _done(make_trace(events))
+    assert (done.verdict, done.late_delay_ns) == ("host-bound", 5_000)
+    assert list(_launch(make_trace(events)).kinds) == ["graph-first", "graph-rest"]
 
 
 # ---- signs of loss ----
@@ -164,16 +168,16 @@ def _backlog(delay_ns: int, bursts: int = 4) -> list[DeviceEvent]:
 
 def test_delays_behind_a_busy_device_do_not_hide_a_late_host(make_trace: MakeTrace) -> None:
     """Idle for half of the time, all but 1 % of it with the host late; the median launch waits 0.6 ms in the queue."""
-    found = _launch(make_trace(_backlog(6_600)))
-    assert found.activity.idle_ns > 0.4 * found.activity.span_ns
-    assert found.activity.idle["host_late"] > 0.98 * found.activity.idle_ns
-    assert found.kinds["single"].start_to_start.p50_ns > 500_000
-    assert (found.verdict, found.activity.late_delay_ns) == ("host-bound", 6_600)
+    found = _done(make_trace(_backlog(6_600)))
+    assert found.idle_ns > 0.4 * found.span_ns
+    assert found.idle["host_late"] > 0.98 * found.idle_ns
+    assert _launch(make_trace(_backlog(6_600))).kinds["single"].start_to_start.p50_ns > 500_000
+    assert (found.verdict, found.late_delay_ns) == ("host-bound", 6_600)
 
 
 def test_what_ends_a_late_gap_slowly_is_a_slow_launch(make_trace: MakeTrace) -> None:
-    found = _launch(make_trace(_backlog(33_000)))
-    assert (found.verdict, found.activity.late_delay_ns) == ("host late, slow launches", 33_000)
+    found = _done(make_trace(_backlog(33_000)))
+    assert (found.verdict, found.late_delay_ns) == ("host late, slow launches", 33_000)
 
 
 def test_overhead_in_a_gap_does_not_count_its_launch_twice(make_trace: MakeTrace) -> None:
@@ -186,10 +190,10 @@ def test_overhead_in_a_gap_does_not_count_its_launch_twice(make_trace: MakeTrace
         start = host.start_ns + delay
         events.append(_kernel(start, start + 1_000, host))
         now = start + 1_000
-    found = _launch(make_trace(events, overhead=tuple(overhead)))
-    assert (found.verdict, found.activity.late_delay_ns) == ("host-bound", 5_000)
+    found = _done(make_trace(events, overhead=tuple(overhead)))
+    assert (found.verdict, found.late_delay_ns) == ("host-bound", 5_000)
 
 
 def test_without_a_gap_that_the_host_was_late_for_no_delay_is_typical(make_trace: MakeTrace) -> None:
-    found = _launch(make_trace([_kernel(10 * i, 10 * i + 10, HostEvent("c", 0, 1, 0)) for i in range(3)]))
-    assert (found.verdict, found.activity.late_delay_ns) == ("busy", None)
+    found = _done(make_trace([_kernel(10 * i, 10 * i + 10, HostEvent("c", 0, 1, 0)) for i in range(3)]))
+    assert (found.verdict, found.late_delay_ns) == ("busy", None)

@@ -42,7 +42,7 @@ def _check(found: Queue, spent: Counter[int]) -> None:
     whole = sum(spent.values())
     assert found.empty_ns == spent[0] and found.span_ns == whole
     assert found.longest == max(spent, default=0)
-    assert found.total_ns == sum(length * ns for length, ns in spent.items())
+    assert found.waited_ns == sum(length * ns for length, ns in spent.items())
     listed = sorted(spent.elements())
     assert found.median == (listed[(whole - 1) // 2] if listed else 0)
     for (low, high), ns in zip(LENGTHS, found.lengths_ns, strict=True):
@@ -76,7 +76,7 @@ def test_against_every_nanosecond(
         _check(queue, _counted(mine, view.begin_ns, view.end_ns))
     for left, right, *parts in zip(whole.edges_ns, whole.edges_ns[1:], *whole.lengths_ns, strict=False):
         assert sum(parts) == right - left, "every bin is filled"
-    assert sum(queue.total_ns for queue in streams) in (0, whole.total_ns)
+    assert sum(queue.waited_ns for queue in streams) in (0, whole.waited_ns)
 
 
 @pytest.mark.parametrize("path", [H200 / "eager.json.gz", H200 / "graph.json.gz", *FURTHER], ids=lambda path: path.name)
@@ -94,7 +94,7 @@ def test_captures(path: Path) -> None:
         ]
         spans = [(called, start) for called, start in spans if called < start]
         (found, *_) = queues(view)
-        assert found.total_ns == sum(start - called for called, start in spans) and found.queued == len(spans)
+        assert found.waited_ns == sum(start - called for called, start in spans) and found.queued_events == len(spans)
         assert found.empty_ns == stop - begin - oracle.union(spans)
         assert found.longest == max((sum(a <= called < b for a, b in spans) for called, _ in spans), default=0)
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.perf.analysis.device.intervals import Window
-from strobe.perf.analysis.structure.collectives import CLOCK_TOLERANCE_NS, CollectiveKind, collective_skew, communication
-from strobe.perf.trace import Collective, DeviceEvent, DeviceEvents, HostEvents, Trace
+from strobe.perf.analysis.structure.collectives import CLOCK_TOLERANCE_NS, collective_skew, communication, message_bytes
+from strobe.perf.trace import Collective, CollectiveKind, DeviceEvent, DeviceEvents, HostEvents, Trace
 
 _WORLD = (0, 1, 2)
 Told = tuple[str, int, int]
@@ -30,16 +30,7 @@ def _rank(
     rows += [(DeviceEvent("k", kind, start, end, 0, 7, 0, None), None) for kind, start, end in work]
     rows.sort(key=lambda row: (row[0].start_ns, -row[0].end_ns))
     collectives = tuple(
-        Collective(
-            event=i,
-            name=said[0],
-            group="tp",
-            ranks=_WORLD,
-            sequence=said[1],
-            in_elements=said[2],
-            out_elements=said[2],
-            dtype="BFloat16",
-        )
+        Collective(i, CollectiveKind(said[0], "tp", _WORLD, said[2], said[2], "BFloat16"), said[1])
         for i, (_, said) in enumerate(rows)
         if said is not None
     )
@@ -77,8 +68,8 @@ def test_skew_and_transfer_by_hand() -> None:
     assert {member.transfer_ns for member in found.times} == {4 * 40_000}
     assert found.straggler == two
     (kind,) = found.kinds
-    assert kind.kind == CollectiveKind("allreduce", "tp", _WORLD, 1_000, 1_000, "BFloat16") and kind.kind.message_bytes == 2_000
-    assert (kind.members, kind.skew.n, kind.skew.sum_ns, kind.skew.min_ns) == (3, 4, 3 * 320_000 + 290_000, 290_000)
+    assert kind.kind == CollectiveKind("allreduce", "tp", _WORLD, 1_000, 1_000, "BFloat16") and message_bytes(kind.kind) == 2_000
+    assert (kind.skew.n, kind.skew.sum_ns, kind.skew.min_ns) == (4, 3 * 320_000 + 290_000, 290_000)
     assert (kind.transfer.min_ns, kind.transfer.max_ns) == (40_000, 40_000)
 
 
@@ -91,7 +82,7 @@ def test_skew_and_transfer_by_hand() -> None:
     ],
 )  # fmt: skip
 def test_a_message_has_the_bytes_of_its_elements(name: str, num_bytes: int) -> None:
-    assert CollectiveKind("allreduce", "tp", _WORLD, 1_000, 1_000, name).message_bytes == 1_000 * num_bytes
+    assert message_bytes(CollectiveKind("allreduce", "tp", _WORLD, 1_000, 1_000, name)) == 1_000 * num_bytes
 
 
 def test_the_straggler_is_who_the_others_wait_longest_for_not_who_is_last_most_often() -> None:
@@ -242,9 +233,9 @@ def test_exposed_communication_against_every_nanosecond(comm: list, work: list) 
     hiding = {moment for (start, n), kind in work if kind != "memcpy" for moment in range(start, start + n)}
     assert (found.n, found.sum_ns, found.union_ns) == (len(comm), sum(e - s for s, e in comm), len(running))
     assert found.exposed_ns == len(running - hiding)
-    for row in found.kinds:
-        own = {m for i, (start, end) in enumerate(comm) if told[i][2] == row.kind.in_elements for m in range(start, end)}
-        assert row.exposed_ns == len(own - hiding)
+    for kind, (_, exposed_ns) in found.kinds.items():
+        own = {m for i, (start, end) in enumerate(comm) if told[i][2] == kind.in_elements for m in range(start, end)}
+        assert exposed_ns == len(own - hiding)
 
 
 @given(

@@ -30,16 +30,16 @@ def test_the_peak_and_what_was_open_then() -> None:
         HostEvent("late", 30, 35, 0),
     ]
     (use,) = memory_use(_trace([5, 7, 30, 8, 30, 6], ranges))
-    assert (use.device, use.step_ns, use.reserved_peak_bytes) == ("cuda:0", 10, 60)
-    assert (use.peak.start_ns, use.peak.allocated_bytes, use.peak.reserved_bytes) == (20, 30, 60)
+    assert (use.device, use.step_ns, use.peak_reserved_bytes) == ("cuda:0", 10, 60)
+    assert (use.peak_at_ns, use.peak_allocated_bytes, use.reserved_then_bytes) == (20, 30, 60)
     assert use.peak_in == ("step", "forward")
-    assert (use.first.allocated_bytes, use.last.allocated_bytes, len(use.points)) == (5, 6, 6)
+    assert (use.start_allocated_bytes, use.end_allocated_bytes, len(use.points)) == (5, 6, 6)
 
 
 def test_a_window_sees_the_stretches_that_overlap_it() -> None:
     trace = _trace([5, 7, 30, 8, 9, 6])
     (use,) = memory_use(trace, Window(start_ns=35, end_ns=50, label=""))
-    assert [point.start_ns for point in use.points] == [30, 40] and use.peak.allocated_bytes == 9 and use.peak_in == ()
+    assert use.points == ((0, 8, 16), (10, 9, 18)) and use.peak_allocated_bytes == 9 and use.peak_in == ()
     assert memory_use(trace, Window(start_ns=60, end_ns=90, label="")) == ()
 
 
@@ -51,6 +51,7 @@ def test_nothing_recorded() -> None:
 def test_thinning_keeps_the_peak(values: list[int], num_points: int) -> None:
     (use,) = memory_use(_trace(values), num_points=num_points)
     assert len(use.points) == min(num_points, len(values))
-    assert use.peak.start_ns == 10 * values.index(max(values)) and use.peak in use.points
-    assert all(values[point.start_ns // 10] == point.allocated_bytes for point in use.points)
-    assert list(use.points) == sorted(use.points, key=lambda point: point.start_ns)
+    assert use.peak_at_ns == 10 * values.index(max(values))
+    assert (use.peak_at_ns, use.peak_allocated_bytes, use.reserved_then_bytes) in use.points
+    assert all(values[at // 10] == allocated for at, allocated, _ in use.points)
+    assert list(use.points) == sorted(use.points)

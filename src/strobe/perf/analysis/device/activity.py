@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final, NamedTuple, TypeAlias, TypeVar
+from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -542,49 +542,72 @@ def tile_of(moments: Ints, tiles: Intervals) -> Ints:
 # `busy`, idle causes to `idle`. Every figure is cut to the window.
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KindTime:
-    """Events of one kind: count, sum, union, exclusive time.
+@dataclass(kw_only=True, slots=True)
+class Tally:
+    """Some events of a device: number, sum of their durations, and the time in which at least one of them ran."""
 
-    Args:
-        kind: one of `DEVICE_KINDS`.
-        n: number of events.
-        sum_ns: sum of their durations.
-        union_ns: time in which at least one of them ran.
-        exclusive_ns: the part of it that no kind before it in the priority owns.
-    """
+    events: int = 0
+    sum_ns: int = 0
+    covered: Covered = field(default_factory=Covered)
 
-    kind: str
-    n: int
-    sum_ns: int
-    union_ns: int
-    exclusive_ns: int
+    @property
+    def union_ns(self) -> int:
+        """Time in which at least one of them ran, ns."""
+        return self.covered.total_ns
+
+    def add(self, part: WindowedEvents, which: slice | Ints) -> None:
+        """Count the chosen events of a part."""
+        start, end = part.start[which], part.end[which]
+        self.events += len(start)
+        self.sum_ns += int((end - start).sum())
+        self.covered.add(start, end)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StreamTime:
+@dataclass(kw_only=True, slots=True)
+class StreamTally(Tally):
     """Events of one stream. Kernels of one stream overlap under programmatic dependent launch and in graph branches.
 
     Args:
-        stream: its number.
-        n: number of events.
-        sum_ns: sum of their durations.
-        busy_ns: time in which at least one of them ran.
         overlap_pairs: pairs of its events that ran at the same time.
         longest_overlap_ns: the longest that an event ran while one that started before it did.
+        open_ns: ends of earlier events that may lie after the start of a later one.
     """
 
-    stream: int
-    n: int
-    sum_ns: int
-    busy_ns: int
-    overlap_pairs: int
-    longest_overlap_ns: int
+    overlap_pairs: int = 0
+    longest_overlap_ns: int = 0
+    open_ns: Ints = field(default_factory=lambda: np.empty(0, np.int64), compare=False)
 
     @property
     def overlap_ns(self) -> int:
         """Sum of the durations minus the busy time, ns."""
-        return self.sum_ns - self.busy_ns
+        return self.sum_ns - self.union_ns
+
+    def add(self, part: WindowedEvents, which: slice | Ints) -> None:
+        """Count the chosen events of a part."""
+        Tally.add(self, part, which)
+        start, end = part.start[which], part.end[which]
+        some = end > start
+        start, end = start[some], end[some]
+        if not len(start):
+            return
+        later = np.searchsorted(start, end, "left") - np.arange(1, len(start) + 1)
+        self.overlap_pairs += int(later.sum()) + int(np.searchsorted(start, self.open_ns, "left").sum())
+        reached = np.maximum(reach(start, end), max(self.open_ns, default=start[0]))
+        self.longest_overlap_ns = max(self.longest_overlap_ns, int((np.minimum(reached, end) - start).max()))
+        ends = np.concatenate((self.open_ns, end))
+        self.open_ns = ends[ends > start[-1]]
+
+
+Verdict = Literal[
+    "busy", "host-bound", "host late, slow launches", "launch latency", "queued", "profiler overhead", "unknown", "mixed"
+]  # fmt: skip
+MIN_IDLE_SHARE: Final = 0.05
+"""Least idle share of the span for a verdict other than `busy`."""
+MAX_PROMPT_NS: Final = 20_000
+"""Longest launch delay that means an empty queue, ns."""
+_VERDICTS: Final[dict[str, Verdict]] = {
+    LAUNCH_LATENCY: "launch latency", QUEUED: "queued", PROFILER_OVERHEAD: "profiler overhead", UNLINKED: "unknown",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -592,47 +615,41 @@ class Activity:
     """Account of the time of one device during a window.
 
     Args:
-        device: its number.
-        begin_ns: start of the window; without one, of the first event.
-        end_ns: end of the window; without one, of the last event to end.
-        n: number of events that overlap the window.
-        num_cut: of these, how many reach beyond it; only their part inside is counted.
-        sum_ns: sum of durations over all streams.
-        busy_ns: time in which at least one event ran.
-        kinds: one for each kind that occurs, in order of priority.
-        streams: in order of number.
-        idle: time by cause, one for each of `idle.CAUSES`.
+        span_ns: length of the window.
+        tally: the events that overlap the window; only their part inside is counted.
+        kinds: those of each kind that occurs, in order of priority.
+        streams: those of each stream, in order of number.
+        exclusive: time by activity, one for each of `ACTIVITIES`: of a kind what no kind before it in the priority owns.
         overhead: idle time with the host held up by overhead, by the overhead's name in the trace; largest first. Of several
             at a time the first to start counts.
-        num_unlinked: events without a known launch call.
-        unlinked_ns: sum of their durations.
-        exposed_comm_ns: time in which communication ran and neither a kernel nor a memset did, whatever the priority.
-        exposed_memcpy_ns: time in which a copy ran and nothing else did, whatever the priority.
+        unlinked: the events without a known launch call.
+        exposed_communication_ns: time in which communication ran and neither a kernel nor a memset did, whatever the priority.
+        exposed_copies_ns: time in which a copy ran and nothing else did, whatever the priority.
         late_delay_ns: median time from the start of a launch call to the start on the device, of the launches that end a gap with
-            the host late; `None` without such a gap.
+            the host late; `None` without such a gap. Delays of other launches tell how long the queue was, not how fast a launch
+            is.
     """
 
-    device: int
-    begin_ns: int
-    end_ns: int
-    n: int
-    num_cut: int
-    sum_ns: int
-    busy_ns: int
-    kinds: tuple[KindTime, ...]
-    streams: tuple[StreamTime, ...]
-    idle: Mapping[str, int]
+    span_ns: int
+    tally: Tally
+    kinds: Mapping[str, Tally]
+    streams: Mapping[int, StreamTally]
+    exclusive: Mapping[str, int]
     overhead: Mapping[str, int]
-    num_unlinked: int
-    unlinked_ns: int
-    exposed_comm_ns: int
-    exposed_memcpy_ns: int
+    unlinked: Tally
+    exposed_communication_ns: int
+    exposed_copies_ns: int
     late_delay_ns: int | None
 
     @property
-    def span_ns(self) -> int:
-        """Length of the window."""
-        return self.end_ns - self.begin_ns
+    def busy_ns(self) -> int:
+        """Time in which at least one event ran, ns."""
+        return self.tally.union_ns
+
+    @property
+    def sum_ns(self) -> int:
+        """Sum of durations over all streams, ns."""
+        return self.tally.sum_ns
 
     @property
     def idle_ns(self) -> int:
@@ -640,16 +657,41 @@ class Activity:
         return self.span_ns - self.busy_ns
 
     @property
+    def idle(self) -> dict[str, int]:
+        """Idle time by cause, one for each of `CAUSES`."""
+        return {cause: self.exclusive[cause] for cause in CAUSES}
+
+    @property
     def overlap_ns(self) -> int:
         """Sum of the durations minus the busy time, ns."""
         return self.sum_ns - self.busy_ns
 
+    @property
+    def verdict(self) -> Verdict:
+        """Verdict on what keeps the device from being busy.
+
+        `busy`: idle for less than `MIN_IDLE_SHARE` of the span. Otherwise the cause of more than half of the idle time:
+        `host-bound` if it is the host being late and what ends such a gap typically starts within `MAX_PROMPT_NS` of its launch;
+        `host late, slow launches` if it starts later than that; `launch latency`, `queued`, `profiler overhead`, or `unknown`
+        (the trace does not hold the launches). `mixed`: none has more than half.
+        """
+        idle = self.idle
+        if self.idle_ns < MIN_IDLE_SHARE * self.span_ns or not self.idle_ns:
+            return "busy"
+        cause = max(idle, key=lambda name: idle[name])
+        if 2 * idle[cause] <= self.idle_ns:
+            return "mixed"
+        if cause == HOST_LATE:
+            assert self.late_delay_ns is not None, "the host was late and nothing ended a gap"
+            return "host-bound" if self.late_delay_ns < MAX_PROMPT_NS else "host late, slow launches"
+        return _VERDICTS[cause]
+
 
 def activity(view: DeviceView) -> Activity:
     """Account for the time of one device."""
-    kinds, tally = {name: _Tally() for name in view.priority}, _Tally()
-    compute, no_copy, unlinked = _Tally(), _Tally(), _Tally()
-    streams: dict[int, _Stream] = {}
+    kinds, tally = {name: Tally() for name in view.priority}, Tally()
+    compute, no_copy, unlinked = Tally(), Tally(), Tally()
+    streams: defaultdict[int, StreamTally] = defaultdict(StreamTally)
     for part in view.parts():
         kind, host = part.work.kind, part.work.host
         tally.add(part, slice(None))
@@ -660,80 +702,20 @@ def activity(view: DeviceView) -> Activity:
         unlinked.add(part, np.flatnonzero(host < 0))
         stream = part.work.stream
         for number in different(stream).tolist():
-            streams.setdefault(number, _Stream()).add(part, np.flatnonzero(stream == number))
+            streams[number].add(part, np.flatnonzero(stream == number))
     owned, late_delay_ns = _time_by_class(view)
     return Activity(
-        device=view.device,
-        begin_ns=view.begin_ns,
-        end_ns=view.end_ns,
-        n=tally.n,
-        num_cut=view.num_cut,
-        sum_ns=tally.sum_ns,
-        busy_ns=tally.union_ns,
-        kinds=tuple(
-            KindTime(kind=name, n=own.n, sum_ns=own.sum_ns, union_ns=own.union_ns, exclusive_ns=owned[name])
-            for name, own in kinds.items()
-            if own.n
-        ),
-        streams=tuple(streams[number].time(number) for number in sorted(streams)),
-        idle={cause: owned[cause] for cause in CAUSES},
+        span_ns=view.span_ns,
+        tally=tally,
+        kinds={name: own for name, own in kinds.items() if own.events},
+        streams=dict(sorted(streams.items())),
+        exclusive=owned,
         overhead=_overhead(view) if owned[PROFILER_OVERHEAD] else {},
-        num_unlinked=unlinked.n,
-        unlinked_ns=unlinked.sum_ns,
-        exposed_comm_ns=no_copy.union_ns - compute.union_ns,
-        exposed_memcpy_ns=tally.union_ns - no_copy.union_ns,
+        unlinked=unlinked,
+        exposed_communication_ns=no_copy.union_ns - compute.union_ns,
+        exposed_copies_ns=tally.union_ns - no_copy.union_ns,
         late_delay_ns=late_delay_ns,
     )
-
-
-class _Tally:
-    """Some events of a device: count, sum and union."""
-
-    def __init__(self) -> None:
-        self.n = self.sum_ns = 0
-        self._covered = Covered()
-
-    @property
-    def union_ns(self) -> int:
-        return self._covered.total_ns
-
-    def add(self, part: WindowedEvents, which: slice | Ints) -> None:
-        """Count the chosen events of a part."""
-        start, end = part.start[which], part.end[which]
-        self.n += len(start)
-        self.sum_ns += int((end - start).sum())
-        self._covered.add(start, end)
-
-
-class _Stream(_Tally):
-    """Events of one stream, with their overlaps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._pairs = self._longest_ns = 0
-        self._open = np.empty(0, np.int64)  # ends of earlier events that may lie after the start of a later one
-
-    def add(self, part: WindowedEvents, which: slice | Ints) -> None:
-        """Count the chosen events of a part."""
-        super().add(part, which)
-        start, end = part.start[which], part.end[which]
-        some = end > start
-        start, end = start[some], end[some]
-        if not len(start):
-            return
-        later = np.searchsorted(start, end, "left") - np.arange(1, len(start) + 1)
-        self._pairs += int(later.sum()) + int(np.searchsorted(start, self._open, "left").sum())
-        reached = np.maximum(reach(start, end), max(self._open, default=start[0]))
-        self._longest_ns = max(self._longest_ns, int((np.minimum(reached, end) - start).max()))
-        ends = np.concatenate((self._open, end))
-        self._open = ends[ends > start[-1]]
-
-    def time(self, number: int) -> StreamTime:
-        """Return the counts of the stream."""
-        return StreamTime(
-            stream=number, n=self.n, sum_ns=self.sum_ns, busy_ns=self.union_ns, overlap_pairs=self._pairs,
-            longest_overlap_ns=self._longest_ns,
-        )  # fmt: skip
 
 
 def _class_of(view: DeviceView, slices: Slices) -> Ints:

@@ -81,23 +81,23 @@ def reach(start: Ints, end: Ints) -> Ints:
     return before
 
 
+@dataclass(kw_only=True, slots=True)
 class Covered:
-    """Union of intervals that arrive in parts, in order of start."""
+    """Union of intervals that arrive in parts, in order of start; `reached_ns` is where it ends so far."""
 
-    def __init__(self) -> None:
-        self.total_ns = 0
-        self._reached: int | None = None
+    total_ns: int = 0
+    reached_ns: int | None = None
 
     def add(self, start: Ints, end: Ints) -> Intervals:
         """Return the part of each interval that no earlier one covers; if there is none, its end is not after its start."""
         if not len(start):
             return Intervals(start, end)
         reached = reach(start, end)
-        if self._reached is not None:
-            reached = np.maximum(reached, self._reached)
+        if self.reached_ns is not None:
+            reached = np.maximum(reached, self.reached_ns)
         fresh = np.minimum(np.maximum(start, reached), end)
         self.total_ns += int((end - fresh).sum())
-        self._reached = max(int(reached[-1]), int(end[-1]))
+        self.reached_ns = max(int(reached[-1]), int(end[-1]))
         return Intervals(fresh, end)
 
 

@@ -259,17 +259,13 @@ class KernelTable:
     """The rows of one device by descending exclusive time.
 
     Args:
-        device: its number.
         rows: `exclusive_ns` adds up to `busy_ns`.
         busy_ns: time in which at least one event ran.
-        num_cut: calls of which only a part lies in the window.
         num_mangled: names that could not be demangled.
     """
 
-    device: int
     rows: tuple[KernelTableRow, ...]
     busy_ns: int
-    num_cut: int
     num_mangled: int
 
 
@@ -296,10 +292,8 @@ def kernel_table(view: DeviceView, by: Literal["name", "shape"] = "name") -> Ker
         if found is not None
     ]  # fmt: skip
     return KernelTable(
-        device=view.device,
         rows=tuple(sorted(rows, key=lambda row: (-(row.exclusive_ns or 0), -row.calls.sum_ns, row.group, row.shape, row.kind))),
         busy_ns=busy_ns,
-        num_cut=view.num_cut,
         num_mangled=sum(kernel_name(name).mangled for name in keys.names),
     )
 

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,16 +15,9 @@ from numpy.typing import NDArray
 from strobe.perf.analysis.device.activity import (
     BUSY,
     CAUSES,
-    HOST_LATE,
-    LAUNCH_LATENCY,
-    PROFILER_OVERHEAD,
-    QUEUED,
-    UNLINKED,
-    Activity,
     DeviceView,
     EventView,
     Slices,
-    activity,
     joined,
 )
 from strobe.perf.analysis.device.intervals import (
@@ -44,23 +37,15 @@ from strobe.perf.trace.columns import blocks, different
 from strobe.perf.trace.events import DEVICE_KINDS, NO_CORRELATION, OF_KERNEL, Trace
 from strobe.perf.trace.join import of_several
 
-# Launches of device events: delays, causes of idle time, and signs of events that the trace lost.
+# Launches of device events: delays, and signs of events that the trace lost.
 #
 # `delay_ss = device start - start of the launch call`, `delay_es = device start - end of the launch call`; a negative delay is
 # legal (a kernel may start before the call that launched it returns) and is kept. Events without a known launch call have none.
 
 LaunchKind = Literal["single", "graph-first", "graph-rest"]
 LAUNCH_KINDS: Final[tuple[LaunchKind, ...]] = ("single", "graph-first", "graph-rest")
-MIN_IDLE_SHARE: Final = 0.05
-"""Least idle share of the span for a verdict other than `busy`."""
-MAX_PROMPT_NS: Final = 20_000
-"""Longest launch delay that means an empty queue, ns."""
 _GRAPH: Final = re.compile("GraphLaunch")
 _PARTS: Final = (re.compile("StreamBeginCapture"), re.compile("StreamEndCapture"), _GRAPH)
-
-Verdict = Literal[
-    "busy", "host-bound", "host late, slow launches", "launch latency", "queued", "profiler overhead", "unknown", "mixed"
-]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,53 +66,28 @@ class Delays:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CallRow:
-    """Launch calls of one name whose device events lie in the window.
-
-    Args:
-        name: such as `cudaLaunchKernel`.
-        n: number of calls.
-        num_events: device events they launched.
-        host: durations of the calls.
-        delays: delays of their first device events in the window; of all of them if the first ones lie outside.
-    """
-
-    name: str
-    n: int
-    num_events: int
-    host: Distribution
-    delays: Delays
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
     """Launches of the events that start in a window of one device.
 
     Args:
-        device: its number.
         num_events: events that start in the window.
         num_unlinked: of these, without a known launch call.
+        num_uncorrelated: of these, events that carry no correlation, so that no call can answer for them.
         kinds: delays of events launched one by one, of the first event of a graph launch, and of its others: those wait for the
             graph's own events, not for the host. A graph is a call by that name or one that launched several events.
-        calls: by name of the launch call, most events first.
-        num_uncorrelated: events that carry no correlation, so that no call can answer for them; they are among the unlinked.
-        verdict: verdict on the idle time, see `judge_idle`.
-        activity: account of the same window; the verdict rests on its idle causes and `late_delay_ns`. Delays of other launches
-            tell how long the queue was, not how fast a launch is.
+        calls: by name of the launch call, such as `cudaLaunchKernel`, most events first: number of device events, durations of
+            the calls, and delays of their first device events in the window; of all of them if the first ones lie outside.
     """
 
-    device: int
     num_events: int
     num_unlinked: int
     num_uncorrelated: int
     kinds: Mapping[LaunchKind, Delays]
-    calls: tuple[CallRow, ...]
-    verdict: Verdict
-    activity: Activity
+    calls: Mapping[str, tuple[int, Distribution, Delays]]
 
 
 def launch(view: DeviceView, is_graph: NDArray[np.bool_] | None = None) -> Launch:
-    """Analyse the launches of one device's events: delays, calls by name, and the cause of idle time.
+    """Analyse the launches of one device's events: delays, and calls by name.
 
     Args:
         view: the device.
@@ -137,26 +97,20 @@ def launch(view: DeviceView, is_graph: NDArray[np.bool_] | None = None) -> Launc
     names = len(calls.hosts.names)
     by_kind = calls.delays(lambda part, rest: np.where(rest, 2, 1) * calls.is_graph[part.host], len(LAUNCH_KINDS))
     by_name = calls.delays(lambda part, rest: 2 * calls.name[part.host] + rest, 2 * names)
-    took = grouped(calls.durations, names)
-    rows = []
-    for number, host in enumerate(took):
+    found = []
+    for number, host in enumerate(grouped(calls.durations, names)):
         if host is not None:
             first, rest = by_name[2 * number : 2 * number + 2]
             delays = first or rest
             assert delays is not None
-            num_events = sum(found.start_to_start.n for found in (first, rest) if found is not None)
-            rows.append(CallRow(name=calls.hosts.names[number], n=host.n, num_events=num_events, host=host, delays=delays))
-    kinds = {kind: found for kind, found in zip(LAUNCH_KINDS, by_kind, strict=True) if found is not None}
-    done = activity(view)
+            num_events = sum(each.start_to_start.n for each in (first, rest) if each is not None)
+            found.append((calls.hosts.names[number], (num_events, host, delays)))
     return Launch(
-        device=view.device,
         num_events=calls.num_events,
         num_unlinked=calls.num_unlinked,
         num_uncorrelated=calls.num_uncorrelated,
-        kinds=kinds,
-        calls=tuple(sorted(rows, key=lambda row: (-row.num_events, row.name))),
-        verdict=judge_idle(done),
-        activity=done,
+        kinds={kind: delays for kind, delays in zip(LAUNCH_KINDS, by_kind, strict=True) if delays is not None},
+        calls=dict(sorted(found, key=lambda row: (-row[1][0], row[0]))),
     )
 
 
@@ -213,31 +167,6 @@ class _LaunchCalls:
         for block in blocks(len(self._used)):
             used = self._used[block]
             yield self.end[used] - self.begin[used], self.name[used]
-
-
-def judge_idle(done: Activity) -> Verdict:
-    """Return a verdict on what keeps a device from being busy.
-
-    `busy`: idle for less than `MIN_IDLE_SHARE` of the span. Otherwise the cause of more than half of the idle time: `host-bound`
-    if it is the host being late and what ends such a gap typically starts within `MAX_PROMPT_NS` of its launch; `host late, slow
-    launches` if it starts later than that; `launch latency`, `queued`, `profiler overhead`, or `unknown` (the trace does not hold
-    the launches). `mixed`: none has more than half.
-
-    Args:
-        done: busy and idle time.
-    """
-    if done.idle_ns < MIN_IDLE_SHARE * done.span_ns or not done.idle_ns:
-        return "busy"
-    cause = max(done.idle, key=lambda name: done.idle[name])
-    if 2 * done.idle[cause] <= done.idle_ns:
-        return "mixed"
-    if cause == HOST_LATE:
-        assert done.late_delay_ns is not None, "the host was late and nothing ended a gap"
-        return "host-bound" if done.late_delay_ns < MAX_PROMPT_NS else "host late, slow launches"
-    verdicts: dict[str, Verdict] = {
-        LAUNCH_LATENCY: "launch latency", QUEUED: "queued", PROFILER_OVERHEAD: "profiler overhead", UNLINKED: "unknown"
-    }  # fmt: skip
-    return verdicts[cause]
 
 
 def graph_calls(trace: Trace) -> NDArray[np.bool_]:
@@ -378,107 +307,73 @@ LENGTHS: Final = ((0, 0), (1, 3), (4, 31), (32, None))
 """Bins of queue length for plots: shortest and longest length of each."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Queue:
-    """Queue of one stream, or of a whole device.
+    """Queue of one stream, or of a whole device: 4 bytes for each event of the device.
 
     Args:
-        stream: its number; `None` for all streams of the device together.
-        queued: events that waited in it during the window; one that starts with its call or before it never does.
-        unlinked: events whose launch call is not known; they are not counted.
+        view: the device during a window.
+        stream: the queue of this stream; `None` for all streams of the device together.
+        num_bins: bins of `lengths_ns`.
+
+    Attributes:
+        queued_events: events that waited in it during the window; one that starts with its call or before it never does.
+        unlinked_events: events whose launch call is not known; they are not counted.
         span_ns: length of the window.
         empty_ns: time with a length of 0.
         longest: the largest length.
         median: the length that it has for half of the time at most.
-        total_ns: sum of the times that events waited within the window, which is also the length added up over time.
+        waited_ns: sum of the times that events waited within the window, which is also the length added up over time.
         edges_ns: bins of equal length, from the start of the window.
         lengths_ns: for each of `LENGTHS`, the time in each bin.
     """
 
-    stream: int | None
-    queued: int
-    unlinked: int
-    span_ns: int
-    empty_ns: int
-    longest: int
-    median: int
-    total_ns: int
-    edges_ns: tuple[int, ...]
-    lengths_ns: tuple[tuple[int, ...], ...]
+    def __init__(self, view: DeviceView, stream: int | None, num_bins: int) -> None:
+        self._view, self.stream, self.span_ns = view, stream, view.span_ns
+        self._calls = np.asarray(view.trace.device_events.hosts.start_ns)
+        self.unlinked_events = self.waited_ns = self.queued_events = 0
+        hosts = np.empty(len(view.work), np.int32)
+        for _, part in view.work.parts():
+            host, left, right = self._waited(part)
+            hosts[self.queued_events : self.queued_events + len(host)] = host
+            self.queued_events += len(host)
+            self.waited_ns += int((right - left).sum())
+            inside = (part.host < 0) & (part.start < view.end_ns) & (part.end > view.begin_ns)
+            self.unlinked_events += int(inside.sum() if stream is None else (inside & (part.stream == stream)).sum())
+        hosts = hosts[: self.queued_events]
+        hosts.sort()  # calls that were read are in order of start
+        if (np.diff(self._calls) < 0).any():
+            hosts = hosts[np.argsort(self._calls[hosts], kind="stable")]
+        self._measure(hosts, num_bins)
 
     @property
     def mean(self) -> float:
         """Mean length over time."""
-        return self.total_ns / self.span_ns if self.span_ns else 0.0
+        return self.waited_ns / self.span_ns if self.span_ns else 0.0
 
+    @property
+    def wait_ns(self) -> float | None:
+        """Mean wait of an event, ns; `None` if none waited."""
+        return self.waited_ns / self.queued_events if self.queued_events else None
 
-def queues(view: DeviceView, num_bins: int = 1) -> tuple[Queue, ...]:
-    """Return the queue of a device and, if it has several streams, of each stream by number.
-
-    Args:
-        view: the device during a window.
-        num_bins: bins of `lengths_ns`.
-    """
-    streams = np.unique(view.work.stream).tolist()
-    chosen: list[int | None] = [None, *streams] if len(streams) > 1 else [None]
-    return tuple(_queue(view, stream, num_bins) for stream in chosen)
-
-
-def _queue(view: DeviceView, stream: int | None, num_bins: int) -> Queue:
-    waits = _Waits(view, stream)
-    edges = view.begin_ns + np.arange(num_bins + 1) * view.span_ns // num_bins
-    binned = np.zeros((len(LENGTHS), num_bins), np.int64)
-    spent: dict[int, int] = defaultdict(int)
-    for moments, stop, lengths in waits.stretches():
-        took = np.diff(np.append(moments, stop))
-        some, which = np.unique(lengths, return_inverse=True)
-        for length, ns in zip(some.tolist(), totals(took, which, len(some)).tolist(), strict=True):
-            spent[length] += ns
-        for place, bounds in enumerate(LENGTHS):
-            binned[place] += _binned(moments, took, _within(lengths, *bounds), np.clip(edges, moments[0], stop))
-    there = sorted((length, ns) for length, ns in spent.items() if ns)
-    return Queue(
-        stream=stream,
-        queued=waits.num,
-        unlinked=waits.unlinked,
-        span_ns=view.span_ns,
-        empty_ns=spent[0],
-        longest=there[-1][0] if there else 0,
-        median=_median(there),
-        total_ns=waits.total_ns,
-        edges_ns=tuple((edges - view.begin_ns).tolist()),
-        lengths_ns=tuple(tuple(own.tolist()) for own in binned),
-    )
-
-
-class _Waits:
-    """The events that waited in a queue: 4 bytes for each event of the device.
-
-    Args:
-        view: the device during a window.
-        stream: the queue of this stream; `None` for all.
-    """
-
-    def __init__(self, view: DeviceView, stream: int | None) -> None:
-        self._view, self._stream = view, stream
-        self._calls = np.asarray(view.trace.device_events.hosts.start_ns)
-        self.unlinked = self.total_ns = self.num = 0
-        hosts = np.empty(len(view.work), np.int32)
-        for _, part in view.work.parts():
-            host, left, right = self._waited(part)
-            hosts[self.num : self.num + len(host)] = host
-            self.num += len(host)
-            self.total_ns += int((right - left).sum())
-            inside = (part.host < 0) & (part.start < view.end_ns) & (part.end > view.begin_ns)
-            self.unlinked += int(inside.sum() if stream is None else (inside & (part.stream == stream)).sum())
-        self._hosts = hosts[: self.num]
-        self._hosts.sort()  # calls that were read are in order of start
-        if (np.diff(self._calls) < 0).any():
-            self._hosts = self._hosts[np.argsort(self._calls[self._hosts], kind="stable")]
+    def _measure(self, hosts: NDArray[np.int32], num_bins: int) -> None:
+        edges = self._view.begin_ns + np.arange(num_bins + 1) * self.span_ns // num_bins
+        binned = np.zeros((len(LENGTHS), num_bins), np.int64)
+        spent: dict[int, int] = defaultdict(int)
+        for moments, stop, lengths in self._stretches(hosts):
+            took = np.diff(np.append(moments, stop))
+            some, which = np.unique(lengths, return_inverse=True)
+            for length, ns in zip(some.tolist(), totals(took, which, len(some)).tolist(), strict=True):
+                spent[length] += ns
+            for place, bounds in enumerate(LENGTHS):
+                binned[place] += _binned(moments, took, _within(lengths, *bounds), np.clip(edges, moments[0], stop))
+        there = sorted((length, ns) for length, ns in spent.items() if ns)
+        self.empty_ns, self.longest, self.median = spent[0], there[-1][0] if there else 0, _median(there)
+        self.edges_ns = tuple((edges - self._view.begin_ns).tolist())
+        self.lengths_ns = tuple(tuple(own.tolist()) for own in binned)
 
     def _waited(self, part: EventView) -> tuple[NDArray[np.int32], Ints, Ints]:
         """Select the events that waited in the window; return their calls and the start and end of each wait."""
-        known = part.host >= 0 if self._stream is None else (part.host >= 0) & (part.stream == self._stream)
+        known = part.host >= 0 if self.stream is None else (part.host >= 0) & (part.stream == self.stream)
         host = part.host[known]
         left, right = self._called(host), np.minimum(part.start[known], self._view.end_ns)
         waited = left < right
@@ -495,14 +390,14 @@ class _Waits:
             if len(right):
                 yield right
 
-    def stretches(self) -> Iterator[tuple[Ints, int, Ints]]:
+    def _stretches(self, hosts: NDArray[np.int32]) -> Iterator[tuple[Ints, int, Ints]]:
         """Yield the moments at which the queue changes, in parts, the end of the last one, and the length from each on."""
         now, length, i, none = self._view.begin_ns, 0, 0, np.empty(0, np.int64)
         following = self._started()
         started = next(following, none)
-        while i < self.num or len(started):
-            called = self._called(self._hosts[i : i + columns.BLOCK])
-            limits = [int(called[-1])] if i + len(called) < self.num else []
+        while i < self.queued_events or len(started):
+            called = self._called(hosts[i : i + columns.BLOCK])
+            limits = [int(called[-1])] if i + len(called) < self.queued_events else []
             limits += [int(started[-1])] if len(started) else []  # others may follow either
             stop = min(limits) if limits else int(called[-1])
             more = int(np.searchsorted(called, stop, "right")), int(np.searchsorted(started, stop, "right"))
@@ -515,6 +410,18 @@ class _Waits:
             if not len(started):
                 started = next(following, none)
         yield np.array([now]), self._view.end_ns, np.array([length])
+
+
+def queues(view: DeviceView, num_bins: int = 1) -> tuple[Queue, ...]:
+    """Return the queue of a device and, if it has several streams, of each stream by number.
+
+    Args:
+        view: the device during a window.
+        num_bins: bins of `Queue.lengths_ns`.
+    """
+    streams = np.unique(view.work.stream).tolist()
+    chosen: list[int | None] = [None, *streams] if len(streams) > 1 else [None]
+    return tuple(Queue(view, stream, num_bins) for stream in chosen)
 
 
 def _median(spent: Sequence[tuple[int, int]]) -> int:
@@ -555,40 +462,31 @@ def _binned(moments: Ints, took: Ints, chosen: NDArray[np.bool_], edges: Ints) -
 
 _DEVICE_TO_DEVICE: Final = re.compile(r"DtoD|Device -> Device|DeviceToDevice")
 _PEER: Final = re.compile(r"PtoP|Peer")
-_COLUMNS: Final = (*CAUSES, "memset", "dtod", "other_copies")
+_SPENT: Final = (*(f"{cause}_ns" for cause in CAUSES), "memset_ns", "dtod_ns", "other_copy_ns")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GapRow:
+class GapRow(NamedTuple):
     """All gaps between a kernel of one group and a kernel of another.
 
     Args:
-        before: group of the kernel that ended.
-        after: group of the kernel that starts.
+        after: group of the kernel that ended.
+        before: group of the kernel that starts.
         gaps: their lengths.
-        idle: time in them by cause, one for each of `idle.CAUSES`.
-        num_dtod: device-to-device copies that ran in them.
-        dtod_ns: time of these, inside the gaps.
-        other_copy_ns: time of other copies, inside the gaps.
-        memset_ns: time of memsets, inside the gaps.
+        spent: time in them: idle by cause, of memsets, of device-to-device and of other copies; it adds up to their sum.
+        dtod_copies: device-to-device copies that ran in them.
     """
 
-    before: str
     after: str
+    before: str
     gaps: Distribution
-    idle: Mapping[str, int]
-    num_dtod: int
-    dtod_ns: int
-    other_copy_ns: int
-    memset_ns: int
+    spent: Mapping[str, int]
+    dtod_copies: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GapTable:
-    """The gaps of one device.
+class Gaps:
+    """Gaps between the kernels of one device.
 
-    Args:
-        device: its number.
+    Attributes:
         rows: by descending sum.
         span_ns: length of the window.
         kernel_ns: union of kernel time, compute and communication.
@@ -597,88 +495,50 @@ class GapTable:
         tail_ns: from the end of the last kernel to the end of the window.
     """
 
-    device: int
-    rows: tuple[GapRow, ...]
-    span_ns: int
-    kernel_ns: int
-    gap_ns: int
-    head_ns: int
-    tail_ns: int
-
-
-def gap_table(view: DeviceView) -> GapTable:
-    """Tabulate the gaps between the kernels of one device."""
-    begin, stop = view.begin_ns, view.end_ns
-    groups, of_name = _groups(view)
-    found = _FoundGaps(view, of_name, len(groups))
-    pairs = np.array(sorted(found.spent), np.int64)
-    lengths = grouped(lambda: found.lengths(pairs), len(pairs))
-    rows, sums_ns = [], 0
-    for number, gaps in zip(pairs.tolist(), lengths, strict=True):
-        columns = found.spent[number].tolist()
-        assert gaps is not None and gaps.sum_ns == sum(columns), "a gap does not add up"
-        took = dict(zip(_COLUMNS, columns, strict=True))
-        sums_ns += gaps.sum_ns
-        rows.append(
-            GapRow(
-                before=groups[number // len(groups)],
-                after=groups[number % len(groups)],
-                gaps=gaps,
-                idle={cause: took[cause] for cause in CAUSES},
-                num_dtod=found.copies[number],
-                dtod_ns=took["dtod"],
-                other_copy_ns=took["other_copies"],
-                memset_ns=took["memset"],
-            )
-        )
-    head = stop - begin if found.first_ns is None else min(max(found.first_ns - begin, 0), stop - begin)
-    return GapTable(
-        device=view.device,
-        rows=tuple(sorted(rows, key=lambda row: (-row.gaps.sum_ns, row.before, row.after))),
-        span_ns=stop - begin,
-        kernel_ns=found.kernel_ns,
-        gap_ns=sums_ns,
-        head_ns=head,
-        tail_ns=stop - begin - found.kernel_ns - sums_ns - head,
-    )
-
-
-def _groups(view: DeviceView) -> tuple[list[str], Ints]:
-    """Return the groups, and the group of each name."""
-    ids: dict[str, int] = {}
-    of_name = [ids.setdefault(kernel_name(name).group, len(ids)) for name in view.trace.device_events.names]
-    return list(ids), np.array(of_name, np.int64)
-
-
-class _FoundGaps:
-    """Totals of the gaps of a device, collected in parts.
-
-    `spent` is the time in the gaps of each pair of groups by `_COLUMNS`, `copies` the number of device-to-device copies in them.
-    """
-
-    def __init__(self, view: DeviceView, of_name: Ints, num_groups: int) -> None:
-        self._view, self._of_name, self._num_groups = view, of_name, num_groups
+    def __init__(self, view: DeviceView) -> None:
+        self._view, self.span_ns, ids = view, view.span_ns, dict[str, int]()
         names = view.trace.device_events.names
-        inner = [bool(_DEVICE_TO_DEVICE.search(name)) and not _PEER.search(name) for name in names]
-        self._inner = np.array(inner, np.bool_)
-        self.spent: dict[int, Ints] = {}
-        self.copies: Counter[int] = Counter()
-        self.first_ns: int | None = None
-        slices = _Ahead(view.stretches())
-        for gaps, pair in self._gaps():
-            if len(pair):
-                self._add(gaps, pair, slices.until(int(gaps.end[-1])))
-        covered = Covered()
+        self._of_name = np.array([ids.setdefault(kernel_name(name).group, len(ids)) for name in names], np.int64)
+        self._groups = list(ids)
+        self._inner = np.array([bool(_DEVICE_TO_DEVICE.search(name)) and not _PEER.search(name) for name in names], np.bool_)
+        covered, first_ns = Covered(), view.end_ns
         for kernels in self._kernels():
-            if self.first_ns is None and len(kernels):
-                self.first_ns = int(kernels.start[0])
+            if len(kernels):
+                first_ns = min(first_ns, int(kernels.start[0]))
             covered.add(*(np.clip(edge, view.begin_ns, view.end_ns) for edge in (kernels.start, kernels.end)))
         self.kernel_ns = covered.total_ns
+        self.rows = tuple(sorted(self._rows(), key=lambda row: (-row.gaps.sum_ns, row.after, row.before)))
+        self.gap_ns = sum(row.gaps.sum_ns for row in self.rows)
+        self.head_ns = max(first_ns - view.begin_ns, 0)
+        self.tail_ns = self.span_ns - self.kernel_ns - self.gap_ns - self.head_ns
 
-    def lengths(self, pairs: Ints) -> Iterator[Grouped]:
-        """Yield the lengths of the gaps, and the position of each one's pair in `pairs`."""
+    def _rows(self) -> Iterator[GapRow]:
+        spent, copies = self._totals()
+        pairs = np.array(sorted(spent), np.int64)
+
+        def lengths() -> Iterator[Grouped]:
+            for gaps, pair in self._gaps():
+                yield gaps.end - gaps.start, np.searchsorted(pairs, pair)
+
+        for number, gaps in zip(pairs.tolist(), grouped(lengths, len(pairs)), strict=True):
+            took = dict(zip(_SPENT, spent[number].tolist(), strict=True))
+            assert gaps is not None and gaps.sum_ns == sum(took.values()), "a gap does not add up"
+            after, before = divmod(number, len(self._groups))
+            yield GapRow(self._groups[after], self._groups[before], gaps, took, copies[number])
+
+    def _totals(self) -> tuple[dict[int, Ints], Counter[int]]:
+        """Return time by `_SPENT` and number of device-to-device copies in the gaps of each pair of groups."""
+        spent: dict[int, Ints] = {}
+        copies: Counter[int] = Counter()
+        slices = _Ahead(self._view.stretches())
         for gaps, pair in self._gaps():
-            yield gaps.end - gaps.start, np.searchsorted(pairs, pair)
+            if not len(pair):
+                continue
+            pairs, took, num = self._spent(gaps, pair, slices.until(int(gaps.end[-1])))
+            for each, own, n in zip(pairs.tolist(), took, num.tolist(), strict=True):
+                spent[each] = spent[each] + own if each in spent else own
+                copies[each] += n
+        return spent, copies
 
     def _kernels(self) -> Iterator[EventView]:
         for _, work in self._view.work.parts():
@@ -701,27 +561,25 @@ class _FoundGaps:
             latest = np.maximum.accumulate(np.where(ends == far, np.arange(len(ends)), 0))
             left, right = np.maximum(far[:-1], self._view.begin_ns), np.minimum(start, self._view.end_ns)
             some = (start > far[:-1]) & (right > left)
-            pair = of_end[latest[:-1]] * self._num_groups + group
+            pair = of_end[latest[:-1]] * len(self._groups) + group
             yield Intervals(left[some], right[some]), pair[some]
             reached, before = int(far[-1]), int(of_end[latest[-1]])
 
-    def _add(self, gaps: Intervals, pair: Ints, slices: Slices) -> None:
+    def _spent(self, gaps: Intervals, pair: Ints, slices: Slices) -> tuple[Ints, Ints, Ints]:
+        """Return the pairs of some gaps, the time in the gaps of each by `_SPENT`, and its device-to-device copies."""
         found = overlaps(Intervals(slices.start, slices.end), gaps)
         busy = slices.cause == BUSY
         column = slices.cause.astype(np.int64)
         copy = self._view.work.at(slices.event[busy])
         is_dtod = self._inner[copy.name] & (copy.kind == DEVICE_KINDS.index("memcpy"))
-        other = np.where(copy.kind == DEVICE_KINDS.index("memset"), _COLUMNS.index("memset"), _COLUMNS.index("other_copies"))
-        column[busy] = np.where(is_dtod, _COLUMNS.index("dtod"), other)
+        other = np.where(copy.kind == DEVICE_KINDS.index("memset"), _SPENT.index("memset_ns"), _SPENT.index("other_copy_ns"))
+        column[busy] = np.where(is_dtod, _SPENT.index("dtod_ns"), other)
         pairs, row = np.unique(pair, return_inverse=True)
-        spent = np.zeros((len(pairs), len(_COLUMNS)), np.int64)
-        np.add.at(spent.reshape(-1), row[found.b] * len(_COLUMNS) + column[found.a], found.end - found.start)
-        copying = column[found.a] == _COLUMNS.index("dtod")
+        spent = np.zeros((len(pairs), len(_SPENT)), np.int64)
+        np.add.at(spent.reshape(-1), row[found.b] * len(_SPENT) + column[found.a], found.end - found.start)
+        copying = column[found.a] == _SPENT.index("dtod_ns")
         ran = np.unique(np.stack((slices.event[found.a][copying], found.b[copying])), axis=1)
-        copies = np.bincount(row[ran[1]], minlength=len(pairs))
-        for each, took, n in zip(pairs.tolist(), spent, copies.tolist(), strict=True):
-            self.spent[each] = self.spent[each] + took if each in self.spent else took
-            self.copies[each] += n
+        return pairs, spent, np.bincount(row[ran[1]], minlength=len(pairs))
 
 
 class _Ahead:

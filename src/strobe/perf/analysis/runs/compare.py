@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from strobe.core import spans
 from strobe.core.errors import ConfigError, DataError
 from strobe.core.spans import E2E, FRAME_BLOCK
 from strobe.perf.measure.stats import Interval, Verdict, judge, paired_interval, percentile, welch_interval
-from strobe.perf.records.record import Clip, Clocks, Gate, Memory, Variant, Workload
+from strobe.perf.records.record import Clip, Clocks, Gate, Memory, Variant
 from strobe.perf.records.store import RunRecords
 
 # Speedup of a candidate over the baseline, level by level, from timed clips.
@@ -437,9 +437,8 @@ _MOST: Final = 1000
 """Most frame blocks that the slope is computed from; of a longer stream an even selection."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PartGrowth:
-    """One figure of the first part and of the last part.
+class PartGrowth(NamedTuple):
+    """One figure of the first part and of the last part of a long clip.
 
     Args:
         what: median, max (of frame blocks, ns), or a kind of memory (most held, bytes).
@@ -471,105 +470,84 @@ class LongClip:
         blocks_ns: length of every frame block.
         memory: memory held after each.
         settled: first frame block that counts: before it the cache fills, and what is compiled or captured is.
-        switches: frame blocks that begin with a prompt switch; those whose length holds its work are in neither part.
-        first, last: frame blocks of the two parts.
-        times: median and max.
-        held: kinds of memory that are known.
-        drift: change of a frame block's length over 1,000 of them, as a share of the median: the median of all slopes between two
-            frame blocks (Theil and Sen); None with fewer than 100.
+        steady: frame blocks to compare, by number: the cache is full, and their length holds no work of a prompt switch.
     """
 
     variant: str
     blocks_ns: tuple[int, ...]
     memory: tuple[Memory, ...]
     settled: int
-    switches: frozenset[int]
-    first: tuple[int, ...]
-    last: tuple[int, ...]
-    times: tuple[PartGrowth, ...]
-    held: tuple[PartGrowth, ...]
-    drift: float | None
+    steady: tuple[int, ...]
+
+    @property
+    def first(self) -> tuple[int, ...]:
+        """Frame blocks of the first part."""
+        return self.steady[: min(PART, len(self.steady) // 2)]
+
+    @property
+    def last(self) -> tuple[int, ...]:
+        """Frame blocks of the last part."""
+        return self.steady[-len(self.first) :]
+
+    @property
+    def times(self) -> tuple[PartGrowth, PartGrowth]:
+        """Median and longest frame block."""
+        sides = [[self.blocks_ns[index] for index in part] for part in (self.first, self.last)]
+        median, longest = [percentile(side, 0.5) for side in sides], [max(side) for side in sides]
+        return (
+            PartGrowth("median", median[0], median[1], MEDIAN_MAY_GROW * median[0]),
+            PartGrowth("max", longest[0], longest[1], MAX_MAY_GROW * longest[0]),
+        )
+
+    @property
+    def held(self) -> tuple[PartGrowth, ...]:
+        """Kinds of memory that are known."""
+        of_block = {line.frame_block: line for line in self.memory}
+        found = []
+        for kind, may_grow in MAY_GROW_BYTES.items():
+            parts = ([of_block[index] for index in part if index in of_block] for part in (self.first, self.last))
+            sides = [[getattr(line, f"{kind}_bytes") for line in part] for part in parts]
+            if all(side and None not in side for side in sides):
+                found.append(PartGrowth(kind, max(sides[0]), max(sides[1]), may_grow))
+        return tuple(found)
+
+    @property
+    def drift(self) -> float | None:
+        """Change of a frame block's length over 1,000 of them, as a share of the median: the median of all slopes between two
+        frame blocks (Theil and Sen), of very many blocks of an even selection; None with fewer than 100."""
+        if len(self.steady) < _LEAST:
+            return None
+        at = np.asarray(self.steady)
+        chosen = at[np.unique(np.linspace(0, len(at) - 1, min(len(at), _MOST)).round().astype(np.int64))]
+        x, y = chosen.astype(np.float64), np.asarray(self.blocks_ns, np.float64)[chosen]
+        before, after = np.triu_indices(len(x), k=1)
+        slope = float(np.median((y[after] - y[before]) / (x[after] - x[before])))
+        return 1000 * slope / float(np.median(y))
 
 
 def growths_of(run: RunRecords) -> tuple[LongClip, ...]:
     """Read the growth of each variant whose memory was read after each frame block, over the last clip of it.
 
-    Variants with too few frame blocks to compare are left out, see `_counted`.
+    Variants with too few frame blocks to compare are left out. Where frames come late (knob `late_frames`), the length of each is
+    mostly work on the next one, and that of the last is short.
     """
     last = {line.variant: line.clip for line in run.memory}
     found = (_growth(run, settings, last[settings.name]) for settings in run.variants if settings.name in last)
-    return tuple(each for each in found if each is not None)
+    return tuple(each for each in found if len(each.steady) > 1)
 
 
-def _growth(run: RunRecords, settings: Variant, clip: int) -> LongClip | None:
+def _growth(run: RunRecords, settings: Variant, clip: int) -> LongClip:
     work = run.header.workload
     assert work is not None
     own = (span for span in run.spans if (span.variant, span.clip, span.name) == (settings.name, clip, FRAME_BLOCK))
     blocks = tuple(span.value_ns for span in sorted(own, key=lambda span: span.index or 0))
-    memory = tuple(line for line in run.memory if (line.variant, line.clip) == (settings.name, clip))
-    steady = _counted(settings, work, len(blocks))
-    if len(steady) < 2:
-        return None
-    part = min(PART, len(steady) // 2)
-    first, last = tuple(steady[:part]), tuple(steady[-part:])
+    settled = 2 + -(-(settings.window or 0) // work.latents_per_block)
+    switches = {prompt.frame_block for prompt in work.prompts if prompt.frame_block}
+    late = any(knob.name == "late_frames" and knob.on for knob in settings.knobs)
     return LongClip(
         variant=settings.name,
         blocks_ns=blocks,
-        memory=memory,
-        settled=_settled(settings, work),
-        switches=_switches(work),
-        first=first,
-        last=last,
-        times=tuple(_times(blocks, first, last)),
-        held=tuple(_held(memory, first, last)),
-        drift=_drift(steady, [blocks[index] for index in steady]),
+        memory=tuple(line for line in run.memory if (line.variant, line.clip) == (settings.name, clip)),
+        settled=settled,
+        steady=tuple(index for index in range(settled, len(blocks) - late) if index + late not in switches),
     )
-
-
-def _counted(settings: Variant, work: Workload, num_blocks: int) -> list[int]:
-    """Return the frame blocks of a clip to compare: the cache is full, and their length holds no work of a prompt switch.
-
-    Where frames come late (knob `late_frames`), the length of each is mostly work on the next one, and that of the last is short.
-    """
-    settled, switches = _settled(settings, work), _switches(work)
-    late = any(knob.name == "late_frames" and knob.on for knob in settings.knobs)
-    return [index for index in range(settled, num_blocks - late) if index + late not in switches]
-
-
-def _settled(settings: Variant, work: Workload) -> int:
-    return 2 + -(-(settings.window or 0) // work.latents_per_block)
-
-
-def _switches(work: Workload) -> frozenset[int]:
-    return frozenset(prompt.frame_block for prompt in work.prompts if prompt.frame_block)
-
-
-def _times(blocks: Sequence[int], first: Sequence[int], last: Sequence[int]) -> list[PartGrowth]:
-    sides = [sorted(blocks[index] for index in part) for part in (first, last)]
-    median, longest = [percentile(side, 0.5) for side in sides], [side[-1] for side in sides]
-    return [
-        PartGrowth(what="median", first=median[0], last=median[1], may_grow=MEDIAN_MAY_GROW * median[0]),
-        PartGrowth(what="max", first=longest[0], last=longest[1], may_grow=MAX_MAY_GROW * longest[0]),
-    ]
-
-
-def _held(memory: Sequence[Memory], first: Sequence[int], last: Sequence[int]) -> list[PartGrowth]:
-    of_block = {line.frame_block: line for line in memory}
-    found = []
-    for kind, may_grow in MAY_GROW_BYTES.items():
-        sides = [[getattr(of_block[index], f"{kind}_bytes") for index in part if index in of_block] for part in (first, last)]
-        if all(side and None not in side for side in sides):
-            most = [max(side) for side in sides]
-            found.append(PartGrowth(what=kind, first=most[0], last=most[1], may_grow=may_grow))
-    return found
-
-
-def _drift(at: Sequence[int], lengths: Sequence[int]) -> float | None:
-    """Compute Theil and Sen's slope over 1,000 frame blocks / the median; of very many blocks an even selection."""
-    if len(at) < _LEAST:
-        return None
-    chosen = np.unique(np.linspace(0, len(at) - 1, min(len(at), _MOST)).round().astype(np.int64))
-    x, y = np.asarray(at, np.float64)[chosen], np.asarray(lengths, np.float64)[chosen]
-    before, after = np.triu_indices(len(x), k=1)
-    slope = float(np.median((y[after] - y[before]) / (x[after] - x[before])))
-    return 1000 * slope / float(np.median(y))

@@ -4,20 +4,44 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
+from strobe.core.costs import DevicePeaks, device_peaks
 from strobe.core.errors import DataError
+from strobe.core.spans import ATTENTION, ATTENTION_KERNEL
+from strobe.perf.analysis.runs.compare import SideClocks, side_clocks, timed_clips
 from strobe.perf.measure.stats import Interval, Verdict, bootstrap_interval, judge, paired_interval
-from strobe.perf.records.record import CELLS, Contestant, Gate, Quality, RunKind, Variant
+from strobe.perf.records.record import (
+    CALL,
+    CELLS,
+    GUIDE,
+    HOST,
+    MATMUL,
+    STAGE,
+    WHOLE,
+    AttentionCell,
+    Contestant,
+    Gate,
+    Prediction,
+    Quality,
+    RunKind,
+    SentMessage,
+    Span,
+    Surroundings,
+    Variant,
+    Work,
+)
 from strobe.perf.records.store import RunRecords, read_run, superseded
 
 Outcome = Literal["measured", "refused", "failed", "red", "not reached"]
 """Outcomes of a contestant, in order: has numbers, cannot run here, raised an error, red gate, cell ended before its turn."""
-C = TypeVar("C")
+_TIMED = frozenset((ATTENTION, ATTENTION_KERNEL, MATMUL, CALL))
+"""Spans of the calls that count."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -28,6 +52,9 @@ class GridContestant:
         reason: why it has no number; empty if it has.
         rounds: by palindrome: the times of its calls, ns.
         numbers: the quality lines.
+        spans: all of its timed regions.
+        clocks: while its calls were timed; None where they were not sampled.
+        prediction: what a plan says of it; None if it has no plan.
     """
 
     name: str
@@ -37,6 +64,9 @@ class GridContestant:
     gate: Gate | None
     rounds: Mapping[int, tuple[int, ...]]
     numbers: tuple[Quality, ...]
+    spans: tuple[Span, ...] = ()
+    clocks: SideClocks | None = None
+    prediction: Prediction | None = None
 
     @property
     def settings(self) -> Contestant | None:
@@ -48,12 +78,25 @@ class GridContestant:
         """Whether its record says that it is another library's."""
         return self.settings is not None and self.settings.peer
 
+    @property
+    def kind(self) -> Work | None:
+        """Work that the contestant does: dense attention, the fine stage or the whole operator; None if it was never built."""
+        return None if self.settings is None else self.settings.work
+
+    @property
+    def group(self) -> str:
+        """Group of the contestant: `dense`, `fine`, `tiled` or `raster`; `peer` for code that is not ours."""
+        settings = self.settings
+        if settings is None or settings.peer:
+            return "peer"
+        return settings.work if settings.work != "whole" else "raster" if settings.raster else "tiled"
+
     @cached_property
     def times_ns(self) -> tuple[int, ...]:
         """Times of all timed calls, ns."""
         return tuple(value for values in self.rounds.values() for value in values)
 
-    @property
+    @cached_property
     def median_ns(self) -> float:
         """Median call time, ns."""
         return statistics.median(self.times_ns)
@@ -62,6 +105,154 @@ class GridContestant:
     def interval(self) -> Interval | None:
         """Bootstrap interval of the median; None with fewer than 30 calls, where it would be too narrow."""
         return bootstrap_interval(statistics.median, self.times_ns, derived=False)
+
+    @property
+    def host_ns(self) -> float | None:
+        """Median time until a call returned to its caller, ns; None where it was not measured."""
+        found = [span.value_ns for span in self.spans if span.name == HOST]
+        return statistics.median(found) if found else None
+
+    @cached_property
+    def stages(self) -> dict[str, int]:
+        """Median time of each stage of a whole operator and of all of it in the same calls, ns."""
+        return {span.part: span.value_ns for span in self.spans if span.name == STAGE}
+
+    @property
+    def between_stages(self) -> tuple[tuple[str, int], ...]:
+        """Median time of each stage, ns, with a last item for the time between the stages."""
+        inside = [(name, ns) for name, ns in self.stages.items() if name != WHOLE]
+        return (*inside, ("between the stages", self.stages.get(WHOLE, 0) - sum(ns for _, ns in inside)))
+
+    @property
+    def density(self) -> float:
+        """Share of all pairs of tokens that is computed."""
+        return 1.0 if self.variant is None else 1 - (self.variant.sparsity or 0.0)
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of one call over the selected pairs of tokens."""
+        return 0 if self.variant is None else self.variant.costs[0].flops
+
+    @property
+    def padded_flops(self) -> int:
+        """FLOPs of one call over whole blocks, padding rows included."""
+        return self.size("padded_flops")
+
+    @property
+    def predicted_ns(self) -> float | None:
+        """Predicted time of the whole call, ns; None without a prediction."""
+        return None if self.prediction is None else self.prediction.total_ns
+
+    @property
+    def sent(self) -> tuple[SentMessage, ...]:
+        """Predicted collectives in order."""
+        return () if self.prediction is None else self.prediction.messages
+
+    def size(self, name: str) -> int:
+        """Return a named size of the call; 0 if it never ran."""
+        return 0 if self.variant is None else self.variant.sizes.get(name, 0)
+
+    def number(self, metric: str, *, against: str | None = None, tensor: str = "") -> float | None:
+        """Return the first quality number of a metric; `against` and `tensor` narrow the choice if given."""
+        for line in self.numbers:
+            if line.metric == metric and against in (None, line.against) and tensor in ("", line.tensor):
+                return line.value
+        return None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CellRun:
+    """One cell that was measured, or that failed."""
+
+    run: RunRecords
+    entries: tuple[GridContestant, ...]
+
+    @property
+    def name(self) -> str:
+        """Name of the cell's folder."""
+        return self.run.folder.name
+
+    @property
+    def grid(self) -> AttentionCell:
+        """Coordinates of a cell of an attention grid."""
+        assert self.run.cell is not None, "a run without them is no cell of such a grid"
+        return self.run.cell
+
+    @property
+    def contestants(self) -> tuple[GridContestant, ...]:
+        """All entries but the matrix product."""
+        return tuple(entry for entry in self.entries if entry.name != MATMUL)
+
+    @cached_property
+    def measured(self) -> tuple[GridContestant, ...]:
+        """Contestants with numbers."""
+        return tuple(entry for entry in self.contestants if not entry.reason)
+
+    @cached_property
+    def reference(self) -> GridContestant | None:
+        """Fastest dense contestant; None if none was measured."""
+        dense = [entry for entry in self.measured if entry.kind == "dense"]
+        return min(dense, key=lambda entry: entry.median_ns, default=None)
+
+    @cached_property
+    def settings(self) -> Variant | None:
+        """Settings of the first contestant that has some; None if the cell failed."""
+        return next((entry.variant for entry in self.entries if entry.variant is not None), None)
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Sizes of the call by name; empty if the cell failed."""
+        return {} if self.settings is None else self.settings.sizes
+
+    @property
+    def dtype(self) -> str:
+        """Dtype of the call's tensors; empty if the cell failed."""
+        return "" if self.settings is None else self.settings.dtype
+
+    @property
+    def failure(self) -> str:
+        """Reason why the cell has no numbers at all; empty if it is complete."""
+        end = self.run.end
+        return "" if end and end.status == "complete" else end.message or end.status if end else "it was cut short"
+
+    @property
+    def surroundings(self) -> Surroundings:
+        """State of the machine while the cell ran."""
+        return self.run.surroundings or Surroundings()
+
+    @property
+    def serialised(self) -> bool:
+        """Whether launches were serialised, so that the times are not those of the code."""
+        return self.run.header.machine.launch_blocking
+
+    @cached_property
+    def sparsity(self) -> float:
+        """Share of token pairs that the sparse contestants skip; they all share one selection."""
+        return max((1 - entry.density for entry in self.measured if entry.kind != "dense"), default=0.0)
+
+    @cached_property
+    def peak_flops_per_s(self) -> float | None:
+        """FLOP rate that a large matrix product reached in the same palindromes, FLOP/s; None if not measured."""
+        product = next((entry for entry in self.entries if entry.name == MATMUL and entry.times_ns), None)
+        return None if product is None else product.flops / product.median_ns * 1e9
+
+    @property
+    def peaks(self) -> DevicePeaks | None:
+        """Published peaks of the device; None: not known."""
+        return device_peaks(self.run.header.machine.device_name)
+
+    @cached_property
+    def clocks_of_rounds(self) -> bool:
+        """Whether the clock was sampled over whole rounds, and not in the laps of each contestant, as older records have it."""
+        clocks = [entry.clocks for entry in self.entries if entry.clocks is not None]
+        return len(clocks) > 1 and all(each.clips_mhz == clocks[0].clips_mhz for each in clocks)
+
+    @cached_property
+    def busy_mhz(self) -> int | None:
+        """SM clock of the chip when kept busy: the lowest of all entries if one was at the power limit; None: not known."""
+        clocks = [entry.clocks for entry in self.entries if entry.clocks is not None]
+        capped = any(each.power_capped for each in clocks) and not self.clocks_of_rounds
+        return min(each.sm_mhz for each in clocks) if capped else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +275,7 @@ def speedup(reference: GridContestant, entry: GridContestant) -> GridSpeedup:
     return GridSpeedup(ratio=ratio, interval=interval, verdict=judge(ratio, interval, statistics.median(deltas)))
 
 
-def _outcome(run: RunRecords, name: str, *, timed: bool) -> tuple[Outcome, str]:
+def _outcome(run: RunRecords, name: str, gate: Gate | None, *, timed: bool) -> tuple[Outcome, str]:
     """Return the outcome of a contestant, and the reason why it has no number.
 
     Args:
@@ -93,7 +284,6 @@ def _outcome(run: RunRecords, name: str, *, timed: bool) -> tuple[Outcome, str]:
     left_out = next((line for line in run.excluded if line.variant == name and line.span == "clip"), None)
     if left_out is not None:
         return "refused" if left_out.kind == "refused" else "failed", left_out.cause
-    gate = next((line for line in run.gates if line.variant == name), None)
     if gate is not None and not gate.passed:
         return "red", f"red gate: {gate.detail}; {gate.rule}"
     if timed:
@@ -101,32 +291,53 @@ def _outcome(run: RunRecords, name: str, *, timed: bool) -> tuple[Outcome, str]:
     return "not reached", f"not reached: {run.end.message or run.end.status if run.end else 'the cell was cut short'}"
 
 
-def recorded(run: RunRecords, name: str, rounds: Mapping[int, Sequence[int]]) -> dict[str, Any]:
-    """Return the fields of a `Contestant` from the records of its cell.
+def cell_of(run: RunRecords) -> CellRun:
+    """Return a cell with all planned contestants, in order, then those that only other lines name.
 
-    Args:
-        rounds: by palindrome: the times of its calls, ns.
+    Raises:
+        DataError: the run is of an attention grid, and does not say of which cell.
     """
-    outcome, reason = _outcome(run, name, timed=bool(rounds))
-    return {
-        "name": name,
-        "outcome": outcome,
-        "reason": reason,
-        "variant": next((variant for variant in run.variants if variant.name == name), None),
-        "gate": next((line for line in run.gates if line.variant == name), None),
-        "rounds": {number: tuple(values) for number, values in rounds.items()},
-        "numbers": tuple(line for line in run.quality if line.variant == name),
-    }
+    if run.header.kind == "attention" and run.cell is None:
+        raise DataError(f"{run.folder} does not say which cell of the grid it is: its line `attentioncell` is not there")
+    settings, gates = (line.name for line in run.variants), (line.variant for line in run.gates)
+    names = dict.fromkeys((*run.header.order, *settings, *gates, *(line.variant for line in run.excluded)))
+    return CellRun(run=run, entries=tuple(_entries(run, [name for name in names if name != GUIDE])))
+
+
+def _entries(run: RunRecords, names: Sequence[str]) -> Iterator[GridContestant]:
+    timed = {clip.order for clip in timed_clips(run)}
+    spans: dict[str, list[Span]] = defaultdict(list)
+    for span in run.spans:
+        if span.order in timed:
+            spans[span.variant].append(span)
+    for name in names:
+        rounds: dict[int, list[int]] = defaultdict(list)
+        for span in spans[name]:
+            if span.palindrome is not None and span.rank is None and span.name in _TIMED:
+                rounds[span.palindrome].append(span.value_ns)
+        gate = next((line for line in run.gates if line.variant == name), None)
+        outcome, reason = _outcome(run, name, gate, timed=bool(rounds))
+        yield GridContestant(
+            name=name,
+            outcome=outcome,
+            reason=reason,
+            variant=next((variant for variant in run.variants if variant.name == name), None),
+            gate=gate,
+            rounds={number: tuple(values) for number, values in rounds.items()},
+            numbers=tuple(line for line in run.quality if line.variant == name),
+            spans=tuple(spans[name]),
+            clocks=side_clocks(run, name),
+            prediction=next((line for line in run.predictions if line.variant == name), None),
+        )
 
 
 def read_grid(
-    folder: Path, kind: RunKind, cell: Callable[[RunRecords], C], order: Callable[[C], Any], verb: str
-) -> tuple[tuple[C, ...], tuple[str, ...]]:
+    folder: Path, kind: RunKind, order: Callable[[CellRun], Any], verb: str
+) -> tuple[tuple[CellRun, ...], tuple[str, ...]]:
     """Return every cell of a grid that has records, including incomplete ones, of several attempts the last; and the folders that
     cannot be read, with the reason, one line each.
 
     Args:
-        cell: makes a cell of a run.
         order: key that sorts the cells.
         verb: command that measures such a grid.
 
@@ -137,23 +348,17 @@ def read_grid(
         places = sorted(path for path in (folder / CELLS).iterdir() if path.is_dir() and not path.is_symlink())
     except OSError as error:
         raise DataError(f"no cells at {folder / CELLS}: {error.strerror}; give a folder of `{verb}`") from error
-    found: list[C] = []
+    found: list[CellRun] = []
     unread: list[str] = []
     for place in (place for place in places if not superseded(place)):
         try:
             run = read_run(place)
             if run.header.kind != kind:
                 raise DataError(f"{place} holds a run of kind {run.header.kind!r}, which is no cell of `{verb}`")
-            found.append(cell(run))
+            found.append(cell_of(run))
         except DataError as error:
             unread.append(f"{place.name}: {error}")
     if not found:
         told = f": {unread[0]}" if unread else ""
         raise DataError(f"no cell in {folder / CELLS} has records{told}; run `{verb} --out {folder}`")
     return tuple(sorted(found, key=order)), tuple(unread)
-
-
-def names_in(run: RunRecords) -> Sequence[str]:
-    """Return the names of all planned contestants, in order, then of those that only other lines name."""
-    settings, gates = (line.name for line in run.variants), (line.variant for line in run.gates)
-    return tuple(dict.fromkeys((*run.header.order, *settings, *gates, *(line.variant for line in run.excluded))))

@@ -23,7 +23,7 @@ from strobe.perf.analysis.device.intervals import (
     overlaps,
     union,
 )
-from strobe.perf.trace.events import DEVICE_KINDS, Collective, Trace
+from strobe.perf.trace.events import DEVICE_KINDS, Collective, CollectiveKind, Trace
 
 # Communication of each device: its time by kind of collective, and the part that no computation hides.
 
@@ -36,37 +36,11 @@ _COMM: Final = DEVICE_KINDS.index("comm")
 _COMPUTE: Final = (DEVICE_KINDS.index("kernel"), DEVICE_KINDS.index("memset"))
 
 
-class CollectiveKind(NamedTuple):
-    """Properties that equal collectives share: name, group, ranks, sizes, dtype."""
-
-    name: str
-    group: str
-    ranks: tuple[int, ...]
-    in_elements: int
-    out_elements: int
-    dtype: str
-
-    @property
-    def message_bytes(self) -> int | None:
-        """Bytes of the larger side, as bandwidths of collectives count them; `None` if the trace lacks the sizes."""
-        size = 1 if self.dtype.lower().startswith("float8") else _ELEMENT_BYTES.get(self.dtype.lower())
-        elements = max(self.in_elements, self.out_elements)
-        return None if size is None or elements < 0 else size * elements
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CollectiveTime:
-    """The collectives of one kind on one device.
-
-    Args:
-        kind: their common properties.
-        duration: duration of each, waiting included.
-        exposed_ns: time in which one of them ran and neither a kernel nor a memset did.
-    """
-
-    kind: CollectiveKind
-    duration: Distribution
-    exposed_ns: int
+def message_bytes(kind: CollectiveKind) -> int | None:
+    """Return the bytes of the larger side, as bandwidths of collectives count them; `None` if the trace lacks the sizes."""
+    size = 1 if kind.dtype.lower().startswith("float8") else _ELEMENT_BYTES.get(kind.dtype.lower())
+    elements = max(kind.in_elements, kind.out_elements)
+    return None if size is None or elements < 0 else size * elements
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +56,8 @@ class Communication:
         sum_ns: sum of their durations.
         union_ns: time in which at least one of them ran.
         exposed_ns: the part of it in which neither a kernel nor a memset ran.
-        kinds: by descending exposed time.
+        kinds: of each kind the durations, waiting included, and the time in which one of them ran and neither a kernel nor a
+            memset did; by descending exposed time.
     """
 
     trace: int
@@ -93,7 +68,7 @@ class Communication:
     sum_ns: int
     union_ns: int
     exposed_ns: int
-    kinds: tuple[CollectiveTime, ...]
+    kinds: Mapping[CollectiveKind, tuple[Distribution, int]]
 
 
 class Member(NamedTuple):
@@ -147,10 +122,8 @@ def _member(trace: Trace, told: Mapping[int, Collective], position: Ints, start:
     kinds: dict[CollectiveKind, int] = {}
     kind, sequence = [], []
     for event in position.tolist():
-        one = told.get(event, Collective(event=event, name=""))
-        what = CollectiveKind(
-            one.name or names[of_name[event]], one.group, one.ranks, one.in_elements, one.out_elements, one.dtype
-        )
+        one = told.get(event, Collective(event, CollectiveKind()))
+        what = one.kind if one.kind.name else one.kind._replace(name=names[of_name[event]])
         kind.append(kinds.setdefault(what, len(kinds)))
         sequence.append(one.sequence)
     columns = np.array(kind, np.int64), np.array(sequence, np.int64)
@@ -168,7 +141,7 @@ def _account(member: Member, compute: Iterator[Intervals], where: tuple[int, int
     for kind, own, exposed_ns in zip(member.kinds, of_kind, exposed_of, strict=True):
         duration = distribution(member.end[own] - member.start[own])
         assert duration is not None
-        kinds.append(CollectiveTime(kind=kind, duration=duration, exposed_ns=exposed_ns))
+        kinds.append((kind, (duration, exposed_ns)))
     trace, device, span_ns = where
     return Communication(
         trace=trace,
@@ -179,7 +152,7 @@ def _account(member: Member, compute: Iterator[Intervals], where: tuple[int, int
         sum_ns=int((member.end - member.start).sum()),
         union_ns=everything.length_ns,
         exposed_ns=exposed,
-        kinds=tuple(sorted(kinds, key=lambda row: (-row.exposed_ns, -row.duration.sum_ns, row.kind))),
+        kinds=dict(sorted(kinds, key=lambda row: (-row[1][1], -row[1][0].sum_ns, row[0]))),
     )
 
 
@@ -240,13 +213,11 @@ class SkewKind:
 
     Args:
         kind: their common properties.
-        members: devices that met, of those with a trace.
         skew: from the first start to the last one, of each.
         transfer: from the last start to the last end, of each.
     """
 
     kind: CollectiveKind
-    members: int
     skew: Distribution
     transfer: Distribution
 
@@ -519,5 +490,5 @@ def _kinds(groups: Sequence[_Group]) -> tuple[SkewKind, ...]:
         for number, own in zip(numbers.tolist(), np.split(order, heads[1:]), strict=True):
             sides = distribution(skew[own]), distribution(transfer[own])
             assert sides[0] is not None and sides[1] is not None
-            found.append(SkewKind(kind=group.kinds[number], members=len(group.members), skew=sides[0], transfer=sides[1]))
+            found.append(SkewKind(kind=group.kinds[number], skew=sides[0], transfer=sides[1]))
     return tuple(sorted(found, key=lambda one: (-one.skew.sum_ns - one.transfer.sum_ns, one.kind)))

@@ -6,43 +6,38 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from strobe.perf.analysis.device.intervals import Ints, Window, column
+from strobe.perf.analysis.device.intervals import Window, column
 from strobe.perf.analysis.structure.ranges import ranges_and_modules
 from strobe.perf.trace.events import MemoryTrack, Trace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryPoint:
-    """Largest values in a stretch of time that starts at `start_ns`; reserved is 0 where it was not recorded."""
-
-    start_ns: int
-    allocated_bytes: int
-    reserved_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryUse:
-    """Memory of one device over time.
+    """Memory of one device over time; reserved memory is 0 where it was not recorded.
 
     Args:
         device: `cuda:0`, `cpu`.
         step_ns: length of a stretch: times are exact to within this.
-        first: values at the beginning, and `last` at the end.
-        peak: the stretch with the most allocated memory, the first of several.
-        reserved_peak_bytes: the most that the allocator held; 0 where it was not recorded.
+        start_allocated_bytes: allocated memory at the beginning, and `end_allocated_bytes` at the end.
+        peak_allocated_bytes: the most allocated memory, `reserved_then_bytes` what was reserved then.
+        peak_at_ns: time from the beginning to the first stretch with the peak.
+        peak_reserved_bytes: the most that the allocator held.
         peak_in: the ranges and modules that were open at the start of the peak's stretch, from the outermost on, on the thread
             that had most of them open; empty if there were none.
-        points: over time, of neighbours the one with the most allocated memory.
+        points: over time, of neighbours the one with the most allocated memory: time from the beginning, allocated and reserved
+            memory.
     """
 
     device: str
     step_ns: int
-    first: MemoryPoint
-    last: MemoryPoint
-    peak: MemoryPoint
-    reserved_peak_bytes: int
+    start_allocated_bytes: int
+    end_allocated_bytes: int
+    peak_allocated_bytes: int
+    reserved_then_bytes: int
+    peak_at_ns: int
+    peak_reserved_bytes: int
     peak_in: tuple[str, ...]
-    points: tuple[MemoryPoint, ...]
+    points: tuple[tuple[int, int, int], ...]
 
 
 def memory_use(trace: Trace, window: Window | None = None, num_points: int = 256) -> tuple[MemoryUse, ...]:
@@ -66,22 +61,20 @@ def _use(trace: Trace, track: MemoryTrack, window: Window | None, num_points: in
     if not len(start):
         return None
     bins = np.array_split(np.arange(len(start)), min(num_points, len(start)))
-    peak = int(allocated.argmax())
+    peak, thinned = int(allocated.argmax()), [int(part[allocated[part].argmax()]) for part in bins]
+    since = start - start[0]
+    points = zip(*(values[thinned].tolist() for values in (since, allocated, reserved)), strict=True)
     return MemoryUse(
         device=track.device,
         step_ns=track.step_ns,
-        first=_point((start, allocated, reserved), 0),
-        last=_point((start, allocated, reserved), len(start) - 1),
-        peak=_point((start, allocated, reserved), peak),
-        reserved_peak_bytes=int(reserved.max()),
+        start_allocated_bytes=int(allocated[0]),
+        end_allocated_bytes=int(allocated[-1]),
+        peak_allocated_bytes=int(allocated[peak]),
+        reserved_then_bytes=int(reserved[peak]),
+        peak_at_ns=int(since[peak]),
+        peak_reserved_bytes=int(reserved.max()),
         peak_in=_open_at(trace, int(start[peak])),
-        points=tuple(_point((start, allocated, reserved), int(part[allocated[part].argmax()])) for part in bins),
-    )
-
-
-def _point(columns: tuple[Ints, Ints, Ints], place: int) -> MemoryPoint:
-    return MemoryPoint(
-        start_ns=int(columns[0][place]), allocated_bytes=int(columns[1][place]), reserved_bytes=int(columns[2][place])
+        points=tuple(points),
     )
 
 

@@ -397,6 +397,30 @@ def verdict_cell(verdict: Verdict) -> Text:
     return Text(verdict, _TONES[verdict])
 
 
+def pair_fields(get: Callable[[T], Comparison | Missing], pairs: str = "median of the pair ratios") -> tuple[Field[T], ...]:
+    """Return the columns of a comparison of pairs: speedup, verdict, number of pairs, ratios of sums and of minima.
+
+    Args:
+        get: comparison of a row, or why there is none.
+        pairs: what the speedup is.
+    """
+
+    def of(value: Callable[[Comparison], Any], other: Cell | None = None) -> Callable[[T], Any]:
+        def cell(row: T) -> Any:
+            found = get(row)
+            return (found if other is None else other) if isinstance(found, Missing) else value(found)
+
+        return cell
+
+    return (
+        numeric("speedup", of(lambda found: ratio_cell(found.ratio, found.interval)), f"{pairs}, 95 % interval"),
+        Field("verdict", of(lambda found: verdict_cell(found.verdict), Text(""))),
+        count("pairs", of(lambda found: len(found.ratios), Text(""))),
+        numeric("ratio of sums", of(lambda found: Ratio(found.ratio_of_sums), Text("")), "what the ledger adds up to"),
+        numeric("ratio of minima", of(lambda found: Ratio(found.floor), Text("")), "fastest against fastest"),
+    )
+
+
 def speedup_headline(label: str, series: int, found: Comparison) -> Headline:
     """Return the headline of a candidate: its speedup, the verdict, and the interval over pairs."""
     pairs = f"{len(found.ratios)} pair{'s' if len(found.ratios) != 1 else ''}"

@@ -56,7 +56,6 @@ from strobe.perf.report.model import (
     Share,
     Table,
     Text,
-    Time,
     Timeline,
     time_text,
 )
@@ -533,7 +532,7 @@ def attention_sections(study: RunStudy) -> tuple[Section, Section]:
         isinstance(subject.profile, Profile) and subject.profile.partition.device != "cpu" for subject in study.subjects
     )
     lead = f"{_DEVICE_RULE if on_device else _HOST_RULE} The same rule for every variant: sections are compared with sections."
-    return attention, Section("sections", "Sections and their boundaries", lead, (_per_call(study, found), _detail(study, found)))
+    return attention, Section("sections", "Sections and their boundaries", lead, (_detail(study, found),))
 
 
 def _summary(study: RunStudy, found: dict[str, dict[str, Extent]]) -> Table:
@@ -598,43 +597,28 @@ def _speedup(reference: Extent | None, own: Extent, ns: Callable[[Extent], int])
     return Ratio(ns(reference) / reference.calls / (ns(own) / own.calls))
 
 
-def _names(found: dict[str, dict[str, Extent]]) -> list[str]:
-    names = {name for own in found.values() for name in own}
-    return sorted(names, key=lambda name: (_rank(name), name))
-
-
-def _per_call(study: RunStudy, found: dict[str, dict[str, Extent]]) -> Table:
-
-    def of(subject: Subject) -> Field[str]:
-        def mean(name: str) -> Cell | None:
-            own = found.get(subject.label, {}).get(name)
-            return None if own is None else Time(own.total_ns / own.calls, f"{own.calls} calls")
-
-        return Field(subject.label, mean, unit="ms")
-
-    section: Field[str] = Field("section", lambda name: Text(name, note=NAMES.get(name, "a span of the caller's own")))
-    caption = "Every section of the traced frame blocks, mean per call."
-    return table_of(caption, (section, *map(of, study.subjects)), _names(found))
-
-
 def _detail(study: RunStudy, found: dict[str, dict[str, Extent]]) -> Table:
+    def meaning(name: str) -> str:
+        return NAMES.get(name, "a span of the caller's own")
+
     fields: tuple[Field[tuple[str, str, Extent]], ...] = (
-        Field("section", lambda row: row[0]),
+        Field("section", lambda row: Text(row[0], note=meaning(row[0]) if row[1] == study.subjects[0].label else "")),
         Field("variant", lambda row: row[1]),
         count("calls", lambda row: row[2].calls),
+        time("mean", lambda row: row[2].total_ns / row[2].calls, hint="of a call"),
         time("total", lambda row: row[2].total_ns),
         time("busy", lambda row: row[2].busy_ns),
         time("idle inside", lambda row: row[2].idle_ns),
         time("attention kernel inside", lambda row: row[2].kernel_ns),
     )
+    names = {name for own in found.values() for name in own}
     rows = [
         (name, subject.label, own)
-        for name in _names(found)
+        for name in sorted(names, key=lambda name: (_rank(name), name))
         for subject in study.subjects
         if (own := found.get(subject.label, {}).get(name)) is not None
     ]
-    caption = "The same sections: total, busy, idle and attention kernel inside."
-    return table_of(caption, fields, rows, sortable=True, collapsed=True)
+    return table_of("Every section of the traced frame blocks.", fields, rows, sortable=True)
 
 
 # Lanes of a `Timeline` from the slices of steps, with as many rectangles as a page can hold and no hole in a step.

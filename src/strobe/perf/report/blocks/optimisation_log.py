@@ -1,24 +1,24 @@
-"""Tables of the optimisation log: decisions and entries."""
+"""Entries of the optimisation log, the rule that keeps or drops them, and their tables."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
+
+from msgspec.structs import replace as replace_struct
 
 from strobe.core.errors import DataError
 from strobe.core.spans import E2E
 from strobe.perf.analysis.runs.compare import Comparison, compare_stage, timed_clips
-from strobe.perf.analysis.runs.latency import NS, Latencies, Summary, latencies
+from strobe.perf.analysis.runs.latency import NS, Latencies, Summary, SwitchCost, latencies
 from strobe.perf.measure.stats import FLOOR, P99_SAMPLES
 from strobe.perf.records.record import Gate, Quality, Variant, Workload
 from strobe.perf.records.store import FILES, RunRecords, read_run, superseded
 from strobe.perf.report.blocks.fields import Field, count, numeric, ratio_cell, table_of, time
-from strobe.perf.report.blocks.settings import banners
-from strobe.perf.report.model import Banner, Block, Cell, Missing, Notes, Number, Section, Speedup, Table, Text, Tone, bytes_cell
-from strobe.perf.report.study import load_study
+from strobe.perf.report.model import Cell, Missing, Notes, Number, Section, Speedup, Table, Text, Tone, bytes_cell
 
 # Entries of the optimisation log: every variant of every recorded run.
 
@@ -30,18 +30,20 @@ _FIELDS: Final = ("window", "sink", "positions", "steps", "timesteps", "shift", 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogEntry:
-    """One variant of one run. A text in place of a result says why there is none.
+    """One variant of one run.
 
     Args:
         number: from 1, in order of date.
+        latencies: of its timed clips, or why there are none.
+        e2e: its end-to-end time against its reference's, or why there is no comparison.
         repeated: runs that measured the same reference again and have no entry of it.
     """
 
-    number: int
+    number: int = 0
     run: RunRecords
     name: str
     settings: Variant | None
-    found: Latencies | str
+    latencies: Latencies | str
     e2e: Comparison | str
     repeated: int = 0
 
@@ -61,9 +63,16 @@ class LogEntry:
         return self.name == self.reference
 
     @property
-    def latencies(self) -> Latencies | None:
-        """Latencies of its timed clips; None if there are none."""
-        return None if isinstance(self.found, str) else self.found
+    def work(self) -> Workload:
+        """Workload of the clip."""
+        assert self.run.header.workload is not None, "runs without one have no entry"
+        return self.run.header.workload
+
+    @property
+    def group(self) -> tuple[object, ...]:
+        """Reference, model, clip and device; only entries with equal groups are compared."""
+        head = self.run.header
+        return self.reference, head.model, head.workload, head.machine.device_name
 
     @property
     def gate(self) -> Gate | None:
@@ -76,23 +85,9 @@ class LogEntry:
         return self.gate is not None and self.gate.passed and self.gate.exact
 
     @property
-    def group(self) -> tuple[object, ...]:
-        """Reference, model, clip and device; only entries with equal groups are compared."""
-        head = self.run.header
-        return self.reference, head.model, head.workload, head.machine.device_name
-
-    @property
-    def differences(self) -> tuple[str, ...]:
-        """Settings that differ from its reference: `window: 6 instead of 12`."""
-        reference = next((each for each in self.run.variants if each.name == self.reference), None)
-        if self.settings is None or reference is None:
-            return ()
-        return tuple(_differences(reference, self.settings))
-
-    @property
     def error(self) -> str:
         """Reason why it has no numbers; empty if it has some, or if it was not reached."""
-        if isinstance(self.found, Latencies):
+        if isinstance(self.latencies, Latencies):
             return ""
         gate, end = self.gate, self.run.end
         if gate is not None and not gate.passed:
@@ -102,18 +97,13 @@ class LogEntry:
         return ""
 
     @property
-    def ratio(self) -> float | None:
-        """End-to-end time of the reference / own time; 1 for a reference."""
-        if self.is_reference:
-            return 1.0 if isinstance(self.found, Latencies) else None
-        return None if isinstance(self.e2e, str) else self.e2e.ratio
-
-    @property
     def speed(self) -> float | None:
-        """Speedup if its interval proves a difference, otherwise 1."""
-        if isinstance(self.e2e, str) or self.e2e.verdict in ("faster", "slower"):
-            return self.ratio
-        return 1.0
+        """End-to-end time of the reference / own time if its interval proves a difference, otherwise 1; None if not measured."""
+        if self.is_reference:
+            return 1.0 if isinstance(self.latencies, Latencies) else None
+        if isinstance(self.e2e, str):
+            return None
+        return self.e2e.ratio if self.e2e.verdict in ("faster", "slower") else 1.0
 
     @property
     def quality(self) -> Quality | None:
@@ -135,31 +125,36 @@ class LogEntry:
         return max(peaks, default=None)
 
     @property
-    def work(self) -> Workload | None:
-        """Workload of the clip."""
-        return self.run.header.workload
-
-    @property
     def dit_fps(self) -> float | None:
         """Pixel frames per second of the transformer alone, without decoding."""
-        if isinstance(self.found, str) or not self.found.dit_block_ns or self.work is None:
+        if isinstance(self.latencies, str) or not self.latencies.dit_block_ns:
             return None
-        return NS * self.work.frames_per_block * self.work.batch / self.found.dit_block_ns
+        return NS * self.work.frames_per_block * self.work.batch / self.latencies.dit_block_ns
+
+    @property
+    def differences(self) -> tuple[str, ...]:
+        """Settings that differ from its reference: `window: 6 instead of 12`."""
+        reference = self._reference_settings
+        return () if self.settings is None or reference is None else tuple(_differences(reference, self.settings))
 
     @property
     def break_even(self) -> float | None:
         """Frame blocks after which a slower cold start is made up for; 0: it is not slower; None: never, or unknown."""
-        reference = next((each for each in self.run.variants if each.name == self.reference), None)
-        if self.is_reference or self.settings is None or reference is None or isinstance(self.found, str):
+        reference = self._reference_settings
+        if self.is_reference or self.settings is None or reference is None or isinstance(self.latencies, str):
             return None
         own, other = self.settings.cold_start_ns, reference.cold_start_ns
-        if own is None or other is None or self.found.block is None:
+        if own is None or other is None or self.latencies.block is None:
             return None
         if own <= other:
             return 0.0
         base = latencies(self.run, self.reference).block
-        saved = 0.0 if base is None else base.mean_ns - self.found.block.mean_ns
+        saved = 0.0 if base is None else base.mean_ns - self.latencies.block.mean_ns
         return (own - other) / saved if saved > 0 else None
+
+    @property
+    def _reference_settings(self) -> Variant | None:
+        return next((each for each in self.run.variants if each.name == self.reference), None)
 
 
 def run_folders(paths: Sequence[Path]) -> tuple[Path, ...]:
@@ -183,30 +178,15 @@ def read_entries(folders: Sequence[Path]) -> tuple[LogEntry, ...]:
     """
     runs = sorted((read_run(folder) for folder in folders), key=lambda run: (run.header.date, str(run.folder)))
     seen: dict[tuple[object, ...], list[LogEntry]] = {}
-    for run in runs:
-        if run.header.workload is None:
-            continue
+    for run in (each for each in runs if each.header.workload is not None):
         for name in dict.fromkeys(run.header.order):
             entry = _entry(run, name)
             key = (*entry.group, name) if entry.is_reference else (str(run.folder), name)
             seen.setdefault(key, []).append(entry)
     if not seen:
         raise DataError("these runs measured no stream: the log is about streams of a model")
-    chosen = [
-        (next((each for each in same if not isinstance(each.found, str)), same[0]), len(same) - 1) for same in seen.values()
-    ]
-    return tuple(
-        LogEntry(
-            number=number,
-            run=entry.run,
-            name=entry.name,
-            settings=entry.settings,
-            found=entry.found,
-            e2e=entry.e2e,
-            repeated=repeated,
-        )
-        for number, (entry, repeated) in enumerate(chosen, start=1)
-    )
+    chosen = ((next((each for each in same if not isinstance(each.latencies, str)), same[0]), same) for same in seen.values())
+    return tuple(replace(entry, number=at, repeated=len(same) - 1) for at, (entry, same) in enumerate(chosen, start=1))
 
 
 def _entry(run: RunRecords, name: str) -> LogEntry:
@@ -221,7 +201,7 @@ def _entry(run: RunRecords, name: str) -> LogEntry:
         e2e = "the reference itself" if name == run.header.baseline else compare_stage(run, name, E2E)
     except DataError as error:
         e2e = str(error)
-    return LogEntry(number=0, run=run, name=name, settings=settings, found=found, e2e=e2e)
+    return LogEntry(run=run, name=name, settings=settings, latencies=found, e2e=e2e)
 
 
 def _line(run: RunRecords, name: str) -> Quality | None:
@@ -323,7 +303,7 @@ def _reason(entry: LogEntry) -> str:
 
 _TONES: Final[dict[str, Tone]] = {"Keep": "good", "Drop": "bad", "Open": "muted", "Reference": "plain"}
 _LABEL: Final[Field[LogEntry]] = Field("entry", lambda entry: entry.label)
-_BATCH: Final[Field[LogEntry]] = count("batch", lambda entry: None if entry.work is None else entry.work.batch)
+_BATCH: Final[Field[LogEntry]] = count("batch", lambda entry: entry.work.batch)
 
 
 def decisions(rows: Sequence[tuple[LogEntry, Word, str]]) -> Table:
@@ -367,57 +347,121 @@ def _changed(entry: LogEntry) -> Cell:
     return Text("; ".join(entry.differences) or "nothing")
 
 
-def _clip(entry: LogEntry) -> Cell:
+def _clip(entry: LogEntry) -> Text:
     work = entry.work
-    if work is None:
-        return Missing("", "-")
     at = ", ".join(str(prompt.frame_block) for prompt in work.prompts[1:])
     return Text(f"{work.frame_blocks} frame blocks, batch {work.batch}, {f'switches at {at}' if at else 'no switch'}")
 
 
 def steady(entries: Sequence[LogEntry]) -> Table:
-    """Build the table of steady frame blocks, decoding included, and the frame rates they give."""
-    fields = (_LABEL, _BATCH, *_summary("SS", "block"), _fps("latent"), _fps("pixel"))
+    """Build the table of steady frame blocks, decoding included, the frame rates they give, and the transformer alone."""
+    fields: tuple[Field[LogEntry], ...] = (
+        _LABEL,
+        _BATCH,
+        *_summary("SS", lambda found: found.block),
+        _rate("latent FPS", lambda found: found.latent_fps),
+        _rate("pixel FPS", lambda found: found.pixel_fps),
+        count("passes", lambda entry: entry.settings.steps + 1 if entry.settings and entry.settings.steps else None),
+        time("DiT of a block", lambda entry: _known(entry, lambda found: found.dit_block_ns)),
+        numeric("DiT pixel FPS", lambda entry: _none(entry) if entry.dit_fps is None else Number(entry.dit_fps, 2)),
+    )
     note = (
         "SS: a steady frame block, streamed, decoding included: delivered. FPS are frames of a block, of all streams of the "
         "batch, / SS mean. A p99 needs "
-        f"{P99_SAMPLES} samples."
+        f"{P99_SAMPLES} samples. DiT: denoise steps and the commit pass of a steady frame block, without decoding; FPS as if "
+        "there were nothing else."
     )
     return table_of("Steady state, delivered with VAE.", fields, entries, notes=(note,))
 
 
-def switching(entries: Sequence[LogEntry]) -> Table:
-    """Build the table of first frame blocks under a new prompt."""
+def switching(entries: Sequence[LogEntry]) -> Iterator[Table]:
+    """Yield the table of first frame blocks under a new prompt, and that of each switch with the block before it."""
     note = "PS: the first frame block under a new prompt, delivered, over all switches and timed clips."
-    return table_of("Prompt switches.", (_LABEL, *_summary("PS", "switch_block")), entries, notes=(note,))
+    fields: tuple[Field[LogEntry], ...] = (_LABEL, *_summary("PS", lambda found: found.switch_block))
+    yield table_of("Prompt switches.", fields, entries, notes=(note,))
+    rows = [
+        (entry, switch) for entry in entries for switch in (() if isinstance(entry.latencies, str) else entry.latencies.switches)
+    ]
+    switches: tuple[Field[tuple[LogEntry, SwitchCost]], ...] = (
+        Field("entry", lambda row: row[0].label),
+        count("switch at frame block", lambda row: row[1].frame_block),
+        time("block before", lambda row: row[1].before_ns),
+        time("first block after", lambda row: row[1].after_ns),
+        time("extra", lambda row: row[1].extra_ns),
+    )
+    if rows:
+        note = "Medians over clips; extra is the median of the differences within a clip."
+        yield table_of("When the prompt switches.", switches, rows, notes=(note,))
 
 
-def transformer(entries: Sequence[LogEntry]) -> Table:
-    """Build the table of denoise steps and the commit pass alone."""
+def lockstep(entries: Sequence[LogEntry]) -> Iterator[Table]:
+    """Yield for each reference, model and device the table of its batches: what more streams cost."""
+    alike: dict[tuple[object, ...], list[LogEntry]] = {}
+    for entry in (each for each in entries if each.is_reference):
+        reference, model, _, device = entry.group
+        alike.setdefault((reference, model, replace_struct(entry.work, batch=1), device), []).append(entry)
+    for own in alike.values():
+        if any(entry.work.batch > 1 for entry in own):
+            yield _batches(sorted(own, key=lambda entry: entry.work.batch))
+
+
+def _batches(rows: Sequence[LogEntry]) -> Table:
+    one = rows[0] if rows[0].work.batch == 1 else None
+
+    def mean_ns(row: LogEntry) -> Any:
+        return _known(row, lambda found: found.block and found.block.mean_ns)
+
+    def ratio(row: LogEntry) -> Number | Missing | None:
+        own, alone = mean_ns(row), None if one is None else mean_ns(one)
+        return own if isinstance(own, Missing) else Number(own / alone, 2, "x") if isinstance(alone, float) else None
+
+    def each_fps(row: LogEntry) -> Any:
+        return _known(row, lambda found: found.pixel_fps and found.pixel_fps / row.work.batch)
+
+    def kept(row: LogEntry) -> Cell:
+        fps = each_fps(row)
+        if isinstance(fps, Missing):
+            return fps
+        return Text("yes", "good") if fps >= row.work.fps else Text(f"no, {row.work.fps} asked for", "muted")
+
+    def more(row: LogEntry) -> Cell | None:
+        own, least = row.peak_bytes, None if one is None else one.peak_bytes
+        return None if own is None or least is None or row is one else _gib((own - least) / (row.work.batch - 1))
+
+    pays = "SS mean; as many streams for less than as many times: lockstep pays"
     fields: tuple[Field[LogEntry], ...] = (
         _LABEL,
         _BATCH,
-        count("passes", lambda entry: entry.settings.steps + 1 if entry.settings and entry.settings.steps else None),
-        time("DiT of a block", lambda entry: (entry.latencies and entry.latencies.dit_block_ns) or _none(entry)),
-        numeric("DiT pixel FPS", lambda entry: _none(entry) if entry.dit_fps is None else Number(entry.dit_fps, 2)),
+        numeric("time / batch 1", ratio, pays, missing="batch 1 was not measured"),
+        numeric("pixel FPS, each", each_fps, show=lambda value: Number(value, 2)),
+        Field("plays", kept, hint="each stream gets the pixel frames per second that playback needs"),
+        numeric("peak for each more", more, "(peak - that of batch 1) / more streams", missing="batch 1 was not measured"),
     )
-    note = "Denoise steps and the commit pass of a steady frame block, without decoding; FPS as if there were nothing else."
-    return table_of("The transformer alone.", fields, entries, notes=(note,))
+    note = (
+        "Streams in lockstep share every pass, so latency is that of all. Each row is a run of its own: drift between them is "
+        "unknown, and their ratio has no interval."
+    )
+    return table_of("What more streams in lockstep cost.", fields, rows, notes=(note,))
 
 
-def memory(entries: Sequence[LogEntry]) -> Table:
-    """Build the table of peak memory, with and without the text encoder where that is known."""
+def cost(entries: Sequence[LogEntry]) -> Table:
+    """Build the table of peak memory, with and without the text encoder where that is known, and of cold starts."""
     fields: tuple[Field[LogEntry], ...] = (
         _LABEL,
         numeric("peak as measured", lambda entry: _none(entry) if entry.peak_bytes is None else _gib(entry.peak_bytes)),
         numeric("with text encoder", lambda entry: _peak(entry, encoder=True)),
         numeric("without text encoder", lambda entry: _peak(entry, encoder=False)),
+        time("cold start", _cold_ns, "s"),
+        numeric("break-even, frame blocks", _break_even),
     )
     notes = (
         "GPU: bytes that torch allocated. CPU: the resident set of the whole process, all variants of a run in one process.",
         "The text encoder's own weights are added or taken away; where they lie outside the counted memory they are added.",
+        "Cold start: opening the variant and a short clip of it, minus the same clip again. What an earlier variant "
+        "of the process compiled or read is there already.",
+        "Break-even: (own cold start - the reference's) / (the reference's SS mean - own), in frame blocks.",
     )
-    return table_of("Peak memory.", fields, entries, notes=notes)
+    return table_of("Memory and start.", fields, entries, notes=notes)
 
 
 def _gib(num_bytes: float) -> Cell:
@@ -454,28 +498,13 @@ def quality_table(entries: Sequence[LogEntry]) -> Table | None:
     return table_of("Quality against the named reference.", fields, entries, notes=notes)
 
 
-def cold(entries: Sequence[LogEntry]) -> Table:
-    """Build the table of cold starts, and of the frame blocks after which each is made up for."""
-    fields: tuple[Field[LogEntry], ...] = (
-        _LABEL,
-        time("cold start", _cold_ns, "s"),
-        numeric("break-even, frame blocks", _break_even),
-    )
-    notes = (
-        "Cold start: opening the variant and a short clip of it, minus the same clip again. What an earlier variant "
-        "of the process compiled or read is there already.",
-        "Break-even: (own cold start - the reference's) / (the reference's SS mean - own), in frame blocks.",
-    )
-    return table_of("Cold start and break-even.", fields, entries, notes=notes)
-
-
 def _cold_ns(entry: LogEntry) -> int | Missing:
     known = None if entry.settings is None else entry.settings.cold_start_ns
     return Missing("not taken", "-") if known is None else known
 
 
 def _break_even(entry: LogEntry) -> Cell:
-    if entry.is_reference or isinstance(_cold_ns(entry), Missing) or isinstance(entry.found, str):
+    if entry.is_reference or isinstance(_cold_ns(entry), Missing) or isinstance(entry.latencies, str):
         return Missing("", "-")
     blocks = entry.break_even
     if blocks is None:
@@ -488,20 +517,23 @@ def _none(entry: LogEntry) -> Missing:
 
 
 def _why(entry: LogEntry) -> str:
-    return entry.error or (entry.found if isinstance(entry.found, str) else "no steady frame blocks")
+    return entry.error or (entry.latencies if isinstance(entry.latencies, str) else "no steady frame blocks")
 
 
-def _summary(name: str, part: Literal["block", "switch_block"]) -> tuple[Field[LogEntry], ...]:
+def _known(entry: LogEntry, get: Callable[[Latencies], Any]) -> Any:
+    """Return a figure of an entry's latencies, or the cell that says why there is none."""
+    return (None if isinstance(entry.latencies, str) else get(entry.latencies)) or _none(entry)
+
+
+def _rate(head: str, get: Callable[[Latencies], float | None]) -> Field[LogEntry]:
+    return numeric(head, lambda entry: _known(entry, get), show=lambda value: Number(value, 2))
+
+
+def _summary(name: str, part: Callable[[Latencies], Summary | None]) -> tuple[Field[LogEntry], ...]:
     """Return the columns mean, p50, p99 (if there are enough samples), max, and number of samples."""
 
     def of(get: Callable[[Summary], Any]) -> Callable[[LogEntry], Any]:
-        def value(entry: LogEntry) -> Any:
-            if entry.latencies is None:
-                return _none(entry)
-            found = entry.latencies.block if part == "block" else entry.latencies.switch_block
-            return Missing("there were none", "-") if found is None else get(found)
-
-        return value
+        return lambda entry: _known(entry, lambda found: get(own) if (own := part(found)) else Missing("there were none", "-"))
 
     return (
         time(f"{name} mean", of(lambda found: found.mean_ns)),
@@ -515,17 +547,9 @@ def _summary(name: str, part: Literal["block", "switch_block"]) -> tuple[Field[L
     )
 
 
-def _fps(kind: Literal["latent", "pixel"]) -> Field[LogEntry]:
-    def rate(entry: LogEntry) -> Cell:
-        value = None if entry.latencies is None else getattr(entry.latencies, f"{kind}_fps")
-        return _none(entry) if value is None else Number(value, 2)
-
-    return numeric(f"{kind} FPS", rate)
-
-
 def _quality(line: Quality | None, entry: LogEntry) -> Cell:
     if line is None:
-        return Missing(_why(entry) if isinstance(entry.found, str) else "not in the records", "not measured")
+        return Missing(_why(entry) if isinstance(entry.latencies, str) else "not in the records", "not measured")
     if line.value is None:
         return Missing(line.note or "no reason given", "equal" if line.n and line.reference else "not measured")
     return Number(line.value, 4 if abs(line.value) < 10 else 2)
@@ -534,19 +558,21 @@ def _quality(line: Quality | None, entry: LogEntry) -> Cell:
 # Sections of an optimisation log: decisions with their rule, configurations, then one section per topic.
 
 
-def log_sections(decided: Sequence[tuple[LogEntry, Word, str]]) -> tuple[Section, ...]:
-    """Build the sections: decisions with their rule, configurations, then one section per topic."""
+def log_sections(decided: Sequence[tuple[LogEntry, Word, str]], notes: Sequence[str] = ()) -> tuple[Section, ...]:
+    """Build the sections: decisions with their rule, configurations, then one section per topic.
+
+    Args:
+        notes: on what has no entry.
+    """
     entries = [entry for entry, *_ in decided]
-    quality = quality_table(entries)
-    found: list[Block] = [memory(entries), cold(entries)]
+    quality = quality_table(entries) or Notes(("Not measured: these records hold no quality numbers.",))
     lead = "Every recorded run is an entry, the failed ones too. Words and numbers are computed from the records."
     return (
-        Section("decisions", "Decisions", lead, (decisions(decided), Notes(RULE))),
+        Section("decisions", "Decisions", lead, (decisions(decided), Notes((*notes, *RULE)))),
         Section("configurations", "Configurations", "", (configurations(entries),)),
-        Section("latency", "Latencies and rates", "", (steady(entries), switching(entries))),
-        Section("transformer", "Transformer", "", (transformer(entries),)),
-        Section("quality", "Quality", "", (quality or Notes(("Not measured: these records hold no quality numbers.",)),)),
-        Section("cost", "Memory and start", "", tuple(found)),
+        Section("latency", "Latencies and rates", "", (steady(entries), *switching(entries), *lockstep(entries))),
+        Section("quality", "Quality", "", (quality,)),
+        Section("cost", "Memory and start", "", (cost(entries),)),
     )
 
 
@@ -557,9 +583,3 @@ def speedups(entries: Sequence[LogEntry]) -> list[Speedup]:
         for entry in entries
         if not isinstance(entry.e2e, str)
     ]
-
-
-def log_banners(entries: Sequence[LogEntry], into: Path) -> tuple[Banner, ...]:
-    """Return banners on what voids or weakens the numbers; clips may differ, since only equal ones are compared."""
-    folders = list(dict.fromkeys(entry.run.folder for entry in entries))
-    return banners(load_study(folders, into), gather=True, any_clip=True)

@@ -13,7 +13,7 @@ from strobe.perf.analysis.runs.grid import GridContestant, speedup
 from strobe.perf.records.record import RECALL, RELATIVE, WORST_HEAD, Contestant
 from strobe.perf.report.blocks.fields import Field, numeric, table_of, time
 from strobe.perf.report.blocks.front import FrontPoint, front
-from strobe.perf.report.blocks.settings import compared, timed_fields
+from strobe.perf.report.blocks.grid import timed_fields
 from strobe.perf.report.model import Axis, Figure, Number, Plane, PlotPoint, Section, Share, Table, Text
 
 LIMITS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
@@ -141,7 +141,7 @@ def _table(reference: GridContestant, judged: Sequence[Judged], cells: Sequence[
     fields: tuple[Field[Judged], ...] = (
         Field("method", lambda row: row.words),
         time("median", lambda row: row.entry.median_ns),
-        *(field.of(lambda row: (None, row.entry, compared(reference, row.entry))) for field in timed_fields("fastest dense")),
+        *timed_fields("fastest dense", lambda row: row.entry, lambda row: reference),
         numeric("computed", lambda row: row.density, "share of all pairs of tokens, mean over calls", show=Share),
         numeric("weight kept", lambda row: row.kept, "share of dense attention's mass on the selected keys", show=Share),
         *(

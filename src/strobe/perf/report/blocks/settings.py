@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Container, Sequence
-from itertools import accumulate
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Final
 
-from strobe.perf.analysis.runs.grid import GridContestant, speedup
 from strobe.perf.records.record import CUSTOM, Clocks, Header, Knob, Variant
 from strobe.perf.records.store import RunRecords
-from strobe.perf.report.blocks.fields import Field, beside, count, damage_banner, numeric, ratio_cell, table_of, verdict_cell
-from strobe.perf.report.model import Banner, Bar, Cell, Code, Count, Figure, Missing, Section, Table, Text, Waterfall, bytes_cell
+from strobe.perf.report.blocks.fields import beside, damage_banner, table_of
+from strobe.perf.report.model import Banner, Cell, Code, Count, Section, Table, Text, bytes_cell
 from strobe.perf.report.study import Profile, RunStudy, Subject, damage_of
 
 # Settings of a report: environment, variants, optimisations that differ; and banners to read first.
@@ -378,61 +376,3 @@ def _clock_doubts(run: RunRecords) -> list[str]:
         found.append("GPU clocks were read when clips had ended, not while they ran; with the extra nvml they are read inside")
     reasons = sorted({reason for item in clocks for reason in item.throttle})
     return [*found, f"the GPU was throttled: {', '.join(reasons)}"] if reasons else found
-
-
-# Columns of contestants that took turns in the palindromes of one cell.
-
-Entry: TypeAlias = tuple[Any, Any]
-"""A cell and one contestant of it."""
-Timed: TypeAlias = tuple[Any, Any, tuple[Cell, Cell]]
-"""A cell, one contestant of it, and its speedup and verdict."""
-NONE = "not measured here"
-"""Reason of a number that a cell does not have."""
-
-
-def compared(reference: GridContestant, entry: GridContestant) -> tuple[Cell, Cell]:
-    """Return the cells of a contestant's speedup over the reference and of its verdict."""
-    if entry is reference:
-        return Missing("it is the reference", "1"), Text("reference", "muted")
-    found = speedup(reference, entry)
-    return ratio_cell(found.ratio, found.interval), verdict_cell(found.verdict)
-
-
-def timed_fields(reference: str) -> tuple[Field[Timed], ...]:
-    """Return the columns of the median's interval, the number of calls, and the speedup over what `reference` names."""
-    return (
-        Field(
-            "95 % of the median", lambda row: _range(row[1]), hint="bootstrap, from 30 calls on; else shortest and longest call"
-        ),
-        count("calls", lambda row: len(row[1].times_ns)),
-        numeric("speedup", lambda row: row[2][0], f"time of the {reference} / time, same palindromes, 95 % interval"),
-        Field("verdict", lambda row: row[2][1]),
-    )
-
-
-def bars_figure(
-    title: str, parts: Sequence[tuple[str, int]], whole: tuple[str, int], bad: Container[str], table: Table
-) -> Figure:
-    """Draw the parts of a call one after the other, and the whole call.
-
-    Args:
-        bad: names of parts that are no work.
-    """
-    ends = [0, *accumulate(ns for _, ns in parts)]
-    bars = [
-        Bar(label=name, start_ns=start, stop_ns=start + ns, tone="bad" if name in bad else "plain")
-        for (name, ns), start in zip(parts, ends, strict=False)
-    ]
-    bars.append(Bar(label=whole[0], start_ns=0, stop_ns=whole[1], tone="plain", total=True))
-    return Figure(title=title, alt=title, picture=Waterfall(tuple(bars)), table=table)
-
-
-def _range(entry: GridContestant) -> str:
-    interval, times = entry.interval, entry.times_ns
-    low, high = (interval.low, interval.high) if interval else (min(times), max(times))
-    return f"{low / 1e6:.4g} to {high / 1e6:.4g}{'' if interval else ' (all)'}"
-
-
-def reason_cell(entry: GridContestant) -> Text:
-    """Return the cell of the reason why a contestant has no number; bad unless it was refused."""
-    return Text(entry.reason, "plain" if entry.outcome == "refused" else "bad")

@@ -69,14 +69,13 @@ def trace_document(study: TraceStudy) -> TraceDocument:
         DataError: a trace whose times cannot be.
         ConfigError: a section or step that is not defined as one.
     """
-    shared: dict[type[Any], Any] = {KernelRow: tables.kernel_rows, KernelNameRow: tables.kernel_names}
-    kinds = table_kinds(TraceDocument).items()
-    rows: dict[str, Any] = {name: tuple((shared.get(kind) or kind.of)(study)) for name, kind in kinds}
+    kinds = {name: kind for name, kind in table_kinds(TraceDocument).items() if kind is not tables.SectionRow}
+    rows: dict[str, Any] = {name: tuple(tables.rows(study, kind)) for name, kind in kinds.items()}
+    rows["sections"] = tuple(tables.section_rows(study))
     no_steps = (
-        f"{label}, device {one.device}: {one.reason}"
-        for label, found in zip(study.labels, tables.seen_steps(study), strict=True)
-        for one in found
-        if isinstance(one, NoSteps)
+        f"{one.trace}, device {one.device}: {one.steps.reason}"
+        for one in tables.seen_devices(study)
+        if isinstance(one.steps, NoSteps)
     )
-    metadata = {label: dict(trace.metadata) for label, trace in zip(study.labels, study.traces, strict=True)}
+    metadata = {found.trace: dict(found.read.metadata) for found in tables.seen(study)}
     return TraceDocument(skipped=study.skipped, no_steps=tuple(no_steps), metadata=metadata, **rows)

@@ -93,12 +93,11 @@ ASSUMPTIONS: Final = (
 def critical_path_section(study: TraceStudy) -> Section | None:
     """Build the section with parts and what-ifs of traces read with details; `None` if none with device events was."""
     blocks: list[Block] = []
-    parts = [*tables.PathPartRow.of(study)]
-    for label, found in zip(study.labels, tables.seen_paths(study), strict=True):
-        if isinstance(found, CriticalPath):
-            blocks.append(_parts(found, [row for row in parts if row.trace == label], label, study.options.top))
-        elif found is not None:
-            blocks.append(Notes((found,)))
+    for of in tables.seen(study):
+        if isinstance(of.path, CriticalPath):
+            blocks.append(_parts(of, of.path, study.options.top))
+        elif of.path is not None:
+            blocks.append(Notes((of.path,)))
     if not blocks:
         return None
     lead = (
@@ -111,35 +110,34 @@ def critical_path_section(study: TraceStudy) -> Section | None:
 
 def what_if_section(study: TraceStudy) -> Section | None:
     """Build the section with the length of each trace without one of its parts; `None` where no critical path is known."""
-    rows = [*tables.WhatIfRow.of(study)]
-    shown = tuple(
-        _what_if(label, found, [row for row in rows if row.trace == label])
-        for label, found in tables.known_paths(study)
-        if found.what_if
-    )
+    shown = tuple(_what_if(of, path) for of in tables.seen(study) for path in of.known_path if path.what_if)
     return Section("what-if", "What would help", "The trace without one kernel, kind or lag.", shown) if shown else None
 
 
-def _parts(found: CriticalPath, parts: Sequence[tables.PathPartRow], label: str, top: int) -> Table:
+def _parts(of: tables.TraceFindings, found: CriticalPath, top: int) -> Table:
     fields = columns(tables.PathPartRow, of=found)
     whole = ExactTime(found.duration_ns), share_cell(found.duration_ns, found.duration_ns)
-    rows = (*rows_of(fields, parts, top=top), padded(len(fields), Text("the whole path"), Text(""), *whole, strong=True))
+    rows = (
+        *rows_of(fields, [*tables.PathPartRow.of(of)], top=top),
+        padded(len(fields), Text("the whole path"), Text(""), *whole, strong=True),
+    )
     notes = [f"{kind}: {LAG_HINTS[kind]}." for kind in dict.fromkeys(part.kind for part in found.parts) if kind in LAG_HINTS]
-    if found.num_inferred:
+    if found.inferred_events:
         notes.append(
-            f"{found.num_inferred} of {found.num_events} device events started later than launch and stream explain, and are "
+            f"{found.inferred_events} of {found.events} device events started later than launch and stream explain, and are "
             "taken to have waited for what ended last on another stream."
         )
-    caption = f"{label}: {found.duration_ns / 1e6:.6f} ms, {found.num_events} device events."
+    caption = f"{of.trace}: {found.duration_ns / 1e6:.6f} ms, {found.events} device events."
     return Table(caption, heads(fields), rows, tuple(notes), sortable=True)
 
 
-def _what_if(label: str, found: CriticalPath, rows: Sequence[tables.WhatIfRow]) -> Table:
+def _what_if(of: tables.TraceFindings, found: CriticalPath) -> Table:
     note = (
-        f"Usual latency of a launch whose stream is free {found.launch_ns / 1e3:.3f} µs, usual gap between queued events "
-        f"{found.gap_ns / 1e3:.3f} µs."
+        f"Usual latency of a launch whose stream is free {found.usual_launch_ns / 1e3:.3f} µs, usual gap between queued events "
+        f"{found.usual_gap_ns / 1e3:.3f} µs."
     )
-    return table_of(f"{label}: what if?", columns(tables.WhatIfRow), rows, notes=(note,), sortable=True)
+    rows = [*tables.WhatIfRow.of(of)]
+    return table_of(f"{of.trace}: what if?", columns(tables.WhatIfRow), rows, notes=(note,), sortable=True)
 
 
 # The answer to a trace in a few sentences: busy or idle and why, what the time is, the slowest step, what would help.
@@ -164,9 +162,9 @@ def answer_section(study: TraceStudy) -> Section | None:
 
 
 def _sentences(study: TraceStudy, one: tables.DeviceFindings, devices: int) -> Iterator[str]:
-    done, busy = one.launch.activity, max(1, one.hot.busy_ns)
+    done, busy = one.done, max(1, one.hot.busy_ns)
     more = f" ({devices - 1} more below)" if devices > 1 else ""
-    verdict = "" if one.launch.verdict == "busy" else f"; {one.launch.verdict}"
+    verdict = "" if done.verdict == "busy" else f"; {done.verdict}"
     yield f"{one.name}{more}: busy for {_share(done.busy_ns, done.span_ns)} of {_ms(done.span_ns)} ms{verdict}."
     classes: Counter[str] = Counter()
     for row in one.hot.rows:
@@ -182,10 +180,10 @@ def _sentences(study: TraceStudy, one: tables.DeviceFindings, devices: int) -> I
         ns, cause = max(idle)
         late = f" In that time the host spent {_spent(late_on)}." if cause == HOST_LATE else ""
         yield f"Idle for {_ms(done.idle_ns)} ms, {_share(ns, done.idle_ns)} of it because {CAUSE_HINTS[cause]} ({cause}).{late}"
-    yield from _steps(study, one)
-    yield from (said for trace, said in zip(study.traces, study.replays, strict=False) if trace is one.view.trace and said)
-    yield from _layers(study, one)
-    first = next(tables.WhatIfRow.of(study), None)
+    yield from _steps(one)
+    yield from filter(None, (one.of.replays,))
+    yield from _layers(one)
+    first = next(tables.rows(study, tables.WhatIfRow), None)
     if first is not None and first.ratio is not None:
         where = f"{first.trace}: " if len(study.labels) > 1 else ""
         times = f"{_ms(first.duration_ns + first.saved_ns)} -> {_ms(first.duration_ns)} ms"
@@ -205,10 +203,9 @@ def _class(row: KernelTableRow) -> str:
     return _OF_KERNELS[kernel_kind(row.members[0].name if row.members else row.group)]
 
 
-def _steps(study: TraceStudy, one: tables.DeviceFindings) -> Iterator[str]:
+def _steps(one: tables.DeviceFindings) -> Iterator[str]:
     """Yield the length of a step, and the slowest with the time before the first one."""
-    at = next(number for number, trace in enumerate(study.traces) if trace is one.view.trace)
-    found = next((steps for steps in tables.seen_steps(study)[at] if steps.device == one.view.device), None)
+    found = one.steps
     if not isinstance(found, Steps):
         return
     lengths = sorted(step.length_ns for step in found.steps)
@@ -225,11 +222,9 @@ def _steps(study: TraceStudy, one: tables.DeviceFindings) -> Iterator[str]:
     yield f"{said}."
 
 
-def _layers(study: TraceStudy, one: tables.DeviceFindings) -> Iterator[str]:
+def _layers(one: tables.DeviceFindings) -> Iterator[str]:
     """Yield number, time and share of the layers that take most, and the slowest of them."""
-    at = next(number for number, trace in enumerate(study.traces) if trace is one.view.trace)
-    groups = tables.seen_layers(study)[at].get(one.view.device, ())
-    found = next((group for group in groups if not group.inside and (group.path or group.by_kernels)), None)
+    found = next((group for group in one.layers if not group.inside and (group.path or group.by_kernels)), None)
     if found is None:
         return
     times = sorted(layer.times.device.p50_ns for layer in found.layers)
@@ -269,7 +264,7 @@ _CATEGORIES = 6
 
 def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
     """Return the banners, those that void numbers first."""
-    told = list(zip(study.traces, study.labels, strict=True))
+    told = [(found.read, found.trace) for found in tables.seen(study)]
     ends = "the file ends before its JSON does; what stands before is analysed"
     seen = tables.seen_devices(study)
     late = [text for one in seen for text in _host_bound(one)]
@@ -282,7 +277,7 @@ def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
         ("caution", "Events mended", (text for one in told for text in _mended(*one))),
         ("caution", "Skipped, no traces", study.skipped),
         ("caution", "No device events", (text for one in told for text in _empty(*one))),
-        ("caution", "The trace may not hold all that ran", (text for one in told for text in _loss(*one, study))),
+        ("caution", "The trace may not hold all that ran", (text for found in tables.seen(study) for text in _loss(found))),
         (
             "caution", "Work of one stream overlaps: durations add up to more than the busy time",
             (text for one in seen for text in _overlap(one)),
@@ -343,11 +338,10 @@ def _empty(trace: Trace, label: str) -> Iterator[str]:
         yield f"{label}: the trace holds host events only; the tables are about the host"
 
 
-def _loss(trace: Trace, label: str, study: TraceStudy) -> Iterator[str]:
-    views = tables.whole_views(study, trace)
-    if not views:
+def _loss(of: tables.TraceFindings) -> Iterator[str]:
+    if not of.devices:
         return
-    found = integrity(trace, views)
+    label, found = of.trace, integrity(of.read, of.whole)
     unanswered = ", ".join(f"{missing} of {n} {shorten(name)}" for name, (n, missing) in found.unanswered.items())
     if unanswered:
         yield f"{label}: no device event belongs to these launch calls: {unanswered}"
@@ -364,18 +358,17 @@ def _loss(trace: Trace, label: str, study: TraceStudy) -> Iterator[str]:
 
 
 def _overlap(seen: tables.DeviceFindings) -> Iterator[str]:
-    for stream in seen.launch.activity.streams:
+    for number, stream in seen.done.streams.items():
         if stream.overlap_pairs:
             yield (
-                f"{seen.name}, stream {stream.stream}: {stream.overlap_pairs} pairs of {stream.n} events, "
+                f"{seen.name}, stream {number}: {stream.overlap_pairs} pairs of {stream.events} events, "
                 f"{stream.overlap_ns / 1e3:.3f} µs in all, {stream.longest_overlap_ns / 1e3:.3f} µs at most"
             )
 
 
 def _host_bound(seen: tables.DeviceFindings) -> Iterator[str]:
-    done = seen.launch.activity
-    median = done.late_delay_ns
-    if seen.launch.verdict == "host-bound" and median is not None:
+    done, median = seen.done, seen.done.late_delay_ns
+    if done.verdict == "host-bound" and median is not None:
         yield (
             f"{seen.name} is idle for {100 * done.idle_ns / done.span_ns:.1f} % of its span, "
             f"{100 * done.idle[HOST_LATE] / done.idle_ns:.1f} % of that because the host had not launched yet; "
@@ -384,10 +377,9 @@ def _host_bound(seen: tables.DeviceFindings) -> Iterator[str]:
 
 
 def _uneven(study: TraceStudy) -> Iterator[str]:
-    for found, label in zip(tables.seen_steps(study), study.labels, strict=True):
-        for steps in found:
-            if isinstance(steps, Steps) and (text := uneven_text(steps)):
-                yield f"{tables.device_name(study, label, steps.device)}: {text}"
+    for one in tables.seen_devices(study):
+        if isinstance(one.steps, Steps) and (text := uneven_text(one.steps)):
+            yield f"{one.name}: {text}"
 
 
 def _slowed(trace: Trace, label: str) -> Iterator[str]:
@@ -441,7 +433,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def _files(study: TraceStudy) -> Table:
-    rows = [*tables.TraceFile.of(study)]
+    rows = [*tables.rows(study, tables.TraceFile)]
     return table_of("Files that were read.", columns(tables.TraceFile), rows, collapsed=len(rows) > 8)
 
 
@@ -466,7 +458,7 @@ def _devices(study: TraceStudy) -> Table | None:
         Field("top kernel", lambda row: tops[row.trace, row.device][0], hint="the group with the largest exclusive time"),
         numeric("its share", lambda row: tops[row.trace, row.device][1], "of the busy time"),
     )
-    devices = [*tables.DeviceRow.of(study)]
+    devices = [*tables.rows(study, tables.DeviceRow)]
     return table_of("Each device in one line.", fields, devices) if devices else None
 
 
@@ -530,8 +522,8 @@ def _subtitle(study: TraceStudy) -> str:
     seen = tables.seen_devices(study)
     if not seen:
         return "no device events"
-    shares = sorted(one.launch.activity.busy_ns / max(1, one.view.span_ns) for one in seen)
+    shares = sorted(one.done.busy_ns / max(1, one.view.span_ns) for one in seen)
     if len(seen) > 1:
         return f"{len(seen)} devices, busy for {100 * shares[0]:.1f} to {100 * shares[-1]:.1f} % of their time"
     product = next((f"{one.name}, " for one in study.traces[0].devices if one.index == seen[0].view.device and one.name), "")
-    return f"{product}{seen[0].view.span_ns / 1e6:.3f} ms, busy for {100 * shares[0]:.1f} % of it: {seen[0].launch.verdict}"
+    return f"{product}{seen[0].view.span_ns / 1e6:.3f} ms, busy for {100 * shares[0]:.1f} % of it: {seen[0].done.verdict}"

@@ -14,10 +14,11 @@ from strobe.perf.analysis.device.activity import (
     CAUSES,
     HOST_LATE,
     LAUNCH_LATENCY,
+    MAX_PROMPT_NS,
+    MIN_IDLE_SHARE,
     PROFILER_OVERHEAD,
     QUEUED,
     UNLINKED,
-    Activity,
     DeviceView,
     idle_strip,
 )
@@ -25,14 +26,11 @@ from strobe.perf.analysis.device.intervals import Distribution, Window
 from strobe.perf.analysis.device.kernels import kernel_name, kernel_table
 from strobe.perf.analysis.device.launch import (
     LENGTHS,
-    MAX_PROMPT_NS,
-    MIN_IDLE_SHARE,
-    GapTable,
     Launch,
     Queue,
     integrity,
 )
-from strobe.perf.analysis.structure.memory import MemoryPoint, MemoryUse
+from strobe.perf.analysis.structure.memory import MemoryUse
 from strobe.perf.analysis.structure.steps import Step, Steps
 from strobe.perf.report.blocks.fields import (
     Field,
@@ -142,18 +140,16 @@ def stretches_table(
 MAX_BINS: Final = 240
 """Bins of the picture for a few lanes; all lanes together have at most four times as many."""
 
-SeenActivity = Sequence[tuple[str, DeviceView, Activity]]
-
 
 def activity_section(study: TraceStudy) -> Section | None:
     """Build the section with busy time, idle time and overlap of every device; `None` if no trace has device events."""
-    seen = [(one.name, one.view, one.launch.activity) for one in tables.seen_devices(study)]
+    seen = tables.seen_devices(study)
     if not seen:
         return None
     blocks: list[Block] = [
         _devices(study), *_picture(seen), _causes(study), *_overheads(seen), _kinds(study), _streams(study),
     ]  # fmt: skip
-    without = [label for trace, label in zip(study.traces, study.labels, strict=True) if not len(trace.device_events)]
+    without = [found.trace for found in tables.seen(study) if not found.devices]
     if without:
         blocks.append(Notes(tuple(f"{label}: no device events." for label in without)))
     lead = "Exact to the nanosecond, per device and never pooled: busy + idle = span, and the causes of idle time add up to idle."
@@ -167,36 +163,32 @@ def _devices(study: TraceStudy) -> Table:
     )  # fmt: skip
     seen = tables.seen_devices(study)
     notes = ["Sums of durations are not additive where events overlap; busy and idle are."]
-    cut = [(one.name, one.launch.activity.num_cut) for one in seen if one.launch.activity.num_cut]
+    cut = [(one.name, num) for one in seen if (num := one.view.num_cut)]
     notes += [f"{name}: events cut by the edges of the window: {n}. Only their part inside counts." for name, n in cut]
-    return table_of(f"Devices, {during(seen[0].view)}.", shown, [*tables.DeviceRow.of(study)], notes=notes)
+    return table_of(f"Devices, {during(seen[0].view)}.", shown, [*tables.rows(study, tables.DeviceRow)], notes=notes)
 
 
 def _causes(study: TraceStudy) -> Table:
     meaning: Field[tables.IdleRow] = Field("that is", lambda row: CAUSE_HINTS.get(row.cause, ""))
-    fields, rows, own = (
-        (*tables.on_devices(study, tables.IdleRow), meaning),
-        list[tables.IdleRow](),
-        tables.by_device(tables.IdleRow.of(study)),
-    )
-    for device in tables.DeviceRow.of(study):
-        causes = own[device.trace, device.device]
-        rows += [*(row for row in causes if row.idle_ns), part_of(tables.IdleRow, device, cause="all")]
+    fields, rows = (*tables.on_devices(study, tables.IdleRow), meaning), list[tables.IdleRow]()
+    for one in tables.seen_devices(study):
+        whole = part_of(tables.IdleRow, one, cause="all", idle_ns=one.done.idle_ns)
+        rows += [*(row for row in tables.IdleRow.of(one) if row.idle_ns), whole]
     notes = ("Each gap is split by the device event that ends it; a cause without time is left out.",)
     shown = rows_of(fields, rows, strong=lambda row: row.cause not in CAUSES)
     return Table("Idle time by what the device waited for (exclusive: adds up to idle).", heads(fields), shown, notes)
 
 
-def _overheads(seen: SeenActivity) -> Iterator[Table]:
+def _overheads(seen: Sequence[tables.DeviceFindings]) -> Iterator[Table]:
     """Yield the table of profiler overheads that held the host up, where the traces name them."""
-    fields: tuple[Field[tuple[str, Activity, str, int]], ...] = (
-        Field("device", lambda row: row[0], Code),
-        Field("overhead", lambda row: row[2], Code),
-        exact_time("idle time", lambda row: row[3]),
-        numeric("of idle", lambda row: share_cell(row[3], row[1].idle_ns)),
-        Field("that is", lambda row: _overhead_hint(row[2])),
+    fields: tuple[Field[tuple[tables.DeviceFindings, str, int]], ...] = (
+        Field("device", lambda row: row[0].name, Code),
+        Field("overhead", lambda row: row[1], Code),
+        exact_time("idle time", lambda row: row[2]),
+        numeric("of idle", lambda row: share_cell(row[2], row[0].done.idle_ns)),
+        Field("that is", lambda row: _overhead_hint(row[1])),
     )
-    rows = [(name, done, what, ns) for name, _, done in seen for what, ns in done.overhead.items()]
+    rows = [(one, what, ns) for one in seen for what, ns in one.done.overhead.items()]
     if rows:
         yield table_of(f"Idle time as {PROFILER_OVERHEAD}, by what held up the host.", fields, rows)
 
@@ -211,7 +203,7 @@ def _kinds(study: TraceStudy) -> Table:
     priority = " over ".join(tables.seen_devices(study)[0].view.priority)
     notes = (f"Where kinds overlap, exclusive time goes to {priority}. Union and sum are inclusive and do not add up over rows.",)
     return table_of(
-        "Busy time by kind of work.", tables.on_devices(study, tables.KindRow), [*tables.KindRow.of(study)], notes=notes
+        "Busy time by kind of work.", tables.on_devices(study, tables.KindRow), [*tables.rows(study, tables.KindRow)], notes=notes
     )
 
 
@@ -220,12 +212,12 @@ def _streams(study: TraceStudy) -> Table:
         "Busy times of streams are inclusive: they do not add up to the device's. Events of one stream overlap under "
         "programmatic dependent launch and in branches of a graph; then even the sum over one stream exceeds its busy time.",
     )
-    rows = [*tables.StreamRow.of(study)]
+    rows = [*tables.rows(study, tables.StreamRow)]
     return table_of("Streams.", tables.on_devices(study, tables.StreamRow), rows, notes=notes, collapsed=len(rows) > 4)
 
 
-def _picture(seen: SeenActivity) -> Iterator[Figure]:
-    drawn = [(name, view) for name, view, _ in seen if view.span_ns]
+def _picture(seen: Sequence[tables.DeviceFindings]) -> Iterator[Figure]:
+    drawn = [(one.name, one.view) for one in seen if one.view.span_ns]
     if not drawn:
         return
     aligned, edges_ns, every = idle_strip([view for _, view in drawn], max(1, min(MAX_BINS, 4 * MAX_BINS // len(drawn))))
@@ -257,7 +249,7 @@ _STYLES: Final[tuple[KindStyle, ...]] = ("gap1", "work4", "work3", "work1")
 
 def queue_section(study: TraceStudy) -> Section | None:
     """Build the section with a table of the queues of all devices and streams, and pictures; `None` without device events."""
-    found = tables.seen_queues(study)
+    found = tables.seen_devices(study)
     if not found:
         return None
     lead = (
@@ -268,12 +260,13 @@ def queue_section(study: TraceStudy) -> Section | None:
     return Section("queue", "Queue length", lead, tuple(blocks), folded=True)
 
 
-def _drawn(found: Sequence[tuple[tables.DeviceFindings, Sequence[Queue]]]) -> list[tuple[tables.DeviceFindings, Queue]]:
+def _drawn(found: Sequence[tables.DeviceFindings]) -> list[tuple[tables.DeviceFindings, Queue]]:
     """Return the queues to draw: of several devices their own; of a single device also the streams that waited longest."""
     if len(found) > 1:
-        return [(one, device) for one, (device, *_) in found[:QUEUE_MAX_LANES]]
-    ((one, (device, *streams)),) = found
-    longest = sorted(streams, key=lambda queue: (-queue.total_ns, queue.stream or 0))[: QUEUE_MAX_LANES - 1]
+        return [(one, one.queues[0]) for one in found[:QUEUE_MAX_LANES]]
+    (one,) = found
+    device, *streams = one.queues
+    longest = sorted(streams, key=lambda queue: (-queue.waited_ns, queue.stream or 0))[: QUEUE_MAX_LANES - 1]
     return [(one, queue) for queue in (device, *sorted(longest, key=lambda queue: queue.stream or 0))]
 
 
@@ -283,10 +276,11 @@ def _name(one: tables.DeviceFindings, queue: Queue) -> str:
 
 def _queue_table(study: TraceStudy, top: int) -> Table:
     def name(row: tables.QueueRow) -> str:
-        device = tables.device_name(study, row.trace, row.device)
+        device = called[row.trace, row.device]
         return device if row.stream is None else f"{device}, stream {row.stream}"
 
-    rows = [*tables.QueueRow.of(study)]
+    called = {(one.trace, one.device): one.name for one in tables.seen_devices(study)}
+    rows = [*tables.rows(study, tables.QueueRow)]
     fields = (Field("queue", name, Code), *columns(tables.QueueRow))
     return table_of("Length of each queue.", fields, rows[:top], notes=left_out(rows, top), sortable=True)
 
@@ -332,12 +326,10 @@ _MEANING: Final = {
     "mixed": "no cause has more than half of the idle time",
 }
 
-SeenLaunches = Sequence[tuple[str, Launch]]
-
 
 def launch_section(study: TraceStudy) -> Section | None:
     """Build the section with verdict, delays, launch calls and signs of loss; `None` if nothing was launched."""
-    seen = [(one.name, one.launch) for one in tables.seen_devices(study)]
+    seen = tables.seen_devices(study)
     blocks: list[Block] = []
     if seen:
         blocks += [_verdicts(seen), _delays(seen), _calls(study)]
@@ -353,19 +345,15 @@ def launch_section(study: TraceStudy) -> Section | None:
     return Section("launch", "Launches", lead, tuple(blocks))
 
 
-def _verdicts(seen: SeenLaunches) -> Table:
+def _verdicts(seen: Sequence[tables.DeviceFindings]) -> Table:
     delay = "median start to start of the launches that end a gap with the host late"
-    fields: tuple[Field[tuple[str, Launch]], ...] = (
-        Field("device", lambda row: row[0], Code),
-        Field("verdict", lambda row: Text(row[1].verdict, "good" if row[1].verdict == "busy" else "bad")),
-        numeric("idle share", lambda row: share_cell(row[1].activity.idle_ns, row[1].activity.span_ns), "of the span"),
-        numeric(
-            "host late", lambda row: share_cell(row[1].activity.idle[HOST_LATE], row[1].activity.idle_ns), "of the idle time"
-        ),
-        time(
-            "delay after a late host", lambda row: row[1].activity.late_delay_ns, "µs", delay, missing="no gap with the host late"
-        ),
-        Field("that is", lambda row: _meaning(row[1])),
+    fields: tuple[Field[tables.DeviceFindings], ...] = (
+        Field("device", lambda one: one.name, Code),
+        Field("verdict", lambda one: tables.verdict_cell(one.done)),
+        numeric("idle share", lambda one: share_cell(one.done.idle_ns, one.done.span_ns), "of the span"),
+        numeric("host late", lambda one: share_cell(one.done.idle[HOST_LATE], one.done.idle_ns), "of the idle time"),
+        time("delay after a late host", lambda one: one.done.late_delay_ns, "µs", delay, missing="no gap with the host late"),
+        Field("that is", _meaning),
     )
     notes = (
         f"Host-bound: idle for at least {MIN_IDLE_SHARE:.0%} of the span, more than half of that with the host late, and a "
@@ -375,16 +363,16 @@ def _verdicts(seen: SeenLaunches) -> Table:
     return table_of("What keeps each device from being busy.", fields, seen, notes=notes)
 
 
-def _meaning(found: Launch) -> str:
+def _meaning(one: tables.DeviceFindings) -> str:
     """Return the meaning of the verdict and the remedy."""
-    if found.verdict != "unknown":
-        return _MEANING[found.verdict]
-    if 2 * found.num_uncorrelated > found.num_unlinked:
+    if one.done.verdict != "unknown":
+        return _MEANING[one.done.verdict]
+    if 2 * one.launch.num_uncorrelated > one.launch.num_unlinked:
         return f"{_MEANING['unknown']}: events of this device carry no correlation, so nothing says what launched them"
     return f"{_MEANING['unknown']}: it lies before the trace; record a longer window"
 
 
-def _delays(seen: SeenLaunches) -> Table:
+def _delays(seen: Sequence[tables.DeviceFindings]) -> Table:
     fields: tuple[Field[tuple[str, str, str, Distribution, int]], ...] = (
         Field("device", lambda row: row[0], Code),
         Field("launched as", lambda row: row[1], hint="a graph is a call by that name, or one call that launched several events"),
@@ -394,11 +382,11 @@ def _delays(seen: SeenLaunches) -> Table:
         *spread(lambda row: row[3], "µs"),
     )
     rows = []
-    for name, found in seen:
-        for kind, delays in found.kinds.items():
-            rows.append((name, kind, "start", delays.start_to_start, delays.num_negative_ss))
-            rows.append((name, kind, "end", delays.end_to_start, delays.num_negative_es))
-    notes = [_unlinked(name, found) for name, found in seen if found.num_unlinked]
+    for one in seen:
+        for kind, delays in one.launch.kinds.items():
+            rows.append((one.name, kind, "start", delays.start_to_start, delays.num_negative_ss))
+            rows.append((one.name, kind, "end", delays.end_to_start, delays.num_negative_es))
+    notes = [_unlinked(one.name, one.launch) for one in seen if one.launch.num_unlinked]
     notes.append(
         "Later events of a graph wait for the graph's own events, not for the host: their delays say nothing of launching."
     )
@@ -419,7 +407,7 @@ def _unlinked(name: str, found: Launch) -> str:
 
 
 def _calls(study: TraceStudy) -> Table:
-    rows = [row for own in tables.by_device(tables.LaunchRow.of(study)).values() for row in own[: study.options.top]]
+    rows = [row for one in tables.seen_devices(study) for row in [*tables.LaunchRow.of(one)][: study.options.top]]
     caption = "Launch calls that device events of the window answer to."
     return table_of(caption, tables.on_devices(study, tables.LaunchRow), rows, sortable=True)
 
@@ -427,8 +415,8 @@ def _calls(study: TraceStudy) -> Table:
 def _signs(study: TraceStudy) -> Table | None:
     """Build the table of signs that the profiler lost events of whole traces without saying so; None if there are none."""
     rows = []
-    for trace, label in zip(study.traces, study.labels, strict=True):
-        found = integrity(trace, tables.whole_views(study, trace))
+    for of in tables.seen(study):
+        label, found = of.trace, integrity(of.read, of.whole)
         for name, (n, missing) in found.unanswered.items():
             rows.append((label, "launch calls that no device event answers to", name, f"{missing} of {n}"))
         for _, first, n, num_nodes, short in found.short_graphs:
@@ -458,12 +446,9 @@ def _signs(study: TraceStudy) -> Table | None:
 def gaps_section(study: TraceStudy) -> Section | None:
     """Build the section with one table of gaps per device; `None` if no device has a gap after a kernel."""
     blocks: list[Block] = []
-    rows = tables.by_device(tables.GapsRow.of(study))
-    for one, found in tables.seen_gaps(study):
-        if found.rows:
-            opening = f"{one.name}, {during(one.view)}"
-            own = rows[one.trace, one.device]
-            blocks.append(_gaps_table(found, own, opening, study.options.top, collapsed=bool(blocks)))
+    for one in tables.seen_devices(study):
+        if one.gaps.rows:
+            blocks.append(_gaps_table(one, study.options.top, collapsed=bool(blocks)))
     if not blocks:
         return None
     lead = (
@@ -473,7 +458,8 @@ def gaps_section(study: TraceStudy) -> Section | None:
     return Section("gaps", "Gaps between kernels", lead, tuple(blocks))
 
 
-def _gaps_table(found: GapTable, rows: Sequence[tables.GapsRow], opening: str, top: int, *, collapsed: bool) -> Table:
+def _gaps_table(one: tables.DeviceFindings, top: int, *, collapsed: bool) -> Table:
+    found, rows = one.gaps, [*tables.GapsRow.of(one)]
     parts = columns(tables.GapsRow, *(f"{cause}_ns" for cause in CAUSES), "dtod_ns", "other_copy_ns", "memset_ns")
     fields = (
         *columns(tables.GapsRow, "after", "before", "n", "sum_ns", "p50_ns", "max_ns", of=found),
@@ -481,8 +467,9 @@ def _gaps_table(found: GapTable, rows: Sequence[tables.GapsRow], opening: str, t
         *columns(tables.GapsRow, "dtod_copies"),
     )
     caption = (
-        f"{opening}: kernels {exact_ms(found.kernel_ns)} + gaps {exact_ms(found.gap_ns)} + before the first kernel "
-        f"{exact_ms(found.head_ns)} + after the last one {exact_ms(found.tail_ns)} = span {exact_ms(found.span_ns)} ms."
+        f"{one.name}, {during(one.view)}: kernels {exact_ms(found.kernel_ns)} + gaps {exact_ms(found.gap_ns)} + "
+        f"before the first kernel {exact_ms(found.head_ns)} + after the last one {exact_ms(found.tail_ns)} = span "
+        f"{exact_ms(found.span_ns)} ms."
     )
     notes = ("Columns of causes, copies and memsets are exclusive: a row adds up to its sum. Those without time are left out.",)
     shown = rows_of(fields, rows, top=top, left="pairs", totals=(("all gaps", rows),))
@@ -523,21 +510,16 @@ def timeline_section(study: TraceStudy) -> Section | None:
 
 def _stretches(study: TraceStudy) -> Iterator[tuple[str, DeviceView]]:
     """Yield the part of each device's time that its lane shows, with its label."""
-    tiled = {
-        (id(trace), found.device): found
-        for trace, window, tiles in zip(study.traces, study.windows, tables.seen_steps(study), strict=True)
-        for found in (() if window else tiles)
-    }
-    for name, _, view, *_ in tables.seen_devices(study):
-        found = tiled.get((id(view.trace), view.device))
-        if isinstance(found, Steps):
-            step = _median(found.kept() or found.steps)
+    for one in tables.seen_devices(study):
+        view = one.view
+        if one.of.window is None and isinstance(one.steps, Steps):
+            step = _median(one.steps.kept() or one.steps.steps)
             chosen = Window(start_ns=step.start_ns, end_ns=step.end_ns, label=step.label)
             what, part = _middle(step.label, view.within(chosen))
         else:
             what, part = _middle(during(view), view)
         if part.span_ns:
-            yield f"{name}, {what}", part
+            yield f"{one.name}, {what}", part
 
 
 def _middle(what: str, view: DeviceView) -> tuple[str, DeviceView]:
@@ -596,7 +578,7 @@ MAX_ROWS: Final = 24
 
 def memory_section(study: TraceStudy) -> Section | None:
     """Build the section with memory of every device whose allocations were recorded; `None` if there is none."""
-    seen = tables.seen_memory(study)
+    seen = [(of.trace, use) for of in tables.seen(study) for use in of.memory]
     if not seen:
         return None
     lead = "What the allocator handed out (allocated) and held (reserved), by the host's clock, exact to within a stretch."
@@ -605,44 +587,35 @@ def memory_section(study: TraceStudy) -> Section | None:
         return device if len(study.traces) == 1 else f"{trace}, {device}"
 
     device: Field[tables.MemoryRow] = Field("device", lambda row: name(row.trace, row.device), Code)
-    peaks = table_of("Peaks.", (device, *columns(tables.MemoryRow)), [*tables.MemoryRow.of(study)])
+    peaks = table_of("Peaks.", (device, *columns(tables.MemoryRow)), [*tables.rows(study, tables.MemoryRow)])
     courses = (_course(name(label, use.device), use) for label, use in seen if len(use.points) > 1)
     return Section("memory", "Memory", lead, (peaks, *courses))
 
 
 def _course(name: str, use: MemoryUse) -> Figure:
-    reserved = use.reserved_peak_bytes > 0
-    marks = [_mark(use, point, point.allocated_bytes, 0) for point in use.points]
-    if reserved:
-        marks += [_mark(use, point, point.reserved_bytes, 1) for point in use.points]
+    series = ("allocated", "reserved") if use.peak_reserved_bytes else ("allocated",)
+    marks = [
+        PlotPoint(x=float(point[0]), y=bytes_in(point[number], "MiB"), series=number - 1)
+        for number in range(1, len(series) + 1)
+        for point in use.points
+    ]
     picture = Plane(
         x=Axis("time from the first recorded allocation", "ms"),
         y=Axis("memory in MiB", from_zero=True),
         marks=tuple(marks),
-        series=("allocated", "reserved") if reserved else ("allocated",),
+        series=series,
     )
-    return Figure(
-        f"Memory of {name} over time.",
-        "Allocated and reserved memory over time; the table has the same.",
-        picture,
-        _memory_table(name, use),
-    )
-
-
-def _mark(use: MemoryUse, point: MemoryPoint, value: int, series: int) -> PlotPoint:
-    return PlotPoint(x=float(point.start_ns - use.first.start_ns), y=bytes_in(value, "MiB"), series=series)
+    title, alt = f"Memory of {name} over time.", "Allocated and reserved memory over time; the table has the same."
+    return Figure(title, alt, picture, _memory_table(name, use))
 
 
 def _memory_table(name: str, use: MemoryUse) -> Table:
-    fields: tuple[Field[Sequence[MemoryPoint]], ...] = (
-        time("from", lambda part: part[0].start_ns - use.first.start_ns),
-        numeric("allocated", lambda part: _highest(part).allocated_bytes, show=tables.mib),
-        numeric("reserved", lambda part: _highest(part).reserved_bytes, show=tables.recorded),
+    fields: tuple[Field[tuple[int, tuple[int, int]]], ...] = (
+        time("from", lambda part: part[0]),
+        numeric("allocated", lambda part: part[1][0], show=tables.mib),
+        numeric("reserved", lambda part: part[1][1], show=tables.recorded),
     )
     step = -(-len(use.points) // MAX_ROWS)
     parts = [use.points[first : first + step] for first in range(0, len(use.points), step)]
-    return table_of(f"Largest allocated memory of {name} in each part of the time.", fields, parts)
-
-
-def _highest(part: Sequence[MemoryPoint]) -> MemoryPoint:
-    return max(part, key=lambda point: point.allocated_bytes)
+    rows = [(part[0][0], max((point[1:] for point in part), key=lambda memory: memory[0])) for part in parts]
+    return table_of(f"Largest allocated memory of {name} in each part of the time.", fields, rows)

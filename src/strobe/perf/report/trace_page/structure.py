@@ -13,7 +13,6 @@ from strobe.core.errors import DataError
 from strobe.core.printable import bytes_in, first_of
 from strobe.core.spans import FRAME_BLOCK
 from strobe.perf.analysis.device.intervals import Distribution, Window, distribution
-from strobe.perf.analysis.device.kernels import KernelTable
 from strobe.perf.analysis.operators import (
     Operators,
     OperatorTime,
@@ -28,6 +27,7 @@ from strobe.perf.analysis.structure.collectives import (
     MemberTime,
     SkewKind,
     collective_skew,
+    message_bytes,
 )
 from strobe.perf.analysis.structure.ranges import COMMUNICATION, CallNode, Kind, Ranges, call_trees
 from strobe.perf.analysis.structure.sections import find_sections, parse_section
@@ -89,25 +89,21 @@ from strobe.perf.trace import Trace, read_trace
 
 # Steps: their lengths on the device, the steady ones, and the evidence that they are steps.
 
-Found = Sequence[tuple[str, Steps, Window | None]]
+Found = Sequence[tuple[tables.DeviceFindings, Steps]]
 
 
 def steps_section(study: TraceStudy) -> Section | None:
     """Build the section with the steps of every device; `None` if no trace has device events."""
-    found: list[tuple[str, Steps, Window | None]] = []
+    found: list[tuple[tables.DeviceFindings, Steps]] = []
     without: dict[str, list[str]] = {}
-    for tiled, label, window in zip(tables.seen_steps(study), study.labels, study.windows, strict=True):
-        for steps in tiled:
-            name = tables.device_name(study, label, steps.device)
-            if isinstance(steps, NoSteps):
-                without.setdefault(steps.reason, []).append(name)
-            else:
-                found.append((name, steps, window))
+    for one in tables.seen_devices(study):
+        if isinstance(one.steps, NoSteps):
+            without.setdefault(one.steps.reason, []).append(one.name)
+        else:
+            found.append((one, one.steps))
     blocks: list[Block] = []
     if found:
-        rows = tables.by_device(tables.TraceStepRow.of(study)).values()
-        blocks = [_summary(found), *_evidence(found)]
-        blocks += [_steps_table(*one, own, study.options.top) for one, own in zip(found, rows, strict=True)]
+        blocks = [_summary(found), *_evidence(found), *(_steps_table(*each, study.options.top) for each in found)]
     if without:
         blocks.append(Notes(tuple(_spoken(without))))
     if not blocks:
@@ -120,10 +116,10 @@ def steps_section(study: TraceStudy) -> Section | None:
 
 
 def _summary(found: Found) -> Table:
-    kept = {name: [step for step in steps.kept() if _inside(step, window)] for name, steps, window in found}
+    kept = {one: [step for step in steps.kept() if _inside(step, one.of.window)] for one, steps in found}
     none = "no steady step"
-    fields: tuple[Field[tuple[str, Steps]], ...] = (
-        Field("device", lambda row: row[0], Code),
+    fields: tuple[Field[tuple[tables.DeviceFindings, Steps]], ...] = (
+        Field("device", lambda row: row[0].name, Code),
         Field("a step starts with", lambda row: row[1].starts, Code),
         count("steps", lambda row: len(row[1].steps)),
         count("steady", lambda row: len(kept[row[0]]), "the steps that the times are of"),
@@ -133,7 +129,7 @@ def _summary(found: Found) -> Table:
         time("host p50", lambda row: _host(kept[row[0]]), "ms", "length of the step's range on the host"),
     )
     told: dict[str, list[str]] = {}
-    for name, steps, _ in found:
+    for one, steps in found:
         causes = Counter(steps.steady.excluded.values())
         excluded = "; ".join(f"{cause} ({n})" for cause, n in sorted(causes.items()))
         for note in (
@@ -143,9 +139,8 @@ def _summary(found: Found) -> Table:
             uneven_text(steps),
         ):
             if note:
-                told.setdefault(note, []).append(name)
-    rows = [(name, steps) for name, steps, _ in found]
-    return table_of("Length of a step, over the steady ones.", fields, rows, notes=_spoken(told))
+                told.setdefault(note, []).append(one.name)
+    return table_of("Length of a step, over the steady ones.", fields, found, notes=_spoken(told))
 
 
 def _busy(kept: Sequence[Step]) -> tuple[int, int] | None:
@@ -203,7 +198,7 @@ def _evidence(found: Found) -> Iterator[Table]:
         count("anchors", lambda row: row[1].anchors, "kernels that occur as often, at the same distance"),
         Field("confidence", lambda row: Text(row[1].confidence, "good" if row[1].confidence == "high" else "bad")),
     )
-    rows = [(name, steps.period) for name, steps, _ in found if steps.period is not None]
+    rows = [(one.name, steps.period) for one, steps in found if steps.period is not None]
     if rows:
         notes = (
             "No range says what a step is; a period is the longest stretch of kernels of one stream that repeats. It may be a "
@@ -212,14 +207,15 @@ def _evidence(found: Found) -> Iterator[Table]:
         yield table_of("Why these are steps: the kernels repeat.", fields, rows, notes=notes)
 
 
-def _steps_table(name: str, steps: Steps, window: Window | None, rows: Sequence[tables.TraceStepRow], top: int) -> Table:
+def _steps_table(one: tables.DeviceFindings, steps: Steps, top: int) -> Table:
+    window = one.of.window
     share: Field[tables.TraceStepRow] = numeric("busy share", lambda row: (row.busy_ns, row.length_ns), show=_share, total=_sums)
     fields = (
         *columns(tables.TraceStepRow, "step", "number", "length_ns", "busy_ns", "idle_ns"),
         share,
         *columns(tables.TraceStepRow, "kernels", "host_ns", "left_out"),
     )
-    shown = [row for row in rows if _inside(row, window)]
+    shown = [row for row in tables.TraceStepRow.of(one) if _inside(row, window)]
     table = rows_of(fields, shown, top=top, left="steps")
     notes = []
     if window is None:
@@ -234,7 +230,7 @@ def _steps_table(name: str, steps: Steps, window: Window | None, rows: Sequence[
         notes.append("Lengths add up to the span.")
     else:
         notes.append(f"Steps that lie in the window {window.label}: {len(shown)} of {len(steps.steps)}.")
-    caption = f"Steps of {name}, which start with {steps.starts if steps.source != 'period' else 'a period of the kernels'}."
+    caption = f"Steps of {one.name}, which start with {steps.starts if steps.source != 'period' else 'a period of the kernels'}."
     return Table(caption, heads(fields), table, tuple(notes), collapsed=len(table) > 12)
 
 
@@ -252,18 +248,14 @@ def _sums(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
 _NO_CALL: Final = "no call of its own"
 
 
-def layer_blocks(name: str, groups: Sequence[LayerGroup], whole_ns: int, top: int) -> Iterator[Block]:
-    """Yield the table of first against later layers of each kind, and that of each layer of the kind with the most time.
-
-    Args:
-        name: of the device.
-        groups: its layers.
-        whole_ns: sum of the durations of its events.
-        top: rows of a long table.
-    """
-    if groups:
-        yield _first_and_later(name, groups, whole_ns)
-        yield _by_place(name, next((group for group in groups if not group.inside), groups[0]), top)
+def _layer_blocks(one: tables.DeviceFindings, top: int) -> Iterator[Block]:
+    """Yield the table of first against later layers of each kind, and that of each layer of the kind with the most time."""
+    if groups := one.layers:
+        yield _first_and_later(one.name, groups, one.ranges.sum_ns)
+        group = next((group for group in groups if not group.inside), groups[0])
+        rows = [*tables.LayerRow.of_group(one, group)]
+        caption, notes = f"Each place of {group.name}, {one.name}.", left_out(rows, top, "places are left out")
+        yield table_of(caption, columns(tables.LayerRow), rows[:top], notes=notes, sortable=True, collapsed=True)
 
 
 def _first_and_later(name: str, groups: Sequence[LayerGroup], whole_ns: int) -> Table:
@@ -304,13 +296,6 @@ def _host_ns(times: LayerTimes) -> int | None:
     return None if times.host is None else times.host.p50_ns
 
 
-def _by_place(name: str, group: LayerGroup, top: int) -> Table:
-    rows = [*tables.LayerRow.of_group("", 0, group)]
-    notes = left_out(rows, top, "places are left out")
-    caption = f"Each place of {group.name}, {name}."
-    return table_of(caption, columns(tables.LayerRow), rows[:top], notes=notes, sortable=True, collapsed=True)
-
-
 # Device time by range, module and layer.
 
 MAX_FRAMES: Final = 300
@@ -327,16 +312,13 @@ _TITLES: Final[dict[Kind, str]] = {
 def ranges_section(study: TraceStudy) -> Section | None:
     """Build the section with device time by range, module and layer; `None` if no trace has any for its device events."""
     blocks: list[Block] = []
-    rows = tables.by_device(tables.RangeRow.of(study))
-    each = zip(study.traces, study.labels, study.windows, tables.seen_ranges(study), tables.seen_layers(study), strict=True)
-    for trace, label, window, of_trace, layers in each:
-        trees = dict(call_trees(trace, window))
-        for ranges in of_trace:
-            name = tables.device_name(study, label, ranges.device)
-            if ranges.rows:
-                blocks += _tables(name, ranges, rows[label, ranges.device], study.options.top)
-                blocks.append(_flame(name, trees[ranges.device], study.options.top))
-            blocks += layer_blocks(name, layers[ranges.device], ranges.sum_ns, study.options.top)
+    for found in tables.seen(study):
+        trees = dict(call_trees(found.read, found.window))
+        for one in found.devices:
+            if one.ranges.rows:
+                blocks += _tables(one.name, one.ranges, [*tables.RangeRow.of(one)], study.options.top)
+                blocks.append(_flame(one.name, trees[one.device], study.options.top))
+            blocks += _layer_blocks(one, study.options.top)
     if not blocks:
         return None
     lead = (
@@ -430,8 +412,9 @@ MOST_EVENTS: Final = 1 << 20
 def regions_section(study: TraceStudy) -> Section | None:
     """Build the section with the breakdown of each whole trace with frame blocks; `None` without one or with a window."""
     blocks: list[Block] = []
-    for trace, label, window in zip(study.traces, study.labels, study.windows, strict=True):
-        if window is not None or not any(region.name == FRAME_BLOCK for region in trace.regions):
+    for found in tables.seen(study):
+        trace, label = found.read, found.trace
+        if found.window is not None or not any(region.name == FRAME_BLOCK for region in trace.regions):
             continue
         if len(trace.device_events) > MOST_EVENTS:
             blocks.append(Notes((f"{label}: {len(trace.device_events)} device events are too many; trace fewer frame blocks.",)))
@@ -460,8 +443,8 @@ def sections_section(study: TraceStudy) -> Section | None:
     notes = []
     for text in study.options.sections:
         definition = parse_section(text)
-        for trace, label, window in zip(study.traces, study.labels, study.windows, strict=True):
-            found = find_sections(trace, definition, window)
+        for of in tables.seen(study):
+            label, found = of.trace, find_sections(of.read, definition, of.window)
             rows += rows_of(fields, [(label, measured_sections(sections)) for sections in found])
             for sections in found:
                 notes += [f"{label}, device {sections.device}, {definition}: {note}" for note in section_notes(sections)]
@@ -484,17 +467,18 @@ def sections_section(study: TraceStudy) -> Section | None:
 def operators_section(study: TraceStudy) -> Section | None:
     """Build the section with the operator table of every trace without device events; `None` if all have some."""
     blocks: list[Block] = []
-    rows = [*tables.OperatorRow.of(study)]
-    windows = {label: (trace, window) for label, trace, window in zip(study.labels, study.traces, study.windows, strict=True)}
-    for label, found in tables.seen_host(study):
+    for of in tables.seen(study):
+        label, found = of.trace, of.host
+        if len(of.read.device_events):
+            continue
         if found is None:
             blocks.append(Paragraph(f"{label}: no device events and no operators."))
             continue
-        own = [row for row in rows if row.trace == label]
+        own = [*tables.OperatorRow.of(of)]
         fields = columns(tables.OperatorRow, "operator", "calls", "self_ns", "sum_ns", *tables.FIGURES, of=found)
         blocks.append(_threads(found, label))
         blocks.append(table_of(f"{label}: operators by self time.", fields, own, top=study.options.top, sortable=True))
-        blocks += _ranges(*windows[label], label, study.options.top)
+        blocks += _ranges(of.read, of.window, label, study.options.top)
     if not blocks:
         return None
     lead = "No device events were recorded, so this is the host's time: what its operators took, each without those it calls."
@@ -533,16 +517,10 @@ _NAMED = 2
 
 def operator_times_section(study: TraceStudy) -> Section | None:
     """Build the section with one table per device; `None` without device events. It tells how to read traces with details."""
-    rows = tables.by_device(tables.OperatorTimeRow.of(study))
     blocks: list[Block] = [
-        _operator_times_table(times, rows[seen.trace, seen.device], f"{seen.name}, {during(seen.view)}", study.options.top)
-        for seen, times in tables.seen_operators(study)
+        _operator_times_table(one, one.times, study.options.top) for one in tables.seen_devices(study) if one.times is not None
     ]
-    unread = [
-        label
-        for trace, label in zip(study.traces, study.labels, strict=True)
-        if len(trace.device_events) and trace.details is None
-    ]
+    unread = [found.trace for found in tables.seen(study) if found.devices and found.read.details is None]
     if unread and (blocks or study.options.details is None):
         most = bytes_in(DETAILED_BYTES, "MB")
         said = f"{', '.join(unread)}: not read, because a file has more than {most:.0f} MB; --details reads them."
@@ -556,7 +534,7 @@ def operator_times_section(study: TraceStudy) -> Section | None:
     return Section("operator-times", "GPU time by operator", lead, tuple(blocks), folded=True)
 
 
-def _operator_times_table(times: OperatorTimes, rows: Sequence[tables.OperatorTimeRow], opening: str, top: int) -> Table:
+def _operator_times_table(one: tables.DeviceFindings, times: OperatorTimes, top: int) -> Table:
     fields: tuple[Field[tables.OperatorTimeRow], ...] = (
         *columns(tables.OperatorTimeRow, of=times),
         time(
@@ -568,8 +546,9 @@ def _operator_times_table(times: OperatorTimes, rows: Sequence[tables.OperatorTi
             "called by", lambda row: _callers(times.rows[row.place]), Code, hint="the operator around it, and the range or module"
         ),
     )  # fmt: skip
-    caption = f"{opening}: operators launched {_percent(times.attributed_ns, times.busy_ns)} of {times.busy_ns / 1e6:.6f} ms."
-    return table_of(caption, fields, rows, top=top, sortable=True)
+    attributed = f"{_percent(times.attributed_ns, times.busy_ns)} of {times.busy_ns / 1e6:.6f} ms"
+    caption = f"{one.name}, {during(one.view)}: operators launched {attributed}."
+    return table_of(caption, fields, [*tables.OperatorTimeRow.of(one)], top=top, sortable=True)
 
 
 def _kernels(row: OperatorTime) -> str:
@@ -599,15 +578,15 @@ _MOST_REASONS = 12
 def roofline_section(study: TraceStudy) -> Section | None:
     """Build the section with operators against each device's peaks; `None` if no trace was read with details or had work."""
     blocks: list[Block] = []
-    rows = tables.by_device(tables.OperatorRateRow.of(study))
-    for seen, rates in tables.seen_rates(study):
-        if rates.rows:
-            own = rows[seen.trace, seen.device]
-            blocks.append(_roofline_table(f"{seen.name}, {during(seen.view)}", rates, own, study.options.top))
+    for one in tables.seen_devices(study):
+        if one.rates is None:
             continue
-        said = seen.view.trace.metadata.get("record_shapes") in ("1", "true")
+        if one.rates.rows:
+            blocks.append(_roofline_table(one, one.rates, study.options.top))
+            continue
+        said = one.view.trace.metadata.get("record_shapes") in ("1", "true")
         why = "no operator with recorded inputs launched anything" if said else "shapes not recorded"
-        blocks.append(Notes((f"{seen.name}: {why}{'' if said else ': capture with record_shapes=True'}.",)))
+        blocks.append(Notes((f"{one.name}: {why}{'' if said else ': capture with record_shapes=True'}.",)))
     lead = (
         "Operators by input: the time of all kernels of a call against what it must compute and the least it must move. "
         "FLOPs are those of matrix products, convolutions and attention; elementwise work moves every operand once. "
@@ -617,7 +596,7 @@ def roofline_section(study: TraceStudy) -> Section | None:
     return peaks_section(blocks, lead, folded=True)
 
 
-def _roofline_table(name: str, rates: Rates, rows: Sequence[tables.OperatorRateRow], top: int) -> Table:
+def _roofline_table(one: tables.DeviceFindings, rates: Rates, top: int) -> Table:
     found = {rate.place: rate.found for rate in rates.rows}
     of_busy: Field[tables.OperatorRateRow] = numeric(
         "of busy", lambda row: row.exclusive_ns, "exclusive time / busy time", show=share_of(rates.busy_ns), total=sum
@@ -628,9 +607,9 @@ def _roofline_table(name: str, rates: Rates, rows: Sequence[tables.OperatorRateR
         *columns(tables.OperatorRateRow, "call_ns", "call_flops"),
         *rate_fields(rates.peaks, lambda row: found[row.place]),
     )
-    known = [row for row in rows if found[row.place] is not None]
+    known = [row for row in tables.OperatorRateRow.of(one) if found[row.place] is not None]
     covered = f"{rates.covered_ns / rates.busy_ns:.1%}".replace("%", " %") if rates.busy_ns else "nothing"
-    caption = f"{name}: the cost is known of operators that own {covered} of the busy time."
+    caption = f"{one.name}, {during(one.view)}: the cost is known of operators that own {covered} of the busy time."
     notes = (device_note(rates.product or "this device", rates.peaks), *_roofline_notes(rates))
     return table_of(caption, fields, known, top=top, notes=notes, sortable=True)
 
@@ -661,19 +640,23 @@ def device_kernels(study: TraceStudy) -> Section | None:
     top = study.options.top
     shown = [
         table
-        for at, (name, _, view, _, found) in enumerate(tables.seen_devices(study))
+        for at, one in enumerate(tables.seen_devices(study))
         for table in kernel_tables(
-            f"{name}, {during(view)}", [Listed(row) for row in found.rows], top=top, notes=_kernels_notes(found), collapsed=at > 0
+            f"{one.name}, {during(one.view)}",
+            [Listed(row) for row in one.hot.rows],
+            top=top,
+            notes=_kernels_notes(one),
+            collapsed=at > 0,
         )
     ]
     return kernels_section(shown, exclusive=True) if shown else None
 
 
-def _kernels_notes(found: KernelTable) -> Iterator[str]:
-    if found.num_cut:
-        yield f"Calls cut by the edges of the window: {found.num_cut}. Each counts as one, times count their part inside."
-    if found.num_mangled:
-        yield f"{found.num_mangled} names could not be demangled and stand as they are."
+def _kernels_notes(one: tables.DeviceFindings) -> Iterator[str]:
+    if num_cut := one.view.num_cut:
+        yield f"Calls cut by the edges of the window: {num_cut}. Each counts as one, times count their part inside."
+    if one.hot.num_mangled:
+        yield f"{one.hot.num_mangled} names could not be demangled and stand as they are."
 
 
 # Communication: its exposed time and, across ranks, time spent waiting, time spent moving data, and the last rank.
@@ -683,11 +666,12 @@ _OF_UNION: Final = "share of the union"
 
 def collectives_section(study: TraceStudy) -> Section | None:
     """Build the section with communication per device and across ranks; `None` if there is none."""
-    found = tables.seen_communication(study)
+    called = {(one.trace, one.device): one.name for one in tables.seen_devices(study)}
+    found = [(called[of.trace, own.device], own) for of in tables.seen(study) for own in of.communication]
     if not found:
         return None
-    names = [tables.device_name(study, study.labels[one.trace], one.device) for one in found]
-    blocks: list[Block] = [_devices(names, found), _kinds(study)]
+    names = [name for name, _ in found]
+    blocks: list[Block] = [_devices(found), _kinds(study)]
     together = collective_skew(study.traces, study.windows)
     if together is not None:
         blocks += _across(names, together, study.options.top)
@@ -698,7 +682,7 @@ def collectives_section(study: TraceStudy) -> Section | None:
     return Section("collectives", "Communication", lead, tuple(blocks))
 
 
-def _devices(names: Sequence[str], found: Sequence[Communication]) -> Table:
+def _devices(found: Sequence[tuple[str, Communication]]) -> Table:
     exposed = "of the union, the part that neither a kernel nor a memset hides"
     fields: tuple[Field[tuple[str, Communication]], ...] = (
         Field("device", lambda row: row[0], Code),
@@ -710,11 +694,11 @@ def _devices(names: Sequence[str], found: Sequence[Communication]) -> Table:
         numeric("hidden", lambda row: share_cell(row[1].union_ns - row[1].exposed_ns, row[1].union_ns), _OF_UNION),
         exact_time("sum", lambda row: row[1].sum_ns, "of durations"),
     )
-    return table_of("Communication of each device.", fields, list(zip(names, found, strict=True)))
+    return table_of("Communication of each device.", fields, found)
 
 
 def _kinds(study: TraceStudy) -> Table:
-    told, top = sorted(tables.CollectiveRow.of(study), key=lambda row: -row.exposed_ns), study.options.top
+    told, top = sorted(tables.rows(study, tables.CollectiveRow), key=lambda row: -row.exposed_ns), study.options.top
     fields = tables.on_devices(
         study,
         tables.CollectiveRow,
@@ -728,7 +712,7 @@ def _kinds(study: TraceStudy) -> Table:
         *tables.FIGURES,
     )
     notes = ["Durations hold the wait for the last rank. Exposed times add up only where collectives do not overlap."]
-    cut = sum(one.num_cut for one in tables.seen_communication(study))
+    cut = sum(own.num_cut for of in tables.seen(study) for own in of.communication)
     if cut:
         notes.append(f"Collectives cut by the edges of the window: {cut}. n counts them, times count their part inside.")
     left = sum(row.exposed_ns for row in told[top:])
@@ -802,7 +786,7 @@ def _meeting_kinds(together: CollectiveSkew, top: int) -> Table:
         Field("collective", lambda one: one.kind.name, Code),
         Field("group", lambda one: one.kind.group or None, Code, missing=none),
         count("ranks", lambda one: len(one.kind.ranks) or None, missing=none),
-        numeric("message", lambda one: one.kind.message_bytes, message, show=tables.megabytes, missing=none),
+        numeric("message", lambda one: message_bytes(one.kind), message, show=tables.megabytes, missing=none),
         count("n", lambda one: one.skew.n),
         exact_time("skew", lambda one: one.skew.sum_ns, "from the first start to the last, added up"),
         time("skew p50", lambda one: one.skew.p50_ns, "µs"),
@@ -822,5 +806,5 @@ def _meeting_kinds(together: CollectiveSkew, top: int) -> Table:
 
 
 def _rate(one: SkewKind) -> Cell | None:
-    size, median = one.kind.message_bytes, one.transfer.p50_ns
+    size, median = message_bytes(one.kind), one.transfer.p50_ns
     return Number(size / median, 1, "GB/s") if size and median > 0 else None

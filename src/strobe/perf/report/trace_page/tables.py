@@ -2,17 +2,16 @@
 
 # No `from __future__ import annotations`: annotations of the rows are values, which hold how a column is shown.
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
-from itertools import groupby
+from functools import cached_property, partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated as A
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from strobe.core.errors import DataError
 from strobe.perf.analysis.critical_path import KERNEL, KIND, CriticalPath, Lag, critical_path
@@ -22,14 +21,15 @@ from strobe.perf.analysis.device.activity import (
     PROFILER_OVERHEAD,
     QUEUED,
     UNLINKED,
+    Activity,
     DeviceView,
+    activity,
     device_views,
 )
-from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.analysis.device.kernels import KernelTable, kernel_table
-from strobe.perf.analysis.device.launch import GapTable, Launch, Queue, gap_table, graph_calls, launch, queues
+from strobe.perf.analysis.device.launch import Gaps, Launch, Queue, graph_calls, launch, queues
 from strobe.perf.analysis.operators import Operators, OperatorTimes, Rates, Source, operator_rates, operator_times, operators
-from strobe.perf.analysis.structure.collectives import Communication, communication
+from strobe.perf.analysis.structure.collectives import Communication, communication, message_bytes
 from strobe.perf.analysis.structure.memory import MemoryUse, memory_use
 from strobe.perf.analysis.structure.ranges import Ranges, range_table, unnumbered
 from strobe.perf.analysis.structure.sections import find_sections, parse_section
@@ -39,34 +39,6 @@ from strobe.perf.report.blocks.kernels import KernelNameRow, KernelRow, kernel_r
 from strobe.perf.report.blocks.rows import DocumentPart, OnDevice, PartT, col, columns, micros, part_of, term, thousandths
 from strobe.perf.report.model import Cell, Code, Count, ExactTime, Missing, Number, Share, Text, Time, bytes_cell
 from strobe.perf.report.study import TraceStudy, once
-from strobe.perf.trace import Trace
-
-
-def device_name(study: TraceStudy, label: str, device: int) -> str:
-    """Return the name of a device: its number, after the trace's label if there are several traces."""
-    return f"device {device}" if len(study.traces) == 1 else f"{label}, device {device}"
-
-
-# Findings on each device that several sections use, computed once per study.
-
-
-class DeviceFindings(NamedTuple):
-    """Findings on one device in the chosen window.
-
-    `trace` is the label of its trace, `launch` includes its activity, and `hot` is grouped as the study asks.
-    """
-
-    name: str
-    trace: str
-    view: DeviceView
-    launch: Launch
-    hot: KernelTable
-
-    @property
-    def device(self) -> int:
-        """Number of the device."""
-        return self.view.device
-
 
 MAX_POINTS: Final = 200
 """Most stretches of the course of memory."""
@@ -74,132 +46,176 @@ QUEUE_BINS: Final = 120
 """Bins of the picture of a queue."""
 
 
-@once
-def seen_steps(study: TraceStudy) -> tuple[tuple[Steps | NoSteps, ...], ...]:
-    """Return the steps of every device of each whole trace."""
-    return tuple(find_steps(trace, study.options.steps) for trace in study.traces)
+class TraceFindings:
+    """One trace of a study, and what is found in it: each thing once, when it is first asked for.
+
+    Args:
+        study: the study.
+        place: position of the trace in it.
+
+    Attributes:
+        trace: its label, as in all tables.
+        read: the trace itself.
+        window: the chosen part of it; `None` is all of it.
+        replays: what names the kernels of its graph replays, a sentence; empty without replays.
+        devices: those that have events, in order of number.
+    """
+
+    def __init__(self, study: TraceStudy, place: int) -> None:
+        self.options, self.only = study.options, len(study.traces) == 1
+        self.trace, self.read, self.window = study.labels[place], study.traces[place], study.windows[place]
+        self.replays = study.replays[place] if place < len(study.replays) else ""
+        self.devices = tuple(DeviceFindings(self, view) for view in device_views(self.read, self.window))
+
+    @property
+    def whole(self) -> tuple[DeviceView, ...]:
+        """The devices over the whole length of the trace, whatever the window."""
+        return tuple(one.view for one in self.devices) if self.window is None else device_views(self.read)
+
+    @cached_property
+    def graphs(self) -> NDArray[np.bool_]:
+        """Which launch calls launched a graph."""
+        return graph_calls(self.read)
+
+    @cached_property
+    def steps(self) -> dict[int, Steps | NoSteps]:
+        """Steps of each device of the whole trace."""
+        return {found.device: found for found in find_steps(self.read, self.options.steps)}
+
+    @cached_property
+    def ranges(self) -> dict[int, Ranges]:
+        """Ranges and modules of each device, names without numbers."""
+        bare = replace(self.read, ranges=unnumbered(self.read.ranges), modules=unnumbered(self.read.modules))
+        return {found.device: found for found in range_table(bare, self.window)}
+
+    @cached_property
+    def layers(self) -> dict[int, tuple[LayerGroup, ...]]:
+        """Layers of each device."""
+        return dict(layer_groups(self.read, self.window))
+
+    @cached_property
+    def times(self) -> dict[int, OperatorTimes]:
+        """Operators of each device, if the trace was read with details."""
+        return {found.device: found for found in operator_times([one.view for one in self.devices])}
+
+    @cached_property
+    def path(self) -> CriticalPath | str | None:
+        """The critical path, or why there is none; `None` without device events or details."""
+        if self.read.details is None or not len(self.read.device_events):
+            return None
+        try:
+            return critical_path(self.read, self.window)
+        except DataError as error:
+            return str(error)
+
+    @property
+    def known_path(self) -> tuple[CriticalPath, ...]:
+        """The critical path, if it is known."""
+        return (self.path,) if isinstance(self.path, CriticalPath) else ()
+
+    @cached_property
+    def communication(self) -> tuple[Communication, ...]:
+        """Communication of each device that has some."""
+        return communication((self.read,), (self.window,))
+
+    @cached_property
+    def memory(self) -> tuple[MemoryUse, ...]:
+        """Memory of each device whose allocations were recorded."""
+        return memory_use(self.read, self.window, MAX_POINTS)
+
+    @cached_property
+    def host(self) -> Operators | None:
+        """Operators of the host, of a trace without device events that holds some."""
+        return None if len(self.read.device_events) else operators(self.read, self.window)
+
+
+class DeviceFindings:
+    """One device of a trace, and what is found on it in the chosen window: each thing once, when it is first asked for."""
+
+    def __init__(self, of: TraceFindings, view: DeviceView) -> None:
+        self.of, self.view, self.trace, self.device = of, view, of.trace, view.device
+
+    @property
+    def name(self) -> str:
+        """Name of the device: its number, after the trace's label if there are several traces."""
+        return f"device {self.device}" if self.of.only else f"{self.trace}, device {self.device}"
+
+    @cached_property
+    def done(self) -> Activity:
+        """Account of its time."""
+        return activity(self.view)
+
+    @cached_property
+    def launch(self) -> Launch:
+        """Launches of its events."""
+        return launch(self.view, self.of.graphs)
+
+    @cached_property
+    def hot(self) -> KernelTable:
+        """Its kernels, grouped as the study asks."""
+        return kernel_table(self.view, self.of.options.by)
+
+    @cached_property
+    def queues(self) -> tuple[Queue, ...]:
+        """Its queue and those of its streams."""
+        return queues(self.view, QUEUE_BINS)
+
+    @cached_property
+    def gaps(self) -> Gaps:
+        """Gaps between its kernels."""
+        return Gaps(self.view)
+
+    @property
+    def steps(self) -> Steps | NoSteps:
+        """Its steps in the whole trace."""
+        return self.of.steps[self.device]
+
+    @property
+    def ranges(self) -> Ranges:
+        """Its ranges and modules."""
+        return self.of.ranges[self.device]
+
+    @property
+    def layers(self) -> tuple[LayerGroup, ...]:
+        """Its layers."""
+        return self.of.layers[self.device]
+
+    @property
+    def times(self) -> OperatorTimes | None:
+        """Its operators, if the trace was read with details."""
+        return self.of.times.get(self.device)
+
+    @cached_property
+    def rates(self) -> Rates | None:
+        """Rates of its operators, if the trace was read with details."""
+        return None if self.times is None else operator_rates(self.view.trace, self.times)
 
 
 @once
-def seen_devices(study: TraceStudy) -> tuple[DeviceFindings, ...]:
-    """Return each device that has events in the chosen window, with its findings."""
-    graphs = {id(trace): graph_calls(trace) for trace in study.traces}
-    return tuple(
-        DeviceFindings(
-            device_name(study, label, view.device),
-            label,
-            view,
-            launch(view, graphs[id(trace)]),
-            kernel_table(view, study.options.by),
-        )
-        for trace, label, window in zip(study.traces, study.labels, study.windows, strict=True)
-        for view in device_views(trace, window)
-    )
+def seen(study: TraceStudy) -> tuple[TraceFindings, ...]:
+    """Return the traces of a study with what is found in them."""
+    return tuple(TraceFindings(study, place) for place in range(len(study.traces)))
 
 
-@once
-def seen_operators(study: TraceStudy) -> tuple[tuple[DeviceFindings, OperatorTimes], ...]:
-    """Return the devices of traces that were read with details, with their operators."""
-    seen, found = seen_devices(study), list[tuple[DeviceFindings, OperatorTimes]]()
-    for trace in study.traces:
-        own = [one for one in seen if one.view.trace is trace]
-        found += zip(own, operator_times([one.view for one in own]), strict=False)
-    return tuple(found)
+def seen_devices(study: TraceStudy) -> list[DeviceFindings]:
+    """Return every device that has events."""
+    return [one for found in seen(study) for one in found.devices]
 
 
-@once
-def seen_paths(study: TraceStudy) -> tuple[CriticalPath | str | None, ...]:
-    """Return each trace's critical path or why it has none; `None` without device events or details."""
-    return tuple(_path(trace, window) for trace, window in zip(study.traces, study.windows, strict=True))
-
-
-def _path(trace: Trace, window: Window | None) -> CriticalPath | str | None:
-    if trace.details is None or not len(trace.device_events):
-        return None
-    try:
-        return critical_path(trace, window)
-    except DataError as error:
-        return str(error)
-
-
-@once
-def seen_queues(study: TraceStudy) -> tuple[tuple[DeviceFindings, tuple[Queue, ...]], ...]:
-    """Return each device with its queue and those of its streams."""
-    return tuple((one, queues(one.view, QUEUE_BINS)) for one in seen_devices(study))
-
-
-@once
-def seen_ranges(study: TraceStudy) -> tuple[tuple[Ranges, ...], ...]:
-    """Return the ranges and modules of each trace, names without numbers."""
-    return tuple(
-        range_table(replace(trace, ranges=unnumbered(trace.ranges), modules=unnumbered(trace.modules)), window)
-        for trace, window in zip(study.traces, study.windows, strict=True)
-    )
-
-
-@once
-def seen_layers(study: TraceStudy) -> tuple[dict[int, tuple[LayerGroup, ...]], ...]:
-    """Return the layers of every device of each trace, by number of the device."""
-    return tuple(dict(layer_groups(trace, window)) for trace, window in zip(study.traces, study.windows, strict=True))
-
-
-def whole_views(study: TraceStudy, trace: Trace) -> tuple[DeviceView, ...]:
-    """Return the devices of a trace over its whole length, whatever the window."""
-    if study.options.window is not None:
-        return device_views(trace)
-    return tuple(one.view for one in seen_devices(study) if one.view.trace is trace)
-
-
-@once
-def seen_communication(study: TraceStudy) -> tuple[Communication, ...]:
-    """Return the communication of every device that has some."""
-    return tuple(communication(study.traces, study.windows))
-
-
-@once
-def seen_rates(study: TraceStudy) -> tuple[tuple[DeviceFindings, Rates], ...]:
-    """Return the devices of traces that were read with details, with the rates of their operators."""
-    return tuple((one, operator_rates(one.view.trace, times)) for one, times in seen_operators(study))
-
-
-@once
-def seen_gaps(study: TraceStudy) -> tuple[tuple[DeviceFindings, GapTable], ...]:
-    """Return each device with the gaps between its kernels."""
-    return tuple((one, gap_table(one.view)) for one in seen_devices(study))
-
-
-@once
-def seen_memory(study: TraceStudy) -> tuple[tuple[str, MemoryUse], ...]:
-    """Return the devices whose allocations were recorded, each with the label of its trace."""
-    each = zip(study.labels, study.traces, study.windows, strict=True)
-    return tuple((label, use) for label, trace, window in each for use in memory_use(trace, window, MAX_POINTS))
-
-
-@once
-def seen_host(study: TraceStudy) -> tuple[tuple[str, Operators | None], ...]:
-    """Return the traces without device events, each with its label and its operators."""
-    each = zip(study.labels, study.traces, study.windows, strict=True)
-    return tuple((label, operators(trace, window)) for label, trace, window in each if not len(trace.device_events))
-
-
-def known_paths(study: TraceStudy) -> Iterator[tuple[str, CriticalPath]]:
-    """Yield the traces whose critical path is known, by their labels."""
-    each = zip(study.labels, seen_paths(study), strict=True)
-    yield from ((label, found) for label, found in each if isinstance(found, CriticalPath))
+def rows(study: TraceStudy, kind: type[PartT]) -> Iterator[PartT]:
+    """Yield all rows of a table: those of each device, or of each trace."""
+    of: Callable[[Any], Iterable[PartT]] = _SHARED.get(kind) or kind.of  # type: ignore[attr-defined]
+    places: Iterable[Any] = seen_devices(study) if issubclass(kind, OnDevice) else seen(study)
+    yield from (row for place in places for row in of(place))
 
 
 def on_devices(study: TraceStudy, kind: type[PartT], *names: str) -> tuple[Field[PartT], ...]:
     """Return the columns of a table about several devices: which one, and those of the rows, with shares of its times."""
     place: Callable[[Any], tuple[str, int]] = attrgetter("trace", "device")
-    devices = {place(row): row for row in DeviceRow.of(study)}
-    which: Field[PartT] = Field("device", lambda row: device_name(study, *place(row)), Code)
+    devices = {place(row): row for row in rows(study, DeviceRow)}
+    called = {place(one): one.name for one in seen_devices(study)}
+    which: Field[PartT] = Field("device", lambda row: called[place(row)], Code)
     return (which, *columns(kind, *names, of=lambda row: devices[place(row)]))
-
-
-def by_device(rows: Iterator[PartT]) -> dict[tuple[str, int], list[PartT]]:
-    """Return the rows of each device, by the label of its trace and its number."""
-    each = groupby(rows, key=attrgetter("trace", "device"))
-    return defaultdict(list, {place: list(own) for place, own in each})
 
 
 # The rows of every table: `of` yields those of a study.
@@ -242,7 +258,8 @@ def _end(row: "TraceFile") -> Text:
     return Text("complete")
 
 
-def _verdict(row: "DeviceRow") -> Text:
+def verdict_cell(row: "DeviceRow | Activity") -> Text:
+    """Return the cell of a verdict."""
     return Text(row.verdict, "good" if row.verdict == "busy" else "bad")
 
 
@@ -286,12 +303,12 @@ class TraceFile(DocumentPart, frozen=True, kw_only=True):
     window_end_ns: A[int | None, col("end of the chosen window; null: the whole trace")]
 
     @classmethod
-    def of(cls, study: TraceStudy) -> Iterator[Self]:
-        for label, trace, window in zip(study.labels, study.traces, study.windows, strict=True):
-            ends = (None, None) if window is None else (window.start_ns, window.end_ns)
-            unlinked, events = int(np.count_nonzero(np.asarray(trace.device_events.host) < 0)), len(trace.device_events)
-            given = {"path": str(trace.path), "device_events": events, "unlinked_events": unlinked}
-            yield part_of(cls, trace.counts, trace, trace=label, window_start_ns=ends[0], window_end_ns=ends[1], **given)
+    def of(cls, found: TraceFindings) -> Iterator[Self]:
+        read, window = found.read, found.window
+        ends = (None, None) if window is None else (window.start_ns, window.end_ns)
+        unlinked, events = int(np.count_nonzero(np.asarray(read.device_events.host) < 0)), len(read.device_events)
+        given = {"path": str(read.path), "device_events": events, "unlinked_events": unlinked}
+        yield part_of(cls, found, read.counts, read, window_start_ns=ends[0], window_end_ns=ends[1], **given)
 
 
 class DeviceRow(OnDevice, frozen=True, kw_only=True):
@@ -308,16 +325,13 @@ class DeviceRow(OnDevice, frozen=True, kw_only=True):
     events: A[int, col("number of device events", "events", Count)]
     unlinked_events: A[int, term("number of device events whose launch call is not in the trace", "unlinked", count_cell)]
     unlinked_ns: A[int, term("sum of the durations of these", "unlinked sum", ExactTime, where="unlinked_events")]
-    verdict: A[str, term("main cause of idle time, e.g. `host-bound`; docs/traces.md explains them", "verdict", get=_verdict)]
+    verdict: A[str, term("main cause of idle time, e.g. `host-bound`; docs/traces.md explains them", "verdict", get=verdict_cell)]
 
     @classmethod
-    def of(cls, study: TraceStudy) -> Iterator[Self]:
-        for one in seen_devices(study):
-            done, named = one.launch.activity, {device.index: device.name for device in one.view.trace.devices}
-            exposed = {"exposed_communication_ns": done.exposed_comm_ns, "exposed_copies_ns": done.exposed_memcpy_ns}
-            counts = {"events": done.n, "unlinked_events": done.num_unlinked}
-            told = {"trace": one.trace, "product": named.get(one.device, ""), "verdict": one.launch.verdict}
-            yield part_of(cls, done, **told, **exposed, **counts)
+    def of(cls, one: DeviceFindings) -> Iterator[Self]:
+        named, lost = {device.index: device.name for device in one.view.trace.devices}, one.done.unlinked
+        unlinked = {"unlinked_events": lost.events, "unlinked_ns": lost.sum_ns}
+        yield part_of(cls, one, one.done, one.done.tally, product=named.get(one.device, ""), **unlinked)
 
 
 class KindRow(OnDevice, frozen=True, kw_only=True):
@@ -330,9 +344,10 @@ class KindRow(OnDevice, frozen=True, kw_only=True):
     sum_ns: A[int, col("sum of the durations of the events", "sum", ExactTime)]
 
     @classmethod
-    def of(cls, study: TraceStudy) -> Iterator[Self]:
-        for one in seen_devices(study):
-            yield from (part_of(cls, kind, one, events=kind.n) for kind in one.launch.activity.kinds)
+    def of(cls, one: DeviceFindings) -> Iterator[Self]:
+        for kind, tally in one.done.kinds.items():
+            times = {"exclusive_ns": one.done.exclusive[kind], "union_ns": tally.union_ns, "sum_ns": tally.sum_ns}
+            yield cls(trace=one.trace, device=one.device, kind=kind, events=tally.events, **times)
 
 
 class StreamRow(OnDevice, frozen=True, kw_only=True):
@@ -347,9 +362,9 @@ class StreamRow(OnDevice, frozen=True, kw_only=True):
     longest_overlap_ns: A[int, col("longest overlap of one event with earlier ones", "longest", ExactTime, where="overlap_pairs")]
 
     @classmethod
-    def of(cls, study: TraceStudy) -> Iterator[Self]:
-        for one in seen_devices(study):
-            yield from (part_of(cls, stream, one, events=stream.n) for stream in one.launch.activity.streams)
+    def of(cls, one: DeviceFindings) -> Iterator[Self]:
+        for stream, tally in one.done.streams.items():
+            yield part_of(cls, tally, one, stream=stream, busy_ns=tally.union_ns)
 
 
 class IdleRow(OnDevice, frozen=True, kw_only=True):
@@ -359,21 +374,15 @@ class IdleRow(OnDevice, frozen=True, kw_only=True):
     idle_ns: A[int, col("idle time with this cause", "time", ExactTime, of={"of idle": "idle_ns", "of span": "span_ns"})]
 
     @classmethod
-    def of(cls, study: TraceStudy) -> Iterator[Self]:
-        for one in seen_devices(study):
-            yield from (part_of(cls, one, cause=cause, idle_ns=ns) for cause, ns in one.launch.activity.idle.items())
+    def of(cls, one: DeviceFindings) -> Iterator[Self]:
+        yield from (part_of(cls, one, cause=cause, idle_ns=ns) for cause, ns in one.done.idle.items())
 
 
-def kernel_rows(study: TraceStudy) -> Iterator[KernelRow]:
-    """Yield the kernels of every device."""
-    for one in seen_devices(study):
-        yield from (kernel_row(row, one) for row in one.hot.rows)
-
-
-def kernel_names(study: TraceStudy) -> Iterator[KernelNameRow]:
-    """Yield the full names of the kernels of every device."""
-    for one in seen_devices(study):
-        yield from (name for row in one.hot.rows for name in name_rows(row, one))
+_SHARED: Final[dict[type[DocumentPart], Callable[[DeviceFindings], Iterable[Any]]]] = {
+    KernelRow: lambda one: (kernel_row(row, one) for row in one.hot.rows),
+    KernelNameRow: lambda one: (name for row in one.hot.rows for name in name_rows(row, one)),
+}
+"""How to make the rows of classes that other pages have too."""
 
 
 class LaunchRow(OnDevice, frozen=True, kw_only=True):
@@ -391,13 +400,11 @@ class LaunchRow(OnDevice, frozen=True, kw_only=True):
     ]
 
     @classmethod
-    def of(cls, study: TraceStudy) -> Iterator[Self]:
-        for one in seen_devices(study):
-            for call in one.launch.calls:
-                host, delay = call.host, call.delays.start_to_start
-                of_host = {"host_sum_ns": host.sum_ns, "host_p50_ns": host.p50_ns, "host_max_ns": host.max_ns}
-                delays = {"delay_p50_ns": delay.p50_ns, "delay_max_ns": delay.max_ns}
-                yield part_of(cls, one, call=call.name, calls=call.n, events=call.num_events, **of_host, **delays)
+    def of(cls, one: DeviceFindings) -> Iterator[Self]:
+        for call, (events, host, delays) in one.launch.calls.items():
+            of_host = {"host_sum_ns": host.sum_ns, "host_p50_ns": host.p50_ns, "host_max_ns": host.max_ns}
+            delay = {"delay_p50_ns": delays.start_to_start.p50_ns, "delay_max_ns": delays.start_to_start.max_ns}
+            yield part_of(cls, one, call=call, calls=host.n, events=events, **of_host, **delay)
 
 
 class QueueRow(OnDevice, frozen=True, kw_only=True):
@@ -415,12 +422,8 @@ class QueueRow(OnDevice, frozen=True, kw_only=True):
     unlinked_events: A[int, term("number of events that are not counted, as their launch is not known", "unlinked", count_cell)]
 
     @classmethod
-    def of(cls, study: TraceStudy) -> Iterator[Self]:
-        for one, found in seen_queues(study):
-            for each in found:
-                wait = each.total_ns / each.queued if each.queued else None
-                given = {"queued_events": each.queued, "waited_ns": each.total_ns, "unlinked_events": each.unlinked}
-                yield part_of(cls, each, one, wait_ns=wait, **given)
+    def of(cls, one: DeviceFindings) -> Iterator[Self]:
+        yield from (part_of(cls, each, one) for each in one.queues)
 
 
 class MemoryRow(DocumentPart, frozen=True, kw_only=True):
@@ -438,13 +441,9 @@ class MemoryRow(DocumentPart, frozen=True, kw_only=True):
     step_ns: A[int, term("times are exact to within this", "stretch", Time)]
 
     @classmethod
-    def of(cls, study: TraceStudy) -> Iterator[Self]:
-        for label, use in seen_memory(study):
-            peak, then = use.peak.allocated_bytes, use.peak.reserved_bytes
-            peaks = {"peak_allocated_bytes": peak, "reserved_then_bytes": then, "peak_reserved_bytes": use.reserved_peak_bytes}
-            ends = {"start_allocated_bytes": use.first.allocated_bytes, "end_allocated_bytes": use.last.allocated_bytes}
-            inside, at = " < ".join(reversed(use.peak_in)), use.peak.start_ns - use.first.start_ns
-            yield part_of(cls, use, trace=label, peak_at_ns=at, peak_in=inside, **peaks, **ends)
+    def of(cls, found: TraceFindings) -> Iterator[Self]:
+        for use in found.memory:
+            yield part_of(cls, use, found, peak_in=" < ".join(reversed(use.peak_in)))
 
 
 # Time between events: steps, gaps, the critical path.
@@ -465,13 +464,11 @@ class TraceStepRow(OnDevice, frozen=True, kw_only=True):
     left_out: A[str, col("why the step is not steady; empty if it is", "not steady because", partial(Text, tone="muted"))]
 
     @classmethod
-    def of(cls, study: TraceStudy) -> Iterator[Self]:
-        for label, tiled in zip(study.labels, seen_steps(study), strict=True):
-            for found in (each for each in tiled if isinstance(each, Steps)):
-                causes = found.steady.excluded
-                for place, step in enumerate(found.steps):
-                    told = {"step": step.label, "left_out": causes.get(place, "")}
-                    yield part_of(cls, step, trace=label, device=found.device, **told)
+    def of(cls, one: DeviceFindings) -> Iterator[Self]:
+        if isinstance(one.steps, Steps):
+            causes = one.steps.steady.excluded
+            for place, step in enumerate(one.steps.steps):
+                yield part_of(cls, step, one, step=step.label, left_out=causes.get(place, ""))
 
 
 class GapsRow(OnDevice, frozen=True, kw_only=True):
@@ -498,11 +495,8 @@ class GapsRow(OnDevice, frozen=True, kw_only=True):
     dtod_copies: A[int, col("number of device-to-device copies that ran in the gaps", "DtoD n", Count, total=sum)]
 
     @classmethod
-    def of(cls, study: TraceStudy) -> Iterator[Self]:
-        for one, found in seen_gaps(study):
-            for row in found.rows:
-                idle = {f"{cause}_ns": ns for cause, ns in row.idle.items()}
-                yield part_of(cls, row, row.gaps, one, after=row.before, before=row.after, dtod_copies=row.num_dtod, **idle)
+    def of(cls, one: DeviceFindings) -> Iterator[Self]:
+        yield from (part_of(cls, row, row.gaps, one, **row.spent) for row in one.gaps.rows)
 
 
 class CriticalPathRow(DocumentPart, frozen=True, kw_only=True):
@@ -517,10 +511,8 @@ class CriticalPathRow(DocumentPart, frozen=True, kw_only=True):
     usual_gap_ns: A[int, col("median gap between queued events of a stream")]
 
     @classmethod
-    def of(cls, study: TraceStudy) -> Iterator[Self]:
-        for label, found in known_paths(study):
-            usual = {"usual_launch_ns": found.launch_ns, "usual_gap_ns": found.gap_ns}
-            yield part_of(cls, found, trace=label, events=found.num_events, inferred_events=found.num_inferred, **usual)
+    def of(cls, found: TraceFindings) -> Iterator[Self]:
+        yield from (part_of(cls, path, found) for path in found.known_path)
 
 
 class PathPartRow(DocumentPart, frozen=True, kw_only=True):
@@ -533,9 +525,8 @@ class PathPartRow(DocumentPart, frozen=True, kw_only=True):
     n: A[int, col("number of occurrences on the path", "times", Count, total=sum)]
 
     @classmethod
-    def of(cls, study: TraceStudy) -> Iterator[Self]:
-        for label, found in known_paths(study):
-            yield from (part_of(cls, part, trace=label, path_ns=part.ns, n=part.count) for part in found.parts)
+    def of(cls, found: TraceFindings) -> Iterator[Self]:
+        yield from (part_of(cls, part, found) for path in found.known_path for part in path.parts)
 
 
 class WhatIfRow(DocumentPart, frozen=True, kw_only=True):
@@ -550,10 +541,8 @@ class WhatIfRow(DocumentPart, frozen=True, kw_only=True):
     ratio: A[float | None, term("duration with it / without it; null: nothing is left", "faster", _TIMES, missing=_NOTHING_LEFT)]
 
     @classmethod
-    def of(cls, study: TraceStudy) -> Iterator[Self]:
-        for label, found in known_paths(study):
-            for one in found.what_if:
-                yield part_of(cls, one, trace=label, saved_ns=found.duration_ns - one.duration_ns, ratio=one.speedup)
+    def of(cls, found: TraceFindings) -> Iterator[Self]:
+        yield from (part_of(cls, one, found) for path in found.known_path for one in path.what_if)
 
     def said(self) -> str:
         """Return the name of what is left out."""
@@ -579,10 +568,8 @@ class RangeRow(OnDevice, frozen=True, kw_only=True):
     host_ns: A[int | None, col("time of the calls on the host; null for a graph module", "host", ExactTime, missing=_NO_CALLS)]
 
     @classmethod
-    def of(cls, study: TraceStudy) -> Iterator[Self]:
-        for label, of_trace in zip(study.labels, seen_ranges(study), strict=True):
-            for found in of_trace:
-                yield from (part_of(cls, row, trace=label, device=found.device) for row in found.rows)
+    def of(cls, one: DeviceFindings) -> Iterator[Self]:
+        yield from (part_of(cls, row, one) for row in one.ranges.rows)
 
 
 class LayerRow(OnDevice, frozen=True, kw_only=True):
@@ -600,21 +587,19 @@ class LayerRow(OnDevice, frozen=True, kw_only=True):
     kernels: A[int, col("kernels of a call, median", "kernels", Count)]
 
     @classmethod
-    def of(cls, study: TraceStudy) -> Iterator[Self]:
-        for label, devices in zip(study.labels, seen_layers(study), strict=True):
-            for device, groups in devices.items():
-                yield from (row for group in groups for row in cls.of_group(label, device, group))
+    def of(cls, one: DeviceFindings) -> Iterator[Self]:
+        yield from (row for group in one.layers for row in cls.of_group(one, group))
 
     @classmethod
-    def of_group(cls, label: str, device: int, group: LayerGroup) -> Iterator[Self]:
+    def of_group(cls, one: DeviceFindings, group: LayerGroup) -> Iterator[Self]:
         """Yield the layers of one kind by place."""
         for layer in group.layers:
             times, host = layer.times, layer.times.host
-            told = {"trace": label, "device": device, "layers": group.name, "inside": " / ".join(group.path)}
+            told = {"layers": group.name, "inside": " / ".join(group.path)}
             own = {"name": layer.label, "calls": times.device.n}
             spans = {"span_p50_ns": times.span.p50_ns, "host_p50_ns": None if host is None else host.p50_ns}
             device_ns = {"device_p50_ns": times.device.p50_ns, "device_max_ns": times.device.max_ns}
-            yield part_of(cls, layer, times, **told, **own, **device_ns, **spans)
+            yield part_of(cls, one, layer, times, **told, **own, **device_ns, **spans)
 
 
 class SectionRow(OnDevice, frozen=True, kw_only=True):
@@ -626,13 +611,14 @@ class SectionRow(OnDevice, frozen=True, kw_only=True):
     busy_ns: A[int, col("time in which at least one event of the section ran")]
     focal_ns: A[int, col("time in which a focal event ran")]
 
-    @classmethod
-    def of(cls, study: TraceStudy) -> Iterator[Self]:
-        for definition in map(parse_section, study.options.sections):
-            for label, trace, window in zip(study.labels, study.traces, study.windows, strict=True):
-                for found in find_sections(trace, definition, window):
-                    told = {"trace": label, "device": found.device, "section": str(definition)}
-                    yield from (part_of(cls, section, **told) for section in found.found)
+
+def section_rows(study: TraceStudy) -> Iterator[SectionRow]:
+    """Yield the sections of every definition."""
+    for definition in map(parse_section, study.options.sections):
+        for of in seen(study):
+            for found in find_sections(of.read, definition, of.window):
+                told = {"device": found.device, "section": str(definition)}
+                yield from (part_of(SectionRow, section, of, **told) for section in found.found)
 
 
 class _Timed(DocumentPart, frozen=True, kw_only=True):
@@ -664,12 +650,12 @@ class CollectiveRow(_Timed, frozen=True, kw_only=True):
     exposed_ns: A[int, term("time in which one of them ran, and no kernel and no memset", "exposed", ExactTime)]
 
     @classmethod
-    def of(cls, study: TraceStudy) -> Iterator[Self]:
-        for found in seen_communication(study):
-            for each in found.kinds:
-                told = {"trace": study.labels[found.trace], "device": found.device, "collective": each.kind.name}
-                counts = {"ranks": len(each.kind.ranks), "calls": each.duration.n}
-                yield part_of(cls, each.kind, each.duration, each, **told, **counts)
+    def of(cls, found: TraceFindings) -> Iterator[Self]:
+        for own in found.communication:
+            for kind, (times, exposed_ns) in own.kinds.items():
+                told = {"device": own.device, "collective": kind.name, "message_bytes": message_bytes(kind)}
+                counts = {"ranks": len(kind.ranks), "calls": times.n, "exposed_ns": exposed_ns}
+                yield part_of(cls, found, kind, times, **told, **counts)
 
 
 # Operators: of the host alone, and the device time of each with its kernels, callers and rates.
@@ -682,10 +668,9 @@ class OperatorRow(_Timed, frozen=True, kw_only=True):
     self_ns: A[int, col("time in it and in no operator it calls", "self", ExactTime, total=sum, of={"share": "busy_ns"})]
 
     @classmethod
-    def of(cls, study: TraceStudy) -> Iterator[Self]:
-        for label, found in seen_host(study):
-            for name, calls, self_ns in found.rows if found else ():
-                yield part_of(cls, calls, trace=label, operator=name, calls=calls.n, self_ns=self_ns)
+    def of(cls, found: TraceFindings) -> Iterator[Self]:
+        for name, calls, self_ns in found.host.rows if found.host else ():
+            yield part_of(cls, calls, found, operator=name, calls=calls.n, self_ns=self_ns)
 
 
 class _OfOperator(OnDevice, frozen=True, kw_only=True):
@@ -712,10 +697,9 @@ class OperatorTimeRow(_OfOperator, frozen=True, kw_only=True):
     sum_ns: A[int, col("sum of the durations of the device events")]
 
     @classmethod
-    def of(cls, study: TraceStudy) -> Iterator[Self]:
-        for one, times in seen_operators(study):
-            for place, row in enumerate(times.rows):
-                yield part_of(cls, row, one, place=place, source=row.source.value, input_sizes=row.inputs.text)
+    def of(cls, one: DeviceFindings) -> Iterator[Self]:
+        for place, row in enumerate(one.times.rows if one.times else ()):
+            yield part_of(cls, row, one, place=place, source=row.source.value, input_sizes=row.inputs.text)
 
 
 class OperatorKernelRow(_OfOperator, frozen=True, kw_only=True):
@@ -728,10 +712,9 @@ class OperatorKernelRow(_OfOperator, frozen=True, kw_only=True):
     sum_ns: A[int, col("sum of the durations of the device events")]
 
     @classmethod
-    def of(cls, study: TraceStudy) -> Iterator[Self]:
-        for one, times in seen_operators(study):
-            for place, row in enumerate(times.rows):
-                yield from (part_of(cls, kernel, one, place=place) for kernel in row.kernels)
+    def of(cls, one: DeviceFindings) -> Iterator[Self]:
+        for place, row in enumerate(one.times.rows if one.times else ()):
+            yield from (part_of(cls, kernel, one, place=place) for kernel in row.kernels)
 
 
 class OperatorCallerRow(_OfOperator, frozen=True, kw_only=True):
@@ -743,10 +726,9 @@ class OperatorCallerRow(_OfOperator, frozen=True, kw_only=True):
     exclusive_ns: A[int, col("device time that no other row counts")]
 
     @classmethod
-    def of(cls, study: TraceStudy) -> Iterator[Self]:
-        for one, times in seen_operators(study):
-            for place, row in enumerate(times.rows):
-                yield from (part_of(cls, each, one, place=place, caller=each.operator) for each in row.callers)
+    def of(cls, one: DeviceFindings) -> Iterator[Self]:
+        for place, row in enumerate(one.times.rows if one.times else ()):
+            yield from (part_of(cls, each, one, place=place, caller=each.operator) for each in row.callers)
 
 
 class OperatorRateRow(_OfOperator, frozen=True, kw_only=True):
@@ -772,16 +754,15 @@ class OperatorRateRow(_OfOperator, frozen=True, kw_only=True):
     unknown: A[str, col("reason why the cost is not known; empty if it is")]
 
     @classmethod
-    def of(cls, study: TraceStudy) -> Iterator[Self]:
+    def of(cls, one: DeviceFindings) -> Iterator[Self]:
         rates = ("flops_per_s", "bytes_per_s", "compute_share", "memory_share", "bound", "floor_ns")
-        for one, found in seen_rates(study):
-            for rate in found.rows:
-                row, cost = rate.row, None if isinstance(rate.cost, str) else rate.cost
-                yield part_of(
-                    cls, row, one, place=rate.place, input_sizes=row.inputs.text, dtype="" if cost is None else cost[1],
-                    call_ns=row.sum_ns / row.calls if row.calls else None,
-                    call_flops=None if cost is None else cost[0].flops,
-                    call_bytes=None if cost is None else cost[0].moved_bytes,
-                    unknown=rate.cost if isinstance(rate.cost, str) else "",
-                    **{name: None if rate.found is None else getattr(rate.found, name) for name in rates},
-                )  # fmt: skip
+        for rate in one.rates.rows if one.rates else ():
+            row, cost = rate.row, None if isinstance(rate.cost, str) else rate.cost
+            yield part_of(
+                cls, row, one, place=rate.place, input_sizes=row.inputs.text, dtype="" if cost is None else cost[1],
+                call_ns=row.sum_ns / row.calls if row.calls else None,
+                call_flops=None if cost is None else cost[0].flops,
+                call_bytes=None if cost is None else cost[0].moved_bytes,
+                unknown=rate.cost if isinstance(rate.cost, str) else "",
+                **{name: None if rate.found is None else getattr(rate.found, name) for name in rates},
+            )  # fmt: skip

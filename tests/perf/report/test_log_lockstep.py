@@ -1,4 +1,4 @@
-"""What several samples at once cost: the batch table of an ablation, against the same figures from the records."""
+"""What several samples at once cost: the table of batches in the optimisation log, against the same figures from the records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from strobe.perf.analysis.runs.latency import latencies
 from strobe.perf.records.record import PLAN, Plan, PlannedCell
 from strobe.perf.records.store import RECORDS, read_run, seal
-from strobe.perf.report.ablation_page import ablation_report
+from strobe.perf.report.log_page import vary_report
 from strobe.perf.report.write import render_markdown
 
 CELLS = (
@@ -49,26 +49,25 @@ def rows(make_run: Callable[..., Path], tmp_path: Path) -> tuple[list[list[str]]
         edited(make_run("cells/base", settings=(setting(20.0),), baseline="balanced"), 1, 4 * GIB),
         edited(make_run("cells/batch-4", settings=(setting(40.0),), baseline="balanced"), 4, 7 * GIB),
     ]
-    (table,) = render_markdown(ablation_report(tmp_path)).split("**What more streams in lockstep cost.**")[1:]
+    (table,) = render_markdown(vary_report(tmp_path)).split("**What more streams in lockstep cost.**")[1:]
     lines = [line for line in table.partition("\n\n* ")[0].splitlines() if line.startswith("| ") and "---" not in line][1:]
     return [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in lines], folders
 
 
 def test_each_sample_and_all_of_them(rows: tuple[list[list[str]], list[Path]]) -> None:
     table, folders = rows
-    assert [row[0] for row in table] == ["1", "4"]
+    assert [row[1] for row in table] == ["1", "4"]
     found = [latencies(read_run(folder), "balanced") for folder in folders]
     assert found[0].block is not None and found[1].block is not None and found[1].pixel_fps is not None
     ratio = found[1].block.mean_ns / found[0].block.mean_ns
-    assert table[1][4] == f"{ratio:.2f} x" and table[0][4] == "1.00 x"
-    assert table[1][5] == f"{found[1].pixel_fps:.2f}" and table[1][6] == f"{found[1].pixel_fps / 4:.2f}"
+    assert [row[2] for row in table] == ["1.00 x", f"{ratio:.2f} x"]
+    assert table[1][3] == f"{found[1].pixel_fps / 4:.2f}"
     fps = read_run(folders[0]).header.workload
     assert fps is not None
     each = [found[0].pixel_fps or 0.0, found[1].pixel_fps / 4]
-    assert [row[7] for row in table] == ["yes" if own >= fps.fps else f"no, {fps.fps} asked for" for own in each]
+    assert [row[4] for row in table] == ["yes" if own >= fps.fps else f"no, {fps.fps} asked for" for own in each]
 
 
 def test_memory_of_each_more(rows: tuple[list[list[str]], list[Path]]) -> None:
     table, _ = rows
-    assert [row[8] for row in table] == ["4.00 GiB", "7.00 GiB"]
-    assert table[1][9] == "1.000 GiB" and table[0][9].startswith("-")
+    assert table[1][5] == "1.000 GiB" and table[0][5].startswith("-")

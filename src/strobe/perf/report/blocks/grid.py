@@ -1,0 +1,184 @@
+"""Tables, pictures and the page of a grid whose contestants took turns in the palindromes of each cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Final, TypeAlias, TypeVar
+
+from strobe.perf.analysis.runs.grid import CellRun, GridContestant, Outcome, speedup
+from strobe.perf.report.blocks.fields import (
+    Field,
+    beside,
+    count,
+    numeric,
+    page,
+    ratio_cell,
+    table_of,
+    unread_banners,
+    verdict_cell,
+)
+from strobe.perf.report.blocks.settings import settings_section
+from strobe.perf.report.model import (
+    Axis,
+    Banner,
+    Bar,
+    Code,
+    Count,
+    Fact,
+    Figure,
+    Missing,
+    Number,
+    Plane,
+    PlotPoint,
+    Report,
+    Section,
+    Speedup,
+    Table,
+    Text,
+    Waterfall,
+)
+from strobe.perf.report.study import load_study
+
+T = TypeVar("T")
+Entry: TypeAlias = tuple[CellRun, GridContestant]
+"""A cell and one contestant of it."""
+NONE: Final = "not measured here"
+"""Reason of a number that a cell does not have."""
+
+
+def grid_page(
+    cells: Sequence[CellRun],
+    unread: tuple[str, ...],
+    *,
+    title: str,
+    about: str,
+    facts: Sequence[Fact],
+    banners: Sequence[Banner],
+    sections: Iterable[Section | None],
+    speedups: Iterable[Speedup] = (),
+) -> Report:
+    """Return the page of a grid, with the settings of its first cell last.
+
+    Args:
+        unread: folders of cells that cannot be read, and why.
+        about: follows the device in the subtitle.
+        banners: beside that of the cells that could not be read.
+    """
+    first = cells[0].run
+    settings = settings_section(load_study([first.folder], into=first.folder.parents[1]))
+    return page(
+        title=title,
+        subtitle=f"{len(cells)} cells on {first.header.machine.device_name}, torch {first.header.machine.torch}{about}",
+        facts=(Fact("cells", Count(len(cells))), *facts),
+        banners=(*banners, *unread_banners(unread)),
+        sections=(*sections, settings),
+        speedups=speedups,
+    )
+
+
+def timed_fields(
+    reference: str, own: Callable[[T], GridContestant], against: Callable[[T], GridContestant | Missing]
+) -> tuple[Field[T], ...]:
+    """Return the columns of the median's interval, the number of calls, the speedup over the reference and its verdict.
+
+    Args:
+        reference: what it is.
+        own: contestant of a row.
+        against: reference of a row, or why there is none.
+    """
+
+    def ratio(row: T) -> object:
+        entry, other = own(row), against(row)
+        if isinstance(other, Missing):
+            return other
+        if entry is other:
+            return Missing("it is the reference", "1")
+        found = speedup(other, entry)
+        return ratio_cell(found.ratio, found.interval)
+
+    def verdict(row: T) -> Text:
+        entry, other = own(row), against(row)
+        if isinstance(other, Missing):
+            return Text("not compared", "muted")
+        return Text("reference", "muted") if entry is other else verdict_cell(speedup(other, entry).verdict)
+
+    hint = "bootstrap, from 30 calls on; else shortest and longest call"
+    return (
+        Field("95 % of the median", lambda row: _range(own(row)), hint=hint),
+        count("calls", lambda row: len(own(row).times_ns)),
+        numeric("speedup", ratio, f"time of the {reference} / time, same palindromes, 95 % interval"),
+        Field("verdict", verdict),
+    )
+
+
+def _range(entry: GridContestant) -> str:
+    interval, times = entry.interval, entry.times_ns
+    low, high = (interval.low, interval.high) if interval else (min(times), max(times))
+    return f"{low / 1e6:.4g} to {high / 1e6:.4g}{'' if interval else ' (all)'}"
+
+
+def absent_table(cells: Sequence[CellRun]) -> Table | None:
+    """Build the table of contestants without a number and the reason, cells with the same reason in one row; None if empty."""
+    found: dict[tuple[str, str, Outcome], list[str]] = {}
+    for cell in cells:
+        for entry in cell.contestants:
+            if entry.reason:
+                found.setdefault((entry.name, entry.reason, entry.outcome), []).append(cell.name)
+
+    def which(names: Sequence[str]) -> Text | Code:
+        return Text("all") if len(names) == len(cells) else Code(", ".join(names[:3]) + (" ..." if len(names) > 3 else ""))
+
+    fields: tuple[Field[tuple[tuple[str, str, Outcome], list[str]]], ...] = (
+        Field("contestant", lambda row: row[0][0], Code),
+        Field("why it has no number", lambda row: Text(row[0][1], "plain" if row[0][2] == "refused" else "bad")),
+        count("cells", lambda row: len(row[1])),
+        Field("which", lambda row: which(row[1])),
+    )
+    return table_of("Entries without a number.", fields, list(found.items())) if found else None
+
+
+def bars_figure(
+    title: str, parts: Sequence[tuple[str, int]], whole: tuple[str, int], bad: Container[str], table: Table
+) -> Figure:
+    """Draw the parts of a call one after the other, and the whole call.
+
+    Args:
+        bad: names of parts that are no work.
+    """
+    ends = [0, *accumulate(ns for _, ns in parts)]
+    bars = [
+        Bar(label=name, start_ns=start, stop_ns=start + ns, tone="bad" if name in bad else "plain")
+        for (name, ns), start in zip(parts, ends, strict=False)
+    ]
+    bars.append(Bar(label=whole[0], start_ns=0, stop_ns=whole[1], tone="plain", total=True))
+    return Figure(title=title, alt=title, picture=Waterfall(tuple(bars)), table=table)
+
+
+def plane_of(named: Mapping[str, Sequence[tuple[float, float]]], x: Axis, y: Axis) -> Plane:
+    """Plot the points of each name in a colour of its own."""
+    marks = tuple(PlotPoint(*point, series) for series, points in enumerate(named.values()) for point in points)
+    return Plane(x=x, y=y, marks=marks, series=tuple(named))
+
+
+def curves(
+    title: str,
+    named: Mapping[str, Sequence[tuple[float, float]]],
+    axes: tuple[Axis, Axis],
+    head: tuple[str, Callable[[float], str]],
+    cell: Callable[[float], Number],
+) -> Figure:
+    """Plot the points of each name, over a table with a row for each name and a column for each place.
+
+    Args:
+        head: of the column of names, and of that of a place.
+        cell: of a value.
+    """
+    places = sorted({x for points in named.values() for x, _ in points})
+    missing = Missing(NONE, "-")
+    rows = []
+    for name, points in named.items():
+        values = dict(points)
+        rows.append((Code(name), *(cell(values[place]) if place in values else missing for place in places)))
+    table = table_of(f"{title}.", beside(head[0], map(head[1], places), numeric=True), rows)
+    return Figure(title=title, alt=title, picture=plane_of(named, *axes), table=table)
