@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 
@@ -108,6 +108,17 @@ ATTENTION_FORMATS: tuple[AttentionFormat, ...] = ("native", "int8")
 CompileMode = Literal["default", "max-autotune", "reduce-overhead"]
 COMPILE_MODES: tuple[CompileMode, ...] = ("default", "max-autotune", "reduce-overhead")
 DTYPES: dict[DType, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+_CHOICES: Final[dict[str, tuple[str, ...]]] = {
+    "positions": ("absolute", "rebased"),
+    "dtype": ("auto", *DTYPES),
+    "linear_format": FORMATS,
+    "kv_format": FORMATS,
+    "attention_format": ATTENTION_FORMATS,
+    "compile_mode": COMPILE_MODES,
+}
+"""Words that a setting may be."""
 
 
 def _knob(meaning: str, *, on: bool = True) -> bool:
@@ -252,24 +263,17 @@ class EngineConfig:
         object.__setattr__(self, "native_layers", tuple(self.native_layers))
         if self.native_layers and self.linear_format == "native":
             raise ConfigError(f"native_layers {self.native_layers} goes with linear_format 'fp8' or 'int8'; it is 'native'")
-        if self.positions not in ("absolute", "rebased", None):
-            raise unknown_choice("positions", self.positions, ["absolute", "rebased"])
-        if self.dtype not in ("auto", *DTYPES):
-            raise unknown_choice("dtype", self.dtype, ["auto", *DTYPES])
-        for name in ("linear_format", "kv_format"):
-            if getattr(self, name) not in FORMATS:
-                raise unknown_choice(name, getattr(self, name), FORMATS)
-        if self.attention_format not in ATTENTION_FORMATS:
-            raise unknown_choice("attention_format", self.attention_format, ATTENTION_FORMATS)
-        if self.compile_mode not in COMPILE_MODES:
-            raise unknown_choice("compile_mode", self.compile_mode, COMPILE_MODES)
-        if self.kv_format != "native" and (self.sparsity or not self.knobs.ring_cache):
-            other = f"sparsity {self.sparsity}" if self.sparsity else "knob ring_cache off"
-            raise ConfigError(
-                f"kv_format {self.kv_format!r} does not go with {other}: use kv_format 'native', or change the other"
-            )
+        for name, allowed in _CHOICES.items():
+            if (given := getattr(self, name)) not in (*allowed, *([None] if name == "positions" else [])):
+                raise unknown_choice(name, given, allowed)
+        off = {f"sparsity {self.sparsity}": self.sparsity > 0, "knob ring_cache off": not self.knobs.ring_cache}
         if self.attention_format != "native":
-            _check_attention_format(self)
+            off = {f"kv_format {self.kv_format!r} (the cache is in eight bits already)": self.kv_format != "native"} | off
+        name = "kv_format" if self.attention_format == "native" else "attention_format"
+        if getattr(self, name) != "native" and (wrong := [what for what, found in off.items() if found]):
+            raise ConfigError(
+                f"{name} {getattr(self, name)!r} does not go with {' and '.join(wrong)}: use {name} 'native', or change the other"
+            )
         if self.first_block is not None and self.first_block < 1:
             raise ConfigError(f"first_block {self.first_block} is not valid: the first frame block has 1 or more latent frames")
 
@@ -285,21 +289,3 @@ def replace_knobs(knobs: Knobs, **changes: bool) -> Knobs:
         if name not in values:
             raise unknown_choice("knob", name, values)
     return Knobs(**(values | changes))
-
-
-def _check_attention_format(config: EngineConfig) -> None:
-    """Check that the other settings go with attention in eight bits.
-
-    Raises:
-        ConfigError: one does not; names it.
-    """
-    off = {
-        f"kv_format {config.kv_format!r} (the cache is in eight bits already)": config.kv_format != "native",
-        f"sparsity {config.sparsity}": config.sparsity > 0,
-        "knob ring_cache off": not config.knobs.ring_cache,
-    }
-    if wrong := [what for what, found in off.items() if found]:
-        raise ConfigError(
-            f"attention_format {config.attention_format!r} does not go with {' and '.join(wrong)}: "
-            "use attention_format 'native', or change the other"
-        )
