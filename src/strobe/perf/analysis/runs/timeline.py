@@ -181,7 +181,7 @@ def region_paths(regions: Sequence[Region], *, layers: bool) -> RegionPaths:
 
 
 def timeline_of(trace: Trace, *, layers: bool = False) -> HostTimeline | DeviceTimeline:
-    """Return the timeline of the busiest device if the trace has device events, else that of the thread that runs the frame blocks.
+    """Return the timeline of the busiest device, or of the thread that runs the frame blocks if the trace has no device events.
 
     Args:
         layers: the paths of labels name the layer too, `layer 3` right behind `dit_forward`.
