@@ -1,30 +1,51 @@
-"""The line that a change moved most, on runs whose numbers are fixed."""
+"""The page of one preset with settings changed, on runs whose numbers are fixed: what moved, and what more streams cost."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 
+from strobe.perf.analysis.runs.latency import latencies
 from strobe.perf.records.record import PLAN, Plan, PlannedCell
-from strobe.perf.records.store import RECORDS, seal
+from strobe.perf.records.store import RECORDS, read_run, seal
 from strobe.perf.report.log_page import vary_report
 from strobe.perf.report.write import render_markdown
 
 NAME = "without-ring_cache"
-CELL = PlannedCell(name=NAME, kind="leave-one-out", changes={"ring_cache": "off"})
-WITH = SimpleNamespace(name="balanced", step_ms=20.0, steps=4, window=12, copies=1.0)
-WITHOUT = SimpleNamespace(name=NAME, step_ms=30.0, steps=4, window=12, copies=1.0)
+GIB = 1 << 30
+
+
+def setting(step_ms: float, name: str = "balanced") -> SimpleNamespace:
+    return SimpleNamespace(name=name, step_ms=step_ms, steps=4, window=12, copies=1.0)
+
+
+def planned(folder: Path, *cells: PlannedCell) -> None:
+    plan = Plan(base="balanced", request={}, values={}, idle={"compile": "no compiler"}, cells=cells)
+    (folder / PLAN).write_bytes(msgspec.json.encode(plan))
+
+
+def rewritten(folder: Path, change: Callable[[list[dict[str, Any]]], None]) -> Path:
+    """The same run with other records."""
+    lines = [msgspec.json.decode(line) for line in (folder / RECORDS).read_bytes().splitlines()]
+    change(lines)
+    (folder / RECORDS).write_bytes(
+        b"".join(seal(msgspec.json.encode(line), at) + b"\n" for at, line in enumerate(lines, start=1))
+    )
+    return folder
+
+
+WITH, WITHOUT = setting(20.0), setting(30.0, NAME)
 
 
 @pytest.fixture
 def cell(make_run: Callable[..., Path], tmp_path: Path) -> Path:
     """Each denoise step takes 20 ms with the optimisation and 30 without it, timed and traced alike; all else is the same."""
-    plan = Plan(base="balanced", request={}, values={}, idle={"compile": "no compiler"}, cells=(CELL,))
-    (tmp_path / PLAN).write_bytes(msgspec.json.encode(plan))
+    planned(tmp_path, PlannedCell(name=NAME, kind="leave-one-out", changes={"ring_cache": "off"}))
     return make_run(f"cells/{NAME}", settings=(WITH, WITHOUT), baseline="balanced")
 
 
@@ -49,11 +70,61 @@ def test_the_line_that_moved_most_is_named_with_its_level(cell: Path, tmp_path: 
 
 def test_if_no_line_moved_with_the_whole_that_is_said(cell: Path, tmp_path: Path) -> None:
     """The traces are those of the other side: they say faster where the clips say slower."""
-    lines = [msgspec.json.decode(line) for line in (cell / RECORDS).read_bytes().splitlines()]
-    traces = [line for line in lines if line.get("variant") and "first_block" in line]
-    assert [trace["variant"] for trace in traces] == ["balanced", NAME]
-    traces[0]["variant"], traces[1]["variant"] = NAME, "balanced"
-    (cell / RECORDS).write_bytes(b"".join(seal(msgspec.json.encode(line), at) + b"\n" for at, line in enumerate(lines, start=1)))
+
+    def swap(lines: list[dict[str, Any]]) -> None:
+        traces = [line for line in lines if line.get("variant") and "first_block" in line]
+        assert [trace["variant"] for trace in traces] == ["balanced", NAME]
+        traces[0]["variant"], traces[1]["variant"] = NAME, "balanced"
+
+    rewritten(cell, swap)
     name, ratio, verdict, line, level, moved = row(tmp_path)
     assert 1.40 < 1 / float(ratio.partition("x")[0]) < 1.43 and (name, verdict) == ("2 without-ring\\_cache", "slower")
     assert (line, level, moved) == ("- (no line of the traced frame blocks moved with the whole)", "", "-")
+
+
+def edited(folder: Path, batch: int, peak_bytes: int) -> Path:
+    """The same records of so many samples in lockstep, and with another peak."""
+
+    def change(lines: list[dict[str, Any]]) -> None:
+        lines[0]["workload"]["batch"] = batch
+        for line in lines:
+            if line["record"] == "clip":
+                line["peak_bytes"] = peak_bytes
+
+    return rewritten(folder, change)
+
+
+@pytest.fixture
+def rows(make_run: Callable[..., Path], tmp_path: Path) -> tuple[list[list[str]], list[Path]]:
+    """Rows of the table, and the runs they are about: one sample, and four that take twice as long together."""
+    planned(
+        tmp_path,
+        PlannedCell(name="base", kind="base", changes={}),
+        PlannedCell(name="batch-4", kind="workload", changes={"batch": "4"}),
+    )
+    folders = [
+        edited(make_run("cells/base", settings=(setting(20.0),), baseline="balanced"), 1, 4 * GIB),
+        edited(make_run("cells/batch-4", settings=(setting(40.0),), baseline="balanced"), 4, 7 * GIB),
+    ]
+    (table,) = render_markdown(vary_report(tmp_path)).split("**What more streams in lockstep cost.**")[1:]
+    lines = [line for line in table.partition("\n\n* ")[0].splitlines() if line.startswith("| ") and "---" not in line][1:]
+    return [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in lines], folders
+
+
+def test_each_sample_and_all_of_them(rows: tuple[list[list[str]], list[Path]]) -> None:
+    table, folders = rows
+    assert [row[1] for row in table] == ["1", "4"]
+    found = [latencies(read_run(folder), "balanced") for folder in folders]
+    assert found[0].block is not None and found[1].block is not None and found[1].pixel_fps is not None
+    ratio = found[1].block.mean_ns / found[0].block.mean_ns
+    assert [row[2] for row in table] == ["1.00 x", f"{ratio:.2f} x"]
+    assert table[1][3] == f"{found[1].pixel_fps / 4:.2f}"
+    fps = read_run(folders[0]).header.workload
+    assert fps is not None
+    each = [found[0].pixel_fps or 0.0, found[1].pixel_fps / 4]
+    assert [row[4] for row in table] == ["yes" if own >= fps.fps else f"no, {fps.fps} asked for" for own in each]
+
+
+def test_memory_of_each_more(rows: tuple[list[list[str]], list[Path]]) -> None:
+    table, _ = rows
+    assert table[1][5] == "1.000 GiB" and table[0][5].startswith("-")

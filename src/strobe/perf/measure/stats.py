@@ -30,11 +30,10 @@ Step = TypeVar("Step")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interval:
-    """Bounds that hold the true value with probability `level`."""
+    """Bounds that hold the true value with probability `LEVEL`."""
 
     low: float
     high: float
-    level: float = LEVEL
 
 
 @functools.cache
@@ -81,22 +80,22 @@ def _incomplete_beta(a: float, b: float, x: float) -> float:
     return front * total
 
 
-def mean_bounds(values: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
+def mean_bounds(values: Sequence[float]) -> tuple[float, float]:
     """Return the bounds of the mean of at least two values: mean +- t * s / sqrt(n)."""
     mean = statistics.fmean(values)
-    half = t_quantile((1 + level) / 2, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    half = t_quantile((1 + LEVEL) / 2, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
     return mean - half, mean + half
 
 
-def paired_interval(log_ratios: Sequence[float], level: float = LEVEL) -> Interval | None:
+def paired_interval(log_ratios: Sequence[float]) -> Interval | None:
     """Return the interval of a ratio from the logarithms of its pairs: exp(mean +- t * s / sqrt(n)); None for fewer than two."""
     if len(log_ratios) < 2:
         return None
-    low, high = mean_bounds(log_ratios, level)
-    return Interval(low=math.exp(low), high=math.exp(high), level=level)
+    low, high = mean_bounds(log_ratios)
+    return Interval(low=math.exp(low), high=math.exp(high))
 
 
-def welch_interval(reference: Sequence[float], candidate: Sequence[float], level: float = LEVEL) -> Interval | None:
+def welch_interval(reference: Sequence[float], candidate: Sequence[float]) -> Interval | None:
     """Return the interval of geometric mean(reference) / geometric mean(candidate) for samples that are not paired.
 
     Welch's t on logarithms; None where either has fewer than two samples. Drift between the two is not corrected.
@@ -108,10 +107,10 @@ def welch_interval(reference: Sequence[float], candidate: Sequence[float], level
     parts = [statistics.variance(values) / len(values) for values in logs]
     variance = sum(parts)
     if variance == 0:
-        return Interval(low=math.exp(mean), high=math.exp(mean), level=level)
+        return Interval(low=math.exp(mean), high=math.exp(mean))
     dof = variance**2 / sum(part**2 / (len(values) - 1) for part, values in zip(parts, logs, strict=True))
-    half = t_quantile((1 + level) / 2, dof) * math.sqrt(variance)
-    return Interval(low=math.exp(mean - half), high=math.exp(mean + half), level=level)
+    half = t_quantile((1 + LEVEL) / 2, dof) * math.sqrt(variance)
+    return Interval(low=math.exp(mean - half), high=math.exp(mean + half))
 
 
 def judge(ratio: float, interval: Interval | None, delta_ns: float) -> Verdict:
@@ -159,7 +158,6 @@ def bootstrap_interval(
     statistic: Callable[..., float],
     *groups: Sequence[Step],
     derived: bool,
-    level: float = LEVEL,
     resamples: int = 2_000,
 ) -> Interval | None:
     """Return the percentile bootstrap interval of `statistic(*groups)`; the same samples give the same interval.
@@ -177,8 +175,8 @@ def bootstrap_interval(
         return None
     draw = random.Random(0)
     found = sorted(statistic(*(draw.choices(group, k=len(group)) for group in groups)) for _ in range(resamples))
-    edge = (1 - level) / 2
-    return Interval(low=percentile(found, edge), high=percentile(found, 1 - edge), level=level)
+    edge = (1 - LEVEL) / 2
+    return Interval(low=percentile(found, edge), high=percentile(found, 1 - edge))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -251,7 +249,7 @@ def tail(values: Sequence[float]) -> Tail:
     return Tail(label="max" if found is None else "p99", value=max(values) if found is None else found, n=len(values))
 
 
-def theil_sen(values: Sequence[float], level: float = LEVEL) -> tuple[float, Interval]:
+def theil_sen(values: Sequence[float]) -> tuple[float, Interval]:
     """Return the median of the slopes between all pairs of samples, with Sen's interval from Kendall's statistic.
 
     Args:
@@ -259,7 +257,7 @@ def theil_sen(values: Sequence[float], level: float = LEVEL) -> tuple[float, Int
     """
     n = len(values)
     slopes = sorted((values[j] - values[i]) / (j - i) for i in range(n) for j in range(i + 1, n))
-    spread = statistics.NormalDist().inv_cdf((1 + level) / 2) * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+    spread = statistics.NormalDist().inv_cdf((1 + LEVEL) / 2) * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
     low = max(0, round((len(slopes) - spread) / 2) - 1)
     high = min(len(slopes) - 1, round((len(slopes) + spread) / 2))
-    return statistics.median(slopes), Interval(low=slopes[low], high=slopes[high], level=level)
+    return statistics.median(slopes), Interval(low=slopes[low], high=slopes[high])

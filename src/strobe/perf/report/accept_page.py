@@ -8,7 +8,7 @@ from typing import Final
 from strobe.core.errors import DataError
 from strobe.perf.records.record import Check, CheckGroup
 from strobe.perf.records.store import RunRecords, read_run
-from strobe.perf.report.blocks.fields import Field, damage_banners, numeric, page, run_facts, table_of
+from strobe.perf.report.blocks.fields import Field, end_banners, numeric, page, run_facts, table_of
 from strobe.perf.report.blocks.settings import settings_section
 from strobe.perf.report.model import (
     Banner,
@@ -99,13 +99,12 @@ def short_table(run: RunRecords) -> Table:
 
 
 def _checks(run: RunRecords) -> list[Section]:
-    sections = []
-    for group, title in _GROUPS.items():
-        own = [check for check in run.checks if check.group == group]
-        if own:
-            table = table_of(f"{title}: what was measured, and what it may be.", _COLUMNS, own)
-            sections.append(Section(group, title, "", (table,)))
-    return sections or [Section("checks", "Checks", "", (Paragraph("None was made."),))]
+    checks = {group: [check for check in run.checks if check.group == group] for group in _GROUPS}
+    return [
+        Section(group, title, "", (table_of(f"{title}: what was measured, and what it may be.", _COLUMNS, checks[group]),))
+        for group, title in _GROUPS.items()
+        if checks[group]
+    ] or [Section("checks", "Checks", "", (Paragraph("None was made."),))]
 
 
 def _value(check: Check) -> Cell:
@@ -140,16 +139,13 @@ _COLUMNS: Final[tuple[Field[Check], ...]] = (
 
 
 def _banners(run: RunRecords) -> tuple[Banner, ...]:
-    banners = list(damage_banners([(run.header.run, run.damage)]))
+    banners = list(end_banners(run, "The run did not come to its end", "the checks that were made count"))
     if run.header.model is not None and _RANDOM in run.header.model.name:
         told = "The weights are random: what clips look like means nothing and is not judged. Speeds and equalities hold."
         banners.append(Banner("caution", "Random weights", (told,)))
     if failed := failed_checks(run):
         items = tuple(f"{check.name}: {_told(check)}" for check in failed)
         banners.append(Banner("stop", "Checks failed", items))
-    if not complete(run):
-        why = "the records are cut short" if run.end is None else f"{run.end.status}: {run.end.message}"
-        banners.append(Banner("caution", "The run did not come to its end", (why,)))
     return tuple(banners)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -15,7 +16,6 @@ from strobe.perf.report.blocks.fields import (
     Field,
     Unit,
     count,
-    date_fact,
     numeric,
     page,
     pair_fields,
@@ -27,14 +27,13 @@ from strobe.perf.report.blocks.fields import (
     verdict_cell,
 )
 from strobe.perf.report.blocks.kernels import run_kernels
-from strobe.perf.report.blocks.settings import banners, environment_table
+from strobe.perf.report.blocks.settings import banners, environment_table, gates_table, timed_facts
 from strobe.perf.report.findings import Finding, find
 from strobe.perf.report.model import (
     Axis,
     Block,
     Cell,
     Code,
-    Fact,
     Figure,
     Headline,
     Headlines,
@@ -79,7 +78,7 @@ def calls_report(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[
         speedups=speedups(findings),
         title=_title(head, found),
         subtitle=f"{'programs' if programs else 'functions'}, on {head.machine.device_name}",
-        facts=_facts(head, found),
+        facts=timed_facts(head, "Baseline", "Timed samples", sum(len(row.samples_ns) for row in found)),
         banners=banners(study),
         sections=parts,
     )
@@ -101,7 +100,8 @@ def times_table(head: Header, found: Sequence[OwnCode]) -> Table:
     ]
     if on_gpu:
         hint = "the same between CUDA events around the calls: without the waits for an idle GPU at both ends"
-        fields.append(numeric("speedup on the GPU", _on_device, hint))
+        device: tuple[Field[OwnCode], ...] = pair_fields(lambda row: row.device_speedup or Missing("", ""))
+        fields.append(replace(device[0], head="speedup on the GPU", hint=hint))
     if programs:
         fields += [
             time("user", lambda row: row.user_ns, unit, "CPU time outside the kernel", missing=_NOT_TIMED),
@@ -158,11 +158,6 @@ def _verdict(row: OwnCode) -> Text:
     return verdict_cell(row.speedup.verdict)
 
 
-def _on_device(row: OwnCode) -> Cell:
-    found = row.device_speedup
-    return Text("") if found is None else ratio_cell(found.ratio, found.interval)
-
-
 def _why_none(row: OwnCode) -> str:
     if row.gate is not None and not row.gate.passed:
         return "its output is not that of the baseline"
@@ -201,17 +196,12 @@ def _headline(head: Header, row: OwnCode, series: int) -> Headline:
 
 
 def _outputs(head: Header, found: Sequence[OwnCode]) -> Section:
-    gated = [row for row in found if row.gate is not None]
+    gated = [row.gate for row in found if row.gate is not None]
     if not gated:
         return Section("outputs", "Outputs", "", (Notes(("The outputs were not compared: any output was allowed.",)),))
-    fields: tuple[Field[OwnCode], ...] = (
-        Field("function", lambda row: row.name, Code),
-        Field("output", lambda row: Text("equal", "good") if row.gate and row.gate.passed else Text("DIFFERENT", "bad")),
-        Field("rule", lambda row: row.gate.rule if row.gate else ""),
-        Field("measured", lambda row: row.gate.detail if row.gate else ""),
-    )
     lead = "Each function was called once with equal inputs and equal random numbers before anything was timed."
-    return Section("outputs", "Outputs", lead, (table_of(f"Outputs against {head.baseline}'s.", fields, gated),))
+    table = gates_table(f"Outputs against {head.baseline}'s.", ("function", "output"), ("equal", "DIFFERENT"), gated)
+    return Section("outputs", "Outputs", lead, (table,))
 
 
 def _samples(found: Sequence[OwnCode]) -> Section | None:
@@ -300,13 +290,3 @@ def _title(head: Header, found: Sequence[OwnCode]) -> str:
     if len(names) > 3:
         return f"{len(names)} others against {head.baseline}"
     return f"{' and '.join(names)} against {head.baseline}"
-
-
-def _facts(head: Header, found: Sequence[OwnCode]) -> Iterator[Fact]:
-    yield date_fact(head.date)
-    yield Fact("Run", Text(head.run))
-    yield Fact("Device", Text(f"{head.machine.device}, {head.machine.cores} cores, {head.machine.threads} threads"))
-    yield Fact("torch", Text(head.machine.torch or "not used"))
-    yield Fact("Baseline", Text(head.baseline))
-    timed = sum(len(row.samples_ns) for row in found)
-    yield Fact("Timed samples", Text(f"{timed}, interleaved"))

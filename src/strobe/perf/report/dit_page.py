@@ -179,7 +179,13 @@ def bounds_table(pairs: Sequence[Paired]) -> Table:
         Field("reference", lambda row: row[0].reference.label),
         numeric("kernel", of(lambda b, c: b.kernel / c.kernel), "attention kernel", show=Ratio),
         numeric("operator", of(lambda b, c: b.kernel / c.operator), "with tiling, selection and finishing", show=Ratio),
-        numeric("section", of(_section), "the module of self-attention", show=Ratio, missing=_APART),
+        numeric(
+            "section",
+            of(lambda b, c: b.section and c.section and b.section / c.section),
+            "the module of self-attention",
+            show=Ratio,
+            missing=_APART,
+        ),
         numeric("end to end", lambda row: _timed(row)[0], timed),
         Field("verdict", lambda row: _timed(row)[1]),
         numeric("Amdahl bound", of(_bound), "end to end, if nothing but the operator had changed", show=Ratio),
@@ -200,12 +206,6 @@ def _timed(row: _Pair) -> tuple[Cell, Cell]:
     if e2e is None:
         return Missing("no end-to-end times"), Text("")
     return ratio_cell(e2e.ratio, e2e.interval), verdict_cell(e2e.verdict)
-
-
-def _section(reference: PerStep, candidate: PerStep) -> float | None:
-    if reference.section is None or candidate.section is None:
-        return None
-    return reference.section / candidate.section
 
 
 def _bound(reference: PerStep, candidate: PerStep) -> float:

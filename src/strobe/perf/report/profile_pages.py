@@ -28,7 +28,7 @@ from strobe.perf.analysis.runs.breakdown import (
 )
 from strobe.perf.analysis.runs.compare import Comparison, compare_stage, side_clocks, timed_clips
 from strobe.perf.measure.stats import outliers, percentile, tail
-from strobe.perf.records.record import Clocks, Gate, Machine, SpanCost
+from strobe.perf.records.record import Clocks, Machine, SpanCost
 from strobe.perf.records.store import RunRecords
 from strobe.perf.report.blocks.fields import (
     Field,
@@ -56,7 +56,7 @@ from strobe.perf.report.blocks.kernels import (
     rate_fields,
     rate_number,
 )
-from strobe.perf.report.blocks.settings import banners, settings_section
+from strobe.perf.report.blocks.settings import banners, gates_table, settings_section
 from strobe.perf.report.model import (
     Banner,
     Block,
@@ -149,8 +149,10 @@ def _times(study: RunStudy) -> Section:
     )
     rows = [(subject, name, values) for subject in study.subjects for name in _LEVELS if (values := _samples(subject, name))]
     times = table_of("Times of one call by itself.", fields, rows, notes=_clock_notes(study))
+    every = [gate for run in study.runs for gate in run.gates]
+    gates = gates_table("Gates.", ("implementation", "gate"), ("green", "RED"), every)
     lead = "Calls back to back, laps of the implementations interleaved. The gate was checked before any number was taken."
-    return Section("times", "Times", lead, (_gates(study), times))
+    return Section("times", "Times", lead, (gates, times))
 
 
 def _what(name: str) -> str:
@@ -166,16 +168,6 @@ def _clock_notes(study: RunStudy) -> tuple[str, ...]:
     note = "Section: of sparse attention, tile order, selection and kernel; dense attention has nothing but its kernel."
     names = {span.name for run in study.runs for span in run.spans}
     return (*(words[clock] for clock in sorted(clocks)), *((note,) if ATTENTION in names else ()))
-
-
-def _gates(study: RunStudy) -> Table:
-    fields: tuple[Field[Gate], ...] = (
-        Field("implementation", lambda gate: gate.variant, Code),
-        Field("gate", lambda gate: Text("green", "good") if gate.passed else Text("RED", "bad")),
-        Field("rule", lambda gate: gate.rule),
-        Field("measured", lambda gate: gate.detail),
-    )
-    return table_of("Gates.", fields, [gate for run in study.runs for gate in run.gates])
 
 
 def _speedups(compared: tuple[tuple[Subject, Subject, Comparison], ...]) -> Section:

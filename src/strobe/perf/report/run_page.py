@@ -53,7 +53,6 @@ from strobe.perf.report.blocks.fields import (
     beside,
     clips_section,
     count,
-    date_fact,
     notes_section,
     numeric,
     page,
@@ -80,7 +79,7 @@ from strobe.perf.report.blocks.kernels import (
     rate_fields,
     run_kernels,
 )
-from strobe.perf.report.blocks.settings import banners, differences, settings_section
+from strobe.perf.report.blocks.settings import banners, differences, settings_section, timed_facts
 from strobe.perf.report.findings import Finding, find, find_latencies
 from strobe.perf.report.model import (
     Axis,
@@ -295,7 +294,11 @@ def _realised(ledger: Ledger, level: LevelSum) -> Cell:
 
 def breakdown_section(study: RunStudy) -> Section | None:
     """Build the section with the breakdown of every subject whose trace marks pieces; None if there is none."""
-    found = {subject.label: breakdown_of(subject) for subject in study.subjects if _marked(subject)}
+    found = {
+        subject.label: breakdown_of(subject.profile)
+        for subject in study.subjects
+        if isinstance(subject.profile, Profile) and not PIECES.keys().isdisjoint(subject.profile.record.regions)
+    }
     if not found:
         return None
     blocks: list[Block] = []
@@ -312,15 +315,10 @@ def breakdown_section(study: RunStudy) -> Section | None:
     return Section("breakdown", "Breakdown", LEAD, tuple(blocks))
 
 
-def _marked(subject: Subject) -> bool:
-    return isinstance(subject.profile, Profile) and not PIECES.keys().isdisjoint(subject.profile.record.regions)
-
-
-def breakdown_of(subject: Subject) -> Breakdown | str:
-    """Break a subject's trace down into pieces; a text says why that is not possible."""
-    assert isinstance(subject.profile, Profile)
+def breakdown_of(profile: Profile) -> Breakdown | str:
+    """Break a trace down into pieces; a text says why that is not possible."""
     try:
-        return breakdown(subject.profile.trace, subject.profile.passes)
+        return breakdown(profile.trace, profile.passes)
     except DataError as error:
         return str(error)
 
@@ -683,13 +681,4 @@ def _facts(study: RunStudy) -> tuple[Fact, ...]:
     commit = f"{head.git.commit[:12]}{', changed files' if head.git.dirty else ''}" if head.git.commit else "not a checkout"
     timed = sum(clip.phase == "timed" for clip in study.runs[0].clips)
     model = f"{head.model.name}, weights {head.model.weights_sha256[:8]}" if head.model else "the caller's own code"
-    return (
-        date_fact(head.date),
-        Fact("Run", Text(head.run)),
-        Fact("Commit", Text(commit)),
-        Fact("Device", Text(f"{head.machine.device}, {head.machine.cores} cores, {head.machine.threads} threads")),
-        Fact("torch", Text(head.machine.torch or "not used")),
-        Fact("Model", Text(model)),
-        Fact("Reference", Text(head.baseline)),
-        Fact("Timed clips", Text(f"{timed}, interleaved")),
-    )
+    return timed_facts(head, "Reference", "Timed clips", timed, commit=commit, model=model)

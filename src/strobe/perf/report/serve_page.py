@@ -49,6 +49,8 @@ def serve_report(folder: Path) -> Report:
         else f"At no load did every viewer get in and have {HELD:.0%} of the pictures on time."
     )
     where = f"{server.device} of {head.machine.device_name}" if server.own else "a server that was there already"
+    poisson = run.viewers[0].arrivals == "poisson"
+    arrivals = "Poisson: viewers come and go at random" if poisson else "all come at once and stay"
     codecs = ", ".join(sorted({each.codec for each in run.viewers}))
     return page(
         title=f"Viewers on one server: {server.model}, {head.baseline}",
@@ -57,18 +59,13 @@ def serve_report(folder: Path) -> Report:
             *run_facts(head),
             Fact("Server", Text(f"{server.url}, {where}")),
             Fact("Pictures", Text(f"{server.width}x{server.height}, {server.fps} a second, {codecs}")),
-            Fact("Arrivals", Text(_arrivals(run.viewers))),
+            Fact("Arrivals", Text(arrivals)),
             Fact("Start buffer", Time(server.start_buffer_ns)),
             Fact("Viewers ran on", Text(f"{head.machine.cpu_name}, {head.machine.cores} cores")),
         ),
         banners=end_banners(run, "The run did not come to its end", "viewers who had left count"),
         sections=(_loads(found), *_server(found), _viewers(run)),
     )
-
-
-def _arrivals(viewers: Sequence[Viewer]) -> str:
-    kind = viewers[0].arrivals
-    return "Poisson: viewers come and go at random" if kind == "poisson" else "all come at once and stay"
 
 
 def load_table(found: Sequence[LoadFigures]) -> Table:

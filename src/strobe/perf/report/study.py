@@ -167,7 +167,7 @@ def _profile(run: RunRecords, name: str) -> Profile | str:
     try:
         path = file_inside(run.folder, record.path)
         trace, passes = read_trace(path), _passes(run, name)
-        timeline, replays = timeline_of(trace, None), None
+        timeline, replays = timeline_of(trace), None
         if isinstance(timeline, DeviceTimeline):
             timeline, replays = relabelled(timeline, passes, layers=False)
             if replays is None and run.variant(name).compile_mode is not None:

@@ -6,9 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.perf.analysis.runs.breakdown import REGIONS, REST, KernelProfile, Operation, Whole
-from strobe.perf.measure.stats import tail
-from strobe.perf.report.blocks.fields import tail_cell
-from strobe.perf.report.model import Time
 
 
 def operation(name: str, kind: str, inside: str, calls: int, *times_ns: int) -> Operation:
@@ -62,12 +59,6 @@ def test_the_regions_by_hand() -> None:
     assert lines[REST].isolated_ns == 7
     (timers,) = (line for line in PROFILE.by_region() if line.isolated_ns is None)
     assert timers.in_situ_ns == Fraction(2001, 2) - Fraction(3305, 3) and timers.difference_ns is None
-
-
-def test_the_slow_end_of_few_calls_is_their_largest() -> None:
-    few, many = operation("x", "", "", 1, 3, 1, 2), operation("x", "", "", 1, *range(459))
-    assert (tail_cell(tail(few.times_ns)), few.p50_ns) == (Time(3, "max of 3"), 2)
-    assert tail_cell(tail(many.times_ns)) == Time(454, "p99 of 459")
 
 
 TIMES = st.lists(st.integers(1, 10**9), min_size=1, max_size=7).map(tuple)

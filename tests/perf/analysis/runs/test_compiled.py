@@ -53,7 +53,7 @@ def trace(
 
 
 def timeline(found: Trace) -> DeviceTimeline:
-    made = timeline_of(found, None)
+    made = timeline_of(found)
     assert isinstance(made, DeviceTimeline)
     return made
 

@@ -41,7 +41,7 @@ def test_latencies_by_hand(make_run: MakeRun) -> None:
     assert found.dit_block_ns == pytest.approx(25 * MS - 1000 + 1000 * middle)
     assert found.decode_block_ns == 1000
     e2e_ns = 10_000 + 50 * MS + 40 * MS + 10 * 25 * MS + 12 * (9500 + 100)
-    assert (found.e2e_ns, found.clip_pixel_fps) == (e2e_ns, pytest.approx(141e9 / e2e_ns))
+    assert found.clip_pixel_fps == pytest.approx(141e9 / e2e_ns)
     (switch,) = found.switches
     assert (switch.frame_block, switch.mode, switch.extra_ns) == (8, "recache", 15 * MS)
     assert switch.after_ns - switch.before_ns == 15 * MS

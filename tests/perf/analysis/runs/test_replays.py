@@ -32,7 +32,7 @@ STAGE = "denoise_step"
 
 
 def device_timeline(trace: Trace) -> DeviceTimeline:
-    timeline = timeline_of(trace, None)
+    timeline = timeline_of(trace)
     assert isinstance(timeline, DeviceTimeline)
     return timeline
 

@@ -237,7 +237,7 @@ def breakdown(trace: Trace, passes: Passes = ()) -> Breakdown:
     Raises:
         DataError: no frame blocks, or frame blocks that cannot be told apart.
     """
-    timeline, replays = timeline_of(trace, None, layers=True), None
+    timeline, replays = timeline_of(trace, layers=True), None
     calls = _entered(timeline)
     if isinstance(timeline, DeviceTimeline):
         timeline, replays = relabelled(timeline, passes, layers=True)

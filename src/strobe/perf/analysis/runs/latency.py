@@ -63,7 +63,6 @@ class Latencies:
         pixel_fps: pixel frames per second in the steady state, streamed, decode included; `latent_fps`: latent frames.
         clip_pixel_fps: pixel frames of a whole clip / median end-to-end time, start and prompt switches included.
         first_frame_ns: from the call to the first frames handed over, median over clips.
-        e2e_ns: whole clip, median.
         stalled_frames: playback at the model's rate that has one frame block ahead waits for so many frames' time, whole ones, in
             the clip where it waits most: what a frame block takes longer than the one before it plays.
         switch_block: first frame blocks under a new prompt, of all switches and clips; None if no prompt switches.
@@ -71,7 +70,6 @@ class Latencies:
             of playback; None where neither energy nor power was recorded.
     """
 
-    variant: str
     num_clips: int
     steady: SteadyState
     block: Summary | None
@@ -83,7 +81,6 @@ class Latencies:
     latent_fps: float | None
     clip_pixel_fps: float
     first_frame_ns: float
-    e2e_ns: float
     stalled_frames: int
     switches: tuple[SwitchCost, ...]
     switch_block: Summary | None
@@ -117,7 +114,6 @@ def latencies(run: RunRecords, variant: str) -> Latencies:
     switched = [clip[index] for clip in clips for index in starts]
     joules = block_joules(run, variant)
     return Latencies(
-        variant=variant,
         num_clips=len(clips),
         steady=steady,
         block=_summary(blocks) if blocks else None,
@@ -129,7 +125,6 @@ def latencies(run: RunRecords, variant: str) -> Latencies:
         latent_fps=NS * work.latents_per_block * work.batch / mean if mean else None,
         clip_pixel_fps=NS * work.frames * work.batch / e2e_ns,
         first_frame_ns=statistics.median(clip[0] for clip in clips),
-        e2e_ns=e2e_ns,
         stalled_frames=max(_stalled(work, clip) for clip in clips),
         switches=_switches(work, clips),
         switch_block=_summary(switched) if switched else None,
@@ -235,9 +230,7 @@ class LoadFigures:
     play_ratio: float | None
     first_picture_ns: tuple[int, ...]
     prompt_to_pixel_ns: tuple[int, ...]
-    unanswered: int
     block_gaps_ns: tuple[int, ...]
-    late_ns: tuple[int, ...]
     stalls: int
     stall_ns: int
     lost: int
@@ -288,9 +281,7 @@ def _figures(load: float, viewers: Sequence[Viewer], fps: int, served: Served | 
         play_ratio=played_ns / (played_ns + stall_ns) if painted else None,
         first_picture_ns=tuple(each.first_picture_ns for each in let_in if each.first_picture_ns is not None),
         prompt_to_pixel_ns=tuple(ns for each in let_in for ns in each.prompt_to_pixel_ns),
-        unanswered=sum(each.unanswered for each in let_in),
         block_gaps_ns=tuple(ns for each in let_in for ns in each.block_gaps_ns),
-        late_ns=tuple(ns for each in let_in for ns in each.late_ns),
         stalls=sum(each.stalls for each in let_in),
         stall_ns=stall_ns,
         lost=sum(each.lost for each in let_in),

@@ -6,6 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from strobe.perf.records.record import LOCAL, MEETING, MERGE, MESSAGE, WAIT
 
@@ -101,8 +102,7 @@ def _held(call: RankCall) -> list[tuple[CallRegion, int]]:
     return found
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Parts:
+class Parts(NamedTuple):
     """Parts of a call's time, mean over the ranks, ns; they add up to the whole.
 
     Args:
@@ -140,8 +140,7 @@ def parts(ranks: Sequence[RankCall]) -> Parts:
         exposed = both - busy
         wait = min(exposed, sum(each.waits_ns[rank] for each in found) + sum(each.value_ns for each in call.of(MEETING)))
         rows.append((call.total_ns, local, busy - local, wait, exposed - wait, max(0, call.total_ns - both), comm - exposed))
-    total, local_, merge, wait_, transfer, host, hidden = (statistics.fmean(column) for column in zip(*rows, strict=True))
-    return Parts(total=total, local=local_, merge=merge, wait=wait_, transfer=transfer, host=host, hidden=hidden)
+    return Parts(*(statistics.fmean(column) for column in zip(*rows, strict=True)))
 
 
 def typical(calls: Sequence[Parts]) -> Parts:
@@ -149,8 +148,7 @@ def typical(calls: Sequence[Parts]) -> Parts:
     ranked = sorted(calls, key=lambda each: each.total)
     quarter = len(ranked) // 4
     middle = ranked[quarter : len(ranked) - quarter]
-    fields = ("total", "local", "merge", "wait", "transfer", "host", "hidden")
-    return Parts(**{name: statistics.fmean(getattr(each, name) for each in middle) for name in fields})
+    return Parts(*(statistics.fmean(column) for column in zip(*middle, strict=True)))
 
 
 def collectives(calls: Sequence[Sequence[RankCall]]) -> tuple[CallCollective, ...]:

@@ -180,8 +180,8 @@ def region_paths(regions: Sequence[Region], *, layers: bool) -> RegionPaths:
     return RegionPaths(regions=regions, texts=tuple(numbers), of=of, nesting=nesting)
 
 
-def timeline_of(trace: Trace, device: int | None, *, layers: bool = False) -> HostTimeline | DeviceTimeline:
-    """Return the timeline of a device if the trace has device events, else that of the thread that runs the frame blocks.
+def timeline_of(trace: Trace, *, layers: bool = False) -> HostTimeline | DeviceTimeline:
+    """Return the timeline of the busiest device, or of the thread that runs the frame blocks if the trace has no device events.
 
     Args:
         layers: the paths of labels name the layer too, `layer 3` right behind `dit_forward`.
@@ -201,7 +201,7 @@ def timeline_of(trace: Trace, device: int | None, *, layers: bool = False) -> Ho
     tiles = _tiles(indices, starts, [region.end_ns for region in blocks])
     regions, thread = region_paths(trace.regions, layers=layers), threads.pop()
     if len(trace.device_events):
-        return _device_timeline(trace, regions, (indices, tiles), thread, device)
+        return _device_timeline(trace, regions, (indices, tiles), thread)
     return HostTimeline(
         trace=trace, regions=regions, blocks=tuple(indices), tiles=tiles, thread=thread, operators=nest(trace.ops)
     )  # fmt: skip
@@ -381,9 +381,7 @@ def _rows(pieces: LabelSlices, labels: Sequence[Label], window: int | None) -> I
     return zip(start, end, map(labels.__getitem__, number), event, strict=True)
 
 
-def _device_timeline(
-    trace: Trace, regions: RegionPaths, on_host: tuple[Sequence[int], Intervals], thread: int, number: int | None
-) -> DeviceTimeline:
+def _device_timeline(trace: Trace, regions: RegionPaths, on_host: tuple[Sequence[int], Intervals], thread: int) -> DeviceTimeline:
     """Move the frame blocks from the host to a device: each starts with the first device event that it launched."""
     indices, tiles = on_host
     events, host = trace.device_events, np.asarray(trace.device_events.host)
@@ -393,11 +391,9 @@ def _device_timeline(
     launched, block = launched[inside], block[inside]
     device = np.asarray(events.device)[launched]
     devices, counts = np.unique(device, return_counts=True)
-    if number is None and len(devices):
-        number = int(devices[np.argmax(counts)])
-    if number is None or number not in devices:
-        where = "any device" if number is None else f"cuda:{number}"
-        raise DataError(f"{trace.path}: the frame blocks launched no work on {where}")
+    if not len(devices):
+        raise DataError(f"{trace.path}: the frame blocks launched no work on any device")
+    number = int(devices[np.argmax(counts)])
     own, block = launched[device == number], block[device == number]
     first, last = np.full(len(indices), _LATE), np.full(len(indices), -_LATE)
     np.minimum.at(first, block, column(events.start_ns)[own])
@@ -468,19 +464,6 @@ class Partition:
         for tile in self.tiles:
             total.update(tile.owned)
         return total
-
-
-def partition(trace: Trace, *, device: int | None = None) -> Partition:
-    """Cut a trace into frame blocks and labels: by its device events if it has any, else by its operators.
-
-    Args:
-        trace: a trace with `frame_block` spans.
-        device: device number, if the frame blocks launched work on several; the busiest if not given.
-
-    Raises:
-        DataError: no frame blocks, or frame blocks that cannot be told apart.
-    """
-    return partition_of(timeline_of(trace, device))
 
 
 def partition_of(timeline: HostTimeline | DeviceTimeline) -> Partition:
@@ -712,7 +695,7 @@ def launches_of(timeline: DeviceTimeline, rows: Sequence[int]) -> tuple[str, ...
 
 def passes_of(trace: Trace) -> Passes:
     """Return all distinct passes of a run without graphs."""
-    timeline = timeline_of(trace, None, layers=True)
+    timeline = timeline_of(trace, layers=True)
     if not isinstance(timeline, DeviceTimeline):
         return ()
     stages = [(region, path) for region, path in timeline.regions if len(path) == 1 and path != OUTSIDE]

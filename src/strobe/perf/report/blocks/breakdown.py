@@ -141,18 +141,13 @@ def _notes(label: str, found: Breakdown, roofs: Roofs) -> Iterator[str]:
     for stage, busy_ns in found.beside_ns.items():
         share = 100 * busy_ns / found.total_ns
         yield f"{label}: beside, on another thread, {stage}: busy for {share:.1f} % of the time; no part of these tables."
-    against = ((f"{label}, {name}", roofs.of(name, each_ns)) for name, each_ns in _each_ns(found).items())
-    yield from anomaly_notes((name, each) for name, each in against if each is not None)
-
-
-def _each_ns(found: Breakdown) -> dict[str, float]:
-    """Return the mean time of one call by name of the cost, ns: stages, and pieces of the denoise steps."""
     times = {stage: _stage(found, stage).total_ns / found.stages[stage] for stage in found.stages if found.stages[stage]}
     for path in _paths(found, (DENOISE_STEP,)):
         own = found.of((DENOISE_STEP,), path, deep=True)
         if own.calls:
             times[path[-1]] = own.sum_ns / own.calls
-    return times
+    against = ((f"{label}, {name}", roofs.of(name, each_ns)) for name, each_ns in times.items())
+    yield from anomaly_notes((name, each) for name, each in against if each is not None)
 
 
 def _stage(found: Breakdown, stage: str) -> Amount:
@@ -538,17 +533,14 @@ def _joules(value: float | None) -> Cell:
     return Missing("no GPU whose power was read") if value is None else Number(value, 1, "J")
 
 
-def _tail(found: Latencies) -> Cell:
-    if found.block is None:
-        return Missing("no steady frame blocks")
-    return tail_cell(found.block.tail)
-
-
 _ROWS: Final[tuple[tuple[str, Callable[[Latencies], Cell]], ...]] = (
     ("first frames handed over, from the call (median)", lambda found: Time(found.first_frame_ns)),
     ("steady frame block, streamed with VAE: mean", lambda found: _time(found.block.mean_ns if found.block else None)),
     ("steady frame block, streamed with VAE: p50", lambda found: _time(found.block.p50_ns if found.block else None)),
-    ("steady frame block, streamed with VAE: slow end", _tail),
+    (
+        "steady frame block, streamed with VAE: slow end",
+        lambda found: tail_cell(found.block.tail) if found.block else _time(None),
+    ),
     ("denoise steps and commit alone, in a steady block", lambda found: _part(found.dit_block_ns)),
     ("VAE decode alone, in a steady block", lambda found: _part(found.decode_block_ns)),
     ("between latent frames (steady block / latent frames in it)", lambda found: _time(found.inter_latent_ns)),
@@ -641,6 +633,8 @@ _FIRST: Final = ("prompt_accuracy", "psnr")
 _SAME: Final = 0.005
 """Relative difference below which values count as equal in a picture."""
 _NO_REFERENCE: Final = "no reference needed"
+_Point: TypeAlias = tuple[Subject, float, Quality]
+"""A variant, the time of its steady frame block (ns), and its score; no value: its pictures equal the reference's."""
 
 
 def quality_section(study: RunStudy, found: Mapping[str, Latencies | str]) -> Section:
@@ -658,7 +652,10 @@ def quality_section(study: RunStudy, found: Mapping[str, Latencies | str]) -> Se
     metrics = list(dict.fromkeys(metric for _, metric in values))
     labels = [subject.label for subject in study.subjects]
     blocks: list[Block] = [quality_table(labels, values, "Quality of each variant.")]
-    blocks += [_picture(study, metric, values, found) for metric in _pictured(study, metrics, values, found)]
+    ranked = sorted(metrics, key=lambda metric: _FIRST.index(metric) if metric in _FIRST else len(_FIRST))
+    points = {metric: _points(study, metric, values, found) for metric in ranked}
+    pictured = [metric for metric in ranked if _differ([line.value for *_, line in points[metric]])]
+    blocks += [_picture(study, metric, points[metric]) for metric in pictured[:_PICTURES]]
     lead = (
         "Fidelity numbers compare pixels with a named reference made from the same noise. They say how far a variant moved, not "
         "whether it looks worse."
@@ -700,65 +697,45 @@ def quality_table(labels: Sequence[str], values: Mapping[tuple[str, str], Qualit
     return table_of(caption, (name, Field("better", lambda row: row[-1]), *columns), rows, notes=notes)
 
 
-def _block_ns(found: Mapping[str, Latencies | str], subject: Subject) -> float | None:
-    own = found[subject.label]
-    return None if isinstance(own, str) or own.block is None else own.block.mean_ns
-
-
-def _equal(line: Quality) -> bool:
-    """Return whether the pictures equal the reference's, so that the metric has no finite value."""
-    return line.value is None and line.n > 0 and bool(line.reference)
-
-
 def _points(
     study: RunStudy, metric: str, values: Mapping[tuple[str, str], Quality], found: Mapping[str, Latencies | str]
-) -> list[tuple[Subject, float, float | None]]:
-    """Return subject, time of a steady frame block (ns), and value; None for pictures that equal the reference's."""
+) -> list[_Point]:
     points = []
     for subject in study.subjects:
-        line, latency = values.get((subject.label, metric)), _block_ns(found, subject)
-        if line is not None and latency is not None and (line.value is not None or _equal(line)):
-            points.append((subject, latency, line.value))
+        line, own = values.get((subject.label, metric)), found[subject.label]
+        if line is None or isinstance(own, str) or own.block is None:
+            continue
+        if line.value is not None or (line.n > 0 and line.reference):
+            points.append((subject, own.block.mean_ns, line))
     return points
 
 
-def _pictured(
-    study: RunStudy, metrics: list[str], values: Mapping[tuple[str, str], Quality], found: Mapping[str, Latencies | str]
-) -> list[str]:
-    ranked = sorted(metrics, key=lambda metric: _FIRST.index(metric) if metric in _FIRST else len(_FIRST))
-    return [metric for metric in ranked if _differ(_points(study, metric, values, found))][:_PICTURES]
+def _differ(values: list[float | None]) -> bool:
+    """Return whether points differ in quality: if all have the same value, a plot would add nothing to the table."""
+    finite = [value for value in values if value is not None]
+    return bool(finite) and (len(finite) < len(values) or max(finite) - min(finite) > _SAME * max(map(abs, finite)))
 
 
-def _differ(points: list[tuple[Subject, float, float | None]]) -> bool:
-    """Return whether the points differ in quality: if all have the same value, a plot would add nothing to the table."""
-    finite = [value for _, _, value in points if value is not None]
-    return bool(finite) and (len(finite) < len(points) or max(finite) - min(finite) > _SAME * max(map(abs, finite)))
-
-
-def _picture(
-    study: RunStudy, metric: str, values: Mapping[tuple[str, str], Quality], found: Mapping[str, Latencies | str]
-) -> Figure:
-    points = _points(study, metric, values, found)
-    lines = [values[subject.label, metric] for subject, _, _ in points]
+def _picture(study: RunStudy, metric: str, points: Sequence[_Point]) -> Figure:
+    lines = [line for *_, line in points]
     digits = _digits([line.value for line in lines if line.value is not None])
-    fields: tuple[Field[tuple[Subject, float, Quality]], ...] = (
+    fields: tuple[Field[_Point], ...] = (
         Field("variant", lambda row: row[0].label),
         numeric("steady frame block, mean", lambda row: Number(row[1] / 1e6, 2, "ms")),
         numeric(metric, lambda row: _cell(row[2], digits)),
     )
-    rows = [(subject, latency, line) for (subject, latency, _), line in zip(points, lines, strict=True)]
     direction = {"higher": "up", "lower": "down", "neither": "neither way"}[lines[0].better]
     y = Axis(metric, "dB") if lines[0].unit == "dB" else Axis(metric)
     title = f"{metric} against the time of a steady frame block. Faster is left, better is {direction}."
     left_out = [subject.label for subject in study.subjects if subject not in [point[0] for point in points]]
     if left_out:
         title += f" Without a point, because a value is not defined or not measured: {', '.join(left_out)}."
-    if any(value is None for _, _, value in points):
+    if any(line.value is None for line in lines):
         title += " An arrow at the upper edge: the frames equal the reference's, and the metric has no finite value."
     marks = tuple(
-        PlotPoint(latency, 0.0 if value is None else value, subject.series, subject.label, above=value is None)
-        for subject, latency, value in points
+        PlotPoint(latency, line.value or 0.0, subject.series, subject.label, above=line.value is None)
+        for subject, latency, line in points
     )
     plane = Plane(Axis("steady frame block, mean", "ms", True), y, marks)
-    table = table_of(f"{metric} and latency.", fields, rows)
+    table = table_of(f"{metric} and latency.", fields, points)
     return Figure(title, f"{metric} against latency, one point per variant.", plane, table)

@@ -14,7 +14,7 @@ from strobe.core.files import found_inside
 from strobe.perf.analysis.device.intervals import Distribution
 from strobe.perf.analysis.ledger.account import AROUND, AccountLevel
 from strobe.perf.analysis.runs.compare import Comparison
-from strobe.perf.measure.stats import P99_SAMPLES, Interval, Tail, Verdict, tail
+from strobe.perf.measure.stats import LEVEL, P99_SAMPLES, Interval, Tail, Verdict, tail
 from strobe.perf.records.record import Header
 from strobe.perf.records.store import RunRecords
 from strobe.perf.report.model import (
@@ -426,7 +426,7 @@ def speedup_headline(label: str, series: int, found: Comparison) -> Headline:
     pairs = f"{len(found.ratios)} pair{'s' if len(found.ratios) != 1 else ''}"
     detail = f"{pairs}, too few for an interval"
     if found.interval is not None:
-        detail = f"{found.interval.low:.3f} to {found.interval.high:.3f} at {100 * found.interval.level:.0f} %, {pairs}"
+        detail = f"{found.interval.low:.3f} to {found.interval.high:.3f} at {100 * LEVEL:.0f} %, {pairs}"
     return Headline(label, series, ratio_cell(found.ratio, found.interval), verdict_cell(found.verdict), detail)
 
 

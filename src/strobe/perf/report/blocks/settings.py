@@ -6,15 +6,16 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from strobe.perf.records.record import CUSTOM, Clocks, Header, Knob, Variant
+from strobe.perf.records.record import CUSTOM, Clocks, Gate, Header, Variant
 from strobe.perf.records.store import RunRecords
-from strobe.perf.report.blocks.fields import beside, damage_banner, table_of
-from strobe.perf.report.model import Banner, Cell, Code, Count, Section, Table, Text, bytes_cell
+from strobe.perf.report.blocks.fields import Field, beside, damage_banner, run_facts, table_of
+from strobe.perf.report.model import Banner, Cell, Code, Count, Fact, Section, Table, Text, bytes_cell
 from strobe.perf.report.study import Profile, RunStudy, Subject, damage_of
 
 # Settings of a report: environment, variants, optimisations that differ; and banners to read first.
 
 _NONE: Final = Text("none", "muted")
+_UNKNOWN: Final = Text("not known", "muted")
 
 
 def settings_section(study: RunStudy) -> Section:
@@ -26,11 +27,38 @@ def settings_section(study: RunStudy) -> Section:
     return Section("settings", "Settings", lead, tuple(blocks))
 
 
+def timed_facts(head: Header, reference: str, timed: str, number: int, *, commit: str = "", model: str = "") -> tuple[Fact, ...]:
+    """Return the facts of a run whose variants took turns.
+
+    Args:
+        reference: what its baseline is called.
+        timed: what was timed, and how many.
+        commit: of the checkout; empty: not said.
+        model: that every variant runs; empty: none.
+    """
+    named = (("Commit", commit), ("Device", f"{head.machine.device}, {head.machine.cores} cores, {head.machine.threads} threads"),
+             ("torch", head.machine.torch or "not used"), ("Model", model), (reference, head.baseline),
+             (timed, f"{number}, interleaved"))  # fmt: skip
+    return (*run_facts(head), *(Fact(name, Text(value)) for name, value in named if value))
+
+
+def gates_table(caption: str, heads: tuple[str, str], words: tuple[str, str], gates: Sequence[Gate]) -> Table:
+    """Build the table of gates: what was checked, the rule, and what was measured.
+
+    Args:
+        heads: of the columns of names and of results.
+        words: of a gate that passed, and of one that is red.
+    """
+    fields: tuple[Field[Gate], ...] = (
+        Field(heads[0], lambda gate: gate.variant, Code),
+        Field(heads[1], lambda gate: Text(words[0], "good") if gate.passed else Text(words[1], "bad")),
+        Field("rule", lambda gate: gate.rule),
+        Field("measured", lambda gate: gate.detail),
+    )
+    return table_of(caption, fields, gates)
+
+
 # ---------------------------------------------------------------------------------------------------------- environment
-
-
-def _known(value: str | None, missing: str = "not known") -> Cell:
-    return Text(value) if value else Text(missing, "muted")
 
 
 def _clocks(clocks: Clocks) -> Cell:
@@ -45,14 +73,18 @@ def _clocks(clocks: Clocks) -> Cell:
     return Text(", ".join([*parts, *clocks.throttle]) + f" ({clocks.source})") if parts else Text("not readable here", "muted")
 
 
-def _bytes(value: int | None) -> Cell:
-    return Text("not known", "muted") if value is None else bytes_cell(value, "GiB", 1)
+def _bytes(value: int | None, missing: Cell = _UNKNOWN) -> Cell:
+    return missing if value is None else bytes_cell(value, "GiB", 1)
 
 
 def _commit(header: Header) -> Cell:
     if header.git.commit is None:
         return Text("not a checkout", "muted")
     return Text(f"{header.git.commit[:12]} ({'changed files' if header.git.dirty else 'clean'})")
+
+
+def _or_none(value: object) -> Cell:
+    return _NONE if value is None or value == "" else Text(str(value))
 
 
 _ENVIRONMENT: Final[tuple[tuple[str, Callable[[Header], Cell]], ...]] = (
@@ -67,7 +99,7 @@ _ENVIRONMENT: Final[tuple[tuple[str, Callable[[Header], Cell]], ...]] = (
         "GPU memory",
         lambda header: _bytes(header.machine.gpu_memory_bytes) if header.machine.gpu_count else Text("no GPU", "muted"),
     ),
-    ("driver, CUDA", lambda header: _known(", ".join(filter(None, (header.machine.driver, header.machine.cuda))), "none")),
+    ("driver, CUDA", lambda header: _or_none(", ".join(filter(None, (header.machine.driver, header.machine.cuda))))),
     ("torch, Python", lambda header: Text(f"{header.machine.torch or 'none'}, {header.machine.python}")),
     ("system", lambda header: Text(header.machine.os)),
     ("CPU", lambda header: Text(header.machine.cpu_name)),
@@ -147,14 +179,6 @@ def environment_table(study: RunStudy, caption: str = "Environment, model and cl
 # ------------------------------------------------------------------------------------------------------------- variants
 
 
-def _or_none(value: object) -> Cell:
-    return _NONE if value is None or value == "" else Text(str(value))
-
-
-def _arena(num_bytes: int | None) -> Cell:
-    return _NONE if num_bytes is None else _bytes(num_bytes)
-
-
 def _calls(variant: Variant) -> Cell:
     counts = ", ".join(f"{name} {count}" for name, count in sorted(variant.calls_per_stage.items()))
     return Text(counts) if counts else Text("not counted", "muted")
@@ -183,16 +207,11 @@ _SETTINGS: Final[tuple[tuple[str, Callable[[Variant], Cell]], ...]] = (
     ),  # as it was before
     ("LoRA", lambda variant: _or_none(variant.lora)),
     ("compile mode", lambda variant: _or_none(variant.compile_mode)),
-    ("memory pool, reserved", lambda variant: _arena(variant.arena_reserved_bytes)),
-    ("memory pool, in use", lambda variant: _arena(variant.arena_used_bytes)),
+    ("memory pool, reserved", lambda variant: _bytes(variant.arena_reserved_bytes, _NONE)),
+    ("memory pool, in use", lambda variant: _bytes(variant.arena_used_bytes, _NONE)),
     ("tokens per frame block", lambda variant: _or_none(variant.tokens_per_block)),
     ("calls per clip", _calls),
 )
-
-
-def _muted_if_same(cell: Cell, reference: Cell) -> Cell:
-    """Return the cell of a value, muted if it equals the reference's."""
-    return Text(cell.text, "muted") if cell == reference and isinstance(cell, Text) else cell
 
 
 def _variants(study: RunStudy) -> Table:
@@ -202,7 +221,8 @@ def _variants(study: RunStudy) -> Table:
         for subject in study.subjects:
             reference = study.reference_of(subject)
             own = cell(subject.settings)
-            cells.append(own if reference is None or reference is subject else _muted_if_same(own, cell(reference.settings)))
+            same = reference is not None and reference is not subject and own == cell(reference.settings)
+            cells.append(Text(own.text, "muted") if same and isinstance(own, Text) else own)
         rows.append((name, *cells))
     if any(subject.settings.predicted_bytes is not None for subject in study.subjects):
         rows.append(("memory of one session, predicted", *(_bytes(each.settings.predicted_bytes) for each in study.subjects)))
@@ -217,12 +237,6 @@ def _peak(subject: Subject) -> int | None:
     return max((clip.peak_bytes for clip in clips if clip.variant == subject.name and clip.peak_bytes is not None), default=None)
 
 
-def _knob_cell(knob: Knob | None) -> Cell:
-    if knob is None:
-        return _NONE
-    return Text(knob.value, "plain" if knob.on else "muted", knob.reason)
-
-
 def _knobs(study: RunStudy) -> Table:
     """Build the table of optimisations in which variants differ, or which could not be turned on."""
     by_subject = [{knob.name: knob for knob in subject.settings.knobs} for subject in study.subjects]
@@ -233,7 +247,8 @@ def _knobs(study: RunStudy) -> Table:
         knobs = [knobs.get(name) for knobs in by_subject]
         states = {(knob.value, knob.on) if knob else None for knob in knobs}
         if len(states) > 1 or any(knob and knob.reason for knob in knobs):
-            rows.append((name, *map(_knob_cell, knobs)))
+            cells = (Text(knob.value, "plain" if knob.on else "muted", knob.reason) if knob else _NONE for knob in knobs)
+            rows.append((name, *cells))
         else:
             same.append(f"{name} ({knobs[0].value if knobs[0] else 'none'})")
     notes = (f"The same everywhere: {', '.join(same)}.",) if same else ()
@@ -273,15 +288,19 @@ def banners(study: RunStudy, *, gather: bool = False, any_clip: bool = False) ->
     profiles = [(one.label, one.profile) for one in study.subjects if isinstance(one.profile, Profile)]
     damage += [(f"trace of {label}", line) for label, profile in profiles for line in profile.trace.damage]
     absent = (f"{each.variant}: not on this machine: {each.reason}" for run in study.runs for each in run.header.absent)
+    red = (
+        f"{gate.variant} failed its gate against {gate.reference}: {gate.rule}, measured {gate.detail}"
+        for run in study.runs
+        for gate in run.gates
+        if not gate.passed
+    )
     found = (
         Banner(
             "stop",
             "Not comparable: these differ where they must not, ratios across them mean nothing.",
             tuple(differences(study, any_clip=any_clip)),
         ),
-        Banner(
-            "stop", "Red gate: these candidates do not compute what they should and have no numbers.", tuple(_red_gates(study))
-        ),
+        Banner("stop", "Red gate: these candidates do not compute what they should and have no numbers.", tuple(red)),
         Banner("caution", "Left out: these could not run on this machine.", tuple(absent)),
         damage_banner(remarks(damage, gather=gather)),
         Banner("caution", "Read the numbers with this in mind.", remarks(doubts, gather=gather)),
@@ -323,25 +342,6 @@ def differences(study: RunStudy, *, any_clip: bool = False) -> list[str]:
     return found
 
 
-def _same_again(run: RunRecords) -> list[str]:
-    """Return notes on candidates that are the reference's preset under another name (A/A)."""
-    reference = next((variant for variant in run.variants if variant.name == run.header.baseline), None)
-    return [
-        f"{variant.name} is {variant.preset} again (A/A): what differs between them is the instrument's error"
-        for variant in run.variants
-        if reference is not None and variant is not reference and variant.preset == reference.preset != CUSTOM
-    ]
-
-
-def _red_gates(study: RunStudy) -> list[str]:
-    return [
-        f"{gate.variant} failed its gate against {gate.reference}: {gate.rule}, measured {gate.detail}"
-        for run in study.runs
-        for gate in run.gates
-        if not gate.passed
-    ]
-
-
 def _doubts(run: RunRecords) -> list[str]:
     head = run.header
     found: list[str] = []
@@ -355,7 +355,12 @@ def _doubts(run: RunRecords) -> list[str]:
         found.append("the checkout had changed files, so the commit does not name the code that ran")
     if head.machine.launch_blocking:
         found.append("CUDA_LAUNCH_BLOCKING was set: launches were serialised")
-    found += _same_again(run)
+    reference = next((variant for variant in run.variants if variant.name == head.baseline), None)
+    found += [
+        f"{variant.name} is {variant.preset} again (A/A): what differs between them is the instrument's error"
+        for variant in run.variants
+        if reference is not None and variant is not reference and variant.preset == reference.preset != CUSTOM
+    ]
     load = head.machine.clocks.load
     if load is not None and load > head.machine.cores:
         found.append(f"the machine was busy when the run began: load {load:g} on {head.machine.cores} cores")

@@ -306,7 +306,16 @@ def run_document(
             for each in report.speedups
             if not refusals.get(each.candidate)
         ),
-        quality=tuple(row for run in runs for row in _quality(run, measured)),
+        quality=tuple(
+            part_of(
+                QualityRow,
+                each,
+                candidate=_label(run, each.variant, measured),
+                value=each.value if each.value is not None and math.isfinite(each.value) else None,
+            )
+            for run in runs
+            for each in run.quality
+        ),
         accounts=tuple(_account(each, of_clips=each.candidate.label not in calls) for each in findings),
         parts=tuple(row for each in findings if each.candidate.label not in calls for row in _parts(each)),
         kinds=tuple(row for each in findings if each.candidate.label not in calls for row in _kinds(each)),
@@ -349,12 +358,6 @@ def _refusals(run: RunRecords, allow_different: Sequence[str]) -> Iterator[tuple
     for name, own in settings.items():
         if reference is not None and own is not reference:
             yield name, compare_variants(run.header, reference, own, allow_different).refusal
-
-
-def _quality(run: RunRecords, measured: set[str]) -> Iterator[QualityRow]:
-    for each in run.quality:
-        value = each.value if each.value is not None and math.isfinite(each.value) else None
-        yield QualityRow(candidate=_label(run, each.variant, measured), metric=each.metric, value=value, n=each.n)
 
 
 def _account(finding: Finding, *, of_clips: bool) -> AccountRow:
