@@ -30,22 +30,15 @@ class Operators:
     """Operators of the host in a window.
 
     Args:
-        start_ns: start of the window.
-        end_ns: its end.
+        span_ns: length of the window.
         threads: name, number of calls and busy time of each thread, the busiest first.
         rows: of each operator its name, durations of its calls with the operators that they call, and self time: when it ran
             and no operator it called did, which adds up over rows to the busy time of the threads; the largest first.
     """
 
-    start_ns: int
-    end_ns: int
+    span_ns: int
     threads: tuple[tuple[str, int, int], ...]
     rows: tuple[tuple[str, Distribution, int], ...]
-
-    @property
-    def span_ns(self) -> int:
-        """Length of the window."""
-        return self.end_ns - self.start_ns
 
     @property
     def busy_ns(self) -> int:
@@ -78,8 +71,7 @@ def operators(trace: Trace, window: Window | None = None) -> Operators | None:
     rows = [(text, found, own) for text, found, own in zip(ops.names, calls, by_name, strict=True) if found is not None]
     threads = [(text, count, ns) for text, count, ns in zip(trace.threads, counts, busy, strict=True) if count or ns]
     return Operators(
-        start_ns=left,
-        end_ns=right,
+        span_ns=right - left,
         threads=tuple(sorted(threads, key=lambda row: (-row[2], row[0]))),
         rows=tuple(sorted(rows, key=lambda row: (-row[2], row[0]))),
     )
@@ -554,16 +546,18 @@ class Rates:
         product: name of the device; empty where the trace does not list it.
         peaks: peaks of the device, if they are known.
         rows: one for each operator with recorded inputs, in the order of the table of operators.
-        covered_ns: exclusive time of the rows whose cost is known.
         busy_ns: busy time of the device.
     """
 
-    device: int
     product: str
     peaks: DevicePeaks | None
     rows: tuple[OperatorRate, ...]
-    covered_ns: int
     busy_ns: int
+
+    @property
+    def covered_ns(self) -> int:
+        """Exclusive time of the rows whose cost is known."""
+        return sum(rate.row.exclusive_ns for rate in self.rows if rate.found is not None)
 
 
 def operator_rates(trace: Trace, times: OperatorTimes) -> Rates:
@@ -575,8 +569,7 @@ def operator_rates(trace: Trace, times: OperatorTimes) -> Rates:
         for place, row in enumerate(times.rows)
         if row.source is Source.OPERATOR and row.inputs.text
     )
-    covered = sum(rate.row.exclusive_ns for rate in rows if rate.found is not None)
-    return Rates(device=times.device, product=product, peaks=peaks, rows=rows, covered_ns=covered, busy_ns=times.busy_ns)
+    return Rates(product=product, peaks=peaks, rows=rows, busy_ns=times.busy_ns)
 
 
 def _rate(place: int, row: OperatorTime, device: int, peaks: DevicePeaks | None) -> OperatorRate:

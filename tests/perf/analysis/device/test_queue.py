@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 import trace_oracle as oracle
 from captures import H200
+from made_traces import trace_of
 from strobe.perf.analysis.device.activity import device_views
 from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.analysis.device.launch import LENGTHS, Queue, queues
-from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace, read_trace
+from strobe.perf.trace import DeviceEvent, HostEvent, Trace, read_trace
 
 FURTHER = sorted(Path(os.environ.get("STROBE_TRACES", "no such folder")).glob("*.json.gz"))
 
@@ -27,10 +28,7 @@ def _trace(rows: list[tuple[int, int, int, int, bool]]) -> Trace:
     for called, delay, length, stream, linked in rows:
         start, host = called + delay, HostEvent("launch", called, called + 1, 0) if linked else None
         events.append(DeviceEvent("k", "kernel", start, start + length, 0, stream, 0, host))
-    ordered = sorted(events, key=lambda one: (one.start_ns, -one.end_ns))
-    return Trace(
-        path=Path("t.json"), threads=("1/1",), ops=HostEvents.empty(), regions=(), device_events=DeviceEvents.from_rows(ordered)
-    )
+    return trace_of(events)
 
 
 def _counted(rows: list[tuple[int, int]], begin: int, end: int) -> Counter[int]:

@@ -227,13 +227,14 @@ def _layers(one: tables.DeviceFindings) -> Iterator[str]:
     found = next((group for group in one.layers if not group.inside and (group.path or group.by_kernels)), None)
     if found is None:
         return
-    times = sorted(layer.times.device.p50_ns for layer in found.layers)
-    median, slowest = times[len(times) // 2], max(found.layers, key=lambda layer: layer.times.device.p50_ns)
+    each = [layer.device.p50_ns for layer in found.layers]
+    times, slowest = sorted(each), max(each)
+    median, place = times[len(times) // 2], each.index(slowest)
     share = _share(found.sum_ns, sum(row.calls.sum_ns for row in one.hot.rows))
     which = f"that begin with {shorten(found.name)}" if found.by_kernels else f"of {shorten(found.name)}"
     said = f"Layers: {len(times)} {which}, {_ms(median)} ms each (median), {share} of the work"
-    if slowest.times.device.p50_ns > _SLOW_STEP * median:
-        said += f"; the slowest, {slowest.label or f'number {slowest.place}'}, takes {_ms(slowest.times.device.p50_ns)} ms"
+    if slowest > _SLOW_STEP * median:
+        said += f"; the slowest, {found.labels[place] or f'number {place}'}, takes {_ms(slowest)} ms"
     yield f"{said}."
 
 

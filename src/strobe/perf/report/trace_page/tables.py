@@ -593,13 +593,12 @@ class LayerRow(OnDevice, frozen=True, kw_only=True):
     @classmethod
     def of_group(cls, one: DeviceFindings, group: LayerGroup) -> Iterator[Self]:
         """Yield the layers of one kind by place."""
-        for layer in group.layers:
-            times, host = layer.times, layer.times.host
-            told = {"layers": group.name, "inside": " / ".join(group.path)}
-            own = {"name": layer.label, "calls": times.device.n}
-            spans = {"span_p50_ns": times.span.p50_ns, "host_p50_ns": None if host is None else host.p50_ns}
+        for place, (times, label) in enumerate(zip(group.layers, group.labels, strict=True)):
+            told = {"layers": group.name, "inside": " / ".join(group.path), "place": place}
+            own = {"name": label, "calls": times.device.n}
+            spans = {"span_p50_ns": times.span.p50_ns, "host_p50_ns": None if times.host is None else times.host.p50_ns}
             device_ns = {"device_p50_ns": times.device.p50_ns, "device_max_ns": times.device.max_ns}
-            yield part_of(cls, one, layer, times, **told, **own, **device_ns, **spans)
+            yield part_of(cls, one, times, **told, **own, **device_ns, **spans)
 
 
 class SectionRow(OnDevice, frozen=True, kw_only=True):
