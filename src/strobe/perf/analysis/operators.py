@@ -226,10 +226,10 @@ class Launchers:
         """
         found = np.full(len(launchers), NOWHERE, np.int64)
         real = np.flatnonzero(launchers < self.num)
-        found[real] = self._name(self._at_start(launchers[real]))
+        found[real] = self._name(self._nested.of_calls(self._trace.ops, launchers[real]))
         answered = self._forward_of(launchers[real])
         some = np.flatnonzero(answered != NOWHERE)
-        scope = self._name(self._at_start(answered[some]))
+        scope = self._name(self._nested.of_calls(self._trace.ops, answered[some]))
         found[real[some]] = np.where(scope == NOWHERE, found[real[some]], scope)
         return found
 
@@ -244,16 +244,6 @@ class Launchers:
     def _name(self, scope: Ints) -> Ints:
         names = column(self._scopes.name)
         return np.where(scope == NOWHERE, NOWHERE, names[scope] if len(names) else NOWHERE)
-
-    def _at_start(self, operators: Ints) -> Ints:
-        """Return the innermost scope in which each of some operators starts."""
-        ops = self._trace.ops
-        thread, start = np.asarray(ops.thread)[operators], np.asarray(ops.start_ns)[operators]
-        found = np.full(len(operators), NOWHERE, np.int64)
-        for number in np.unique(thread).tolist():
-            mine = thread == number
-            found[mine] = self._nested.at(number, start[mine])
-        return found
 
     def _forward_of(self, operators: Ints) -> Ints:
         """Return the forward operator of each of some backward ones: the last with its autograd sequence number."""

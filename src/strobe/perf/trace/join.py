@@ -95,7 +95,7 @@ def join(devices: DeviceTable, launches: LaunchTable, sizes: OperatorSizes, thre
     ordinal = _ordinals(view(host), len(hosts))
     end = _ends(start, duration)
     del duration
-    inputs = sizes.inputs.values()
+    inputs = sizes.distinct.values()
     shapes, numbers = distinct([*(one.shape for one in works), *(one.text for one in inputs)])
     shape = looked_up(numbers[: len(works)], work, len(shapes))
     spent = _Spent(inputs, [one.device for one in works])

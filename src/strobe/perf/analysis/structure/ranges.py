@@ -279,14 +279,19 @@ class Nesting:
             owner[first : first + len(moments)] = self.at(thread, moments)
         return owner
 
+    def at_all(self, thread: NDArray[np.integer], moments: Ints) -> Ints:
+        """Return the innermost scope that is open at each moment on the thread of the same position."""
+        owner = np.full(len(moments), NOWHERE, np.int64)
+        for number in different(thread).tolist():
+            mine = thread == number
+            owner[mine] = self.at(number, moments[mine])
+        return owner
+
     def of_calls(self, hosts: HostEvents, host: NDArray[np.integer]) -> Ints:
         """Return the innermost scope that each of some launch calls starts in; a negative number is no call."""
         owner = np.full(len(host), NOWHERE, np.int64)
         known = np.flatnonzero(host >= 0)
-        thread, start = np.asarray(hosts.thread)[host[known]], column(hosts.start_ns)[host[known]]
-        for number in different(thread).tolist():
-            mine = thread == number
-            owner[known[mine]] = self.at(number, start[mine])
+        owner[known] = self.at_all(np.asarray(hosts.thread)[host[known]], column(hosts.start_ns)[host[known]])
         return owner
 
     def roots(self) -> Ints:
