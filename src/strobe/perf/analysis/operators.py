@@ -13,7 +13,7 @@ from typing import Final, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from strobe.core.costs import DevicePeaks, device_peaks, parse_dtype
+from strobe.core.costs import DevicePeaks, parse_dtype
 from strobe.core.errors import unknown_choice
 from strobe.perf.analysis.device.activity import BUSY, DeviceView, EventView, events_by_device
 from strobe.perf.analysis.device.intervals import Distribution, Ints, Window, column, distributions, totals
@@ -508,7 +508,7 @@ class _OperatorKeys:
         )
 
 
-# Rates of a device's operators of known cost against its peaks, and the share of the time that they cover.
+# Rates of a device's operators of known cost against its peaks.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -528,38 +528,13 @@ class OperatorRate:
     found: Roofline | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rates:
-    """The operators of one device against its peaks.
-
-    Args:
-        product: name of the device; empty where the trace does not list it.
-        peaks: peaks of the device, if they are known.
-        rows: one for each operator with recorded inputs, in the order of the table of operators.
-        busy_ns: busy time of the device.
-    """
-
-    product: str
-    peaks: DevicePeaks | None
-    rows: tuple[OperatorRate, ...]
-    busy_ns: int
-
-    @property
-    def covered_ns(self) -> int:
-        """Exclusive time of the rows whose cost is known."""
-        return sum(rate.row.exclusive_ns for rate in self.rows if rate.found is not None)
-
-
-def operator_rates(trace: Trace, times: OperatorTimes) -> Rates:
-    """Compare the operators of one device with its peaks."""
-    product = next((one.name for one in trace.devices if one.index == times.device), "")
-    peaks = device_peaks(product) if product else None
-    rows = tuple(
+def operator_rates(times: OperatorTimes, peaks: DevicePeaks | None) -> tuple[OperatorRate, ...]:
+    """Compare each operator of one device that has recorded inputs with the device's peaks, if they are known."""
+    return tuple(
         _rate(place, row, times.device, peaks)
         for place, row in enumerate(times.rows)
         if row.source is Source.OPERATOR and row.inputs.text
     )
-    return Rates(product=product, peaks=peaks, rows=rows, busy_ns=times.busy_ns)
 
 
 def _rate(place: int, row: OperatorTime, device: int, peaks: DevicePeaks | None) -> OperatorRate:

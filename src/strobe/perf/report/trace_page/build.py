@@ -526,5 +526,5 @@ def _subtitle(study: TraceStudy) -> str:
     shares = sorted(one.done.busy_ns / max(1, one.view.span_ns) for one in seen)
     if len(seen) > 1:
         return f"{len(seen)} devices, busy for {100 * shares[0]:.1f} to {100 * shares[-1]:.1f} % of their time"
-    product = next((f"{one.name}, " for one in study.traces[0].devices if one.index == seen[0].view.device and one.name), "")
+    product = f"{seen[0].product}, " if seen[0].product else ""
     return f"{product}{seen[0].view.span_ns / 1e6:.3f} ms, busy for {100 * shares[0]:.1f} % of it: {seen[0].done.verdict}"

@@ -17,7 +17,6 @@ from strobe.perf.analysis.operators import (
     Operators,
     OperatorTime,
     OperatorTimes,
-    Rates,
     host_ranges,
 )
 from strobe.perf.analysis.runs.breakdown import breakdown
@@ -579,10 +578,10 @@ def roofline_section(study: TraceStudy) -> Section | None:
     """Build the section with operators against each device's peaks; `None` if no trace was read with details or had work."""
     blocks: list[Block] = []
     for one in tables.seen_devices(study):
-        if one.rates is None:
+        if one.times is None:
             continue
-        if one.rates.rows:
-            blocks.append(_roofline_table(one, one.rates, study.options.top))
+        if one.rates:
+            blocks.append(_roofline_table(one, one.times.busy_ns, study.options.top))
             continue
         said = one.view.trace.metadata.get("record_shapes") in ("1", "true")
         why = "no operator with recorded inputs launched anything" if said else "shapes not recorded"
@@ -596,34 +595,35 @@ def roofline_section(study: TraceStudy) -> Section | None:
     return peaks_section(blocks, lead, folded=True)
 
 
-def _roofline_table(one: tables.DeviceFindings, rates: Rates, top: int) -> Table:
-    found = {rate.place: rate.found for rate in rates.rows}
+def _roofline_table(one: tables.DeviceFindings, busy_ns: int, top: int) -> Table:
+    found = {rate.place: rate.found for rate in one.rates}
     of_busy: Field[tables.OperatorRateRow] = numeric(
-        "of busy", lambda row: row.exclusive_ns, "exclusive time / busy time", show=share_of(rates.busy_ns), total=sum
+        "of busy", lambda row: row.exclusive_ns, "exclusive time / busy time", show=share_of(busy_ns), total=sum
     )
     fields = (
         *columns(tables.OperatorRateRow, "operator", "input_sizes", "dtype", "calls", "sum_ns"),
         of_busy,
         *columns(tables.OperatorRateRow, "call_ns", "call_flops"),
-        *rate_fields(rates.peaks, lambda row: found[row.place]),
+        *rate_fields(one.peaks, lambda row: found[row.place]),
     )
     known = [row for row in tables.OperatorRateRow.of(one) if found[row.place] is not None]
-    covered = f"{rates.covered_ns / rates.busy_ns:.1%}".replace("%", " %") if rates.busy_ns else "nothing"
+    covered_ns = sum(row.exclusive_ns for row in known)
+    covered = f"{covered_ns / busy_ns:.1%}".replace("%", " %") if busy_ns else "nothing"
     caption = f"{one.name}, {during(one.view)}: the cost is known of operators that own {covered} of the busy time."
-    notes = (device_note(rates.product or "this device", rates.peaks), *_roofline_notes(rates))
+    notes = (device_note(one.product or "this device", one.peaks), *_roofline_notes(one))
     return table_of(caption, fields, known, top=top, notes=notes, sortable=True)
 
 
-def _roofline_notes(rates: Rates) -> Iterator[str]:
+def _roofline_notes(one: tables.DeviceFindings) -> Iterator[str]:
     """Yield reasons for missing costs, impossible rates, and a remark on dtypes."""
     reasons: dict[str, dict[str, None]] = defaultdict(dict)
-    for rate in rates.rows:
+    for rate in one.rates:
         if isinstance(rate.cost, str):
             reasons[rate.cost][rate.row.operator] = None
     for reason, names in reasons.items():
         yield f"Not counted, {first_of([*names], _MOST_REASONS)}: {reason}."
-    costed = [(rate, rate.cost, rate.found) for rate in rates.rows if rate.found is not None]
-    if rates.peaks is not None and any(
+    costed = [(rate, rate.cost, rate.found) for rate in one.rates if rate.found is not None]
+    if one.peaks is not None and any(
         not isinstance(cost, str) and cost[1] == "float32" and cost[0].flops for _, cost, _ in costed
     ):
         yield "float32 is held against the peak without tensor cores; whether TF32 ran instead is not in the trace."

@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from strobe.core.costs import DevicePeaks, device_peaks
 from strobe.core.errors import DataError
 from strobe.perf.analysis.critical_path import KERNEL, KIND, CriticalPath, Lag, critical_path
 from strobe.perf.analysis.device.activity import (
@@ -28,7 +29,15 @@ from strobe.perf.analysis.device.activity import (
 )
 from strobe.perf.analysis.device.kernels import KernelTable, kernel_table
 from strobe.perf.analysis.device.launch import Gaps, Launch, Queue, graph_calls, launch, queues
-from strobe.perf.analysis.operators import Operators, OperatorTimes, Rates, Source, operator_rates, operator_times, operators
+from strobe.perf.analysis.operators import (
+    OperatorRate,
+    Operators,
+    OperatorTimes,
+    Source,
+    operator_rates,
+    operator_times,
+    operators,
+)
 from strobe.perf.analysis.structure.collectives import Communication, communication, message_bytes
 from strobe.perf.analysis.structure.memory import MemoryUse, memory_use
 from strobe.perf.analysis.structure.ranges import Ranges, range_table, unnumbered
@@ -185,10 +194,20 @@ class DeviceFindings:
         """Its operators, if the trace was read with details."""
         return self.of.times.get(self.device)
 
+    @property
+    def product(self) -> str:
+        """Name of the product; empty where the trace does not list it."""
+        return next((each.name for each in self.view.trace.devices if each.index == self.device), "")
+
+    @property
+    def peaks(self) -> DevicePeaks | None:
+        """Its peaks, if they are known."""
+        return device_peaks(self.product) if self.product else None
+
     @cached_property
-    def rates(self) -> Rates | None:
-        """Rates of its operators, if the trace was read with details."""
-        return None if self.times is None else operator_rates(self.view.trace, self.times)
+    def rates(self) -> tuple[OperatorRate, ...]:
+        """Rates of its operators; none where the trace was read without details."""
+        return () if self.times is None else operator_rates(self.times, self.peaks)
 
 
 @once
@@ -329,9 +348,8 @@ class DeviceRow(OnDevice, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, one: DeviceFindings) -> Iterator[Self]:
-        named, lost = {device.index: device.name for device in one.view.trace.devices}, one.done.unlinked
-        unlinked = {"unlinked_events": lost.events, "unlinked_ns": lost.sum_ns}
-        yield part_of(cls, one, one.done, one.done.tally, product=named.get(one.device, ""), **unlinked)
+        unlinked = {"unlinked_events": one.done.unlinked.events, "unlinked_ns": one.done.unlinked.sum_ns}
+        yield part_of(cls, one, one.done, one.done.tally, **unlinked)
 
 
 class KindRow(OnDevice, frozen=True, kw_only=True):
@@ -755,7 +773,7 @@ class OperatorRateRow(_OfOperator, frozen=True, kw_only=True):
     @classmethod
     def of(cls, one: DeviceFindings) -> Iterator[Self]:
         rates = ("flops_per_s", "bytes_per_s", "compute_share", "memory_share", "bound", "floor_ns")
-        for rate in one.rates.rows if one.rates else ():
+        for rate in one.rates:
             row, cost = rate.row, None if isinstance(rate.cost, str) else rate.cost
             yield part_of(
                 cls, row, one, place=rate.place, input_sizes=row.inputs.text, dtype="" if cost is None else cost[1],
