@@ -195,10 +195,10 @@ def test_the_kernel_table(trace: Trace, window: Window | None, by: str) -> None:
         for moment in range(asked.begin, asked.stop):
             owner = asked.owner[moment]
             exclusive.update([key(owner)] if owner else [])
-        assert sorted((row.group, row.shape, row.kind) for row in found.rows) == sorted(calls)
-        assert sum(row.exclusive_ns for row in found.rows) == found.busy_ns == exclusive.total()
-        assert [row.exclusive_ns for row in found.rows] == sorted((row.exclusive_ns for row in found.rows), reverse=True)
-        for row in found.rows:
+        assert sorted((row.group, row.shape, row.kind) for row in found) == sorted(calls)
+        assert sum(row.exclusive_ns for row in found) == exclusive.total()
+        assert [row.exclusive_ns for row in found] == sorted((row.exclusive_ns for row in found), reverse=True)
+        for row in found:
             mine = calls[row.group, row.shape, row.kind]
             times = sorted(shared for _, shared in mine)
             assert (row.calls.n, row.calls.sum_ns, row.exclusive_ns) == (

@@ -13,6 +13,7 @@ from strobe.core.errors import DataError
 from strobe.core.printable import bytes_in, first_of
 from strobe.core.spans import FRAME_BLOCK
 from strobe.perf.analysis.device.intervals import Distribution, Window, distribution
+from strobe.perf.analysis.device.kernels import MANGLED
 from strobe.perf.analysis.operators import (
     Operators,
     OperatorTime,
@@ -643,7 +644,7 @@ def device_kernels(study: TraceStudy) -> Section | None:
         for at, one in enumerate(tables.seen_devices(study))
         for table in kernel_tables(
             f"{one.name}, {during(one.view)}",
-            [Listed(row) for row in one.hot.rows],
+            [Listed(row) for row in one.hot],
             top=top,
             notes=_kernels_notes(one),
             collapsed=at > 0,
@@ -655,8 +656,8 @@ def device_kernels(study: TraceStudy) -> Section | None:
 def _kernels_notes(one: tables.DeviceFindings) -> Iterator[str]:
     if num_cut := one.view.num_cut:
         yield f"Calls cut by the edges of the window: {num_cut}. Each counts as one, times count their part inside."
-    if one.hot.num_mangled:
-        yield f"{one.hot.num_mangled} names could not be demangled and stand as they are."
+    if mangled := {member.name for row in one.hot for member in row.members if member.name.startswith(MANGLED)}:
+        yield f"{len(mangled)} names could not be demangled and stand as they are."
 
 
 # Communication: its exposed time and, across ranks, time spent waiting, time spent moving data, and the last rank.

@@ -27,7 +27,7 @@ from strobe.perf.analysis.device.activity import (
     activity,
     device_views,
 )
-from strobe.perf.analysis.device.kernels import KernelTable, kernel_table
+from strobe.perf.analysis.device.kernels import KernelTableRow, kernel_table
 from strobe.perf.analysis.device.launch import Gaps, Launch, Queue, graph_calls, launch, queues
 from strobe.perf.analysis.operators import (
     OperatorRate,
@@ -160,7 +160,7 @@ class DeviceFindings:
         return launch(self.view, self.of.graphs)
 
     @cached_property
-    def hot(self) -> KernelTable:
+    def hot(self) -> tuple[KernelTableRow, ...]:
         """Its kernels, grouped as the study asks."""
         return kernel_table(self.view, self.of.options.by)
 
@@ -397,8 +397,8 @@ class IdleRow(OnDevice, frozen=True, kw_only=True):
 
 
 _SHARED: Final[dict[type[DocumentPart], Callable[[DeviceFindings], Iterable[Any]]]] = {
-    KernelRow: lambda one: (kernel_row(row, one) for row in one.hot.rows),
-    KernelNameRow: lambda one: (name for row in one.hot.rows for name in name_rows(row, one)),
+    KernelRow: lambda one: (kernel_row(row, one) for row in one.hot),
+    KernelNameRow: lambda one: (name for row in one.hot for name in name_rows(row, one)),
 }
 """How to make the rows of classes that other pages have too."""
 
