@@ -155,7 +155,7 @@ class DeviceFindings:
         return activity(self.view)
 
     @cached_property
-    def launch(self) -> Launch:
+    def launches(self) -> Launch:
         """Launches of its events."""
         return launch(self.view, self.of.graphs)
 
@@ -419,7 +419,7 @@ class LaunchRow(OnDevice, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, one: DeviceFindings) -> Iterator[Self]:
-        for call, (events, host, delays) in one.launch.calls.items():
+        for call, (events, host, delays) in one.launches.calls.items():
             of_host = {"host_sum_ns": host.sum_ns, "host_p50_ns": host.p50_ns, "host_max_ns": host.max_ns}
             delay = {"delay_p50_ns": delays.start_to_start.p50_ns, "delay_max_ns": delays.start_to_start.max_ns}
             yield part_of(cls, one, call=call, calls=host.n, events=events, **of_host, **delay)
