@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from made_traces import trace_of
 from strobe.perf.measure.timing import palindrome
 from strobe.perf.records.record import Clip, Clocks, Git, Header, Machine, PromptAt, Span, Variant, Workload
 from strobe.perf.records.store import RunRecords
-from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvents, Trace
+from strobe.perf.trace import DeviceEvent, Trace
 
 BLOCKS, SWITCH, STEPS = 12, 8, 4
 
@@ -100,9 +101,6 @@ def make_trace() -> Callable[..., Trace]:
 
     def make(events: Sequence[DeviceEvent], **fields: Any) -> Trace:
         ordered = sorted(events, key=lambda event: (event.start_ns, -event.end_ns, event.name))
-        return Trace(
-            path=Path("t.json"), threads=("1/1",), ops=HostEvents.empty(), regions=(),
-            device_events=DeviceEvents.from_rows(ordered), **fields,
-        )  # fmt: skip
+        return trace_of(ordered, **fields)
 
     return make

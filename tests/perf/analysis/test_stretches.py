@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from made_traces import trace_of
 from strobe.perf.analysis.device.activity import DeviceView, activity, device_views, idle_strip
 from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.analysis.device.kernels import kernel_table
@@ -23,7 +24,7 @@ from strobe.perf.report.export import write_events
 from strobe.perf.report.model import encode_report
 from strobe.perf.report.study import TraceOptions, load_trace_study
 from strobe.perf.report.trace_page.build import build_trace_report
-from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace, columns
+from strobe.perf.trace import DeviceEvent, HostEvent, Trace, columns
 
 CAPTURES = Path(__file__).parents[3] / "benchmarks" / "presets-h200" / "traces"
 ALL_AT_ONCE = 1 << 40
@@ -50,9 +51,8 @@ def at_a_time(events: int) -> Iterator[None]:
         columns.BLOCK = kept
 
 
-def _host_events(rows: list[tuple[str, int, int]]) -> HostEvents:
-    made = [HostEvent(name, start, start + length, start % 2) for name, start, length in rows]
-    return HostEvents.from_rows(sorted(made, key=lambda row: (row.start_ns, -row.end_ns)))
+def _host_events(rows: list[tuple[str, int, int]]) -> list[HostEvent]:
+    return [HostEvent(name, start, start + length, start % 2) for name, start, length in rows]
 
 
 @st.composite
@@ -65,9 +65,8 @@ def traces(draw: st.DrawFn) -> Trace:
         ordinal = 0 if host is None else sum(row.host == host for row in rows)
         when, where = (start, start + length), (place // 2, place)
         rows.append(DeviceEvent(_NAMES[kind], _KINDS[kind], *when, *where, ordinal, host, f"{kind}x{start}"))
-    return Trace(
-        path=Path("t.json"), threads=("1/1", "1/2"), ops=HostEvents.empty(), regions=(), ranges=_host_events(draw(_scopes)),
-        modules=_host_events(draw(_scopes)), device_events=DeviceEvents.from_rows(rows),
+    return trace_of(
+        rows, _host_events(draw(_scopes)), _host_events(draw(_scopes)),
         module_paths={i: f"layers.{row.start_ns % 2}.mlp" for i, row in enumerate(rows) if row.start_ns % 5 == 0},
         overhead=((3, 5), (20, 31)),
     )  # fmt: skip

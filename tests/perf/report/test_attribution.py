@@ -1,24 +1,20 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
+from made_traces import trace_of
 from strobe.core.errors import ConfigError
 from strobe.perf.report.model import Table
 from strobe.perf.report.profile_pages import attribution_report
 from strobe.perf.report.write import render_markdown
-from strobe.perf.trace.events import DeviceEvents, HostEvent, HostEvents, MemoryTrack, Trace
+from strobe.perf.trace.events import HostEvent, MemoryTrack, Trace
 
 
 def trace(ops: int = 3, modules: bool = True, memory: bool = True) -> Trace:
     rows = [HostEvent(f"aten::op{number}", 100 * number, 100 * number + 10 * (number + 1), 0) for number in range(ops)]
     calls = [HostEvent("Linear_0", 0, 90, 0)] if modules else []
     track = MemoryTrack(device="cpu", step_ns=10, start_ns=(0, 10), allocated_bytes=(2**20, 5 * 2**20), reserved_bytes=(0, 0))
-    return Trace(
-        path=Path("t.json"), threads=("1/1",), ops=HostEvents.from_rows(rows), regions=(), modules=HostEvents.from_rows(calls),
-        device_events=DeviceEvents.from_rows([]), memory=(track,) if memory else (),
-    )  # fmt: skip
+    return trace_of(ops=rows, modules=calls, memory=(track,) if memory else ())
 
 
 def test_the_page_says_that_it_is_no_measurement() -> None:

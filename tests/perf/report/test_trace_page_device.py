@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from made_traces import trace_of
 from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.report.blocks.kernels import MAX_MEMBERS
 from strobe.perf.report.model import (
@@ -32,18 +32,10 @@ from strobe.perf.report.study import TraceOptions, TraceStudy
 from strobe.perf.report.trace_page.device import MAX_BINS, activity_section, gaps_section, launch_section
 from strobe.perf.report.trace_page.structure import device_kernels
 from strobe.perf.report.write import render_markdown
-from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace
+from strobe.perf.trace import DeviceEvent, HostEvent, HostEvents, Trace
 
 _SECTIONS = (activity_section, device_kernels, launch_section, gaps_section)
 _EVIL = "<script>|\x1b[2J"
-
-
-def _trace(events: list[DeviceEvent], **fields: Any) -> Trace:
-    ordered = sorted(events, key=lambda event: (event.start_ns, -event.end_ns, event.name))
-    return Trace(
-        path=Path("t.json"), threads=("1/1",), ops=HostEvents.empty(), regions=(), device_events=DeviceEvents.from_rows(ordered),
-        **fields,
-    )  # fmt: skip
 
 
 def _study(*traces: Trace, window: Window | None = None, **options: Any) -> TraceStudy:
@@ -73,7 +65,7 @@ _EVENTS = st.builds(
 
 @given(events=st.lists(_EVENTS, min_size=1, max_size=25, unique_by=lambda e: e.host or e), top=st.integers(1, 4))
 def test_what_is_said_to_add_up_adds_up(events: list[DeviceEvent], top: int) -> None:
-    study = _study(_trace(events), top=top)
+    study = _study(trace_of(events), top=top)
     devices, stretches, causes, kinds, _ = _with_picture(activity_section(study))
     busy, idle, span = (_column(devices, title) for title in ("busy", "idle", "span"))
     assert [b + i for b, i in zip(busy, idle, strict=True)] == span
@@ -104,7 +96,7 @@ def _with_picture(section: Section | None) -> list[Any]:
 def test_the_strip_covers_every_lane_and_no_bin_overflows() -> None:
     host = HostEvent("cudaLaunchKernel", 40, 45, 0)
     traces = [
-        _trace(
+        trace_of(
             [DeviceEvent("k", "kernel", 0, 30, 0, 7, 0, None), DeviceEvent("k", "kernel", 60, 1_000, 0, 7, 0, host)], base_ns=b
         )
         for b in (0, 500)
@@ -124,21 +116,21 @@ def test_the_strip_covers_every_lane_and_no_bin_overflows() -> None:
 
 
 def test_without_device_events_there_is_nothing_to_say_but_what_was_launched() -> None:
-    empty = _trace([])
+    empty = trace_of([])
     assert [section(_study(empty)) for section in _SECTIONS] == [None] * 4
-    launched = launch_section(_study(_trace([], launched={"hipGraphLaunch": (4, 4), "hipLaunchKernel": (9, 0)})))
+    launched = launch_section(_study(trace_of([], launched={"hipGraphLaunch": (4, 4), "hipLaunchKernel": (9, 0)})))
     (signs,) = _tables(launched)
     assert [[cell.text for cell in row.cells if isinstance(cell, Code | Text)] for row in signs.rows] == [
         ["rank 0", "launch calls that no device event answers to", "hipGraphLaunch", "4 of 4"]
     ]
-    some = activity_section(_study(_trace([DeviceEvent("k", "kernel", 0, 5, 0, 7, 0, None)]), empty))
+    some = activity_section(_study(trace_of([DeviceEvent("k", "kernel", 0, 5, 0, 7, 0, None)]), empty))
     assert some is not None and some.blocks[-1] == Notes(("rank 1: no device events.",))
 
 
 def test_long_tables_end_with_what_they_leave_out() -> None:
     events = [DeviceEvent(f"void f<{i}>(int)", "kernel", 20 * i, 20 * i + 10, 0, 7, 0, None) for i in range(12)]
     events += [DeviceEvent(f"k{i}", "kernel", 1_000 + 20 * i, 1_000 + 20 * i + i, 0, 7, 0, None) for i in range(1, 6)]
-    table, members = _tables(device_kernels(_study(_trace(events), top=2)))
+    table, members = _tables(device_kernels(_study(trace_of(events), top=2)))
     assert [row.cells[0].text for row in table.rows] == ["f", "k5", "4 more rows"]
     assert (_column(table, "calls"), _column(table, "exclusive")) == ([12, 1, 4], [120, 5, 10])
     assert members.rows[-1].cells[1:] == (
@@ -146,24 +138,26 @@ def test_long_tables_end_with_what_they_leave_out() -> None:
         Count(12 - MAX_MEMBERS),
         ExactTime(10 * (12 - MAX_MEMBERS)),
     )
-    gaps = _tables(gaps_section(_study(_trace(events), top=2)))[0]
+    gaps = _tables(gaps_section(_study(trace_of(events), top=2)))[0]
     assert [row.cells[0].text for row in gaps.rows][-2:] == ["4 more pairs", "all gaps"]
 
 
 def test_p99_of_few_calls_says_how_few() -> None:
-    table, *_ = _tables(device_kernels(_study(_trace([DeviceEvent("k", "kernel", 0, 5, 0, 7, 0, None)]))))
+    table, *_ = _tables(device_kernels(_study(trace_of([DeviceEvent("k", "kernel", 0, 5, 0, 7, 0, None)]))))
     place = [column.title for column in table.columns].index("p99")
     assert table.rows[0].cells[place] == Missing("max of 1", "-")
 
 
 def test_shapes_are_a_column_if_asked_for() -> None:
     events = [DeviceEvent("k", "kernel", 10 * i, 10 * i + 5, 0, 7, 0, None, shape) for i, shape in enumerate(["8x8", "", "8x8"])]
-    table, *_ = _tables(device_kernels(_study(_trace(events), by="shape")))
+    table, *_ = _tables(device_kernels(_study(trace_of(events), by="shape")))
     assert [row.cells[1] for row in table.rows] == [Code("8x8"), Missing("the trace gives none", "-")]
 
 
 def test_a_window_is_named_and_cut_events_are_counted() -> None:
-    study = _study(_trace([DeviceEvent("k", "kernel", 0, 50, 0, 7, 0, None)]), window=Window(start_ns=10, end_ns=30, label=_EVIL))
+    study = _study(
+        trace_of([DeviceEvent("k", "kernel", 0, 50, 0, 7, 0, None)]), window=Window(start_ns=10, end_ns=30, label=_EVIL)
+    )
     table, *_ = _tables(device_kernels(study))
     assert _column(table, "exclusive") == [20] and "cut by the edges of the window: 1" in table.notes[0]
     devices, *_ = _tables(activity_section(study))
@@ -175,7 +169,7 @@ def test_foreign_names_are_escaped_in_every_section(by: str) -> None:
     graph, single = HostEvent(_EVIL, 0, 2, 0), HostEvent("cudaLaunchKernel", 30, 60, 0)
     events = [DeviceEvent(_EVIL, "kernel", 10 * i, 10 * i + 5, 0, 7, i, graph, _EVIL) for i in range(4)]
     events += [DeviceEvent(_EVIL + "2", "comm", 58, 70, 0, 7, 0, single, _EVIL)]
-    trace = _trace(events, launched={_EVIL: (3, 1)}, window_end_ns=65)
+    trace = trace_of(events, launched={_EVIL: (3, 1)}, window_end_ns=65)
     found = [section(_study(trace, by=by)) for section in _SECTIONS]
     report = Report(SCHEMA_VERSION, (), "t", "", (), (), tuple(section for section in found if section))
     assert len(report.sections) == 4 and decode_report(encode_report(report)) == report
@@ -195,7 +189,7 @@ def test_what_held_up_the_host_is_named_by_the_idle_time_it_cost() -> None:
         HostEvent("Lazy Function Loading", 5, 40, 0), HostEvent("Buffer Flush", 30, 50, 0),
         HostEvent("Buffer Flush", 290, 400, 0),
     ]  # fmt: skip
-    trace = _trace(events, overhead=((5, 50), (290, 400)), overheads=HostEvents.from_rows(named))
+    trace = trace_of(events, overhead=((5, 50), (290, 400)), overheads=HostEvents.from_rows(named))
     table = next(one for one in _tables(activity_section(_study(trace))) if "what held up the host" in one.caption)
     assert _column(table, "overhead") == ["Lazy Function Loading", "Buffer Flush"]
     assert _column(table, "idle time") == [30, 10 + 10]  # 10 to 40; 40 to 50 and 290 to 300
@@ -208,5 +202,5 @@ def test_what_held_up_the_host_is_named_by_the_idle_time_it_cost() -> None:
 def test_overhead_without_a_name_makes_no_table() -> None:
     call = HostEvent("cudaLaunchKernel", 80, 81, 0)
     events = [DeviceEvent("a", "kernel", 0, 10, 0, 7, 0, None), DeviceEvent("b", "kernel", 90, 100, 0, 7, 0, call)]
-    tables = _tables(activity_section(_study(_trace(events, overhead=((5, 50),)))))
+    tables = _tables(activity_section(_study(trace_of(events, overhead=((5, 50),)))))
     assert not any("what held up the host" in one.caption for one in tables)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from made_traces import trace_of
 from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.analysis.structure.window import choose_window
 from strobe.perf.report.model import (
@@ -35,9 +35,7 @@ from strobe.perf.trace import (
     Collective,
     CollectiveKind,
     DeviceEvent,
-    DeviceEvents,
     HostEvent,
-    HostEvents,
     MemoryTrack,
     Trace,
     read_trace,
@@ -46,18 +44,6 @@ from strobe.perf.trace import (
 _CAPTURE = Path(__file__).parents[3] / "benchmarks" / "presets-h200" / "traces" / "turbo.json.gz"
 _SECTIONS = (steps_section, ranges_section, collectives_section, memory_section)
 _EVIL = "</script><script>alert(1)</script>|`x`\x1b[2J\u202e"
-
-
-def _host(rows: Iterable[HostEvent]) -> HostEvents:
-    return HostEvents.from_rows(sorted(rows, key=lambda row: (row.start_ns, -row.end_ns)))
-
-
-def _trace(
-    events: Iterable[DeviceEvent], ranges: Iterable[HostEvent] = (), modules: Iterable[HostEvent] = (), **more: Any
-) -> Trace:
-    fields = {"path": Path("t.json"), "threads": ("1/1",), "ops": HostEvents.empty(), "regions": (), **more}
-    rows = sorted(events, key=lambda e: (e.start_ns, -e.end_ns))
-    return Trace(**fields, ranges=_host(ranges), modules=_host(modules), device_events=DeviceEvents.from_rows(rows))
 
 
 def _study(*traces: Trace, window: str | None = None, **options: Any) -> TraceStudy:
@@ -80,7 +66,7 @@ def _model(steps: int = 9, name: str = "Block") -> Trace:
             modules.append(HostEvent(f"{name}_{block}", at + 100 + 100 * block, at + 190 + 100 * block, 0))
             events.append(_event(at + 110 + 100 * block, at + 300 + 100 * block, at + 350 + 100 * block + 9 * (block == 0)))
         events.append(_event(at + 960, at + 965, at + 970))
-    return _trace(events, ranges, modules)
+    return trace_of(events, ranges, modules)
 
 
 def _tables(section: Section | None) -> list[Table]:
@@ -129,14 +115,14 @@ def test_a_period_shows_its_evidence_and_no_step_says_why() -> None:
         _event(None, 20 * i + 50 * (i // 11), 20 * i + 50 * (i // 11) + 9, "embed" if i % 11 == 0 else f"k{i % 5}")
         for i in range(88)
     ]
-    section = steps_section(_study(_trace(events)))
+    section = steps_section(_study(trace_of(events)))
     evidence = _table(section, "Why these are steps")
     assert [_values(evidence, title) for title in ("a period starts with", "periods", "median", "confidence")] == [
         ["embed"], [8], [11], ["high"],
     ]  # fmt: skip
-    refused = steps_section(_study(_trace([_event(None, 5, 9)])))
+    refused = steps_section(_study(trace_of([_event(None, 5, 9)])))
     assert _tables(refused) == [] and "device 0: no repeating step found" in _notes(refused)
-    assert "no range that launched work and no kernel matches 'x'" in _notes(steps_section(_study(_trace(events), steps="x")))
+    assert "no range that launched work and no kernel matches 'x'" in _notes(steps_section(_study(trace_of(events), steps="x")))
 
 
 def _sums(frame: Frame) -> None:
@@ -172,7 +158,7 @@ def test_ranges_modules_layers_and_the_flame() -> None:
 def test_a_wide_tree_is_drawn_with_a_bounded_number_of_frames() -> None:
     ranges = [HostEvent(f"r{i}x", 10 * i, 10 * i + 9, 0) for i in range(900)]
     events = [_event(10 * i + 1, 20_000 + 30 * i, 20_001 + 30 * i + i % 20) for i in range(900)]
-    section = ranges_section(_study(_trace(events, ranges), top=5))
+    section = ranges_section(_study(trace_of(events, ranges), top=5))
     (flame,) = [block.picture for block in section.blocks if isinstance(block, Figure)]
     _sums(flame.root)
     assert sum(child.candidate_ns for child in flame.root.children) == flame.root.candidate_ns
@@ -196,7 +182,7 @@ def _ranks(offset: int = 0, sequence: bool = True) -> list[Trace]:
             Collective(i, CollectiveKind("allreduce", "tp", (0, 1, 2), 500_000, 500_000, "BFloat16"), n if sequence else -1)
             for n, i in enumerate(i for i, row in enumerate(rows) if row.kind == "comm")
         )  # fmt: skip
-        traces.append(_trace(rows, collectives=told, rank=rank, path=Path(f"r{rank}.json")))
+        traces.append(trace_of(rows, collectives=told, rank=rank, path=Path(f"r{rank}.json")))
     return traces
 
 
@@ -229,7 +215,7 @@ def test_memory_over_time() -> None:
         device="cuda:0", step_ns=1_000_000, start_ns=(0, 1_000_000, 2_000_000), allocated_bytes=(1 << 20, 5 << 20, 2 << 20),
         reserved_bytes=(0, 8 << 20, 8 << 20),
     )  # fmt: skip
-    trace = _trace([], [HostEvent("forward", 500_000, 1_500_000, 0)], memory=(track,))
+    trace = trace_of([], [HostEvent("forward", 500_000, 1_500_000, 0)], memory=(track,))
     section = memory_section(_study(trace))
     peaks, course = _tables(section)
     assert [_values(peaks, title) for title in ("peak allocated", "at", "in", "peak reserved")] == [
@@ -245,7 +231,7 @@ def test_memory_over_time() -> None:
 
 def test_calls_may_lie_in_each_other_deeper_than_python_recurses() -> None:
     ranges = [HostEvent(f"r{n}x", n, 9_000 - n, 0) for n in range(2_000)]
-    study = _study(_trace([_event(4_000, 5_000, 5_600)], ranges))
+    study = _study(trace_of([_event(4_000, 5_000, 5_600)], ranges))
     section = ranges_section(study)
     assert section is not None
     (flame,) = [block for block in section.blocks if isinstance(block, Figure)]
@@ -262,7 +248,7 @@ def test_little_memory_is_not_nothing_and_each_course_names_its_device() -> None
         MemoryTrack(device=device, step_ns=1_000, start_ns=(0, 1_000), allocated_bytes=(0, 1_536), reserved_bytes=(0, 0))
         for device in ("cpu", "cuda:0")
     ]
-    peaks, *courses = _tables(memory_section(_study(_trace([], memory=tuple(tracks)))))
+    peaks, *courses = _tables(memory_section(_study(trace_of([], memory=tuple(tracks)))))
     assert [row.cells[1] for row in peaks.rows] == [Number(1.5, 3, "KiB")] * 2
     assert [course.caption for course in courses] == [
         f"Largest allocated memory of {device} in each part of the time." for device in ("cpu", "cuda:0")
@@ -272,14 +258,14 @@ def test_little_memory_is_not_nothing_and_each_course_names_its_device() -> None
 def test_what_holds_for_all_devices_is_said_once() -> None:
     ranges = [HostEvent(f"ProfilerStep#{n}", 100 * n, 100 * n + 50, 0) for n in range(3)]
     events = [_event(100 * n + 1, 100 * n + 5, 100 * n + 60) for n in range(3)]
-    (summary, *_) = _tables(steps_section(_study(*(_trace(events, ranges, path=Path(f"{name}.json")) for name in "abc"))))
+    (summary, *_) = _tables(steps_section(_study(*(trace_of(events, ranges, path=Path(f"{name}.json")) for name in "abc"))))
     assert len(summary.rows) == 3 and len(summary.notes) == len(set(summary.notes)) == 2
     assert all(note.startswith("a, device 0 and 2 more: ") for note in summary.notes)
 
 
 def test_nothing_to_say() -> None:
-    assert [section(_study(_trace([]))) for section in _SECTIONS] == [None] * 4
-    assert ranges_section(_study(_trace([_event(None, 1, 2)]))) is None
+    assert [section(_study(trace_of([]))) for section in _SECTIONS] == [None] * 4
+    assert ranges_section(_study(trace_of([_event(None, 1, 2)]))) is None
 
 
 def _report(study: TraceStudy) -> Report:
@@ -290,7 +276,7 @@ def _report(study: TraceStudy) -> Report:
 def test_names_of_others_stay_text() -> None:
     evil = [event._replace(name=_EVIL) for event in _model(name=_EVIL).device_events]
     report = _report(
-        _study(_trace(evil, [HostEvent(f"{_EVIL}#{i}", 1_000 * i, 1_000 * i + 999, 0) for i in range(1, 10)]), *_ranks())
+        _study(trace_of(evil, [HostEvent(f"{_EVIL}#{i}", 1_000 * i, 1_000 * i + 999, 0) for i in range(1, 10)]), *_ranks())
     )
     page, text = render_html(report), render_markdown(report)
     assert "<script>alert" not in page and "\x1b" not in page + text and "\u202e" not in page + text
@@ -304,7 +290,7 @@ def test_names_of_others_stay_text() -> None:
 def test_any_trace_has_sections_that_close(work: list[tuple[int, int, int, bool]], top: int) -> None:
     ranges = [HostEvent(f"ProfilerStep#{n}", 20 * n, 20 * n + 20, 0) for n in range(3)]
     events = [_event(launch if linked else None, launch + delay, launch + delay + n) for launch, delay, n, linked in work]
-    trace = _trace(events, ranges, [HostEvent("Block_1", 5, 70, 0)])
+    trace = trace_of(events, ranges, [HostEvent("Block_1", 5, 70, 0)])
     for window in (None, Window(start_ns=20, end_ns=90, label="w")):
         study = TraceStudy(traces=(trace,), labels=("t",), windows=(window,), options=TraceOptions(top=top))
         section = ranges_section(study)

@@ -57,9 +57,7 @@ def test_a_capture_says_what_the_second_reader_says(path: Path) -> None:
     assert len(trace.regions) == len(facts.spans("user_annotation", "strobe::"))
     assert sum(end - start for start, end in trace.overhead) == facts.overhead()
     assert trace.base_ns == meta["baseTimeNanoseconds"]
-    assert [(one.name, one.num_sms, one.memory_bytes) for one in trace.devices] == [
-        (one["name"], one["numSms"], one["totalGlobalMem"]) for one in meta["deviceProperties"]
-    ]
+    assert [one.name for one in trace.devices] == [one["name"] for one in meta["deviceProperties"]]
 
 
 def test_there_are_captures_of_every_kind() -> None:

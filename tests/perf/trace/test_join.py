@@ -161,9 +161,9 @@ def test_a_graph_may_have_more_nodes_than_a_block_or_a_short_number(nodes: int) 
         (launches.correlation, [1, 2]),
     ):  # fmt: skip
         column.extend(values)
-    joined = join(devices, launches, OperatorSizes(), Threads([launches]))
-    assert (np.asarray(joined.events.ordinal) == number // 2).all()
-    assert [joined.events[row].host.end_ns for row in (0, 1, 2 * nodes - 2)] == [1, 2, 1]  # type: ignore[union-attr]
+    joined, _, _ = join(Path("t.json"), devices, launches, OperatorSizes(), Threads([launches]))
+    assert (np.asarray(joined.device_events.ordinal) == number // 2).all()
+    assert [joined.device_events[row].host.end_ns for row in (0, 1, 2 * nodes - 2)] == [1, 2, 1]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
 """How much memory the joining needs at its peak: what the rule allows for each device event, its launch call included."""
 
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from strobe.perf.trace import Trace
 from strobe.perf.trace.device import DeviceTable, EventKind
-from strobe.perf.trace.join import Joined, join
+from strobe.perf.trace.join import join
 from strobe.perf.trace.tables import HostTable, LaunchTable, OperatorSizes, Threads
 
 
@@ -31,10 +33,10 @@ def _filled(count: int, nodes: int, spread: int) -> tuple[DeviceTable, LaunchTab
     return devices, launches
 
 
-def _peak(count: int, nodes: int, spread: int) -> tuple[int, Joined]:
+def _peak(count: int, nodes: int, spread: int) -> tuple[int, Trace]:
     tracemalloc.start()
     devices, launches = _filled(count, nodes, spread)
-    joined = join(devices, launches, OperatorSizes(), Threads([HostTable(), launches]))
+    joined, _, _ = join(Path("t.json"), devices, launches, OperatorSizes(), Threads([HostTable(), launches]))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return peak, joined
@@ -45,8 +47,8 @@ def test_memory_grows_by_at_most_64_bytes_per_device_event(nodes: int, spread: i
     few, many = 200_000, 500_000
     (small, _), (large, joined) = _peak(few, nodes, spread), _peak(many, nodes, spread)
     assert large - small <= 64 * (many - few)
-    assert (len(joined.events), len(joined.events.hosts)) == (many, -(-many // nodes))
-    assert joined.events[many - 1].host is not None
+    assert (len(joined.device_events), len(joined.device_events.hosts)) == (many, -(-many // nodes))
+    assert joined.device_events[many - 1].host is not None
 
 
 def test_numbers_of_64_bits_take_their_room_and_are_kept() -> None:
@@ -54,5 +56,5 @@ def test_numbers_of_64_bits_take_their_room_and_are_kept() -> None:
     devices.duration.release()
     devices.duration.extend(np.arange(1000) + 2**40)
     launches.correlation.release()
-    joined = join(devices, launches, OperatorSizes(), Threads([launches]))
-    assert {event.end_ns - event.start_ns for event in joined.events} == set(range(2**40, 2**40 + 1000))
+    joined, _, _ = join(Path("t.json"), devices, launches, OperatorSizes(), Threads([launches]))
+    assert {event.end_ns - event.start_ns for event in joined.device_events} == set(range(2**40, 2**40 + 1000))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
 from statistics import median_low
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -208,16 +208,16 @@ class _Builder:
     def _usual(self) -> tuple[int, int]:
         """Return the usual launch latency and gap: medians over events whose stream was surely free, or surely busy."""
         latencies, gaps, every = [], [], []
-        for one, bounds in zip(self._events, self._bounds, strict=True):
+        for one, (_, _, last_end, _) in zip(self._events, self._bounds, strict=True):
             if one.called is None or one.start < one.called:
                 continue
             every.append(one.start - one.called)
-            if bounds.last_end is None or bounds.last_end <= one.called:
+            if last_end is None or last_end <= one.called:
                 latencies.append(one.start - one.called)
         launch_ns = median_low(latencies) if latencies else min(every, default=0)
-        for one, bounds in zip(self._events, self._bounds, strict=True):
-            if one.called is not None and bounds.ended is not None and one.called + launch_ns <= self._events[bounds.ended].end:
-                gaps.append(one.start - self._events[bounds.ended].end)
+        for one, (ended, _, _, _) in zip(self._events, self._bounds, strict=True):
+            if one.called is not None and ended is not None and one.called + launch_ns <= self._events[ended].end:
+                gaps.append(one.start - self._events[ended].end)
         return launch_ns, median_low(gaps) if gaps else 0
 
     def graph(self) -> WorkGraph:
@@ -254,13 +254,13 @@ class _Builder:
         return [(since, GraphEdge(previous, from_end=True, lag_ns=moment.at - since, kind=Lag.HOST))]
 
     def _device_edges(self, number: int) -> list[tuple[int, GraphEdge]]:
-        one, bounds = self._events[number], self._bounds[number]
+        one, (ended, last, _, other) = self._events[number], self._bounds[number]
         found: list[tuple[int, GraphEdge]] = []
         if one.called is not None and one.called in self._node_of_call and one.called <= one.start:
             found.append(
                 (one.called, GraphEdge(self._node_of_call[one.called], from_end=True, lag_ns=self._launch_ns, kind=Lag.LAUNCH))
             )
-        for earlier in bounds.in_order:
+        for earlier in dict.fromkeys(each for each in (ended, last) if each is not None):
             node, end = self._node_of_event[earlier], self._events[earlier].end
             if end <= one.start:
                 found.append((end, GraphEdge(node, from_end=True, lag_ns=self._gap_ns, kind=Lag.GAP)))
@@ -268,7 +268,6 @@ class _Builder:
                 begun = self._events[earlier].start
                 found.append((begun, GraphEdge(node, from_end=False, lag_ns=one.start - begun, kind=Lag.OVERLAP)))
         explained = max((at + min(edge.lag_ns, one.start - at) for at, edge in found), default=None)
-        other = bounds.elsewhere
         if explained is not None and other is not None and one.start - explained > self._launch_ns:
             end = self._events[other].end
             if end > explained:
@@ -287,14 +286,9 @@ class _Builder:
         return (decided, *(edge for i, (_, edge) in enumerate(fitting) if i != place))
 
 
-class _Bounds(NamedTuple):
-    """Events that may delay an event: in its stream those before it and the end of all of them; on other streams of its device
-    the event that ended last before it starts."""
-
-    in_order: tuple[int, ...]
-    ended: int | None
-    last_end: int | None
-    elsewhere: int | None
+_Bounds: TypeAlias = tuple[int | None, int | None, int | None, int | None]
+"""Events that may delay an event: in its stream the one that ended last before it starts, the one that started last, and the end
+of all of them; on other streams of its device the event that ended last before it starts."""
 
 
 def _bounds(events: Sequence[_Event]) -> Iterator[_Bounds]:
@@ -306,14 +300,9 @@ def _bounds(events: Sequence[_Event]) -> Iterator[_Bounds]:
             while open_ and open_[0][0] <= one.start:
                 ended_on[stream] = heapq.heappop(open_)[1]
         stream = one.stream
-        elsewhere = [each for other, each in ended_on.items() if other != stream and other[0] == stream[0]]
-        ended = ended_on.get(stream)
-        yield _Bounds(
-            in_order=tuple(dict.fromkeys(each for each in (ended, last.get(stream)) if each is not None)),
-            ended=ended,
-            last_end=last_end.get(stream),
-            elsewhere=max(elsewhere, key=lambda each: (events[each].end, each), default=None),
-        )
+        others = [each for other, each in ended_on.items() if other != stream and other[0] == stream[0]]
+        elsewhere = max(others, key=lambda each: (events[each].end, each), default=None)
+        yield ended_on.get(stream), last.get(stream), last_end.get(stream), elsewhere
         heapq.heappush(running[stream], (one.end, number))
         last[stream] = number
         last_end[stream] = max(one.end, last_end.get(stream, one.end))

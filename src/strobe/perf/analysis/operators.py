@@ -13,7 +13,7 @@ from typing import Final, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from strobe.core.costs import DevicePeaks, device_peaks, parse_dtype
+from strobe.core.costs import DevicePeaks, parse_dtype
 from strobe.core.errors import unknown_choice
 from strobe.perf.analysis.device.activity import BUSY, DeviceView, EventView, events_by_device
 from strobe.perf.analysis.device.intervals import Distribution, Ints, Window, column, distributions, totals
@@ -30,22 +30,15 @@ class Operators:
     """Operators of the host in a window.
 
     Args:
-        start_ns: start of the window.
-        end_ns: its end.
+        span_ns: length of the window.
         threads: name, number of calls and busy time of each thread, the busiest first.
         rows: of each operator its name, durations of its calls with the operators that they call, and self time: when it ran
             and no operator it called did, which adds up over rows to the busy time of the threads; the largest first.
     """
 
-    start_ns: int
-    end_ns: int
+    span_ns: int
     threads: tuple[tuple[str, int, int], ...]
     rows: tuple[tuple[str, Distribution, int], ...]
-
-    @property
-    def span_ns(self) -> int:
-        """Length of the window."""
-        return self.end_ns - self.start_ns
 
     @property
     def busy_ns(self) -> int:
@@ -78,8 +71,7 @@ def operators(trace: Trace, window: Window | None = None) -> Operators | None:
     rows = [(text, found, own) for text, found, own in zip(ops.names, calls, by_name, strict=True) if found is not None]
     threads = [(text, count, ns) for text, count, ns in zip(trace.threads, counts, busy, strict=True) if count or ns]
     return Operators(
-        start_ns=left,
-        end_ns=right,
+        span_ns=right - left,
         threads=tuple(sorted(threads, key=lambda row: (-row[2], row[0]))),
         rows=tuple(sorted(rows, key=lambda row: (-row[2], row[0]))),
     )
@@ -234,10 +226,10 @@ class Launchers:
         """
         found = np.full(len(launchers), NOWHERE, np.int64)
         real = np.flatnonzero(launchers < self.num)
-        found[real] = self._name(self._at_start(launchers[real]))
+        found[real] = self._name(self._nested.of_calls(self._trace.ops, launchers[real]))
         answered = self._forward_of(launchers[real])
         some = np.flatnonzero(answered != NOWHERE)
-        scope = self._name(self._at_start(answered[some]))
+        scope = self._name(self._nested.of_calls(self._trace.ops, answered[some]))
         found[real[some]] = np.where(scope == NOWHERE, found[real[some]], scope)
         return found
 
@@ -252,16 +244,6 @@ class Launchers:
     def _name(self, scope: Ints) -> Ints:
         names = column(self._scopes.name)
         return np.where(scope == NOWHERE, NOWHERE, names[scope] if len(names) else NOWHERE)
-
-    def _at_start(self, operators: Ints) -> Ints:
-        """Return the innermost scope in which each of some operators starts."""
-        ops = self._trace.ops
-        thread, start = np.asarray(ops.thread)[operators], np.asarray(ops.start_ns)[operators]
-        found = np.full(len(operators), NOWHERE, np.int64)
-        for number in np.unique(thread).tolist():
-            mine = thread == number
-            found[mine] = self._nested.at(number, start[mine])
-        return found
 
     def _forward_of(self, operators: Ints) -> Ints:
         """Return the forward operator of each of some backward ones: the last with its autograd sequence number."""
@@ -526,7 +508,7 @@ class _OperatorKeys:
         )
 
 
-# Rates of a device's operators of known cost against its peaks, and the share of the time that they cover.
+# Rates of a device's operators of known cost against its peaks.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -546,37 +528,13 @@ class OperatorRate:
     found: Roofline | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rates:
-    """The operators of one device against its peaks.
-
-    Args:
-        product: name of the device; empty where the trace does not list it.
-        peaks: peaks of the device, if they are known.
-        rows: one for each operator with recorded inputs, in the order of the table of operators.
-        covered_ns: exclusive time of the rows whose cost is known.
-        busy_ns: busy time of the device.
-    """
-
-    device: int
-    product: str
-    peaks: DevicePeaks | None
-    rows: tuple[OperatorRate, ...]
-    covered_ns: int
-    busy_ns: int
-
-
-def operator_rates(trace: Trace, times: OperatorTimes) -> Rates:
-    """Compare the operators of one device with its peaks."""
-    product = next((one.name for one in trace.devices if one.index == times.device), "")
-    peaks = device_peaks(product) if product else None
-    rows = tuple(
+def operator_rates(times: OperatorTimes, peaks: DevicePeaks | None) -> tuple[OperatorRate, ...]:
+    """Compare each operator of one device that has recorded inputs with the device's peaks, if they are known."""
+    return tuple(
         _rate(place, row, times.device, peaks)
         for place, row in enumerate(times.rows)
         if row.source is Source.OPERATOR and row.inputs.text
     )
-    covered = sum(rate.row.exclusive_ns for rate in rows if rate.found is not None)
-    return Rates(device=times.device, product=product, peaks=peaks, rows=rows, covered_ns=covered, busy_ns=times.busy_ns)
 
 
 def _rate(place: int, row: OperatorTime, device: int, peaks: DevicePeaks | None) -> OperatorRate:

@@ -165,21 +165,10 @@ class DeviceEvents:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Device:
-    """One accelerator as the trace describes it; 0 or empty where it gives no value.
-
-    Args:
-        index: the number that device events carry.
-        name: of the product.
-        memory_bytes: global memory.
-        num_sms: multiprocessors.
-        compute_capability: such as `9.0`; empty on other vendors' devices.
-    """
+    """One accelerator: the number that device events carry, and the name of the product, empty where the trace has none."""
 
     index: int
     name: str = ""
-    memory_bytes: int = 0
-    num_sms: int = 0
-    compute_capability: str = ""
 
 
 class CollectiveKind(NamedTuple):

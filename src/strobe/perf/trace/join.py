@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -30,30 +30,13 @@ from strobe.perf.trace.events import (
     HostEvents,
     OperatorCalls,
     OperatorInputs,
+    Trace,
 )
 from strobe.perf.trace.tables import NOTHING, HostTable, LaunchTable, OperatorSizes, Threads
 
 _LAUNCH: Final = re.compile(r"launch|memcpy|memset", re.IGNORECASE)
 _CAPTURE: Final = re.compile(r"launch(?!hostfunc)|memcpy|memset|stream(?:begin|end)capture", re.IGNORECASE)
 _NAMED: Final = 4
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Joined:
-    """Device events in order of start with the tables that refer to them; see `Trace`.
-
-    `operator`: of each event, if kept. `doubled`: events were written twice.
-    """
-
-    events: DeviceEvents
-    launched: Mapping[str, tuple[int, int]]
-    unanswered: HostEvents
-    collectives: tuple[Collective, ...]
-    module_paths: Mapping[int, str]
-    operators: tuple[OperatorCalls, ...]
-    operator: array[int]
-    damage: tuple[str, ...]
-    doubled: bool
 
 
 def host_events(table: HostTable, threads: Threads, *, once: bool = False) -> HostEvents:
@@ -67,11 +50,18 @@ def host_events(table: HostTable, threads: Threads, *, once: bool = False) -> Ho
     return calls.freeze()
 
 
-def join(devices: DeviceTable, launches: LaunchTable, sizes: OperatorSizes, threads: Threads) -> Joined:
+def join(
+    path: Path, devices: DeviceTable, launches: LaunchTable, sizes: OperatorSizes, threads: Threads
+) -> tuple[Trace, array[int], bool]:
     """Freeze the device events, in order of start; the tables are empty then.
 
     Args:
+        path: of the file that they were read from.
         sizes: the input sizes of operators, which take the place of grid and block.
+
+    Returns:
+        A trace with the device events and the tables that refer to them, nothing of the host; the operator of each event, if
+        kept; and whether events were written twice.
     """
     works = devices.works.values()
     work, start, duration = devices.work.release(), devices.start.release(), devices.duration.release()
@@ -95,7 +85,7 @@ def join(devices: DeviceTable, launches: LaunchTable, sizes: OperatorSizes, thre
     ordinal = _ordinals(view(host), len(hosts))
     end = _ends(start, duration)
     del duration
-    inputs = sizes.inputs.values()
+    inputs = sizes.distinct.values()
     shapes, numbers = distinct([*(one.shape for one in works), *(one.text for one in inputs)])
     shape = looked_up(numbers[: len(works)], work, len(shapes))
     spent = _Spent(inputs, [one.device for one in works])
@@ -110,10 +100,11 @@ def join(devices: DeviceTable, launches: LaunchTable, sizes: OperatorSizes, thre
         names=names, shapes=shapes, hosts=hosts, name=name, kind=kind, start_ns=start, end_ns=end,
         device=device, stream=stream, ordinal=ordinal, host=host, shape=shape,
     )  # fmt: skip
-    return Joined(
-        events=events, launched=launched, unanswered=unanswered, collectives=collectives, module_paths=module_paths,
-        operators=tuple(spent.calls()), operator=operator, damage=damage, doubled=doubled,
+    joined = Trace(
+        path=path, threads=threads.texts, ops=HostEvents.empty(), regions=(), device_events=events, launched=launched,
+        unanswered=unanswered, collectives=collectives, module_paths=module_paths, operators=tuple(spent.calls()), damage=damage,
     )  # fmt: skip
+    return joined, operator, doubled
 
 
 class Calls:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -134,21 +133,11 @@ def job(metadata: Metadata) -> tuple[int | None, int | None]:
 
 def devices(metadata: Metadata) -> tuple[Device, ...]:
     """Return the listed accelerators."""
-    found = _value(metadata, "deviceProperties")
-    listed = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
-    return tuple(_device(number, properties) for number, properties in enumerate(listed))
-
-
-def _device(number: int, properties: Mapping[str, Any]) -> Device:
-    index, major, minor = (_count(properties.get(key)) for key in ("id", "computeMajor", "computeMinor"))
-    name = properties.get("name")
-    return Device(
-        index=number if index is None else index,
-        name=name if isinstance(name, str) else "",
-        memory_bytes=_count(properties.get("totalGlobalMem")) or 0,
-        num_sms=_count(properties.get("numSms")) or 0,
-        compute_capability="" if major is None else f"{major}.{minor or 0}",
-    )
+    found, devices = _value(metadata, "deviceProperties"), []
+    for number, one in enumerate([one for one in found if isinstance(one, dict)] if isinstance(found, list) else []):
+        index, name = _count(one.get("id")), one.get("name")
+        devices.append(Device(index=number if index is None else index, name=name if isinstance(name, str) else ""))
+    return tuple(devices)
 
 
 def facts(metadata: Metadata) -> dict[str, str]:

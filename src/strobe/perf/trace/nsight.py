@@ -69,12 +69,7 @@ class NsightExport:
 
     def metadata(self) -> Metadata:
         """Return what the file says of its devices, as a chrome trace would."""
-        listed = [
-            {"id": number, "name": name, "totalGlobalMem": memory, "numSms": sms, "computeMajor": major, "computeMinor": minor}
-            for number, name, memory, sms, major, minor in self._rows(
-                _GPUS, ("id", "name", "totalMemory", "smCount", "computeMajor", "computeMinor")
-            )
-        ]
+        listed = [{"id": number, "name": name} for number, name in self._rows(_GPUS, ("id", "name"))]
         return {"deviceProperties": msgspec.Raw(msgspec.json.encode(listed))}
 
     def batches(self) -> Iterator[Batch]:

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from strobe.perf.trace.columns import GrowingColumn, Ids, Interned, blank, blocks, taken, view
-from strobe.perf.trace.events import HostEvents, OperatorFacts, OperatorInputs
+from strobe.perf.trace.columns import GrowingColumn, Ids, blank, blocks, taken, view
+from strobe.perf.trace.events import HostEvents, OperatorFacts
 from strobe.perf.trace.join import Calls, places_of
 from strobe.perf.trace.schema import OpArgs
-from strobe.perf.trace.tables import NOTHING, HostTable, Threads, Times, inputs_of, integer, integers, operator_of, typed_inputs
+from strobe.perf.trace.tables import NOTHING, HostTable, InputTable, Threads, Times, integer, integers, operator_of
 
 _WAITS: Final = re.compile(r"(?=\w++\Z)(?:cuda|cu|hip|ze|ur)\w*Synchronize\w*")
 _NO_ARGS: Final = OpArgs()
@@ -41,30 +41,17 @@ class OperatorTable(HostTable):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inputs: Interned[OperatorInputs] = Interned()
+        self.inputs = InputTable(PRICED, typed=True)
         self.number, self.given, self.sequence, self.backward = GrowingColumn(), GrowingColumn(), GrowingColumn(), GrowingColumn()
-        self._known: dict[tuple[str | bytes, ...], int] = {}
 
     def add(self, times: Times) -> None:
         """Keep operators."""
         super().add(times)
         args = [event.args or _NO_ARGS for event in times.events]
         self.number.extend([operator_of(one) for one in args])
-        self.given.extend([self._given(event) for event in times.events])
+        self.given.extend([self.inputs.number_of(event) for event in times.events])
         self.sequence.extend(integers([one.sequence_number for one in args]))
         self.backward.extend([int(integer(one.forward_thread) > 0) for one in args])
-
-    def _given(self, event: Any) -> int:
-        if event.args is None or not (written := bytes(event.args.sizes)):
-            return NOTHING
-        key: tuple[str | bytes, ...] = (written, bytes(event.args.types))
-        if event.name in PRICED:
-            key = (*key, event.name, bytes(event.args.values))
-        known = self._known.get(key)
-        if known is None:
-            found = inputs_of(event, priced=True) if event.name in PRICED else typed_inputs(event)
-            known = self._known[key] = self.inputs.id_of(found) if found.text else NOTHING
-        return known
 
 
 def waiting(events: Sequence[Any]) -> list[Any]:
@@ -86,7 +73,7 @@ def freeze_operators(
     number, given = taken(table.number.release(), order), taken(table.given.release(), order)
     sequence, backward = taken(table.sequence.release(), order), taken(table.backward.release(), order)
     facts = OperatorFacts(
-        inputs=table.inputs.values(), given=given, sequence=sequence,
+        inputs=table.inputs.distinct.values(), given=given, sequence=sequence,
         backward=array("b", view(backward).astype(np.int8).tobytes()), of_event=_positions(number, of_event),
     )  # fmt: skip
     return calls.freeze(), facts

@@ -273,42 +273,33 @@ class _Contents:
     def trace(self, path: Path, found: metadata.Metadata, counts: ReadCounts) -> Trace:
         """Sort, join and freeze."""
         threads = Threads((self._ops, self._ranges, self._modules, self._launches, self._waits, self._long_calls))
-        joined = join(self._devices, self._launches, self._sizes, threads)
-        once = joined.doubled
+        joined, operator, once = join(path, self._devices, self._launches, self._sizes, threads)
         ranges = host_events(self._ranges, threads, once=once)
         ops, details = (
             (host_events(self._ops, threads, once=once), None)
             if self._details is None
-            else freeze_operators(self._details, threads, joined.operator, once=once)
+            else freeze_operators(self._details, threads, operator, once=once)
         )
         rank, world_size = metadata.job(found)
-        return Trace(
-            path=path,
+        return replace(
+            joined,
             base_ns=metadata.base_ns(found),
             rank=rank,
             world_size=world_size,
-            devices=_numbered(metadata.devices(found), joined.events),
+            devices=_numbered(metadata.devices(found), joined.device_events),
             metadata=metadata.facts(found),
             counts=counts,
-            threads=threads.texts,
             ops=ops,
             regions=tuple(_regions(ranges)),
             ranges=ranges,
             modules=host_events(self._modules, threads, once=once),
-            device_events=joined.events,
-            module_paths=joined.module_paths,
-            collectives=joined.collectives,
-            operators=joined.operators,
             details=details,
             waits=host_events(self._waits, threads, once=once),
             long_calls=host_events(self._long_calls, threads, once=once),
             memory=self._memory.tracks(),
             overhead=_union((one.start_ns, one.end_ns) for one in self._overheads),
             overheads=HostEvents.from_rows(sorted(self._overheads, key=lambda one: (one.start_ns, -one.end_ns, one.name))),
-            launched=joined.launched,
-            unanswered=joined.unanswered,
             window_end_ns=self._window_end,
-            damage=joined.damage,
             foreign=self.cannot,
         )
 

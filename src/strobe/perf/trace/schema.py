@@ -125,10 +125,6 @@ class _Named(msgspec.Struct, gc=False):
     args: Any = None
 
 
-class _Skipped(msgspec.Struct, gc=False):
-    pass
-
-
 class _Stub(msgspec.Struct, gc=False):
     """Fields that decide the group of an event."""
 
@@ -309,7 +305,7 @@ def _build(
     unknown: dict[type, str] = {}
     kinds: list[Any] = []
     for number, (category, group) in enumerate(categories):
-        base = _Skipped if group is None else _SHAPES[group]
+        base = msgspec.Struct if group is None else _SHAPES[group]
         kind = msgspec.defstruct(f"{base.__name__}{number}", [], bases=(base,), tag_field="cat", tag=category, gc=False)
         kinds.append(kind)
         if group is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from functools import lru_cache
 from itertools import compress
 from typing import Any, Final, NamedTuple
@@ -142,49 +142,59 @@ class Threads:
         return self._place[self._text[call[1:]]]
 
 
-class OperatorSizes:
+class InputTable:
+    """Distinct inputs of operators, numbered as they come.
+
+    Args:
+        priced: operators whose numbers and flags are kept, besides sizes and types.
+        typed: keep the sizes and types of all others too, and not their sizes as text alone.
+    """
+
+    def __init__(self, priced: Container[str], *, typed: bool) -> None:
+        self.distinct: Interned[OperatorInputs] = Interned()
+        self._priced, self._typed = priced, typed
+        self._known: dict[tuple[str | bytes, ...], int] = {}
+
+    def number_of(self, event: Any) -> int:
+        """Return the number of an operator's inputs, or -1 where none were recorded."""
+        if event.args is None or not (written := bytes(event.args.sizes)):
+            return NOTHING
+        priced = event.name in self._priced
+        key: tuple[str | bytes, ...] = (written,)
+        if priced or self._typed:
+            key += (bytes(event.args.types),)
+        if priced:
+            key += (event.name, bytes(event.args.values))
+        known = self._known.get(key)
+        if known is None:
+            found = self._inputs_of(event, priced)
+            known = self._known[key] = self.distinct.id_of(found) if found.text else NOTHING
+        return known
+
+    def _inputs_of(self, event: Any, priced: bool) -> OperatorInputs:
+        sizes = bytes(event.args.sizes)
+        text = sizes_text(sizes)
+        if not text or not (priced or self._typed):
+            return OperatorInputs(text)
+        types = texts_of(event.args.types)
+        if not priced:
+            return OperatorInputs(text, "", _shapes(sizes), types)
+        return OperatorInputs(text, event.name, _shapes(sizes), types, texts_of(event.args.values))
+
+
+class OperatorSizes(InputTable):
     """The inputs of host operators: 8 bytes for each operator that has sizes; each distinct thing is stored once."""
 
     def __init__(self) -> None:
-        self.inputs: Interned[OperatorInputs] = Interned()
+        super().__init__(COSTED, typed=False)
         self.operator, self.text = GrowingColumn(), GrowingColumn()
-        self._known: dict[tuple[str | bytes, ...], int] = {}
 
     def add(self, events: Sequence[Any]) -> None:
         """Keep the sizes of operators."""
-        operators, texts = [], []
-        for event in events:
-            if event.args is None or not (written := bytes(event.args.sizes)):
-                continue
-            key: tuple[str | bytes, ...] = (written,)
-            if event.name in COSTED:
-                key = (written, event.name, bytes(event.args.types), bytes(event.args.values))
-            known = self._known.get(key)
-            if known is None:
-                found = inputs_of(event, priced=event.name in COSTED)
-                known = self._known[key] = self.inputs.id_of(found) if found.text else NOTHING
-            number = operator_of(event.args)
-            if known >= 0 and number >= 0:
-                operators.append(number)
-                texts.append(known)
-        self.operator.extend(operators)
-        self.text.extend(texts)
-
-
-def inputs_of(event: Any, *, priced: bool) -> OperatorInputs:
-    """Return the inputs of a call; without `priced`, the sizes as text alone."""
-    sizes = bytes(event.args.sizes)
-    text = sizes_text(sizes)
-    if not text or not priced:
-        return OperatorInputs(text)
-    return OperatorInputs(text, event.name, _shapes(sizes), texts_of(event.args.types), texts_of(event.args.values))
-
-
-def typed_inputs(event: Any) -> OperatorInputs:
-    """Return the inputs of a call without the values of its numbers and flags."""
-    sizes = bytes(event.args.sizes)
-    text = sizes_text(sizes)
-    return OperatorInputs(text, "", _shapes(sizes) if text else (), texts_of(event.args.types))
+        numbers = [(operator_of(event.args), self.number_of(event)) for event in events if event.args is not None]
+        kept = [pair for pair in numbers if min(pair) >= 0]
+        self.operator.extend([operator for operator, _ in kept])
+        self.text.extend([text for _, text in kept])
 
 
 def _shapes(sizes: bytes) -> tuple[tuple[int, ...], ...]:

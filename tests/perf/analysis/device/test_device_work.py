@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import combinations, pairwise, permutations
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from made_traces import trace_of
 from strobe.core.errors import ConfigError, DataError
 from strobe.perf.analysis.device.activity import ACTIVITIES, DeviceView, activity, device_views, idle_strip
 from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.analysis.device.kernels import kernel_name, kernel_table
 from strobe.perf.analysis.device.launch import Gaps, launch
-from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace
+from strobe.perf.trace import DeviceEvent, HostEvent, Trace
 
 _NAMES = {
     "kernel": ("void f<4, SiluFunctor<float> >(int)", "void f<2, SiluFunctor<float> >(int)", "triton_poi_fused_add_1"),
@@ -50,10 +50,8 @@ def _traces(draw: st.DrawFn) -> Trace:
     for event in sorted(drawn, key=lambda e: (e.start_ns, -e.end_ns, e.name)):
         events.append(event._replace(ordinal=counts[event.host] if event.host else 0))
         counts[event.host] += 1
-    return Trace(
-        path=Path("t.json"), threads=("1/1",), ops=HostEvents.empty(), regions=(), device_events=DeviceEvents.from_rows(events),
-        overhead=draw(st.sampled_from([(), ((5, 9), (20, 22), (30, 60))])), base_ns=draw(st.integers(0, 9)),
-    )  # fmt: skip
+    overhead = draw(st.sampled_from([(), ((5, 9), (20, 22), (30, 60))]))
+    return trace_of(events, overhead=overhead, base_ns=draw(st.integers(0, 9)))
 
 
 _WINDOWS = st.one_of(
@@ -197,10 +195,10 @@ def test_the_kernel_table(trace: Trace, window: Window | None, by: str) -> None:
         for moment in range(asked.begin, asked.stop):
             owner = asked.owner[moment]
             exclusive.update([key(owner)] if owner else [])
-        assert sorted((row.group, row.shape, row.kind) for row in found.rows) == sorted(calls)
-        assert sum(row.exclusive_ns for row in found.rows) == found.busy_ns == exclusive.total()
-        assert [row.exclusive_ns for row in found.rows] == sorted((row.exclusive_ns for row in found.rows), reverse=True)
-        for row in found.rows:
+        assert sorted((row.group, row.shape, row.kind) for row in found) == sorted(calls)
+        assert sum(row.exclusive_ns for row in found) == exclusive.total()
+        assert [row.exclusive_ns for row in found] == sorted((row.exclusive_ns for row in found), reverse=True)
+        for row in found:
             mine = calls[row.group, row.shape, row.kind]
             times = sorted(shared for _, shared in mine)
             assert (row.calls.n, row.calls.sum_ns, row.exclusive_ns) == (
@@ -295,26 +293,19 @@ def test_launch_delays(trace: Trace, window: Window | None) -> None:
 
 
 def test_a_trace_of_a_cpu_has_no_devices() -> None:
-    trace = Trace(
-        path=Path("t.json"), threads=(), ops=HostEvents.empty(), regions=(), device_events=DeviceEvents.from_rows([]),
-    )  # fmt: skip
-    assert device_views(trace) == () == device_views(trace, Window(start_ns=0, end_ns=5, label="w"))
+    assert device_views(trace_of()) == () == device_views(trace_of(), Window(start_ns=0, end_ns=5, label="w"))
 
 
 @pytest.mark.parametrize(
     "priority", [(), ("kernel",), ("kernel", "memset", "comm", "comm"), ("kernel", "memset", "comm", "copy")]
 )
 def test_a_priority_names_each_kind_once(priority: tuple[str, ...]) -> None:
-    trace = Trace(path=Path("t.json"), threads=(), ops=HostEvents.empty(), regions=(), device_events=DeviceEvents.from_rows([]))
     with pytest.raises(ConfigError, match="name each of kernel, memset, comm, memcpy once"):
-        device_views(trace, priority=priority)
+        device_views(trace_of(), priority=priority)
 
 
 @pytest.mark.parametrize("spans", [[(0, 1 << 61)] * 2, [(-(1 << 61), 0), (1 << 61, (1 << 61) + 1)]])
 def test_times_beyond_64_bits_are_refused(spans: list[tuple[int, int]]) -> None:
     events = [DeviceEvent("k", "kernel", start, end, 0, 7, 0, None) for start, end in spans]
-    trace = Trace(
-        path=Path("t.json"), threads=(), ops=HostEvents.empty(), regions=(), device_events=DeviceEvents.from_rows(events)
-    )
     with pytest.raises(DataError, match="146 years"):
-        device_views(trace)
+        device_views(trace_of(events))

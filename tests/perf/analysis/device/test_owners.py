@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from made_traces import trace_of
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, FFN
 from strobe.perf.analysis.device.activity import (
     ACTIVITIES,
@@ -24,7 +24,7 @@ from strobe.perf.analysis.device.activity import (
 )
 from strobe.perf.analysis.device.intervals import Intervals
 from strobe.perf.analysis.runs.timeline import NOT_LINKED, OUTSIDE, region_paths
-from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Region, Trace
+from strobe.perf.trace import DeviceEvent, HostEvent, Region
 from strobe.perf.trace.events import DEVICE_KINDS
 
 _EVENTS = st.lists(
@@ -47,9 +47,7 @@ def test_every_nanosecond_of_every_tile(events: list[tuple[int, int, str, int, b
         DeviceEvent(f"e{place}", kind, start, start + size, 0, 7, 0, HostEvent("l", start - 3, start, 0) if known else None)
         for start, size, kind, place, known in sorted(events, key=lambda each: (each[0], -each[1]))
     ]
-    trace = Trace(
-        path=Path("t"), threads=("1/1",), ops=HostEvents.empty(), regions=(), device_events=DeviceEvents.from_rows(rows)
-    )
+    trace = trace_of(rows)
     ((_, work),) = events_by_device(trace)
     rank = np.array([int(row.name[1:]) % 2 for row in rows], np.int8)
     of_event = np.array([int(row.name[1:]) for row in rows])
@@ -84,9 +82,7 @@ def test_every_nanosecond_of_every_tile(events: list[tuple[int, int, str, int, b
 
 def test_labels_come_in_the_order_in_which_they_first_own_time() -> None:
     rows = [DeviceEvent("a", "memcpy", 10, 20, 0, 7, 0, None), DeviceEvent("b", "kernel", 30, 40, 0, 7, 0, None)]
-    trace = Trace(
-        path=Path("t"), threads=("1/1",), ops=HostEvents.empty(), regions=(), device_events=DeviceEvents.from_rows(rows)
-    )
+    trace = trace_of(rows)
     ((_, work),) = events_by_device(trace)
     slices = work.tile(trace, np.zeros(2, np.int8), 0, 50)
     assert (slices.cause == BUSY).tolist() == [False, True, False, True, False]

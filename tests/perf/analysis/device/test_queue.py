@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,10 +12,11 @@ from hypothesis import strategies as st
 
 import trace_oracle as oracle
 from captures import H200
+from made_traces import trace_of
 from strobe.perf.analysis.device.activity import device_views
 from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.analysis.device.launch import LENGTHS, Queue, queues
-from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace, read_trace
+from strobe.perf.trace import DeviceEvent, HostEvent, Trace, read_trace
 
 FURTHER = sorted(Path(os.environ.get("STROBE_TRACES", "no such folder")).glob("*.json.gz"))
 
@@ -27,10 +26,7 @@ def _trace(rows: list[tuple[int, int, int, int, bool]]) -> Trace:
     for called, delay, length, stream, linked in rows:
         start, host = called + delay, HostEvent("launch", called, called + 1, 0) if linked else None
         events.append(DeviceEvent("k", "kernel", start, start + length, 0, stream, 0, host))
-    ordered = sorted(events, key=lambda one: (one.start_ns, -one.end_ns))
-    return Trace(
-        path=Path("t.json"), threads=("1/1",), ops=HostEvents.empty(), regions=(), device_events=DeviceEvents.from_rows(ordered)
-    )
+    return trace_of(events)
 
 
 def _counted(rows: list[tuple[int, int]], begin: int, end: int) -> Counter[int]:
@@ -97,12 +93,3 @@ def test_captures(path: Path) -> None:
         assert found.waited_ns == sum(start - called for called, start in spans) and found.queued_events == len(spans)
         assert found.empty_ns == stop - begin - oracle.union(spans)
         assert found.longest == max((sum(a <= called < b for a, b in spans) for called, _ in spans), default=0)
-
-
-def test_a_graph_is_queued_at_once(make_trace: Callable[..., Any]) -> None:
-    (view,) = device_views(read_trace(H200 / "graph.json.gz"))
-    (found,) = queues(view)
-    assert found.longest > 27, "28 kernels of a step are launched by one call"
-    (view,) = device_views(read_trace(H200 / "eager.json.gz"))
-    (found,) = queues(view)
-    assert found.median == 0 and found.empty_ns > 0.5 * found.span_ns, "the host is late"

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
+from made_traces import trace_of
 from strobe.core.errors import ConfigError
 from strobe.perf.analysis.operators import SORTS, attribute_modules, attribute_operators
-from strobe.perf.trace.events import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace
+from strobe.perf.trace.events import DeviceEvent, HostEvent, Trace
 
 # linear [0, 100) calls addmm [10, 60), which launches twice; relu [100, 130) launches once; one kernel has no launch call.
 OPS = (
@@ -24,14 +23,7 @@ def kernel(start: int, end: int, launched_at: int | None, thread: int = 0) -> De
 
 
 def trace(*kernels: DeviceEvent) -> Trace:
-    return Trace(
-        path=Path("t.json"),
-        threads=("1/1", "1/2"),
-        ops=HostEvents.from_rows(OPS),
-        regions=(),
-        modules=HostEvents.from_rows(MODULES),
-        device_events=DeviceEvents.from_rows(sorted(kernels, key=lambda event: (event.start_ns, -event.end_ns))),
-    )
+    return trace_of(kernels, ops=OPS, modules=MODULES)
 
 
 GPU = trace(kernel(20, 320, 15), kernel(320, 330, 50), kernel(330, 400, 110), kernel(0, 5, None), kernel(410, 411, 205, thread=1))

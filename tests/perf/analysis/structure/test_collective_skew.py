@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from made_traces import trace_of
 from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.analysis.structure.collectives import CLOCK_TOLERANCE_NS, collective_skew, communication, message_bytes
-from strobe.perf.trace import Collective, CollectiveKind, DeviceEvent, DeviceEvents, HostEvents, Trace
+from strobe.perf.trace import Collective, CollectiveKind, DeviceEvent, Trace
 
 _WORLD = (0, 1, 2)
 Told = tuple[str, int, int]
@@ -34,10 +35,8 @@ def _rank(
         for i, (_, said) in enumerate(rows)
         if said is not None
     )
-    return Trace(
-        path=Path(f"rank{rank}.json"), base_ns=base_ns, rank=rank, world_size=3, threads=(), ops=HostEvents.empty(), regions=(),
-        device_events=DeviceEvents.from_rows([event for event, _ in rows]), collectives=collectives,
-    )  # fmt: skip
+    events = [event for event, _ in rows]
+    return trace_of(events, path=Path(f"rank{rank}.json"), base_ns=base_ns, rank=rank, world_size=3, collectives=collectives)
 
 
 def _told(n: int, first: int = 0) -> list[Told]:

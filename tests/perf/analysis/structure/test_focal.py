@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
+from made_traces import trace_of
 from strobe.core.errors import ConfigError, DataError
 from strobe.perf.analysis.structure.sections import device_spans, focal_kernels, kernel_constraints, trace_evidence
-from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace
+from strobe.perf.trace import DeviceEvent, HostEvent, Trace
 
 FLASH = "_ZN5flash16flash_fwd_kernelEv"  # flash::flash_fwd_kernel()
 
@@ -19,15 +18,7 @@ def trace(*kernels: tuple[str, int, int, int], ranges: tuple[tuple[str, int, int
         DeviceEvent(name, "kernel", start, start + length, device, 7, 0, HostEvent("cudaLaunchKernel", start - 10, start - 5, 0))
         for name, start, length, device in kernels
     ]
-    return Trace(
-        path=Path("t.json"),
-        rank=3,
-        threads=("1/1",),
-        ops=HostEvents.empty(),
-        regions=(),
-        ranges=HostEvents.from_rows(HostEvent(name, start, end, 0) for name, start, end in ranges),
-        device_events=DeviceEvents.from_rows(rows),
-    )
+    return trace_of(rows, [HostEvent(name, start, end, 0) for name, start, end in ranges], rank=3)
 
 
 def test_each_device_has_its_own_figures() -> None:

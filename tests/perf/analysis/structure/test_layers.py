@@ -1,24 +1,15 @@
 """Layers by name, by order and by kernels: the first one against the later ones."""
 
 from collections import defaultdict
-from collections.abc import Iterable
-from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from made_traces import trace_of
 from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.analysis.structure.ranges import base_of
 from strobe.perf.analysis.structure.steps import LayerGroup, layer_groups
-from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace
-
-
-def _trace(events: Iterable[DeviceEvent], ranges: Iterable[HostEvent] = (), modules: Iterable[HostEvent] = ()) -> Trace:
-    ranges, modules = (HostEvents.from_rows(sorted(rows, key=lambda r: (r.start_ns, -r.end_ns))) for rows in (ranges, modules))
-    return Trace(
-        path=Path("t.json"), threads=("1/1",), ops=HostEvents.empty(), regions=(), ranges=ranges, modules=modules,
-        device_events=DeviceEvents.from_rows(sorted(events, key=lambda e: (e.start_ns, -e.end_ns))),
-    )  # fmt: skip
+from strobe.perf.trace import DeviceEvent, HostEvent, Trace
 
 
 def _event(launch: int, start: int, end: int, name: str = "k", kind: str = "kernel") -> DeviceEvent:
@@ -40,7 +31,7 @@ def _model(slow_first: int = 9) -> Trace:
                 start = 10_000 + at + 20 + 40 * part
                 events.append(_event(at + 15 + 40 * part, start, start + 10 + slow))
             events.append(_event(at + 90, 10_000 + at + 95, 10_000 + at + 98, kind="memcpy"))
-    return _trace(events, ranges, modules)
+    return trace_of(events, ranges=ranges, modules=modules)
 
 
 def _groups(trace: Trace, window: Window | None = None) -> tuple[LayerGroup, ...]:
@@ -51,11 +42,11 @@ def _groups(trace: Trace, window: Window | None = None) -> tuple[LayerGroup, ...
 
 def test_the_first_block_against_the_later_ones() -> None:
     (blocks,) = _groups(_model())  # two Linears a block are too few to be layers, two ProfilerSteps are no layers
-    assert (blocks.name, blocks.path, blocks.layers[0].times.device.n, blocks.by_kernels, blocks.inside) == (
+    assert (blocks.name, blocks.path, blocks.layers[0].device.n, blocks.by_kernels, blocks.inside) == (
         "Block", ("ProfilerStep", "Model"), 2, False, False,
     )  # fmt: skip
-    assert [layer.label for layer in blocks.layers] == ["Block_0", "Block_1", "Block_2", "Block_3"]
-    first, later = blocks.layers[0].times, blocks.later
+    assert list(blocks.labels) == ["Block_0", "Block_1", "Block_2", "Block_3"]
+    first, later = blocks.layers[0], blocks.later
     assert (first.device.p50_ns, first.span.p50_ns, first.host.p50_ns, first.kernels) == (41, 78, 109, 2)
     assert (later.device.p50_ns, later.span.p50_ns, later.host.p50_ns, later.kernels) == (23, 78, 100, 2)
     assert (first.device.n, later.device.n, blocks.sum_ns) == (2, 6, 2 * 41 + 6 * 23)
@@ -64,7 +55,7 @@ def test_the_first_block_against_the_later_ones() -> None:
 def test_a_window_counts_the_calls_with_work_in_it() -> None:
     second = Window(start_ns=11_000, end_ns=12_000, label="")
     (blocks,) = _groups(_model(), second)
-    assert (blocks.layers[0].times.device.n, blocks.layers[0].times.device.n, blocks.later.device.n) == (1, 1, 3)
+    assert (blocks.layers[0].device.n, blocks.layers[0].device.n, blocks.later.device.n) == (1, 1, 3)
 
 
 def test_calls_of_one_name_are_told_by_their_order() -> None:
@@ -73,12 +64,12 @@ def test_calls_of_one_name_are_told_by_their_order() -> None:
         ranges.append(HostEvent("attention", 10 + 50 * call, 40 + 50 * call, 0))
         ranges += [HostEvent("inner", 12 + 50 * call + 8 * i, 18 + 50 * call + 8 * i, 0) for i in range(3)]
         events += [_event(14 + 50 * call + 8 * i, 1_000 + 60 * call + 9 * i, 1_002 + 61 * call + 9 * i) for i in range(3)]
-    attention, inner = _groups(_trace(events, ranges))
+    attention, inner = _groups(trace_of(events, ranges=ranges))
     assert (attention.name, attention.path, attention.inside, len(attention.layers)) == ("attention", ("outer",), False, 5)
-    assert (inner.name, inner.path, inner.inside, inner.layers[0].times.device.n) == ("inner", ("outer", "attention"), True, 5)
-    assert [layer.times.device.p50_ns for layer in attention.layers] == [6, 9, 12, 15, 18]
-    assert [layer.times.device.p50_ns for layer in inner.layers] == [4, 4, 4] and inner.layers[0].times.device.n == 5
-    assert [layer.label for layer in attention.layers] == ["attention"] * 5
+    assert (inner.name, inner.path, inner.inside, inner.layers[0].device.n) == ("inner", ("outer", "attention"), True, 5)
+    assert [layer.device.p50_ns for layer in attention.layers] == [6, 9, 12, 15, 18]
+    assert [layer.device.p50_ns for layer in inner.layers] == [4, 4, 4] and inner.layers[0].device.n == 5
+    assert list(attention.labels) == ["attention"] * 5
 
 
 def test_without_names_the_kernels_of_a_step_tell_the_layers() -> None:
@@ -89,9 +80,9 @@ def test_without_names_the_kernels_of_a_step_tell_the_layers() -> None:
             events.append(_event(now - 500, now, now + length, name))
             now = now + length + 2
         now += 40
-    (layers,) = _groups(_trace(events))
-    assert (layers.by_kernels, layers.layers[0].times.device.n, len(layers.layers)) == (True, 6, 7)
-    first, later = layers.layers[0].times, layers.later
+    (layers,) = _groups(trace_of(events))
+    assert (layers.by_kernels, layers.layers[0].device.n, len(layers.layers)) == (True, 6, 7)
+    first, later = layers.layers[0], layers.later
     assert first.host is None and first.kernels == later.kernels == 3
     assert (layers.name, first.device.p50_ns, later.device.p50_ns, first.span.p50_ns, later.span.p50_ns) == (
         "norm",
@@ -100,10 +91,10 @@ def test_without_names_the_kernels_of_a_step_tell_the_layers() -> None:
         54,
         34,
     )
-    assert layers.layers[-1].times.device.max_ns == 30 and later.kernels == 3  # the head after the last one is none of it
+    assert layers.layers[-1].device.max_ns == 30 and later.kernels == 3  # the head after the last one is none of it
     assert layers.sum_ns <= sum(event.end_ns - event.start_ns for event in events)
     half = Window(start_ns=1_000, end_ns=(1_000 + now) // 2, label="")
-    assert _groups(_trace(events), half)[0].layers[0].times.device.n == 3
+    assert _groups(trace_of(events), half)[0].layers[0].device.n == 3
 
 
 _names = st.sampled_from(("Block_0", "Block_1", "Block_2", "part"))
@@ -129,15 +120,15 @@ def test_against_counting_by_hand(calls: list[tuple[str, int, int]], work: list[
         places[path(i), parents[i]] += 1
         own = [e for e in events if row.start_ns <= e.host.start_ns < row.end_ns]
         expected[path(i)].append((place, sum(e.end_ns - e.start_ns for e in own), len(own), row.end_ns - row.start_ns))
-    for group in _groups(_trace(events, rows)):
+    for group in _groups(trace_of(events, ranges=rows)):
         if group.by_kernels:
             continue
         found = expected[(*group.path, group.name)]
         assert group.sum_ns == sum(ns for _, ns, _, _ in found) > 0
-        assert group.layers[0].times.device.n == sum(place == 0 for place, *_ in found)
-        for layer in group.layers:
-            own = [call for call in found if call[0] == layer.place]
-            assert layer.times.device.n == len(own) and layer.times.device.sum_ns == sum(ns for _, ns, _, _ in own)
-            assert layer.times.host.max_ns == max(host for *_, host in own)
+        assert group.layers[0].device.n == sum(place == 0 for place, *_ in found)
+        for place, layer in enumerate(group.layers):
+            own = [call for call in found if call[0] == place]
+            assert layer.device.n == len(own) and layer.device.sum_ns == sum(ns for _, ns, _, _ in own)
+            assert layer.host.max_ns == max(host for *_, host in own)
         assert group.later.device.sum_ns == sum(ns for place, ns, _, _ in found if place)
         assert group.later.kernels == sorted(n for place, _, n, _ in found if place)[(group.later.device.n - 1) // 2]

@@ -1,13 +1,12 @@
 """Peaks of memory, and what was running then."""
 
-from pathlib import Path
-
 from hypothesis import given
 from hypothesis import strategies as st
 
+from made_traces import trace_of
 from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.analysis.structure.memory import memory_use
-from strobe.perf.trace import DeviceEvents, HostEvent, HostEvents, MemoryTrack, Trace
+from strobe.perf.trace import HostEvent, MemoryTrack, Trace
 
 
 def _trace(values: list[int], ranges: list[HostEvent] = ()) -> Trace:
@@ -15,11 +14,7 @@ def _trace(values: list[int], ranges: list[HostEvent] = ()) -> Trace:
         device="cuda:0", step_ns=10, start_ns=tuple(10 * i for i in range(len(values))), allocated_bytes=tuple(values),
         reserved_bytes=tuple(2 * value for value in values),
     )  # fmt: skip
-    rows = HostEvents.from_rows(sorted(ranges, key=lambda row: (row.start_ns, -row.end_ns)))
-    return Trace(
-        path=Path("t.json"), threads=("1/1", "1/2"), ops=HostEvents.empty(), regions=(), ranges=rows,
-        device_events=DeviceEvents.from_rows([]), memory=(track,),
-    )  # fmt: skip
+    return trace_of(ranges=ranges, memory=(track,))
 
 
 def test_the_peak_and_what_was_open_then() -> None:

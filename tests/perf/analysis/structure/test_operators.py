@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from made_traces import trace_of
 from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.analysis.operators import host_ranges, operators
-from strobe.perf.trace.events import DeviceEvents, HostEvent, HostEvents, Trace
+from strobe.perf.trace.events import HostEvent, HostEvents, Trace
 
 ROWS = st.lists(
     st.builds(
@@ -24,17 +24,6 @@ ROWS = st.lists(
     min_size=1,
     max_size=12,
 )
-
-
-def trace_of(rows: list[HostEvent]) -> Trace:
-    ordered = sorted(rows, key=lambda row: (row.start_ns, -row.end_ns))
-    return Trace(
-        path=Path("cpu.json"),
-        threads=("1/1", "1/2"),
-        ops=HostEvents.from_rows(ordered),
-        regions=(),
-        device_events=DeviceEvents.from_rows(()),
-    )
 
 
 def counted(trace: Trace, first: int, last: int) -> tuple[Counter[str], Counter[int]]:
@@ -50,10 +39,12 @@ def counted(trace: Trace, first: int, last: int) -> tuple[Counter[str], Counter[
 
 @given(ROWS)
 def test_self_times_add_up_to_the_busy_time_of_the_threads(rows: list[HostEvent]) -> None:
-    trace = trace_of(rows)
+    trace = trace_of(ops=rows)
     found = operators(trace)
     assert found is not None
-    by_name, by_thread = counted(trace, found.start_ns, found.end_ns)
+    begin, end = min(row.start_ns for row in rows), max(row.end_ns for row in rows)
+    assert found.span_ns == end - begin
+    by_name, by_thread = counted(trace, begin, end)
     assert {name: own for name, _, own in found.rows} == {row.name: by_name[row.name] for row in rows}
     assert {name: busy_ns for name, _, busy_ns in found.threads} == {
         trace.threads[number]: by_thread[number] for number in {row.thread for row in rows}
@@ -67,7 +58,7 @@ def test_self_times_add_up_to_the_busy_time_of_the_threads(rows: list[HostEvent]
 
 @given(ROWS, st.integers(-5, 60), st.integers(1, 30))
 def test_a_window_keeps_its_part_of_the_self_times(rows: list[HostEvent], first: int, length: int) -> None:
-    trace = trace_of(rows)
+    trace = trace_of(ops=rows)
     found = operators(trace, Window(start_ns=first, end_ns=first + length, label="w"))
     assert found is not None and found.span_ns == length
     by_name, _ = counted(trace, first, first + length)
@@ -82,7 +73,7 @@ def test_nested_operators_by_hand() -> None:
         HostEvent("inner", 40, 45, 0),
         HostEvent("other", 5, 9, 1),
     ]
-    found = operators(trace_of(rows))
+    found = operators(trace_of(ops=rows))
     assert found is not None
     assert [(name, own, calls.sum_ns) for name, calls, own in found.rows] == [
         ("outer", 75, 100), ("inner", 25, 25), ("other", 4, 4),
@@ -91,16 +82,16 @@ def test_nested_operators_by_hand() -> None:
 
 
 def test_no_operators_are_no_table() -> None:
-    assert operators(trace_of([])) is None
+    assert operators(trace_of(ops=[])) is None
 
 
 def test_ranges_of_the_host_are_one_row_for_each_name() -> None:
     rows = [HostEvent("ProfilerStep#1", 0, 50, 0), HostEvent("forward", 5, 20, 0), HostEvent("ProfilerStep#2", 50, 90, 0)]
-    trace = replace(trace_of([]), ranges=HostEvents.from_rows(rows))
+    trace = replace(trace_of(ops=[]), ranges=HostEvents.from_rows(rows))
     assert [(name, calls.n, calls.sum_ns) for name, calls in host_ranges(trace).items()] == [
         ("ProfilerStep", 2, 90),
         ("forward", 1, 15),
     ]
     late = host_ranges(trace, Window(start_ns=20, end_ns=60, label="w"))
     assert [(name, calls.n, calls.max_ns) for name, calls in late.items()] == [("ProfilerStep", 2, 50)]
-    assert host_ranges(trace_of([])) == {}
+    assert host_ranges(trace_of(ops=[])) == {}

@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from made_traces import trace_of
 from strobe.core.errors import ConfigError
 from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.analysis.structure.sections import CROSSED, Edge, SectionDefinition, check_alike, find_sections, parse_section
-from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace
-
-
-def make_trace(
-    device: list[DeviceEvent],
-    ranges: list[HostEvent] = (),
-    modules: list[HostEvent] = (),
-    module_paths: dict[int, str] | None = None,
-) -> Trace:
-    def rows(events: list[HostEvent]) -> HostEvents:
-        return HostEvents.from_rows(sorted(events, key=lambda event: (event.start_ns, -event.end_ns, event.name)))
-
-    return Trace(
-        path=Path("t.json"),
-        threads=("1/1", "1/2"),
-        ops=HostEvents.empty(),
-        regions=(),
-        ranges=rows(ranges),
-        modules=rows(modules),
-        device_events=DeviceEvents.from_rows(sorted(device, key=lambda e: (e.start_ns, -e.end_ns))),
-        module_paths=module_paths or {},
-    )
+from strobe.perf.trace import DeviceEvent, HostEvent
 
 
 def event(
@@ -56,7 +34,7 @@ def later(events: list[DeviceEvent], by: int) -> list[DeviceEvent]:
 
 
 def test_the_section_of_the_guide() -> None:
-    trace = make_trace([*LAYER, *later(LAYER, 100), event("flash_fwd<64>", 300, 310), event("other", 12, 40, stream=9)])
+    trace = trace_of([*LAYER, *later(LAYER, 100), event("flash_fwd<64>", 300, 310), event("other", 12, 40, stream=9)])
     (found,) = find_sections(trace, parse_section("memcpy:end -> gather:end", "flash"))
     assert [section[:4] for section in found.found] == [(10, 70, 3 + 30 + 4 + 10, 30), (110, 170, 47, 30)]
     assert [section.idle_ns for section in found.found] == [13, 13]
@@ -66,7 +44,7 @@ def test_the_section_of_the_guide() -> None:
 
 
 def test_missing_and_crossed_boundaries_are_skipped_with_the_reason() -> None:
-    trace = make_trace([*LAYER[2:], *later(LAYER, 100), event("late_copy", 5, 500, stream=9)])
+    trace = trace_of([*LAYER[2:], *later(LAYER, 100), event("late_copy", 5, 500, stream=9)])
     (found,) = find_sections(trace, parse_section("memcpy:end -> flash -> gather:end"))
     assert len(found.found) == 1 and dict(found.skipped) == {"no memcpy:end before it": 1}
     (found,) = find_sections(trace, parse_section("late_copy:end@any -> flash -> gather:end"))
@@ -75,16 +53,16 @@ def test_missing_and_crossed_boundaries_are_skipped_with_the_reason() -> None:
 
 def test_focal_events_that_share_a_section_are_one_and_overlaps_are_counted() -> None:
     twice = [*LAYER[:3], event("flash_fwd<64>", 50, 51), *LAYER[3:]]
-    (found,) = find_sections(make_trace(twice), parse_section("memcpy:end -> flash -> gather:end"))
+    (found,) = find_sections(trace_of(twice), parse_section("memcpy:end -> flash -> gather:end"))
     assert [section[:4] for section in found.found] == [(10, 70, 48, 31)] and (found.num_focal, found.merged) == (2, 1)
     wide = [*LAYER[:4], *later(LAYER, 100)]  # the first layer has no gather: its section reaches into the second
-    (found,) = find_sections(make_trace(wide), parse_section("memcpy:end -> flash -> gather:end"))
+    (found,) = find_sections(trace_of(wide), parse_section("memcpy:end -> flash -> gather:end"))
     assert [section[:2] for section in found.found] == [(10, 170), (110, 170)] and found.overlapping == 1
 
 
 def test_a_neighbour_that_overlaps_the_focal_kernel_is_still_the_neighbour() -> None:
     """Programmatic dependent launch: the kernel before ends after the focal one has started."""
-    trace = make_trace([event("quant", 0, 10), event("quant", 30, 43), event("flash", 40, 60), event("post", 58, 70)])
+    trace = trace_of([event("quant", 0, 10), event("quant", 30, 43), event("flash", 40, 60), event("post", 58, 70)])
     (found,) = find_sections(trace, parse_section("quant:end -> flash -> post:start"))
     assert [section[:4] for section in found.found] == [(43, 58, 15, 15)]
 
@@ -101,7 +79,7 @@ def test_ranges_and_modules_by_what_they_launched() -> None:
         HostEvent("attention_kernel", 4, 7, 0),
         HostEvent("attention", 0, 30, 1),
     ]
-    trace = make_trace(device, ranges, [HostEvent("SelfAttention_3", 4, 25, 0)])
+    trace = trace_of(device, ranges, [HostEvent("SelfAttention_3", 4, 25, 0)])
     for text, expected in {
         "range:attention:start -> flash -> range:attention:end": (100, 160),
         "range:attention_kernel:start -> flash -> b:end": (120, 160),
@@ -110,7 +88,7 @@ def test_ranges_and_modules_by_what_they_launched() -> None:
     }.items():
         (found,) = find_sections(trace, parse_section(text))
         assert [section[:2] for section in found.found] == [expected], text
-    twice = make_trace([*device, event("flash", 190, 195, launch=40)], ranges)  # the second one lies outside the range
+    twice = trace_of([*device, event("flash", 190, 195, launch=40)], ranges)  # the second one lies outside the range
     (found,) = find_sections(twice, parse_section("range:attention:start -> flash -> range:attention:end"))
     assert [section[:2] for section in found.found] == [(100, 160)] and dict(found.skipped) == {"in no range:attention": 1}
     none = parse_section("range:nowhere:start -> flash -> range:nowhere:end")
@@ -124,7 +102,7 @@ def test_a_graphs_kernels_carry_their_module() -> None:
     names = ["a", "flash", "b", "a", "flash", "b"]
     device = [DeviceEvent(name, "kernel", 10 * i, 10 * i + 8, 0, 7, i, host) for i, name in enumerate(names)]
     paths = {0: "layers.0.attn.q", 1: "layers.0.attn", 2: "layers.0.mlp", 4: "layers.1.attn", 5: "layers.1.attn.out"}
-    trace = make_trace(device, module_paths=paths)
+    trace = trace_of(device, module_paths=paths)
     (found,) = find_sections(trace, parse_section("module:attn:start -> flash -> module:attn:end"))
     assert [section[:2] for section in found.found] == [(0, 18), (40, 58)]
     (found,) = find_sections(trace, parse_section(r"module:layers\.1\.attn:start -> flash -> b:end"))
@@ -132,7 +110,7 @@ def test_a_graphs_kernels_carry_their_module() -> None:
 
 
 def test_a_window_chooses_the_focal_events_and_not_the_boundaries() -> None:
-    trace = make_trace([*LAYER, *later(LAYER, 100)])
+    trace = trace_of([*LAYER, *later(LAYER, 100)])
     (found,) = find_sections(
         trace, parse_section("memcpy:end -> flash -> gather:end"), Window(start_ns=115, end_ns=140, label="w")
     )
@@ -140,18 +118,18 @@ def test_a_window_chooses_the_focal_events_and_not_the_boundaries() -> None:
 
 
 def test_an_event_without_length_takes_part_where_it_starts() -> None:
-    trace = make_trace([*LAYER[:1], event("at the start", 10, 10), *LAYER[2:], event("at the end", 70, 70)])
+    trace = trace_of([*LAYER[:1], event("at the start", 10, 10), *LAYER[2:], event("at the end", 70, 70)])
     (found,) = find_sections(trace, parse_section("memcpy:end -> flash -> gather:end"))
     names = [trace.device_events[i].name for i in found.found[0].members]
     assert names == ["at the start", "flash_fwd<64>", "untile", "vectorized_gather_kernel"]
-    flat = make_trace([event("a", 5, 9), event("flash", 9, 9), event("b", 9, 9)])
+    flat = trace_of([event("a", 5, 9), event("flash", 9, 9), event("b", 9, 9)])
     (found,) = find_sections(flat, parse_section("a:end -> flash -> b:start"))
     assert [section[:4] for section in found.found] == [(9, 9, 0, 0)] and found.found[0].length_ns == 0
 
 
 def test_devices_are_apart() -> None:
     far = [each._replace(device=1) for each in later(LAYER, 1)]
-    first, second = find_sections(make_trace([*LAYER, *far]), parse_section("memcpy:end -> flash -> gather:end"))
+    first, second = find_sections(trace_of([*LAYER, *far]), parse_section("memcpy:end -> flash -> gather:end"))
     assert (first.device, second.device) == (0, 1)
     assert [section[:2] for section in (*first.found, *second.found)] == [(10, 70), (11, 71)]
 
@@ -171,7 +149,7 @@ _EDGES = st.builds(
 
 @given(_EVENTS, _EDGES, _EDGES)
 def test_against_looking_at_every_focal_event(rows: list[tuple[str, int, int, int]], left: Edge, right: Edge) -> None:
-    trace = make_trace([event(name, at, at + long, kind=_NAMES[name], stream=stream) for name, at, long, stream in rows])
+    trace = trace_of([event(name, at, at + long, kind=_NAMES[name], stream=stream) for name, at, long, stream in rows])
     events = list(trace.device_events)
 
     def boundary(edge: Edge, places: range, stream: int) -> int | None:

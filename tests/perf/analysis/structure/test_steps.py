@@ -1,28 +1,17 @@
 """Steps tile the time of a device exactly, and windows are what the text asks for."""
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from made_traces import trace_of
 from strobe.core.errors import ConfigError, DataError
 from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.analysis.structure.steps import COMPILED, HELD_UP, LAST, OVERTAKEN, NoSteps, Steps, find_steps
 from strobe.perf.analysis.structure.window import choose_window
-from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace
-
-
-def _trace(
-    events: Iterable[DeviceEvent], ranges: Iterable[HostEvent] = (), modules: Iterable[HostEvent] = (), **more: Any
-) -> Trace:
-    ranges, modules = (HostEvents.from_rows(sorted(rows, key=lambda r: (r.start_ns, -r.end_ns))) for rows in (ranges, modules))
-    return Trace(
-        path=Path("t.json"), threads=("1/1", "1/2"), ops=HostEvents.empty(), regions=(), ranges=ranges, modules=modules,
-        device_events=DeviceEvents.from_rows(sorted(events, key=lambda e: (e.start_ns, -e.end_ns))), **more,
-    )  # fmt: skip
+from strobe.perf.trace import DeviceEvent, HostEvent, Trace
 
 
 def _event(name: str, launch: int | None, start: int, end: int, stream: int = 7, thread: int = 0, device: int = 0) -> DeviceEvent:
@@ -56,7 +45,7 @@ def test_steps_of_the_profiler_by_hand() -> None:
         _event("a", 410, 450, 470), _event("backward", 440, 480, 490, thread=1),
         _event("a", 500, 530, 540), _event("b", 599, 560, 600), _event("late", 610, 650, 660),
     ]  # fmt: skip
-    found = _steps(_trace(events, ranges))
+    found = _steps(trace_of(events, ranges))
     assert (found.start_ns, found.end_ns, found.before_ns, found.after_ns) == (0, 660, 350, 60)
     assert [(s.number, s.start_ns, s.end_ns, s.busy_ns, s.kernels, s.host_ns) for s in found.steps] == [
         (3, 350, 450, 80, 3, 100), (4, 450, 530, 30, 2, 100), (5, 530, 600, 50, 2, 100),
@@ -70,7 +59,7 @@ def test_causes_are_named() -> None:
     ranges.append(HostEvent("entire_frame_compile (dynamo_timed)", 20, 60, 0))
     launches = [(0, 10, 50), (1, 110, 150), (2, 210, 250), (3, 310, 350), (4, 410, 340), (5, 510, 550)]
     events = [_event("k", launch, start, start + 5) for _, launch, start in launches]
-    found = _steps(_trace(events, ranges, overhead=((120, 126), (230, 235))))
+    found = _steps(trace_of(events, ranges, overhead=((120, 126), (230, 235))))
     causes = found.steady.excluded
     assert causes == {0: COMPILED, 1: HELD_UP, 3: OVERTAKEN, 4: OVERTAKEN, 5: LAST}  # 5 ns of 100 are not too much for step 2
     assert [step.length_ns for step in found.steps] == [100, 100, 100, 0, 200, 5]
@@ -79,7 +68,7 @@ def test_causes_are_named() -> None:
 def test_a_range_on_a_thread_that_launches_nothing() -> None:
     ranges = [HostEvent(f"ProfilerStep#{n}", 100 * n, 100 * n + 100, 0) for n in (1, 2, 3)]
     events = [_event("k", 110, 150, 160, thread=1), _event("k", 320, 350, 360, thread=1)]
-    found = _steps(_trace(events, ranges))
+    found = _steps(trace_of(events, ranges))
     assert [(step.number, step.start_ns, step.end_ns) for step in found.steps] == [(1, 150, 350), (3, 350, 360)]
     assert found.notes == ("1 of the 3 ranges launched nothing on this device and are no steps",)
 
@@ -87,24 +76,24 @@ def test_a_range_on_a_thread_that_launches_nothing() -> None:
 def test_a_chosen_range_counts_once_where_it_is_nested() -> None:
     ranges = [HostEvent("decode", 0, 100, 0), HostEvent("decode", 10, 20, 0), HostEvent("decode", 100, 200, 0)]
     events = [_event("k", 12, 50, 60), _event("k", 105, 120, 130)]
-    found = _steps(_trace(events, ranges), "dec")
+    found = _steps(trace_of(events, ranges), "dec")
     assert [(step.number, step.label, step.start_ns) for step in found.steps] == [(0, "decode", 50), (1, "decode", 120)]
 
 
 def test_a_chosen_kernel_starts_each_step() -> None:
-    found = _steps(_trace(_loop(["embed", "layer", "layer", "head"], 4)), "^emb")
+    found = _steps(trace_of(_loop(["embed", "layer", "layer", "head"], 4)), "^emb")
     assert (found.source, [step.length_ns for step in found.steps]) == ("kernel", [88, 88, 88, 46])
     assert [step.kernels for step in found.steps] == [4] * 4 and LAST in found.steady.excluded.values()
-    (missing,) = find_steps(_trace(_loop(["embed"], 4)), "nothing")
+    (missing,) = find_steps(trace_of(_loop(["embed"], 4)), "nothing")
     assert isinstance(missing, NoSteps) and "'nothing'" in missing.reason
     with pytest.raises(ConfigError, match="not a regular expression"):
-        find_steps(_trace(_loop(["embed"], 4)), "(")
+        find_steps(trace_of(_loop(["embed"], 4)), "(")
 
 
 def test_without_ranges_the_kernels_say_it() -> None:
     step = ["embed", *["norm", "attn", "mlp"] * 5, "head"]
     events = [_event("load", None, 0, 100), *_loop(step, 8), _event("store", 10_000, 20_000, 20_010)]
-    found = _steps(_trace(events))
+    found = _steps(trace_of(events))
     assert found.source == "period" and found.period is not None and found.period.anchor == "embed"
     assert (found.period.confidence, found.period.periods) == ("high", 8)
     assert [step.length_ns for step in found.steps] == [12 * 17 + 40] * 7 + [12 * 17 - 2]
@@ -112,42 +101,43 @@ def test_without_ranges_the_kernels_say_it() -> None:
 
 
 def test_a_period_without_its_end_is_no_step() -> None:
-    found = _steps(_trace(_loop(["embed", *["norm", "attn", "mlp"] * 5, "head"], 8)[:-9]))
+    found = _steps(trace_of(_loop(["embed", *["norm", "attn", "mlp"] * 5, "head"], 8)[:-9]))
     assert len(found.steps) == 7 and not found.steady.excluded and found.steps[-1].length_ns == 244
 
 
 def test_the_layers_of_one_call_are_no_steps() -> None:
     names = ["embed", *["norm", "attn", "mlp", "gate"] * 9]
     events = [_event(name, 12 * i, 500 + 12 * i, 510 + 12 * i) for i, name in enumerate(names)]
-    (found,) = find_steps(_trace(events, modules=[HostEvent("Model_0", 0, 1_000, 0), HostEvent("Layer_0", 12, 60, 0)]))
+    (found,) = find_steps(trace_of(events, modules=[HostEvent("Model_0", 0, 1_000, 0), HostEvent("Layer_0", 12, 60, 0)]))
     assert isinstance(found, NoSteps) and found.reason.endswith("all in one call of Model_0")
     graph = HostEvent("cudaGraphLaunch", 5, 6, 0)
-    (found,) = find_steps(_trace([event._replace(host=graph) for event in events]))
+    (found,) = find_steps(trace_of([event._replace(host=graph) for event in events]))
     assert isinstance(found, NoSteps) and found.reason.endswith("all in one call of cudaGraphLaunch")
     apart = [HostEvent(f"Model_{i}", 12 + 48 * i, 60 + 48 * i, 0) for i in range(9)]
-    assert isinstance(find_steps(_trace(events, modules=apart))[0], Steps)
+    assert isinstance(find_steps(trace_of(events, modules=apart))[0], Steps)
 
 
 def test_a_single_profiler_step_is_the_step() -> None:
     events = _loop(["embed", "norm", "attn", "mlp", "head"], 6)
-    found = _steps(_trace(events, [HostEvent("ProfilerStep#7", 0, 100_000, 0)]))
+    found = _steps(trace_of(events, [HostEvent("ProfilerStep#7", 0, 100_000, 0)]))
     assert [(step.number, step.length_ns) for step in found.steps] == [(7, found.end_ns - found.start_ns)]
     assert found.notes[0].startswith("in the only step, the kernels repeat 6 times, from 'embed' on")
 
 
 def test_a_loop_of_one_kernel_has_steps() -> None:
-    found = _steps(_trace(_loop(["gemm"], 12, pause=100)))
+    found = _steps(trace_of(_loop(["gemm"], 12, pause=100)))
     assert found.source == "period" and found.starts == "the kernels repeat 12 times, from 'gemm' on"
     assert [step.length_ns for step in found.steps] == [112] * 11 + [10]
     assert (
-        isinstance(find_steps(_trace([_event("gemm", 1, now * now, now * now + 5) for now in range(10, 40)]))[0], Steps) is False
+        isinstance(find_steps(trace_of([_event("gemm", 1, now * now, now * now + 5) for now in range(10, 40)]))[0], Steps)
+        is False
     )
 
 
 def test_nothing_to_find() -> None:
-    (found,) = find_steps(_trace([_event("a", 0, 10, 20)]))
+    (found,) = find_steps(trace_of([_event("a", 0, 10, 20)]))
     assert isinstance(found, NoSteps) and found.reason.startswith("no repeating step found")
-    assert find_steps(_trace([])) == ()
+    assert find_steps(trace_of([])) == ()
 
 
 _step = st.tuples(st.integers(0, 50), st.integers(0, 30))
@@ -164,7 +154,7 @@ def test_tiles_against_every_nanosecond(steps: list[tuple[int, int]], work: list
         _event("k", launch if linked else None, launch + delay, launch + delay + length, thread=thread)
         for launch, delay, length, thread, linked in work
     ]
-    (found,) = find_steps(_trace(events, ranges))
+    (found,) = find_steps(trace_of(events, ranges))
     launched = {}
     for anywhere in (False, True):
         for number, step in enumerate(ranges):
@@ -177,7 +167,7 @@ def test_tiles_against_every_nanosecond(steps: list[tuple[int, int]], work: list
         if launched:
             break
     if not launched:
-        assert isinstance(found, NoSteps)
+        assert isinstance(found, NoSteps) or found.source == "period"  # kernels at even distances by chance
         return
     assert isinstance(found, Steps) and [step.number for step in found.steps] == sorted(launched)
     running = {moment for e in events for moment in range(e.start_ns, e.end_ns)}
@@ -213,7 +203,7 @@ _EVENTS = [
     ],
 )  # fmt: skip
 def test_windows(text: str, start: int, end: int) -> None:
-    found = choose_window(_trace(_EVENTS, _CALLS, [HostEvent("Block_0", 5, 15, 0)]), text)
+    found = choose_window(trace_of(_EVENTS, _CALLS, [HostEvent("Block_0", 5, 15, 0)]), text)
     assert found == Window(start_ns=start, end_ns=end, label=text.strip())
 
 
@@ -237,7 +227,7 @@ def test_windows(text: str, start: int, end: int) -> None:
 )  # fmt: skip
 def test_windows_that_are_not_there(text: str, error: type[Exception], says: str) -> None:
     with pytest.raises(error) as caught:
-        choose_window(_trace(_EVENTS, _CALLS), text)
+        choose_window(trace_of(_EVENTS, _CALLS), text)
     assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -249,7 +239,7 @@ def test_windows_that_are_not_there(text: str, error: type[Exception], says: str
     ],
 )  # fmt: skip
 def test_windows_of_a_trace_without_a_device_are_time_of_the_host(text: str, start: int, end: int) -> None:
-    found = choose_window(_trace([], _CALLS, [HostEvent("Block_0", 5, 15, 0)]), text)
+    found = choose_window(trace_of([], _CALLS, [HostEvent("Block_0", 5, 15, 0)]), text)
     assert found == Window(start_ns=start, end_ns=end, label=text)
 
 
@@ -265,27 +255,27 @@ def test_windows_of_a_trace_without_a_device_are_time_of_the_host(text: str, sta
 )
 def test_windows_that_a_trace_without_a_device_has_not(text: str, says: str) -> None:
     with pytest.raises(DataError) as caught:
-        choose_window(_trace([], _CALLS), text)
+        choose_window(trace_of([], _CALLS), text)
     assert says in str(caught.value)
 
 
 def test_ranges_on_a_thread_that_launched_nothing_are_no_steps() -> None:
     elsewhere = [HostEvent("ProfilerStep#1", 0, 100, 1), HostEvent("ProfilerStep#2", 100, 200, 1)]
-    (found,) = find_steps(_trace([DeviceEvent("k", "kernel", 5, 9, 0, 7, 0, None)], elsewhere))
+    (found,) = find_steps(trace_of([DeviceEvent("k", "kernel", 5, 9, 0, 7, 0, None)], elsewhere))
     assert isinstance(found, NoSteps)
 
 
 def test_windows_of_other_traces() -> None:
     with pytest.raises(DataError, match="no events, so there is no window"):
-        choose_window(_trace([]), "1ms..2ms")
+        choose_window(trace_of([]), "1ms..2ms")
     with pytest.raises(DataError, match="step 1 cannot be found: no repeating step found"):
-        choose_window(_trace(_EVENTS), "1")
+        choose_window(trace_of(_EVENTS), "1")
     with pytest.raises(DataError, match="the trace has no ranges or modules"):
-        choose_window(_trace(_EVENTS), "attention")
+        choose_window(trace_of(_EVENTS), "attention")
     graphs = [HostEvent("cudaGraphLaunch", launch, launch + 1, 0) for launch in (5, 50)]
     events = [_event("k", 0, 100 + 10 * i, 105 + 10 * i)._replace(host=graphs[i // 3]) for i in range(6)]
-    trace = _trace(events, module_paths=dict(enumerate(("layers.0.a", "layers.0.b", "layers.1") * 2)))
+    trace = trace_of(events, module_paths=dict(enumerate(("layers.0.a", "layers.0.b", "layers.1") * 2)))
     assert choose_window(trace, "layers.0[1]") == Window(start_ns=130, end_ns=145, label="layers.0[1]")
-    assert choose_window(_trace(_EVENTS), "1", "k").start_ns == 1_020
+    assert choose_window(trace_of(_EVENTS), "1", "k").start_ns == 1_020
     with pytest.raises(DataError, match=r"did you mean 'layers\.0\.b'"):
         choose_window(trace, "layers.0.c")

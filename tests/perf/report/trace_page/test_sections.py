@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from made_traces import trace_of
 from source import ROOT
 from strobe.perf.report.model import Code, Count, ExactTime, Missing, Number, Table
 from strobe.perf.report.study import TraceOptions, TraceStudy
 from strobe.perf.report.trace_page.device import _MEANING
 from strobe.perf.report.trace_page.structure import sections_section
-from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvents, Trace
+from strobe.perf.trace import DeviceEvent
 
 ROWS = [
     ("copy", "memcpy", 0, 10), ("flash", "kernel", 20, 50), ("gather", "kernel", 60, 70),
@@ -20,10 +19,7 @@ ROWS = [
 
 def study(*sections: str, rows: list[tuple[str, str, int, int]] = ROWS) -> TraceStudy:
     events = [DeviceEvent(name, kind, start, end, 0, 7, 0, None) for name, kind, start, end in rows]
-    trace = Trace(
-        path=Path("t.json"), threads=(), ops=HostEvents.empty(), regions=(), device_events=DeviceEvents.from_rows(events)
-    )  # fmt: skip
-    return TraceStudy(traces=(trace,), labels=("t",), windows=(None,), options=TraceOptions(sections=sections))
+    return TraceStudy(traces=(trace_of(events),), labels=("t",), windows=(None,), options=TraceOptions(sections=sections))
 
 
 def table(*sections: str, rows: list[tuple[str, str, int, int]] = ROWS) -> Table:

@@ -36,6 +36,8 @@ from strobe.perf.trace.events import DEVICE_KINDS
 # 5. Copies and memsets keep their names.
 
 _LIBRARIES: Final = ("libstdc++.so.6", "libc++abi.so.1", "libc++abi.dylib")
+MANGLED: Final = "_Z"
+"""Beginning of a C++ name that is not demangled."""
 _DESCRIPTOR: Final = ".kd"
 _CLONE: Final = " [clone "
 _ANONYMOUS: Final = re.compile(r"\(anonymous namespace\)::|_GLOBAL__N__\w{1,400}?::")  # the hash and name of a file
@@ -65,22 +67,19 @@ class KernelName(NamedTuple):
     Args:
         group: the normalised name.
         full: the demangled name.
-        mangled: it could not be demangled.
     """
 
     group: str
     full: str
-    mangled: bool = False
 
 
 @functools.lru_cache(maxsize=65_536)
 def kernel_name(raw: str) -> KernelName:
     """Demangle and normalise one name."""
     text = _without_suffixes(raw)
-    full = demangle(text) if text.startswith("_Z") else text
-    mangled = full.startswith("_Z")
-    if _COPY.match(full) or mangled:
-        return KernelName(full, full, mangled)
+    full = demangle(text) if text.startswith(MANGLED) else text
+    if _COPY.match(full) or full.startswith(MANGLED):
+        return KernelName(full, full)
     is_cpp = full.startswith("void ") or "::" in full or ("<" in full and " -> " not in full)
     group = _cpp_group(_ANONYMOUS.sub("", full)) if is_cpp or re.search(r"\S\(", full) else _plain_group(full)
     return KernelName(group or full, full)
@@ -254,29 +253,16 @@ class KernelTableRow:
     members: tuple[KernelMember, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KernelTable:
-    """The rows of one device by descending exclusive time.
+def kernel_table(view: DeviceView, by: Literal["name", "shape"] = "name") -> tuple[KernelTableRow, ...]:
+    """Tabulate the events of one device by group, or by group and shape, most exclusive time first.
 
-    Args:
-        rows: `exclusive_ns` adds up to `busy_ns`.
-        busy_ns: time in which at least one event ran.
-        num_mangled: names that could not be demangled.
+    Exclusive times add up to the time in which at least one event ran.
     """
-
-    rows: tuple[KernelTableRow, ...]
-    busy_ns: int
-    num_mangled: int
-
-
-def kernel_table(view: DeviceView, by: Literal["name", "shape"] = "name") -> KernelTable:
-    """Tabulate the events of one device by group, or by group and shape."""
     keys = _Keys(view, by)
     calls = grouped(lambda: ((part.length, keys.row_of(part.work)) for part in view.parts()), len(keys.rows))
-    exclusive, busy_ns = np.zeros(len(keys.rows), np.int64), 0
+    exclusive = np.zeros(len(keys.rows), np.int64)
     for slices in view.stretches():
         busy = slices.cause == BUSY
-        busy_ns += int(slices.length[busy].sum())
         np.add.at(exclusive, keys.row_of(view.work.at(slices.event[busy])), slices.length[busy])
     unlinked = np.zeros(len(keys.rows), np.int64)
     for part in view.parts():
@@ -291,11 +277,7 @@ def kernel_table(view: DeviceView, by: Literal["name", "shape"] = "name") -> Ker
         )
         if found is not None
     ]  # fmt: skip
-    return KernelTable(
-        rows=tuple(sorted(rows, key=lambda row: (-(row.exclusive_ns or 0), -row.calls.sum_ns, row.group, row.shape, row.kind))),
-        busy_ns=busy_ns,
-        num_mangled=sum(kernel_name(name).mangled for name in keys.names),
-    )
+    return tuple(sorted(rows, key=lambda row: (-(row.exclusive_ns or 0), -row.calls.sum_ns, row.group, row.shape, row.kind)))
 
 
 class _Keys:
@@ -316,11 +298,6 @@ class _Keys:
             self._names.append(text)
         self._row = np.array(rows, np.int64)
         self.rows = tuple(ids)
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Names of the events inside the window."""
-        return frozenset(self._names)
 
     def _code(self, work: EventView) -> Ints:
         code = work.name.astype(np.int64) * len(self._events.shapes)

@@ -530,11 +530,8 @@ class Gaps:
         """Return time by `_SPENT` and number of device-to-device copies in the gaps of each pair of groups."""
         spent: dict[int, Ints] = {}
         copies: Counter[int] = Counter()
-        slices = _Ahead(self._view.stretches())
-        for gaps, pair in self._gaps():
-            if not len(pair):
-                continue
-            pairs, took, num = self._spent(gaps, pair, slices.until(int(gaps.end[-1])))
+        for gaps, pair, slices in self._with_slices():
+            pairs, took, num = self._spent(gaps, pair, slices)
             for each, own, n in zip(pairs.tolist(), took, num.tolist(), strict=True):
                 spent[each] = spent[each] + own if each in spent else own
                 copies[each] += n
@@ -581,21 +578,18 @@ class Gaps:
         ran = np.unique(np.stack((slices.event[found.a][copying], found.b[copying])), axis=1)
         return pairs, spent, np.bincount(row[ran[1]], minlength=len(pairs))
 
-
-class _Ahead:
-    """Buffer over slices that are read in parts, in order of time."""
-
-    def __init__(self, parts: Iterator[Slices]) -> None:
-        self._parts, self._rest = parts, joined(())
-
-    def until(self, moment: int) -> Slices:
-        """Return the slices not yet returned whole, up to the one that reaches the moment."""
-        held = [self._rest]
-        while not len(held[-1].end) or held[-1].end[-1] < moment:
-            part = next(self._parts, None)
-            if part is None:
-                break
-            held.append(part)
-        found = joined(held)
-        self._rest = found.between(int(np.searchsorted(found.end, moment, "right")), None)
-        return found
+    def _with_slices(self) -> Iterator[tuple[Intervals, Ints, Slices]]:
+        """Yield the gaps with their pairs, and the slices up to the end of the last of them that were not yielded whole."""
+        parts, held = self._view.stretches(), joined(())
+        for gaps, pair in self._gaps():
+            if not len(pair):
+                continue
+            found, moment = [held], int(gaps.end[-1])
+            while not len(found[-1].end) or found[-1].end[-1] < moment:
+                part = next(parts, None)
+                if part is None:
+                    break
+                found.append(part)
+            slices = joined(found)
+            held = slices.between(int(np.searchsorted(slices.end, moment, "right")), None)
+            yield gaps, pair, slices

@@ -181,10 +181,7 @@ def _paths_of(trace: Trace) -> Callable[[Ints, Ints], tuple[str, ...]]:
     texts = [tuple(name for name in paths.spelled(each) if not _AROUND.fullmatch(name)) for each in paths.of(scopes, nesting)]
 
     def find(thread: Ints, start: Ints) -> tuple[str, ...]:
-        scope, operator = np.full(len(start), NOWHERE, np.int64), np.full(len(start), NOWHERE, np.int64)
-        for number in set(thread.tolist()):
-            mine = thread == number
-            scope[mine], operator[mine] = nesting.at(number, start[mine]), of_op.at(number, start[mine])
+        scope, operator = nesting.at_all(thread, start), of_op.at_all(thread, start)
         found = []
         for above, inner in zip(scope.tolist(), operator.tolist(), strict=True):
             names = texts[above] if above != NOWHERE else ()

@@ -279,14 +279,19 @@ class Nesting:
             owner[first : first + len(moments)] = self.at(thread, moments)
         return owner
 
+    def at_all(self, thread: NDArray[np.integer], moments: Ints) -> Ints:
+        """Return the innermost scope that is open at each moment on the thread of the same position."""
+        owner = np.full(len(moments), NOWHERE, np.int64)
+        for number in different(thread).tolist():
+            mine = thread == number
+            owner[mine] = self.at(number, moments[mine])
+        return owner
+
     def of_calls(self, hosts: HostEvents, host: NDArray[np.integer]) -> Ints:
         """Return the innermost scope that each of some launch calls starts in; a negative number is no call."""
         owner = np.full(len(host), NOWHERE, np.int64)
         known = np.flatnonzero(host >= 0)
-        thread, start = np.asarray(hosts.thread)[host[known]], column(hosts.start_ns)[host[known]]
-        for number in different(thread).tolist():
-            mine = thread == number
-            owner[known[mine]] = self.at(number, start[mine])
+        owner[known] = self.at_all(np.asarray(hosts.thread)[host[known]], column(hosts.start_ns)[host[known]])
         return owner
 
     def roots(self) -> Ints:
@@ -392,27 +397,23 @@ class RangeTime:
         kind: `range` or `module`, by the host's call; `graph module`, by the path that a graph's kernels carry.
         name: name of the range or module (`Linear_3`), or the path (`layers.3.attention`).
         calls: calls; of a graph module, launches of a graph that holds it. Within a window, only those with events in it.
-        launching: calls that own at least one event.
         events: device events launched in them, nested calls included.
         kernels: of these, kernels and communication.
         sum_ns: sum of the events' durations.
         union_ns: time in which at least one of them ran.
         span_ns: from the first start to the last end, added over the calls.
-        exclusive_events: events launched in no other call of the same kind inside it.
-        exclusive_ns: sum of their durations.
+        exclusive_ns: sum of the durations of the events launched in no other call of the same kind inside it.
         host_ns: time of the calls on the host, those inside a call of the same name left out; `None` for a graph module.
     """
 
     kind: Kind
     name: str
     calls: int
-    launching: int
     events: int
     kernels: int
     sum_ns: int
     union_ns: int
     span_ns: int
-    exclusive_events: int
     exclusive_ns: int
     host_ns: int | None
 
@@ -428,7 +429,6 @@ class Ranges:
         sum_ns: sum of their durations.
         outside_events: those that were launched outside every range and module, on their thread.
         unlinked_events: those whose launch call is not known.
-        unlinked_ns: sum of their durations.
     """
 
     device: int
@@ -437,7 +437,6 @@ class Ranges:
     sum_ns: int
     outside_events: int
     unlinked_events: int
-    unlinked_ns: int
 
     def of_kind(self, kind: Kind) -> tuple[RangeTime, ...]:
         """Return the rows of one kind."""
@@ -464,10 +463,10 @@ def _ranges_of(trace: Trace, device: int, work: EventView, window: Window | None
     host = carried[1].work.host
     own = np.flatnonzero(host >= 0)
     own = own[outside[cuts.place(trace.device_events.hosts, host[own])]]
-    total = [0, 0, 0, 0]
+    total = [0, 0, 0]
     for part in windowed_events(work, window):
         unlinked = part.work.host < 0
-        counts = (len(part.which), int(part.length.sum()), int(unlinked.sum()), int(part.length[unlinked].sum()))
+        counts = (len(part.which), int(part.length.sum()), int(unlinked.sum()))
         total = [before + more for before, more in zip(total, counts, strict=True)]
     order = ("range", "module", "graph module")
     return Ranges(
@@ -477,7 +476,6 @@ def _ranges_of(trace: Trace, device: int, work: EventView, window: Window | None
         sum_ns=total[1],
         outside_events=int(launched.events[outside].sum()) - len(own),
         unlinked_events=total[2],
-        unlinked_ns=total[3],
     )
 
 
@@ -525,7 +523,6 @@ def _rows(kind: Kind, calls: _RangeCalls, launched: Launched, united: Ints, only
     own = calls.owner != NOWHERE
     per_call = {
         "calls": counted,
-        "launching": launching,
         "events": events[last] - events[fresh],
         "kernels": kernels[last] - kernels[fresh],
         "sum_ns": sums[last] - sums[fresh],
@@ -534,7 +531,6 @@ def _rows(kind: Kind, calls: _RangeCalls, launched: Launched, united: Ints, only
     }
     columns = {key: totals(values.astype(np.int64), name, num) for key, values in per_call.items()}
     columns["union_ns"] = united
-    columns["exclusive_events"] = totals(launched.events[own], name[calls.owner[own]], num)
     columns["exclusive_ns"] = totals(launched.sum_ns[own], name[calls.owner[own]], num)
     rows = zip(calls.scopes.names, zip(*(values.tolist() for values in columns.values()), strict=True), strict=True)
     for text, values in rows:
@@ -607,13 +603,11 @@ def _graph_rows(paths: GraphPaths) -> Iterator[RangeTime]:
             kind="graph module",
             name=text,
             calls=len(heads),
-            launching=len(heads),
             events=len(place),
             kernels=int(is_kernel[place].sum()),
             sum_ns=int((end - start).sum()),
             union_ns=union(start, end).length_ns,
             span_ns=int((np.maximum.reduceat(end[by_call], heads) - np.minimum.reduceat(start[by_call], heads)).sum()),
-            exclusive_events=len(mine),
             exclusive_ns=int(part.length[mine].sum()),
             host_ns=None,
         )

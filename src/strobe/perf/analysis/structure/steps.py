@@ -148,16 +148,6 @@ class _Anchor(NamedTuple):
         return len(self.found) - (int(self.found[-1]) + self.pair + self.distance > length)
 
 
-class _Cut(NamedTuple):
-    """A sequence cut at an anchor."""
-
-    anchor: _Anchor
-    lengths: Ints
-    likeness: float
-    identical: float
-    anchors: int
-
-
 Repetitions: TypeAlias = tuple[NDArray[np.int32], tuple[Period, ...]]
 """Positions of kernels among a device's events, and the periods that repeat in them, the longest first."""
 
@@ -194,7 +184,7 @@ def find_periods(name: Numbers, texts: tuple[str, ...], pause_ns: Numbers | None
     """
     if len(name) < 2 * PERIODS_FEWEST:
         return ()
-    cuts: dict[int, _Cut] = {}
+    cuts: dict[int, tuple[int, Period]] = {}
     for is_pair in (False, True):
         classes: dict[int, list[_Anchor]] = {}
         for anchor in _even(*_pairs(name, len(texts)), True) if is_pair else _even(name, len(texts), False):
@@ -204,10 +194,10 @@ def find_periods(name: Numbers, texts: tuple[str, ...], pause_ns: Numbers | None
             alike = [anchor for anchor in classes[key] if anchor.periods(len(name)) >= most - (most >= _SPARE_ONE)]
             best = max(alike, key=lambda anchor: (_sum(pause_ns, anchor.places), -int(anchor.places[0])))
             as_often = sum(abs(len(anchor.found) - len(best.found)) <= 1 for anchor in classes[key])
-            cut = _cut(name, best, as_often)
-            if cut is not None:
-                cuts[key] = cut
-    return tuple(_period(name, texts, cut) for cut in _longest_first(list(cuts.values())))
+            period = _period(name, texts, best, as_often)
+            if period is not None:
+                cuts[key] = best.distance, period
+    return tuple(_longest_first(list(cuts.values())))
 
 
 def loop_of_one(name: Numbers, texts: tuple[str, ...], start_ns: Ints) -> tuple[Period, ...]:
@@ -250,21 +240,21 @@ def _pairs(name: Numbers, num_names: int) -> tuple[Numbers, int]:
     return found, len(known)
 
 
-def _longest_first(cuts: list[_Cut]) -> list[_Cut]:
-    """Drop cuts clearly less alike than a shorter period and, of two at about one distance, the less alike; longest first."""
-    kept: list[_Cut] = []
+def _longest_first(found: list[tuple[int, Period]]) -> list[Period]:
+    """Drop periods clearly less alike than a shorter one and, of two at about one distance, the less alike; longest first."""
+    kept: list[tuple[int, Period]] = []
     best = 0.0
-    for cut in sorted(cuts, key=lambda cut: cut.anchor.distance):
-        missing = _TOLERANCE if len(cut.lengths) >= _MANY else _TOLERANCE_OF_FEW
-        if cut.likeness < best - missing:
+    for distance, period in sorted(found, key=lambda one: one[0]):
+        missing = _TOLERANCE if period.periods >= _MANY else _TOLERANCE_OF_FEW
+        if period.likeness < best - missing:
             continue
-        if kept and cut.anchor.distance - kept[-1].anchor.distance <= _NEAR * cut.anchor.distance:
-            if cut.likeness <= kept[-1].likeness:
+        if kept and distance - kept[-1][0] <= _NEAR * distance:
+            if period.likeness <= kept[-1][1].likeness:
                 continue
             kept.pop()
-        kept.append(cut)
-        best = max(best, cut.likeness)
-    return kept[::-1]
+        kept.append((distance, period))
+        best = max(best, period.likeness)
+    return [period for _, period in reversed(kept)]
 
 
 def _even(ids: Numbers, num: int, is_pair: bool) -> list[_Anchor]:
@@ -292,9 +282,8 @@ def _even(ids: Numbers, num: int, is_pair: bool) -> list[_Anchor]:
     return found
 
 
-def _cut(name: Numbers, anchor: _Anchor, anchors: int) -> _Cut | None:
+def _period(name: Numbers, texts: tuple[str, ...], anchor: _Anchor, anchors: int) -> Period | None:
     """Compare the kernels between the anchors; `None` if they are not the same work."""
-    anchor = anchor._replace(found=anchor.found.copy())  # lets go of those of all anchors
     places = anchor.places
     lengths = np.diff(places)
     chosen = np.unique(np.linspace(0, len(lengths) - 1, min(len(lengths), _SAMPLED)).astype(np.int64))
@@ -310,23 +299,17 @@ def _cut(name: Numbers, anchor: _Anchor, anchors: int) -> _Cut | None:
         lengths = np.append(lengths, anchor.distance) if unlike <= 1 - ALIKE else lengths
     if likeness < (ALIKE if len(lengths) >= PERIODS_FEWEST else 1.0):
         return None
-    texts = [part.tobytes() for part in parts]
-    return _Cut(anchor, lengths, likeness, max(map(texts.count, set(texts))) / len(texts), anchors)
-
-
-def _period(name: Numbers, texts: tuple[str, ...], cut: _Cut) -> Period:
-    places = cut.anchor.places.tolist()
-    first = places[0]
+    orders, first = [part.tobytes() for part in parts], int(places[0])
     return Period(
         anchor=texts[name[first]],
-        after=texts[name[first - 1]] if cut.anchor.pair else "",
-        starts=tuple(places),
-        kernels=tuple(cut.lengths.tolist()),
-        likeness=cut.likeness,
-        identical=cut.identical,
+        after=texts[name[first - 1]] if anchor.pair else "",
+        starts=tuple(places.tolist()),
+        kernels=tuple(lengths.tolist()),
+        likeness=likeness,
+        identical=max(map(orders.count, set(orders))) / len(orders),
         head=first,
-        rest=len(name) - first - int(cut.lengths.sum()),
-        anchors=cut.anchors,
+        rest=len(name) - first - int(lengths.sum()),
+        anchors=anchors,
     )
 
 
@@ -707,15 +690,6 @@ class LayerTimes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LayerCalls:
-    """The calls at one place in the enclosing calls, counted from 0; `label` is their name if all have the same."""
-
-    place: int
-    label: str
-    times: LayerTimes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LayerGroup:
     """Layers of one kind.
 
@@ -724,7 +698,8 @@ class LayerGroup:
         path: names of the enclosing calls, from the outermost on, without numbers.
         by_kernels: found in the order of kernels, not by name.
         sum_ns: sum of the durations of all device events in them.
-        layers: by place.
+        layers: calls at each place in the enclosing calls.
+        labels: name of these calls if all have the same, else empty.
         later: all calls that are not the first of their enclosing call.
         inside: they lie in the layers of another group.
     """
@@ -733,7 +708,8 @@ class LayerGroup:
     path: tuple[str, ...]
     by_kernels: bool
     sum_ns: int
-    layers: tuple[LayerCalls, ...]
+    layers: tuple[LayerTimes, ...]
+    labels: tuple[str, ...]
     later: LayerTimes
     inside: bool
 
@@ -840,16 +816,13 @@ def _group(
     labels: list[set[str]] = [set() for _ in range(num)]
     for call in shown.tolist():
         labels[int(calls.place[call])].add(names[call])
-    times = calls.times(shown, calls.place[shown], num)
     return LayerGroup(
         name=path[-1],
         path=path[:-1],
         by_kernels=by_kernels,
         sum_ns=int(calls.device.sum()),
-        layers=tuple(
-            LayerCalls(place=place, label=min(label) if len(label) == 1 else "", times=times[place])
-            for place, label in enumerate(labels)
-        ),
+        layers=tuple(calls.times(shown, calls.place[shown], num)),
+        labels=tuple(min(label) if len(label) == 1 else "" for label in labels),
         later=calls.times(later, np.zeros(len(later), np.int64), 1)[0],
         inside=inside,
     )

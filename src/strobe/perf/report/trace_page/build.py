@@ -10,7 +10,7 @@ from strobe.core.printable import first_of
 from strobe.perf.analysis.critical_path import CriticalPath, Lag
 from strobe.perf.analysis.device.activity import HOST_LATE
 from strobe.perf.analysis.device.host import BETWEEN, host_work
-from strobe.perf.analysis.device.kernels import KernelKind, KernelTable, KernelTableRow, kernel_kind
+from strobe.perf.analysis.device.kernels import KernelKind, KernelTableRow, kernel_kind
 from strobe.perf.analysis.device.launch import integrity
 from strobe.perf.analysis.structure.captures import holds_captures
 from strobe.perf.analysis.structure.steps import Step, Steps
@@ -162,15 +162,15 @@ def answer_section(study: TraceStudy) -> Section | None:
 
 
 def _sentences(study: TraceStudy, one: tables.DeviceFindings, devices: int) -> Iterator[str]:
-    done, busy = one.done, max(1, one.hot.busy_ns)
+    done, busy = one.done, max(1, one.done.busy_ns)
     more = f" ({devices - 1} more below)" if devices > 1 else ""
     verdict = "" if done.verdict == "busy" else f"; {done.verdict}"
     yield f"{one.name}{more}: busy for {_share(done.busy_ns, done.span_ns)} of {_ms(done.span_ns)} ms{verdict}."
     classes: Counter[str] = Counter()
-    for row in one.hot.rows:
+    for row in one.hot:
         classes[_class(row)] += row.exclusive_ns or 0
     yield f"Of the busy time: {', '.join(f'{name} {_share(ns, busy)}' for name, ns in classes.most_common())}."
-    most = [f"{shorten(row.group)} {_share(row.exclusive_ns or 0, busy)}" for row in one.hot.rows[:_MOST]]
+    most = [f"{shorten(row.group)} {_share(row.exclusive_ns or 0, busy)}" for row in one.hot[:_MOST]]
     yield f"Most time: {', '.join(most)}."
     late_on, before = host_work(one.view)
     if sum(before.values()) > _LITTLE * done.span_ns:
@@ -227,13 +227,14 @@ def _layers(one: tables.DeviceFindings) -> Iterator[str]:
     found = next((group for group in one.layers if not group.inside and (group.path or group.by_kernels)), None)
     if found is None:
         return
-    times = sorted(layer.times.device.p50_ns for layer in found.layers)
-    median, slowest = times[len(times) // 2], max(found.layers, key=lambda layer: layer.times.device.p50_ns)
-    share = _share(found.sum_ns, sum(row.calls.sum_ns for row in one.hot.rows))
+    each = [layer.device.p50_ns for layer in found.layers]
+    times, slowest = sorted(each), max(each)
+    median, place = times[len(times) // 2], each.index(slowest)
+    share = _share(found.sum_ns, sum(row.calls.sum_ns for row in one.hot))
     which = f"that begin with {shorten(found.name)}" if found.by_kernels else f"of {shorten(found.name)}"
     said = f"Layers: {len(times)} {which}, {_ms(median)} ms each (median), {share} of the work"
-    if slowest.times.device.p50_ns > _SLOW_STEP * median:
-        said += f"; the slowest, {slowest.label or f'number {slowest.place}'}, takes {_ms(slowest.times.device.p50_ns)} ms"
+    if slowest > _SLOW_STEP * median:
+        said += f"; the slowest, {found.labels[place] or f'number {place}'}, takes {_ms(slowest)} ms"
     yield f"{said}."
 
 
@@ -452,7 +453,7 @@ def _metadata(study: TraceStudy) -> Table | None:
 
 
 def _devices(study: TraceStudy) -> Table | None:
-    tops = {(one.trace, one.device): _top(one.hot) for one in tables.seen_devices(study)}
+    tops = {(one.trace, one.device): _top(one) for one in tables.seen_devices(study)}
     fields: tuple[Field[tables.DeviceRow], ...] = (
         *tables.on_devices(study, tables.DeviceRow, "span_ns", "busy_ns", "idle_ns", "events", "verdict"),
         Field("top kernel", lambda row: tops[row.trace, row.device][0], hint="the group with the largest exclusive time"),
@@ -462,17 +463,17 @@ def _devices(study: TraceStudy) -> Table | None:
     return table_of("Each device in one line.", fields, devices) if devices else None
 
 
-def _top(table: KernelTable) -> tuple[Cell, Cell]:
+def _top(one: tables.DeviceFindings) -> tuple[Cell, Cell]:
     """Return the cells of the group of kernels with the largest exclusive time, and of its share of busy time."""
     times: dict[str, tuple[int, int]] = {}
-    for row in table.rows:
+    for row in one.hot:
         if row.kind == "kernel":
             own, total = times.get(row.group, (0, 0))
             times[row.group] = own + (row.exclusive_ns or 0), total + row.calls.sum_ns
     if not times:
         return Missing("", "-"), Missing("", "-")
     top = min(times, key=lambda group: (-times[group][0], -times[group][1], group))
-    return Code(top), share_cell(times[top][0], table.busy_ns)
+    return Code(top), share_cell(times[top][0], one.done.busy_ns)
 
 
 # Builder of the report of a `TraceStudy`. No clock, no randomness: the same traces give the same report.
@@ -525,5 +526,5 @@ def _subtitle(study: TraceStudy) -> str:
     shares = sorted(one.done.busy_ns / max(1, one.view.span_ns) for one in seen)
     if len(seen) > 1:
         return f"{len(seen)} devices, busy for {100 * shares[0]:.1f} to {100 * shares[-1]:.1f} % of their time"
-    product = next((f"{one.name}, " for one in study.traces[0].devices if one.index == seen[0].view.device and one.name), "")
+    product = f"{seen[0].product}, " if seen[0].product else ""
     return f"{product}{seen[0].view.span_ns / 1e6:.3f} ms, busy for {100 * shares[0]:.1f} % of it: {seen[0].done.verdict}"

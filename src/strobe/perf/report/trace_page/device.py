@@ -367,7 +367,7 @@ def _meaning(one: tables.DeviceFindings) -> str:
     """Return the meaning of the verdict and the remedy."""
     if one.done.verdict != "unknown":
         return _MEANING[one.done.verdict]
-    if 2 * one.launch.num_uncorrelated > one.launch.num_unlinked:
+    if 2 * one.launches.num_uncorrelated > one.launches.num_unlinked:
         return f"{_MEANING['unknown']}: events of this device carry no correlation, so nothing says what launched them"
     return f"{_MEANING['unknown']}: it lies before the trace; record a longer window"
 
@@ -383,10 +383,10 @@ def _delays(seen: Sequence[tables.DeviceFindings]) -> Table:
     )
     rows = []
     for one in seen:
-        for kind, delays in one.launch.kinds.items():
+        for kind, delays in one.launches.kinds.items():
             rows.append((one.name, kind, "start", delays.start_to_start, delays.num_negative_ss))
             rows.append((one.name, kind, "end", delays.end_to_start, delays.num_negative_es))
-    notes = [_unlinked(one.name, one.launch) for one in seen if one.launch.num_unlinked]
+    notes = [_unlinked(one.name, one.launches) for one in seen if one.launches.num_unlinked]
     notes.append(
         "Later events of a graph wait for the graph's own events, not for the host: their delays say nothing of launching."
     )
@@ -552,7 +552,7 @@ def _top_group(views: Iterable[DeviceView]) -> str:
     """Return the group of kernels with the most exclusive time over all lanes; empty without kernels."""
     owned: Counter[str] = Counter()
     for view in views:
-        owned.update({row.group: row.exclusive_ns for row in kernel_table(view).rows if row.kind == "kernel"})
+        owned.update({row.group: row.exclusive_ns for row in kernel_table(view) if row.kind == "kernel"})
     return max(owned, key=lambda group: (owned[group], group)) if owned else ""
 
 

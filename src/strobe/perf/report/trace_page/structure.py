@@ -13,11 +13,11 @@ from strobe.core.errors import DataError
 from strobe.core.printable import bytes_in, first_of
 from strobe.core.spans import FRAME_BLOCK
 from strobe.perf.analysis.device.intervals import Distribution, Window, distribution
+from strobe.perf.analysis.device.kernels import MANGLED
 from strobe.perf.analysis.operators import (
     Operators,
     OperatorTime,
     OperatorTimes,
-    Rates,
     host_ranges,
 )
 from strobe.perf.analysis.runs.breakdown import breakdown
@@ -269,15 +269,15 @@ def _first_and_later(name: str, groups: Sequence[LayerGroup], whole_ns: int) -> 
         Field("layers", lambda group: group.name, Code),
         Field("in", _where),
         count("places", lambda group: len(group.layers), "calls in one enclosing call, at most"),
-        count("calls", lambda group: group.layers[0].times.device.n + group.later.device.n),
+        count("calls", lambda group: group.layers[0].device.n + group.later.device.n),
         numeric("of all", lambda group: group.sum_ns, of_all, show=share_of(whole_ns)),
-        time("device, first", lambda group: group.layers[0].times.device.p50_ns, "µs", device),
+        time("device, first", lambda group: group.layers[0].device.p50_ns, "µs", device),
         time("later", lambda group: group.later.device.p50_ns, "µs", later),
-        time("span, first", lambda group: group.layers[0].times.span.p50_ns, "µs", span),
+        time("span, first", lambda group: group.layers[0].span.p50_ns, "µs", span),
         time("later", lambda group: group.later.span.p50_ns, "µs", later),
-        time("host, first", lambda group: _host_ns(group.layers[0].times), "µs", host, missing=_NO_CALL),
+        time("host, first", lambda group: _host_ns(group.layers[0]), "µs", host, missing=_NO_CALL),
         time("later", lambda group: _host_ns(group.later), "µs", later, missing=_NO_CALL),
-        count("kernels, first", lambda group: group.layers[0].times.kernels),
+        count("kernels, first", lambda group: group.layers[0].kernels),
         count("later", lambda group: group.later.kernels),
     )
     notes = ["Layers inside layers are rows of their own: shares do not add up."]
@@ -579,10 +579,10 @@ def roofline_section(study: TraceStudy) -> Section | None:
     """Build the section with operators against each device's peaks; `None` if no trace was read with details or had work."""
     blocks: list[Block] = []
     for one in tables.seen_devices(study):
-        if one.rates is None:
+        if one.times is None:
             continue
-        if one.rates.rows:
-            blocks.append(_roofline_table(one, one.rates, study.options.top))
+        if one.rates:
+            blocks.append(_roofline_table(one, one.times.busy_ns, study.options.top))
             continue
         said = one.view.trace.metadata.get("record_shapes") in ("1", "true")
         why = "no operator with recorded inputs launched anything" if said else "shapes not recorded"
@@ -596,34 +596,35 @@ def roofline_section(study: TraceStudy) -> Section | None:
     return peaks_section(blocks, lead, folded=True)
 
 
-def _roofline_table(one: tables.DeviceFindings, rates: Rates, top: int) -> Table:
-    found = {rate.place: rate.found for rate in rates.rows}
+def _roofline_table(one: tables.DeviceFindings, busy_ns: int, top: int) -> Table:
+    found = {rate.place: rate.found for rate in one.rates}
     of_busy: Field[tables.OperatorRateRow] = numeric(
-        "of busy", lambda row: row.exclusive_ns, "exclusive time / busy time", show=share_of(rates.busy_ns), total=sum
+        "of busy", lambda row: row.exclusive_ns, "exclusive time / busy time", show=share_of(busy_ns), total=sum
     )
     fields = (
         *columns(tables.OperatorRateRow, "operator", "input_sizes", "dtype", "calls", "sum_ns"),
         of_busy,
         *columns(tables.OperatorRateRow, "call_ns", "call_flops"),
-        *rate_fields(rates.peaks, lambda row: found[row.place]),
+        *rate_fields(one.peaks, lambda row: found[row.place]),
     )
     known = [row for row in tables.OperatorRateRow.of(one) if found[row.place] is not None]
-    covered = f"{rates.covered_ns / rates.busy_ns:.1%}".replace("%", " %") if rates.busy_ns else "nothing"
+    covered_ns = sum(row.exclusive_ns for row in known)
+    covered = f"{covered_ns / busy_ns:.1%}".replace("%", " %") if busy_ns else "nothing"
     caption = f"{one.name}, {during(one.view)}: the cost is known of operators that own {covered} of the busy time."
-    notes = (device_note(rates.product or "this device", rates.peaks), *_roofline_notes(rates))
+    notes = (device_note(one.product or "this device", one.peaks), *_roofline_notes(one))
     return table_of(caption, fields, known, top=top, notes=notes, sortable=True)
 
 
-def _roofline_notes(rates: Rates) -> Iterator[str]:
+def _roofline_notes(one: tables.DeviceFindings) -> Iterator[str]:
     """Yield reasons for missing costs, impossible rates, and a remark on dtypes."""
     reasons: dict[str, dict[str, None]] = defaultdict(dict)
-    for rate in rates.rows:
+    for rate in one.rates:
         if isinstance(rate.cost, str):
             reasons[rate.cost][rate.row.operator] = None
     for reason, names in reasons.items():
         yield f"Not counted, {first_of([*names], _MOST_REASONS)}: {reason}."
-    costed = [(rate, rate.cost, rate.found) for rate in rates.rows if rate.found is not None]
-    if rates.peaks is not None and any(
+    costed = [(rate, rate.cost, rate.found) for rate in one.rates if rate.found is not None]
+    if one.peaks is not None and any(
         not isinstance(cost, str) and cost[1] == "float32" and cost[0].flops for _, cost, _ in costed
     ):
         yield "float32 is held against the peak without tensor cores; whether TF32 ran instead is not in the trace."
@@ -643,7 +644,7 @@ def device_kernels(study: TraceStudy) -> Section | None:
         for at, one in enumerate(tables.seen_devices(study))
         for table in kernel_tables(
             f"{one.name}, {during(one.view)}",
-            [Listed(row) for row in one.hot.rows],
+            [Listed(row) for row in one.hot],
             top=top,
             notes=_kernels_notes(one),
             collapsed=at > 0,
@@ -655,8 +656,8 @@ def device_kernels(study: TraceStudy) -> Section | None:
 def _kernels_notes(one: tables.DeviceFindings) -> Iterator[str]:
     if num_cut := one.view.num_cut:
         yield f"Calls cut by the edges of the window: {num_cut}. Each counts as one, times count their part inside."
-    if one.hot.num_mangled:
-        yield f"{one.hot.num_mangled} names could not be demangled and stand as they are."
+    if mangled := {member.name for row in one.hot for member in row.members if member.name.startswith(MANGLED)}:
+        yield f"{len(mangled)} names could not be demangled and stand as they are."
 
 
 # Communication: its exposed time and, across ranks, time spent waiting, time spent moving data, and the last rank.

@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from strobe.core.costs import DevicePeaks, device_peaks
 from strobe.core.errors import DataError
 from strobe.perf.analysis.critical_path import KERNEL, KIND, CriticalPath, Lag, critical_path
 from strobe.perf.analysis.device.activity import (
@@ -26,9 +27,17 @@ from strobe.perf.analysis.device.activity import (
     activity,
     device_views,
 )
-from strobe.perf.analysis.device.kernels import KernelTable, kernel_table
+from strobe.perf.analysis.device.kernels import KernelTableRow, kernel_table
 from strobe.perf.analysis.device.launch import Gaps, Launch, Queue, graph_calls, launch, queues
-from strobe.perf.analysis.operators import Operators, OperatorTimes, Rates, Source, operator_rates, operator_times, operators
+from strobe.perf.analysis.operators import (
+    OperatorRate,
+    Operators,
+    OperatorTimes,
+    Source,
+    operator_rates,
+    operator_times,
+    operators,
+)
 from strobe.perf.analysis.structure.collectives import Communication, communication, message_bytes
 from strobe.perf.analysis.structure.memory import MemoryUse, memory_use
 from strobe.perf.analysis.structure.ranges import Ranges, range_table, unnumbered
@@ -146,12 +155,12 @@ class DeviceFindings:
         return activity(self.view)
 
     @cached_property
-    def launch(self) -> Launch:
+    def launches(self) -> Launch:
         """Launches of its events."""
         return launch(self.view, self.of.graphs)
 
     @cached_property
-    def hot(self) -> KernelTable:
+    def hot(self) -> tuple[KernelTableRow, ...]:
         """Its kernels, grouped as the study asks."""
         return kernel_table(self.view, self.of.options.by)
 
@@ -185,10 +194,20 @@ class DeviceFindings:
         """Its operators, if the trace was read with details."""
         return self.of.times.get(self.device)
 
+    @property
+    def product(self) -> str:
+        """Name of the product; empty where the trace does not list it."""
+        return next((each.name for each in self.view.trace.devices if each.index == self.device), "")
+
+    @property
+    def peaks(self) -> DevicePeaks | None:
+        """Its peaks, if they are known."""
+        return device_peaks(self.product) if self.product else None
+
     @cached_property
-    def rates(self) -> Rates | None:
-        """Rates of its operators, if the trace was read with details."""
-        return None if self.times is None else operator_rates(self.view.trace, self.times)
+    def rates(self) -> tuple[OperatorRate, ...]:
+        """Rates of its operators; none where the trace was read without details."""
+        return () if self.times is None else operator_rates(self.times, self.peaks)
 
 
 @once
@@ -329,9 +348,8 @@ class DeviceRow(OnDevice, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, one: DeviceFindings) -> Iterator[Self]:
-        named, lost = {device.index: device.name for device in one.view.trace.devices}, one.done.unlinked
-        unlinked = {"unlinked_events": lost.events, "unlinked_ns": lost.sum_ns}
-        yield part_of(cls, one, one.done, one.done.tally, product=named.get(one.device, ""), **unlinked)
+        unlinked = {"unlinked_events": one.done.unlinked.events, "unlinked_ns": one.done.unlinked.sum_ns}
+        yield part_of(cls, one, one.done, one.done.tally, **unlinked)
 
 
 class KindRow(OnDevice, frozen=True, kw_only=True):
@@ -379,8 +397,8 @@ class IdleRow(OnDevice, frozen=True, kw_only=True):
 
 
 _SHARED: Final[dict[type[DocumentPart], Callable[[DeviceFindings], Iterable[Any]]]] = {
-    KernelRow: lambda one: (kernel_row(row, one) for row in one.hot.rows),
-    KernelNameRow: lambda one: (name for row in one.hot.rows for name in name_rows(row, one)),
+    KernelRow: lambda one: (kernel_row(row, one) for row in one.hot),
+    KernelNameRow: lambda one: (name for row in one.hot for name in name_rows(row, one)),
 }
 """How to make the rows of classes that other pages have too."""
 
@@ -401,7 +419,7 @@ class LaunchRow(OnDevice, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, one: DeviceFindings) -> Iterator[Self]:
-        for call, (events, host, delays) in one.launch.calls.items():
+        for call, (events, host, delays) in one.launches.calls.items():
             of_host = {"host_sum_ns": host.sum_ns, "host_p50_ns": host.p50_ns, "host_max_ns": host.max_ns}
             delay = {"delay_p50_ns": delays.start_to_start.p50_ns, "delay_max_ns": delays.start_to_start.max_ns}
             yield part_of(cls, one, call=call, calls=host.n, events=events, **of_host, **delay)
@@ -593,13 +611,12 @@ class LayerRow(OnDevice, frozen=True, kw_only=True):
     @classmethod
     def of_group(cls, one: DeviceFindings, group: LayerGroup) -> Iterator[Self]:
         """Yield the layers of one kind by place."""
-        for layer in group.layers:
-            times, host = layer.times, layer.times.host
-            told = {"layers": group.name, "inside": " / ".join(group.path)}
-            own = {"name": layer.label, "calls": times.device.n}
-            spans = {"span_p50_ns": times.span.p50_ns, "host_p50_ns": None if host is None else host.p50_ns}
+        for place, (times, label) in enumerate(zip(group.layers, group.labels, strict=True)):
+            told = {"layers": group.name, "inside": " / ".join(group.path), "place": place}
+            own = {"name": label, "calls": times.device.n}
+            spans = {"span_p50_ns": times.span.p50_ns, "host_p50_ns": None if times.host is None else times.host.p50_ns}
             device_ns = {"device_p50_ns": times.device.p50_ns, "device_max_ns": times.device.max_ns}
-            yield part_of(cls, one, layer, times, **told, **own, **device_ns, **spans)
+            yield part_of(cls, one, times, **told, **own, **device_ns, **spans)
 
 
 class SectionRow(OnDevice, frozen=True, kw_only=True):
@@ -756,7 +773,7 @@ class OperatorRateRow(_OfOperator, frozen=True, kw_only=True):
     @classmethod
     def of(cls, one: DeviceFindings) -> Iterator[Self]:
         rates = ("flops_per_s", "bytes_per_s", "compute_share", "memory_share", "bound", "floor_ns")
-        for rate in one.rates.rows if one.rates else ():
+        for rate in one.rates:
             row, cost = rate.row, None if isinstance(rate.cost, str) else rate.cost
             yield part_of(
                 cls, row, one, place=rate.place, input_sizes=row.inputs.text, dtype="" if cost is None else cost[1],
