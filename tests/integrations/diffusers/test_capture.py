@@ -17,7 +17,7 @@ import strobe
 from strobe.core.errors import ConfigError
 from strobe.integrations.diffusers import sparsify
 from strobe.models.captured import CapturedCall, read_calls, read_video
-from tiny_pipelines import GRID, NUM_TOKENS, Case, hunyuan, hunyuan15, ltx2, wan, wan_pipeline
+from tiny_pipelines import GRID, NUM_TOKENS, Case, CosmosLoop, cosmos, hunyuan, hunyuan15, ltx2, wan, wan_pipeline
 
 CPU = torch.device("cpu")
 TEXT = {"prompt_embeds": torch.zeros(1, 7, 16), "negative_prompt_embeds": torch.ones(1, 7, 16)}
@@ -54,6 +54,17 @@ def test_captured_numbers_through_dense_attention_are_the_layers_own_output(tmp_
     assert call == CapturedCall(model="WanTransformer3DModel", layer="blocks.1.attn1", step=0, grid=GRID) and sizes == (2, 12)
     out = strobe.dense_attention(*read_video(file, 0, call, torch.float32, CPU), impl="sdpa").out
     assert torch.equal(out.flatten(2), seen[0])
+
+
+def test_a_loop_over_cosmos_is_captured(tmp_path: Path) -> None:
+    own, file, seen = CosmosLoop(cosmos(1)), tmp_path / "qkv.safetensors", list[Tensor]()
+    own.transformer.transformer_blocks[1].attn1.to_out[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    with strobe.capture(own, file, steps=[2], layers=[1], dtype=torch.float32):
+        own()
+    ((call, _),) = read_calls(file)
+    assert (call.model, call.step, call.grid) == ("CosmosTransformer3DModel", 2, GRID)
+    out = strobe.dense_attention(*read_video(file, 0, call, torch.float32, CPU), impl="sdpa").out
+    assert torch.equal(out.flatten(2), seen[2])
 
 
 @pytest.mark.parametrize("make", [hunyuan, hunyuan15], ids=["hunyuan", "hunyuan 1.5"])

@@ -24,7 +24,7 @@ from strobe.integrations.diffusers import Calibration, calibrate, sparsify
 from strobe.integrations.diffusers.forward import Pass
 from strobe.integrations.diffusers.keep import tiles_that_keep
 from strobe.integrations.diffusers.processors import SparseProcessor
-from tiny_pipelines import Case, gates, hunyuan, hunyuan15, ltx2, wan, wan_pipeline
+from tiny_pipelines import Case, CosmosLoop, cosmos, gates, hunyuan, hunyuan15, ltx2, wan, wan_pipeline
 
 TILE = (2, 2, 3)
 KEEP = 0.6
@@ -164,6 +164,17 @@ def test_every_family_is_measured(case: Any, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="keep: it is not known how many steps there are; give the scheduler: attention_kw"):
             given.run(attention_kwargs={"denoise_step": 1})
     assert sparse.isfinite().all() and not torch.equal(sparse, dense)
+
+
+def test_a_loop_over_cosmos_is_measured(tmp_path: Path) -> None:
+    own, file = CosmosLoop(cosmos(1)), tmp_path / "kept.json"
+    dense = own()
+    found = calibrate(own, own, keep=KEEP, tile=TILE, file=file)
+    assert found.steps == 3 and all(len(layers) == 2 for layers in found.selected["transformer"].values())
+    with sparsify(own, keep=file):
+        assert not torch.equal(own(), dense)
+    with sparsify(own, keep=file, dense_frames=5):
+        torch.testing.assert_close(own(), dense, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("case", [wan, ltx2, partial(ltx2, perturbed_attn=True), hunyuan, hunyuan15])
