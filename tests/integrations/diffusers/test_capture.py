@@ -15,6 +15,7 @@ from torch import Tensor
 
 import strobe
 from strobe.core.errors import ConfigError
+from strobe.engine.load import load
 from strobe.integrations.diffusers import sparsify
 from strobe.models.captured import CapturedCall, read_calls, read_video
 from tiny_pipelines import GRID, NUM_TOKENS, Case, CosmosLoop, cosmos, hunyuan, hunyuan15, ltx2, wan, wan_pipeline
@@ -242,6 +243,14 @@ def test_what_cannot_be_said_is_one_line(tmp_path: Path) -> None:
         strobe.capture(torch.nn.Linear(1, 1), file, steps=1, layers=1),
     ):
         pass
+    streamed = load("shapes")
+    with strobe.Session(model=streamed, preset="quality", device="cpu") as session:
+        for given in (session, streamed, streamed.dit):
+            with (
+                pytest.raises(ConfigError, match="whose frame blocks attend to a longer past; a call in the file has one grid"),
+                strobe.capture(given, file, steps=1, layers=1),
+            ):
+                pass
     masked, mask = wan(1), torch.ones(1, 1, NUM_TOKENS, NUM_TOKENS, dtype=torch.bool)
     attn = masked.model.blocks[0].attn1
     attn.register_forward_pre_hook(lambda _, args: (args[0], args[1], mask, args[3]))

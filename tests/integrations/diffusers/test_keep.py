@@ -67,6 +67,25 @@ def test_the_share_of_the_first_tiles_is_a_plain_sum_over_tokens(forced: Forced)
     torch.testing.assert_close(found.double(), expected, atol=near, rtol=near)
 
 
+def test_the_share_over_other_keys_than_the_queries_own_is_a_plain_sum_too() -> None:
+    """As a frame block attends to its past."""
+    layouts = [tile_layout(grid, (1, 2, 3)) for grid in ((2, 5, 6), (4, 5, 6))]
+    generator = torch.Generator().manual_seed(0)
+    q, k = (2 * torch.randn(1, layout.num_tokens, 2, 8, generator=generator) for layout in layouts)
+    found = share_held(q, k, layouts[0], queries=60, kv_layout=layouts[1])
+    asking, keys = ([row[row < each.num_tokens].tolist() for row in each.tokens().view(each.num_tiles, -1)] for each in layouts)
+    expected = torch.zeros(2, layouts[1].num_tiles, dtype=torch.float64)
+    for h in range(2):
+        one, other = q[0, :, h].double(), k[0, :, h].double()
+        weights = torch.softmax(one @ other.T / math.sqrt(8), dim=-1)
+        for rows in asking:
+            scores = torch.stack([one[rows].mean(0) @ other[tile].mean(0) for tile in keys])
+            order = scores.argsort(descending=True).tolist()
+            expected[h] += torch.stack([weights[rows][:, keys[j]].sum(-1) for j in order]).cumsum(0).sum(-1) / 60
+    near = tolerance("element", "float32")
+    torch.testing.assert_close(found.double(), expected, atol=near, rtol=near)
+
+
 def test_the_fewest_tiles_that_keep_it_and_no_more_numbers_than_plans_are_kept() -> None:
     held = torch.tensor([[0.5, 0.75, 1.0, 1.0], [0.25, 0.5, 0.75, 1.0]]) * 6  # of six passes
     for keep, fewest, number in ((0.3, 1, 1), (0.375, 1, 1), (0.4, 1, 2), (0.7, 1, 3), (0.95, 1, 4), (0.3, 3, 3)):
