@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from dataclasses import replace
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 import strobe
+from published import BENCHMARKS
 from selection_clips import METRICS, Trial, Variant, calibrated, measured, over_count, table, variants
 from tiny_model import well_read_model
 
@@ -129,3 +131,9 @@ def test_the_same_clips_for_every_method(trial: Trial) -> None:
     assert [each.name for each in found] == ["count@0.5", "corrected@0.5", "keep@0.8"]
     assert found[0].skipped == found[1].skipped != found[2].skipped
     assert found[0].values["psnr"] != found[1].values["psnr"]
+
+
+def test_the_published_table_is_what_its_numbers_render_to() -> None:
+    folder = BENCHMARKS / "shapes-h100"
+    numbers = json.loads((folder / "selection_clips.json").read_bytes())
+    assert table([Variant(**each) for each in numbers]) + "\n" == (folder / "selection_clips.md").read_text(encoding="utf-8")
