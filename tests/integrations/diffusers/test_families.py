@@ -57,8 +57,9 @@ def test_queries_of_dense_frames_see_every_token(name: str, given: Any, frames: 
         without = case.run()
     with masked_attention(tile, sparsity, partial(in_video, name), frames):
         wanted = case.run()
-    with sparsify(case.model, sparsity=sparsity, tile=tile, dense_frames=given):
+    with sparsify(case.model, sparsity=sparsity, tile=tile, dense_frames=given) as handle:
         found = case.run()
+        assert "queries of frames " in str(handle.report())
     assert (found - wanted).abs().max() <= 1e-5
     assert (found - without).abs().max() > 1e-3, "the frames matter"
 

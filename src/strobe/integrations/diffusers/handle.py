@@ -510,6 +510,7 @@ class SparseHandle:
             layers=tuple(row for part in self._parts for row in part.report(asked)),
             grid=asked or (known[0] if known else None),
             dense_steps=tuple(steps),
+            dense_frames=tuple(sorted(self._parts[0].options.dense_frames)),
             note="every step so far was dense: no sparse layer has run; " if nothing else "",
             quality=self._quality,
         )
@@ -549,8 +550,8 @@ class SparseHandle:
     def recalls(self, queries: int) -> Iterator[dict[str, list[Tensor]]]:
         """Measure, inside this context, the share of dense attention's mass in the selected tiles, `[B, H]` per sparse call.
 
-        The calls are this thread's; a context inside this one takes its own. Compiled layers run uncompiled meanwhile: each adds
-        to a list of its own, so no two could share a graph.
+        Queries of dense frames count as their tiles select. The calls are this thread's; a context inside this one takes its own.
+        Compiled layers run uncompiled meanwhile: each adds to a list of its own, so no two could share a graph.
 
         Args:
             queries: of every head that it is measured with, evenly spaced.
