@@ -490,7 +490,7 @@ def plane_of(report: Report) -> Plane:
 def test_the_answer_is_the_first_line_and_the_front_is_joined(tmp_path: Path) -> None:
     report = bench_report(refereed(tmp_path, text=4))
     table, absent = shown_tables(read_cells(tmp_path)[0])
-    assert report.title == "At an error of 1 % VSA by count at 80 % is 2.00x as fast as dense attention"
+    assert report.title == "At an error of at most 1 % VSA by count at 80 % is 2.00x as fast as dense attention"
     assert report.sections[0].lead.startswith(f"{report.title}. 2 captured calls: 2 layers, 1 steps.")
     count = texts_of(table, "VSA by count at 80 %")
     assert (count["error"], count["worst head"], count["worst layer"]) == ("0.800 %", "2.400 %", "1.200 %")
@@ -510,7 +510,9 @@ def test_the_answer_is_the_first_line_and_the_front_is_joined(tmp_path: Path) ->
 def test_the_answer_where_nothing_is_exact_enough_or_fast_enough(tmp_path: Path) -> None:
     _, judged = judge_methods(read_cells(refereed(tmp_path))[0])
     coarse = [each for each in judged if each.error > 0.02]
-    words = "At an error of 5 % VSA by sub-block at 90 % is 3.85x as fast as dense attention; at 1 % none is faster, on a CPU"
+    words = (
+        "At an error of at most 5 % VSA by sub-block at 90 % is 3.85x as fast as dense attention; at 1 % none is faster, on a CPU"
+    )
     assert answer(coarse, on_gpu=False) == words
     slow = [each for each in judged if each.entry.name.startswith("dense")]
     assert answer(slow, on_gpu=True) == "No method is faster than dense attention at an error of 50 % or less"

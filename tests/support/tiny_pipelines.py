@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from diffusers import (
     AutoencoderKLWan,
+    CosmosTransformer3DModel,
     FlowMatchEulerDiscreteScheduler,
     HunyuanVideo15Transformer3DModel,
     HunyuanVideoTransformer3DModel,
@@ -176,6 +177,43 @@ def hunyuan15(*lengths: int, layers: int = 2, image: bool = False, head_dim: int
     return Case(randomise(model), arguments, layers)
 
 
+def cosmos(batch: int = 2, *, layers: int = 2, head_dim: int = 24, in_channels: int = 4, **config: Any) -> Case:
+    model = CosmosTransformer3DModel(
+        in_channels=in_channels, out_channels=4, num_attention_heads=2, attention_head_dim=head_dim, num_layers=layers,
+        text_embed_dim=16, adaln_lora_dim=8, max_size=(8, 16, 16), concat_padding_mask=False, **config,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(2)
+    arguments = {
+        "hidden_states": torch.randn(batch, 4, 5, 12, 14, generator=generator),
+        "timestep": torch.full((batch,), 0.5),
+        "encoder_hidden_states": torch.randn(batch, 7, 16, generator=generator),
+        "fps": 16,
+    }
+    return Case(randomise(model), arguments, layers)
+
+
+class CosmosLoop:
+    """A pipeline of Cosmos without text encoder, autoencoder and guard: its model, its scheduler and a loop over three steps."""
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.transformer, self.scheduler = case, case.model, FlowMatchEulerDiscreteScheduler()
+
+    def __call__(self) -> Tensor:
+        self.scheduler.set_timesteps(3)
+        latents: Tensor = self.case.arguments["hidden_states"]
+        for timestep in self.scheduler.timesteps:
+            latents = self.scheduler.step(self.case.run(hidden_states=latents), timestep, latents, return_dict=False)[0]
+        return latents
+
+
+def cosmos_from_video() -> Case:
+    """Return a case of video to world: a timestep for each frame, and a channel that says which frames are given."""
+    case = cosmos(in_channels=5, extra_pos_embed_type=None)
+    given = (torch.arange(5) < 1).float().view(1, 1, 5, 1, 1)
+    times = torch.where(given > 0, 0.1, 0.7).expand(2, -1, -1, -1, -1)
+    return Case(case.model, case.arguments | {"timestep": times, "condition_mask": given.expand(2, 1, 5, 12, 14)}, case.layers)
+
+
 def gates(layers: int = 3, width: int = WIDTH, blocks: str = "blocks") -> dict[str, Tensor]:
     """Draw trained gates in FastWan's layout."""
     generator = torch.Generator().manual_seed(7)
@@ -203,6 +241,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "hunyuan token replace": lambda: hunyuan(image_condition_type="token_replace"),
     "hunyuan 1.5": hunyuan15,
     "hunyuan 1.5 i2v": lambda: hunyuan15(image=True),
+    "cosmos": cosmos,
+    "cosmos from video": cosmos_from_video,
 }
 
 
@@ -230,19 +270,23 @@ def selected_tokens(q: Tensor, k: Tensor, layout: strobe.TileLayout, sparsity: f
 
 
 @contextmanager
-def masked_attention(tile: tuple[int, int, int], sparsity: float, attn_of: Callable[[int, int], bool]) -> Iterator[None]:
+def masked_attention(
+    tile: tuple[int, int, int], sparsity: float, attn_of: Callable[[int, int], bool], frames: Sequence[int] = ()
+) -> Iterator[None]:
     """Mask diffusers' own attention, so that its calls over the whole grid see the selected tiles only.
 
     Args:
         attn_of: whether a call of so many queries and keys is one of the layers that are sparse.
+        frames: those whose queries see the whole video.
     """
+    from diffusers.models.transformers import transformer_cosmos as four
     from diffusers.models.transformers import transformer_hunyuan_video as one
     from diffusers.models.transformers import transformer_hunyuan_video15 as one_five
     from diffusers.models.transformers import transformer_ltx2 as two
     from diffusers.models.transformers import transformer_wan as three
 
     layout = strobe.tile_layout(GRID, tile)
-    modules = (one, one_five, two, three)
+    modules = (one, one_five, two, three, four)
     stock = one.dispatch_attention_fn
 
     def masked(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **rest: Any) -> Tensor:
@@ -251,6 +295,8 @@ def masked_attention(tile: tuple[int, int, int], sparsity: float, attn_of: Calla
         seen = torch.ones(query.shape[0], query.shape[2], query.shape[1], key.shape[1], dtype=torch.bool)
         video = slice(0, NUM_TOKENS)
         seen[:, :, video, video] = selected_tokens(query[:, video], key[:, video], layout, sparsity)
+        for frame in frames:
+            seen[:, :, frame * GRID[1] * GRID[2] : (frame + 1) * GRID[1] * GRID[2], video] = True
         if attn_mask is not None:
             seen &= attn_mask.bool()
         scores = torch.einsum("bqhd,bkhd->bhqk", query.double(), key.double()) * query.shape[-1] ** -0.5

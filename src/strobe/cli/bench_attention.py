@@ -41,8 +41,8 @@ class CellFlags:
         topk: numbers of key tiles that every query tile sees, beside the sparsities.
         blocks: 64, 128, 256.
         backward: measure gradients too.
-        captured: file of strobe.capture: its q, k and v instead of a grid, by several methods of selection at the --sparsity
-            shares.
+        captured: file of strobe.capture: its q, k and v instead of a grid, by several methods of selection: at the --sparsity
+            shares, and by share of weight at 0.3 to 0.9 of it.
     """
 
     grid: tuple[str, ...] = ()

@@ -30,7 +30,7 @@ def add_lora(model: Any) -> None:
     model.add_adapter(LoraConfig(r=2, lora_alpha=8, target_modules=["to_q", "to_k", "to_v"], init_lora_weights=False))
 
 
-@pytest.mark.parametrize("name", ["wan", "ltx-2", "hunyuan 1.5"])
+@pytest.mark.parametrize("name", ["wan", "ltx-2", "hunyuan 1.5", "cosmos"])
 def test_a_lora_counts_whenever_it_was_loaded(name: str) -> None:
     case = CASES[name]()
     add_lora(case.model)
@@ -86,7 +86,7 @@ class _Quantised(nn.Linear):
         return nn.functional.linear(x, self.weight.to(x.dtype), self.bias)
 
 
-@pytest.mark.parametrize("name", ["wan", "ltx-2.3", "hunyuan"])
+@pytest.mark.parametrize("name", ["wan", "ltx-2.3", "hunyuan", "cosmos"])
 def test_layers_of_eight_bits(name: str) -> None:
     case = CASES[name]()
     for module in list(case.model.modules()):

@@ -22,7 +22,7 @@ from torch import Tensor
 from strobe.core.errors import ConfigError
 from strobe.integrations.diffusers import sparsify
 from strobe.integrations.diffusers.fastwan import FastWanPipeline
-from tiny_pipelines import Case, gates, hunyuan, hunyuan15, ltx2, wan, wan_pipeline
+from tiny_pipelines import Case, CosmosLoop, cosmos, gates, hunyuan, hunyuan15, ltx2, wan, wan_pipeline
 
 STEP = "denoise_step"
 
@@ -66,6 +66,11 @@ def two_prompts_15() -> tuple[Case, dict[str, Any], dict[str, Any]]:
     return case, case.arguments, hunyuan15(2).arguments
 
 
+def two_sizes_of_cosmos() -> tuple[Case, dict[str, Any], dict[str, Any]]:
+    case = cosmos(1, layers=1, extra_pos_embed_type=None)  # the norm of the other kind takes no float64
+    return case, sized(case, 4, 12, 14), sized(case, 5, 12, 10)
+
+
 def a_dense_step_beside() -> tuple[Case, dict[str, Any], dict[str, Any]]:
     case = wan(1, layers=1)
     return case, *(case.arguments | {"attention_kwargs": {STEP: step}} for step in (0, 1))
@@ -77,6 +82,7 @@ BOTH: dict[str, Callable[[], tuple[Case, dict[str, Any], dict[str, Any]]]] = {
     "ltx-2, two grids": two_grids,
     "hunyuan, two prompts": two_prompts,
     "hunyuan 1.5, two prompts": two_prompts_15,
+    "cosmos, two sizes": two_sizes_of_cosmos,
     "a dense step": a_dense_step_beside,
 }
 
@@ -157,6 +163,8 @@ LOSSES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "two sizes": ("two sizes", {}, ["reentrant", "not reentrant"]),
     "ltx-2, two grids": ("ltx-2, two grids", {}, ["not reentrant"]),
     "hunyuan, two prompts": ("hunyuan, two prompts", {}, ["reentrant", "not reentrant"]),
+    "cosmos, two sizes": ("cosmos, two sizes", {}, ["reentrant", "not reentrant"]),
+    "dense frames": ("two sizes", {"dense_frames": [0, -1]}, ["reentrant", "not reentrant", "compiled"]),
     "a dense step": ("a dense step", {"dense_steps": 1}, ["reentrant", "not reentrant"]),
 }
 
@@ -286,6 +294,21 @@ def test_a_loop_of_ones_own_tells_the_step_or_is_refused(seen: list[bool]) -> No
     with sparsify(own, sparsity=0.5, dense_steps=[1]):  # the class of what was made sparse is known to be a pipeline
         own.sample(case)
         assert seen == [False, True, False]
+
+
+def test_a_model_that_cannot_be_told_the_step_is_counted_by_its_pipeline(seen: list[bool]) -> None:
+    """The forward of Cosmos takes no `attention_kwargs`."""
+    case = cosmos(1)
+    own = CosmosLoop(case)
+    case.model.transformer_blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[4].dense))
+    with (
+        sparsify(case.model, sparsity=0.5, dense_steps=[1]),
+        pytest.raises(ConfigError, match="the step is not known; give your pipeline itself, an object with this transformer"),
+    ):
+        own()
+    with sparsify(own, sparsity=0.5, dense_steps=[1]):
+        own()
+    assert seen == [False, True, False]
 
 
 def test_a_transformer_that_a_pipeline_does_not_hold_is_not_counted_by_it() -> None:

@@ -15,9 +15,10 @@ from torch import Tensor
 
 import strobe
 from strobe.core.errors import ConfigError
+from strobe.engine.load import load
 from strobe.integrations.diffusers import sparsify
 from strobe.models.captured import CapturedCall, read_calls, read_video
-from tiny_pipelines import GRID, NUM_TOKENS, Case, hunyuan, hunyuan15, ltx2, wan, wan_pipeline
+from tiny_pipelines import GRID, NUM_TOKENS, Case, CosmosLoop, cosmos, hunyuan, hunyuan15, ltx2, wan, wan_pipeline
 
 CPU = torch.device("cpu")
 TEXT = {"prompt_embeds": torch.zeros(1, 7, 16), "negative_prompt_embeds": torch.ones(1, 7, 16)}
@@ -54,6 +55,17 @@ def test_captured_numbers_through_dense_attention_are_the_layers_own_output(tmp_
     assert call == CapturedCall(model="WanTransformer3DModel", layer="blocks.1.attn1", step=0, grid=GRID) and sizes == (2, 12)
     out = strobe.dense_attention(*read_video(file, 0, call, torch.float32, CPU), impl="sdpa").out
     assert torch.equal(out.flatten(2), seen[0])
+
+
+def test_a_loop_over_cosmos_is_captured(tmp_path: Path) -> None:
+    own, file, seen = CosmosLoop(cosmos(1)), tmp_path / "qkv.safetensors", list[Tensor]()
+    own.transformer.transformer_blocks[1].attn1.to_out[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    with strobe.capture(own, file, steps=[2], layers=[1], dtype=torch.float32):
+        own()
+    ((call, _),) = read_calls(file)
+    assert (call.model, call.step, call.grid) == ("CosmosTransformer3DModel", 2, GRID)
+    out = strobe.dense_attention(*read_video(file, 0, call, torch.float32, CPU), impl="sdpa").out
+    assert torch.equal(out.flatten(2), seen[2])
 
 
 @pytest.mark.parametrize("make", [hunyuan, hunyuan15], ids=["hunyuan", "hunyuan 1.5"])
@@ -231,6 +243,14 @@ def test_what_cannot_be_said_is_one_line(tmp_path: Path) -> None:
         strobe.capture(torch.nn.Linear(1, 1), file, steps=1, layers=1),
     ):
         pass
+    streamed = load("shapes")
+    with strobe.Session(model=streamed, preset="quality", device="cpu") as session:
+        for given in (session, streamed, streamed.dit):
+            with (
+                pytest.raises(ConfigError, match="whose frame blocks attend to a longer past; a call in the file has one grid"),
+                strobe.capture(given, file, steps=1, layers=1),
+            ):
+                pass
     masked, mask = wan(1), torch.ones(1, 1, NUM_TOKENS, NUM_TOKENS, dtype=torch.bool)
     attn = masked.model.blocks[0].attn1
     attn.register_forward_pre_hook(lambda _, args: (args[0], args[1], mask, args[3]))

@@ -17,7 +17,7 @@ import torch._dynamo.testing
 from torch import Tensor
 
 from strobe.integrations.diffusers import sparsify
-from tiny_pipelines import NEWER, Case, gates, hunyuan, hunyuan15, ltx2, wan
+from tiny_pipelines import NEWER, Case, cosmos, gates, hunyuan, hunyuan15, ltx2, wan
 
 LAYERS = 4
 FAMILIES: dict[str, Callable[[], Case]] = {
@@ -181,3 +181,14 @@ def test_the_measured_passes_of_a_layer_are_equal_compiled_and_not() -> None:
     assert [line.rpartition(": ")[0] for line in result.stdout.splitlines()] == [
         f"{way}: {kind}" for way in ("uncompiled", "compiled") for kind in ("diffusers", "dense", "sparse")
     ]
+
+
+def test_a_cosmos_compiled_as_a_whole() -> None:
+    """Its class names no repeated blocks."""
+    case = cosmos(1, layers=LAYERS)
+    with sparsify(case.model, **OPTIONS, dense_frames=(0, -1)):
+        wanted = case.run()
+        whole = torch.compile(case.model, fullgraph=True, backend="eager")
+        with torch.no_grad():
+            found = whole(**case.arguments).sample
+    assert (found - wanted).abs().max() <= 1e-5

@@ -22,7 +22,7 @@ import strobe
 from strobe.core.errors import ConfigError
 from strobe.integrations.diffusers import restore, sparsify
 from strobe.integrations.diffusers.processors import SparseProcessor
-from tiny_pipelines import Case, gates, hunyuan, wan, wan_pipeline
+from tiny_pipelines import Case, cosmos, gates, hunyuan, wan, wan_pipeline
 
 
 @pytest.fixture
@@ -40,7 +40,9 @@ def is_sparse(model: Any) -> bool:
     return any(isinstance(getattr(each, "processor", None), SparseProcessor) for each in model.modules())
 
 
-@pytest.mark.parametrize("make", [partial(hunyuan, layers=1), lambda _: wan(1, layers=1)], ids=["hunyuan", "wan"])
+@pytest.mark.parametrize(
+    "make", [partial(hunyuan, layers=1), lambda _: wan(1, layers=1), lambda _: cosmos(1)], ids=["hunyuan", "wan", "cosmos"]
+)
 def test_a_deep_copy_has_facts_of_its_own(make: Callable[[int], Case]) -> None:
     """As an average of the weights over training is kept: the copy runs another video and prompt than the original last did."""
     case, other = make(6), make(2)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from strobe.core.errors import ConfigError
 from strobe.integrations.diffusers import sparsify
 from strobe.integrations.diffusers.processors import SparseProcessor
-from tiny_pipelines import CASES, NUM_TOKENS, hunyuan, ltx2, masked_attention, wan
+from tiny_pipelines import CASES, NUM_TOKENS, gates, hunyuan, ltx2, masked_attention, wan
 
 ALL_TILES = 1e-12
 """A sparsity that skips no tile, and still goes through tiles."""
@@ -27,12 +30,17 @@ def test_all_tiles_selected_is_dense(name: str) -> None:
     assert torch.equal(case.run(), dense)
 
 
+def in_video(name: str, queries: int, keys: int) -> bool:
+    """Whether a call of so many queries and keys is one of a layer that becomes sparse."""
+    whole = range(NUM_TOKENS, NUM_TOKENS + 20) if name.startswith("hunyuan") else (NUM_TOKENS,)
+    return queries in whole and keys in whole
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_sparse_is_attention_with_a_mask_of_pairs(name: str) -> None:
     case, tile, sparsity = CASES[name](), (3, 2, 4), 0.7
     dense = case.run()
-    whole = (NUM_TOKENS,) if name.startswith(("wan", "ltx")) else range(NUM_TOKENS, NUM_TOKENS + 20)
-    with masked_attention(tile, sparsity, lambda queries, keys: queries in whole and keys in whole):
+    with masked_attention(tile, sparsity, partial(in_video, name)):
         wanted = case.run()
     with sparsify(case.model, sparsity=sparsity, tile=tile) as handle:
         found = case.run()
@@ -41,24 +49,93 @@ def test_sparse_is_attention_with_a_mask_of_pairs(name: str) -> None:
     assert (found - dense).abs().max() > 1e-3, "the mask matters"
 
 
+@pytest.mark.parametrize(("given", "frames"), [(2, (0, 1)), ((0, -1), (0, 4)), ((3, 1, -4), (1, 3))])
+@pytest.mark.parametrize("name", ["wan", "ltx-2.3", "hunyuan", "hunyuan one length", "cosmos"])
+def test_queries_of_dense_frames_see_every_token(name: str, given: Any, frames: tuple[int, ...]) -> None:
+    case, tile, sparsity = CASES[name](), (3, 2, 4), 0.7
+    with sparsify(case.model, sparsity=sparsity, tile=tile):
+        without = case.run()
+    with masked_attention(tile, sparsity, partial(in_video, name), frames):
+        wanted = case.run()
+    with sparsify(case.model, sparsity=sparsity, tile=tile, dense_frames=given) as handle:
+        found = case.run()
+        assert "queries of frames " in str(handle.report())
+    assert (found - wanted).abs().max() <= 1e-5
+    assert (found - without).abs().max() > 1e-3, "the frames matter"
+
+
+@pytest.mark.parametrize("pool_skipped", [False, True])
+@pytest.mark.parametrize("name", ["wan", "hunyuan", "cosmos"])
+def test_a_video_of_dense_frames_is_dense(name: str, pool_skipped: bool) -> None:
+    case = CASES[name]()
+    dense = case.run()
+    with sparsify(case.model, sparsity=0.7, dense_frames=5, pool_skipped=pool_skipped):
+        assert (case.run() - dense).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("name", ["wan", "hunyuan", "cosmos from video"])
+def test_gradients_of_dense_frames_are_those_of_a_mask_of_pairs(name: str) -> None:
+    case, tile, sparsity = CASES[name](), (3, 2, 4), 0.7
+    model = case.model.double().requires_grad_(True)
+    arguments = {
+        key: each.double() if torch.is_tensor(each) and each.is_floating_point() else each for key, each in case.arguments.items()
+    }
+
+    def gradients() -> dict[str, Tensor]:
+        model.zero_grad()
+        model(**arguments, return_dict=False)[0].square().mean().backward()
+        return {key: value.grad.clone() for key, value in model.named_parameters() if value.grad is not None}
+
+    with masked_attention(tile, sparsity, partial(in_video, name), (0, 4)):
+        wanted = gradients()
+    with sparsify(model, sparsity=sparsity, tile=tile, dense_frames=(0, -1)):
+        found = gradients()
+    with sparsify(model, sparsity=sparsity, tile=tile):
+        without = gradients()
+    largest = max(each.norm() for each in wanted.values())
+    assert found.keys() == wanted.keys()
+    assert max((found[key] - each).norm() for key, each in wanted.items()) <= 1e-8 * largest, "an lse is float32"
+    assert max((without[key] - each).norm() for key, each in wanted.items()) > 1e-4 * largest, "the frames matter"
+
+
+def test_dense_frames_that_are_not_there_are_said() -> None:
+    case = wan()
+    for wrong in (6, (0, 5), (-6,)):
+        with (
+            sparsify(case.model, sparsity=0.5, dense_frames=wrong),
+            pytest.raises(ConfigError, match=r"dense_frames: got .*, and the video has 5 frames of tokens, 0 to 4"),
+        ):
+            case.run()
+    for kind in (-1, "first", True, (0.5,)):
+        with pytest.raises(ConfigError, match=r"dense_frames: got .*, expected a number of them.*, or backward from -1"):
+            sparsify(case.model, sparsity=0.5, dense_frames=kind)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="gates: dense_frames has no place for those of"):
+        sparsify(case.model, sparsity=0.5, dense_frames=1, gates=gates())
+
+
+def processors_of(model: Any) -> dict[str, Any]:
+    """Processors by module; Cosmos has no `attn_processors`."""
+    return {name: each.processor for name, each in model.named_modules() if hasattr(each, "processor")}
+
+
 def hooks_of(model: Any) -> dict[str, int]:
     """How many hooks of each kind a model has."""
     return {key: len(value) for key, value in vars(model).items() if "_hooks" in key and isinstance(value, dict)}
 
 
-@pytest.mark.parametrize("name", ["wan", "ltx-2.3", "hunyuan 1.5"])
+@pytest.mark.parametrize("name", ["wan", "ltx-2.3", "hunyuan 1.5", "cosmos"])
 def test_restore_leaves_the_model_as_it_was(name: str) -> None:
     case = CASES[name]()
     model, before = case.model, case.run()
-    processors, state = dict(model.attn_processors), {key: value.clone() for key, value in model.state_dict().items()}
+    processors, state = processors_of(model), {key: value.clone() for key, value in model.state_dict().items()}
     hooks = hooks_of(model)
     handle = sparsify(model, sparsity=0.5)
     case.run()
-    ours = [name for name, each in model.attn_processors.items() if isinstance(each, SparseProcessor)]
+    ours = [name for name, each in processors_of(model).items() if isinstance(each, SparseProcessor)]
     assert len(ours) == case.layers
     handle.restore()
     handle.restore()
-    assert model.attn_processors == processors
+    assert processors_of(model) == processors
     assert hooks_of(model) == hooks
     assert model.state_dict().keys() == state.keys()
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
@@ -109,7 +186,7 @@ def test_a_mask_that_is_written_to_is_counted_again() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", ["wan", "ltx-2", "hunyuan", "hunyuan 1.5"])
+@pytest.mark.parametrize("name", ["wan", "ltx-2", "hunyuan", "hunyuan 1.5", "cosmos"])
 def test_half_precision(name: str, dtype: torch.dtype) -> None:
     case = CASES[name]()
     case.model.to(dtype)
@@ -123,7 +200,7 @@ def test_half_precision(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight:UserWarning")  # what autocast makes of RMSNorm
-@pytest.mark.parametrize("name", ["wan", "ltx-2.3", "hunyuan", "hunyuan 1.5"])
+@pytest.mark.parametrize("name", ["wan", "ltx-2.3", "hunyuan", "hunyuan 1.5", "cosmos"])
 def test_autocast(name: str) -> None:
     """It leaves some norms in float32, so that queries and values come in two dtypes."""
     case = CASES[name]()

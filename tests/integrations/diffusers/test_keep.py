@@ -24,7 +24,7 @@ from strobe.integrations.diffusers import Calibration, calibrate, sparsify
 from strobe.integrations.diffusers.forward import Pass
 from strobe.integrations.diffusers.keep import tiles_that_keep
 from strobe.integrations.diffusers.processors import SparseProcessor
-from tiny_pipelines import Case, gates, hunyuan, hunyuan15, ltx2, wan, wan_pipeline
+from tiny_pipelines import Case, CosmosLoop, cosmos, gates, hunyuan, hunyuan15, ltx2, wan, wan_pipeline
 
 TILE = (2, 2, 3)
 KEEP = 0.6
@@ -63,6 +63,25 @@ def test_the_share_of_the_first_tiles_is_a_plain_sum_over_tokens(forced: Forced)
             order = sorted(range(len(tiles)), key=lambda j: (not held[j], 0 if held[j] else -scores[j], j))
             shares = torch.stack([weights[rows][:, tiles[j]].sum(-1) for j in order]).cumsum(0)
             expected[h] += shares.sum(-1) / 90
+    near = tolerance("element", "float32")
+    torch.testing.assert_close(found.double(), expected, atol=near, rtol=near)
+
+
+def test_the_share_over_other_keys_than_the_queries_own_is_a_plain_sum_too() -> None:
+    """As a frame block attends to its past."""
+    layouts = [tile_layout(grid, (1, 2, 3)) for grid in ((2, 5, 6), (4, 5, 6))]
+    generator = torch.Generator().manual_seed(0)
+    q, k = (2 * torch.randn(1, layout.num_tokens, 2, 8, generator=generator) for layout in layouts)
+    found = share_held(q, k, layouts[0], queries=60, kv_layout=layouts[1])
+    asking, keys = ([row[row < each.num_tokens].tolist() for row in each.tokens().view(each.num_tiles, -1)] for each in layouts)
+    expected = torch.zeros(2, layouts[1].num_tiles, dtype=torch.float64)
+    for h in range(2):
+        one, other = q[0, :, h].double(), k[0, :, h].double()
+        weights = torch.softmax(one @ other.T / math.sqrt(8), dim=-1)
+        for rows in asking:
+            scores = torch.stack([one[rows].mean(0) @ other[tile].mean(0) for tile in keys])
+            order = scores.argsort(descending=True).tolist()
+            expected[h] += torch.stack([weights[rows][:, keys[j]].sum(-1) for j in order]).cumsum(0).sum(-1) / 60
     near = tolerance("element", "float32")
     torch.testing.assert_close(found.double(), expected, atol=near, rtol=near)
 
@@ -164,6 +183,17 @@ def test_every_family_is_measured(case: Any, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="keep: it is not known how many steps there are; give the scheduler: attention_kw"):
             given.run(attention_kwargs={"denoise_step": 1})
     assert sparse.isfinite().all() and not torch.equal(sparse, dense)
+
+
+def test_a_loop_over_cosmos_is_measured(tmp_path: Path) -> None:
+    own, file = CosmosLoop(cosmos(1)), tmp_path / "kept.json"
+    dense = own()
+    found = calibrate(own, own, keep=KEEP, tile=TILE, file=file)
+    assert found.steps == 3 and all(len(layers) == 2 for layers in found.selected["transformer"].values())
+    with sparsify(own, keep=file):
+        assert not torch.equal(own(), dense)
+    with sparsify(own, keep=file, dense_frames=5):
+        assert (own() - dense).abs().max() <= 1e-5 * dense.abs().max()
 
 
 @pytest.mark.parametrize("case", [wan, ltx2, partial(ltx2, perturbed_attn=True), hunyuan, hunyuan15])

@@ -33,6 +33,7 @@ SPLITS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "wan, ring": (wan, {"ring_degree": 2}, OPTIONS),
     "wan, dense": (wan, {"ulysses_degree": 2}, {"sparsity": 0.0}),
     "wan, gates": (wan, {"ulysses_degree": 2}, OPTIONS | {"gates": gates()}),
+    "wan, dense frames": (wan, {"ulysses_degree": 2}, OPTIONS | {"dense_frames": (0, -1)}),
     "ltx-2": (alone, {"ulysses_degree": 2}, OPTIONS),
 }
 

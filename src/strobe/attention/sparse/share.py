@@ -52,24 +52,33 @@ def select_share(scores: Tensor, share: float, forced: Tensor | None) -> tuple[T
     return indices, mask.sum(dim=-1, dtype=torch.int32)
 
 
-def share_held(q: Tensor, k: Tensor, layout: TileLayout, forced: Tensor | None = None, queries: int = 64) -> Tensor:
+def share_held(
+    q: Tensor,
+    k: Tensor,
+    layout: TileLayout,
+    forced: Tensor | None = None,
+    queries: int = 64,
+    kv_layout: TileLayout | None = None,
+) -> Tensor:
     """Return the share of dense attention's weight in the first key tiles of the selection, float32 `[H, N_kv]`, summed over B.
 
     Args:
         q: `[B, S, H, D]` in raster order.
-        k: like q.
+        k: likewise; of as many heads.
         forced: boolean `[N_q, N_kv]`; None for none.
         queries: of each head, evenly spaced, that are measured.
+        kv_layout: tiles of the keys, where they are others than those of the queries.
     """
-    scale, block, sizes = q.shape[-1] ** -0.5, layout.block, layout.sizes(q.device)
-    tiled_q, tiled_k = layout.to_tiles(q), layout.to_tiles(k)
-    scores = block_scores(tiled_q, tiled_k, sizes, sizes, block, scale, Estimator())
+    kv_layout = kv_layout or layout
+    scale, block = q.shape[-1] ** -0.5, layout.block
+    tiled_q, tiled_k = layout.to_tiles(q), kv_layout.to_tiles(k)
+    scores = block_scores(tiled_q, tiled_k, layout.sizes(q.device), kv_layout.sizes(q.device), block, scale, Estimator())
     ranked = scores if forced is None else scores.masked_fill(forced.to(q.device), float("inf"))
     order = torch.sort(ranked, dim=-1, descending=True, stable=True).indices  # [B, H, N_q, N_kv]
     number = min(queries, layout.num_tokens)
     tokens = torch.linspace(0, layout.num_tokens - 1, number, dtype=torch.float64, device=q.device).round().long()
-    rows, padding = layout.rows(q.device)[tokens], layout.tokens(q.device) == layout.num_tokens
-    found = torch.zeros(q.shape[2], layout.num_tiles, device=q.device)
+    rows, padding = layout.rows(q.device)[tokens], kv_layout.tokens(q.device) == kv_layout.num_tokens
+    found = torch.zeros(q.shape[2], kv_layout.num_tiles, device=q.device)
     for sample in range(q.shape[0]):
         asking, keys = (each[sample].transpose(0, 1).float() for each in (tiled_q[:, rows], tiled_k))  # [H, P or rows, D]
         weights = torch.softmax((asking @ keys.transpose(-1, -2) * scale).masked_fill(padding, float("-inf")), dim=-1)

@@ -21,6 +21,7 @@ from strobe.integrations.diffusers.find import find_transformers
 from strobe.integrations.diffusers.forward import numbers_of
 from strobe.integrations.diffusers.steps import name_of, step_of
 from strobe.models.captured import CapturedCall, Operands, write_calls
+from strobe.models.wan.transformer import CausalTransformer
 
 _NAMES: Final = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 _USUAL: Final = {"dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
@@ -56,6 +57,11 @@ def capture(
     """
     if not dtype.is_floating_point:
         raise ConfigError(f"capture: got dtype={dtype}, expected one of floating point")
+    if isinstance(pipe, CausalTransformer) or type(pipe).__module__.startswith("strobe.engine."):
+        raise ConfigError(
+            f"capture: got a {type(pipe).__name__} of strobe, whose frame blocks attend to a longer past; a call in the file has "
+            "one grid for queries and keys; capture a pipeline of diffusers"
+        )
     path, wanted = Path(file), numbers_of("steps", steps)
     watches = []
     for name, (transformer, family) in find_transformers(pipe, "capture").items():

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import torch
 from diffusers import (
+    CosmosTransformer3DModel,
     HunyuanVideo15Transformer3DModel,
     HunyuanVideoTransformer3DModel,
     LTX2VideoTransformer3DModel,
@@ -20,7 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from strobe.core.errors import ConfigError, ShapeError
 from strobe.integrations.diffusers.forward import Triple
 from strobe.integrations.diffusers.joint import JointProcessor
-from strobe.integrations.diffusers.processors import LTX2Processor, SparseProcessor, WanProcessor
+from strobe.integrations.diffusers.processors import CosmosProcessor, LTX2Processor, SparseProcessor, WanProcessor
 
 Arguments = Mapping[str, Any]
 """Arguments of a forward call by name; those that were not given may be missing."""
@@ -81,7 +82,7 @@ def _sizes(latents: Tensor, patch: tuple[int, int, int]) -> Triple:
     return t, h, w
 
 
-def _wan(config: Any, given: Arguments) -> Facts:
+def _patched(config: Any, given: Arguments) -> Facts:
     return _sizes(given["hidden_states"], config.patch_size), ()
 
 
@@ -140,7 +141,9 @@ def _hunyuan15(config: Any, given: Arguments) -> Facts:
 
 
 FAMILIES: Final = (
-    TransformerFamily(model=WanTransformer3DModel, blocks=(("blocks", "attn1"),), processor=WanProcessor, facts=_wan, gated=True),
+    TransformerFamily(
+        model=WanTransformer3DModel, blocks=(("blocks", "attn1"),), processor=WanProcessor, facts=_patched, gated=True
+    ),
     TransformerFamily(
         model=LTX2VideoTransformer3DModel,
         blocks=(("transformer_blocks", "attn1"),),
@@ -159,6 +162,12 @@ FAMILIES: Final = (
         blocks=(("transformer_blocks", "attn"),),
         processor=JointProcessor,
         facts=_hunyuan15,
+    ),
+    TransformerFamily(
+        model=CosmosTransformer3DModel,
+        blocks=(("transformer_blocks", "attn1"),),
+        processor=CosmosProcessor,
+        facts=_patched,
     ),
 )
 

@@ -32,6 +32,7 @@ class SparseOptions:
         forced: key tiles that are selected whatever they score.
         dense_steps: denoise steps in which every layer is dense, counted from 0.
         dense_layers: layers that are dense in every step, counted from 0.
+        dense_frames: frames of tokens whose queries attend to every token, counted from 0, or backward from -1.
         pool_skipped: as in `video_sparse_attention`.
         kept: of a calibration, the share that is skipped by step and layer, whose mean `sparsity` is; None without.
         thread: the one whose calls are calibrated, while the processors that were replaced compute those of others; None without.
@@ -43,6 +44,7 @@ class SparseOptions:
     forced: Forced
     dense_steps: frozenset[int]
     dense_layers: frozenset[int]
+    dense_frames: frozenset[int] = frozenset()
     pool_skipped: bool = False
     kept: Mapping[int, Mapping[str, float]] | None = None
     thread: int | None = None
@@ -57,6 +59,21 @@ class SparseOptions:
                 f"tile: {tile} is larger than the video's grid of {grid} tokens in (time, height, width); "
                 "give a smaller tile, or tile='auto'"
             )
+
+    def dense_rows(self, grid: Triple) -> tuple[tuple[int, int], ...]:
+        """Return the runs of tokens, from and to, of a grid in raster order that the dense frames are.
+
+        Raises:
+            ConfigError: the grid has no such frame.
+        """
+        frames, of_one = grid[0], grid[1] * grid[2]
+        if any(not -frames <= each < frames for each in self.dense_frames):
+            given = ", ".join(map(str, sorted(self.dense_frames)))
+            raise ConfigError(f"dense_frames: got {given}, and the video has {frames} frames of tokens, 0 to {frames - 1}")
+        chosen = sorted({each % frames for each in self.dense_frames})
+        begins = [each for each in chosen if each - 1 not in chosen]
+        ends = [each + 1 for each in chosen if each + 1 not in chosen]
+        return tuple((begin * of_one, end * of_one) for begin, end in zip(begins, ends, strict=True))
 
     def check_forced(self, grid: Triple) -> None:
         """Raise ConfigError if more key tiles of a grid are forced than the sparsity selects."""
@@ -73,20 +90,23 @@ class SparseOptions:
             )
 
 
-def numbers_of(name: str, given: int | Iterable[int], most: int | None = None) -> frozenset[int]:
+def numbers_of(name: str, given: int | Iterable[int], most: int | None = None, *, backward: bool = False) -> frozenset[int]:
     """Return the numbers that an option names: the first `given`, or those listed.
 
     Args:
         most: numbers from 0 to below this are allowed; None for any.
+        backward: -1 and below may be listed too, which count from the last.
 
     Raises:
         ConfigError: no such numbers.
     """
     wanted = "a number of them, counted from the first, or their numbers, counted from 0"
+    wanted += ", or backward from -1" * backward
     if isinstance(given, bool) or not isinstance(given, (int, Iterable)) or isinstance(given, str):
         raise ConfigError(f"{name}: got {given!r}, expected {wanted}")
     numbers = frozenset(range(given)) if isinstance(given, int) else frozenset(given)
-    if not all(isinstance(each, int) and each >= 0 for each in numbers) or (isinstance(given, int) and given < 0):
+    allowed = all(isinstance(each, int) and (backward or each >= 0) for each in numbers)
+    if not allowed or (isinstance(given, int) and given < 0):
         raise ConfigError(f"{name}: got {given!r}, expected {wanted}")
     if most is not None and numbers and max(numbers) >= most:
         raise ConfigError(f"{name}: got {max(numbers)}, expected numbers below {most}: there are {most} of them")
@@ -140,6 +160,7 @@ class Pass:
         recalls: where recalls go, by layer.
         skipped: share of the key tiles that a layer skips, by layer; None if it is one for all.
         held: where a calibration adds up its measurements, by layer; None without.
+        dense_rows: runs of tokens, from and to, whose queries attend to every token.
     """
 
     def __init__(
@@ -152,8 +173,9 @@ class Pass:
         recalls: dict[str, list[Tensor]],
         skipped: Mapping[str, float] | None = None,
         held: dict[str, Tensor] | None = None,
+        dense_rows: tuple[tuple[int, int], ...] = (),
     ) -> None:
-        self.skipped, self.held = skipped, held
+        self.skipped, self.held, self.dense_rows = skipped, held, dense_rows
         self.grid, self.text_lengths, self.dense, self.queries, self.recalls = grid, text_lengths, dense, queries, recalls
         self.pair: tuple[Any, ...] = ()  # as diffusers made it
         self.rope: tuple[Any, ...] = ()  # as the sparse layers take it

@@ -52,14 +52,15 @@ def sparsify(
     gates: str | Path | Mapping[str, Any] | None = "auto",
     dense_steps: int | Iterable[int] = 0,
     dense_layers: int | Iterable[int] = 0,
+    dense_frames: int | Iterable[int] = 0,
     forced: Forced = _FREE,
     keep: float | str | Path | None = None,
     pool_skipped: bool = False,
 ) -> SparseHandle:
     """Make the video self-attention of a diffusers pipeline, or of one transformer, sparse, until `restore()`.
 
-    Wan 2.1 and 2.2 (both experts), LTX-2, HunyuanVideo and HunyuanVideo 1.5. It goes through attention processors and two hooks;
-    whatever else the pipeline has, LoRA, offload, compilation, tiling of the VAE, stays as it is.
+    Wan 2.1 and 2.2 (both experts), LTX-2, HunyuanVideo, HunyuanVideo 1.5 and Cosmos. It goes through attention processors and two
+    hooks; whatever else the pipeline has, LoRA, offload, compilation, tiling of the VAE, stays as it is.
 
     Args:
         pipe: a pipeline, or a transformer.
@@ -73,6 +74,8 @@ def sparsify(
             scheduler of the pipeline that is calling counts; other callers tell the step, or are refused.
         dense_layers: layers, counted from 0, that are always dense: the first so many, or those listed. With gates a dense layer
             still adds the gated coarse output, as it was trained.
+        dense_frames: frames of tokens whose queries attend to every token, counted from 0: the first so many, or those listed,
+            where -1 is the last. That other queries see such frames, say with `forced`. Without gates.
         forced: key tiles that are selected whatever they score.
         keep: in place of `sparsity`, the share of the attention weight that `calibrate` wrote beside the checkpoint, or its file:
             one number of tiles for all heads of a layer in a step, for the fast kernels and prepared calls, which the host knows.
@@ -94,13 +97,14 @@ def sparsify(
             raise ConfigError(f"keep: got {keep} beside {given}; give sparsity='auto' and gates=None")
         calibration = _calibration(keep, parts)
         tile, forced = _as_calibrated(calibration, tile, forced)
+    frames = numbers_of("dense_frames", dense_frames, backward=True)
     plans = []
     for name, (transformer, family, layers) in parts.items():
         source = sources[name]
         if source is None:
             _check_no_gate(name, layers)
-        if source is not None and (pool_skipped or not family.gated):
-            who = "pool_skipped" if family.gated else family.model.__name__
+        if source is not None and (pool_skipped or frames or not family.gated):
+            who = family.model.__name__ if not family.gated else "pool_skipped" if pool_skipped else "dense_frames"
             raise ConfigError(f"gates: {who} has no place for those of {source.where}; give gates=None")
         kept = None if calibration is None else calibration.sparsities(name)
         options = SparseOptions(
@@ -112,6 +116,7 @@ def sparsify(
             forced=forced,
             dense_steps=numbers_of("dense_steps", dense_steps),
             dense_layers=numbers_of("dense_layers", dense_layers, len(layers)),
+            dense_frames=frames,
             pool_skipped=pool_skipped,
             kept=kept,
         )
@@ -342,7 +347,10 @@ class _SparsePart:
         dense = step in options.dense_steps
         self.seen.saw(grid, given["hidden_states"].device, dense=dense)
         queries, recalls = self.asked.get(get_ident(), (0, {})) if self.asked else (0, {})
-        begin(Pass(grid, text_lengths, dense=dense, queries=queries, recalls=recalls, skipped=skipped, held=held))
+        begin(Pass(
+            grid, text_lengths, dense=dense, queries=queries, recalls=recalls, skipped=skipped, held=held,
+            dense_rows=options.dense_rows(grid),
+        ))  # fmt: skip
 
     def calibrated(self, grid: Triple, kwargs: Any) -> tuple[int, Mapping[str, float] | None, dict[str, Tensor] | None]:
         """Return the step of a pass, what each layer skips in it, and, while it is calibrated, where measurements go."""
@@ -502,6 +510,7 @@ class SparseHandle:
             layers=tuple(row for part in self._parts for row in part.report(asked)),
             grid=asked or (known[0] if known else None),
             dense_steps=tuple(steps),
+            dense_frames=tuple(sorted(self._parts[0].options.dense_frames)),
             note="every step so far was dense: no sparse layer has run; " if nothing else "",
             quality=self._quality,
         )
@@ -541,8 +550,8 @@ class SparseHandle:
     def recalls(self, queries: int) -> Iterator[dict[str, list[Tensor]]]:
         """Measure, inside this context, the share of dense attention's mass in the selected tiles, `[B, H]` per sparse call.
 
-        The calls are this thread's; a context inside this one takes its own. Compiled layers run uncompiled meanwhile: each adds
-        to a list of its own, so no two could share a graph.
+        Queries of dense frames count as their tiles select. The calls are this thread's; a context inside this one takes its own.
+        Compiled layers run uncompiled meanwhile: each adds to a list of its own, so no two could share a graph.
 
         Args:
             queries: of every head that it is measured with, evenly spaced.

@@ -6,6 +6,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
+from diffusers.models.embeddings import apply_rotary_emb
 from diffusers.models.transformers.transformer_ltx2 import apply_interleaved_rotary_emb, apply_split_rotary_emb
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -175,7 +176,8 @@ class SparseProcessor:
             )
         sparsity = self.sparsity_in(running)
         dense = sparsity == 0 and gate is None
-        if rope is not None and (dense or exchange is not None):
+        whole = () if dense else running.dense_rows
+        if rope is not None and (dense or whole or exchange is not None):
             (q, k), rope = rotate(q, k, rope), None
         if exchange is not None:
             q, k, v = (exchange.scatter_heads(each) for each in (q, k, v))
@@ -185,6 +187,8 @@ class SparseProcessor:
             found = dense_attention(q, k, v, return_lse=return_lse)
         else:
             found = self._sparse(q, k, v, running, gate, rope, return_lse)
+        if whole:
+            found = _with_dense(found, q, k, v, whole)
         return found if exchange is None else AttentionOutput(out=exchange.gather_heads(found.out), lse=None)
 
     def _sparse(
@@ -241,6 +245,26 @@ class SparseProcessor:
             impl=options.impl,
             pool_skipped=options.pool_skipped,
         )
+
+
+def _with_dense(found: AttentionOutput, q: Tensor, k: Tensor, v: Tensor, whole: tuple[tuple[int, int], ...]) -> AttentionOutput:
+    """Replace rows of sparse attention by dense attention of their queries, in one call.
+
+    The selection stays as it is: with another number of tiles for these rows no call would be prepared, and fast kernels not run.
+
+    Args:
+        whole: runs of rows, from and to.
+    """
+    asking = torch.cat([q[:, begin:end] for begin, end in whole], dim=1)
+    dense = dense_attention(asking, k, v, return_lse=found.lse is not None)
+    outs, lses, at, done = [], [], 0, 0
+    for begin, end in whole:
+        outs += [found.out[:, at:begin], dense.out[:, done : done + end - begin]]
+        if found.lse is not None and dense.lse is not None:
+            lses += [found.lse[:, :, at:begin], dense.lse[:, :, done : done + end - begin]]
+        at, done = end, done + end - begin
+    out = torch.cat([*outs, found.out[:, at:]], dim=1)
+    return AttentionOutput(out=out, lse=None if found.lse is None else torch.cat([*lses, found.lse[:, :, at:]], dim=2))
 
 
 def heads_of(attn: nn.Module) -> tuple[int, int]:
@@ -345,4 +369,36 @@ class LTX2Processor(SparseProcessor):
         if attn.to_gate_logits is not None:
             out = out * (2.0 * torch.sigmoid(attn.to_gate_logits(hidden_states))).unsqueeze(-1)
         found = attn.to_out[1](attn.to_out[0](out.flatten(2, 3)))
+        return found
+
+
+class CosmosProcessor(SparseProcessor):
+    """Self-attention of Cosmos: RMS norms of each head, rope by halves of the channels."""
+
+    @property
+    def split(self) -> bool:
+        """No: diffusers has no plan of context parallelism for Cosmos."""
+        return False
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        image_rotary_emb: Any = None,
+    ) -> Tensor:
+        """Return `[B, S, dim]`, as the processor that it replaces."""
+        found: Tensor
+        if self.beside(image_rotary_emb):
+            found = self.replaced(attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb)
+            return found
+        self.check_arguments(encoder_hidden_states, attention_mask)
+        running = self.pass_of(image_rotary_emb)
+        q, k, v = (heads_apart(layer(hidden_states), attn.heads) for layer in (attn.to_q, attn.to_k, attn.to_v))
+        q, k = (
+            apply_rotary_emb(each, running.rope, use_real_unbind_dim=-2, sequence_dim=1)
+            for each in (attn.norm_q(q), attn.norm_k(k))
+        )
+        found = attn.to_out[1](attn.to_out[0](self.attend(q, k, v, running).out.flatten(2, 3)))
         return found

@@ -53,6 +53,7 @@ class SparseReport:
         layers: in order.
         grid: tokens in time, height and width; None before the first forward.
         dense_steps: denoise steps, counted from 0, in which every layer is dense.
+        dense_frames: frames of tokens whose queries attend to every token in the sparse layers too.
         quality: what is known of it.
         note: that no step was sparse so far; empty if one was.
     """
@@ -60,6 +61,7 @@ class SparseReport:
     layers: tuple[LayerReport, ...]
     grid: tuple[int, int, int] | None
     dense_steps: tuple[int, ...]
+    dense_frames: tuple[int, ...]
     quality: str
     note: str
 
@@ -82,7 +84,8 @@ class SparseReport:
     def __str__(self) -> str:
         grid = "no forward yet" if self.grid is None else f"grid {self.grid} of tokens in (time, height, width)"
         steps = f"; dense in steps {', '.join(map(str, self.dense_steps))}" if self.dense_steps else ""
-        lines = [f"{self.note}{grid}{steps}; quality: {self.quality}"]
+        frames = f"; queries of frames {', '.join(map(str, self.dense_frames))} see every key" if self.dense_frames else ""
+        lines = [f"{self.note}{grid}{steps}{frames}; quality: {self.quality}"]
         for rows in _alike(self.layers):
             first, last = rows[0], rows[-1]
             name = first.layer if len(rows) == 1 else f"{first.layer} to {last.layer}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from types import FrameType
 from typing import Any, Final
@@ -38,9 +39,11 @@ def step_of(transformer: nn.Module, attention_kwargs: Any, *, kind: str, option:
         return told, None
     scheduler = _scheduler_of_caller(transformer, kind) if told is None else told
     if scheduler is None:
+        told_by = f"tell it: attention_kwargs={{{KEY!r}: 0}}, with the number of the step or the scheduler that counts them"
+        if "attention_kwargs" not in inspect.signature(type(transformer).forward).parameters:
+            told_by = "give your pipeline itself, an object with this transformer and its scheduler"
         raise ConfigError(
-            f"{option}: no pipeline of diffusers that holds the transformer is calling it, so the step is not known; tell it: "
-            f"attention_kwargs={{{KEY!r}: 0}}, with the number of the step or the scheduler that counts them"
+            f"{option}: no pipeline of diffusers that holds the transformer is calling it, so the step is not known; {told_by}"
         )
     if not hasattr(scheduler, "step_index"):
         raise ConfigError(

@@ -132,8 +132,9 @@ def answer(judged: Sequence[Judged], *, on_gpu: bool) -> str:
         found = [each for each in judged if each.faster and each.whole and each.error <= limit]
         if found:
             best = max(found, key=lambda each: each.ratio)
+            faster = f"{best.words} is {best.ratio:.2f}x as fast as dense attention"
             none = "" if limit == LIMITS[0] else f"; at {100 * LIMITS[0]:g} % none is faster"
-            return f"At an error of {100 * limit:g} % {best.words} is {best.ratio:.2f}x as fast as dense attention{none}{where}"
+            return f"At an error of at most {100 * limit:g} % {faster}{none}{where}"
     return f"No method is faster than dense attention at an error of {100 * LIMITS[-1]:g} % or less{where}"
 
 
