@@ -51,7 +51,7 @@ def _closes(ledger: Ledger) -> None:
         own = [line for line in ledger.lines if line.level == after.level]
         assert after.saved_ns == before.saved_ns + sum(line.saved_ns for line in own)
     busy = {"op", "kernel", "comm", "memset", "memcpy"}
-    assert sum(e.saved_ns for e in ledger.effects) == sum(line.saved_ns for line in ledger.lines if line.activity in busy)
+    assert sum(e.saved_ns for e in ledger.effects) == sum(line.saved_ns for line in ledger.lines if line.label.activity in busy)
     for effect in ledger.effects:
         assert effect.calls_effect_ns + effect.speed_effect_ns == effect.saved_ns == effect.baseline_ns - effect.candidate_ns
     assert ledger.lost_ns == sum(line.saved_ns for line in ledger.lines if line.saved_ns < 0)

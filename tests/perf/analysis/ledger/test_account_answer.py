@@ -8,9 +8,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strobe.perf.analysis.ledger.account import Part
+from strobe.perf.analysis.ledger.account import AccountLevel, Ledger, Part
 from strobe.perf.analysis.ledger.speedup import MOST_LINES, Answer, account_answer
-from strobe.perf.analysis.ledger.traces import Account, Labelling, MeanTimes, foreign_ledger, label_trace
+from strobe.perf.analysis.ledger.traces import Calls, Means, foreign_ledger, label_trace
 from strobe.perf.analysis.structure.sections import parse_section
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace
 
@@ -52,14 +52,15 @@ def side(focal: int, gemm: int, late: int, length: int = 1_000) -> Trace:
     return make_trace(device, [length * number for number in range(3)])
 
 
-def cut(section: bool = True, **changes: object) -> Labelling:
-    return Labelling(**{"focal": "flash", "section": parse_section(SECTION, "flash") if section else None} | changes)
-
-
 def accounted(
-    before: Trace, after: Trace, timed: tuple[MeanTimes, MeanTimes] = (MeanTimes(), MeanTimes()), **changes: object
-) -> Account:
-    return foreign_ledger(label_trace(before, "b", cut(**changes)), label_trace(after, "c", cut(**changes)), timed)
+    before: Trace,
+    after: Trace,
+    timed: tuple[Means, Means] = ({}, {}),
+    calls: Calls = (None, None),
+    focal: str | None = "flash",
+) -> Ledger:
+    section = None if focal is None else parse_section(SECTION, focal)
+    return foreign_ledger(label_trace(before, "b", focal, section), label_trace(after, "c", focal, section), timed, calls)
 
 
 def parts(found: Answer) -> dict[Part, tuple[Fraction, Fraction]]:
@@ -93,14 +94,14 @@ def test_the_shares_are_of_the_saving() -> None:
 
 def test_what_the_trace_does_not_hold_of_a_stage_is_unexplained() -> None:
     """Four calls a stage: four steps of 1,000 in 5,000 and in 4,400, so 1,000 and 400 have no name."""
-    stages = tuple(MeanTimes(stage_ns=Fraction(ns), calls_per_stage=4) for ns in (5_000, 4_400))
-    found = account_answer(accounted(side(300, 200, 10), side(100, 150, 60), (stages[0], stages[1])))
+    stages = [{AccountLevel.STAGE: Fraction(ns)} for ns in (5_000, 4_400)]
+    found = account_answer(accounted(side(300, 200, 10), side(100, 150, 60), (stages[0], stages[1]), (4, 4)))
     assert found.unit == "stage" and parts(found)[Part.UNNAMED] == (1_000, 400) and parts(found)[Part.FOCAL] == (1_200, 400)
     assert found.explained_time == 0.8 and found.explained_saving == 0.0, "all that was saved lies outside the trace"
 
 
 def test_the_profiler_is_unexplained_on_both_sides() -> None:
-    steps = tuple(MeanTimes(step_ns=Fraction(ns)) for ns in (900, 800))
+    steps = [{AccountLevel.STEP: Fraction(ns)} for ns in (900, 800)]
     found = account_answer(accounted(side(300, 200, 10), side(100, 150, 60), (steps[0], steps[1])))
     assert found.unit == "step" and parts(found)[Part.UNNAMED] == (-100, -200)
     assert found.explained_time == 1 - 200 / 800 and found.explained_saving == 0.0
@@ -115,7 +116,7 @@ def test_work_that_was_launched_before_the_trace_is_unexplained() -> None:
 
 def test_without_a_step_and_a_focal_kernel_it_is_the_whole_window() -> None:
     once = make_trace(step(0, 300, 200, 10), [])
-    found = account_answer(accounted(once, once, focal=None, section=False))
+    found = account_answer(accounted(once, once, focal=None))
     assert found.unit == "traced window" and found.baseline_ns == 575
     assert parts(found)[Part.OTHER_ATTENTION] == (300, 300), "named by itself where it is not focal"
 
@@ -150,14 +151,11 @@ def owned_by(trace: Trace, names: set[str], tiles: list[tuple[int, int]]) -> int
     return total
 
 
-@given(traces(), traces(), st.sampled_from([(None, None, None), (Fraction(70), None, None), (None, Fraction(9_000), 77)]))
-def test_the_lines_add_up_to_the_account_exactly(
-    before: Trace, after: Trace, timed: tuple[Fraction | None, Fraction | None, int | None]
-) -> None:
-    says = MeanTimes(step_ns=timed[0], stage_ns=timed[1], calls_per_stage=timed[2])
-    account = accounted(before, after, (says, says))
+@given(traces(), traces(), st.sampled_from([{}, {AccountLevel.STEP: Fraction(70)}, {AccountLevel.STAGE: Fraction(9_000)}]))
+def test_the_lines_add_up_to_the_account_exactly(before: Trace, after: Trace, says: Means) -> None:
+    account = accounted(before, after, (says, says), (77, 77) if AccountLevel.STAGE in says else (None, None))
     found = account_answer(account)
-    whole = account.per_unit(account.ledger.baseline_ns), account.per_unit(account.ledger.candidate_ns)
+    whole = account.both
     assert (found.baseline_ns, found.candidate_ns) == whole and len(found.lines) <= MOST_LINES
     assert sum((line.saved_ns for line in found.lines), Fraction(0)) == whole[0] - whole[1]
     named = [part for line in found.lines for part in line.parts]
@@ -169,7 +167,7 @@ def test_the_lines_add_up_to_the_account_exactly(
 
 @given(traces())
 def test_kernels_by_kind_are_what_every_nanosecond_says(trace: Trace) -> None:
-    own = label_trace(trace, "t", cut(section=False))
+    own = label_trace(trace, "t", "flash")
     tiles = [(tile.start_ns, tile.end_ns) for tile in own.tiles]
     expected = {"attention": {"attn_fwd"}, "matrix products": {"gemm"}, "other": {"pack", "unpack", "norm"}}
     counted = {kind: owned_by(trace, names, tiles) for kind, names in expected.items()}

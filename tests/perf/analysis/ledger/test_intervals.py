@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations_with_replacement
 from math import factorial, prod
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from strobe.perf.analysis.ledger import account
 from strobe.perf.analysis.ledger.account import (
     MIN_STEPS,
+    AccountLevel,
     ClipKind,
     Explained,
     Sampled,
@@ -24,7 +24,7 @@ from strobe.perf.analysis.ledger.account import (
     paired_spread,
     step_spread,
 )
-from strobe.perf.analysis.ledger.traces import Labelling, MeanTimes, TracedSide, foreign_ledger, label_trace
+from strobe.perf.analysis.ledger.traces import TracedSide, foreign_ledger, label_trace
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.measure.stats import bootstrap_interval
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace
@@ -146,7 +146,7 @@ def side(focal: list[int], other: int, calls: int = 1) -> TracedSide:
         path="t.json", threads=("1/1",), ops=HostEvents.empty(), regions=(), ranges=HostEvents.from_rows(ranges),
         device_events=DeviceEvents.from_rows(device), overhead=(),
     )  # fmt: skip
-    return label_trace(trace, "t", Labelling(focal="flash", steps="ProfilerStep"))
+    return label_trace(trace, "t", "flash", steps="ProfilerStep")
 
 
 BOTH = [1000, 1004, 998, 1001, 1003, 999], [500, 503, 499, 502, 501, 498]
@@ -156,30 +156,30 @@ def test_steps_of_traces_carry_intervals_to_the_lines_and_the_total() -> None:
     sides = side(BOTH[0], 300), side(BOTH[1], 320)
     assert [len(each.tiles) for each in sides] == [6, 6]
     found = foreign_ledger(*sides)
-    spread = found.ledger.spread
+    spread = found.spread
     assert spread == step_spread(*(sampled([tile.owned for tile in each.tiles]) for each in sides))
-    assert {line.name for line in found.ledger.lines} == set(spread.lines)
-    for line in found.ledger.lines:
+    assert {line.name for line in found.lines} == set(spread.lines)
+    for line in found.lines:
         own = spread.lines[line.name]
-        assert own.low <= found.per_unit(line.saved_ns) <= own.high
+        assert own.low <= line.saved_ns <= own.high
     assert (spread.lines["step: kernel"].low, spread.lines["step: kernel"].high) == (-20, -20)
-    assert spread.total is not None and 475 < spread.total.low < found.per_unit(found.ledger.saved_ns) < spread.total.high < 487
+    assert spread.total is not None and 475 < spread.total.low < found.saved_ns < spread.total.high < 487
 
 
 def test_a_stage_of_calls_has_intervals_of_its_labels_but_not_of_what_the_log_timed() -> None:
     sides = side(BOTH[0], 300, calls=2), side(BOTH[1], 320, calls=2)
-    timed = MeanTimes(stage_ns=Fraction(10**6), calls_per_stage=40), MeanTimes(stage_ns=Fraction(8 * 10**5), calls_per_stage=40)
-    staged, plain = foreign_ledger(*sides, timed).ledger.spread, foreign_ledger(*sides).ledger.spread
+    timed = {AccountLevel.STAGE: Fraction(10**6)}, {AccountLevel.STAGE: Fraction(8 * 10**5)}
+    staged, plain = foreign_ledger(*sides, timed, (40, 40)).spread, foreign_ledger(*sides).spread
     assert staged.total is None and set(staged.lines) == {"focal: kernel", "step: kernel"}
     for name, each in plain.lines.items():  # twenty steps make a stage
         assert staged.lines[name].low == pytest.approx(20 * each.low) and staged.lines[name].high == pytest.approx(20 * each.high)
-    assert foreign_ledger(*sides, tuple(replace(t, calls_per_stage=None) for t in timed)).ledger.spread == plain
+    assert foreign_ledger(*sides, timed).spread == plain
 
 
 def test_traces_with_too_few_steps_or_none_say_so() -> None:
     sides = side(BOTH[0][:4], 300), side(BOTH[1], 320)
-    assert foreign_ledger(*sides).ledger.spread == Spread(why_none="4 and 6 compared steps, and an interval needs 5 on each side")
-    assert foreign_ledger(side([1000], 300), sides[1]).ledger.spread.lines == {}
+    assert foreign_ledger(*sides).spread == Spread(why_none="4 and 6 compared steps, and an interval needs 5 on each side")
+    assert foreign_ledger(side([1000], 300), sides[1]).spread.lines == {}
 
 
 # ---- of our own clips ----

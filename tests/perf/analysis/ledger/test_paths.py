@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import trace_oracle as oracle
 from captures import H200
 from strobe.perf.analysis.device.kernels import kernel_name
-from strobe.perf.analysis.ledger.traces import Labelling, Node, difference, idle_times, label_trace, path_times, path_tree
+from strobe.perf.analysis.ledger.traces import Node, difference, idle_times, label_trace, path_times, path_tree
 from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace, read_trace
 
 
@@ -47,12 +47,12 @@ def make_trace(modules: bool) -> Trace:
 
 def test_paths_are_those_of_the_launch() -> None:
     trace = make_trace(modules=False)
-    assert path_times(trace, label_trace(trace, "t", Labelling())) == {
+    assert path_times(trace, label_trace(trace, "t")) == {
         ("step", "Layer", "a"): 10, ("step", "Layer", "b"): 20, ("step", "c"): 30, ("layers", "7", "mlp", "d"): 10,
         ("early",): 10,
     }  # fmt: skip
     trace = make_trace(modules=True)
-    assert path_times(trace, label_trace(trace, "t", Labelling())) == {
+    assert path_times(trace, label_trace(trace, "t")) == {
         ("Layer", "a"): 10, ("Layer", "b"): 20, ("c",): 30, ("layers", "7", "mlp", "d"): 10, ("early",): 10,
     }  # fmt: skip
 
@@ -79,7 +79,7 @@ def test_a_difference_adds_up(before: dict[tuple[str, ...], int], after: dict[tu
 def test_operators_are_part_of_a_path_if_they_are_asked_for() -> None:
     ops = [HostEvent("aten::linear", 8, 15, 0), HostEvent("aten::addmm", 9, 12, 0), HostEvent("Layer_0", 9, 12, 0)]
     trace = replace(make_trace(modules=True), ops=HostEvents.from_rows(ops))
-    found = path_times(trace, label_trace(trace, "t", Labelling()), operators=True)
+    found = path_times(trace, label_trace(trace, "t"), operators=True)
     assert found[("Layer", "aten::linear", "aten::addmm", "a")] == 10, "what is a scope already is not one again"
     assert found[("Layer", "b")] == 20
 
@@ -102,7 +102,7 @@ def _raw_path(events: list[dict[str, Any]], call: dict[str, Any], kernel: str) -
 def test_captures_against_one_event_at_a_time(name: str) -> None:
     path = H200 / f"{name}.json.gz"
     trace, (events, _) = read_trace(path, details=True), oracle.load(path)
-    side, facts = label_trace(trace, name, Labelling()), oracle.Facts(events)
+    side, facts = label_trace(trace, name), oracle.Facts(events)
     expected: dict[tuple[str, ...], int] = defaultdict(int)
     done = 0
     for one, start, end in sorted(facts.device, key=lambda row: row[1]):
@@ -120,7 +120,7 @@ def test_captures_against_one_event_at_a_time(name: str) -> None:
 
 def test_a_tree_adds_up_to_both_sides() -> None:
     sides = [read_trace(H200 / f"{name}.json.gz", details=True) for name in ("eager", "graph")]
-    chosen = [(trace, label_trace(trace, "t", Labelling())) for trace in sides]
+    chosen = [(trace, label_trace(trace, "t")) for trace in sides]
     tree = path_tree(chosen[0], chosen[1], "step")
     assert tree is not None and tree.operators
     per_step = [Fraction(side.total_ns, len(side.tiles)) for _, side in chosen]

@@ -12,15 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.core.errors import ConfigError, DataError
-from strobe.perf.analysis.ledger.account import DILATION, OUTSIDE_WINDOW, AccountLevel
+from strobe.perf.analysis.ledger.account import DILATION, OUTSIDE_WINDOW, AccountLevel, Ledger
 from strobe.perf.analysis.ledger.traces import (
     BRIDGE,
     FOCAL_NAME,
     OUTSIDE_STAGE,
     PRIORITY,
-    Account,
-    Labelling,
-    MeanTimes,
     TracedSide,
     foreign_ledger,
     label_trace,
@@ -75,8 +72,10 @@ def traces(draw: st.DrawFn, steps: int | None = None) -> Trace:
     return make_trace(device, ranges, overhead=((3, 9), (62, 70)))
 
 
-def cut(**changes: object) -> Labelling:
-    return Labelling(**{"focal": "flash", "section": parse_section(SECTION, "flash"), "steps": "ProfilerStep"} | changes)
+def cut(trace: Trace, label: str = "t", **changes: object) -> TracedSide:
+    return label_trace(
+        trace, label, **{"focal": "flash", "section": parse_section(SECTION, "flash"), "steps": "ProfilerStep"} | changes
+    )
 
 
 def word(event: DeviceEvent, in_section: bool) -> str:
@@ -135,7 +134,7 @@ def brute_force(trace: Trace, side: TracedSide, priority: tuple[str, ...]) -> tu
 
 @given(traces(), st.permutations(PRIORITY))
 def test_every_nanosecond_has_one_label(trace: Trace, priority: list[str]) -> None:
-    side = label_trace(trace, "t", cut(priority=tuple(priority)))
+    side = cut(trace, priority=priority)
     tiles, exclusive = brute_force(trace, side, tuple(priority))
     assert [tile.owned for tile in side.tiles] == tiles
     assert {name: ns for name, (_, ns) in side.calls.items() if ns} == exclusive
@@ -158,32 +157,31 @@ def test_every_nanosecond_has_one_label(trace: Trace, priority: list[str]) -> No
     assert side.inclusive == covered
 
 
-def closes(found: Account, sides: tuple[TracedSide, TracedSide]) -> None:
-    ledger = found.ledger
+def closes(ledger: Ledger, sides: tuple[TracedSide, TracedSide]) -> None:
     for column in ("baseline_ns", "candidate_ns", "saved_ns"):
         assert sum(getattr(line, column) for line in ledger.lines) == getattr(ledger, column)
-    busy = [line for line in ledger.lines if line.activity in ("kernel", "comm", "memset", "memcpy")]
+    busy = [line for line in ledger.lines if line.label.activity in ("kernel", "comm", "memset", "memcpy")]
     assert sum(e.saved_ns for e in ledger.effects) == sum(line.saved_ns for line in busy)
     for effect in ledger.effects:
         assert effect.calls_effect_ns + effect.speed_effect_ns == effect.saved_ns
     step = next(level for level in ledger.levels if level.level == AccountLevel.STEP)
-    if found.unit == "step":
-        assert found.per_unit(step.baseline_ns) == sides[0].mean_ns and found.per_unit(step.candidate_ns) == sides[1].mean_ns
-        assert found.per_unit(ledger.saved_ns) == sides[0].mean_ns - sides[1].mean_ns
+    if ledger.unit == "step":
+        assert step.both == (sides[0].mean_ns, sides[1].mean_ns)
+        assert ledger.saved_ns == sides[0].mean_ns - sides[1].mean_ns
 
 
 @given(traces(), traces())
 def test_two_traces_close_to_zero_nanoseconds_swapped_ones_negate_and_equal_ones_save_nothing(
     before: Trace, after: Trace
 ) -> None:
-    sides = label_trace(before, "b", cut()), label_trace(after, "c", cut())
+    sides = cut(before, "b"), cut(after, "c")
     there, back = foreign_ledger(*sides), foreign_ledger(*sides[::-1])
     closes(there, sides)
     assert there.unit in ("step", "call")
-    assert {line.name: line.saved_ns for line in there.ledger.lines} == {line.name: -line.saved_ns for line in back.ledger.lines}
-    assert there.ledger.kernel_saved_ns == -back.ledger.kernel_saved_ns
-    assert {e.name: e.speed_effect_ns for e in there.ledger.effects} == {e.name: -e.speed_effect_ns for e in back.ledger.effects}
-    same = foreign_ledger(sides[0], sides[0]).ledger
+    assert {line.name: line.saved_ns for line in there.lines} == {line.name: -line.saved_ns for line in back.lines}
+    assert there.kernel_saved_ns == -back.kernel_saved_ns
+    assert {e.name: e.speed_effect_ns for e in there.effects} == {e.name: -e.speed_effect_ns for e in back.effects}
+    same = foreign_ledger(sides[0], sides[0])
     assert all(line.saved_ns == 0 and line.share is None for line in same.lines)
     assert all(level.saved_ns == 0 and level.ratio in (1.0, None) for level in same.levels)
     assert (same.lost_ns, same.kernel_saved_ns, same.realised_share) == (0, 0, None)
@@ -203,7 +201,7 @@ def scaled(trace: Trace, factor: int) -> Trace:
 
 @given(traces(), st.integers(2, 1000))
 def test_longer_durations_scale_every_line(trace: Trace, factor: int) -> None:
-    plain, longer = (label_trace(each, "t", cut()) for each in (trace, scaled(trace, factor)))
+    plain, longer = (cut(each) for each in (trace, scaled(trace, factor)))
     assert longer.owned == {label: factor * ns for label, ns in plain.owned.items()}
     assert longer.calls == {name: (count, factor * ns) for name, (count, ns) in plain.calls.items()}
     assert longer.inclusive == {label: factor * ns for label, ns in plain.inclusive.items()}
@@ -213,27 +211,25 @@ def test_longer_durations_scale_every_line(trace: Trace, factor: int) -> None:
 @given(traces(), traces(), st.tuples(*[st.fractions(1, 10**9, max_denominator=9)] * 6), st.tuples(*[st.integers(1, 500)] * 2))
 def test_bridges_close_the_stage(before: Trace, after: Trace, times: tuple[Fraction, ...], calls: tuple[int, int]) -> None:
     """With calls per stage the unit is a stage, and the logs' times are met exactly."""
-    sides = label_trace(before, "b", cut()), label_trace(after, "c", cut())
+    sides = cut(before, "b"), cut(after, "c")
     timed = tuple(
-        MeanTimes(step_ns=times[at], stage_ns=times[2 + at], e2e_ns=times[4 + at], calls_per_stage=calls[at]) for at in (0, 1)
+        dict(zip((AccountLevel.STEP, AccountLevel.STAGE, AccountLevel.E2E), times[at::2], strict=True)) for at in (0, 1)
     )
     if not all(side.num_focal for side in sides):
         return
-    found = foreign_ledger(*sides, timed)
+    found = foreign_ledger(*sides, timed, calls)
     closes(found, sides)
     assert found.unit == "stage" and found.missing == {}
-    levels = {
-        level.level: (found.per_unit(level.baseline_ns), found.per_unit(level.candidate_ns)) for level in found.ledger.levels
-    }
+    levels = {level.level: level.both for level in found.levels}
     assert levels[AccountLevel.E2E] == (times[4], times[5]) and levels[AccountLevel.STAGE] == (times[2], times[3])
     tiles = [Fraction(calls[at] * len(sides[at].tiles), sides[at].num_focal) for at in (0, 1)]
     assert levels[AccountLevel.STEP] == (times[0] * tiles[0], times[1] * tiles[1])
     focal = [sum(ns for label, ns in side.owned.items() if label.path == ("focal",)) for side in sides]
     assert levels[AccountLevel.KERNEL] == tuple(Fraction(focal[at] * calls[at], sides[at].num_focal) for at in (0, 1))
-    assert {line.name for line in found.ledger.lines if not line.activity} == {DILATION, OUTSIDE_WINDOW, OUTSIDE_STAGE}
-    without = foreign_ledger(*sides, tuple(replace(each, step_ns=None, e2e_ns=None) for each in timed))
+    assert {line.name for line in found.lines if not line.label.activity} == {DILATION, OUTSIDE_WINDOW, OUTSIDE_STAGE}
+    without = foreign_ledger(*sides, tuple({AccountLevel.STAGE: each[AccountLevel.STAGE]} for each in timed), calls)
     closes(without, sides)
-    assert {line.name for line in without.ledger.lines if not line.activity} == {BRIDGE}
+    assert {line.name for line in without.lines if not line.label.activity} == {BRIDGE}
     assert set(without.missing) == {"e2e", "profiler dilation"}
 
 
@@ -257,10 +253,10 @@ def hand(flash: int, tail: int) -> Trace:
 
 
 def test_an_account_worked_out_by_hand() -> None:
-    sides = label_trace(hand(300, 0), "fa", cut(steps=None)), label_trace(hand(100, 7), "vsa", cut(steps=None))
+    sides = cut(hand(300, 0), "fa", steps=None), cut(hand(100, 7), "vsa", steps=None)
     found = foreign_ledger(*sides)
-    assert found.unit == "call" and found.ledger.num_units == 1 and "step" in found.missing
-    assert {line.name: (line.level, line.baseline_ns, line.candidate_ns) for line in found.ledger.lines} == {
+    assert found.unit == "call" and found.num_units == 1 and "step" in found.missing
+    assert {line.name: (line.level, line.baseline_ns, line.candidate_ns) for line in found.lines} == {
         "focal: kernel": (AccountLevel.KERNEL, 300, 100),
         "section: kernel": (AccountLevel.SECTION, 20, 20),
         "section: host_late": (AccountLevel.SECTION, 2, 2),
@@ -268,10 +264,10 @@ def test_an_account_worked_out_by_hand() -> None:
         "step: kernel": (AccountLevel.STEP, 110, 110),
         "step: queued": (AccountLevel.STEP, 0, 7),
     }
-    assert [(level.level, level.saved_ns) for level in found.ledger.levels] == [
+    assert [(level.level, level.saved_ns) for level in found.levels] == [
         (AccountLevel.KERNEL, 200), (AccountLevel.SECTION, 200), (AccountLevel.STEP, 193),
     ]  # fmt: skip
-    assert found.ledger.ideal_ns == 435 - 200 and found.ledger.realised_share == 193 / 200 and found.ledger.lost_ns == -7
+    assert found.ideal_ns == 435 - 200 and found.realised_share == 193 / 200 and found.lost_ns == -7
 
 
 def stepped(flashes: int, source: str) -> TracedSide:
@@ -280,7 +276,7 @@ def stepped(flashes: int, source: str) -> TracedSide:
         kernel("flash", 100 * s + 9 * i, 100 * s + 9 * i + 5, 100 * s + 9 * i - 2) for s in range(1, 4) for i in range(flashes)
     ]
     ranges = [HostEvent(f"ProfilerStep#{s}", 100 * s - 5, 100 * s + 90, 0) for s in range(1, 4)]
-    side = label_trace(make_trace(device, ranges), "t", cut(section=None))
+    side = cut(make_trace(device, ranges), section=None)
     return replace(side, steps=replace(side.steps, source=source))
 
 
@@ -295,33 +291,33 @@ def test_repetitions_are_steps_if_both_sides_have_as_many_focal_calls_in_one() -
 def test_only_the_busiest_focal_device_is_cut() -> None:
     far = [event._replace(device=1) for event in hand(500, 0).device_events]
     trace = make_trace([*hand(300, 0).device_events, *far])
-    side = label_trace(trace, "t", cut(steps=None))
+    side = cut(trace, steps=None)
     assert side.device == 1 and side.focal == ((500,),)
 
 
 def test_what_cannot_be_cut_is_refused() -> None:
     with pytest.raises(DataError, match="no device events"):
-        label_trace(make_trace([]), "t", Labelling())
+        label_trace(make_trace([]), "t")
     with pytest.raises(DataError, match="no device event matches 'flush'; its longest: 'flash', 'gemm'"):
-        label_trace(hand(300, 0), "t", Labelling(focal="flush"))
+        label_trace(hand(300, 0), "t", "flush")
     with pytest.raises(ConfigError, match="not a regular expression"):
-        label_trace(hand(300, 0), "t", Labelling(focal="flash("))
+        label_trace(hand(300, 0), "t", "flash(")
     with pytest.raises(ConfigError, match="name each of"):
-        Labelling(priority=("focal", "section"))
+        cut(hand(300, 0), priority=("focal", "section"))
 
 
 def test_windows_are_compared_as_they_are_if_nothing_is_focal() -> None:
-    sides = label_trace(hand(300, 0), "b", Labelling()), label_trace(hand(100, 0), "c", Labelling())
+    sides = label_trace(hand(300, 0), "b"), label_trace(hand(100, 0), "c")
     found = foreign_ledger(*sides)
-    assert found.unit == "window" and found.ledger.saved_ns == 200 and set(found.missing) == {"stage", "e2e", "step"}
-    assert [level.ratio for level in found.ledger.levels] == [None, 435 / 235]
+    assert found.unit == "window" and found.saved_ns == 200 and set(found.missing) == {"stage", "e2e", "step"}
+    assert [level.ratio for level in found.levels] == [None, 435 / 235]
 
 
 def test_our_own_captures_close() -> None:
     """Two presets, traced over two frame blocks each."""
     section = parse_section("range:attention:start -> nvjet|flash|fmha -> range:attention:end")
     sides = tuple(
-        label_trace(read_trace(CAPTURES / f"{name}.json.gz", ops=False), name, Labelling(focal=section.focal, section=section))
+        label_trace(read_trace(CAPTURES / f"{name}.json.gz", ops=False), name, section.focal, section)
         for name in ("baseline", "ultra")
     )
     found = foreign_ledger(*sides)
@@ -330,4 +326,4 @@ def test_our_own_captures_close() -> None:
     for side, tiles in zip(sides, (172_292_861, 58_600_668), strict=True):
         assert side.total_ns == tiles == sum(side.owned.values())
         assert side.sections.found and side.sections.num_focal == len(side.counted)
-    assert found.per_unit(found.ledger.saved_ns) == Fraction(172_292_861 - 58_600_668, 2)
+    assert found.saved_ns == Fraction(172_292_861 - 58_600_668, 2)

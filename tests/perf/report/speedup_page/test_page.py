@@ -146,7 +146,7 @@ def twelve(tmp_path: Path) -> SpeedupStudy:
 def test_lines_of_enough_steps_carry_intervals_into_every_form_of_the_report(tmp_path: Path) -> None:
     study = twelve(tmp_path)
     (account,) = (account for _, account in study.accounts)
-    spread = account.ledger.spread
+    spread = account.spread
     assert spread.samples == (12, 12) and spread.total is not None
     report = build_speedup_report(study)
     check_whole(report)
@@ -193,7 +193,7 @@ def test_the_pictures_of_our_own_captures(presets: SpeedupStudy) -> None:
     assert isinstance(flame, Flame) and flame.differential
     busy = [
         sum(ns for label, ns in side.owned.items() if label.busy) / Fraction(len(side.tiles))
-        for _, side in (presets.baseline.chosen, presets.candidate.chosen)
+        for _, side in (presets.baseline.chosen_trace, presets.candidate.chosen_trace)
     ]
     assert abs(flame.root.baseline_ns - busy[0]) < len(list(leaves(flame.root)))
     assert abs(flame.root.candidate_ns - busy[1]) < len(list(leaves(flame.root)))

@@ -256,9 +256,9 @@ class SeriesSummary:
         return self.resolved.series
 
     @property
-    def values_ns(self) -> tuple[int, ...]:
-        """The kept values, in order."""
-        return tuple(self.resolved.values_ns[index] for index in self.kept)
+    def mean_ns(self) -> Fraction:
+        """Exact mean of the kept values, ns."""
+        return Fraction(self.calls.sum_ns, self.calls.n)
 
 
 def attention_summary(request: LogRequest, name: str = "", stage: str = STAGE) -> tuple[SeriesSummary, ...]:

@@ -23,6 +23,7 @@ from strobe.perf.analysis.ledger.account import (
     LedgerLine,
     LevelSum,
     Part,
+    total,
 )
 from strobe.perf.analysis.ledger.speedup import Answer, ClipAnswer, PartLine
 from strobe.perf.analysis.runs.compare import Comparison, SideClocks, apart, side_clocks
@@ -87,12 +88,12 @@ def whisker_words(picture: Waterfall) -> str:
     """Return the sentence that explains a waterfall's whiskers; empty if it has none."""
     if all(bar.low_ns is None for bar in picture.bars):
         return ""
-    total = "; the last: of all that is saved" if picture.bars[-1].low_ns is not None else ""
-    return f" Whiskers: where a bar would end at either end of its 95 % interval{total}."
+    last = "; the last: of all that is saved" if picture.bars[-1].low_ns is not None else ""
+    return f" Whiskers: where a bar would end at either end of its 95 % interval{last}."
 
 
 def waterfall(
-    baseline: tuple[str, Fraction], candidate: tuple[str, Fraction], lines: Sequence[Drop], total: Interval | None = None
+    baseline: tuple[str, Fraction], candidate: tuple[str, Fraction], lines: Sequence[Drop], whole: Interval | None = None
 ) -> Waterfall:
     """Build the waterfall between both sides; small lines share one bar without an interval, so that the bars add up.
 
@@ -100,7 +101,7 @@ def waterfall(
         baseline: name and time.
         candidate: likewise.
         lines: what each line between them saves.
-        total: the interval of what they save together.
+        whole: the interval of what they save together.
     """
     moved = sum(abs(line.saved_ns) for line in lines)
     largest = sorted(lines, key=lambda line: (-abs(line.saved_ns), line.name))[:MAX_BARS]
@@ -109,7 +110,7 @@ def waterfall(
     if len(small) == 1:
         shown, small = list(lines), []
     if any(line.saved_ns for line in small):
-        shown.append(Drop(f"{len(small)} smaller lines", sum((line.saved_ns for line in small), Fraction(0))))
+        shown.append(Drop(f"{len(small)} smaller lines", total(line.saved_ns for line in small)))
     at = baseline[1]
     bars = [Bar(baseline[0], 0, round(at), "plain", True)]
     for name, saved, interval in shown:
@@ -117,7 +118,7 @@ def waterfall(
         bars.append(Bar(name, round(at), round(at - saved), tone, False, *_ends(at, interval)))
         at -= saved
     assert at == candidate[1], "the bars do not add up"
-    return Waterfall((*bars, Bar(candidate[0], 0, round(at), "plain", True, *_ends(baseline[1], total))))
+    return Waterfall((*bars, Bar(candidate[0], 0, round(at), "plain", True, *_ends(baseline[1], whole))))
 
 
 def _may_save(line: Drop) -> float:
@@ -186,7 +187,7 @@ def speedups(findings: Sequence[Finding]) -> tuple[Speedup, ...]:
 
 def _saved_ns(level: LevelSum, timed: Comparison | None) -> float:
     """Return the time saved, ns: per clip, or per frame block for a traced level."""
-    return _per_clip_ns(timed) if timed else level.saved_ns / max(1, len(level.tiles[0]))
+    return _per_clip_ns(timed) if timed else float(level.saved_ns / max(1, len(level.tiles[0])))
 
 
 def _per_clip_ns(timed: Comparison) -> float:
@@ -228,13 +229,13 @@ def _lines(found: Ledger) -> Iterator[_Lines]:
 
 def _lines_table(reference: Subject, candidate: Subject, found: Ledger, calls: bool) -> Table:
     clip, timed, rounds = _OF_CALLS if calls else _OF_CLIPS
-    total, spread = (AccountLevel.E2E.value, f"sum of all lines = timed {clip}s", found.lines), found.spread
+    whole, spread = (AccountLevel.E2E.value, f"sum of all lines = timed {clip}s", found.lines), found.spread
 
-    def both(row: _Lines) -> tuple[int, int]:
-        return sum(line.baseline_ns for line in row[2]), sum(line.candidate_ns for line in row[2])
+    def both(row: _Lines) -> tuple[Fraction, Fraction]:
+        return total(line.baseline_ns for line in row[2]), total(line.candidate_ns for line in row[2])
 
     def interval(row: _Lines) -> Interval | None:
-        own = spread.total if row is total else spread.lines.get(row[2][0].name) if len(row[2]) == 1 else None
+        own = spread.total if row is whole else spread.lines.get(row[2][0].name) if len(row[2]) == 1 else None
         return None if own is None else Interval(low=found.num_units * own.low, high=found.num_units * own.high)
 
     share = "share of loss" if found.saved_ns < 0 else "share of saving"
@@ -245,7 +246,7 @@ def _lines_table(reference: Subject, candidate: Subject, found: Ledger, calls: b
         *([interval_field(interval)] if spread.total else []),
         numeric(share, lambda row: share_cell(both(row)[0] - both(row)[1], found.saved_ns)),
     )
-    rows = rows_of(fields, (*_lines(found), total), strong=lambda row: row is total)
+    rows = rows_of(fields, (*_lines(found), whole), strong=lambda row: row is whole)
     traced = found.spread.lines.keys().isdisjoint(line.name for line in found.lines)
     source = (
         f"The totals are those of untraced {clip}s. Busy time is that of one traced {clip}, times the number of "
@@ -267,20 +268,16 @@ def _lines_table(reference: Subject, candidate: Subject, found: Ledger, calls: b
     )
 
 
-def _ledger_time(ns: int | Fraction) -> Cell:
-    return Time(ns if isinstance(ns, int) else float(ns))
-
-
 def _effects_table(reference: Subject, candidate: Subject, found: Ledger, calls: bool) -> Block:
     if not found.effects:
         return Paragraph("No kernel or operator calls in the traced windows.")
     fields: tuple[Field[CallsEffect], ...] = (
         Field("kernel or operator", lambda effect: line_word(effect.name, calls), Code),
-        count(f"calls, {reference.label}", lambda effect: effect.baseline_calls, total=sum),
-        count(f"calls, {candidate.label}", lambda effect: effect.candidate_calls, total=sum),
-        Field("saved", lambda effect: effect.saved_ns, _ledger_time, "ms", total=lambda each: Fraction(sum(each))),
-        Field("by fewer calls", lambda effect: effect.calls_effect_ns, _ledger_time, "ms", total=sum),
-        Field("by faster calls", lambda effect: effect.speed_effect_ns, _ledger_time, "ms", total=sum),
+        count(f"calls, {reference.label}", lambda effect: int(effect.baseline_calls), total=sum),
+        count(f"calls, {candidate.label}", lambda effect: int(effect.candidate_calls), total=sum),
+        Field("saved", lambda effect: int(effect.saved_ns), Time, "ms", total=lambda each: Time(float(sum(each)))),
+        Field("by fewer calls", lambda effect: effect.calls_effect_ns, _time, "ms", total=sum),
+        Field("by faster calls", lambda effect: effect.speed_effect_ns, _time, "ms", total=sum),
     )
     caption = f"What {candidate.label} saved in each kernel or operator, by fewer calls and by faster calls."
     notes = (f"Over {found.num_units} {'sample' if calls else 'clip'}s, traced time; exact in the records.",)
@@ -461,7 +458,7 @@ def part_fields(names: tuple[str, str], found: Answer) -> tuple[Field[PartLine],
     """Return the columns of the parts of an answer: name, both sides, what was saved and its share; the parts add up."""
     return (
         Field("part", lambda line: Text(line_name(line), note=MEANING[line.parts[0]] if len(line.parts) == 1 else "")),
-        *both_sides(names, lambda line: (line.baseline_ns, line.candidate_ns), f"of a {found.unit}", show=_time),
+        *both_sides(names, lambda line: line.both, f"of a {found.unit}", show=_time),
         numeric(f"share of {found.difference}", lambda line: line.share, show=Share, total=lambda shares: 1.0),
     )
 
@@ -476,8 +473,8 @@ def _kinds(found: ClipAnswer) -> str:
     for line in found.kinds:
         many = f" ({line.num_blocks} frame blocks)" if line.num_blocks > 1 else ""
         if line.kind == ClipKind.AROUND or line.num_blocks:
-            said.append(f"{line.kind.value}{many} {float(line.baseline_ns - line.candidate_ns) / 1e6:.1f}")
-    whole = sum((line.baseline_ns - line.candidate_ns for line in found.kinds), Fraction(0))
+            said.append(f"{line.kind.value}{many} {float(line.saved_ns) / 1e6:.1f}")
+    whole = total(line.saved_ns for line in found.kinds)
     return f"A whole clip saves {float(whole) / 1e6:.1f} ms: {', '.join(said)}."
 
 

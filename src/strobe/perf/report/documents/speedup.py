@@ -324,15 +324,15 @@ def _value(found: Value | None) -> str | tuple[str, ...] | None:
 
 
 def _side(side: LoadedSide) -> SidePart:
-    timings, traced, section = side.side.timings, side.side.traced, side.request.section
+    timings, traced, section = side.timings, side.traced, side.request.section
     return SidePart(
         focal=side.request.focal,
         section=None if section is None else str(section),
         calls_per_stage=timings.calls,
         calls_from=timings.calls_from,
         log=None if side.log is None else log_document(side.log),
-        attention=tuple(timer_document(side.request.name, timer, side.remarks) for timer in timings.timers),
-        stage=None if isinstance(timings.stage, str) else rounds_document(side.request.name, timings.stage),
+        attention=tuple(timer_document(side.name, timer, side.remarks) for timer in timings.timers),
+        stage=None if isinstance(timings.stage, str) else rounds_document(side.name, timings.stage),
         traces=() if isinstance(traced, str) else tuple(map(_trace, traced)),
     )
 
