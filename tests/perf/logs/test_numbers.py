@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strobe.perf.logs.patterns import LogNumber, decides, read
+from strobe.perf.logs.patterns import decides, read
 
 
 def exactly(text: str, mark: str | None = None) -> Fraction:
     number = read(text, mark)
-    assert isinstance(number, LogNumber), number
-    return number.digits * Fraction(10) ** number.exponent
+    assert isinstance(number, Decimal), number
+    return Fraction(number)
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ def test_our_own_records(tmp_path: Path) -> None:
     (series,) = log.of("attention")
     assert (series.name, series.declared) == ("turbo/attention", "ns")
     assert list(resolve_units(series).values_ns) == [9_534_198]
-    assert series[0][4:] == (None, 7, 2, "warm-up")
+    assert series.samples[0][4:] == (None, 7, 2, "warm-up")
     assert (log.counts.matched, log.counts.similar, log.counts.ignored) == (1, 2, 2)
 
 

@@ -29,7 +29,7 @@ def run(tmp_path: Path, header: Header, span: Span) -> Path:
 
 
 def figures(log: Log) -> list[object]:
-    return [log.counts, *((each.pattern, each.kind, each.name, each.rank, each.text) for each in log.series)]
+    return [log.counts, *((each.pattern, each.kind, each.name, each.rank, each.samples) for each in log.series)]
 
 
 def test_packed_records_are_read_like_plain_ones(run: Path) -> None:

@@ -150,12 +150,12 @@ def calls_of_rounds(log: Log, inner: Series, rounds: StageRounds) -> tuple[range
     The lines of the rank of `inner` count; if no stage says that rank, those of the first one that the stage has.
     """
     own = next((resolved.series for resolved in rounds.resolved if resolved.series.rank == inner.rank), rounds.resolved[0].series)
-    edges = sorted(position for series in log.of("stage") if series.rank == own.rank for position in series.position)
-    found = []
-    for position in own.position[: len(rounds.rounds)]:
+    edges = sorted(position for series in log.of("stage") if series.rank == own.rank for position in series.positions)
+    found, calls = [], inner.positions
+    for position in own.positions[: len(rounds.rounds)]:
         before = bisect_left(edges, position)
         start = edges[before - 1] if before else -1
-        found.append(range(bisect_right(inner.position, start), bisect_left(inner.position, position)))
+        found.append(range(bisect_right(calls, start), bisect_left(calls, position)))
     return tuple(found)
 
 
@@ -184,15 +184,12 @@ def _rounds(request: LogRequest, name: str, group: Sequence[Series]) -> StageRou
         Round(
             value_ns=max(each.values_ns[index] for each in resolved),
             ranks_ns=tuple(each.values_ns[index] for each in resolved),
-            lines=tuple(each.series.line[index] for each in resolved),
+            lines=tuple(each.series.samples[index].line for each in resolved),
         )
         for index in range(count)
     )
     causes = {
-        index: each.series.causes[each.series.cause[index]]
-        for each in resolved
-        for index in range(count)
-        if each.series.cause[index]
+        index: sample.cause for each in resolved for index, sample in enumerate(each.series.samples[:count]) if sample.cause
     }
     excluded, note = _warm_up(request, [each.value_ns for each in rounds], causes)
     incomplete = max(len(each.values_ns) for each in resolved) - count
@@ -303,7 +300,7 @@ def summarise(request: LogRequest, series: Series, causes: Mapping[int, str] | N
     if request.window:
         method, note, dropped = "window", "", request.outside(values)
     else:
-        known = {index: series.causes[cause] for index, cause in enumerate(series.cause) if cause} | dict(causes or {})
+        known = {index: sample.cause for index, sample in enumerate(series) if sample.cause} | dict(causes or {})
         rest = [index for index in range(len(values)) if index not in known]
         known |= dict.fromkeys(rest[: start_up([values[index] for index in rest])], START_UP)
         steady = find_steady(values, known)
@@ -487,7 +484,7 @@ def _steps_of(log: Log, stage: StageRounds, processes: int | None) -> tuple[tupl
         alone = all(len(each) == 1 for _, each in rounds) or series.rank is not None
         for weights, words in (
             ([1] * len(series) if alone or not many else (), "values of {name!r}"),
-            (series.step if alone or processes == 1 else (), "{name!r} ends there"),
+            ([sample.step or 0 for sample in series] if alone or processes == 1 else (), "{name!r} ends there"),
         ):
             if not weights:
                 continue
