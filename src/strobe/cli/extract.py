@@ -178,11 +178,11 @@ def attention(
         low, high = durations(window)
         log = _read_log(path, patterns, output)
         read.append(log)
-        proof, files = _evidence(label, evidence, output)
+        (bounds, span), files = _evidence(label, evidence, output)
         inputs += [*_log_inputs([log]), *map(input_file, files)]
-        request = LogRequest(log=log, constraints=proof.constraints, unit=unit, min_ns=low, max_ns=high, calls=calls)
+        request = LogRequest(log=log, constraints=bounds, unit=unit, min_ns=low, max_ns=high, calls=calls)
         summaries = attention_summary(request, name, flags.stage or STAGE)
-        checked = () if proof.span_ns is None else (unsynchronised(each, proof.span_ns, proof.span_name) for each in summaries)
+        checked = () if span is None else (unsynchronised(each, *span) for each in summaries)
         found.append((label, summaries, tuple(filter(None, checked))))
     document = {"attention": [timer_document(label, each, remarks) for label, summaries, remarks in found for each in summaries]}
     _finish("Attention end to end", attention_section(found), (inputs, read), out, document, output)
@@ -310,13 +310,13 @@ def _read_traces(paths: Sequence[Path], output: Output) -> list[Trace]:
 def _evidence(side: str, evidence: Evidence, output: Output) -> tuple[TraceEvidence, list[Path]]:
     """Return what a side's traces prove, and their files."""
     from strobe.core.errors import ConfigError
-    from strobe.perf.analysis.structure.sections import TraceEvidence, trace_evidence
+    from strobe.perf.analysis.structure.sections import trace_evidence
 
     paths, focal = getattr(evidence, f"{side}_trace"), getattr(evidence, f"focal_{side}")
     if not paths:
         if focal is not None:
             raise ConfigError(f"--focal-{side} needs a trace: --{side}-trace FILE")
-        return TraceEvidence(), []
+        return ((), None), []
     if focal is None and evidence.range is None:
         raise ConfigError(f"--{side}-trace proves nothing alone; add --focal-{side} REGEX or --range REGEX")
     traces = _read_traces(paths, output)

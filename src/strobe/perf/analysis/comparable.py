@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from fractions import Fraction
 from itertools import chain
+from typing import Annotated as A
 from typing import Final, Literal, TypeAlias
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 
 from strobe.core.errors import ConfigError, unknown_choice
 from strobe.core.printable import first_of
@@ -79,25 +81,18 @@ Facts: TypeAlias = Mapping[str, Value]
 """Known facts of one side, by the names of `FACTS`; unknown ones are left out. Those of `SEVERAL` are sets."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SideCheck:
-    """One fact of both sides with its verdict.
+class FactPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One fact that the comparison depends on."""
 
-    Args:
-        name: a word of `FACTS`.
-        title: the fact's name in words.
-        baseline: `None` where it is not known.
-        candidate: likewise.
-        verdict: `same`, `differs`, `allowed` or `unknown`.
-        weight: how much a difference matters here.
-    """
-
-    name: str
-    title: str
-    baseline: Value | None
-    candidate: Value | None
-    verdict: Verdict
-    weight: Weight
+    name: A[str, Meta(description="name of the fact, as --fact and --allow-different take it")]
+    title: A[str, Meta(description="title of the fact in words")]
+    baseline: A[str | tuple[str, ...] | None, Meta(description="value or values of the baseline; null: not known")]
+    candidate: A[str | tuple[str, ...] | None, Meta(description="value or values of the candidate; null: not known")]
+    verdict: A[Verdict, Meta(description="result of the check; `allowed`: the values differ and --allow-different permits it")]
+    weight: A[
+        Weight,
+        Meta(description="effect of a difference: `must`: prevents the comparison; `should`: weakens it; `told`: is only shown"),
+    ]
 
     def __str__(self) -> str:
         return f"{self.title}: {shown(self.baseline)} against {shown(self.candidate)}"
@@ -107,13 +102,13 @@ class SideCheck:
 class Comparability:
     """All checks, in the order of `FACTS`."""
 
-    checks: tuple[SideCheck, ...]
+    checks: tuple[FactPart, ...]
 
-    def _with(self, verdict: Verdict, weight: Weight) -> tuple[SideCheck, ...]:
+    def _with(self, verdict: Verdict, weight: Weight) -> tuple[FactPart, ...]:
         return tuple(check for check in self.checks if (check.verdict, check.weight) == (verdict, weight))
 
     @property
-    def obstacles(self) -> tuple[SideCheck, ...]:
+    def obstacles(self) -> tuple[FactPart, ...]:
         """Facts that differ and must not. Serialised launches on both sides are one too, since such times are not
         comparable with anything."""
         serial = (
@@ -124,12 +119,12 @@ class Comparability:
         return (*(each for each in self._with("differs", "must") if each.name != "launch_blocking"), *serial)
 
     @property
-    def doubts(self) -> tuple[SideCheck, ...]:
+    def doubts(self) -> tuple[FactPart, ...]:
         """Facts that differ and weaken the comparison."""
         return self._with("differs", "should")
 
     @property
-    def unknown(self) -> tuple[SideCheck, ...]:
+    def unknown(self) -> tuple[FactPart, ...]:
         """Facts that must agree and are not known of both sides."""
         return self._with("unknown", "must")
 
@@ -178,7 +173,8 @@ def compare_facts(baseline: Facts, candidate: Facts, allow_different: Sequence[s
         verdict: Verdict = "unknown" if b is None or c is None else "same" if b == c else "differs"
         if name in allow_different and (verdict == "differs" or name == "launch_blocking"):
             verdict = "allowed"
-        checks.append(SideCheck(name=name, title=title, baseline=b, candidate=c, verdict=verdict, weight=weight))
+        sides = [tuple(sorted(each)) if isinstance(each, frozenset) else each for each in (b, c)]
+        checks.append(FactPart(name=name, title=title, baseline=sides[0], candidate=sides[1], verdict=verdict, weight=weight))
     return Comparability(checks=tuple(checks))
 
 
@@ -187,7 +183,7 @@ def _common(baseline: Value | None, candidate: Value | None) -> bool:
     return isinstance(baseline, frozenset) and isinstance(candidate, frozenset) and not baseline.isdisjoint(candidate)
 
 
-def shown(value: Value | None) -> str:
+def shown(value: Value | tuple[str, ...] | None) -> str:
     """Format a fact on one line: the first of several values and the number of others."""
     if value is None or isinstance(value, str):
         return value or "not recorded"
@@ -424,29 +420,22 @@ def _launch_blocking(trace: Trace) -> bool | None:
 # ---------------------------------------------------------------------------------------------------------------- kernels
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CommonKernels:
-    """Kernels that both sides ran, copies and memsets left out.
+class CommonPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Kernels that both sides ran, without copies and memsets."""
 
-    Args:
-        names: normalised names of the kernels that both sides ran, sorted.
-        baseline_share: part of the baseline's kernel time that was spent in them.
-        candidate_share: part of the candidate's.
-    """
-
-    names: tuple[str, ...]
-    baseline_share: Fraction
-    candidate_share: Fraction
+    baseline_share: A[float, Meta(description="share of the baseline's kernel time in common kernels, 0 to 1")]
+    candidate_share: A[float, Meta(description="share of the candidate's kernel time in common kernels, 0 to 1")]
+    names: A[tuple[str, ...], Meta(description="normalised names of the common kernels")]
 
 
-def common_kernels(baseline: Sequence[Trace], candidate: Sequence[Trace]) -> CommonKernels | None:
+def common_kernels(baseline: Sequence[Trace], candidate: Sequence[Trace]) -> CommonPart | None:
     """Return the kernels that both sides ran; `None` if one of them ran none."""
     sides = [_kernel_times(traces) for traces in (baseline, candidate)]
     if not all(side.total() for side in sides):
         return None
     names = sorted(sides[0].keys() & sides[1].keys())
-    shares = [Fraction(sum(side[name] for name in names), side.total()) for side in sides]
-    return CommonKernels(names=tuple(names), baseline_share=shares[0], candidate_share=shares[1])
+    shares = [sum(side[name] for name in names) / side.total() for side in sides]
+    return CommonPart(names=tuple(names), baseline_share=shares[0], candidate_share=shares[1])
 
 
 def _kernel_times(traces: Sequence[Trace]) -> Counter[str]:

@@ -81,7 +81,7 @@ def test_records_of_several_variants_are_told_apart_by_name() -> None:
     several = timings_of(LogRequest(log=log))
     assert isinstance(several.e2e, str) and "choose one with --names" in several.e2e
     one = timings_of(LogRequest(log=log), timer="^quality/")
-    assert not isinstance(one.e2e, str) and one.e2e.name == "quality/e2e" and len(one.e2e.rounds) == 17
+    assert not isinstance(one.e2e, str) and one.e2e.name == "quality/e2e" and len(one.e2e.rounds_ns) == 17
     assert not isinstance(one.step, str) and one.step.series.name == "quality/denoise_step"
 
 

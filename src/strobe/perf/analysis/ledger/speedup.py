@@ -132,7 +132,7 @@ class TimedSide:
     def stages_per_run(self) -> Fraction | None:
         """Rounds of the stage per whole run, if the log times both."""
         stage, whole = self.timings.stage, self.timings.e2e
-        return None if isinstance(stage, str) or isinstance(whole, str) else Fraction(len(stage.rounds), len(whole.rounds))
+        return None if isinstance(stage, str) or isinstance(whole, str) else Fraction(len(stage.rounds_ns), len(whole.rounds_ns))
 
     def call(self) -> LevelTimes | str:
         """Return the time of one attention call of the log, or the reason why there is none."""
@@ -296,7 +296,7 @@ def _rounds(rounds: StageRounds | str) -> LevelTimes | str:
     if mean is None:
         return f"{rounds.name}: no round is left without warm-up"
     kept = rounds.kept_ns
-    what = f"{len(kept)} of {len(rounds.rounds)} rounds of {rounds.name!r}"
+    what = f"{len(kept)} of {len(rounds.rounds_ns)} rounds of {rounds.name!r}"
     return LevelTimes(mean_ns=mean, groups_ns=tuple(map(float, kept)), n=len(kept), what=what)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import takewhile
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -61,28 +61,13 @@ class LogRequest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Round:
-    """One round of a stage.
-
-    Args:
-        value_ns: time of the rank that took longest.
-        ranks_ns: time of each rank that says it, in the order of `StageRounds.resolved`.
-        lines: where they stand in the file.
-    """
-
-    value_ns: int
-    ranks_ns: tuple[int, ...]
-    lines: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StageRounds:
     """Rounds of one stage in one log.
 
     Args:
         name: name of the stage.
         resolved: one series for each rank, with its units.
-        rounds: `run_01` is the first.
+        rounds_ns: time of each round, of the rank that took longest; `run_01` is the first.
         excluded: indices of rounds that are no part of the average without warm-up, with the cause.
         note: findings in words; empty if the other fields hold all of them.
         incomplete: rounds at the end that not every rank has; they are left out.
@@ -90,7 +75,7 @@ class StageRounds:
 
     name: str
     resolved: tuple[Resolved, ...]
-    rounds: tuple[Round, ...]
+    rounds_ns: tuple[int, ...]
     excluded: Mapping[int, str]
     note: str
     incomplete: int
@@ -98,12 +83,12 @@ class StageRounds:
     @property
     def kept_ns(self) -> tuple[int, ...]:
         """Times of the rounds that count, ns."""
-        return tuple(each.value_ns for index, each in enumerate(self.rounds) if index not in self.excluded)
+        return tuple(value for index, value in enumerate(self.rounds_ns) if index not in self.excluded)
 
     @property
     def avg_all_rounds_ns(self) -> Fraction:
         """Mean of all rounds, ns."""
-        return Fraction(sum(each.value_ns for each in self.rounds), len(self.rounds))
+        return Fraction(sum(self.rounds_ns), len(self.rounds_ns))
 
     @property
     def avg_excl_warmup_ns(self) -> Fraction | None:
@@ -152,7 +137,7 @@ def calls_of_rounds(log: Log, inner: Series, rounds: StageRounds) -> tuple[range
     own = next((resolved.series for resolved in rounds.resolved if resolved.series.rank == inner.rank), rounds.resolved[0].series)
     edges = sorted(position for series in log.of("stage") if series.rank == own.rank for position in series.positions)
     found, calls = [], inner.positions
-    for position in own.positions[: len(rounds.rounds)]:
+    for position in own.positions[: len(rounds.rounds_ns)]:
         before = bisect_left(edges, position)
         start = edges[before - 1] if before else -1
         found.append(range(bisect_right(calls, start), bisect_left(calls, position)))
@@ -161,7 +146,7 @@ def calls_of_rounds(log: Log, inner: Series, rounds: StageRounds) -> tuple[range
 
 def stage_constraints(rounds: StageRounds, calls: int | None = None) -> tuple[Constraint, ...]:
     """Return the bounds that a stage sets for a call inside it: `calls` of them, or one, fit into its longest round."""
-    longest = max(each.value_ns for each in rounds.rounds)
+    longest = max(rounds.rounds_ns)
     what = f"the {short(longest)} of the {rounds.name} around it, as labelled"
     return (Constraint(rule="at_most", bound_ns=longest, what=what, calls=calls or 1),)
 
@@ -180,20 +165,13 @@ def _rounds(request: LogRequest, name: str, group: Sequence[Series]) -> StageRou
     count = min(len(each.values_ns) for each in resolved)
     if not count:
         raise DataError(f"{request.log.path}: stage {name!r} has no value that is a time for every rank; {request.log.content}")
-    rounds = tuple(
-        Round(
-            value_ns=max(each.values_ns[index] for each in resolved),
-            ranks_ns=tuple(each.values_ns[index] for each in resolved),
-            lines=tuple(each.series.samples[index].line for each in resolved),
-        )
-        for index in range(count)
-    )
+    rounds = tuple(max(each.values_ns[index] for each in resolved) for index in range(count))
     causes = {
         index: sample.cause for each in resolved for index, sample in enumerate(each.series.samples[:count]) if sample.cause
     }
-    excluded, note = _warm_up(request, [each.value_ns for each in rounds], causes)
+    excluded, note = _warm_up(request, rounds, causes)
     incomplete = max(len(each.values_ns) for each in resolved) - count
-    return StageRounds(name=name, resolved=resolved, rounds=rounds, excluded=excluded, note=note, incomplete=incomplete)
+    return StageRounds(name=name, resolved=resolved, rounds_ns=rounds, excluded=excluded, note=note, incomplete=incomplete)
 
 
 def _warm_up(request: LogRequest, values: Sequence[int], causes: Mapping[int, str]) -> tuple[Mapping[int, str], str]:
@@ -217,8 +195,7 @@ OUTLIER: Final = 3
 Method = Literal["steady", "window", "cause"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LogOutliers:
+class LogOutliers(NamedTuple):
     """Kept values far above the others, and the mean that would be left without them."""
 
     n: int
@@ -376,7 +353,7 @@ def _outliers(values: Sequence[int]) -> LogOutliers | None:
     usual = [value for value in values if value <= third + OUTLIER * (third - first)]
     if len(usual) == len(values):
         return None
-    return LogOutliers(n=len(values) - len(usual), mean_without_ns=sum(usual) / len(usual))
+    return LogOutliers(len(values) - len(usual), sum(usual) / len(usual))
 
 
 # Times of every level in one side's log: attention calls, steps, stage, whole run, and the calls in a stage.
@@ -479,7 +456,7 @@ def _steps_of(log: Log, stage: StageRounds, processes: int | None) -> tuple[tupl
         except DataError:
             continue
         inside = enumerate(calls_of_rounds(log, series, stage))
-        rounds = [(stage.rounds[at].value_ns, each) for at, each in inside if each and at not in stage.excluded]
+        rounds = [(stage.rounds_ns[at], each) for at, each in inside if each and at not in stage.excluded]
         rounds = [(whole, each) for whole, each in rounds if whole]
         alone = all(len(each) == 1 for _, each in rounds) or series.rank is not None
         for weights, words in (

@@ -74,7 +74,7 @@ def round_label(index: int) -> str:
 
 def _rounds_table(name: str, found: Sequence[tuple[str, StageRounds]]) -> Table:
     fields = beside("round", (label for label, _ in found), "ms", show=exact_cell)
-    own = [[each.value_ns for each in rounds.rounds] for _, rounds in found]
+    own = [rounds.rounds_ns for _, rounds in found]
     rows: list[Sequence[object]] = [(round_label(index), *each) for index, each in enumerate(zip_longest(*own))]
     averages = (
         ("avg_all_rounds", *(rounds.avg_all_rounds_ns for _, rounds in found)),
@@ -109,7 +109,7 @@ def _rounds_notes(rounds: StageRounds) -> Iterator[str]:
 def _ranks_table(label: str, rounds: StageRounds) -> Table:
     ranks = (each.series.rank for each in rounds.resolved)
     fields = beside("round", ("no rank" if rank is None else f"rank {rank}" for rank in ranks), "ms", show=ExactTime)
-    rows = [(round_label(index), *each.ranks_ns) for index, each in enumerate(rounds.rounds)]
+    rows = [(round_label(index), *(each.values_ns[index] for each in rounds.resolved)) for index in range(len(rounds.rounds_ns))]
     caption = f"{rounds.name} of {label}, by round and rank."
     return table_of(caption, fields, rows, notes=unit_notes(rounds.resolved), collapsed=True)
 

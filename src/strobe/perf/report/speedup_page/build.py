@@ -199,7 +199,6 @@ def _compared(steps: Steps) -> str:
 
 # Settings of both sides, their differences, and the warnings that come before the numbers.
 
-_HALF: Final = Fraction(1, 2)
 _SAID: Final[dict[Verdict, tuple[str, Tone]]] = {
     "same": ("same", "muted"), "differs": ("differs", "bad"), "allowed": ("differs, as meant", "good"),
     "unknown": ("unknown", "muted"),
@@ -215,7 +214,7 @@ def settings_section(study: SpeedupStudy) -> Section:
         )
         rows.append((check.title, *values, "" if check.weight == "told" else Text(*_SAID[check.verdict])))
     if study.common is not None:
-        shares = (Share(float(share)) for share in (study.common.baseline_share, study.common.candidate_share))
+        shares = (Share(share) for share in (study.common.baseline_share, study.common.candidate_share))
         rows.append(("kernel time in kernels that both sides ran", *shares, f"{len(study.common.names)} kernels"))
     for title, text in _READ.items():
         cells = (Code(found) if (found := text(side)) else Missing("", "none") for side in study.sides)
@@ -297,10 +296,10 @@ def _unlike_kernels(study: SpeedupStudy) -> Iterator[str]:
     if study.common is None or (known["model"], known["weights"]) != ("unknown", "unknown"):
         return
     shares = study.common.baseline_share, study.common.candidate_share
-    if min(shares) < _HALF:
+    if min(shares) < 0.5:
         yield (
-            f"the models may differ: shared kernels are only {100 * float(shares[0]):.1f} % of the baseline's kernel time and "
-            f"{100 * float(shares[1]):.1f} % of the candidate's; record shapes or state --fact model=NAME"
+            f"the models may differ: shared kernels are only {100 * shares[0]:.1f} % of the baseline's kernel time and "
+            f"{100 * shares[1]:.1f} % of the candidate's; record shapes or state --fact model=NAME"
         )
 
 

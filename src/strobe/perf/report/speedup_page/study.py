@@ -14,7 +14,7 @@ from strobe.core.errors import ConfigError, DataError
 from strobe.core.files import write_whole
 from strobe.core.printable import clean_lines
 from strobe.perf.analysis.comparable import (
-    CommonKernels,
+    CommonPart,
     Comparability,
     Facts,
     Value,
@@ -53,7 +53,6 @@ from strobe.perf.analysis.runs.log_times import STAGE, LogRequest, timings_of, u
 from strobe.perf.analysis.structure.collectives import CollectiveSkew, collective_skew
 from strobe.perf.analysis.structure.sections import (
     SectionDefinition,
-    TraceEvidence,
     attention_kernel,
     check_alike,
     trace_evidence,
@@ -179,7 +178,7 @@ class SpeedupStudy:
     baseline: LoadedSide
     candidate: LoadedSide
     comparability: Comparability
-    common: CommonKernels | None
+    common: CommonPart | None
     unlike: str
     levels: tuple[LevelFigure, ...]
     call_account: Ledger | None
@@ -312,12 +311,12 @@ def _load(request: SpeedupRequest, side: SideRequest, traces: tuple[Trace, ...],
             label_trace(trace, label, side.focal, side.section, priority=request.priority, steps=request.steps)
             for trace, label in zip(traces, labels, strict=True)
         )
-    evidence = TraceEvidence() if host_only or not traces else trace_evidence(traces, side.focal, request.timed_range)
+    bounds, span = ((), None) if host_only or not traces else trace_evidence(traces, side.focal, request.timed_range)
     log = None if side.log is None else read_log(side.log, load_patterns(request.patterns), progress=progress)
     wanted = (
         None
         if log is None
-        else LogRequest(log=log, constraints=evidence.constraints, unit=request.unit, min_ns=side.min_ns, max_ns=side.max_ns)
+        else LogRequest(log=log, constraints=bounds, unit=request.unit, min_ns=side.min_ns, max_ns=side.max_ns)
     )
     said = [trace.world_size for trace in traces if trace.world_size is not None]
     processes = max(*said, len(traces)) if said else len(traces) if len(traces) > 1 else None
@@ -336,7 +335,7 @@ def _load(request: SpeedupRequest, side: SideRequest, traces: tuple[Trace, ...],
     ).with_calls(given=request.calls is not None)
     found = _facts(own)
     contradicted = {name: value for name, value in side.facts.items() if found.get(name, value) != value}
-    return replace(own, remarks=_remarks(own, evidence), facts={**side.facts, **found}, contradicted=contradicted)
+    return replace(own, remarks=_remarks(own, span), facts={**side.facts, **found}, contradicted=contradicted)
 
 
 def _check_calls(calls: int | None, side: TimedSide) -> None:
@@ -364,11 +363,9 @@ def _silent(of_host: Sequence[str], host_only: bool) -> str:
     return f"{named}: no device events, left out of every figure" if of_host else ""
 
 
-def _remarks(side: TimedSide, evidence: TraceEvidence) -> tuple[str, ...]:
-    """Return remarks on timers that did not wait for the device."""
-    spans: list[tuple[int, str]] = []
-    if evidence.span_ns is not None:
-        spans.append((evidence.span_ns, evidence.span_name))
+def _remarks(side: TimedSide, span: tuple[int, str] | None) -> tuple[str, ...]:
+    """Return remarks on timers that did not wait for the device; `span`: of the range that they are around."""
+    spans = [] if span is None else [span]
     section = side.section()
     if not isinstance(section, str):
         spans.append((int(section.mean_ns), "the section around the focal kernel"))

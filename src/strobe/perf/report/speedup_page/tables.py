@@ -233,7 +233,7 @@ def _levels_figure(study: SpeedupStudy) -> Block:
     if not measured:
         return Paragraph("No level was measured on both sides.")
     shares = () if study.common is None else (study.common.baseline_share, study.common.candidate_share)
-    common = " of the kernel time of the baseline and ".join(f"{100 * float(share):.1f} %" for share in shares)
+    common = " of the kernel time of the baseline and ".join(f"{100 * share:.1f} %" for share in shares)
     notes = [
         f"Intervals are {DRIFT}: the sides were measured at different times. None where there are fewer than two steps or rounds "
         "on a side; calls inside one depend on each other.",
