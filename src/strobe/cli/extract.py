@@ -15,7 +15,8 @@ from strobe.cli.tables import banner_texts, table_text
 
 if TYPE_CHECKING:
     from strobe.perf.analysis.structure.sections import TraceEvidence
-    from strobe.perf.logs import Log, Patterns, Unit
+    from strobe.perf.logs.patterns import Patterns, Unit
+    from strobe.perf.logs.series import Log
     from strobe.perf.report.blocks.logs import InputFile
     from strobe.perf.report.model import Section
     from strobe.perf.trace import Trace
@@ -248,7 +249,7 @@ def durations(text: str) -> tuple[int | None, int | None]:
         ConfigError: not two durations with `..` between them, or none lies between them.
     """
     from strobe.core.errors import ConfigError
-    from strobe.perf.logs import parse_duration
+    from strobe.perf.logs.patterns import parse_duration
 
     if not text:
         return None, None
@@ -262,7 +263,8 @@ def durations(text: str) -> tuple[int | None, int | None]:
 
 
 def _prepared(flags: LogFlags) -> tuple[Patterns, Unit | None]:
-    from strobe.perf.logs import load_patterns, parse_unit
+    from strobe.perf.logs import load_patterns
+    from strobe.perf.logs.patterns import parse_unit
     from strobe.perf.logs.series import compiled
 
     compiled(flags.stage or "")  # a mistake is told before a long log is read

@@ -196,7 +196,7 @@ def _request(sides: Sides, evidence: Evidence, comparing: Comparing, flags: LogF
     from strobe.perf.analysis.ledger.traces import PRIORITY
     from strobe.perf.analysis.runs.log_times import STAGE
     from strobe.perf.analysis.structure.sections import parse_section
-    from strobe.perf.logs import parse_unit
+    from strobe.perf.logs.patterns import parse_unit
     from strobe.perf.report.speedup_page.study import SideRequest, SpeedupRequest
 
     given = {"names": sides.names, "between": sides.between, "section": comparing.section}

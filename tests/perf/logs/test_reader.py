@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.core.errors import DataError
-from strobe.perf.logs import Log, read_log, resolve_units
+from strobe.perf.logs import read_log, resolve_units
 from strobe.perf.logs.patterns import Kind, load_patterns
 from strobe.perf.logs.reader import LONGEST
+from strobe.perf.logs.series import Log
 from strobe.perf.records.record import SCHEMA_VERSION, Clip, Span
 
 DATA = Path(__file__).parents[2] / "data" / "logs"

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from strobe.core.errors import DataError
-from strobe.perf.logs import Log, read_log
+from strobe.perf.logs import read_log
+from strobe.perf.logs.series import Log
 from strobe.perf.records import store
 from strobe.perf.records.record import Clip, End, Header, Span
 from strobe.perf.records.store import PACKED, RECORDS, RunWriter, pack, read_run

@@ -216,13 +216,6 @@ VARIED: Final = ("backend", "sparsity", "steps", "dtype")
 """Facts in which the variants of one run may differ, as they are compared for that."""
 
 
-def _call_facts(sizes: Mapping[str, int]) -> dict[str, object]:
-    """Return batch and tokens of one attention call; empty if the records are of something else."""
-    tokens = dict.fromkeys(sizes[key] for key in ("q_tokens", "kv_tokens") if key in sizes)
-    found = {"batch": sizes.get("batch"), "tokens": " queries, ".join(map(str, tokens)) + (" keys" if len(tokens) > 1 else "")}
-    return {name: value for name, value in found.items() if value}
-
-
 def record_facts(header: Header, variant: Variant | None) -> dict[str, str]:
     """Return the facts that a run's records hold: machine, model, workload and, if given, the variant."""
     machine, work = header.machine, header.workload
@@ -247,7 +240,10 @@ def record_facts(header: Header, variant: Variant | None) -> dict[str, str]:
     if variant is not None:
         known |= {"backend": variant.attention_impl, "sparsity": variant.sparsity, "tokens": variant.tokens_per_block}
         known |= {"steps": variant.steps, "dtype": variant.dtype}
-        known |= _call_facts(variant.sizes)
+        tokens = dict.fromkeys(variant.sizes[key] for key in ("q_tokens", "kv_tokens") if key in variant.sizes)
+        if tokens:  # of one attention call
+            known["tokens"] = " queries, ".join(map(str, tokens)) + (" keys" if len(tokens) > 1 else "")
+        known["batch"] = variant.sizes.get("batch") or known.get("batch")
     return {name: str(value) for name, value in known.items() if value not in (None, "")}
 
 
@@ -375,30 +371,20 @@ def _focal_facts(traces: Sequence[Trace], focal: str | None) -> Iterator[tuple[s
 
 def _machine_facts(traces: Sequence[Trace]) -> Iterator[tuple[str, Value]]:
     """Yield devices and processes."""
-    devices = Counter(name for trace in traces for name in _used_devices(trace))
+    devices = list[str]()  # products that ran something; an event's device number may differ from that of the list
+    for trace in traces:
+        by_index = {device.index: device.name for device in trace.devices}
+        only = trace.devices[0].name if len({device.name for device in trace.devices}) == 1 else ""
+        devices += (name for device in set(trace.device_events.device) if (name := by_index.get(device) or only))
     if devices:
-        yield "device", " and ".join(sorted(devices))
-        yield "devices", str(devices.total())
+        yield "device", " and ".join(sorted(set(devices)))
+        yield "devices", str(len(devices))
     worlds = {str(trace.world_size) for trace in traces if trace.world_size is not None}
-    if len(traces) == 1 and not worlds and _says_capture(traces[0]) and _is_alone(traces[0]):
-        worlds = {"1"}
+    if len(traces) == 1 and not worlds and _says_capture(traces[0]) and len(traces[0].device_events):
+        communicates = traces[0].collectives or DEVICE_KINDS.index("comm") in set(traces[0].device_events.kind)
+        worlds = set() if communicates else {"1"}
     if worlds:
         yield "world", " and ".join(sorted(worlds))
-
-
-def _is_alone(trace: Trace) -> bool:
-    """Return whether a trace without process groups holds no communication either."""
-    events = trace.device_events
-    return len(events) > 0 and not trace.collectives and DEVICE_KINDS.index("comm") not in set(events.kind)
-
-
-def _used_devices(trace: Trace) -> list[str]:
-    """Return the products that ran something; an event's device number may differ from that of the list."""
-    used = sorted(set(trace.device_events.device))
-    by_index = {device.index: device.name for device in trace.devices}
-    listed = {device.name for device in trace.devices}
-    only = listed.pop() if len(listed) == 1 else ""
-    return [name for device in used if (name := by_index.get(device) or only)]
 
 
 def _says_capture(trace: Trace) -> bool:

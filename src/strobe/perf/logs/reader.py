@@ -263,8 +263,9 @@ def read_log(path: Path, patterns: Patterns | None = None, *, progress: Progress
     reading, found, run = Counter[str](), _Reader(path, load_patterns() if patterns is None else patterns), _run_of(path)
     left_out: Collection[int] = () if run is None else run.left_out_lines
     size = path.stat().st_size if path.is_file() else 0
-    if 0 < size <= LARGEST_DUMP and any(pattern.format == "dump" for pattern in found.patterns) and (stages := dumped(path)):
-        found.take_dump(stages)
+    dump = next((pattern for pattern in found.patterns if pattern.format == "dump"), None)
+    if dump is not None and 0 < size <= LARGEST_DUMP and (stages := dumped(path)):
+        found.take_dump(dump, stages)
         return found.log(size, reading, ())
     for count, line in enumerate(read_lines(path, reading)):
         found.pass_over() if line.number in left_out else found.add(line)
@@ -335,9 +336,8 @@ class _Reader:
             self._longest, self._long_lines = len(line.text), 0
         self._long_lines += len(line.text) == self._longest
 
-    def take_dump(self, stages: Sequence[tuple[Kind, str, str, int | None]]) -> None:
+    def take_dump(self, pattern: Pattern, stages: Sequence[tuple[Kind, str, str, int | None]]) -> None:
         """Keep the stages and steps of a file that is one JSON object; times are in ms."""
-        pattern = next(pattern for pattern in self.patterns if pattern.format == "dump")
         self._counts["lines"] = self._counts["matched"] = 1
         for kind, name, value, step in stages:
             self._keep(pattern, _Found(0, 0, 0, kind, name, None, Sample(0, value, "ms", 0, step)), 1)

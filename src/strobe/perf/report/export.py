@@ -162,17 +162,15 @@ def write_perfetto(study: TraceStudy, path: Path) -> int:
         raise ImplUnavailableError("perfetto", f"{why}; {install('perfetto')} installs it")
     protos = importlib.import_module(_PROTOS)
     with writing_whole(path) as file:
-        writer = _Writer(protos, file, max(0, -min((_first_ns(trace) for trace in study.traces), default=0)))
+        first = 0  # the earliest time of all traces: the format has no negative ones
+        for trace in study.traces:
+            columns = (trace.device_events.start_ns, trace.device_events.hosts.start_ns, trace.ranges.start_ns)
+            first = min(first, trace.base_ns + min((min(column) for column in columns if len(column)), default=0))
+        writer = _Writer(protos, file, -first)
         for trace, label, window in zip(study.traces, study.labels, study.windows, strict=True):
             _write_trace(writer, trace, label, window)
         writer.flush()
     return writer.num_slices
-
-
-def _first_ns(trace: Trace) -> int:
-    """Return the earliest time in a trace, ns; the format has no negative times."""
-    columns = (trace.device_events.start_ns, trace.device_events.hosts.start_ns, trace.ranges.start_ns)
-    return trace.base_ns + min((min(column) for column in columns if len(column)), default=0)
 
 
 def in_lanes(slices: Iterable[TrackSlice], *, nested: bool) -> Iterator[tuple[int, TrackSlice]]:

@@ -27,7 +27,8 @@ from strobe.perf.analysis.runs.log_times import (
     timings_of,
     unsynchronised,
 )
-from strobe.perf.logs import Constraint, Log, read_log
+from strobe.perf.logs import read_log
+from strobe.perf.logs.series import Constraint, Log
 
 DATA = Path(__file__).parents[3] / "data" / "logs"
 KERNEL = Constraint(rule="at_least", bound_ns=2_762_085, what="the kernel inside it")

@@ -229,6 +229,19 @@ class Explained:
     merged: tuple[tuple[str, str], ...] = ()
 
     @property
+    def disturbed(self) -> float:
+        """By how much the tracer lengthened the traced frame blocks; on a CPU the share of the clips that marking took."""
+        if self.timed_ns:
+            return self.traced_ns / self.timed_ns - 1
+        return self.marking_ns / (sum(self.labels.values()) or 1)
+
+    @property
+    def varied(self) -> float:
+        """By how much of their mean the busy times of the traced steady frame blocks differ; 0 on a CPU."""
+        busy = [sum(ns for label, ns in unit.items() if label.busy) for unit in self.units] if self.traced_ns else []
+        return len(busy) * (max(busy) - min(busy)) / (sum(busy) or 1) if busy else 0.0
+
+    @property
     def labels(self) -> Counter[Label]:
         """Time of each label in all clips, ns."""
         total: Counter[Label] = Counter()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final, Literal, Self
@@ -513,26 +513,23 @@ class ClipAnswer(Answer):
     """Difference between two variants of ours, in a frame block and in a whole clip.
 
     Args:
-        kinds: time of each kind of frame block in a clip; they add up to a clip.
+        sides: what the clips of the baseline and the candidate were spent on.
         num_steady: steady frame blocks in a clip; 0: there are none, and the lines are of all frame blocks.
-        disturbed: by how much the tracer lengthened the traced frame blocks of the baseline and the candidate; on a CPU the share
-            of the clips that marking regions took.
-        varied: by how much of their mean the busy times of the traced steady frame blocks differ, of the baseline and the
-            candidate; 0 on a CPU.
-        stood_for: frame blocks that the traces lack, of the baseline and the candidate; others of their kind stand for them.
-        merged: regions that one side does not show, each with what its time counts as instead.
-        traced: whether a trace was used.
         clocks: of the baseline and the candidate; None where they were not sampled.
     """
 
-    kinds: tuple[KindLine, ...]
+    sides: tuple[Explained, Explained]
     num_steady: int
-    disturbed: tuple[float, float]
-    varied: tuple[float, float]
-    stood_for: tuple[tuple[int, ...], tuple[int, ...]]
-    merged: tuple[tuple[str, str], ...]
-    traced: bool
     clocks: tuple[SideClocks | None, SideClocks | None]
+
+    @property
+    def kinds(self) -> Iterator[KindLine]:
+        """Time of each kind of frame block in a clip; they add up to a clip."""
+        for kind in ClipKind:
+            if any(kind in side.kinds for side in self.sides):
+                b, c = (Fraction(sum(side.kinds.get(kind, {}).values()), side.num_clips) for side in self.sides)
+                many = self.sides[0].num_blocks.get(kind, 0)
+                yield KindLine(kind=kind, num_blocks=many, baseline_ns=b, candidate_ns=c)
 
     @property
     def at_baseline_clock_ns(self) -> Fraction | None:
@@ -561,15 +558,10 @@ def answer(
         baseline_ns=b,
         candidate_ns=c,
         unit="steady frame block" if kind else "frame block",
-        kinds=tuple(_kinds(baseline, candidate)),
+        sides=sides,
         num_steady=baseline.num_blocks.get(ClipKind.STEADY, 0) if kind else 0,
         explained_time=min(map(_explained, sides)),
         explained_saving=_explained_saving(baseline, candidate),
-        disturbed=(_disturbed(baseline), _disturbed(candidate)),
-        varied=(_varied(baseline), _varied(candidate)),
-        stood_for=(baseline.stood_for, candidate.stood_for),
-        merged=baseline.merged,
-        traced=bool(baseline.traced_ns or candidate.traced_ns),
         clocks=clocks,
     )
 
@@ -651,15 +643,6 @@ def _elsewhere(side: Explained, kind: ClipKind | None) -> dict[Part, Fraction]:
     return {part: Fraction(total[part], side.num_clips) for part in Part}
 
 
-def _kinds(baseline: Explained, candidate: Explained) -> list[KindLine]:
-    found = []
-    for kind in ClipKind:
-        if kind in baseline.kinds or kind in candidate.kinds:
-            b, c = (Fraction(sum(side.kinds.get(kind, {}).values()), side.num_clips) for side in (baseline, candidate))
-            found.append(KindLine(kind=kind, num_blocks=baseline.num_blocks.get(kind, 0), baseline_ns=b, candidate_ns=c))
-    return found
-
-
 def _nameless(side: Explained) -> Counter[Label]:
     return Counter({label: ns for label, ns in side.labels.items() if part_of(label) in NAMELESS})
 
@@ -674,14 +657,3 @@ def _explained_saving(baseline: Explained, candidate: Explained) -> float | None
     b, c = _nameless(baseline), _nameless(candidate)
     moved = sum(abs(b.get(label, 0) - c.get(label, 0)) for label in b.keys() | c.keys())
     return max(0.0, 1 - moved / abs(saved)) if saved else None
-
-
-def _disturbed(side: Explained) -> float:
-    if side.timed_ns:
-        return side.traced_ns / side.timed_ns - 1
-    return side.marking_ns / (sum(side.labels.values()) or 1)
-
-
-def _varied(side: Explained) -> float:
-    busy = [sum(ns for label, ns in unit.items() if label.busy) for unit in side.units] if side.traced_ns else []
-    return len(busy) * (max(busy) - min(busy)) / (sum(busy) or 1) if busy else 0.0

@@ -15,8 +15,8 @@ import numpy as np
 from strobe.core.errors import DataError
 from strobe.perf.analysis.device.intervals import Distribution, distribution
 from strobe.perf.analysis.steady import FEWEST, find_steady
-from strobe.perf.logs import Constraint, Log, Series, Unit
-from strobe.perf.logs.series import Resolved, resolve_units, short
+from strobe.perf.logs.patterns import Unit
+from strobe.perf.logs.series import Constraint, Log, Resolved, Series, resolve_units, short
 from strobe.perf.measure.stats import percentile
 
 # Rounds of a stage in a log: their times, averages with and without warm-up, and the calls inside each.

@@ -486,10 +486,10 @@ def rest_words(found: Answer) -> tuple[str, ...]:
 
 def _gaps_in_evidence(reference: Subject, candidate: Subject, found: ClipAnswer) -> tuple[str, ...]:
     """Return notes on regions and frame blocks that a trace lacks, and on how they were handled."""
-    said = [f"{name} is not marked on both sides: its time counts as {above}, on both." for name, above in found.merged]
-    for subject, blocks in zip((reference, candidate), found.stood_for, strict=True):
-        if blocks:
-            listed = ", ".join(map(str, blocks))
+    said = [f"{name} is not marked on both sides: its time counts as {above}, on both." for name, above in found.sides[0].merged]
+    for subject, side in zip((reference, candidate), found.sides, strict=True):
+        if side.stood_for:
+            listed = ", ".join(map(str, side.stood_for))
             said.append(f"The trace of {subject.label} lacks frame blocks {listed}: the others of their kind stand for them.")
     return tuple(said)
 
@@ -565,12 +565,13 @@ def _attention_rate(subject: Subject, found: ClipAnswer) -> tuple[str, float]:
 
 def disturbance(reference: Subject, candidate: Subject, found: ClipAnswer) -> str:
     """Return a sentence on how much tracing or marking changed the measured times, and what that can affect."""
-    b, c = (f"{100 * share:+.1f} %" for share in found.disturbed)
-    if found.traced:
+    b, c = (f"{100 * side.disturbed:+.1f} %" for side in found.sides)
+    varied = " and ".join(f"{100 * side.varied:.1f} %" for side in found.sides)
+    if any(side.traced_ns for side in found.sides):
         return (
             f"Tracing changed the length of the traced frame blocks by {b} ({reference.label}) and {c} ({candidate.label}). "
             "Kernel times are the GPU's own and totals are those of untraced clips, so this can have moved idle time between its "
-            f"causes and places only. Kernel times differ by {100 * found.varied[0]:.1f} % and {100 * found.varied[1]:.1f} % "
+            f"causes and places only. Kernel times differ by {varied} "
             "between the traced steady frame blocks, as the GPU's clock does."
         )
     return f"Marking the regions took {b} ({reference.label}) and {c} ({candidate.label}) of the clips."

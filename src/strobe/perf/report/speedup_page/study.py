@@ -57,7 +57,9 @@ from strobe.perf.analysis.structure.sections import (
     check_alike,
     trace_evidence,
 )
-from strobe.perf.logs import Log, Unit, load_patterns, read_log
+from strobe.perf.logs import load_patterns, read_log
+from strobe.perf.logs.patterns import Unit
+from strobe.perf.logs.series import Log
 from strobe.perf.records.store import FILES, read_run
 from strobe.perf.report.blocks.logs import input_file
 from strobe.perf.report.study import TraceOptions, trace_labels, wanted_of
