@@ -139,7 +139,7 @@ def stages(
     document = {
         "stages": [rounds_document(label, rounds) for label, group in zip(labels, found, strict=True) for rounds in group]
     }
-    _finish("Stage latency", section, (_log_inputs(read), read), out, document, output)
+    _finish("Stage latency", section, (read, read), out, document, output)
 
 
 @extract.command
@@ -172,7 +172,9 @@ def attention(
     from strobe.perf.report.blocks.logs import attention_section, input_file
     from strobe.perf.report.documents.speedup import timer_document
 
-    read, inputs, found = [], [], []
+    read: list[Log] = []
+    inputs: list[InputFile | Log] = []
+    found = []
     for label, path, name, window in zip(SIDES, (sides.baseline_log, sides.candidate_log), names, windows, strict=True):
         if path is None:
             continue
@@ -180,7 +182,7 @@ def attention(
         log = _read_log(path, patterns, output)
         read.append(log)
         (bounds, span), files = _evidence(label, evidence, output)
-        inputs += [*_log_inputs([log]), *map(input_file, files)]
+        inputs += [log, *map(input_file, files)]
         request = LogRequest(log=log, constraints=bounds, unit=unit, min_ns=low, max_ns=high, calls=calls)
         summaries = attention_summary(request, name, flags.stage or STAGE)
         checked = () if span is None else (unsynchronised(each, *span) for each in summaries)
@@ -331,16 +333,10 @@ def _labels(paths: Sequence[Path]) -> list[str]:
     return [path.name if names[path.name] == 1 else str(path) for path in paths]
 
 
-def _log_inputs(logs: Sequence[Log]) -> list[InputFile]:
-    from strobe.perf.report.blocks.logs import InputFile
-
-    return [InputFile(path=log.path, size_bytes=log.size_bytes, sha256=log.sha256) for log in logs]
-
-
 def _finish(
     title: str,
     section: Section,
-    read: tuple[Sequence[InputFile], Sequence[Log]],
+    read: tuple[Sequence[InputFile | Log], Sequence[Log]],
     out: Path | None,
     document: dict[str, Any],
     output: Output,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations_with_replacement
@@ -12,7 +12,7 @@ from math import factorial, prod
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from made_traces import trace_of
@@ -394,6 +394,16 @@ MakeRun = Callable[..., RunRecords]
 STEP, KERNEL_PATH = ("denoise_step", "dit_forward", "ffn"), ("denoise_step", "dit_forward", "attention", "attention_kernel")
 
 
+@pytest.fixture
+def run(make_run: MakeRun) -> RunRecords:
+    return make_run(took)
+
+
+def explained(run: RunRecords, name: str, kinds: Sequence[ClipKind], blocks: dict[int, dict[Label, int]]) -> Explained:
+    """The timed clips of a variant by one traced clip of these frame blocks."""
+    return explained(run, name, kinds, blocks)
+
+
 def took(name: str, order: int, block: int) -> int:
     return (4_000_000 if name == "baseline" else 2_000_000) + 1000 * block + order
 
@@ -420,8 +430,7 @@ def test_what_is_divided_adds_up_and_is_off_by_less_than_one(total: int, weights
     assert all(abs(found[key] - Fraction(total * weights[key], whole)) < 1 for key in weights)
 
 
-def test_a_clip_is_cut_at_the_starts_of_its_frame_blocks(make_run: MakeRun) -> None:
-    run = make_run(took)
+def test_a_clip_is_cut_at_the_starts_of_its_frame_blocks(run: RunRecords) -> None:
     clip = clips_of(run, "turbo")[0]
     ((blocks_ns, around_ns),) = cut_clips(run, [clip]).values()
     e2e = next(span.value_ns for span in run.spans if span.order == clip.order and span.name == spans.E2E)
@@ -435,8 +444,7 @@ def test_a_clip_is_cut_at_the_starts_of_its_frame_blocks(make_run: MakeRun) -> N
         cut_clips(lost, [clip])
 
 
-def test_a_block_is_steady_only_where_it_is_for_both(make_run: MakeRun) -> None:
-    run = make_run(took)
+def test_a_block_is_steady_only_where_it_is_for_both(run: RunRecords) -> None:
     slow = Variant(name="slow", preset="slow", window=18)
     assert block_kinds(run, ["baseline", "turbo"])[:5] == (
         ClipKind.FIRST,
@@ -463,8 +471,10 @@ _LABELS = st.builds(
         st.integers(0, 11), st.dictionaries(_LABELS, st.integers(0, 3_000_000), min_size=1, max_size=6), max_size=12
     ),
 )
-def test_a_traced_account_adds_up_to_the_timed_clips_whatever_was_traced(owned: dict[int, dict[Label, int]]) -> None:
-    run = RUN[0]
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_traced_account_adds_up_to_the_timed_clips_whatever_was_traced(
+    run: RunRecords, owned: dict[int, dict[Label, int]]
+) -> None:
     clips = clips_of(run, "turbo")
     found = explain_by_trace(run, clips, block_kinds(run, ["turbo"]), traced(owned))
     whole = sum(span.value_ns for span in run.spans if span.name == spans.E2E and span.order in {clip.order for clip in clips})
@@ -472,22 +482,12 @@ def test_a_traced_account_adds_up_to_the_timed_clips_whatever_was_traced(owned: 
     assert all(ns >= 0 for label, ns in found.labels.items() if label.activity != MISMATCH)
 
 
-RUN: list[RunRecords] = []
-
-
-@pytest.fixture(autouse=True)
-def _one_run(make_run: MakeRun) -> None:
-    if not RUN:
-        RUN.append(make_run(took))
-
-
-def test_busy_time_is_the_traces_and_idle_what_the_timed_blocks_have_left(make_run: MakeRun) -> None:
+def test_busy_time_is_the_traces_and_idle_what_the_timed_blocks_have_left(run: RunRecords) -> None:
     """12 blocks of about 2 ms; 1.2 ms of kernels in each, and the idle of the trace, four times as long, is only a key."""
-    run = make_run(took)
     kernel, late, queued = Label(KERNEL_PATH, "kernel"), Label(STEP, "host_late"), Label((), "queued")
     blocks = {at: {kernel: 1_200_000, late: 3_000_000, queued: 1_000_000} for at in range(12)}
     kinds = block_kinds(run, ["turbo"])
-    found = explain_by_trace(run, clips_of(run, "turbo"), kinds, traced(blocks))
+    found = explained(run, "turbo", kinds, blocks)
     many = len(clips_of(run, "turbo"))
     assert found.labels[kernel] == 12 * many * 1_200_000
     steady = found.kinds[ClipKind.STEADY]
@@ -498,25 +498,23 @@ def test_busy_time_is_the_traces_and_idle_what_the_timed_blocks_have_left(make_r
     assert found.traced_ns == 12 * 5_200_000 and found.timed_ns == pytest.approx(12 * 2_000_000, rel=0.01)
 
 
-def test_what_a_trace_shows_beyond_the_timed_run_is_a_line_that_explains_nothing(make_run: MakeRun) -> None:
-    run = make_run(took)
+def test_what_a_trace_shows_beyond_the_timed_run_is_a_line_that_explains_nothing(run: RunRecords) -> None:
     blocks = {at: {Label(KERNEL_PATH, "kernel"): 2_500_000, Label(STEP, "host_late"): 10} for at in range(12)}
     slow = {at: {Label(KERNEL_PATH, "kernel"): 3_000_000, Label(STEP, "host_late"): 10} for at in range(12)}
     kinds = block_kinds(run, ["turbo", "baseline"])
-    found = explain_by_trace(run, clips_of(run, "turbo"), kinds, traced(blocks))
+    found = explained(run, "turbo", kinds, blocks)
     over = sum(ns for label, ns in found.labels.items() if label.activity == MISMATCH)
     assert over == pytest.approx(len(clips_of(run, "turbo")) * 12 * -0.5e6, rel=0.05)
-    other = explain_by_trace(run, clips_of(run, "baseline"), kinds, traced(slow))
+    other = explained(run, "baseline", kinds, slow)
     said = answer(other, found)
     assert said.explained_time == pytest.approx(1 - 0.25, abs=0.01) and said.explained_saving is not None
     assert said.explained_saving == pytest.approx(1 - 0.5 / 2, abs=0.02)
 
 
-def test_a_kind_of_block_that_was_not_traced_is_said_not_guessed(make_run: MakeRun) -> None:
-    run = make_run(took)
+def test_a_kind_of_block_that_was_not_traced_is_said_not_guessed(run: RunRecords) -> None:
     only = {at: {Label(KERNEL_PATH, "kernel"): 1_000_000, Label(STEP, "host_late"): 10} for at in (6, 7)}
     kinds = block_kinds(run, ["turbo"])
-    found = explain_by_trace(run, clips_of(run, "turbo"), kinds, traced(only))
+    found = explained(run, "turbo", kinds, only)
     unknown = {kind for kind, labels in found.kinds.items() if any(label.activity == UNTRACED for label in labels)}
     assert unknown == set(kinds) - {ClipKind.STEADY}
     assert (
@@ -554,8 +552,8 @@ def regions(variant: str) -> dict[tuple[str, ...], int]:
     }
 
 
-def test_on_a_cpu_every_line_is_timed_in_the_clips_themselves(make_run: MakeRun) -> None:
-    run = with_regions(make_run(took), regions)
+def test_on_a_cpu_every_line_is_timed_in_the_clips_themselves(run: RunRecords) -> None:
+    run = with_regions(run, regions)
     kinds, pairs = block_kinds(run, ["baseline", "turbo"]), mirrored_pairs(run, "turbo")
     sides = [explain_by_regions(run, [pair[side] for pair in pairs], kinds) for side in (0, 1)]
     many = sides[0].num_clips
@@ -589,8 +587,8 @@ class Counted(tuple[Span, ...]):
 
 
 @pytest.mark.parametrize("way", ["regions", "trace"])
-def test_the_spans_of_a_run_are_gone_through_once_however_many_clips_it_has(make_run: MakeRun, way: str) -> None:
-    run = with_regions(make_run(took), regions)
+def test_the_spans_of_a_run_are_gone_through_once_however_many_clips_it_has(run: RunRecords, way: str) -> None:
+    run = with_regions(run, regions)
     pairs, kinds = mirrored_pairs(run, "turbo"), block_kinds(run, ["baseline", "turbo"])
     assert len(pairs) > 1
     counted = replace(run, spans=Counted(run.spans))
@@ -602,8 +600,8 @@ def test_the_spans_of_a_run_are_gone_through_once_however_many_clips_it_has(make
     assert Counted.reads == [len(run.spans)]
 
 
-def test_regions_that_do_not_fit_into_each_other_are_refused(make_run: MakeRun) -> None:
-    run = with_regions(make_run(took), lambda name: {("denoise_step",): 100, ("denoise_step", "dit_forward"): 101})
+def test_regions_that_do_not_fit_into_each_other_are_refused(run: RunRecords) -> None:
+    run = with_regions(run, lambda name: {("denoise_step",): 100, ("denoise_step", "dit_forward"): 101})
     pairs = mirrored_pairs(run, "turbo")
     with pytest.raises(DataError, match="regions inside denoise_step took 1 ns longer than it"):
         explain_by_regions(run, [pairs[0][1]], block_kinds(run, ["turbo"]))
@@ -624,19 +622,15 @@ def test_what_one_side_cannot_tell_apart_is_told_apart_on_neither() -> None:
     assert part_of(Label(("denoise_step", NOT_APART), "kernel")) == Part.PASS
 
 
-def test_a_region_that_one_side_does_not_show_is_no_saving(make_run: MakeRun) -> None:
+def test_a_region_that_one_side_does_not_show_is_no_saving(run: RunRecords) -> None:
     """The kernel's label is lost on one side, as inside a graph without a key: its time counts as the section, on both."""
-    run = make_run(took)
     inside, section, other = KERNEL_PATH, KERNEL_PATH[:3], STEP
     full = {
         at: {Label(inside, "kernel"): 500_000, Label(section, "kernel"): 100_000, Label(other, "queued"): 9} for at in range(12)
     }
     bare = {at: {Label(section, "kernel"): 600_000, Label(other, "queued"): 9} for at in range(12)}
     kinds = block_kinds(run, ["baseline", "turbo"])
-    sides = [
-        explain_by_trace(run, clips_of(run, name), kinds, traced(blocks))
-        for name, blocks in (("baseline", full), ("turbo", bare))
-    ]
+    sides = [explained(run, name, kinds, blocks) for name, blocks in (("baseline", full), ("turbo", bare))]
     assert levelled(sides[0], sides[0])[0] == sides[0]
     before, after = levelled(*sides)
     assert before.merged == after.merged == (("attention_kernel", "attention"),)
@@ -646,11 +640,10 @@ def test_a_region_that_one_side_does_not_show_is_no_saving(make_run: MakeRun) ->
     assert clip_ledger(before, after, ()).baseline_ns == sum(sides[0].labels.values())
 
 
-def test_a_block_left_out_of_a_trace_is_said(make_run: MakeRun) -> None:
-    run = make_run(took)
+def test_a_block_left_out_of_a_trace_is_said(run: RunRecords) -> None:
     blocks = {at: {Label(KERNEL_PATH, "kernel"): 1_000_000, Label(STEP, "queued"): 9} for at in range(12) if at != 7}
     kinds = block_kinds(run, ["turbo"])
-    found = explain_by_trace(run, clips_of(run, "turbo"), kinds, traced(blocks))
+    found = explained(run, "turbo", kinds, blocks)
     assert found.stood_for == (7,)
     assert (
         found.kinds[ClipKind.STEADY][Label(KERNEL_PATH, "kernel")] == kinds.count(ClipKind.STEADY) * found.num_clips * 1_000_000
@@ -696,8 +689,7 @@ def test_every_part_says_what_it_is_and_every_region_has_one() -> None:
         assert part_of(Label(path, "kernel")) != Part.UNNAMED, name
 
 
-def test_at_most_eight_lines_that_add_up_with_the_small_ones_together(make_run: MakeRun) -> None:
-    run = make_run(took)
+def test_at_most_eight_lines_that_add_up_with_the_small_ones_together(run: RunRecords) -> None:
     paths = [KERNEL_PATH, STEP, ("vae_decode",), ("denoise_step", "dit_forward", "attention"), ("denoise_step", "renoise")]
     paths += [("denoise_step", "dit_forward", "cross_attention"), ("draw",)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final, Literal, Self
@@ -551,16 +551,22 @@ def answer(
     """
     sides = (baseline, candidate)
     kind = ClipKind.STEADY if all(side.num_blocks.get(ClipKind.STEADY) for side in sides) else None
-    per_block = [_per_block(side, kind) for side in sides]
+    chosen = [[each for each in side.kinds if each == kind or (kind is None and each != ClipKind.AROUND)] for side in sides]
+    per_block, elsewhere = [], []
+    for side, own in zip(sides, chosen, strict=True):
+        per_block.append(_mean_parts(side, own, side.num_clips * sum(side.num_blocks[each] for each in own)))
+        elsewhere.append(_mean_parts(side, side.kinds.keys() - own, side.num_clips))
     b, c = (total(times.values()) for times in per_block)
     return ClipAnswer(
-        lines=_lines(per_block, [_elsewhere(side, kind) for side in sides], clocks),
+        lines=_lines(per_block, elsewhere, clocks),
         baseline_ns=b,
         candidate_ns=c,
         unit="steady frame block" if kind else "frame block",
         sides=sides,
         num_steady=baseline.num_blocks.get(ClipKind.STEADY, 0) if kind else 0,
-        explained_time=min(map(_explained, sides)),
+        explained_time=min(
+            1 - sum(map(abs, _nameless(side).values())) / whole if (whole := sum(side.labels.values())) else 0.0 for side in sides
+        ),
         explained_saving=_explained_saving(baseline, candidate),
         clocks=clocks,
     )
@@ -617,39 +623,16 @@ def _grouped(per_block: Sequence[Mapping[Part, Fraction]], outside: Sequence[Map
     return [*((part,) for part in alone), *([rest] if rest else [])]
 
 
-def _parts(labels: Mapping[Label, int]) -> Counter[Part]:
+def _mean_parts(side: Explained, kinds: Iterable[ClipKind], units: int) -> dict[Part, Fraction]:
+    """Return the time by part of the frame blocks of some kinds, as a mean over so many units."""
     found: Counter[Part] = Counter()
-    for label, ns in labels.items():
+    for label, ns in ((label, ns) for kind in kinds for label, ns in side.kinds[kind].items()):
         found[part_of(label)] += ns
-    return found
-
-
-def _per_block(side: Explained, kind: ClipKind | None) -> dict[Part, Fraction]:
-    """Return the mean time by part of one frame block of a kind; without a kind, of any frame block."""
-    chosen = [each for each in side.kinds if each == kind or (kind is None and each != ClipKind.AROUND)]
-    blocks = side.num_clips * sum(side.num_blocks[each] for each in chosen)
-    total: Counter[Part] = Counter()
-    for each in chosen:
-        total.update(_parts(side.kinds[each]))
-    return {part: Fraction(total[part], blocks or 1) for part in Part}
-
-
-def _elsewhere(side: Explained, kind: ClipKind | None) -> dict[Part, Fraction]:
-    """Return the mean time by part of a clip outside its frame blocks of the kind."""
-    total: Counter[Part] = Counter()
-    for each, labels in side.kinds.items():
-        if each == ClipKind.AROUND or (kind is not None and each != kind):
-            total.update(_parts(labels))
-    return {part: Fraction(total[part], side.num_clips) for part in Part}
+    return {part: Fraction(found[part], units or 1) for part in Part}
 
 
 def _nameless(side: Explained) -> Counter[Label]:
     return Counter({label: ns for label, ns in side.labels.items() if part_of(label) in NAMELESS})
-
-
-def _explained(side: Explained) -> float:
-    whole = sum(side.labels.values())
-    return 1 - sum(map(abs, _nameless(side).values())) / whole if whole else 0.0
 
 
 def _explained_saving(baseline: Explained, candidate: Explained) -> float | None:

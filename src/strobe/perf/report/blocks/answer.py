@@ -363,12 +363,16 @@ def line_name(line: PartLine) -> str:
 
 
 def _figure(finding: Finding, found: ClipAnswer) -> Figure:
-    names = finding.reference.label, finding.candidate.label
+    return answer_figure((finding.reference.label, finding.candidate.label), found, answer_table(finding, found))
+
+
+def answer_figure(names: tuple[str, str], found: Answer, table: Table, the: str = "") -> Figure:
+    """Build the waterfall from one side to the other; `the`: article of the names."""
     drops = [Drop(line_name(line), line.saved_ns) for line in found.lines]
     picture = waterfall((names[0], found.baseline_ns), (names[1], found.candidate_ns), drops)
-    title = f"From a {found.unit} of {names[0]} to one of {names[1]}: bars that go left are time saved."
+    title = f"From a {found.unit} of {the}{names[0]} to one of {the}{names[1]}: bars that go left are time saved."
     alt = f"Waterfall from {names[0]} to {names[1]}; the table says the same."
-    return Figure(title, alt, picture, answer_table(finding, found), table_open=True)
+    return Figure(title, alt, picture, table, table_open=True)
 
 
 def answer_table(finding: Finding, found: ClipAnswer) -> Table:

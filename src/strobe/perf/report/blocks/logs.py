@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import zip_longest
 from pathlib import Path
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from strobe.core.printable import first_of
 from strobe.perf.analysis.runs.log_times import OUTLIER, SeriesSummary, StageRounds
@@ -29,9 +28,8 @@ TimerLog: TypeAlias = tuple[str, tuple[SeriesSummary, ...], tuple[str, ...]]
 """Label of a log, the timers found in it, and further remarks, such as a timer that did not wait for the device."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InputFile:
-    """Path, size and hash of a file as it was read."""
+class InputFile(NamedTuple):
+    """Path, size and hash of a file as it was read; a log has them too."""
 
     path: Path
     size_bytes: int
@@ -45,7 +43,7 @@ def input_file(path: Path) -> InputFile:
         DataError: it cannot be read.
     """
     digest = sha256_of(path)
-    return InputFile(path=path, size_bytes=path.stat().st_size, sha256=digest)
+    return InputFile(path, path.stat().st_size, digest)
 
 
 # --------------------------------------------------------------------------------------------------------------- stages
@@ -184,9 +182,9 @@ def ranges(indices: Sequence[int]) -> str:
 # --------------------------------------------------------------------------------------------------------------- inputs
 
 
-def inputs_section(files: Sequence[InputFile], logs: Sequence[Log] = ()) -> Section:
+def inputs_section(files: Sequence[InputFile | Log], logs: Sequence[Log] = ()) -> Section:
     """Build the section on the input: every file with its SHA-256, and the counts of the logs' lines."""
-    fields: tuple[Field[InputFile], ...] = (
+    fields: tuple[Field[InputFile | Log], ...] = (
         Field("file", lambda file: str(file.path), Code),
         count("bytes", lambda file: file.size_bytes),
         Field("SHA-256", lambda file: file.sha256, Code),

@@ -15,7 +15,7 @@ from strobe.perf.analysis.device.intervals import Distribution
 from strobe.perf.analysis.ledger.traces import TracedSide
 from strobe.perf.analysis.runs.log_times import SeriesSummary, StageRounds
 from strobe.perf.analysis.structure.sections import FocalKernels
-from strobe.perf.logs.series import Log, Resolved
+from strobe.perf.logs.series import Log
 from strobe.perf.report.blocks.answer import limit
 from strobe.perf.report.blocks.logs import round_label
 from strobe.perf.report.blocks.rows import DocumentPart, col, part_of
@@ -38,11 +38,6 @@ def log_document(log: Log) -> dict[str, Any]:
     }
 
 
-def units_document(resolved: Resolved) -> list[dict[str, Any]]:
-    """Return the unit of each label and the reason for it."""
-    return [asdict(choice) for choice in resolved.choices]
-
-
 def rounds_document(label: str, rounds: StageRounds) -> dict[str, Any]:
     """Return the rounds of one stage in one log."""
     steady = rounds.avg_excl_warmup_ns
@@ -53,7 +48,7 @@ def rounds_document(label: str, rounds: StageRounds) -> dict[str, Any]:
         "avg_all_rounds_ns": float(rounds.avg_all_rounds_ns),
         "avg_excl_warmup_ns": None if steady is None else float(steady),
         "excluded": {round_label(index): cause for index, cause in rounds.excluded.items()},
-        "ranks": [{"rank": each.series.rank, "units": units_document(each)} for each in rounds.resolved],
+        "ranks": [{"rank": each.series.rank, "units": list(map(asdict, each.choices))} for each in rounds.resolved],
         "note": rounds.note,
     }
 
@@ -64,7 +59,7 @@ def timer_document(label: str, summary: SeriesSummary, remarks: Sequence[str]) -
         "log": label,
         "timer": summary.series.name,
         "rank": summary.series.rank,
-        "units": units_document(summary.resolved),
+        "units": list(map(asdict, summary.resolved.choices)),
         "values": len(summary.resolved.values_ns),
         "calls": calls_document(summary.calls),
         "method": summary.method,

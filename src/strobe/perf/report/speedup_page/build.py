@@ -16,7 +16,7 @@ from strobe.perf.analysis.ledger.account import DILATION, NAMELESS, AccountLevel
 from strobe.perf.analysis.ledger.speedup import DRIFT, Answer, LevelFigure, LevelName, PartLine
 from strobe.perf.analysis.ledger.traces import FOCAL_NAME
 from strobe.perf.analysis.structure.steps import NoSteps, Steps
-from strobe.perf.report.blocks.answer import ANSWER, SHORT_NS, Drop, faster, limit, line_name, part_fields, rest_words, waterfall
+from strobe.perf.report.blocks.answer import ANSWER, SHORT_NS, answer_figure, faster, limit, line_name, part_fields, rest_words
 from strobe.perf.report.blocks.fields import beside, damage_banners, heads, page, rows_of, table_of
 from strobe.perf.report.blocks.logs import attention_section, input_file, inputs_section, stages_section, unit_notes
 from strobe.perf.report.model import (
@@ -24,7 +24,6 @@ from strobe.perf.report.model import (
     Block,
     Code,
     Fact,
-    Figure,
     Missing,
     Notes,
     Number,
@@ -338,7 +337,8 @@ def answer_section(study: SpeedupStudy) -> Section:
     else:
         lead = f"{headline(study)} {_took(study, found)}"
         blocks += [ladder(study)] if study.comparable else []
-        blocks.append(_figure(study, found) if study.comparable else _table(study, found))
+        table = _table(study, found)
+        blocks.append(answer_figure(_SIDES, found, table, "the ") if study.comparable else table)
         blocks += [Notes((most,))] if (most := changed_most(study)) else []
     blocks += [Notes(said) for said in (tuple(calls_said(study)), tuple(not_known(study))) if said]
     title = "Where the saving comes from" if study.comparable else "What each side took"
@@ -498,14 +498,6 @@ def _took(study: SpeedupStudy, found: Answer) -> str:
     return f"A {found.unit} takes {c} ms instead of {b} ms{ranks}. Explained: {told}."
 
 
-def _figure(study: SpeedupStudy, found: Answer) -> Figure:
-    drops = [Drop(line_name(line), line.saved_ns) for line in found.lines]
-    picture = waterfall((_SIDES[0], found.baseline_ns), (_SIDES[1], found.candidate_ns), drops)
-    title = f"From a {found.unit} of the baseline to one of the candidate: bars that go left are time saved."
-    alt = "Waterfall from baseline to candidate; the table says the same."
-    return Figure(title, alt, picture, _table(study, found), table_open=True)
-
-
 def _table(study: SpeedupStudy, found: Answer) -> Table:
     """Build the table of at most eight parts before and after; of sides that are not comparable only the times."""
     fields = part_fields(_SIDES, found)[: 5 if study.comparable else 3]
@@ -603,8 +595,7 @@ def build_speedup_report(study: SpeedupStudy) -> Report:
     sections = (
         answer_section(study),
         settings_section(study),
-        _stages(study),
-        _attention(study),
+        *_of_logs(study),
         focal_kernels(study),
         sections_section(study),
         levels_section(study),
@@ -635,21 +626,16 @@ def _facts(study: SpeedupStudy) -> tuple[Fact, ...]:
     return tuple(found)
 
 
-def _stages(study: SpeedupStudy) -> Section:
-    logs, lacking = [], []
-    for side in study.sides:
-        name, timings = side.name, side.timings
-        if rounds := tuple(each for each in (timings.stage, timings.e2e) if not isinstance(each, str)):
-            logs.append((name, rounds))
-        lacking.append(f"{name}: {timings.stage}")
-    return stages_section(logs) if logs else _without("stages", "Stages", "No stage table", lacking)
-
-
-def _attention(study: SpeedupStudy) -> Section:
-    logs = [(side.name, side.timings.timers, side.remarks) for side in study.sides if side.timings.timers]
-    lacking = [f"{side.name}: {side.timings.attention}" for side in study.sides]
-    return attention_section(logs) if logs else _without("attention", "Attention end to end", "No attention timers", lacking)
-
-
-def _without(id: str, title: str, what: str, reasons: Sequence[str]) -> Section:
-    return Section(id, title, "", (Paragraph(f"{what}; {'; '.join(reasons)}."),))
+def _of_logs(study: SpeedupStudy) -> tuple[Section, Section]:
+    """Build the sections of stages and attention timers in the logs; each says why if there are none."""
+    timed = [
+        (side.name, tuple(each for each in (side.timings.stage, side.timings.e2e) if not isinstance(each, str)))
+        for side in study.sides
+    ]
+    timers = [(side.name, side.timings.timers, side.remarks) for side in study.sides if side.timings.timers]
+    no_stage = "; ".join(f"{side.name}: {side.timings.stage}" for side in study.sides)
+    no_timer = "; ".join(f"{side.name}: {side.timings.attention}" for side in study.sides)
+    stages = Section("stages", "Stages", "", (Paragraph(f"No stage table; {no_stage}."),))
+    attention = Section("attention", "Attention end to end", "", (Paragraph(f"No attention timers; {no_timer}."),))
+    logs = [each for each in timed if each[1]]
+    return stages_section(logs) if logs else stages, attention_section(timers) if timers else attention
