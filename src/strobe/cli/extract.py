@@ -100,15 +100,15 @@ class Sides:
 
 
 SIDES: Final[tuple[Literal["baseline", "candidate"], ...]] = ("baseline", "candidate")
-_LOGS: Final = LogFlags()
-_EVIDENCE: Final = Evidence()
-_SIDES: Final = Sides()
+LOGS: Final = LogFlags()
+NO_EVIDENCE: Final = Evidence()
+NO_LOGS: Final = Sides()
 
 
 @extract.command
 def stages(
     *logs: Annotated[Path, Parameter(name="LOG")],
-    flags: LogFlags = _LOGS,
+    flags: LogFlags = LOGS,
     out: Annotated[Path | None, Parameter(alias=OUT)] = None,
     output: Output = Output(),
 ) -> None:
@@ -145,9 +145,9 @@ def stages(
 @extract.command
 def attention(
     *,
-    sides: Sides = _SIDES,
-    evidence: Evidence = _EVIDENCE,
-    flags: LogFlags = _LOGS,
+    sides: Sides = NO_LOGS,
+    evidence: Evidence = NO_EVIDENCE,
+    flags: LogFlags = LOGS,
     out: Annotated[Path | None, Parameter(alias=OUT)] = None,
     output: Output = Output(),
 ) -> None:

@@ -173,7 +173,12 @@ def speedups(findings: Sequence[Finding]) -> tuple[Speedup, ...]:
         if isinstance(finding.ledger, Ledger):
             levels = [(level, level_ratio(finding, level)) for level in finding.ledger.levels]
             found += [
-                Speedup(*names, _GATE_NAMES[level.level], known[0], _saved_ns(level, known[1]))
+                Speedup(
+                    *names,
+                    _GATE_NAMES[level.level],
+                    known[0],
+                    _per_clip_ns(known[1]) if known[1] else float(level.saved_ns / max(1, len(level.tiles[0]))),
+                )
                 for level, known in levels
                 if known
             ]
@@ -183,11 +188,6 @@ def speedups(findings: Sequence[Finding]) -> tuple[Speedup, ...]:
             if timed is not None:
                 found.append(Speedup(*names, _GATE_NAMES[name], ratio_cell(timed.ratio, timed.interval), _per_clip_ns(timed)))
     return tuple(found)
-
-
-def _saved_ns(level: LevelSum, timed: Comparison | None) -> float:
-    """Return the time saved, ns: per clip, or per frame block for a traced level."""
-    return _per_clip_ns(timed) if timed else float(level.saved_ns / max(1, len(level.tiles[0])))
 
 
 def _per_clip_ns(timed: Comparison) -> float:

@@ -127,9 +127,9 @@ def count(head: str, get: Callable[[T], Any], hint: str = "", *, total: Total = 
     return Field(head, get, Count, numeric=True, hint=hint, total=total, missing=missing)
 
 
-def exact_time(head: str, get: Callable[[T], Any], hint: str = "", *, total: Total = None, missing: Reason[T] = "") -> Field[T]:
+def exact_time(head: str, get: Callable[[T], Any], hint: str = "", *, total: Total = None) -> Field[T]:
     """Return a column of integer nanoseconds, printed in ms with all digits."""
-    return Field(head, get, ExactTime, "ms", hint=hint, total=total, missing=missing)
+    return Field(head, get, ExactTime, "ms", hint=hint, total=total)
 
 
 def numeric(
@@ -145,11 +145,9 @@ def numeric(
     return Field(head, get, show, numeric=True, hint=hint, total=total, missing=missing)
 
 
-def time(
-    head: str, get: Callable[[T], Any], unit: Unit = "ms", hint: str = "", *, total: Total = None, missing: Reason[T] = ""
-) -> Field[T]:
+def time(head: str, get: Callable[[T], Any], unit: Unit = "ms", hint: str = "", *, missing: Reason[T] = "") -> Field[T]:
     """Return a column of nanoseconds, printed in the unit with four significant digits."""
-    return Field(head, get, Time, unit, hint=hint, total=total, missing=missing)
+    return Field(head, get, Time, unit, hint=hint, missing=missing)
 
 
 def both_sides(
@@ -270,9 +268,9 @@ def share_of(whole: float | Fraction, reason: str = "") -> Callable[[float | Fra
     return lambda part: share_cell(part, whole, reason)
 
 
-def count_cell(value: int, text: str = "") -> Cell:
+def count_cell(value: int) -> Cell:
     """Return the cell of a count that should be 0: marked bad if it is not, missing if it is."""
-    return Text(text or str(value), "bad") if value else Missing("", "-")
+    return Text(str(value), "bad") if value else Missing("", "-")
 
 
 # Columns of a distribution of times, and the rule for when a p99 is given.
@@ -367,9 +365,9 @@ def page(
     )
 
 
-def date_fact(date: str, name: str = "Date") -> Fact:
+def date_fact(date: str) -> Fact:
     """Return the fact of a date that was recorded as ISO 8601 in UTC."""
-    return Fact(name, Text(date.replace("T", " ").replace("Z", " UTC")))
+    return Fact("Date", Text(date.replace("T", " ").replace("Z", " UTC")))
 
 
 def run_facts(header: Header) -> tuple[Fact, Fact]:

@@ -203,7 +203,11 @@ def levels_section(study: SpeedupStudy) -> Section:
     )
     if not study.comparable:
         lead = "The sides are not comparable: what each took stands here, and no ratio."
-    blocks: list[Block] = [_levels_figure(study), *_missing(study)]
+    blocks: list[Block] = [_levels_figure(study)]
+    if lacking := [row for row in LevelPart.of(study) if row.missing]:
+        caption = f"Not measured on both sides: {', '.join(LEVEL_TITLES[row.level] for row in lacking)}."
+        fields = columns(LevelPart, "level", "baseline_ns", "candidate_ns", "missing")
+        blocks.append(table_of(caption, fields, lacking, collapsed=True))
     account = study.call_account
     if account is not None and len(account.levels) > 1:
         blocks.append(_account_figure(study, account))
@@ -211,14 +215,6 @@ def levels_section(study: SpeedupStudy) -> Section:
     elif account is None:
         blocks.append(Paragraph("No account from the kernel to the stage: no level was measured on both sides."))
     return Section("speedups", "Speedups", lead, tuple(blocks))
-
-
-def _missing(study: SpeedupStudy) -> Iterator[Table]:
-    """Yield the table of levels that were not measured on both sides, with the time of the side that was."""
-    lacking = [row for row in LevelPart.of(study) if row.missing]
-    if lacking:
-        caption = f"Not measured on both sides: {', '.join(LEVEL_TITLES[row.level] for row in lacking)}."
-        yield table_of(caption, columns(LevelPart, "level", "baseline_ns", "candidate_ns", "missing"), lacking, collapsed=True)
 
 
 def ladder(study: SpeedupStudy) -> Table:
