@@ -127,9 +127,9 @@ def count(head: str, get: Callable[[T], Any], hint: str = "", *, total: Total = 
     return Field(head, get, Count, numeric=True, hint=hint, total=total, missing=missing)
 
 
-def exact_time(head: str, get: Callable[[T], Any], hint: str = "", *, total: Total = None) -> Field[T]:
+def exact_time(head: str, get: Callable[[T], Any], hint: str = "", *, total: Total = None, missing: Reason[T] = "") -> Field[T]:
     """Return a column of integer nanoseconds, printed in ms with all digits."""
-    return Field(head, get, ExactTime, "ms", hint=hint, total=total)
+    return Field(head, get, ExactTime, "ms", hint=hint, total=total, missing=missing)
 
 
 def numeric(
@@ -145,9 +145,11 @@ def numeric(
     return Field(head, get, show, numeric=True, hint=hint, total=total, missing=missing)
 
 
-def time(head: str, get: Callable[[T], Any], unit: Unit = "ms", hint: str = "", *, missing: Reason[T] = "") -> Field[T]:
+def time(
+    head: str, get: Callable[[T], Any], unit: Unit = "ms", hint: str = "", *, total: Total = None, missing: Reason[T] = ""
+) -> Field[T]:
     """Return a column of nanoseconds, printed in the unit with four significant digits."""
-    return Field(head, get, Time, unit, hint=hint, missing=missing)
+    return Field(head, get, Time, unit, hint=hint, total=total, missing=missing)
 
 
 def both_sides(
