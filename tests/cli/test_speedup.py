@@ -806,19 +806,6 @@ def test_what_is_meant_is_named(strobe: Strobe, unlike: tuple[Path, Path]) -> No
     assert every.document["allowed_different"] == ["model", "weights", "shapes"]
 
 
-def test_a_name_that_is_no_fact_is_told_with_those_that_are(strobe: Strobe, unlike: tuple[Path, Path]) -> None:
-    result = held(strobe, unlike, "--allow-different", "model", "devise")
-    assert result.code == 2 and result.err.count("\n") == 1
-    assert "'devise'" in result.err and "did you mean 'device'" in result.err and "shapes, seed, device, devices" in result.err
-
-
-def test_two_devices(strobe: Strobe, tmp_path: Path) -> None:
-    sides = tuple(write_model_trace(tmp_path / f"{name}.json", device=name, faster=n) for n, name in ((1, "V100"), (2, "A100")))
-    result = held(strobe, (sides[0], sides[1]), "--require", "kernel~>=1.5", "--json")
-    assert (result.code, result.document["obstacles"]) == (1, ["device"])
-    assert held(strobe, (sides[0], sides[1]), "--require", "kernel~>=1.5", "--allow-different", "device").code == 0
-
-
 def test_without_stacks_the_weights_tell_the_models_apart(strobe: Strobe, tmp_path: Path) -> None:
     bert = write_model_trace(tmp_path / "a.json", stacks=False)
     vit = write_model_trace(tmp_path / "b.json", "ViT", size=(96, 20), stacks=False, kernels=("flash_fwd", "conv"))

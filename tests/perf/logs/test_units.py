@@ -44,41 +44,45 @@ def test_a_label_that_the_kernel_refutes_gives_way_to_the_only_unit_left(tmp_pat
     assert resolved.prominent and resolved.notes == (f"t: {choice.text}",)
 
 
-def test_without_evidence_the_label_stands_unproven(tmp_path: Path) -> None:
-    (choice,) = (resolved := resolve_units(series(tmp_path, "0.0095 ms"))).choices
-    assert (choice.unit, choice.source, choice.proven) == ("ms", "label", False)
-    assert "unproven" in choice.text and not resolved.prominent
-    assert list(resolved.values_ns) == [9_500]
+TRACE = Constraint(rule="at_most", bound_ns=10**9, what="the trace", calls=16)
 
 
-def test_a_label_that_fits_stands_and_says_what_would_fit_as_well(tmp_path: Path) -> None:
-    (choice,) = resolve_units(series(tmp_path, "9.5 ms"), [KERNEL]).choices
-    assert (choice.unit, choice.source, choice.proven) == ("ms", "label", False) and "s would fit" in choice.text
-    (choice,) = resolve_units(series(tmp_path, "9.5 ms"), [KERNEL, STAGE]).choices
-    assert (choice.unit, choice.source, choice.proven) == ("ms", "label", True) and "every other unit" in choice.text
-
-
-def test_a_missing_label_is_inferred_or_asked_for(tmp_path: Path) -> None:
-    (choice,) = resolve_units(series(tmp_path, "9.5"), [KERNEL, STAGE]).choices
-    assert (choice.unit, choice.source, choice.proven, choice.differs) == ("ms", "inferred", True, False)
-    assert (
-        choice.text.startswith("without a unit, but only ms fits (9.50 ms): ns: ")
-        and "9.50 s would be longer than the 5.75 s stage" in choice.text
-    )
-    with pytest.raises(UnitError, match=r"nothing bounds them; say --unit ns, us, ms or s"):
-        resolve_units(series(tmp_path, "9.5"))
-    with pytest.raises(UnitError, match=r"ms and s would all fit.*\[ns: 9.50 ns would be shorter.*say --unit"):
-        resolve_units(series(tmp_path, "9.5"), [KERNEL])
-
-
-def test_no_unit_left_is_an_error_that_lists_what_each_violates(tmp_path: Path) -> None:
-    trace = Constraint(rule="at_most", bound_ns=10**9, what="the trace", calls=16)
-    with pytest.raises(UnitError, match="no unit fits; if the values are right, the timer did not wait") as caught:
-        resolve_units(series(tmp_path, "0.22 ms", "0.22 ms"), [KERNEL, trace])
-    message = str(caught.value)
-    for words in ("[ns: 0.220 ns", "[µs: 220 ns", "[ms: 220 µs would be shorter than", "[s: 16 calls of 220 ms would be longer"):
-        assert words in message
-    assert "\n" not in message
+@pytest.mark.parametrize(
+    ("values", "declared", "bounds", "found", "words"),
+    [
+        (["0.0095 ms"], "", [], ("ms", "label", False, False), ("unproven, nothing was given that bounds it",)),
+        (["9.5 ms"], "", [KERNEL], ("ms", "label", False, False), ("s would fit",)),
+        (["9.5 ms"], "", [KERNEL, STAGE], ("ms", "label", True, False), ("every other unit",)),
+        (["9.5"], "", [KERNEL, STAGE], ("ms", "inferred", True, False),
+         ("without a unit, but only ms fits (9.50 ms): ns: ", "9.50 s would be longer than the 5.75 s stage")),
+        (["0.0095 ms"], "s", [KERNEL], ("s", "declared", True, False), ("declared s",)),
+        (["1250 ms", *["9.5 ms"] * 8, "0.001 ms"], "", [KERNEL, TRACE], ("ms", "label", True, False), ()),
+        (["9.5"], "", [], None, ("nothing bounds them; say --unit ns, us, ms or s",)),
+        (["9.5"], "", [KERNEL], None, ("ms and s would all fit", "[ns: 9.50 ns would be shorter", "say --unit")),
+        (["0.0095 s"], "ms", [KERNEL], None, ("declared ms",)),
+        (["0.22 ms", "0.22 ms"], "", [KERNEL, TRACE], None,
+         ("no unit fits; if the values are right, the timer did not wait", "[ns: 0.220 ns", "[µs: 220 ns",
+          "[ms: 220 µs would be shorter than", "[s: 16 calls of 220 ms would be longer")),
+    ],
+)  # fmt: skip
+def test_a_unit_stands_is_inferred_or_asked_for(
+    tmp_path: Path,
+    values: list[str],
+    declared: str,
+    bounds: list[Constraint],
+    found: tuple[str, str, bool, bool] | None,
+    words: tuple[str, ...],
+) -> None:
+    own = series(tmp_path, *values, unit=declared)
+    if found is None:
+        with pytest.raises(UnitError) as caught:
+            resolve_units(own, bounds)
+        said = str(caught.value)
+    else:
+        (choice,) = (resolved := resolve_units(own, bounds)).choices
+        assert (choice.unit, choice.source, choice.proven, choice.differs) == found and not resolved.prominent
+        said = choice.text
+    assert all(each in said for each in words) and "\n" not in said
 
 
 def test_an_override_is_used_whatever_it_contradicts(tmp_path: Path) -> None:
@@ -90,13 +94,6 @@ def test_an_override_is_used_whatever_it_contradicts(tmp_path: Path) -> None:
     assert choice.differs and list(resolve_units(series(tmp_path, "0.0095 ms"), (), "s").values_ns) == [9_500_000]
 
 
-def test_a_declared_unit_beats_the_label_and_never_gives_way(tmp_path: Path) -> None:
-    (choice,) = resolve_units(series(tmp_path, "0.0095 ms", unit="s"), [KERNEL]).choices
-    assert (choice.unit, choice.source, choice.differs) == ("s", "declared", False)
-    with pytest.raises(UnitError, match="declared ms"):
-        resolve_units(series(tmp_path, "0.0095 s", unit="ms"), [KERNEL])
-
-
 def test_each_label_of_a_mixed_file_is_proven_for_itself() -> None:
     (vsa,) = read_log(DATA / "mixed_units.log").of("attention")
     resolved = resolve_units(vsa, [KERNEL])
@@ -104,12 +101,6 @@ def test_each_label_of_a_mixed_file_is_proven_for_itself() -> None:
     assert [(choice.label, choice.unit) for choice in resolved.choices] == [
         ("ms", "ms"), ("us", "µs"), ("s", "s"), ("ns", "ns"), ("milliseconds", "ms"),
     ]  # fmt: skip
-
-
-def test_outliers_prove_nothing(tmp_path: Path) -> None:
-    values = ["1250 ms", *["9.5 ms"] * 8, "0.001 ms"]
-    bounds = [KERNEL, Constraint(rule="at_most", bound_ns=10**9, what="the stage")]
-    assert resolve_units(series(tmp_path, *values), bounds).choices[0].unit == "ms"
 
 
 def test_calls_must_fit_into_the_stage(tmp_path: Path) -> None:
