@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from strobe.core.errors import ImplUnavailableError
 from strobe.core.files import writing_whole
 from strobe.core.libraries import broken, install
-from strobe.perf.analysis.device.activity import BUSY, CAUSES, DeviceView, all_events, device_views, windowed_events
+from strobe.perf.analysis.device.activity import BUSY, CAUSES, all_events, device_views, windowed_events
 from strobe.perf.analysis.device.intervals import Ints, Window, column
 from strobe.perf.report.study import TraceStudy
 from strobe.perf.trace import DeviceEvents, HostEvents, Trace
@@ -199,7 +199,9 @@ def _write_trace(writer: _Writer, trace: Trace, label: str, window: Window | Non
     process, launches = writer.process(label), list[Ints]()
     for view in device_views(trace, window):
         group = writer.track(f"device {view.device}", process)
-        writer.lanes("idle", group, _idle(view), trace.base_ns)
+        rows = zip(*(column.tolist() for column in (view.slices.start, view.slices.end, view.slices.cause)), strict=True)
+        gaps = ((start, end, CAUSES[cause].replace("_", " ")) for start, end, cause in rows if cause != BUSY)
+        writer.lanes("idle", group, (TrackSlice(start, end, f"idle: {why}", "idle") for start, end, why in gaps), trace.base_ns)
         inside = view.work.at(view.inside)
         stream, host = inside.stream, inside.host
         for number in np.unique(stream).tolist():
@@ -228,13 +230,6 @@ def _write_host(writer: _Writer, process: int, trace: Trace, called: Ints, windo
         mine = np.flatnonzero(shown & (column(ranges.thread) == number)).tolist()
         spans = (_host_slice(ranges, i, "range") for i in mine)
         writer.lanes(f"ranges of {trace.threads[number]}", host, spans, trace.base_ns, nested=True)
-
-
-def _idle(view: DeviceView) -> Iterator[TrackSlice]:
-    slices = view.slices
-    for start, end, cause in zip(slices.start.tolist(), slices.end.tolist(), slices.cause.tolist(), strict=True):
-        if cause != BUSY:
-            yield TrackSlice(start, end, f"idle: {CAUSES[cause].replace('_', ' ')}", "idle")
 
 
 def _device_slice(events: DeviceEvents, i: int, first_flow: int) -> TrackSlice:
