@@ -103,11 +103,9 @@ class TimedSide:
         own = self.chosen
         if own is None:
             return str(self.traced)
-        n = len(own.counted)
-        if not n:
+        if not own.counted:
             return f"every focal call of {own.label} lies in a step that is left out" if own.focal_names else NO_FOCAL[self.name]
-        groups = tuple(sum(calls) / len(calls) for calls in own.focal if calls)
-        return LevelTimes(mean_ns=Fraction(sum(own.counted), n), groups_ns=groups, n=n, what=_counted(n, "call", own))
+        return _measured(own.counted, own.focal, _counted(len(own.counted), "call", own))
 
     def section(self) -> LevelTimes | str:
         """Return the time of one section, or the reason why there is none."""
@@ -118,9 +116,7 @@ class TimedSide:
         if not found:
             return f"{own.sections.num_focal} focal calls, none with a section: {skipped_text(own.sections)}"
         groups = [[s.length_ns for s in found if t.start_ns <= s.start_ns < t.end_ns] for t in own.tiles]
-        means = tuple(sum(lengths) / len(lengths) for lengths in groups if lengths)
-        mean = Fraction(sum(section.length_ns for section in found), len(found))
-        return LevelTimes(mean_ns=mean, groups_ns=means, n=len(found), what=_counted(len(found), "section", own))
+        return _measured([section.length_ns for section in found], groups, _counted(len(found), "section", own))
 
     def focal_in_section(self) -> Fraction | None:
         """Return the focal time in one section; `None` without sections. It differs from the kernel's mean if focal calls lie in
@@ -139,12 +135,10 @@ class TimedSide:
         own = self.timings.attention
         if isinstance(own, str):
             return own
-        values = own.resolved.values_ns
-        kept = set(own.kept)
-        rounds = [[values[index] for index in each if index in kept] for each in self.timings.rounds]
-        groups = tuple(sum(each) / len(each) for each in rounds if each)
+        values = {index: own.resolved.values_ns[index] for index in own.kept}
+        groups = [inside for each in self.timings.rounds if (inside := [values[index] for index in each if index in values])]
         what = f"{own.calls.n} calls of {own.series.title!r}" + (f" in {len(groups)} rounds" if groups else "")
-        return LevelTimes(mean_ns=own.mean_ns, groups_ns=groups, n=own.calls.n, what=what)
+        return _measured(list(values.values()), groups, what)
 
     def traced_step(self) -> LevelTimes | str:
         """Return the time of one step of the trace, or the reason why there is none."""
@@ -153,8 +147,8 @@ class TimedSide:
             return str(self.traced)
         if isinstance(own.steps, NoSteps):
             return f"{own.label}: {own.steps.reason}"
-        groups = tuple(float(tile.end_ns - tile.start_ns) for tile in own.tiles)
-        return LevelTimes(mean_ns=own.mean_ns, groups_ns=groups, n=len(groups), what=_counted(len(groups), "traced step", own))
+        lengths = [tile.end_ns - tile.start_ns for tile in own.tiles]
+        return _measured(lengths, [[length] for length in lengths], _counted(len(lengths), "traced step", own))
 
     def timed_stage(self) -> LevelTimes | str:
         """Return the time of one stage of the log without warm-up, or the reason why there is none."""
@@ -257,17 +251,20 @@ class TimedSide:
 def host_step(traces: Sequence[Trace]) -> LevelTimes | str:
     """Return the time of one `ProfilerStep#N` on the host over all traces of a side, or the reason why there is none."""
     spans = [
-        float(end - start)
+        end - start
         for ranges in (trace.ranges for trace in traces)
         for name, start, end in zip(ranges.name, ranges.start_ns, ranges.end_ns, strict=True)
         if _STEP.fullmatch(ranges.names[name])
     ]
     if not spans:
         return "no ProfilerStep#N range in its traces"
-    mean = sum(map(Fraction, spans)) / len(spans)
-    return LevelTimes(
-        mean_ns=Fraction(mean), groups_ns=tuple(spans), n=len(spans), what=f"{len(spans)} ProfilerStep#N on the host"
-    )
+    return _measured(spans, [[span] for span in spans], f"{len(spans)} ProfilerStep#N on the host")
+
+
+def _measured(values: Sequence[int], groups: Sequence[Sequence[int]], what: str) -> LevelTimes:
+    """Return the mean of some measurements, and of each group that has any."""
+    means = tuple(sum(each) / len(each) for each in groups if each)
+    return LevelTimes(mean_ns=Fraction(sum(values), len(values)), groups_ns=means, n=len(values), what=what)
 
 
 def _may_be(own: TracedSide, step_ns: Fraction) -> bool:
@@ -292,12 +289,10 @@ def _counted(n: int, what: str, own: TracedSide) -> str:
 def _rounds(rounds: StageRounds | str) -> LevelTimes | str:
     if isinstance(rounds, str):
         return rounds
-    mean = rounds.avg_excl_warmup_ns
-    if mean is None:
-        return f"{rounds.name}: no round is left without warm-up"
     kept = rounds.kept_ns
-    what = f"{len(kept)} of {len(rounds.rounds_ns)} rounds of {rounds.name!r}"
-    return LevelTimes(mean_ns=mean, groups_ns=tuple(map(float, kept)), n=len(kept), what=what)
+    if not kept:
+        return f"{rounds.name}: no round is left without warm-up"
+    return _measured(kept, [[each] for each in kept], f"{len(kept)} of {len(rounds.rounds_ns)} rounds of {rounds.name!r}")
 
 
 # ---------------------------------------------------------------------------------------------------------------- levels
