@@ -395,8 +395,7 @@ def _items(study: SpeedupStudy, found: Answer) -> Iterator[_Item]:
     """Yield the parts of the answer; other kernels by name, those that grew and those that shrank; what is untraced by line."""
     account = study.accounts[0][1]
     kernels = [line for line in found.lines if line.parts in ((Part.OTHER_KERNELS,), (Part.SECTION,))]
-    apart = (FOCAL_NAME, "Memcpy", "Memset")
-    named = [each for each in account.effects if not each.name.startswith(apart) and kernel_kind(each.name) == KernelKind.OTHER]
+    named = [each for each in account.effects if _is_other(each.name)]
     by_name = total(effect.saved_ns for effect in named) == total(line.saved_ns for line in kernels)
     for line in found.lines:
         if line.parts == (Part.UNNAMED,):
@@ -412,6 +411,11 @@ def _items(study: SpeedupStudy, found: Answer) -> Iterator[_Item]:
         if moved:
             words = " and ".join(filter(None, (", ".join(does[:-1]), does[-1])))
             yield _Item(words, len(does) > 1, total(effect.saved_ns for effect in moved))
+
+
+def _is_other(name: str) -> bool:
+    """Return whether a group of device events is of kernels that are neither focal, attention nor matrix products."""
+    return not (name == FOCAL_NAME or name.startswith(("Memcpy", "Memset"))) and kernel_kind(name) == KernelKind.OTHER
 
 
 def _doing(name: str) -> str:
