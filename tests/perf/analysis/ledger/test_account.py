@@ -401,7 +401,7 @@ def run(make_run: MakeRun) -> RunRecords:
 
 def explained(run: RunRecords, name: str, kinds: Sequence[ClipKind], blocks: dict[int, dict[Label, int]]) -> Explained:
     """The timed clips of a variant by one traced clip of these frame blocks."""
-    return explained(run, name, kinds, blocks)
+    return explain_by_trace(run, clips_of(run, name), kinds, traced(blocks))
 
 
 def took(name: str, order: int, block: int) -> int:
