@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from reports import decode_report
 from strobe.core.errors import DataError
 from strobe.perf.analysis.runs.grid import speedup
 from strobe.perf.measure.stats import paired_interval
@@ -43,7 +44,6 @@ from strobe.perf.report.model import (
     Waterfall,
     Whiskers,
     cell_text,
-    decode_report,
     encode_report,
 )
 from strobe.perf.report.write import render_html, render_markdown

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from published_metrics import disturbed, waves
-from strobe.perf.report.model import decode_report
+from reports import decode_report
 from strobe.quality.fidelity import COMPARED, compare
 from strobe.quality.files import read_clip
 from strobe.quality.temporal import border_jump

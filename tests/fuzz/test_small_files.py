@@ -19,7 +19,6 @@ from strobe.perf.analysis.runs.timeline import read_passes
 from strobe.perf.logs.patterns import load_patterns
 from strobe.perf.logs.reader import read_log
 from strobe.perf.records.record import PLAN, read_plan
-from strobe.perf.report.model import decode_report
 
 DEEP = b'{"a":' * 100_000
 WRONG = {"deep": DEEP, "lists": b"[" * 100_000, "no-text": b'{"v": "\xff\xfe"}', "cut": b'{"v": ', "empty": b""}
@@ -59,9 +58,8 @@ def snapshot(path: Path) -> object:
         read_recipe,
         read_json,
         load_patterns,
-        lambda path: decode_report(path.read_bytes()),
     ],
-    ids=["plan", "passes", "torn", "snapshot", "recipe", "json", "patterns", "report"],
+    ids=["plan", "passes", "torn", "snapshot", "recipe", "json", "patterns"],
 )
 def test_what_is_no_such_file_is_refused(read: Callable[[Path], Any], wrong: str, tmp_path: Path) -> None:
     path = tmp_path / "f"

@@ -15,7 +15,8 @@ from strobe.cli.tables import banner_texts, table_text
 
 if TYPE_CHECKING:
     from strobe.perf.analysis.structure.sections import TraceEvidence
-    from strobe.perf.logs import Log, Patterns, Unit
+    from strobe.perf.logs.patterns import Patterns, Unit
+    from strobe.perf.logs.series import Log
     from strobe.perf.report.blocks.logs import InputFile
     from strobe.perf.report.model import Section
     from strobe.perf.trace import Trace
@@ -99,15 +100,15 @@ class Sides:
 
 
 SIDES: Final[tuple[Literal["baseline", "candidate"], ...]] = ("baseline", "candidate")
-_LOGS: Final = LogFlags()
-_EVIDENCE: Final = Evidence()
-_SIDES: Final = Sides()
+LOGS: Final = LogFlags()
+NO_EVIDENCE: Final = Evidence()
+NO_LOGS: Final = Sides()
 
 
 @extract.command
 def stages(
     *logs: Annotated[Path, Parameter(name="LOG")],
-    flags: LogFlags = _LOGS,
+    flags: LogFlags = LOGS,
     out: Annotated[Path | None, Parameter(alias=OUT)] = None,
     output: Output = Output(),
 ) -> None:
@@ -138,15 +139,15 @@ def stages(
     document = {
         "stages": [rounds_document(label, rounds) for label, group in zip(labels, found, strict=True) for rounds in group]
     }
-    _finish("Stage latency", section, (_log_inputs(read), read), out, document, output)
+    _finish("Stage latency", section, (read, read), out, document, output)
 
 
 @extract.command
 def attention(
     *,
-    sides: Sides = _SIDES,
-    evidence: Evidence = _EVIDENCE,
-    flags: LogFlags = _LOGS,
+    sides: Sides = NO_LOGS,
+    evidence: Evidence = NO_EVIDENCE,
+    flags: LogFlags = LOGS,
     out: Annotated[Path | None, Parameter(alias=OUT)] = None,
     output: Output = Output(),
 ) -> None:
@@ -171,18 +172,20 @@ def attention(
     from strobe.perf.report.blocks.logs import attention_section, input_file
     from strobe.perf.report.documents.speedup import timer_document
 
-    read, inputs, found = [], [], []
+    read: list[Log] = []
+    inputs: list[InputFile | Log] = []
+    found = []
     for label, path, name, window in zip(SIDES, (sides.baseline_log, sides.candidate_log), names, windows, strict=True):
         if path is None:
             continue
         low, high = durations(window)
         log = _read_log(path, patterns, output)
         read.append(log)
-        proof, files = _evidence(label, evidence, output)
-        inputs += [*_log_inputs([log]), *map(input_file, files)]
-        request = LogRequest(log=log, constraints=proof.constraints, unit=unit, min_ns=low, max_ns=high, calls=calls)
+        (bounds, span), files = _evidence(label, evidence, output)
+        inputs += [log, *map(input_file, files)]
+        request = LogRequest(log=log, constraints=bounds, unit=unit, min_ns=low, max_ns=high, calls=calls)
         summaries = attention_summary(request, name, flags.stage or STAGE)
-        checked = () if proof.span_ns is None else (unsynchronised(each, proof.span_ns, proof.span_name) for each in summaries)
+        checked = () if span is None else (unsynchronised(each, *span) for each in summaries)
         found.append((label, summaries, tuple(filter(None, checked))))
     document = {"attention": [timer_document(label, each, remarks) for label, summaries, remarks in found for each in summaries]}
     _finish("Attention end to end", attention_section(found), (inputs, read), out, document, output)
@@ -248,7 +251,7 @@ def durations(text: str) -> tuple[int | None, int | None]:
         ConfigError: not two durations with `..` between them, or none lies between them.
     """
     from strobe.core.errors import ConfigError
-    from strobe.perf.logs import parse_duration
+    from strobe.perf.logs.patterns import parse_duration
 
     if not text:
         return None, None
@@ -262,7 +265,8 @@ def durations(text: str) -> tuple[int | None, int | None]:
 
 
 def _prepared(flags: LogFlags) -> tuple[Patterns, Unit | None]:
-    from strobe.perf.logs import load_patterns, parse_unit
+    from strobe.perf.logs import load_patterns
+    from strobe.perf.logs.patterns import parse_unit
     from strobe.perf.logs.series import compiled
 
     compiled(flags.stage or "")  # a mistake is told before a long log is read
@@ -310,13 +314,13 @@ def _read_traces(paths: Sequence[Path], output: Output) -> list[Trace]:
 def _evidence(side: str, evidence: Evidence, output: Output) -> tuple[TraceEvidence, list[Path]]:
     """Return what a side's traces prove, and their files."""
     from strobe.core.errors import ConfigError
-    from strobe.perf.analysis.structure.sections import TraceEvidence, trace_evidence
+    from strobe.perf.analysis.structure.sections import trace_evidence
 
     paths, focal = getattr(evidence, f"{side}_trace"), getattr(evidence, f"focal_{side}")
     if not paths:
         if focal is not None:
             raise ConfigError(f"--focal-{side} needs a trace: --{side}-trace FILE")
-        return TraceEvidence(), []
+        return ((), None), []
     if focal is None and evidence.range is None:
         raise ConfigError(f"--{side}-trace proves nothing alone; add --focal-{side} REGEX or --range REGEX")
     traces = _read_traces(paths, output)
@@ -329,16 +333,10 @@ def _labels(paths: Sequence[Path]) -> list[str]:
     return [path.name if names[path.name] == 1 else str(path) for path in paths]
 
 
-def _log_inputs(logs: Sequence[Log]) -> list[InputFile]:
-    from strobe.perf.report.blocks.logs import InputFile
-
-    return [InputFile(path=log.path, size_bytes=log.size_bytes, sha256=log.sha256) for log in logs]
-
-
 def _finish(
     title: str,
     section: Section,
-    read: tuple[Sequence[InputFile], Sequence[Log]],
+    read: tuple[Sequence[InputFile | Log], Sequence[Log]],
     out: Path | None,
     document: dict[str, Any],
     output: Output,

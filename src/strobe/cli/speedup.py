@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from cyclopts import Parameter
 
 from strobe.cli.console import OUT, Output, megabytes, styled
-from strobe.cli.extract import SIDES, Evidence, LogFlags, Sides, durations, of_sides
+from strobe.cli.extract import LOGS, NO_EVIDENCE, NO_LOGS, SIDES, Evidence, LogFlags, Sides, durations, of_sides
 from strobe.cli.report import GATE_FAILED, write
 from strobe.cli.require import GatedFigure, Requirement, failures, parse_requirement
 from strobe.cli.tables import banner_texts, table_text
@@ -51,10 +51,7 @@ class Comparing:
 
 
 _TRACES_END: Final = (".json", ".json.gz", ".sqlite")
-_SIDES: Final = Sides()
-_EVIDENCE: Final = Evidence()
 _COMPARING: Final = Comparing()
-_LOGS: Final = LogFlags()
 
 OPTIONAL: Final = frozenset(("section", "e2e"))
 """Levels whose absence alone is told by --details."""
@@ -62,10 +59,10 @@ OPTIONAL: Final = frozenset(("section", "e2e"))
 
 def speedup(
     *run: Annotated[Path, Parameter(name="FILE|RUN_DIR")],
-    sides: Sides = _SIDES,
-    evidence: Evidence = _EVIDENCE,
+    sides: Sides = NO_LOGS,
+    evidence: Evidence = NO_EVIDENCE,
     comparing: Comparing = _COMPARING,
-    flags: LogFlags = _LOGS,
+    flags: LogFlags = LOGS,
     require: Annotated[tuple[str, ...], Parameter(group="Result")] = (),
     out: Annotated[Path | None, Parameter(alias=OUT, group="Result")] = None,
     output: Output = Output(),
@@ -95,7 +92,7 @@ def speedup(
     if any(each.is_file() for each in run):
         sides, evidence, run = *_by_kind(run, sides, evidence), ()
     if run:
-        if (sides, evidence, flags) != (_SIDES, _EVIDENCE, _LOGS):
+        if (sides, evidence, flags) != (NO_LOGS, NO_EVIDENCE, LOGS):
             raise ConfigError(
                 f"{run[0]} holds its own logs and traces: leave out --baseline-log, --baseline-trace, --unit and the like"
             )
@@ -196,7 +193,7 @@ def _request(sides: Sides, evidence: Evidence, comparing: Comparing, flags: LogF
     from strobe.perf.analysis.ledger.traces import PRIORITY
     from strobe.perf.analysis.runs.log_times import STAGE
     from strobe.perf.analysis.structure.sections import parse_section
-    from strobe.perf.logs import parse_unit
+    from strobe.perf.logs.patterns import parse_unit
     from strobe.perf.report.speedup_page.study import SideRequest, SpeedupRequest
 
     given = {"names": sides.names, "between": sides.between, "section": comparing.section}

@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.core.errors import DataError
-from strobe.perf.logs import Log, read_log, resolve_units
+from strobe.perf.logs import read_log, resolve_units
 from strobe.perf.logs.patterns import Kind, load_patterns
 from strobe.perf.logs.reader import LONGEST
+from strobe.perf.logs.series import Log
 from strobe.perf.records.record import SCHEMA_VERSION, Clip, Span
 
 DATA = Path(__file__).parents[2] / "data" / "logs"
@@ -187,7 +188,7 @@ def test_our_own_records(tmp_path: Path) -> None:
     (series,) = log.of("attention")
     assert (series.name, series.declared) == ("turbo/attention", "ns")
     assert list(resolve_units(series).values_ns) == [9_534_198]
-    assert series[0][4:] == (None, 7, 2, "warm-up")
+    assert series.samples[0][4:] == (None, 7, 2, "warm-up")
     assert (log.counts.matched, log.counts.similar, log.counts.ignored) == (1, 2, 2)
 
 

@@ -10,13 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strobe.core.errors import ConfigError, UnitError
-from strobe.perf.logs import Constraint, Series, Unit, load_patterns, parse_duration, parse_unit, read_log, resolve_units
-from strobe.perf.logs.series import short
+from strobe.core.errors import ConfigError, DataError, UnitError
+from strobe.perf.logs import load_patterns, read_log, resolve_units
+from strobe.perf.logs.patterns import Unit, decides, parse_duration, parse_unit, read
+from strobe.perf.logs.series import Constraint, Series, short
 
 DATA = Path(__file__).parents[2] / "data" / "logs"
 
+
 KERNEL = Constraint(rule="at_least", bound_ns=2_762_085, what="the 2.76 ms kernel inside it")
+
+
 STAGE = Constraint(rule="at_most", bound_ns=5_754_608_690, what="the 5.75 s stage around it")
 
 
@@ -40,41 +44,45 @@ def test_a_label_that_the_kernel_refutes_gives_way_to_the_only_unit_left(tmp_pat
     assert resolved.prominent and resolved.notes == (f"t: {choice.text}",)
 
 
-def test_without_evidence_the_label_stands_unproven(tmp_path: Path) -> None:
-    (choice,) = (resolved := resolve_units(series(tmp_path, "0.0095 ms"))).choices
-    assert (choice.unit, choice.source, choice.proven) == ("ms", "label", False)
-    assert "unproven" in choice.text and not resolved.prominent
-    assert list(resolved.values_ns) == [9_500]
+TRACE = Constraint(rule="at_most", bound_ns=10**9, what="the trace", calls=16)
 
 
-def test_a_label_that_fits_stands_and_says_what_would_fit_as_well(tmp_path: Path) -> None:
-    (choice,) = resolve_units(series(tmp_path, "9.5 ms"), [KERNEL]).choices
-    assert (choice.unit, choice.source, choice.proven) == ("ms", "label", False) and "s would fit" in choice.text
-    (choice,) = resolve_units(series(tmp_path, "9.5 ms"), [KERNEL, STAGE]).choices
-    assert (choice.unit, choice.source, choice.proven) == ("ms", "label", True) and "every other unit" in choice.text
-
-
-def test_a_missing_label_is_inferred_or_asked_for(tmp_path: Path) -> None:
-    (choice,) = resolve_units(series(tmp_path, "9.5"), [KERNEL, STAGE]).choices
-    assert (choice.unit, choice.source, choice.proven, choice.differs) == ("ms", "inferred", True, False)
-    assert (
-        choice.text.startswith("without a unit, but only ms fits (9.50 ms): ns: ")
-        and "9.50 s would be longer than the 5.75 s stage" in choice.text
-    )
-    with pytest.raises(UnitError, match=r"nothing bounds them; say --unit ns, us, ms or s"):
-        resolve_units(series(tmp_path, "9.5"))
-    with pytest.raises(UnitError, match=r"ms and s would all fit.*\[ns: 9.50 ns would be shorter.*say --unit"):
-        resolve_units(series(tmp_path, "9.5"), [KERNEL])
-
-
-def test_no_unit_left_is_an_error_that_lists_what_each_violates(tmp_path: Path) -> None:
-    trace = Constraint(rule="at_most", bound_ns=10**9, what="the trace", calls=16)
-    with pytest.raises(UnitError, match="no unit fits; if the values are right, the timer did not wait") as caught:
-        resolve_units(series(tmp_path, "0.22 ms", "0.22 ms"), [KERNEL, trace])
-    message = str(caught.value)
-    for words in ("[ns: 0.220 ns", "[µs: 220 ns", "[ms: 220 µs would be shorter than", "[s: 16 calls of 220 ms would be longer"):
-        assert words in message
-    assert "\n" not in message
+@pytest.mark.parametrize(
+    ("values", "declared", "bounds", "found", "words"),
+    [
+        (["0.0095 ms"], "", [], ("ms", "label", False, False), ("unproven, nothing was given that bounds it",)),
+        (["9.5 ms"], "", [KERNEL], ("ms", "label", False, False), ("s would fit",)),
+        (["9.5 ms"], "", [KERNEL, STAGE], ("ms", "label", True, False), ("every other unit",)),
+        (["9.5"], "", [KERNEL, STAGE], ("ms", "inferred", True, False),
+         ("without a unit, but only ms fits (9.50 ms): ns: ", "9.50 s would be longer than the 5.75 s stage")),
+        (["0.0095 ms"], "s", [KERNEL], ("s", "declared", True, False), ("declared s",)),
+        (["1250 ms", *["9.5 ms"] * 8, "0.001 ms"], "", [KERNEL, TRACE], ("ms", "label", True, False), ()),
+        (["9.5"], "", [], None, ("nothing bounds them; say --unit ns, us, ms or s",)),
+        (["9.5"], "", [KERNEL], None, ("ms and s would all fit", "[ns: 9.50 ns would be shorter", "say --unit")),
+        (["0.0095 s"], "ms", [KERNEL], None, ("declared ms",)),
+        (["0.22 ms", "0.22 ms"], "", [KERNEL, TRACE], None,
+         ("no unit fits; if the values are right, the timer did not wait", "[ns: 0.220 ns", "[µs: 220 ns",
+          "[ms: 220 µs would be shorter than", "[s: 16 calls of 220 ms would be longer")),
+    ],
+)  # fmt: skip
+def test_a_unit_stands_is_inferred_or_asked_for(
+    tmp_path: Path,
+    values: list[str],
+    declared: str,
+    bounds: list[Constraint],
+    found: tuple[str, str, bool, bool] | None,
+    words: tuple[str, ...],
+) -> None:
+    own = series(tmp_path, *values, unit=declared)
+    if found is None:
+        with pytest.raises(UnitError) as caught:
+            resolve_units(own, bounds)
+        said = str(caught.value)
+    else:
+        (choice,) = (resolved := resolve_units(own, bounds)).choices
+        assert (choice.unit, choice.source, choice.proven, choice.differs) == found and not resolved.prominent
+        said = choice.text
+    assert all(each in said for each in words) and "\n" not in said
 
 
 def test_an_override_is_used_whatever_it_contradicts(tmp_path: Path) -> None:
@@ -86,13 +94,6 @@ def test_an_override_is_used_whatever_it_contradicts(tmp_path: Path) -> None:
     assert choice.differs and list(resolve_units(series(tmp_path, "0.0095 ms"), (), "s").values_ns) == [9_500_000]
 
 
-def test_a_declared_unit_beats_the_label_and_never_gives_way(tmp_path: Path) -> None:
-    (choice,) = resolve_units(series(tmp_path, "0.0095 ms", unit="s"), [KERNEL]).choices
-    assert (choice.unit, choice.source, choice.differs) == ("s", "declared", False)
-    with pytest.raises(UnitError, match="declared ms"):
-        resolve_units(series(tmp_path, "0.0095 s", unit="ms"), [KERNEL])
-
-
 def test_each_label_of_a_mixed_file_is_proven_for_itself() -> None:
     (vsa,) = read_log(DATA / "mixed_units.log").of("attention")
     resolved = resolve_units(vsa, [KERNEL])
@@ -100,12 +101,6 @@ def test_each_label_of_a_mixed_file_is_proven_for_itself() -> None:
     assert [(choice.label, choice.unit) for choice in resolved.choices] == [
         ("ms", "ms"), ("us", "µs"), ("s", "s"), ("ns", "ns"), ("milliseconds", "ms"),
     ]  # fmt: skip
-
-
-def test_outliers_prove_nothing(tmp_path: Path) -> None:
-    values = ["1250 ms", *["9.5 ms"] * 8, "0.001 ms"]
-    bounds = [KERNEL, Constraint(rule="at_most", bound_ns=10**9, what="the stage")]
-    assert resolve_units(series(tmp_path, *values), bounds).choices[0].unit == "ms"
 
 
 def test_calls_must_fit_into_the_stage(tmp_path: Path) -> None:
@@ -180,3 +175,165 @@ def test_units_have_many_spellings() -> None:
 )
 def test_short_durations(ns: int | Fraction, text: str) -> None:
     assert short(ns) == text
+
+
+# Numbers as logs print them.
+
+
+def exactly(text: str, mark: str | None = None) -> Fraction:
+    number = read(text, mark)
+    assert isinstance(number, Decimal), number
+    return Fraction(number)
+
+
+@pytest.mark.parametrize(
+    ("text", "mark", "value"),
+    [
+        ("9.53", None, "9.53"),
+        ("9,53", None, "9.53"),
+        ("7,200.81", None, "7200.81"),
+        ("7.200,81", None, "7200.81"),
+        ("1,234,567", None, "1234567"),
+        ("1.234.567,8", None, "1234567.8"),
+        ("7\u202f200,81", None, "7200.81"),
+        ("1'234.5", None, "1234.5"),
+        ("1_000", None, "1000"),
+        ("7,200", ".", "7200"),
+        ("7,200", ",", "7.2"),
+        ("7.200", None, "7.2"),
+        ("7.200", ",", "7200"),
+        ("0,953", None, "0.953"),
+        ("1e-03", None, "0.001"),
+        ("1.5E+3", None, "1500"),
+        ("9,5e-3", None, "0.0095"),
+        (".5", None, "0.5"),
+        ("+5", None, "5"),
+        ("-0.0", None, "0"),
+        ("0.009293003007769585", None, "0.009293003007769585"),
+        ("12345678901234567890.5", None, "12345678901234567890.5"),
+    ],
+)
+def test_a_number_is_read_exactly(text: str, mark: str | None, value: str) -> None:
+    assert exactly(text, mark) == Fraction(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("nan", "nan"),
+        ("-NaN", "nan"),
+        ("inf", "infinite"),
+        ("-Infinity", "infinite"),
+        ("-0.5", "negative"),
+        ("-7,200.5", "negative"),
+        ("7,200", "ambiguous"),
+        ("1.2.3", "unreadable"),
+        ("1,23.4", "unreadable"),
+        ("1e999999999", "unreadable"),
+        ("1e" + "9" * 30, "unreadable"),
+        ("0." + "1" * 5000, "unreadable"),
+    ],
+)
+def test_what_is_no_time_is_named(text: str, reason: str) -> None:
+    assert read(text, None) == reason
+
+
+@pytest.mark.parametrize(
+    ("text", "mark"),
+    [("7", None), ("7,200", None), ("7.200", None), ("9,53", ","), ("9.53", "."), ("1,234,567", "."), ("nan", None)],
+)
+def test_a_number_shows_its_mark_or_not(text: str, mark: str | None) -> None:
+    assert decides(text) == mark
+
+
+@given(st.integers(0, 10**16), st.integers(0, 12), st.sampled_from([(",", "."), (".", ","), ("_", "."), ("\u202f", ",")]))
+def test_grouped_numbers_come_back(digits: int, places: int, marks: tuple[str, str]) -> None:
+    group, mark = marks
+    text = f"{Decimal(digits).scaleb(-places):,.{places}f}".translate({ord(","): group, ord("."): mark})
+    assert exactly(text, mark) == Fraction(digits, 10**places)
+
+
+@given(st.floats(0, 1e12, allow_subnormal=False).filter(lambda value: value == 0 or value > 1e-15))
+def test_what_python_prints_comes_back(value: float) -> None:
+    assert exactly(repr(value), ".") == Fraction(Decimal(repr(value)))
+
+
+# Patterns files: what is allowed in them and what an error says.
+
+
+GOOD = "[mine]\nkind = 'attention'\nregex = 'took {value} {unit}'\n"
+
+
+def test_a_users_patterns_come_first_and_replace_those_of_the_same_name(tmp_path: Path) -> None:
+    file = tmp_path / "patterns.toml"
+    file.write_text(GOOD + "[attention]\nkind = 'attention'\nregex = 'attn {value} {unit}'\n")
+    shipped, loaded = load_patterns(), load_patterns(file)
+    assert [pattern.name for pattern in loaded[:2]] == ["mine", "attention"]
+    assert sorted(pattern.name for pattern in loaded) == sorted(["mine", *(pattern.name for pattern in shipped)])
+    file.write_text("defaults = false\n" + GOOD)
+    assert [pattern.name for pattern in load_patterns(file)] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[mine]\nkind = 'attention'\nregexp = '{value}'\n", "did you mean 'regex'"),
+        ("default = false\n" + GOOD, "did you mean 'defaults'"),
+        ("[mine]\nkind = 'atention'\nregex = '{value}'\n", "did you mean 'attention'"),
+        ("[mine]\nkind = 'attention'\nregex = '(?P<value>1)(?P<rnk>2)'\n", "did you mean 'rank'"),
+        ("[mine]\nkind = 'attention'\nregex = 'took'\n", "no group value"),
+        ("[mine]\nkind = 'attention'\nregex = '({value}'\n", "not a regular expression"),
+        ("[mine]\nkind = 'attention'\nregex = '{value}'\nunit = 'msc'\n", "unknown unit 'msc'"),
+        ("[mine]\nkind = 'attention'\nregex = '{value}'\nunit = 3\n", "is not text"),
+        ("[mine]\nregex = '{value}'\n", "needs kind and regex"),
+        ("[mine]\nformat = 'records'\n", "did you mean 'record'"),
+        ("[mine]\nformat = 'record'\nregex = '{value}'\n", "unknown key 'regex'"),
+        ("[mine]\nformat = 'record'\nkinds = { e2e = 'all' }\n", "unknown kind 'all'"),
+        ("[mine]\nformat = 'record'\nkinds = 'e2e'\n", "write a table"),
+        ("defaults = 1\n" + GOOD, "allowed: true, false"),
+        ("", "has no pattern"),
+        ("[mine\n", "is not TOML"),
+    ],
+)
+def test_a_wrong_file_is_one_error_that_says_what_is_allowed(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "patterns.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=words) as caught:
+        load_patterns(file)
+    assert str(file) in str(caught.value)
+
+
+def test_a_missing_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot read patterns file"):
+        load_patterns(tmp_path / "no.toml")
+
+
+def test_a_framework_of_ones_own() -> None:
+    log = read_log(DATA / "own_framework.log", load_patterns(DATA / "patterns.toml"))
+    found = {(series.kind, series.title): [(each.text, each.step, each.round) for each in series] for series in log.series}
+    assert found == {
+        ("attention", "self, rank 0"): [("0.0095", 0, None), ("0.0096", 1, None)],
+        ("attention", "self, rank 1"): [("0.0097", 0, None)],
+        ("attention", "cross, rank 0"): [("0.0005", 0, None)],
+        ("stage", "sampling"): [("7.25", None, 3), ("7.15", None, 4)],
+    }
+    assert {series.declared for series in log.series if series.kind == "attention"} == {"s"}
+    (similar,) = log.similar
+    assert (similar.line, similar.pattern) == (5, "self-attention")
+
+
+@pytest.mark.parametrize(
+    ("regex", "similar", "other"),
+    [
+        ("step {value} done", "a step that is done", "done with this step"),
+        (r"\[foo\] (?:bar|baz) latency=(?P<value>\d+)", "Foo: LATENCY is high", "foo bar"),
+        ("{value}", None, "anything 12"),
+        ("one {value}|two {value2}".replace("{value2}", "x"), None, "one two"),
+    ],
+)
+def test_lines_look_similar_by_the_words_of_the_regex(tmp_path: Path, regex: str, similar: str | None, other: str) -> None:
+    file = tmp_path / "patterns.toml"
+    file.write_text(f"defaults = false\n[mine]\nkind = 'step'\nregex = '{regex}'\n")
+    (pattern,) = load_patterns(file)
+    assert similar is None or pattern.similar.search(similar)
+    assert not pattern.similar.search(other)

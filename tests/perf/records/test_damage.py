@@ -123,7 +123,7 @@ def test_a_log_of_records_has_the_sound_clips_alone(run: Path) -> None:
 
     log = read_log(rewritten(run, change) / RECORDS)
     (series,) = log.series
-    assert len(series) == 2 * NUM_SPANS and {series[at].round for at in range(len(series))} == {0, 2}
+    assert len(series) == 2 * NUM_SPANS and {sample.round for sample in series} == {0, 2}
     assert log.damage == read_run(run).damage != ()
     assert log.counts.lines == log.counts.matched + log.counts.ignored + log.counts.similar == 17
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from strobe.core.errors import DataError
-from strobe.perf.logs import Log, read_log
+from strobe.perf.logs import read_log
+from strobe.perf.logs.series import Log
 from strobe.perf.records import store
 from strobe.perf.records.record import Clip, End, Header, Span
 from strobe.perf.records.store import PACKED, RECORDS, RunWriter, pack, read_run
@@ -29,7 +30,7 @@ def run(tmp_path: Path, header: Header, span: Span) -> Path:
 
 
 def figures(log: Log) -> list[object]:
-    return [log.counts, *((each.pattern, each.kind, each.name, each.rank, each.text) for each in log.series)]
+    return [log.counts, *((each.pattern, each.kind, each.name, each.rank, each.samples) for each in log.series)]
 
 
 def test_packed_records_are_read_like_plain_ones(run: Path) -> None:

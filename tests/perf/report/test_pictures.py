@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reports import decode_report
 from strobe.perf.report.blocks.kernels import MAX_SLICES, MAX_SLICES_BY_CLASS, Piece, draw_lanes, merged
 from strobe.perf.report.model import (
     Bar,
@@ -28,7 +29,6 @@ from strobe.perf.report.model import (
     StripLane,
     Table,
     Waterfall,
-    decode_report,
     encode_report,
 )
 from strobe.perf.report.svg import MAX_FRAMES, draw_flame, draw_strip, draw_waterfall

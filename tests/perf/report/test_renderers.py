@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shutil
@@ -14,32 +15,59 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reports import decode_report
+from strobe.core.errors import StrobeError
+from strobe.core.printable import clean
 from strobe.perf.report.build import build_report
 from strobe.perf.report.model import (
+    MAX_NAME,
     Banner,
     Code,
     Column,
+    Count,
+    ExactTime,
     Fact,
     Figure,
+    Flame,
+    Frame,
     Kind,
     Lane,
     Missing,
     Notes,
     Number,
     Paragraph,
+    Ratio,
     Report,
     Row,
     Section,
+    Share,
     Table,
     Text,
+    Time,
     Timeline,
     VideoLink,
     Videos,
+    cell_text,
+    encode_report,
+    exact_ms,
+    shorten,
+    significant,
 )
-from strobe.perf.report.svg import esc
-from strobe.perf.report.write import escape, render_html, render_markdown, write_report
+from strobe.perf.report.svg import RatioScale, esc, linear_ticks, percent, tick_text
+from strobe.perf.report.write import (
+    FORMATS,
+    MAX_PAGE_BYTES,
+    escape,
+    least_bytes,
+    render,
+    render_html,
+    render_markdown,
+    write_report,
+)
 
 MakeRun = Callable[..., Path]
+
+
 VOID = {"meta", "link"}
 
 
@@ -159,8 +187,6 @@ def test_five_variants_with_heavy_traces_stay_below_300_kb(
 
 
 # -------------------------------------------------------------------------------------------------------------- Markdown
-
-
 def rows_of(markdown: str) -> list[list[str]]:
     """Tables of a Markdown text as lists of rows; a row is its unescaped cell borders."""
     found: list[list[str]] = [[]]
@@ -193,8 +219,6 @@ def test_any_text_stays_in_its_cell(text: str) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------- small reports
-
-
 def report_of(*blocks: object) -> Report:
     part = Section("part", "Part", "Lead.", blocks)  # type: ignore[arg-type]
     return Report(
@@ -274,3 +298,175 @@ def test_neighbours_without_a_value_say_their_common_reason_once() -> None:
     section = Section("s", "S", "", (Table("t", columns, (row,)),))
     page = render_markdown(Report(1, (), "T", "", (), (), (section,)))
     assert "| - (no counters) | - | 1 | - (no counters) | not measured (no clock) |" in page
+
+
+# Numbers as text: units, digits, signs.
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (7200.80759, "7201"), (12.999318, "13.00"), (9.5341, "9.534"), (0.0020004, "0.002000"), (-0.5, "-0.5000"),
+     (123456.7, "123457"), (999.96, "1000"), (float("inf"), "inf")],
+)  # fmt: skip
+def test_four_significant_digits(value: float, text: str) -> None:
+    assert significant(value) == text
+
+
+def test_exact_times_add_up_as_printed() -> None:
+    assert [exact_ms(ns) for ns in (1, -1, 0, 1_446_198_900, -2_751_012)] == [
+        "0.000001", "-0.000001", "0.000000", "1446.198900", "-2.751012",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("cell", "unit", "text"),
+    [
+        (Time(1_500_000), "", "1.500 ms"),
+        (Time(1_500_000), "ms", "1.500"),
+        (Time(1_500), "µs", "1.500"),
+        (Time(2e9), "s", "2.000"),
+        (ExactTime(-5), "ms", "-0.000005"),
+        (Ratio(1.2513), "", "1.25x"),
+        (Ratio(1.2513, 1.2, 1.3), "", "1.251x [1.200, 1.300]"),
+        (Share(0.512), "", "51.2 %"),
+        (Share(-0.0001), "", "0.0 %"),
+        (Number(3.14159, 2, "dB"), "", "3.14 dB"),
+        (Count(7), "", "7"),
+        (Missing("why"), "", "not measured"),
+        (Missing("why", "-"), "", "-"),
+        (Text("a\nb"), "", "a\\nb"),
+        (Code("\x07"), "", "\\x07"),
+    ],
+)
+def test_cells(cell: object, unit: str, text: str) -> None:
+    assert cell_text(cell, Column("c", unit)) == text  # type: ignore[arg-type]
+
+
+def test_marks_that_change_how_text_is_read_are_made_visible() -> None:
+    assert clean("a\u202eb\u2066c\u200bd\ufeffe\x85f\udc80g") == "a\\u202eb\\u2066c\\u200bd\\ufeffe\\x85f\\udc80g"
+    assert clean("naïve — 中文 😀") == "naïve — 中文 😀"
+
+
+def test_long_names_keep_both_ends() -> None:
+    name = "begin" + "x" * 5000 + "end"
+    assert shorten("void at::native::f<c10::BFloat16>(" + "at::T, " * 20 + ")") == "f<BFloat16>(" + "T, " * 20 + ")"
+    assert shorten("at::short") == "at::short"
+    assert len(shorten(name)) <= MAX_NAME and shorten(name).startswith("begin") and shorten(name).endswith("end")
+    assert clean(name) == name
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 7200), (-3, 3), (0.0001, 0.0009), (0.97, 0.98), (5, 5)])
+def test_ticks_are_round_and_inside(low: float, high: float) -> None:
+    ticks = linear_ticks(low, high, 5)
+    assert 1 <= len(ticks) <= 7 and all(low - 1e-9 <= tick <= high + 1e-9 for tick in ticks)
+    labels = [tick_text(tick, ticks[1] - ticks[0]) for tick in ticks] if len(ticks) > 1 else []
+    assert len(set(labels)) == len(labels) and [float(label) for label in labels] == pytest.approx(ticks[: len(labels)], abs=1e-9)
+
+
+def test_coordinates() -> None:
+    assert [percent(part) for part in (0, 1, 0.5, 1 / 3)] == ["0%", "100%", "50%", "33.333%"]
+
+
+def test_ratio_axis_holds_every_bound_and_one() -> None:
+    scale = RatioScale([Ratio(2.0, 1.5, 3.0), Ratio(0.8)])
+    places = [scale.at(value) for value in (0.8, 1.0, 1.5, 2.0, 3.0)]
+    assert places == sorted(places) and places[0] > 0 and places[-1] < 1 and 1.0 in scale.ticks()
+    assert RatioScale([]).ticks() == [1.0]
+
+
+# The page stays below its limit whatever the tables are; the other formats keep everything.
+
+
+def long_table(rows: int) -> Table:
+    names = (f"void some::name::kernel_{row}<{'float, ' * 12}>(int)" for row in range(rows))
+    plain = (Row((Code(name), Count(number))) for number, name in enumerate(names))
+    return Table("long", (Column("name"), Column("n", numeric=True)), (*plain, Row((Text("in all"), Count(-1)), strong=True)))
+
+
+def wide_report(*tables: Table) -> Report:
+    flame = Figure("f", "a", Flame(Frame("root", 1, 1), False), tables[0])
+    sections = (Section("a", "A", "", (*tables, flame)),)
+    return Report(v=1, speedups=(), title="t", subtitle="", facts=(), banners=(), sections=sections)
+
+
+def test_a_small_page_is_whole() -> None:
+    page = render(wide_report(long_table(20)), "html")
+    assert "kernel_19" in page and "The first" not in page
+
+
+def test_a_large_page_keeps_the_first_rows_and_the_totals_and_says_so() -> None:
+    report = wide_report(long_table(3000), long_table(10), long_table(700))
+    page = render(report, "html")
+    assert 50_000 < len(page.encode()) <= MAX_PAGE_BYTES
+    assert page.count("of 3000 rows, so that the page stays small") == 2  # the table and the twin of the picture
+    assert page.count("of 700 rows") == 1 and page.count("in all") == 4
+    assert decode_report(render(report, "json").encode()) == report
+    assert "kernel\\_2999" in render(report, "md")
+
+
+def test_only_the_formats_that_are_asked_for_are_written(tmp_path: Path) -> None:
+    report = wide_report(long_table(3))
+    assert [path.name for path in write_report(report, tmp_path)] == [f"report.{format}" for format in FORMATS]
+    for format in FORMATS:
+        assert (tmp_path / f"report.{format}").read_text(encoding="utf-8") == render(report, format)
+    (tmp_path / "one").mkdir()
+    assert [path.name for path in write_report(report, tmp_path / "one", ["json"])] == ["report.json"]
+    assert [path.name for path in (tmp_path / "one").iterdir()] == ["report.json"]
+
+
+def test_what_a_page_is_said_to_take_at_least_is_less_than_it_takes() -> None:
+    for rows in (1, 50, 2000):
+        report = wide_report(long_table(rows), Table("plain", (Column("n"),), (Row((Count(1),)),) * rows))
+        assert rows * 40 < least_bytes(report) < len(render_html(report).encode())
+
+
+def test_a_page_that_is_far_too_large_is_not_rendered_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered = []
+
+    def counted(report: Report, **how: bool) -> str:
+        rendered.append(least_bytes(report))
+        return render_html(report, **how)
+
+    monkeypatch.setattr("strobe.perf.report.write.render_html", counted)
+    report = wide_report(*(Table("t", (Column("n"), Column("m")), (Row((Count(i), Count(-i))),)) for i in range(30_000)))
+    assert len(render(report, "html").encode()) <= MAX_PAGE_BYTES
+    assert max(rendered) <= MAX_PAGE_BYTES
+
+
+# A report on a full disk leaves the earlier one as it was: page, Markdown and data belong together.
+
+
+RUN = Path(__file__).parents[3] / "benchmarks" / "presets-h200"
+
+
+@pytest.mark.parametrize("full_at", [1, 2, 3])
+def test_an_earlier_report_outlives_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full_at: int) -> None:
+    report = build_report([shutil.copytree(RUN, tmp_path / "run")])
+    into = tmp_path / "page"
+    into.mkdir()
+    for name in ("report.html", "report.md", "report.json"):
+        (into / name).write_text("good")
+    calls = iter(range(1, 10))
+
+    def full(descriptor: int) -> None:
+        if next(calls) == full_at:
+            raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(StrobeError, match="the disk is full"):
+        write_report(report, into)
+    assert {path.name: path.read_text() for path in into.iterdir()} == dict.fromkeys(
+        ("report.html", "report.md", "report.json"), "good"
+    )
+
+
+# The JSON twin holds the whole report and knows its version.
+
+
+def test_json_twin_gives_the_report_back(make_run: Callable[..., Path]) -> None:
+    report = build_report([make_run(evil=True)])
+    data = encode_report(report)
+    again = decode_report(data)
+    assert again == report
+    assert render_html(again) == render_html(report) and render_markdown(again) == render_markdown(report)
+    assert json.loads(data)["v"] == 1

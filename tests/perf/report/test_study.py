@@ -121,4 +121,4 @@ def test_a_frame_block_left_out_by_hand_is_said(run: Path) -> None:
     edited(run, "ultra", lambda event: event["name"] != "strobe::frame_block#4")
     report, finding = built(run)
     assert "The trace of ultra lacks frame blocks 4: the others of their kind stand for them." in notes(report)
-    assert finding.answer is not None and finding.answer.stood_for == ((), (4,))
+    assert finding.answer is not None and [side.stood_for for side in finding.answer.sides] == [(), (4,)]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from reports import decode_report
 from strobe.perf.report.export import COLUMNS, write_events
 from strobe.perf.report.model import (
     Code,
@@ -24,7 +25,6 @@ from strobe.perf.report.model import (
     Table,
     Text,
     Timeline,
-    decode_report,
     encode_report,
 )
 from strobe.perf.report.study import TraceOptions, TraceStudy, load_trace_study, trace_labels

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from made_traces import trace_of
+from reports import decode_report
 from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.report.blocks.kernels import MAX_MEMBERS
 from strobe.perf.report.model import (
@@ -25,7 +26,6 @@ from strobe.perf.report.model import (
     Strip,
     Table,
     Text,
-    decode_report,
     encode_report,
 )
 from strobe.perf.report.study import TraceOptions, TraceStudy

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from made_traces import trace_of
+from reports import decode_report
 from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.analysis.structure.window import choose_window
 from strobe.perf.report.model import (
@@ -24,7 +25,6 @@ from strobe.perf.report.model import (
     Report,
     Section,
     Table,
-    decode_report,
     encode_report,
 )
 from strobe.perf.report.study import TraceOptions, TraceStudy, trace_labels

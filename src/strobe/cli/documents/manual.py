@@ -6,7 +6,6 @@ from typing import Final
 
 from strobe.cli.documents.verbs import DOCUMENTS
 from strobe.perf.records.store import parts_of, struct_sections
-from strobe.perf.report.blocks.rows import DocumentPart
 from strobe.perf.report.documents.runs import SCHEMA_VERSION
 
 _HEAD: Final = f"""# JSON documents
@@ -34,10 +33,7 @@ def json_markdown() -> str:
     """Return `docs/json.md`: the verbs with their documents, then the keys of each document and of the parts of documents."""
     kinds = dict.fromkeys(kind for found in DOCUMENTS.values() for kind in found)
     parts = dict.fromkeys(part for kind in kinds for part in parts_of(kind) if part not in kinds)
-    rows = [f"| `strobe {verb}` | {' or '.join(map(_link, found))} |" for verb, found in DOCUMENTS.items()]
+    links = {kind: f"[{kind.__name__}](#{kind.__name__.lower()})" for kind in kinds}
+    rows = [f"| `strobe {verb}` | {' or '.join(map(links.__getitem__, found))} |" for verb, found in DOCUMENTS.items()]
     listed = "\n".join(("| verb | document |", "|---|---|", *rows))
     return "\n".join((_HEAD, listed, "", *struct_sections({kind: kind.__name__ for kind in (*kinds, *parts)})))
-
-
-def _link(kind: type[DocumentPart]) -> str:
-    return f"[{kind.__name__}](#{kind.__name__.lower()})"

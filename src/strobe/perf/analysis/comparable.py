@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from fractions import Fraction
 from itertools import chain
+from typing import Annotated as A
 from typing import Final, Literal, TypeAlias
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 
 from strobe.core.errors import ConfigError, unknown_choice
 from strobe.core.printable import first_of
@@ -79,25 +81,18 @@ Facts: TypeAlias = Mapping[str, Value]
 """Known facts of one side, by the names of `FACTS`; unknown ones are left out. Those of `SEVERAL` are sets."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SideCheck:
-    """One fact of both sides with its verdict.
+class FactPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One fact that the comparison depends on."""
 
-    Args:
-        name: a word of `FACTS`.
-        title: the fact's name in words.
-        baseline: `None` where it is not known.
-        candidate: likewise.
-        verdict: `same`, `differs`, `allowed` or `unknown`.
-        weight: how much a difference matters here.
-    """
-
-    name: str
-    title: str
-    baseline: Value | None
-    candidate: Value | None
-    verdict: Verdict
-    weight: Weight
+    name: A[str, Meta(description="name of the fact, as --fact and --allow-different take it")]
+    title: A[str, Meta(description="title of the fact in words")]
+    baseline: A[str | tuple[str, ...] | None, Meta(description="value or values of the baseline; null: not known")]
+    candidate: A[str | tuple[str, ...] | None, Meta(description="value or values of the candidate; null: not known")]
+    verdict: A[Verdict, Meta(description="result of the check; `allowed`: the values differ and --allow-different permits it")]
+    weight: A[
+        Weight,
+        Meta(description="effect of a difference: `must`: prevents the comparison; `should`: weakens it; `told`: is only shown"),
+    ]
 
     def __str__(self) -> str:
         return f"{self.title}: {shown(self.baseline)} against {shown(self.candidate)}"
@@ -107,13 +102,13 @@ class SideCheck:
 class Comparability:
     """All checks, in the order of `FACTS`."""
 
-    checks: tuple[SideCheck, ...]
+    checks: tuple[FactPart, ...]
 
-    def _with(self, verdict: Verdict, weight: Weight) -> tuple[SideCheck, ...]:
+    def _with(self, verdict: Verdict, weight: Weight) -> tuple[FactPart, ...]:
         return tuple(check for check in self.checks if (check.verdict, check.weight) == (verdict, weight))
 
     @property
-    def obstacles(self) -> tuple[SideCheck, ...]:
+    def obstacles(self) -> tuple[FactPart, ...]:
         """Facts that differ and must not. Serialised launches on both sides are one too, since such times are not
         comparable with anything."""
         serial = (
@@ -124,12 +119,12 @@ class Comparability:
         return (*(each for each in self._with("differs", "must") if each.name != "launch_blocking"), *serial)
 
     @property
-    def doubts(self) -> tuple[SideCheck, ...]:
+    def doubts(self) -> tuple[FactPart, ...]:
         """Facts that differ and weaken the comparison."""
         return self._with("differs", "should")
 
     @property
-    def unknown(self) -> tuple[SideCheck, ...]:
+    def unknown(self) -> tuple[FactPart, ...]:
         """Facts that must agree and are not known of both sides."""
         return self._with("unknown", "must")
 
@@ -178,7 +173,8 @@ def compare_facts(baseline: Facts, candidate: Facts, allow_different: Sequence[s
         verdict: Verdict = "unknown" if b is None or c is None else "same" if b == c else "differs"
         if name in allow_different and (verdict == "differs" or name == "launch_blocking"):
             verdict = "allowed"
-        checks.append(SideCheck(name=name, title=title, baseline=b, candidate=c, verdict=verdict, weight=weight))
+        sides = [tuple(sorted(each)) if isinstance(each, frozenset) else each for each in (b, c)]
+        checks.append(FactPart(name=name, title=title, baseline=sides[0], candidate=sides[1], verdict=verdict, weight=weight))
     return Comparability(checks=tuple(checks))
 
 
@@ -187,7 +183,7 @@ def _common(baseline: Value | None, candidate: Value | None) -> bool:
     return isinstance(baseline, frozenset) and isinstance(candidate, frozenset) and not baseline.isdisjoint(candidate)
 
 
-def shown(value: Value | None) -> str:
+def shown(value: Value | tuple[str, ...] | None) -> str:
     """Format a fact on one line: the first of several values and the number of others."""
     if value is None or isinstance(value, str):
         return value or "not recorded"
@@ -220,13 +216,6 @@ VARIED: Final = ("backend", "sparsity", "steps", "dtype")
 """Facts in which the variants of one run may differ, as they are compared for that."""
 
 
-def _call_facts(sizes: Mapping[str, int]) -> dict[str, object]:
-    """Return batch and tokens of one attention call; empty if the records are of something else."""
-    tokens = dict.fromkeys(sizes[key] for key in ("q_tokens", "kv_tokens") if key in sizes)
-    found = {"batch": sizes.get("batch"), "tokens": " queries, ".join(map(str, tokens)) + (" keys" if len(tokens) > 1 else "")}
-    return {name: value for name, value in found.items() if value}
-
-
 def record_facts(header: Header, variant: Variant | None) -> dict[str, str]:
     """Return the facts that a run's records hold: machine, model, workload and, if given, the variant."""
     machine, work = header.machine, header.workload
@@ -251,7 +240,10 @@ def record_facts(header: Header, variant: Variant | None) -> dict[str, str]:
     if variant is not None:
         known |= {"backend": variant.attention_impl, "sparsity": variant.sparsity, "tokens": variant.tokens_per_block}
         known |= {"steps": variant.steps, "dtype": variant.dtype}
-        known |= _call_facts(variant.sizes)
+        tokens = dict.fromkeys(variant.sizes[key] for key in ("q_tokens", "kv_tokens") if key in variant.sizes)
+        if tokens:  # of one attention call
+            known["tokens"] = " queries, ".join(map(str, tokens)) + (" keys" if len(tokens) > 1 else "")
+        known["batch"] = variant.sizes.get("batch") or known.get("batch")
     return {name: str(value) for name, value in known.items() if value not in (None, "")}
 
 
@@ -379,30 +371,20 @@ def _focal_facts(traces: Sequence[Trace], focal: str | None) -> Iterator[tuple[s
 
 def _machine_facts(traces: Sequence[Trace]) -> Iterator[tuple[str, Value]]:
     """Yield devices and processes."""
-    devices = Counter(name for trace in traces for name in _used_devices(trace))
+    devices = list[str]()  # products that ran something; an event's device number may differ from that of the list
+    for trace in traces:
+        by_index = {device.index: device.name for device in trace.devices}
+        only = trace.devices[0].name if len({device.name for device in trace.devices}) == 1 else ""
+        devices += (name for device in set(trace.device_events.device) if (name := by_index.get(device) or only))
     if devices:
-        yield "device", " and ".join(sorted(devices))
-        yield "devices", str(devices.total())
+        yield "device", " and ".join(sorted(set(devices)))
+        yield "devices", str(len(devices))
     worlds = {str(trace.world_size) for trace in traces if trace.world_size is not None}
-    if len(traces) == 1 and not worlds and _says_capture(traces[0]) and _is_alone(traces[0]):
-        worlds = {"1"}
+    if len(traces) == 1 and not worlds and _says_capture(traces[0]) and len(traces[0].device_events):
+        communicates = traces[0].collectives or DEVICE_KINDS.index("comm") in set(traces[0].device_events.kind)
+        worlds = set() if communicates else {"1"}
     if worlds:
         yield "world", " and ".join(sorted(worlds))
-
-
-def _is_alone(trace: Trace) -> bool:
-    """Return whether a trace without process groups holds no communication either."""
-    events = trace.device_events
-    return len(events) > 0 and not trace.collectives and DEVICE_KINDS.index("comm") not in set(events.kind)
-
-
-def _used_devices(trace: Trace) -> list[str]:
-    """Return the products that ran something; an event's device number may differ from that of the list."""
-    used = sorted(set(trace.device_events.device))
-    by_index = {device.index: device.name for device in trace.devices}
-    listed = {device.name for device in trace.devices}
-    only = listed.pop() if len(listed) == 1 else ""
-    return [name for device in used if (name := by_index.get(device) or only)]
 
 
 def _says_capture(trace: Trace) -> bool:
@@ -424,29 +406,22 @@ def _launch_blocking(trace: Trace) -> bool | None:
 # ---------------------------------------------------------------------------------------------------------------- kernels
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CommonKernels:
-    """Kernels that both sides ran, copies and memsets left out.
+class CommonPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Kernels that both sides ran, without copies and memsets."""
 
-    Args:
-        names: normalised names of the kernels that both sides ran, sorted.
-        baseline_share: part of the baseline's kernel time that was spent in them.
-        candidate_share: part of the candidate's.
-    """
-
-    names: tuple[str, ...]
-    baseline_share: Fraction
-    candidate_share: Fraction
+    baseline_share: A[float, Meta(description="share of the baseline's kernel time in common kernels, 0 to 1")]
+    candidate_share: A[float, Meta(description="share of the candidate's kernel time in common kernels, 0 to 1")]
+    names: A[tuple[str, ...], Meta(description="normalised names of the common kernels")]
 
 
-def common_kernels(baseline: Sequence[Trace], candidate: Sequence[Trace]) -> CommonKernels | None:
+def common_kernels(baseline: Sequence[Trace], candidate: Sequence[Trace]) -> CommonPart | None:
     """Return the kernels that both sides ran; `None` if one of them ran none."""
     sides = [_kernel_times(traces) for traces in (baseline, candidate)]
     if not all(side.total() for side in sides):
         return None
     names = sorted(sides[0].keys() & sides[1].keys())
-    shares = [Fraction(sum(side[name] for name in names), side.total()) for side in sides]
-    return CommonKernels(names=tuple(names), baseline_share=shares[0], candidate_share=shares[1])
+    shares = [sum(side[name] for name in names) / side.total() for side in sides]
+    return CommonPart(names=tuple(names), baseline_share=shares[0], candidate_share=shares[1])
 
 
 def _kernel_times(traces: Sequence[Trace]) -> Counter[str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, get_args
 
 from strobe.core.errors import ConfigError, DataError, UnitError, nearest, unknown_choice
 
@@ -33,13 +33,6 @@ _LARGEST: Final = 40
 """Largest power of ten that a time in any unit can have."""
 
 
-class LogNumber(NamedTuple):
-    """Exact decimal number, `digits` x 10 ** `exponent`."""
-
-    digits: int
-    exponent: int
-
-
 def decides(text: str) -> Mark | None:
     """Return the decimal mark that the text itself shows, or None: `7` has none, and `7,200` may be read in two ways."""
     parts = _PARTS.fullmatch(text)
@@ -52,7 +45,7 @@ def decides(text: str) -> Mark | None:
     return None if _GROUPS.fullmatch(parts["body"]) and not parts["exponent"] else last
 
 
-def read(text: str, mark: Mark | None) -> LogNumber | Reason:
+def read(text: str, mark: Mark | None) -> Decimal | Reason:
     """Parse a number, or return the reason why it is none.
 
     Args:
@@ -76,14 +69,14 @@ def read(text: str, mark: Mark | None) -> LogNumber | Reason:
     if not (whole + fraction).isdecimal():
         return "unreadable"
     number = _number(whole, fraction, parts["exponent"] or "")
-    return "negative" if parts["sign"] == "-" and isinstance(number, LogNumber) and number.digits else number
+    return "negative" if parts["sign"] == "-" and isinstance(number, Decimal) and number else number
 
 
-def _number(whole: str, fraction: str, exponent: str) -> LogNumber | Reason:
+def _number(whole: str, fraction: str, exponent: str) -> Decimal | Reason:
     power = int(exponent or 0) - len(fraction)
     if abs(power) > _LARGEST or len(whole) > _LARGEST:
         return "unreadable"
-    return LogNumber(int(whole + fraction), power)
+    return Decimal(f"{whole}{fraction}e{power}")
 
 
 # Units of time and their spellings in logs.

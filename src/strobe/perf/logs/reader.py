@@ -19,8 +19,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from strobe.core.errors import DataError
-from strobe.perf.logs.patterns import NUMBER, UNIT, Kind, LogNumber, Pattern, Patterns, load_patterns, parse_patterns, read
-from strobe.perf.logs.series import MAX_EXAMPLES, MAX_TEXT, Example, LineCounts, Log, Sample, SeriesBuilder
+from strobe.perf.logs.patterns import NUMBER, UNIT, Kind, Pattern, Patterns, load_patterns, parse_patterns, read
+from strobe.perf.logs.series import MAX_EXAMPLES, MAX_TEXT, Example, LineCounts, Log, Sample, series_of
 from strobe.perf.records.record import SCHEMA_VERSION, Header, Record, Span
 from strobe.perf.records.store import RunRecords, number_of, read_run
 
@@ -263,8 +263,9 @@ def read_log(path: Path, patterns: Patterns | None = None, *, progress: Progress
     reading, found, run = Counter[str](), _Reader(path, load_patterns() if patterns is None else patterns), _run_of(path)
     left_out: Collection[int] = () if run is None else run.left_out_lines
     size = path.stat().st_size if path.is_file() else 0
-    if 0 < size <= LARGEST_DUMP and any(pattern.format == "dump" for pattern in found.patterns) and (stages := dumped(path)):
-        found.take_dump(stages)
+    dump = next((pattern for pattern in found.patterns if pattern.format == "dump"), None)
+    if dump is not None and 0 < size <= LARGEST_DUMP and (stages := dumped(path)):
+        found.take_dump(dump, stages)
         return found.log(size, reading, ())
     for count, line in enumerate(read_lines(path, reading)):
         found.pass_over() if line.number in left_out else found.add(line)
@@ -301,7 +302,7 @@ def sha256_of(path: Path) -> str:
 class _Reader:
     def __init__(self, path: Path, patterns: Patterns) -> None:
         self._path, self.patterns = path, patterns
-        self._series: dict[tuple[str, str, int | None], SeriesBuilder] = {}
+        self._series: dict[tuple[str, str, int | None], tuple[Pattern, Kind, list[Sample]]] = {}
         self._pending: list[tuple[LogLine, str]] = []  # lines that may go on in the next one, and what they resemble
         self._similar: dict[str, list[Example]] = {}
         self._ranks, self._proposal = Ranks(), ""
@@ -335,9 +336,8 @@ class _Reader:
             self._longest, self._long_lines = len(line.text), 0
         self._long_lines += len(line.text) == self._longest
 
-    def take_dump(self, stages: Sequence[tuple[Kind, str, str, int | None]]) -> None:
+    def take_dump(self, pattern: Pattern, stages: Sequence[tuple[Kind, str, str, int | None]]) -> None:
         """Keep the stages and steps of a file that is one JSON object; times are in ms."""
-        pattern = next(pattern for pattern in self.patterns if pattern.format == "dump")
         self._counts["lines"] = self._counts["matched"] = 1
         for kind, name, value, step in stages:
             self._keep(pattern, _Found(0, 0, 0, kind, name, None, Sample(0, value, "ms", 0, step)), 1)
@@ -356,7 +356,10 @@ class _Reader:
             sha256=sha256_of(self._path),
             size_bytes=size_bytes,
             patterns=self.patterns,
-            series=tuple(builder.freeze(self._path) for builder in self._series.values()),
+            series=tuple(
+                series_of(self._path, pattern, (kind, name, rank), samples)
+                for (_, name, rank), (pattern, kind, samples) in self._series.items()
+            ),
             counts=LineCounts(**self._counts, mended=reading["mended"], cut=reading["cut"], truncated=bool(reading["truncated"])),
             similar=tuple(example for examples in self._similar.values() for example in examples),
             damage=damage,
@@ -417,8 +420,8 @@ class _Reader:
                     f"{self._path}: pattern {pattern.name!r} has found more than {MAX_SERIES} names and ranks, the last is "
                     f"{value.name[:40]!r}; its group `name` takes something that changes from line to line, narrow it"
                 )
-            self._series[key] = SeriesBuilder(pattern, value.kind, value.name, value.rank)
-        self._series[key].add(value.sample._replace(line=number, position=self._position))
+            self._series[key] = pattern, value.kind, []
+        self._series[key][2].append(value.sample._replace(line=number, position=self._position))
         self._position += 1
 
 
@@ -458,11 +461,11 @@ def _text_values(pattern: Pattern, text: str, ranks: Ranks) -> Iterator[_Found]:
 def _seconds_of_one(rate: str) -> str:
     """Return what one of so many a second takes, in seconds with six digits: infinitely long at a rate of 0."""
     number = read(rate, ".")
-    if not isinstance(number, LogNumber):
+    if not isinstance(number, Decimal):
         return "nan"
-    if not number.digits:
+    if not number:
         return "inf"
-    seconds = Context(prec=_DIGITS).divide(Decimal(1), Decimal(number.digits).scaleb(number.exponent))
+    seconds = Context(prec=_DIGITS).divide(Decimal(1), number)
     return f"{seconds.normalize():f}"
 
 

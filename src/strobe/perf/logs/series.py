@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
-from itertools import accumulate
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -18,7 +17,6 @@ from strobe.perf.logs.patterns import (
     POWER,
     UNITS,
     Kind,
-    LogNumber,
     Mark,
     Pattern,
     Patterns,
@@ -36,8 +34,6 @@ MAX_EXAMPLES: Final = 10
 MAX_TEXT: Final = 160
 _LONGEST: Final = 100_000
 """Bytes of a line, on average, that no text log has."""
-_NONE: Final = -1
-_COLUMNS: Final = ("stop", "label", "line", "position", "step", "block", "round", "cause")
 
 
 class Example(NamedTuple):
@@ -84,7 +80,7 @@ class Rejected:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
-    """The values of one pattern, name and rank in one file, in order of lines; about 60 bytes each.
+    """The values of one pattern, name and rank in one file, in order of lines.
 
     Args:
         path: the file.
@@ -94,8 +90,7 @@ class Series:
         rank: as the line says it; None where it does not.
         declared: unit that the patterns file gives, or the format.
         mark: the decimal mark that the values show; None: none, or both.
-        labels: spellings of units that occur; `label` counts into it.
-        causes: why values are not steady, as lines say; `cause` counts into it, 0 is no cause.
+        samples: the values.
         rejected: the values left out.
     """
 
@@ -106,47 +101,19 @@ class Series:
     rank: int | None
     declared: Unit | None
     mark: Mark | None
-    labels: tuple[str, ...]
-    causes: tuple[str, ...]
-    text: bytes
-    stop: array[int]
-    label: array[int]
-    line: array[int]
-    position: array[int]
-    step: array[int]
-    block: array[int]
-    round: array[int]
-    cause: array[int]
+    samples: tuple[Sample, ...]
     rejected: Rejected
 
     def __len__(self) -> int:
-        return len(self.stop)
-
-    def __getitem__(self, index: int) -> Sample:
-        return Sample(
-            line=self.line[index],
-            text=self.number_text(index),
-            label=self.labels[self.label[index]],
-            position=self.position[index],
-            step=_said(self.step[index]),
-            block=_said(self.block[index]),
-            round=_said(self.round[index]),
-            cause=self.causes[self.cause[index]],
-        )
+        return len(self.samples)
 
     def __iter__(self) -> Iterator[Sample]:
-        return map(self.__getitem__, range(len(self)))
+        return iter(self.samples)
 
-    def number_text(self, index: int) -> str:
-        """Return the number of a value as the log writes it."""
-        index = range(len(self))[index]
-        return self.text[self.stop[index - 1] if index else 0 : self.stop[index]].decode()
-
-    def number(self, index: int) -> LogNumber:
-        """Return the exact number of a value."""
-        value = read(self.number_text(index), self.mark)
-        assert isinstance(value, LogNumber), "what is none has been rejected"
-        return value
+    @property
+    def positions(self) -> list[int]:
+        """Position of each value among all values of the file."""
+        return [sample.position for sample in self.samples]
 
     @property
     def title(self) -> str:
@@ -236,86 +203,43 @@ def compiled(text: str) -> re.Pattern[str]:
         raise ConfigError(f"{text!r} is not a regular expression: {error}") from error
 
 
-def _said(value: int) -> int | None:
-    return None if value == _NONE else value
+def series_of(path: Path, pattern: Pattern, key: tuple[Kind, str, int | None], found: Iterable[Sample]) -> Series:
+    """Return the series of one kind, name and rank, without the values that are no times.
 
+    Numbers that could be read in two ways are left out too: `7,200` where no value shows which mark is the decimal one.
+    """
+    counts, examples = Counter[Reason](), list[Example]()
 
-class SeriesBuilder:
-    """Collector of the values of one series; `freeze` decides how ambiguous numbers are read."""
+    def reject(reason: Reason, line: int, text: str) -> None:
+        counts[reason] += 1
+        if len(examples) < MAX_EXAMPLES:
+            examples.append(Example(line, text[:MAX_TEXT], pattern.name, reason))
 
-    def __init__(self, pattern: Pattern, kind: Kind, name: str, rank: int | None) -> None:
-        self._pattern, self._kind, self._name, self._rank = pattern, kind, name, rank
-        self._labels: dict[str, int] = {}
-        self._causes: dict[str, int] = {"": 0}
-        self._marks: set[Mark] = set()
-        self._unsure: list[int] = []
-        self._text = bytearray()
-        self._columns = {column: array("h" if column in ("label", "cause") else "q") for column in _COLUMNS}
-        self._rejected: dict[Reason, int] = {}
-        self._examples: list[Example] = []
-
-    def add(self, sample: Sample) -> None:
-        """Keep a value, or count it as rejected."""
-        value = read(sample.text, ".")
-        if sample.label and not is_unit(sample.label):
-            value = "unknown unit"
-        if not isinstance(value, LogNumber):
-            self._reject(value, sample.line, f"{sample.text} {sample.label}".rstrip())
-            return
-        mark = decides(sample.text)
-        if mark is not None:
-            self._marks.add(mark)
-        elif "," in sample.text or "." in sample.text:
-            self._unsure.append(len(self._columns["stop"]))
-        self._text += sample.text.encode()
-        row = (
-            len(self._text),
-            self._labels.setdefault(sample.label, len(self._labels)),
-            sample.line,
-            sample.position,
-            *(_NONE if place is None else place for place in (sample.step, sample.block, sample.round)),
-            self._causes.setdefault(sample.cause, len(self._causes)),
-        )
-        for column, number in zip(_COLUMNS, row, strict=True):
-            self._columns[column].append(number)
-
-    def _reject(self, reason: Reason, line: int, text: str) -> None:
-        self._rejected[reason] = self._rejected.get(reason, 0) + 1
-        if len(self._examples) < MAX_EXAMPLES:
-            self._examples.append(Example(line, text[:MAX_TEXT], self._pattern.name, reason))
-
-    def _drop_ambiguous(self) -> None:
-        """Reject numbers that could be read in two ways: `7,200` where no value shows which mark is the decimal one."""
-        columns, text = self._columns, bytes(self._text)
-        spans = {i: text[columns["stop"][i - 1] if i else 0 : columns["stop"][i]].decode() for i in self._unsure}
-        dropped = {i for i, number in spans.items() if self._marks or "," in number}
-        for i in sorted(dropped):
-            self._reject("ambiguous", columns["line"][i], spans[i])
-        kept = [i for i in range(len(columns["stop"])) if i not in dropped]
-        pieces = [text[columns["stop"][i - 1] if i else 0 : columns["stop"][i]] for i in kept]
-        for column in _COLUMNS:
-            columns[column] = array(columns[column].typecode, (columns[column][i] for i in kept))
-        columns["stop"] = array("q", accumulate(map(len, pieces)))
-        self._text = bytearray(b"".join(pieces))
-
-    def freeze(self, path: Path) -> Series:
-        """Return the series of the file at `path`."""
-        if self._unsure and len(self._marks) != 1:
-            self._drop_ambiguous()
-        return Series(
-            path=path,
-            pattern=self._pattern.name,
-            kind=self._kind,
-            name=self._name,
-            rank=self._rank,
-            declared="ns" if self._pattern.format == "record" else self._pattern.unit,
-            mark=min(self._marks) if len(self._marks) == 1 else None,
-            labels=tuple(self._labels),
-            causes=tuple(self._causes),
-            text=bytes(self._text),
-            **self._columns,
-            rejected=Rejected(counts=dict(sorted(self._rejected.items())), examples=tuple(self._examples)),
-        )
+    times: list[tuple[Sample, Mark | None]] = []
+    for sample in found:
+        value = read(sample.text, ".") if not sample.label or is_unit(sample.label) else "unknown unit"
+        if isinstance(value, Decimal):
+            times.append((sample, decides(sample.text)))
+        else:
+            reject(value, sample.line, f"{sample.text} {sample.label}".rstrip())
+    marks, samples = {mark for _, mark in times if mark}, list[Sample]()
+    for sample, mark in times:
+        if len(marks) != 1 and mark is None and ("," in sample.text or (marks and "." in sample.text)):
+            reject("ambiguous", sample.line, sample.text)
+        else:
+            samples.append(sample)
+    kind, name, rank = key
+    return Series(
+        path=path,
+        pattern=pattern.name,
+        kind=kind,
+        name=name,
+        rank=rank,
+        declared="ns" if pattern.format == "record" else pattern.unit,
+        mark=marks.pop() if len(marks) == 1 else None,
+        samples=tuple(samples),
+        rejected=Rejected(counts=dict(sorted(counts.items())), examples=tuple(examples)),
+    )
 
 
 # The unit of a series: declared, labelled, given by the user, or inferred by proof, never by what looks plausible.
@@ -379,7 +303,7 @@ class Resolved:
 
     series: Series
     choices: tuple[UnitChoice, ...]
-    values_ns: array[int]
+    values_ns: tuple[int, ...]
 
     @property
     def prominent(self) -> bool:
@@ -403,17 +327,14 @@ def resolve_units(series: Series, constraints: Sequence[Constraint] = (), overri
         UnitError: no unit can be had: none or several are left, or a declared one is contradicted. The message lists what each
             candidate violates and asks for `--unit`.
     """
-    numbers = [series.number(index) for index in range(len(series))]
-    labelled: dict[int, list[LogNumber]] = {}
-    for label, number in zip(series.label, numbers, strict=True):
-        labelled.setdefault(label, []).append(number)
-    chosen = {label: _choose(series, series.labels[label], group, constraints, override) for label, group in labelled.items()}
-    values = array("q")
-    for label, number in zip(series.label, numbers, strict=True):
-        value = _rounded_ns(number, chosen[label].unit)
-        if value >= LONGEST_NS:
-            raise UnitError(f"{series.path}: {series.title}: a value of {short(value)} is no time; give another --unit")
-        values.append(value)
+    numbers = [Decimal(read(sample.text, series.mark)) for sample in series]  # what is none has been rejected
+    labelled: dict[str, list[Decimal]] = {}
+    for sample, number in zip(series, numbers, strict=True):
+        labelled.setdefault(sample.label, []).append(number)
+    chosen = {label: _choose(series, label, group, constraints, override) for label, group in labelled.items()}
+    values = tuple(round(_exact_ns(number, chosen[sample.label].unit)) for sample, number in zip(series, numbers, strict=True))
+    if values and max(values) >= LONGEST_NS:
+        raise UnitError(f"{series.path}: {series.title}: a value of {short(max(values))} is no time; give another --unit")
     return Resolved(series=series, choices=tuple(chosen.values()), values_ns=values)
 
 
@@ -426,9 +347,9 @@ def short(ns: Fraction | int) -> str:
 
 
 def _choose(
-    series: Series, label: str, numbers: list[LogNumber], constraints: Sequence[Constraint], override: Unit | None
+    series: Series, label: str, numbers: list[Decimal], constraints: Sequence[Constraint], override: Unit | None
 ) -> UnitChoice:
-    middle = _median(numbers)
+    middle = sorted(numbers)[(len(numbers) - 1) // 2]  # at least half of the values do not exceed it
     violated = {unit: _violations(_exact_ns(middle, unit), constraints) for unit in UNITS}
     left = [unit for unit in UNITS if not violated[unit]]
     stated = series.declared or (parse_unit(label) if label else None)
@@ -494,20 +415,5 @@ def _violations(value_ns: Fraction, constraints: Iterable[Constraint]) -> tuple[
     return tuple(found)
 
 
-def _exact_ns(number: LogNumber, unit: Unit) -> Fraction:
-    return number.digits * Fraction(10) ** (number.exponent + POWER[unit])
-
-
-def _rounded_ns(number: LogNumber, unit: Unit) -> int:
-    power = number.exponent + POWER[unit]
-    if power >= 0:
-        return number.digits * int(10**power)
-    whole, rest = divmod(number.digits, divisor := int(10**-power))
-    return whole + (2 * rest > divisor or (2 * rest == divisor and whole % 2 == 1))
-
-
-def _median(numbers: Sequence[LogNumber]) -> LogNumber:
-    """Return the median by nearest rank: the smallest value that at least half of the values do not exceed."""
-    least = min(number.exponent for number in numbers)
-    ranked = sorted(numbers, key=lambda number: number.digits * 10 ** (number.exponent - least))
-    return ranked[(len(ranked) - 1) // 2]
+def _exact_ns(number: Decimal, unit: Unit) -> Fraction:
+    return Fraction(number) * Fraction(10) ** POWER[unit]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from strobe.core.errors import ImplUnavailableError
 from strobe.core.files import writing_whole
 from strobe.core.libraries import broken, install
-from strobe.perf.analysis.device.activity import BUSY, CAUSES, DeviceView, all_events, device_views, windowed_events
+from strobe.perf.analysis.device.activity import BUSY, CAUSES, all_events, device_views, windowed_events
 from strobe.perf.analysis.device.intervals import Ints, Window, column
 from strobe.perf.report.study import TraceStudy
 from strobe.perf.trace import DeviceEvents, HostEvents, Trace
@@ -162,17 +162,15 @@ def write_perfetto(study: TraceStudy, path: Path) -> int:
         raise ImplUnavailableError("perfetto", f"{why}; {install('perfetto')} installs it")
     protos = importlib.import_module(_PROTOS)
     with writing_whole(path) as file:
-        writer = _Writer(protos, file, max(0, -min((_first_ns(trace) for trace in study.traces), default=0)))
+        first = 0  # the earliest time of all traces: the format has no negative ones
+        for trace in study.traces:
+            columns = (trace.device_events.start_ns, trace.device_events.hosts.start_ns, trace.ranges.start_ns)
+            first = min(first, trace.base_ns + min((min(column) for column in columns if len(column)), default=0))
+        writer = _Writer(protos, file, -first)
         for trace, label, window in zip(study.traces, study.labels, study.windows, strict=True):
             _write_trace(writer, trace, label, window)
         writer.flush()
     return writer.num_slices
-
-
-def _first_ns(trace: Trace) -> int:
-    """Return the earliest time in a trace, ns; the format has no negative times."""
-    columns = (trace.device_events.start_ns, trace.device_events.hosts.start_ns, trace.ranges.start_ns)
-    return trace.base_ns + min((min(column) for column in columns if len(column)), default=0)
 
 
 def in_lanes(slices: Iterable[TrackSlice], *, nested: bool) -> Iterator[tuple[int, TrackSlice]]:
@@ -201,7 +199,9 @@ def _write_trace(writer: _Writer, trace: Trace, label: str, window: Window | Non
     process, launches = writer.process(label), list[Ints]()
     for view in device_views(trace, window):
         group = writer.track(f"device {view.device}", process)
-        writer.lanes("idle", group, _idle(view), trace.base_ns)
+        rows = zip(*(column.tolist() for column in (view.slices.start, view.slices.end, view.slices.cause)), strict=True)
+        gaps = ((start, end, CAUSES[cause].replace("_", " ")) for start, end, cause in rows if cause != BUSY)
+        writer.lanes("idle", group, (TrackSlice(start, end, f"idle: {why}", "idle") for start, end, why in gaps), trace.base_ns)
         inside = view.work.at(view.inside)
         stream, host = inside.stream, inside.host
         for number in np.unique(stream).tolist():
@@ -230,13 +230,6 @@ def _write_host(writer: _Writer, process: int, trace: Trace, called: Ints, windo
         mine = np.flatnonzero(shown & (column(ranges.thread) == number)).tolist()
         spans = (_host_slice(ranges, i, "range") for i in mine)
         writer.lanes(f"ranges of {trace.threads[number]}", host, spans, trace.base_ns, nested=True)
-
-
-def _idle(view: DeviceView) -> Iterator[TrackSlice]:
-    slices = view.slices
-    for start, end, cause in zip(slices.start.tolist(), slices.end.tolist(), slices.cause.tolist(), strict=True):
-        if cause != BUSY:
-            yield TrackSlice(start, end, f"idle: {CAUSES[cause].replace('_', ' ')}", "idle")
 
 
 def _device_slice(events: DeviceEvents, i: int, first_flow: int) -> TrackSlice:

@@ -9,7 +9,6 @@ from typing import Final, TypeAlias
 
 from strobe.core.errors import DataError
 from strobe.perf.analysis.ledger.account import NAMELESS, AccountLevel, Ledger, LedgerLine, part_of
-from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.records.record import CELLS, read_plan
 from strobe.perf.records.store import read_run, records_in
 from strobe.perf.report.blocks.answer import change_sections
@@ -140,14 +139,16 @@ def moved_line(finding: Finding) -> LedgerLine | str:
     ledger = finding.ledger
     if isinstance(ledger, str):
         return ledger
-    named = (line for line in ledger.lines if part_of(Label(line.path, line.activity)) not in NAMELESS)
+    named = (line for line in ledger.lines if part_of(line.label) not in NAMELESS)
     same = [line for line in named if line.level != AccountLevel.E2E and line.saved_ns * ledger.saved_ns > 0]
     return max(same, key=lambda line: abs(line.saved_ns)) if same else "no line of the traced frame blocks moved with the whole"
 
 
 def _saved_ns(row: _Moved) -> float | None:
     _, finding, line = row
-    return line.saved_ns / finding.ledger.num_units if isinstance(finding.ledger, Ledger) and not isinstance(line, str) else None
+    if not isinstance(finding.ledger, Ledger) or isinstance(line, str):
+        return None
+    return float(line.saved_ns / finding.ledger.num_units)
 
 
 # Pareto front of speed and quality, its sweet spot, and the use of each point.

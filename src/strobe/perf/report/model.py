@@ -8,7 +8,6 @@ from typing import Final, Literal
 
 import msgspec
 
-from strobe.core.errors import DataError, RecordVersionError
 from strobe.core.printable import ByteUnit, bytes_in, clean
 
 # The report as one frozen value: sections of typed cells and of pictures as data. Renderers read it and compute nothing.
@@ -380,26 +379,6 @@ class Report(_Node, frozen=True):
 def encode_report(report: Report) -> bytes:
     """Return the JSON twin: UTF-8 on one line, equal bytes for equal reports."""
     return msgspec.json.encode(report) + b"\n"
-
-
-class _Version(msgspec.Struct):
-    v: int
-
-
-def decode_report(data: bytes) -> Report:
-    """Read a report back from its JSON twin.
-
-    Raises:
-        RecordVersionError: written with a schema this reader does not know.
-        DataError: not a report.
-    """
-    try:
-        version = msgspec.json.decode(data, type=_Version).v
-        if version != SCHEMA_VERSION:
-            raise RecordVersionError(f"report schema {version}, this reader knows {SCHEMA_VERSION}; use the strobe that wrote it")
-        return msgspec.json.decode(data, type=Report)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DataError(f"not a strobe report: {error}") from error
 
 
 # Conversion of cells and foreign strings to plain text. The one place where nanoseconds become milliseconds.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
 from itertools import pairwise
 from typing import Final, TypeAlias
 
@@ -222,8 +223,8 @@ def _chain_figure(findings: Sequence[Finding]) -> Block:
         known = level_ratio(row[0], row[2])
         return known[0] if known else no_time
 
-    def ns(head: str, get: Callable[[LevelSum], int]) -> Field[_ChainRow]:
-        return Field(head, lambda row: ExactTime(get(row[2])) if row[2].ratio else lost, unit="ms")
+    def ns(head: str, get: Callable[[LevelSum], Fraction]) -> Field[_ChainRow]:
+        return Field(head, lambda row: ExactTime(int(get(row[2]))) if row[2].ratio else lost, unit="ms")
 
     fields: tuple[Field[_ChainRow], ...] = (
         Field("candidate", lambda row: row[0].candidate.label),
@@ -285,8 +286,8 @@ def _realised(ledger: Ledger, level: LevelSum) -> Cell:
     if abs(ratio - 1) < FLOOR:
         return Missing(f"the attention kernel changed by less than {100 * FLOOR:.0f} %", "-")
     if abs(level.saved_ns) > MAX_REALISED * kernel:
-        return Missing(f"the attention kernel saved {100 * kernel / abs(level.saved_ns):.1f} % as much", "-")
-    return Share(level.saved_ns / kernel)
+        return Missing(f"the attention kernel saved {100 * float(kernel / abs(level.saved_ns)):.1f} % as much", "-")
+    return Share(float(level.saved_ns / kernel))
 
 
 # Breakdown of a run: pieces of every variant whose trace marks them, and the variants compared piece by piece.

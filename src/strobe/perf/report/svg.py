@@ -131,9 +131,12 @@ def whisker_svg(ratio: Ratio, series: int, scale: RatioScale, title: str) -> str
 
 def ratio_axis(scale: RatioScale) -> str:
     """Draw the row of tick labels under ratio rows."""
-    labels = "".join(
-        f'<text x="{percent(scale.at(tick))}" y="13" text-anchor="middle">{tick_text(tick)}x</text>' for tick in scale.ticks()
-    )
+    return _axis((scale.at(tick), f"{tick_text(tick)}x") for tick in scale.ticks())
+
+
+def _axis(ticks: Iterable[tuple[float, str]]) -> str:
+    """Draw a row of labels, each at its place in [0, 1]."""
+    labels = "".join(f'<text x="{percent(part)}" y="13" text-anchor="middle">{text}</text>' for part, text in ticks)
     return f'<svg class="cell axis" height="18" aria-hidden="true">{labels}</svg>'
 
 
@@ -167,23 +170,16 @@ def _waterfall_domain(bars: tuple[Bar, ...]) -> tuple[float, float]:
     return low, high if high > low else low + 1.0
 
 
-def _interval(bar: Bar, at: Callable[[float], str]) -> str:
-    """Draw the interval of a bar as a line with caps."""
+def _interval(bar: Bar, at: Callable[[float], str]) -> tuple[str, str]:
+    """Return the interval of a bar in words, and drawn as a line with caps; empty if it has none."""
     if bar.low_ns is None or bar.high_ns is None:
-        return ""
-    low, high = at(bar.low_ns), at(bar.high_ns)
-    caps = "".join(f'<line x1="{x}" x2="{x}" y1="9" y2="17"/>' for x in (low, high))
-    return (
-        f'<g class="interval" stroke="currentColor" stroke-width="1.5"><line x1="{low}" x2="{high}" y1="13" y2="13"/>{caps}</g>'
-    )
-
-
-def _interval_text(bar: Bar) -> str:
-    if bar.low_ns is None or bar.high_ns is None:
-        return ""
-    sign = "" if bar.total else "+"
-    low, high = (format((end - bar.start_ns) / _MS, f"{sign}.3f") for end in (bar.low_ns, bar.high_ns))
-    return f", 95 % interval {low} to {high} ms"
+        return "", ""
+    low, high = (format((end - bar.start_ns) / _MS, f"{'' if bar.total else '+'}.3f") for end in (bar.low_ns, bar.high_ns))
+    left, right = at(bar.low_ns), at(bar.high_ns)
+    caps = "".join(f'<line x1="{x}" x2="{x}" y1="9" y2="17"/>' for x in (left, right))
+    line = f'<line x1="{left}" x2="{right}" y1="13" y2="13"/>{caps}'
+    words = f", 95 % interval {low} to {high} ms"
+    return words, f'<g class="interval" stroke="currentColor" stroke-width="1.5">{line}</g>'
 
 
 def _bar_row(bar: Bar, low: float, high: float, ticks: list[float]) -> str:
@@ -198,12 +194,13 @@ def _bar_row(bar: Bar, low: float, high: float, ticks: list[float]) -> str:
     text = significant(bar.stop_ns / _MS) if bar.total else f"{delta / _MS:+.3f}"
     grid = _rules(((tick * _MS - low) / (high - low) for tick in ticks), "grid")
     cut = '<path class="cut" d="M6 2l5 11l-5 11l5 4"/>' if bar.total and low > 0 else ""
+    words, interval = _interval(bar, at)
     link = f'<line class="link" x1="{at(bar.stop_ns)}" x2="{at(bar.stop_ns)}" y1="50%" y2="100%"/>'
     return (
         f'<div class="label{" strong" if bar.total else ""}">{esc(bar.label)}</div>'
-        f'<svg class="cell" role="img" height="26"><title>{esc(bar.label)}: {text} ms{_interval_text(bar)}</title>{grid}{link}'
+        f'<svg class="cell" role="img" height="26"><title>{esc(bar.label)}: {text} ms{words}</title>{grid}{link}'
         f'<rect class="bar {"total" if bar.total else bar.tone}" x="{at(left)}" width="{width(left, right)}" y="5" height="16"/>'
-        f"{_interval(bar, at)}{cut}</svg>"
+        f"{interval}{cut}</svg>"
         f'<div class="value">{f"<b>{text}</b>" if bar.total else text}</div>'
     )
 
@@ -213,12 +210,9 @@ def draw_waterfall(picture: Waterfall) -> str:
     low, high = _waterfall_domain(picture.bars)
     ticks = linear_ticks(low / _MS, high / _MS, 5)
     rows = "".join(_bar_row(bar, low, high, ticks) for bar in picture.bars)
-    labels = "".join(
-        f'<text x="{percent((tick * _MS - low) / (high - low))}" y="13" text-anchor="middle">{tick_text(tick)}</text>'
-        for tick in ticks
-    )
+    labels = _axis(((tick * _MS - low) / (high - low), tick_text(tick)) for tick in ticks)
     cut = f", axis cut: starts at {significant(low / _MS)}" if low > 0 else ""
-    axis = f'<div class="label axis">ms{cut}</div><svg class="cell axis" height="18" aria-hidden="true">{labels}</svg>'
+    axis = f'<div class="label axis">ms{cut}</div>{labels}'
     return f'<div class="rows">{rows}{axis}<div class="value"></div></div>'
 
 
@@ -300,11 +294,7 @@ def _legend(differential: bool) -> str:
         ("less3", "30 % less or more"), ("less2", "10 to 30 % less"), ("less1", "2 to 10 % less"), ("same", "within 2 %"),
         ("more1", "2 to 10 % more"), ("more2", "10 to 30 % more"), ("more3", "30 % more or more"),
     )  # fmt: skip
-    items = "".join(
-        f'<li><svg width="22" height="12" aria-hidden="true"><rect class="{style}" width="22" height="12"/></svg>{name}</li>'
-        for style, name in names
-    )
-    return f'<ul class="legend">{items}</ul>'
+    return _swatches(names)
 
 
 def draw_flame(picture: Flame, alt: str, max_frames: int = MAX_FRAMES) -> str:
@@ -377,27 +367,22 @@ def _grid(plane: Plane, x: Scale, y: Scale) -> tuple[str, str]:
     return "".join(lines), "".join(labels)
 
 
-def _dot(mark: PlotPoint, left: float, up: float) -> str:
-    """Draw a point as a circle; a point above the axis as an arrow head at its end."""
-    look = f'class="dot {colour(mark.series)}{" hollow" if mark.hollow else ""}"'
-    if mark.above:
-        place = f'x="{percent(left)}" y="{_y(up)}"'
-        return f'<svg {place} overflow="visible" aria-hidden="true"><path {look} d="M-6 5L0 -6L6 5Z"/></svg>'
-    return f'<circle {look} cx="{percent(left)}" cy="{_y(up)}" r="5"/>'
-
-
-def _reach(mark: PlotPoint, x: Scale, y: Scale, up: float) -> str:
-    """Draw the intervals of a point as lines under it."""
-    lines = ""
-    if mark.low is not None and mark.high is not None:
-        ends = f'x1="{percent(x.at(mark.low))}" x2="{percent(x.at(mark.high))}"'
-        lines += f'<line class="whisker thin {colour(mark.series)}" {ends} y1="{_y(up)}" y2="{_y(up)}"/>'
-    return lines
+def _reach(mark: PlotPoint, x: Scale, up: float) -> str:
+    """Draw the interval of a point as a line under it."""
+    if mark.low is None or mark.high is None:
+        return ""
+    ends = f'x1="{percent(x.at(mark.low))}" x2="{percent(x.at(mark.high))}"'
+    return f'<line class="whisker thin {colour(mark.series)}" {ends} y1="{_y(up)}" y2="{_y(up)}"/>'
 
 
 def _mark(mark: PlotPoint, place: tuple[float, float], label_y: float | None) -> str:
+    """Draw a point as a circle, a point above the axis as an arrow head at its end, with its label."""
     left, up = place
-    dot = _dot(mark, left, up)
+    look = f'class="dot {colour(mark.series)}{" hollow" if mark.hollow else ""}"'
+    dot = f'<circle {look} cx="{percent(left)}" cy="{_y(up)}" r="5"/>'
+    if mark.above:
+        head = f'<path {look} d="M-6 5L0 -6L6 5Z"/>'
+        dot = f'<svg x="{percent(left)}" y="{_y(up)}" overflow="visible" aria-hidden="true">{head}</svg>'
     if label_y is None:
         return dot
     anchor, shift = ("end", -10) if left > 0.7 else ("start", 10)
@@ -445,7 +430,7 @@ def draw_plane(plane: Plane, alt: str) -> str:
         f'<line class="level {colour(0)}" x1="{percent(x0)}" x2="{percent(x1)}" y1="{_y(y0)}" y2="{_y(y1)}"/>'
         for (x0, y0), (x1, y1) in pairwise(places[at] for at in plane.joined)
     )
-    body += "".join(_reach(mark, x, y, place[1]) for mark, place in zip(plane.marks, places, strict=True))
+    body += "".join(_reach(mark, x, place[1]) for mark, place in zip(plane.marks, places, strict=True))
     body += "".join(_mark(mark, place, height) for mark, place, height in zip(plane.marks, places, heights, strict=True))
     unit = f", {plane.x.unit}" if plane.x.unit else ""
     labelled = "".join(_legend_item(mark.series, mark.label) for mark in plane.marks if mark.label)
@@ -511,12 +496,16 @@ def time_axis(length_ns: int, top: int) -> str:
 
 def kind_legend(kinds: tuple[Kind, ...]) -> str:
     """Draw a swatch and a name for each class."""
-    swatches = (
-        f'<svg width="22" height="12" aria-hidden="true"><rect class="{kind.style}" width="22" height="12"/></svg>'
-        for kind in kinds
+    return _swatches((kind.style, shorten(kind.label)) for kind in kinds)
+
+
+def _swatches(items: Iterable[tuple[str, str]]) -> str:
+    """Draw a legend of styles with their names."""
+    shown = (
+        f'<li><svg width="22" height="12" aria-hidden="true"><rect class="{style}" width="22" height="12"/></svg>{esc(name)}</li>'
+        for style, name in items
     )
-    items = "".join(f"<li>{swatch}{esc(shorten(kind.label))}</li>" for swatch, kind in zip(swatches, kinds, strict=True))
-    return f'<ul class="legend">{items}</ul>'
+    return f'<ul class="legend">{"".join(shown)}</ul>'
 
 
 def embedded_json(picture: Timeline) -> str:

@@ -136,7 +136,12 @@ class _Page:
 
     def table(self, table: Table) -> str:
         head = "".join(_head(column, table.sortable) for column in table.columns)
-        rows = "".join(_html_row(row, table) for row in table.rows)
+        rows = "".join(
+            f"<tr{' class=strong' if row.strong else ''}>"
+            + "".join(_html_cell(cell, column, table.sortable) for cell, column in zip(row.cells, table.columns, strict=True))
+            + "</tr>"
+            for row in table.rows
+        )
         notes = "".join(f"<li>{esc(note)}</li>" for note in table.notes)
         below = f'<ul class="notes">{notes}</ul>' if notes else ""
         caption = f"<caption><span><b>Table {next(self.tables)}.</b> {esc(table.caption)}</span></caption>"
@@ -233,11 +238,6 @@ def _head(column: Column, sortable: bool) -> str:
     return f'<th scope="col"{" class=n" if column.numeric else ""}{hint}>{title}</th>'
 
 
-def _html_row(row: Row, table: Table) -> str:
-    cells = "".join(_html_cell(cell, column, table.sortable) for cell, column in zip(row.cells, table.columns, strict=True))
-    return f"<tr{' class=strong' if row.strong else ''}>{cells}</tr>"
-
-
 def _html_cell(cell: Cell, column: Column, sortable: bool) -> str:
     names = ["n"] if column.numeric else []
     if isinstance(cell, Text) and cell.tone != "plain":
@@ -287,18 +287,20 @@ def render_markdown(report: Report) -> str:
     lines = [f"# {escape(report.title)}", "", escape(report.subtitle), ""]
     lines += [f"* {escape(fact.name)}: {_markdown_cell(fact.value, Column(''))}" for fact in report.facts]
     lines.append("")
-    stops, cautions, more = ([line for banner in banners for line in _markdown_banner(banner)] for banners in _banners(report))
+    stops, cautions, more = (
+        [
+            line
+            for banner in banners
+            for line in (f"> **{escape(banner.title)}**", ">", *(f"> * {escape(item)}" for item in banner.items), "")
+        ]
+        for banners in _banners(report)
+    )
     if more:
         cautions += ["<details><summary>More to keep in mind</summary>", "", *more, "</details>", ""]
     lines += stops if report.sections else stops + cautions
     for number, section in enumerate(report.sections, start=1):
         lines += _section(number, section, cautions if number == 1 else [])
     return "\n".join(lines).rstrip("\n") + "\n"
-
-
-def _markdown_banner(banner: Banner) -> list[str]:
-    lines = [f"> **{escape(banner.title)}**", ">"]
-    return [*lines, *(f"> * {escape(item)}" for item in banner.items), ""]
 
 
 def _section(number: int, section: Section, cautions: list[str]) -> list[str]:
@@ -417,44 +419,31 @@ def least_bytes(report: Report) -> int:
 
 
 def _table_of(block: Block) -> Table | None:
-    match block:
-        case Table():
-            return block
-        case Figure(table=table) | Headlines(table=table):
-            return table
-        case _:
-            return None
+    return block if isinstance(block, Table) else block.table if isinstance(block, Figure | Headlines) else None
 
 
 def _shortened(report: Report, seen: int, folded: int, tables: int) -> Report:
-    sections = tuple(
-        msgspec.structs.replace(section, blocks=tuple(_short_blocks(section.blocks, seen, folded, tables)))
-        for section in report.sections
-    )
-    return msgspec.structs.replace(report, sections=sections)
-
-
-def _short_blocks(blocks: Iterable[Block], seen: int, folded: int, tables: int) -> Iterator[Block]:
-    num_tables = 0
-    for block in blocks:
-        is_table = isinstance(block, Table | Figure | Headlines)
-        num_tables += is_table
-        if not is_table or num_tables <= tables:
-            yield _short_block(block, seen, folded)
-    if num_tables > tables:
-        yield Paragraph(f"{num_tables - tables} more tables of this section stand in report.md and report.json.")
-
-
-def _short_block(block: Block, seen: int, folded: int) -> Block:
-    match block:
-        case Table(collapsed=collapsed):
-            return _short_table(block, folded if collapsed else seen)
-        case Figure(table=table, table_open=is_open):
-            return msgspec.structs.replace(block, table=_short_table(table, seen if is_open else folded))
-        case Headlines(table=table):
-            return msgspec.structs.replace(block, table=_short_table(table, folded))
-        case _:
-            return block
+    """Return the report with so many rows of its tables, seen at once and folded, and so many tables in a section."""
+    sections = []
+    for section in report.sections:
+        blocks: list[Block] = []
+        num_tables = 0
+        for block in section.blocks:
+            num_tables += _table_of(block) is not None
+            if num_tables > tables and _table_of(block) is not None:
+                continue
+            if isinstance(block, Table):
+                blocks.append(_short_table(block, folded if block.collapsed else seen))
+            elif isinstance(block, Figure | Headlines):
+                is_open = isinstance(block, Figure) and block.table_open
+                blocks.append(msgspec.structs.replace(block, table=_short_table(block.table, seen if is_open else folded)))
+            else:
+                blocks.append(block)
+        if num_tables > tables:
+            left = f"{num_tables - tables} more tables of this section stand in report.md and report.json."
+            blocks.append(Paragraph(left))
+        sections.append(msgspec.structs.replace(section, blocks=tuple(blocks)))
+    return msgspec.structs.replace(report, sections=tuple(sections))
 
 
 def _short_table(table: Table, rows: int) -> Table:

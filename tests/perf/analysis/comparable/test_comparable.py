@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from made_traces import trace_of
 from model_traces import write_model_trace
 from strobe.core.errors import ConfigError
 from strobe.perf.analysis.comparable import (
@@ -28,7 +28,7 @@ from strobe.perf.analysis.comparable import (
     trace_facts,
 )
 from strobe.perf.records.record import Clocks, Git, Header, Machine, Model, Variant, Workload
-from strobe.perf.trace import Device, DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace, read_trace
+from strobe.perf.trace import Device, DeviceEvent, DeviceEvents, HostEvent, Trace, read_trace
 
 _FACTS = st.dictionaries(st.sampled_from(sorted(set(FACTS) - set(SEVERAL))), st.sampled_from(["1", "2", "yes"]))
 
@@ -115,16 +115,12 @@ def make_trace(waits: bool, names: tuple[str, ...] = ("gemm",), launch: str = "c
     for number in range(30):
         host = HostEvent(launch, 100 * number, 100 * number + (40 if waits else 4), 0)
         events.append(DeviceEvent(names[number % len(names)], "kernel", 100 * number + 20, 100 * number + 25, 1, 7, 0, host))
-    return Trace(
-        path=Path("t.json"),
+    return trace_of(
+        events,
         base_ns=1_790_857_026_000_000_000,
         world_size=2,
         devices=(Device(index=0, name="GPU A"), Device(index=1, name="GPU B")),
         metadata={"cuda_driver_version": "12080", "record_shapes": "1", "with_stack": "0"},
-        threads=("1/1",),
-        ops=HostEvents.empty(),
-        regions=(),
-        device_events=DeviceEvents.from_rows(events),
         launched={launch: (30, 0)},
     )
 
@@ -225,7 +221,7 @@ def test_kernels_of_both_sides(tmp_path: Path) -> None:
     for side, trace in zip(spent, (bert, vit), strict=True):
         for each in trace.device_events:
             side[each.name] += each.end_ns - each.start_ns
-    assert found.baseline_share == Fraction(spent[0]["flash_fwd"], spent[0].total())
-    assert found.candidate_share == Fraction(spent[1]["flash_fwd"], spent[1].total())
+    assert found.baseline_share == spent[0]["flash_fwd"] / spent[0].total()
+    assert found.candidate_share == spent[1]["flash_fwd"] / spent[1].total()
     empty = replace(bert, device_events=DeviceEvents.from_rows(()))
     assert common_kernels([bert], [empty]) is None

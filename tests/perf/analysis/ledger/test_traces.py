@@ -2,35 +2,51 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import trace_oracle as oracle
+from captures import H200
+from made_traces import trace_of
 from strobe.core.errors import ConfigError, DataError
-from strobe.perf.analysis.ledger.account import DILATION, OUTSIDE_WINDOW, AccountLevel
+from strobe.perf.analysis.device.kernels import kernel_name
+from strobe.perf.analysis.ledger.account import DILATION, OUTSIDE_WINDOW, AccountLevel, Ledger, Part
+from strobe.perf.analysis.ledger.speedup import MOST_LINES, Answer, account_answer
 from strobe.perf.analysis.ledger.traces import (
     BRIDGE,
     FOCAL_NAME,
     OUTSIDE_STAGE,
     PRIORITY,
-    Account,
-    Labelling,
-    MeanTimes,
+    Calls,
+    Means,
+    Node,
     TracedSide,
+    difference,
     foreign_ledger,
+    idle_times,
     label_trace,
+    path_times,
+    path_tree,
 )
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.analysis.structure.sections import parse_section
-from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace, read_trace
+from strobe.perf.trace import DeviceEvent, HostEvent, HostEvents, Trace, read_trace
 
 CAPTURES = Path(__file__).parents[4] / "benchmarks" / "presets-h200" / "traces"
+
+
 SECTION = "copy:end -> gather:end"
+
+
 NAMES = {
     "flash": "kernel",
     "copy": "kernel",
@@ -40,18 +56,6 @@ NAMES = {
     "send": "comm",
     "move": "memcpy",
 }
-
-
-def make_trace(device: list[DeviceEvent], ranges: list[HostEvent] = (), overhead: tuple = ()) -> Trace:
-    return Trace(
-        path=Path("t.json"),
-        threads=("1/1",),
-        ops=HostEvents.empty(),
-        regions=(),
-        ranges=HostEvents.from_rows(sorted(ranges, key=lambda r: (r.start_ns, -r.end_ns))),
-        device_events=DeviceEvents.from_rows(sorted(device, key=lambda e: (e.start_ns, -e.end_ns, e.name, e.stream))),
-        overhead=overhead,
-    )
 
 
 @st.composite
@@ -72,11 +76,13 @@ def traces(draw: st.DrawFn, steps: int | None = None) -> Trace:
     for _ in range(draw(st.integers(0, 2))):
         start = draw(st.integers(0, 90))
         device.append(DeviceEvent("gemm", "kernel", start, start + draw(st.integers(0, 9)), 0, 1, 0, None))
-    return make_trace(device, ranges, overhead=((3, 9), (62, 70)))
+    return trace_of(device, ranges, overhead=((3, 9), (62, 70)))
 
 
-def cut(**changes: object) -> Labelling:
-    return Labelling(**{"focal": "flash", "section": parse_section(SECTION, "flash"), "steps": "ProfilerStep"} | changes)
+def cut(trace: Trace, label: str = "t", **changes: object) -> TracedSide:
+    return label_trace(
+        trace, label, **{"focal": "flash", "section": parse_section(SECTION, "flash"), "steps": "ProfilerStep"} | changes
+    )
 
 
 def word(event: DeviceEvent, in_section: bool) -> str:
@@ -135,7 +141,7 @@ def brute_force(trace: Trace, side: TracedSide, priority: tuple[str, ...]) -> tu
 
 @given(traces(), st.permutations(PRIORITY))
 def test_every_nanosecond_has_one_label(trace: Trace, priority: list[str]) -> None:
-    side = label_trace(trace, "t", cut(priority=tuple(priority)))
+    side = cut(trace, priority=priority)
     tiles, exclusive = brute_force(trace, side, tuple(priority))
     assert [tile.owned for tile in side.tiles] == tiles
     assert {name: ns for name, (_, ns) in side.calls.items() if ns} == exclusive
@@ -158,32 +164,31 @@ def test_every_nanosecond_has_one_label(trace: Trace, priority: list[str]) -> No
     assert side.inclusive == covered
 
 
-def closes(found: Account, sides: tuple[TracedSide, TracedSide]) -> None:
-    ledger = found.ledger
+def closes(ledger: Ledger, sides: tuple[TracedSide, TracedSide]) -> None:
     for column in ("baseline_ns", "candidate_ns", "saved_ns"):
         assert sum(getattr(line, column) for line in ledger.lines) == getattr(ledger, column)
-    busy = [line for line in ledger.lines if line.activity in ("kernel", "comm", "memset", "memcpy")]
+    busy = [line for line in ledger.lines if line.label.activity in ("kernel", "comm", "memset", "memcpy")]
     assert sum(e.saved_ns for e in ledger.effects) == sum(line.saved_ns for line in busy)
     for effect in ledger.effects:
         assert effect.calls_effect_ns + effect.speed_effect_ns == effect.saved_ns
     step = next(level for level in ledger.levels if level.level == AccountLevel.STEP)
-    if found.unit == "step":
-        assert found.per_unit(step.baseline_ns) == sides[0].mean_ns and found.per_unit(step.candidate_ns) == sides[1].mean_ns
-        assert found.per_unit(ledger.saved_ns) == sides[0].mean_ns - sides[1].mean_ns
+    if ledger.unit == "step":
+        assert step.both == (sides[0].mean_ns, sides[1].mean_ns)
+        assert ledger.saved_ns == sides[0].mean_ns - sides[1].mean_ns
 
 
 @given(traces(), traces())
 def test_two_traces_close_to_zero_nanoseconds_swapped_ones_negate_and_equal_ones_save_nothing(
     before: Trace, after: Trace
 ) -> None:
-    sides = label_trace(before, "b", cut()), label_trace(after, "c", cut())
+    sides = cut(before, "b"), cut(after, "c")
     there, back = foreign_ledger(*sides), foreign_ledger(*sides[::-1])
     closes(there, sides)
     assert there.unit in ("step", "call")
-    assert {line.name: line.saved_ns for line in there.ledger.lines} == {line.name: -line.saved_ns for line in back.ledger.lines}
-    assert there.ledger.kernel_saved_ns == -back.ledger.kernel_saved_ns
-    assert {e.name: e.speed_effect_ns for e in there.ledger.effects} == {e.name: -e.speed_effect_ns for e in back.ledger.effects}
-    same = foreign_ledger(sides[0], sides[0]).ledger
+    assert {line.name: line.saved_ns for line in there.lines} == {line.name: -line.saved_ns for line in back.lines}
+    assert there.kernel_saved_ns == -back.kernel_saved_ns
+    assert {e.name: e.speed_effect_ns for e in there.effects} == {e.name: -e.speed_effect_ns for e in back.effects}
+    same = foreign_ledger(sides[0], sides[0])
     assert all(line.saved_ns == 0 and line.share is None for line in same.lines)
     assert all(level.saved_ns == 0 and level.ratio in (1.0, None) for level in same.levels)
     assert (same.lost_ns, same.kernel_saved_ns, same.realised_share) == (0, 0, None)
@@ -198,12 +203,12 @@ def scaled(trace: Trace, factor: int) -> Trace:
         for e in trace.device_events
     ]
     overhead = tuple((factor * start, factor * end) for start, end in trace.overhead)
-    return make_trace(device, [host(event) for event in trace.ranges], overhead)
+    return trace_of(device, [host(event) for event in trace.ranges], overhead=overhead)
 
 
 @given(traces(), st.integers(2, 1000))
 def test_longer_durations_scale_every_line(trace: Trace, factor: int) -> None:
-    plain, longer = (label_trace(each, "t", cut()) for each in (trace, scaled(trace, factor)))
+    plain, longer = (cut(each) for each in (trace, scaled(trace, factor)))
     assert longer.owned == {label: factor * ns for label, ns in plain.owned.items()}
     assert longer.calls == {name: (count, factor * ns) for name, (count, ns) in plain.calls.items()}
     assert longer.inclusive == {label: factor * ns for label, ns in plain.inclusive.items()}
@@ -213,33 +218,29 @@ def test_longer_durations_scale_every_line(trace: Trace, factor: int) -> None:
 @given(traces(), traces(), st.tuples(*[st.fractions(1, 10**9, max_denominator=9)] * 6), st.tuples(*[st.integers(1, 500)] * 2))
 def test_bridges_close_the_stage(before: Trace, after: Trace, times: tuple[Fraction, ...], calls: tuple[int, int]) -> None:
     """With calls per stage the unit is a stage, and the logs' times are met exactly."""
-    sides = label_trace(before, "b", cut()), label_trace(after, "c", cut())
+    sides = cut(before, "b"), cut(after, "c")
     timed = tuple(
-        MeanTimes(step_ns=times[at], stage_ns=times[2 + at], e2e_ns=times[4 + at], calls_per_stage=calls[at]) for at in (0, 1)
+        dict(zip((AccountLevel.STEP, AccountLevel.STAGE, AccountLevel.E2E), times[at::2], strict=True)) for at in (0, 1)
     )
     if not all(side.num_focal for side in sides):
         return
-    found = foreign_ledger(*sides, timed)
+    found = foreign_ledger(*sides, timed, calls)
     closes(found, sides)
     assert found.unit == "stage" and found.missing == {}
-    levels = {
-        level.level: (found.per_unit(level.baseline_ns), found.per_unit(level.candidate_ns)) for level in found.ledger.levels
-    }
+    levels = {level.level: level.both for level in found.levels}
     assert levels[AccountLevel.E2E] == (times[4], times[5]) and levels[AccountLevel.STAGE] == (times[2], times[3])
     tiles = [Fraction(calls[at] * len(sides[at].tiles), sides[at].num_focal) for at in (0, 1)]
     assert levels[AccountLevel.STEP] == (times[0] * tiles[0], times[1] * tiles[1])
     focal = [sum(ns for label, ns in side.owned.items() if label.path == ("focal",)) for side in sides]
     assert levels[AccountLevel.KERNEL] == tuple(Fraction(focal[at] * calls[at], sides[at].num_focal) for at in (0, 1))
-    assert {line.name for line in found.ledger.lines if not line.activity} == {DILATION, OUTSIDE_WINDOW, OUTSIDE_STAGE}
-    without = foreign_ledger(*sides, tuple(replace(each, step_ns=None, e2e_ns=None) for each in timed))
+    assert {line.name for line in found.lines if not line.label.activity} == {DILATION, OUTSIDE_WINDOW, OUTSIDE_STAGE}
+    without = foreign_ledger(*sides, tuple({AccountLevel.STAGE: each[AccountLevel.STAGE]} for each in timed), calls)
     closes(without, sides)
-    assert {line.name for line in without.ledger.lines if not line.activity} == {BRIDGE}
+    assert {line.name for line in without.lines if not line.label.activity} == {BRIDGE}
     assert set(without.missing) == {"e2e", "profiler dilation"}
 
 
 # ---- by hand ----
-
-
 def kernel(name: str, start: int, end: int, launch: int, stream: int = 7) -> DeviceEvent:
     return DeviceEvent(name, NAMES[name], start, end, 0, stream, 0, HostEvent("cudaLaunchKernel", launch, launch + 1, 0))
 
@@ -253,14 +254,14 @@ def hand(flash: int, tail: int) -> Trace:
         kernel("gather", at, at + 20, 113),
         kernel("gemm", at + 20 + tail, at + 120 + tail, 114),
     ]
-    return make_trace(device)
+    return trace_of(device)
 
 
 def test_an_account_worked_out_by_hand() -> None:
-    sides = label_trace(hand(300, 0), "fa", cut(steps=None)), label_trace(hand(100, 7), "vsa", cut(steps=None))
+    sides = cut(hand(300, 0), "fa", steps=None), cut(hand(100, 7), "vsa", steps=None)
     found = foreign_ledger(*sides)
-    assert found.unit == "call" and found.ledger.num_units == 1 and "step" in found.missing
-    assert {line.name: (line.level, line.baseline_ns, line.candidate_ns) for line in found.ledger.lines} == {
+    assert found.unit == "call" and found.num_units == 1 and "step" in found.missing
+    assert {line.name: (line.level, line.baseline_ns, line.candidate_ns) for line in found.lines} == {
         "focal: kernel": (AccountLevel.KERNEL, 300, 100),
         "section: kernel": (AccountLevel.SECTION, 20, 20),
         "section: host_late": (AccountLevel.SECTION, 2, 2),
@@ -268,10 +269,10 @@ def test_an_account_worked_out_by_hand() -> None:
         "step: kernel": (AccountLevel.STEP, 110, 110),
         "step: queued": (AccountLevel.STEP, 0, 7),
     }
-    assert [(level.level, level.saved_ns) for level in found.ledger.levels] == [
+    assert [(level.level, level.saved_ns) for level in found.levels] == [
         (AccountLevel.KERNEL, 200), (AccountLevel.SECTION, 200), (AccountLevel.STEP, 193),
     ]  # fmt: skip
-    assert found.ledger.ideal_ns == 435 - 200 and found.ledger.realised_share == 193 / 200 and found.ledger.lost_ns == -7
+    assert found.ideal_ns == 435 - 200 and found.realised_share == 193 / 200 and found.lost_ns == -7
 
 
 def stepped(flashes: int, source: str) -> TracedSide:
@@ -280,7 +281,7 @@ def stepped(flashes: int, source: str) -> TracedSide:
         kernel("flash", 100 * s + 9 * i, 100 * s + 9 * i + 5, 100 * s + 9 * i - 2) for s in range(1, 4) for i in range(flashes)
     ]
     ranges = [HostEvent(f"ProfilerStep#{s}", 100 * s - 5, 100 * s + 90, 0) for s in range(1, 4)]
-    side = label_trace(make_trace(device, ranges), "t", cut(section=None))
+    side = cut(trace_of(device, ranges), section=None)
     return replace(side, steps=replace(side.steps, source=source))
 
 
@@ -294,34 +295,34 @@ def test_repetitions_are_steps_if_both_sides_have_as_many_focal_calls_in_one() -
 
 def test_only_the_busiest_focal_device_is_cut() -> None:
     far = [event._replace(device=1) for event in hand(500, 0).device_events]
-    trace = make_trace([*hand(300, 0).device_events, *far])
-    side = label_trace(trace, "t", cut(steps=None))
+    trace = trace_of([*hand(300, 0).device_events, *far])
+    side = cut(trace, steps=None)
     assert side.device == 1 and side.focal == ((500,),)
 
 
 def test_what_cannot_be_cut_is_refused() -> None:
     with pytest.raises(DataError, match="no device events"):
-        label_trace(make_trace([]), "t", Labelling())
+        label_trace(trace_of([]), "t")
     with pytest.raises(DataError, match="no device event matches 'flush'; its longest: 'flash', 'gemm'"):
-        label_trace(hand(300, 0), "t", Labelling(focal="flush"))
+        label_trace(hand(300, 0), "t", "flush")
     with pytest.raises(ConfigError, match="not a regular expression"):
-        label_trace(hand(300, 0), "t", Labelling(focal="flash("))
+        label_trace(hand(300, 0), "t", "flash(")
     with pytest.raises(ConfigError, match="name each of"):
-        Labelling(priority=("focal", "section"))
+        cut(hand(300, 0), priority=("focal", "section"))
 
 
 def test_windows_are_compared_as_they_are_if_nothing_is_focal() -> None:
-    sides = label_trace(hand(300, 0), "b", Labelling()), label_trace(hand(100, 0), "c", Labelling())
+    sides = label_trace(hand(300, 0), "b"), label_trace(hand(100, 0), "c")
     found = foreign_ledger(*sides)
-    assert found.unit == "window" and found.ledger.saved_ns == 200 and set(found.missing) == {"stage", "e2e", "step"}
-    assert [level.ratio for level in found.ledger.levels] == [None, 435 / 235]
+    assert found.unit == "window" and found.saved_ns == 200 and set(found.missing) == {"stage", "e2e", "step"}
+    assert [level.ratio for level in found.levels] == [None, 435 / 235]
 
 
 def test_our_own_captures_close() -> None:
     """Two presets, traced over two frame blocks each."""
     section = parse_section("range:attention:start -> nvjet|flash|fmha -> range:attention:end")
     sides = tuple(
-        label_trace(read_trace(CAPTURES / f"{name}.json.gz", ops=False), name, Labelling(focal=section.focal, section=section))
+        label_trace(read_trace(CAPTURES / f"{name}.json.gz", ops=False), name, section.focal, section)
         for name in ("baseline", "ultra")
     )
     found = foreign_ledger(*sides)
@@ -330,4 +331,273 @@ def test_our_own_captures_close() -> None:
     for side, tiles in zip(sides, (172_292_861, 58_600_668), strict=True):
         assert side.total_ns == tiles == sum(side.owned.values())
         assert side.sections.found and side.sections.num_focal == len(side.counted)
-    assert found.per_unit(found.ledger.saved_ns) == Fraction(172_292_861 - 58_600_668, 2)
+    assert found.saved_ns == Fraction(172_292_861 - 58_600_668, 2)
+
+
+# The answer for two foreign kinds_of_traces: its parts by hand, and its sums against the account and against the events.
+
+
+PACKED = "pack:end -> unpack:end"
+
+
+KIND = {"zero": "memset", "send": "comm", "move": "memcpy"}
+
+
+def stepped_trace(device: list[DeviceEvent], steps: list[int]) -> Trace:
+    """A trace whose steps are launched at these moments."""
+    return trace_of(device, [HostEvent(f"ProfilerStep#{number}", start, start + 20, 0) for number, start in enumerate(steps)])
+
+
+def event(name: str, start: int, end: int, launch: int | None, stream: int = 7) -> DeviceEvent:
+    host = None if launch is None else HostEvent("cudaLaunchKernel", launch, launch + 1, 0)
+    return DeviceEvent(name, KIND.get(name, "kernel"), start, end, 0, stream, 0, host)
+
+
+def step(at: int, focal: int, gemm: int, late: int) -> list[DeviceEvent]:
+    """One step: pack 10, focal, unpack 20, gemm, norm 30 after the host was late, and a copy."""
+    device, now = [], at + 100
+    for name, length, wait in (("pack", 10, 0), ("flash", focal, 0), ("unpack", 20, 0), ("gemm", gemm, 0), ("norm", 30, late)):
+        now += wait
+        device.append(event(name, now, now + length, now - 4 if wait else at + len(device)))
+        now += length
+    return [*device, event("move", now, now + 5, at + 15)]
+
+
+def side(focal: int, gemm: int, late: int, length: int = 1_000) -> Trace:
+    """Three steps, of which the last has no end."""
+    device = [each for number in range(3) for each in step(length * number, focal, gemm, late)]
+    return stepped_trace(device, [length * number for number in range(3)])
+
+
+def accounted(
+    before: Trace,
+    after: Trace,
+    timed: tuple[Means, Means] = ({}, {}),
+    calls: Calls = (None, None),
+    focal: str | None = "flash",
+) -> Ledger:
+    section = None if focal is None else parse_section(PACKED, focal)
+    return foreign_ledger(label_trace(before, "b", focal, section), label_trace(after, "c", focal, section), timed, calls)
+
+
+def parts(found: Answer) -> dict[Part, tuple[Fraction, Fraction]]:
+    return {line.parts[0]: (line.baseline_ns, line.candidate_ns) for line in found.lines if len(line.parts) == 1}
+
+
+def test_parts_worked_out_by_hand() -> None:
+    found = account_answer(accounted(side(300, 200, 10), side(100, 150, 60)))
+    assert found.unit == "step" and (found.baseline_ns, found.candidate_ns) == (1_000, 1_000)
+    # between steps the host is late too: the next step is launched 100 ns before it runs, so the device waits from its launch on
+    idle = 1_000 - (10 + 300 + 20 + 200 + 30 + 5), 1_000 - (10 + 100 + 20 + 150 + 30 + 5)
+    assert parts(found) == {
+        Part.FOCAL: (300, 100),
+        Part.SECTION: (20, 20),
+        Part.MATRIX: (200, 150),
+        Part.OTHER_KERNELS: (40, 40),
+        Part.COPIES: (5, 5),
+        Part.WAITING: idle,
+    }
+    assert found.explained_time == 1.0 and found.explained_saving is None, "nothing is saved"
+    assert [line.share for line in found.lines] == [None] * 6
+
+
+def test_the_shares_are_of_the_saving() -> None:
+    found = account_answer(accounted(side(300, 200, 10), side(100, 150, 10, length=800)))
+    assert found.baseline_ns - found.candidate_ns == 200 and found.explained_saving == 1.0
+    shares = {line.parts[0]: line.share for line in found.lines}
+    assert (shares[Part.FOCAL], shares[Part.MATRIX], shares[Part.WAITING]) == (1.0, 0.25, -0.25)
+    assert [line.parts[0] for line in found.lines][:3] == [Part.FOCAL, Part.WAITING, Part.MATRIX]
+
+
+def test_what_the_trace_does_not_hold_of_a_stage_is_unexplained() -> None:
+    """Four calls a stage: four steps of 1,000 in 5,000 and in 4,400, so 1,000 and 400 have no name."""
+    stages = [{AccountLevel.STAGE: Fraction(ns)} for ns in (5_000, 4_400)]
+    found = account_answer(accounted(side(300, 200, 10), side(100, 150, 60), (stages[0], stages[1]), (4, 4)))
+    assert found.unit == "stage" and parts(found)[Part.UNNAMED] == (1_000, 400) and parts(found)[Part.FOCAL] == (1_200, 400)
+    assert found.explained_time == 0.8 and found.explained_saving == 0.0, "all that was saved lies outside the trace"
+
+
+def test_the_profiler_is_unexplained_on_both_sides() -> None:
+    steps = [{AccountLevel.STEP: Fraction(ns)} for ns in (900, 800)]
+    found = account_answer(accounted(side(300, 200, 10), side(100, 150, 60), (steps[0], steps[1])))
+    assert found.unit == "step" and parts(found)[Part.UNNAMED] == (-100, -200)
+    assert found.explained_time == 1 - 200 / 800 and found.explained_saving == 0.0
+
+
+def test_work_that_was_launched_before_the_trace_is_unexplained() -> None:
+    before = [*side(300, 200, 10).device_events]
+    lost = [each._replace(host=None) if each.name == "norm" else each for each in before]
+    found = account_answer(accounted(side(300, 200, 10), stepped_trace(lost, [0, 1_000, 2_000])))
+    assert parts(found)[Part.UNNAMED] == (0, 10) and found.explained_time == 0.99
+
+
+def test_without_a_step_and_a_focal_kernel_it_is_the_whole_window() -> None:
+    once = stepped_trace(step(0, 300, 200, 10), [])
+    found = account_answer(accounted(once, once, focal=None))
+    assert found.unit == "traced window" and found.baseline_ns == 575
+    assert parts(found)[Part.OTHER_ATTENTION] == (300, 300), "named by itself where it is not focal"
+
+
+@st.composite
+def kinds_of_traces(draw: st.DrawFn) -> Trace:
+    """Two to four steps of kernels of every kind on two streams, late, overlapping and without a launch."""
+    device, count = [], draw(st.integers(2, 4))
+    for number in range(count):
+        at = 100 * number
+        for name in [
+            "flash",
+            *draw(st.lists(st.sampled_from(["pack", "unpack", "gemm", "norm", *KIND, "attn_fwd"]), max_size=8)),
+        ]:
+            start = at + draw(st.integers(0, 70))
+            launch = draw(st.sampled_from([None, at + draw(st.integers(0, 19))]) if name != "flash" else st.just(at))
+            device.append(event(name, max(start, launch or 0), max(start, launch or 0) + draw(st.integers(1, 25)), launch,
+                                draw(st.integers(1, 2))))  # fmt: skip
+    return stepped_trace(device, [100 * number for number in range(count)])
+
+
+def owned_by(trace: Trace, names: set[str], tiles: list[tuple[int, int]]) -> int:
+    """Nanoseconds of the tiles in which one of these kernels is the first in the order of owners that runs."""
+    order = [*("flash",), *("pack", "unpack", "gemm", "norm", "attn_fwd"), "zero", "send", "move"]
+    rank = {name: 1 if name in order[1:6] else order.index(name) for name in order}
+    total = 0
+    events = list(trace.device_events)
+    for moment in (moment for start, end in tiles for moment in range(start, end)):
+        running = [at for at, each in enumerate(events) if each.start_ns <= moment < each.end_ns]
+        owner = min(running, key=lambda at: (rank[events[at].name], at), default=None)
+        total += owner is not None and events[owner].name in names
+    return total
+
+
+@given(
+    kinds_of_traces(),
+    kinds_of_traces(),
+    st.sampled_from([{}, {AccountLevel.STEP: Fraction(70)}, {AccountLevel.STAGE: Fraction(9_000)}]),
+)
+def test_the_lines_add_up_to_the_account_exactly(before: Trace, after: Trace, says: Means) -> None:
+    account = accounted(before, after, (says, says), (77, 77) if AccountLevel.STAGE in says else (None, None))
+    found = account_answer(account)
+    whole = account.both
+    assert (found.baseline_ns, found.candidate_ns) == whole and len(found.lines) <= MOST_LINES
+    assert sum((line.saved_ns for line in found.lines), Fraction(0)) == whole[0] - whole[1]
+    named = [part for line in found.lines for part in line.parts]
+    assert len(named) == len(set(named))
+    if whole[0] != whole[1]:
+        assert all(line.share == float(line.saved_ns / (whole[0] - whole[1])) for line in found.lines)
+    assert 0 <= found.explained_time <= 1 and 0 <= (found.explained_saving or 0) <= 1
+
+
+@given(kinds_of_traces())
+def test_kernels_by_kind_are_what_every_nanosecond_says(trace: Trace) -> None:
+    own = label_trace(trace, "t", "flash")
+    tiles = [(tile.start_ns, tile.end_ns) for tile in own.tiles]
+    expected = {"attention": {"attn_fwd"}, "matrix products": {"gemm"}, "other": {"pack", "unpack", "norm"}}
+    counted = {kind: owned_by(trace, names, tiles) for kind, names in expected.items()}
+    assert {kind.value: ns for kind, ns in own.kinds.items() if ns} == {kind: ns for kind, ns in counted.items() if ns}
+
+
+# Trees of device time by path, and two of them laid over each other.
+
+
+def layered(modules: bool) -> Trace:
+    """Two layers of one kernel each, one kernel outside, one whose launch is not known; the last two overlap by 5."""
+    scopes = [HostEvent("strobe::step#0", 0, 60, 0), HostEvent("Layer_0", 5, 20, 0), HostEvent("Layer_1", 30, 50, 0)]
+    launches = {"a": 10, "b": 35, "c": 55, "d": 70}
+    times = {"a": (100, 110), "b": (110, 130), "c": (130, 160), "d": (160, 170), "early": (165, 180)}
+    device = [
+        DeviceEvent(
+            name, "kernel", *times[name], 0, 7, 0, HostEvent("launch", at, at + 1, 0) if (at := launches.get(name)) else None
+        )
+        for name in times
+    ]
+    more = {"modules": scopes[1:]} if modules else {}
+    return trace_of(device, scopes[:1] if modules else scopes, module_paths={3: "layers.7.mlp"}, **more)
+
+
+def test_paths_are_those_of_the_launch() -> None:
+    trace = layered(modules=False)
+    assert path_times(trace, label_trace(trace, "t")) == {
+        ("step", "Layer", "a"): 10, ("step", "Layer", "b"): 20, ("step", "c"): 30, ("layers", "7", "mlp", "d"): 10,
+        ("early",): 10,
+    }  # fmt: skip
+    trace = layered(modules=True)
+    assert path_times(trace, label_trace(trace, "t")) == {
+        ("Layer", "a"): 10, ("Layer", "b"): 20, ("c",): 30, ("layers", "7", "mlp", "d"): 10, ("early",): 10,
+    }  # fmt: skip
+
+
+_TREES = st.dictionaries(st.lists(st.sampled_from("abc"), min_size=1, max_size=3).map(tuple), st.integers(0, 1000), max_size=12)
+
+
+@given(_TREES, _TREES, st.integers(1, 4), st.integers(1, 4))
+def test_a_difference_adds_up(before: dict[tuple[str, ...], int], after: dict[tuple[str, ...], int], n: int, m: int) -> None:
+    root = difference(before, n, after, m)
+    assert root.baseline_ns * n == sum(before.values()) and root.candidate_ns * m == sum(after.values()), "exactly"
+    own = {path: (Fraction(before.get(path, 0), n), Fraction(after.get(path, 0), m)) for path in before.keys() | after.keys()}
+
+    def check(node: Node, path: tuple[str, ...]) -> None:
+        below = [times for each, times in own.items() if each[: len(path)] == path]
+        assert (node.baseline_ns, node.candidate_ns) == tuple(map(sum, zip(*below, strict=True))) if below else (0, 0)
+        assert node.own_ns == own.get(path, (0, 0))
+        for child in node.children:
+            check(child, (*path, child.name))
+
+    check(root, ())
+
+
+def test_operators_are_part_of_a_path_if_they_are_asked_for() -> None:
+    ops = [HostEvent("aten::linear", 8, 15, 0), HostEvent("aten::addmm", 9, 12, 0), HostEvent("Layer_0", 9, 12, 0)]
+    trace = replace(layered(modules=True), ops=HostEvents.from_rows(ops))
+    found = path_times(trace, label_trace(trace, "t"), operators=True)
+    assert found[("Layer", "aten::linear", "aten::addmm", "a")] == 10, "what is a scope already is not one again"
+    assert found[("Layer", "b")] == 20
+
+
+def _raw_path(events: list[dict[str, Any]], call: dict[str, Any], kernel: str) -> tuple[str, ...]:
+    """What is open on the thread of a call when it starts: one event at a time."""
+    at, thread = oracle.span(call)[0], (call["pid"], call["tid"])
+    scopes = [one for one in events if one.get("ph") == "X" and one.get("cat") in ("user_annotation", "cpu_op")]
+    around = []
+    for place, one in enumerate(scopes):
+        start, end = oracle.span(one)
+        if (one["pid"], one["tid"]) == thread and start <= at < end:
+            around.append(
+                (start, -end, one["cat"] == "cpu_op", place, re.sub(r"#[0-9]+$", "", one["name"]).removeprefix("strobe::"))
+            )
+    return (*(name for *_, name in sorted(around)), kernel_name(kernel).group)
+
+
+@pytest.mark.parametrize("name", ["eager", "graph", "pair/traces/sdpa"])
+def test_captures_against_one_event_at_a_time(name: str) -> None:
+    path = H200 / f"{name}.json.gz"
+    trace, (events, _) = read_trace(path, details=True), oracle.load(path)
+    side, facts = label_trace(trace, name), oracle.Facts(events)
+    expected: dict[tuple[str, ...], int] = defaultdict(int)
+    done = 0
+    for one, start, end in sorted(facts.device, key=lambda row: row[1]):
+        call = facts.host(one)
+        assert call is not None
+        for tile in side.tiles:
+            inside = min(end, tile.end_ns) - max(start, tile.start_ns, done)  # of two that overlap the first owns the time
+            if inside > 0:
+                expected[_raw_path(events, call, one["name"])] += inside
+        done = max(done, end)
+    found = path_times(trace, side, operators=True)
+    assert found == dict(expected)
+    assert sum(found.values()) + sum(idle_times(side).values()) == side.total_ns
+
+
+def test_a_tree_adds_up_to_both_sides() -> None:
+    sides = [read_trace(H200 / f"{name}.json.gz", details=True) for name in ("eager", "graph")]
+    chosen = [(trace, label_trace(trace, "t")) for trace in sides]
+    tree = path_tree(chosen[0], chosen[1], "step")
+    assert tree is not None and tree.operators
+    per_step = [Fraction(side.total_ns, len(side.tiles)) for _, side in chosen]
+    assert [tree.root.baseline_ns, tree.root.candidate_ns] == per_step and per_step[0].denominator > 1
+    leaves = list(_leaves(tree.root))
+    assert [sum(leaf.baseline_ns for leaf in leaves), sum(leaf.candidate_ns for leaf in leaves)] == per_step
+    assert path_tree(chosen[0], None, "step") is None
+
+
+def _leaves(node: Node) -> Iterator[Node]:
+    for child in node.children:
+        yield from _leaves(child) if child.children else [child]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import statistics
+from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
-from strobe.perf.analysis.ledger.account import Part
+from strobe.perf.analysis.ledger.account import Part, total
 from strobe.perf.analysis.ledger.speedup import Answer, PartLine
 from strobe.perf.report.blocks.answer import COMPUTE_BOUND, answers_of, limit
 from strobe.perf.report.build import build_report
-from strobe.perf.report.model import Block, Figure, Waterfall
+from strobe.perf.report.model import Block, Figure, Table, Text, Waterfall
 
 MakeRun = Callable[..., Path]
 
@@ -41,6 +44,22 @@ def _waterfall(block: Block) -> str:
     return block.picture.bars[-1].label
 
 
+def answer_of(times: dict[Part, tuple[int, int]]) -> Answer:
+    """The answer of a step with these times of both sides."""
+    lines = [
+        PartLine(parts=(part,), baseline_ns=Fraction(b), candidate_ns=Fraction(c), share=None, elsewhere_ns=Fraction(0))
+        for part, (b, c) in times.items()
+    ]
+    return Answer(
+        lines=tuple(lines),
+        baseline_ns=total(line.baseline_ns for line in lines),
+        candidate_ns=total(line.candidate_ns for line in lines),
+        unit="step",
+        explained_time=1.0,
+        explained_saving=None,
+    )
+
+
 @pytest.mark.parametrize(
     ("times", "said"),
     [
@@ -63,11 +82,7 @@ def _waterfall(block: Block) -> str:
     ],
 )
 def test_a_kernel_and_its_section_limit_together_where_neither_is_the_largest_part(times: dict[Part, int], said: str) -> None:
-    lines = tuple(
-        PartLine(parts=(part,), baseline_ns=Fraction(ns), candidate_ns=Fraction(ns), share=None, elsewhere_ns=Fraction(0))
-        for part, ns in times.items()
-    )
-    found = Answer(lines=lines, unit="step", explained_time=1.0, explained_saving=None)
+    found = answer_of({part: (ns, ns) for part, ns in times.items()})
     assert limit("sparse", found) == f"sparse's largest part now: {said}."
 
 
@@ -76,17 +91,7 @@ def test_a_kernel_is_bound_by_its_flops_only_near_the_peak() -> None:
 
     def said(of_peak: float, waiting: int = 0, part: Part = Part.ATTENTION_KERNEL, waited: int = 0) -> str:
         times = {part: 60, Part.FEED_FORWARD: 40, Part.WAITING: waiting}
-        lines = tuple(
-            PartLine(
-                parts=(one,),
-                baseline_ns=Fraction(waited if one is Part.WAITING else ns),
-                candidate_ns=Fraction(ns),
-                share=None,
-                elsewhere_ns=Fraction(0),
-            )
-            for one, ns in times.items()
-        )
-        found = Answer(lines=lines, unit="step", explained_time=1.0, explained_saving=None)
+        found = answer_of({one: (waited if one is Part.WAITING else ns, ns) for one, ns in times.items()})
         return limit("sparse", found, f" at {100 * of_peak:.0f} % of the peak", of_peak)
 
     assert said(0.46).startswith("sparse's largest part now: attention kernel, 60 % of a step")
@@ -97,3 +102,26 @@ def test_a_kernel_is_bound_by_its_flops_only_near_the_peak() -> None:
     assert said(0.9, waiting=100, waited=300).startswith(
         "sparse is still bound by the host, as the baseline (75 %): the GPU waits"
     )
+
+
+# What the ledger of our own clips says of its intervals.
+
+
+def test_the_total_has_the_interval_of_its_pairs_and_traced_lines_have_none(make_run: Callable[..., Path]) -> None:
+    """Three palindromes: the interval of the total is that of t over what each saved, for all six clips."""
+    folder = make_run()
+    table = next(section for section in build_report([folder]).sections if section.id == "ledger").blocks[0]
+    assert isinstance(table, Table) and table.collapsed
+    at = [column.title for column in table.columns].index("95 % interval")
+    cells = {row.cells[1].text: row.cells[at] for row in table.rows}
+    assert {name for name, cell in cells.items() if isinstance(cell, Text)} == {"sum of all lines = timed clips"}
+    saved = Counter[int]()
+    for line in map(json.loads, (folder / "records.jsonl").read_text().splitlines()):
+        if line["record"] == "span" and line["name"] == "e2e" and line["clip"] > 0:
+            sign = {"baseline": 1, "balanced": -1}.get(line["variant"], 0)
+            saved[(line["clip"] - 1) // 2] += sign * line["value_ns"]
+    mean, spread = statistics.fmean(saved.values()), statistics.stdev(saved.values())
+    ends = (3 * (mean + side * 4.30265273 * spread / 3**0.5) for side in (-1, 1))
+    found = cells["sum of all lines = timed clips"].text.split(" to ")
+    assert len(saved) == 3 and [float(end) for end in found] == pytest.approx([end / 1e6 for end in ends], abs=1e-4)
+    assert any("paired t over 3 palindromes" in note for note in table.notes)

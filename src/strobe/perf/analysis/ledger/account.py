@@ -9,7 +9,7 @@ from enum import StrEnum
 from fractions import Fraction
 from functools import partial
 from itertools import pairwise, takewhile
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,8 @@ from strobe.perf.records.store import RunRecords
 
 MISMATCH: Final = "timed run minus trace"
 """Activity of the untraced run's time beyond the trace; negative where the trace shows more."""
+FOCAL: Final = ("focal",)
+"""Path of the focal kernels of a foreign trace."""
 UNTRACED: Final = "untraced"
 """Activity of frame blocks of a kind that no trace holds."""
 AROUND: Final = "before and after the frame blocks"
@@ -158,7 +160,7 @@ def trace_part(label: Label, kind: KernelKind = KernelKind.OTHER) -> Part:
         return Part.UNNAMED
     if activity in IDLE:
         return Part.WAITING if activity in _WAITING else Part.GAPS
-    if path == ("focal",):
+    if path == FOCAL:
         return Part.FOCAL
     if activity == "comm":
         return Part.COMMUNICATION
@@ -225,6 +227,19 @@ class Explained:
     marking_ns: int = 0
     stood_for: tuple[int, ...] = ()
     merged: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def disturbed(self) -> float:
+        """By how much the tracer lengthened the traced frame blocks; on a CPU the share of the clips that marking took."""
+        if self.timed_ns:
+            return self.traced_ns / self.timed_ns - 1
+        return self.marking_ns / (sum(self.labels.values()) or 1)
+
+    @property
+    def varied(self) -> float:
+        """By how much of their mean the busy times of the traced steady frame blocks differ; 0 on a CPU."""
+        busy = [sum(ns for label, ns in unit.items() if label.busy) for unit in self.units] if self.traced_ns else []
+        return len(busy) * (max(busy) - min(busy)) / (sum(busy) or 1) if busy else 0.0
 
     @property
     def labels(self) -> Counter[Label]:
@@ -610,43 +625,62 @@ CLIP_LEVELS: Final = (AccountLevel.KERNEL, AccountLevel.SECTION, AccountLevel.ST
 """The levels of a clip of ours."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LedgerLine:
-    """One line of the ledger: the time of both sides, over all units.
+def total(times: Iterable[Fraction]) -> Fraction:
+    """Return the exact sum of times; 0 of none."""
+    return sum(times, Fraction(0))
 
-    `share` is the part of the whole saving (`None` if that is 0). `path` and `activity` are those of the label, empty for
-    the lines of anchors.
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BothSides:
+    """Fraction time of baseline and candidate, ns."""
+
+    baseline_ns: Fraction
+    candidate_ns: Fraction
+
+    @property
+    def both(self) -> tuple[Fraction, Fraction]:
+        """Times of both sides, ns."""
+        return self.baseline_ns, self.candidate_ns
+
+    @property
+    def saved_ns(self) -> Fraction:
+        """Time that the candidate saves, ns."""
+        return self.baseline_ns - self.candidate_ns
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerLine(BothSides):
+    """One line of the ledger.
+
+    `share` is the part of the whole saving (`None` if that is 0). `label` is empty for the lines of anchors.
     """
 
     level: AccountLevel
     name: str
-    path: tuple[str, ...]
-    activity: str
-    baseline_ns: int
-    candidate_ns: int
-    saved_ns: int
+    label: Label
     share: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LevelSum:
+class LevelSum(BothSides):
     """Sum of all lines up to a level.
 
     Of our own runs, `kernel` and `attention section` lie inside the denoise steps. `tiles` holds this level's time in each tile
-    (frame block, step, pair of clips) of the baseline and of the candidate; both are empty from the first anchor on. `ratio` is
-    `baseline_ns / candidate_ns`; `None`, the level is missing, if either is not positive.
+    (frame block, step, pair of clips) of the baseline and of the candidate; both are empty from the first anchor on.
     """
 
     level: AccountLevel
-    baseline_ns: int
-    candidate_ns: int
-    saved_ns: int
-    ratio: float | None
     tiles: tuple[tuple[int, ...], tuple[int, ...]]
+
+    @property
+    def ratio(self) -> float | None:
+        """`baseline_ns / candidate_ns`; `None`, the level is missing, if either is not positive."""
+        b, c = self.both
+        return float(b / c) if b > 0 and c > 0 else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CallsEffect:
+class CallsEffect(BothSides):
     """Saving of one kernel or operator, split exactly into fewer calls and faster calls.
 
     With `n` calls of mean exclusive time `m`: `calls = (n_b - n_c)(m_b + m_c) / 2` and `speed = (m_b - m_c)(n_b + n_c) / 2`. A
@@ -654,206 +688,182 @@ class CallsEffect:
     """
 
     name: str
-    baseline_calls: int
-    candidate_calls: int
-    baseline_ns: int
-    candidate_ns: int
-    saved_ns: int
-    calls_effect_ns: Fraction
-    speed_effect_ns: Fraction
+    baseline_calls: Fraction
+    candidate_calls: Fraction
+
+    @property
+    def calls_effect_ns(self) -> Fraction:
+        """Saving by fewer calls, ns."""
+        return (self.baseline_calls - self.candidate_calls) * total(self._means) / 2
+
+    @property
+    def speed_effect_ns(self) -> Fraction:
+        """Saving by faster calls, ns."""
+        b, c = self._means
+        return (b - c) * (self.baseline_calls + self.candidate_calls) / 2
+
+    @property
+    def _means(self) -> tuple[Fraction, Fraction]:
+        sides = ((self.baseline_ns, self.baseline_calls), (self.candidate_ns, self.candidate_calls))
+        means = [Fraction(ns) / calls for ns, calls in sides if calls]
+        return means[0], means[-1]
+
+
+UnitName = Literal["clip", "stage", "step", "call", "window"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ledger:
-    """Whole account of baseline against candidate.
+class Ledger(BothSides):
+    """Whole account of baseline against candidate, of the highest level, such as end to end.
 
     Args:
-        num_units: every time below is the sum over so many units: `K` paired clips, steps, calls.
+        num_units: units in which every time is a whole number of ns. Times of clips are the sum over so many paired clips, all
+            others those of one unit.
         lines: in order of level; they add up to `baseline_ns`, `candidate_ns` and `saved_ns`.
         levels: in order; each contains the one before.
         effects: one per kernel or operator, by descending absolute saving; they add up to the saving of the busy lines.
-        baseline_ns: the highest level, such as end to end.
-        candidate_ns: likewise.
-        saved_ns: likewise.
         kernel_saved_ns: saving of the attention kernel, wherever it ran; 0 if either side shows none.
-        ideal_ns: the highest level if nothing but that kernel had changed (Amdahl): `baseline_ns - kernel_saved_ns`.
-        realised_share: `saved_ns / kernel_saved_ns`; `None` if the kernel saved nothing.
-        lost_ns: sum of the lines that grew, 0 or negative.
         spread: how sure the savings are, for one unit.
+        unit: name of the unit.
+        why: why this unit.
+        missing: levels that could not be reached, with the reason.
+        inclusive: time that each label covers by itself in one unit of baseline and candidate, whatever else ran.
+        kinds: time of the other kernels' line by kind of kernel, in one unit of both; the kinds add up to it.
     """
 
     num_units: int
     lines: tuple[LedgerLine, ...]
     levels: tuple[LevelSum, ...]
     effects: tuple[CallsEffect, ...]
-    baseline_ns: int
-    candidate_ns: int
-    saved_ns: int
-    kernel_saved_ns: int
-    ideal_ns: int
-    realised_share: float | None
-    lost_ns: int
+    kernel_saved_ns: Fraction
     spread: Spread
+    unit: UnitName = "clip"
+    why: str = ""
+    missing: Mapping[str, str] = field(default_factory=dict)
+    inclusive: Mapping[Label, tuple[Fraction, Fraction]] = field(default_factory=dict)
+    kinds: Mapping[KernelKind, tuple[Fraction, Fraction]] = field(default_factory=dict)
+
+    @property
+    def ideal_ns(self) -> Fraction:
+        """The highest level if nothing but the kernel had changed (Amdahl), ns."""
+        return self.baseline_ns - self.kernel_saved_ns
+
+    @property
+    def realised_share(self) -> float | None:
+        """`saved_ns / kernel_saved_ns`; `None` if the kernel saved nothing."""
+        return float(self.saved_ns / self.kernel_saved_ns) if self.kernel_saved_ns else None
+
+    @property
+    def lost_ns(self) -> Fraction:
+        """Sum of the lines that grew, ns: 0 or negative."""
+        return total(line.saved_ns for line in self.lines if line.saved_ns < 0)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Anchor:
-    """A level that was measured by itself; `name` is the line of the time that the levels below leave of it."""
-
-    level: AccountLevel
-    name: str
-    baseline_ns: int
-    candidate_ns: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OwnedTime:
-    """Time by label of one side, over all units; none in a ledger of anchors alone.
-
-    Args:
-        labels: nanoseconds of each label.
-        calls: number of calls and exclusive nanoseconds of each kernel or operator; they add up to the busy labels.
-        tiles: the labels of each traced tile, not multiplied by anything.
-    """
-
-    labels: Mapping[Label, int] = field(default_factory=dict)
-    calls: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    tiles: Sequence[Mapping[Label, int]] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LedgerScale:
-    """Layout of a ledger: its levels, and the level of each label.
-
-    Args:
-        levels: in order; the last is the whole.
-        level_of: the first level that contains a label.
-        is_kernel: whether a line is the attention kernel.
-        num_units: number of units that the times are sums over.
-    """
-
-    levels: Sequence[AccountLevel]
-    level_of: Callable[[Label], AccountLevel]
-    is_kernel: Callable[[LedgerLine], bool]
-    num_units: int
+OwnedTime: TypeAlias = tuple[
+    Mapping[Label, int | Fraction], Mapping[str, tuple[int | Fraction, int | Fraction]], Sequence[Mapping[Label, int]]
+]
+"""Time of one side: nanoseconds of each label; number of calls and exclusive nanoseconds of each kernel or operator, which add up
+to the busy labels; and the labels of each traced tile, not multiplied by anything."""
+Anchor: TypeAlias = tuple[AccountLevel, str, tuple[Fraction, Fraction]]
+"""A level that was measured by itself: the level, the line of the time that the levels below leave of it, and both sides."""
+KERNEL_LINE: Final = "focal kernel"
+"""Line of an anchor that is the kernel itself."""
 
 
 def close_ledger(
-    baseline: OwnedTime, candidate: OwnedTime, anchors: Sequence[Anchor], scale: LedgerScale, spread: Spread
+    sides: tuple[OwnedTime, OwnedTime],
+    anchors: Sequence[Anchor],
+    levels: Sequence[AccountLevel],
+    level_of: Callable[[Label], AccountLevel],
+    num_units: int,
+    spread: Spread,
 ) -> Ledger:
     """Put labels and anchors on levels so that they add up.
 
     Args:
+        sides: baseline and candidate.
         anchors: in order of level. The last level needs one, unless the labels are the whole.
+        levels: in order; the last is the whole.
+        level_of: the first level that contains a label.
+        num_units: as in `Ledger`.
+        spread: likewise.
     """
-    rank = list(scale.levels).index
-    took = [
-        (scale.level_of(label), label, str(label), baseline.labels.get(label, 0), candidate.labels.get(label, 0))
-        for label in sorted(baseline.labels.keys() | candidate.labels.keys())
+    rank = list(levels).index
+    (before, b_calls, _), (after, c_calls, _) = sides
+    took: list[tuple[AccountLevel, str, Label, Fraction, Fraction]] = [
+        (level_of(label), str(label), label, Fraction(before.get(label, 0)), Fraction(after.get(label, 0)))
+        for label in sorted(before.keys() | after.keys())
     ]
-    for anchor in anchors:
-        below = [item for item in took if rank(item[0]) <= rank(anchor.level)]
-        left = anchor.baseline_ns - sum(item[3] for item in below), anchor.candidate_ns - sum(item[4] for item in below)
-        took.append((anchor.level, _NO_LABEL, anchor.name, *left))
-    whole = sum(item[3] for item in took), sum(item[4] for item in took)
-    lines = tuple(_line(*item, whole[0] - whole[1]) for item in sorted(took, key=lambda item: rank(item[0])))
-    levels = tuple(_levels(lines, (baseline, candidate), anchors, scale))
-    effects = _effects(baseline.calls, candidate.calls)
-    _assert_closed(lines, levels, effects, anchors)
-    kernel = [line for line in lines if scale.is_kernel(line)]
-    kernel_ns = sum(line.baseline_ns for line in kernel), sum(line.candidate_ns for line in kernel)
-    kernel_saved = kernel_ns[0] - kernel_ns[1] if all(kernel_ns) else 0
-    return Ledger(
-        num_units=scale.num_units,
+    for level, name, both in anchors:
+        below = [item for item in took if rank(item[0]) <= rank(level)]
+        left = both[0] - sum(item[3] for item in below), both[1] - sum(item[4] for item in below)
+        took.append((level, name, Label((), ""), *left))
+    took.sort(key=lambda item: rank(item[0]))
+    b, c = total(item[3] for item in took), total(item[4] for item in took)
+    lines = tuple(
+        LedgerLine(
+            level=level,
+            name=name,
+            label=label,
+            baseline_ns=b_ns,
+            candidate_ns=c_ns,
+            share=float((b_ns - c_ns) / (b - c)) if b != c else None,
+        )
+        for level, name, label, b_ns, c_ns in took
+    )
+    effects = [
+        CallsEffect(name=name, baseline_calls=b_n, candidate_calls=c_n, baseline_ns=b_ns, candidate_ns=c_ns)
+        for name in b_calls.keys() | c_calls.keys()
+        for b_n, b_ns, c_n, c_ns in [map(Fraction, (*b_calls.get(name, (0, 0)), *c_calls.get(name, (0, 0))))]
+    ]
+    effects.sort(key=lambda effect: (-abs(effect.saved_ns), effect.name))
+    kernel = [line for line in lines if line.name == KERNEL_LINE or is_attention_kernel(line.label)]
+    kernel_ns = total(line.baseline_ns for line in kernel), total(line.candidate_ns for line in kernel)
+    found = Ledger(
+        num_units=num_units,
         lines=lines,
-        levels=levels,
-        effects=effects,
-        baseline_ns=whole[0],
-        candidate_ns=whole[1],
-        saved_ns=whole[0] - whole[1],
-        kernel_saved_ns=kernel_saved,
-        ideal_ns=whole[0] - kernel_saved,
-        realised_share=(whole[0] - whole[1]) / kernel_saved if kernel_saved else None,
-        lost_ns=sum(min(0, line.saved_ns) for line in lines),
+        levels=tuple(_levels(lines, sides, anchors, levels, level_of)),
+        effects=tuple(effects),
+        baseline_ns=b,
+        candidate_ns=c,
+        kernel_saved_ns=kernel_ns[0] - kernel_ns[1] if all(kernel_ns) else Fraction(0),
         spread=spread,
     )
-
-
-_NO_LABEL: Final = Label((), "")
-
-
-def _line(level: AccountLevel, label: Label, name: str, baseline_ns: int, candidate_ns: int, whole_saved_ns: int) -> LedgerLine:
-    saved = baseline_ns - candidate_ns
-    return LedgerLine(
-        level=level,
-        name=name,
-        path=label.path,
-        activity=label.activity,
-        baseline_ns=baseline_ns,
-        candidate_ns=candidate_ns,
-        saved_ns=saved,
-        share=saved / whole_saved_ns if whole_saved_ns else None,
-    )
+    _assert_closed(found, anchors)
+    return found
 
 
 def _levels(
-    lines: Sequence[LedgerLine], sides: tuple[OwnedTime, OwnedTime], anchors: Sequence[Anchor], scale: LedgerScale
+    lines: Sequence[LedgerLine],
+    sides: tuple[OwnedTime, OwnedTime],
+    anchors: Sequence[Anchor],
+    levels: Sequence[AccountLevel],
+    level_of: Callable[[Label], AccountLevel],
 ) -> Iterable[LevelSum]:
     reached: set[AccountLevel] = set()
-    traced = True
-    for level in scale.levels:
+    for level in levels:
         reached.add(level)
-        traced &= all(anchor.level != level for anchor in anchors)
+        traced = reached.isdisjoint(anchor[0] for anchor in anchors)
         inside = [line for line in lines if line.level in reached]
-        b, c = sum(line.baseline_ns for line in inside), sum(line.candidate_ns for line in inside)
+        b, c = (
+            tuple(sum(ns for label, ns in tile.items() if level_of(label) in reached) for tile in side[2]) if traced else ()
+            for side in sides
+        )
         yield LevelSum(
             level=level,
-            baseline_ns=b,
-            candidate_ns=c,
-            saved_ns=b - c,
-            ratio=b / c if b > 0 and c > 0 else None,
-            tiles=(_tiles(sides[0], reached, scale), _tiles(sides[1], reached, scale)) if traced else ((), ()),
+            baseline_ns=total(line.baseline_ns for line in inside),
+            candidate_ns=total(line.candidate_ns for line in inside),
+            tiles=(b, c),
         )
 
 
-def _tiles(side: OwnedTime, levels: set[AccountLevel], scale: LedgerScale) -> tuple[int, ...]:
-    return tuple(sum(ns for label, ns in tile.items() if scale.level_of(label) in levels) for tile in side.tiles)
-
-
-def _effects(baseline: Mapping[str, tuple[int, int]], candidate: Mapping[str, tuple[int, int]]) -> tuple[CallsEffect, ...]:
-    names = baseline.keys() | candidate.keys()
-    effects = [_effect(name, baseline.get(name, (0, 0)), candidate.get(name, (0, 0))) for name in names]
-    return tuple(sorted(effects, key=lambda effect: (-abs(effect.saved_ns), effect.name)))
-
-
-def _effect(name: str, baseline: tuple[int, int], candidate: tuple[int, int]) -> CallsEffect:
-    (b_calls, b_ns), (c_calls, c_ns) = baseline, candidate
-    mean_b = Fraction(b_ns, b_calls) if b_calls else Fraction(c_ns, c_calls)
-    mean_c = Fraction(c_ns, c_calls) if c_calls else mean_b
-    return CallsEffect(
-        name=name,
-        baseline_calls=b_calls,
-        candidate_calls=c_calls,
-        baseline_ns=b_ns,
-        candidate_ns=c_ns,
-        saved_ns=b_ns - c_ns,
-        calls_effect_ns=(b_calls - c_calls) * (mean_b + mean_c) / 2,
-        speed_effect_ns=(mean_b - mean_c) * (b_calls + c_calls) / 2,
-    )
-
-
-def _assert_closed(
-    lines: Sequence[LedgerLine], levels: Sequence[LevelSum], effects: Sequence[CallsEffect], anchors: Sequence[Anchor]
-) -> None:
-    for anchor in anchors:
-        found = next(level for level in levels if level.level == anchor.level)
-        assert (found.baseline_ns, found.candidate_ns) == (anchor.baseline_ns, anchor.candidate_ns), (
-            f"{anchor.level} does not close"
-        )
-    assert levels[-1].saved_ns == sum(line.saved_ns for line in lines), "lines do not close"
-    busy = sum(line.saved_ns for line in lines if Label(line.path, line.activity).busy)
-    assert busy == sum(effect.saved_ns for effect in effects), "calls do not close"
-    assert all(e.calls_effect_ns + e.speed_effect_ns == e.saved_ns for e in effects), "calls and speed do not close"
+def _assert_closed(found: Ledger, anchors: Sequence[Anchor]) -> None:
+    for level, _, both in anchors:
+        assert next(each.both for each in found.levels if each.level == level) == both, f"{level} does not close"
+    assert found.levels[-1].both == found.both, "lines do not close"
+    busy = sum(line.saved_ns for line in found.lines if line.label.busy)
+    assert busy == sum(effect.saved_ns for effect in found.effects), "calls do not close"
+    assert all(e.calls_effect_ns + e.speed_effect_ns == e.saved_ns for e in found.effects), "calls and speed do not close"
 
 
 # ------------------------------------------------------------------------------------------------------- our own clips
@@ -871,8 +881,8 @@ def level_of(label: Label) -> AccountLevel:
 
 
 def is_attention_kernel(label: Label) -> bool:
-    """Return whether the label is the attention kernel itself (operator or region on a CPU), in any pass."""
-    return ATTENTION_KERNEL in label.path and label.activity in (OP, KERNEL, TIMED)
+    """Return whether the label is the attention kernel itself (operator or region on a CPU), in any pass, or a focal kernel."""
+    return label.path == FOCAL or (ATTENTION_KERNEL in label.path and label.activity in (OP, KERNEL, TIMED))
 
 
 def clip_ledger(baseline: Explained, candidate: Explained, pairs: Sequence[tuple[int, int]]) -> Ledger:
@@ -889,13 +899,6 @@ def clip_ledger(baseline: Explained, candidate: Explained, pairs: Sequence[tuple
     """
     if baseline.num_clips != candidate.num_clips or not baseline.num_clips:
         raise DataError(f"{baseline.num_clips} clips against {candidate.num_clips}: an account needs as many of both")
-    scale = LedgerScale(
-        levels=CLIP_LEVELS,
-        level_of=level_of,
-        is_kernel=lambda line: is_attention_kernel(Label(line.path, line.activity)),
-        num_units=baseline.num_clips,
-    )
-    owned = [OwnedTime(labels=side.labels, calls=side.calls, tiles=side.units) for side in (baseline, candidate)]
     lines = {}
     if baseline.pairs and candidate.pairs:  # else the lines of one side at least are of a trace
         each = list(zip(baseline.pairs, candidate.pairs, strict=True))
@@ -903,4 +906,5 @@ def clip_ledger(baseline: Explained, candidate: Explained, pairs: Sequence[tuple
             lines[str(label)] = [before.get(label, 0) - after.get(label, 0) for before, after in each]
     per_pair = baseline.num_clips // max(1, len(pairs))
     spread = paired_spread(lines, [before - after for before, after in pairs], per_pair)
-    return close_ledger(owned[0], owned[1], (), scale, spread)
+    owned = (baseline.labels, baseline.calls, baseline.units), (candidate.labels, candidate.calls, candidate.units)
+    return close_ledger(owned, (), CLIP_LEVELS, level_of, baseline.num_clips, spread)

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
 from strobe.perf.analysis.device.kernels import KernelKind
 from strobe.perf.analysis.ledger.account import (
     BY_THE_CLOCK,
     NAMELESS,
     AccountLevel,
+    BothSides,
     ClipKind,
     Explained,
+    Ledger,
     Part,
+    UnitName,
     part_of,
+    total,
     trace_part,
 )
-from strobe.perf.analysis.ledger.traces import OTHER_KERNELS, Account, MeanTimes, TracedSide, UnitName, foreign_ledger
+from strobe.perf.analysis.ledger.traces import OTHER_KERNELS, Means, TracedSide, foreign_ledger
 from strobe.perf.analysis.runs.compare import SideClocks, clock_effect, differ
 from strobe.perf.analysis.runs.log_times import StageRounds, Timings
 from strobe.perf.analysis.runs.timeline import Label
@@ -99,11 +103,9 @@ class TimedSide:
         own = self.chosen
         if own is None:
             return str(self.traced)
-        n = len(own.counted)
-        if not n:
+        if not own.counted:
             return f"every focal call of {own.label} lies in a step that is left out" if own.focal_names else NO_FOCAL[self.name]
-        groups = tuple(sum(calls) / len(calls) for calls in own.focal if calls)
-        return LevelTimes(mean_ns=Fraction(sum(own.counted), n), groups_ns=groups, n=n, what=_counted(n, "call", own))
+        return _measured(own.counted, own.focal, _counted(len(own.counted), "call", own))
 
     def section(self) -> LevelTimes | str:
         """Return the time of one section, or the reason why there is none."""
@@ -114,9 +116,7 @@ class TimedSide:
         if not found:
             return f"{own.sections.num_focal} focal calls, none with a section: {skipped_text(own.sections)}"
         groups = [[s.length_ns for s in found if t.start_ns <= s.start_ns < t.end_ns] for t in own.tiles]
-        means = tuple(sum(lengths) / len(lengths) for lengths in groups if lengths)
-        mean = Fraction(sum(section.length_ns for section in found), len(found))
-        return LevelTimes(mean_ns=mean, groups_ns=means, n=len(found), what=_counted(len(found), "section", own))
+        return _measured([section.length_ns for section in found], groups, _counted(len(found), "section", own))
 
     def focal_in_section(self) -> Fraction | None:
         """Return the focal time in one section; `None` without sections. It differs from the kernel's mean if focal calls lie in
@@ -128,19 +128,17 @@ class TimedSide:
     def stages_per_run(self) -> Fraction | None:
         """Rounds of the stage per whole run, if the log times both."""
         stage, whole = self.timings.stage, self.timings.e2e
-        return None if isinstance(stage, str) or isinstance(whole, str) else Fraction(len(stage.rounds), len(whole.rounds))
+        return None if isinstance(stage, str) or isinstance(whole, str) else Fraction(len(stage.rounds_ns), len(whole.rounds_ns))
 
     def call(self) -> LevelTimes | str:
         """Return the time of one attention call of the log, or the reason why there is none."""
         own = self.timings.attention
         if isinstance(own, str):
             return own
-        values = own.resolved.values_ns
-        kept = set(own.kept)
-        rounds = [[values[index] for index in each if index in kept] for each in self.timings.rounds]
-        groups = tuple(sum(each) / len(each) for each in rounds if each)
+        values = {index: own.resolved.values_ns[index] for index in own.kept}
+        groups = [inside for each in self.timings.rounds if (inside := [values[index] for index in each if index in values])]
         what = f"{own.calls.n} calls of {own.series.title!r}" + (f" in {len(groups)} rounds" if groups else "")
-        return LevelTimes(mean_ns=Fraction(own.calls.sum_ns, own.calls.n), groups_ns=groups, n=own.calls.n, what=what)
+        return _measured(list(values.values()), groups, what)
 
     def traced_step(self) -> LevelTimes | str:
         """Return the time of one step of the trace, or the reason why there is none."""
@@ -149,8 +147,8 @@ class TimedSide:
             return str(self.traced)
         if isinstance(own.steps, NoSteps):
             return f"{own.label}: {own.steps.reason}"
-        groups = tuple(float(tile.end_ns - tile.start_ns) for tile in own.tiles)
-        return LevelTimes(mean_ns=own.mean_ns, groups_ns=groups, n=len(groups), what=_counted(len(groups), "traced step", own))
+        lengths = [tile.end_ns - tile.start_ns for tile in own.tiles]
+        return _measured(lengths, [[length] for length in lengths], _counted(len(lengths), "traced step", own))
 
     def timed_stage(self) -> LevelTimes | str:
         """Return the time of one stage of the log without warm-up, or the reason why there is none."""
@@ -160,20 +158,20 @@ class TimedSide:
         """Return the time of a whole run of the log, or the reason why there is none."""
         return _rounds(self.timings.e2e)
 
-    def call_times(self, *, with_section: bool, kernel_is_section: bool) -> MeanTimes:
+    def call_times(self, *, with_section: bool, kernel_is_section: bool) -> Means:
         """Return the means for the account of a call; with sections in it, the kernel is what runs inside one section."""
-        kernel = _mean(self.kernel())
-        inside = self.focal_in_section() if with_section else None
-        return MeanTimes(
-            kernel_ns=kernel if inside is None else inside,
-            section_ns=kernel if kernel_is_section else _mean(self.section()),
-            call_ns=_mean(self.call()),
-            stage_ns=_mean(self.timed_stage()),
-            calls_per_stage=self.timings.calls,
-            kernel_is_section=kernel_is_section,
+        kernel, inside = self.kernel(), self.focal_in_section() if with_section else None
+        found = _means(
+            {
+                AccountLevel.KERNEL: kernel,
+                AccountLevel.SECTION: kernel if kernel_is_section else self.section(),
+                AccountLevel.CALL: self.call(),
+                AccountLevel.STAGE: self.timed_stage(),
+            }
         )
+        return found if inside is None else {**found, AccountLevel.KERNEL: inside}
 
-    def with_calls(self, *, given: bool) -> TimedSide:
+    def with_calls(self, *, given: bool) -> Self:
         """Return the side with the focal calls in a stage as log and trace tell them: steps in a round by calls in a step.
 
         Steps count only if those of the log can be those of the trace; otherwise `calls_from` says what is missing. A count of
@@ -202,9 +200,10 @@ class TimedSide:
     @property
     def other_run(self) -> str:
         """Why the log must be of another run than the trace; empty if nothing says so."""
-        own, stage, steps = self.chosen, _mean(self.timed_stage()), self.timings.steps
-        if own is None or stage is None or isinstance(own.steps, NoSteps):
+        own, timed, steps = self.chosen, self.timed_stage(), self.timings.steps
+        if own is None or isinstance(timed, str) or isinstance(own.steps, NoSteps):
             return ""
+        stage = timed.mean_ns
         if _busy(own) > stage * OVERLAP:
             return (
                 f"one step of the trace has {short(_busy(own))} of device work, and a whole stage of the log takes {short(stage)}"
@@ -239,35 +238,33 @@ class TimedSide:
             int(calls) if calls.denominator == 1 else f"{many}, and the steps of the trace have different numbers of focal calls"
         )
 
-    def timed(self) -> MeanTimes:
+    def timed(self) -> Means:
         """Return the log's times for the account of the traces; a step only if it can be the traced one."""
-        logged = self.timings.step
-        step = None if isinstance(logged, str) else Fraction(logged.calls.sum_ns, logged.calls.n)
-        own = self.chosen
-        if step is not None and (own is None or not _may_be(own, step)):
-            step = None
-        return MeanTimes(
-            step_ns=step,
-            stage_ns=_mean(self.timed_stage()),
-            e2e_ns=_mean(self.whole()) if self.stages_per_run == 1 else None,
-            calls_per_stage=self.timings.calls,
-        )
+        whole = self.whole() if self.stages_per_run == 1 else "several stages are in it"
+        found = _means({AccountLevel.STAGE: self.timed_stage(), AccountLevel.E2E: whole})
+        logged, own = self.timings.step, self.chosen
+        if own is not None and not isinstance(logged, str) and _may_be(own, logged.mean_ns):
+            found[AccountLevel.STEP] = logged.mean_ns
+        return found
 
 
 def host_step(traces: Sequence[Trace]) -> LevelTimes | str:
     """Return the time of one `ProfilerStep#N` on the host over all traces of a side, or the reason why there is none."""
     spans = [
-        float(end - start)
+        end - start
         for ranges in (trace.ranges for trace in traces)
         for name, start, end in zip(ranges.name, ranges.start_ns, ranges.end_ns, strict=True)
         if _STEP.fullmatch(ranges.names[name])
     ]
     if not spans:
         return "no ProfilerStep#N range in its traces"
-    mean = sum(map(Fraction, spans)) / len(spans)
-    return LevelTimes(
-        mean_ns=Fraction(mean), groups_ns=tuple(spans), n=len(spans), what=f"{len(spans)} ProfilerStep#N on the host"
-    )
+    return _measured(spans, [[span] for span in spans], f"{len(spans)} ProfilerStep#N on the host")
+
+
+def _measured(values: Sequence[int], groups: Sequence[Sequence[int]], what: str) -> LevelTimes:
+    """Return the mean of some measurements, and of each group that has any."""
+    means = tuple(sum(each) / len(each) for each in groups if each)
+    return LevelTimes(mean_ns=Fraction(sum(values), len(values)), groups_ns=means, n=len(values), what=what)
 
 
 def _may_be(own: TracedSide, step_ns: Fraction) -> bool:
@@ -280,8 +277,9 @@ def _busy(own: TracedSide) -> Fraction:
     return Fraction(sum(ns for label, ns in own.owned.items() if label.busy), len(own.tiles))
 
 
-def _mean(measured: LevelTimes | str) -> Fraction | None:
-    return None if isinstance(measured, str) else measured.mean_ns
+def _means(measured: Mapping[AccountLevel, LevelTimes | str]) -> dict[AccountLevel, Fraction]:
+    """Return the means of the levels that were measured."""
+    return {level: times.mean_ns for level, times in measured.items() if not isinstance(times, str)}
 
 
 def _counted(n: int, what: str, own: TracedSide) -> str:
@@ -291,12 +289,10 @@ def _counted(n: int, what: str, own: TracedSide) -> str:
 def _rounds(rounds: StageRounds | str) -> LevelTimes | str:
     if isinstance(rounds, str):
         return rounds
-    mean = rounds.avg_excl_warmup_ns
-    if mean is None:
-        return f"{rounds.name}: no round is left without warm-up"
     kept = rounds.kept_ns
-    what = f"{len(kept)} of {len(rounds.rounds)} rounds of {rounds.name!r}"
-    return LevelTimes(mean_ns=mean, groups_ns=tuple(map(float, kept)), n=len(kept), what=what)
+    if not kept:
+        return f"{rounds.name}: no round is left without warm-up"
+    return _measured(kept, [[each] for each in kept], f"{len(kept)} of {len(rounds.rounds_ns)} rounds of {rounds.name!r}")
 
 
 # ---------------------------------------------------------------------------------------------------------------- levels
@@ -426,20 +422,20 @@ def _focal_inside(level: LevelName, side: TimedSide, kernel: LevelTimes) -> Frac
     return None if calls is None else calls * kernel.mean_ns
 
 
-def rank_ledgers(baseline: TimedSide, candidate: TimedSide) -> tuple[tuple[str, Account], ...]:
+def rank_ledgers(baseline: TimedSide, candidate: TimedSide) -> tuple[tuple[str, Ledger], ...]:
     """Return the account of the slowest ranks and, with several ranks, of every rank that both sides traced."""
     if isinstance(baseline.traced, str) or isinstance(candidate.traced, str):
         return ()
     slow = baseline.chosen, candidate.chosen
     assert slow[0] is not None and slow[1] is not None
-    timed = baseline.timed(), candidate.timed()
+    timed, calls = (baseline.timed(), candidate.timed()), (baseline.timings.calls, candidate.timings.calls)
     several = len(baseline.traced) > 1 or len(candidate.traced) > 1
     first = f"slowest rank ({slow[0].label} against {slow[1].label})" if several else ""
-    found = [(first, foreign_ledger(slow[0], slow[1], timed))]
+    found = [(first, foreign_ledger(slow[0], slow[1], timed, calls))]
     if several:
         others = {traced.label: traced for traced in candidate.traced}
         pairs = [(traced, others[traced.label]) for traced in baseline.traced if traced.label in others]
-        found += [(b.label, foreign_ledger(b, c, timed)) for b, c in pairs]
+        found += [(b.label, foreign_ledger(b, c, timed, calls)) for b, c in pairs]
     return tuple(found)
 
 
@@ -448,17 +444,22 @@ def rank_ledgers(baseline: TimedSide, candidate: TimedSide) -> tuple[tuple[str, 
 # The unit is a steady frame block of our own runs, or what the account of two foreign traces is for.
 
 MOST_LINES: Final = 8
-UNIT_NAMES: Final[dict[UnitName, str]] = {"stage": "stage", "step": "step", "call": "focal call", "window": "traced window"}
+UNIT_NAMES: Final[dict[UnitName, str]] = {
+    "clip": "clip",
+    "stage": "stage",
+    "step": "step",
+    "call": "focal call",
+    "window": "traced window",
+}
 _WHOLE_RUN: Final = "whole run"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PartLine:
-    """Time of one part on both sides, or of all small parts together.
+class PartLine(BothSides):
+    """Time of one part on both sides, or of all small parts together: mean of a unit, such as a steady frame block.
 
     Args:
         parts: parts that the time was spent on; several in the line of all parts too small for a line.
-        baseline_ns, candidate_ns: mean of a unit, such as a steady frame block.
         share: share of a unit's saving; None if it saves nothing.
         elsewhere_ns: saving of a clip on this part outside its steady frame blocks; 0 for foreign traces.
         clock_ns: part of the saving in a unit that the SM clock makes; None where the part does not go with it, or the clocks are
@@ -466,31 +467,22 @@ class PartLine:
     """
 
     parts: tuple[Part, ...]
-    baseline_ns: Fraction
-    candidate_ns: Fraction
     share: float | None
     elsewhere_ns: Fraction
     clock_ns: Fraction | None = None
 
-    @property
-    def saved_ns(self) -> Fraction:
-        """Saving in one unit, ns."""
-        return self.baseline_ns - self.candidate_ns
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KindLine:
+class KindLine(BothSides):
     """Time of a clip's frame blocks of one kind on both sides: `num_blocks` of them."""
 
     kind: ClipKind
     num_blocks: int
-    baseline_ns: Fraction
-    candidate_ns: Fraction
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
-    """Difference between two sides, by part of a unit.
+class Answer(BothSides):
+    """Difference between two sides in one unit, by part.
 
     Args:
         lines: at most `MOST_LINES`, what saved most first; they add up to a unit.
@@ -506,19 +498,9 @@ class Answer:
     explained_saving: float | None
 
     @property
-    def baseline_ns(self) -> Fraction:
-        """Time of one unit of the baseline, ns."""
-        return sum((line.baseline_ns for line in self.lines), Fraction(0))
-
-    @property
-    def candidate_ns(self) -> Fraction:
-        """Time of one unit of the candidate, ns."""
-        return sum((line.candidate_ns for line in self.lines), Fraction(0))
-
-    @property
     def difference(self) -> Literal["saving", "loss"]:
         """Word for the difference of which a line has its share: a loss where the candidate takes longer."""
-        return "loss" if self.candidate_ns > self.baseline_ns else "saving"
+        return "loss" if self.saved_ns < 0 else "saving"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -526,26 +508,23 @@ class ClipAnswer(Answer):
     """Difference between two variants of ours, in a frame block and in a whole clip.
 
     Args:
-        kinds: time of each kind of frame block in a clip; they add up to a clip.
+        sides: what the clips of the baseline and the candidate were spent on.
         num_steady: steady frame blocks in a clip; 0: there are none, and the lines are of all frame blocks.
-        disturbed: by how much the tracer lengthened the traced frame blocks of the baseline and the candidate; on a CPU the share
-            of the clips that marking regions took.
-        varied: by how much of their mean the busy times of the traced steady frame blocks differ, of the baseline and the
-            candidate; 0 on a CPU.
-        stood_for: frame blocks that the traces lack, of the baseline and the candidate; others of their kind stand for them.
-        merged: regions that one side does not show, each with what its time counts as instead.
-        traced: whether a trace was used.
         clocks: of the baseline and the candidate; None where they were not sampled.
     """
 
-    kinds: tuple[KindLine, ...]
+    sides: tuple[Explained, Explained]
     num_steady: int
-    disturbed: tuple[float, float]
-    varied: tuple[float, float]
-    stood_for: tuple[tuple[int, ...], tuple[int, ...]]
-    merged: tuple[tuple[str, str], ...]
-    traced: bool
     clocks: tuple[SideClocks | None, SideClocks | None]
+
+    @property
+    def kinds(self) -> Iterator[KindLine]:
+        """Time of each kind of frame block in a clip; they add up to a clip."""
+        for kind in ClipKind:
+            if any(kind in side.kinds for side in self.sides):
+                b, c = (Fraction(sum(side.kinds.get(kind, {}).values()), side.num_clips) for side in self.sides)
+                many = self.sides[0].num_blocks.get(kind, 0)
+                yield KindLine(kind=kind, num_blocks=many, baseline_ns=b, candidate_ns=c)
 
     @property
     def at_baseline_clock_ns(self) -> Fraction | None:
@@ -553,9 +532,8 @@ class ClipAnswer(Answer):
         before, after = self.clocks
         if before is None or after is None or not differ(before, after):
             return None
-        fixed = sum((line.candidate_ns for line in self.lines if line.clock_ns is None), Fraction(0))
-        scaled = sum((line.candidate_ns for line in self.lines if line.clock_ns is not None), Fraction(0))
-        return fixed + scaled * after.sm_mhz / before.sm_mhz
+        scaled = total(line.candidate_ns for line in self.lines if line.clock_ns is not None)
+        return self.candidate_ns + scaled * (after.sm_mhz - before.sm_mhz) / before.sm_mhz
 
 
 def answer(
@@ -568,45 +546,45 @@ def answer(
     """
     sides = (baseline, candidate)
     kind = ClipKind.STEADY if all(side.num_blocks.get(ClipKind.STEADY) for side in sides) else None
-    per_block = [_per_block(side, kind) for side in sides]
-    outside = [_elsewhere(side, kind) for side in sides]
+    chosen = [[each for each in side.kinds if each == kind or (kind is None and each != ClipKind.AROUND)] for side in sides]
+    per_block, elsewhere = [], []
+    for side, own in zip(sides, chosen, strict=True):
+        per_block.append(_mean_parts(side, own, side.num_clips * sum(side.num_blocks[each] for each in own)))
+        elsewhere.append(_mean_parts(side, side.kinds.keys() - own, side.num_clips))
+    b, c = (total(times.values()) for times in per_block)
     return ClipAnswer(
-        lines=_lines(per_block, outside, clocks),
+        lines=_lines(per_block, elsewhere, clocks),
+        baseline_ns=b,
+        candidate_ns=c,
         unit="steady frame block" if kind else "frame block",
-        kinds=tuple(_kinds(baseline, candidate)),
+        sides=sides,
         num_steady=baseline.num_blocks.get(ClipKind.STEADY, 0) if kind else 0,
-        explained_time=min(_explained(side) for side in sides),
+        explained_time=min(
+            1 - sum(map(abs, _nameless(side).values())) / whole if (whole := sum(side.labels.values())) else 0.0 for side in sides
+        ),
         explained_saving=_explained_saving(baseline, candidate),
-        disturbed=(_disturbed(baseline), _disturbed(candidate)),
-        varied=(_varied(baseline), _varied(candidate)),
-        stood_for=(baseline.stood_for, candidate.stood_for),
-        merged=baseline.merged,
-        traced=bool(baseline.traced_ns or candidate.traced_ns),
         clocks=clocks,
     )
 
 
-def account_answer(account: Account) -> Answer:
+def account_answer(account: Ledger) -> Answer:
     """Sum up the account of two foreign traces by part."""
     both = (dict.fromkeys(Part, Fraction(0)), dict.fromkeys(Part, Fraction(0)))
-    nameless = []
-    for line in account.ledger.lines:
-        label, times = Label(line.path, line.activity), account.both(line)
-        shares = account.kinds if label == OTHER_KERNELS else {KernelKind.OTHER: times}
+    for line in account.lines:
+        shares = account.kinds if line.label == OTHER_KERNELS else {KernelKind.OTHER: line.both}
         for kind, share in shares.items():
             for found, ns in zip(both, share, strict=True):
-                found[trace_part(label, kind)] += ns
-        if trace_part(label) in NAMELESS:
-            nameless.append(times)
-    whole = account.both(account.ledger)
-    assert tuple(sum(found.values()) for found in both) == whole, "the parts do not add up to the account"
-    nothing = dict.fromkeys(Part, Fraction(0))
-    named = [1 - sum(abs(times[at]) for times in nameless) / took for at, took in enumerate(whole) if took]
-    saved, moved = whole[0] - whole[1], sum(abs(b - c) for b, c in nameless)
+                found[trace_part(line.label, kind)] += ns
+    assert tuple(total(found.values()) for found in both) == account.both, "the parts do not add up to the account"
+    nameless = [line for line in account.lines if trace_part(line.label) in NAMELESS]
+    named = [1 - total(abs(line.both[at]) for line in nameless) / took for at, took in enumerate(account.both) if took]
+    saved, moved = account.saved_ns, total(abs(line.saved_ns) for line in nameless)
     return Answer(
-        lines=_lines(both, (nothing, nothing)),
-        unit=_WHOLE_RUN if account.ledger.levels[-1].level == AccountLevel.E2E else UNIT_NAMES[account.unit],
-        explained_time=max(0.0, float(min(named, default=Fraction(0)))),
+        lines=_lines(both, (dict.fromkeys(Part, Fraction(0)),) * 2),
+        baseline_ns=account.baseline_ns,
+        candidate_ns=account.candidate_ns,
+        unit=_WHOLE_RUN if account.levels[-1].level == AccountLevel.E2E else UNIT_NAMES[account.unit],
+        explained_time=max(0.0, float(min(named, default=0))),
         explained_saving=max(0.0, float(1 - moved / abs(saved))) if saved else None,
     )
 
@@ -617,11 +595,11 @@ def _lines(
     clocks: tuple[SideClocks | None, SideClocks | None] = (None, None),
 ) -> tuple[PartLine, ...]:
     """Return one line for each group of parts, with its share of a unit's saving."""
-    saved = sum(per_unit[0].values()) - sum(per_unit[1].values())
+    saved = total(per_unit[0].values()) - total(per_unit[1].values())
     (before, after), lines = clocks, []
     for inside in _grouped(per_unit, elsewhere):
-        b, c = (sum((times[each] for each in inside), Fraction(0)) for times in per_unit)
-        beyond = sum((elsewhere[0][each] - elsewhere[1][each] for each in inside), Fraction(0))
+        b, c = (total(times[each] for each in inside) for times in per_unit)
+        beyond = total(elsewhere[0][each] - elsewhere[1][each] for each in inside)
         share = float((b - c) / saved) if saved else None
         clock_ns = None
         if BY_THE_CLOCK.issuperset(inside) and before is not None and after is not None and differ(before, after):
@@ -640,48 +618,16 @@ def _grouped(per_block: Sequence[Mapping[Part, Fraction]], outside: Sequence[Map
     return [*((part,) for part in alone), *([rest] if rest else [])]
 
 
-def _parts(labels: Mapping[Label, int]) -> Counter[Part]:
+def _mean_parts(side: Explained, kinds: Iterable[ClipKind], units: int) -> dict[Part, Fraction]:
+    """Return the time by part of the frame blocks of some kinds, as a mean over so many units."""
     found: Counter[Part] = Counter()
-    for label, ns in labels.items():
+    for label, ns in ((label, ns) for kind in kinds for label, ns in side.kinds[kind].items()):
         found[part_of(label)] += ns
-    return found
-
-
-def _per_block(side: Explained, kind: ClipKind | None) -> dict[Part, Fraction]:
-    """Return the mean time by part of one frame block of a kind; without a kind, of any frame block."""
-    chosen = [each for each in side.kinds if each == kind or (kind is None and each != ClipKind.AROUND)]
-    blocks = side.num_clips * sum(side.num_blocks[each] for each in chosen)
-    total: Counter[Part] = Counter()
-    for each in chosen:
-        total.update(_parts(side.kinds[each]))
-    return {part: Fraction(total[part], blocks or 1) for part in Part}
-
-
-def _elsewhere(side: Explained, kind: ClipKind | None) -> dict[Part, Fraction]:
-    """Return the mean time by part of a clip outside its frame blocks of the kind."""
-    total: Counter[Part] = Counter()
-    for each, labels in side.kinds.items():
-        if each == ClipKind.AROUND or (kind is not None and each != kind):
-            total.update(_parts(labels))
-    return {part: Fraction(total[part], side.num_clips) for part in Part}
-
-
-def _kinds(baseline: Explained, candidate: Explained) -> list[KindLine]:
-    found = []
-    for kind in ClipKind:
-        if kind in baseline.kinds or kind in candidate.kinds:
-            b, c = (Fraction(sum(side.kinds.get(kind, {}).values()), side.num_clips) for side in (baseline, candidate))
-            found.append(KindLine(kind=kind, num_blocks=baseline.num_blocks.get(kind, 0), baseline_ns=b, candidate_ns=c))
-    return found
+    return {part: Fraction(found[part], units or 1) for part in Part}
 
 
 def _nameless(side: Explained) -> Counter[Label]:
     return Counter({label: ns for label, ns in side.labels.items() if part_of(label) in NAMELESS})
-
-
-def _explained(side: Explained) -> float:
-    whole = sum(side.labels.values())
-    return 1 - sum(map(abs, _nameless(side).values())) / whole if whole else 0.0
 
 
 def _explained_saving(baseline: Explained, candidate: Explained) -> float | None:
@@ -689,14 +635,3 @@ def _explained_saving(baseline: Explained, candidate: Explained) -> float | None
     b, c = _nameless(baseline), _nameless(candidate)
     moved = sum(abs(b.get(label, 0) - c.get(label, 0)) for label in b.keys() | c.keys())
     return max(0.0, 1 - moved / abs(saved)) if saved else None
-
-
-def _disturbed(side: Explained) -> float:
-    if side.timed_ns:
-        return side.traced_ns / side.timed_ns - 1
-    return side.marking_ns / (sum(side.labels.values()) or 1)
-
-
-def _varied(side: Explained) -> float:
-    busy = [sum(ns for label, ns in unit.items() if label.busy) for unit in side.units] if side.traced_ns else []
-    return len(busy) * (max(busy) - min(busy)) / (sum(busy) or 1) if busy else 0.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,17 +30,18 @@ from strobe.perf.analysis.device.intervals import Intervals, complement, overlap
 from strobe.perf.analysis.device.kernels import KernelKind, kernel_kind, kernel_name
 from strobe.perf.analysis.ledger.account import (
     DILATION,
+    KERNEL_LINE,
     OUTSIDE_WINDOW,
     AccountLevel,
     Anchor,
-    CallsEffect,
+    BothSides,
     Ledger,
-    LedgerLine,
-    LedgerScale,
     OwnedTime,
     Spread,
+    UnitName,
     close_ledger,
     step_spread,
+    total,
 )
 from strobe.perf.analysis.runs.timeline import Label, Tile
 from strobe.perf.analysis.structure.ranges import NOWHERE, base_of, nest, together, without
@@ -58,32 +59,11 @@ from strobe.perf.trace.events import DEVICE_KINDS, HostEvents, Trace
 PRIORITY: Final = ("focal", "section", "compute", "memset", "comm", "memcpy")
 FOCAL_NAME: Final = "focal kernel"
 """Common name of the focal kernels of both sides, so that they are compared with each other."""
+K = TypeVar("K")
 _PLACES: Final = ("focal", "section", "step")
 OTHER_KERNELS: Final = Label(("step",), "kernel")
 """The label of kernels that are neither focal nor of a section."""
 LABELS: Final = tuple(Label((place,), activity) for place in _PLACES for activity in ACTIVITIES)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Labelling:
-    """Settings for cutting the time of a trace.
-
-    Args:
-        focal: regular expression searched in the names of device events; `None`: nothing is focal.
-        section: the section around the focal events, if one is asked for.
-        priority: who owns overlapped time: each word of `PRIORITY` once.
-        steps: regular expression of the range or kernel that starts a step; found by itself if not given.
-    """
-
-    focal: str | None = None
-    section: SectionDefinition | None = None
-    priority: tuple[str, ...] = PRIORITY
-    steps: str | None = None
-
-    def __post_init__(self) -> None:
-        if sorted(self.priority) != sorted(PRIORITY):
-            hints = "".join(nearest(each, PRIORITY) for each in self.priority if each not in PRIORITY)
-            raise ConfigError(f"priority {', '.join(self.priority)}{hints}: name each of {', '.join(PRIORITY)} once")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,25 +128,46 @@ class TracedSide:
         return Fraction(self.total_ns - communication, len(self.tiles))
 
 
-def label_trace(trace: Trace, label: str, cut: Labelling) -> TracedSide:
+def label_trace(
+    trace: Trace,
+    label: str,
+    focal: str | None = None,
+    section: SectionDefinition | None = None,
+    *,
+    priority: Sequence[str] = PRIORITY,
+    steps: str | None = None,
+) -> TracedSide:
     """Cut the time of the device that spends most time in focal kernels; in any kernels, if nothing is focal.
+
+    Args:
+        focal: regular expression searched in the names of device events; `None`: nothing is focal.
+        section: the section around the focal events, if one is asked for.
+        priority: who owns overlapped time: each word of `PRIORITY` once.
+        steps: regular expression of the range or kernel that starts a step; found by itself if not given.
 
     Raises:
         DataError: the trace has no device events, or no focal one.
-        ConfigError: a pattern is not a regular expression.
+        ConfigError: a pattern is not a regular expression, or a word of the priority is missing.
     """
+    if sorted(priority) != sorted(PRIORITY):
+        hints = "".join(nearest(each, PRIORITY) for each in priority if each not in PRIORITY)
+        raise ConfigError(f"priority {', '.join(priority)}{hints}: name each of {', '.join(PRIORITY)} once")
     devices = list(events_by_device(trace))
     if not devices:
         raise DataError(f"{trace.path}: no device events; capture the trace with the accelerator's activities")
-    focal = [np.zeros(len(work), np.bool_) if cut.focal is None else matching(trace, work, cut.focal) for _, work in devices]
-    if cut.focal is not None and not any(mask.any() for mask in focal):
-        raise DataError(f"{trace.path}: no device event matches {cut.focal!r}; {_longest_names(trace)}")
+    masks = [np.zeros(len(work), np.bool_) if focal is None else matching(trace, work, focal) for _, work in devices]
+    if focal is not None and not any(mask.any() for mask in masks):
+        raise DataError(f"{trace.path}: no device event matches {focal!r}; {_longest_names(trace)}")
     spent = [
-        int((work.end - work.start)[mask if cut.focal is not None else slice(None)].sum())
-        for (_, work), mask in zip(devices, focal, strict=True)
+        int((work.end - work.start)[mask if focal is not None else slice(None)].sum())
+        for (_, work), mask in zip(devices, masks, strict=True)
     ]
     chosen = max(range(len(devices)), key=lambda at: (spent[at], -at))
-    return _cut_device(trace, label, devices[chosen], focal[chosen], cut)
+    device, work = devices[chosen]
+    found = next(found for found in find_steps(trace, steps) if found.device == device)
+    counted = tile_of(work.start, _left_out(found)) < 0
+    sections = None if section is None else sections_of(trace, device, work, section, counted)
+    return _cut_device(trace, label, found, (work, masks[chosen], counted), sections, priority)
 
 
 def _longest_names(trace: Trace) -> str:
@@ -178,13 +179,18 @@ def _longest_names(trace: Trace) -> str:
     return f"its longest: {', '.join(repr(name) for name, _ in total.most_common(5))}"
 
 
-def _cut_device(trace: Trace, label: str, own: tuple[int, EventView], focal: NDArray[np.bool_], cut: Labelling) -> TracedSide:
-    device, work = own
-    steps = next(found for found in find_steps(trace, cut.steps) if found.device == device)
+def _cut_device(
+    trace: Trace,
+    label: str,
+    steps: Steps | NoSteps,
+    own: tuple[EventView, NDArray[np.bool_], NDArray[np.bool_]],
+    sections: Sections | None,
+    priority: Sequence[str],
+) -> TracedSide:
+    """Cut one device; `own` is its events, with masks of the focal and of the counted ones."""
+    work, focal, counted = own
     tiles = _tiles(work, steps)
     within = tile_of(work.start, tiles)
-    counted = tile_of(work.start, _left_out(steps)) < 0
-    sections = None if cut.section is None else sections_of(trace, device, work, cut.section, counted)
     member = np.zeros(len(work), np.bool_)
     areas = Intervals(tiles.start[:0], tiles.end[:0])
     if sections is not None and sections.found:
@@ -193,7 +199,7 @@ def _cut_device(trace: Trace, label: str, own: tuple[int, EventView], focal: NDA
         bounds = np.array(sorted(section[:2] for section in sections.found), np.int64)
         areas = union(bounds[:, 0], bounds[:, 1])
     marks = focal, member & ~focal
-    pieces = _pieces(trace, work, marks, areas, tiles, cut.priority)
+    pieces = _pieces(trace, work, marks, areas, tiles, priority)
     owned, exclusive = sums(pieces, tiles, LABELS, len(work))
     inside = np.flatnonzero((within >= 0) | (exclusive > 0))
     calls: dict[str, tuple[int, int]] = {}
@@ -207,7 +213,7 @@ def _cut_device(trace: Trace, label: str, own: tuple[int, EventView], focal: NDA
         focal_calls[kernel_name(trace.device_events.names[name]).group] += count
     return TracedSide(
         label=label,
-        device=device,
+        device=steps.device,
         steps=steps,
         tiles=tuple(
             Tile(index=number, start_ns=start, end_ns=end, owned=labels)
@@ -318,61 +324,10 @@ BRIDGE: Final = "outside profiled window, with profiler dilation"
 OUTSIDE_STAGE: Final = "outside the stage"
 _LEVELS: Final = {"focal": AccountLevel.KERNEL, "section": AccountLevel.SECTION, "step": AccountLevel.STEP}
 
-UnitName = Literal["stage", "step", "call", "window"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MeanTimes:
-    """Mean times of one side; `None` where nothing was measured.
-
-    Args:
-        kernel_ns: one focal kernel, traced.
-        section_ns: the section around it, traced.
-        call_ns: one call as its log says.
-        step_ns: one step without a profiler, as its log says.
-        stage_ns: one stage, as its log says, without warm-up.
-        e2e_ns: a whole run, if one stage is in it.
-        calls_per_stage: focal calls in a stage.
-        kernel_is_section: nothing but the kernel was measured, and it stands for the section.
-    """
-
-    kernel_ns: Fraction | None = None
-    section_ns: Fraction | None = None
-    call_ns: Fraction | None = None
-    step_ns: Fraction | None = None
-    stage_ns: Fraction | None = None
-    e2e_ns: Fraction | None = None
-    calls_per_stage: int | None = None
-    kernel_is_section: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Account:
-    """A ledger with the unit of its times.
-
-    Args:
-        ledger: sums over `ledger.num_units` units, so that means stay exact; divide to get one unit.
-        unit: name of the unit.
-        why: why this unit.
-        missing: levels that could not be reached, with the reason.
-        inclusive: time that each label covers by itself in one unit of baseline and candidate, whatever else ran.
-        kinds: time of the other kernels' line by kind of kernel, in one unit of both; the kinds add up to it.
-    """
-
-    ledger: Ledger
-    unit: UnitName
-    why: str
-    missing: Mapping[str, str]
-    inclusive: Mapping[Label, tuple[Fraction, Fraction]] = field(default_factory=dict)
-    kinds: Mapping[KernelKind, tuple[Fraction, Fraction]] = field(default_factory=dict)
-
-    def per_unit(self, ns: int | Fraction) -> Fraction:
-        """Divide a time of the ledger by its number of units."""
-        return Fraction(ns) / self.ledger.num_units
-
-    def both(self, line: LedgerLine | CallsEffect | Ledger) -> tuple[Fraction, Fraction]:
-        """Return the times of both sides in one unit."""
-        return self.per_unit(line.baseline_ns), self.per_unit(line.candidate_ns)
+Means: TypeAlias = Mapping[AccountLevel, Fraction]
+"""Mean time of each measured level of one side, ns: one focal kernel, section, attention call, step, stage, or whole run."""
+Calls: TypeAlias = tuple[int | None, int | None]
+"""Focal calls in a stage of baseline and candidate; None where they are not known."""
 
 
 _Unit: TypeAlias = tuple[UnitName, str, tuple[Fraction, Fraction]]
@@ -380,8 +335,8 @@ _Unit: TypeAlias = tuple[UnitName, str, tuple[Fraction, Fraction]]
 
 
 def foreign_ledger(
-    baseline: TracedSide, candidate: TracedSide, timed: tuple[MeanTimes, MeanTimes] = (MeanTimes(), MeanTimes())
-) -> Account:
+    baseline: TracedSide, candidate: TracedSide, timed: tuple[Means, Means] = ({}, {}), calls: Calls = (None, None)
+) -> Ledger:
     """Account for the difference between two traces in the largest unit that they and their logs allow.
 
     A stage, if the logs time it and the calls per stage are known; else a step, if both traces have steps; else a focal call;
@@ -390,44 +345,44 @@ def foreign_ledger(
     Args:
         baseline: one device of the baseline.
         candidate: one device of the candidate.
-        timed: times of each side from its log.
+        timed: times of each side from its log: of a step without a profiler, a stage without warm-up, a run with one stage in it.
+        calls: focal calls in a stage.
     """
     sides = (baseline, candidate)
-    unit, missing = _unit(sides, timed)
+    both = {level: (timed[0][level], timed[1][level]) for level in timed[0].keys() & timed[1].keys()}
+    unit, missing = _unit(sides, AccountLevel.STAGE in both, calls)
     name, _, factors = unit
-    anchors: list[tuple[AccountLevel, str, tuple[Fraction, Fraction]]] = []
-    step = timed[0].step_ns, timed[1].step_ns
-    if name in ("stage", "step") and step[0] is not None and step[1] is not None:
+    anchors: list[Anchor] = []
+    if name in ("stage", "step") and AccountLevel.STEP in both:
         # as many steps as the unit holds tiles
+        step = both[AccountLevel.STEP]
         many = [factor * len(side.tiles) for factor, side in zip(factors, sides, strict=True)]
         anchors.append((AccountLevel.STEP, DILATION, (step[0] * many[0], step[1] * many[1])))
     elif name in ("stage", "step"):
         missing["profiler dilation"] = "no log times a step without the profiler"
     if name == "stage":
-        assert timed[0].stage_ns is not None and timed[1].stage_ns is not None
-        anchors.append((AccountLevel.STAGE, OUTSIDE_WINDOW if anchors else BRIDGE, (timed[0].stage_ns, timed[1].stage_ns)))
-        if timed[0].e2e_ns is not None and timed[1].e2e_ns is not None:
-            anchors.append((AccountLevel.E2E, OUTSIDE_STAGE, (timed[0].e2e_ns, timed[1].e2e_ns)))
+        anchors.append((AccountLevel.STAGE, OUTSIDE_WINDOW if anchors else BRIDGE, both[AccountLevel.STAGE]))
+        if AccountLevel.E2E in both:
+            anchors.append((AccountLevel.E2E, OUTSIDE_STAGE, both[AccountLevel.E2E]))
         else:
             missing["e2e"] = "no log times a whole run with one stage in it"
     return _closed(sides, unit, anchors, missing)
 
 
-def _unit(sides: tuple[TracedSide, TracedSide], timed: tuple[MeanTimes, MeanTimes]) -> tuple[_Unit, dict[str, str]]:
-    calls, focal = [side.calls_per_stage for side in timed], [side.num_focal for side in sides]
+def _unit(sides: tuple[TracedSide, TracedSide], timed: bool, calls: Calls) -> tuple[_Unit, dict[str, str]]:
+    """Return the unit, and the larger ones that could not be had; `timed`: the logs of both sides time a stage."""
+    focal, tiles = [side.num_focal for side in sides], [len(side.tiles) for side in sides]
     reason = ""
     if not all(focal):
         reason = "no focal kernel ties the trace to the stage"
     elif None in calls:
         reason = "calls per stage not recorded: give --calls-per-stage"
-    elif any(side.stage_ns is None for side in timed):
+    elif not timed:
         reason = "no log times a stage on both sides"
     if not reason:
-        factors = [Fraction(count or 0, seen) for count, seen in zip(calls, focal, strict=True)]
         text = f"{calls[0]} and {calls[1]} focal calls a stage, {focal[0]} and {focal[1]} in the compared time of the traces"
-        return ("stage", text, (factors[0], factors[1])), {}
+        return ("stage", text, (Fraction(calls[0] or 0, focal[0]), Fraction(calls[1] or 0, focal[1]))), {}
     missing = {"stage": reason, "e2e": "the stage is missing"}
-    tiles = [len(side.tiles) for side in sides]
     if all(isinstance(side.steps, Steps) for side in sides) and same_steps(sides):
         return ("step", f"mean of {tiles[0]} and {tiles[1]} steps", (Fraction(1, tiles[0]), Fraction(1, tiles[1]))), missing
     without = [f"{side.label}: {side.steps.reason}" for side in sides if isinstance(side.steps, NoSteps)]
@@ -445,59 +400,43 @@ def same_steps(sides: tuple[TracedSide, TracedSide]) -> bool:
     return Fraction(sides[0].num_focal, len(sides[0].tiles)) == Fraction(sides[1].num_focal, len(sides[1].tiles))
 
 
-def _closed(
-    sides: tuple[TracedSide, TracedSide],
-    unit: _Unit,
-    anchors: Sequence[tuple[AccountLevel, str, tuple[Fraction, Fraction]]],
-    missing: dict[str, str],
-) -> Account:
-    unit_name, why, factors = unit
-    num_units = math.lcm(*(factor.denominator for factor in factors),
-                         *(took.denominator for *_, both in anchors for took in both))  # fmt: skip
-    owned = []
+def _closed(sides: tuple[TracedSide, TracedSide], unit: _Unit, anchors: Sequence[Anchor], missing: Mapping[str, str]) -> Ledger:
+    name, why, factors = unit
+    owned: list[OwnedTime] = []
     for side, factor in zip(sides, factors, strict=True):
-        times = int(factor * num_units)
-        owned.append(
-            OwnedTime(
-                labels={label: times * ns for label, ns in side.owned.items()},
-                calls={name: (times * count, times * ns) for name, (count, ns) in side.calls.items()},
-                tiles=[tile.owned for tile in side.tiles],
-            )
-        )
-    scaled = [
-        Anchor(level=level, name=name, baseline_ns=int(both[0] * num_units), candidate_ns=int(both[1] * num_units))
-        for level, name, both in anchors
-    ]
+        labels = {label: factor * ns for label, ns in side.owned.items()}
+        owned.append((labels, {of: (factor * n, factor * ns) for of, (n, ns) in side.calls.items()}, ()))
     with_section = any(side.sections is not None for side in sides)
     levels = [
         AccountLevel.KERNEL,
         *([AccountLevel.SECTION] if with_section else []),
         AccountLevel.STEP,
-        *(anchor.level for anchor in scaled),
+        *(level for level, *_ in anchors),
     ]
-    scale = LedgerScale(
-        levels=tuple(dict.fromkeys(levels)),
-        level_of=lambda label: _LEVELS[label.path[0]],
-        is_kernel=lambda line: line.path[:1] == ("focal",),
-        num_units=num_units,
+    found = close_ledger(
+        (owned[0], owned[1]),
+        anchors,
+        tuple(dict.fromkeys(levels)),
+        lambda label: _LEVELS[label.path[0]],
+        math.lcm(*(each.denominator for each in (*factors, *(ns for *_, both in anchors for ns in both)))),
+        _spread(sides, unit, timed=bool(anchors)),
     )
-    inclusive = {
-        label: (factors[0] * sides[0].inclusive.get(label, 0), factors[1] * sides[1].inclusive.get(label, 0))
-        for label in sides[0].inclusive.keys() | sides[1].inclusive.keys()
-    }
-    kinds = {
-        kind: (factors[0] * sides[0].kinds.get(kind, 0), factors[1] * sides[1].kinds.get(kind, 0))
-        for kind in KernelKind
-        if kind in sides[0].kinds or kind in sides[1].kinds
-    }
-    return Account(
-        ledger=close_ledger(owned[0], owned[1], scaled, scale, _spread(sides, unit, timed=bool(anchors))),
-        unit=unit_name,
+    return replace(
+        found,
+        unit=name,
         why=why,
         missing=missing,
-        inclusive=inclusive,
-        kinds=kinds,
+        inclusive=_per_unit(sides[0].inclusive, sides[1].inclusive, factors),
+        kinds=_per_unit(sides[0].kinds, sides[1].kinds, factors),
     )
+
+
+def _per_unit(
+    baseline: Mapping[K, int], candidate: Mapping[K, int], factors: tuple[Fraction, Fraction]
+) -> dict[K, tuple[Fraction, Fraction]]:
+    """Return times of both sides in one unit."""
+    keys = baseline.keys() | candidate.keys()
+    return {key: (factors[0] * baseline.get(key, 0), factors[1] * candidate.get(key, 0)) for key in keys}
 
 
 def _spread(sides: tuple[TracedSide, TracedSide], unit: _Unit, *, timed: bool) -> Spread:
@@ -520,19 +459,17 @@ IDLE: Final = "idle"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Node:
-    """A name on a path with all nodes below it, for both sides, exact. Children come in order of the larger side."""
+class Node(BothSides):
+    """A name on a path with all nodes below it. Children come in order of the larger side."""
 
     name: str
-    baseline_ns: Fraction
-    candidate_ns: Fraction
     children: tuple[Node, ...]
 
     @property
     def own_ns(self) -> tuple[Fraction, Fraction]:
         """Time of both sides that lies in no child, ns."""
-        below = [(child.baseline_ns, child.candidate_ns) for child in self.children]
-        return self.baseline_ns - sum(times[0] for times in below), self.candidate_ns - sum(times[1] for times in below)
+        below = [child.both for child in self.children]
+        return self.baseline_ns - total(times[0] for times in below), self.candidate_ns - total(times[1] for times in below)
 
 
 class PathTree(NamedTuple):
@@ -636,8 +573,8 @@ def _node(name: str, below: Mapping[Path, tuple[Fraction, Fraction]]) -> Node:
     children = (_node(child, inside) for child, inside in groups.items())
     return Node(
         name=name,
-        baseline_ns=sum((times[0] for times in below.values()), Fraction(0)),
-        candidate_ns=sum((times[1] for times in below.values()), Fraction(0)),
+        baseline_ns=total(times[0] for times in below.values()),
+        candidate_ns=total(times[1] for times in below.values()),
         children=tuple(sorted(children, key=lambda node: (-max(node.baseline_ns, node.candidate_ns), node.name))),
     )
 
@@ -650,55 +587,39 @@ def _node(name: str, below: Mapping[Path, tuple[Fraction, Fraction]]) -> Node:
 
 NEARLY: Final = Fraction(1, 10_000)
 """Largest relative difference at which two different quantities are taken for a copy or a coincidence."""
-
-KERNEL_LINE: Final = "focal kernel"
-
+_OF_CALL: Final = (AccountLevel.KERNEL, AccountLevel.SECTION, AccountLevel.CALL, AccountLevel.STAGE)
+_WORDS: Final = {AccountLevel.SECTION: "section"}
 
 ImpliedCalls: TypeAlias = tuple[Fraction, tuple[tuple[int, Fraction], ...]]
 """Calls in a stage that would explain its saving by a call's alone; whole numbers near it, with what they leave of the saving."""
 
 
-def call_ledger(baseline: MeanTimes, candidate: MeanTimes) -> Account | None:
+def call_ledger(baseline: Means, candidate: Means, calls: Calls = (None, None), *, stands_in: bool = False) -> Ledger | None:
     """Account for the saving of one call, level by level; `None` if no level was measured on both sides.
 
     A level that one side lacks is left out, and its time is part of the next line.
+
+    Args:
+        calls: focal calls in a stage.
+        stands_in: on one side nothing but the kernel was measured, and it stands for the section.
     """
-    sides = (baseline, candidate)
-    calls = baseline.calls_per_stage, candidate.calls_per_stage
-    values = {
-        AccountLevel.KERNEL: (baseline.kernel_ns, candidate.kernel_ns),
-        AccountLevel.SECTION: (baseline.section_ns, candidate.section_ns),
-        AccountLevel.CALL: (baseline.call_ns, candidate.call_ns),
-        AccountLevel.STAGE: (baseline.stage_ns, candidate.stage_ns),
-    }
-    missing: dict[str, str] = {level: _lacking(both) for level, both in values.items() if None in both}
+    both = {level: (baseline.get(level), candidate.get(level)) for level in _OF_CALL}
+    missing: dict[str, str] = {level: _lacking(times) for level, times in both.items() if None in times}
     staged = AccountLevel.STAGE not in missing and None not in calls
     if AccountLevel.STAGE not in missing and not staged:
         missing[AccountLevel.STAGE] = "calls per stage not recorded: give --calls-per-stage"
-    known = [level for level in values if level not in missing]
+    known = [level for level in _OF_CALL if level not in missing]
     if not known or known == [AccountLevel.STAGE]:
         return None
-    factor = (Fraction(calls[0] or 1), Fraction(calls[1] or 1)) if staged else (Fraction(1), Fraction(1))
-    took: dict[AccountLevel, tuple[Fraction, Fraction]] = {}
+    names, anchors = _line_names(known, stands_in), list[Anchor]()
     for level in known:
-        b, c = (value or Fraction(0) for value in values[level])
-        took[level] = (b, c) if level == AccountLevel.STAGE else (b * factor[0], c * factor[1])
-    num_units = math.lcm(*(value.denominator for both in took.values() for value in both))
-    names = _line_names(known, any(side.kernel_is_section for side in sides))
-    anchors = [
-        Anchor(level=level, name=names[level], baseline_ns=int(both[0] * num_units), candidate_ns=int(both[1] * num_units))
-        for level, both in took.items()
-    ]
-    scale = LedgerScale(
-        levels=known,
-        level_of=lambda label: AccountLevel.KERNEL,
-        is_kernel=lambda line: line.name == KERNEL_LINE,
-        num_units=num_units,
-    )
+        many = calls if staged and level != AccountLevel.STAGE else (1, 1)
+        anchors.append((level, names[level], (baseline[level] * (many[0] or 1), candidate[level] * (many[1] or 1))))
+    num_units = math.lcm(*(ns.denominator for *_, times in anchors for ns in times))
     apart = Spread(why_none="each level was measured by itself")
-    ledger = close_ledger(OwnedTime(), OwnedTime(), anchors, scale, apart)
+    ledger = close_ledger((({}, {}, ()), ({}, {}, ())), anchors, known, lambda label: AccountLevel.KERNEL, num_units, apart)
     why = "mean of the measurements of each level" + (f", {calls[0]} and {calls[1]} calls in a stage" if staged else "")
-    return Account(ledger=ledger, unit="stage" if staged else "call", why=why, missing=missing)
+    return replace(ledger, unit="stage" if staged else "call", why=why, missing=missing)
 
 
 def _lacking(both: tuple[Fraction | None, Fraction | None]) -> str:
@@ -707,7 +628,7 @@ def _lacking(both: tuple[Fraction | None, Fraction | None]) -> str:
 
 
 def _line_names(known: list[AccountLevel], stands_in: bool) -> dict[AccountLevel, str]:
-    words = {level: "section" if level == AccountLevel.SECTION else level.value for level in known}
+    words = {level: _WORDS.get(level, level.value) for level in known}
     names = {known[0]: KERNEL_LINE if known[0] == AccountLevel.KERNEL else words[known[0]]}
     for below, level in pairwise(known):
         part = "all of its attention calls" if level == AccountLevel.STAGE else f"the {words[below]}"
@@ -717,16 +638,15 @@ def _line_names(known: list[AccountLevel], stands_in: bool) -> dict[AccountLevel
     return names
 
 
-def implied_calls(baseline: MeanTimes, candidate: MeanTimes, *, given: int | None = None) -> ImpliedCalls | None:
+def implied_calls(baseline: Means, candidate: Means, *, given: int | None = None) -> ImpliedCalls | None:
     """Divide the stage's saving by a call's; `None` if either is not known or the call saves nothing.
 
     Args:
         given: a number of calls to try beside the nearest whole ones.
     """
-    if None in (baseline.stage_ns, candidate.stage_ns, baseline.call_ns, candidate.call_ns):
+    if not all({AccountLevel.STAGE, AccountLevel.CALL} <= side.keys() for side in (baseline, candidate)):
         return None
-    stage = (baseline.stage_ns or Fraction(0)) - (candidate.stage_ns or Fraction(0))
-    call = (baseline.call_ns or Fraction(0)) - (candidate.call_ns or Fraction(0))
+    stage, call = (baseline[level] - candidate[level] for level in (AccountLevel.STAGE, AccountLevel.CALL))
     if not call or stage / call < 1:
         return None
     calls = stage / call
@@ -734,26 +654,22 @@ def implied_calls(baseline: MeanTimes, candidate: MeanTimes, *, given: int | Non
     return calls, tuple((n, stage - n * call) for n in tried)
 
 
-def coincidences(baseline: MeanTimes, candidate: MeanTimes) -> tuple[tuple[str, str, Fraction], ...]:
+def coincidences(baseline: Means, candidate: Means) -> tuple[tuple[str, str, Fraction], ...]:
     """Find different quantities that are suspiciously equal; return both names and the relative difference.
 
     A kernel may well be all of its section: they come from the same events, and are not held against each other.
     """
     figures = [
-        (source, f"the {side}'s {name}", value)
+        (level, f"the {side}'s {_WORDS.get(level, level.value)}", times[level])
         for side, times in (("baseline", baseline), ("candidate", candidate))
-        for source, name, value in (
-            ("trace", "kernel", times.kernel_ns),
-            ("trace", "section", None if times.kernel_is_section else times.section_ns),
-            ("calls", "attention call", times.call_ns),
-            ("stages", "stage", times.stage_ns),
-        )
-        if value
+        for level in _OF_CALL
+        if times.get(level) and not (level == AccountLevel.SECTION and times[level] == times.get(AccountLevel.KERNEL))
     ]
     found = []
-    for at, (source, name, value) in enumerate(figures):
-        for other_source, other_name, other in figures[at + 1 :]:
+    for at, (level, name, value) in enumerate(figures):
+        for other_level, other_name, other in figures[at + 1 :]:
             apart = abs(value - other) / max(value, other)
-            if source != other_source and apart <= NEARLY:
+            traced = {level, other_level} <= {AccountLevel.KERNEL, AccountLevel.SECTION}
+            if level != other_level and not traced and apart <= NEARLY:
                 found.append((name, other_name, apart))
     return tuple(found)

@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import takewhile
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
 from strobe.core.errors import DataError
 from strobe.perf.analysis.device.intervals import Distribution, distribution
 from strobe.perf.analysis.steady import FEWEST, find_steady
-from strobe.perf.logs import Constraint, Log, Series, Unit
-from strobe.perf.logs.series import Resolved, resolve_units, short
+from strobe.perf.logs.patterns import Unit
+from strobe.perf.logs.series import Constraint, Log, Resolved, Series, resolve_units, short
 from strobe.perf.measure.stats import percentile
 
 # Rounds of a stage in a log: their times, averages with and without warm-up, and the calls inside each.
@@ -61,28 +61,13 @@ class LogRequest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Round:
-    """One round of a stage.
-
-    Args:
-        value_ns: time of the rank that took longest.
-        ranks_ns: time of each rank that says it, in the order of `StageRounds.resolved`.
-        lines: where they stand in the file.
-    """
-
-    value_ns: int
-    ranks_ns: tuple[int, ...]
-    lines: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StageRounds:
     """Rounds of one stage in one log.
 
     Args:
         name: name of the stage.
         resolved: one series for each rank, with its units.
-        rounds: `run_01` is the first.
+        rounds_ns: time of each round, of the rank that took longest; `run_01` is the first.
         excluded: indices of rounds that are no part of the average without warm-up, with the cause.
         note: findings in words; empty if the other fields hold all of them.
         incomplete: rounds at the end that not every rank has; they are left out.
@@ -90,7 +75,7 @@ class StageRounds:
 
     name: str
     resolved: tuple[Resolved, ...]
-    rounds: tuple[Round, ...]
+    rounds_ns: tuple[int, ...]
     excluded: Mapping[int, str]
     note: str
     incomplete: int
@@ -98,12 +83,12 @@ class StageRounds:
     @property
     def kept_ns(self) -> tuple[int, ...]:
         """Times of the rounds that count, ns."""
-        return tuple(each.value_ns for index, each in enumerate(self.rounds) if index not in self.excluded)
+        return tuple(value for index, value in enumerate(self.rounds_ns) if index not in self.excluded)
 
     @property
     def avg_all_rounds_ns(self) -> Fraction:
         """Mean of all rounds, ns."""
-        return Fraction(sum(each.value_ns for each in self.rounds), len(self.rounds))
+        return Fraction(sum(self.rounds_ns), len(self.rounds_ns))
 
     @property
     def avg_excl_warmup_ns(self) -> Fraction | None:
@@ -150,18 +135,18 @@ def calls_of_rounds(log: Log, inner: Series, rounds: StageRounds) -> tuple[range
     The lines of the rank of `inner` count; if no stage says that rank, those of the first one that the stage has.
     """
     own = next((resolved.series for resolved in rounds.resolved if resolved.series.rank == inner.rank), rounds.resolved[0].series)
-    edges = sorted(position for series in log.of("stage") if series.rank == own.rank for position in series.position)
-    found = []
-    for position in own.position[: len(rounds.rounds)]:
+    edges = sorted(position for series in log.of("stage") if series.rank == own.rank for position in series.positions)
+    found, calls = [], inner.positions
+    for position in own.positions[: len(rounds.rounds_ns)]:
         before = bisect_left(edges, position)
         start = edges[before - 1] if before else -1
-        found.append(range(bisect_right(inner.position, start), bisect_left(inner.position, position)))
+        found.append(range(bisect_right(calls, start), bisect_left(calls, position)))
     return tuple(found)
 
 
 def stage_constraints(rounds: StageRounds, calls: int | None = None) -> tuple[Constraint, ...]:
     """Return the bounds that a stage sets for a call inside it: `calls` of them, or one, fit into its longest round."""
-    longest = max(each.value_ns for each in rounds.rounds)
+    longest = max(rounds.rounds_ns)
     what = f"the {short(longest)} of the {rounds.name} around it, as labelled"
     return (Constraint(rule="at_most", bound_ns=longest, what=what, calls=calls or 1),)
 
@@ -180,23 +165,13 @@ def _rounds(request: LogRequest, name: str, group: Sequence[Series]) -> StageRou
     count = min(len(each.values_ns) for each in resolved)
     if not count:
         raise DataError(f"{request.log.path}: stage {name!r} has no value that is a time for every rank; {request.log.content}")
-    rounds = tuple(
-        Round(
-            value_ns=max(each.values_ns[index] for each in resolved),
-            ranks_ns=tuple(each.values_ns[index] for each in resolved),
-            lines=tuple(each.series.line[index] for each in resolved),
-        )
-        for index in range(count)
-    )
+    rounds = tuple(max(each.values_ns[index] for each in resolved) for index in range(count))
     causes = {
-        index: each.series.causes[each.series.cause[index]]
-        for each in resolved
-        for index in range(count)
-        if each.series.cause[index]
+        index: sample.cause for each in resolved for index, sample in enumerate(each.series.samples[:count]) if sample.cause
     }
-    excluded, note = _warm_up(request, [each.value_ns for each in rounds], causes)
+    excluded, note = _warm_up(request, rounds, causes)
     incomplete = max(len(each.values_ns) for each in resolved) - count
-    return StageRounds(name=name, resolved=resolved, rounds=rounds, excluded=excluded, note=note, incomplete=incomplete)
+    return StageRounds(name=name, resolved=resolved, rounds_ns=rounds, excluded=excluded, note=note, incomplete=incomplete)
 
 
 def _warm_up(request: LogRequest, values: Sequence[int], causes: Mapping[int, str]) -> tuple[Mapping[int, str], str]:
@@ -220,8 +195,7 @@ OUTLIER: Final = 3
 Method = Literal["steady", "window", "cause"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LogOutliers:
+class LogOutliers(NamedTuple):
     """Kept values far above the others, and the mean that would be left without them."""
 
     n: int
@@ -256,9 +230,9 @@ class SeriesSummary:
         return self.resolved.series
 
     @property
-    def values_ns(self) -> tuple[int, ...]:
-        """The kept values, in order."""
-        return tuple(self.resolved.values_ns[index] for index in self.kept)
+    def mean_ns(self) -> Fraction:
+        """Exact mean of the kept values, ns."""
+        return Fraction(self.calls.sum_ns, self.calls.n)
 
 
 def attention_summary(request: LogRequest, name: str = "", stage: str = STAGE) -> tuple[SeriesSummary, ...]:
@@ -303,7 +277,7 @@ def summarise(request: LogRequest, series: Series, causes: Mapping[int, str] | N
     if request.window:
         method, note, dropped = "window", "", request.outside(values)
     else:
-        known = {index: series.causes[cause] for index, cause in enumerate(series.cause) if cause} | dict(causes or {})
+        known = {index: sample.cause for index, sample in enumerate(series) if sample.cause} | dict(causes or {})
         rest = [index for index in range(len(values)) if index not in known]
         known |= dict.fromkeys(rest[: start_up([values[index] for index in rest])], START_UP)
         steady = find_steady(values, known)
@@ -379,7 +353,7 @@ def _outliers(values: Sequence[int]) -> LogOutliers | None:
     usual = [value for value in values if value <= third + OUTLIER * (third - first)]
     if len(usual) == len(values):
         return None
-    return LogOutliers(n=len(values) - len(usual), mean_without_ns=sum(usual) / len(usual))
+    return LogOutliers(len(values) - len(usual), sum(usual) / len(usual))
 
 
 # Times of every level in one side's log: attention calls, steps, stage, whole run, and the calls in a stage.
@@ -482,12 +456,12 @@ def _steps_of(log: Log, stage: StageRounds, processes: int | None) -> tuple[tupl
         except DataError:
             continue
         inside = enumerate(calls_of_rounds(log, series, stage))
-        rounds = [(stage.rounds[at].value_ns, each) for at, each in inside if each and at not in stage.excluded]
+        rounds = [(stage.rounds_ns[at], each) for at, each in inside if each and at not in stage.excluded]
         rounds = [(whole, each) for whole, each in rounds if whole]
         alone = all(len(each) == 1 for _, each in rounds) or series.rank is not None
         for weights, words in (
             ([1] * len(series) if alone or not many else (), "values of {name!r}"),
-            (series.step if alone or processes == 1 else (), "{name!r} ends there"),
+            ([sample.step or 0 for sample in series] if alone or processes == 1 else (), "{name!r} ends there"),
         ):
             if not weights:
                 continue

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -414,23 +413,14 @@ def skipped_text(sections: Sections) -> str:
 # Kernels of a trace whose name matches a regular expression, and the bounds that they set for a timer around them.
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FocalKernels:
+class FocalKernels(NamedTuple):
     """Device events of one device whose name matches a regular expression.
 
-    Args:
-        rank: rank of the process, where the trace names it.
-        pattern: the regular expression.
-        names: the names found, normalised, those with most calls first.
-        num_same: calls of the name with most calls.
-        calls: their durations.
-        window_ns: from the start of the device's first event to the end of its last, of any name.
+    `names` are those found, normalised, those with most calls first; `num_same` are the calls of the first. `window_ns` is from
+    the start of the device's first event to the end of its last, of any name.
     """
 
-    path: Path
-    rank: int | None
     device: int
-    pattern: str
     names: tuple[str, ...]
     num_same: int
     calls: Distribution
@@ -479,18 +469,8 @@ def focal_kernels(trace: Trace, text: str) -> tuple[FocalKernels, ...]:
         groups = Counter[str]()
         for i, count in zip(ids.tolist(), counts.tolist(), strict=True):
             groups[kernel_name(events.names[i]).group] += count
-        found.append(
-            FocalKernels(
-                path=trace.path,
-                rank=trace.rank,
-                device=number,
-                pattern=text,
-                names=tuple(sorted(groups, key=lambda name: (-groups[name], name))),
-                num_same=max(groups.values()),
-                calls=calls,
-                window_ns=int(end[own].max() - start[own].min()),
-            )
-        )
+        names = tuple(sorted(groups, key=lambda name: (-groups[name], name)))
+        found.append(FocalKernels(number, names, max(groups.values()), calls, int(end[own].max() - start[own].min())))
     return tuple(found)
 
 
@@ -528,21 +508,9 @@ def device_spans(trace: Trace, text: str) -> tuple[int, ...]:
     return tuple((times.end - times.start).tolist())
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TraceEvidence:
-    """Bounds on a timer from traces of the same run configuration.
-
-    Args:
-        constraints: bounds on its values.
-        focal: the focal kernels, if they were asked for.
-        span_ns: device time of one call of the range that the timer is around, median; None if that was not asked for.
-        span_name: the range, in words.
-    """
-
-    constraints: tuple[Constraint, ...] = ()
-    focal: tuple[FocalKernels, ...] = ()
-    span_ns: int | None = None
-    span_name: str = ""
+TraceEvidence: TypeAlias = tuple[tuple[Constraint, ...], tuple[int, str] | None]
+"""Bounds on the values of a timer; and the median device time of one call of the range that it is around, with the range in
+words, if that was asked for."""
 
 
 def trace_evidence(traces: Sequence[Trace], focal: str | None = None, timed: str | None = None) -> TraceEvidence:
@@ -565,9 +533,7 @@ def trace_evidence(traces: Sequence[Trace], focal: str | None = None, timed: str
         raise DataError(f"no range of {files} with {timed!r} in its name launched device work; `strobe trace` lists the ranges")
     bounds = kernel_constraints(found)
     if not spans:
-        return TraceEvidence(constraints=bounds, focal=found)
+        return bounds, None
     what = f"the {short(min(spans))} that the device takes for the range {timed}, shortest of {len(spans)}"
     floor = Constraint(rule="at_least", bound_ns=min(spans), what=what)
-    return TraceEvidence(
-        constraints=(*bounds, floor), focal=found, span_ns=percentile(spans, 0.5), span_name=f"the range {timed}"
-    )
+    return (*bounds, floor), (percentile(spans, 0.5), f"the range {timed}")

@@ -23,6 +23,7 @@ from strobe.perf.analysis.ledger.account import (
     LedgerLine,
     LevelSum,
     Part,
+    total,
 )
 from strobe.perf.analysis.ledger.speedup import Answer, ClipAnswer, PartLine
 from strobe.perf.analysis.runs.compare import Comparison, SideClocks, apart, side_clocks
@@ -87,12 +88,12 @@ def whisker_words(picture: Waterfall) -> str:
     """Return the sentence that explains a waterfall's whiskers; empty if it has none."""
     if all(bar.low_ns is None for bar in picture.bars):
         return ""
-    total = "; the last: of all that is saved" if picture.bars[-1].low_ns is not None else ""
-    return f" Whiskers: where a bar would end at either end of its 95 % interval{total}."
+    last = "; the last: of all that is saved" if picture.bars[-1].low_ns is not None else ""
+    return f" Whiskers: where a bar would end at either end of its 95 % interval{last}."
 
 
 def waterfall(
-    baseline: tuple[str, Fraction], candidate: tuple[str, Fraction], lines: Sequence[Drop], total: Interval | None = None
+    baseline: tuple[str, Fraction], candidate: tuple[str, Fraction], lines: Sequence[Drop], whole: Interval | None = None
 ) -> Waterfall:
     """Build the waterfall between both sides; small lines share one bar without an interval, so that the bars add up.
 
@@ -100,7 +101,7 @@ def waterfall(
         baseline: name and time.
         candidate: likewise.
         lines: what each line between them saves.
-        total: the interval of what they save together.
+        whole: the interval of what they save together.
     """
     moved = sum(abs(line.saved_ns) for line in lines)
     largest = sorted(lines, key=lambda line: (-abs(line.saved_ns), line.name))[:MAX_BARS]
@@ -109,7 +110,7 @@ def waterfall(
     if len(small) == 1:
         shown, small = list(lines), []
     if any(line.saved_ns for line in small):
-        shown.append(Drop(f"{len(small)} smaller lines", sum((line.saved_ns for line in small), Fraction(0))))
+        shown.append(Drop(f"{len(small)} smaller lines", total(line.saved_ns for line in small)))
     at = baseline[1]
     bars = [Bar(baseline[0], 0, round(at), "plain", True)]
     for name, saved, interval in shown:
@@ -117,7 +118,7 @@ def waterfall(
         bars.append(Bar(name, round(at), round(at - saved), tone, False, *_ends(at, interval)))
         at -= saved
     assert at == candidate[1], "the bars do not add up"
-    return Waterfall((*bars, Bar(candidate[0], 0, round(at), "plain", True, *_ends(baseline[1], total))))
+    return Waterfall((*bars, Bar(candidate[0], 0, round(at), "plain", True, *_ends(baseline[1], whole))))
 
 
 def _may_save(line: Drop) -> float:
@@ -172,7 +173,12 @@ def speedups(findings: Sequence[Finding]) -> tuple[Speedup, ...]:
         if isinstance(finding.ledger, Ledger):
             levels = [(level, level_ratio(finding, level)) for level in finding.ledger.levels]
             found += [
-                Speedup(*names, _GATE_NAMES[level.level], known[0], _saved_ns(level, known[1]))
+                Speedup(
+                    *names,
+                    _GATE_NAMES[level.level],
+                    known[0],
+                    _per_clip_ns(known[1]) if known[1] else float(level.saved_ns / max(1, len(level.tiles[0]))),
+                )
                 for level, known in levels
                 if known
             ]
@@ -182,11 +188,6 @@ def speedups(findings: Sequence[Finding]) -> tuple[Speedup, ...]:
             if timed is not None:
                 found.append(Speedup(*names, _GATE_NAMES[name], ratio_cell(timed.ratio, timed.interval), _per_clip_ns(timed)))
     return tuple(found)
-
-
-def _saved_ns(level: LevelSum, timed: Comparison | None) -> float:
-    """Return the time saved, ns: per clip, or per frame block for a traced level."""
-    return _per_clip_ns(timed) if timed else level.saved_ns / max(1, len(level.tiles[0]))
 
 
 def _per_clip_ns(timed: Comparison) -> float:
@@ -228,13 +229,13 @@ def _lines(found: Ledger) -> Iterator[_Lines]:
 
 def _lines_table(reference: Subject, candidate: Subject, found: Ledger, calls: bool) -> Table:
     clip, timed, rounds = _OF_CALLS if calls else _OF_CLIPS
-    total, spread = (AccountLevel.E2E.value, f"sum of all lines = timed {clip}s", found.lines), found.spread
+    whole, spread = (AccountLevel.E2E.value, f"sum of all lines = timed {clip}s", found.lines), found.spread
 
-    def both(row: _Lines) -> tuple[int, int]:
-        return sum(line.baseline_ns for line in row[2]), sum(line.candidate_ns for line in row[2])
+    def both(row: _Lines) -> tuple[Fraction, Fraction]:
+        return total(line.baseline_ns for line in row[2]), total(line.candidate_ns for line in row[2])
 
     def interval(row: _Lines) -> Interval | None:
-        own = spread.total if row is total else spread.lines.get(row[2][0].name) if len(row[2]) == 1 else None
+        own = spread.total if row is whole else spread.lines.get(row[2][0].name) if len(row[2]) == 1 else None
         return None if own is None else Interval(low=found.num_units * own.low, high=found.num_units * own.high)
 
     share = "share of loss" if found.saved_ns < 0 else "share of saving"
@@ -245,7 +246,7 @@ def _lines_table(reference: Subject, candidate: Subject, found: Ledger, calls: b
         *([interval_field(interval)] if spread.total else []),
         numeric(share, lambda row: share_cell(both(row)[0] - both(row)[1], found.saved_ns)),
     )
-    rows = rows_of(fields, (*_lines(found), total), strong=lambda row: row is total)
+    rows = rows_of(fields, (*_lines(found), whole), strong=lambda row: row is whole)
     traced = found.spread.lines.keys().isdisjoint(line.name for line in found.lines)
     source = (
         f"The totals are those of untraced {clip}s. Busy time is that of one traced {clip}, times the number of "
@@ -267,20 +268,16 @@ def _lines_table(reference: Subject, candidate: Subject, found: Ledger, calls: b
     )
 
 
-def _ledger_time(ns: int | Fraction) -> Cell:
-    return Time(ns if isinstance(ns, int) else float(ns))
-
-
 def _effects_table(reference: Subject, candidate: Subject, found: Ledger, calls: bool) -> Block:
     if not found.effects:
         return Paragraph("No kernel or operator calls in the traced windows.")
     fields: tuple[Field[CallsEffect], ...] = (
         Field("kernel or operator", lambda effect: line_word(effect.name, calls), Code),
-        count(f"calls, {reference.label}", lambda effect: effect.baseline_calls, total=sum),
-        count(f"calls, {candidate.label}", lambda effect: effect.candidate_calls, total=sum),
-        Field("saved", lambda effect: effect.saved_ns, _ledger_time, "ms", total=lambda each: Fraction(sum(each))),
-        Field("by fewer calls", lambda effect: effect.calls_effect_ns, _ledger_time, "ms", total=sum),
-        Field("by faster calls", lambda effect: effect.speed_effect_ns, _ledger_time, "ms", total=sum),
+        count(f"calls, {reference.label}", lambda effect: int(effect.baseline_calls), total=sum),
+        count(f"calls, {candidate.label}", lambda effect: int(effect.candidate_calls), total=sum),
+        Field("saved", lambda effect: int(effect.saved_ns), Time, "ms", total=lambda each: Time(float(sum(each)))),
+        Field("by fewer calls", lambda effect: effect.calls_effect_ns, _time, "ms", total=sum),
+        Field("by faster calls", lambda effect: effect.speed_effect_ns, _time, "ms", total=sum),
     )
     caption = f"What {candidate.label} saved in each kernel or operator, by fewer calls and by faster calls."
     notes = (f"Over {found.num_units} {'sample' if calls else 'clip'}s, traced time; exact in the records.",)
@@ -366,12 +363,16 @@ def line_name(line: PartLine) -> str:
 
 
 def _figure(finding: Finding, found: ClipAnswer) -> Figure:
-    names = finding.reference.label, finding.candidate.label
+    return answer_figure((finding.reference.label, finding.candidate.label), found, answer_table(finding, found))
+
+
+def answer_figure(names: tuple[str, str], found: Answer, table: Table, the: str = "") -> Figure:
+    """Build the waterfall from one side to the other; `the`: article of the names."""
     drops = [Drop(line_name(line), line.saved_ns) for line in found.lines]
     picture = waterfall((names[0], found.baseline_ns), (names[1], found.candidate_ns), drops)
-    title = f"From a {found.unit} of {names[0]} to one of {names[1]}: bars that go left are time saved."
+    title = f"From a {found.unit} of {the}{names[0]} to one of {the}{names[1]}: bars that go left are time saved."
     alt = f"Waterfall from {names[0]} to {names[1]}; the table says the same."
-    return Figure(title, alt, picture, answer_table(finding, found), table_open=True)
+    return Figure(title, alt, picture, table, table_open=True)
 
 
 def answer_table(finding: Finding, found: ClipAnswer) -> Table:
@@ -461,7 +462,7 @@ def part_fields(names: tuple[str, str], found: Answer) -> tuple[Field[PartLine],
     """Return the columns of the parts of an answer: name, both sides, what was saved and its share; the parts add up."""
     return (
         Field("part", lambda line: Text(line_name(line), note=MEANING[line.parts[0]] if len(line.parts) == 1 else "")),
-        *both_sides(names, lambda line: (line.baseline_ns, line.candidate_ns), f"of a {found.unit}", show=_time),
+        *both_sides(names, lambda line: line.both, f"of a {found.unit}", show=_time),
         numeric(f"share of {found.difference}", lambda line: line.share, show=Share, total=lambda shares: 1.0),
     )
 
@@ -476,8 +477,8 @@ def _kinds(found: ClipAnswer) -> str:
     for line in found.kinds:
         many = f" ({line.num_blocks} frame blocks)" if line.num_blocks > 1 else ""
         if line.kind == ClipKind.AROUND or line.num_blocks:
-            said.append(f"{line.kind.value}{many} {float(line.baseline_ns - line.candidate_ns) / 1e6:.1f}")
-    whole = sum((line.baseline_ns - line.candidate_ns for line in found.kinds), Fraction(0))
+            said.append(f"{line.kind.value}{many} {float(line.saved_ns) / 1e6:.1f}")
+    whole = total(line.saved_ns for line in found.kinds)
     return f"A whole clip saves {float(whole) / 1e6:.1f} ms: {', '.join(said)}."
 
 
@@ -489,10 +490,10 @@ def rest_words(found: Answer) -> tuple[str, ...]:
 
 def _gaps_in_evidence(reference: Subject, candidate: Subject, found: ClipAnswer) -> tuple[str, ...]:
     """Return notes on regions and frame blocks that a trace lacks, and on how they were handled."""
-    said = [f"{name} is not marked on both sides: its time counts as {above}, on both." for name, above in found.merged]
-    for subject, blocks in zip((reference, candidate), found.stood_for, strict=True):
-        if blocks:
-            listed = ", ".join(map(str, blocks))
+    said = [f"{name} is not marked on both sides: its time counts as {above}, on both." for name, above in found.sides[0].merged]
+    for subject, side in zip((reference, candidate), found.sides, strict=True):
+        if side.stood_for:
+            listed = ", ".join(map(str, side.stood_for))
             said.append(f"The trace of {subject.label} lacks frame blocks {listed}: the others of their kind stand for them.")
     return tuple(said)
 
@@ -568,12 +569,13 @@ def _attention_rate(subject: Subject, found: ClipAnswer) -> tuple[str, float]:
 
 def disturbance(reference: Subject, candidate: Subject, found: ClipAnswer) -> str:
     """Return a sentence on how much tracing or marking changed the measured times, and what that can affect."""
-    b, c = (f"{100 * share:+.1f} %" for share in found.disturbed)
-    if found.traced:
+    b, c = (f"{100 * side.disturbed:+.1f} %" for side in found.sides)
+    varied = " and ".join(f"{100 * side.varied:.1f} %" for side in found.sides)
+    if any(side.traced_ns for side in found.sides):
         return (
             f"Tracing changed the length of the traced frame blocks by {b} ({reference.label}) and {c} ({candidate.label}). "
             "Kernel times are the GPU's own and totals are those of untraced clips, so this can have moved idle time between its "
-            f"causes and places only. Kernel times differ by {100 * found.varied[0]:.1f} % and {100 * found.varied[1]:.1f} % "
+            f"causes and places only. Kernel times differ by {varied} "
             "between the traced steady frame blocks, as the GPU's clock does."
         )
     return f"Marking the regions took {b} ({reference.label}) and {c} ({candidate.label}) of the clips."

@@ -41,7 +41,7 @@ from strobe.perf.report.model import (
     VideoLink,
     Videos,
 )
-from strobe.perf.report.study import Profile, RunStudy, Subject
+from strobe.perf.report.study import RunStudy
 
 # Tables from rows: each column is described once by its head, its value in a row, and its total.
 
@@ -270,20 +270,15 @@ def share_of(whole: float | Fraction, reason: str = "") -> Callable[[float | Fra
     return lambda part: share_cell(part, whole, reason)
 
 
-def count_cell(value: int, text: str = "") -> Cell:
+def count_cell(value: int) -> Cell:
     """Return the cell of a count that should be 0: marked bad if it is not, missing if it is."""
-    return Text(text or str(value), "bad") if value else Missing("", "-")
+    return Text(str(value), "bad") if value else Missing("", "-")
 
 
 # Columns of a distribution of times, and the rule for when a p99 is given.
 
 Figure = Literal["min", "p50", "mean", "p99", "max", "sum"]
 SPREAD: Final[tuple[Figure, ...]] = ("min", "p50", "mean", "p99", "max")
-
-
-def p99_hint(what: str) -> str:
-    """Return the hint for a p99 column: the number of samples it needs."""
-    return f"from {P99_SAMPLES} {what} on; below that the maximum is all that can be said"
 
 
 def spread(
@@ -307,7 +302,7 @@ def spread(
         missing: reason where a row has no times.
     """
     show = exact_cell if exact else Time
-    hints = {"p99": p99_hint(what)}
+    hints = {"p99": f"from {P99_SAMPLES} {what} on; below that the maximum is all that can be said"}
     return tuple(
         Field(name, _figure(get, name, quiet), show, unit, hint=hints.get(name, ""), missing=missing) for name in figures
     )
@@ -372,9 +367,9 @@ def page(
     )
 
 
-def date_fact(date: str, name: str = "Date") -> Fact:
+def date_fact(date: str) -> Fact:
     """Return the fact of a date that was recorded as ISO 8601 in UTC."""
-    return Fact(name, Text(date.replace("T", " ").replace("Z", " UTC")))
+    return Fact("Date", Text(date.replace("T", " ").replace("Z", " UTC")))
 
 
 def run_facts(header: Header) -> tuple[Fact, Fact]:
@@ -501,25 +496,17 @@ def notes_section(study: RunStudy) -> Section:
         "Timing and tracing are separate clips: no timed clip ran under the profiler.",
     ]
     for subject in study.subjects:
-        items += _trace_notes(subject)
-    for run in study.runs:
-        items += _machine_notes(run.header.run, {span.clock for span in run.spans})
-    return Section("notes", "Notes", "", (Notes(tuple(items)),))
-
-
-def _trace_notes(subject: Subject) -> list[str]:
-    if not isinstance(subject.profile, Profile):
-        return [f"{subject.label} has no trace to show: {subject.profile}."]
-    counts, found = subject.profile.trace.counts, []
-    if not counts.clean:
-        cut = ", and the file ends early" if counts.truncated else ""
-        found.append(f"Trace of {subject.label}: {counts.lost} events lost, {counts.mended} mended of {counts.events}{cut}.")
-    return found
-
-
-def _machine_notes(run: str, clocks: set[str]) -> list[str]:
+        counts = None if isinstance(subject.profile, str) else subject.profile.trace.counts
+        if counts is None:
+            items.append(f"{subject.label} has no trace to show: {subject.profile}.")
+        elif not counts.clean:
+            cut = ", and the file ends early" if counts.truncated else ""
+            items.append(f"Trace of {subject.label}: {counts.lost} events lost, {counts.mended} mended of {counts.events}{cut}.")
     names = {"perf_counter": "the host's monotonic clock", "cuda_event": "CUDA events (resolution about 0.5 µs)"}
-    return [f"{run}: spans were timed by {' and '.join(names[clock] for clock in sorted(clocks))}."] if clocks else []
+    for run in study.runs:
+        if clocks := sorted({span.clock for span in run.spans}):
+            items.append(f"{run.header.run}: spans were timed by {' and '.join(names[clock] for clock in clocks)}.")
+    return Section("notes", "Notes", "", (Notes(tuple(items)),))
 
 
 def clips_section(study: RunStudy) -> Section | None:

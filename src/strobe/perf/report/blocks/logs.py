@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import zip_longest
 from pathlib import Path
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from strobe.core.printable import first_of
 from strobe.perf.analysis.runs.log_times import OUTLIER, SeriesSummary, StageRounds
@@ -29,9 +28,8 @@ TimerLog: TypeAlias = tuple[str, tuple[SeriesSummary, ...], tuple[str, ...]]
 """Label of a log, the timers found in it, and further remarks, such as a timer that did not wait for the device."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InputFile:
-    """Path, size and hash of a file as it was read."""
+class InputFile(NamedTuple):
+    """Path, size and hash of a file as it was read; a log has them too."""
 
     path: Path
     size_bytes: int
@@ -45,7 +43,7 @@ def input_file(path: Path) -> InputFile:
         DataError: it cannot be read.
     """
     digest = sha256_of(path)
-    return InputFile(path=path, size_bytes=path.stat().st_size, sha256=digest)
+    return InputFile(path, path.stat().st_size, digest)
 
 
 # --------------------------------------------------------------------------------------------------------------- stages
@@ -74,7 +72,7 @@ def round_label(index: int) -> str:
 
 def _rounds_table(name: str, found: Sequence[tuple[str, StageRounds]]) -> Table:
     fields = beside("round", (label for label, _ in found), "ms", show=exact_cell)
-    own = [[each.value_ns for each in rounds.rounds] for _, rounds in found]
+    own = [rounds.rounds_ns for _, rounds in found]
     rows: list[Sequence[object]] = [(round_label(index), *each) for index, each in enumerate(zip_longest(*own))]
     averages = (
         ("avg_all_rounds", *(rounds.avg_all_rounds_ns for _, rounds in found)),
@@ -109,7 +107,7 @@ def _rounds_notes(rounds: StageRounds) -> Iterator[str]:
 def _ranks_table(label: str, rounds: StageRounds) -> Table:
     ranks = (each.series.rank for each in rounds.resolved)
     fields = beside("round", ("no rank" if rank is None else f"rank {rank}" for rank in ranks), "ms", show=ExactTime)
-    rows = [(round_label(index), *each.ranks_ns) for index, each in enumerate(rounds.rounds)]
+    rows = [(round_label(index), *(each.values_ns[index] for each in rounds.resolved)) for index in range(len(rounds.rounds_ns))]
     caption = f"{rounds.name} of {label}, by round and rank."
     return table_of(caption, fields, rows, notes=unit_notes(rounds.resolved), collapsed=True)
 
@@ -184,9 +182,9 @@ def ranges(indices: Sequence[int]) -> str:
 # --------------------------------------------------------------------------------------------------------------- inputs
 
 
-def inputs_section(files: Sequence[InputFile], logs: Sequence[Log] = ()) -> Section:
+def inputs_section(files: Sequence[InputFile | Log], logs: Sequence[Log] = ()) -> Section:
     """Build the section on the input: every file with its SHA-256, and the counts of the logs' lines."""
-    fields: tuple[Field[InputFile], ...] = (
+    fields: tuple[Field[InputFile | Log], ...] = (
         Field("file", lambda file: str(file.path), Code),
         count("bytes", lambda file: file.size_bytes),
         Field("SHA-256", lambda file: file.sha256, Code),

@@ -407,8 +407,8 @@ def _lines(finding: Finding, calls: int | None) -> Iterator[LineRow]:
             candidate=finding.candidate.label,
             level=level_word(line.level.value) if calls else line.level.value,
             line=line_word(line.name) if calls else line.name,
-            baseline_ns=line.baseline_ns / units,
-            candidate_ns=line.candidate_ns / units,
-            saved_ns=line.saved_ns / units,
+            baseline_ns=float(line.baseline_ns / units),
+            candidate_ns=float(line.candidate_ns / units),
+            saved_ns=float(line.saved_ns / units),
             share=line.share,
         )

@@ -6,23 +6,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from fractions import Fraction
 from typing import Annotated as A
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import msgspec
 
-from strobe.perf.analysis.comparable import Value
+from strobe.perf.analysis.comparable import CommonPart, FactPart
 from strobe.perf.analysis.device.intervals import Distribution
 from strobe.perf.analysis.ledger.traces import TracedSide
 from strobe.perf.analysis.runs.log_times import SeriesSummary, StageRounds
 from strobe.perf.analysis.structure.sections import FocalKernels
-from strobe.perf.logs.series import Log, Resolved
+from strobe.perf.logs.series import Log
 from strobe.perf.report.blocks.answer import limit
 from strobe.perf.report.blocks.logs import round_label
 from strobe.perf.report.blocks.rows import DocumentPart, col, part_of
 from strobe.perf.report.documents.runs import Document
 from strobe.perf.report.speedup_page.build import anomalies, contradictions, headline, headline_levels
 from strobe.perf.report.speedup_page.study import LoadedSide, SpeedupStudy
-from strobe.perf.report.speedup_page.tables import After, Before, LedgerPart, LevelPart, NodePart, Saved, no_account
+from strobe.perf.report.speedup_page.tables import After, Before, LedgerPart, LevelPart, NodePart, TimesPart, no_account
 
 # JSON documents of logs and traces: exact integers in nanoseconds, averages as numbers.
 
@@ -38,22 +38,17 @@ def log_document(log: Log) -> dict[str, Any]:
     }
 
 
-def units_document(resolved: Resolved) -> list[dict[str, Any]]:
-    """Return the unit of each label and the reason for it."""
-    return [asdict(choice) for choice in resolved.choices]
-
-
 def rounds_document(label: str, rounds: StageRounds) -> dict[str, Any]:
     """Return the rounds of one stage in one log."""
     steady = rounds.avg_excl_warmup_ns
     return {
         "log": label,
         "stage": rounds.name,
-        "rounds_ns": [each.value_ns for each in rounds.rounds],
+        "rounds_ns": list(rounds.rounds_ns),
         "avg_all_rounds_ns": float(rounds.avg_all_rounds_ns),
         "avg_excl_warmup_ns": None if steady is None else float(steady),
         "excluded": {round_label(index): cause for index, cause in rounds.excluded.items()},
-        "ranks": [{"rank": each.series.rank, "units": units_document(each)} for each in rounds.resolved],
+        "ranks": [{"rank": each.series.rank, "units": list(map(asdict, each.choices))} for each in rounds.resolved],
         "note": rounds.note,
     }
 
@@ -64,13 +59,13 @@ def timer_document(label: str, summary: SeriesSummary, remarks: Sequence[str]) -
         "log": label,
         "timer": summary.series.name,
         "rank": summary.series.rank,
-        "units": units_document(summary.resolved),
+        "units": list(map(asdict, summary.resolved.choices)),
         "values": len(summary.resolved.values_ns),
         "calls": calls_document(summary.calls),
         "method": summary.method,
         "note": summary.note,
         "excluded": {cause: len(indices) for cause, indices in summary.excluded.items()},
-        "outliers": None if summary.outliers is None else asdict(summary.outliers),
+        "outliers": None if summary.outliers is None else summary.outliers._asdict(),
         "remarks": list(remarks),
     }
 
@@ -91,38 +86,10 @@ def kernels_document(label: str, found: Sequence[FocalKernels]) -> dict[str, Any
 # The document that `strobe speedup --json` prints and `strobe.compare_traces` returns.
 
 
-class FactPart(DocumentPart, frozen=True, kw_only=True):
-    """One fact that the comparison depends on."""
-
-    name: A[str, col("name of the fact, as --fact and --allow-different take it")]
-    title: A[str, col("title of the fact in words")]
-    baseline: A[str | tuple[str, ...] | None, col("value or values of the baseline; null: not known")]
-    candidate: A[str | tuple[str, ...] | None, col("value or values of the candidate; null: not known")]
-    verdict: A[
-        Literal["same", "differs", "allowed", "unknown"],
-        col("result of the check; `allowed`: the values differ and --allow-different permits it"),
-    ]
-    weight: A[
-        Literal["must", "should", "told"],
-        col("effect of a difference: `must`: prevents the comparison; `should`: weakens it; `told`: is only shown"),
-    ]
-
-
-class CommonPart(DocumentPart, frozen=True, kw_only=True):
-    """Kernels that both sides ran, without copies and memsets."""
-
-    baseline_share: A[float, col("share of the baseline's kernel time in common kernels, 0 to 1")]
-    candidate_share: A[float, col("share of the candidate's kernel time in common kernels, 0 to 1")]
-    names: A[tuple[str, ...], col("normalised names of the common kernels")]
-
-
-class AnswerLine(DocumentPart, frozen=True, kw_only=True):
+class AnswerLine(TimesPart, frozen=True, kw_only=True):
     """One part of a unit; the parts add up exactly to the account of the slowest ranks."""
 
     part: A[str, col("part, e.g. `attention kernel`; several small parts share a row, joined by commas")]
-    baseline_ns: Before
-    candidate_ns: After
-    saved_ns: Saved
     share: A[float | None, col("`saved_ns` / saving of one unit; null: nothing saved, or not comparable")]
 
 
@@ -264,7 +231,7 @@ def _numbers(part: DocumentPart) -> dict[str, Any]:
 
 def speedup_document(study: SpeedupStudy) -> SpeedupDocument:
     """Return the document with everything that the report says."""
-    checks, common = study.comparability.checks, study.common
+    checks = study.comparability.checks
     baseline, candidate = map(_side, study.sides)
     return SpeedupDocument(
         comparable=study.comparable,
@@ -272,14 +239,8 @@ def speedup_document(study: SpeedupStudy) -> SpeedupDocument:
         obstacles=tuple(check.name for check in study.comparability.obstacles),
         unlike=study.unlike,
         allowed_different=tuple(check.name for check in checks if check.verdict == "allowed"),
-        facts=tuple(
-            part_of(FactPart, check, baseline=_value(check.baseline), candidate=_value(check.candidate)) for check in checks
-        ),
-        common_kernels=None
-        if common is None
-        else CommonPart(
-            baseline_share=float(common.baseline_share), candidate_share=float(common.candidate_share), names=tuple(common.names)
-        ),
+        facts=checks,
+        common_kernels=study.common,
         levels={row.level: row for row in LevelPart.of(study)},
         call_ledger=None if study.call_account is None else LedgerPart.of(study.call_account),
         ledgers=tuple(LedgerPart.of(account, name) for name, account in study.accounts),
@@ -308,31 +269,22 @@ def _answer(study: SpeedupStudy) -> AnswerPart:
         explained_saving_share=found.explained_saving if study.comparable else None,
         limit=limit("candidate", found),
         parts=tuple(
-            part_of(
-                AnswerLine,
-                line,
-                part=", ".join(part.value for part in line.parts),
-                share=line.share if study.comparable else None,
-            )
+            part_of(AnswerLine, line, part=", ".join(line.parts), share=line.share if study.comparable else None)
             for line in found.lines
         ),
     )
 
 
-def _value(found: Value | None) -> str | tuple[str, ...] | None:
-    return tuple(sorted(found)) if isinstance(found, frozenset) else found
-
-
 def _side(side: LoadedSide) -> SidePart:
-    timings, traced, section = side.side.timings, side.side.traced, side.request.section
+    timings, traced, section = side.timings, side.traced, side.request.section
     return SidePart(
         focal=side.request.focal,
         section=None if section is None else str(section),
         calls_per_stage=timings.calls,
         calls_from=timings.calls_from,
         log=None if side.log is None else log_document(side.log),
-        attention=tuple(timer_document(side.request.name, timer, side.remarks) for timer in timings.timers),
-        stage=None if isinstance(timings.stage, str) else rounds_document(side.request.name, timings.stage),
+        attention=tuple(timer_document(side.name, timer, side.remarks) for timer in timings.timers),
+        stage=None if isinstance(timings.stage, str) else rounds_document(side.name, timings.stage),
         traces=() if isinstance(traced, str) else tuple(map(_trace, traced)),
     )
 

@@ -12,12 +12,11 @@ import msgspec
 
 from strobe.perf.analysis.comparable import FACTS, Verdict, shown
 from strobe.perf.analysis.device.kernels import KernelKind, kernel_kind
-from strobe.perf.analysis.ledger.account import DILATION, NAMELESS, Part, trace_part
+from strobe.perf.analysis.ledger.account import DILATION, NAMELESS, AccountLevel, Ledger, Part, total, trace_part
 from strobe.perf.analysis.ledger.speedup import DRIFT, Answer, LevelFigure, LevelName, PartLine
-from strobe.perf.analysis.ledger.traces import FOCAL_NAME, Account
-from strobe.perf.analysis.runs.timeline import Label
+from strobe.perf.analysis.ledger.traces import FOCAL_NAME
 from strobe.perf.analysis.structure.steps import NoSteps, Steps
-from strobe.perf.report.blocks.answer import ANSWER, SHORT_NS, Drop, faster, limit, line_name, part_fields, rest_words, waterfall
+from strobe.perf.report.blocks.answer import ANSWER, SHORT_NS, answer_figure, faster, limit, line_name, part_fields, rest_words
 from strobe.perf.report.blocks.fields import beside, damage_banners, heads, page, rows_of, table_of
 from strobe.perf.report.blocks.logs import attention_section, input_file, inputs_section, stages_section, unit_notes
 from strobe.perf.report.model import (
@@ -25,7 +24,6 @@ from strobe.perf.report.model import (
     Block,
     Code,
     Fact,
-    Figure,
     Missing,
     Notes,
     Number,
@@ -69,12 +67,12 @@ def notes_section(study: SpeedupStudy) -> Section:
 
 def _units(study: SpeedupStudy) -> Iterator[str]:
     for side in study.sides:
-        timings = side.side.timings
+        timings = side.timings
         for note in unit_notes(timer.resolved for timer in timings.timers):
-            yield f"Attention timer of the {side.request.name}: {note}."
+            yield f"Attention timer of the {side.name}: {note}."
         if not isinstance(timings.stage, str):
             for note in unit_notes(timings.stage.resolved):
-                yield f"Stage of the {side.request.name}: {note}."
+                yield f"Stage of the {side.name}: {note}."
 
 
 def anomalies(study: SpeedupStudy) -> Iterator[str]:
@@ -89,11 +87,11 @@ def contradictions(study: SpeedupStudy) -> Iterator[str]:
     yield from _orders(study)
     yield from _unlike_units(study)
     for side in study.sides:
-        for timer in side.side.timings.timers:
+        for timer in side.timings.timers:
             refuted = (choice for choice in timer.resolved.choices if choice.violated)
-            yield from (f"{side.request.name}: {timer.resolved.series.title}: {choice.text}" for choice in refuted)
+            yield from (f"{side.name}: {timer.resolved.series.title}: {choice.text}" for choice in refuted)
     for side in study.sides:
-        yield from (f"{side.request.name}: {remark}" for remark in side.remarks)
+        yield from (f"{side.name}: {remark}" for remark in side.remarks)
 
 
 def coincidences(study: SpeedupStudy) -> Iterator[str]:
@@ -106,7 +104,7 @@ def _remarks(study: SpeedupStudy) -> Iterator[str]:
     """Yield notes on implied calls per stage, on what was left out, and on the profiler's overhead."""
     if study.implied is not None:
         calls, candidates = study.implied
-        known = [side.side.timings.calls for side in study.sides]
+        known = [side.timings.calls for side in study.sides]
         rests = "; ".join(f"N = {n} leaves {ms(rest)}" for n, rest in candidates)
         if None in known:
             said = "is a whole number" if calls.denominator == 1 else "is no integer"
@@ -118,11 +116,11 @@ def _remarks(study: SpeedupStudy) -> Iterator[str]:
             yield f"The attention calls explain the stage's saving if there were {float(calls):.2f} of them: {rests}."
     for side in study.sides:
         if side.silent:
-            yield f"{side.request.name.capitalize()}, {side.silent}."
+            yield f"{side.name.capitalize()}, {side.silent}."
     for name, account in study.accounts[:1]:
-        for line in account.ledger.lines:
-            if line.name == DILATION and line.baseline_ns and line.candidate_ns:
-                sides = account.per_unit(-line.baseline_ns), account.per_unit(-line.candidate_ns)
+        for line in account.lines:
+            if line.name == DILATION and all(line.both):
+                sides = -line.baseline_ns, -line.candidate_ns
                 where = f" ({name})" if name else ""
                 yield f"Profiling added {ms(sides[0])} to the baseline's steps and {ms(sides[1])} to the candidate's{where}."
 
@@ -130,8 +128,7 @@ def _remarks(study: SpeedupStudy) -> Iterator[str]:
 def _unlike_units(study: SpeedupStudy) -> Iterator[str]:
     """Yield notes on labels that were read as different units on the two sides: only one side could be proven."""
     own, other = (
-        {choice.label: choice.unit for timer in side.side.timings.timers for choice in timer.resolved.choices}
-        for side in study.sides
+        {choice.label: choice.unit for timer in side.timings.timers for choice in timer.resolved.choices} for side in study.sides
     )
     for label in sorted(own.keys() & other.keys()):
         if own[label] != other[label]:
@@ -144,9 +141,9 @@ def _unlike_units(study: SpeedupStudy) -> Iterator[str]:
 def _orders(study: SpeedupStudy) -> Iterator[str]:
     """Yield sentences on levels that are shorter than levels they contain."""
     for side in study.sides:
-        own = side.side
+        own = side
         if own.other_run:
-            yield f"{side.request.name}: log and trace are of different runs: {own.other_run}"
+            yield f"{side.name}: log and trace are of different runs: {own.other_run}"
         inner = [(word, got) for word, got in (("kernel", own.kernel()), ("section", own.section())) if not isinstance(got, str)]
         call, stage = own.call(), own.timed_stage()
         if isinstance(call, str):
@@ -154,19 +151,19 @@ def _orders(study: SpeedupStudy) -> Iterator[str]:
         for word, got in inner:
             if got.mean_ns > call.mean_ns:
                 yield (
-                    f"{side.request.name}: the traced {word} ({ms(got.mean_ns)}) is longer than the whole attention "
+                    f"{side.name}: the traced {word} ({ms(got.mean_ns)}) is longer than the whole attention "
                     f"call of the log ({ms(call.mean_ns)}): other shapes, another timer, or one that did not wait"
                 )
         calls = own.timings.calls
         if calls is not None and not isinstance(stage, str) and calls * call.mean_ns > stage.mean_ns:
             yield (
-                f"{side.request.name}: {calls} attention calls of {ms(call.mean_ns)} are longer than the stage "
+                f"{side.name}: {calls} attention calls of {ms(call.mean_ns)} are longer than the stage "
                 f"({ms(stage.mean_ns)}): the calls overlap, or are not all in the stage"
             )
 
 
 def _side_notes(side: LoadedSide) -> Iterator[str]:
-    own, name = side.side, side.request.name
+    own, name = side, side.name
     if side.log is not None and side.log.similar:
         first = side.log.similar[0]
         yield (
@@ -175,11 +172,10 @@ def _side_notes(side: LoadedSide) -> Iterator[str]:
         )
     yield f"Focal calls in a stage, {name}: {own.timings.calls_from}."
     logged, chosen = own.timings.step, own.chosen
-    if not isinstance(logged, str) and chosen is not None and own.timed().step_ns is None:
-        mean = ms(Fraction(logged.calls.sum_ns, logged.calls.n))
+    if not isinstance(logged, str) and chosen is not None and AccountLevel.STEP not in own.timed():
         known = "has none" if isinstance(chosen.steps, NoSteps) else f"has one of {ms(chosen.mean_ns)}"
         yield (
-            f"Steps, {name}: the log's step {logged.series.title!r} of {mean} cannot be "
+            f"Steps, {name}: the log's step {logged.series.title!r} of {ms(logged.mean_ns)} cannot be "
             f"the trace's, which {known}, so it does not tell what profiling added."
         )
     if not isinstance(own.traced, str):
@@ -202,7 +198,6 @@ def _compared(steps: Steps) -> str:
 
 # Settings of both sides, their differences, and the warnings that come before the numbers.
 
-_HALF: Final = Fraction(1, 2)
 _SAID: Final[dict[Verdict, tuple[str, Tone]]] = {
     "same": ("same", "muted"), "differs": ("differs", "bad"), "allowed": ("differs, as meant", "good"),
     "unknown": ("unknown", "muted"),
@@ -218,7 +213,7 @@ def settings_section(study: SpeedupStudy) -> Section:
         )
         rows.append((check.title, *values, "" if check.weight == "told" else Text(*_SAID[check.verdict])))
     if study.common is not None:
-        shares = (Share(float(share)) for share in (study.common.baseline_share, study.common.candidate_share))
+        shares = (Share(share) for share in (study.common.baseline_share, study.common.candidate_share))
         rows.append(("kernel time in kernels that both sides ran", *shares, f"{len(study.common.names)} kernels"))
     for title, text in _READ.items():
         cells = (Code(found) if (found := text(side)) else Missing("", "none") for side in study.sides)
@@ -252,14 +247,14 @@ def banners(study: SpeedupStudy) -> tuple[Banner, ...]:
     doubts += _unlike_kernels(study)
     for side in study.sides:
         doubts += [
-            f"{FACTS[name][0]} of the {side.request.name} is stated as {shown(value)}, and {shown(side.facts[name])} was found: "
+            f"{FACTS[name][0]} of the {side.name} is stated as {shown(value)}, and {shown(side.facts[name])} was found: "
             "that counts"
             for name, value in side.contradicted.items()
         ]
     doubts += coincidences(study)
     if study.unlike:
         doubts.append(f"section level, {study.unlike}")
-    resolved = [timer.resolved for side in study.sides for timer in side.side.timings.timers]
+    resolved = [timer.resolved for side in study.sides for timer in side.timings.timers]
     relabelled = (each for each in resolved for choice in each.choices if choice.differs and not choice.violated)
     doubts += dict.fromkeys(note for each in relabelled for note in each.notes)
     for side in study.sides:
@@ -267,9 +262,9 @@ def banners(study: SpeedupStudy) -> tuple[Banner, ...]:
             counts = trace.counts
             if not counts.clean:
                 cut = ", and it ends before its JSON does" if counts.truncated else ""
-                doubts.append(f"trace {label} of the {side.request.name}: {counts.lost} events lost, {counts.mended} mended{cut}")
+                doubts.append(f"trace {label} of the {side.name}: {counts.lost} events lost, {counts.mended} mended{cut}")
             if trace.foreign:
-                doubts.append(f"trace {label} of the {side.request.name}: {trace.foreign}")
+                doubts.append(f"trace {label} of the {side.name}: {trace.foreign}")
     names = " ".join(each.name for each in found.obstacles)
     advice = (f"if that is meant, say so: --allow-different {names}",) if names else ()
     groups = (
@@ -278,10 +273,10 @@ def banners(study: SpeedupStudy) -> tuple[Banner, ...]:
         Banner("stop", "Figures contradict each other: at least one of each is wrong.", tuple(contradictions(study))),
         Banner("caution", "Read the numbers with this in mind.", tuple(doubts)),
     )  # fmt: skip
-    damage = [(f"log of the {side.request.name}", side.log.damage) for side in study.sides if side.log]
+    damage = [(f"log of the {side.name}", side.log.damage) for side in study.sides if side.log]
     for side in study.sides:
         told = zip(side.traces, side.labels, strict=True)
-        damage += [(f"trace {label} of the {side.request.name}", trace.damage) for trace, label in told]
+        damage += [(f"trace {label} of the {side.name}", trace.damage) for trace, label in told]
     return (*damage_banners(damage), *(banner for banner in groups if banner.items))
 
 
@@ -300,10 +295,10 @@ def _unlike_kernels(study: SpeedupStudy) -> Iterator[str]:
     if study.common is None or (known["model"], known["weights"]) != ("unknown", "unknown"):
         return
     shares = study.common.baseline_share, study.common.candidate_share
-    if min(shares) < _HALF:
+    if min(shares) < 0.5:
         yield (
-            f"the models may differ: shared kernels are only {100 * float(shares[0]):.1f} % of the baseline's kernel time and "
-            f"{100 * float(shares[1]):.1f} % of the candidate's; record shapes or state --fact model=NAME"
+            f"the models may differ: shared kernels are only {100 * shares[0]:.1f} % of the baseline's kernel time and "
+            f"{100 * shares[1]:.1f} % of the candidate's; record shapes or state --fact model=NAME"
         )
 
 
@@ -342,7 +337,8 @@ def answer_section(study: SpeedupStudy) -> Section:
     else:
         lead = f"{headline(study)} {_took(study, found)}"
         blocks += [ladder(study)] if study.comparable else []
-        blocks.append(_figure(study, found) if study.comparable else _table(study, found))
+        table = _table(study, found)
+        blocks.append(answer_figure(_SIDES, found, table, "the ") if study.comparable else table)
         blocks += [Notes((most,))] if (most := changed_most(study)) else []
     blocks += [Notes(said) for said in (tuple(calls_said(study)), tuple(not_known(study))) if said]
     title = "Where the saving comes from" if study.comparable else "What each side took"
@@ -374,8 +370,8 @@ def story(study: SpeedupStudy) -> str:
     took = _ms(found.baseline_ns)
     article = "an" if re.match(r"8|1[18](?!\d)", took) else "a"
     unit = f"{article} {took} ms {found.unit}"
-    net = found.baseline_ns - found.candidate_ns
-    rest = net - sum(item.saved_ns for item in (*gains, *losses))
+    net = found.saved_ns
+    rest = net - total(item.saved_ns for item in (*gains, *losses))
     others = f"other changes {'save' if rest > 0 else 'take'} {_ms(abs(rest))} ms" if abs(rest) > _REST_SHARE * abs(net) else ""
     after = ", ".join(filter(None, (_taken(losses), others)))
     if not gains:
@@ -399,8 +395,8 @@ def _items(study: SpeedupStudy, found: Answer) -> Iterator[_Item]:
     """Yield the parts of the answer; other kernels by name, those that grew and those that shrank; what is untraced by line."""
     account = study.accounts[0][1]
     kernels = [line for line in found.lines if line.parts in ((Part.OTHER_KERNELS,), (Part.SECTION,))]
-    named = [effect for effect in account.ledger.effects if _is_other(effect.name)]
-    by_name = sum(effect.saved_ns for effect in named) == account.ledger.num_units * sum(line.saved_ns for line in kernels)
+    named = [each for each in account.effects if _is_other(each.name)]
+    by_name = total(effect.saved_ns for effect in named) == total(line.saved_ns for line in kernels)
     for line in found.lines:
         if line.parts == (Part.UNNAMED,):
             yield _Item(f"less {_UNEXPLAINED}" if line.saved_ns > 0 else _UNEXPLAINED, False, line.saved_ns)
@@ -414,7 +410,7 @@ def _items(study: SpeedupStudy, found: Answer) -> Iterator[_Item]:
             does = [*does[: _TOLD - 1], f"{len(does) - _TOLD + 1} other kernels"]
         if moved:
             words = " and ".join(filter(None, (", ".join(does[:-1]), does[-1])))
-            yield _Item(words, len(does) > 1, account.per_unit(sum(effect.saved_ns for effect in moved)))
+            yield _Item(words, len(does) > 1, total(effect.saved_ns for effect in moved))
 
 
 def _is_other(name: str) -> bool:
@@ -458,10 +454,10 @@ def changed_most(study: SpeedupStudy) -> str:
     if not study.accounts or not study.comparable:
         return ""
     account = study.accounts[0][1]
-    found, effects = study.answer, [each for each in account.ledger.effects if each.saved_ns][:_TOLD]
+    found, effects = study.answer, [each for each in account.effects if each.saved_ns][:_TOLD]
     said = []
     for each in effects:
-        before, after = map(_ms, account.both(each))
+        before, after = map(_ms, each.both)
         here = "new" if not each.baseline_calls else "gone" if not each.candidate_calls else ""
         times = f"{after} ms" if here == "new" else f"{before} ms" if here == "gone" else f"{before} -> {after} ms"
         said.append(f"{shorten(each.name)} {times}{f' ({here})' if here else ''}")
@@ -506,14 +502,6 @@ def _took(study: SpeedupStudy, found: Answer) -> str:
     return f"A {found.unit} takes {c} ms instead of {b} ms{ranks}. Explained: {told}."
 
 
-def _figure(study: SpeedupStudy, found: Answer) -> Figure:
-    drops = [Drop(line_name(line), line.saved_ns) for line in found.lines]
-    picture = waterfall((_SIDES[0], found.baseline_ns), (_SIDES[1], found.candidate_ns), drops)
-    title = f"From a {found.unit} of the baseline to one of the candidate: bars that go left are time saved."
-    alt = "Waterfall from baseline to candidate; the table says the same."
-    return Figure(title, alt, picture, _table(study, found), table_open=True)
-
-
 def _table(study: SpeedupStudy, found: Answer) -> Table:
     """Build the table of at most eight parts before and after; of sides that are not comparable only the times."""
     fields = part_fields(_SIDES, found)[: 5 if study.comparable else 3]
@@ -525,7 +513,7 @@ def _table(study: SpeedupStudy, found: Answer) -> Table:
     return Table(f"What a {found.unit} is spent on.", heads(fields), rows, notes)
 
 
-def notes_on_unit(account: Account) -> Iterator[str]:
+def notes_on_unit(account: Ledger) -> Iterator[str]:
     """Yield notes on the unit if it is no step or stage, and on the profiler's slowdown of a traced step."""
     if account.unit in ("call", "window"):
         reason = account.missing.get("step", "")
@@ -537,12 +525,12 @@ def notes_on_unit(account: Account) -> Iterator[str]:
         yield "The times are those of the traced run: a profiler slows the host, so waiting for it may be shorter without one."
 
 
-def _nameless(account: Account) -> Iterator[str]:
+def _nameless(account: Ledger) -> Iterator[str]:
     """Yield a note that names the unexplained time."""
     said = []
-    for line in account.ledger.lines:
-        if trace_part(Label(line.path, line.activity)) in NAMELESS:
-            b, c = (significant(float(ns) / 1e6) for ns in account.both(line))
+    for line in account.lines:
+        if trace_part(line.label) in NAMELESS:
+            b, c = (significant(float(ns) / 1e6) for ns in line.both)
             said.append(f"{line_title(line)} {b} -> {c} ms")
     if said:
         yield f"Unexplained: {'; '.join(said)}."
@@ -553,7 +541,7 @@ def not_of_the_stage(study: SpeedupStudy) -> str:
     saved, account = study.level("stage").saved_ns, study.accounts[0][1] if study.accounts else None
     if saved is None or account is None or account.unit == "stage" or not study.comparable:
         return ""
-    lacking = {side.request.name: side.side.timings.calls_from for side in study.sides if side.side.timings.calls is None}
+    lacking = {side.name: side.timings.calls_from for side in study.sides if side.timings.calls is None}
     known = f"The {_ms(abs(saved))} ms that the stage {'saves' if saved > 0 else 'loses'} cannot be split by part"
     if not lacking:
         return f"{known}: {account.missing['stage']}."
@@ -586,7 +574,7 @@ def calls_said(study: SpeedupStudy) -> Iterator[str]:
     """Yield where the number of calls in a stage is from, or what its absence leaves open."""
     if unreached := not_of_the_stage(study):
         yield unreached
-    counted = {side.side.timings.calls: side.side.timings.calls_from for side in study.sides}
+    counted = {side.timings.calls: side.timings.calls_from for side in study.sides}
     if None not in counted and study.request.calls is None:
         yield f"Focal calls in a stage: {'; '.join(f'{calls} ({source})' for calls, source in counted.items())}."
 
@@ -611,8 +599,7 @@ def build_speedup_report(study: SpeedupStudy) -> Report:
     sections = (
         answer_section(study),
         settings_section(study),
-        _stages(study),
-        _attention(study),
+        *_of_logs(study),
         focal_kernels(study),
         sections_section(study),
         levels_section(study),
@@ -643,21 +630,16 @@ def _facts(study: SpeedupStudy) -> tuple[Fact, ...]:
     return tuple(found)
 
 
-def _stages(study: SpeedupStudy) -> Section:
-    logs, lacking = [], []
-    for side in study.sides:
-        name, timings = side.request.name, side.side.timings
-        if rounds := tuple(each for each in (timings.stage, timings.e2e) if not isinstance(each, str)):
-            logs.append((name, rounds))
-        lacking.append(f"{name}: {timings.stage}")
-    return stages_section(logs) if logs else _without("stages", "Stages", "No stage table", lacking)
-
-
-def _attention(study: SpeedupStudy) -> Section:
-    logs = [(side.request.name, side.side.timings.timers, side.remarks) for side in study.sides if side.side.timings.timers]
-    lacking = [f"{side.request.name}: {side.side.timings.attention}" for side in study.sides]
-    return attention_section(logs) if logs else _without("attention", "Attention end to end", "No attention timers", lacking)
-
-
-def _without(id: str, title: str, what: str, reasons: Sequence[str]) -> Section:
-    return Section(id, title, "", (Paragraph(f"{what}; {'; '.join(reasons)}."),))
+def _of_logs(study: SpeedupStudy) -> tuple[Section, Section]:
+    """Build the sections of stages and attention timers in the logs; each says why if there are none."""
+    timed = [
+        (side.name, tuple(each for each in (side.timings.stage, side.timings.e2e) if not isinstance(each, str)))
+        for side in study.sides
+    ]
+    timers = [(side.name, side.timings.timers, side.remarks) for side in study.sides if side.timings.timers]
+    no_stage = "; ".join(f"{side.name}: {side.timings.stage}" for side in study.sides)
+    no_timer = "; ".join(f"{side.name}: {side.timings.attention}" for side in study.sides)
+    stages = Section("stages", "Stages", "", (Paragraph(f"No stage table; {no_stage}."),))
+    attention = Section("attention", "Attention end to end", "", (Paragraph(f"No attention timers; {no_timer}."),))
+    logs = [each for each in timed if each[1]]
+    return stages_section(logs) if logs else stages, attention_section(timers) if timers else attention

@@ -14,7 +14,7 @@ from strobe.core.errors import ConfigError, DataError
 from strobe.core.files import write_whole
 from strobe.core.printable import clean_lines
 from strobe.perf.analysis.comparable import (
-    CommonKernels,
+    CommonPart,
     Comparability,
     Facts,
     Value,
@@ -24,6 +24,7 @@ from strobe.perf.analysis.comparable import (
     record_facts,
     trace_facts,
 )
+from strobe.perf.analysis.ledger.account import Ledger
 from strobe.perf.analysis.ledger.speedup import (
     HOST_ONLY,
     OVERLAP,
@@ -37,10 +38,8 @@ from strobe.perf.analysis.ledger.speedup import (
 )
 from strobe.perf.analysis.ledger.traces import (
     PRIORITY,
-    Account,
     ChosenTrace,
     ImpliedCalls,
-    Labelling,
     PathTree,
     TracedSide,
     call_ledger,
@@ -54,12 +53,13 @@ from strobe.perf.analysis.runs.log_times import STAGE, LogRequest, timings_of, u
 from strobe.perf.analysis.structure.collectives import CollectiveSkew, collective_skew
 from strobe.perf.analysis.structure.sections import (
     SectionDefinition,
-    TraceEvidence,
     attention_kernel,
     check_alike,
     trace_evidence,
 )
-from strobe.perf.logs import Log, Unit, load_patterns, read_log
+from strobe.perf.logs import load_patterns, read_log
+from strobe.perf.logs.patterns import Unit
+from strobe.perf.logs.series import Log
 from strobe.perf.records.store import FILES, read_run
 from strobe.perf.report.blocks.logs import input_file
 from strobe.perf.report.study import TraceOptions, trace_labels, wanted_of
@@ -128,27 +128,26 @@ class SpeedupRequest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LoadedSide:
+class LoadedSide(TimedSide):
     """Log and traces of one side, as read.
 
     Args:
-        remarks: findings about the log's timers.
         silent: what traces without device events leave out; empty if all have some.
+        met: what the collectives of its ranks were spent on; `None` if fewer than two devices communicate.
+        remarks: findings about the log's timers.
         facts: what is known of the run, found or else stated by the user.
         contradicted: the facts that the user states and that something else was found for.
-        met: what the collectives of its ranks were spent on; `None` if fewer than two devices communicate.
     """
 
     request: SideRequest
     log: Log | None
     traces: tuple[Trace, ...]
     labels: tuple[str, ...]
-    remarks: tuple[str, ...]
     silent: str
-    side: TimedSide
-    facts: Facts
-    contradicted: Facts
     met: CollectiveSkew | None
+    remarks: tuple[str, ...] = ()
+    facts: Facts = field(default_factory=dict)
+    contradicted: Facts = field(default_factory=dict)
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -156,11 +155,10 @@ class LoadedSide:
         return (*([self.log.path] if self.log else []), *(trace.path for trace in self.traces))
 
     @property
-    def chosen(self) -> ChosenTrace | None:
+    def chosen_trace(self) -> ChosenTrace | None:
         """Trace that the figures are from; None if there is none."""
-        if isinstance(self.side.traced, str) or self.side.chosen is None:
-            return None
-        return self.traces[self.side.traced.index(self.side.chosen)], self.side.chosen
+        own = self.chosen
+        return None if own is None or isinstance(self.traced, str) else (self.traces[self.traced.index(own)], own)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,11 +180,11 @@ class SpeedupStudy:
     baseline: LoadedSide
     candidate: LoadedSide
     comparability: Comparability
-    common: CommonKernels | None
+    common: CommonPart | None
     unlike: str
     levels: tuple[LevelFigure, ...]
-    call_account: Account | None
-    accounts: tuple[tuple[str, Account], ...]
+    call_account: Ledger | None
+    accounts: tuple[tuple[str, Ledger], ...]
     implied: ImpliedCalls | None
     equal: tuple[tuple[str, str, Fraction], ...]
     tree: PathTree | None
@@ -235,23 +233,23 @@ def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> S
         _load(request, side, traces, progress) for side, traces in zip(_with_focal(sides, read), read, strict=True)
     )
     for loaded in (baseline, candidate):
-        _check_calls(request.calls, loaded.side)
+        _check_calls(request.calls, loaded)
     if not unlike and request.allow_unlike:
-        unlike = _stands_in(baseline.side, candidate.side, asked[0])
-    lacking = [isinstance(each.side.section(), str) for each in (baseline, candidate)]
+        unlike = _stands_in(baseline, candidate, asked[0])
+    lacking = [isinstance(each.section(), str) for each in (baseline, candidate)]
     stands = [bool(unlike) and none for none in lacking]
     cut = [not none or stand for none, stand in zip(lacking, stands, strict=True)]
     times = [
-        each.side.call_times(with_section=all(cut), kernel_is_section=stand)
+        each.call_times(with_section=all(cut), kernel_is_section=stand)
         for each, stand in zip((baseline, candidate), stands, strict=True)
     ]
-    cuts = baseline.side.chosen, candidate.side.chosen
+    cuts = baseline.chosen, candidate.chosen
     alike = cuts[0] is None or cuts[1] is None or same_steps((cuts[0], cuts[1]))
     comparability = compare_facts(baseline.facts, candidate.facts, request.allow_different)
-    levels = level_figures(baseline.side, candidate.side, unlike=unlike, alike_steps=alike)
+    levels = level_figures(baseline, candidate, unlike=unlike, alike_steps=alike)
     if comparability.obstacles:
         levels = tuple(replace(level, ratio=None, interval=None, verdict=None, realised=None) for level in levels)
-    accounts = rank_ledgers(baseline.side, candidate.side)
+    accounts = rank_ledgers(baseline, candidate)
     return SpeedupStudy(
         request=request,
         baseline=baseline,
@@ -260,11 +258,11 @@ def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> S
         common=common_kernels(baseline.traces, candidate.traces),
         unlike=unlike,
         levels=levels,
-        call_account=call_ledger(times[0], times[1]),
+        call_account=call_ledger(times[0], times[1], (baseline.timings.calls, candidate.timings.calls), stands_in=any(stands)),
         accounts=accounts,
         implied=implied_calls(times[0], times[1], given=request.calls),
         equal=coincidences(times[0], times[1]),
-        tree=path_tree(baseline.chosen, candidate.chosen, accounts[0][1].unit) if accounts else None,
+        tree=path_tree(baseline.chosen_trace, candidate.chosen_trace, accounts[0][1].unit) if accounts else None,
     )
 
 
@@ -306,37 +304,40 @@ def _load(request: SpeedupRequest, side: SideRequest, traces: tuple[Trace, ...],
     if 0 < len(of_host) < len(traces):
         traces = tuple(trace for trace in traces if len(trace.device_events))
         labels = tuple(label for label in labels if label not in of_host)
-    cut = Labelling(focal=side.focal, section=side.section, priority=request.priority, steps=request.steps)
     traced: tuple[TracedSide, ...] | str = NO_TRACE
     host_only = len(of_host) == len(traces) > 0
     if host_only:
         traced = HOST_ONLY
     elif traces:
-        traced = tuple(label_trace(trace, label, cut) for trace, label in zip(traces, labels, strict=True))
-    evidence = TraceEvidence() if host_only or not traces else trace_evidence(traces, side.focal, request.timed_range)
+        traced = tuple(
+            label_trace(trace, label, side.focal, side.section, priority=request.priority, steps=request.steps)
+            for trace, label in zip(traces, labels, strict=True)
+        )
+    bounds, span = ((), None) if host_only or not traces else trace_evidence(traces, side.focal, request.timed_range)
     log = None if side.log is None else read_log(side.log, load_patterns(request.patterns), progress=progress)
     wanted = (
         None
         if log is None
-        else LogRequest(log=log, constraints=evidence.constraints, unit=request.unit, min_ns=side.min_ns, max_ns=side.max_ns)
+        else LogRequest(log=log, constraints=bounds, unit=request.unit, min_ns=side.min_ns, max_ns=side.max_ns)
     )
     said = [trace.world_size for trace in traces if trace.world_size is not None]
     processes = max(*said, len(traces)) if said else len(traces) if len(traces) > 1 else None
     timings = timings_of(wanted, request.stage, side.timer, calls=request.calls, processes=processes)
-    own = TimedSide(name=side.name, traced=traced, timings=timings, host_step=on_host).with_calls(given=request.calls is not None)
-    found = _facts(side, traces, own)
-    return LoadedSide(
+    own = LoadedSide(
+        name=side.name,
+        traced=traced,
+        timings=timings,
+        host_step=on_host,
         request=side,
         log=log,
         traces=traces,
         labels=labels,
-        remarks=_remarks(own, evidence),
         silent=_silent(of_host, host_only),
-        side=own,
-        facts={**side.facts, **found},
-        contradicted={name: value for name, value in side.facts.items() if found.get(name, value) != value},
         met=collective_skew(traces),
-    )
+    ).with_calls(given=request.calls is not None)
+    found = _facts(own)
+    contradicted = {name: value for name, value in side.facts.items() if found.get(name, value) != value}
+    return replace(own, remarks=_remarks(own, span), facts={**side.facts, **found}, contradicted=contradicted)
 
 
 def _check_calls(calls: int | None, side: TimedSide) -> None:
@@ -364,11 +365,9 @@ def _silent(of_host: Sequence[str], host_only: bool) -> str:
     return f"{named}: no device events, left out of every figure" if of_host else ""
 
 
-def _remarks(side: TimedSide, evidence: TraceEvidence) -> tuple[str, ...]:
-    """Return remarks on timers that did not wait for the device."""
-    spans: list[tuple[int, str]] = []
-    if evidence.span_ns is not None:
-        spans.append((evidence.span_ns, evidence.span_name))
+def _remarks(side: TimedSide, span: tuple[int, str] | None) -> tuple[str, ...]:
+    """Return remarks on timers that did not wait for the device; `span`: of the range that they are around."""
+    spans = [] if span is None else [span]
     section = side.section()
     if not isinstance(section, str):
         spans.append((int(section.mean_ns), "the section around the focal kernel"))
@@ -376,9 +375,10 @@ def _remarks(side: TimedSide, evidence: TraceEvidence) -> tuple[str, ...]:
     return tuple(remark for remark in found if remark)
 
 
-def _facts(side: SideRequest, traces: Sequence[Trace], own: TimedSide) -> dict[str, Value]:
+def _facts(own: LoadedSide) -> dict[str, Value]:
     """Return the facts that records and traces hold about a run."""
-    facts = trace_facts(traces, side.focal)
+    side = own.request
+    facts = trace_facts(own.traces, side.focal)
     if side.log is not None and side.log.name in FILES:
         run = read_run(side.log)
         timed = {span.variant for span in run.spans if re.search(side.timer, f"{span.variant}/{span.label}")}
@@ -403,6 +403,6 @@ def write_inputs(study: SpeedupStudy, folder: Path) -> Path:
     for side in study.sides:
         for path in side.files:
             read = input_file(path)
-            listed.append({"side": side.request.name, "path": str(path), "size_bytes": read.size_bytes, "sha256": read.sha256})
+            listed.append({"side": side.name, "path": str(path), "size_bytes": read.size_bytes, "sha256": read.sha256})
     target = folder / "inputs.json"
     return write_whole(target, clean_lines(json.dumps({"v": 1, "inputs": listed}, indent=2, ensure_ascii=False)) + "\n")

@@ -12,10 +12,10 @@ import numpy as np
 from strobe.perf.analysis.device.activity import HOST_LATE, IDLE, LAUNCH_LATENCY, PROFILER_OVERHEAD, QUEUED, UNLINKED
 from strobe.perf.analysis.device.intervals import distribution
 from strobe.perf.analysis.device.kernels import kernel_name
-from strobe.perf.analysis.ledger.account import NAMELESS, AccountLevel, LedgerLine, Part, trace_part
+from strobe.perf.analysis.ledger.account import NAMELESS, AccountLevel, Ledger, LedgerLine, Part, total, trace_part
 from strobe.perf.analysis.ledger.speedup import DRIFT, LEVELS, MAX_REALISED, UNIT_NAMES, LevelName
 from strobe.perf.analysis.ledger.traces import IDLE as IDLE_LABEL
-from strobe.perf.analysis.ledger.traces import LABELS, Account, Node, TracedSide
+from strobe.perf.analysis.ledger.traces import LABELS, Node, TracedSide
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.analysis.structure.collectives import MemberTime
 from strobe.perf.measure.stats import BOOTSTRAP_SAMPLES, Interval, Verdict
@@ -93,7 +93,6 @@ _OF_ACCOUNTS: Final = (
 LINE_LEVELS: Final = dict(zip(_OF_ACCOUNTS, LEVELS, strict=True))
 
 
-Exact = A[str, col("time in ns as exact text: an integer, or a fraction such as `12345/7`")]
 Before = A[str, col("exact time of the baseline", "baseline", exact_text, total=exact_sum)]
 After = A[str, col("exact time of the candidate", "candidate", exact_text, total=exact_sum)]
 Saved = A[str, col("time of the baseline - time of the candidate", "saved", exact_text, total=exact_sum)]
@@ -102,9 +101,19 @@ _TIMES: Final = ("baseline_ns", "candidate_ns", "saved_ns")
 _SIDES: Final = ("baseline", "candidate")
 
 
-def between(before: Fraction, after: Fraction) -> dict[str, Fraction]:
-    """Return the times of both sides and what the candidate saves, by the names of their fields."""
-    return dict(zip(_TIMES, (before, after, before - after), strict=True))
+class TimesPart(DocumentPart, frozen=True, kw_only=True):
+    """Exact times of both sides."""
+
+    baseline_ns: Before
+    candidate_ns: After
+    saved_ns: Saved
+
+
+class SavingPart(TimesPart, frozen=True, kw_only=True):
+    """Exact times of both sides, with the interval of the saving."""
+
+    saved_low_ns: A[float | None, col("lower end of the 95 % interval of the saving; null: no interval")]
+    saved_high_ns: A[float | None, col("upper end of the interval; null: no interval")]
 
 
 def speedups(study: SpeedupStudy) -> tuple[Speedup, ...]:
@@ -115,7 +124,7 @@ def speedups(study: SpeedupStudy) -> tuple[Speedup, ...]:
 class MeasuredPart(DocumentPart, frozen=True, kw_only=True):
     """Time of one side at one level."""
 
-    mean_ns: Exact
+    mean_ns: A[str, col("time in ns as exact text: an integer, or a fraction such as `12345/7`")]
     n: A[int, col("number of measurements")]
     groups: A[int, col("number of independent groups of measurements: steps or rounds")]
     what: A[str, col("description of the measurements")]
@@ -194,22 +203,18 @@ def levels_section(study: SpeedupStudy) -> Section:
     )
     if not study.comparable:
         lead = "The sides are not comparable: what each took stands here, and no ratio."
-    blocks: list[Block] = [_levels_figure(study), *_missing(study)]
+    blocks: list[Block] = [_levels_figure(study)]
+    if lacking := [row for row in LevelPart.of(study) if row.missing]:
+        caption = f"Not measured on both sides: {', '.join(LEVEL_TITLES[row.level] for row in lacking)}."
+        fields = columns(LevelPart, "level", "baseline_ns", "candidate_ns", "missing")
+        blocks.append(table_of(caption, fields, lacking, collapsed=True))
     account = study.call_account
-    if account is not None and len(account.ledger.levels) > 1:
+    if account is not None and len(account.levels) > 1:
         blocks.append(_account_figure(study, account))
         blocks += [Notes(tuple(_eaten(account)))] if study.comparable else []
     elif account is None:
         blocks.append(Paragraph("No account from the kernel to the stage: no level was measured on both sides."))
     return Section("speedups", "Speedups", lead, tuple(blocks))
-
-
-def _missing(study: SpeedupStudy) -> Iterator[Table]:
-    """Yield the table of levels that were not measured on both sides, with the time of the side that was."""
-    lacking = [row for row in LevelPart.of(study) if row.missing]
-    if lacking:
-        caption = f"Not measured on both sides: {', '.join(LEVEL_TITLES[row.level] for row in lacking)}."
-        yield table_of(caption, columns(LevelPart, "level", "baseline_ns", "candidate_ns", "missing"), lacking, collapsed=True)
 
 
 def ladder(study: SpeedupStudy) -> Table:
@@ -224,7 +229,7 @@ def _levels_figure(study: SpeedupStudy) -> Block:
     if not measured:
         return Paragraph("No level was measured on both sides.")
     shares = () if study.common is None else (study.common.baseline_share, study.common.candidate_share)
-    common = " of the kernel time of the baseline and ".join(f"{100 * float(share):.1f} %" for share in shares)
+    common = " of the kernel time of the baseline and ".join(f"{100 * share:.1f} %" for share in shares)
     notes = [
         f"Intervals are {DRIFT}: the sides were measured at different times. None where there are fewer than two steps or rounds "
         "on a side; calls inside one depend on each other.",
@@ -246,7 +251,7 @@ def _levels_figure(study: SpeedupStudy) -> Block:
 
 def loud_units(study: SpeedupStudy) -> Iterator[str]:
     """Yield notes on units that differ from their labels, for every table that uses the attention timers."""
-    timers = [timer.resolved for side in study.sides for timer in side.side.timings.timers if timer.resolved.prominent]
+    timers = [timer.resolved for side in study.sides for timer in side.timings.timers if timer.resolved.prominent]
     yield from dict.fromkeys(unit_notes(timers))
 
 
@@ -264,28 +269,21 @@ def _saved_interval(row: LinePart) -> Interval | None:
     return None if low is None or high is None else Interval(low=low, high=high)
 
 
-class LinePart(DocumentPart, frozen=True, kw_only=True):
+class LinePart(SavingPart, frozen=True, kw_only=True):
     """One line of an account; its lines add up exactly."""
 
     level: A[str, col("lowest level that contains the time")]
     line: A[str, col("region or activity that the time was spent on", "line")]
-    baseline_ns: Before
-    candidate_ns: After
-    saved_ns: Saved
-    saved_low_ns: A[float | None, col("lower end of the 95 % interval of the saving; null: no interval")]
-    saved_high_ns: A[float | None, col("upper end of the interval; null: no interval")]
     share: A[float | None, col("part of the saving, or of the loss, of all lines; null if that is 0", "share", Share)]
     covers_ns: A[tuple[str, ...], col(f"{_COVERS}, of both sides; empty: the line is no label")]
 
     @classmethod
-    def of(cls, account: Account) -> Iterator[Self]:
+    def of(cls, account: Ledger) -> Iterator[Self]:
         """Yield the lines of an account."""
-        for line in account.ledger.lines:
-            interval = account.ledger.spread.lines.get(line.name)
-            covers = account.inclusive.get(Label(line.path, line.activity), ()) if line.path else ()
-            times = between(*account.both(line)) | _saved_ends(interval)
-            told = {"level": LINE_LEVELS[line.level], "line": line_title(line), "covers_ns": tuple(map(str, covers))}
-            yield part_of(cls, line, **told, **times)
+        for line in account.lines:
+            saved = _saved_ends(account.spread.lines.get(line.name))
+            covers = tuple(map(str, account.inclusive.get(line.label, ())))
+            yield part_of(cls, line, level=LINE_LEVELS[line.level], line=line_title(line), covers_ns=covers, **saved)
 
 
 class EffectPart(DocumentPart, frozen=True, kw_only=True):
@@ -298,13 +296,11 @@ class EffectPart(DocumentPart, frozen=True, kw_only=True):
     by_speed_ns: A[str, col("saving by faster calls", "by faster calls", exact_text, total=exact_sum)]
 
     @classmethod
-    def of(cls, account: Account) -> Iterator[Self]:
+    def of(cls, account: Ledger) -> Iterator[Self]:
         """Yield the kernels of an account, the largest saving first."""
-        per_unit = account.per_unit
-        for effect in account.ledger.effects:
-            calls = str(per_unit(effect.baseline_calls)), str(per_unit(effect.candidate_calls))
-            parts = {"by_calls_ns": per_unit(effect.calls_effect_ns), "by_speed_ns": per_unit(effect.speed_effect_ns)}
-            yield part_of(cls, kernel=effect.name, calls=calls, saved_ns=per_unit(effect.saved_ns), **parts)
+        for each in account.effects:
+            calls, by = (each.baseline_calls, each.candidate_calls), (each.calls_effect_ns, each.speed_effect_ns)
+            yield part_of(cls, each, kernel=each.name, calls=tuple(map(str, calls)), by_calls_ns=by[0], by_speed_ns=by[1])
 
 
 class IntervalsPart(DocumentPart, frozen=True, kw_only=True):
@@ -314,18 +310,13 @@ class IntervalsPart(DocumentPart, frozen=True, kw_only=True):
     none_because: A[str, col("reason why there are no intervals; empty if there are some")]
 
 
-class LedgerPart(DocumentPart, frozen=True, kw_only=True):
+class LedgerPart(SavingPart, frozen=True, kw_only=True):
     """Account (ledger) of the difference in one unit, such as a step; its lines add up exactly."""
 
     ranks: A[str, col("ranks that the account compares; empty if each side is one trace")] = ""
     unit: A[str, col("unit of the times: stage, step, call or window")]
     why: A[str, col("reason for the choice of the unit")]
     missing: A[dict[str, str], col("by level that is not in the account: the reason")]
-    baseline_ns: Before
-    candidate_ns: After
-    saved_ns: Saved
-    saved_low_ns: A[float | None, col("lower end of the 95 % interval of the saving; null: no interval")]
-    saved_high_ns: A[float | None, col("upper end of the interval; null: no interval")]
     intervals: A[IntervalsPart, col("number of steps behind the intervals")]
     kernel_saved_ns: A[str, col("saving of the focal kernel in one unit, ns as exact text")]
     ideal_ns: A[str, col("time of one unit if only the focal kernel had changed (Amdahl), ns as exact text")]
@@ -335,18 +326,16 @@ class LedgerPart(DocumentPart, frozen=True, kw_only=True):
     kernels: A[tuple[EffectPart, ...], col("saving of each kernel, largest first")]
 
     @classmethod
-    def of(cls, account: Account, ranks: str = "") -> Self:
-        ledger, spread = account.ledger, account.ledger.spread
-        names = (*_TIMES, "kernel_saved_ns", "ideal_ns", "lost_ns")
+    def of(cls, account: Ledger, ranks: str = "") -> Self:
+        spread = account.spread
         return part_of(
             cls,
             account,
-            **{name: account.per_unit(getattr(ledger, name)) for name in names},
             **_saved_ends(spread.total),
             ranks=ranks,
             missing=dict(account.missing),
             intervals=IntervalsPart(steps=tuple(spread.samples), none_because=spread.why_none),
-            realised_share=ledger.realised_share if kernel_moved(account) else None,
+            realised_share=account.realised_share if kernel_moved(account) else None,
             lines=tuple(LinePart.of(account)),
             kernels=tuple(EffectPart.of(account)),
         )
@@ -356,10 +345,9 @@ class LedgerPart(DocumentPart, frozen=True, kw_only=True):
         return part_of(LinePart, self, level=level, line=line, share=1.0 if self.saved_ns != "0" else None, covers_ns=())
 
 
-def _account_figure(study: SpeedupStudy, account: Account) -> Figure:
-    ledger, unit = account.ledger, _unit(account)
-    kernel = account.per_unit(ledger.kernel_saved_ns) if kernel_moved(account) else 0
-    part = LedgerPart.of(account)
+def _account_figure(study: SpeedupStudy, account: Ledger) -> Figure:
+    unit, part = _unit(account), LedgerPart.of(account)
+    kernel = account.kernel_saved_ns if kernel_moved(account) else 0
     share: Field[LinePart] = numeric("of the kernel's saving", lambda row: share_cell(Fraction(row.saved_ns), kernel))
     fields = (*columns(LinePart, "line", *_TIMES), share)
     whole = part.whole("", f"{unit} = sum of all lines")
@@ -369,7 +357,7 @@ def _account_figure(study: SpeedupStudy, account: Account) -> Figure:
         f"{account.why[0].upper()}{account.why[1:]}; each line is exact, printed to the nanosecond.",
         *(f"Not in the account, {LINE_LEVELS[AccountLevel(level)]}: {reason}" for level, reason in account.missing.items()),
         *([f"Section: {study.unlike}"] if study.unlike else []),
-        *(_calls_in_sections(study) if AccountLevel.SECTION in (level.level for level in ledger.levels) else ()),
+        *(_calls_in_sections(study) if AccountLevel.SECTION in (level.level for level in account.levels) else ()),
         *loud_units(study),
     ]
     table = Table(f"From the kernel to {unit}.", heads(fields), rows, tuple(notes))
@@ -380,15 +368,13 @@ def _account_figure(study: SpeedupStudy, account: Account) -> Figure:
 _BARS: Final = "Bars that go left are time saved, bars that go right time added."
 
 
-def _bars(account: Account) -> Waterfall:
+def _bars(account: Ledger) -> Waterfall:
     """Draw the lines of an account between both sides, with their intervals."""
-    spread, saved = account.ledger.spread, account.per_unit
-    lines = [Drop(line_title(line), saved(line.saved_ns), spread.lines.get(line.name)) for line in account.ledger.lines]
-    before, after = account.both(account.ledger)
-    return waterfall((_SIDES[0], before), (_SIDES[1], after), lines, spread.total)
+    lines = [Drop(line_title(line), line.saved_ns, account.spread.lines.get(line.name)) for line in account.lines]
+    return waterfall((_SIDES[0], account.baseline_ns), (_SIDES[1], account.candidate_ns), lines, account.spread.total)
 
 
-def _two_accounts(traced: Account, unit: str) -> str:
+def _two_accounts(traced: Ledger, unit: str) -> str:
     """Return the sentence on why this account and that of the traces differ."""
     return (
         f"This account is of {unit}, cut at the log's timers; the first one is of a {UNIT_NAMES[traced.unit]}, cut at the "
@@ -400,45 +386,40 @@ def _two_accounts(traced: Account, unit: str) -> str:
 def _calls_in_sections(study: SpeedupStudy) -> Iterator[str]:
     """Yield notes where focal time inside the sections differs from the mean of all focal calls."""
     for side in study.sides:
-        inside, kernel, own = side.side.focal_in_section(), side.side.kernel(), side.side.chosen
+        inside, kernel, own = side.focal_in_section(), side.kernel(), side.chosen
         if inside is None or isinstance(kernel, str) or own is None or own.sections is None or inside == kernel.mean_ns:
             continue
         yield (
-            f"The focal kernel here is what runs inside one section of the {side.request.name}, {ms(inside)} over "
+            f"The focal kernel here is what runs inside one section of the {side.name}, {ms(inside)} over "
             f"{len(own.sections.found)} sections; the mean of all {kernel.n} focal calls is {ms(kernel.mean_ns)}."
         )
 
 
-def _eaten(account: Account) -> Iterator[str]:
+def _eaten(account: Ledger) -> Iterator[str]:
     """Yield sentences on how much of the kernel's saving reached the whole."""
-    ledger = account.ledger
-    kernel = account.per_unit(ledger.kernel_saved_ns)
-    saved, unit = account.per_unit(ledger.saved_ns), _unit(account)
+    kernel, saved, unit = account.kernel_saved_ns, account.saved_ns, _unit(account)
     if AccountLevel.KERNEL in account.missing:
         yield "What the focal kernel saved is not known, as not both sides have a trace that shows it; nor is an ideal."
-        return
-    if kernel <= 0:
+    elif kernel <= 0:
         yield "The focal kernel saved nothing, so there is no ideal to compare with."
-        return
-    if not kernel_moved(account):
+    elif not kernel_moved(account):
         yield f"The focal kernel saved {ms(kernel)} of the {ms(saved)} that {unit} moved by: other lines did it."
-        return
-    ideal = account.per_unit(ledger.baseline_ns) / account.per_unit(ledger.ideal_ns) if ledger.ideal_ns > 0 else None
-    yield (
-        f"Ideal by Amdahl: if nothing but the kernel had changed, {unit} would take {ms(account.per_unit(ledger.ideal_ns))}"
-        f"{f', {float(ideal):.4f}x' if ideal else ''}. Realised: {ms(saved)} of {ms(kernel)}, {float(saved / kernel):.1%}."
-    )
+    else:
+        ideal = f", {float(account.baseline_ns / account.ideal_ns):.4f}x" if account.ideal_ns > 0 else ""
+        yield (
+            f"Ideal by Amdahl: if nothing but the kernel had changed, {unit} would take {ms(account.ideal_ns)}{ideal}. "
+            f"Realised: {ms(saved)} of {ms(kernel)}, {float(saved / kernel):.1%}."
+        )
 
 
-def kernel_moved(account: Account) -> bool:
+def kernel_moved(account: Ledger) -> bool:
     """Return whether the whole saving is at most `MAX_REALISED` times the kernel's, so that the two can be compared."""
-    ledger = account.ledger
-    return ledger.kernel_saved_ns > 0 and abs(ledger.saved_ns) <= MAX_REALISED * ledger.kernel_saved_ns
+    return account.kernel_saved_ns > 0 and abs(account.saved_ns) <= MAX_REALISED * account.kernel_saved_ns
 
 
-def _unit(account: Account) -> str:
+def _unit(account: Ledger) -> str:
     """Return the name of the whole that the account adds up to."""
-    level = account.ledger.levels[-1].level
+    level = account.levels[-1].level
     return f"one {'section' if level == AccountLevel.SECTION else level.value}"
 
 
@@ -473,10 +454,10 @@ def label_title(label: Label) -> str:
 
 def line_title(line: LedgerLine) -> str:
     """Return a line in words."""
-    return label_title(Label(line.path, line.activity)) if line.path else line.name
+    return label_title(line.label) if line.label.path else line.name
 
 
-def level_title(account: Account, level: str) -> str:
+def level_title(account: Ledger, level: str) -> str:
     """Return the name of a level; the level around the section is called a step only if steps were found."""
     return account.unit if level == "step" and account.unit in ("call", "window") else level
 
@@ -506,15 +487,15 @@ def ledger_section(study: SpeedupStudy) -> Section:
 
 def no_account(study: SpeedupStudy) -> str:
     """Return the reason why the traces have no account."""
-    lacking = [(side.request.name, side.side.traced) for side in study.sides if isinstance(side.side.traced, str)]
+    lacking = [(side.name, side.traced) for side in study.sides if isinstance(side.traced, str)]
     without = [name for name, reason in lacking if reason == NO_TRACE]
     said = [f"no trace of the {' and the '.join(without)}"] if without else []
     return "; ".join([*said, *(f"{name}: {reason}" for name, reason in lacking if reason != NO_TRACE)])
 
 
-def _lines(study: SpeedupStudy, account: Account) -> Table:
-    ledger, part = account.ledger, LedgerPart.of(account)
-    top = level_title(account, LINE_LEVELS[ledger.levels[-1].level])
+def _lines(study: SpeedupStudy, account: Ledger) -> Table:
+    part = LedgerPart.of(account)
+    top = level_title(account, LINE_LEVELS[account.levels[-1].level])
     whole = part.whole(top, "sum of all lines")
 
     def covers(side: str, at: int) -> Field[LinePart]:
@@ -528,20 +509,19 @@ def _lines(study: SpeedupStudy, account: Account) -> Table:
     fields = (
         level,
         *columns(LinePart, "line", *_TIMES),
-        *([interval_field(_saved_interval)] if ledger.spread.lines else []),
+        *([interval_field(_saved_interval)] if account.spread.lines else []),
         *(columns(LinePart, "share") if study.comparable else ()),
         *map(covers, _SIDES, (0, 1)),
     )
     rows = rows_of(fields, (*part.lines, whole), strong=lambda row: row is whole)
-    kernel, saved = account.per_unit(ledger.kernel_saved_ns), account.per_unit(ledger.saved_ns)
     ideal = (
-        f"Ideal by Amdahl, if nothing but the focal kernel had changed: {ms(account.per_unit(ledger.ideal_ns))}; the focal "
-        f"kernel saves {ms(kernel)}, {top} {ms(saved)}; lines that grew take {ms(account.per_unit(-ledger.lost_ns))}."
+        f"Ideal by Amdahl, if nothing but the focal kernel had changed: {ms(account.ideal_ns)}; the focal kernel saves "
+        f"{ms(account.kernel_saved_ns)}, {top} {ms(account.saved_ns)}; lines that grew take {ms(-account.lost_ns)}."
     )
     notes = [
         "The lines add up exactly, as whole numbers of nanoseconds over "
-        f"{ledger.num_units} unit{'s' if ledger.num_units > 1 else ''}: checked."
-        + (" Printed here: one unit, rounded to the nanosecond." if ledger.num_units > 1 else ""),
+        f"{account.num_units} unit{'s' if account.num_units > 1 else ''}: checked."
+        + (" Printed here: one unit, rounded to the nanosecond." if account.num_units > 1 else ""),
         f"Where work overlaps, the first of {', '.join(study.request.priority)} owns the time (--priority); the columns "
         "'covers' do not depend on it.",
         _interval_note(account),
@@ -553,9 +533,9 @@ def _lines(study: SpeedupStudy, account: Account) -> Table:
     return Table(f"Ledger for {LEDGER_UNITS[account.unit]}.", heads(fields), rows, tuple(notes))
 
 
-def _interval_note(account: Account) -> str:
+def _interval_note(account: Ledger) -> str:
     """Return a note on how the intervals were made, or on why there are none."""
-    spread = account.ledger.spread
+    spread = account.spread
     if spread.why_none:
         return f"No intervals: {spread.why_none}."
     b, c = spread.samples
@@ -570,15 +550,15 @@ def _interval_note(account: Account) -> str:
 def _calls_in_steps(study: SpeedupStudy) -> Iterator[str]:
     """Yield notes where the ledger's focal calls are not those of the speedups: steps without an end have no length."""
     for side in study.sides:
-        own = side.side.chosen
+        own = side.chosen
         if own is not None and own.num_focal != len(own.counted):
             yield (
-                f"{side.request.name}: the kernel's speedup is over {len(own.counted)} focal calls, this table over the "
+                f"{side.name}: the kernel's speedup is over {len(own.counted)} focal calls, this table over the "
                 f"{own.num_focal} in the compared steps; the others are in no step, or in the last one, which nothing bounds."
             )
 
 
-def _effects(account: Account) -> Block:
+def _effects(account: Ledger) -> Block:
     effects = tuple(EffectPart.of(account))
     if not effects:
         return Paragraph("No kernels in the compared time.")
@@ -599,16 +579,16 @@ def _effects(account: Account) -> Block:
 def _ranks(study: SpeedupStudy) -> Table:
     """Build the table with one row per rank: the saving of its step, by group."""
 
-    def group(title: str) -> Field[tuple[str, Account]]:
+    def group(title: str) -> Field[tuple[str, Ledger]]:
         return Field(
             title,
-            lambda row: row[1].per_unit(sum(line.saved_ns for line in row[1].ledger.lines if _group(line) == title)),
+            lambda row: total(line.saved_ns for line in row[1].lines if _group(line) == title),
             exact_cell,
             "ms",
         )
 
-    fields: tuple[Field[tuple[str, Account]], ...] = (
-        Field("rank", lambda row: row[0]), *both_sides(_SIDES, lambda row: row[1].both(row[1].ledger)), *map(group, _GROUPS)
+    fields: tuple[Field[tuple[str, Ledger]], ...] = (
+        Field("rank", lambda row: row[0]), *both_sides(_SIDES, lambda row: row[1].both), *map(group, _GROUPS)
     )  # fmt: skip
     own, other = (set(side.labels) for side in study.sides)
     units = dict.fromkeys(LEDGER_UNITS[account.unit] for _, account in study.accounts)
@@ -624,7 +604,7 @@ def _ranks(study: SpeedupStudy) -> Table:
 def _waiting(study: SpeedupStudy) -> Table:
     """Build the table with one row per rank of both sides: waiting and data transfer in its collectives."""
     fields: tuple[Field[tuple[LoadedSide, MemberTime]], ...] = (
-        Field("side", lambda row: row[0].request.name),
+        Field("side", lambda row: row[0].name),
         Field("trace", lambda row: row[0].labels[row[1].trace]),
         count("collectives", lambda row: row[1].n, "found on all ranks, in which all wait for all"),
         exact_time("waited", lambda row: row[1].wait_ns, "sum of the times from its own start to the last rank's"),
@@ -634,19 +614,19 @@ def _waiting(study: SpeedupStudy) -> Table:
     notes = ["Over the whole traces, so the sums are not the ledger's line; a collective that other work hides counts in full."]
     for side in study.sides:
         if side.met is not None and not side.met.clock.aligned:
-            notes.append(f"{side.request.name}: the clocks of its ranks differ, so waiting and moving cannot be told apart.")
-        notes += [f"{side.request.name}: {problem}." for problem in (side.met.problems if side.met else ())]
+            notes.append(f"{side.name}: the clocks of its ranks differ, so waiting and moving cannot be told apart.")
+        notes += [f"{side.name}: {problem}." for problem in (side.met.problems if side.met else ())]
     rows = [(side, each) for side in study.sides if side.met is not None for each in side.met.times]
     return table_of("Communication of every rank: waiting for the last one, or moving data.", fields, rows, notes=notes)
 
 
 def _group(line: LedgerLine) -> str:
     """Return the column of the table of ranks that a line belongs to."""
-    if trace_part(Label(line.path, line.activity)) in NAMELESS:
+    if trace_part(line.label) in NAMELESS:
         return Part.UNNAMED.value
-    if line.path[0] != "step":
-        return "focal" if line.path[0] == "focal" else "rest of section"
-    return "idle" if line.activity in IDLE else _COLUMNS[line.activity]
+    if line.label.path[0] != "step":
+        return "focal" if line.label.path[0] == "focal" else "rest of section"
+    return "idle" if line.label.activity in IDLE else _COLUMNS[line.label.activity]
 
 
 _COLUMNS: Final = {
@@ -665,12 +645,12 @@ def focal_kernels(study: SpeedupStudy) -> Section:
     """Build the section on kernels with one row per trace: calls and times of the focal kernel in the compared time."""
     rows = []
     for side in study.sides:
-        name = side.request.name
-        if isinstance(side.side.traced, str):
-            rows.append(Listed(Missing(side.side.traced), side=name))
+        name = side.name
+        if isinstance(side.traced, str):
+            rows.append(Listed(Missing(side.traced), side=name))
             continue
         reason = "no pattern given" if side.request.focal is None else "every call lies in a step that is left out"
-        for own in side.side.traced:
+        for own in side.traced:
             calls = distribution(np.array(own.counted, np.int64)) or Missing(reason, "none")
             rows.append(Listed(focal_row(own.focal_names, calls), side=name, trace=own.label, device=own.device))
     notes = (
@@ -693,12 +673,12 @@ def sections_section(study: SpeedupStudy) -> Section | None:
     rows: list[Row] = []
     notes = []
     for side in study.sides:
-        name = side.request.name
-        if side.request.section is None or isinstance(side.side.traced, str):
-            reason = "no section asked for" if side.request.section is None else str(side.side.traced)
+        name = side.name
+        if side.request.section is None or isinstance(side.traced, str):
+            reason = "no section asked for" if side.request.section is None else str(side.traced)
             rows.append(padded(len(fields), Text(name), Missing(reason)))
             continue
-        for own in side.side.traced:
+        for own in side.traced:
             if own.sections is not None:
                 rows += rows_of(fields, [(name, own.label, measured_sections(own.sections))])
                 notes += [f"{name}, {own.label}: {note}" for note in section_notes(own.sections)]
@@ -729,11 +709,11 @@ def timeline_section(study: SpeedupStudy) -> Section | None:
     """Build the section with the step of median length of each side; `None` unless both were traced."""
     lanes = []
     for number, side in enumerate(study.sides):
-        if side.chosen is None:
+        if side.chosen_trace is None:
             return None
-        trace, own = side.chosen
+        trace, own = side.chosen_trace
         tile, what = median_tile(own)
-        label = f"{side.request.name}, {what}"
+        label = f"{side.name}, {what}"
         lanes.append((label, number, merged(_pieces(trace, own, tile))))
     if not all(pieces for *_, pieces in lanes):
         return None
@@ -777,13 +757,10 @@ def kind_of(label: Label) -> Kind:
 # ----------------------------------------------------------------------------------------------------------------- flame
 
 
-class NodePart(DocumentPart, frozen=True, kw_only=True):
+class NodePart(TimesPart, frozen=True, kw_only=True):
     """One node of the tree of modules, operators and kernels: time of one unit in the node and below it."""
 
     path: A[tuple[str, ...], col("names from the outermost inwards; idle time by its cause lies below `idle`", "path", _path)]
-    baseline_ns: Before
-    candidate_ns: After
-    saved_ns: Saved
     leaf: A[bool, col("true: nothing lies below (kernel or idle cause); the leaves add up to the unit")]
 
     @classmethod
@@ -791,7 +768,7 @@ class NodePart(DocumentPart, frozen=True, kw_only=True):
         """Yield the nodes below one, each before the nodes below it."""
         for child in node.children:
             path = (*above, child.name)
-            yield part_of(cls, path=path, leaf=not child.children, **between(child.baseline_ns, child.candidate_ns))
+            yield part_of(cls, child, path=path, leaf=not child.children)
             yield from cls.of(child, path)
 
 
@@ -805,8 +782,8 @@ def flame_section(study: SpeedupStudy) -> Section | None:
     working = () if tree is None else tuple(child for child in tree.root.children if child.name != IDLE_LABEL)
     if tree is None or not working:
         return None
-    before, after = (sum((getattr(child, side) for child in working), Fraction(0)) for side in ("baseline_ns", "candidate_ns"))
-    busy = Node(name=tree.root.name, baseline_ns=before, candidate_ns=after, children=working)
+    b, c = (total(child.both[at] for child in working) for at in (0, 1))
+    busy = Node(name=tree.root.name, baseline_ns=b, candidate_ns=c, children=working)
     words = "one focal call" if tree.unit == "call" else LEDGER_UNITS[tree.unit]
     lead = (
         f"Time of {words} by what launched it: modules, else ranges{', then operators' if tree.operators else ''}, then the "
@@ -836,6 +813,6 @@ def _frame(node: Node) -> Frame:
 def _paths(root: Node) -> Table:
     rows = [row for row in NodePart.of(root) if row.leaf and row.path[0] != IDLE_LABEL]
     rows.sort(key=lambda row: (-abs(Fraction(row.saved_ns)), row.path))
-    fields = columns(NodePart)
+    fields = columns(NodePart, "path", *_TIMES)
     shown = rows_of(fields, rows, top=MAX_PATHS, left="", totals=(("busy time", rows),), strong_rest=False)
     return Table("Paths by descending change.", heads(fields), shown)
