@@ -260,16 +260,15 @@ def generate(
     switch, prompts, mode = steering.switch, steering.prompts, steering.mode
     with joined(engine.device, engine.ulysses) as device, output.progress("frame blocks") as advance:
         length.check()
-        file.check()
-        from strobe.engine.prompts import read_switch, read_weights
+        from strobe.engine.prompts import read_switch
 
-        for text in switch:
-            read_weights(read_switch(text)["prompt"])
         read, timed = None, () if prompts is None else prompts_of(prompts, mode)
         if replay is not None:
             prompt, engine, read = follow(replay, prompt, (*switch, *map(str, timed)), engine)
         prompt = first_of(prompt, timed, prompts)
-        read_weights(prompt)
+        said = (read_switch(text)["prompt"] for text in switch)
+        engine.check_prompts((prompt, *said, *(each.prompt for each in timed)))
+        file.check()
         chosen = engine.choose(prompt, device, advance)
         for note in (*settings_notes(chosen.model, chosen.config), *([f"realtime: {chosen.why}"] if chosen.why else [])):
             output.note(note)
