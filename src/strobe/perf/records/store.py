@@ -222,8 +222,8 @@ _PLAIN: Final = {
 }
 
 KEYS: Final = """* **Keys.** `key` (type): meaning. Without a type it is a string, or with `_ns` or `_bytes` at its end an
-  integer. A key with `?` behind its type may be missing: it is then null where the type has null, else empty (`""`, `0`, `false`, `[]`
-  or `{}`). Keys that differ in one word share a line, with that word of each, such as `low/high`.
+  integer. A key with `?` behind its type may be missing: it is then null where the type has null, else empty (`""`, `0`,
+  `false`, `[]` or `{}`). Keys that differ in one word share a line, with that word of each, such as `low/high`.
 * **Links.** A line that begins with another section lists keys that mean here what they mean there.
 """
 """How the lines of `struct_sections` read, for the head of a page."""
