@@ -10,7 +10,9 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import fields
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +21,7 @@ from cyclopts import App, Argument
 import strobe
 from strobe.cli.app import app
 from strobe.cli.documents.manual import json_markdown
+from strobe.cli.model import ModelFlags
 from strobe.perf.records.store import schema_markdown
 from strobe.serve.protocol_page import protocol_markdown
 
@@ -69,18 +72,34 @@ def _sentence(thing: object) -> str:
 
 
 def commands() -> str:
-    """Every verb with its examples and flags, each flag described once; `strobe VERB --help` has the rest."""
+    """Every verb with its examples and flags, each flag described once; `strobe VERB --help` has the rest.
+
+    Flags that go together have a name where verbs have them: those of every verb none at all, those of the model one.
+    """
     verbs = dict(_verbs(app, ("strobe",)))
     flags = {name: list(map(_flag, _shown(verb))) for name, verb in verbs.items()}
     counts = Counter(each for own in flags.values() for each in own)
+    everywhere = set.intersection(*map(set, flags.values()))
+    names = [f"--{each.name.replace('_', '-')}" for each in fields(ModelFlags)]
+    model = [each for each in flags["strobe serve"] if each[0] in names]
     lines = ["# Command line", "", "Generated from `strobe.cli` by `make docs`; do not edit. `strobe VERB --help` says more.", ""]
     for name, verb in verbs.items():
         said = inspect.getdoc(verb.default_command) or ""
         lines += [f"## {name}", "", " ".join(said.partition("\n\n")[0].split()), "", *FENCED.findall(said)[:1], ""]
         lines += [f"* `{flag}`: {text}" for flag, text in flags[name] if counts[flag, text] == 1]
-        lines += [f"* [as elsewhere](#flags): `{' '.join(flag for flag, text in flags[name] if counts[flag, text] > 1)}`", ""]
-    several = sorted(each for each, times in counts.items() if times > 1)
-    return "\n".join([*lines, "## Flags", "", "Of several verbs:", "", *(f"* `{flag}`: {text}" for flag, text in several)]) + "\n"
+        takes_model = set(model) <= set(flags[name])
+        told = everywhere | (set(model) if takes_model else set())
+        several = [f"`{each[0]}`" for each in flags[name] if counts[each] > 1 and each not in told]
+        lines += (
+            [f"* [also](#flags): {', '.join([*several, *['flags of the model'] * takes_model])}"]
+            if several or takes_model
+            else []
+        )
+        lines += [""]
+    several = sorted(each for each, times in counts.items() if times > 1 and each not in everywhere | set(model))
+    groups = (("Of every verb", sorted(everywhere)), ("Of the model", model), ("Of several verbs", several))
+    listed = [[f"{title}:", "", *(f"* `{flag}`: {text}" for flag, text in group), ""] for title, group in groups]
+    return "\n".join([*lines, "## Flags", "", *chain.from_iterable(listed)])
 
 
 def _verbs(parent: App, words: tuple[str, ...]) -> Iterator[tuple[str, App]]:

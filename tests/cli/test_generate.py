@@ -145,6 +145,9 @@ def test_a_clip_that_is_there_is_replaced_only_by_force(strobe: Strobe, tmp_path
     assert (refused.code, refused.out, refused.err.count("\n")) == (2, "", 1)
     assert f"{out} exists; --force replaces it, -o names another" in refused.err
     assert out.read_bytes() == b"an earlier one"
+    for given in (["a red circel moving left"], [PROMPT, "--switch", "block=1:a blue square moving"]):
+        wrong = strobe("generate", *given, *small)
+        assert (wrong.code, wrong.err.count("\n")) == (2, 1) and "for example" in wrong.err and "exists" not in wrong.err
     assert strobe("generate", PROMPT, *small, "--force").code == 0 and num_frames(out) == 21
 
 

@@ -14,6 +14,8 @@ import pytest
 from live_server import CHROMIUM, Running, in_shots, serving
 from strobe.engine.load import load
 from strobe.engine.prompts import MODES
+from strobe.models.shapes.grammar import BACKGROUNDS, COLOURS
+from strobe.models.shapes.render import PERIOD, SIZE, TILES
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium")
 RED, BLUE = (230, 40, 40), (50, 90, 240)
@@ -95,6 +97,41 @@ def test_words_build_a_prompt(page: Any) -> None:
     assert page.input_value("#prompt") == "a blue circle moving left on navy"
     page.locator("body[data-epoch='1']").wait_for(timeout=30_000)
     assert page.get_attribute("[data-word='blue']", "aria-pressed") == "true"
+
+
+def test_words_change_either_of_two_shapes(page: Any) -> None:
+    """Each shape has rows of its own; what holds for both is changed wherever it is said."""
+    page.click("#gallery button >> nth=0")
+    both = "a green star and a red circle moving right on gray"
+    assert page.input_value("#prompt") == both
+    rows = page.locator("#words .kind > span").all_inner_texts()
+    assert rows == ["first colour", "first shape", "second colour", "second shape", "direction", "speed", "background"]
+    pressed = page.locator("#words [aria-pressed='true']")
+    assert pressed.all_inner_texts() == ["green", "star", "red", "circle", "right", "gray"]
+    row = "[aria-label='{}'] [data-word='{}']"
+    page.click(row.format("second colour", "blue"))
+    page.click(row.format("second shape", "square"))
+    page.click(row.format("first colour", "white"))
+    assert page.input_value("#prompt") == "a white star and a blue square moving right on gray"
+    page.fill("#prompt", "a red circle moving left, a blue square moving left")
+    page.click(row.format("direction", "down"))
+    assert page.input_value("#prompt") == "a red circle moving down, a blue square moving down"
+    wait_for(page, "the prompt does not hold", lambda: "moving down" in page.inner_text("#caption-a"))
+    page.fill("#prompt", "a red circle")
+    assert page.locator("#words .kind > span").all_inner_texts() == ["colour", "shape", "direction", "speed", "background"]
+
+
+def test_no_warm_up_is_shown_by_a_server_that_is_ready(browser: Any, here: Running) -> None:
+    page = browser.new_page()
+    asked: list[Any] = []
+    page.route("**/readyz", lambda route: asked.append(route))  # the answer is on its way
+    page.goto(here.http)
+    wait_for(page, "the page does not ask", lambda: asked)
+    assert not page.is_visible("#veil")
+    asked[0].fulfill(json={"ready": False, "doing": "read weights", "done": 1, "total": 4})
+    page.get_by_text("Warming up").wait_for(timeout=10_000)
+    page.unroute_all(behavior="ignoreErrors")
+    page.close()
 
 
 def test_pause_reset_and_keys(page: Any) -> None:
@@ -320,10 +357,31 @@ def test_a_prompt_with_two_shapes_has_both_in_its_picture(page: Any, here: Runni
     seen(page)
     marks = page.locator("#gallery button").first.locator("rect, path")
     fills = marks.evaluate_all("(all) => all.map((each) => each.getAttribute('fill'))")
-    assert fills == ["#0c1460", "#e62828", "#325af0"]
+    assert fills == ["rgb(20,35,125)", "rgb(12,21,75)", "#e62828", "#325af0"]
     boxes = marks.evaluate_all("(all) => all.map((each) => each.getBoundingClientRect().toJSON())")
-    assert boxes[1]["right"] <= boxes[2]["left"] + 1 and all(each["bottom"] <= boxes[0]["bottom"] for each in boxes)
+    assert boxes[2]["right"] <= boxes[3]["left"] + 1 and all(each["bottom"] <= boxes[0]["bottom"] for each in boxes)
     del here.server.examples[1]
+
+
+def test_thumbnails_have_the_floor_and_the_colours_of_the_model(page: Any) -> None:
+    """Two tiles a period, as many pixels of the picture wide as the model's, brighter and darker as it draws them."""
+    fills = "(text) => [...strobe.drawn(text).querySelectorAll('rect, path')].map((each) => each.getAttribute('fill'))"
+    for ground, rgb in BACKGROUNDS.items():
+        light, dark = page.evaluate(fills, f"a red circle moving left on {ground}")[:2]
+        for fill, brightness in ((light, 1 + TILES), (dark, 1 - TILES)):
+            assert [int(part) for part in re.findall(r"\d+", fill)] == pytest.approx([part * brightness for part in rgb], abs=0.5)
+    for colour, rgb in COLOURS.items():
+        assert page.evaluate(fills, f"a {colour} circle moving left")[2] == "#" + bytes(rgb).hex()
+    tiles = page.evaluate("() => strobe.drawn('a red circle moving left').querySelector('path').getAttribute('d')")
+    side = 24 * PERIOD / 2 / SIZE
+    wanted = [(side * x, side * y) for y in range(8) for x in range(8) if (x + y) % 2]
+    assert [(float(x), float(y)) for x, y in re.findall(r"M(\S+) (\S+?)h3v3h-3z", tiles)] == wanted and side == 3
+
+
+def test_what_each_speed_is_of_is_said(page: Any) -> None:
+    assert page.locator("dt", has_text="real-time factor now").count() == 1
+    said = page.inner_text("#settings ~ .note >> nth=0")
+    assert "measured before this page opened" in said and "real-time factor above is of this stream now" in said
 
 
 def test_what_is_offered_works_and_what_does_not_is_answered(page: Any) -> None:

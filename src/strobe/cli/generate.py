@@ -157,14 +157,21 @@ class ClipFile:
     force: bool = False
 
     def check(self) -> None:
-        """Refuse a file that cannot be written, before anything slow is loaded.
+        """Refuse a file that cannot be written, before anything is loaded.
 
         Raises:
-            ConfigError: what is wrong with it, or it is there and `force` is off.
+            ConfigError: what is wrong with it.
         """
         from strobe.engine.video import check_video_path
 
         check_video_path(self.out)
+
+    def check_free(self) -> None:
+        """Refuse to replace a clip unasked, before anything slow is loaded.
+
+        Raises:
+            ConfigError: it is there and `force` is off.
+        """
         if self.out.is_file() and not self.force:
             raise ConfigError(f"{self.out} exists; --force replaces it, -o names another")
 
@@ -261,15 +268,15 @@ def generate(
     with joined(engine.device, engine.ulysses) as device, output.progress("frame blocks") as advance:
         length.check()
         file.check()
-        from strobe.engine.prompts import read_switch, read_weights
+        from strobe.engine.prompts import read_switch
 
-        for text in switch:
-            read_weights(read_switch(text)["prompt"])
         read, timed = None, () if prompts is None else prompts_of(prompts, mode)
         if replay is not None:
             prompt, engine, read = follow(replay, prompt, (*switch, *map(str, timed)), engine)
         prompt = first_of(prompt, timed, prompts)
-        read_weights(prompt)
+        said = (read_switch(text)["prompt"] for text in switch)
+        engine.check_prompts((prompt, *said, *(each.prompt for each in timed)))
+        file.check_free()
         chosen = engine.choose(prompt, device, advance)
         for note in (*settings_notes(chosen.model, chosen.config), *([f"realtime: {chosen.why}"] if chosen.why else [])):
             output.note(note)

@@ -1,6 +1,7 @@
 """Flags of every verb that loads a model or traces. Their types are no strings: classes in other files inherit them."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -144,6 +145,21 @@ class ModelFlags:
         weightless = family is WAN and self.model in WAN.models and given.path is None and not given.random
         if family is not None and (weightless or (family is SHAPES and given != Weights())):
             family.load(self.model, given)  # raises at once: the reason is told there alone
+
+    def check_prompts(self, prompts: Iterable[str]) -> None:
+        """Check prompts, and each part of those that are several, as far as that needs no weights.
+
+        Raises:
+            ConfigError: a weight cannot be read, the model refuses a prompt, or there is no such model.
+        """
+        from strobe.engine.load import family_of
+        from strobe.engine.prompts import read_weights
+        from strobe.models.hub import is_address
+
+        reads = None if is_address(self.model) else family_of(self.model).reads
+        for text, _ in (part for prompt in prompts for part in read_weights(prompt)):
+            if reads is not None:
+                reads(text)
 
     def given(self) -> "Weights":
         """The weights that the flags name.

@@ -110,4 +110,4 @@ def install(extra: str) -> str:
     """Return the command that installs an extra of this package as the package itself was installed."""
     if (_CHECKOUT / "pyproject.toml").is_file():
         return f"pip install -e '.[{extra}]' in the checkout"
-    return f"pip install '{DISTRIBUTION}[{extra}]'"
+    return f"pip install '.[{extra}]' in a checkout of {DISTRIBUTION}"

@@ -108,6 +108,7 @@ class Family:
         holds: whether a folder holds one of its checkpoints, by what lies in it; reads no tensor.
         load: a name of `models`, or a folder that `holds` is true of, and what was asked for, to a model.
         parts: sizes of one of `models` at a frame size (None: its own); nothing is read or allocated.
+        reads: raises ConfigError for a prompt that its models refuse, before weights are read; None: only an encoder can tell.
     """
 
     name: str
@@ -115,6 +116,7 @@ class Family:
     holds: Callable[[Path], bool]
     load: Callable[[str, Weights], Model]
     parts: Callable[[str, tuple[int, int] | None], ModelParts]
+    reads: Callable[[str], object] | None = None
 
 
 def registered() -> tuple[Plugin, ...]:

@@ -24,6 +24,7 @@ from strobe.models.hub import RELEASE, TRANSFORMER, fetch, is_address
 from strobe.models.lora import combined
 from strobe.models.shapes import config as shapes
 from strobe.models.shapes import weights as bundled
+from strobe.models.shapes.grammar import parse
 from strobe.models.text.cache import PromptCache, PromptEncoder, PromptMemory
 from strobe.models.text.umt5 import RandomUmt5, Umt5, Umt5Config, Umt5Files, check_installed
 from strobe.models.vae.taew import RAW_LATENTS, Taew, TaewConfig, load_taew, random_taew
@@ -309,6 +310,7 @@ SHAPES: Final = Family(
     holds=lambda folder: (folder / bundled.FILE).is_file(),
     load=_shapes,
     parts=_shapes_parts,
+    reads=parse,
 )
 WAN: Final = Family(
     name="wan",

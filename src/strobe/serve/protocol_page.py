@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect as python_inspect
 import re
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 import msgspec
 from msgspec import inspect
@@ -13,6 +13,7 @@ from msgspec import inspect
 from strobe.serve import protocol
 from strobe.serve.protocol import FromServer, FromViewer, Picture
 
+_COUNT: Final = 2**48 - 1
 _HEAD = f"""# The protocol of `strobe serve`
 
 Generated from `strobe.serve.protocol` by `make docs`; do not edit. This is version {protocol.VERSION}.
@@ -21,6 +22,9 @@ Generated from `strobe.serve.protocol` by `make docs`; do not edit. This is vers
 
 The socket is `/v1/stream`. Every message is one JSON object whose key `type` says which it is; unknown keys are refused.
 What cannot be obeyed is answered with `error`, and the stream goes on.
+
+Behind a key stand its type and, if it may be left out, its default. `count` is an integer from 0 to {_COUNT},
+`int[1..64]` one from 1 to 64, and `str[..64]` a text of at most 64 characters.
 """
 
 
@@ -58,28 +62,27 @@ def _parts(kind: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
 
 
 def _default(field: inspect.Field) -> str:
-    return "" if field.required else f"; `{msgspec.json.encode(field.default).decode()}`"
+    return "" if field.required else f" = `{msgspec.json.encode(field.default).decode()}`"
 
 
 def _type(kind: inspect.Type) -> str:
     if isinstance(kind, inspect.Metadata):
         return _type(kind.type)
     if isinstance(kind, inspect.UnionType):
-        return " or ".join(map(_type, kind.types))
+        return "/".join(map(_type, kind.types))
     if isinstance(kind, inspect.ListType):
-        return f"list of {_type(kind.item_type)}"
+        return f"list[{_type(kind.item_type)}]"
     if isinstance(kind, inspect.DictType):
-        return f"object of {_type(kind.value_type)}"
+        return f"object[{_type(kind.value_type)}]"
     if isinstance(kind, inspect.StructType):
         return kind.cls.__name__
     if isinstance(kind, inspect.LiteralType):
-        return ", ".join(f"`{value}`" for value in kind.values)
+        return "/".join(map(str, kind.values))
+    if isinstance(kind, inspect.NoneType):
+        return "null"
     plain = re.sub(r"Type$", "", type(kind).__name__).lower()
-    bounds = [
-        f"{sign} {bound}"
-        for sign, bound in (("at least", getattr(kind, "ge", None)), ("below", getattr(kind, "lt", None)))
-        if bound is not None
-    ]
-    most = getattr(kind, "le", None) if getattr(kind, "le", None) is not None else getattr(kind, "max_length", None)
-    bounds += [f"at most {most}{' characters' if plain == 'str' else ''}"] if most is not None else []
-    return f"{plain}, {', '.join(bounds)}" if bounds else plain
+    if isinstance(kind, inspect.IntType) and kind.ge is not None:
+        last = kind.le if kind.le is not None else None if kind.lt is None else kind.lt - 1
+        return "count" if (kind.ge, last) == (0, _COUNT) else f"{plain}[{kind.ge}..{'' if last is None else last}]"
+    most = getattr(kind, "max_length", None)
+    return plain if most is None else f"{plain}[..{most}]"

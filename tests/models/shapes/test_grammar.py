@@ -5,15 +5,18 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import re
 from dataclasses import replace
 
 import pytest
 
+from source import ROOT
 from strobe.core.errors import ConfigError
 from strobe.models.shapes.grammar import (
     BACKGROUNDS,
     CHOICES,
     COLOURS,
+    EVERYWHERE,
     HELD_OUT,
     VOCABULARY,
     Scene,
@@ -50,6 +53,13 @@ def test_sentences_use_the_whole_vocabulary_of_attributes() -> None:
         ("quickly upwards: the white cross on grey", ("white", "cross", "up", "fast", "gray")),
         ("a cyan star going to the right at fast speed over a forest backdrop", ("cyan", "star", "right", "fast", "forest")),
         ("a red circle and a blue square moving up", ("red", "circle", "up", "slow", "black", "blue", "square")),
+        ("a red circle moving left moving left", ("red", "circle", "left", "slow", "black")),
+        (
+            "a red circle moving left slowly and a blue square moving leftwards slow",
+            ("red", "circle", "left", "slow", "black", "blue", "square"),
+        ),
+        ("a red red circle moving up", ("red", "circle", "up", "slow", "black")),
+        ("a white star moving down over a tiled navy floor", ("white", "star", "down", "slow", "navy")),
         ("on navy, red and red: star with star, down fast", ("red", "star", "down", "fast", "navy", "red", "star")),
     ],
 )
@@ -63,15 +73,24 @@ def test_parse(prompt: str, words: tuple[str, ...]) -> None:
         ("a red cirle moving left", r"unknown word 'cirle' \(did you mean 'circle'\?\)"),
         ("a circle moving left", "gives no colour; add one of: red, green"),
         ("a red one moving left", "unknown word 'one'"),
+        (
+            "a purple zebra moveing up",
+            r"^unknown words 'zebra', 'moveing' \(did you mean 'moving'\?\) in the prompt 'a purple zebra moveing up'; "
+            r'for example "a purple circle moving up"; docs/shapes\.md lists every word of the model$',
+        ),
         ("red left", "gives no shape; add one of: circle"),
         ("a red circle", "gives no direction; add one of: left"),
-        ("a red blue circle moving left", r"gives the colour twice \('red', then 'blue'\)"),
-        ("a red circle going left and right", r"gives the direction twice \('left', then 'right'\)"),
-        ("a slow red circle going left fast", r"gives the speed twice \('slow', then 'fast'\)"),
+        (
+            "a red blue circle moving left",
+            r"gives two colours, 'red' and 'blue', where one is allowed; for example",
+        ),
+        ("a red circle going left and right", "gives two directions, 'left' and 'right'"),
+        ("a slow red circle going left fast", "gives two speeds, 'slow' and 'fast'"),
         ("", "gives no colour"),
         ("an orange star", r'add one of: left, right, up, down; for example "an orange star moving left"'),
         ("moving up", r'add one of: circle, .*; for example "a red circle moving up"'),
-        ("a red circle moving left and a blue square moving left", r"gives the direction twice .* a blue square moving left"),
+        ("a red circle moving left and a blue square moving right", "gives two directions, .* a blue square moving left"),
+        ("a red red circle and blue square moving up", "names 2 shapes .* and 3 colours"),
         (
             "a red circle, a blue square and a green star going up",
             r"names 3 shapes \(circle, square, star\); the model draws one or two",
@@ -99,6 +118,12 @@ def test_vocabulary_is_small_unique_and_keeps_its_order() -> None:
     assert VOCABULARY[:3] == ("red", "green", "blue")
     assert VOCABULARY[-1] == "backdrop"
     assert all(word == word.lower() and word.isalpha() for word in VOCABULARY)
+
+
+def test_the_page_that_an_unknown_word_names_has_every_word() -> None:
+    page = (ROOT / "docs" / "shapes.md").read_text(encoding="utf-8")
+    listed = page.partition("| word for | one of |")[2]
+    assert {*VOCABULARY, *EVERYWHERE} <= set(re.findall(r"\w+", listed))
 
 
 def test_held_out_pairs_leave_every_colour_and_shape_in_training() -> None:

@@ -124,9 +124,12 @@ def test_bundled_latents_are_standard() -> None:
 def test_the_text_encoder_takes_whole_scenes_alone() -> None:
     _, text, _ = weights.load()
     text.check(["a red circle and a blue square moving left", "on a gray background a blue star is gliding up quickly"])
+    assert text.tokenize("a red circle moving left over a tiled, navy floor") == text.tokenize(
+        "a red circle moving left over a navy"
+    )
     for prompt, words in (
         ("a circle moving left", 'gives no colour; .* for example "a red circle moving left"'),
-        ("a red circle moving left, a blue square moving right", "gives the direction twice"),
+        ("a red circle moving left, a blue square moving right", "gives two directions"),
         ("a red circel moving left", "did you mean 'circle'"),
         ("", "has 0 words"),
     ):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from strobe.cli.documents.verbs import DOCUMENTS
-from strobe.perf.records.store import parts_of, struct_sections
+from strobe.perf.records.store import KEYS, parts_of, struct_sections
 from strobe.perf.report.documents.runs import SCHEMA_VERSION
 
 _HEAD: Final = f"""# JSON documents
@@ -24,6 +24,7 @@ is a table: `pandas.DataFrame(json.load(file)["speedups"])`. [python.md](python.
   account.
 * **Versions.** All documents have the schema version {SCHEMA_VERSION} in `v`. A new key keeps the version; a removed, renamed
   or redefined key raises it.
+{KEYS.rstrip()}
 * **null** stands for what is not known, not measured or not defined.
 * **Pages.** `report.json` is the layout of a page, not data.
 """

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from strobe.core.errors import ConfigError, unknown_choice
+from strobe.core.errors import ConfigError, nearest
 
 Rgb = tuple[int, int, int]
 
@@ -73,6 +73,9 @@ def _meanings() -> dict[str, tuple[str, int]]:
 MEANINGS = _meanings()
 VOCABULARY: tuple[str, ...] = (*MEANINGS, *VERBS, *FILLERS)
 """Every word of the language. The position of a word is its number in the text encoder: append, never reorder."""
+
+EVERYWHERE = ("tiled", "tiles", "floor")
+"""Words for what every picture shows. A prompt may have them, and the text encoder does not read them."""
 
 # {adverb} and {place} may be empty; no sentence has more than 20 words.
 _TEMPLATES = (
@@ -149,17 +152,38 @@ class Scene:
         return " ".join(sentence.split())
 
 
-def split_words(prompt: str) -> list[str]:
-    """Split a prompt into lower-case words without punctuation.
+def read_words(prompt: str) -> list[str]:
+    """Split a prompt into lower-case words of `VOCABULARY`, without punctuation and without those of `EVERYWHERE`.
 
     Raises:
-        ConfigError: a word is not in `VOCABULARY`; the message names the nearest one.
+        ConfigError: words are not in `VOCABULARY`; the message has the nearest to each and a prompt that would do.
     """
-    words: list[str] = re.findall(r"[\w'-]+", prompt.lower())
-    for word in words:
-        if word not in VOCABULARY:
-            raise unknown_choice("word", word, VOCABULARY)
+    words = [word for word in re.findall(r"[\w'-]+", prompt.lower()) if word not in EVERYWHERE]
+    unknown = [word for word in dict.fromkeys(words) if word not in VOCABULARY]
+    if unknown:
+        known = _by_attribute(word for word in words if word in VOCABULARY)
+        raise ConfigError(
+            f"unknown word{'s' * (len(unknown) > 1)} {', '.join(repr(word) + nearest(word, VOCABULARY) for word in unknown)} in "
+            f"the prompt {prompt!r}; {_example(known)}; docs/shapes.md lists every word of the model"
+        )
     return words
+
+
+def _by_attribute(words: Iterable[str]) -> dict[str, list[str]]:
+    """Sort the words that carry an attribute; what there is one of in the scene counts once, however often it is said."""
+    found: dict[str, list[str]] = {attribute: [] for attribute in CHOICES}
+    for word in words:
+        if word in MEANINGS:
+            found[MEANINGS[word][0]].append(word)
+    for attribute in _single(found):
+        found[attribute] = list({MEANINGS[word]: word for word in found[attribute]}.values())
+    return found
+
+
+def _single(found: Mapping[str, list[str]]) -> list[str]:
+    """Name the attributes that a scene has one of: each shape has a colour of its own."""
+    alone = ["colour"] if len(found["shape"]) == 1 else []
+    return [*alone, *(attribute for attribute in CHOICES if attribute not in ("colour", "shape"))]
 
 
 def parse(prompt: str) -> Scene:
@@ -167,17 +191,14 @@ def parse(prompt: str) -> Scene:
     it among the colours; speed defaults to slow, the background to black.
 
     Raises:
-        ConfigError: an unknown word, an attribute given twice, more than two shapes, a colour too many or too few, or no colour,
-            shape or direction; with a prompt that would do.
+        ConfigError: an unknown word, two values of one attribute, more than two shapes, a colour too many or too few, or no
+            colour, shape or direction; with a prompt that would do.
     """
-    found: dict[str, list[str]] = {attribute: [] for attribute in CHOICES}
-    for word in split_words(prompt):
-        if word in MEANINGS:
-            found[MEANINGS[word][0]].append(word)
-    numbers = {attribute: [MEANINGS[word][1] for word in words] for attribute, words in found.items()}
+    found = _by_attribute(read_words(prompt))
     wrong = next(_mistakes(found), "")
     if wrong:
-        raise ConfigError(f"the prompt {prompt!r} {wrong}; {_example(numbers)}")
+        raise ConfigError(f"the prompt {prompt!r} {wrong}; {_example(found)}")
+    numbers = {attribute: [MEANINGS[word][1] for word in words] for attribute, words in found.items()}
     for attribute, value in DEFAULTS.items():
         numbers[attribute] = numbers[attribute] or [CHOICES[attribute].index(value)]
     seconds = [numbers[attribute][1:] for attribute in ("colour", "shape")]
@@ -188,10 +209,10 @@ def parse(prompt: str) -> Scene:
 def _mistakes(found: Mapping[str, list[str]]) -> Iterator[str]:
     """Say what keeps the words found for each attribute from being a scene."""
     colours, shapes = found["colour"], found["shape"]
-    for attribute, words in found.items():
-        single = attribute not in ("colour", "shape") or (len(shapes) == 1 and attribute == "colour")
-        if single and len(words) > 1:
-            yield f"gives the {attribute} twice ({words[0]!r}, then {words[1]!r})"
+    for attribute in _single(found):
+        if len(found[attribute]) > 1:
+            first, second = found[attribute][:2]
+            yield f"gives two {attribute}s, {first!r} and {second!r}, where one is allowed"
     if len(shapes) > 2:
         yield f"names {len(shapes)} shapes ({', '.join(shapes)}); the model draws one or two"
     missing = [attribute for attribute, words in found.items() if not words and attribute not in DEFAULTS]
@@ -201,12 +222,12 @@ def _mistakes(found: Mapping[str, list[str]]) -> Iterator[str]:
         yield f"names {len(shapes)} shapes ({', '.join(shapes)}) and {len(colours)} colours; give each shape one"
 
 
-def _example(found: Mapping[str, list[int]]) -> str:
-    """Return an example prompt with the values found, and for every missing one its first choice."""
-    colour, shape, direction = (CHOICES[name][(found[name] or [0])[0]] for name in ("colour", "shape", "direction"))
+def _example(found: Mapping[str, list[str]]) -> str:
+    """Return an example prompt with the words found, and for every missing one its first choice."""
+    colour, shape, direction = ((found[name] or CHOICES[name])[0] for name in ("colour", "shape", "direction"))
     shapes = f"{_article(colour)} {colour} {shape}"
     if len(found["shape"]) > 1:
-        other, form = CHOICES["colour"][(found["colour"][1:] or [2])[0]], CHOICES["shape"][found["shape"][1]]
+        other, form = (found["colour"][1:] or CHOICES["colour"][2:])[0], found["shape"][1]
         shapes += f" and {_article(other)} {other} {form}"
     return f'for example "{shapes} moving {direction}"'
 

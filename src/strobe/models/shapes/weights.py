@@ -13,7 +13,7 @@ from strobe.core.errors import WeightsError
 from strobe.core.files import write_whole
 from strobe.models.checkpoint import compare_keys, read_tensors
 from strobe.models.shapes.config import VAE, WAN
-from strobe.models.shapes.grammar import VOCABULARY, parse
+from strobe.models.shapes.grammar import VOCABULARY, parse, read_words
 from strobe.models.text.words import WordEncoder
 from strobe.models.vae.tiny import TinyVAE
 from strobe.models.wan.dit import CausalWan
@@ -27,12 +27,16 @@ FILE = "shapes.safetensors"
 class SceneEncoder(WordEncoder):
     """The text encoder of the bundled model. It was trained with whole scenes, so it refuses prompts that describe none."""
 
+    def tokenize(self, prompt: str) -> list[int]:
+        """Convert the words of a prompt to numbers, but for those of what every picture shows. Raises: see `read_words`."""
+        return super().tokenize(" ".join(read_words(prompt)))
+
     def check(self, prompts: Sequence[str]) -> None:
         """Check prompts before a stream depends on them.
 
         Raises:
-            ConfigError: a word is unknown, a prompt is empty or too long, or lacks a colour, a shape or a direction, or gives one
-                twice; says which, with a prompt that would do.
+            ConfigError: a word is unknown, a prompt is empty or too long, or lacks a colour, a shape or a direction, or gives two
+                where one is allowed; says which, with a prompt that would do.
         """
         super().check(prompts)
         for prompt in prompts:

@@ -221,6 +221,13 @@ _PLAIN: Final = {
     inspect.AnyType: "any",
 }
 
+KEYS: Final = """* **Keys.** `key` (type): meaning. Without a type it is a string, or with `_ns` or `_bytes` at its end an
+  integer. A key with `?` behind its type may be missing: it is then null where the type has null, else empty (`""`, `0`,
+  `false`, `[]` or `{}`). Keys that differ in one word share a line, with that word of each, such as `low/high`.
+* **Links.** A line that begins with another section lists keys that mean here what they mean there.
+"""
+"""How the lines of `struct_sections` read, for the head of a page."""
+
 _HEAD: Final = f"""# Records
 
 Generated from `strobe.records` by `make docs`; do not edit. Each section is a class there: `from strobe.records import Clip`.
@@ -230,7 +237,7 @@ kind; each section below describes one kind of line, or an object inside lines. 
 `pandas.DataFrame(strobe.read_run("RUN_DIR").rows("spans"))` has one row per `span` line; [python.md](python.md) shows more.
 
 * **Units** stand in the key: `_ns` is nanoseconds (integers where a clock measured them), `_bytes` bytes, `_mhz` megahertz.
-* **Defaults.** A key with a value after its type may be missing from a line; it then has that value.
+{KEYS.rstrip()}
 * **null** stands for what is not known or does not apply.
 * **Prose.** A text of type `prose` is for a reader. Its words may change at any time, so do not parse it.
 * **Versions.** The key `v` is the schema version, now {SCHEMA_VERSION}, the only one that is read.
@@ -251,44 +258,91 @@ def schema_markdown() -> str:
 
 
 def struct_sections(titles: Mapping[type[msgspec.Struct], str]) -> Iterator[str]:
-    """Yield a section for each struct, by its title: a line for each key, `key` (type; default): meaning.
+    """Yield a section for each struct, by its title, with lines as `KEYS` says: what is said once on the page is not said again.
 
-    A key that has the same meaning in an earlier section is named alone, with a link to that section.
+    A unit that the key has, and a row whose own section says what it is, are not described beside the key either.
     """
     told: dict[tuple[str, str], str] = {}
+    used = Counter(part for kind in titles for field in _fields(kind) for part in _structs_in(field.type))
     for kind, title in titles.items():
-        info = inspect.type_info(kind)
-        assert isinstance(info, inspect.StructType)
         own, again = [], defaultdict[str, list[str]](list)
-        for field in (each for each in info.fields if each.encode_name != "v"):  # the head of the page has it
-            key, meaning = f"`{field.encode_name}`", _meaning(field.type)
-            where = told.setdefault((key, meaning), title)
+        for field in (each for each in _fields(kind) if each.encode_name != "v"):  # the head of the page has it
+            key, meaning = f"`{field.encode_name}`", _meaning(field, used)
+            where = told.setdefault((key, meaning), title) if meaning else title
             if where == title:
-                own.append(f"* {key} ({_type_name(field.type)}{_default(field)}): {meaning}")
+                own.append((key, _type_and_default(field), meaning, _type_name(field.type)))
             else:
                 again[where].append(key)
-        links = [f"* as in [{where.strip('`')}](#{where.strip('`').lower()}): {', '.join(keys)}" for where, keys in again.items()]
-        yield "\n".join((f"## {title}", "", (kind.__doc__ or "").strip(), "", *own, *links)) + "\n"
+        links = [f"* [{where.strip('`')}](#{where.strip('`').lower()}): {', '.join(keys)}" for where, keys in again.items()]
+        yield "\n".join((f"## {title}", "", (kind.__doc__ or "").strip(), "", *_lines(own), *links)) + "\n"
 
 
-def _meaning(kind: inspect.Type) -> str:
-    """Return the first part of a description; the class has all of it."""
+def _fields(kind: type[msgspec.Struct]) -> tuple[inspect.Field, ...]:
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    return info.fields
+
+
+def _lines(keys: Sequence[tuple[str, str, str, str]]) -> Iterator[str]:
+    """Yield lines of keys, each with what stands behind it, its meaning and its type; those that differ in one word share one."""
+    left = list(keys)
+    while left:
+        _, shown, meaning, kind = first = left.pop(0)
+        words, place, alike = meaning.split(), None, [first]
+        for each in [each for each in left if each[1:4:2] == (shown, kind) and len(words) > 2]:
+            differ = _differing(words, each[2].split())
+            if differ is not None and place in (None, differ):
+                place = differ
+                alike.append(each)
+                left.remove(each)
+        if place is not None:
+            words[place] = "/".join(each[2].split()[place].rstrip(",") for each in alike) + "," * (words[place][-1] == ",")
+        names, told = ", ".join(each[0] for each in alike), " ".join(words)
+        yield f"* {names}" + (f" ({shown})" if shown else "") + (f": {told}" if told else "")
+
+
+def _differing(words: Sequence[str], others: Sequence[str]) -> int | None:
+    """Return the place of the one word in which two sentences differ; None: they differ in more, or not at all."""
+    places = [place for place, pair in enumerate(zip(words, others, strict=False)) if pair[0] != pair[1]]
+    return places[0] if len(words) == len(others) and len(places) == 1 else None
+
+
+def _meaning(field: inspect.Field, used: Mapping[type[msgspec.Struct], int]) -> str:
+    """Return the first part of a description, without what key, type or the section of its rows says; the class has all of it."""
+    kind = field.type
     schema = (kind.extra_json_schema or {}) if isinstance(kind, inspect.Metadata) else {}
     text = schema.get("description")
     assert isinstance(text, str), "every record field is described where it is declared"
     first, *rest = text.split("; ")
     while first.count("(") > first.count(")"):
         first = f"{first}; {rest.pop(0)}"
-    return first
-
-
-def _default(field: inspect.Field) -> str:
-    if field.required:
+    rows = [*_structs_in(kind)]
+    if rows and used[rows[0]] == 1 and not re.search("[,:]", first):
         return ""
+    unit = first.rpartition(", ")[2]
+    if field.encode_name.endswith(f"_{unit.lower()}"):
+        first = first.removesuffix(f", {unit}")
+    of_type = {"true/false": "true: ", "integer": "number of "}.get(_type_name(kind).removesuffix("/null"), "")
+    first = first if re.match("number of (the|its) ", first) else first.removeprefix(of_type)
+    key = field.encode_name.replace("_", " ")
+    return "" if first in (key, f"name of the {key}") else first
+
+
+def _has_unit(key: str) -> bool:
+    return key.endswith(("_ns", "_bytes"))
+
+
+def _type_and_default(field: inspect.Field) -> str:
+    """Return what stands in parentheses behind a key: its type, with `?` if it may be missing and is empty then."""
+    kind = _type_name(field.type)
+    if field.required:
+        return "" if kind == ("integer" if _has_unit(field.encode_name) else "string") else kind
     if field.default is msgspec.NODEFAULT and field.default_factory is msgspec.NODEFAULT:
-        return "; may be absent"
+        return f"{kind}, optional"
     value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
-    return f"; `{msgspec.json.encode(value).decode()}`"
+    return (
+        f"{kind}?" if not value and (value is None or "/null" not in kind) else f"{kind}; `{msgspec.json.encode(value).decode()}`"
+    )
 
 
 def _type_name(kind: inspect.Type) -> str:
@@ -311,9 +365,7 @@ def _type_name(kind: inspect.Type) -> str:
 
 def parts_of(kind: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
     """Yield the structs inside a struct, outermost first; one that is in several places more than once."""
-    info = inspect.type_info(kind)
-    assert isinstance(info, inspect.StructType)
-    for field in info.fields:
+    for field in _fields(kind):
         for part in _structs_in(field.type):
             yield part
             yield from parts_of(part)

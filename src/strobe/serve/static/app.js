@@ -6,7 +6,8 @@ import { Strip, drawCache } from "./strip.js";
 
 const $ = (id) => document.getElementById(id);
 // `accepted` is the prompt that holds, `asked` the one that was sent last, `refused` one that the model does not understand.
-const show = { welcome: null, cache: null, rtf: null, dirty: true, prompting: new Map(), accepted: "", asked: "", refused: null };
+const show = { welcome: null, cache: null, rtf: null, dirty: true, prompting: new Map(), accepted: "", asked: "", refused: null, words: [], kinds: new Map(), rows: 0 };
+const OF_A_SHAPE = ["colour", "shape"]; // the kinds of words that each shape of a prompt has its own of
 const MODES = { recache: "hard cut", soft: "drift", interpolate: "blend", shot: "new shot" };
 const timeline = new Timeline($("timeline"));
 const strip = new Strip($("strip"), $("strip-legend"));
@@ -217,42 +218,62 @@ function options(select, entries, chosen) {
 }
 
 function words(message) {
-  const kinds = Object.entries(message.words);
-  const box = $("words");
-  box.replaceChildren();
-  const all = new Map(kinds.flatMap(([kind, list]) => list.map((word) => [word, kind])));
-  for (const [kind, list] of kinds) {
-    const row = document.createElement("div");
-    row.className = "kind";
-    row.setAttribute("role", "group");
-    row.setAttribute("aria-label", kind);
-    const label = document.createElement("span");
-    label.textContent = kind;
-    row.append(label, ...list.map((word) => wordButton(word, kind, all)));
-    box.append(row);
-  }
+  show.words = Object.entries(message.words);
+  show.kinds = new Map(show.words.flatMap(([kind, list]) => list.map((word) => [word, kind])));
+  show.rows = 0;
   mark();
 }
 
-function wordButton(word, kind, all) {
+// The words of a kind in a prompt, with their places.
+function said(text, kind) {
+  return [...text.matchAll(/[\w'-]+/g)].filter(([word]) => show.kinds.get(word.toLowerCase()) === kind);
+}
+
+// A row of buttons for each kind; of two shapes, each has rows for what it alone has.
+function rows(shapes) {
+  const own = show.words.filter(([kind]) => OF_A_SHAPE.includes(kind));
+  const shared = show.words.filter(([kind]) => !OF_A_SHAPE.includes(kind));
+  const whose = shapes > 1 ? ["first ", "second "] : [""];
+  const all = [...whose.flatMap((which, at) => own.map(([kind, list]) => [which + kind, kind, list, at])), ...shared.map(([kind, list]) => [kind, kind, list, 0])];
+  $("words").replaceChildren(
+    ...all.map(([name, kind, list, at]) => {
+      const row = document.createElement("div");
+      row.className = "kind";
+      row.setAttribute("role", "group");
+      row.setAttribute("aria-label", name);
+      const label = document.createElement("span");
+      label.textContent = name;
+      row.append(label, ...list.map((word) => wordButton(word, kind, at)));
+      return row;
+    }),
+  );
+}
+
+function wordButton(word, kind, at) {
   const made = button(word, () => {
     const now = $("prompt").value.trim();
-    const parts = (now === show.refused ? show.accepted : now).split(/\s+/).filter(Boolean); // a refused prompt gives way
-    const at = parts.findIndex((part) => all.get(part) === kind);
-    if (at >= 0) parts[at] = word;
-    else parts.push(...(kind === "background" ? ["on", word] : [word]));
-    $("prompt").value = parts.join(" ");
+    const text = now === show.refused ? show.accepted : now; // a refused prompt gives way
+    const found = said(text, kind);
+    const places = OF_A_SHAPE.includes(kind) ? found.slice(at, at + 1) : found;
+    const put = (whole, { 0: old, index }) => whole.slice(0, index) + word + whole.slice(index + old.length);
+    $("prompt").value = places.length ? places.reduceRight(put, text) : `${text} ${kind === "background" ? "on " : ""}${word}`.trim();
     mark();
     steer($("prompt").value);
   });
-  made.dataset.word = word;
-  made.setAttribute("aria-pressed", "false");
+  Object.assign(made.dataset, { word, kind, at });
   return made;
 }
 
+// Shows which words the prompt has; a second shape in it brings rows of its own.
 function mark() {
-  const parts = new Set($("prompt").value.split(/\s+/));
-  for (const made of $("words").querySelectorAll("[data-word]")) made.setAttribute("aria-pressed", String(parts.has(made.dataset.word)));
+  const text = $("prompt").value;
+  const shapes = Math.min(2, Math.max(1, said(text, "shape").length));
+  if (shapes !== show.rows) rows(shapes);
+  show.rows = shapes;
+  for (const made of $("words").querySelectorAll("[data-word]")) {
+    const { word, kind, at } = made.dataset;
+    made.setAttribute("aria-pressed", String(said(text, kind)[at]?.[0].toLowerCase() === word));
+  }
 }
 
 // Three prompts that a click starts; those of the bundled model with a picture of the shape.
@@ -271,7 +292,8 @@ function gallery(message) {
 }
 
 const INK = { red: "#e62828", green: "#28c83c", blue: "#325af0", yellow: "#f5e132", orange: "#ff8c14", purple: "#a53cd7", cyan: "#28d7e1", white: "#f5f5f5" };
-const GROUND = { black: "#000", navy: "#0c1460", gray: "#606060", forest: "#105024" };
+const GROUND = { black: [32, 32, 38], navy: [16, 28, 100], gray: [100, 100, 104], forest: [14, 64, 30] };
+const TILES = Array.from({ length: 64 }, (_, at) => [at % 8, at >> 3]).filter(([x, y]) => (x + y) % 2);
 const OUTLINE = {
   circle: "M12 5a7 7 0 1 0 .01 0z",
   square: "M5 5h14v14h-14z",
@@ -286,7 +308,9 @@ function drawn(text) {
   const [shapes, inks] = [named(OUTLINE), named(INK)];
   svg.setAttribute("viewBox", "0 0 24 24");
   svg.setAttribute("aria-hidden", "true");
-  draw(svg, "rect", { width: 24, height: 24, fill: named(GROUND)[0] ?? GROUND.black });
+  const tone = (light) => `rgb(${(named(GROUND)[0] ?? GROUND.black).map((part) => Math.round(part * light)).join()})`;
+  draw(svg, "rect", { width: 24, height: 24, fill: tone(1.25) });
+  draw(svg, "path", { d: TILES.map(([x, y]) => `M${3 * x} ${3 * y}h3v3h-3z`).join(""), fill: tone(0.75) });
   const place = (at) => (shapes.length > 1 ? `translate(${at % 2 ? 12 : 0} 6) scale(.5)` : "");
   shapes.forEach((d, at) => draw(svg, "path", { d, fill: inks[at] ?? INK.white, transform: place(at) }));
   return svg;
@@ -448,7 +472,7 @@ async function explain() {
   if (answer?.status === 426 && !show.welcome) veil("No WebSocket", (await answer.text()).trim());
 }
 
-globalThis.strobe = { player, timeline, strip }; // for the console, and for tests
+globalThis.strobe = { player, timeline, strip, drawn }; // for the console, and for tests
 fit();
 figures();
 if (await warm()) player.open({});
