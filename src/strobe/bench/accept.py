@@ -14,9 +14,9 @@ from msgspec import structs
 from torch import Tensor
 
 from strobe.bench.case import Progress
-from strobe.bench.cases.scoring import readable
 from strobe.bench.cases.stream import Script, StreamCase
 from strobe.bench.gate import relative_error
+from strobe.bench.quality import readable
 from strobe.bench.runner import end_line
 from strobe.core.errors import ConfigError
 from strobe.core.printable import first_of

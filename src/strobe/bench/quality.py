@@ -1,4 +1,4 @@
-"""Clips judged against a reference: the measurements of `strobe quality`, as quality lines of a record."""
+"""Quality of clips: against a reference, against their prompts by the pixel oracle, and the measurements of `strobe quality`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+import torch
 from torch import Tensor
 
-from strobe.bench.cases.scoring import fidelity_lines, quality_line
+from strobe.bench.gate import GateResult
 from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError, DataError, ImplUnavailableError, ShapeError
-from strobe.perf.records.record import Quality
+from strobe.models.shapes import oracle
+from strobe.models.shapes.grammar import parse
+from strobe.models.shapes.render import SIZE
+from strobe.perf.records.record import Quality, Workload
 from strobe.quality.asked import MetricsAsked
 from strobe.quality.available import METRICS, metric
-from strobe.quality.fidelity import COMPARED, compare
+from strobe.quality.fidelity import COMPARED, Fidelity, compare
 from strobe.quality.files import clip_name, clips_of, pictures_of, read_clip
 from strobe.quality.learned import clip as clip_model
 from strobe.quality.learned.dists import Dists
@@ -24,6 +28,193 @@ from strobe.quality.learned.lpips import Lpips
 from strobe.quality.learned.weights import lacking
 from strobe.quality.temporal import block_starts, border_jump
 from strobe.quality.vmaf import find_program, vmaf
+
+SETTLE_BLOCKS: Final = 2
+"""Frame blocks after a prompt switch that do not count for prompt accuracy."""
+SEEN: Final = 0.9
+"""Least share of frames with a visible object that passes the gate."""
+SEEN_AT_ONCE: Final = (0, 1, 4, 5, 6)
+"""Attributes that a single frame shows: colours, shapes, background; direction and speed take several."""
+
+BY_ORACLE: Final = ("prompt_accuracy", "drift", "flicker", "border_jump")
+BY_ORACLE_AT_SWITCHES: Final = ("switch_latency",)
+"""Metrics that `by_oracle` gives for every clip, and those only for clips with a prompt switch."""
+
+
+def against_reference(variant: str, frames: Tensor, reference: Tensor, reference_name: str) -> Iterator[Quality]:
+    """Compute every metric of `fidelity.COMPARED`, frame i against frame i of the reference, mean over clips.
+
+    Args:
+        frames: uint8 [B, F, Y, X, 3].
+        reference: the same prompts and noise, same shape.
+        reference_name: name of the reference, with dtype and device.
+    """
+    yield from fidelity_lines(variant, [compare(*pair) for pair in zip(frames, reference, strict=True)], reference_name)
+
+
+def fidelity_lines(variant: str, clips: Sequence[Sequence[Fidelity]], reference_name: str) -> Iterator[Quality]:
+    """Average the metrics of several clips: the mean over the clips that have a value, metric by metric.
+
+    Args:
+        clips: metrics of each clip, the same ones in the same order.
+    """
+    for column in zip(*clips, strict=True):
+        values = [clip.value for clip in column if clip.value is not None]
+        notes = dict.fromkeys(clip.note or "every frame equals the reference" for clip in column if clip.value is None)
+        note = "; ".join(notes)
+        if values and notes:
+            note = f"{len(column) - len(values)} of {len(column)} clips have no finite value ({note}); mean over the others"
+        value = sum(values) / len(values) if values else None
+        yield quality_line(variant, column[0].metric, value, n=len(column), reference=reference_name, note=note)
+
+
+def quality_line(variant: str, name: str, value: float | None, *, n: int, reference: str = "", note: str = "") -> Quality:
+    """Return one number of one metric of the table as a record."""
+    row = metric(name)
+    return Quality(
+        variant=variant,
+        metric=name,
+        value=value,
+        unit=row.unit,
+        reference=reference,
+        definition=row.definition,
+        n=n,
+        better="higher" if row.higher_is_better else "lower",
+        note=note,
+    )
+
+
+def not_measured(variant: str, reason: str) -> Iterator[Quality]:
+    """Yield a line for every metric that would otherwise be measured, with the reason instead of a value."""
+    for name in COMPARED:
+        yield quality_line(variant, name, None, n=0, note=reason)
+
+
+def metrics(frame_size: tuple[int, ...], prompts: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of what `against_reference` and `by_oracle` give for clips of these prompts; without prompts those of
+    `not_measured`."""
+    if not prompts or not readable(frame_size, prompts):
+        return COMPARED
+    return (*COMPARED, *BY_ORACLE, *(BY_ORACLE_AT_SWITCHES if len(prompts) > 1 else ()))
+
+
+def by_oracle(variant: str, frames: Tensor, work: Workload) -> Iterator[Quality]:
+    """Measure prompt accuracy, switch latency, drift, flicker and border jump, where the oracle reads clip and prompts.
+
+    Args:
+        frames: uint8 [B, F, Y, X, 3].
+        work: says which prompt holds from which frame block on.
+    """
+    if not readable(tuple(frames.shape[2:4]), [prompt.text for prompt in work.prompts]):
+        return
+    clips = (frames.permute(0, 1, 4, 2, 3).float() / 255).contiguous()  # [B, F, 3, Y, X]
+    segments = _segments(work)
+    found = [oracle.detect(clips[:, first:last]) for first, last, _ in segments]
+    wanted = [torch.tensor(parse(prompt).attributes) for _, _, prompt in segments]
+    yield _accuracy(variant, found, wanted, work)
+    yield from _switch_latency(variant, found, wanted)
+    yield _drift(variant, found, wanted, work)
+    flicker = torch.cat([oracle.flicker(detection) for detection in found])
+    yield _score(
+        variant, "flicker", flicker, "mean absolute second difference in time of the object's mean colour in [0, 1]", "lower"
+    )
+    starts = tuple(_first_frame(work, block) for block in range(1, work.frame_blocks))
+    inner = tuple(start for start in starts if start not in {first for first, _, _ in segments})
+    yield _score(
+        variant,
+        "border_jump",
+        border_jump(clips, inner) if inner else torch.empty(0),
+        "picture change into a frame block / change inside one, prompt switches apart; 1 is seamless",
+        "lower",
+    )
+
+
+def readable(frame_size: tuple[int, ...], prompts: Sequence[str]) -> bool:
+    """Return whether the oracle was made for frames of this size and for these prompts."""
+    try:
+        return tuple(frame_size) == (SIZE, SIZE) and all(parse(prompt) for prompt in prompts)
+    except ConfigError:
+        return False
+
+
+def shows_object(frames: Tensor) -> GateResult:
+    """Check that an object is visible in most frames, uint8 [F, Y, X, 3]."""
+    seen = oracle.detect(frames.permute(0, 3, 1, 2).float()[None] / 255).valid.double().mean().item()
+    rule = f"latents finite, and an object visible in >= {SEEN:.0%} of {len(frames)} frames"
+    return GateResult(seen >= SEEN, rule, f"{seen:.1%}")
+
+
+def _accuracy(variant: str, found: list[oracle.Detection], wanted: list[Tensor], work: Workload) -> Quality:
+    """Compute the share of settled frames whose attributes are all as prompted, per clip and prompt."""
+    settle = SETTLE_BLOCKS * work.frames_per_block
+    shares = []
+    for index, (detection, attributes) in enumerate(zip(found, wanted, strict=True)):
+        right = (detection.labels == attributes).all(-1).double()  # [B, F of the segment]
+        settled = right[:, settle if index else 0 :]
+        if settled.shape[1]:
+            shares.append(settled.mean(1))
+    definition = f"share of frames whose colour, shape, direction, speed and background are all as prompted; the first \
+{SETTLE_BLOCKS} frame blocks after a switch do not count; mean over clips and prompts"
+    return _score(variant, "prompt_accuracy", torch.cat(shares) if shares else torch.empty(0), definition, "higher")
+
+
+def _switch_latency(variant: str, found: list[oracle.Detection], wanted: list[Tensor]) -> Iterator[Quality]:
+    """Count the frames until a switch shows in colour, shape and background."""
+    if len(found) < 2:
+        return
+    at_once = list(SEEN_AT_ONCE)
+    waits: list[float] = []
+    missed = 0
+    for before, after, detection in zip(wanted, wanted[1:], found[1:], strict=False):
+        if torch.equal(before[at_once], after[at_once]):
+            continue
+        right = (detection.labels == after)[..., at_once].all(-1)  # [B, F of the segment]
+        waits += [float(row.int().argmax()) for row in right if row.any()]
+        missed += int((~right.any(1)).sum())
+    yield _score(
+        variant,
+        "switch_latency",
+        torch.tensor(waits, dtype=torch.float64),
+        "frames from a prompt switch to the first with the new colour, shape and background; mean over clips and switches",
+        "lower",
+        unit="frames",
+        note=f"{missed} of {missed + len(waits)} switches never showed" if missed else "",
+    )
+
+
+def _drift(variant: str, found: list[oracle.Detection], wanted: list[Tensor], work: Workload) -> Quality:
+    """Compute the change of accuracy from the second frame block to the last, by attributes that single frames show."""
+    at_once, size = list(SEEN_AT_ONCE), work.frames_per_block
+    right = [(each.labels == goal)[..., at_once].all(-1).double() for each, goal in zip(found, wanted, strict=True)]
+    start = work.frames_first_block
+    change = right[-1][:, -size:].mean(1) - right[0][:, start : start + size].mean(1)
+    definition = "share of frames with colour, shape and background as prompted: last frame block minus second; mean over clips"
+    return _score(variant, "drift", change, definition, "higher")
+
+
+def _score(variant: str, metric: str, values: Tensor, definition: str, better: str, *, unit: str = "", note: str = "") -> Quality:
+    kept = values[values.isfinite()].double()
+    return Quality(
+        variant=variant,
+        metric=metric,
+        value=kept.mean().item() if len(kept) else None,
+        unit=unit,
+        reference="",
+        definition=definition,
+        n=len(kept),
+        better="higher" if better == "higher" else "lower",
+        note=note or ("" if len(kept) else "no clip from which it can be read"),
+    )
+
+
+def _first_frame(work: Workload, block: int) -> int:
+    return 0 if block == 0 else work.frames_first_block + (block - 1) * work.frames_per_block
+
+
+def _segments(work: Workload) -> list[tuple[int, int, str]]:
+    """Return the first frame, the frame after the last, and the prompt, of every prompt in order."""
+    starts = [_first_frame(work, prompt.frame_block) for prompt in work.prompts] + [work.frames]
+    return [(starts[index], starts[index + 1], prompt.text) for index, prompt in enumerate(work.prompts)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

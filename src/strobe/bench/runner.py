@@ -6,28 +6,155 @@ import gc
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from strobe.bench.case import Case, ComparePlan, Progress
-from strobe.bench.clips import ClipNumbers, trace_line
-from strobe.bench.waiting import WaitingRecorder
 from strobe.core.errors import ConfigError, StrobeError, Terminated
 from strobe.core.files import write_whole
 from strobe.core.spans import E2E, TRACEABLE, recording, span
 from strobe.perf.analysis.runs.timeline import encode_passes, passes_of
-from strobe.perf.measure.machine import THERMAL, ClockSampler, cool_down, describe_run, held, memory_records, reset_peak, utc_now
+from strobe.perf.measure.machine import (
+    THERMAL,
+    ClockSampler,
+    cool_down,
+    describe_run,
+    held,
+    memory_records,
+    peak_bytes,
+    reset_peak,
+    utc_now,
+)
 from strobe.perf.measure.profile import Capture, WrittenTrace, file_sha256, trace_blocks, trace_clip
-from strobe.perf.measure.timing import TimedRegion, TimingRecorder, num_compiles, palindrome, region_records, span_records
-from strobe.perf.records.record import Clip, End, Excluded, Exclusion, Gate, LaunchedPasses, Phase, Status, Workload
+from strobe.perf.measure.timing import FINE, TimedRegion, TimingRecorder, num_compiles, palindrome, region_records, span_records
+from strobe.perf.records.record import (
+    Clip,
+    Clock,
+    Clocks,
+    End,
+    Excluded,
+    Exclusion,
+    Gate,
+    LaunchedPasses,
+    Phase,
+    Quality,
+    Span,
+    Status,
+    Trace,
+    Workload,
+)
 from strobe.perf.records.store import RunWriter, create_run
 from strobe.perf.trace import read_trace
+
+if TYPE_CHECKING:
+    import torch
+
+    from strobe.perf.measure.profile import WrittenTrace
+
+
+class ClipNumbers:
+    """Counter that numbers each finished clip among its variant's clips and in the run.
+
+    Args:
+        device: whose peak memory a clip has; None: it ran elsewhere.
+    """
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._device = device
+        self._done: Counter[str] = Counter()
+
+    def finish(self, name: str, phase: Phase, lap: int | None, num_spans: int, clocks: Clocks | None = None) -> Clip:
+        """Return the record of a variant's clip that ends now, with the peak memory since its start."""
+        clip = Clip(
+            variant=name,
+            clip=self._done[name],
+            order=self._done.total(),
+            palindrome=lap,
+            phase=phase,
+            num_spans=num_spans,
+            peak_bytes=None if self._device is None else peak_bytes(self._device),
+            clocks=clocks,
+        )
+        self._done[name] += 1
+        return clip
+
+
+def timed_span(clip: Clip, name: str, index: int, value_ns: int, clock: Clock = "perf_counter", **more: Any) -> Span:
+    """Return the span of one timed call, or of a region of it."""
+    return Span(
+        variant=clip.variant, clip=clip.clip, order=clip.order, palindrome=clip.palindrome, name=name, index=index,
+        value_ns=value_ns, clock=clock, warmup=False, **({"start_ns": 0} | more),
+    )  # fmt: skip
+
+
+def call_spans(
+    clip: Clip, name: str, times_ns: Sequence[int], clock: Clock, *, part: str = "", start_ns: int = 0
+) -> Iterator[Span]:
+    """Yield one span per call. Queued calls have no start of their own: it is the sum of the times before them.
+
+    Args:
+        part: stage of the call, if the spans are of one.
+        start_ns: what the calls before these took.
+    """
+    for index, value in enumerate(times_ns):
+        yield timed_span(clip, name, index, value, clock, part=part, start_ns=start_ns)
+        start_ns += value
+
+
+def number(variant: str, metric: str, value: float, definition: str, **more: Any) -> Quality:
+    """Return a number that was measured once as a record; one that is not finite has no value.
+
+    Args:
+        more: other fields of the record; without `better` less is better.
+    """
+    finite = abs(value) < float("inf")
+    own: dict[str, Any] = {"unit": "", "reference": "", "better": "lower", "note": "" if finite else "not finite"} | more
+    return Quality(variant=variant, metric=metric, value=value if finite else None, definition=definition, n=1, **own)
+
+
+def trace_line(
+    clip: Clip, file: WrittenTrace, folder: Path, blocks: range, regions: Sequence[str] = (), options: Sequence[str] = ()
+) -> Trace:
+    """Return the record of a clip's trace.
+
+    Args:
+        folder: of the run; the path of the file is recorded relative to it.
+        blocks: numbers of the frame blocks, or calls, that were recorded.
+        regions: that were marked.
+        options: of the profiler, which slow the host down.
+    """
+    return Trace(
+        variant=clip.variant,
+        clip=clip.clip,
+        path=str(file.path.relative_to(folder)),
+        sha256=file.sha256,
+        size_bytes=file.size_bytes,
+        first_block=blocks.start,
+        num_blocks=len(blocks),
+        regions=tuple(regions),
+        options=tuple(options),
+    )
+
+
+class WaitingRecorder(TimingRecorder):
+    """Times as `TimingRecorder` does, and waits for the device before every region inside a pass: several times in each layer.
+
+    Code that reads an index back from the device (`.item()`) pays the same. On a CPU there is nothing to wait for.
+    """
+
+    def region(self, name: str, index: int | None) -> AbstractContextManager[object]:
+        """Return a context manager that measures the region, after a wait if it lies inside a pass."""
+        if name not in FINE:
+            return super().region(name, index)
+        self.synchronize()
+        return nullcontext()
+
 
 _WARM_UP_BLOCKS: Final = 2
 

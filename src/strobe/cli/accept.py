@@ -57,7 +57,7 @@ class AcceptFlags:
             ImplUnavailableError: the preset does not run on the device.
         """
         from strobe.bench.accept import AcceptSubject, check_blocks
-        from strobe.bench.cases.scoring import readable
+        from strobe.bench.quality import readable
         from strobe.core.device import resolve_device
         from strobe.engine.resolve import check_device
 

@@ -18,7 +18,7 @@ from strobe.core.settings import read_settings
 if TYPE_CHECKING:
     from strobe.bench.case import ComparePlan
     from strobe.bench.cases.stream import StreamCase
-    from strobe.bench.dit.case import DitCase
+    from strobe.bench.dit import DitCase
     from strobe.bench.runner import FinishedRun
     from strobe.perf.records.store import RunWriter
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from strobe.bench.dit.case import MODELS, DitCase, LoadedModel, Shot, load_named, variants_of
+from strobe.bench.dit import MODELS, DitCase, LoadedModel, Shot, load_named, variants_of
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.core.spans import TRACEABLE, recording
 from strobe.integrations.diffusers import processors

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from strobe.bench.dit.case import DitCase, load_named, variants_of
-from strobe.bench.dit.fastvideo import OPERATORS
+from strobe.bench.dit import OPERATORS, DitCase, load_named, variants_of
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.core.spans import recording
 from strobe.core.tolerances import tolerance

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from strobe.bench.case import ComparePlan
-from strobe.bench.dit.case import DitCase, Shot, load_named, variants_of
+from strobe.bench.dit import DitCase, Shot, load_named, variants_of
 from strobe.bench.runner import run_case
 from strobe.perf.report.build import build_report
 from strobe.perf.report.dit_page import PerStep, paired, per_step

@@ -42,8 +42,7 @@ from strobe.bench.attention.contestant import (
 from strobe.bench.case import Progress
 from strobe.bench.cases.attention import selected_pairs, trace_calls
 from strobe.bench.cells import Attempt, CellsOutcome, claim, measure_cells
-from strobe.bench.clips import ClipNumbers, call_spans, number
-from strobe.bench.runner import end_line
+from strobe.bench.runner import ClipNumbers, call_spans, end_line, number
 from strobe.core import costs
 from strobe.core.device import resolve_device, synchronize
 from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError, unknown_choice

@@ -21,8 +21,7 @@ from strobe.attention.sparse.video import video_sparse_attention
 from strobe.bench import gate
 from strobe.bench.case import Progress
 from strobe.bench.cases.call import AttentionCall, AttentionPlan
-from strobe.bench.clips import ClipNumbers, call_spans, trace_line
-from strobe.bench.runner import end_line
+from strobe.bench.runner import ClipNumbers, call_spans, end_line, trace_line
 from strobe.core import costs
 from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError

@@ -20,9 +20,8 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from strobe.bench.clips import ClipNumbers, trace_line
 from strobe.bench.gate import GateResult
-from strobe.bench.runner import FinishedRun, end_line
+from strobe.bench.runner import ClipNumbers, FinishedRun, end_line, trace_line
 from strobe.core.device import gpus_in_use, resolve_device, synchronize
 from strobe.core.errors import ConfigError
 from strobe.core.spans import E2E, FRAME_BLOCK, recording, span

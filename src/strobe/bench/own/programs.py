@@ -22,8 +22,7 @@ import torch
 from msgspec.structs import replace
 
 from strobe.bench.case import Progress
-from strobe.bench.clips import ClipNumbers
-from strobe.bench.runner import VariantError, end_line
+from strobe.bench.runner import ClipNumbers, VariantError, end_line
 from strobe.core.errors import ConfigError, StrobeError
 from strobe.core.printable import clean
 from strobe.core.settings import inherited_environment

@@ -1,17 +1,23 @@
-"""Load and topology of this machine."""
+"""Load and topology of this machine.
+
+It is also the first process of a cell, on the machine where it runs: `python -m strobe.bench.tree.machine DEVICE
+TORCHRUN_ARGUMENTS...` writes both into its folder, and becomes torchrun."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from strobe.bench.tree.request import RankedCall
+from strobe.bench.tree.request import BUSY, TOPOLOGY, RankedCall
 from strobe.core import main_memory
 from strobe.core.errors import ConfigError, ImplUnavailableError
+from strobe.core.files import write_whole
 from strobe.perf.records.record import cpu_cores, cpu_name
 
 RANKS_A_CORE: Final = 8
@@ -87,3 +93,10 @@ def topology(device: str) -> str:
             links = f"nvidia-smi topo -m: {error}\n"
         text += re.sub(r"\x1b\[[0-9;]*m", "", links)  # it underlines its header, terminal or not
     return text
+
+
+if __name__ == "__main__":
+    device, *arguments = sys.argv[1:]
+    write_whole(Path(TOPOLOGY), topology(device))
+    write_whole(Path(BUSY), repr(busy_cores(0.25)))
+    os.execv(sys.executable, (sys.executable, "-m", "torch.distributed.run", *arguments))

@@ -14,10 +14,9 @@ import torch
 
 from strobe.bench.case import Progress
 from strobe.bench.cells import CellsOutcome, claim, finished
-from strobe.bench.clips import ClipNumbers, number, timed_span
 from strobe.bench.executor import Cell, Executor, Finished, LocalExecutor, Resources
 from strobe.bench.executor.local import Job, spread
-from strobe.bench.runner import end_line
+from strobe.bench.runner import ClipNumbers, end_line, number, timed_span
 from strobe.bench.tree.machine import check_ranks
 from strobe.bench.tree.request import BUSY, PEER, TASK, TOPOLOGY, RankedCall, RankResult, Task, TreeSettings
 from strobe.compat.assert_tree_attn import kind_of
@@ -166,7 +165,7 @@ def cell_of(task: Task, timeout_s: float) -> Cell:
     shape = task.shape
     launch = (shape.device, "--standalone", "--max-restarts=0", f"--nproc-per-node={shape.world_size}")
     return Cell(
-        argv=(sys.executable, "-m", "strobe.bench.tree.launch", *launch, "-m", "strobe.bench.tree.rank", "."),
+        argv=(sys.executable, "-m", "strobe.bench.tree.machine", *launch, "-m", "strobe.bench.tree.rank", "."),
         env={"OMP_NUM_THREADS": "1"},
         files={TASK: msgspec.json.encode(task)},
         resources=Resources(cpus=1, gpus=shape.world_size if shape.device == "cuda" else 0),

@@ -17,7 +17,7 @@ from strobe.core.errors import ConfigError, unknown_choice
 
 if TYPE_CHECKING:
     from strobe.bench.case import ComparePlan
-    from strobe.bench.dit.case import LoadedModel
+    from strobe.bench.dit import LoadedModel
 
 MODES: Final = {"on": True, "off": False}
 DTYPES: Final = ("auto", "bfloat16", "float32")
@@ -121,7 +121,7 @@ def dit(
     if what.pipe is not None:
         output.note(f"runs your code: {what.pipe}")
     with output.progress("profile"):
-        from strobe.bench.dit.case import DitCase, variants_of
+        from strobe.bench.dit import DitCase, variants_of
         from strobe.core.device import resolve_device
 
         device = resolve_device(what.device)
@@ -145,8 +145,7 @@ def _loaded(what: PassFlags) -> LoadedModel:
     """Load the transformer and the arguments of its forward pass."""
     import torch
 
-    from strobe.bench.dit.case import Shot, load_named, model_named
-    from strobe.bench.dit.pipe import load_pipe
+    from strobe.bench.dit import Shot, load_named, load_pipe, model_named
     from strobe.core.device import resolve_device
 
     device = resolve_device(what.device)

@@ -1,9 +1,10 @@
-"""A diffusers transformer as a case: its model, its regions, and what is measured of it."""
+"""One forward pass of a diffusers transformer, dense or sparse, eager or compiled, as a case: `strobe profile dit`."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
+import importlib
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +16,13 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from strobe.attention.explain import components_of
+from strobe.attention.sparse.coarse import budget
+from strobe.attention.sparse.layout import tile_layout
+from strobe.attention.sparse.stages.impl.reference import rotate
+from strobe.attention.types import AttentionOutput
 from strobe.bench import gate
+from strobe.bench.attention.peers import fastvideo_kernels, version_of
 from strobe.bench.cases import scoring
 from strobe.bench.dit import fastvideo
 from strobe.bench.gate import GateResult
@@ -36,8 +43,69 @@ from strobe.core.tolerances import tolerance
 from strobe.engine.load import RANDOM
 from strobe.integrations.diffusers import SparseHandle, joint, processors, sparsify
 from strobe.integrations.diffusers.families import family_of
+from strobe.integrations.diffusers.forward import Pass, Rope
+from strobe.integrations.diffusers.processors import WanProcessor
 from strobe.perf.measure.profile import file_sha256
 from strobe.perf.records import record
+
+OPERATORS: Final = "fastvideo_kernel.ops"
+"""Module of the peer's operators; its `block_sparse_attn` is the fine stage."""
+TILE: Final = (4, 4, 4)
+"""Tokens of its tiles in time, height and width."""
+
+
+class FastVideoProcessor(WanProcessor):
+    """Self-attention of Wan with FastVideo's operator in place of strobe's.
+
+    Without a trained gate the coarse output is computed, as FastVideo does, and weighted by 0.
+    """
+
+    def _sparse(
+        self, q: Tensor, k: Tensor, v: Tensor, running: Pass, gate: Tensor | None, rope: Rope | None, return_lse: bool
+    ) -> AttentionOutput:
+        if rope is not None:
+            q, k = rotate(q, rope), rotate(k, rope)
+        layout = tile_layout(running.grid, TILE)
+        sizes = layout.sizes(q.device)
+        tiled = [layout.to_tiles(each).transpose(1, 2).contiguous() for each in (q, k, v)]
+        weight = q.new_zeros(()) if gate is None else layout.to_tiles(gate).transpose(1, 2)
+        found = _operators().video_sparse_attn(
+            *tiled,
+            sizes,
+            sizes,
+            budget(None, self.sparsity_in(running), 1, layout.num_tiles)[0],
+            block_size=TILE,
+            compress_attn_weight=weight,
+        )
+        return AttentionOutput(out=layout.to_raster(found.transpose(1, 2)), lse=None)
+
+
+def _operators() -> Any:
+    return importlib.import_module(OPERATORS)
+
+
+def install(handle: SparseHandle) -> str:
+    """Give FastVideo's operator to the layers that `sparsify` has made sparse; return the name of what runs.
+
+    Raises:
+        ConfigError: the model is not Wan, of which alone FastVideo's path is known.
+        ImplUnavailableError: fastvideo-kernel is not installed.
+    """
+    found: list[Any] = list(handle.layers.values())
+    if not all(type(attn.processor) is WanProcessor for attn in found):
+        raise ConfigError("--attention fastvideo: FastVideo's path is there for Wan's transformers; leave it out for this model")
+    try:
+        _operators()
+    except ImportError as error:
+        why = f"fastvideo-kernel cannot be imported: {str(error).splitlines()[0]}"
+        raise ImplUnavailableError("fastvideo", why, ["leave fastvideo out"], what="attention") from error
+    for attn in found:
+        ours = attn.processor
+        peer = FastVideoProcessor(ours.name, ours.replaced, ours.options, ours.seen, dense=ours.dense)
+        peer.gate_owner = ours.gate_owner
+        attn.set_processor(peer)
+    return f"fastvideo-kernel {version_of('fastvideo-kernel')}, {fastvideo_kernels()}"
+
 
 Sizes = Mapping[str, Any]
 Arguments = dict[str, Any]
@@ -773,3 +841,50 @@ class DitCase:
             dense_flops=dense.flops if variant.sparsity else None,
         )
         return (cost,), tokens
+
+
+def load_pipe(text: str, shot: Shot, device: torch.device) -> LoadedModel:
+    """Run `module:function`, which is the user's code, and use the transformer and arguments it returns.
+
+    The function takes no arguments. It returns the transformer, or a pipeline with one, and a mapping with the arguments of one
+    forward pass of the transformer.
+
+    Args:
+        text: `module:function`; the module is looked for in the current folder too.
+        shot: sizes of the pass, for the report.
+        device: where everything is moved.
+
+    Raises:
+        ConfigError: there is no such function, or it returns something else.
+    """
+    module, _, function = text.partition(":")
+    if not module or not function:
+        raise ConfigError(f"--pipe {text!r}: write module:function, such as my_pipeline:make")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        make = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"--pipe {text!r}: {error}") from error
+    found = make()
+    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], Mapping):
+        raise ConfigError(f"--pipe {text!r} returned {type(found).__name__}: return (pipeline or transformer, arguments by name)")
+    transformer = _transformer(found[0], text).to(device).requires_grad_(False).train(False)
+    digest = hashlib.sha256(f"{text}, {sum(value.numel() for value in transformer.parameters())} parameters".encode())
+    return LoadedModel(
+        name=f"{type(transformer).__name__} of {text}",
+        transformer=transformer,
+        arguments=on(found[1], device),
+        shot=shot,
+        weights_sha256=digest.hexdigest(),
+        random=False,
+        masked=True,  # nobody knows
+    )
+
+
+def _transformer(given: Any, text: str) -> Any:
+    found = [each for each in components_of(given).values() if isinstance(each, nn.Module) and family_of(each) is not None]
+    if not found:
+        raise ConfigError(f"--pipe {text!r} returned no transformer whose video attention can be sparse, see docs/profile_dit.md")
+    return found[0]
