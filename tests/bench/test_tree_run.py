@@ -12,7 +12,7 @@ from strobe.attention.types import AttentionOutput
 from strobe.bench.executor import Cell, Finished, LocalExecutor
 from strobe.bench.executor.local import Running
 from strobe.bench.executor.processes import alive
-from strobe.bench.tree import candidates
+from strobe.bench.tree import rank
 from strobe.bench.tree import run as running
 from strobe.bench.tree.request import PEER, RankedCall, TreeSettings
 from strobe.bench.tree.run import run_cells
@@ -93,13 +93,11 @@ def test_a_cell_that_takes_too_long_is_ended(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def inputs() -> candidates.RankShare:
-    return candidates.draw(
-        RankedCall(world_size=1, seq_len=63, heads=4, kv_heads=2, dim=8, q_len=3), 0, torch.device("cpu"), seed=0
-    )
+def inputs() -> rank.RankShare:
+    return rank.draw(RankedCall(world_size=1, seq_len=63, heads=4, kv_heads=2, dim=8, q_len=3), 0, torch.device("cpu"), seed=0)
 
 
-def right(inputs: candidates.RankShare) -> AttentionOutput:
+def right(inputs: rank.RankShare) -> AttentionOutput:
     from strobe.attention.dense.api import dense_attention
 
     return dense_attention(inputs.q, inputs.k, inputs.v, return_lse=True)
@@ -116,42 +114,42 @@ WRONG = {
 }
 
 
-def _with(inputs: candidates.RankShare, **changed: torch.Tensor) -> candidates.RankShare:
+def _with(inputs: rank.RankShare, **changed: torch.Tensor) -> rank.RankShare:
     import dataclasses
 
     return dataclasses.replace(inputs, **changed)
 
 
-def _without_last(inputs: candidates.RankShare) -> candidates.RankShare:
+def _without_last(inputs: rank.RankShare) -> rank.RankShare:
     return _with(inputs, k=inputs.k[:, :-1], v=inputs.v[:, :-1])
 
 
-def _scaled(inputs: candidates.RankShare) -> candidates.RankShare:
+def _scaled(inputs: rank.RankShare) -> rank.RankShare:
     return _with(inputs, q=inputs.q * 8**0.5)
 
 
-def _halves(inputs: candidates.RankShare) -> list[candidates.RankShare]:
+def _halves(inputs: rank.RankShare) -> list[rank.RankShare]:
     return [_with(inputs, k=inputs.k[:, part], v=inputs.v[:, part]) for part in (slice(0, 20), slice(20, None))]
 
 
 @pytest.mark.parametrize("fault", WRONG)
-def test_the_gate_sees_what_is_wrong(inputs: candidates.RankShare, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    monkeypatch.setattr(candidates, "_ours", lambda name, given, timeout, return_lse: WRONG[fault](given))
-    assert not candidates.check("allgather", inputs, 1.0).passed
+def test_the_gate_sees_what_is_wrong(inputs: rank.RankShare, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    monkeypatch.setattr(rank, "_ours", lambda name, given, timeout, return_lse: WRONG[fault](given))
+    assert not rank.check("allgather", inputs, 1.0).passed
 
 
-def test_the_gate_passes_what_is_right(inputs: candidates.RankShare, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(candidates, "_ours", lambda name, given, timeout, return_lse: (right(given).out, right(given).lse))
-    found = candidates.check("allgather", inputs, 1.0)
+def test_the_gate_passes_what_is_right(inputs: rank.RankShare, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank, "_ours", lambda name, given, timeout, return_lse: (right(given).out, right(given).lse))
+    found = rank.check("allgather", inputs, 1.0)
     assert found.passed and not found.refused and found.lse_error is not None
-    monkeypatch.setattr(candidates, "_ours", lambda *_, **__: 1 / 0)
-    assert candidates.check("allgather", inputs, 1.0).refused == "failed: ZeroDivisionError: division by zero"
+    monkeypatch.setattr(rank, "_ours", lambda *_, **__: 1 / 0)
+    assert rank.check("allgather", inputs, 1.0).refused == "failed: ZeroDivisionError: division by zero"
 
 
 def test_ranks_draw_the_same_call_and_keep_their_share() -> None:
     shape = RankedCall(world_size=3, seq_len=10, q_len=4, placement="sequence", kv_heads=4, dim=8)
-    ranks = [candidates.draw(shape, rank, torch.device("cpu"), seed=3) for rank in range(3)]
-    whole = candidates.draw(RankedCall(world_size=1, seq_len=10, q_len=4, kv_heads=4, dim=8), 0, torch.device("cpu"), seed=3)
+    ranks = [rank.draw(shape, rank, torch.device("cpu"), seed=3) for rank in range(3)]
+    whole = rank.draw(RankedCall(world_size=1, seq_len=10, q_len=4, kv_heads=4, dim=8), 0, torch.device("cpu"), seed=3)
     for name in ("q", "k", "v", "expected"):
         assert torch.equal(torch.cat([getattr(each, name) for each in ranks], dim=1), getattr(whole, name))
     assert [each.k.shape[1] for each in ranks] == [4, 3, 3]
@@ -176,12 +174,12 @@ def test_what_cannot_be_is_refused(make: object, words: str) -> None:
 def test_the_limit_of_an_lse_is_wider_where_it_is_rounded_to_half_precision() -> None:
     limits = {}
     for dtype in ("float32", "bfloat16"):
-        drawn = candidates.draw(
+        drawn = rank.draw(
             RankedCall(world_size=1, seq_len=40, heads=2, kv_heads=2, dim=8, dtype=dtype), 0, torch.device("cpu"), seed=1
         )
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(candidates, "_ours", lambda name, given, timeout, return_lse: (right(given).out, right(given).lse))
-            limits[dtype] = candidates.check("allgather", drawn, 1.0).lse_limit
+            patch.setattr(rank, "_ours", lambda name, given, timeout, return_lse: (right(given).out, right(given).lse))
+            limits[dtype] = rank.check("allgather", drawn, 1.0).lse_limit
         largest = float(drawn.expected_lse.abs().max())
         assert limits[dtype] >= 8 * 2.0**-24 * max(1.0, largest)
     assert limits["float32"] < 1e-5 < limits["bfloat16"]

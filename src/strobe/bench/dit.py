@@ -21,10 +21,8 @@ from strobe.attention.sparse.coarse import budget
 from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.sparse.stages.impl.reference import rotate
 from strobe.attention.types import AttentionOutput
-from strobe.bench import gate
+from strobe.bench import gate, quality
 from strobe.bench.attention.peers import fastvideo_kernels, version_of
-from strobe.bench.cases import scoring
-from strobe.bench.dit import fastvideo
 from strobe.bench.gate import GateResult
 from strobe.core import costs
 from strobe.core.errors import ConfigError, ImplUnavailableError, WeightsError, unknown_choice
@@ -84,7 +82,7 @@ def _operators() -> Any:
     return importlib.import_module(OPERATORS)
 
 
-def install(handle: SparseHandle) -> str:
+def install_fastvideo(handle: SparseHandle) -> str:
     """Give FastVideo's operator to the layers that `sparsify` has made sparse; return the name of what runs.
 
     Raises:
@@ -433,8 +431,8 @@ def marked(transformer: Any) -> Iterator[None]:
         for module, name in named.items():
             _hook(stack, module, name, inside)
         callers: dict[Any, str] = {sys.modules[type(transformer).__module__]: _DISPATCH, processors: _OURS, joint: _OURS}
-        if fastvideo.OPERATORS in sys.modules:
-            callers[sys.modules[fastvideo.OPERATORS]] = _FASTVIDEO
+        if OPERATORS in sys.modules:
+            callers[sys.modules[OPERATORS]] = _FASTVIDEO
         for caller, attribute in callers.items():
             if hasattr(caller, attribute):
                 _wrap(stack, caller, attribute, inside)
@@ -674,7 +672,7 @@ class DitCase:
     def review(self, name: str, folder: Path) -> Iterator[record.Quality | record.Video]:
         """Report what is known of quality: of one forward pass, nothing with random weights."""
         if self._loaded.random:
-            yield from scoring.not_measured(name, RANDOM)
+            yield from quality.not_measured(name, RANDOM)
             return
         error = gate.relative_error(self._output(self._variants[name]), self._output(self._variants[self.baseline]))
         yield record.Quality(
@@ -725,9 +723,9 @@ class DitCase:
         else:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # that quality is unmeasured, which the report says
-                tile: Any = fastvideo.TILE if variant.attention == FASTVIDEO else "auto"
+                tile: Any = TILE if variant.attention == FASTVIDEO else "auto"
                 handle = sparsify(transformer, sparsity=variant.sparsity if sparsity is None else sparsity, tile=tile)
-            impl = fastvideo.install(handle) if variant.attention == FASTVIDEO else ""
+            impl = install_fastvideo(handle) if variant.attention == FASTVIDEO else ""
         if compiled:
             # every forward pass has the same shapes
             transformer.compile_repeated_blocks(fullgraph=True, dynamic=False, backend=self._compiler)

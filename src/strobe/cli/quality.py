@@ -14,7 +14,7 @@ from strobe.cli.report import GATE_FAILED
 from strobe.cli.require import GatedFigure, failures, parse_requirement
 from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError
-from strobe.quality.asked import MetricsAsked
+from strobe.quality.available import MetricsAsked
 
 if TYPE_CHECKING:
     from strobe.perf.records.record import Quality
@@ -59,13 +59,14 @@ def quality(
 
         variants = variants_of(reference, clips)
         lines = judge(variants, asked, advance)
-        report = quality_report(variants[0].name, lines)
+        own = next(iter(variants))
+        report = quality_report(own, lines)
     written = [] if out is None else [_write(report, out)]
-    failed = [line for each in requirements for line in failures(each, _figures(lines, variants[0].name))]
+    failed = [line for each in requirements for line in failures(each, _figures(lines, own))]
     missing = missing_table(lines)
     output.show(table_text(scores_table(lines), notes=False), *([table_text(missing)] if missing else []))
     output.show(*(f"not met: {line}" for line in failed), *written)
-    output.emit(_document(lines, variants[0].name) | {"written": written, "not_met": failed})
+    output.emit(_document(lines, own) | {"written": written, "not_met": failed})
     return GATE_FAILED if failed else 0
 
 

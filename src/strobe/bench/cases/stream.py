@@ -17,8 +17,7 @@ from strobe.attention.dense.eight.api import explain_eightbit
 from strobe.attention.explain import explain
 from strobe.attention.impls import Choice
 from strobe.attention.sparse.selection import BlockSelection
-from strobe.bench import gate
-from strobe.bench.cases import scoring
+from strobe.bench import gate, quality
 from strobe.bench.operations import keys_of_blocks, rows_of_text, stream_costs
 from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError, ImplUnavailableError
@@ -131,7 +130,7 @@ class StreamCase:
     def metrics(self) -> tuple[str, ...]:
         """Names of the quality metrics that `review` will give."""
         prompts = [prompt.text for prompt in self.workload.prompts]
-        return scoring.metrics(self._loaded.defaults.frame_size, () if self._loaded.random_weights else prompts)
+        return quality.metrics(self._loaded.defaults.frame_size, () if self._loaded.random_weights else prompts)
 
     def gate(self, name: str) -> record.Gate:
         """Check a candidate against the baseline on its first frame blocks.
@@ -154,8 +153,8 @@ class StreamCase:
             held = gate.same_latents(found, self._gate_latents, dtype)
         else:
             held = gate.finite(found)
-            if held.passed and scoring.readable(self._loaded.defaults.frame_size, [self._script.prompt]):
-                held = scoring.shows_object(torch.cat([frames for _, frames in blocks[1:]]))
+            if held.passed and quality.readable(self._loaded.defaults.frame_size, [self._script.prompt]):
+                held = quality.shows_object(torch.cat([frames for _, frames in blocks[1:]]))
         return held.line(name, self.baseline)
 
     def prepare(self, name: str) -> None:
@@ -222,7 +221,7 @@ class StreamCase:
         Clips of a model with random weights are not made: their quality means nothing.
         """
         if self._loaded.random_weights:
-            yield from scoring.not_measured(name, load.RANDOM)
+            yield from quality.not_measured(name, load.RANDOM)
             return
         self.close()
         if self._reference is None:
@@ -230,8 +229,8 @@ class StreamCase:
         own = self._configs[name]
         frames = self._reference if own == presets.preset(REFERENCE) else self._clips(own)
         dtype = str(self._reference_dtype()).removeprefix("torch.")
-        yield from scoring.against_reference(name, frames, self._reference, f"{REFERENCE}, {dtype}, {self.device.type}")
-        yield from scoring.by_oracle(name, frames, self.workload)
+        yield from quality.against_reference(name, frames, self._reference, f"{REFERENCE}, {dtype}, {self.device.type}")
+        yield from quality.by_oracle(name, frames, self.workload)
         yield self._keep(name, frames[0], folder)
 
     def close(self) -> None:

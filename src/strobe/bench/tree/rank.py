@@ -1,4 +1,4 @@
-"""One rank of a cell of tree attention: its tensors, its strategies checked against float64, timed and predicted. Run as a program."""
+"""One rank of a cell of tree attention: its tensors, its strategies checked, timed and predicted. Run as a program."""
 
 from __future__ import annotations
 
