@@ -11,7 +11,7 @@ import torch
 from strobe.bench.case import ComparePlan
 from strobe.bench.cases import ablate as ablate_run
 from strobe.bench.cases import ablate as planned
-from strobe.bench.cases.ablate import Job, Setup, changed, job, parse_factors, run_cells, value_of
+from strobe.bench.cases.ablate import Job, Setup, changed, parse_factors, run_cells, value_of
 from strobe.bench.cases.stream import Script
 from strobe.cli.console import Output
 from strobe.cli.report import page_of_many
@@ -34,7 +34,8 @@ CPU = torch.device("cpu")
 
 def work(model: Model, rounds: int = 1, traced: int = 0) -> Job:
     script = Script(prompt="red circle", switches=(Switch(frame_block=4, prompt="blue square"),), num_blocks=7)
-    return job(BASE, script, model, "cpu", ComparePlan(palindromes=rounds, traced_blocks=traced), 1)
+    amount = ComparePlan(palindromes=rounds, traced_blocks=traced)
+    return Job(base=BASE, script=script, model=model, device="cpu", amount=amount, review_samples=1)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_the_value_of_the_base_is_no_cell(tiny: Model) -> None:
     window, batch, syncs = found
     assert window.candidate is not None and value_of(window.candidate, "window", tiny.defaults) == "6"
     assert (batch.candidate, batch.base.batch) == (None, 2)
-    assert planned.waiting(syncs) == {"syncs-on"} and not planned.waiting(window)
+    assert syncs.waiting == {"syncs-on"} and not window.waiting
 
 
 def test_a_product_that_cannot_be_is_a_cell_with_the_reason(tiny: Model) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -86,18 +86,24 @@ def claim(folder: Path, request: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if file.exists():
             held = msgspec.json.decode(file_inside(folder, REQUEST).read_bytes(), type=type(request))
-            old, new = (msgspec.to_builtins(each) for each in (held, request))
-            differing = [name for name in new if old[name] != new[name]]
-            if differing:
-                raise ConfigError(
-                    f"{folder} holds cells that differ in {', '.join(differing)}; give the same, or name another folder"
-                )
+            check_same(folder, *(msgspec.to_builtins(each) for each in (held, request)))
             return
         write_whole(file, msgspec.json.format(msgspec.json.encode(request)) + b"\n")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{file} is not a request of this command: {error}; name another folder") from error
     except OSError as error:
         raise not_written(file, error) from error
+
+
+def check_same(folder: Path, held: Mapping[str, object], asked: Mapping[str, object]) -> None:
+    """Check that a folder's cells were asked for with the same settings.
+
+    Raises:
+        ConfigError: some differ.
+    """
+    differing = [name for name in asked if held.get(name) != asked[name]]
+    if differing:
+        raise ConfigError(f"{folder} holds cells that differ in {', '.join(differing)}; give the same, or name another folder")
 
 
 def measure_cells(

@@ -21,14 +21,12 @@ from strobe.cli.run_folder import measure, tell_case
 from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from strobe.bench.cases.ablate import AblationCell, Job, Setup
+    from strobe.bench.cases.ablate import AblationCell, Setup
     from strobe.bench.cases.stream import Script
     from strobe.engine.config import ModelDefaults
     from strobe.engine.model import Model
 
 
-SAMPLES: Final = 2
-"""Clips, each with noise of its own, that quality of a changed setting is judged on."""
 SWITCHES: Final = (
     "3.5s:a yellow star moving down slowly on a black background",
     "6.5s:a white square moving left slowly on a forest background",
@@ -194,13 +192,13 @@ def _vary(sides: Sequence[str], clip: GridFlags, rounds: int, out: Path, output:
         raise ConfigError(f"--vary and --leave-one-out change settings of one preset; {len(sides)} are named: {' '.join(sides)}")
     with output.progress("compare") as progress:
         from strobe.bench.case import ComparePlan
-        from strobe.bench.cases.ablate import Setup, job, run_cells
+        from strobe.bench.cases.ablate import Job, Setup, run_cells
 
         base = Setup(config=clip.config(sides[0]))
         cells, model, device = _cells(base, clip)
         plan, script = ComparePlan(palindromes=rounds), clip.script(model.defaults)
         tell_length(clip.seconds, script.num_blocks, output)
-        work: Job = job(base, script, model, device, plan, SAMPLES)
+        work = Job(base=base, script=script, model=model, device=device, amount=plan)
         with tells_what_is_kept(output, lambda: kept_cells(out, f"strobe report {out}")):
             outcome = run_cells(cells, work, out, progress)
     return page_of_many([out], out, output, outcome)
@@ -214,6 +212,7 @@ def _cells(base: Setup, clip: GridFlags) -> tuple[list[AblationCell], Model, str
     """
     from strobe.bench.cases import ablate as planned
     from strobe.core.device import resolve_device
+    from strobe.perf.records.record import PlannedCell
 
     factors, device, name = planned.parse_factors(clip.vary), resolve_device(clip.device), base.config.name
     model = clip.load()
@@ -222,7 +221,7 @@ def _cells(base: Setup, clip: GridFlags) -> tuple[list[AblationCell], Model, str
     if factors and not found:
         raise ConfigError(f"nothing to measure: every value given is that of {name} already; give others")
     if found and all(cell.candidate is None for cell in found):
-        found.insert(0, planned.base_alone(base))
+        found.insert(0, planned.AblationCell(planned=PlannedCell(name="base", kind="base", changes={}), base=base))
     if clip.leave_one_out:
         found += planned.leave_one_out(base, model.defaults, device)
     if not found:
