@@ -11,9 +11,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
+import torch
 
 from strobe.bench.case import Case, ComparePlan, Progress
 from strobe.core.errors import ConfigError, StrobeError, Terminated
@@ -23,6 +24,7 @@ from strobe.perf.analysis.runs.timeline import encode_passes, passes_of
 from strobe.perf.measure.machine import (
     THERMAL,
     ClockSampler,
+    HeldMemory,
     cool_down,
     describe_run,
     held,
@@ -32,7 +34,7 @@ from strobe.perf.measure.machine import (
     utc_now,
 )
 from strobe.perf.measure.profile import Capture, WrittenTrace, file_sha256, trace_blocks, trace_clip
-from strobe.perf.measure.timing import FINE, TimedRegion, TimingRecorder, num_compiles, palindrome, region_records, span_records
+from strobe.perf.measure.timing import FINE, Inside, TimingRecorder, num_compiles, palindrome, region_records, span_records
 from strobe.perf.records.record import (
     Clip,
     Clock,
@@ -44,6 +46,8 @@ from strobe.perf.records.record import (
     LaunchedPasses,
     Phase,
     Quality,
+    Record,
+    Regions,
     Span,
     Status,
     Trace,
@@ -52,44 +56,12 @@ from strobe.perf.records.record import (
 from strobe.perf.records.store import RunWriter, create_run
 from strobe.perf.trace import read_trace
 
-if TYPE_CHECKING:
-    import torch
 
-    from strobe.perf.measure.profile import WrittenTrace
-
-
-class ClipNumbers:
-    """Counter that numbers each finished clip among its variant's clips and in the run.
-
-    Args:
-        device: whose peak memory a clip has; None: it ran elsewhere.
-    """
-
-    def __init__(self, device: torch.device | None = None) -> None:
-        self._device = device
-        self._done: Counter[str] = Counter()
-
-    def finish(self, name: str, phase: Phase, lap: int | None, num_spans: int, clocks: Clocks | None = None) -> Clip:
-        """Return the record of a variant's clip that ends now, with the peak memory since its start."""
-        clip = Clip(
-            variant=name,
-            clip=self._done[name],
-            order=self._done.total(),
-            palindrome=lap,
-            phase=phase,
-            num_spans=num_spans,
-            peak_bytes=None if self._device is None else peak_bytes(self._device),
-            clocks=clocks,
-        )
-        self._done[name] += 1
-        return clip
-
-
-def timed_span(clip: Clip, name: str, index: int, value_ns: int, clock: Clock = "perf_counter", **more: Any) -> Span:
+def timed_span(clip: Clip, name: str, index: int | None, value_ns: int, clock: Clock = "perf_counter", **more: Any) -> Span:
     """Return the span of one timed call, or of a region of it."""
     return Span(
         variant=clip.variant, clip=clip.clip, order=clip.order, palindrome=clip.palindrome, name=name, index=index,
-        value_ns=value_ns, clock=clock, warmup=False, **({"start_ns": 0} | more),
+        value_ns=value_ns, clock=clock, warmup=clip.phase == "warmup", **({"start_ns": 0} | more),
     )  # fmt: skip
 
 
@@ -199,7 +171,7 @@ def run_case(
     traced = traced_window(case.workload, plan)
     attributed = range(0) if plan.attribution is None else traced[:1] or steady_window(case.workload, 1)
     with open_run(root, case.slug) as writer, end_line(writer):
-        run = _RunUnderWay(case, plan, writer, progress)
+        run = _CaseRun(case, plan, writer, progress)
         header = describe_run(writer.folder, case.device, order, plan.palindromes, "stream")
         writer.append(msgspec.structs.replace(header, model=case.model, workload=case.workload, absent=case.absent))
         red = run.measure(traced, attributed)
@@ -274,19 +246,129 @@ def steady_window(workload: Workload, most: int) -> range:
     )
 
 
-class _RunUnderWay:
-    """A comparison in progress."""
+class ClipNumbers:
+    """Counter that numbers each finished clip among its variant's clips and in the run.
+
+    Args:
+        device: whose peak memory a clip has; None: it ran elsewhere.
+    """
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._device = device
+        self._done: Counter[str] = Counter()
+
+    def finish(self, name: str, phase: Phase, lap: int | None, num_spans: int, clocks: Clocks | None = None, **more: Any) -> Clip:
+        """Return the record of a variant's clip that ends now, with the peak memory since its start.
+
+        Args:
+            more: other fields of the record.
+        """
+        peak = None if self._device is None else peak_bytes(self._device)
+        clip = Clip(
+            variant=name, clip=self._done[name], order=self._done.total(), palindrome=lap, phase=phase, num_spans=num_spans,
+            clocks=clocks, **({"peak_bytes": peak} | more),
+        )  # fmt: skip
+        self._done[name] += 1
+        return clip
+
+
+class Rounds:
+    """A comparison under way: what it writes, the numbers of its clips, what it tells.
+
+    Args:
+        writer: of its records, at the header.
+        device: that the clips run on.
+        progress: is told each step before it begins.
+        steps: how many there are.
+    """
+
+    def __init__(self, writer: RunWriter, device: torch.device, progress: Progress, steps: int) -> None:
+        self.writer, self.device, self.clips = writer, device, ClipNumbers(device)
+        self._progress, self._done, self._steps = progress, 0, steps
+        self._region_ns: int | None = None
+        self._marked = False
+
+    def say(self, what: str) -> None:
+        """Tell the next step."""
+        self._progress(self._done, self._steps, what)
+        self._done += 1
+
+    def write(self, *lines: Record) -> None:
+        """Append lines to the records; they are on the disk afterwards."""
+        self.writer.append(*lines)
+        self.writer.sync()
+
+    def exclude(self, name: str, clips: Sequence[int], kind: Exclusion, cause: str) -> None:
+        """Exclude clips of a variant from every average."""
+        self.writer.append(Excluded(variant=name, span="clip", clip=None, indices=tuple(clips), kind=kind, cause=cause))
+
+    def laps(self, names: Sequence[str], rounds: int) -> Iterator[tuple[str, int]]:
+        """Yield each variant and the number of its round, in palindromes; one alone runs once a round."""
+        for lap in range(rounds):
+            for name in palindrome(names[0], names[1:]) if len(names) > 1 else names:
+                self.say(f"timing {name}, round {lap + 1} of {rounds}")
+                yield name, lap
+
+    def timed(
+        self,
+        name: str,
+        phase: Phase,
+        lap: int | None,
+        recorder: TimingRecorder,
+        body: Callable[[], Sequence[HeldMemory | None]],
+        **more: Any,
+    ) -> Counter[str]:
+        """Run one clip under the timing recorder and record it; return how often each region was entered.
+
+        Args:
+            body: runs it, and returns what the process holds after each frame block, or None.
+            more: other fields of the clip's record.
+        """
+        compiled = num_compiles()
+        gc.collect()
+        reset_peak(self.device)
+        with ClockSampler(self.device) as sampler, recording(recorder):
+            recorder.start_clip()
+            with span(E2E):
+                own = body()
+            regions = recorder.finish_clip()
+        clip = self.clips.finish(name, phase, lap, len(regions), sampler.clocks(), **more)
+        self.writer.append(*span_records(clip, regions))
+        self._marked |= bool(inside := recorder.inside())
+        if phase == "timed":
+            self.writer.append(*self._inside(clip, inside), *memory_records(clip, own))
+        self.writer.append(clip)
+        if phase == "timed" and num_compiles() > compiled:
+            self.exclude(name, (clip.clip,), "compilation", "compilation")
+        if clip.clocks is not None and THERMAL & set(clip.clocks.throttle):
+            if phase == "timed":
+                self.exclude(name, (clip.clip,), "throttling", "thermal throttling")
+            cool_down(self.device)
+        self.writer.sync()
+        return Counter(region.name for region in regions)
+
+    def _inside(self, clip: Clip, found: Sequence[Inside]) -> tuple[Regions, ...]:
+        """Return a clip's time in regions inside its frame blocks; a line without any where only other variants have some."""
+        if self._region_ns is None:
+            self._region_ns = TimingRecorder(self.device, inside=True).region_ns()
+        if found or not self._marked:
+            return region_records(clip, found, self._region_ns)
+        none: dict[str, Any] = {"paths": (), "calls": (), "value_ns": ()}
+        where: dict[str, Any] = {"variant": clip.variant, "clip": clip.clip, "order": clip.order}
+        return (Regions(blocks=(0,), region_ns=self._region_ns, **where, **none),)
+
+
+class _CaseRun(Rounds):
+    """The rounds of a case."""
 
     def __init__(self, case: Case, plan: ComparePlan, writer: RunWriter, progress: Progress) -> None:
-        self._case = case
-        self._plan = plan
-        self._writer = writer
-        self._progress = progress
+        candidates = len(case.candidates)
+        each = plan.warmup + bool(plan.traced_blocks) + (plan.attribution is not None) + plan.review
+        clips = plan.palindromes * (2 * (1 + candidates) if candidates else 1)
+        super().__init__(writer, case.device, progress, candidates + (1 + candidates) * each + clips)
+        self._case, self._plan = case, plan
         self._recorder = TimingRecorder(case.device, inside=True)
-        self._region_ns = self._recorder.region_ns()
         self._waiting = WaitingRecorder(case.device)
-        self._clips = ClipNumbers(case.device)
-        self._done = 0
 
     def measure(self, traced: range, attributed: range) -> tuple[Gate, ...]:
         """Run all phases in order; return the red gates."""
@@ -297,80 +379,45 @@ class _RunUnderWay:
             names = (case.baseline, *green)
             for name in names:
                 self._warm_up(name)
-            for lap in range(plan.palindromes):
-                for name in palindrome(case.baseline, green) if green else names:
-                    self._say(f"timing {name}, round {lap + 1} of {plan.palindromes}")
-                    self._time(name, "timed", lap)
+            for name, lap in self.laps(names, plan.palindromes):
+                self._time(name, "timed", lap)
             for name in names:
                 self._trace(name, traced, plan.capture, "traces")
                 if plan.attribution is not None:
                     self._trace(name, attributed, plan.attribution, "attribution")
-            for name in names:  # which needs the memory of what was measured
-                self._review(name)
+            for name in names if plan.review else ():  # which needs the memory of what was measured
+                self.say(f"judging {name}")
+                self.write(*case.review(name, self.writer.folder))
         return tuple(gate for gate in gates if not gate.passed)
 
-    def _say(self, what: str) -> None:
-        plan, candidates = self._plan, len(self._case.candidates)
-        each = plan.warmup + bool(plan.traced_blocks) + (plan.attribution is not None) + plan.review
-        clips = plan.palindromes * (2 * (1 + candidates) if candidates else 1)
-        self._progress(self._done, candidates + (1 + candidates) * each + clips, what)
-        self._done += 1
-
     def _check(self, name: str) -> Gate:
-        self._say(f"checking {name} against {self._case.baseline}")
+        self.say(f"checking {name} against {self._case.baseline}")
         gate = self._case.gate(name)
-        self._writer.append(gate)
-        self._writer.sync()
+        self.write(gate)
         return gate
 
     def _warm_up(self, name: str) -> None:
         for number in range(self._plan.warmup):
-            self._say(f"warming up {name}")
-            regions = self._time(name, "warmup", None)
+            self.say(f"warming up {name}")
+            calls = self._time(name, "warmup", None)
             if number == 0:
-                calls = Counter(region.name for region in regions)
-                self._writer.append(msgspec.structs.replace(self._case.settings(name), calls_per_stage=dict(calls)))
-        numbers = tuple(range(self._plan.warmup))
-        self._writer.append(Excluded(variant=name, span="clip", clip=None, indices=numbers, kind="warm-up", cause="warm-up"))
+                self.writer.append(msgspec.structs.replace(self._case.settings(name), calls_per_stage=dict(calls)))
+        self.exclude(name, range(self._plan.warmup), "warm-up", "warm-up")
 
-    def _time(self, name: str, phase: Phase, lap: int | None) -> tuple[TimedRegion, ...]:
-        """Run one clip under the timing recorder and record it."""
-        case, compiled = self._case, num_compiles()
-        case.prepare(name)
-        gc.collect()
-        reset_peak(case.device)
+    def _time(self, name: str, phase: Phase, lap: int | None) -> Counter[str]:
+        case, memory = self._case, self._plan.memory
         recorder = self._waiting if name in self._plan.waits else self._recorder
-        with ClockSampler(case.device) as sampler, recording(recorder):
-            recorder.start_clip()
-            with span(E2E):
-                own = [held(case.device) if self._plan.memory else None for _ in case.blocks(name)]
-            regions = recorder.finish_clip()
-        clip = self._clips.finish(name, phase, lap, len(regions), sampler.clocks())
-        inside = region_records(clip, recorder.inside(), self._region_ns) if phase == "timed" else ()
-        memory = memory_records(clip, own) if phase == "timed" else ()
-        self._writer.append(*span_records(clip, regions), *inside, *memory, clip)
-        if phase == "timed" and num_compiles() > compiled:
-            self._exclude(clip, "compilation", "compilation")
-        if clip.clocks is not None and THERMAL & set(clip.clocks.throttle):
-            self._exclude(clip, "throttling", "thermal throttling")
-            cool_down(case.device)
-        self._writer.sync()
-        return regions
-
-    def _exclude(self, clip: Clip, kind: Exclusion, cause: str) -> None:
-        """Exclude a timed clip from every average."""
-        if clip.phase == "timed":
-            self._writer.append(
-                Excluded(variant=clip.variant, span="clip", clip=None, indices=(clip.clip,), kind=kind, cause=cause)
-            )
+        case.prepare(name)
+        return self.timed(name, phase, lap, recorder, lambda: [held(case.device) if memory else None for _ in case.blocks(name)])
 
     def _trace(self, name: str, traced: range, capture: Capture, folder: str) -> None:
         """Profile one clip: whole and lightly on a GPU, else the frame blocks asked for with their operators."""
         if not traced:
             return
-        case, whole, sampler = self._case, self._whole_clip and not capture.options, ClockSampler(self._case.device)
-        self._say(f"tracing {name}" + (f" with {' and '.join(capture.options)}" if capture.options else ""))
-        path = self._writer.folder / folder / f"{name}.json.gz"
+        case, sampler = self._case, ClockSampler(self.device)
+        whole = self._plan.whole_clip and self._plan.traced_from is None and self.device.type == "cuda" and not capture.options
+        self.say(f"tracing {name}" + (f" with {' and '.join(capture.options)}" if capture.options else ""))
+        path = self.writer.folder / folder / f"{name}.json.gz"
         if whole:
             traced, file = range(case.workload.frame_blocks), self._trace_clip(name, path, sampler)
         else:
@@ -383,15 +430,10 @@ class _RunUnderWay:
                 path=path,
                 capture=capture,
             )
-        clip = self._clips.finish(name, "traced", None, 0, sampler.clocks())
+        clip = self.clips.finish(name, "traced", None, 0, sampler.clocks())
         regions = TRACEABLE if whole else capture.regions
-        trace = trace_line(clip, file, self._writer.folder, traced, regions, capture.options)
-        self._writer.append(trace, *(() if capture.options else self._launched(name)), clip)
-        self._writer.sync()
-
-    @property
-    def _whole_clip(self) -> bool:
-        return self._plan.whole_clip and self._plan.traced_from is None and self._case.device.type == "cuda"
+        trace = trace_line(clip, file, self.writer.folder, traced, regions, capture.options)
+        self.write(trace, *(() if capture.options else self._launched(name)), clip)
 
     def _trace_clip(self, name: str, path: Path, sampler: ClockSampler) -> WrittenTrace:
         """Trace a whole clip; the profiler is warmed up on frame blocks of another clip before it."""
@@ -415,20 +457,13 @@ class _RunUnderWay:
         launched = self._case.launched(name)
         if launched is None:
             return ()
-        folder = self._writer.folder / "traces"
+        folder = self.writer.folder / "traces"
         scratch, path = folder / f"{name}.launched.json.gz", folder / f"{name}.passes.json.gz"
         try:
             with launched:
-                self._trace_clip(name, scratch, ClockSampler(self._case.device))
+                self._trace_clip(name, scratch, ClockSampler(self.device))
             passes = passes_of(read_trace(scratch))
         finally:
             scratch.unlink(missing_ok=True)
         write_whole(path, encode_passes(passes))
-        return (LaunchedPasses(variant=name, path=str(path.relative_to(self._writer.folder)), sha256=file_sha256(path)),)
-
-    def _review(self, name: str) -> None:
-        if not self._plan.review:
-            return
-        self._say(f"judging {name}")
-        self._writer.append(*self._case.review(name, self._writer.folder))
-        self._writer.sync()
+        return (LaunchedPasses(variant=name, path=str(path.relative_to(self.writer.folder)), sha256=file_sha256(path)),)
