@@ -73,6 +73,9 @@ def test_sparse_attention_is_timed_as_kernel_and_as_section(tmp_path: Path) -> N
     assert {(span.variant, span.name) for span in run.spans} == {
         (name, what) for name in ("sdpa", "sparse:cpu") for what in ("attention_kernel", "attention")
     }
+    first = [span for span in run.spans if span.order == 0]
+    assert [span.name for span in first] == ["attention_kernel"] * 2 + ["attention"] * 2
+    assert all(one.start_ns + one.value_ns == two.start_ns for one, two in pairwise(first)), "the section after the kernel"
     dense, sparse = (run.variant(name) for name in ("sdpa", "sparse:cpu"))
     assert sparse.costs[0].dense_flops == dense.costs[0].flops > sparse.costs[0].flops
     assert sparse.sparsity == pytest.approx(1 - sparse.costs[0].flops / dense.costs[0].flops)

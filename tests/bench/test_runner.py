@@ -19,14 +19,12 @@ import strobe
 from source import ROOT
 from strobe.bench import runner
 from strobe.bench.case import ComparePlan
-from strobe.bench.cases.attention import _spans as attention_spans
 from strobe.bench.runner import end_line, run_case, steady_window, traced_window
 from strobe.core.errors import ConfigError, StrobeError
 from strobe.perf.analysis.runs.compare import compare_stages, mirrored_pairs
 from strobe.perf.analysis.runs.latency import latencies
 from strobe.perf.measure.profile import Capture
-from strobe.perf.measure.timing import Isolated
-from strobe.perf.records.record import Clip, Clocks, PromptAt, Workload
+from strobe.perf.records.record import Clocks, PromptAt, Workload
 from strobe.perf.records.store import RunWriter, read_run
 from strobe.perf.report.study import Profile, load_study
 
@@ -302,14 +300,6 @@ def test_the_header_has_no_field_left_out(tmp_path: Path, fake: Any) -> None:
     assert run.header.argv == tuple(sys.argv)
     assert run.header.machine.threads == torch.get_num_threads()
     assert msgspec.json.decode(msgspec.json.encode(run.header))["workload"]["frames"] == 69
-
-
-def test_calls_of_the_section_begin_after_those_of_the_kernel() -> None:
-    clip = Clip(variant="a", clip=0, order=0, palindrome=0, phase="timed", num_spans=4)
-    found = {name: Isolated(times_ns=times, clock="perf_counter", cold=False, queued=False)
-             for name, times in (("attention_kernel", (3, 4)), ("attention", (5, 6)))}  # fmt: skip
-    starts = [(span.name, span.start_ns) for span in attention_spans(clip, found)]
-    assert starts == [("attention_kernel", 0), ("attention_kernel", 3), ("attention", 7), ("attention", 12)]
 
 
 def test_a_body_that_is_cut_short_says_its_last_reason(tmp_path: Path) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from strobe.bench.attention.contestant import CellTensors, GridCell
 from strobe.cli import bench_attention
 from strobe.models.captured import CapturedCall, write_calls
 from terminal import Strobe
@@ -92,19 +94,18 @@ def test_a_serialised_run_says_so(strobe: Strobe, tmp_path: Path, monkeypatch: p
 def test_an_interruption_keeps_what_was_finished(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from strobe.bench.attention import run
 
-    right = run.measure_cell
+    right = run.draw
 
-    def stop(inputs: object, writer: object, plan: object, say: object) -> None:
-        if (tmp_path / "b" / "cells" / "2x4x9_s0.5_b64_forward").exists() and not inputs.cell.backward:  # type: ignore[attr-defined]
-            right(inputs, writer, plan, say)  # type: ignore[arg-type]
-        else:
+    def stop(cell: GridCell, **how: Any) -> CellTensors:
+        if cell.backward:
             raise KeyboardInterrupt
+        return right(cell, **how)
 
-    monkeypatch.setattr(run, "measure_cell", stop)
+    monkeypatch.setattr(run, "draw", stop)
     line = ("bench", "attention", *TINY, "--impls", "dense:sdpa", "--out", tmp_path / "b", "--backward", "--json")
     cut = strobe(*(word for word in line if word != "--quiet"))
     assert cut.code == 130 and "the 1 finished cells are kept: the same command goes on" in cut.err
-    monkeypatch.setattr(run, "measure_cell", right)
+    monkeypatch.setattr(run, "draw", right)
     on = strobe(*line)
     assert on.document["kept"] == ["2x4x9_s0.5_b64_forward"] and on.document["measured"] == ["2x4x9_s0.5_b64_backward"]
 
