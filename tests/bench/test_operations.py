@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 def parts(tiny: Model, name: str) -> StepParts:
     with torch.inference_mode():
-        return StepParts(model=tiny, config=resolve(replace(preset(name), simulate=True), tiny.defaults, CPU))
+        return StepParts(tiny, resolve(replace(preset(name), simulate=True), tiny.defaults, CPU))
 
 
 def counted(each: RunnableOperation) -> int:
@@ -42,7 +42,9 @@ def test_the_operations_are_those_of_a_step(tiny: Model, name: str) -> None:
     flops = sum(each.operation.calls * counted(each) for each in operations if "conditions" not in each.operation.name)
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
         step.transformer.dit(
-            step.latents, *step.transformer.conditions(step.latents, step.timestep, step.text, step.step), step.step
+            step.latents,
+            *step.transformer.conditions(step.latents, step.config.schedule.warped[0], step.text, step.step),
+            step.step,
         )
     extra = counted(next(each for each in operations if each.operation.name == "conditions"))
     assert flops == counter.get_total_flops() - extra
@@ -111,7 +113,7 @@ def test_a_prompt_switch_can_be_made_again_and_again(tiny: Model, name: str) -> 
         after = step.cache.snapshot()
         torch.testing.assert_close(after.keys, before.keys)
         end = step.cache.end
-        step.open_next()
+        step.cache.at(end, 3)
     assert step.cache.end == end + 3
 
 

@@ -9,9 +9,9 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -310,11 +310,6 @@ class LoadedModel:
     random: bool
     masked: bool = False
 
-    @property
-    def num_params(self) -> int:
-        """Parameters of the transformer."""
-        return sum(parameter.numel() for parameter in self.transformer.parameters())
-
 
 def load_named(
     name: str, *, shot: Shot | None, tiny: bool, weights: Path | None, device: torch.device, dtype: torch.dtype, seed: int
@@ -539,14 +534,24 @@ def variants_of(
     return found
 
 
-@dataclass
-class _Made:
+class _Made(NamedTuple):
     """A variant that is ready: a transformer of its own over the shared weights."""
 
     transformer: Any
-    handle: SparseHandle | None
-    impl: str
-    arguments: dict[str, Any] = field(default_factory=dict)
+    handle: SparseHandle | None = None
+    impl: str = ""
+
+    @property
+    def sparse(self) -> SparseHandle:
+        """The handle of a variant that is not diffusers' own."""
+        assert self.handle is not None
+        return self.handle
+
+    @property
+    def choice(self) -> Any:
+        """The choice of the fine stage's implementation, as `gate.recorded` needs it."""
+        attn: Any = next(iter(self.sparse.layers.values()))
+        return attn.processor.explain(attn)
 
 
 class DitCase:
@@ -599,7 +604,9 @@ class DitCase:
         self.baseline, *candidates = self._variants
         self.candidates = tuple(candidates)
         self.slug = "dit"
-        self.model = record.Model(name=loaded.name, weights_sha256=loaded.weights_sha256, num_params=loaded.num_params)
+        self.absent: tuple[record.Absent, ...] = ()  # a variant that cannot run here is an error
+        num_params = sum(parameter.numel() for parameter in loaded.transformer.parameters())
+        self.model = record.Model(name=loaded.name, weights_sha256=loaded.weights_sha256, num_params=num_params)
         shot = loaded.shot
         self.workload = record.Workload(
             prompts=(),
@@ -644,7 +651,7 @@ class DitCase:
         with marked(made.transformer) if eager and listened() else nullcontext():
             for step in range(self._steps):
                 with span(FRAME_BLOCK, step), span(DENOISE_STEP, step), span(DIT_FORWARD):
-                    self._forward(made)
+                    self._forward(made.transformer)
                 yield step
 
     def launched(self, name: str) -> AbstractContextManager[None] | None:
@@ -694,11 +701,6 @@ class DitCase:
         self._made.clear()
         self._outputs.clear()
 
-    @property
-    def absent(self) -> tuple[record.Absent, ...]:
-        """Always empty: a variant that cannot run here is an error."""
-        return ()
-
     # Making variants.
 
     @property
@@ -729,19 +731,17 @@ class DitCase:
         if compiled:
             # every forward pass has the same shapes
             transformer.compile_repeated_blocks(fullgraph=True, dynamic=False, backend=self._compiler)
-        made = _Made(transformer=transformer, handle=handle, impl=impl)
         if handle is not None and not compiled:
-            self._forward(made)  # which tells it the grid
-            made.impl = impl or handle.report().layers[0].impl
+            self._forward(transformer)  # which tells it the grid
+            impl = impl or handle.report().layers[0].impl
         elif handle is not None:
-            made.impl = self._make(variant, eager=True).impl
-        return made
+            impl = self._make(variant, eager=True).impl
+        return _Made(transformer, handle, impl)
 
-    def _forward(self, made: _Made) -> Tensor:
+    def _forward(self, transformer: Any) -> Tensor:
         with torch.no_grad():
-            found: Any = made.transformer(**self._loaded.arguments, return_dict=False)
-        out: Tensor = found[0]
-        return out
+            found: tuple[Tensor, ...] = transformer(**self._loaded.arguments, return_dict=False)
+        return found[0]
 
     @contextmanager
     def _uncompiled(self) -> Iterator[None]:
@@ -756,13 +756,15 @@ class DitCase:
     def _output(self, variant: Attends, *, eager: bool = False) -> Tensor:
         key = variant.eager_name, variant.compiled and not eager
         if key not in self._outputs:
-            self._outputs[key] = self._forward(self._make(variant, eager=eager)).cpu()
+            self._outputs[key] = self._forward(self._make(variant, eager=eager).transformer).cpu()
         return self._outputs[key]
 
     def _held(self, variant: Attends) -> GateResult:
         limit = tolerance("latents", self._dtype)
         dtype = str(self._dtype).removeprefix("torch.")
-        stock = self._stock_output()
+        if _STOCK not in self._outputs:
+            self._outputs[_STOCK] = self._forward(self._loaded.transformer).cpu()
+        stock = self._outputs[_STOCK]
         if variant.compiled:
             found, expected = self._output(variant), self._output(variant, eager=True)
             what = "the same as uncompiled"
@@ -770,31 +772,18 @@ class DitCase:
             found, expected, what = self._output(variant), stock, "the same as diffusers' own attention"
         else:
             own = self._make(variant)
-            assert own.handle is not None
-            layer, attn = next(iter(own.handle.layers.items()))
             if variant.attention == SPARSE:
-                held = gate.recorded(self._choice(own, attn), self.device)
+                held = gate.recorded(own.choice, self.device)
                 if not held.passed:
-                    return GateResult(False, f"{layer}: {held.rule}", held.detail)
+                    return GateResult(False, f"{next(iter(own.sparse.layers))}: {held.rule}", held.detail)
             if not self._output(variant).isfinite().all():
                 return GateResult(False, "the output is finite", "it is not")
             whole = self._fresh(variant, compiled=False, sparsity=_ALL_TILES)
-            found, expected = self._forward(whole).cpu(), stock
+            found, expected = self._forward(whole.transformer).cpu(), stock
             what = "with every key tile selected the same as diffusers' own attention"
         error = gate.relative_error(found, expected)
         rule = f"one forward pass: {what}, relative error <= {limit:g} ({dtype})"
         return GateResult(error <= limit, rule, f"{error:.3g}", exact=not variant.sparsity)
-
-    def _stock_output(self) -> Tensor:
-        if _STOCK not in self._outputs:
-            with torch.no_grad():
-                found: Any = self._loaded.transformer(**self._loaded.arguments, return_dict=False)
-            self._outputs[_STOCK] = found[0].cpu()
-        return self._outputs[_STOCK]
-
-    def _choice(self, made: _Made, attn: Any) -> Any:
-        """Return the choice of the fine-stage impl, as `gate.recorded` needs it."""
-        return attn.processor.explain(attn)
 
     # What it costs.
 
@@ -804,18 +793,14 @@ class DitCase:
         if variant.attention == DENSE:
             masked = "its attention is given a mask of pairs, which cuDNN is not asked for" if self._loaded.masked else ""
             return masked if self._backend == "native" and self.device.type == "cuda" else ""
-        made = self._make(variant, eager=True)
-        assert made.handle is not None
-        attn = next(iter(made.handle.layers.values()))
-        return "; ".join(f"{name}: {reason}" for name, reason in self._choice(made, attn).passed_over)
+        return gate.passed_over(self._make(variant, eager=True).choice)
 
     def _kernel_cost(self, variant: Attends, made: _Made) -> tuple[tuple[record.SpanCost, ...], int]:
         """Return FLOPs and bytes of one call of the video's self-attention, and the tokens of the video."""
         known = made.handle or next((each.handle for each in self._made.values() if each.handle is not None), None)
         if known is None:
-            probe = self._fresh(Attends(name=OURS, eager_name=OURS, attention=OURS, sparsity=0, compiled=False), compiled=False)
-            known = probe.handle
-        assert known is not None
+            ours = Attends(name=OURS, eager_name=OURS, attention=OURS, sparsity=0, compiled=False)
+            known = self._fresh(ours, compiled=False).sparse
         report = known.report()
         assert report.grid is not None, "a variant has run before its settings are asked for"
         tokens = report.grid[0] * report.grid[1] * report.grid[2]
