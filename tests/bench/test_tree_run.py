@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import time
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from strobe.bench.executor import Cell, Finished, LocalExecutor
 from strobe.bench.executor.local import Running
 from strobe.bench.executor.processes import alive
 from strobe.bench.tree import rank
-from strobe.bench.tree import run as running
+from strobe.bench.tree.machine import topology
 from strobe.bench.tree.request import PEER, RankedCall, TreeSettings
 from strobe.bench.tree.run import run_cells
 from strobe.core.errors import ConfigError
@@ -148,7 +150,7 @@ def test_the_gate_passes_what_is_right(inputs: rank.RankShare, monkeypatch: pyte
 
 def test_ranks_draw_the_same_call_and_keep_their_share() -> None:
     shape = RankedCall(world_size=3, seq_len=10, q_len=4, placement="sequence", kv_heads=4, dim=8)
-    ranks = [rank.draw(shape, rank, torch.device("cpu"), seed=3) for rank in range(3)]
+    ranks = [rank.draw(shape, number, torch.device("cpu"), seed=3) for number in range(3)]
     whole = rank.draw(RankedCall(world_size=1, seq_len=10, q_len=4, kv_heads=4, dim=8), 0, torch.device("cpu"), seed=3)
     for name in ("q", "k", "v", "expected"):
         assert torch.equal(torch.cat([getattr(each, name) for each in ranks], dim=1), getattr(whole, name))
@@ -185,6 +187,18 @@ def test_the_limit_of_an_lse_is_wider_where_it_is_rounded_to_half_precision() ->
     assert limits["float32"] < 1e-5 < limits["bfloat16"]
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
-def test_bytes_of_an_element(dtype: str) -> None:
-    assert running._item(dtype) == getattr(torch, dtype).itemsize
+def test_links_are_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(args=[], returncode=0, stdout="\t\x1b[4mGPU0\tGPU1\x1b[0m\nGPU0\t X \tNV18\n")
+
+    monkeypatch.setattr(subprocess, "run", told)
+    assert topology("cuda").endswith("\tGPU0\tGPU1\nGPU0\t X \tNV18\n") and "GPU" not in topology("cpu")
+
+
+def test_why_there_are_no_links_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho half a table\nexit 9\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    told = topology("cuda")
+    assert "nvidia-smi topo -m: " in told and "exit status 9" in told and "half a table" not in told

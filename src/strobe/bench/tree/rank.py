@@ -35,7 +35,7 @@ from strobe.core.libraries import broken
 from strobe.core.spans import recording
 from strobe.perf.analysis.runs.rank_calls import CallRegion, RankCall
 from strobe.perf.measure.machine import describe_run
-from strobe.perf.measure.timing import palindrome
+from strobe.perf.measure.timing import TimingRecorder, palindrome
 from strobe.perf.records import record as grids
 from strobe.perf.records.record import MEETING, MESSAGE, Collective, LinkRate, Mode, SentMessage, WhatIf
 
@@ -226,11 +226,8 @@ def guide_blocks(
     return found
 
 
-Moment = int | torch.cuda.Event
-
-
-class MarkRecorder:
-    """Recorder without waits: the host clock on a CPU, events on the current stream of a GPU.
+class MarkRecorder(TimingRecorder):
+    """Recorder of the regions of one call; without `meet` it waits for nothing.
 
     Args:
         device: where the call works.
@@ -238,54 +235,40 @@ class MarkRecorder:
     """
 
     def __init__(self, device: torch.device, meet: Callable[[], object] | None = None) -> None:
-        self._on_gpu = device.type == "cuda"
-        self.meet = meet
-        self.done: list[tuple[str, str, Moment, Moment]] = []
+        super().__init__(device, fine=True)
+        self._meet = meet
 
     @contextmanager
     def region(self, name: str, index: int | None) -> Iterator[None]:
-        """Mark the region of the body; `tree_message:gather` is the part `gather` of `tree_message`."""
-        region, _, part = name.partition(":")
-        if self.meet is not None and region == MESSAGE:
-            first = self.now()
-            self.meet()
-            self.done.append((MEETING, "", first, self.now()))
-        first = self.now()
-        yield
-        self.done.append((region, part, first, self.now()))
+        """Mark the region of the body."""
+        if self._meet is not None and name.startswith(MESSAGE):
+            with super().region(MEETING, None):
+                self._meet()
+        self._drain()
+        with super().region(name, index):
+            yield
+            self._drain()
 
-    def now(self) -> Moment:
-        """Return this moment, on the clock of the device."""
-        if not self._on_gpu:
-            return time.perf_counter_ns()
-        if self.meet is not None:
-            torch.cuda.synchronize()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+    def _drain(self) -> None:
+        if self._meet is not None:
+            self.synchronize()
 
     def take(self, run: Callable[[], object]) -> RankCall:
-        """Run one call and return its marked regions."""
-        self.done.clear()
-        with recording(self):
-            start = self.now()
+        """Run one call and return its regions; `tree_message:gather` is the part `gather` of `tree_message`."""
+        self.start_clip()
+        with recording(self), super().region(grids.CALL, None):
             run()
-            stop = self.now()
-        if self._on_gpu:
-            torch.cuda.synchronize()
-        regions = [
-            CallRegion(name=name, part=part, start_ns=_between(start, first), value_ns=_between(first, last))
-            for name, part, first, last in self.done
-        ]
-        return RankCall(total_ns=_between(start, stop), regions=tuple(sorted(regions, key=lambda region: region.start_ns)))
-
-
-def _between(first: Moment, last: Moment) -> int:
-    if isinstance(first, int) and isinstance(last, int):
-        return last - first
-    assert isinstance(first, torch.cuda.Event) and isinstance(last, torch.cuda.Event)
-    elapsed_ms: float = first.elapsed_time(last)
-    return round(elapsed_ms * 1e6)
+            self._drain()
+        found = self.finish_clip()
+        whole = next(each for each in found if each.name == grids.CALL)
+        named = ((each, *each.name.partition(":")[::2]) for each in found if each is not whole)
+        return RankCall(
+            total_ns=whole.value_ns,
+            regions=tuple(
+                CallRegion(name=name, part=part, start_ns=each.start_ns - whole.start_ns, value_ns=each.value_ns)
+                for each, name, part in named
+            ),
+        )
 
 
 def links_line(links: Links, auto: str) -> grids.Links:

@@ -20,6 +20,7 @@ from strobe.bench.runner import ClipNumbers, end_line, number, timed_span
 from strobe.bench.tree.machine import check_ranks
 from strobe.bench.tree.request import BUSY, PEER, TASK, TOPOLOGY, RankedCall, RankResult, Task, TreeSettings
 from strobe.compat.assert_tree_attn import kind_of
+from strobe.core.costs import element_bytes
 from strobe.core.errors import StrobeError
 from strobe.core.files import write_whole
 from strobe.core.spans import ATTENTION
@@ -98,7 +99,7 @@ def _contestant(name: str, task: Task, ranks: Sequence[RankResult]) -> Iterator[
             yield _error(name, record.LSE_ERROR, each.lse_error, rank, wide)
     shape = task.shape
     flops = 4 * shape.batch * shape.heads * shape.dim * shape.q_len * shape.seq_len
-    moved = 2 * shape.batch * shape.kv_heads * shape.dim * shape.seq_len * _item(shape.dtype)
+    moved = 2 * shape.batch * shape.kv_heads * shape.dim * shape.seq_len * element_bytes(shape.dtype)
     yield record.Variant(
         name=name,
         preset="custom",
@@ -110,10 +111,6 @@ def _contestant(name: str, task: Task, ranks: Sequence[RankResult]) -> Iterator[
     )
     if name in ranks[0].predicted:
         yield ranks[0].predicted[name]
-
-
-def _item(dtype: str) -> int:
-    return {"float64": 8, "float32": 4}.get(dtype, 2)
 
 
 def _laps(ranks: Sequence[RankResult], clips: ClipNumbers) -> Iterator[record.Record]:
