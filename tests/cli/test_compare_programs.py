@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from strobe.cli.compare_programs import commands_of
+from strobe.cli.compare import commands_of
 from strobe.cli.main import main
 from strobe.perf.records.store import read_run
 from terminal import Strobe

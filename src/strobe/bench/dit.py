@@ -24,19 +24,8 @@ from strobe.attention.types import AttentionOutput
 from strobe.bench import gate, quality
 from strobe.bench.attention.peers import fastvideo_kernels, version_of
 from strobe.bench.gate import GateResult
-from strobe.core import costs
+from strobe.core import costs, spans
 from strobe.core.errors import ConfigError, ImplUnavailableError, WeightsError, unknown_choice
-from strobe.core.spans import (
-    ATTENTION,
-    ATTENTION_KERNEL,
-    CROSS_ATTENTION,
-    CROSS_ATTENTION_KERNEL,
-    DENOISE_STEP,
-    DIT_FORWARD,
-    FFN,
-    FRAME_BLOCK,
-    span,
-)
 from strobe.core.tolerances import tolerance
 from strobe.engine.load import RANDOM
 from strobe.integrations.diffusers import SparseHandle, joint, processors, sparsify
@@ -396,9 +385,9 @@ def _digest(folder: Path) -> str:
 
 
 OTHERS: Final = {
-    "attn2": CROSS_ATTENTION, "audio_attn1": CROSS_ATTENTION, "audio_attn2": CROSS_ATTENTION,
-    "audio_to_video_attn": CROSS_ATTENTION, "video_to_audio_attn": CROSS_ATTENTION,
-    "ffn": FFN, "ff": FFN, "audio_ff": FFN, "ff_context": FFN,
+    "attn2": spans.CROSS_ATTENTION, "audio_attn1": spans.CROSS_ATTENTION, "audio_attn2": spans.CROSS_ATTENTION,
+    "audio_to_video_attn": spans.CROSS_ATTENTION, "video_to_audio_attn": spans.CROSS_ATTENTION,
+    "ffn": spans.FFN, "ff": spans.FFN, "audio_ff": spans.FFN, "ff_context": spans.FFN,
 }  # fmt: skip
 """Sections of a block beside the video's self-attention, by the name of their module. Audio and cross-modal attention count as
 cross-attention."""
@@ -409,7 +398,7 @@ _FASTVIDEO: Final = "block_sparse_attn"
 
 def listened() -> bool:
     """Return whether a recorder records regions inside a pass now."""
-    return not isinstance(span(ATTENTION), nullcontext)
+    return not isinstance(spans.span(spans.ATTENTION), nullcontext)
 
 
 @contextmanager
@@ -419,7 +408,7 @@ def marked(transformer: Any) -> Iterator[None]:
     assert family is not None, "checked when it was loaded"
     layers = family.layers(transformer)
     inside: list[str] = []
-    named = {layer.attn: ATTENTION for layer in layers}
+    named = {layer.attn: spans.ATTENTION for layer in layers}
     for layer in layers:
         named |= {child: OTHERS[name] for name, child in layer.block.named_children() if name in OTHERS and child not in named}
     with ExitStack() as stack:
@@ -438,7 +427,7 @@ def _hook(stack: ExitStack, module: nn.Module, name: str, inside: list[str]) -> 
     opened: list[AbstractContextManager[object]] = []
 
     def enter(*_: object) -> None:
-        region = span(name)
+        region = spans.span(name)
         region.__enter__()
         opened.append(region)
         inside.append(name)
@@ -455,8 +444,8 @@ def _wrap(stack: ExitStack, caller: Any, attribute: str, inside: list[str]) -> N
     stock: Callable[..., Any] = getattr(caller, attribute)
 
     def within(*args: Any, **kwargs: Any) -> Any:
-        of_video = bool(inside) and inside[-1] == ATTENTION
-        with span(ATTENTION_KERNEL if of_video else CROSS_ATTENTION_KERNEL):
+        of_video = bool(inside) and inside[-1] == spans.ATTENTION
+        with spans.span(spans.ATTENTION_KERNEL if of_video else spans.CROSS_ATTENTION_KERNEL):
             return stock(*args, **kwargs)
 
     setattr(caller, attribute, within)
@@ -606,7 +595,9 @@ class DitCase:
         self.slug = "dit"
         self.absent: tuple[record.Absent, ...] = ()  # a variant that cannot run here is an error
         num_params = sum(parameter.numel() for parameter in loaded.transformer.parameters())
-        self.model = record.Model(name=loaded.name, weights_sha256=loaded.weights_sha256, num_params=num_params)
+        self.model: record.Model | None = record.Model(
+            name=loaded.name, weights_sha256=loaded.weights_sha256, num_params=num_params
+        )
         shot = loaded.shot
         self.workload = record.Workload(
             prompts=(),
@@ -650,7 +641,7 @@ class DitCase:
         made = self._make(variant, eager=eager)
         with marked(made.transformer) if eager and listened() else nullcontext():
             for step in range(self._steps):
-                with span(FRAME_BLOCK, step), span(DENOISE_STEP, step), span(DIT_FORWARD):
+                with spans.span(spans.FRAME_BLOCK, step), spans.span(spans.DENOISE_STEP, step), spans.span(spans.DIT_FORWARD):
                     self._forward(made.transformer)
                 yield step
 
@@ -817,7 +808,7 @@ class DitCase:
         share = report.layers[-1].share if variant.sparsity else 1.0
         flops = dense.flops if share is None else round(dense.flops * share)
         cost = record.SpanCost(
-            span=ATTENTION_KERNEL,
+            span=spans.ATTENTION_KERNEL,
             flops=flops,
             read_bytes=dense.read_bytes,
             write_bytes=dense.write_bytes,

@@ -35,39 +35,24 @@ from strobe.perf.measure.machine import (
 )
 from strobe.perf.measure.profile import Capture, WrittenTrace, file_sha256, trace_blocks, trace_clip
 from strobe.perf.measure.timing import FINE, Inside, TimingRecorder, num_compiles, palindrome, region_records, span_records
-from strobe.perf.records.record import (
-    Clip,
-    Clock,
-    Clocks,
-    End,
-    Excluded,
-    Exclusion,
-    Gate,
-    LaunchedPasses,
-    Phase,
-    Quality,
-    Record,
-    Regions,
-    Span,
-    Status,
-    Trace,
-    Workload,
-)
+from strobe.perf.records import record
 from strobe.perf.records.store import RunWriter, create_run
 from strobe.perf.trace import read_trace
 
 
-def timed_span(clip: Clip, name: str, index: int | None, value_ns: int, clock: Clock = "perf_counter", **more: Any) -> Span:
+def timed_span(
+    clip: record.Clip, name: str, index: int | None, value_ns: int, clock: record.Clock = "perf_counter", **more: Any
+) -> record.Span:
     """Return the span of one timed call, or of a region of it."""
-    return Span(
+    return record.Span(
         variant=clip.variant, clip=clip.clip, order=clip.order, palindrome=clip.palindrome, name=name, index=index,
         value_ns=value_ns, clock=clock, warmup=clip.phase == "warmup", **({"start_ns": 0} | more),
     )  # fmt: skip
 
 
 def call_spans(
-    clip: Clip, name: str, times_ns: Sequence[int], clock: Clock, *, part: str = "", start_ns: int = 0
-) -> Iterator[Span]:
+    clip: record.Clip, name: str, times_ns: Sequence[int], clock: record.Clock, *, part: str = "", start_ns: int = 0
+) -> Iterator[record.Span]:
     """Yield one span per call. Queued calls have no start of their own: it is the sum of the times before them.
 
     Args:
@@ -79,7 +64,7 @@ def call_spans(
         start_ns += value
 
 
-def number(variant: str, metric: str, value: float, definition: str, **more: Any) -> Quality:
+def number(variant: str, metric: str, value: float, definition: str, **more: Any) -> record.Quality:
     """Return a number that was measured once as a record; one that is not finite has no value.
 
     Args:
@@ -87,12 +72,12 @@ def number(variant: str, metric: str, value: float, definition: str, **more: Any
     """
     finite = abs(value) < float("inf")
     own: dict[str, Any] = {"unit": "", "reference": "", "better": "lower", "note": "" if finite else "not finite"} | more
-    return Quality(variant=variant, metric=metric, value=value if finite else None, definition=definition, n=1, **own)
+    return record.Quality(variant=variant, metric=metric, value=value if finite else None, definition=definition, n=1, **own)
 
 
 def trace_line(
-    clip: Clip, file: WrittenTrace, folder: Path, blocks: range, regions: Sequence[str] = (), options: Sequence[str] = ()
-) -> Trace:
+    clip: record.Clip, file: WrittenTrace, folder: Path, blocks: range, regions: Sequence[str] = (), options: Sequence[str] = ()
+) -> record.Trace:
     """Return the record of a clip's trace.
 
     Args:
@@ -101,7 +86,7 @@ def trace_line(
         regions: that were marked.
         options: of the profiler, which slow the host down.
     """
-    return Trace(
+    return record.Trace(
         variant=clip.variant,
         clip=clip.clip,
         path=str(file.path.relative_to(folder)),
@@ -149,7 +134,7 @@ class FinishedRun:
     """A finished comparison: the folder of its records, and the red gates."""
 
     folder: Path
-    red: tuple[Gate, ...]
+    red: tuple[record.Gate, ...]
 
 
 def run_case(
@@ -186,7 +171,7 @@ def end_line(writer: RunWriter) -> Iterator[Callable[[str], None]]:
         a function that tells why a body that ends well is cut short all the same.
     """
     began, cut = time.perf_counter_ns(), list[str]()
-    status: Status = "failed"
+    status: record.Status = "failed"
     message, variant = "stopped by an error that is not ours", ""
     try:
         yield cut.append
@@ -202,11 +187,11 @@ def end_line(writer: RunWriter) -> Iterator[Callable[[str], None]]:
         message = notes[-1] if notes else message
         with suppress(StrobeError):
             wall_ns = time.perf_counter_ns() - began
-            writer.append(End(status=status, date=utc_now(), wall_ns=wall_ns, message=message, variant=variant))
+            writer.append(record.End(status=status, date=utc_now(), wall_ns=wall_ns, message=message, variant=variant))
             writer.sync()
 
 
-def traced_window(workload: Workload, plan: ComparePlan) -> range:
+def traced_window(workload: record.Workload, plan: ComparePlan) -> range:
     """Return the frame blocks to trace.
 
     Raises:
@@ -223,7 +208,7 @@ def traced_window(workload: Workload, plan: ComparePlan) -> range:
     return window
 
 
-def steady_window(workload: Workload, most: int) -> range:
+def steady_window(workload: record.Workload, most: int) -> range:
     """Return as many consecutive frame blocks as possible, up to `most`, without a switch in or right before them.
 
     The middle of the clip comes first, where every cache is full. Empty if `most` is 0.
@@ -257,14 +242,16 @@ class ClipNumbers:
         self._device = device
         self._done: Counter[str] = Counter()
 
-    def finish(self, name: str, phase: Phase, lap: int | None, num_spans: int, clocks: Clocks | None = None, **more: Any) -> Clip:
+    def finish(
+        self, name: str, phase: record.Phase, lap: int | None, num_spans: int, clocks: record.Clocks | None = None, **more: Any
+    ) -> record.Clip:
         """Return the record of a variant's clip that ends now, with the peak memory since its start.
 
         Args:
             more: other fields of the record.
         """
         peak = None if self._device is None else peak_bytes(self._device)
-        clip = Clip(
+        clip = record.Clip(
             variant=name, clip=self._done[name], order=self._done.total(), palindrome=lap, phase=phase, num_spans=num_spans,
             clocks=clocks, **({"peak_bytes": peak} | more),
         )  # fmt: skip
@@ -293,14 +280,14 @@ class Rounds:
         self._progress(self._done, self._steps, what)
         self._done += 1
 
-    def write(self, *lines: Record) -> None:
+    def write(self, *lines: record.Record) -> None:
         """Append lines to the records; they are on the disk afterwards."""
         self.writer.append(*lines)
         self.writer.sync()
 
-    def exclude(self, name: str, clips: Sequence[int], kind: Exclusion, cause: str) -> None:
+    def exclude(self, name: str, clips: Sequence[int], kind: record.Exclusion, cause: str) -> None:
         """Exclude clips of a variant from every average."""
-        self.writer.append(Excluded(variant=name, span="clip", clip=None, indices=tuple(clips), kind=kind, cause=cause))
+        self.writer.append(record.Excluded(variant=name, span="clip", clip=None, indices=tuple(clips), kind=kind, cause=cause))
 
     def laps(self, names: Sequence[str], rounds: int) -> Iterator[tuple[str, int]]:
         """Yield each variant and the number of its round, in palindromes; one alone runs once a round."""
@@ -312,7 +299,7 @@ class Rounds:
     def timed(
         self,
         name: str,
-        phase: Phase,
+        phase: record.Phase,
         lap: int | None,
         recorder: TimingRecorder,
         body: Callable[[], Sequence[HeldMemory | None]],
@@ -347,7 +334,7 @@ class Rounds:
         self.writer.sync()
         return Counter(region.name for region in regions)
 
-    def _inside(self, clip: Clip, found: Sequence[Inside]) -> tuple[Regions, ...]:
+    def _inside(self, clip: record.Clip, found: Sequence[Inside]) -> tuple[record.Regions, ...]:
         """Return a clip's time in regions inside its frame blocks; a line without any where only other variants have some."""
         if self._region_ns is None:
             self._region_ns = TimingRecorder(self.device, inside=True).region_ns()
@@ -355,7 +342,7 @@ class Rounds:
             return region_records(clip, found, self._region_ns)
         none: dict[str, Any] = {"paths": (), "calls": (), "value_ns": ()}
         where: dict[str, Any] = {"variant": clip.variant, "clip": clip.clip, "order": clip.order}
-        return (Regions(blocks=(0,), region_ns=self._region_ns, **where, **none),)
+        return (record.Regions(blocks=(0,), region_ns=self._region_ns, **where, **none),)
 
 
 class _CaseRun(Rounds):
@@ -370,7 +357,7 @@ class _CaseRun(Rounds):
         self._recorder = TimingRecorder(case.device, inside=True)
         self._waiting = WaitingRecorder(case.device)
 
-    def measure(self, traced: range, attributed: range) -> tuple[Gate, ...]:
+    def measure(self, traced: range, attributed: range) -> tuple[record.Gate, ...]:
         """Run all phases in order; return the red gates."""
         case, plan = self._case, self._plan
         gates = [self._check(name) for name in case.candidates]
@@ -390,7 +377,7 @@ class _CaseRun(Rounds):
                 self.write(*case.review(name, self.writer.folder))
         return tuple(gate for gate in gates if not gate.passed)
 
-    def _check(self, name: str) -> Gate:
+    def _check(self, name: str) -> record.Gate:
         self.say(f"checking {name} against {self._case.baseline}")
         gate = self._case.gate(name)
         self.write(gate)
@@ -404,7 +391,7 @@ class _CaseRun(Rounds):
                 self.writer.append(msgspec.structs.replace(self._case.settings(name), calls_per_stage=dict(calls)))
         self.exclude(name, range(self._plan.warmup), "warm-up", "warm-up")
 
-    def _time(self, name: str, phase: Phase, lap: int | None) -> Counter[str]:
+    def _time(self, name: str, phase: record.Phase, lap: int | None) -> Counter[str]:
         case, memory = self._case, self._plan.memory
         recorder = self._waiting if name in self._plan.waits else self._recorder
         case.prepare(name)
@@ -452,7 +439,7 @@ class _CaseRun(Rounds):
 
         return trace_clip(clip, device=case.device, path=path, warm_up=warm_up)
 
-    def _launched(self, name: str) -> tuple[LaunchedPasses, ...]:
+    def _launched(self, name: str) -> tuple[record.LaunchedPasses, ...]:
         """Record a variant's graphed passes launched kernel by kernel, so that kernels of its graphs can be labelled."""
         launched = self._case.launched(name)
         if launched is None:
@@ -466,4 +453,4 @@ class _CaseRun(Rounds):
         finally:
             scratch.unlink(missing_ok=True)
         write_whole(path, encode_passes(passes))
-        return (LaunchedPasses(variant=name, path=str(path.relative_to(self.writer.folder)), sha256=file_sha256(path)),)
+        return (record.LaunchedPasses(variant=name, path=str(path.relative_to(self.writer.folder)), sha256=file_sha256(path)),)

@@ -13,6 +13,7 @@ from strobe.cli.console import OUT, Advance, Output
 from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.report import GATE_FAILED, write
 from strobe.cli.require import Requirement
+from strobe.core.errors import ConfigError
 from strobe.core.settings import read_settings
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from strobe.bench.dit import DitCase
     from strobe.bench.runner import FinishedRun
     from strobe.perf.records.store import RunWriter
+    from strobe.perf.report.model import Report
 
 FOLDER: Final = Path("traces")
 
@@ -95,6 +97,31 @@ def measure(
     with told, closing(case), progress or output.progress("compare") as advance:
         outcome = run_case(case, root=out, plan=plan, progress=advance, open_run=rotating(kept) if into else create_run)
     return told_of(outcome, requirements, output, kept, allow_different)
+
+
+PAGES: Final = (".html", ".md", ".json")
+
+
+def check_page(out: Path) -> None:
+    """Refuse a page in no format that a report has.
+
+    Raises:
+        ConfigError: its name ends otherwise.
+    """
+    if out.suffix not in PAGES:
+        raise ConfigError(f"-o {out}: cannot write {out.suffix or 'a file without a suffix'}; allowed: {', '.join(PAGES)}")
+
+
+def write_page(report: Report, *paths: Path) -> list[str]:
+    """Write a report into files whose suffixes say the format; return them, each once."""
+    from strobe.core.files import write_whole
+    from strobe.perf.report.write import FORMATS, render
+
+    formats = {f".{name}": name for name in FORMATS}
+    for path in (found := dict.fromkeys(paths)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, render(report, formats[path.suffix]))
+    return [str(path) for path in found]
 
 
 def told_of(

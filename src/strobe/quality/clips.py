@@ -142,11 +142,3 @@ def weighed(pictures: Tensor, weights: Sequence[float], dim: int) -> Tensor:
 def frames_at_once(clip: Tensor) -> int:
     """Return the number of frames of `[F, 3, Y, X]` that are filtered at once: one large one, or many small ones."""
     return max(1, _PIXELS // (clip.shape[-2] * clip.shape[-1]))
-
-
-def gaussian(sigma: float, radius: int) -> list[float]:
-    """Return the weights of a Gaussian at whole pixels, with sum 1."""
-    place = torch.arange(-radius, radius + 1, dtype=torch.float64)
-    weight = torch.exp(-place.square() / (2 * sigma**2))
-    found: list[float] = (weight / weight.sum()).tolist()
-    return found

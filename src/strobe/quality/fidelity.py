@@ -13,7 +13,7 @@ from torch.nn.functional import avg_pool2d
 
 from strobe.core.errors import ShapeError
 from strobe.quality.available import METRICS
-from strobe.quality.clips import as_pair, frames_at_once, gaussian, weighed
+from strobe.quality.clips import as_pair, frames_at_once, weighed
 from strobe.quality.flip import flip
 
 
@@ -77,24 +77,17 @@ def terms(first: Tensor, second: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     Yields:
         two float64 tensors `[f, 3, Y - 10, X - 10]`.
     """
-    many = frames_at_once(first)
-    for x, y in zip(torch.split(first, many), torch.split(second, many), strict=True):
-        yield _terms(x.double(), y.double())  # variances are small differences
-
-
-def _terms(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    mean_x, mean_y, square_x, square_y, product = _blur(torch.stack((x, y, x * x, y * y, x * y)))
-    covariance = product - mean_x * mean_y
-    variances = (square_x - mean_x * mean_x) + (square_y - mean_y * mean_y)  # rounds like 2 * covariance, so equal frames give 1
-    luminance = (2 * mean_x * mean_y + C1) / (mean_x * mean_x + mean_y * mean_y + C1)
-    structure = (2 * covariance + C2) / (variances + C2)
-    return luminance, structure
-
-
-def _blur(pictures: Tensor) -> Tensor:
-    """Compute the Gaussian mean over the window, only where it fits: `[..., Y, X]` -> `[..., Y - 10, X - 10]`."""
-    weights = gaussian(SIGMA, WINDOW // 2)
-    return weighed(weighed(pictures, weights, -2), weights, -1)
+    place = torch.arange(-(WINDOW // 2), WINDOW // 2 + 1, dtype=torch.float64)
+    weights = torch.exp(-place.square() / (2 * SIGMA**2))
+    row, many = (weights / weights.sum()).tolist(), frames_at_once(first)
+    for clips in zip(torch.split(first, many), torch.split(second, many), strict=True):
+        x, y = (clip.double() for clip in clips)  # variances are small differences
+        moments = torch.stack((x, y, x * x, y * y, x * y))
+        mean_x, mean_y, square_x, square_y, product = weighed(weighed(moments, row, -2), row, -1)
+        covariance = product - mean_x * mean_y
+        variances = (square_x - mean_x * mean_x) + (square_y - mean_y * mean_y)  # rounds like 2 * covariance: equal frames give 1
+        luminance = (2 * mean_x * mean_y + C1) / (mean_x * mean_x + mean_y * mean_y + C1)
+        yield luminance, (2 * covariance + C2) / (variances + C2)
 
 
 WEIGHTS: Final = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)

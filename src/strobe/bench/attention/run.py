@@ -53,23 +53,6 @@ from strobe.perf.measure.machine import ClockSampler, describe_run, peak_bytes, 
 from strobe.perf.measure.profile import Capture
 from strobe.perf.measure.timing import Run, Speed, Stopwatch, TimedRegion, TimingRecorder, palindrome
 from strobe.perf.records import record
-from strobe.perf.records.record import (
-    COSINE,
-    HOST,
-    L1,
-    LSE,
-    MATMUL,
-    PEAK,
-    RECALL,
-    RELATIVE,
-    RMSE,
-    SAVED,
-    STAGE,
-    TEMPORARY,
-    WHOLE,
-    WORST_HEAD,
-    AttentionCell,
-)
 from strobe.perf.records.store import RunWriter
 
 BACKWARD: Final = 3.0
@@ -79,10 +62,10 @@ SIMILAR: Final = 0.98
 
 
 DEFINITIONS: Final = {
-    COSINE: "of all values as one vector",
-    L1: "sum of absolute differences / sum of absolute expected values",
-    RMSE: "root of the mean squared difference",
-    RELATIVE: "RMSE / root mean square of the expected values",
+    record.COSINE: "of all values as one vector",
+    record.L1: "sum of absolute differences / sum of absolute expected values",
+    record.RMSE: "root of the mean squared difference",
+    record.RELATIVE: "RMSE / root mean square of the expected values",
 }
 """Distances of computed values from expected ones."""
 
@@ -246,7 +229,7 @@ def split(contestant: BoundContestant, device: torch.device, watch: Stopwatch) -
         for _ in range(CALLS):
             recorder.start_clip()
             watch.hold(speed[1])
-            with span(WHOLE):
+            with span(record.WHOLE):
                 contestant.forward()
             for name, total in _sums(recorder.finish_clip()).items():
                 found[name].append(total)
@@ -255,12 +238,12 @@ def split(contestant: BoundContestant, device: torch.device, watch: Stopwatch) -
 
 def _sums(regions: tuple[TimedRegion, ...]) -> dict[str, int]:
     """Add up the time of each name in one call. Of nested regions only the innermost count, so that none counts twice."""
-    inner = [region for region in regions if region.name != WHOLE]
+    inner = [region for region in regions if region.name != record.WHOLE]
     sums: dict[str, int] = {}
     for region in inner:
         if not any(other is not region and _inside(other, region) for other in inner):
             sums[region.name] = sums.get(region.name, 0) + region.value_ns
-    return sums | {region.name: region.value_ns for region in regions if region.name == WHOLE}
+    return sums | {region.name: region.value_ns for region in regions if region.name == record.WHOLE}
 
 
 def _inside(inner: TimedRegion, outer: TimedRegion) -> bool:
@@ -370,9 +353,11 @@ BACKWARD_FLOPS: Final = 2.5
 """FLOPs of the backward pass / of the forward pass: five matrix products instead of two."""
 
 
-def cell_line(cell: GridCell) -> AttentionCell:
+def cell_line(cell: GridCell) -> record.AttentionCell:
     """Return the cell's place in the grid as a record."""
-    line = AttentionCell(shape=cell.shape.name, sparsity=cell.sparsity, topk=cell.topk, block=cell.block, backward=cell.backward)
+    line = record.AttentionCell(
+        shape=cell.shape.name, sparsity=cell.sparsity, topk=cell.topk, block=cell.block, backward=cell.backward
+    )
     if cell.captured is None:
         return line
     call = cell.captured[2]
@@ -382,7 +367,7 @@ def cell_line(cell: GridCell) -> AttentionCell:
 def quality(variant: str, reference: Mapping[str, str], tensor: str, close: Mapping[str, float]) -> Iterator[record.Quality]:
     """Yield the quality numbers of one tensor against its reference."""
     for metric, value in close.items():
-        better = "higher" if metric == COSINE else "lower"
+        better = "higher" if metric == record.COSINE else "lower"
         yield number(variant, metric, value, f"{tensor}: {DEFINITIONS[metric]}", **reference, tensor=tensor, better=better)
 
 
@@ -511,8 +496,8 @@ class CellRun(Rounds):
         full = {"against": "dense", "reference": f"full dense attention, {wide}"}
         numbers = [*quality(contestant.name, selection, "out", close)]
         numbers += quality(contestant.name, full, "out", precision(out, expected.dense))
-        heads = (precision(out[:, :, head], expected.dense[:, :, head])[RELATIVE] for head in range(out.shape[2]))
-        numbers.append(number(contestant.name, WORST_HEAD, max(heads), DEFINITIONS[RELATIVE], **full, tensor="out"))
+        heads = (precision(out[:, :, head], expected.dense[:, :, head])[record.RELATIVE] for head in range(out.shape[2]))
+        numbers.append(number(contestant.name, record.WORST_HEAD, max(heads), DEFINITIONS[record.RELATIVE], **full, tensor="out"))
         checks = [self._rule(contestant, "output", close)]
         if found.lse is not None:
             lse = contestant.lse_rows(found.lse, inputs)
@@ -521,11 +506,11 @@ class CellRun(Rounds):
             limit = tolerance("lse", inputs.q.dtype)
             checks.append((error <= limit, f"lse within {limit:g}", f"lse {error:.2g}"))
             numbers += [
-                number(contestant.name, LSE, value, "largest absolute difference", **reference, tensor="lse")
+                number(contestant.name, record.LSE, value, "largest absolute difference", **reference, tensor="lse")
                 for value, reference in ((error, selection), (missed, full))
             ]
         if contestant.kind != "dense":
-            numbers.append(number(contestant.name, RECALL, expected.recall, _RECALL, **full, better="higher"))
+            numbers.append(number(contestant.name, record.RECALL, expected.recall, _RECALL, **full, better="higher"))
         if inputs.cell.backward:
             for which, given, wanted in zip("qkv", self._gradients(contestant), expected.gradients, strict=False):
                 close = precision(given, wanted)
@@ -547,9 +532,9 @@ class CellRun(Rounds):
         self, contestant: BoundContestant, what: str, close: Mapping[str, float], slack: float = 1.0
     ) -> tuple[bool, str, str]:
         if contestant.close:
-            return close[COSINE] >= SIMILAR, f"{what}: cosine >= {SIMILAR:g}", f"{what} {close[COSINE]:.4g}"
+            return close[record.COSINE] >= SIMILAR, f"{what}: cosine >= {SIMILAR:g}", f"{what} {close[record.COSINE]:.4g}"
         limit = slack * tolerance("sampled", self._inputs.q.dtype)
-        return close[RELATIVE] <= limit, f"{what}: relative error <= {limit:g}", f"{what} {close[RELATIVE]:.3g}"
+        return close[record.RELATIVE] <= limit, f"{what}: relative error <= {limit:g}", f"{what} {close[record.RELATIVE]:.3g}"
 
     def _gradients(self, contestant: BoundContestant) -> Iterator[Tensor]:
         """Yield gradients of q, k, v in raster order where only the checked queries have an upstream gradient."""
@@ -564,11 +549,11 @@ class CellRun(Rounds):
         on_gpu = self.device.type == "cuda"
         where = "bytes that torch allocated" if on_gpu else "resident set of the process"
         peak = peak_bytes(self.device)
-        yield number(name, PEAK, float(peak), f"{where}, largest during one call", unit="bytes")
+        yield number(name, record.PEAK, float(peak), f"{where}, largest during one call", unit="bytes")
         above = f"{where}, above what was there before one call"
-        yield number(name, TEMPORARY, float(peak - before), above, unit="bytes")
+        yield number(name, record.TEMPORARY, float(peak - before), above, unit="bytes")
         if on_gpu and self._inputs.cell.backward:
-            yield number(name, SAVED, float(saved), f"{where}, kept from forward for backward", unit="bytes")
+            yield number(name, record.SAVED, float(saved), f"{where}, kept from forward for backward", unit="bytes")
 
     # ------------------------------------------------------------------------------------------------------ times
 
@@ -576,11 +561,11 @@ class CellRun(Rounds):
         """Time all contestants and the matrix product in palindromes."""
         product, flops = matmul_peak(self._inputs.q.dtype, self.device)
         dtype = str(self._inputs.q.dtype).removeprefix("torch.")
-        cost = record.SpanCost(span=MATMUL, flops=flops, read_bytes=0, write_bytes=0)
-        self.writer.append(record.Variant(name=MATMUL, preset="custom", dtype=dtype, costs=(cost,)))
-        runs, spans, watch = {**runs, MATMUL: product}, {**spans, MATMUL: MATMUL}, self._watch
+        cost = record.SpanCost(span=record.MATMUL, flops=flops, read_bytes=0, write_bytes=0)
+        self.writer.append(record.Variant(name=record.MATMUL, preset="custom", dtype=dtype, costs=(cost,)))
+        runs, spans, watch = {**runs, record.MATMUL: product}, {**spans, record.MATMUL: record.MATMUL}, self._watch
         product()
-        speeds = self._speeds | {MATMUL: watch.probe(product)}
+        speeds = self._speeds | {record.MATMUL: watch.probe(product)}
         rounds, calls = plan_interleave(speeds, self._plan.seconds)
         first, *rest = runs
         for index in range(rounds):
@@ -594,7 +579,7 @@ class CellRun(Rounds):
             for name, (times_ns, hosts_ns, clock), clocks in taken:
                 clip = self.clips.finish(name, "timed", index, len(times_ns) + len(hosts_ns), clocks or at_end)
                 times = call_spans(clip, spans[name], times_ns, clock)
-                self.writer.append(*times, *call_spans(clip, HOST, hosts_ns, "perf_counter"), clip)
+                self.writer.append(*times, *call_spans(clip, record.HOST, hosts_ns, "perf_counter"), clip)
             self.writer.sync()
 
     def _split(self, name: str, contestant: BoundContestant) -> None:
@@ -602,11 +587,13 @@ class CellRun(Rounds):
             found = split(contestant, self.device, self._watch)
             clip = self.clips.finish(name, "timed", None, len(found), read_clocks(self.device))
             clock: record.Clock = "cuda_event" if self.device.type == "cuda" else "perf_counter"
-            taken = [line for stage, ns in found.items() for line in call_spans(clip, STAGE, (ns,), clock, part=stage)]
+            taken = [line for stage, ns in found.items() for line in call_spans(clip, record.STAGE, (ns,), clock, part=stage)]
             self.write(*taken, clip)
         if attempt.reason:
             cause = f"stages: {attempt.reason}"
-            self.writer.append(record.Excluded(variant=name, span=STAGE, clip=None, indices=(), kind="failed", cause=cause))
+            self.writer.append(
+                record.Excluded(variant=name, span=record.STAGE, clip=None, indices=(), kind="failed", cause=cause)
+            )
 
     # ------------------------------------------------------------------------------------------------------ traces
 

@@ -119,7 +119,7 @@ class StreamCase:
         self._sessions: dict[str, tuple[Session, Snapshot]] = {}
         self._gate_latents: list[Tensor] | None = None
         self._reference: Tensor | None = None
-        self.model = record.Model(
+        self.model: record.Model | None = record.Model(
             name=self._loaded.name,
             weights_sha256=self._loaded.weights_hash,
             num_params=sum(parameter.numel() for parameter in self._loaded.dit.parameters()),
@@ -224,11 +224,11 @@ class StreamCase:
             yield from quality.not_measured(name, load.RANDOM)
             return
         self.close()
+        best, own = presets.preset(REFERENCE), self._configs[name]
         if self._reference is None:
-            self._reference = self._clips(presets.preset(REFERENCE))
-        own = self._configs[name]
-        frames = self._reference if own == presets.preset(REFERENCE) else self._clips(own)
-        dtype = str(self._reference_dtype()).removeprefix("torch.")
+            self._reference = self._clips(best)
+        frames = self._reference if own == best else self._clips(own)
+        dtype = str(resolve(best, self._loaded.defaults, self.device).dtype).removeprefix("torch.")
         yield from quality.against_reference(name, frames, self._reference, f"{REFERENCE}, {dtype}, {self.device.type}")
         yield from quality.by_oracle(name, frames, self.workload)
         yield self._keep(name, frames[0], folder)
@@ -309,10 +309,6 @@ class StreamCase:
         seen = torch.ones(1, dit.num_heads, 1, 1, dtype=torch.bool, device=self.device)
         return explain(tile, tile, tile, BlockSelection.from_mask(seen, block=BLOCK), return_lse=True)
 
-    def _reference_dtype(self) -> torch.dtype:
-        defaults = self._loaded.defaults
-        return resolve(presets.preset(REFERENCE), defaults, self.device).dtype
-
     def _workload(self) -> record.Workload:
         defaults, script = self._loaded.defaults, self._script
         stride, size = defaults.stride, defaults.frame_block
@@ -343,8 +339,12 @@ def runnable(
     Raises:
         ImplUnavailableError: the baseline cannot run there, or no candidate can.
     """
-    place = resolve_device(device)
-    refused = {config.name: error for config in configs if (error := _refusal(config, place))}
+    place, refused = resolve_device(device), dict[str, ImplUnavailableError]()
+    for config in configs:
+        try:
+            check_device(config, place)
+        except ImplUnavailableError as error:
+            refused[config.name] = error
     found = tuple(config for config in configs if config.name not in refused)
     baseline = configs[0].name
     if baseline in refused:
@@ -352,14 +352,6 @@ def runnable(
     if refused and len(found) == 1:
         raise next(iter(refused.values()))
     return found, tuple(record.Absent(variant=name, reason=error.reason) for name, error in refused.items())
-
-
-def _refusal(config: EngineConfig, device: torch.device) -> ImplUnavailableError | None:
-    try:
-        check_device(config, device)
-    except ImplUnavailableError as error:
-        return error
-    return None
 
 
 def named_apart(configs: Sequence[EngineConfig]) -> tuple[EngineConfig, ...]:
