@@ -38,38 +38,6 @@ def work(model: Model, rounds: int = 1, traced: int = 0) -> Job:
     return Job(base=BASE, script=script, model=model, device="cpu", amount=amount, review_samples=1)
 
 
-@pytest.mark.parametrize(
-    ("texts", "words"),
-    [
-        (["windw=6"], "did you mean 'window'"),
-        (["window"], "write NAME=VALUE"),
-        (["window=6,"], "write NAME=VALUE"),
-        (["window=6", "window=8"], "given twice"),
-    ],
-)
-def test_a_factor_that_is_none_is_refused(texts: list[str], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        parse_factors(texts)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("window=six", "whole number"),
-        ("window=4", "smallest window with sink 3: 6"),
-        ("window=2", "smallest window with sink 3: 6"),  # at once, not 4 and then 6
-        ("steps=5", "give 1 to 4"),
-        ("batch=0", "1 or more"),
-        ("ring_cache=maybe", "on or off"),
-        ("positions=relativ", "absolute, rebased"),
-        ("preset=turbbo", "did you mean 'turbo'"),
-    ],
-)
-def test_a_value_that_is_not_allowed_is_refused(tiny: Model, text: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        list(planned.one_at_a_time(BASE, parse_factors([text]), tiny.defaults, CPU))
-
-
 def test_steps_are_those_of_the_presets(tiny: Model) -> None:
     found = {count: changed(BASE, {"steps": count}, tiny.defaults).config.timesteps for count in "1234"}
     assert found == {"1": (1000,), "2": (1000, 250), "3": (1000, 500, 250), "4": (1000, 750, 500, 250)}

@@ -160,39 +160,8 @@ def test_an_interruption_keeps_what_was_finished(tmp_path: Path) -> None:
     assert run.end is not None and run.end.status == "interrupted" and len(run.clips) == 2
 
 
-@pytest.mark.parametrize(
-    ("call", "impls", "words"),
-    [
-        (CALL, [], "name one implementation"),
-        (CALL, ["sdpa", "sdpa"], "several different"),
-        (CALL, ["sdp"], "did you mean 'sdpa'"),
-        (CALL, ["sparse:cpu"], "needs the grid"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(call: AttentionCall, impls: list[str], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        AttentionCase(call, impls, device="cpu")
+def test_what_cannot_run_here_is_refused() -> None:
+    with pytest.raises(ConfigError, match="name one implementation"):
+        AttentionCase(CALL, [], device="cpu")
     with pytest.raises(ImplUnavailableError):
         AttentionCase(VIDEO, ["sparse:triton"], device="cpu")
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ({"q_tokens": 0}, "q_tokens of an attention call: got 0; give 1 or more"),
-        ({"num_kv_heads": 0}, "num_kv_heads of an attention call: got 0"),
-        ({"sparsity": 1.0}, r"sparsity: got 1\.0; give a share from 0 \(dense\) to below 1"),
-        ({"dtype": "bf61"}, "unknown dtype"),
-        ({"grid": (2, 5, 7)}, "70 tokens; got 70 of q and 100 of k"),
-    ],
-)
-def test_calls_that_cannot_be_are_refused(wrong: dict[str, object], words: str) -> None:
-    sizes = {"q_tokens": 70, "kv_tokens": 100, "num_heads": 2, "head_dim": 8}
-    with pytest.raises(ConfigError, match=words):
-        AttentionCall(**(sizes | wrong))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("wrong", [{"rounds": 0}, {"calls": 0}, {"traced_calls": -1}])
-def test_impossible_plans_are_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match="1 round and 1 call"):
-        AttentionPlan(**wrong)

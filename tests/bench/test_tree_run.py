@@ -157,22 +157,6 @@ def test_ranks_draw_the_same_call_and_keep_their_share() -> None:
     assert [each.k.shape[1] for each in ranks] == [4, 3, 3]
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: RankedCall(world_size=0, seq_len=1), "world_size: got 0"),
-        (lambda: RankedCall(world_size=1, seq_len=1, heads=8, kv_heads=3), "a divisor of heads 8"),
-        (lambda: RankedCall(world_size=1, seq_len=1, dtype="int8"), "unknown dtype"),
-        (lambda: TreeSettings(contestants=("algather",)), "did you mean 'allgather'"),
-        (lambda: TreeSettings(iterations=0), "one iteration"),
-        (lambda: TreeSettings(delay=(0, -1.0)), "a delay of 0 or more"),
-    ],
-)
-def test_what_cannot_be_is_refused(make: object, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        make()  # type: ignore[operator]
-
-
 def test_the_limit_of_an_lse_is_wider_where_it_is_rounded_to_half_precision() -> None:
     limits = {}
     for dtype in ("float32", "bfloat16"):

@@ -119,6 +119,7 @@ def test_an_interruption_keeps_what_was_finished(strobe: Strobe, tmp_path: Path,
         (("--shapes", "wan"), "unknown shape 'wan'"),
         (("--grid", "quick", "--blocks", 32), "allowed: 64, 128, 256"),
         (("--grid", "quick", "--sparsity", 1), "to below 1"),
+        (("--grid", "quick", "--topk", 0), "expected 1 or more"),
         (("--grid", "quick", "--impls", "tritn"), "did you mean 'triton'"),
         (("--grid", "quick", "--dtype", "int8"), "unknown dtype"),
         (("--grid", "quick", "--tile", "flat"), "unknown tile"),
@@ -134,16 +135,22 @@ def test_what_cannot_be_is_one_line(strobe: Strobe, tmp_path: Path, flags: tuple
     assert not (tmp_path / "b").exists()
 
 
-def test_a_cell_that_cannot_be_is_in_the_report(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_that_cannot_be_is_in_the_report_and_the_next_one_runs(
+    strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from strobe.bench.attention import run
 
-    def fail(cell: object, **options: object) -> None:
-        raise MemoryError("no room")
+    right = run.draw
 
-    monkeypatch.setattr(run, "draw", fail)
-    found = strobe("bench", "attention", *TINY[:-1], "--impls", "dense:sdpa", "--out", tmp_path / "b")
+    def draw_or_fail(cell: GridCell, **how: Any) -> CellTensors:
+        if not cell.backward:
+            raise MemoryError("no room")
+        return right(cell, **how)
+
+    monkeypatch.setattr(run, "draw", draw_or_fail)
+    found = strobe("bench", "attention", *TINY[:-1], "--impls", "dense:sdpa", "--backward", "--out", tmp_path / "b")
     assert found.code == 1 and "2x4x9_s0.5_b64_forward: MemoryError: no room" in found.err
-    assert "not reached: MemoryError: no room" in found.out
+    assert "not reached: MemoryError: no room" in found.out and "1 cells measured" in found.err
 
 
 def test_a_red_gate_is_exit_code_1(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,11 +168,17 @@ def test_a_gate_for_scripts_asks_for_the_whole_interval(strobe: Strobe, tmp_path
     ("arguments", "words"),
     [
         (["--impls", "sdp"], "did you mean 'sdpa'"),
+        (["--impls", "sdpa", "sdpa"], "several different"),
         (["--impls", "sparse:cpu"], "--grid"),
         (["--dtype", "bf61"], "unknown dtype"),
         (["--iterations", "0"], "1 round and 1 call"),
         (["--require", "fast"], "--require"),
-        (["--seq-kv", "0"], "1 or more"),
+        (["--rounds", "0"], "1 round and 1 call"),
+        (["--active", "-1"], "1 round and 1 call"),
+        (["--seq-kv", "0"], "kv_tokens of an attention call: got 0; give 1 or more"),
+        (["--kv-heads", "0"], "num_kv_heads of an attention call: got 0"),
+        (["--sparsity", "1"], "sparsity: got 1.0; give a share from 0 (dense) to below 1"),
+        (["--seq-kv", "70", "--grid", "2", "5", "4"], "40 tokens; got 40 of q and 70 of k"),
     ],
 )
 def test_a_call_that_cannot_be_measured_starts_nothing(strobe: Strobe, tmp_path: Path, arguments: list[str], words: str) -> None:
@@ -203,7 +209,7 @@ def test_the_kernel_profile_is_a_page_whose_budget_adds_up(strobe: Strobe, tmp_p
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["-o", "page.txt"], "allowed: .md, .html, .json"),
+        (["-o", "page.txt"], "allowed: .html, .md, .json"),
         (["--iterations", "0"], "--iterations 0: give 1 or more"),
         (["--preset", "ultr"], "did you mean 'ultra'"),
     ],

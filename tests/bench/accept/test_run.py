@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from strobe.bench.accept import BLOCKS, RULES, AcceptSubject, not_judged, run_accept
-from strobe.core.errors import ConfigError
+from strobe.bench.accept import RULES, AcceptSubject, not_judged, run_accept
 from strobe.engine.model import Model
 from strobe.engine.presets import preset
 from strobe.perf.records.record import Check
@@ -81,13 +80,3 @@ def test_random_weights_are_not_judged_by_their_clips() -> None:
         assert (check.passed is False) == kept and check.basis.startswith("fact" if kept else "random weights")
     check = Check(group="stream", name="x", value=1.0, passed=False)
     assert not_judged(check) == check
-
-
-def test_what_cannot_be_accepted_is_told_before_anything_runs(words: Model) -> None:
-    with pytest.raises(ConfigError, match="2 frame blocks are too few to compare streaming with one pass; give 3 or more"):
-        subject(words, blocks=2)
-    with pytest.raises(ConfigError, match="the other prompt is the same as the first"):
-        subject(words, prompts=("red circle", "red circle"))
-    with pytest.raises(ConfigError, match="purple"):
-        subject(words, prompts=("red circle", "purple circle"))
-    assert BLOCKS == 3

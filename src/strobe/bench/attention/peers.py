@@ -239,18 +239,14 @@ def _flashinfer(name: str, inputs: CellTensors, module: Any) -> BoundContestant:
     q, k, v = (tensor[0].index_select(0, rows).transpose(0, 1).contiguous() for tensor in inputs.tiled)
 
     def call(*leaves: Tensor, lse: bool) -> Found:
-        packed = wrapper.run(*leaves)  # [H, S, D]
-        return Found(out=packed)
-
-    def padded(*leaves: Tensor, lse: bool) -> Found:
-        out = call(*leaves, lse=lse).out
+        out = wrapper.run(*leaves)  # [H, S, D]
         if not lse:
             return Found(out=out)
         full = out.new_zeros(1, heads, inputs.tiles.num_rows, width)
         full[0].index_copy_(1, rows, out)
         return Found(out=full)
 
-    return BoundContestant(name=name, kind="fine", impl=name, leaves=(q, k, v), call=padded, heads_first=True, tiled=True)
+    return BoundContestant(name=name, kind="fine", impl=name, leaves=(q, k, v), call=call, heads_first=True, tiled=True)
 
 
 _SINCE_AMPERE: Final = (8, 9, 10, 11, 12)

@@ -78,16 +78,18 @@ def programs_of(commands: Sequence[Sequence[str]], names: Sequence[str] = ()) ->
             raise ConfigError(f"command {number} is empty; write each behind a -- of its own: -- 'python a.py' -- 'python b.py'")
     if len(texts) < 2:
         raise ConfigError("a comparison needs two commands or more: strobe compare -- 'python a.py' -- 'python b.py'")
-    if names and (len(names) != len(texts) or len(set(names)) < len(names) or not all(name.strip() for name in names)):
-        raise ConfigError(f"--names: give {len(texts)} different names, one for each command, got: {', '.join(names)}")
+    names = names or told_apart(texts)
+    _check_names(names, len(texts), "command")
     argvs = [argv_of(text) if len(words) == 1 else tuple(words) for text, words in zip(texts, commands, strict=True)]
     for argv, text in zip(argvs, texts, strict=True):
         if shutil.which(argv[0]) is None:
             raise StrobeError(f"no program {argv[0]!r} on this machine, which the command {text!r} begins with; check its path")
-    return tuple(
-        Program(name=name, command=text, argv=argv)
-        for name, text, argv in zip(names or told_apart(texts), texts, argvs, strict=True)
-    )
+    return tuple(Program(name=name, command=text, argv=argv) for name, text, argv in zip(names, texts, argvs, strict=True))
+
+
+def _check_names(names: Sequence[str], count: int, what: str) -> None:
+    if len(names) != count or len(set(names)) < count or not all(name.strip() for name in names):
+        raise ConfigError(f"--names: give {count} different names, one for each {what}, got: {', '.join(names)}")
 
 
 def argv_of(text: str) -> tuple[str, ...]:
@@ -292,8 +294,7 @@ def checked_out(commits: Sequence[str], names: Sequence[str], command: str, inst
         raise ConfigError("give the command that is measured: strobe compare --commits main HEAD -- 'python bench.py'")
     for text in (command, install or "true"):
         argv_of(text)  # what cannot be read is told before anything is made
-    if len(names) != len(commits) or len(set(names)) < len(names) or not all(name.strip() for name in names):
-        raise ConfigError(f"--names: give {len(commits)} different names, one for each commit, got: {', '.join(names)}")
+    _check_names(names, len(commits), "commit")
     hashes = [commit_of(name) for name in commits]
     with tempfile.TemporaryDirectory(prefix="strobe-commits-", ignore_cleanup_errors=True) as text:
         folder = Path(text)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 import torch
@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from strobe.attention.tree import KVShards, Links, TreePlan, explain, measure_links, tree_attention
+from strobe.attention.tree import KVShards, Links, explain, measure_links, tree_attention
 from strobe.attention.tree.placement import split
 from strobe.attention.tree.plan import KINDS, Message, Rate, StrategyCost
 from strobe.bench.cells import Attempt
@@ -70,6 +70,18 @@ class RankShare:
     expected: Tensor
     expected_lse: Tensor
     largest_v: float
+
+    def options(self, links: Links | None) -> dict[str, Any]:
+        """Return the arguments of the call beside its tensors; with links the strategy may be chosen by them."""
+        shape = self.shape
+        lengths = [stop - start for start, stop in split(shape.q_len, shape.world_size)]
+        return {
+            "shards": self.shards,
+            "q_placement": shape.placement,
+            "out_placement": shape.placement,
+            "q_lengths": None if shape.placement == "replicated" else lengths,
+            "links": links,
+        }
 
 
 def draw(shape: RankedCall, rank: int, device: torch.device, seed: int) -> RankShare:
@@ -135,21 +147,8 @@ def bind(name: str, inputs: RankShare, timeout_s: float, links: Links | None = N
 def _ours(
     name: str, inputs: RankShare, timeout_s: float, return_lse: bool = False, links: Links | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    placement = inputs.shape.placement
-    lengths = [stop - start for start, stop in split(inputs.shape.q_len, inputs.shape.world_size)]
-    found = tree_attention(
-        inputs.q,
-        inputs.k,
-        inputs.v,
-        shards=inputs.shards,
-        strategy=name,
-        q_placement=placement,
-        out_placement=placement,
-        q_lengths=lengths if placement == "sequence" else None,
-        return_lse=return_lse,
-        links=links,
-        timeout=timeout_s,
-    )
+    options = inputs.options(links)
+    found = tree_attention(inputs.q, inputs.k, inputs.v, strategy=name, return_lse=return_lse, timeout=timeout_s, **options)
     return found.out, found.lse
 
 
@@ -293,14 +292,17 @@ def finite(value: float) -> float | None:
 
 def predict(inputs: RankShare, links: Links) -> tuple[dict[str, grids.Prediction], str]:
     """Return predictions of every strategy that can do the call, and the one that `auto` takes."""
-    plan = _plan(inputs, links)
-    faster: list[tuple[Literal["bandwidth", "latency"], float, TreePlan]] = []
+
+    def seconds(latency: float, bandwidth: float) -> dict[str, float]:
+        options = inputs.options(_scaled(links, latency, bandwidth))
+        return {each.strategy: each.seconds for each in explain(inputs.q, inputs.k, inputs.v, **options).predictions}
+
+    plan = explain(inputs.q, inputs.k, inputs.v, **inputs.options(links))
+    faster: list[tuple[Literal["bandwidth", "latency"], float, dict[str, float]]] = []
     for factor in FASTER:
-        faster.append(("bandwidth", factor, _plan(inputs, _scaled(links, 1.0, factor))))
-        faster.append(("latency", factor, _plan(inputs, _scaled(links, factor, 1.0))))
+        faster += [("bandwidth", factor, seconds(1.0, factor)), ("latency", factor, seconds(factor, 1.0))]
     found: dict[str, grids.Prediction] = {}
     for each in plan.predictions:
-        other = ((what, factor, _seconds(plan, each.strategy) * 1e9) for what, factor, plan in faster)
         found[each.strategy] = grids.Prediction(
             variant=each.strategy,
             total_ns=finite(each.seconds * 1e9),
@@ -309,28 +311,12 @@ def predict(inputs: RankShare, links: Links) -> tuple[dict[str, grids.Prediction
             messages=tuple(_sent(message, links) for message in each.messages),
             bound=_bound(inputs, links, each),
             what_if=tuple(
-                WhatIf(faster=what, factor=factor, total_ns=total_ns)
-                for what, factor, total_ns in other
-                if math.isfinite(total_ns)
+                WhatIf(faster=what, factor=factor, total_ns=took_s[each.strategy] * 1e9)
+                for what, factor, took_s in faster
+                if math.isfinite(took_s[each.strategy])
             ),
         )
     return found, plan.strategy
-
-
-def _plan(inputs: RankShare, links: Links) -> TreePlan:
-    shape = inputs.shape
-    return explain(
-        inputs.q,
-        inputs.k,
-        inputs.v,
-        shards=inputs.shards,
-        q_placement=shape.placement,
-        out_placement=shape.placement,
-        q_lengths=[stop - start for start, stop in split(shape.q_len, shape.world_size)]
-        if shape.placement != "replicated"
-        else None,
-        links=links,
-    )
 
 
 def _scaled(links: Links, latency: float, bandwidth: float) -> Links:
@@ -338,10 +324,6 @@ def _scaled(links: Links, latency: float, bandwidth: float) -> Links:
         return replace(rate, alpha_s=rate.alpha_s / latency, bytes_per_s=rate.bytes_per_s * bandwidth)
 
     return replace(links, gather=scaled(links.gather), exchange=scaled(links.exchange), reduce=scaled(links.reduce))
-
-
-def _seconds(plan: TreePlan, strategy: str) -> float:
-    return next(each.seconds for each in plan.predictions if each.strategy == strategy)
 
 
 def _sent(message: Message, links: Links) -> SentMessage:
@@ -488,11 +470,10 @@ class _Rank:
             for into, meet in ((self._result.free, None), (self._result.serialised, dist.barrier)):
                 recorder = MarkRecorder(self._device, meet)
                 recorder.take(run)
-                into[name] = [self._marked(recorder, run) for _ in range(max(6, self._how.iterations))]
-
-    def _marked(self, recorder: MarkRecorder, run: Run) -> RankCall:
-        self._align()
-        return recorder.take(lambda: self._held_back(run))
+                into[name] = []
+                for _ in range(max(6, self._how.iterations)):
+                    self._align()
+                    into[name].append(recorder.take(partial(self._held_back, run)))
 
 
 if __name__ == "__main__":
