@@ -21,12 +21,9 @@ from strobe.perf.records.store import read_run
 from strobe.perf.report.build import build_report
 from strobe.perf.report.findings import find
 from strobe.perf.report.study import load_study
+from terminal import quiet
 
 NAMES = [name for name in PRESETS if name not in ("baseline", "sparse")]  # a latent frame of the tiny model is less than a tile
-
-
-def quiet(done: int, total: int, what: str) -> None:
-    pass
 
 
 @pytest.fixture(scope="module")

@@ -35,6 +35,7 @@ from strobe.core.tolerances import tolerance
 from strobe.perf.measure.machine import ClockSampler
 from strobe.perf.records.record import COSINE, L1, RELATIVE, RMSE, Clocks
 from strobe.perf.records.store import read_run
+from terminal import quiet
 
 CHECKED = tolerance("checked query", "float64")
 
@@ -215,9 +216,6 @@ def test_an_attempt_keeps_the_reason_and_lets_ctrl_c_through() -> None:
 
 REQUEST = Request(contestants=("dense:sdpa", "fine:cpu", "raster:cpu"), device="cpu", seconds=1e-6)
 GRID = (GridCell(shape=SHAPE, sparsity=0.5, block=64), GridCell(shape=SHAPE, sparsity=0.5, block=64, backward=True))
-
-
-def quiet(done: int, total: int, what: str) -> None: ...
 
 
 def test_a_cell_is_gated_timed_and_written(tmp_path: Path) -> None:

@@ -17,14 +17,11 @@ from strobe.perf.records.record import Clip, End, Knob, Memory, Span, Variant
 from strobe.perf.records.store import RunRecords, RunWriter, read_run
 from strobe.perf.report.build import build_report
 from strobe.perf.report.write import render_markdown
+from terminal import quiet
 
 MIB = 1 << 20
 FILLING = 2 + 12 // 3
 """Frame blocks until a window of twelve latent frames has filled and evicted."""
-
-
-def quiet(*step: object) -> None:
-    pass
 
 
 def only(run: RunRecords) -> LongClip:

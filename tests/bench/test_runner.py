@@ -25,12 +25,13 @@ from strobe.perf.analysis.runs.compare import compare_stages, mirrored_pairs
 from strobe.perf.analysis.runs.latency import latencies
 from strobe.perf.measure.profile import Capture
 from strobe.perf.records.record import Clocks, PromptAt, Workload
-from strobe.perf.records.store import RunWriter, read_run
+from strobe.perf.records.store import RunRecords, RunWriter, read_run
 from strobe.perf.report.study import Profile, load_study
+from terminal import quiet
 
 
-def quiet(done: int, total: int, what: str) -> None:
-    pass
+def measured(case: Any, root: Path, **plan: Any) -> RunRecords:
+    return read_run(run_case(case, root=root, plan=ComparePlan(**plan), progress=quiet).folder)
 
 
 def only_run(root: Path) -> Any:
@@ -64,7 +65,7 @@ def test_a_comparison_is_written_in_order(tmp_path: Path, fake: Any) -> None:
 
 
 def test_every_clip_has_its_spans(tmp_path: Path, fake: Any) -> None:
-    run = read_run(run_case(fake("a", "b"), root=tmp_path, plan=ComparePlan(palindromes=1), progress=quiet).folder)
+    run = measured(fake("a", "b"), tmp_path, palindromes=1)
     spans = Counter(span.order for span in run.spans)
     assert all(spans[clip.order] == clip.num_spans for clip in run.clips)
     assert {clip.order for clip in run.clips if clip.phase == "traced"}.isdisjoint(spans)
@@ -77,9 +78,7 @@ def test_every_clip_has_its_spans(tmp_path: Path, fake: Any) -> None:
 
 
 def test_traces_are_separate_runs_of_the_same_blocks(tmp_path: Path, fake: Any) -> None:
-    run = read_run(
-        run_case(fake("a", "b"), root=tmp_path, plan=ComparePlan(palindromes=1, traced_blocks=2), progress=quiet).folder
-    )
+    run = measured(fake("a", "b"), tmp_path, palindromes=1, traced_blocks=2)
     assert [(trace.variant, trace.first_block, trace.num_blocks) for trace in run.traces] == [("a", 3, 2), ("b", 3, 2)]
     for trace in run.traces:
         events = json.loads(gzip.decompress((run.folder / trace.path).read_bytes()))["traceEvents"]
@@ -101,7 +100,7 @@ def test_a_red_gate_has_no_numbers(tmp_path: Path, fake: Any) -> None:
     assert "b" not in case.log
     assert mirrored_pairs(run, "c")
     case = fake("a", "b", red=("b",))
-    run = read_run(run_case(case, root=tmp_path / "none", plan=ComparePlan(palindromes=1), progress=quiet).folder)
+    run = measured(case, tmp_path / "none", palindromes=1)
     assert (run.spans, case.log, len(run.gates)) == ((), [], 1)
 
 
@@ -138,9 +137,7 @@ def test_a_clip_that_compiled_something_is_no_sample(tmp_path: Path, fake: Any) 
         if (name, clip, block) == ("b", 2, 1):
             torch.compile(lambda x: x + 1, backend="eager")(torch.ones(3))
 
-    run = read_run(
-        run_case(fake("a", "b", at_block=at_block), root=tmp_path, plan=ComparePlan(palindromes=2), progress=quiet).folder
-    )
+    run = measured(fake("a", "b", at_block=at_block), tmp_path, palindromes=2)
     assert [(line.variant, line.indices) for line in run.excluded if line.cause == "compilation"] == [("b", (2,))]
     assert [pair[0][0].palindrome for pair in mirrored_pairs(run, "b")] == [1]
     assert latencies(run, "b").num_clips == 3
@@ -195,7 +192,7 @@ def test_a_hot_gpu_gives_no_sample_and_is_waited_for(tmp_path: Path, fake: Any, 
     monkeypatch.setattr(runner, "ClockSampler", Sampler)
     monkeypatch.setattr(runner, "cool_down", lambda device: waited.append(at[-1]))
     case = fake("a", "b", at_block=lambda name, clip, block: at.append((name, clip)))
-    run = read_run(run_case(case, root=tmp_path, plan=ComparePlan(palindromes=2), progress=quiet).folder)
+    run = measured(case, tmp_path, palindromes=2)
     assert [(line.variant, line.indices) for line in run.excluded if line.cause == "thermal throttling"] == [("b", (1,))]
     assert [pair[0][0].palindrome for pair in mirrored_pairs(run, "b")] == [1]
     assert waited == [("b", 1)]
@@ -294,7 +291,7 @@ def test_impossible_plans_are_refused(wrong: dict[str, int], words: str) -> None
 
 
 def test_the_header_has_no_field_left_out(tmp_path: Path, fake: Any) -> None:
-    run = read_run(run_case(fake("a", "b"), root=tmp_path, plan=ComparePlan(palindromes=1), progress=quiet).folder)
+    run = measured(fake("a", "b"), tmp_path, palindromes=1)
     assert run.header.run == run.folder.name
     assert run.header.strobe == strobe.__version__
     assert run.header.argv == tuple(sys.argv)

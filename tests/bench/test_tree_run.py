@@ -22,7 +22,8 @@ from strobe.core.errors import ConfigError
 from strobe.perf.analysis.runs.rank_calls import covered_ns
 from strobe.perf.records.record import MESSAGE
 from strobe.perf.records.store import read_run
-from strobe.perf.report.tree_bench import bound, collectives_of, parts_of, read_cells, split_calls
+from strobe.perf.report.tree_bench import bound, read_cells
+from terminal import quiet
 
 
 class Watched(LocalExecutor):
@@ -37,10 +38,6 @@ class Watched(LocalExecutor):
         running = super().submit(cell)
         self.marks.append(running.mark)
         return running
-
-
-def quiet(done: int, total: int, what: str = "") -> None:
-    """No progress."""
 
 
 def test_all_ranks_are_measured_and_taken_apart(tmp_path: Path) -> None:

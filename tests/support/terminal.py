@@ -39,3 +39,7 @@ def check_document(arguments: tuple[str, ...], out: str) -> None:
 
 Strobe = Callable[..., Result]
 """Runs `strobe ARGUMENTS...`."""
+
+
+def quiet(*_: object) -> None:
+    """Show no progress."""

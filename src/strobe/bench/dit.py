@@ -396,11 +396,6 @@ _OURS: Final = "dense_attention"
 _FASTVIDEO: Final = "block_sparse_attn"
 
 
-def listened() -> bool:
-    """Return whether a recorder records regions inside a pass now."""
-    return not isinstance(spans.span(spans.ATTENTION), nullcontext)
-
-
 @contextmanager
 def marked(transformer: Any) -> Iterator[None]:
     """Mark the sections of every block and the attention kernels in them."""
@@ -639,7 +634,8 @@ class DitCase:
         variant = self._variants[name]
         eager = self._eager_now or not variant.compiled
         made = self._make(variant, eager=eager)
-        with marked(made.transformer) if eager and listened() else nullcontext():
+        listened = not isinstance(spans.span(spans.ATTENTION), nullcontext)  # a recorder records regions inside a pass
+        with marked(made.transformer) if eager and listened else nullcontext():
             for step in range(self._steps):
                 with spans.span(spans.FRAME_BLOCK, step), spans.span(spans.DENOISE_STEP, step), spans.span(spans.DIT_FORWARD):
                     self._forward(made.transformer)

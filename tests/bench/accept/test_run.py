@@ -16,12 +16,9 @@ from strobe.perf.records.store import read_run
 from strobe.perf.report.accept_page import accept_report, complete, failed_checks
 from strobe.perf.report.build import build_report
 from strobe.perf.report.write import render_markdown
+from terminal import quiet
 
 CPU = torch.device("cpu")
-
-
-def quiet(*step: object) -> None:
-    pass
 
 
 def subject(model: Model, **change: object) -> AcceptSubject:

@@ -82,14 +82,8 @@ def version_of(package: str) -> str:
         return "of unknown version"
 
 
-def _heads_first(inputs: CellTensors) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q, k, v in tile order as `[B, H, rows, D]`; the copy is not timed."""
-    q, k, v = (tensor.transpose(1, 2).contiguous() for tensor in inputs.tiled)
-    return q, k, v
-
-
 def _contestant(name: str, kind: Kind, inputs: CellTensors, call: Callable[..., Found]) -> BoundContestant:
-    leaves = _heads_first(inputs)
+    leaves = tuple(tensor.transpose(1, 2).contiguous() for tensor in inputs.tiled)  # `[B, H, rows, D]`; the copy is not timed
     return BoundContestant(name=name, kind=kind, impl=name, leaves=leaves, call=call, heads_first=True, tiled=True)
 
 

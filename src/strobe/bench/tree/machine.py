@@ -62,7 +62,8 @@ def busy_cores(seconds: float) -> float:
     time.sleep(seconds)
     after = _ticks()
     total, idle = after[0] - before[0], after[1] - before[1]
-    return max(0.0, (1 - idle / total) * _online()) if total > 0 else 0.0
+    online = sum(1 for _ in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology")) or cpu_cores()
+    return max(0.0, (1 - idle / total) * online) if total > 0 else 0.0
 
 
 def _ticks() -> tuple[int, int]:
@@ -73,10 +74,6 @@ def _ticks() -> tuple[int, int]:
         return 0, 0
     ticks = [int(each) for each in line]
     return sum(ticks), ticks[3] + ticks[4]
-
-
-def _online() -> int:
-    return sum(1 for _ in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology")) or cpu_cores()
 
 
 def topology(device: str) -> str:

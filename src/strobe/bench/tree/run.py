@@ -157,19 +157,6 @@ def _blocks(ranks: Sequence[RankResult], clips: ClipNumbers) -> Iterator[record.
     yield clip
 
 
-def cell_of(task: Task, timeout_s: float) -> Cell:
-    """Return the command that runs a cell's ranks, under torchrun with a port that it finds itself; each has one thread."""
-    shape = task.shape
-    launch = (shape.device, "--standalone", "--max-restarts=0", f"--nproc-per-node={shape.world_size}")
-    return Cell(
-        argv=(sys.executable, "-m", "strobe.bench.tree.machine", *launch, "-m", "strobe.bench.tree.rank", "."),
-        env={"OMP_NUM_THREADS": "1"},
-        files={TASK: msgspec.json.encode(task)},
-        resources=Resources(cpus=1, gpus=shape.world_size if shape.device == "cuda" else 0),
-        timeout_s=timeout_s,
-    )
-
-
 def run_cells(
     shapes: Sequence[RankedCall],
     how: TreeSettings,
@@ -221,14 +208,22 @@ def run_cells(
 
 def _measure(task: Task, place: Path, timeout_s: float) -> Job[tuple[str, str]]:
     """Build the job that runs a cell and writes its records; it gives the name and, if it failed, the reason."""
-    order = task.how.contestants
+    order, shape = task.how.contestants, task.shape
+    launch = (shape.device, "--standalone", "--max-restarts=0", f"--nproc-per-node={shape.world_size}")
+    cell = Cell(  # under torchrun with a port that it finds itself; each rank has one thread
+        argv=(sys.executable, "-m", "strobe.bench.tree.machine", *launch, "-m", "strobe.bench.tree.rank", "."),
+        env={"OMP_NUM_THREADS": "1"},
+        files={TASK: msgspec.json.encode(task)},
+        resources=Resources(cpus=1, gpus=shape.world_size if shape.device == "cuda" else 0),
+        timeout_s=timeout_s,
+    )
     with RunWriter(place) as writer:
         reason = ""
         try:
             with end_line(writer):
                 done, refusal = None, ""
                 try:
-                    done = yield cell_of(task, timeout_s)
+                    done = yield cell
                 except StrobeError as error:
                     refusal = str(error)
                 found = _read(done) if done else []
