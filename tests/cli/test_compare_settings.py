@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
-import io
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,8 +10,7 @@ from typing import Any
 import pytest
 
 from strobe.bench.cases import ablate as run
-from strobe.cli.main import main
-from terminal import Strobe
+from terminal import Strobe, alone
 
 ROOT = Path(__file__).parents[2]
 CLIP = ("--model", "tiny", "--device", "cpu", "--blocks", "8", "--switch", "block=2:a blue square moving up")
@@ -25,11 +21,9 @@ SMALL = ("turbo", "--vary", "steps=1", "--rounds", "1", *CLIP)
 def ablated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """One cell of the bundled model, and the JSON that the command printed."""
     folder = tmp_path_factory.mktemp("ablate") / "ablation"
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        code = main(["compare", *SMALL, "--out", str(folder), "--json", "--quiet"])
-    assert code == 0, out.getvalue()
-    return folder, json.loads(out.getvalue())
+    done = alone("compare", *SMALL, "--out", folder, "--json", "--quiet")
+    assert done.code == 0, done.err
+    return folder, done.document
 
 
 def test_the_pages_pass_the_linter(strobe: Strobe, ablated: tuple[Path, Any], tmp_path: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
-import io
 import itertools
 import json
 from pathlib import Path
@@ -12,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from strobe.cli.main import main
 from strobe.perf.measure import timing
 from strobe.perf.records.store import read_run
-from terminal import Strobe
+from terminal import Strobe, alone
 
 STREAM = ("turbo", "--model", "tiny", "--blocks", "4", "--active", "1", "--rounds", "1", "--device", "cpu")
 CALL = ("--seq-q", "40", "--heads", "2", "--head-dim", "16", "--iterations", "3", "--active", "2", "--device", "cpu")
@@ -26,11 +23,9 @@ def streamed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """One stream, timed, traced and attributed, and the JSON that the command printed."""
     folder = tmp_path_factory.mktemp("profile") / "out"
     options = ("--regions", "dit_forward", "attention", "--with-stack", "--record-shapes", "--by", "calls", "--top", "5")
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        code = main(["profile", "stream", *STREAM, *options, "-o", str(folder), "--json", "--quiet"])
-    assert code == 0, out.getvalue()
-    return folder, json.loads(out.getvalue())
+    done = alone("profile", "stream", *STREAM, *options, "-o", folder, "--json", "--quiet")
+    assert done.code == 0, done.err
+    return folder, done.document
 
 
 def events(path: Path) -> list[dict[str, Any]]:
