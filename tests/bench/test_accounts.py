@@ -35,10 +35,10 @@ def folder(tiny: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
     case = StreamCase([*configs, replayed], script=script, model=tiny, device="cpu")
     case.prepare("replayed")
     case._sessions["replayed"][0]._stream._dit.runner = Recorded()
-    outcome = run_case(
+    folder = run_case(
         case, root=tmp_path_factory.mktemp("runs"), plan=ComparePlan(palindromes=1, traced_blocks=0, review=False), progress=quiet
     )
-    yield outcome.folder
+    yield folder
 
 
 @pytest.mark.parametrize("name", [*NAMES, "replayed"])

@@ -38,9 +38,7 @@ def soaked(fake: Callable[..., Any], tmp_path: Path) -> Callable[..., RunRecords
         times: Sequence[int], resident: Sequence[int], switches: Sequence[int] = (), allocated: Sequence[int] | None = None
     ) -> RunRecords:
         plan = ComparePlan(palindromes=1, traced_blocks=0, review=False, alone=True)
-        head = read_run(
-            run_case(fake("soaked"), root=tmp_path / f"model{next(numbers)}", plan=plan, progress=quiet).folder
-        ).header
+        head = read_run(run_case(fake("soaked"), root=tmp_path / f"model{next(numbers)}", plan=plan, progress=quiet)).header
         assert head.workload is not None
         prompts = (
             *head.workload.prompts,
@@ -70,7 +68,7 @@ def soaked(fake: Callable[..., Any], tmp_path: Path) -> Callable[..., RunRecords
 
 def test_memory_is_read_after_each_frame_block_of_a_timed_clip(fake: Callable[..., Any], tmp_path: Path) -> None:
     plan = ComparePlan(palindromes=1, traced_blocks=0, review=False, alone=True, memory=True)
-    run = read_run(run_case(fake("mine"), root=tmp_path, plan=plan, progress=quiet).folder)
+    run = read_run(run_case(fake("mine"), root=tmp_path, plan=plan, progress=quiet))
     (timed,) = (clip.clip for clip in run.clips if clip.phase == "timed")
     assert [(line.clip, line.frame_block) for line in run.memory] == [(timed, number) for number in range(6)]
     assert all(line.resident_bytes and line.allocated_bytes is None for line in run.memory)

@@ -31,7 +31,7 @@ from terminal import quiet
 
 
 def measured(case: Any, root: Path, **plan: Any) -> RunRecords:
-    return read_run(run_case(case, root=root, plan=ComparePlan(**plan), progress=quiet).folder)
+    return read_run(run_case(case, root=root, plan=ComparePlan(**plan), progress=quiet))
 
 
 def only_run(root: Path) -> Any:
@@ -43,11 +43,9 @@ def test_a_comparison_is_written_in_order(tmp_path: Path, fake: Any) -> None:
     said: list[tuple[int, int, str]] = []
     case = fake("baseline", "balanced", "turbo")
     plan = ComparePlan(palindromes=2, warmup=2, traced_blocks=2)
-    outcome = run_case(case, root=tmp_path, plan=plan, progress=lambda *step: said.append(step))
-    run = read_run(outcome.folder)
+    run = read_run(run_case(case, root=tmp_path, plan=plan, progress=lambda *step: said.append(step)))
     names, lap = ["baseline", "balanced", "turbo"], ["baseline", "balanced", "turbo", "turbo", "balanced", "baseline"]
     assert case.log == [name for name in names for _ in range(2)] + lap * 2 + names
-    assert outcome.red == ()
     assert (run.header.order, run.header.baseline, run.header.palindromes) == (tuple(lap), "baseline", 2)
     assert run.header.machine.device == "cpu"
     assert [clip.order for clip in run.clips] == list(range(6 + 12 + 3))
@@ -88,14 +86,13 @@ def test_traces_are_separate_runs_of_the_same_blocks(tmp_path: Path, fake: Any) 
     none = run_case(
         fake("a", "b"), root=tmp_path / "n", plan=ComparePlan(palindromes=1, traced_blocks=0, review=False), progress=quiet
     )
-    assert (read_run(none.folder).traces, read_run(none.folder).quality) == ((), ())
+    assert (read_run(none).traces, read_run(none).quality) == ((), ())
 
 
 def test_a_red_gate_has_no_numbers(tmp_path: Path, fake: Any) -> None:
     case = fake("a", "b", "c", red=("b",))
-    outcome = run_case(case, root=tmp_path / "some", plan=ComparePlan(palindromes=1), progress=quiet)
-    run = read_run(outcome.folder)
-    assert [gate.variant for gate in outcome.red] == ["b"]
+    run = measured(case, tmp_path / "some", palindromes=1)
+    assert [gate.variant for gate in run.gates if not gate.passed] == ["b"]
     assert {span.variant for span in run.spans} == {"a", "c"}
     assert "b" not in case.log
     assert mirrored_pairs(run, "c")
@@ -146,7 +143,7 @@ def test_a_clip_that_compiled_something_is_no_sample(tmp_path: Path, fake: Any) 
 def test_a_variant_is_measured_by_itself(tmp_path: Path, fake: Any) -> None:
     said: list[tuple[int, int, str]] = []
     case, plan = fake("a"), ComparePlan(palindromes=3, alone=True, review=False)
-    run = read_run(run_case(case, root=tmp_path, plan=plan, progress=lambda *step: said.append(step)).folder)
+    run = read_run(run_case(case, root=tmp_path, plan=plan, progress=lambda *step: said.append(step)))
     assert (run.header.order, run.header.baseline, run.gates) == (("a",), "a", ())
     assert [clip.phase for clip in run.clips] == ["warmup", "timed", "timed", "timed", "traced"]
     assert latencies(run, "a").num_clips == 3
@@ -158,7 +155,7 @@ def test_a_variant_is_measured_by_itself(tmp_path: Path, fake: Any) -> None:
 def test_the_attribution_trace_is_one_more_and_says_what_distorts_it(tmp_path: Path, fake: Any) -> None:
     capture = Capture(regions=("attention",))
     plan = ComparePlan(palindromes=1, traced_blocks=2, capture=capture, attribution=Capture(with_stack=True, record_shapes=True))
-    run = read_run(run_case(fake("a", "b"), root=tmp_path, plan=plan, progress=quiet).folder)
+    run = read_run(run_case(fake("a", "b"), root=tmp_path, plan=plan, progress=quiet))
     assert [(trace.variant, trace.path, trace.num_blocks, trace.regions, trace.options) for trace in run.traces] == [
         row
         for name in ("a", "b")
@@ -175,7 +172,7 @@ def test_the_attribution_trace_is_one_more_and_says_what_distorts_it(tmp_path: P
 
 def test_what_is_attributed_needs_no_other_trace(tmp_path: Path, fake: Any) -> None:
     plan = ComparePlan(palindromes=1, traced_blocks=0, attribution=Capture(record_shapes=True), alone=True)
-    run = read_run(run_case(fake("a"), root=tmp_path, plan=plan, progress=quiet).folder)
+    run = read_run(run_case(fake("a"), root=tmp_path, plan=plan, progress=quiet))
     assert [trace.options for trace in run.traces] == [("record_shapes",)]
 
 

@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -129,18 +128,10 @@ class VariantError(StrobeError):
         super().__init__(f"{variant}: {reason}")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FinishedRun:
-    """A finished comparison: the folder of its records, and the red gates."""
-
-    folder: Path
-    red: tuple[record.Gate, ...]
-
-
 def run_case(
     case: Case, *, root: Path, plan: ComparePlan, progress: Progress, open_run: Callable[[Path, str], RunWriter] = create_run
-) -> FinishedRun:
-    """Measure a case into a new folder under `root`.
+) -> Path:
+    """Measure a case into a new folder under `root`, and return it.
 
     Every finished clip is on the disk before the next begins. Candidates whose gate is red get no numbers. On Ctrl-C, and on any
     error of ours, the end line says so and the exception goes on.
@@ -159,8 +150,8 @@ def run_case(
         run = _CaseRun(case, plan, writer, progress)
         header = describe_run(writer.folder, case.device, order, plan.palindromes, "stream")
         writer.append(msgspec.structs.replace(header, model=case.model, workload=case.workload, absent=case.absent))
-        red = run.measure(traced, attributed)
-    return FinishedRun(folder=writer.folder, red=red)
+        run.measure(traced, attributed)
+    return writer.folder
 
 
 @contextmanager
@@ -357,8 +348,8 @@ class _CaseRun(Rounds):
         self._recorder = TimingRecorder(case.device, inside=True)
         self._waiting = WaitingRecorder(case.device)
 
-    def measure(self, traced: range, attributed: range) -> tuple[record.Gate, ...]:
-        """Run all phases in order; return the red gates."""
+    def measure(self, traced: range, attributed: range) -> None:
+        """Run all phases in order."""
         case, plan = self._case, self._plan
         gates = [self._check(name) for name in case.candidates]
         green = tuple(gate.variant for gate in gates if gate.passed)
@@ -375,7 +366,6 @@ class _CaseRun(Rounds):
             for name in names if plan.review else ():  # which needs the memory of what was measured
                 self.say(f"judging {name}")
                 self.write(*case.review(name, self.writer.folder))
-        return tuple(gate for gate in gates if not gate.passed)
 
     def _check(self, name: str) -> record.Gate:
         self.say(f"checking {name} against {self._case.baseline}")

@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import product
 from math import ceil, prod
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 import torch
 from torch import Tensor
@@ -345,10 +345,7 @@ class Found:
     selection: BlockSelection | None = None
 
 
-class Call(Protocol):
-    """Function that computes from the contestant's leaves; `lse`: also return the log-sum-exp."""
-
-    def __call__(self, *leaves: Tensor, lse: bool) -> Found: ...
+Call = Callable[..., Found]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -360,7 +357,7 @@ class BoundContestant:
         kind: its computation; the gate compares it with the oracle of that kind.
         impl: implementation with its version.
         leaves: tensors that the call takes: q, k, v and, where the coarse output has one, its gate; in the contestant's layout.
-        call: the implementation.
+        call: the implementation: it takes the leaves and `lse`, whether to return the log-sum-exp too.
         heads_first: its layout is `[B, H, S, D]`, not `[B, S, H, D]`.
         tiled: its rows are in tile order.
         coarse: the coarse output is added, weighted by the fourth leaf if there is one.

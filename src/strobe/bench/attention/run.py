@@ -411,7 +411,7 @@ def settings(contestant: BoundContestant, inputs: CellTensors, selection: BlockS
 _RECALL = "share of full attention's mass on the selected keys, mean over the checked queries"
 
 
-class CellRun(Rounds):
+class _CellRun(Rounds):
     """Measures one cell into a folder that has its header. A contestant that cannot run, fails or is wrong is recorded.
 
     Args:
@@ -717,6 +717,6 @@ def _measure(cell: GridCell, request: Request, place: Path, say: Callable[[str],
         writer.append(describe_run(place, device, request.contestants, 0, "attention"), cell_line(cell))
         with Attempt() as attempt:
             inputs = draw(cell, tile=request.tile, dtype=dtype, device=device, seed=request.seed)
-            CellRun(inputs, writer, request, say).measure()
+            _CellRun(inputs, writer, request, say).measure()
         if attempt.reason:
             raise StrobeError(attempt.reason)

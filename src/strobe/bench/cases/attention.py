@@ -195,8 +195,8 @@ def _draw(call: AttentionCall, dtype: torch.dtype, device: torch.device) -> tupl
 
 
 @torch.inference_mode()
-def measure_attention(case: AttentionCase, writer: RunWriter, plan: AttentionPlan, progress: Progress) -> tuple[record.Gate, ...]:
-    """Gate, time and trace every implementation; return the red gates. One whose gate is red gets no numbers.
+def measure_attention(case: AttentionCase, writer: RunWriter, plan: AttentionPlan, progress: Progress) -> None:
+    """Gate, time and trace every implementation. One whose gate is red gets no numbers.
 
     Raises:
         StrobeError: the records cannot be written.
@@ -219,7 +219,6 @@ def measure_attention(case: AttentionCase, writer: RunWriter, plan: AttentionPla
             run.say(f"tracing {name}")
             capture = Capture(regions=(ATTENTION, ATTENTION_KERNEL))
             run.writer.append(*trace_calls(case.variants[name].kernel, name, plan.traced_calls, run, capture))
-    return tuple(gate for gate in gates if not gate.passed)
 
 
 def _time(case: AttentionCase, run: Rounds, plan: AttentionPlan, name: str, lap: int) -> None:
