@@ -154,8 +154,8 @@ def _grid(shapes: list[RankedCall], how: TreeSettings, executor: str, out: Path,
         report = tree_report(out, scaling=scaling)
         paths = [str(path) for path in write_report(report, out)]
     output.show(*(table_text(table, _SHOWN) for table in shown_tables(runs, scaling=scaling)))
-    for cell, entry in ((cell, entry) for cell in runs for entry in cell.measured if not scaling):
-        if (found := bound(cell, entry)) is not None:  # as lines, since they are too long for the columns of a terminal
+    for run, entry in ((cell, entry) for cell in runs for entry in cell.measured if not scaling):
+        if (found := bound(run, entry)) is not None:  # as lines, since they are too long for the columns of a terminal
             label, evidence, remedy = found
             output.show(f"{entry.name}: {label}. {evidence}. Remedy: {remedy}.")
     notes = (item for banner in report.banners for item in banner.items)

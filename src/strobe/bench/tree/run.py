@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from strobe.bench.case import Progress
-from strobe.bench.cells import CellsOutcome, claim, finished
+from strobe.bench.cells import CellsOutcome, claim, finished, pending
 from strobe.bench.executor import Cell, Executor, Finished, LocalExecutor, Resources
 from strobe.bench.executor.local import Job, spread
 from strobe.bench.runner import ClipNumbers, end_line, number, timed_span
@@ -29,7 +29,7 @@ from strobe.perf.measure.machine import describe_run
 from strobe.perf.measure.timing import palindrome
 from strobe.perf.records import record
 from strobe.perf.records.record import CELLS, Surroundings
-from strobe.perf.records.store import RunWriter, rotate
+from strobe.perf.records.store import RunWriter
 
 
 def _error(variant: str, metric: str, value: float, rank: int, reference: str) -> record.Quality:
@@ -185,25 +185,14 @@ def run_cells(
     if isinstance(executor, LocalExecutor):
         check_ranks([shape for shape in shapes if not finished(folder / CELLS / shape.name)])
     claim(folder, how)
-    measured, kept, failed = [], [], []
-
-    def jobs() -> Iterator[Job[tuple[str, str]]]:
-        for done, shape in enumerate(dict.fromkeys(shapes)):
-            place = folder / CELLS / shape.name
-            if finished(place):
-                kept.append(shape.name)
-                continue
-            progress(done, len(shapes), shape.name)
-            if place.exists():
-                rotate(place)
-            yield _measure(Task(shape=shape, how=how, timeout_s=timeout_s), place, cell_timeout_s)
-
-    for name, reason in spread(jobs(), executor):
-        if reason:
-            failed.append(f"{name}: {reason}")
-        else:
-            measured.append(name)
-    return CellsOutcome(measured=tuple(measured), kept=tuple(kept), failed=tuple(failed))
+    kept, tasks = list[str](), {shape.name: Task(shape=shape, how=how, timeout_s=timeout_s) for shape in shapes}
+    asked = pending(list(tasks), folder, progress, kept)
+    found = list(spread((_measure(tasks[name], place, cell_timeout_s) for name, place, _ in asked), executor))
+    return CellsOutcome(
+        measured=tuple(name for name, reason in found if not reason),
+        kept=tuple(kept),
+        failed=tuple(f"{name}: {reason}" for name, reason in found if reason),
+    )
 
 
 def _measure(task: Task, place: Path, timeout_s: float) -> Job[tuple[str, str]]:
