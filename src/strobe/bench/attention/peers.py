@@ -9,8 +9,8 @@ import importlib
 import importlib.metadata
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,8 +20,7 @@ from strobe.core.device import Card, card_of
 from strobe.core.errors import ImplUnavailableError, unknown_choice
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Peer:
+class Peer(NamedTuple):
     """An attention function of another library.
 
     Args:
@@ -245,42 +244,11 @@ def _flashinfer(name: str, inputs: CellTensors, module: Any) -> BoundContestant:
 
 _SINCE_AMPERE: Final = (8, 9, 10, 11, 12)
 PEERS: Final = {
-    "fastvideo-fine": Peer(
-        package="fastvideo-kernel",
-        module="fastvideo_kernel",
-        capabilities=_SINCE_AMPERE,
-        refuses=_refuses_fastvideo,
-        build=_fastvideo_fine,
-    ),
-    "fastvideo": Peer(
-        package="fastvideo-kernel",
-        module="fastvideo_kernel",
-        capabilities=_SINCE_AMPERE,
-        refuses=_refuses_fastvideo,
-        build=_fastvideo_whole,
-    ),
-    "cudnn-bsa": Peer(package="nvidia-cudnn-frontend", module="cudnn", capabilities=(9,), refuses=_refuses_cudnn, build=_cudnn),
-    "fa4-dense": Peer(
-        package="flash-attn-4",
-        module="flash_attn.cute",
-        capabilities=_SINCE_AMPERE,
-        refuses=lambda inputs: _half(inputs),
-        build=_fa4_dense,
-        dense=True,
-    ),
-    "fa4-sparse": Peer(
-        package="flash-attn-4",
-        module="flash_attn.cute",
-        capabilities=(9, 10, 11),
-        refuses=_refuses_fa4_sparse,
-        build=_fa4_sparse,
-    ),
-    "flashinfer": Peer(
-        package="flashinfer-python",
-        module="flashinfer",
-        capabilities=_SINCE_AMPERE,
-        refuses=_refuses_flashinfer,
-        build=_flashinfer,
-    ),
+    "fastvideo-fine": Peer("fastvideo-kernel", "fastvideo_kernel", _SINCE_AMPERE, _refuses_fastvideo, _fastvideo_fine),
+    "fastvideo": Peer("fastvideo-kernel", "fastvideo_kernel", _SINCE_AMPERE, _refuses_fastvideo, _fastvideo_whole),
+    "cudnn-bsa": Peer("nvidia-cudnn-frontend", "cudnn", (9,), _refuses_cudnn, _cudnn),
+    "fa4-dense": Peer("flash-attn-4", "flash_attn.cute", _SINCE_AMPERE, lambda inputs: _half(inputs), _fa4_dense, dense=True),
+    "fa4-sparse": Peer("flash-attn-4", "flash_attn.cute", (9, 10, 11), _refuses_fa4_sparse, _fa4_sparse),
+    "flashinfer": Peer("flashinfer-python", "flashinfer", _SINCE_AMPERE, _refuses_flashinfer, _flashinfer),
 }
 """Peers by the name that follows `peer:`."""

@@ -145,7 +145,14 @@ def stream(
         )
     code, document = measure(case, plan, folder, (), output, progress=output.progress("profile"), into=True)
     if traced.breakdown:
-        _show_breakdown(folder, output)
+        with output.progress("breakdown"):
+            from strobe.perf.report.model import Table
+            from strobe.perf.report.run_page import breakdown_section
+            from strobe.perf.report.study import load_study
+
+            found = breakdown_section(load_study([folder]))
+        tables = [block for block in found.blocks if isinstance(block, Table)] if found is not None else []
+        output.show(*(table_text(table, max_rows=_PIECES) for table in tables))
     paths = _attribution(folder, attributed, output)
     output.emit(document | {"attribution": paths})
     return code
@@ -181,18 +188,6 @@ def _configs(what: StreamFlags, names: Sequence[str]) -> list[EngineConfig]:
             label = config.name if sparsity == config.sparsity else f"{config.name}-{'sparse' if sparsity else 'dense'}"
             found.append(replace(config, name=label, sparsity=sparsity))
     return found
-
-
-def _show_breakdown(folder: Path, output: Output) -> None:
-    """Print the tables of the breakdown."""
-    with output.progress("breakdown"):
-        from strobe.perf.report.model import Table
-        from strobe.perf.report.run_page import breakdown_section
-        from strobe.perf.report.study import load_study
-
-        found = breakdown_section(load_study([folder]))
-    tables = [block for block in found.blocks if isinstance(block, Table)] if found is not None else []
-    output.show(*(table_text(table, max_rows=_PIECES) for table in tables))
 
 
 def _plan(blocks: int, rounds: int, traced: Traced, attributed: AttributionFlags, *, alone: bool) -> ComparePlan:
