@@ -8,6 +8,7 @@ import gc
 import math
 import random
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
@@ -382,21 +383,19 @@ def measure_calls(
         del expected
         if len(green) > 1:
             with _settled():
-                calls.time_all(run, green, rounds)
-                for number, name in enumerate(green if trace else ()):
-                    with _blamed(name, "the traced sample"):
-                        calls.trace(run, number, name)
+                calls.time_all(run, green, rounds, trace=trace)
         return writer.folder
 
 
 @contextmanager
 def _blamed(name: str, when: str) -> Iterator[None]:
     """Add to whatever a function raises which one it was, and when."""
+    before = sys.exception()
     try:
         yield
-    except BaseException as error:
-        error.add_note(f"strobe.compare: {name!r} raised this in {when}")
-        raise
+    finally:
+        if (error := sys.exception()) is not None and error is not before:
+            error.add_note(f"strobe.compare: {name!r} raised this in {when}")
 
 
 class _Calls:
@@ -486,8 +485,8 @@ class _Calls:
         for gpu in self._gpus:
             synchronize(gpu)
 
-    def time_all(self, run: Rounds, names: list[str], rounds: int) -> None:
-        """Find how many calls a sample takes, and time samples in palindromes after one of each that warms up."""
+    def time_all(self, run: Rounds, names: list[str], rounds: int, *, trace: bool) -> None:
+        """Find how many calls a sample takes, and time samples in palindromes after one of each that warms up; then trace one."""
         took = [self._one_call_ns(name) for name in names]
         self._calls = max(1, min(math.ceil(SAMPLE_NS / min(took)), LONG_NS // max(took), self._inputs.most()))
         recorder = TimingRecorder(self.device, inside=True)
@@ -498,6 +497,9 @@ class _Calls:
         for name, lap in run.laps(names, rounds):
             with _blamed(name, f"round {lap + 1}"):
                 self._sample(run, recorder, name, "timed", lap)
+        for number, name in enumerate(names if trace else ()):
+            with _blamed(name, "the traced sample"):
+                self._trace(run, number, name)
 
     def _sample(self, run: Rounds, recorder: TimingRecorder, name: str, phase: record.Phase, lap: int | None) -> Counter[str]:
         """Time some calls in a row, from an idle device to an idle device, and write them down."""
@@ -515,7 +517,7 @@ class _Calls:
         self._wait()
         return ()
 
-    def trace(self, run: Rounds, number: int, name: str) -> None:
+    def _trace(self, run: Rounds, number: int, name: str) -> None:
         """Run a sample under the profiler, after one that warms it up."""
 
         def samples() -> Iterator[None]:

@@ -236,11 +236,14 @@ class MarkRecorder(TimingRecorder):
     def __init__(self, device: torch.device, meet: Callable[[], object] | None = None) -> None:
         super().__init__(device, fine=True)
         self._meet = meet
+        self._parts: dict[str, tuple[str, str]] = {}
 
     @contextmanager
     def region(self, name: str, index: int | None) -> Iterator[None]:
-        """Mark the region of the body."""
-        if self._meet is not None and name.startswith(MESSAGE):
+        """Mark the region of the body; `tree_message:gather` is the part `gather` of `tree_message`."""
+        region, _, part = name.partition(":")
+        self._parts[name] = region, part
+        if self._meet is not None and region == MESSAGE:
             with super().region(MEETING, None):
                 self._meet()
         self._drain()
@@ -253,14 +256,14 @@ class MarkRecorder(TimingRecorder):
             self.synchronize()
 
     def take(self, run: Callable[[], object]) -> RankCall:
-        """Run one call and return its regions; `tree_message:gather` is the part `gather` of `tree_message`."""
+        """Run one call and return its regions."""
         self.start_clip()
         with recording(self), super().region(grids.CALL, None):
             run()
             self._drain()
-        found = self.finish_clip()
+        found, parts = self.finish_clip(), self._parts | {MEETING: (MEETING, "")}
         whole = next(each for each in found if each.name == grids.CALL)
-        named = ((each, *each.name.partition(":")[::2]) for each in found if each is not whole)
+        named = ((each, *parts[each.name]) for each in found if each is not whole)
         return RankCall(
             total_ns=whole.value_ns,
             regions=tuple(
