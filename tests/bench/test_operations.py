@@ -26,10 +26,10 @@ from strobe.cache.kv import CacheShape, RingCache
 from strobe.core.costs import parse_dtype, total, transformer_pass
 from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs
+from strobe.engine.denoise import correction, prediction
 from strobe.engine.model import Model
 from strobe.engine.presets import PRESETS, preset
 from strobe.engine.resolve import ResolvedConfig, resolve
-from strobe.engine.unipc import correction, prediction
 from strobe.models.vae.wan import layers
 from strobe.models.vae.wan.autoencoder import WanVAE
 from strobe.models.vae.wan.config import WAN22, WanVAEConfig

@@ -22,7 +22,7 @@ from strobe.core.errors import ConfigError
 from strobe.perf.analysis.runs.rank_calls import covered_ns
 from strobe.perf.records.record import MESSAGE
 from strobe.perf.records.store import read_run
-from strobe.perf.report.tree_bench import bound, read_cells
+from strobe.perf.report.tree_bench import bound, collectives_of, parts_of, read_cells, split_calls
 from terminal import quiet
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from strobe.engine.quantize import LINEARS, quantize_linears, requantize_linears
 from torch import Tensor, nn
 
 from strobe.core.errors import ConfigError
@@ -17,7 +18,6 @@ from strobe.engine.config import EngineConfig, Knobs, replace_knobs
 from strobe.engine.load import load
 from strobe.engine.model import Model
 from strobe.engine.presets import preset
-from strobe.engine.quantize import LINEARS, quantize_linears, requantize_linears
 from strobe.engine.resolve import ResolvedConfig, resolve
 from strobe.engine.session import Session
 from strobe.engine.transformer import Transformer, copied

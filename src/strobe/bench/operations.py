@@ -18,7 +18,7 @@ from torch import Tensor
 
 from strobe.attention.dense import dense_attention
 from strobe.bench.case import Progress
-from strobe.cache.eightbit_ring import EightBitStep
+from strobe.cache.quantized import EightBitStep
 from strobe.core import costs
 from strobe.core.costs import Cost, CostItem, PassShape, TransformerShape
 from strobe.core.errors import ConfigError
@@ -43,10 +43,8 @@ from strobe.engine.model import Model, latent_shape
 from strobe.engine.prompts import encode_prompts
 from strobe.engine.resolve import ResolvedConfig, resolve
 from strobe.engine.session import Session
-from strobe.engine.sparsity import attended_keys
+from strobe.engine.stream import FrameBlock
 from strobe.engine.transformer import Transformer
-from strobe.engine.unipc import onward
-from strobe.engine.weighted import encode_prompts
 from strobe.models.vae.stream import StreamingDecoder
 from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
 from strobe.models.vae.wan.autoencoder import WanVAE

@@ -6,7 +6,7 @@ import gc
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import islice
 from pathlib import Path
@@ -33,7 +33,7 @@ from strobe.perf.measure.machine import (
     utc_now,
 )
 from strobe.perf.measure.profile import Capture, WrittenTrace, file_sha256, trace_blocks, trace_clip
-from strobe.perf.measure.timing import FINE, Inside, TimingRecorder, num_compiles, palindrome, region_records, span_records
+from strobe.perf.measure.timing import FINE, TimingRecorder, num_compiles, palindrome, region_records, span_records
 from strobe.perf.records import record
 from strobe.perf.records.store import RunWriter, create_run
 from strobe.perf.trace import read_trace
@@ -325,7 +325,9 @@ class Rounds:
         self.writer.sync()
         return Counter(region.name for region in regions)
 
-    def _inside(self, clip: record.Clip, found: Sequence[Inside]) -> tuple[record.Regions, ...]:
+    def _inside(
+        self, clip: record.Clip, found: Mapping[tuple[int, tuple[str, ...]], Sequence[int]]
+    ) -> tuple[record.Regions, ...]:
         """Return a clip's time in regions inside its frame blocks; a line without any where only other variants have some."""
         if self._region_ns is None:
             self._region_ns = TimingRecorder(self.device, inside=True).region_ns()

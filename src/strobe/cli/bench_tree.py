@@ -16,7 +16,7 @@ from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from strobe.perf.report.tree_bench import TreeCellRun, TreeContestant
+    from strobe.perf.analysis.runs.grid import CellRun, GridContestant
 
 _SHOWN: Final = 200
 
@@ -163,7 +163,7 @@ def _grid(shapes: list[RankedCall], how: TreeSettings, executor: str, out: Path,
     return answer_grid(outcome, [_document(cell) for cell in runs], paths, output, notes=notes, red=red)
 
 
-def _document(cell: TreeCellRun) -> dict[str, Any]:
+def _document(cell: CellRun) -> dict[str, Any]:
     """Return the JSON document of one cell."""
     from strobe.perf.report.tree_bench import bound, collectives_of, parts_of, straggler, warnings
 
