@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from strobe.bench.own.calls import CallsPlan, check_functions, measure_calls
+from strobe.bench.own.calls import check_functions, measure_calls
 from strobe.perf.records.store import create_run
 from strobe.perf.report.documents.api import compare_runs
 from strobe.perf.report.documents.calls import ComparedCalls
@@ -62,8 +62,16 @@ def compare(
     Whatever a function raises is raised here, with a note that says which function it was, and in which round.
     """
     check_functions(functions)
-    plan = CallsPlan(rounds=rounds, warmup=warmup, tolerance=tolerance, trace=trace)
     scratch = TemporaryDirectory(prefix="strobe-") if out is None else None
     root = Path(fspath(out or ".")) if scratch is None else Path(scratch.name)
-    outcome = measure_calls(functions, inputs, plan, lambda: create_run(root, "calls"), device=str(device))
-    return ComparedCalls(folder=outcome.folder, document=compare_runs(outcome.folder), scratch=scratch)
+    folder = measure_calls(
+        functions,
+        inputs,
+        lambda: create_run(root, "calls"),
+        rounds=rounds,
+        warmup=warmup,
+        tolerance=tolerance,
+        trace=trace,
+        device=str(device),
+    )
+    return ComparedCalls(folder=folder, document=compare_runs(folder), scratch=scratch)

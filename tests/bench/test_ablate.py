@@ -11,7 +11,7 @@ import torch
 from strobe.bench.case import ComparePlan
 from strobe.bench.cases import ablate as ablate_run
 from strobe.bench.cases import ablate as planned
-from strobe.bench.cases.ablate import Job, Setup, changed, job, parse_factors, run_cells, value_of
+from strobe.bench.cases.ablate import Job, Setup, changed, parse_factors, run_cells, value_of
 from strobe.bench.cases.stream import Script
 from strobe.cli.console import Output
 from strobe.cli.report import page_of_many
@@ -34,39 +34,8 @@ CPU = torch.device("cpu")
 
 def work(model: Model, rounds: int = 1, traced: int = 0) -> Job:
     script = Script(prompt="red circle", switches=(Switch(frame_block=4, prompt="blue square"),), num_blocks=7)
-    return job(BASE, script, model, "cpu", ComparePlan(palindromes=rounds, traced_blocks=traced), 1)
-
-
-@pytest.mark.parametrize(
-    ("texts", "words"),
-    [
-        (["windw=6"], "did you mean 'window'"),
-        (["window"], "write NAME=VALUE"),
-        (["window=6,"], "write NAME=VALUE"),
-        (["window=6", "window=8"], "given twice"),
-    ],
-)
-def test_a_factor_that_is_none_is_refused(texts: list[str], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        parse_factors(texts)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("window=six", "whole number"),
-        ("window=4", "smallest window with sink 3: 6"),
-        ("window=2", "smallest window with sink 3: 6"),  # at once, not 4 and then 6
-        ("steps=5", "give 1 to 4"),
-        ("batch=0", "1 or more"),
-        ("ring_cache=maybe", "on or off"),
-        ("positions=relativ", "absolute, rebased"),
-        ("preset=turbbo", "did you mean 'turbo'"),
-    ],
-)
-def test_a_value_that_is_not_allowed_is_refused(tiny: Model, text: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        list(planned.one_at_a_time(BASE, parse_factors([text]), tiny.defaults, CPU))
+    amount = ComparePlan(palindromes=rounds, traced_blocks=traced)
+    return Job(base=BASE, script=script, model=model, device="cpu", amount=amount, review_samples=1)
 
 
 def test_steps_are_those_of_the_presets(tiny: Model) -> None:
@@ -81,7 +50,7 @@ def test_the_value_of_the_base_is_no_cell(tiny: Model) -> None:
     window, batch, syncs = found
     assert window.candidate is not None and value_of(window.candidate, "window", tiny.defaults) == "6"
     assert (batch.candidate, batch.base.batch) == (None, 2)
-    assert planned.waiting(syncs) == {"syncs-on"} and not planned.waiting(window)
+    assert syncs.waiting == {"syncs-on"} and not window.waiting
 
 
 def test_a_product_that_cannot_be_is_a_cell_with_the_reason(tiny: Model) -> None:

@@ -21,12 +21,9 @@ from strobe.perf.records.store import read_run
 from strobe.perf.report.build import build_report
 from strobe.perf.report.findings import find
 from strobe.perf.report.study import load_study
+from terminal import quiet
 
 NAMES = [name for name in PRESETS if name not in ("baseline", "sparse")]  # a latent frame of the tiny model is less than a tile
-
-
-def quiet(done: int, total: int, what: str) -> None:
-    pass
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +35,10 @@ def folder(tiny: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
     case = StreamCase([*configs, replayed], script=script, model=tiny, device="cpu")
     case.prepare("replayed")
     case._sessions["replayed"][0]._stream._dit.runner = Recorded()
-    outcome = run_case(
+    folder = run_case(
         case, root=tmp_path_factory.mktemp("runs"), plan=ComparePlan(palindromes=1, traced_blocks=0, review=False), progress=quiet
     )
-    yield outcome.folder
+    yield folder
 
 
 @pytest.mark.parametrize("name", [*NAMES, "replayed"])

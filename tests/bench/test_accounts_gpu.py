@@ -53,7 +53,7 @@ def measure(tiny: Model, device: str, root: Path) -> Accounts:
         configs.append(config)
     case = StreamCase(configs, script=SCRIPT, model=model, device=device)
     plan = ComparePlan(palindromes=1, traced_blocks=3, review=False)
-    folder = run_case(case, root=root, plan=plan, progress=lambda done, total, what: None).folder
+    folder = run_case(case, root=root, plan=plan, progress=lambda done, total, what: None)
     findings = {each.candidate.name: each for each in find(load_study([folder]))}
     return Accounts(run=read_run(folder), findings=findings, missing=missing)
 

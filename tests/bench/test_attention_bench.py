@@ -35,6 +35,7 @@ from strobe.core.tolerances import tolerance
 from strobe.perf.measure.machine import ClockSampler
 from strobe.perf.records.record import COSINE, L1, RELATIVE, RMSE, Clocks
 from strobe.perf.records.store import read_run
+from terminal import quiet
 
 CHECKED = tolerance("checked query", "float64")
 
@@ -160,21 +161,6 @@ def test_the_scenarios_hold_the_guides_own_settings() -> None:
     assert {(8, 64), (16, 256), (32, 128)} <= budgets
 
 
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ({"sparsities": (1.0,)}, "expected 0 .all tiles. to below 1"),
-        ({"blocks": (32,)}, "allowed: 64, 128, 256"),
-        ({"topks": (0,)}, "expected 1 or more"),
-        ({"sparsities": ()}, "the grid is empty"),
-    ],
-)
-def test_grids_that_cannot_be_are_refused(wrong: dict[str, tuple[float, ...]], words: str) -> None:
-    given = {"shapes": [SHAPE], "sparsities": (0.5,), "blocks": (64,)} | wrong
-    with pytest.raises(ConfigError, match=words):
-        cells(**given)  # type: ignore[arg-type]
-
-
 def test_contestants_are_named_by_kind_impl_or_both() -> None:
     assert contestants(["fine:cpu"], CPU) == ("fine:cpu",)
     assert contestants(["cpu"], CPU) == ("dense:cpu", "fine:cpu", "tiled:cpu", "raster:cpu")
@@ -230,9 +216,6 @@ def test_an_attempt_keeps_the_reason_and_lets_ctrl_c_through() -> None:
 
 REQUEST = Request(contestants=("dense:sdpa", "fine:cpu", "raster:cpu"), device="cpu", seconds=1e-6)
 GRID = (GridCell(shape=SHAPE, sparsity=0.5, block=64), GridCell(shape=SHAPE, sparsity=0.5, block=64, backward=True))
-
-
-def quiet(done: int, total: int, what: str) -> None: ...
 
 
 def test_a_cell_is_gated_timed_and_written(tmp_path: Path) -> None:
@@ -392,19 +375,6 @@ def test_a_contestant_that_fails_is_an_entry(tmp_path: Path, monkeypatch: pytest
     assert causes["fine:cpu"] == "failed: AssertionError: block size is not what the kernel wants"
     assert causes["fine:triton"].startswith("refused: ") and causes["peer:fastvideo"].startswith("refused: ")
     assert {gate.variant for gate in run.gates} == {"dense:sdpa"}
-
-
-def test_a_cell_that_cannot_be_is_an_entry_and_the_next_one_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = running.draw
-
-    def draw_or_fail(cell: GridCell, **options: object) -> CellTensors:
-        if not cell.backward:
-            raise MemoryError("no room")
-        return right(cell, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(running, "draw", draw_or_fail)
-    outcome = run_grid(GRID, REQUEST, tmp_path, quiet)
-    assert outcome.failed == (f"{GRID[0].name}: MemoryError: no room",) and outcome.measured == (GRID[1].name,)
 
 
 def test_traces_and_memory_summaries_lie_beside_the_records(tmp_path: Path) -> None:

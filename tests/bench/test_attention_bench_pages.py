@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -415,31 +416,32 @@ def test_rates_are_held_against_the_peak_at_the_clock_that_ran(tmp_path: Path) -
     assert any("1,500 to 1,500 MHz" in note for note in table.notes)
 
 
-def test_the_busy_clock_is_not_known_where_no_contestant_met_the_power_limit(tmp_path: Path) -> None:
-    cell = CellWriter(tmp_path, cell_of(0.5), ["dense:a", "fine:a"])
-    cell.measured("dense:a", [(0.01, 0.01)] * 3, sm_mhz=1980)
-    cell.measured("fine:a", [(0.005, 0.005)] * 3, density=0.5, sm_mhz=1965)
+def speed_of(root: Path, **clocks: dict[str, Any]) -> Table:
+    """The table of speeds of a cell whose contestants had these clocks."""
+    times = {"dense:a": 0.01, "fine:a": 0.005}
+    cell = CellWriter(root, cell_of(0.5), list(times)[: len(clocks)])
+    for (name, ms), clock in zip(times.items(), clocks.values(), strict=False):
+        cell.measured(name, [(ms, ms)] * 3, density=1.0 if name == "dense:a" else 0.5, **clock)
     cell.end()
-    (table,) = (table for caption, table in tables(bench_report(tmp_path)).items() if caption.endswith(": speed."))
+    (table,) = (table for caption, table in tables(bench_report(root)).items() if caption.endswith(": speed."))
+    return table
+
+
+def test_the_busy_clock_is_not_known_where_no_contestant_met_the_power_limit(tmp_path: Path) -> None:
+    table = speed_of(tmp_path, dense={"sm_mhz": 1980}, fine={"sm_mhz": 1965})
     assert [line[2:] for line in clocked(table)] == [["at 1,980 MHz", "-"], ["at 1,965 MHz", "-"]]
     assert any("its clock when kept busy is not known" in note for note in table.notes)
 
 
 def test_a_clock_of_whole_rounds_is_no_contestants_own(tmp_path: Path) -> None:
-    cell = CellWriter(tmp_path, cell_of(0.5), ["dense:a", "fine:a"])
-    cell.measured("dense:a", [(0.01, 0.01)] * 3, sm_mhz=1872, throttle=("sw_power_cap",))
-    cell.measured("fine:a", [(0.005, 0.005)] * 3, density=0.5, sm_mhz=1872, throttle=("sw_power_cap",))
-    cell.end()
-    (table,) = (table for caption, table in tables(bench_report(tmp_path)).items() if caption.endswith(": speed."))
+    same = {"sm_mhz": 1872, "throttle": ("sw_power_cap",)}
+    table = speed_of(tmp_path, dense=same, fine=same)
     assert [line[3] for line in clocked(table)] == ["-", "-"]
     assert any("sampled over whole rounds of all contestants" in note for note in table.notes)
 
 
 def test_a_grid_without_a_sampled_clock_says_so(tmp_path: Path) -> None:
-    cell = CellWriter(tmp_path, cell_of(0.5), ["dense:a"])
-    cell.measured("dense:a", [(0.01, 0.01)] * 3)
-    cell.end()
-    (table,) = (table for caption, table in tables(bench_report(tmp_path)).items() if caption.endswith(": speed."))
+    table = speed_of(tmp_path, dense={})
     assert any(note.startswith("SM clock: not sampled, which needs NVML") for note in table.notes)
     assert "of peak" in (titles := [column.title for column in table.columns]) and "SM clock" not in titles
 

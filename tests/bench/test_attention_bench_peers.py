@@ -7,11 +7,15 @@ import torch
 from torch import Tensor
 
 from strobe.attention.dense.api import dense_attention
+from strobe.attention.impls import GateRun
 from strobe.attention.sparse.api import block_sparse_attention
+from strobe.attention.sparse.impls import IMPLS
+from strobe.bench import gate
 from strobe.bench.attention import peers
 from strobe.bench.attention import run as oracle
 from strobe.bench.attention.contestant import CellTensors, GridCell, Shape, draw
 from strobe.compat.video_sparse import video_sparse_attn
+from strobe.core.device import Card
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.core.tolerances import tolerance
 from strobe.perf.records.record import RELATIVE
@@ -122,3 +126,32 @@ def test_a_peer_says_why_it_takes_no_part(monkeypatch: pytest.MonkeyPatch) -> No
     assert reasons["fastvideo"] == "it computes bfloat16, not float32"
     assert reasons["fa4-dense"] == "it computes bfloat16 and float16, not float32"
     assert "not whole" in str(reasons["fa4-sparse"])
+
+
+A100 = Card(vendor="nvidia", architecture="sm_80", capability=(8, 0), name="A100")
+CELL = GridCell(shape=Shape(name="small", grid=(2, 8, 8), num_heads=2), sparsity=0.5, block=64)
+
+
+def test_no_number_without_a_gate_on_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = draw(CELL, tile="auto", dtype=torch.float32, device=torch.device("cpu"), seed=0)
+    assert oracle.build_ours("fine:flex", inputs).impl == "flex"
+    monkeypatch.setattr(gate, "card_of", lambda _: A100)
+    for name in ("fine:flex", "tiled:flex"):
+        with pytest.raises(ImplUnavailableError, match="no number is taken of it here: its gate has not been run on compute cap"):
+            oracle.build_ours(name, inputs)
+    assert oracle.build_ours("fine:cpu", inputs).impl == "cpu"  # it has no gate
+    flex = next(impl for impl in IMPLS if impl.name == "flex")
+    green = GateRun(
+        operator="sparse", impl="flex", vendor="nvidia", architecture="sm_80", device="A100", versions={}, date="", tests=1,
+        kernel=flex.kernel,
+    )  # fmt: skip
+    monkeypatch.setattr(gate, "GATES", (green,))
+    assert oracle.build_ours("fine:flex", inputs).impl == "flex"
+
+
+def test_peers_name_the_cards_that_they_run_on() -> None:
+    mi250, b200 = Card(vendor="amd", architecture="gfx90a"), Card(vendor="nvidia", architecture="sm_100", capability=(10, 0))
+    assert peers.PEERS["cudnn-bsa"].no_card(b200) == "it runs on compute capability 9.x, not on compute capability 10.0"
+    assert peers.PEERS["flashinfer"].no_card(A100) is peers.PEERS["fa4-sparse"].no_card(b200) is None
+    assert peers.PEERS["fa4-sparse"].no_card(A100) is not None
+    assert all(str(peer.no_card(mi250)).endswith("not on gfx90a") for peer in peers.PEERS.values())

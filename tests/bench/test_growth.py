@@ -17,14 +17,11 @@ from strobe.perf.records.record import Clip, End, Knob, Memory, Span, Variant
 from strobe.perf.records.store import RunRecords, RunWriter, read_run
 from strobe.perf.report.build import build_report
 from strobe.perf.report.write import render_markdown
+from terminal import quiet
 
 MIB = 1 << 20
 FILLING = 2 + 12 // 3
 """Frame blocks until a window of twelve latent frames has filled and evicted."""
-
-
-def quiet(*step: object) -> None:
-    pass
 
 
 def only(run: RunRecords) -> LongClip:
@@ -41,9 +38,7 @@ def soaked(fake: Callable[..., Any], tmp_path: Path) -> Callable[..., RunRecords
         times: Sequence[int], resident: Sequence[int], switches: Sequence[int] = (), allocated: Sequence[int] | None = None
     ) -> RunRecords:
         plan = ComparePlan(palindromes=1, traced_blocks=0, review=False, alone=True)
-        head = read_run(
-            run_case(fake("soaked"), root=tmp_path / f"model{next(numbers)}", plan=plan, progress=quiet).folder
-        ).header
+        head = read_run(run_case(fake("soaked"), root=tmp_path / f"model{next(numbers)}", plan=plan, progress=quiet)).header
         assert head.workload is not None
         prompts = (
             *head.workload.prompts,
@@ -73,7 +68,7 @@ def soaked(fake: Callable[..., Any], tmp_path: Path) -> Callable[..., RunRecords
 
 def test_memory_is_read_after_each_frame_block_of_a_timed_clip(fake: Callable[..., Any], tmp_path: Path) -> None:
     plan = ComparePlan(palindromes=1, traced_blocks=0, review=False, alone=True, memory=True)
-    run = read_run(run_case(fake("mine"), root=tmp_path, plan=plan, progress=quiet).folder)
+    run = read_run(run_case(fake("mine"), root=tmp_path, plan=plan, progress=quiet))
     (timed,) = (clip.clip for clip in run.clips if clip.phase == "timed")
     assert [(line.clip, line.frame_block) for line in run.memory] == [(timed, number) for number in range(6)]
     assert all(line.resident_bytes and line.allocated_bytes is None for line in run.memory)

@@ -2,26 +2,47 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from math import ceil
 
 import pytest
 import torch
+from torch.nn.functional import conv2d, interpolate
 from torch.utils.flop_counter import FlopCounterMode
 
-from strobe.bench.operations import RunnableOperation, StepParts, cache_copies, decoder_operations, steady_pass, transformer_shape
-from strobe.core.costs import total, transformer_pass
+from strobe.bench.operations import (
+    RunnableOperation,
+    StepParts,
+    cache_copies,
+    decoder_operations,
+    decoder_stages,
+    keys_of_blocks,
+    rows_of_text,
+    steady_pass,
+    stream_costs,
+    transformer_shape,
+    unipc_cost,
+)
+from strobe.cache.kv import CacheShape, RingCache
+from strobe.core.costs import parse_dtype, total, transformer_pass
 from strobe.core.tolerances import tolerance
+from strobe.engine.config import EngineConfig, Knobs, replace_knobs
 from strobe.engine.denoise import correction, prediction
 from strobe.engine.model import Model
 from strobe.engine.presets import PRESETS, preset
-from strobe.engine.resolve import resolve
-from strobe.perf.analysis.runs.breakdown import REGIONS, REST
+from strobe.engine.resolve import ResolvedConfig, resolve
+from strobe.models.vae.wan import layers
+from strobe.models.vae.wan.autoencoder import WanVAE
+from strobe.models.vae.wan.config import WAN22, WanVAEConfig
+from strobe.models.wan.dit import CausalWan
+from strobe.perf.analysis.runs.breakdown import REGIONS, REST, cost_in_blocks
+from strobe.perf.records.record import Variant
 
 CPU = torch.device("cpu")
 
 
 def parts(tiny: Model, name: str) -> StepParts:
     with torch.inference_mode():
-        return StepParts(model=tiny, config=resolve(replace(preset(name), simulate=True), tiny.defaults, CPU))
+        return StepParts(tiny, resolve(replace(preset(name), simulate=True), tiny.defaults, CPU))
 
 
 def counted(each: RunnableOperation) -> int:
@@ -42,7 +63,9 @@ def test_the_operations_are_those_of_a_step(tiny: Model, name: str) -> None:
     flops = sum(each.operation.calls * counted(each) for each in operations if "conditions" not in each.operation.name)
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
         step.transformer.dit(
-            step.latents, *step.transformer.conditions(step.latents, step.timestep, step.text, step.step), step.step
+            step.latents,
+            *step.transformer.conditions(step.latents, step.config.schedule.warped[0], step.text, step.step),
+            step.step,
         )
     extra = counted(next(each for each in operations if each.operation.name == "conditions"))
     assert flops == counter.get_total_flops() - extra
@@ -111,7 +134,7 @@ def test_a_prompt_switch_can_be_made_again_and_again(tiny: Model, name: str) -> 
         after = step.cache.snapshot()
         torch.testing.assert_close(after.keys, before.keys)
         end = step.cache.end
-        step.open_next()
+        step.cache.at(end, 3)
     assert step.cache.end == end + 3
 
 
@@ -142,3 +165,140 @@ def test_the_decoders_modules_are_run_on_what_they_get(tiny: Model, name: str, c
             if calls > 1
             else each.operation.cost is not None and each.operation.cost.flops == counted(each)
         )
+
+
+@pytest.fixture(scope="module")
+def config(tiny: Model) -> ResolvedConfig:
+    return resolve(EngineConfig(name="full", window=12, sink=3), tiny.defaults, CPU)
+
+
+def test_a_steady_pass_attends_a_full_window(tiny: Model, config: ResolvedConfig) -> None:
+    """Frames of 32 x 32 pixels are latents of 4 x 4 and tokens of 2 x 2."""
+    one = steady_pass(tiny, config)
+    assert (one.q_tokens, one.kv_tokens, one.dtype, one.last_layer_kv_only) == (3 * 4, 12 * 4, "float32", False)
+    assert steady_pass(tiny, config, commit=True).last_layer_kv_only
+    whole = resolve(EngineConfig(knobs=Knobs(commit_kv_only=False)), tiny.defaults, CPU)
+    assert not steady_pass(tiny, whole, commit=True).last_layer_kv_only
+
+
+def test_every_stage_of_a_stream_has_its_cost(tiny: Model, config: ResolvedConfig) -> None:
+    found = {cost.span: cost for cost in stream_costs(tiny, config)}
+    assert {"denoise_step", "commit", "attention", "attention_kernel", "ffn", "ffn_up", "kv_write", "vae_decode"} <= found.keys()
+    shape = transformer_shape(tiny)
+    assert found["denoise_step"].flops == total(transformer_pass(shape, steady_pass(tiny, config))).flops
+    assert found["commit"].flops < found["denoise_step"].flops
+    assert found["attention_kernel"].flops == 4 * 12 * 48 * shape.dim
+    layer = sum(found[name].flops for name in ("attention", "cross_attention", "ffn"))
+    edges = found["patch_embedding"].flops + found["head"].flops
+    assert found["denoise_step"].flops == shape.num_layers * layer + edges
+    assert found["ffn"].flops == 2 * 2 * 12 * shape.dim * shape.ffn_dim and not any(cost.dtype for cost in found.values())
+
+
+@pytest.mark.parametrize(("steps", "read", "written"), [(1, 2, 1), (2, 4, 3), (3, 8, 6), (4, 13, 9), (6, 23, 15)])
+def test_the_steps_of_unipc_move_what_they_use(steps: int, read: int, written: int) -> None:
+    """Latents, flow, corrected latents of before and at most two clean ones are read; float32 numbers have four bytes."""
+    found = unipc_cost(60 * steps, steps)
+    assert (found.flops, found.read_bytes, found.write_bytes) == (0, 4 * 60 * read, 4 * 60 * written)
+
+
+def test_frame_blocks_before_the_window_is_full_attend_to_fewer_keys(tiny: Model, config: ResolvedConfig) -> None:
+    """As many as a ring says they do; what a denoise step costs then is what a pass over so many keys costs."""
+    settings = Variant(name="full", preset="custom", costs=stream_costs(tiny, config), attended_keys=keys_of_blocks(tiny, config))
+    assert settings.attended_keys == (12, 24, 36, 48)
+    ring = RingCache(CacheShape(num_layers=1, batch=1, tokens_per_frame=4, num_heads=1, head_dim=2), config.policy, device=CPU,
+                     dtype=torch.float32)  # fmt: skip
+    shape = transformer_shape(tiny)
+    for index in range(6):
+        keys = ring.at(3 * index, 3).attended  # type: ignore[union-attr]
+        for cost in settings.costs:
+            found = cost_in_blocks(cost, settings, [index])
+            one = replace(steady_pass(tiny, config, commit=cost.span == "commit"), kv_tokens=keys)
+            expected = {part.name: part.each for part in transformer_pass(shape, one)}
+            expected["commit" if one.last_layer_kv_only else "denoise_step"] = total(transformer_pass(shape, one))
+            if cost.span in expected:
+                own = expected[cost.span]
+                assert (found.flops, found.read_bytes, found.write_bytes) == (own.flops, own.read_bytes, own.write_bytes)
+    kernel = next(cost for cost in settings.costs if cost.span == "attention_kernel")
+    assert cost_in_blocks(kernel, settings, [0, 3, 9]).flops == kernel.flops * 3 // 4
+
+
+@pytest.mark.parametrize("first_block", [None, 1, 12])
+def test_frame_blocks_that_leave_out_some_of_the_past(tiny: Model, first_block: int | None) -> None:
+    """Frames of 6 x 12 tokens are two tiles; of those behind the sink a fifth is attended, and the rest whole."""
+    model = replace(tiny, defaults=replace(tiny.defaults, frame_size=(96, 192)))
+    config = resolve(EngineConfig(sparsity=0.8, first_block=first_block), model.defaults, CPU)
+    expected = []
+    for index in range(1 + (3 if first_block is None else 4 if first_block == 1 else 1)):
+        frames = config.latents_of(index)
+        past = [frame for frame in config.policy.frames(frames.stop) if 3 <= frame < frames.start]
+        whole = config.policy.filled(frames.stop) - len(past)
+        tiles = ceil(2 * len(past) / 5) if past else 0
+        expected.append(whole * 72 + tiles * 36)
+    assert keys_of_blocks(model, config) == tuple(expected) and expected[-1] == steady_pass(model, config).kv_tokens
+
+
+def test_matrices_in_fewer_bits_read_fewer_bytes(tiny: Model, config: ResolvedConfig) -> None:
+    """FP8: inputs and weights in one byte instead of four, and the FP8 peak; int8: weights alone; simulated: nothing changes."""
+    rows, dim, wide = 12, 48, 64
+    plain, fp8, int8, fake = (
+        {cost.span: cost for cost in stream_costs(tiny, replace(config, linear_format=name, simulate=simulate))}
+        for name, simulate in (("native", False), ("fp8", False), ("int8", False), ("fp8", True))
+    )
+    weights, inputs = dim * wide, rows * dim
+    assert plain["ffn_up"].read_bytes - fp8["ffn_up"].read_bytes == 3 * (weights + inputs)
+    assert plain["ffn_up"].read_bytes - int8["ffn_up"].read_bytes == 3 * weights
+    assert plain["qkv_projection"].read_bytes - int8["qkv_projection"].read_bytes == 3 * 3 * dim * dim
+    assert (fp8["ffn_up"].dtype, fp8["kv_write"].dtype, int8["ffn_up"].dtype) == ("float8", "", "")
+    assert fp8["denoise_step"].dtype == "float8 and float32" and parse_dtype(fp8["denoise_step"].dtype) is None
+    assert fake == plain and all(fp8[name].flops == plain[name].flops for name in plain)
+
+
+def test_the_decoder_is_what_torch_counts(tiny: Model) -> None:
+    """Each module, with the FLOPs that torch counts while a frame block of three latents is decoded."""
+    latents = torch.zeros(1, 3, 4, 4, 4)
+    with FlopCounterMode(display=False) as counter:
+        tiny.vae.decode_groups(latents)
+    root, flops = f"{type(tiny.vae.decoder).__name__}.", counter.get_flop_counts()
+    counted = {name.removeprefix(root): sum(each.values()) for name, each in flops.items()}
+    for name, cost in decoder_stages(tiny, "float32"):
+        assert cost.flops == counted[name], name
+    assert sum(cost.flops for _, cost in decoder_stages(tiny, "float32")) == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("sizes", [WanVAEConfig(width=4), replace(WAN22, width=4, decoder_width=8)], ids=["2.1", "2.2"])
+def test_wans_decoder_is_what_torch_counts(tiny: Model, sizes: WanVAEConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its two fast forms, which count otherwise, put back to convolutions."""
+    side, config = sizes.stride.space, replace(tiny.dit.config, latent_channels=sizes.latent_channels)
+    monkeypatch.setattr(layers.LastConv, "forward", layers.CausalConv3d.forward)
+    monkeypatch.setattr(layers, "grow", lambda x, w, b: conv2d(interpolate(x, scale_factor=2), w, b, padding=1))
+    with torch.device("meta"):
+        vae, dit = WanVAE(sizes), CausalWan(config)
+        first, later = (torch.empty(1, frames, sizes.latent_channels, 4, 6) for frames in (1, 3))
+    memories = vae.decode_piece(first, vae.empty_memories(), first=True)[1]
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        vae.decode_piece(later, memories, first=False)
+    model = replace(tiny, dit=dit, vae=vae, defaults=replace(tiny.defaults, frame_size=(4 * side, 6 * side), stride=sizes.stride))
+    ((_, cost),) = decoder_stages(model, "float32")
+    assert cost.flops == counter.get_total_flops()
+
+
+def test_the_decoders_weights_are_all_read(tiny: Model) -> None:
+    """Bytes written and read beyond the activations are the parameters, four bytes each."""
+    stages = dict(decoder_stages(tiny, "float32"))
+    leave = tiny.vae.decoder.leave
+    activations = 3 * 16 * 16 * (leave.in_channels + leave.out_channels)
+    parameters = sum(parameter.numel() for parameter in leave.parameters())
+    assert stages["leave"].moved_bytes == 4 * (activations + parameters)
+
+
+def test_a_fused_pass_attends_the_distinct_rows_of_the_longest_prompt(tiny: Model) -> None:
+    config = resolve(EngineConfig(), tiny.defaults, torch.device("cpu"))
+    fused = replace(config, knobs=replace_knobs(config.knobs, fused_kernels=True))
+    prompts = ["red circle", "red circle moving"]
+    assert rows_of_text(tiny, prompts, config) is None
+    rows = rows_of_text(tiny, prompts, fused)
+    assert rows == 4 < tiny.dit.config.text_len
+    one, whole = ({cost.span: cost for cost in stream_costs(tiny, config, number)} for number in (rows, None))
+    share = rows / tiny.dit.config.text_len
+    assert one["cross_attention_kernel"].flops == pytest.approx(share * whole["cross_attention_kernel"].flops)
+    assert one["attention_kernel"] == whole["attention_kernel"]

@@ -19,20 +19,19 @@ import strobe
 from source import ROOT
 from strobe.bench import runner
 from strobe.bench.case import ComparePlan
-from strobe.bench.cases.attention import _spans as attention_spans
 from strobe.bench.runner import end_line, run_case, steady_window, traced_window
 from strobe.core.errors import ConfigError, StrobeError
 from strobe.perf.analysis.runs.compare import compare_stages, mirrored_pairs
 from strobe.perf.analysis.runs.latency import latencies
 from strobe.perf.measure.profile import Capture
-from strobe.perf.measure.timing import Isolated
-from strobe.perf.records.record import Clip, Clocks, PromptAt, Workload
-from strobe.perf.records.store import RunWriter, read_run
+from strobe.perf.records.record import Clocks, PromptAt, Workload
+from strobe.perf.records.store import RunRecords, RunWriter, read_run
 from strobe.perf.report.study import Profile, load_study
+from terminal import quiet
 
 
-def quiet(done: int, total: int, what: str) -> None:
-    pass
+def measured(case: Any, root: Path, **plan: Any) -> RunRecords:
+    return read_run(run_case(case, root=root, plan=ComparePlan(**plan), progress=quiet))
 
 
 def only_run(root: Path) -> Any:
@@ -44,11 +43,9 @@ def test_a_comparison_is_written_in_order(tmp_path: Path, fake: Any) -> None:
     said: list[tuple[int, int, str]] = []
     case = fake("baseline", "balanced", "turbo")
     plan = ComparePlan(palindromes=2, warmup=2, traced_blocks=2)
-    outcome = run_case(case, root=tmp_path, plan=plan, progress=lambda *step: said.append(step))
-    run = read_run(outcome.folder)
+    run = read_run(run_case(case, root=tmp_path, plan=plan, progress=lambda *step: said.append(step)))
     names, lap = ["baseline", "balanced", "turbo"], ["baseline", "balanced", "turbo", "turbo", "balanced", "baseline"]
     assert case.log == [name for name in names for _ in range(2)] + lap * 2 + names
-    assert outcome.red == ()
     assert (run.header.order, run.header.baseline, run.header.palindromes) == (tuple(lap), "baseline", 2)
     assert run.header.machine.device == "cpu"
     assert [clip.order for clip in run.clips] == list(range(6 + 12 + 3))
@@ -66,7 +63,7 @@ def test_a_comparison_is_written_in_order(tmp_path: Path, fake: Any) -> None:
 
 
 def test_every_clip_has_its_spans(tmp_path: Path, fake: Any) -> None:
-    run = read_run(run_case(fake("a", "b"), root=tmp_path, plan=ComparePlan(palindromes=1), progress=quiet).folder)
+    run = measured(fake("a", "b"), tmp_path, palindromes=1)
     spans = Counter(span.order for span in run.spans)
     assert all(spans[clip.order] == clip.num_spans for clip in run.clips)
     assert {clip.order for clip in run.clips if clip.phase == "traced"}.isdisjoint(spans)
@@ -79,9 +76,7 @@ def test_every_clip_has_its_spans(tmp_path: Path, fake: Any) -> None:
 
 
 def test_traces_are_separate_runs_of_the_same_blocks(tmp_path: Path, fake: Any) -> None:
-    run = read_run(
-        run_case(fake("a", "b"), root=tmp_path, plan=ComparePlan(palindromes=1, traced_blocks=2), progress=quiet).folder
-    )
+    run = measured(fake("a", "b"), tmp_path, palindromes=1, traced_blocks=2)
     assert [(trace.variant, trace.first_block, trace.num_blocks) for trace in run.traces] == [("a", 3, 2), ("b", 3, 2)]
     for trace in run.traces:
         events = json.loads(gzip.decompress((run.folder / trace.path).read_bytes()))["traceEvents"]
@@ -91,19 +86,18 @@ def test_traces_are_separate_runs_of_the_same_blocks(tmp_path: Path, fake: Any) 
     none = run_case(
         fake("a", "b"), root=tmp_path / "n", plan=ComparePlan(palindromes=1, traced_blocks=0, review=False), progress=quiet
     )
-    assert (read_run(none.folder).traces, read_run(none.folder).quality) == ((), ())
+    assert (read_run(none).traces, read_run(none).quality) == ((), ())
 
 
 def test_a_red_gate_has_no_numbers(tmp_path: Path, fake: Any) -> None:
     case = fake("a", "b", "c", red=("b",))
-    outcome = run_case(case, root=tmp_path / "some", plan=ComparePlan(palindromes=1), progress=quiet)
-    run = read_run(outcome.folder)
-    assert [gate.variant for gate in outcome.red] == ["b"]
+    run = measured(case, tmp_path / "some", palindromes=1)
+    assert [gate.variant for gate in run.gates if not gate.passed] == ["b"]
     assert {span.variant for span in run.spans} == {"a", "c"}
     assert "b" not in case.log
     assert mirrored_pairs(run, "c")
     case = fake("a", "b", red=("b",))
-    run = read_run(run_case(case, root=tmp_path / "none", plan=ComparePlan(palindromes=1), progress=quiet).folder)
+    run = measured(case, tmp_path / "none", palindromes=1)
     assert (run.spans, case.log, len(run.gates)) == ((), [], 1)
 
 
@@ -140,9 +134,7 @@ def test_a_clip_that_compiled_something_is_no_sample(tmp_path: Path, fake: Any) 
         if (name, clip, block) == ("b", 2, 1):
             torch.compile(lambda x: x + 1, backend="eager")(torch.ones(3))
 
-    run = read_run(
-        run_case(fake("a", "b", at_block=at_block), root=tmp_path, plan=ComparePlan(palindromes=2), progress=quiet).folder
-    )
+    run = measured(fake("a", "b", at_block=at_block), tmp_path, palindromes=2)
     assert [(line.variant, line.indices) for line in run.excluded if line.cause == "compilation"] == [("b", (2,))]
     assert [pair[0][0].palindrome for pair in mirrored_pairs(run, "b")] == [1]
     assert latencies(run, "b").num_clips == 3
@@ -151,7 +143,7 @@ def test_a_clip_that_compiled_something_is_no_sample(tmp_path: Path, fake: Any) 
 def test_a_variant_is_measured_by_itself(tmp_path: Path, fake: Any) -> None:
     said: list[tuple[int, int, str]] = []
     case, plan = fake("a"), ComparePlan(palindromes=3, alone=True, review=False)
-    run = read_run(run_case(case, root=tmp_path, plan=plan, progress=lambda *step: said.append(step)).folder)
+    run = read_run(run_case(case, root=tmp_path, plan=plan, progress=lambda *step: said.append(step)))
     assert (run.header.order, run.header.baseline, run.gates) == (("a",), "a", ())
     assert [clip.phase for clip in run.clips] == ["warmup", "timed", "timed", "timed", "traced"]
     assert latencies(run, "a").num_clips == 3
@@ -163,7 +155,7 @@ def test_a_variant_is_measured_by_itself(tmp_path: Path, fake: Any) -> None:
 def test_the_attribution_trace_is_one_more_and_says_what_distorts_it(tmp_path: Path, fake: Any) -> None:
     capture = Capture(regions=("attention",))
     plan = ComparePlan(palindromes=1, traced_blocks=2, capture=capture, attribution=Capture(with_stack=True, record_shapes=True))
-    run = read_run(run_case(fake("a", "b"), root=tmp_path, plan=plan, progress=quiet).folder)
+    run = read_run(run_case(fake("a", "b"), root=tmp_path, plan=plan, progress=quiet))
     assert [(trace.variant, trace.path, trace.num_blocks, trace.regions, trace.options) for trace in run.traces] == [
         row
         for name in ("a", "b")
@@ -180,7 +172,7 @@ def test_the_attribution_trace_is_one_more_and_says_what_distorts_it(tmp_path: P
 
 def test_what_is_attributed_needs_no_other_trace(tmp_path: Path, fake: Any) -> None:
     plan = ComparePlan(palindromes=1, traced_blocks=0, attribution=Capture(record_shapes=True), alone=True)
-    run = read_run(run_case(fake("a"), root=tmp_path, plan=plan, progress=quiet).folder)
+    run = read_run(run_case(fake("a"), root=tmp_path, plan=plan, progress=quiet))
     assert [trace.options for trace in run.traces] == [("record_shapes",)]
 
 
@@ -197,7 +189,7 @@ def test_a_hot_gpu_gives_no_sample_and_is_waited_for(tmp_path: Path, fake: Any, 
     monkeypatch.setattr(runner, "ClockSampler", Sampler)
     monkeypatch.setattr(runner, "cool_down", lambda device: waited.append(at[-1]))
     case = fake("a", "b", at_block=lambda name, clip, block: at.append((name, clip)))
-    run = read_run(run_case(case, root=tmp_path, plan=ComparePlan(palindromes=2), progress=quiet).folder)
+    run = measured(case, tmp_path, palindromes=2)
     assert [(line.variant, line.indices) for line in run.excluded if line.cause == "thermal throttling"] == [("b", (1,))]
     assert [pair[0][0].palindrome for pair in mirrored_pairs(run, "b")] == [1]
     assert waited == [("b", 1)]
@@ -296,20 +288,12 @@ def test_impossible_plans_are_refused(wrong: dict[str, int], words: str) -> None
 
 
 def test_the_header_has_no_field_left_out(tmp_path: Path, fake: Any) -> None:
-    run = read_run(run_case(fake("a", "b"), root=tmp_path, plan=ComparePlan(palindromes=1), progress=quiet).folder)
+    run = measured(fake("a", "b"), tmp_path, palindromes=1)
     assert run.header.run == run.folder.name
     assert run.header.strobe == strobe.__version__
     assert run.header.argv == tuple(sys.argv)
     assert run.header.machine.threads == torch.get_num_threads()
     assert msgspec.json.decode(msgspec.json.encode(run.header))["workload"]["frames"] == 69
-
-
-def test_calls_of_the_section_begin_after_those_of_the_kernel() -> None:
-    clip = Clip(variant="a", clip=0, order=0, palindrome=0, phase="timed", num_spans=4)
-    found = {name: Isolated(times_ns=times, clock="perf_counter", cold=False, queued=False)
-             for name, times in (("attention_kernel", (3, 4)), ("attention", (5, 6)))}  # fmt: skip
-    starts = [(span.name, span.start_ns) for span in attention_spans(clip, found)]
-    assert starts == [("attention_kernel", 0), ("attention_kernel", 3), ("attention", 7), ("attention", 12)]
 
 
 def test_a_body_that_is_cut_short_says_its_last_reason(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import time
 from pathlib import Path
 
@@ -12,8 +14,8 @@ from strobe.attention.types import AttentionOutput
 from strobe.bench.executor import Cell, Finished, LocalExecutor
 from strobe.bench.executor.local import Running
 from strobe.bench.executor.processes import alive
-from strobe.bench.tree import candidates
-from strobe.bench.tree import run as running
+from strobe.bench.tree import rank
+from strobe.bench.tree.machine import topology
 from strobe.bench.tree.request import PEER, RankedCall, TreeSettings
 from strobe.bench.tree.run import run_cells
 from strobe.core.errors import ConfigError
@@ -21,6 +23,7 @@ from strobe.perf.analysis.runs.rank_calls import covered_ns
 from strobe.perf.records.record import MESSAGE
 from strobe.perf.records.store import read_run
 from strobe.perf.report.tree_bench import bound, collectives_of, parts_of, read_cells, split_calls
+from terminal import quiet
 
 
 class Watched(LocalExecutor):
@@ -35,10 +38,6 @@ class Watched(LocalExecutor):
         running = super().submit(cell)
         self.marks.append(running.mark)
         return running
-
-
-def quiet(done: int, total: int, what: str = "") -> None:
-    """No progress."""
 
 
 def test_all_ranks_are_measured_and_taken_apart(tmp_path: Path) -> None:
@@ -93,13 +92,11 @@ def test_a_cell_that_takes_too_long_is_ended(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def inputs() -> candidates.RankShare:
-    return candidates.draw(
-        RankedCall(world_size=1, seq_len=63, heads=4, kv_heads=2, dim=8, q_len=3), 0, torch.device("cpu"), seed=0
-    )
+def inputs() -> rank.RankShare:
+    return rank.draw(RankedCall(world_size=1, seq_len=63, heads=4, kv_heads=2, dim=8, q_len=3), 0, torch.device("cpu"), seed=0)
 
 
-def right(inputs: candidates.RankShare) -> AttentionOutput:
+def right(inputs: rank.RankShare) -> AttentionOutput:
     from strobe.attention.dense.api import dense_attention
 
     return dense_attention(inputs.q, inputs.k, inputs.v, return_lse=True)
@@ -116,77 +113,73 @@ WRONG = {
 }
 
 
-def _with(inputs: candidates.RankShare, **changed: torch.Tensor) -> candidates.RankShare:
+def _with(inputs: rank.RankShare, **changed: torch.Tensor) -> rank.RankShare:
     import dataclasses
 
     return dataclasses.replace(inputs, **changed)
 
 
-def _without_last(inputs: candidates.RankShare) -> candidates.RankShare:
+def _without_last(inputs: rank.RankShare) -> rank.RankShare:
     return _with(inputs, k=inputs.k[:, :-1], v=inputs.v[:, :-1])
 
 
-def _scaled(inputs: candidates.RankShare) -> candidates.RankShare:
+def _scaled(inputs: rank.RankShare) -> rank.RankShare:
     return _with(inputs, q=inputs.q * 8**0.5)
 
 
-def _halves(inputs: candidates.RankShare) -> list[candidates.RankShare]:
+def _halves(inputs: rank.RankShare) -> list[rank.RankShare]:
     return [_with(inputs, k=inputs.k[:, part], v=inputs.v[:, part]) for part in (slice(0, 20), slice(20, None))]
 
 
 @pytest.mark.parametrize("fault", WRONG)
-def test_the_gate_sees_what_is_wrong(inputs: candidates.RankShare, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    monkeypatch.setattr(candidates, "_ours", lambda name, given, timeout, return_lse: WRONG[fault](given))
-    assert not candidates.check("allgather", inputs, 1.0).passed
+def test_the_gate_sees_what_is_wrong(inputs: rank.RankShare, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    monkeypatch.setattr(rank, "_ours", lambda name, given, timeout, return_lse: WRONG[fault](given))
+    assert not rank.check("allgather", inputs, 1.0).passed
 
 
-def test_the_gate_passes_what_is_right(inputs: candidates.RankShare, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(candidates, "_ours", lambda name, given, timeout, return_lse: (right(given).out, right(given).lse))
-    found = candidates.check("allgather", inputs, 1.0)
+def test_the_gate_passes_what_is_right(inputs: rank.RankShare, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank, "_ours", lambda name, given, timeout, return_lse: (right(given).out, right(given).lse))
+    found = rank.check("allgather", inputs, 1.0)
     assert found.passed and not found.refused and found.lse_error is not None
-    monkeypatch.setattr(candidates, "_ours", lambda *_, **__: 1 / 0)
-    assert candidates.check("allgather", inputs, 1.0).refused == "failed: ZeroDivisionError: division by zero"
+    monkeypatch.setattr(rank, "_ours", lambda *_, **__: 1 / 0)
+    assert rank.check("allgather", inputs, 1.0).refused == "failed: ZeroDivisionError: division by zero"
 
 
 def test_ranks_draw_the_same_call_and_keep_their_share() -> None:
     shape = RankedCall(world_size=3, seq_len=10, q_len=4, placement="sequence", kv_heads=4, dim=8)
-    ranks = [candidates.draw(shape, rank, torch.device("cpu"), seed=3) for rank in range(3)]
-    whole = candidates.draw(RankedCall(world_size=1, seq_len=10, q_len=4, kv_heads=4, dim=8), 0, torch.device("cpu"), seed=3)
+    ranks = [rank.draw(shape, number, torch.device("cpu"), seed=3) for number in range(3)]
+    whole = rank.draw(RankedCall(world_size=1, seq_len=10, q_len=4, kv_heads=4, dim=8), 0, torch.device("cpu"), seed=3)
     for name in ("q", "k", "v", "expected"):
         assert torch.equal(torch.cat([getattr(each, name) for each in ranks], dim=1), getattr(whole, name))
     assert [each.k.shape[1] for each in ranks] == [4, 3, 3]
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: RankedCall(world_size=0, seq_len=1), "world_size: got 0"),
-        (lambda: RankedCall(world_size=1, seq_len=1, heads=8, kv_heads=3), "a divisor of heads 8"),
-        (lambda: RankedCall(world_size=1, seq_len=1, dtype="int8"), "unknown dtype"),
-        (lambda: TreeSettings(contestants=("algather",)), "did you mean 'allgather'"),
-        (lambda: TreeSettings(iterations=0), "one iteration"),
-        (lambda: TreeSettings(delay=(0, -1.0)), "a delay of 0 or more"),
-    ],
-)
-def test_what_cannot_be_is_refused(make: object, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        make()  # type: ignore[operator]
-
-
 def test_the_limit_of_an_lse_is_wider_where_it_is_rounded_to_half_precision() -> None:
     limits = {}
     for dtype in ("float32", "bfloat16"):
-        drawn = candidates.draw(
+        drawn = rank.draw(
             RankedCall(world_size=1, seq_len=40, heads=2, kv_heads=2, dim=8, dtype=dtype), 0, torch.device("cpu"), seed=1
         )
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(candidates, "_ours", lambda name, given, timeout, return_lse: (right(given).out, right(given).lse))
-            limits[dtype] = candidates.check("allgather", drawn, 1.0).lse_limit
+            patch.setattr(rank, "_ours", lambda name, given, timeout, return_lse: (right(given).out, right(given).lse))
+            limits[dtype] = rank.check("allgather", drawn, 1.0).lse_limit
         largest = float(drawn.expected_lse.abs().max())
         assert limits[dtype] >= 8 * 2.0**-24 * max(1.0, largest)
     assert limits["float32"] < 1e-5 < limits["bfloat16"]
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
-def test_bytes_of_an_element(dtype: str) -> None:
-    assert running._item(dtype) == getattr(torch, dtype).itemsize
+def test_links_are_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(args=[], returncode=0, stdout="\t\x1b[4mGPU0\tGPU1\x1b[0m\nGPU0\t X \tNV18\n")
+
+    monkeypatch.setattr(subprocess, "run", told)
+    assert topology("cuda").endswith("\tGPU0\tGPU1\nGPU0\t X \tNV18\n") and "GPU" not in topology("cpu")
+
+
+def test_why_there_are_no_links_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho half a table\nexit 9\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    told = topology("cuda")
+    assert "nvidia-smi topo -m: " in told and "exit status 9" in told and "half a table" not in told

@@ -49,6 +49,7 @@ def test_broken_weights_are_not_accepted_and_the_files_say_why(
         (["--preset", "turbp"], "unknown preset 'turbp' (did you mean 'turbo'?)"),
         (["--preset", "ultra"], "no FP8 matrix units"),
         (["--prompt", "a red ball"], "ball"),
+        (["--prompt", "a green star moving up fast on a forest background"], "the other prompt is the same as the first"),
         (["--model", "wan-1.3b"], "give --weights with their folder, or --random-weights"),
     ],
 )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from strobe.bench.attention.contestant import CellTensors, GridCell
 from strobe.cli import bench_attention
 from strobe.models.captured import CapturedCall, write_calls
 from terminal import Strobe
@@ -92,19 +94,18 @@ def test_a_serialised_run_says_so(strobe: Strobe, tmp_path: Path, monkeypatch: p
 def test_an_interruption_keeps_what_was_finished(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from strobe.bench.attention import run
 
-    right = run.measure_cell
+    right = run.draw
 
-    def stop(inputs: object, writer: object, plan: object, say: object) -> None:
-        if (tmp_path / "b" / "cells" / "2x4x9_s0.5_b64_forward").exists() and not inputs.cell.backward:  # type: ignore[attr-defined]
-            right(inputs, writer, plan, say)  # type: ignore[arg-type]
-        else:
+    def stop(cell: GridCell, **how: Any) -> CellTensors:
+        if cell.backward:
             raise KeyboardInterrupt
+        return right(cell, **how)
 
-    monkeypatch.setattr(run, "measure_cell", stop)
+    monkeypatch.setattr(run, "draw", stop)
     line = ("bench", "attention", *TINY, "--impls", "dense:sdpa", "--out", tmp_path / "b", "--backward", "--json")
     cut = strobe(*(word for word in line if word != "--quiet"))
     assert cut.code == 130 and "the 1 finished cells are kept: the same command goes on" in cut.err
-    monkeypatch.setattr(run, "measure_cell", right)
+    monkeypatch.setattr(run, "draw", right)
     on = strobe(*line)
     assert on.document["kept"] == ["2x4x9_s0.5_b64_forward"] and on.document["measured"] == ["2x4x9_s0.5_b64_backward"]
 
@@ -118,6 +119,7 @@ def test_an_interruption_keeps_what_was_finished(strobe: Strobe, tmp_path: Path,
         (("--shapes", "wan"), "unknown shape 'wan'"),
         (("--grid", "quick", "--blocks", 32), "allowed: 64, 128, 256"),
         (("--grid", "quick", "--sparsity", 1), "to below 1"),
+        (("--grid", "quick", "--topk", 0), "expected 1 or more"),
         (("--grid", "quick", "--impls", "tritn"), "did you mean 'triton'"),
         (("--grid", "quick", "--dtype", "int8"), "unknown dtype"),
         (("--grid", "quick", "--tile", "flat"), "unknown tile"),
@@ -133,16 +135,22 @@ def test_what_cannot_be_is_one_line(strobe: Strobe, tmp_path: Path, flags: tuple
     assert not (tmp_path / "b").exists()
 
 
-def test_a_cell_that_cannot_be_is_in_the_report(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_that_cannot_be_is_in_the_report_and_the_next_one_runs(
+    strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from strobe.bench.attention import run
 
-    def fail(cell: object, **options: object) -> None:
-        raise MemoryError("no room")
+    right = run.draw
 
-    monkeypatch.setattr(run, "draw", fail)
-    found = strobe("bench", "attention", *TINY[:-1], "--impls", "dense:sdpa", "--out", tmp_path / "b")
+    def draw_or_fail(cell: GridCell, **how: Any) -> CellTensors:
+        if not cell.backward:
+            raise MemoryError("no room")
+        return right(cell, **how)
+
+    monkeypatch.setattr(run, "draw", draw_or_fail)
+    found = strobe("bench", "attention", *TINY[:-1], "--impls", "dense:sdpa", "--backward", "--out", tmp_path / "b")
     assert found.code == 1 and "2x4x9_s0.5_b64_forward: MemoryError: no room" in found.err
-    assert "not reached: MemoryError: no room" in found.out
+    assert "not reached: MemoryError: no room" in found.out and "1 cells measured" in found.err
 
 
 def test_a_red_gate_is_exit_code_1(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,7 @@ def test_one_cell_is_measured_kept_and_rendered_as_either_page(strobe: Strobe, t
         (("tree", "--world-size", 3000), "; give fewer, or --executor ray"),
         (("scaling", "--world-size", 1, 3000), "world_size: got 3000, this machine holds "),
         (("tree", "--iterations", 0), "one iteration"),
+        (("tree", "--delay", 0, -1.0), "a delay of 0 or more"),
         (("tree", "--render"), "no cells at"),
         (("scaling", "--seq-len", 0), "seq_len: got 0"),
         (("scaling", "--render"), "no cells at"),

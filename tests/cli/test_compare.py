@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import shutil
 from collections.abc import Callable
@@ -17,11 +15,10 @@ from strobe.bench.case import ComparePlan
 from strobe.bench.cases.stream import StreamCase
 from strobe.cli.compare import ClipFlags
 from strobe.cli.console import Output
-from strobe.cli.main import main
 from strobe.cli.model import tell_length
 from strobe.engine.load import shapes_defaults
 from strobe.perf.records.store import read_run
-from terminal import Strobe
+from terminal import Strobe, alone
 
 CLIP = ("--model", "tiny", "--blocks", "5", "--switch", "block=1:a blue square moving up", "--device", "cpu")
 
@@ -30,13 +27,12 @@ CLIP = ("--model", "tiny", "--blocks", "5", "--switch", "block=1:a blue square m
 def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """A small comparison, its quality judged on one clip each, and the JSON that the command printed."""
     root = tmp_path_factory.mktemp("compare") / "runs"
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out), pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setitem(StreamCase.__init__.__kwdefaults__, "review_samples", 1)
-        code = main(["compare", "quality", "turbo", "--rounds", "2", "--out", str(root), *CLIP, "--json", "--quiet"])
-    assert code == 0, out.getvalue()
+        done = alone("compare", "quality", "turbo", "--rounds", "2", "--out", root, *CLIP, "--json", "--quiet")
+    assert done.code == 0, done.err
     (folder,) = root.iterdir()
-    return folder, json.loads(out.getvalue())
+    return folder, done.document
 
 
 @pytest.fixture
@@ -229,13 +225,12 @@ FAST = (*CLIP, "--rounds", "1")
 def left_out(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, str]:
     """A comparison of which one preset cannot run here, its JSON, and what it said."""
     root = tmp_path_factory.mktemp("left_out") / "runs"
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setitem(StreamCase.__init__.__kwdefaults__, "review_samples", 1)
-        code = main(["compare", "quality", "turbo", "ultra", "--out", str(root), *FAST, "--require", "psnr>0", "--json"])
-    assert code == 0, err.getvalue()
+        done = alone("compare", "quality", "turbo", "ultra", "--out", root, *FAST, "--require", "psnr>0", "--json")
+    assert done.code == 0, done.err
     (folder,) = root.iterdir()
-    return folder, json.loads(out.getvalue()), err.getvalue()
+    return folder, done.document, done.err
 
 
 def test_what_cannot_run_here_is_left_out_and_said(left_out: tuple[Path, Any, str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from strobe.cli.compare_programs import commands_of
+from strobe.cli.compare import commands_of
 from strobe.cli.main import main
 from strobe.perf.records.store import read_run
 from terminal import Strobe
@@ -70,7 +70,11 @@ REFUSED = {
     "one command": (["--", "true"], "'true' needs a candidate to compare it with; write strobe compare PRESET PRESET"),
     "nothing": ([], "nothing to compare; write"),
     "an empty command": (["--", "true", "--"], "command 2 is empty"),
+    "a blank command": (["--", "true", "--", "  "], "command 2 is empty"),
+    "a quote without its end": (["--", "true", "--", "echo 'a"], "cannot be read: no closing quotation"),
     "names": (["--names", "a", "a", "--", "true", "--", "true"], "give 2 different names"),
+    "a name too few": (["--names", "a", "--", "true", "--", "true"], "give 2 different names"),
+    "a blank name": (["--names", "a", " ", "--", "true", "--", "true"], "give 2 different names"),
     "a flag of presets": (["--blocks", "3", "--seed", "1", "--", "true", "--", "true"], "--blocks, --seed: for presets"),
     "differences": (["--allow-different", "tokens", "--", "true", "--", "true"], "--allow-different: for presets"),
     "a flag of programs": (["--prepare", "true", "baseline", "turbo"], "--prepare: for programs, each behind a --"),
@@ -82,6 +86,10 @@ REFUSED = {
     "rounds": (["--rounds", "0", "--", "true", "--", "true"], "rounds"),
     "commits of no repository": (["--commits", "a", "b", "--", "true"], "run this inside a clone of the repository"),
     "one commit": (["--commits", "a", "--", "true"], "a comparison needs two or more, got a"),
+    "the same commit twice": (["--commits", "a", "b", "--names", "a", "a", "--", "true"], "give 2 different names"),
+    "commits without a command": (["--commits", "a", "b", "--", " "], "give the command that is measured"),
+    "a command that cannot be read": (["--commits", "a", "b", "--", "python 'bench"], "cannot be read"),
+    "an installation that cannot be read": (["--commits", "a", "b", "--install", "pip 'x", "--", "true"], "cannot be read"),
     "a candidate that is no commit": (
         ["--commits", "a", "b", "--require", "c:e2e>=1", "--", "true"],
         "unknown candidate in --require 'c'",

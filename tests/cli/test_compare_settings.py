@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
-import io
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,8 +10,7 @@ from typing import Any
 import pytest
 
 from strobe.bench.cases import ablate as run
-from strobe.cli.main import main
-from terminal import Strobe
+from terminal import Strobe, alone
 
 ROOT = Path(__file__).parents[2]
 CLIP = ("--model", "tiny", "--device", "cpu", "--blocks", "8", "--switch", "block=2:a blue square moving up")
@@ -25,11 +21,9 @@ SMALL = ("turbo", "--vary", "steps=1", "--rounds", "1", *CLIP)
 def ablated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """One cell of the bundled model, and the JSON that the command printed."""
     folder = tmp_path_factory.mktemp("ablate") / "ablation"
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        code = main(["compare", *SMALL, "--out", str(folder), "--json", "--quiet"])
-    assert code == 0, out.getvalue()
-    return folder, json.loads(out.getvalue())
+    done = alone("compare", *SMALL, "--out", folder, "--json", "--quiet")
+    assert done.code == 0, done.err
+    return folder, done.document
 
 
 def test_the_pages_pass_the_linter(strobe: Strobe, ablated: tuple[Path, Any], tmp_path: Path) -> None:
@@ -83,9 +77,19 @@ def test_what_cannot_run_here_is_told_before_anything_runs(strobe: Strobe, tmp_p
     ("line", "words"),
     [
         ("compare balanced --vary windw=6", "did you mean 'window'"),
+        ("compare balanced --vary window", "write NAME=VALUE"),
+        ("compare balanced --vary window=6,", "write NAME=VALUE"),
+        ("compare balanced --vary window=6 window=8", "given twice"),
+        ("compare balanced --vary window=six", "whole number"),
+        ("compare balanced --vary window=2", "smallest window with sink 3: 6"),  # at once, not 4 and then 6
+        ("compare balanced --vary steps=5", "give 1 to 4"),
+        ("compare balanced --vary batch=0", "1 or more"),
+        ("compare balanced --vary ring_cache=maybe", "on or off"),
+        ("compare balanced --vary positions=relativ", "absolute, rebased"),
+        ("compare balanced --vary preset=turbbo", "did you mean 'turbo'"),
         ("compare balanced --vary window=12", "nothing to measure"),
         ("compare balanced --vary window=6 --grid", "two factors or more"),
-        ("compare balanced --vary window=3", "smallest window"),
+        ("compare balanced --vary window=4", "smallest window with sink 3: 6"),
         ("compare balanced --vary switch_at=99", "never take effect"),
         ("compare balancd --leave-one-out", "did you mean 'balanced'"),
         ("compare balanced turbo --vary window=6", "settings of one preset; 2 are named"),

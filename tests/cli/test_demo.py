@@ -17,7 +17,7 @@ from strobe.core.errors import Terminated
 from strobe.engine.load import load
 from strobe.engine.session import Session
 from strobe.models.shapes.render import palette
-from strobe.quality.files import read_clip
+from strobe.quality.clips import read_clip
 from terminal import Strobe
 
 RUN = Path(__file__).parents[2] / "benchmarks" / "presets-h200"

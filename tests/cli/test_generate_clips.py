@@ -10,7 +10,7 @@ import torch
 from strobe.engine.video import VideoFile
 from strobe.models.shapes.grammar import parse
 from strobe.models.shapes.render import advance, render
-from strobe.quality.files import read_clip
+from strobe.quality.clips import read_clip
 from terminal import Strobe
 
 PROMPT = "a green star moving up fast on a forest background"

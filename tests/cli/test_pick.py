@@ -37,28 +37,13 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> Hold:
 def test_a_clip_with_realtime_names_what_ran(strobe: Strobe, hold: Hold, tmp_path: Path, fps: float) -> None:
     hold(fps)
     out = tmp_path / "clip.mp4"
-    result = strobe(
-        "generate", PROMPT, "--model", "tiny", "--preset", "realtime", "--blocks", 1, "--device", "cpu", "--json", "-o", out
-    )
+    quick = ("generate", PROMPT, "--model", "tiny", "--blocks", 1, "--device", "cpu", "--json")
+    result = strobe(*quick, "--preset", "realtime", "-o", out)
     assert result.code == 0 and out.exists()
     (line,) = [line for line in result.err.splitlines() if line.startswith("realtime: ")]
     assert ("balanced has the best quality" if fps == 24 else "no preset holds 16 FPS") in line
     assert result.document["preset"] == "balanced" and f"realtime: {result.document['picked']}" == line
-    named = strobe(
-        "generate",
-        PROMPT,
-        "--model",
-        "tiny",
-        "--preset",
-        "balanced",
-        "--blocks",
-        1,
-        "--device",
-        "cpu",
-        "--json",
-        "-o",
-        tmp_path / "b.mp4",
-    )
+    named = strobe(*quick, "--preset", "balanced", "-o", tmp_path / "b.mp4")
     assert named.document["picked"] is None and (tmp_path / "b.mp4").read_bytes() == out.read_bytes()
 
 

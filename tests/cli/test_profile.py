@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
-import io
 import itertools
 import json
 from pathlib import Path
@@ -12,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from strobe.cli.main import main
 from strobe.perf.measure import timing
 from strobe.perf.records.store import read_run
-from terminal import Strobe
+from terminal import Strobe, alone
 
 STREAM = ("turbo", "--model", "tiny", "--blocks", "4", "--active", "1", "--rounds", "1", "--device", "cpu")
 CALL = ("--seq-q", "40", "--heads", "2", "--head-dim", "16", "--iterations", "3", "--active", "2", "--device", "cpu")
@@ -26,11 +23,9 @@ def streamed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """One stream, timed, traced and attributed, and the JSON that the command printed."""
     folder = tmp_path_factory.mktemp("profile") / "out"
     options = ("--regions", "dit_forward", "attention", "--with-stack", "--record-shapes", "--by", "calls", "--top", "5")
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        code = main(["profile", "stream", *STREAM, *options, "-o", str(folder), "--json", "--quiet"])
-    assert code == 0, out.getvalue()
-    return folder, json.loads(out.getvalue())
+    done = alone("profile", "stream", *STREAM, *options, "-o", folder, "--json", "--quiet")
+    assert done.code == 0, done.err
+    return folder, done.document
 
 
 def events(path: Path) -> list[dict[str, Any]]:
@@ -168,11 +163,17 @@ def test_a_gate_for_scripts_asks_for_the_whole_interval(strobe: Strobe, tmp_path
     ("arguments", "words"),
     [
         (["--impls", "sdp"], "did you mean 'sdpa'"),
+        (["--impls", "sdpa", "sdpa"], "several different"),
         (["--impls", "sparse:cpu"], "--grid"),
         (["--dtype", "bf61"], "unknown dtype"),
         (["--iterations", "0"], "1 round and 1 call"),
         (["--require", "fast"], "--require"),
-        (["--seq-kv", "0"], "1 or more"),
+        (["--rounds", "0"], "1 round and 1 call"),
+        (["--active", "-1"], "1 round and 1 call"),
+        (["--seq-kv", "0"], "kv_tokens of an attention call: got 0; give 1 or more"),
+        (["--kv-heads", "0"], "num_kv_heads of an attention call: got 0"),
+        (["--sparsity", "1"], "sparsity: got 1.0; give a share from 0 (dense) to below 1"),
+        (["--seq-kv", "70", "--grid", "2", "5", "4"], "40 tokens; got 40 of q and 70 of k"),
     ],
 )
 def test_a_call_that_cannot_be_measured_starts_nothing(strobe: Strobe, tmp_path: Path, arguments: list[str], words: str) -> None:
@@ -203,7 +204,7 @@ def test_the_kernel_profile_is_a_page_whose_budget_adds_up(strobe: Strobe, tmp_p
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["-o", "page.txt"], "allowed: .md, .html, .json"),
+        (["-o", "page.txt"], "allowed: .html, .md, .json"),
         (["--iterations", "0"], "--iterations 0: give 1 or more"),
         (["--preset", "ultr"], "did you mean 'ultra'"),
     ],

@@ -134,6 +134,11 @@ def test_a_users_own_function_runs_and_it_says_so(strobe: Strobe, tmp_path: Path
     ("arguments", "code", "said"),
     [
         ((), 2, "name one of --model and --pipe"),
+        (("--model", "wan-2b"), 2, "unknown model 'wan-2b'"),
+        (("--model", "wan-1.3b", "--attention", "dense", "flash"), 2, "unknown attention 'flash'"),
+        (("--model", "wan-1.3b", "--sparsity", "90"), 2, "--sparsity 90: give shares between 0 and 1"),
+        (("--model", "wan-1.3b", "--attention", "dense"), 2, "one variant alone compares nothing"),
+        (("--model", "wan-1.3b", "--tiny", "--frames", "80"), 2, "80 frames: this model takes"),
         (("--model", "wan-1.3b", "--compile", "yes"), 2, "unknown --compile 'yes'"),
         (("--model", "wan-1.3b", "--tiny", "--compile", "on", "off"), 3, "nothing is compiled on cpu"),
         (("--model", "wan-1.3b", "--tiny", "--size", "100x100"), 2, "heights divisible by 16"),

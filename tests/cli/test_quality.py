@@ -12,9 +12,9 @@ from PIL import Image
 
 from published_metrics import disturbed, waves
 from reports import decode_report
-from strobe.quality.fidelity import COMPARED, compare
-from strobe.quality.files import read_clip
-from strobe.quality.temporal import border_jump
+from strobe.quality.available import metric
+from strobe.quality.clips import read_clip
+from strobe.quality.fidelity import COMPARED, border_jump, compare
 from terminal import Strobe
 
 
@@ -45,9 +45,9 @@ def test_every_cell_is_what_the_metric_says(clips: dict[str, Path], strobe: Stro
     found = cells(strobe(*arguments, "--json", "-o", page).document)
     reference = read_clip(clips["ref"])
     for name in ("close", "far"):
-        for expected in compare(read_clip(clips[name]), reference):
-            cell = found[name, expected.metric]
-            assert (cell["value"], cell["definition"]) == (expected.value, expected.definition)
+        for wanted, (value, _) in compare(read_clip(clips[name]), reference).items():
+            cell = found[name, wanted]
+            assert (cell["value"], cell["definition"]) == (value, metric(wanted).definition)
             assert cell["reference"] == str(clips["ref"])
     for name in ("ref", "far"):
         jump = border_jump(read_clip(clips[name]).permute(0, 3, 1, 2)[None] / 255, (4, 8)).item()
@@ -59,7 +59,7 @@ def test_every_cell_is_what_the_metric_says(clips: dict[str, Path], strobe: Stro
 
 def test_what_is_not_measured_says_what_to_put_where(clips: dict[str, Path], strobe: Strobe, tmp_path: Path) -> None:
     found = cells(strobe("quality", clips["ref"], clips["close"], "--json").document)
-    for metric, said in (
+    for name, said in (
         ("border_jump", "give --block-frames"),
         ("lpips", "alexnet-owt-7be5be79.pth"),
         ("dists", "vgg16-397923af.pth"),
@@ -67,7 +67,7 @@ def test_what_is_not_measured_says_what_to_put_where(clips: dict[str, Path], str
         ("fvd", "some thousand clips"),
         ("ms_ssim", "needs frames of 176 pixels"),
     ):
-        cell = found["close", metric]
+        cell = found["close", name]
         assert cell["value"] is None and said in cell["note"]
     asked = strobe("quality", clips["ref"], clips["close"], "--metrics", "lpips", "psnr", "--weights", tmp_path)
     assert asked.code == 3 and "metric 'lpips' cannot run: not measured: " in asked.err and "is missing: put" in asked.err
@@ -90,7 +90,7 @@ def test_folders_of_clips_are_paired_by_name(clips: dict[str, Path], strobe: Str
     found = cells(strobe("quality", tmp_path / "dense", tmp_path / "sparse", "--json").document)
     each = [compare(read_clip(tmp_path / "sparse" / name), read_clip(tmp_path / "dense" / name), ("ssim",)) for name in "ab"]
     cell = found["sparse", "ssim"]
-    assert cell["n"] == 2 and cell["value"] == pytest.approx(np.mean([one[0].value for one in each]))
+    assert cell["n"] == 2 and cell["value"] == pytest.approx(np.mean([one["ssim"][0] for one in each]))
     pictures(tmp_path / "sparse" / "c", reference)
     told = strobe("quality", tmp_path / "dense", tmp_path / "sparse")
     assert told.code == 2 and "do not hold clips of the same names: c on one side only" in told.err

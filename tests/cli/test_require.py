@@ -97,7 +97,7 @@ def test_unknown_names_say_the_nearest(text: str, nearest: str) -> None:
 
 def test_every_metric_a_clip_gets_is_known_before_it_is_made() -> None:
     """`--require` names figures before the run: the list and what the review yields are one."""
-    from strobe.bench.cases import scoring
+    from strobe.bench import quality
     from strobe.perf.records.record import PromptAt, Workload
 
     prompts = ("a red circle moving left slowly on a navy background", "a yellow star moving up slowly on a black background")
@@ -110,9 +110,9 @@ def test_every_metric_a_clip_gets_is_known_before_it_is_made() -> None:
     frames = torch.randint(0, 255, (1, 16, 128, 128, 3), dtype=torch.uint8)
     for number in (1, 2):
         part = msgspec.structs.replace(work, prompts=work.prompts[:number])
-        given = [*scoring.against_reference("a", frames, frames, "r"), *scoring.by_oracle("a", frames, part)]
-        assert sorted(line.metric for line in given) == sorted(scoring.metrics((128, 128), prompts[:number]))
-    assert [line.metric for line in scoring.not_measured("a", "no weights")] == list(scoring.metrics((480, 832), ()))
+        given = [*quality.against_reference("a", frames, frames, "r"), *quality.by_oracle("a", frames, part)]
+        assert sorted(line.metric for line in given) == sorted(quality.metrics((128, 128), prompts[:number]))
+    assert [line.metric for line in quality.not_measured("a", "no weights")] == list(quality.metrics((480, 832), ()))
 
 
 def test_a_load_is_asked_only_for_what_its_viewers_saw(strobe: Strobe) -> None:

@@ -10,7 +10,7 @@ import pytest
 from strobe.engine import load as loading
 from strobe.models.vae.wan.config import WAN22
 from strobe.models.wan.config import SIZES
-from strobe.quality.files import read_clip
+from strobe.quality.clips import read_clip
 from terminal import Strobe
 
 RED = "a red circle moving left on a black background"

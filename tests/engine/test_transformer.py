@@ -25,7 +25,7 @@ from strobe.engine.transformer import LINEARS, Transformer, copied, quantize_lin
 from strobe.models.lora import Lora, LoraPair, attach, merge
 from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.linears import EightBitLinear
-from strobe.quality.psnr import decibels, squared_error
+from strobe.quality.fidelity import decibels, squared_error
 
 CPU = torch.device("cpu")
 NAMES = [f"blocks.{layer}.{name}" for layer in range(2) for name in LINEARS]

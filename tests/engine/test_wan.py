@@ -268,7 +268,7 @@ def test_random_matrices_have_the_variance_of_one_over_their_inputs() -> None:
 def test_the_oracle_reads_shapes_only() -> None:
     model = load("wan-1.3b", Weights(random=True, vae="tiny", frame_size=SIZE))
     with pytest.raises(ConfigError, match="is none whose clips the oracle reads"):
-        next(measure_model(model, torch.device("cpu"), Trial(presets=("quality",)), lambda *_: None))
+        next(measure_model(Trial(model=model, device=torch.device("cpu"), progress=lambda *_: None), ["quality"]))
 
 
 @pytest.mark.usefixtures("small")

@@ -1,21 +1,28 @@
-"""PSNR, SSIM and the temporal metrics against float64 numpy written here, and against values by hand."""
+"""PSNR, SSIM, MS-SSIM and the temporal metrics against float64 numpy written here, and against values by hand."""
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import asdict
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from strobe.core.errors import DataError, ShapeError
-from strobe.quality.fidelity import COMPARED, compare
-from strobe.quality.psnr import psnr
-from strobe.quality.ssim import ssim
-from strobe.quality.temporal import block_starts, border_jump, drift, flicker_excess, temporal_difference
+from published_metrics import disturbed, waves
+from strobe.core.errors import ConfigError, DataError, ShapeError
+from strobe.quality.available import metric
+from strobe.quality.fidelity import (
+    COMPARED,
+    block_starts,
+    border_jump,
+    compare,
+    flicker_excess,
+    ms_ssim,
+    psnr,
+    ssim,
+    temporal_difference,
+)
 
 _THREE = ("psnr", "ssim", "temporal_difference")
 SIZES = [(11, 11), (17, 63), (100, 37)]
@@ -102,47 +109,27 @@ def test_temporal_difference_sees_flicker_and_not_an_offset() -> None:
 
 def test_compare_gathers_every_metric() -> None:
     frames, reference = clip_pair(21, 33)
-    found = {fidelity.metric: fidelity for fidelity in compare(frames, reference)}
+    found = compare(frames, reference)
     assert tuple(found) == COMPARED
     error = np.mean((frames.double().numpy() - reference.double().numpy()) ** 2)
-    assert found["psnr"].value == pytest.approx(-10 * np.log10(error), abs=1e-4)
-    assert found["psnr"].curve == pytest.approx(tuple(psnr(frames, reference).tolist()))
-    assert found["ssim"].value == pytest.approx(ssim(frames, reference).mean().item())
-    assert {name: len(fidelity.curve) for name, fidelity in found.items() if fidelity.curve} == {
-        "psnr": 3, "ssim": 3, "flip": 3, "temporal_difference": 2, "flicker_excess": 1
-    }  # fmt: skip
-    assert (found["ms_ssim"].value, found["ms_ssim"].note) == (None, "needs frames of 176 pixels and more, these have 21")
-    assert found["psnr_drift"].note == "a clip of 3 frames is too short: give 4 or more"
-    assert not any(fidelity.identical for fidelity in found.values())
+    assert found["psnr"] == (pytest.approx(-10 * np.log10(error), abs=1e-4), "")
+    assert found["ssim"] == (pytest.approx(ssim(frames, reference).mean().item()), "")
+    assert found["temporal_difference"][0] == pytest.approx(temporal_difference(frames, reference).mean().item())
+    assert found["ms_ssim"] == (None, "needs frames of 176 pixels and more, these have 21")
+    assert found["psnr_drift"] == (None, "a clip of 3 frames is too short: give 4 or more")
+    assert compare(frames, reference, ("ssim",)) == {"ssim": found["ssim"]}
 
 
-def test_identical_clips_fit_into_json() -> None:
-    _, reference = clip_pair(16, 16)
-    by_psnr, by_ssim, by_change = compare(reference, reference.clone(), _THREE)
-    assert (by_psnr.value, by_psnr.identical, by_psnr.curve) == (None, True, (None,) * 3)
-    assert (by_ssim.value, by_ssim.identical) == (1.0, True)
-    assert (by_change.value, by_change.identical) == (0.0, True)
-    json.dumps([asdict(fidelity) for fidelity in (by_psnr, by_ssim, by_change)], allow_nan=False)
-
-
-def test_one_equal_frame_leaves_the_clip_a_value() -> None:
+def test_equal_frames_have_no_psnr_and_one_of_them_leaves_the_clip_a_value() -> None:
     frames, reference = clip_pair(16, 16)
+    assert compare(reference, reference.clone(), _THREE) == {
+        "psnr": (None, ""), "ssim": (1.0, ""), "temporal_difference": (0.0, "")
+    }  # fmt: skip
     frames[0] = reference[0]
-    by_psnr = compare(frames, reference)[0]
-    assert by_psnr.curve[0] is None and by_psnr.value is not None and not by_psnr.identical
-
-
-def test_one_frame_has_no_temporal_value() -> None:
-    frames, reference = clip_pair(16, 16, frames=1)
-    (by_change,) = compare(frames, reference, ("temporal_difference",))
-    assert (by_change.value, by_change.curve) == (None, ())
-
-
-def test_drift() -> None:
-    assert drift([30.0, 28.0, 5.0, 20.0, 22.0], 2) == pytest.approx(-8.0)
-    assert drift([None, 28.0, 20.0, 22.0], 1) is None
-    with pytest.raises(ShapeError, match=r"window 3 must lie in 1 \.\. 2"):
-        drift([1.0] * 5, 3)
+    assert compare(frames, reference)["psnr"][0] is not None
+    assert compare(frames[:1], reference[:1], ("temporal_difference",)) == {
+        "temporal_difference": (None, "a single frame does not move")
+    }
 
 
 def test_drift_of_a_clip_is_late_against_early() -> None:
@@ -150,19 +137,19 @@ def test_drift_of_a_clip_is_late_against_early() -> None:
     late = torch.cat([reference, reference, frames[:1], frames[:1], frames[2:], frames[2:]])[:8]
     steady = torch.cat([reference] * 3)[:8]
     frames8 = torch.where(torch.arange(8)[:, None, None, None] < 2, steady + 0.01, late)
-    (by_ssim,) = compare(frames8, steady, ("ssim_drift",))
+    value, note = compare(frames8, steady, ("ssim_drift",))["ssim_drift"]
     curve = ssim(frames8, steady)
-    assert by_ssim.value == pytest.approx((curve[6:].mean() - curve[:2].mean()).item(), abs=1e-9)
-    assert by_ssim.value is not None and by_ssim.value < 0
+    assert value == pytest.approx((curve[6:].mean() - curve[:2].mean()).item(), abs=1e-9) and not note
+    assert value is not None and value < 0
 
 
 def test_drift_where_one_end_equals_the_reference_has_no_value_and_says_why() -> None:
     frames, reference = (torch.cat([each] * 3)[:8] for each in clip_pair(16, 16))
-    one_end = torch.cat([reference[:2], frames[2:]])
-    (psnr_drift,) = compare(one_end, reference, ("psnr_drift",))
-    assert (psnr_drift.value, psnr_drift.note) == (None, "frames at one end equal the reference")
-    (found,) = compare(frames, reference, ("psnr_drift",))
-    assert found.value is not None and not found.note
+    one_end, both = torch.cat([reference[:2], frames[2:]]), torch.cat([reference[:2], frames[2:6], reference[6:]])
+    for clip in (one_end, both):
+        assert compare(clip, reference, ("psnr_drift",))["psnr_drift"] == (None, "frames at one end equal the reference")
+    value, note = compare(frames, reference, ("psnr_drift",))["psnr_drift"]
+    assert value is not None and not note
 
 
 def test_flicker_excess_by_hand() -> None:
@@ -195,11 +182,11 @@ def test_frame_blocks_start_where_a_causal_decoder_says() -> None:
 
 def test_other_lengths_and_sizes_are_refused() -> None:
     frames, reference = clip_pair(16, 20)
-    for metric in (psnr, ssim, temporal_difference, compare):
+    for measure in (psnr, ssim, temporal_difference, compare):
         with pytest.raises(ShapeError, match="given 2 frames of 20x16 and 3 frames of 20x16"):
-            metric(frames[:2], reference)
+            measure(frames[:2], reference)
         with pytest.raises(ShapeError, match="given 3 frames of 20x16 and 3 frames of 19x16"):
-            metric(frames, reference[..., :19])
+            measure(frames, reference[..., :19])
     with pytest.raises(ShapeError, match="at least 11x11 pixels, given 20x10"):
         ssim(frames[:, :, :10], reference[:, :, :10])
 
@@ -218,3 +205,54 @@ def test_broken_pixels_are_refused() -> None:
     frames[1, 2, 3, 4] = math.nan
     with pytest.raises(DataError, match="not finite"):
         compare(frames, reference)
+
+
+def mean_terms(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """Mean SSIM and mean contrast-structure of one channel, moments of each window in float64."""
+    axis = np.arange(11) - 5
+    weight = np.exp(-(axis[:, None] ** 2 + axis[None, :] ** 2) / (2 * 1.5**2))
+    weight /= weight.sum()
+    a, b = (np.lib.stride_tricks.sliding_window_view(plane, (11, 11)) for plane in (x, y))
+    mean_a, mean_b = (a * weight).sum((2, 3)), (b * weight).sum((2, 3))
+    var_a = ((a - mean_a[..., None, None]) ** 2 * weight).sum((2, 3))
+    var_b = ((b - mean_b[..., None, None]) ** 2 * weight).sum((2, 3))
+    both = ((a - mean_a[..., None, None]) * (b - mean_b[..., None, None]) * weight).sum((2, 3))
+    structure = (2 * both + 9e-4) / (var_a + var_b + 9e-4)
+    light = (2 * mean_a * mean_b + 1e-4) / (mean_a**2 + mean_b**2 + 1e-4)
+    return float((light * structure).mean()), float(structure.mean())
+
+
+def halved(plane: np.ndarray) -> np.ndarray:
+    height, width = (side // 2 * 2 for side in plane.shape)
+    return np.asarray(plane[:height, :width].reshape(height // 2, 2, width // 2, 2).mean((1, 3)))
+
+
+def numpy_ms_ssim(x: np.ndarray, y: np.ndarray) -> float:
+    product = 1.0
+    for scale, weight in enumerate((0.0448, 0.2856, 0.3001, 0.2363, 0.1333)):
+        similar, structure = mean_terms(x, y)
+        product *= (similar if scale == 4 else structure) ** weight
+        x, y = halved(x), halved(y)
+    return product
+
+
+@pytest.mark.parametrize(("height", "width"), [(176, 176), (201, 187)])
+def test_ms_ssim_equals_its_definition(height: int, width: int) -> None:
+    reference = waves(height, width)
+    frames = disturbed(reference, 0.15)
+    expected = np.mean([numpy_ms_ssim(frames[0, c].numpy(), reference[0, c].numpy()) for c in range(3)])
+    assert ms_ssim(frames, reference).tolist() == pytest.approx([expected], abs=2e-5)
+    assert 0.2 < expected < 0.999
+
+
+def test_equal_frames_are_equal_and_small_ones_refused() -> None:
+    reference = waves(180, 176)
+    assert ms_ssim(reference, reference).tolist() == pytest.approx([1.0])
+    assert ms_ssim(1 - reference, reference).item() == 0.0, "negative structure counts as none"
+    with pytest.raises(ShapeError, match="at least 176x176 pixels, given 176x175"):
+        ms_ssim(reference[:, :, :175], reference[:, :, :175])
+
+
+def test_unknown_metric_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"unknown metric 'pnsr' \(did you mean 'psnr'\?\)"):
+        metric("pnsr")

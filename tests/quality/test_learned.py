@@ -12,10 +12,7 @@ import torch
 
 from published_metrics import disturbed, waves
 from strobe.core.errors import ShapeError, WeightsError
-from strobe.quality.learned.clip import ClipScore
-from strobe.quality.learned.dists import Dists
-from strobe.quality.learned.lpips import Lpips
-from strobe.quality.learned.weights import ALEXNET, CLIP, DISTS, LPIPS_HEADS, SUMS, VGG16, lacking
+from strobe.quality.learned import ALEXNET, CLIP, DISTS, LPIPS_HEADS, SUMS, VGG16, ClipScore, Dists, Lpips, lacking
 
 CPU = torch.device("cpu")
 ALEX = {"0": (64, 3, 11), "3": (192, 64, 5), "6": (384, 192, 3), "8": (256, 384, 3), "10": (256, 256, 3)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +12,7 @@ from typing import Any
 import msgspec
 
 from strobe.cli.documents.verbs import DOCUMENTS
+from strobe.cli.main import main
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,5 +40,17 @@ def check_document(arguments: tuple[str, ...], out: str) -> None:
     msgspec.convert(printed, kind)
 
 
+def alone(*arguments: object) -> Result:
+    """Run `strobe ARGUMENTS...` where no test captures what it prints, such as in a fixture of a module."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main([str(argument) for argument in arguments])
+    return Result(code=code, out=out.getvalue(), err=err.getvalue())
+
+
 Strobe = Callable[..., Result]
 """Runs `strobe ARGUMENTS...`."""
+
+
+def quiet(*_: object) -> None:
+    """Show no progress."""

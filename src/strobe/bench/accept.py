@@ -14,9 +14,9 @@ from msgspec import structs
 from torch import Tensor
 
 from strobe.bench.case import Progress
-from strobe.bench.cases.scoring import readable
 from strobe.bench.cases.stream import Script, StreamCase
 from strobe.bench.gate import relative_error
+from strobe.bench.quality import readable
 from strobe.bench.runner import end_line
 from strobe.core.errors import ConfigError
 from strobe.core.printable import first_of
@@ -327,7 +327,8 @@ def flows_of(
     for index, block in enumerate(blocks[:-1]):
         dit.write(block, text, cache.at(index * size, size))
     noise = draw_block(seed, (0,), BLOCKS, 1, blocks[-1].shape[1:], config.device).initial
-    mask = _block_causal(len(blocks), size * wan.grid(blocks[0]).tokens_per_frame, config.device)
+    block_of = torch.arange(len(blocks), device=config.device).repeat_interleave(size * wan.grid(blocks[0]).tokens_per_frame)
+    mask = block_of.unsqueeze(1) >= block_of.unsqueeze(0)  # [S, S]: a token attends to its own frame block and to earlier ones
     streamed, whole, clean = [], [], []
     for sigma, timestep in zip(config.schedule.sigmas, config.schedule.warped, strict=True):
         noisy = add_noise(blocks[-1], noise, sigma)
@@ -340,12 +341,6 @@ def flows_of(
         whole.append(found[0].float())
         clean.append(to_x0(noisy, flow, sigma)[0])
     return streamed, whole, clean
-
-
-def _block_causal(blocks: int, tokens: int, device: torch.device) -> Tensor:
-    """Return the mask [S, S] in which a token attends to its own frame block and to earlier ones."""
-    block = torch.arange(blocks, device=device).repeat_interleave(tokens)
-    return block.unsqueeze(1) >= block.unsqueeze(0)
 
 
 def check_gain(config: ResolvedConfig, clean: Sequence[Tensor], latents: Tensor) -> Iterator[Check]:

@@ -65,42 +65,25 @@ class ComparePlan:
 
 
 class Case(Protocol):
-    """A workload and the variants that run it. Names are those of the records."""
+    """A workload and the variants that run it. Names are those of the records.
 
-    @property
-    def slug(self) -> str:
-        """Part of the run folder's name."""
-        ...
+    Attributes:
+        slug: part of the run folder's name.
+        baseline: name of the variant that every candidate is compared with.
+        candidates: names of the variants that are compared with the baseline.
+        absent: requested variants that cannot run here; not among the candidates.
+        device: that the variants run on.
+        model: that the variants run; None if they run none.
+        workload: content of every clip.
+    """
 
-    @property
-    def baseline(self) -> str:
-        """Name of the variant that every candidate is compared with."""
-        ...
-
-    @property
-    def candidates(self) -> tuple[str, ...]:
-        """Names of the variants that are compared with the baseline."""
-        ...
-
-    @property
-    def absent(self) -> tuple[Absent, ...]:
-        """Requested variants that cannot run here; not among the candidates."""
-        ...
-
-    @property
-    def device(self) -> torch.device:
-        """Device that the variants run on."""
-        ...
-
-    @property
-    def model(self) -> Model | None:
-        """Model that the variants run; None if they run none."""
-        ...
-
-    @property
-    def workload(self) -> Workload:
-        """Content of every clip."""
-        ...
+    slug: str
+    baseline: str
+    candidates: tuple[str, ...]
+    absent: tuple[Absent, ...]
+    device: torch.device
+    model: Model | None
+    workload: Workload
 
     def gate(self, name: str) -> Gate:
         """Check a candidate against its reference."""

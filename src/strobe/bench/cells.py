@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -86,18 +86,43 @@ def claim(folder: Path, request: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if file.exists():
             held = msgspec.json.decode(file_inside(folder, REQUEST).read_bytes(), type=type(request))
-            old, new = (msgspec.to_builtins(each) for each in (held, request))
-            differing = [name for name in new if old[name] != new[name]]
-            if differing:
-                raise ConfigError(
-                    f"{folder} holds cells that differ in {', '.join(differing)}; give the same, or name another folder"
-                )
+            check_same(folder, *(msgspec.to_builtins(each) for each in (held, request)))
             return
         write_whole(file, msgspec.json.format(msgspec.json.encode(request)) + b"\n")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{file} is not a request of this command: {error}; name another folder") from error
     except OSError as error:
         raise not_written(file, error) from error
+
+
+def check_same(folder: Path, held: Mapping[str, object], asked: Mapping[str, object]) -> None:
+    """Check that a folder's cells were asked for with the same settings.
+
+    Raises:
+        ConfigError: some differ.
+    """
+    differing = [name for name in asked if held.get(name) != asked[name]]
+    if differing:
+        raise ConfigError(f"{folder} holds cells that differ in {', '.join(differing)}; give the same, or name another folder")
+
+
+def pending(
+    names: Sequence[str], folder: Path, progress: Progress, kept: list[str]
+) -> Iterator[tuple[str, Path, Callable[[str], None]]]:
+    """Yield each cell that is not complete yet, its folder, and what says what it is at; the names of the others go to `kept`."""
+    for number, name in enumerate(names):
+        place = folder / CELLS / name
+        if finished(place):
+            kept.append(name)
+            continue
+        progress(number, len(names), name)
+        if place.exists():
+            rotate(place)
+        yield name, place, partial(_say, progress, number, len(names), name)
+
+
+def _say(progress: Progress, number: int, total: int, name: str, what: str) -> None:
+    progress(number, total, f"{name}: {what}")
 
 
 def measure_cells(
@@ -113,20 +138,12 @@ def measure_cells(
     Raises:
         StrobeError: the device is lost.
     """
-    measured, kept, failed = [], [], []
-    for number, (name, measure) in enumerate(cells):
-        place = folder / CELLS / name
-        if isinstance(measure, str):
-            failed.append(f"{name}: {measure}")
-            continue
-        if finished(place):
-            kept.append(name)
-            continue
-        progress(number, len(cells), name)
-        if place.exists():
-            rotate(place)
+    measures = {name: measure for name, measure in cells if not isinstance(measure, str)}
+    measured, kept = list[str](), list[str]()
+    failed = [f"{name}: {why}" for name, why in cells if isinstance(why, str)]
+    for name, place, say in pending(list(measures), folder, progress, kept):
         with Attempt() as attempt:
-            measure(place, partial(_say, progress, number, len(cells), name))
+            measures[name](place, say)
             measured.append(name)
         if attempt.reason:
             failed.append(f"{name}: {attempt.reason}")
@@ -140,7 +157,3 @@ def measure_cells(
         if device.type == "cuda":
             torch.cuda.empty_cache()
     return CellsOutcome(measured=tuple(measured), kept=tuple(kept), failed=tuple(failed))
-
-
-def _say(progress: Progress, number: int, total: int, name: str, what: str) -> None:
-    progress(number, total, f"{name}: {what}")

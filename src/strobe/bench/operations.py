@@ -7,7 +7,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any, Final, NamedTuple
@@ -18,7 +18,6 @@ from torch import Tensor
 
 from strobe.attention.dense import dense_attention
 from strobe.bench.case import Progress
-from strobe.cache.kv import CacheStep, KVCache
 from strobe.cache.quantized import EightBitStep
 from strobe.core import costs
 from strobe.core.costs import Cost, CostItem, PassShape, TransformerShape
@@ -45,7 +44,7 @@ from strobe.engine.prompts import encode_prompts
 from strobe.engine.resolve import ResolvedConfig, resolve
 from strobe.engine.session import Session
 from strobe.engine.stream import FrameBlock
-from strobe.engine.transformer import TextContext, Transformer
+from strobe.engine.transformer import Transformer
 from strobe.models.vae.stream import StreamingDecoder
 from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
 from strobe.models.vae.wan.autoencoder import WanVAE
@@ -288,17 +287,15 @@ def _runnable(run: Callable[[], object], **what: Any) -> RunnableOperation:
     return RunnableOperation(Operation(times_ns=(), **what), run)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Layer:
+class _Layer(NamedTuple):
     """One layer with the input tensors of its operations."""
 
-    index: int
+    number: int
     layer: WanLayer
     mod: Tensor
     text: tuple[Tensor, Tensor]
 
 
-@dataclass(kw_only=True, slots=True)
 class StepParts:
     """Transformer and full cache of one configuration, at a steady frame block.
 
@@ -310,18 +307,8 @@ class StepParts:
         ConfigError: its transformer is not Wan's.
     """
 
-    model: Model
-    config: ResolvedConfig
-    transformer: Transformer = field(init=False)
-    dit: CausalWan = field(init=False)
-    cache: KVCache = field(init=False)
-    step: CacheStep = field(init=False)
-    text: TextContext = field(init=False)
-    latents: Tensor = field(init=False)
-    history: Tensor = field(init=False)
-
-    def __post_init__(self) -> None:
-        model, config = self.model, self.config
+    def __init__(self, model: Model, config: ResolvedConfig) -> None:
+        self.model, self.config = model, config
         shape = latent_shape(model.defaults, model.dit.config)
         self.transformer = Transformer(model.dit, config, shape.token_grid(model.dit.config.patch).num_tokens)
         if not isinstance(self.transformer.dit, CausalWan):
@@ -337,21 +324,14 @@ class StepParts:
             self.transformer.write(self.latents, self.text, self.step)
         frames = min(config.policy.window, blocks * shape.frames)
         self.history = self.latents.repeat(1, -(-frames // shape.frames), 1, 1, 1)[:, :frames]
-
-    @property
-    def timestep(self) -> float:
-        """Timestep of the first denoise step."""
-        return self.config.schedule.warped[0]
+        parts = costs.transformer_pass(transformer_shape(model), steady_pass(model, config))
+        self.costs = {part.name: part.each for part in parts}
+        """Cost of each part of a pass, by name."""
 
     def recache(self) -> None:
         """Recompute the window, as a prompt switch does."""
         step = self.cache.rewrite(keep_sink=self.config.keep_sink)
         self.transformer.write(self.history, self.text, step)
-
-    def open_next(self) -> None:
-        """Open the next frame block of the cache: once the window is full, this turns the sink."""
-        frames = self.latents.shape[1]
-        self.cache.at(self.cache.end, frames)
 
     def operations(self) -> tuple[RunnableOperation, ...]:
         """Return every operation of one denoise step. Each call takes the next layer's weights, as in a pass."""
@@ -360,20 +340,16 @@ class StepParts:
     # ------------------------------------------------------------------------------------------------- pieces of a step
 
     def _conditions(self) -> tuple[Modulation, TextKV, Tensor]:
-        return self.transformer.conditions(self.latents, self.timestep, self.text, self.step)
-
-    def _costs(self) -> dict[str, Cost]:
-        parts = costs.transformer_pass(transformer_shape(self.model), steady_pass(self.model, self.config))
-        return {part.name: part.each for part in parts}
+        return self.transformer.conditions(self.latents, self.config.schedule.warped[0], self.text, self.step)
 
     def _maker(self, inside: str) -> Callable[..., RunnableOperation]:
         """Return a factory of operations of a region; each call of an operation takes the next layer."""
         modulation, text, _ = self._conditions()
         layers = [
-            _Layer(index=index, layer=layer, mod=modulation.layers[index], text=text.layers[index])
+            _Layer(number=index, layer=layer, mod=modulation.layers[index], text=text.layers[index])
             for index, layer in enumerate(self.dit.layers)
         ]
-        cost = self._costs()
+        cost = self.costs
 
         def make(name: str, kind: BudgetName, what: str, part: str, run: Callable[[_Layer], object]) -> RunnableOperation:
             turns = itertools.cycle(layers)
@@ -411,9 +387,9 @@ class StepParts:
         where = "into their slots, which attention reads in place" if ring else "roll, clone, write, concatenate"
         if isinstance(step, EightBitStep):
             yield make("kv_write", CACHE, "queries into eight bits, keys and values too and into their slots", "kv_write",
-                       lambda at: step.write_beside(at.index, queries, keys, values))  # fmt: skip
+                       lambda at: step.write_beside(at.number, queries, keys, values))  # fmt: skip
         else:
-            write, run = make("kv_write", CACHE, where, "kv_write", lambda at: step.write(at.index, keys, values))
+            write, run = make("kv_write", CACHE, where, "kv_write", lambda at: step.write(at.number, keys, values))
             yield RunnableOperation(replace(write, waits=not ring), run)
         yield make("attention_kernel", KERNELS, f"{queries.shape[1]} queries, {attended} keys", "attention_kernel",
                    lambda at: at.layer.attend_kept(asked, new, kept, reach, 0))  # fmt: skip
@@ -449,7 +425,7 @@ class StepParts:
                    lambda at: add_gated(x, x, at.mod[..., 5, :]))  # fmt: skip
 
     def _edges(self) -> Iterator[RunnableOperation]:
-        dit, cost, latents = self.dit, self._costs(), self.latents
+        dit, cost, latents = self.dit, self.costs, self.latents
         x, modulation, grid = dit.patchify(latents), self._conditions()[0], dit.grid(latents)
         sigmas = self.config.schedule.sigmas
 
@@ -490,24 +466,24 @@ def cache_copies(parts: StepParts) -> tuple[RunnableOperation, ...]:
         read = costs.kv_read(rows, dit.num_heads, dit.head_dim, dtype=dtype)
         return read + Cost(write_bytes=read.read_bytes)
 
-    def part(name: str, what: str, run: Callable[[], object], rows: int) -> RunnableOperation:
-        return _runnable(run, name=name, what=what, kind=CACHE, inside="", calls=0, cost=cost(rows))
-
     pair = (keys, values)
-    return (
-        part(
+    copies: tuple[tuple[str, str, int, Callable[[], object]], ...] = (
+        (
             "kv_local_window_read",
             "copy of the window without the sink",
-            lambda: [t[:, sink:].clone() for t in pair],
             window - sink,
+            lambda: [t[:, sink:].clone() for t in pair],
         ),
-        part("kv_sink_read", "copy of the sink", lambda: [t[:, :sink].clone() for t in pair], sink),
-        part(
+        ("kv_sink_read", "copy of the sink", sink, lambda: [t[:, :sink].clone() for t in pair]),
+        (
             "kv_window_concat",
             "sink and window into one tensor",
-            lambda: [torch.cat((t[:, :sink], t[:, sink:]), dim=1) for t in pair],
             window,
+            lambda: [torch.cat((t[:, :sink], t[:, sink:]), dim=1) for t in pair],
         ),
+    )
+    return tuple(
+        _runnable(run, name=name, what=what, kind=CACHE, inside="", calls=0, cost=cost(rows)) for name, what, rows, run in copies
     )
 
 
@@ -586,7 +562,7 @@ def profile_kernels(
     """
     config = resolve(preset, model.defaults, device)
     with torch.inference_mode():
-        parts = StepParts(model=model, config=config)
+        parts = StepParts(model, config)
         operations = parts.operations()
         decoder = decoder_operations(model, config, parts.latents)
         others = (*cache_copies(parts), *_rare(parts))
@@ -631,7 +607,8 @@ def _rare(parts: StepParts) -> tuple[RunnableOperation, ...]:
         return _runnable(run, name=name, what=what, kind=CACHE, inside="", calls=0, waits=True)
 
     frames = parts.history.shape[1]
-    opened = one("kv_open", "once per frame block: slots chosen, sink turned", parts.open_next)
+    size = parts.latents.shape[1]
+    opened = one("kv_open", "once per frame block: slots chosen, sink turned", lambda: parts.cache.at(parts.cache.end, size))
     if parts.config.past == "shots":  # a prompt switch derives nothing again
         return (opened,)
     return (one(RECACHE, f"{frames} latent frames derived again: a prompt switch", parts.recache), opened)

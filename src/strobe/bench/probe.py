@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from math import exp, log, sqrt
 from statistics import fmean, median
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,27 +24,8 @@ from strobe.core.notebook import html_table
 from strobe.perf.measure.stats import judge, paired_interval
 from strobe.perf.measure.timing import TimingRecorder
 
-
-class Sparse(Protocol):
-    """Interface of a sparse pipeline, as `strobe.integrations.diffusers.sparsify` returns it."""
-
-    @property
-    def layers(self) -> dict[str, nn.Module]:
-        """Attention modules by name."""
-        ...
-
-    @property
-    def compiled(self) -> bool:
-        """Whether any of it is compiled."""
-        ...
-
-    def dense(self) -> Any:
-        """Return a context manager in which the layers run their original attention."""
-        ...
-
-    def recalls(self, queries: int) -> Any:
-        """Return a context manager that measures recalls and gives the place where they go."""
-        ...
+if TYPE_CHECKING:
+    from strobe.integrations.diffusers import SparseHandle
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,7 +116,12 @@ def _judged(ratios: tuple[float, ...], dense_ns: float, sparse_ns: float) -> str
 
 
 def probe(
-    handle: Sparse, call: Callable[[], object], *, queries: int = 64, rounds: int = 3, device: str | torch.device | None = None
+    handle: SparseHandle,
+    call: Callable[[], object],
+    *,
+    queries: int = 64,
+    rounds: int = 3,
+    device: str | torch.device | None = None,
 ) -> PipelineProbe:
     """Measure a sparse pipeline against the same one dense.
 

@@ -6,28 +6,111 @@ import gc
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
+import torch
 
 from strobe.bench.case import Case, ComparePlan, Progress
-from strobe.bench.clips import ClipNumbers, trace_line
-from strobe.bench.waiting import WaitingRecorder
 from strobe.core.errors import ConfigError, StrobeError, Terminated
 from strobe.core.files import write_whole
 from strobe.core.spans import E2E, TRACEABLE, recording, span
 from strobe.perf.analysis.runs.timeline import encode_passes, passes_of
-from strobe.perf.measure.machine import THERMAL, ClockSampler, cool_down, describe_run, held, memory_records, reset_peak, utc_now
+from strobe.perf.measure.machine import (
+    THERMAL,
+    ClockSampler,
+    HeldMemory,
+    cool_down,
+    describe_run,
+    held,
+    memory_records,
+    peak_bytes,
+    reset_peak,
+    utc_now,
+)
 from strobe.perf.measure.profile import Capture, WrittenTrace, file_sha256, trace_blocks, trace_clip
-from strobe.perf.measure.timing import TimedRegion, TimingRecorder, num_compiles, palindrome, region_records, span_records
-from strobe.perf.records.record import Clip, End, Excluded, Exclusion, Gate, LaunchedPasses, Phase, Status, Workload
+from strobe.perf.measure.timing import FINE, TimingRecorder, num_compiles, palindrome, region_records, span_records
+from strobe.perf.records import record
 from strobe.perf.records.store import RunWriter, create_run
 from strobe.perf.trace import read_trace
+
+
+def timed_span(
+    clip: record.Clip, name: str, index: int | None, value_ns: int, clock: record.Clock = "perf_counter", **more: Any
+) -> record.Span:
+    """Return the span of one timed call, or of a region of it."""
+    return record.Span(
+        variant=clip.variant, clip=clip.clip, order=clip.order, palindrome=clip.palindrome, name=name, index=index,
+        value_ns=value_ns, clock=clock, warmup=clip.phase == "warmup", **({"start_ns": 0} | more),
+    )  # fmt: skip
+
+
+def call_spans(
+    clip: record.Clip, name: str, times_ns: Sequence[int], clock: record.Clock, *, part: str = "", start_ns: int = 0
+) -> Iterator[record.Span]:
+    """Yield one span per call. Queued calls have no start of their own: it is the sum of the times before them.
+
+    Args:
+        part: stage of the call, if the spans are of one.
+        start_ns: what the calls before these took.
+    """
+    for index, value in enumerate(times_ns):
+        yield timed_span(clip, name, index, value, clock, part=part, start_ns=start_ns)
+        start_ns += value
+
+
+def number(variant: str, metric: str, value: float, definition: str, **more: Any) -> record.Quality:
+    """Return a number that was measured once as a record; one that is not finite has no value.
+
+    Args:
+        more: other fields of the record; without `better` less is better.
+    """
+    finite = abs(value) < float("inf")
+    own: dict[str, Any] = {"unit": "", "reference": "", "better": "lower", "note": "" if finite else "not finite"} | more
+    return record.Quality(variant=variant, metric=metric, value=value if finite else None, definition=definition, n=1, **own)
+
+
+def trace_line(
+    clip: record.Clip, file: WrittenTrace, folder: Path, blocks: range, regions: Sequence[str] = (), options: Sequence[str] = ()
+) -> record.Trace:
+    """Return the record of a clip's trace.
+
+    Args:
+        folder: of the run; the path of the file is recorded relative to it.
+        blocks: numbers of the frame blocks, or calls, that were recorded.
+        regions: that were marked.
+        options: of the profiler, which slow the host down.
+    """
+    return record.Trace(
+        variant=clip.variant,
+        clip=clip.clip,
+        path=str(file.path.relative_to(folder)),
+        sha256=file.sha256,
+        size_bytes=file.size_bytes,
+        first_block=blocks.start,
+        num_blocks=len(blocks),
+        regions=tuple(regions),
+        options=tuple(options),
+    )
+
+
+class WaitingRecorder(TimingRecorder):
+    """Times as `TimingRecorder` does, and waits for the device before every region inside a pass: several times in each layer.
+
+    Code that reads an index back from the device (`.item()`) pays the same. On a CPU there is nothing to wait for.
+    """
+
+    def region(self, name: str, index: int | None) -> AbstractContextManager[object]:
+        """Return a context manager that measures the region, after a wait if it lies inside a pass."""
+        if name not in FINE:
+            return super().region(name, index)
+        self.synchronize()
+        return nullcontext()
+
 
 _WARM_UP_BLOCKS: Final = 2
 
@@ -45,18 +128,10 @@ class VariantError(StrobeError):
         super().__init__(f"{variant}: {reason}")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FinishedRun:
-    """A finished comparison: the folder of its records, and the red gates."""
-
-    folder: Path
-    red: tuple[Gate, ...]
-
-
 def run_case(
     case: Case, *, root: Path, plan: ComparePlan, progress: Progress, open_run: Callable[[Path, str], RunWriter] = create_run
-) -> FinishedRun:
-    """Measure a case into a new folder under `root`.
+) -> Path:
+    """Measure a case into a new folder under `root`, and return it.
 
     Every finished clip is on the disk before the next begins. Candidates whose gate is red get no numbers. On Ctrl-C, and on any
     error of ours, the end line says so and the exception goes on.
@@ -72,11 +147,11 @@ def run_case(
     traced = traced_window(case.workload, plan)
     attributed = range(0) if plan.attribution is None else traced[:1] or steady_window(case.workload, 1)
     with open_run(root, case.slug) as writer, end_line(writer):
-        run = _RunUnderWay(case, plan, writer, progress)
+        run = _CaseRun(case, plan, writer, progress)
         header = describe_run(writer.folder, case.device, order, plan.palindromes, "stream")
         writer.append(msgspec.structs.replace(header, model=case.model, workload=case.workload, absent=case.absent))
-        red = run.measure(traced, attributed)
-    return FinishedRun(folder=writer.folder, red=red)
+        run.measure(traced, attributed)
+    return writer.folder
 
 
 @contextmanager
@@ -87,7 +162,7 @@ def end_line(writer: RunWriter) -> Iterator[Callable[[str], None]]:
         a function that tells why a body that ends well is cut short all the same.
     """
     began, cut = time.perf_counter_ns(), list[str]()
-    status: Status = "failed"
+    status: record.Status = "failed"
     message, variant = "stopped by an error that is not ours", ""
     try:
         yield cut.append
@@ -103,11 +178,11 @@ def end_line(writer: RunWriter) -> Iterator[Callable[[str], None]]:
         message = notes[-1] if notes else message
         with suppress(StrobeError):
             wall_ns = time.perf_counter_ns() - began
-            writer.append(End(status=status, date=utc_now(), wall_ns=wall_ns, message=message, variant=variant))
+            writer.append(record.End(status=status, date=utc_now(), wall_ns=wall_ns, message=message, variant=variant))
             writer.sync()
 
 
-def traced_window(workload: Workload, plan: ComparePlan) -> range:
+def traced_window(workload: record.Workload, plan: ComparePlan) -> range:
     """Return the frame blocks to trace.
 
     Raises:
@@ -124,7 +199,7 @@ def traced_window(workload: Workload, plan: ComparePlan) -> range:
     return window
 
 
-def steady_window(workload: Workload, most: int) -> range:
+def steady_window(workload: record.Workload, most: int) -> range:
     """Return as many consecutive frame blocks as possible, up to `most`, without a switch in or right before them.
 
     The middle of the clip comes first, where every cache is full. Empty if `most` is 0.
@@ -147,22 +222,136 @@ def steady_window(workload: Workload, most: int) -> range:
     )
 
 
-class _RunUnderWay:
-    """A comparison in progress."""
+class ClipNumbers:
+    """Counter that numbers each finished clip among its variant's clips and in the run.
+
+    Args:
+        device: whose peak memory a clip has; None: it ran elsewhere.
+    """
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._device = device
+        self._done: Counter[str] = Counter()
+
+    def finish(
+        self, name: str, phase: record.Phase, lap: int | None, num_spans: int, clocks: record.Clocks | None = None, **more: Any
+    ) -> record.Clip:
+        """Return the record of a variant's clip that ends now, with the peak memory since its start.
+
+        Args:
+            more: other fields of the record.
+        """
+        peak = None if self._device is None else peak_bytes(self._device)
+        clip = record.Clip(
+            variant=name, clip=self._done[name], order=self._done.total(), palindrome=lap, phase=phase, num_spans=num_spans,
+            clocks=clocks, **({"peak_bytes": peak} | more),
+        )  # fmt: skip
+        self._done[name] += 1
+        return clip
+
+
+class Rounds:
+    """A comparison under way: what it writes, the numbers of its clips, what it tells.
+
+    Args:
+        writer: of its records, at the header.
+        device: that the clips run on.
+        progress: is told each step before it begins.
+        steps: how many there are.
+    """
+
+    def __init__(self, writer: RunWriter, device: torch.device, progress: Progress, steps: int) -> None:
+        self.writer, self.device, self.clips = writer, device, ClipNumbers(device)
+        self._progress, self._done, self._steps = progress, 0, steps
+        self._region_ns: int | None = None
+        self._marked = False
+
+    def say(self, what: str) -> None:
+        """Tell the next step."""
+        self._progress(self._done, self._steps, what)
+        self._done += 1
+
+    def write(self, *lines: record.Record) -> None:
+        """Append lines to the records; they are on the disk afterwards."""
+        self.writer.append(*lines)
+        self.writer.sync()
+
+    def exclude(self, name: str, clips: Sequence[int], kind: record.Exclusion, cause: str) -> None:
+        """Exclude clips of a variant from every average."""
+        self.writer.append(record.Excluded(variant=name, span="clip", clip=None, indices=tuple(clips), kind=kind, cause=cause))
+
+    def laps(self, names: Sequence[str], rounds: int) -> Iterator[tuple[str, int]]:
+        """Yield each variant and the number of its round, in palindromes; one alone runs once a round."""
+        for lap in range(rounds):
+            for name in palindrome(names[0], names[1:]) if len(names) > 1 else names:
+                self.say(f"timing {name}, round {lap + 1} of {rounds}")
+                yield name, lap
+
+    def timed(
+        self,
+        name: str,
+        phase: record.Phase,
+        lap: int | None,
+        recorder: TimingRecorder,
+        body: Callable[[], Sequence[HeldMemory | None]],
+        **more: Any,
+    ) -> Counter[str]:
+        """Run one clip under the timing recorder and record it; return how often each region was entered.
+
+        Args:
+            body: runs it, and returns what the process holds after each frame block, or None.
+            more: other fields of the clip's record.
+        """
+        compiled = num_compiles()
+        gc.collect()
+        reset_peak(self.device)
+        with ClockSampler(self.device) as sampler, recording(recorder):
+            recorder.start_clip()
+            with span(E2E):
+                own = body()
+            regions = recorder.finish_clip()
+        clip = self.clips.finish(name, phase, lap, len(regions), sampler.clocks(), **more)
+        self.writer.append(*span_records(clip, regions))
+        self._marked |= bool(inside := recorder.inside())
+        if phase == "timed":
+            self.writer.append(*self._inside(clip, inside), *memory_records(clip, own))
+        self.writer.append(clip)
+        if phase == "timed" and num_compiles() > compiled:
+            self.exclude(name, (clip.clip,), "compilation", "compilation")
+        if clip.clocks is not None and THERMAL & set(clip.clocks.throttle):
+            if phase == "timed":
+                self.exclude(name, (clip.clip,), "throttling", "thermal throttling")
+            cool_down(self.device)
+        self.writer.sync()
+        return Counter(region.name for region in regions)
+
+    def _inside(
+        self, clip: record.Clip, found: Mapping[tuple[int, tuple[str, ...]], Sequence[int]]
+    ) -> tuple[record.Regions, ...]:
+        """Return a clip's time in regions inside its frame blocks; a line without any where only other variants have some."""
+        if self._region_ns is None:
+            self._region_ns = TimingRecorder(self.device, inside=True).region_ns()
+        if found or not self._marked:
+            return region_records(clip, found, self._region_ns)
+        none: dict[str, Any] = {"paths": (), "calls": (), "value_ns": ()}
+        where: dict[str, Any] = {"variant": clip.variant, "clip": clip.clip, "order": clip.order}
+        return (record.Regions(blocks=(0,), region_ns=self._region_ns, **where, **none),)
+
+
+class _CaseRun(Rounds):
+    """The rounds of a case."""
 
     def __init__(self, case: Case, plan: ComparePlan, writer: RunWriter, progress: Progress) -> None:
-        self._case = case
-        self._plan = plan
-        self._writer = writer
-        self._progress = progress
+        candidates = len(case.candidates)
+        each = plan.warmup + bool(plan.traced_blocks) + (plan.attribution is not None) + plan.review
+        clips = plan.palindromes * (2 * (1 + candidates) if candidates else 1)
+        super().__init__(writer, case.device, progress, candidates + (1 + candidates) * each + clips)
+        self._case, self._plan = case, plan
         self._recorder = TimingRecorder(case.device, inside=True)
-        self._region_ns = self._recorder.region_ns()
         self._waiting = WaitingRecorder(case.device)
-        self._clips = ClipNumbers(case.device)
-        self._done = 0
 
-    def measure(self, traced: range, attributed: range) -> tuple[Gate, ...]:
-        """Run all phases in order; return the red gates."""
+    def measure(self, traced: range, attributed: range) -> None:
+        """Run all phases in order."""
         case, plan = self._case, self._plan
         gates = [self._check(name) for name in case.candidates]
         green = tuple(gate.variant for gate in gates if gate.passed)
@@ -170,80 +359,44 @@ class _RunUnderWay:
             names = (case.baseline, *green)
             for name in names:
                 self._warm_up(name)
-            for lap in range(plan.palindromes):
-                for name in palindrome(case.baseline, green) if green else names:
-                    self._say(f"timing {name}, round {lap + 1} of {plan.palindromes}")
-                    self._time(name, "timed", lap)
+            for name, lap in self.laps(names, plan.palindromes):
+                self._time(name, "timed", lap)
             for name in names:
                 self._trace(name, traced, plan.capture, "traces")
                 if plan.attribution is not None:
                     self._trace(name, attributed, plan.attribution, "attribution")
-            for name in names:  # which needs the memory of what was measured
-                self._review(name)
-        return tuple(gate for gate in gates if not gate.passed)
+            for name in names if plan.review else ():  # which needs the memory of what was measured
+                self.say(f"judging {name}")
+                self.write(*case.review(name, self.writer.folder))
 
-    def _say(self, what: str) -> None:
-        plan, candidates = self._plan, len(self._case.candidates)
-        each = plan.warmup + bool(plan.traced_blocks) + (plan.attribution is not None) + plan.review
-        clips = plan.palindromes * (2 * (1 + candidates) if candidates else 1)
-        self._progress(self._done, candidates + (1 + candidates) * each + clips, what)
-        self._done += 1
-
-    def _check(self, name: str) -> Gate:
-        self._say(f"checking {name} against {self._case.baseline}")
+    def _check(self, name: str) -> record.Gate:
+        self.say(f"checking {name} against {self._case.baseline}")
         gate = self._case.gate(name)
-        self._writer.append(gate)
-        self._writer.sync()
+        self.write(gate)
         return gate
 
     def _warm_up(self, name: str) -> None:
         for number in range(self._plan.warmup):
-            self._say(f"warming up {name}")
-            regions = self._time(name, "warmup", None)
+            self.say(f"warming up {name}")
+            calls = self._time(name, "warmup", None)
             if number == 0:
-                calls = Counter(region.name for region in regions)
-                self._writer.append(msgspec.structs.replace(self._case.settings(name), calls_per_stage=dict(calls)))
-        numbers = tuple(range(self._plan.warmup))
-        self._writer.append(Excluded(variant=name, span="clip", clip=None, indices=numbers, kind="warm-up", cause="warm-up"))
+                self.writer.append(msgspec.structs.replace(self._case.settings(name), calls_per_stage=dict(calls)))
+        self.exclude(name, range(self._plan.warmup), "warm-up", "warm-up")
 
-    def _time(self, name: str, phase: Phase, lap: int | None) -> tuple[TimedRegion, ...]:
-        """Run one clip under the timing recorder and record it."""
-        case, compiled = self._case, num_compiles()
-        case.prepare(name)
-        gc.collect()
-        reset_peak(case.device)
+    def _time(self, name: str, phase: record.Phase, lap: int | None) -> Counter[str]:
+        case, memory = self._case, self._plan.memory
         recorder = self._waiting if name in self._plan.waits else self._recorder
-        with ClockSampler(case.device) as sampler, recording(recorder):
-            recorder.start_clip()
-            with span(E2E):
-                own = [held(case.device) if self._plan.memory else None for _ in case.blocks(name)]
-            regions = recorder.finish_clip()
-        clip = self._clips.finish(name, phase, lap, len(regions), sampler.clocks())
-        inside = region_records(clip, recorder.inside(), self._region_ns) if phase == "timed" else ()
-        memory = memory_records(clip, own) if phase == "timed" else ()
-        self._writer.append(*span_records(clip, regions), *inside, *memory, clip)
-        if phase == "timed" and num_compiles() > compiled:
-            self._exclude(clip, "compilation", "compilation")
-        if clip.clocks is not None and THERMAL & set(clip.clocks.throttle):
-            self._exclude(clip, "throttling", "thermal throttling")
-            cool_down(case.device)
-        self._writer.sync()
-        return regions
-
-    def _exclude(self, clip: Clip, kind: Exclusion, cause: str) -> None:
-        """Exclude a timed clip from every average."""
-        if clip.phase == "timed":
-            self._writer.append(
-                Excluded(variant=clip.variant, span="clip", clip=None, indices=(clip.clip,), kind=kind, cause=cause)
-            )
+        case.prepare(name)
+        return self.timed(name, phase, lap, recorder, lambda: [held(case.device) if memory else None for _ in case.blocks(name)])
 
     def _trace(self, name: str, traced: range, capture: Capture, folder: str) -> None:
         """Profile one clip: whole and lightly on a GPU, else the frame blocks asked for with their operators."""
         if not traced:
             return
-        case, whole, sampler = self._case, self._whole_clip and not capture.options, ClockSampler(self._case.device)
-        self._say(f"tracing {name}" + (f" with {' and '.join(capture.options)}" if capture.options else ""))
-        path = self._writer.folder / folder / f"{name}.json.gz"
+        case, sampler = self._case, ClockSampler(self.device)
+        whole = self._plan.whole_clip and self._plan.traced_from is None and self.device.type == "cuda" and not capture.options
+        self.say(f"tracing {name}" + (f" with {' and '.join(capture.options)}" if capture.options else ""))
+        path = self.writer.folder / folder / f"{name}.json.gz"
         if whole:
             traced, file = range(case.workload.frame_blocks), self._trace_clip(name, path, sampler)
         else:
@@ -256,15 +409,10 @@ class _RunUnderWay:
                 path=path,
                 capture=capture,
             )
-        clip = self._clips.finish(name, "traced", None, 0, sampler.clocks())
+        clip = self.clips.finish(name, "traced", None, 0, sampler.clocks())
         regions = TRACEABLE if whole else capture.regions
-        trace = trace_line(clip, file, self._writer.folder, traced, regions, capture.options)
-        self._writer.append(trace, *(() if capture.options else self._launched(name)), clip)
-        self._writer.sync()
-
-    @property
-    def _whole_clip(self) -> bool:
-        return self._plan.whole_clip and self._plan.traced_from is None and self._case.device.type == "cuda"
+        trace = trace_line(clip, file, self.writer.folder, traced, regions, capture.options)
+        self.write(trace, *(() if capture.options else self._launched(name)), clip)
 
     def _trace_clip(self, name: str, path: Path, sampler: ClockSampler) -> WrittenTrace:
         """Trace a whole clip; the profiler is warmed up on frame blocks of another clip before it."""
@@ -283,25 +431,18 @@ class _RunUnderWay:
 
         return trace_clip(clip, device=case.device, path=path, warm_up=warm_up)
 
-    def _launched(self, name: str) -> tuple[LaunchedPasses, ...]:
+    def _launched(self, name: str) -> tuple[record.LaunchedPasses, ...]:
         """Record a variant's graphed passes launched kernel by kernel, so that kernels of its graphs can be labelled."""
         launched = self._case.launched(name)
         if launched is None:
             return ()
-        folder = self._writer.folder / "traces"
+        folder = self.writer.folder / "traces"
         scratch, path = folder / f"{name}.launched.json.gz", folder / f"{name}.passes.json.gz"
         try:
             with launched:
-                self._trace_clip(name, scratch, ClockSampler(self._case.device))
+                self._trace_clip(name, scratch, ClockSampler(self.device))
             passes = passes_of(read_trace(scratch))
         finally:
             scratch.unlink(missing_ok=True)
         write_whole(path, encode_passes(passes))
-        return (LaunchedPasses(variant=name, path=str(path.relative_to(self._writer.folder)), sha256=file_sha256(path)),)
-
-    def _review(self, name: str) -> None:
-        if not self._plan.review:
-            return
-        self._say(f"judging {name}")
-        self._writer.append(*self._case.review(name, self._writer.folder))
-        self._writer.sync()
+        return (record.LaunchedPasses(variant=name, path=str(path.relative_to(self.writer.folder)), sha256=file_sha256(path)),)

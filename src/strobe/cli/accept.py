@@ -57,7 +57,7 @@ class AcceptFlags:
             ImplUnavailableError: the preset does not run on the device.
         """
         from strobe.bench.accept import AcceptSubject, check_blocks
-        from strobe.bench.cases.scoring import readable
+        from strobe.bench.quality import readable
         from strobe.core.device import resolve_device
         from strobe.engine.resolve import check_device
 
@@ -108,18 +108,13 @@ def accept(
     tell_length(judged.seconds, subject.blocks, output)
     for note in settings_notes(subject.model, subject.config):
         output.note(note)
-    with tells_what_is_kept(output, lambda: _kept(out)), output.progress("accept") as advance:
+    begun = out / RECORDS
+    finished = tells_what_is_kept(
+        output, lambda: [f"the finished checks are kept: strobe report {out}"] if begun.is_file() else []
+    )
+    with finished, output.progress("accept") as advance:
         folder = run_accept(subject, root=out, progress=advance, open_run=rotating(kept))
     tell_kept(kept, output)
-    return _tell(folder, output)
-
-
-def _kept(folder: Path) -> list[str]:
-    return [f"the finished checks are kept: strobe report {folder}"] if (folder / RECORDS).is_file() else []
-
-
-def _tell(folder: Path, output: Output) -> int:
-    """Write the page, print it, and return the exit code."""
     with output.progress("report"):
         from strobe.perf.records.store import read_run
         from strobe.perf.report.accept_page import accept_report, complete, failed_checks, judged_checks, short_table

@@ -70,9 +70,11 @@ def shapes(
         for name in presets:
             preset(name)  # a wrong one is told before anything is measured
         loaded = load(model)
-        trial = Trial(presets=presets, streams=streams, blocks=frame_blocks(blocks, seconds, loaded.defaults), seed=seed)
-        tell_length(seconds, trial.blocks, output)
-        figures = list(measure_model(loaded, resolve_device(device), trial, advance))
+        length = frame_blocks(blocks, seconds, loaded.defaults)
+        tell_length(seconds, length, output)
+        place = resolve_device(device)
+        trial = Trial(model=loaded, device=place, progress=advance, streams=streams, blocks=length, seed=seed)
+        figures = list(measure_model(trial, presets))
     output.show(_table(figures))
     output.emit({"figures": [asdict(figure) for figure in figures]})
     return GATE_FAILED if any(figure.reached is False for figure in figures) else 0

@@ -22,6 +22,10 @@ from strobe.cli.tables import banner_texts, table_text
 VIEWERS: Final = named("Viewers", levels="sessions", stay_s="stay", prompt_every_s="prompt-every")
 FIGURES: Final = ("on_time", "play_ratio", "stalls", "refused", "failed")
 """What `--require` may name of a load."""
+_SHOWN: Final = (
+    "load", "at_once", "came", "refused", "failed", "on_time", "play_ratio", "stalls", "stall_ns", "first_picture_ns",
+    "prompt_to_pixel_ns", "held",
+)  # fmt: skip
 
 
 def serve(
@@ -71,30 +75,24 @@ def serve(
 
         found, report = figures_of(read_run(folder)), serve_report(folder)
         paths = write_report(report, folder)
-    figures = {f"load-{each.load:g}": {name: _figure(getattr(each, name)) for name in FIGURES} for each in found}
+    figures = {
+        f"load-{each.load:g}": {
+            name: None if (value := getattr(each, name)) is None else GatedFigure(value=value) for name in FIGURES
+        }
+        for each in found
+    }
     failed = [line for each in requirements for line in failures(each, figures)]
     output.show(*banner_texts(report.banners, ("stop",)), report.subtitle, table_text(load_table(found)))
     output.show(*(f"not met: {line}" for line in failed), " ".join(map(str, paths)))
     output.emit(
         {
             "run": str(folder),
-            "loads": [
-                {
-                    "load": each.load, "at_once": each.at_once, "came": each.came, "refused": each.refused, "failed": each.failed,
-                    "on_time": each.on_time, "play_ratio": each.play_ratio, "stalls": each.stalls, "stall_ns": each.stall_ns,
-                    "first_picture_ns": each.first_picture_ns, "prompt_to_pixel_ns": each.prompt_to_pixel_ns, "held": each.held,
-                }
-                for each in found
-            ],
+            "loads": [{name: getattr(each, name) for name in _SHOWN} for each in found],
             "report": {path.suffix[1:]: str(path) for path in paths},
             "not_met": failed,
         }
-    )  # fmt: skip
+    )
     return GATE_FAILED if failed else 0
-
-
-def _figure(value: float | None) -> GatedFigure | None:
-    return None if value is None else GatedFigure(value=value)
 
 
 @contextmanager

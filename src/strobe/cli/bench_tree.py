@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -17,7 +16,6 @@ from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from strobe.bench.cells import CellsOutcome
     from strobe.perf.analysis.runs.grid import CellRun, GridContestant
 
 _SHOWN: Final = 200
@@ -81,10 +79,8 @@ def tree(
         out: folder for the records (`cells/`) and the report; what is finished there is not measured again.
         render: measure nothing: write the pages from the cells that are there, on any machine.
     """
-    if render:
-        return _report(out, None, output, scaling=False)
-    shapes = [_shape(call, world_size, seq_len, dtype)]
-    return _report(out, _run(shapes, how, call.executor, out, output), output, scaling=False)
+    shapes = [] if render else [_shape(call, world_size, seq_len, dtype)]
+    return _grid(shapes, how, call.executor, out, output, scaling=False)
 
 
 def scaling(
@@ -116,12 +112,10 @@ def scaling(
         out: folder for the records (`cells/`) and the report.
         render: measure nothing: write the pages from the cells that are there, on any machine.
     """
-    if render:
-        return _report(out, None, output, scaling=True)
-    if not (world_size and seq_len and dtype):
+    if not render and not (world_size and seq_len and dtype):
         raise ConfigError("--world-size, --seq-len and --dtype: got none of one of them, expected at least one value each")
-    shapes = [_shape(call, ranks, keys, kind) for kind in dtype for keys in seq_len for ranks in world_size]
-    return _report(out, _run(shapes, how, call.executor, out, output), output, scaling=True)
+    shapes = [_shape(call, ranks, keys, kind) for kind in dtype for keys in seq_len for ranks in world_size if not render]
+    return _grid(shapes, how, call.executor, out, output, scaling=True)
 
 
 def _shape(call: CallFlags, world_size: int, seq_len: int, dtype: str) -> RankedCall:
@@ -139,44 +133,34 @@ def _shape(call: CallFlags, world_size: int, seq_len: int, dtype: str) -> Ranked
     )
 
 
-def _run(shapes: list[RankedCall], how: TreeSettings, executor: str, out: Path, output: Output) -> CellsOutcome:
-    most = max(shape.world_size for shape in shapes)
-    if how.delay is not None and how.delay[0] not in range(most):
+def _grid(shapes: list[RankedCall], how: TreeSettings, executor: str, out: Path, output: Output, *, scaling: bool) -> int:
+    """Measure cells, write the pages of all that are there, show the tables, and report what happened; without cells render."""
+    most, outcome = max((shape.world_size for shape in shapes), default=0), None
+    if most and how.delay is not None and how.delay[0] not in range(most):
         raise ConfigError(f"--delay {how.delay[0]}: no such rank; give 0 to {most - 1}")
-    with output.progress("tree") as progress:
-        from strobe.bench.executor import open_executor
-        from strobe.bench.tree.run import run_cells
+    if shapes:
+        with output.progress("tree") as progress:
+            from strobe.bench.executor import open_executor
+            from strobe.bench.tree.run import run_cells
 
-        where = open_executor(executor)
-        with tells_what_is_kept(output, lambda: kept_cells(out, "with --render it")):
-            return run_cells(shapes, how, out, progress, executor=where)
-
-
-def _report(out: Path, outcome: CellsOutcome | None, output: Output, *, scaling: bool) -> int:
-    """Write the pages, show the tables, and report what happened."""
+            where = open_executor(executor)
+            with tells_what_is_kept(output, lambda: kept_cells(out, "with --render it")):
+                outcome = run_cells(shapes, how, out, progress, executor=where)
     with output.progress("report"):
-        from strobe.perf.report.tree_bench import read_cells, shown_tables, tree_report
+        from strobe.perf.report.tree_bench import bound, read_cells, shown_tables, tree_report
         from strobe.perf.report.write import write_report
 
         runs = read_cells(out)[0]
         report = tree_report(out, scaling=scaling)
         paths = [str(path) for path in write_report(report, out)]
     output.show(*(table_text(table, _SHOWN) for table in shown_tables(runs, scaling=scaling)))
-    if not scaling:
-        output.show(*(line for cell in runs for line in _verdicts(cell)))
+    for run, entry in ((cell, entry) for cell in runs for entry in cell.measured if not scaling):
+        if (found := bound(run, entry)) is not None:  # as lines, since they are too long for the columns of a terminal
+            label, evidence, remedy = found
+            output.show(f"{entry.name}: {label}. {evidence}. Remedy: {remedy}.")
     notes = (item for banner in report.banners for item in banner.items)
     red = any(entry.outcome == "red" for cell in runs for entry in cell.entries)
     return answer_grid(outcome, [_document(cell) for cell in runs], paths, output, notes=notes, red=red)
-
-
-def _verdicts(cell: CellRun) -> Iterator[str]:
-    """Yield the verdicts as lines, since they are too long for the columns of a terminal."""
-    from strobe.perf.report.tree_bench import bound
-
-    for entry in cell.measured:
-        if (found := bound(cell, entry)) is not None:
-            label, evidence, remedy = found
-            yield f"{entry.name}: {label}. {evidence}. Remedy: {remedy}."
 
 
 def _document(cell: CellRun) -> dict[str, Any]:

@@ -2,38 +2,91 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 
 from cyclopts import Parameter
 
-from strobe.cli.compare_programs import SEPARATOR, ProgramFlags, compare_programs, given, refuse
 from strobe.cli.completion import PRESETS, DeviceName, PresetName
 from strobe.cli.console import OUT, Output
-from strobe.cli.interrupted import kept_cells, tells_what_is_kept
+from strobe.cli.interrupted import kept_cells, kept_runs, tells_what_is_kept
 from strobe.cli.model import LENGTH, ModelFlags, at_least, frame_blocks, tell_length
-from strobe.cli.report import page_of_many
-from strobe.cli.require import JOULES, check_names, parse_requirement
+from strobe.cli.report import page_of_many, write
+from strobe.cli.require import JOULES, Requirement, check_names, parse_requirement
 from strobe.cli.run_folder import measure, tell_case
 from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from strobe.bench.cases.ablate import AblationCell, Job, Setup
+    from strobe.bench.cases.ablate import AblationCell, Setup
     from strobe.bench.cases.stream import Script
+    from strobe.bench.own.programs import Program
     from strobe.engine.config import ModelDefaults
     from strobe.engine.model import Model
 
 
-SAMPLES: Final = 2
-"""Clips, each with noise of its own, that quality of a changed setting is judged on."""
 SWITCHES: Final = (
     "3.5s:a yellow star moving down slowly on a black background",
     "6.5s:a white square moving left slowly on a forest background",
 )
 """Default prompt switches, used as far as a clip is long enough."""
+
+
+SEPARATOR: Final = "--"
+"""Stands before each command. The command line's own parser takes the first."""
+
+
+@Parameter(name="*", group="Programs")
+@dataclass(frozen=True, kw_only=True)
+class ProgramFlags:
+    """Flags for running programs.
+
+    Args:
+        names: one for each command or commit, for the tables and --require; by default the commands or commits themselves.
+        warmup: untimed runs of each program before the first round, 1 by default.
+        prepare: a command that runs before every run, not timed, such as one that drops a cache.
+        commits: measure one command at these commits of the repository here, the first being the baseline.
+        install: a command that runs once at each commit before, in a virtual environment of its own that sees the packages
+            beside strobe too.
+    """
+
+    names: tuple[str, ...] = ()
+    warmup: int | None = None
+    prepare: str = ""
+    commits: tuple[str, ...] = ()
+    install: str = ""
+
+
+def given(flags: object) -> tuple[str, ...]:
+    """The flags of a group that are not as they are by default."""
+    stock = type(flags)()
+    changed = (each.name for each in fields(flags) if getattr(flags, each.name) != getattr(stock, each.name))  # type: ignore[arg-type]
+    return tuple(f"--{name.replace('_', '-')}" for name in changed)
+
+
+def refuse(flags: Sequence[str], form: str) -> None:
+    """Refuse flags that say nothing to one form of the command.
+
+    Raises:
+        ConfigError: there are some.
+    """
+    if flags:
+        raise ConfigError(f"{', '.join(flags)}: {form}; leave {'it' if len(flags) == 1 else 'them'} out")
+
+
+def commands_of(words: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """Cut what follows the first `--` at the others: the words of each command; an empty one where nothing stands between two."""
+    found: list[list[str]] = [[]]
+    for word in words:
+        if word == SEPARATOR:
+            found.append([])
+        else:
+            found[-1].append(word)
+    return tuple(tuple(each) or ("",) for each in found)
 
 
 @Parameter(name="*", group="Clip")
@@ -194,13 +247,13 @@ def _vary(sides: Sequence[str], clip: GridFlags, rounds: int, out: Path, output:
         raise ConfigError(f"--vary and --leave-one-out change settings of one preset; {len(sides)} are named: {' '.join(sides)}")
     with output.progress("compare") as progress:
         from strobe.bench.case import ComparePlan
-        from strobe.bench.cases.ablate import Setup, job, run_cells
+        from strobe.bench.cases.ablate import Job, Setup, run_cells
 
         base = Setup(config=clip.config(sides[0]))
         cells, model, device = _cells(base, clip)
         plan, script = ComparePlan(palindromes=rounds), clip.script(model.defaults)
         tell_length(clip.seconds, script.num_blocks, output)
-        work: Job = job(base, script, model, device, plan, SAMPLES)
+        work = Job(base=base, script=script, model=model, device=device, amount=plan)
         with tells_what_is_kept(output, lambda: kept_cells(out, f"strobe report {out}")):
             outcome = run_cells(cells, work, out, progress)
     return page_of_many([out], out, output, outcome)
@@ -214,6 +267,7 @@ def _cells(base: Setup, clip: GridFlags) -> tuple[list[AblationCell], Model, str
     """
     from strobe.bench.cases import ablate as planned
     from strobe.core.device import resolve_device
+    from strobe.perf.records.record import PlannedCell
 
     factors, device, name = planned.parse_factors(clip.vary), resolve_device(clip.device), base.config.name
     model = clip.load()
@@ -222,7 +276,7 @@ def _cells(base: Setup, clip: GridFlags) -> tuple[list[AblationCell], Model, str
     if factors and not found:
         raise ConfigError(f"nothing to measure: every value given is that of {name} already; give others")
     if found and all(cell.candidate is None for cell in found):
-        found.insert(0, planned.base_alone(base))
+        found.insert(0, planned.AblationCell(planned=PlannedCell(name="base", kind="base", changes={}), base=base))
     if clip.leave_one_out:
         found += planned.leave_one_out(base, model.defaults, device)
     if not found:
@@ -240,3 +294,36 @@ def _refuse_programs(sides: Sequence[str]) -> None:
         words = side.split()
         if words and side not in PRESETS and shutil.which(words[0]) is not None:
             raise ConfigError(f"{side!r} begins with a program and is no preset; write strobe compare -- 'COMMAND' -- 'COMMAND'")
+
+
+def compare_programs(
+    words: Sequence[str], flags: ProgramFlags, rounds: int, out: Path, requirements: Sequence[Requirement], output: Output
+) -> tuple[int, dict[str, Any]]:
+    """Run programs with a progress bar and write their report; return exit code and what was found."""
+    from strobe.bench.own.programs import checked_out, measure_programs, programs_of, told_apart, traces_of
+    from strobe.perf.records.store import create_run
+
+    if flags.install and not flags.commits:
+        refuse(["--install"], "for commits, and there are none")
+    warmup = 1 if flags.warmup is None else flags.warmup
+    before = set(out.glob("*"))
+    told = tells_what_is_kept(output, lambda: kept_runs(set(out.glob("*")) - before))
+    if flags.commits:
+        command = words[0] if len(words) == 1 else shlex.join(words)
+        names = flags.names or told_apart(flags.commits)
+        made: AbstractContextManager[tuple[Program, ...]] = checked_out(flags.commits, names, command, flags.install)
+    else:
+        programs = programs_of(commands_of(words), flags.names)
+        names, made = tuple(each.name for each in programs), nullcontext(programs)
+    check_names(requirements, names[1:], ("e2e",))
+    with told, output.progress("compare") as advance, made as ready:
+        folder = measure_programs(
+            ready, lambda: create_run(out, "programs"), advance, rounds=rounds, warmup=warmup, prepare=flags.prepare
+        )
+    code, document = write([folder], folder, requirements, output)
+    baseline, *others = (traces_of(folder, number) for number in range(len(names)))
+    for number, traces in enumerate(others, start=1):
+        if baseline.is_dir() and traces.is_dir():
+            sides = f"--baseline-trace {baseline} --candidate-trace {traces}"
+            output.note(f"where the time of {names[number]} went: strobe speedup {sides} -o {folder / f'account-{number}'}")
+    return code, document

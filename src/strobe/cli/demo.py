@@ -48,7 +48,7 @@ def side_by_side(run: Path, picture: Path, defaults: ModelDefaults, device: str)
     from strobe.engine.presets import preset
     from strobe.engine.resolve import resolve
     from strobe.engine.video import write_png
-    from strobe.quality.files import read_clip
+    from strobe.quality.clips import read_clip
 
     names = ("baseline", "turbo")
     clips = [run / "clips" / f"{name}.mp4" for name in names]

@@ -87,7 +87,7 @@ class Engine(ModelFlags):
         """Return the frames that the clip begins with or follows, or that of `image`, a recipe's picture; None: none."""
         from strobe.engine.start import fitted
         from strobe.engine.video import decode_image, read_image
-        from strobe.quality.files import read_clip
+        from strobe.quality.clips import read_clip
 
         defaults, clip = model.defaults, self.start or self.follow
         if image:

@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import Parameter
 
 from strobe.cli.console import OUT, Output, named
 from strobe.cli.report import GATE_FAILED
 from strobe.cli.require import GatedFigure, failures, parse_requirement
+from strobe.cli.run_folder import check_page, write_page
 from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError
-from strobe.quality.asked import MetricsAsked
+from strobe.quality.available import MetricsAsked
 
 if TYPE_CHECKING:
     from strobe.perf.records.record import Quality
-    from strobe.perf.report.model import Report
 
-FORMATS: Final = (".html", ".md", ".json")
+_SHOWN: Final = ("metric", "value", "unit", "n", "better", "reference", "definition", "note")
 
 
 def quality(
@@ -51,31 +51,24 @@ def quality(
     requirements = [parse_requirement(text) for text in require]
     if not clips:
         raise ConfigError("nothing to compare with the reference: strobe quality REF CLIP [CLIP ...]")
-    if out is not None and out.suffix not in FORMATS:
-        raise ConfigError(f"-o {out}: cannot write {out.suffix or 'a file without a suffix'}; allowed: {', '.join(FORMATS)}")
+    if out is not None:
+        check_page(out)
     with output.progress("quality") as advance:
         from strobe.bench.quality import judge, variants_of
         from strobe.perf.report.quality_page import missing_table, quality_report, scores_table
 
         variants = variants_of(reference, clips)
         lines = judge(variants, asked, advance)
-        report = quality_report(variants[0].name, lines)
-    written = [] if out is None else [_write(report, out)]
-    failed = [line for each in requirements for line in failures(each, _figures(lines, variants[0].name))]
+        own = next(iter(variants))
+        report = quality_report(own, lines)
+    written = [] if out is None else write_page(report, out)
+    failed = [line for each in requirements for line in failures(each, _figures(lines, own))]
     missing = missing_table(lines)
     output.show(table_text(scores_table(lines), notes=False), *([table_text(missing)] if missing else []))
     output.show(*(f"not met: {line}" for line in failed), *written)
-    output.emit(_document(lines, variants[0].name) | {"written": written, "not_met": failed})
+    cells = [{"clip": line.variant, **{name: getattr(line, name) for name in _SHOWN}} for line in lines]
+    output.emit({"reference": own, "cells": cells, "written": written, "not_met": failed})
     return GATE_FAILED if failed else 0
-
-
-def _write(report: Report, out: Path) -> str:
-    from strobe.core.files import write_whole
-    from strobe.perf.report.write import Format, render
-
-    formats: dict[str, Format] = {".md": "md", ".html": "html", ".json": "json"}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    return str(write_whole(out, render(report, formats[out.suffix])))
 
 
 def _figures(lines: Sequence[Quality], reference: str) -> dict[str, dict[str, GatedFigure | None]]:
@@ -87,21 +80,3 @@ def _figures(lines: Sequence[Quality], reference: str) -> dict[str, dict[str, Ga
             value = math.inf if equal else line.value
             found.setdefault(line.variant, {})[line.metric] = None if value is None else GatedFigure(value=value)
     return found
-
-
-def _document(lines: Sequence[Quality], reference: str) -> dict[str, Any]:
-    cells = [
-        {
-            "clip": line.variant,
-            "metric": line.metric,
-            "value": line.value,
-            "unit": line.unit,
-            "n": line.n,
-            "better": line.better,
-            "reference": line.reference,
-            "definition": line.definition,
-            "note": line.note,
-        }
-        for line in lines
-    ]
-    return {"reference": reference, "cells": cells}

@@ -13,14 +13,15 @@ from strobe.cli.console import OUT, Advance, Output
 from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.report import GATE_FAILED, write
 from strobe.cli.require import Requirement
+from strobe.core.errors import ConfigError
 from strobe.core.settings import read_settings
 
 if TYPE_CHECKING:
     from strobe.bench.case import ComparePlan
     from strobe.bench.cases.stream import StreamCase
-    from strobe.bench.dit.case import DitCase
-    from strobe.bench.runner import FinishedRun
+    from strobe.bench.dit import DitCase
     from strobe.perf.records.store import RunWriter
+    from strobe.perf.report.model import Report
 
 FOLDER: Final = Path("traces")
 
@@ -93,12 +94,37 @@ def measure(
     before, kept = set(out.glob("*")), list[Path]()
     told = tells_what_is_kept(output, lambda: kept_runs([out] if into else set(out.glob("*")) - before))
     with told, closing(case), progress or output.progress("compare") as advance:
-        outcome = run_case(case, root=out, plan=plan, progress=advance, open_run=rotating(kept) if into else create_run)
-    return told_of(outcome, requirements, output, kept, allow_different)
+        folder = run_case(case, root=out, plan=plan, progress=advance, open_run=rotating(kept) if into else create_run)
+    return told_of(folder, requirements, output, kept, allow_different)
+
+
+PAGES: Final = (".html", ".md", ".json")
+
+
+def check_page(out: Path) -> None:
+    """Refuse a page in no format that a report has.
+
+    Raises:
+        ConfigError: its name ends otherwise.
+    """
+    if out.suffix not in PAGES:
+        raise ConfigError(f"-o {out}: cannot write {out.suffix or 'a file without a suffix'}; allowed: {', '.join(PAGES)}")
+
+
+def write_page(report: Report, *paths: Path) -> list[str]:
+    """Write a report into files whose suffixes say the format; return them, each once."""
+    from strobe.core.files import write_whole
+    from strobe.perf.report.write import FORMATS, render
+
+    formats = {f".{name}": name for name in FORMATS}
+    for path in (found := dict.fromkeys(paths)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, render(report, formats[path.suffix]))
+    return [str(path) for path in found]
 
 
 def told_of(
-    outcome: FinishedRun,
+    folder: Path,
     requirements: Sequence[Requirement],
     output: Output,
     kept: Sequence[Path],
@@ -108,12 +134,15 @@ def told_of(
 
     Returns: as `measure`.
     """
+    from strobe.perf.records.store import read_run
+
     tell_kept(kept, output)
-    for gate in outcome.red:
+    red = [gate for gate in read_run(folder).gates if not gate.passed]
+    for gate in red:
         output.note(f"{gate.variant} is left out: {gate.rule} does not hold ({gate.detail})")
-    code, document = write([outcome.folder], outcome.folder, requirements, output, allow_different=allow_different)
+    code, document = write([folder], folder, requirements, output, allow_different=allow_different)
     document |= {
-        "red": {gate.variant: f"{gate.rule}: {gate.detail}" for gate in outcome.red},
+        "red": {gate.variant: f"{gate.rule}: {gate.detail}" for gate in red},
         "kept": [str(path) for path in kept],
     }
-    return GATE_FAILED if outcome.red else code, document
+    return GATE_FAILED if red else code, document

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, islice, pairwise
-from statistics import median
 from time import perf_counter_ns
 from typing import Final
 
@@ -39,46 +38,25 @@ times as long as the slowest of any eight of one clip (benchmarks/presets-h200).
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PresetRate:
-    """Measured speed of a preset.
+class PresetTrial:
+    """The result of trying a preset.
 
     Args:
+        config: the preset.
+        reason: why it was not taken, if so.
         frames: pixel frames of a frame block.
-        blocks_ns: of each timed frame block, from the delivery before to its own.
-        cost_ns: all that measuring took, from opening the session on.
+        blocks_ns: of each timed frame block, from the delivery before to its own; empty if it was not measured.
     """
 
-    frames: int
-    blocks_ns: tuple[int, ...]
-    cost_ns: int
+    config: EngineConfig
+    reason: str = ""
+    frames: int = 0
+    blocks_ns: tuple[int, ...] = ()
 
     @property
     def slowest_fps(self) -> float:
-        """Pixel frames per second of the slowest frame block."""
-        return self.frames * 1e9 / max(self.blocks_ns)
-
-    @property
-    def median_fps(self) -> float:
-        """Pixel frames per second of the median frame block."""
-        return self.frames * 1e9 / median(self.blocks_ns)
-
-    @property
-    def spread(self) -> float:
-        """Slowest frame block over the median."""
-        return max(self.blocks_ns) / median(self.blocks_ns)
-
-    def holds(self, fps: float) -> bool:
-        """Return whether every frame block comes within its playback time, with the margin."""
-        return self.slowest_fps >= needed_fps(fps)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PresetTrial:
-    """The result of trying a preset: `rate` is None if it was not measured, `reason` says why it was not taken, if so."""
-
-    config: EngineConfig
-    rate: PresetRate | None
-    reason: str
+        """Pixel frames per second of the slowest frame block; 0 if it was not measured."""
+        return self.frames * 1e9 / max(self.blocks_ns, default=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,24 +64,27 @@ class Pick:
     """The chosen preset, with all trials.
 
     Args:
-        config: the preset that was taken.
-        rate: of it.
+        taken: the preset that was taken.
         holds: it holds `fps`; if not, it is the fastest.
         fps: pixel frames per second that were to be held.
         trials: all candidates in the order of quality.
     """
 
-    config: EngineConfig
-    rate: PresetRate
+    taken: PresetTrial
     holds: bool
     fps: float
     trials: tuple[PresetTrial, ...]
 
     @property
+    def config(self) -> EngineConfig:
+        """The configuration that was taken."""
+        return self.taken.config
+
+    @property
     def why(self) -> str:
         """The reason for the choice, one sentence."""
-        name, wanted = self.config.name, f"{self.fps:g} FPS with {MARGIN:.0%} to spare"
-        found = f"its slowest of {len(self.rate.blocks_ns)} frame blocks came at {self.rate.slowest_fps:.1f} FPS"
+        name, wanted, slowest = self.config.name, f"{self.fps:g} FPS with {MARGIN:.0%} to spare", self.taken.slowest_fps
+        found = f"its slowest of {len(self.taken.blocks_ns)} frame blocks came at {slowest:.1f} FPS"
         if self.holds:
             return f"{name} has the best quality that holds {wanted} here: {found}"
         return f"no preset holds {wanted} here, so {name}, the fastest: {found}, below {needed_fps(self.fps):.1f}"
@@ -123,7 +104,6 @@ def pick(
     candidates: Sequence[EngineConfig] | None = None,
     clock: Callable[[], int] = perf_counter_ns,
     progress: Callable[[int, int, str], object] | None = None,
-    tried: Callable[[PresetTrial], object] | None = None,
 ) -> Pick:
     """Find the configuration of the best quality that holds a frame rate on a device. One that cannot run there is passed over.
 
@@ -136,7 +116,6 @@ def pick(
         clock: now, in nanoseconds.
         progress: told before each frame block: how many are done, how many there are if none but the last candidate holds, and
             whose it is.
-        tried: told each trial as soon as it is over, for what is shown if the rest is interrupted.
 
     Returns:
         the first that holds the rate. If none does: the fastest, with `holds` False.
@@ -150,37 +129,40 @@ def pick(
         raise ConfigError(f"fps {wanted:g} is not valid: give more than 0, such as {model.defaults.fps}")
     check_prompts(model.text, [prompt])
     configs = [preset(name) for name in LADDER] if candidates is None else list(candidates)
-    trials: list[PresetTrial] = []
     planned = list(_plan(configs, model, where))
     total, before = sum(each for each in planned if isinstance(each, int)), 0
-    for number, (config, plan) in enumerate(zip(configs, planned, strict=True)):
-        if isinstance(plan, ConfigError):
+    trials: list[PresetTrial] = []
+    taken: PresetTrial | None = None
+    for config, plan in zip(configs, planned, strict=True):
+        if taken is not None:
+            trial = PresetTrial(config=config, reason=f"not measured: {taken.config.name} is of better quality and holds")
+        elif isinstance(plan, ConfigError):
             raise plan
-        if isinstance(plan, str):
-            trial = PresetTrial(config=config, rate=None, reason=plan)
+        elif isinstance(plan, str):
+            trial = PresetTrial(config=config, reason=plan)
         else:
-            told = None if progress is None else partial(_tell, progress, before, total, config.name)
+            told = partial(_tell, progress, before, total, config.name)
             trial = _try(config, model, prompt, where, clock, told)
             before += plan
+            taken = trial if trial.slowest_fps >= needed_fps(wanted) else None
         trials.append(trial)
-        if tried is not None:
-            tried(trial)
-        if trial.rate is not None and trial.rate.holds(wanted):
-            reason = f"not measured: {config.name} is of better quality and holds"
-            trials += [PresetTrial(config=other, rate=None, reason=reason) for other in configs[number + 1 :]]
-            return Pick(config=config, rate=trial.rate, holds=True, fps=wanted, trials=_told(trials, config, wanted))
-    measured = [(trial.rate.slowest_fps, trial) for trial in trials if trial.rate is not None]
-    if not measured:
+    best = taken or max(trials, key=lambda each: each.slowest_fps)
+    if not best.blocks_ns:
         raise StrobeError(f"no preset can run: {'; '.join(f'{each.config.name}: {each.reason}' for each in trials)}")
-    _, fastest = max(measured, key=lambda each: each[0])
-    assert fastest.rate is not None
-    shown = _told(trials, fastest.config, wanted)
-    return Pick(config=fastest.config, rate=fastest.rate, holds=False, fps=wanted, trials=shown)
+    below = f"FPS, below {needed_fps(wanted):.1f}"
+    shown = (
+        replace(each, reason=f"its slowest frame block came at {each.slowest_fps:.1f} {below}")
+        if each.blocks_ns and each is not best
+        else each
+        for each in trials
+    )
+    return Pick(taken=best, holds=taken is not None, fps=wanted, trials=tuple(shown))
 
 
-def _tell(progress: Callable[[int, int, str], object], before: int, total: int, name: str, block: int) -> None:
+def _tell(progress: Callable[[int, int, str], object] | None, before: int, total: int, name: str, block: int) -> None:
     """Report one more frame block of a candidate."""
-    progress(before + block, total, f"measuring {name}")
+    if progress is not None:
+        progress(before + block, total, f"measuring {name}")
 
 
 def _plan(configs: Sequence[EngineConfig], model: Model, device: torch.device) -> Iterator[int | str | ConfigError]:
@@ -206,54 +188,29 @@ def _try(
     prompt: str,
     device: torch.device,
     clock: Callable[[], int],
-    told: Callable[[int], object] | None,
+    told: Callable[[int], object],
 ) -> PresetTrial:
     """Measure one configuration."""
+    told(0)
+    delivered = []
     try:
-        return PresetTrial(config=config, rate=_measure(config, model, prompt, device, clock, told), reason="")
+        with Session(prompt, preset=config, model=model, device=device) as session:
+            first = first_steady(session.config)
+            blocks = session.stream()  # endless: the last frame block of another has none made ahead of it
+            for number, _ in enumerate(islice(blocks, first + BLOCKS), start=1):
+                delivered.append(clock())
+                told(number)
+            frames = session.config.frame_block * model.defaults.stride.time
     except (StrobeError, torch.OutOfMemoryError) as error:
-        return PresetTrial(config=config, rate=None, reason=" ".join(str(error).split()))
+        return PresetTrial(config=config, reason=" ".join(str(error).split()))
     finally:
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
-
-
-def _measure(
-    config: EngineConfig,
-    model: Model,
-    prompt: str,
-    device: torch.device,
-    clock: Callable[[], int],
-    told: Callable[[int], object] | None,
-) -> PresetRate:
-    if told is not None:
-        told(0)
-    began = clock()
-    with Session(prompt, preset=config, model=model, device=device) as session:
-        first = first_steady(session.config)
-        blocks = session.stream()  # endless: the last frame block of another has none made ahead of it
-        delivered = []
-        for number, _ in enumerate(islice(blocks, first + BLOCKS), start=1):
-            delivered.append(clock())
-            if told is not None:
-                told(number)
-        at = delivered[first - 1 :]
-        frames = session.config.frame_block * model.defaults.stride.time
-    blocks_ns = tuple(after - before for before, after in pairwise(at))
-    return PresetRate(frames=frames, blocks_ns=blocks_ns, cost_ns=at[-1] - began)
+    blocks_ns = tuple(after - before for before, after in pairwise(delivered[first - 1 :]))
+    return PresetTrial(config=config, frames=frames, blocks_ns=blocks_ns)
 
 
 def first_steady(config: ResolvedConfig) -> int:
     """Return the number of the first timed frame block: the second that finds the window full."""
     return next(index for index in count(1) if config.latents_of(index - 1).start >= config.policy.window)
-
-
-def _told(trials: Sequence[PresetTrial], taken: EngineConfig, fps: float) -> tuple[PresetTrial, ...]:
-    """Add to each trial that was measured and not taken its reason."""
-    return tuple(
-        each
-        if each.rate is None or each.config is taken
-        else replace(each, reason=f"its slowest frame block came at {each.rate.slowest_fps:.1f} FPS, below {needed_fps(fps):.1f}")
-        for each in trials
-    )

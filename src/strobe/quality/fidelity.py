@@ -1,47 +1,215 @@
-"""Comparison of two clips frame by frame, as values for a record."""
+"""Comparison of two clips frame by frame: PSNR, SSIM at one scale and at five, and errors in time."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
 from functools import cached_property
 from typing import Final
 
+import torch
 from torch import Tensor
+from torch.nn.functional import avg_pool2d
 
-from strobe.quality import flip, ms_ssim, psnr, ssim, temporal
-from strobe.quality.available import METRICS, metric
-from strobe.quality.clips import as_pair
+from strobe.core.errors import ShapeError
+from strobe.quality.available import METRICS
+from strobe.quality.clips import as_pair, frames_at_once, weighed
+from strobe.quality.flip import flip
+
+
+def squared_error(frames: Tensor, reference: Tensor) -> Tensor:
+    """Compute the mean squared error of each frame over its pixels and channels, float64 `[F]`. Clips as in `clips.as_pair`."""
+    first, second = as_pair(frames, reference)
+    return (first - second).double().square().mean((1, 2, 3))
+
+
+def psnr(frames: Tensor, reference: Tensor) -> Tensor:
+    """Compute the PSNR of each frame in dB, float64 `[F]`: 10 log10(1 / MSE), +inf where the frames are equal.
+
+    Args:
+        frames: a clip, uint8 `[F, Y, X, 3]` or float `[F, 3, Y, X]`.
+        reference: the clip it should equal.
+
+    Raises:
+        ShapeError: the clips differ in length or size.
+    """
+    return decibels(squared_error(frames, reference))
+
+
+def decibels(error: Tensor) -> Tensor:
+    """Convert mean squared errors to PSNR in dB at peak 1; +inf at 0."""
+    return -10 * error.log10()
+
+
+WINDOW, SIGMA = 11, 1.5
+C1, C2 = 0.01**2, 0.03**2
+
+
+def ssim(frames: Tensor, reference: Tensor) -> Tensor:
+    """Compute the mean SSIM of each frame, float64 `[F]`, 1 for equal frames.
+
+    SSIM = (2 mu_x mu_y + C1)(2 cov_xy + C2) / ((mu_x^2 + mu_y^2 + C1)(var_x + var_y + C2)), with moments under a Gaussian window
+    of 11x11 pixels and sigma 1.5, C1 = 0.01^2, C2 = 0.03^2, averaged over the three channels and all places where the whole
+    window fits. Nothing is downsampled.
+
+    Args:
+        frames: a clip, uint8 `[F, Y, X, 3]` or float `[F, 3, Y, X]`; at least 11x11 pixels.
+        reference: the clip it should equal.
+
+    Raises:
+        ShapeError: the clips differ in length or size, or are smaller than the window.
+
+    Source: Wang, Bovik, Sheikh, Simoncelli, "Image quality assessment: from error visibility to structural similarity", 2004.
+    """
+    first, second = as_pair(frames, reference)
+    height, width = first.shape[2:]
+    if min(height, width) < WINDOW:
+        raise ShapeError(f"SSIM needs frames of at least {WINDOW}x{WINDOW} pixels, given {width}x{height}")
+    return torch.cat([(luminance * structure).mean((1, 2, 3)) for luminance, structure in terms(first, second)])
+
+
+def terms(first: Tensor, second: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the luminance term and the contrast-structure term at each place, some frames at a time; SSIM is their product.
+
+    Args:
+        first, second: float32 `[F, 3, Y, X]`, at least 11x11 pixels.
+
+    Yields:
+        two float64 tensors `[f, 3, Y - 10, X - 10]`.
+    """
+    place = torch.arange(-(WINDOW // 2), WINDOW // 2 + 1, dtype=torch.float64)
+    weights = torch.exp(-place.square() / (2 * SIGMA**2))
+    row, many = (weights / weights.sum()).tolist(), frames_at_once(first)
+    for clips in zip(torch.split(first, many), torch.split(second, many), strict=True):
+        x, y = (clip.double() for clip in clips)  # variances are small differences
+        moments = torch.stack((x, y, x * x, y * y, x * y))
+        mean_x, mean_y, square_x, square_y, product = weighed(weighed(moments, row, -2), row, -1)
+        covariance = product - mean_x * mean_y
+        variances = (square_x - mean_x * mean_x) + (square_y - mean_y * mean_y)  # rounds like 2 * covariance: equal frames give 1
+        luminance = (2 * mean_x * mean_y + C1) / (mean_x * mean_x + mean_y * mean_y + C1)
+        yield luminance, (2 * covariance + C2) / (variances + C2)
+
+
+WEIGHTS: Final = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
+"""Exponents of the scales, the finest first (Wang et al., table 1)."""
+SMALLEST: Final = WINDOW * 2 ** (len(WEIGHTS) - 1)
+"""Pixels of the shorter side that the coarsest scale needs for one window."""
+
+
+def ms_ssim(frames: Tensor, reference: Tensor) -> Tensor:
+    """Compute multi-scale SSIM of each frame, float64 `[F]`, 1 for equal frames.
+
+    MS-SSIM = l_5^w_5 prod_j cs_j^w_j, where `cs_j` is the mean of SSIM's contrast-structure term at scale j, `l_5 cs_5` the mean
+    SSIM at the coarsest one, and each scale has half the pixels of the one before in both directions.
+
+    Args:
+        frames: a clip, uint8 `[F, Y, X, 3]` or float `[F, 3, Y, X]`; at least 176x176 pixels.
+        reference: the clip it should equal.
+
+    Raises:
+        ShapeError: the clips differ in length or size, or are smaller than the coarsest window.
+
+    Source: Wang, Simoncelli, Bovik, "Multiscale structural similarity for image quality assessment", 2003.
+    """
+    first, second = as_pair(frames, reference)
+    height, width = first.shape[2:]
+    if min(height, width) < SMALLEST:
+        raise ShapeError(f"MS-SSIM needs frames of at least {SMALLEST}x{SMALLEST} pixels, given {width}x{height}")
+    product = torch.ones(first.shape[:2], dtype=torch.float64, device=first.device)  # [F, 3]
+    for scale, weight in enumerate(WEIGHTS):
+        last = scale == len(WEIGHTS) - 1
+        means = [((luminance * structure) if last else structure).mean((2, 3)) for luminance, structure in terms(first, second)]
+        product *= torch.cat(means).clamp_min(0) ** weight
+        if not last:
+            first, second = avg_pool2d(first, 2), avg_pool2d(second, 2)
+    return product.mean(1)
+
+
+def temporal_difference(frames: Tensor, reference: Tensor) -> Tensor:
+    """Compare the frame-to-frame change of two clips, float64 `[F - 1]`: mean |dI_t - dI_t_ref| over pixels and channels.
+
+    A constant offset between the clips costs nothing, flicker in one of them does; nothing is warped along the motion.
+
+    Args:
+        frames: a clip, uint8 `[F, Y, X, 3]` or float `[F, 3, Y, X]`.
+        reference: the clip it should equal.
+
+    Raises:
+        ShapeError: the clips differ in length or size.
+    """
+    first, second = as_pair(frames, reference)
+    return (first - second).double().diff(dim=0).abs().mean((1, 2, 3))
+
+
+def flicker_excess(frames: Tensor, reference: Tensor) -> Tensor:
+    """Compute a clip's flicker over its reference's, float64 `[F - 2]`: mean |second difference in time|, minus the reference's.
+
+    Steady motion of a smooth picture and steady fading cost next to nothing, a frame that stands out costs twice its step.
+
+    Args:
+        frames: a clip, uint8 `[F, Y, X, 3]` or float `[F, 3, Y, X]`.
+        reference: the clip that it is held against.
+
+    Raises:
+        ShapeError: the clips differ in length or size.
+    """
+    first, second = (clip.double().diff(n=2, dim=0).abs().mean((1, 2, 3)) for clip in as_pair(frames, reference))
+    return first - second
+
+
+def border_jump(frames: Tensor, starts: tuple[int, ...]) -> Tensor:
+    """Compute the ratio of the picture's change into a frame block to that inside one, float32 `[N]`; 1 is seamless.
+
+    Ratio of the mean absolute difference to the frame before, over frames in `starts`, to that over all others.
+    NaN where nothing changes inside the blocks.
+
+    Args:
+        frames: float `[N, F, 3, Y, X]`.
+        starts: indices of the first frames of frame blocks, each in 1 .. F - 1, with at least one other frame left.
+
+    Raises:
+        ShapeError: an index is outside, or one of the two sides of the ratio is empty.
+    """
+    num_frames = frames.shape[1]
+    inside = [index for index in range(1, num_frames) if index not in starts]
+    if not starts or not inside or min(starts) < 1 or max(starts) >= num_frames:
+        raise ShapeError(f"border_jump: starts {starts} must name some, not all, of the frames 1 .. {num_frames - 1}")
+    change = frames.detach().float().diff(dim=1).abs().mean((2, 3, 4))  # [N, F - 1]
+    at_border = change[:, [index - 1 for index in starts]].mean(1)
+    elsewhere = change[:, [index - 1 for index in inside]].mean(1)
+    return torch.where(elsewhere > 0, at_border / elsewhere, torch.nan)
+
+
+def block_starts(num_frames: int, block_frames: int, first_block_frames: int | None = None) -> tuple[int, ...]:
+    """Return the first frames of all frame blocks of a clip but the first one.
+
+    Args:
+        num_frames: pixel frames of the clip.
+        block_frames: of a frame block, at least 2.
+        first_block_frames: of the first one, if it is shorter.
+
+    Raises:
+        ShapeError: a block of fewer than two frames, or the clip ends before the second block begins.
+    """
+    first = block_frames if first_block_frames is None else first_block_frames
+    if block_frames < 2 or first < 1 or first >= num_frames:
+        raise ShapeError(
+            f"frame blocks of {block_frames} frames, the first of {first}, in a clip of {num_frames}: give at least 2, and a "
+            "first block that is shorter than the clip"
+        )
+    return tuple(range(first, num_frames, block_frames))
+
 
 COMPARED: Final = tuple(each.name for each in METRICS if each.compares)
 """Metrics that need a clip and its reference and no more."""
 DRIFT_SHARE: Final = 4
 """Late against early is the last such part of a clip against the first."""
+Fidelity = tuple[float | None, str]
+"""A metric of a clip against its reference, None where there is no finite value (equal frames have no PSNR, and a few frames no
+temporal metric), and why there is none although the clips differ; empty otherwise."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fidelity:
-    """One metric of a clip against its reference. JSON has no infinity: the PSNR of equal frames is None, and `identical` is set.
-
-    Args:
-        metric: its name in `available.METRICS`.
-        definition: what exactly was computed.
-        value: the clip's value, or None (PSNR of identical clips; a temporal metric of too few frames).
-        identical: whether every pixel of the two clips is equal.
-        curve: the value of each frame in order (temporal metrics start at the second or third frame); None for no value.
-        note: why there is no value although the clips differ; empty otherwise.
-    """
-
-    metric: str
-    definition: str
-    value: float | None
-    identical: bool
-    curve: tuple[float | None, ...]
-    note: str = ""
-
-
-def compare(frames: Tensor, reference: Tensor, only: Collection[str] = COMPARED) -> tuple[Fidelity, ...]:
+def compare(frames: Tensor, reference: Tensor, only: Collection[str] = COMPARED) -> dict[str, Fidelity]:
     """Compare a clip with a reference, frame i with frame i, by the metrics of `available.METRICS` that need no more.
 
     Args:
@@ -54,16 +222,7 @@ def compare(frames: Tensor, reference: Tensor, only: Collection[str] = COMPARED)
         DataError: a pixel is NaN or infinite.
     """
     pair = _Pair(*as_pair(frames, reference))
-    found = []
-    for name in COMPARED:
-        if name in only:
-            curve, value, note = _MEASURES[name](pair)
-            steps = () if curve is None else _curve(curve)
-            definition = metric(name).definition
-            found.append(
-                Fidelity(metric=name, definition=definition, value=value, identical=pair.identical, curve=steps, note=note)
-            )
-    return tuple(found)
+    return {name: _MEASURES[name](pair) for name in COMPARED if name in only}
 
 
 class _Pair:
@@ -75,38 +234,22 @@ class _Pair:
     @cached_property
     def errors(self) -> Tensor:
         """Mean squared error of each frame."""
-        return psnr.squared_error(self.first, self.second)
-
-    @property
-    def identical(self) -> bool:
-        """Whether every pixel is equal."""
-        return bool((self.errors == 0).all())
-
-    @property
-    def psnr(self) -> Tensor:
-        """PSNR of each frame, dB."""
-        return psnr.decibels(self.errors)
+        return squared_error(self.first, self.second)
 
     @cached_property
     def ssim(self) -> Tensor:
         """SSIM of each frame."""
-        return ssim.ssim(self.first, self.second)
+        return ssim(self.first, self.second)
 
 
-_Measured = tuple[Tensor | None, float | None, str]
-"""Curve, value, and why there is no value."""
 _Curve = Callable[[_Pair], Tensor]
+"""Value of each frame."""
 
 
-def _psnr(pair: _Pair) -> _Measured:
-    return pair.psnr, _finite(psnr.decibels(pair.errors.mean()).item()), ""
-
-
-def _mean(measure: _Curve, few: str = "") -> Callable[[_Pair], _Measured]:
-    def measured(pair: _Pair) -> _Measured:
-        curve = measure(pair)
-        value = _finite(curve.mean().item())
-        return curve, value, few if value is None else ""
+def _mean(measure: _Curve, few: str = "") -> Callable[[_Pair], Fidelity]:
+    def measured(pair: _Pair) -> Fidelity:
+        value = _finite(measure(pair).mean().item())
+        return value, few if value is None else ""
 
     return measured
 
@@ -115,40 +258,38 @@ def _of(measure: Callable[[Tensor, Tensor], Tensor]) -> _Curve:
     return lambda pair: measure(pair.first, pair.second)
 
 
-def _ms_ssim(pair: _Pair) -> _Measured:
+def _ms_ssim(pair: _Pair) -> Fidelity:
     shorter = min(pair.first.shape[2:])
-    if shorter < ms_ssim.SMALLEST:
-        return None, None, f"needs frames of {ms_ssim.SMALLEST} pixels and more, these have {shorter}"
-    return _mean(_of(ms_ssim.ms_ssim))(pair)
+    if shorter < SMALLEST:
+        return None, f"needs frames of {SMALLEST} pixels and more, these have {shorter}"
+    return _mean(_of(ms_ssim))(pair)
 
 
-def _drift(measure: _Curve) -> Callable[[_Pair], _Measured]:
-    def measured(pair: _Pair) -> _Measured:
-        curve = measure(pair)
+def _drift(measure: _Curve) -> Callable[[_Pair], Fidelity]:
+    """The mean of a metric over the last part of a clip minus that over the first, in its own unit."""
+
+    def measured(pair: _Pair) -> Fidelity:
+        curve: list[float] = measure(pair).tolist()
         window = len(curve) // DRIFT_SHARE
         if not window:
-            return None, None, f"a clip of {len(curve)} frames is too short: give {DRIFT_SHARE} or more"
-        value = temporal.drift(_curve(curve), window)
-        return None, value, "" if value is not None else "frames at one end equal the reference"
+            return None, f"a clip of {len(curve)} frames is too short: give {DRIFT_SHARE} or more"
+        value = _finite(sum(curve[-window:]) / window - sum(curve[:window]) / window)
+        return value, "" if value is not None else "frames at one end equal the reference"
 
     return measured
 
 
-_MEASURES: Final[dict[str, Callable[[_Pair], _Measured]]] = {
-    "psnr": _psnr,
+_MEASURES: Final[dict[str, Callable[[_Pair], Fidelity]]] = {
+    "psnr": lambda pair: (_finite(decibels(pair.errors.mean()).item()), ""),
     "ssim": _mean(lambda pair: pair.ssim),
     "ms_ssim": _ms_ssim,
-    "flip": _mean(_of(flip.flip)),
-    "temporal_difference": _mean(_of(temporal.temporal_difference), "a single frame does not move"),
-    "flicker_excess": _mean(_of(temporal.flicker_excess), "needs three frames"),
-    "psnr_drift": _drift(lambda pair: pair.psnr),
+    "flip": _mean(_of(flip)),
+    "temporal_difference": _mean(_of(temporal_difference), "a single frame does not move"),
+    "flicker_excess": _mean(_of(flicker_excess), "needs three frames"),
+    "psnr_drift": _drift(lambda pair: decibels(pair.errors)),
     "ssim_drift": _drift(lambda pair: pair.ssim),
 }
 
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _curve(values: Tensor) -> tuple[float | None, ...]:
-    return tuple(_finite(value) for value in values.tolist())

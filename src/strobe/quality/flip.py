@@ -9,15 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from strobe.quality.clips import as_pair
-from strobe.quality.window import frames_at_once, weighed
+from strobe.quality.clips import as_pair, frames_at_once, weighed
 
 PIXELS_PER_DEGREE: Final = 3840 * math.pi / 180
 """A monitor of 3840 pixels, as wide as it is far away."""
-DEFINITION: Final = (
-    "flip(LDR-FLIP at 67.02 pixels per degree: a 4K monitor 0.7 m wide seen from 0.7 m; RGB as sRGB clamped to [0, 1]; mean over"
-    " pixels; a clip's value is the mean over frames)"
-)
 
 _TO_XYZ: Final = (
     (10135552 / 24577794, 8788810 / 24577794, 4435075 / 24577794),

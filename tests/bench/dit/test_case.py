@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from strobe.bench.dit.case import MODELS, DitCase, LoadedModel, Shot, load_named, variants_of
-from strobe.core.errors import ConfigError, ImplUnavailableError
+from strobe.bench.dit import MODELS, DitCase, LoadedModel, load_named, variants_of
 from strobe.core.spans import TRACEABLE, recording
 from strobe.integrations.diffusers import processors
 from strobe.perf.measure.profile import _Regions
@@ -127,27 +126,3 @@ def test_compiled_variants_are_whole_graphs_that_tracing_does_not_recompile() ->
         assert "attention/attention_kernel" not in regions(case, name)
     assert counters["stats"]["unique_graphs"] == graphs
     assert case.launched("dense") is None
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        (lambda: variants_of(("dense", "flash"), (0.9,), (False,), masked=False), "unknown attention 'flash'"),
-        (lambda: variants_of(("dense", "vsa"), (90,), (False,), masked=False), "--sparsity 90: give shares between 0 and 1"),
-        (lambda: variants_of(("dense",), (0.9,), (False,), masked=False), "one variant alone compares nothing"),
-        (
-            lambda: Shot(height=480, width=830, frames=81).grid((4, 8, 8), (1, 2, 2)),
-            "widths divisible by 16 and 4 n \\+ 1 frames",
-        ),
-        (lambda: Shot(height=480, width=832, frames=80).grid((4, 8, 8), (1, 2, 2)), "480x832 and 80 frames"),
-        (lambda: tiny("wan-2b"), "unknown model 'wan-2b'"),
-    ],
-)
-def test_wrong_words_are_refused(wrong: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        wrong()
-
-
-def test_nothing_is_compiled_on_a_cpu() -> None:
-    with pytest.raises(ImplUnavailableError, match="option 'compile' cannot run: nothing is compiled on cpu"):
-        case_of(tiny("wan-1.3b"), compiled=(True, False))

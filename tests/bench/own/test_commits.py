@@ -95,21 +95,6 @@ def test_a_tag_named_like_an_option_is_a_tag(repo: Path) -> None:
     assert not (repo / "x").exists()
 
 
-@pytest.mark.parametrize(
-    ("commits", "command", "install", "said"),
-    [
-        (("HEAD",), "true", "", "needs two or more"),
-        (("HEAD", "HEAD"), "true", "", "give 2 different names"),
-        (("HEAD~1", "HEAD"), " ", "", "give the command that is measured"),
-        (("HEAD~1", "HEAD"), "python 'bench", "", "cannot be read"),
-        (("HEAD~1", "HEAD"), "true", "pip 'install", "cannot be read"),
-    ],
-)
-def test_what_is_no_comparison_is_refused(repo: Path, commits: tuple[str, ...], command: str, install: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said), checked_out(commits, commits, command, install):
-        raise AssertionError("it was checked out")
-
-
 def test_a_commit_that_does_not_install_says_how(repo: Path) -> None:
     with (
         pytest.raises(StrobeError, match=r"HEAD~1: --install 'echo why; exit 3' failed: exit code 3: why"),
@@ -117,12 +102,6 @@ def test_a_commit_that_does_not_install_says_how(repo: Path) -> None:
     ):
         raise AssertionError("it was installed")
     assert untouched(repo)
-
-
-def test_outside_of_a_repository_nothing_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="run this inside a clone"):
-        commit_of("HEAD")
 
 
 def test_a_dirty_repository_stays_as_it_is_and_its_hooks_do_not_run(repo: Path, log: Path, tmp_path: Path) -> None:

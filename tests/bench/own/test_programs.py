@@ -13,7 +13,7 @@ import pytest
 
 from strobe.bench.own.programs import measure_programs, programs_of, signal_name
 from strobe.bench.runner import VariantError
-from strobe.core.errors import ConfigError, StrobeError
+from strobe.core.errors import StrobeError
 from strobe.perf.records.store import RunRecords, create_run, read_run
 
 PYTHON = sys.executable
@@ -58,36 +58,6 @@ def test_names_are_the_commands_told_apart_and_cut() -> None:
     names = [each.name for each in programs_of([("true",), ("true",), ("true",), (long,)])]
     assert names[:3] == ["true", "true (2)", "true (3)"]
     assert len(names[3]) == 60 and names[3].endswith("...")
-
-
-@pytest.mark.parametrize(
-    ("commands", "names", "said"),
-    [
-        ([("true",)], (), "two commands or more"),
-        ([("true",), ("",)], (), "command 2 is empty"),
-        ([("true",), ("  ",)], (), "command 2 is empty"),
-        ([("true",), ("echo 'a",)], (), "cannot be read: no closing quotation"),
-        ([("true",), ("false",)], ("a",), "give 2 different names"),
-        ([("true",), ("false",)], ("a", "a"), "give 2 different names"),
-        ([("true",), ("false",)], ("a", " "), "give 2 different names"),
-    ],
-)
-def test_commands_that_are_no_comparison_are_refused(commands: list[tuple[str]], names: tuple[str, ...], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        programs_of(commands, names)
-
-
-def test_a_program_that_is_not_there_is_told_before_anything_runs(tmp_path: Path) -> None:
-    with pytest.raises(StrobeError, match="no program 'no-such-program' on this machine"):
-        programs_of([(f"touch {tmp_path / 'ran'}",), ("no-such-program --fast",)])
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("counts", [{"rounds": 0}, {"warmup": -1}])
-def test_counts_that_cannot_be_are_refused(counts: dict[str, int], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="give 1 round or more"):
-        measured(tmp_path, "true", "true", **counts)
-    assert not list(tmp_path.iterdir())
 
 
 def test_runs_are_interleaved_warmed_up_and_prepared(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from strobe.bench.waiting import WaitingRecorder
+from strobe.bench.runner import WaitingRecorder
 from strobe.core.spans import PIECES, TRACEABLE, recording, span
 from strobe.perf.measure.profile import Capture, trace_blocks
 from strobe.perf.measure.timing import TimingRecorder

@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import product
 from math import ceil, prod
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 import torch
 from torch import Tensor
@@ -125,7 +125,7 @@ def cells(
         directions: False for forward, True for backward.
 
     Raises:
-        ConfigError: a value that is not possible, or nothing to measure.
+        ConfigError: a value that is not possible.
     """
     for block in blocks:
         if block not in BLOCKS:
@@ -136,13 +136,10 @@ def cells(
     if any(topk < 1 for topk in topks):
         raise ConfigError(f"topk: got {min(topks)}, expected 1 or more")
     budgets = [*((sparsity, None) for sparsity in sparsities), *((None, topk) for topk in topks)]
-    found = tuple(
+    return tuple(
         GridCell(shape=shape, sparsity=sparsity, topk=topk, block=block, backward=backward)
         for shape, backward, (sparsity, topk), block in product(shapes, directions, budgets, blocks)
     )
-    if not found:
-        raise ConfigError("the grid is empty: name at least one shape, one sparsity or topk, and one block size")
-    return found
 
 
 def scenario_cells(shapes: Sequence[Shape]) -> tuple[GridCell, ...]:
@@ -348,10 +345,7 @@ class Found:
     selection: BlockSelection | None = None
 
 
-class Call(Protocol):
-    """Function that computes from the contestant's leaves; `lse`: also return the log-sum-exp."""
-
-    def __call__(self, *leaves: Tensor, lse: bool) -> Found: ...
+Call = Callable[..., Found]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -363,7 +357,7 @@ class BoundContestant:
         kind: its computation; the gate compares it with the oracle of that kind.
         impl: implementation with its version.
         leaves: tensors that the call takes: q, k, v and, where the coarse output has one, its gate; in the contestant's layout.
-        call: the implementation.
+        call: the implementation: it takes the leaves and `lse`, whether to return the log-sum-exp too.
         heads_first: its layout is `[B, H, S, D]`, not `[B, S, H, D]`.
         tiled: its rows are in tile order.
         coarse: the coarse output is added, weighted by the fourth leaf if there is one.

@@ -9,8 +9,8 @@ import importlib
 import importlib.metadata
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,8 +20,7 @@ from strobe.core.device import Card, card_of
 from strobe.core.errors import ImplUnavailableError, unknown_choice
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Peer:
+class Peer(NamedTuple):
     """An attention function of another library.
 
     Args:
@@ -82,14 +81,8 @@ def version_of(package: str) -> str:
         return "of unknown version"
 
 
-def _heads_first(inputs: CellTensors) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q, k, v in tile order as `[B, H, rows, D]`; the copy is not timed."""
-    q, k, v = (tensor.transpose(1, 2).contiguous() for tensor in inputs.tiled)
-    return q, k, v
-
-
 def _contestant(name: str, kind: Kind, inputs: CellTensors, call: Callable[..., Found]) -> BoundContestant:
-    leaves = _heads_first(inputs)
+    leaves = tuple(tensor.transpose(1, 2).contiguous() for tensor in inputs.tiled)  # `[B, H, rows, D]`; the copy is not timed
     return BoundContestant(name=name, kind=kind, impl=name, leaves=leaves, call=call, heads_first=True, tiled=True)
 
 
@@ -239,58 +232,23 @@ def _flashinfer(name: str, inputs: CellTensors, module: Any) -> BoundContestant:
     q, k, v = (tensor[0].index_select(0, rows).transpose(0, 1).contiguous() for tensor in inputs.tiled)
 
     def call(*leaves: Tensor, lse: bool) -> Found:
-        packed = wrapper.run(*leaves)  # [H, S, D]
-        return Found(out=packed)
-
-    def padded(*leaves: Tensor, lse: bool) -> Found:
-        out = call(*leaves, lse=lse).out
+        out = wrapper.run(*leaves)  # [H, S, D]
         if not lse:
             return Found(out=out)
         full = out.new_zeros(1, heads, inputs.tiles.num_rows, width)
         full[0].index_copy_(1, rows, out)
         return Found(out=full)
 
-    return BoundContestant(name=name, kind="fine", impl=name, leaves=(q, k, v), call=padded, heads_first=True, tiled=True)
+    return BoundContestant(name=name, kind="fine", impl=name, leaves=(q, k, v), call=call, heads_first=True, tiled=True)
 
 
 _SINCE_AMPERE: Final = (8, 9, 10, 11, 12)
 PEERS: Final = {
-    "fastvideo-fine": Peer(
-        package="fastvideo-kernel",
-        module="fastvideo_kernel",
-        capabilities=_SINCE_AMPERE,
-        refuses=_refuses_fastvideo,
-        build=_fastvideo_fine,
-    ),
-    "fastvideo": Peer(
-        package="fastvideo-kernel",
-        module="fastvideo_kernel",
-        capabilities=_SINCE_AMPERE,
-        refuses=_refuses_fastvideo,
-        build=_fastvideo_whole,
-    ),
-    "cudnn-bsa": Peer(package="nvidia-cudnn-frontend", module="cudnn", capabilities=(9,), refuses=_refuses_cudnn, build=_cudnn),
-    "fa4-dense": Peer(
-        package="flash-attn-4",
-        module="flash_attn.cute",
-        capabilities=_SINCE_AMPERE,
-        refuses=lambda inputs: _half(inputs),
-        build=_fa4_dense,
-        dense=True,
-    ),
-    "fa4-sparse": Peer(
-        package="flash-attn-4",
-        module="flash_attn.cute",
-        capabilities=(9, 10, 11),
-        refuses=_refuses_fa4_sparse,
-        build=_fa4_sparse,
-    ),
-    "flashinfer": Peer(
-        package="flashinfer-python",
-        module="flashinfer",
-        capabilities=_SINCE_AMPERE,
-        refuses=_refuses_flashinfer,
-        build=_flashinfer,
-    ),
+    "fastvideo-fine": Peer("fastvideo-kernel", "fastvideo_kernel", _SINCE_AMPERE, _refuses_fastvideo, _fastvideo_fine),
+    "fastvideo": Peer("fastvideo-kernel", "fastvideo_kernel", _SINCE_AMPERE, _refuses_fastvideo, _fastvideo_whole),
+    "cudnn-bsa": Peer("nvidia-cudnn-frontend", "cudnn", (9,), _refuses_cudnn, _cudnn),
+    "fa4-dense": Peer("flash-attn-4", "flash_attn.cute", _SINCE_AMPERE, lambda inputs: _half(inputs), _fa4_dense, dense=True),
+    "fa4-sparse": Peer("flash-attn-4", "flash_attn.cute", (9, 10, 11), _refuses_fa4_sparse, _fa4_sparse),
+    "flashinfer": Peer("flashinfer-python", "flashinfer", _SINCE_AMPERE, _refuses_flashinfer, _flashinfer),
 }
 """Peers by the name that follows `peer:`."""

@@ -42,8 +42,7 @@ from strobe.bench.attention.contestant import (
 from strobe.bench.case import Progress
 from strobe.bench.cases.attention import selected_pairs, trace_calls
 from strobe.bench.cells import Attempt, CellsOutcome, claim, measure_cells
-from strobe.bench.clips import ClipNumbers, call_spans, number
-from strobe.bench.runner import end_line
+from strobe.bench.runner import Rounds, call_spans, end_line, number
 from strobe.core import costs
 from strobe.core.device import resolve_device, synchronize
 from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError, unknown_choice
@@ -54,23 +53,6 @@ from strobe.perf.measure.machine import ClockSampler, describe_run, peak_bytes, 
 from strobe.perf.measure.profile import Capture
 from strobe.perf.measure.timing import Run, Speed, Stopwatch, TimedRegion, TimingRecorder, palindrome
 from strobe.perf.records import record
-from strobe.perf.records.record import (
-    COSINE,
-    HOST,
-    L1,
-    LSE,
-    MATMUL,
-    PEAK,
-    RECALL,
-    RELATIVE,
-    RMSE,
-    SAVED,
-    STAGE,
-    TEMPORARY,
-    WHOLE,
-    WORST_HEAD,
-    AttentionCell,
-)
 from strobe.perf.records.store import RunWriter
 
 BACKWARD: Final = 3.0
@@ -80,10 +62,10 @@ SIMILAR: Final = 0.98
 
 
 DEFINITIONS: Final = {
-    COSINE: "of all values as one vector",
-    L1: "sum of absolute differences / sum of absolute expected values",
-    RMSE: "root of the mean squared difference",
-    RELATIVE: "RMSE / root mean square of the expected values",
+    record.COSINE: "of all values as one vector",
+    record.L1: "sum of absolute differences / sum of absolute expected values",
+    record.RMSE: "root of the mean squared difference",
+    record.RELATIVE: "RMSE / root mean square of the expected values",
 }
 """Distances of computed values from expected ones."""
 
@@ -247,7 +229,7 @@ def split(contestant: BoundContestant, device: torch.device, watch: Stopwatch) -
         for _ in range(CALLS):
             recorder.start_clip()
             watch.hold(speed[1])
-            with span(WHOLE):
+            with span(record.WHOLE):
                 contestant.forward()
             for name, total in _sums(recorder.finish_clip()).items():
                 found[name].append(total)
@@ -256,12 +238,12 @@ def split(contestant: BoundContestant, device: torch.device, watch: Stopwatch) -
 
 def _sums(regions: tuple[TimedRegion, ...]) -> dict[str, int]:
     """Add up the time of each name in one call. Of nested regions only the innermost count, so that none counts twice."""
-    inner = [region for region in regions if region.name != WHOLE]
+    inner = [region for region in regions if region.name != record.WHOLE]
     sums: dict[str, int] = {}
     for region in inner:
         if not any(other is not region and _inside(other, region) for other in inner):
             sums[region.name] = sums.get(region.name, 0) + region.value_ns
-    return sums | {region.name: region.value_ns for region in regions if region.name == WHOLE}
+    return sums | {region.name: region.value_ns for region in regions if region.name == record.WHOLE}
 
 
 def _inside(inner: TimedRegion, outer: TimedRegion) -> bool:
@@ -371,9 +353,11 @@ BACKWARD_FLOPS: Final = 2.5
 """FLOPs of the backward pass / of the forward pass: five matrix products instead of two."""
 
 
-def cell_line(cell: GridCell) -> AttentionCell:
+def cell_line(cell: GridCell) -> record.AttentionCell:
     """Return the cell's place in the grid as a record."""
-    line = AttentionCell(shape=cell.shape.name, sparsity=cell.sparsity, topk=cell.topk, block=cell.block, backward=cell.backward)
+    line = record.AttentionCell(
+        shape=cell.shape.name, sparsity=cell.sparsity, topk=cell.topk, block=cell.block, backward=cell.backward
+    )
     if cell.captured is None:
         return line
     call = cell.captured[2]
@@ -383,7 +367,7 @@ def cell_line(cell: GridCell) -> AttentionCell:
 def quality(variant: str, reference: Mapping[str, str], tensor: str, close: Mapping[str, float]) -> Iterator[record.Quality]:
     """Yield the quality numbers of one tensor against its reference."""
     for metric, value in close.items():
-        better = "higher" if metric == COSINE else "lower"
+        better = "higher" if metric == record.COSINE else "lower"
         yield number(variant, metric, value, f"{tensor}: {DEFINITIONS[metric]}", **reference, tensor=tensor, better=better)
 
 
@@ -427,52 +411,46 @@ def settings(contestant: BoundContestant, inputs: CellTensors, selection: BlockS
 _RECALL = "share of full attention's mass on the selected keys, mean over the checked queries"
 
 
-@dataclass(kw_only=True, slots=True)
-class _Bound:
-    """A contestant that passed its gate."""
+class _CellRun(Rounds):
+    """Measures one cell into a folder that has its header. A contestant that cannot run, fails or is wrong is recorded.
 
-    contestant: BoundContestant
-    run: Run
-    speed: Speed = (0, 0)
-
-
-def measure_cell(inputs: CellTensors, writer: RunWriter, plan: Request, say: Callable[[str], None]) -> None:
-    """Measure one cell into a folder that has its header. A contestant that cannot run, fails or is wrong is recorded.
-
-    Raises:
-        StrobeError: the records cannot be written, or the device is lost.
+    Args:
+        inputs: tensors of the cell.
+        plan: what is asked of every cell.
+        say: is told each step.
     """
-    _Measurement(inputs, writer, plan, say).measure()
 
-
-class _Measurement:
     def __init__(self, inputs: CellTensors, writer: RunWriter, plan: Request, say: Callable[[str], None]) -> None:
-        self._inputs, self._writer, self._plan, self._say = inputs, writer, plan, say
-        self._device = inputs.device
-        self._clips = ClipNumbers(inputs.device)
+        super().__init__(writer, inputs.device, lambda _, __, what: say(what), 0)
+        self._inputs, self._plan = inputs, plan
+        self._watch = Stopwatch(self.device, cold=True)
+        self._speeds: dict[str, Speed] = {}
 
     def measure(self) -> None:
-        plan, names = self._plan, self._plan.contestants
-        watch = Stopwatch(self._device, cold=True)
-        bound: dict[str, _Bound] = {}
-        for name in names:
-            self._say(f"checking {name}")
-            found = self._admit(name, watch)
-            if found is not None:
-                bound[name] = found
-        if bound:
-            self._time(bound, watch)
-        for name, each in bound.items():
-            if each.contestant.kind in ("tiled", "raster") and not each.contestant.line.peer and not self._inputs.cell.backward:
-                self._say(f"splitting {name}")
-                self._split(name, each.contestant, watch)
-        for name, each in bound.items() if plan.traced_calls else ():
-            self._say(f"tracing {name}")
-            self._trace(name, each)
+        """Measure the contestants that are right.
+
+        Raises:
+            StrobeError: the records cannot be written, or the device is lost.
+        """
+        plan, runs = self._plan, dict[str, Run]()
+        contestants: dict[str, BoundContestant] = {}
+        for name in plan.contestants:
+            self.say(f"checking {name}")
+            if (found := self._admit(name)) is not None:
+                contestants[name], runs[name] = found
+        if runs:
+            self._time(runs, {name: each.span for name, each in contestants.items()})
+        for name, each in contestants.items():
+            if each.kind in ("tiled", "raster") and not each.line.peer and not self._inputs.cell.backward:
+                self.say(f"splitting {name}")
+                self._split(name, each)
+        for name, run in runs.items() if plan.traced_calls else ():
+            self.say(f"tracing {name}")
+            self._trace(name, run)
 
     # ------------------------------------------------------------------------------------------------------- gate
 
-    def _admit(self, name: str, watch: Stopwatch) -> _Bound | None:
+    def _admit(self, name: str) -> tuple[BoundContestant, Run] | None:
         """Build, check and try a contestant; on failure write the reason and return None."""
         inputs = self._inputs.at(level_of(name))
         with Attempt() as attempt:
@@ -480,31 +458,30 @@ class _Measurement:
             passed, selection = self._passes(contestant, inputs)
             if not passed:
                 return None
-            self._writer.append(settings(contestant, inputs, selection))
-            before = _allocated(self._device)
+            self.writer.append(settings(contestant, inputs, selection))
+            before = _allocated(self.device)
             run: Run = contestant.backward(inputs, inputs.upstream) if inputs.cell.backward else contestant.forward
-            saved = _allocated(self._device) - before
+            saved = _allocated(self.device) - before
             run()  # compiles and allocates what stays
-            synchronize(self._device)
-            reset_peak(self._device)
-            there = _allocated(self._device) if self._device.type == "cuda" else peak_bytes(self._device)
-            speed = watch.probe(run)
-            self._writer.append(*self._memory(name, there, saved))
-            self._writer.sync()
-            return _Bound(contestant=contestant, run=run, speed=speed)
+            synchronize(self.device)
+            reset_peak(self.device)
+            there = _allocated(self.device) if self.device.type == "cuda" else peak_bytes(self.device)
+            self._speeds[name] = self._watch.probe(run)
+            self.write(*self._memory(name, there, saved))
+            return contestant, run
         self._fail(name, attempt)
         return None
 
     def _fail(self, name: str, attempt: Attempt) -> None:
         kind: record.Exclusion = "refused" if attempt.refused else "failed"
         cause = f"{kind}: {attempt.reason}"
-        self._writer.append(record.Excluded(variant=name, span="clip", clip=None, indices=(), kind=kind, cause=cause))
-        self._writer.sync()
+        self.exclude(name, (), kind, cause)
+        self.writer.sync()
         with Attempt() as alive:
-            synchronize(self._device)
+            synchronize(self.device)
         if alive.reason:
             raise StrobeError(f"the device is lost after {name}: {alive.reason}; leave it out of --impls and run again")
-        if self._device.type == "cuda":
+        if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def _passes(self, contestant: BoundContestant, inputs: CellTensors) -> tuple[bool, BlockSelection | None]:
@@ -519,8 +496,8 @@ class _Measurement:
         full = {"against": "dense", "reference": f"full dense attention, {wide}"}
         numbers = [*quality(contestant.name, selection, "out", close)]
         numbers += quality(contestant.name, full, "out", precision(out, expected.dense))
-        heads = (precision(out[:, :, head], expected.dense[:, :, head])[RELATIVE] for head in range(out.shape[2]))
-        numbers.append(number(contestant.name, WORST_HEAD, max(heads), DEFINITIONS[RELATIVE], **full, tensor="out"))
+        heads = (precision(out[:, :, head], expected.dense[:, :, head])[record.RELATIVE] for head in range(out.shape[2]))
+        numbers.append(number(contestant.name, record.WORST_HEAD, max(heads), DEFINITIONS[record.RELATIVE], **full, tensor="out"))
         checks = [self._rule(contestant, "output", close)]
         if found.lse is not None:
             lse = contestant.lse_rows(found.lse, inputs)
@@ -529,11 +506,11 @@ class _Measurement:
             limit = tolerance("lse", inputs.q.dtype)
             checks.append((error <= limit, f"lse within {limit:g}", f"lse {error:.2g}"))
             numbers += [
-                number(contestant.name, LSE, value, "largest absolute difference", **reference, tensor="lse")
+                number(contestant.name, record.LSE, value, "largest absolute difference", **reference, tensor="lse")
                 for value, reference in ((error, selection), (missed, full))
             ]
         if contestant.kind != "dense":
-            numbers.append(number(contestant.name, RECALL, expected.recall, _RECALL, **full, better="higher"))
+            numbers.append(number(contestant.name, record.RECALL, expected.recall, _RECALL, **full, better="higher"))
         if inputs.cell.backward:
             for which, given, wanted in zip("qkv", self._gradients(contestant), expected.gradients, strict=False):
                 close = precision(given, wanted)
@@ -548,17 +525,16 @@ class _Measurement:
             detail=", ".join(detail for _, _, detail in checks),
             exact=not contestant.close,
         )
-        self._writer.append(gate, *numbers)
-        self._writer.sync()
+        self.write(gate, *numbers)
         return gate.passed, None if contestant.kind == "dense" else found.selection or inputs.selection
 
     def _rule(
         self, contestant: BoundContestant, what: str, close: Mapping[str, float], slack: float = 1.0
     ) -> tuple[bool, str, str]:
         if contestant.close:
-            return close[COSINE] >= SIMILAR, f"{what}: cosine >= {SIMILAR:g}", f"{what} {close[COSINE]:.4g}"
+            return close[record.COSINE] >= SIMILAR, f"{what}: cosine >= {SIMILAR:g}", f"{what} {close[record.COSINE]:.4g}"
         limit = slack * tolerance("sampled", self._inputs.q.dtype)
-        return close[RELATIVE] <= limit, f"{what}: relative error <= {limit:g}", f"{what} {close[RELATIVE]:.3g}"
+        return close[record.RELATIVE] <= limit, f"{what}: relative error <= {limit:g}", f"{what} {close[record.RELATIVE]:.3g}"
 
     def _gradients(self, contestant: BoundContestant) -> Iterator[Tensor]:
         """Yield gradients of q, k, v in raster order where only the checked queries have an upstream gradient."""
@@ -570,68 +546,67 @@ class _Measurement:
 
     def _memory(self, name: str, before: int, saved: int) -> Iterator[record.Quality]:
         """Yield the peak memory of one call, the increase over the start, and what a forward pass saves for backward."""
-        on_gpu = self._device.type == "cuda"
+        on_gpu = self.device.type == "cuda"
         where = "bytes that torch allocated" if on_gpu else "resident set of the process"
-        peak = peak_bytes(self._device)
-        yield number(name, PEAK, float(peak), f"{where}, largest during one call", unit="bytes")
+        peak = peak_bytes(self.device)
+        yield number(name, record.PEAK, float(peak), f"{where}, largest during one call", unit="bytes")
         above = f"{where}, above what was there before one call"
-        yield number(name, TEMPORARY, float(peak - before), above, unit="bytes")
+        yield number(name, record.TEMPORARY, float(peak - before), above, unit="bytes")
         if on_gpu and self._inputs.cell.backward:
-            yield number(name, SAVED, float(saved), f"{where}, kept from forward for backward", unit="bytes")
+            yield number(name, record.SAVED, float(saved), f"{where}, kept from forward for backward", unit="bytes")
 
     # ------------------------------------------------------------------------------------------------------ times
 
-    def _time(self, bound: dict[str, _Bound], watch: Stopwatch) -> None:
+    def _time(self, runs: Mapping[str, Run], spans: Mapping[str, str]) -> None:
         """Time all contestants and the matrix product in palindromes."""
-        product, flops = matmul_peak(self._inputs.q.dtype, self._device)
+        product, flops = matmul_peak(self._inputs.q.dtype, self.device)
         dtype = str(self._inputs.q.dtype).removeprefix("torch.")
-        cost = record.SpanCost(span=MATMUL, flops=flops, read_bytes=0, write_bytes=0)
-        self._writer.append(record.Variant(name=MATMUL, preset="custom", dtype=dtype, costs=(cost,)))
-        runs = {name: each.run for name, each in bound.items()} | {MATMUL: product}
+        cost = record.SpanCost(span=record.MATMUL, flops=flops, read_bytes=0, write_bytes=0)
+        self.writer.append(record.Variant(name=record.MATMUL, preset="custom", dtype=dtype, costs=(cost,)))
+        runs, spans, watch = {**runs, record.MATMUL: product}, {**spans, record.MATMUL: record.MATMUL}, self._watch
         product()
-        speeds = {name: each.speed for name, each in bound.items()} | {MATMUL: watch.probe(product)}
-        spans = {name: each.contestant.span for name, each in bound.items()} | {MATMUL: MATMUL}
+        speeds = self._speeds | {record.MATMUL: watch.probe(product)}
         rounds, calls = plan_interleave(speeds, self._plan.seconds)
         first, *rest = runs
         for index in range(rounds):
-            self._say(f"timing, round {index + 1} of {rounds}")
+            self.say(f"timing, round {index + 1} of {rounds}")
             taken = []
             for name in palindrome(first, rest):
-                with ClockSampler(self._device, lap=True) as sampler:
+                with ClockSampler(self.device, lap=True) as sampler:
                     lap = watch.lap(runs[name], calls[name], speeds[name][1])
                 taken.append((name, lap, sampler.sampled()))
-            at_end = read_clocks(self._device)  # of laps that were not sampled
+            at_end = read_clocks(self.device)  # of laps that were not sampled
             for name, (times_ns, hosts_ns, clock), clocks in taken:
-                clip = self._clips.finish(name, "timed", index, len(times_ns) + len(hosts_ns), clocks or at_end)
+                clip = self.clips.finish(name, "timed", index, len(times_ns) + len(hosts_ns), clocks or at_end)
                 times = call_spans(clip, spans[name], times_ns, clock)
-                self._writer.append(*times, *call_spans(clip, HOST, hosts_ns, "perf_counter"), clip)
-            self._writer.sync()
+                self.writer.append(*times, *call_spans(clip, record.HOST, hosts_ns, "perf_counter"), clip)
+            self.writer.sync()
 
-    def _split(self, name: str, contestant: BoundContestant, watch: Stopwatch) -> None:
+    def _split(self, name: str, contestant: BoundContestant) -> None:
         with Attempt() as attempt:
-            found = split(contestant, self._device, watch)
-            clip = self._clips.finish(name, "timed", None, len(found), read_clocks(self._device))
-            clock: record.Clock = "cuda_event" if self._device.type == "cuda" else "perf_counter"
-            taken = [line for stage, ns in found.items() for line in call_spans(clip, STAGE, (ns,), clock, part=stage)]
-            self._writer.append(*taken, clip)
-            self._writer.sync()
+            found = split(contestant, self.device, self._watch)
+            clip = self.clips.finish(name, "timed", None, len(found), read_clocks(self.device))
+            clock: record.Clock = "cuda_event" if self.device.type == "cuda" else "perf_counter"
+            taken = [line for stage, ns in found.items() for line in call_spans(clip, record.STAGE, (ns,), clock, part=stage)]
+            self.write(*taken, clip)
         if attempt.reason:
             cause = f"stages: {attempt.reason}"
-            self._writer.append(record.Excluded(variant=name, span=STAGE, clip=None, indices=(), kind="failed", cause=cause))
+            self.writer.append(
+                record.Excluded(variant=name, span=record.STAGE, clip=None, indices=(), kind="failed", cause=cause)
+            )
 
     # ------------------------------------------------------------------------------------------------------ traces
 
-    def _trace(self, name: str, each: _Bound) -> None:
+    def _trace(self, name: str, run: Run) -> None:
         """Trace some calls, with torch's memory summary before and after them."""
-        folder, calls = self._writer.folder, self._plan.traced_calls
-        before = _summary(self._device)
-        lines = trace_calls(each.run, name, calls, folder, self._clips, self._device, Capture())
-        after = _summary(self._device)
+        folder, calls = self.writer.folder, self._plan.traced_calls
+        before = _summary(self.device)
+        lines = trace_calls(run, name, calls, self, Capture())
+        after = _summary(self.device)
         summary = folder / "memory" / f"{name.replace(':', '-')}.txt"
         summary.parent.mkdir(exist_ok=True)
         write_whole(summary, f"before {calls} calls\n{before}\nafter\n{after}\n")
-        self._writer.append(*lines)
-        self._writer.sync()
+        self.write(*lines)
 
 
 def _allocated(device: torch.device) -> int:
@@ -645,8 +620,6 @@ def _summary(device: torch.device) -> str:
     return f"largest resident set so far: {peak_bytes(device)} bytes"
 
 
-REQUEST: Final = "request.json"
-"""File with the request of a folder; a rerun must ask for the same."""
 DTYPES: Final = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -744,6 +717,6 @@ def _measure(cell: GridCell, request: Request, place: Path, say: Callable[[str],
         writer.append(describe_run(place, device, request.contestants, 0, "attention"), cell_line(cell))
         with Attempt() as attempt:
             inputs = draw(cell, tile=request.tile, dtype=dtype, device=device, seed=request.seed)
-            measure_cell(inputs, writer, request, say)
+            _CellRun(inputs, writer, request, say).measure()
         if attempt.reason:
             raise StrobeError(attempt.reason)

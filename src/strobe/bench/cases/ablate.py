@@ -20,7 +20,7 @@ from torch import nn
 from strobe.bench.case import ComparePlan as Amount
 from strobe.bench.case import Progress
 from strobe.bench.cases.stream import GATE_BLOCKS, GATE_SWITCH, Script, StreamCase, unwritten
-from strobe.bench.cells import Attempt, CellsOutcome, measure_cells
+from strobe.bench.cells import Attempt, CellsOutcome, check_same, measure_cells
 from strobe.bench.runner import VariantError, run_case
 from strobe.cache.policy import check_window
 from strobe.core.device import resolve_device, synchronize
@@ -200,7 +200,17 @@ class AblationCell:
 
     planned: PlannedCell
     base: Setup
-    candidate: Setup | None
+    candidate: Setup | None = None
+
+    @property
+    def sides(self) -> list[Setup]:
+        """The setups that it has."""
+        return [side for side in (self.base, self.candidate) if side is not None]
+
+    @property
+    def waiting(self) -> frozenset[str]:
+        """Names of the sides that wait for the device inside a pass."""
+        return frozenset(side.config.name for side in self.sides if side.waits)
 
 
 def one_at_a_time(base: Setup, factors: Factors, defaults: ModelDefaults, device: torch.device) -> Iterator[AblationCell]:
@@ -234,7 +244,7 @@ def products(base: Setup, factors: Factors, defaults: ModelDefaults, device: tor
             yield _cell(base, changes, defaults, device)
         except (ConfigError, ImplUnavailableError) as error:
             planned = PlannedCell(name=_folder(changes), kind=_kind(changes), changes=changes, refused=str(error))
-            yield AblationCell(planned=planned, base=base, candidate=None)
+            yield AblationCell(planned=planned, base=base)
 
 
 def leave_one_out(base: Setup, defaults: ModelDefaults, device: torch.device) -> Iterator[AblationCell]:
@@ -251,16 +261,6 @@ def leave_one_out(base: Setup, defaults: ModelDefaults, device: torch.device) ->
             refused = str(error)
         planned = PlannedCell(name=name, kind="leave-one-out", changes=changes, refused=refused)
         yield AblationCell(planned=planned, base=base, candidate=candidate)
-
-
-def base_alone(base: Setup) -> AblationCell:
-    """Return the cell of the base by itself, for ablations in which no other cell shows it."""
-    return AblationCell(planned=PlannedCell(name="base", kind="base", changes={}), base=base, candidate=None)
-
-
-def idle(base: Setup, defaults: ModelDefaults, device: torch.device) -> dict[str, str]:
-    """Return optimisations that were requested and have no effect here, with the reason."""
-    return {state.name: state.reason for state in resolve(base.config, defaults, device).knob_states if state.reason}
 
 
 def _cell(base: Setup, changes: Mapping[str, str], defaults: ModelDefaults, device: torch.device) -> AblationCell:
@@ -294,11 +294,6 @@ def _word(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "_", text).strip("_")
 
 
-def waiting(cell: AblationCell) -> frozenset[str]:
-    """Return the names of the sides that wait for the device inside a pass."""
-    return frozenset(side.config.name for side in (cell.base, cell.candidate) if side is not None and side.waits)
-
-
 def script_of(script: Script, setup: Setup) -> Script:
     """Return the script, or a copy with its first switch alone, at the frame block that the setup gives.
 
@@ -330,13 +325,12 @@ class CellCase(StreamCase):
 
     def __init__(self, cell: AblationCell, *, script: Script, model: Model, device: str, review_samples: int) -> None:
         self._batch = cell.base.batch
-        sides = [side for side in (cell.base, cell.candidate) if side is not None]
-        self._waits = {side.config.name for side in sides if side.waits}
+        self._waits = cell.waiting
         self._cold_ns: dict[str, int] = {}
         self._written: set[str] = set()
         self.writer: RunWriter | None = None
         super().__init__(
-            [side.config for side in sides],
+            [side.config for side in cell.sides],
             script=script_of(script, cell.base),
             model=model,
             device=device,
@@ -436,9 +430,7 @@ class Job:
     """Settings that all cells of an ablation share.
 
     Args:
-        base: name of the preset that everything is held against.
-        values: value of the base by factor, as text.
-        idle: optimisations that the base asks for and that do nothing here, and why.
+        base: what everything is held against.
         script: the clip.
         model: the weights.
         device: "auto", "cpu", "cuda" or "cuda:N".
@@ -446,46 +438,35 @@ class Job:
         review_samples: clips that quality is judged on.
     """
 
-    base: str
-    values: Mapping[str, str]
-    idle: Mapping[str, str]
+    base: Setup
     script: Script
     model: Model
     device: str
     amount: Amount
     review_samples: int = 2
 
-    @property
-    def request(self) -> dict[str, str]:
-        """Settings that must agree between the cells of a folder, as text by name."""
-        switches = "; ".join(f"{each.frame_block} {each.mode}: {each.prompt}" for each in self.script.switches)
-        return {
-            "model": self.model.name,
-            "weights": self.model.weights_hash,
-            "frame size": "x".join(map(str, self.model.defaults.frame_size)),
-            "device": str(resolve_device(self.device)),
-            "prompt": self.script.prompt,
-            "switches": switches,
-            "frame blocks": str(self.script.num_blocks),
-            "seed": str(self.script.seed),
-            "rounds": str(self.amount.palindromes),
-            "review samples": str(self.review_samples),
-        }
-
-
-def job(base: Setup, script: Script, model: Model, device: str, amount: Amount, review_samples: int) -> Job:
-    """Collect the shared settings of an ablation from its base."""
-    defaults = model.defaults
-    return Job(
-        base=base.config.name,
-        values={name: value_of(base, name, defaults) for name in names()},
-        idle=idle(base, defaults, resolve_device(device)),
-        script=script,
-        model=model,
-        device=device,
-        amount=amount,
-        review_samples=review_samples,
-    )
+    def plan(self, cells: Sequence[PlannedCell]) -> Plan:
+        """Return the plan of some cells, with the settings that must agree between all cells of a folder."""
+        script, defaults, device = self.script, self.model.defaults, resolve_device(self.device)
+        states = resolve(self.base.config, defaults, device).knob_states
+        return Plan(
+            base=self.base.config.name,
+            request={
+                "model": self.model.name,
+                "weights": self.model.weights_hash,
+                "frame size": "x".join(map(str, defaults.frame_size)),
+                "device": str(device),
+                "prompt": script.prompt,
+                "switches": "; ".join(f"{each.frame_block} {each.mode}: {each.prompt}" for each in script.switches),
+                "frame blocks": str(script.num_blocks),
+                "seed": str(script.seed),
+                "rounds": str(self.amount.palindromes),
+                "review samples": str(self.review_samples),
+            },
+            values={name: value_of(self.base, name, defaults) for name in names()},
+            idle={state.name: state.reason for state in states if state.reason},
+            cells=tuple(cells),
+        )
 
 
 def run_cells(cells: Sequence[AblationCell], job: Job, folder: Path, progress: Progress) -> CellsOutcome:
@@ -500,30 +481,23 @@ def run_cells(cells: Sequence[AblationCell], job: Job, folder: Path, progress: P
     """
     for cell in cells:
         script_of(job.script, cell.base)
-    claim(folder, job, cells)
+    _claim(folder, job.plan([cell.planned for cell in cells]))
     asked = [(cell.planned.name, cell.planned.refused or partial(_measure, cell, job)) for cell in cells]
     return measure_cells(asked, folder, resolve_device(job.device), progress)
 
 
-def claim(folder: Path, job: Job, cells: Sequence[AblationCell]) -> None:
+def _claim(folder: Path, plan: Plan) -> None:
     """Write the plan, with the cells of earlier runs, or refuse a folder of another request.
 
     Raises:
         ConfigError: the folder's cells have another base or another request.
         StrobeError: the plan cannot be written.
     """
-    earlier: dict[str, object] = {}
-    planned = {cell.planned.name: cell.planned for cell in cells}
     if (folder / PLAN).exists():
         held = read_plan(folder)
-        earlier = {"base": held.base, **held.request}
-        planned = {each.name: each for each in held.cells} | planned
-    asked = {"base": job.base, **job.request}
-    differing = [name for name in asked if earlier and earlier.get(name) != asked[name]]
-    if differing:
-        changed = ", ".join(differing)
-        raise ConfigError(f"{folder} holds cells that differ in {changed}; give the same, or name another folder")
-    plan = Plan(base=job.base, request=job.request, values=dict(job.values), idle=dict(job.idle), cells=tuple(planned.values()))
+        check_same(folder, {"base": held.base, **held.request}, {"base": plan.base, **plan.request})
+        planned = {each.name: each for each in (*held.cells, *plan.cells)}
+        plan = msgspec.structs.replace(plan, cells=tuple(planned.values()))
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -532,7 +506,7 @@ def claim(folder: Path, job: Job, cells: Sequence[AblationCell]) -> None:
 
 
 def _measure(cell: AblationCell, job: Job, place: Path, say: Callable[[str], None]) -> None:
-    amount = replace(job.amount, waits=waiting(cell), alone=cell.candidate is None)
+    amount = replace(job.amount, waits=cell.waiting, alone=cell.candidate is None)
     case = CellCase(cell, script=job.script, model=job.model, device=job.device, review_samples=job.review_samples)
 
     def open_run(root: Path, slug: str) -> RunWriter:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Literal
 
 import torch
@@ -21,15 +20,14 @@ from strobe.attention.sparse.video import video_sparse_attention
 from strobe.bench import gate
 from strobe.bench.case import Progress
 from strobe.bench.cases.call import AttentionCall, AttentionPlan
-from strobe.bench.clips import ClipNumbers, call_spans, trace_line
-from strobe.bench.runner import end_line
+from strobe.bench.runner import Rounds, call_spans, end_line, trace_line
 from strobe.core import costs
 from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, span
 from strobe.perf.measure.machine import ClockSampler, describe_run, read_clocks, reset_peak
 from strobe.perf.measure.profile import Capture, trace_blocks
-from strobe.perf.measure.timing import Isolated, palindrome, time_isolated
+from strobe.perf.measure.timing import palindrome, time_isolated
 from strobe.perf.records import record
 from strobe.perf.records.store import RunWriter
 
@@ -43,12 +41,11 @@ Span = Literal["attention_kernel", "attention"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionVariant:
-    """One implementation: the kernel, the whole section around it, the kernel's check, and its cost."""
+    """One implementation: the kernel, the whole section around it, and the kernel's check."""
 
     kernel: Callable[[], Tensor]
     section: Callable[[], Tensor]
     check: Callable[[], gate.GateResult]
-    cost: record.SpanCost
     settings: record.Variant
 
 
@@ -86,6 +83,7 @@ class AttentionCase:
         """Part of the run folder's name."""
         return f"attention-{'-'.join(self.variants)}"
 
+    @property
     def _shape(self) -> costs.AttentionShape:
         call = self._call
         return costs.AttentionShape(
@@ -109,9 +107,8 @@ class AttentionCase:
             expected = dense_attention(q[:, rows].double(), k.double(), v.double(), impl="reference").out
             return gate.same_output(run()[:, rows], expected, self._dtype, f"{len(rows)} rows of the output")
 
-        cost = costs.attention(self._shape(), dtype=str(self._dtype))
-        settings = self._settings(impl, choice, 0.0)
-        return AttentionVariant(kernel=run, section=run, check=check, cost=_span_cost(cost, None), settings=settings)
+        settings = self._settings(impl, choice, costs.attention(self._shape, dtype=str(self._dtype)))
+        return AttentionVariant(kernel=run, section=run, check=check, settings=settings)
 
     def _sparse(self, name: str) -> AttentionVariant:
         tiles, call, impl = self._tiles, self._call, name.removeprefix(SPARSE)
@@ -143,13 +140,13 @@ class AttentionCase:
             expected = block_sparse_attention(*wide, part, impl="reference").out
             return gate.same_output(kernel()[:, rows], expected, self._dtype, f"{len(blocks)} tiles of the output")
 
-        shape = self._shape()
         pairs = selected_pairs(chosen, tiles)
-        cost = _span_cost(costs.attention(shape, dtype=str(self._dtype), pairs=pairs), costs.attention(shape, dtype="bf16").flops)
-        settings = self._settings(name, choice, 1 - pairs / shape.pairs)
-        return AttentionVariant(kernel=kernel, section=section, check=check, cost=cost, settings=settings)
+        cost = costs.attention(self._shape, dtype=str(self._dtype), pairs=pairs)
+        settings = self._settings(name, choice, cost, sparsity=1 - pairs / self._shape.pairs)
+        return AttentionVariant(kernel=kernel, section=section, check=check, settings=settings)
 
-    def _settings(self, name: str, choice: Choice[Any], sparsity: float) -> record.Variant:
+    def _settings(self, name: str, choice: Choice[Any], cost: costs.Cost, sparsity: float | None = None) -> record.Variant:
+        """Return the settings of an implementation; `sparsity`: of one that selects."""
         call = self._call
         sizes = {
             "batch": call.batch,
@@ -164,9 +161,18 @@ class AttentionCase:
             preset="custom",
             attention_impl=choice.impl.name,
             attention_reason=gate.passed_over(choice),
-            sparsity=sparsity,
+            sparsity=sparsity or 0.0,
             dtype=str(self._dtype).removeprefix("torch."),
             sizes=sizes,
+            costs=(
+                record.SpanCost(
+                    span=ATTENTION_KERNEL,
+                    flops=cost.flops,
+                    read_bytes=cost.read_bytes,
+                    write_bytes=cost.write_bytes,
+                    dense_flops=None if sparsity is None else costs.attention(self._shape, dtype="bf16").flops,
+                ),
+            ),
         )
 
 
@@ -175,16 +181,6 @@ def selected_pairs(selection: BlockSelection, tiles: TileLayout) -> int:
     sizes = tiles.sizes(selection.indices.device).long()
     selected = selection.mask(tiles.num_tiles).long()  # [B, H, N_q, N_kv]
     return int(((selected * sizes).sum(-1) * sizes).sum().item())
-
-
-def _span_cost(cost: costs.Cost, dense_flops: int | None) -> record.SpanCost:
-    return record.SpanCost(
-        span=ATTENTION_KERNEL,
-        flops=cost.flops,
-        read_bytes=cost.read_bytes,
-        write_bytes=cost.write_bytes,
-        dense_flops=dense_flops,
-    )
 
 
 def _draw(call: AttentionCall, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
@@ -198,99 +194,67 @@ def _draw(call: AttentionCall, dtype: torch.dtype, device: torch.device) -> tupl
     return q, k, v
 
 
-def measure_attention(case: AttentionCase, writer: RunWriter, plan: AttentionPlan, progress: Progress) -> tuple[record.Gate, ...]:
-    """Gate, time and trace every implementation; return the red gates. One whose gate is red gets no numbers.
+@torch.inference_mode()
+def measure_attention(case: AttentionCase, writer: RunWriter, plan: AttentionPlan, progress: Progress) -> None:
+    """Gate, time and trace every implementation. One whose gate is red gets no numbers.
 
     Raises:
         StrobeError: the records cannot be written.
     """
+    steps = len(case.variants) * (1 + bool(plan.traced_calls)) + plan.rounds * len(case.order)
+    run = Rounds(writer, case.device, progress, steps)
     with end_line(writer):
-        return _AttentionRun(case, writer, plan, progress).measure()
+        writer.append(describe_run(writer.folder, case.device, case.order, plan.rounds, "operator"))
+        gates = []
+        for name, variant in case.variants.items():
+            run.say(f"checking {name}")
+            gates.append(variant.check().line(name, "reference, float64"))
+            writer.append(gates[-1])
+        green = [gate.variant for gate in gates if gate.passed] if gates[0].passed else []
+        calls = dict.fromkeys(case.spans, plan.calls)
+        writer.append(*(replace(case.variants[name].settings, calls_per_stage=calls) for name in green))
+        for name, lap in run.laps(green, plan.rounds) if green else ():
+            _time(case, run, plan, name, lap)
+        for name in green if plan.traced_calls else ():
+            run.say(f"tracing {name}")
+            capture = Capture(regions=(ATTENTION, ATTENTION_KERNEL))
+            run.writer.append(*trace_calls(case.variants[name].kernel, name, plan.traced_calls, run, capture))
 
 
-class _AttentionRun:
-    def __init__(self, case: AttentionCase, writer: RunWriter, plan: AttentionPlan, progress: Progress) -> None:
-        self._case, self._writer, self._plan, self._progress = case, writer, plan, progress
-        self._clips = ClipNumbers(case.device)
-        self._done = 0
-
-    @torch.inference_mode()
-    def measure(self) -> tuple[record.Gate, ...]:
-        case, plan = self._case, self._plan
-        self._writer.append(describe_run(self._writer.folder, case.device, case.order, plan.rounds, "operator"))
-        gates = [self._check(name) for name in case.variants]
-        green = [gate.variant for gate in gates if gate.passed]
-        if gates[0].passed:
-            order = tuple(green) if len(green) == 1 else palindrome(green[0], green[1:])
-            for name in green:
-                self._writer.append(self._settings(name))
-            for lap in range(plan.rounds):
-                for name in order:
-                    self._say(f"timing {name}, round {lap + 1} of {plan.rounds}")
-                    self._time(name, lap)
-            for name in green if plan.traced_calls else ():
-                self._say(f"tracing {name}")
-                self._trace(name)
-        return tuple(gate for gate in gates if not gate.passed)
-
-    def _say(self, what: str) -> None:
-        each = 1 + bool(self._plan.traced_calls)
-        self._progress(self._done, len(self._case.variants) * each + self._plan.rounds * len(self._case.order), what)
-        self._done += 1
-
-    def _check(self, name: str) -> record.Gate:
-        self._say(f"checking {name}")
-        found = self._case.variants[name].check().line(name, "reference, float64")
-        self._writer.append(found)
-        return found
-
-    def _settings(self, name: str) -> record.Variant:
-        """Return the variant's settings with the number of calls in a lap."""
-        variant = self._case.variants[name]
-        calls = dict.fromkeys(self._case.spans, self._plan.calls)
-        return replace(variant.settings, costs=(variant.cost,), calls_per_stage=calls)
-
-    def _time(self, name: str, lap: int) -> None:
-        case, plan, variant = self._case, self._plan, self._case.variants[name]
-        reset_peak(case.device)
-        with ClockSampler(case.device) as sampler:
-            found: dict[Span, Isolated] = {}
-            for what in case.spans:
-                run = variant.kernel if what == ATTENTION_KERNEL else variant.section
-                found[what] = time_isolated(run, iterations=plan.calls, device=case.device, cold=plan.cold)
-        clip = self._clips.finish(name, "timed", lap, plan.calls * len(found), sampler.clocks())
-        self._writer.append(*_spans(clip, found), clip)
-        self._writer.sync()
-
-    def _trace(self, name: str) -> None:
-        run, calls, capture = (
-            self._case.variants[name].kernel,
-            self._plan.traced_calls,
-            Capture(regions=(ATTENTION, ATTENTION_KERNEL)),
-        )
-        self._writer.append(*trace_calls(run, name, calls, self._writer.folder, self._clips, self._case.device, capture))
+def _time(case: AttentionCase, run: Rounds, plan: AttentionPlan, name: str, lap: int) -> None:
+    """Time the calls of a lap: one span per call, those of the section after those of the kernel."""
+    variant = case.variants[name]
+    reset_peak(case.device)
+    with ClockSampler(case.device) as sampler:
+        found = {
+            what: time_isolated(
+                variant.kernel if what == ATTENTION_KERNEL else variant.section,
+                iterations=plan.calls,
+                device=case.device,
+                cold=plan.cold,
+            )
+            for what in case.spans
+        }
+    clip, start_ns = run.clips.finish(name, "timed", lap, plan.calls * len(found), sampler.clocks()), 0
+    for what, times in found.items():
+        run.writer.append(*call_spans(clip, what, times.times_ns, times.clock, start_ns=start_ns))
+        start_ns += sum(times.times_ns)
+    run.write(clip)
 
 
 def trace_calls(
-    run: Callable[[], object], name: str, calls: int, folder: Path, clips: ClipNumbers, device: torch.device, capture: Capture
+    function: Callable[[], object], name: str, calls: int, run: Rounds, capture: Capture
 ) -> tuple[record.Trace, record.Clip]:
     """Trace some calls of a contestant into a run's folder, after one that warms up."""
 
     def each() -> Iterator[None]:
         for index in range(1 + calls):
             with span(ATTENTION, index), span(ATTENTION_KERNEL):
-                run()
+                function()
             yield
 
+    folder = run.writer.folder
     path = folder / "traces" / f"{name.replace(':', '-')}.json.gz"
-    file = trace_blocks(each(), device=device, first_block=1, num_blocks=calls, path=path, capture=capture)
-    clip = clips.finish(name, "traced", None, 0, read_clocks(device))
+    file = trace_blocks(each(), device=run.device, first_block=1, num_blocks=calls, path=path, capture=capture)
+    clip = run.clips.finish(name, "traced", None, 0, read_clocks(run.device))
     return trace_line(clip, file, folder, range(1, 1 + calls), capture.regions), clip
-
-
-def _spans(clip: record.Clip, found: dict[Span, Isolated]) -> Iterator[record.Span]:
-    """Yield one span per call, those of the section after those of the kernel."""
-    start_ns = 0
-    for what, times in found.items():
-        yield from call_spans(clip, what, times.times_ns, times.clock, start_ns=start_ns)
-        start_ns += sum(times.times_ns)

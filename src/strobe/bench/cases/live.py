@@ -13,11 +13,11 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import torch
@@ -32,7 +32,7 @@ from strobe.perf.records.record import Served, Server
 from strobe.perf.records.record import Viewer as ViewerLine
 from strobe.perf.records.store import RunWriter, create_run
 from strobe.serve import protocol
-from strobe.serve.client import LoadViewer, Playback, RefusedError, watch
+from strobe.serve.client import Playback, RefusedError, watch
 
 WARM_UP_S: Final = 600.0
 """A server that is not ready by then is given up."""
@@ -91,14 +91,12 @@ async def _look(url: str, token: str, load: Load) -> protocol.Welcome:
 async def _levels(load: Load, url: str, token: str, welcome: protocol.Welcome, writer: RunWriter, progress: Progress) -> None:
     total = round(len(load.levels) * load.seconds)
     for number, level in enumerate(load.levels):
-        visits = plan(load, level, welcome.examples)
-        before = round(number * load.seconds)
 
-        def tell(seconds: float, watching: int, level: float = level, before: int = before) -> None:
+        def tell(seconds: float, watching: int, level: float = level, before: int = round(number * load.seconds)) -> None:
             progress(before + round(seconds), total, f"s, load {level:g}, {watching} viewers")
 
         began, at_first = time.monotonic_ns(), await asyncio.to_thread(_server_metrics, url, token)
-        await _level(load, level, visits, lambda visit: _visit(load, url, token, visit), writer, tell)
+        await _level(load, level, plan(load, level, welcome.examples), url, token, writer, tell)
         at_last = await asyncio.to_thread(_server_metrics, url, token)
         if at_first is not None and at_last is not None:
             writer.append(_served(level, time.monotonic_ns() - began, at_first, at_last))
@@ -109,7 +107,8 @@ async def _level(
     load: Load,
     level: float,
     visits: Sequence[Visit],
-    watch_it: Callable[[Visit], Coroutine[Any, Any, ViewerLine]],
+    url: str,
+    token: str,
     writer: RunWriter,
     tell: Callable[[float, int], None],
 ) -> None:
@@ -120,7 +119,7 @@ async def _level(
         nonlocal watching
         await asyncio.sleep(max(0.0, began + visit.at_s - time.monotonic()))
         watching += 1
-        line = await watch_it(visit)
+        line = await _visit(load, url, token, visit)
         watching -= 1
         writer.append(msgspec.structs.replace(line, load=level, viewer=number, arrived_ns=_ns(visit.at_s)))
 
@@ -209,7 +208,9 @@ async def _visit(load: Load, url: str, token: str, visit: Visit) -> ViewerLine:
     try:
         async with watch(url, prompt=first, seed=visit.seed, preset=load.preset, codec=load.codec, token=token) as viewer:
             line = msgspec.structs.replace(line, preset=viewer.welcome.preset)
-            playback = await _play(viewer, visit.stay_s - (time.monotonic() - came), later, seen)
+            await viewer.send(protocol.Play())
+            playback = await viewer.play(max(0.0, visit.stay_s - (time.monotonic() - came)), later, seen)
+            await viewer.send(protocol.Close())
     except RefusedError as error:
         line = msgspec.structs.replace(line, refusal="refused", cause=error.answer.reason)
     except (OSError, StrobeError) as error:
@@ -232,13 +233,6 @@ async def _visit(load: Load, url: str, token: str, visit: Visit) -> ViewerLine:
         stall_ns=_ns(playback.stall_s),
         lost=seen.lost,
     )
-
-
-async def _play(viewer: LoadViewer, seconds: float, prompts: Sequence[tuple[float, str]], seen: _Seen) -> Playback:
-    await viewer.send(protocol.Play())
-    playback = await viewer.play(max(0.0, seconds), prompts, seen)
-    await viewer.send(protocol.Close())
-    return playback
 
 
 def _ns(seconds: float) -> int:

@@ -17,8 +17,7 @@ from strobe.attention.dense.eight.api import explain_eightbit
 from strobe.attention.explain import explain
 from strobe.attention.impls import Choice
 from strobe.attention.sparse.selection import BlockSelection
-from strobe.bench import gate
-from strobe.bench.cases import scoring
+from strobe.bench import gate, quality
 from strobe.bench.operations import keys_of_blocks, rows_of_text, stream_costs
 from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError, ImplUnavailableError
@@ -120,7 +119,7 @@ class StreamCase:
         self._sessions: dict[str, tuple[Session, Snapshot]] = {}
         self._gate_latents: list[Tensor] | None = None
         self._reference: Tensor | None = None
-        self.model = record.Model(
+        self.model: record.Model | None = record.Model(
             name=self._loaded.name,
             weights_sha256=self._loaded.weights_hash,
             num_params=sum(parameter.numel() for parameter in self._loaded.dit.parameters()),
@@ -131,7 +130,7 @@ class StreamCase:
     def metrics(self) -> tuple[str, ...]:
         """Names of the quality metrics that `review` will give."""
         prompts = [prompt.text for prompt in self.workload.prompts]
-        return scoring.metrics(self._loaded.defaults.frame_size, () if self._loaded.random_weights else prompts)
+        return quality.metrics(self._loaded.defaults.frame_size, () if self._loaded.random_weights else prompts)
 
     def gate(self, name: str) -> record.Gate:
         """Check a candidate against the baseline on its first frame blocks.
@@ -154,8 +153,8 @@ class StreamCase:
             held = gate.same_latents(found, self._gate_latents, dtype)
         else:
             held = gate.finite(found)
-            if held.passed and scoring.readable(self._loaded.defaults.frame_size, [self._script.prompt]):
-                held = scoring.shows_object(torch.cat([frames for _, frames in blocks[1:]]))
+            if held.passed and quality.readable(self._loaded.defaults.frame_size, [self._script.prompt]):
+                held = quality.shows_object(torch.cat([frames for _, frames in blocks[1:]]))
         return held.line(name, self.baseline)
 
     def prepare(self, name: str) -> None:
@@ -222,16 +221,16 @@ class StreamCase:
         Clips of a model with random weights are not made: their quality means nothing.
         """
         if self._loaded.random_weights:
-            yield from scoring.not_measured(name, load.RANDOM)
+            yield from quality.not_measured(name, load.RANDOM)
             return
         self.close()
+        best, own = presets.preset(REFERENCE), self._configs[name]
         if self._reference is None:
-            self._reference = self._clips(presets.preset(REFERENCE))
-        own = self._configs[name]
-        frames = self._reference if own == presets.preset(REFERENCE) else self._clips(own)
-        dtype = str(self._reference_dtype()).removeprefix("torch.")
-        yield from scoring.against_reference(name, frames, self._reference, f"{REFERENCE}, {dtype}, {self.device.type}")
-        yield from scoring.by_oracle(name, frames, self.workload)
+            self._reference = self._clips(best)
+        frames = self._reference if own == best else self._clips(own)
+        dtype = str(resolve(best, self._loaded.defaults, self.device).dtype).removeprefix("torch.")
+        yield from quality.against_reference(name, frames, self._reference, f"{REFERENCE}, {dtype}, {self.device.type}")
+        yield from quality.by_oracle(name, frames, self.workload)
         yield self._keep(name, frames[0], folder)
 
     def close(self) -> None:
@@ -310,10 +309,6 @@ class StreamCase:
         seen = torch.ones(1, dit.num_heads, 1, 1, dtype=torch.bool, device=self.device)
         return explain(tile, tile, tile, BlockSelection.from_mask(seen, block=BLOCK), return_lse=True)
 
-    def _reference_dtype(self) -> torch.dtype:
-        defaults = self._loaded.defaults
-        return resolve(presets.preset(REFERENCE), defaults, self.device).dtype
-
     def _workload(self) -> record.Workload:
         defaults, script = self._loaded.defaults, self._script
         stride, size = defaults.stride, defaults.frame_block
@@ -344,8 +339,12 @@ def runnable(
     Raises:
         ImplUnavailableError: the baseline cannot run there, or no candidate can.
     """
-    place = resolve_device(device)
-    refused = {config.name: error for config in configs if (error := _refusal(config, place))}
+    place, refused = resolve_device(device), dict[str, ImplUnavailableError]()
+    for config in configs:
+        try:
+            check_device(config, place)
+        except ImplUnavailableError as error:
+            refused[config.name] = error
     found = tuple(config for config in configs if config.name not in refused)
     baseline = configs[0].name
     if baseline in refused:
@@ -353,14 +352,6 @@ def runnable(
     if refused and len(found) == 1:
         raise next(iter(refused.values()))
     return found, tuple(record.Absent(variant=name, reason=error.reason) for name, error in refused.items())
-
-
-def _refusal(config: EngineConfig, device: torch.device) -> ImplUnavailableError | None:
-    try:
-        check_device(config, device)
-    except ImplUnavailableError as error:
-        return error
-    return None
 
 
 def named_apart(configs: Sequence[EngineConfig]) -> tuple[EngineConfig, ...]:

@@ -8,28 +8,26 @@ import gc
 import math
 import random
 import re
+import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from types import TracebackType
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
-from msgspec.structs import replace
 
-from strobe.bench.clips import ClipNumbers, trace_line
 from strobe.bench.gate import GateResult
-from strobe.bench.runner import FinishedRun, end_line
+from strobe.bench.runner import Rounds, end_line, trace_line
 from strobe.core.device import gpus_in_use, resolve_device, synchronize
 from strobe.core.errors import ConfigError
-from strobe.core.spans import E2E, FRAME_BLOCK, recording, span
+from strobe.core.spans import FRAME_BLOCK, span
 from strobe.core.tolerances import TOLERANCES
-from strobe.perf.measure.machine import THERMAL, ClockSampler, cool_down, describe_run, held, read_clocks, reset_peak
+from strobe.perf.measure.machine import describe_run, held, read_clocks
 from strobe.perf.measure.profile import Capture, trace_blocks
-from strobe.perf.measure.timing import TimingRecorder, num_compiles, palindrome, region_records, span_records
+from strobe.perf.measure.timing import TimingRecorder, palindrome
 from strobe.perf.records import record
 from strobe.perf.records.store import RunWriter
 
@@ -121,6 +119,17 @@ def _copy(value: Any, memo: dict[int, Any]) -> Any:
     return found
 
 
+def _items(value: Any) -> list[tuple[str, Any]] | None:
+    """Return what a container holds, each with its place as code writes it; None: it is none."""
+    if isinstance(value, Mapping):
+        return [(f"[{key!r}]", each) for key, each in value.items()]
+    if isinstance(value, list | tuple):
+        return [(f"[{index}]", each) for index, each in enumerate(value)]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(f".{field.name}", getattr(value, field.name)) for field in dataclasses.fields(value)]
+    return None
+
+
 def same(one: Any, other: Any) -> bool:
     """Return whether two copies of one value are still equal; what is not copied always is."""
     if isinstance(one, torch.Tensor):
@@ -128,17 +137,14 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Generator):
         return bool(torch.equal(one.get_state(), other.get_state()))
     if hasattr(one, "__array_interface__"):
-        import numpy as np
-
         return bytes(np.asarray(one).tobytes()) == bytes(np.asarray(other).tobytes())
-    if isinstance(one, Mapping):
-        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
+    if (items := _items(one)) is not None:
+        others = _items(other) or []
+        return [at for at, _ in items] == [at for at, _ in others] and all(
+            same(mine, theirs) for (_, mine), (_, theirs) in zip(items, others, strict=True)
+        )
     if isinstance(one, _PLAIN):
         return type(one) is type(other) and bool(one == other or one != one)
-    if dataclasses.is_dataclass(one) and not isinstance(one, type):
-        return all(same(getattr(one, each.name), getattr(other, each.name)) for each in dataclasses.fields(one))
     return one is other
 
 
@@ -152,13 +158,9 @@ def num_bytes(value: Any) -> int:
     """Bytes of the tensors and arrays in a value."""
     if isinstance(value, torch.Tensor):
         return value.untyped_storage().nbytes()
-    if isinstance(value, Mapping):
-        return sum(map(num_bytes, value.values()))
-    if isinstance(value, list | tuple | set):
-        return sum(map(num_bytes, value))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return sum(num_bytes(getattr(value, each.name)) for each in dataclasses.fields(value))
-    return int(getattr(value, "nbytes", 0))
+    if (items := _items(value)) is not None:
+        return sum(num_bytes(each) for _, each in items)
+    return sum(map(num_bytes, value)) if isinstance(value, set) else int(getattr(value, "nbytes", 0))
 
 
 _EXACT: Final = (str, bytes, bytearray, bool, type(None), set, frozenset, range, slice)
@@ -185,28 +187,20 @@ def leaves(output: object, path: str = "out") -> list[Leaf]:
         return [Leaf(path, output)]
     if hasattr(output, "__array_interface__"):  # NumPy, and images of PIL
         return [Leaf(path, _array(output, path))]
-    if isinstance(output, Mapping):
-        items = [(f"{path}[{key!r}]", value) for key, value in output.items()]
-    elif isinstance(output, list | tuple):
-        items = [(f"{path}[{index}]", value) for index, value in enumerate(output)]
-    elif dataclasses.is_dataclass(output) and not isinstance(output, type):
-        items = [(f"{path}.{field.name}", getattr(output, field.name)) for field in dataclasses.fields(output)]
-    elif isinstance(output, _LATER):
-        raise ConfigError(
-            f"{path} is a {type(output).__name__}: nothing has run when it is returned; compare a function that waits for the "
-            f"result, such as lambda: list(f())"
-        )
-    else:
+    if (items := _items(output)) is None:
+        if isinstance(output, _LATER):
+            raise ConfigError(
+                f"{path} is a {type(output).__name__}: nothing has run when it is returned; compare a function that waits for "
+                f"the result, such as lambda: list(f())"
+            )
         raise ConfigError(
             f"{path} is a {type(output).__name__}, which cannot be compared; return tensors, arrays, numbers, text, or lists, "
             f"tuples, dictionaries and dataclasses of them, or give tolerance=math.inf to compare no outputs"
         )
-    return [leaf for where, value in items for leaf in leaves(value, where)]
+    return [leaf for where, value in items for leaf in leaves(value, f"{path}{where}")]
 
 
 def _array(output: Any, path: str) -> Any:
-    import numpy as np
-
     array = np.array(output)
     if array.dtype.kind in "biufc":
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
@@ -314,32 +308,6 @@ SEED: Final = 0
 """Of torch's random numbers, before each call whose output is compared."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CallsPlan:
-    """Amount of measuring.
-
-    Args:
-        rounds: palindromes `B C1 C2 C2 C1 B` of samples; an interval needs 2.
-        warmup: calls of each function before anything is timed, after the one whose output is compared.
-        tolerance: largest relative error of an output; None: by dtype; infinite: outputs are not compared.
-        trace: one more sample of each under the profiler.
-
-    Raises:
-        ConfigError: a count or tolerance is not possible.
-    """
-
-    rounds: int = 10
-    warmup: int = 3
-    tolerance: float | None = None
-    trace: bool = False
-
-    def __post_init__(self) -> None:
-        if self.warmup < 1 or self.rounds < 1:
-            raise ConfigError(f"warmup and rounds must be at least 1, got {self.warmup} and {self.rounds}")
-        if self.tolerance is not None and not self.tolerance >= 0:
-            raise ConfigError(f"tolerance={self.tolerance}: give a relative error of 0 or more; math.inf compares no outputs")
-
-
 def check_functions(functions: Functions) -> None:
     """Refuse what is no comparison, before anything is called.
 
@@ -364,15 +332,26 @@ def check_functions(functions: Functions) -> None:
 
 
 def measure_calls(
-    functions: Functions, inputs: object, plan: CallsPlan, open_run: Callable[[], RunWriter], *, device: str = "auto"
-) -> FinishedRun:
-    """Hold functions against the first, time and trace them. One whose gate is red gets no numbers.
+    functions: Functions,
+    inputs: object,
+    open_run: Callable[[], RunWriter],
+    *,
+    rounds: int = 10,
+    warmup: int = 3,
+    tolerance: float | None = None,
+    trace: bool = False,
+    device: str = "auto",
+) -> Path:
+    """Hold functions against the first, time and trace them; return the run folder. One whose gate is red gets no numbers.
 
     Args:
         functions: by name; the first is the baseline.
         inputs: of every call, see `CallArguments`.
-        plan: how much is measured.
         open_run: makes the run folder, once every function has been called.
+        rounds: palindromes `B C1 C2 C2 C1 B` of samples; an interval needs 2.
+        warmup: calls of each function before anything is timed, after the one whose output is compared.
+        tolerance: largest relative error of an output; None: by dtype; infinite: outputs are not compared.
+        trace: one more sample of each under the profiler.
         device: where the functions work; auto: on a GPU, if the process has used one by the end of the warm-up.
 
     Raises:
@@ -382,119 +361,95 @@ def measure_calls(
     Whatever a function raises goes on to the caller, with a note that says which function it was, and when.
     """
     check_functions(functions)
+    if warmup < 1 or rounds < 1:
+        raise ConfigError(f"warmup and rounds must be at least 1, got {warmup} and {rounds}")
+    if tolerance is not None and not tolerance >= 0:
+        raise ConfigError(f"tolerance={tolerance}: give a relative error of 0 or more; math.inf compares no outputs")
     named = None if str(device) == "auto" else resolve_device(device)
-    run = _CallsRun(dict(functions), CallArguments(inputs), plan)
-    outputs = run.begin(named)
+    calls = _Calls(functions, CallArguments(inputs))
+    names, compared = list(functions), tolerance != math.inf
+    outputs = {name: calls.first(name, compared=compared) for name in names}
+    calls.warm_up(warmup)
+    calls.find_gpus(named)
     with open_run() as writer, end_line(writer):
-        return FinishedRun(folder=writer.folder, red=run.measure(writer, outputs))
-
-
-class _Blame:
-    """Adds to whatever a function raises which one it was, and when."""
-
-    def __init__(self, name: str, when: str) -> None:
-        self._note = f"strobe.compare: {name!r} raised this in {when}"
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if error is not None:
-            error.add_note(self._note)
-
-
-class _CallsRun:
-    """One comparison under way."""
-
-    def __init__(self, functions: dict[str, Callable[..., object]], inputs: CallArguments, plan: CallsPlan) -> None:
-        self._functions, self._inputs, self._plan = functions, inputs, plan
-        self._own: dict[str, Any] = {}
-        self._gpus: tuple[torch.device, ...] = ()
-        self._calls, self._marked, self._region_ns = 1, False, 0
-
-    def begin(self, named: torch.device | None) -> dict[str, list[Leaf]]:
-        """Call every function: once for its output, which is returned, and then to warm up."""
-        plan, names = self._plan, list(self._functions)
-        outputs = {name: self._first_call(name) for name in names}
-        self._own = {name: None if self._inputs.fresh else self._inputs.one() for name in names}
-        for name in names:
-            with _Blame(name, "the warm-up"):
-                for call in self._prepared(name, plan.warmup):
-                    call()
-        self._gpus = self._find_gpus(named)
-        self._device = self._gpus[0] if self._gpus else torch.device("cpu")
-        return outputs
-
-    def measure(self, writer: RunWriter, outputs: dict[str, list[Leaf]]) -> tuple[record.Gate, ...]:
-        """Write the header and the gates, then time and trace; return the red gates."""
-        plan, names, self._writer = self._plan, list(self._functions), writer
-        order = palindrome(names[0], names[1:])
-        self._writer.append(describe_run(self._writer.folder, self._device, order, plan.rounds, "calls"))
-        gates = [] if plan.tolerance == math.inf else [self._gate(name, outputs) for name in names[1:]]
-        self._writer.append(*gates)
-        outputs.clear()
+        run = Rounds(writer, calls.device, lambda *_: None, 0)
+        writer.append(describe_run(writer.folder, calls.device, palindrome(names[0], names[1:]), rounds, "calls"))
+        expected = outputs[names[0]]
+        gates = [agree(outputs.pop(name), expected, tolerance).line(name, names[0]) for name in names[1:] if compared]
+        writer.append(*gates)
         red = [gate.variant for gate in gates if not gate.passed]
         green = [name for name in names if name not in red]
+        outputs.clear()
+        del expected
         if len(green) > 1:
             with _settled():
-                self._time_all(green)
-        return tuple(gate for gate in gates if not gate.passed)
+                calls.time_all(run, green, rounds, trace=trace)
+        return writer.folder
 
-    def _time_all(self, names: list[str]) -> None:
-        plan = self._plan
-        took = [self._one_call_ns(name) for name in names]
-        self._calls = max(1, min(math.ceil(SAMPLE_NS / min(took)), LONG_NS // max(took), self._inputs.most()))
-        self._recorder, self._clips = TimingRecorder(self._device, inside=True), ClipNumbers(self._device)
-        self._region_ns = self._recorder.region_ns()
-        counted = {name: self._sample(name, "warmup", None) for name in names}
-        for name in names:
-            self._writer.append(
-                record.Variant(name=name, preset=record.CUSTOM, calls_per_stage=dict(counted[name])),
-                record.Excluded(variant=name, span="clip", clip=None, indices=(0,), kind="warm-up", cause="warm-up"),
-            )
-        for lap in range(plan.rounds):
-            for name in palindrome(names[0], names[1:]):
-                with _Blame(name, f"round {lap + 1}"):
-                    self._sample(name, "timed", lap)
-        for number, name in enumerate(names if plan.trace else ()):
-            with _Blame(name, "the traced sample"):
-                self._trace(number, name)
+
+@contextmanager
+def _blamed(name: str, when: str) -> Iterator[None]:
+    """Add to whatever a function raises which one it was, and when."""
+    before = sys.exception()
+    try:
+        yield
+    finally:
+        if (error := sys.exception()) is not None and error is not before:
+            error.add_note(f"strobe.compare: {name!r} raised this in {when}")
+
+
+class _Calls:
+    """The functions of a comparison with their inputs, and the device that is waited for."""
+
+    def __init__(self, functions: Functions, inputs: CallArguments) -> None:
+        self._functions, self._inputs = functions, inputs
+        self._own: dict[str, Any] = {}
+        self._gpus: tuple[torch.device, ...] = ()
+        self._calls = 1
+
+    @property
+    def device(self) -> torch.device:
+        """The first GPU that is waited for, else the CPU."""
+        return self._gpus[0] if self._gpus else torch.device("cpu")
 
     # Before anything is timed.
 
-    def _first_call(self, name: str) -> list[Leaf]:
-        """Call a function once with inputs and random numbers that are those of all others; return its output."""
+    def first(self, name: str, *, compared: bool) -> list[Leaf]:
+        """Call a function once with inputs and random numbers that are those of all others; return its output to compare."""
         inputs = self._inputs.one()
-        with _Blame(name, "its first call"), _seeded():
+        with _blamed(name, "its first call"), _seeded():
             output = bound(self._functions[name], inputs)()
         if not self._inputs.unchanged(inputs):
             self._inputs.fresh = True  # from now on every call of every function has its own
-        return [] if self._plan.tolerance == math.inf else leaves(output, f"{name}: out")
+        found = leaves(output, f"{name}: out") if compared else []
+        return [leaf._replace(path=leaf.path.removeprefix(f"{name}: ")) for leaf in found]
 
-    def _gate(self, name: str, outputs: dict[str, list[Leaf]]) -> record.Gate:
-        baseline = next(iter(outputs))
-        found, expected = (
-            [leaf._replace(path=leaf.path.removeprefix(f"{each}: ")) for leaf in outputs[each]] for each in (name, baseline)
-        )
-        return agree(found, expected, self._plan.tolerance).line(name, baseline)
+    def warm_up(self, calls: int) -> None:
+        """Call every function so often."""
+        self._own = {name: None if self._inputs.fresh else self._inputs.one() for name in self._functions}
+        for name in self._functions:
+            with _blamed(name, "the warm-up"):
+                for call in self._prepared(name, calls):
+                    call()
 
-    def _find_gpus(self, named: torch.device | None) -> tuple[torch.device, ...]:
-        """Return the GPUs to wait for, the one whose events are read first; none on a CPU.
+    def find_gpus(self, named: torch.device | None) -> None:
+        """Find the GPUs to wait for, the one whose events are read first; none on a CPU.
 
         Raises:
             ConfigError: the CPU was named and a function works on a GPU.
         """
         used = gpus_in_use()
         if named is None:
-            return used
-        if named.type == "cuda":
-            return (named, *(each for each in used if each != named))
-        for name in self._functions if used else ():
-            if self._works_on_gpu(name):
-                raise ConfigError(
-                    f'device="cpu", but {name!r} works on a GPU: its kernels would not be timed; leave device out, or give "cuda"'
-                )
-        return ()
+            self._gpus = used
+        elif named.type == "cuda":
+            self._gpus = (named, *(each for each in used if each != named))
+        else:
+            for name in self._functions if used else ():
+                if self._works_on_gpu(name):
+                    raise ConfigError(
+                        f'device="cpu", but {name!r} works on a GPU: its kernels would not be timed; leave device out, or give '
+                        '"cuda"'
+                    )
 
     def _works_on_gpu(self, name: str) -> bool:
         """Call a function once under the profiler and say whether a GPU had anything to do."""
@@ -520,7 +475,7 @@ class _CallsRun:
     def _one_call_ns(self, name: str) -> int:
         (call,) = self._prepared(name, 1)
         self._wait()
-        with _Blame(name, "the warm-up"):
+        with _blamed(name, "the warm-up"):
             start = time.perf_counter_ns()
             call()
             self._wait()
@@ -530,76 +485,53 @@ class _CallsRun:
         for gpu in self._gpus:
             synchronize(gpu)
 
-    def _sample(self, name: str, phase: record.Phase, lap: int | None) -> Counter[str]:
+    def time_all(self, run: Rounds, names: list[str], rounds: int, *, trace: bool) -> None:
+        """Find how many calls a sample takes, and time samples in palindromes after one of each that warms up; then trace one."""
+        took = [self._one_call_ns(name) for name in names]
+        self._calls = max(1, min(math.ceil(SAMPLE_NS / min(took)), LONG_NS // max(took), self._inputs.most()))
+        recorder = TimingRecorder(self.device, inside=True)
+        counted = {name: self._sample(run, recorder, name, "warmup", None) for name in names}
+        for name in names:
+            run.writer.append(record.Variant(name=name, preset=record.CUSTOM, calls_per_stage=dict(counted[name])))
+            run.exclude(name, (0,), "warm-up", "warm-up")
+        for name, lap in run.laps(names, rounds):
+            with _blamed(name, f"round {lap + 1}"):
+                self._sample(run, recorder, name, "timed", lap)
+        for number, name in enumerate(names if trace else ()):
+            with _blamed(name, "the traced sample"):
+                self._trace(run, number, name)
+
+    def _sample(self, run: Rounds, recorder: TimingRecorder, name: str, phase: record.Phase, lap: int | None) -> Counter[str]:
         """Time some calls in a row, from an idle device to an idle device, and write them down."""
-        calls, compiled, recorder = self._prepared(name, self._calls), num_compiles(), self._recorder
+        calls = self._prepared(name, self._calls)
         gc.collect()
         self._wait()
-        reset_peak(self._device)
-        start = held(self._device)
-        with ClockSampler(self._device) as sampler, recording(recorder):
-            recorder.start_clip()
-            with span(E2E):
-                with span(FRAME_BLOCK, 0):
-                    for call in calls:
-                        call()
-                self._wait()
-            regions = recorder.finish_clip()
-        clip = replace(
-            self._clips.finish(name, phase, lap, len(regions), sampler.clocks()),
-            calls=len(calls),
-            start_bytes=start.resident_bytes if start.allocated_bytes is None else start.allocated_bytes,
-        )
-        inside = recorder.inside()
-        self._marked |= bool(inside)
-        self._writer.append(*span_records(clip, regions), *(self._regions(clip) if phase == "timed" else ()), clip)
-        hot = clip.clocks is not None and bool(THERMAL & set(clip.clocks.throttle))
-        if phase == "timed" and (hot or num_compiles() > compiled):
-            kind: record.Exclusion = "throttling" if hot else "compilation"
-            cause = "thermal throttling" if hot else "compilation"
-            self._writer.append(
-                record.Excluded(variant=name, span="clip", clip=None, indices=(clip.clip,), kind=kind, cause=cause)
-            )
-        if hot:
-            cool_down(self._device)
-        return Counter(region.name for region in regions)
+        start = held(self.device)
+        start_bytes = start.resident_bytes if start.allocated_bytes is None else start.allocated_bytes
+        return run.timed(name, phase, lap, recorder, lambda: self._row(calls, 0), calls=len(calls), start_bytes=start_bytes)
 
-    def _regions(self, clip: record.Clip) -> tuple[record.Regions, ...]:
-        """Return the sample's time in the caller's regions; a line without any where only other functions have some."""
-        found = region_records(clip, self._recorder.inside(), self._region_ns)
-        if found or not self._marked:
-            return found
-        return (
-            record.Regions(
-                variant=clip.variant,
-                clip=clip.clip,
-                order=clip.order,
-                blocks=(0,),
-                paths=(),
-                calls=(),
-                value_ns=(),
-                region_ns=self._region_ns,
-            ),
-        )
+    def _row(self, calls: Sequence[Callable[[], object]], index: int) -> tuple[()]:
+        with span(FRAME_BLOCK, index):
+            for call in calls:
+                call()
+        self._wait()
+        return ()
 
-    def _trace(self, number: int, name: str) -> None:
+    def _trace(self, run: Rounds, number: int, name: str) -> None:
         """Run a sample under the profiler, after one that warms it up."""
 
         def samples() -> Iterator[None]:
             for index in (1, 0):  # the second is kept, and has the number of the timed one
                 calls = self._prepared(name, self._calls)
                 self._wait()
-                with span(FRAME_BLOCK, index):
-                    for call in calls:
-                        call()
-                    self._wait()
+                self._row(calls, index)
                 yield
 
         words = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:40] or "function"
-        path = self._writer.folder / "traces" / f"{number}-{words}.json.gz"
-        file = trace_blocks(samples(), device=self._device, first_block=1, num_blocks=1, path=path, capture=Capture())
-        clip = replace(self._clips.finish(name, "traced", None, 0, read_clocks(self._device)), calls=self._calls)
-        self._writer.append(trace_line(clip, file, self._writer.folder, range(1)), clip)
+        path = run.writer.folder / "traces" / f"{number}-{words}.json.gz"
+        file = trace_blocks(samples(), device=self.device, first_block=1, num_blocks=1, path=path, capture=Capture())
+        clip = run.clips.finish(name, "traced", None, 0, read_clocks(self.device), calls=self._calls)
+        run.writer.append(trace_line(clip, file, run.writer.folder, range(1)), clip)
 
 
 @contextmanager

@@ -19,11 +19,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from msgspec.structs import replace
 
 from strobe.bench.case import Progress
-from strobe.bench.clips import ClipNumbers
-from strobe.bench.runner import VariantError, end_line
+from strobe.bench.runner import Rounds, VariantError, end_line, timed_span
 from strobe.core.errors import ConfigError, StrobeError
 from strobe.core.printable import clean
 from strobe.core.settings import inherited_environment
@@ -80,16 +78,18 @@ def programs_of(commands: Sequence[Sequence[str]], names: Sequence[str] = ()) ->
             raise ConfigError(f"command {number} is empty; write each behind a -- of its own: -- 'python a.py' -- 'python b.py'")
     if len(texts) < 2:
         raise ConfigError("a comparison needs two commands or more: strobe compare -- 'python a.py' -- 'python b.py'")
-    if names and (len(names) != len(texts) or len(set(names)) < len(names) or not all(name.strip() for name in names)):
-        raise ConfigError(f"--names: give {len(texts)} different names, one for each command, got: {', '.join(names)}")
+    names = names or told_apart(texts)
+    _check_names(names, len(texts), "command")
     argvs = [argv_of(text) if len(words) == 1 else tuple(words) for text, words in zip(texts, commands, strict=True)]
     for argv, text in zip(argvs, texts, strict=True):
         if shutil.which(argv[0]) is None:
             raise StrobeError(f"no program {argv[0]!r} on this machine, which the command {text!r} begins with; check its path")
-    return tuple(
-        Program(name=name, command=text, argv=argv)
-        for name, text, argv in zip(names or told_apart(texts), texts, argvs, strict=True)
-    )
+    return tuple(Program(name=name, command=text, argv=argv) for name, text, argv in zip(names, texts, argvs, strict=True))
+
+
+def _check_names(names: Sequence[str], count: int, what: str) -> None:
+    if len(names) != count or len(set(names)) < count or not all(name.strip() for name in names):
+        raise ConfigError(f"--names: give {count} different names, one for each {what}, got: {', '.join(names)}")
 
 
 def argv_of(text: str) -> tuple[str, ...]:
@@ -148,88 +148,53 @@ def measure_programs(
     """
     if rounds < 1 or warmup < 0:
         raise ConfigError(f"give 1 round or more and 0 runs of warm-up or more, got {rounds} and {warmup}")
-    with open_run() as writer, tempfile.TemporaryDirectory(prefix="strobe-") as scratch, end_line(writer):
-        _ProgramsRun({each.name: each for each in programs}, prepare, writer, progress, Path(scratch)).measure(rounds, warmup)
+    names, cpu = [each.name for each in programs], torch.device("cpu")
+    with open_run() as writer, end_line(writer):
+        run = Rounds(writer, cpu, progress, len(programs) * (warmup + 2 * rounds))
+        writer.append(describe_run(writer.folder, cpu, palindrome(names[0], names[1:]), rounds, "programs"))
+        for number, program in enumerate(programs):
+            writer.append(record.Variant(name=program.name, preset=record.CUSTOM, command=program.command))
+            traces = {"STROBE_PROFILE_DIR": str(traces_of(writer.folder.absolute(), number))}
+            for index in range(warmup):
+                run.say(f"warming up {program.name}, run {index + 1} of {warmup}")
+                _time(run, program, "warmup", None, prepare, traces)
+            if warmup:
+                run.exclude(program.name, range(warmup), "warm-up", "warm-up")
+        for name, lap in run.laps(names, rounds):
+            _time(run, programs[names.index(name)], "timed", lap, prepare, {})
         return writer.folder
 
 
-class _ProgramsRun:
-    """One comparison under way."""
+def _time(run: Rounds, program: Program, phase: record.Phase, lap: int | None, prepare: str, more: Mapping[str, str]) -> None:
+    """Run a program once, after the command that prepares, and record it; `more`: variables of its environment."""
+    if prepare:
+        prepared, said = _launch(program, argv_of(prepare), {})
+        if why := _failed(prepared, said):
+            raise StrobeError(f"--prepare {prepare!r}: {why}")
+    took, said = _launch(program, program.argv, more)
+    if "not_started" in took:
+        raise VariantError(program.name, f"{program.command!r} could not be started: {took['not_started']}")
+    if why := _failed(took, said):
+        raise VariantError(program.name, f"{program.command!r} {why}; end the command with || true to time it all the same")
+    wall_ns = took.pop("wall_ns")
+    clip = run.clips.finish(program.name, phase, lap, 1, read_clocks(run.device), **took)
+    run.write(timed_span(clip, E2E, None, wall_ns), clip)
 
-    def __init__(self, programs: dict[str, Program], prepare: str, writer: RunWriter, progress: Progress, scratch: Path) -> None:
-        self._programs, self._prepare, self._writer, self._progress = programs, prepare, writer, progress
-        self._stderr = scratch / "stderr"
-        self._clips, self._done, self._total = ClipNumbers(torch.device("cpu")), 0, 0
 
-    def measure(self, rounds: int, warmup: int) -> None:
-        baseline, *candidates = self._programs
-        order, self._total = palindrome(baseline, candidates), len(self._programs) * (warmup + 2 * rounds)
-        self._writer.append(describe_run(self._writer.folder, torch.device("cpu"), order, rounds, "programs"))
-        for name, program in self._programs.items():
-            self._writer.append(record.Variant(name=name, preset=record.CUSTOM, command=program.command))
-            for number in range(warmup):
-                self._say(f"warming up {name}, run {number + 1} of {warmup}")
-                self._time(program, "warmup", None)
-            if warmup:
-                numbers = tuple(range(warmup))
-                self._writer.append(
-                    record.Excluded(variant=name, span="clip", clip=None, indices=numbers, kind="warm-up", cause="warm-up")
-                )
-        for lap in range(rounds):
-            for name in order:
-                self._say(f"timing {name}, round {lap + 1} of {rounds}")
-                self._time(self._programs[name], "timed", lap)
+def _launch(program: Program, argv: Sequence[str], more: Mapping[str, str]) -> tuple[dict[str, Any], str]:
+    """Have the launcher run something where a program runs; whatever ends the wait ends both.
 
-    def _say(self, what: str) -> None:
-        self._progress(self._done, self._total, what)
-        self._done += 1
-
-    def _time(self, program: Program, phase: record.Phase, lap: int | None) -> None:
-        if self._prepare:
-            prepared = self._launch(program, argv_of(self._prepare), {})
-            if why := self._failed(prepared):
-                raise StrobeError(f"--prepare {self._prepare!r}: {why}")
-        took = self._launch(program, program.argv, self._traced(program) if phase == "warmup" else {})
-        if "not_started" in took:
-            raise VariantError(program.name, f"{program.command!r} could not be started: {took['not_started']}")
-        if why := self._failed(took):
-            raise VariantError(program.name, f"{program.command!r} {why}; end the command with || true to time it all the same")
-        clip = replace(
-            self._clips.finish(program.name, phase, lap, 1, read_clocks(torch.device("cpu"))),
-            peak_bytes=took["peak_bytes"],
-            user_ns=took["user_ns"],
-            system_ns=took["system_ns"],
-            exit_status=took["exit_status"],
-        )
-        whole = record.Span(
-            variant=program.name,
-            clip=clip.clip,
-            order=clip.order,
-            palindrome=lap,
-            name=E2E,
-            index=None,
-            start_ns=0,
-            value_ns=took["wall_ns"],
-            clock="perf_counter",
-            warmup=phase == "warmup",
-        )
-        self._writer.append(whole, clip)
-        self._writer.sync()
-
-    def _traced(self, program: Program) -> dict[str, str]:
-        """The variable that names the folder for profiler traces of a program that takes some."""
-        number = list(self._programs).index(program.name)
-        return {"STROBE_PROFILE_DIR": str(traces_of(self._writer.folder.absolute(), number))}
-
-    def _launch(self, program: Program, argv: Sequence[str], more: Mapping[str, str]) -> dict[str, Any]:
-        """Have the launcher run something where a program runs; whatever ends the wait ends both."""
-        environment = {**(inherited_environment() if program.environment is None else program.environment), **more}
-        request = {"argv": list(argv), "stderr": str(self._stderr), "folder": program.folder, "environment": environment}
-        asked = json.dumps(request)
+    Returns:
+        what it took, and the end of what it wrote to stderr.
+    """
+    environment = {**(inherited_environment() if program.environment is None else program.environment), **more}
+    asked = json.dumps({"argv": list(argv), "folder": program.folder, "environment": environment})
+    with tempfile.TemporaryFile() as stderr:
         launcher = subprocess.Popen(
             (sys.executable, "-I", "-S", str(_LAUNCHER)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=stderr,
             start_new_session=True,
             env=environment,  # in whose PATH the program is looked for
         )
@@ -239,19 +204,20 @@ class _ProgramsRun:
             if launcher.returncode is None:
                 _end(launcher)
         found: dict[str, Any] = json.loads(told)
-        return found
+        stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - _TOLD_BYTES))
+        return found, stderr.read().decode(errors="replace")
 
-    def _failed(self, took: dict[str, Any]) -> str:
-        """Return why a run has failed; empty if it has not."""
-        if "not_started" in took:
-            return f"it could not be started: {took['not_started']}"
-        status: int = took["exit_status"]
-        if status == 0:
-            return ""
-        how = f"ended with exit status {status}" if status > 0 else f"was killed by {signal_name(-status)}"
-        data = self._stderr.read_bytes()[-_TOLD_BYTES:].decode(errors="replace")
-        lines = [line.strip() for line in data.splitlines() if line.strip()][-_TOLD_LINES:]
-        return f"{how}; the last it wrote to stderr: {' / '.join(lines)}" if lines else f"{how}, and wrote nothing to stderr"
+
+def _failed(took: Mapping[str, Any], said: str) -> str:
+    """Return why a run has failed, with the last that it wrote to stderr; empty if it has not."""
+    if "not_started" in took:
+        return f"it could not be started: {took['not_started']}"
+    status: int = took["exit_status"]
+    if status == 0:
+        return ""
+    how = f"ended with exit status {status}" if status > 0 else f"was killed by {signal_name(-status)}"
+    lines = [line.strip() for line in said.splitlines() if line.strip()][-_TOLD_LINES:]
+    return f"{how}; the last it wrote to stderr: {' / '.join(lines)}" if lines else f"{how}, and wrote nothing to stderr"
 
 
 def traces_of(folder: Path, number: int) -> Path:
@@ -328,8 +294,7 @@ def checked_out(commits: Sequence[str], names: Sequence[str], command: str, inst
         raise ConfigError("give the command that is measured: strobe compare --commits main HEAD -- 'python bench.py'")
     for text in (command, install or "true"):
         argv_of(text)  # what cannot be read is told before anything is made
-    if len(names) != len(commits) or len(set(names)) < len(names) or not all(name.strip() for name in names):
-        raise ConfigError(f"--names: give {len(commits)} different names, one for each commit, got: {', '.join(names)}")
+    _check_names(names, len(commits), "commit")
     hashes = [commit_of(name) for name in commits]
     with tempfile.TemporaryDirectory(prefix="strobe-commits-", ignore_cleanup_errors=True) as text:
         folder = Path(text)

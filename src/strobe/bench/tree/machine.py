@@ -1,17 +1,23 @@
-"""Load and topology of this machine."""
+"""Load and topology of this machine.
+
+It is also the first process of a cell, on the machine where it runs: `python -m strobe.bench.tree.machine DEVICE
+TORCHRUN_ARGUMENTS...` writes both into its folder, and becomes torchrun."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from strobe.bench.tree.request import RankedCall
+from strobe.bench.tree.request import BUSY, TOPOLOGY, RankedCall
 from strobe.core import main_memory
 from strobe.core.errors import ConfigError, ImplUnavailableError
+from strobe.core.files import write_whole
 from strobe.perf.records.record import cpu_cores, cpu_name
 
 RANKS_A_CORE: Final = 8
@@ -56,7 +62,8 @@ def busy_cores(seconds: float) -> float:
     time.sleep(seconds)
     after = _ticks()
     total, idle = after[0] - before[0], after[1] - before[1]
-    return max(0.0, (1 - idle / total) * _online()) if total > 0 else 0.0
+    online = sum(1 for _ in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology")) or cpu_cores()
+    return max(0.0, (1 - idle / total) * online) if total > 0 else 0.0
 
 
 def _ticks() -> tuple[int, int]:
@@ -67,10 +74,6 @@ def _ticks() -> tuple[int, int]:
         return 0, 0
     ticks = [int(each) for each in line]
     return sum(ticks), ticks[3] + ticks[4]
-
-
-def _online() -> int:
-    return sum(1 for _ in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology")) or cpu_cores()
 
 
 def topology(device: str) -> str:
@@ -87,3 +90,10 @@ def topology(device: str) -> str:
             links = f"nvidia-smi topo -m: {error}\n"
         text += re.sub(r"\x1b\[[0-9;]*m", "", links)  # it underlines its header, terminal or not
     return text
+
+
+if __name__ == "__main__":
+    device, *arguments = sys.argv[1:]
+    write_whole(Path(TOPOLOGY), topology(device))
+    write_whole(Path(BUSY), repr(busy_cores(0.25)))
+    os.execv(sys.executable, (sys.executable, "-m", "torch.distributed.run", *arguments))

@@ -1,39 +1,204 @@
-"""One rank of a cell of tree attention: its strategies checked, timed and predicted. Run as a program."""
+"""One rank of a cell of tree attention: its tensors, its strategies checked, timed and predicted. Run as a program."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import math
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from strobe.attention.tree import Links, TreePlan, explain, measure_links
+from strobe.attention.tree import KVShards, Links, explain, measure_links, tree_attention
 from strobe.attention.tree.placement import split
 from strobe.attention.tree.plan import KINDS, Message, Rate, StrategyCost
 from strobe.bench.cells import Attempt
-from strobe.bench.tree.candidates import RankShare, Run, bind, check, draw
-from strobe.bench.tree.request import PEER, TASK, RankErrors, RankResult, Task, TreeSettings
+from strobe.bench.tree.request import PEER, TASK, RankedCall, RankErrors, RankResult, Task, TreeSettings
 from strobe.compat.assert_tree_attn import Timer, profiled_tree_attn_decode
 from strobe.core.device import synchronize
-from strobe.core.errors import ConfigError, StrobeError
+from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
 from strobe.core.files import write_whole
+from strobe.core.libraries import broken
 from strobe.core.spans import recording
 from strobe.perf.analysis.runs.rank_calls import CallRegion, RankCall
 from strobe.perf.measure.machine import describe_run
-from strobe.perf.measure.timing import palindrome
+from strobe.perf.measure.timing import TimingRecorder, palindrome
 from strobe.perf.records import record as grids
 from strobe.perf.records.record import MEETING, MESSAGE, Collective, LinkRate, Mode, SentMessage, WhatIf
+
+CHECKED_ROWS: Final = 64
+"""Queries of every head that are compared with float64, evenly spaced."""
+_ROUNDING: Final = {torch.float64: 0.0, torch.float32: 2.0**-24, torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}
+_HALF_LSE: Final = 2.0**-13
+"""Allowance for the lse of 16-bit tensors: the approximate error of exp in torch's CPU kernel."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RankShare:
+    """One rank's share.
+
+    Args:
+        q: `[B, S_q, H, D]`, all queries, or this rank's rows.
+        k, v: this rank's keys, `[B, S_r, H_kv, D]`, the rows of a head side by side.
+        shards: who owns which.
+        rows: rows of the result on this rank: `[start, stop)` of all queries.
+        expected, expected_lse: float64, of the checked rows `[B, R, H, D]` and `[B, H, R]`.
+        checked: rows of this rank's result that are checked.
+        largest_v: absolute, of all keys.
+    """
+
+    shape: RankedCall
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    shards: KVShards
+    rows: tuple[int, int]
+    checked: Tensor
+    expected: Tensor
+    expected_lse: Tensor
+    largest_v: float
+
+    def options(self, links: Links | None) -> dict[str, Any]:
+        """Return the arguments of the call beside its tensors; with links the strategy may be chosen by them."""
+        shape = self.shape
+        lengths = [stop - start for start, stop in split(shape.q_len, shape.world_size)]
+        return {
+            "shards": self.shards,
+            "q_placement": shape.placement,
+            "out_placement": shape.placement,
+            "q_lengths": None if shape.placement == "replicated" else lengths,
+            "links": links,
+        }
+
+
+def draw(shape: RankedCall, rank: int, device: torch.device, seed: int) -> RankShare:
+    """Draw the tensors, the same on every rank, and keep this rank's share and its expected result."""
+    dtype = getattr(torch, shape.dtype)
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def normal(rows: int, heads: int) -> Tensor:
+        size = (shape.batch, heads, rows, shape.dim)
+        return torch.randn(size, generator=generator, device=device, dtype=torch.float32).to(dtype)
+
+    q, k, v = normal(shape.q_len, shape.heads), normal(shape.seq_len, shape.kv_heads), normal(shape.seq_len, shape.kv_heads)
+    spread = shape.placement == "sequence"
+    rows = split(shape.q_len, shape.world_size)[rank] if spread else (0, shape.q_len)
+    count = min(CHECKED_ROWS, rows[1] - rows[0])
+    checked = torch.linspace(0, max(0, rows[1] - rows[0] - 1), count, device=device).round().long()
+    expected, lse = exact(q[:, :, rows[0] : rows[1]][:, :, checked], k, v)
+    start, stop = split(shape.seq_len, shape.world_size)[rank]
+    queries = q[:, :, rows[0] : rows[1]] if spread else q
+    return RankShare(
+        shape=shape,
+        q=queries.transpose(1, 2).contiguous(),
+        k=k[:, :, start:stop].contiguous().transpose(1, 2),
+        v=v[:, :, start:stop].contiguous().transpose(1, 2),
+        shards=KVShards.even(shape.seq_len, shape.world_size),
+        rows=rows,
+        checked=checked,
+        expected=expected.transpose(1, 2),
+        expected_lse=lse,
+        largest_v=float(v.abs().max()),
+    )
+
+
+def exact(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute dense attention in float64 by its definition, one key head at a time; `[B, H, S, D]` in and out, and the lse."""
+    groups = q.shape[1] // k.shape[1]
+    outs, lses = [], []
+    for head in range(q.shape[1]):
+        keys, values = k[:, head // groups].double(), v[:, head // groups].double()
+        scores = q[:, head].double() @ keys.transpose(1, 2) * q.shape[3] ** -0.5
+        lse = scores.logsumexp(-1)
+        outs.append(torch.exp(scores - lse.unsqueeze(-1)) @ values)
+        lses.append(lse)
+    return torch.stack(outs, 1), torch.stack(lses, 1)
+
+
+Run = Callable[[], Tensor]
+"""One call; the result in `[B, S, H, D]`."""
+
+
+def bind(name: str, inputs: RankShare, timeout_s: float, links: Links | None = None) -> Run:
+    """Bind a contestant to this rank's tensors; `auto` chooses by the links.
+
+    Raises:
+        ImplUnavailableError: the peer is not installed, or has no such call.
+    """
+    if name == PEER:
+        return _peer(inputs)
+    call = partial(_ours, name, inputs, timeout_s, links=links)
+    return lambda: call()[0]
+
+
+def _ours(
+    name: str, inputs: RankShare, timeout_s: float, return_lse: bool = False, links: Links | None = None
+) -> tuple[Tensor, Tensor | None]:
+    options = inputs.options(links)
+    found = tree_attention(inputs.q, inputs.k, inputs.v, strategy=name, return_lse=return_lse, timeout=timeout_s, **options)
+    return found.out, found.lse
+
+
+def _peer(inputs: RankShare) -> Run:
+    """Bind `tree_attn_decode` of ring-attention-pytorch: three all-reduces, on the default group."""
+    if why := broken("ring_attention_pytorch.tree_attn_decoding"):
+        raise ImplUnavailableError(PEER, why)
+    if inputs.shape.placement != "replicated":
+        raise ImplUnavailableError(PEER, "its queries are replicated")
+    module = importlib.import_module("ring_attention_pytorch.tree_attn_decoding")
+    q, k, v = (each.transpose(1, 2) for each in (inputs.q, inputs.k, inputs.v))
+
+    def run() -> Tensor:
+        out: Tensor = module.tree_attn_decode(q, k, v, shard_kv_seq=False)
+        return out.transpose(1, 2)
+
+    return run
+
+
+def check(name: str, inputs: RankShare, timeout_s: float) -> RankErrors:
+    """Run a contestant once and compare this rank's rows with float64.
+
+    The rounding of a weight is that of its lse and grows with it: a flat tolerance would be wrong at both ends.
+    """
+    lse: Tensor | None = None
+    with Attempt() as attempt:
+        if name == PEER:
+            out = bind(name, inputs, timeout_s)()
+        else:
+            out, lse = _ours(name, inputs, timeout_s, return_lse=True)
+    if attempt.reason:
+        return RankErrors(refused=f"{'refused' if attempt.refused else 'failed'}: {attempt.reason}", impossible=attempt.refused)
+    shape, expected = inputs.shape, inputs.expected
+    wanted = (shape.batch, inputs.rows[1] - inputs.rows[0], shape.heads, shape.dim)
+    if tuple(out.shape) != wanted or out.dtype != inputs.q.dtype:
+        return RankErrors(error=float("inf"), limit=0.0)
+    largest = float(inputs.expected_lse.abs().max()) if len(inputs.checked) else 0.0
+    lse_error = 8 * 2.0**-24 * max(1.0, largest)
+    rounding = 4 * _ROUNDING[inputs.q.dtype]
+    missed = (out[:, inputs.checked].double() - expected).abs()
+    found = None
+    if lse is not None and len(inputs.checked):
+        found = float((lse[:, :, inputs.checked].double() - inputs.expected_lse).abs().max())
+    return RankErrors(
+        error=float(missed.max()) if missed.numel() else 0.0,
+        limit=(lse_error + 2 * rounding) * inputs.largest_v,
+        lse_error=found,
+        lse_limit=lse_error + (_HALF_LSE if inputs.q.dtype.itemsize == 2 else 0.0),
+        bits=zlib.crc32(out.contiguous().view(torch.uint8).cpu().numpy().tobytes()),
+    )
 
 
 def guide_blocks(
@@ -60,11 +225,8 @@ def guide_blocks(
     return found
 
 
-Moment = int | torch.cuda.Event
-
-
-class MarkRecorder:
-    """Recorder without waits: the host clock on a CPU, events on the current stream of a GPU.
+class MarkRecorder(TimingRecorder):
+    """Recorder of the regions of one call; without `meet` it waits for nothing.
 
     Args:
         device: where the call works.
@@ -72,54 +234,43 @@ class MarkRecorder:
     """
 
     def __init__(self, device: torch.device, meet: Callable[[], object] | None = None) -> None:
-        self._on_gpu = device.type == "cuda"
-        self.meet = meet
-        self.done: list[tuple[str, str, Moment, Moment]] = []
+        super().__init__(device, fine=True)
+        self._meet = meet
+        self._parts: dict[str, tuple[str, str]] = {}
 
     @contextmanager
     def region(self, name: str, index: int | None) -> Iterator[None]:
         """Mark the region of the body; `tree_message:gather` is the part `gather` of `tree_message`."""
         region, _, part = name.partition(":")
-        if self.meet is not None and region == MESSAGE:
-            first = self.now()
-            self.meet()
-            self.done.append((MEETING, "", first, self.now()))
-        first = self.now()
-        yield
-        self.done.append((region, part, first, self.now()))
+        self._parts[name] = region, part
+        if self._meet is not None and region == MESSAGE:
+            with super().region(MEETING, None):
+                self._meet()
+        self._drain()
+        with super().region(name, index):
+            yield
+            self._drain()
 
-    def now(self) -> Moment:
-        """Return this moment, on the clock of the device."""
-        if not self._on_gpu:
-            return time.perf_counter_ns()
-        if self.meet is not None:
-            torch.cuda.synchronize()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+    def _drain(self) -> None:
+        if self._meet is not None:
+            self.synchronize()
 
     def take(self, run: Callable[[], object]) -> RankCall:
-        """Run one call and return its marked regions."""
-        self.done.clear()
-        with recording(self):
-            start = self.now()
+        """Run one call and return its regions."""
+        self.start_clip()
+        with recording(self), super().region(grids.CALL, None):
             run()
-            stop = self.now()
-        if self._on_gpu:
-            torch.cuda.synchronize()
-        regions = [
-            CallRegion(name=name, part=part, start_ns=_between(start, first), value_ns=_between(first, last))
-            for name, part, first, last in self.done
-        ]
-        return RankCall(total_ns=_between(start, stop), regions=tuple(sorted(regions, key=lambda region: region.start_ns)))
-
-
-def _between(first: Moment, last: Moment) -> int:
-    if isinstance(first, int) and isinstance(last, int):
-        return last - first
-    assert isinstance(first, torch.cuda.Event) and isinstance(last, torch.cuda.Event)
-    elapsed_ms: float = first.elapsed_time(last)
-    return round(elapsed_ms * 1e6)
+            self._drain()
+        found, parts = self.finish_clip(), self._parts | {MEETING: (MEETING, "")}
+        whole = next(each for each in found if each.name == grids.CALL)
+        named = ((each, *parts[each.name]) for each in found if each is not whole)
+        return RankCall(
+            total_ns=whole.value_ns,
+            regions=tuple(
+                CallRegion(name=name, part=part, start_ns=each.start_ns - whole.start_ns, value_ns=each.value_ns)
+                for each, name, part in named
+            ),
+        )
 
 
 def links_line(links: Links, auto: str) -> grids.Links:
@@ -144,14 +295,17 @@ def finite(value: float) -> float | None:
 
 def predict(inputs: RankShare, links: Links) -> tuple[dict[str, grids.Prediction], str]:
     """Return predictions of every strategy that can do the call, and the one that `auto` takes."""
-    plan = _plan(inputs, links)
-    faster: list[tuple[Literal["bandwidth", "latency"], float, TreePlan]] = []
+
+    def seconds(latency: float, bandwidth: float) -> dict[str, float]:
+        options = inputs.options(_scaled(links, latency, bandwidth))
+        return {each.strategy: each.seconds for each in explain(inputs.q, inputs.k, inputs.v, **options).predictions}
+
+    plan = explain(inputs.q, inputs.k, inputs.v, **inputs.options(links))
+    faster: list[tuple[Literal["bandwidth", "latency"], float, dict[str, float]]] = []
     for factor in FASTER:
-        faster.append(("bandwidth", factor, _plan(inputs, _scaled(links, 1.0, factor))))
-        faster.append(("latency", factor, _plan(inputs, _scaled(links, factor, 1.0))))
+        faster += [("bandwidth", factor, seconds(1.0, factor)), ("latency", factor, seconds(factor, 1.0))]
     found: dict[str, grids.Prediction] = {}
     for each in plan.predictions:
-        other = ((what, factor, _seconds(plan, each.strategy) * 1e9) for what, factor, plan in faster)
         found[each.strategy] = grids.Prediction(
             variant=each.strategy,
             total_ns=finite(each.seconds * 1e9),
@@ -160,28 +314,12 @@ def predict(inputs: RankShare, links: Links) -> tuple[dict[str, grids.Prediction
             messages=tuple(_sent(message, links) for message in each.messages),
             bound=_bound(inputs, links, each),
             what_if=tuple(
-                WhatIf(faster=what, factor=factor, total_ns=total_ns)
-                for what, factor, total_ns in other
-                if math.isfinite(total_ns)
+                WhatIf(faster=what, factor=factor, total_ns=took_s[each.strategy] * 1e9)
+                for what, factor, took_s in faster
+                if math.isfinite(took_s[each.strategy])
             ),
         )
     return found, plan.strategy
-
-
-def _plan(inputs: RankShare, links: Links) -> TreePlan:
-    shape = inputs.shape
-    return explain(
-        inputs.q,
-        inputs.k,
-        inputs.v,
-        shards=inputs.shards,
-        q_placement=shape.placement,
-        out_placement=shape.placement,
-        q_lengths=[stop - start for start, stop in split(shape.q_len, shape.world_size)]
-        if shape.placement != "replicated"
-        else None,
-        links=links,
-    )
 
 
 def _scaled(links: Links, latency: float, bandwidth: float) -> Links:
@@ -189,10 +327,6 @@ def _scaled(links: Links, latency: float, bandwidth: float) -> Links:
         return replace(rate, alpha_s=rate.alpha_s / latency, bytes_per_s=rate.bytes_per_s * bandwidth)
 
     return replace(links, gather=scaled(links.gather), exchange=scaled(links.exchange), reduce=scaled(links.reduce))
-
-
-def _seconds(plan: TreePlan, strategy: str) -> float:
-    return next(each.seconds for each in plan.predictions if each.strategy == strategy)
 
 
 def _sent(message: Message, links: Links) -> SentMessage:
@@ -339,11 +473,10 @@ class _Rank:
             for into, meet in ((self._result.free, None), (self._result.serialised, dist.barrier)):
                 recorder = MarkRecorder(self._device, meet)
                 recorder.take(run)
-                into[name] = [self._marked(recorder, run) for _ in range(max(6, self._how.iterations))]
-
-    def _marked(self, recorder: MarkRecorder, run: Run) -> RankCall:
-        self._align()
-        return recorder.take(lambda: self._held_back(run))
+                into[name] = []
+                for _ in range(max(6, self._how.iterations)):
+                    self._align()
+                    into[name].append(recorder.take(partial(self._held_back, run)))
 
 
 if __name__ == "__main__":

@@ -13,14 +13,14 @@ import msgspec
 import torch
 
 from strobe.bench.case import Progress
-from strobe.bench.cells import CellsOutcome, claim, finished
-from strobe.bench.clips import ClipNumbers, number, timed_span
+from strobe.bench.cells import CellsOutcome, claim, finished, pending
 from strobe.bench.executor import Cell, Executor, Finished, LocalExecutor, Resources
 from strobe.bench.executor.local import Job, spread
-from strobe.bench.runner import end_line
+from strobe.bench.runner import ClipNumbers, end_line, number, timed_span
 from strobe.bench.tree.machine import check_ranks
 from strobe.bench.tree.request import BUSY, PEER, TASK, TOPOLOGY, RankedCall, RankResult, Task, TreeSettings
 from strobe.compat.assert_tree_attn import kind_of
+from strobe.core.costs import element_bytes
 from strobe.core.errors import StrobeError
 from strobe.core.files import write_whole
 from strobe.core.spans import ATTENTION
@@ -29,7 +29,7 @@ from strobe.perf.measure.machine import describe_run
 from strobe.perf.measure.timing import palindrome
 from strobe.perf.records import record
 from strobe.perf.records.record import CELLS, Surroundings
-from strobe.perf.records.store import RunWriter, rotate
+from strobe.perf.records.store import RunWriter
 
 
 def _error(variant: str, metric: str, value: float, rank: int, reference: str) -> record.Quality:
@@ -99,7 +99,7 @@ def _contestant(name: str, task: Task, ranks: Sequence[RankResult]) -> Iterator[
             yield _error(name, record.LSE_ERROR, each.lse_error, rank, wide)
     shape = task.shape
     flops = 4 * shape.batch * shape.heads * shape.dim * shape.q_len * shape.seq_len
-    moved = 2 * shape.batch * shape.kv_heads * shape.dim * shape.seq_len * _item(shape.dtype)
+    moved = 2 * shape.batch * shape.kv_heads * shape.dim * shape.seq_len * element_bytes(shape.dtype)
     yield record.Variant(
         name=name,
         preset="custom",
@@ -111,10 +111,6 @@ def _contestant(name: str, task: Task, ranks: Sequence[RankResult]) -> Iterator[
     )
     if name in ranks[0].predicted:
         yield ranks[0].predicted[name]
-
-
-def _item(dtype: str) -> int:
-    return {"float64": 8, "float32": 4}.get(dtype, 2)
 
 
 def _laps(ranks: Sequence[RankResult], clips: ClipNumbers) -> Iterator[record.Record]:
@@ -161,19 +157,6 @@ def _blocks(ranks: Sequence[RankResult], clips: ClipNumbers) -> Iterator[record.
     yield clip
 
 
-def cell_of(task: Task, timeout_s: float) -> Cell:
-    """Return the command that runs a cell's ranks, under torchrun with a port that it finds itself; each has one thread."""
-    shape = task.shape
-    launch = (shape.device, "--standalone", "--max-restarts=0", f"--nproc-per-node={shape.world_size}")
-    return Cell(
-        argv=(sys.executable, "-m", "strobe.bench.tree.launch", *launch, "-m", "strobe.bench.tree.rank", "."),
-        env={"OMP_NUM_THREADS": "1"},
-        files={TASK: msgspec.json.encode(task)},
-        resources=Resources(cpus=1, gpus=shape.world_size if shape.device == "cuda" else 0),
-        timeout_s=timeout_s,
-    )
-
-
 def run_cells(
     shapes: Sequence[RankedCall],
     how: TreeSettings,
@@ -202,37 +185,34 @@ def run_cells(
     if isinstance(executor, LocalExecutor):
         check_ranks([shape for shape in shapes if not finished(folder / CELLS / shape.name)])
     claim(folder, how)
-    measured, kept, failed = [], [], []
-
-    def jobs() -> Iterator[Job[tuple[str, str]]]:
-        for done, shape in enumerate(dict.fromkeys(shapes)):
-            place = folder / CELLS / shape.name
-            if finished(place):
-                kept.append(shape.name)
-                continue
-            progress(done, len(shapes), shape.name)
-            if place.exists():
-                rotate(place)
-            yield _measure(Task(shape=shape, how=how, timeout_s=timeout_s), place, cell_timeout_s)
-
-    for name, reason in spread(jobs(), executor):
-        if reason:
-            failed.append(f"{name}: {reason}")
-        else:
-            measured.append(name)
-    return CellsOutcome(measured=tuple(measured), kept=tuple(kept), failed=tuple(failed))
+    kept, tasks = list[str](), {shape.name: Task(shape=shape, how=how, timeout_s=timeout_s) for shape in shapes}
+    asked = pending(list(tasks), folder, progress, kept)
+    found = list(spread((_measure(tasks[name], place, cell_timeout_s) for name, place, _ in asked), executor))
+    return CellsOutcome(
+        measured=tuple(name for name, reason in found if not reason),
+        kept=tuple(kept),
+        failed=tuple(f"{name}: {reason}" for name, reason in found if reason),
+    )
 
 
 def _measure(task: Task, place: Path, timeout_s: float) -> Job[tuple[str, str]]:
     """Build the job that runs a cell and writes its records; it gives the name and, if it failed, the reason."""
-    order = task.how.contestants
+    order, shape = task.how.contestants, task.shape
+    launch = (shape.device, "--standalone", "--max-restarts=0", f"--nproc-per-node={shape.world_size}")
+    cell = Cell(  # under torchrun with a port that it finds itself; each rank has one thread
+        argv=(sys.executable, "-m", "strobe.bench.tree.machine", *launch, "-m", "strobe.bench.tree.rank", "."),
+        env={"OMP_NUM_THREADS": "1"},
+        files={TASK: msgspec.json.encode(task)},
+        resources=Resources(cpus=1, gpus=shape.world_size if shape.device == "cuda" else 0),
+        timeout_s=timeout_s,
+    )
     with RunWriter(place) as writer:
         reason = ""
         try:
             with end_line(writer):
                 done, refusal = None, ""
                 try:
-                    done = yield cell_of(task, timeout_s)
+                    done = yield cell
                 except StrobeError as error:
                     refusal = str(error)
                 found = _read(done) if done else []

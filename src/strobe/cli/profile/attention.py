@@ -49,11 +49,10 @@ def attention(
     kept: list[Path] = []
     with output.progress("attention") as advance:
         from strobe.bench.cases.attention import AttentionCase, measure_attention
-        from strobe.bench.runner import FinishedRun
 
         case = AttentionCase(call, impls, device=device)
         with rotating(kept)(folder, case.slug) as writer:
-            red = measure_attention(case, writer, plan if trace else replace(plan, traced_calls=0), advance)
-    code, document = told_of(FinishedRun(folder=folder, red=red), requirements, output, kept)
+            measure_attention(case, writer, plan if trace else replace(plan, traced_calls=0), advance)
+    code, document = told_of(folder, requirements, output, kept)
     output.emit(document)
     return code

@@ -16,8 +16,7 @@ from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError, unknown_choice
 
 if TYPE_CHECKING:
-    from strobe.bench.case import ComparePlan
-    from strobe.bench.dit.case import LoadedModel
+    from strobe.bench.dit import LoadedModel
 
 MODES: Final = {"on": True, "off": False}
 DTYPES: Final = ("auto", "bfloat16", "float32")
@@ -116,13 +115,15 @@ def dit(
             raise unknown_choice("--compile", mode, MODES)
     at_least(1, rounds=runs.rounds, batch=what.batch, warmup=runs.warmup)
     at_least(3, steps=runs.steps)
-    runs.amounts()
+    amounts = runs.amounts()
     folder = chosen_folder(out)
     if what.pipe is not None:
         output.note(f"runs your code: {what.pipe}")
     with output.progress("profile"):
-        from strobe.bench.dit.case import DitCase, variants_of
+        from strobe.bench.case import ComparePlan
+        from strobe.bench.dit import DitCase, variants_of
         from strobe.core.device import resolve_device
+        from strobe.perf.measure.profile import Capture
 
         device = resolve_device(what.device)
         modes = [MODES[mode] for mode in variants.compile]
@@ -135,8 +136,20 @@ def dit(
             device=device,
             seed=what.seed,
         )
-    code, document = measure(case, _plan(runs), folder, requirements, output, progress=output.progress("profile"), into=True)
-    _show(folder, output)
+        plan = ComparePlan(
+            palindromes=runs.rounds,
+            whole_clip=not runs.chosen_regions,
+            capture=Capture(warmup=runs.warmup, regions=runs.chosen_regions),
+            **amounts,
+        )
+    code, document = measure(case, plan, folder, requirements, output, progress=output.progress("profile"), into=True)
+    with output.progress("report"):
+        from strobe.perf.report.dit_page import attention_table, bounds_table, paired
+        from strobe.perf.report.study import load_study
+
+        study = load_study([folder])
+        tables = attention_table(study), bounds_table(paired(study, ()))
+    output.show(*map(table_text, tables))
     output.emit(document)
     return code
 
@@ -145,8 +158,7 @@ def _loaded(what: PassFlags) -> LoadedModel:
     """Load the transformer and the arguments of its forward pass."""
     import torch
 
-    from strobe.bench.dit.case import Shot, load_named, model_named
-    from strobe.bench.dit.pipe import load_pipe
+    from strobe.bench.dit import Shot, load_named, load_pipe, model_named
     from strobe.core.device import resolve_device
 
     device = resolve_device(what.device)
@@ -172,23 +184,3 @@ def _loaded(what: PassFlags) -> LoadedModel:
         dtype=getattr(torch, what.dtype if what.dtype != "auto" else "bfloat16" if device.type == "cuda" else "float32"),
         seed=what.seed,
     )
-
-
-def _plan(runs: Runs) -> ComparePlan:
-    from strobe.bench.case import ComparePlan
-    from strobe.perf.measure.profile import Capture
-
-    regions = runs.chosen_regions
-    capture = Capture(warmup=runs.warmup, regions=regions)
-    return ComparePlan(palindromes=runs.rounds, whole_clip=not regions, capture=capture, **runs.amounts())
-
-
-def _show(folder: Path, output: Output) -> None:
-    """Print the tables of attention and speedups."""
-    with output.progress("report"):
-        from strobe.perf.report.dit_page import attention_table, bounds_table, paired
-        from strobe.perf.report.study import load_study
-
-        study = load_study([folder])
-        tables = attention_table(study), bounds_table(paired(study, ()))
-    output.show(*map(table_text, tables))

@@ -12,18 +12,16 @@ from cyclopts import Parameter
 from strobe.cli.completion import DeviceName, ModelName, PresetName
 from strobe.cli.console import OUT, Output
 from strobe.cli.model import at_least
+from strobe.cli.run_folder import check_page, write_page
 from strobe.cli.tables import table_text
-from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from strobe.engine.model import Model
     from strobe.engine.resolve import ResolvedConfig
     from strobe.perf.analysis.runs.breakdown import KernelProfile
-    from strobe.perf.report.model import Report
     from strobe.perf.report.profile_pages import ProfileFacts
 
 PROMPTS = ("a red circle moving left slowly on a navy background", "a yellow star moving up slowly on a black background")
-FORMATS = (".md", ".html", ".json")
 
 
 def kernels(
@@ -54,8 +52,7 @@ def kernels(
         cold: overwrite a GPU's cache before each call of an operation by itself.
         out: the page, .md or .html; its JSON twin lies beside it.
     """
-    if out.suffix not in FORMATS:
-        raise ConfigError(f"-o {out}: cannot write {out.suffix or 'a file without a suffix'}; allowed: {', '.join(FORMATS)}")
+    check_page(out)
     at_least(1, iterations=iterations)
     with output.progress("kernels") as advance:
         from strobe.bench.operations import profile_kernels
@@ -75,23 +72,10 @@ def kernels(
         from strobe.perf.report.profile_pages import kernel_report
 
         report = kernel_report(found, described)
-    written = _write(report, out)
+    written = write_page(report, out, out.with_suffix(".json"))
     first = [block for section in report.sections[:2] for block in section.blocks if isinstance(block, Table)]
     output.show(*map(table_text, first), " ".join(written))
     output.emit({"written": written, "step": _numbers(found), "report": json.loads(encode_report(report))})
-
-
-def _write(report: Report, out: Path) -> list[str]:
-    """Write the page and its twin."""
-    from strobe.core.files import write_whole
-    from strobe.perf.report.write import Format, render
-
-    out.parent.mkdir(parents=True, exist_ok=True)
-    paths = dict.fromkeys((out, out.with_suffix(".json")))
-    for path in paths:
-        formats: dict[str, Format] = {".md": "md", ".html": "html"}
-        write_whole(path, render(report, formats.get(path.suffix, "json")))
-    return [str(path) for path in paths]
 
 
 def _numbers(found: KernelProfile) -> dict[str, object]:

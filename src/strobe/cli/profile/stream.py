@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from strobe.cli.console import Output
 from strobe.cli.model import LENGTH, ModelFlags, TraceFlags, at_least, frame_blocks, tell_length
-from strobe.cli.run_folder import TracesOut, chosen_folder, measure, tell_case
+from strobe.cli.run_folder import TracesOut, chosen_folder, measure, tell_case, write_page
 from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError, ImplUnavailableError, unknown_choice
 
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from strobe.bench.case import ComparePlan
     from strobe.engine.config import EngineConfig
     from strobe.engine.model import Model
-    from strobe.perf.measure.profile import Capture
-    from strobe.perf.records.store import RunRecords
-    from strobe.perf.report.model import Report
 
 ATTENTIONS: Final = ("preset", "dense", "sparse", "both")
 _SPARSITY: Final = 0.8
@@ -148,22 +145,17 @@ def stream(
         )
     code, document = measure(case, plan, folder, (), output, progress=output.progress("profile"), into=True)
     if traced.breakdown:
-        _show_breakdown(folder, output)
+        with output.progress("breakdown"):
+            from strobe.perf.report.model import Table
+            from strobe.perf.report.run_page import breakdown_section
+            from strobe.perf.report.study import load_study
+
+            found = breakdown_section(load_study([folder]))
+        tables = [block for block in found.blocks if isinstance(block, Table)] if found is not None else []
+        output.show(*(table_text(table, max_rows=_PIECES) for table in tables))
     paths = _attribution(folder, attributed, output)
     output.emit(document | {"attribution": paths})
     return code
-
-
-def _config(what: StreamFlags, name: str) -> EngineConfig:
-    """Return a preset, renamed if torch.compile is forced on or off."""
-    from strobe.engine.config import replace_knobs
-
-    config, compiled = what.config(name), what.compile
-    if compiled is None or config.knobs.compile == compiled:
-        return config
-    return replace(
-        config, name=f"{name}-{'compile' if compiled else 'eager'}", knobs=replace_knobs(config.knobs, compile=compiled)
-    )
 
 
 def _check_compile(configs: Sequence[EngineConfig], model: Model, device: str) -> None:
@@ -183,26 +175,19 @@ def _check_compile(configs: Sequence[EngineConfig], model: Model, device: str) -
 
 
 def _configs(what: StreamFlags, names: Sequence[str]) -> list[EngineConfig]:
-    """Return every preset with the requested kinds of attention, each once."""
+    """Return every preset, renamed where the flags change it, with the requested kinds of attention, each once."""
+    from strobe.engine.config import replace_knobs
+
     found = []
-    for config in (_config(what, name) for name in names):
+    for config in map(what.config, names):
+        if what.compile not in (None, config.knobs.compile):
+            knobs = replace_knobs(config.knobs, compile=what.compile)
+            config = replace(config, name=f"{config.name}-{'compile' if what.compile else 'eager'}", knobs=knobs)
         wanted = {"preset": (config.sparsity,), "dense": (0.0,), "sparse": (config.sparsity or _SPARSITY,)}
         for sparsity in wanted.get(what.attention, (0.0, config.sparsity or _SPARSITY)):
             label = config.name if sparsity == config.sparsity else f"{config.name}-{'sparse' if sparsity else 'dense'}"
             found.append(replace(config, name=label, sparsity=sparsity))
     return found
-
-
-def _show_breakdown(folder: Path, output: Output) -> None:
-    """Print the tables of the breakdown."""
-    with output.progress("breakdown"):
-        from strobe.perf.report.model import Table
-        from strobe.perf.report.run_page import breakdown_section
-        from strobe.perf.report.study import load_study
-
-        found = breakdown_section(load_study([folder]))
-    tables = [block for block in found.blocks if isinstance(block, Table)] if found is not None else []
-    output.show(*(table_text(table, max_rows=_PIECES) for table in tables))
 
 
 def _plan(blocks: int, rounds: int, traced: Traced, attributed: AttributionFlags, *, alone: bool) -> ComparePlan:
@@ -213,54 +198,36 @@ def _plan(blocks: int, rounds: int, traced: Traced, attributed: AttributionFlags
     regions = traced.chosen_regions
     if traced.breakdown:
         regions = (*regions, *PIECES) if regions else TRACEABLE
+    options = {name: getattr(attributed, name) for name in ("with_stack", "profile_memory", "record_shapes")}
     return ComparePlan(
         palindromes=rounds,
         **traced.amounts(),
         whole_clip=False,
         capture=Capture(warmup=traced.warmup, regions=regions),
-        attribution=_attribution_capture(attributed, regions),
+        attribution=Capture(regions=regions, **options) if any(options.values()) else None,
         review=False,
         alone=alone,
         memory=blocks >= _LONG,
     )
 
 
-def _attribution_capture(attributed: AttributionFlags, regions: tuple[str, ...]) -> Capture | None:
-    from strobe.perf.measure.profile import Capture
-
-    capture = Capture(
-        regions=regions,
-        with_stack=attributed.with_stack,
-        profile_memory=attributed.profile_memory,
-        record_shapes=attributed.record_shapes,
-    )
-    return capture if capture.options else None
-
-
 def _attribution(folder: Path, attributed: AttributionFlags, output: Output) -> list[str]:
     """Write and show the attribution page, if there was an attribution run."""
-    from strobe.core.files import write_whole
+    from strobe.core.files import file_inside
     from strobe.perf.records.store import read_run
 
     run = read_run(folder)
-    if not any(record.options for record in run.traces):
+    records = [record for record in run.traces if record.options]
+    if not records:
         return []
     with output.progress("attribution"):
-        report = _attribution_report(run, attributed)
         from strobe.perf.report.model import Table
-        from strobe.perf.report.write import render
+        from strobe.perf.report.profile_pages import attribution_report
+        from strobe.perf.trace import read_trace
 
-        path = write_whole(folder / "attribution.md", render(report, "md"))
+        traces = [(record.variant, read_trace(file_inside(run.folder, record.path), ops=True)) for record in records]
+        report = attribution_report(traces, records[0].options, sort_by=attributed.by, top=attributed.top)
+        paths = write_page(report, folder / "attribution.md")
     output.show(*(table_text(block) for section in report.sections for block in section.blocks if isinstance(block, Table)))
-    output.show(str(path))
-    return [str(path)]
-
-
-def _attribution_report(run: RunRecords, attributed: AttributionFlags) -> Report:
-    from strobe.core.files import file_inside
-    from strobe.perf.report.profile_pages import attribution_report
-    from strobe.perf.trace import read_trace
-
-    records = [record for record in run.traces if record.options]
-    traces = [(record.variant, read_trace(file_inside(run.folder, record.path), ops=True)) for record in records]
-    return attribution_report(traces, records[0].options, sort_by=attributed.by, top=attributed.top)
+    output.show(*paths)
+    return paths

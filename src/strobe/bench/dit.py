@@ -1,43 +1,98 @@
-"""A diffusers transformer as a case: its model, its regions, and what is measured of it."""
+"""One forward pass of a diffusers transformer, dense or sparse, eager or compiled, as a case: `strobe profile dit`."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
+import importlib
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from strobe.bench import gate
-from strobe.bench.cases import scoring
-from strobe.bench.dit import fastvideo
+from strobe.attention.explain import components_of
+from strobe.attention.sparse.coarse import budget
+from strobe.attention.sparse.layout import tile_layout
+from strobe.attention.sparse.stages.impl.reference import rotate
+from strobe.attention.types import AttentionOutput
+from strobe.bench import gate, quality
+from strobe.bench.attention.peers import fastvideo_kernels, version_of
 from strobe.bench.gate import GateResult
-from strobe.core import costs
+from strobe.core import costs, spans
 from strobe.core.errors import ConfigError, ImplUnavailableError, WeightsError, unknown_choice
-from strobe.core.spans import (
-    ATTENTION,
-    ATTENTION_KERNEL,
-    CROSS_ATTENTION,
-    CROSS_ATTENTION_KERNEL,
-    DENOISE_STEP,
-    DIT_FORWARD,
-    FFN,
-    FRAME_BLOCK,
-    span,
-)
 from strobe.core.tolerances import tolerance
 from strobe.engine.load import RANDOM
 from strobe.integrations.diffusers import SparseHandle, joint, processors, sparsify
 from strobe.integrations.diffusers.families import family_of
+from strobe.integrations.diffusers.forward import Pass, Rope
+from strobe.integrations.diffusers.processors import WanProcessor
 from strobe.perf.measure.profile import file_sha256
 from strobe.perf.records import record
+
+OPERATORS: Final = "fastvideo_kernel.ops"
+"""Module of the peer's operators; its `block_sparse_attn` is the fine stage."""
+TILE: Final = (4, 4, 4)
+"""Tokens of its tiles in time, height and width."""
+
+
+class FastVideoProcessor(WanProcessor):
+    """Self-attention of Wan with FastVideo's operator in place of strobe's.
+
+    Without a trained gate the coarse output is computed, as FastVideo does, and weighted by 0.
+    """
+
+    def _sparse(
+        self, q: Tensor, k: Tensor, v: Tensor, running: Pass, gate: Tensor | None, rope: Rope | None, return_lse: bool
+    ) -> AttentionOutput:
+        if rope is not None:
+            q, k = rotate(q, rope), rotate(k, rope)
+        layout = tile_layout(running.grid, TILE)
+        sizes = layout.sizes(q.device)
+        tiled = [layout.to_tiles(each).transpose(1, 2).contiguous() for each in (q, k, v)]
+        weight = q.new_zeros(()) if gate is None else layout.to_tiles(gate).transpose(1, 2)
+        found = _operators().video_sparse_attn(
+            *tiled,
+            sizes,
+            sizes,
+            budget(None, self.sparsity_in(running), 1, layout.num_tiles)[0],
+            block_size=TILE,
+            compress_attn_weight=weight,
+        )
+        return AttentionOutput(out=layout.to_raster(found.transpose(1, 2)), lse=None)
+
+
+def _operators() -> Any:
+    return importlib.import_module(OPERATORS)
+
+
+def install_fastvideo(handle: SparseHandle) -> str:
+    """Give FastVideo's operator to the layers that `sparsify` has made sparse; return the name of what runs.
+
+    Raises:
+        ConfigError: the model is not Wan, of which alone FastVideo's path is known.
+        ImplUnavailableError: fastvideo-kernel is not installed.
+    """
+    found: list[Any] = list(handle.layers.values())
+    if not all(type(attn.processor) is WanProcessor for attn in found):
+        raise ConfigError("--attention fastvideo: FastVideo's path is there for Wan's transformers; leave it out for this model")
+    try:
+        _operators()
+    except ImportError as error:
+        why = f"fastvideo-kernel cannot be imported: {str(error).splitlines()[0]}"
+        raise ImplUnavailableError("fastvideo", why, ["leave fastvideo out"], what="attention") from error
+    for attn in found:
+        ours = attn.processor
+        peer = FastVideoProcessor(ours.name, ours.replaced, ours.options, ours.seen, dense=ours.dense)
+        peer.gate_owner = ours.gate_owner
+        attn.set_processor(peer)
+    return f"fastvideo-kernel {version_of('fastvideo-kernel')}, {fastvideo_kernels()}"
+
 
 Sizes = Mapping[str, Any]
 Arguments = dict[str, Any]
@@ -244,11 +299,6 @@ class LoadedModel:
     random: bool
     masked: bool = False
 
-    @property
-    def num_params(self) -> int:
-        """Parameters of the transformer."""
-        return sum(parameter.numel() for parameter in self.transformer.parameters())
-
 
 def load_named(
     name: str, *, shot: Shot | None, tiny: bool, weights: Path | None, device: torch.device, dtype: torch.dtype, seed: int
@@ -335,20 +385,15 @@ def _digest(folder: Path) -> str:
 
 
 OTHERS: Final = {
-    "attn2": CROSS_ATTENTION, "audio_attn1": CROSS_ATTENTION, "audio_attn2": CROSS_ATTENTION,
-    "audio_to_video_attn": CROSS_ATTENTION, "video_to_audio_attn": CROSS_ATTENTION,
-    "ffn": FFN, "ff": FFN, "audio_ff": FFN, "ff_context": FFN,
+    "attn2": spans.CROSS_ATTENTION, "audio_attn1": spans.CROSS_ATTENTION, "audio_attn2": spans.CROSS_ATTENTION,
+    "audio_to_video_attn": spans.CROSS_ATTENTION, "video_to_audio_attn": spans.CROSS_ATTENTION,
+    "ffn": spans.FFN, "ff": spans.FFN, "audio_ff": spans.FFN, "ff_context": spans.FFN,
 }  # fmt: skip
 """Sections of a block beside the video's self-attention, by the name of their module. Audio and cross-modal attention count as
 cross-attention."""
 _DISPATCH: Final = "dispatch_attention_fn"
 _OURS: Final = "dense_attention"
 _FASTVIDEO: Final = "block_sparse_attn"
-
-
-def listened() -> bool:
-    """Return whether a recorder records regions inside a pass now."""
-    return not isinstance(span(ATTENTION), nullcontext)
 
 
 @contextmanager
@@ -358,15 +403,15 @@ def marked(transformer: Any) -> Iterator[None]:
     assert family is not None, "checked when it was loaded"
     layers = family.layers(transformer)
     inside: list[str] = []
-    named = {layer.attn: ATTENTION for layer in layers}
+    named = {layer.attn: spans.ATTENTION for layer in layers}
     for layer in layers:
         named |= {child: OTHERS[name] for name, child in layer.block.named_children() if name in OTHERS and child not in named}
     with ExitStack() as stack:
         for module, name in named.items():
             _hook(stack, module, name, inside)
         callers: dict[Any, str] = {sys.modules[type(transformer).__module__]: _DISPATCH, processors: _OURS, joint: _OURS}
-        if fastvideo.OPERATORS in sys.modules:
-            callers[sys.modules[fastvideo.OPERATORS]] = _FASTVIDEO
+        if OPERATORS in sys.modules:
+            callers[sys.modules[OPERATORS]] = _FASTVIDEO
         for caller, attribute in callers.items():
             if hasattr(caller, attribute):
                 _wrap(stack, caller, attribute, inside)
@@ -377,7 +422,7 @@ def _hook(stack: ExitStack, module: nn.Module, name: str, inside: list[str]) -> 
     opened: list[AbstractContextManager[object]] = []
 
     def enter(*_: object) -> None:
-        region = span(name)
+        region = spans.span(name)
         region.__enter__()
         opened.append(region)
         inside.append(name)
@@ -394,8 +439,8 @@ def _wrap(stack: ExitStack, caller: Any, attribute: str, inside: list[str]) -> N
     stock: Callable[..., Any] = getattr(caller, attribute)
 
     def within(*args: Any, **kwargs: Any) -> Any:
-        of_video = bool(inside) and inside[-1] == ATTENTION
-        with span(ATTENTION_KERNEL if of_video else CROSS_ATTENTION_KERNEL):
+        of_video = bool(inside) and inside[-1] == spans.ATTENTION
+        with spans.span(spans.ATTENTION_KERNEL if of_video else spans.CROSS_ATTENTION_KERNEL):
             return stock(*args, **kwargs)
 
     setattr(caller, attribute, within)
@@ -473,14 +518,24 @@ def variants_of(
     return found
 
 
-@dataclass
-class _Made:
+class _Made(NamedTuple):
     """A variant that is ready: a transformer of its own over the shared weights."""
 
     transformer: Any
-    handle: SparseHandle | None
-    impl: str
-    arguments: dict[str, Any] = field(default_factory=dict)
+    handle: SparseHandle | None = None
+    impl: str = ""
+
+    @property
+    def sparse(self) -> SparseHandle:
+        """The handle of a variant that is not diffusers' own."""
+        assert self.handle is not None
+        return self.handle
+
+    @property
+    def choice(self) -> Any:
+        """The choice of the fine stage's implementation, as `gate.recorded` needs it."""
+        attn: Any = next(iter(self.sparse.layers.values()))
+        return attn.processor.explain(attn)
 
 
 class DitCase:
@@ -533,7 +588,11 @@ class DitCase:
         self.baseline, *candidates = self._variants
         self.candidates = tuple(candidates)
         self.slug = "dit"
-        self.model = record.Model(name=loaded.name, weights_sha256=loaded.weights_sha256, num_params=loaded.num_params)
+        self.absent: tuple[record.Absent, ...] = ()  # a variant that cannot run here is an error
+        num_params = sum(parameter.numel() for parameter in loaded.transformer.parameters())
+        self.model: record.Model | None = record.Model(
+            name=loaded.name, weights_sha256=loaded.weights_sha256, num_params=num_params
+        )
         shot = loaded.shot
         self.workload = record.Workload(
             prompts=(),
@@ -575,10 +634,11 @@ class DitCase:
         variant = self._variants[name]
         eager = self._eager_now or not variant.compiled
         made = self._make(variant, eager=eager)
-        with marked(made.transformer) if eager and listened() else nullcontext():
+        listened = not isinstance(spans.span(spans.ATTENTION), nullcontext)  # a recorder records regions inside a pass
+        with marked(made.transformer) if eager and listened else nullcontext():
             for step in range(self._steps):
-                with span(FRAME_BLOCK, step), span(DENOISE_STEP, step), span(DIT_FORWARD):
-                    self._forward(made)
+                with spans.span(spans.FRAME_BLOCK, step), spans.span(spans.DENOISE_STEP, step), spans.span(spans.DIT_FORWARD):
+                    self._forward(made.transformer)
                 yield step
 
     def launched(self, name: str) -> AbstractContextManager[None] | None:
@@ -606,7 +666,7 @@ class DitCase:
     def review(self, name: str, folder: Path) -> Iterator[record.Quality | record.Video]:
         """Report what is known of quality: of one forward pass, nothing with random weights."""
         if self._loaded.random:
-            yield from scoring.not_measured(name, RANDOM)
+            yield from quality.not_measured(name, RANDOM)
             return
         error = gate.relative_error(self._output(self._variants[name]), self._output(self._variants[self.baseline]))
         yield record.Quality(
@@ -627,11 +687,6 @@ class DitCase:
             self._loaded.transformer.reset_attention_backend()
         self._made.clear()
         self._outputs.clear()
-
-    @property
-    def absent(self) -> tuple[record.Absent, ...]:
-        """Always empty: a variant that cannot run here is an error."""
-        return ()
 
     # Making variants.
 
@@ -657,25 +712,23 @@ class DitCase:
         else:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # that quality is unmeasured, which the report says
-                tile: Any = fastvideo.TILE if variant.attention == FASTVIDEO else "auto"
+                tile: Any = TILE if variant.attention == FASTVIDEO else "auto"
                 handle = sparsify(transformer, sparsity=variant.sparsity if sparsity is None else sparsity, tile=tile)
-            impl = fastvideo.install(handle) if variant.attention == FASTVIDEO else ""
+            impl = install_fastvideo(handle) if variant.attention == FASTVIDEO else ""
         if compiled:
             # every forward pass has the same shapes
             transformer.compile_repeated_blocks(fullgraph=True, dynamic=False, backend=self._compiler)
-        made = _Made(transformer=transformer, handle=handle, impl=impl)
         if handle is not None and not compiled:
-            self._forward(made)  # which tells it the grid
-            made.impl = impl or handle.report().layers[0].impl
+            self._forward(transformer)  # which tells it the grid
+            impl = impl or handle.report().layers[0].impl
         elif handle is not None:
-            made.impl = self._make(variant, eager=True).impl
-        return made
+            impl = self._make(variant, eager=True).impl
+        return _Made(transformer, handle, impl)
 
-    def _forward(self, made: _Made) -> Tensor:
+    def _forward(self, transformer: Any) -> Tensor:
         with torch.no_grad():
-            found: Any = made.transformer(**self._loaded.arguments, return_dict=False)
-        out: Tensor = found[0]
-        return out
+            found: tuple[Tensor, ...] = transformer(**self._loaded.arguments, return_dict=False)
+        return found[0]
 
     @contextmanager
     def _uncompiled(self) -> Iterator[None]:
@@ -690,13 +743,15 @@ class DitCase:
     def _output(self, variant: Attends, *, eager: bool = False) -> Tensor:
         key = variant.eager_name, variant.compiled and not eager
         if key not in self._outputs:
-            self._outputs[key] = self._forward(self._make(variant, eager=eager)).cpu()
+            self._outputs[key] = self._forward(self._make(variant, eager=eager).transformer).cpu()
         return self._outputs[key]
 
     def _held(self, variant: Attends) -> GateResult:
         limit = tolerance("latents", self._dtype)
         dtype = str(self._dtype).removeprefix("torch.")
-        stock = self._stock_output()
+        if _STOCK not in self._outputs:
+            self._outputs[_STOCK] = self._forward(self._loaded.transformer).cpu()
+        stock = self._outputs[_STOCK]
         if variant.compiled:
             found, expected = self._output(variant), self._output(variant, eager=True)
             what = "the same as uncompiled"
@@ -704,31 +759,18 @@ class DitCase:
             found, expected, what = self._output(variant), stock, "the same as diffusers' own attention"
         else:
             own = self._make(variant)
-            assert own.handle is not None
-            layer, attn = next(iter(own.handle.layers.items()))
             if variant.attention == SPARSE:
-                held = gate.recorded(self._choice(own, attn), self.device)
+                held = gate.recorded(own.choice, self.device)
                 if not held.passed:
-                    return GateResult(False, f"{layer}: {held.rule}", held.detail)
+                    return GateResult(False, f"{next(iter(own.sparse.layers))}: {held.rule}", held.detail)
             if not self._output(variant).isfinite().all():
                 return GateResult(False, "the output is finite", "it is not")
             whole = self._fresh(variant, compiled=False, sparsity=_ALL_TILES)
-            found, expected = self._forward(whole).cpu(), stock
+            found, expected = self._forward(whole.transformer).cpu(), stock
             what = "with every key tile selected the same as diffusers' own attention"
         error = gate.relative_error(found, expected)
         rule = f"one forward pass: {what}, relative error <= {limit:g} ({dtype})"
         return GateResult(error <= limit, rule, f"{error:.3g}", exact=not variant.sparsity)
-
-    def _stock_output(self) -> Tensor:
-        if _STOCK not in self._outputs:
-            with torch.no_grad():
-                found: Any = self._loaded.transformer(**self._loaded.arguments, return_dict=False)
-            self._outputs[_STOCK] = found[0].cpu()
-        return self._outputs[_STOCK]
-
-    def _choice(self, made: _Made, attn: Any) -> Any:
-        """Return the choice of the fine-stage impl, as `gate.recorded` needs it."""
-        return attn.processor.explain(attn)
 
     # What it costs.
 
@@ -738,18 +780,14 @@ class DitCase:
         if variant.attention == DENSE:
             masked = "its attention is given a mask of pairs, which cuDNN is not asked for" if self._loaded.masked else ""
             return masked if self._backend == "native" and self.device.type == "cuda" else ""
-        made = self._make(variant, eager=True)
-        assert made.handle is not None
-        attn = next(iter(made.handle.layers.values()))
-        return "; ".join(f"{name}: {reason}" for name, reason in self._choice(made, attn).passed_over)
+        return gate.passed_over(self._make(variant, eager=True).choice)
 
     def _kernel_cost(self, variant: Attends, made: _Made) -> tuple[tuple[record.SpanCost, ...], int]:
         """Return FLOPs and bytes of one call of the video's self-attention, and the tokens of the video."""
         known = made.handle or next((each.handle for each in self._made.values() if each.handle is not None), None)
         if known is None:
-            probe = self._fresh(Attends(name=OURS, eager_name=OURS, attention=OURS, sparsity=0, compiled=False), compiled=False)
-            known = probe.handle
-        assert known is not None
+            ours = Attends(name=OURS, eager_name=OURS, attention=OURS, sparsity=0, compiled=False)
+            known = self._fresh(ours, compiled=False).sparse
         report = known.report()
         assert report.grid is not None, "a variant has run before its settings are asked for"
         tokens = report.grid[0] * report.grid[1] * report.grid[2]
@@ -766,10 +804,57 @@ class DitCase:
         share = report.layers[-1].share if variant.sparsity else 1.0
         flops = dense.flops if share is None else round(dense.flops * share)
         cost = record.SpanCost(
-            span=ATTENTION_KERNEL,
+            span=spans.ATTENTION_KERNEL,
             flops=flops,
             read_bytes=dense.read_bytes,
             write_bytes=dense.write_bytes,
             dense_flops=dense.flops if variant.sparsity else None,
         )
         return (cost,), tokens
+
+
+def load_pipe(text: str, shot: Shot, device: torch.device) -> LoadedModel:
+    """Run `module:function`, which is the user's code, and use the transformer and arguments it returns.
+
+    The function takes no arguments. It returns the transformer, or a pipeline with one, and a mapping with the arguments of one
+    forward pass of the transformer.
+
+    Args:
+        text: `module:function`; the module is looked for in the current folder too.
+        shot: sizes of the pass, for the report.
+        device: where everything is moved.
+
+    Raises:
+        ConfigError: there is no such function, or it returns something else.
+    """
+    module, _, function = text.partition(":")
+    if not module or not function:
+        raise ConfigError(f"--pipe {text!r}: write module:function, such as my_pipeline:make")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        make = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"--pipe {text!r}: {error}") from error
+    found = make()
+    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], Mapping):
+        raise ConfigError(f"--pipe {text!r} returned {type(found).__name__}: return (pipeline or transformer, arguments by name)")
+    transformer = _transformer(found[0], text).to(device).requires_grad_(False).train(False)
+    digest = hashlib.sha256(f"{text}, {sum(value.numel() for value in transformer.parameters())} parameters".encode())
+    return LoadedModel(
+        name=f"{type(transformer).__name__} of {text}",
+        transformer=transformer,
+        arguments=on(found[1], device),
+        shot=shot,
+        weights_sha256=digest.hexdigest(),
+        random=False,
+        masked=True,  # nobody knows
+    )
+
+
+def _transformer(given: Any, text: str) -> Any:
+    found = [each for each in components_of(given).values() if isinstance(each, nn.Module) and family_of(each) is not None]
+    if not found:
+        raise ConfigError(f"--pipe {text!r} returned no transformer whose video attention can be sparse, see docs/profile_dit.md")
+    return found[0]

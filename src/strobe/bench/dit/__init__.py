@@ -1,1 +1,0 @@
-"""One forward pass of a diffusers transformer, dense or sparse, eager or compiled: `strobe profile dit`."""
