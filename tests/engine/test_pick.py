@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -149,6 +151,31 @@ def test_what_runs_the_same_here_is_measured_once(choose: Choose, sessions: list
     )
     found = choose({"a": 1.0, "b": 1.0, "best": 24.0}, candidates=(pooled, plain, CANDIDATES[0]))
     assert found.trials[1].reason == "runs as a does here" and len(sessions) == 2
+
+
+def test_no_candidate_is_told(choose: Choose) -> None:
+    with pytest.raises(StrobeError, match="no preset can run"):
+        choose({}, candidates=[])
+
+
+def test_nothing_holds_a_session_when_memory_is_freed(choose: Choose, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[weakref.ref[Session]] = []
+    alive: list[bool] = []
+    enter, collect = Session.__enter__, gc.collect
+
+    def entered(self: Session) -> Session:
+        opened.append(weakref.ref(self))
+        return enter(self)
+
+    def collected() -> int:
+        found = collect()
+        alive.append(opened[-1]() is not None)
+        return found
+
+    monkeypatch.setattr(Session, "__enter__", entered)
+    monkeypatch.setattr(module.gc, "collect", collected)
+    choose({"best": 24.0})
+    assert alive == [False]
 
 
 def test_too_little_memory_is_passed_over(choose: Choose, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,9 @@ import time
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from importlib import import_module
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -180,6 +182,20 @@ def small(rank: int, changes: dict[int, dict[str, Any]] | None = None, timeout: 
 def patient(rank: int, changes: dict[int, dict[str, Any]] | None = None) -> float:
     """Run a small call with a long timeout."""
     return small(rank, changes, timeout=PATIENT_S)
+
+
+def late_and_other(rank: int, seconds: float) -> float:
+    """Run a small call with other arguments on rank 1, whose local attention takes so much longer."""
+    module = import_module("strobe.attention.tree.redistribute")  # the package has a function of this name
+    attend = module.local_attention
+
+    def slowly(*arguments: Any) -> AttentionOutput:
+        time.sleep(seconds if rank == 1 else 0.0)
+        found: AttentionOutput = attend(*arguments)
+        return found
+
+    with patch.object(module, "local_attention", slowly):
+        return patient(rank, {1: {"options": {"softmax_scale": 0.5}}})
 
 
 def refused(rank: int) -> str:

@@ -146,8 +146,8 @@ def pick(
             before += plan
             taken = trial if trial.slowest_fps >= needed_fps(wanted) else None
         trials.append(trial)
-    best = taken or max(trials, key=lambda each: each.slowest_fps)
-    if not best.blocks_ns:
+    best = taken or max(trials, key=lambda each: each.slowest_fps, default=None)
+    if best is None or not best.blocks_ns:
         raise StrobeError(f"no preset can run: {'; '.join(f'{each.config.name}: {each.reason}' for each in trials)}")
     below = f"FPS, below {needed_fps(wanted):.1f}"
     shown = (
@@ -190,23 +190,35 @@ def _try(
     clock: Callable[[], int],
     told: Callable[[int], object],
 ) -> PresetTrial:
-    """Measure one configuration."""
-    told(0)
-    delivered = []
+    """Measure one configuration, and free its memory."""
     try:
-        with Session(prompt, preset=config, model=model, device=device) as session:
-            first = first_steady(session.config)
-            blocks = session.stream()  # endless: the last frame block of another has none made ahead of it
-            for number, _ in enumerate(islice(blocks, first + BLOCKS), start=1):
-                delivered.append(clock())
-                told(number)
-            frames = session.config.frame_block * model.defaults.stride.time
+        return _measured(config, model, prompt, device, clock, told)
     except (StrobeError, torch.OutOfMemoryError) as error:
         return PresetTrial(config=config, reason=" ".join(str(error).split()))
     finally:
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _measured(
+    config: EngineConfig,
+    model: Model,
+    prompt: str,
+    device: torch.device,
+    clock: Callable[[], int],
+    told: Callable[[int], object],
+) -> PresetTrial:
+    """Measure it; when this returns, nothing holds its session."""
+    told(0)
+    delivered = []
+    with Session(prompt, preset=config, model=model, device=device) as session:
+        first = first_steady(session.config)
+        blocks = session.stream()  # endless: the last frame block of another has none made ahead of it
+        for number, _ in enumerate(islice(blocks, first + BLOCKS), start=1):
+            delivered.append(clock())
+            told(number)
+        frames = session.config.frame_block * model.defaults.stride.time
     blocks_ns = tuple(after - before for before, after in pairwise(delivered[first - 1 :]))
     return PresetTrial(config=config, frames=frames, blocks_ns=blocks_ns)
 

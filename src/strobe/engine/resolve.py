@@ -255,6 +255,8 @@ def knob_states(config: EngineConfig, defaults: ModelDefaults, device: torch.dev
 
     Raises: as `resolve` does for `decode_device`.
     """
+    if config.decode_device is not None:
+        resolve_device(config.decode_device)  # refused whichever knobs read it
     found = []
     for each in fields(Knobs):
         asked: bool = getattr(config.knobs, each.name)

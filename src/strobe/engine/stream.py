@@ -312,9 +312,8 @@ class Stream:
             if ends is not None:  # the last pixel frames of latent frames that the next frame block may need
                 held = [] if self.state.ends is None else [self.state.ends]
                 ends = torch.cat([*held, ends], dim=1)[:, -self.config.num_recomputed :]
-            self.state = replace(self.state, decoder=decoder, ends=ends)
-            waiting.made.append(frames)
-            waiting.num_done += num
+            state, made, done = replace(self.state, decoder=decoder, ends=ends), [*waiting.made, frames], waiting.num_done + num
+            self.state, waiting.made, waiting.num_done = state, made, done  # all or none
         with torch.inference_mode(False):  # so that their owner may draw on them
             pixels = waiting.made[0] if len(waiting.made) == 1 else torch.cat(waiting.made, dim=1)
         block = FrameBlock(index=waiting.index, samples=pixels, latents=waiting.latents, prompts=waiting.prompts, elapsed_ns=0)

@@ -118,6 +118,13 @@ def test_a_rank_that_disagrees(three: Processes, change: dict[str, object], word
     assert three.run(work.patient) == [1.0, 1.0, 1.0]  # nothing is under way: the group goes on
 
 
+def test_ranks_wait_for_what_a_slow_one_says_of_its_call(three: Processes) -> None:
+    three.start(work.late_and_other, 1.5)
+    outcomes = three.outcomes()
+    blames(outcomes, 1, "disagrees on the arguments", "scale 0.5")
+    assert not any("(no answer)" in each.error for each in outcomes)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_the_fingerprint_of_queries(dtype: torch.dtype) -> None:
     """It sees every bit and its place, and not how the values lie in memory."""

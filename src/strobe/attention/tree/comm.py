@@ -653,6 +653,12 @@ class CollectiveCall:
         own = torch.tensor(values, dtype=torch.int64)
         return self.exchange([own] * self.size, [tuple(own.shape)] * self.size, tag=1, kind="agreement")
 
+    def texts(self, text: str) -> list[str]:
+        """Gather every rank's text, cut to 1 kB."""
+        own = torch.frombuffer(bytearray(text.encode()[:1024].ljust(1024)), dtype=torch.uint8)
+        arrived = self.exchange([own] * self.size, [tuple(own.shape)] * self.size, tag=2, kind="agreement").wait()
+        return [bytes(each.tolist()).decode(errors="replace").strip() for each in arrived]
+
     def wait(self, works: Sequence[Waiting]) -> None:
         """Wait for all messages, at most `timeout_s`."""
         deadline = time.monotonic() + self.timeout_s
@@ -888,8 +894,11 @@ class Agreement:
     def _refusal(self, tokens: Sequence[Token], odd: Sequence[int], what: str, values: Sequence[int] | None) -> CollectiveError:
         """Build the error for ranks that disagree, with each rank's call; all ranks raise it, because all saw the same tokens."""
         call, mine = self._call, f"call {self._call.number}: {self._call.text}"
-        said = call.comm.board.share(f"text/{zlib.crc32(repr(tokens).encode())}", mine, call.size, min(call.timeout_s, 1.0))
-        texts = [said.get(rank, "(no answer)") for rank in range(call.size)]
+        if self._tokens is not None:
+            texts = call.texts(mine)
+        else:
+            said = call.comm.board.share(f"text/{zlib.crc32(repr(tokens).encode())}", mine, call.size, min(call.timeout_s, 1.0))
+            texts = [said.get(rank, "(no answer)") for rank in range(call.size)]
         given = "" if values is None else f" ({', '.join(map(str, values))} by rank)"
         found = disagreement(odd, what + given, dict(enumerate(texts)))
         call.post(found.partition(": ")[0], odd)
