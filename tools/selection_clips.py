@@ -165,8 +165,8 @@ def measured(name: str, trial: Trial, dense: Tensor, choose: Choose) -> Variant:
     clips = trial.run(denoise)
     variant = Variant(name=name, skipped=1 - seen / pairs, kept=fmean(kept), values={metric: [] for metric in METRICS})
     for clip, reference in zip(clips, dense, strict=True):
-        for found in compare(clip.to(trial.device), reference.to(trial.device), METRICS):
-            variant.values[found.metric].append(IDENTICAL_DB if found.value is None else found.value)
+        for metric, (value, _) in compare(clip.to(trial.device), reference.to(trial.device), METRICS).items():
+            variant.values[metric].append(IDENTICAL_DB if value is None else value)
     return variant
 
 

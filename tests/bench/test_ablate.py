@@ -118,7 +118,7 @@ def test_the_page_has_every_part(folder: Path) -> None:
         assert words in page
     assert "smallest window" in page  # the cell that could not be
     assert "compile is asked for and does nothing here" in page
-    (table,) = page.split("**Lines that moved.**")[1:]
+    table = page.split("**Lines that moved.**")[1].strip().split("\n\n")[0]  # cautions on a noisy machine name it too
     (row,) = (line for line in table.splitlines() if "ring\\_cache-off" in line)
     assert row.count("|") == 7 and "not measured" not in row, row  # what moved, if anything, is up to the machine
 

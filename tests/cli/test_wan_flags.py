@@ -52,9 +52,14 @@ def test_what_is_refused_in_one_line(
     strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], code: int, words: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for verb in (["generate", "a fox", "-o", "fox.mp4"], ["compare", "baseline", "quality"]):
+    for verb in (["generate", "a red circle moving left", "-o", "fox.mp4"], ["compare", "baseline", "quality"]):
         result = strobe(*verb, *flags, "--device", "cpu")
         assert result.code == code and words in result.err and len(result.err.strip().splitlines()) == 1
+
+
+def test_flags_of_another_model_are_told_before_words_that_this_one_lacks(strobe: Strobe) -> None:
+    result = strobe("generate", "a fox", "--recipe", "longlive", "--device", "cpu")
+    assert result.code == 2 and "model 'shapes' has weights and a size of its own" in result.err
 
 
 def test_a_checkpoint_that_does_not_fit_is_told_in_one_line(strobe: Strobe, tmp_path: Path) -> None:

@@ -9,6 +9,9 @@ import pytest
 
 from strobe.core.errors import DataError
 from strobe.lint.check import lint_file
+from strobe.perf.report.speedup_page.build import build_speedup_report
+from strobe.perf.report.speedup_page.study import SideRequest, SpeedupRequest, load_speedup
+from strobe.perf.report.write import render_markdown
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -27,6 +30,18 @@ def test_our_pages_are_clean(path: Path) -> None:
 def test_our_report_is_clean(tmp_path: Path) -> None:
     page = tmp_path / "report.md"
     page.write_bytes(gzip.decompress((ROOT / "benchmarks" / "presets-h200" / "report.md.gz").read_bytes()))
+    assert lint_file(page) == ()
+
+
+@pytest.mark.parametrize("logs", [False, True], ids=["traces", "logs"])
+def test_our_account_of_a_speedup_is_clean(tmp_path: Path, logs: bool) -> None:
+    case = ROOT / "examples" / "vsa_case"
+    fa, vsa = (
+        SideRequest(name=name, log=case / f"{side}.log", traces=() if logs else (case / f"{side}.pt.trace.json.gz",))
+        for name, side in (("baseline", "fa"), ("candidate", "vsa"))
+    )
+    page = tmp_path / "report.md"
+    page.write_text(render_markdown(build_speedup_report(load_speedup(SpeedupRequest(baseline=fa, candidate=vsa, calls=432)))))
     assert lint_file(page) == ()
 
 

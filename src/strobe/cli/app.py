@@ -20,7 +20,7 @@ VERBS: Final = {
     "lint": "Find claims that cannot be true: in a README, a benchmark table, a report or printed output.",
     "quality": "Compare clips with a reference: PSNR, SSIM, MS-SSIM, FLIP, flicker, drift, jumps between frame blocks, and more.",
     "extract": "Take figures out of text logs and traces: rounds of a stage, attention timers, focal kernels.",
-    "demo": "Make a clip with two prompt switches, compare four presets on it and write the report, in minutes on two idle cores.",
+    "demo": "Make a clip with two prompt switches, compare four presets on it, write the report: minutes on two idle cores.",
     "generate": "Make a clip from a prompt, steered by prompt switches.",
     "presets": "Show the settings of the presets side by side, and what is off on this machine.",
     "serve": "Show streams in a browser, and steer them there: prompts, presets, branches, recordings.",

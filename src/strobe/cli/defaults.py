@@ -140,11 +140,13 @@ def read_file(path: Path, commands: Words) -> dict[str, Any]:
             if name not in allowed:
                 told = f"no such table{nearest(name, allowed)}; a flag stands below one of {', '.join(allowed)}"
                 raise ConfigError(f"{path}: {'.'.join((*where, name))}: {told}")
+            if not isinstance(found[name], dict):
+                raise ConfigError(f"{path}: {name}: write a table [{'.'.join((*where, name))}] with the flags below it")
     return tables
 
 
 def _table(tables: dict[str, Any], where: Words) -> dict[str, Any]:
-    """A table; empty if it is not there or none, which cyclopts refuses."""
+    """A table; empty if it is not there or none."""
     for name in where:
         found = tables.get(name)
         tables = found if isinstance(found, dict) else {}

@@ -81,7 +81,7 @@ def demo(
     clip: ClipFlags = ClipFlags(),
     output: Output = Output(),
 ) -> int:
-    """Make a clip with two prompt switches, compare four presets on it and write the report, in minutes on two idle cores.
+    """Make a clip with two prompt switches, compare four presets on it, write the report: minutes on two idle cores.
 
     ```
     strobe demo  # slow

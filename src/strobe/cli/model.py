@@ -152,11 +152,14 @@ class ModelFlags:
         Raises:
             ConfigError: a weight cannot be read, the model refuses a prompt, or there is no such model.
         """
-        from strobe.engine.load import family_of
+        from strobe.engine.family import Weights
+        from strobe.engine.load import SHAPES, family_of
         from strobe.engine.prompts import read_weights
         from strobe.models.hub import is_address
 
-        reads = None if is_address(self.model) else family_of(self.model).reads
+        family = None if is_address(self.model) else family_of(self.model)
+        foreign = family is SHAPES and self.given() != Weights()  # weights of another model were meant: that is told instead
+        reads = None if family is None or foreign else family.reads
         for text, _ in (part for prompt in prompts for part in read_weights(prompt)):
             if reads is not None:
                 reads(text)

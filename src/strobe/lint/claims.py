@@ -311,16 +311,20 @@ def coincidence(document: LintDocument) -> Iterator[Claim]:
         for figure in reversed(document.figures)
         if figure.quantity.dimension == "time" and figure.quantity.value > 0
     }
-    for low, high in pairwise(sorted(times) if len(times) >= 3 else ()):
+    values = sorted(times) if len(times) >= 3 else []
+    per_distance = len(times) * (len(times) - 1) / math.log(values[-1] / values[0]) if values else 0.0
+    for low, high in pairwise(values):
+        if high - low > CLOSE * low:
+            continue
         distance = float((high - low) / low)
-        chance = len(times) * (len(times) - 1) * distance / math.log(max(times) / min(times))
-        if distance > CLOSE or chance >= CHANCE:
+        chance = per_distance * distance
+        if chance >= CHANCE:
             continue
         one, two = both = sorted((times[low], times[high]), key=lambda figure: figure.place.line)
         groups = [(figure.table, figure.table.rows[figure.row].group) for figure in both]
         names = [set(words(figure.name)) for figure in both]
         may_be_one = groups[0] == groups[1] or names[0] <= names[1] or names[1] <= names[0]
-        if not may_be_one and all(map(_single_time, both)):
+        if not may_be_one and all(map(_single_time, both)) and not any(_repeated(document, figure) for figure in both):
             yield Claim(
                 place=two.place,
                 said=f"{two.name}: {two.quantity.text}",
@@ -329,6 +333,16 @@ def coincidence(document: LintDocument) -> Iterator[Claim]:
                 f"{distance:.1g} of it; by chance: {chance:.1g}",
                 also=(one.place,),
             )
+
+
+def _repeated(document: LintDocument, figure: LintFigure) -> bool:
+    """Return whether its own rows have another figure as close, as the rounds of one measurement are."""
+    value, rows = figure.quantity.value, figure.table.rows
+    return any(
+        each.quantity.dimension == "time" and abs(each.quantity.value - value) <= CLOSE * value
+        for each in document.figures
+        if each.table is figure.table and each is not figure and rows[each.row].group == rows[figure.row].group
+    )
 
 
 def _single_time(figure: LintFigure) -> bool:

@@ -282,8 +282,8 @@ _DERIVED: Final = re.compile(
 )
 _MEMORY: Final = re.compile(r"(?i)\b(?:memory|vram|mem|hbm|ram|footprint)\b")
 _TIME: Final = re.compile(
-    r"(?i)^(?!.*(?:\b(?:complexity|date|stamp|zone|per|of day)\b|[/%])).*\b(?:time|latency|latencies|duration|elapsed|runtime|"
-    r"ttft|tpot|delay)\b"
+    r"(?i)^(?!(?:no|without|num|number of)\b|#)(?!.*(?:\b(?:complexity|date|stamp|zone|per|of day)\b|[/%])).*"
+    r"\b(?:time|latency|latencies|duration|elapsed|runtime|ttft|tpot|delay)\b"
 )
 _RATE: Final = re.compile(r"(?i)\b(?:fps|throughput)\b")
 _COUNT: Final = re.compile(

@@ -87,6 +87,7 @@ def log_report(
     decided = [(entry, *decide(entry, entries)) for entry in entries]
     counts = {word: sum(decision == word for _, decision, _ in decided) for word in ("Keep", "Drop", "Open")}
     head = entries[0].run.header
+    decisions, *others_of_log = log_sections(decided, notes)
     references = dict.fromkeys(entry.reference for entry in entries)
     return page(
         speedups=speedups(entries),
@@ -102,8 +103,9 @@ def log_report(
         banners=banners(study, gather=True, any_clip=True),
         sections=(
             first,
+            decisions,
             *_fronts(entries),
-            *log_sections(decided, notes),
+            *others_of_log,
             _moved_section(entries, findings),
             settings_section(load_study([entries[0].run.folder], into)),
             others,
@@ -220,6 +222,7 @@ def point_score(point: FrontPoint, equal: str) -> Cell:
 
 def _fronts(entries: Sequence[LogEntry]) -> Iterator[Section]:
     """Yield the section of the front of each group of entries in which quality was measured of several settings."""
+    found: list[tuple[LogEntry, tuple[Block, ...]]] = []
     for group in dict.fromkeys(entry.group for entry in entries):
         points = [
             FrontPoint(label=entry.label, speed=entry.speed, score=entry.score, measured=_measured(entry))
@@ -231,7 +234,13 @@ def _fronts(entries: Sequence[LogEntry]) -> Iterator[Section]:
             if any(point.score != math.inf for point in points):
                 blocks.append(_points_figure(points))
             notes = (*RULE, "Quality is measured on this model and clip alone; it does not carry over to another.")
-            yield Section("sweet-spot", "Sweet spot", "", (*blocks, Notes(notes)))
+            found.append((next(entry for entry in entries if entry.group == group), (*blocks, Notes(notes))))
+    for number, (entry, shown) in enumerate(found, start=1):
+        if len(found) == 1:
+            yield Section("sweet-spot", "Sweet spot", "", shown)
+        else:
+            title = f"Sweet spot {number}: {entry.reference}, the clip of {entry.label}"
+            yield Section(f"sweet-spot-{number}", title, "", shown)
 
 
 def _measured(entry: LogEntry) -> Ratio:

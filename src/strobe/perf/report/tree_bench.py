@@ -210,12 +210,18 @@ def _entries(cells: Sequence[CellRun]) -> Iterator[tuple[int, int, GridContestan
             yield cell.run.header.world_size, cell.sizes["tokens"], entry
 
 
-def scaled(cells: Sequence[CellRun], *, weak: bool) -> list[ScalingPoint]:
-    """Return the points of strong scaling (the same keys on more ranks), or of weak scaling (the same keys per rank)."""
-    alone: dict[int, float] = {}
+def _alone(cells: Sequence[CellRun]) -> dict[int, float]:
+    """Return the fastest time of one rank, ns, by number of keys."""
+    found: dict[int, float] = {}
     for ranks, tokens, entry in _entries(cells):
         if ranks == 1 and not entry.is_peer:
-            alone[tokens] = min(entry.median_ns, alone.get(tokens, math.inf))
+            found[tokens] = min(entry.median_ns, found.get(tokens, math.inf))
+    return found
+
+
+def scaled(cells: Sequence[CellRun], *, weak: bool) -> list[ScalingPoint]:
+    """Return the points of strong scaling (the same keys on more ranks), or of weak scaling (the same keys per rank)."""
+    alone = _alone(cells)
     return [
         ScalingPoint(entry=entry, weak=weak, world_size=ranks, tokens=tokens, base_ns=base_ns)
         for ranks, tokens, entry in _entries(cells)
@@ -298,6 +304,9 @@ def scaling_sections(cells: Sequence[CellRun]) -> Iterator[Section]:
         for weak in (False, True):
             points = scaled(own, weak=weak)
             blocks += [_curve_table(title, weak, points), *_curves(title, weak, points)] if points else []
+        if not blocks and (alone := _alone(own)):  # measured on one rank only: no curve to stand in
+            fields: tuple[Field[tuple[int, float]], ...] = (count("keys", lambda row: row[0]), time("median", lambda row: row[1]))
+            blocks.append(table_of(f"{title}: one rank.", fields, sorted(alone.items())))
         blocks += [table for table in (_crossing_table(title, own), _what_if_table(title, own)) if table is not None]
         if blocks:
             lead = "Every time is the median over calls of the slowest rank."

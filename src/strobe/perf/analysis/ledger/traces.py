@@ -128,6 +128,17 @@ class TracedSide:
         return Fraction(self.total_ns - communication, len(self.tiles))
 
 
+def check_priority(priority: Sequence[str]) -> None:
+    """Check who owns overlapped time.
+
+    Raises:
+        ConfigError: it is not each word of `PRIORITY` once.
+    """
+    if sorted(priority) != sorted(PRIORITY):
+        hints = "".join(nearest(each, PRIORITY) for each in priority if each not in PRIORITY)
+        raise ConfigError(f"priority {', '.join(priority)}{hints}: name each of {', '.join(PRIORITY)} once")
+
+
 def label_trace(
     trace: Trace,
     label: str,
@@ -149,9 +160,7 @@ def label_trace(
         DataError: the trace has no device events, or no focal one.
         ConfigError: a pattern is not a regular expression, or a word of the priority is missing.
     """
-    if sorted(priority) != sorted(PRIORITY):
-        hints = "".join(nearest(each, PRIORITY) for each in priority if each not in PRIORITY)
-        raise ConfigError(f"priority {', '.join(priority)}{hints}: name each of {', '.join(PRIORITY)} once")
+    check_priority(priority)
     devices = list(events_by_device(trace))
     if not devices:
         raise DataError(f"{trace.path}: no device events; capture the trace with the accelerator's activities")

@@ -43,6 +43,7 @@ from strobe.perf.analysis.ledger.traces import (
     PathTree,
     TracedSide,
     call_ledger,
+    check_priority,
     coincidences,
     implied_calls,
     label_trace,
@@ -224,6 +225,7 @@ def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> S
         raise ConfigError("nothing to compare: give logs (--baseline-log, --candidate-log), traces (--baseline-trace, "
                           "--candidate-trace) or a run folder")  # fmt: skip
     check_allowed(request.allow_different)
+    check_priority(request.priority)  # also where no trace has time to give
     sides = request.baseline, request.candidate
     asked = ["kernel" if side.section is None else side.section.boundaries for side in sides]
     unlike = check_alike(asked[0], asked[1], allow_unlike=request.allow_unlike)
