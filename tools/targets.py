@@ -209,7 +209,7 @@ def _snapshots() -> Target:
         (folder / "s").write_bytes(data)
         with (  # as if whoever changed the file had made its digests good again: what is behind them is tried too
             contextlib.suppress(StrobeError),
-            mock.patch.multiple(snapshot, _sha256=lambda text: mock.ANY, _digest=lambda tensor: mock.ANY),
+            mock.patch.multiple(snapshot, _sha256=lambda text: mock.ANY, tensor_digest=lambda tensor: mock.ANY),
         ):
             snapshot.read_snapshot(folder / "s", torch.device("cpu"))
         snapshot.read_snapshot(folder / "s", torch.device("cpu"))
