@@ -366,7 +366,7 @@ def measure_calls(
     if tolerance is not None and not tolerance >= 0:
         raise ConfigError(f"tolerance={tolerance}: give a relative error of 0 or more; math.inf compares no outputs")
     named = None if str(device) == "auto" else resolve_device(device)
-    calls = _Calls(functions, CallArguments(inputs))
+    calls = _FunctionCalls(functions, CallArguments(inputs))
     names, compared = list(functions), tolerance != math.inf
     outputs = {name: calls.first(name, compared=compared) for name in names}
     calls.warm_up(warmup)
@@ -398,7 +398,7 @@ def _blamed(name: str, when: str) -> Iterator[None]:
             error.add_note(f"strobe.compare: {name!r} raised this in {when}")
 
 
-class _Calls:
+class _FunctionCalls:
     """The functions of a comparison with their inputs, and the device that is waited for."""
 
     def __init__(self, functions: Functions, inputs: CallArguments) -> None:
