@@ -286,6 +286,7 @@ def test_what_was_not_calibrated_is_refused(tmp_path: Path) -> None:
         (pipe, {"keep": file, "gates": gates()}, "beside trained gates, which have a sparsity of their own"),
         (pipe, {"keep": file, "tile": (4, 4, 4)}, r"keep: got tile=\(4, 4, 4\).* a calibration with tile=\(2, 2, 3\)"),
         (pipe, {"keep": file, "forced": Forced(own=True)}, "leave both out or calibrate again"),
+        (pipe, {"keep": 1.5}, "keep: got 1.5, expected a share of the attention weight above 0 to below 1, such as 0.95"),
         (pipe, {"keep": 1}, "keep: got 1, expected a share such as 0.95, or the file that calibrate wrote"),
     ]
     for given, options, message in wrong:

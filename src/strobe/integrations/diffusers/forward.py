@@ -67,8 +67,8 @@ class SparseOptions:
             ConfigError: the grid has no such frame.
         """
         frames, of_one = grid[0], grid[1] * grid[2]
-        if any(not -frames <= each < frames for each in self.dense_frames):
-            given = ", ".join(map(str, sorted(self.dense_frames)))
+        if missing := sorted(each for each in self.dense_frames if not -frames <= each < frames):
+            given = ", ".join(map(str, missing[:3])) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
             raise ConfigError(f"dense_frames: got {given}, and the video has {frames} frames of tokens, 0 to {frames - 1}")
         chosen = sorted({each % frames for each in self.dense_frames})
         begins = [each for each in chosen if each - 1 not in chosen]

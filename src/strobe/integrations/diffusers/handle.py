@@ -153,8 +153,7 @@ def calibrate(
     Raises:
         ConfigError: an option or a model that is not possible, or a call that does not run each transformer at one size.
     """
-    if not (isinstance(keep, float) and 0 < keep < 1):
-        raise ConfigError(f"keep: got {keep!r}, expected a share of the attention weight above 0 to below 1, such as 0.95")
+    _check_share(keep)
     expect("forced", forced, Forced, "a strobe.Forced")
     options = SparseOptions(
         sparsity=0.0, tile=_tile(tile, None), impl="auto", forced=forced, dense_steps=frozenset(), dense_layers=frozenset(),
@@ -224,11 +223,18 @@ def _dense_parts(pipe: Any) -> dict[str, tuple[nn.Module, TransformerFamily, tup
     return found
 
 
+def _check_share(keep: object) -> None:
+    if not (isinstance(keep, float) and 0 < keep < 1):
+        raise ConfigError(f"keep: got {keep!r}, expected a share of the attention weight above 0 to below 1, such as 0.95")
+
+
 def _calibration(
     keep: float | str | Path, parts: Mapping[str, tuple[nn.Module, TransformerFamily, tuple[Layer, ...]]]
 ) -> Calibration:
     """Read the calibration of these transformers."""
     expect("keep", keep, (float, str, Path), "a share such as 0.95, or the file that calibrate wrote")
+    if isinstance(keep, float):
+        _check_share(keep)
     first, (transformer, _, _) = next(iter(parts.items()))
     place = place_of(keep, first, transformer) if isinstance(keep, float) else Path(keep)
     found = read_calibration(place, {name: tuple(layer.name for layer in layers) for name, (_, _, layers) in parts.items()})
