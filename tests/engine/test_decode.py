@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
 from strobe.attention.sparse.history import side_stream
+from strobe.engine import decode
 from strobe.engine.arena import capture_stream, decode_stream
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs
 from strobe.engine.decode import DecoderState, FrameDecoder, VideoVAE, levels
@@ -21,6 +22,7 @@ from strobe.engine.load import shapes_defaults
 from strobe.engine.resolve import ResolvedConfig, resolve
 from strobe.models.vae.taew import TaewConfig, random_taew
 from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
+from strobe.models.vae.wan.autoencoder import WanVAE
 from strobe.models.vae.wan.config import WanVAEConfig
 from strobe.models.vae.wan.weights import random_wan_vae
 
@@ -163,6 +165,28 @@ def test_a_compiled_decoder(kind: str) -> None:
     decoder = FrameDecoder(vae, settings)
     decoder.warm_up([(2, count, CHANNELS, 2, 3) for count in (1, 3)])
     assert near(streamed(decoder, latents("cuda")), levels(copy.deepcopy(vae).decode(latents())))
+
+
+@pytest.mark.gpu
+def test_a_fused_decoder() -> None:
+    """In 16 bits on Hopper and later nothing is compiled."""
+    vae, settings = autoencoder("wan"), replace(config("cuda", compile=True), dtype=torch.bfloat16)
+    decoder = FrameDecoder(vae, settings)
+    decoder.warm_up([(2, count, CHANNELS, 2, 3) for count in (1, 3)])
+    assert isinstance(decoder._vae, WanVAE) and decoder._vae.fused == "triton" and not decoder._compiled
+    frames = streamed(decoder, latents("cuda"))
+    assert (frames.int() - levels(copy.deepcopy(vae).decode(latents())).int()).abs().float().mean() < 2
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_what_decodes_is_compiled_only_where_the_kernels_do_not_run(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(decode, "unavailable", lambda *_: "no GPU" if compiled else "")
+    monkeypatch.setattr(WanVAE, "fuse_decoder", lambda _: said.append("fused"))
+    monkeypatch.setattr(WanVAE, "compile_decoder", lambda _: said.append("compiled"))
+    settings = config()
+    FrameDecoder(autoencoder("wan"), replace(settings, knobs=replace_knobs(settings.knobs, compile=True)))
+    assert said == ["compiled" if compiled else "fused"]
 
 
 @pytest.mark.gpu

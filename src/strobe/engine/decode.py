@@ -15,6 +15,7 @@ from strobe.core.errors import SessionError
 from strobe.core.spans import DECODE_WAIT, VAE_DECODE, span
 from strobe.engine.arena import Arena, decode_stream
 from strobe.engine.resolve import ResolvedConfig
+from strobe.models.vae.kernels.api import unavailable
 from strobe.models.vae.stream import Memories, StreamingDecoder
 from strobe.models.vae.taew import Taew
 from strobe.models.vae.tiny import TinyVAE
@@ -72,9 +73,12 @@ class FrameDecoder:
             self._vae.channels_last()
         self._compiled, self._levels = False, levels
         if config.knobs.compile and self._device.type == config.device.type and isinstance(self._vae, WanVAE):
-            self._vae.compile_decoder()
-            self._levels = torch.compile(levels, dynamic=False, fullgraph=True)
-            self._compiled = True
+            if not unavailable("triton", self._device, config.dtype):
+                self._vae.fuse_decoder()
+            else:
+                self._vae.compile_decoder()
+                self._levels = torch.compile(levels, dynamic=False, fullgraph=True)
+                self._compiled = True
         self._config = config
         self._open()
 
@@ -89,13 +93,14 @@ class FrameDecoder:
     def warm_up(self, pieces: Sequence[tuple[int, ...]]) -> None:
         """Decode zeros, so that compiling, tuning and lasting allocations happen before the stream.
 
-        Does nothing with knobs `compile` and `memory_pool` off.
+        Does nothing where nothing is compiled and knob `memory_pool` is off.
 
         Args:
             pieces: shapes [B, F, C, Y, X] of the latents of a stream's first frame blocks, in order.
         """
         state = self.state()
-        for shape in pieces if self._compiled or self._config.knobs.memory_pool else ():
+        fused = isinstance(self._vae, WanVAE) and self._vae.fused is not None
+        for shape in pieces if self._compiled or fused or self._config.knobs.memory_pool else ():
             for decoded in self.start(torch.zeros(shape, device=self._config.device), state):
                 state = decoded.state
 

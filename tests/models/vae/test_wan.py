@@ -16,7 +16,6 @@ from strobe.core.errors import ConfigError, ShapeError
 from strobe.models.vae.stream import StreamingDecoder, predict_state_bytes
 from strobe.models.vae.wan.autoencoder import WanVAE
 from strobe.models.vae.wan.config import WAN22, WanVAEConfig
-from strobe.models.vae.wan.layers import CausalConv3d
 from strobe.models.vae.wan.weights import random_wan_vae
 
 TOLERANCE = 3e-6
@@ -71,13 +70,6 @@ class TestAgainstDiffusers:
         latents = golden["latents"].expand(2, -1, -1, -1, -1)
         close(fresh.decode(latents), golden["decoded"].expand(2, -1, -1, -1, -1))
         close(fresh.encode(golden["frames"]), golden["encoded"])
-
-    def test_time_flattened_into_channels(self, fresh: WanVAE, golden: dict[str, Tensor]) -> None:
-        fresh.double().flatten_time()
-        assert sum(module.flat for module in fresh.modules() if isinstance(module, CausalConv3d)) == 32 + 22
-        for model in (fresh, fresh.channels_last()):
-            close(model.decode(golden["latents"]), golden["decoded"])
-            close(model.encode(golden["frames"]), golden["encoded"])
 
     @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-6), (torch.bfloat16, 5e-3)], ids=str)
     def test_fewer_bits_are_near(self, vae: WanVAE, golden: dict[str, Tensor], dtype: torch.dtype, limit: float) -> None:

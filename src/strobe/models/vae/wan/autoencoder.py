@@ -12,65 +12,22 @@ from __future__ import annotations
 from itertools import pairwise
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from strobe.core.errors import ShapeError
+from strobe.core.errors import ImplUnavailableError, ShapeError
 from strobe.core.shapes import VaeStride
+from strobe.models.vae.kernels.api import Impl, unavailable
 from strobe.models.vae.stream import Memories, check_frames, check_latents, per_channel
+from strobe.models.vae.wan import fused
 from strobe.models.vae.wan.config import WanVAEConfig
 from strobe.models.vae.wan.layers import (
-    CausalConv3d,
-    ChannelNorm,
+    Coder,
     Downsample,
-    FrameAttention,
-    LastConv,
-    LayerMemories,
     Pointwise,
     ResidualBlock,
     SkippedStage,
     Upsample,
 )
-
-
-class Coder(nn.Module):
-    """Encoder or decoder: convolution, stages and a middle, norm, convolution.
-
-    Args:
-        channels, out_channels: of input and output.
-        widths: channels of the first and of the last stage.
-        stages: residual blocks and changes of resolution, in order.
-        middle_first: the middle comes before the stages (decoder) or after (encoder).
-    """
-
-    def __init__(
-        self, channels: int, out_channels: int, widths: tuple[int, int], stages: list[nn.Module], *, middle_first: bool
-    ) -> None:
-        super().__init__()
-        deep = widths[0] if middle_first else widths[1]
-        self.middle_first = middle_first
-        self.enter = CausalConv3d(channels, widths[0])
-        self.stages = nn.ModuleList(stages)
-        self.middle = nn.ModuleList([ResidualBlock(deep, deep), FrameAttention(deep), ResidualBlock(deep, deep)])
-        self.norm = ChannelNorm(widths[1], 3)
-        self.leave = (LastConv if middle_first else CausalConv3d)(widths[1], out_channels)
-
-    @property
-    def num_memories(self) -> int:
-        """Memories that a stream carries from call to call."""
-        return sum(
-            isinstance(module, CausalConv3d) or (isinstance(module, Downsample) and module.time_conv is not None)
-            for module in self.modules()
-        )
-
-    def forward(self, x: Tensor, memories: Memories, first: bool) -> tuple[Tensor, Memories]:
-        """Run a piece `[B, C, F, Y, X]` of a stream; return the result and the memories for the next piece."""
-        past = LayerMemories(memories, first=first)
-        x = self.enter(x, past)
-        for layer in (*self.middle, *self.stages) if self.middle_first else (*self.stages, *self.middle):
-            x = layer(x, past)
-        x = F.silu(self.norm(x), inplace=True)
-        return self.leave(x, past), tuple(past.after)
 
 
 def encoder(config: WanVAEConfig) -> Coder:
@@ -115,6 +72,7 @@ class WanVAE(nn.Module):
         self.unpack = Pointwise(config.latent_channels, config.latent_channels)
         self.decoder = decoder(config)
         self.memory_format = torch.contiguous_format
+        self.fused: Impl | None = None
 
     @property
     def stride(self) -> VaeStride:
@@ -136,12 +94,17 @@ class WanVAE(nn.Module):
                 module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
         return self
 
-    def flatten_time(self, flat: bool = True) -> WanVAE:
-        """Compute convolutions over time as 2-D ones over stacked frames, or not; returns itself."""
-        for module in self.modules():
-            if isinstance(module, CausalConv3d):
-                module.flat = flat
-        return self
+    def fuse_decoder(self, impl: Impl = "triton") -> WanVAE:
+        """Decode with residual blocks in kernels of ours from now on, without gradients; returns itself.
+
+        Raises:
+            ImplUnavailableError: they do not run on this device or in this dtype.
+        """
+        weight = self.unpack.weight
+        if why := unavailable(impl, weight.device, weight.dtype):
+            raise ImplUnavailableError(impl, why, alternatives=("compile_decoder()",))
+        self.fused = impl
+        return self.channels_last()
 
     def compile_decoder(self) -> None:
         """Compile the decoder for the sizes that come; the first piece of a stream is a graph of its own.
@@ -168,7 +131,11 @@ class WanVAE(nn.Module):
         check_latents(latents, self.latent_channels)
         mean, std = self._statistics(latents.device)
         raw = (latents.float() * std + mean).transpose(1, 2).to(self.unpack.weight.dtype)
-        out, after = self.decoder(self.unpack(raw.contiguous(memory_format=self.memory_format)), memories, first)
+        x = self.unpack(raw.contiguous(memory_format=self.memory_format))
+        if self.fused is None:
+            out, after = self.decoder(x, memories, first)
+        else:
+            out, after = fused.decode(self.decoder, x, memories, first=first, impl=self.fused)
         return (_from_patches(out, self.config.patch).float().clamp(-1, 1) + 1) / 2, after
 
     def encode_piece(self, frames: Tensor, memories: Memories, *, first: bool) -> tuple[Tensor, Memories]:

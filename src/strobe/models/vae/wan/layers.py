@@ -9,10 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from strobe.models.vae.convolutions import grow, to_few_channels
+from strobe.models.vae.kernels.api import EPS
 from strobe.models.vae.stream import Memories, check_stream
-
-EPS = 1e-24
-"""Added to a mean square, so that a pixel of zeros stays zeros; the official formula bounds the norm by 1e-12 instead."""
 
 Scale = tuple[int, int, int]
 """Frames, rows and columns for one."""
@@ -73,34 +71,15 @@ def _cat(before: Tensor, x: Tensor) -> Tensor:
 
 
 class CausalConv3d(nn.Conv3d):
-    """A convolution that is causal in time: frame t sees t - 2, t - 1 and t.
-
-    With `flat` it is computed as one 2-D convolution over the three frames' channels side by side: the same sums.
-    """
-
-    flat = False
+    """A convolution that is causal in time: frame t sees t - 2, t - 1 and t."""
 
     def __init__(self, channels: int, out_channels: int, *, space: int = 3) -> None:
         super().__init__(channels, out_channels, (3, space, space), padding=(0, space // 2, space // 2))
 
     def forward(self, x: Tensor, past: LayerMemories) -> Tensor:  # type: ignore[override]
         """Convolve `[B, C, F, Y, X]` to `[B, C', F, Y, X]`."""
-        seen = past.join(x, self.kernel_size[0] - 1)
-        if self.flat:
-            return self._flattened(seen)
-        out: Tensor = super().forward(seen)
+        out: Tensor = super().forward(past.join(x, self.kernel_size[0] - 1))
         return out
-
-    def _flattened(self, seen: Tensor) -> Tensor:
-        count = seen.shape[2] - 2
-        taps = [seen[:, :, tap : tap + count] for tap in range(3)]
-        if seen.stride(1) == 1:
-            stacked = torch.cat([tap.movedim(1, -1) for tap in taps], dim=-1).movedim(-1, 1)
-        else:
-            stacked = torch.cat(taps, dim=1)  # [B, 3 C, F, Y, X]
-        weight = self.weight.transpose(1, 2).flatten(1, 2)  # [C', 3 C, kY, kX]
-        out = F.conv2d(to_pictures(stacked), weight, self.bias, padding=(self.kernel_size[1] // 2, self.kernel_size[2] // 2))
-        return to_video(out, seen.shape[0])
 
 
 class LastConv(CausalConv3d):
@@ -212,11 +191,11 @@ class Upsample(nn.Module):
         self.conv = nn.Conv2d(channels, out_channels, 3, padding=1)
         self.time_conv = CausalConv3d(channels, 2 * channels, space=1) if time else None
 
-    def forward(self, x: Tensor, past: LayerMemories) -> Tensor:
-        """Upsample `[B, C, F, Y, X]` to `[B, C', F', 2 Y, 2 X]`."""
+    def forward(self, x: Tensor, past: LayerMemories, *, biased: bool = True) -> Tensor:
+        """Upsample `[B, C, F, Y, X]` to `[B, C', F', 2 Y, 2 X]`; without its last bias if not `biased`."""
         if self.time_conv is not None:
             x = self._double(x, past)
-        return to_video(grow(to_pictures(x), self.conv.weight, self.conv.bias), x.shape[0])
+        return to_video(grow(to_pictures(x), self.conv.weight, self.conv.bias if biased else None), x.shape[0])
 
     def _double(self, x: Tensor, past: LayerMemories) -> Tensor:
         """Double the frames, `[B, C, F, Y, X]` to `[B, C, 2 F, Y, X]`; a video's first frame stays one and is not seen later."""
@@ -252,11 +231,55 @@ class SkippedStage(nn.Module):
         out = x
         for layer in self.layers:
             out = layer(out, past)
+        return self.join(x, out, first=past.first)
+
+    def join(self, x: Tensor, out: Tensor, *, first: bool) -> Tensor:
+        """Add the skip of the input `x` to the last layer's output, in place."""
         if self.scale is None:
             return out
-        skip = repeated(x, self.channels, self.scale, first=past.first) if self.up else averaged(x, self.channels, self.scale)
+        skip = repeated(x, self.channels, self.scale, first=first) if self.up else averaged(x, self.channels, self.scale)
         both: Tensor = out.add_(skip)
         return both
+
+
+class Coder(nn.Module):
+    """Encoder or decoder: convolution, stages and a middle, norm, convolution.
+
+    Args:
+        channels, out_channels: of input and output.
+        widths: channels of the first and of the last stage.
+        stages: residual blocks and changes of resolution, in order.
+        middle_first: the middle comes before the stages (decoder) or after (encoder).
+    """
+
+    def __init__(
+        self, channels: int, out_channels: int, widths: tuple[int, int], stages: list[nn.Module], *, middle_first: bool
+    ) -> None:
+        super().__init__()
+        deep = widths[0] if middle_first else widths[1]
+        self.middle_first = middle_first
+        self.enter = CausalConv3d(channels, widths[0])
+        self.stages = nn.ModuleList(stages)
+        self.middle = nn.ModuleList([ResidualBlock(deep, deep), FrameAttention(deep), ResidualBlock(deep, deep)])
+        self.norm = ChannelNorm(widths[1], 3)
+        self.leave = (LastConv if middle_first else CausalConv3d)(widths[1], out_channels)
+
+    @property
+    def num_memories(self) -> int:
+        """Memories that a stream carries from call to call."""
+        return sum(
+            isinstance(module, CausalConv3d) or (isinstance(module, Downsample) and module.time_conv is not None)
+            for module in self.modules()
+        )
+
+    def forward(self, x: Tensor, memories: Memories, first: bool) -> tuple[Tensor, Memories]:
+        """Run a piece `[B, C, F, Y, X]` of a stream; return the result and the memories for the next piece."""
+        past = LayerMemories(memories, first=first)
+        x = self.enter(x, past)
+        for layer in (*self.middle, *self.stages) if self.middle_first else (*self.stages, *self.middle):
+            x = layer(x, past)
+        x = F.silu(self.norm(x), inplace=True)
+        return self.leave(x, past), tuple(past.after)
 
 
 def averaged(x: Tensor, channels: int, scale: Scale) -> Tensor:

@@ -1,0 +1,1 @@
+"""Convolutions of video decoders with what surrounds them: `reference` in PyTorch, `triton` fused."""

@@ -1,0 +1,1 @@
+"""The kernels: each impl has the same functions of the same arguments, already checked."""

@@ -1,0 +1,66 @@
+"""The decoder's kernels: the reference in float64 against the layers, Triton against the reference, and what is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from forked import in_triton
+from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
+from strobe.core.tolerances import tolerance
+from strobe.models.vae.kernels import api
+from strobe.models.vae.stream import StreamingDecoder
+from strobe.models.vae.wan.config import WAN22, WanVAEConfig
+from strobe.models.vae.wan.weights import random_wan_vae
+
+SMALL = WanVAEConfig(width=8, latent_channels=4, num_blocks=1, mean=(0.0,) * 4, std=(1.0,) * 4)
+
+
+@pytest.mark.parametrize("config", [SMALL, replace(SMALL, width=4), replace(WAN22, width=8, decoder_width=16)])
+def test_a_decoder_of_the_reference_is_the_decoder(config: WanVAEConfig) -> None:
+    """Also where channels do not fit (width 4) and where each stage has a skip; a stream may change from one to the other."""
+    vae = random_wan_vae(config, 0).double()
+    latents = torch.randn(2, 7, config.latent_channels, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        expected, decoder = vae.decode(latents), StreamingDecoder(vae)
+        frames = []
+        for impl, piece in zip((None, "reference", "reference"), latents.split([1, 3, 3], dim=1), strict=True):
+            vae.fused = impl  # type: ignore[assignment]
+            frames.append(decoder.push(piece))
+        limit = tolerance("rounding", "float32")  # frames are float32
+        torch.testing.assert_close(torch.cat(frames, dim=1), expected, rtol=0, atol=limit)
+        assert expected.std() > 0.1
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_triton_equals_the_reference(device: str) -> None:
+    in_triton(Path(__file__).with_name("kernels_on_cpu.py"), device)
+
+
+def test_a_decoder_is_not_fused_where_the_kernels_do_not_run() -> None:
+    with pytest.raises(ImplUnavailableError, match="compute capability 9.0 or later, cpu is"):
+        random_wan_vae(SMALL, 0).bfloat16().fuse_decoder()
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    seen, weight, bias = torch.zeros(1, 3, 4, 5, 8), torch.zeros(16, 8, 3, 3, 3), torch.zeros(16)
+    assert api.convolve(seen, weight, bias, impl="reference").shape == (1, 1, 4, 5, 16)
+    with pytest.raises(ShapeError, match="C and C' in eights"):
+        api.convolve(seen[..., :7].contiguous(), weight[:, :7], bias, impl="reference")
+    with pytest.raises(ShapeError, match="expected a contiguous tensor"):
+        api.convolve(seen.transpose(2, 3), weight, bias, impl="reference")
+    with pytest.raises(ShapeError, match=r"skip: got \[1, 1, 2, 3, 16\]"):
+        api.convolve(seen, weight, bias, torch.zeros(1, 1, 2, 3, 16), impl="reference")
+    with pytest.raises(ShapeError, match="gamma: got 8 numbers, expected 16"):
+        api.convolve_norm(seen, weight, bias, bias[:8], None, impl="reference")
+    with pytest.raises(ShapeError, match=r"before: got \[1, 1, 2, 3, 16\]"):
+        api.convolve_norm(seen, weight, bias, bias, torch.zeros(1, 1, 2, 3, 16), impl="reference")
+    with pytest.raises(ShapeError, match="norm: got"):
+        api.norm(seen.movedim(-1, 1), None, bias[:8], None, impl="reference")
+    with pytest.raises(ConfigError, match="no gradient"):
+        api.convolve(seen, weight.requires_grad_(), bias, impl="reference")
