@@ -100,11 +100,14 @@ class WanVAE(nn.Module):
         Raises:
             ImplUnavailableError: they do not run on this device or in this dtype.
         """
+        self._check_impl(impl)
+        self.fused = impl
+        return self.channels_last()
+
+    def _check_impl(self, impl: Impl) -> None:
         weight = self.unpack.weight
         if why := unavailable(impl, weight.device, weight.dtype):
             raise ImplUnavailableError(impl, why, alternatives=("compile_decoder()",))
-        self.fused = impl
-        return self.channels_last()
 
     def compile_decoder(self) -> None:
         """Compile the decoder for the sizes that come; the first piece of a stream is a graph of its own.
@@ -135,6 +138,7 @@ class WanVAE(nn.Module):
         if self.fused is None:
             out, after = self.decoder(x, memories, first)
         else:
+            self._check_impl(self.fused)  # it may have moved since
             out, after = fused.decode(self.decoder, x, memories, first=first, impl=self.fused)
         return (_from_patches(out, self.config.patch).float().clamp(-1, 1) + 1) / 2, after
 

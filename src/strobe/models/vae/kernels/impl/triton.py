@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -166,10 +167,11 @@ def norm(
     batch, frames, height, width, channels = x.shape
     seen = x.new_empty(batch, 2 + frames, height + 2, width + 2, channels)
     after, copy = x.new_empty(batch, 2, height, width, channels), x.new_empty(batch, frames, *seen.shape[2:]) if copied else None
-    _norm_kernel[(triton.cdiv((2 + frames) * (height + 2) * (width + 2), _PIXELS), batch)](
-        x, bias, gamma, before, seen, after, copy, *x.stride()[:4], frames, height, width, eps,
-        channels, triton.next_power_of_2(channels), _PIXELS, bias is not None, before is not None, True, copied,
-    )  # fmt: skip
+    with torch.cuda.device_of(x):
+        _norm_kernel[(triton.cdiv((2 + frames) * (height + 2) * (width + 2), _PIXELS), batch)](
+            x, bias, gamma, before, seen, after, copy, *x.stride()[:4], frames, height, width, eps,
+            channels, triton.next_power_of_2(channels), _PIXELS, bias is not None, before is not None, True, copied,
+        )  # fmt: skip
     return seen, after, copy
 
 
@@ -178,10 +180,11 @@ def add_taps(parts: Tensor, bias: Tensor) -> Tensor:
     batch, planes, height, width, stride = parts.shape
     out = parts.new_empty(batch, planes - 2, height - 2, width - 2, bias.numel())
     pixels = 4 * _PIXELS
-    _add_taps_kernel[(triton.cdiv(out[0, ..., 0].numel(), pixels), batch)](
-        parts, bias, out, planes - 2, height - 2, width - 2,
-        bias.numel(), stride, triton.next_power_of_2(bias.numel()), pixels,
-    )  # fmt: skip
+    with torch.cuda.device_of(parts):
+        _add_taps_kernel[(triton.cdiv(out[0, ..., 0].numel(), pixels), batch)](
+            parts, bias, out, planes - 2, height - 2, width - 2,
+            bias.numel(), stride, triton.next_power_of_2(bias.numel()), pixels,
+        )  # fmt: skip
     return out
 
 
@@ -198,7 +201,7 @@ def tile_of(channels: int, inputs: int, with_skip: bool) -> tuple[int, int, int,
     more = max(16, triton.next_power_of_2(channels - columns)) if channels > columns else 0
     if with_skip and columns + more < 128:
         columns, more = triton.next_power_of_2(columns + more), 0
-    return 256, columns, more, depth, 4 if columns + more <= 128 else 3
+    return 256 if columns + more <= 192 else 128, columns, more, depth, 4 if columns + more <= 128 else 3
 
 
 def _convolve(
@@ -212,13 +215,14 @@ def _convolve(
     taps = weight.movedim(1, -1).reshape(channels, 9, 3 * inputs).transpose(0, 1)  # [9, C', 3 C], a view of contiguous channels
     old, made = None if skip is None else skip.flatten(1, 3), out.flatten(1, 3)
     tiles = 1 if more else triton.cdiv(channels, columns)
-    _convolve_kernel[(triton.cdiv((planes - 2) * plane, rows) * tiles, batch)](
-        TensorDescriptor.from_tensor(runs, [1, rows, depth]),
-        *(_tiles(taps, [1, own, depth]) for own in (columns, more)),
-        *(_tiles(tensor, [1, rows, own]) for tensor in (old, made) for own in (columns, more)),
-        bias, gamma, plane, width, height - 2, width - 2, eps, channels, tiles, triton.cdiv(3 * inputs, depth),
-        rows, columns, more, depth, skip is not None, gamma is not None, num_warps=8, num_stages=stages,
-    )  # fmt: skip
+    with torch.cuda.device_of(seen):
+        _convolve_kernel[(triton.cdiv((planes - 2) * plane, rows) * tiles, batch)](
+            TensorDescriptor.from_tensor(runs, [1, rows, depth]),
+            *(_tiles(taps, [1, own, depth]) for own in (columns, more)),
+            *(_tiles(tensor, [1, rows, own]) for tensor in (old, made) for own in (columns, more)),
+            bias, gamma, plane, width, height - 2, width - 2, eps, channels, tiles, triton.cdiv(3 * inputs, depth),
+            rows, columns, more, depth, skip is not None, gamma is not None, num_warps=8, num_stages=stages,
+        )  # fmt: skip
 
 
 def _tiles(tensor: Tensor | None, tile: list[int]) -> TensorDescriptor | None:
@@ -229,8 +233,9 @@ def _remember(seen: Tensor, before: Tensor | None) -> Tensor:
     """Write the two frames before in front of those that a convolution left, and return the last two of all."""
     batch, planes, height, width, channels = seen.shape
     after = seen.new_empty(batch, 2, height - 2, width - 2, channels)
-    _norm_kernel[(triton.cdiv(4 * height * width, _PIXELS), batch)](
-        None, None, None, before, seen, after, None, 0, 0, 0, 0, planes - 2, height - 2, width - 2, 0.0,
-        channels, triton.next_power_of_2(channels), _PIXELS, False, before is not None, False, False,
-    )  # fmt: skip
+    with torch.cuda.device_of(seen):
+        _norm_kernel[(triton.cdiv(4 * height * width, _PIXELS), batch)](
+            None, None, None, before, seen, after, None, 0, 0, 0, 0, planes - 2, height - 2, width - 2, 0.0,
+            channels, triton.next_power_of_2(channels), _PIXELS, False, before is not None, False, False,
+        )  # fmt: skip
     return after
