@@ -15,6 +15,7 @@ from torch import Tensor
 from strobe.core.device import card_of
 from strobe.core.errors import ConfigError, ShapeError
 from strobe.core.libraries import broken
+from strobe.core.settings import read_settings
 
 EPS = 1e-24
 """Added to a mean square, so that a pixel of zeros stays zeros; the official formula bounds the norm by 1e-12 instead."""
@@ -26,7 +27,7 @@ IMPLS: tuple[Impl, ...] = ("triton", "reference")
 
 def unavailable(impl: Impl, device: torch.device, dtype: torch.dtype) -> str:
     """Return why an impl does not run there in a dtype; empty if it does."""
-    if impl == "reference":
+    if impl == "reference" or (device.type == "cpu" and read_settings().triton_interpret):
         return ""
     card = card_of(device)
     if card.vendor != "nvidia" or card.capability < (9, 0):
