@@ -10,7 +10,7 @@ from typing import Final
 from strobe.core.errors import DataError
 from strobe.perf.records.store import RECORDS, read_bytes, read_run, records_file, seal
 from strobe.perf.report.build import build_report
-from strobe.perf.report.model import Report
+from strobe.perf.table.model import Report
 
 RUN: Final = Path(__file__).parents[1] / "benchmarks" / "engine-h200" / "320x576"
 ONE_IN: Final = 5

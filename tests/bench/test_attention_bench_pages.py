@@ -34,7 +34,8 @@ from strobe.perf.report.attention_bench import _settings as settings_of
 from strobe.perf.report.attention_bench import advice_report, bench_report, choose, read_cells, shown_tables
 from strobe.perf.report.blocks.referee import answer, judge_methods
 from strobe.perf.report.blocks.settings import remarks
-from strobe.perf.report.model import (
+from strobe.perf.report.write import render_html, render_markdown
+from strobe.perf.table.model import (
     Figure,
     Missing,
     Plane,
@@ -47,7 +48,6 @@ from strobe.perf.report.model import (
     cell_text,
     encode_report,
 )
-from strobe.perf.report.write import render_html, render_markdown
 
 MS = 1_000_000
 TOKENS = 1000

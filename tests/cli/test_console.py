@@ -14,9 +14,9 @@ from rich.table import Table
 
 from strobe.cli.console import Output, _Pace, styled, terminal
 from strobe.cli.tables import table_text
-from strobe.perf.report.model import Column, Ratio, Row
-from strobe.perf.report.model import Table as ReportTable
-from strobe.perf.report.model import Text as Words
+from strobe.perf.table.model import Column, Ratio, Row
+from strobe.perf.table.model import Table as ReportTable
+from strobe.perf.table.model import Text as Words
 from terminal import Strobe
 
 ROOT = Path(__file__).parents[2]

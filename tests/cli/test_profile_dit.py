@@ -10,8 +10,8 @@ from reports import decode_report
 from strobe.perf.records.store import read_run
 from strobe.perf.report.build import build_report
 from strobe.perf.report.dit_page import paired, per_step
-from strobe.perf.report.model import Number, Ratio, Report, Share, Table, Text
 from strobe.perf.report.study import load_study
+from strobe.perf.table.model import Number, Ratio, Report, Share, Table, Text
 from terminal import Strobe
 
 SECTIONS = ["settings", "stages", "attention", "kernels", "sections", "answer", "notes"]

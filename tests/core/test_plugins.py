@@ -19,7 +19,7 @@ from strobe.attention.dense.impl import reference
 from strobe.attention.impls import Impl
 from strobe.engine.family import Family
 from strobe.engine.load import load, model_parts
-from strobe.perf.report.model import Section
+from strobe.perf.table.model import Section
 
 FAMILY = Family(
     name="tiny", models=("tiny-1b",), holds=lambda folder: False,

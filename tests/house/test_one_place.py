@@ -22,7 +22,7 @@ PLACES = {
     r"\bv=SCHEMA_VERSION": "perf/report/blocks/fields.py",
     r"[\"']Against the device's peaks[\"']": "perf/report/blocks/kernels.py",
     r"\bWhiskers\(references,": "perf/report/run_page.py",
-    r"\{len\(\w+\) - top\} more": "perf/report/blocks/fields.py",
+    r"\{len\(\w+\) - top\} more": "perf/table/fields.py",
     r"\bSection\(\"kernels\"|normalised name of the group": "perf/report/blocks/kernels.py",
     r"\bregion_kernels\((?!partition)": "perf/report/blocks/kernels.py",
 }
@@ -46,7 +46,7 @@ def test_a_column_is_described_with_its_cells() -> None:
         if path.name not in ("fields.py", "model.py")
         for line in made_by_hand(parse(path))
     }
-    assert not by_hand, f"describe the column once, with blocks/fields: {', '.join(sorted(by_hand))}"
+    assert not by_hand, f"describe the column once, with perf/table/fields: {', '.join(sorted(by_hand))}"
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from typing import Final
 from strobe.perf.report.attention_bench import advice_report, bench_report
 from strobe.perf.report.build import build_report
 from strobe.perf.report.log_page import vary_report
-from strobe.perf.report.model import Report
 from strobe.perf.report.serve_page import serve_report
 from strobe.perf.report.tree_bench import tree_report
+from strobe.perf.table.model import Report
 
 ROOT: Final = Path(__file__).parents[2]
 BENCHMARKS: Final = ROOT / "benchmarks"

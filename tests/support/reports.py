@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from strobe.perf.report.model import Report
+from strobe.perf.table.model import Report
 
 
 def decode_report(data: bytes) -> Report:

@@ -210,9 +210,9 @@ def _report(out: Path, outcome: CellsOutcome | None, output: Output, *, advice: 
 def _show_traces(runs: list[CellRun], output: Output) -> None:
     """Show the kernel table of every trace (operators on a CPU), and memory before and after."""
     from strobe.core.files import file_inside
-    from strobe.perf.report.model import Table
     from strobe.perf.report.study import load_trace_study
     from strobe.perf.report.trace_page.structure import device_kernels, operators_section
+    from strobe.perf.table.model import Table
 
     for cell in runs:
         for trace in cell.run.traces:

@@ -198,7 +198,7 @@ def compare(
         allow_different: what is meant to differ between the presets, such as tokens; see `strobe report --help`.
     """
     from strobe.perf.analysis.comparable import check_allowed
-    from strobe.perf.report.model import LevelName
+    from strobe.perf.table.model import LevelName
 
     requirements = [parse_requirement(text) for text in require]
     check_allowed(allow_different)  # a wrong name is told before anything is measured

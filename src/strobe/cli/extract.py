@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from strobe.perf.logs.patterns import Patterns, Unit
     from strobe.perf.logs.series import Log
     from strobe.perf.report.blocks.logs import InputFile
-    from strobe.perf.report.model import Section
+    from strobe.perf.table.model import Section
     from strobe.perf.trace import Trace
 
 
@@ -346,8 +346,8 @@ def _finish(
     from strobe.perf.report.blocks.fields import damage_banners, page
     from strobe.perf.report.blocks.logs import inputs_section
     from strobe.perf.report.documents.speedup import log_document
-    from strobe.perf.report.model import Table
     from strobe.perf.report.write import render_markdown
+    from strobe.perf.table.model import Table
 
     inputs, logs = read
     sections = (section, inputs_section(inputs, logs))

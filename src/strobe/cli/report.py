@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from strobe.perf.analysis.runs.compare import Comparison
     from strobe.perf.records.store import RunRecords
     from strobe.perf.report.findings import Finding
-    from strobe.perf.report.model import Ratio, Speedup
-    from strobe.perf.report.model import Table as Answer
+    from strobe.perf.table.model import Ratio, Speedup
+    from strobe.perf.table.model import Table as Answer
 
 GATE_FAILED = 1
 SECTIONS = 10
@@ -95,8 +95,8 @@ def page_of_many(
         output.note(f"no numbers of {line}")
     with output.progress("report"):
         from strobe.perf.report.blocks.answer import answers_of
-        from strobe.perf.report.model import Table as Rows
         from strobe.perf.report.write import write_report
+        from strobe.perf.table.model import Table as Rows
 
         if log:
             from strobe.perf.report.blocks.optimisation_log import run_folders
@@ -174,9 +174,9 @@ def write(
         from strobe.perf.report.build import report_and_findings
         from strobe.perf.report.calls_page import times_table
         from strobe.perf.report.documents.runs import run_document, to_json
-        from strobe.perf.report.model import Table as Rows
         from strobe.perf.report.study import damage_of, only_pair
         from strobe.perf.report.write import write_report
+        from strobe.perf.table.model import Table as Rows
 
         runs = [read_run(folder) if pair is None else only_pair(read_run(folder), pair) for folder in folders]
         built, findings = report_and_findings(folders, into=into, pair=pair, allow_different=allow_different)
@@ -231,7 +231,7 @@ def _figures(speedups: Sequence[Speedup], runs: Sequence[RunRecords]) -> dict[st
     Every candidate that a run was to measure is here; a level that it never came to is None.
     """
     from strobe.perf.analysis.runs.compare import block_joules
-    from strobe.perf.report.model import LevelName
+    from strobe.perf.table.model import LevelName
 
     found = {(each.candidate, each.level): _ratio_figure(each) for each in speedups}
     labels = {candidate for candidate, _ in found}
@@ -257,7 +257,7 @@ def _ratio_figure(each: Speedup) -> GatedFigure:
 
 def _clip_table(findings: Sequence[Finding], refused: Mapping[str, str]) -> Table:
     """Return the table of variants: end-to-end time of a clip, pixel frames per second, speedup."""
-    from strobe.perf.report.model import significant
+    from strobe.perf.table.model import significant
 
     names = ("clip ms", "FPS", "speedup [95 %]", "steady block ms")
     columns = (Column(name, no_wrap=True, justify="right") for name in names)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from strobe.bench.cases.stream import StreamCase
     from strobe.bench.dit import DitCase
     from strobe.perf.records.store import RunWriter
-    from strobe.perf.report.model import Report
+    from strobe.perf.table.model import Report
 
 FOLDER: Final = Path("traces")
 

@@ -18,8 +18,8 @@ from strobe.cli.require import GatedFigure, Requirement, failures, parse_require
 from strobe.cli.tables import banner_texts, table_text
 
 if TYPE_CHECKING:
-    from strobe.perf.report.model import Block, Report
     from strobe.perf.report.speedup_page.study import SpeedupRequest, SpeedupStudy
+    from strobe.perf.table.model import Block, Report
 
 
 @Parameter(name="*", group="Comparison")
@@ -264,9 +264,9 @@ def _figures(report: Report) -> dict[str, GatedFigure | None]:
 
 def _show(study: SpeedupStudy, report: Report, failed: Sequence[str], written: Sequence[str], output: Output) -> None:
     """Print the answer: what became faster and why not more, the levels, the parts of the time; with details all tables."""
-    from strobe.perf.report import model
     from strobe.perf.report.blocks.answer import ANSWER, limit
     from strobe.perf.report.speedup_page.build import not_known, not_measured, story
+    from strobe.perf.table import model
 
     details = output.details
     blocks = {section.id: section.blocks for section in report.sections}
@@ -300,7 +300,7 @@ def _show(study: SpeedupStudy, report: Report, failed: Sequence[str], written: S
 
 def _show_texts(blocks: Sequence[Block], output: Output) -> None:
     """Print paragraphs and notes, one line each."""
-    from strobe.perf.report import model
+    from strobe.perf.table import model
 
     said = [block.text for block in blocks if isinstance(block, model.Paragraph)]
     said += [item for block in blocks if isinstance(block, model.Notes) for item in block.items]

@@ -11,7 +11,7 @@ from strobe.cli.console import columns, joined_lines, styled
 from strobe.core.printable import clean
 
 if TYPE_CHECKING:
-    from strobe.perf.report.model import Banner, Table
+    from strobe.perf.table.model import Banner, Table
 
 MAX_ROWS: Final = 30
 MAX_NAME: Final = 64
@@ -21,7 +21,7 @@ _NARROW: Final = 18
 
 def table_text(table: Table, max_rows: int = MAX_ROWS, *, notes: bool = True) -> Text:
     """Return a table as text: caption, head, rows and notes. A narrow terminal shows the columns that fit."""
-    from strobe.perf.report.model import cell_text
+    from strobe.perf.table.model import cell_text
 
     heads = [f"{column.title} {column.unit}".strip() for column in table.columns]
     rows = [

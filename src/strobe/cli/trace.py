@@ -15,8 +15,8 @@ from strobe.cli.console import OUT, Output, joined_lines, megabytes
 from strobe.cli.tables import banner_texts, table_text
 
 if TYPE_CHECKING:
-    from strobe.perf.report import model
     from strobe.perf.report.study import Reading, TraceStudy
+    from strobe.perf.table import model
 
 Format = Literal["html", "md", "json"]
 _SHOWN: Final = {
@@ -181,8 +181,8 @@ def _data(study: TraceStudy) -> dict[str, Any]:
 
 def _summary(report: model.Report, analysis: Analysis, output: Output) -> Iterator[Text | str]:
     """Yield what fits a screen: what voids figures, the answer, other warnings, what was asked for; with details the tables."""
-    from strobe.perf.report.model import Notes, Table
     from strobe.perf.report.trace_page.build import ANSWER
+    from strobe.perf.table.model import Notes, Table
 
     first = [section for section in report.sections if section.id == ANSWER]
     yield from banner_texts(report.banners, ("stop",))

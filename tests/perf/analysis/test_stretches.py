@@ -21,9 +21,9 @@ from strobe.perf.analysis.structure.collectives import communication
 from strobe.perf.analysis.structure.ranges import call_trees, range_table
 from strobe.perf.analysis.structure.steps import find_steps, layer_groups
 from strobe.perf.report.export import write_events
-from strobe.perf.report.model import encode_report
 from strobe.perf.report.study import TraceOptions, load_trace_study
 from strobe.perf.report.trace_page.build import build_trace_report
+from strobe.perf.table.model import encode_report
 from strobe.perf.trace import DeviceEvent, HostEvent, Trace, columns
 
 CAPTURES = Path(__file__).parents[3] / "benchmarks" / "presets-h200" / "traces"

@@ -11,7 +11,7 @@ import pytest
 from strobe.perf.records import record as rec
 from strobe.perf.records.store import RunWriter
 from strobe.perf.report.build import build_report
-from strobe.perf.report.model import Missing, Report, Share, Table
+from strobe.perf.table.model import Missing, Report, Share, Table
 
 TIMES = {"sdpa": (1_000_000, 1_100_000), "sparse:x": (400_000, 500_000)}
 """Nanoseconds of the kernel and of the section in lap 0; a lap later everything takes 1 % longer."""

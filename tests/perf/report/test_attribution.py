@@ -4,9 +4,9 @@ import pytest
 
 from made_traces import trace_of
 from strobe.core.errors import ConfigError
-from strobe.perf.report.model import Table
 from strobe.perf.report.profile_pages import attribution_report
 from strobe.perf.report.write import render_markdown
+from strobe.perf.table.model import Table
 from strobe.perf.trace.events import HostEvent, MemoryTrack, Trace
 
 

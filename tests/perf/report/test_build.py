@@ -16,7 +16,8 @@ from strobe.core.errors import DataError
 from strobe.perf.records.record import Gate, Git
 from strobe.perf.records.store import seal
 from strobe.perf.report.build import build_report
-from strobe.perf.report.model import (
+from strobe.perf.report.write import write_report
+from strobe.perf.table.model import (
     ExactTime,
     Figure,
     Headlines,
@@ -34,7 +35,6 @@ from strobe.perf.report.model import (
     Videos,
     Waterfall,
 )
-from strobe.perf.report.write import write_report
 
 MakeRun = Callable[..., Path]
 CUT_SHORT = "the run was cut short (it has no last line): {} of 24 timed clips, and what came after them is missing"

@@ -11,8 +11,8 @@ import torch
 import strobe
 from strobe.perf.analysis.runs.compare import own_code
 from strobe.perf.report.build import build_report
-from strobe.perf.report.model import Ratio, verdict_words
 from strobe.perf.report.write import render_markdown
+from strobe.perf.table.model import Ratio, verdict_words
 from strobe.records import Clip, Excluded, Gate, Span, Variant
 
 MS = 1_000_000

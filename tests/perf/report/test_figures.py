@@ -16,9 +16,9 @@ from strobe.perf.report.blocks.breakdown import quality_section
 from strobe.perf.report.blocks.front import FrontPoint
 from strobe.perf.report.findings import find_latencies
 from strobe.perf.report.log_page import _mark
-from strobe.perf.report.model import Axis, Figure, Plane, PlotPoint, Ratio
 from strobe.perf.report.study import RunStudy, load_study
 from strobe.perf.report.svg import colour, draw_plane, linear_ticks
+from strobe.perf.table.model import Axis, Figure, Plane, PlotPoint, Ratio
 
 ROOT = Path(__file__).parents[3]
 CSS = (ROOT / "src" / "strobe" / "perf" / "report" / "page.css").read_text()

@@ -9,9 +9,9 @@ from reports import decode_report
 from strobe.core.costs import Cost
 from strobe.perf.analysis.runs.breakdown import REGIONS, REST, KernelProfile, Operation, Whole
 from strobe.perf.records.record import Clocks, Machine
-from strobe.perf.report.model import Missing, Report, Share, Table, Time, encode_report
 from strobe.perf.report.profile_pages import ProfileFacts, kernel_report
 from strobe.perf.report.write import render_markdown
+from strobe.perf.table.model import Missing, Report, Share, Table, Time, encode_report
 
 MS = 1_000_000
 

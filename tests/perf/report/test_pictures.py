@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from reports import decode_report
 from strobe.perf.report.blocks.kernels import MAX_SLICES, MAX_SLICES_BY_CLASS, Piece, draw_lanes, merged
-from strobe.perf.report.model import (
+from strobe.perf.report.svg import MAX_FRAMES, draw_flame, draw_strip, draw_waterfall
+from strobe.perf.report.write import render_html, render_markdown
+from strobe.perf.table.model import (
     Bar,
     Code,
     Column,
@@ -31,8 +33,6 @@ from strobe.perf.report.model import (
     Waterfall,
     encode_report,
 )
-from strobe.perf.report.svg import MAX_FRAMES, draw_flame, draw_strip, draw_waterfall
-from strobe.perf.report.write import render_html, render_markdown
 
 EVIL = (
     "</script><script>alert(1)</script>",

@@ -18,7 +18,7 @@ from strobe.perf.report.blocks.breakdown import (
     shares_table,
     stages_table,
 )
-from strobe.perf.report.model import Cell, Missing, Notes, Number, Ratio, Share, Table, Text, Time
+from strobe.perf.table.model import Cell, Missing, Notes, Number, Ratio, Share, Table, Text, Time
 from strobe.perf.trace import Trace
 
 H200 = device_peaks("NVIDIA H200")

@@ -19,7 +19,18 @@ from reports import decode_report
 from strobe.core.errors import StrobeError
 from strobe.core.printable import clean
 from strobe.perf.report.build import build_report
-from strobe.perf.report.model import (
+from strobe.perf.report.svg import RatioScale, esc, linear_ticks, percent, tick_text
+from strobe.perf.report.write import (
+    FORMATS,
+    MAX_PAGE_BYTES,
+    escape,
+    least_bytes,
+    render,
+    render_html,
+    render_markdown,
+    write_report,
+)
+from strobe.perf.table.model import (
     MAX_NAME,
     Banner,
     Code,
@@ -52,17 +63,6 @@ from strobe.perf.report.model import (
     exact_ms,
     shorten,
     significant,
-)
-from strobe.perf.report.svg import RatioScale, esc, linear_ticks, percent, tick_text
-from strobe.perf.report.write import (
-    FORMATS,
-    MAX_PAGE_BYTES,
-    escape,
-    least_bytes,
-    render,
-    render_html,
-    render_markdown,
-    write_report,
 )
 
 MakeRun = Callable[..., Path]

@@ -17,8 +17,8 @@ from strobe.perf.records.store import read_run
 from strobe.perf.report.blocks.answer import answers_of
 from strobe.perf.report.build import report_and_findings
 from strobe.perf.report.findings import Finding
-from strobe.perf.report.model import Report
 from strobe.perf.report.study import damage_of, only_pair
+from strobe.perf.table.model import Report
 
 COMPARED = Path(__file__).parents[3] / "benchmarks" / "engine-h200" / "compare"
 PASSES = "traces/ultra.passes.json.gz"

@@ -12,7 +12,11 @@ from made_traces import trace_of
 from reports import decode_report
 from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.report.blocks.kernels import MAX_MEMBERS
-from strobe.perf.report.model import (
+from strobe.perf.report.study import TraceOptions, TraceStudy
+from strobe.perf.report.trace_page.device import MAX_BINS, activity_section, gaps_section, launch_section
+from strobe.perf.report.trace_page.structure import device_kernels
+from strobe.perf.report.write import render_markdown
+from strobe.perf.table.model import (
     SCHEMA_VERSION,
     Code,
     Count,
@@ -28,10 +32,6 @@ from strobe.perf.report.model import (
     Text,
     encode_report,
 )
-from strobe.perf.report.study import TraceOptions, TraceStudy
-from strobe.perf.report.trace_page.device import MAX_BINS, activity_section, gaps_section, launch_section
-from strobe.perf.report.trace_page.structure import device_kernels
-from strobe.perf.report.write import render_markdown
 from strobe.perf.trace import DeviceEvent, HostEvent, HostEvents, Trace
 
 _SECTIONS = (activity_section, device_kernels, launch_section, gaps_section)

@@ -13,7 +13,11 @@ from made_traces import trace_of
 from reports import decode_report
 from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.analysis.structure.window import choose_window
-from strobe.perf.report.model import (
+from strobe.perf.report.study import TraceOptions, TraceStudy, trace_labels
+from strobe.perf.report.trace_page.device import memory_section
+from strobe.perf.report.trace_page.structure import MAX_DEPTH, MAX_FRAMES, collectives_section, ranges_section, steps_section
+from strobe.perf.report.write import render_html, render_markdown
+from strobe.perf.table.model import (
     SCHEMA_VERSION,
     Figure,
     Flame,
@@ -27,10 +31,6 @@ from strobe.perf.report.model import (
     Table,
     encode_report,
 )
-from strobe.perf.report.study import TraceOptions, TraceStudy, trace_labels
-from strobe.perf.report.trace_page.device import memory_section
-from strobe.perf.report.trace_page.structure import MAX_DEPTH, MAX_FRAMES, collectives_section, ranges_section, steps_section
-from strobe.perf.report.write import render_html, render_markdown
 from strobe.perf.trace import (
     Collective,
     CollectiveKind,

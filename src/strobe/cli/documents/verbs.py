@@ -7,10 +7,10 @@ from typing import Any, Final, TypeAlias
 
 from msgspec import UNSET, UnsetType
 
-from strobe.perf.report.blocks.rows import DocumentPart, col
 from strobe.perf.report.documents.runs import SCHEMA_VERSION, RunDocument
 from strobe.perf.report.documents.speedup import SpeedupDocument
 from strobe.perf.report.documents.trace import TraceDocument
+from strobe.perf.table.rows import DocumentPart, col
 
 Rows: TypeAlias = tuple[dict[str, Any], ...]
 Written = A[dict[str, str], col("paths of the written files, by kind, e.g. `html`; empty if none was written")]

@@ -68,8 +68,8 @@ def kernels(
         with ClockSampler(place) as sampler:
             found = profile_kernels(loaded, config, PROMPTS, device=place, iterations=iterations, cold=cold, progress=advance)
         described = replace(described, clocks=sampler.clocks())
-        from strobe.perf.report.model import Table, encode_report
         from strobe.perf.report.profile_pages import kernel_report
+        from strobe.perf.table.model import Table, encode_report
 
         report = kernel_report(found, described)
     written = write_page(report, out, out.with_suffix(".json"))

@@ -146,9 +146,9 @@ def stream(
     code, document = measure(case, plan, folder, (), output, progress=output.progress("profile"), into=True)
     if traced.breakdown:
         with output.progress("breakdown"):
-            from strobe.perf.report.model import Table
             from strobe.perf.report.run_page import breakdown_section
             from strobe.perf.report.study import load_study
+            from strobe.perf.table.model import Table
 
             found = breakdown_section(load_study([folder]))
         tables = [block for block in found.blocks if isinstance(block, Table)] if found is not None else []
@@ -221,8 +221,8 @@ def _attribution(folder: Path, attributed: AttributionFlags, output: Output) -> 
     if not records:
         return []
     with output.progress("attribution"):
-        from strobe.perf.report.model import Table
         from strobe.perf.report.profile_pages import attribution_report
+        from strobe.perf.table.model import Table
         from strobe.perf.trace import read_trace
 
         traces = [(record.variant, read_trace(file_inside(run.folder, record.path), ops=True)) for record in records]

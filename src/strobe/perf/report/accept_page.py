@@ -8,9 +8,11 @@ from typing import Final
 from strobe.core.errors import DataError
 from strobe.perf.records.record import Check, CheckGroup
 from strobe.perf.records.store import RunRecords, read_run
-from strobe.perf.report.blocks.fields import Field, end_banners, numeric, page, run_facts, table_of
+from strobe.perf.report.blocks.fields import end_banners, page, run_facts
 from strobe.perf.report.blocks.settings import settings_section
-from strobe.perf.report.model import (
+from strobe.perf.report.study import load_study
+from strobe.perf.table.fields import Field, numeric, table_of
+from strobe.perf.table.model import (
     Banner,
     Cell,
     Code,
@@ -23,7 +25,6 @@ from strobe.perf.report.model import (
     Text,
     significant,
 )
-from strobe.perf.report.study import load_study
 
 _GROUPS: Final[dict[CheckGroup, str]] = {
     "weights": "Weights",

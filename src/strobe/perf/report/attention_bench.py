@@ -14,12 +14,14 @@ from strobe.core.spans import NAMES
 from strobe.perf.analysis.device.roofline import Roofline
 from strobe.perf.analysis.runs.grid import CellRun, GridContestant, GridSpeedup, read_grid, speedup
 from strobe.perf.records.record import COSINE, L1, LSE, MATMUL, PEAK, RECALL, RMSE, SAVED, TEMPORARY, WHOLE, Gate
-from strobe.perf.report.blocks.fields import Field, count, heads, numeric, ratio_cell, rows_of, table_of, time
+from strobe.perf.report.blocks.fields import ratio_cell
 from strobe.perf.report.blocks.grid import NONE, Entry, absent_table, bars_figure, curves, grid_page, plane_of, timed_fields
 from strobe.perf.report.blocks.kernels import AT_CLOCK, NO_CLOCK, device_note, of_cost, ran_at, rate_fields, rate_number
 from strobe.perf.report.blocks.referee import judged_sections
 from strobe.perf.report.blocks.settings import banners
-from strobe.perf.report.model import (
+from strobe.perf.report.study import load_study
+from strobe.perf.table.fields import Field, count, heads, numeric, rows_of, table_of, time
+from strobe.perf.table.model import (
     Axis,
     Banner,
     Block,
@@ -42,7 +44,6 @@ from strobe.perf.report.model import (
     Whiskers,
     bytes_cell,
 )
-from strobe.perf.report.study import load_study
 
 SERIALISED: Final = "launches were serialised (CUDA_LAUNCH_BLOCKING): never compared"
 _STOP: Final = Banner("stop", "Serialised run: nothing in it is compared.", (SERIALISED,))

@@ -16,11 +16,11 @@ from strobe.perf.report.accept_page import accept_report, is_acceptance
 from strobe.perf.report.calls_page import calls_report
 from strobe.perf.report.dit_page import dit_report, is_dit_run
 from strobe.perf.report.findings import Finding
-from strobe.perf.report.model import Report
 from strobe.perf.report.profile_pages import attention_report, is_attention_run, trace_files
 from strobe.perf.report.run_page import run_report
 from strobe.perf.report.serve_page import serve_report
 from strobe.perf.report.study import RunStudy, load_study, plugged_sections
+from strobe.perf.table.model import Report
 
 
 def build_report(

@@ -12,24 +12,13 @@ from strobe.perf.analysis.ledger.account import Ledger
 from strobe.perf.analysis.runs.compare import OwnCode, own_code
 from strobe.perf.records.record import Header
 from strobe.perf.report.blocks.answer import ledger_blocks, speedups
-from strobe.perf.report.blocks.fields import (
-    Field,
-    Unit,
-    count,
-    numeric,
-    page,
-    pair_fields,
-    ratio_cell,
-    slow_end,
-    speedup_headline,
-    table_of,
-    time,
-    verdict_cell,
-)
+from strobe.perf.report.blocks.fields import page, pair_fields, ratio_cell, slow_end, speedup_headline, verdict_cell
 from strobe.perf.report.blocks.kernels import run_kernels
 from strobe.perf.report.blocks.settings import banners, environment_table, gates_table, timed_facts
 from strobe.perf.report.findings import Finding, find
-from strobe.perf.report.model import (
+from strobe.perf.report.study import RunStudy
+from strobe.perf.table.fields import Field, Unit, count, numeric, table_of, time
+from strobe.perf.table.model import (
     Axis,
     Block,
     Cell,
@@ -48,7 +37,6 @@ from strobe.perf.report.model import (
     bytes_cell,
     significant,
 )
-from strobe.perf.report.study import RunStudy
 
 _UNITS: Final[tuple[tuple[float, Unit], ...]] = ((1e3, "ns"), (1e6, "µs"), (1e10, "ms"))
 _NOT_TIMED: Final = "it was not timed"

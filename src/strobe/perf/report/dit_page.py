@@ -15,22 +15,13 @@ from strobe.perf.analysis.runs.compare import stage_time
 from strobe.perf.records.store import RunRecords
 from strobe.perf.report.blocks.answer import ANSWER, answer_sections, ledger_blocks, speedups
 from strobe.perf.report.blocks.breakdown import quality_table, stages_section
-from strobe.perf.report.blocks.fields import (
-    Field,
-    notes_section,
-    numeric,
-    page,
-    ratio_cell,
-    run_facts,
-    table_of,
-    time,
-    verdict_cell,
-)
+from strobe.perf.report.blocks.fields import notes_section, page, ratio_cell, run_facts, verdict_cell
 from strobe.perf.report.blocks.kernels import attention_sections, run_kernels
 from strobe.perf.report.blocks.settings import banners, settings_section
 from strobe.perf.report.findings import Finding, find
-from strobe.perf.report.model import Block, Cell, Fact, Missing, Notes, Number, Ratio, Report, Section, Share, Table, Text
 from strobe.perf.report.study import Profile, RunStudy, Subject, only_pair
+from strobe.perf.table.fields import Field, numeric, table_of, time
+from strobe.perf.table.model import Block, Cell, Fact, Missing, Notes, Number, Ratio, Report, Section, Share, Table, Text
 
 # Pairs of variants to compare in a run: eager with eager, compiled with compiled.
 

@@ -12,12 +12,14 @@ from strobe.perf.analysis.ledger.account import NAMELESS, AccountLevel, Ledger, 
 from strobe.perf.records.record import CELLS, read_plan
 from strobe.perf.records.store import read_run, records_in
 from strobe.perf.report.blocks.answer import change_sections
-from strobe.perf.report.blocks.fields import Field, heads, numeric, page, ratio_cell, rows_of, table_of, time, verdict_cell
+from strobe.perf.report.blocks.fields import page, ratio_cell, verdict_cell
 from strobe.perf.report.blocks.front import BEST, FrontPoint, front
 from strobe.perf.report.blocks.optimisation_log import METRIC, LogEntry, decide, log_sections, read_entries, speedups
 from strobe.perf.report.blocks.settings import banners, settings_section
 from strobe.perf.report.findings import Finding, find
-from strobe.perf.report.model import (
+from strobe.perf.report.study import load_study
+from strobe.perf.table.fields import Field, heads, numeric, rows_of, table_of, time
+from strobe.perf.table.model import (
     Axis,
     Block,
     Cell,
@@ -35,7 +37,6 @@ from strobe.perf.report.model import (
     Table,
     Text,
 )
-from strobe.perf.report.study import load_study
 
 
 def vary_report(folder: Path) -> Report:

@@ -30,21 +30,7 @@ from strobe.perf.analysis.runs.compare import Comparison, compare_stage, side_cl
 from strobe.perf.measure.stats import outliers, percentile, tail
 from strobe.perf.records.record import Clocks, Machine, SpanCost
 from strobe.perf.records.store import RunRecords
-from strobe.perf.report.blocks.fields import (
-    Field,
-    count,
-    heads,
-    numeric,
-    page,
-    pair_fields,
-    ratio_cell,
-    rows_of,
-    share_cell,
-    share_of,
-    slow_end,
-    table_of,
-    time,
-)
+from strobe.perf.report.blocks.fields import page, pair_fields, ratio_cell, slow_end
 from strobe.perf.report.blocks.kernels import (
     anomaly_notes,
     clock_notes,
@@ -57,7 +43,9 @@ from strobe.perf.report.blocks.kernels import (
     rate_number,
 )
 from strobe.perf.report.blocks.settings import banners, gates_table, settings_section
-from strobe.perf.report.model import (
+from strobe.perf.report.study import RunStudy, Subject
+from strobe.perf.table.fields import Field, count, heads, numeric, rows_of, share_cell, share_of, table_of, time
+from strobe.perf.table.model import (
     Banner,
     Block,
     Cell,
@@ -74,7 +62,6 @@ from strobe.perf.report.model import (
     Text,
     bytes_cell,
 )
-from strobe.perf.report.study import RunStudy, Subject
 from strobe.perf.trace.events import MemoryTrack, Trace
 
 # The page of one attention call from a run folder: gates, times, speedups, roofline, and the sections of its traces.

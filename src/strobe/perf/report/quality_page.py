@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from strobe.perf.records.record import Quality
 from strobe.perf.report.blocks.breakdown import quality_table
-from strobe.perf.report.blocks.fields import beside, page, table_of
-from strobe.perf.report.model import Count, Fact, Report, Section, Table, Text
+from strobe.perf.report.blocks.fields import page
+from strobe.perf.table.fields import beside, table_of
+from strobe.perf.table.model import Count, Fact, Report, Section, Table, Text
 
 _LEAD = (
     "Fidelity numbers compare pixels, frame by frame, with the reference. They say how far a clip moved from it, not "

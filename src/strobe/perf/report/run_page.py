@@ -50,18 +50,12 @@ from strobe.perf.report.blocks.breakdown import (
     stages_section,
 )
 from strobe.perf.report.blocks.fields import (
-    Field,
-    beside,
     clips_section,
-    count,
     notes_section,
-    numeric,
     page,
     pair_fields,
     ratio_cell,
     speedup_headline,
-    table_of,
-    time,
     verdict_cell,
 )
 from strobe.perf.report.blocks.kernels import (
@@ -82,7 +76,9 @@ from strobe.perf.report.blocks.kernels import (
 )
 from strobe.perf.report.blocks.settings import banners, differences, settings_section, timed_facts
 from strobe.perf.report.findings import Finding, find, find_latencies
-from strobe.perf.report.model import (
+from strobe.perf.report.study import Profile, RunStudy, Subject
+from strobe.perf.table.fields import Field, beside, count, numeric, table_of, time
+from strobe.perf.table.model import (
     Axis,
     Block,
     Cell,
@@ -109,7 +105,6 @@ from strobe.perf.report.model import (
     Whiskers,
     bytes_cell,
 )
-from strobe.perf.report.study import Profile, RunStudy, Subject
 
 # The headline, and the chain of speedups from the attention kernel to end to end.
 

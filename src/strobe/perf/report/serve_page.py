@@ -11,8 +11,9 @@ from strobe.perf.analysis.runs.latency import HELD, LoadFigures, figures_of
 from strobe.perf.measure.stats import percentile
 from strobe.perf.records.record import Served, Viewer
 from strobe.perf.records.store import RunRecords, read_run
-from strobe.perf.report.blocks.fields import Field, count, end_banners, numeric, page, run_facts, table_of, time
-from strobe.perf.report.model import (
+from strobe.perf.report.blocks.fields import end_banners, page, run_facts
+from strobe.perf.table.fields import Field, count, numeric, table_of, time
+from strobe.perf.table.model import (
     Axis,
     Fact,
     Figure,

@@ -34,7 +34,7 @@ from strobe.perf.analysis.structure.window import choose_window
 from strobe.perf.records.record import LaunchedPasses, Variant
 from strobe.perf.records.record import Trace as TraceRecord
 from strobe.perf.records.store import RunRecords, read_run
-from strobe.perf.report.model import Section
+from strobe.perf.table.model import Section
 from strobe.perf.trace import Trace, captures_of, find_traces, read_trace
 
 # Input of a report: the variants of one or several runs, in a fixed order, with their traced windows.
@@ -425,7 +425,7 @@ def plugged_sections(study: RunStudy) -> tuple[Section, ...]:
         made, why = (None, plugin.broken) if plugin.broken else tried(partial(_sections, plugin, study))
         wrong = [each for each in made or () if not isinstance(each, Section)]
         if wrong:
-            why = f"it returned a {type(wrong[0]).__name__}, not sections of strobe.perf.report.model"
+            why = f"it returned a {type(wrong[0]).__name__}, not sections of strobe.perf.table.model"
         if why:
             tell_broken(plugin, why)
         else:

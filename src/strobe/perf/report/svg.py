@@ -11,7 +11,7 @@ from itertools import groupby, pairwise
 from typing import Final, NamedTuple
 
 from strobe.core.printable import clean
-from strobe.perf.report.model import (
+from strobe.perf.table.model import (
     Axis,
     Bar,
     Flame,

@@ -16,20 +16,10 @@ from strobe.perf.analysis.runs.grid import CellRun, GridContestant, read_grid
 from strobe.perf.analysis.runs.rank_calls import CallCollective, CallRegion, Parts, RankCall, collectives, parts, typical
 from strobe.perf.measure.stats import percentile
 from strobe.perf.records.record import CALL, GUIDE, TOTAL, Links, Mode, SentMessage
-from strobe.perf.report.blocks.fields import (
-    Field,
-    beside,
-    count,
-    damage_banners,
-    heads,
-    numeric,
-    rows_of,
-    share_of,
-    table_of,
-    time,
-)
+from strobe.perf.report.blocks.fields import damage_banners
 from strobe.perf.report.blocks.grid import NONE, Entry, absent_table, bars_figure, curves, grid_page, timed_fields
-from strobe.perf.report.model import (
+from strobe.perf.table.fields import Field, beside, count, heads, numeric, rows_of, share_of, table_of, time
+from strobe.perf.table.model import (
     Axis,
     Banner,
     Block,

@@ -15,7 +15,21 @@ import msgspec
 
 from strobe.core.files import write_together
 from strobe.core.printable import clean
-from strobe.perf.report.model import (
+from strobe.perf.report.svg import (
+    MAX_FRAMES,
+    RatioScale,
+    draw_flame,
+    draw_plane,
+    draw_strip,
+    draw_timeline,
+    draw_waterfall,
+    draw_whiskers,
+    esc,
+    hatch_patterns,
+    ratio_axis,
+    whisker_svg,
+)
+from strobe.perf.table.model import (
     Banner,
     Block,
     Cell,
@@ -46,21 +60,7 @@ from strobe.perf.report.model import (
     encode_report,
     ratio_text,
 )
-from strobe.perf.report.model import Text as TextCell
-from strobe.perf.report.svg import (
-    MAX_FRAMES,
-    RatioScale,
-    draw_flame,
-    draw_plane,
-    draw_strip,
-    draw_timeline,
-    draw_waterfall,
-    draw_whiskers,
-    esc,
-    hatch_patterns,
-    ratio_axis,
-    whisker_svg,
-)
+from strobe.perf.table.model import Text as TextCell
 
 # The report as one HTML file that needs nothing else: inline style, script and SVG, no address outside the folder.
 

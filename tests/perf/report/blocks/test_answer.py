@@ -15,7 +15,7 @@ from strobe.perf.analysis.ledger.account import Part, total
 from strobe.perf.analysis.ledger.speedup import Answer, PartLine
 from strobe.perf.report.blocks.answer import COMPUTE_BOUND, answers_of, limit
 from strobe.perf.report.build import build_report
-from strobe.perf.report.model import Block, Figure, Table, Text, Waterfall
+from strobe.perf.table.model import Block, Figure, Table, Text, Waterfall
 
 MakeRun = Callable[..., Path]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from strobe.perf.report.build import build_report
-from strobe.perf.report.model import Notes
+from strobe.perf.table.model import Notes
 
 
 def notes(folder: Path) -> str:

@@ -13,9 +13,9 @@ import pytest
 from strobe.perf.analysis.runs.latency import latencies
 from strobe.perf.records.store import RunRecords, read_run, seal
 from strobe.perf.report.build import build_report
-from strobe.perf.report.model import Missing, Number, Report, Section, Share, Table, Text, Time
 from strobe.perf.report.run_page import _roofs as roofs_of
 from strobe.perf.report.study import load_study
+from strobe.perf.table.model import Missing, Number, Report, Section, Share, Table, Text, Time
 
 MakeRun = Callable[..., Path]
 FLOPS, READ, WRITE = 10 * 10**12, 6 * 10**9, 4 * 10**9

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from strobe.perf.report.model import ExactTime, Figure, Section
 from strobe.perf.report.run_page import timeline_section
 from strobe.perf.report.study import load_study
+from strobe.perf.table.model import ExactTime, Figure, Section
 
 COMPARED = Path(__file__).parents[4] / "benchmarks" / "engine-h200" / "compare"
 

@@ -29,7 +29,10 @@ from strobe.perf.report.blocks.logs import (
 )
 from strobe.perf.report.documents.runs import to_json
 from strobe.perf.report.documents.speedup import speedup_document
-from strobe.perf.report.model import (
+from strobe.perf.report.speedup_page.build import anomalies, build_speedup_report
+from strobe.perf.report.speedup_page.study import SideRequest, SpeedupRequest, SpeedupStudy, load_speedup
+from strobe.perf.report.write import render_html, render_markdown
+from strobe.perf.table.model import (
     Count,
     ExactTime,
     Figure,
@@ -43,9 +46,6 @@ from strobe.perf.report.model import (
     Whiskers,
     encode_report,
 )
-from strobe.perf.report.speedup_page.build import anomalies, build_speedup_report
-from strobe.perf.report.speedup_page.study import SideRequest, SpeedupRequest, SpeedupStudy, load_speedup
-from strobe.perf.report.write import render_html, render_markdown
 
 CAPTURES = Path(__file__).parents[4] / "benchmarks" / "presets-h200" / "traces"
 

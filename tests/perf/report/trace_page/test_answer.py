@@ -8,10 +8,10 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from strobe.perf.report.documents.api import read_trace
-from strobe.perf.report.model import Banner, Notes
 from strobe.perf.report.study import TraceOptions, load_trace_study
 from strobe.perf.report.trace_page.build import build_trace_report
 from strobe.perf.report.write import render_html, render_markdown
+from strobe.perf.table.model import Banner, Notes
 from synthetic import event, kernel, launch
 
 

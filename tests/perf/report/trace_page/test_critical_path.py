@@ -8,10 +8,10 @@ import pytest
 
 import strobe
 from captures import H200
-from strobe.perf.report.model import ExactTime, Table
 from strobe.perf.report.study import TraceOptions, load_trace_study
 from strobe.perf.report.trace_page.build import build_trace_report, critical_path_section
 from strobe.perf.report.write import render_markdown
+from strobe.perf.table.model import ExactTime, Table
 
 
 def _page(path: Path, **options: object) -> str:

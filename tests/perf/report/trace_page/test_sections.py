@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from made_traces import trace_of
 from source import ROOT
-from strobe.perf.report.model import Code, Count, ExactTime, Missing, Number, Table
 from strobe.perf.report.study import TraceOptions, TraceStudy
 from strobe.perf.report.trace_page.device import _MEANING
 from strobe.perf.report.trace_page.structure import sections_section
+from strobe.perf.table.model import Code, Count, ExactTime, Missing, Number, Table
 from strobe.perf.trace import DeviceEvent
 
 ROWS = [

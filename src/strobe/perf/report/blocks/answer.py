@@ -28,21 +28,11 @@ from strobe.perf.analysis.ledger.account import (
 from strobe.perf.analysis.ledger.speedup import Answer, ClipAnswer, PartLine
 from strobe.perf.analysis.runs.compare import Comparison, SideClocks, apart, side_clocks
 from strobe.perf.measure.stats import Interval, Verdict, paired_interval
-from strobe.perf.report.blocks.fields import (
-    Field,
-    both_sides,
-    count,
-    heads,
-    level_word,
-    line_word,
-    numeric,
-    ratio_cell,
-    rows_of,
-    share_cell,
-    table_of,
-)
+from strobe.perf.report.blocks.fields import level_word, line_word, ratio_cell
 from strobe.perf.report.findings import Finding
-from strobe.perf.report.model import (
+from strobe.perf.report.study import Subject
+from strobe.perf.table.fields import Field, both_sides, count, heads, numeric, rows_of, share_cell, table_of
+from strobe.perf.table.model import (
     Bar,
     Block,
     Cell,
@@ -64,7 +54,6 @@ from strobe.perf.report.model import (
     exact_ms,
     significant,
 )
-from strobe.perf.report.study import Subject
 
 # Waterfall from the time before to the time after, with one bar for each line of a ledger.
 

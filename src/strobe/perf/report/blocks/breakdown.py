@@ -17,24 +17,12 @@ from strobe.perf.analysis.runs.compare import STAGES, Comparison, SideClocks, St
 from strobe.perf.analysis.runs.latency import Latencies
 from strobe.perf.analysis.runs.timeline import Path
 from strobe.perf.records.record import Clip, Quality, SpanCost
-from strobe.perf.report.blocks.fields import (
-    Field,
-    beside,
-    count,
-    heads,
-    numeric,
-    ratio_cell,
-    rows_of,
-    share_cell,
-    share_of,
-    table_of,
-    tail_cell,
-    time,
-    verdict_cell,
-)
+from strobe.perf.report.blocks.fields import ratio_cell, tail_cell, verdict_cell
 from strobe.perf.report.blocks.kernels import anomaly_notes, clock_notes, device_note, of_cost, ran_at, rate_fields
 from strobe.perf.report.findings import Finding
-from strobe.perf.report.model import (
+from strobe.perf.report.study import RunStudy, Subject
+from strobe.perf.table.fields import Field, beside, count, heads, numeric, rows_of, share_cell, share_of, table_of, time
+from strobe.perf.table.model import (
     Axis,
     Block,
     Cell,
@@ -54,7 +42,6 @@ from strobe.perf.report.model import (
     Time,
     time_text,
 )
-from strobe.perf.report.study import RunStudy, Subject
 
 # Tables of a breakdown: shares of pieces, stages, layers, gaps between pieces, and two runs compared piece by piece.
 

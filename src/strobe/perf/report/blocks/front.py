@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from strobe.perf.report.model import Ratio
+from strobe.perf.table.model import Ratio
 
 BEST: Final = 60.0
 """Quality from which pictures count as equal, dB: a mean error of a quarter of an 8-bit step."""

@@ -7,19 +7,11 @@ from itertools import accumulate
 from typing import Final, TypeAlias, TypeVar
 
 from strobe.perf.analysis.runs.grid import CellRun, GridContestant, Outcome, speedup
-from strobe.perf.report.blocks.fields import (
-    Field,
-    beside,
-    count,
-    numeric,
-    page,
-    ratio_cell,
-    table_of,
-    unread_banners,
-    verdict_cell,
-)
+from strobe.perf.report.blocks.fields import page, ratio_cell, unread_banners, verdict_cell
 from strobe.perf.report.blocks.settings import settings_section
-from strobe.perf.report.model import (
+from strobe.perf.report.study import load_study
+from strobe.perf.table.fields import Field, beside, count, numeric, table_of
+from strobe.perf.table.model import (
     Axis,
     Banner,
     Bar,
@@ -38,7 +30,6 @@ from strobe.perf.report.model import (
     Text,
     Waterfall,
 )
-from strobe.perf.report.study import load_study
 
 T = TypeVar("T")
 Entry: TypeAlias = tuple[CellRun, GridContestant]

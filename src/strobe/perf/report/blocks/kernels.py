@@ -23,22 +23,10 @@ from strobe.perf.analysis.runs.breakdown import region_kernels
 from strobe.perf.analysis.runs.compare import SideClocks
 from strobe.perf.analysis.structure.sections import FocalKernels, Sections, skipped_text
 from strobe.perf.records.record import SpanCost
-from strobe.perf.report.blocks.fields import (
-    Field,
-    count,
-    count_cell,
-    exact_cell,
-    exact_time,
-    heads,
-    line_word,
-    numeric,
-    rows_of,
-    spread,
-    table_of,
-    time,
-)
-from strobe.perf.report.blocks.rows import OnDevice, col, columns, part_of, term
-from strobe.perf.report.model import (
+from strobe.perf.report.blocks.fields import line_word, spread
+from strobe.perf.report.study import Profile, RunStudy, Subject
+from strobe.perf.table.fields import Field, count, count_cell, exact_cell, exact_time, heads, numeric, rows_of, table_of, time
+from strobe.perf.table.model import (
     GAPS,
     Block,
     Cell,
@@ -59,7 +47,7 @@ from strobe.perf.report.model import (
     Timeline,
     time_text,
 )
-from strobe.perf.report.study import Profile, RunStudy, Subject
+from strobe.perf.table.rows import OnDevice, col, columns, part_of, term
 
 # Columns and cells of rates against the peaks of a device.
 

@@ -12,8 +12,9 @@ from strobe.core.printable import first_of
 from strobe.perf.analysis.runs.log_times import OUTLIER, SeriesSummary, StageRounds
 from strobe.perf.logs.reader import sha256_of
 from strobe.perf.logs.series import Example, Log, Resolved, Series, short
-from strobe.perf.report.blocks.fields import Field, beside, count, exact_cell, heads, rows_of, spread, table_of
-from strobe.perf.report.model import Block, Code, ExactTime, Missing, Section, Table, Text
+from strobe.perf.report.blocks.fields import spread
+from strobe.perf.table.fields import Field, beside, count, exact_cell, heads, rows_of, table_of
+from strobe.perf.table.model import Block, Code, ExactTime, Missing, Section, Table, Text
 
 T = TypeVar("T")
 _RANGES: Final = 6

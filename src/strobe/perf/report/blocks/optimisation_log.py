@@ -17,8 +17,9 @@ from strobe.perf.analysis.runs.latency import NS, Latencies, Summary, SwitchCost
 from strobe.perf.measure.stats import FLOOR, P99_SAMPLES
 from strobe.perf.records.record import Gate, Quality, Variant, Workload
 from strobe.perf.records.store import FILES, RunRecords, read_run, superseded
-from strobe.perf.report.blocks.fields import Field, count, numeric, ratio_cell, table_of, time
-from strobe.perf.report.model import Cell, Missing, Notes, Number, Section, Speedup, Table, Text, Tone, bytes_cell
+from strobe.perf.report.blocks.fields import ratio_cell
+from strobe.perf.table.fields import Field, count, numeric, table_of, time
+from strobe.perf.table.model import Cell, Missing, Notes, Number, Section, Speedup, Table, Text, Tone, bytes_cell
 
 # Entries of the optimisation log: every variant of every recorded run.
 

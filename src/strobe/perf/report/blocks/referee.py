@@ -11,10 +11,10 @@ from typing import Any, Final
 
 from strobe.perf.analysis.runs.grid import GridContestant, speedup
 from strobe.perf.records.record import RECALL, RELATIVE, WORST_HEAD, Contestant
-from strobe.perf.report.blocks.fields import Field, numeric, table_of, time
 from strobe.perf.report.blocks.front import FrontPoint, front
 from strobe.perf.report.blocks.grid import timed_fields
-from strobe.perf.report.model import Axis, Figure, Number, Plane, PlotPoint, Section, Share, Table, Text
+from strobe.perf.table.fields import Field, numeric, table_of, time
+from strobe.perf.table.model import Axis, Figure, Number, Plane, PlotPoint, Section, Share, Table, Text
 
 LIMITS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 """Relative errors that the answer tries one after the other."""

@@ -8,9 +8,10 @@ from typing import Final
 
 from strobe.perf.records.record import CUSTOM, Clocks, Gate, Header, Variant
 from strobe.perf.records.store import RunRecords
-from strobe.perf.report.blocks.fields import Field, beside, damage_banner, run_facts, table_of
-from strobe.perf.report.model import Banner, Cell, Code, Count, Fact, Section, Table, Text, bytes_cell
+from strobe.perf.report.blocks.fields import damage_banner, run_facts
 from strobe.perf.report.study import Profile, RunStudy, Subject, damage_of
+from strobe.perf.table.fields import Field, beside, table_of
+from strobe.perf.table.model import Banner, Cell, Code, Count, Fact, Section, Table, Text, bytes_cell
 
 # Settings of a report: environment, variants, optimisations that differ; and banners to read first.
 

@@ -15,8 +15,8 @@ from strobe.core.notebook import html_table
 from strobe.perf.report.build import build_report
 from strobe.perf.report.documents.api import compare_runs
 from strobe.perf.report.documents.runs import CallsRow, RunDocument
-from strobe.perf.report.model import Ratio, significant, verdict_words
 from strobe.perf.report.write import FORMATS, Format, render
+from strobe.perf.table.model import Ratio, significant, verdict_words
 
 _SHOWN: Final = (
     "name",

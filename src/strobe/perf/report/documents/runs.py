@@ -19,10 +19,10 @@ from strobe.perf.analysis.comparable import compare_variants
 from strobe.perf.analysis.ledger.account import Ledger
 from strobe.perf.analysis.runs.compare import OwnCode, is_own_code, own_code
 from strobe.perf.records.store import RunRecords
-from strobe.perf.report.blocks.fields import level_word, line_word
-from strobe.perf.report.blocks.rows import DocumentPart, col, ends, part_of
+from strobe.perf.report.blocks.fields import ends, level_word, line_word
 from strobe.perf.report.findings import Finding
-from strobe.perf.report.model import Report
+from strobe.perf.table.model import Report
+from strobe.perf.table.rows import DocumentPart, col, part_of
 
 # Base of all documents: tables of flat rows that convert to dictionaries and display in a notebook.
 

@@ -18,11 +18,11 @@ from strobe.perf.analysis.structure.sections import FocalKernels
 from strobe.perf.logs.series import Log
 from strobe.perf.report.blocks.answer import limit
 from strobe.perf.report.blocks.logs import round_label
-from strobe.perf.report.blocks.rows import DocumentPart, col, part_of
 from strobe.perf.report.documents.runs import Document
 from strobe.perf.report.speedup_page.build import anomalies, contradictions, headline, headline_levels
 from strobe.perf.report.speedup_page.study import LoadedSide, SpeedupStudy
 from strobe.perf.report.speedup_page.tables import After, Before, LedgerPart, LevelPart, NodePart, TimesPart, no_account
+from strobe.perf.table.rows import DocumentPart, col, part_of
 
 # JSON documents of logs and traces: exact integers in nanoseconds, averages as numbers.
 

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 from strobe.perf.analysis.structure.steps import NoSteps
 from strobe.perf.report.blocks.kernels import KernelNameRow, KernelRow
-from strobe.perf.report.blocks.rows import col
 from strobe.perf.report.documents.runs import Document, table_kinds
 from strobe.perf.report.study import TraceStudy
 from strobe.perf.report.trace_page import tables
+from strobe.perf.table.rows import col
 
 
 class TraceDocument(Document, frozen=True, kw_only=True):

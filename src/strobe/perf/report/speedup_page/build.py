@@ -17,9 +17,25 @@ from strobe.perf.analysis.ledger.speedup import DRIFT, Answer, LevelFigure, Leve
 from strobe.perf.analysis.ledger.traces import FOCAL_NAME
 from strobe.perf.analysis.structure.steps import NoSteps, Steps
 from strobe.perf.report.blocks.answer import ANSWER, SHORT_NS, answer_figure, faster, limit, line_name, part_fields, rest_words
-from strobe.perf.report.blocks.fields import beside, damage_banners, heads, page, rows_of, table_of
+from strobe.perf.report.blocks.fields import damage_banners, page
 from strobe.perf.report.blocks.logs import attention_section, input_file, inputs_section, stages_section, unit_notes
-from strobe.perf.report.model import (
+from strobe.perf.report.speedup_page.study import LoadedSide, SpeedupStudy
+from strobe.perf.report.speedup_page.tables import (
+    LEVEL_TITLES,
+    flame_section,
+    focal_kernels,
+    ladder,
+    ledger_section,
+    levels_section,
+    line_title,
+    ms,
+    no_account,
+    sections_section,
+    speedups,
+    timeline_section,
+)
+from strobe.perf.table.fields import beside, heads, rows_of, table_of
+from strobe.perf.table.model import (
     Banner,
     Block,
     Code,
@@ -36,21 +52,6 @@ from strobe.perf.report.model import (
     Tone,
     shorten,
     significant,
-)
-from strobe.perf.report.speedup_page.study import LoadedSide, SpeedupStudy
-from strobe.perf.report.speedup_page.tables import (
-    LEVEL_TITLES,
-    flame_section,
-    focal_kernels,
-    ladder,
-    ledger_section,
-    levels_section,
-    line_title,
-    ms,
-    no_account,
-    sections_section,
-    speedups,
-    timeline_section,
 )
 
 # Notes on the numbers: units, warm-up, anomalies, and what could not be computed.

@@ -25,20 +25,7 @@ from strobe.perf.report.blocks.answer import (
     waterfall,
     whisker_words,
 )
-from strobe.perf.report.blocks.fields import (
-    Field,
-    both_sides,
-    count,
-    exact_cell,
-    exact_time,
-    heads,
-    numeric,
-    padded,
-    rows_of,
-    share_cell,
-    table_of,
-    verdict_cell,
-)
+from strobe.perf.report.blocks.fields import ends, verdict_cell
 from strobe.perf.report.blocks.kernels import (
     Listed,
     MeasuredSections,
@@ -54,8 +41,21 @@ from strobe.perf.report.blocks.kernels import (
     section_notes,
 )
 from strobe.perf.report.blocks.logs import unit_notes
-from strobe.perf.report.blocks.rows import DocumentPart, col, columns, ends, exact_sum, exact_text, part_of
-from strobe.perf.report.model import (
+from strobe.perf.report.speedup_page.study import NO_TRACE, LoadedSide, SpeedupStudy
+from strobe.perf.table.fields import (
+    Field,
+    both_sides,
+    count,
+    exact_cell,
+    exact_time,
+    heads,
+    numeric,
+    padded,
+    rows_of,
+    share_cell,
+    table_of,
+)
+from strobe.perf.table.model import (
     Block,
     Cell,
     Code,
@@ -78,7 +78,7 @@ from strobe.perf.report.model import (
     Whisker,
     Whiskers,
 )
-from strobe.perf.report.speedup_page.study import NO_TRACE, LoadedSide, SpeedupStudy
+from strobe.perf.table.rows import DocumentPart, col, columns, exact_sum, exact_text, part_of
 from strobe.perf.trace import Trace
 
 # Speedups at every level, and the account from one kernel to the stage.

@@ -14,34 +14,7 @@ from strobe.perf.analysis.device.kernels import KernelKind, KernelTableRow, kern
 from strobe.perf.analysis.device.launch import integrity
 from strobe.perf.analysis.structure.captures import holds_captures
 from strobe.perf.analysis.structure.steps import Step, Steps
-from strobe.perf.report.blocks.fields import (
-    Field,
-    heads,
-    numeric,
-    padded,
-    page,
-    rows_of,
-    share_cell,
-    table_of,
-)
-from strobe.perf.report.blocks.rows import columns
-from strobe.perf.report.model import (
-    Banner,
-    Block,
-    Cell,
-    Code,
-    Count,
-    ExactTime,
-    Fact,
-    Missing,
-    Notes,
-    Report,
-    Section,
-    Table,
-    Text,
-    shorten,
-    significant,
-)
+from strobe.perf.report.blocks.fields import page
 from strobe.perf.report.study import TraceStudy
 from strobe.perf.report.trace_page import tables
 from strobe.perf.report.trace_page.device import (
@@ -65,6 +38,25 @@ from strobe.perf.report.trace_page.structure import (
     steps_section,
     uneven_text,
 )
+from strobe.perf.table.fields import Field, heads, numeric, padded, rows_of, share_cell, table_of
+from strobe.perf.table.model import (
+    Banner,
+    Block,
+    Cell,
+    Code,
+    Count,
+    ExactTime,
+    Fact,
+    Missing,
+    Notes,
+    Report,
+    Section,
+    Table,
+    Text,
+    shorten,
+    significant,
+)
+from strobe.perf.table.rows import columns
 from strobe.perf.trace import Trace
 
 # Critical path of each trace, and the length of the trace without parts of it.

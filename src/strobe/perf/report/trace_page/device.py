@@ -32,7 +32,11 @@ from strobe.perf.analysis.device.launch import (
 )
 from strobe.perf.analysis.structure.memory import MemoryUse
 from strobe.perf.analysis.structure.steps import Step, Steps
-from strobe.perf.report.blocks.fields import (
+from strobe.perf.report.blocks.fields import spread
+from strobe.perf.report.blocks.kernels import Piece, class_table, draw_lanes, merged
+from strobe.perf.report.study import TraceStudy
+from strobe.perf.report.trace_page import tables
+from strobe.perf.table.fields import (
     Field,
     beside,
     count,
@@ -42,13 +46,10 @@ from strobe.perf.report.blocks.fields import (
     numeric,
     rows_of,
     share_cell,
-    spread,
     table_of,
     time,
 )
-from strobe.perf.report.blocks.kernels import Piece, class_table, draw_lanes, merged
-from strobe.perf.report.blocks.rows import columns, part_of
-from strobe.perf.report.model import (
+from strobe.perf.table.model import (
     Axis,
     Block,
     Cell,
@@ -68,8 +69,7 @@ from strobe.perf.report.model import (
     Text,
     exact_ms,
 )
-from strobe.perf.report.study import TraceStudy
-from strobe.perf.report.trace_page import tables
+from strobe.perf.table.rows import columns, part_of
 from strobe.perf.trace.events import DEVICE_KINDS
 
 # Devices of a study: their names in tables, and the style of their activity in pictures.

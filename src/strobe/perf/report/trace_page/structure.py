@@ -33,21 +33,7 @@ from strobe.perf.analysis.structure.ranges import COMMUNICATION, CallNode, Kind,
 from strobe.perf.analysis.structure.sections import find_sections, parse_section
 from strobe.perf.analysis.structure.steps import LayerGroup, LayerTimes, NoSteps, Period, Step, Steps
 from strobe.perf.report.blocks.breakdown import LEAD, breakdown_blocks
-from strobe.perf.report.blocks.fields import (
-    Field,
-    count,
-    exact_time,
-    heads,
-    left_out,
-    numeric,
-    padded,
-    rows_of,
-    share_cell,
-    share_of,
-    spread,
-    table_of,
-    time,
-)
+from strobe.perf.report.blocks.fields import spread
 from strobe.perf.report.blocks.kernels import (
     Listed,
     MeasuredSections,
@@ -60,8 +46,24 @@ from strobe.perf.report.blocks.kernels import (
     section_fields,
     section_notes,
 )
-from strobe.perf.report.blocks.rows import columns
-from strobe.perf.report.model import (
+from strobe.perf.report.study import DETAILED_BYTES, TraceStudy
+from strobe.perf.report.trace_page import tables
+from strobe.perf.report.trace_page.device import during
+from strobe.perf.table.fields import (
+    Field,
+    count,
+    exact_time,
+    heads,
+    left_out,
+    numeric,
+    padded,
+    rows_of,
+    share_cell,
+    share_of,
+    table_of,
+    time,
+)
+from strobe.perf.table.model import (
     Block,
     Cell,
     Code,
@@ -82,9 +84,7 @@ from strobe.perf.report.model import (
     exact_ms,
     time_text,
 )
-from strobe.perf.report.study import DETAILED_BYTES, TraceStudy
-from strobe.perf.report.trace_page import tables
-from strobe.perf.report.trace_page.device import during
+from strobe.perf.table.rows import columns
 from strobe.perf.trace import Trace, read_trace
 
 # Steps: their lengths on the device, the steady ones, and the evidence that they are steps.

@@ -43,11 +43,11 @@ from strobe.perf.analysis.structure.memory import MemoryUse, memory_use
 from strobe.perf.analysis.structure.ranges import Ranges, range_table, unnumbered
 from strobe.perf.analysis.structure.sections import find_sections, parse_section
 from strobe.perf.analysis.structure.steps import LayerGroup, NoSteps, Steps, find_steps, layer_groups
-from strobe.perf.report.blocks.fields import Field, count_cell, share_cell
 from strobe.perf.report.blocks.kernels import KernelNameRow, KernelRow, kernel_row, name_rows
-from strobe.perf.report.blocks.rows import DocumentPart, OnDevice, PartT, col, columns, micros, part_of, term, thousandths
-from strobe.perf.report.model import Cell, Code, Count, ExactTime, Missing, Number, Share, Text, Time, bytes_cell
 from strobe.perf.report.study import TraceStudy, once
+from strobe.perf.table.fields import Field, count_cell, share_cell
+from strobe.perf.table.model import Cell, Code, Count, ExactTime, Missing, Number, Share, Text, Time, bytes_cell
+from strobe.perf.table.rows import DocumentPart, OnDevice, PartT, col, columns, micros, part_of, term, thousandths
 
 MAX_POINTS: Final = 200
 """Most stretches of the course of memory."""

@@ -12,9 +12,8 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 from msgspec import Meta, inspect
 
-from strobe.perf.measure.stats import Interval
-from strobe.perf.report.blocks.fields import Field, Reason, Total, Unit, exact_cell, share_cell, share_of
-from strobe.perf.report.model import Cell, ExactTime, Number, Text, Time
+from strobe.perf.table.fields import Field, Reason, Total, Unit, exact_cell, share_cell, share_of
+from strobe.perf.table.model import Cell, ExactTime, Number, Text, Time
 
 
 class DocumentPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,11 +40,6 @@ def part_of(kind: type[PartT], *sources: object, **given: object) -> PartT:
             source = next(each for each in sources if hasattr(each, name))
             given[name] = getattr(source, name)
     return kind(**{name: str(value) if isinstance(value, Fraction) else value for name, value in given.items()})
-
-
-def ends(interval: Interval | None, low: str = "low", high: str = "high") -> dict[str, float | None]:
-    """Return the ends of an interval under the names of their fields; None where there is no interval."""
-    return {low: None, high: None} if interval is None else {low: interval.low, high: interval.high}
 
 
 def exact_text(ns: str | Fraction) -> Cell:

@@ -13,9 +13,10 @@ from msgspec import inspect
 
 from strobe.perf.analysis.device.intervals import distribution
 from strobe.perf.measure.stats import P99_SAMPLES
-from strobe.perf.report.blocks.fields import Field, count, exact_time, numeric, padded, rows_of, share_of, spread, table_of, time
-from strobe.perf.report.blocks.rows import OnDevice, col, columns, micros, part_of, term
-from strobe.perf.report.model import Code, Column, Count, ExactTime, Missing, Number, Row, Share, Text, Time, bytes_cell
+from strobe.perf.report.blocks.fields import spread
+from strobe.perf.table.fields import Field, count, exact_time, numeric, padded, rows_of, share_of, table_of, time
+from strobe.perf.table.model import Code, Column, Count, ExactTime, Missing, Number, Row, Share, Text, Time, bytes_cell
+from strobe.perf.table.rows import OnDevice, col, columns, micros, part_of, term
 
 
 class Work(OnDevice, frozen=True, kw_only=True):
