@@ -9,8 +9,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from itertools import accumulate
 from statistics import median_low
+from typing import Annotated as A
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -18,6 +20,8 @@ import numpy as np
 from strobe.core.errors import DataError
 from strobe.perf.analysis.device.intervals import Ints, Window, column
 from strobe.perf.analysis.device.kernels import KernelKind, kernel_kind, kernel_name
+from strobe.perf.table.model import Cell, Code, Count, ExactTime, Number, Text
+from strobe.perf.table.rows import DocumentPart, col, term
 from strobe.perf.trace.events import DEVICE_KINDS, DeviceEvents, Trace
 
 # Dependency graph of a trace: calls of the host, device events, and the waits between them.
@@ -311,70 +315,69 @@ def _bounds(events: Sequence[_Event]) -> Iterator[_Bounds]:
 # Longest chain through a trace, and the length of the trace if some of its work took no time.
 
 KERNEL: Final = "kernel"
-"""Value of `PathPart.kind` and `WhatIf.kind` for device events of one normalised name; other kinds are those of `Lag`."""
+"""Value of `PathPartRow.kind` and `WhatIfRow.kind` for device events of one normalised name; other kinds are those of `Lag`."""
 KIND: Final = "kind of kernel"
-"""Value of `WhatIf.kind` for all device events of one kind of work."""
+"""Value of `WhatIfRow.kind` for all device events of one kind of work."""
 _KINDS: Final = {"comm": "communication", "memcpy": "copies", "memset": "memsets"}
 _KERNELS: Final = 8
 """Most kernels with a what-if of their own: those with the most time on the path."""
+_TIMES: Final = partial(Number, digits=3, unit="x")
+_NOTHING_LEFT: Final = "nothing is left"
 
 
-class PathPart(NamedTuple):
-    """Time on the critical path of one kernel (kind `KERNEL`) or lag (one of `Lag`, no name), and how often it is there."""
-
-    kind: str
-    name: str
-    path_ns: int
-    n: int
+def _kernel_or_lag(row: PathPartRow) -> Cell:
+    return Code(row.name) if row.kind == KERNEL else Text(row.kind)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PathWhatIf:
-    """Length of the trace if one kernel, kind of work or lag took no time.
-
-    Args:
-        kind: `KERNEL`, `KIND`, or one of `Lag` for the host and for launches.
-        name: name of the kernel or kind of work; empty for a lag.
-        removed_ns: time that is left out, of device events or of lags, on the path and beside it.
-        duration_ns: length of the graph without it.
-        saved_ns: length with it - length without it.
-    """
-
-    kind: str
-    name: str
-    removed_ns: int
-    duration_ns: int
-    saved_ns: int
-
-    @property
-    def ratio(self) -> float | None:
-        """Length with it / length without it; `None` if nothing is left."""
-        return (self.duration_ns + self.saved_ns) / self.duration_ns if self.duration_ns else None
+def _left_out(row: WhatIfRow) -> Cell:
+    return Code(row.name) if row.kind == KERNEL else Text(row.said())
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CriticalPath:
-    """Longest chain of a trace or window.
+def _kind_or_lag(row: PathPartRow | WhatIfRow) -> str:
+    return row.kind if row.kind in (KERNEL, KIND) else "lag"
 
-    Args:
-        begin_ns: where it begins.
-        duration_ns: from there to the end of the last device event; the parts add up to it.
-        parts: kernels and lags on the path, largest first.
-        what_if: shortest first.
-        usual_launch_ns: usual latency of a launch whose stream is free.
-        usual_gap_ns: usual gap between queued events of a stream.
-        events: number of device events.
-        inferred_events: of these, taken to have waited for another stream.
-    """
 
-    begin_ns: int
-    duration_ns: int
-    parts: tuple[PathPart, ...]
-    what_if: tuple[PathWhatIf, ...]
-    usual_launch_ns: int
-    usual_gap_ns: int
-    events: int
-    inferred_events: int
+class CriticalPathRow(DocumentPart, frozen=True, kw_only=True):
+    """Critical path of one trace: the longest chain through host, queue and devices."""
+
+    trace: A[str, col("label of the trace, as in `files`")]
+    begin_ns: A[int, col("start on the clock of the trace: the first launch call or device event, or start of the window")]
+    duration_ns: A[int, col("time from `begin_ns` to the end of the last device event")]
+    events: A[int, col("number of device events")]
+    inferred_events: A[int, col("number of device events that are assumed to have waited for another stream")]
+    usual_launch_ns: A[int, col("median latency of launches to a free stream")]
+    usual_gap_ns: A[int, col("median gap between queued events of a stream")]
+
+
+class PathPartRow(DocumentPart, frozen=True, kw_only=True):
+    """One part of a critical path; the parts add up to its duration."""
+
+    trace: A[str, col("label of the trace, as in `files`")]
+    name: A[str, col("name of the kernel; empty for a delay", "on the path", get=_kernel_or_lag)]
+    kind: A[str, col("`kernel`, or the kind of delay, e.g. `host`; docs/traces.md explains them", "kind", get=_kind_or_lag)]
+    path_ns: A[int, col("time on the critical path", "time", ExactTime, total=sum, of={"share": "duration_ns"})]
+    n: A[int, col("number of occurrences on the path", "times", Count, total=sum)]
+
+
+class WhatIfRow(DocumentPart, frozen=True, kw_only=True):
+    """Predicted duration of one trace if one kernel, kind of kernel or delay took no time."""
+
+    trace: A[str, col("label of the trace, as in `files`")]
+    name: A[str, col("name of it; empty for a delay", "if this took no time", get=_left_out)]
+    kind: A[str, col("`kernel`, `kind of kernel`, `host` or `launch latency`", "kind", get=_kind_or_lag)]
+    removed_ns: A[int, term("total time of this work in the trace, on the critical path and off it", "removed", ExactTime)]
+    duration_ns: A[int, term("predicted duration without this work", "the trace takes", ExactTime)]
+    saved_ns: A[int, col("duration with this work - duration without it", "saved", ExactTime)]
+    ratio: A[float | None, term("duration with it / without it; null: nothing is left", "faster", _TIMES, missing=_NOTHING_LEFT)]
+
+    def said(self) -> str:
+        """Return the name of what is left out."""
+        lags = {Lag.HOST.value: "the work of the host between launches", Lag.LAUNCH.value: "launch latency"}
+        return self.name or lags.get(self.kind, self.kind)
+
+
+CriticalPath: TypeAlias = tuple[CriticalPathRow, tuple[PathPartRow, ...], tuple[WhatIfRow, ...]]
+"""The path, its parts, largest first, and the trace without some of its work, shortest first."""
 
 
 def critical_path(trace: Trace, window: Window | None = None) -> CriticalPath:
@@ -386,19 +389,18 @@ def critical_path(trace: Trace, window: Window | None = None) -> CriticalPath:
     graph = work_graph(trace, window)
     start_ns, decided = simulate(graph)
     duration = _length(graph, start_ns, graph.duration_ns)
-    parts = _parts(graph, start_ns, decided, trace.device_events)
-    return CriticalPath(
+    parts = _parts(graph, start_ns, decided, trace)
+    path = CriticalPathRow(
+        trace=trace.label,
         begin_ns=graph.begin_ns,
         duration_ns=duration,
-        parts=parts,
-        what_if=tuple(
-            sorted(_what_ifs(graph, parts, trace.device_events, duration), key=lambda one: (one.duration_ns, one.kind, one.name))
-        ),
-        usual_launch_ns=graph.launch_ns,
-        usual_gap_ns=graph.gap_ns,
         events=sum(event >= 0 for event in graph.event),
         inferred_events=graph.num_inferred,
+        usual_launch_ns=graph.launch_ns,
+        usual_gap_ns=graph.gap_ns,
     )
+    found = _what_ifs(graph, parts, trace, duration)
+    return path, parts, tuple(sorted(found, key=lambda one: (one.duration_ns, one.kind, one.name)))
 
 
 def simulate(
@@ -437,8 +439,9 @@ def _length(graph: WorkGraph, starts: Sequence[int], durations: Sequence[int]) -
     return max(ends) - graph.begin_ns
 
 
-def _parts(graph: WorkGraph, start_ns: Sequence[int], decided: Sequence[int], events: DeviceEvents) -> tuple[PathPart, ...]:
+def _parts(graph: WorkGraph, start_ns: Sequence[int], decided: Sequence[int], trace: Trace) -> tuple[PathPartRow, ...]:
     """Follow the path back from the event that ends last."""
+    events = trace.device_events
     found: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
 
     def spend(kind: str, name: str, ns: int) -> None:
@@ -457,7 +460,11 @@ def _parts(graph: WorkGraph, start_ns: Sequence[int], decided: Sequence[int], ev
         else:
             spend(edge.kind.value, "", edge.lag_ns)
         node, from_end = edge.source, edge.from_end
-    parts = [PathPart(kind, name, ns, count) for (kind, name), (ns, count) in found.items() if ns]
+    parts = [
+        PathPartRow(trace=trace.label, kind=kind, name=name, path_ns=ns, n=count)
+        for (kind, name), (ns, count) in found.items()
+        if ns
+    ]
     return tuple(sorted(parts, key=lambda part: (-part.path_ns, part.kind, part.name)))
 
 
@@ -465,12 +472,19 @@ def _group(events: DeviceEvents, position: int) -> str:
     return kernel_name(events.names[events.name[position]]).group
 
 
-def _what_ifs(graph: WorkGraph, parts: Sequence[PathPart], events: DeviceEvents, duration: int) -> Iterator[PathWhatIf]:
+def _what_ifs(graph: WorkGraph, parts: Sequence[PathPartRow], trace: Trace, duration: int) -> Iterator[WhatIfRow]:
     """Yield the trace without host time, without launch latency, without each kind of work, without the largest kernels."""
+    events = trace.device_events
+
+    def row(kind: str, name: str, removed_ns: int, left_ns: int) -> WhatIfRow:
+        ratio = duration / left_ns if left_ns else None
+        told = {"trace": trace.label, "kind": kind, "name": name}
+        return WhatIfRow(**told, removed_ns=removed_ns, duration_ns=left_ns, saved_ns=duration - left_ns, ratio=ratio)
+
     for kind in (Lag.HOST, Lag.LAUNCH):
         starts, _ = simulate(graph, None, lambda edge, kind=kind: 0 if edge.kind is kind else edge.lag_ns)  # type: ignore[misc]
         removed = sum(edges[0].lag_ns for edges in graph.edges if edges[0].kind is kind)
-        yield _what_if(kind.value, "", removed, _length(graph, starts, graph.duration_ns), duration)
+        yield row(kind.value, "", removed, _length(graph, starts, graph.duration_ns))
     group_of = {number: kernel_name(name).group for number, name in enumerate(events.names)}
     work_of = {number: kernel_kind(name) for number, name in enumerate(events.names)}
     names = [part.name for part in parts if part.kind == KERNEL][:_KERNELS]
@@ -480,13 +494,9 @@ def _what_ifs(graph: WorkGraph, parts: Sequence[PathPart], events: DeviceEvents,
         for name in wanted:
             free = [0 if label == name else took for label, took in zip(labels, graph.duration_ns, strict=True)]
             removed = sum(graph.duration_ns) - sum(free)
-            yield _what_if(what, name, removed, _length(graph, simulate(graph, free)[0], free), duration)
+            yield row(what, name, removed, _length(graph, simulate(graph, free)[0], free))
 
 
 def _work(events: DeviceEvents, event: int, work_of: dict[int, KernelKind]) -> str:
     kind = DEVICE_KINDS[events.kind[event]]
     return _KINDS[kind] if kind in _KINDS else work_of[events.name[event]].value
-
-
-def _what_if(kind: str, name: str, removed: int, left: int, whole: int) -> PathWhatIf:
-    return PathWhatIf(kind=kind, name=name, removed_ns=removed, duration_ns=left, saved_ns=whole - left)

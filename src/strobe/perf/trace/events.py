@@ -318,6 +318,7 @@ class Trace:
 
     Args:
         path: where it was read from.
+        label: what tables call it; empty until a report names it.
         base_ns: nanoseconds since the epoch that every time here is relative to (0 in old traces, whose times are absolute).
         rank: rank of the process, where the trace says it.
         world_size: processes of the job, where the trace says it.
@@ -354,6 +355,7 @@ class Trace:
     """
 
     path: Path
+    label: str = ""
     base_ns: int = 0
     rank: int | None = None
     world_size: int | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated as A
 from typing import Any, ClassVar
 
+from strobe.perf.analysis.critical_path import CriticalPathRow, PathPartRow, WhatIfRow
 from strobe.perf.analysis.structure.steps import NoSteps
 from strobe.perf.report.blocks.kernels import KernelNameRow, KernelRow
 from strobe.perf.report.documents.runs import Document, table_kinds
@@ -47,9 +48,9 @@ class TraceDocument(Document, frozen=True, kw_only=True):
     operator_kernels: A[tuple[tables.OperatorKernelRow, ...], col("kernels of `operator_times`")]
     operator_callers: A[tuple[tables.OperatorCallerRow, ...], col("callers of `operator_times`")]
     operator_rates: A[tuple[tables.OperatorRateRow, ...], col("rates of the operators, against the device's peaks")]
-    critical_paths: A[tuple[tables.CriticalPathRow, ...], col("critical path of each trace; empty without details")]
-    critical_path_parts: A[tuple[tables.PathPartRow, ...], col("parts of each critical path")]
-    what_if: A[tuple[tables.WhatIfRow, ...], col("duration of each trace without some of its work")]
+    critical_paths: A[tuple[CriticalPathRow, ...], col("critical path of each trace; empty without details")]
+    critical_path_parts: A[tuple[PathPartRow, ...], col("parts of each critical path")]
+    what_if: A[tuple[WhatIfRow, ...], col("duration of each trace without some of its work")]
     queues: A[tuple[tables.QueueRow, ...], col("queue length of devices and streams")]
     memory: A[tuple[tables.MemoryRow, ...], col("memory use of the devices")]
     metadata: A[dict[str, dict[str, str]], col("by trace: further facts in the file, as text")]

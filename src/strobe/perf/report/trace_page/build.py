@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, Literal
 
 from strobe.core.printable import first_of
-from strobe.perf.analysis.critical_path import CriticalPath, Lag
+from strobe.perf.analysis.critical_path import CriticalPath, Lag, PathPartRow, WhatIfRow
 from strobe.perf.analysis.device.activity import HOST_LATE
 from strobe.perf.analysis.device.host import BETWEEN, host_work
 from strobe.perf.analysis.device.kernels import KernelKind, KernelTableRow, kernel_kind
@@ -86,10 +86,10 @@ def critical_path_section(study: TraceStudy) -> Section | None:
     """Build the section with parts and what-ifs of traces read with details; `None` if none with device events was."""
     blocks: list[Block] = []
     for of in tables.seen(study):
-        if isinstance(of.path, CriticalPath):
-            blocks.append(_parts(of, of.path, study.options.top))
-        elif of.path is not None:
+        if isinstance(of.path, str):
             blocks.append(Notes((of.path,)))
+        elif of.path is not None:
+            blocks.append(_parts(of.path, study.options.top))
     if not blocks:
         return None
     lead = (
@@ -102,34 +102,35 @@ def critical_path_section(study: TraceStudy) -> Section | None:
 
 def what_if_section(study: TraceStudy) -> Section | None:
     """Build the section with the length of each trace without one of its parts; `None` where no critical path is known."""
-    shown = tuple(_what_if(of, path) for of in tables.seen(study) for path in of.known_path if path.what_if)
+    shown = tuple(_what_if(path) for of in tables.seen(study) for path in of.known_path if path[2])
     return Section("what-if", "What would help", "The trace without one kernel, kind or lag.", shown) if shown else None
 
 
-def _parts(of: tables.TraceFindings, found: CriticalPath, top: int) -> Table:
-    fields = columns(tables.PathPartRow, of=found)
+def _parts(path: CriticalPath, top: int) -> Table:
+    found, parts, _ = path
+    fields = columns(PathPartRow, of=found)
     whole = ExactTime(found.duration_ns), share_cell(found.duration_ns, found.duration_ns)
     rows = (
-        *rows_of(fields, [*tables.PathPartRow.of(of)], top=top),
+        *rows_of(fields, parts, top=top),
         padded(len(fields), Text("the whole path"), Text(""), *whole, strong=True),
     )
-    notes = [f"{kind}: {LAG_HINTS[kind]}." for kind in dict.fromkeys(part.kind for part in found.parts) if kind in LAG_HINTS]
+    notes = [f"{kind}: {LAG_HINTS[kind]}." for kind in dict.fromkeys(part.kind for part in parts) if kind in LAG_HINTS]
     if found.inferred_events:
         notes.append(
             f"{found.inferred_events} of {found.events} device events started later than launch and stream explain, and are "
             "taken to have waited for what ended last on another stream."
         )
-    caption = f"{of.trace}: {found.duration_ns / 1e6:.6f} ms, {found.events} device events."
+    caption = f"{found.trace}: {found.duration_ns / 1e6:.6f} ms, {found.events} device events."
     return Table(caption, heads(fields), rows, tuple(notes), sortable=True)
 
 
-def _what_if(of: tables.TraceFindings, found: CriticalPath) -> Table:
+def _what_if(path: CriticalPath) -> Table:
+    found, _, rows = path
     note = (
         f"Usual latency of a launch whose stream is free {found.usual_launch_ns / 1e3:.3f} µs, usual gap between queued events "
         f"{found.usual_gap_ns / 1e3:.3f} µs."
     )
-    rows = [*tables.WhatIfRow.of(of)]
-    return table_of(f"{of.trace}: what if?", columns(tables.WhatIfRow), rows, notes=(note,), sortable=True)
+    return table_of(f"{found.trace}: what if?", columns(WhatIfRow), rows, notes=(note,), sortable=True)
 
 
 # The answer to a trace in a few sentences: busy or idle and why, what the time is, the slowest step, what would help.
@@ -175,7 +176,7 @@ def _sentences(study: TraceStudy, one: tables.DeviceFindings, devices: int) -> I
     yield from _steps(one)
     yield from filter(None, (one.of.replays,))
     yield from _layers(one)
-    first = next(tables.rows(study, tables.WhatIfRow), None)
+    first = next(tables.rows(study, WhatIfRow), None)
     if first is not None and first.ratio is not None:
         where = f"{first.trace}: " if len(study.labels) > 1 else ""
         times = f"{_ms(first.duration_ns + first.saved_ns)} -> {_ms(first.duration_ns)} ms"

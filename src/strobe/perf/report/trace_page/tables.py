@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from strobe.core.costs import DevicePeaks, device_peaks
 from strobe.core.errors import DataError
-from strobe.perf.analysis.critical_path import KERNEL, KIND, CriticalPath, Lag, critical_path
+from strobe.perf.analysis.critical_path import CriticalPath, CriticalPathRow, PathPartRow, WhatIfRow, critical_path
 from strobe.perf.analysis.device.activity import (
     HOST_LATE,
     LAUNCH_LATENCY,
@@ -72,7 +72,8 @@ class TraceFindings:
 
     def __init__(self, study: TraceStudy, place: int) -> None:
         self.options, self.only = study.options, len(study.traces) == 1
-        self.trace, self.read, self.window = study.labels[place], study.traces[place], study.windows[place]
+        self.trace, self.window = study.labels[place], study.windows[place]
+        self.read = replace(study.traces[place], label=self.trace)
         self.replays = study.replays[place] if place < len(study.replays) else ""
         self.devices = tuple(DeviceFindings(self, view) for view in device_views(self.read, self.window))
 
@@ -120,7 +121,7 @@ class TraceFindings:
     @property
     def known_path(self) -> tuple[CriticalPath, ...]:
         """The critical path, if it is known."""
-        return (self.path,) if isinstance(self.path, CriticalPath) else ()
+        return (self.path,) if isinstance(self.path, tuple) else ()
 
     @cached_property
     def communication(self) -> tuple[Communication, ...]:
@@ -240,9 +241,7 @@ def on_devices(study: TraceStudy, kind: type[PartT], *names: str) -> tuple[Field
 # The rows of every table: `of` yields those of a study.
 
 _NOT_RECORDED: Final = "not recorded"
-_NOTHING_LEFT: Final = "nothing is left"
 _NO_FLOPS: Final = "no matrix products"
-_TIMES: Final = partial(Number, digits=3, unit="x")
 megabytes: Final = partial(bytes_cell, unit="MB", digits=3)
 _NO_CALL: Final = "no call of its own"
 _NO_NAME: Final = "differs from call to call, or there is none"
@@ -280,14 +279,6 @@ def _end(row: "TraceFile") -> Text:
 def verdict_cell(row: "DeviceRow | Activity") -> Text:
     """Return the cell of a verdict."""
     return Text(row.verdict, "good" if row.verdict == "busy" else "bad")
-
-
-def _kernel_or(row: "PathPartRow | WhatIfRow", other: str) -> Cell:
-    return Code(row.name) if row.kind == KERNEL else Text(other)
-
-
-def _kind_or_lag(row: "PathPartRow | WhatIfRow") -> str:
-    return row.kind if row.kind in (KERNEL, KIND) else "lag"
 
 
 def _giga(flops: int) -> Number:
@@ -396,9 +387,12 @@ class IdleRow(OnDevice, frozen=True, kw_only=True):
         yield from (part_of(cls, one, cause=cause, idle_ns=ns) for cause, ns in one.done.idle.items())
 
 
-_SHARED: Final[dict[type[DocumentPart], Callable[[DeviceFindings], Iterable[Any]]]] = {
+_SHARED: Final[dict[type[DocumentPart], Callable[[Any], Iterable[Any]]]] = {
     KernelRow: lambda one: (kernel_row(row, one) for row in one.hot),
     KernelNameRow: lambda one: (name for row in one.hot for name in name_rows(row, one)),
+    CriticalPathRow: lambda found: (path for path, _, _ in found.known_path),
+    PathPartRow: lambda found: (part for _, parts, _ in found.known_path for part in parts),
+    WhatIfRow: lambda found: (one for *_, what_if in found.known_path for one in what_if),
 }
 """How to make the rows of classes that other pages have too."""
 
@@ -515,57 +509,6 @@ class GapsRow(OnDevice, frozen=True, kw_only=True):
     @classmethod
     def of(cls, one: DeviceFindings) -> Iterator[Self]:
         yield from (part_of(cls, row, row.gaps, one, **row.spent) for row in one.gaps.rows)
-
-
-class CriticalPathRow(DocumentPart, frozen=True, kw_only=True):
-    """Critical path of one trace: the longest chain through host, queue and devices."""
-
-    trace: A[str, col("label of the trace, as in `files`")]
-    begin_ns: A[int, col("start on the clock of the trace: the first launch call or device event, or start of the window")]
-    duration_ns: A[int, col("time from `begin_ns` to the end of the last device event")]
-    events: A[int, col("number of device events")]
-    inferred_events: A[int, col("number of device events that are assumed to have waited for another stream")]
-    usual_launch_ns: A[int, col("median latency of launches to a free stream")]
-    usual_gap_ns: A[int, col("median gap between queued events of a stream")]
-
-    @classmethod
-    def of(cls, found: TraceFindings) -> Iterator[Self]:
-        yield from (part_of(cls, path, found) for path in found.known_path)
-
-
-class PathPartRow(DocumentPart, frozen=True, kw_only=True):
-    """One part of a critical path; the parts add up to its duration."""
-
-    trace: A[str, col("label of the trace, as in `files`")]
-    name: A[str, col("name of the kernel; empty for a delay", "on the path", get=lambda row: _kernel_or(row, row.kind))]
-    kind: A[str, col("`kernel`, or the kind of delay, e.g. `host`; docs/traces.md explains them", "kind", get=_kind_or_lag)]
-    path_ns: A[int, col("time on the critical path", "time", ExactTime, total=sum, of={"share": "duration_ns"})]
-    n: A[int, col("number of occurrences on the path", "times", Count, total=sum)]
-
-    @classmethod
-    def of(cls, found: TraceFindings) -> Iterator[Self]:
-        yield from (part_of(cls, part, found) for path in found.known_path for part in path.parts)
-
-
-class WhatIfRow(DocumentPart, frozen=True, kw_only=True):
-    """Predicted duration of one trace if one kernel, kind of kernel or delay took no time."""
-
-    trace: A[str, col("label of the trace, as in `files`")]
-    name: A[str, col("name of it; empty for a delay", "if this took no time", get=lambda row: _kernel_or(row, row.said()))]
-    kind: A[str, col("`kernel`, `kind of kernel`, `host` or `launch latency`", "kind", get=_kind_or_lag)]
-    removed_ns: A[int, term("total time of this work in the trace, on the critical path and off it", "removed", ExactTime)]
-    duration_ns: A[int, term("predicted duration without this work", "the trace takes", ExactTime)]
-    saved_ns: A[int, col("duration with this work - duration without it", "saved", ExactTime)]
-    ratio: A[float | None, term("duration with it / without it; null: nothing is left", "faster", _TIMES, missing=_NOTHING_LEFT)]
-
-    @classmethod
-    def of(cls, found: TraceFindings) -> Iterator[Self]:
-        yield from (part_of(cls, one, found) for path in found.known_path for one in path.what_if)
-
-    def said(self) -> str:
-        """Return the name of what is left out."""
-        lags = {Lag.HOST.value: "the work of the host between launches", Lag.LAUNCH.value: "launch latency"}
-        return self.name or lags.get(self.kind, self.kind)
 
 
 # Time by place: ranges and modules, sections, communication.
