@@ -80,7 +80,7 @@ def test_a_graph_launch_is_one_call_of_many_kernels() -> None:
     assert raw.launched_by("cudaGraphLaunch") == [28, 28, 28], "4 layers of 7 kernels, 3 steps"
     (view,) = device_views(trace)
     found = launch(view)
-    assert [(name, host.n, num_events) for name, (num_events, host, _) in found.calls.items()] == [("cudaGraphLaunch", 3, 84)]
+    assert [(row.call, row.calls, row.events) for row in found.calls] == [("cudaGraphLaunch", 3, 84)]
     firsts, rest, seen = list[Span](), list[Span](), set[int]()
     for event, start, _ in raw.device:
         called, returned = raw.host(event)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from made_traces import trace_of
 from strobe.core.errors import ConfigError, DataError
-from strobe.perf.analysis.device.activity import ACTIVITIES, DeviceView, activity, device_views, idle_strip
+from strobe.perf.analysis.device.activity import ACTIVITIES, CAUSES, DeviceView, activity, device_views, idle_strip
 from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.analysis.device.kernels import kernel_name, kernel_table
 from strobe.perf.analysis.device.launch import Gaps, launch
@@ -241,10 +241,12 @@ def test_the_gap_table(trace: Trace, window: Window | None) -> None:
         for row in found.rows:
             mine, total = rows[row.after, row.before], sum(rows[row.after, row.before], Counter())
             lengths = sorted(spent.total() for spent in mine)
-            assert (row.gaps.n, row.gaps.sum_ns, row.gaps.max_ns) == (len(mine), sum(lengths), lengths[-1])
-            assert row.gaps.p50_ns == lengths[(len(lengths) - 1) // 2]
+            assert (row.n, row.sum_ns, row.max_ns) == (len(mine), sum(lengths), lengths[-1])
+            assert row.p50_ns == lengths[(len(lengths) - 1) // 2]
             total["other_copy"] = total.pop("other", 0)
-            assert row.spent == {key: total[key.removesuffix("_ns")] for key in row.spent}
+            assert {what: getattr(row, f"{what}_ns") for what in (*CAUSES, "dtod", "other_copy", "memset")} == {
+                what: total[what] for what in (*CAUSES, "dtod", "other_copy", "memset")
+            }
             assert row.dtod_copies == len(copies[row.after, row.before])
         ran = [m for m in range(asked.begin, asked.stop) if any(e.kind in ("kernel", "comm") for e in asked.running(m))]
         head = (
@@ -269,7 +271,7 @@ def test_launch_delays(trace: Trace, window: Window | None) -> None:
                 graph = answers[event.host] > 1 or event.host.name == "cudaGraphLaunch"
                 kinds["graph-rest" if graph and event.ordinal else "graph-first" if graph else "single"].append(event)
                 calls[event.host.name].append(event)
-        assert set(found.kinds) == set(kinds) and set(found.calls) == set(calls)
+        assert set(found.kinds) == set(kinds) and {row.call for row in found.calls} == set(calls)
         for kind, events in kinds.items():
             for delays, negative, moment in (
                 (found.kinds[kind].start_to_start, found.kinds[kind].num_negative_ss, "start_ns"),
@@ -283,10 +285,10 @@ def test_launch_delays(trace: Trace, window: Window | None) -> None:
                     expected[-1],
                 )
                 assert negative == sum(delay < 0 for delay in expected)
-        for name, (num_events, host, _) in found.calls.items():
-            hosts = {event.host for event in calls[name]}
+        for row in found.calls:
+            hosts = {event.host for event in calls[row.call]}
             took = [each.end_ns - each.start_ns for each in hosts if each]
-            assert (host.n, num_events, host.sum_ns) == (len(hosts), len(calls[name]), sum(took))
+            assert (row.calls, row.events, row.host_sum_ns) == (len(hosts), len(calls[row.call]), sum(took))
 
 
 # ---- bad input ----

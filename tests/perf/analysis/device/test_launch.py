@@ -45,7 +45,7 @@ def test_single_launches_and_graphs_are_told_apart(make_trace: MakeTrace) -> Non
         "graph-first": (3, 20 + 10 + 10, 10 + 7 + 9),  # a graph is many events of one call, or a graph launch of one
         "graph-rest": (3, 25 + 30 + 15, 15 + 20 + 12),
     }
-    assert [(name, host.n, num_events, host.sum_ns) for name, (num_events, host, _) in found.calls.items()] == [
+    assert [(row.call, row.calls, row.events, row.host_sum_ns) for row in found.calls] == [
         ("hipGraphLaunch", 1, 3, 10), ("hipLaunchKernel", 1, 2, 3), ("cuLaunchKernelEx", 1, 1, 20), ("cudaGraphLaunch", 1, 1, 1),
         ("cudaLaunchKernel", 1, 1, 4),
     ]  # fmt: skip

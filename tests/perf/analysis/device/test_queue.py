@@ -34,14 +34,14 @@ def _counted(rows: list[tuple[int, int]], begin: int, end: int) -> Counter[int]:
     return Counter(sum(called <= now < start for called, start in rows) for now in range(begin, end))
 
 
-def _check(found: Queue, spent: Counter[int]) -> None:
-    whole = sum(spent.values())
+def _check(queue: Queue, spent: Counter[int]) -> None:
+    whole, found = sum(spent.values()), queue.row
     assert found.empty_ns == spent[0] and found.span_ns == whole
     assert found.longest == max(spent, default=0)
     assert found.waited_ns == sum(length * ns for length, ns in spent.items())
     listed = sorted(spent.elements())
     assert found.median == (listed[(whole - 1) // 2] if listed else 0)
-    for (low, high), ns in zip(LENGTHS, found.lengths_ns, strict=True):
+    for (low, high), ns in zip(LENGTHS, queue.lengths_ns, strict=True):
         assert sum(ns) == sum(took for length, took in spent.items() if low <= length and (high is None or length <= high))
 
 
@@ -66,13 +66,15 @@ def test_against_every_nanosecond(
         whole, *streams = queues(view, 7)
     known = [(called, called + delay, stream) for called, delay, _, stream, linked in rows if linked]
     _check(whole, _counted([(called, start) for called, start, _ in known], view.begin_ns, view.end_ns))
-    assert [queue.stream for queue in streams] == (sorted({row[3] for row in rows}) if len({row[3] for row in rows}) > 1 else [])
+    assert [queue.row.stream for queue in streams] == (
+        sorted({row[3] for row in rows}) if len({row[3] for row in rows}) > 1 else []
+    )
     for queue in streams:
-        mine = [(called, start) for called, start, stream in known if stream == queue.stream]
+        mine = [(called, start) for called, start, stream in known if stream == queue.row.stream]
         _check(queue, _counted(mine, view.begin_ns, view.end_ns))
     for left, right, *parts in zip(whole.edges_ns, whole.edges_ns[1:], *whole.lengths_ns, strict=False):
         assert sum(parts) == right - left, "every bin is filled"
-    assert sum(queue.waited_ns for queue in streams) in (0, whole.waited_ns)
+    assert sum(queue.row.waited_ns for queue in streams) in (0, whole.row.waited_ns)
 
 
 @pytest.mark.parametrize("path", [H200 / "eager.json.gz", H200 / "graph.json.gz", *FURTHER], ids=lambda path: path.name)
@@ -89,7 +91,7 @@ def test_captures(path: Path) -> None:
             if call
         ]
         spans = [(called, start) for called, start in spans if called < start]
-        (found, *_) = queues(view)
+        found = queues(view)[0].row
         assert found.waited_ns == sum(start - called for called, start in spans) and found.queued_events == len(spans)
         assert found.empty_ns == stop - begin - oracle.union(spans)
         assert found.longest == max((sum(a <= called < b for a, b in spans) for called, _ in spans), default=0)

@@ -7,7 +7,9 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple, TypeAlias
+from functools import partial
+from typing import Annotated as A
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +17,11 @@ from numpy.typing import NDArray
 from strobe.perf.analysis.device.activity import (
     BUSY,
     CAUSES,
+    HOST_LATE,
+    LAUNCH_LATENCY,
+    PROFILER_OVERHEAD,
+    QUEUED,
+    UNLINKED,
     DeviceView,
     EventView,
     Slices,
@@ -32,6 +39,9 @@ from strobe.perf.analysis.device.intervals import (
     totals,
 )
 from strobe.perf.analysis.device.kernels import kernel_name
+from strobe.perf.table.fields import count_cell
+from strobe.perf.table.model import Code, Count, ExactTime, Number
+from strobe.perf.table.rows import OnDevice, col, micros, term, thousandths
 from strobe.perf.trace import columns
 from strobe.perf.trace.columns import blocks, different
 from strobe.perf.trace.events import DEVICE_KINDS, NO_CORRELATION, OF_KERNEL, Trace
@@ -65,6 +75,21 @@ class Delays:
     num_negative_es: int
 
 
+class LaunchRow(OnDevice, frozen=True, kw_only=True):
+    """Launch calls of one name that launched events of one device."""
+
+    call: A[str, col("name of the call, e.g. `cudaLaunchKernel`", "launch call", Code)]
+    calls: A[int, col("number of calls", "calls", Count)]
+    events: A[int, col("number of device events that the calls launched", "events", Count)]
+    host_sum_ns: A[int, col("sum of the durations of the calls on the host, over all threads", "host sum", ExactTime)]
+    host_p50_ns: A[int, col("median duration of a call on the host", "host p50", micros)]
+    host_max_ns: A[int, col("duration of the longest call on the host", "host max", micros)]
+    delay_p50_ns: A[int, term("median time from the start of a call to the start of its first device event", "delay p50", micros)]
+    delay_max_ns: A[
+        int, term("longest time from the start of a call to the start of its first device event", "delay max", micros)
+    ]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
     """Launches of the events that start in a window of one device.
@@ -75,15 +100,15 @@ class Launch:
         num_uncorrelated: of these, events that carry no correlation, so that no call can answer for them.
         kinds: delays of events launched one by one, of the first event of a graph launch, and of its others: those wait for the
             graph's own events, not for the host. A graph is a call by that name or one that launched several events.
-        calls: by name of the launch call, such as `cudaLaunchKernel`, most events first: number of device events, durations of
-            the calls, and delays of their first device events in the window; of all of them if the first ones lie outside.
+        calls: by name of the launch call, most events first; delays are those of the first device events of the calls in the
+            window, or of all of them if the first ones lie outside.
     """
 
     num_events: int
     num_unlinked: int
     num_uncorrelated: int
     kinds: Mapping[LaunchKind, Delays]
-    calls: Mapping[str, tuple[int, Distribution, Delays]]
+    calls: tuple[LaunchRow, ...]
 
 
 def launch(view: DeviceView, is_graph: NDArray[np.bool_] | None = None) -> Launch:
@@ -103,14 +128,26 @@ def launch(view: DeviceView, is_graph: NDArray[np.bool_] | None = None) -> Launc
             first, rest = by_name[2 * number : 2 * number + 2]
             delays = first or rest
             assert delays is not None
-            num_events = sum(each.start_to_start.n for each in (first, rest) if each is not None)
-            found.append((calls.hosts.names[number], (num_events, host, delays)))
+            found.append(
+                LaunchRow(
+                    trace=view.trace.label,
+                    device=view.device,
+                    call=calls.hosts.names[number],
+                    calls=host.n,
+                    events=sum(each.start_to_start.n for each in (first, rest) if each is not None),
+                    host_sum_ns=host.sum_ns,
+                    host_p50_ns=host.p50_ns,
+                    host_max_ns=host.max_ns,
+                    delay_p50_ns=delays.start_to_start.p50_ns,
+                    delay_max_ns=delays.start_to_start.max_ns,
+                )
+            )
     return Launch(
         num_events=calls.num_events,
         num_unlinked=calls.num_unlinked,
         num_uncorrelated=calls.num_uncorrelated,
         kinds={kind: delays for kind, delays in zip(LAUNCH_KINDS, by_kind, strict=True) if delays is not None},
-        calls=dict(sorted(found, key=lambda row: (-row[1][0], row[0]))),
+        calls=tuple(sorted(found, key=lambda row: (-row.events, row.call))),
     )
 
 
@@ -307,6 +344,21 @@ LENGTHS: Final = ((0, 0), (1, 3), (4, 31), (32, None))
 """Bins of queue length for plots: shortest and longest length of each."""
 
 
+class QueueRow(OnDevice, frozen=True, kw_only=True):
+    """Queue of a device or stream: events that have not started although their launch call has."""
+
+    stream: A[int | None, col("number of the stream; null: all streams of the device together")]
+    longest: A[int, col("maximum queue length, events", "max", Count)]
+    median: A[int, col("median queue length over time, events", "median", Count)]
+    mean: A[float, col("mean queue length over time, events", "mean", partial(Number, digits=2))]
+    empty_ns: A[int, col("time in which the queue was empty", "empty", ExactTime, of={"of span": "span_ns"})]
+    span_ns: A[int, col("length of the window")]
+    queued_events: A[int, term("number of events that waited in the queue", "waited", Count)]
+    waited_ns: A[int, col("sum of the waiting times of these events")]
+    wait_ns: A[float | None, term("mean wait of these; null: none waited", "wait of one", thousandths, missing="none waited")]
+    unlinked_events: A[int, term("number of events that are not counted, as their launch is not known", "unlinked", count_cell)]
+
+
 class Queue:
     """Queue of one stream, or of a whole device: 4 bytes for each event of the device.
 
@@ -316,47 +368,29 @@ class Queue:
         num_bins: bins of `lengths_ns`.
 
     Attributes:
-        queued_events: events that waited in it during the window; one that starts with its call or before it never does.
-        unlinked_events: events whose launch call is not known; they are not counted.
-        span_ns: length of the window.
-        empty_ns: time with a length of 0.
-        longest: the largest length.
-        median: the length that it has for half of the time at most.
-        waited_ns: sum of the times that events waited within the window, which is also the length added up over time.
+        row: what tables show of it; an event that starts with its call or before it never waits, and the sum of the waits is also
+            the length added up over time.
         edges_ns: bins of equal length, from the start of the window.
         lengths_ns: for each of `LENGTHS`, the time in each bin.
     """
 
     def __init__(self, view: DeviceView, stream: int | None, num_bins: int) -> None:
-        self._view, self.stream, self.span_ns = view, stream, view.span_ns
+        self._view, self._stream = view, stream
         self._calls = np.asarray(view.trace.device_events.hosts.start_ns)
-        self.unlinked_events = self.waited_ns = self.queued_events = 0
+        unlinked = waited_ns = self._queued = 0
         hosts = np.empty(len(view.work), np.int32)
         for _, part in view.work.parts():
             host, left, right = self._waited(part)
-            hosts[self.queued_events : self.queued_events + len(host)] = host
-            self.queued_events += len(host)
-            self.waited_ns += int((right - left).sum())
+            hosts[self._queued : self._queued + len(host)] = host
+            self._queued += len(host)
+            waited_ns += int((right - left).sum())
             inside = (part.host < 0) & (part.start < view.end_ns) & (part.end > view.begin_ns)
-            self.unlinked_events += int(inside.sum() if stream is None else (inside & (part.stream == stream)).sum())
-        hosts = hosts[: self.queued_events]
+            unlinked += int(inside.sum() if stream is None else (inside & (part.stream == stream)).sum())
+        hosts = hosts[: self._queued]
         hosts.sort()  # calls that were read are in order of start
         if (np.diff(self._calls) < 0).any():
             hosts = hosts[np.argsort(self._calls[hosts], kind="stable")]
-        self._measure(hosts, num_bins)
-
-    @property
-    def mean(self) -> float:
-        """Mean length over time."""
-        return self.waited_ns / self.span_ns if self.span_ns else 0.0
-
-    @property
-    def wait_ns(self) -> float | None:
-        """Mean wait of an event, ns; `None` if none waited."""
-        return self.waited_ns / self.queued_events if self.queued_events else None
-
-    def _measure(self, hosts: NDArray[np.int32], num_bins: int) -> None:
-        edges = self._view.begin_ns + np.arange(num_bins + 1) * self.span_ns // num_bins
+        edges = view.begin_ns + np.arange(num_bins + 1) * view.span_ns // num_bins
         binned = np.zeros((len(LENGTHS), num_bins), np.int64)
         spent: dict[int, int] = defaultdict(int)
         for moments, stop, lengths in self._stretches(hosts):
@@ -367,13 +401,26 @@ class Queue:
             for place, bounds in enumerate(LENGTHS):
                 binned[place] += _binned(moments, took, _within(lengths, *bounds), np.clip(edges, moments[0], stop))
         there = sorted((length, ns) for length, ns in spent.items() if ns)
-        self.empty_ns, self.longest, self.median = spent[0], there[-1][0] if there else 0, _median(there)
-        self.edges_ns = tuple((edges - self._view.begin_ns).tolist())
+        self.row = QueueRow(
+            trace=view.trace.label,
+            device=view.device,
+            stream=stream,
+            longest=there[-1][0] if there else 0,
+            median=_median(there),
+            mean=waited_ns / view.span_ns if view.span_ns else 0.0,
+            empty_ns=spent[0],
+            span_ns=view.span_ns,
+            queued_events=self._queued,
+            waited_ns=waited_ns,
+            wait_ns=waited_ns / self._queued if self._queued else None,
+            unlinked_events=unlinked,
+        )
+        self.edges_ns = tuple((edges - view.begin_ns).tolist())
         self.lengths_ns = tuple(tuple(own.tolist()) for own in binned)
 
     def _waited(self, part: EventView) -> tuple[NDArray[np.int32], Ints, Ints]:
         """Select the events that waited in the window; return their calls and the start and end of each wait."""
-        known = part.host >= 0 if self.stream is None else (part.host >= 0) & (part.stream == self.stream)
+        known = part.host >= 0 if self._stream is None else (part.host >= 0) & (part.stream == self._stream)
         host = part.host[known]
         left, right = self._called(host), np.minimum(part.start[known], self._view.end_ns)
         waited = left < right
@@ -395,9 +442,9 @@ class Queue:
         now, length, i, none = self._view.begin_ns, 0, 0, np.empty(0, np.int64)
         following = self._started()
         started = next(following, none)
-        while i < self.queued_events or len(started):
+        while i < self._queued or len(started):
             called = self._called(hosts[i : i + columns.BLOCK])
-            limits = [int(called[-1])] if i + len(called) < self.queued_events else []
+            limits = [int(called[-1])] if i + len(called) < self._queued else []
             limits += [int(started[-1])] if len(started) else []  # others may follow either
             stop = min(limits) if limits else int(called[-1])
             more = int(np.searchsorted(called, stop, "right")), int(np.searchsorted(started, stop, "right"))
@@ -465,29 +512,35 @@ _PEER: Final = re.compile(r"PtoP|Peer")
 _SPENT: Final = (*(f"{cause}_ns" for cause in CAUSES), "memset_ns", "dtod_ns", "other_copy_ns")
 
 
-class GapRow(NamedTuple):
-    """All gaps between a kernel of one group and a kernel of another.
+class GapsRow(OnDevice, frozen=True, kw_only=True):
+    """Stretches without any kernel between two kernels; idle time by cause, copies and memsets in them add up to their sum."""
 
-    Args:
-        after: group of the kernel that ended.
-        before: group of the kernel that starts.
-        gaps: their lengths.
-        spent: time in them: idle by cause, of memsets, of device-to-device and of other copies; it adds up to their sum.
-        dtod_copies: device-to-device copies that ran in them.
-    """
-
-    after: str
-    before: str
-    gaps: Distribution
-    spent: Mapping[str, int]
-    dtod_copies: int
+    after: A[str, col("normalised name of the kernel before the gap", "after", Code)]
+    before: A[str, col("normalised name of the kernel that ends the gap", "before", Code)]
+    n: A[int, col("number of gaps", "n", Count, total=sum)]
+    sum_ns: A[int, col("sum of the gaps; adds up over rows", "sum", ExactTime, total=sum, of={"of span": "span_ns"})]
+    p50_ns: A[int, col("median gap", "p50", micros)]
+    max_ns: A[int, col("longest gap", "max", micros, total=max)]
+    host_late_ns: A[int, term("idle: the launch call had not started yet", HOST_LATE, ExactTime, where="host_late_ns", total=sum)]
+    launch_latency_ns: A[
+        int, term("idle: launched, not started", LAUNCH_LATENCY, ExactTime, where="launch_latency_ns", total=sum)
+    ]
+    queued_ns: A[int, term("idle: waited for other work", QUEUED, ExactTime, where="queued_ns", total=sum)]
+    profiler_overhead_ns: A[
+        int, term("idle: host held up", PROFILER_OVERHEAD, ExactTime, where="profiler_overhead_ns", total=sum)
+    ]
+    unlinked_ns: A[int, term("idle: cause unknown", UNLINKED, ExactTime, where="unlinked_ns", total=sum)]
+    dtod_ns: A[int, col("time of device-to-device copies in the gaps", "DtoD copies", ExactTime, where="dtod_ns", total=sum)]
+    other_copy_ns: A[int, col("time of other copies in the gaps", "other copies", ExactTime, where="other_copy_ns", total=sum)]
+    memset_ns: A[int, col("time of memsets in the gaps", "memsets", ExactTime, where="memset_ns", total=sum)]
+    dtod_copies: A[int, col("number of device-to-device copies that ran in the gaps", "DtoD n", Count, total=sum)]
 
 
 class Gaps:
     """Gaps between the kernels of one device.
 
     Attributes:
-        rows: by descending sum.
+        rows: all gaps between a kernel of one group and a kernel of another, by descending sum.
         span_ns: length of the window.
         kernel_ns: union of kernel time, compute and communication.
         gap_ns: sum of all gaps.
@@ -507,12 +560,12 @@ class Gaps:
                 first_ns = min(first_ns, int(kernels.start[0]))
             covered.add(*(np.clip(edge, view.begin_ns, view.end_ns) for edge in (kernels.start, kernels.end)))
         self.kernel_ns = covered.total_ns
-        self.rows = tuple(sorted(self._rows(), key=lambda row: (-row.gaps.sum_ns, row.after, row.before)))
-        self.gap_ns = sum(row.gaps.sum_ns for row in self.rows)
+        self.rows = tuple(sorted(self._rows(), key=lambda row: (-row.sum_ns, row.after, row.before)))
+        self.gap_ns = sum(row.sum_ns for row in self.rows)
         self.head_ns = max(first_ns - view.begin_ns, 0)
         self.tail_ns = self.span_ns - self.kernel_ns - self.gap_ns - self.head_ns
 
-    def _rows(self) -> Iterator[GapRow]:
+    def _rows(self) -> Iterator[GapsRow]:
         spent, copies = self._totals()
         pairs = np.array(sorted(spent), np.int64)
 
@@ -524,7 +577,18 @@ class Gaps:
             took = dict(zip(_SPENT, spent[number].tolist(), strict=True))
             assert gaps is not None and gaps.sum_ns == sum(took.values()), "a gap does not add up"
             after, before = divmod(number, len(self._groups))
-            yield GapRow(self._groups[after], self._groups[before], gaps, took, copies[number])
+            yield GapsRow(
+                trace=self._view.trace.label,
+                device=self._view.device,
+                after=self._groups[after],
+                before=self._groups[before],
+                n=gaps.n,
+                sum_ns=gaps.sum_ns,
+                p50_ns=gaps.p50_ns,
+                max_ns=gaps.max_ns,
+                dtod_copies=copies[number],
+                **took,
+            )
 
     def _totals(self) -> tuple[dict[int, Ints], Counter[int]]:
         """Return time by `_SPENT` and number of device-to-device copies in the gaps of each pair of groups."""

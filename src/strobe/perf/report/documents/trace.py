@@ -6,6 +6,7 @@ from typing import Annotated as A
 from typing import Any, ClassVar
 
 from strobe.perf.analysis.critical_path import CriticalPathRow, PathPartRow, WhatIfRow
+from strobe.perf.analysis.device.launch import GapsRow, LaunchRow, QueueRow
 from strobe.perf.analysis.structure.steps import NoSteps
 from strobe.perf.report.blocks.kernels import KernelNameRow, KernelRow
 from strobe.perf.report.documents.runs import Document, table_kinds
@@ -35,13 +36,13 @@ class TraceDocument(Document, frozen=True, kw_only=True):
     idle: A[tuple[tables.IdleRow, ...], col("idle time by cause")]
     kernels: A[tuple[KernelRow, ...], col("all kernels, most exclusive time first")]
     kernel_names: A[tuple[KernelNameRow, ...], col("full names of the kernels")]
-    launches: A[tuple[tables.LaunchRow, ...], col("launch calls")]
+    launches: A[tuple[LaunchRow, ...], col("launch calls")]
     steps: A[tuple[tables.TraceStepRow, ...], col("steps of the whole trace, whatever the window")]
     no_steps: A[tuple[str, ...], col("devices without steps, each with the reason")]
     ranges: A[tuple[tables.RangeRow, ...], col("device time by range and module")]
     layers: A[tuple[tables.LayerRow, ...], col("device time by layer, the kind with the most time first")]
     sections: A[tuple[tables.SectionRow, ...], col("sections that were requested")]
-    gaps: A[tuple[tables.GapsRow, ...], col("gaps between kernels, by the kernels before and after")]
+    gaps: A[tuple[GapsRow, ...], col("gaps between kernels, by the kernels before and after")]
     collectives: A[tuple[tables.CollectiveRow, ...], col("communication by kind of collective")]
     operators: A[tuple[tables.OperatorRow, ...], col("host time by operator, without device events")]
     operator_times: A[tuple[tables.OperatorTimeRow, ...], col("device time by operator, inputs and phase; empty without details")]
@@ -51,7 +52,7 @@ class TraceDocument(Document, frozen=True, kw_only=True):
     critical_paths: A[tuple[CriticalPathRow, ...], col("critical path of each trace; empty without details")]
     critical_path_parts: A[tuple[PathPartRow, ...], col("parts of each critical path")]
     what_if: A[tuple[WhatIfRow, ...], col("duration of each trace without some of its work")]
-    queues: A[tuple[tables.QueueRow, ...], col("queue length of devices and streams")]
+    queues: A[tuple[QueueRow, ...], col("queue length of devices and streams")]
     memory: A[tuple[tables.MemoryRow, ...], col("memory use of the devices")]
     metadata: A[dict[str, dict[str, str]], col("by trace: further facts in the file, as text")]
 

@@ -26,8 +26,11 @@ from strobe.perf.analysis.device.intervals import Distribution, Window
 from strobe.perf.analysis.device.kernels import kernel_name, kernel_table
 from strobe.perf.analysis.device.launch import (
     LENGTHS,
+    GapsRow,
     Launch,
+    LaunchRow,
     Queue,
+    QueueRow,
     integrity,
 )
 from strobe.perf.analysis.structure.memory import MemoryUse
@@ -266,42 +269,38 @@ def _drawn(found: Sequence[tables.DeviceFindings]) -> list[tuple[tables.DeviceFi
         return [(one, one.queues[0]) for one in found[:QUEUE_MAX_LANES]]
     (one,) = found
     device, *streams = one.queues
-    longest = sorted(streams, key=lambda queue: (-queue.waited_ns, queue.stream or 0))[: QUEUE_MAX_LANES - 1]
-    return [(one, queue) for queue in (device, *sorted(longest, key=lambda queue: queue.stream or 0))]
-
-
-def _name(one: tables.DeviceFindings, queue: Queue) -> str:
-    return one.name if queue.stream is None else f"{one.name}, stream {queue.stream}"
+    longest = sorted(streams, key=lambda queue: (-queue.row.waited_ns, queue.row.stream or 0))[: QUEUE_MAX_LANES - 1]
+    return [(one, queue) for queue in (device, *sorted(longest, key=lambda queue: queue.row.stream or 0))]
 
 
 def _queue_table(study: TraceStudy, top: int) -> Table:
-    def name(row: tables.QueueRow) -> str:
-        device = called[row.trace, row.device]
-        return device if row.stream is None else f"{device}, stream {row.stream}"
-
-    called = {(one.trace, one.device): one.name for one in tables.seen_devices(study)}
-    rows = [*tables.rows(study, tables.QueueRow)]
-    fields = (Field("queue", name, Code), *columns(tables.QueueRow))
+    rows = [(_queue_name(one, queue), queue.row) for one in tables.seen_devices(study) for queue in one.queues]
+    name: Field[tuple[str, QueueRow]] = Field("queue", lambda row: row[0], Code)
+    fields = (name, *(field.of(lambda row: row[1]) for field in columns(QueueRow)))
     return table_of("Length of each queue.", fields, rows[:top], notes=left_out(rows, top), sortable=True)
+
+
+def _queue_name(one: tables.DeviceFindings, queue: Queue) -> str:
+    return one.name if queue.row.stream is None else f"{one.name}, stream {queue.row.stream}"
 
 
 def _pictures(drawn: Sequence[tuple[tables.DeviceFindings, Queue]]) -> Iterator[Figure]:
     """Yield one picture for all queues over windows of the same length."""
     kinds = tuple(Kind(_label(low, high), style) for (low, high), style in zip(LENGTHS, _STYLES, strict=True))
-    for length in dict.fromkeys(queue.span_ns for _, queue in drawn):
-        lanes = [(one, queue) for one, queue in drawn if queue.span_ns == length]
+    for length in dict.fromkeys(queue.row.span_ns for _, queue in drawn):
+        lanes = [(one, queue) for one, queue in drawn if queue.row.span_ns == length]
         if not length:
             continue
         strip = Strip(
             length_ns=length,
             kinds=kinds,
             lanes=tuple(
-                StripLane(_name(one, queue), tuple(permille(queue.edges_ns, own) for own in queue.lengths_ns))
+                StripLane(_queue_name(one, queue), tuple(permille(queue.edges_ns, own) for own in queue.lengths_ns))
                 for one, queue in lanes
             ),
         )
         alt = "Shares of time by queue length, one lane per queue; the table gives the times of longer stretches."
-        named = ((_name(one, queue), queue.edges_ns, queue.lengths_ns) for one, queue in lanes)
+        named = ((_queue_name(one, queue), queue.edges_ns, queue.lengths_ns) for one, queue in lanes)
         caption = "Time by length in stretches of the picture."
         table = stretches_table(caption, "queue", (kind.label for kind in kinds), named)
         yield Figure("Length of the queues over time.", alt, strip, table)
@@ -407,9 +406,9 @@ def _unlinked(name: str, found: Launch) -> str:
 
 
 def _calls(study: TraceStudy) -> Table:
-    rows = [row for one in tables.seen_devices(study) for row in [*tables.LaunchRow.of(one)][: study.options.top]]
+    rows = [row for one in tables.seen_devices(study) for row in one.launches.calls[: study.options.top]]
     caption = "Launch calls that device events of the window answer to."
-    return table_of(caption, tables.on_devices(study, tables.LaunchRow), rows, sortable=True)
+    return table_of(caption, tables.on_devices(study, LaunchRow), rows, sortable=True)
 
 
 def _signs(study: TraceStudy) -> Table | None:
@@ -459,12 +458,12 @@ def gaps_section(study: TraceStudy) -> Section | None:
 
 
 def _gaps_table(one: tables.DeviceFindings, top: int, *, collapsed: bool) -> Table:
-    found, rows = one.gaps, [*tables.GapsRow.of(one)]
-    parts = columns(tables.GapsRow, *(f"{cause}_ns" for cause in CAUSES), "dtod_ns", "other_copy_ns", "memset_ns")
+    found, rows = one.gaps, one.gaps.rows
+    parts = columns(GapsRow, *(f"{cause}_ns" for cause in CAUSES), "dtod_ns", "other_copy_ns", "memset_ns")
     fields = (
-        *columns(tables.GapsRow, "after", "before", "n", "sum_ns", "p50_ns", "max_ns", of=found),
+        *columns(GapsRow, "after", "before", "n", "sum_ns", "p50_ns", "max_ns", of=found),
         *(part for part in parts if any(part.get(row) for row in rows)),
-        *columns(tables.GapsRow, "dtod_copies"),
+        *columns(GapsRow, "dtod_copies"),
     )
     caption = (
         f"{one.name}, {during(one.view)}: kernels {exact_ms(found.kernel_ns)} + gaps {exact_ms(found.gap_ns)} + "

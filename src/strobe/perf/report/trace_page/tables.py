@@ -17,18 +17,13 @@ from strobe.core.costs import DevicePeaks, device_peaks
 from strobe.core.errors import DataError
 from strobe.perf.analysis.critical_path import CriticalPath, CriticalPathRow, PathPartRow, WhatIfRow, critical_path
 from strobe.perf.analysis.device.activity import (
-    HOST_LATE,
-    LAUNCH_LATENCY,
-    PROFILER_OVERHEAD,
-    QUEUED,
-    UNLINKED,
     Activity,
     DeviceView,
     activity,
     device_views,
 )
 from strobe.perf.analysis.device.kernels import KernelTableRow, kernel_table
-from strobe.perf.analysis.device.launch import Gaps, Launch, Queue, graph_calls, launch, queues
+from strobe.perf.analysis.device.launch import Gaps, GapsRow, Launch, LaunchRow, Queue, QueueRow, graph_calls, launch, queues
 from strobe.perf.analysis.operators import (
     OperatorRate,
     Operators,
@@ -47,7 +42,7 @@ from strobe.perf.report.blocks.kernels import KernelNameRow, KernelRow, kernel_r
 from strobe.perf.report.study import TraceStudy, once
 from strobe.perf.table.fields import Field, count_cell, share_cell
 from strobe.perf.table.model import Cell, Code, Count, ExactTime, Missing, Number, Share, Text, Time, bytes_cell
-from strobe.perf.table.rows import DocumentPart, OnDevice, PartT, col, columns, micros, part_of, term, thousandths
+from strobe.perf.table.rows import DocumentPart, OnDevice, PartT, col, columns, micros, part_of, term
 
 MAX_POINTS: Final = 200
 """Most stretches of the course of memory."""
@@ -390,52 +385,14 @@ class IdleRow(OnDevice, frozen=True, kw_only=True):
 _SHARED: Final[dict[type[DocumentPart], Callable[[Any], Iterable[Any]]]] = {
     KernelRow: lambda one: (kernel_row(row, one) for row in one.hot),
     KernelNameRow: lambda one: (name for row in one.hot for name in name_rows(row, one)),
+    LaunchRow: lambda one: one.launches.calls,
+    QueueRow: lambda one: (each.row for each in one.queues),
+    GapsRow: lambda one: one.gaps.rows,
     CriticalPathRow: lambda found: (path for path, _, _ in found.known_path),
     PathPartRow: lambda found: (part for _, parts, _ in found.known_path for part in parts),
     WhatIfRow: lambda found: (one for *_, what_if in found.known_path for one in what_if),
 }
 """How to make the rows of classes that other pages have too."""
-
-
-class LaunchRow(OnDevice, frozen=True, kw_only=True):
-    """Launch calls of one name that launched events of one device."""
-
-    call: A[str, col("name of the call, e.g. `cudaLaunchKernel`", "launch call", Code)]
-    calls: A[int, col("number of calls", "calls", Count)]
-    events: A[int, col("number of device events that the calls launched", "events", Count)]
-    host_sum_ns: A[int, col("sum of the durations of the calls on the host, over all threads", "host sum", ExactTime)]
-    host_p50_ns: A[int, col("median duration of a call on the host", "host p50", micros)]
-    host_max_ns: A[int, col("duration of the longest call on the host", "host max", micros)]
-    delay_p50_ns: A[int, term("median time from the start of a call to the start of its first device event", "delay p50", micros)]
-    delay_max_ns: A[
-        int, term("longest time from the start of a call to the start of its first device event", "delay max", micros)
-    ]
-
-    @classmethod
-    def of(cls, one: DeviceFindings) -> Iterator[Self]:
-        for call, (events, host, delays) in one.launches.calls.items():
-            of_host = {"host_sum_ns": host.sum_ns, "host_p50_ns": host.p50_ns, "host_max_ns": host.max_ns}
-            delay = {"delay_p50_ns": delays.start_to_start.p50_ns, "delay_max_ns": delays.start_to_start.max_ns}
-            yield part_of(cls, one, call=call, calls=host.n, events=events, **of_host, **delay)
-
-
-class QueueRow(OnDevice, frozen=True, kw_only=True):
-    """Queue of a device or stream: events that have not started although their launch call has."""
-
-    stream: A[int | None, col("number of the stream; null: all streams of the device together")]
-    longest: A[int, col("maximum queue length, events", "max", Count)]
-    median: A[int, col("median queue length over time, events", "median", Count)]
-    mean: A[float, col("mean queue length over time, events", "mean", partial(Number, digits=2))]
-    empty_ns: A[int, col("time in which the queue was empty", "empty", ExactTime, of={"of span": "span_ns"})]
-    span_ns: A[int, col("length of the window")]
-    queued_events: A[int, term("number of events that waited in the queue", "waited", Count)]
-    waited_ns: A[int, col("sum of the waiting times of these events")]
-    wait_ns: A[float | None, term("mean wait of these; null: none waited", "wait of one", thousandths, missing="none waited")]
-    unlinked_events: A[int, term("number of events that are not counted, as their launch is not known", "unlinked", count_cell)]
-
-    @classmethod
-    def of(cls, one: DeviceFindings) -> Iterator[Self]:
-        yield from (part_of(cls, each, one) for each in one.queues)
 
 
 class MemoryRow(DocumentPart, frozen=True, kw_only=True):
@@ -481,34 +438,6 @@ class TraceStepRow(OnDevice, frozen=True, kw_only=True):
             causes = one.steps.steady.excluded
             for place, step in enumerate(one.steps.steps):
                 yield part_of(cls, step, one, step=step.label, left_out=causes.get(place, ""))
-
-
-class GapsRow(OnDevice, frozen=True, kw_only=True):
-    """Stretches without any kernel between two kernels; idle time by cause, copies and memsets in them add up to their sum."""
-
-    after: A[str, col("normalised name of the kernel before the gap", "after", Code)]
-    before: A[str, col("normalised name of the kernel that ends the gap", "before", Code)]
-    n: A[int, col("number of gaps", "n", Count, total=sum)]
-    sum_ns: A[int, col("sum of the gaps; adds up over rows", "sum", ExactTime, total=sum, of={"of span": "span_ns"})]
-    p50_ns: A[int, col("median gap", "p50", micros)]
-    max_ns: A[int, col("longest gap", "max", micros, total=max)]
-    host_late_ns: A[int, term("idle: the launch call had not started yet", HOST_LATE, ExactTime, where="host_late_ns", total=sum)]
-    launch_latency_ns: A[
-        int, term("idle: launched, not started", LAUNCH_LATENCY, ExactTime, where="launch_latency_ns", total=sum)
-    ]
-    queued_ns: A[int, term("idle: waited for other work", QUEUED, ExactTime, where="queued_ns", total=sum)]
-    profiler_overhead_ns: A[
-        int, term("idle: host held up", PROFILER_OVERHEAD, ExactTime, where="profiler_overhead_ns", total=sum)
-    ]
-    unlinked_ns: A[int, term("idle: cause unknown", UNLINKED, ExactTime, where="unlinked_ns", total=sum)]
-    dtod_ns: A[int, col("time of device-to-device copies in the gaps", "DtoD copies", ExactTime, where="dtod_ns", total=sum)]
-    other_copy_ns: A[int, col("time of other copies in the gaps", "other copies", ExactTime, where="other_copy_ns", total=sum)]
-    memset_ns: A[int, col("time of memsets in the gaps", "memsets", ExactTime, where="memset_ns", total=sum)]
-    dtod_copies: A[int, col("number of device-to-device copies that ran in the gaps", "DtoD n", Count, total=sum)]
-
-    @classmethod
-    def of(cls, one: DeviceFindings) -> Iterator[Self]:
-        yield from (part_of(cls, row, row.gaps, one, **row.spent) for row in one.gaps.rows)
 
 
 # Time by place: ranges and modules, sections, communication.
