@@ -39,18 +39,19 @@ def _activity(trace: Trace) -> Activity:
 
 def test_busy_and_idle(both: tuple[Trace, Raw]) -> None:
     trace, raw = both
-    done = _activity(trace)
+    account = _activity(trace)
+    done, idle = account.device, account.idle
     spans = [(start, end) for _, start, end in raw.device]
-    assert (done.tally.events, done.sum_ns, done.busy_ns) == (
+    assert (done.events, done.sum_ns, done.busy_ns) == (
         len(spans),
         sum(end - start for start, end in spans),
         oracle.union(spans),
     )
     assert done.span_ns == max(end for _, end in spans) - min(start for start, _ in spans)
     assert not raw.facts.overhead() or max(oracle.span(e)[1] for e in raw.facts.complete if e["cat"] == "overhead") < spans[0][0]
-    assert {cause: ns for cause, ns in done.idle.items() if ns} == {cause: ns for cause, ns in raw.idle().items() if ns}
-    assert sum(done.idle.values()) == done.idle_ns == done.span_ns - done.busy_ns
-    assert done.unlinked.events == raw.facts.unlinked() == 0
+    assert {cause: ns for cause, ns in idle.items() if ns} == {cause: ns for cause, ns in raw.idle().items() if ns}
+    assert sum(idle.values()) == done.idle_ns == done.span_ns - done.busy_ns
+    assert done.unlinked_events == raw.facts.unlinked() == 0
 
 
 def test_kernels(both: tuple[Trace, Raw]) -> None:
@@ -104,7 +105,7 @@ def test_a_graph_launch_is_one_call_of_many_kernels() -> None:
 def test_the_verdicts() -> None:
     verdicts = {}
     for name in NAMES:
-        verdicts[name] = _activity(_trace(name)).verdict
+        verdicts[name] = _activity(_trace(name)).device.verdict
     assert verdicts == {
         "graph": "busy", "eager": "host-bound", "compiled": "host-bound", "pair/traces/sdpa": "busy",
         "pair/traces/sparse-triton": "host-bound",
@@ -115,8 +116,8 @@ def test_the_verdicts() -> None:
 def test_one_stream_overlaps_inside_a_graph() -> None:
     raw, done = Raw("graph"), _activity(_trace("graph"))
     overlaps = [e0 - s1 for (_, _, e0), (_, s1, _) in zip(raw.device, raw.device[1:], strict=False) if s1 < e0]
-    (stream,) = done.streams.values()
-    assert (len(overlaps), sum(overlaps)) == (3, stream.overlap_ns) and done.overlap_ns == stream.overlap_ns == 449
+    (stream,) = done.streams
+    assert (len(overlaps), sum(overlaps)) == (3, stream.overlap_ns) and done.device.overlap_ns == stream.overlap_ns == 449
 
 
 @pytest.mark.parametrize(("name", "count"), [("graph", 3), ("eager", 3), ("pair/traces/sdpa", 10)])

@@ -33,11 +33,12 @@ def test_a_capture_adds_up_as_its_json_does() -> None:
         busy += max(0, end - max(start, reached))
         reached = max(reached, end)
     (view,) = device_views(read_trace(_CAPTURE))
-    found = activity(view)
-    assert (found.tally.events, found.sum_ns) == (len(events), sum(end - start for start, end, _ in events))
+    account = activity(view)
+    found = account.device
+    assert (found.events, found.sum_ns) == (len(events), sum(end - start for start, end, _ in events))
     assert (found.busy_ns, found.span_ns) == (busy, reached - events[0][0])
-    assert {kind: tally.events for kind, tally in found.kinds.items()} == Counter(_KINDS[e["cat"]] for *_, e in events)
-    assert {stream: tally.events for stream, tally in found.streams.items()} == Counter(e["args"]["stream"] for *_, e in events)
+    assert {row.kind: row.events for row in account.kinds} == Counter(_KINDS[e["cat"]] for *_, e in events)
+    assert {row.stream: row.events for row in account.streams} == Counter(e["args"]["stream"] for *_, e in events)
     rows = kernel_table(view)
     counts, sums = Counter[str](), Counter[str]()
     for start, end, e in events:

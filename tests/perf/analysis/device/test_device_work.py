@@ -119,30 +119,31 @@ def test_activity(trace: Trace, window: Window | None, priority: tuple[str, ...]
     views = device_views(trace, window, priority=priority)
     assert [view.device for view in views] == sorted({event.device for event in trace.device_events})
     for view in views:
-        found, asked = activity(view), _Moments(view)
+        account, asked = activity(view), _Moments(view)
+        found, idle = account.device, account.idle
         inside = list(asked.inside())
         classes = Counter(asked.class_of(moment) for moment in range(asked.begin, asked.stop))
         assert found.span_ns == asked.stop - asked.begin == found.busy_ns + found.idle_ns
-        assert found.idle == {cause: classes[cause] for cause in found.idle} and sum(found.idle.values()) == found.idle_ns
-        assert (found.tally.events, found.sum_ns) == (len(inside), sum(shared for _, shared in inside))
+        assert idle == {cause: classes[cause] for cause in CAUSES} and sum(idle.values()) == found.idle_ns
+        assert (found.events, found.sum_ns) == (len(inside), sum(shared for _, shared in inside))
         assert view.num_cut == sum(shared < e.end_ns - e.start_ns for e, shared in inside)
         assert found.overlap_ns == found.sum_ns - asked.time_of(set(_NAMES))
-        assert list(found.kinds) == [kind for kind in priority if any(e.kind == kind for e, _ in inside)]
-        for kind, tally in found.kinds.items():
-            mine = [shared for e, shared in inside if e.kind == kind]
-            assert (tally.events, tally.sum_ns) == (len(mine), sum(mine))
-            assert (tally.union_ns, found.exclusive[kind]) == (asked.time_of({kind}), classes[kind])
+        assert [row.kind for row in account.kinds] == [kind for kind in priority if any(e.kind == kind for e, _ in inside)]
+        for row in account.kinds:
+            mine = [shared for e, shared in inside if e.kind == row.kind]
+            assert (row.events, row.sum_ns) == (len(mine), sum(mine))
+            assert (row.union_ns, row.exclusive_ns) == (asked.time_of({row.kind}), classes[row.kind])
         unlinked = [shared for e, shared in inside if e.host is None]
-        assert (found.unlinked.events, found.unlinked.sum_ns) == (len(unlinked), sum(unlinked))
+        assert (found.unlinked_events, found.unlinked_ns) == (len(unlinked), sum(unlinked))
         compute = asked.time_of({"kernel", "memset"})
         assert found.exposed_communication_ns == asked.time_of({"kernel", "memset", "comm"}) - compute
         assert found.exposed_copies_ns == found.busy_ns - compute - found.exposed_communication_ns
-        for number, stream in found.streams.items():
-            mine = [e for e, _ in inside if e.stream == number]
+        for stream in account.streams:
+            mine = [e for e, _ in inside if e.stream == stream.stream]
             parts = [range(max(e.start_ns, asked.begin), min(e.end_ns, asked.stop)) for e in mine]
             shared = [min(a.stop, b.stop) - max(a.start, b.start) for a, b in combinations(parts, 2) if a and b]
             assert (stream.events, stream.sum_ns) == (len(mine), sum(map(len, parts)))
-            assert stream.union_ns == len({moment for part in parts for moment in part})
+            assert stream.busy_ns == len({moment for part in parts for moment in part})
             assert stream.overlap_pairs == sum(length > 0 for length in shared)
             assert stream.longest_overlap_ns == max([0, *shared])
 
@@ -153,8 +154,8 @@ def test_windows_that_tile_the_time_add_up(trace: Trace, cuts: list[int]) -> Non
     for whole in device_views(trace, Window(start_ns=0, end_ns=75, label="all")):
         parts = [activity(whole.within(Window(start_ns=pair[0], end_ns=pair[1], label="part"))) for pair in pairwise(edges)]
         total = activity(whole)
-        assert sum(part.busy_ns for part in parts) == total.busy_ns
-        assert sum(part.sum_ns for part in parts) == total.sum_ns
+        assert sum(part.device.busy_ns for part in parts) == total.device.busy_ns
+        assert sum(part.device.sum_ns for part in parts) == total.device.sum_ns
         assert {cause: sum(part.idle[cause] for part in parts) for cause in total.idle} == total.idle
 
 

@@ -66,7 +66,7 @@ def test_events_shorter_than_a_microsecond_keep_every_nanosecond(make_trace: Mak
     (row,) = _rows(trace)
     assert (row.calls.sum_ns, row.exclusive_ns, row.calls.min_ns, row.calls.max_ns) == (77_700, 77_700, 777, 777)
     (view,) = device_views(trace)
-    assert activity(view).idle_ns == 99 * 223
+    assert activity(view).device.idle_ns == 99 * 223
 
 
 def test_many_names_keep_their_own_statistics(make_trace: MakeTrace) -> None:

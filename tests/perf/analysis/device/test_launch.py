@@ -78,7 +78,7 @@ def _run(delay_ns: int, work_ns: int, pause_ns: int) -> list[DeviceEvent]:
     ],
 )
 def test_verdicts(make_trace: MakeTrace, events: list[DeviceEvent], overhead: tuple[tuple[int, int], ...], verdict: str) -> None:
-    assert _done(make_trace(events, overhead=overhead)).verdict == verdict
+    assert _done(make_trace(events, overhead=overhead)).device.verdict == verdict
 
 
 def test_without_single_launches_the_first_events_of_graphs_decide(make_trace: MakeTrace) -> None:
@@ -87,7 +87,7 @@ def test_without_single_launches_the_first_events_of_graphs_decide(make_trace: M
         host = HostEvent("cudaGraphLaunch", 100_000 * i + 80_000, 100_000 * i + 81_000, 0)
         events += [_kernel(host.start_ns + 5_000 + 100 * n, host.start_ns + 5_100 + 100 * n, host, n) for n in range(4)]
     done = _done(make_trace(events))
-    assert (done.verdict, done.late_delay_ns) == ("host-bound", 5_000)
+    assert (done.device.verdict, done.late_delay_ns) == ("host-bound", 5_000)
     assert list(_launch(make_trace(events)).kinds) == ["graph-first", "graph-rest"]
 
 
@@ -162,15 +162,15 @@ def _backlog(delay_ns: int, bursts: int = 4) -> list[DeviceEvent]:
 def test_delays_behind_a_busy_device_do_not_hide_a_late_host(make_trace: MakeTrace) -> None:
     """Idle for half of the time, all but 1 % of it with the host late; the median launch waits 0.6 ms in the queue."""
     found = _done(make_trace(_backlog(6_600)))
-    assert found.idle_ns > 0.4 * found.span_ns
-    assert found.idle["host_late"] > 0.98 * found.idle_ns
+    assert found.device.idle_ns > 0.4 * found.device.span_ns
+    assert found.idle["host_late"] > 0.98 * found.device.idle_ns
     assert _launch(make_trace(_backlog(6_600))).kinds["single"].start_to_start.p50_ns > 500_000
-    assert (found.verdict, found.late_delay_ns) == ("host-bound", 6_600)
+    assert (found.device.verdict, found.late_delay_ns) == ("host-bound", 6_600)
 
 
 def test_what_ends_a_late_gap_slowly_is_a_slow_launch(make_trace: MakeTrace) -> None:
     found = _done(make_trace(_backlog(33_000)))
-    assert (found.verdict, found.late_delay_ns) == ("host late, slow launches", 33_000)
+    assert (found.device.verdict, found.late_delay_ns) == ("host late, slow launches", 33_000)
 
 
 def test_overhead_in_a_gap_does_not_count_its_launch_twice(make_trace: MakeTrace) -> None:
@@ -184,9 +184,9 @@ def test_overhead_in_a_gap_does_not_count_its_launch_twice(make_trace: MakeTrace
         events.append(_kernel(start, start + 1_000, host))
         now = start + 1_000
     found = _done(make_trace(events, overhead=tuple(overhead)))
-    assert (found.verdict, found.late_delay_ns) == ("host-bound", 5_000)
+    assert (found.device.verdict, found.late_delay_ns) == ("host-bound", 5_000)
 
 
 def test_without_a_gap_that_the_host_was_late_for_no_delay_is_typical(make_trace: MakeTrace) -> None:
     found = _done(make_trace([_kernel(10 * i, 10 * i + 10, HostEvent("c", 0, 1, 0)) for i in range(3)]))
-    assert (found.verdict, found.late_delay_ns) == ("busy", None)
+    assert (found.device.verdict, found.late_delay_ns) == ("busy", None)

@@ -6,7 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Annotated as A
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,9 @@ from strobe.perf.analysis.device.intervals import (
     reach,
     totals,
 )
+from strobe.perf.table.fields import count_cell
+from strobe.perf.table.model import Count, ExactTime, Text
+from strobe.perf.table.rows import OnDevice, col, term
 from strobe.perf.trace.columns import blocks, different
 from strobe.perf.trace.events import DEVICE_KINDS, DeviceEvents, Trace
 
@@ -342,6 +346,11 @@ class DeviceView:
         """Length of the window."""
         return self.end_ns - self.begin_ns
 
+    @property
+    def where(self) -> dict[str, Any]:
+        """Label of the trace and number of the device, as every row about it has them."""
+        return {"trace": self.trace.label, "device": self.device}
+
     def parts(self) -> Iterator[WindowedEvents]:
         """Yield the events that overlap the window, in parts."""
         return windowed_events(self.work, self.window)
@@ -543,59 +552,31 @@ def tile_of(moments: Ints, tiles: Intervals) -> Ints:
 
 
 @dataclass(kw_only=True, slots=True)
-class Tally:
-    """Some events of a device: number, sum of their durations, and the time in which at least one of them ran."""
-
-    events: int = 0
-    sum_ns: int = 0
-    covered: Covered = field(default_factory=Covered)
-
-    @property
-    def union_ns(self) -> int:
-        """Time in which at least one of them ran, ns."""
-        return self.covered.total_ns
-
-    def add(self, part: WindowedEvents, which: slice | Ints) -> None:
-        """Count the chosen events of a part."""
-        start, end = part.start[which], part.end[which]
-        self.events += len(start)
-        self.sum_ns += int((end - start).sum())
-        self.covered.add(start, end)
-
-
-@dataclass(kw_only=True, slots=True)
-class StreamTally(Tally):
+class _StreamEvents(Covered):
     """Events of one stream. Kernels of one stream overlap under programmatic dependent launch and in graph branches.
 
     Args:
-        overlap_pairs: pairs of its events that ran at the same time.
-        longest_overlap_ns: the longest that an event ran while one that started before it did.
+        pairs: pairs of its events that ran at the same time.
+        longest_ns: the longest that an event ran while one that started before it did.
         open_ns: ends of earlier events that may lie after the start of a later one.
     """
 
-    overlap_pairs: int = 0
-    longest_overlap_ns: int = 0
-    open_ns: Ints = field(default_factory=lambda: np.empty(0, np.int64), compare=False)
+    pairs: int = 0
+    longest_ns: int = 0
+    open_ns: Ints = field(default_factory=lambda: np.empty(0, np.int64))
 
-    @property
-    def overlap_ns(self) -> int:
-        """Sum of the durations minus the busy time, ns."""
-        return self.sum_ns - self.union_ns
-
-    def add(self, part: WindowedEvents, which: slice | Ints) -> None:
-        """Count the chosen events of a part."""
-        Tally.add(self, part, which)
-        start, end = part.start[which], part.end[which]
-        some = end > start
+    def add(self, start: Ints, end: Ints) -> Intervals:
+        """Count further events."""
+        fresh, some = Covered.add(self, start, end), end > start
         start, end = start[some], end[some]
-        if not len(start):
-            return
-        later = np.searchsorted(start, end, "left") - np.arange(1, len(start) + 1)
-        self.overlap_pairs += int(later.sum()) + int(np.searchsorted(start, self.open_ns, "left").sum())
-        reached = np.maximum(reach(start, end), max(self.open_ns, default=start[0]))
-        self.longest_overlap_ns = max(self.longest_overlap_ns, int((np.minimum(reached, end) - start).max()))
-        ends = np.concatenate((self.open_ns, end))
-        self.open_ns = ends[ends > start[-1]]
+        if len(start):
+            later = np.searchsorted(start, end, "left") - np.arange(1, len(start) + 1)
+            self.pairs += int(later.sum()) + int(np.searchsorted(start, self.open_ns, "left").sum())
+            reached = np.maximum(reach(start, end), max(self.open_ns, default=start[0]))
+            self.longest_ns = max(self.longest_ns, int((np.minimum(reached, end) - start).max()))
+            ends = np.concatenate((self.open_ns, end))
+            self.open_ns = ends[ends > start[-1]]
+        return fresh
 
 
 Verdict = Literal[
@@ -610,112 +591,139 @@ _VERDICTS: Final[dict[str, Verdict]] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Activity:
-    """Account of the time of one device during a window.
+def verdict_cell(row: DeviceRow) -> Text:
+    """Return the cell of a verdict."""
+    return Text(row.verdict, "good" if row.verdict == "busy" else "bad")
+
+
+class DeviceRow(OnDevice, frozen=True, kw_only=True):
+    """One device; its busy and idle times add up to the span."""
+
+    product: A[str, col("product name of the device; empty: not in the trace")]
+    span_ns: A[int, col("time from the first event's start to the last one's end, or length of the window", "span", ExactTime)]
+    busy_ns: A[int, col("time in which at least one event ran", "busy", ExactTime, of={"busy share": "span_ns"})]
+    idle_ns: A[int, col("time in which no event ran", "idle", ExactTime)]
+    sum_ns: A[int, col("sum of the durations of all events; exceeds `busy_ns` where events overlap")]
+    overlap_ns: A[int, term("sum of the durations - busy time", "overlap", ExactTime)]
+    exposed_communication_ns: A[int, term("communication ran, and no kernel and no memset", "exposed communication", ExactTime)]
+    exposed_copies_ns: A[int, term("a copy ran and nothing else", "exposed copies", ExactTime)]
+    events: A[int, col("number of device events", "events", Count)]
+    unlinked_events: A[int, term("number of device events whose launch call is not in the trace", "unlinked", count_cell)]
+    unlinked_ns: A[int, term("sum of the durations of these", "unlinked sum", ExactTime, where="unlinked_events")]
+    verdict: A[str, term("main cause of idle time, e.g. `host-bound`; docs/traces.md explains them", "verdict", get=verdict_cell)]
+
+
+class KindRow(OnDevice, frozen=True, kw_only=True):
+    """Device events of one kind on one device; exclusive times add up to the busy time of the device."""
+
+    kind: A[str, col("`kernel`, `comm` (communication), `memset` or `memcpy`", "kind")]
+    events: A[int, col("number of device events", "events", Count)]
+    exclusive_ns: A[int, term("time that no kind of higher priority owns", "exclusive", ExactTime, of={"of busy": "busy_ns"})]
+    union_ns: A[int, term("time in which at least one event of the kind ran", "union", ExactTime)]
+    sum_ns: A[int, col("sum of the durations of the events", "sum", ExactTime)]
+
+
+class StreamRow(OnDevice, frozen=True, kw_only=True):
+    """Device events of one stream."""
+
+    stream: A[int, col("number of the stream", "stream", Count)]
+    events: A[int, col("number of device events", "events", Count)]
+    busy_ns: A[int, col("time in which at least one event of the stream ran", "busy", ExactTime)]
+    sum_ns: A[int, col("sum of the durations of the events", "sum", ExactTime)]
+    overlap_ns: A[int, term("sum of the durations - busy time", "overlap", ExactTime, where="overlap_pairs")]
+    overlap_pairs: A[int, col("pairs of its events that ran at the same time", "pairs", Count, where="overlap_pairs")]
+    longest_overlap_ns: A[int, col("longest overlap of one event with earlier ones", "longest", ExactTime, where="overlap_pairs")]
+
+
+class Activity(NamedTuple):
+    """Account of the time of one device during a window; only the part of its events inside is counted.
 
     Args:
-        span_ns: length of the window.
-        tally: the events that overlap the window; only their part inside is counted.
-        kinds: those of each kind that occurs, in order of priority.
-        streams: those of each stream, in order of number.
-        exclusive: time by activity, one for each of `ACTIVITIES`: of a kind what no kind before it in the priority owns.
+        device: the device as a whole.
+        kinds: each kind that occurs, in order of priority.
+        streams: each stream, in order of number.
+        idle: idle time by cause, one for each of `CAUSES`.
         overhead: idle time with the host held up by overhead, by the overhead's name in the trace; largest first. Of several
             at a time the first to start counts.
-        unlinked: the events without a known launch call.
-        exposed_communication_ns: time in which communication ran and neither a kernel nor a memset did, whatever the priority.
-        exposed_copies_ns: time in which a copy ran and nothing else did, whatever the priority.
         late_delay_ns: median time from the start of a launch call to the start on the device, of the launches that end a gap with
             the host late; `None` without such a gap. Delays of other launches tell how long the queue was, not how fast a launch
             is.
     """
 
-    span_ns: int
-    tally: Tally
-    kinds: Mapping[str, Tally]
-    streams: Mapping[int, StreamTally]
-    exclusive: Mapping[str, int]
+    device: DeviceRow
+    kinds: tuple[KindRow, ...]
+    streams: tuple[StreamRow, ...]
+    idle: Mapping[str, int]
     overhead: Mapping[str, int]
-    unlinked: Tally
-    exposed_communication_ns: int
-    exposed_copies_ns: int
     late_delay_ns: int | None
-
-    @property
-    def busy_ns(self) -> int:
-        """Time in which at least one event ran, ns."""
-        return self.tally.union_ns
-
-    @property
-    def sum_ns(self) -> int:
-        """Sum of durations over all streams, ns."""
-        return self.tally.sum_ns
-
-    @property
-    def idle_ns(self) -> int:
-        """Time in which no event ran, ns."""
-        return self.span_ns - self.busy_ns
-
-    @property
-    def idle(self) -> dict[str, int]:
-        """Idle time by cause, one for each of `CAUSES`."""
-        return {cause: self.exclusive[cause] for cause in CAUSES}
-
-    @property
-    def overlap_ns(self) -> int:
-        """Sum of the durations minus the busy time, ns."""
-        return self.sum_ns - self.busy_ns
-
-    @property
-    def verdict(self) -> Verdict:
-        """Verdict on what keeps the device from being busy.
-
-        `busy`: idle for less than `MIN_IDLE_SHARE` of the span. Otherwise the cause of more than half of the idle time:
-        `host-bound` if it is the host being late and what ends such a gap typically starts within `MAX_PROMPT_NS` of its launch;
-        `host late, slow launches` if it starts later than that; `launch latency`, `queued`, `profiler overhead`, or `unknown`
-        (the trace does not hold the launches). `mixed`: none has more than half.
-        """
-        idle = self.idle
-        if self.idle_ns < MIN_IDLE_SHARE * self.span_ns or not self.idle_ns:
-            return "busy"
-        cause = max(idle, key=lambda name: idle[name])
-        if 2 * idle[cause] <= self.idle_ns:
-            return "mixed"
-        if cause == HOST_LATE:
-            assert self.late_delay_ns is not None, "the host was late and nothing ended a gap"
-            return "host-bound" if self.late_delay_ns < MAX_PROMPT_NS else "host late, slow launches"
-        return _VERDICTS[cause]
 
 
 def activity(view: DeviceView) -> Activity:
-    """Account for the time of one device."""
-    kinds, tally = {name: Tally() for name in view.priority}, Tally()
-    compute, no_copy, unlinked = Tally(), Tally(), Tally()
-    streams: defaultdict[int, StreamTally] = defaultdict(StreamTally)
+    """Account for the time of one device; whatever the priority, communication is exposed where no kernel and no memset runs."""
+    kinds, whole = {name: Covered() for name in view.priority}, Covered()
+    compute, no_copy, unlinked = Covered(), Covered(), Covered()
+    streams: defaultdict[int, _StreamEvents] = defaultdict(_StreamEvents)
     for part in view.parts():
-        kind, host = part.work.kind, part.work.host
-        tally.add(part, slice(None))
-        for name, own in kinds.items():
-            own.add(part, np.flatnonzero(kind == DEVICE_KINDS.index(name)))
-        compute.add(part, np.flatnonzero(np.isin(kind, [DEVICE_KINDS.index(name) for name in ("kernel", "memset")])))
-        no_copy.add(part, np.flatnonzero(kind != DEVICE_KINDS.index("memcpy")))
-        unlinked.add(part, np.flatnonzero(host < 0))
-        stream = part.work.stream
-        for number in different(stream).tolist():
-            streams[number].add(part, np.flatnonzero(stream == number))
+        kind, stream = part.work.kind, part.work.stream
+        chosen: list[tuple[Covered, NDArray[np.bool_]]] = [
+            (whole, kind >= 0),
+            *((own, kind == DEVICE_KINDS.index(name)) for name, own in kinds.items()),
+            (compute, np.isin(kind, [DEVICE_KINDS.index(name) for name in ("kernel", "memset")])),
+            (no_copy, kind != DEVICE_KINDS.index("memcpy")),
+            (unlinked, part.work.host < 0),
+            *((streams[number], stream == number) for number in different(stream).tolist()),
+        ]
+        for own, some in chosen:
+            own.add(part.start[some], part.end[some])
     owned, late_delay_ns = _time_by_class(view)
-    return Activity(
+    idle, busy_ns = {cause: owned[cause] for cause in CAUSES}, whole.total_ns
+    device = DeviceRow(
+        **view.where,
+        product=next((each.name for each in view.trace.devices if each.index == view.device), ""),
         span_ns=view.span_ns,
-        tally=tally,
-        kinds={name: own for name, own in kinds.items() if own.events},
-        streams=dict(sorted(streams.items())),
-        exclusive=owned,
-        overhead=_overhead(view) if owned[PROFILER_OVERHEAD] else {},
-        unlinked=unlinked,
-        exposed_communication_ns=no_copy.union_ns - compute.union_ns,
-        exposed_copies_ns=tally.union_ns - no_copy.union_ns,
-        late_delay_ns=late_delay_ns,
+        busy_ns=busy_ns,
+        idle_ns=view.span_ns - busy_ns,
+        sum_ns=whole.sum_ns,
+        overlap_ns=whole.sum_ns - busy_ns,
+        exposed_communication_ns=no_copy.total_ns - compute.total_ns,
+        exposed_copies_ns=busy_ns - no_copy.total_ns,
+        events=whole.n,
+        unlinked_events=unlinked.n,
+        unlinked_ns=unlinked.sum_ns,
+        verdict=_verdict(idle, view.span_ns, late_delay_ns),
     )
+    of_kinds = tuple(
+        KindRow(**view.where, kind=kind, events=own.n, exclusive_ns=owned[kind], union_ns=own.total_ns, sum_ns=own.sum_ns)
+        for kind, own in kinds.items()
+        if own.n
+    )
+    of_streams = []
+    for number, own in sorted(streams.items()):
+        counts = {"stream": number, "events": own.n, "busy_ns": own.total_ns, "sum_ns": own.sum_ns}
+        overlap = {"overlap_ns": own.sum_ns - own.total_ns, "overlap_pairs": own.pairs, "longest_overlap_ns": own.longest_ns}
+        of_streams.append(StreamRow(**view.where, **counts, **overlap))
+    overhead = _overhead(view) if owned[PROFILER_OVERHEAD] else {}
+    return Activity(device, of_kinds, tuple(of_streams), idle, overhead, late_delay_ns)
+
+
+def _verdict(idle: Mapping[str, int], span_ns: int, late_delay_ns: int | None) -> Verdict:
+    """Return what keeps a device from being busy.
+
+    `busy`: idle for less than `MIN_IDLE_SHARE` of the span. Otherwise the cause of more than half of the idle time:
+    `host-bound` if it is the host being late and what ends such a gap typically starts within `MAX_PROMPT_NS` of its launch;
+    `host late, slow launches` if it starts later than that; `launch latency`, `queued`, `profiler overhead`, or `unknown`
+    (the trace does not hold the launches). `mixed`: none has more than half.
+    """
+    idle_ns = sum(idle.values())
+    if idle_ns < MIN_IDLE_SHARE * span_ns or not idle_ns:
+        return "busy"
+    cause = max(idle, key=lambda name: idle[name])
+    if 2 * idle[cause] <= idle_ns:
+        return "mixed"
+    if cause == HOST_LATE:
+        assert late_delay_ns is not None, "the host was late and nothing ended a gap"
+        return "host-bound" if late_delay_ns < MAX_PROMPT_NS else "host late, slow launches"
+    return _VERDICTS[cause]
 
 
 def _class_of(view: DeviceView, slices: Slices) -> Ints:

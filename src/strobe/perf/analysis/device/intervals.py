@@ -83,8 +83,13 @@ def reach(start: Ints, end: Ints) -> Ints:
 
 @dataclass(kw_only=True, slots=True)
 class Covered:
-    """Union of intervals that arrive in parts, in order of start; `reached_ns` is where it ends so far."""
+    """Intervals that arrive in parts, in order of start: their number, the sum of their lengths, and the length of their union.
 
+    `reached_ns` is where the union ends so far.
+    """
+
+    n: int = 0
+    sum_ns: int = 0
     total_ns: int = 0
     reached_ns: int | None = None
 
@@ -96,6 +101,8 @@ class Covered:
         if self.reached_ns is not None:
             reached = np.maximum(reached, self.reached_ns)
         fresh = np.minimum(np.maximum(start, reached), end)
+        self.n += len(start)
+        self.sum_ns += int((end - start).sum())
         self.total_ns += int((end - fresh).sum())
         self.reached_ns = max(int(reached[-1]), int(end[-1]))
         return Intervals(fresh, end)

@@ -41,7 +41,7 @@ from strobe.perf.analysis.device.intervals import (
 from strobe.perf.analysis.device.kernels import kernel_name
 from strobe.perf.table.fields import count_cell
 from strobe.perf.table.model import Code, Count, ExactTime, Number
-from strobe.perf.table.rows import OnDevice, col, micros, term, thousandths
+from strobe.perf.table.rows import OnDevice, col, micros, part_of, term, thousandths
 from strobe.perf.trace import columns
 from strobe.perf.trace.columns import blocks, different
 from strobe.perf.trace.events import DEVICE_KINDS, NO_CORRELATION, OF_KERNEL, Trace
@@ -128,20 +128,11 @@ def launch(view: DeviceView, is_graph: NDArray[np.bool_] | None = None) -> Launc
             first, rest = by_name[2 * number : 2 * number + 2]
             delays = first or rest
             assert delays is not None
-            found.append(
-                LaunchRow(
-                    trace=view.trace.label,
-                    device=view.device,
-                    call=calls.hosts.names[number],
-                    calls=host.n,
-                    events=sum(each.start_to_start.n for each in (first, rest) if each is not None),
-                    host_sum_ns=host.sum_ns,
-                    host_p50_ns=host.p50_ns,
-                    host_max_ns=host.max_ns,
-                    delay_p50_ns=delays.start_to_start.p50_ns,
-                    delay_max_ns=delays.start_to_start.max_ns,
-                )
-            )
+            events = sum(each.start_to_start.n for each in (first, rest) if each is not None)
+            of_host = {"host_sum_ns": host.sum_ns, "host_p50_ns": host.p50_ns, "host_max_ns": host.max_ns}
+            delay = {"delay_p50_ns": delays.start_to_start.p50_ns, "delay_max_ns": delays.start_to_start.max_ns}
+            name = calls.hosts.names[number]
+            found.append(LaunchRow(**view.where, call=name, calls=host.n, events=events, **of_host, **delay))
     return Launch(
         num_events=calls.num_events,
         num_unlinked=calls.num_unlinked,
@@ -402,8 +393,7 @@ class Queue:
                 binned[place] += _binned(moments, took, _within(lengths, *bounds), np.clip(edges, moments[0], stop))
         there = sorted((length, ns) for length, ns in spent.items() if ns)
         self.row = QueueRow(
-            trace=view.trace.label,
-            device=view.device,
+            **view.where,
             stream=stream,
             longest=there[-1][0] if there else 0,
             median=_median(there),
@@ -577,18 +567,8 @@ class Gaps:
             took = dict(zip(_SPENT, spent[number].tolist(), strict=True))
             assert gaps is not None and gaps.sum_ns == sum(took.values()), "a gap does not add up"
             after, before = divmod(number, len(self._groups))
-            yield GapsRow(
-                trace=self._view.trace.label,
-                device=self._view.device,
-                after=self._groups[after],
-                before=self._groups[before],
-                n=gaps.n,
-                sum_ns=gaps.sum_ns,
-                p50_ns=gaps.p50_ns,
-                max_ns=gaps.max_ns,
-                dtod_copies=copies[number],
-                **took,
-            )
+            where = {"after": self._groups[after], "before": self._groups[before]}
+            yield part_of(GapsRow, gaps, **self._view.where, **where, dtod_copies=copies[number], **took)
 
     def _totals(self) -> tuple[dict[int, Ints], Counter[int]]:
         """Return time by `_SPENT` and number of device-to-device copies in the gaps of each pair of groups."""

@@ -6,6 +6,7 @@ from typing import Annotated as A
 from typing import Any, ClassVar
 
 from strobe.perf.analysis.critical_path import CriticalPathRow, PathPartRow, WhatIfRow
+from strobe.perf.analysis.device.activity import DeviceRow, KindRow, StreamRow
 from strobe.perf.analysis.device.launch import GapsRow, LaunchRow, QueueRow
 from strobe.perf.analysis.structure.steps import NoSteps
 from strobe.perf.report.blocks.kernels import KernelNameRow, KernelRow
@@ -30,9 +31,9 @@ class TraceDocument(Document, frozen=True, kw_only=True):
 
     files: A[tuple[tables.TraceFile, ...], col("trace files that were read, in order of rank and path")]
     skipped: A[tuple[str, ...], col("files in the folders that are not traces, each with the reason")]
-    devices: A[tuple[tables.DeviceRow, ...], col("devices with events; empty for traces of the host alone")]
-    kinds: A[tuple[tables.KindRow, ...], col("busy time by kind of work")]
-    streams: A[tuple[tables.StreamRow, ...], col("busy time by stream")]
+    devices: A[tuple[DeviceRow, ...], col("devices with events; empty for traces of the host alone")]
+    kinds: A[tuple[KindRow, ...], col("busy time by kind of work")]
+    streams: A[tuple[StreamRow, ...], col("busy time by stream")]
     idle: A[tuple[tables.IdleRow, ...], col("idle time by cause")]
     kernels: A[tuple[KernelRow, ...], col("all kernels, most exclusive time first")]
     kernel_names: A[tuple[KernelNameRow, ...], col("full names of the kernels")]

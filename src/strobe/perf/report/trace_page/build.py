@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from strobe.core.printable import first_of
 from strobe.perf.analysis.critical_path import CriticalPath, Lag, PathPartRow, WhatIfRow
-from strobe.perf.analysis.device.activity import HOST_LATE
+from strobe.perf.analysis.device.activity import HOST_LATE, DeviceRow
 from strobe.perf.analysis.device.host import BETWEEN, host_work
 from strobe.perf.analysis.device.kernels import KernelKind, KernelTableRow, kernel_kind
 from strobe.perf.analysis.device.launch import integrity
@@ -168,7 +168,7 @@ def _sentences(study: TraceStudy, one: tables.DeviceFindings, devices: int) -> I
     late_on, before = host_work(one.view)
     if sum(before.values()) > _LITTLE * done.span_ns:
         yield f"Before the first kernel the host spent {_ms(sum(before.values()))} ms: {_spent(before)}."
-    idle = [(ns, cause) for cause, ns in done.idle.items() if ns]
+    idle = [(ns, cause) for cause, ns in one.account.idle.items() if ns]
     if idle and done.idle_ns > _LITTLE * done.span_ns:
         ns, cause = max(idle)
         late = f" In that time the host spent {_spent(late_on)}." if cause == HOST_LATE else ""
@@ -352,20 +352,20 @@ def _loss(of: tables.TraceFindings) -> Iterator[str]:
 
 
 def _overlap(seen: tables.DeviceFindings) -> Iterator[str]:
-    for number, stream in seen.done.streams.items():
+    for stream in seen.account.streams:
         if stream.overlap_pairs:
             yield (
-                f"{seen.name}, stream {number}: {stream.overlap_pairs} pairs of {stream.events} events, "
+                f"{seen.name}, stream {stream.stream}: {stream.overlap_pairs} pairs of {stream.events} events, "
                 f"{stream.overlap_ns / 1e3:.3f} µs in all, {stream.longest_overlap_ns / 1e3:.3f} µs at most"
             )
 
 
 def _host_bound(seen: tables.DeviceFindings) -> Iterator[str]:
-    done, median = seen.done, seen.done.late_delay_ns
+    done, median = seen.done, seen.account.late_delay_ns
     if done.verdict == "host-bound" and median is not None:
         yield (
             f"{seen.name} is idle for {100 * done.idle_ns / done.span_ns:.1f} % of its span, "
-            f"{100 * done.idle[HOST_LATE] / done.idle_ns:.1f} % of that because the host had not launched yet; "
+            f"{100 * seen.account.idle[HOST_LATE] / done.idle_ns:.1f} % of that because the host had not launched yet; "
             f"what it then launches starts {median / 1e3:.1f} µs after its call (median)"
         )
 
@@ -447,12 +447,12 @@ def _metadata(study: TraceStudy) -> Table | None:
 
 def _devices(study: TraceStudy) -> Table | None:
     tops = {(one.trace, one.device): _top(one) for one in tables.seen_devices(study)}
-    fields: tuple[Field[tables.DeviceRow], ...] = (
-        *tables.on_devices(study, tables.DeviceRow, "span_ns", "busy_ns", "idle_ns", "events", "verdict"),
+    fields: tuple[Field[DeviceRow], ...] = (
+        *tables.on_devices(study, DeviceRow, "span_ns", "busy_ns", "idle_ns", "events", "verdict"),
         Field("top kernel", lambda row: tops[row.trace, row.device][0], hint="the group with the largest exclusive time"),
         numeric("its share", lambda row: tops[row.trace, row.device][1], "of the busy time"),
     )
-    devices = [*tables.rows(study, tables.DeviceRow)]
+    devices = [*tables.rows(study, DeviceRow)]
     return table_of("Each device in one line.", fields, devices) if devices else None
 
 
@@ -519,5 +519,5 @@ def _subtitle(study: TraceStudy) -> str:
     shares = sorted(one.done.busy_ns / max(1, one.view.span_ns) for one in seen)
     if len(seen) > 1:
         return f"{len(seen)} devices, busy for {100 * shares[0]:.1f} to {100 * shares[-1]:.1f} % of their time"
-    product = f"{seen[0].product}, " if seen[0].product else ""
+    product = f"{seen[0].done.product}, " if seen[0].done.product else ""
     return f"{product}{seen[0].view.span_ns / 1e6:.3f} ms, busy for {100 * shares[0]:.1f} % of it: {seen[0].done.verdict}"

@@ -19,8 +19,12 @@ from strobe.perf.analysis.device.activity import (
     PROFILER_OVERHEAD,
     QUEUED,
     UNLINKED,
+    DeviceRow,
     DeviceView,
+    KindRow,
+    StreamRow,
     idle_strip,
+    verdict_cell,
 )
 from strobe.perf.analysis.device.intervals import Distribution, Window
 from strobe.perf.analysis.device.kernels import kernel_name, kernel_table
@@ -161,14 +165,14 @@ def activity_section(study: TraceStudy) -> Section | None:
 
 def _devices(study: TraceStudy) -> Table:
     shown = tables.on_devices(
-        study, tables.DeviceRow, "span_ns", "busy_ns", "idle_ns", "overlap_ns", "exposed_communication_ns", "exposed_copies_ns",
+        study, DeviceRow, "span_ns", "busy_ns", "idle_ns", "overlap_ns", "exposed_communication_ns", "exposed_copies_ns",
         "events", "unlinked_events", "unlinked_ns",
     )  # fmt: skip
     seen = tables.seen_devices(study)
     notes = ["Sums of durations are not additive where events overlap; busy and idle are."]
     cut = [(one.name, num) for one in seen if (num := one.view.num_cut)]
     notes += [f"{name}: events cut by the edges of the window: {n}. Only their part inside counts." for name, n in cut]
-    return table_of(f"Devices, {during(seen[0].view)}.", shown, [*tables.rows(study, tables.DeviceRow)], notes=notes)
+    return table_of(f"Devices, {during(seen[0].view)}.", shown, [*tables.rows(study, DeviceRow)], notes=notes)
 
 
 def _causes(study: TraceStudy) -> Table:
@@ -191,7 +195,7 @@ def _overheads(seen: Sequence[tables.DeviceFindings]) -> Iterator[Table]:
         numeric("of idle", lambda row: share_cell(row[2], row[0].done.idle_ns)),
         Field("that is", lambda row: _overhead_hint(row[1])),
     )
-    rows = [(one, what, ns) for one in seen for what, ns in one.done.overhead.items()]
+    rows = [(one, what, ns) for one in seen for what, ns in one.account.overhead.items()]
     if rows:
         yield table_of(f"Idle time as {PROFILER_OVERHEAD}, by what held up the host.", fields, rows)
 
@@ -205,9 +209,7 @@ def _overhead_hint(name: str) -> str:
 def _kinds(study: TraceStudy) -> Table:
     priority = " over ".join(tables.seen_devices(study)[0].view.priority)
     notes = (f"Where kinds overlap, exclusive time goes to {priority}. Union and sum are inclusive and do not add up over rows.",)
-    return table_of(
-        "Busy time by kind of work.", tables.on_devices(study, tables.KindRow), [*tables.rows(study, tables.KindRow)], notes=notes
-    )
+    return table_of("Busy time by kind of work.", tables.on_devices(study, KindRow), [*tables.rows(study, KindRow)], notes=notes)
 
 
 def _streams(study: TraceStudy) -> Table:
@@ -215,8 +217,8 @@ def _streams(study: TraceStudy) -> Table:
         "Busy times of streams are inclusive: they do not add up to the device's. Events of one stream overlap under "
         "programmatic dependent launch and in branches of a graph; then even the sum over one stream exceeds its busy time.",
     )
-    rows = [*tables.rows(study, tables.StreamRow)]
-    return table_of("Streams.", tables.on_devices(study, tables.StreamRow), rows, notes=notes, collapsed=len(rows) > 4)
+    rows = [*tables.rows(study, StreamRow)]
+    return table_of("Streams.", tables.on_devices(study, StreamRow), rows, notes=notes, collapsed=len(rows) > 4)
 
 
 def _picture(seen: Sequence[tables.DeviceFindings]) -> Iterator[Figure]:
@@ -348,10 +350,10 @@ def _verdicts(seen: Sequence[tables.DeviceFindings]) -> Table:
     delay = "median start to start of the launches that end a gap with the host late"
     fields: tuple[Field[tables.DeviceFindings], ...] = (
         Field("device", lambda one: one.name, Code),
-        Field("verdict", lambda one: tables.verdict_cell(one.done)),
+        Field("verdict", lambda one: verdict_cell(one.done)),
         numeric("idle share", lambda one: share_cell(one.done.idle_ns, one.done.span_ns), "of the span"),
-        numeric("host late", lambda one: share_cell(one.done.idle[HOST_LATE], one.done.idle_ns), "of the idle time"),
-        time("delay after a late host", lambda one: one.done.late_delay_ns, "µs", delay, missing="no gap with the host late"),
+        numeric("host late", lambda one: share_cell(one.account.idle[HOST_LATE], one.done.idle_ns), "of the idle time"),
+        time("delay after a late host", lambda one: one.account.late_delay_ns, "µs", delay, missing="no gap with the host late"),
         Field("that is", _meaning),
     )
     notes = (

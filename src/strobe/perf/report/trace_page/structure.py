@@ -611,7 +611,7 @@ def _roofline_table(one: tables.DeviceFindings, busy_ns: int, top: int) -> Table
     covered_ns = sum(row.exclusive_ns for row in known)
     covered = f"{covered_ns / busy_ns:.1%}".replace("%", " %") if busy_ns else "nothing"
     caption = f"{one.name}, {during(one.view)}: the cost is known of operators that own {covered} of the busy time."
-    notes = (device_note(one.product or "this device", one.peaks), *_roofline_notes(one))
+    notes = (device_note(one.done.product or "this device", one.peaks), *_roofline_notes(one))
     return table_of(caption, fields, known, top=top, notes=notes, sortable=True)
 
 

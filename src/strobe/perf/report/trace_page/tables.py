@@ -18,7 +18,10 @@ from strobe.core.errors import DataError
 from strobe.perf.analysis.critical_path import CriticalPath, CriticalPathRow, PathPartRow, WhatIfRow, critical_path
 from strobe.perf.analysis.device.activity import (
     Activity,
+    DeviceRow,
     DeviceView,
+    KindRow,
+    StreamRow,
     activity,
     device_views,
 )
@@ -40,7 +43,7 @@ from strobe.perf.analysis.structure.sections import find_sections, parse_section
 from strobe.perf.analysis.structure.steps import LayerGroup, NoSteps, Steps, find_steps, layer_groups
 from strobe.perf.report.blocks.kernels import KernelNameRow, KernelRow, kernel_row, name_rows
 from strobe.perf.report.study import TraceStudy, once
-from strobe.perf.table.fields import Field, count_cell, share_cell
+from strobe.perf.table.fields import Field, share_cell
 from strobe.perf.table.model import Cell, Code, Count, ExactTime, Missing, Number, Share, Text, Time, bytes_cell
 from strobe.perf.table.rows import DocumentPart, OnDevice, PartT, col, columns, micros, part_of, term
 
@@ -146,9 +149,14 @@ class DeviceFindings:
         return f"device {self.device}" if self.of.only else f"{self.trace}, device {self.device}"
 
     @cached_property
-    def done(self) -> Activity:
+    def account(self) -> Activity:
         """Account of its time."""
         return activity(self.view)
+
+    @property
+    def done(self) -> DeviceRow:
+        """Its busy and idle time."""
+        return self.account.device
 
     @cached_property
     def launches(self) -> Launch:
@@ -191,14 +199,9 @@ class DeviceFindings:
         return self.of.times.get(self.device)
 
     @property
-    def product(self) -> str:
-        """Name of the product; empty where the trace does not list it."""
-        return next((each.name for each in self.view.trace.devices if each.index == self.device), "")
-
-    @property
     def peaks(self) -> DevicePeaks | None:
         """Its peaks, if they are known."""
-        return device_peaks(self.product) if self.product else None
+        return device_peaks(self.done.product) if self.done.product else None
 
     @cached_property
     def rates(self) -> tuple[OperatorRate, ...]:
@@ -271,11 +274,6 @@ def _end(row: "TraceFile") -> Text:
     return Text("complete")
 
 
-def verdict_cell(row: "DeviceRow | Activity") -> Text:
-    """Return the cell of a verdict."""
-    return Text(row.verdict, "good" if row.verdict == "busy" else "bad")
-
-
 def _giga(flops: int) -> Number:
     return Number(flops / 1e9, 3)
 
@@ -316,61 +314,6 @@ class TraceFile(DocumentPart, frozen=True, kw_only=True):
         yield part_of(cls, found, read.counts, read, window_start_ns=ends[0], window_end_ns=ends[1], **given)
 
 
-class DeviceRow(OnDevice, frozen=True, kw_only=True):
-    """One device; its busy and idle times add up to the span."""
-
-    product: A[str, col("product name of the device; empty: not in the trace")]
-    span_ns: A[int, col("time from the first event's start to the last one's end, or length of the window", "span", ExactTime)]
-    busy_ns: A[int, col("time in which at least one event ran", "busy", ExactTime, of={"busy share": "span_ns"})]
-    idle_ns: A[int, col("time in which no event ran", "idle", ExactTime)]
-    sum_ns: A[int, col("sum of the durations of all events; exceeds `busy_ns` where events overlap")]
-    overlap_ns: A[int, term("sum of the durations - busy time", "overlap", ExactTime)]
-    exposed_communication_ns: A[int, term("communication ran, and no kernel and no memset", "exposed communication", ExactTime)]
-    exposed_copies_ns: A[int, term("a copy ran and nothing else", "exposed copies", ExactTime)]
-    events: A[int, col("number of device events", "events", Count)]
-    unlinked_events: A[int, term("number of device events whose launch call is not in the trace", "unlinked", count_cell)]
-    unlinked_ns: A[int, term("sum of the durations of these", "unlinked sum", ExactTime, where="unlinked_events")]
-    verdict: A[str, term("main cause of idle time, e.g. `host-bound`; docs/traces.md explains them", "verdict", get=verdict_cell)]
-
-    @classmethod
-    def of(cls, one: DeviceFindings) -> Iterator[Self]:
-        unlinked = {"unlinked_events": one.done.unlinked.events, "unlinked_ns": one.done.unlinked.sum_ns}
-        yield part_of(cls, one, one.done, one.done.tally, **unlinked)
-
-
-class KindRow(OnDevice, frozen=True, kw_only=True):
-    """Device events of one kind on one device; exclusive times add up to the busy time of the device."""
-
-    kind: A[str, col("`kernel`, `comm` (communication), `memset` or `memcpy`", "kind")]
-    events: A[int, col("number of device events", "events", Count)]
-    exclusive_ns: A[int, term("time that no kind of higher priority owns", "exclusive", ExactTime, of={"of busy": "busy_ns"})]
-    union_ns: A[int, term("time in which at least one event of the kind ran", "union", ExactTime)]
-    sum_ns: A[int, col("sum of the durations of the events", "sum", ExactTime)]
-
-    @classmethod
-    def of(cls, one: DeviceFindings) -> Iterator[Self]:
-        for kind, tally in one.done.kinds.items():
-            times = {"exclusive_ns": one.done.exclusive[kind], "union_ns": tally.union_ns, "sum_ns": tally.sum_ns}
-            yield cls(trace=one.trace, device=one.device, kind=kind, events=tally.events, **times)
-
-
-class StreamRow(OnDevice, frozen=True, kw_only=True):
-    """Device events of one stream."""
-
-    stream: A[int, col("number of the stream", "stream", Count)]
-    events: A[int, col("number of device events", "events", Count)]
-    busy_ns: A[int, col("time in which at least one event of the stream ran", "busy", ExactTime)]
-    sum_ns: A[int, col("sum of the durations of the events", "sum", ExactTime)]
-    overlap_ns: A[int, term("sum of the durations - busy time", "overlap", ExactTime, where="overlap_pairs")]
-    overlap_pairs: A[int, col("pairs of its events that ran at the same time", "pairs", Count, where="overlap_pairs")]
-    longest_overlap_ns: A[int, col("longest overlap of one event with earlier ones", "longest", ExactTime, where="overlap_pairs")]
-
-    @classmethod
-    def of(cls, one: DeviceFindings) -> Iterator[Self]:
-        for stream, tally in one.done.streams.items():
-            yield part_of(cls, tally, one, stream=stream, busy_ns=tally.union_ns)
-
-
 class IdleRow(OnDevice, frozen=True, kw_only=True):
     """Idle time of one device by cause; the causes add up to its idle time."""
 
@@ -379,12 +322,15 @@ class IdleRow(OnDevice, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, one: DeviceFindings) -> Iterator[Self]:
-        yield from (part_of(cls, one, cause=cause, idle_ns=ns) for cause, ns in one.done.idle.items())
+        yield from (part_of(cls, one, cause=cause, idle_ns=ns) for cause, ns in one.account.idle.items())
 
 
 _SHARED: Final[dict[type[DocumentPart], Callable[[Any], Iterable[Any]]]] = {
     KernelRow: lambda one: (kernel_row(row, one) for row in one.hot),
     KernelNameRow: lambda one: (name for row in one.hot for name in name_rows(row, one)),
+    DeviceRow: lambda one: [one.done],
+    KindRow: lambda one: one.account.kinds,
+    StreamRow: lambda one: one.account.streams,
     LaunchRow: lambda one: one.launches.calls,
     QueueRow: lambda one: (each.row for each in one.queues),
     GapsRow: lambda one: one.gaps.rows,
