@@ -157,9 +157,9 @@ def test_paths_with_a_number_are_layers_in_each_launch(tmp_path: Path) -> None:
     path = beside(tmp_path, [*replay(nodes, 0), *replay(nodes, 1)], bs_8_rank0=capture(nodes, kernels=True))
     ((_, (group, *others)),) = layer_groups(load_trace_study([path]).traces[0])
     assert (group.name, group.path, group.sum_ns, others) == ("Layer", ("Model",), 2 * 36 * 9_000, [])
-    assert {layer.device.n for layer in group.layers} == {2}
-    assert list(group.labels) == [f"Layer_{i}" for i in range(LAYERS)]
-    times = {(layer.device.p50_ns, layer.span.p50_ns, layer.kernels) for layer in group.layers}
+    assert {layer.calls for layer in group.layers} == {2}
+    assert [layer.name for layer in group.layers] == [f"Layer_{i}" for i in range(LAYERS)]
+    times = {(layer.device_p50_ns, layer.span_p50_ns, layer.kernels) for layer in group.layers}
     assert times == {(6 * 9_000, 59_000, 5)} and not group.by_kernels
 
 
@@ -168,7 +168,7 @@ def test_labels_with_a_number_between_dots_are_layers(tmp_path: Path) -> None:
     for i, one in enumerate(events[1:]):
         one["args"]["module_fqn"] = f"model.layers.{i // 4}.mlp"
     ((_, (group,)),) = layer_groups(load_trace_study([write(tmp_path / "t.json", compact(events, {}))]).traces[0])
-    assert (group.name, list(group.labels)) == ("layers", [f"layers.{i}" for i in range(4)])
+    assert (group.name, [layer.name for layer in group.layers]) == ("layers", [f"layers.{i}" for i in range(4)])
 
 
 def test_two_streams_that_do_the_same_are_not_told_apart(tmp_path: Path) -> None:

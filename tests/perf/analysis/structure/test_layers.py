@@ -42,20 +42,20 @@ def _groups(trace: Trace, window: Window | None = None) -> tuple[LayerGroup, ...
 
 def test_the_first_block_against_the_later_ones() -> None:
     (blocks,) = _groups(_model())  # two Linears a block are too few to be layers, two ProfilerSteps are no layers
-    assert (blocks.name, blocks.path, blocks.layers[0].device.n, blocks.by_kernels, blocks.inside) == (
+    assert (blocks.name, blocks.path, blocks.layers[0].calls, blocks.by_kernels, blocks.inside) == (
         "Block", ("ProfilerStep", "Model"), 2, False, False,
     )  # fmt: skip
-    assert list(blocks.labels) == ["Block_0", "Block_1", "Block_2", "Block_3"]
+    assert [layer.name for layer in blocks.layers] == ["Block_0", "Block_1", "Block_2", "Block_3"]
     first, later = blocks.layers[0], blocks.later
-    assert (first.device.p50_ns, first.span.p50_ns, first.host.p50_ns, first.kernels) == (41, 78, 109, 2)
-    assert (later.device.p50_ns, later.span.p50_ns, later.host.p50_ns, later.kernels) == (23, 78, 100, 2)
-    assert (first.device.n, later.device.n, blocks.sum_ns) == (2, 6, 2 * 41 + 6 * 23)
+    assert (first.device_p50_ns, first.span_p50_ns, first.host_p50_ns, first.kernels) == (41, 78, 109, 2)
+    assert (later.device_p50_ns, later.span_p50_ns, later.host_p50_ns, later.kernels) == (23, 78, 100, 2)
+    assert (first.calls, later.calls, blocks.sum_ns) == (2, 6, 2 * 41 + 6 * 23)
 
 
 def test_a_window_counts_the_calls_with_work_in_it() -> None:
     second = Window(start_ns=11_000, end_ns=12_000, label="")
     (blocks,) = _groups(_model(), second)
-    assert (blocks.layers[0].device.n, blocks.layers[0].device.n, blocks.later.device.n) == (1, 1, 3)
+    assert (blocks.layers[0].calls, blocks.later.calls) == (1, 3)
 
 
 def test_calls_of_one_name_are_told_by_their_order() -> None:
@@ -66,10 +66,10 @@ def test_calls_of_one_name_are_told_by_their_order() -> None:
         events += [_event(14 + 50 * call + 8 * i, 1_000 + 60 * call + 9 * i, 1_002 + 61 * call + 9 * i) for i in range(3)]
     attention, inner = _groups(trace_of(events, ranges=ranges))
     assert (attention.name, attention.path, attention.inside, len(attention.layers)) == ("attention", ("outer",), False, 5)
-    assert (inner.name, inner.path, inner.inside, inner.layers[0].device.n) == ("inner", ("outer", "attention"), True, 5)
-    assert [layer.device.p50_ns for layer in attention.layers] == [6, 9, 12, 15, 18]
-    assert [layer.device.p50_ns for layer in inner.layers] == [4, 4, 4] and inner.layers[0].device.n == 5
-    assert list(attention.labels) == ["attention"] * 5
+    assert (inner.name, inner.path, inner.inside, inner.layers[0].calls) == ("inner", ("outer", "attention"), True, 5)
+    assert [layer.device_p50_ns for layer in attention.layers] == [6, 9, 12, 15, 18]
+    assert [layer.device_p50_ns for layer in inner.layers] == [4, 4, 4] and inner.layers[0].calls == 5
+    assert [layer.name for layer in attention.layers] == ["attention"] * 5
 
 
 def test_without_names_the_kernels_of_a_step_tell_the_layers() -> None:
@@ -81,20 +81,20 @@ def test_without_names_the_kernels_of_a_step_tell_the_layers() -> None:
             now = now + length + 2
         now += 40
     (layers,) = _groups(trace_of(events))
-    assert (layers.by_kernels, layers.layers[0].device.n, len(layers.layers)) == (True, 6, 7)
+    assert (layers.by_kernels, layers.layers[0].calls, len(layers.layers)) == (True, 6, 7)
     first, later = layers.layers[0], layers.later
-    assert first.host is None and first.kernels == later.kernels == 3
-    assert (layers.name, first.device.p50_ns, later.device.p50_ns, first.span.p50_ns, later.span.p50_ns) == (
+    assert first.host_p50_ns is None and first.kernels == later.kernels == 3
+    assert (layers.name, first.device_p50_ns, later.device_p50_ns, first.span_p50_ns, later.span_p50_ns) == (
         "norm",
         50,
         30,
         54,
         34,
     )
-    assert layers.layers[-1].device.max_ns == 30 and later.kernels == 3  # the head after the last one is none of it
+    assert layers.layers[-1].device_max_ns == 30 and later.kernels == 3  # the head after the last one is none of it
     assert layers.sum_ns <= sum(event.end_ns - event.start_ns for event in events)
     half = Window(start_ns=1_000, end_ns=(1_000 + now) // 2, label="")
-    assert _groups(trace_of(events), half)[0].layers[0].device.n == 3
+    assert _groups(trace_of(events), half)[0].layers[0].calls == 3
 
 
 _names = st.sampled_from(("Block_0", "Block_1", "Block_2", "part"))
@@ -125,10 +125,12 @@ def test_against_counting_by_hand(calls: list[tuple[str, int, int]], work: list[
             continue
         found = expected[(*group.path, group.name)]
         assert group.sum_ns == sum(ns for _, ns, _, _ in found) > 0
-        assert group.layers[0].device.n == sum(place == 0 for place, *_ in found)
+        assert group.layers[0].calls == sum(place == 0 for place, *_ in found)
         for place, layer in enumerate(group.layers):
             own = [call for call in found if call[0] == place]
-            assert layer.device.n == len(own) and layer.device.sum_ns == sum(ns for _, ns, _, _ in own)
-            assert layer.host.max_ns == max(host for *_, host in own)
-        assert group.later.device.sum_ns == sum(ns for place, ns, _, _ in found if place)
-        assert group.later.kernels == sorted(n for place, _, n, _ in found if place)[(group.later.device.n - 1) // 2]
+            times, middle = sorted(ns for _, ns, _, _ in own), (len(own) - 1) // 2
+            assert (layer.calls, layer.device_p50_ns, layer.device_max_ns) == (len(own), times[middle], times[-1])
+            assert layer.host_p50_ns == sorted(host for *_, host in own)[middle]
+        times = sorted(ns for place, ns, _, _ in found if place)
+        assert (group.later.device_p50_ns, group.later.device_max_ns) == (times[(len(times) - 1) // 2], times[-1])
+        assert group.later.kernels == sorted(n for place, _, n, _ in found if place)[(group.later.calls - 1) // 2]

@@ -16,7 +16,7 @@ from strobe.perf.analysis.structure.ranges import (
     OUTSIDE,
     UNLINKED,
     CallNode,
-    RangeTime,
+    RangeRow,
     base_of,
     call_trees,
     nest,
@@ -93,8 +93,8 @@ def _span(parts: Sequence[tuple[int, int]]) -> int:
 
 
 def _expected(
-    kind: str, scopes: Sequence[HostEvent], trace: Trace, taken: dict[int, tuple[int, int]], cut: bool
-) -> set[RangeTime]:
+    where: tuple[int, str], scopes: Sequence[HostEvent], trace: Trace, taken: dict[int, tuple[int, int]], cut: bool
+) -> set[RangeRow]:
     rows = set()
     events = list(trace.device_events)
     linked = {i: events[i].host for i in taken if events[i].host is not None}
@@ -110,8 +110,10 @@ def _expected(
         exclusive = [i for i, scope in owner.items() if scope is not None and scopes[scope].name == name]
         if counted:
             rows.add(
-                RangeTime(
-                    kind=kind,
+                RangeRow(
+                    trace="",
+                    device=where[0],
+                    kind=where[1],
                     name=name,
                     calls=len(counted),
                     events=len(everything),
@@ -133,7 +135,7 @@ def test_every_range_and_module(trace: Trace, window: Window | None) -> None:
     for device, found in table.items():
         taken = _taken(trace, device, window)
         for kind, scopes in (("range", list(trace.ranges)), ("module", list(trace.modules))):
-            assert set(found.of_kind(kind)) == _expected(kind, scopes, trace, taken, window is not None)
+            assert set(found.of_kind(kind)) == _expected((device, kind), scopes, trace, taken, window is not None)
         assert (found.events, found.sum_ns) == (len(taken), _sum(taken.values()))
         unlinked = [taken[i] for i in taken if trace.device_events[i].host is None]
         assert found.unlinked_events == len(unlinked)

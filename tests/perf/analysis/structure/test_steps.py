@@ -77,7 +77,7 @@ def test_a_chosen_range_counts_once_where_it_is_nested() -> None:
     ranges = [HostEvent("decode", 0, 100, 0), HostEvent("decode", 10, 20, 0), HostEvent("decode", 100, 200, 0)]
     events = [_event("k", 12, 50, 60), _event("k", 105, 120, 130)]
     found = _steps(trace_of(events, ranges), "dec")
-    assert [(step.number, step.label, step.start_ns) for step in found.steps] == [(0, "decode", 50), (1, "decode", 120)]
+    assert [(step.number, step.step, step.start_ns) for step in found.steps] == [(0, "decode", 50), (1, "decode", 120)]
 
 
 def test_a_chosen_kernel_starts_each_step() -> None:

@@ -7,13 +7,16 @@ from array import array
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Final, Literal, Self, TypeAlias
+from typing import Annotated as A
+from typing import Any, Final, Literal, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from strobe.perf.analysis.device.activity import EventView, WindowedEvents, events_by_device, windowed_events
 from strobe.perf.analysis.device.intervals import Covered, Intervals, Ints, Window, column, totals, union
+from strobe.perf.table.model import Code, Count, ExactTime, Text
+from strobe.perf.table.rows import OnDevice, col, term
 from strobe.perf.trace.columns import different
 from strobe.perf.trace.events import DEVICE_KINDS, HostEvents, Trace
 
@@ -389,33 +392,27 @@ _CHUNK: Final = 1 << 18
 """Rows of (event, range) in one pass of the union: an event has several where ranges nest."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RangeTime:
-    """All calls of one name.
+_SILENT: Final = Text("0", "muted", "launched nothing on their thread")
+_NO_CALLS: Final = "a graph's kernels have no call of their own"
 
-    Args:
-        kind: `range` or `module`, by the host's call; `graph module`, by the path that a graph's kernels carry.
-        name: name of the range or module (`Linear_3`), or the path (`layers.3.attention`).
-        calls: calls; of a graph module, launches of a graph that holds it. Within a window, only those with events in it.
-        events: device events launched in them, nested calls included.
-        kernels: of these, kernels and communication.
-        sum_ns: sum of the events' durations.
-        union_ns: time in which at least one of them ran.
-        span_ns: from the first start to the last end, added over the calls.
-        exclusive_ns: sum of the durations of the events launched in no other call of the same kind inside it.
-        host_ns: time of the calls on the host, those inside a call of the same name left out; `None` for a graph module.
-    """
 
-    kind: Kind
-    name: str
-    calls: int
-    events: int
-    kernels: int
-    sum_ns: int
-    union_ns: int
-    span_ns: int
-    exclusive_ns: int
-    host_ns: int | None
+def _launched(row: RangeRow) -> int | Text:
+    return row.events or _SILENT
+
+
+class RangeRow(OnDevice, frozen=True, kw_only=True):
+    """Device time of the calls of one range or module; sums include nested calls, exclusive times do not."""
+
+    kind: A[str, col("`range`, `module`, or `graph module` (module path that the kernels of a graph carry)")]
+    name: A[str, col("name of the range or module, without the number at its end", "name", Code)]
+    calls: A[int, col("number of calls", "calls", Count, total=sum)]
+    events: A[int, col("number of device events launched in the calls", "events", Count, get=_launched)]
+    kernels: A[int, col("number of kernels among these", "kernels", Count, where="events")]
+    sum_ns: A[int, col("sum of the durations of these events", "sum", ExactTime, where="events", of={"of all": "sum_ns"})]
+    exclusive_ns: A[int, term("of events that no nested call launched", "exclusive", ExactTime, where="events", total=sum)]
+    union_ns: A[int, term("time in which at least one of these events ran", "union", ExactTime, where="events")]
+    span_ns: A[int, col("from first start to last end of a call's events, summed over calls", "span", ExactTime, where="events")]
+    host_ns: A[int | None, col("time of the calls on the host; null for a graph module", "host", ExactTime, missing=_NO_CALLS)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -432,13 +429,13 @@ class Ranges:
     """
 
     device: int
-    rows: tuple[RangeTime, ...]
+    rows: tuple[RangeRow, ...]
     events: int
     sum_ns: int
     outside_events: int
     unlinked_events: int
 
-    def of_kind(self, kind: Kind) -> tuple[RangeTime, ...]:
+    def of_kind(self, kind: Kind) -> tuple[RangeRow, ...]:
         """Return the rows of one kind."""
         return tuple(row for row in self.rows if row.kind == kind)
 
@@ -451,15 +448,15 @@ def range_table(trace: Trace, window: Window | None = None) -> tuple[Ranges, ...
 
 
 def _ranges_of(trace: Trace, device: int, work: EventView, window: Window | None, of_kind: Mapping[Kind, _RangeCalls]) -> Ranges:
-    cuts = of_kind["range"].cuts
-    launched, rows = launched_in(trace, work, window, cuts), list[RangeTime]()
+    cuts, where = of_kind["range"].cuts, {"trace": trace.label, "device": device}
+    launched, rows = launched_in(trace, work, window, cuts), list[RangeRow]()
     outside = np.ones(cuts.num, np.bool_)
     for kind, calls in of_kind.items():
         outside &= calls.owner == NOWHERE
         united = _unions(trace, work, window, calls)
-        rows += _rows(kind, calls, launched, united, window is not None)
+        rows += _rows(where, kind, calls, launched, united, window is not None)
     carried = graph_paths(trace, work, window)
-    rows += _graph_rows(carried)
+    rows += _graph_rows(where, carried)
     host = carried[1].work.host
     own = np.flatnonzero(host >= 0)
     own = own[outside[cuts.place(trace.device_events.hosts, host[own])]]
@@ -514,7 +511,9 @@ class _RangeCalls:
         return both[0], both[1]
 
 
-def _rows(kind: Kind, calls: _RangeCalls, launched: Launched, united: Ints, only_launching: bool) -> Iterator[RangeTime]:
+def _rows(
+    where: dict[str, Any], kind: Kind, calls: _RangeCalls, launched: Launched, united: Ints, only_launching: bool
+) -> Iterator[RangeRow]:
     name, first, last, fresh = calls.name, calls.first, calls.last, calls.fresh
     events, kernels, sums = (before(values) for values in (launched.events, launched.kernels, launched.sum_ns))
     launching = events[last] > events[first]
@@ -535,7 +534,7 @@ def _rows(kind: Kind, calls: _RangeCalls, launched: Launched, united: Ints, only
     rows = zip(calls.scopes.names, zip(*(values.tolist() for values in columns.values()), strict=True), strict=True)
     for text, values in rows:
         if values[0]:
-            yield RangeTime(kind=kind, name=text, **dict(zip(columns, values, strict=True)))
+            yield RangeRow(**where, kind=kind, name=text, **dict(zip(columns, values, strict=True)))
 
 
 def _reached(ends: Ints, start: Ints, which: Ints, group: Ints) -> Ints:
@@ -579,7 +578,7 @@ def _unions(trace: Trace, work: EventView, window: Window | None, calls: _RangeC
     return united
 
 
-def _graph_rows(paths: GraphPaths) -> Iterator[RangeTime]:
+def _graph_rows(where: dict[str, Any], paths: GraphPaths) -> Iterator[RangeRow]:
     """Yield a row for each module path and for each path that encloses it."""
     texts, part, of_event = paths
     order = np.argsort(of_event, kind="stable")
@@ -599,7 +598,8 @@ def _graph_rows(paths: GraphPaths) -> Iterator[RangeTime]:
         by_call = np.argsort(host[place], kind="stable")
         heads = np.flatnonzero(np.diff(host[place][by_call], prepend=-2))
         mine = own[exclusive[text]] if text in exclusive else place[:0]
-        yield RangeTime(
+        yield RangeRow(
+            **where,
             kind="graph module",
             name=text,
             calls=len(heads),

@@ -7,7 +7,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple, TypeAlias
+from functools import partial
+from typing import Annotated as A
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +48,8 @@ from strobe.perf.analysis.structure.ranges import (
     unnumbered,
 )
 from strobe.perf.analysis.structure.sections import pattern
+from strobe.perf.table.model import Code, Count, ExactTime, Text
+from strobe.perf.table.rows import OnDevice, col, micros
 from strobe.perf.trace.columns import GrowingColumn, blocks, code_for
 from strobe.perf.trace.events import Trace
 
@@ -336,37 +340,19 @@ _NUMBER: Final = re.compile(r"#\s*(\d{1,18})$")
 _LONGEST_NAME: Final = 80
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
-    """One step of a device.
+class TraceStepRow(OnDevice, frozen=True, kw_only=True):
+    """One step of one device, of the whole trace: from its first device event to that of the next step."""
 
-    Args:
-        number: number of the step: the one in its name where the names differ in it, else counted from 0.
-        label: name of the range, or `step N`.
-        start_ns: start of its first device event.
-        end_ns: start of the next step's first one; of the last step, the end of what it launched.
-        busy_ns: time in which at least one event ran.
-        kernels: kernels (communication too) that started in it.
-        host_ns: length of its range on the host; `None` if it has none.
-    """
-
-    number: int
-    label: str
-    start_ns: int
-    end_ns: int
-    busy_ns: int
-    kernels: int
-    host_ns: int | None
-
-    @property
-    def length_ns(self) -> int:
-        """Time from its start to the start of the next step, ns."""
-        return self.end_ns - self.start_ns
-
-    @property
-    def idle_ns(self) -> int:
-        """Time in which nothing ran, ns."""
-        return self.length_ns - self.busy_ns
+    step: A[str, col("name of the range that marks the step, or `step N`", "step", Code)]
+    number: A[int, col("number of the step", "number", Count)]
+    start_ns: A[int, col("start on the clock of the trace")]
+    end_ns: A[int, col("end on the clock of the trace")]
+    length_ns: A[int, col("time from start to end", "length", ExactTime, total=sum)]
+    busy_ns: A[int, col("time in which at least one event ran", "busy", ExactTime, total=sum)]
+    idle_ns: A[int, col("time in which no event ran", "idle", ExactTime, total=sum)]
+    kernels: A[int, col("number of kernels that started in the step, communication included", "kernels", Count, total=sum)]
+    host_ns: A[int | None, col("duration of the step's range on the host; null if it has none", "host", ExactTime, total=sum)]
+    left_out: A[str, col("why the step is not steady; empty if it is", "not steady because", partial(Text, tone="muted"))]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -390,7 +376,7 @@ class Steps:
     starts: str
     start_ns: int
     end_ns: int
-    steps: tuple[Step, ...]
+    steps: tuple[TraceStepRow, ...]
     period: Period | None
     steady: SteadyState
     notes: tuple[str, ...]
@@ -405,12 +391,12 @@ class Steps:
         """Time after the last step, ns."""
         return self.end_ns - self.steps[-1].end_ns
 
-    def kept(self) -> tuple[Step, ...]:
+    def kept(self) -> tuple[TraceStepRow, ...]:
         """Return the steady steps."""
         return tuple(self.steps[index] for index in self.steady.kept)
 
     @property
-    def uneven(self) -> tuple[Step, Step] | None:
+    def uneven(self) -> tuple[TraceStepRow, TraceStepRow] | None:
         """A short and a long steady step if they differ by more than `UNEVEN`, without the shortest and longest tenth."""
         ordered = sorted(self.kept(), key=lambda step: step.length_ns)
         inner = ordered[len(ordered) // 10 : len(ordered) - len(ordered) // 10]
@@ -615,10 +601,16 @@ def _tiled(trace: Trace, device: int, work: EventView, cuts: _Cuts) -> Steps:
     host = [None] * len(start) if cuts.host is None else (cuts.host.end - cuts.host.start).tolist()
     named = [int(found[1]) for label in cuts.labels if (found := _NUMBER.search(label))]
     numbers = named if len(set(named)) == len(start) else range(len(start))
-    columns = (start.tolist(), end.tolist(), busy.tolist(), kernels.tolist(), host)
+    length = end - start
+    steady = find_steady(length.astype(np.float64).tolist(), _causes(trace, cuts, start, end))
+    columns = {
+        "number": numbers, "step": cuts.labels, "start_ns": start.tolist(), "end_ns": end.tolist(), "length_ns": length.tolist(),
+        "busy_ns": busy.tolist(), "idle_ns": (length - busy).tolist(), "kernels": kernels.tolist(), "host_ns": host,
+        "left_out": [steady.excluded.get(place, "") for place in range(len(start))],
+    }  # fmt: skip
     steps = tuple(
-        Step(number=number, label=label, start_ns=first, end_ns=last, busy_ns=ran, kernels=n, host_ns=held)
-        for number, label, first, last, ran, n, held in zip(numbers, cuts.labels, *columns, strict=True)
+        TraceStepRow(trace=trace.label, device=device, **dict(zip(columns, values, strict=True)))
+        for values in zip(*columns.values(), strict=True)
     )
     return Steps(
         device=device,
@@ -628,7 +620,7 @@ def _tiled(trace: Trace, device: int, work: EventView, cuts: _Cuts) -> Steps:
         end_ns=int(work.end.max()),
         steps=steps,
         period=cuts.period,
-        steady=find_steady([float(step.length_ns) for step in steps], _causes(trace, cuts, start, end)),
+        steady=steady,
         notes=cuts.notes,
     )
 
@@ -670,23 +662,23 @@ MOST_GROUPS: Final = 16
 MOST_PLACES: Final = 512
 """Most places that are described one by one; `later` counts all of them."""
 _STEP: Final = "ProfilerStep"
+NO_CALL: Final = "no call of its own"
+_NO_NAME: Final = "differs from call to call, or there is none"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LayerTimes:
-    """Times of some calls: on the device, from first to last event, on the host.
+class LayerRow(OnDevice, frozen=True, kw_only=True):
+    """Calls of one layer: the calls in one place of what encloses layers of its kind; layers may lie inside others."""
 
-    Args:
-        device: sum of the durations of the device events that each call launched.
-        span: from the first start to the last end of these events.
-        host: length of each call on the host; `None` where layers are found by kernels or lie in graphs.
-        kernels: kernels of a call, the median.
-    """
-
-    device: Distribution
-    span: Distribution
-    host: Distribution | None
-    kernels: int
+    layers: A[str, col("name of the layers of the kind: that of range or module, or of the kernel that starts each")]
+    inside: A[str, col("names of the enclosing calls, the outermost first; empty: none")]
+    place: A[int, col("place among them in one enclosing call, from 0", "place", Count)]
+    name: A[str, col("its own name; empty: differs from call to call", "name", Code, where="name", missing=_NO_NAME)]
+    calls: A[int, col("number of calls", "calls", Count)]
+    device_p50_ns: A[int, col("summed durations of the events of a call, median", "device p50", micros)]
+    device_max_ns: A[int, col("summed durations of the events of a call, largest", "device max", micros)]
+    span_p50_ns: A[int, col("first start to last end of the events of a call, median", "span p50", micros)]
+    host_p50_ns: A[int | None, col("call on the host, median; null: no call of its own", "host p50", micros, missing=NO_CALL)]
+    kernels: A[int, col("kernels of a call, median", "kernels", Count)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -699,8 +691,7 @@ class LayerGroup:
         by_kernels: found in the order of kernels, not by name.
         sum_ns: sum of the durations of all device events in them.
         layers: calls at each place in the enclosing calls.
-        labels: name of these calls if all have the same, else empty.
-        later: all calls that are not the first of their enclosing call.
+        later: all calls that are not the first of their enclosing call, as one row without a name.
         inside: they lie in the layers of another group.
     """
 
@@ -708,9 +699,8 @@ class LayerGroup:
     path: tuple[str, ...]
     by_kernels: bool
     sum_ns: int
-    layers: tuple[LayerTimes, ...]
-    labels: tuple[str, ...]
-    later: LayerTimes
+    layers: tuple[LayerRow, ...]
+    later: LayerRow
     inside: bool
 
 
@@ -719,8 +709,9 @@ def layer_groups(trace: Trace, window: Window | None = None) -> tuple[tuple[int,
     named = _NamedLayers(trace)
     found = []
     for device, work in events_by_device(trace):
-        by_path = _by_paths(graph_paths(trace, work, window))
-        by_call = named.groups(launched_in(trace, work, window, named.cuts), window is not None)
+        where = {"trace": trace.label, "device": device}
+        by_path = _by_paths(where, graph_paths(trace, work, window))
+        by_call = named.groups(where, launched_in(trace, work, window, named.cuts), window is not None)
         groups = tuple(sorted((*by_path, *by_call), key=lambda group: -group.sum_ns))
         if not len(trace.modules) and not any(group.path for group in groups):
             groups = (*groups, *_by_kernels(trace, device, work, window))
@@ -737,14 +728,14 @@ class _Calls(NamedTuple):
     host: Ints | None
     kernels: Ints
 
-    def times(self, which: Ints, group: Ints, num: int) -> list[LayerTimes]:
-        """Compute the times of the chosen calls of each group; every group has some."""
+    def times(self, which: Ints, group: Ints, num: int) -> Iterator[dict[str, Any]]:
+        """Yield the times of the chosen calls of each group, as `LayerRow` names them; every group has some."""
         device, span, kernels = (_described(values[which], group, num) for values in (self.device, self.span, self.kernels))
         host = None if self.host is None else _described(self.host[which], group, num)
-        return [
-            LayerTimes(device=device[i], span=span[i], host=None if host is None else host[i], kernels=kernels[i].p50_ns)
-            for i in range(num)
-        ]
+        for i in range(num):
+            of_device = {"calls": device[i].n, "device_p50_ns": device[i].p50_ns, "device_max_ns": device[i].max_ns}
+            host_ns = None if host is None else host[i].p50_ns
+            yield {**of_device, "span_p50_ns": span[i].p50_ns, "host_p50_ns": host_ns, "kernels": kernels[i].p50_ns}
 
 
 def _described(values: Ints, group: Ints, num: int) -> list[Distribution]:
@@ -764,7 +755,7 @@ class _NamedLayers:
         top = -1 - column(self.scopes.thread)
         self.parent = np.where(nesting.parent == NOWHERE, top, nesting.parent)
 
-    def groups(self, launched: Launched, only_launching: bool) -> Iterator[LayerGroup]:
+    def groups(self, where: dict[str, Any], launched: Launched, only_launching: bool) -> Iterator[LayerGroup]:
         """Yield the layers of a device."""
         first, last = self.cuts.of(self.scopes)
         events, sums, kernels = (before(values) for values in (launched.events, launched.sum_ns, launched.kernels))
@@ -786,7 +777,7 @@ class _NamedLayers:
             own = _Calls(*(values[left:right] for values in columns))
             names = [self.scopes.names[name] for name in column(self.scopes.name)[order[left:right]].tolist()]
             spelled = self.paths.spelled(number)
-            yield _group(own, names, spelled, inside=self._inside(number, chosen))
+            yield _group(where, own, names, spelled, inside=self._inside(number, chosen))
 
     def _chosen(self, path: Ints, count: Ints, total: Ints) -> list[int]:
         """Return the paths that mostly have several calls in one enclosing call, those with the most device time first."""
@@ -808,7 +799,13 @@ class _NamedLayers:
 
 
 def _group(
-    calls: _Calls, names: Sequence[str], path: tuple[str, ...], *, inside: bool = False, by_kernels: bool = False
+    where: dict[str, Any],
+    calls: _Calls,
+    names: Sequence[str],
+    path: tuple[str, ...],
+    *,
+    inside: bool = False,
+    by_kernels: bool = False,
 ) -> LayerGroup:
     num = min(MOST_PLACES, int(calls.place.max()) + 1)
     shown = np.flatnonzero(calls.place < num)
@@ -816,19 +813,23 @@ def _group(
     labels: list[set[str]] = [set() for _ in range(num)]
     for call in shown.tolist():
         labels[int(calls.place[call])].add(names[call])
+    told = {**where, "layers": path[-1], "inside": " / ".join(path[:-1])}
+    (rest,) = calls.times(later, np.zeros(len(later), np.int64), 1)
     return LayerGroup(
         name=path[-1],
         path=path[:-1],
         by_kernels=by_kernels,
         sum_ns=int(calls.device.sum()),
-        layers=tuple(calls.times(shown, calls.place[shown], num)),
-        labels=tuple(min(label) if len(label) == 1 else "" for label in labels),
-        later=calls.times(later, np.zeros(len(later), np.int64), 1)[0],
+        layers=tuple(
+            LayerRow(**told, place=place, name=min(label) if len(label) == 1 else "", **times)
+            for place, (label, times) in enumerate(zip(labels, calls.times(shown, calls.place[shown], num), strict=True))
+        ),
+        later=LayerRow(**told, place=1, name="", **rest),
         inside=inside,
     )
 
 
-def _by_paths(carried: GraphPaths) -> Iterator[LayerGroup]:
+def _by_paths(where: dict[str, Any], carried: GraphPaths) -> Iterator[LayerGroup]:
     """Yield layers inside graphs: the outermost numbered part of the paths that kernels carry, within one launch."""
     texts, part, of_event = carried
     groups: dict[tuple[str, ...], int] = {}
@@ -850,7 +851,8 @@ def _by_paths(carried: GraphPaths) -> Iterator[LayerGroup]:
         start, end = np.minimum.reduceat(part.start[mine], heads), np.maximum.reduceat(part.end[mine], heads)
         place = np.arange(len(heads)) - np.repeat(first, count)
         sums, kernels = (np.add.reduceat(values[mine], heads) for values in (part.length, is_kernel))
-        yield _group(_Calls(place, sums, end - start, None, kernels), [labels[path, one] for one in layer[heads].tolist()], path)
+        calls = _Calls(place, sums, end - start, None, kernels)
+        yield _group(where, calls, [labels[path, one] for one in layer[heads].tolist()], path)
 
 
 def _numbered(parts: Sequence[str]) -> tuple[tuple[str, ...], int, str] | None:
@@ -887,5 +889,6 @@ def _by_kernels(trace: Trace, device: int, work: EventView, window: Window | Non
         sums = before(end - start)
         order = np.arange(len(anchors)) - np.repeat(heads, count)
         calls = _Calls(order, sums[stop] - sums[anchors], reached - start[anchors], None, stop - anchors)
-        yield _group(calls, [""] * len(anchors), (period.anchor,), by_kernels=True)
+        where = {"trace": trace.label, "device": device}
+        yield _group(where, calls, [""] * len(anchors), (period.anchor,), by_kernels=True)
         return

@@ -144,7 +144,7 @@ def _find_step(trace: Trace, asked: str, pattern: str | None) -> tuple[int, int]
     if asked not in trace.ranges.names or not names_step(asked, pattern):
         return None
     tiled = [found for found in find_steps(trace, pattern) if not isinstance(found, NoSteps) and found.source == "range"]
-    own = [[step for step in found.steps if step.label == asked] for found in tiled]
+    own = [[step for step in found.steps if step.step == asked] for found in tiled]
     chosen = [step for steps in own for step in steps]
     if not chosen or max(map(len, own)) > 1:
         return None

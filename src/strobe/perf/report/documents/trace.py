@@ -8,7 +8,9 @@ from typing import Any, ClassVar
 from strobe.perf.analysis.critical_path import CriticalPathRow, PathPartRow, WhatIfRow
 from strobe.perf.analysis.device.activity import DeviceRow, KindRow, StreamRow
 from strobe.perf.analysis.device.launch import GapsRow, LaunchRow, QueueRow
-from strobe.perf.analysis.structure.steps import NoSteps
+from strobe.perf.analysis.structure.memory import MemoryRow
+from strobe.perf.analysis.structure.ranges import RangeRow
+from strobe.perf.analysis.structure.steps import LayerRow, NoSteps, TraceStepRow
 from strobe.perf.report.blocks.kernels import KernelNameRow, KernelRow
 from strobe.perf.report.documents.runs import Document, table_kinds
 from strobe.perf.report.study import TraceStudy
@@ -38,10 +40,10 @@ class TraceDocument(Document, frozen=True, kw_only=True):
     kernels: A[tuple[KernelRow, ...], col("all kernels, most exclusive time first")]
     kernel_names: A[tuple[KernelNameRow, ...], col("full names of the kernels")]
     launches: A[tuple[LaunchRow, ...], col("launch calls")]
-    steps: A[tuple[tables.TraceStepRow, ...], col("steps of the whole trace, whatever the window")]
+    steps: A[tuple[TraceStepRow, ...], col("steps of the whole trace, whatever the window")]
     no_steps: A[tuple[str, ...], col("devices without steps, each with the reason")]
-    ranges: A[tuple[tables.RangeRow, ...], col("device time by range and module")]
-    layers: A[tuple[tables.LayerRow, ...], col("device time by layer, the kind with the most time first")]
+    ranges: A[tuple[RangeRow, ...], col("device time by range and module")]
+    layers: A[tuple[LayerRow, ...], col("device time by layer, the kind with the most time first")]
     sections: A[tuple[tables.SectionRow, ...], col("sections that were requested")]
     gaps: A[tuple[GapsRow, ...], col("gaps between kernels, by the kernels before and after")]
     collectives: A[tuple[tables.CollectiveRow, ...], col("communication by kind of collective")]
@@ -54,7 +56,7 @@ class TraceDocument(Document, frozen=True, kw_only=True):
     critical_path_parts: A[tuple[PathPartRow, ...], col("parts of each critical path")]
     what_if: A[tuple[WhatIfRow, ...], col("duration of each trace without some of its work")]
     queues: A[tuple[QueueRow, ...], col("queue length of devices and streams")]
-    memory: A[tuple[tables.MemoryRow, ...], col("memory use of the devices")]
+    memory: A[tuple[MemoryRow, ...], col("memory use of the devices")]
     metadata: A[dict[str, dict[str, str]], col("by trace: further facts in the file, as text")]
 
     def title(self) -> str:

@@ -190,7 +190,7 @@ def _side_notes(side: LoadedSide) -> Iterator[str]:
 
 
 def _compared(steps: Steps) -> str:
-    causes = "; ".join(f"{steps.steps[index].label} ({cause})" for index, cause in steps.steady.excluded.items())
+    causes = "; ".join(f"{steps.steps[index].step} ({cause})" for index, cause in steps.steady.excluded.items())
     kept = len(steps.steady.kept)
     if not kept:
         return f"no step is steady, so all {len(steps.steps)} are compared: {causes}"

@@ -13,7 +13,7 @@ from strobe.perf.analysis.device.host import BETWEEN, host_work
 from strobe.perf.analysis.device.kernels import KernelKind, KernelTableRow, kernel_kind
 from strobe.perf.analysis.device.launch import integrity
 from strobe.perf.analysis.structure.captures import holds_captures
-from strobe.perf.analysis.structure.steps import Step, Steps
+from strobe.perf.analysis.structure.steps import Steps, TraceStepRow
 from strobe.perf.report.blocks.fields import page
 from strobe.perf.report.study import TraceStudy
 from strobe.perf.report.trace_page import tables
@@ -207,7 +207,7 @@ def _steps(one: tables.DeviceFindings) -> Iterator[str]:
         return
     said = f"{len(lengths)} steps, median {_ms(median)} ms"
     if _whole_ns(slowest) > _SLOW_STEP * median:
-        said += f"; the slowest, {slowest.label}, takes {_ms(_whole_ns(slowest))} ms"
+        said += f"; the slowest, {slowest.step}, takes {_ms(_whole_ns(slowest))} ms"
         if _whole_ns(slowest) > slowest.length_ns:
             said += f" on the host, {_ms(slowest.busy_ns)} of it busy on the device"
         else:
@@ -220,18 +220,18 @@ def _layers(one: tables.DeviceFindings) -> Iterator[str]:
     found = next((group for group in one.layers if not group.inside and (group.path or group.by_kernels)), None)
     if found is None:
         return
-    each = [layer.device.p50_ns for layer in found.layers]
+    each = [layer.device_p50_ns for layer in found.layers]
     times, slowest = sorted(each), max(each)
     median, place = times[len(times) // 2], each.index(slowest)
     share = _share(found.sum_ns, sum(row.calls.sum_ns for row in one.hot))
     which = f"that begin with {shorten(found.name)}" if found.by_kernels else f"of {shorten(found.name)}"
     said = f"Layers: {len(times)} {which}, {_ms(median)} ms each (median), {share} of the work"
     if slowest > _SLOW_STEP * median:
-        said += f"; the slowest, {found.labels[place] or f'number {place}'}, takes {_ms(slowest)} ms"
+        said += f"; the slowest, {found.layers[place].name or f'number {place}'}, takes {_ms(slowest)} ms"
     yield f"{said}."
 
 
-def _whole_ns(step: Step) -> int:
+def _whole_ns(step: TraceStepRow) -> int:
     """The length of a step on the device, or that of its range on the host where that is longer, as in a first step."""
     return max(step.length_ns, step.host_ns or 0)
 

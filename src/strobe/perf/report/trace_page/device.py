@@ -37,8 +37,8 @@ from strobe.perf.analysis.device.launch import (
     QueueRow,
     integrity,
 )
-from strobe.perf.analysis.structure.memory import MemoryUse
-from strobe.perf.analysis.structure.steps import Step, Steps
+from strobe.perf.analysis.structure.memory import MemoryRow, mib, recorded
+from strobe.perf.analysis.structure.steps import Steps, TraceStepRow
 from strobe.perf.report.blocks.fields import spread
 from strobe.perf.report.blocks.kernels import Piece, class_table, draw_lanes, merged
 from strobe.perf.report.study import TraceStudy
@@ -515,8 +515,8 @@ def _stretches(study: TraceStudy) -> Iterator[tuple[str, DeviceView]]:
         view = one.view
         if one.of.window is None and isinstance(one.steps, Steps):
             step = _median(one.steps.kept() or one.steps.steps)
-            chosen = Window(start_ns=step.start_ns, end_ns=step.end_ns, label=step.label)
-            what, part = _middle(step.label, view.within(chosen))
+            chosen = Window(start_ns=step.start_ns, end_ns=step.end_ns, label=step.step)
+            what, part = _middle(step.step, view.within(chosen))
         else:
             what, part = _middle(during(view), view)
         if part.span_ns:
@@ -544,7 +544,7 @@ def _bounds(view: DeviceView, first: int, last: int) -> tuple[int, int]:
     return edges[0], edges[1]
 
 
-def _median(steps: Sequence[Step]) -> Step:
+def _median(steps: Sequence[TraceStepRow]) -> TraceStepRow:
     ranked = sorted(steps, key=lambda step: (step.length_ns, step.start_ns))
     return ranked[(len(ranked) - 1) // 2]
 
@@ -579,26 +579,26 @@ MAX_ROWS: Final = 24
 
 def memory_section(study: TraceStudy) -> Section | None:
     """Build the section with memory of every device whose allocations were recorded; `None` if there is none."""
-    seen = [(of.trace, use) for of in tables.seen(study) for use in of.memory]
+    seen = [use for of in tables.seen(study) for use in of.memory]
     if not seen:
         return None
     lead = "What the allocator handed out (allocated) and held (reserved), by the host's clock, exact to within a stretch."
 
-    def name(trace: str, device: str) -> str:
-        return device if len(study.traces) == 1 else f"{trace}, {device}"
+    def name(row: MemoryRow) -> str:
+        return row.device if len(study.traces) == 1 else f"{row.trace}, {row.device}"
 
-    device: Field[tables.MemoryRow] = Field("device", lambda row: name(row.trace, row.device), Code)
-    peaks = table_of("Peaks.", (device, *columns(tables.MemoryRow)), [*tables.rows(study, tables.MemoryRow)])
-    courses = (_course(name(label, use.device), use) for label, use in seen if len(use.points) > 1)
+    device: Field[MemoryRow] = Field("device", name, Code)
+    peaks = table_of("Peaks.", (device, *columns(MemoryRow)), [row for row, _ in seen])
+    courses = (_course(name(row), row, points) for row, points in seen if len(points) > 1)
     return Section("memory", "Memory", lead, (peaks, *courses))
 
 
-def _course(name: str, use: MemoryUse) -> Figure:
-    series = ("allocated", "reserved") if use.peak_reserved_bytes else ("allocated",)
+def _course(name: str, row: MemoryRow, points: Sequence[tuple[int, int, int]]) -> Figure:
+    series = ("allocated", "reserved") if row.peak_reserved_bytes else ("allocated",)
     marks = [
         PlotPoint(x=float(point[0]), y=bytes_in(point[number], "MiB"), series=number - 1)
         for number in range(1, len(series) + 1)
-        for point in use.points
+        for point in points
     ]
     picture = Plane(
         x=Axis("time from the first recorded allocation", "ms"),
@@ -607,16 +607,16 @@ def _course(name: str, use: MemoryUse) -> Figure:
         series=series,
     )
     title, alt = f"Memory of {name} over time.", "Allocated and reserved memory over time; the table has the same."
-    return Figure(title, alt, picture, _memory_table(name, use))
+    return Figure(title, alt, picture, _memory_table(name, points))
 
 
-def _memory_table(name: str, use: MemoryUse) -> Table:
+def _memory_table(name: str, points: Sequence[tuple[int, int, int]]) -> Table:
     fields: tuple[Field[tuple[int, tuple[int, int]]], ...] = (
         time("from", lambda part: part[0]),
-        numeric("allocated", lambda part: part[1][0], show=tables.mib),
-        numeric("reserved", lambda part: part[1][1], show=tables.recorded),
+        numeric("allocated", lambda part: part[1][0], show=mib),
+        numeric("reserved", lambda part: part[1][1], show=recorded),
     )
-    step = -(-len(use.points) // MAX_ROWS)
-    parts = [use.points[first : first + step] for first in range(0, len(use.points), step)]
+    step = -(-len(points) // MAX_ROWS)
+    parts = [points[first : first + step] for first in range(0, len(points), step)]
     rows = [(part[0][0], max((point[1:] for point in part), key=lambda memory: memory[0])) for part in parts]
     return table_of(f"Largest allocated memory of {name} in each part of the time.", fields, rows)

@@ -29,9 +29,9 @@ from strobe.perf.analysis.structure.collectives import (
     collective_skew,
     message_bytes,
 )
-from strobe.perf.analysis.structure.ranges import COMMUNICATION, CallNode, Kind, Ranges, call_trees
+from strobe.perf.analysis.structure.ranges import COMMUNICATION, CallNode, Kind, RangeRow, Ranges, call_trees
 from strobe.perf.analysis.structure.sections import find_sections, parse_section
-from strobe.perf.analysis.structure.steps import LayerGroup, LayerTimes, NoSteps, Period, Step, Steps
+from strobe.perf.analysis.structure.steps import NO_CALL, LayerGroup, LayerRow, NoSteps, Period, Steps, TraceStepRow
 from strobe.perf.report.blocks.breakdown import LEAD, breakdown_blocks
 from strobe.perf.report.blocks.fields import spread
 from strobe.perf.report.blocks.kernels import (
@@ -143,7 +143,7 @@ def _summary(found: Found) -> Table:
     return table_of("Length of a step, over the steady ones.", fields, found, notes=_spoken(told))
 
 
-def _busy(kept: Sequence[Step]) -> tuple[int, int] | None:
+def _busy(kept: Sequence[TraceStepRow]) -> tuple[int, int] | None:
     return (sum(step.busy_ns for step in kept), sum(step.length_ns for step in kept)) if kept else None
 
 
@@ -152,7 +152,7 @@ def _median(values: Sequence[int]) -> int | None:
     return None if found is None else found.p50_ns
 
 
-def _host(kept: Sequence[Step]) -> int | Missing:
+def _host(kept: Sequence[TraceStepRow]) -> int | Missing:
     median = _median([step.host_ns for step in kept if step.host_ns is not None])
     return Missing("no range on the host" if kept else "no steady step", "-") if median is None else median
 
@@ -172,7 +172,7 @@ def _spoken(told: Mapping[str, Sequence[str]]) -> Iterator[str]:
         yield f"{first_of(names, 1)}: {note}."
 
 
-def _inside(step: Step | tables.TraceStepRow, window: Window | None) -> bool:
+def _inside(step: TraceStepRow, window: Window | None) -> bool:
     return window is None or (window.start_ns <= step.start_ns and step.end_ns <= window.end_ns)
 
 
@@ -209,13 +209,13 @@ def _evidence(found: Found) -> Iterator[Table]:
 
 def _steps_table(one: tables.DeviceFindings, steps: Steps, top: int) -> Table:
     window = one.of.window
-    share: Field[tables.TraceStepRow] = numeric("busy share", lambda row: (row.busy_ns, row.length_ns), show=_share, total=_sums)
+    share: Field[TraceStepRow] = numeric("busy share", lambda row: (row.busy_ns, row.length_ns), show=_share, total=_sums)
     fields = (
-        *columns(tables.TraceStepRow, "step", "number", "length_ns", "busy_ns", "idle_ns"),
+        *columns(TraceStepRow, "step", "number", "length_ns", "busy_ns", "idle_ns"),
         share,
-        *columns(tables.TraceStepRow, "kernels", "host_ns", "left_out"),
+        *columns(TraceStepRow, "kernels", "host_ns", "left_out"),
     )
-    shown = [row for row in tables.TraceStepRow.of(one) if _inside(row, window)]
+    shown = [row for row in steps.steps if _inside(row, window)]
     table = rows_of(fields, shown, top=top, left="steps")
     notes = []
     if window is None:
@@ -245,17 +245,15 @@ def _sums(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
 
 # Tables of layers: the first layer of each kind against the later ones, and each layer by its place.
 
-_NO_CALL: Final = "no call of its own"
-
 
 def _layer_blocks(one: tables.DeviceFindings, top: int) -> Iterator[Block]:
     """Yield the table of first against later layers of each kind, and that of each layer of the kind with the most time."""
     if groups := one.layers:
         yield _first_and_later(one.name, groups, one.ranges.sum_ns)
         group = next((group for group in groups if not group.inside), groups[0])
-        rows = [*tables.LayerRow.of_group(one, group)]
+        rows = group.layers
         caption, notes = f"Each place of {group.name}, {one.name}.", left_out(rows, top, "places are left out")
-        yield table_of(caption, columns(tables.LayerRow), rows[:top], notes=notes, sortable=True, collapsed=True)
+        yield table_of(caption, columns(LayerRow), rows[:top], notes=notes, sortable=True, collapsed=True)
 
 
 def _first_and_later(name: str, groups: Sequence[LayerGroup], whole_ns: int) -> Table:
@@ -269,14 +267,14 @@ def _first_and_later(name: str, groups: Sequence[LayerGroup], whole_ns: int) -> 
         Field("layers", lambda group: group.name, Code),
         Field("in", _where),
         count("places", lambda group: len(group.layers), "calls in one enclosing call, at most"),
-        count("calls", lambda group: group.layers[0].device.n + group.later.device.n),
+        count("calls", lambda group: group.layers[0].calls + group.later.calls),
         numeric("of all", lambda group: group.sum_ns, of_all, show=share_of(whole_ns)),
-        time("device, first", lambda group: group.layers[0].device.p50_ns, "µs", device),
-        time("later", lambda group: group.later.device.p50_ns, "µs", later),
-        time("span, first", lambda group: group.layers[0].span.p50_ns, "µs", span),
-        time("later", lambda group: group.later.span.p50_ns, "µs", later),
-        time("host, first", lambda group: _host_ns(group.layers[0]), "µs", host, missing=_NO_CALL),
-        time("later", lambda group: _host_ns(group.later), "µs", later, missing=_NO_CALL),
+        time("device, first", lambda group: group.layers[0].device_p50_ns, "µs", device),
+        time("later", lambda group: group.later.device_p50_ns, "µs", later),
+        time("span, first", lambda group: group.layers[0].span_p50_ns, "µs", span),
+        time("later", lambda group: group.later.span_p50_ns, "µs", later),
+        time("host, first", lambda group: group.layers[0].host_p50_ns, "µs", host, missing=NO_CALL),
+        time("later", lambda group: group.later.host_p50_ns, "µs", later, missing=NO_CALL),
         count("kernels, first", lambda group: group.layers[0].kernels),
         count("later", lambda group: group.later.kernels),
     )
@@ -290,10 +288,6 @@ def _first_and_later(name: str, groups: Sequence[LayerGroup], whole_ns: int) -> 
 
 def _where(group: LayerGroup) -> Cell:
     return Code(group.path[-1]) if group.path else Text("a step" if group.by_kernels else "no other call", "muted")
-
-
-def _host_ns(times: LayerTimes) -> int | None:
-    return None if times.host is None else times.host.p50_ns
 
 
 # Device time by range, module and layer.
@@ -316,7 +310,7 @@ def ranges_section(study: TraceStudy) -> Section | None:
         trees = dict(call_trees(found.read, found.window))
         for one in found.devices:
             if one.ranges.rows:
-                blocks += _tables(one.name, one.ranges, [*tables.RangeRow.of(one)], study.options.top)
+                blocks += _tables(one.name, one.ranges, study.options.top)
                 blocks.append(_flame(one.name, trees[one.device], study.options.top))
             blocks += _layer_blocks(one, study.options.top)
     if not blocks:
@@ -329,9 +323,9 @@ def ranges_section(study: TraceStudy) -> Section | None:
     return Section("ranges", "Ranges, modules and layers", lead, tuple(blocks))
 
 
-def _tables(name: str, ranges: Ranges, of_device: Sequence[tables.RangeRow], top: int) -> Iterator[Block]:
+def _tables(name: str, ranges: Ranges, top: int) -> Iterator[Block]:
     for kind, title in _TITLES.items():
-        if rows := [row for row in of_device if row.kind == kind]:
+        if rows := ranges.of_kind(kind):
             yield _ranges_table(f"{title}, {name}.", rows, ranges, top)
     notes = []
     if ranges.outside_events:
@@ -348,10 +342,10 @@ def _tables(name: str, ranges: Ranges, of_device: Sequence[tables.RangeRow], top
         yield Notes(tuple(notes))
 
 
-def _ranges_table(caption: str, rows: Sequence[tables.RangeRow], ranges: Ranges, top: int) -> Table:
+def _ranges_table(caption: str, rows: Sequence[RangeRow], ranges: Ranges, top: int) -> Table:
     closed = min(len(rows), top + 1) > 12
     notes = ("Only the exclusive column adds up.",)
-    return table_of(caption, columns(tables.RangeRow, of=ranges), rows, top=top, notes=notes, sortable=True, collapsed=closed)
+    return table_of(caption, columns(RangeRow, of=ranges), rows, top=top, notes=notes, sortable=True, collapsed=closed)
 
 
 def _flame(name: str, root: CallNode, top: int) -> Figure:

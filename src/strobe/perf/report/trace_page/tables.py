@@ -37,14 +37,14 @@ from strobe.perf.analysis.operators import (
     operators,
 )
 from strobe.perf.analysis.structure.collectives import Communication, communication, message_bytes
-from strobe.perf.analysis.structure.memory import MemoryUse, memory_use
-from strobe.perf.analysis.structure.ranges import Ranges, range_table, unnumbered
+from strobe.perf.analysis.structure.memory import MemoryRow, MemoryUse, memory_use
+from strobe.perf.analysis.structure.ranges import RangeRow, Ranges, range_table, unnumbered
 from strobe.perf.analysis.structure.sections import find_sections, parse_section
-from strobe.perf.analysis.structure.steps import LayerGroup, NoSteps, Steps, find_steps, layer_groups
+from strobe.perf.analysis.structure.steps import LayerGroup, LayerRow, NoSteps, Steps, TraceStepRow, find_steps, layer_groups
 from strobe.perf.report.blocks.kernels import KernelNameRow, KernelRow, kernel_row, name_rows
 from strobe.perf.report.study import TraceStudy, once
 from strobe.perf.table.fields import Field, share_cell
-from strobe.perf.table.model import Cell, Code, Count, ExactTime, Missing, Number, Share, Text, Time, bytes_cell
+from strobe.perf.table.model import Cell, Code, Count, ExactTime, Missing, Number, Share, Text, bytes_cell
 from strobe.perf.table.rows import DocumentPart, OnDevice, PartT, col, columns, micros, part_of, term
 
 MAX_POINTS: Final = 200
@@ -241,23 +241,8 @@ def on_devices(study: TraceStudy, kind: type[PartT], *names: str) -> tuple[Field
 _NOT_RECORDED: Final = "not recorded"
 _NO_FLOPS: Final = "no matrix products"
 megabytes: Final = partial(bytes_cell, unit="MB", digits=3)
-_NO_CALL: Final = "no call of its own"
-_NO_NAME: Final = "differs from call to call, or there is none"
-_NO_RANGE: Final = "no range was open"
 _NO_SIZES: Final = "sizes not recorded"
 _NO_TYPES: Final = "types not recorded"
-_NO_CALLS: Final = "a graph's kernels have no call of their own"
-_SILENT: Final = Text("0", "muted", "launched nothing on their thread")
-
-
-def mib(value: int) -> Number:
-    """Return the cell of a size in MiB, or in KiB below 1 MiB."""
-    return bytes_cell(value, "MiB", 1) if abs(value) >= 1 << 20 or not value else bytes_cell(value, "KiB", 3)
-
-
-def recorded(value: int) -> Cell:
-    """Return the cell of a size that is 0 where it was not recorded."""
-    return mib(value) if value else Missing(_NOT_RECORDED, "-")
 
 
 def _bad(value: int) -> Cell:
@@ -334,6 +319,10 @@ _SHARED: Final[dict[type[DocumentPart], Callable[[Any], Iterable[Any]]]] = {
     LaunchRow: lambda one: one.launches.calls,
     QueueRow: lambda one: (each.row for each in one.queues),
     GapsRow: lambda one: one.gaps.rows,
+    MemoryRow: lambda found: (row for row, _ in found.memory),
+    TraceStepRow: lambda one: one.steps.steps if isinstance(one.steps, Steps) else (),
+    RangeRow: lambda one: one.ranges.rows,
+    LayerRow: lambda one: (row for group in one.layers for row in group.layers),
     CriticalPathRow: lambda found: (path for path, _, _ in found.known_path),
     PathPartRow: lambda found: (part for _, parts, _ in found.known_path for part in parts),
     WhatIfRow: lambda found: (one for *_, what_if in found.known_path for one in what_if),
@@ -341,100 +330,10 @@ _SHARED: Final[dict[type[DocumentPart], Callable[[Any], Iterable[Any]]]] = {
 """How to make the rows of classes that other pages have too."""
 
 
-class MemoryRow(DocumentPart, frozen=True, kw_only=True):
-    """Memory of one device; only devices whose allocations were recorded have a row."""
-
-    trace: A[str, col("label of the trace, as in `files`")]
-    device: A[str, col("name of the device, e.g. `cuda:0`")]
-    peak_allocated_bytes: A[int, col("peak of the allocated memory", "peak allocated", mib)]
-    peak_at_ns: A[int, col("time of the peak after the first recorded allocation", "at", Time)]
-    peak_in: A[str, col("ranges and modules open then, innermost first", "in", Code, where="peak_in", missing=_NO_RANGE)]
-    reserved_then_bytes: A[int, col("reserved memory at the peak; 0: not recorded", "reserved then", recorded)]
-    peak_reserved_bytes: A[int, col("peak of the reserved memory; 0: not recorded", "peak reserved", recorded)]
-    start_allocated_bytes: A[int, col("allocated memory at the start", "at the start", mib)]
-    end_allocated_bytes: A[int, col("allocated memory at the end", "at the end", mib)]
-    step_ns: A[int, term("times are exact to within this", "stretch", Time)]
-
-    @classmethod
-    def of(cls, found: TraceFindings) -> Iterator[Self]:
-        for use in found.memory:
-            yield part_of(cls, use, found, peak_in=" < ".join(reversed(use.peak_in)))
-
-
 # Time between events: steps, gaps, the critical path.
 
 
-class TraceStepRow(OnDevice, frozen=True, kw_only=True):
-    """One step of one device, of the whole trace: from its first device event to that of the next step."""
-
-    step: A[str, col("name of the range that marks the step, or `step N`", "step", Code)]
-    number: A[int, col("number of the step", "number", Count)]
-    start_ns: A[int, col("start on the clock of the trace")]
-    end_ns: A[int, col("end on the clock of the trace")]
-    length_ns: A[int, col("time from start to end", "length", ExactTime, total=sum)]
-    busy_ns: A[int, col("time in which at least one event ran", "busy", ExactTime, total=sum)]
-    idle_ns: A[int, col("time in which no event ran", "idle", ExactTime, total=sum)]
-    kernels: A[int, col("number of kernels that started in the step, communication included", "kernels", Count, total=sum)]
-    host_ns: A[int | None, col("duration of the step's range on the host; null if it has none", "host", ExactTime, total=sum)]
-    left_out: A[str, col("why the step is not steady; empty if it is", "not steady because", partial(Text, tone="muted"))]
-
-    @classmethod
-    def of(cls, one: DeviceFindings) -> Iterator[Self]:
-        if isinstance(one.steps, Steps):
-            causes = one.steps.steady.excluded
-            for place, step in enumerate(one.steps.steps):
-                yield part_of(cls, step, one, step=step.label, left_out=causes.get(place, ""))
-
-
 # Time by place: ranges and modules, sections, communication.
-
-
-class RangeRow(OnDevice, frozen=True, kw_only=True):
-    """Device time of the calls of one range or module; sums include nested calls, exclusive times do not."""
-
-    kind: A[str, col("`range`, `module`, or `graph module` (module path that the kernels of a graph carry)")]
-    name: A[str, col("name of the range or module, without the number at its end", "name", Code)]
-    calls: A[int, col("number of calls", "calls", Count, total=sum)]
-    events: A[int, col("number of device events launched in the calls", "events", Count, get=lambda row: row.events or _SILENT)]
-    kernels: A[int, col("number of kernels among these", "kernels", Count, where="events")]
-    sum_ns: A[int, col("sum of the durations of these events", "sum", ExactTime, where="events", of={"of all": "sum_ns"})]
-    exclusive_ns: A[int, term("of events that no nested call launched", "exclusive", ExactTime, where="events", total=sum)]
-    union_ns: A[int, term("time in which at least one of these events ran", "union", ExactTime, where="events")]
-    span_ns: A[int, col("from first start to last end of a call's events, summed over calls", "span", ExactTime, where="events")]
-    host_ns: A[int | None, col("time of the calls on the host; null for a graph module", "host", ExactTime, missing=_NO_CALLS)]
-
-    @classmethod
-    def of(cls, one: DeviceFindings) -> Iterator[Self]:
-        yield from (part_of(cls, row, one) for row in one.ranges.rows)
-
-
-class LayerRow(OnDevice, frozen=True, kw_only=True):
-    """Calls of one layer: the calls in one place of what encloses layers of its kind; layers may lie inside others."""
-
-    layers: A[str, col("name of the layers of the kind: that of range or module, or of the kernel that starts each")]
-    inside: A[str, col("names of the enclosing calls, the outermost first; empty: none")]
-    place: A[int, col("place among them in one enclosing call, from 0", "place", Count)]
-    name: A[str, col("its own name; empty: differs from call to call", "name", Code, where="name", missing=_NO_NAME)]
-    calls: A[int, col("number of calls", "calls", Count)]
-    device_p50_ns: A[int, col("summed durations of the events of a call, median", "device p50", micros)]
-    device_max_ns: A[int, col("summed durations of the events of a call, largest", "device max", micros)]
-    span_p50_ns: A[int, col("first start to last end of the events of a call, median", "span p50", micros)]
-    host_p50_ns: A[int | None, col("call on the host, median; null: no call of its own", "host p50", micros, missing=_NO_CALL)]
-    kernels: A[int, col("kernels of a call, median", "kernels", Count)]
-
-    @classmethod
-    def of(cls, one: DeviceFindings) -> Iterator[Self]:
-        yield from (row for group in one.layers for row in cls.of_group(one, group))
-
-    @classmethod
-    def of_group(cls, one: DeviceFindings, group: LayerGroup) -> Iterator[Self]:
-        """Yield the layers of one kind by place."""
-        for place, (times, label) in enumerate(zip(group.layers, group.labels, strict=True)):
-            told = {"layers": group.name, "inside": " / ".join(group.path), "place": place}
-            own = {"name": label, "calls": times.device.n}
-            spans = {"span_p50_ns": times.span.p50_ns, "host_p50_ns": None if times.host is None else times.host.p50_ns}
-            device_ns = {"device_p50_ns": times.device.p50_ns, "device_max_ns": times.device.max_ns}
-            yield part_of(cls, one, times, **told, **own, **device_ns, **spans)
 
 
 class SectionRow(OnDevice, frozen=True, kw_only=True):
