@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Annotated as A
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +19,20 @@ from strobe.core.errors import unknown_choice
 from strobe.perf.analysis.device.activity import BUSY, DeviceView, EventView, events_by_device
 from strobe.perf.analysis.device.intervals import Distribution, Ints, Window, column, distributions, totals
 from strobe.perf.analysis.device.kernels import kernel_name
-from strobe.perf.analysis.device.roofline import OperatorCost, Roofline, operator_cost, roofline
+from strobe.perf.analysis.device.roofline import Roofline, operator_cost, roofline
 from strobe.perf.analysis.structure.ranges import NOWHERE, Cuts, launched_in, nest, ranges_and_modules, unnumbered
+from strobe.perf.table.model import Cell, Code, Count, ExactTime, Missing, Number, Text
+from strobe.perf.table.rows import OnDevice, TimedRow, col, micros, part_of, term
 from strobe.perf.trace.events import DEVICE_KINDS, HostEvents, OperatorCalls, OperatorFacts, OperatorInputs, Trace
 
 # Operator table of a trace without device events: host time by operator, by self time.
+
+
+class OperatorRow(TimedRow, frozen=True, kw_only=True):
+    """Calls of one operator on the host, in a trace without device events."""
+
+    operator: A[str, col("name of the operator, e.g. `aten::mm`", "operator", Code)]
+    self_ns: A[int, col("time in it and in no operator it calls", "self", ExactTime, total=sum, of={"share": "busy_ns"})]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,13 +42,12 @@ class Operators:
     Args:
         span_ns: length of the window.
         threads: name, number of calls and busy time of each thread, the busiest first.
-        rows: of each operator its name, durations of its calls with the operators that they call, and self time: when it ran
-            and no operator it called did, which adds up over rows to the busy time of the threads; the largest first.
+        rows: of each operator, the largest self time first; self times add up to the busy time of the threads.
     """
 
     span_ns: int
     threads: tuple[tuple[str, int, int], ...]
-    rows: tuple[tuple[str, Distribution, int], ...]
+    rows: tuple[OperatorRow, ...]
 
     @property
     def busy_ns(self) -> int:
@@ -68,12 +77,16 @@ def operators(trace: Trace, window: Window | None = None) -> Operators | None:
     by_name = totals(self_ns, name, len(ops.names)).tolist()
     busy = totals(self_ns, thread, len(trace.threads)).tolist()
     counts = np.bincount(thread[inside], minlength=len(trace.threads)).tolist()
-    rows = [(text, found, own) for text, found, own in zip(ops.names, calls, by_name, strict=True) if found is not None]
+    rows = [
+        part_of(OperatorRow, found, trace=trace.label, operator=text, calls=found.n, self_ns=own)
+        for text, found, own in zip(ops.names, calls, by_name, strict=True)
+        if found is not None
+    ]
     threads = [(text, count, ns) for text, count, ns in zip(trace.threads, counts, busy, strict=True) if count or ns]
     return Operators(
         span_ns=right - left,
         threads=tuple(sorted(threads, key=lambda row: (-row[2], row[0]))),
-        rows=tuple(sorted(rows, key=lambda row: (-row[2], row[0]))),
+        rows=tuple(sorted(rows, key=lambda row: (-row.self_ns, row.operator))),
     )
 
 
@@ -129,8 +142,14 @@ def attribute_operators(trace: Trace, sort_by: str = "device") -> tuple[Attribut
     found = operators(trace)
     device = _device_ns(trace, trace.ops)
     rows = [
-        Attributed(name=name, calls=calls.n, host_ns=calls.sum_ns, self_host_ns=self_ns, device_ns=device.get(name, 0))
-        for name, calls, self_ns in (found.rows if found else ())
+        Attributed(
+            name=row.operator,
+            calls=row.calls,
+            host_ns=row.sum_ns,
+            self_host_ns=row.self_ns,
+            device_ns=device.get(row.operator, 0),
+        )
+        for row in (found.rows if found else ())
     ]
     return _sorted(rows, sort_by)
 
@@ -287,80 +306,83 @@ class Source(StrEnum):
     UNLINKED = "launch not in the trace"
 
 
-class LaunchedWork(NamedTuple):
-    """One kernel of a row: normalised name, kind, device events, exclusive time, and sum of durations."""
-
-    kernel: str
-    kind: str
-    events: int
-    exclusive_ns: int
-    sum_ns: int
+def _operator(row: OperatorTimeRow) -> Cell:
+    return Code(row.operator) if row.source == Source.OPERATOR else Text(row.source, "muted")
 
 
-class Caller(NamedTuple):
-    """Caller of a row's operator: the operator and the range or module around it, empty where there is none."""
-
-    operator: str
-    scope: str
-    calls: int
-    exclusive_ns: int
+def _input(name: str, nothing: Any = None) -> Callable[[Any], Any]:
+    return lambda row: (getattr(row, name) or nothing) if row.source == Source.OPERATOR else Missing(row.source, "-")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OperatorTime:
-    """All calls of one operator with the same inputs that launched something on one device.
+_NO_SIZES: Final = "sizes not recorded"
+_NO_TYPES: Final = "types not recorded"
 
-    Args:
-        source: an operator, or why there is none.
-        operator: its name; empty without one.
-        inputs: inputs of the operator, as far as they were recorded.
-        phase: `forward` or `backward` where autograd took part, else empty.
-        calls: calls of the operator that launched at least one of the events; 0 without an operator.
-        events: device events.
-        exclusive_ns: time that no other row counts.
-        sum_ns: sum of the durations.
-        kernels: launched kernels, most exclusive time first.
-        callers: who called, most exclusive time first.
-    """
 
-    source: Source
-    operator: str
-    inputs: OperatorInputs
-    phase: str
-    calls: int
-    events: int
-    exclusive_ns: int
-    sum_ns: int
-    kernels: tuple[LaunchedWork, ...]
-    callers: tuple[Caller, ...]
+class _OfOperator(OnDevice, frozen=True, kw_only=True):
+    """A row about one operator."""
 
-    def as_calls(self, device: int) -> OperatorCalls:
-        """Return the calls in the form that cost functions take."""
-        given = self.inputs
-        return OperatorCalls(
-            device=device, name=self.operator, sizes=given.sizes, types=given.types, values=given.values, calls=self.calls,
-            events=self.events, sum_ns=self.sum_ns,
-        )  # fmt: skip
+    place: A[int, col("position of the operator among the rows of `operator_times` with the same trace and device, from 0")]
 
-    @property
-    def dtypes(self) -> str:
-        """Dtypes of the operator's tensors, each once."""
-        tensors = (kind for kind, size in zip(self.inputs.types, self.inputs.sizes, strict=False) if size)
-        return ", ".join(dict.fromkeys(parse_dtype(kind) or kind for kind in tensors))
+
+class OperatorTimeRow(_OfOperator, frozen=True, kw_only=True):
+    """Device time of one operator with the same inputs; exclusive times add up to the busy time of the device."""
+
+    source: A[str, col("`operator`, or the reason why the row has none: `no operator`, `launch not in the trace`")]
+    operator: A[str, col("innermost operator around the launch call; empty: none", "operator", get=_operator)]
+    input_sizes: A[
+        str, col("sizes of the inputs; empty: not recorded", "inputs", Code, get=_input("input_sizes"), missing=_NO_SIZES)
+    ]
+    dtypes: A[str, col("dtypes of the inputs, each once; empty: not recorded", "dtype", get=_input("dtypes"), missing=_NO_TYPES)]
+    phase: A[str, col("`forward` or `backward`; empty: autograd took no part", "pass", get=_input("phase", ""))]
+    calls: A[int, col("number of calls that launched a device event", "calls", Count, get=_input("calls", 0), total=sum)]
+    events: A[int, col("number of device events", "events", Count, total=sum)]
+    exclusive_ns: A[
+        int, term("time no other row counts; adds up to busy", "exclusive", ExactTime, total=sum, of={"of busy": "busy_ns"})
+    ]
+    sum_ns: A[int, col("sum of the durations of the device events")]
+
+
+class OperatorKernelRow(_OfOperator, frozen=True, kw_only=True):
+    """One kernel that an operator of `operator_times` launched."""
+
+    kernel: A[str, col("normalised name of the kernel")]
+    kind: A[str, col("`kernel`, `comm` (communication), `memset` or `memcpy`")]
+    events: A[int, col("number of device events")]
+    exclusive_ns: A[int, col("device time that no other row counts")]
+    sum_ns: A[int, col("sum of the durations of the device events")]
+
+
+class OperatorCallerRow(_OfOperator, frozen=True, kw_only=True):
+    """One caller of an operator of `operator_times`."""
+
+    caller: A[str, col("name of the operator that calls it; empty: none")]
+    scope: A[str, col("range or module around the call, without its number; of a backward operator: around its forward one")]
+    calls: A[int, col("number of calls")]
+    exclusive_ns: A[int, col("device time that no other row counts")]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OperatorTimes:
-    """Rows of one device, most exclusive time first; their exclusive times add up to `busy_ns`."""
+    """Operators of one device with equal inputs, most exclusive time first.
+
+    Args:
+        device: its number.
+        rows: their exclusive times add up to `busy_ns`.
+        inputs: of the calls of each row, as far as they were recorded.
+        kernels: launched by the calls of each row, most exclusive time first; `callers` likewise.
+    """
 
     device: int
-    rows: tuple[OperatorTime, ...]
+    rows: tuple[OperatorTimeRow, ...]
+    inputs: tuple[OperatorInputs, ...]
+    kernels: tuple[tuple[OperatorKernelRow, ...], ...]
+    callers: tuple[tuple[OperatorCallerRow, ...], ...]
     busy_ns: int
 
     @property
     def attributed_ns(self) -> int:
         """Exclusive time of the rows with an operator."""
-        return sum(row.exclusive_ns for row in self.rows if row.source is Source.OPERATOR)
+        return sum(row.exclusive_ns for row in self.rows if row.source == Source.OPERATOR)
 
 
 def operator_times(views: Sequence[DeviceView]) -> tuple[OperatorTimes, ...]:
@@ -385,9 +407,22 @@ def _table(view: DeviceView, launchers: Launchers) -> OperatorTimes:
         busy = slices.cause == BUSY
         busy_ns += int(slices.length[busy].sum())
         _count(counted, keys.codes(view.work.at(slices.event[busy])), slices.length[busy], exclusive=True)
-    rows = keys.rows(counted)
-    ordered = sorted(rows, key=lambda row: (-row.exclusive_ns, -row.sum_ns, row.source, row.operator, row.inputs, row.phase))
-    return OperatorTimes(device=view.device, rows=tuple(ordered), busy_ns=busy_ns)
+    found = sorted(keys.rows(counted), key=_order)
+    wheres = [{**view.where, "place": place} for place in range(len(found))]
+    named = list(zip(wheres, found, strict=True))
+    return OperatorTimes(
+        device=view.device,
+        rows=tuple(OperatorTimeRow(**where, **told) for where, (told, *_) in named),
+        inputs=tuple(inputs for _, inputs, *_ in found),
+        kernels=tuple(tuple(OperatorKernelRow(**where, **one) for one in kernels) for where, (_, _, kernels, _) in named),
+        callers=tuple(tuple(OperatorCallerRow(**where, **one) for one in callers) for where, (*_, callers) in named),
+        busy_ns=busy_ns,
+    )
+
+
+def _order(one: _Found) -> tuple[Any, ...]:
+    told, inputs, *_ = one
+    return -told["exclusive_ns"], -told["sum_ns"], told["source"], told["operator"], inputs, told["phase"]
 
 
 def _count(counted: dict[int, list[int]], codes: Ints, length: Ints, *, exclusive: bool) -> None:
@@ -400,6 +435,10 @@ def _count(counted: dict[int, list[int]], codes: Ints, length: Ints, *, exclusiv
         else:
             found[0] += count
             found[2] += ns
+
+
+_Found: TypeAlias = tuple[dict[str, Any], OperatorInputs, list[dict[str, Any]], list[dict[str, Any]]]
+"""Fields of the rows of one operator: of itself, its inputs, of its kernels and its callers."""
 
 
 class _OperatorKeys:
@@ -461,8 +500,8 @@ class _OperatorKeys:
         code = code * len(self._trace.device_events.names) + work.name.astype(np.int64)
         return code * len(DEVICE_KINDS) + work.kind.astype(np.int64)
 
-    def rows(self, counted: Mapping[int, list[int]]) -> Iterable[OperatorTime]:
-        """Yield the rows of the table from the counters."""
+    def rows(self, counted: Mapping[int, list[int]]) -> Iterable[_Found]:
+        """Yield the rows of the tables from the counters."""
         calls: dict[tuple[int, int], int] = defaultdict(int)
         real = self._used[self._used < self._launchers.num]
         for pair in zip(self._row[real].tolist(), self._caller[real].tolist(), strict=True):
@@ -479,7 +518,7 @@ class _OperatorKeys:
 
     def _time(
         self, launcher: int, row: int, parts: list[tuple[int, str, str, list[int]]], calls: dict[tuple[int, int], int]
-    ) -> OperatorTime:
+    ) -> _Found:
         details, ops = self._trace.details, self._trace.ops
         assert details is not None
         kernels: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
@@ -489,60 +528,91 @@ class _OperatorKeys:
             callers[caller] += found[1]
         real = launcher < self._launchers.num
         given = details.given[launcher] if real else -1
-        named = [
-            Caller(*self._callers[caller], calls[row, caller] if real else 0, own)
-            for caller, own in callers.items()
-        ]  # fmt: skip
-        listed = [LaunchedWork(*key, *sums) for key, sums in kernels.items()]
-        return OperatorTime(
-            source=Source.OPERATOR if real else Source.OUTSIDE if launcher == self._launchers.outside else Source.UNLINKED,
-            operator=ops.names[ops.name[launcher]] if real else "",
-            inputs=details.inputs[given] if given >= 0 else _NOTHING,
-            phase=PHASES[int(self._launchers.phase[launcher])] if real else "",
-            calls=sum(caller.calls for caller in named),
-            events=sum(one.events for one in listed),
-            exclusive_ns=sum(one.exclusive_ns for one in listed),
-            sum_ns=sum(one.sum_ns for one in listed),
-            kernels=tuple(sorted(listed, key=lambda one: (-one.exclusive_ns, -one.sum_ns, one.kernel, one.kind))),
-            callers=tuple(sorted(named, key=lambda one: (-one.exclusive_ns, one.operator, one.scope))),
-        )
+        inputs = details.inputs[given] if given >= 0 else _NOTHING
+        listed: list[dict[str, Any]] = [
+            {"kernel": kernel, "kind": kind, "events": events, "exclusive_ns": own, "sum_ns": sum_ns}
+            for (kernel, kind), (events, own, sum_ns) in kernels.items()
+        ]
+        named: list[dict[str, Any]] = []
+        for caller, own in callers.items():
+            name, scope = self._callers[caller]
+            called = calls[row, caller] if real else 0
+            named.append({"caller": name, "scope": scope, "calls": called, "exclusive_ns": own})
+        tensors = (kind for kind, size in zip(inputs.types, inputs.sizes, strict=False) if size)
+        source = Source.OPERATOR if real else Source.OUTSIDE if launcher == self._launchers.outside else Source.UNLINKED
+        told = {
+            "source": source.value,
+            "operator": ops.names[ops.name[launcher]] if real else "",
+            "input_sizes": inputs.text,
+            "dtypes": ", ".join(dict.fromkeys(parse_dtype(kind) or kind for kind in tensors)),
+            "phase": PHASES[int(self._launchers.phase[launcher])] if real else "",
+            "calls": sum(caller["calls"] for caller in named),
+            **{name: sum(one[name] for one in listed) for name in ("events", "exclusive_ns", "sum_ns")},
+        }
+        listed.sort(key=lambda one: (-one["exclusive_ns"], -one["sum_ns"], one["kernel"], one["kind"]))
+        named.sort(key=lambda one: (-one["exclusive_ns"], one["caller"], one["scope"]))
+        return told, inputs, listed, named
 
 
 # Rates of a device's operators of known cost against its peaks.
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OperatorRate:
-    """Cost and rate of one row of the operators.
+def _giga(flops: int) -> Number:
+    return Number(flops / 1e9, 3)
 
-    Args:
-        place: position of the row in the table of operators.
-        row: the row.
-        cost: cost of one call, or the reason why it is not known.
-        found: one call against the device: the mean of its kernels' durations.
+
+_NO_FLOPS: Final = "no matrix products"
+_RATES: Final = ("flops_per_s", "bytes_per_s", "compute_share", "memory_share", "bound", "floor_ns")
+
+
+class OperatorRateRow(_OfOperator, frozen=True, kw_only=True):
+    """Compute and memory rates of one operator with recorded inputs, compared with the peaks of the device."""
+
+    operator: A[str, col("name of the operator", "operator", Code, get=lambda row: row.operator.removeprefix("aten::"))]
+    input_sizes: A[str, col("sizes of the input tensors", "inputs", Code)]
+    dtype: A[str, col("dtype of the matrix products; empty: the cost is not known", "dtype")]
+    calls: A[int, col("number of calls", "calls", Count, total=sum)]
+    sum_ns: A[int, col("sum of the durations of the device events", "sum", ExactTime, total=sum)]
+    exclusive_ns: A[int, col("device time that no other row counts")]
+    call_ns: A[float | None, col("mean sum of the durations of its device events; null without calls", "one call", micros)]
+    call_flops: A[
+        int | None, col("of matrix products in a call; null: not known", "GFLOP", _giga, where="call_flops", missing=_NO_FLOPS)
+    ]
+    call_bytes: A[int | None, col("least number of bytes that one call moves; null: the cost is not known")]
+    flops_per_s: A[float | None, col("FLOPs of a call / its time, FLOP/s; null: the cost is not known")]
+    bytes_per_s: A[float | None, col("least bytes of a call / its time, bytes/s; null: the cost is not known")]
+    compute_share: A[float | None, col("`flops_per_s` / peak of the dtype; null: no matrix products, cost or peak not known")]
+    memory_share: A[float | None, col("`bytes_per_s` / memory bandwidth of the device; null: cost or bandwidth not known")]
+    bound: A[str | None, col("`compute` or `memory`, whichever alone would take longer at its peak; null: not known")]
+    floor_ns: A[float | None, col("least time that the device could take for one call; null: not known")]
+    unknown: A[str, col("reason why the cost is not known; empty if it is")]
+
+
+def operator_rates(times: OperatorTimes, peaks: DevicePeaks | None) -> tuple[tuple[OperatorRateRow, Roofline | None], ...]:
+    """Compare each operator of one device that has recorded inputs with the device's peaks, if they are known.
+
+    Returns:
+        Each with one call against the device, the mean of its kernels' durations, if its cost is known.
     """
-
-    place: int
-    row: OperatorTime
-    cost: OperatorCost | str
-    found: Roofline | None
-
-
-def operator_rates(times: OperatorTimes, peaks: DevicePeaks | None) -> tuple[OperatorRate, ...]:
-    """Compare each operator of one device that has recorded inputs with the device's peaks, if they are known."""
     return tuple(
-        _rate(place, row, times.device, peaks)
-        for place, row in enumerate(times.rows)
-        if row.source is Source.OPERATOR and row.inputs.text
+        _rate(row, given, peaks)
+        for row, given in zip(times.rows, times.inputs, strict=True)
+        if row.source == Source.OPERATOR and given.text
     )
 
 
-def _rate(place: int, row: OperatorTime, device: int, peaks: DevicePeaks | None) -> OperatorRate:
-    cost = operator_cost(row.as_calls(device))
-    found = None
+def _rate(row: OperatorTimeRow, given: OperatorInputs, peaks: DevicePeaks | None) -> tuple[OperatorRateRow, Roofline | None]:
+    calls = OperatorCalls(
+        device=row.device, name=row.operator, sizes=given.sizes, types=given.types, values=given.values, calls=row.calls,
+        events=row.events, sum_ns=row.sum_ns,
+    )  # fmt: skip
+    cost, found = operator_cost(calls), None
+    if not isinstance(cost, str) and not row.sum_ns:
+        cost = "it took no time"
+    told = {"dtype": "", "call_flops": None, "call_bytes": None, "unknown": cost, **dict.fromkeys(_RATES)}
     if not isinstance(cost, str):
-        if row.sum_ns:
-            found = roofline(Fraction(row.sum_ns, row.calls), cost[0], peaks, cost[1])
-        else:
-            cost = "it took no time"
-    return OperatorRate(place=place, row=row, cost=cost, found=found)
+        spent, dtype = cost
+        found = roofline(Fraction(row.sum_ns, row.calls), spent, peaks, dtype)
+        told = {"dtype": dtype, "call_flops": spent.flops, "call_bytes": spent.moved_bytes, "unknown": ""}
+    call_ns = row.sum_ns / row.calls if row.calls else None
+    return part_of(OperatorRateRow, row, found, call_ns=call_ns, **told), found

@@ -7,13 +7,14 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 from operator import attrgetter
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated as A
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Meta, inspect
 
 from strobe.perf.table.fields import Field, Reason, Total, Unit, exact_cell, share_cell, share_of
-from strobe.perf.table.model import Cell, ExactTime, Number, Text, Time
+from strobe.perf.table.model import Cell, Count, ExactTime, Number, Text, Time
 
 
 class DocumentPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,8 +24,8 @@ class DocumentPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class OnDevice(DocumentPart, frozen=True, kw_only=True):
     """A row about one device of one trace."""
 
-    trace: Annotated[str, Meta(description="label of the trace, as in `files`")]
-    device: Annotated[int, Meta(description="number of the device in the trace")]
+    trace: A[str, Meta(description="label of the trace, as in `files`")]
+    device: A[int, Meta(description="number of the device in the trace")]
 
 
 PartT = TypeVar("PartT", bound=DocumentPart)
@@ -148,3 +149,24 @@ def _share(head: str, part: Field[PartT], whole: str, of: object) -> Field[PartT
         return None if own is None else share_cell(own, getattr(row if of is None else of(row), whole))
 
     return Field(head, share, numeric=True, missing=part.missing)
+
+
+def _of_calls(row: TimedRow) -> str:
+    return f"max of {row.calls}"
+
+
+class TimedRow(DocumentPart, frozen=True, kw_only=True):
+    """Durations of several calls or events."""
+
+    trace: A[str, col("label of the trace, as in `files`")]
+    calls: A[int, col("number of calls", "n", Count, total=sum)]
+    sum_ns: A[int, col("sum of the durations, of nested calls and waiting too", "sum", ExactTime, total=sum)]
+    min_ns: A[int, col("shortest duration", "min", micros)]
+    p50_ns: A[int, col("median duration", "p50", micros)]
+    mean_ns: A[float, col("mean duration", "mean", micros)]
+    p99_ns: A[int | None, col("99th percentile; null below 459 calls", "p99", micros, missing=_of_calls)]
+    max_ns: A[int, col("longest duration", "max", micros)]
+
+
+FIGURES: Final = ("min_ns", "p50_ns", "mean_ns", "p99_ns", "max_ns")
+"""Columns of `TimedRow` that say how durations spread."""

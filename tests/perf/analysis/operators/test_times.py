@@ -143,11 +143,11 @@ def _compare(found: tuple[OperatorTimes, ...], events: list[dict[str, Any]]) -> 
     merged: dict[tuple[int, Key], dict[str, Any]] = {}
     for times in found:
         assert sum(row.exclusive_ns for row in times.rows) == times.busy_ns
-        for row in times.rows:
-            name = row.operator if row.source is Source.OPERATOR else row.source.value
-            types = row.inputs.types if row.inputs.text else ()
+        for row, inputs, kernels, callers in zip(times.rows, times.inputs, times.kernels, times.callers, strict=True):
+            name = row.operator if row.source == Source.OPERATOR else row.source
+            types = inputs.types if inputs.text else ()
             one = merged.setdefault(
-                (times.device, (name, row.inputs.text, types)),
+                (times.device, (name, row.input_sizes, types)),
                 {"calls": 0, "events": 0, "exclusive": 0, "sum": 0, "kernels": defaultdict(int), "callers": defaultdict(int)},
             )
             for key, value in (
@@ -157,12 +157,12 @@ def _compare(found: tuple[OperatorTimes, ...], events: list[dict[str, Any]]) -> 
                 ("sum", row.sum_ns),
             ):
                 one[key] += value
-            for part in row.kernels:
+            for part in kernels:
                 one["kernels"][part.kernel] += part.exclusive_ns
-            for caller in row.callers if row.source is Source.OPERATOR else ():
-                one["callers"][caller.operator] += caller.exclusive_ns
-            assert sum(part.exclusive_ns for part in row.kernels) == row.exclusive_ns
-            assert sum(caller.exclusive_ns for caller in row.callers) == row.exclusive_ns
+            for caller in callers if row.source == Source.OPERATOR else ():
+                one["callers"][caller.caller] += caller.exclusive_ns
+            assert sum(part.exclusive_ns for part in kernels) == row.exclusive_ns
+            assert sum(caller.exclusive_ns for caller in callers) == row.exclusive_ns
     plain: dict[tuple[int, Key], dict[str, Any]] = {}
     for (device, (name, text, types)), row in expected.items():
         key = (device, (name, text, types if text else ()))
@@ -221,7 +221,10 @@ def _training() -> list[dict[str, Any]]:
 
 def test_forward_and_backward(tmp_path: Path) -> None:
     (times,) = _times(read_trace(write(tmp_path / "t.json", compact(_training(), META)), details=True))
-    rows = {row.exclusive_ns: (row.operator, row.phase, row.callers[0].operator, row.callers[0].scope) for row in times.rows}
+    rows = {
+        row.exclusive_ns: (row.operator, row.phase, caller.caller, caller.scope)
+        for row, (caller, *_) in zip(times.rows, times.callers, strict=True)
+    }
     assert rows == {
         10_000: ("aten::mm", "forward", "aten::linear", "Linear"),
         20_000: ("aten::mm", "backward", NODE, "Linear"),
@@ -270,8 +273,8 @@ def test_odd_arguments_are_no_error(tmp_path: Path) -> None:
         events += [launch(f"{10 * i + 1}", "1", i + 1), kernel("k", f"{10 * i + 3}", "2", i + 1)]
     trace = read_trace(write(tmp_path / "t.json", compact(events, META)), details=True)
     (times,) = _times(trace)
-    assert {row.inputs.text: row.calls for row in times.rows} == {"2x2, (1, 2)": 1, "2x2": 1, "": 4}
-    assert not any(rate.found for rate in operator_rates(times, None)), "nothing of it has a cost"
+    assert {row.input_sizes: row.calls for row in times.rows} == {"2x2, (1, 2)": 1, "2x2": 1, "": 4}
+    assert not any(found for _, found in operator_rates(times, None)), "nothing of it has a cost"
 
 
 def test_without_details_there_is_nothing() -> None:

@@ -232,9 +232,9 @@ def test_exposed_communication_against_every_nanosecond(comm: list, work: list) 
     hiding = {moment for (start, n), kind in work if kind != "memcpy" for moment in range(start, start + n)}
     assert (found.n, found.sum_ns, found.union_ns) == (len(comm), sum(e - s for s, e in comm), len(running))
     assert found.exposed_ns == len(running - hiding)
-    for kind, (_, exposed_ns) in found.kinds.items():
-        own = {m for i, (start, end) in enumerate(comm) if told[i][2] == kind.in_elements for m in range(start, end)}
-        assert exposed_ns == len(own - hiding)
+    for row in found.kinds:
+        own = {m for i, (start, end) in enumerate(comm) if 2 * told[i][2] == row.message_bytes for m in range(start, end)}
+        assert row.exposed_ns == len(own - hiding)
 
 
 @given(

@@ -45,15 +45,15 @@ def test_self_times_add_up_to_the_busy_time_of_the_threads(rows: list[HostEvent]
     begin, end = min(row.start_ns for row in rows), max(row.end_ns for row in rows)
     assert found.span_ns == end - begin
     by_name, by_thread = counted(trace, begin, end)
-    assert {name: own for name, _, own in found.rows} == {row.name: by_name[row.name] for row in rows}
+    assert {row.operator: row.self_ns for row in found.rows} == {row.name: by_name[row.name] for row in rows}
     assert {name: busy_ns for name, _, busy_ns in found.threads} == {
         trace.threads[number]: by_thread[number] for number in {row.thread for row in rows}
     }
-    assert sum(own for *_, own in found.rows) == found.busy_ns
-    for name, calls, _ in found.rows:
-        lengths = sorted(op.end_ns - op.start_ns for op in rows if op.name == name)
-        assert (calls.n, calls.sum_ns) == (len(lengths), sum(lengths))
-        assert (calls.min_ns, calls.max_ns) == (lengths[0], lengths[-1])
+    assert sum(row.self_ns for row in found.rows) == found.busy_ns
+    for row in found.rows:
+        lengths = sorted(op.end_ns - op.start_ns for op in rows if op.name == row.operator)
+        assert (row.calls, row.sum_ns) == (len(lengths), sum(lengths))
+        assert (row.min_ns, row.max_ns) == (lengths[0], lengths[-1])
 
 
 @given(ROWS, st.integers(-5, 60), st.integers(1, 30))
@@ -62,8 +62,8 @@ def test_a_window_keeps_its_part_of_the_self_times(rows: list[HostEvent], first:
     found = operators(trace, Window(start_ns=first, end_ns=first + length, label="w"))
     assert found is not None and found.span_ns == length
     by_name, _ = counted(trace, first, first + length)
-    assert sum(own for *_, own in found.rows) == sum(by_name.values()) == found.busy_ns
-    assert {name: own for name, _, own in found.rows if own} == dict(by_name)
+    assert sum(row.self_ns for row in found.rows) == sum(by_name.values()) == found.busy_ns
+    assert {row.operator: row.self_ns for row in found.rows if row.self_ns} == dict(by_name)
 
 
 def test_nested_operators_by_hand() -> None:
@@ -75,7 +75,7 @@ def test_nested_operators_by_hand() -> None:
     ]
     found = operators(trace_of(ops=rows))
     assert found is not None
-    assert [(name, own, calls.sum_ns) for name, calls, own in found.rows] == [
+    assert [(row.operator, row.self_ns, row.sum_ns) for row in found.rows] == [
         ("outer", 75, 100), ("inner", 25, 25), ("other", 4, 4),
     ]  # fmt: skip
     assert [*found.threads] == [("1/1", 3, 100), ("1/2", 1, 4)]

@@ -699,8 +699,12 @@ def activity(view: DeviceView) -> Activity:
     )
     of_streams = []
     for number, own in sorted(streams.items()):
-        counts = {"stream": number, "events": own.n, "busy_ns": own.total_ns, "sum_ns": own.sum_ns}
-        overlap = {"overlap_ns": own.sum_ns - own.total_ns, "overlap_pairs": own.pairs, "longest_overlap_ns": own.longest_ns}
+        counts: dict[str, Any] = {"stream": number, "events": own.n, "busy_ns": own.total_ns, "sum_ns": own.sum_ns}
+        overlap: dict[str, Any] = {
+            "overlap_ns": own.sum_ns - own.total_ns,
+            "overlap_pairs": own.pairs,
+            "longest_overlap_ns": own.longest_ns,
+        }
         of_streams.append(StreamRow(**view.where, **counts, **overlap))
     overhead = _overhead(view) if owned[PROFILER_OVERHEAD] else {}
     return Activity(device, of_kinds, tuple(of_streams), idle, overhead, late_delay_ns)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated as A
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,8 +129,8 @@ def launch(view: DeviceView, is_graph: NDArray[np.bool_] | None = None) -> Launc
             delays = first or rest
             assert delays is not None
             events = sum(each.start_to_start.n for each in (first, rest) if each is not None)
-            of_host = {"host_sum_ns": host.sum_ns, "host_p50_ns": host.p50_ns, "host_max_ns": host.max_ns}
-            delay = {"delay_p50_ns": delays.start_to_start.p50_ns, "delay_max_ns": delays.start_to_start.max_ns}
+            of_host: dict[str, Any] = {"host_sum_ns": host.sum_ns, "host_p50_ns": host.p50_ns, "host_max_ns": host.max_ns}
+            delay: dict[str, Any] = {"delay_p50_ns": delays.start_to_start.p50_ns, "delay_max_ns": delays.start_to_start.max_ns}
             name = calls.hosts.names[number]
             found.append(LaunchRow(**view.where, call=name, calls=host.n, events=events, **of_host, **delay))
     return Launch(

@@ -6,6 +6,8 @@ import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Annotated as A
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -23,6 +25,8 @@ from strobe.perf.analysis.device.intervals import (
     overlaps,
     union,
 )
+from strobe.perf.table.model import Code, Count, ExactTime, bytes_cell
+from strobe.perf.table.rows import TimedRow, col, part_of, term
 from strobe.perf.trace.events import DEVICE_KINDS, Collective, CollectiveKind, Trace
 
 # Communication of each device: its time by kind of collective, and the part that no computation hides.
@@ -43,6 +47,22 @@ def message_bytes(kind: CollectiveKind) -> int | None:
     return None if size is None or elements < 0 else size * elements
 
 
+megabytes: Final = partial(bytes_cell, unit="MB", digits=3)
+_NOT_RECORDED: Final = "not recorded"
+
+
+class CollectiveRow(TimedRow, frozen=True, kw_only=True):
+    """Collectives of one kind on one device."""
+
+    device: A[int, col("number of the device in the trace")]
+    collective: A[str, col("name of the collective, e.g. `allreduce`", "collective", Code)]
+    group: A[str, col("name of the process group", "group", Code, where="group", missing=_NOT_RECORDED)]
+    ranks: A[int, col("ranks in the group; 0: not recorded", "ranks", Count, where="ranks", missing=_NOT_RECORDED)]
+    message_bytes: A[int | None, col("larger of input and output; null: not known", "message", megabytes, missing=_NOT_RECORDED)]
+    dtype: A[str, col("dtype of the elements")]
+    exposed_ns: A[int, term("time in which one of them ran, and no kernel and no memset", "exposed", ExactTime)]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Communication:
     """The communication of one device of one trace.
@@ -56,8 +76,7 @@ class Communication:
         sum_ns: sum of their durations.
         union_ns: time in which at least one of them ran.
         exposed_ns: the part of it in which neither a kernel nor a memset ran.
-        kinds: of each kind the durations, waiting included, and the time in which one of them ran and neither a kernel nor a
-            memset did; by descending exposed time.
+        kinds: those of each kind, waiting included, by descending exposed time.
     """
 
     trace: int
@@ -68,7 +87,7 @@ class Communication:
     sum_ns: int
     union_ns: int
     exposed_ns: int
-    kinds: Mapping[CollectiveKind, tuple[Distribution, int]]
+    kinds: tuple[CollectiveRow, ...]
 
 
 class Member(NamedTuple):
@@ -104,7 +123,7 @@ def members(traces: Sequence[Trace], windows: Sequence[Window | None]) -> Iterat
                 start, end = np.maximum(start, window.start_ns), np.minimum(end, window.end_ns)
             begin, stop = (work.start[0], work.end.max()) if window is None else (window.start_ns, window.end_ns)
             member = _member(trace, told, comm.position, start, end)
-            yield _account(member, _computing(trace, work, window), (number, device, int(stop - begin))), member
+            yield _account(member, _computing(trace, work, window), (number, trace.label, device), int(stop - begin)), member
 
 
 def _computing(trace: Trace, work: EventView, window: Window | None) -> Iterator[Intervals]:
@@ -132,7 +151,9 @@ def _member(trace: Trace, told: Mapping[int, Collective], position: Ints, start:
     return Member(tuple(kinds), *columns, start + trace.base_ns, end + trace.base_ns, whole)
 
 
-def _account(member: Member, compute: Iterator[Intervals], where: tuple[int, int, int]) -> Communication:
+def _account(member: Member, compute: Iterator[Intervals], where: tuple[int, str, int], span_ns: int) -> Communication:
+    trace, label, device = where
+    labels = {"trace": label, "device": device}
     order = np.argsort(member.kind, kind="stable")
     of_kind = np.split(order, np.flatnonzero(np.diff(member.kind[order])) + 1)
     everything, *unions = (union(member.start[own], member.end[own]) for own in (np.arange(len(order)), *of_kind))
@@ -141,8 +162,9 @@ def _account(member: Member, compute: Iterator[Intervals], where: tuple[int, int
     for kind, own, exposed_ns in zip(member.kinds, of_kind, exposed_of, strict=True):
         duration = distribution(member.end[own] - member.start[own])
         assert duration is not None
-        kinds.append((kind, (duration, exposed_ns)))
-    trace, device, span_ns = where
+        told = {"collective": kind.name, "ranks": len(kind.ranks), "message_bytes": message_bytes(kind), "dtype": kind.dtype}
+        times = part_of(CollectiveRow, duration, kind, **labels, **told, calls=duration.n, exposed_ns=exposed_ns)
+        kinds.append((-exposed_ns, -duration.sum_ns, kind, times))
     return Communication(
         trace=trace,
         device=device,
@@ -152,7 +174,7 @@ def _account(member: Member, compute: Iterator[Intervals], where: tuple[int, int
         sum_ns=int((member.end - member.start).sum()),
         union_ns=everything.length_ns,
         exposed_ns=exposed,
-        kinds=dict(sorted(kinds, key=lambda row: (-row[1][1], -row[1][0].sum_ns, row[0]))),
+        kinds=tuple(times for *_, times in sorted(kinds, key=lambda one: one[:3])),
     )
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from typing import Annotated as A
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from strobe.perf.analysis.critical_path import CriticalPathRow, PathPartRow, WhatIfRow
 from strobe.perf.analysis.device.activity import DeviceRow, KindRow, StreamRow
 from strobe.perf.analysis.device.launch import GapsRow, LaunchRow, QueueRow
+from strobe.perf.analysis.operators import OperatorCallerRow, OperatorKernelRow, OperatorRateRow, OperatorRow, OperatorTimeRow
+from strobe.perf.analysis.structure.collectives import CollectiveRow
 from strobe.perf.analysis.structure.memory import MemoryRow
 from strobe.perf.analysis.structure.ranges import RangeRow
-from strobe.perf.analysis.structure.steps import LayerRow, NoSteps, TraceStepRow
-from strobe.perf.report.blocks.kernels import KernelNameRow, KernelRow
-from strobe.perf.report.documents.runs import Document, table_kinds
+from strobe.perf.analysis.structure.steps import LayerRow, NoSteps, Steps, TraceStepRow
+from strobe.perf.report.blocks.kernels import KernelNameRow, KernelRow, kernel_row, name_rows
+from strobe.perf.report.documents.runs import Document
 from strobe.perf.report.study import TraceStudy
 from strobe.perf.report.trace_page import tables
 from strobe.perf.table.rows import col
@@ -46,12 +48,12 @@ class TraceDocument(Document, frozen=True, kw_only=True):
     layers: A[tuple[LayerRow, ...], col("device time by layer, the kind with the most time first")]
     sections: A[tuple[tables.SectionRow, ...], col("sections that were requested")]
     gaps: A[tuple[GapsRow, ...], col("gaps between kernels, by the kernels before and after")]
-    collectives: A[tuple[tables.CollectiveRow, ...], col("communication by kind of collective")]
-    operators: A[tuple[tables.OperatorRow, ...], col("host time by operator, without device events")]
-    operator_times: A[tuple[tables.OperatorTimeRow, ...], col("device time by operator, inputs and phase; empty without details")]
-    operator_kernels: A[tuple[tables.OperatorKernelRow, ...], col("kernels of `operator_times`")]
-    operator_callers: A[tuple[tables.OperatorCallerRow, ...], col("callers of `operator_times`")]
-    operator_rates: A[tuple[tables.OperatorRateRow, ...], col("rates of the operators, against the device's peaks")]
+    collectives: A[tuple[CollectiveRow, ...], col("communication by kind of collective")]
+    operators: A[tuple[OperatorRow, ...], col("host time by operator, without device events")]
+    operator_times: A[tuple[OperatorTimeRow, ...], col("device time by operator, inputs and phase; empty without details")]
+    operator_kernels: A[tuple[OperatorKernelRow, ...], col("kernels of `operator_times`")]
+    operator_callers: A[tuple[OperatorCallerRow, ...], col("callers of `operator_times`")]
+    operator_rates: A[tuple[OperatorRateRow, ...], col("rates of the operators, against the device's peaks")]
     critical_paths: A[tuple[CriticalPathRow, ...], col("critical path of each trace; empty without details")]
     critical_path_parts: A[tuple[PathPartRow, ...], col("parts of each critical path")]
     what_if: A[tuple[WhatIfRow, ...], col("duration of each trace without some of its work")]
@@ -74,13 +76,38 @@ def trace_document(study: TraceStudy) -> TraceDocument:
         DataError: a trace whose times cannot be.
         ConfigError: a section or step that is not defined as one.
     """
-    kinds = {name: kind for name, kind in table_kinds(TraceDocument).items() if kind is not tables.SectionRow}
-    rows: dict[str, Any] = {name: tuple(tables.rows(study, kind)) for name, kind in kinds.items()}
-    rows["sections"] = tuple(tables.section_rows(study))
-    no_steps = (
-        f"{one.trace}, device {one.device}: {one.steps.reason}"
-        for one in tables.seen_devices(study)
-        if isinstance(one.steps, NoSteps)
+    traces, devices = tables.seen(study), tables.seen_devices(study)
+    steps = [one.steps for one in devices]
+    timed = [one.times for one in devices if one.times]
+    paths = [path for found in traces for path in found.known_path]
+    no_steps = (f"{one.trace}, device {one.device}: {one.steps.reason}" for one in devices if isinstance(one.steps, NoSteps))
+    metadata = {found.trace: dict(found.read.metadata) for found in traces}
+    return TraceDocument(
+        files=tuple(found.file for found in traces),
+        devices=tuple(one.done for one in devices),
+        kinds=tuple(row for one in devices for row in one.account.kinds),
+        streams=tuple(row for one in devices for row in one.account.streams),
+        idle=tuple(row for one in devices for row in one.idle),
+        kernels=tuple(kernel_row(row, one) for one in devices for row in one.hot),
+        kernel_names=tuple(name for one in devices for row in one.hot for name in name_rows(row, one)),
+        launches=tuple(row for one in devices for row in one.launches.calls),
+        steps=tuple(row for found in steps if isinstance(found, Steps) for row in found.steps),
+        ranges=tuple(row for one in devices for row in one.ranges.rows),
+        layers=tuple(row for one in devices for group in one.layers for row in group.layers),
+        sections=tuple(row for found in traces for row in found.sections),
+        gaps=tuple(row for one in devices for row in one.gaps.rows),
+        collectives=tuple(row for found in traces for own in found.communication for row in own.kinds),
+        operators=tuple(row for found in traces if found.host for row in found.host.rows),
+        operator_times=tuple(row for times in timed for row in times.rows),
+        operator_kernels=tuple(row for times in timed for own in times.kernels for row in own),
+        operator_callers=tuple(row for times in timed for own in times.callers for row in own),
+        operator_rates=tuple(row for one in devices for row, _ in one.rates),
+        critical_paths=tuple(path for path, _, _ in paths),
+        critical_path_parts=tuple(part for _, parts, _ in paths for part in parts),
+        what_if=tuple(one for *_, found in paths for one in found),
+        queues=tuple(queue.row for one in devices for queue in one.queues),
+        memory=tuple(row for found in traces for row, _ in found.memory),
+        skipped=study.skipped,
+        no_steps=tuple(no_steps),
+        metadata=metadata,
     )
-    metadata = {found.trace: dict(found.read.metadata) for found in tables.seen(study)}
-    return TraceDocument(skipped=study.skipped, no_steps=tuple(no_steps), metadata=metadata, **rows)

@@ -176,7 +176,7 @@ def _sentences(study: TraceStudy, one: tables.DeviceFindings, devices: int) -> I
     yield from _steps(one)
     yield from filter(None, (one.of.replays,))
     yield from _layers(one)
-    first = next(tables.rows(study, WhatIfRow), None)
+    first = next((one for of in tables.seen(study) for *_, found in of.known_path for one in found), None)
     if first is not None and first.ratio is not None:
         where = f"{first.trace}: " if len(study.labels) > 1 else ""
         times = f"{_ms(first.duration_ns + first.saved_ns)} -> {_ms(first.duration_ns)} ms"
@@ -427,7 +427,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def _files(study: TraceStudy) -> Table:
-    rows = [*tables.rows(study, tables.TraceFile)]
+    rows = [of.file for of in tables.seen(study)]
     return table_of("Files that were read.", columns(tables.TraceFile), rows, collapsed=len(rows) > 8)
 
 
@@ -452,7 +452,7 @@ def _devices(study: TraceStudy) -> Table | None:
         Field("top kernel", lambda row: tops[row.trace, row.device][0], hint="the group with the largest exclusive time"),
         numeric("its share", lambda row: tops[row.trace, row.device][1], "of the busy time"),
     )
-    devices = [*tables.rows(study, DeviceRow)]
+    devices = [one.done for one in tables.seen_devices(study)]
     return table_of("Each device in one line.", fields, devices) if devices else None
 
 

@@ -172,7 +172,7 @@ def _devices(study: TraceStudy) -> Table:
     notes = ["Sums of durations are not additive where events overlap; busy and idle are."]
     cut = [(one.name, num) for one in seen if (num := one.view.num_cut)]
     notes += [f"{name}: events cut by the edges of the window: {n}. Only their part inside counts." for name, n in cut]
-    return table_of(f"Devices, {during(seen[0].view)}.", shown, [*tables.rows(study, DeviceRow)], notes=notes)
+    return table_of(f"Devices, {during(seen[0].view)}.", shown, [one.done for one in seen], notes=notes)
 
 
 def _causes(study: TraceStudy) -> Table:
@@ -180,7 +180,7 @@ def _causes(study: TraceStudy) -> Table:
     fields, rows = (*tables.on_devices(study, tables.IdleRow), meaning), list[tables.IdleRow]()
     for one in tables.seen_devices(study):
         whole = part_of(tables.IdleRow, one, cause="all", idle_ns=one.done.idle_ns)
-        rows += [*(row for row in tables.IdleRow.of(one) if row.idle_ns), whole]
+        rows += [*(row for row in one.idle if row.idle_ns), whole]
     notes = ("Each gap is split by the device event that ends it; a cause without time is left out.",)
     shown = rows_of(fields, rows, strong=lambda row: row.cause not in CAUSES)
     return Table("Idle time by what the device waited for (exclusive: adds up to idle).", heads(fields), shown, notes)
@@ -207,9 +207,11 @@ def _overhead_hint(name: str) -> str:
 
 
 def _kinds(study: TraceStudy) -> Table:
-    priority = " over ".join(tables.seen_devices(study)[0].view.priority)
+    seen = tables.seen_devices(study)
+    priority = " over ".join(seen[0].view.priority)
+    rows = [row for one in seen for row in one.account.kinds]
     notes = (f"Where kinds overlap, exclusive time goes to {priority}. Union and sum are inclusive and do not add up over rows.",)
-    return table_of("Busy time by kind of work.", tables.on_devices(study, KindRow), [*tables.rows(study, KindRow)], notes=notes)
+    return table_of("Busy time by kind of work.", tables.on_devices(study, KindRow), rows, notes=notes)
 
 
 def _streams(study: TraceStudy) -> Table:
@@ -217,7 +219,7 @@ def _streams(study: TraceStudy) -> Table:
         "Busy times of streams are inclusive: they do not add up to the device's. Events of one stream overlap under "
         "programmatic dependent launch and in branches of a graph; then even the sum over one stream exceeds its busy time.",
     )
-    rows = [*tables.rows(study, StreamRow)]
+    rows = [row for one in tables.seen_devices(study) for row in one.account.streams]
     return table_of("Streams.", tables.on_devices(study, StreamRow), rows, notes=notes, collapsed=len(rows) > 4)
 
 

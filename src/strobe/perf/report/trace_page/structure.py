@@ -15,18 +15,22 @@ from strobe.core.spans import FRAME_BLOCK
 from strobe.perf.analysis.device.intervals import Distribution, Window, distribution
 from strobe.perf.analysis.device.kernels import MANGLED
 from strobe.perf.analysis.operators import (
+    OperatorRateRow,
+    OperatorRow,
     Operators,
-    OperatorTime,
+    OperatorTimeRow,
     OperatorTimes,
     host_ranges,
 )
 from strobe.perf.analysis.runs.breakdown import breakdown
 from strobe.perf.analysis.structure.collectives import (
+    CollectiveRow,
     CollectiveSkew,
     Communication,
     MemberTime,
     SkewKind,
     collective_skew,
+    megabytes,
     message_bytes,
 )
 from strobe.perf.analysis.structure.ranges import COMMUNICATION, CallNode, Kind, RangeRow, Ranges, call_trees
@@ -84,7 +88,7 @@ from strobe.perf.table.model import (
     exact_ms,
     time_text,
 )
-from strobe.perf.table.rows import columns
+from strobe.perf.table.rows import FIGURES, columns
 from strobe.perf.trace import Trace, read_trace
 
 # Steps: their lengths on the device, the steady ones, and the evidence that they are steps.
@@ -468,10 +472,9 @@ def operators_section(study: TraceStudy) -> Section | None:
         if found is None:
             blocks.append(Paragraph(f"{label}: no device events and no operators."))
             continue
-        own = [*tables.OperatorRow.of(of)]
-        fields = columns(tables.OperatorRow, "operator", "calls", "self_ns", "sum_ns", *tables.FIGURES, of=found)
+        fields = columns(OperatorRow, "operator", "calls", "self_ns", "sum_ns", *FIGURES, of=found)
         blocks.append(_threads(found, label))
-        blocks.append(table_of(f"{label}: operators by self time.", fields, own, top=study.options.top, sortable=True))
+        blocks.append(table_of(f"{label}: operators by self time.", fields, found.rows, top=study.options.top, sortable=True))
         blocks += _ranges(of.read, of.window, label, study.options.top)
     if not blocks:
         return None
@@ -529,29 +532,31 @@ def operator_times_section(study: TraceStudy) -> Section | None:
 
 
 def _operator_times_table(one: tables.DeviceFindings, times: OperatorTimes, top: int) -> Table:
-    fields: tuple[Field[tables.OperatorTimeRow], ...] = (
-        *columns(tables.OperatorTimeRow, of=times),
+    fields: tuple[Field[OperatorTimeRow], ...] = (
+        *columns(OperatorTimeRow, of=times),
         time(
             "one call", lambda row: row.sum_ns / row.calls if row.calls else None, "µs", "sum of the durations / calls",
             missing=lambda row: row.source,
         ),
-        Field("kernels", lambda row: _kernels(times.rows[row.place]), Code, hint="with their part of the exclusive time"),
+        Field("kernels", lambda row: _kernels(row, times), Code, hint="with their part of the exclusive time"),
         Field(
-            "called by", lambda row: _callers(times.rows[row.place]), Code, hint="the operator around it, and the range or module"
+            "called by", lambda row: _callers(row, times), Code, hint="the operator around it, and the range or module"
         ),
     )  # fmt: skip
     attributed = f"{_percent(times.attributed_ns, times.busy_ns)} of {times.busy_ns / 1e6:.6f} ms"
     caption = f"{one.name}, {during(one.view)}: operators launched {attributed}."
-    return table_of(caption, fields, [*tables.OperatorTimeRow.of(one)], top=top, sortable=True)
+    return table_of(caption, fields, times.rows, top=top, sortable=True)
 
 
-def _kernels(row: OperatorTime) -> str:
-    shown = [one for one in row.kernels if one.exclusive_ns] or row.kernels
+def _kernels(row: OperatorTimeRow, times: OperatorTimes) -> str:
+    kernels = times.kernels[row.place]
+    shown = [one for one in kernels if one.exclusive_ns] or kernels
     return _listed([(one.kernel, one.exclusive_ns) for one in shown], row.exclusive_ns)
 
 
-def _callers(row: OperatorTime) -> str:
-    named = [(" in ".join(filter(None, (one.operator, one.scope))), one.exclusive_ns) for one in row.callers]
+def _callers(row: OperatorTimeRow, times: OperatorTimes) -> str:
+    callers = times.callers[row.place]
+    named = [(" in ".join(filter(None, (one.caller, one.scope))), one.exclusive_ns) for one in callers]
     return _listed([(name, ns) for name, ns in named if name], row.exclusive_ns)
 
 
@@ -591,17 +596,17 @@ def roofline_section(study: TraceStudy) -> Section | None:
 
 
 def _roofline_table(one: tables.DeviceFindings, busy_ns: int, top: int) -> Table:
-    found = {rate.place: rate.found for rate in one.rates}
-    of_busy: Field[tables.OperatorRateRow] = numeric(
+    found = {row.place: rate for row, rate in one.rates}
+    of_busy: Field[OperatorRateRow] = numeric(
         "of busy", lambda row: row.exclusive_ns, "exclusive time / busy time", show=share_of(busy_ns), total=sum
     )
     fields = (
-        *columns(tables.OperatorRateRow, "operator", "input_sizes", "dtype", "calls", "sum_ns"),
+        *columns(OperatorRateRow, "operator", "input_sizes", "dtype", "calls", "sum_ns"),
         of_busy,
-        *columns(tables.OperatorRateRow, "call_ns", "call_flops"),
+        *columns(OperatorRateRow, "call_ns", "call_flops"),
         *rate_fields(one.peaks, lambda row: found[row.place]),
     )
-    known = [row for row in tables.OperatorRateRow.of(one) if found[row.place] is not None]
+    known = [row for row, rate in one.rates if rate is not None]
     covered_ns = sum(row.exclusive_ns for row in known)
     covered = f"{covered_ns / busy_ns:.1%}".replace("%", " %") if busy_ns else "nothing"
     caption = f"{one.name}, {during(one.view)}: the cost is known of operators that own {covered} of the busy time."
@@ -612,19 +617,16 @@ def _roofline_table(one: tables.DeviceFindings, busy_ns: int, top: int) -> Table
 def _roofline_notes(one: tables.DeviceFindings) -> Iterator[str]:
     """Yield reasons for missing costs, impossible rates, and a remark on dtypes."""
     reasons: dict[str, dict[str, None]] = defaultdict(dict)
-    for rate in one.rates:
-        if isinstance(rate.cost, str):
-            reasons[rate.cost][rate.row.operator] = None
+    for row, _ in one.rates:
+        if row.unknown:
+            reasons[row.unknown][row.operator] = None
     for reason, names in reasons.items():
         yield f"Not counted, {first_of([*names], _MOST_REASONS)}: {reason}."
-    costed = [(rate, rate.cost, rate.found) for rate in one.rates if rate.found is not None]
-    if one.peaks is not None and any(
-        not isinstance(cost, str) and cost[1] == "float32" and cost[0].flops for _, cost, _ in costed
-    ):
+    if one.peaks is not None and any(row.dtype == "float32" and row.call_flops for row, _ in one.rates):
         yield "float32 is held against the peak without tensor cores; whether TF32 ran instead is not in the trace."
-    for rate, cost, found in costed:
-        if found is not None and found.anomaly and not isinstance(cost, str) and cost[1] != "float32":
-            yield f"ANOMALY, {rate.row.operator}: {found.anomaly}."
+    for row, found in one.rates:
+        if found is not None and found.anomaly and row.dtype != "float32":
+            yield f"ANOMALY, {row.operator}: {found.anomaly}."
 
 
 # Kernels of every device.
@@ -692,11 +694,17 @@ def _devices(found: Sequence[tuple[str, Communication]]) -> Table:
     return table_of("Communication of each device.", fields, found)
 
 
+def _collectives(study: TraceStudy) -> list[CollectiveRow]:
+    return sorted(
+        (row for of in tables.seen(study) for own in of.communication for row in own.kinds), key=lambda row: -row.exposed_ns
+    )
+
+
 def _kinds(study: TraceStudy) -> Table:
-    told, top = sorted(tables.rows(study, tables.CollectiveRow), key=lambda row: -row.exposed_ns), study.options.top
+    told, top = _collectives(study), study.options.top
     fields = tables.on_devices(
         study,
-        tables.CollectiveRow,
+        CollectiveRow,
         "collective",
         "group",
         "ranks",
@@ -704,7 +712,7 @@ def _kinds(study: TraceStudy) -> Table:
         "calls",
         "exposed_ns",
         "sum_ns",
-        *tables.FIGURES,
+        *FIGURES,
     )
     notes = ["Durations hold the wait for the last rank. Exposed times add up only where collectives do not overlap."]
     cut = sum(own.num_cut for of in tables.seen(study) for own in of.communication)
@@ -781,7 +789,7 @@ def _meeting_kinds(together: CollectiveSkew, top: int) -> Table:
         Field("collective", lambda one: one.kind.name, Code),
         Field("group", lambda one: one.kind.group or None, Code, missing=none),
         count("ranks", lambda one: len(one.kind.ranks) or None, missing=none),
-        numeric("message", lambda one: message_bytes(one.kind), message, show=tables.megabytes, missing=none),
+        numeric("message", lambda one: message_bytes(one.kind), message, show=megabytes, missing=none),
         count("n", lambda one: one.skew.n),
         exact_time("skew", lambda one: one.skew.sum_ns, "from the first start to the last, added up"),
         time("skew p50", lambda one: one.skew.p50_ns, "µs"),
