@@ -23,7 +23,8 @@ PLACES = {
     r"[\"']Against the device's peaks[\"']": "perf/report/blocks/kernels.py",
     r"\bWhiskers\(references,": "perf/report/run_page.py",
     r"\{len\(\w+\) - top\} more": "perf/table/fields.py",
-    r"\bSection\(\"kernels\"|normalised name of the group": "perf/report/blocks/kernels.py",
+    r"\bSection\(\"kernels\"": "perf/report/blocks/kernels.py",
+    r"normalised name of the group": "perf/analysis/device/kernels.py",
     r"\bregion_kernels\((?!partition)": "perf/report/blocks/kernels.py",
 }
 """What is written once, as a pattern, and the file that it is written in."""

@@ -57,11 +57,11 @@ def test_busy_and_idle(both: tuple[Trace, Raw]) -> None:
 def test_kernels(both: tuple[Trace, Raw]) -> None:
     trace, raw = both
     (view,) = device_views(trace)
-    table = kernel_table(view)
+    table = [row for row, _ in kernel_table(view)]
     expected: dict[str, list[int]] = defaultdict(list)
     for event, start, end in raw.device:
         expected[kernel_name(event["name"]).group].append(end - start)
-    assert {row.group: (row.calls.n, row.calls.sum_ns, row.calls.min_ns, row.calls.max_ns) for row in table} == {
+    assert {row.kernel: (row.calls, row.sum_ns, row.min_ns, row.max_ns) for row in table} == {
         group: (len(each), sum(each), min(each), max(each)) for group, each in expected.items()
     }
     assert sum(row.exclusive_ns for row in table) == oracle.union([(s, e) for _, s, e in raw.device])

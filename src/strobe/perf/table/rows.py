@@ -31,7 +31,7 @@ class OnDevice(DocumentPart, frozen=True, kw_only=True):
 PartT = TypeVar("PartT", bound=DocumentPart)
 
 
-def part_of(kind: type[PartT], *sources: object, **given: object) -> PartT:
+def part_of(kind: type[PartT], /, *sources: object, **given: object) -> PartT:
     """Build a part: a field that is not given is the attribute of the same name of the first source that has one.
 
     Fractions become exact text: `12345/7`.

@@ -184,7 +184,8 @@ def test_the_strip_says_what_each_bin_held(traces: list[Trace], num_bins: int) -
 @given(trace=_traces(), window=_WINDOWS, by=st.sampled_from(["name", "shape"]))
 def test_the_kernel_table(trace: Trace, window: Window | None, by: str) -> None:
     for view in device_views(trace, window):
-        found, asked = kernel_table(view, by), _Moments(view)
+        table, asked = kernel_table(view, by), _Moments(view)
+        found = [row for row, _ in table]
         calls: dict[tuple[str, ...], list[tuple[DeviceEvent, int]]] = defaultdict(list)
         exclusive: Counter[tuple[str, ...]] = Counter()
 
@@ -196,23 +197,23 @@ def test_the_kernel_table(trace: Trace, window: Window | None, by: str) -> None:
         for moment in range(asked.begin, asked.stop):
             owner = asked.owner[moment]
             exclusive.update([key(owner)] if owner else [])
-        assert sorted((row.group, row.shape, row.kind) for row in found) == sorted(calls)
+        assert sorted((row.kernel, row.shape, row.kind) for row in found) == sorted(calls)
         assert sum(row.exclusive_ns for row in found) == exclusive.total()
         assert [row.exclusive_ns for row in found] == sorted((row.exclusive_ns for row in found), reverse=True)
-        for row in found:
-            mine = calls[row.group, row.shape, row.kind]
+        for row, names in table:
+            mine = calls[row.kernel, row.shape, row.kind]
             times = sorted(shared for _, shared in mine)
-            assert (row.calls.n, row.calls.sum_ns, row.exclusive_ns) == (
+            assert (row.calls, row.sum_ns, row.exclusive_ns) == (
                 len(times),
                 sum(times),
-                exclusive[row.group, row.shape, row.kind],
+                exclusive[row.kernel, row.shape, row.kind],
             )
-            assert (row.calls.min_ns, row.calls.p50_ns, row.calls.max_ns) == (times[0], times[(len(times) - 1) // 2], times[-1])
-            assert row.num_unlinked == sum(event.host is None for event, _ in mine)
+            assert (row.min_ns, row.p50_ns, row.max_ns) == (times[0], times[(len(times) - 1) // 2], times[-1])
+            assert row.unlinked_calls == sum(event.host is None for event, _ in mine)
             members: dict[str, list[int]] = defaultdict(list)
             for event, shared in mine:
                 members[event.name].append(shared)
-            assert {m.name: (m.n, m.sum_ns) for m in row.members} == {n: (len(t), sum(t)) for n, t in members.items()}
+            assert {each.name: (each.calls, each.sum_ns) for each in names} == {n: (len(t), sum(t)) for n, t in members.items()}
 
 
 @given(trace=_traces(), window=_WINDOWS)

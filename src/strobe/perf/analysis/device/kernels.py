@@ -5,14 +5,18 @@ from __future__ import annotations
 import ctypes
 import functools
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
-from typing import Final, Literal, NamedTuple
+from typing import Annotated as A
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from strobe.perf.analysis.device.activity import BUSY, DeviceView, EventView
 from strobe.perf.analysis.device.intervals import Distribution, Ints, grouped
+from strobe.perf.table.fields import count_cell, exact_cell
+from strobe.perf.table.model import Code, Count, ExactTime
+from strobe.perf.table.rows import OnDevice, col, part_of, term
 from strobe.perf.trace.columns import different
 from strobe.perf.trace.events import DEVICE_KINDS
 
@@ -220,40 +224,57 @@ def kernel_kind(raw: str) -> KernelKind:
 # of durations do not wherever events overlap.
 
 
-class KernelMember(NamedTuple):
-    """One full (demangled) name of a group."""
-
-    name: str
-    n: int
-    sum_ns: int
+_NO_SHAPE: Final = "the trace gives none"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KernelTableRow:
-    """All calls of one group; what its source does not tell is empty or None.
-
-    Args:
-        group: normalised name of the kernel or operator.
-        calls: their durations; an operator's includes the operators it calls.
-        exclusive_ns: time no other row counts: owned on the device's timeline, an operator's self time on a CPU.
-        region: the innermost span that they are in.
-        shape: input sizes, or grid and block, that all of its calls were launched with; empty unless grouped by shape.
-        kind: one of `DEVICE_KINDS`.
-        num_unlinked: calls whose launch is not known.
-        members: the names that were grouped, those that took most first.
-    """
-
-    group: str
-    calls: Distribution
-    exclusive_ns: int | None = None
-    region: str = ""
-    shape: str = ""
-    kind: str = ""
-    num_unlinked: int | None = None
-    members: tuple[KernelMember, ...] = ()
+def _of_calls(row: KernelRow) -> str:
+    return f"max of {row.calls}"
 
 
-def kernel_table(view: DeviceView, by: Literal["name", "shape"] = "name") -> tuple[KernelTableRow, ...]:
+def _first(groups: Iterable[str]) -> str:
+    return next(iter(groups))
+
+
+class KernelRow(OnDevice, frozen=True, kw_only=True):
+    """Calls of one kernel on one device; exclusive times add up to the busy time of the device."""
+
+    kernel: A[str, col("normalised name of the group", "kernel", Code)]
+    shape: A[str, col("input sizes, or grid and block; empty: by name", "shape", Code, where="shape", missing=_NO_SHAPE)]
+    kind: A[str, col("`kernel`, `comm` (communication), `memset` or `memcpy`", "kind")]
+    calls: A[int, col("number of calls", "calls", Count, total=sum)]
+    exclusive_ns: A[
+        int, term("time no other row counts; adds up to busy", "exclusive", ExactTime, total=sum, of={"of busy": "busy_ns"})
+    ]
+    sum_ns: A[int, col("sum of the durations, not additive where calls overlap", "sum", ExactTime, total=sum)]
+    min_ns: A[int, col("duration of the shortest call", "min", exact_cell)]
+    p50_ns: A[int, col("median duration of a call", "p50", exact_cell)]
+    mean_ns: A[float, col("mean duration of a call", "mean", exact_cell)]
+    p99_ns: A[int | None, col("99th percentile; null below 459 calls", "p99", exact_cell, missing=_of_calls)]
+    max_ns: A[int, col("duration of the longest call", "max", exact_cell)]
+    unlinked_calls: A[int, term("calls whose launch call is not in the trace", "unlinked", count_cell, total=sum)]
+
+
+class KernelNameRow(OnDevice, frozen=True, kw_only=True):
+    """One full kernel name behind a row of `kernels`."""
+
+    kernel: A[str, col("normalised name of the kernel, as in `kernels`", "kernel", Code, total=_first)]
+    shape: A[str, col("as in `kernels`")]
+    name: A[str, col("full name of the kernel, demangled where possible", "full name", Code)]
+    calls: A[int, col("number of calls", "calls", Count, total=sum)]
+    sum_ns: A[int, col("sum of the durations of the calls", "sum", ExactTime, total=sum)]
+
+
+def kernel_row(calls: Distribution, **told: Any) -> KernelRow:
+    """Return the row of some calls; what is not told is empty or 0."""
+    nothing = {"trace": "", "device": 0, "shape": "", "kind": "", "exclusive_ns": 0, "unlinked_calls": 0}
+    return part_of(KernelRow, calls, calls=calls.n, **{**nothing, **told})
+
+
+KernelTable: TypeAlias = tuple[tuple[KernelRow, tuple[KernelNameRow, ...]], ...]
+"""Kernels, most exclusive time first, each with its full names, those that took most first."""
+
+
+def kernel_table(view: DeviceView, by: Literal["name", "shape"] = "name") -> KernelTable:
     """Tabulate the events of one device by group, or by group and shape, most exclusive time first.
 
     Exclusive times add up to the time in which at least one event ran.
@@ -267,17 +288,21 @@ def kernel_table(view: DeviceView, by: Literal["name", "shape"] = "name") -> tup
     unlinked = np.zeros(len(keys.rows), np.int64)
     for part in view.parts():
         unlinked += np.bincount(keys.row_of(part.work)[part.work.host < 0], minlength=len(keys.rows))
-    members = keys.members(view)
     rows = [
-        KernelTableRow(
-            group=group, shape=shape, kind=kind, calls=found, exclusive_ns=own, num_unlinked=free, members=members[i]
+        (
+            kernel_row(found, **view.where, kernel=group, shape=shape, kind=kind, exclusive_ns=own, unlinked_calls=free),
+            tuple(KernelNameRow(**view.where, kernel=group, shape=shape, **name) for name in names),
         )
-        for i, ((group, shape, kind), found, own, free) in enumerate(
-            zip(keys.rows, calls, exclusive.tolist(), unlinked.tolist(), strict=True)
+        for (group, shape, kind), found, own, free, names in zip(
+            keys.rows, calls, exclusive.tolist(), unlinked.tolist(), keys.names(view), strict=True
         )
         if found is not None
-    ]  # fmt: skip
-    return tuple(sorted(rows, key=lambda row: (-(row.exclusive_ns or 0), -row.calls.sum_ns, row.group, row.shape, row.kind)))
+    ]
+    return tuple(sorted(rows, key=lambda row: _order(row[0])))
+
+
+def _order(row: KernelRow) -> tuple[int, int, str, str, str]:
+    return -row.exclusive_ns, -row.sum_ns, row.kernel, row.shape, row.kind
 
 
 class _Keys:
@@ -309,8 +334,8 @@ class _Keys:
         """Return the row of each event."""
         return self._row[np.searchsorted(self._codes, self._code(work))]
 
-    def members(self, view: DeviceView) -> list[tuple[KernelMember, ...]]:
-        """Return the names of each row, longest time first."""
+    def names(self, view: DeviceView) -> Iterator[list[dict[str, Any]]]:
+        """Yield the full names of each row with their calls and times, longest time first."""
         count, total = (np.zeros(len(self._codes), np.int64) for _ in range(2))
         for part in view.parts():
             place = np.searchsorted(self._codes, self._code(part.work))
@@ -321,7 +346,6 @@ class _Keys:
             full = kernel_name(name).full
             before = found[row].get(full, (0, 0))
             found[row][full] = (before[0] + n, before[1] + took)
-        return [
-            tuple(sorted((KernelMember(full, *sums) for full, sums in of_row.items()), key=lambda m: (-m.sum_ns, m.name)))
-            for of_row in found
-        ]
+        for of_row in found:
+            ranked = sorted(of_row.items(), key=lambda one: (-one[1][1], one[0]))
+            yield [{"name": full, "calls": n, "sum_ns": took} for full, (n, took) in ranked]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -29,7 +29,7 @@ from strobe.core.spans import (
     OUTPUT_PROJECTION,
 )
 from strobe.perf.analysis.device.intervals import distribution
-from strobe.perf.analysis.device.kernels import KernelTableRow
+from strobe.perf.analysis.device.kernels import KernelRow, kernel_row
 from strobe.perf.analysis.runs.timeline import (
     NOT_LINKED,
     OUTSIDE,
@@ -349,13 +349,10 @@ def cost_in_blocks(cost: SpanCost, settings: Variant, blocks: Sequence[int]) -> 
 # Kernel table of a run (operators on a CPU): calls by span and name, with the time they own.
 
 
-def region_kernels(partition: Partition, word: Callable[[str], str] = str) -> tuple[KernelTableRow, ...]:
+def region_kernels(partition: Partition) -> tuple[tuple[str, KernelRow], ...]:
     """Tabulate the calls of the partition's frame blocks by span and name, descending by exclusive time.
 
     Only `exclusive_ns` adds up over rows: to the busy time of the frame blocks.
-
-    Args:
-        word: what a span is called in the rows.
     """
     durations: dict[tuple[str, str], list[int]] = {}
     exclusive: dict[tuple[str, str], int] = {}
@@ -364,7 +361,7 @@ def region_kernels(partition: Partition, word: Callable[[str], str] = str) -> tu
         durations.setdefault(key, []).append(call.duration_ns)
         exclusive[key] = exclusive.get(key, 0) + call.exclusive_ns
     return tuple(
-        KernelTableRow(group=name, calls=found, exclusive_ns=exclusive[region, name], region=word(region))
+        (region, kernel_row(found, kernel=name, exclusive_ns=exclusive[region, name]))
         for region, name in sorted(durations, key=lambda key: (-exclusive[key], *key))
         if (found := distribution(np.array(durations[region, name], np.int64))) is not None
     )

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Annotated as A
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy as np
 from strobe.core.costs import Cost, DevicePeaks
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, FRAME_BLOCK, NAMES
 from strobe.perf.analysis.device.intervals import Distribution, distribution
-from strobe.perf.analysis.device.kernels import KernelTableRow
+from strobe.perf.analysis.device.kernels import KernelNameRow, KernelRow, kernel_row
 from strobe.perf.analysis.device.roofline import Roofline, roofline
 from strobe.perf.analysis.ledger.account import is_attention_kernel
 from strobe.perf.analysis.runs.breakdown import region_kernels
@@ -25,7 +24,7 @@ from strobe.perf.analysis.structure.sections import FocalKernels, Sections, skip
 from strobe.perf.records.record import SpanCost
 from strobe.perf.report.blocks.fields import line_word, spread
 from strobe.perf.report.study import Profile, RunStudy, Subject
-from strobe.perf.table.fields import Field, count, count_cell, exact_cell, exact_time, heads, numeric, rows_of, table_of, time
+from strobe.perf.table.fields import Field, count, exact_time, heads, numeric, rows_of, table_of, time
 from strobe.perf.table.model import (
     GAPS,
     Block,
@@ -47,7 +46,7 @@ from strobe.perf.table.model import (
     Timeline,
     time_text,
 )
-from strobe.perf.table.rows import OnDevice, col, columns, part_of, term
+from strobe.perf.table.rows import columns
 
 # Columns and cells of rates against the peaks of a device.
 
@@ -237,61 +236,20 @@ MAX_MEMBERS: Final = 8
 """Most full names listed for one group."""
 
 
-_NO_SHAPE: Final = "the trace gives none"
-_OPTIONAL: Final = ("shape", "kind", "exclusive_ns", "unlinked_calls")
+_OPTIONAL: Final = ("shape", "kind")
 """Columns of kernels that a table has if one of its rows does."""
 
 
-def _first(groups: Iterable[str]) -> str:
-    return next(iter(groups))
-
-
-class KernelRow(OnDevice, frozen=True, kw_only=True):
-    """Calls of one kernel on one device; exclusive times add up to the busy time of the device."""
-
-    kernel: A[str, col("normalised name of the group", "kernel", Code)]
-    shape: A[str, col("input sizes, or grid and block; empty: by name", "shape", Code, where="shape", missing=_NO_SHAPE)]
-    kind: A[str, col("`kernel`, `comm` (communication), `memset` or `memcpy`", "kind")]
-    calls: A[int, col("number of calls", "calls", Count, total=sum)]
-    exclusive_ns: A[
-        int, term("time no other row counts; adds up to busy", "exclusive", ExactTime, total=sum, of={"of busy": "busy_ns"})
-    ]
-    sum_ns: A[int, col("sum of the durations, not additive where calls overlap", "sum", ExactTime, total=sum)]
-    min_ns: A[int, col("duration of the shortest call", "min", exact_cell)]
-    p50_ns: A[int, col("median duration of a call", "p50", exact_cell)]
-    mean_ns: A[float, col("mean duration of a call", "mean", exact_cell)]
-    p99_ns: A[
-        int | None, col("99th percentile; null below 459 calls", "p99", exact_cell, missing=lambda row: f"max of {row.calls}")
-    ]
-    max_ns: A[int, col("duration of the longest call", "max", exact_cell)]
-    unlinked_calls: A[int, term("calls whose launch call is not in the trace", "unlinked", count_cell, total=sum)]
-
-
-class KernelNameRow(OnDevice, frozen=True, kw_only=True):
-    """One full kernel name behind a row of `kernels`."""
-
-    kernel: A[str, col("normalised name of the kernel, as in `kernels`", "kernel", Code, total=_first)]
-    shape: A[str, col("as in `kernels`")]
-    name: A[str, col("full name of the kernel, demangled where possible", "full name", Code)]
-    calls: A[int, col("number of calls", "calls", Count, total=sum)]
-    sum_ns: A[int, col("sum of the durations of the calls", "sum", ExactTime, total=sum)]
-
-
-def kernel_row(row: KernelTableRow, where: object) -> KernelRow:
-    """Return the row of a kernel; `where` has its trace and device."""
-    return part_of(KernelRow, row, row.calls, where, kernel=row.group, calls=row.calls.n, unlinked_calls=row.num_unlinked)
-
-
-def name_rows(row: KernelTableRow, where: object) -> Iterator[KernelNameRow]:
-    """Yield the full names of a kernel; `where` has its trace and device."""
-    for member in row.members:
-        yield part_of(KernelNameRow, member, row, where, kernel=row.group, calls=member.n)
+FOCAL: Final = ("exclusive_ns", "unlinked_calls")
+"""Columns that rows of `focal_row` do not know."""
 
 
 class Listed(NamedTuple):
-    """One row: calls of a kernel, or why there are none, and where they ran if the rows of a table differ in that."""
+    """One row: calls of a kernel, or why there are none, with its full names, and where they ran if rows differ in that."""
 
-    kernel: KernelTableRow | Missing
+    kernel: KernelRow | Missing
+    names: Sequence[KernelNameRow] = ()
+    region: str = ""
     side: str = ""
     trace: str = ""
     device: int | None = None
@@ -320,6 +278,7 @@ def kernel_tables(
     *,
     top: int | None = None,
     word: Word = "kernel",
+    hidden: Sequence[str] = (),
     notes: Iterable[str] = (),
     collapsed: bool = False,
 ) -> Iterator[Table]:
@@ -330,17 +289,18 @@ def kernel_tables(
         rows: those shown first come first.
         top: rows that are shown; the others are one row together.
         word: what a name is of.
+        hidden: names of columns that the rows do not know.
         notes: under the table.
         collapsed: the table opens on a click.
     """
     known = [row.kernel for row in rows if not isinstance(row.kernel, Missing)]
-    own = [row.exclusive_ns for row in known if row.exclusive_ns is not None]
-    whole = f", busy {sum(own) / 1e6:.6f} ms" if own else ""
-    caption = f"{opening}: {sum(row.calls.n for row in known)} calls in {len(known)} rows{whole}."
-    fields = tuple(_fields(rows, known, word, sum(own)))
+    busy_ns = sum(row.exclusive_ns for row in known)
+    whole = f", busy {busy_ns / 1e6:.6f} ms" if known and "exclusive_ns" not in hidden else ""
+    caption = f"{opening}: {sum(row.calls for row in known)} calls in {len(known)} rows{whole}."
+    empty = {*(hidden if known else FOCAL), *(name for name in _OPTIONAL if not any(getattr(row, name) for row in known))}
+    fields = tuple(_fields(rows, empty, word, busy_ns))
     yield table_of(caption, fields, rows, top=top, notes=notes, sortable=True, collapsed=collapsed)
-    shown = [row.kernel for row in rows[:top] if not isinstance(row.kernel, Missing)]
-    yield from _full_names(f"{opening}: full names of the groups above.", shown, word)
+    yield from _full_names(f"{opening}: full names of the groups above.", rows[:top], word)
 
 
 def run_kernels(study: RunStudy, calls: bool = False) -> Section:
@@ -361,9 +321,10 @@ def run_kernels(study: RunStudy, calls: bool = False) -> Section:
         tables.extend(
             kernel_tables(
                 f"{word.capitalize()}s of {subject.label}, {where}, on {found.device}",
-                [Listed(row) for row in region_kernels(found, lambda region: line_word(region, calls))],
+                [Listed(row, region=line_word(region, calls)) for region, row in region_kernels(found)],
                 top=MAX_ROWS if subject.is_reference else MAX_CANDIDATE_ROWS,
                 word=word,
+                hidden=("unlinked_calls",),
                 notes=[
                     f"Beside, thread {thread}, {' / '.join(path) or 'no section'}: {time_text(busy_ns)} ms busy, not counted."
                     for thread, path, busy_ns in found.overlap
@@ -374,9 +335,9 @@ def run_kernels(study: RunStudy, calls: bool = False) -> Section:
     return kernels_section(tables, exclusive=bool(tables), missing=missing)
 
 
-def focal_row(names: Sequence[str], calls: Distribution | Missing) -> KernelTableRow | Missing:
+def focal_row(names: Sequence[str], calls: Distribution | Missing) -> KernelRow | Missing:
     """Return the row of the kernels that a pattern found, all calls together."""
-    return calls if isinstance(calls, Missing) else KernelTableRow(group=", ".join(names), calls=calls)
+    return calls if isinstance(calls, Missing) else kernel_row(calls, kernel=", ".join(names))
 
 
 def focal_section(traces: Sequence[tuple[str, Sequence[FocalKernels]]], pattern: str) -> Section:
@@ -395,10 +356,12 @@ def focal_section(traces: Sequence[tuple[str, Sequence[FocalKernels]]], pattern:
             or [Listed(none, trace=label)]
         )
     ]
-    return kernels_section([*kernel_tables(f"Focal kernels, {pattern}, over the whole traces", rows)], exclusive=False)
+    return kernels_section(
+        [*kernel_tables(f"Focal kernels, {pattern}, over the whole traces", rows, hidden=FOCAL)], exclusive=False
+    )
 
 
-def _fields(rows: Sequence[Listed], known: Sequence[KernelTableRow], word: Word, busy_ns: int) -> Iterator[Field[Listed]]:
+def _fields(rows: Sequence[Listed], hidden: Container[str], word: Word, busy_ns: int) -> Iterator[Field[Listed]]:
     """Yield the columns that hold something: where a kernel ran, what it is, what it took, and how its launch is known."""
     if any(row.side for row in rows):
         yield Field("side", lambda row: row.side)
@@ -406,36 +369,29 @@ def _fields(rows: Sequence[Listed], known: Sequence[KernelTableRow], word: Word,
         yield Field("trace", lambda row: row.trace)
     if any(row.device is not None for row in rows):
         yield count("device", lambda row: Text("") if row.device is None else row.device)
-    if any(row.region for row in known):
-        yield Field("section", lambda row: Text("") if isinstance(row.kernel, Missing) else row.kernel.region)
+    if any(row.region for row in rows):
+        yield Field("section", lambda row: row.region)
 
     def own(row: Listed) -> KernelRow | Cell:
-        return Text("") if isinstance(row.kernel, Missing) else kernel_row(row.kernel, row)
+        return Text("") if isinstance(row.kernel, Missing) else row.kernel
 
-    all_own = [kernel_row(row, rows[0]) for row in known]
-    empty = {name for name in _OPTIONAL if not any(getattr(row, name) not in (None, "") for row in all_own)}
-    names = [name for name in KernelRow.__struct_fields__[3:] if name not in empty]
+    names = [name for name in KernelRow.__struct_fields__[3:] if name not in hidden]
     first, *others = columns(KernelRow, "kernel", *names, of=SimpleNamespace(busy_ns=busy_ns))
-    yield replace(first.of(lambda row: row.kernel if isinstance(row.kernel, Missing) else own(row)), head=word)
+    yield replace(first.of(lambda row: row.kernel), head=word)
     yield from (field.of(own) for field in others)
-    if any(row.members for row in known):
-        members: Field[KernelTableRow] = count("names", lambda row: len(row.members), "different full names in the group")
-        yield members.of(lambda row: Text("") if isinstance(row.kernel, Missing) else row.kernel)
+    if any(row.names for row in rows):
+        yield count("names", lambda row: len(row.names) or Text(""), "different full names in the group")
 
 
-def _full_names(caption: str, shown: Sequence[KernelTableRow], word: Word) -> Iterator[Table]:
+def _full_names(caption: str, shown: Sequence[Listed], word: Word) -> Iterator[Table]:
     """Yield the table of full names in the groups shown whose own name is not the full one."""
-    groups: dict[str, KernelTableRow] = {}
-    for kernel in shown:
-        if any(member.name != kernel.group for member in kernel.members):
-            groups.setdefault(kernel.group, kernel)
+    groups: dict[str, Sequence[KernelNameRow]] = {}
+    for row in shown:
+        if any(each.name != each.kernel for each in row.names):
+            groups.setdefault(row.names[0].kernel, row.names)
     first, *others = columns(KernelNameRow)
     fields = (replace(first, head=word), *others)
-    cells = [
-        cell
-        for row in groups.values()
-        for cell in rows_of(fields, [*name_rows(row, Listed(row))], top=MAX_MEMBERS, left="names", words_in=1)
-    ]
+    cells = [cell for names in groups.values() for cell in rows_of(fields, names, top=MAX_MEMBERS, left="names", words_in=1)]
     if cells:
         yield Table(caption, heads(fields), tuple(cells), collapsed=True)
 

@@ -7,13 +7,13 @@ from typing import ClassVar
 
 from strobe.perf.analysis.critical_path import CriticalPathRow, PathPartRow, WhatIfRow
 from strobe.perf.analysis.device.activity import DeviceRow, KindRow, StreamRow
+from strobe.perf.analysis.device.kernels import KernelNameRow, KernelRow
 from strobe.perf.analysis.device.launch import GapsRow, LaunchRow, QueueRow
 from strobe.perf.analysis.operators import OperatorCallerRow, OperatorKernelRow, OperatorRateRow, OperatorRow, OperatorTimeRow
 from strobe.perf.analysis.structure.collectives import CollectiveRow
 from strobe.perf.analysis.structure.memory import MemoryRow
 from strobe.perf.analysis.structure.ranges import RangeRow
 from strobe.perf.analysis.structure.steps import LayerRow, NoSteps, Steps, TraceStepRow
-from strobe.perf.report.blocks.kernels import KernelNameRow, KernelRow, kernel_row, name_rows
 from strobe.perf.report.documents.runs import Document
 from strobe.perf.report.study import TraceStudy
 from strobe.perf.report.trace_page import tables
@@ -88,8 +88,8 @@ def trace_document(study: TraceStudy) -> TraceDocument:
         kinds=tuple(row for one in devices for row in one.account.kinds),
         streams=tuple(row for one in devices for row in one.account.streams),
         idle=tuple(row for one in devices for row in one.idle),
-        kernels=tuple(kernel_row(row, one) for one in devices for row in one.hot),
-        kernel_names=tuple(name for one in devices for row in one.hot for name in name_rows(row, one)),
+        kernels=tuple(row for one in devices for row in one.hot),
+        kernel_names=tuple(name for one in devices for _, names in one.kernels for name in names),
         launches=tuple(row for one in devices for row in one.launches.calls),
         steps=tuple(row for found in steps if isinstance(found, Steps) for row in found.steps),
         ranges=tuple(row for one in devices for row in one.ranges.rows),

@@ -27,6 +27,7 @@ from strobe.perf.report.blocks.answer import (
 )
 from strobe.perf.report.blocks.fields import ends, verdict_cell
 from strobe.perf.report.blocks.kernels import (
+    FOCAL,
     Listed,
     MeasuredSections,
     Piece,
@@ -658,7 +659,7 @@ def focal_kernels(study: SpeedupStudy) -> Section:
         "(see the notes).",
         "The rank that the speedups are from is the one with the longest mean step without communication.",
     )
-    return kernels_section([*kernel_tables("Focal kernels", rows, notes=notes)], exclusive=False)
+    return kernels_section([*kernel_tables("Focal kernels", rows, hidden=FOCAL, notes=notes)], exclusive=False)
 
 
 def sections_section(study: SpeedupStudy) -> Section | None:

@@ -10,7 +10,7 @@ from strobe.core.printable import first_of
 from strobe.perf.analysis.critical_path import CriticalPath, Lag, PathPartRow, WhatIfRow
 from strobe.perf.analysis.device.activity import HOST_LATE, DeviceRow
 from strobe.perf.analysis.device.host import BETWEEN, host_work
-from strobe.perf.analysis.device.kernels import KernelKind, KernelTableRow, kernel_kind
+from strobe.perf.analysis.device.kernels import KernelKind, kernel_kind
 from strobe.perf.analysis.device.launch import integrity
 from strobe.perf.analysis.structure.captures import holds_captures
 from strobe.perf.analysis.structure.steps import Steps, TraceStepRow
@@ -160,10 +160,10 @@ def _sentences(study: TraceStudy, one: tables.DeviceFindings, devices: int) -> I
     verdict = "" if done.verdict == "busy" else f"; {done.verdict}"
     yield f"{one.name}{more}: busy for {_share(done.busy_ns, done.span_ns)} of {_ms(done.span_ns)} ms{verdict}."
     classes: Counter[str] = Counter()
-    for row in one.hot:
-        classes[_class(row)] += row.exclusive_ns or 0
+    for row, names in one.kernels:
+        classes[_KINDS.get(row.kind) or _OF_KERNELS[kernel_kind(names[0].name)]] += row.exclusive_ns
     yield f"Of the busy time: {', '.join(f'{name} {_share(ns, busy)}' for name, ns in classes.most_common())}."
-    most = [f"{shorten(row.group)} {_share(row.exclusive_ns or 0, busy)}" for row in one.hot[:_MOST]]
+    most = [f"{shorten(row.kernel)} {_share(row.exclusive_ns, busy)}" for row in one.hot[:_MOST]]
     yield f"Most time: {', '.join(most)}."
     late_on, before = host_work(one.view)
     if sum(before.values()) > _LITTLE * done.span_ns:
@@ -188,12 +188,6 @@ def _spent(by_name: Counter[str]) -> str:
     return ", ".join(
         f"{_ms(ns)} ms {name if name == BETWEEN else f'in {shorten(name)}'}" for name, ns in by_name.most_common(_MOST)
     )
-
-
-def _class(row: KernelTableRow) -> str:
-    if row.kind in _KINDS:
-        return _KINDS[row.kind]
-    return _OF_KERNELS[kernel_kind(row.members[0].name if row.members else row.group)]
 
 
 def _steps(one: tables.DeviceFindings) -> Iterator[str]:
@@ -223,7 +217,7 @@ def _layers(one: tables.DeviceFindings) -> Iterator[str]:
     each = [layer.device_p50_ns for layer in found.layers]
     times, slowest = sorted(each), max(each)
     median, place = times[len(times) // 2], each.index(slowest)
-    share = _share(found.sum_ns, sum(row.calls.sum_ns for row in one.hot))
+    share = _share(found.sum_ns, sum(row.sum_ns for row in one.hot))
     which = f"that begin with {shorten(found.name)}" if found.by_kernels else f"of {shorten(found.name)}"
     said = f"Layers: {len(times)} {which}, {_ms(median)} ms each (median), {share} of the work"
     if slowest > _SLOW_STEP * median:
@@ -461,8 +455,8 @@ def _top(one: tables.DeviceFindings) -> tuple[Cell, Cell]:
     times: dict[str, tuple[int, int]] = {}
     for row in one.hot:
         if row.kind == "kernel":
-            own, total = times.get(row.group, (0, 0))
-            times[row.group] = own + (row.exclusive_ns or 0), total + row.calls.sum_ns
+            own, total = times.get(row.kernel, (0, 0))
+            times[row.kernel] = own + row.exclusive_ns, total + row.sum_ns
     if not times:
         return Missing("", "-"), Missing("", "-")
     top = min(times, key=lambda group: (-times[group][0], -times[group][1], group))

@@ -555,7 +555,7 @@ def _top_group(views: Iterable[DeviceView]) -> str:
     """Return the group of kernels with the most exclusive time over all lanes; empty without kernels."""
     owned: Counter[str] = Counter()
     for view in views:
-        owned.update({row.group: row.exclusive_ns for row in kernel_table(view) if row.kind == "kernel"})
+        owned.update({row.kernel: row.exclusive_ns for row, _ in kernel_table(view) if row.kind == "kernel"})
     return max(owned, key=lambda group: (owned[group], group)) if owned else ""
 
 

@@ -640,7 +640,7 @@ def device_kernels(study: TraceStudy) -> Section | None:
         for at, one in enumerate(tables.seen_devices(study))
         for table in kernel_tables(
             f"{one.name}, {during(one.view)}",
-            [Listed(row) for row in one.hot],
+            [Listed(row, names) for row, names in one.kernels],
             top=top,
             notes=_kernels_notes(one),
             collapsed=at > 0,
@@ -652,7 +652,7 @@ def device_kernels(study: TraceStudy) -> Section | None:
 def _kernels_notes(one: tables.DeviceFindings) -> Iterator[str]:
     if num_cut := one.view.num_cut:
         yield f"Calls cut by the edges of the window: {num_cut}. Each counts as one, times count their part inside."
-    if mangled := {member.name for row in one.hot for member in row.members if member.name.startswith(MANGLED)}:
+    if mangled := {each.name for _, names in one.kernels for each in names if each.name.startswith(MANGLED)}:
         yield f"{len(mangled)} names could not be demangled and stand as they are."
 
 

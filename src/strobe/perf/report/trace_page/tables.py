@@ -23,7 +23,7 @@ from strobe.perf.analysis.device.activity import (
     activity,
     device_views,
 )
-from strobe.perf.analysis.device.kernels import KernelTableRow, kernel_table
+from strobe.perf.analysis.device.kernels import KernelRow, KernelTable, kernel_table
 from strobe.perf.analysis.device.launch import Gaps, Launch, Queue, graph_calls, launch, queues
 from strobe.perf.analysis.device.roofline import Roofline
 from strobe.perf.analysis.operators import (
@@ -183,9 +183,14 @@ class DeviceFindings:
         return launch(self.view, self.of.graphs)
 
     @cached_property
-    def hot(self) -> tuple[KernelTableRow, ...]:
-        """Its kernels, grouped as the study asks."""
+    def kernels(self) -> KernelTable:
+        """Its kernels, grouped as the study asks, with their full names."""
         return kernel_table(self.view, self.of.options.by)
+
+    @property
+    def hot(self) -> tuple[KernelRow, ...]:
+        """Its kernels alone."""
+        return tuple(row for row, _ in self.kernels)
 
     @cached_property
     def queues(self) -> tuple[Queue, ...]:
