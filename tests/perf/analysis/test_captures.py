@@ -123,7 +123,7 @@ def test_one_stream_overlaps_inside_a_graph() -> None:
 @pytest.mark.parametrize(("name", "count"), [("graph", 3), ("eager", 3), ("pair/traces/sdpa", 10)])
 def test_steps_tile_the_span(name: str, count: int) -> None:
     trace, raw = _trace(name), Raw(name)
-    (found,) = find_steps(trace)
+    (found,) = find_steps(trace).values()
     assert isinstance(found, Steps)
     ranges = raw.facts.spans("user_annotation", "ProfilerStep#")
     assert (found.source, [step.number for step in found.steps]) == ("range", sorted(int(span[0]) for span in ranges))
@@ -157,7 +157,7 @@ def test_a_compiled_region_owns_its_kernels() -> None:
 
 
 def test_the_profiler_at_work_is_no_steady_step() -> None:
-    (found,) = find_steps(_trace("compiled"), "Torch-Compiled")
+    (found,) = find_steps(_trace("compiled"), "Torch-Compiled").values()
     assert isinstance(found, Steps)
     assert found.steady.kept == (1,)
     assert found.steady.excluded == {0: HELD_UP, 2: LAST}

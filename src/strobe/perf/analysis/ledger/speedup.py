@@ -29,7 +29,6 @@ from strobe.perf.analysis.runs.compare import SideClocks, clock_effect, differ
 from strobe.perf.analysis.runs.log_times import StageRounds, Timings
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.analysis.structure.sections import skipped_text
-from strobe.perf.analysis.structure.steps import NoSteps
 from strobe.perf.logs.series import short
 from strobe.perf.measure.stats import FLOOR, Interval, Verdict, judge, welch_interval
 from strobe.perf.trace.events import Trace
@@ -96,7 +95,7 @@ class TimedSide:
         """
         if isinstance(self.traced, str):
             return None
-        return max(self.traced, key=lambda traced: (not isinstance(traced.steps, NoSteps), traced.own_ns, traced.mean_ns))
+        return max(self.traced, key=lambda traced: (not isinstance(traced.steps, str), traced.own_ns, traced.mean_ns))
 
     def kernel(self) -> LevelTimes | str:
         """Return the time of one focal kernel, or the reason why there is none."""
@@ -145,8 +144,8 @@ class TimedSide:
         own = self.chosen
         if own is None:
             return str(self.traced)
-        if isinstance(own.steps, NoSteps):
-            return f"{own.label}: {own.steps.reason}"
+        if isinstance(own.steps, str):
+            return f"{own.label}: {own.steps}"
         lengths = [tile.end_ns - tile.start_ns for tile in own.tiles]
         return _measured(lengths, [[length] for length in lengths], _counted(len(lengths), "traced step", own))
 
@@ -201,7 +200,7 @@ class TimedSide:
     def other_run(self) -> str:
         """Why the log must be of another run than the trace; empty if nothing says so."""
         own, timed, steps = self.chosen, self.timed_stage(), self.timings.steps
-        if own is None or isinstance(timed, str) or isinstance(own.steps, NoSteps):
+        if own is None or isinstance(timed, str) or isinstance(own.steps, str):
             return ""
         stage = timed.mean_ns
         if _busy(own) > stage * OVERLAP:
@@ -226,8 +225,8 @@ class TimedSide:
             return f"{many}, and no trace says how many focal calls a step has"
         if not own.num_focal:
             return f"{many}, and no focal kernel is known in its trace"
-        if isinstance(own.steps, NoSteps):
-            return f"{many}, and the trace has no steps: {own.steps.reason}"
+        if isinstance(own.steps, str):
+            return f"{many}, and the trace has no steps: {own.steps}"
         if not _may_be(own, steps[1]):
             return f"a step of {short(steps[1])} in the log cannot be the trace's, which takes {short(own.mean_ns)} (--steps)"
         if own.steps.source == "period" and _busy(own) * _CLOCKS < steps[1]:
@@ -270,7 +269,7 @@ def _measured(values: Sequence[int], groups: Sequence[Sequence[int]], what: str)
 def _may_be(own: TracedSide, step_ns: Fraction) -> bool:
     """Return whether a timed step can be the traced one: the trace has steps about as long, and their work fits into it."""
     low, high = _LIKELY_DILATION
-    return not isinstance(own.steps, NoSteps) and low <= own.mean_ns / step_ns <= high and _busy(own) <= _CLOCKS * step_ns
+    return not isinstance(own.steps, str) and low <= own.mean_ns / step_ns <= high and _busy(own) <= _CLOCKS * step_ns
 
 
 def _busy(own: TracedSide) -> Fraction:

@@ -46,7 +46,7 @@ from strobe.perf.analysis.ledger.account import (
 from strobe.perf.analysis.runs.timeline import Label, Tile
 from strobe.perf.analysis.structure.ranges import NOWHERE, base_of, nest, together, without
 from strobe.perf.analysis.structure.sections import SectionDefinition, Sections, matching, sections_of
-from strobe.perf.analysis.structure.steps import LAST, NoSteps, Steps, find_steps
+from strobe.perf.analysis.structure.steps import LAST, Steps, find_steps
 from strobe.perf.trace.events import DEVICE_KINDS, HostEvents, Trace
 
 # Cuts the device time of any framework's trace into steps and labels, exactly.
@@ -87,7 +87,7 @@ class TracedSide:
 
     label: str
     device: int
-    steps: Steps | NoSteps
+    steps: Steps | str
     tiles: tuple[Tile, ...]
     calls: Mapping[str, tuple[int, int]]
     inclusive: Mapping[Label, int]
@@ -173,7 +173,7 @@ def label_trace(
     ]
     chosen = max(range(len(devices)), key=lambda at: (spent[at], -at))
     device, work = devices[chosen]
-    found = next(found for found in find_steps(trace, steps) if found.device == device)
+    found = find_steps(trace, steps)[device]
     counted = tile_of(work.start, _left_out(found)) < 0
     sections = None if section is None else sections_of(trace, device, work, section, counted)
     return _cut_device(trace, label, found, (work, masks[chosen], counted), sections, priority)
@@ -191,7 +191,7 @@ def _longest_names(trace: Trace) -> str:
 def _cut_device(
     trace: Trace,
     label: str,
-    steps: Steps | NoSteps,
+    steps: Steps | str,
     own: tuple[EventView, NDArray[np.bool_], NDArray[np.bool_]],
     sections: Sections | None,
     priority: Sequence[str],
@@ -222,7 +222,7 @@ def _cut_device(
         focal_calls[kernel_name(trace.device_events.names[name]).group] += count
     return TracedSide(
         label=label,
-        device=steps.device,
+        device=int(work.device[0]),
         steps=steps,
         tiles=tuple(
             Tile(index=number, start_ns=start, end_ns=end, owned=labels)
@@ -239,14 +239,14 @@ def _cut_device(
     )
 
 
-def _tiles(work: EventView, steps: Steps | NoSteps) -> Intervals:
-    if isinstance(steps, NoSteps):
+def _tiles(work: EventView, steps: Steps | str) -> Intervals:
+    if isinstance(steps, str):
         return Intervals(work.start[:1], np.array([work.end.max()], np.int64))
     kept = np.array([(step.start_ns, step.end_ns) for step in steps.kept() or steps.steps], np.int64)
     return Intervals(kept[:, 0], kept[:, 1])
 
 
-def _left_out(steps: Steps | NoSteps) -> Intervals:
+def _left_out(steps: Steps | str) -> Intervals:
     """Return the steps that are left out with a cause. The last step is kept: only its end is unknown."""
     found = []
     if isinstance(steps, Steps) and steps.kept():
@@ -394,7 +394,7 @@ def _unit(sides: tuple[TracedSide, TracedSide], timed: bool, calls: Calls) -> tu
     missing = {"stage": reason, "e2e": "the stage is missing"}
     if all(isinstance(side.steps, Steps) for side in sides) and same_steps(sides):
         return ("step", f"mean of {tiles[0]} and {tiles[1]} steps", (Fraction(1, tiles[0]), Fraction(1, tiles[1]))), missing
-    without = [f"{side.label}: {side.steps.reason}" for side in sides if isinstance(side.steps, NoSteps)]
+    without = [f"{side.label}: {side.steps}" for side in sides if isinstance(side.steps, str)]
     missing["step"] = "; ".join(without) or "the repetitions found on both sides hold different numbers of focal calls"
     if all(focal):
         text = f"mean of {focal[0]} and {focal[1]} focal calls, each with the time up to the next"
@@ -450,7 +450,7 @@ def _per_unit(
 
 def _spread(sides: tuple[TracedSide, TracedSide], unit: _Unit, *, timed: bool) -> Spread:
     """Compute intervals of the labels, and of the sum if no level is from a log: logs are not resampled with the steps."""
-    if unit[0] == "window" or any(isinstance(side.steps, NoSteps) for side in sides):
+    if unit[0] == "window" or any(isinstance(side.steps, str) for side in sides):
         return Spread(why_none="no compared steps on both sides")
     sampled = []
     for side, factor in zip(sides, unit[2], strict=True):

@@ -360,7 +360,6 @@ class Steps:
     """The steps of one device: `before_ns`, the steps and `after_ns` add up to `end_ns - start_ns`.
 
     Args:
-        device: its number.
         source: kind of event that starts a step: a range of the host, a kernel the user named, or the anchor of a period.
         starts: that event in words.
         start_ns: start of the first event of the device.
@@ -371,7 +370,6 @@ class Steps:
         notes: notes for the reader.
     """
 
-    device: int
     source: Literal["range", "kernel", "period"]
     starts: str
     start_ns: int
@@ -403,14 +401,6 @@ class Steps:
         return (inner[0], inner[-1]) if inner and inner[-1].length_ns > UNEVEN * inner[0].length_ns else None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NoSteps:
-    """A device without steps, and the reason."""
-
-    device: int
-    reason: str
-
-
 class _Cuts(NamedTuple):
     """Starts of the steps of a device.
 
@@ -428,8 +418,8 @@ class _Cuts(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def find_steps(trace: Trace, starts: str | None = None) -> tuple[Steps | NoSteps, ...]:
-    """Cut the time of each device that has events into steps; empty for a trace of a CPU.
+def find_steps(trace: Trace, starts: str | None = None) -> dict[int, Steps | str]:
+    """Cut the time of each device that has events into steps, or say why it has none; empty for a trace of a CPU.
 
     Without a pattern the steps are the `ProfilerStep#N` ranges, else our frame blocks, else a period that the kernels repeat. A
     single range is the step only if nothing repeats.
@@ -443,11 +433,12 @@ def find_steps(trace: Trace, starts: str | None = None) -> tuple[Steps | NoSteps
     """
     chosen = None if starts is None else pattern(starts)
     if chosen is None:
-        return tuple(device_steps(trace, device, work) for device, work in events_by_device(trace))
-    return tuple(_cut_at(trace, device, work, _chosen_cuts(trace, work, chosen)) for device, work in events_by_device(trace))
+        return {device: device_steps(trace, device, work) for device, work in events_by_device(trace)}
+    cuts = ((device, work, _chosen_cuts(trace, work, chosen)) for device, work in events_by_device(trace))
+    return {device: own if isinstance(own, str) else _tiled(trace, device, work, own) for device, work, own in cuts}
 
 
-def device_steps(trace: Trace, device: int, work: EventView, repeated: Repetitions | None = None) -> Steps | NoSteps:
+def device_steps(trace: Trace, device: int, work: EventView, repeated: Repetitions | None = None) -> Steps | str:
     """Cut the time of one device into the steps that `find_steps` finds without a pattern.
 
     Args:
@@ -456,11 +447,8 @@ def device_steps(trace: Trace, device: int, work: EventView, repeated: Repetitio
         work: its events.
         repeated: repetitions of its kernels; they are searched for if not given.
     """
-    return _cut_at(trace, device, work, _named_cuts(trace, work, repeated))
-
-
-def _cut_at(trace: Trace, device: int, work: EventView, cuts: _Cuts | str) -> Steps | NoSteps:
-    return NoSteps(device=device, reason=cuts) if isinstance(cuts, str) else _tiled(trace, device, work, cuts)
+    cuts = _named_cuts(trace, work, repeated)
+    return cuts if isinstance(cuts, str) else _tiled(trace, device, work, cuts)
 
 
 def names_step(name: str, starts: str | None = None) -> bool:
@@ -613,7 +601,6 @@ def _tiled(trace: Trace, device: int, work: EventView, cuts: _Cuts) -> Steps:
         for values in zip(*columns.values(), strict=True)
     )
     return Steps(
-        device=device,
         source=cuts.source,
         starts=cuts.starts,
         start_ns=int(work.at(slice(0, 1)).start[0]),

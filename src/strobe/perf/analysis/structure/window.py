@@ -14,7 +14,7 @@ from strobe.core.printable import first_of
 from strobe.perf.analysis.device.activity import all_events
 from strobe.perf.analysis.device.intervals import Ints, Window, column
 from strobe.perf.analysis.structure.ranges import device_times
-from strobe.perf.analysis.structure.steps import NoSteps, find_steps, names_step
+from strobe.perf.analysis.structure.steps import find_steps, names_step
 from strobe.perf.trace.events import HostEvents, Trace
 
 _UNITS: Final = {"ns": 1, "us": 1_000, "µs": 1_000, "μs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
@@ -119,20 +119,16 @@ def _steps(trace: Trace, first: str, last: str, pattern: str | None) -> tuple[in
             missing = first if sides[0] is None else last
             raise DataError(f"{trace.path}: no range ProfilerStep#{int(missing)}{_offer(trace, f'ProfilerStep#{missing}')}")
         return sides[0][0], sides[1][1]
-    tiled = find_steps(trace, pattern)
-    numbers = {step.number for found in tiled if not isinstance(found, NoSteps) for step in found.steps}
+    tiled = [*find_steps(trace, pattern).values()]
+    numbers = {step.number for found in tiled if not isinstance(found, str) for step in found.steps}
     if not numbers:
-        why = "; ".join(found.reason for found in tiled if isinstance(found, NoSteps))
+        why = "; ".join(found for found in tiled if isinstance(found, str))
         raise DataError(f"{trace.path}: step {first} cannot be found: {why}; choose a range or a time such as '100ms..200ms'")
     for number in (first, last):
         if int(number) not in numbers:
             raise DataError(f"{trace.path}: no step {number}; the trace has steps {min(numbers)} to {max(numbers)}")
     chosen = [
-        step
-        for found in tiled
-        if not isinstance(found, NoSteps)
-        for step in found.steps
-        if int(first) <= step.number <= int(last)
+        step for found in tiled if not isinstance(found, str) for step in found.steps if int(first) <= step.number <= int(last)
     ]
     if not chosen:
         raise ConfigError(f"steps {first}..{last} are none; give the earlier one first")
@@ -143,7 +139,7 @@ def _find_step(trace: Trace, asked: str, pattern: str | None) -> tuple[int, int]
     """Return the tile of the step that a range of this name starts, on all devices; `None` for none or several."""
     if asked not in trace.ranges.names or not names_step(asked, pattern):
         return None
-    tiled = [found for found in find_steps(trace, pattern) if not isinstance(found, NoSteps) and found.source == "range"]
+    tiled = [found for found in find_steps(trace, pattern).values() if not isinstance(found, str) and found.source == "range"]
     own = [[step for step in found.steps if step.step == asked] for found in tiled]
     chosen = [step for steps in own for step in steps]
     if not chosen or max(map(len, own)) > 1:

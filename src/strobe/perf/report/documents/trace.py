@@ -13,7 +13,7 @@ from strobe.perf.analysis.operators import OperatorCallerRow, OperatorKernelRow,
 from strobe.perf.analysis.structure.collectives import CollectiveRow
 from strobe.perf.analysis.structure.memory import MemoryRow
 from strobe.perf.analysis.structure.ranges import RangeRow
-from strobe.perf.analysis.structure.steps import LayerRow, NoSteps, Steps, TraceStepRow
+from strobe.perf.analysis.structure.steps import LayerRow, Steps, TraceStepRow
 from strobe.perf.report.documents.runs import Document
 from strobe.perf.report.study import TraceStudy
 from strobe.perf.report.trace_page import tables
@@ -80,7 +80,7 @@ def trace_document(study: TraceStudy) -> TraceDocument:
     steps = [one.steps for one in devices]
     timed = [one.times for one in devices if one.times]
     paths = [path for found in traces for path in found.known_path]
-    no_steps = (f"{one.trace}, device {one.device}: {one.steps.reason}" for one in devices if isinstance(one.steps, NoSteps))
+    no_steps = (f"{one.trace}, device {one.device}: {one.steps}" for one in devices if isinstance(one.steps, str))
     metadata = {found.trace: dict(found.read.metadata) for found in traces}
     return TraceDocument(
         files=tuple(found.file for found in traces),

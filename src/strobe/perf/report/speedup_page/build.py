@@ -15,7 +15,7 @@ from strobe.perf.analysis.device.kernels import KernelKind, kernel_kind
 from strobe.perf.analysis.ledger.account import DILATION, NAMELESS, AccountLevel, Ledger, Part, total, trace_part
 from strobe.perf.analysis.ledger.speedup import DRIFT, Answer, LevelFigure, LevelName, PartLine
 from strobe.perf.analysis.ledger.traces import FOCAL_NAME
-from strobe.perf.analysis.structure.steps import NoSteps, Steps
+from strobe.perf.analysis.structure.steps import Steps
 from strobe.perf.report.blocks.answer import ANSWER, SHORT_NS, answer_figure, faster, limit, line_name, part_fields, rest_words
 from strobe.perf.report.blocks.fields import damage_banners, page
 from strobe.perf.report.blocks.logs import attention_section, input_file, inputs_section, stages_section, unit_notes
@@ -174,15 +174,15 @@ def _side_notes(side: LoadedSide) -> Iterator[str]:
     yield f"Focal calls in a stage, {name}: {own.timings.calls_from}."
     logged, chosen = own.timings.step, own.chosen
     if not isinstance(logged, str) and chosen is not None and AccountLevel.STEP not in own.timed():
-        known = "has none" if isinstance(chosen.steps, NoSteps) else f"has one of {ms(chosen.mean_ns)}"
+        known = "has none" if isinstance(chosen.steps, str) else f"has one of {ms(chosen.mean_ns)}"
         yield (
             f"Steps, {name}: the log's step {logged.series.title!r} of {ms(logged.mean_ns)} cannot be "
             f"the trace's, which {known}, so it does not tell what profiling added."
         )
     if not isinstance(own.traced, str):
         for traced in own.traced:
-            if isinstance(traced.steps, NoSteps):
-                yield f"Steps, {name}, {traced.label}: {traced.steps.reason}; the whole device time is compared."
+            if isinstance(traced.steps, str):
+                yield f"Steps, {name}, {traced.label}: {traced.steps}; the whole device time is compared."
                 continue
             steps = traced.steps
             yield f"Steps, {name}, {traced.label}: {steps.starts}; {_compared(steps)}."

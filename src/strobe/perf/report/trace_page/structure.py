@@ -35,7 +35,7 @@ from strobe.perf.analysis.structure.collectives import (
 )
 from strobe.perf.analysis.structure.ranges import COMMUNICATION, CallNode, Kind, RangeRow, Ranges, call_trees
 from strobe.perf.analysis.structure.sections import find_sections, parse_section
-from strobe.perf.analysis.structure.steps import NO_CALL, LayerGroup, LayerRow, NoSteps, Period, Steps, TraceStepRow
+from strobe.perf.analysis.structure.steps import NO_CALL, LayerGroup, LayerRow, Period, Steps, TraceStepRow
 from strobe.perf.report.blocks.breakdown import LEAD, breakdown_blocks
 from strobe.perf.report.blocks.fields import spread
 from strobe.perf.report.blocks.kernels import (
@@ -101,8 +101,8 @@ def steps_section(study: TraceStudy) -> Section | None:
     found: list[tuple[tables.DeviceFindings, Steps]] = []
     without: dict[str, list[str]] = {}
     for one in tables.seen_devices(study):
-        if isinstance(one.steps, NoSteps):
-            without.setdefault(one.steps.reason, []).append(one.name)
+        if isinstance(one.steps, str):
+            without.setdefault(one.steps, []).append(one.name)
         else:
             found.append((one, one.steps))
     blocks: list[Block] = []

@@ -38,7 +38,7 @@ from strobe.perf.analysis.structure.collectives import Communication, communicat
 from strobe.perf.analysis.structure.memory import MemoryUse, memory_use
 from strobe.perf.analysis.structure.ranges import Ranges, range_table, unnumbered
 from strobe.perf.analysis.structure.sections import find_sections, parse_section
-from strobe.perf.analysis.structure.steps import LayerGroup, NoSteps, Steps, find_steps, layer_groups
+from strobe.perf.analysis.structure.steps import LayerGroup, Steps, find_steps, layer_groups
 from strobe.perf.report.study import TraceStudy, once
 from strobe.perf.table.fields import Field, share_cell
 from strobe.perf.table.model import Cell, Code, Count, ExactTime, Share, Text
@@ -100,9 +100,9 @@ class TraceFindings:
         return graph_calls(self.read)
 
     @cached_property
-    def steps(self) -> dict[int, Steps | NoSteps]:
+    def steps(self) -> dict[int, Steps | str]:
         """Steps of each device of the whole trace."""
-        return {found.device: found for found in find_steps(self.read, self.options.steps)}
+        return find_steps(self.read, self.options.steps)
 
     @cached_property
     def ranges(self) -> dict[int, Ranges]:
@@ -203,7 +203,7 @@ class DeviceFindings:
         return Gaps(self.view)
 
     @property
-    def steps(self) -> Steps | NoSteps:
+    def steps(self) -> Steps | str:
         """Its steps in the whole trace."""
         return self.of.steps[self.device]
 
