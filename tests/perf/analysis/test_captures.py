@@ -13,7 +13,7 @@ from captures import H200, Raw, Span
 from strobe.perf.analysis.comparable import record_facts, trace_facts
 from strobe.perf.analysis.device.activity import Activity, activity, device_views
 from strobe.perf.analysis.device.kernels import kernel_name, kernel_table
-from strobe.perf.analysis.device.launch import Delays, launch
+from strobe.perf.analysis.device.launch import Delays, Launch
 from strobe.perf.analysis.structure.ranges import range_table
 from strobe.perf.analysis.structure.sections import find_sections, parse_section
 from strobe.perf.analysis.structure.steps import HELD_UP, LAST, Steps, find_steps
@@ -80,7 +80,7 @@ def test_a_graph_launch_is_one_call_of_many_kernels() -> None:
     trace, raw = _trace("graph"), Raw("graph")
     assert raw.launched_by("cudaGraphLaunch") == [28, 28, 28], "4 layers of 7 kernels, 3 steps"
     (view,) = device_views(trace)
-    found = launch(view)
+    found = Launch(view)
     assert [(row.call, row.calls, row.events) for row in found.calls] == [("cudaGraphLaunch", 3, 84)]
     firsts, rest, seen = list[Span](), list[Span](), set[int]()
     for event, start, _ in raw.device:

@@ -15,7 +15,7 @@ from made_traces import trace_of
 from strobe.perf.analysis.device.activity import DeviceView, activity, device_views, idle_strip
 from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.analysis.device.kernels import kernel_table
-from strobe.perf.analysis.device.launch import Gaps, integrity, launch
+from strobe.perf.analysis.device.launch import Gaps, Launch, integrity
 from strobe.perf.analysis.operators import attribute_modules
 from strobe.perf.analysis.structure.collectives import communication
 from strobe.perf.analysis.structure.ranges import call_trees, range_table
@@ -81,10 +81,15 @@ def _gaps(view: DeviceView) -> tuple[Any, ...]:
     return gaps.rows, gaps.kernel_ns, gaps.gap_ns, gaps.head_ns, gaps.tail_ns
 
 
+def _launches(view: DeviceView) -> tuple[Any, ...]:
+    found = Launch(view)
+    return found.num_events, found.num_unlinked, found.num_uncorrelated, found.kinds, found.calls
+
+
 def _found(trace: Trace, window: Window | None) -> list[Any]:
     views = device_views(trace, window)
     of_devices = [
-        (activity(view), kernel_table(view), kernel_table(view, "shape"), _gaps(view), launch(view), _listed(view))
+        (activity(view), kernel_table(view), kernel_table(view, "shape"), _gaps(view), _launches(view), _listed(view))
         for view in views
     ]
     of_trace = (range_table(trace, window), call_trees(trace, window), layer_groups(trace, window), find_steps(trace))

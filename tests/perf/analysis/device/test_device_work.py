@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from itertools import combinations, pairwise, permutations
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from made_traces import trace_of
-from strobe.core.errors import ConfigError, DataError
-from strobe.perf.analysis.device.activity import ACTIVITIES, CAUSES, DeviceView, activity, device_views, idle_strip
+from strobe.core.errors import DataError
+from strobe.perf.analysis.device.activity import ACTIVITIES, CAUSES, PRIORITY, DeviceView, activity, device_views, idle_strip
 from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.analysis.device.kernels import kernel_name, kernel_table
-from strobe.perf.analysis.device.launch import Gaps, launch
+from strobe.perf.analysis.device.launch import Gaps, Launch
 from strobe.perf.trace import DeviceEvent, HostEvent, Trace
 
 _NAMES = {
@@ -86,8 +86,7 @@ class _Moments:
                 yield event, shared
 
     def _owner(self, moment: int) -> DeviceEvent | None:
-        order = self.view.priority
-        return min(self.running(moment), key=lambda e: (order.index(e.kind), self.events.index(e)), default=None)
+        return min(self.running(moment), key=lambda e: (PRIORITY.index(e.kind), self.events.index(e)), default=None)
 
     def class_of(self, moment: int) -> str:
         """The kind that owns the moment, or why nothing ran."""
@@ -114,9 +113,9 @@ class _Moments:
         return sum(any(e.kind in kinds for e in self.running(m)) for m in range(self.begin, self.stop))
 
 
-@given(trace=_traces(), window=_WINDOWS, priority=st.sampled_from([*permutations(("kernel", "memset", "comm", "memcpy"))]))
-def test_activity(trace: Trace, window: Window | None, priority: tuple[str, ...]) -> None:
-    views = device_views(trace, window, priority=priority)
+@given(trace=_traces(), window=_WINDOWS)
+def test_activity(trace: Trace, window: Window | None) -> None:
+    views = device_views(trace, window)
     assert [view.device for view in views] == sorted({event.device for event in trace.device_events})
     for view in views:
         account, asked = activity(view), _Moments(view)
@@ -128,7 +127,7 @@ def test_activity(trace: Trace, window: Window | None, priority: tuple[str, ...]
         assert (found.events, found.sum_ns) == (len(inside), sum(shared for _, shared in inside))
         assert view.num_cut == sum(shared < e.end_ns - e.start_ns for e, shared in inside)
         assert found.overlap_ns == found.sum_ns - asked.time_of(set(_NAMES))
-        assert [row.kind for row in account.kinds] == [kind for kind in priority if any(e.kind == kind for e, _ in inside)]
+        assert [row.kind for row in account.kinds] == [kind for kind in PRIORITY if any(e.kind == kind for e, _ in inside)]
         for row in account.kinds:
             mine = [shared for e, shared in inside if e.kind == row.kind]
             assert (row.events, row.sum_ns) == (len(mine), sum(mine))
@@ -263,7 +262,7 @@ def test_the_gap_table(trace: Trace, window: Window | None) -> None:
 def test_launch_delays(trace: Trace, window: Window | None) -> None:
     answers = Counter(event.host for event in trace.device_events)
     for view in device_views(trace, window):
-        found, asked = launch(view), _Moments(view)
+        found, asked = Launch(view), _Moments(view)
         starting = [e for e in asked.events if window is None or window.start_ns <= e.start_ns < window.end_ns]
         assert (found.num_events, found.num_unlinked) == (len(starting), sum(e.host is None for e in starting))
         kinds: dict[str, list[DeviceEvent]] = defaultdict(list)
@@ -298,14 +297,6 @@ def test_launch_delays(trace: Trace, window: Window | None) -> None:
 
 def test_a_trace_of_a_cpu_has_no_devices() -> None:
     assert device_views(trace_of()) == () == device_views(trace_of(), Window(start_ns=0, end_ns=5, label="w"))
-
-
-@pytest.mark.parametrize(
-    "priority", [(), ("kernel",), ("kernel", "memset", "comm", "comm"), ("kernel", "memset", "comm", "copy")]
-)
-def test_a_priority_names_each_kind_once(priority: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError, match="name each of kernel, memset, comm, memcpy once"):
-        device_views(trace_of(), priority=priority)
 
 
 @pytest.mark.parametrize("spans", [[(0, 1 << 61)] * 2, [(-(1 << 61), 0), (1 << 61, (1 << 61) + 1)]])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from strobe.perf.analysis.device.activity import Activity, activity, device_views
-from strobe.perf.analysis.device.launch import Integrity, Launch, integrity, launch
+from strobe.perf.analysis.device.launch import Integrity, Launch, integrity
 from strobe.perf.trace import DeviceEvent, HostEvent, Trace
 
 MakeTrace = Callable[..., Trace]
@@ -18,7 +18,7 @@ def _kernel(start: int, end: int, host: HostEvent | None, ordinal: int = 0, **fi
 
 def _launch(trace: Trace) -> Launch:
     (view,) = device_views(trace)
-    return launch(view)
+    return Launch(view)
 
 
 def _done(trace: Trace) -> Activity:

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from strobe.core.errors import ConfigError, DataError
+from strobe.core.errors import DataError
 from strobe.perf.analysis.device.intervals import (
     Covered,
     Intervals,
@@ -326,7 +326,6 @@ class DeviceView:
     Args:
         trace: where the events are from.
         device: its number.
-        priority: kinds in the order in which they own time where several overlap.
         window: the part of the trace, `None` for all of it.
         begin_ns: start of the window; without one, of the first event.
         end_ns: end of the window; without one, of the last event to end.
@@ -335,7 +334,6 @@ class DeviceView:
 
     trace: Trace
     device: int
-    priority: tuple[str, ...]
     window: Window | None
     begin_ns: int
     end_ns: int
@@ -371,7 +369,7 @@ class DeviceView:
 
         A gap that the window cuts is judged as the whole gap is.
         """
-        kinds = np.array([self.priority.index(name) for name in DEVICE_KINDS], np.int8)
+        kinds = np.array([PRIORITY.index(name) for name in DEVICE_KINDS], np.int8)
         stop = max(int(self.work.end.max()), self.end_ns)
         for slices in self.work.tiles(self.trace, lambda which: kinds[self.work.at(which).kind], self._lead_ns(), stop):
             inside = slices.clip(self.begin_ns, self.end_ns)
@@ -398,7 +396,7 @@ class DeviceView:
 
     def within(self, window: Window) -> DeviceView:
         """Return the same device during another window of the trace."""
-        return _view(self.trace, self.device, self.work, self.priority, window)
+        return _view(self.trace, self.device, self.work, window)
 
 
 def windowed_events(work: EventView, window: Window | None) -> Iterator[WindowedEvents]:
@@ -413,21 +411,17 @@ def windowed_events(work: EventView, window: Window | None) -> Iterator[Windowed
         yield WindowedEvents(at + inside, part.at(inside), np.maximum(start[inside], left), np.minimum(end[inside], right))
 
 
-def device_views(trace: Trace, window: Window | None = None, *, priority: Sequence[str] = PRIORITY) -> tuple[DeviceView, ...]:
+def device_views(trace: Trace, window: Window | None = None) -> tuple[DeviceView, ...]:
     """Return each device that has events, in order of number; none for a trace of a CPU.
 
     Args:
         trace: the trace.
         window: the part of its time to look at; the whole trace if not given.
-        priority: kinds in the order in which they own time where several overlap: all of `DEVICE_KINDS`.
 
     Raises:
-        ConfigError: a priority that does not name each kind once.
         DataError: times whose sum does not fit 64 bits.
     """
-    if sorted(priority) != sorted(DEVICE_KINDS):
-        raise ConfigError(f"priority {', '.join(priority)}: name each of {', '.join(PRIORITY)} once")
-    return tuple(_view(trace, device, work, tuple(priority), window) for device, work in events_by_device(trace))
+    return tuple(_view(trace, device, work, window) for device, work in events_by_device(trace))
 
 
 def all_events(trace: Trace) -> EventView:
@@ -458,12 +452,10 @@ def events_by_device(trace: Trace) -> Iterator[tuple[int, EventView]]:
         yield device, EventView(events=events, rows=order[start:stop])
 
 
-def _view(trace: Trace, device: int, work: EventView, priority: tuple[str, ...], window: Window | None) -> DeviceView:
+def _view(trace: Trace, device: int, work: EventView, window: Window | None) -> DeviceView:
     first, last = int(work.at(slice(0, 1)).start[0]), int(work.end.max())
     begin, stop = (first, last) if window is None else (window.start_ns, window.end_ns)
-    return DeviceView(
-        trace=trace, device=device, priority=priority, window=window, begin_ns=begin, end_ns=stop, work=work
-    )  # fmt: skip
+    return DeviceView(trace=trace, device=device, window=window, begin_ns=begin, end_ns=stop, work=work)
 
 
 # Owners of each nanosecond: slices of time get labels, are cut at tiles and are added up, exactly.
@@ -659,8 +651,8 @@ class Activity(NamedTuple):
 
 
 def activity(view: DeviceView) -> Activity:
-    """Account for the time of one device; whatever the priority, communication is exposed where no kernel and no memset runs."""
-    kinds, whole = {name: Covered() for name in view.priority}, Covered()
+    """Account for the time of one device; communication is exposed where no kernel and no memset runs."""
+    kinds, whole = {name: Covered() for name in PRIORITY}, Covered()
     compute, no_copy, unlinked = Covered(), Covered(), Covered()
     streams: defaultdict[int, _StreamEvents] = defaultdict(_StreamEvents)
     for part in view.parts():

@@ -90,11 +90,14 @@ class LaunchRow(OnDevice, frozen=True, kw_only=True):
     ]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
     """Launches of the events that start in a window of one device.
 
     Args:
+        view: the device.
+        is_graph: result of `graph_calls` for its trace; computed if not given.
+
+    Attributes:
         num_events: events that start in the window.
         num_unlinked: of these, without a known launch call.
         num_uncorrelated: of these, events that carry no correlation, so that no call can answer for them.
@@ -104,51 +107,12 @@ class Launch:
             window, or of all of them if the first ones lie outside.
     """
 
-    num_events: int
-    num_unlinked: int
-    num_uncorrelated: int
-    kinds: Mapping[LaunchKind, Delays]
-    calls: tuple[LaunchRow, ...]
-
-
-def launch(view: DeviceView, is_graph: NDArray[np.bool_] | None = None) -> Launch:
-    """Analyse the launches of one device's events: delays, and calls by name.
-
-    Args:
-        view: the device.
-        is_graph: result of `graph_calls` for its trace; computed if not given.
-    """
-    calls = _LaunchCalls(view, graph_calls(view.trace) if is_graph is None else is_graph)
-    names = len(calls.hosts.names)
-    by_kind = calls.delays(lambda part, rest: np.where(rest, 2, 1) * calls.is_graph[part.host], len(LAUNCH_KINDS))
-    by_name = calls.delays(lambda part, rest: 2 * calls.name[part.host] + rest, 2 * names)
-    found = []
-    for number, host in enumerate(grouped(calls.durations, names)):
-        if host is not None:
-            first, rest = by_name[2 * number : 2 * number + 2]
-            delays = first or rest
-            assert delays is not None
-            events = sum(each.start_to_start.n for each in (first, rest) if each is not None)
-            of_host: dict[str, Any] = {"host_sum_ns": host.sum_ns, "host_p50_ns": host.p50_ns, "host_max_ns": host.max_ns}
-            delay: dict[str, Any] = {"delay_p50_ns": delays.start_to_start.p50_ns, "delay_max_ns": delays.start_to_start.max_ns}
-            name = calls.hosts.names[number]
-            found.append(LaunchRow(**view.where, call=name, calls=host.n, events=events, **of_host, **delay))
-    return Launch(
-        num_events=calls.num_events,
-        num_unlinked=calls.num_unlinked,
-        num_uncorrelated=calls.num_uncorrelated,
-        kinds={kind: delays for kind, delays in zip(LAUNCH_KINDS, by_kind, strict=True) if delays is not None},
-        calls=tuple(sorted(found, key=lambda row: (-row.events, row.call))),
-    )
-
-
-class _LaunchCalls:
-    """Events that start in the window of a view, with their launch calls."""
-
-    def __init__(self, view: DeviceView, is_graph: NDArray[np.bool_]) -> None:
-        self._view, self.is_graph = view, is_graph
-        self.hosts = view.trace.device_events.hosts
-        self.name, self.begin, self.end = np.asarray(self.hosts.name), column(self.hosts.start_ns), column(self.hosts.end_ns)
+    def __init__(self, view: DeviceView, is_graph: NDArray[np.bool_] | None = None) -> None:
+        self._view, self._hosts = view, view.trace.device_events.hosts
+        self._name, self._begin, self._end = (
+            np.asarray(self._hosts.name), column(self._hosts.start_ns), column(self._hosts.end_ns),
+        )  # fmt: skip
+        graphs = graph_calls(view.trace) if is_graph is None else is_graph
         self.num_events = self.num_unlinked = self.num_uncorrelated = 0
         used = [np.empty(0, np.int64)]
         for work in self._starting():
@@ -158,6 +122,23 @@ class _LaunchCalls:
             self.num_uncorrelated += int((work.host == NO_CORRELATION).sum())
             used.append(different(work.host[linked]))
         self._used = different(np.concatenate(used))
+        by_kind = self._delays(lambda part, rest: np.where(rest, 2, 1) * graphs[part.host], len(LAUNCH_KINDS))
+        self.kinds = {kind: delays for kind, delays in zip(LAUNCH_KINDS, by_kind, strict=True) if delays is not None}
+        self.calls = tuple(sorted(self._calls(), key=lambda row: (-row.events, row.call)))
+
+    def _calls(self) -> Iterator[LaunchRow]:
+        names = self._hosts.names
+        by_name = self._delays(lambda part, rest: 2 * self._name[part.host] + rest, 2 * len(names))
+        for number, host in enumerate(grouped(self._durations, len(names))):
+            if host is not None:
+                first, rest = by_name[2 * number : 2 * number + 2]
+                delays = first or rest
+                assert delays is not None
+                since = delays.start_to_start
+                events = sum(each.start_to_start.n for each in (first, rest) if each is not None)
+                of_host: dict[str, Any] = {"host_sum_ns": host.sum_ns, "host_p50_ns": host.p50_ns, "host_max_ns": host.max_ns}
+                delay: dict[str, Any] = {"delay_p50_ns": since.p50_ns, "delay_max_ns": since.max_ns}
+                yield LaunchRow(**self._view.where, call=names[number], calls=host.n, events=events, **of_host, **delay)
 
     def _starting(self) -> Iterator[EventView]:
         view = self._view
@@ -166,7 +147,7 @@ class _LaunchCalls:
             last = start <= view.end_ns if view.window is None else start < view.end_ns
             yield work.at(np.flatnonzero((start >= view.begin_ns) & last))
 
-    def delays(self, group: Callable[[EventView, NDArray[np.bool_]], NDArray[np.integer]], num: int) -> list[Delays | None]:
+    def _delays(self, group: Callable[[EventView, NDArray[np.bool_]], NDArray[np.integer]], num: int) -> list[Delays | None]:
         """Return the delays of each group of linked events.
 
         Args:
@@ -179,8 +160,8 @@ class _LaunchCalls:
                 linked = work.at(np.flatnonzero(work.host >= 0))
                 yield linked.start - edge[linked.host], group(linked, linked.ordinal > 0)
 
-        sides = [grouped(lambda edge=edge: since(edge), num) for edge in (self.begin, self.end)]  # type: ignore[misc]
-        for row, edge in zip(negative, (self.begin, self.end), strict=True):
+        sides = [grouped(lambda edge=edge: since(edge), num) for edge in (self._begin, self._end)]  # type: ignore[misc]
+        for row, edge in zip(negative, (self._begin, self._end), strict=True):
             for delay, which in since(edge):
                 row += np.bincount(which[delay < 0], minlength=num)
         return [
@@ -190,11 +171,11 @@ class _LaunchCalls:
             for ss, es, (negative_ss, negative_es) in zip(*sides, negative.T.tolist(), strict=True)
         ]
 
-    def durations(self) -> Iterator[Grouped]:
+    def _durations(self) -> Iterator[Grouped]:
         """Yield durations of the calls that launched one of the events, grouped by name."""
         for block in blocks(len(self._used)):
             used = self._used[block]
-            yield self.end[used] - self.begin[used], self.name[used]
+            yield self._end[used] - self._begin[used], self._name[used]
 
 
 def graph_calls(trace: Trace) -> NDArray[np.bool_]:

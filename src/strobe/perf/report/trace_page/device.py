@@ -16,6 +16,7 @@ from strobe.perf.analysis.device.activity import (
     LAUNCH_LATENCY,
     MAX_PROMPT_NS,
     MIN_IDLE_SHARE,
+    PRIORITY,
     PROFILER_OVERHEAD,
     QUEUED,
     UNLINKED,
@@ -208,7 +209,7 @@ def _overhead_hint(name: str) -> str:
 
 def _kinds(study: TraceStudy) -> Table:
     seen = tables.seen_devices(study)
-    priority = " over ".join(seen[0].view.priority)
+    priority = " over ".join(PRIORITY)
     rows = [row for one in seen for row in one.account.kinds]
     notes = (f"Where kinds overlap, exclusive time goes to {priority}. Union and sum are inclusive and do not add up over rows.",)
     return table_of("Busy time by kind of work.", tables.on_devices(study, KindRow), rows, notes=notes)

@@ -24,7 +24,7 @@ from strobe.perf.analysis.device.activity import (
     device_views,
 )
 from strobe.perf.analysis.device.kernels import KernelRow, KernelTable, kernel_table
-from strobe.perf.analysis.device.launch import Gaps, Launch, Queue, graph_calls, launch, queues
+from strobe.perf.analysis.device.launch import Gaps, Launch, Queue, graph_calls, queues
 from strobe.perf.analysis.device.roofline import Roofline
 from strobe.perf.analysis.operators import (
     OperatorRateRow,
@@ -180,7 +180,7 @@ class DeviceFindings:
     @cached_property
     def launches(self) -> Launch:
         """Launches of its events."""
-        return launch(self.view, self.of.graphs)
+        return Launch(self.view, self.of.graphs)
 
     @cached_property
     def kernels(self) -> KernelTable:
