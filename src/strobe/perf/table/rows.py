@@ -151,7 +151,8 @@ def _share(head: str, part: Field[PartT], whole: str, of: object) -> Field[PartT
     return Field(head, share, numeric=True, missing=part.missing)
 
 
-def _of_calls(row: TimedRow) -> str:
+def of_calls(row: Any) -> str:
+    """Return the reason why a row of calls has no p99."""
     return f"max of {row.calls}"
 
 
@@ -164,7 +165,7 @@ class TimedRow(DocumentPart, frozen=True, kw_only=True):
     min_ns: A[int, col("shortest duration", "min", micros)]
     p50_ns: A[int, col("median duration", "p50", micros)]
     mean_ns: A[float, col("mean duration", "mean", micros)]
-    p99_ns: A[int | None, col("99th percentile; null below 459 calls", "p99", micros, missing=_of_calls)]
+    p99_ns: A[int | None, col("99th percentile; null below 459 calls", "p99", micros, missing=of_calls)]
     max_ns: A[int, col("longest duration", "max", micros)]
 
 

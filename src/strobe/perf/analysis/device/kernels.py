@@ -16,7 +16,7 @@ from strobe.perf.analysis.device.activity import BUSY, DeviceView, EventView
 from strobe.perf.analysis.device.intervals import Distribution, Ints, grouped
 from strobe.perf.table.fields import count_cell, exact_cell
 from strobe.perf.table.model import Code, Count, ExactTime
-from strobe.perf.table.rows import OnDevice, col, part_of, term
+from strobe.perf.table.rows import OnDevice, col, of_calls, part_of, term
 from strobe.perf.trace.columns import different
 from strobe.perf.trace.events import DEVICE_KINDS
 
@@ -227,10 +227,6 @@ def kernel_kind(raw: str) -> KernelKind:
 _NO_SHAPE: Final = "the trace gives none"
 
 
-def _of_calls(row: KernelRow) -> str:
-    return f"max of {row.calls}"
-
-
 def _first(groups: Iterable[str]) -> str:
     return next(iter(groups))
 
@@ -249,7 +245,7 @@ class KernelRow(OnDevice, frozen=True, kw_only=True):
     min_ns: A[int, col("duration of the shortest call", "min", exact_cell)]
     p50_ns: A[int, col("median duration of a call", "p50", exact_cell)]
     mean_ns: A[float, col("mean duration of a call", "mean", exact_cell)]
-    p99_ns: A[int | None, col("99th percentile; null below 459 calls", "p99", exact_cell, missing=_of_calls)]
+    p99_ns: A[int | None, col("99th percentile; null below 459 calls", "p99", exact_cell, missing=of_calls)]
     max_ns: A[int, col("duration of the longest call", "max", exact_cell)]
     unlinked_calls: A[int, term("calls whose launch call is not in the trace", "unlinked", count_cell, total=sum)]
 

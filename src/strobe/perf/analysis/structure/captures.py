@@ -136,7 +136,7 @@ def _captured(trace: Trace, *, own: bool) -> Iterator[_Capture]:
     Args:
         own: the trace is the one whose replays are to be named, so that what it ran eagerly is no capture.
     """
-    calls, file = trace.unanswered, "its own capture" if own else _file(trace)
+    calls, file = trace.unanswered, "its own capture" if own else f"{trace.path.parent.name}/{trace.path.name}"
     start, thread = column(calls.start_ns), column(calls.thread)
     named = [calls.names[number] for number in calls.name]
     parts = list(captured_calls(trace))
@@ -156,10 +156,6 @@ def _captured(trace: Trace, *, own: bool) -> Iterator[_Capture]:
         by_launch = np.argsort(begun, kind="stable")
         ran, begun, on = ran[by_launch], begun[by_launch], on[by_launch]
         yield _Capture(file, tuple(_ran(trace, row) for row in ran.tolist()), path_of(on, begun), whole=False)
-
-
-def _file(trace: Trace) -> str:
-    return f"{trace.path.parent.name}/{trace.path.name}"
 
 
 def _said(text: str, path: str) -> str:

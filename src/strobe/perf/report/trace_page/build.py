@@ -253,8 +253,10 @@ _CATEGORIES = 6
 def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
     """Return the banners, those that void numbers first."""
     told = [(found.read, found.trace) for found in tables.seen(study)]
+    mended = " events were kept after bad characters or durations were replaced"
     ends = "the file ends before its JSON does; what stands before is analysed"
     seen = tables.seen_devices(study)
+    uneven = [(one.name, uneven_text(one.steps)) for one in seen if isinstance(one.steps, Steps)]
     late = [text for one in seen for text in _host_bound(one)]
     found: tuple[tuple[Literal["stop", "caution"], str, Iterable[str]], ...] = (
         ("stop", "Truncated", (f"{label}: {ends}" for trace, label in told if trace.counts.truncated)),
@@ -262,7 +264,7 @@ def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
         ("stop", "Damaged events", (f"{label}: {line}" for trace, label in told for line in trace.damage)),
         ("caution", "A trace of another profiler", (f"{label}: {trace.foreign}" for trace, label in told if trace.foreign)),
         ("caution", "Events not used", (text for one in told for text in _unused(*one))),
-        ("caution", "Events mended", (text for one in told for text in _mended(*one))),
+        ("caution", "Events mended", (f"{label}: {trace.counts.mended}{mended}" for trace, label in told if trace.counts.mended)),
         ("caution", "Skipped, no traces", study.skipped),
         ("caution", "No device events", (text for one in told for text in _empty(*one))),
         ("caution", "The trace may not hold all that ran", (text for found in tables.seen(study) for text in _loss(found))),
@@ -271,7 +273,7 @@ def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
             (text for one in seen for text in _overlap(one)),
         ),
         ("caution", "Host-bound", late if len(seen) > 1 else ()),
-        ("caution", "Uneven steps", _uneven(study)),
+        ("caution", "Uneven steps", (f"{name}: {text}" for name, text in uneven if text)),
         ("caution", "The profiler may have slowed the host down", (text for one in told if late for text in _slowed(*one))),
     )  # fmt: skip
     banners = (Banner(level, title, tuple(_few(list(items)))) for level, title, items in found)
@@ -296,11 +298,6 @@ def _lost(trace: Trace, label: str) -> Iterator[str]:
             f"{label}: {counts.trailing} of these stand behind the end of the JSON and were not read, as where two traces were "
             "put into one file; give each trace a file of its own"
         )
-
-
-def _mended(trace: Trace, label: str) -> Iterator[str]:
-    if trace.counts.mended:
-        yield f"{label}: {trace.counts.mended} events were kept after bad characters or durations were replaced"
 
 
 def _unused(trace: Trace, label: str) -> Iterator[str]:
@@ -364,12 +361,6 @@ def _host_bound(seen: tables.DeviceFindings) -> Iterator[str]:
         )
 
 
-def _uneven(study: TraceStudy) -> Iterator[str]:
-    for one in tables.seen_devices(study):
-        if isinstance(one.steps, Steps) and (text := uneven_text(one.steps)):
-            yield f"{one.name}: {text}"
-
-
 def _slowed(trace: Trace, label: str) -> Iterator[str]:
     found = [key for key in _SLOWING_OPTIONS if trace.metadata.get(key) == "1"]
     if found:
@@ -385,7 +376,8 @@ def overview_section(study: TraceStudy) -> Section:
     devices = _devices(study)
     if devices:
         blocks.append(devices)
-    blocks.append(_files(study))
+    files = [of.file for of in tables.seen(study)]
+    blocks.append(table_of("Files that were read.", columns(tables.TraceFile), files, collapsed=len(files) > 8))
     metadata = _metadata(study)
     if metadata:
         blocks.append(metadata)
@@ -418,11 +410,6 @@ def _listed(numbers: Sequence[int]) -> str:
         else:
             runs.append([number])
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-
-
-def _files(study: TraceStudy) -> Table:
-    rows = [of.file for of in tables.seen(study)]
-    return table_of("Files that were read.", columns(tables.TraceFile), rows, collapsed=len(rows) > 8)
 
 
 def _metadata(study: TraceStudy) -> Table | None:

@@ -39,7 +39,7 @@ from strobe.perf.analysis.device.launch import (
     integrity,
 )
 from strobe.perf.analysis.structure.memory import MemoryRow, mib, recorded
-from strobe.perf.analysis.structure.steps import Steps, TraceStepRow
+from strobe.perf.analysis.structure.steps import Steps
 from strobe.perf.report.blocks.fields import spread
 from strobe.perf.report.blocks.kernels import Piece, class_table, draw_lanes, merged
 from strobe.perf.report.study import TraceStudy
@@ -517,7 +517,8 @@ def _stretches(study: TraceStudy) -> Iterator[tuple[str, DeviceView]]:
     for one in tables.seen_devices(study):
         view = one.view
         if one.of.window is None and isinstance(one.steps, Steps):
-            step = _median(one.steps.kept() or one.steps.steps)
+            ranked = sorted(one.steps.kept() or one.steps.steps, key=lambda step: (step.length_ns, step.start_ns))
+            step = ranked[(len(ranked) - 1) // 2]
             chosen = Window(start_ns=step.start_ns, end_ns=step.end_ns, label=step.step)
             what, part = _middle(step.step, view.within(chosen))
         else:
@@ -545,11 +546,6 @@ def _bounds(view: DeviceView, first: int, last: int) -> tuple[int, int]:
         edges += [slices.end[last - at].item()] if last in inside else []
         at = inside.stop
     return edges[0], edges[1]
-
-
-def _median(steps: Sequence[TraceStepRow]) -> TraceStepRow:
-    ranked = sorted(steps, key=lambda step: (step.length_ns, step.start_ns))
-    return ranked[(len(ranked) - 1) // 2]
 
 
 def _top_group(views: Iterable[DeviceView]) -> str:

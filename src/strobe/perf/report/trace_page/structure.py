@@ -330,7 +330,15 @@ def ranges_section(study: TraceStudy) -> Section | None:
 def _tables(name: str, ranges: Ranges, top: int) -> Iterator[Block]:
     for kind, title in _TITLES.items():
         if rows := ranges.of_kind(kind):
-            yield _ranges_table(f"{title}, {name}.", rows, ranges, top)
+            yield table_of(
+                f"{title}, {name}.",
+                columns(RangeRow, of=ranges),
+                rows,
+                top=top,
+                notes=("Only the exclusive column adds up.",),
+                sortable=True,
+                collapsed=min(len(rows), top + 1) > 12,
+            )
     notes = []
     if ranges.outside_events:
         notes.append(f"{name}: {ranges.outside_events} events were launched outside every range and module.")
@@ -344,12 +352,6 @@ def _tables(name: str, ranges: Ranges, top: int) -> Iterator[Block]:
         )
     if notes:
         yield Notes(tuple(notes))
-
-
-def _ranges_table(caption: str, rows: Sequence[RangeRow], ranges: Ranges, top: int) -> Table:
-    closed = min(len(rows), top + 1) > 12
-    notes = ("Only the exclusive column adds up.",)
-    return table_of(caption, columns(RangeRow, of=ranges), rows, top=top, notes=notes, sortable=True, collapsed=closed)
 
 
 def _flame(name: str, root: CallNode, top: int) -> Figure:
@@ -694,14 +696,9 @@ def _devices(found: Sequence[tuple[str, Communication]]) -> Table:
     return table_of("Communication of each device.", fields, found)
 
 
-def _collectives(study: TraceStudy) -> list[CollectiveRow]:
-    return sorted(
-        (row for of in tables.seen(study) for own in of.communication for row in own.kinds), key=lambda row: -row.exposed_ns
-    )
-
-
 def _kinds(study: TraceStudy) -> Table:
-    told, top = _collectives(study), study.options.top
+    rows = (row for of in tables.seen(study) for own in of.communication for row in own.kinds)
+    told, top = sorted(rows, key=lambda row: -row.exposed_ns), study.options.top
     fields = tables.on_devices(
         study,
         CollectiveRow,
