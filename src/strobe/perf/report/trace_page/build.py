@@ -9,10 +9,10 @@ from typing import Final, Literal
 from strobe.core.printable import first_of
 from strobe.perf.analysis.critical_path import CriticalPath, Lag, PathPartRow, WhatIfRow
 from strobe.perf.analysis.device.activity import HOST_LATE, DeviceRow
-from strobe.perf.analysis.device.host import BETWEEN, host_work
 from strobe.perf.analysis.device.kernels import KernelKind, kernel_kind
 from strobe.perf.analysis.device.launch import integrity
 from strobe.perf.analysis.structure.captures import holds_captures
+from strobe.perf.analysis.structure.host import BETWEEN, host_work
 from strobe.perf.analysis.structure.steps import Steps, TraceStepRow
 from strobe.perf.report.blocks.fields import page
 from strobe.perf.report.study import TraceStudy
