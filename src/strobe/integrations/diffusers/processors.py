@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from strobe.attention.dense.api import dense_attention, explain_dense
 from strobe.attention.impls import Choice
-from strobe.attention.sparse.coarse import forced_blocks
+from strobe.attention.sparse.coarse import budget, forced_blocks
 from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.sparse.share import share_held
 from strobe.attention.sparse.tiled import rotate
@@ -75,14 +75,21 @@ class SparseProcessor:
     @property
     def usual_sparsity(self) -> float:
         """Share of the key tiles that are skipped in the steps that are not dense as a whole; with a calibration their mean."""
-        kept = self.options.kept
-        return 0.0 if self.dense else self.options.sparsity if kept is None else fmean(step[self.name] for step in kept.values())
+        if self.dense:
+            return 0.0
+        return self.options.sparsity if self.options.kept is None else fmean(self._usual_skipped())
+
+    def _usual_skipped(self) -> tuple[float, ...]:
+        """Share of the key tiles that each head skips by a calibration, mean over steps."""
+        assert self.options.kept is not None
+        by_step = (step[self.name] for step in self.options.kept.values())
+        return tuple(1 - fmean(numbers) / self.options.tiles for numbers in zip(*by_step, strict=True))
 
     def sparsity_in(self, running: Pass) -> float:
-        """Share of the key tiles that are skipped in a forward pass."""
+        """Share of the key tiles that are skipped in a forward pass, mean over heads."""
         if running.dense or self.dense:
             return 0.0
-        return self.options.sparsity if running.skipped is None else running.skipped[self.name]
+        return self.options.sparsity if running.selected is None else 1 - fmean(running.selected[self.name]) / self.options.tiles
 
     def measure(self, q: Tensor, k: Tensor, running: Pass) -> None:
         """Add what the first key tiles of each selection hold to a calibration, if one is running.
@@ -176,39 +183,35 @@ class SparseProcessor:
             )
         sparsity = self.sparsity_in(running)
         dense = sparsity == 0 and gate is None
+        numbers = None if running.selected is None else running.selected[self.name]
         whole = () if dense else running.dense_rows
         if rope is not None and (dense or whole or exchange is not None):
             (q, k), rope = rotate(q, k, rope), None
         if exchange is not None:
             q, k, v = (exchange.scatter_heads(each) for each in (q, k, v))
             gate = None if gate is None else exchange.scatter_heads(gate)
+            numbers = None if numbers is None else exchange.own(numbers)
         if dense:
             self.measure(q, k, running)
             found = dense_attention(q, k, v, return_lse=return_lse)
         else:
-            found = self._sparse(q, k, v, running, gate, rope, return_lse)
+            given: dict[str, Any] = {"sparsity": sparsity} if numbers is None else {"topk": numbers}
+            found = self._sparse((q, k, v), running, gate=gate, rope=rope, return_lse=return_lse, **given)
         if whole:
             found = _with_dense(found, q, k, v, whole)
         return found if exchange is None else AttentionOutput(out=exchange.gather_heads(found.out), lse=None)
 
-    def _sparse(
-        self, q: Tensor, k: Tensor, v: Tensor, running: Pass, gate: Tensor | None, rope: Rope | None, return_lse: bool
-    ) -> AttentionOutput:
+    def _sparse(self, tensors: tuple[Tensor, Tensor, Tensor], running: Pass, **given: Any) -> AttentionOutput:
         options = self.options
         found = video_sparse_attention(
-            q,
-            k,
-            v,
+            *tensors,
             grid=running.grid,
             tile=options.tile,
-            sparsity=self.sparsity_in(running),
-            gate=gate,
-            rope=rope,
             forced=options.forced,
             impl=options.impl,
-            return_lse=return_lse,
             probe=running.queries,
             pool_skipped=options.pool_skipped,
+            **given,
         )
         if found.recall is not None:
             running.recalls.setdefault(self.name, []).append(found.recall)
@@ -233,6 +236,10 @@ class SparseProcessor:
             )
         if self.usual_sparsity == 0 and self.gate_owner is None:
             return explain_dense(q, q, q)
+        given: dict[str, Any] = {"sparsity": self.usual_sparsity}
+        if options.kept is not None:
+            tiles = tile_layout(grid, options.tile).num_tiles
+            given = {"topk": tuple(budget(None, skipped, 1, tiles)[0] for skipped in self._usual_skipped())}
         return explain_video(
             q,
             q,
@@ -240,10 +247,10 @@ class SparseProcessor:
             gate=None if self.gate_owner is None else q,
             grid=grid,
             tile=options.tile,
-            sparsity=self.usual_sparsity,
             forced=options.forced,
             impl=options.impl,
             pool_skipped=options.pool_skipped,
+            **given,
         )
 
 
