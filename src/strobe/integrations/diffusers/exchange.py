@@ -32,13 +32,8 @@ class HeadExchange:
         if num_heads % self.size:
             raise ConfigError(f"context parallelism: {num_heads} heads cannot be divided among {self.size} processes; use fewer")
         fewest, more = divmod(num_tokens, self.size)
-        self.tokens, self.rank = [fewest + (rank < more) for rank in range(self.size)], dist.get_rank(group)
-        self.here = self.tokens[self.rank]
-
-    def own(self, of_heads: tuple[int, ...]) -> tuple[int, ...]:
-        """Return what this process's heads have of something that every head of the model has."""
-        each = len(of_heads) // self.size
-        return of_heads[self.rank * each : (self.rank + 1) * each]
+        self.tokens = [fewest + (rank < more) for rank in range(self.size)]
+        self.here = self.tokens[dist.get_rank(group)]
 
     def scatter_heads(self, tensor: Tensor) -> Tensor:
         """Exchange this process's tokens, all heads, for all tokens of this process's heads."""

@@ -6,6 +6,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from diffusers.models.embeddings import apply_rotary_emb
 from diffusers.models.transformers.transformer_ltx2 import apply_interleaved_rotary_emb, apply_split_rotary_emb
 from torch import Tensor, nn
@@ -66,6 +67,11 @@ class SparseProcessor:
         """Whether the tokens are split over several processes (context parallelism)."""
         parallel = self._parallel_config
         return bool(parallel is not None and parallel.context_parallel_config is not None)
+
+    @property
+    def _group(self) -> Any:
+        """The processes of context parallelism."""
+        return self._parallel_config.context_parallel_config._flattened_mesh.get_group()
 
     @staticmethod
     def rope_of(pair: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -178,44 +184,56 @@ class SparseProcessor:
         exchange = None
         if self.split:
             t, h, w = running.grid
-            exchange = HeadExchange(
-                self._parallel_config.context_parallel_config._flattened_mesh.get_group(), t * h * w, q.shape[2]
-            )
+            exchange = HeadExchange(self._group, t * h * w, q.shape[2])
         sparsity = self.sparsity_in(running)
         dense = sparsity == 0 and gate is None
-        numbers = None if running.selected is None else running.selected[self.name]
         whole = () if dense else running.dense_rows
         if rope is not None and (dense or whole or exchange is not None):
             (q, k), rope = rotate(q, k, rope), None
         if exchange is not None:
             q, k, v = (exchange.scatter_heads(each) for each in (q, k, v))
             gate = None if gate is None else exchange.scatter_heads(gate)
-            numbers = None if numbers is None else exchange.own(numbers)
         if dense:
             self.measure(q, k, running)
             found = dense_attention(q, k, v, return_lse=return_lse)
         else:
-            given: dict[str, Any] = {"sparsity": sparsity} if numbers is None else {"topk": numbers}
-            found = self._sparse((q, k, v), running, gate=gate, rope=rope, return_lse=return_lse, **given)
+            found = self._sparse(q, k, v, running, gate, rope, return_lse)
         if whole:
             found = _with_dense(found, q, k, v, whole)
         return found if exchange is None else AttentionOutput(out=exchange.gather_heads(found.out), lse=None)
 
-    def _sparse(self, tensors: tuple[Tensor, Tensor, Tensor], running: Pass, **given: Any) -> AttentionOutput:
+    def _sparse(
+        self, q: Tensor, k: Tensor, v: Tensor, running: Pass, gate: Tensor | None, rope: Rope | None, return_lse: bool
+    ) -> AttentionOutput:
         options = self.options
         found = video_sparse_attention(
-            *tensors,
+            q,
+            k,
+            v,
             grid=running.grid,
             tile=options.tile,
+            gate=gate,
+            rope=rope,
             forced=options.forced,
             impl=options.impl,
+            return_lse=return_lse,
             probe=running.queries,
             pool_skipped=options.pool_skipped,
-            **given,
+            **self._wanted(running, q.shape[2]),
         )
         if found.recall is not None:
             running.recalls.setdefault(self.name, []).append(found.recall)
         return AttentionOutput(out=found.out, lse=found.lse)
+
+    def _wanted(self, running: Pass, heads: int) -> dict[str, Any]:
+        """Say how many key tiles the heads of this process see, as `video_sparse_attention` takes it."""
+        if running.selected is None:
+            return {"sparsity": self.sparsity_in(running)}
+        numbers = running.selected[self.name]
+        if self.split:
+            first = dist.get_rank(self._group) * heads
+            numbers = numbers[first : first + heads]
+        return {"topk": numbers}
 
     def explain(self, attn: nn.Module, grid: Triple | None = None) -> Choice[Any]:
         """Say which implementation the layer would run, and why each other was passed over. Nothing runs.
