@@ -138,13 +138,14 @@ def test_a_sharp_head_and_a_diffuse_one_keep_what_was_asked_with_numbers_of_thei
         assert found is not None
         return found[0]
 
-    torch.testing.assert_close(kept(numbers), shares, atol=1e-5, rtol=0)
-    assert (kept(numbers) >= keep - 1e-5).all()
+    near = tolerance("element", "float32")
+    torch.testing.assert_close(kept(numbers), shares, atol=near, rtol=near)
+    assert (kept(numbers) >= keep).all()
     for head in range(2):
         fewer = tuple(number - (each == head) for each, number in enumerate(numbers))
         assert min(fewer) == 0 or kept(fewer)[head] < keep
     one = 1 + int((held.mean(dim=0) < keep).sum())
-    assert numbers[0] < one < numbers[1] and kept(one)[1] < keep < kept(one).mean() + 1e-5
+    assert numbers[0] < one < numbers[1] and kept(one)[1] < keep <= kept(one).mean()
 
 
 def test_a_calibrated_pipeline_keeps_what_was_asked(tmp_path: Path) -> None:
