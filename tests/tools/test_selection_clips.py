@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import selection_clips
 import strobe
 from published import BENCHMARKS
 from selection_clips import METRICS, Trial, Variant, calibrated, measured, over_count, table, variants
@@ -126,6 +127,21 @@ def test_a_method_is_compared_with_a_count_clip_by_clip() -> None:
     assert over_count(counts, made("keep@0.99", 0.1, 60, 60, 60)) == {}, "beyond the counts nothing is said"
     page = table([*counts, made("keep@0.9", 0.3, 27, 36, 49)])
     assert page.count("\n") == 4 and page.splitlines()[2].endswith("|  |  |  |  |") and found["psnr"] in page
+
+
+def test_each_head_is_given_its_own_number_of_the_tiles_there_are(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[Any]()
+
+    def not_run(name: str, _: Trial, __: Tensor, choose: Any) -> Variant:
+        asked.append(choose)
+        return made(name, 0.5, 1, 2)
+
+    shares = {0.8: {(0, 0): (0.5, 0.0), (3, 1): (0.25, 0.9)}, 0.9: {(0, 0): (0.0, 0.0), (3, 1): (0.0, 0.05)}}
+    monkeypatch.setattr(selection_clips, "measured", not_run)
+    monkeypatch.setattr(selection_clips, "calibrated", lambda *_: shares)
+    variants(trial, trial, (), (), (0.8, 0.9))
+    given = [[choose(step, layer, 20)["topk"] for step, layer in ((0, 0), (3, 1))] for choose in asked]
+    assert given == [[(10, 20), (15, 2)], [(20, 20), (20, 19)]] and asked[0](0, 0, 7) == {"topk": (4, 7)}
 
 
 def test_the_same_clips_for_every_method(trial: Trial) -> None:
