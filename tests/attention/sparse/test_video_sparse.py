@@ -265,10 +265,11 @@ def test_there_is_a_bound_to_the_plans_that_are_kept(monkeypatch: pytest.MonkeyP
     video_plan._SEEN.clear()
     with torch.no_grad():
         for number in range(1, 12):
-            video_sparse_attention(q, k, v, grid=GRID, tile=(2, 2, 3), topk=number)
-            assert len(video_plan._SEEN) <= 3
             video_sparse_attention(q, k, v, grid=GRID, tile=(2, 2, 3), topk=(1, 2, 3, number))
-            assert max(map(len, video_plan._SEEN.values())) <= 4
+            assert [len(alike) for alike in video_plan._SEEN.values()] == [1 + (number - 1) % 4]
+        for number in range(1, 12):
+            video_sparse_attention(q, k, v, grid=GRID, tile=(2, 2, 3), topk=number)
+            assert len(video_plan._SEEN) == 1 + number % 3
 
 
 def test_forced_tiles_are_always_there() -> None:
