@@ -3,7 +3,7 @@
 `python tools/selection_clips.py --clips 64 --out clips.json` prints a table in Markdown; the file has the numbers of every clip.
 
 Every denoise pass attends sparsely in every layer, over the whole window; the pass that writes a finished frame block is dense.
-`count` and the others are those of `strobe bench attention --captured`. `keep` is a count for each layer and denoise step, found
+`count` and the others are those of `strobe bench attention --captured`. `keep` is a count for each head and denoise step, found
 by the rule of `calibrate` in dense clips of other prompts and another seed.
 """
 
@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 import strobe
+from strobe.attention.sparse.coarse import budget
 from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.sparse.share import share_held
 from strobe.bench.attention.run import METHODS, SHARES
@@ -51,8 +52,8 @@ RESAMPLED: Final = 2000
 """Draws of the bootstrap over clips."""
 
 Triple = tuple[int, int, int]
-Choose = Callable[[int, int], Mapping[str, Any]]
-"""Options of `video_sparse_attention`, by denoise step and layer."""
+Choose = Callable[[int, int, int], Mapping[str, Any]]
+"""Options of `video_sparse_attention`, by denoise step, layer and number of key tiles."""
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -126,8 +127,8 @@ class Variant:
     values: dict[str, list[float]] = field(default_factory=dict)
 
 
-def calibrated(trial: Trial, keeps: Sequence[float]) -> dict[float, dict[tuple[int, int], float]]:
-    """Return the share that each step and layer skips to keep a share of the weight, from dense clips, windows that are full."""
+def calibrated(trial: Trial, keeps: Sequence[float]) -> dict[float, dict[tuple[int, int], tuple[float, ...]]]:
+    """Return what each head skips to keep a share of the weight, by step and layer, from windows that are full in dense clips."""
     held: defaultdict[tuple[int, int], defaultdict[int, Tensor | float]] = defaultdict(lambda: defaultdict(float))
 
     def denoise(step: int, layer: int) -> Attend:
@@ -140,7 +141,10 @@ def calibrated(trial: Trial, keeps: Sequence[float]) -> dict[float, dict[tuple[i
 
     trial.run(denoise)
     full = max(next(iter(held.values())))
-    return {keep: {at: 1 - tiles_that_keep(each[full], keep, 1)[0] / full for at, each in held.items()} for keep in keeps}
+    return {
+        keep: {at: tuple(1 - number / full for number in tiles_that_keep(each[full], keep, 1)[0]) for at, each in held.items()}
+        for keep in keeps
+    }
 
 
 def measured(name: str, trial: Trial, dense: Tensor, choose: Choose) -> Variant:
@@ -150,13 +154,14 @@ def measured(name: str, trial: Trial, dense: Tensor, choose: Choose) -> Variant:
     def denoise(step: int, layer: int) -> Attend:
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             nonlocal seen, pairs
+            tiles = tile_layout(trial.grid(k), trial.tile).num_tiles
             found = strobe.video_sparse_attention(
                 q, k, v, grid=trial.grid(q), kv_grid=trial.grid(k), tile=trial.tile, kv_tile=trial.tile, probe=PROBED,
-                **choose(step, layer),
+                **choose(step, layer, tiles),
             )  # fmt: skip
             assert found.recall is not None
             counts = found.selection.counts
-            seen, pairs = seen + float(counts.sum()), pairs + counts.numel() * found.kv_tiles.num_tiles
+            seen, pairs = seen + float(counts.sum()), pairs + counts.numel() * tiles
             kept.append(float(found.recall.mean()))
             return found.out
 
@@ -185,7 +190,12 @@ def variants(
             given = METHODS[method](level)
             found.append(measured(f"{method}@{level:g}", trial, dense, lambda *_, given=given: given))
     for keep, skipped in calibrated(other, keeps).items() if keeps else ():
-        choose: Choose = lambda *at, skipped=skipped: {"sparsity": skipped[at]}  # noqa: E731
+
+        def choose(
+            step: int, layer: int, tiles: int, shares: Mapping[tuple[int, int], tuple[float, ...]] = skipped
+        ) -> dict[str, Any]:
+            return {"topk": tuple(budget(None, share, 1, tiles)[0] for share in shares[step, layer])}
+
         found.append(measured(f"keep@{keep:g}", trial, dense, choose))
     return found
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import selection_clips
 import strobe
 from published import BENCHMARKS
 from selection_clips import METRICS, Trial, Variant, calibrated, measured, over_count, table, variants
@@ -45,10 +46,10 @@ def test_a_clip_is_held_against_that_of_its_prompt_and_seed(trial: Trial, dense:
 
 def test_denoise_passes_are_sparse_and_the_pass_that_writes_is_dense(trial: Trial, dense: Tensor) -> None:
     """Tiles and weights counted by hand, in float64, over the keys that the layers were given."""
-    seen, asked = list[tuple[int, int, int]](), list[tuple[int, int]]()
+    seen, asked = list[tuple[int, int, int]](), list[tuple[int, int, int]]()
 
-    def choose(step: int, layer: int) -> dict[str, Any]:
-        asked.append((step, layer))
+    def choose(step: int, layer: int, tiles: int) -> dict[str, Any]:
+        asked.append((step, layer, tiles))
         return {"sparsity": 0.5}
 
     def count(step: int, layer: int) -> Any:
@@ -62,13 +63,14 @@ def test_denoise_passes_are_sparse_and_the_pass_that_writes_is_dense(trial: Tria
     passes = [(step, layer, frames) for frames in (3, 6) for step in range(4) for layer in range(2)]
     assert seen == passes
     found = measured("count@0.5", trial, dense, choose)
-    assert asked == [(step, layer) for step, layer, _ in passes]
+    of_frame = math.prod(trial.frame) // 8
+    assert asked == [(step, layer, frames * of_frame) for step, layer, frames in passes]
     assert found.skipped == pytest.approx(0.5) and 0.5 < found.kept < 1
     assert all(len(found.values[metric]) == 2 for metric in METRICS)
     assert max(found.values["psnr"]) < 60 and statistics.fmean(found.values["temporal_difference"]) > 0
 
 
-def test_numbers_that_keep_are_the_fewest_of_a_layer_and_step(trial: Trial) -> None:
+def test_numbers_that_keep_are_the_fewest_of_a_head_and_step(trial: Trial) -> None:
     held: dict[tuple[int, int], list[Tensor]] = {}
 
     def denoise(step: int, layer: int) -> Any:
@@ -88,7 +90,7 @@ def test_numbers_that_keep_are_the_fewest_of_a_layer_and_step(trial: Trial) -> N
                 asking = torch.linspace(0, q.shape[1] - 1, min(64, q.shape[1])).round().long()
                 rows = order[:, :, tiles[: q.shape[1]][asking]]
                 shares = by_tile[:, :, asking].gather(-1, rows).cumsum(-1)
-                held.setdefault((step, layer), []).append(shares.mean((0, 1, 2)))
+                held.setdefault((step, layer), []).append(shares.mean((0, 2)))
             return strobe.dense_attention(q, k, v).out
 
         return attend
@@ -97,11 +99,13 @@ def test_numbers_that_keep_are_the_fewest_of_a_layer_and_step(trial: Trial) -> N
     found = calibrated(trial, (0.5, 0.8))
     for keep, skipped in found.items():
         assert skipped.keys() == held.keys() and len(skipped) == 8
-        for at, share in skipped.items():
-            curve = torch.stack(held[at]).mean(0)
-            fewest = int((curve < keep).sum()) + 1
-            assert round((1 - share) * len(curve)) == fewest
+        for at, shares in skipped.items():
+            curves = torch.stack(held[at]).mean(0)
+            assert len(shares) == len(curves)
+            for share, curve in zip(shares, curves, strict=True):
+                assert round((1 - share) * len(curve)) == int((curve < keep).sum()) + 1
     assert len({*found[0.8].values()}) > 1, "numbers differ by layer and step"
+    assert any(len({*shares}) > 1 for shares in found[0.8].values()), "and by head"
 
 
 def made(name: str, skipped: float, *psnr: float) -> Variant:
@@ -125,11 +129,27 @@ def test_a_method_is_compared_with_a_count_clip_by_clip() -> None:
     assert page.count("\n") == 4 and page.splitlines()[2].endswith("|  |  |  |  |") and found["psnr"] in page
 
 
+def test_each_head_is_given_its_own_number_of_the_tiles_there_are(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[Any]()
+
+    def not_run(name: str, _: Trial, __: Tensor, choose: Any) -> Variant:
+        asked.append(choose)
+        return made(name, 0.5, 1, 2)
+
+    shares = {0.8: {(0, 0): (0.5, 0.0), (3, 1): (0.25, 0.9)}, 0.9: {(0, 0): (0.0, 0.0), (3, 1): (0.0, 0.05)}}
+    monkeypatch.setattr(selection_clips, "measured", not_run)
+    monkeypatch.setattr(selection_clips, "calibrated", lambda *_: shares)
+    variants(trial, trial, (), (), (0.8, 0.9))
+    given = [[choose(step, layer, 20)["topk"] for step, layer in ((0, 0), (3, 1))] for choose in asked]
+    assert given == [[(10, 20), (15, 2)], [(20, 20), (20, 19)]] and asked[0](0, 0, 7) == {"topk": (4, 7)}
+
+
 def test_the_same_clips_for_every_method(trial: Trial) -> None:
     other = replace(trial, seed=4)
     found = variants(trial, other, (0.5,), ("count", "corrected"), (0.8,))
     assert [each.name for each in found] == ["count@0.5", "corrected@0.5", "keep@0.8"]
     assert found[0].skipped == found[1].skipped != found[2].skipped
+    assert 0.7 < found[2].kept < 0.95
     assert found[0].values["psnr"] != found[1].values["psnr"]
 
 

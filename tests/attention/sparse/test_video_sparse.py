@@ -221,6 +221,57 @@ def test_heads_may_have_budgets_of_their_own() -> None:
         torch.testing.assert_close(mixed.out[:, :, heads], alone.out[:, :, heads])
 
 
+def test_gradients_of_heads_with_budgets_of_their_own() -> None:
+    tensors = [each.requires_grad_() for each in _qkv()]
+    options: dict[str, Any] = {"grid": GRID, "tile": (2, 2, 3)}
+
+    def gradients(topk: int | tuple[int, ...], heads: list[int]) -> list[Tensor]:
+        out = video_sparse_attention(*tensors, topk=topk, **options).out
+        return [*torch.autograd.grad(out[:, :, heads].square().sum(), tensors)]
+
+    mixed = gradients((1, 5, 5, 12), [0, 1, 2, 3])
+    alone = [gradients(number, heads) for number, heads in ((1, [0]), (5, [1, 2]), (12, [3]))]
+    for found, *parts in zip(mixed, *alone, strict=True):
+        torch.testing.assert_close(found, sum(parts))
+
+
+def test_plans_that_differ_in_the_numbers_of_heads_are_found_again_and_share_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them than of other plans; and what only compares equal is refused, as a first call is."""
+    q, k, v = _qkv()
+    monkeypatch.setattr(video_plan, "_MOST_SEEN", 3)
+    video_plan._SEEN.clear()
+    options: dict[str, Any] = {"grid": GRID, "tile": (2, 2, 3), "forced": Forced(own=True)}
+    sets = [(1, 1 + number % 3, 1 + number // 3, 12) for number in range(20)]
+    with torch.no_grad():
+        first = [video_sparse_attention(q, k, v, topk=numbers, **options) for numbers in sets]
+        assert len(video_plan._SEEN) == 1
+        plans = [plan for alike in video_plan._SEEN.values() for plan in alike.values()]
+        assert len(plans) == 20 and len({id(plan.plan.wish.forced) for plan in plans}) == 1
+        with pytest.raises(ConfigError, match="topk: got 1.0"):
+            video_sparse_attention(q, k, v, topk=(1.0, 1, 1, 12), **options)
+        monkeypatch.setattr(video, "_call_of", lambda *_, **__: pytest.fail("the call was checked again"))
+        for numbers, found in zip(sets, first, strict=True):
+            again = video_sparse_attention(q, k, v, topk=numbers, **options)
+            assert torch.equal(again.out, found.out) and again.selection.counts[0, :, 0].tolist() == [*numbers]
+        for others in ((1, 1, 12, 1), (2, 1, 1, 12), [1, 1, 1, 12], 2):
+            with pytest.raises(pytest.fail.Exception, match="the call was checked again"):
+                video_sparse_attention(q, k, v, topk=others, **options)
+
+
+def test_there_is_a_bound_to_the_plans_that_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = _qkv()
+    monkeypatch.setattr(video_plan, "_MOST_SEEN", 3)
+    monkeypatch.setattr(video_plan, "_MOST_NUMBERS", 4)
+    video_plan._SEEN.clear()
+    with torch.no_grad():
+        for number in range(1, 12):
+            video_sparse_attention(q, k, v, grid=GRID, tile=(2, 2, 3), topk=(1, 2, 3, number))
+            assert [len(alike) for alike in video_plan._SEEN.values()] == [1 + (number - 1) % 4]
+        for number in range(1, 12):
+            video_sparse_attention(q, k, v, grid=GRID, tile=(2, 2, 3), topk=number)
+            assert len(video_plan._SEEN) == 1 + number % 3
+
+
 def test_forced_tiles_are_always_there() -> None:
     q, k, v = _qkv((6, 5, 6))
     found = video_sparse_attention(q, k, v, grid=(6, 5, 6), tile=(2, 3, 3), topk=5, forced=Forced(own=True, first_frames=1))

@@ -5,24 +5,29 @@ from __future__ import annotations
 import json
 import math
 import threading
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
-from diffusers import FlowMatchHeunDiscreteScheduler, WanPipeline
+from diffusers import FlowMatchEulerDiscreteScheduler, FlowMatchHeunDiscreteScheduler, WanPipeline
+from hypothesis import strategies as st
 from torch import Tensor
 
 from strobe.attention.sparse import video_plan
 from strobe.attention.sparse.coarse import Forced, forced_blocks
 from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.sparse.share import share_held
+from strobe.attention.sparse.video import explain_video, video_sparse_attention
 from strobe.core.errors import ConfigError
 from strobe.core.tolerances import tolerance
-from strobe.integrations.diffusers import Calibration, calibrate, sparsify
+from strobe.integrations.diffusers import Calibration, calibrate, processors, sparsify
 from strobe.integrations.diffusers.forward import Pass
-from strobe.integrations.diffusers.keep import tiles_that_keep
+from strobe.integrations.diffusers.keep import read_calibration, tiles_that_keep, write_calibration
 from strobe.integrations.diffusers.processors import SparseProcessor
 from tiny_pipelines import Case, CosmosLoop, cosmos, gates, hunyuan, hunyuan15, ltx2, wan, wan_pipeline
 
@@ -86,15 +91,61 @@ def test_the_share_over_other_keys_than_the_queries_own_is_a_plain_sum_too() -> 
     torch.testing.assert_close(found.double(), expected, atol=near, rtol=near)
 
 
-def test_the_fewest_tiles_that_keep_it_and_no_more_numbers_than_plans_are_kept() -> None:
+def test_the_fewest_tiles_that_keep_it_in_each_head_and_no_more_numbers_than_settings_are_kept() -> None:
     held = torch.tensor([[0.5, 0.75, 1.0, 1.0], [0.25, 0.5, 0.75, 1.0]]) * 6  # of six passes
-    for keep, fewest, number in ((0.3, 1, 1), (0.375, 1, 1), (0.4, 1, 2), (0.7, 1, 3), (0.95, 1, 4), (0.3, 3, 3)):
+    for keep, fewest, numbers in (
+        (0.2, 1, (1, 1)), (0.3, 1, (1, 2)), (0.5, 1, (1, 2)), (0.6, 1, (2, 3)), (0.95, 1, (3, 4)), (0.3, 3, (3, 3)),
+    ):  # fmt: skip
         found, shares = tiles_that_keep(held, keep, fewest)
-        assert found == number and torch.equal(shares, held[:, number - 1] / 6)
+        assert found == numbers
+        assert shares.tolist() == [held[head, number - 1] / 6 for head, number in enumerate(numbers)]
     many = torch.arange(1, 1001).float()[None]
-    numbers = {tiles_that_keep(many, keep / 1000, 1)[0] for keep in range(1, 1000)}
-    assert len(numbers) <= 64 and max(numbers) == 1000
-    assert all(tiles_that_keep(many, keep / 1000, 1)[0] >= keep for keep in range(1, 1000))
+    every = {tiles_that_keep(many, keep / 1000, 1)[0] for keep in range(1, 1000)}
+    assert len(every) <= 64 and max(every) == (1000,)
+
+
+@hypothesis.given(st.integers(1, 5), st.integers(1, 300), st.integers(0, 2**31), st.floats(0.01, 0.999), st.data())
+def test_every_head_keeps_the_share_by_itself(heads: int, tiles: int, seed: int, keep: float, data: st.DataObject) -> None:
+    """Against weights in float64, added up one after the other; numbers are whole steps of so many that 64 differ at most."""
+    fewest = data.draw(st.integers(1, tiles))
+    generator = torch.Generator().manual_seed(seed)
+    sharp = torch.rand(heads, 1, generator=generator, dtype=torch.float64) * 8
+    weights = torch.softmax(sharp * torch.randn(heads, tiles, generator=generator, dtype=torch.float64), dim=-1)
+    numbers, shares = tiles_that_keep(3 * weights.cumsum(dim=-1), keep, fewest)
+    step = math.ceil(tiles / 64)
+    for of_head, number, share in zip(weights.tolist(), numbers, shares.tolist(), strict=True):
+        assert number >= fewest and (number % step == 0 or number == tiles)
+        assert share == pytest.approx(sum(of_head[:number]))
+        assert share > keep - 1e-12
+        former = (number - 1) // step * step
+        assert former < fewest or sum(of_head[:former]) < keep + 1e-12, "a step fewer does not keep it"
+
+
+def test_a_sharp_head_and_a_diffuse_one_keep_what_was_asked_with_numbers_of_their_own() -> None:
+    """Measured by attention itself: with the mean's one number for both, the diffuse head keeps less."""
+    grid, keep = (4, 8, 8), 0.9
+    layout = tile_layout(grid, (2, 4, 4))
+    generator = torch.Generator().manual_seed(0)
+    places = torch.randn(layout.num_tiles, 8, generator=generator)[layout.rows() // layout.block]
+    q = torch.stack([6 * places, 0.2 * torch.randn(256, 8, generator=generator)], dim=1)[None]
+    k = torch.stack([places, torch.randn(256, 8, generator=generator)], dim=1)[None]
+    held = share_held(q, k, layout)
+    numbers, shares = tiles_that_keep(held, keep, 1)
+    assert numbers[0] < 3 and numbers[1] > 6
+
+    def kept(topk: Any) -> Tensor:
+        found = video_sparse_attention(q, k, k, grid=grid, tile=(2, 4, 4), topk=topk, probe=64).recall
+        assert found is not None
+        return found[0]
+
+    near = tolerance("element", "float32")
+    torch.testing.assert_close(kept(numbers), shares, atol=near, rtol=near)
+    assert (kept(numbers) >= keep).all()
+    for head in range(2):
+        fewer = tuple(number - (each == head) for each, number in enumerate(numbers))
+        assert min(fewer) == 0 or kept(fewer)[head] < keep
+    one = 1 + int((held.mean(dim=0) < keep).sum())
+    assert numbers[0] < one < numbers[1] and kept(one)[1] < keep <= kept(one).mean()
 
 
 def test_a_calibrated_pipeline_keeps_what_was_asked(tmp_path: Path) -> None:
@@ -104,7 +155,10 @@ def test_a_calibrated_pipeline_keeps_what_was_asked(tmp_path: Path) -> None:
     assert torch.equal(run(pipe), dense), "calibrate leaves the pipeline as it was"
     assert found.grid == (5, 6, 7) and found.tile == TILE and found.steps == 3 and found.tiles == 27
     assert {name: sorted(steps) for name, steps in found.selected.items()} == {"transformer": [0], "transformer_2": [1, 2]}
-    assert found.kept >= KEEP and 0 < found.worst < found.kept and 0 < found.sparsity < 1
+    assert KEEP <= found.worst < found.kept < 1 and 0 < found.sparsity < 1
+    layers = [numbers for steps in found.selected.values() for step in steps.values() for numbers in step.values()]
+    assert len(layers) == 9 and all(len(numbers) == 2 for numbers in layers) and any(len({*numbers}) > 1 for numbers in layers)
+    assert found.sparsity == pytest.approx(1 - sum(map(sum, layers)) / 18 / 27, abs=0.02)
     with sparsify(pipe, keep=tmp_path / "kept.json") as handle:
         with handle.recalls(64) as recalls:
             for seed in (1, 2):
@@ -132,8 +186,8 @@ def test_steps_are_told_apart_by_their_place(tmp_path: Path) -> None:
     pipe, file = wan_pipeline(), tmp_path / "kept.json"
     calibrated(pipe, file)
     document = json.loads(file.read_text())
-    for step, number in enumerate((27, 9, 3)):
-        document["selected"]["transformer"][str(step)] = dict.fromkeys(document["selected"]["transformer"]["0"], number)
+    for step, numbers in enumerate(((27, 27), (7, 11), (1, 5))):
+        document["selected"]["transformer"][str(step)] = dict.fromkeys(document["selected"]["transformer"]["0"], numbers)
     file.write_text(json.dumps(document))
     shares = [0, 18 / 27, 24 / 27]
     assert seen_shares(pipe, 3, keep=file) == pytest.approx(shares)
@@ -144,14 +198,126 @@ def test_steps_are_told_apart_by_their_place(tmp_path: Path) -> None:
     assert seen_shares(pipe, 3, keep=file) == pytest.approx([0, 0, 18 / 27, 18 / 27, 24 / 27])
 
 
-def test_calls_are_planned_once_for_each_number_of_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def with_numbers(file: Path, of_layer: Callable[[int, int], Sequence[int]]) -> Path:
+    """Write other numbers of the heads into a calibration, by step and layer."""
+    document = json.loads(file.read_text())
+    for step, layers in document["selected"]["transformer"].items():
+        for place, layer in enumerate(layers):
+            layers[layer] = of_layer(int(step), place)
+    file.write_text(json.dumps(document))
+    return file
+
+
+def test_each_head_of_each_layer_and_step_sees_its_own_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe, file = wan_pipeline(), tmp_path / "kept.json"
-    found = calibrated(pipe, file)
-    numbers = {number for steps in found.selected.values() for step in steps.values() for number in step.values()}
-    planned, plan = list[float | None](), video_plan._planned
+    calibrated(pipe, file)
+    with_numbers(file, lambda step, layer: (1 + step, 27 - layer))
+    seen = list[tuple[int, ...]]()
+
+    def watched(*tensors: Tensor, **options: Any) -> Any:
+        found = video_sparse_attention(*tensors, **options)
+        numbers = found.selection.counts[0, :, 0].tolist()
+        assert (found.selection.counts == found.selection.counts.new_tensor(numbers)[:, None]).all()
+        seen.append(tuple(numbers))
+        return found
+
+    asked = list[tuple[int, ...]]()
+
+    def explained(*tensors: Tensor, **options: Any) -> Any:
+        asked.append(options["topk"])
+        return explain_video(*tensors, **options)
+
+    monkeypatch.setattr(processors, "video_sparse_attention", watched)
+    with sparsify(pipe, keep=file) as handle:
+        run(pipe, guidance_scale=1.0)
+        rows = handle.report().layers
+        monkeypatch.setattr(processors, "explain_video", explained)
+        assert "key tiles" in str(handle.report()) and asked == [(2, 27), (2, 26), (2, 25)]
+    assert seen == [(1 + step, 27 - layer) for step in range(3) for layer in range(3)]
+    assert [row.selected for row in rows] == [14.5, 14, 13.5] and [row.sparsity for row in rows] == pytest.approx(
+        [1 - (29 - layer) / 54 for layer in range(3)]
+    )
+
+
+def test_gradients_of_heads_with_numbers_of_their_own(tmp_path: Path) -> None:
+    """Those of attention over a mask of every pair of tokens, which the reference forms; equal numbers are one sparsity."""
+    pipe, file = wan_pipeline(), tmp_path / "kept.json"
+    calibrated(pipe, file)
+    scheduler = FlowMatchHeunDiscreteScheduler()
+    scheduler.set_timesteps(2)
+
+    def gradient(**options: Any) -> Tensor:
+        case = wan()
+        case.model.requires_grad_(True)
+        latents = case.arguments["hidden_states"].clone().requires_grad_()
+        told = {"hidden_states": latents, "attention_kwargs": {"denoise_step": scheduler}, "return_dict": False}
+        with sparsify(case.model, **options):
+            case.model(**case.arguments | told)[0].square().sum().backward()
+        assert latents.grad is not None
+        return torch.cat([latents.grad.flatten(), *(each.attn1.to_k.weight.grad.flatten() for each in case.model.blocks)])
+
+    def of_transformer(numbers: tuple[int, int]) -> Path:
+        document = json.loads(with_numbers(file, lambda *_: numbers).read_text())
+        document |= {"models": {"": document["models"]["transformer"]}, "selected": {"": document["selected"]["transformer"]}}
+        (tmp_path / "one.json").write_text(json.dumps(document))
+        return tmp_path / "one.json"
+
+    found = gradient(keep=of_transformer((3, 20)))
+    wanted = gradient(keep=of_transformer((3, 20)), impl="reference")
+    assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+    assert torch.equal(gradient(keep=of_transformer((9, 9))), gradient(sparsity=18 / 27, tile=TILE))
+    assert (found - gradient(keep=of_transformer((20, 3)))).abs().max() > 1e-3 * wanted.abs().max()
+
+
+def test_calls_of_two_threads_at_two_steps_do_not_meet(tmp_path: Path) -> None:
+    file, given = tmp_path / "kept.json", wan()
+    schedulers = [FlowMatchEulerDiscreteScheduler() for _ in range(2)]
+    for step, scheduler in enumerate(schedulers):
+        scheduler.set_timesteps(2)
+        scheduler._step_index = step
+    told = [{"attention_kwargs": {"denoise_step": scheduler}} for scheduler in schedulers]
+    calibrate(given.model, lambda: [given.run(**each) for each in told], keep=KEEP, tile=TILE, file=file)
+    document = json.loads(file.read_text())
+    for step, layers in document["selected"][""].items():
+        document["selected"][""][step] = dict.fromkeys(layers, (2, 20) if step == "0" else (20, 2))
+    file.write_text(json.dumps(document))
+    meeting, found = threading.Barrier(2), dict[int, Tensor]()
+
+    def wait(*_: Any) -> None:
+        meeting.wait(60)
+
+    with sparsify(given.model, keep=file):
+        alone = [given.run(**each) for each in told]
+        for block in given.model.blocks:
+            block.attn1.register_forward_pre_hook(wait)
+        threads = [threading.Thread(target=lambda at=at: found.update({at: given.run(**told[at])})) for at in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not torch.equal(*alone) and all(torch.equal(found[at], alone[at]) for at in range(2))
+
+
+def test_what_is_written_is_read() -> None:
+    numbers = {"transformer": {0: {"a": (1, 27), "b": (3, 3)}, 7: {"a": (27, 27), "b": (2, 1)}}}
+    made = Calibration(
+        keep=0.9, kept=0.95, worst=0.91, models={"transformer": "0" * 16}, grid=(5, 6, 7), tile=TILE,
+        forced=Forced(own=True, last_frames=2), tiles=27, steps=8, selected=numbers,
+    )  # fmt: skip
+    with TemporaryDirectory() as folder:
+        write_calibration(made, Path(folder) / "kept.json")
+        assert read_calibration(Path(folder) / "kept.json", {"transformer": {"a": 2, "b": 2}}) == made
+    assert made.sparsity == made.sparsity_of("transformer") == pytest.approx(1 - 91 / 8 / 27)
+
+
+def test_calls_are_planned_once_for_each_set_of_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe, file = wan_pipeline(), tmp_path / "kept.json"
+    calibrated(pipe, file)
+    with_numbers(file, lambda step, layer: (27, 27) if step == layer else (5, 20 + step + layer))
+    planned, plan = list[tuple[int, ...]](), video_plan._planned
 
     def planning(call: Any) -> Any:
-        planned.append(call.options.sparsity)
+        planned.append(call.options.topk)
         return plan(call)
 
     monkeypatch.setattr(video_plan, "_planned", planning)
@@ -160,14 +326,12 @@ def test_calls_are_planned_once_for_each_number_of_tiles(tmp_path: Path, monkeyp
     with sparsify(pipe, keep=file), torch.no_grad():
         for _ in range(2):
             run(pipe)
-    assert len(planned) == len(numbers - {found.tiles})
+    assert sorted(planned) == [(5, 21), (5, 22), (5, 23)]
 
 
 @pytest.mark.parametrize("case", [ltx2, hunyuan, hunyuan15])
 def test_every_family_is_measured(case: Any, tmp_path: Path) -> None:
     """Called by hand, the scheduler tells the step."""
-    from diffusers import FlowMatchEulerDiscreteScheduler
-
     scheduler = FlowMatchEulerDiscreteScheduler()
     scheduler.set_timesteps(2)
     given: Case = case()
@@ -264,8 +428,8 @@ def test_what_was_not_calibrated_is_refused(tmp_path: Path) -> None:
     other = wan_pipeline()
     with torch.no_grad():
         other.transformer.blocks[1].attn1.to_q.bias += 0.1
-    few = {"transformer": {0: {"blocks.0.attn1.processor": 3}}}
-    many = {"transformer": {0: dict.fromkeys(found.selected["transformer"][0], 28)}}
+    names = found.selected["transformer"][0]
+    few = {"transformer": {0: {"blocks.0.attn1.processor": (3, 3)}}}
     wrong: list[tuple[Any, dict[str, Any], str]] = [
         (
             other,
@@ -275,12 +439,12 @@ def test_what_was_not_calibrated_is_refused(tmp_path: Path) -> None:
         (
             wan_pipeline(experts=2),
             {"keep": file},
-            "not have 1 to 27 tiles for every layer of transformer_2; calibrate again",
+            "not have 1 to 27 tiles for every head of transformer_2; calibrate again",
         ),
         (
             pipe,
             {"keep": broken(file, selected=few)},
-            "not have 1 to 27 tiles for every layer of transformer; calibrate again",
+            "not have 1 to 27 tiles for every head of transformer; calibrate again",
         ),
         (pipe, {"keep": file, "sparsity": 0.5}, "keep: got .*kept.json beside sparsity=0.5; give sparsity='auto' and gates=None"),
         (pipe, {"keep": file, "gates": gates()}, "beside trained gates, which have a sparsity of their own"),
@@ -292,8 +456,12 @@ def test_what_was_not_calibrated_is_refused(tmp_path: Path) -> None:
     for given, options, message in wrong:
         with pytest.raises(ConfigError, match=message):
             sparsify(given, **options)
-    with pytest.raises(ConfigError, match="does not have 1 to 27 tiles"):
-        sparsify(pipe, keep=broken(file, selected=many))
+    for numbers in ((28, 3), (3, 28), (0, 3), (3,), (3, 3, 3), ()):
+        others = names | {"blocks.1.attn1.processor": numbers}
+        with pytest.raises(ConfigError, match="does not have 1 to 27 tiles for every head of transformer; calibrate again"):
+            sparsify(pipe, keep=broken(file, selected={"transformer": {0: names, 1: others}}))
+    with pytest.raises(ConfigError, match="other.json is no calibration .Expected `array`, got `int`.*; calibrate again"):
+        sparsify(pipe, keep=broken(file, selected={"transformer": {0: dict.fromkeys(names, 3)}}))
     for text in ("{", "[]", '{"keep": "much"}'):
         (tmp_path / "damaged.json").write_text(text)
         with pytest.raises(ConfigError, match="damaged.json is no calibration .*; calibrate again"):

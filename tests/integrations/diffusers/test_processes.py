@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
-from diffusers import ContextParallelConfig
+from diffusers import ContextParallelConfig, FlowMatchEulerDiscreteScheduler
 
 from strobe.core.errors import ConfigError
-from strobe.integrations.diffusers import sparsify
+from strobe.integrations.diffusers import calibrate, sparsify
 from strobe.integrations.diffusers.exchange import HeadExchange
 from tiny_pipelines import Case, gates, hunyuan, ltx2, wan
 
@@ -38,6 +39,26 @@ SPLITS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 }
 
 
+def told() -> dict[str, Any]:
+    """The first step of one, as a caller of a transformer tells it."""
+    scheduler = FlowMatchEulerDiscreteScheduler()
+    scheduler.set_timesteps(1)
+    return {"attention_kwargs": {"denoise_step": scheduler}}
+
+
+def kept(folder: Path) -> torch.Tensor:
+    """Calibrate, give the two heads very different numbers, and compute in one process."""
+    case, file = wan(1), folder / "kept.json"
+    calibrate(case.model, lambda: case.run(**told()), keep=0.5, tile=(3, 2, 4), file=file)
+    document = json.loads(file.read_text())
+    document["selected"][""]["0"] = dict.fromkeys(document["selected"][""]["0"], (1, 9))
+    file.write_text(json.dumps(document))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="quality not measured")
+        with sparsify(case.model, keep=file):
+            return case.run(**told())
+
+
 def _rank(rank: int, store: str, folder: str) -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
@@ -57,6 +78,10 @@ def _rank(rank: int, store: str, folder: str) -> None:
             handle.restore()
             if "ring_degree" not in split:  # diffusers has no ring on a CPU
                 found[name + ", restored"] = case.run()
+        case = wan(1)
+        with sparsify(case.model, keep=Path(folder) / "kept.json"):
+            case.model.enable_parallelism(config=ContextParallelConfig(ulysses_degree=2))
+            found["kept"] = case.run(**told())
         three = wan(1, heads=3, head_dim=8)
         three.model.enable_parallelism(config=ContextParallelConfig(ulysses_degree=2))
         with sparsify(three.model, **OPTIONS), pytest.raises(ConfigError, match="3 heads cannot be divided among 2 processes"):
@@ -81,8 +106,10 @@ def _uneven() -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.rest
 def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
+    kept_in_one = kept(tmp_path)
     processes.spawn(_rank, (str(tmp_path / "store"), str(tmp_path)), nprocs=2)
-    told = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    results = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    assert all((found["kept"] - kept_in_one).abs().max() <= 1e-5 for found in results)
     for name, (make, _, options) in SPLITS.items():
         case = make()
         dense = case.run()
@@ -90,11 +117,11 @@ def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
             warnings.filterwarnings("ignore", message="quality not measured")
             with sparsify(case.model, **options):
                 wanted = case.run()
-        for found in told:
+        for found in results:
             assert (found[name] - wanted).abs().max() <= 1e-5, name
             assert (found.get(name + ", restored", dense) - dense).abs().max() <= 1e-5, name
-    assert torch.equal(torch.cat([found["heads"] for found in told], dim=2), TOKENS)
-    assert torch.equal(torch.cat([found["gradients"] for found in told], dim=1), 2 * TOKENS * WEIGHTS**2)
+    assert torch.equal(torch.cat([found["heads"] for found in results], dim=2), TOKENS)
+    assert torch.equal(torch.cat([found["gradients"] for found in results], dim=1), 2 * TOKENS * WEIGHTS**2)
 
 
 def test_joint_attention_in_several_processes_is_refused() -> None:

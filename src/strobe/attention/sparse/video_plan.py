@@ -106,14 +106,20 @@ def plan_of(call: VideoCall, keep: bool) -> VideoPlan:
 
 
 _MOST_SEEN: Final = 256
-_SEEN: Final[dict[tuple[Any, ...], VideoPlan]] = {}
+_MOST_NUMBERS: Final = 2048
+"""Plans that differ in the numbers of their heads alone, and share the rest: those of every layer and denoise step."""
+_SEEN: Final[dict[tuple[Any, ...], dict[tuple[int, ...] | None, VideoPlan]]] = {}
+Key = tuple[tuple[Any, ...], tuple[int, ...] | None]
+"""What decides on a plan: all but the numbers of the heads, and these, if each has its own."""
 _KEYED: Final = frozenset((tuple, int, float, str, bool, NoneType, Forced, Estimator))
 """Types of options that a plan is kept by: equal values of one type are the same, and stay as they are."""
+_NUMBERS: Final = frozenset((int,))
+"""Likewise of the numbers of the heads."""
 
 
 def key_of(
     q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, rope: tuple[Tensor, Tensor] | None, options: VideoOptions
-) -> tuple[Any, ...] | None:
+) -> Key | None:
     """Return what decides on the plan of a call, unchecked; None where the plan is not to be found by it.
 
     A plan is seen again only after a call of an equal key has passed every check. So what is equal must also be the same: the
@@ -121,9 +127,13 @@ def key_of(
     """
     if torch.compiler.is_compiling() or type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor:
         return None
-    types = tuple(map(type, options))
-    if not _KEYED.issuperset(types) or type(options.topk) is tuple or options.probe or type(gate) not in (Tensor, NoneType):
+    types, numbers = tuple(map(type, options)), options.topk if type(options.topk) is tuple else None
+    if not _KEYED.issuperset(types) or options.probe or type(gate) not in (Tensor, NoneType):
         return None
+    if numbers is not None:
+        if not _NUMBERS.issuperset(map(type, numbers)):
+            return None
+        options = options._replace(topk=None)
     tables: tuple[Any, ...] = ()
     if rope is not None:
         if type(rope) is not tuple or len(rope) != 2 or type(rope[0]) is not Tensor or type(rope[1]) is not Tensor:
@@ -134,7 +144,7 @@ def key_of(
     return (
         q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, gate is None, tables, options, types,
         torch.are_deterministic_algorithms_enabled(),
-    )  # fmt: skip
+    ), numbers  # fmt: skip
 
 
 def arrangement(
@@ -149,21 +159,27 @@ def arrangement(
     return q.stride(), k.stride(), v.stride(), tables, None if gate is None else (gate.dtype, gate.stride())
 
 
-def plan_seen(key: tuple[Any, ...], device: torch.device) -> VideoPlan | None:
+def plan_seen(key: Key, device: torch.device) -> VideoPlan | None:
     """Return the plan of the call of an equal key, or None."""
     try:
-        found = _SEEN.get(key)
+        alike = _SEEN.get(key[0])
     except TypeError:  # something in it cannot be hashed; the checks will say what it should be
         return None
+    found = None if alike is None else alike.get(key[1])
     return None if found is None else held(found, device)
 
 
-def see_plan(key: tuple[Any, ...], found: VideoPlan) -> None:
+def see_plan(key: Key, found: VideoPlan) -> None:
     """Keep the plan of a call that has passed every check."""
-    if len(_SEEN) >= _MOST_SEEN:
-        _SEEN.clear()
     with suppress(TypeError):
-        _SEEN[key] = found
+        alike = _SEEN.get(key[0])
+        if alike is None:
+            if len(_SEEN) >= _MOST_SEEN:
+                _SEEN.clear()
+            alike = _SEEN[key[0]] = {}
+        if len(alike) >= _MOST_NUMBERS:
+            alike.clear()
+        alike[key[1]] = found
 
 
 def see_prepared(found: VideoPlan, place: tuple[Any, ...], call: Call | None) -> None:
@@ -208,7 +224,7 @@ def _planned(call: VideoCall) -> VideoPlan:
         parts=options.estimator.parts,
         per_head=per_head,
         counts=_counts(per_head, spec.batch, q_tiles.num_tiles).to(spec.device),
-        forced=None if must is None else must.to(spec.device),
+        forced=None if must is None else _forced_on(options.forced, q_tiles, kv_tiles, spec.device),
         coarse=options.coarse,
         share=share,
         pool_skipped=options.pool_skipped,
@@ -312,6 +328,20 @@ def written(options: VideoOptions) -> str:
 def options_of(text: str) -> VideoOptions:
     """Read what was `written`."""
     return VideoOptions(**{name: _dynamic(value) for name, value in json.loads(text).items()})
+
+
+def _forced_on(forced: Forced, q_tiles: TileLayout, kv_tiles: TileLayout, device: torch.device) -> Tensor:
+    """Return the mask of forced tiles on a device, one for all plans that differ in numbers alone; a mode makes its own."""
+    if torch._C._len_torch_dispatch_stack() or torch.is_inference_mode_enabled():
+        return _forced_kept.__wrapped__(forced, q_tiles, kv_tiles, device)
+    return _forced_kept(forced, q_tiles, kv_tiles, device)
+
+
+@lru_cache(maxsize=64)
+def _forced_kept(forced: Forced, q_tiles: TileLayout, kv_tiles: TileLayout, device: torch.device) -> Tensor:
+    must = forced_blocks(forced, q_tiles, kv_tiles, (kv_tiles.num_tiles,))
+    assert must is not None
+    return must.to(device)
 
 
 def _counts(per_head: Sequence[int], batch: int, num_q: int) -> Tensor:

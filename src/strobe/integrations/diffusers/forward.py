@@ -34,7 +34,9 @@ class SparseOptions:
         dense_layers: layers that are dense in every step, counted from 0.
         dense_frames: frames of tokens whose queries attend to every token, counted from 0, or backward from -1.
         pool_skipped: as in `video_sparse_attention`.
-        kept: of a calibration, the share that is skipped by step and layer, whose mean `sparsity` is; None without.
+        kept: of a calibration, the key tiles of each head by step and layer; `sparsity` is what they skip, in the mean; None
+            without.
+        tiles: key tiles that there were then.
         thread: the one whose calls are calibrated, while the processors that were replaced compute those of others; None without.
     """
 
@@ -46,7 +48,8 @@ class SparseOptions:
     dense_layers: frozenset[int]
     dense_frames: frozenset[int] = frozenset()
     pool_skipped: bool = False
-    kept: Mapping[int, Mapping[str, float]] | None = None
+    kept: Mapping[int, Mapping[str, tuple[int, ...]]] | None = None
+    tiles: int = 0
     thread: int | None = None
 
     def check_tile(self, grid: Triple) -> None:
@@ -158,7 +161,7 @@ class Pass:
         dense: every layer is, in this step.
         queries: of every head, that a recall is measured with; 0 measures none.
         recalls: where recalls go, by layer.
-        skipped: share of the key tiles that a layer skips, by layer; None if it is one for all.
+        selected: key tiles of each head, by layer; None if all skip one share.
         held: where a calibration adds up its measurements, by layer; None without.
         dense_rows: runs of tokens, from and to, whose queries attend to every token.
     """
@@ -171,11 +174,11 @@ class Pass:
         dense: bool,
         queries: int,
         recalls: dict[str, list[Tensor]],
-        skipped: Mapping[str, float] | None = None,
+        selected: Mapping[str, tuple[int, ...]] | None = None,
         held: dict[str, Tensor] | None = None,
         dense_rows: tuple[tuple[int, int], ...] = (),
     ) -> None:
-        self.skipped, self.held, self.dense_rows = skipped, held, dense_rows
+        self.selected, self.held, self.dense_rows = selected, held, dense_rows
         self.grid, self.text_lengths, self.dense, self.queries, self.recalls = grid, text_lengths, dense, queries, recalls
         self.pair: tuple[Any, ...] = ()  # as diffusers made it
         self.rope: tuple[Any, ...] = ()  # as the sparse layers take it

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import fmean
 from threading import get_ident
 from types import TracebackType
 from typing import Any, Literal
@@ -33,7 +32,7 @@ from strobe.integrations.diffusers.keep import (
     tiles_that_keep,
     write_calibration,
 )
-from strobe.integrations.diffusers.processors import SparseProcessor
+from strobe.integrations.diffusers.processors import SparseProcessor, heads_of
 from strobe.integrations.diffusers.report import LayerReport, SparseReport
 from strobe.integrations.diffusers.steps import TOLD, name_of, step_of
 
@@ -78,8 +77,8 @@ def sparsify(
             where -1 is the last. That other queries see such frames, say with `forced`. Without gates.
         forced: key tiles that are selected whatever they score.
         keep: in place of `sparsity`, the share of the attention weight that `calibrate` wrote beside the checkpoint, or its file:
-            one number of tiles for all heads of a layer in a step, for the fast kernels and prepared calls, which the host knows.
-            The tile and the forced tiles of the calibration are taken.
+            a number of tiles for each head of a layer in a step, which the host knows. The tile and the forced tiles of the
+            calibration are taken.
         pool_skipped: as in `video_sparse_attention`, without gates.
 
     Raises:
@@ -106,11 +105,8 @@ def sparsify(
         if source is not None and (pool_skipped or frames or not family.gated):
             who = family.model.__name__ if not family.gated else "pool_skipped" if pool_skipped else "dense_frames"
             raise ConfigError(f"gates: {who} has no place for those of {source.where}; give gates=None")
-        kept = None if calibration is None else calibration.sparsities(name)
         options = SparseOptions(
-            sparsity=_sparsity(sparsity, source, layers)
-            if kept is None
-            else fmean(fmean(each.values()) for each in kept.values()),
+            sparsity=_sparsity(sparsity, source, layers) if calibration is None else calibration.sparsity_of(name),
             tile=_tile(tile, source),
             impl=impl,
             forced=forced,
@@ -118,7 +114,8 @@ def sparsify(
             dense_layers=numbers_of("dense_layers", dense_layers, len(layers)),
             dense_frames=frames,
             pool_skipped=pool_skipped,
-            kept=kept,
+            kept=None if calibration is None else calibration.selected[name],
+            tiles=0 if calibration is None else calibration.tiles,
         )
         plans.append((name, transformer, family, source, options, calibration))
     handle = _put_in(pipe, plans)
@@ -136,7 +133,7 @@ def calibrate(
     forced: Forced = _FREE,
     file: str | Path | None = None,
 ) -> Calibration:
-    """Measure how many key tiles keep a share of the attention weight, in each layer and denoise step, and write it to a file.
+    """Measure how many key tiles keep a share of the attention weight, in each head and denoise step, and write it to a file.
 
     The pipeline runs dense. A pass is measured with 64 queries of each head over all keys; of joint models over those of the
     video. `sparsify(pipe, keep=...)` reads the file. Calls of other threads are not measured; they compute as without it.
@@ -176,13 +173,13 @@ def calibrate(
     layout = tile_layout(grid, options.tile)
     must = forced_blocks(forced, layout, layout, (layout.num_tiles,))
     fewest = 1 if must is None else int(must.sum(dim=-1).max())
-    selected: dict[str, dict[int, dict[str, int]]] = {}
+    selected: dict[str, dict[int, dict[str, tuple[int, ...]]]] = {}
     shares: list[Tensor] = []
     for part in parts:
         chosen = selected[part.component] = {}
         for step, layers in sorted(part.held.items()):
             found = {layer: tiles_that_keep(held, keep, fewest) for layer, held in layers.items()}
-            chosen[step] = {layer: number for layer, (number, _) in found.items()}
+            chosen[step] = {layer: numbers for layer, (numbers, _) in found.items()}
             shares += [of_heads for _, of_heads in found.values()]
     every = torch.stack(shares)
     calibration = Calibration(
@@ -237,7 +234,8 @@ def _calibration(
         _check_share(keep)
     first, (transformer, _, _) = next(iter(parts.items()))
     place = place_of(keep, first, transformer) if isinstance(keep, float) else Path(keep)
-    found = read_calibration(place, {name: tuple(layer.name for layer in layers) for name, (_, _, layers) in parts.items()})
+    heads = {name: {layer.name: heads_of(layer.attn)[0] for layer in layers} for name, (_, _, layers) in parts.items()}
+    found = read_calibration(place, heads)
     if isinstance(keep, float) and found.keep != keep:
         raise ConfigError(f"keep: {place} keeps {found.keep}, not {keep}; calibrate again")
     found.check_model({name: model_hash(each, layers) for name, (each, _, layers) in parts.items()}, place)
@@ -345,21 +343,21 @@ class _SparsePart:
         if grid != self.seen.grid:
             self.options.check_tile(grid)
             self.options.check_forced(grid)
-        options, step, skipped, held = self.options, None, None, None
+        options, step, selected, held = self.options, None, None, None
         if self.calibration is not None or options.thread is not None:
-            step, skipped, held = self.calibrated(grid, given.get("attention_kwargs"))
+            step, selected, held = self.calibrated(grid, given.get("attention_kwargs"))
         elif options.dense_steps:
             step, _ = step_of(module, given.get("attention_kwargs"), kind=self.kind, option="dense_steps")
         dense = step in options.dense_steps
         self.seen.saw(grid, given["hidden_states"].device, dense=dense)
         queries, recalls = self.asked.get(get_ident(), (0, {})) if self.asked else (0, {})
         begin(Pass(
-            grid, text_lengths, dense=dense, queries=queries, recalls=recalls, skipped=skipped, held=held,
+            grid, text_lengths, dense=dense, queries=queries, recalls=recalls, selected=selected, held=held,
             dense_rows=options.dense_rows(grid),
         ))  # fmt: skip
 
-    def calibrated(self, grid: Triple, kwargs: Any) -> tuple[int, Mapping[str, float] | None, dict[str, Tensor] | None]:
-        """Return the step of a pass, what each layer skips in it, and, while it is calibrated, where measurements go."""
+    def calibrated(self, grid: Triple, kwargs: Any) -> tuple[int, Mapping[str, tuple[int, ...]] | None, dict[str, Tensor] | None]:
+        """Return the step of a pass, the tiles of each layer's heads in it, and, while it is calibrated, where results go."""
         modules = (self.transformer, *(layer.block for layer in self.layers))
         if torch.compiler.is_compiling() or any(each._compiled_call_impl is not None for each in modules):
             _refuse_compiled()

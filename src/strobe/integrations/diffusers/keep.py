@@ -1,8 +1,8 @@
-"""A share of attention weight to keep, and the number of key tiles that keeps it in every layer and step: measured, in a file.
+"""A share of attention weight to keep, and the number of key tiles that keeps it in every head and step: measured, in a file.
 
 In the order in which the selection takes the key tiles of a query's tile, forced ones first, then by coarse score, the weights
-that dense attention gives to the first `n` of them add up to a share `c(n)`. A layer's number in a step is the smallest `n` whose
-mean `c(n)` over heads, queries and passes is the share to keep.
+that dense attention gives to the first `n` of them add up to a share `c(n)`. A head's number in a step is the smallest `n` whose
+mean `c(n)` over queries and passes is the share to keep: every head keeps it by itself.
 """
 
 from __future__ import annotations
@@ -28,14 +28,12 @@ from strobe.integrations.diffusers.forward import Triple
 from strobe.integrations.diffusers.gates import loaded_from
 
 _LEVELS: Final = 64
-"""Different numbers of tiles at most: calls of one number share a plan, a prepared call and a kernel's settings."""
+"""Different numbers of tiles at most: a kernel is told the largest of a call's heads, and keeps its settings by it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
     """The number of key tiles that keeps a share of the attention weight, by transformer, denoise step and layer.
-
-    One number for all heads of a layer: calls with a number for each head are not prepared, and the fastest kernels want one.
 
     Args:
         keep: share that was asked for.
@@ -47,7 +45,7 @@ class Calibration:
         forced: key tiles that are always selected.
         tiles: key tiles that there are.
         steps: denoise steps of the calls that were measured.
-        selected: key tiles by component, step from 0, and layer.
+        selected: key tiles of each head, by component, step from 0, and layer.
     """
 
     keep: float
@@ -59,19 +57,17 @@ class Calibration:
     forced: Forced
     tiles: int
     steps: int
-    selected: dict[str, dict[int, dict[str, int]]]
+    selected: dict[str, dict[int, dict[str, tuple[int, ...]]]]
 
     @property
     def sparsity(self) -> float:
-        """Share of the key tiles that is skipped, mean over layers and steps: what keeping costs."""
-        return fmean(
-            share for component in self.selected for step in self.sparsities(component).values() for share in step.values()
-        )
+        """Share of the key tiles that is skipped, mean over heads, layers and steps: what keeping costs."""
+        return fmean(map(self.sparsity_of, self.selected))
 
-    def sparsities(self, component: str) -> dict[int, dict[str, float]]:
-        """Return the share of the key tiles that is skipped, by step and layer of a transformer."""
-        steps = self.selected[component].items()
-        return {step: {layer: 1 - number / self.tiles for layer, number in layers.items()} for step, layers in steps}
+    def sparsity_of(self, component: str) -> float:
+        """Return the share of the key tiles that is skipped in a transformer, mean likewise."""
+        layers = (layer for step in self.selected[component].values() for layer in step.values())
+        return 1 - fmean(number for heads in layers for number in heads) / self.tiles
 
     def __str__(self) -> str:
         return (
@@ -96,18 +92,19 @@ class Calibration:
                 )
 
 
-def tiles_that_keep(held: Tensor, keep: float, fewest: int) -> tuple[int, Tensor]:
-    """Return the smallest number of tiles whose mean share over heads is `keep`, rounded up, and the share of each head there.
+def tiles_that_keep(held: Tensor, keep: float, fewest: int) -> tuple[tuple[int, ...], Tensor]:
+    """Return the smallest number of tiles whose share is `keep`, rounded up, for each head, and the share of each there.
 
     Args:
         held: of `share_held`, added up over passes; `[H, N_kv]`.
         fewest: tiles that are always selected.
     """
     shares = held / held[:, -1:]
-    step = ceil(shares.shape[-1] / _LEVELS)
-    reached = shares.mean(dim=0, dtype=torch.float64) < keep
-    number = min(shares.shape[-1], ceil(max(fewest, int(reached.sum()) + 1) / step) * step)
-    return number, shares[:, number - 1]
+    tiles = shares.shape[-1]
+    step = ceil(tiles / _LEVELS)
+    wanted = (1 + (shares.double() < keep).sum(dim=-1)).tolist()
+    numbers = tuple(min(tiles, ceil(max(fewest, each) / step) * step) for each in wanted)
+    return numbers, torch.stack([of_head[number - 1] for of_head, number in zip(shares, numbers, strict=True)])
 
 
 def model_hash(transformer: nn.Module, layers: tuple[Layer, ...]) -> str:
@@ -141,14 +138,14 @@ def place_of(keep: float, component: str, transformer: nn.Module) -> Path:
 
 def write_calibration(found: Calibration, file: Path) -> None:
     """Write a calibration as JSON."""
-    write_whole(file, msgspec.json.format(msgspec.json.encode(found)))
+    write_whole(file, msgspec.json.encode(found))
 
 
-def read_calibration(file: Path, names: Mapping[str, tuple[str, ...]]) -> Calibration:
-    """Read a calibration, and check that it has a number for every layer.
+def read_calibration(file: Path, heads: Mapping[str, Mapping[str, int]]) -> Calibration:
+    """Read a calibration, and check that it has a number for every head.
 
     Args:
-        names: of the layers, by component.
+        heads: how many each layer has, by component and layer.
 
     Raises:
         ConfigError: there is none, or it is damaged.
@@ -159,12 +156,13 @@ def read_calibration(file: Path, names: Mapping[str, tuple[str, ...]]) -> Calibr
         raise ConfigError(f"keep: {file} does not exist; calibrate(pipe, call, keep=...) makes it") from error
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"keep: {file} is no calibration ({error}); calibrate again") from error
-    for component, layers in names.items():
+    for component, layers in heads.items():
         steps = found.selected.get(component, {}).values()
-        if not steps or not all(
-            set(step) == set(layers) and 1 <= min(step.values()) <= max(step.values()) <= found.tiles for step in steps
-        ):
+        fits = all({layer: len(numbers) for layer, numbers in step.items()} == layers for step in steps)
+        numbers = {number for step in steps for of_layer in step.values() for number in of_layer}
+        if not steps or not fits or not 1 <= min(numbers) <= max(numbers) <= found.tiles:
             raise ConfigError(
-                f"keep: {file} does not have 1 to {found.tiles} tiles for every layer of {component}; calibrate again"
+                f"keep: {file} does not have 1 to {found.tiles} tiles for every head of "
+                f"{component or 'the transformer'}; calibrate again"
             )
     return found

@@ -6,6 +6,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from diffusers.models.embeddings import apply_rotary_emb
 from diffusers.models.transformers.transformer_ltx2 import apply_interleaved_rotary_emb, apply_split_rotary_emb
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from strobe.attention.dense.api import dense_attention, explain_dense
 from strobe.attention.impls import Choice
-from strobe.attention.sparse.coarse import forced_blocks
+from strobe.attention.sparse.coarse import budget, forced_blocks
 from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.sparse.share import share_held
 from strobe.attention.sparse.tiled import rotate
@@ -67,6 +68,11 @@ class SparseProcessor:
         parallel = self._parallel_config
         return bool(parallel is not None and parallel.context_parallel_config is not None)
 
+    @property
+    def _group(self) -> Any:
+        """The processes of context parallelism."""
+        return self._parallel_config.context_parallel_config._flattened_mesh.get_group()
+
     @staticmethod
     def rope_of(pair: tuple[Any, ...]) -> tuple[Any, ...]:
         """Convert the rotary embedding of a forward pass, once for all layers, to what they take."""
@@ -75,14 +81,21 @@ class SparseProcessor:
     @property
     def usual_sparsity(self) -> float:
         """Share of the key tiles that are skipped in the steps that are not dense as a whole; with a calibration their mean."""
-        kept = self.options.kept
-        return 0.0 if self.dense else self.options.sparsity if kept is None else fmean(step[self.name] for step in kept.values())
+        if self.dense:
+            return 0.0
+        return self.options.sparsity if self.options.kept is None else fmean(self._usual_skipped())
+
+    def _usual_skipped(self) -> tuple[float, ...]:
+        """Share of the key tiles that each head skips by a calibration, mean over steps."""
+        assert self.options.kept is not None
+        by_step = (step[self.name] for step in self.options.kept.values())
+        return tuple(1 - fmean(numbers) / self.options.tiles for numbers in zip(*by_step, strict=True))
 
     def sparsity_in(self, running: Pass) -> float:
-        """Share of the key tiles that are skipped in a forward pass."""
+        """Share of the key tiles that are skipped in a forward pass, mean over heads."""
         if running.dense or self.dense:
             return 0.0
-        return self.options.sparsity if running.skipped is None else running.skipped[self.name]
+        return self.options.sparsity if running.selected is None else 1 - fmean(running.selected[self.name]) / self.options.tiles
 
     def measure(self, q: Tensor, k: Tensor, running: Pass) -> None:
         """Add what the first key tiles of each selection hold to a calibration, if one is running.
@@ -171,9 +184,7 @@ class SparseProcessor:
         exchange = None
         if self.split:
             t, h, w = running.grid
-            exchange = HeadExchange(
-                self._parallel_config.context_parallel_config._flattened_mesh.get_group(), t * h * w, q.shape[2]
-            )
+            exchange = HeadExchange(self._group, t * h * w, q.shape[2])
         sparsity = self.sparsity_in(running)
         dense = sparsity == 0 and gate is None
         whole = () if dense else running.dense_rows
@@ -201,7 +212,6 @@ class SparseProcessor:
             v,
             grid=running.grid,
             tile=options.tile,
-            sparsity=self.sparsity_in(running),
             gate=gate,
             rope=rope,
             forced=options.forced,
@@ -209,10 +219,21 @@ class SparseProcessor:
             return_lse=return_lse,
             probe=running.queries,
             pool_skipped=options.pool_skipped,
+            **self._wanted(running, q.shape[2]),
         )
         if found.recall is not None:
             running.recalls.setdefault(self.name, []).append(found.recall)
         return AttentionOutput(out=found.out, lse=found.lse)
+
+    def _wanted(self, running: Pass, heads: int) -> dict[str, Any]:
+        """Say how many key tiles the heads of this process see, as `video_sparse_attention` takes it."""
+        if running.selected is None:
+            return {"sparsity": self.sparsity_in(running)}
+        numbers = running.selected[self.name]
+        if self.split:
+            first = dist.get_rank(self._group) * heads
+            numbers = numbers[first : first + heads]
+        return {"topk": numbers}
 
     def explain(self, attn: nn.Module, grid: Triple | None = None) -> Choice[Any]:
         """Say which implementation the layer would run, and why each other was passed over. Nothing runs.
@@ -233,6 +254,10 @@ class SparseProcessor:
             )
         if self.usual_sparsity == 0 and self.gate_owner is None:
             return explain_dense(q, q, q)
+        given: dict[str, Any] = {"sparsity": self.usual_sparsity}
+        if options.kept is not None:
+            tiles = tile_layout(grid, options.tile).num_tiles
+            given = {"topk": tuple(budget(None, skipped, 1, tiles)[0] for skipped in self._usual_skipped())}
         return explain_video(
             q,
             q,
@@ -240,10 +265,10 @@ class SparseProcessor:
             gate=None if self.gate_owner is None else q,
             grid=grid,
             tile=options.tile,
-            sparsity=self.usual_sparsity,
             forced=options.forced,
             impl=options.impl,
             pool_skipped=options.pool_skipped,
+            **given,
         )
 
 

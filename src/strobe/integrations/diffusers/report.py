@@ -21,7 +21,7 @@ class LayerReport:
         runs: `sparse` or `dense`, in the steps that are not dense as a whole; `replaced` where another processor was set since.
         impl: of the fine stage, or of dense attention; empty while no grid is known; the class of a processor set since.
         tile: tokens of a tile in (time, height, width); None for a dense layer, or while no grid is known.
-        selected: key tiles that every query tile sees, with `keep` in the mean of the steps; None likewise.
+        selected: key tiles that every query tile sees, with `keep` in the mean of heads and steps; None likewise.
         tiles: key tiles that there are; None likewise.
         gated: the coarse output is added, weighed by a trained gate.
         sparsity: share of the key tiles that was asked to be skipped; 0 for a dense layer.
