@@ -148,7 +148,9 @@ class Knobs:
         "keys and values, recorded passes and the decoder take from one pool, sized at the start; off: from torch's as they come",
         on=False,
     )
-    compile: bool = _knob("Wan's decoder, and without fused_kernels the layers of a pass, through torch.compile; off: eager")
+    compile: bool = _knob(
+        "Wan's decoder in kernels of its own or through torch.compile, and without fused_kernels the layers of a pass; off: eager"
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,6 +21,7 @@ from strobe.engine.model import ModelParts, latent_shape
 from strobe.engine.parallel.layout import Layout
 from strobe.engine.resolve import ResolvedConfig
 from strobe.engine.transformer import LINEARS
+from strobe.models.vae.kernels.api import unavailable
 from strobe.models.vae.stream import predict_state_bytes
 from strobe.models.vae.tiny import TinyVAE
 from strobe.models.vae.wan.autoencoder import WanVAE
@@ -282,6 +283,7 @@ def _activations(parts: ModelParts, config: ResolvedConfig, batch: int) -> tuple
     height, width = parts.defaults.frame_size
     frames = latents.frames if config.knobs.block_decode else 1
     vae, compiled = parts.vae, config.knobs.compile and config.knobs.block_decode
+    compiled = compiled and bool(unavailable("triton", config.decode_device, config.dtype))
     patch = 1 if isinstance(vae, TinyVAE) else vae.config.patch  # pixels come so many by so many in the last layer
     cells = batch * frames * parts.defaults.stride.time * height * width // patch**2
     if isinstance(vae, WanVAE):

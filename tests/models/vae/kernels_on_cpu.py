@@ -6,6 +6,7 @@ A process of its own, because the interpreter must be chosen before Triton is im
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -21,7 +22,7 @@ from strobe.models.vae.wan.weights import random_wan_vae
 DEVICE = torch.device(sys.argv[1])
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
 LIMIT = tolerance("element", "bfloat16" if DEVICE.type == "cuda" else "float32")
-SHAPES = [(2, 2, 5, 7, 16, 24), (1, 1, 4, 6, 24, 96), (1, 1, 3, 5, 8, 384), (1, 1, 1, 1, 96, 192)]
+SHAPES = [(2, 2, 5, 7, 16, 24), (1, 1, 15, 17, 8, 16), (1, 1, 4, 6, 24, 96), (1, 1, 3, 5, 8, 384), (1, 1, 1, 1, 96, 192)]
 """Samples, frames, rows, columns, channels in and out."""
 LARGE = [(1, 3, 63, 100, 96, 96), (1, 2, 33, 64, 192, 192), (1, 1, 20, 31, 384, 384), (2, 2, 9, 9, 256, 256)]
 
@@ -58,20 +59,34 @@ def check_kernels(batch: int, frames: int, height: int, width: int, channels: in
     near(*([api.leave(seen, few, bias[:3], impl=impl)] for impl in api.IMPLS))
 
 
+def check_far() -> None:
+    """Frames of 20 lie more than 2^31 numbers apart: what is between them is a hole in a file, or memory of a GPU."""
+    step, frames, channels = 352 * 640 * 512, 20, 8
+    size = step * (frames - 1) + channels
+    with tempfile.NamedTemporaryFile() as file:
+        file.truncate(2 * size)
+        mapped = torch.from_file(file.name, shared=True, size=size, dtype=torch.float16)
+        lies = mapped if DEVICE.type == "cpu" else torch.empty(size, device=DEVICE, dtype=torch.float16)
+        x = lies.as_strided((1, frames, 1, 1, channels), (size, step, channels, channels, 1))
+        x.copy_(torch.randn(x.shape))
+        near(*(api.norm(x, None, torch.ones_like(x[0, 0, 0, 0]), None, impl=impl) for impl in api.IMPLS))
+
+
 def check_decoder(config: WanVAEConfig, latents: Tensor) -> None:
-    """A stream in kernels, taken over from one without after its second piece."""
+    """A stream in kernels, and one taken over from a stream without after its first piece."""
     vae = random_wan_vae(config, 0).to(DEVICE, DTYPE).channels_last()
-    plain, fused = StreamingDecoder(vae), StreamingDecoder(vae)
+    plain, fused, later = (StreamingDecoder(vae) for _ in range(3))
     for number, piece in enumerate(latents.split([1, 2, 1], dim=1)):
         vae.fused = None
         expected = plain.push(piece)
-        if number:
-            vae.fused = "triton"
-        found = fused.push(piece)
-        torch.testing.assert_close(found, expected, rtol=0, atol=LIMIT)
-        for got, want in zip(fused.memories, plain.memories, strict=True):
-            assert got is not None and want is not None and got.stride() == want.stride()
-            near([got], [want])
+        vae.fused = "triton"
+        for decoder in (fused, later) if number else (fused,):
+            torch.testing.assert_close(decoder.push(piece), expected, rtol=0, atol=LIMIT)
+            for got, want in zip(decoder.memories, plain.memories, strict=True):
+                assert got is not None and want is not None and got.stride() == want.stride()
+                near([got], [want])
+        if not number:
+            later.load_state(plain.state())
 
 
 torch.manual_seed(0)
@@ -81,6 +96,7 @@ assert torch.empty(3, device=DEVICE).isnan().all()
 with torch.inference_mode():
     for shape in SHAPES + (LARGE if DEVICE.type == "cuda" else []):
         check_kernels(*shape)
+    check_far()
     small = WanVAEConfig(
         width=8, latent_channels=4, multipliers=(1, 2), halve_time=(True,), num_blocks=1, mean=(0.0,) * 4, std=(1.0,) * 4
     )

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from forked import in_triton
+from strobe.core.device import Card
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
 from strobe.core.tolerances import tolerance
 from strobe.models.vae.kernels import api
@@ -20,16 +21,17 @@ from strobe.models.vae.wan.weights import random_wan_vae
 SMALL = WanVAEConfig(width=8, latent_channels=4, num_blocks=1, mean=(0.0,) * 4, std=(1.0,) * 4)
 
 
+@pytest.mark.parametrize("impls", [(None, "reference", "reference"), ("reference", None, "reference")])
 @pytest.mark.parametrize("config", [SMALL, replace(SMALL, width=4), replace(WAN22, width=8, decoder_width=16)])
-def test_a_decoder_of_the_reference_is_the_decoder(config: WanVAEConfig) -> None:
+def test_a_decoder_of_the_reference_is_the_decoder(config: WanVAEConfig, impls: tuple[api.Impl | None, ...]) -> None:
     """Also where channels do not fit (width 4) and where each stage has a skip; a stream may change from one to the other."""
     vae = random_wan_vae(config, 0).double()
     latents = torch.randn(2, 7, config.latent_channels, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         expected, decoder = vae.decode(latents), StreamingDecoder(vae)
         frames = []
-        for impl, piece in zip((None, "reference", "reference"), latents.split([1, 3, 3], dim=1), strict=True):
-            vae.fused = impl  # type: ignore[assignment]
+        for impl, piece in zip(impls, latents.split([1, 3, 3], dim=1), strict=True):
+            vae.fused = impl
             frames.append(decoder.push(piece))
         limit = tolerance("rounding", "float32")  # frames are float32
         torch.testing.assert_close(torch.cat(frames, dim=1), expected, rtol=0, atol=limit)
@@ -43,8 +45,20 @@ def test_triton_equals_the_reference(device: str) -> None:
 
 
 def test_a_decoder_is_not_fused_where_the_kernels_do_not_run() -> None:
-    with pytest.raises(ImplUnavailableError, match="compute capability 9.0 or later, cpu is"):
+    with pytest.raises(ImplUnavailableError, match="compute capability 9.0 or later .* cpu has no GPU"):
         random_wan_vae(SMALL, 0).bfloat16().fuse_decoder()
+
+
+def test_a_card_of_little_shared_memory_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    def said(kib: int, dtype: torch.dtype) -> str:
+        card = Card(vendor="nvidia", architecture="sm_120", capability=(12, 0), name="x", shared_bytes=kib << 10)
+        monkeypatch.setattr(api, "card_of", lambda _: card)
+        return api.unavailable("triton", torch.device("cuda", 0), dtype)
+
+    monkeypatch.setattr(api, "broken", lambda _: "")
+    assert said(227, torch.bfloat16) == ""
+    assert said(227, torch.float32) == "they compute in bfloat16 and float16, not float32"
+    assert said(99, torch.bfloat16).endswith("cuda:0 has compute capability 12.0, 99 KiB of shared memory")
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -62,5 +76,7 @@ def test_what_does_not_fit_is_refused() -> None:
         api.convolve_norm(seen, weight, bias, bias, torch.zeros(1, 1, 2, 3, 16), impl="reference")
     with pytest.raises(ShapeError, match="norm: got"):
         api.norm(seen.movedim(-1, 1), None, bias[:8], None, impl="reference")
+    with pytest.raises(ShapeError, match=r"got torch.float64, expected torch.float32"):
+        api.convolve(seen.double(), weight, bias, impl="reference")
     with pytest.raises(ConfigError, match="no gradient"):
         api.convolve(seen, weight.requires_grad_(), bias, impl="reference")

@@ -56,7 +56,7 @@ def convolve_relu(x: Tensor, weight: Tensor, bias: Tensor, skip: Tensor | None =
     return F.relu(out if skip is None else out + skip)
 
 
-def to_few_channels(x: Tensor, weight: Tensor, bias: Tensor, *, bordered: bool = False) -> Tensor:
+def to_few_channels(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Convolve to few channels: one matrix product for all taps, then every pixel sums its neighbours' parts.
 
     Libraries have no fast kernel for three channels out. What a tap gives is rounded once, their sum is in float32 or wider.
@@ -65,17 +65,14 @@ def to_few_channels(x: Tensor, weight: Tensor, bias: Tensor, *, bordered: bool =
         x: `[B, T - 1 + F, Y, X, C]`, in front what the first frame sees besides itself.
         weight: `[C', C, T, 3, 3]`; beyond the edges there are zeros.
         bias: `[C']`.
-        bordered: x is `[B, T - 1 + F, Y + 2, X + 2, C]` and has these zeros.
 
     Returns:
         `[B, F, Y, X, C']`.
     """
-    border, (channels, times) = 0 if bordered else 1, (weight.shape[0], weight.shape[2])
-    height, width = (size - 2 + 2 * border for size in x.shape[2:4])
+    (height, width), (channels, times) = x.shape[2:4], (weight.shape[0], weight.shape[2])
     frames = x.shape[1] - times + 1
     taps = weight.permute(2, 3, 4, 0, 1).flatten(0, 3)  # [9 T C', C]
-    parts = F.linear(x, F.pad(taps, (0, 0, 0, -len(taps) % 8)))  # aligned, or the product is slow
-    around = F.pad(parts, (0, 0, border, border, border, border))
+    around = F.pad(F.linear(x, F.pad(taps, (0, 0, 0, -len(taps) % 8))), (0, 0, 1, 1, 1, 1))  # aligned, or the product is slow
     out = bias.to(_wide(x))
     for tap, (time, row, column) in enumerate(product(range(times), range(3), range(3))):
         part = around[:, time : time + frames, row : row + height, column : column + width]

@@ -21,6 +21,8 @@ EPS = 1e-24
 """Added to a mean square, so that a pixel of zeros stays zeros; the official formula bounds the norm by 1e-12 instead."""
 WHOLE = 256
 """Most channels that are normed where they are computed."""
+SHARED_BYTES = 200 * 1024
+"""Least shared memory of a program, for its tiles."""
 Impl = Literal["triton", "reference"]
 IMPLS: tuple[Impl, ...] = ("triton", "reference")
 
@@ -30,8 +32,10 @@ def unavailable(impl: Impl, device: torch.device, dtype: torch.dtype) -> str:
     if impl == "reference" or (device.type == "cpu" and read_settings().triton_interpret):
         return ""
     card = card_of(device)
-    if card.vendor != "nvidia" or card.capability < (9, 0):
-        return f"they need a GPU of compute capability 9.0 or later, {device} is {card}"
+    if card.vendor != "nvidia" or card.capability < (9, 0) or card.shared_bytes < SHARED_BYTES:
+        has = f", {card.shared_bytes // 1024} KiB of shared memory" if card.shared_bytes else ""
+        least = f"compute capability 9.0 or later with {SHARED_BYTES // 1024} KiB of shared memory"
+        return f"they need {least}; {device} has {card}{has}"
     if dtype not in (torch.bfloat16, torch.float16):
         return f"they compute in bfloat16 and float16, not {str(dtype)[6:]}"
     return broken("triton.tools.tensor_descriptor") or ""
@@ -150,6 +154,8 @@ def _check(seen: Tensor, weight: Tensor, bias: Tensor) -> None:
             f"convolution of {list(seen.shape)} with weight {list(weight.shape)} and bias {list(bias.shape)}; expected "
             f"[B, 2 + F, Y + 2, X + 2, C], [C', C, 3, 3, 3] and [C'], C and C' in eights, C' over {WHOLE} in multiples of 128"
         )
+    if seen.dtype != weight.dtype:
+        raise ShapeError(f"seen: got {seen.dtype}, expected {weight.dtype}, as the weight")
     if not seen.is_contiguous():
         raise ShapeError(f"seen: got strides {seen.stride()}, expected a contiguous tensor")
 

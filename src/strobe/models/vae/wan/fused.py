@@ -17,7 +17,7 @@ def decode(coder: Coder, x: Tensor, memories: Memories, *, first: bool, impl: Im
     """Run a piece `[B, C, F, Y, X]` of a stream through a decoder, as the decoder itself does, in kernels where they fit."""
     past = LayerMemories(memories, first=first)
     x = _through((*coder.middle, *coder.stages), coder.enter(x, past), past, impl)
-    pixels = x.movedim(1, -1)
+    pixels = _dense(x.movedim(1, -1))
     seen, after, _ = api.norm(pixels, None, coder.norm.gamma, _before(pixels, past), impl=impl)
     past.after.append(after.movedim(-1, 1))
     assert coder.leave.bias is not None
@@ -58,7 +58,7 @@ def _block(
     block: ResidualBlock, x: Tensor, bias: Tensor | None, bordered: Tensor | None, past: LayerMemories, impl: Impl
 ) -> Tensor:
     """Run a residual block on `x + bias`, `[B, F, Y, X, C]`, with border too if it comes from a block; the result has one."""
-    x = x if x.stride(-1) == 1 else x.contiguous()  # one frame's strides may leave its layout open
+    x = _dense(x)
     one, two, gamma = block.conv1, block.conv2, block.norm2.gamma
     assert one.bias is not None and two.bias is not None
     seen, after, copy = api.norm(x, bias, block.norm1.gamma, _before(x, past), copied=bordered is None, impl=impl)
@@ -73,6 +73,11 @@ def _block(
     assert skip is not None
     skip = skip if short is None else F.linear(skip, short.weight.flatten(1), short.bias)
     return api.convolve(seen, two.weight, two.bias, skip, impl=impl)
+
+
+def _dense(x: Tensor) -> Tensor:
+    """Lay a pixel's channels side by side; the strides of a single frame may leave its layout open."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _before(x: Tensor, past: LayerMemories) -> Tensor | None:

@@ -18,7 +18,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 WHOLE: Final = 256
 """Most channels that one program computes, so that it can norm them."""
 _PIXELS: Final = 32
-"""Pixels of a program that computes no convolution."""
+"""Most pixels of a program that computes no convolution."""
+_NUMBERS: Final = 8192
+"""Most numbers of such a program: more would not stay in registers."""
 
 
 @triton.jit
@@ -99,7 +101,7 @@ def _norm_kernel(
     place = (y * width + x) * channels  # in a frame without border
     at = ((batch * (2 + frames) + frame) * plane + (y + 1) * row + x + 1) * channels
     if normed:
-        source = batch * x_batch + (frame - 2) * x_frame + y.to(tl.int64) * x_row + x.to(tl.int64) * x_column
+        source = batch * x_batch + (frame - 2).to(tl.int64) * x_frame + y.to(tl.int64) * x_row + x.to(tl.int64) * x_column
         made = tl.load(x_ptr + source[:, None] + channel[None, :], mask=new[:, None] & there, other=0.0).to(tl.float32)
         if with_bias:
             bias = tl.load(bias_ptr + channel, mask=channel < channels, other=0.0).to(tl.float32)
@@ -167,10 +169,11 @@ def norm(
     batch, frames, height, width, channels = x.shape
     seen = x.new_empty(batch, 2 + frames, height + 2, width + 2, channels)
     after, copy = x.new_empty(batch, 2, height, width, channels), x.new_empty(batch, frames, *seen.shape[2:]) if copied else None
+    block, pixels = _block(channels)
     with torch.cuda.device_of(x):
-        _norm_kernel[(triton.cdiv((2 + frames) * (height + 2) * (width + 2), _PIXELS), batch)](
+        _norm_kernel[(triton.cdiv((2 + frames) * (height + 2) * (width + 2), pixels), batch)](
             x, bias, gamma, before, seen, after, copy, *x.stride()[:4], frames, height, width, eps,
-            channels, triton.next_power_of_2(channels), _PIXELS, bias is not None, before is not None, True, copied,
+            channels, block, pixels, bias is not None, before is not None, True, copied,
         )  # fmt: skip
     return seen, after, copy
 
@@ -186,6 +189,12 @@ def add_taps(parts: Tensor, bias: Tensor) -> Tensor:
             bias.numel(), stride, triton.next_power_of_2(bias.numel()), pixels,
         )  # fmt: skip
     return out
+
+
+def _block(channels: int) -> tuple[int, int]:
+    """Return the power of two that holds all channels, and how many pixels of so many a program takes."""
+    block = triton.next_power_of_2(channels)
+    return block, max(1, min(_PIXELS, _NUMBERS // block))
 
 
 def tile_of(channels: int, inputs: int, with_skip: bool) -> tuple[int, int, int, int, int]:
@@ -233,9 +242,10 @@ def _remember(seen: Tensor, before: Tensor | None) -> Tensor:
     """Write the two frames before in front of those that a convolution left, and return the last two of all."""
     batch, planes, height, width, channels = seen.shape
     after = seen.new_empty(batch, 2, height - 2, width - 2, channels)
+    block, pixels = _block(channels)
     with torch.cuda.device_of(seen):
-        _norm_kernel[(triton.cdiv(4 * height * width, _PIXELS), batch)](
+        _norm_kernel[(triton.cdiv(4 * height * width, pixels), batch)](
             None, None, None, before, seen, after, None, 0, 0, 0, 0, planes - 2, height - 2, width - 2, 0.0,
-            channels, triton.next_power_of_2(channels), _PIXELS, False, before is not None, False, False,
+            channels, block, pixels, False, before is not None, False, False,
         )  # fmt: skip
     return after
