@@ -481,6 +481,21 @@ def test_the_answer_is_last_in_the_terminal_and_first_on_the_page(strobe: Strobe
     assert page.index("candidate against baseline: 1.00x") < page.index("Experiment settings")
 
 
+def test_a_level_whose_interval_holds_1_is_not_called_faster(strobe: Strobe, tmp_path: Path) -> None:
+    """Every second call of the attention kernel takes a third: faster in the mean, and no proof of it."""
+    plain = write_model_trace(tmp_path / "a.json")
+
+    def shorten_some(events: list[Event]) -> list[Event]:
+        kernels = [each for each in events if each.get("cat") == "kernel" and each["name"] == "flash_fwd"]
+        for each in kernels[::2]:
+            each["dur"] /= 3
+        return events
+
+    said = against(strobe, plain, changed(plain, "b", shorten_some)).out.splitlines()[0]
+    unproven = "The kernel is 1.50x: not proven, the interval holds 1; the traced step is 1.00x: no difference."
+    assert said.startswith(unproven) and "faster" not in said
+
+
 def test_unknown_facts_and_missing_levels_are_one_line_each(strobe: Strobe, tmp_path: Path) -> None:
     plain = write_model_trace(tmp_path / "a.json")
     result = against(strobe, plain, plain, "-o", tmp_path / "page")
