@@ -13,12 +13,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from documents import DoctorOutput
 from strobe.attention.gates import run
 from strobe.attention.gates.run import Outcome
 from strobe.attention.impls import GateRun, parse_gates
 from strobe.cli import doctor as doctor_module
 from strobe.cli.console import Output
-from strobe.cli.documents.verbs import DoctorOutput
 from strobe.core import device
 from strobe.core.errors import WeightsError
 from strobe.core.main_memory import total_bytes
