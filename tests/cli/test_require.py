@@ -6,18 +6,19 @@ import msgspec
 import pytest
 import torch
 
-from strobe.cli.require import GatedFigure, failures, parse_requirement
+from strobe.cli.require import failures, parse_requirement
 from strobe.core.errors import ConfigError
+from strobe.perf.report.model import Ratio, Speedup
 from terminal import Strobe
 
 
-def ratio(value: float, low: float | None = None, high: float | None = None, saved_ns: float = 1e9) -> GatedFigure:
-    return GatedFigure(value=value, low=low, high=high, is_ratio=True, saved_ns=saved_ns)
+def ratio(value: float, low: float | None = None, high: float | None = None, saved_ns: float = 1e9) -> Speedup:
+    return Speedup("turbo", "baseline", "e2e", Ratio(value, low, high), saved_ns)
 
 
 FIGURES = {
-    "turbo": {"e2e": ratio(1.55, 1.5, 1.6), "psnr": GatedFigure(value=31.25), "ssim": None},
-    "ultra": {"e2e": ratio(2.0, 1.4, 2.9), "psnr": GatedFigure(value=24.0), "ssim": None},
+    "turbo": {"e2e": ratio(1.55, 1.5, 1.6), "psnr": 31.25, "ssim": None},
+    "ultra": {"e2e": ratio(2.0, 1.4, 2.9), "psnr": 24.0, "ssim": None},
 }
 
 
@@ -75,7 +76,7 @@ def test_a_ratio_without_an_interval_proves_nothing() -> None:
         ("e2e<1", ratio(0.9, 0.85, 0.95), True),
     ],
 )
-def test_a_claimed_difference_exceeds_both_floors(text: str, figure: GatedFigure, holds: bool) -> None:
+def test_a_claimed_difference_exceeds_both_floors(text: str, figure: Speedup, holds: bool) -> None:
     failed = failures(parse_requirement(text), {"turbo": {"e2e": figure, "kernel": figure}})
     assert (failed == []) is holds
     assert holds or "a difference below 1 % or 1 µs is never one" in failed[0]
