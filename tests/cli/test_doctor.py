@@ -126,19 +126,6 @@ def test_the_pool_of_a_session(strobe: Strobe, monkeypatch: pytest.MonkeyPatch) 
     assert "3.50 of it in one pool" in strobe("doctor", *asked).out
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (("--devices", "2"), "give --preset too"),
-        (("--model", "wan-1.3b"), "give --preset too"),
-        (("--preset", "balanced", "--devices", "0"), "give 1 or more"),
-    ],
-)
-def test_what_cannot_be_predicted(strobe: Strobe, flags: tuple[str, ...], words: str) -> None:
-    result = strobe("doctor", "--device", "cpu", *flags)
-    assert result.code == 2 and words in result.err
-
-
 def test_a_machine_without_a_gpu_has_no_gates_to_run(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest of the page is as it was, and nothing is written."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))

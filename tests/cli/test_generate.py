@@ -161,29 +161,6 @@ def test_a_full_disk_is_no_success(strobe: Strobe, tmp_path: Path, flags: list[s
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["a red cicle moving left"], "circle"),
-        (["a (red:1.4) circle moving left"], "weighs some of its words"),
-        (["(a red circle moving left:1) (a blue circle:1)"], "the prompt 'a blue circle' gives no direction"),
-        (["(a red circle moving left:1) (a blue circle moving left:-1)"], "nothing is steered away from"),
-        ([PROMPT, "--switch", "later:a blue square moving up"], "block=12"),
-        ([PROMPT, "--switch", "block=9:a blue square moving up"], "would never take effect"),
-        ([PROMPT, "--seconds", "0"], "--seconds 0: give more than 0"),
-        ([PROMPT, "--blocks", "-3"], "--blocks -3: give 1 or more"),
-        ([PROMPT, "--preset", "reltime"], "did you mean 'realtime'"),
-        ([PROMPT, "--seconds", "1"], "--blocks, not both"),
-        ([PROMPT, "--model", "shape"], "shapes"),
-    ],
-)
-def test_bad_input_leaves_no_file(strobe: Strobe, tmp_path: Path, arguments: list[str], words: str) -> None:
-    blocks = [] if "0" in arguments or "--blocks" in arguments else ["--blocks", 2]
-    result = strobe("generate", *arguments, *blocks, "--device", "cpu", "-o", tmp_path / "clip.mp4")
-    assert result.code == 2 and words in result.err and result.err.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
     ("prompt", "example"),
     [
         ("a circle moving left", "a red circle moving left"),

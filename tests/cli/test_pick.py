@@ -68,21 +68,6 @@ def test_other_verbs_say_how_to_find_it(
     assert result.err.count("\n") == 1 and result.out == "" and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["generate", PROMPT, "--preset", "realtime", "--decode-device", "gpu"], "unknown device 'gpu'"),
-        (["generate", PROMPT, "--preset", "realtme"], "did you mean 'realtime'"),
-        (["generate", "a red cirle", "--preset", "realtime"], "did you mean 'circle'"),
-    ],
-)
-def test_wrong_inputs(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str) -> None:
-    monkeypatch.chdir(tmp_path)
-    result = strobe(*arguments, "--device", "cpu")
-    assert result.code == 2 and words in result.err and result.err.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
 def test_show_mentions_it(strobe: Strobe) -> None:
     assert "realtime: " in strobe("presets", "balanced", "--device", "cpu").out
 
