@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from source import ROOT
 from strobe.cli.main import MISSING, USAGE
 from terminal import Strobe
 
+CASE = ROOT / "examples" / "vsa_case"
+SIDES = " ".join(f"{CASE}/{name}.{kind}" for name in ("fa", "vsa") for kind in ("log", "pt.trace.json.gz"))
+REALTIME = "`strobe generate PROMPT --preset realtime` and name the preset that it takes"
 WRONG = [
     ("generat", 'Did you mean "generate"'),
     ("doctor --devise cpu", "Did you mean --device"),
@@ -170,20 +174,115 @@ WRONG = [
     ("serve --token short", "--token: one of 5 characters can be guessed; give at least 16"),
     ("speedup", "--baseline-log"),
     ("compare baseline balanced --allow-different tokns", "did you mean 'tokens'"),
+    ("speedup {sides} --focal-baseline flush", "flush"),
+    ("speedup {sides} --focal-baseline flash --section 'memcpy -> gather:end'", "must end with :start or :end"),
+    ("speedup {sides} --allow-different model sparsty", "did you mean 'sparsity'?); allowed: commit, model, checkpoint"),
+    ("speedup {sides} --fact frames", "NAME=VALUE"),
+    ("speedup {sides} --priority focal comm", "name each of"),
+    ("speedup {sides} --require fast", "--require"),
+    ("speedup {sides} --require 'block>1'", "block"),
+    ("speedup {sides} --between 9s..1s", "no value lies between"),
+    ("speedup {sides} --between 9s", "write SHORTEST..LONGEST"),
+    ("speedup {sides} --section a b c", "one for both sides, or two"),
+    ("speedup {sides} --fact candidate:frames", "NAME=VALUE"),
+    ("speedup {sides} --baseline quality", "RUN_DIR"),
+    ("speedup {sides} --names '' sparse", "no attention timer 'sparse'"),
+    ("speedup {sides} --calls-per-stage 0", "--calls-per-stage 0: a stage has 1 or more"),
+    ("speedup {sides} --calls-per-stage -3", "--calls-per-stage -3: a stage has 1 or more"),
+    (
+        "speedup {sides} --baseline-log {case}/fa.log",
+        "a log is given by a flag too; give both logs as files, the baseline's first, or both",
+    ),
+    ("extract attention --candidate-log {case}/vsa.log --calls-per-stage 0", "--calls-per-stage 0: a stage has 1 or more"),
+    ("speedup --baseline-log {case}/fa.log", "--baseline-log is of one: give --candidate-log too"),
+    ("speedup --candidate-trace {case}/vsa.pt.trace.json.gz", "--candidate-trace is of one: give --baseline-trace too"),
+    (
+        "speedup --baseline-log {case}/fa.log --candidate-trace {case}/vsa.pt.trace.json.gz",
+        "give --candidate-log or --baseline-trace too",
+    ),
+    ("speedup {case}/fa.log", "fa.log is the only log: add the other side's; the baseline's comes first"),
+    ("speedup {case}/fa.log gone.log", "gone.log: No such file"),
+    (
+        "speedup {case}/fa.pt.trace.json.gz {case}/vsa.pt.trace.json.gz {case}/fa.pt.trace.json.gz",
+        "these are 3 traces; give two, the baseline's first",
+    ),
+    ("speedup {run} --baseline quality -o page", "RUN_DIR --baseline A --candidate B"),
+    ("speedup {run} --baseline quality --candidate turbo2 -o page", "did you mean 'turbo'"),
+    ("speedup {run} --baseline quality --candidate quality -o page", "against itself"),
+    ("speedup {run} --baseline quality --candidate turbo --section 'a:end -> b:end' -o page", "leave out --section"),
+    ("speedup {run} --baseline quality --candidate turbo --baseline-log x.log -o page", "leave out --baseline-log"),
+    ("speedup {run} --baseline quality --candidate turbo --unit s -o page", "--unit and the like"),
+    ("speedup {run} --baseline quality --candidate turbo --stage vae -o page", "leave out"),
+    ("report {run} -o page --allow-different tokns", "did you mean 'tokens'"),
+    ("bench serve --require 'fast>1'", "allowed: on_time, play_ratio, stalls, refused, failed"),
+    ("bench serve --sessions 1 --require 'load-2:on_time>0.9'", "unknown candidate in --require 'load-2'"),
+    ("profile stream --blocks 4 --device cpu --breakdown --no-trace -o .", "--no-trace"),
+    ("lint", "name at least one file"),
+    ("lint none.md", "cannot be read"),
+    ("lint mine.txt --ignore totl-sum", "unknown rule"),
+    ("lint mine.txt --model wan", "unknown model"),
+    ("lint mine.txt --size 480x832", "without --model"),
+    ("lint mine.txt --model wan-1.3b --size 481x832", "multiple"),
+    ("generate 'a fox' --recipe longlive --device cpu", "model 'shapes' has weights and a size of its own"),
+    ("doctor --preset quality --model wan", "unknown model 'wan'"),
+    ("doctor --preset quality --samples 0", "give 1 or more"),
+    ("doctor --preset quality --size 64x64", "has a frame size of its own"),
+    ("generate 'a red circle moving left' --switch 'block=1: a red circle moving left' --mode shot", "this model has no shots"),
+    ("compare baseline realtime --device cpu", REALTIME),
+    ("presets realtime --device cpu", REALTIME),
+    ("doctor --preset realtime --device cpu", REALTIME),
+    ("compare balanced --vary preset=balanced,realtime --device cpu", REALTIME),
+    ("compare realtime --vary window=6,8 --device cpu", REALTIME),
+    ("profile stream realtime --device cpu", REALTIME),
+    ("bench shapes realtime --device cpu", REALTIME),
 ]
+MODELS = [
+    ("--model wan-1.3b", "wan-1.3b comes without weights: give --weights"),
+    ("--model wan-1.3b --weights . --random-weights", "not both"),
+    ("--model wan-1.3b --random-weights --size 480", "--size 480: write height x width"),
+    (
+        "--model wan-1.3b --random-weights --size 481x832",
+        "frame size 481x832: height must be a multiple of 16 and width of 16; the nearest is 480x832",
+    ),
+    ("--model wan-1.3b --lora style.pt=much", "--lora style.pt=much: write the file, or the file and a strength"),
+    ("--recipe longlive", "model 'shapes' has weights and a size of its own"),
+    ("--model wan-1.3b --random-weights --recipe longlife", "did you mean 'longlive'?"),
+    ("--timesteps '1000;500'", "--timesteps 1000;500: write falling numbers with commas"),
+    ("--window 4 --sink 3", "window 4 with sink 3 has no room for a frame block of 3"),
+    ("--model wan-1.3", "did you mean 'wan-1.3b'?"),
+    ("--random-weights", "model 'shapes' has weights and a size of its own"),
+]
+"""Of a model, for a clip and for a comparison."""
 LACKING = [
     ("profile dit --model wan-1.3b --tiny --compile on off", "nothing is compiled on cpu"),
     ("profile dit --model wan-1.3b --weights w --device cpu", "w holds no WanTransformer3DModel"),
+    ("compare baseline quality --model wan-1.3b --weights nowhere", "no file or folder 'nowhere'"),
+    ("compare baseline quality --model .", "holds no shapes.safetensors"),
 ]
+PROMPTS = [
+    ("a circle moving left", 'for example "a red circle moving left"'),
+    ("a red circle, a blue square and a green star moving left", 'for example "a red circle and a blue square moving left"'),
+]
+"""Of the first and of a later one."""
+DRAWN = ("generate '{}'", "generate 'a red circle moving left' --switch 'block=1:{}'")
+VERBS = ("generate 'a red circle moving left' -o fox.mp4", "compare baseline quality")
 
 
-@pytest.mark.parametrize(("line", "said", "code"), [*((*each, USAGE) for each in WRONG), *((*each, MISSING) for each in LACKING)])
+@pytest.mark.parametrize(
+    ("line", "said", "code"),
+    [
+        *((*each, USAGE) for each in WRONG),
+        *((f"{verb} {more} --device cpu", said, USAGE) for more, said in MODELS for verb in VERBS),
+        *((f"{asked.format(prompt)} --blocks 2 --device cpu", said, USAGE) for prompt, said in PROMPTS for asked in DRAWN),
+        *((*each, MISSING) for each in LACKING),
+    ],
+)
 def test_it_is_one_line_and_nothing_is_left(
     strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, said: str, code: int
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.txt").touch()
-    result = strobe(*shlex.split(line))
+    result = strobe(*shlex.split(line.format(case=CASE, sides=SIDES, run=ROOT / "benchmarks" / "presets-h200")))
     assert (result.code, result.out) == (code, "") and said in result.err
     assert result.err.startswith("error: ") and result.err.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]

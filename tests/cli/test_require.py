@@ -9,7 +9,6 @@ import torch
 from strobe.cli.require import failures, parse_requirement
 from strobe.core.errors import ConfigError
 from strobe.perf.report.model import Ratio, Speedup
-from terminal import Strobe
 
 
 def ratio(value: float, low: float | None = None, high: float | None = None, saved_ns: float = 1e9) -> Speedup:
@@ -114,10 +113,3 @@ def test_every_metric_a_clip_gets_is_known_before_it_is_made() -> None:
         given = [*quality.against_reference("a", frames, frames, "r"), *quality.by_oracle("a", frames, part)]
         assert sorted(line.metric for line in given) == sorted(quality.metrics((128, 128), prompts[:number]))
     assert [line.metric for line in quality.not_measured("a", "no weights")] == list(quality.metrics((480, 832), ()))
-
-
-def test_a_load_is_asked_only_for_what_its_viewers_saw(strobe: Strobe) -> None:
-    result = strobe("bench", "serve", "--require", "fast>1")
-    assert result.code == 2 and "allowed: on_time, play_ratio, stalls, refused, failed" in result.err
-    result = strobe("bench", "serve", "--sessions", "1", "--require", "load-2:on_time>0.9")
-    assert result.code == 2 and "unknown candidate in --require 'load-2'" in result.err

@@ -143,19 +143,6 @@ def test_any_input_may_be_missing(strobe: Strobe, guide: dict[str, Path], tmp_pa
     assert both.code == 0 and "No ledger: no trace of the baseline and the candidate" in (tmp_path / "report.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"baseline-log": "fa_log"}, "--baseline-log is of one: give --candidate-log too"),
-        ({"candidate-trace": "vsa_trace"}, "--candidate-trace is of one: give --baseline-trace too"),
-        ({"baseline-log": "fa_log", "candidate-trace": "vsa_trace"}, "give --candidate-log or --baseline-trace too"),
-    ],
-)
-def test_one_side_alone_is_no_speedup(strobe: Strobe, guide: dict[str, Path], given: dict[str, str], says: str) -> None:
-    result = strobe("speedup", *(word for flag, name in given.items() for word in (f"--{flag}", guide[name])))
-    assert result.code == 2 and says in result.err and result.err.count("\n") == 1, result.err
-
-
 def write_host_trace(path: Path, steps_us: tuple[int, ...]) -> Path:
     """A trace of a CPU: steps, one after the other, with an operator in each."""
     events, at = [], 1_000
@@ -244,36 +231,6 @@ def test_a_counted_log_knows_its_calls(strobe: Strobe, guide: dict[str, Path], t
     assert found["levels"]["attention"]["low"] is not None, "rounds do not depend on each other"
 
 
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        (("--focal-baseline", "flush"), "flush"),
-        (("--section", "memcpy -> gather:end"), "must end with :start or :end"),
-        (("--allow-different", "model", "sparsty"), "did you mean 'sparsity'?); allowed: commit, model, checkpoint"),
-        (("--fact", "frames"), "NAME=VALUE"),
-        (("--priority", "focal", "comm"), "name each of"),
-        (("--require", "fast"), "--require"),
-        (("--require", "block>1"), "block"),
-        (("--between", "9s..1s"), "no value lies between"),
-        (("--between", "9s"), "write SHORTEST..LONGEST"),
-        (("--section", "a", "b", "c"), "one for both sides, or two"),
-        (("--fact", "candidate:frames"), "NAME=VALUE"),
-        (("--baseline", "quality"), "RUN_DIR"),
-        (("--names", "", "sparse"), "no attention timer 'sparse'"),
-        (("--stage", "vae"), "vae"),
-    ],
-)
-def test_bad_input_is_one_line(strobe: Strobe, guide: dict[str, Path], more: tuple[str, ...], says: str) -> None:
-    given = list(flags(guide))
-    if more[0] in given:
-        del given[given.index(more[0]) : given.index(more[0]) + 2]
-    result: Result = strobe(*given, *more)
-    if more[0] == "--stage":  # a stage that is not there is a missing level, not an error
-        assert result.code == 0 and says in result.out
-        return
-    assert result.code == 2 and says in result.err and result.err.count("\n") == 1, result.err
-
-
 def test_two_variants_of_a_run(strobe: Strobe, tmp_path: Path) -> None:
     """Any two variants of an interleaved run, with the paired intervals of the report of our own runs."""
     run = tmp_path / "run"
@@ -291,23 +248,6 @@ def test_two_variants_of_a_run(strobe: Strobe, tmp_path: Path) -> None:
     assert inverse["ratio"] == pytest.approx(1 / e2e["ratio"], rel=1e-3), "medians of an even number of pairs"
 
 
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        (("--baseline", "quality"), "RUN_DIR --baseline A --candidate B"),
-        (("--baseline", "quality", "--candidate", "turbo2"), "did you mean 'turbo'"),
-        (("--baseline", "quality", "--candidate", "quality"), "against itself"),
-        (("--baseline", "quality", "--candidate", "turbo", "--section", "a:end -> b:end"), "leave out --section"),
-        (("--baseline", "quality", "--candidate", "turbo", "--baseline-log", "x.log"), "leave out --baseline-log"),
-        (("--baseline", "quality", "--candidate", "turbo", "--unit", "s"), "--unit and the like"),
-        (("--baseline", "quality", "--candidate", "turbo", "--stage", "vae"), "leave out"),
-    ],
-)
-def test_a_run_folder_takes_two_variants(strobe: Strobe, tmp_path: Path, more: tuple[str, ...], says: str) -> None:
-    result = strobe("speedup", PRESETS, *more, "-o", tmp_path / "page")
-    assert result.code == 2 and says in result.err and not (tmp_path / "page").exists()
-
-
 def test_files_in_order_are_the_sides(strobe: Strobe, guide: dict[str, Path], tmp_path: Path) -> None:
     logs, traces = (guide["fa_log"], guide["vsa_log"]), (guide["fa_trace"], guide["vsa_trace"])
     by_flag = strobe("speedup", "--baseline-log", logs[0], "--candidate-log", logs[1], "--baseline-trace", traces[0],
@@ -315,28 +255,10 @@ def test_files_in_order_are_the_sides(strobe: Strobe, guide: dict[str, Path], tm
     for files in ((*logs, *traces), (logs[0], traces[0], logs[1], traces[1])):
         found = strobe("speedup", *files, "--json")
         assert found.code == 0 and found.document == by_flag.document
-    gone = strobe("speedup", logs[0], tmp_path / "gone.log")
-    assert gone.code == 2 and "gone.log: No such file" in gone.err and gone.err.count("\n") == 1
+    assert "vae" in strobe("speedup", *files, "--stage", "vae").out, "a level is missing"
     records = H200 / "pair" / "records.jsonl.gz"
     names = ("--names", "^sdpa/attention$", "^sparse:triton/attention$", "--allow-different", "backend", "sparsity")
     assert strobe("speedup", records, records, *names, "--json").document["levels"]["attention"]["ratio"] is not None
-    for wrong, said in (
-        ((logs[0],), f"{logs[0]} is the only log: add the other side's; the baseline's comes first"),
-        ((*traces, traces[0]), f"{traces[0]}: these are 3 traces; give two, the baseline's first"),
-        (
-            (*logs, "--baseline-log", logs[0]),
-            "a log is given by a flag too; give both logs as files, the baseline's first, or both",
-        ),
-    ):
-        result = strobe("speedup", *wrong)
-        assert result.code == 2 and said in result.err
-
-
-@pytest.mark.parametrize("calls", [0, -3])
-def test_a_stage_has_at_least_one_call(strobe: Strobe, guide: dict[str, Path], calls: int) -> None:
-    for verb in (flags(guide), ("extract", "attention", "--candidate-log", guide["vsa_log"])):
-        result = strobe(*verb, "--calls-per-stage", calls)
-        assert result.code == 2 and f"--calls-per-stage {calls}: a stage has 1 or more" in result.err
 
 
 def test_more_focal_kernels_than_fit_into_the_stage_are_refused(strobe: Strobe, guide: dict[str, Path]) -> None:
@@ -855,7 +777,6 @@ def test_variants_of_a_run_that_differ_in_work_have_no_speedup(strobe: Strobe, t
         "report", run, "--out", tmp_path / "page", "--allow-different", "tokens", "--require", "turbo:e2e>=0.1", "--json"
     )
     assert meant.code == 0 and all(meant.document["comparable"].values())
-    assert strobe("report", run, "--out", tmp_path / "page", "--allow-different", "tokns").code == 2
 
 
 def test_one_file_on_both_sides_is_said(strobe: Strobe, unlike: tuple[Path, Path], tmp_path: Path) -> None:
