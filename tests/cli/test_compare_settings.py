@@ -54,7 +54,7 @@ def test_a_finished_cell_is_kept(strobe: Strobe, ablated: tuple[Path, Any]) -> N
 def test_an_interruption_names_what_is_kept_and_what_goes_on(
     strobe: Strobe, ablated: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(*_: object) -> None:
+    def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run, "run_cells", stop)
