@@ -19,8 +19,8 @@ from typing import Final
 from cyclopts import App, Argument
 
 import strobe
+from documents import json_markdown
 from strobe.cli.app import app
-from strobe.cli.documents.manual import json_markdown
 from strobe.cli.model import ModelFlags
 from strobe.perf.records.store import schema_markdown
 from strobe.serve.protocol_page import protocol_markdown

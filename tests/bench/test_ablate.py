@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ import torch
 from strobe.bench.case import ComparePlan
 from strobe.bench.cases import ablate as ablate_run
 from strobe.bench.cases import ablate as planned
-from strobe.bench.cases.ablate import Job, Setup, changed, parse_factors, run_cells, value_of
+from strobe.bench.cases.ablate import AblationCell, Setup, changed, parse_factors, run_cells, value_of
 from strobe.bench.cases.stream import Script
+from strobe.bench.cells import CellsOutcome
 from strobe.cli.console import Output
 from strobe.cli.report import page_of_many
 from strobe.core.errors import ConfigError, DataError
@@ -27,15 +29,17 @@ from strobe.perf.report.blocks.front import FrontPoint, front
 from strobe.perf.report.blocks.optimisation_log import run_folders
 from strobe.perf.report.log_page import advise, log_report, vary_report
 from strobe.perf.report.write import render_markdown
+from terminal import quiet
 
 BASE = Setup(config=preset("balanced"))
 CPU = torch.device("cpu")
 
 
-def work(model: Model, rounds: int = 1, traced: int = 0) -> Job:
+def run_all(cells: Iterable[AblationCell], model: Model, folder: Path, rounds: int = 1, traced: int = 0) -> CellsOutcome:
     script = Script(prompt="red circle", switches=(Switch(frame_block=4, prompt="blue square"),), num_blocks=7)
     amount = ComparePlan(palindromes=rounds, traced_blocks=traced)
-    return Job(base=BASE, script=script, model=model, device="cpu", amount=amount, review_samples=1)
+    given = {"script": script, "model": model, "device": "cpu", "amount": amount}
+    return run_cells([*cells], BASE, folder, quiet, **given)  # type: ignore[arg-type]
 
 
 def test_steps_are_those_of_the_presets(tiny: Model) -> None:
@@ -86,11 +90,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny: Model) -> Path:
     factors = parse_factors(["window=6", "batch=2", "switch_at=2"])
     some = planned.one_at_a_time(BASE, factors, tiny.defaults, CPU)
     refused = planned.products(BASE, parse_factors(["window=3", "sink=3"]), tiny.defaults, CPU)
-    outcome = run_cells([*some, *refused], work(tiny), root, lambda *step: None)
+    outcome = run_all([*some, *refused], tiny, root)
     assert outcome.measured == ("window-6", "batch-2", "switch_at-2")
     assert [line.partition(":")[0] for line in outcome.failed] == ["window-3"]
     left_out = next(planned.leave_one_out(BASE, tiny.defaults, CPU))
-    assert run_cells([left_out], work(tiny, traced=1), root, lambda *step: None).measured == ("without-ring_cache",)
+    assert run_all([left_out], tiny, root, traced=1).measured == ("without-ring_cache",)
     return root
 
 
@@ -107,9 +111,9 @@ def test_a_cell_records_what_it_changed(folder: Path) -> None:
 def test_what_is_finished_is_not_measured_again(folder: Path, tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ablate_run, "run_case", lambda *args, **more: pytest.fail("measured again"))
     cells = list(planned.one_at_a_time(BASE, parse_factors(["window=6"]), tiny.defaults, CPU))
-    assert run_cells(cells, work(tiny), folder, lambda *step: None).kept == ("window-6",)
+    assert run_all(cells, tiny, folder).kept == ("window-6",)
     with pytest.raises(ConfigError, match="that differ in rounds"):
-        run_cells(cells, work(tiny, rounds=3), folder, lambda *step: None)
+        run_all(cells, tiny, folder, rounds=3)
 
 
 def test_the_page_has_every_part(folder: Path) -> None:
@@ -157,7 +161,7 @@ def test_a_failing_cell_is_an_entry_and_the_next_one_runs(tmp_path: Path, tiny: 
 
     monkeypatch.setattr(Session, "stream", failing)
     cells = list(planned.one_at_a_time(BASE, parse_factors(["window=9,6"]), tiny.defaults, CPU))
-    outcome = run_cells(cells, work(tiny), tmp_path, lambda *step: None)
+    outcome = run_all(cells, tiny, tmp_path)
     assert outcome.measured == ("window-6",)
     (line,) = outcome.failed
     assert line == "window-9: window-9: RuntimeError: capture is not allowed"  # cell, then side

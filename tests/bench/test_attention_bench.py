@@ -28,7 +28,6 @@ from strobe.bench.attention.contestant import (
     shape_named,
 )
 from strobe.bench.attention.run import Request, contestants, run_grid
-from strobe.bench.cases.attention import selected_pairs
 from strobe.bench.cells import Attempt, CellsOutcome
 from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
 from strobe.core.tolerances import tolerance
@@ -118,16 +117,6 @@ def test_precision_is_what_it_says() -> None:
     assert running.precision(torch.tensor([float("nan"), 1.0]), expected)[RELATIVE] == float("inf")
 
 
-def test_useful_and_padded_pairs_are_those_of_the_selection() -> None:
-    inputs = drawn()
-    assert not inputs.tiles.whole
-    sizes, mask = inputs.tiles.sizes().tolist(), inputs.selection.mask(inputs.tiles.num_tiles)[0]
-    by_hand = sum(
-        sizes[i] * sizes[j] for head in range(2) for i in range(len(sizes)) for j in range(len(sizes)) if mask[head, i, j]
-    )
-    assert selected_pairs(inputs.selection, inputs.tiles) == by_hand
-
-
 def test_smooth_data_make_neighbours_alike() -> None:
     inputs = drawn()
     assert inputs.q.std().item() == pytest.approx(1, abs=0.1)
@@ -191,14 +180,6 @@ def test_laps_follow_the_budget() -> None:
     for calls in range(1, running.MAX_CALLS):  # what the rounds leave is spent on more calls
         spare_s = (calls - 1 + 0.5) * 2 * most
         assert running.plan_interleave({"a": even}, 2 * most + spare_s) == (most, {"a": calls})
-
-
-def test_turned_pairs_are_complex_products() -> None:
-    x = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
-    angle = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
-    found = running._turned(x, SimpleNamespace(cos=angle.cos(), sin=angle.sin()))
-    expected = torch.view_as_complex(x.unflatten(1, (4, 2))) * torch.polar(torch.ones(5, 4), angle)
-    torch.testing.assert_close(found, torch.view_as_real(expected).flatten(1))
 
 
 def test_an_attempt_keeps_the_reason_and_lets_ctrl_c_through() -> None:

@@ -110,31 +110,6 @@ def test_an_interruption_keeps_what_was_finished(strobe: Strobe, tmp_path: Path,
     assert on.document["kept"] == ["2x4x9_s0.5_b64_forward"] and on.document["measured"] == ["2x4x9_s0.5_b64_backward"]
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (("--grid", "publishd"), "did you mean 'published'"),
-        (("--grid", 2, 4), "or three sizes T H W"),
-        (("--grid", 2, 4, 0), "or three sizes T H W"),
-        (("--shapes", "wan"), "unknown shape 'wan'"),
-        (("--grid", "quick", "--blocks", 32), "allowed: 64, 128, 256"),
-        (("--grid", "quick", "--sparsity", 1), "to below 1"),
-        (("--grid", "quick", "--topk", 0), "expected 1 or more"),
-        (("--grid", "quick", "--impls", "tritn"), "did you mean 'triton'"),
-        (("--grid", "quick", "--dtype", "int8"), "unknown dtype"),
-        (("--grid", "quick", "--tile", "flat"), "unknown tile"),
-        (("--grid", "quick", "--seconds-per-cell", 0), "more than 0 seconds"),
-        (("--grid", "quick", "--heads", 0), "expected 1 or more"),
-        (("--captured", "no.safetensors"), "no.safetensors does not exist"),
-        (("--captured", "no.safetensors", "--grid", "quick"), "its calls are what is measured; leave out --grid"),
-    ],
-)
-def test_what_cannot_be_is_one_line(strobe: Strobe, tmp_path: Path, flags: tuple[object, ...], words: str) -> None:
-    found = strobe("bench", "attention", *flags, "--out", tmp_path / "b")
-    assert found.code == 2 and words in found.err and found.err.count("\n") == 1
-    assert not (tmp_path / "b").exists()
-
-
 def test_a_cell_that_cannot_be_is_in_the_report_and_the_next_one_runs(
     strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,31 +33,6 @@ def test_one_cell_is_measured_kept_and_rendered_as_either_page(strobe: Strobe, t
         assert (out / file).stat().st_size > 500
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        (("tree", "--world-size", 0), "world_size: got 0"),
-        (("tree", "--strategies", "rng"), "did you mean 'ring'"),
-        (("tree", "--dtype", "float8"), "unknown dtype"),
-        (("tree", "--kv-heads", 3), "a divisor of heads 8"),
-        (("tree", "--delay", 2, 20), "no such rank; give 0 to 1"),
-        (("tree", "--delay", 2, 0.5), "no such rank; give 0 to 1"),
-        (("scaling", "--world-size", 1, 2, "--delay", 2, 20), "no such rank; give 0 to 1"),
-        (("tree", "--world-size", 3000), "; give fewer, or --executor ray"),
-        (("scaling", "--world-size", 1, 3000), "world_size: got 3000, this machine holds "),
-        (("tree", "--iterations", 0), "one iteration"),
-        (("tree", "--delay", 0, -1.0), "a delay of 0 or more"),
-        (("tree", "--render"), "no cells at"),
-        (("scaling", "--seq-len", 0), "seq_len: got 0"),
-        (("scaling", "--render"), "no cells at"),
-    ],
-)
-def test_what_cannot_be_is_one_line(strobe: Strobe, tmp_path: Path, line: tuple[object, ...], words: str) -> None:
-    found = strobe("bench", *line, "--out", tmp_path / "b")
-    assert found.code == 2 and words in found.err and found.err.count("\n") == 1
-    assert not (tmp_path / "b").exists()
-
-
 @pytest.mark.parametrize("there", [0, 2])
 def test_ranks_without_a_gpu_are_not_started(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: int) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: there)

@@ -78,8 +78,3 @@ def test_a_breakdown_of_a_stream(strobe: Strobe, tmp_path: Path, quick: tuple[st
     assert set(PIECES) <= set(trace.regions)
     assert not {span.name for span in run.spans} & set(PIECES)
     assert "Breakdown" in (tmp_path / "out" / "report.md").read_text()
-
-
-def test_a_breakdown_reads_a_trace(strobe: Strobe, tmp_path: Path, quick: tuple[str, ...]) -> None:
-    result = strobe("profile", "stream", *quick, "--breakdown", "--no-trace", "-o", tmp_path / "out")
-    assert result.code == 2 and "--no-trace" in result.err and not (tmp_path / "out").exists()

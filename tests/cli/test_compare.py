@@ -114,12 +114,6 @@ def test_an_unknown_figure_names_the_nearest(strobe: Strobe, run: Path) -> None:
     assert result.code == 2 and "did you mean 'e2e'" in result.err
 
 
-@pytest.mark.parametrize("sides", [("sleep 0.01", "sleep 0.02"), ("sleep", "0.01", "--", "sleep", "0.02")])
-def test_a_program_in_the_place_of_a_preset_is_told_where_it_belongs(strobe: Strobe, sides: tuple[str, ...]) -> None:
-    result = strobe("compare", *sides)
-    assert result.code == 2 and "begins with a program and is no preset; write strobe compare -- 'COMMAND'" in result.err
-
-
 def test_a_clip_without_switches(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts: list[int] = []
 
@@ -168,28 +162,6 @@ def test_an_interruption_keeps_the_finished_clips(strobe: Strobe, tmp_path: Path
     assert unmet.code == 1 and unmet.document["not_met"] == ["turbo: e2e was not measured, >=0.01 required"]
     unmet = strobe("report", folder, "--require", "psnr>=1", "--json")
     assert unmet.code == 1 and unmet.document["not_met"] == ["turbo: psnr was not measured, >=1 required"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["quality", "ultr"], "did you mean 'ultra'"),
-        (["quality"], "candidate"),
-        (["quality", "turbo", "--require", "foo>1"], "unknown figure in --require 'foo'"),
-        (["quality", "turbo", "--require", "e2f>1"], "did you mean 'e2e'"),
-        (["quality", "turbo", "--require", "turb:e2e>1"], "did you mean 'turbo'"),
-        (["quality", "turbo", "--require", "quality:e2e>1"], "unknown candidate in --require 'quality'"),
-        (["quality", "turbo", "--rounds", "0"], "--rounds 0: give 1 or more"),
-        (["quality", "turbo", "--blocks", "0"], "--blocks 0: give 1 or more"),
-        (["quality", "turbo", "--seconds", "0"], "--seconds 0: give more than 0, and an end"),
-        (["quality", "turbo", "--require", "fast"], "--require"),
-        (["quality", "turbo", "--switch", "block=40:a blue square moving up"], "never take effect"),
-    ],
-)
-def test_bad_input_starts_nothing(strobe: Strobe, tmp_path: Path, arguments: list[str], words: str) -> None:
-    result = strobe("compare", *arguments, "--out", tmp_path / "runs")
-    assert result.code == 2 and words in result.err and result.err.count("\n") == 1
-    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(("blocks", "number"), [(5, 0), (8, 1), (14, 2)])

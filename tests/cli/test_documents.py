@@ -18,9 +18,9 @@ from msgspec import inspect
 import strobe as strobe_package
 from artefacts import FA, VSA, write_guide, write_trace
 from captures import H200
+from documents import DOCUMENTS
 from model_traces import write_model_trace
 from strobe.cli.app import app
-from strobe.cli.documents.verbs import DOCUMENTS
 from strobe.core.errors import ConfigError, DataError
 from strobe.core.notebook import MAX_ROWS, html_table
 from strobe.perf.report.documents.runs import Document, RunDocument, table_kinds, to_json

@@ -34,13 +34,6 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("verb", ["stages", "attention", "kernels"])
-def test_help_has_an_example_and_the_common_flags(strobe: Strobe, verb: str) -> None:
-    result = strobe("extract", verb, "--help")
-    assert result.code == 0 and f"\n strobe extract {verb}" in result.out
-    assert all(flag in result.out for flag in ("--json", "--quiet", "--debug", "-o"))
-
-
 def test_help_loads_neither_numpy_nor_torch() -> None:
     code = "import sys; from strobe.cli.main import main; main(['extract', 'stages', '--help']); print(sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=True)

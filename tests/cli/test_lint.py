@@ -77,22 +77,3 @@ def test_a_model_makes_its_rules_speak(strobe: Strobe, pages: Path) -> None:
         "lint", pages / "windows.md", "--model", "wan-1.3b", "--size", "480x832", "--window", "12", "--device", "h100", "--json"
     )
     assert [finding["rule"] for finding in result.document["findings"]] == ["window-free"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([], "name at least one file"),
-        (["none.md"], "cannot be read"),
-        (["right.md", "--ignore", "totl-sum"], "unknown rule"),
-        (["right.md", "--model", "wan"], "unknown model"),
-        (["right.md", "--size", "480x832"], "without --model"),
-        (["right.md", "--model", "wan-1.3b", "--size", "481x832"], "multiple"),
-    ],
-)
-def test_what_is_wrong_with_the_command_is_said(
-    strobe: Strobe, pages: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
-) -> None:
-    monkeypatch.chdir(pages)
-    result = strobe("lint", *arguments)
-    assert result.code == 2 and words in result.err and result.out == ""

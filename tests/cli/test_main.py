@@ -73,42 +73,6 @@ def test_help_has_an_example_and_the_common_flags(strobe: Strobe, verb: str) -> 
         assert flag in result.out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["generat"], 'Did you mean "generate"'),
-        (["doctor", "--devise", "cpu"], "Did you mean --device"),
-        (["generate"], "say what to show"),
-        (["generate", "a red circle moving left", "--blocks", "many"], "--blocks"),
-        (["generate", "a red circle moving left", "--blocks", "2.4"], "--blocks 2.4: give a whole number"),
-        (["generate", "a red circle moving left", "--seed=-1.7"], "--seed -1.7: give a whole number"),
-        (["profile", "attention", "--grid", "4", "1.5", "3"], "--grid 1.5: give a whole number"),
-        (["bench", "shapes", "--streams", "3.0"], "--streams 3.0: give a whole number"),
-        (["presets", "turb"], "did you mean 'turbo'"),
-        (["generate", "a red circle moving left", "-o", "clip.mp5"], "did you mean '.mp4'"),
-        (["generate", "a red circle moving left", "--mode", "sofd"], 'Did you mean "soft"'),
-        (["doctor", "--device", "tpu"], "allowed: auto, cpu, cuda"),
-        (["report", "no-such-run"], "no-such-run"),
-        (["compare", "baseline", "turbo", "--rounds", "0", "--device", "cpu"], "error: --rounds 0: give 1 or more"),
-        (
-            ["doctor", "--preset", "turbo", "--model", "wan-1.3b", "--size", "481x832"],
-            "of 16 and width of 16; the nearest is 480x832",
-        ),
-        (["doctor", "--preset", "turbo", "--model", "wan-14b", "--size", "488x830"], "the nearest is 480x832"),
-        (
-            ["generate", "a dog", "--model", "wan-1.3b", "--random-weights", "--release", "there"],
-            "--release there: --random-weights",
-        ),
-        (["generate", "a dog", "--model", "wan-1.3b", "--random-weights", "--prompt-cache", "x"], "--prompt-cache x: --random-"),
-    ],
-)
-def test_usage_errors_are_one_line_with_the_nearest(strobe: Strobe, arguments: list[str], words: str) -> None:
-    result = strobe(*arguments)
-    assert result.code == 2
-    assert result.out == ""
-    assert result.err.startswith("error: ") and words in result.err and result.err.count("\n") == 1
-
-
 TRACE = str(ROOT / "tests" / "data" / "shapes_cpu" / "baseline.json.gz")
 NOWHERE = [
     ("demo", "--rounds", "1", "--device", "cpu", "--out"),

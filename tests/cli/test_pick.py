@@ -47,42 +47,6 @@ def test_a_clip_with_realtime_names_what_ran(strobe: Strobe, hold: Hold, tmp_pat
     assert named.document["picked"] is None and (tmp_path / "b.mp4").read_bytes() == out.read_bytes()
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["compare", "baseline", "realtime"],
-        ["presets", "realtime"],
-        ["doctor", "--preset", "realtime"],
-        ["compare", "balanced", "--vary", "preset=balanced,realtime"],
-        ["compare", "realtime", "--vary", "window=6,8"],
-        ["profile", "stream", "realtime"],
-        ["bench", "shapes", "realtime"],
-    ],
-)
-def test_other_verbs_say_how_to_find_it(
-    strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    result = strobe(*arguments, "--device", "cpu")
-    assert result.code == 2 and "`strobe generate PROMPT --preset realtime` and name the preset that it takes" in result.err
-    assert result.err.count("\n") == 1 and result.out == "" and not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["generate", PROMPT, "--preset", "realtime", "--decode-device", "gpu"], "unknown device 'gpu'"),
-        (["generate", PROMPT, "--preset", "realtme"], "did you mean 'realtime'"),
-        (["generate", "a red cirle", "--preset", "realtime"], "did you mean 'circle'"),
-    ],
-)
-def test_wrong_inputs(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str) -> None:
-    monkeypatch.chdir(tmp_path)
-    result = strobe(*arguments, "--device", "cpu")
-    assert result.code == 2 and words in result.err and result.err.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
 def test_show_mentions_it(strobe: Strobe) -> None:
     assert "realtime: " in strobe("presets", "balanced", "--device", "cpu").out
 

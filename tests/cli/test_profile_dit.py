@@ -128,26 +128,3 @@ def test_a_users_own_function_runs_and_it_says_so(strobe: Strobe, tmp_path: Path
     for wrong, said in (("nothing", "returned no transformer"), ("none", "has no attribute 'none'")):
         assert said in strobe("profile", "dit", "--pipe", f"own_pipe_for_dit:{wrong}", *arguments).err
     assert "write module:function" in strobe("profile", "dit", "--pipe", "own", *arguments).err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        ((), 2, "name one of --model and --pipe"),
-        (("--model", "wan-2b"), 2, "unknown model 'wan-2b'"),
-        (("--model", "wan-1.3b", "--attention", "dense", "flash"), 2, "unknown attention 'flash'"),
-        (("--model", "wan-1.3b", "--sparsity", "90"), 2, "--sparsity 90: give shares between 0 and 1"),
-        (("--model", "wan-1.3b", "--attention", "dense"), 2, "one variant alone compares nothing"),
-        (("--model", "wan-1.3b", "--tiny", "--frames", "80"), 2, "80 frames: this model takes"),
-        (("--model", "wan-1.3b", "--compile", "yes"), 2, "unknown --compile 'yes'"),
-        (("--model", "wan-1.3b", "--tiny", "--compile", "on", "off"), 3, "nothing is compiled on cpu"),
-        (("--model", "wan-1.3b", "--tiny", "--size", "100x100"), 2, "heights divisible by 16"),
-        (("--model", "wan-1.3b", "--tiny", "--weights", "w"), 2, "--tiny draws its weights"),
-        (("--model", "wan-1.3b", "--steps", "2"), 2, "--steps 2: give 3 or more"),
-        (("--model", "wan-1.3b", "--tiny", "--regions", "attn"), 2, "unknown region 'attn'"),
-        (("--model", "wan-1.3b", "--weights", "w", "--device", "cpu"), 3, "w holds no WanTransformer3DModel"),
-    ],
-)
-def test_wrong_input_is_one_line(arguments: tuple[str, ...], code: int, said: str, strobe: Strobe, tmp_path: Path) -> None:
-    found = strobe("profile", "dit", *arguments, "-o", tmp_path / "t")
-    assert found.code == code and said in found.err

@@ -42,29 +42,6 @@ def test_what_is_not_there_is_told_before_the_address(strobe: Strobe, flags: tup
     assert result.code == code and words in result.err and "http://" not in result.err
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (("--buffer", "-1"), "--buffer -1: give 0.05 to 10"),
-        (("--streams", "0"), "--streams 0: give 1 to 10000"),
-        (("--suspend", "0"), "--suspend 0: give 0.5 to 86400"),
-        (("--resume", "1e9"), "--resume 1e+09: give 1 to 604800"),
-        (("--keep-every", "-1"), "--keep-every -1: give 0 to 100000"),
-        (("--port", "70000"), "--port 70000: give 1 to 65535, or 0 for any that is free"),
-        (("--host", "0.0.0.0"), "--host 0.0.0.0 can be reached by others: give --token, or listen on 127.0.0.1"),
-        (("--host", "0.0.0.0", "--token", "x" * 16), "give --tls-cert and --tls-key, put a proxy with TLS in front"),
-        (("--host", "0.0.0.0", "--token", "x" * 16), "or say --insecure-http"),
-        (("--tls-cert", "cert.pem"), "give both --tls-cert and --tls-key, or neither"),
-        (("--tls-cert", "no.pem", "--tls-key", "no.pem"), "--tls-cert no.pem: there is no file of that name"),
-        (("--host", "nowhere.invalid", "--token", "x" * 16, "--insecure-http"), "give an address of this machine to --host"),
-        (("--token", "short"), "--token: one of 5 characters can be guessed; give at least 16"),
-    ],
-)
-def test_errors_name_the_flag(strobe: Strobe, flags: tuple[str, ...], words: str) -> None:
-    result = strobe("serve", *flags)
-    assert result.code == 2 and words in " ".join(result.err.split())
-
-
 def test_weights_that_cannot_be_read_end_the_server(strobe: Strobe, tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"no weights")

@@ -143,19 +143,6 @@ def test_any_input_may_be_missing(strobe: Strobe, guide: dict[str, Path], tmp_pa
     assert both.code == 0 and "No ledger: no trace of the baseline and the candidate" in (tmp_path / "report.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"baseline-log": "fa_log"}, "--baseline-log is of one: give --candidate-log too"),
-        ({"candidate-trace": "vsa_trace"}, "--candidate-trace is of one: give --baseline-trace too"),
-        ({"baseline-log": "fa_log", "candidate-trace": "vsa_trace"}, "give --candidate-log or --baseline-trace too"),
-    ],
-)
-def test_one_side_alone_is_no_speedup(strobe: Strobe, guide: dict[str, Path], given: dict[str, str], says: str) -> None:
-    result = strobe("speedup", *(word for flag, name in given.items() for word in (f"--{flag}", guide[name])))
-    assert result.code == 2 and says in result.err and result.err.count("\n") == 1, result.err
-
-
 def write_host_trace(path: Path, steps_us: tuple[int, ...]) -> Path:
     """A trace of a CPU: steps, one after the other, with an operator in each."""
     events, at = [], 1_000
@@ -244,36 +231,6 @@ def test_a_counted_log_knows_its_calls(strobe: Strobe, guide: dict[str, Path], t
     assert found["levels"]["attention"]["low"] is not None, "rounds do not depend on each other"
 
 
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        (("--focal-baseline", "flush"), "flush"),
-        (("--section", "memcpy -> gather:end"), "must end with :start or :end"),
-        (("--allow-different", "model", "sparsty"), "did you mean 'sparsity'?); allowed: commit, model, checkpoint"),
-        (("--fact", "frames"), "NAME=VALUE"),
-        (("--priority", "focal", "comm"), "name each of"),
-        (("--require", "fast"), "--require"),
-        (("--require", "block>1"), "block"),
-        (("--between", "9s..1s"), "no value lies between"),
-        (("--between", "9s"), "write SHORTEST..LONGEST"),
-        (("--section", "a", "b", "c"), "one for both sides, or two"),
-        (("--fact", "candidate:frames"), "NAME=VALUE"),
-        (("--baseline", "quality"), "RUN_DIR"),
-        (("--names", "", "sparse"), "no attention timer 'sparse'"),
-        (("--stage", "vae"), "vae"),
-    ],
-)
-def test_bad_input_is_one_line(strobe: Strobe, guide: dict[str, Path], more: tuple[str, ...], says: str) -> None:
-    given = list(flags(guide))
-    if more[0] in given:
-        del given[given.index(more[0]) : given.index(more[0]) + 2]
-    result: Result = strobe(*given, *more)
-    if more[0] == "--stage":  # a stage that is not there is a missing level, not an error
-        assert result.code == 0 and says in result.out
-        return
-    assert result.code == 2 and says in result.err and result.err.count("\n") == 1, result.err
-
-
 def test_two_variants_of_a_run(strobe: Strobe, tmp_path: Path) -> None:
     """Any two variants of an interleaved run, with the paired intervals of the report of our own runs."""
     run = tmp_path / "run"
@@ -291,23 +248,6 @@ def test_two_variants_of_a_run(strobe: Strobe, tmp_path: Path) -> None:
     assert inverse["ratio"] == pytest.approx(1 / e2e["ratio"], rel=1e-3), "medians of an even number of pairs"
 
 
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        (("--baseline", "quality"), "RUN_DIR --baseline A --candidate B"),
-        (("--baseline", "quality", "--candidate", "turbo2"), "did you mean 'turbo'"),
-        (("--baseline", "quality", "--candidate", "quality"), "against itself"),
-        (("--baseline", "quality", "--candidate", "turbo", "--section", "a:end -> b:end"), "leave out --section"),
-        (("--baseline", "quality", "--candidate", "turbo", "--baseline-log", "x.log"), "leave out --baseline-log"),
-        (("--baseline", "quality", "--candidate", "turbo", "--unit", "s"), "--unit and the like"),
-        (("--baseline", "quality", "--candidate", "turbo", "--stage", "vae"), "leave out"),
-    ],
-)
-def test_a_run_folder_takes_two_variants(strobe: Strobe, tmp_path: Path, more: tuple[str, ...], says: str) -> None:
-    result = strobe("speedup", PRESETS, *more, "-o", tmp_path / "page")
-    assert result.code == 2 and says in result.err and not (tmp_path / "page").exists()
-
-
 def test_files_in_order_are_the_sides(strobe: Strobe, guide: dict[str, Path], tmp_path: Path) -> None:
     logs, traces = (guide["fa_log"], guide["vsa_log"]), (guide["fa_trace"], guide["vsa_trace"])
     by_flag = strobe("speedup", "--baseline-log", logs[0], "--candidate-log", logs[1], "--baseline-trace", traces[0],
@@ -315,33 +255,10 @@ def test_files_in_order_are_the_sides(strobe: Strobe, guide: dict[str, Path], tm
     for files in ((*logs, *traces), (logs[0], traces[0], logs[1], traces[1])):
         found = strobe("speedup", *files, "--json")
         assert found.code == 0 and found.document == by_flag.document
-    gone = strobe("speedup", logs[0], tmp_path / "gone.log")
-    assert gone.code == 2 and "gone.log: No such file" in gone.err and gone.err.count("\n") == 1
+    assert "vae" in strobe("speedup", *files, "--stage", "vae").out, "a level is missing"
     records = H200 / "pair" / "records.jsonl.gz"
     names = ("--names", "^sdpa/attention$", "^sparse:triton/attention$", "--allow-different", "backend", "sparsity")
     assert strobe("speedup", records, records, *names, "--json").document["levels"]["attention"]["ratio"] is not None
-    for wrong, said in (
-        ((logs[0],), f"{logs[0]} is the only log: add the other side's; the baseline's comes first"),
-        ((*traces, traces[0]), f"{traces[0]}: these are 3 traces; give two, the baseline's first"),
-        (
-            (*logs, "--baseline-log", logs[0]),
-            "a log is given by a flag too; give both logs as files, the baseline's first, or both",
-        ),
-    ):
-        result = strobe("speedup", *wrong)
-        assert result.code == 2 and said in result.err
-
-
-def test_nothing_to_compare(strobe: Strobe) -> None:
-    result = strobe("speedup")
-    assert result.code == 2 and "--baseline-log" in result.err
-
-
-@pytest.mark.parametrize("calls", [0, -3])
-def test_a_stage_has_at_least_one_call(strobe: Strobe, guide: dict[str, Path], calls: int) -> None:
-    for verb in (flags(guide), ("extract", "attention", "--candidate-log", guide["vsa_log"])):
-        result = strobe(*verb, "--calls-per-stage", calls)
-        assert result.code == 2 and f"--calls-per-stage {calls}: a stage has 1 or more" in result.err
 
 
 def test_more_focal_kernels_than_fit_into_the_stage_are_refused(strobe: Strobe, guide: dict[str, Path]) -> None:
@@ -479,6 +396,21 @@ def test_the_answer_is_last_in_the_terminal_and_first_on_the_page(strobe: Strobe
     assert figure["picture"]["type"] == "waterfall"
     page = (tmp_path / "page" / "report.md").read_text()
     assert page.index("candidate against baseline: 1.00x") < page.index("Experiment settings")
+
+
+def test_a_level_whose_interval_holds_1_is_not_called_faster(strobe: Strobe, tmp_path: Path) -> None:
+    """Every second call of the attention kernel takes a third: faster in the mean, and no proof of it."""
+    plain = write_model_trace(tmp_path / "a.json")
+
+    def shorten_some(events: list[Event]) -> list[Event]:
+        kernels = [each for each in events if each.get("cat") == "kernel" and each["name"] == "flash_fwd"]
+        for each in kernels[::2]:
+            each["dur"] /= 3
+        return events
+
+    said = against(strobe, plain, changed(plain, "b", shorten_some)).out.splitlines()[0]
+    unproven = "The kernel is 1.50x: not proven, the interval holds 1; the traced step is 1.00x: no difference."
+    assert said.startswith(unproven) and "faster" not in said
 
 
 def test_unknown_facts_and_missing_levels_are_one_line_each(strobe: Strobe, tmp_path: Path) -> None:
@@ -748,23 +680,7 @@ def test_without_a_step_it_says_what_the_unit_is(strobe: Strobe, tmp_path: Path,
     assert ("Nothing says that both windows hold the same work." in answer) is not focal
 
 
-def test_the_first_sentence_adds_up(strobe: Strobe) -> None:
-    """What is saved less what is taken back is the difference of the stage, as far as its figures are printed."""
-    case = ROOT / "examples" / "vsa_case"
-    files = [case / f"{name}.{kind}" for name in ("fa", "vsa") for kind in ("log", "pt.trace.json.gz")]
-    first = strobe("speedup", *files, "--calls-per-stage", "432").out.splitlines()[0]
-    saves, takes, grows, others = (
-        int(re.search(pattern, first)[1].replace(",", ""))
-        for pattern in (r"saves ([\d,]+) ms", r"take ([\d,]+) ms back", r"grows by ([\d,]+) ms", r"changes save ([\d,]+) ms")
-    )
-    assert saves - takes - grows + others == 1_446
-
-
 # `strobe speedup` on sides that must not be compared: the page is made, it has no speedup, and no requirement holds.
-
-
-def held(strobe: Strobe, sides: tuple[Path, Path], *more: object) -> Result:
-    return against(strobe, *sides, *more)
 
 
 @pytest.fixture
@@ -775,7 +691,7 @@ def unlike(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_two_models_on_one_gpu_are_not_comparable(strobe: Strobe, unlike: tuple[Path, Path], tmp_path: Path) -> None:
-    result = held(strobe, unlike, "--require", "kernel~>=0.1", "--require", "step~<9", "-o", tmp_path / "page", "--json")
+    result = against(strobe, *unlike, "--require", "kernel~>=0.1", "--require", "step~<9", "-o", tmp_path / "page", "--json")
     found = result.document
     assert result.code == 1 and found["comparable"] is False
     assert found["obstacles"] == ["model", "weights", "shapes"]
@@ -792,15 +708,15 @@ def test_two_models_on_one_gpu_are_not_comparable(strobe: Strobe, unlike: tuple[
     page = (tmp_path / "page" / "report.md").read_text()
     assert page.startswith("# Not comparable: candidate against baseline") and "Ideal by Amdahl" not in page
     assert json.loads((tmp_path / "page" / "report.json").read_text())["speedups"] == []
-    for text in (page, held(strobe, unlike).out):
+    for text in (page, against(strobe, *unlike).out):
         assert "faster" not in text.replace("faster calls", "") and "not comparable" in text
 
 
 def test_what_is_meant_is_named(strobe: Strobe, unlike: tuple[Path, Path]) -> None:
-    some = held(strobe, unlike, "--allow-different", "model", "shapes", "--require", "kernel~>=1.5", "--json")
+    some = against(strobe, *unlike, "--allow-different", "model", "shapes", "--require", "kernel~>=1.5", "--json")
     assert some.code == 1 and some.document["obstacles"] == ["weights"]
     named = ("--allow-different", "model", "shapes", "weights")
-    every = held(strobe, unlike, *named, "--require", "kernel~>=1.5", "--json")
+    every = against(strobe, *unlike, *named, "--require", "kernel~>=1.5", "--json")
     assert every.code == 0, every.err
     assert every.document["comparable"] and every.document["levels"]["kernel"]["ratio"] == pytest.approx(2.0)
     assert every.document["allowed_different"] == ["model", "weights", "shapes"]
@@ -809,16 +725,16 @@ def test_what_is_meant_is_named(strobe: Strobe, unlike: tuple[Path, Path]) -> No
 def test_without_stacks_the_weights_tell_the_models_apart(strobe: Strobe, tmp_path: Path) -> None:
     bert = write_model_trace(tmp_path / "a.json", stacks=False)
     vit = write_model_trace(tmp_path / "b.json", "ViT", size=(96, 20), stacks=False, kernels=("flash_fwd", "conv"))
-    found = held(strobe, (bert, vit), "--json").document
+    found = against(strobe, bert, vit, "--json").document
     assert not found["comparable"] and "weights" in found["obstacles"] and "model" not in found["obstacles"]
     assert found["common_kernels"] == {"baseline_share": 2 / 3, "candidate_share": 2 / 3, "names": ["flash_fwd"]}
     said = "Kernels that both sides ran take 66.7 % of the kernel time of the baseline and 66.7 % of the candidate's."
-    assert said in held(strobe, (bert, vit)).out
+    assert said in against(strobe, bert, vit).out
 
 
 def test_the_same_model_is_comparable(strobe: Strobe, tmp_path: Path) -> None:
     sides = write_model_trace(tmp_path / "a.json"), write_model_trace(tmp_path / "b.json", faster=3)
-    result = held(strobe, sides, "--require", "kernel~>=2.9", "--json")
+    result = against(strobe, *sides, "--require", "kernel~>=2.9", "--json")
     assert result.code == 0, result.err
     known = {fact["name"]: (fact["baseline"], fact["verdict"]) for fact in result.document["facts"]}
     assert {name: known[name] for name in ("model", "dtype", "world", "weights", "graphs", "capture")} == {
@@ -828,10 +744,10 @@ def test_the_same_model_is_comparable(strobe: Strobe, tmp_path: Path) -> None:
 
 
 def test_a_stated_fact_does_not_replace_evidence(strobe: Strobe, unlike: tuple[Path, Path]) -> None:
-    result = held(strobe, unlike, "--fact", "model=Bert", "--allow-different", "weights", "shapes", "--json")
+    result = against(strobe, *unlike, "--fact", "model=Bert", "--allow-different", "weights", "shapes", "--json")
     assert result.document["obstacles"] == ["model"]
     said = "model of the candidate is stated as Bert, and ViT was found: that counts"
-    assert said in held(strobe, unlike, "--fact", "model=Bert").out
+    assert said in against(strobe, *unlike, "--fact", "model=Bert").out
 
 
 def run_with_longer_blocks(folder: Path) -> Path:
@@ -861,23 +777,17 @@ def test_variants_of_a_run_that_differ_in_work_have_no_speedup(strobe: Strobe, t
         "report", run, "--out", tmp_path / "page", "--allow-different", "tokens", "--require", "turbo:e2e>=0.1", "--json"
     )
     assert meant.code == 0 and all(meant.document["comparable"].values())
-    assert strobe("report", run, "--out", tmp_path / "page", "--allow-different", "tokns").code == 2
-
-
-def test_compare_refuses_a_wrong_name_before_it_measures(strobe: Strobe, tmp_path: Path) -> None:
-    result = strobe("compare", "baseline", "balanced", "--out", tmp_path / "runs", "--allow-different", "tokns")
-    assert result.code == 2 and "did you mean 'tokens'" in result.err and not (tmp_path / "runs").exists()
 
 
 def test_one_file_on_both_sides_is_said(strobe: Strobe, unlike: tuple[Path, Path], tmp_path: Path) -> None:
     copy = tmp_path / "copy.json"
     copy.write_bytes(unlike[0].read_bytes())
     said = "bert.json is the same file on both sides"
-    assert said in held(strobe, (unlike[0], copy), "-o", tmp_path / "page").out
-    assert said not in held(strobe, unlike, "-o", tmp_path / "page").out
+    assert said in against(strobe, unlike[0], copy, "-o", tmp_path / "page").out
+    assert said not in against(strobe, *unlike, "-o", tmp_path / "page").out
 
 
 def test_no_line_has_a_share_of_what_is_no_saving(strobe: Strobe, unlike: tuple[Path, Path], tmp_path: Path) -> None:
-    meant = held(strobe, unlike, "--allow-different", "model", "weights", "shapes", "-o", tmp_path / "page").out
+    meant = against(strobe, *unlike, "--allow-different", "model", "weights", "shapes", "-o", tmp_path / "page").out
     assert "  share  " in meant.partition("Ledger for")[2].splitlines()[1]
-    assert "share" not in held(strobe, unlike, "-o", tmp_path / "page").out.partition("Ledger for")[2].splitlines()[1]
+    assert "share" not in against(strobe, *unlike, "-o", tmp_path / "page").out.partition("Ledger for")[2].splitlines()[1]

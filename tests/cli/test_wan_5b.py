@@ -49,12 +49,6 @@ def test_random_weights_stream(strobe: Strobe, tmp_path: Path, flags: tuple[str,
     assert read_clip(clip).shape == (1 + 15 * 4, 32, 64, 3)
 
 
-def test_shots_are_refused_where_there_are_none(strobe: Strobe, tmp_path: Path) -> None:
-    done = strobe("generate", RED, "--switch", f"block=1: {RED}", "--mode", "shot", "-o", tmp_path / "x.mkv")
-    assert done.code == 2 and "this model has no shots" in done.err
-    assert len(done.err.strip().splitlines()) == 1
-
-
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

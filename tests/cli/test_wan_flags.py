@@ -22,46 +22,6 @@ from strobe.models.wan.dit import CausalWan
 from terminal import Strobe
 
 
-@pytest.mark.parametrize(
-    ("flags", "code", "words"),
-    [
-        (["--model", "wan-1.3b"], 2, "wan-1.3b comes without weights: give --weights"),
-        (["--model", "wan-1.3b", "--weights", "nowhere"], 3, "no file or folder 'nowhere'"),
-        (["--model", "wan-1.3b", "--weights", ".", "--random-weights"], 2, "not both"),
-        (["--model", "wan-1.3b", "--random-weights", "--size", "480"], 2, "--size 480: write height x width"),
-        (
-            ["--model", "wan-1.3b", "--random-weights", "--size", "481x832"],
-            2,
-            "frame size 481x832: height must be a multiple of 16 and width of 16; the nearest is 480x832",
-        ),
-        (
-            ["--model", "wan-1.3b", "--lora", "style.pt=much"],
-            2,
-            "--lora style.pt=much: write the file, or the file and a strength",
-        ),
-        (["--recipe", "longlive"], 2, "model 'shapes' has weights and a size of its own"),
-        (["--model", "wan-1.3b", "--random-weights", "--recipe", "longlife"], 2, "did you mean 'longlive'?"),
-        (["--timesteps", "1000;500"], 2, "--timesteps 1000;500: write falling numbers with commas"),
-        (["--window", "4", "--sink", "3"], 2, "window 4 with sink 3 has no room for a frame block of 3"),
-        (["--model", "wan-1.3"], 2, "did you mean 'wan-1.3b'?"),
-        (["--random-weights"], 2, "model 'shapes' has weights and a size of its own"),
-        (["--model", "."], 3, "holds no shapes.safetensors"),
-    ],
-)
-def test_what_is_refused_in_one_line(
-    strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], code: int, words: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for verb in (["generate", "a red circle moving left", "-o", "fox.mp4"], ["compare", "baseline", "quality"]):
-        result = strobe(*verb, *flags, "--device", "cpu")
-        assert result.code == code and words in result.err and len(result.err.strip().splitlines()) == 1
-
-
-def test_flags_of_another_model_are_told_before_words_that_this_one_lacks(strobe: Strobe) -> None:
-    result = strobe("generate", "a fox", "--recipe", "longlive", "--device", "cpu")
-    assert result.code == 2 and "model 'shapes' has weights and a size of its own" in result.err
-
-
 def test_a_checkpoint_that_does_not_fit_is_told_in_one_line(strobe: Strobe, tmp_path: Path) -> None:
     small = CausalWan(WanConfig(dim=24, ffn_dim=24, freq_dim=8, text_dim=8, text_len=4, num_heads=1, num_layers=2)).state_dict()
     save_file(small, tmp_path / "model.safetensors")
@@ -121,12 +81,3 @@ class TestMemory:
         assert "memory of ultra, shapes, 128x128, 1 sample(s), float32, in MiB" in out and "text encoder is not counted" in out
         assert re.search(r"transformer weights +[1-9]\d*\.\d\d", out), "a unit in which a small model is not 0.00"
         assert "in MiB" not in strobe("doctor", "--device", "cpu").out
-
-    def test_what_is_refused(self, strobe: Strobe) -> None:
-        for flags, words in (
-            (["--model", "wan"], "unknown model 'wan'"),
-            (["--samples", "0"], "give 1 or more"),
-            (["--size", "64x64"], "has a frame size of its own"),
-        ):
-            result = strobe("doctor", "--preset", "quality", *flags)
-            assert result.code == 2 and words in result.err

@@ -83,13 +83,17 @@ class Page:
         return lint_text(self.text, self.options)
 
 
-Build = Callable[[Page], None]
-
-
 @pytest.fixture
-def page() -> Callable[[int], Page]:
-    """A new page by seed."""
-    return lambda seed: Page(seed=seed)
+def page() -> Callable[..., Page]:
+    """A new page by seed, with what some functions put on it."""
+
+    def new(seed: int, *builds: Callable[[Page], None]) -> Page:
+        made = Page(seed=seed)
+        for build in builds:
+            build(made)
+        return made
+
+    return new
 
 
 @pytest.fixture

@@ -105,16 +105,13 @@ FORMS = [presets, experiments, serving, quality]
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("build", FORMS)
 def test_what_is_consistent_is_clean(build: Callable[[Any], None], seed: int, page: Any, clean: Any) -> None:
-    made = page(seed)
-    build(made)
-    clean(made)
+    clean(page(seed, build))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("of", "factor"), [("max", 1.0), ("mean", 1.3)])
 def test_fps_from_another_statistic_or_from_nothing(seed: int, of: str, factor: float, page: Any, only: Any) -> None:
-    made = page(seed)
-    presets(made)
+    made = page(seed, presets)
     frames = made.truth["frames"]
     line = made.put("Fastest", "FPS", f"{factor * frames / made.truth[f'{of} Fastest']:.2f}")
     found = only(made)
@@ -128,8 +125,7 @@ def test_fps_from_another_statistic_or_from_nothing(seed: int, of: str, factor: 
     list(enumerate(("Mean vs Baseline", "vs Baseline", "Change"))),
 )
 def test_a_change_column_names_its_statistic(seed: int, stated: str, page: Any, only: Any) -> None:
-    made = page(seed)
-    presets(made)
+    made = page(seed, presets)
     line = made.replace("Max vs Baseline", stated)
     found = only(made)
     assert (found.rule, found.place.line, found.place.column) == ("statistic-unnamed", line, stated)
@@ -138,8 +134,7 @@ def test_a_change_column_names_its_statistic(seed: int, stated: str, page: Any, 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_one_row_of_a_change_column_is_of_another_statistic(seed: int, page: Any, only: Any) -> None:
-    made = page(seed)
-    presets(made)
+    made = page(seed, presets)
     truth = made.truth
     right, wrong = (100 * (truth[f"{kind} Frugal"] / truth[f"{kind} Baseline"] - 1) for kind in ("max", "mean"))
     if abs(right - wrong) < 0.6:
@@ -152,8 +147,7 @@ def test_one_row_of_a_change_column_is_of_another_statistic(seed: int, page: Any
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_wrong_change_of_one_metric(seed: int, page: Any, only: Any) -> None:
-    made = page(seed)
-    experiments(made)
+    made = page(seed, experiments)
     truth = made.truth
     right = 100 * (truth["Faster Memory"] / truth["Baseline Memory"] - 1)
     line = made.put("Memory", "Change", f"{right + 3:+.1f}%", table=1)
@@ -165,8 +159,7 @@ def test_a_wrong_change_of_one_metric(seed: int, page: Any, only: Any) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("metric", "digits", "off"), [("psnr", 1, -0.9), ("ssim", 3, 0.011)])
 def test_a_difference_contradicts_the_table(seed: int, metric: str, digits: int, off: float, page: Any, only: Any) -> None:
-    made = page(seed)
-    quality(made)
+    made = page(seed, quality)
     delta = made.truth[f"{metric} Faster"] - made.truth[f"{metric} Baseline"]
     line = made.replace(
         f"{metric.upper()}: {delta:+.{digits}f}", f"{metric.upper()}: {delta + off:+.{digits}f}", on="Faster loses"
@@ -193,8 +186,7 @@ def test_a_reference_against_itself(value: str, wrong: bool, page: Any, only: An
     ["Use Frugal on GPUs with < {0} GB.", "Frugal: for cards with less than {0} GB of VRAM.", "Frugal fits on a {0} GB GPU."],
 )
 def test_what_does_not_fit(seed: int, wording: str, page: Any, only: Any, clean: Any) -> None:
-    made = page(seed)
-    presets(made)
+    made = page(seed, presets)
     peak = made.truth["memory Frugal"]
     made.say("## Advice", wording.format(int(peak) + 2))
     clean(made)

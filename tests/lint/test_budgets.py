@@ -84,16 +84,13 @@ FORMS = [budget, tree, kernels, printed]
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("build", FORMS)
 def test_what_adds_up_is_clean(build: Callable[[Any], None], seed: int, page: Any, clean: Any) -> None:
-    made = page(seed)
-    build(made)
-    clean(made)
+    clean(page(seed, build))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("off", [-9.0, 12.5])
 def test_a_total_that_is_no_sum(seed: int, off: float, page: Any, only: Any) -> None:
-    made = page(seed)
-    kernels(made)
+    made = page(seed, kernels)
     total = sum(value for name, value in made.truth.items() if name.endswith("sum"))
     line = made.replace(f"{total:.4f}", f"{total + off:.4f}", on="Total")
     found = only(made)
@@ -104,8 +101,7 @@ def test_a_total_that_is_no_sum(seed: int, off: float, page: Any, only: Any) -> 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_children_counted_with_their_parent(seed: int, page: Any, only: Any) -> None:
-    made = page(seed)
-    tree(made)
+    made = page(seed, tree)
     twice = made.truth["total"] * 2
     line = made.replace(f"| {made.truth['total']:.2f} |", f"| {twice:.2f} |", on="Total")
     found = only(made)
@@ -116,8 +112,7 @@ def test_children_counted_with_their_parent(seed: int, page: Any, only: Any) -> 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_printed_total_of_a_group(seed: int, page: Any, only: Any) -> None:
-    made = page(seed)
-    printed(made)
+    made = page(seed, printed)
     compute, transfer = made.truth["COMPUTE"], made.truth["TRANSFER"]
     made.replace(f"{compute:8.3f} ms", f"{2 * compute + transfer:8.3f} ms", on="Total Compute")
     line = made.line_of("Total Compute")
@@ -131,8 +126,7 @@ def test_a_printed_total_of_a_group(seed: int, page: Any, only: Any) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_printed_total_of_totals(seed: int, page: Any, only: Any) -> None:
-    made = page(seed)
-    printed(made)
+    made = page(seed, printed)
     whole = made.truth["whole"]
     line = made.replace(f"{whole:8.3f} ms", f"{whole - 3:8.3f} ms", on="Total Time")
     found = only(made)
@@ -144,8 +138,7 @@ def test_a_printed_total_of_totals(seed: int, page: Any, only: Any) -> None:
     "reason", ["The streams overlap.", "Rows are nested: attention contains its kernels.", "Only the top 5 kernels are shown."]
 )
 def test_a_reason_for_a_total_that_is_no_sum(reason: str, page: Any, clean: Any) -> None:
-    made = page(0)
-    kernels(made)
+    made = page(0, kernels)
     total = sum(value for name, value in made.truth.items() if name.endswith("sum"))
     made.replace(f"{total:.4f}", f"{total + 5:.4f}", on="Total")
     made.say(reason)

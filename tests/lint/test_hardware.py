@@ -50,9 +50,7 @@ FORMS = [windows, layers]
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("build", FORMS)
 def test_what_is_possible_is_clean(build: Any, seed: int, page: Any, clean: Any) -> None:
-    made = page(seed)
-    build(made)
-    clean(made)
+    clean(page(seed, build))
 
 
 def two_windows(page: Any, small: int, large: int, share_saved: float) -> Any:
@@ -92,8 +90,7 @@ def test_without_a_model_a_window_may_cost_nothing(without: str, page: Any, clea
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_attention_faster_than_the_device(seed: int, page: Any, only: Any) -> None:
-    made = page(seed)
-    layers(made)
+    made = page(seed, layers)
     time = self_attention(12) / 600e12
     line = made.replace(f"~{time * 1e6:.0f} us", "~800 us for the first layer and ~220 us for later layers")
     found = only(made)

@@ -52,15 +52,12 @@ FORMS = [passes, chapters, steps]
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("build", FORMS)
 def test_what_is_consistent_is_clean(build: Any, seed: int, page: Any, clean: Any) -> None:
-    made = page(seed)
-    build(made)
-    clean(made)
+    clean(page(seed, build))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_two_ways_to_make_up_one_value(seed: int, page: Any, only: Any) -> None:
-    made = page(seed)
-    passes(made)
+    made = page(seed, passes)
     block, step = made.truth["block"], made.truth["block"] / 4
     made.say(
         f"Then again, 4 x {step:.1f} = {4 * step:.0f} ms matches the Plain mean.",
@@ -75,8 +72,7 @@ def test_two_ways_to_make_up_one_value(seed: int, page: Any, only: Any) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_is_not_the_largest(seed: int, page: Any, only: Any) -> None:
-    made = page(seed)
-    chapters(made)
+    made = page(seed, chapters)
     made.put("down", "Mean (ms)", "22.6", table=1)
     found = only(made)
     assert (found.rule, found.place.line) == ("superlative", made.line_of("elf-attention "))
@@ -92,8 +88,7 @@ def test_what_is_not_the_largest(seed: int, page: Any, only: Any) -> None:
     ],
 )
 def test_other_superlatives_are_left_alone(sentence: str, page: Any, clean: Any) -> None:
-    made = page(0)
-    chapters(made)
+    made = page(0, chapters)
     made.put("down", "Mean (ms)", "22.6", table=1)
     made.lines[-2] = sentence
     clean(made)
@@ -101,8 +96,7 @@ def test_other_superlatives_are_left_alone(sentence: str, page: Any, clean: Any)
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_value_of_another_step_count(seed: int, page: Any, only: Any) -> None:
-    made = page(seed)
-    steps(made)
+    made = page(seed, steps)
     line = made.replace("2 steps: 215 ms", "2 steps: 302 ms")
     found = only(made)
     assert (found.rule, found.place.line) == ("value-of-another", line)

@@ -28,15 +28,12 @@ def levels(page: Any) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_levels_are_clean(seed: int, page: Any, clean: Any) -> None:
-    made = page(seed)
-    levels(made)
-    clean(made)
+    clean(page(seed, levels))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_label_that_the_text_calls_wrong(seed: int, page: Any, only: Any) -> None:
-    made = page(seed)
-    levels(made)
+    made = page(seed, levels)
     line = len(made.lines) + 1
     made.say(
         (
@@ -54,8 +51,7 @@ def test_a_label_that_the_text_calls_wrong(seed: int, page: Any, only: Any) -> N
     "sentence", ["We print ms.", "The unit is ms, and the values are in ms.", "Logs print seconds; that is what they are."]
 )
 def test_a_label_that_is_right(sentence: str, page: Any, clean: Any) -> None:
-    made = page(0)
-    levels(made)
+    made = page(0, levels)
     made.say(sentence)
     clean(made)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from strobe.cli.documents.verbs import DOCUMENTS
+from documents import DOCUMENTS
 from strobe.cli.main import main
 
 

@@ -14,7 +14,7 @@ from strobe.cli.console import OUT, Output, named
 from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.model import ModelFlags
 from strobe.cli.report import GATE_FAILED
-from strobe.cli.require import GatedFigure, check_names, failures, parse_requirement
+from strobe.cli.require import check_names, failures, parse_requirement
 from strobe.cli.run_folder import rotating, tell_kept
 from strobe.cli.serve import check_installed
 from strobe.cli.tables import banner_texts, table_text
@@ -75,12 +75,7 @@ def serve(
 
         found, report = figures_of(read_run(folder)), serve_report(folder)
         paths = write_report(report, folder)
-    figures = {
-        f"load-{each.load:g}": {
-            name: None if (value := getattr(each, name)) is None else GatedFigure(value=value) for name in FIGURES
-        }
-        for each in found
-    }
+    figures = {f"load-{each.load:g}": {name: getattr(each, name) for name in FIGURES} for each in found}
     failed = [line for each in requirements for line in failures(each, figures)]
     output.show(*banner_texts(report.banners, ("stop",)), report.subtitle, table_text(load_table(found)))
     output.show(*(f"not met: {line}" for line in failed), " ".join(map(str, paths)))

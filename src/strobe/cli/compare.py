@@ -247,15 +247,14 @@ def _vary(sides: Sequence[str], clip: GridFlags, rounds: int, out: Path, output:
         raise ConfigError(f"--vary and --leave-one-out change settings of one preset; {len(sides)} are named: {' '.join(sides)}")
     with output.progress("compare") as progress:
         from strobe.bench.case import ComparePlan
-        from strobe.bench.cases.ablate import Job, Setup, run_cells
+        from strobe.bench.cases.ablate import Setup, run_cells
 
         base = Setup(config=clip.config(sides[0]))
         cells, model, device = _cells(base, clip)
         plan, script = ComparePlan(palindromes=rounds), clip.script(model.defaults)
         tell_length(clip.seconds, script.num_blocks, output)
-        work = Job(base=base, script=script, model=model, device=device, amount=plan)
         with tells_what_is_kept(output, lambda: kept_cells(out, f"strobe report {out}")):
-            outcome = run_cells(cells, work, out, progress)
+            outcome = run_cells(cells, base, out, progress, script=script, model=model, device=device, amount=plan)
     return page_of_many([out], out, output, outcome)
 
 

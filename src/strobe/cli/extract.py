@@ -15,11 +15,11 @@ from strobe.cli.tables import banner_texts, table_text
 
 if TYPE_CHECKING:
     from strobe.perf.analysis.structure.sections import TraceEvidence
-    from strobe.perf.logs.patterns import Patterns, Unit
+    from strobe.perf.logs.patterns import Unit
     from strobe.perf.logs.series import Log
     from strobe.perf.report.blocks.logs import InputFile
+    from strobe.perf.report.study import TraceStudy
     from strobe.perf.table.model import Section
-    from strobe.perf.trace import Trace
 
 
 extract = App(
@@ -127,19 +127,17 @@ def stages(
 
     if not logs:
         raise ConfigError("name at least one log; `strobe extract stages fa.log vsa.log -o table.md`")
-    patterns, unit = _prepared(flags)
-    read = [_read_log(path, patterns, output) for path in logs]
+    read, unit = _read_logs(logs, flags, output)
     from strobe.perf.analysis.runs.log_times import STAGE, LogRequest, stage_rounds
     from strobe.perf.report.blocks.logs import stages_section
     from strobe.perf.report.documents.speedup import rounds_document
 
-    found = [stage_rounds(LogRequest(log=log, unit=unit), flags.stage or STAGE) for log in read]
-    labels = _labels(logs)
-    section = stages_section(list(zip(labels, found, strict=True)))
-    document = {
-        "stages": [rounds_document(label, rounds) for label, group in zip(labels, found, strict=True) for rounds in group]
-    }
-    _finish("Stage latency", section, (read, read), out, document, output)
+    names = Counter(path.name for path in logs)
+    labels = [path.name if names[path.name] == 1 else str(path) for path in logs]
+    rounds = [stage_rounds(LogRequest(log=log, unit=unit), flags.stage or STAGE) for log in read]
+    found = list(zip(labels, rounds, strict=True))
+    document = {"stages": [rounds_document(label, each) for label, group in found for each in group]}
+    _finish("Stage latency", stages_section(found), document, (read, read), out, output)
 
 
 @extract.command
@@ -164,23 +162,27 @@ def attention(
     """
     from strobe.core.errors import ConfigError
 
-    names, windows = of_sides("--names", sides.names), of_sides("--between", sides.between)
-    if sides.baseline_log is None and sides.candidate_log is None:
+    given = [
+        (label, path, name, durations(window))
+        for label, path, name, window in zip(
+            SIDES,
+            (sides.baseline_log, sides.candidate_log),
+            of_sides("--names", sides.names),
+            of_sides("--between", sides.between),
+            strict=True,
+        )
+        if path is not None
+    ]
+    if not given:
         raise ConfigError("name a log: --baseline-log FILE, --candidate-log FILE, or both")
-    calls, (patterns, unit) = evidence.calls, _prepared(flags)
+    calls, (read, unit) = evidence.calls, _read_logs([path for _, path, *_ in given], flags, output)
     from strobe.perf.analysis.runs.log_times import STAGE, LogRequest, attention_summary, unsynchronised
     from strobe.perf.report.blocks.logs import attention_section, input_file
     from strobe.perf.report.documents.speedup import timer_document
 
-    read: list[Log] = []
     inputs: list[InputFile | Log] = []
     found = []
-    for label, path, name, window in zip(SIDES, (sides.baseline_log, sides.candidate_log), names, windows, strict=True):
-        if path is None:
-            continue
-        low, high = durations(window)
-        log = _read_log(path, patterns, output)
-        read.append(log)
+    for log, (label, _, name, (low, high)) in zip(read, given, strict=True):
         (bounds, span), files = _evidence(label, evidence, output)
         inputs += [log, *map(input_file, files)]
         request = LogRequest(log=log, constraints=bounds, unit=unit, min_ns=low, max_ns=high, calls=calls)
@@ -188,7 +190,7 @@ def attention(
         checked = () if span is None else (unsynchronised(each, *span) for each in summaries)
         found.append((label, summaries, tuple(filter(None, checked))))
     document = {"attention": [timer_document(label, each, remarks) for label, summaries, remarks in found for each in summaries]}
-    _finish("Attention end to end", attention_section(found), (inputs, read), out, document, output)
+    _finish("Attention end to end", attention_section(found), document, (inputs, read), out, output)
 
 
 @extract.command
@@ -218,17 +220,15 @@ def kernels(
     from strobe.perf.report.blocks.kernels import focal_section
     from strobe.perf.report.blocks.logs import input_file
     from strobe.perf.report.documents.speedup import kernels_document
-    from strobe.perf.report.study import trace_labels
 
     read = _read_traces(traces, output)
-    labels = trace_labels(read)
-    found = [(label, focal_kernels(trace, focal)) for label, trace in zip(labels, read, strict=True)]
+    found = [(label, focal_kernels(trace, focal)) for label, trace in zip(read.labels, read.traces, strict=True)]
     if not any(kernels for _, kernels in found):
-        files = ", ".join(str(trace.path) for trace in read)
+        files = ", ".join(str(trace.path) for trace in read.traces)
         raise DataError(f"no device event of {files} has a name with {focal!r}; `strobe trace` lists the names")
-    inputs = [input_file(trace.path) for trace in read]
+    inputs = [input_file(trace.path) for trace in read.traces]
     document = {"focal": focal, "kernels": [kernels_document(*one) for one in found]}
-    _finish("Kernel latency", focal_section(found, focal), (inputs, []), out, document, output)
+    _finish("Kernel latency", focal_section(found, focal), document, (inputs, []), out, output)
 
 
 def of_sides(flag: str, values: Sequence[str]) -> tuple[str, str]:
@@ -264,51 +264,34 @@ def durations(text: str) -> tuple[int | None, int | None]:
     return low, high
 
 
-def _prepared(flags: LogFlags) -> tuple[Patterns, Unit | None]:
-    from strobe.perf.logs import load_patterns
+def _read_logs(paths: Sequence[Path], flags: LogFlags, output: Output) -> tuple[list[Log], Unit | None]:
+    """Read logs, warn on stderr of what may have been missed in them, and return the unit that the flags give their values."""
+    from strobe.perf.logs import load_patterns, read_log
     from strobe.perf.logs.patterns import parse_unit
     from strobe.perf.logs.series import compiled
 
     compiled(flags.stage or "")  # a mistake is told before a long log is read
-    return load_patterns(flags.patterns), None if flags.unit is None else parse_unit(flags.unit)
-
-
-def _read_log(path: Path, patterns: Patterns, output: Output) -> Log:
-    """Read a log and warn on stderr of what may have been missed in it."""
-    from strobe.perf.logs import read_log
-
+    patterns, unit = load_patterns(flags.patterns), None if flags.unit is None else parse_unit(flags.unit)
     with output.progress("read") as advance:
-        log = read_log(path, patterns, progress=megabytes(advance))
-    if log.counts.similar:
-        first = log.similar[0]
-        output.note(
-            f"{path}: {log.counts.similar} lines look like a timing and match no pattern; line {first.line}: {first.text.strip()}"
-        )
-    if log.counts.truncated:
-        output.note(f"{path}: the compressed file is cut short; what could be read counts")
-    return log
+        read = [read_log(path, patterns, progress=megabytes(advance)) for path in paths]
+    for path, log in zip(paths, read, strict=True):
+        if log.counts.similar:
+            first = f"line {log.similar[0].line}: {log.similar[0].text.strip()}"
+            output.note(f"{path}: {log.counts.similar} lines look like a timing and match no pattern; {first}")
+        if log.counts.truncated:
+            output.note(f"{path}: the compressed file is cut short; what could be read counts")
+    return read, unit
 
 
-def _read_traces(paths: Sequence[Path], output: Output) -> list[Trace]:
+def _read_traces(paths: Sequence[Path], output: Output) -> TraceStudy:
     """Read every trace that is named or lies in a folder; other files of a folder are left out with a note."""
-    from strobe.core.errors import TraceFormatError
-    from strobe.perf.trace import find_traces, read_trace
+    from strobe.perf.report.study import TraceOptions, load_trace_study
 
-    read: list[Trace] = []
-    left_out: list[TraceFormatError] = []
     with output.progress("read") as advance:
-        for path in find_traces(paths):
-            try:
-                read.append(read_trace(path, ops=False, progress=megabytes(advance)))
-            except TraceFormatError as error:
-                if path in paths:
-                    raise
-                left_out.append(error)
-    if not read:
-        raise left_out[0]
-    for reason in left_out:
+        study = load_trace_study(paths, TraceOptions(details=False), megabytes(advance))
+    for reason in study.skipped:
         output.note(f"skipped {reason}")
-    return read
+    return study
 
 
 def _evidence(side: str, evidence: Evidence, output: Output) -> tuple[TraceEvidence, list[Path]]:
@@ -323,22 +306,16 @@ def _evidence(side: str, evidence: Evidence, output: Output) -> tuple[TraceEvide
         return ((), None), []
     if focal is None and evidence.range is None:
         raise ConfigError(f"--{side}-trace proves nothing alone; add --focal-{side} REGEX or --range REGEX")
-    traces = _read_traces(paths, output)
+    traces = _read_traces(paths, output).traces
     return trace_evidence(traces, focal, evidence.range), [trace.path for trace in traces]
-
-
-def _labels(paths: Sequence[Path]) -> list[str]:
-    """Return the file names, or whole paths for files of the same name."""
-    names = Counter(path.name for path in paths)
-    return [path.name if names[path.name] == 1 else str(path) for path in paths]
 
 
 def _finish(
     title: str,
     section: Section,
+    document: dict[str, Any],
     read: tuple[Sequence[InputFile | Log], Sequence[Log]],
     out: Path | None,
-    document: dict[str, Any],
     output: Output,
 ) -> None:
     """Write the Markdown, print the tables, and emit the JSON."""

@@ -96,8 +96,8 @@ class Engine(ModelFlags):
             return fitted(read_clip(clip), defaults.frame_size, defaults.stride)
         return None if self.image is None else read_image(self.image, defaults.frame_size)
 
-    def choose(self, prompt: str, device: str | DeviceGroup, advance: Advance) -> Chosen:
-        """Return the model and the preset of the flags; for preset realtime, the one measured to hold the model's frame rate.
+    def choose(self, prompt: str, device: str | DeviceGroup, advance: Advance) -> tuple[Model, EngineConfig, str | None]:
+        """Return model and preset of the flags; for preset realtime, the one measured to hold the model's frame rate, and why.
 
         Raises:
             ConfigError: no such preset, or realtime on several devices.
@@ -117,7 +117,7 @@ class Engine(ModelFlags):
             place = resolve_device(device) if isinstance(device, str) else device.device
             check_device(config, place)
             self.check_settings(config, place)
-            return Chosen(model=self.load(), config=config)
+            return self.load(), config, None
         if not isinstance(device, str):
             raise ConfigError(f"preset {REALTIME!r} measures one device and torchrun shares several; name another preset")
         from strobe.engine.pick import LADDER, pick
@@ -125,22 +125,7 @@ class Engine(ModelFlags):
         candidates = [replace(self.config(name), decode_device=self.decode_device) for name in LADDER]
         where, model = resolve_device(device), self.load()
         picked = pick(model, prompt, device=where, candidates=candidates, progress=advance)
-        return Chosen(model=model, config=replace(picked.config, strength=strength), why=picked.why)
-
-    def open(self, prompt: str, device: str | DeviceGroup, chosen: Chosen, start: Tensor | None) -> Session:
-        """Open a session by the flags, on one device or several, with the frames that it begins with, if there are any."""
-        from strobe.engine.session import Session
-
-        return Session(prompt, preset=chosen.config, model=chosen.model, seed=self.seed, device=device, start=start)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chosen:
-    """Model and configuration that will run; for preset realtime, `why` gives the reason for the choice."""
-
-    model: Model
-    config: EngineConfig
-    why: str | None = None
+        return model, replace(picked.config, strength=strength), picked.why
 
 
 @Parameter(name="*")
@@ -155,16 +140,6 @@ class ClipFile:
 
     out: Annotated[Path, Parameter(alias=OUT)] = Path("clip.mp4")
     force: bool = False
-
-    def check(self) -> None:
-        """Refuse a file that cannot be written, before anything is loaded.
-
-        Raises:
-            ConfigError: what is wrong with it.
-        """
-        from strobe.engine.video import check_video_path
-
-        check_video_path(self.out)
 
     def check_free(self) -> None:
         """Refuse to replace a clip unasked, before anything slow is loaded.
@@ -267,7 +242,9 @@ def generate(
     switch, prompts, mode = steering.switch, steering.prompts, steering.mode
     with joined(engine.device, engine.ulysses) as device, output.progress("frame blocks") as advance:
         length.check()
-        file.check()
+        from strobe.engine.video import check_video_path
+
+        check_video_path(file.out)
         from strobe.engine.prompts import read_switch
 
         read, timed = None, () if prompts is None else prompts_of(prompts, mode)
@@ -277,12 +254,14 @@ def generate(
         said = (read_switch(text)["prompt"] for text in switch)
         engine.check_prompts((prompt, *said, *(each.prompt for each in timed)))
         file.check_free()
-        chosen = engine.choose(prompt, device, advance)
-        for note in (*settings_notes(chosen.model, chosen.config), *([f"realtime: {chosen.why}"] if chosen.why else [])):
+        from strobe.engine.session import Session
+
+        model, config, why = engine.choose(prompt, device, advance)
+        for note in (*settings_notes(model, config), *([f"realtime: {why}"] if why else [])):
             output.note(note)
-        clip = WrittenClip(path=file.out, picked=chosen.why)
-        start = engine.frames(chosen.model, b"" if read is None else start_image(read))
-        with engine.open(prompt, device, chosen, start) as session:
+        clip = WrittenClip(path=file.out, picked=why)
+        start = engine.frames(model, b"" if read is None else start_image(read))
+        with Session(prompt, preset=config, model=model, seed=engine.seed, device=device, start=start) as session:
             total = length.of(session, None if engine.follow is None else start)
             switches = switches_for(session, switch, timed, prompts, mode)
             if read is not None:

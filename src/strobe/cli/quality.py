@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from strobe.cli.console import OUT, Output, named
 from strobe.cli.report import GATE_FAILED
-from strobe.cli.require import GatedFigure, failures, parse_requirement
+from strobe.cli.require import Figures, failures, parse_requirement
 from strobe.cli.run_folder import check_page, write_page
 from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError
@@ -71,12 +71,11 @@ def quality(
     return GATE_FAILED if failed else 0
 
 
-def _figures(lines: Sequence[Quality], reference: str) -> dict[str, dict[str, GatedFigure | None]]:
+def _figures(lines: Sequence[Quality], reference: str) -> Figures:
     """Return every figure that a requirement may name, by clip. Equal pictures have an infinite PSNR."""
-    found: dict[str, dict[str, GatedFigure | None]] = {}
+    found: dict[str, dict[str, float | None]] = {}
     for line in lines:
         if line.variant != reference:
             equal = line.metric == "psnr" and line.value is None and line.n > 0
-            value = math.inf if equal else line.value
-            found.setdefault(line.variant, {})[line.metric] = None if value is None else GatedFigure(value=value)
+            found.setdefault(line.variant, {})[line.metric] = math.inf if equal else line.value
     return found

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from rich.table import Column, Table
 
 from strobe.cli.console import OUT, Output, styled
-from strobe.cli.require import JOULES, GatedFigure, Requirement, failures, parse_requirement
+from strobe.cli.require import JOULES, Figures, Requirement, failures, parse_requirement, value_of
 from strobe.cli.tables import banner_texts, table_text
 from strobe.core.printable import clean
 
@@ -208,7 +208,7 @@ def write(
         **to_json(found),
         "report": {path.suffix[1:]: str(path) for path in paths},
         "figures": {
-            name: {key: None if each is None or each.value == math.inf else each.value for key, each in row.items()}
+            name: {key: None if (value := value_of(each)) == math.inf else value for key, each in row.items()}
             for name, row in figures.items()
         },
         "not_met": failed,
@@ -225,7 +225,7 @@ def _warn(run: RunRecords, output: Output) -> None:
         output.note(f"{run.folder}: the last line of the records is cut short and left out: 1")
 
 
-def _figures(speedups: Sequence[Speedup], runs: Sequence[RunRecords]) -> dict[str, dict[str, GatedFigure | None]]:
+def _figures(speedups: Sequence[Speedup], runs: Sequence[RunRecords]) -> Figures:
     """Return every figure that a requirement may name: speedups by level, joules of a frame block, then quality by metric.
 
     Every candidate that a run was to measure is here; a level that it never came to is None.
@@ -233,26 +233,19 @@ def _figures(speedups: Sequence[Speedup], runs: Sequence[RunRecords]) -> dict[st
     from strobe.perf.analysis.runs.compare import block_joules
     from strobe.perf.table.model import LevelName
 
-    found = {(each.candidate, each.level): _ratio_figure(each) for each in speedups}
+    found = {(each.candidate, each.level): each for each in speedups}
     labels = {candidate for candidate, _ in found}
-    figures: dict[str, dict[str, GatedFigure | None]] = {}
+    figures: dict[str, dict[str, Speedup | float | None]] = {}
     for run in runs:
         for name in dict.fromkeys(name for name in run.header.order if name != run.header.baseline):
             own = f"{name} ({run.header.run})"  # as the report names it where several runs have the variant
             label = own if own in labels else name
             figures[label] = {level: found.get((label, level)) for level in get_args(LevelName)}
-            joules = block_joules(run, name)
-            figures[label][JOULES] = None if joules is None else GatedFigure(value=joules)
+            figures[label][JOULES] = block_joules(run, name)
             for quality in (quality for quality in run.quality if quality.variant == name):
                 equal = quality.metric == "psnr" and quality.value is None and quality.n > 0
-                value = math.inf if equal else quality.value
-                figures[label][quality.metric] = None if value is None else GatedFigure(value=value)
+                figures[label][quality.metric] = math.inf if equal else quality.value
     return figures
-
-
-def _ratio_figure(each: Speedup) -> GatedFigure:
-    ratio = each.ratio
-    return GatedFigure(value=ratio.value, low=ratio.low, high=ratio.high, is_ratio=True, saved_ns=each.saved_ns)
 
 
 def _clip_table(findings: Sequence[Finding], refused: Mapping[str, str]) -> Table:

@@ -13,6 +13,7 @@ from strobe.core.errors import ConfigError, unknown_choice
 
 if TYPE_CHECKING:
     from strobe.perf.measure.stats import Operator
+    from strobe.perf.table.model import Speedup
 
 JOULES: Final = "joules"
 """Energy of the GPU in a clip, divided by its frame blocks."""
@@ -27,27 +28,9 @@ _PATTERN: Final = re.compile(
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GatedFigure:
-    """A figure that a requirement may name.
-
-    Args:
-        value: the point estimate.
-        low, high: its interval; None where there is none.
-        is_ratio: a speedup (reference time / candidate time), whose interval decides; False: a score such as `psnr`, which has
-            none and is compared as it is.
-        saved_ns: reference time - candidate time of a ratio; None where not known.
-    """
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-    is_ratio: bool = False
-    saved_ns: float | None = None
-
-
-Figures = Mapping[str, Mapping[str, GatedFigure | None]]
-"""Figures by candidate, then by name; None where it could not be measured."""
+Figures = Mapping[str, Mapping[str, "Speedup | float | None"]]
+"""Figures by candidate, then by name: a speedup, whose interval decides, or a score such as `psnr`, which has none and is
+compared as it is; None where it could not be measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,30 +120,37 @@ def failures(
     return failed
 
 
-def _failure(requirement: Requirement, figure: GatedFigure | None) -> str:
+def value_of(figure: Speedup | float | None) -> float | None:
+    """Return the point estimate of a figure."""
+    return figure if figure is None or isinstance(figure, int | float) else figure.ratio.value
+
+
+def _failure(requirement: Requirement, figure: Speedup | float | None) -> str:
     """Return why a figure fails a requirement; empty if it meets it."""
     op, bound = requirement.op, requirement.bound
     required = f"{op}{bound:g} required"
-    if figure is None:
+    value = value_of(figure)
+    if figure is None or value is None:
         return f"was not measured, {required}"
-    holds = _OPERATORS[op](figure.value, bound)
-    if requirement.point or not figure.is_ratio:
-        return "" if holds else f"is {figure.value:.4g}, {required}"
+    holds = _OPERATORS[op](value, bound)
+    if requirement.point or isinstance(figure, int | float):
+        return "" if holds else f"is {value:.4g}, {required}"
     return _unproven(requirement, figure, holds, required)
 
 
-def _unproven(requirement: Requirement, figure: GatedFigure, holds: bool, required: str) -> str:
+def _unproven(requirement: Requirement, figure: Speedup, holds: bool, required: str) -> str:
     from strobe.perf.measure.stats import FLOOR, FLOOR_NS, Interval, proven
 
-    if figure.low is None or figure.high is None:
+    ratio = figure.ratio
+    if ratio.low is None or ratio.high is None:
         advice = f"one round has none: measure more rounds, or write {requirement.name}~{requirement.op}{requirement.bound:g}"
-        return f"is {figure.value:.4g} without an interval, {required}; {advice} for the point estimate alone"
-    interval = Interval(low=figure.low, high=figure.high)
-    if proven(cast("Operator", requirement.op), requirement.bound, figure.value, interval, figure.saved_ns):
+        return f"is {ratio.value:.4g} without an interval, {required}; {advice} for the point estimate alone"
+    interval = Interval(low=ratio.low, high=ratio.high)
+    if proven(cast("Operator", requirement.op), requirement.bound, ratio.value, interval, figure.saved_ns):
         return ""
-    found = f"is {figure.value:.4g} [{figure.low:.4g}, {figure.high:.4g}], {required}"
+    found = f"is {ratio.value:.4g} [{ratio.low:.4g}, {ratio.high:.4g}], {required}"
     upward = requirement.op in (">=", ">")
-    edge = figure.low if upward else figure.high
+    edge = ratio.low if upward else ratio.high
     if not holds:
         return found
     if not _OPERATORS[requirement.op](edge, requirement.bound):

@@ -14,12 +14,12 @@ from cyclopts import Parameter
 from strobe.cli.console import OUT, Output, megabytes, styled
 from strobe.cli.extract import LOGS, NO_EVIDENCE, NO_LOGS, SIDES, Evidence, LogFlags, Sides, durations, of_sides
 from strobe.cli.report import GATE_FAILED, write
-from strobe.cli.require import GatedFigure, Requirement, failures, parse_requirement
+from strobe.cli.require import Figures, Requirement, failures, parse_requirement
 from strobe.cli.tables import banner_texts, table_text
 
 if TYPE_CHECKING:
     from strobe.perf.report.speedup_page.study import SpeedupRequest, SpeedupStudy
-    from strobe.perf.table.model import Block, Report
+    from strobe.perf.table.model import Block, Report, Speedup
 
 
 @Parameter(name="*", group="Comparison")
@@ -106,6 +106,7 @@ def speedup(
 
         study = load_speedup(request, megabytes(advance))
     with output.progress("report"):
+        from strobe.perf.analysis.ledger.speedup import LEVELS
         from strobe.perf.report.documents.runs import to_json
         from strobe.perf.report.documents.speedup import speedup_document
         from strobe.perf.report.speedup_page.build import build_speedup_report
@@ -113,7 +114,9 @@ def speedup(
         report, document = build_speedup_report(study), to_json(speedup_document(study))
         written = _write(study, report, document, out) if out else {}
     refusal = study.comparability.refusal
-    figures, obstacles = {"candidate": _figures(report)}, {"candidate": refusal} if refusal else {}
+    found: dict[str, Speedup] = {each.level: each for each in report.speedups}
+    figures: Figures = {"candidate": {level: found.get(level) for level in LEVELS}}
+    obstacles = {"candidate": refusal} if refusal else {}
     failed = [line for each in requirements for line in failures(each, figures, obstacles=obstacles)]
     _show(study, report, failed, list(written.values()), output)
     output.emit({**document, "written": written, "not_met": failed})
@@ -247,19 +250,6 @@ def _write(study: SpeedupStudy, report: Report, document: dict[str, Any], folder
     exact = folder / "speedup.json"
     write_whole(exact, clean_lines(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)) + "\n")
     return {**paths, "exact": str(exact), "inputs": str(write_inputs(study, folder))}
-
-
-def _figures(report: Report) -> dict[str, GatedFigure | None]:
-    """Return every level that a requirement may name; None for one that is missing."""
-    from strobe.perf.analysis.ledger.speedup import LEVELS
-
-    found = {
-        each.level: GatedFigure(
-            value=each.ratio.value, low=each.ratio.low, high=each.ratio.high, is_ratio=True, saved_ns=each.saved_ns
-        )
-        for each in report.speedups
-    }
-    return {level: found.get(level) for level in LEVELS}
 
 
 def _show(study: SpeedupStudy, report: Report, failed: Sequence[str], written: Sequence[str], output: Output) -> None:

@@ -120,9 +120,9 @@ def test_a_probe_says_what_its_rounds_allow() -> None:
         layer = LayerProbe(layer="attn1", recall=None, worst_recall=None, **took)
         return PipelineProbe(layers=(layer,), call_ratios=ratios, attention_ratios=ratios, compiled=False, **took)
 
-    assert "2.00x, inconclusive: one round; give rounds=2 or more" in str(made(2.0))
-    assert "2.00x [1.88, 2.13], faster" in str(made(1.95, 2.0, 2.05))
-    assert ", inconclusive" in str(made(0.72, 1.33, 1.1)) and "one round" not in str(made(0.72, 1.33, 1.1))
+    assert "2.00x: not proven, one round has no interval; give rounds=2 or more" in str(made(2.0))
+    assert "2.00x [1.88, 2.13] faster" in str(made(1.95, 2.0, 2.05))
+    assert "not proven, the interval holds 1" in str(made(0.72, 1.33, 1.1)) and "one round" not in str(made(0.72, 1.33, 1.1))
     case = wan(1)
     with sparsify(case.model, sparsity=0.7) as handle:
         found = strobe.probe(handle, case.run, rounds=2, device="cpu")

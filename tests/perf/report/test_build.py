@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import statistics
 from collections.abc import Callable
 from fractions import Fraction
@@ -12,11 +13,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import strobe
 from strobe.core.errors import DataError
 from strobe.perf.records.record import Gate, Git
 from strobe.perf.records.store import seal
-from strobe.perf.report.build import build_report
-from strobe.perf.report.write import write_report
+from strobe.perf.report.blocks.answer import headline
+from strobe.perf.report.build import build_report, report_and_findings
+from strobe.perf.report.write import render_html, render_markdown, write_report
 from strobe.perf.table.model import (
     ExactTime,
     Figure,
@@ -87,6 +90,29 @@ def test_headline_is_the_median_of_the_mirrored_pairs(make_run: MakeRun) -> None
     headlines = section(report, "headline").blocks[0]
     assert isinstance(headlines, Headlines) and headlines.reference == "baseline"
     assert [row.verdict.text for row in headlines.rows] == ["faster"] * 3
+
+
+def test_a_speedup_whose_interval_holds_1_is_never_called_faster(make_run: MakeRun) -> None:
+    folder = make_run()
+    noise = {0: 1, 1: 7, 2: 1}  # of the baseline, by palindrome: as when something else ran
+    noisy = lines(folder)
+    for line in noisy:
+        if line["record"] == "span" and line["variant"] == "baseline":
+            line["value_ns"] *= noise.get(line["palindrome"], 1)
+            line["start_ns"] *= noise.get(line["palindrome"], 1)
+    (folder / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in noisy))
+    report, findings = report_and_findings([folder])
+    found = findings[0]
+    e2e = next(each.ratio for each in report.speedups if each.level == "e2e")
+    assert e2e.value > 1.2 and e2e.low is not None and e2e.high is not None and e2e.low < 1 < e2e.high
+    interval = f"{e2e.value:.2f}x [{e2e.low:.2f}, {e2e.high:.2f}]"
+    assert found.answer is not None
+    said = headline(found, found.answer)
+    assert f"a whole clip {interval}: not proven, the interval holds 1; measure more rounds; a steady frame block" in said
+    for text in (said, render_markdown(report), render_html(report)):
+        assert not re.search(r"[0-9]x( \\?\[[^]]*\])? (faster|slower|as fast)", text), "faster or slower beside a figure"
+    title = strobe.compare_runs(folder).title().partition(", ultra")[0].partition(", turbo")[0]
+    assert title.endswith(f"[{e2e.low:.4g}, {e2e.high:.4g}] (not proven, the interval holds 1)")
 
 
 def test_every_level_of_every_candidate_can_be_asked_for(make_run: MakeRun) -> None:

@@ -12,7 +12,7 @@ import strobe
 from strobe.perf.analysis.runs.compare import own_code
 from strobe.perf.report.build import build_report
 from strobe.perf.report.write import render_markdown
-from strobe.perf.table.model import Ratio, verdict_words
+from strobe.perf.table.model import Ratio, speedup_words
 from strobe.records import Clip, Excluded, Gate, Span, Variant
 
 MS = 1_000_000
@@ -121,9 +121,23 @@ def test_the_two_times_beside_a_ratio_have_it_as_their_quotient(tmp_path: Path, 
         (Ratio(1.2683, 1.25, 1.29), "faster", "1.27x [1.25, 1.29] faster than plain"),
         (Ratio(0.8696, 0.8547, 0.8850), "slower", "15 % [13, 17] slower than plain"),
         (Ratio(0.25, 0.2, 0.5), "slower", "4.00x [2.00, 5.00] slower than plain"),
-        (Ratio(0.998, 0.99, 1.01), "no difference", "1.00x [0.99, 1.01] of plain's speed, no difference"),
-        (Ratio(1.5), "inconclusive", "1.50x of plain's speed, inconclusive"),
+        (Ratio(0.998, 0.99, 1.01), "no difference", "1.00x [0.99, 1.01] of plain's speed: no difference"),
+        (
+            Ratio(1.5),
+            "inconclusive",
+            "1.50x of plain's speed: not proven, there is no interval; measure more rounds",
+        ),
+        (
+            Ratio(1.53, 0.13, 7.39),
+            "inconclusive",
+            "1.53x [0.13, 7.39] of plain's speed: not proven, the interval holds 1; measure more rounds",
+        ),
+        (
+            Ratio(1.005, 1.001, 1.04),
+            "inconclusive",
+            "1.00x [1.00, 1.04] of plain's speed: not proven, the difference is too small to count",
+        ),
     ],
 )
 def test_a_speedup_is_said_as_a_practitioner_says_it(ratio: Ratio, verdict: str, said: str) -> None:
-    assert verdict_words(ratio, verdict, "plain") == said
+    assert speedup_words(ratio, verdict, "plain") == said

@@ -40,6 +40,8 @@ SWITCH: Final[dict[str, bool]] = {"on": True, "off": False}
 SYNCS: Final = "syncs"
 WORKLOAD: Final = ("batch", "switch_at")
 """Factors that change the clip itself; such a cell is compared with its own base alone."""
+_REVIEW_SAMPLES: Final = 2
+"""Clips that quality is judged on."""
 _KNOBS: Final[dict[str, Any]] = get_type_hints(Knobs)
 _FIELDS: Final[dict[str, Any]] = get_type_hints(EngineConfig)
 
@@ -317,13 +319,12 @@ class CellCase(StreamCase):
         script: the clip.
         model: the weights.
         device: "auto", "cpu", "cuda" or "cuda:N".
-        review_samples: clips that quality is judged on.
 
     Raises:
         ConfigError: a word that the model does not know, or a switch after the end of the clip.
     """
 
-    def __init__(self, cell: AblationCell, *, script: Script, model: Model, device: str, review_samples: int) -> None:
+    def __init__(self, cell: AblationCell, *, script: Script, model: Model, device: str) -> None:
         self._batch = cell.base.batch
         self._waits = cell.waiting
         self._cold_ns: dict[str, int] = {}
@@ -334,7 +335,7 @@ class CellCase(StreamCase):
             script=script_of(script, cell.base),
             model=model,
             device=device,
-            review_samples=review_samples,
+            review_samples=_REVIEW_SAMPLES,
         )
 
     def gate(self, name: str) -> record.Gate:
@@ -425,65 +426,64 @@ class CellCase(StreamCase):
             raise attempt.error if isinstance(attempt.error, VariantError) else VariantError(name, attempt.reason)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """Settings that all cells of an ablation share.
+def run_cells(
+    cells: Sequence[AblationCell],
+    base: Setup,
+    folder: Path,
+    progress: Progress,
+    *,
+    script: Script,
+    model: Model,
+    device: str,
+    amount: Amount,
+) -> CellsOutcome:
+    """Measure every cell that is not complete yet. After Ctrl-C finished cells stay, and the next run resumes.
 
     Args:
         base: what everything is held against.
+        folder: made if absent; may hold cells of earlier runs with the same base and request.
         script: the clip.
         model: the weights.
         device: "auto", "cpu", "cuda" or "cuda:N".
         amount: how much is measured; `waits` is filled in.
-        review_samples: clips that quality is judged on.
-    """
-
-    base: Setup
-    script: Script
-    model: Model
-    device: str
-    amount: Amount
-    review_samples: int = 2
-
-    def plan(self, cells: Sequence[PlannedCell]) -> Plan:
-        """Return the plan of some cells, with the settings that must agree between all cells of a folder."""
-        script, defaults, device = self.script, self.model.defaults, resolve_device(self.device)
-        states = resolve(self.base.config, defaults, device).knob_states
-        return Plan(
-            base=self.base.config.name,
-            request={
-                "model": self.model.name,
-                "weights": self.model.weights_hash,
-                "frame size": "x".join(map(str, defaults.frame_size)),
-                "device": str(device),
-                "prompt": script.prompt,
-                "switches": "; ".join(f"{each.frame_block} {each.mode}: {each.prompt}" for each in script.switches),
-                "frame blocks": str(script.num_blocks),
-                "seed": str(script.seed),
-                "rounds": str(self.amount.palindromes),
-                "review samples": str(self.review_samples),
-            },
-            values={name: value_of(self.base, name, defaults) for name in names()},
-            idle={state.name: state.reason for state in states if state.reason},
-            cells=tuple(cells),
-        )
-
-
-def run_cells(cells: Sequence[AblationCell], job: Job, folder: Path, progress: Progress) -> CellsOutcome:
-    """Measure every cell that is not complete yet. After Ctrl-C finished cells stay, and the next run resumes.
-
-    Args:
-        folder: made if absent; may hold cells of earlier runs with the same base and request.
 
     Raises:
         ConfigError: the folder holds cells of another request, or a cell's switch is after the end of the clip.
         StrobeError: the records cannot be written, or the device is lost.
     """
     for cell in cells:
-        script_of(job.script, cell.base)
-    _claim(folder, job.plan([cell.planned for cell in cells]))
-    asked = [(cell.planned.name, cell.planned.refused or partial(_measure, cell, job)) for cell in cells]
-    return measure_cells(asked, folder, resolve_device(job.device), progress)
+        script_of(script, cell.base)
+    defaults, place = model.defaults, resolve_device(device)
+    request = {  # what must agree between all cells of a folder
+        "model": model.name,
+        "weights": model.weights_hash,
+        "frame size": "x".join(map(str, defaults.frame_size)),
+        "device": str(place),
+        "prompt": script.prompt,
+        "switches": "; ".join(f"{each.frame_block} {each.mode}: {each.prompt}" for each in script.switches),
+        "frame blocks": str(script.num_blocks),
+        "seed": str(script.seed),
+        "rounds": str(amount.palindromes),
+        "review samples": str(_REVIEW_SAMPLES),
+    }
+    values = {name: value_of(base, name, defaults) for name in names()}
+    idle = {state.name: state.reason for state in resolve(base.config, defaults, place).knob_states if state.reason}
+    planned = tuple(cell.planned for cell in cells)
+    _claim(folder, Plan(base=base.config.name, request=request, values=values, idle=idle, cells=planned))
+
+    def measure(cell: AblationCell, into: Path, say: Callable[[str], None]) -> None:
+        plan = replace(amount, waits=cell.waiting, alone=cell.candidate is None)
+        case = CellCase(cell, script=script, model=model, device=device)
+
+        def open_run(root: Path, slug: str) -> RunWriter:
+            case.writer = RunWriter(into)
+            return case.writer
+
+        with closing(case):
+            run_case(case, root=into.parent, plan=plan, progress=lambda _, __, what: say(what), open_run=open_run)
+
+    asked = [(cell.planned.name, cell.planned.refused or partial(measure, cell)) for cell in cells]
+    return measure_cells(asked, folder, place, progress)
 
 
 def _claim(folder: Path, plan: Plan) -> None:
@@ -503,15 +503,3 @@ def _claim(folder: Path, plan: Plan) -> None:
     except OSError as error:
         raise not_written(folder / PLAN, error) from error
     write_whole(folder / PLAN, msgspec.json.format(msgspec.json.encode(plan)) + b"\n")
-
-
-def _measure(cell: AblationCell, job: Job, place: Path, say: Callable[[str], None]) -> None:
-    amount = replace(job.amount, waits=cell.waiting, alone=cell.candidate is None)
-    case = CellCase(cell, script=job.script, model=job.model, device=job.device, review_samples=job.review_samples)
-
-    def open_run(root: Path, slug: str) -> RunWriter:
-        case.writer = RunWriter(place)
-        return case.writer
-
-    with closing(case):
-        run_case(case, root=place.parent, plan=amount, progress=lambda _, __, what: say(what), open_run=open_run)

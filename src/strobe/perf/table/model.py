@@ -431,18 +431,43 @@ def ratio_text(ratio: Ratio) -> str:
     return f"{ratio.value:.3f}x [{ratio.low:.3f}, {ratio.high:.3f}]"
 
 
-def verdict_words(ratio: Ratio, verdict: str, reference: str) -> str:
-    """Return a speedup as one says it: `1.27x [1.25, 1.29] faster than plain`, or `15 % [13, 17] slower than plain`."""
+def doubt_words(ratio: Ratio, verdict: str) -> str:
+    """Return why a speedup with its verdict is neither faster nor slower; empty where it is one of them."""
+    if verdict != "inconclusive":
+        return "no difference" if verdict == "no difference" else ""
+    if ratio.low is None or ratio.high is None:
+        return "not proven, there is no interval"
+    if ratio.low <= 1 <= ratio.high:
+        return "not proven, the interval holds 1"
+    return "not proven, the difference is too small to count"
+
+
+def speedup_words(ratio: Ratio, verdict: str, reference: str = "") -> str:
+    """Return a measured speedup as one says it, faster or slower only where that is proven.
+
+    `1.27x [1.25, 1.29] faster than plain`, `15 % [13, 17] slower than plain`, or `1.53x [0.13, 7.39] of plain's speed: not
+    proven, the interval holds 1; measure more rounds`.
+
+    Args:
+        ratio: of the times, with its interval.
+        verdict: what ratio and interval allow.
+        reference: name of what it is measured against; empty: the sentence around it says so.
+    """
     low, high = ratio.low, ratio.high
+    than = f" than {reference}" if reference else ""
     if verdict != "slower":
         interval = "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
         times = f"{ratio.value:.2f}x{interval}"
-        return f"{times} faster than {reference}" if verdict == "faster" else f"{times} of {reference}'s speed, {verdict}"
+        if verdict == "faster":
+            return f"{times} faster{than}"
+        of = f" of {reference}'s speed" if reference else ""
+        doubt = doubt_words(ratio, verdict)
+        return f"{times}{of}: {doubt}{'; measure more rounds' if 'interval' in doubt else ''}"
     if ratio.value <= 0.5:
         interval = "" if low is None or high is None else f" [{1 / high:.2f}, {1 / low:.2f}]"
-        return f"{1 / ratio.value:.2f}x{interval} slower than {reference}"
+        return f"{1 / ratio.value:.2f}x{interval} slower{than}"
     interval = "" if low is None or high is None else f" [{100 / high - 100:.0f}, {100 / low - 100:.0f}]"
-    return f"{100 / ratio.value - 100:.0f} %{interval} slower than {reference}"
+    return f"{100 / ratio.value - 100:.0f} %{interval} slower{than}"
 
 
 def cell_text(cell: Cell, column: Column) -> str:

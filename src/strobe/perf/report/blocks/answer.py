@@ -53,6 +53,7 @@ from strobe.perf.table.model import (
     Waterfall,
     exact_ms,
     significant,
+    speedup_words,
 )
 
 # Waterfall from the time before to the time after, with one bar for each line of a ledger.
@@ -389,18 +390,12 @@ def headline(finding: Finding, found: ClipAnswer) -> str:
     e2e, names = finding.e2e, (finding.candidate.label, finding.reference.label)
     said = f"{names[0]} against {names[1]}: "
     if e2e is not None:
-        interval = f" [{e2e.interval.low:.2f}, {e2e.interval.high:.2f}]" if e2e.interval else ""
-        said += f"a whole clip {faster(e2e.ratio, interval)}, "
+        said += f"a whole clip {speedup_words(ratio_cell(e2e.ratio, e2e.interval), e2e.verdict)}; "
     times = significant(float(found.baseline_ns) / 1e6), significant(float(found.candidate_ns) / 1e6)
     ratio = float(found.baseline_ns / found.candidate_ns) if found.candidate_ns else 0.0
     words = clock_words(names, found)
-    said += f"a {found.unit} {faster(ratio)}: {times[0]} -> {times[1]} ms"
+    said += f"a {found.unit} {ratio:.2f}x: {times[0]} -> {times[1]} ms"
     return f"{said}. {explained(found)}{' ' if words else ''}{words}"
-
-
-def faster(ratio: float, interval: str = "") -> str:
-    """Return a speedup in words: `1.70x [1.67, 1.73] faster`, or `0.84x as fast`."""
-    return f"{ratio:.2f}x{interval} {'faster' if ratio >= 1 else 'as fast'}"
 
 
 def clock_words(names: tuple[str, str], found: ClipAnswer) -> str:

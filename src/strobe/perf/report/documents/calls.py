@@ -16,7 +16,7 @@ from strobe.perf.report.build import build_report
 from strobe.perf.report.documents.api import compare_runs
 from strobe.perf.report.documents.runs import CallsRow, RunDocument
 from strobe.perf.report.write import FORMATS, Format, render
-from strobe.perf.table.model import Ratio, significant, verdict_words
+from strobe.perf.table.model import Ratio, significant, speedup_words
 
 _SHOWN: Final = (
     "name",
@@ -110,6 +110,6 @@ def _line(row: CallsRow) -> str:
         return f"{row.name}: not timed, {row.output or 'nothing is left to compare it with'}"
     if row.ratio is None or row.pair_baseline_ns is None or row.pair_candidate_ns is None:
         return f"{row.name}: {significant(row.mean_ns / 1e6)} ms, the mean of {row.samples} samples"
-    said = verdict_words(Ratio(row.ratio, row.ratio_low, row.ratio_high), row.verdict, row.reference)
+    said = speedup_words(Ratio(row.ratio, row.ratio_low, row.ratio_high), row.verdict, row.reference)
     both = " -> ".join(significant(ns / 1e6) for ns in (row.pair_baseline_ns, row.pair_candidate_ns))
     return f"{row.name}: {said}, {both} ms in the median pair"

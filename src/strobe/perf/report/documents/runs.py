@@ -272,8 +272,14 @@ class RunDocument(Document, frozen=True, kw_only=True):
         """Return one line with the end-to-end speedups."""
         if self.calls:
             return f"time of one call, against {self.calls[0].reference}"
-        found = (f"{row.candidate} {row.ratio:.4g}x" for row in self.speedups if row.level == "e2e")
+        found = (in_title(row.candidate, row.ratio, row.low, row.high) for row in self.speedups if row.level == "e2e")
         return f"end to end: {', '.join(found) or 'no candidate was measured'}"
+
+
+def in_title(name: str, ratio: float, low: float | None, high: float | None) -> str:
+    """Return a speedup for a title, with the interval where that holds 1, so that nothing is proven."""
+    doubt = low is not None and high is not None and low <= 1 <= high
+    return f"{name} {ratio:.4g}x{f' [{low:.4g}, {high:.4g}] (not proven, the interval holds 1)' if doubt else ''}"
 
 
 def run_document(

@@ -18,7 +18,7 @@ from strobe.perf.analysis.structure.sections import FocalKernels
 from strobe.perf.logs.series import Log
 from strobe.perf.report.blocks.answer import limit
 from strobe.perf.report.blocks.logs import round_label
-from strobe.perf.report.documents.runs import Document
+from strobe.perf.report.documents.runs import Document, in_title
 from strobe.perf.report.speedup_page.build import anomalies, contradictions, headline, headline_levels
 from strobe.perf.report.speedup_page.study import LoadedSide, SpeedupStudy
 from strobe.perf.report.speedup_page.tables import After, Before, LedgerPart, LevelPart, NodePart, TimesPart, no_account
@@ -214,7 +214,8 @@ class SpeedupDocument(Document, frozen=True, kw_only=True):
         """Return one line with the speedups, or the reasons why there are none."""
         if not self.comparable:
             return f"not comparable: {'; '.join(self.not_comparable_because)}"
-        found = (f"{name} {level.ratio:.4g}x" for name, level in self.levels.items() if level.ratio is not None)
+        levels = self.levels.items()
+        found = (in_title(name, one.ratio, one.low, one.high) for name, one in levels if one.ratio is not None)
         return f"candidate against baseline: {', '.join(found) or 'no level was measured on both sides'}"
 
 

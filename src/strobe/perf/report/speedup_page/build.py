@@ -16,8 +16,8 @@ from strobe.perf.analysis.ledger.account import DILATION, NAMELESS, AccountLevel
 from strobe.perf.analysis.ledger.speedup import DRIFT, Answer, LevelFigure, LevelName, PartLine
 from strobe.perf.analysis.ledger.traces import FOCAL_NAME
 from strobe.perf.analysis.structure.steps import Steps
-from strobe.perf.report.blocks.answer import ANSWER, SHORT_NS, answer_figure, faster, limit, line_name, part_fields, rest_words
-from strobe.perf.report.blocks.fields import damage_banners, page
+from strobe.perf.report.blocks.answer import ANSWER, SHORT_NS, answer_figure, limit, line_name, part_fields, rest_words
+from strobe.perf.report.blocks.fields import damage_banners, page, ratio_cell
 from strobe.perf.report.blocks.logs import attention_section, input_file, inputs_section, stages_section, unit_notes
 from strobe.perf.report.speedup_page.study import LoadedSide, SpeedupStudy
 from strobe.perf.report.speedup_page.tables import (
@@ -50,6 +50,7 @@ from strobe.perf.table.model import (
     Table,
     Text,
     Tone,
+    doubt_words,
     shorten,
     significant,
 )
@@ -356,13 +357,17 @@ def story(study: SpeedupStudy) -> str:
     if not study.comparable or len(known) < _LEVELS:
         return ""
     inner, outer = known[0], known[-1]
-    name, ratio = _NAMES[inner.level], float(inner.ratio or 0)
+    name, ratio, doubts = _NAMES[inner.level], float(inner.ratio or 0), (_doubt(inner), _doubt(outer))
     attention = next((line for line in (found.lines if found else ()) if line.parts == (Part.OTHER_ATTENTION,)), None)
     if inner.level != "kernel" and attention is not None and attention.baseline_ns and attention.candidate_ns:
         name, ratio = "attention kernels", float(attention.baseline_ns / attention.candidate_ns)
-    both = min(ratio, float(outer.ratio or 0)) >= 1
-    whole = f"{float(outer.ratio or 0):.2f}x" if both else faster(float(outer.ratio or 0))
-    said = f"The {name} {'are' if name.endswith('s') else 'is'} {faster(ratio)}, the {_NAMES[outer.level]} {whole}."
+        doubts = "", doubts[1]
+    are, whole = "are" if name.endswith("s") else "is", float(outer.ratio or 0)
+    if any(doubts):
+        said = f"The {name} {are} {_times(ratio, doubts[0])}; the {_NAMES[outer.level]} is {_times(whole, doubts[1])}."
+    else:
+        second = f"{whole:.2f}x" if min(ratio, whole) >= 1 else _times(whole)
+        said = f"The {name} {are} {_times(ratio)}, the {_NAMES[outer.level]} {second}."
     if found is None:
         return f"{said} No account of the time: {no_account(study)}."
     items = sorted(_items(study, found), key=lambda item: -abs(item.saved_ns))
@@ -382,6 +387,16 @@ def story(study: SpeedupStudy) -> str:
     saved = f"{first.words} {'save' if first.many else 'saves'} {_ms(first.saved_ns)} ms of {unit}"
     saved += "".join(f", {item.words} {_ms(item.saved_ns)} ms" for item in more)
     return f"{said} {saved[0].upper()}{saved[1:]}{f'; {after}' if after else ''}."
+
+
+def _doubt(figure: LevelFigure) -> str:
+    """Return why the interval of a level proves no speedup; empty where it does, or where there is no interval."""
+    return doubt_words(ratio_cell(1.0, figure.interval), figure.verdict or "") if figure.interval else ""
+
+
+def _times(ratio: float, doubt: str = "") -> str:
+    """Return a speedup in words: `1.70x faster`, `0.84x as fast`, or `1.53x: not proven, the interval holds 1`."""
+    return f"{ratio:.2f}x{f': {doubt}' if doubt else ' faster' if ratio >= 1 else ' as fast'}"
 
 
 class _Item(NamedTuple):
@@ -482,7 +497,8 @@ def headline_levels(study: SpeedupStudy) -> tuple[LevelFigure, ...]:
 
 def _figure_words(figure: LevelFigure) -> str:
     interval = f" [{figure.interval.low:.2f}, {figure.interval.high:.2f}]" if figure.interval else " (no interval)"
-    doubt = f", {figure.verdict}" if figure.verdict in ("no difference", "inconclusive") else ""
+    said = _doubt(figure) or (figure.verdict if figure.verdict in ("no difference", "inconclusive") else "")
+    doubt = f", {said}" if said else ""
     unlike = f" ({figure.unlike})" if figure.unlike else ""
     name = "focal kernel" if figure.level == "kernel" else _NAMES[figure.level]
     where = "end to end" if figure.level == "e2e" else f"for the {name}"
