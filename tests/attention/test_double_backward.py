@@ -16,6 +16,7 @@ from types import ModuleType
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from forked import in_triton
 from strobe.attention.dense.api import dense_attention
@@ -143,6 +144,21 @@ def test_compiled_code_refuses_it_too() -> None:
     )
     with pytest.raises(RuntimeError, match=r"does not currently support double backward|no gradients of their own"):
         penalty(compiled, torch.randn(1, 128, 2, 8, requires_grad=True)).backward()
+
+
+def test_a_checkpoint_refuses_it_too() -> None:
+    x, call = torch.randn(1, 128, 2, 8, requires_grad=True), of_x(_block_sparse, "cpu")
+    with pytest.raises(ImplUnavailableError, match="no gradients of their own"):
+        torch.autograd.grad(penalty(lambda each: checkpoint(call, each, use_reentrant=False), x), x)
+
+
+def test_a_gradient_of_what_comes_in_is_refused() -> None:
+    x = torch.randn(1, 128, 2, 8, requires_grad=True)
+    out = of_x(_block_sparse, "cpu")(x)
+    d_out = torch.ones_like(out).requires_grad_()
+    (slope,) = torch.autograd.grad(out, x, d_out, create_graph=True)
+    with pytest.raises(ImplUnavailableError, match="no gradients of their own"):
+        torch.autograd.grad(slope.sum(), d_out)
 
 
 @dataclass

@@ -80,6 +80,7 @@ ACCEPTED = [
 ]
 REFUSED = [
     ("cudnn", ON_CPU, "it runs on a GPU, the tensors are on cpu"),
+    ("triton", ON_CPU, "it runs on a GPU, the tensors are on cpu"),
     ("cudnn", {"dtype": torch.float32}, "it computes bfloat16 and float16, not float32"),
     ("cudnn", {"block": 256}, "it has blocks of 64 and 128 tokens, not 256"),
     ("cudnn", {"head_dim": 32}, "it has head_dim 64, 96, 128, not 32"),

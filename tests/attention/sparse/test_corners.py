@@ -17,12 +17,13 @@ from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.video import VideoAttentionOutput, video_sparse_attention
 from strobe.attention.sparse.video_plan import VideoOptions, written
-from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
+from strobe.core.errors import ImplUnavailableError, ShapeError
 from strobe.core.tolerances import tolerance
 
 ELEMENT = tolerance("element", "float32")
 
 GRID = (3, 5, 6)
+SHARE = {"topk": None, "share": 0.6}
 
 
 def draw(*shape: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -118,21 +119,6 @@ def test_a_default_dtype_of_16_bit_leaves_the_probe_inside() -> None:
     assert recall is not None and recall.isfinite().all()
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"probe": -1}, ConfigError, "probe: got -1"),
-        ({"gate": torch.ones(1, 90, 2, 16, dtype=torch.int64)}, ShapeError, "gate: got torch.int64"),
-        ({"rope": (torch.ones(90, 8),)}, ShapeError, "rope: got 1 tables for 16 channels"),
-        ({"rope": (torch.ones(90, 8, device="meta"),) * 2}, ShapeError, r"rope cos: got shape \(90, 8\) on meta"),
-        ({"rope": (torch.ones(90, 8),) * 2, "kv_grid": (1, 9, 10)}, ConfigError, "rope: needs q and k of one grid"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        video(*draw(1, 90, 2, 16), **options)
-
-
 def test_deterministic_algorithms_are_asked_for() -> None:
     q, k, v = draw(1, 64, 2, 16)
     torch.use_deterministic_algorithms(True)
@@ -170,13 +156,14 @@ def test_a_compiled_call_takes_another_number(option: str, values: tuple[float, 
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("options", [{}, {"tile": "auto"}, {"forced": Forced(own=True)}, {"coarse": True, "probe": 3}])
+@pytest.mark.parametrize("options", [{}, {"tile": "auto"}, {"forced": Forced(own=True)}, {"coarse": True, "probe": 3}, SHARE])
 def test_the_video_operator_compiles_without_a_graph_break(options: dict[str, Any], grad: bool) -> None:
     q, k, v = (tensor.requires_grad_(grad) for tensor in draw(1, 90, 2, 16))
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return video(q, k, v, **options).out
 
+    torch._dynamo.reset()
     found = torch.compile(call, fullgraph=True, backend="aot_eager")(q, k, v)
     torch.testing.assert_close(found, call(q, k, v))
     if grad:
