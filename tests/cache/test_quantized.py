@@ -13,7 +13,6 @@ from ring_frames import SHAPE, content, turn, turn_into, turned_content, write
 from strobe.cache.kv import RingCache
 from strobe.cache.policy import RingPolicy
 from strobe.cache.quantized import QuantizedRing, ring_bytes
-from strobe.core.errors import ConfigError, SessionError, ShapeError
 from strobe.core.tolerances import tolerance
 from strobe.eightbit.rows import EightBit, quantize_rows
 
@@ -126,44 +125,6 @@ def test_a_window_derived_again(window: int, sink: int, blocks_before: int, keep
         moved = sink * SHAPE.tokens_per_frame if eight._rotate and 3 * block + 3 > eight._origin + window else 0
 
 
-@pytest.mark.parametrize("to", FORMATS)
-@pytest.mark.parametrize("blocks_before", [1, 5])
-def test_a_snapshot_replays_bit_equal(blocks_before: int, to: EightBit) -> None:
-    eight = build(to, 7, 2)
-
-    def go_on(cache: QuantizedRing) -> list[Tensor]:
-        steps = []
-        for block in range(blocks_before, blocks_before + 4):
-            step = cache.at(3 * block, 3)
-            for layer in range(SHAPE.num_layers):
-                new = turned_content(step.positions, step.positions, layer), content(step.positions, layer, 50)
-                steps += [tensor.clone() for tensor in step.write(layer, *new)]
-        return steps
-
-    for block in range(blocks_before):
-        write(eight.at(3 * block, 3))
-    state, address = eight.snapshot(), eight.values.data_ptr()
-    expected = go_on(eight)
-    fresh = build(to, 7, 2)
-    for cache in (eight, fresh):
-        cache.restore(state)
-        assert cache.end == 3 * blocks_before
-        assert all(torch.equal(a, b) for a, b in zip(go_on(cache), expected, strict=True))
-    assert eight.values.data_ptr() == address
-    for other in (build(to, 8, 2), plain(7, 2)):
-        with pytest.raises(ShapeError):
-            other.restore(state)
-
-
-def test_reset_starts_over() -> None:
-    used, fresh = build("int8", 7, 2), build("int8", 7, 2)
-    for block in range(5):
-        write(used.at(3 * block, 3))
-    used.reset()
-    for block in range(5):
-        torch.testing.assert_close(write(used.at(3 * block, 3)), write(fresh.at(3 * block, 3)), rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("to", FORMATS)
 def test_bytes_are_those_held(to: EightBit, dtype: torch.dtype) -> None:
@@ -171,21 +132,6 @@ def test_bytes_are_those_held(to: EightBit, dtype: torch.dtype) -> None:
     tensors = [value for value in vars(eight).values() if isinstance(value, Tensor)] + [*eight._sink]
     assert eight.num_bytes == sum(tensor.untyped_storage().nbytes() for tensor in tensors)
     assert eight.num_bytes == ring_bytes(SHAPE, eight.policy, dtype)
-
-
-def test_misuse_is_refused_and_nothing_changes() -> None:
-    eight = build("int8", 6, 1)
-    write(eight.at(0, 3))
-    for first, frames, error in ((4, 3, SessionError), (1, 1, SessionError), (3, 6, ConfigError)):
-        with pytest.raises(error):
-            eight.at(first, frames)
-    with pytest.raises(SessionError):
-        eight.rewrite(4, keep_sink=True)
-    assert eight.end == 3
-    with pytest.raises(ShapeError, match=r"\(2, 9, 2, 4\)"):
-        eight.at(3, 3).write(0, content(range(2), 0), content(range(2), 0))
-    with pytest.raises(ConfigError, match="rotate"):
-        build("int8", 6, 1, rotate=None)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

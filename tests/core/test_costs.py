@@ -250,11 +250,6 @@ def test_sparse_attention_counts_the_pairs_of_the_actual_mask(
     assert attention(shape, dtype="bf16", pairs=shape.pairs) == attention(shape, dtype="bf16")
 
 
-def test_a_share_of_blocks_is_not_a_share_of_pairs() -> None:
-    """One of two key blocks is half of the blocks, but 64 of 70 keys."""
-    assert block_mask_pairs([[True, False]], [64], [64, 6]) * 70 == 64 * 70 * 64
-
-
 def test_pairs_that_cannot_be_are_refused() -> None:
     shape = AttentionShape(num_heads=2, q_tokens=3, kv_tokens=5, head_dim=4)
     for pairs in (-1, 31):
