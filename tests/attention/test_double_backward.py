@@ -177,7 +177,7 @@ class _Library:
     ) -> tuple[Tensor, ...]:
         leaves = [each.detach().requires_grad_() for each in (q, k, v)]
         with torch.enable_grad():
-            found = _Library.attend(*leaves, softmax_scale)
+            found = _Library.attend(leaves[0], leaves[1], leaves[2], softmax_scale)
         return torch.autograd.grad(found, leaves, [d_out, dlse])
 
     class Attention(torch.autograd.Function):

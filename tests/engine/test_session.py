@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from stand_ins import stands_in_for
 from strobe.core import spans
 from strobe.core.errors import ConfigError, DataError, SessionError
 from strobe.core.tolerances import tolerance
@@ -548,8 +547,7 @@ class TestOrder:
 def test_a_frame_block_is_one_region_of_decoding(make: Make, block_decode: bool, overlap_decode: bool) -> None:
     names: list[str] = []
 
-    @stands_in_for(spans.Recorder)
-    class Names:
+    class Names(spans.Recorder):
         def region(self, name: str, index: int | None) -> AbstractContextManager[object]:
             names.append(name)
             return nullcontext()

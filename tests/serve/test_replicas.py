@@ -19,11 +19,9 @@ from websockets.exceptions import ConnectionClosed
 
 import strobe
 from live_server import jpegs
-from stand_ins import stands_in_for
 from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
 from strobe.engine.load import load
 from strobe.serve import protocol, replicas
-from strobe.serve.app import StreamServer
 from strobe.serve.client import LoadViewer, watch
 from strobe.serve.protocol import Picture
 from strobe.serve.replicas import ReplicaApp, Replicas, start
@@ -58,7 +56,6 @@ def test_a_replica_that_nobody_asks_for_its_health_hands_over_and_goes_on_if_ask
     monkeypatch.setattr(replicas, "SILENCE_S", 0.3)
     monkeypatch.setattr(replicas, "HEALTH_S", 0.02)
 
-    @stands_in_for(StreamServer)
     class Told:
         def __init__(self) -> None:
             self.drained, self.failure = False, ""
