@@ -18,7 +18,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 import strobe
-from live_server import jpegs
+from live_server import CIRCLE, SQUARE, jpegs, pictures
 from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
 from strobe.engine.load import load
 from strobe.serve import protocol, replicas
@@ -27,7 +27,6 @@ from strobe.serve.protocol import Picture
 from strobe.serve.replicas import ReplicaApp, Replicas, start
 from strobe.serve.settings import ServeSettings
 
-CIRCLE, SQUARE = "a red circle moving left", "a blue square moving up"
 PATIENCE_S = 400.0
 
 
@@ -142,18 +141,6 @@ def replica_processes() -> dict[int, int]:
                 found[int(place.name)] = sum(map(int, (place / "stat").read_text().rsplit(")", 1)[1].split()[11:13]))
         except OSError:
             continue
-    return found
-
-
-async def pictures(viewer: LoadViewer, count: int, told: list[Any]) -> list[Picture]:
-    found: list[Picture] = []
-    while len(found) < count:
-        message = await viewer.receive()
-        if isinstance(message, Picture):
-            found.append(message)
-            await viewer.seen(message)
-        else:
-            told.append(message)
     return found
 
 

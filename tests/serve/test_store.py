@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import strobe
+from live_server import CIRCLE, SQUARE, STAR
 from strobe.core.errors import DataError, SessionError
 from strobe.engine.model import Model
 from strobe.engine.presets import preset
@@ -24,7 +25,6 @@ from strobe.serve.store import SavedStream, Store, StreamFolder
 from strobe.serve.streams import LiveStream, Origin, SpareSessions, text_hash
 from tiny_model import well_read_model
 
-CIRCLE, SQUARE, STAR = "a red circle moving left", "a blue square moving up", "a green star moving right on navy"
 SECRET = "nobody-guesses-this-secret"
 
 
