@@ -173,8 +173,3 @@ def test_rebased_positions_are_the_official_ones_until_the_sink_moves(run: Any) 
 def test_other_settings_give_other_numbers(run: Any, changes: dict[str, Any]) -> None:
     """The golden can tell them apart."""
     assert (run(config(**changes), 5).x0 - golden()["x0_switch5_gs1"]).abs().max() > 1e-4
-
-
-def test_the_schedule_is_the_golden_one() -> None:
-    with Session(preset=EngineConfig(), model=official(), device="cpu") as session:
-        torch.testing.assert_close(torch.tensor(session.config.schedule.warped), golden()["timesteps"].float())

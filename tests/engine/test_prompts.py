@@ -406,15 +406,6 @@ def test_scheduled_switches_are_exact(make: Callable[..., Session], tiny: Model,
     assert all(name.startswith("prompts") for name in slow.threads[1:])
 
 
-def test_waiting_is_exact(make: Callable[..., Session], session: Session, slow: SlowEncoder) -> None:
-    slow.let("blue square")
-    stream = session.stream(5)
-    blocks = [next(stream), next(stream)]
-    assert session.prompt("blue square", wait=True).frame_block == 2
-    blocks += [*stream]
-    assert torch.equal(torch.cat([block.latents for block in blocks], dim=1), told(make, 2, "blue square", 5))
-
-
 def test_the_first_prompt_is_waited_for(make: Callable[..., Session], tiny: Model, slow: SlowEncoder) -> None:
     slow.go.clear()
     with make(model=replace(tiny, text=slow)) as session:
