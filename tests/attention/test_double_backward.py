@@ -158,7 +158,10 @@ def test_a_gradient_of_what_comes_in_is_refused() -> None:
     d_out = torch.ones_like(out).requires_grad_()
     (slope,) = torch.autograd.grad(out, x, d_out, create_graph=True)
     with pytest.raises(ImplUnavailableError, match="no gradients of their own"):
-        torch.autograd.grad(slope.sum(), d_out)
+        torch.autograd.grad(slope.sum(), d_out, retain_graph=True)
+    (slope,) = torch.autograd.grad(out, x, d_out.detach(), create_graph=True)  # what comes in leads nowhere: what was saved does
+    with pytest.raises(ImplUnavailableError, match="no gradients of their own"):
+        torch.autograd.grad(slope.sum(), x)
 
 
 @dataclass

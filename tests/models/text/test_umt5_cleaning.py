@@ -16,14 +16,6 @@ from strobe.models.text.umt5 import clean_prompt
 PLAIN = st.text("\t\n" + "".join(chr(code) for code in range(32, 127) if chr(code) != "&"), min_size=1)
 
 
-@pytest.mark.parametrize(
-    ("given_", "expected"),
-    [("a  cat\n\truns ", "a cat runs"), ("<b> 'x' \"y\"", "<b> 'x' \"y\""), ("100% (of 3)", "100% (of 3)")],
-)
-def test_white_space_becomes_one_blank(given_: str, expected: str) -> None:
-    assert clean_prompt(given_) == expected
-
-
 @given(PLAIN.filter(str.strip))
 def test_plain_ascii_keeps_its_words(prompt: str) -> None:
     assert clean_prompt(prompt) == " ".join(prompt.split())
@@ -53,9 +45,3 @@ def test_it_is_the_official_cleaning(prompt: str) -> None:
     else:
         with pytest.raises(ConfigError):
             clean_prompt(prompt)
-
-
-@given(PLAIN)
-def test_ftfy_does_not_touch_plain_ascii(prompt: str) -> None:
-    ftfy = pytest.importorskip("ftfy", reason="ftfy is not installed (extra `wan`)")
-    assert ftfy.fix_text(prompt) == prompt

@@ -91,19 +91,6 @@ def test_moving_keys_in_time_is_drawing_them_there(first: int, frames: int) -> N
     assert relative(moved, by_hand(x, there)) < tolerance("rotation", "float32")
 
 
-def test_scores_depend_on_the_distance_in_time_only() -> None:
-    q, k = draw(1, 2), draw(2, 2)[:, : HEIGHT * WIDTH]
-
-    def scores(query_frame: int, key_frame: int) -> Tensor:
-        turned = [rotate(x.double(), rope_table(CONFIG, (at,), HEIGHT, WIDTH)) for x, at in ((q, query_frame), (k, key_frame))]
-        return torch.einsum("bshd,bthd->bhst", *turned)
-
-    torch.testing.assert_close(scores(9, 4), scores(1005, 1000))
-    assert (scores(9, 4) - scores(9, 5)).abs().max() > 0.1
-
-
-ROUNDING = tolerance("rounding", "float32")
-
 BATCH, FRAMES, TOKENS, DIM = 2, 3, 5, 48
 ROWS = [(1, 1), (BATCH, 1), (1, FRAMES), (BATCH, FRAMES)]
 
@@ -143,19 +130,6 @@ def test_add_gated(rows: tuple[int, int], dtype: torch.dtype) -> None:
     assert found.dtype == dtype
     tolerance = 2e-6 if dtype == torch.float32 else 0.05
     torch.testing.assert_close(found.double(), x.double() + y.double() * per_token(gate), rtol=0, atol=tolerance)
-
-
-def test_one_row_per_frame_and_one_row_agree() -> None:
-    x, y = drawn(1, BATCH, FRAMES * TOKENS, DIM), drawn(2, BATCH, FRAMES * TOKENS, DIM)
-    shift, scale = drawn(3, 1, 1, DIM), drawn(4, 1, 1, DIM)
-    frames = (-1, FRAMES, -1)
-    torch.testing.assert_close(
-        modulate(x, shift, scale, 1e-6),
-        modulate(x, shift.expand(frames), scale.expand(frames), 1e-6),
-        rtol=0,
-        atol=tolerance("layer", "float32"),
-    )
-    torch.testing.assert_close(add_gated(x, y, scale), add_gated(x, y, scale.expand(frames)), rtol=0, atol=ROUNDING)
 
 
 def test_rms_norm() -> None:
