@@ -65,6 +65,13 @@ class TestPrompts:
         assert acks[0].frame_block == 2
         assert [block.prompt for block in blocks] == ["red circle", "red circle", "blue square", "blue square"]
 
+    def test_a_hard_switch_after_one_block_derives_it_again(self, make: Callable[..., Session]) -> None:
+        hard, soft = (
+            latents(play(make(), 3, switches=[Switch(frame_block=1, prompt="blue square", mode=mode)]))
+            for mode in ("recache", "soft")
+        )
+        assert torch.equal(hard[:, :3], soft[:, :3]) and (hard[:, 3:6] - soft[:, 3:6]).abs().max() > 1e-4
+
     def test_an_interpolation_goes_on_from_where_another_is(self, make: Callable[..., Session], tiny: Model) -> None:
         red, blue, green = (tiny.text.encode([prompt]) for prompt in ("red circle", "blue square", "green circle"))
         session, found = make(), []

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import socket
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -16,11 +17,11 @@ import torch
 
 import strobe
 from live_server import CIRCLE, SQUARE, Running, answer, jpegs, pictures, serving
-from strobe.core.errors import SessionError
+from strobe.core.errors import ConfigError, SessionError
 from strobe.models.shapes.grammar import parse
 from strobe.models.shapes.render import SIZE, render
 from strobe.serve import protocol
-from strobe.serve.client import RefusedError, watch
+from strobe.serve.client import Playback, RefusedError, watch
 from strobe.serve.encode import Encoder
 from strobe.serve.protocol import Picture
 from strobe.serve.streams import Origin
@@ -343,3 +344,97 @@ def test_a_server_that_goes_tells_its_viewers(run: Run) -> None:
                 return await answer(viewer, protocol.Ended)
 
         assert "shutting down" in run(stream()).reason
+
+
+KEEP_S = 0.5
+
+
+def test_what_holds_a_prompt_up_counts(running: Running, run: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two prompts at once: the disk holds up the first one, and the first one the second."""
+    hub = running.server.hub
+    assert hub is not None
+
+    def figure(kind: str) -> float:
+        return hub.metrics.registry.get_sample_value(f"strobe_prompt_to_pixel_seconds_{kind}") or 0.0
+
+    async def slow(channel: Any) -> None:
+        await asyncio.sleep(KEEP_S)
+
+    async def stream() -> None:
+        async with watch(running.ws, prompt="a red circle moving left") as viewer:
+            while not isinstance(message := await viewer.receive(), Picture):
+                pass
+            monkeypatch.setattr(hub, "keep", slow)
+            await viewer.send(protocol.Prompt(text="a blue square moving up"))
+            await viewer.send(protocol.Prompt(text="a green star moving right"))
+            await viewer.seen(message)
+            while figure("count") < counted + 2:
+                if isinstance(message := await viewer.receive(), Picture):
+                    await viewer.seen(message)
+            await viewer.send(protocol.Close())
+
+    counted, before = figure("count"), figure("sum")
+    run(stream())
+    assert figure("sum") - before >= 4 * KEEP_S
+
+
+TOKEN = "correct horse battery"
+
+
+@pytest.fixture(scope="module")
+def closed() -> Iterator[Running]:
+    with serving(token=TOKEN) as here:
+        yield here
+
+
+async def opened(url: str, **asked: Any) -> str:
+    async with watch(url, prompt=CIRCLE, **asked) as viewer:
+        return viewer.welcome.preset
+
+
+def test_the_server_s_status_and_sentence_are_passed_on(closed: Running, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SessionError, match=r"401: log in first.*watch\(\.\.\., token="):
+        run(opened(closed.ws))
+    with pytest.raises(SessionError, match="401: that is not the token"):
+        run(opened(closed.ws, token="wrong horse battery"))
+    monkeypatch.setattr("socket.getaddrinfo", to_loopback(socket.getaddrinfo, "other.example"))
+    with pytest.raises(SessionError, match="403: .*--allow-host"):
+        run(opened(f"ws://other.example:{closed.port}", token=TOKEN))
+    assert run(opened(closed.ws, token=TOKEN)) == "turbo"
+    monkeypatch.setattr(closed.server, "hub", None)
+    with pytest.raises(SessionError, match="503: the server is warming up"):
+        run(opened(closed.ws, token=TOKEN))
+
+
+def to_loopback(real: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """A look-up in which a name is that of this machine."""
+    return lambda host, *rest, **more: real("127.0.0.1" if host == name else host, *rest, **more)
+
+
+def test_the_address_that_the_server_prints_is_taken(running: Running, run: Run) -> None:
+    assert run(opened(running.http + "/")) == "turbo"
+
+
+def test_an_address_that_nobody_answers_is_named(run: Run) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # bound, and nobody listens
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        with pytest.raises(ConnectionError, match=f"cannot connect to {url}: .*; start `strobe serve`, or give the address"):
+            run(opened(url))
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:7860", "ftp://127.0.0.1", "http://", "http://127.0.0.1:port"])
+def test_what_is_no_address_is_told(run: Run, url: str) -> None:
+    with pytest.raises(ConfigError, match=r"give it as `strobe serve` prints it, such as http://127\.0\.0\.1:7860"):
+        run(opened(url))
+
+
+def test_a_playback_tells_which_prompts_were_refused(running: Running, run: Run) -> None:
+    async def play() -> Playback:
+        async with watch(running.ws, prompt=CIRCLE) as viewer:
+            return await viewer.play(2.0, prompts=[(0.2, "a dragon in the snow"), (0.4, "a blue square moving up")])
+
+    playback = run(play())
+    assert len(playback.errors) == 1 and "dragon" in playback.errors[0]
+    assert "errors=[" in repr(playback) and "_due" not in repr(playback) and "_dry" not in repr(playback)
+    assert "_epoch" not in repr(playback)

@@ -7,18 +7,26 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from random import Random
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
+from torch._dynamo.exc import Unsupported
+from torch._dynamo.testing import CompileCounter
+from torch.distributed.device_mesh import init_device_mesh
 
 import random_layouts
+import strobe
 import tree_work as work
-from strobe.attention.tree import KVShards, Mask, tree_attention
+from strobe.attention.tree import CollectiveError, KVShards, Mask, legal_grid, tree_attention
 from strobe.attention.tree import comm as group
+from strobe.attention.tree.impl.reference import reference
+from strobe.attention.tree.placement import split
+from strobe.core.tolerances import tolerance
 from tree_cases import TREE, Case, attend, check, check_alike, check_gradients, differentiate
 from tree_draws import draw_case
 from tree_ranks import Processes, Runner
@@ -74,3 +82,142 @@ def test_a_message_lies_in_one_piece(groups: dict[int, Processes]) -> None:
     found = groups[3].run(work.reduce_strided)
     wanted = sum(torch.arange(24.0).view(2, 3, 4) * 10**rank for rank in range(3))
     assert all(torch.equal(total, wanted) and refused == "a message must lie in one piece" for total, refused in found)
+
+
+ELEMENT = tolerance("element", "float32")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnMesh:
+    """A case on `tree x columns` ranks."""
+
+    case: Case
+    tree: int
+    columns: int
+    kv_placement: str
+
+    @property
+    def number(self) -> int:
+        return self.tree * self.columns
+
+    def buffer(self, rank: int) -> int:
+        return rank // self.columns if self.kv_placement == "heads" else rank
+
+    def rows(self, tensor: Tensor, rank: int, placement: str) -> Tensor:
+        """A rank's queries."""
+        spread = self.case.q_placement == "sequence"
+        rows = self.case.rows if spread else list(split(self.case.q_len, self.number))
+        return tensor[:, slice(*rows[rank])] if placement == "sequence" else self.heads(tensor, rank, placement)
+
+    def heads(self, tensor: Tensor, rank: int, placement: str) -> Tensor:
+        """A column's heads."""
+        number = tensor.shape[2] // self.columns
+        start = rank % self.columns * number
+        return tensor[:, :, start : start + number] if placement == "heads" else tensor
+
+    def result(self, tensor: Tensor, rank: int) -> Tensor:
+        """A rank's share of the result: with heads, those of its column shared out among the rows of the mesh."""
+        placement = self.case.out_placement
+        mine = self.rows(tensor, rank, placement)
+        return mine[:, :, slice(*split(mine.shape[2], self.tree)[rank // self.columns])] if placement == "heads" else mine
+
+
+CALLS = (
+    ("sequence", "replicated", "replicated", Mask()),
+    ("sequence", "sequence", "sequence", Mask(causal=True, q_start=9)),
+    ("sequence", "replicated", "heads", Mask(causal=True, window=5, sinks=2, q_start=11)),
+    ("heads", "heads", "sequence", Mask()),  # a cache that stays where it is: rows by tree rank, heads by column
+    ("heads", "sequence", "heads", Mask(causal=True, q_start=9)),
+)
+
+
+@pytest.mark.parametrize(("tree", "columns"), [(2, 2), (3, 2), (1, 3)])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_mesh_of_tree_and_heads(ranks: Runner, tree: int, columns: int, call: tuple[str, str, str, Mask]) -> None:
+    kv_placement, q_placement, out_placement, mask = call
+    number = tree * columns
+    buffers = number if kv_placement == "sequence" else tree
+    shards = KVShards.contiguous([(5 * rank + 3) % 7 for rank in range(buffers)], replicated=2, owner=buffers - 1)
+    for strategy in ("allgather", "alltoall", "allreduce3", "ring"):
+        case = Case(
+            shards=shards,
+            heads=12,
+            kv_heads=6,
+            q_lengths=(2,) * number if q_placement == "sequence" else (5,),
+            mask=mask,
+            dtype=torch.float64,
+            strategy=strategy,
+            q_placement=q_placement,
+            out_placement=out_placement,
+        )
+        compare(ranks, OnMesh(case=case, tree=tree, columns=columns, kv_placement=kv_placement))
+
+
+def compare(ranks: Runner, on: OnMesh) -> None:
+    case, (q, ks, vs) = on.case, on.case.draw()
+    whole = [each.clone().requires_grad_() for each in (q, *ks, *vs)]
+    exact = reference(whole[0], whole[1 : 1 + len(ks)], whole[1 + len(ks) :], case.shards, case.mask).out
+    d_out = torch.randn(exact.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    d_whole = torch.autograd.grad(exact, whole, d_out, allow_unused=True, materialize_grads=True)
+
+    def work(rank: int) -> tuple[Tensor, ...]:
+        keys = (on.heads(each[on.buffer(rank)], rank, on.kv_placement) for each in (ks, vs))
+        mine = [each.clone().requires_grad_() for each in (on.rows(q, rank, case.q_placement), *keys)]
+        mesh = init_device_mesh("cpu", (on.tree, on.columns), mesh_dim_names=("tree", "heads"))
+        out = tree_attention(*mine, mesh=mesh, kv_placement=on.kv_placement, **case.arguments()).out
+        return out.detach(), *torch.autograd.grad(out, mine, on.result(d_out, rank))
+
+    for rank, found in enumerate(ranks(on.number, work)):
+        of_buffer = (d_whole[1 + on.buffer(rank)], d_whole[1 + len(ks) + on.buffer(rank)])
+        theirs = [
+            on.result(exact.detach(), rank),
+            on.rows(d_whole[0], rank, case.q_placement),
+            *(on.heads(each, rank, on.kv_placement) for each in of_buffer),
+        ]
+        for name, mine, wanted in zip(("out", "dq", "dk", "dv"), found, theirs, strict=True):
+            torch.testing.assert_close(
+                mine, wanted, atol=ELEMENT, rtol=ELEMENT, msg=lambda m, n=name, r=rank: f"{n}, rank {r}: {m}"
+            )
+
+
+def test_the_grid_with_the_most_columns() -> None:
+    assert [legal_grid(heads, number) for heads, number in ((12, 8), (40, 6), (1, 4), (8, 8))] == [(2, 4), (3, 2), (4, 1), (1, 8)]
+
+
+def test_parts_of_different_lengths_under_a_mask_need_shards(ranks: Runner) -> None:
+    def work(rank: int) -> None:
+        keys = torch.zeros(1, (32, 16)[rank], 2, 16)
+        with pytest.raises(CollectiveError, match="q_start=28, 16 keys on every rank because no shards are given"):
+            tree_attention(torch.zeros(1, 4, 2, 16), keys, keys, causal=True)
+
+    ranks(2, work)
+
+
+def around(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return strobe.tree_attention(q * 2, k, v).out * 2
+
+
+def test_a_compiled_function_may_call_it(ranks: Runner) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, keys, values = (torch.randn(1, rows, 4, 16, generator=generator) for rows in (8, 48, 48))
+    torch._dynamo.reset()
+    counter = CompileCounter()
+
+    def work(rank: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        mine = slice(0, 32) if rank == 0 else slice(32, 48)
+        given = q.clone().requires_grad_(), keys[:, mine], values[:, mine]
+        plain, found = around(*given), torch.compile(around, backend=counter)(*given)
+        gradients = [torch.autograd.grad(out.square().sum(), given[0])[0] for out in (plain, found)]
+        return plain, found, *gradients
+
+    for plain, found, gradient, compiled_gradient in ranks(2, work):
+        assert torch.equal(plain, found) and torch.equal(gradient, compiled_gradient)
+    assert counter.frame_count == 2  # before and after the call
+
+
+def test_one_graph_is_refused_with_the_reason(ranks: Runner) -> None:
+    torch._dynamo.reset()
+    given = torch.ones(1, 4, 2, 16), torch.ones(1, 8, 2, 16), torch.ones(1, 8, 2, 16)
+    compiled = torch.compile(around, backend="eager", fullgraph=True)
+    with pytest.raises(Unsupported, match="tree attention waits for other processes"):
+        ranks(1, lambda rank: compiled(*given))
