@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.metadata
 import os
 import runpy
@@ -465,20 +464,3 @@ def test_a_call_is_described_once() -> None:
     assert described == (2, 5, 7, 6, 3, 16)
     assert (spec.softmax_scale, spec.return_lse, spec.dtype) == (0.25, True, torch.float32)
     assert check(q, kv, kv, softmax_scale=0, return_lse=False).softmax_scale == 0.0
-
-
-def test_a_compiled_call_chooses_past_an_impl_whose_gate_was_not_run_on_the_card() -> None:
-    """As on a card of another kernel than the records': the reason holds the card's name, which torch.compile has to follow."""
-    card = Card(vendor="nvidia", architecture="sm_90", capability=(9, 0), name="some card")
-    spec = dataclasses.replace(SPEC, card=card)
-    ungated, free = (
-        Impl(name=name, refuses=lambda _: None, run=never_run, kernel=kernel) for name, kernel in (("new", "k"), ("old", ""))
-    )
-    eager = select(spec, (ungated, free), gates=())
-
-    def call(x: torch.Tensor) -> torch.Tensor:
-        choice = select(spec, (ungated, free), gates=())
-        return x + (1 if choice.impl.name == "old" and choice.passed_over == eager.passed_over else 0)
-
-    assert eager.passed_over[0][1].startswith("untested: its gate has not been run on compute capability 9.0")
-    assert torch.compile(call, fullgraph=True, backend="eager")(torch.zeros(1)).item() == 1
