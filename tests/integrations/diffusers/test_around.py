@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as processes
 from accelerate import cpu_offload
+from diffusers import ContextParallelConfig
 from diffusers.hooks import apply_group_offloading
 from peft import LoraConfig
 from torch import Tensor, nn
@@ -20,7 +26,8 @@ import strobe
 from strobe.core.errors import ConfigError
 from strobe.core.libraries import install
 from strobe.integrations.diffusers import sparsify
-from tiny_pipelines import CASES, gates, hunyuan, ltx2, wan
+from strobe.integrations.diffusers.exchange import HeadExchange
+from tiny_pipelines import CASES, Case, gates, hunyuan, ltx2, wan
 
 SOURCES = str(Path(strobe.__file__).parents[1])
 
@@ -189,3 +196,94 @@ def test_explain_says_what_the_layers_run() -> None:
     assert {choice.impl.name for choice in found.values()} == {"cpu"}
     with pytest.raises(ConfigError, match="HunyuanVideoTransformer3DModel has no sparse layer"):
         strobe.explain(case.model)
+
+
+OPTIONS: dict[str, Any] = {"sparsity": 0.6, "tile": (3, 2, 4)}
+
+
+def alone() -> Case:
+    """LTX-2 as far as diffusers' own plan for it goes: without text masks and without attention between video and audio."""
+    case = ltx2()
+    return Case(case.model, case.arguments | {"encoder_attention_mask": None, "isolate_modalities": True}, case.layers)
+
+
+SPLITS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
+    "wan, heads": (wan, {"ulysses_degree": 2}, OPTIONS),
+    "wan, ring": (wan, {"ring_degree": 2}, OPTIONS),
+    "wan, dense": (wan, {"ulysses_degree": 2}, {"sparsity": 0.0}),
+    "wan, gates": (wan, {"ulysses_degree": 2}, OPTIONS | {"gates": gates()}),
+    "wan, dense frames": (wan, {"ulysses_degree": 2}, OPTIONS | {"dense_frames": (0, -1)}),
+    "ltx-2": (alone, {"ulysses_degree": 2}, OPTIONS),
+}
+
+
+def _rank(rank: int, store: str, folder: str) -> None:
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    limit = datetime.timedelta(seconds=120)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=limit)
+    found: dict[str, Any] = {}
+    with mock.patch("torch.accelerator.device_count", lambda: 1):  # what enable_parallelism counts; there is none here
+        for name, (make, split, options) in SPLITS.items():
+            case = make()
+            if name == "wan, ring":  # before as well as after
+                case.model.enable_parallelism(config=ContextParallelConfig(**split))
+                handle = sparsify(case.model, **options)
+            else:
+                handle = sparsify(case.model, **options)
+                case.model.enable_parallelism(config=ContextParallelConfig(**split))
+            found[name] = case.run()
+            handle.restore()
+            if "ring_degree" not in split:  # diffusers has no ring on a CPU
+                found[name + ", restored"] = case.run()
+        three = wan(1, heads=3, head_dim=8)
+        three.model.enable_parallelism(config=ContextParallelConfig(ulysses_degree=2))
+        with sparsify(three.model, **OPTIONS), pytest.raises(ConfigError, match="3 heads cannot be divided among 2 processes"):
+            three.run()
+        found["heads"], found["gradients"] = _uneven()
+    torch.save(found, Path(folder) / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+TOKENS = torch.arange(5 * 2 * 3.0).view(1, 5, 2, 3)
+WEIGHTS = torch.arange(5.0).view(1, 5, 1, 1)
+
+
+def _uneven() -> tuple[torch.Tensor, torch.Tensor]:
+    """Five tokens in two processes: all tokens of one head, and gradients of a sum of squares through both trades."""
+    exchange = HeadExchange(dist.group.WORLD, 5, 2)
+    here = TOKENS.tensor_split(2, dim=1)[dist.get_rank()].clone().requires_grad_()
+    heads = exchange.scatter_heads(here)
+    out = exchange.gather_heads(heads * WEIGHTS)
+    return heads.detach(), torch.autograd.grad(out.square().sum(), here)[0]
+
+
+@pytest.mark.rest
+def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
+    processes.spawn(_rank, (str(tmp_path / "store"), str(tmp_path)), nprocs=2)
+    told = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    for name, (make, _, options) in SPLITS.items():
+        case = make()
+        dense = case.run()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="quality not measured")
+            with sparsify(case.model, **options):
+                wanted = case.run()
+        for found in told:
+            assert (found[name] - wanted).abs().max() <= 1e-5, name
+            assert (found.get(name + ", restored", dense) - dense).abs().max() <= 1e-5, name
+    assert torch.equal(torch.cat([found["heads"] for found in told], dim=2), TOKENS)
+    assert torch.equal(torch.cat([found["gradients"] for found in told], dim=1), 2 * TOKENS * WEIGHTS**2)
+
+
+def test_joint_attention_in_several_processes_is_refused() -> None:
+    case = hunyuan(4)
+    config = mock.Mock(context_parallel_config=mock.Mock())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="quality not measured")
+        with sparsify(case.model, sparsity=0.5):
+            for processor in case.model.attn_processors.values():
+                if hasattr(processor, "replaced"):
+                    processor._parallel_config = config
+            with pytest.raises(ConfigError, match="joint attention over several processes is not supported"):
+                case.run()
