@@ -18,23 +18,7 @@ from strobe.core.errors import ConfigError, WeightsError
 from strobe.integrations.diffusers import sparsify
 from strobe.integrations.diffusers.fastwan import FastWanPipeline, FastWanScheduler
 from strobe.integrations.diffusers.processors import SparseProcessor
-from tiny_pipelines import GRID, WIDTH, gates, hunyuan, ltx2, wan, wan_pipeline
-
-
-def call(pipe: Any, **changes: Any) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(5)
-    arguments = {
-        "prompt_embeds": torch.randn(1, 7, 16, generator=generator),
-        "negative_prompt_embeds": torch.randn(1, 7, 16, generator=generator),
-        "height": 96,
-        "width": 112,
-        "num_frames": 17,
-        "num_inference_steps": 4,
-        "output_type": "latent",
-        "generator": torch.Generator().manual_seed(6),
-    }
-    found: torch.Tensor = pipe(**arguments | changes, return_dict=False)[0]
-    return found
+from tiny_pipelines import GRID, WIDTH, clip, gates, hunyuan, ltx2, wan, wan_pipeline
 
 
 @pytest.mark.parametrize("scheduler", [FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler])
@@ -44,9 +28,9 @@ def test_steps_are_counted_across_both_experts(scheduler: Any) -> None:
         {} if scheduler is FlowMatchEulerDiscreteScheduler else {"prediction_type": "flow_prediction", "use_flow_sigmas": True}
     )
     pipe = wan_pipeline(experts=2, scheduler=scheduler(**given))
-    dense = call(pipe)
+    dense = clip(pipe)
     with sparsify(pipe, sparsity=0.6, dense_steps=4):
-        assert (call(pipe) - dense).abs().max() <= 1e-5
+        assert (clip(pipe) - dense).abs().max() <= 1e-5
     with sparsify(pipe, sparsity=0.6, dense_steps=[0, 2], dense_layers=[1]) as handle:
         seen: list[tuple[int, float]] = []
         watch = []
@@ -60,7 +44,7 @@ def test_steps_are_counted_across_both_experts(scheduler: Any) -> None:
                 )
         for _ in range(2):  # a second video begins at step 0 again
             seen.clear()
-            call(pipe)
+            clip(pipe)
             assert [sparsity for _, sparsity in seen] == [0, 0] * 2 + [0.6, 0] * 2 + [0, 0] * 2 + [0.6, 0] * 2
         assert {number for number, _ in seen} == {0, 1}
         report = handle.report()
@@ -76,7 +60,7 @@ def test_steps_are_counted_across_both_experts(scheduler: Any) -> None:
             sparsify(pipe)
         for each in watch:
             each.remove()
-    assert torch.equal(call(pipe), dense)
+    assert torch.equal(clip(pipe), dense)
 
 
 def test_gates_of_two_experts_are_told_apart() -> None:
@@ -101,7 +85,7 @@ def test_the_quality_is_said_once() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with sparsify(pipe, sparsity=0.5) as handle:
-            call(pipe)
+            clip(pipe)
             assert "not measured" in handle.report().quality
         with sparsify(pipe, sparsity=0.5, gates={"transformer": gates(), "transformer_2": gates()}) as handle:
             assert "trained gates" in handle.report().quality
@@ -116,20 +100,19 @@ def test_tiling_of_the_vae_stays() -> None:
     pipe = wan_pipeline()
     sizes = {f"tile_sample_{kind}_{side}": size for side in ("height", "width") for kind, size in (("min", 64), ("stride", 48))}
     pipe.vae.enable_tiling(**sizes)
-    tiled = call(pipe, output_type="pt")
+    tiled = clip(pipe, output_type="pt")
     with sparsify(pipe, sparsity=0.0):
         assert pipe.vae.use_tiling
-        assert (call(pipe, output_type="pt") - tiled).abs().max() <= 1e-4
-    assert torch.equal(call(pipe, output_type="pt"), tiled)
+        assert (clip(pipe, output_type="pt") - tiled).abs().max() <= 1e-4
+    assert torch.equal(clip(pipe, output_type="pt"), tiled)
 
 
 def test_fastwan_samples_as_documented() -> None:
     """By hand, from the same draws: noise for the start, then for the second and third step."""
     pipe = FastWanPipeline.of(wan_pipeline())
     assert pipe.scheduler.timesteps.tolist() == [1000, 757, 522]
-    given = {"num_inference_steps": None, "negative_prompt_embeds": None}
     with sparsify(pipe, sparsity=0.6, gates=gates()):
-        found = call(pipe, **given)
+        found = clip(pipe, None, negative_prompt_embeds=None)
         generator = torch.Generator().manual_seed(6)
         prompt = torch.randn(1, 7, 16, generator=torch.Generator().manual_seed(5))
         x = torch.randn(1, 4, 5, 12, 14, generator=generator)
@@ -149,7 +132,7 @@ def test_fastwan_tells_a_callback_the_clean_latents() -> None:
         told.append((index, int(timestep), tensors["latents"]))
         return {"latents": tensors["latents"] * 0} if index == 2 else {}
 
-    found = call(pipe, num_inference_steps=None, callback_on_step_end=callback)
+    found = clip(pipe, None, callback_on_step_end=callback)
     assert [each[:2] for each in told] == [(0, 1000), (1, 757), (2, 522)]
     assert not found.any(), "what the last step's callback returned"
 
@@ -157,10 +140,10 @@ def test_fastwan_tells_a_callback_the_clean_latents() -> None:
 def test_fastwan_refuses_other_steps() -> None:
     pipe = FastWanPipeline.of(wan_pipeline())
     with pytest.raises(ConfigError, match="num_inference_steps: got 4, FastWan was distilled for 3"):
-        call(pipe)
+        clip(pipe)
     pipe.scheduler = FlowMatchEulerDiscreteScheduler()
     with pytest.raises(ConfigError, match="expected its own; make the pipeline by FastWanPipeline.of"):
-        call(pipe)
+        clip(pipe)
     assert FastWanScheduler.from_config(FastWanScheduler(steps=(1000, 500)).config).timesteps.tolist() == [1000, 500]
 
 
@@ -175,10 +158,10 @@ def test_a_fastwan_checkpoint_becomes_a_sparse_pipeline(tmp_path: Any) -> None:
     pipe.set_progress_bar_config(disable=True)
     with sparsify(pipe, sparsity=0.8) as handle:
         assert all(row.gated for row in handle.report().layers)
-        found = call(pipe, num_inference_steps=None)
+        found = clip(pipe, None)
     other = FastWanPipeline.of(wan_pipeline())
     with sparsify(other, sparsity=0.8, gates=gates()):
-        assert torch.equal(call(other, num_inference_steps=None), found)
+        assert torch.equal(clip(other, None), found)
 
 
 @pytest.mark.parametrize("tile", [None, (4, 4, 4)])
