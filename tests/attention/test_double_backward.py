@@ -16,6 +16,7 @@ from types import ModuleType
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from forked import in_triton
 from strobe.attention.dense.api import dense_attention
@@ -145,6 +146,24 @@ def test_compiled_code_refuses_it_too() -> None:
         penalty(compiled, torch.randn(1, 128, 2, 8, requires_grad=True)).backward()
 
 
+def test_a_checkpoint_refuses_it_too() -> None:
+    x, call = torch.randn(1, 128, 2, 8, requires_grad=True), of_x(_block_sparse, "cpu")
+    with pytest.raises(ImplUnavailableError, match="no gradients of their own"):
+        torch.autograd.grad(penalty(lambda each: checkpoint(call, each, use_reentrant=False), x), x)
+
+
+def test_a_gradient_of_what_comes_in_is_refused() -> None:
+    x = torch.randn(1, 128, 2, 8, requires_grad=True)
+    out = of_x(_block_sparse, "cpu")(x)
+    d_out = torch.ones_like(out).requires_grad_()
+    (slope,) = torch.autograd.grad(out, x, d_out, create_graph=True)
+    with pytest.raises(ImplUnavailableError, match="no gradients of their own"):
+        torch.autograd.grad(slope.sum(), d_out, retain_graph=True)
+    (slope,) = torch.autograd.grad(out, x, d_out.detach(), create_graph=True)  # what comes in leads nowhere: what was saved does
+    with pytest.raises(ImplUnavailableError, match="no gradients of their own"):
+        torch.autograd.grad(slope.sum(), x)
+
+
 @dataclass
 class _Library:
     """What the dense libraries' modules offer, in plain PyTorch, with gradients that a second backward would not see."""
@@ -161,7 +180,7 @@ class _Library:
     ) -> tuple[Tensor, ...]:
         leaves = [each.detach().requires_grad_() for each in (q, k, v)]
         with torch.enable_grad():
-            found = _Library.attend(*leaves, softmax_scale)
+            found = _Library.attend(leaves[0], leaves[1], leaves[2], softmax_scale)
         return torch.autograd.grad(found, leaves, [d_out, dlse])
 
     class Attention(torch.autograd.Function):

@@ -21,14 +21,14 @@ from strobe.attention import impls
 from strobe.attention.dense import api as dense_api
 from strobe.attention.dense.impl import fa4, sdpa
 from strobe.attention.explain import survey
-from strobe.attention.impls import GateRun, select
+from strobe.attention.impls import GateRun, Impl, select
 from strobe.attention.sparse import impls as sparse_impls
 from strobe.attention.sparse.impl import fa4 as sparse_fa4
 from strobe.attention.sparse.spec import SparseSpec
-from strobe.attention.types import AttentionSpec
+from strobe.attention.types import AttentionOutput, AttentionSpec, check
 from strobe.core import libraries
 from strobe.core.device import NO_GPU, Card
-from strobe.core.errors import ImplUnavailableError
+from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.core.libraries import install
 
 GPU = torch.device("cuda", 0)
@@ -80,6 +80,7 @@ ACCEPTED = [
 ]
 REFUSED = [
     ("cudnn", ON_CPU, "it runs on a GPU, the tensors are on cpu"),
+    ("triton", ON_CPU, "it runs on a GPU, the tensors are on cpu"),
     ("cudnn", {"dtype": torch.float32}, "it computes bfloat16 and float16, not float32"),
     ("cudnn", {"block": 256}, "it has blocks of 64 and 128 tokens, not 256"),
     ("cudnn", {"head_dim": 32}, "it has head_dim 64, 96, 128, not 32"),
@@ -406,3 +407,60 @@ def test_a_library_that_marks_its_functions_does_not_import_the_compiler(tmp_pat
         timeout=120,
     )
     assert said.stdout.splitlines() == ["None False True", "1 Words. False False", "False"], said.stderr
+
+
+SPEC = check(*[torch.zeros(1, 2, 3, 4)] * 3, softmax_scale=None, return_lse=False)
+
+
+def never_run(*_: object) -> AttentionOutput:
+    raise AssertionError("choosing must not run anything")
+
+
+def impl(name: str, reason: str | None = None) -> Impl:
+    def refuses(spec: AttentionSpec) -> str | None:
+        assert spec is SPEC
+        return reason
+
+    return Impl(name=name, refuses=refuses, run=never_run)
+
+
+FAST, NEW, PLAIN = impl("fast", "needs a GPU"), impl("new"), impl("plain")
+
+
+def test_auto_takes_the_first_that_accepts() -> None:
+    choice = select(SPEC, (FAST, NEW, PLAIN))
+    assert choice.impl is NEW
+    assert choice.passed_over == (("fast", "needs a GPU"), ("plain", "new comes first"))
+    assert str(choice) == "runs: new\n  not fast: needs a GPU\n  not plain: new comes first"
+
+
+def test_a_name_is_obeyed() -> None:
+    choice = select(SPEC, (FAST, NEW, PLAIN), "plain")
+    assert choice.impl is PLAIN
+    assert choice.passed_over == (("fast", "needs a GPU"), ("new", "plain was asked for by name"))
+
+
+def test_a_named_one_that_refuses_says_why_and_what_would_run() -> None:
+    with pytest.raises(ImplUnavailableError) as caught:
+        select(SPEC, (FAST, NEW, PLAIN), "fast")
+    assert (caught.value.name, caught.value.reason, caught.value.alternatives) == ("fast", "needs a GPU", ("new", "plain"))
+    assert str(caught.value) == "impl 'fast' cannot run: needs a GPU; would run here: new, plain"
+
+
+def test_when_all_refuse_every_reason_is_given() -> None:
+    with pytest.raises(ImplUnavailableError, match="fast: needs a GPU; old: retired$"):
+        select(SPEC, (FAST, impl("old", "retired")))
+
+
+def test_an_unknown_name_gets_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"unknown impl 'plian' \(did you mean 'plain'\?\); allowed: auto, fast, new, plain"):
+        select(SPEC, (FAST, NEW, PLAIN), "plian")
+
+
+def test_a_call_is_described_once() -> None:
+    q, kv = torch.zeros(2, 5, 6, 16), torch.zeros(2, 7, 3, 16)
+    spec = check(q, kv, kv, softmax_scale=None, return_lse=True)
+    described = (spec.batch, spec.q_len, spec.kv_len, spec.num_heads, spec.num_kv_heads, spec.head_dim)
+    assert described == (2, 5, 7, 6, 3, 16)
+    assert (spec.softmax_scale, spec.return_lse, spec.dtype) == (0.25, True, torch.float32)
+    assert check(q, kv, kv, softmax_scale=0, return_lse=False).softmax_scale == 0.0

@@ -57,7 +57,7 @@ def test_any_split_of_the_keys_is_the_whole(q_len: int, kv_len: int, cuts: list[
 
 
 def test_gradients_of_out_and_through_lse_are_those_of_the_whole() -> None:
-    inputs = [tensor.requires_grad_() for tensor in _qkv(9, 41)]
+    q, k, v = inputs = tuple(tensor.requires_grad_() for tensor in _qkv(9, 41))
     d_out, d_lse = torch.randn(2, 9, 4, 16, dtype=torch.float64), torch.randn(2, 4, 9)
 
     def gradients(state: AttentionOutput) -> tuple[Tensor, ...]:
@@ -65,7 +65,7 @@ def test_gradients_of_out_and_through_lse_are_those_of_the_whole() -> None:
         return torch.autograd.grad([state.out, state.lse], inputs, [d_out, d_lse])
 
     whole = gradients(dense_attention(*inputs, impl="reference", return_lse=True))
-    merged = gradients(merge(_parts(*inputs, [0, 13, 13, 40])))
+    merged = gradients(merge(_parts(q, k, v, [0, 13, 13, 40])))
     for found, expected in zip(merged, whole, strict=True):
         torch.testing.assert_close(
             found, expected, atol=tolerance("gradient of a merge", "float32"), rtol=tolerance("gradient of a merge", "float32")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,3 +33,21 @@ def test_an_example_prints_what_the_page_says(title: str) -> None:
     with contextlib.redirect_stdout(said):
         exec(compile(EXAMPLES[title]["code"], title, "exec"), {})
     assert said.getvalue() == EXAMPLES[title]["said"]
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_worked_example_says_what_the_page_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "tree.md").read_text(encoding="utf-8")
+    found = re.search(
+        r"^```python\n(# (tree_example\.py): torchrun (.*?) \2\n.*?)^```\n\n```\n(.*?)^```\n", page, re.DOTALL | re.MULTILINE
+    )
+    assert found is not None, "the page has the example and, behind it, what it prints"
+    source, name, flags, printed = found.groups()
+    (tmp_path / name).write_text(source, encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=0", *flags.split(), name]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *sys.path])}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == printed

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from stand_ins import stands_in_for
-from strobe.bench.case import Case
 from strobe.core.spans import span
 from strobe.engine.model import Model
 from strobe.perf.records.record import Gate, PromptAt, Quality, Variant, Video, Workload
@@ -18,7 +16,6 @@ from tiny_model import tiny_model
 BLOCKS = 6
 
 
-@stands_in_for(Case)
 class FakeCase:
     """Every frame block is two denoise steps of nothing. `at_block(name, clip, block)` is called in each block."""
 

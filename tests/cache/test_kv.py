@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from ring_frames import SHAPE, content, frame_set, turn, turn_into, turned_content, write
 from strobe.cache.kv import CacheState, RingCache
 from strobe.cache.policy import RingPolicy
-from strobe.cache.quantized import QuantizedRing
+from strobe.cache.quantized import EightBitRing, QuantizedRing
 from strobe.cache.rings import RollingCache
 from strobe.core.errors import ConfigError, SessionError, ShapeError
 from strobe.core.tolerances import tolerance
@@ -23,6 +25,7 @@ from strobe.core.tolerances import tolerance
 ELEMENT = tolerance("element", "float32")
 ROUNDING = tolerance("rounding", "float32")
 
+EIGHT = partial(QuantizedRing, to="int8")
 WINDOWS = [(12, 3), (12, 0), (8, 3), (6, 1), (6, 3), (7, 2), (5, 2), (3, 0), (4, 1), (9, 5), (30, 3)]
 
 
@@ -129,28 +132,32 @@ def test_rewrite_forgets_a_block_that_was_given_up(kind: type[Any], keep_sink: b
         [*write(cache.rewrite(cur, keep_sink=keep_sink), 9), *write(cache.at(cur, 3)), *write(cache.at(cur + 3, 3))]
         for cache in (plain, broken)
     ]
-    for expected, given in zip(*results, strict=True):
-        torch.testing.assert_close(given, expected, rtol=0, atol=ROUNDING)
+    for expected, found in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=ROUNDING)
 
 
-@pytest.mark.parametrize("kind", [RingCache, RollingCache])
+@pytest.mark.parametrize("kind", [RingCache, RollingCache, EIGHT, partial(QuantizedRing, to="fp8")])
 @pytest.mark.parametrize("blocks_before", [1, 5])
-def test_snapshot_replays_bit_equal(kind: type[Any], blocks_before: int) -> None:
-    cache = build(kind, 7, 2, positions="rebased", rotate=turn_into)
+def test_snapshot_replays_bit_equal(kind: Any, blocks_before: int) -> None:
+    """In the same cache, whose tensors stay where they are, and in a new one."""
+    cache, other = (build(kind, 7, 2, positions="rebased", rotate=turn_into) for _ in range(2))
 
-    def go_on() -> list[Tensor]:
+    def go_on(cache: Any) -> list[Tensor]:
         steps = [write(cache.at(3 * block, 3)) for block in range(blocks_before, blocks_before + 4)]
         return [tensor.clone() for step in steps for pair in step for tensor in pair]
 
     for block in range(blocks_before):
         write(cache.at(3 * block, 3))
     state: CacheState = cache.snapshot()
-    expected = go_on()
-    cache.restore(state)
-    assert cache.end == 3 * blocks_before
-    assert all(torch.equal(a, b) for a, b in zip(go_on(), expected, strict=True))
-    with pytest.raises(ShapeError):
-        build(kind, 8, 2).restore(state)
+    expected, address = go_on(cache), cache.values.data_ptr()
+    for each in (cache, other):
+        each.restore(state)
+        assert each.end == 3 * blocks_before
+        assert kind is RollingCache or cache.values.data_ptr() == address
+        assert all(torch.equal(a, b) for a, b in zip(go_on(each), expected, strict=True))
+    for wrong in (build(kind, 8, 2), build(RingCache if isinstance(kind, partial) else EIGHT, 7, 2)):
+        with pytest.raises(ShapeError):
+            wrong.restore(state)
 
 
 @pytest.mark.parametrize("kind", [RingCache, RollingCache, partial(QuantizedRing, to="int8")])
@@ -170,8 +177,8 @@ def test_a_snapshot_knows_where_a_renewed_sink_begins(kind: Any, positions: str)
     assert other.snapshot().origin == 0
 
 
-@pytest.mark.parametrize("kind", [RingCache, RollingCache])
-def test_reset_starts_over(kind: type[Any]) -> None:
+@pytest.mark.parametrize("kind", [RingCache, RollingCache, EIGHT])
+def test_reset_starts_over(kind: Any) -> None:
     used, fresh = (build(kind, 7, 2, positions="rebased", rotate=turn_into) for _ in range(2))
     for block in range(5):
         write(used.at(3 * block, 3))
@@ -236,11 +243,14 @@ def test_gradients_reach_the_keys_of_the_pass() -> None:
     assert not ring.keys.requires_grad
 
 
+KINDS = [RingCache, RollingCache, EIGHT, EightBitRing]
+
+
 def call_at(first: int, frames: int) -> Callable[[Any], object]:
     return lambda cache: cache.at(first, frames)
 
 
-@pytest.mark.parametrize("kind", [RingCache, RollingCache])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("misuse", "error"),
     [
@@ -252,9 +262,7 @@ def call_at(first: int, frames: int) -> Callable[[Any], object]:
         (lambda cache: cache.rewrite(4, keep_sink=True), SessionError),
     ],
 )
-def test_wrong_frames_are_refused_and_nothing_changes(
-    kind: type[Any], misuse: Callable[[Any], object], error: type[Exception]
-) -> None:
+def test_wrong_frames_are_refused_and_nothing_changes(kind: Any, misuse: Callable[[Any], object], error: type[Exception]) -> None:
     cache = build(kind, 6, 1)
     write(cache.at(0, 3))
     with pytest.raises(error):
@@ -262,10 +270,63 @@ def test_wrong_frames_are_refused_and_nothing_changes(
     assert cache.end == 3
 
 
-def test_wrong_shapes_and_missing_rotation_are_refused() -> None:
+@pytest.mark.parametrize("kind", [RingCache, EIGHT, EightBitRing])
+def test_wrong_shapes_and_missing_rotation_are_refused(kind: Any) -> None:
     with pytest.raises(ConfigError, match="rotate"):
-        build(RingCache, 6, 1, positions="rebased")
-    build(RingCache, 6, 0, positions="rebased")
-    step = build(RingCache, 6, 1).at(0, 3)
+        build(kind, 6, 1, positions="rebased")
+    build(kind, 6, 0, positions="rebased")
+    step = build(kind, 6, 1).at(0, 3)
     with pytest.raises(ShapeError, match=r"\(2, 9, 2, 4\)"):
         step.write(0, content(range(2), 0), content(range(2), 0))
+
+
+windows = st.tuples(st.integers(1, 24), st.integers(0, 12)).filter(lambda pair: pair[0] > pair[1])
+
+
+def test_slots_of_the_reference_window() -> None:
+    policy = RingPolicy(window=12, sink=3)
+    assert [policy.slot(frame) for frame in range(15)] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 3, 4, 5]
+    assert policy.frames(15) == (0, 1, 2, 12, 13, 14, 6, 7, 8, 9, 10, 11)
+
+
+@given(pair=windows, sizes=st.lists(st.integers(1, 5), min_size=1, max_size=30))
+def test_slots_hold_the_sink_and_the_last_frames(pair: tuple[int, int], sizes: list[int]) -> None:
+    policy = RingPolicy(window=pair[0], sink=pair[1])
+    slots: dict[int, int] = {}
+    end = 0
+    for size in (min(size, policy.local) for size in sizes):
+        slots.update({policy.slot(frame): frame for frame in range(end, end + size)})
+        end += size
+        assert [slots[slot] for slot in range(policy.filled(end))] == list(policy.frames(end))
+        assert len(slots) == policy.filled(end)
+        assert set(slots.values()) == {f for f in range(end) if f < policy.sink or f >= end - policy.local}
+
+
+@given(pair=windows, end=st.integers(1, 60))
+def test_moved_sink_and_window_are_contiguous(pair: tuple[int, int], end: int) -> None:
+    policy = RingPolicy(window=pair[0], sink=pair[1])
+    positions = [f + policy.sink_shift(end) if f < policy.sink else f for f in policy.frames(end)]
+    assert sorted(positions) == list(range(end - policy.filled(end), end))
+
+
+@pytest.mark.parametrize(
+    ("window", "sink", "block", "words"),
+    [
+        (6, 4, 3, ["smallest window with sink 4: 7", "largest sink with window 6: 3"]),
+        (2, 0, 3, ["smallest window with sink 0: 3"]),
+    ],
+)
+def test_impossible_blocks_name_the_limits(window: int, sink: int, block: int, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        RingPolicy(window=window, sink=sink).check_block(block)
+    assert all(word in str(caught.value) for word in words)
+
+
+@pytest.mark.parametrize(("window", "sink"), [(3, 3), (0, 0), (4, -1), (2, 5)])
+def test_impossible_policies(window: int, sink: int) -> None:
+    with pytest.raises(ConfigError):
+        RingPolicy(window=window, sink=sink)
+
+
+def test_smallest_possible_window_is_accepted() -> None:
+    RingPolicy(window=6, sink=3).check_block(3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,11 +11,16 @@ import torch
 from torch import Tensor
 
 from ring_frames import SHAPE, content, turn, turn_into, turned_content, write
-from strobe.cache.kv import RingCache
+from strobe.attention.dense import dense_attention
+from strobe.attention.dense.eight import attend_rounded
+from strobe.cache.kv import RingCache, RingStep
 from strobe.cache.policy import RingPolicy
-from strobe.cache.quantized import QuantizedRing, ring_bytes
-from strobe.core.errors import ConfigError, SessionError, ShapeError
+from strobe.cache.quantized import ROOM, EightBitRing, EightBitStep, QuantizedRing, eightbit_ring_bytes, ring_bytes
+from strobe.core.errors import ConfigError, ShapeError
 from strobe.core.tolerances import tolerance
+from strobe.eightbit.impl.rounding import places
+from strobe.eightbit.rounded import Arriving, RoundedKeys, constants, measured, padded
+from strobe.eightbit.rounding import store
 from strobe.eightbit.rows import EightBit, quantize_rows
 
 ROUNDING = tolerance("rounding", "float32")
@@ -126,44 +132,6 @@ def test_a_window_derived_again(window: int, sink: int, blocks_before: int, keep
         moved = sink * SHAPE.tokens_per_frame if eight._rotate and 3 * block + 3 > eight._origin + window else 0
 
 
-@pytest.mark.parametrize("to", FORMATS)
-@pytest.mark.parametrize("blocks_before", [1, 5])
-def test_a_snapshot_replays_bit_equal(blocks_before: int, to: EightBit) -> None:
-    eight = build(to, 7, 2)
-
-    def go_on(cache: QuantizedRing) -> list[Tensor]:
-        steps = []
-        for block in range(blocks_before, blocks_before + 4):
-            step = cache.at(3 * block, 3)
-            for layer in range(SHAPE.num_layers):
-                new = turned_content(step.positions, step.positions, layer), content(step.positions, layer, 50)
-                steps += [tensor.clone() for tensor in step.write(layer, *new)]
-        return steps
-
-    for block in range(blocks_before):
-        write(eight.at(3 * block, 3))
-    state, address = eight.snapshot(), eight.values.data_ptr()
-    expected = go_on(eight)
-    fresh = build(to, 7, 2)
-    for cache in (eight, fresh):
-        cache.restore(state)
-        assert cache.end == 3 * blocks_before
-        assert all(torch.equal(a, b) for a, b in zip(go_on(cache), expected, strict=True))
-    assert eight.values.data_ptr() == address
-    for other in (build(to, 8, 2), plain(7, 2)):
-        with pytest.raises(ShapeError):
-            other.restore(state)
-
-
-def test_reset_starts_over() -> None:
-    used, fresh = build("int8", 7, 2), build("int8", 7, 2)
-    for block in range(5):
-        write(used.at(3 * block, 3))
-    used.reset()
-    for block in range(5):
-        torch.testing.assert_close(write(used.at(3 * block, 3)), write(fresh.at(3 * block, 3)), rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("to", FORMATS)
 def test_bytes_are_those_held(to: EightBit, dtype: torch.dtype) -> None:
@@ -171,21 +139,6 @@ def test_bytes_are_those_held(to: EightBit, dtype: torch.dtype) -> None:
     tensors = [value for value in vars(eight).values() if isinstance(value, Tensor)] + [*eight._sink]
     assert eight.num_bytes == sum(tensor.untyped_storage().nbytes() for tensor in tensors)
     assert eight.num_bytes == ring_bytes(SHAPE, eight.policy, dtype)
-
-
-def test_misuse_is_refused_and_nothing_changes() -> None:
-    eight = build("int8", 6, 1)
-    write(eight.at(0, 3))
-    for first, frames, error in ((4, 3, SessionError), (1, 1, SessionError), (3, 6, ConfigError)):
-        with pytest.raises(error):
-            eight.at(first, frames)
-    with pytest.raises(SessionError):
-        eight.rewrite(4, keep_sink=True)
-    assert eight.end == 3
-    with pytest.raises(ShapeError, match=r"\(2, 9, 2, 4\)"):
-        eight.at(3, 3).write(0, content(range(2), 0), content(range(2), 0))
-    with pytest.raises(ConfigError, match="rotate"):
-        build("int8", 6, 1, rotate=None)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -223,3 +176,188 @@ def test_a_recorded_write_follows_the_frames(to: EightBit, device: str) -> None:
         expected, written = expected_step.write(1, *exact), expected_step.rows.tolist()
         for mine, other in zip(found, expected, strict=True):
             assert torch.equal(mine.cpu()[:, written], other[:, written])
+
+
+Constants = list[tuple[Tensor, ...]]
+POLICIES = [(12, 3), (7, 2), (3, 0), (30, 3), (5, 2)]
+
+
+def build_eightbit(window: int, sink: int, **options: Any) -> EightBitRing:
+    options = {"dtype": torch.float32, "positions": "rebased", "rotate": turn_into} | options
+    return EightBitRing(SHAPE, RingPolicy(window=window, sink=sink), device=CPU, **options)
+
+
+def rounded(keys: Tensor, values: Tensor, held: tuple[Tensor, ...]) -> RoundedKeys:
+    """Round native keys and values by the reference."""
+    batch, rows, heads, dim = keys.shape
+    names = ("key_mean", "key_scale", "value_mean", "value_scale")
+    kept = RoundedKeys(
+        keys=torch.zeros(batch, heads, rows, dim, dtype=torch.int8),
+        values=torch.zeros(batch, heads, dim, padded(rows)).to(torch.float8_e4m3fn),
+        **dict(zip(names, held, strict=True)),
+    )
+    store(kept, Arriving(k=keys, v=values, rows=torch.arange(rows), run=rows), impl="reference")
+    return kept
+
+
+def same(found: RoundedKeys, expected: RoundedKeys) -> None:
+    rows = expected.keys.shape[2]
+    assert torch.equal(found.keys, expected.keys)
+    mine, theirs = (each.values.view(torch.int8)[..., places(each.values)[:rows]] for each in (found, expected))
+    assert torch.equal(mine, theirs)
+    assert found.values.float().isfinite().all()  # what stands behind the rows is multiplied by 0
+    for mine, theirs in zip(constants(found), constants(expected), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def write_both(eight: EightBitStep, ring: RingStep | Any, held: Constants, version: int = 0) -> list[RoundedKeys]:
+    """Write the same into both, measure what has to be measured, and compare; return what the first shows."""
+    assert (eight.positions, eight.attended, eight.skipped) == (ring.positions, ring.attended, ring.skipped)
+    shown = []
+    for layer in range(SHAPE.num_layers):
+        k = turned_content(eight.positions, eight.positions, layer, version)
+        v = content(eight.positions, layer, version + 50)
+        if ring.skipped == 0 and len(ring.rows) == ring.attended:
+            held[layer] = measured(k, v, ROOM)
+        found = eight.write(layer, k, v)
+        keys, values = ring.write(layer, k, v)
+        same(found, rounded(keys, values, held[layer]))
+        shown.append(found)
+    return shown
+
+
+@pytest.mark.parametrize("sizes", [(3,) * 7, (1, 2, 3, 1) * 3])
+@pytest.mark.parametrize(("window", "sink"), POLICIES)
+def test_it_holds_what_the_plain_ring_holds(window: int, sink: int, sizes: tuple[int, ...]) -> None:
+    eight, ring = build_eightbit(window, sink), plain(window, sink)
+    held: Constants = [()] * SHAPE.num_layers
+    first = 0
+    for size in sizes:
+        for version in (1, 2, 0):  # two denoise passes, then the commit pass
+            write_both(eight.at(first, size), ring.at(first, size), held, version)
+        first += size
+    assert sink == 0 or first <= window or not torch.equal(eight.sink_keys, ring.keys[:, :, : eight.sink_keys.shape[2]])
+
+
+@pytest.mark.parametrize("keep_sink", [True, False])
+@pytest.mark.parametrize("blocks_before", [1, 3, 4, 6])
+@pytest.mark.parametrize(("window", "sink"), [(12, 3), (6, 1), (6, 0)])
+def test_a_rounded_window_derived_again(window: int, sink: int, blocks_before: int, keep_sink: bool) -> None:
+    eight, ring = build_eightbit(window, sink), plain(window, sink)
+    held: Constants = [()] * SHAPE.num_layers
+    for block in range(blocks_before):
+        write_both(eight.at(3 * block, 3), ring.at(3 * block, 3), held)
+    cur, before = 3 * blocks_before, list(held)
+    eight.at(cur, 3)  # a frame block that was given up
+    write_both(eight.rewrite(cur, keep_sink=keep_sink), ring.rewrite(cur, keep_sink=keep_sink), held, 9)
+    frozen = all(torch.equal(old[0], new[0]) for old, new in zip(before, held, strict=True))
+    assert frozen == (cur > window and keep_sink and sink > 0)
+    for block in range(blocks_before, blocks_before + 5):
+        write_both(eight.at(3 * block, 3), ring.at(3 * block, 3), held)
+
+
+def test_the_turned_sink_is_rounded_once() -> None:
+    """However often it moved: it is turned from the keys as they came."""
+    eight, ring = build_eightbit(6, 2), plain(6, 2)
+    held: Constants = [()] * SHAPE.num_layers
+    for block in range(50):
+        write_both(eight.at(3 * block, 3), ring.at(3 * block, 3), held)
+
+
+def test_queries_are_rounded_beside_and_attention_sees_what_is_kept() -> None:
+    eight, ring = (each(6, 1, positions="absolute") for each in (build_eightbit, plain))
+    eight._kept.values.view(torch.int8).fill_(126)  # 448, where nothing was written
+    for block in range(3):
+        step, other = eight.at(3 * block, 3), ring.at(3 * block, 3)
+        for layer in range(SHAPE.num_layers):
+            again = tuple(frame * 2 % 3 for frame in step.positions)  # as large as the first ones, so nothing is cut off
+            k, v, q = (content(again, layer, version) for version in (0, 50, 70))
+            queries, kept = step.write_beside(layer, q, k, v)
+            found = attend_rounded(queries, kept).out
+            assert torch.equal(found, attend_rounded(q, step.write(layer, k, v)).out)
+            expected = dense_attention(q, *other.write(layer, k, v)).out
+            off = (found - expected).square().mean() / expected.square().mean()
+            assert off.sqrt() < tolerance("eight-bit attention of noise", "float32")
+
+
+@pytest.mark.parametrize("blocks_before", [1, 5])
+def test_a_snapshot_of_rounded_keys_replays_bit_equal(blocks_before: int) -> None:
+    eight, ring = build_eightbit(7, 2), plain(7, 2)
+    held: Constants = [()] * SHAPE.num_layers
+    for block in range(blocks_before):
+        write_both(eight.at(3 * block, 3), ring.at(3 * block, 3), held)
+    state, plain_state, address = eight.snapshot(), ring.snapshot(), eight.layer(0).keys.data_ptr()
+    assert (state.keys.shape[:3], state.keys.dtype) == ((2, 2, 7 * 3), torch.int8)
+    for block in range(blocks_before, blocks_before + 4):
+        write_both(eight.at(3 * block, 3), ring.at(3 * block, 3), held)
+    for cache in (eight, build_eightbit(7, 2)):
+        cache.restore(state)
+        ring.restore(plain_state)
+        assert cache.end == 3 * blocks_before
+        for block in range(blocks_before, blocks_before + 4):
+            write_both(cache.at(3 * block, 3), ring.at(3 * block, 3), held)
+    assert eight.layer(0).keys.data_ptr() == address
+    for other in (build_eightbit(8, 2), build_eightbit(7, 1), plain(7, 2)):
+        with pytest.raises(ShapeError):
+            other.restore(state)
+    with pytest.raises(ShapeError):
+        eight.restore(plain_state)
+
+
+def test_reset_starts_over_and_erases() -> None:
+    used, fresh = build_eightbit(7, 2), build_eightbit(7, 2)
+    held: Constants = [()] * SHAPE.num_layers
+    for erase in (False, True):
+        for block in range(5):
+            write_both(used.at(3 * block, 3), plain_at(7, 2, block), held) if block == 0 else used.at(3 * block, 3)
+        used.reset(erase=erase)
+        assert used.end == 0
+    assert all(not tensor.any() for tensor in used._held())
+    for block in range(4):
+        steps = [each.at(3 * block, 3) for each in (used, fresh)]
+        for layer in range(SHAPE.num_layers):
+            k, v = turned_content(steps[0].positions, steps[0].positions, layer), content(steps[0].positions, layer, 50)
+            same(*(step.write(layer, k, v) for step in steps))
+
+
+def plain_at(window: int, sink: int, block: int) -> RingStep | Any:
+    return plain(window, sink).at(3 * block, 3)
+
+
+def test_a_step_says_whether_it_measures_and_what_it_depends_on() -> None:
+    eight = build_eightbit(7, 2)
+    first, again, second = eight.at(0, 3), eight.at(0, 3), eight.at(3, 3)
+    assert first.signature == again.signature != second.signature
+    assert (first.measures, second.measures, first.sink_from, second.sink_from) == (True, False, 0, -1)
+    steps = [eight.at(3 * block, 3) for block in range(2, 6)]
+    assert steps[-1].signature == steps[-2].signature and steps[-1].rows is steps[-2].rows
+    assert eight.rewrite(keep_sink=False).measures and not build_to(6, 7, 2).rewrite(keep_sink=True).measures
+    one = build_eightbit(7, 2)
+    one.at(0, 1)
+    assert one.at(1, 3).sink_from == 3  # the second frame of the sink
+
+
+def build_to(blocks: int, window: int, sink: int) -> EightBitRing:
+    eight = build_eightbit(window, sink)
+    for block in range(blocks):
+        eight.at(3 * block, 3)
+    return eight
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("positions", ["absolute", "rebased"])
+def test_bytes_of_rounded_keys_are_those_held(positions: Any, dtype: torch.dtype) -> None:
+    eight = build_eightbit(50, 2, dtype=dtype, positions=positions)  # 150 rows, so 256 columns of values
+    tensors = [*eight._held(), *(value for value in vars(eight).values() if isinstance(value, Tensor))]
+    stored = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors if tensor.numel()}
+    assert eight.num_bytes == sum(stored.values())
+    assert eight.num_bytes == eightbit_ring_bytes(SHAPE, eight.policy, dtype, positions)
+
+
+def test_what_was_written_beside_is_not_attended_otherwise() -> None:
+    step = build_eightbit(6, 1).at(0, 3)
+    queries, kept = step.write_beside(0, *(content(range(3), 0) for _ in range(3)))
+    with pytest.raises(ConfigError, match="rounded without `taken`"):
+        attend_rounded(queries, kept, return_lse=True)
+    with pytest.raises(ShapeError, match="expected batch 1"):
+        attend_rounded(content(range(3), 0)[:1], replace(kept))

@@ -62,76 +62,12 @@ def seen(step: Any, written: list[tuple[Tensor, Tensor]], layer: int, which: int
     return torch.cat([*frames, own[:, reach.covered :]], dim=1)
 
 
-def check(tiled: RingCache, step: Any, plain_step: Any, version: int) -> None:
-    mine, other = write(step, version), write(plain_step, version)
-    for layer in range(SHAPE.num_layers):
-        for which in (0, 1):
-            found = seen(step, mine, layer, which, version)
-            torch.testing.assert_close(
-                torch.tensor(frame_set(found)), torch.tensor(frame_set(other[layer][which])), rtol=0, atol=ROUNDING
-            )
-        check_means(step.reach, mine[layer][0], layer)
-
-
 def check_means(reach: Any, keys: Tensor, layer: int) -> None:
     for slot in reach.sizes.view(-1, 2)[:, 0].nonzero().flatten().tolist():
         start = reach.tiled_from + slot * 8
         frame = keys[:, start : start + 8][:, ROWS]  # [B, 3, H, D]
         expected = torch.stack([frame[:, 1:].mean(dim=1), frame[:, 0]], dim=2)
         torch.testing.assert_close(reach.means[layer, :, :, 2 * slot : 2 * slot + 2], expected, rtol=0, atol=ROUNDING)
-
-
-@pytest.mark.parametrize("sizes", [(3,) * 9, (1,) + (3,) * 8, (1, 2, 3, 1) * 4])
-@pytest.mark.parametrize(("window", "sink"), [(12, 3), (8, 3), (6, 1), (6, 3), (7, 2), (5, 0), (3, 0), (30, 3)])
-def test_it_shows_the_frames_of_the_plain_ring(window: int, sink: int, sizes: tuple[int, ...]) -> None:
-    tiled, plain, first = poisoned(window, sink), ring(window, sink, None), 0
-    for size in sizes:
-        for version in (1, 2, 0):
-            check(tiled, tiled.at(first, size), plain.at(first, size), version)
-        first += size
-
-
-@pytest.mark.parametrize("keep_sink", [True, False])
-@pytest.mark.parametrize("blocks_before", [1, 3, 4, 7])
-@pytest.mark.parametrize(("window", "sink"), [(12, 3), (8, 3), (6, 1), (5, 0)])
-def test_a_rewritten_window_is_pooled_again(window: int, sink: int, blocks_before: int, keep_sink: bool) -> None:
-    tiled, plain = ring(window, sink), ring(window, sink, None)
-    for block in range(blocks_before):
-        for cache in (tiled, plain):
-            write(cache.at(3 * block, 3))
-    end = 3 * blocks_before
-    steps = [cache.rewrite(end, keep_sink=keep_sink) for cache in (tiled, plain)]
-    assert steps[0].reach.num_tiles == 0  # the pass is the window
-    check(tiled, *steps, version=9)
-    for block in range(blocks_before, blocks_before + 4):
-        check(tiled, tiled.at(3 * block, 3), plain.at(3 * block, 3), version=1)
-
-
-@pytest.mark.parametrize(("blocks_before", "new_sink"), [(1, False), (5, False), (5, True)])
-def test_a_snapshot_brings_the_coarse_keys_back(blocks_before: int, new_sink: bool) -> None:
-    """Also of a ring whose frames are counted from a later sink."""
-    cache, other = ring(8, 2), ring(8, 2)
-
-    def go_on(cache: RingCache) -> list[Tensor]:
-        found = []
-        for block in range(blocks_before, blocks_before + 4):
-            step = cache.at(3 * block, 3)
-            found += [tensor.clone() for pair in write(step) for tensor in pair]
-            found += [step.reach.means[:, :, :, (step.reach.sizes > 0).nonzero().flatten()].clone()]
-        return found
-
-    for block in range(blocks_before):
-        if block == blocks_before - 1 and new_sink:
-            write(cache.rewrite(keep_sink=False), version=9)
-        write(cache.at(3 * block, 3))
-    state = cache.snapshot()
-    expected = go_on(cache)
-    cache.restore(state)
-    other.restore(state)
-    for again in (go_on(cache), go_on(other)):
-        assert all(torch.equal(a, b) for a, b in zip(again, expected, strict=True))
-    with pytest.raises(ShapeError):
-        ring(8, 2, None).restore(state)
 
 
 def test_each_frame_is_pooled_once() -> None:
@@ -297,6 +233,14 @@ def test_gradients_reach_the_keys_and_values_of_a_pass(staged: int) -> None:
         torch.testing.assert_close(own.grad, other.detach(), rtol=0, atol=0)
 
 
+def test_what_does_not_fit_is_refused() -> None:
+    cache = ring(6, 1)
+    with pytest.raises(ShapeError, match=r"\(2, 9, 2, 4\)"):
+        cache.at(0, 3).write(0, content(range(2), 0), content(range(2), 0))
+    with pytest.raises(ShapeError):
+        ring(6, 1, None).restore(cache.snapshot())
+
+
 def test_frames_that_are_gone_are_not_copied() -> None:
     """Beside the sink there is room for one block."""
     cache = poisoned(4, 1)
@@ -318,9 +262,3 @@ def test_nothing_is_read_back() -> None:
     cache.rewrite(keep_sink=True)
     cache.restore(state)
     assert cache.at(9, 3).reach.num_tiles == 2 * 3 and cache.at(12, 3).reach.num_tiles == 2 * 3
-
-
-def test_wrong_shapes_are_refused() -> None:
-    step = ring(6, 1).at(0, 3)
-    with pytest.raises(ShapeError, match=r"\(2, 9, 2, 4\)"):
-        step.write(0, content(range(2), 0), content(range(2), 0))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from forked import in_triton
 
 SCRIPT = Path(__file__).with_name("triton_on_cpu.py")
 
@@ -16,8 +15,4 @@ SCRIPT = Path(__file__).with_name("triton_on_cpu.py")
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_kernels_equal_the_reference(device: str) -> None:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | ({"TRITON_INTERPRET": "1"} if device == "cpu" else {})
-    result = subprocess.run(
-        [sys.executable, SCRIPT, device], env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
+    in_triton(SCRIPT, device)

@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from stand_ins import stands_in_for
 from strobe.attention.sparse.layout import _kept as tables_of_tiles
 from strobe.core.errors import StrobeError
 from strobe.engine.arena import (
@@ -61,7 +60,6 @@ class Kept(TorchDispatchMode):
         return out
 
 
-@stands_in_for(Arena)
 class Watched:
     """An arena anywhere that knows what was allocated in it."""
 

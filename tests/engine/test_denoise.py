@@ -14,7 +14,6 @@ import torch
 from diffusers import UniPCMultistepScheduler
 from torch import Tensor
 
-from stand_ins import stands_in_for
 from strobe.core.errors import ConfigError
 from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig, NoiseSchedule
@@ -22,7 +21,6 @@ from strobe.engine.denoise import correction, denoise_unipc, draw, draw_block, p
 from strobe.engine.model import Model
 from strobe.engine.resolve import resolve
 from strobe.engine.session import Session
-from strobe.engine.transformer import Transformer
 
 ELEMENT = tolerance("element", "float32")
 ROUNDING = tolerance("rounding", "float32")
@@ -85,7 +83,6 @@ def official(steps: int, shift: float) -> tuple[list[float], list[int]]:
     return sigmas.astype(np.float32).tolist(), (sigmas * 1000).astype(np.int64).tolist()
 
 
-@stands_in_for(Transformer)
 class Curved:
     """A flow that is no function of the level alone, so that every order of a step shows."""
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from stand_ins import stands_in_for
 from strobe.cache.kv import CacheShape, RingCache
 from strobe.cache.policy import RingPolicy
 from strobe.core import spans
@@ -294,8 +293,7 @@ def test_a_replay_sees_the_positions_of_its_recording(ring: RingCache) -> None:
 def test_recording_marks_no_regions(ring: RingCache) -> None:
     seen = []
 
-    @stands_in_for(spans.Recorder)
-    class Marks:
+    class Marks(spans.Recorder):
         def region(self, name: str, index: int | None) -> AbstractContextManager[object]:
             seen.append(name)
             return spans._NULL

@@ -80,14 +80,6 @@ def test_an_autoencoder_elsewhere_takes_nothing_here() -> None:
     assert found[1]["autoencoder weights"] == found[1]["decoder memories"] == 0
 
 
-def test_late_frames_make_both_passes_live_at_once() -> None:
-    parts = model_parts("wan-1.3b")
-    at_once = resolve(EngineConfig(dtype="bfloat16"), parts.defaults, CPU)
-    late = replace(at_once, knobs=replace(at_once.knobs, late_frames=True))
-    largest, both = (predict(parts, config)[-1] for config in (at_once, late))
-    assert largest.name == both.name == "largest pass" and largest.num_bytes < both.num_bytes <= 2 * largest.num_bytes
-
-
 def test_a_pool_is_planned_and_counted() -> None:
     """It holds what is kept, the largest recache of the transformer, and the decoder's memories twice beside its largest call."""
     parts = model_parts("wan-1.3b")

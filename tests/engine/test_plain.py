@@ -7,23 +7,31 @@ the sink, and the last ``window - sink`` frames with the current ones among them
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
-from plain_wan import Weights, attend, gelu, linear, norm, rms, silu, turn
+from plain_wan import Weights, attend, embed_text, passed, turn
 from strobe.core.errors import ConfigError, ShapeError
+from strobe.core.shapes import VaeStride
 from strobe.core.tolerances import tolerance
-from strobe.engine.config import EngineConfig
-from strobe.engine.denoise import draw
+from strobe.engine.config import EngineConfig, Knobs, ModelDefaults, replace_knobs
+from strobe.engine.denoise import BlockNoise, draw
 from strobe.engine.model import Model
-from strobe.engine.prompts import Switch, blocks_for, parse_switch
+from strobe.engine.prompts import Switch, TextEncoder, blocks_for, parse_switch
 from strobe.engine.session import Session
 from strobe.engine.start import fitted
 from strobe.engine.stream import FrameBlock
+from strobe.engine.transformer import Transformer
+from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
+from strobe.models.wan.config import WanConfig
+from strobe.models.wan.dit import CausalWan
 
 
 @dataclass(kw_only=True)
@@ -31,13 +39,12 @@ class Plain:
     """One stream. `held[layer][frame]` is the pair (keys before RoPE, values) of a frame."""
 
     weights: Weights
-    heads: int
-    num_layers: int
+    wan: WanConfig
     config: EngineConfig
     held: list[dict[int, tuple[Tensor, Tensor]]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.held = [{} for _ in range(self.num_layers)]
+        self.held = [{} for _ in range(self.wan.num_layers)]
 
     def place(self, frame: int, end: int) -> int:
         """Temporal position of a frame while frames before `end` exist."""
@@ -46,43 +53,18 @@ class Plain:
 
     def flow(self, x: Tensor, timestep: float, text: Tensor, frames: Sequence[int]) -> Tensor:
         """x [F, C, Y, X] in float64 to the flow; the frames' keys and values are kept."""
-        w, (count, channels, height, width) = self.weights, x.shape
-        size = height // 2, width // 2
-        half = w["time_embedding.0.weight"].shape[1] // 2
-        angles = torch.tensor([timestep * 10_000.0 ** (-i / half) for i in range(half)], dtype=torch.float64)
-        e = linear(w, "time_embedding.2", silu(linear(w, "time_embedding.0", torch.cat((angles.cos(), angles.sin())))))
-        e0 = linear(w, "time_projection.1", silu(e)).view(6, -1)
-        context = linear(w, "text_embedding.2", gelu(linear(w, "text_embedding.0", text)))
-        cells = x.view(count, channels, size[0], 2, size[1], 2).permute(0, 2, 4, 1, 3, 5).reshape(-1, channels * 4)
-        tokens = cells @ w["patch_embedding.weight"].flatten(1).T + w["patch_embedding.bias"]
-        for layer in range(self.num_layers):
-            tokens = self.layer(tokens, layer, e0, context, (list(frames), size))
-        shift, scale = w["head.modulation"][0] + e
-        out = linear(w, "head.head", norm(tokens) * (1 + scale) + shift)
-        out = out.view(count, *size, 2, 2, channels).permute(0, 5, 1, 3, 2, 4)
-        return out.reshape(count, channels, height, width)
+        heads, size, end, config = self.wan.num_heads, (x.shape[2] // 2, x.shape[3] // 2), frames[-1] + 1, self.config
 
-    def layer(self, x: Tensor, layer: int, e0: Tensor, context: Tensor, where: tuple[list[int], tuple[int, int]]) -> Tensor:
-        w, name, (frames, size) = self.weights, f"blocks.{layer}", where
-        mod, end = w[f"{name}.modulation"][0] + e0, frames[-1] + 1
-        y = norm(x) * (1 + mod[1]) + mod[0]
-        q, k = (rms(w, f"{name}.self_attn.norm_{which}", linear(w, f"{name}.self_attn.{which}", y)) for which in "qk")
-        v = linear(w, f"{name}.self_attn.v", y)
-        for frame, keys, values in zip(frames, k.chunk(len(frames)), v.chunk(len(frames)), strict=True):
-            self.held[layer][frame] = keys, values
-        seen = [
-            f for f in self.held[layer] if f < end and (f < self.config.sink or f >= end - self.config.window + self.config.sink)
-        ]
-        keys = torch.cat([turn(self.held[layer][f][0], self.place(f, end), size, self.heads) for f in seen])
-        queries = [turn(part, frame, size, self.heads) for frame, part in zip(frames, q.chunk(len(frames)), strict=True)]
-        out = attend(torch.cat(queries), keys, torch.cat([self.held[layer][f][1] for f in seen]), self.heads)
-        x = x + linear(w, f"{name}.self_attn.o", out) * mod[2]
-        cross = f"{name}.cross_attn"
-        y = norm(x) * w[f"{name}.norm3.weight"] + w[f"{name}.norm3.bias"]
-        q, k = (rms(w, f"{cross}.norm_{which}", linear(w, f"{cross}.{which}", z)) for which, z in (("q", y), ("k", context)))
-        x = x + linear(w, f"{cross}.o", attend(q, k, linear(w, f"{cross}.v", context), self.heads))
-        y = norm(x) * (1 + mod[4]) + mod[3]
-        return x + linear(w, f"{name}.ffn.2", gelu(linear(w, f"{name}.ffn.0", y))) * mod[5]
+        def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            held, count = self.held[layer], len(frames)
+            held.update(zip(frames, zip(k.chunk(count), v.chunk(count), strict=True), strict=True))
+            seen = [f for f in held if f < end and (f < config.sink or f >= end - config.window + config.sink)]
+            keys = torch.cat([turn(held[f][0], self.place(f, end), size, heads) for f in seen])
+            queries = torch.cat([turn(part, f, size, heads) for f, part in zip(frames, q.chunk(count), strict=True)])
+            return attend(queries, keys, torch.cat([held[f][1] for f in seen]), heads)
+
+        told = [timestep] * len(frames)
+        return passed(self.weights, self.wan, x, told, embed_text(self.weights, text), attention)
 
 
 SHAPE = (4, 4, 4)  # C, Y, X of the tiny model's latents
@@ -103,8 +85,7 @@ def plain_stream(
     `told` has the prompt of every pass of every frame block, the commit pass last; all are "red circle" without.
     """
     weights = {name: tensor.double() for name, tensor in model.dit.state_dict().items()}
-    wan = model.dit.config
-    plain = Plain(weights=weights, heads=wan.num_heads, num_layers=wan.num_layers, config=config)
+    plain = Plain(weights=weights, wan=model.dit.config, config=config)
     sigmas = SIGMAS[config.shift or 5.0]
     texts = {prompt: model.text.encode([prompt])[0].double() for prompt in ("red circle", "blue square")}
     done = torch.zeros(0, *SHAPE, dtype=torch.float64)
@@ -196,18 +177,6 @@ def test_a_stream_may_follow_latents(make: Callable[..., Session], tiny: Model, 
         assert (found[:7] - free[:7]).abs().max() > 0.1
 
 
-def test_a_followed_clip_goes_on_after_a_snapshot(make: Callable[..., Session], tiny: Model, tmp_path: Any) -> None:
-    config = EngineConfig(window=8, sink=3, positions="rebased", strength=0.9)
-    start = torch.randn(9, *SHAPE, generator=torch.Generator().manual_seed(9))
-    whole = [*make(preset=config, start=start).stream(5)]
-    session = make(preset=config, start=start)
-    first = [*session.stream(1)]
-    session.snapshot().save(tmp_path / "early")
-    again = Session.resume(tmp_path / "early", model=tiny, device="cpu")
-    assert torch.equal(x0([*first, *again.stream(4)]), x0(whole))
-    assert torch.equal(x0([*session.fork().stream(4)]), x0(whole[1:]))
-
-
 @pytest.mark.parametrize(
     ("strength", "said"),
     [
@@ -269,10 +238,14 @@ def test_an_image_is_the_first_frame(make: Callable[..., Session], tiny: Model) 
     assert torch.equal(blocks[0].latents[1], latents[0]) and not torch.equal(blocks[1].latents[0], blocks[1].latents[1])
 
 
-def test_snapshots_keep_the_frames_still_to_come(make: Callable[..., Session], tiny: Model, tmp_path: Any) -> None:
-    start = torch.randn(4, *SHAPE, generator=torch.Generator().manual_seed(9))
-    whole = [*make(start=start).stream(5)]
-    session = make(start=start)
+@pytest.mark.parametrize(("given", "strength"), [(4, 0.0), (9, 0.9)], ids=["a start", "a clip that is followed"])
+def test_snapshots_keep_the_frames_still_to_come(
+    make: Callable[..., Session], tiny: Model, tmp_path: Any, given: int, strength: float
+) -> None:
+    start = torch.randn(given, *SHAPE, generator=torch.Generator().manual_seed(9))
+    config = EngineConfig(window=8, sink=3, positions="rebased", strength=strength)
+    whole = [*make(preset=config, start=start).stream(5)]
+    session = make(preset=config, start=start)
     first = [*session.stream(1)]
     session.snapshot().save(tmp_path / "early")
     again = Session.resume(tmp_path / "early", model=tiny, device="cpu")
@@ -299,3 +272,148 @@ def test_a_short_first_block_moves_every_time(tiny: Model) -> None:
         assert blocks_for((began + 1) / 16, tiny.defaults, first_block=1) == number + 1
         assert parse_switch(f"{began / 16}s:x", tiny.defaults, first_block=1).frame_block == number
     assert blocks_for(1.0, tiny.defaults, first=1, first_block=1) == 2
+
+
+DATA = Path(__file__).parents[1] / "data" / "causal_wan_tiny.safetensors"
+WAN = WanConfig(dim=48, ffn_dim=128, freq_dim=32, text_dim=24, text_len=12, num_heads=2, num_layers=2, latent_channels=16)
+DEFAULTS = ModelDefaults(
+    frame_size=(32, 64), fps=16, stride=VaeStride(), frame_block=3, timesteps=(1000.0, 750.0, 500.0, 250.0), shift=5.0
+)
+OFF = Knobs(**{each.name: False for each in fields(Knobs)})
+BLOCKS, TOKENS = 7, 8
+
+
+@cache
+def golden() -> dict[str, Tensor]:
+    return load_file(DATA)
+
+
+class GoldenText(TextEncoder):
+    """A text encoder that knows two prompts: the names of two tensors of the golden."""
+
+    def check(self, prompts: Sequence[str]) -> None:
+        assert all(prompt in golden() for prompt in prompts)
+
+    def encode(self, prompts: Sequence[str]) -> Tensor:
+        return torch.cat([golden()[prompt] for prompt in prompts])
+
+    def ready(self, prompts: Sequence[str]) -> bool:
+        return True
+
+    def place(self, device: torch.device) -> None:
+        pass
+
+
+@cache
+def official() -> Model:
+    dit = CausalWan(WAN)
+    weights = {name.removeprefix("model."): tensor for name, tensor in golden().items() if name.startswith("model.")}
+    dit.load_state_dict(weights, strict=True)
+    vae = TinyVAE(TinyVAEConfig(latent_channels=16, widths=(4, 4, 4), encoder_widths=(4, 4, 4)))
+    return Model(name="golden", weights_hash="0" * 64, dit=dit, text=GoldenText(), vae=vae, defaults=DEFAULTS)
+
+
+@dataclass(kw_only=True)
+class Recorded:
+    """What a run left: x0 [1, 21, C, Y, X], all flows, and the last layer's keys after each frame block, in the order of time."""
+
+    x0: Tensor
+    flows: list[Tensor]
+    keys: list[Tensor]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Stream seven frame blocks with the golden's noise: `run(config, switch before frame block, samples)`."""
+    data, flows = golden(), []
+    plain = Transformer.flow
+
+    def noise(_seed: int, samples: Sequence[int], index: int, num_steps: int, *_: Any) -> BlockNoise:
+        drawn = data["noise"][:, 3 * index : 3 * index + 3], *data["renoise"][index]
+        drawn = tuple(torch.cat([(-1) ** sample * tensor for sample in samples]) for tensor in drawn)
+        assert num_steps == len(drawn)
+        return BlockNoise(initial=drawn[0], renoise=drawn[1:])
+
+    def flow(self: Transformer, *arguments: Any) -> Tensor:
+        flows.append(plain(self, *arguments))
+        return flows[-1]
+
+    monkeypatch.setattr("strobe.engine.stream.draw_block", noise)
+    monkeypatch.setattr(Transformer, "flow", flow)
+
+    def play(config: EngineConfig, switch: int | None = None, samples: Sequence[int] = (0,)) -> Recorded:
+        flows.clear()
+        switches = [] if switch is None else [Switch(frame_block=switch, prompt="text_after_switch")]
+        latents, keys = [], []
+        with Session("text", preset=config, model=official(), device="cpu", samples=samples) as session:
+            for block in session.stream(BLOCKS, switches=switches):
+                latents.append(block.latents)
+                keys.append(keys_in_time(session))
+        return Recorded(x0=torch.cat(latents, dim=1), flows=list(flows), keys=keys)
+
+    return play
+
+
+def keys_in_time(session: Session) -> Tensor:
+    """The last layer's keys of the frames kept, sink first, then the others in the order of time."""
+    held: Any = session._stream._cache
+    keys = held.keys[-1].unflatten(1, (-1, TOKENS))
+    if session.config.knobs.ring_cache:
+        kept = sorted(held.policy.frames(held.end))
+        return torch.stack([keys[:, held.policy.slot(frame)] for frame in kept], dim=1)
+    return keys[:, : held.policy.filled(held.end)].clone()
+
+
+def config(**changes: Any) -> EngineConfig:
+    return EngineConfig(**({"window": 12, "sink": 3, "positions": "absolute", "dtype": "float32"} | changes))
+
+
+def close_to_golden(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance("element", "float32"))
+
+
+KNOBS = pytest.mark.parametrize("knobs", [Knobs(), OFF, replace_knobs(OFF, ring_cache=True)], ids=["all", "none", "ring"])
+
+
+@KNOBS
+def test_every_flow_and_key_of_the_official_code(run: Any, knobs: Knobs) -> None:
+    found, data = run(config(knobs=knobs)), golden()
+    close_to_golden(torch.stack(found.flows), data["flows"])
+    for keys, expected in zip(found.keys, data["last_layer_k_after_block"], strict=True):
+        close_to_golden(keys, expected.unflatten(1, (-1, TOKENS))[:, : keys.shape[1]])
+    assert [keys.shape[1] for keys in found.keys] == [3, 6, 9, 12, 12, 12, 12]
+
+
+@KNOBS
+@pytest.mark.parametrize(
+    ("switch", "keep_sink", "name"),
+    [
+        (None, True, "x0"),
+        (2, True, "x0_switch2_gs1"),
+        (2, False, "x0_switch2_gs0"),
+        (5, True, "x0_switch5_gs1"),
+        (5, False, "x0_switch5_gs0"),
+    ],
+)
+def test_x0_of_the_official_code(run: Any, switch: int | None, keep_sink: bool, name: str, knobs: Knobs) -> None:
+    close_to_golden(run(config(keep_sink=keep_sink, knobs=knobs), switch).x0, golden()[name])
+
+
+def test_each_sample_of_a_batch_is_the_official_stream(run: Any) -> None:
+    """Samples 0 and 2 get the golden's noise, sample 1 another."""
+    found = run(config(), 5, samples=(0, 1, 2)).x0
+    for sample in (0, 2):
+        close_to_golden(found[sample : sample + 1], golden()["x0_switch5_gs1"])
+    assert (found[1] - found[0]).abs().max() > 0.1
+
+
+def test_rebased_positions_are_the_official_ones_until_the_sink_moves(run: Any) -> None:
+    x0 = run(config(positions="rebased")).x0
+    close_to_golden(x0[:, :12], golden()["x0"][:, :12])
+    assert (x0[:, 12:] - golden()["x0"][:, 12:]).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("changes", [{"window": 9}, {"sink": 0}, {"shift": 8.0}, {"keep_sink": False}])
+def test_other_settings_give_other_numbers(run: Any, changes: dict[str, Any]) -> None:
+    """The golden can tell them apart."""
+    assert (run(config(**changes), 5).x0 - golden()["x0_switch5_gs1"]).abs().max() > 1e-4

@@ -86,17 +86,6 @@ def test_each_lossless_preset_keeps_what_the_one_before_turns_on() -> None:
     assert all(first < second for first, second in pairwise(sets))
 
 
-def test_presets_are_what_the_documents_say() -> None:
-    turbo, ultra = (resolve(simulated(name), DEFAULTS, torch.device("cpu")) for name in ("turbo", "ultra"))
-    assert turbo.schedule.timesteps == (1000, 500, 250) and (turbo.policy.window, turbo.policy.sink) == (8, 3)
-    assert ultra.schedule.timesteps == (1000, 250) and (ultra.policy.window, ultra.policy.sink) == (6, 1)
-    assert ultra.calls_per_block == {"denoise_step": 2, "commit": 1}
-    assert turbo.name == "turbo" and not turbo.simulated
-    assert ultra.linear_format == "fp8" and ultra.simulated
-    low = resolve(preset("low_memory"), DEFAULTS, torch.device("cpu"))
-    assert (low.kv_format, low.policy.window, low.schedule.timesteps) == ("int8", 12, DEFAULTS.timesteps)
-
-
 def simulated(name: str) -> EngineConfig:
     return replace(preset(name), simulate=True)
 

@@ -9,20 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from past_streams import FIVE, SHAPE, close, streamed, with_past
 from plain_wan import attend, embed_text, passed, turn
 from strobe.cache.rings import AheadRing
 from strobe.core.errors import ConfigError
-from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs
 from strobe.engine.denoise import draw
-from strobe.engine.graphs import Recorded
 from strobe.engine.memory import predict
 from strobe.engine.model import Model
 from strobe.engine.parallel.rank import on_several
@@ -30,13 +28,10 @@ from strobe.engine.presets import preset
 from strobe.engine.resolve import resolve
 from strobe.engine.session import Session
 
-SHAPE = (4, 4, 4)
-FIVE = (1000.0, 800.0, 600.0, 400.0, 200.0)
-
 
 @pytest.fixture(scope="module")
 def model(tiny: Model) -> Model:
-    return replace(tiny, defaults=replace(tiny.defaults, window=24, sink=3, past="rolling", timesteps=FIVE))
+    return with_past(tiny, "rolling")
 
 
 class Reference:
@@ -115,22 +110,6 @@ def reference(
     return torch.cat(done)[: number * size]
 
 
-def streamed(session: Session, number: int) -> Tensor:
-    return torch.cat([block.latents for block in session.stream(number)], dim=1).double()
-
-
-def close(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance("recomputed past", "float32"))
-
-
-@pytest.fixture
-def build(make: Callable[..., Session], model: Model) -> Callable[..., Session]:
-    def built(prompt: Any = "red circle", **options: Any) -> Session:
-        return make(prompt, **({"model": model, "preset": EngineConfig()} | options))
-
-    return built
-
-
 @pytest.mark.parametrize("knobs", [Knobs(), replace_knobs(preset("baseline").knobs, ring_cache=True)], ids=["all", "none"])
 def test_a_stream_is_what_the_description_says(build: Callable[..., Session], model: Model, knobs: Knobs) -> None:
     close(streamed(build(preset=EngineConfig(knobs=knobs)), 12)[0], reference(model, 12))
@@ -158,28 +137,6 @@ def test_a_soft_switch_acts_on_all_frame_blocks_under_way(build: Callable[..., S
     assert torch.isfinite(streamed(session, 2)).all()
 
 
-def test_a_restarted_session_streams_what_a_new_one_does(build: Callable[..., Session]) -> None:
-    session = build(seed=1)
-    for number in (3, 5):
-        streamed(session, number)
-        session.restart("blue square", seed=2)
-    assert torch.equal(streamed(session, 6), streamed(build("blue square", seed=2), 6))
-
-
-@pytest.mark.parametrize("at", [1, 4, 9])
-def test_snapshots_forks_and_files_go_on_bit_equal(build: Callable[..., Session], tmp_path: Path, at: int) -> None:
-    session = build()
-    streamed(session, at)
-    fork, taken = session.fork(), session.snapshot()
-    taken.save(tmp_path / "stream.snapshot")
-    expected = streamed(session, 2)
-    assert torch.equal(streamed(fork, 2), expected)
-    session.restore(taken)
-    assert torch.equal(streamed(session, 2), expected)
-    resumed = Session.resume(tmp_path / "stream.snapshot", model=session.model, device="cpu")
-    assert torch.equal(streamed(resumed, 2), expected)
-
-
 def test_a_frame_block_that_failed_is_made_again(build: Callable[..., Session], monkeypatch: pytest.MonkeyPatch) -> None:
     expected = streamed(build(), 10)
     session = build()
@@ -197,16 +154,6 @@ def test_a_frame_block_that_failed_is_made_again(build: Callable[..., Session], 
     monkeypatch.setattr(past, "close", close_block)
     found.append(streamed(session, 2))
     assert torch.equal(torch.cat(found, dim=1), expected)
-
-
-def test_recorded_passes_are_the_eager_ones(build: Callable[..., Session]) -> None:
-    expected = streamed(build(), 10)
-    session = build()
-    session._stream._dit = session._stream._dit.share(Recorded(64))
-    session._stream.rehearse()
-    known = len(session._stream._dit.runner)
-    assert torch.equal(streamed(session, 10), expected)
-    assert len(session._stream._dit.runner) == known, "all passes were rehearsed"
 
 
 def test_a_stream_may_begin_with_latents(build: Callable[..., Session]) -> None:

@@ -7,7 +7,7 @@ official code's own output was not available.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,25 +20,21 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fault_snapshots import resealed
+from past_streams import FOUR, SHAPE, Cuts, close, streamed, with_past
 from plain_wan import attend, embed_text, passed, turn
 from strobe.cache.policy import ShotPolicy
 from strobe.core.errors import ConfigError, SessionError, ShapeError
-from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig, NoiseSchedule
 from strobe.engine.denoise import draw
-from strobe.engine.graphs import Recorded
 from strobe.engine.memory import predict
 from strobe.engine.model import Model
 from strobe.engine.parallel.rank import on_several
 from strobe.engine.presets import preset
-from strobe.engine.prompts import Switch, offered_modes
+from strobe.engine.prompts import offered_modes
 from strobe.engine.resolve import resolve
 from strobe.engine.session import Session
 
-SHAPE, SIZE, SINK, WINDOW = (4, 4, 4), 3, 3, 12
-STEPS = (1000.0, 750.0, 500.0, 250.0)
-Cuts = Mapping[int, str]
-"""Prompt of each frame block that begins a shot."""
+SIZE, SINK, WINDOW = 3, 3, 12
 
 
 class Buffer:
@@ -66,7 +62,7 @@ def reference(model: Model, number: int, cuts: Cuts, soft: Cuts, sample: int = 0
     config, weights = model.dit.config, {name: tensor.double() for name, tensor in model.dit.state_dict().items()}
     held: list[dict[int, tuple[Tensor, Tensor]]] = [{} for _ in range(config.num_layers)]
     place: dict[int, int] = {}
-    buffer, prompt, levels, done = Buffer(), "red circle", NoiseSchedule(timesteps=STEPS, shift=5, sampler="unipc"), []
+    buffer, prompt, levels, done = Buffer(), "red circle", NoiseSchedule(timesteps=FOUR, shift=5, sampler="unipc"), []
     grid, heads = (SHAPE[1] // 2, SHAPE[2] // 2), config.num_heads
 
     def run(x: Tensor, told: float, own: range, text: Tensor, *, keep: bool) -> Tensor:
@@ -87,7 +83,7 @@ def reference(model: Model, number: int, cuts: Cuts, soft: Cuts, sample: int = 0
         text = embed_text(weights, model.text.encode([prompt])[0].double())
         buffer.insert(own)
         solver = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=5)
-        solver.set_timesteps(len(STEPS))
+        solver.set_timesteps(len(FOUR))
         solver.sigmas = torch.tensor([*levels.sigmas, 0.0], dtype=torch.float64)
         x = draw(0, sample, index, 0, torch.empty(SIZE, *SHAPE)).double()
         for step, told in zip(solver.timesteps, levels.warped, strict=True):
@@ -101,22 +97,7 @@ def reference(model: Model, number: int, cuts: Cuts, soft: Cuts, sample: int = 0
 
 @pytest.fixture(scope="module")
 def model(tiny: Model) -> Model:
-    own = replace(tiny.defaults, window=WINDOW, sink=SINK, positions="absolute", past="shots", sampler="unipc", timesteps=STEPS)
-    return replace(tiny, defaults=own)
-
-
-@pytest.fixture
-def build(make: Callable[..., Session], model: Model) -> Callable[..., Session]:
-    return lambda **options: make(**({"model": model, "preset": EngineConfig()} | options))
-
-
-def streamed(session: Session, number: int, cuts: Cuts | None = None) -> Tensor:
-    switches = [Switch(frame_block=at, prompt=prompt, mode="shot") for at, prompt in (cuts or {}).items()]
-    return torch.cat([block.latents for block in session.stream(number, switches=switches)], dim=1).double()
-
-
-def close(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance("recomputed past", "float32"))
+    return with_past(tiny, "shots")
 
 
 TWO_SHOTS = {3: "blue square", 4: "red square", 9: "green circle"}
@@ -163,27 +144,6 @@ def test_slots_hold_what_the_buffer_holds(cuts: set[int], sink: int, spare: int)
             buffer.pin(size)
 
 
-@pytest.mark.parametrize("kv", ["native", "int8"])
-@pytest.mark.parametrize("at", [4, 7])
-def test_snapshots_forks_and_files_go_on_bit_equal(build: Callable[..., Session], tmp_path: Path, at: int, kv: Any) -> None:
-    session = build(preset=EngineConfig(kv_format=kv))
-    streamed(session, at, {1: "blue square", 3: "red square"})
-    fork, taken = session.fork(), session.snapshot()
-    taken.save(tmp_path / "stream.snapshot")
-    cuts = {at + 2: "green circle"}
-    expected = streamed(session, 6, cuts)
-    assert torch.equal(streamed(fork, 6, cuts), expected)
-    session.restore(taken)
-    assert torch.equal(streamed(session, 6, cuts), expected)
-    resumed = Session.resume(tmp_path / "stream.snapshot", model=session.model, device="cpu")
-    assert torch.equal(streamed(resumed, 6, cuts), expected)
-    held: Any = replace(taken, cache=replace(taken.cache, shots=None))
-    with pytest.raises(SessionError, match="does not say which frames of its shots lie where"):
-        session.restore(held)
-    with pytest.raises(ShapeError, match="does not say"):
-        session._stream._cache.restore(held.cache)
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -219,10 +179,15 @@ def test_shots_of_a_file_are_held_to_its_frames(
 
 
 def test_shots_are_no_part_of_another_past(build: Callable[..., Session], make: Callable[..., Session]) -> None:
-    own = EngineConfig(window=12, sink=3, positions="absolute", timesteps=STEPS)
+    own = EngineConfig(window=12, sink=3, positions="absolute", timesteps=FOUR)
     session, other = build(preset=own), make(preset=own)
     streamed(session, 2)
     taken = session.snapshot()
+    lacking: Any = replace(taken, cache=replace(taken.cache, shots=None))
+    with pytest.raises(SessionError, match="does not say which frames of its shots lie where"):
+        session.restore(lacking)
+    with pytest.raises(ShapeError, match="does not say"):
+        session._stream._cache.restore(lacking.cache)
     with pytest.raises(SessionError, match="it has shots, and this model has none"):
         other.restore(replace(taken, identity=other.snapshot().identity))
 
@@ -249,21 +214,18 @@ def test_a_frame_block_that_failed_is_made_again(build: Callable[..., Session], 
         assert torch.equal(streamed(session, 4), streamed(other, 4))
 
 
-def test_recorded_passes_and_prepared_shots_are_the_same(build: Callable[..., Session], model: Model) -> None:
-    plain, recorded, ahead = build(), build(), build()
-    stream: Any = recorded._stream
-    stream._dit.runner = Recorded()
-    stream.rehearse()
-    expected = streamed(plain, 11, TWO_SHOTS)
-    assert torch.equal(streamed(recorded, 11, TWO_SHOTS), expected)
+def test_prepared_shots_are_the_same(build: Callable[..., Session], model: Model) -> None:
+    plain, ahead = build(), build()
+    cuts = {3: "blue square", 4: "red square"}
+    expected = streamed(plain, 5, cuts)
     found = [streamed(ahead, 3)]
-    for at, prompt in {3: "blue square", 4: "red square"}.items():
+    for at, prompt in cuts.items():
         ahead.prompt(prompt, mode="shot")
         ahead.prepare()
         assert ahead._stream._ahead.kept is None  # type: ignore[attr-defined]  # nothing is derived again, so nothing is copied
         found.append(streamed(ahead, 1))
         assert ahead.next_block == at + 1
-    assert torch.equal(torch.cat(found, dim=1), expected[:, : 5 * SIZE])
+    assert torch.equal(torch.cat(found, dim=1), expected)
     predicted = {part.name: part.num_bytes for part in predict(model, plain.config)}
     assert predicted["keys and values"] == plain._stream._cache.num_bytes  # type: ignore[attr-defined]
 
@@ -271,13 +233,6 @@ def test_recorded_passes_and_prepared_shots_are_the_same(build: Callable[..., Se
 def test_the_modes_that_are_offered() -> None:
     assert list(offered_modes("shots")) == ["soft", "interpolate", "shot"]
     assert list(offered_modes("kept")) == list(offered_modes("recomputed")) == ["recache", "soft", "interpolate"]
-
-
-def test_a_restarted_session_streams_what_a_new_one_does(build: Callable[..., Session]) -> None:
-    session = build(seed=1)
-    streamed(session, 6, {2: "blue square"})
-    session.restart("red circle", seed=2)
-    assert torch.equal(streamed(session, 6, {4: "green"}), streamed(build(seed=2), 6, {4: "green"}))
 
 
 def test_what_does_not_go_with_shots(make: Callable[..., Session], build: Callable[..., Session], model: Model) -> None:

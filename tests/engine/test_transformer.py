@@ -244,13 +244,6 @@ def test_swapped_on_the_way(make: Callable[..., Session], tiny: Model, knobs: Kn
     assert snapshot.identity.weights_hash != other.snapshot().identity.weights_hash
 
 
-def test_taken_out_again(make: Callable[..., Session], tiny: Model) -> None:
-    session, plain = make(), make()
-    session.use_lora(lora(tiny))
-    session.use_lora(None)
-    assert torch.equal(play(session, 4), play(plain, 4))
-
-
 def test_what_is_refused(make: Callable[..., Session], tiny: Model) -> None:
     session = make()
     expected = play(make(), 4)

@@ -8,8 +8,11 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
+import msgspec
 import pytest
+import torch
 
 from source import (
     PACKAGE,
@@ -25,6 +28,9 @@ from source import (
     python_files,
     statements,
 )  # fmt: skip
+from strobe.core.tolerances import TOLERANCES, tolerance
+from strobe.perf.records.record import LINES
+from strobe.perf.records.store import parts_of
 
 EVERYTHING = python_files("src", "tests", "tools", "docs", "benchmarks", "examples")
 
@@ -207,3 +213,214 @@ def test_a_public_class_is_counted_wherever_it_stands(tmp_path: Path) -> None:
     (tmp_path / "one.py").write_text("class A:\n    class B: ...\n\nclass _C: ...\n")
     (tmp_path / "inner" / "two.py").write_text("def f():\n    class D: ...\n")
     assert sorted(public_classes(tmp_path)) == ["A", "B", "D"]
+
+
+TOWER = sorted(path for room in ("perf", "bench", "cli", "lint") for path in (PACKAGE / room).rglob("*.py"))
+REPORT = [path for path in TOWER if PACKAGE / "perf" / "report" in path.parents]
+
+PLACES = {
+    r"[\"'] and \{len\(\w+\) - \w+\} more": "core/printable.py",  # `a, b and 3 more`
+    r"[\"'](?:MiB|GiB|KiB)[\"']: ?1 ?<< ?\d0": "core/printable.py",
+    r"\bP99_SAMPLES: Final\b|>= P99_SAMPLES": "perf/measure/stats.py",
+    r"[\"'](?:TFLOP/s|of bandwidth)[\"'],": "perf/report/blocks/kernels.py",
+    r"\bv=SCHEMA_VERSION": "perf/report/blocks/fields.py",
+    r"[\"']Against the device's peaks[\"']": "perf/report/blocks/kernels.py",
+    r"\bWhiskers\(references,": "perf/report/run_page.py",
+    r"\{len\(\w+\) - top\} more": "perf/table/fields.py",
+    r"\bSection\(\"kernels\"": "perf/report/blocks/kernels.py",
+    r"normalised name of the group": "perf/analysis/device/kernels.py",
+    r"\bregion_kernels\((?!partition)": "perf/report/blocks/kernels.py",
+}
+"""What is written once, as a pattern, and the file that it is written in."""
+
+
+def made_by_hand(tree: ast.Module) -> Iterator[int]:
+    """Lines that make a column with a head; one without is what a cell outside of a table is shown in."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Column":
+            (first, *others) = node.args or [None]
+            bare = not others and not node.keywords and isinstance(first, ast.Constant) and first.value == ""
+            if not bare:
+                yield node.lineno
+
+
+def test_a_column_is_described_with_its_cells() -> None:
+    by_hand = {
+        f"{path.relative_to(PACKAGE)}:{line}"
+        for path in REPORT
+        if path.name not in ("fields.py", "model.py")
+        for line in made_by_hand(parse(path))
+    }
+    assert not by_hand, f"describe the column once, with perf/table/fields: {', '.join(sorted(by_hand))}"
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ('Column("time", "ms", True)', [1]),
+        ('Column("time")', [1]),
+        ('Column("", numeric=True)', [1]),
+        ("Column(name)", [1]),
+        ('Column("")', []),
+    ],
+)
+def test_a_column_made_by_hand_is_found(code: str, found: list[int]) -> None:
+    assert list(made_by_hand(ast.parse(code))) == found
+
+
+def places(pattern: str, files: list[Path]) -> set[str]:
+    """Files with a line in which the pattern is found."""
+    return {str(path.relative_to(PACKAGE)) for path in files if re.search(pattern, path.read_text(encoding="utf-8"))}
+
+
+@pytest.mark.parametrize("pattern", PLACES)
+def test_what_all_share_has_one_place(pattern: str) -> None:
+    files = [*TOWER, *(PACKAGE / "core").rglob("*.py")]
+    assert places(pattern, files) == {PLACES[pattern]}
+
+
+BESIDE = 0
+"""Tolerances of tensors that tests write as numbers. Whoever moves one into the table lowers this."""
+
+
+def tables(tree: ast.Module) -> list[str]:
+    """Names of module-level tables of tolerances."""
+    assigned = [node for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign)]
+    named = [
+        target.id
+        for node in assigned
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name) and not isinstance(node.value, ast.Constant)
+    ]
+    return [name for name in named if "TOLERANCES" in name]
+
+
+def written(tree: ast.Module) -> int:
+    """Tolerances of tensors that are numbers, and not 0."""
+    given = [node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg in ("atol", "rtol")]
+    return sum(isinstance(value, ast.Constant) and value.value != 0 for value in given)
+
+
+def test_there_is_one_table() -> None:
+    found = [name_of(path) for path in python_files("src", "tests", "tools") if tables(parse(path))]
+    assert found == ["src/strobe/core/tolerances.py"]
+
+
+def test_tests_write_no_new_tolerance_beside_it() -> None:
+    found = {name_of(path): written(parse(path)) for path in python_files("tests", "tools")}
+    assert sum(found.values()) <= BESIDE, {name: count for name, count in found.items() if count}
+
+
+def test_wider_dtypes_have_tighter_tolerances() -> None:
+    for measure, row in TOLERANCES.items():
+        values = [row[name] for name in ("float64", "float32", "float16", "bfloat16") if name in row]
+        assert values == sorted(values) and all(0 < value < 1 for value in values), measure
+    assert tolerance("call", torch.float16) == tolerance("call", "float16") == 2e-3
+
+
+READERS: Final = ("perf/logs", "perf/trace", "lint")
+"""Rooms whose work is to read text of others."""
+TAKES_APART: Final = {
+    "startswith", "endswith", "removeprefix", "removesuffix", "find", "rfind", "index", "rindex", "count", "split", "rsplit",
+    "partition", "rpartition", "casefold",
+}  # fmt: skip
+PATTERNS: Final = {"search", "match", "fullmatch", "findall", "finditer", "split"}
+NAMES: Final = {"name", "metric", "variant"}
+"""Fields that name something: they are equal to a name or they are not."""
+ROOMS_OF_NAMES: Final = ("perf/records", "perf/report", "perf/analysis/runs", "perf/analysis/ledger", "bench", "cli")
+NAMES_OF_OTHERS: Final = {
+    "perf/records/store.py": "folders that were moved out of the way",
+    "perf/report/trace_page/structure.py": "ranges of a trace, and operators of torch",
+    "perf/analysis/runs/log_times.py": "a timer that the user names by a pattern",
+    "bench/tree/machine.py": "folders of the kernel",
+}
+
+
+def prose_fields() -> set[str]:
+    """Fields that the records declare as prose."""
+    found = set()
+    for kind in {part for line in LINES for part in (line, *parts_of(line))}:
+        for field in msgspec.inspect.type_info(kind).fields:  # type: ignore[union-attr]
+            if isinstance(field.type, msgspec.inspect.Metadata) and (field.type.extra or {}).get("prose"):
+                found.add(field.encode_name)
+    return found
+
+
+def readings(tree: ast.AST, fields: set[str]) -> Iterator[tuple[int, str]]:
+    """Lines that take the text of such a field apart, or compare it with a text."""
+
+    def is_field(node: ast.expr) -> bool:
+        return isinstance(node, ast.Attribute) and node.attr in fields
+
+    for node in ast.walk(tree):
+        found = False
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            taken = node.func.attr in TAKES_APART and is_field(node.func.value)
+            found = taken or (node.func.attr in PATTERNS and any(map(is_field, node.args)))
+        elif isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            pairs = list(zip(sides, node.ops, sides[1:], strict=False))
+            found = any(isinstance(op, ast.In | ast.NotIn) and is_field(right) for _, op, right in pairs)
+            found |= any(is_field(one) and _is_text(other) for a, _, b in pairs for one, other in ((a, b), (b, a)))
+        elif isinstance(node, ast.Match):
+            found = is_field(node.subject)
+        if found:
+            yield node.lineno, ast.unparse(node)[:100]  # type: ignore[attr-defined]
+
+
+def _is_text(node: ast.expr) -> bool:
+    """A text that is not empty, or several; whether there is a text at all may be asked."""
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, str) and node.value != ""
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Tuple | ast.Set | ast.List) and any(map(_is_text, node.elts)))
+
+
+def room(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def files() -> list[Path]:
+    paths = PACKAGE.rglob("*.py")
+    return sorted(path for path in paths if not room(path).startswith(READERS) and "lint" not in path.parts)
+
+
+def test_no_decision_hangs_on_prose() -> None:
+    fields = prose_fields()
+    found = [f"{name_of(path)}:{at}: {text}" for path in files() for at, text in readings(parse(path), fields)]
+    assert not found, "\n".join(found)
+
+
+def test_no_name_of_a_record_is_taken_apart() -> None:
+    chosen = [path for path in files() if room(path).startswith(ROOMS_OF_NAMES) and room(path) not in NAMES_OF_OTHERS]
+    found = [
+        f"{name_of(path)}:{at}: {text}"
+        for path in chosen
+        for at, text in readings(ast.Module(body=calls(parse(path)), type_ignores=[]), NAMES)
+    ]
+    assert not found, "\n".join(found)
+
+
+def calls(tree: ast.Module) -> list[ast.stmt]:
+    """Methods that take a text apart; comparisons of names are left out."""
+    found = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute))
+    return [ast.Expr(node) for node in found if node.func.attr in TAKES_APART]  # type: ignore[attr-defined]
+
+
+def test_records_say_what_is_prose() -> None:
+    assert prose_fields() >= {"cause", "rule", "detail", "message", "definition", "note", "reason", "caption", "reference"}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'entry.reason.startswith("red")', 'line.definition.endswith("flop")', "EXACT in gate.rule", 'line.cause == "warm-up"',
+        're.search("no memory", end.message)', 'line.note in ("a", "b")', 'line.reference.partition(", ")',
+    ],
+)  # fmt: skip
+def test_a_reading_is_found(code: str) -> None:
+    assert [text for _, text in readings(ast.parse(code), prose_fields())]
+
+
+@pytest.mark.parametrize("code", ["if entry.reason: pass", 'line.note == ""', 'print(f"{gate.rule}")', "entry.outcome == 'red'"])
+def test_what_decides_nothing_is_not(code: str) -> None:
+    assert not list(readings(ast.parse(code), prose_fields()))

@@ -3,6 +3,7 @@ those tests, which run where there is a GPU alone, name what exists."""
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 import gpu_runs
 from gpu_suite import gpu_tests
 from source import ROOT, name_of
+from testing_page import section
 
 GENERATED = {"api", "commands", "json", "records", "protocol", "testing"}
 """Pages that are made from the code or from results; the last has the promises, each of which names a test."""
@@ -138,12 +140,45 @@ def test_the_marker_is_found_wherever_it_stands(suite: dict[str, set[str]]) -> N
 
 
 @pytest.mark.rest
-def test_what_seldom_runs_names_what_exists() -> None:
-    """A type checker reads tests of a GPU and tools for names and attributes: what was renamed would else be noticed there."""
+def test_what_seldom_runs_names_what_exists_and_calls_it_as_it_is() -> None:
+    """A type checker reads tests of a GPU and tools: what was renamed, takes something else, or is overridden otherwise than it
+    is now would else be noticed there."""
     how = ("--follow-imports=silent", "--explicit-package-bases", "--implicit-reexport")
     places = os.pathsep.join(str(ROOT / folder) for folder in ("src", "tests/support", "tools"))
     tools = map(str, sorted((ROOT / "tools").rglob("*.py")))
     words, environment = [sys.executable, "-m", "mypy", *how, *gpu_tests(), *tools], {**os.environ, "MYPYPATH": places}
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode in (0, 1), done.stdout + done.stderr
-    assert not [line for line in done.stdout.splitlines() if line.endswith(("[attr-defined]", "[name-defined]"))]
+    names, calls = ("[attr-defined]", "[name-defined]"), ("[call-arg]", "[override]")
+    told = done.stdout.splitlines()
+    assert not [line for line in told if line.endswith(names) or (line.startswith("tests/") and line.endswith(calls))]
+
+
+ROW = re.compile(r"^\| (?P<promise>[^|]+) \| `(?P<path>tests/[\w/]+\.py)::(?P<test>test_\w+)` \|$")
+HEAD = ("| promise | test |", "|---|---|")
+TEXTS = {"testing.md": section("Promises"), "diffusers.md": (ROOT / "docs" / "diffusers.md").read_text(encoding="utf-8")}
+ROWS = [
+    line
+    for page, text in TEXTS.items()
+    for line in text.splitlines()
+    if line.startswith("|") and line not in HEAD and (page == "testing.md" or "::test_" in line)
+]
+
+
+def named_in(path: str) -> set[str]:
+    """Names of the tests in a file, those in classes too."""
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_promise_names_a_test_that_exists(row: str) -> None:
+    found = ROW.match(row)
+    assert found is not None, "a promise, and `tests/PATH.py::TEST`"
+    assert found["test"] in named_in(found["path"])
+
+
+def test_no_promise_is_made_twice() -> None:
+    promises = [row.split("|")[1].strip() for row in ROWS]
+    assert len(set(promises)) == len(promises) > 30
+    assert all(promise.endswith(".") for promise in promises)

@@ -5,13 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from strobe.core.errors import WeightsError
+import forked
+from fake_hub import MAIN, OLD, Hub, serving
+from strobe.core import libraries
+from strobe.core.errors import ConfigError, ImplUnavailableError, WeightsError
 from strobe.models import checkpoint as digest
+from strobe.models import hub as module
 from strobe.models.checkpoint import NAME, read_file, read_shapes, sha256_of
+from strobe.models.hub import fetch, is_address
+from strobe.models.shapes.weights import FILE, FOLDER
 
 
 def test_a_file_that_begins_like_an_archive_is_none(tmp_path: Path) -> None:
@@ -87,3 +95,136 @@ def test_a_damaged_list_and_a_folder_that_cannot_be_written(tmp_path: Path, read
     kept.unlink()
     kept.mkdir()
     assert sha256_of(file) == hashlib.sha256(b"weights").digest() and len(reads) == 2
+
+
+WAN = {
+    "README.md": b"#",
+    "config.json": b"{}",
+    "diffusion_pytorch_model.safetensors": b"dit",
+    "Wan2.1_VAE.pth": b"vae",
+    "models_t5_umt5-xxl-enc-bf16.pth": b"t5",
+    "google/umt5-xxl/spiece.model": b"words",
+    "pickled.pt": b"pickle",
+    "examples/clip.mp4": b"clip",
+    "models/base.pt": b"base",
+    "models/lora.pt": b"lora",
+    "big/model.safetensors.index.json": b"[]",
+    "big/model-00001-of-00002.safetensors": b"1",
+    "big/model-00002-of-00002.safetensors": b"2",
+    "big/other.safetensors": b"3",
+}
+CALLS = """
+import json
+from strobe.core.errors import StrobeError
+from strobe.models.hub import RELEASE, TRANSFORMER, fetch
+found = []
+for address, patterns, ignored in json.loads(ASKED):
+    try:
+        path, source = fetch(address, patterns, ignored)
+        files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
+        found.append([source, str(path), {str(each.relative_to(path.parent)): each.read_text() for each in files}])
+    except StrobeError as error:
+        found.append([type(error).__name__, str(error)])
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    files = {"owner/wan": WAN, "owner/shapes": {FILE: (FOLDER / FILE).read_bytes(), "training.pt": b"state"}, "owner/gated": WAN}
+    with serving(Hub(repositories=files, gated=("owner/gated",))) as running:
+        yield running
+
+
+def calls(hub: Hub, home: Path, *asked: tuple[str, tuple[str, ...], tuple[str, ...]], **variables: str) -> list[list[str]]:
+    code = CALLS.replace("ASKED", repr(json.dumps(asked)))
+    found: list[list[str]] = json.loads(hub.run(code, home, **variables))
+    return found
+
+
+def test_only_what_is_needed_is_fetched_and_the_commit_is_told(hub: Hub, tmp_path: Path) -> None:
+    whole = (*module.TRANSFORMER, *module.RELEASE)
+    asked = [
+        ("hf:owner/wan", whole, ()),
+        ("hf:owner/wan@v1", module.TRANSFORMER, ("big/*",)),
+        ("hf:owner/wan/pickled.pt", whole, ()),
+        ("hf:owner/wan@main/models/*.pt", whole, ()),
+        ("hf:owner/wan/models/b*.pt", whole, ()),
+        ("hf:owner/wan/big/", whole, ()),
+        ("hf:owner/wan@v1/big/model.safetensors.index.json", whole, ()),
+    ]
+    found = calls(hub, tmp_path, *asked)
+    assert [each[0] for each in found] == [
+        f"hf:owner/wan@{MAIN}",
+        f"hf:owner/wan@{OLD}",
+        f"hf:owner/wan@{MAIN}/pickled.pt",
+        f"hf:owner/wan@{MAIN}/models/*.pt",
+        f"hf:owner/wan@{MAIN}/models/b*.pt",
+        f"hf:owner/wan@{MAIN}/big",
+        f"hf:owner/wan@{OLD}/big/model.safetensors.index.json",
+    ]
+    assert [Path(each[1]).name for each in found] == [
+        MAIN,
+        OLD,
+        "pickled.pt",
+        "models",
+        "base.pt",
+        "big",
+        "model.safetensors.index.json",
+    ]
+    assert all(Path(each[1]).is_relative_to(tmp_path / "hub") for each in found), "the hub's own cache"
+    assert found[3][2] == {"models/base.pt": "base", "models/lora.pt": "lora"}
+    needless = {"README.md", "examples/clip.mp4"}
+    assert sorted(name.partition("/")[2] for name in hub.fetched) == sorted({*WAN} - needless), "each once"
+    assert {*found[1][2]} == {f"{OLD}/config.json", f"{OLD}/diffusion_pytorch_model.safetensors"}
+
+
+def test_without_network_the_cache_is_enough_and_nothing_half_is_taken(hub: Hub, tmp_path: Path) -> None:
+    asked = ("hf:owner/wan/models/*.pt", module.TRANSFORMER, ())
+    (before,) = calls(hub, tmp_path, asked)
+    gone = {"HF_ENDPOINT": "http://127.0.0.1:9"}
+    assert calls(hub, tmp_path, asked, **gone) == [before]
+    assert calls(hub, tmp_path, asked, HF_HUB_OFFLINE="1") == [before]
+    more, none = calls(
+        hub, tmp_path, ("hf:owner/wan", module.TRANSFORMER, ()), ("hf:owner/shapes", module.TRANSFORMER, ()), **gone
+    )
+    for name, (kind, said) in (("wan", more), ("shapes", none)):
+        assert kind == "WeightsError" and said.startswith(f"hf:owner/{name}: the hub cannot be reached (")
+        assert said.endswith(") and its cache has no whole copy; go online, or give a folder") and "\n" not in said
+
+
+def test_what_is_not_there_is_said(hub: Hub, tmp_path: Path) -> None:
+    names = ["nobody/nothing", "owner/wan@v9", "owner/gated", "owner/wan/examples", "owner/wan/picled.pt"]
+    found = calls(hub, tmp_path, *((f"hf:{name}", module.TRANSFORMER, ()) for name in names))
+    assert {kind for kind, _ in found} == {"WeightsError"} and not hub.fetched
+    missing, revision, gated, folder, file = (said for _, said in found)
+    why = "there is no repository nobody/nothing, or it is private; check the name, or `hf auth login` or set HF_TOKEN"
+    assert missing == f"hf:nobody/nothing: {why}"
+    assert revision == "hf:owner/wan@v9: owner/wan has no branch, tag or commit 'v9'; without one it is main"
+    assert gated == "hf:owner/gated: owner/gated is gated; accept its terms on its page, then `hf auth login` or set HF_TOKEN"
+    assert folder == "hf:owner/wan/examples: it has no *.safetensors or *.json; name a file of it: examples/clip.mp4"
+    assert file.startswith(
+        "hf:owner/wan/picled.pt: it has nothing at picled.pt (did you mean 'pickled.pt'?); name a file of it: README"
+    )
+
+
+def test_an_address_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_address("hf:a/b") and is_address(Path("hf:a/b@main/c")) and not is_address("a/b") and not is_address(None)
+    for wrong in ("hf:", "hf:alone", "hf:a/b@", "hf:a b/c"):
+        with pytest.raises(ConfigError, match="write hf:owner/name, hf:owner/name@revision or"):
+            fetch(wrong, ())
+    monkeypatch.setattr(libraries, "_TRIED", {})
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ImplUnavailableError, match=r"it fetches hf:a/b, and huggingface_hub .*; pip install .*\[hub\]"):
+        fetch("hf:a/b", ())
+
+
+def test_a_model_from_the_hub_makes_frames_and_says_which_commit(hub: Hub, tmp_path: Path) -> None:
+    command = ["generate", "a red circle moving left", "--blocks", "1", "--device", "cpu", "--json", "--model"]
+    here = hub.environment(tmp_path)
+    done = forked.strobe(*command, "hf:owner/shapes@v1", "-o", tmp_path / "clip.mp4", environment=here)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["model"] == f"hf:owner/shapes@{OLD}" and hub.fetched == [f"{OLD}/{FILE}"]
+    done = forked.strobe(*command, "hf:no/such", environment=here)
+    assert done.returncode == 3 and done.stdout == "" and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: hf:no/such: there is no repository no/such")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import avg_pool2d, interpolate
 
 from published_metrics import disturbed, waves
-from strobe.core.errors import ConfigError, DataError, ShapeError
+from strobe.core.errors import ConfigError, DataError, ShapeError, StrobeError
 from strobe.quality.available import metric
 from strobe.quality.fidelity import (
     COMPARED,
@@ -23,6 +26,8 @@ from strobe.quality.fidelity import (
     ssim,
     temporal_difference,
 )
+from strobe.quality.flip import flip
+from strobe.quality.vmaf import find_program, vmaf
 
 _THREE = ("psnr", "ssim", "temporal_difference")
 SIZES = [(11, 11), (17, 63), (100, 37)]
@@ -37,28 +42,11 @@ def clip_pair(height: int, width: int, frames: int = 3, seed: int = 0) -> tuple[
     return (reference * 0.9 + 0.05 + noise).clamp(0, 1), reference
 
 
-def numpy_ssim(x: np.ndarray, y: np.ndarray) -> float:
-    """SSIM of one channel straight from the definition: a loop over windows, moments in float64."""
-    axis = np.arange(11) - 5
-    weight = np.exp(-(axis[:, None] ** 2 + axis[None, :] ** 2) / (2 * 1.5**2))
-    weight /= weight.sum()
-    values = []
-    for top in range(x.shape[0] - 10):
-        for left in range(x.shape[1] - 10):
-            a, b = x[top : top + 11, left : left + 11], y[top : top + 11, left : left + 11]
-            mean_a, mean_b = (weight * a).sum(), (weight * b).sum()
-            var_a, var_b = (weight * (a - mean_a) ** 2).sum(), (weight * (b - mean_b) ** 2).sum()
-            covariance = (weight * (a - mean_a) * (b - mean_b)).sum()
-            above = (2 * mean_a * mean_b + 1e-4) * (2 * covariance + 9e-4)
-            values.append(above / ((mean_a**2 + mean_b**2 + 1e-4) * (var_a + var_b + 9e-4)))
-    return float(np.mean(values))
-
-
 @pytest.mark.parametrize(("height", "width"), SIZES)
 def test_ssim_equals_its_definition(height: int, width: int) -> None:
     frames, reference = clip_pair(height, width)
     x, y = frames.double().numpy(), reference.double().numpy()
-    expected = [np.mean([numpy_ssim(x[f, c], y[f, c]) for c in range(3)]) for f in range(3)]
+    expected = [np.mean([mean_terms(x[f, c], y[f, c])[0] for c in range(3)]) for f in range(3)]
     assert ssim(frames, reference).tolist() == pytest.approx(expected, abs=2e-5)
     assert expected[0] > expected[1] > expected[2]
 
@@ -256,3 +244,141 @@ def test_equal_frames_are_equal_and_small_ones_refused() -> None:
 def test_unknown_metric_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"unknown metric 'pnsr' \(did you mean 'psnr'\?\)"):
         metric("pnsr")
+
+
+PUBLISHED = {0.02: 0.019475100561976433, 0.2: 0.23985761404037476}
+"""Mean LDR-FLIP of `waves` against `disturbed` by flip-evaluator 1.7, float32."""
+
+
+@pytest.mark.parametrize("strength", PUBLISHED)
+def test_flip_equals_the_authors_implementation(strength: float) -> None:
+    reference = waves()
+    found = flip(disturbed(reference, strength).float(), reference.float())
+    assert found.tolist() == pytest.approx([PUBLISHED[strength]], rel=2e-5)
+
+
+def test_flip_equals_its_definition() -> None:
+    reference = waves(33, 41, 2)
+    frames = disturbed(reference, 0.1)
+    expected = [numpy_flip(test.numpy(), wanted.numpy()) for test, wanted in zip(frames, reference, strict=True)]
+    assert flip(frames, reference).tolist() == pytest.approx(expected, rel=1e-4)
+
+
+def test_flip_by_construction() -> None:
+    green, blue = torch.zeros(1, 3, 24, 24), torch.zeros(1, 3, 24, 24)
+    green[:, 1], blue[:, 2] = 1, 1
+    assert flip(green, blue).item() == pytest.approx(1.0, abs=1e-5), "the largest difference there is"
+    assert flip(green, green).item() == 0.0
+
+
+# Straight from the paper: two-dimensional filters, one pixel's neighbourhood at a time.
+
+M = np.array(
+    [
+        [10135552 / 24577794, 8788810 / 24577794, 4435075 / 24577794],
+        [2613072 / 12288897, 8788810 / 12288897, 887015 / 12288897],
+        [1425312 / 73733382, 8788810 / 73733382, 70074185 / 73733382],
+    ]
+)
+WHITE = M @ np.ones(3)
+PPD = 0.7 * 3840 / 0.7 * math.pi / 180
+
+
+def filtered(plane: np.ndarray, kernel: np.ndarray) -> np.ndarray:
+    radius = kernel.shape[0] // 2
+    padded = np.pad(plane, radius, mode="edge")
+    windows = np.lib.stride_tricks.sliding_window_view(padded, kernel.shape)
+    return np.asarray((windows * kernel[::1, ::1]).sum((2, 3)))
+
+
+def lab_of(linear: np.ndarray) -> np.ndarray:
+    ratio = np.einsum("ij,jyx->iyx", M, linear) / WHITE[:, None, None]
+    x, y, z = np.where(ratio > (6 / 29) ** 3, np.cbrt(ratio), ratio * (29 / 6) ** 2 / 3 + 4 / 29)
+    light = 116 * y - 16
+    return np.stack((light, 500 * (x - y) * 0.01 * light, 200 * (y - z) * 0.01 * light))
+
+
+def hyab(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.asarray(np.abs(a[0] - b[0]) + np.hypot(a[1] - b[1], a[2] - b[2]))
+
+
+def features(brightness: np.ndarray) -> list[np.ndarray]:
+    deviation = 0.5 * 0.082 * PPD
+    radius = math.ceil(3 * deviation)
+    y, x = np.mgrid[-radius : radius + 1, -radius : radius + 1].astype(float)
+    bell = np.exp(-(x**2 + y**2) / (2 * deviation**2))
+    found = []
+    for kernel in (-x * bell, (x**2 / deviation**2 - 1) * bell):
+        scaled = np.where(kernel < 0, kernel / -kernel[kernel < 0].sum(), kernel / kernel[kernel > 0].sum())
+        found.append(np.hypot(filtered(brightness, scaled), filtered(brightness, scaled.T)))
+    return found
+
+
+def numpy_flip(test: np.ndarray, reference: np.ndarray) -> float:
+    colours, edges = [], []
+    radius = math.ceil(3 * math.sqrt(0.04 / (2 * math.pi**2)) * PPD)
+    y, x = np.mgrid[-radius : radius + 1, -radius : radius + 1] / PPD
+    square = x**2 + y**2
+    for picture in (test, reference):
+        linear = np.where(picture > 0.04045, ((picture + 0.055) / 1.055) ** 2.4, picture / 12.92)
+        xn, yn, zn = np.einsum("ij,jyx->iyx", M, linear) / WHITE[:, None, None]
+        opponent = [116 * yn - 16, 500 * (xn - yn), 200 * (yn - zn)]
+        for at, (a1, b1, a2, b2) in enumerate(((1, 0.0047, 0, 1e-5), (1, 0.0053, 0, 1e-5), (34.1, 0.04, 13.5, 0.025))):
+            bell = a1 * math.sqrt(math.pi / b1) * np.exp(-(math.pi**2) * square / b1)
+            bell = bell + a2 * math.sqrt(math.pi / b2) * np.exp(-(math.pi**2) * square / b2)
+            opponent[at] = filtered(opponent[at], bell / bell.sum())
+        light = (opponent[0] + 16) / 116
+        xyz = np.stack((opponent[1] / 500 + light, light, light - opponent[2] / 200)) * WHITE[:, None, None]
+        colours.append(lab_of(np.clip(np.einsum("ij,jyx->iyx", np.linalg.inv(M), xyz), 0, 1)))
+        edges.append(features(yn))
+    ends = [lab_of(np.array(end, float)[:, None, None]) for end in ((0, 1, 0), (0, 0, 1))]
+    largest = hyab(*ends).item() ** 0.7
+    power = hyab(*colours) ** 0.7
+    knee = 0.4 * largest
+    colour = np.where(power < knee, power * 0.95 / knee, 0.95 + (power - knee) / (largest - knee) * 0.05)
+    change = np.maximum(*(np.abs(a - b) for a, b in zip(*edges, strict=True)))
+    return float((colour ** (1 - np.sqrt(change / math.sqrt(2)))).mean())
+
+
+STAND_IN = """#!{python}
+import json, os, sys
+sizes = [os.path.getsize(name) for name in ("clip.rgb", "reference.rgb")]
+assert sys.argv.count("-s") == 2 and sys.argv[sys.argv.index("-s") + 1] == "6x4", sys.argv
+frames = sizes[0] // (6 * 4 * 3)
+means = [sum(open("clip.rgb", "rb").read()[n * 72 : (n + 1) * 72]) / 72 for n in range(frames)]
+if {fails}:
+    sys.exit("no such filter: libvmaf")
+open("vmaf.json", "w").write(json.dumps({{"frames": [{{"metrics": {{"vmaf": mean}}}} for mean in means]}}))
+"""
+
+
+def program(folder: Path, *, fails: bool = False) -> str:
+    path = folder / "ffmpeg"
+    path.write_text(STAND_IN.format(python=sys.executable, fails=fails))
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_frames_reach_the_program_and_scores_come_back_in_order(tmp_path: Path) -> None:
+    frames = torch.arange(3, dtype=torch.uint8)[:, None, None, None].expand(3, 4, 6, 3)
+    assert vmaf(frames, frames, program(tmp_path)).tolist() == [0.0, 1.0, 2.0]
+
+
+def test_a_program_that_fails_is_told(tmp_path: Path) -> None:
+    frames = torch.zeros(2, 4, 6, 3, dtype=torch.uint8)
+    with pytest.raises(StrobeError, match=r"could not compute VMAF \(exit code 1\): no such filter: libvmaf"):
+        vmaf(frames, frames, program(tmp_path, fails=True))
+    with pytest.raises(ShapeError, match="VMAF compares uint8 clips of one shape"):
+        vmaf(frames, frames[:1], program(tmp_path))
+
+
+@pytest.mark.skipif(find_program() is None, reason="needs an FFmpeg with libvmaf")
+def test_vmaf_falls_with_sharpness() -> None:
+    fine = waves(96, 128, 4) * 0.5 + 0.5 * torch.rand(1, 1, 96, 128, generator=torch.Generator().manual_seed(0))
+    reference = (fine * 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+    scores = []
+    for width in (1, 2, 4):
+        soft = interpolate(avg_pool2d(fine, width), fine.shape[2:], mode="bilinear")
+        clip = (soft * 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+        scores.append(vmaf(clip, reference, find_program() or "").mean().item())
+    assert 90 < scores[0] <= 100 and scores[0] > scores[1] + 10 > scores[2] + 10

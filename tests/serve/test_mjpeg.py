@@ -12,11 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
-from live_server import Running, until
+from live_server import CIRCLE, Running, until
 from strobe.serve.mjpeg import Mjpeg
 from strobe.serve.streams import Origin
 
-CIRCLE = "a red circle moving left"
 Run = Callable[[Any], Any]
 
 

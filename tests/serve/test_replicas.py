@@ -18,18 +18,15 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 import strobe
-from live_server import jpegs
-from stand_ins import stands_in_for
+from live_server import CIRCLE, SQUARE, jpegs, pictures
 from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
 from strobe.engine.load import load
 from strobe.serve import protocol, replicas
-from strobe.serve.app import StreamServer
 from strobe.serve.client import LoadViewer, watch
 from strobe.serve.protocol import Picture
 from strobe.serve.replicas import ReplicaApp, Replicas, start
 from strobe.serve.settings import ServeSettings
 
-CIRCLE, SQUARE = "a red circle moving left", "a blue square moving up"
 PATIENCE_S = 400.0
 
 
@@ -58,7 +55,6 @@ def test_a_replica_that_nobody_asks_for_its_health_hands_over_and_goes_on_if_ask
     monkeypatch.setattr(replicas, "SILENCE_S", 0.3)
     monkeypatch.setattr(replicas, "HEALTH_S", 0.02)
 
-    @stands_in_for(StreamServer)
     class Told:
         def __init__(self) -> None:
             self.drained, self.failure = False, ""
@@ -145,18 +141,6 @@ def replica_processes() -> dict[int, int]:
                 found[int(place.name)] = sum(map(int, (place / "stat").read_text().rsplit(")", 1)[1].split()[11:13]))
         except OSError:
             continue
-    return found
-
-
-async def pictures(viewer: LoadViewer, count: int, told: list[Any]) -> list[Picture]:
-    found: list[Picture] = []
-    while len(found) < count:
-        message = await viewer.receive()
-        if isinstance(message, Picture):
-            found.append(message)
-            await viewer.seen(message)
-        else:
-            told.append(message)
     return found
 
 

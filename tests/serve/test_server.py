@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import socket
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -15,41 +16,17 @@ import pytest
 import torch
 
 import strobe
-from live_server import Running, jpegs, serving
-from strobe.core.errors import SessionError
+from live_server import CIRCLE, SQUARE, Running, answer, jpegs, pictures, serving
+from strobe.core.errors import ConfigError, SessionError
 from strobe.models.shapes.grammar import parse
 from strobe.models.shapes.render import SIZE, render
 from strobe.serve import protocol
-from strobe.serve.client import LoadViewer, RefusedError, watch
+from strobe.serve.client import Playback, RefusedError, watch
 from strobe.serve.encode import Encoder
 from strobe.serve.protocol import Picture
 from strobe.serve.streams import Origin
 
-CIRCLE, SQUARE = "a red circle moving left", "a blue square moving up"
 Run = Callable[[Any], Any]
-
-
-async def pictures(viewer: LoadViewer, count: int, told: list[Any] | None = None) -> list[Picture]:
-    """The next pictures, each said to be seen as it comes."""
-    found: list[Picture] = []
-    while len(found) < count:
-        message = await viewer.receive()
-        if isinstance(message, Picture):
-            found.append(message)
-            await viewer.seen(message)
-        elif told is not None:
-            told.append(message)
-    return found
-
-
-async def answer(viewer: LoadViewer, kind: type) -> Any:
-    while True:
-        message = await viewer.receive()
-        if isinstance(message, kind):
-            return message
-        if isinstance(message, Picture):
-            await viewer.seen(message)
-        assert not isinstance(message, protocol.Error), message
 
 
 def test_a_viewer_gets_the_frames_of_the_session_it_asked_for(running: Running, run: Run) -> None:
@@ -71,17 +48,8 @@ def test_a_prompt_takes_effect_at_the_block_that_was_said(running: Running, run:
             await viewer.send(protocol.Prompt(text=SQUARE, typed_ms=7.0))
             found += await pictures(viewer, 50, told)
             await viewer.send(protocol.Prompt(text="a purple elephant moving up"))
-            refused = await answer_error(viewer)
-            assert "elephant" in refused
+            assert "elephant" in (await answer(viewer, protocol.Error)).message
             return found, told
-
-    async def answer_error(viewer: LoadViewer) -> str:
-        while True:
-            message = await viewer.receive()
-            if isinstance(message, protocol.Error):
-                return message.message
-            if isinstance(message, Picture):
-                await viewer.seen(message)
 
     found, told = run(stream())
     (prompted,) = [message for message in told if isinstance(message, protocol.Prompted)]
@@ -91,21 +59,6 @@ def test_a_prompt_takes_effect_at_the_block_that_was_said(running: Running, run:
     assert {picture.epoch for picture in found if picture.frame >= effective.frame} == {1}
     expected = jpegs(6, strobe.Switch(frame_block=prompted.frame_block, prompt=SQUARE))
     assert [picture.data for picture in found] == expected[: len(found)]
-
-
-def test_h264_pictures_decode_to_the_frames(bundled: Running, run: Run) -> None:
-    async def stream() -> list[Picture]:
-        async with watch(bundled.ws, prompt=CIRCLE, codec="h264") as viewer:
-            return await pictures(viewer, 9)
-
-    decoder = av.CodecContext.create("h264", "r")
-    assert isinstance(decoder, av.VideoCodecContext)
-    decoder.flags |= av.codec.context.Flags.low_delay
-    with strobe.Session(CIRCLE, preset="turbo", device="cpu") as session:
-        frames = next(iter(session.stream(1))).frames.numpy()
-    for picture, frame in zip(run(stream()), frames, strict=True):
-        (found,) = decoder.decode(av.Packet(picture.data))
-        assert ((found.to_ndarray(format="rgb24").astype(float) - frame) ** 2).mean() < 60
 
 
 def test_after_a_reset_no_picture_of_before_comes(running: Running, run: Run) -> None:
@@ -391,3 +344,97 @@ def test_a_server_that_goes_tells_its_viewers(run: Run) -> None:
                 return await answer(viewer, protocol.Ended)
 
         assert "shutting down" in run(stream()).reason
+
+
+KEEP_S = 0.5
+
+
+def test_what_holds_a_prompt_up_counts(running: Running, run: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two prompts at once: the disk holds up the first one, and the first one the second."""
+    hub = running.server.hub
+    assert hub is not None
+
+    def figure(kind: str) -> float:
+        return hub.metrics.registry.get_sample_value(f"strobe_prompt_to_pixel_seconds_{kind}") or 0.0
+
+    async def slow(channel: Any) -> None:
+        await asyncio.sleep(KEEP_S)
+
+    async def stream() -> None:
+        async with watch(running.ws, prompt="a red circle moving left") as viewer:
+            while not isinstance(message := await viewer.receive(), Picture):
+                pass
+            monkeypatch.setattr(hub, "keep", slow)
+            await viewer.send(protocol.Prompt(text="a blue square moving up"))
+            await viewer.send(protocol.Prompt(text="a green star moving right"))
+            await viewer.seen(message)
+            while figure("count") < counted + 2:
+                if isinstance(message := await viewer.receive(), Picture):
+                    await viewer.seen(message)
+            await viewer.send(protocol.Close())
+
+    counted, before = figure("count"), figure("sum")
+    run(stream())
+    assert figure("sum") - before >= 4 * KEEP_S
+
+
+TOKEN = "correct horse battery"
+
+
+@pytest.fixture(scope="module")
+def closed() -> Iterator[Running]:
+    with serving(token=TOKEN) as here:
+        yield here
+
+
+async def opened(url: str, **asked: Any) -> str:
+    async with watch(url, prompt=CIRCLE, **asked) as viewer:
+        return viewer.welcome.preset
+
+
+def test_the_server_s_status_and_sentence_are_passed_on(closed: Running, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SessionError, match=r"401: log in first.*watch\(\.\.\., token="):
+        run(opened(closed.ws))
+    with pytest.raises(SessionError, match="401: that is not the token"):
+        run(opened(closed.ws, token="wrong horse battery"))
+    monkeypatch.setattr("socket.getaddrinfo", to_loopback(socket.getaddrinfo, "other.example"))
+    with pytest.raises(SessionError, match="403: .*--allow-host"):
+        run(opened(f"ws://other.example:{closed.port}", token=TOKEN))
+    assert run(opened(closed.ws, token=TOKEN)) == "turbo"
+    monkeypatch.setattr(closed.server, "hub", None)
+    with pytest.raises(SessionError, match="503: the server is warming up"):
+        run(opened(closed.ws, token=TOKEN))
+
+
+def to_loopback(real: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """A look-up in which a name is that of this machine."""
+    return lambda host, *rest, **more: real("127.0.0.1" if host == name else host, *rest, **more)
+
+
+def test_the_address_that_the_server_prints_is_taken(running: Running, run: Run) -> None:
+    assert run(opened(running.http + "/")) == "turbo"
+
+
+def test_an_address_that_nobody_answers_is_named(run: Run) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # bound, and nobody listens
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        with pytest.raises(ConnectionError, match=f"cannot connect to {url}: .*; start `strobe serve`, or give the address"):
+            run(opened(url))
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:7860", "ftp://127.0.0.1", "http://", "http://127.0.0.1:port"])
+def test_what_is_no_address_is_told(run: Run, url: str) -> None:
+    with pytest.raises(ConfigError, match=r"give it as `strobe serve` prints it, such as http://127\.0\.0\.1:7860"):
+        run(opened(url))
+
+
+def test_a_playback_tells_which_prompts_were_refused(running: Running, run: Run) -> None:
+    async def play() -> Playback:
+        async with watch(running.ws, prompt=CIRCLE) as viewer:
+            return await viewer.play(2.0, prompts=[(0.2, "a dragon in the snow"), (0.4, "a blue square moving up")])
+
+    playback = run(play())
+    assert len(playback.errors) == 1 and "dragon" in playback.errors[0]
+    assert "errors=[" in repr(playback) and "_due" not in repr(playback) and "_dry" not in repr(playback)
+    assert "_epoch" not in repr(playback)

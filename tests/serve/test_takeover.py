@@ -5,20 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from websockets.exceptions import ConnectionClosed
 
 import strobe
-from live_server import Running, jpegs, serving
+from live_server import CIRCLE, SQUARE, STAR, Running, answer, jpegs, pictures, serving
 from strobe.serve import protocol
 from strobe.serve.client import LoadViewer, RefusedError, watch
 from strobe.serve.protocol import Picture
 
-CIRCLE, SQUARE, STAR = "a red circle moving left", "a blue square moving up", "a green star moving right on navy"
 Run = Callable[[Any], Any]
 
 
@@ -31,31 +28,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def servers(folder: Path) -> Iterator[tuple[Running, Running]]:
     with serving(keep=folder, keep_every=2) as one, serving(keep=folder, keep_every=2) as other:
         yield one, other
-
-
-async def pictures(viewer: LoadViewer, count: int, told: list[Any] | None = None) -> list[Picture]:
-    found: list[Picture] = []
-    while len(found) < count:
-        message = await viewer.receive()
-        if isinstance(message, Picture):
-            found.append(message)
-            await viewer.seen(message)
-        elif told is not None:
-            told.append(message)
-    return found
-
-
-async def answer(viewer: LoadViewer, kind: type, found: list[Picture] | None = None) -> Any:
-    while True:
-        message = await viewer.receive()
-        if isinstance(message, kind):
-            return message
-        if isinstance(message, Picture):
-            if found is not None:
-                found.append(message)
-            with suppress(ConnectionClosed):  # what came before can still be read
-                await viewer.seen(message)
-        assert not isinstance(message, protocol.Error), message
 
 
 def heads(folder: Path) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from unittest.mock import create_autospec
 import numpy as np
 import pytest
 
-from live_server import Running
+from live_server import CIRCLE, SQUARE, Running
 from strobe.serve import protocol
 from strobe.serve.client import LoadViewer, watch
 from strobe.serve.hub import Channel, Hub, WaitingFrame
@@ -21,7 +21,6 @@ from strobe.serve.metrics import Metrics
 from strobe.serve.protocol import Picture, Received
 from strobe.serve.worker import StreamGoneError, Worker
 
-CIRCLE, SQUARE = "a red circle moving left", "a blue square moving up"
 Run = Callable[[Any], Any]
 NOW_S = 1000.0
 

@@ -7,23 +7,27 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
 import httpx
 import numpy as np
 import torch
+from websockets.exceptions import ConnectionClosed
 
 import strobe
 from strobe.engine.load import load
 from strobe.engine.model import Model
+from strobe.serve import protocol
 from strobe.serve.app import Listening, StreamServer
+from strobe.serve.client import LoadViewer
 from strobe.serve.encode import Encoder
+from strobe.serve.protocol import Picture
 from strobe.serve.settings import ServeSettings
 from tiny_model import well_read_model
 
-CIRCLE = "a red circle moving left"
+CIRCLE, SQUARE, STAR = "a red circle moving left", "a blue square moving up", "a green star moving right on navy"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
@@ -102,3 +106,30 @@ def jpegs(
         frames = np.concatenate([block.frames.numpy() for block in session.stream(blocks, switches=list(switches))])
     encoder = Encoder("jpeg", frames.shape[2], frames.shape[1], 16)
     return [encoder.encode(frame)[0] for frame in frames]
+
+
+async def pictures(viewer: LoadViewer, count: int, told: list[Any] | None = None) -> list[Picture]:
+    """Return the next pictures, each said to be seen as it comes; what else is told meanwhile is kept in a list."""
+    found: list[Picture] = []
+    while len(found) < count:
+        message = await viewer.receive()
+        if isinstance(message, Picture):
+            found.append(message)
+            await viewer.seen(message)
+        elif told is not None:
+            told.append(message)
+    return found
+
+
+async def answer(viewer: LoadViewer, kind: type, found: list[Picture] | None = None) -> Any:
+    """Return the next message of a kind; pictures before it are seen, and kept in a list."""
+    while True:
+        message = await viewer.receive()
+        if isinstance(message, kind):
+            return message
+        if isinstance(message, Picture):
+            if found is not None:
+                found.append(message)
+            with suppress(ConnectionClosed):  # what came before can still be read
+                await viewer.seen(message)
+        assert not isinstance(message, protocol.Error), message

@@ -21,6 +21,7 @@ from diffusers import (
 from torch import Tensor, nn
 
 import strobe
+from strobe.integrations.diffusers.processors import SparseProcessor
 
 GRID = (5, 6, 7)
 """Tokens in time, height and width: odd for every tile."""
@@ -86,6 +87,17 @@ def wan_pipeline(kind: type = WanPipeline, *, experts: int = 1, scheduler: Any =
     )
     made.set_progress_bar_config(disable=True)
     return made
+
+
+def clip(pipe: Any, steps: int | None = 4, *, seed: int = 5, **changes: Any) -> Tensor:
+    """Latents of a video of 17 frames of 96x112, for random text."""
+    generator = torch.Generator().manual_seed(seed)
+    given: dict[str, Any] = {"height": 96, "width": 112, "num_inference_steps": steps, "output_type": "latent"}
+    given |= {} if "video" in changes else {"num_frames": 17}
+    given |= {f"{kind}prompt_embeds": torch.randn(1, 7, 16, generator=generator) for kind in ("", "negative_")}
+    given |= {"generator": torch.Generator().manual_seed(seed + 1), "return_dict": False}
+    found: Tensor = pipe(**given | changes)[0]
+    return found
 
 
 class PromptedWan(WanPipeline):
@@ -190,6 +202,10 @@ def cosmos(batch: int = 2, *, layers: int = 2, head_dim: int = 24, in_channels: 
         "fps": 16,
     }
     return Case(randomise(model), arguments, layers)
+
+
+def is_sparse(model: Any) -> bool:
+    return any(isinstance(getattr(each, "processor", None), SparseProcessor) for each in model.modules())
 
 
 class CosmosLoop:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from strobe.attention.dense import api, dense_attention
+from strobe.attention.dense.impl.waves import Split, split_last_wave
 from strobe.attention.explain import explain
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
 from strobe.core.tolerances import tolerance
@@ -42,38 +43,25 @@ def assert_near(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("lengths", LENGTHS)
-def test_output_is_the_textbook_s(lengths: tuple[int, int], heads: tuple[int, int], dtype: torch.dtype, impl: str) -> None:
-    q, k, v = draw(lengths, heads, dtype)
-    out = dense_attention(q, k, v, impl=impl).out
-    assert out.dtype == dtype
-    assert_near(out, textbook(q, k, v)[0], dtype)
-
-
-@pytest.mark.parametrize("impl", ["reference", "sdpa"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("lengths", LENGTHS)
-def test_lse_is_the_log_of_the_denominator(
+def test_output_lse_and_gradients_are_the_textbook_s(
     lengths: tuple[int, int], heads: tuple[int, int], dtype: torch.dtype, impl: str
 ) -> None:
-    q, k, v = (tensor.detach() for tensor in draw(lengths, heads, dtype))
-    output = dense_attention(q, k, v, impl=impl, return_lse=True)
-    assert output.lse is not None and output.lse.dtype == torch.float32
-    assert_near(output.lse, textbook(q, k, v)[1], torch.float32)  # float32 sums even of bfloat16 inputs
-    assert_near(output.out, textbook(q, k, v)[0], dtype)
-
-
-@pytest.mark.parametrize("impl", ["reference", "sdpa"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("lengths", LENGTHS)
-def test_gradients_are_the_textbook_s(lengths: tuple[int, int], heads: tuple[int, int], dtype: torch.dtype, impl: str) -> None:
+    """The lse comes when it is asked for: the log of the denominator, float32 even of bfloat16 inputs."""
     inputs = draw(lengths, heads, dtype)
-    weight = torch.linspace(-2, 2, inputs[0].numel(), dtype=dtype).view_as(inputs[0])
-    found = torch.autograd.grad((dense_attention(*inputs, impl=impl).out * weight).sum(), inputs)
-    expected = torch.autograd.grad((textbook(*inputs)[0] * weight).sum(), inputs)
-    for mine, theirs in zip(found, expected, strict=True):
-        assert_near(mine, theirs, dtype)
+    out, lse = textbook(*inputs)
+    with torch.no_grad():
+        both = dense_attention(*inputs, impl=impl, return_lse=True)
+    found = dense_attention(*inputs, impl=impl)
+    assert both.lse is not None and both.lse.dtype == torch.float32 and found.lse is None
+    assert_near(both.lse, lse, torch.float32)
+    for each in (both, found):
+        assert each.out.dtype == dtype
+        assert_near(each.out, out, dtype)
+    if dtype.itemsize >= 4:
+        weight = torch.linspace(-2, 2, out.numel(), dtype=dtype).view_as(out)
+        gradients = (torch.autograd.grad((each * weight).sum(), inputs) for each in (found.out, out))
+        for mine, theirs in zip(*gradients, strict=True):
+            assert_near(mine, theirs, dtype)
 
 
 @pytest.mark.parametrize("impl", ["reference", "cpu"])
@@ -146,19 +134,6 @@ def test_no_keys_give_zeros_and_minus_infinity() -> None:
     assert explain(q, k, v).impl.name == "reference"
 
 
-def test_only_an_empty_row_has_an_infinite_lse() -> None:
-    q, k, v = draw((5, 7), (2, 2))
-    lse = dense_attention(q * 0, k, v, return_lse=True).lse
-    assert lse is not None
-    torch.testing.assert_close(lse, torch.full((2, 2, 5), 7.0).log())
-
-
-def test_the_lse_comes_only_when_asked_for() -> None:
-    inputs = draw((5, 7), (2, 2))
-    assert dense_attention(*inputs).lse is None
-    assert dense_attention(*inputs, impl="reference").lse is None
-
-
 def test_explain_says_what_runs_and_why_not_the_others() -> None:
     inputs = draw((5, 7), (2, 2))
     choice = explain(*inputs)
@@ -210,3 +185,29 @@ def test_dtypes_and_devices_that_differ_are_named() -> None:
         dense_attention(q, k.double(), v)
     with pytest.raises(ShapeError, match=r"v: got torch.float32 on meta, expected torch.float32 on cpu like q"):
         dense_attention(q, k, v.to("meta"))
+
+
+@pytest.mark.parametrize(
+    ("q_len", "kv_len", "expected"),
+    [
+        (4680, 18720, Split(first=33 * 128, parts=2)),  # 444 programs: three waves of 132, then 48 as 96 of half the length
+        (1560, 18720, Split(first=11 * 128, parts=4)),  # 156: one wave, then 24 as 96 of a quarter
+        (32768, 32768, None),  # 3,072: 24 waves, the last one a third full, which is little of the whole
+        (4680, 512, None),  # a merge would take longer than it saves
+        (11 * 128, 18720, None),  # one full wave
+        (4680, 18719, None),  # keys that cannot be cut evenly: 18719 is prime
+    ],
+)
+def test_twelve_heads_on_132_multiprocessors(q_len: int, kv_len: int, expected: Split | None) -> None:
+    assert split_last_wave(q_len, kv_len, 12, 128, 132) == expected
+
+
+@pytest.mark.parametrize("heads", [1, 5, 12, 40])
+@pytest.mark.parametrize("kv_len", [1024, 8640, 18720])
+def test_a_split_is_one(heads: int, kv_len: int) -> None:
+    """Some queries stay for it, in whole tiles before, and its parts are equal."""
+    found = [split_last_wave(q_len, kv_len, heads, 128, 132) for q_len in range(1, 6000, 37)]
+    for q_len, split in zip(range(1, 6000, 37), found, strict=True):
+        if split is not None:
+            assert 0 <= split.first < q_len and split.first % 128 == 0 and kv_len % split.parts == 0 and split.parts >= 2
+    assert any(found) or kv_len == 1024

@@ -19,7 +19,6 @@ from strobe.attention.sparse.custom_ops import block_sparse_backward, block_spar
 from strobe.attention.sparse.entries import sound
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.spec import SparseSpec
-from strobe.attention.state import merge
 from strobe.attention.types import AttentionOutput
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
 from strobe.core.tolerances import tolerance
@@ -114,57 +113,6 @@ def test_impl_cpu_at_any_size(num_q: int, num_kv: int, heads: tuple[int, int], s
     assert torch.equal(found.lse.isneginf(), expected.lse.isneginf())  # type: ignore[union-attr]
     for got, want in zip((found.out, *gradients), (expected.out, *wanted), strict=True):
         _same(got, want, torch.float32)
-
-
-@pytest.mark.parametrize("impl", ["cpu", "reference"])
-def test_what_padding_holds_never_matters(impl: str) -> None:
-    q, k, v, selection = _case((1, 2, 1, 3, 4, 16))
-    poisoned, gradients = _gradients((q, k, v, selection), impl)
-    clean, wanted = _gradients((q.nan_to_num(7), k.nan_to_num(-3), v.nan_to_num(1e6), selection), impl)
-    for got, want in zip((poisoned.out, poisoned.lse, *gradients), (clean.out, clean.lse, *wanted), strict=True):
-        assert got is not None and want is not None and torch.equal(got, want)
-
-
-@pytest.mark.parametrize("impl", ["cpu", "reference"])
-def test_a_row_that_sees_nothing(impl: str) -> None:
-    q, k, v, selection = _case((1, 2, 2, 2, 3, 8), ragged=False)
-    nothing = replace(selection, counts=torch.zeros_like(selection.counts))
-    found, gradients = _gradients((q, k, v, nothing), impl)
-    assert not found.out.any() and found.lse is not None and found.lse.isneginf().all()
-    assert not any(gradient.any() for gradient in gradients)
-
-
-@pytest.mark.parametrize("impl", ["cpu", "reference"])
-def test_properties(impl: str) -> None:
-    q, k, v, selection = _case((2, 2, 2, 3, 4, 8), ragged=False)
-    whole = block_sparse_attention(q, k, v, selection, impl=impl, return_lse=True)
-
-    order = torch.tensor([2, 0, 3, 1])  # the same key blocks in another order
-    rows = (order[:, None] * 64 + torch.arange(64)).flatten()
-    moved = replace(selection, indices=torch.argsort(order)[selection.indices.long()].to(torch.int32))
-    permuted = block_sparse_attention(q, k[:, rows], v[:, rows], moved, impl=impl)
-    torch.testing.assert_close(permuted.out, whole.out)
-
-    for b in range(2):
-        one = replace(selection, indices=selection.indices[b : b + 1], counts=selection.counts[b : b + 1])
-        alone = block_sparse_attention(q[b : b + 1], k[b : b + 1], v[b : b + 1], one, impl=impl)
-        torch.testing.assert_close(alone.out, whole.out[b : b + 1])
-
-    mask = selection.mask(4)
-    left = mask & (torch.arange(4) % 2 == 0)
-    halves = [
-        block_sparse_attention(q, k, v, BlockSelection.from_mask(part, block=64), impl=impl, return_lse=True)
-        for part in (left, mask & ~left)
-    ]
-    merged = merge(halves)
-    torch.testing.assert_close(merged.out, whole.out)
-    torch.testing.assert_close(merged.lse, whole.lse)
-
-    every = BlockSelection.from_mask(torch.ones_like(mask), block=64)
-    dense = dense_attention(q, k, v, impl="reference", softmax_scale=0.3, return_lse=True)
-    full = block_sparse_attention(q, k, v, every, impl=impl, softmax_scale=0.3, return_lse=True)
-    torch.testing.assert_close(full.out, dense.out)
-    torch.testing.assert_close(full.lse, dense.lse)
 
 
 def test_inputs_that_are_not_contiguous() -> None:
@@ -287,17 +235,6 @@ def test_custom_operators_are_clean(told: int | None) -> None:
     out, lse = (tensor.detach() for tensor in block_sparse_forward(q, k, v, *where))
     plain = [tensor.detach() for tensor in (q, k, v)]
     torch.library.opcheck(block_sparse_backward, (torch.randn_like(out), torch.randn_like(lse), *plain, out, lse, *where))
-
-
-def test_it_compiles_without_a_graph_break() -> None:
-    q, k, v, selection = _case((1, 2, 2, 2, 3, 8), ragged=False)
-    compiled = torch.compile(block_sparse_attention, fullgraph=True, backend="aot_eager")
-    inputs = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
-    expected = block_sparse_attention(*inputs, selection)
-    found = compiled(*inputs, selection)
-    torch.testing.assert_close(found.out, expected.out)
-    for got, want in zip(*(torch.autograd.grad(out.sum(), inputs) for out in (found.out, expected.out)), strict=True):
-        torch.testing.assert_close(got, want)
 
 
 def test_explain_says_who_runs_and_why_not_the_others() -> None:

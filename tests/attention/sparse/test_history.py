@@ -177,12 +177,6 @@ def test_all_tiles_are_dense_attention(
     torch.testing.assert_close(found.lse, dense.lse, atol=ELEMENT, rtol=ELEMENT)
 
 
-def test_without_history_it_is_the_dense_operator() -> None:
-    drawn = draw(Case(held=(), sink=0, dtype=torch.float32))
-    found = history_attention(drawn.q, (drawn.sink, drawn.new), drawn.history, q_tiles=drawn.q_tiles, sparsity=0.8)
-    assert torch.equal(found.out, dense_attention(drawn.q, *drawn.new).out) and found.lse is None
-
-
 def test_more_parts_find_keys_that_cancel_in_a_mean() -> None:
     """A tile whose keys are strong and opposite has a mean of 0: only scores of its parts see it."""
     case = Case(size=(8, 8), tile=(8, 8), frames=1, slots=2, held=(0, 1), sink=0, heads=1, kv_heads=1)

@@ -57,12 +57,6 @@ def test_there_and_back(grid: tuple[int, int, int], tile: tuple[int, int, int]) 
     assert torch.equal(layout.to_raster(poisoned), raster)
 
 
-def test_gradients_go_both_ways() -> None:
-    layout = tile_layout((3, 5, 6), (4, 4, 4))
-    raster = torch.randn(1, layout.num_tokens, 2, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: layout.to_raster(layout.to_tiles(x) * 2), raster)
-
-
 def test_an_int_is_the_tokens_of_a_block() -> None:
     assert tile_layout((21, 30, 52), 64) == TileLayout((21, 30, 52), (4, 4, 4), 64)
     assert tile_layout((21, 30, 52), 128).tile == (2, 8, 8) and tile_layout((21, 30, 52), 256).tile == (4, 8, 8)

@@ -20,7 +20,6 @@ import random_layouts
 import ring_cases as cases
 import strobe
 from ring_cases import RingCase
-from strobe.attention.sparse.coarse import Forced
 from strobe.attention.sparse.selection import BlockSelection, shard_cuts, shard_list
 from strobe.core.errors import ConfigError
 from strobe.core.tolerances import tolerance
@@ -39,23 +38,6 @@ def groups() -> Iterator[dict[int, Processes]]:
 @given(random=st.randoms())
 def test_any_layout_is_one_device(groups: dict[int, Processes], random: Random) -> None:
     random_layouts.compare(groups, cases.draw_ring_case(random, range(2, 4)))
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize(
-    "case",
-    [
-        PLAIN,
-        replace(PLAIN, gate=True, rope=True, dtype=torch.float32),
-        replace(PLAIN, shards=(12, 0, 0), gate=True),
-        replace(PLAIN, shards=(0, 5, 7), topk=(1, 12, 3, 4), forced=Forced(own=True)),
-        replace(PLAIN, shards=(4, 4, 4), gate=True, parts=4, layout="tiled", impl="reference"),
-        replace(PLAIN, shards=(4, 4, 4), dtype=torch.bfloat16, batch=2),
-    ],
-    ids=["plain", "gate and rope", "all on one rank", "unequal heads", "parts in tile order", "bfloat16"],
-)
-def test_every_rank_has_what_one_device_has(groups: dict[int, Processes], case: RingCase) -> None:
-    random_layouts.compare(groups, case)
 
 
 def test_shards_are_as_even_as_can_be_where_none_are_given(groups: dict[int, Processes]) -> None:

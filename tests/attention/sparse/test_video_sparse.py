@@ -1,9 +1,14 @@
-"""The whole video-sparse operator against a plain walk over its definition, and what must hold for any selection."""
+"""The whole video-sparse operator against a plain walk over its definition, and what must hold for any selection.
+
+Tiles are selected by number or by their share of the coarse attention; skipped ones count by their means, or not at all.
+"""
 
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
+from collections.abc import Callable, Collection
 from dataclasses import fields
 from itertools import product
 from threading import get_ident
@@ -11,22 +16,27 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+import torch._dynamo.testing
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from strobe.attention.dense.api import dense_attention
 from strobe.attention.explain import explain
-from strobe.attention.sparse import video, video_plan
-from strobe.attention.sparse.coarse import Estimator, Forced, budget, pool, select_blocks
+from strobe.attention.sparse import skipped, video, video_plan
+from strobe.attention.sparse.api import block_sparse_attention
+from strobe.attention.sparse.coarse import Estimator, Forced, block_scores, budget, forced_blocks, pool, select_blocks
 from strobe.attention.sparse.layout import TileLayout, tile_layout
-from strobe.attention.sparse.video import video_sparse_attention
-from strobe.attention.sparse.video_plan import VideoOptions
-from strobe.core.errors import ConfigError, ShapeError
+from strobe.attention.sparse.selection import BlockSelection
+from strobe.attention.sparse.share import select_share, share_mask
+from strobe.attention.sparse.video import VideoAttentionOutput, video_sparse_attention
+from strobe.attention.sparse.video_plan import VideoOptions, written
+from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
 from strobe.core.tolerances import tolerance
 
 ELEMENT = tolerance("element", "float32")
 ROUNDING = tolerance("rounding", "float32")
+NEAR = tolerance("sparse element", "float64")
 
 GRID = (3, 5, 6)
 
@@ -50,36 +60,102 @@ def _tiles(layout: TileLayout) -> list[list[int]]:
     return [found[key] for key in sorted(found)]
 
 
-def _by_definition(q: Tensor, k: Tensor, v: Tensor, layout: TileLayout, topk: int, gate: Tensor | None) -> Tensor:
-    """Tile by tile in float64, nothing shared with the package."""
-    out = torch.zeros_like(q)
-    tiles = _tiles(layout)
-    scale = q.shape[-1] ** -0.5
-    for b, h in product(range(q.shape[0]), range(q.shape[2])):
-        keys, values = k[b, :, h // 2], v[b, :, h // 2]
-        k_means, v_means = (torch.stack([tensor[tile].mean(dim=0) for tile in tiles]) for tensor in (keys, values))
-        for tile in tiles:
-            scores = k_means @ q[b, tile, h].mean(dim=0) * scale
-            best = sorted(range(len(tiles)), key=lambda j: (-scores[j].item(), j))[:topk]
-            seen = [token for j in best for token in tiles[j]]
-            out[b, tile, h] = torch.softmax(q[b, tile, h] @ keys[seen].T * scale, dim=-1) @ values[seen]
-            if gate is not None:
-                out[b, tile, h] += gate[b, tile, h] * (torch.softmax(scores, dim=-1) @ v_means)
-    return out
+Choice = Callable[[int, list[float]], Collection[int]]
+"""The tiles that a query tile sees, from its number and the scores of all tiles."""
+
+
+def _by_definition(
+    operands: tuple[Tensor, Tensor, Tensor], layout: TileLayout, choose: Choice, *, gate: Tensor | None, pooled: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Out, lse and counts of chosen tiles, one tile at a time; nothing shared with the package.
+
+    Args:
+        pooled: a tile that is not chosen is one key, its mean, with the weight of its tokens.
+    """
+    q, k, v = operands
+    tiles, scale = _tiles(layout), q.shape[3] ** -0.5
+    out, lse = torch.zeros_like(q), torch.zeros(q.shape[0], q.shape[2], q.shape[1], dtype=q.dtype)
+    counts = torch.zeros(q.shape[0], q.shape[2], len(tiles), dtype=torch.int32)
+    for b, h, i in product(range(q.shape[0]), range(q.shape[2]), range(len(tiles))):
+        queries, keys, values = q[b, tiles[i], h], k[b, :, h // 2], v[b, :, h // 2]
+        k_means, v_means = (torch.stack([each[tile].mean(dim=0) for tile in tiles]) for each in (keys, values))
+        scores = k_means @ queries.mean(dim=0) * scale
+        taken = choose(i, scores.tolist())
+        seen = [token for j in taken for token in tiles[j]]
+        logits, summed = queries @ keys[seen].T * scale, values[seen]
+        if pooled:
+            rest = [j for j in range(len(tiles)) if j not in taken]
+            weights = torch.tensor([len(tiles[j]) for j in rest], dtype=q.dtype).log()
+            logits = torch.cat([logits, queries @ k_means[rest].T * scale + weights], dim=1)
+            summed = torch.cat([summed, v_means[rest]])
+        out[b, tiles[i], h], lse[b, h, tiles[i]] = torch.softmax(logits, dim=-1) @ summed, logits.logsumexp(-1)
+        if gate is not None:
+            out[b, tiles[i], h] += gate[b, tiles[i], h] * (torch.softmax(scores, dim=-1) @ v_means)
+        counts[b, h, i] = len(taken)
+    return out, lse, counts
+
+
+def _of_share(scores: list[float], share: float, forced: list[bool]) -> tuple[set[int], float]:
+    """Forced tiles, then those of largest score until the share is reached; and how near a sum came to the share."""
+    weights = [math.exp(score) for score in scores]
+    taken, held, near = {j for j, must in enumerate(forced) if must}, 0.0, 1.0
+    for j in sorted(range(len(scores)), key=lambda j: (not forced[j], -scores[j], j)):
+        if held >= share * sum(weights):
+            break
+        taken.add(j)
+        held += weights[j]
+        near = min(near, abs(held / sum(weights) - share))
+    return taken, near
+
+
+TILINGS: list[tuple[tuple[int, int, int], Any]] = [
+    (GRID, (2, 2, 3)), (GRID, (4, 4, 4)), (GRID, (1, 5, 6)), (GRID, "auto"),
+    ((1, 1, 1), (3, 4, 4)), ((5, 6, 7), (3, 4, 4)), ((7, 9, 1), (3, 4, 4)),
+]  # fmt: skip
+WAYS: dict[str, dict[str, Any]] = {
+    "number": {},
+    "gated": {"gate": True},
+    "share": {"share": 0.35},
+    "share and own": {"share": 0.8, "forced": Forced(own=True)},
+    "skipped by means": {"pool_skipped": True},
+    "skipped one by one": {"pool_skipped": True, "most": 1},
+    "share and means": {"share": 0.5, "pool_skipped": True},
+}
 
 
 @pytest.mark.parametrize("impl", ["cpu", "reference"])
-@pytest.mark.parametrize("tile", [(2, 2, 3), (4, 4, 4), (1, 5, 6), "auto"])
-@pytest.mark.parametrize("gated", [False, True])
-def test_the_operator_is_its_definition(impl: str, tile: Any, gated: bool) -> None:
-    q, k, v = _qkv()
-    layout = tile_layout(GRID, tile)
-    topk = max(1, layout.num_tiles // 2)
-    gate = _draw(math.prod(GRID), 4, 3) if gated else None
-    found = video_sparse_attention(q, k, v, grid=GRID, tile=tile, topk=topk, gate=gate, impl=impl)
-    torch.testing.assert_close(found.out, _by_definition(q, k, v, layout, topk, gate), atol=ROUNDING, rtol=ROUNDING)
-    assert (found.selection.counts == topk).all() and found.lse is None and found.recall is None
-    assert found.selection.uniform_count == topk and found.q_tiles == found.kv_tiles == layout
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("grid", "tile"), TILINGS)
+def test_the_operator_is_its_definition(
+    grid: tuple[int, int, int], tile: Any, way: str, impl: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Output, lse, counts and gradients."""
+    layout, options = tile_layout(grid, tile), dict(WAYS[way])
+    monkeypatch.setattr(skipped, "_MOST", options.pop("most", skipped._MOST))
+    q, k, v = (each.requires_grad_() for each in _qkv(grid))
+    gate = _draw(math.prod(grid), 4, 3).requires_grad_() if options.pop("gate", False) else None
+    share, pooled, own = options.get("share"), options.get("pool_skipped", False), "forced" in options
+    topk = None if share else max(1, layout.num_tiles // 2)
+
+    def choose(i: int, scores: list[float]) -> list[int]:
+        if share is None:
+            return sorted(sorted(range(len(scores)), key=lambda j: (-scores[j], j))[:topk])
+        taken, near = _of_share(scores, share, [own and i == j for j in range(len(scores))])
+        assert near > 1e-9
+        return sorted(taken)
+
+    found = video_sparse_attention(q, k, v, grid=grid, tile=tile, topk=topk, gate=gate, impl=impl, return_lse=True, **options)
+    out, lse, counts = _by_definition((q, k, v), layout, choose, gate=gate, pooled=pooled)
+    assert torch.equal(found.selection.counts, counts) and found.selection.uniform_count == topk
+    assert found.q_tiles == found.kv_tiles == layout and found.recall is None and found.lse is not None
+    torch.testing.assert_close(found.out, out, atol=NEAR, rtol=NEAR)
+    torch.testing.assert_close(found.lse.double(), lse, atol=NEAR, rtol=NEAR)
+    inputs = [each for each in (q, k, v, gate) if each is not None]
+    of_lse = 1 if pooled else 0  # between both parts the lse is float32
+    near = tolerance("gradient through an lse", "float32") if pooled else NEAR
+    losses = (each.sin().sum() + of_lse * total.sum() for each, total in ((found.out, found.lse), (out, lse)))
+    for got, want in zip(*(torch.autograd.grad(loss, inputs) for loss in losses), strict=True):
+        torch.testing.assert_close(got, want, atol=near, rtol=near)
 
 
 @given(st.tuples(*[st.integers(1, 6)] * 3), st.sampled_from([(4, 4, 4), (2, 8, 8), (2, 2, 2), "auto"]))
@@ -108,19 +184,36 @@ def test_a_short_chunk_over_a_ring_of_frames() -> None:
     torch.testing.assert_close(turned.out, topk.out, atol=ROUNDING, rtol=ROUNDING)
 
 
-def test_tokens_may_stay_in_tile_order() -> None:
-    q, k, v = _qkv()
-    layout, gate = tile_layout(GRID, (4, 4, 4)), _draw(math.prod(GRID), 4, 3)
-    raster = video_sparse_attention(q, k, v, grid=GRID, topk=2, gate=gate, return_lse=True)
-    poisoned = [layout.to_tiles(tensor) for tensor in (q, k, v, gate)]
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"topk": 2, "gate": True},
+        {"share": 0.6, "estimator": Estimator(parts=4), "coarse": True},
+        {"topk": 1, "pool_skipped": True},
+        {"sparsity": 0, "pool_skipped": True},
+    ],
+    ids=str,
+)
+def test_tokens_may_stay_in_tile_order(options: dict[str, Any]) -> None:
+    """What lies in padding rows is not read."""
+    grid = (5, 6, 7)
+    layout, (q, k, v) = tile_layout(grid, (4, 4, 4)), _qkv(grid)
+    gate = _draw(math.prod(grid), 4, 3) if "gate" in options else None
+    options = {"grid": grid, "return_lse": True} | options | {"gate": gate}
+    raster = video_sparse_attention(q, k, v, **options)
     padding = layout.tokens() == layout.num_tokens
-    for tensor in poisoned:
-        tensor[:, padding] = float("nan")
-    options: dict[str, Any] = {"q_layout": "tiled", "kv_layout": "tiled", "gate": poisoned[3], "return_lse": True}
-    tiled = video_sparse_attention(*poisoned[:3], grid=GRID, topk=2, **options)
+    poisoned = [None if tensor is None else layout.to_tiles(tensor) for tensor in (q, k, v, gate)]
+    for tensor, poison in zip(poisoned, (math.nan, 9.0, -9.0, math.nan), strict=True):
+        if tensor is not None:
+            tensor[:, padding] = poison
+    options |= {"q_layout": "tiled", "kv_layout": "tiled", "gate": poisoned[3]}
+    tiled = video_sparse_attention(*poisoned[:3], **options)
+    assert torch.equal(tiled.selection.counts, raster.selection.counts) and tiled.lse is not None and raster.lse is not None
     torch.testing.assert_close(layout.to_raster(tiled.out), raster.out, atol=ROUNDING, rtol=ROUNDING)
-    assert tiled.lse is not None and raster.lse is not None
     torch.testing.assert_close(tiled.lse[:, :, layout.rows()], raster.lse)
+    assert not tiled.out[:, padding].any() and tiled.lse[..., padding].isneginf().all()
+    if options.get("sparsity") == 0:
+        torch.testing.assert_close(raster.out, dense_attention(q, k, v, impl="reference").out, atol=ROUNDING, rtol=ROUNDING)
 
 
 def test_rope_is_a_rotation_of_channel_pairs() -> None:
@@ -135,28 +228,6 @@ def test_rope_is_a_rotation_of_channel_pairs() -> None:
     torch.testing.assert_close(found.out, expected.out, atol=ROUNDING, rtol=ROUNDING)
 
 
-def test_gradients_pass_through_both_stages() -> None:
-    q, k, v = (tensor[:1, :, :2].float().double() for tensor in _qkv())
-    gate = torch.rand(1, math.prod(GRID), 2, 1, dtype=torch.float64)
-    inputs = [tensor.clone().requires_grad_() for tensor in (q, k, v, gate)]
-
-    def gradients(impl: str) -> tuple[Tensor, ...]:
-        out = video_sparse_attention(*inputs[:3], grid=GRID, topk=2, gate=inputs[3], impl=impl).out
-        return torch.autograd.grad((out * torch.arange(8)).sum(), inputs)
-
-    for found, expected in zip(gradients("cpu"), gradients("reference"), strict=True):
-        torch.testing.assert_close(found, expected, atol=ELEMENT, rtol=ELEMENT)
-    step = 1e-4 * torch.randn_like(v)  # v is not in the selection, so the output is linear in it
-    difference = video_sparse_attention(q, k, v + step, grid=GRID, topk=2, gate=gate).out
-    difference = difference - video_sparse_attention(q, k, v, grid=GRID, topk=2, gate=gate).out
-    slope = (torch.autograd.grad((_out(inputs) * torch.arange(8)).sum(), inputs[2])[0] * step).sum()
-    assert (difference * torch.arange(8)).sum().item() == pytest.approx(slope.item(), rel=1e-4)
-
-
-def _out(inputs: list[Tensor]) -> Tensor:
-    return video_sparse_attention(*inputs[:3], grid=GRID, topk=2, gate=inputs[3]).out
-
-
 def test_coarse_is_added_only_with_a_gate_or_on_demand() -> None:
     q, k, v = _qkv()
     fine = video_sparse_attention(q, k, v, grid=GRID, topk=2).out
@@ -167,9 +238,10 @@ def test_coarse_is_added_only_with_a_gate_or_on_demand() -> None:
     assert (summed - fine).abs().max() > 0.01
 
 
-def test_recall_is_the_mass_of_the_selected_tiles() -> None:
+@pytest.mark.parametrize("pooled", [False, True])
+def test_recall_is_the_mass_of_the_selected_tiles(pooled: bool) -> None:
     q, k, v = _qkv()
-    found = video_sparse_attention(q, k, v, grid=GRID, tile=(2, 2, 3), topk=3, probe=math.prod(GRID))
+    found = video_sparse_attention(q, k, v, grid=GRID, tile=(2, 2, 3), topk=3, probe=math.prod(GRID), pool_skipped=pooled)
     layout, tiles = tile_layout(GRID, (2, 2, 3)), _tiles(tile_layout(GRID, (2, 2, 3)))
     assert found.recall is not None
     for b, h in product(range(2), range(4)):
@@ -181,21 +253,32 @@ def test_recall_is_the_mass_of_the_selected_tiles() -> None:
         assert found.recall[b, h].item() == pytest.approx(mass / layout.num_tokens, rel=1e-4)
 
 
-def test_finer_estimates_see_what_the_mean_hides() -> None:
-    """Two halves of a tile that cancel in the mean still attract the queries."""
-    layout = tile_layout((4, 4, 8), (4, 4, 4))
-    k = torch.zeros(1, 128, 1, 8)
-    tiled = layout.to_tiles(k)
-    tiled[:, 64:96, 0, 0], tiled[:, 96:, 0, 0] = 20.0, -20.0  # tile 1: mean 0
-    tiled[:, :64, 0, 0] = 0.5  # tile 0: mean 0.5, and no key that stands out
-    k = layout.to_raster(tiled)
-    q = torch.zeros(1, 128, 1, 8)
-    q[..., 0] = 1.0
-    pick = {
-        parts: video_sparse_attention(q, k, k, grid=(4, 4, 8), topk=1, estimator=Estimator(parts=parts)).selection.indices
-        for parts in (1, 2, 4)
-    }
-    assert (pick[1] == 0).all() and (pick[2] == 1).all() and (pick[4] == 1).all()
+def test_an_estimator_of_parts_gives_the_scores() -> None:
+    layout, (q, k, v) = tile_layout((5, 6, 7), (2, 4, 8)), _qkv((5, 6, 7))
+    estimator, sizes = Estimator(parts=2), layout.sizes()
+    scores = block_scores(layout.to_tiles(q), layout.to_tiles(k), sizes, sizes, layout.block, 0.3, estimator)
+    options: dict[str, Any] = {"grid": layout.grid, "tile": layout.tile, "estimator": estimator, "softmax_scale": 0.3}
+    by_share = video_sparse_attention(q, k, v, share=0.7, **options).selection
+    assert torch.equal(by_share.mask(layout.num_tiles), share_mask(scores, 0.7))
+    by_number = video_sparse_attention(q, k, v, topk=2, **options).selection
+    assert torch.equal(by_number.indices, select_blocks(scores, (2,) * 4, None)[0])
+
+
+@given(st.data())
+def test_the_fewest_tiles_that_hold_the_share(data: st.DataObject) -> None:
+    tiles, share = data.draw(st.integers(1, 9)), data.draw(st.floats(0.01, 0.99))
+    rows = data.draw(st.lists(st.lists(st.integers(-3, 3), min_size=tiles, max_size=tiles), min_size=1, max_size=3))
+    forced = [[data.draw(st.booleans()) for _ in range(tiles)] for _ in rows] if data.draw(st.booleans()) else None
+    walks = [_of_share([*map(float, row)], share, [False] * tiles if forced is None else forced[i]) for i, row in enumerate(rows)]
+    assume(min(near for _, near in walks) > 1e-9)
+    scores, must = torch.tensor([[rows]], dtype=torch.float64), None if forced is None else torch.tensor(forced)
+    indices, counts = select_share(scores, share, must)
+    assert [row[:n].tolist() for row, n in zip(indices[0, 0], counts[0, 0], strict=True)] == [sorted(taken) for taken, _ in walks]
+
+
+def test_a_tile_without_a_token_is_not_needed_and_a_nan_shows() -> None:
+    scores = torch.tensor([[[[0.0, -math.inf, 0.0, -math.inf], [0.0, math.nan, 0.0, 0.0]]]])
+    assert share_mask(scores, 0.999)[0, 0].tolist() == [[True, False, True, False], [True] * 4]
 
 
 @given(st.integers(1, 4), st.integers(1, 12), st.data())
@@ -342,6 +425,22 @@ def test_pooling_ignores_padding_and_takes_empty_tiles_as_0() -> None:
         ({"q": [1.0]}, ConfigError, r"q: got a list, expected a tensor \[B, S, H, D\]"),
         ({"rope": (torch.ones(90, 8),) * 2}, ShapeError, r"rope cos: got shape \(90, 8\) on cpu, expected \(90, 4\)"),
         ({"estimator": Estimator(parts=3)}, ConfigError, "estimator: got 3 parts, expected a divisor of the block's 64 rows"),
+        ({"topk": None, "share": 1.0}, ConfigError, "share: got 1.0, expected above 0 to below 1; sparsity=0 takes every tile"),
+        ({"topk": None, "share": 0}, ConfigError, "share: got 0, expected above 0 to below 1"),
+        ({"share": 0.5}, ConfigError, "share: got 0.5 beside topk=2, sparsity=None; give one of the three"),
+        ({"topk": None, "share": 0.5, "sparsity": 0.5}, ConfigError, "share: got 0.5 beside topk=None, sparsity=0.5"),
+        ({"pool_skipped": True, "gate": torch.ones(1)}, ConfigError, "pool_skipped: got True beside a coarse output"),
+        ({"pool_skipped": True, "coarse": True}, ConfigError, "pool_skipped: got True beside a coarse output"),
+        ({"pool_skipped": 0.5}, ConfigError, "pool_skipped: got 0.5, expected True or False"),
+        ({"probe": -1}, ConfigError, "probe: got -1"),
+        ({"gate": torch.ones(2, 90, 4, 8, dtype=torch.int64)}, ShapeError, "gate: got torch.int64"),
+        ({"rope": (torch.ones(90, 4),)}, ShapeError, "rope: got 1 tables for 8 channels"),
+        ({"rope": (torch.ones(90, 4, device="meta"),) * 2}, ShapeError, r"rope cos: got shape \(90, 4\) on meta"),
+        (
+            {"rope": (torch.ones(90, 4),) * 2, "kv_grid": (1, 9, 10)},
+            ConfigError,
+            "rope: needs q and k of one grid in raster order",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(change: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -423,7 +522,7 @@ def test_explain_tells_of_the_call_itself() -> None:
     choice = explain(q, k, v, grid=GRID, topk=2)
     assert choice.impl.name == "cpu" and choice.note == "the stages around it run in PyTorch"
     assert "runs: cpu" in str(choice) and ("reference", "cpu comes first") in choice.passed_over
-    graded = explain(q.requires_grad_(), k, v, grid=GRID, sparsity=0.5, tile="auto", gate=torch.ones(1))
+    graded = explain(q.requires_grad_(), k, v, grid=GRID, share=0.5, tile="auto", gate=torch.ones(1))
     assert graded.note == "the stages around it run in PyTorch: a gradient is asked for"
     assert explain(q, k, v, grid=GRID, topk=2, impl="reference").impl.name == "reference"
     with pytest.raises(ConfigError, match="topk: got 9, expected 1 to 4"):
@@ -434,7 +533,214 @@ def test_explain_tells_of_the_call_itself() -> None:
         explain(q, k, v, video_sparse_attention(q, k, v, grid=GRID, topk=2).selection, grid=GRID, topk=2)
 
 
-def test_rope_needs_positions_it_can_know() -> None:
-    q, k, v = _qkv((3, 5, 6), (7, 5, 6))
-    with pytest.raises(ConfigError, match="rope: needs q and k of one grid in raster order; rotate them before"):
-        video_sparse_attention(q, k, v, grid=(3, 5, 6), kv_grid=(7, 5, 6), topk=1, rope=(torch.ones(90, 4), torch.ones(90, 4)))
+@pytest.mark.parametrize("step", [1, 2, 3, 4])
+@pytest.mark.parametrize("frames", [1, 3, 7, 8])
+def test_a_tile_is_forced_if_one_of_its_tokens_is(frames: int, step: int) -> None:
+    layout = TileLayout((frames, 5, 3), (step, 4, 2), 64)
+    tokens = layout.tokens().view(layout.num_tiles, layout.block)
+    numbers = [[int(token) // 15 for token in tile if token < layout.num_tokens] for tile in tokens]
+    for first, last in itertools.product(range(frames + 1), repeat=2):
+        if not first + last:
+            continue
+        forced = Forced(first_frames=first, last_frames=last)
+        found = forced_blocks(forced, layout, layout, [layout.num_tiles])
+        expected = [any(frame < first or frame >= frames - last for frame in held) for held in numbers]
+        assert found is not None and found.tolist() == [expected] * layout.num_tiles, forced
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4, 8])
+def test_runs_without_a_token_count_for_nothing(parts: int) -> None:
+    """Of queries and of keys; what lies in their rows does not matter."""
+    block, sizes = 64, torch.tensor([64, 1, 17, 32, 33, 0], dtype=torch.int32)
+    generator = torch.Generator().manual_seed(parts)
+    q, k = (torch.randn(1, len(sizes) * block, 1, 8, generator=generator, dtype=torch.float64) for _ in range(2))
+    found = block_scores(q, k, sizes, sizes, block, 0.25, Estimator(parts=parts))[0, 0]
+    step = block // parts
+
+    def means(rows: torch.Tensor, tile: int) -> list[torch.Tensor]:
+        held = rows[0, tile * block : tile * block + int(sizes[tile]), 0]
+        return [run.mean(dim=0) for run in held.split(step)] if len(held) else []
+
+    for i, j in itertools.product(range(len(sizes)), repeat=2):
+        scores = [float(a @ b) * 0.25 for a in means(q, i) for b in means(k, j)]
+        if not scores:
+            assert i == 5 or found[i, j] == -math.inf  # a tile without a key is never taken; a tile without a query asks nothing
+            continue
+        expected = scores[0] if parts == 1 else math.log(sum(map(math.exp, scores)))
+        assert found[i, j].item() == pytest.approx(expected, abs=1e-12)
+
+
+SHARE = {"topk": None, "share": 0.6}
+
+
+def draw(*shape: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(*shape, generator=generator) for _ in range(3))
+    return q, k, v
+
+
+def attended(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> VideoAttentionOutput:
+    return video_sparse_attention(q, k, v, **{"grid": GRID, "topk": 2} | options)
+
+
+def all_seen(batch: int, heads: int, blocks: int) -> BlockSelection:
+    return BlockSelection.from_mask(torch.ones(batch, heads, blocks, blocks, dtype=torch.bool), block=64)
+
+
+def test_no_queries_have_no_lse() -> None:
+    q, k, v = torch.randn(2, 0, 1, 8), *(torch.randn(2, 4, 1, 8) for _ in range(2))
+    found = dense_attention(q, k, v, return_lse=True)
+    assert found.lse is not None and found.out.shape == q.shape and found.lse.shape == (2, 1, 0)
+
+
+def test_an_empty_batch_gives_an_empty_result() -> None:
+    q, k, v = draw(0, 64, 2, 16)
+    assert block_sparse_attention(q, k, v, all_seen(0, 2, 1), return_lse=True).out.shape == q.shape
+    q, k, v = draw(0, 90, 2, 16)
+    assert attended(q, k, v).out.shape == q.shape
+
+
+def test_angles_alone_may_need_a_gradient() -> None:
+    q, k, v = draw(1, 90, 2, 16)
+    angles = torch.rand(90, 8, requires_grad=True)
+    found = {}
+    for impl in ("cpu", "reference"):
+        out = attended(q, k, v, rope=(angles.cos(), angles.sin()), impl=impl).out
+        (found[impl],) = torch.autograd.grad(out.square().sum(), angles)
+    torch.testing.assert_close(found["cpu"], found["reference"], atol=ELEMENT, rtol=ELEMENT)
+
+
+@pytest.mark.parametrize("operator", [dense_attention, lambda q, k, v: block_sparse_attention(q, k, v, all_seen(1, 2, 1))])
+def test_integers_are_refused(operator: Any) -> None:
+    q = torch.ones(1, 64, 2, 16, dtype=torch.int32)
+    with pytest.raises(ShapeError, match=r"q: got torch.int32, expected a floating-point dtype"):
+        operator(q, q, q)
+
+
+def test_a_scale_is_its_value_not_its_tensor() -> None:
+    q, k, v = draw(1, 90, 2, 16)
+    scale = torch.tensor(0.1)
+    before = attended(q, k, v, softmax_scale=scale).out
+    scale.fill_(3.0)
+    after = attended(q, k, v, softmax_scale=scale).out
+    assert not torch.equal(before, after) and torch.equal(after, attended(q, k, v, softmax_scale=3.0).out)
+
+
+def test_inference_first_then_training() -> None:
+    q, k, v = draw(1, 3 * 7 * 5, 2, 16)
+    with torch.inference_mode():
+        attended(q, k, v, grid=(3, 7, 5))
+        tile_layout((2, 7, 5), (4, 4, 4)).to_tiles(q[:, :70])
+    q.requires_grad_()
+    attended(q, k, v, grid=(3, 7, 5)).out.sum().backward()
+    tile_layout((2, 7, 5), (4, 4, 4)).to_tiles(q[:, :70]).sum().backward()
+    assert q.grad is not None and q.grad.isfinite().all()
+
+
+def test_fake_tensors_first_then_real_ones() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        fake = attended(*(torch.empty(1, 3 * 4 * 9, 2, 16) for _ in range(3)), grid=(3, 4, 9)).out
+    assert fake.shape == (1, 108, 2, 16)
+    assert type(attended(*draw(1, 108, 2, 16), grid=(3, 4, 9)).out) is Tensor
+
+
+@pytest.mark.parametrize("impl", ["auto", "reference"])
+def test_autocast_changes_nothing(impl: str) -> None:
+    q, k, v = draw(1, 90, 2, 16)
+    expected = attended(q, k, v, impl=impl, coarse=True, return_lse=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = attended(q, k, v, impl=impl, coarse=True, return_lse=True)
+    assert found.out.dtype == torch.float32 and torch.equal(found.out, expected.out)
+    assert torch.equal(found.selection.indices, expected.selection.indices)
+
+
+def test_a_default_dtype_of_16_bit_leaves_the_probe_inside() -> None:
+    q, k, v = draw(1, 8 * 16 * 18, 1, 8)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        recall = attended(q, k, v, grid=(8, 16, 18), probe=7).recall
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert recall is not None and recall.isfinite().all()
+
+
+def test_deterministic_algorithms_are_asked_for() -> None:
+    q, k, v = draw(1, 64, 2, 16)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(ImplUnavailableError):
+            block_sparse_attention(q, k, v, all_seen(1, 2, 1), impl="cudnn")
+        assert explain(q, k, v, all_seen(1, 2, 1), softmax_scale=-1.0).impl.name == "cpu"
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("option", "values"), [("sparsity", (0.5, 0.75, 0.2)), ("softmax_scale", (0.1, 2.0, 0.5)), ("topk", (1, 2, 3))]
+)
+def test_a_compiled_call_takes_another_number(option: str, values: tuple[float, ...]) -> None:
+    """The compiler makes a number symbolic at its second value; graphs of earlier values stay in use."""
+    tensors = draw(1, 90, 2, 16)
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+
+    def call(number: float) -> Tensor:
+        return attended(*tensors, **{"topk": None if option == "sparsity" else 2} | {option: number}).out
+
+    compiled = torch.compile(call, fullgraph=True, backend=counter)
+    for value in values:
+        torch.testing.assert_close(compiled(value), call(value))
+    graphs = counter.frame_count
+    for value in values:
+        torch.testing.assert_close(compiled(value), call(value))
+    assert counter.frame_count == graphs, "nothing is compiled again"
+    assert (call(values[0]) - call(values[1])).abs().max() > 1e-3, "the number matters"
+    torch._dynamo.reset()
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("options", [{}, {"tile": "auto"}, {"forced": Forced(own=True)}, {"coarse": True, "probe": 3}, SHARE])
+def test_the_video_operator_compiles_without_a_graph_break(options: dict[str, Any], grad: bool) -> None:
+    q, k, v = (tensor.requires_grad_(grad) for tensor in draw(1, 90, 2, 16))
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attended(q, k, v, **options).out
+
+    torch._dynamo.reset()
+    found = torch.compile(call, fullgraph=True, backend="aot_eager")(q, k, v)
+    torch.testing.assert_close(found, call(q, k, v))
+    if grad:
+        found.square().sum().backward()
+        assert q.grad is not None and q.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("topk", [[2], [1, 3]])
+@pytest.mark.parametrize("gated", [False, True])
+def test_the_operator_that_a_compiler_calls_says_what_it_returns(topk: list[int], gated: bool) -> None:
+    q, k, v = draw(2, 90, 2, 16)
+    angles = torch.linspace(0, 6, 90 * 8).reshape(90, 8)
+    gate, cos, sin = (q.flip(1), angles.cos(), angles.sin()) if gated else (None, None, None)
+    told = VideoOptions(
+        grid=GRID, kv_grid=GRID, kv_tile=(4, 4, 4), topk=topk[0] if len(topk) == 1 else tuple(topk), coarse=gated,
+        forced=Forced(own=True), softmax_scale=0.25, impl="reference", return_lse=gated,
+    )  # fmt: skip
+    arguments = (q, k, v, gate, cos, sin, written(told))
+    operator: Any = torch.ops.strobe.video_sparse_attention.default
+    checks = ("test_schema", "test_faketensor", "test_aot_dispatch_static", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(operator, arguments, test_utils=checks)
+    out, lse, indices = operator(*arguments)
+    rope = None if cos is None or sin is None else (cos, sin)
+    options: dict[str, Any] = {
+        "gate": gate,
+        "rope": rope,
+        "forced": Forced(own=True),
+        "softmax_scale": 0.25,
+        "topk": topk[0] if len(topk) == 1 else topk,
+    }
+    expected = attended(q, k, v, **options, impl="reference", return_lse=gated)
+    assert torch.equal(out, expected.out) and torch.equal(indices, expected.selection.indices)
+    assert lse.numel() == 0 if expected.lse is None else torch.equal(lse, expected.lse)

@@ -7,18 +7,27 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from random import Random
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
+from torch._dynamo.exc import Unsupported
+from torch._dynamo.testing import CompileCounter
+from torch.distributed.device_mesh import init_device_mesh
 
 import random_layouts
+import strobe
 import tree_work as work
-from strobe.attention.tree import KVShards, Mask, tree_attention
+from strobe.attention.tree import CollectiveError, KVShards, Mask, legal_grid, tree_attention
 from strobe.attention.tree import comm as group
+from strobe.attention.tree.impl.reference import reference
+from strobe.attention.tree.placement import split
+from strobe.core.tolerances import tolerance
 from tree_cases import TREE, Case, attend, check, check_alike, check_gradients, differentiate
 from tree_draws import draw_case
 from tree_ranks import Processes, Runner
@@ -74,3 +83,217 @@ def test_a_message_lies_in_one_piece(groups: dict[int, Processes]) -> None:
     found = groups[3].run(work.reduce_strided)
     wanted = sum(torch.arange(24.0).view(2, 3, 4) * 10**rank for rank in range(3))
     assert all(torch.equal(total, wanted) and refused == "a message must lie in one piece" for total, refused in found)
+
+
+ELEMENT = tolerance("element", "float32")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnMesh:
+    """A case on `tree x columns` ranks."""
+
+    case: Case
+    tree: int
+    columns: int
+    kv_placement: str
+
+    @property
+    def number(self) -> int:
+        return self.tree * self.columns
+
+    def buffer(self, rank: int) -> int:
+        return rank // self.columns if self.kv_placement == "heads" else rank
+
+    def rows(self, tensor: Tensor, rank: int, placement: str) -> Tensor:
+        """A rank's queries."""
+        spread = self.case.q_placement == "sequence"
+        rows = self.case.rows if spread else list(split(self.case.q_len, self.number))
+        return tensor[:, slice(*rows[rank])] if placement == "sequence" else self.heads(tensor, rank, placement)
+
+    def heads(self, tensor: Tensor, rank: int, placement: str) -> Tensor:
+        """A column's heads."""
+        number = tensor.shape[2] // self.columns
+        start = rank % self.columns * number
+        return tensor[:, :, start : start + number] if placement == "heads" else tensor
+
+    def result(self, tensor: Tensor, rank: int) -> Tensor:
+        """A rank's share of the result: with heads, those of its column shared out among the rows of the mesh."""
+        placement = self.case.out_placement
+        mine = self.rows(tensor, rank, placement)
+        return mine[:, :, slice(*split(mine.shape[2], self.tree)[rank // self.columns])] if placement == "heads" else mine
+
+
+CALLS = (
+    ("sequence", "replicated", "replicated", Mask()),
+    ("sequence", "sequence", "sequence", Mask(causal=True, q_start=9)),
+    ("sequence", "replicated", "heads", Mask(causal=True, window=5, sinks=2, q_start=11)),
+    ("heads", "heads", "sequence", Mask()),  # a cache that stays where it is: rows by tree rank, heads by column
+    ("heads", "sequence", "heads", Mask(causal=True, q_start=9)),
+)
+
+
+@pytest.mark.parametrize(("tree", "columns"), [(2, 2), (3, 2), (1, 3)])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_mesh_of_tree_and_heads(ranks: Runner, tree: int, columns: int, call: tuple[str, str, str, Mask]) -> None:
+    kv_placement, q_placement, out_placement, mask = call
+    number = tree * columns
+    buffers = number if kv_placement == "sequence" else tree
+    shards = KVShards.contiguous([(5 * rank + 3) % 7 for rank in range(buffers)], replicated=2, owner=buffers - 1)
+    for strategy in ("allgather", "alltoall", "allreduce3", "ring"):
+        case = Case(
+            shards=shards,
+            heads=12,
+            kv_heads=6,
+            q_lengths=(2,) * number if q_placement == "sequence" else (5,),
+            mask=mask,
+            dtype=torch.float64,
+            strategy=strategy,
+            q_placement=q_placement,
+            out_placement=out_placement,
+        )
+        compare(ranks, OnMesh(case=case, tree=tree, columns=columns, kv_placement=kv_placement))
+
+
+def compare(ranks: Runner, on: OnMesh) -> None:
+    case, (q, ks, vs) = on.case, on.case.draw()
+    whole = [each.clone().requires_grad_() for each in (q, *ks, *vs)]
+    exact = reference(whole[0], whole[1 : 1 + len(ks)], whole[1 + len(ks) :], case.shards, case.mask).out
+    d_out = torch.randn(exact.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    d_whole = torch.autograd.grad(exact, whole, d_out, allow_unused=True, materialize_grads=True)
+
+    def work(rank: int) -> tuple[Tensor, ...]:
+        keys = (on.heads(each[on.buffer(rank)], rank, on.kv_placement) for each in (ks, vs))
+        mine = [each.clone().requires_grad_() for each in (on.rows(q, rank, case.q_placement), *keys)]
+        mesh = init_device_mesh("cpu", (on.tree, on.columns), mesh_dim_names=("tree", "heads"))
+        out = tree_attention(*mine, mesh=mesh, kv_placement=on.kv_placement, **case.arguments()).out
+        return out.detach(), *torch.autograd.grad(out, mine, on.result(d_out, rank))
+
+    for rank, found in enumerate(ranks(on.number, work)):
+        of_buffer = (d_whole[1 + on.buffer(rank)], d_whole[1 + len(ks) + on.buffer(rank)])
+        theirs = [
+            on.result(exact.detach(), rank),
+            on.rows(d_whole[0], rank, case.q_placement),
+            *(on.heads(each, rank, on.kv_placement) for each in of_buffer),
+        ]
+        for name, mine, wanted in zip(("out", "dq", "dk", "dv"), found, theirs, strict=True):
+            torch.testing.assert_close(
+                mine, wanted, atol=ELEMENT, rtol=ELEMENT, msg=lambda m, n=name, r=rank: f"{n}, rank {r}: {m}"
+            )
+
+
+def test_the_grid_with_the_most_columns() -> None:
+    assert [legal_grid(heads, number) for heads, number in ((12, 8), (40, 6), (1, 4), (8, 8))] == [(2, 4), (3, 2), (4, 1), (1, 8)]
+
+
+def test_parts_of_different_lengths_under_a_mask_need_shards(ranks: Runner) -> None:
+    def work(rank: int) -> None:
+        keys = torch.zeros(1, (32, 16)[rank], 2, 16)
+        with pytest.raises(CollectiveError, match="q_start=28, 16 keys on every rank because no shards are given"):
+            tree_attention(torch.zeros(1, 4, 2, 16), keys, keys, causal=True)
+
+    ranks(2, work)
+
+
+def around(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return strobe.tree_attention(q * 2, k, v).out * 2
+
+
+def test_a_compiled_function_may_call_it(ranks: Runner) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, keys, values = (torch.randn(1, rows, 4, 16, generator=generator) for rows in (8, 48, 48))
+    torch._dynamo.reset()
+    counter = CompileCounter()
+
+    def work(rank: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        mine = slice(0, 32) if rank == 0 else slice(32, 48)
+        given = q.clone().requires_grad_(), keys[:, mine], values[:, mine]
+        plain, found = around(*given), torch.compile(around, backend=counter)(*given)
+        gradients = [torch.autograd.grad(out.square().sum(), given[0])[0] for out in (plain, found)]
+        return plain, found, *gradients
+
+    for plain, found, gradient, compiled_gradient in ranks(2, work):
+        assert torch.equal(plain, found) and torch.equal(gradient, compiled_gradient)
+    assert counter.frame_count == 2  # before and after the call
+
+
+def test_one_graph_is_refused_with_the_reason(ranks: Runner) -> None:
+    torch._dynamo.reset()
+    given = torch.ones(1, 4, 2, 16), torch.ones(1, 8, 2, 16), torch.ones(1, 8, 2, 16)
+    compiled = torch.compile(around, backend="eager", fullgraph=True)
+    with pytest.raises(Unsupported, match="tree attention waits for other processes"):
+        ranks(1, lambda rank: compiled(*given))
+
+
+ROUNDING = tolerance("rounding", "float32")
+
+EMPTY = KVShards.contiguous([9, 0, 4, 0])
+SINK = KVShards.contiguous([1, 5, 0, 7], replicated=3, owner=2)
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Processes]:
+    with Processes(4) as processes:
+        yield processes
+
+
+def test_every_rank_has_the_whole_of_many_keys(four: Processes) -> None:
+    case = Case(shards=KVShards.contiguous([100, 63, 1, 2000]), q_lengths=(1,), heads=8, kv_heads=2, dim=64, dim_v=64)
+    check(case, four.run(work.attend, case))
+
+
+@pytest.mark.parametrize("strategy", ["allgather", "allreduce3", "ring", "ulysses"])
+def test_a_double_backward_is_refused(four: Processes, strategy: str) -> None:
+    case = Case(shards=KVShards.even(21, 4), kv_heads=4, strategy=strategy, q_placement="sequence", q_lengths=(1, 2, 3, 1))
+    refused = "double backward of 'tree_attention' cannot run: its gradients have no gradients of their own; would run here: "
+    refused += "PyTorch's own operations over the keys of all ranks"
+    assert four.run(work.penalise, case) == [[refused] * 4] * 4
+
+
+def test_groups_other_than_all_ranks(four: Processes) -> None:
+    case = Case(shards=KVShards.contiguous([3, 8]), strategy="alltoall")
+    found = four.run(work.attend_in_groups, case)
+    assert found[0] is None and found[2] is None
+    check(case, [found[1], found[3]])
+
+
+def test_a_rank_without_keys_gives_none(four: Processes) -> None:
+    for strategy in ("auto", "allreduce3"):
+        case = Case(shards=EMPTY, dtype=torch.bfloat16, dim_v=7, strategy=strategy)
+        check(case, four.run(work.attend_without_keys, case))
+
+
+def test_a_mesh(four: Processes) -> None:
+    case = Case(shards=SINK, heads=6, kv_heads=2, mask=Mask(causal=True, q_start=6), strategy="alltoall")
+    check(case, four.run(work.attend_on_mesh, case))
+
+
+def test_a_cache_that_grows(four: Processes) -> None:
+    found = four.run(work.decode, 9)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 9, heads, 8, generator=generator, dtype=torch.float64) for heads in (4, 2, 2))
+    whole = reference(q, [k], [v], KVShards.contiguous([9]), Mask(causal=True))
+    for step in range(9):
+        for of_rank in found:
+            torch.testing.assert_close(of_rank[step].out, whole.out[:, step : step + 1], atol=ROUNDING, rtol=ROUNDING)
+
+
+def test_what_is_refused_leaves_nothing_under_way(four: Processes) -> None:
+    assert set(four.run(work.refused)) == {"strategy 'symmetric': symmetric memory needs CUDA devices, then 1.0"}
+
+
+def test_gpu_messages_of_different_sizes_are_refused_on_gloo(four: Processes) -> None:
+    refused = four.run(work.exchange_of_cuda_tensors)
+    assert all("the group sends CUDA tensors by gloo" in each and '"cpu:gloo,cuda:nccl"' in each for each in refused)
+
+
+def test_links_are_the_same_on_all_ranks(four: Processes) -> None:
+    links = four.run(work.plan_with_links)
+    assert all(each == links[0] for each in links)
+    assert links[0][0].exchange.bytes_per_s > 0 and links[0][0].flops_per_s > 0
+    assert "measured: gloo, 4 ranks, cpu" in links[0][1] and "runs: " in links[0][1]
+
+
+def test_a_group_made_anew(tmp_path: Path) -> None:
+    case = Case(shards=KVShards.contiguous([5, 2]), strategy="allreduce3")
+    with Processes(2) as two:
+        check(case, two.run(work.again, f"file://{tmp_path}/again", case)[::-1])

@@ -1,4 +1,4 @@
-"""The same on two GPUs over NCCL; the twins over gloo are in `test_processes.py` and `test_faults.py`."""
+"""The same on two GPUs over NCCL; the twins over gloo are in `test_layouts.py` and `test_faults.py`."""
 
 from __future__ import annotations
 

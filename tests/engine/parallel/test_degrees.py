@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.core.errors import ConfigError
-from strobe.engine.parallel import Degrees, degrees, legal_degrees
+from strobe.engine.parallel import Degrees, DeviceGroup, degrees, legal_degrees
+from strobe.engine.parallel.group import own_device
 from strobe.engine.parallel.layout import Layout, cut, join
 from strobe.models.wan.config import WAN_1_3B, WanConfig
 from strobe.models.wan.dit import CausalWan
@@ -81,3 +84,29 @@ def test_latents_cut_by_tokens(number: int) -> None:
     for part, (start, stop) in zip(parts, spans, strict=True):
         torch.testing.assert_close(dit.patchify(part), whole[:, :, start:stop].flatten(1, 2))
     assert torch.equal(join(parts, (2, 2), 3), latents)
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    yield
+
+
+@pytest.mark.parametrize(("name", "device"), [("auto", "cuda:1"), ("cuda", "cuda:1"), ("cpu", "cpu")])
+def test_a_gpu_each(two_gpus: None, name: str, device: str) -> None:
+    assert own_device(name, 1, 2) == torch.device(device)
+
+
+@pytest.mark.parametrize(("name", "size", "words"), [("auto", 3, "3 processes on 2 GPU"), ("cuda:0", 2, "a GPU of its own")])
+def test_not_a_gpu_each(two_gpus: None, name: str, size: int, words: str) -> None:
+    for rank in range(size):  # all say the same, or nobody would hear it
+        with pytest.raises(ConfigError, match=words):
+            own_device(name, rank, size)
+
+
+def test_alone() -> None:
+    with pytest.raises(ConfigError, match="not started by torchrun; start it by: torchrun"):
+        DeviceGroup.join()
+    with pytest.raises(ConfigError, match="torch.distributed: not initialised"):
+        DeviceGroup()

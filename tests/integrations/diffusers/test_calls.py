@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,9 +23,10 @@ from torch import Tensor
 from strobe.core.errors import ConfigError
 from strobe.integrations.diffusers import sparsify
 from strobe.integrations.diffusers.fastwan import FastWanPipeline
-from tiny_pipelines import Case, CosmosLoop, cosmos, gates, hunyuan, hunyuan15, ltx2, wan, wan_pipeline
+from tiny_pipelines import Case, CosmosLoop, clip, cosmos, gates, hunyuan, hunyuan15, ltx2, wan, wan_pipeline
 
 STEP = "denoise_step"
+unguided = partial(clip, guidance_scale=1.0)
 
 
 @pytest.fixture(autouse=True)
@@ -184,16 +186,6 @@ def test_checkpointing_two_calls_of_one_loss(loss: str) -> None:
 # Dense steps.
 
 
-def clip(pipe: Any, steps: int = 4, **changes: Any) -> Tensor:
-    text = torch.randn(1, 7, 16, generator=torch.Generator().manual_seed(5))
-    given = {"prompt_embeds": text, "guidance_scale": 1.0, "height": 96, "width": 112, "output_type": "latent"}
-    given |= {"num_inference_steps": steps, "generator": torch.Generator().manual_seed(6)}
-    found: Tensor = pipe(
-        **given | ({} if isinstance(pipe, WanVideoToVideoPipeline) else {"num_frames": 17}) | changes, return_dict=False
-    )[0]
-    return found
-
-
 @pytest.fixture
 def seen() -> list[bool]:
     """Whether each call of a watched transformer is dense."""
@@ -240,10 +232,10 @@ def test_the_scheduler_of_the_calling_pipeline_counts(name: str, seen: list[bool
     pipe = watched(wan_pipeline(), seen)
     other = make(pipe)
     with sparsify(pipe, sparsity=0.5, dense_steps=dense) as handle:
-        clip(pipe, 3)
+        unguided(pipe, 3)
         seen.clear()
         for _ in range(2):
-            clip(other, **changes)
+            unguided(other, **changes)
         assert seen == wanted * 2
         assert f"dense in steps {', '.join(map(str, range(dense)))}" in str(handle.report())
 
@@ -252,11 +244,11 @@ def test_two_pipelines_in_two_threads_count_alone() -> None:
     pipe = wan_pipeline()
     other = copied(pipe)
     with sparsify(pipe, sparsity=0.5, dense_steps=1):
-        wanted, wanted_beside = clip(pipe, 2), clip(other, 3)
+        wanted, wanted_beside = unguided(pipe, 2), unguided(other, 3)
         beside: list[Tensor] = []
-        thread = threading.Thread(target=lambda: beside.append(clip(other, 3)))
+        thread = threading.Thread(target=lambda: beside.append(unguided(other, 3)))
         thread.start()
-        found = clip(pipe, 2)
+        found = unguided(pipe, 2)
         thread.join()
     assert torch.equal(found, wanted) and torch.equal(beside[0], wanted_beside)
 
@@ -323,7 +315,7 @@ def test_a_transformer_that_a_pipeline_does_not_hold_is_not_counted_by_it() -> N
         sparsify(case.model, sparsity=0.5, dense_steps=1),
         pytest.raises(ConfigError, match="no pipeline of diffusers that holds"),
     ):
-        clip(pipe, 1, callback_on_step_end=callback)
+        unguided(pipe, 1, callback_on_step_end=callback)
 
 
 def test_dense_steps_of_a_model_compiled_as_a_whole() -> None:
@@ -331,7 +323,7 @@ def test_dense_steps_of_a_model_compiled_as_a_whole() -> None:
     pipe, case = wan_pipeline(), wan(1, layers=1)
     pipe.transformer = case.model
     with sparsify(pipe, sparsity=0.5, dense_steps=1):
-        wanted = clip(pipe, 2)
+        wanted = unguided(pipe, 2)
         both = [case.run(attention_kwargs={STEP: step}) for step in range(2)]
         assert (both[0] - both[1]).abs().max() > 1e-3
         whole = torch.compile(case.model, fullgraph=True, backend="eager")
@@ -341,4 +333,4 @@ def test_dense_steps_of_a_model_compiled_as_a_whole() -> None:
                 whole(**case.arguments)
         assert all((a - b).abs().max() <= 1e-5 for a, b in zip(found, both, strict=True))
         pipe.transformer = torch.compile(case.model, backend="eager")
-        assert (clip(pipe, 2) - wanted).abs().max() <= 1e-5
+        assert (unguided(pipe, 2) - wanted).abs().max() <= 1e-5

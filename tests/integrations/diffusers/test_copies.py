@@ -21,8 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 import strobe
 from strobe.core.errors import ConfigError
 from strobe.integrations.diffusers import restore, sparsify
-from strobe.integrations.diffusers.processors import SparseProcessor
-from tiny_pipelines import Case, cosmos, gates, hunyuan, wan, wan_pipeline
+from tiny_pipelines import Case, cosmos, gates, hunyuan, is_sparse, wan, wan_pipeline
 
 
 @pytest.fixture
@@ -34,10 +33,6 @@ def _one_process() -> Iterator[None]:
 
 def run(model: Any, case: Case, **changes: Any) -> Tensor:
     return Case(model, case.arguments, case.layers).run(**changes)
-
-
-def is_sparse(model: Any) -> bool:
-    return any(isinstance(getattr(each, "processor", None), SparseProcessor) for each in model.modules())
 
 
 @pytest.mark.parametrize(

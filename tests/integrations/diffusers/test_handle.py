@@ -16,8 +16,7 @@ from strobe.core.errors import ConfigError
 from strobe.integrations import diffusers
 from strobe.integrations.diffusers import sparsify
 from strobe.integrations.diffusers.forward import Pass
-from strobe.integrations.diffusers.processors import SparseProcessor
-from tiny_pipelines import gates, wan, wan_pipeline
+from tiny_pipelines import clip, gates, is_sparse, wan, wan_pipeline
 
 
 @pytest.fixture(autouse=True)
@@ -25,15 +24,6 @@ def _nothing_compiled() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
-
-
-def is_sparse(model: Any) -> bool:
-    return any(isinstance(each, SparseProcessor) for each in model.attn_processors.values())
-
-
-def clip(pipe: Any, steps: int = 2) -> Callable[[], object]:
-    text = {"prompt_embeds": torch.zeros(1, 7, 16), "guidance_scale": 1.0}
-    return lambda: pipe(**text, height=96, width=112, num_frames=17, num_inference_steps=steps, output_type="latent")
 
 
 def test_a_restored_handle_leaves_the_pipeline_dense() -> None:
@@ -100,15 +90,15 @@ def test_a_probe_of_compiled_layers_measures_them_uncompiled(before: str) -> Non
 def test_nothing_sparse_is_said() -> None:
     pipe = wan_pipeline()
     with sparsify(pipe, sparsity=0.7, dense_steps=1) as handle:
-        clip(pipe, 2)()
+        clip(pipe, 2)
         with handle.dense():
-            clip(pipe, 1)()
+            clip(pipe, 1)
         assert "was dense" not in str(handle.report())
     with sparsify(pipe, sparsity=0.7, dense_steps=1) as handle:
         with handle.dense():
-            clip(pipe, 2)()
+            clip(pipe, 2)
         assert "was dense" not in str(handle.report()), "diffusers' own layers ran, by request"
-        found = strobe.probe(handle, clip(pipe, 1), rounds=1, device="cpu")
+        found = strobe.probe(handle, lambda: clip(pipe, 1), rounds=1, device="cpu")
         wanted = "every step of the call was dense: nothing sparse was measured"
         assert wanted in str(found) and "recall: " not in str(found) and not found.compiled
         assert "every step so far was dense: no sparse layer has run" in str(handle.report())

@@ -29,64 +29,46 @@ from strobe.integrations.diffusers import Calibration, calibrate, processors, sp
 from strobe.integrations.diffusers.forward import Pass
 from strobe.integrations.diffusers.keep import read_calibration, tiles_that_keep, write_calibration
 from strobe.integrations.diffusers.processors import SparseProcessor
-from tiny_pipelines import Case, CosmosLoop, cosmos, gates, hunyuan, hunyuan15, ltx2, wan, wan_pipeline
+from tiny_pipelines import Case, CosmosLoop, clip, cosmos, gates, hunyuan, hunyuan15, ltx2, wan, wan_pipeline
 
 TILE = (2, 2, 3)
 KEEP = 0.6
 
 
-def run(pipe: Any, steps: int = 3, seed: int = 0, **changes: Any) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    text = [torch.randn(1, 7, 16, generator=generator) for _ in range(2)]
-    arguments = {"height": 96, "width": 112, "num_frames": 17, "num_inference_steps": steps, "output_type": "latent"}
-    arguments |= {"prompt_embeds": text[0], "negative_prompt_embeds": text[1], "generator": generator}
-    found: Tensor = pipe(**arguments | changes, return_dict=False)[0]
-    return found
-
-
 def calibrated(pipe: Any, file: Path | None, *, steps: int = 3, **options: Any) -> Calibration:
     return calibrate(
-        pipe, lambda: [run(pipe, steps, seed) for seed in (1, 2)], **{"keep": KEEP, "tile": TILE, "file": file} | options
+        pipe, lambda: [clip(pipe, steps, seed=seed) for seed in (1, 2)], **{"keep": KEEP, "tile": TILE, "file": file} | options
     )
 
 
-@pytest.mark.parametrize("forced", [Forced(), Forced(own=True, first_frames=1)], ids=["free", "forced"])
-def test_the_share_of_the_first_tiles_is_a_plain_sum_over_tokens(forced: Forced) -> None:
-    layout = tile_layout((3, 5, 6), TILE)
+@pytest.mark.parametrize(
+    ("grids", "tile", "forced"),
+    [
+        (((3, 5, 6), (3, 5, 6)), TILE, Forced()),
+        (((3, 5, 6), (3, 5, 6)), TILE, Forced(own=True, first_frames=1)),
+        (((2, 5, 6), (4, 5, 6)), (1, 2, 3), None),  # as a frame block attends to its past
+    ],
+    ids=["free", "forced", "of a past"],
+)
+def test_the_share_of_the_first_tiles_is_a_plain_sum_over_tokens(
+    grids: tuple[Any, Any], tile: tuple[int, int, int], forced: Forced | None
+) -> None:
+    own, past = layouts = [tile_layout(grid, tile) for grid in grids]
     generator = torch.Generator().manual_seed(0)
-    q, k = (2 * torch.randn(2, 90, 3, 8, generator=generator) for _ in range(2))
-    must = forced_blocks(forced, layout, layout, (layout.num_tiles,))
-    found = share_held(q, k, layout, must, queries=90)
-    tiles = [row[row < 90].tolist() for row in layout.tokens().view(layout.num_tiles, -1)]
-    expected = torch.zeros(3, layout.num_tiles, dtype=torch.float64)
-    for b, h in ((b, h) for b in range(2) for h in range(3)):
-        asking, keys = q[b, :, h].double(), k[b, :, h].double()
-        weights = torch.softmax(asking @ keys.T / math.sqrt(8), dim=-1)
-        for i, rows in enumerate(tiles):
-            scores = [float(asking[rows].mean(0) @ keys[tile].mean(0)) for tile in tiles]
-            held = [False] * len(tiles) if must is None else must[i].tolist()
-            order = sorted(range(len(tiles)), key=lambda j: (not held[j], 0 if held[j] else -scores[j], j))
-            shares = torch.stack([weights[rows][:, tiles[j]].sum(-1) for j in order]).cumsum(0)
-            expected[h] += shares.sum(-1) / 90
-    near = tolerance("element", "float32")
-    torch.testing.assert_close(found.double(), expected, atol=near, rtol=near)
-
-
-def test_the_share_over_other_keys_than_the_queries_own_is_a_plain_sum_too() -> None:
-    """As a frame block attends to its past."""
-    layouts = [tile_layout(grid, (1, 2, 3)) for grid in ((2, 5, 6), (4, 5, 6))]
-    generator = torch.Generator().manual_seed(0)
-    q, k = (2 * torch.randn(1, layout.num_tokens, 2, 8, generator=generator) for layout in layouts)
-    found = share_held(q, k, layouts[0], queries=60, kv_layout=layouts[1])
+    q, k = (2 * torch.randn(2, each.num_tokens, 3, 8, generator=generator) for each in layouts)
+    must = None if forced is None else forced_blocks(forced, own, past, (own.num_tiles,))
+    found = share_held(q, k, own, must, queries=own.num_tokens, kv_layout=past)
     asking, keys = ([row[row < each.num_tokens].tolist() for row in each.tokens().view(each.num_tiles, -1)] for each in layouts)
-    expected = torch.zeros(2, layouts[1].num_tiles, dtype=torch.float64)
-    for h in range(2):
-        one, other = q[0, :, h].double(), k[0, :, h].double()
+    expected = torch.zeros(3, past.num_tiles, dtype=torch.float64)
+    for b, h in ((b, h) for b in range(2) for h in range(3)):
+        one, other = q[b, :, h].double(), k[b, :, h].double()
         weights = torch.softmax(one @ other.T / math.sqrt(8), dim=-1)
-        for rows in asking:
-            scores = torch.stack([one[rows].mean(0) @ other[tile].mean(0) for tile in keys])
-            order = scores.argsort(descending=True).tolist()
-            expected[h] += torch.stack([weights[rows][:, keys[j]].sum(-1) for j in order]).cumsum(0).sum(-1) / 60
+        for i, rows in enumerate(asking):
+            scores = [float(one[rows].mean(0) @ other[tokens].mean(0)) for tokens in keys]
+            held = [False] * len(keys) if must is None else must[i].tolist()
+            order = sorted(range(len(keys)), key=lambda j: (not held[j], 0 if held[j] else -scores[j], j))
+            shares = torch.stack([weights[rows][:, keys[j]].sum(-1) for j in order]).cumsum(0)
+            expected[h] += shares.sum(-1) / own.num_tokens
     near = tolerance("element", "float32")
     torch.testing.assert_close(found.double(), expected, atol=near, rtol=near)
 
@@ -150,9 +132,9 @@ def test_a_sharp_head_and_a_diffuse_one_keep_what_was_asked_with_numbers_of_thei
 
 def test_a_calibrated_pipeline_keeps_what_was_asked(tmp_path: Path) -> None:
     pipe = wan_pipeline(experts=2)
-    dense = run(pipe)
+    dense = clip(pipe, 3)
     found = calibrated(pipe, tmp_path / "kept.json", forced=Forced(own=True))
-    assert torch.equal(run(pipe), dense), "calibrate leaves the pipeline as it was"
+    assert torch.equal(clip(pipe, 3), dense), "calibrate leaves the pipeline as it was"
     assert found.grid == (5, 6, 7) and found.tile == TILE and found.steps == 3 and found.tiles == 27
     assert {name: sorted(steps) for name, steps in found.selected.items()} == {"transformer": [0], "transformer_2": [1, 2]}
     assert KEEP <= found.worst < found.kept < 1 and 0 < found.sparsity < 1
@@ -162,7 +144,7 @@ def test_a_calibrated_pipeline_keeps_what_was_asked(tmp_path: Path) -> None:
     with sparsify(pipe, keep=tmp_path / "kept.json") as handle:
         with handle.recalls(64) as recalls:
             for seed in (1, 2):
-                run(pipe, seed=seed)
+                clip(pipe, 3, seed=seed)
         mean = torch.stack([call for calls in recalls.values() for call in calls]).mean().item()
         assert KEEP - 0.05 < mean < 1, "the sparse run attends to what was measured"
         assert handle.unmeasured and str(found) in str(handle.report())
@@ -177,7 +159,7 @@ def seen_shares(pipe: Any, steps: int, **options: Any) -> list[float]:
         seen: list[float] = []
         attn = pipe.transformer.blocks[0].attn1
         attn.register_forward_pre_hook(lambda a, args: seen.append(a.processor.sparsity_in(args[3])))
-        run(pipe, steps, guidance_scale=1.0)
+        clip(pipe, steps, guidance_scale=1.0)
         attn._forward_pre_hooks.clear()
     return seen
 
@@ -229,7 +211,7 @@ def test_each_head_of_each_layer_and_step_sees_its_own_number(tmp_path: Path, mo
 
     monkeypatch.setattr(processors, "video_sparse_attention", watched)
     with sparsify(pipe, keep=file) as handle:
-        run(pipe, guidance_scale=1.0)
+        clip(pipe, 3, guidance_scale=1.0)
         rows = handle.report().layers
         monkeypatch.setattr(processors, "explain_video", explained)
         assert "key tiles" in str(handle.report()) and asked == [(2, 27), (2, 26), (2, 25)]
@@ -325,7 +307,7 @@ def test_calls_are_planned_once_for_each_set_of_numbers(tmp_path: Path, monkeypa
     video_plan._kept.cache_clear()
     with sparsify(pipe, keep=file), torch.no_grad():
         for _ in range(2):
-            run(pipe)
+            clip(pipe, 3)
     assert sorted(planned) == [(5, 21), (5, 22), (5, 23)]
 
 
@@ -413,7 +395,7 @@ def test_beside_the_checkpoint_it_is_found(tmp_path: Path) -> None:
     calibrated(loaded, None)
     assert json.loads((tmp_path / "transformer/strobe_keep_0.6.json").read_text())["keep"] == KEEP
     with sparsify(loaded, keep=KEEP):
-        run(loaded)
+        clip(loaded, 3)
 
 
 def broken(file: Path, **changes: Any) -> Path:
@@ -470,11 +452,11 @@ def test_what_was_not_calibrated_is_refused(tmp_path: Path) -> None:
         sparsify(pipe, keep=file),
         pytest.raises(ConfigError, match=r"calibrated for \(5, 6, 7\) tokens .*, this call has \(5, 6, 8\)"),
     ):
-        run(pipe, width=128)
+        clip(pipe, 3, width=128)
     with pytest.raises(ConfigError, match="calibrate: the call ran nothing; expected one size and number of steps"):
         calibrate(pipe, lambda: None, keep=KEEP, file=file)
     with pytest.raises(ConfigError, match="calibrate: the call ran 2 steps of .*, 3 steps of .*; expected one size"):
-        calibrate(pipe, lambda: [run(pipe, steps) for steps in (2, 3)], keep=KEEP, file=file)
+        calibrate(pipe, lambda: [clip(pipe, steps) for steps in (2, 3)], keep=KEEP, file=file)
     with pytest.raises(ConfigError, match="keep: got 95, expected a share of the attention weight above 0 to below 1"):
         calibrate(pipe, lambda: None, keep=95, file=file)
 
@@ -492,17 +474,17 @@ def test_a_compiled_transformer_is_refused(how: str, tmp_path: Path) -> None:
         else:
             pipe.transformer = torch.compile(pipe.transformer, backend="eager")
         with pytest.raises(ConfigError, match="keep: layers and steps skip different shares, and each would compile again"):
-            run(pipe, steps=1)
+            clip(pipe, 1)
     torch._dynamo.reset()
 
 
 def test_means_of_what_is_skipped_bring_a_pipeline_nearer_to_dense() -> None:
     pipe = wan_pipeline(WanPipeline)
-    dense = run(pipe)
+    dense = clip(pipe, 3)
     away = []
     for pooled in (False, True):
         with sparsify(pipe, sparsity=0.8, tile=TILE, pool_skipped=pooled):
-            away.append((run(pipe) - dense).norm().item())
+            away.append((clip(pipe, 3) - dense).norm().item())
     assert away[1] < 0.6 * away[0]
     with pytest.raises(ConfigError, match="gates: pool_skipped has no place for those of the tensors given; give gates=None"):
         sparsify(wan().model, sparsity=0.5, gates=gates(), pool_skipped=True)

@@ -15,16 +15,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from stand_ins import stands_in_for
 from strobe.core.errors import ConfigError, DataError
 from strobe.models.text import umt5
 from strobe.models.text.cache import Key, PromptCache, PromptEncoder, PromptMemory
-from strobe.models.text.umt5 import SPARE_BYTES, RandomUmt5, Umt5, Umt5Config
+from strobe.models.text.umt5 import SPARE_BYTES, RandomUmt5, Umt5Config
 
 DIM, LENGTH = 6, 8
 
 
-@stands_in_for(Umt5)
 class Fake:
     """Rows that say which prompt and encoder they are of; counts its work."""
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from strobe.core.errors import ConfigError, ImplUnavailableError, WeightsError
 from strobe.core.tolerances import tolerance
 from strobe.models.text import umt5
+from strobe.models.text import umt5 as cleaning
 from strobe.models.text.cache import PromptCache, PromptEncoder
-from strobe.models.text.umt5 import ORIGINAL, Umt5, Umt5Config, Umt5Files, key_names
+from strobe.models.text.umt5 import ORIGINAL, Umt5, Umt5Config, Umt5Files, clean_prompt, key_names
 
 ELEMENT = tolerance("element", "float32")
 
@@ -275,3 +280,37 @@ def test_every_tensor_of_the_release_has_a_name() -> None:
     names = key_names(Umt5Config())
     assert len(names) == len(set(names.values())) == 2 + 24 * 10
     assert names["encoder.block.23.layer.1.DenseReluDense.wi_0.weight"] == "blocks.23.ffn.gate.0.weight"
+
+
+PLAIN = st.text("\t\n" + "".join(chr(code) for code in range(32, 127) if chr(code) != "&"), min_size=1)
+
+
+@given(PLAIN.filter(str.strip))
+def test_plain_ascii_keeps_its_words(prompt: str) -> None:
+    assert clean_prompt(prompt) == " ".join(prompt.split())
+
+
+@pytest.mark.parametrize("prompt", ["", " ", "\n\t "])
+def test_nothing_is_no_prompt(prompt: str) -> None:
+    with pytest.raises(ConfigError, match=r"prompt .* is empty; give at least one word"):
+        clean_prompt(prompt)
+
+
+@pytest.mark.parametrize("prompt", ["café", "a &amp; b", "bell\x07", "line\rend"])
+def test_other_text_asks_for_ftfy_where_it_is_missing(prompt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cleaning, "broken", lambda module: f"{module} is not installed")
+    assert clean_prompt("a cat") == "a cat"
+    with pytest.raises(ImplUnavailableError, match=r"pip install .*\[wan\].*, or write the prompt in ASCII"):
+        clean_prompt(prompt)
+
+
+@given(st.text(min_size=1))
+def test_it_is_the_official_cleaning(prompt: str) -> None:
+    ftfy = pytest.importorskip("ftfy", reason="ftfy is not installed (extra `wan`)")
+    official = html.unescape(html.unescape(ftfy.fix_text(prompt))).strip()
+    official = re.sub(r"\s+", " ", official).strip()
+    if official:
+        assert clean_prompt(prompt) == official
+    else:
+        with pytest.raises(ConfigError):
+            clean_prompt(prompt)

@@ -10,6 +10,7 @@ from torch import Tensor
 from strobe.core.tolerances import tolerance
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan
+from strobe.models.wan.flow import add_noise, shifted_sigma, to_x0
 from strobe.models.wan.layers import (
     CrossAttention,
     RMSNorm,
@@ -91,19 +92,6 @@ def test_moving_keys_in_time_is_drawing_them_there(first: int, frames: int) -> N
     assert relative(moved, by_hand(x, there)) < tolerance("rotation", "float32")
 
 
-def test_scores_depend_on_the_distance_in_time_only() -> None:
-    q, k = draw(1, 2), draw(2, 2)[:, : HEIGHT * WIDTH]
-
-    def scores(query_frame: int, key_frame: int) -> Tensor:
-        turned = [rotate(x.double(), rope_table(CONFIG, (at,), HEIGHT, WIDTH)) for x, at in ((q, query_frame), (k, key_frame))]
-        return torch.einsum("bshd,bthd->bhst", *turned)
-
-    torch.testing.assert_close(scores(9, 4), scores(1005, 1000))
-    assert (scores(9, 4) - scores(9, 5)).abs().max() > 0.1
-
-
-ROUNDING = tolerance("rounding", "float32")
-
 BATCH, FRAMES, TOKENS, DIM = 2, 3, 5, 48
 ROWS = [(1, 1), (BATCH, 1), (1, FRAMES), (BATCH, FRAMES)]
 
@@ -145,19 +133,6 @@ def test_add_gated(rows: tuple[int, int], dtype: torch.dtype) -> None:
     torch.testing.assert_close(found.double(), x.double() + y.double() * per_token(gate), rtol=0, atol=tolerance)
 
 
-def test_one_row_per_frame_and_one_row_agree() -> None:
-    x, y = drawn(1, BATCH, FRAMES * TOKENS, DIM), drawn(2, BATCH, FRAMES * TOKENS, DIM)
-    shift, scale = drawn(3, 1, 1, DIM), drawn(4, 1, 1, DIM)
-    frames = (-1, FRAMES, -1)
-    torch.testing.assert_close(
-        modulate(x, shift, scale, 1e-6),
-        modulate(x, shift.expand(frames), scale.expand(frames), 1e-6),
-        rtol=0,
-        atol=tolerance("layer", "float32"),
-    )
-    torch.testing.assert_close(add_gated(x, y, scale), add_gated(x, y, scale.expand(frames)), rtol=0, atol=ROUNDING)
-
-
 def test_rms_norm() -> None:
     norm, x = RMSNorm(DIM, 1e-6), drawn(1, BATCH, 7, DIM)
     torch.nn.init.normal_(norm.weight)
@@ -179,3 +154,26 @@ def test_each_prompt_owns_its_run_of_tokens(dit: CausalWan, prompts: int) -> Non
             torch.testing.assert_close(together[sample : sample + 1, own], alone, rtol=0, atol=tolerance("layer", "float32"))
             other = cross(x[sample : sample + 1, own], *cross.keys_values(text[sample * prompts + prompt - 1].unsqueeze(0)))
             assert (other - alone).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("timestep", "shift", "sigma"), [(0, 5, 0), (1000, 5, 1), (750, 1, 0.75), (500, 2, 2 / 3), (250, 5, 0.625), (750, 5, 0.9375)]
+)
+def test_levels(timestep: float, shift: float, sigma: float) -> None:
+    assert shifted_sigma(timestep, shift) == pytest.approx(sigma, abs=1e-15)
+
+
+@pytest.mark.parametrize("sigma", [0.0, 0.3, 1.0])
+def test_the_true_flow_leads_back(sigma: float) -> None:
+    x0, noise = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(1)).unbind(0)
+    x = add_noise(x0, noise, sigma)
+    assert x.dtype == torch.float32
+    torch.testing.assert_close(to_x0(x, noise - x0, sigma), x0, rtol=0, atol=tolerance("flow", "float32"))
+    torch.testing.assert_close(x, (1 - sigma) * x0 + sigma * noise, rtol=0, atol=tolerance("flow", "float32"))
+
+
+def test_bfloat16_predictions_are_taken_in_float64() -> None:
+    x, flow = torch.randn(2, 5, generator=torch.Generator().manual_seed(2)).unbind(0)
+    found = to_x0(x, flow.bfloat16(), 0.7)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, (x.double() - 0.7 * flow.bfloat16().double()).float())

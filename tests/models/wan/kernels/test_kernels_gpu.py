@@ -62,7 +62,8 @@ def test_queries_keys_and_the_cache_are_those_of_the_plain_layer() -> None:
     )
     rows = torch.randperm(2 * TOKENS, device="cuda")[:TOKENS]
     q = api.qk_norm_rope_write(packed, turn(made, turns), api.CacheRows(keys=keys, values=values, rows=rows), impl="triton")
-    plain_q, plain_k = made.turned(*packed.chunk(3, -1)[:2], turns)
+    given_q, given_k, _ = packed.chunk(3, -1)
+    plain_q, plain_k = made.turned(given_q, given_k, turns)
     assert q is not None
     nearly_all_equal(q, plain_q, steps=4)
     nearly_all_equal(keys[:, rows], plain_k, steps=4)

@@ -99,19 +99,8 @@ class TestSizes:
         with pytest.raises(WeightsError, match=r"config\.json"):
             read_checkpoint(tmp_path)
 
-    @pytest.mark.parametrize(
-        ("name", "dim", "ffn", "layers", "params"),
-        [("wan-1.3b", 1536, 8960, 30, 1_418_996_800), ("wan-14b", 5120, 13824, 40, 14_288_491_584)],
-    )
-    def test_full_sizes_have_the_published_number_of_parameters(
-        self, name: str, dim: int, ffn: int, layers: int, params: int
-    ) -> None:
-        def linear(given: int, out: int) -> int:
-            return given * out + out
-
-        layer = 8 * linear(dim, dim) + 4 * dim + 2 * dim + linear(dim, ffn) + linear(ffn, dim) + 6 * dim
-        outside = linear(4 * 16, dim) + linear(4096, dim) + linear(256, dim) + 2 * linear(dim, dim) + linear(dim, 6 * dim)
-        assert layers * layer + outside + linear(dim, 64) + 2 * dim == params
+    @pytest.mark.parametrize(("name", "layers", "params"), [("wan-1.3b", 30, 1_418_996_800), ("wan-14b", 40, 14_288_491_584)])
+    def test_full_sizes_have_the_published_number_of_parameters(self, name: str, layers: int, params: int) -> None:
         with torch.device("meta"):
             dit = CausalWan(SIZES[name])
         assert sum(parameter.numel() for parameter in dit.parameters()) == params
