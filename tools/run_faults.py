@@ -16,8 +16,7 @@ from testing_page import put, section
 
 HEAD: Final = """## Faults
 
-`make faults` makes one fault in an empty folder for each try, and a try fails if what is said does not hold; with fewer tries the
-same functions are tests (`tests/faults`).
+Each try of `make faults` makes one fault in an empty folder; `tests/faults` runs the same functions with fewer tries.
 
 | fault | tried | survived | what must hold |
 |---|---|---|---|
