@@ -22,6 +22,8 @@ from strobe.models.vae.wan.weights import random_wan_vae
 DEVICE = torch.device(sys.argv[1])
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
 LIMIT = tolerance("element", "bfloat16" if DEVICE.type == "cuda" else "float32")
+CHAIN = tolerance("latents", "bfloat16" if DEVICE.type == "cuda" else "float32")
+"""Root mean square, relative, after many layers, of which the plain ones round more often."""
 SHAPES = [(2, 2, 5, 7, 16, 24), (1, 1, 15, 17, 8, 16), (1, 1, 4, 6, 24, 96), (1, 1, 3, 5, 8, 384), (1, 1, 1, 1, 96, 192)]
 """Samples, frames, rows, columns, channels in and out."""
 LARGE = [(1, 3, 63, 100, 96, 96), (1, 2, 33, 64, 192, 192), (1, 1, 20, 31, 384, 384), (2, 2, 9, 9, 256, 256)]
@@ -84,7 +86,7 @@ def check_decoder(config: WanVAEConfig, latents: Tensor) -> None:
             torch.testing.assert_close(decoder.push(piece), expected, rtol=0, atol=LIMIT)
             for got, want in zip(decoder.memories, plain.memories, strict=True):
                 assert got is not None and want is not None and got.stride() == want.stride()
-                near([got], [want])
+                assert (got.float() - want.float()).norm() <= CHAIN * want.float().norm()
         if not number:
             later.load_state(plain.state())
 
