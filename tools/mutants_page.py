@@ -10,7 +10,7 @@ HEAD = """## Mutants
 
 `make mutants` changes single expressions at random and runs the tests that run the line. A mutant that no test notices survives.
 `python tools/mutants.py list` shows the survivors, `tests/mutants/results.jsonl` has all with their reasons.
-`make mutants TIER=first` runs mutants only against the tests of `make test`: the last column counts these mutants and the killed.
+`make mutants TIER=first` runs mutants only against the tests of `make test`: the last column has the killed of these mutants.
 """
 OUTCOMES = ("killed", "survived", "equivalent")
 
