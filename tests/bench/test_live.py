@@ -18,6 +18,7 @@ from strobe.perf.analysis.runs.latency import figures_of
 from strobe.perf.records.store import read_run
 from strobe.perf.report.build import build_report
 from strobe.perf.report.serve_page import load_table
+from strobe.perf.table.model import Table
 from strobe.serve import protocol
 from strobe.serve.client import Playback
 
@@ -85,7 +86,9 @@ def test_viewers_see_what_the_page_says(tmp_path: Path) -> None:
         assert not each.refusal and each.painted == len(each.late_ns) > 0
         assert each.first_picture_ns is not None and 0 < each.first_picture_ns <= each.watched_ns
         assert 0 < len(each.prompt_to_pixel_ns) + each.unanswered <= prompts and all(ns > 0 for ns in each.prompt_to_pixel_ns)
-        assert each.lost == 0
+        assert each.lost == 0 and {*each.prompt_parts_ns} == {"wait", "text", "block", "picture", "paint"}
+        for whole, *parts in zip(each.prompt_to_pixel_ns, *each.prompt_parts_ns.values(), strict=True):
+            assert 0 <= sum(parts) <= whole and min(parts) >= 0 and parts[2] > 0
     one, two = figures_of(run)
     assert (one.came, two.came, one.refused, one.failed) == (1, 2, 0, 0)
     frame_ns = 1e9 / 16
@@ -99,7 +102,11 @@ def test_viewers_see_what_the_page_says(tmp_path: Path) -> None:
         assert 0 < served.busy_ns <= served.wall_ns and served.encode_ns > 0 and served.stream_bytes is None
         assert (served.suspend_ns, served.wake_ns) == (None, None), "nothing was suspended"
     report = build_report([folder])
-    assert [section.id for section in report.sections] == ["load", "server", "viewers"]
+    assert [section.id for section in report.sections] == ["load", "prompts", "server", "viewers"]
+    account = report.sections[1].blocks[0]
+    assert isinstance(account, Table)
+    in_all = [row.cells[2].ns for row in account.rows]  # type: ignore[union-attr]
+    assert sum(in_all[:-1]) == in_all[-1] == sum(one.prompt_to_pixel_ns)
     assert len(load_table((one, two)).rows) == 2
     assert len(run.rows("viewers")) == 3
 

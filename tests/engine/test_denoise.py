@@ -104,7 +104,7 @@ def test_it_is_diffusers_unipc(steps: int, shift: float) -> None:
     theirs.sigmas = torch.tensor([*own.sigmas, 0.0], dtype=torch.float64)
     x = torch.randn(1, 2, 3, 5, 7, generator=torch.Generator().manual_seed(3))
     texts: Any = [object() for _ in range(steps)]
-    found = denoise_unipc(dit, x, texts, None, own)  # type: ignore[arg-type]
+    found = denoise_unipc(dit, x, texts, None, own, lambda: None)  # type: ignore[arg-type]
     assert dit.told == list(zip(own.warped, texts, strict=True))
     expected = x.double()
     for timestep, told in zip(theirs.timesteps, own.warped, strict=True):

@@ -57,8 +57,8 @@ def test_a_prompt_takes_effect_at_the_block_that_was_said(running: Running, run:
     assert prompted.typed_ms == 7.0 and effective.frame_block == prompted.frame_block
     assert {picture.epoch for picture in found if picture.frame < effective.frame} == {0}
     assert {picture.epoch for picture in found if picture.frame >= effective.frame} == {1}
-    expected = jpegs(6, strobe.Switch(frame_block=prompted.frame_block, prompt=SQUARE))
-    assert [picture.data for picture in found] == expected[: len(found)]
+    expected = jpegs(9, strobe.Switch(frame_block=prompted.frame_block, prompt=SQUARE))
+    assert [picture.data for picture in found] == [expected[picture.frame] for picture in found]
 
 
 def test_after_a_reset_no_picture_of_before_comes(running: Running, run: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from functools import partial
 from itertools import permutations
@@ -19,13 +20,13 @@ import strobe
 from fake_gpu import FakeGpu
 from live_server import in_shots
 from simulate import Arrival, simulate
-from strobe.core.errors import ConfigError, SessionError
+from strobe.core.errors import ConfigError, SessionError, StrobeError
 from strobe.engine.model import Model
 from strobe.engine.presets import preset
 from strobe.engine.resolve import resolve
 from strobe.serve.protocol import MARKS
 from strobe.serve.scheduler import ENOUGH, FULL, Demand, StreamCost, admit, choose, learn
-from strobe.serve.streams import GpuClock, LiveStream, Origin, SpareSessions
+from strobe.serve.streams import Block, GpuClock, LiveStream, Origin, SpareSessions
 from strobe.serve.worker import Worker
 from tiny_model import well_read_model
 
@@ -223,6 +224,79 @@ def test_a_preset_costs_what_its_full_frame_blocks_take() -> None:
     assert all(cost == predicted for name, cost in worker.costs.items() if name != "turbo")
 
 
+class Steered:
+    """A worker with streams that play without end, of which "a" is prompted amid chosen frame blocks."""
+
+    def __init__(self, model: Model, streams: str, prompts: dict[int, str]) -> None:
+        self.prompts, self.answers, self.orders = prompts, [], []  # type: ignore[var-annotated]
+        self.blocks: dict[str, list[Block]] = {name: [] for name in streams}
+        self.enough = threading.Event()
+        self.worker = Worker(model, CPU, default="turbo", made=self._made, failed=lambda name, error: self.orders.append(error))
+        self.worker._learn = lambda preset, block: None  # type: ignore[method-assign]
+        self.worker.start()
+        try:
+            origin = Origin(prompt="a red circle moving left", seed=3, preset="turbo")
+            for name in streams:
+                self.worker.submit(partial(self.worker.open, name, origin)).result()
+            inner = self.worker.stream("a").session._stream
+            inner._dit.flow = partial(self._flow, inner, inner._dit.flow)
+            for name in streams:
+                self.worker.painted(name, 0, 10**6, True)
+            assert self.enough.wait(60)
+        finally:
+            self.worker.close()
+
+    def _flow(self, inner: Any, flow: Any, *arguments: Any) -> Any:
+        text = self.prompts.pop(inner.state.next_block, None)
+        if text is not None:
+            self.answers.append(self.worker.prompt("a", text, "recache", 4, time.monotonic()))
+            self.worker.submit(lambda: self.orders.append(self.worker.stream("a").given_up))
+        return flow(*arguments)
+
+    def _made(self, name: str, block: Block) -> None:
+        self.blocks[name].append(block)
+        if len(self.blocks["a"]) >= 7:
+            self.enough.set()
+
+
+@pytest.mark.parametrize(("streams", "at"), [("a", 3), ("ab", 4)])
+def test_a_prompt_gives_up_the_block_under_way_only_of_a_stream_that_plays_alone(model: Model, streams: str, at: int) -> None:
+    found = Steered(model, streams, {3: "a blue square moving up"})
+    (answer,), blocks = found.answers, found.blocks["a"]
+    assert answer.result() == (1, at)
+    assert found.orders == [False], "what is asked for after a prompt finds the stream between two frame blocks"
+    assert np.array_equal(np.concatenate([block.frames for block in blocks[:7]]), expected(model, 7, at))
+    assert [block.index for block in blocks] == [*range(len(blocks))]
+    assert [block.epoch for block in blocks] == [int(block.index >= at) for block in blocks]
+    (timed,) = [block.timed for block in blocks if block.timed is not None]
+    assert blocks[at].timed is timed
+    assert timed.arrived_s <= timed.asked_s <= timed.encoded_s <= timed.begun_s <= timed.made_s  # type: ignore[operator]
+
+
+def test_whoever_prompts_without_end_still_gets_frames(model: Model) -> None:
+    found = Steered(model, "a", {3: "a blue square moving up", 4: "a red circle moving left"})
+    assert [answer.result() for answer in found.answers] == [(1, 3), (2, 4)]
+    found = Steered(model, "a", {3: "a blue square moving up"})
+    again = found.worker.prompt("a", "a red circle moving left", "recache", 4, 0.0)
+    with pytest.raises(StrobeError, match="shutting down"):
+        again.result()
+
+
+def test_a_text_that_takes_time_is_followed_once_it_is_there(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode, there = model.text.encode, threading.Event()
+    monkeypatch.setattr(model.text, "ready", lambda prompts: not any("blue" in prompt for prompt in prompts))
+
+    def slowly(prompts: list[str]) -> torch.Tensor:
+        if any("blue" in prompt for prompt in prompts):
+            there.wait(60)
+        return encode(prompts)
+
+    monkeypatch.setattr(model.text, "encode", slowly)
+    threading.Timer(0.05, there.set).start()
+    found = Steered(model, "a", {2: "a blue square moving up"})
+    assert found.answers[0].result() == (1, None)
+
+
 GIB = 2**30
 COSTS = {
     "balanced": StreamCost(block_s=0.238, longest_s=0.41, content_s=0.75, stream_bytes=7 * GIB),
@@ -236,14 +310,16 @@ demands = st.builds(
     ahead_s=st.floats(0, 5),
     target_s=st.floats(0.1, 3),
     running=st.booleans(),
+    steered=st.booleans(),
     opened_s=st.floats(0, 100),
 )
 
 
 @given(st.lists(demands, max_size=6, unique_by=lambda demand: demand.stream))
-def test_whoever_runs_dry_first_is_next_and_order_does_not_matter(asked: list[Demand]) -> None:
+def test_whoever_was_steered_or_else_runs_dry_first_is_next_and_order_does_not_matter(asked: list[Demand]) -> None:
     chosen = choose(asked)
-    wanting = {demand.stream: demand for demand in asked if demand.running and demand.ahead_s < demand.target_s}
+    steered = {demand.stream: demand for demand in asked if demand.running and demand.steered}
+    wanting = steered or {demand.stream: demand for demand in asked if demand.running and demand.ahead_s < demand.target_s}
     assert (chosen is None) == (not wanting)
     if chosen is not None:
         assert wanting[chosen].ahead_s == min(demand.ahead_s for demand in wanting.values())
@@ -298,20 +374,22 @@ def test_alone_a_stream_is_let_in_however_slow() -> None:
     assert not admit("slow", [slow["slow"]], slow, free_bytes=10, start_buffer_s=0.5, most=2).admitted
 
 
+@pytest.mark.parametrize("switching", [False, True])
 @pytest.mark.parametrize("seed", range(20))
-def test_streams_that_were_admitted_never_stall(seed: int) -> None:
-    """150 Poisson arrivals each, with switches at any time: no frame block is late, whatever the mix."""
+def test_streams_that_were_admitted_do_not_stall(seed: int, switching: bool) -> None:
+    """150 Poisson arrivals each: no frame block is late, whatever the mix; switches, which go first, make one late at most."""
     draw = random.Random(seed)
     at, arrivals = 0.0, []
     for _ in range(150):
         at += draw.expovariate(1 / 6)
         watches = draw.uniform(3, 60)
-        switches = tuple(draw.uniform(0, watches) for _ in range(draw.randrange(3)))
-        arrivals.append(Arrival(at_s=at, preset=draw.choice(list(COSTS)), watches_s=watches, switches_s=switches[:1]))
+        switches = tuple(draw.uniform(0, watches) for _ in range(draw.randrange(3)))[:switching]
+        arrivals.append(Arrival(at_s=at, preset=draw.choice(list(COSTS)), watches_s=watches, switches_s=switches))
     outcomes = simulate(arrivals, COSTS, memory_bytes=120 * GIB, start_buffer_s=1.0)
     admitted = [outcome for outcome in outcomes if outcome.admitted]
     assert len(admitted) > 30 and any(not outcome.admitted for outcome in outcomes)
-    assert sum(outcome.late for outcome in admitted) == 0, "a frame block came after its viewer had run dry"
+    late = sum(outcome.late for outcome in admitted)
+    assert late == 0 or (late == 1 and switching), "a frame block came after its viewer had run dry"
     assert max(outcome.most_ahead_s for outcome in admitted) <= 1.0 + 2 * 0.75
 
 

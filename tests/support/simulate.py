@@ -68,7 +68,7 @@ def simulate(
 ) -> list[Watched]:
     """Simulate arrivals with the server's own `admit` and `choose`; return each viewer's playback, in their order.
 
-    A frame block after a switch takes `longest_s`, every other `block_s`.
+    A frame block after a switch takes `longest_s`, every other `block_s`. Its frames are shown at once, in place of older ones.
     """
     coming = sorted(range(len(arrivals)), key=lambda number: arrivals[number].at_s)
     outcomes: list[Watched] = [Watched(preset=arrival.preset, admitted=False) for arrival in arrivals]
@@ -95,7 +95,8 @@ def simulate(
             Demand(
                 stream=stream.name,
                 ahead_s=stream.made_s - stream.played_s(now, start_buffer_s),
-                target_s=start_buffer_s + min(stream.cost.content_s, stream.cost.block_s),
+                target_s=start_buffer_s + stream.cost.content_s,
+                steered=bool(stream.switches) and stream.switches[0] <= now,
                 opened_s=stream.opened_s,
             )
             for stream in streams
@@ -142,6 +143,8 @@ def _make(stream: _Stream, now: float, start_buffer_s: float) -> float:
                 outcome.stall_s + ready - dry,
                 stream.waited_s + ready - dry,
             )
+    if switched and stream.began_s is not None:  # the viewer leaves out what it has of the old prompt
+        stream.began_s -= stream.made_s - stream.played_s(ready, start_buffer_s)
     stream.made_s += stream.cost.content_s
     outcome.blocks += 1
     if stream.began_s is None and stream.made_s >= start_buffer_s:

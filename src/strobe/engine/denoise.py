@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -65,7 +65,14 @@ def draw_block(
     return BlockNoise(initial=initial, renoise=tuple(renoise))
 
 
-def denoise_unipc(dit: Transformer, x: Tensor, texts: Sequence[TextContext], cache: CacheStep, schedule: NoiseSchedule) -> Tensor:
+def denoise_unipc(
+    dit: Transformer,
+    x: Tensor,
+    texts: Sequence[TextContext],
+    cache: CacheStep,
+    schedule: NoiseSchedule,
+    before_step: Callable[[], None],
+) -> Tensor:
     """Turn noise into the clean latents of one frame block by UniPC of order 2 (B2, on clean latents).
 
     A step predicts the flow of ``x`` and ``x0 = x - sigma * flow``; with that it corrects how the step before came to ``x``, and
@@ -77,6 +84,7 @@ def denoise_unipc(dit: Transformer, x: Tensor, texts: Sequence[TextContext], cac
         texts: of each step.
         cache: opened for the frame block.
         schedule: with sampler "unipc".
+        before_step: called before each step.
 
     Returns:
         x0 [B, F, C, Y, X], float32.
@@ -87,6 +95,7 @@ def denoise_unipc(dit: Transformer, x: Tensor, texts: Sequence[TextContext], cac
     clean: list[Tensor] = []
     before = x  # where the last step went on from
     for index, sigma in enumerate(sigmas):
+        before_step()
         with span(DENOISE_STEP, index):
             flow = dit.flow(x, schedule.warped[index], texts[index], cache)
             with span(RENOISE):
@@ -148,11 +157,18 @@ def _combined(factors: Sequence[float], tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack(parts).sum(0).float()
 
 
-def denoise(dit: Transformer, noise: BlockNoise, text: TextContext, cache: CacheStep, schedule: NoiseSchedule) -> Tensor:
+def denoise(
+    dit: Transformer,
+    noise: BlockNoise,
+    text: TextContext,
+    cache: CacheStep,
+    schedule: NoiseSchedule,
+    before_step: Callable[[], None],
+) -> Tensor:
     """Turn noise into the clean latents of one frame block.
 
     Each step predicts the flow and goes to ``x0 = x - sigma * flow``; all but the last mix fresh noise in:
-    ``x = (1 - sigma_next) * x0 + sigma_next * noise``.
+    ``x = (1 - sigma_next) * x0 + sigma_next * noise``. `before_step` is called before each.
 
     Returns:
         x0 [B, F, C, Y, X], float32.
@@ -162,6 +178,7 @@ def denoise(dit: Transformer, noise: BlockNoise, text: TextContext, cache: Cache
     sigmas = schedule.sigmas
     x = noise.initial
     for index, sigma in enumerate(sigmas):
+        before_step()
         with span(DENOISE_STEP, index):
             flow = dit.flow(x, schedule.warped[index], text, cache)
             with span(RENOISE):
@@ -199,8 +216,17 @@ def read_blend(dit: Transformer, blend: Blend, num_steps: int) -> BlendedText:
     return BlendedText(first=first, last=last, num_last=blend.steps(num_steps), kept=last if blend.nearer_to_target else first)
 
 
-def denoise_blended(dit: Transformer, noise: BlockNoise, schedule: NoiseSchedule, text: BlendedText, cache: CacheStep) -> Tensor:
+def denoise_blended(
+    dit: Transformer,
+    noise: BlockNoise,
+    schedule: NoiseSchedule,
+    text: BlendedText,
+    cache: CacheStep,
+    before_step: Callable[[], None],
+) -> Tensor:
     """Turn noise into clean latents by a schedule's sampler, with the old prompt in the first steps and the new one in the last.
+
+    `before_step` is called before each step; what it raises ends the work.
 
     Returns:
         x0 [B, F, C, Y, X], float32.
@@ -208,11 +234,11 @@ def denoise_blended(dit: Transformer, noise: BlockNoise, schedule: NoiseSchedule
     num_first = max(0, len(schedule.sigmas) - text.num_last)
     if schedule.sampler == "unipc":
         texts = [text.first if step < num_first else text.last for step in range(len(schedule.sigmas))]
-        return denoise_unipc(dit, noise.initial, texts, cache, schedule)
+        return denoise_unipc(dit, noise.initial, texts, cache, schedule, before_step)
     if num_first == 0:
-        return denoise(dit, noise, text.last, cache, schedule)
+        return denoise(dit, noise, text.last, cache, schedule, before_step)
     early = replace(schedule, timesteps=schedule.timesteps[: schedule.skipped + num_first])
-    latents = denoise(dit, noise, text.first, cache, early)
+    latents = denoise(dit, noise, text.first, cache, early, before_step)
     late = replace(schedule, skipped=schedule.skipped + num_first)
     start = add_noise(latents, noise.renoise[num_first - 1], late.sigmas[0])
-    return denoise(dit, BlockNoise(initial=start, renoise=noise.renoise[num_first:]), text.last, cache, late)
+    return denoise(dit, BlockNoise(initial=start, renoise=noise.renoise[num_first:]), text.last, cache, late, before_step)

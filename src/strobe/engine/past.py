@@ -54,15 +54,23 @@ class KeptPast:
             self._step = self._cache.at(frames.start, len(frames))
 
     def sample(
-        self, dit: Transformer, text: BlendedText, index: int, draw: Draw, state: StreamState, given: Tensor | None
+        self,
+        dit: Transformer,
+        text: BlendedText,
+        index: int,
+        draw: Draw,
+        state: StreamState,
+        given: Tensor | None,
+        before_step: Callable[[], None],
     ) -> SampledLatents:
         """Make the clean latents of frame block `index`, in the cache that was opened for it.
 
         Args:
             given: latents [B, F, C, Y, X] to make anew with the strength of the configuration; None: it is made of noise alone.
+            before_step: called before each denoise step; what it raises ends the work.
         """
         assert self._step is not None
-        return SampledLatents(denoise_blended(dit, *noised(draw(index), self._config, given), text, self._step))
+        return SampledLatents(denoise_blended(dit, *noised(draw(index), self._config, given), text, self._step, before_step))
 
     def close(self, dit: Transformer, text: TextContext, latents: Tensor) -> None:
         """Take in the clean latents of a frame block."""
@@ -217,7 +225,14 @@ class RollingPast(KeptPast):
             self._ring.take_back(frames.start)
 
     def sample(
-        self, dit: Transformer, text: BlendedText, index: int, draw: Draw, state: StreamState, given: Tensor | None
+        self,
+        dit: Transformer,
+        text: BlendedText,
+        index: int,
+        draw: Draw,
+        state: StreamState,
+        given: Tensor | None,
+        before_step: Callable[[], None],
     ) -> SampledLatents:
         """See `KeptPast.sample`."""
         steps, size = len(self._config.schedule.timesteps), self._config.frame_block
@@ -228,7 +243,9 @@ class RollingPast(KeptPast):
         else:
             x = noises[0].initial
             for number in range(1, steps):
+                before_step()
                 x = torch.cat((self._renoised(self._x0(dit, text.kept, x), noises), noises[number].initial), dim=1)
+        before_step()
         x0 = self._x0(dit, text.kept, x)
         return SampledLatents(x0[:, :size], self._renoised(x0[:, size:], noises[1:]) if steps > 1 else None)
 

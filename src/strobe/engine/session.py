@@ -38,7 +38,7 @@ from strobe.engine.prompts import (
 from strobe.engine.resolve import ResolvedConfig, resolve
 from strobe.engine.snapshot import Identity, Snapshot, read_snapshot
 from strobe.engine.start import start_latents, with_first_block
-from strobe.engine.stream import FrameBlock, Stream
+from strobe.engine.stream import FrameBlock, GivenUpError, Stream
 from strobe.models.lora import Lora, combined
 
 
@@ -115,6 +115,7 @@ class Session:
         self._working = threading.Lock()
         self._running: dict[int, Switch] | None = None  # the timeline of the stream that made the last frame block
         self._cancellations = 0
+        self._changed_at = 0  # number of the last frame block that began with new prompts
         self._closed = False
 
     @property
@@ -193,7 +194,12 @@ class Session:
                 self._stream.prepare(told.change, told.text)
 
     def stream(
-        self, num_blocks: int | None = None, *, seconds: float | None = None, switches: Sequence[Switch] = ()
+        self,
+        num_blocks: int | None = None,
+        *,
+        seconds: float | None = None,
+        switches: Sequence[Switch] = (),
+        give_up: threading.Event | None = None,
     ) -> Iterator[FrameBlock]:
         """Go on with the stream, frame block by frame block; each is made when it is asked for.
 
@@ -203,6 +209,10 @@ class Session:
             num_blocks: how many; None without `seconds`: endless.
             seconds: at least so much more video.
             switches: prompts for frame blocks to come, numbered from the start of the stream.
+            give_up: set it from any thread to follow a new prompt at once: the frame block under way is given up before its next
+                denoise step, the event is cleared, and the iterator ends. Call `prompt`, then `stream` again, which makes that
+                frame block anew. With it, frames that follow a new prompt never come late (`Knobs.late_frames`). A session on
+                several devices ignores it.
 
         Raises:
             ConfigError: both lengths or one that is not positive; an unknown word, or a switch that would never take effect.
@@ -215,7 +225,8 @@ class Session:
         prompts = [switch.prompt for switch in timeline.values()]
         check_prompts(self.model.text, prompts)
         self._prompting.encode_ahead(prompts)
-        return self._run(blocks, timeline, self._cancellations)
+        alone = self._stream.share is None
+        return self._run(blocks, timeline, self._cancellations, give_up if alone else None)
 
     @property
     def loras(self) -> tuple[Lora, ...]:
@@ -346,32 +357,44 @@ class Session:
         stream, name = self._stream, self.model.name
         return Identity(model=name, weights_hash=stream.weights_hash, config=config, seed=stream.seed, samples=stream.samples)
 
-    def _run(self, blocks: Iterable[int], timeline: dict[int, Switch], cancellations: int) -> Iterator[FrameBlock]:
+    def _run(
+        self, blocks: Iterable[int], timeline: dict[int, Switch], cancellations: int, give_up: threading.Event | None
+    ) -> Iterator[FrameBlock]:
         for count, index in enumerate(blocks):
             if self._cancellations != cancellations:
                 return
             last = isinstance(blocks, range) and index == blocks[-1]
-            yield self._next(timeline, start=None if count else index, ahead=self.config.knobs.late_frames and not last)
+            ahead = self.config.knobs.late_frames and not last
+            try:
+                block = self._next(timeline, start=None if count else index, ahead=ahead, give_up=give_up)
+            except GivenUpError:
+                if give_up is not None:
+                    give_up.clear()
+                return
+            yield block
 
-    def _next(self, timeline: dict[int, Switch], start: int | None, ahead: bool) -> FrameBlock:
+    def _next(self, timeline: dict[int, Switch], start: int | None, ahead: bool, give_up: threading.Event | None) -> FrameBlock:
         """Hand out a frame block; with `ahead` make the next one first."""
         with self._exclusive():
             self._take_turn(timeline, start)
             index, cancellations = self.next_block, self._cancellations
             if self._stream.state.next_block == index:
-                self._make(timeline)
+                self._make(timeline, give_up)
+            ahead = ahead and not (give_up is not None and self._changed_at == index)
             if ahead and self._stream.state.next_block == index + 1 and self._cancellations == cancellations:
-                self._make(timeline)
+                self._make(timeline, give_up)
             return self._stream.deliver()
 
-    def _make(self, timeline: dict[int, Switch]) -> None:
+    def _make(self, timeline: dict[int, Switch], give_up: threading.Event | None) -> None:
         index = self._stream.state.next_block
         switch = timeline.get(index)
         if switch is not None:
             self.prompt(switch.prompt, mode=switch.mode, over=switch.over, wait=True)
         told = self._prompting.open(index, first=self._stream.state.blend is None)
         try:
-            self._stream.advance(told.change if told else None, told.text if told else None)
+            change, text = (None, None) if told is None else (told.change, told.text)
+            self._stream.advance(change, text, None if give_up is None else give_up.is_set)
+            self._changed_at = self._changed_at if told is None else index
         finally:
             self._prompting.made(told, self._stream.state.next_block, index)  # made, if maybe not decoded
 

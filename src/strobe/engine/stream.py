@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter_ns
 
 import torch
@@ -105,6 +106,10 @@ class PreparedChange:
     change: Change
     kept: CacheState | None
     ready: tuple[Blend, BlendedText] | None = None
+
+
+class GivenUpError(SessionError):
+    """A frame block was given up between two denoise steps, because its maker was asked to."""
 
 
 class Stream:
@@ -213,15 +218,19 @@ class Stream:
         self._past.rehearse(self._dit, text, self._draw)
 
     @torch.inference_mode()
-    def advance(self, change: Change | None = None, encoded: Tensor | None = None) -> None:
+    def advance(
+        self, change: Change | None = None, encoded: Tensor | None = None, give_up: Callable[[], bool] | None = None
+    ) -> None:
         """Make the next frame block, under new prompts if there is a change. At most one may be waiting to be handed out.
 
         Args:
             change: new prompts.
             encoded: their text [B, L, text_dim]; None: it is encoded here.
+            give_up: asked before each denoise step, on a GPU when it has done the one before.
 
         Raises:
             SessionError: there is no prompt yet.
+            GivenUpError: `give_up` said so; the frame block is made anew by the next call.
         """
         began, index = perf_counter_ns(), self.state.next_block
         assert self._ready is None or self._decoding is None, "hand frame blocks out before making more"
@@ -238,7 +247,9 @@ class Stream:
             latents, rest = (None, None) if rest is None else (rest[:, : len(frames)], rest[:, len(frames) :])
             ahead = None
             if latents is None or self.config.again is not None:
-                latents, ahead = self._past.sample(self._dit, text, index, self._noise, self.state, latents)
+                latents, ahead = self._past.sample(
+                    self._dit, text, index, self._noise, self.state, latents, partial(self._before_step, give_up)
+                )
             self._settle()  # its memory goes into this one's
             pieces = self._decoder.start(latents, self.state.decoder)
             self._past.close(self._dit, text.kept, latents)
@@ -257,6 +268,14 @@ class Stream:
             if not self.config.knobs.late_frames:
                 self._settle()
         self._worked_ns += perf_counter_ns() - began
+
+    def _before_step(self, give_up: Callable[[], bool] | None) -> None:
+        if give_up is None:
+            return
+        if self.config.device.type == "cuda":
+            torch.cuda.current_stream(self.config.device).synchronize()
+        if give_up():
+            raise GivenUpError(f"frame block {self.state.next_block} was given up")
 
     @torch.inference_mode()
     def prepare(self, change: Change, encoded: Tensor | None = None) -> None:

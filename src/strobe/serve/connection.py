@@ -283,9 +283,8 @@ class Connection:
                 hub.received(channel, message)
             case protocol.Prompt():
                 await self._wake(channel)
-                epoch, frame_block = await hub.on_device(
-                    lambda: worker.stream(name).prompt(message.text, message.mode, message.over)
-                )
+                asked = worker.prompt(name, message.text, message.mode, message.over, at_s)
+                epoch, frame_block = await asyncio.shield(asyncio.wrap_future(asked))
                 await hub.keep(channel)
                 channel.epochs[epoch] = at_s
                 self._post(

@@ -43,7 +43,7 @@ from strobe.serve.protocol import (
     State,
 )
 from strobe.serve.scheduler import Admission
-from strobe.serve.streams import Block, LiveStream
+from strobe.serve.streams import Block, LiveStream, PromptTimes
 from strobe.serve.worker import StreamGoneError, Worker
 
 CLIPS: Final = 16
@@ -383,7 +383,13 @@ class Hub:
         seen = block.first_frame + len(block.frames) <= channel.painted  # made again for a viewer who has painted it
         if block.entered is not None and not seen:
             entry = block.entered
-            channel.tell(Effective(epoch=entry.epoch, frame_block=block.index, frame=block.first_frame, text=entry.text))
+            channel.tell(
+                Effective(
+                    epoch=entry.epoch, frame_block=block.index, frame=block.first_frame, text=entry.text, **_parts(block.timed)
+                )
+            )
+            while channel.frames and channel.frames[-1].number >= channel.cursor:
+                channel.frames.pop()  # the viewer shows a new prompt at once: what it was not sent of the old one is of no use
         for offset, pixels in enumerate(block.frames):
             if block.first_frame + offset < channel.painted:
                 continue
@@ -566,6 +572,17 @@ class Hub:
         if self.keeper is not None:
             await asyncio.to_thread(self.keeper.close)
         self.recordings.close()
+
+
+def _parts(timed: PromptTimes | None) -> dict[str, float]:
+    """Return where the time of a prompt went until its frames were there, in ms; nothing for one that a stream began with."""
+    if timed is None or timed.encoded_s is None or timed.begun_s is None or timed.made_s is None:
+        return {}
+    return {
+        "wait_ms": 1e3 * (timed.asked_s - timed.arrived_s + timed.begun_s - timed.encoded_s),
+        "text_ms": 1e3 * (timed.encoded_s - timed.asked_s),
+        "block_ms": 1e3 * (timed.made_s - timed.begun_s),
+    }
 
 
 def describe(error: BaseException) -> str:

@@ -184,12 +184,19 @@ class Prompted(Struct, tag="prompted", kw_only=True):
 
 
 class Effective(Struct, tag="effective", kw_only=True):
-    """A prompt took effect: the first picture of `epoch` is `frame`."""
+    """A prompt took effect: the first picture of `epoch` is `frame`; pictures before it that were not sent are not.
+
+    Its time on the server in ms: `wait_ms` waiting for the device, `text_ms` encoding its text, `block_ms` making its frames.
+    All 0 for a stream's first prompt.
+    """
 
     epoch: int
     frame_block: int
     frame: int
     text: str
+    wait_ms: float = 0.0
+    text_ms: float = 0.0
+    block_ms: float = 0.0
 
 
 class Made(Struct, tag="made", kw_only=True):

@@ -29,6 +29,7 @@ class Demand:
         ahead_s: seconds of video that are made and not painted yet.
         target_s: how many it wants; it is not made any further ahead.
         running: it is playing, and its viewer is there and keeps up.
+        steered: its viewer waits for the first frames of a new prompt, whatever is made of the old one.
         opened_s: when it was opened, any clock: the older goes first if deadlines are equal.
     """
 
@@ -36,13 +37,16 @@ class Demand:
     ahead_s: float
     target_s: float
     running: bool = True
+    steered: bool = False
     opened_s: float = 0.0
 
 
 def choose(demands: Sequence[Demand]) -> str | None:
-    """Return the stream with the earliest deadline among those that want more; None if none does."""
-    wanting = [demand for demand in demands if demand.running and demand.ahead_s < demand.target_s]
-    return min(wanting, key=lambda demand: (demand.ahead_s, demand.opened_s, demand.stream)).stream if wanting else None
+    """Return the stream that is next: one that is steered, else that with the earliest deadline; None if none wants more."""
+    wanting = [demand for demand in demands if demand.running and (demand.steered or demand.ahead_s < demand.target_s)]
+    if not wanting:
+        return None
+    return min(wanting, key=lambda demand: (not demand.steered, demand.ahead_s, demand.opened_s, demand.stream)).stream
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -81,6 +83,27 @@ class Branch:
     frame: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptTimes:
+    """How a prompt came to be followed, by the monotonic clock.
+
+    Args:
+        epoch: number of the prompt.
+        arrived_s: its message came.
+        asked_s: the device's thread took it.
+        encoded_s: its text was there; None: it is not.
+        begun_s: work on the frames that follow it began; None: it has not.
+        made_s: these frames were there; None: they are not.
+    """
+
+    epoch: int
+    arrived_s: float
+    asked_s: float
+    encoded_s: float | None = None
+    begun_s: float | None = None
+    made_s: float | None = None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Block:
     """Frames of a frame block that was made.
@@ -89,6 +112,7 @@ class Block:
         frames: uint8 [F, Y, X, 3].
         first_frame: number of the first of them.
         entered: the prompt that took effect with it, if one did.
+        timed: how this prompt came to be followed, if it came while the stream was open.
         block_ms: time that the device worked for it.
         phases: ms of denoising, the clean-context pass and decoding; on a GPU, where they overlap, they are not taken apart.
         woken_ms: time that the device was held to bring the stream back from main memory before it; 0: it was there.
@@ -104,6 +128,7 @@ class Block:
     phases: dict[str, float]
     made_s: float
     cache: dict[str, int]
+    timed: PromptTimes | None = None
     woken_ms: float = 0.0
 
 
@@ -250,6 +275,11 @@ class LiveStream:
     _held: PromptEntry | None = None
     base: int | None = None
     """Branch that the present generation began with; None: it began at frame 0."""
+    give_up: threading.Event = field(default_factory=threading.Event)
+    """Set from any thread while a prompt comes: the frame block under way is given up before its next denoise step."""
+    given_up: bool = False
+    """The last frame block was, so the stream can be kept or moved only once it was made anew."""
+    _timed: PromptTimes | None = None
 
     @property
     def model(self) -> Model:
@@ -303,7 +333,8 @@ class LiveStream:
     def _go_on(self) -> None:
         """Open the session's iterator of frame blocks, with the prompts of a log that is made again."""
         assert self._session is not None
-        self._blocks = self._session.stream(switches=switches_from(self._replay, self._session.next_block))
+        switches = switches_from(self._replay, self._session.next_block)
+        self._blocks = self._session.stream(switches=switches, give_up=self.give_up)
         self._clock = GpuClock(self.device, late=self._session.config.knobs.late_frames) if self.device.type == "cuda" else None
 
     @property
@@ -327,20 +358,33 @@ class LiveStream:
             raise SessionError("the stream is closed; open another one")
         return self._session
 
-    def make(self) -> Block:
-        """Make the next frame block and copy it off the device; a suspended stream is woken before."""
+    def make(self) -> Block | None:
+        """Make the next frame block and copy it off the device; a suspended stream is woken before.
+
+        Returns:
+            None if it was given up: make it anew, under the prompt that came.
+        """
         asked, asleep = perf_counter_ns(), self.asleep
         session = self.session
         woken_ms = (perf_counter_ns() - asked) / 1e6 if asleep else 0.0
         self._answer_held()
+        if self._timed is not None and self._timed.begun_s is None and self.steered:
+            self._timed = replace(self._timed, begun_s=monotonic())
         assert self._blocks is not None
         phases: dict[str, float] = {}
         if self._clock is not None:
-            block, block_ms = self._clock.timed(partial(next, self._blocks))
+            block, block_ms = self._clock.timed(partial(next, self._blocks, None))
         else:
             block, block_ms, phases = self._make_on_cpu(self._blocks)
-        self._settle()
+        self.settle()
+        self.given_up = block is None
+        if block is None:
+            self._go_on()
+            return None
         entered = next((entry for entry in self.log if entry.frame_block == block.index), None)
+        made_s, timed = monotonic(), None
+        if entered is not None and self._timed is not None and entered.epoch == self._timed.epoch:
+            timed, self._timed = replace(self._timed, made_s=made_s), None
         epoch = max(entry.epoch for entry in self.log if entry.frame_block <= block.index)
         made = Block(
             frames=block.frames.numpy(),
@@ -351,28 +395,37 @@ class LiveStream:
             entered=entered,
             block_ms=block_ms,
             phases=phases,
-            made_s=monotonic(),
+            made_s=made_s,
             cache=layout(session, block.index, self.log),
+            timed=timed,
             woken_ms=woken_ms,
         )
         self.frames_made += len(made.frames)
         self.blocks_made = block.index + 1
         return made
 
-    def _make_on_cpu(self, blocks: Iterator[FrameBlock]) -> tuple[FrameBlock, float, dict[str, float]]:
-        """Return the next frame block, the ms that it took, and those of its phases."""
+    def _make_on_cpu(self, blocks: Iterator[FrameBlock]) -> tuple[FrameBlock | None, float, dict[str, float]]:
+        """Return the next frame block, the ms that it took, and those of its phases; None for one that was given up."""
         began, recorder = perf_counter_ns(), TimingRecorder(self.device)
         recorder.start_clip()
         with recording(recorder):
-            block = next(blocks)
+            block = next(blocks, None)
         regions = recorder.finish_clip()
         phases = {
             phase: sum(region.value_ns for region in regions if region.name in names) / 1e6 for phase, names in _PHASES.items()
         }
         return block, (perf_counter_ns() - began) / 1e6, phases
 
-    def prompt(self, text: str, mode: Mode, over: int) -> tuple[int, int | None]:
+    @property
+    def steered(self) -> bool:
+        """Whether a prompt of known text waits for its first frames; those that are made again from a log do not count."""
+        return not self._replay[1:] and self.log[-1].frame_block >= self.blocks_made
+
+    def prompt(self, text: str, mode: Mode, over: int, arrived_s: float | None = None) -> tuple[int, int | None]:
         """Steer the stream; a prompt that still waits is replaced.
+
+        Args:
+            arrived_s: when its message came, by the monotonic clock.
 
         Returns:
             the prompt's number, and the first frame block that follows it: None while its text is encoded beside the stream.
@@ -386,6 +439,9 @@ class LiveStream:
         check_prompts(self.model.text, [text])
         epoch, self._next_epoch = self._next_epoch, self._next_epoch + 1
         self._held = PromptEntry(epoch=epoch, frame_block=0, text=text, mode=mode, over=over)
+        now = monotonic()
+        self._timed = PromptTimes(epoch=epoch, arrived_s=now if arrived_s is None else arrived_s, asked_s=now)
+        self.give_up.clear()
         self._answer_held()
         return epoch, self.log[-1].frame_block if self.log[-1].epoch == epoch else None
 
@@ -396,18 +452,25 @@ class LiveStream:
             return
         self._held, self._replay = None, ()
         self._waiting = held, session.prompt(held.text, mode=held.mode, over=held.over)
-        self._settle()
+        self.settle()
 
     @property
     def waiting(self) -> PromptEntry | None:
         """The prompt that was asked for and has no frame block yet."""
         return self._held if self._held is not None or self._waiting is None else self._waiting[0]
 
-    def _settle(self) -> None:
+    @property
+    def encoded(self) -> Future[int] | None:
+        """Done once the text of the prompt that waits for it is there; None: none waits."""
+        return None if self._waiting is None else self._waiting[1].found
+
+    def settle(self) -> None:
         """Log the prompt that waited for its text, once its frame block is known."""
         if self._waiting is None or not self._waiting[1].found.done():
             return
         (entry, answer), self._waiting = self._waiting, None
+        if self._timed is not None and self._timed.epoch == entry.epoch:
+            self._timed = replace(self._timed, encoded_s=monotonic())
         with suppress(StrobeError):  # its text could not be encoded, or another prompt took its place
             at = answer.wait(0)
             before = [each for each in self.log if each.frame_block < at]
@@ -415,7 +478,7 @@ class LiveStream:
 
     def reset(self, origin: Origin, config: EngineConfig) -> None:
         """Begin again with other words, another seed or preset; if that is refused, the stream stays as it was."""
-        other = LiveStream(name=self.name, sessions=self.sessions, origin=origin, config=config)
+        other = LiveStream(name=self.name, sessions=self.sessions, origin=origin, config=config, give_up=self.give_up)
         if not origin.prompt.strip():
             raise ConfigError("the prompt is empty; say what to show")
         check_prompts(self.model.text, [origin.prompt])
@@ -431,7 +494,7 @@ class LiveStream:
             other._session, other._blocks, other._clock, origin, config,
         )  # fmt: skip
         self.log, self.frames_made, self.blocks_made, self._next_epoch = other.log, 0, 0, 1
-        self._replay, self._held, self._waiting, self.base = (), None, None, None
+        self._replay, self._held, self._waiting, self._timed, self.base = (), None, None, None, None
         self.generation += 1
 
     def mark(self, name: str) -> Branch:
@@ -498,7 +561,7 @@ class LiveStream:
     def _take(self, branch: Branch) -> None:
         self.log, self.frames_made, self.blocks_made = list(branch.log), branch.frame, branch.frame_block
         self._next_epoch = max(entry.epoch for entry in branch.log) + 1
-        self._replay, self._held, self._waiting = (), None, None
+        self._replay, self._held, self._waiting, self._timed = (), None, None, None
         if self._session is not None:
             self._go_on()
 

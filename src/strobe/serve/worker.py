@@ -21,6 +21,7 @@ from strobe.engine.memory import free_bytes, predict
 from strobe.engine.model import Model
 from strobe.engine.presets import PRESETS
 from strobe.engine.presets import preset as find_preset
+from strobe.engine.prompts import Mode
 from strobe.engine.resolve import check_device, resolve
 from strobe.engine.session import Session
 from strobe.serve.scheduler import Admission, Demand, StreamCost, admit, choose, learn
@@ -77,6 +78,8 @@ class Worker:
         self._made, self._failed = made, failed
         self._playing: dict[str, LiveStream] = {}
         self._work: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._steering: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._making = ""  # name of the stream whose frame block is under way
         self._wake = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="strobe-device", daemon=True)
@@ -109,6 +112,44 @@ class Worker:
             self._work.append((work, future))
             self._wake.notify()
         return future
+
+    def steer(self, name: str, work: Callable[[], T]) -> Future[T]:
+        """Run a function that prompts a stream on the thread that owns the device, before all else that waits.
+
+        If no other stream plays, the frame block under way is given up for it, unless it follows a prompt itself: whoever
+        prompts without end still sees frames.
+        """
+        future: Future[T] = Future()
+        with self._wake:
+            if self._closing:
+                future.set_exception(StrobeError("the server is shutting down; connect again in a moment"))
+                return future
+            self._steering.append((work, future))
+            self._interrupt(name)
+            self._wake.notify()
+        return future
+
+    def _interrupt(self, name: str) -> None:
+        """Give up the frame block of a stream that is under way, if that is fair; with the lock held."""
+        alone = not any(each.running for other, each in self._playing.items() if other != name)
+        if alone and self._making == name and not self._playing[name].steered:
+            self._playing[name].give_up.set()
+
+    def prompt(self, name: str, text: str, mode: Mode, over: int, arrived_s: float) -> Future[tuple[int, int | None]]:
+        """Prompt a stream by `steer`, and once more when its text is there, if that takes time; see `LiveStream.prompt`."""
+
+        def settle() -> None:
+            if name in self._playing:
+                self._playing[name].settle()
+
+        def ask() -> tuple[int, int | None]:
+            stream = self.stream(name)
+            answer = stream.prompt(text, mode, over, arrived_s)
+            if stream.encoded is not None:
+                stream.encoded.add_done_callback(lambda _: self.steer(name, settle))
+            return answer
+
+        return self.steer(name, ask)
 
     def painted(self, name: str, generation: int, frame: int, running: bool) -> None:
         """Report from any thread that a viewer has painted all frames before `frame`, and whether the stream is to go on.
@@ -151,7 +192,9 @@ class Worker:
                 tell(number + 1, steps, f"frame block {number}")
                 if number == measured + 1:
                     stream.prompt(prompt, "recache", 4)
-                times.append(stream.make().block_ms / 1e3)
+                block = stream.make()
+                assert block is not None, "nobody steers this stream"
+                times.append(block.block_ms / 1e3)
             found: dict[str, float] = {}
             if self.device.type == "cuda":
                 tell(measured + 3, steps, "suspend and wake")
@@ -289,16 +332,19 @@ class Worker:
         Its variables end with it: whoever waits for work would hold the stream that was closed last.
         """
         with self._wake:
-            name = choose(self._demands())
-            if not self._work and name is None:
+            again = next((name for name, each in self._playing.items() if each.given_up), None)
+            name = again or choose(self._demands())
+            waiting = self._steering or (self._work if again is None else None)
+            if not waiting and name is None:
                 if self._closing:
                     return False
                 self._wake.wait()  # for work, or for a viewer that has painted
                 return True
-            work = self._work.popleft() if self._work else None
+            work = waiting.popleft() if waiting else None
+            self._making = "" if work is not None or name is None else name
         if work is not None:
             self._do(*work)
-        elif name is not None and not self._closing:
+        elif name is not None and (again is not None or not self._closing):
             self._make(name)
         else:
             return False
@@ -311,8 +357,9 @@ class Worker:
             Demand(
                 stream=name,
                 ahead_s=self.start_buffer_s / 2 if each.frames_made < each.painted else (each.frames_made - each.painted) / fps,
-                target_s=self.start_buffer_s + min(self.content_s, self.costs[each.origin.preset].block_s),
+                target_s=self.start_buffer_s + self.content_s,
                 running=each.running,
+                steered=each.steered,
                 opened_s=each.opened_s,
             )
             for name, each in self._playing.items()
@@ -335,8 +382,13 @@ class Worker:
             self.drop(name, failed=True)
             self._failed(name, error)
             return
-        self._learn(stream.origin.preset, block)
-        self._made(name, block)
+        finally:
+            with self._wake:
+                self._making = ""
+                stream.give_up.clear()
+        if block is not None:
+            self._learn(stream.origin.preset, block)
+            self._made(name, block)
 
     def _learn(self, preset: str, block: Block) -> None:
         """Learn the preset's cost from a frame block, unless the window of the attention is not full yet."""

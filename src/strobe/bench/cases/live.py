@@ -179,6 +179,8 @@ class _Seen:
         self.asked: list[float] = []
         self.asked_of: dict[int, float] = {}
         self.blocks: list[float] = []
+        self.effective: dict[int, tuple[protocol.Effective, float]] = {}
+        self.pictures: dict[int, float] = {}
         self.last: tuple[int, int, int] | None = None
         self.lost = 0
 
@@ -192,11 +194,20 @@ class _Seen:
                 self.asked_of[message.epoch] = asked
         elif isinstance(message, protocol.Made):
             self.blocks.append(now)
+        elif isinstance(message, protocol.Effective):
+            self.effective[message.epoch] = message, now
         elif isinstance(message, protocol.Picture):
+            self.pictures.setdefault(message.epoch, now)
             here = (message.generation, message.epoch, message.frame)
             if self.last is not None and self.last[:2] == here[:2]:
                 self.lost += max(0, here[2] - self.last[2] - 1)
             self.last = here
+
+    def parts(self, epoch: int, painted: float) -> dict[str, int]:
+        """Return where the time from a prompt to its first painted picture went, by what is measured apart, in ns."""
+        (told, told_s), picture_s = self.effective[epoch], self.pictures[epoch]
+        found = {name: round(1e6 * getattr(told, f"{name}_ms")) for name in ("wait", "text", "block")}
+        return found | {"picture": _ns(picture_s - told_s), "paint": _ns(painted - picture_s)}
 
 
 async def _visit(load: Load, url: str, token: str, visit: Visit) -> ViewerLine:
@@ -219,7 +230,8 @@ async def _visit(load: Load, url: str, token: str, visit: Visit) -> ViewerLine:
     if playback is None:
         return msgspec.structs.replace(line, watched_ns=watched)
     painted = playback.first_painted
-    seen_after = tuple(_ns(painted[epoch] - asked) for epoch, asked in seen.asked_of.items() if epoch in painted)
+    asked = {epoch: at for epoch, at in seen.asked_of.items() if epoch in painted and epoch in seen.effective}
+    parts = [seen.parts(epoch, painted[epoch]) for epoch in asked]
     return msgspec.structs.replace(
         line,
         watched_ns=watched,
@@ -227,8 +239,9 @@ async def _visit(load: Load, url: str, token: str, visit: Visit) -> ViewerLine:
         painted=playback.painted,
         late_ns=tuple(_ns(each / 1e3) for each in playback.late_ms),
         block_gaps_ns=tuple(_ns(after - before) for before, after in zip(seen.blocks, seen.blocks[1:], strict=False)),
-        prompt_to_pixel_ns=seen_after,
-        unanswered=seen.sent - len(seen_after),
+        prompt_to_pixel_ns=tuple(_ns(painted[epoch] - at) for epoch, at in asked.items()),
+        prompt_parts_ns={name: tuple(each[name] for each in parts) for name in (parts[0] if parts else ())},
+        unanswered=seen.sent - len(asked),
         stalls=playback.stalls,
         stall_ns=_ns(playback.stall_s),
         lost=seen.lost,

@@ -380,6 +380,13 @@ class Viewer(Line, frozen=True, kw_only=True):
     prompt_to_pixel_ns: A[
         tuple[int, ...], said("latency of each answered prompt: time from sending it to painting its first picture, ns")
     ] = ()
+    prompt_parts_ns: A[
+        dict[str, tuple[int, ...]],
+        said(
+            "parts of each of these latencies, ns: `wait` for the device, `text` to be encoded, `block` to be made, "
+            "`picture` until it arrived, `paint` until it was painted; the rest is messages under way. Empty in older records"
+        ),
+    ] = msgspec.field(default_factory=dict)
     unanswered: A[
         int, said("number of prompts without a painted picture: refused, replaced by the next prompt, or sent too late")
     ] = 0

@@ -12,7 +12,7 @@ from strobe.perf.measure.stats import percentile
 from strobe.perf.records.record import Served, Viewer
 from strobe.perf.records.store import RunRecords, read_run
 from strobe.perf.report.blocks.fields import end_banners, page, run_facts
-from strobe.perf.table.fields import Field, count, numeric, table_of, time
+from strobe.perf.table.fields import Field, count, exact_time, numeric, table_of, time
 from strobe.perf.table.model import (
     Axis,
     Fact,
@@ -65,7 +65,7 @@ def serve_report(folder: Path) -> Report:
             Fact("Viewers ran on", Text(f"{head.machine.cpu_name}, {head.machine.cores} cores")),
         ),
         banners=end_banners(run, "The run did not come to its end", "viewers who had left count"),
-        sections=(_loads(found), *_server(found), _viewers(run)),
+        sections=(_loads(found), *_prompts(found), *_server(found), _viewers(run)),
     )
 
 
@@ -114,6 +114,36 @@ def _loads(found: Sequence[LoadFigures]) -> Section:
         return Section("load", "What viewers saw", lead, (table,))
     plane = Plane(Axis("viewers asked for at once"), Axis("pictures on time, %"), marks, series=("pictures on time",))
     return Section("load", "What viewers saw", lead, (table, Figure("Pictures on time by load.", "", plane, table)))
+
+
+_PARTS: Final = {
+    "wait": "for the device: frame blocks under way, of this stream or another",
+    "text": "the prompt encoded",
+    "block": "the frame block: keys and values of the window again, denoising, decoding",
+    "picture": "its first frame encoded as a picture and sent",
+    "paint": "the picture waits for its turn in the player",
+    "rest": "messages under way: the prompt to the server, frames to the encoder",
+}
+
+
+def _prompts(found: Sequence[LoadFigures]) -> tuple[Section, ...]:
+    """Build the account of the time from prompt to pixel; nothing without its parts."""
+    parted = [each for each in found if each.prompt_parts_ns]
+    if not parted:
+        return ()
+    tables = []
+    for each in parted:
+        parts = [*each.prompt_parts_ns.items(), ("prompt to pixel", each.prompt_to_pixel_ns)]
+        fields: tuple[Field[tuple[str, tuple[int, ...]]], ...] = (
+            Field("part", lambda part: Text(part[0])),
+            Field("what", lambda part: Text(_PARTS.get(part[0], ""))),
+            exact_time("in all", lambda part: sum(part[1]), "the parts add up to the nanosecond"),
+            time("mean", lambda part: sum(part[1]) / len(part[1])),
+            time("p50", lambda part: _at(part[1], 0.5)),
+            time("p95", lambda part: _p95(part[1]), missing=f"fewer than {_FEW}"),
+        )
+        tables.append(table_of(f"{each.load:g} viewers, {len(each.prompt_to_pixel_ns)} prompts.", fields, parts))
+    return (Section("prompts", "Where the time from prompt to pixel goes", "", tuple(tables)),)
 
 
 def _server(found: Sequence[LoadFigures]) -> tuple[Section, ...]:

@@ -218,6 +218,7 @@ class LoadFigures:
         at_once: viewers who really watched at once, on average over the level.
         on_time: share of the pictures that were due and were painted at most one frame time late; None if none was due.
         play_ratio: time played over time played and stalled; None if nothing was played.
+        prompt_parts_ns: parts of each time from prompt to pixel, `rest` the last: they add up to it. Empty without them.
         served: the server's own account of the load; None if it does not show its counters.
     """
 
@@ -230,6 +231,7 @@ class LoadFigures:
     play_ratio: float | None
     first_picture_ns: tuple[int, ...]
     prompt_to_pixel_ns: tuple[int, ...]
+    prompt_parts_ns: dict[str, tuple[int, ...]]
     block_gaps_ns: tuple[int, ...]
     stalls: int
     stall_ns: int
@@ -281,9 +283,20 @@ def _figures(load: float, viewers: Sequence[Viewer], fps: int, served: Served | 
         play_ratio=played_ns / (played_ns + stall_ns) if painted else None,
         first_picture_ns=tuple(each.first_picture_ns for each in let_in if each.first_picture_ns is not None),
         prompt_to_pixel_ns=tuple(ns for each in let_in for ns in each.prompt_to_pixel_ns),
+        prompt_parts_ns=_prompt_parts(let_in),
         block_gaps_ns=tuple(ns for each in let_in for ns in each.block_gaps_ns),
         stalls=sum(each.stalls for each in let_in),
         stall_ns=stall_ns,
         lost=sum(each.lost for each in let_in),
         served=served,
     )
+
+
+def _prompt_parts(viewers: Sequence[Viewer]) -> dict[str, tuple[int, ...]]:
+    """Return the parts of each time from prompt to pixel, `rest` the last; empty if a viewer's record lacks them."""
+    prompted = [each for each in viewers if each.prompt_to_pixel_ns]
+    if not prompted or any(not each.prompt_parts_ns for each in prompted):
+        return {}
+    parts = {name: tuple(ns for each in prompted for ns in each.prompt_parts_ns[name]) for name in prompted[0].prompt_parts_ns}
+    in_all = (ns for each in prompted for ns in each.prompt_to_pixel_ns)
+    return parts | {"rest": tuple(ns - sum(measured) for ns, *measured in zip(in_all, *parts.values(), strict=True))}
