@@ -6,9 +6,10 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -106,6 +107,14 @@ def jpegs(
         frames = np.concatenate([block.frames.numpy() for block in session.stream(blocks, switches=list(switches))])
     encoder = Encoder("jpeg", frames.shape[2], frames.shape[1], 16)
     return [encoder.encode(frame)[0] for frame in frames]
+
+
+def only_prompts_leave_frames_out(found: Sequence[Picture]) -> bool:
+    """Return whether pictures follow each other frame by frame; those of a new prompt may follow any earlier one."""
+    return all(
+        after.frame == before.frame + 1 or (after.frame > before.frame and after.epoch > before.epoch)
+        for before, after in pairwise(found)
+    )
 
 
 async def pictures(viewer: LoadViewer, count: int, told: list[Any] | None = None) -> list[Picture]:
