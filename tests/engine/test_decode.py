@@ -203,12 +203,13 @@ def test_a_gpu_beside_the_transformer(kind: str) -> None:
 
 
 def test_nothing_is_decoded_where_passes_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch hands its 32 streams out in turn. What a decoder frees there a capture would take, and replays write into it."""
-    numbers, device = itertools.count(), torch.device("cpu")
-    monkeypatch.setattr(torch.cuda, "Stream", lambda _: next(numbers) % 5)
+    """Torch hands the 32 streams of a priority out in turn. A capture takes what a decoder frees, and replays write into it."""
+    numbers, device = (itertools.count(), itertools.count()), torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _, priority=0: (priority, next(numbers[priority]) % 5))
     captured = capture_stream, side_stream
     for each in captured:
         each.cache_clear()
-    assert [decode_stream(device) for _ in range(7)] == [0, 3, 4, 0, 3, 4, 0] and [each(device) for each in captured] == [1, 2]
+    assert {decode_stream(device) for _ in range(7)} == {(-1, number) for number in range(5)}
+    assert [each(device) for each in captured] == [(0, 0), (0, 1)]
     for each in captured:
         each.cache_clear()

@@ -168,7 +168,7 @@ def test_a_gpu_s_time_for_a_block_is_its_own_whatever_the_host_waits_for(monkeyp
             gpu.synchronize()
 
     for turn in range(6):
-        found.append([round(clock.timed(partial(work, number, turn))[1]) for number, clock in enumerate(clocks)])
+        found.append([round(clock.timed(partial(work, number, turn))[1]()) for number, clock in enumerate(clocks)])
     longer = 4 if late else 3  # that of turn 3 is handed out one turn later
     assert found == [[110 if turn == longer else 90, 30] for turn in range(6)]
 

@@ -28,7 +28,6 @@ from typing import Any, Final
 
 import torch
 
-from strobe.attention.sparse.history import side_stream
 from strobe.engine.resolve import ResolvedConfig
 
 POOLS: Final = threading.RLock()
@@ -42,10 +41,8 @@ def capture_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def decode_stream(device: torch.device) -> torch.cuda.Stream:
-    """Create a stream for a decoder that is not one for captures: torch has 32 a device and hands them out in turn."""
-    while (stream := torch.cuda.Stream(device)) in (capture_stream(device), side_stream(device)):
-        pass
-    return stream
+    """Create a stream for a decoder, before others: frames are there sooner, and the passes beside them end at the same time."""
+    return torch.cuda.Stream(device, priority=-1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

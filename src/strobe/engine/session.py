@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -199,7 +199,7 @@ class Session:
         *,
         seconds: float | None = None,
         switches: Sequence[Switch] = (),
-        give_up: threading.Event | None = None,
+        give_up: Callable[[], bool] | None = None,
     ) -> Iterator[FrameBlock]:
         """Go on with the stream, frame block by frame block; each is made when it is asked for.
 
@@ -209,10 +209,10 @@ class Session:
             num_blocks: how many; None without `seconds`: endless.
             seconds: at least so much more video.
             switches: prompts for frame blocks to come, numbered from the start of the stream.
-            give_up: set it from any thread to follow a new prompt at once: the frame block under way is given up before its next
-                denoise step, the event is cleared, and the iterator ends. Call `prompt`, then `stream` again, which makes that
-                frame block anew. With it, frames that follow a new prompt never come late (`Knobs.late_frames`). A session on
-                several devices ignores it.
+            give_up: asked before each denoise step and before the clean-context pass, to follow a new prompt at once. If it
+                returns True, the frame block under way is given up and the iterator ends: call `prompt`, then `stream` again,
+                which makes that frame block anew. Passes are queued ahead of a GPU, so wait for it in this function. With it,
+                frames that follow a new prompt never come late (`Knobs.late_frames`). A session on several devices ignores it.
 
         Raises:
             ConfigError: both lengths or one that is not positive; an unknown word, or a switch that would never take effect.
@@ -358,7 +358,7 @@ class Session:
         return Identity(model=name, weights_hash=stream.weights_hash, config=config, seed=stream.seed, samples=stream.samples)
 
     def _run(
-        self, blocks: Iterable[int], timeline: dict[int, Switch], cancellations: int, give_up: threading.Event | None
+        self, blocks: Iterable[int], timeline: dict[int, Switch], cancellations: int, give_up: Callable[[], bool] | None
     ) -> Iterator[FrameBlock]:
         for count, index in enumerate(blocks):
             if self._cancellations != cancellations:
@@ -368,12 +368,12 @@ class Session:
             try:
                 block = self._next(timeline, start=None if count else index, ahead=ahead, give_up=give_up)
             except GivenUpError:
-                if give_up is not None:
-                    give_up.clear()
                 return
             yield block
 
-    def _next(self, timeline: dict[int, Switch], start: int | None, ahead: bool, give_up: threading.Event | None) -> FrameBlock:
+    def _next(
+        self, timeline: dict[int, Switch], start: int | None, ahead: bool, give_up: Callable[[], bool] | None
+    ) -> FrameBlock:
         """Hand out a frame block; with `ahead` make the next one first."""
         with self._exclusive():
             self._take_turn(timeline, start)
@@ -385,7 +385,7 @@ class Session:
                 self._make(timeline, give_up)
             return self._stream.deliver()
 
-    def _make(self, timeline: dict[int, Switch], give_up: threading.Event | None) -> None:
+    def _make(self, timeline: dict[int, Switch], give_up: Callable[[], bool] | None) -> None:
         index = self._stream.state.next_block
         switch = timeline.get(index)
         if switch is not None:
@@ -393,7 +393,7 @@ class Session:
         told = self._prompting.open(index, first=self._stream.state.blend is None)
         try:
             change, text = (None, None) if told is None else (told.change, told.text)
-            self._stream.advance(change, text, None if give_up is None else give_up.is_set)
+            self._stream.advance(change, text, give_up)
             self._changed_at = self._changed_at if told is None else index
         finally:
             self._prompting.made(told, self._stream.state.next_block, index)  # made, if maybe not decoded

@@ -226,7 +226,7 @@ class Stream:
         Args:
             change: new prompts.
             encoded: their text [B, L, text_dim]; None: it is encoded here.
-            give_up: asked before each denoise step, on a GPU when it has done the one before.
+            give_up: asked before each denoise step and before the clean-context pass.
 
         Raises:
             SessionError: there is no prompt yet.
@@ -251,6 +251,7 @@ class Stream:
                     self._dit, text, index, self._noise, self.state, latents, partial(self._before_step, give_up)
                 )
             self._settle()  # its memory goes into this one's
+            self._before_step(give_up)
             pieces = self._decoder.start(latents, self.state.decoder)
             self._past.close(self._dit, text.kept, latents)
             prompts = self.state.prompts if change is None else change.prompts
@@ -270,11 +271,7 @@ class Stream:
         self._worked_ns += perf_counter_ns() - began
 
     def _before_step(self, give_up: Callable[[], bool] | None) -> None:
-        if give_up is None:
-            return
-        if self.config.device.type == "cuda":
-            torch.cuda.current_stream(self.config.device).synchronize()
-        if give_up():
+        if give_up is not None and give_up():
             raise GivenUpError(f"frame block {self.state.next_block} was given up")
 
     @torch.inference_mode()

@@ -326,6 +326,8 @@ class Hub:
             hand_out()
         else:
             self.keeper.made(self.worker, name, block, hand_out)
+        self.metrics.blocks.observe(block.block_ms / 1e3)
+        self.metrics.busy.inc(block.block_ms / 1e3)
 
     async def keep(self, channel: Channel) -> None:
         """Keep a stream, which begins here or has changed. Returns when its log is on the disk.
@@ -372,8 +374,6 @@ class Hub:
 
     def _made(self, name: str, block: Block) -> None:
         channel = self.channels.get(name)
-        self.metrics.blocks.observe(block.block_ms / 1e3)
-        self.metrics.busy.inc(block.block_ms / 1e3)
         if block.woken_ms:
             self.metrics.wake.observe(block.woken_ms / 1e3)
         for phase, spent in block.phases.items():

@@ -113,7 +113,7 @@ class Block:
         first_frame: number of the first of them.
         entered: the prompt that took effect with it, if one did.
         timed: how this prompt came to be followed, if it came while the stream was open.
-        block_ms: time that the device worked for it.
+        timed_ms: waits for the time that the device worked for it; a GPU goes on for a while after the frames are there.
         phases: ms of denoising, the clean-context pass and decoding; on a GPU, where they overlap, they are not taken apart.
         woken_ms: time that the device was held to bring the stream back from main memory before it; 0: it was there.
     """
@@ -124,12 +124,17 @@ class Block:
     generation: int
     epoch: int
     entered: PromptEntry | None
-    block_ms: float
+    timed_ms: Callable[[], float]
     phases: dict[str, float]
     made_s: float
     cache: dict[str, int]
     timed: PromptTimes | None = None
     woken_ms: float = 0.0
+
+    @property
+    def block_ms(self) -> float:
+        """Time that the device worked for it; waits until that is known."""
+        return self.timed_ms()
 
 
 class GpuClock:
@@ -144,8 +149,8 @@ class GpuClock:
         self._device, self._late = device, late
         self._before: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
 
-    def timed(self, work: Callable[[], T]) -> tuple[T, float]:
-        """Run `work`, which returns a frame block; return it and the ms that the GPU worked for it.
+    def timed(self, work: Callable[[], T]) -> tuple[T, Callable[[], float]]:
+        """Run `work`, which returns a frame block; return it and what waits for the ms that the GPU worked for it.
 
         Of a stream's first late frame block those of the next one stand for it.
         """
@@ -156,8 +161,12 @@ class GpuClock:
         marks[1].record(queue)
         own = self._before if self._late and self._before is not None else marks
         self._before = marks
-        own[1].synchronize()
-        return found, own[0].elapsed_time(own[1])
+
+        def spent_ms() -> float:
+            own[1].synchronize()
+            return float(own[0].elapsed_time(own[1]))
+
+        return found, spent_ms
 
 
 def layout(session: Session, index: int, log: Sequence[PromptEntry]) -> dict[str, int]:
@@ -277,6 +286,8 @@ class LiveStream:
     """Branch that the present generation began with; None: it began at frame 0."""
     give_up: threading.Event = field(default_factory=threading.Event)
     """Set from any thread while a prompt comes: the frame block under way is given up before its next denoise step."""
+    alone: bool = True
+    """No other stream plays, so its frame blocks may be given up."""
     given_up: bool = False
     """The last frame block was, so the stream can be kept or moved only once it was made anew."""
     _timed: PromptTimes | None = None
@@ -334,7 +345,7 @@ class LiveStream:
         """Open the session's iterator of frame blocks, with the prompts of a log that is made again."""
         assert self._session is not None
         switches = switches_from(self._replay, self._session.next_block)
-        self._blocks = self._session.stream(switches=switches, give_up=self.give_up)
+        self._blocks = self._session.stream(switches=switches, give_up=self._gives_up)
         self._clock = GpuClock(self.device, late=self._session.config.knobs.late_frames) if self.device.type == "cuda" else None
 
     @property
@@ -358,6 +369,14 @@ class LiveStream:
             raise SessionError("the stream is closed; open another one")
         return self._session
 
+    def _gives_up(self) -> bool:
+        """Return whether the frame block under way is to be given up. Only one that may be has the host wait for each step."""
+        if not self.alone:
+            return False
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+        return self.give_up.is_set()
+
     def make(self) -> Block | None:
         """Make the next frame block and copy it off the device; a suspended stream is woken before.
 
@@ -373,9 +392,9 @@ class LiveStream:
         assert self._blocks is not None
         phases: dict[str, float] = {}
         if self._clock is not None:
-            block, block_ms = self._clock.timed(partial(next, self._blocks, None))
+            block, timed_ms = self._clock.timed(partial(next, self._blocks, None))
         else:
-            block, block_ms, phases = self._make_on_cpu(self._blocks)
+            block, timed_ms, phases = self._make_on_cpu(self._blocks)
         self.settle()
         self.given_up = block is None
         if block is None:
@@ -393,7 +412,7 @@ class LiveStream:
             generation=self.generation,
             epoch=epoch,
             entered=entered,
-            block_ms=block_ms,
+            timed_ms=timed_ms,
             phases=phases,
             made_s=made_s,
             cache=layout(session, block.index, self.log),
@@ -404,8 +423,8 @@ class LiveStream:
         self.blocks_made = block.index + 1
         return made
 
-    def _make_on_cpu(self, blocks: Iterator[FrameBlock]) -> tuple[FrameBlock | None, float, dict[str, float]]:
-        """Return the next frame block, the ms that it took, and those of its phases; None for one that was given up."""
+    def _make_on_cpu(self, blocks: Iterator[FrameBlock]) -> tuple[FrameBlock | None, Callable[[], float], dict[str, float]]:
+        """Return the next frame block, what returns its ms, and the ms of its phases; None for one that was given up."""
         began, recorder = perf_counter_ns(), TimingRecorder(self.device)
         recorder.start_clip()
         with recording(recorder):
@@ -414,7 +433,8 @@ class LiveStream:
         phases = {
             phase: sum(region.value_ns for region in regions if region.name in names) / 1e6 for phase, names in _PHASES.items()
         }
-        return block, (perf_counter_ns() - began) / 1e6, phases
+        took_ms = (perf_counter_ns() - began) / 1e6
+        return block, lambda: took_ms, phases
 
     @property
     def steered(self) -> bool:

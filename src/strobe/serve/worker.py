@@ -131,8 +131,7 @@ class Worker:
 
     def _interrupt(self, name: str) -> None:
         """Give up the frame block of a stream that is under way, if that is fair; with the lock held."""
-        alone = not any(each.running for other, each in self._playing.items() if other != name)
-        if alone and self._making == name and not self._playing[name].steered:
+        if self._making == name and self._playing[name].alone and not self._playing[name].steered:
             self._playing[name].give_up.set()
 
     def prompt(self, name: str, text: str, mode: Mode, over: int, arrived_s: float) -> Future[tuple[int, int | None]]:
@@ -342,6 +341,8 @@ class Worker:
                 return True
             work = waiting.popleft() if waiting else None
             self._making = "" if work is not None or name is None else name
+            for other, each in self._playing.items():
+                each.alone = not any(rest.running for known, rest in self._playing.items() if known != other)
         if work is not None:
             self._do(*work)
         elif name is not None and (again is not None or not self._closing):
@@ -387,8 +388,8 @@ class Worker:
                 self._making = ""
                 stream.give_up.clear()
         if block is not None:
-            self._learn(stream.origin.preset, block)
             self._made(name, block)
+            self._learn(stream.origin.preset, block)
 
     def _learn(self, preset: str, block: Block) -> None:
         """Learn the preset's cost from a frame block, unless the window of the attention is not full yet."""
