@@ -201,6 +201,7 @@ WRONG = [
         "give --candidate-log or --baseline-trace too",
     ),
     ("speedup {case}/fa.log", "fa.log is the only log: add the other side's; the baseline's comes first"),
+    ("speedup none.log", "no such file or folder: none.log; give two logs, two traces, or the folder of one run"),
     ("speedup {case}/fa.log gone.log", "gone.log: No such file"),
     (
         "speedup {case}/fa.pt.trace.json.gz {case}/vsa.pt.trace.json.gz {case}/fa.pt.trace.json.gz",

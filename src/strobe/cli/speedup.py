@@ -89,6 +89,8 @@ def speedup(
     from strobe.core.errors import ConfigError
 
     requirements = [parse_requirement(text) for text in require]
+    if absent := [str(each) for each in run if not each.exists()]:
+        raise ConfigError(f"no such file or folder: {', '.join(absent)}; give two logs, two traces, or the folder of one run")
     if any(each.is_file() for each in run):
         sides, evidence, run = *_by_kind(run, sides, evidence), ()
     if run:

@@ -201,7 +201,7 @@ def tile_of(channels: int, inputs: int, with_skip: bool) -> tuple[int, int, int,
     """Return pixels, channels, more channels and inputs of a program's tiles, and its stages: the fastest of those tried.
 
     Up to 256 channels are one program's, so that it can norm them, as two powers of two: 96 are 64 and 32. With a skip, 96 are
-    faster as 128 of which 32 are zeros: 5.1 ms against 6.9 for 12 frames of 480x832.
+    faster as 128 of which 32 are zeros.
     """
     depth = 32 if inputs % 64 else 64
     if channels > WHOLE:
