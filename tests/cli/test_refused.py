@@ -202,7 +202,7 @@ WRONG = [
     ),
     ("speedup {case}/fa.log", "fa.log is the only log: add the other side's; the baseline's comes first"),
     ("speedup none.log", "no such file or folder: none.log; give two logs, two traces, or the folder of one run"),
-    ("speedup {case}/fa.log gone.log", "gone.log: No such file"),
+    ("speedup {case}/fa.log gone.log", "no such file or folder: gone.log"),
     (
         "speedup {case}/fa.pt.trace.json.gz {case}/vsa.pt.trace.json.gz {case}/fa.pt.trace.json.gz",
         "these are 3 traces; give two, the baseline's first",
