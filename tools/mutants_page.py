@@ -8,9 +8,10 @@ from typing import Any
 
 HEAD = """## Mutants
 
-`make mutants` changes single expressions at random and runs the tests that run the line. A mutant that no test notices survives.
-`python tools/mutants.py list` shows the survivors, `tests/mutants/results.jsonl` has all with their reasons.
-`make mutants TIER=first` runs mutants only against the tests of `make test`: the last column has the killed of these mutants.
+A mutant is the program with one expression changed at random. `make mutants` makes mutants and runs the tests of the changed line.
+A test that fails kills the mutant; a mutant that fails no test survives. Some changes change nothing that a test could see.
+`python tools/mutants.py list` shows the survivors. `tests/mutants/results.jsonl` has every mutant.
+`make mutants TIER=first` runs only the tests of `make test`; the last column has its result.
 """
 OUTCOMES = ("killed", "survived", "equivalent")
 
