@@ -9,9 +9,9 @@ from typing import Any
 HEAD = """## Mutants
 
 A mutant is the program with one expression changed at random. `make mutants` makes mutants and runs the tests of the changed line.
-A test that fails kills the mutant; a mutant that fails no test survives. Some changes change nothing that a test could see.
+If a test fails, the mutant is killed. If no test fails, it survives. The column *change nothing* counts mutants that compute what the program computes.
 `python tools/mutants.py list` shows the survivors. `tests/mutants/results.jsonl` has every mutant.
-`make mutants TIER=first` runs only the tests of `make test`; the last column has its result.
+`make mutants TIER=first` runs only the tests of `make test`. The last column has its result.
 """
 OUTCOMES = ("killed", "survived", "equivalent")
 

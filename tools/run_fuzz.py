@@ -48,7 +48,7 @@ HEAD: Final = """## Fuzzing
 
 `make fuzz` gives damaged input to each reader of foreign files. An execution fails in four cases:
 
-* it raises another error than the error that refuses a file;
+* it raises an error that is not meant for damaged files;
 * it takes over 10 s;
 * it needs over 300 MB;
 * it ends the process.
