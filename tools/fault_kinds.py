@@ -34,7 +34,8 @@ KINDS: Final = (
     Kind(
         name="kill -9",
         tries=100,
-        survived="Finished records can be read. A page is the old or the new page. The earlier clip and the new frames are there.",
+        survived="Finished records can be read. A page is the old or the new page. The earlier clip is unchanged, and the new "
+        "frames are kept.",
         attempt=killed,
     ),
     Kind(
