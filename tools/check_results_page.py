@@ -30,8 +30,9 @@ def page(rows: Sequence[Row], results: Mapping[str, Result]) -> str:
         [
             "## Commands of the docs",
             "",
-            "`make docs-check-full` runs every command and Python snippet of the README, the docs and `--help`; those not "
-            "marked are tests too. The last result of each counts (`tests/manual/results.jsonl`).",
+            "`make docs-check-full` runs every command and Python snippet of the README, the docs and `--help`. A command may "
+            "have a mark, which names what it needs. Commands without a mark also run as tests. The table counts the last result "
+            "of each command (`tests/manual/results.jsonl`).",
             "",
             *(
                 [f"Run between {dates[0]} and {dates[-1]}, on {'; '.join(f'{d}, torch {t}' for d, t in devices)}.", ""]

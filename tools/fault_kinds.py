@@ -34,31 +34,32 @@ KINDS: Final = (
     Kind(
         name="kill -9",
         tries=100,
-        survived="Finished records can be read; a page is the old or the new; the earlier clip and the frames made are there.",
+        survived="Finished records can be read. A page is the old or the new page. The earlier clip is unchanged, and the new "
+        "frames are kept.",
         attempt=killed,
     ),
     Kind(
         name="full disk, 20 sizes",
         tries=20,
-        survived="One line says that the disk is full; no half page, no temporary file; what was written before can be read.",
+        survived="One line says that the disk is full. There is no half page and no temporary file. Earlier files can be read.",
         attempt=full_disk,
     ),
     Kind(
         name="damaged records",
         tries=500,
-        survived="The report says the same as before, or a banner names the damage, or one line says why there is none.",
+        survived="The report is unchanged, or a banner names the damage, or one line says why there is no report.",
         attempt=damaged_records,
     ),
     Kind(
         name="damaged snapshots",
         tries=200,
-        survived="The snapshot is refused with one error, or what is read is bit-equal to what was written.",
+        survived="The snapshot is refused with one error, or it is read without a changed bit.",
         attempt=damaged_snapshot,
     ),
     Kind(
         name="hostile files in a run folder",
         tries=len(HOSTILE),
-        survived="Nothing outside is read or changed, nothing hangs, the terminal obeys nothing; at most one line of error.",
+        survived="No file outside is read or changed. Nothing hangs. The terminal obeys no file. An error is one line.",
         attempt=hostile_file,
     ),
 )

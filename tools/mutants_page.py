@@ -8,9 +8,11 @@ from typing import Any
 
 HEAD = """## Mutants
 
-`make mutants` changes single expressions at random and runs the tests that run the line. A mutant that no test notices survives.
-`python tools/mutants.py list` shows the survivors, `tests/mutants/results.jsonl` has all with their reasons.
-`make mutants TIER=first` runs mutants only against the tests of `make test`: the last column has the killed of these mutants.
+A mutant is the program with one expression changed at random. `make mutants` makes mutants and runs the tests of the changed
+line. If a test fails, the mutant is killed. If no test fails, it survives. The column *change nothing* counts mutants that
+compute what the program computes.
+`python tools/mutants.py list` shows the survivors. `tests/mutants/results.jsonl` has every mutant.
+`make mutants TIER=first` runs only the tests of `make test`. The last column has its result.
 """
 OUTCOMES = ("killed", "survived", "equivalent")
 

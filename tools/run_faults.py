@@ -16,7 +16,7 @@ from testing_page import put, section
 
 HEAD: Final = """## Faults
 
-Each try of `make faults` makes one fault in an empty folder; `tests/faults` runs the same functions with fewer tries.
+`make faults` breaks something on purpose in an empty folder, as often as the table says. `tests/faults` does it a few times.
 
 | fault | tried | survived | what must hold |
 |---|---|---|---|

@@ -46,8 +46,14 @@ IN_MEMORY: Final = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 """Where inputs are written: a file of a disk costs as much as to read a small one."""
 HEAD: Final = """## Fuzzing
 
-`make fuzz` gives readers of foreign files damaged input; CI runs each seed and every former finding (`tests/fuzz`). An execution
-fails if it raises anything but the error that refuses a file, takes over 10 s, needs over 300 MB or ends the process.
+`make fuzz` gives damaged input to each reader of foreign files. An execution fails in four cases:
+
+* it raises an error that is not meant for damaged files;
+* it takes over 10 s;
+* it needs over 300 MB;
+* it ends the process.
+
+CI repeats the starting inputs and all earlier findings (`tests/fuzz`).
 
 | reader | executions | hours | a minute | findings |
 |---|---:|---:|---:|---:|"""
