@@ -94,14 +94,6 @@ def test_graphs_are_the_passes(
     assert torch.equal(*played)
 
 
-def test_samples_do_not_see_each_other(make: Callable[..., Session], tiny: Model) -> None:
-    config = replace(preset("balanced_int8"), window=6, sink=1)
-    both = play(make(preset=config, samples=(0, 3)))
-    for index, sample in enumerate((0, 3)):
-        alone = play(make(preset=config, samples=(sample,)))
-        assert off(both[index : index + 1], alone) < 1e-2  # products of other sizes sum in another order
-
-
 def test_what_it_does_not_go_with_is_said_in_one_line(tiny: Model) -> None:
     config = preset("balanced_int8")
     for past, told in (("recomputed", "is recomputed"), ("rolling", "is rolling"), ("shots", "comes in shots")):

@@ -192,11 +192,6 @@ def test_shots_are_no_part_of_another_past(build: Callable[..., Session], make: 
         other.restore(replace(taken, identity=other.snapshot().identity))
 
 
-def test_eight_bits_are_near(build: Callable[..., Session]) -> None:
-    native, eight = (streamed(build(preset=EngineConfig(kv_format=kv)), 10, TWO_SHOTS) for kv in ("native", "int8"))
-    assert 0 < (native - eight).abs().mean() < 0.02 * native.abs().mean()
-
-
 def test_a_frame_block_that_failed_is_made_again(build: Callable[..., Session], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also as another one than it was going to be: no longer the first of a shot."""
     for mode in ("shot", "soft"):

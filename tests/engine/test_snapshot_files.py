@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from fault_snapshots import check, damage, damaged_snapshot, header_of, resealed, with_header
+from fault_snapshots import check, damage, header_of, resealed, with_header
 from strobe.core.errors import DataError, SessionError
 from strobe.engine.config import EngineConfig, Knobs
 from strobe.engine.model import Model
@@ -49,11 +49,6 @@ class TestDamage:
             path.write_bytes(damage(whole, number))
             outcomes[check(path, late)] += 1
         assert outcomes["refused"] >= 190, outcomes  # a blank of the header's padding may be any other, and a 1 a 1
-
-    def test_of_the_bundled_model_too(self, tmp_path: Path) -> None:
-        """As `make faults` tries it."""
-        for seed in range(8):
-            damaged_snapshot(seed, tmp_path)
 
     def test_each_tensor_has_a_digest(self, late: Snapshot, tmp_path: Path) -> None:
         path = tmp_path / "s"
