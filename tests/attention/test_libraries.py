@@ -455,12 +455,3 @@ def test_when_all_refuse_every_reason_is_given() -> None:
 def test_an_unknown_name_gets_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"unknown impl 'plian' \(did you mean 'plain'\?\); allowed: auto, fast, new, plain"):
         select(SPEC, (FAST, NEW, PLAIN), "plian")
-
-
-def test_a_call_is_described_once() -> None:
-    q, kv = torch.zeros(2, 5, 6, 16), torch.zeros(2, 7, 3, 16)
-    spec = check(q, kv, kv, softmax_scale=None, return_lse=True)
-    described = (spec.batch, spec.q_len, spec.kv_len, spec.num_heads, spec.num_kv_heads, spec.head_dim)
-    assert described == (2, 5, 7, 6, 3, 16)
-    assert (spec.softmax_scale, spec.return_lse, spec.dtype) == (0.25, True, torch.float32)
-    assert check(q, kv, kv, softmax_scale=0, return_lse=False).softmax_scale == 0.0

@@ -16,7 +16,6 @@ from strobe.core.errors import StrobeError
 from strobe.core.tolerances import tolerance
 
 ELEMENT = tolerance("element", "float32")
-ELEMENT_F64 = tolerance("sparse element", "float64")
 
 
 def _draw(rows: int, seed: int) -> Tensor:
@@ -61,17 +60,6 @@ def test_fastvideo_s_documented_calls_bind_as_they_are_written() -> None:
     reference = video_sparse_attn(q, k, v, sizes, sizes, 2, (4, 4, 4), gate, impl="reference")
     torch.testing.assert_close(by_name, reference, atol=ELEMENT, rtol=ELEMENT)
     assert not by_name[:, :, 84:128].any()
-
-
-def test_gradients_reach_every_input() -> None:
-    inputs = [_draw(128, seed).double().requires_grad_() for seed in range(4)]
-
-    def call(*tensors: Tensor) -> Tensor:
-        return video_sparse_attn(*tensors[:3], topk=1, compress_attn_weight=tensors[3])
-
-    out = [call(*inputs), video_sparse_attn(*inputs[:3], topk=1, compress_attn_weight=inputs[3], impl="reference")]
-    for mine, theirs in zip(*(torch.autograd.grad(each.square().sum(), inputs) for each in out), strict=True):
-        torch.testing.assert_close(mine, theirs, atol=ELEMENT_F64, rtol=ELEMENT_F64)
 
 
 def test_ragged_tiles_are_those_of_our_own_operator() -> None:

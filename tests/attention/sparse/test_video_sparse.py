@@ -304,20 +304,6 @@ def test_heads_may_have_budgets_of_their_own() -> None:
         torch.testing.assert_close(mixed.out[:, :, heads], alone.out[:, :, heads])
 
 
-def test_gradients_of_heads_with_budgets_of_their_own() -> None:
-    tensors = [each.requires_grad_() for each in _qkv()]
-    options: dict[str, Any] = {"grid": GRID, "tile": (2, 2, 3)}
-
-    def gradients(topk: int | tuple[int, ...], heads: list[int]) -> list[Tensor]:
-        out = video_sparse_attention(*tensors, topk=topk, **options).out
-        return [*torch.autograd.grad(out[:, :, heads].square().sum(), tensors)]
-
-    mixed = gradients((1, 5, 5, 12), [0, 1, 2, 3])
-    alone = [gradients(number, heads) for number, heads in ((1, [0]), (5, [1, 2]), (12, [3]))]
-    for found, *parts in zip(mixed, *alone, strict=True):
-        torch.testing.assert_close(found, sum(parts))
-
-
 def test_plans_that_differ_in_the_numbers_of_heads_are_found_again_and_share_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """More of them than of other plans; and what only compares equal is refused, as a first call is."""
     q, k, v = _qkv()

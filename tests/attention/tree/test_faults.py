@@ -167,14 +167,6 @@ def test_a_rank_whose_own_arguments_do_not_fit(three: Processes) -> None:
     blames(outcomes[:2], 2)
 
 
-def test_nothing_is_left_behind(three: Processes) -> None:
-    three.start(work.after, {1: 0.0}, "exit")
-    three.outcomes()
-    start = time.monotonic()
-    three.__exit__()
-    assert time.monotonic() - start < LIMIT_S and not any(process.is_alive() for process in three.processes)
-
-
 def test_gpus_agree_in_the_store(three: Processes) -> None:
     assert three.run(work.agree_in_store, -1, -1) == [(2, 8)] * 3  # rank 0 has no keys and learns their shape
     with Processes(3) as others:

@@ -138,29 +138,6 @@ ON_ONE_MACHINE_US = {
     ("graph", 4, "sequence"): (518, 392, 654, 761, 539),
 }
 """Of allgather, alltoall, allreduce3, ring and ulysses, with those links: a host twice as slow as the first two."""
-MEASURED_US = {
-    "replicated": {"allgather": 1144, "alltoall": 1591, "allreduce3": 1599, "ring": 2107, "ulysses": 1545},
-    "sequence": {"allgather": 1421, "alltoall": 1388, "allreduce3": 1853, "ring": 1663, "ulysses": 1828},
-}
-
-
-@pytest.mark.parametrize("machine", H200, ids=["first", "second"])
-@pytest.mark.parametrize("placement", ["replicated", "sequence"])
-def test_auto_takes_what_was_fastest_on_two_gpus(placement: Placement, machine: Links) -> None:
-    """4,680 queries over 18,720 keys: within 5 % of the best."""
-    found = plan(
-        q_len=4680,
-        lengths=[9360] * 2,
-        num_heads=12,
-        head_dim=128,
-        q_placement=placement,
-        out_placement=placement,
-        links=machine,
-    )
-    measured = MEASURED_US[placement]
-    assert measured[found.strategy] <= 1.05 * min(measured.values()), str(found)
-    by_name = {each.strategy: each.seconds for each in found.predictions}
-    assert all(by_name[name] * 1e6 < measured[name] for name in measured)  # the call around it is not in the plan
 
 
 @pytest.mark.parametrize("machine", [FOUR_H200, assumed_links("nccl", 4)], ids=["measured", "assumed"])

@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from threading import Thread
 
 import pytest
 import torch
@@ -72,13 +71,6 @@ def test_a_prompt_is_encoded_once(cache: PromptCache, dtype: torch.dtype) -> Non
         assert torch.equal(row[: len(expected)], expected) and (row[len(expected) :] == 0).all()
     again = PromptEncoder(fake, PromptCache(cache.folder)).encode(["a red cat", " a dog", "a red cat"])
     assert torch.equal(again, first) and fake.embedded == ["a red cat", "a dog"]
-
-
-def test_without_a_cache_each_prompt_is_made_anew() -> None:
-    fake = Fake()
-    for _ in range(2):
-        PromptEncoder(fake).encode(["a cat"])
-    assert fake.embedded == ["a cat", "a cat"]
 
 
 def test_encoder_prompt_and_dtype_are_the_key(cache: PromptCache) -> None:
@@ -179,19 +171,6 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="choose a folder that can be written to"):
         PromptCache(tmp_path / "file" / "prompts")
-
-
-def test_several_writers_of_one_prompt(cache: PromptCache) -> None:
-    texts: list[Tensor] = []
-    threads = [
-        Thread(target=lambda: texts.append(PromptEncoder(Fake(), PromptCache(cache.folder)).encode(["a cat"]))) for _ in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(texts) == 8 and all(torch.equal(text, texts[0]) for text in texts)
-    assert len(entries(cache)) == 1 and cache.get(replace(KEY, prompt="a cat")) is not None
 
 
 def test_prompts_are_checked_before_a_stream_depends_on_them(cache: PromptCache) -> None:
@@ -305,13 +284,6 @@ class TestMemory:
         assert memory.get(keys[1]) is None and memory.num_bytes == 120
         with pytest.raises(ConfigError, match="holds nothing"):
             PromptMemory(0)
-
-    def test_another_encoder_or_dtype_has_another_key(self) -> None:
-        memory = PromptMemory()
-        memory.put(Key(identity="e", prompt="p", dtype="torch.float32"), torch.zeros(1))
-        assert memory.get(Key(identity="f", prompt="p", dtype="torch.float32")) is None
-        assert memory.get(Key(identity="e", prompt="p", dtype="torch.bfloat16")) is None
-        assert "p" not in vars(memory)["_rows"]  # prompts themselves are not held
 
     def test_threads_take_turns_and_share(self) -> None:
         encoder = Counted()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from strobe.core.tolerances import tolerance
 from strobe.models.shapes.clips import FADE, SIZES, draw_radius, draw_scenes
-from strobe.models.shapes.grammar import CHOICES, HELD_OUT, VOCABULARY, parse
+from strobe.models.shapes.grammar import HELD_OUT, VOCABULARY, parse
 from strobe.models.shapes.oracle import detect, floor_step, locate
 from strobe.models.shapes.render import RADII
 from strobe.models.text.words import WordEncoder
@@ -150,7 +150,3 @@ def test_the_old_look_fades_where_the_new_one_moves() -> None:
     before, _ = draw_block(look, None, start, place, radius, 9)
     for frame, weight in enumerate((0.75, 0.5, 0.25)):
         torch.testing.assert_close(faded[:, frame], weight * before[:, frame] + (1 - weight) * plain[:, frame])
-
-
-def test_attribute_sizes_are_those_of_the_language() -> None:
-    assert tuple(len(values) for values in CHOICES.values()) == SIZES == (8, 5, 4, 2, 4)
