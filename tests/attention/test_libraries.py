@@ -368,17 +368,6 @@ def test_each_library_is_tried_once_and_where_it_has_kernels(tmp_path: Path, mon
     assert builtins.tried == 1  # type: ignore[attr-defined]
 
 
-def test_the_choice_is_a_constant_of_a_compiled_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The import happens while the call is traced, not in the graph."""
-    half_installed(tmp_path, monkeypatch, cutlass="", flash_attn="", cudnn="")
-
-    def call(x: Tensor) -> Tensor:
-        return x + 1 if impls.MISSING["fa4"] else x - 1
-
-    compiled = torch.compile(call, fullgraph=True, backend="eager")
-    assert torch.equal(compiled(torch.zeros(2)), torch.ones(2))
-
-
 def test_a_library_that_marks_its_functions_does_not_import_the_compiler(tmp_path: Path) -> None:
     (tmp_path / "marks.py").write_text(
         "import torch\n@torch.compiler.disable\ndef plain():\n    return 1\n"

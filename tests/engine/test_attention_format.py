@@ -12,7 +12,6 @@ from torch import Tensor
 
 from strobe.attention.dense.eight.api import IMPLS
 from strobe.attention.impls import MISSING, GateRun
-from strobe.cache.quantized import EightBitRing
 from strobe.core.device import card_of
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs
@@ -125,8 +124,3 @@ def test_a_gpu_without_kernels_or_gate_is_told_before_anything_is_made(monkeypat
     assert "strobe doctor --gate runs it" in lacking(config, device)
     assert "it takes bfloat16 and float16, not float32" in lacking(replace(config, dtype="float32"), device)
     assert "it has head_dim 128, not 64" in without_kernel(device, torch.bfloat16, 64)
-
-
-def test_the_cache_of_a_session(make: Callable[..., Session]) -> None:
-    session = make(preset="balanced_int8")
-    assert isinstance(session._stream._cache, EightBitRing) and session.config.attention_format == "int8"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -88,6 +89,16 @@ def test_late_frames_are_those_that_come_at_once(make: Callable[..., Session]) -
     assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])
 
 
+@pytest.mark.parametrize("name", ["balanced", "turbo"])
+def test_forks_replay_bit_equal(make: Callable[..., Session], name: str) -> None:
+    session = make(preset=name, device="cuda")
+    list(session.stream(2))
+    next(iter(session.stream()))
+    fork = session.fork()
+    results: list[Any] = [play(each) for each in (session, fork)]
+    assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])
+
+
 # ------------------------------------------------------------------------------- CUDA graphs; the CPU twin is test_graphs.py
 
 GRAPHS = {
@@ -126,6 +137,22 @@ def test_interleaved_sessions_and_forks_have_graphs_of_their_own(make: Callable[
         rest = torch.cat([first[index % 2], *(some[index] for some in blocks)], dim=1)
         assert torch.equal(rest.cpu(), expected[index % 2])
         session.close()
+
+
+def test_closing_gives_memory_back(make: Callable[..., Session]) -> None:
+    def used() -> int:
+        gc.collect()
+        torch.cuda.synchronize()
+        return torch.cuda.memory_allocated()
+
+    def stream() -> None:
+        with make(preset=graphs(True), device="cuda") as session:
+            play(session)
+
+    stream()  # workspaces of libraries stay
+    before = used()
+    stream()
+    assert used() == before
 
 
 class NoDecoder(FrameDecoder):

@@ -15,7 +15,7 @@ from diffusers import FirstBlockCacheConfig, MagCacheConfig, PyramidAttentionBro
 from diffusers.models.transformers.transformer_wan import WanAttnProcessor
 from torch import Tensor
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import strobe
@@ -91,6 +91,17 @@ def test_fully_shard_after_sparsify_and_restored_without_the_handle() -> None:
     restore(case.model)
     assert type(case.model).__name__ == "FSDPWanTransformer3DModel" and torch.equal(case.run(), dense)
     restore(case.model)  # dense, and known by its rewritten name
+
+
+@pytest.mark.usefixtures("_one_process")
+def test_inputs_that_fully_shard_casts() -> None:
+    case = wan(1, layers=1)
+    with sparsify(case.model, sparsity=0.5):
+        wanted = case.run()
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+        shard(case.model, mp_policy=policy)
+        fully_shard(case.model, mp_policy=policy)
+        assert (case.run() - wanted).norm() <= 0.02 * wanted.norm()
 
 
 @pytest.mark.usefixtures("_one_process")
