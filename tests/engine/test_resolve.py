@@ -248,8 +248,6 @@ def test_diff_has_a_row_for_every_setting() -> None:
         (lambda: EngineConfig(dtype="float16"), "allowed: auto, float32, bfloat16"),  # type: ignore[arg-type]
         (lambda: EngineConfig(sparsity=1.0), "sparsity 1.0 is not valid: give 0"),
         (lambda: EngineConfig(sparsity=0.5, knobs=replace_knobs(Knobs(), ring_cache=False)), "needs knob ring_cache"),
-        (lambda: EngineConfig(window=3, sink=3), "smallest window with sink 3: 4"),
-        (lambda: EngineConfig(timesteps=(500, 250)), "start at 1000"),
         (lambda: replace_knobs(Knobs(), fused_kv=True), "did you mean 'fused_qkv'"),
         (lambda: resolve(EngineConfig(window=5, sink=3), DEFAULTS, torch.device("cpu")), "largest sink with window 5: 2"),
     ],

@@ -140,10 +140,10 @@ STREAM = tolerance("latents", "float32")
 BESIDE = replace_knobs(Knobs(), merge_lora=False, fused_qkv=False)
 
 
-def merged(model: Model, seed: int = 0, strength: float = 1.0) -> Model:
-    """The model with its weights changed for good."""
+def merged(model: Model, *loras: tuple[int, float]) -> Model:
+    """The model with LoRAs, by seed and strength, merged into its weights for good."""
     dit = deepcopy(model.dit)
-    merge(dit, [lora(model, seed).at(strength)], model.dit)
+    merge(dit, [lora(model, seed).at(strength) for seed, strength in loras], model.dit)
     return replace(model, dit=dit)
 
 
@@ -162,7 +162,7 @@ def test_without_a_lora_the_knob_is_said_to_be_off(make: Callable[..., Session],
 def test_merged_and_beside_are_the_changed_model(make: Callable[..., Session], tiny: Model, preset: str | EngineConfig) -> None:
     found = play(make(preset=preset, model=replace(tiny, loras=(lora(tiny),))), 6)
     torch.testing.assert_close(
-        found, play(make(preset=preset, model=merged(tiny)), 6), rtol=0, atol=tolerance("stream", "float32")
+        found, play(make(preset=preset, model=merged(tiny, (0, 1.0))), 6), rtol=0, atol=tolerance("stream", "float32")
     )
     assert (found - play(make(preset=preset), 6)).abs().max() > 0.1
 
@@ -177,7 +177,7 @@ def test_swapped_on_the_way(make: Callable[..., Session], tiny: Model, knobs: Kn
     session.use_lora(lora(tiny), strength=strength)
     after = play(session, 3)
 
-    other = make(preset=EngineConfig(window=8, keep_sink=False, knobs=knobs), model=merged(tiny, 0, strength))
+    other = make(preset=EngineConfig(window=8, keep_sink=False, knobs=knobs), model=merged(tiny, (0, strength)))
     snapshot = session.snapshot()
     play(other, 4)
     reached = other.snapshot()
@@ -218,13 +218,6 @@ def test_a_snapshot_belongs_to_its_lora(make: Callable[..., Session], tiny: Mode
     assert torch.equal(play(session, 2), play(make(), 3)[:, 3:])
 
 
-def both(model: Model, *seeds: tuple[int, float]) -> Model:
-    """The model with several LoRAs merged for good."""
-    dit = deepcopy(model.dit)
-    merge(dit, [lora(model, seed).at(strength) for seed, strength in seeds], model.dit)
-    return replace(model, dit=dit)
-
-
 @pytest.mark.parametrize("knobs", [Knobs(), BESIDE], ids=["merged", "beside"])
 def test_those_of_the_model_stay_when_another_is_exchanged(make: Callable[..., Session], tiny: Model, knobs: Knobs) -> None:
     config = EngineConfig(knobs=knobs)
@@ -240,7 +233,7 @@ def test_those_of_the_model_stay_when_another_is_exchanged(make: Callable[..., S
         assert [(each.name, each.strength) for each in session.loras] == [(f"lora {seed}", number) for seed, number in seeds]
         start = session.snapshot()
         found = play(session, 3)
-        torch.testing.assert_close(found, play(make(preset=config, model=both(tiny, *seeds)), 3), rtol=0, atol=STREAM)
+        torch.testing.assert_close(found, play(make(preset=config, model=merged(tiny, *seeds)), 3), rtol=0, atol=STREAM)
         session.restore(start)
     assert session.snapshot().identity.weights_hash == tiny.weights_hash
 

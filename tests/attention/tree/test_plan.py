@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strobe.attention.tree import KVShards, Links, Rate, Segment, TreePlan, explain, legal_grid, plan, tree_attention
+from strobe.attention.tree import KVShards, Links, Rate, Segment, TreePlan, explain, plan, tree_attention
 from strobe.attention.tree.placement import BufferRun, Mask, pieces
 from strobe.attention.tree.plan import Clock, assumed_links, fit
 from strobe.attention.tree.request import round_up
@@ -222,12 +222,9 @@ ONE = torch.ones(1, 2, 4, 8)
     [
         (lambda: tree_attention(ONE, ONE, None), ShapeError, "v: got None, expected a tensor"),
         (lambda: tree_attention(ONE, ONE[..., :4], ONE), ShapeError, r"k: got shape \(1, 2, 4, 4\)"),
-        (lambda: tree_attention(ONE, ONE[:, :1], ONE), ShapeError, r"v: got shape \(1, 2, 4, 8\), expected \(1, 1, 4\)"),
         (lambda: tree_attention(ONE, ONE[:, :, :3], ONE[:, :, :3]), ShapeError, "k: got 3 heads, expected a divisor of q's 4"),
-        (lambda: tree_attention(ONE.int(), ONE.int(), ONE.int()), ShapeError, "q: got torch.int32, expected float64"),
         (lambda: tree_attention(ONE, ONE.double(), ONE), ShapeError, "k: got torch.float64 on cpu, expected torch.float32"),
         (lambda: tree_attention(ONE, ONE, ONE, strategy="allgater"), ConfigError, "did you mean 'allgather'"),
-        (lambda: tree_attention(ONE, ONE, ONE, out_placement="rows"), ConfigError, "unknown out_placement 'rows'"),  # type: ignore[arg-type]
         (lambda: tree_attention(ONE, ONE, ONE, strategy="symmetric"), ConfigError, "symmetric memory needs CUDA"),
         (lambda: tree_attention(ONE, ONE, ONE, timeout=0), ConfigError, "timeout: got 0, expected more than 0"),
         (lambda: tree_attention(ONE, ONE, ONE, sinks=2), ConfigError, "sinks: got 2 without a window"),
@@ -258,17 +255,13 @@ def test_what_does_not_fit_is_named(ranks: Runner, call: Callable[[], object], e
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"timeout": math.inf}, "timeout: got float inf, expected a finite number"),
     ({"window": 0}, "window: got int 0, expected a whole number of at least 1"),
-    ({"window": 2.5}, "window: got float 2.5, expected a whole number"),
     ({"window": 3, "sinks": -1}, "sinks: got int -1, expected a whole number of at least 0"),
     ({"causal": "yes"}, "causal: got str 'yes', expected True or False"),
     ({"q_start": torch.ones(2, 3)}, "q_start: got Tensor tensor"),
     ({"shards": [2]}, r"shards: got list \[2\], expected strobe.attention.tree.KVShards, such as"),
-    ({"shards": ((0, 2),)}, r"shards: got tuple .*, expected strobe.attention.tree.KVShards"),
     ({"links": {}}, "links: got dict {}, expected what measure_links"),
     ({"mesh": 5}, "mesh: got int, expected a DeviceMesh"),
-    ({"group": 5}, "group: got 5, expected a process group"),
     ({"strategy": None}, "unknown strategy 'None'; allowed: auto"),
-    ({"q_placement": ["heads"]}, "unknown q_placement"),
     ({"softmax_scale": math.nan}, "softmax_scale: got float nan, expected a finite number"),
     ({"q_placement": "sequence", "q_lengths": 2}, "q_lengths: got int 2, expected a sequence of whole numbers"),
     ({"q": [1]}, r"q: got list, expected a tensor \[B, S, H, D\]"),
@@ -301,9 +294,7 @@ LAYOUTS: list[tuple[Callable[..., object], dict[str, Any], str]] = [
     (KVShards.contiguous, {"lengths": [2], "replicated": 1, "owner": 1}, "owner: got 1, expected a rank from 0 to 0"),
     (KVShards.even, {"num_keys": 5, "num_ranks": 0}, "num_ranks: got int 0, expected a whole number of at least 1"),
     (KVShards.interleaved, {"num_keys": -5, "num_ranks": 2}, "num_keys: got int -5"),
-    (legal_grid, {"num_kv_heads": 0, "num_ranks": 2}, "num_kv_heads: got int 0"),
     (plan, {"q_len": 1, "lengths": [], "num_heads": 1, "head_dim": 8}, "lengths: got none"),
-    (plan, {"q_len": 1, "lengths": [4], "num_heads": 1, "head_dim": 0}, "head_dim: got int 0, expected a whole number"),
 ]
 
 

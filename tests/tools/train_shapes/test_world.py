@@ -12,7 +12,6 @@ from strobe.core.tolerances import tolerance
 from strobe.models.shapes.clips import FADE, SIZES, draw_radius, draw_scenes
 from strobe.models.shapes.grammar import HELD_OUT, VOCABULARY, parse
 from strobe.models.shapes.oracle import detect, floor_step, locate
-from strobe.models.shapes.render import RADII
 from strobe.models.text.words import WordEncoder
 from train_shapes.world import (
     PromptTable,
@@ -72,26 +71,6 @@ def test_every_sentence_says_its_scene() -> None:
         assert " a orange" not in f" {sentence}" and " an red" not in f" {sentence}", sentence
     many = table.draw(ALONE[:1].expand(4, 50, 7))
     assert many.shape == (4, 50, text.length) and len(many.flatten(0, 1).unique(dim=0)) == 3
-
-
-def kolmogorov_smirnov(values: Tensor) -> float:
-    """Distance to the uniform distribution on [0, 1], times the root of the number of values; above 1.95 once in 1000 times."""
-    ordered = values.double().sort().values
-    steps = torch.arange(len(ordered) + 1, dtype=torch.float64) / len(ordered)
-    return max((ordered - steps[:-1]).max().item(), (steps[1:] - ordered).max().item()) * len(ordered) ** 0.5
-
-
-def test_starts_are_uniform_and_independent() -> None:
-    place, camera, radius = start_from_noise(torch.randn(20_000, 3, 5, 2, 2))
-    assert not camera.any()
-    size = ((radius - RADII[0]) / (RADII[1] - RADII[0]) * 2 - 1)[:, None]
-    unit = torch.cat((place, size), dim=1)
-    assert unit.abs().max() <= 1
-    for values in unit.unbind(1):
-        assert kolmogorov_smirnov((values + 1) / 2) < 1.95
-    for one, other in itertools.combinations(unit.unbind(1), 2):
-        assert kolmogorov_smirnov(((one + other).remainder(2)) / 2) < 1.95  # a sum modulo 1 is uniform if they are independent
-        assert abs(torch.corrcoef(torch.stack((one, other)))[0, 1].item()) < 5 / 20_000**0.5
 
 
 def test_a_start_is_read_from_three_channel_means_of_any_size() -> None:
