@@ -324,13 +324,12 @@ class Recorded:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Stream seven frame blocks with the golden's noise: `run(config, switch before frame block, samples)`."""
+    """Stream seven frame blocks with the golden's noise: `run(config, switch before frame block)`."""
     data, flows = golden(), []
     plain = Transformer.flow
 
-    def noise(_seed: int, samples: Sequence[int], index: int, num_steps: int, *_: Any) -> BlockNoise:
+    def noise(_seed: int, _samples: Sequence[int], index: int, num_steps: int, *_: Any) -> BlockNoise:
         drawn = data["noise"][:, 3 * index : 3 * index + 3], *data["renoise"][index]
-        drawn = tuple(torch.cat([(-1) ** sample * tensor for sample in samples]) for tensor in drawn)
         assert num_steps == len(drawn)
         return BlockNoise(initial=drawn[0], renoise=drawn[1:])
 
@@ -341,11 +340,11 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr("strobe.engine.stream.draw_block", noise)
     monkeypatch.setattr(Transformer, "flow", flow)
 
-    def play(config: EngineConfig, switch: int | None = None, samples: Sequence[int] = (0,)) -> Recorded:
+    def play(config: EngineConfig, switch: int | None = None) -> Recorded:
         flows.clear()
         switches = [] if switch is None else [Switch(frame_block=switch, prompt="text_after_switch")]
         latents, keys = [], []
-        with Session("text", preset=config, model=official(), device="cpu", samples=samples) as session:
+        with Session("text", preset=config, model=official(), device="cpu") as session:
             for block in session.stream(BLOCKS, switches=switches):
                 latents.append(block.latents)
                 keys.append(keys_in_time(session))

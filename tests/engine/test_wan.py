@@ -50,17 +50,8 @@ def folder(tmp_path: Path) -> Path:
     """A checkpoint of the small model as the original is published."""
     torch.manual_seed(5)
     save_file(CausalWan(SMALL).state_dict(), tmp_path / "diffusion_pytorch_model.safetensors")
-    sizes = {
-        "_class_name": "CausalWanModel",
-        "dim": 48,
-        "ffn_dim": 64,
-        "freq_dim": 16,
-        "text_dim": 16,
-        "text_len": 8,
-        "num_heads": 2,
-        "num_layers": 2,
-        "in_dim": 16,
-    }
+    named = ("dim", "ffn_dim", "freq_dim", "text_dim", "text_len", "num_heads", "num_layers")
+    sizes = {"_class_name": "CausalWanModel", "in_dim": 16} | {name: getattr(SMALL, name) for name in named}
     (tmp_path / "config.json").write_text(json.dumps(sizes))
     return tmp_path
 

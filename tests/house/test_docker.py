@@ -36,6 +36,9 @@ def test_an_image_is_pinned_locked_and_not_run_by_root(path: Path) -> None:
     assert not any("--system" in rest and "useradd" in rest for _, rest in found), "an id above 999 is not a system user's"
     assert any(name == "HEALTHCHECK" and "/readyz" in rest for name, rest in found)
     assert ("ENTRYPOINT", '["strobe"]') in found
+    first = next(number for number, (name, rest) in enumerate(found) if name == "RUN" and "pip install" in rest)
+    built_in = any(name == "ENV" and "UV_COMPILE_BYTECODE=1" in rest.split() for name, rest in found[:first])
+    assert built_in, "the user of an image cannot write bytecode"
 
 
 @pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
@@ -49,13 +52,6 @@ def test_what_an_image_copies_is_there_and_not_ignored(path: Path) -> None:
     for name in copied:
         assert (ROOT / name).exists(), name
         assert any(fnmatchcase(name, each) for each in kept), f"{name} is ignored"
-
-
-@pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
-def test_the_user_of_an_image_cannot_write_bytecode_so_it_is_built_in(path: Path) -> None:
-    found = instructions(path)
-    first = next(number for number, (name, rest) in enumerate(found) if name == "RUN" and "pip install" in rest)
-    assert any(name == "ENV" and "UV_COMPILE_BYTECODE=1" in rest.split() for name, rest in found[:first])
 
 
 def test_a_container_that_writes_into_a_folder_of_the_host_runs_as_its_owner() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo.testing
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -28,7 +28,7 @@ from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.coarse import Estimator, Forced, block_scores, budget, forced_blocks, pool, select_blocks
 from strobe.attention.sparse.layout import TileLayout, tile_layout
 from strobe.attention.sparse.selection import BlockSelection
-from strobe.attention.sparse.share import select_share, share_mask
+from strobe.attention.sparse.share import share_mask
 from strobe.attention.sparse.video import VideoAttentionOutput, video_sparse_attention
 from strobe.attention.sparse.video_plan import VideoOptions, written
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
@@ -262,18 +262,6 @@ def test_an_estimator_of_parts_gives_the_scores() -> None:
     assert torch.equal(by_share.mask(layout.num_tiles), share_mask(scores, 0.7))
     by_number = video_sparse_attention(q, k, v, topk=2, **options).selection
     assert torch.equal(by_number.indices, select_blocks(scores, (2,) * 4, None)[0])
-
-
-@given(st.data())
-def test_the_fewest_tiles_that_hold_the_share(data: st.DataObject) -> None:
-    tiles, share = data.draw(st.integers(1, 9)), data.draw(st.floats(0.01, 0.99))
-    rows = data.draw(st.lists(st.lists(st.integers(-3, 3), min_size=tiles, max_size=tiles), min_size=1, max_size=3))
-    forced = [[data.draw(st.booleans()) for _ in range(tiles)] for _ in rows] if data.draw(st.booleans()) else None
-    walks = [_of_share([*map(float, row)], share, [False] * tiles if forced is None else forced[i]) for i, row in enumerate(rows)]
-    assume(min(near for _, near in walks) > 1e-9)
-    scores, must = torch.tensor([[rows]], dtype=torch.float64), None if forced is None else torch.tensor(forced)
-    indices, counts = select_share(scores, share, must)
-    assert [row[:n].tolist() for row, n in zip(indices[0, 0], counts[0, 0], strict=True)] == [sorted(taken) for taken, _ in walks]
 
 
 def test_a_tile_without_a_token_is_not_needed_and_a_nan_shows() -> None:

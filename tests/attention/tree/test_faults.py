@@ -17,9 +17,9 @@ import pytest
 import torch
 
 import tree_work as work
-from strobe.attention.tree import CollectiveError, deadline
+from strobe.attention.tree import CollectiveError
 from strobe.attention.tree.comm import CollectiveCall, Comm, Queued, Watch, fingerprint, look
-from tree_ranks import Outcome, Processes, Runner
+from tree_ranks import Outcome, Processes
 
 LIMIT_S = work.PATIENT_S / 5
 """In time: long before the timeout of calls that nobody has to hurry for, and before a rank that hangs would go on."""
@@ -293,11 +293,3 @@ def test_the_next_call_raises_where_results_are_looked_at_first(tmp_path: Path) 
         assert told.kind == "CollectiveError" and told.blamed == (1,) and "rank 1 did not answer within 1.5 s" in told.error
         two.start(work.patient, ranks=[0])
         assert "this process group has failed before" in two.outcomes([0])[0].error
-
-
-def test_nothing_is_watched_on_a_cpu(ranks: Runner) -> None:
-    def work(rank: int) -> str:
-        with deadline("nothing"):
-            return "done"
-
-    assert ranks(2, work) == ["done", "done"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,40 +85,22 @@ def test_encoder_prompt_and_dtype_are_the_key(cache: PromptCache) -> None:
     assert len(files) == 4
 
 
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-7])
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "cut off": lambda path: path.write_bytes(path.read_bytes()[:-7]),
+    "empty": lambda path: path.write_bytes(b""),
+    "a bit flipped": lambda path: path.write_bytes((data := path.read_bytes())[:-3] + bytes([data[-3] ^ 1]) + data[-2:]),
+    "another entry": lambda path: path.write_bytes(path.with_name(replace(KEY, prompt="a blue cat").file).read_bytes()),
+    "without its header": lambda path: save_file(load_file(path), path),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"more"),
+}
 
 
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[-3] ^= 1
-    path.write_bytes(data)
-
-
-def rename(path: Path) -> None:
-    other = path.with_name(replace(KEY, prompt="a blue cat").file)
-    path.write_bytes(other.read_bytes())
-
-
-def undocument(path: Path) -> None:
-    save_file(load_file(path), path)
-
-
-def extend(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b"more")
-
-
-@pytest.mark.parametrize("damage", [truncate, empty, flip, rename, undocument, extend])
-def test_a_damaged_entry_is_refused_and_made_again(cache: PromptCache, damage: object) -> None:
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_entry_is_refused_and_made_again(cache: PromptCache, damage: str) -> None:
     fake = Fake()
     encoder = PromptEncoder(fake, cache)
     good = encoder.encode(["a red cat", "a blue cat"])
-    assert callable(damage)
-    damage(cache.folder / KEY.file)
+    DAMAGES[damage](cache.folder / KEY.file)
     assert torch.equal(encoder.encode(["a red cat", "a blue cat"]), good)
     assert fake.embedded == ["a red cat", "a blue cat", "a red cat"]
     assert torch.equal(encoder.encode(["a red cat", "a blue cat"]), good) and len(fake.embedded) == 3
