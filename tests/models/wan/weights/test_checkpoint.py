@@ -221,6 +221,17 @@ class TestWhatIsRefused:
         assert rows[3] == "  missing       ... and 8 rows more"
         assert "missing       blocks.1.cross_attn.k.bias  [48]" in str(caught.value)
 
+    def test_rows_that_differ_in_the_layer_alone_are_one(self, original: Tensors, tmp_path: Path) -> None:
+        tensors = {name: tensor for name, tensor in to_diffusers(original).items() if not name.endswith("attn1.to_q.weight")}
+        tensors["proj_out.bias"] = torch.zeros(5)
+        save_file(tensors, tmp_path / "model.safetensors")
+        with pytest.raises(WeightsError) as caught:
+            read_checkpoint(tmp_path, WAN)
+        assert str(caught.value).split(";\n")[1:] == [
+            "  missing       blocks.*.attn1.to_q.weight  [48, 48] (layers 0 to 1, 2 of them)",
+            "  another shape proj_out.bias  [5] instead of [64]",
+        ]
+
     @pytest.mark.parametrize("name", ["model-00001-of-00001.safetensors", "wan.safetensors"])
     def test_a_whole_file_by_any_name(self, original: Tensors, tmp_path: Path, name: str) -> None:
         save_file(original, tmp_path / name)
