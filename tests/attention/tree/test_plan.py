@@ -91,32 +91,17 @@ def test_hops_hide_behind_attention() -> None:
     assert ring.hidden_s == pytest.approx(ring.comm_s) and ring.seconds == pytest.approx(ring.local_s)
 
 
-def h200(gather: float, exchange: float, reduce: float, host: tuple[float, float, float]) -> Links:
-    """Two H200: two measurements of their links, whose latencies were the host's.
-
-    A local pass is the line through 746.4 us for half of the keys and 1,263.0 us for all of them. On the device, where the
-    allgather of a small merge took 13.2 us in a CUDA graph with its two kernels, a message is given 10 us and a merge 3.
-    """
-    passes = 2 * 4680 * 9360 * 12 * 256
-    rates = [
-        Rate(alpha_s=10e-6, bytes_per_s=rate, host_s=us * 1e-6) for rate, us in zip((gather, exchange, reduce), host, strict=True)
-    ]
-    return Links(
-        gather=rates[0],
-        exchange=rates[1],
-        reduce=rates[2],
-        merge=Rate(alpha_s=3e-6, bytes_per_s=3.36e12, host_s=65.7e-6),
-        flops_per_s=passes / (1263.0e-6 - 746.4e-6),
-        memory_bytes_per_s=3.79e12,
-        launch_s=2 * 746.4e-6 - 1263.0e-6,
-        source="two H200",
-    )
-
-
-H200 = (
-    h200(123.4e9, 67.2e9, 397.1e9, (143.6, 88.5, 57.2)),
-    h200(785e9, 6.5e12, 468e9, (129.1, 127.1, 76.9)),  # no bandwidth to be seen behind the host
+TWO_H200 = Links(
+    gather=Rate(alpha_s=10e-6, bytes_per_s=123.4e9, host_s=143.6e-6),
+    exchange=Rate(alpha_s=10e-6, bytes_per_s=67.2e9, host_s=88.5e-6),
+    reduce=Rate(alpha_s=10e-6, bytes_per_s=397.1e9, host_s=57.2e-6),
+    merge=Rate(alpha_s=3e-6, bytes_per_s=3.36e12, host_s=65.7e-6),
+    flops_per_s=2 * 4680 * 9360 * 12 * 256 / (1263.0e-6 - 746.4e-6),
+    memory_bytes_per_s=3.79e12,
+    launch_s=2 * 746.4e-6 - 1263.0e-6,
+    source="two H200",
 )
+"""A local pass is the line through 746.4 us for half of the keys and 1,263.0 us for all of them."""
 FOUR_H200 = Links(
     gather=Rate(alpha_s=8.9e-6, bytes_per_s=246.5e9, host_s=301e-6),
     exchange=Rate(alpha_s=8.3e-6, bytes_per_s=228e9, host_s=220e-6),
@@ -161,10 +146,10 @@ def test_auto_takes_what_was_fastest_at_every_point(point: tuple[str, int, Place
 
 
 def test_few_queries_on_gpus_cost_what_the_host_starts() -> None:
-    found = plan(q_len=1, lengths=[16384] * 2, num_heads=16, head_dim=128, links=H200[0])
+    found = plan(q_len=1, lengths=[16384] * 2, num_heads=16, head_dim=128, links=TWO_H200)
     by_name = {each.strategy: each for each in found.predictions}
     assert found.strategy == "allgather" and by_name["allreduce3"].seconds > by_name["allgather"].seconds
-    started_s = H200[0].launch_s + H200[0].gather.host_s + H200[0].merge.host_s
+    started_s = TWO_H200.launch_s + TWO_H200.gather.host_s + TWO_H200.merge.host_s
     assert by_name["allgather"].seconds == pytest.approx(started_s, rel=0.02)
     assert by_name["allgather"].host_s > 0.5 * by_name["allgather"].seconds and " + host " in str(found)
 
