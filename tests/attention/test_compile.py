@@ -37,16 +37,6 @@ def dense(shape: Shape) -> tuple[Any, ...]:
     return lambda q, k, v: strobe.dense_attention(q, k, v).out, *draw(shape)
 
 
-def _with_lse(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    found = strobe.dense_attention(q, k, v, return_lse=True)
-    assert found.lse is not None
-    return found.out.sum(dim=3) + found.lse.transpose(1, 2)
-
-
-def dense_with_lse(shape: Shape) -> tuple[Any, ...]:
-    return _with_lse, *draw(shape)
-
-
 def block_sparse(shape: Shape) -> tuple[Any, ...]:
     batch, rows, heads, _ = shape
     mask = torch.rand(batch, heads, rows // 64, rows // 64, generator=torch.Generator().manual_seed(rows)) < 0.6
@@ -119,7 +109,7 @@ def foreign(shape: Shape) -> tuple[Any, ...]:
     return call, q, k, v, sizes
 
 
-OPERATORS = (dense, dense_with_lse, block_sparse, varlen, video, video_of_a_length, history, merge, foreign)
+OPERATORS = (dense, block_sparse, varlen, video, video_of_a_length, history, merge, foreign)
 
 
 def gradients(out: Tensor, inputs: Sequence[Any]) -> list[Tensor]:

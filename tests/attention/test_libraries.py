@@ -368,17 +368,6 @@ def test_each_library_is_tried_once_and_where_it_has_kernels(tmp_path: Path, mon
     assert builtins.tried == 1  # type: ignore[attr-defined]
 
 
-def test_the_choice_is_a_constant_of_a_compiled_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The import happens while the call is traced, not in the graph."""
-    half_installed(tmp_path, monkeypatch, cutlass="", flash_attn="", cudnn="")
-
-    def call(x: Tensor) -> Tensor:
-        return x + 1 if impls.MISSING["fa4"] else x - 1
-
-    compiled = torch.compile(call, fullgraph=True, backend="eager")
-    assert torch.equal(compiled(torch.zeros(2)), torch.ones(2))
-
-
 def test_a_library_that_marks_its_functions_does_not_import_the_compiler(tmp_path: Path) -> None:
     (tmp_path / "marks.py").write_text(
         "import torch\n@torch.compiler.disable\ndef plain():\n    return 1\n"
@@ -455,12 +444,3 @@ def test_when_all_refuse_every_reason_is_given() -> None:
 def test_an_unknown_name_gets_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"unknown impl 'plian' \(did you mean 'plain'\?\); allowed: auto, fast, new, plain"):
         select(SPEC, (FAST, NEW, PLAIN), "plian")
-
-
-def test_a_call_is_described_once() -> None:
-    q, kv = torch.zeros(2, 5, 6, 16), torch.zeros(2, 7, 3, 16)
-    spec = check(q, kv, kv, softmax_scale=None, return_lse=True)
-    described = (spec.batch, spec.q_len, spec.kv_len, spec.num_heads, spec.num_kv_heads, spec.head_dim)
-    assert described == (2, 5, 7, 6, 3, 16)
-    assert (spec.softmax_scale, spec.return_lse, spec.dtype) == (0.25, True, torch.float32)
-    assert check(q, kv, kv, softmax_scale=0, return_lse=False).softmax_scale == 0.0

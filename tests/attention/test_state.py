@@ -179,13 +179,6 @@ def test_a_graph_merges_what_lies_there_when_it_is_replayed() -> None:
     torch.testing.assert_close(found.lse, expected.lse, atol=ELEMENT, rtol=ROUNDING)
 
 
-def test_a_compiled_merge_is_the_eager_one() -> None:
-    parts = _parts(*_qkv(9, 41, torch.float32), [17])
-    rows = torch.arange(8, -1, -1)
-    compiled = torch.compile(lambda *states: merge(states, rows=[None, rows]).out, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(*parts), merge(parts, rows=[None, rows]).out)
-
-
 def test_states_that_do_not_fit_are_refused() -> None:
     state = AttentionOutput(out=torch.zeros(1, 2, 3, 4), lse=torch.zeros(1, 3, 2))
     for states, message in (

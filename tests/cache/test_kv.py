@@ -117,25 +117,6 @@ def test_rewrite_under_a_new_prompt(window: int, sink: int, blocks_before: int, 
         torch.testing.assert_close(mine[0][0][:, : sinks.shape[1]], expected, rtol=0, atol=ELEMENT)
 
 
-@pytest.mark.parametrize("kind", [RingCache, RollingCache])
-@pytest.mark.parametrize("keep_sink", [True, False])
-@pytest.mark.parametrize("blocks_before", [2, 4, 7])
-def test_rewrite_forgets_a_block_that_was_given_up(kind: type[Any], keep_sink: bool, blocks_before: int) -> None:
-    plain, broken = (build(kind, 8, 3, positions="rebased", rotate=turn_into) for _ in range(2))
-    for block in range(blocks_before):
-        for cache in (plain, broken):
-            write(cache.at(3 * block, 3))
-    cur = 3 * blocks_before
-    step = broken.at(cur, 3)
-    step.write(0, turned_content(step.positions, step.positions, 0, 7), content(step.positions, 0, 7))  # layer 1 never came
-    results = [
-        [*write(cache.rewrite(cur, keep_sink=keep_sink), 9), *write(cache.at(cur, 3)), *write(cache.at(cur + 3, 3))]
-        for cache in (plain, broken)
-    ]
-    for expected, found in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=ROUNDING)
-
-
 @pytest.mark.parametrize("kind", [RingCache, RollingCache, EIGHT, partial(QuantizedRing, to="fp8")])
 @pytest.mark.parametrize("blocks_before", [1, 5])
 def test_snapshot_replays_bit_equal(kind: Any, blocks_before: int) -> None:
@@ -175,16 +156,6 @@ def test_a_snapshot_knows_where_a_renewed_sink_begins(kind: Any, positions: str)
             assert torch.equal(mine[0], theirs[0]) and torch.equal(mine[1], theirs[1])
     other.reset()
     assert other.snapshot().origin == 0
-
-
-@pytest.mark.parametrize("kind", [RingCache, RollingCache, EIGHT])
-def test_reset_starts_over(kind: Any) -> None:
-    used, fresh = (build(kind, 7, 2, positions="rebased", rotate=turn_into) for _ in range(2))
-    for block in range(5):
-        write(used.at(3 * block, 3))
-    used.reset()
-    for block in range(5):
-        torch.testing.assert_close(write(used.at(3 * block, 3)), write(fresh.at(3 * block, 3)), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("window", "sink"), [(6, 1), (5, 2), (7, 3)])
@@ -283,12 +254,6 @@ def test_wrong_shapes_and_missing_rotation_are_refused(kind: Any) -> None:
 windows = st.tuples(st.integers(1, 24), st.integers(0, 12)).filter(lambda pair: pair[0] > pair[1])
 
 
-def test_slots_of_the_reference_window() -> None:
-    policy = RingPolicy(window=12, sink=3)
-    assert [policy.slot(frame) for frame in range(15)] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 3, 4, 5]
-    assert policy.frames(15) == (0, 1, 2, 12, 13, 14, 6, 7, 8, 9, 10, 11)
-
-
 @given(pair=windows, sizes=st.lists(st.integers(1, 5), min_size=1, max_size=30))
 def test_slots_hold_the_sink_and_the_last_frames(pair: tuple[int, int], sizes: list[int]) -> None:
     policy = RingPolicy(window=pair[0], sink=pair[1])
@@ -326,7 +291,3 @@ def test_impossible_blocks_name_the_limits(window: int, sink: int, block: int, w
 def test_impossible_policies(window: int, sink: int) -> None:
     with pytest.raises(ConfigError):
         RingPolicy(window=window, sink=sink)
-
-
-def test_smallest_possible_window_is_accepted() -> None:
-    RingPolicy(window=6, sink=3).check_block(3)

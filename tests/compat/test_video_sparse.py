@@ -16,7 +16,6 @@ from strobe.core.errors import StrobeError
 from strobe.core.tolerances import tolerance
 
 ELEMENT = tolerance("element", "float32")
-ELEMENT_F64 = tolerance("sparse element", "float64")
 
 
 def _draw(rows: int, seed: int) -> Tensor:
@@ -63,17 +62,6 @@ def test_fastvideo_s_documented_calls_bind_as_they_are_written() -> None:
     assert not by_name[:, :, 84:128].any()
 
 
-def test_gradients_reach_every_input() -> None:
-    inputs = [_draw(128, seed).double().requires_grad_() for seed in range(4)]
-
-    def call(*tensors: Tensor) -> Tensor:
-        return video_sparse_attn(*tensors[:3], topk=1, compress_attn_weight=tensors[3])
-
-    out = [call(*inputs), video_sparse_attn(*inputs[:3], topk=1, compress_attn_weight=inputs[3], impl="reference")]
-    for mine, theirs in zip(*(torch.autograd.grad(each.square().sum(), inputs) for each in out), strict=True):
-        torch.testing.assert_close(mine, theirs, atol=ELEMENT_F64, rtol=ELEMENT_F64)
-
-
 def test_ragged_tiles_are_those_of_our_own_operator() -> None:
     layout = tile_layout((3, 5, 6), 64)
     raster = [torch.randn(1, layout.num_tokens, 2, 8) for _ in range(3)]
@@ -90,7 +78,6 @@ def test_ragged_tiles_are_those_of_our_own_operator() -> None:
     ("change", "message"),
     [
         ({"block_size": 32}, "block: got 32 tokens, expected one of 64, 128, 256"),
-        ({"block_size": (8, 8, 8)}, "block: got 512 tokens"),
         ({"block_size": 128}, "got 64 and 192 rows, expected multiples of the block's 128"),
         ({"variable_block_sizes": torch.ones(2)}, r"variable_block_sizes: got shape \(2,\), expected \(3,\)"),
         (
@@ -99,13 +86,10 @@ def test_ragged_tiles_are_those_of_our_own_operator() -> None:
         ),
         ({"variable_block_sizes": [64, 64, 64]}, r"variable_block_sizes: got a list, expected a tensor of shape \(3,\)"),
         ({"q": torch.ones(2, 3)}, r"q: got shape \(2, 3\), expected \[B, H, S, D\]"),
-        ({"q": 3}, r"q: got 3, expected a tensor \[B, H, S, D\]"),
         (
             {"k": _draw(192, 1)[:, :2]},
             r"got shapes .*\(2, 2, 192, 16\).*, expected \[B, H, S, D\] with one batch, number of heads",
         ),
-        ({"v": _draw(128, 1)}, r"got shapes .*\(2, 3, 128, 16\), expected \[B, H, S, D\] .* and k and v alike"),
-        ({"topk": torch.tensor(2)}, r"topk: got a tensor of shape \(\) and torch.int64, expected an int"),
         ({"topk": 0}, "topk: got 0, expected 1 to 3"),
         (
             {"compress_attn_weight": 0.5},
@@ -115,7 +99,6 @@ def test_ragged_tiles_are_those_of_our_own_operator() -> None:
             {"compress_attn_weight": torch.ones(2, 64, 3, 16)},
             r"compress_attn_weight: got shape .*\(2, 3, 64, 16\), \[B, H, S, D\]",
         ),
-        ({"impl": "cudn"}, "unknown impl 'cudn'"),
         ({"impl": "cudnn"}, "impl 'cudnn' cannot run: it runs on a GPU"),
     ],
 )

@@ -36,7 +36,6 @@ from strobe.engine.decode import FrameDecoder
 from strobe.engine.graphs import WARM_UPS, CudaGraphs, Recorded
 from strobe.engine.model import Model
 from strobe.engine.parallel.rank import on_several
-from strobe.engine.presets import PRESETS, preset
 from strobe.engine.prompts import Switch
 from strobe.engine.resolve import resolve
 from strobe.engine.session import Session
@@ -151,15 +150,6 @@ def test_tables_that_outlive_a_session_lie_outside(make: Callable[..., Session],
         assert stream._cache.keys in arenas[0] and tiles.rows not in arenas[0] and tiles.sizes not in arenas[0]
 
 
-def test_an_arena_changes_no_bit(make: Callable[..., Session], arenas: list[Watched], monkeypatch: pytest.MonkeyPatch) -> None:
-    session = make()
-    monkeypatch.undo()
-    plain = make()
-    assert plain.arena is None and type(plain._stream.arena) is Arena
-    for found, expected in zip(session.stream(5, switches=SWITCHES), plain.stream(5, switches=SWITCHES), strict=True):
-        assert torch.equal(found.latents, expected.latents) and torch.equal(found.samples, expected.samples)
-
-
 def test_a_fork_has_an_arena_of_its_own(make: Callable[..., Session], arenas: list[Watched]) -> None:
     session = make()
     list(session.stream(2))
@@ -214,10 +204,6 @@ def test_the_decoder_warms_up_outside(tiny: Model) -> None:
     elsewhere = replace(config, decode_device=torch.device("meta"))
     FrameDecoder(tiny.vae, elsewhere).place(arena)
     assert arena.reserved == [PLAN.decoder_bytes]
-
-
-def test_no_preset_reserves_memory() -> None:
-    assert not any(preset(name).knobs.memory_pool for name in PRESETS)
 
 
 def test_on_a_cpu_there_is_none(tiny: Model) -> None:

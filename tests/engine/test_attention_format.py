@@ -12,7 +12,6 @@ from torch import Tensor
 
 from strobe.attention.dense.eight.api import IMPLS
 from strobe.attention.impls import MISSING, GateRun
-from strobe.cache.quantized import EightBitRing
 from strobe.core.device import card_of
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs
@@ -94,14 +93,6 @@ def test_graphs_are_the_passes(
     assert torch.equal(*played)
 
 
-def test_samples_do_not_see_each_other(make: Callable[..., Session], tiny: Model) -> None:
-    config = replace(preset("balanced_int8"), window=6, sink=1)
-    both = play(make(preset=config, samples=(0, 3)))
-    for index, sample in enumerate((0, 3)):
-        alone = play(make(preset=config, samples=(sample,)))
-        assert off(both[index : index + 1], alone) < 1e-2  # products of other sizes sum in another order
-
-
 def test_what_it_does_not_go_with_is_said_in_one_line(tiny: Model) -> None:
     config = preset("balanced_int8")
     for past, told in (("recomputed", "is recomputed"), ("rolling", "is rolling"), ("shots", "comes in shots")):
@@ -133,8 +124,3 @@ def test_a_gpu_without_kernels_or_gate_is_told_before_anything_is_made(monkeypat
     assert "strobe doctor --gate runs it" in lacking(config, device)
     assert "it takes bfloat16 and float16, not float32" in lacking(replace(config, dtype="float32"), device)
     assert "it has head_dim 128, not 64" in without_kernel(device, torch.bfloat16, 64)
-
-
-def test_the_cache_of_a_session(make: Callable[..., Session]) -> None:
-    session = make(preset="balanced_int8")
-    assert isinstance(session._stream._cache, EightBitRing) and session.config.attention_format == "int8"

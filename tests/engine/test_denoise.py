@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from torch import Tensor
 from strobe.core.errors import ConfigError
 from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig, NoiseSchedule
-from strobe.engine.denoise import correction, denoise_unipc, draw, draw_block, prediction
+from strobe.engine.denoise import denoise_unipc, draw, draw_block
 from strobe.engine.model import Model
 from strobe.engine.resolve import resolve
 from strobe.engine.session import Session
@@ -110,15 +109,6 @@ def test_it_is_diffusers_unipc(steps: int, shift: float) -> None:
     for timestep, told in zip(theirs.timesteps, own.warped, strict=True):
         (expected,) = theirs.step(Curved().flow(expected, told, None, None), timestep, expected, return_dict=False)
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=EXACT)
-
-
-def test_clean_latents_are_kept_by_every_step() -> None:
-    """Of latents whose clean part is the same at all levels, a step keeps it: its factors add up to what the levels say."""
-    sigmas = schedule(5, 5.0).sigmas
-    for index, (here, there) in enumerate(pairwise(sigmas)):
-        for factors in (prediction(sigmas, index), correction(sigmas, index + 1)):
-            assert factors[0] == pytest.approx(there / here)
-            assert (1 - here) * factors[0] + sum(factors[1:]) == pytest.approx(1 - there, rel=1e-9)
 
 
 def test_a_stream_needs_no_fresh_noise_and_follows_prompts(make: Callable[..., Session], tiny: Model) -> None:

@@ -101,15 +101,6 @@ def test_a_rehearsal_records_all_of_a_steady_stream(make: Callable[..., Session]
     assert sorted(map(str, runner._replays)) == sorted(map(str, known))
 
 
-def test_interleaved_sessions_have_passes_of_their_own(make: Callable[..., Session]) -> None:
-    expected = [play(make(prompt, seed=seed)) for seed, prompt in enumerate(("red circle", "blue moving"))]
-    sessions = [recorded(make(prompt, seed=seed)) for seed, prompt in enumerate(("red circle", "blue moving"))]
-    streams = [session.stream(BLOCKS, switches=SWITCHES) for session in sessions]
-    blocks = [[one.latents for one in both] for both in zip(*streams, strict=True)]
-    for index in range(2):
-        assert torch.equal(torch.cat([both[index] for both in blocks], dim=1), expected[index])
-
-
 def test_forks_and_snapshots_go_on(make: Callable[..., Session]) -> None:
     eager, session = make(preset=LATE), recorded(make(preset=LATE))
     for each in (eager, session):
@@ -161,13 +152,6 @@ def test_noise_drawn_ahead_is_the_noise(make: Callable[..., Session]) -> None:
     assert torch.equal(torch.cat([first, play(session, 5, ())], dim=1), expected) and drawn == list(range(9))
     session.restore(snapshot)
     assert torch.equal(play(session, 5, ()), expected[:, 9:])
-
-
-def test_few_passes_kept_are_recorded_again(make: Callable[..., Session]) -> None:
-    session = recorded(make(), limit=2)
-    assert torch.equal(play(session), play(make()))
-    runner: Any = session._stream._dit.runner
-    assert len(runner) == 2
 
 
 def test_what_was_replayed_last_is_kept(ring: RingCache) -> None:
@@ -262,18 +246,6 @@ def test_a_pass_that_counts_in_python_is_refused(ring: RingCache) -> None:
     with pytest.raises(StrobeError, match=r"\[1, 3, 1, 1, 1\] differs from the eager one; turn knob cuda_graphs off"):
         flows(ring, Recorded(), counting)
     assert len(flows(ring, Eager(), counting)) == 4
-
-
-def test_a_pass_that_does_not_write_is_refused(ring: RingCache) -> None:
-    runs = []
-
-    def forgetful(latents: Tensor, modulation: object, text: object, rope: object, step: Any) -> None:
-        runs.append(latents)
-        if len(runs) != 2:  # the first is recorded, the second is its first replay
-            step.write(0, latents.expand(1, 3, 2, 1, 2).flatten(1, 2), latents.expand(1, 3, 2, 1, 2).flatten(1, 2))
-
-    with pytest.raises(StrobeError, match="differs"):
-        flows(ring, Recorded(), forgetful, "write")
 
 
 def test_a_replay_sees_the_positions_of_its_recording(ring: RingCache) -> None:

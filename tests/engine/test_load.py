@@ -395,10 +395,3 @@ def test_it_streams_by_its_name_and_from_its_folder(environment: dict[str, str],
         for (low, high), value in zip(values, expected, strict=True):
             assert low == pytest.approx(value, abs=1e-5) and high == pytest.approx(value, abs=1e-5)
     assert told["shapes"] == [[9, 32, 48, 3]] + [[12, 32, 48, 3]] * 4
-
-
-def test_the_command_line_takes_it(environment: dict[str, str], tmp_path: Path) -> None:
-    command = ["-m", "strobe", "generate", "--model", "echo-1b", "--blocks", "2", "--device", "cpu", "-o", "clip.mp4", "--json"]
-    done = run(environment, tmp_path, *command, "0.5")
-    made = json.loads(done.stdout)
-    assert (made["model"], made["frames"], made["fps"]) == ("echo: echo-1b", 21, 8) and (tmp_path / "clip.mp4").is_file()

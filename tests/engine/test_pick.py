@@ -6,7 +6,6 @@ import gc
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -85,20 +84,6 @@ def test_the_first_that_holds_is_taken_and_no_other_measured(choose: Choose, ses
     assert not rest.blocks_ns and rest.reason == "not measured: good is of better quality and holds"
     assert "good has the best quality that holds 16 FPS with 30% to spare here" in found.why
     assert [session.config.name for session in sessions] == ["best", "good"]
-
-
-def test_each_frame_block_is_told(choose: Choose) -> None:
-    told: list[tuple[int, int, str]] = []
-    clock = Clock({"best": 1.0, "good": 1.0, "least": 1000.0})
-
-    def progress(*now: Any) -> None:
-        clock.progress(*now)
-        told.append(now)
-
-    choose({}, clock=clock, progress=progress)
-    done = [each[0] for each in told]
-    assert {each[1] for each in told} == {max(done)} and sorted(set(done)) == list(range(max(done) + 1))
-    assert clock.measured == ["best", "good", "least"]
 
 
 def test_what_is_timed_are_steady_frame_blocks(choose: Choose, sessions: list[Session]) -> None:

@@ -13,7 +13,6 @@ from torch import Tensor
 from strobe.core.errors import ConfigError, SessionError, WeightsError
 from strobe.core.shapes import VaeStride
 from strobe.engine.config import EngineConfig, Knobs, ModelDefaults
-from strobe.engine.load import load
 from strobe.engine.model import Model
 from strobe.engine.prompts import (
     Blend,
@@ -29,8 +28,6 @@ from strobe.engine.prompts import (
     switches_of,
 )
 from strobe.engine.session import Session
-from strobe.models.shapes import oracle
-from strobe.models.shapes.grammar import CHOICES
 from strobe.models.text.cache import PromptEncoder, PromptMemory
 
 DEFAULTS = ModelDefaults(frame_size=(32, 32), fps=16, stride=VaeStride(), frame_block=3, timesteps=(1000.0,), shift=5.0)
@@ -178,11 +175,6 @@ def test_weights_that_mean_nothing_are_refused(prompt: str, words: str, make: Ca
         read_prompts(f"0s: red circle\nblock=2: {prompt}", "p.txt")
 
 
-def test_a_part_is_checked_like_a_prompt(make: Callable[..., Session]) -> None:
-    with pytest.raises(ConfigError, match="unknown word 'rad' in prompt 'rad circle'.*did you mean 'red'"):
-        make("(rad circle:1) (blue square:1)")
-
-
 def test_a_blend_equals_the_sum_in_float64_of_texts_that_are_made_once() -> None:
     """Rows of prompts of different lengths; what is shorter adds zeros behind its end."""
     embedder = Rows()
@@ -196,54 +188,6 @@ def test_a_blend_equals_the_sum_in_float64_of_texts_that_are_made_once() -> None
     torch.testing.assert_close(found.double(), expected, rtol=2**-8, atol=0)  # one rounding to bfloat16
     assert torch.equal(found[2, 2], (0.375 * green[2]).bfloat16()) and not found[:, 3:].any()
     assert prompts_ready(encoder, [BOTH]) and torch.equal(encode_prompts(encoder, ["(a:0) (red circle:2)"])[0].double(), red)
-
-
-def test_a_stream_follows_the_blend_wherever_it_is_said(make: Callable[..., Session], tiny: Model) -> None:
-    """First prompt, prompt, switch and file make the film of a model whose encoder knows the blend as a word of its own."""
-
-    class Told:
-        """Encodes "blend" as the blend that was worked out by hand."""
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(tiny.text, name)
-
-        def check(self, prompts: Sequence[str]) -> None: ...
-
-        def encode(self, prompts: Sequence[str]) -> Tensor:
-            red, blue = tiny.text.encode(["red circle", "blue square"]).double()
-            blend = ((3 * red + blue) / 4).float()
-            return torch.stack([blend if each == "blend" else tiny.text.encode([each])[0] for each in prompts])
-
-    def film(session: Session, switches: Sequence[Switch] = ()) -> Tensor:
-        with session:
-            return torch.cat([block.latents for block in session.stream(4, switches=switches)], dim=1)
-
-    other = replace(tiny, text=Told())
-    assert torch.equal(film(make(BOTH)), film(make("blend", model=other)))
-    expected = film(make(model=other), [Switch(frame_block=2, prompt="blend")])
-    assert not torch.equal(expected, film(make(), [Switch(frame_block=2, prompt="red circle")]))
-    assert torch.equal(film(make(), [Switch(frame_block=2, prompt=BOTH)]), expected)
-    switches = switches_of(read_prompts(f"block=2: {BOTH}", "p.txt"), "p.txt", tiny.defaults)
-    assert torch.equal(film(make(), switches), expected)
-    with make() as session:
-        stream = session.stream(4)
-        first = [next(stream).latents, next(stream).latents]
-        session.prompt(BOTH)
-        assert torch.equal(torch.cat([*first, *(block.latents for block in stream)], dim=1), expected)
-
-
-def test_the_bundled_model_shows_a_colour_between_two() -> None:
-    """Green of the object: 40 under red, 225 under yellow; under half of each, between them, and the oracle calls it orange."""
-    prompt = "(a red circle moving left:{}) (a yellow circle moving left:{})"
-    found = {}
-    model = load()
-    for share in (1, 0.5, 0):
-        with Session(prompt.format(share, 1 - share), model=model, preset="quality", seed=0, device="cpu") as session:
-            frames = torch.cat([block.frames for block in session.stream(2)])[9:]
-        seen = oracle.detect(frames.permute(0, 3, 1, 2).float()[None] / 255)
-        assert seen.valid.all() and (seen.labels[..., 1] == CHOICES["shape"].index("circle")).all()
-        found[share] = {CHOICES["colour"][number] for number in seen.labels[..., 0].flatten().tolist()}
-    assert found == {1: {"red"}, 0.5: {"orange"}, 0: {"yellow"}}
 
 
 FILE = """
@@ -444,22 +388,6 @@ def test_an_encoder_that_fails_leaves_the_old_prompt(session: Session, slow: Slo
     assert [block.prompt for block in stream] == ["red circle"] * 2
 
 
-def test_prepare_snapshot_and_fork_wait_for_the_text(make: Callable[..., Session], session: Session, slow: SlowEncoder) -> None:
-    blocks = [*session.stream(2)]
-    session.prompt("blue square")
-    slow.let("blue square")
-    session.prepare()
-    snapshot, fork = session.snapshot(), session.fork()
-    assert snapshot.pending is not None and snapshot.pending.prompts == ("blue square",)
-    after = [*session.stream(3)]
-    forked = torch.cat([block.latents for block in fork.stream(3)], dim=1)
-    fork.close()
-    found = torch.cat([block.latents for block in (*blocks, *after)], dim=1)
-    assert torch.equal(found, told(make, 2, "blue square", 5)) and torch.equal(forked, found[:, 6:])
-    session.restore(snapshot)
-    assert torch.equal(torch.cat([block.latents for block in session.stream(3)], dim=1), forked)
-
-
 def test_closing_lets_a_text_that_is_encoded_go(session: Session, slow: SlowEncoder) -> None:
     next(session.stream(1))
     ack = session.prompt("blue square")
@@ -468,31 +396,3 @@ def test_closing_lets_a_text_that_is_encoded_go(session: Session, slow: SlowEnco
     slow.let("blue square")
     with pytest.raises(SessionError, match="takes no effect"):
         ack.wait(LONG_S)
-
-
-def test_prompts_of_two_threads_while_a_third_streams(session: Session, slow: SlowEncoder) -> None:
-    prompts = ["blue square", "green circle", "blue circle", "green square"]
-    slow.let(*prompts)
-    acks = []
-
-    def ask(own: list[str]) -> None:
-        for prompt in own:
-            acks.append(session.prompt(prompt))
-
-    stream = session.stream(12)
-    next(stream)
-    threads = [threading.Thread(target=ask, args=(own,)) for own in (prompts[:2], prompts[2:])]
-    for thread in threads:
-        thread.start()
-    blocks = [next(stream) for _ in range(4)]
-    for thread in threads:
-        thread.join(LONG_S)
-    session.prepare()  # nothing is being encoded any more
-    blocks += [*stream]
-    followed = {}
-    for ack in acks:
-        error = ack.found.exception(LONG_S)
-        assert error is None or isinstance(error, SessionError)
-        if error is None:
-            followed[ack.wait()] = ack.prompts[0]
-    assert blocks[-1].prompt == followed[max(followed)] and len({block.prompt for block in blocks[-4:]}) == 1

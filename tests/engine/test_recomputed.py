@@ -130,13 +130,6 @@ def test_any_number_of_frames_may_be_recomputed(build: Callable[..., Session], m
     close(found, reference(model, [3] * 6, kept=window - 3, weight=0.5))
 
 
-@pytest.mark.parametrize("weight", [1.0, 0.05])
-def test_the_past_fades(build: Callable[..., Session], model: Model, weight: float) -> None:
-    found = streamed(build(preset=EngineConfig(past_weight=weight)), 4)[0]
-    close(found, reference(model, [3] * 4, weight=weight))
-    assert (found - reference(model, [3] * 4, weight=0.3)).abs().max() > 1e-3
-
-
 def test_a_last_step_at_timestep_0(build: Callable[..., Session], model: Model) -> None:
     config = EngineConfig(timesteps=(1000, 750, 500, 250, 0))
     assert build(preset=config).config.calls_per_block == {"denoise_step": 5, "recache": 1}

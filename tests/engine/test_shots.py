@@ -148,18 +148,14 @@ def test_slots_hold_what_the_buffer_holds(cuts: set[int], sink: int, spare: int)
     ("change", "words"),
     [
         (lambda shots: shots["held"].pop(), "8 slots behind the sink"),
-        (lambda shots: shots.update(held=[]), "0 slots behind the sink"),
         (lambda shots: shots["held"].__setitem__(0, shots["held"][1]), "9 frames in them"),
         (lambda shots: shots["held"].__setitem__(0, -1), "8 frames in them"),
         (lambda shots: shots["held"].__setitem__(0, 21), "not written"),
         (lambda shots: shots["held"].__setitem__(0, 1), "not written, or are the sink's"),
         (lambda shots: shots["held"].__setitem__(shots["held"].index(20), 4), "no slot for a frame that stays"),
         (lambda shots: shots.update(pinned=[3, 3]), "no slot for a frame that stays"),
-        (lambda shots: shots.update(pinned=[9, 9]), "9 frames pinned from frame 9 on"),
         (lambda shots: shots.update(pinned=[19, 3]), "3 frames pinned from frame 19 on"),
-        (lambda shots: shots.update(pinned=[-3, 3]), "3 frames pinned from frame -3 on"),
         (lambda shots: shots.update(cuts=0), "0 shots begun"),
-        (lambda shots: shots.update(cuts=-1), "-1 shots begun"),
         (lambda shots: shots.update(cuts=1 << 60), "shots begun"),
         (lambda shots: shots.update(sink=0), "does not say which frames of its shots lie where"),
         (lambda shots: shots.update(window=0), "no snapshot, or was damaged"),
@@ -190,11 +186,6 @@ def test_shots_are_no_part_of_another_past(build: Callable[..., Session], make: 
         session._stream._cache.restore(lacking.cache)
     with pytest.raises(SessionError, match="it has shots, and this model has none"):
         other.restore(replace(taken, identity=other.snapshot().identity))
-
-
-def test_eight_bits_are_near(build: Callable[..., Session]) -> None:
-    native, eight = (streamed(build(preset=EngineConfig(kv_format=kv)), 10, TWO_SHOTS) for kv in ("native", "int8"))
-    assert 0 < (native - eight).abs().mean() < 0.02 * native.abs().mean()
 
 
 def test_a_frame_block_that_failed_is_made_again(build: Callable[..., Session], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from fault_snapshots import check, damage, damaged_snapshot, header_of, resealed, with_header
+from fault_snapshots import check, damage, header_of, resealed, with_header
 from strobe.core.errors import DataError, SessionError
 from strobe.engine.config import EngineConfig, Knobs
 from strobe.engine.model import Model
@@ -50,11 +50,6 @@ class TestDamage:
             outcomes[check(path, late)] += 1
         assert outcomes["refused"] >= 190, outcomes  # a blank of the header's padding may be any other, and a 1 a 1
 
-    def test_of_the_bundled_model_too(self, tmp_path: Path) -> None:
-        """As `make faults` tries it."""
-        for seed in range(8):
-            damaged_snapshot(seed, tmp_path)
-
     def test_each_tensor_has_a_digest(self, late: Snapshot, tmp_path: Path) -> None:
         path = tmp_path / "s"
         late.save(path)
@@ -74,12 +69,10 @@ class TestDamage:
         ("change", "words"),
         [
             (lambda body: body.update(decoder_memories=[True] * 1000), "tensor 'decoder.* is missing"),
-            (lambda body: body.update(decoder_memories=[]), "was added"),
             (lambda body: body["identity"]["config"].update(window=10**9), "a window of 1000000000 frames, and 24 rows"),
             (lambda body: body["identity"].update(samples=list(range(10**5))), "100000 samples"),
             (lambda body: body.update(blend=None), "tensor 'text.start' is missing, or was added"),
             (lambda body: body.update(blend=[5, 4]), "moves further than to its end"),
-            (lambda body: body.update(blend=[0, 4]), "moves further than to its end"),
             (lambda body: body.update(blend=[-1, 4]), ">= 0"),
             (lambda body: body.update(next_block=10**30), "no snapshot, or was damaged"),
             (lambda body: body.update(next_block=3), "a cache that ends before frame 15"),
@@ -88,7 +81,6 @@ class TestDamage:
             (lambda body: body.update(cache=[1, 15]), "a sink from frame 1 on"),
             (lambda body: body.update(prompts=["red circle"] * 2), "2 prompts at frame block 5"),
             (lambda body: body["pending"].update(prompts=[]), "0 prompts over 4 frame blocks wait in a session of 1 samples"),
-            (lambda body: body["pending"].update(over=0), "1 prompts over 0 frame blocks"),
             (lambda body: body.update(decoder_started=False), "memories are not its own"),
             (lambda body: body["digests"].update(more=""), "tensor 'more' is missing, or was added"),
             (lambda body: body.pop("stale"), "missing required field"),

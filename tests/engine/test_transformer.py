@@ -15,17 +15,13 @@ from torch import Tensor, nn
 from strobe.core.errors import ConfigError, SessionError, WeightsError
 from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs
-from strobe.engine.load import load
 from strobe.engine.model import Model
-from strobe.engine.presets import preset
 from strobe.engine.resolve import ResolvedConfig, resolve
 from strobe.engine.session import Session
-from strobe.engine.snapshot import read_snapshot
-from strobe.engine.transformer import LINEARS, Transformer, copied, quantize_linears, requantize_linears
+from strobe.engine.transformer import LINEARS, Transformer, copied, quantize_linears
 from strobe.models.lora import Lora, LoraPair, attach, merge
 from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.linears import EightBitLinear
-from strobe.quality.fidelity import decibels, squared_error
 
 CPU = torch.device("cpu")
 NAMES = [f"blocks.{layer}.{name}" for layer in range(2) for name in LINEARS]
@@ -110,22 +106,6 @@ def test_a_swapped_lora_is_as_if_it_had_been_there(tiny: Model, linear_format: A
     assert addresses == {name: tensor.data_ptr() for name, tensor in swapped.dit.state_dict().items()}
 
 
-def test_layers_that_stayed_native_take_a_lora_too(tiny: Model) -> None:
-    dit = copied(tiny.dit, CPU, torch.float32)
-    dit.fuse_qkv()
-    quantize_linears(dit, resolved(tiny), native_layers=(0,))
-    requantize_linears(dit, tiny.dit, [lora(tiny).at(0.5)])
-    name = "blocks.0.self_attn.k"
-    expected = lora(tiny).pairs[name].merged(tiny.dit.get_submodule(name).weight, 0.5)
-    torch.testing.assert_close(weights(dit)[name], expected, rtol=0, atol=tolerance("rounding", "float32"))
-    torch.testing.assert_close(
-        weights(dit)["blocks.0.self_attn.fused"][48:96], expected, rtol=0, atol=tolerance("rounding", "float32")
-    )
-    other = name.replace("0", "1")
-    expected = lora(tiny).pairs[other].merged(tiny.dit.get_submodule(other).weight, 0.5)
-    assert (weights(dit)[other] - expected).norm() <= 0.04 * expected.norm()
-
-
 @pytest.mark.parametrize("linear_format", ["fp8", "int8"])
 def test_a_lora_beside_eight_bit_weights_is_refused(tiny: Model, linear_format: Any) -> None:
     config = resolved(tiny, linear_format=linear_format, knobs=replace_knobs(Knobs(), merge_lora=False))
@@ -156,51 +136,14 @@ def test_replay_fork_and_resume_are_bit_equal(make: Callable[..., Session], tiny
     assert torch.equal(played[0], played[1]) and torch.equal(played[0], played[2])
 
 
-@pytest.fixture(scope="module")
-def clip() -> Callable[..., Tensor]:
-    """Frames of the bundled model under a configuration: `clip(**fields)`."""
-    model = load()
-
-    def play(**fields: Any) -> Tensor:
-        config = replace(preset("quality"), window=6, timesteps=(1000, 500), **fields)
-        session = Session("a red circle moving right", model=model, preset=config, device="cpu", seed=1)
-        return torch.cat([block.frames for block in session.stream(3)])  # the sink has moved by then
-
-    return play
-
-
-@pytest.fixture(scope="module")
-def reference(clip: Callable[..., Tensor]) -> Tensor:
-    return clip()
-
-
-@pytest.mark.parametrize(
-    ("fields", "least", "most"),
-    [
-        ({"linear_format": "fp8", "simulate": True}, 33, 55),
-        ({"linear_format": "int8"}, 48, 80),
-        ({"kv_format": "int8"}, 46, 80),
-        ({"kv_format": "fp8"}, 36, 65),
-        ({"attention_format": "int8"}, 36, 65),
-    ],
-    ids=["fp8", "int8", "kv int8", "kv fp8", "attention int8"],
-)
-def test_quality_of_the_bundled_model(
-    clip: Callable[..., Tensor], reference: Tensor, fields: dict[str, Any], least: float, most: float
-) -> None:
-    """PSNR in dB against the same noise in float32; the upper bound says that something was quantised."""
-    found = decibels(squared_error(clip(**fields), reference).mean()).item()
-    assert least <= found <= most
-
-
 STREAM = tolerance("latents", "float32")
 BESIDE = replace_knobs(Knobs(), merge_lora=False, fused_qkv=False)
 
 
-def merged(model: Model, seed: int = 0, strength: float = 1.0) -> Model:
-    """The model with its weights changed for good."""
+def merged(model: Model, *loras: tuple[int, float]) -> Model:
+    """The model with LoRAs, by seed and strength, merged into its weights for good."""
     dit = deepcopy(model.dit)
-    merge(dit, [lora(model, seed).at(strength)], model.dit)
+    merge(dit, [lora(model, seed).at(strength) for seed, strength in loras], model.dit)
     return replace(model, dit=dit)
 
 
@@ -219,7 +162,7 @@ def test_without_a_lora_the_knob_is_said_to_be_off(make: Callable[..., Session],
 def test_merged_and_beside_are_the_changed_model(make: Callable[..., Session], tiny: Model, preset: str | EngineConfig) -> None:
     found = play(make(preset=preset, model=replace(tiny, loras=(lora(tiny),))), 6)
     torch.testing.assert_close(
-        found, play(make(preset=preset, model=merged(tiny)), 6), rtol=0, atol=tolerance("stream", "float32")
+        found, play(make(preset=preset, model=merged(tiny, (0, 1.0))), 6), rtol=0, atol=tolerance("stream", "float32")
     )
     assert (found - play(make(preset=preset), 6)).abs().max() > 0.1
 
@@ -234,7 +177,7 @@ def test_swapped_on_the_way(make: Callable[..., Session], tiny: Model, knobs: Kn
     session.use_lora(lora(tiny), strength=strength)
     after = play(session, 3)
 
-    other = make(preset=EngineConfig(window=8, keep_sink=False, knobs=knobs), model=merged(tiny, 0, strength))
+    other = make(preset=EngineConfig(window=8, keep_sink=False, knobs=knobs), model=merged(tiny, (0, strength)))
     snapshot = session.snapshot()
     play(other, 4)
     reached = other.snapshot()
@@ -275,57 +218,6 @@ def test_a_snapshot_belongs_to_its_lora(make: Callable[..., Session], tiny: Mode
     assert torch.equal(play(session, 2), play(make(), 3)[:, 3:])
 
 
-@pytest.mark.parametrize("soft", [False, True], ids=["at once", "made ready under a soft prompt"])
-@pytest.mark.parametrize("way", ["restore", "another", "save", "fork"])
-def test_copies_know_that_the_window_is_to_be_derived_again(
-    make: Callable[..., Session], tiny: Model, tmp_path: Path, way: str, soft: bool
-) -> None:
-    session, other = (make(preset=EngineConfig(window=6, sink=1, keep_sink=False)) for _ in range(2))
-    play(session, 3)
-    session.use_lora(lora(tiny))
-    before = session.snapshot()
-    if soft:
-        session.prompt("blue square", mode="soft")
-        session.prepare()
-    snapshot = session.snapshot()
-    assert snapshot.state.stale and torch.equal(snapshot.cache.keys, before.cache.keys)
-    if way == "save":
-        snapshot.save(tmp_path / "s")
-        snapshot = read_snapshot(tmp_path / "s", torch.device("cpu"))
-    if way == "fork":
-        other = session.fork()
-    expected = play(session, 2)
-    if way == "restore":
-        other = session
-    elif way != "fork":
-        other.use_lora(lora(tiny))
-    if way != "fork":
-        other.restore(snapshot)
-    assert torch.equal(play(other, 2), expected)
-    assert not other.snapshot().state.stale
-
-
-def test_a_snapshot_with_a_fresh_window_stays_so(make: Callable[..., Session], tiny: Model) -> None:
-    """In a session that was about to derive its own again."""
-    session, other = make(), make()
-    for each in (session, other):
-        each.use_lora(lora(tiny))
-    play(session, 3)
-    snapshot = session.snapshot()
-    assert not snapshot.state.stale
-    play(other, 1)
-    other.use_lora(lora(tiny))
-    other.restore(snapshot)
-    assert torch.equal(play(other, 2), play(session, 2))
-
-
-def both(model: Model, *seeds: tuple[int, float]) -> Model:
-    """The model with several LoRAs merged for good."""
-    dit = deepcopy(model.dit)
-    merge(dit, [lora(model, seed).at(strength) for seed, strength in seeds], model.dit)
-    return replace(model, dit=dit)
-
-
 @pytest.mark.parametrize("knobs", [Knobs(), BESIDE], ids=["merged", "beside"])
 def test_those_of_the_model_stay_when_another_is_exchanged(make: Callable[..., Session], tiny: Model, knobs: Knobs) -> None:
     config = EngineConfig(knobs=knobs)
@@ -341,7 +233,7 @@ def test_those_of_the_model_stay_when_another_is_exchanged(make: Callable[..., S
         assert [(each.name, each.strength) for each in session.loras] == [(f"lora {seed}", number) for seed, number in seeds]
         start = session.snapshot()
         found = play(session, 3)
-        torch.testing.assert_close(found, play(make(preset=config, model=both(tiny, *seeds)), 3), rtol=0, atol=STREAM)
+        torch.testing.assert_close(found, play(make(preset=config, model=merged(tiny, *seeds)), 3), rtol=0, atol=STREAM)
         session.restore(start)
     assert session.snapshot().identity.weights_hash == tiny.weights_hash
 

@@ -80,15 +80,6 @@ def test_odd_sizes(tmp_path: Path, suffix: str, height: int, width: int) -> None
     assert psnr_db(decoded[:, :height, :width], frames) >= MIN_PSNR_DB[suffix]
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_an_interrupted_clip_keeps_its_frames(tmp_path: Path, error: type[BaseException]) -> None:
-    path = tmp_path / "clip.mp4"
-    with pytest.raises(error), VideoFile(path, fps=16) as video:
-        video.write(moving_square(5))
-        raise error
-    assert len(decode(path)) == 5
-
-
 @pytest.mark.parametrize(("suffix", "least"), [(".mp4", 32), (".mkv", 16)])
 def test_a_killed_process_leaves_the_earlier_clip_and_what_it_had(tmp_path: Path, suffix: str, least: int) -> None:
     path = tmp_path / f"clip{suffix}"

@@ -144,34 +144,18 @@ def calls(hub: Hub, home: Path, *asked: tuple[str, tuple[str, ...], tuple[str, .
 
 def test_only_what_is_needed_is_fetched_and_the_commit_is_told(hub: Hub, tmp_path: Path) -> None:
     whole = (*module.TRANSFORMER, *module.RELEASE)
-    asked = [
-        ("hf:owner/wan", whole, ()),
-        ("hf:owner/wan@v1", module.TRANSFORMER, ("big/*",)),
-        ("hf:owner/wan/pickled.pt", whole, ()),
-        ("hf:owner/wan@main/models/*.pt", whole, ()),
-        ("hf:owner/wan/models/b*.pt", whole, ()),
-        ("hf:owner/wan/big/", whole, ()),
-        ("hf:owner/wan@v1/big/model.safetensors.index.json", whole, ()),
+    index = "model.safetensors.index.json"
+    told = [  # what is asked for, its source, and the name of the file or folder
+        (("hf:owner/wan", whole, ()), f"hf:owner/wan@{MAIN}", MAIN),
+        (("hf:owner/wan@v1", module.TRANSFORMER, ("big/*",)), f"hf:owner/wan@{OLD}", OLD),
+        (("hf:owner/wan/pickled.pt", whole, ()), f"hf:owner/wan@{MAIN}/pickled.pt", "pickled.pt"),
+        (("hf:owner/wan@main/models/*.pt", whole, ()), f"hf:owner/wan@{MAIN}/models/*.pt", "models"),
+        (("hf:owner/wan/models/b*.pt", whole, ()), f"hf:owner/wan@{MAIN}/models/b*.pt", "base.pt"),
+        (("hf:owner/wan/big/", whole, ()), f"hf:owner/wan@{MAIN}/big", "big"),
+        ((f"hf:owner/wan@v1/big/{index}", whole, ()), f"hf:owner/wan@{OLD}/big/{index}", index),
     ]
-    found = calls(hub, tmp_path, *asked)
-    assert [each[0] for each in found] == [
-        f"hf:owner/wan@{MAIN}",
-        f"hf:owner/wan@{OLD}",
-        f"hf:owner/wan@{MAIN}/pickled.pt",
-        f"hf:owner/wan@{MAIN}/models/*.pt",
-        f"hf:owner/wan@{MAIN}/models/b*.pt",
-        f"hf:owner/wan@{MAIN}/big",
-        f"hf:owner/wan@{OLD}/big/model.safetensors.index.json",
-    ]
-    assert [Path(each[1]).name for each in found] == [
-        MAIN,
-        OLD,
-        "pickled.pt",
-        "models",
-        "base.pt",
-        "big",
-        "model.safetensors.index.json",
-    ]
+    found = calls(hub, tmp_path, *(asked for asked, _, _ in told))
+    assert [(each[0], Path(each[1]).name) for each in found] == [(source, name) for _, source, name in told]
     assert all(Path(each[1]).is_relative_to(tmp_path / "hub") for each in found), "the hub's own cache"
     assert found[3][2] == {"models/base.pt": "base", "models/lora.pt": "lora"}
     needless = {"README.md", "examples/clip.mp4"}

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.device_mesh import init_device_mesh
 
 import tree_cases
 from strobe.attention.tree import KVShards, Links, deadline, explain, measure_links, redistribute, tree_attention
@@ -126,13 +125,6 @@ def attend_without_keys(rank: int, case: Case) -> AttentionOutput:
     if not ks[rank].shape[1]:
         return tree_attention(q, None, None, strategy=case.strategy, return_lse=True, timeout=PATIENT_S)
     return tree_attention(q, ks[rank], vs[rank], strategy=case.strategy, return_lse=True, timeout=PATIENT_S)
-
-
-def attend_on_mesh(rank: int, case: Case) -> AttentionOutput:
-    """Call tree attention on a mesh of 2 x 2 ranks."""
-    mesh = init_device_mesh("cpu", (2, 2))
-    q, ks, vs = case.draw()
-    return tree_attention(q, ks[rank], vs[rank], mesh=mesh, timeout=PATIENT_S, **case.arguments())
 
 
 def decode(rank: int, steps: int) -> list[AttentionOutput]:

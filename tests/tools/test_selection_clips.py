@@ -16,7 +16,7 @@ from torch import Tensor
 import selection_clips
 import strobe
 from published import BENCHMARKS
-from selection_clips import METRICS, Trial, Variant, calibrated, capture, measured, over_count, table, variants
+from selection_clips import METRICS, Trial, Variant, capture, measured, over_count, table, variants
 from strobe.models.captured import read_calls, read_video
 from tiny_model import well_read_model
 
@@ -91,44 +91,6 @@ def test_captured_calls_are_those_of_the_first_frame_block(trial: Trial, tmp_pat
         assert call.grid == (3, *trial.frame)
         found = read_video(tmp_path / "qkv.safetensors", number, call, torch.float32, CPU)
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
-
-
-def test_numbers_that_keep_are_the_fewest_of_a_head_and_step(trial: Trial) -> None:
-    held: dict[tuple[int, int], list[Tensor]] = {}
-
-    def denoise(step: int, layer: int) -> Any:
-        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            height, width = trial.frame
-            if k.shape[1] == 2 * q.shape[1]:
-                cells = [rows.unflatten(1, (-1, height // 2, 2, width // 4, 4)) for rows in (q.double(), k.double())]
-                means = [each.mean((3, 5)).flatten(1, 3) for each in cells]  # [B, tiles, H, D]
-                tile_of = (torch.arange(height)[:, None] // 2 * (width // 4) + torch.arange(width) // 4).flatten()
-                weights = torch.einsum("bqhd,bkhd->bhqk", q.double(), k.double()).mul(q.shape[-1] ** -0.5).softmax(-1)
-                number = means[1].shape[1]
-                per_frame = number // 6
-                tiles = torch.cat([tile_of + frame * per_frame for frame in range(6)])
-                by_tile = torch.zeros(*weights.shape[:3], number, dtype=torch.double)
-                by_tile.index_add_(3, tiles, weights)
-                order = torch.einsum("bqhd,bkhd->bhqk", *means).argsort(-1, descending=True)
-                asking = torch.linspace(0, q.shape[1] - 1, min(64, q.shape[1])).round().long()
-                rows = order[:, :, tiles[: q.shape[1]][asking]]
-                shares = by_tile[:, :, asking].gather(-1, rows).cumsum(-1)
-                held.setdefault((step, layer), []).append(shares.mean((0, 2)))
-            return strobe.dense_attention(q, k, v).out
-
-        return attend
-
-    trial.run(denoise)
-    found = calibrated(trial, (0.5, 0.8))
-    for keep, skipped in found.items():
-        assert skipped.keys() == held.keys() and len(skipped) == 8
-        for at, shares in skipped.items():
-            curves = torch.stack(held[at]).mean(0)
-            assert len(shares) == len(curves)
-            for share, curve in zip(shares, curves, strict=True):
-                assert round((1 - share) * len(curve)) == int((curve < keep).sum()) + 1
-    assert len({*found[0.8].values()}) > 1, "numbers differ by layer and step"
-    assert any(len({*shares}) > 1 for shares in found[0.8].values()), "and by head"
 
 
 def made(name: str, skipped: float, *psnr: float) -> Variant:

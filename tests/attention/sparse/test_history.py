@@ -216,7 +216,6 @@ def test_gradients_are_those_of_the_definition() -> None:
         ({"means": torch.zeros(2, 2, 3, 8)}, ShapeError, r"history means: got shape \(2, 2, 3, 8\), expected \(2, 2, 45, 8\)"),
         ({"sizes": torch.zeros(45)}, ShapeError, "history sizes: got torch.float32 on cpu, expected torch.int32 on cpu like q"),
         ({"q_tiles": (2, 5, 7)}, ConfigError, "q_tiles: got a tuple, expected a strobe.TileLayout; strobe.tile_layout makes one"),
-        ({"sparsity": "0.5"}, ConfigError, r"sparsity: got '0.5', expected 0 \(dense\) to below 1"),
         ({"num_tiles": 99}, ShapeError, "num_tiles: got 99, expected 0 to 45"),
     ],
 )

@@ -75,12 +75,6 @@ def test_auto_takes_the_fewest_rows() -> None:
     assert tile_layout((16, 16, 16), "auto").tile == (4, 4, 4)  # the cube, where nothing pads less
 
 
-def test_a_layout_is_a_value() -> None:
-    first, second = tile_layout([3, 4, 5], (4, 4, 4)), TileLayout((3, 4, 5), (4, 4, 4), 64)
-    assert first == second and hash(first) == hash(second)
-    assert first.rows() is second.rows()
-
-
 def test_what_a_recorded_graph_reads_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     class Table:
         """Something that can be watched."""

@@ -233,17 +233,6 @@ def test_video_equals_separate_calls(
         torch.testing.assert_close(mine, theirs, atol=ELEMENT_F64, rtol=ELEMENT_F64)
 
 
-@settings(max_examples=25)
-@given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 200)), min_size=1, max_size=4), st.integers(0, 99))
-def test_any_lengths_of_a_video(lengths: list[tuple[int, int]], seed: int) -> None:
-    tensors = [each.detach() for each in draw_video(lengths, (2, 1), seed)]
-    cu_q, cu_kv = (bounds(list(side)) for side in zip(*lengths, strict=True))
-    found = video_sparse_attention_varlen(*tensors[:3], cu_q, cu_kv, gate=tensors[3], topk=1, return_lse=True)
-    out, lse = video_one_by_one(tensors, lengths, 1, topk=1)
-    torch.testing.assert_close(found.out, out)
-    torch.testing.assert_close(found.lse, lse, atol=SPARSE_ELEMENT, rtol=SPARSE_ELEMENT)
-
-
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [

@@ -221,28 +221,3 @@ def test_lists_of_shards_need_no_counts_where_every_entry_is_used() -> None:
     assert [counts.tolist() for _, counts in found] == [[[[3, 0]]], [[[0, 3]]]]
     assert found[0][0][0, 0, 0].tolist() == [0, 3, 5]
     assert found[1][0][0, 0, 1].tolist() == [0, 1, 2]
-
-
-def compiled(rank: int, case: RingCase) -> tuple[int, list[torch.Tensor], list[torch.Tensor]]:
-    """Return the graphs compiled for a function that calls it, and output and gradient without the compiler and with it."""
-    from torch._dynamo.testing import CompileCounter
-
-    q, k, v = (each for name, each in case.of(rank).items() if name in ("q", "k", "v"))
-    q.requires_grad_()
-
-    def around(q: torch.Tensor) -> torch.Tensor:
-        usual = {"grid": case.grid, "topk": case.topk, "group": dist.group.WORLD, "shards": case.shards}
-        return strobe.video_sparse_attention(q * 2, k, v, **usual).out * 2  # type: ignore[arg-type]
-
-    counter, found = CompileCounter(), []
-    for call in (around, torch.compile(around, backend=counter)):
-        out = call(q)
-        found.append([out.detach(), *torch.autograd.grad(out.square().sum(), q)])
-    return counter.frame_count, *found
-
-
-@pytest.mark.rest
-def test_a_compiled_function_may_call_it(groups: dict[int, Processes]) -> None:
-    for frames, plain, found in groups[2].run(compiled, replace(PLAIN, dtype=torch.float32)):
-        assert frames == 2  # before and after the call
-        assert all(torch.equal(*pair) for pair in zip(plain, found, strict=True))

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo.testing
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -28,7 +28,7 @@ from strobe.attention.sparse.api import block_sparse_attention
 from strobe.attention.sparse.coarse import Estimator, Forced, block_scores, budget, forced_blocks, pool, select_blocks
 from strobe.attention.sparse.layout import TileLayout, tile_layout
 from strobe.attention.sparse.selection import BlockSelection
-from strobe.attention.sparse.share import select_share, share_mask
+from strobe.attention.sparse.share import share_mask
 from strobe.attention.sparse.video import VideoAttentionOutput, video_sparse_attention
 from strobe.attention.sparse.video_plan import VideoOptions, written
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
@@ -264,18 +264,6 @@ def test_an_estimator_of_parts_gives_the_scores() -> None:
     assert torch.equal(by_number.indices, select_blocks(scores, (2,) * 4, None)[0])
 
 
-@given(st.data())
-def test_the_fewest_tiles_that_hold_the_share(data: st.DataObject) -> None:
-    tiles, share = data.draw(st.integers(1, 9)), data.draw(st.floats(0.01, 0.99))
-    rows = data.draw(st.lists(st.lists(st.integers(-3, 3), min_size=tiles, max_size=tiles), min_size=1, max_size=3))
-    forced = [[data.draw(st.booleans()) for _ in range(tiles)] for _ in rows] if data.draw(st.booleans()) else None
-    walks = [_of_share([*map(float, row)], share, [False] * tiles if forced is None else forced[i]) for i, row in enumerate(rows)]
-    assume(min(near for _, near in walks) > 1e-9)
-    scores, must = torch.tensor([[rows]], dtype=torch.float64), None if forced is None else torch.tensor(forced)
-    indices, counts = select_share(scores, share, must)
-    assert [row[:n].tolist() for row, n in zip(indices[0, 0], counts[0, 0], strict=True)] == [sorted(taken) for taken, _ in walks]
-
-
 def test_a_tile_without_a_token_is_not_needed_and_a_nan_shows() -> None:
     scores = torch.tensor([[[[0.0, -math.inf, 0.0, -math.inf], [0.0, math.nan, 0.0, 0.0]]]])
     assert share_mask(scores, 0.999)[0, 0].tolist() == [[True, False, True, False], [True] * 4]
@@ -302,20 +290,6 @@ def test_heads_may_have_budgets_of_their_own() -> None:
     for number, heads in ((1, [0]), (5, [1, 2]), (12, [3])):
         alone = video_sparse_attention(q, k, v, topk=number, **options)
         torch.testing.assert_close(mixed.out[:, :, heads], alone.out[:, :, heads])
-
-
-def test_gradients_of_heads_with_budgets_of_their_own() -> None:
-    tensors = [each.requires_grad_() for each in _qkv()]
-    options: dict[str, Any] = {"grid": GRID, "tile": (2, 2, 3)}
-
-    def gradients(topk: int | tuple[int, ...], heads: list[int]) -> list[Tensor]:
-        out = video_sparse_attention(*tensors, topk=topk, **options).out
-        return [*torch.autograd.grad(out[:, :, heads].square().sum(), tensors)]
-
-    mixed = gradients((1, 5, 5, 12), [0, 1, 2, 3])
-    alone = [gradients(number, heads) for number, heads in ((1, [0]), (5, [1, 2]), (12, [3]))]
-    for found, *parts in zip(mixed, *alone, strict=True):
-        torch.testing.assert_close(found, sum(parts))
 
 
 def test_plans_that_differ_in_the_numbers_of_heads_are_found_again_and_share_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,7 +362,6 @@ def test_pooling_ignores_padding_and_takes_empty_tiles_as_0() -> None:
     ("change", "error", "message"),
     [
         ({"topk": None}, ConfigError, "give either topk or sparsity; got topk=None, sparsity=None"),
-        ({"sparsity": 0.5}, ConfigError, "give either topk or sparsity"),
         ({"topk": 0}, ConfigError, "topk: got 0, expected 1 to 4"),
         ({"topk": (1, 2)}, ConfigError, "topk: got 2 numbers, expected one, or one for each of 4 heads"),
         ({"topk": None, "sparsity": 1.0}, ConfigError, "sparsity: got 1.0, expected 0"),
@@ -403,32 +376,20 @@ def test_pooling_ignores_padding_and_takes_empty_tiles_as_0() -> None:
             ConfigError,
             r"topk: got a tensor of shape \(\) and torch.int64, expected an int, or a sequence",
         ),
-        (
-            {"topk": torch.tensor([1, 2, 1, 1])},
-            ConfigError,
-            r"topk: got a tensor of shape \(4,\) and torch.int64, expected an int",
-        ),
         ({"topk": 2.0}, ConfigError, "topk: got 2.0, expected an int, or a sequence with one for each head"),
-        ({"topk": ("2", 1, 1, 1)}, ConfigError, "topk: got '2', expected an int"),
         ({"topk": None, "sparsity": "0.9"}, ConfigError, r"sparsity: got '0.9', expected 0 \(dense\) to below 1"),
         ({"grid": 90}, ConfigError, r"grid: got 90, expected \(time, height, width\)"),
         ({"tile": 4.0}, ConfigError, r"tile: got 4.0, expected \(time, height, width\)"),
         ({"forced": True}, ConfigError, "forced: got True, expected a strobe.Forced"),
-        ({"estimator": 4}, ConfigError, "estimator: got 4, expected a strobe.Estimator"),
         ({"probe": 0.0}, ConfigError, "probe: got 0.0, expected 0 for none or a number of queries"),
         ({"grid": list(GRID), "topk": 2.0}, ConfigError, "topk: got 2.0, expected an int"),
         ({"estimator": Forced()}, ConfigError, "estimator: got a Forced, expected a strobe.Estimator"),
-        ({"rope": (torch.ones(90, 4), torch.ones(89, 4))}, ShapeError, r"rope sin: got shape \(89, 4\) on cpu"),
-        ({"probe": "64"}, ConfigError, "probe: got '64', expected 0 for none or a number of queries"),
         ({"rope": (1.0, 2.0)}, ConfigError, r"rope: got 1.0, expected \(cos, sin\), two tensors"),
-        ({"softmax_scale": "small"}, ConfigError, "softmax_scale: got 'small', expected a number"),
         ({"q": [1.0]}, ConfigError, r"q: got a list, expected a tensor \[B, S, H, D\]"),
         ({"rope": (torch.ones(90, 8),) * 2}, ShapeError, r"rope cos: got shape \(90, 8\) on cpu, expected \(90, 4\)"),
         ({"estimator": Estimator(parts=3)}, ConfigError, "estimator: got 3 parts, expected a divisor of the block's 64 rows"),
         ({"topk": None, "share": 1.0}, ConfigError, "share: got 1.0, expected above 0 to below 1; sparsity=0 takes every tile"),
-        ({"topk": None, "share": 0}, ConfigError, "share: got 0, expected above 0 to below 1"),
         ({"share": 0.5}, ConfigError, "share: got 0.5 beside topk=2, sparsity=None; give one of the three"),
-        ({"topk": None, "share": 0.5, "sparsity": 0.5}, ConfigError, "share: got 0.5 beside topk=None, sparsity=0.5"),
         ({"pool_skipped": True, "gate": torch.ones(1)}, ConfigError, "pool_skipped: got True beside a coarse output"),
         ({"pool_skipped": True, "coarse": True}, ConfigError, "pool_skipped: got True beside a coarse output"),
         ({"pool_skipped": 0.5}, ConfigError, "pool_skipped: got 0.5, expected True or False"),

@@ -17,9 +17,9 @@ import pytest
 import torch
 
 import tree_work as work
-from strobe.attention.tree import CollectiveError, deadline
+from strobe.attention.tree import CollectiveError
 from strobe.attention.tree.comm import CollectiveCall, Comm, Queued, Watch, fingerprint, look
-from tree_ranks import Outcome, Processes, Runner
+from tree_ranks import Outcome, Processes
 
 LIMIT_S = work.PATIENT_S / 5
 """In time: long before the timeout of calls that nobody has to hurry for, and before a rank that hangs would go on."""
@@ -167,14 +167,6 @@ def test_a_rank_whose_own_arguments_do_not_fit(three: Processes) -> None:
     blames(outcomes[:2], 2)
 
 
-def test_nothing_is_left_behind(three: Processes) -> None:
-    three.start(work.after, {1: 0.0}, "exit")
-    three.outcomes()
-    start = time.monotonic()
-    three.__exit__()
-    assert time.monotonic() - start < LIMIT_S and not any(process.is_alive() for process in three.processes)
-
-
 def test_gpus_agree_in_the_store(three: Processes) -> None:
     assert three.run(work.agree_in_store, -1, -1) == [(2, 8)] * 3  # rank 0 has no keys and learns their shape
     with Processes(3) as others:
@@ -301,11 +293,3 @@ def test_the_next_call_raises_where_results_are_looked_at_first(tmp_path: Path) 
         assert told.kind == "CollectiveError" and told.blamed == (1,) and "rank 1 did not answer within 1.5 s" in told.error
         two.start(work.patient, ranks=[0])
         assert "this process group has failed before" in two.outcomes([0])[0].error
-
-
-def test_nothing_is_watched_on_a_cpu(ranks: Runner) -> None:
-    def work(rank: int) -> str:
-        with deadline("nothing"):
-            return "done"
-
-    assert ranks(2, work) == ["done", "done"]

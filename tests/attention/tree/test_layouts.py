@@ -227,18 +227,12 @@ def test_one_graph_is_refused_with_the_reason(ranks: Runner) -> None:
 ROUNDING = tolerance("rounding", "float32")
 
 EMPTY = KVShards.contiguous([9, 0, 4, 0])
-SINK = KVShards.contiguous([1, 5, 0, 7], replicated=3, owner=2)
 
 
 @pytest.fixture(scope="module")
 def four() -> Iterator[Processes]:
     with Processes(4) as processes:
         yield processes
-
-
-def test_every_rank_has_the_whole_of_many_keys(four: Processes) -> None:
-    case = Case(shards=KVShards.contiguous([100, 63, 1, 2000]), q_lengths=(1,), heads=8, kv_heads=2, dim=64, dim_v=64)
-    check(case, four.run(work.attend, case))
 
 
 @pytest.mark.parametrize("strategy", ["allgather", "allreduce3", "ring", "ulysses"])
@@ -260,11 +254,6 @@ def test_a_rank_without_keys_gives_none(four: Processes) -> None:
     for strategy in ("auto", "allreduce3"):
         case = Case(shards=EMPTY, dtype=torch.bfloat16, dim_v=7, strategy=strategy)
         check(case, four.run(work.attend_without_keys, case))
-
-
-def test_a_mesh(four: Processes) -> None:
-    case = Case(shards=SINK, heads=6, kv_heads=2, mask=Mask(causal=True, q_start=6), strategy="alltoall")
-    check(case, four.run(work.attend_on_mesh, case))
 
 
 def test_a_cache_that_grows(four: Processes) -> None:

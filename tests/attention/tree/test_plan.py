@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strobe.attention.tree import KVShards, Links, Rate, Segment, TreePlan, explain, legal_grid, plan, tree_attention
+from strobe.attention.tree import KVShards, Links, Rate, Segment, TreePlan, explain, plan, tree_attention
 from strobe.attention.tree.placement import BufferRun, Mask, pieces
 from strobe.attention.tree.plan import Clock, assumed_links, fit
 from strobe.attention.tree.request import round_up
@@ -91,32 +91,17 @@ def test_hops_hide_behind_attention() -> None:
     assert ring.hidden_s == pytest.approx(ring.comm_s) and ring.seconds == pytest.approx(ring.local_s)
 
 
-def h200(gather: float, exchange: float, reduce: float, host: tuple[float, float, float]) -> Links:
-    """Two H200: two measurements of their links, whose latencies were the host's.
-
-    A local pass is the line through 746.4 us for half of the keys and 1,263.0 us for all of them. On the device, where the
-    allgather of a small merge took 13.2 us in a CUDA graph with its two kernels, a message is given 10 us and a merge 3.
-    """
-    passes = 2 * 4680 * 9360 * 12 * 256
-    rates = [
-        Rate(alpha_s=10e-6, bytes_per_s=rate, host_s=us * 1e-6) for rate, us in zip((gather, exchange, reduce), host, strict=True)
-    ]
-    return Links(
-        gather=rates[0],
-        exchange=rates[1],
-        reduce=rates[2],
-        merge=Rate(alpha_s=3e-6, bytes_per_s=3.36e12, host_s=65.7e-6),
-        flops_per_s=passes / (1263.0e-6 - 746.4e-6),
-        memory_bytes_per_s=3.79e12,
-        launch_s=2 * 746.4e-6 - 1263.0e-6,
-        source="two H200",
-    )
-
-
-H200 = (
-    h200(123.4e9, 67.2e9, 397.1e9, (143.6, 88.5, 57.2)),
-    h200(785e9, 6.5e12, 468e9, (129.1, 127.1, 76.9)),  # no bandwidth to be seen behind the host
+TWO_H200 = Links(
+    gather=Rate(alpha_s=10e-6, bytes_per_s=123.4e9, host_s=143.6e-6),
+    exchange=Rate(alpha_s=10e-6, bytes_per_s=67.2e9, host_s=88.5e-6),
+    reduce=Rate(alpha_s=10e-6, bytes_per_s=397.1e9, host_s=57.2e-6),
+    merge=Rate(alpha_s=3e-6, bytes_per_s=3.36e12, host_s=65.7e-6),
+    flops_per_s=2 * 4680 * 9360 * 12 * 256 / (1263.0e-6 - 746.4e-6),
+    memory_bytes_per_s=3.79e12,
+    launch_s=2 * 746.4e-6 - 1263.0e-6,
+    source="two H200",
 )
+"""A local pass is the line through 746.4 us for half of the keys and 1,263.0 us for all of them."""
 FOUR_H200 = Links(
     gather=Rate(alpha_s=8.9e-6, bytes_per_s=246.5e9, host_s=301e-6),
     exchange=Rate(alpha_s=8.3e-6, bytes_per_s=228e9, host_s=220e-6),
@@ -138,29 +123,6 @@ ON_ONE_MACHINE_US = {
     ("graph", 4, "sequence"): (518, 392, 654, 761, 539),
 }
 """Of allgather, alltoall, allreduce3, ring and ulysses, with those links: a host twice as slow as the first two."""
-MEASURED_US = {
-    "replicated": {"allgather": 1144, "alltoall": 1591, "allreduce3": 1599, "ring": 2107, "ulysses": 1545},
-    "sequence": {"allgather": 1421, "alltoall": 1388, "allreduce3": 1853, "ring": 1663, "ulysses": 1828},
-}
-
-
-@pytest.mark.parametrize("machine", H200, ids=["first", "second"])
-@pytest.mark.parametrize("placement", ["replicated", "sequence"])
-def test_auto_takes_what_was_fastest_on_two_gpus(placement: Placement, machine: Links) -> None:
-    """4,680 queries over 18,720 keys: within 5 % of the best."""
-    found = plan(
-        q_len=4680,
-        lengths=[9360] * 2,
-        num_heads=12,
-        head_dim=128,
-        q_placement=placement,
-        out_placement=placement,
-        links=machine,
-    )
-    measured = MEASURED_US[placement]
-    assert measured[found.strategy] <= 1.05 * min(measured.values()), str(found)
-    by_name = {each.strategy: each.seconds for each in found.predictions}
-    assert all(by_name[name] * 1e6 < measured[name] for name in measured)  # the call around it is not in the plan
 
 
 @pytest.mark.parametrize("machine", [FOUR_H200, assumed_links("nccl", 4)], ids=["measured", "assumed"])
@@ -184,10 +146,10 @@ def test_auto_takes_what_was_fastest_at_every_point(point: tuple[str, int, Place
 
 
 def test_few_queries_on_gpus_cost_what_the_host_starts() -> None:
-    found = plan(q_len=1, lengths=[16384] * 2, num_heads=16, head_dim=128, links=H200[0])
+    found = plan(q_len=1, lengths=[16384] * 2, num_heads=16, head_dim=128, links=TWO_H200)
     by_name = {each.strategy: each for each in found.predictions}
     assert found.strategy == "allgather" and by_name["allreduce3"].seconds > by_name["allgather"].seconds
-    started_s = H200[0].launch_s + H200[0].gather.host_s + H200[0].merge.host_s
+    started_s = TWO_H200.launch_s + TWO_H200.gather.host_s + TWO_H200.merge.host_s
     assert by_name["allgather"].seconds == pytest.approx(started_s, rel=0.02)
     assert by_name["allgather"].host_s > 0.5 * by_name["allgather"].seconds and " + host " in str(found)
 
@@ -245,12 +207,9 @@ ONE = torch.ones(1, 2, 4, 8)
     [
         (lambda: tree_attention(ONE, ONE, None), ShapeError, "v: got None, expected a tensor"),
         (lambda: tree_attention(ONE, ONE[..., :4], ONE), ShapeError, r"k: got shape \(1, 2, 4, 4\)"),
-        (lambda: tree_attention(ONE, ONE[:, :1], ONE), ShapeError, r"v: got shape \(1, 2, 4, 8\), expected \(1, 1, 4\)"),
         (lambda: tree_attention(ONE, ONE[:, :, :3], ONE[:, :, :3]), ShapeError, "k: got 3 heads, expected a divisor of q's 4"),
-        (lambda: tree_attention(ONE.int(), ONE.int(), ONE.int()), ShapeError, "q: got torch.int32, expected float64"),
         (lambda: tree_attention(ONE, ONE.double(), ONE), ShapeError, "k: got torch.float64 on cpu, expected torch.float32"),
         (lambda: tree_attention(ONE, ONE, ONE, strategy="allgater"), ConfigError, "did you mean 'allgather'"),
-        (lambda: tree_attention(ONE, ONE, ONE, out_placement="rows"), ConfigError, "unknown out_placement 'rows'"),  # type: ignore[arg-type]
         (lambda: tree_attention(ONE, ONE, ONE, strategy="symmetric"), ConfigError, "symmetric memory needs CUDA"),
         (lambda: tree_attention(ONE, ONE, ONE, timeout=0), ConfigError, "timeout: got 0, expected more than 0"),
         (lambda: tree_attention(ONE, ONE, ONE, sinks=2), ConfigError, "sinks: got 2 without a window"),
@@ -281,17 +240,13 @@ def test_what_does_not_fit_is_named(ranks: Runner, call: Callable[[], object], e
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"timeout": math.inf}, "timeout: got float inf, expected a finite number"),
     ({"window": 0}, "window: got int 0, expected a whole number of at least 1"),
-    ({"window": 2.5}, "window: got float 2.5, expected a whole number"),
     ({"window": 3, "sinks": -1}, "sinks: got int -1, expected a whole number of at least 0"),
     ({"causal": "yes"}, "causal: got str 'yes', expected True or False"),
     ({"q_start": torch.ones(2, 3)}, "q_start: got Tensor tensor"),
     ({"shards": [2]}, r"shards: got list \[2\], expected strobe.attention.tree.KVShards, such as"),
-    ({"shards": ((0, 2),)}, r"shards: got tuple .*, expected strobe.attention.tree.KVShards"),
     ({"links": {}}, "links: got dict {}, expected what measure_links"),
     ({"mesh": 5}, "mesh: got int, expected a DeviceMesh"),
-    ({"group": 5}, "group: got 5, expected a process group"),
     ({"strategy": None}, "unknown strategy 'None'; allowed: auto"),
-    ({"q_placement": ["heads"]}, "unknown q_placement"),
     ({"softmax_scale": math.nan}, "softmax_scale: got float nan, expected a finite number"),
     ({"q_placement": "sequence", "q_lengths": 2}, "q_lengths: got int 2, expected a sequence of whole numbers"),
     ({"q": [1]}, r"q: got list, expected a tensor \[B, S, H, D\]"),
@@ -324,9 +279,7 @@ LAYOUTS: list[tuple[Callable[..., object], dict[str, Any], str]] = [
     (KVShards.contiguous, {"lengths": [2], "replicated": 1, "owner": 1}, "owner: got 1, expected a rank from 0 to 0"),
     (KVShards.even, {"num_keys": 5, "num_ranks": 0}, "num_ranks: got int 0, expected a whole number of at least 1"),
     (KVShards.interleaved, {"num_keys": -5, "num_ranks": 2}, "num_keys: got int -5"),
-    (legal_grid, {"num_kv_heads": 0, "num_ranks": 2}, "num_kv_heads: got int 0"),
     (plan, {"q_len": 1, "lengths": [], "num_heads": 1, "head_dim": 8}, "lengths: got none"),
-    (plan, {"q_len": 1, "lengths": [4], "num_heads": 1, "head_dim": 0}, "head_dim: got int 0, expected a whole number"),
 ]
 
 

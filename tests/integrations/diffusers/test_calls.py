@@ -42,50 +42,28 @@ def sized(case: Case, frames: int, height: int, width: int, **more: Any) -> dict
     return case.arguments | {"hidden_states": latents} | more
 
 
-def wide_and_tall() -> tuple[Case, dict[str, Any], dict[str, Any]]:
-    """As many tokens and tiles both ways, as 480 x 832 beside 832 x 480."""
-    case = wan(1, layers=1)
-    return case, sized(case, 4, 12, 20), sized(case, 4, 20, 12)
+Both = tuple[Case, dict[str, Any], dict[str, Any]]
 
 
-def two_sizes() -> tuple[Case, dict[str, Any], dict[str, Any]]:
-    case = wan(1, layers=1)
-    return case, sized(case, 4, 12, 20), sized(case, 4, 12, 12)
+def of_sizes(case: Case, *sizes: tuple[int, int, int]) -> Both:
+    first, second = (sized(case, *size) for size in sizes)
+    return case, first, second
 
 
-def two_grids() -> tuple[Case, dict[str, Any], dict[str, Any]]:
-    case = ltx2(batch=1)
-    return case, case.arguments, case.arguments | {"height": 7, "width": 6}
+def of_changes(case: Case, first: dict[str, Any], second: dict[str, Any]) -> Both:
+    return case, case.arguments | first, case.arguments | second
 
 
-def two_prompts() -> tuple[Case, dict[str, Any], dict[str, Any]]:
-    case = hunyuan(6, layers=1)
-    return case, case.arguments, hunyuan(2, layers=1).arguments
-
-
-def two_prompts_15() -> tuple[Case, dict[str, Any], dict[str, Any]]:
-    case = hunyuan15(6)
-    return case, case.arguments, hunyuan15(2).arguments
-
-
-def two_sizes_of_cosmos() -> tuple[Case, dict[str, Any], dict[str, Any]]:
-    case = cosmos(1, layers=1, extra_pos_embed_type=None)  # the norm of the other kind takes no float64
-    return case, sized(case, 4, 12, 14), sized(case, 5, 12, 10)
-
-
-def a_dense_step_beside() -> tuple[Case, dict[str, Any], dict[str, Any]]:
-    case = wan(1, layers=1)
-    return case, *(case.arguments | {"attention_kwargs": {STEP: step}} for step in (0, 1))
-
-
-BOTH: dict[str, Callable[[], tuple[Case, dict[str, Any], dict[str, Any]]]] = {
-    "wide and tall": wide_and_tall,
-    "two sizes": two_sizes,
-    "ltx-2, two grids": two_grids,
-    "hunyuan, two prompts": two_prompts,
-    "hunyuan 1.5, two prompts": two_prompts_15,
-    "cosmos, two sizes": two_sizes_of_cosmos,
-    "a dense step": a_dense_step_beside,
+STEPS: Any = [{"attention_kwargs": {STEP: step}} for step in (0, 1)]
+BOTH: dict[str, Callable[[], Both]] = {
+    "wide and tall": lambda: of_sizes(wan(1, layers=1), (4, 12, 20), (4, 20, 12)),  # as many tokens and tiles both ways
+    "two sizes": lambda: of_sizes(wan(1, layers=1), (4, 12, 20), (4, 12, 12)),
+    "ltx-2, two grids": lambda: of_changes(ltx2(batch=1), {}, {"height": 7, "width": 6}),
+    "hunyuan, two prompts": lambda: of_changes(hunyuan(6, layers=1), {}, hunyuan(2, layers=1).arguments),
+    "hunyuan 1.5, two prompts": lambda: of_changes(hunyuan15(6), {}, hunyuan15(2).arguments),
+    # the norm of Cosmos' other kind of embedding takes no float64
+    "cosmos, two sizes": lambda: of_sizes(cosmos(1, layers=1, extra_pos_embed_type=None), (4, 12, 14), (5, 12, 10)),
+    "a dense step": lambda: of_changes(wan(1, layers=1), *STEPS),
 }
 
 

@@ -143,27 +143,6 @@ def in_threads(*bodies: Any) -> list[Any]:
         return [each.result(timeout=60) for each in [pool.submit(body) for body in bodies]]
 
 
-def test_two_captures_of_one_transformer_in_two_threads_do_not_mix(tmp_path: Path) -> None:
-    """Both forwards stand in the chosen layer at once: each file holds the call of its own thread, as without the other."""
-    case, meet = wan(1), threading.Barrier(2, timeout=10)
-
-    def captured(number: int, name: str) -> tuple[Tensor, Any, list[Tensor]]:
-        file, noise = tmp_path / f"{name} {number}.safetensors", case.arguments["hidden_states"] * (number + 1)
-        with strobe.capture(case.model, file, steps=1, layers=[1], dtype=torch.float32):
-            out = case.run(hidden_states=noise[..., : 14 - 4 * number], attention_kwargs={"denoise_step": 0})
-        return out, read_calls(file), operands(file, 0)
-
-    def wait(*_: Any) -> None:
-        meet.wait()
-
-    wanted = [captured(number, "alone") for number in range(2)]
-    with case.model.blocks[1].attn1.norm_q.register_forward_pre_hook(wait):
-        found = in_threads(*(partial(captured, number, "beside") for number in range(2)))
-    for (out, calls, kept), (wanted_out, wanted_calls, wanted_kept) in zip(found, wanted, strict=True):
-        assert torch.equal(out, wanted_out) and calls == wanted_calls and len(calls) == 1
-        assert all(torch.equal(one, other) for one, other in zip(kept, wanted_kept, strict=True))
-
-
 def test_a_call_in_another_thread_is_not_recorded(tmp_path: Path) -> None:
     """It comes while a layer is recorded, of a transformer that has no step to tell, and computes what it did."""
     case, file, beside = wan(1), tmp_path / "qkv.safetensors", list[Tensor]()

@@ -18,7 +18,6 @@ from diffusers import FlowMatchEulerDiscreteScheduler, FlowMatchHeunDiscreteSche
 from hypothesis import strategies as st
 from torch import Tensor
 
-from strobe.attention.sparse import video_plan
 from strobe.attention.sparse.coarse import Forced, forced_blocks
 from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.sparse.share import share_held
@@ -101,33 +100,6 @@ def test_every_head_keeps_the_share_by_itself(heads: int, tiles: int, seed: int,
         assert share > keep - 1e-12
         former = (number - 1) // step * step
         assert former < fewest or sum(of_head[:former]) < keep + 1e-12, "a step fewer does not keep it"
-
-
-def test_a_sharp_head_and_a_diffuse_one_keep_what_was_asked_with_numbers_of_their_own() -> None:
-    """Measured by attention itself: with the mean's one number for both, the diffuse head keeps less."""
-    grid, keep = (4, 8, 8), 0.9
-    layout = tile_layout(grid, (2, 4, 4))
-    generator = torch.Generator().manual_seed(0)
-    places = torch.randn(layout.num_tiles, 8, generator=generator)[layout.rows() // layout.block]
-    q = torch.stack([6 * places, 0.2 * torch.randn(256, 8, generator=generator)], dim=1)[None]
-    k = torch.stack([places, torch.randn(256, 8, generator=generator)], dim=1)[None]
-    held = share_held(q, k, layout)
-    numbers, shares = tiles_that_keep(held, keep, 1)
-    assert numbers[0] < 3 and numbers[1] > 6
-
-    def kept(topk: Any) -> Tensor:
-        found = video_sparse_attention(q, k, k, grid=grid, tile=(2, 4, 4), topk=topk, probe=64).recall
-        assert found is not None
-        return found[0]
-
-    near = tolerance("element", "float32")
-    torch.testing.assert_close(kept(numbers), shares, atol=near, rtol=near)
-    assert (kept(numbers) >= keep).all()
-    for head in range(2):
-        fewer = tuple(number - (each == head) for each, number in enumerate(numbers))
-        assert min(fewer) == 0 or kept(fewer)[head] < keep
-    one = 1 + int((held.mean(dim=0) < keep).sum())
-    assert numbers[0] < one < numbers[1] and kept(one)[1] < keep <= kept(one).mean()
 
 
 def test_a_calibrated_pipeline_keeps_what_was_asked(tmp_path: Path) -> None:
@@ -221,65 +193,6 @@ def test_each_head_of_each_layer_and_step_sees_its_own_number(tmp_path: Path, mo
     )
 
 
-def test_gradients_of_heads_with_numbers_of_their_own(tmp_path: Path) -> None:
-    """Those of attention over a mask of every pair of tokens, which the reference forms; equal numbers are one sparsity."""
-    pipe, file = wan_pipeline(), tmp_path / "kept.json"
-    calibrated(pipe, file)
-    scheduler = FlowMatchHeunDiscreteScheduler()
-    scheduler.set_timesteps(2)
-
-    def gradient(**options: Any) -> Tensor:
-        case = wan()
-        case.model.requires_grad_(True)
-        latents = case.arguments["hidden_states"].clone().requires_grad_()
-        told = {"hidden_states": latents, "attention_kwargs": {"denoise_step": scheduler}, "return_dict": False}
-        with sparsify(case.model, **options):
-            case.model(**case.arguments | told)[0].square().sum().backward()
-        assert latents.grad is not None
-        return torch.cat([latents.grad.flatten(), *(each.attn1.to_k.weight.grad.flatten() for each in case.model.blocks)])
-
-    def of_transformer(numbers: tuple[int, int]) -> Path:
-        document = json.loads(with_numbers(file, lambda *_: numbers).read_text())
-        document |= {"models": {"": document["models"]["transformer"]}, "selected": {"": document["selected"]["transformer"]}}
-        (tmp_path / "one.json").write_text(json.dumps(document))
-        return tmp_path / "one.json"
-
-    found = gradient(keep=of_transformer((3, 20)))
-    wanted = gradient(keep=of_transformer((3, 20)), impl="reference")
-    assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
-    assert torch.equal(gradient(keep=of_transformer((9, 9))), gradient(sparsity=18 / 27, tile=TILE))
-    assert (found - gradient(keep=of_transformer((20, 3)))).abs().max() > 1e-3 * wanted.abs().max()
-
-
-def test_calls_of_two_threads_at_two_steps_do_not_meet(tmp_path: Path) -> None:
-    file, given = tmp_path / "kept.json", wan()
-    schedulers = [FlowMatchEulerDiscreteScheduler() for _ in range(2)]
-    for step, scheduler in enumerate(schedulers):
-        scheduler.set_timesteps(2)
-        scheduler._step_index = step
-    told = [{"attention_kwargs": {"denoise_step": scheduler}} for scheduler in schedulers]
-    calibrate(given.model, lambda: [given.run(**each) for each in told], keep=KEEP, tile=TILE, file=file)
-    document = json.loads(file.read_text())
-    for step, layers in document["selected"][""].items():
-        document["selected"][""][step] = dict.fromkeys(layers, (2, 20) if step == "0" else (20, 2))
-    file.write_text(json.dumps(document))
-    meeting, found = threading.Barrier(2), dict[int, Tensor]()
-
-    def wait(*_: Any) -> None:
-        meeting.wait(60)
-
-    with sparsify(given.model, keep=file):
-        alone = [given.run(**each) for each in told]
-        for block in given.model.blocks:
-            block.attn1.register_forward_pre_hook(wait)
-        threads = [threading.Thread(target=lambda at=at: found.update({at: given.run(**told[at])})) for at in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert not torch.equal(*alone) and all(torch.equal(found[at], alone[at]) for at in range(2))
-
-
 def test_what_is_written_is_read() -> None:
     numbers = {"transformer": {0: {"a": (1, 27), "b": (3, 3)}, 7: {"a": (27, 27), "b": (2, 1)}}}
     made = Calibration(
@@ -290,25 +203,6 @@ def test_what_is_written_is_read() -> None:
         write_calibration(made, Path(folder) / "kept.json")
         assert read_calibration(Path(folder) / "kept.json", {"transformer": {"a": 2, "b": 2}}) == made
     assert made.sparsity == made.sparsity_of("transformer") == pytest.approx(1 - 91 / 8 / 27)
-
-
-def test_calls_are_planned_once_for_each_set_of_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe, file = wan_pipeline(), tmp_path / "kept.json"
-    calibrated(pipe, file)
-    with_numbers(file, lambda step, layer: (27, 27) if step == layer else (5, 20 + step + layer))
-    planned, plan = list[tuple[int, ...]](), video_plan._planned
-
-    def planning(call: Any) -> Any:
-        planned.append(call.options.topk)
-        return plan(call)
-
-    monkeypatch.setattr(video_plan, "_planned", planning)
-    video_plan._SEEN.clear()
-    video_plan._kept.cache_clear()
-    with sparsify(pipe, keep=file), torch.no_grad():
-        for _ in range(2):
-            clip(pipe, 3)
-    assert sorted(planned) == [(5, 21), (5, 22), (5, 23)]
 
 
 @pytest.mark.parametrize("case", [ltx2, hunyuan, hunyuan15])

@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler, WanPipeline
+from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -96,17 +96,6 @@ def test_the_quality_is_said_once() -> None:
     ]
 
 
-def test_tiling_of_the_vae_stays() -> None:
-    pipe = wan_pipeline()
-    sizes = {f"tile_sample_{kind}_{side}": size for side in ("height", "width") for kind, size in (("min", 64), ("stride", 48))}
-    pipe.vae.enable_tiling(**sizes)
-    tiled = clip(pipe, output_type="pt")
-    with sparsify(pipe, sparsity=0.0):
-        assert pipe.vae.use_tiling
-        assert (clip(pipe, output_type="pt") - tiled).abs().max() <= 1e-4
-    assert torch.equal(clip(pipe, output_type="pt"), tiled)
-
-
 def test_fastwan_samples_as_documented() -> None:
     """By hand, from the same draws: noise for the start, then for the second and third step."""
     pipe = FastWanPipeline.of(wan_pipeline())
@@ -145,23 +134,6 @@ def test_fastwan_refuses_other_steps() -> None:
     with pytest.raises(ConfigError, match="expected its own; make the pipeline by FastWanPipeline.of"):
         clip(pipe)
     assert FastWanScheduler.from_config(FastWanScheduler(steps=(1000, 500)).config).timesteps.tolist() == [1000, 500]
-
-
-def test_a_fastwan_checkpoint_becomes_a_sparse_pipeline(tmp_path: Any) -> None:
-    """From the folder alone: the gates that diffusers drops are found and used."""
-    from safetensors.torch import load_file, save_file
-
-    wan_pipeline().save_pretrained(tmp_path)
-    file = tmp_path / "transformer" / "diffusion_pytorch_model.safetensors"
-    save_file(load_file(file) | gates(), file)
-    pipe = FastWanPipeline.of(WanPipeline.from_pretrained(tmp_path, tokenizer=None, text_encoder=None))
-    pipe.set_progress_bar_config(disable=True)
-    with sparsify(pipe, sparsity=0.8) as handle:
-        assert all(row.gated for row in handle.report().layers)
-        found = clip(pipe, None)
-    other = FastWanPipeline.of(wan_pipeline())
-    with sparsify(other, sparsity=0.8, gates=gates()):
-        assert torch.equal(clip(other, None), found)
 
 
 @pytest.mark.parametrize("tile", [None, (4, 4, 4)])

@@ -53,12 +53,10 @@ def test_sentences_use_the_whole_vocabulary_of_attributes() -> None:
         ("quickly upwards: the white cross on grey", ("white", "cross", "up", "fast", "gray")),
         ("a cyan star going to the right at fast speed over a forest backdrop", ("cyan", "star", "right", "fast", "forest")),
         ("a red circle and a blue square moving up", ("red", "circle", "up", "slow", "black", "blue", "square")),
-        ("a red circle moving left moving left", ("red", "circle", "left", "slow", "black")),
         (
             "a red circle moving left slowly and a blue square moving leftwards slow",
             ("red", "circle", "left", "slow", "black", "blue", "square"),
         ),
-        ("a red red circle moving up", ("red", "circle", "up", "slow", "black")),
         ("a white star moving down over a tiled navy floor", ("white", "star", "down", "slow", "navy")),
         ("on navy, red and red: star with star, down fast", ("red", "star", "down", "fast", "navy", "red", "star")),
     ],
@@ -72,13 +70,11 @@ def test_parse(prompt: str, words: tuple[str, ...]) -> None:
     [
         ("a red cirle moving left", r"unknown word 'cirle' \(did you mean 'circle'\?\)"),
         ("a circle moving left", "gives no colour; add one of: red, green"),
-        ("a red one moving left", "unknown word 'one'"),
         (
             "a purple zebra moveing up",
             r"^unknown words 'zebra', 'moveing' \(did you mean 'moving'\?\) in the prompt 'a purple zebra moveing up'; "
             r'for example "a purple circle moving up"; docs/shapes\.md lists every word of the model$',
         ),
-        ("red left", "gives no shape; add one of: circle"),
         ("a red circle", "gives no direction; add one of: left"),
         (
             "a red blue circle moving left",
@@ -86,8 +82,6 @@ def test_parse(prompt: str, words: tuple[str, ...]) -> None:
         ),
         ("a red circle going left and right", "gives two directions, 'left' and 'right'"),
         ("a slow red circle going left fast", "gives two speeds, 'slow' and 'fast'"),
-        ("", "gives no colour"),
-        ("an orange star", r'add one of: left, right, up, down; for example "an orange star moving left"'),
         ("moving up", r'add one of: circle, .*; for example "a red circle moving up"'),
         ("a red circle moving left and a blue square moving right", "gives two directions, .* a blue square moving left"),
         ("a red red circle and blue square moving up", "names 2 shapes .* and 3 colours"),
@@ -136,11 +130,6 @@ def test_held_out_pairs_leave_every_colour_and_shape_in_training() -> None:
         assert not {pairs_of(scene) for scene in seen} & HELD_OUT
         assert len({pairs_of(scene) for scene in seen} - {None}) == 36
         assert {pairs_of(scene) for scene in unseen} - {None} == HELD_OUT
-
-
-def test_equal_seeds_give_equal_sentences() -> None:
-    first, second = random.Random(7), random.Random(7)
-    assert [sample_scene(first).prompt(first) for _ in range(20)] == [sample_scene(second).prompt(second) for _ in range(20)]
 
 
 def test_colours_are_far_from_each_other_and_from_backgrounds() -> None:

@@ -254,12 +254,6 @@ def test_two_shapes_stand_side_by_side_and_leave_a_column_between_them() -> None
         assert not torch.equal(both, render(lone[:, None], *arguments)[:, 0])
 
 
-def test_the_floor_moves_against_the_camera_and_repeats() -> None:
-    near, far, again = (one(0, 0, 2, (0.0, 0.0), 22.0, (start, 3.0)) for start in (4.0, 5.0, 36.0))
-    torch.testing.assert_close(near[:, :20, 1:40], far[:, :20, :39], atol=tolerance("moved picture", "float32"), rtol=0)
-    torch.testing.assert_close(near, again, atol=tolerance("moved picture", "float32"), rtol=0)
-
-
 def test_fade_blends_two_pictures_at_one_place() -> None:
     now, before = torch.tensor([[[0, 0, 0, 0, 0, -1, -1]] * 3]), torch.tensor([[[2, 3, 1, 1, 3, 4, 4]] * 3])
     where = torch.rand(1, 3, 2) * 32, torch.rand(1, 2), torch.tensor([25.0])
@@ -289,12 +283,6 @@ def test_advance_follows_direction_and_speed_frame_by_frame() -> None:
     scenes = torch.tensor([[left_slow, left_slow, down_fast, down_fast]])
     camera = advance(torch.tensor([[1.5, 28.0]]), scenes)
     torch.testing.assert_close(camera, torch.tensor([[[0.5, 28.0], [31.5, 28.0], [31.5, 31.0], [31.5, 2.0]]]))
-
-
-def test_a_trajectory_continues_from_its_last_camera() -> None:
-    scenes = torch.tensor([[[0, 0, 2, 1, 0, -1, -1]] * 90])
-    whole = advance(torch.tensor([[10.0, 20.0]]), scenes)
-    torch.testing.assert_close(advance(whole[:, 39], scenes[:, 40:]), whole[:, 40:])
 
 
 def test_sizes_are_checked() -> None:

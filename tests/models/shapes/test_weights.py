@@ -10,11 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from strobe.core.errors import ConfigError, WeightsError
-from strobe.engine.prompts import Mode, Switch
-from strobe.engine.session import Session
-from strobe.models.shapes import clips, oracle, weights
-from strobe.models.shapes.grammar import VOCABULARY, parse
-from strobe.models.shapes.render import palette
+from strobe.models.shapes import clips, weights
+from strobe.models.shapes.grammar import VOCABULARY
 from strobe.models.shapes.weights import Parts
 
 
@@ -138,34 +135,6 @@ def test_the_text_encoder_takes_whole_scenes_alone() -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             text.check(["a red circle moving left", prompt])
-
-
-OLD, NEW = "a red circle moving left slowly on a navy background", "a green star moving up fast on a forest background"
-AT_ONCE = [0, 1, 4, 5, 6]
-"""Colours, shapes and background, which a single frame shows."""
-FAR = 48
-"""Levels of 255 in RGB from every colour of the world, outlines included, beyond which a pixel is off the palette."""
-
-
-def off_palette(frames: Tensor) -> float:
-    colours, floors = palette(torch.device("cpu"))
-    lit = [colours * tone for tone in (0.9, 1, 1.1)] + [floors * tone for tone in (0.4, 0.55, 0.7, 0.85, 1, 1.15, 1.3)]
-    colours = torch.cat(lit) * 255
-    return (torch.cdist(frames.reshape(-1, 3).float(), colours).amin(1) > FAR).double().mean().item()
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize(("mode", "shows", "later"), [("recache", 4, 0.03), ("soft", 4, 0.03), ("interpolate", 14, 0.03)])
-def test_a_switch_shows_soon_and_leaves_the_colours_of_the_world(mode: Mode, shows: int, later: float) -> None:
-    """Between two texts there is none that the model knows: with one the prompt showed after 25 frames, 8 % off the palette."""
-    switch = Switch(frame_block=2, prompt=NEW, mode=mode)
-    with Session(OLD, preset="quality", device="cpu") as session:
-        frames = torch.cat([block.frames for block in session.stream(7, switches=[switch])])[9 + 12 :]
-    found = oracle.detect(frames.permute(0, 3, 1, 2).float()[None] / 255)
-    right = (found.labels == torch.tensor(parse(NEW).attributes))[0][:, AT_ONCE].all(-1)
-    assert right.any() and int(right.int().argmax()) <= shows
-    assert bool(right[24:].all())
-    assert off_palette(frames[12:21]) < later and off_palette(frames[24:]) < 0.025
 
 
 def test_a_drawn_clip_shows_its_second_scene_from_the_switch_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from threading import Thread
 
 import pytest
 import torch
@@ -74,13 +73,6 @@ def test_a_prompt_is_encoded_once(cache: PromptCache, dtype: torch.dtype) -> Non
     assert torch.equal(again, first) and fake.embedded == ["a red cat", "a dog"]
 
 
-def test_without_a_cache_each_prompt_is_made_anew() -> None:
-    fake = Fake()
-    for _ in range(2):
-        PromptEncoder(fake).encode(["a cat"])
-    assert fake.embedded == ["a cat", "a cat"]
-
-
 def test_encoder_prompt_and_dtype_are_the_key(cache: PromptCache) -> None:
     kinds = [Fake(), Fake(identity="two"), Fake(dtype=torch.float32)]
     for fake in kinds:
@@ -93,40 +85,22 @@ def test_encoder_prompt_and_dtype_are_the_key(cache: PromptCache) -> None:
     assert len(files) == 4
 
 
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-7])
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "cut off": lambda path: path.write_bytes(path.read_bytes()[:-7]),
+    "empty": lambda path: path.write_bytes(b""),
+    "a bit flipped": lambda path: path.write_bytes((data := path.read_bytes())[:-3] + bytes([data[-3] ^ 1]) + data[-2:]),
+    "another entry": lambda path: path.write_bytes(path.with_name(replace(KEY, prompt="a blue cat").file).read_bytes()),
+    "without its header": lambda path: save_file(load_file(path), path),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"more"),
+}
 
 
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[-3] ^= 1
-    path.write_bytes(data)
-
-
-def rename(path: Path) -> None:
-    other = path.with_name(replace(KEY, prompt="a blue cat").file)
-    path.write_bytes(other.read_bytes())
-
-
-def undocument(path: Path) -> None:
-    save_file(load_file(path), path)
-
-
-def extend(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b"more")
-
-
-@pytest.mark.parametrize("damage", [truncate, empty, flip, rename, undocument, extend])
-def test_a_damaged_entry_is_refused_and_made_again(cache: PromptCache, damage: object) -> None:
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_entry_is_refused_and_made_again(cache: PromptCache, damage: str) -> None:
     fake = Fake()
     encoder = PromptEncoder(fake, cache)
     good = encoder.encode(["a red cat", "a blue cat"])
-    assert callable(damage)
-    damage(cache.folder / KEY.file)
+    DAMAGES[damage](cache.folder / KEY.file)
     assert torch.equal(encoder.encode(["a red cat", "a blue cat"]), good)
     assert fake.embedded == ["a red cat", "a blue cat", "a red cat"]
     assert torch.equal(encoder.encode(["a red cat", "a blue cat"]), good) and len(fake.embedded) == 3
@@ -179,19 +153,6 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="choose a folder that can be written to"):
         PromptCache(tmp_path / "file" / "prompts")
-
-
-def test_several_writers_of_one_prompt(cache: PromptCache) -> None:
-    texts: list[Tensor] = []
-    threads = [
-        Thread(target=lambda: texts.append(PromptEncoder(Fake(), PromptCache(cache.folder)).encode(["a cat"]))) for _ in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(texts) == 8 and all(torch.equal(text, texts[0]) for text in texts)
-    assert len(entries(cache)) == 1 and cache.get(replace(KEY, prompt="a cat")) is not None
 
 
 def test_prompts_are_checked_before_a_stream_depends_on_them(cache: PromptCache) -> None:
@@ -305,13 +266,6 @@ class TestMemory:
         assert memory.get(keys[1]) is None and memory.num_bytes == 120
         with pytest.raises(ConfigError, match="holds nothing"):
             PromptMemory(0)
-
-    def test_another_encoder_or_dtype_has_another_key(self) -> None:
-        memory = PromptMemory()
-        memory.put(Key(identity="e", prompt="p", dtype="torch.float32"), torch.zeros(1))
-        assert memory.get(Key(identity="f", prompt="p", dtype="torch.float32")) is None
-        assert memory.get(Key(identity="e", prompt="p", dtype="torch.bfloat16")) is None
-        assert "p" not in vars(memory)["_rows"]  # prompts themselves are not held
 
     def test_threads_take_turns_and_share(self) -> None:
         encoder = Counted()

@@ -114,17 +114,6 @@ def test_any_pieces_are_one_call(vae: Taew, cuts: set[int], batch: int) -> None:
     close(torch.cat(parts, dim=1), vae.decode(latents))
 
 
-def test_two_streams_do_not_meet_and_a_reset_one_is_new(vae: Taew) -> None:
-    streams = [draw(3 + number, 1, 4, 4, 2, 2) for number in range(2)]
-    decoders = [StreamingDecoder(vae) for _ in streams]
-    firsts = [decoder.push(latents[:, :1]) for decoder, latents in zip(decoders, streams, strict=True)]
-    seconds = [decoder.push(latents[:, 1:]) for decoder, latents in zip(decoders, streams, strict=True)]
-    for latents, *parts in zip(streams, firsts, seconds, strict=True):
-        close(torch.cat(parts, dim=1), vae.decode(latents))
-    decoders[0].reset()
-    close(decoders[0].push(streams[1]), vae.decode(streams[1]))
-
-
 def test_memories_are_bounded_and_predicted(vae: Taew) -> None:
     with torch.device("meta"):
         unreal, full = Taew(SMALL).double(), Taew(TaewConfig()).bfloat16()

@@ -55,18 +55,6 @@ def test_every_frame_knows_its_past_and_not_its_future(vae: TinyVAE) -> None:
     assert (differs[3] > 1e-4).all()  # the memory
 
 
-def test_a_copied_decoder_goes_on_alike(vae: TinyVAE) -> None:
-    latents = draw(3, 1, 9, 4, 3, 5)
-    decoder = StreamingDecoder(vae)
-    pushed(decoder, latents[:, :4], (1, 3))
-    state = decoder.state()
-    expected = pushed(decoder, latents[:, 4:], (3, 2))
-    for _ in range(2):  # going on from a state does not write to it
-        copy = StreamingDecoder(vae)
-        copy.load_state(state)
-        assert all(torch.equal(*pair) for pair in zip(pushed(copy, latents[:, 4:], (3, 2)), expected, strict=True))
-
-
 def test_memories_hold_one_latent_frame_each(vae: TinyVAE) -> None:
     with torch.device("meta"):
         unreal = TinyVAE(vae.config)

@@ -95,14 +95,6 @@ class TestStreaming:
         assert [part.shape[1] for part in parts] == [exact.stride.frames(0, sizes[0]), *(4 * size for size in sizes[1:])]
         close_exactly(torch.cat(parts, dim=1), whole)
 
-    def test_the_first_latent_frame_alone_and_then_three_per_call(self, exact: WanVAE) -> None:
-        latents, decoder = draw(2, 1, 10, 4, 2, 3), StreamingDecoder(exact)
-        parts = pushed(decoder, latents, [1, 3, 3, 3])
-        assert [part.shape[1] for part in parts] == [1, 12, 12, 12]
-        whole = exact.decode_piece(latents, exact.empty_memories(), first=True)[0]
-        close_exactly(torch.cat(parts, dim=1), whole)
-        close_exactly(parts[0], exact.decode(latents[:, :1]))
-
     def test_every_frame_knows_its_past_and_not_its_future(self, exact: WanVAE) -> None:
         latents = draw(3, 1, 6, 4, 1, 2)
         changed = latents.clone()
@@ -110,18 +102,6 @@ class TestStreaming:
         differs = (exact.decode(changed) - exact.decode(latents)).abs().amax(dim=(0, 2, 3, 4))
         assert (differs[:5] == 0).all() and (differs[5:9] > 1e-3).all()
         assert (differs[9:13] > 1e-5).all()  # the memories
-
-    def test_two_streams_do_not_meet(self, exact: WanVAE) -> None:
-        streams = [draw(4 + number, 1, 7, 4, 1, 2) for number in range(2)]
-        expected = [exact.decode(latents) for latents in streams]
-        decoders = [StreamingDecoder(exact) for _ in streams]
-        parts: list[list[Tensor]] = [[], []]
-        for start in (0, 1, 4):
-            end = start + (3 if start else 1)
-            for own, decoder, latents in zip(parts, decoders, streams, strict=True):
-                own.append(decoder.push(latents[:, start:end]))
-        for own, whole in zip(parts, expected, strict=True):
-            close_exactly(torch.cat(own, dim=1), whole)
 
     def test_a_reset_decoder_is_a_new_one(self, exact: WanVAE) -> None:
         latents, decoder = draw(6, 1, 4, 4, 1, 2), StreamingDecoder(exact)
@@ -171,15 +151,6 @@ def test_contiguous_channels_stay_so_from_end_to_end(config: WanVAEConfig) -> No
 
 
 class TestMemory:
-    def test_memories_are_bounded(self, vae: WanVAE) -> None:
-        decoder = StreamingDecoder(vae)
-        sizes = []
-        for start in range(6):
-            decoder.push(draw(start, 1, 1 if start == 0 else 3, 4, 2, 3))
-            sizes.append(decoder.state_bytes)
-        assert len(set(sizes)) == 1
-        assert sizes[0] == sum(2 * memory[:, :, 0].numel() * 4 for memory in decoder.memories if memory is not None)
-
     def test_the_prediction_is_what_a_stream_takes(self, vae: WanVAE) -> None:
         with torch.device("meta"):
             unreal = WanVAE(vae.config)

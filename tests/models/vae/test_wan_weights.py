@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from strobe.core.errors import WeightsError
-from strobe.models.checkpoint import SHOWN, compare_keys
+from strobe.models.checkpoint import SHOWN
 from strobe.models.vae.wan.autoencoder import WanVAE
 from strobe.models.vae.wan.config import WAN21_MEAN, WAN21_STD, WAN22, WAN22_MEAN, WAN22_STD, WanVAEConfig
 from strobe.models.vae.wan.weights import FILES, key_names, load_wan_vae, random_wan_vae
@@ -122,21 +122,7 @@ def test_damage_and_code_are_refused(tmp_path: Path, name: str, content: bytes) 
         load_wan_vae(tmp_path / name)
 
 
-def test_a_truncated_checkpoint_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "Wan2.1_VAE.pth"
-    torch.save(released(), path)
-    path.write_bytes(path.read_bytes()[:-5000])
-    with pytest.raises(WeightsError, match="is half a file: it ends after .* bytes"):
-        load_wan_vae(path)
-
-
 def test_more_than_tensors_is_refused(tmp_path: Path) -> None:
     torch.save({"state_dict": released(), "step": 3}, tmp_path / "training.pth")
     with pytest.raises(WeightsError, match="does not hold named tensors alone"):
         load_wan_vae(tmp_path / "training.pth")
-
-
-def test_a_table_without_a_difference_is_false() -> None:
-    tensors = {"a": torch.zeros(2)}
-    assert not compare_keys(tensors, tensors)
-    assert compare_keys(tensors, {"a": torch.zeros(3)})

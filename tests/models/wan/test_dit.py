@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -17,7 +16,6 @@ from strobe.core.errors import ConfigError, ShapeError
 from strobe.core.tolerances import tolerance
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan, sinusoid
-from strobe.models.wan.kernels.api import text_attention
 from strobe.models.wan.layers import rotate_temporal
 from strobe.models.wan.transformer import TextKV, distinct_rows
 
@@ -180,41 +178,6 @@ def test_only_equal_rows_behind_everything_else_are_padding() -> None:
     assert distinct_rows(text).item() == 40
     text[:] = 7.0
     assert distinct_rows(text).item() == 1
-
-
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-3)])
-@pytest.mark.parametrize("lengths", [(5,), (40, 1), (0, 39, 17)])
-def test_attention_to_distinct_rows_is_that_to_all(lengths: tuple[int, ...], dtype: torch.dtype, limit: float) -> None:
-    """Against torch's attention over the whole text, with rows that must not be read; one row less would lose the padding."""
-    torch.manual_seed(1)
-    dit = CausalWan(CONFIG).to(dtype).requires_grad_(False)
-    text = dit.text_kv(texts(*lengths))
-    q = 4 * torch.randn(len(lengths), 33, 2, 24, generator=torch.Generator().manual_seed(2)).to(dtype)
-    for k, v in text.layers:
-        expected = F.scaled_dot_product_attention(*(each.transpose(1, 2).float() for each in (q, k, v))).transpose(1, 2)
-        for sample, distinct in enumerate(text.distinct):
-            k[sample, distinct:], v[sample, distinct:] = float("nan"), float("nan")
-        found = text_attention(q, k, v, text.distinct, impl="reference")
-        torch.testing.assert_close(found.float(), expected, atol=limit, rtol=limit)
-        fewer = text_attention(q, k, v, (text.distinct - 1).clamp(min=1), impl="reference")
-        assert (fewer.float() - expected).abs().max() > 10 * limit
-
-
-def test_a_fused_pass_is_the_plain_one_under_prompts_of_any_length() -> None:
-    dit = CausalWan(replace(CONFIG, text_len=64)).requires_grad_(False)
-    latents, rope = torch.randn(2, 1, 4, 4, 6), dit.rope((0,), dit.grid(torch.zeros(2, 1, 4, 4, 6)))
-    modulation = dit.modulation(torch.full((1, 1), 500.0))
-    for lengths in ((3, 60), (64, 0)):
-        text = dit.text_kv(texts(*lengths, rows=64))
-        dit.kernels = None
-        plain = dit(latents, modulation, text, rope, None)
-        dit.use_kernels("reference")
-        torch.testing.assert_close(
-            dit(latents, modulation, text, rope, None),
-            plain,
-            atol=tolerance("pass", "float32"),
-            rtol=tolerance("pass", "float32"),
-        )
 
 
 def test_it_can_be_taken_apart() -> None:

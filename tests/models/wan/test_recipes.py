@@ -114,21 +114,6 @@ class TestLongLive2:
         assert found(tmp_path, self.WIDE) == ("longlive-2", f"its latents have 48 channels, and {sign}")
         assert found(tmp_path, self.WIDE, named="causal-wan")[0] == "causal-wan"
 
-    def test_it_is_told_by_a_causal_class(self, tmp_path: Path) -> None:
-        save_file(CausalWan(self.WIDE).state_dict(), tmp_path / "model.safetensors")
-        (tmp_path / "config.json").write_text(json.dumps({"_class_name": "CausalWanModel"}))
-        told = ("longlive-2", "its latents have 48 channels, and its config.json says CausalWanModel")
-        assert found(tmp_path, self.WIDE) == told
-
-    @pytest.mark.parametrize("before", ["", "model.diffusion_model.", "diffusion_model."])
-    @pytest.mark.parametrize("part", ["model", ""])
-    def test_what_nothing_tells_from_the_base_model_is_asked_for(self, tmp_path: Path, before: str, part: str) -> None:
-        tensors = {before + name: tensor for name, tensor in CausalWan(self.WIDE).state_dict().items()}
-        torch.save({part: tensors} if part else tensors, tmp_path / "model.pt")
-        with pytest.raises(WeightsError, match="nothing says whether .* is causal: .* such as --recipe longlive-2, or"):
-            found(tmp_path, self.WIDE)
-        assert found(tmp_path, self.WIDE, named="longlive-2") == ("longlive-2", "as asked for")
-
     def test_it_is_not_for_other_latents(self, tensors: dict[str, Tensor], tmp_path: Path) -> None:
         save_file(tensors, tmp_path / "model.safetensors")
         with pytest.raises(WeightsError, match="longlive-2 is for latents of 48 channels, and .* has 16; leave --recipe out"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from strobe.core.errors import WeightsError
 from strobe.core.tolerances import tolerance
 from strobe.models.shapes import weights
-from train_shapes.state import Progress, Trainer, append_log
+from train_shapes.state import Trainer
 
 ENDLESS = 1e12
 ROUNDING = tolerance("rounding", "float32")
@@ -64,28 +63,6 @@ def test_a_resumed_run_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> Non
         trainer.use_average()
     for name, parameter in whole.params.items():
         torch.testing.assert_close(resumed.params[name], parameter, rtol=0, atol=tolerance("resumed weights", "bfloat16"))
-
-
-def test_moments_and_average_matter(tmp_path: Path) -> None:
-    """What the test above is worth: a run that resumes from the weights alone is further away."""
-    whole, bare = new_trainer(), new_trainer()
-    run(whole, 60)
-    with torch.no_grad():
-        for name, parameter in bare.params.items():
-            parameter.copy_(whole.params[name])
-    bare.step = 60
-    expected, found = run(whole, 20), run(bare, 20)
-    assert max(abs(f / e - 1) for f, e in zip(found, expected, strict=True)) > 4e-2
-
-
-def test_the_real_model_fits_into_60_mb(tmp_path: Path) -> None:
-    dit, text, vae = weights.build()
-    for model in (vae, nn.ModuleDict({"dit": dit, "text": text})):
-        trainer = Trainer(model, total=10, seconds=ENDLESS, peak=1e-3)
-        trainer.update(sum((p.square().sum() for p in trainer.params.values()), torch.zeros(())))
-        trainer.save(tmp_path / "stage.safetensors")
-        assert len(load_file(tmp_path / "stage.safetensors")) == 4 * len(trainer.params)
-        assert (tmp_path / "stage.safetensors").stat().st_size <= 60_000_000
 
 
 def test_another_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -177,11 +154,3 @@ def test_the_average_lags_behind_the_weights() -> None:
     assert not torch.equal(trainer.params["0.weight"], trainer.average["0.weight"])
     trainer.use_average()
     assert torch.equal(trainer.params["0.weight"], trainer.average["0.weight"])
-
-
-def test_the_log_grows_by_lines(tmp_path: Path) -> None:
-    for step in (1, 2):
-        append_log(tmp_path / "log", Progress(stage="teacher", step=step, total=2, seconds=0.5, values={"loss": 0.25}))
-    lines = [json.loads(line) for line in (tmp_path / "log").read_text(encoding="utf-8").splitlines()]
-    assert lines[1] == {"stage": "teacher", "step": 2, "total": 2, "seconds": 0.5, "values": {"loss": 0.25}}
-    assert len(lines) == 2

@@ -19,7 +19,7 @@ from torch import Tensor
 from spellings import DIFFUSERS_LAYER, LINEARS, WAN, Tensors, lora_tensors, pairs, peft, write_longlive
 from strobe.core.errors import ConfigError, WeightsError
 from strobe.core.tolerances import tolerance
-from strobe.models.lora import Lora, LoraLinear, LoraPair, attach, combined, merge
+from strobe.models.lora import Lora, LoraPair, attach, combined, merge
 from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.weights import read_lora
 from strobe.models.wan.weights.checkpoint import diffusers_name, find_lora
@@ -103,20 +103,6 @@ class TestReading:
 
 
 class TestMerging:
-    @pytest.mark.parametrize("strength", [1.0, 0.5, -2.0])
-    def test_merged_is_the_formula(self, original: Tensors, base: CausalWan, strength: float) -> None:
-        model = copy.deepcopy(base)
-        merge(model, [lora_of(original).at(strength)], base)
-        close(model, by_hand(original, strength))
-
-    def test_beside_equals_merged(self, original: Tensors, base: CausalWan) -> None:
-        merged, beside = copy.deepcopy(base), copy.deepcopy(base)
-        merge(merged, [lora_of(original).at(0.7)], base)
-        attach(beside, [lora_of(original).at(0.7)], base)
-        assert sum(isinstance(layer, LoraLinear) for layer in beside.modules()) == 20
-        torch.testing.assert_close(flow(beside), flow(merged), rtol=0, atol=ELEMENT)
-        assert (flow(merged) - flow(base)).abs().max() > 1e-2
-
     def test_swapping_leaves_nothing_behind(self, original: Tensors, base: CausalWan) -> None:
         """Whatever was merged before, in bfloat16 too: the bits are those of a first merge, at the same addresses."""
         swapped, once = (copy.deepcopy(base).bfloat16() for _ in range(2))
@@ -351,26 +337,20 @@ def test_tensors_say_it_themselves(alpha: Tensor, tmp_path: Path) -> None:
 CONFIG = {"peft_type": "LORA", "r": 2, "lora_alpha": 8}
 REFUSED: list[tuple[dict[str, Tensor], dict[str, Any] | None, str]] = [
     (pair() | {f"{Q}.dora_scale": torch.ones(24, 1)}, None, r"is DoRA \('diffusion_model.*'\), a kind that is not supported"),
-    ({f"{Q}.lora_magnitude_vector": torch.ones(24)}, None, "is DoRA"),
     ({f"{Q}.lora_magnitude_vector.style.weight": torch.ones(24)}, None, "is DoRA"),
-    ({"lora_unet_blocks_0_self_attn_q.lokr_w1": torch.ones(2, 2)}, None, "is LoKr"),
     ({"lora_unet_blocks_0_self_attn_q.hada_w1_a": torch.ones(2, 2)}, None, "is LoHa"),
     ({"lora_unet_blocks_0_self_attn_q.lora_mid.weight": torch.ones(4, 4)}, None, "is LoCon with a Tucker core"),
     ({f"{Q}.lora_E": torch.ones(2, 1)}, None, "is AdaLoRA"),
     ({f"{Q}.oft_R.weight": torch.ones(2, 2)}, None, "is OFT or BOFT"),
-    ({f"{Q}.ia3_l": torch.ones(24)}, None, "is IA3"),
     ({f"{Q}.lora_B.bias": torch.ones(24)}, None, "is a LoRA with biases"),
     (pair(rank=0), None, "layer blocks.0.self_attn.q has rank 0, which updates nothing"),
     (pair() | {f"{Q}.alpha": torch.tensor(float("nan"))}, None, "alpha of diffusion_model.* is nan, no strength"),
-    (pair() | {f"{Q}.alpha": torch.tensor(float("inf"))}, None, "is inf, no strength"),
     (pair() | {f"{Q}.alpha": torch.ones(2)}, None, r"alpha of layer blocks.0.self_attn.q is \[2\], not one number"),
     (pair() | {f"{Q}.lora_B.weight": torch.full((24, 2), float("nan"))}, None, "lora_B.weight' holds NaN or infinity"),
-    ({f"{Q}.diff": torch.full((24, 24), float("inf"))}, None, "diff' holds NaN or infinity"),
     (pair() | {f"{Q}.alpha": torch.tensor(2.0)}, CONFIG, "has scale 1 by its tensor alpha and 4 by alpha 8 / rank 2, from"),
     (pair(rank=3), CONFIG, "adapter_config.json beside it says rank 2 for .*, its tensors have rank 3"),
     (pair(), CONFIG | {"lora_alpha": float("nan")}, "adapter_config.json beside it is nan, no strength"),
     (pair(), CONFIG | {"use_dora": True}, "is DoRA, by adapter_config.json beside it, a kind that is not supported"),
-    (pair(), CONFIG | {"peft_type": "LOHA"}, "is LOHA, by adapter_config.json"),
     (pair(), CONFIG | {"init_lora_weights": "pissa_niter_4"}, "began as pissa_niter_4, .*changed the base's weights too"),
     (pair(), {"r": 2}, "is no configuration of a LoRA .*lora_alpha"),
     (
