@@ -11,7 +11,7 @@ from strobe.perf.records.store import KEYS, parts_of, struct_sections
 from strobe.perf.report.documents.runs import SCHEMA_VERSION, RunDocument
 from strobe.perf.report.documents.speedup import SpeedupDocument
 from strobe.perf.report.documents.trace import TraceDocument
-from strobe.perf.table.rows import DocumentPart, col
+from strobe.perf.table.rows import DocumentPart, col, struct_of
 
 Rows: TypeAlias = tuple[dict[str, Any], ...]
 Written = A[dict[str, str], col("paths of the written files, by kind, e.g. `html`; empty if none was written")]
@@ -325,9 +325,9 @@ is a table: `pandas.DataFrame(json.load(file)["speedups"])`. [python.md](python.
 
 def json_markdown() -> str:
     """Return `docs/json.md`: the verbs with their documents, then the keys of each document and of the parts of documents."""
-    kinds = dict.fromkeys(kind for found in DOCUMENTS.values() for kind in found)
+    kinds = dict.fromkeys(struct_of(kind) for found in DOCUMENTS.values() for kind in found)
     parts = dict.fromkeys(part for kind in kinds for part in parts_of(kind) if part not in kinds)
     links = {kind: f"[{kind.__name__}](#{kind.__name__.lower()})" for kind in kinds}
-    rows = [f"| `strobe {verb}` | {' or '.join(map(links.__getitem__, found))} |" for verb, found in DOCUMENTS.items()]
+    rows = [f"| `strobe {verb}` | {' or '.join(links[struct_of(kind)] for kind in found)} |" for verb, found in DOCUMENTS.items()]
     listed = "\n".join(("| verb | document |", "|---|---|", *rows))
     return "\n".join((_HEAD, listed, "", *struct_sections({kind: kind.__name__ for kind in (*kinds, *parts)})))

@@ -55,7 +55,7 @@ def test_every_preset_has_a_whole_account(folder: Path, name: str) -> None:
     assert {Part.ATTENTION_KERNEL, Part.ATTENTION_AROUND, Part.CROSS_ATTENTION, Part.FEED_FORWARD, Part.DECODING} <= shown
     assert {kind.kind for kind in said.kinds} == set(ClipKind)
     assert all(level.ratio for level in ledger.levels)
-    assert 0 < said.explained_time <= 1
+    assert 0 < said.explained_time_share <= 1
 
 
 def test_the_page_begins_with_the_answers(folder: Path) -> None:

@@ -79,7 +79,7 @@ def test_every_preset_has_a_whole_account(accounts: Accounts, name: str) -> None
     shown = {part for line in said.lines for part in line.parts}
     assert {Part.ATTENTION_KERNEL, Part.ATTENTION_AROUND, Part.CROSS_ATTENTION, Part.FEED_FORWARD, Part.DECODING} <= shown
     assert Part.PASS not in shown and {kind.kind for kind in said.kinds} == set(ClipKind)
-    assert any(side.traced_ns for side in said.sides) and said.explained_time >= 0.97, said
+    assert any(side.traced_ns for side in said.sides) and said.explained_time_share >= 0.97, said
 
 
 @pytest.mark.parametrize("name", NAMES)

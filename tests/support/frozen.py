@@ -28,8 +28,9 @@ from strobe.cli.main import main
 from strobe.perf.records.store import FILES, read_run
 from strobe.perf.report.build import report_and_findings
 from strobe.perf.report.documents.api import compare_traces, read_trace
-from strobe.perf.report.documents.runs import run_document, to_json
+from strobe.perf.report.documents.runs import run_document
 from strobe.perf.report.write import render
+from strobe.perf.table.rows import to_json
 
 VALUES: Final = ROOT / "tests" / "oracle" / "values.json.xz"
 COMMAND: Final = "python tests/oracle/freeze.py"

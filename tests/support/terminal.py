@@ -13,6 +13,7 @@ import msgspec
 
 from documents import DOCUMENTS
 from strobe.cli.main import main
+from strobe.perf.table.rows import struct_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,7 @@ def check_document(arguments: tuple[str, ...], out: str) -> None:
         verb for verb in sorted(DOCUMENTS, key=len, reverse=True) if arguments[: verb.count(" ") + 1] == tuple(verb.split())
     )
     printed = json.loads(out)
-    kinds = DOCUMENTS[verb]
+    kinds = [struct_of(kind) for kind in DOCUMENTS[verb]]
     kind = next((kind for kind in kinds if set(printed) <= set(kind.__struct_fields__)), kinds[-1])
     msgspec.convert(printed, kind)
 

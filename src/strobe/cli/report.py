@@ -173,10 +173,11 @@ def write(
         from strobe.perf.report.blocks.answer import answers_of
         from strobe.perf.report.build import report_and_findings
         from strobe.perf.report.calls_page import times_table
-        from strobe.perf.report.documents.runs import run_document, to_json
+        from strobe.perf.report.documents.runs import run_document
         from strobe.perf.report.study import damage_of, only_pair
         from strobe.perf.report.write import write_report
         from strobe.perf.table.model import Table as Rows
+        from strobe.perf.table.rows import to_json
 
         runs = [read_run(folder) if pair is None else only_pair(read_run(folder), pair) for folder in folders]
         built, findings = report_and_findings(folders, into=into, pair=pair, allow_different=allow_different)

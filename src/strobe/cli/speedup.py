@@ -109,9 +109,9 @@ def speedup(
         study = load_speedup(request, megabytes(advance))
     with output.progress("report"):
         from strobe.perf.analysis.ledger.speedup import LEVELS
-        from strobe.perf.report.documents.runs import to_json
         from strobe.perf.report.documents.speedup import speedup_document
         from strobe.perf.report.speedup_page.build import build_speedup_report
+        from strobe.perf.table.rows import to_json
 
         report, document = build_speedup_report(study), to_json(speedup_document(study))
         written = _write(study, report, document, out) if out else {}

@@ -173,10 +173,11 @@ def _write(study: TraceStudy, report: model.Report, folder: Path, formats: Seque
 
 def _data(study: TraceStudy) -> dict[str, Any]:
     """Return every row of every table as the JSON document."""
-    from strobe.perf.report.documents.runs import to_json
     from strobe.perf.report.documents.trace import trace_document
+    from strobe.perf.table.rows import to_json
 
-    return to_json(trace_document(study))
+    found: dict[str, Any] = to_json(trace_document(study))
+    return found
 
 
 def _summary(report: model.Report, analysis: Analysis, output: Output) -> Iterator[Text | str]:

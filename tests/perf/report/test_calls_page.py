@@ -110,7 +110,7 @@ def test_the_two_times_beside_a_ratio_have_it_as_their_quotient(tmp_path: Path, 
     assert 20 * MS < found.pair_candidate_ns < 23 * MS and 40 * MS <= found.pair_baseline_ns < 43 * MS
     base, own = own_code(strobe.read_run(folder))
     assert base.mean_ns / own.mean_ns != pytest.approx(found.ratio, rel=0.01)
-    assert base.pair_ns is None
+    assert base.pair_baseline_ns is None
     shown = " -> ".join(f"{ns / MS:#.4g}" for ns in (found.pair_baseline_ns, found.pair_candidate_ns))
     assert shown in render_markdown(build_report([folder])).replace("\\", "").replace("&gt;", ">")
 

@@ -90,7 +90,7 @@ def notes(report: Report) -> str:
 def test_a_kernel_renamed_by_hand_has_no_name_in_the_account(run: Path) -> None:
     """The longest kernel of the graphs of `ultra`, which is its attention."""
     _, before = built(run)
-    assert before.answer is not None and before.answer.explained_time > 0.97
+    assert before.answer is not None and before.answer.explained_time_share > 0.97
     took: Counter[str] = Counter()
 
     def count(event: dict[str, Any]) -> bool:
@@ -106,7 +106,7 @@ def test_a_kernel_renamed_by_hand_has_no_name_in_the_account(run: Path) -> None:
 
     edited(run, "ultra", rename)
     report, after = built(run)
-    assert after.answer is not None and after.answer.explained_time < 0.8
+    assert after.answer is not None and after.answer.explained_time_share < 0.8
     assert any("traces/ultra.json.gz is not the file" in item for banner in report.banners for item in banner.items)
 
 

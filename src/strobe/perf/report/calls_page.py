@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from strobe.perf.analysis.ledger.account import Ledger
-from strobe.perf.analysis.runs.compare import OwnCode, own_code
+from strobe.perf.analysis.runs.compare import CallsRow, own_code
 from strobe.perf.records.record import Header
 from strobe.perf.report.blocks.answer import ledger_blocks, speedups
 from strobe.perf.report.blocks.fields import page, pair_fields, ratio_cell, slow_end, speedup_headline, verdict_cell
@@ -73,22 +73,22 @@ def calls_report(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[
     return report, findings
 
 
-def times_table(head: Header, found: Sequence[OwnCode]) -> Table:
+def times_table(head: Header, found: Sequence[CallsRow]) -> Table:
     """Build the table of one call or run of each, and its speedup over the baseline."""
     programs, on_gpu = head.kind == "programs", head.machine.on_gpu
     unit = _unit(found)
-    fields: list[Field[OwnCode]] = [
+    fields: list[Field[CallsRow]] = [
         Field("program" if programs else "function", lambda row: row.name, Code),
         numeric("speedup", lambda row: _speedup(head, row), "baseline time / its own: median of the pairs, 95 % interval"),
         numeric(f"median pair, {unit}", lambda row: _pair(row, unit), "baseline -> its own; their quotient is the speedup"),
         Field("verdict", _verdict),
         time("mean", lambda row: row.mean_ns, unit, "geometric mean of the samples", missing=_NOT_TIMED),
         numeric("95 % interval", lambda row: _interval(row, unit), f"of the mean, {unit}", missing=_NOT_TIMED),
-        time("min", lambda row: min(row.samples_ns, default=None), unit, missing=_NOT_TIMED),
+        time("min", lambda row: row.min_ns, unit, missing=_NOT_TIMED),
     ]
     if on_gpu:
         hint = "the same between CUDA events around the calls: without the waits for an idle GPU at both ends"
-        device: tuple[Field[OwnCode], ...] = pair_fields(lambda row: row.device_speedup or Missing("", ""))
+        device: tuple[Field[CallsRow], ...] = pair_fields(lambda row: row.device_speedup or Missing("", ""))
         fields.append(replace(device[0], head="speedup on the GPU", hint=hint))
     if programs:
         fields += [
@@ -113,7 +113,7 @@ _PEAK: Final = {
 }
 
 
-def _unit(found: Sequence[OwnCode]) -> Unit:
+def _unit(found: Sequence[CallsRow]) -> Unit:
     largest = max((row.mean_ns for row in found if row.mean_ns is not None), default=1e6)
     return next((unit for limit, unit in _UNITS if largest < limit), "s")
 
@@ -121,18 +121,19 @@ def _unit(found: Sequence[OwnCode]) -> Unit:
 _NS: Final = {"ns": 1.0, "µs": 1e3, "ms": 1e6, "s": 1e9}
 
 
-def _interval(row: OwnCode, unit: Unit) -> Cell | None:
+def _interval(row: CallsRow, unit: Unit) -> Cell | None:
     if row.interval is None:
         return Missing("two samples or more have one", "-") if row.samples_ns else None
     low, high = (f"{end / _NS[unit]:.4g}" for end in (row.interval.low, row.interval.high))
     return Text(f"{low} to {high}")
 
 
-def _pair(row: OwnCode, unit: Unit) -> Text:
-    return Text("" if row.pair_ns is None else " -> ".join(significant(ns / _NS[unit]) for ns in row.pair_ns))
+def _pair(row: CallsRow, unit: Unit) -> Text:
+    both = (row.pair_baseline_ns, row.pair_candidate_ns)
+    return Text(" -> ".join(significant(ns / _NS[unit]) for ns in both if ns is not None))
 
 
-def _speedup(head: Header, row: OwnCode) -> Cell:
+def _speedup(head: Header, row: CallsRow) -> Cell:
     if row.name == head.baseline:
         return Text("1", "muted", "baseline")
     if row.speedup is None:
@@ -140,33 +141,33 @@ def _speedup(head: Header, row: OwnCode) -> Cell:
     return ratio_cell(row.speedup.ratio, row.speedup.interval)
 
 
-def _verdict(row: OwnCode) -> Text:
+def _verdict(row: CallsRow) -> Text:
     if row.speedup is None:
         return Text("") if row.gate is None or row.gate.passed else Text("outputs differ", "bad")
     return verdict_cell(row.speedup.verdict)
 
 
-def _why_none(row: OwnCode) -> str:
+def _why_none(row: CallsRow) -> str:
     if row.gate is not None and not row.gate.passed:
         return "its output is not that of the baseline"
     return _NOT_TIMED
 
 
-def _bytes(row: OwnCode, value: int | None) -> Cell:
+def _bytes(row: CallsRow, value: int | None) -> Cell:
     if value is None:
         small = "not more than what starts it, about 10 MiB" if row.command else "not known"
         return Missing(small if row.samples_ns else _NOT_TIMED, "-")
     return bytes_cell(value, "GiB", 2) if value >= 1 << 30 else bytes_cell(value, "MiB", 1)
 
 
-def _times(head: Header, found: Sequence[OwnCode]) -> Section:
+def _times(head: Header, found: Sequence[CallsRow]) -> Section:
     rows = tuple(_headline(head, row, number) for number, row in enumerate(found) if row.name != head.baseline)
     what = "one run of the program, from its start to its end" if head.kind == "programs" else "one call"
     lead = (
         f"Times are of {what}. The speedup is the baseline's time over the candidate's, the median over mirrored pairs of "
         "samples; above 1 the candidate is faster."
     )
-    fields: tuple[Field[OwnCode], ...] = (
+    fields: tuple[Field[CallsRow], ...] = (
         Field("candidate", lambda row: row.name, Code),
         *pair_fields(lambda row: row.speedup or Missing(_why_none(row), "-")),
     )
@@ -174,7 +175,7 @@ def _times(head: Header, found: Sequence[OwnCode]) -> Section:
     return Section("times", "How much faster", lead, (Headlines(head.baseline, rows, table), times_table(head, found)))
 
 
-def _headline(head: Header, row: OwnCode, series: int) -> Headline:
+def _headline(head: Header, row: CallsRow, series: int) -> Headline:
     found = row.speedup
     if found is None:
         why = _why_none(row)
@@ -183,7 +184,7 @@ def _headline(head: Header, row: OwnCode, series: int) -> Headline:
     return msgspec.structs.replace(told, detail=f"{told.detail}; {_pair(row, 'ms').text} ms in the median pair")
 
 
-def _outputs(head: Header, found: Sequence[OwnCode]) -> Section:
+def _outputs(head: Header, found: Sequence[CallsRow]) -> Section:
     gated = [row.gate for row in found if row.gate is not None]
     if not gated:
         return Section("outputs", "Outputs", "", (Notes(("The outputs were not compared: any output was allowed.",)),))
@@ -192,16 +193,16 @@ def _outputs(head: Header, found: Sequence[OwnCode]) -> Section:
     return Section("outputs", "Outputs", lead, (table,))
 
 
-def _samples(found: Sequence[OwnCode]) -> Section | None:
+def _samples(found: Sequence[CallsRow]) -> Section | None:
     timed = [row for row in found if row.samples_ns]
     if not timed:
         return None
     unit = _unit(found)
-    fields: tuple[Field[OwnCode], ...] = (
+    fields: tuple[Field[CallsRow], ...] = (
         Field("name", lambda row: row.name, Code),
-        count("samples", lambda row: len(row.samples_ns)),
+        count("samples", lambda row: row.samples),
         count("calls in each", lambda row: row.calls_per_sample),
-        time("min", lambda row: min(row.samples_ns), unit),
+        time("min", lambda row: row.min_ns, unit),
         time("p50", lambda row: sorted(row.samples_ns)[len(row.samples_ns) // 2], unit),
         slow_end(lambda row: row.samples_ns, unit, "samples"),
     )
@@ -242,10 +243,10 @@ def _account(findings: Sequence[Finding]) -> Section:
     return Section("account", "Where the difference went", lead, tuple(blocks))
 
 
-def _settings(study: RunStudy, found: Sequence[OwnCode]) -> Section:
+def _settings(study: RunStudy, found: Sequence[CallsRow]) -> Section:
     blocks: list[Block] = [environment_table(study, "Environment.")]
     if any(row.command for row in found):
-        fields: tuple[Field[OwnCode], ...] = (
+        fields: tuple[Field[CallsRow], ...] = (
             Field("program", lambda row: row.name, Code),
             Field("command", lambda row: row.command, Code),
         )
@@ -273,7 +274,7 @@ def _notes(head: Header) -> Section:
     return Section("notes", "Notes", "", (Notes(tuple(items)),))
 
 
-def _title(head: Header, found: Sequence[OwnCode]) -> str:
+def _title(head: Header, found: Sequence[CallsRow]) -> str:
     names = [row.name for row in found if row.name != head.baseline]
     if len(names) > 3:
         return f"{len(names)} others against {head.baseline}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from strobe.core.errors import DataError
-from strobe.perf.analysis.ledger.account import NAMELESS, AccountLevel, Ledger, LedgerLine, part_of
+from strobe.perf.analysis.ledger.account import LEVEL_WORDS, NAMELESS, Ledger, LedgerLine, part_of
 from strobe.perf.records.record import CELLS, read_plan
 from strobe.perf.records.store import read_run, records_in
 from strobe.perf.report.blocks.answer import change_sections
@@ -128,7 +128,7 @@ def _moved_section(entries: Sequence[LogEntry], findings: Sequence[Finding]) -> 
         numeric("speedup", lambda row: row[1].e2e and ratio_cell(row[1].e2e.ratio, row[1].e2e.interval)),
         Field("verdict", lambda row: row[1].e2e and verdict_cell(row[1].e2e.verdict)),
         Field("ledger line it moved", lambda row: Missing(row[2], "-") if isinstance(row[2], str) else row[2].name),
-        Field("its level", lambda row: "" if isinstance(row[2], str) else row[2].level.value),
+        Field("its level", lambda row: "" if isinstance(row[2], str) else LEVEL_WORDS[row[2].level]),
         time("saved per clip", _saved_ns),
     )
     note = "The line of the account that saved most where the whole is faster, or cost most where it is slower, inside a clip."
@@ -143,7 +143,7 @@ def moved_line(finding: Finding) -> LedgerLine | str:
     if isinstance(ledger, str):
         return ledger
     named = (line for line in ledger.lines if part_of(line.label) not in NAMELESS)
-    same = [line for line in named if line.level != AccountLevel.E2E and line.saved_ns * ledger.saved_ns > 0]
+    same = [line for line in named if line.level != "e2e" and line.saved_ns * ledger.saved_ns > 0]
     return max(same, key=lambda line: abs(line.saved_ns)) if same else "no line of the traced frame blocks moved with the whole"
 
 

@@ -16,7 +16,7 @@ from strobe.core.printable import bytes_in
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, CROSS_ATTENTION, DENOISE_STEP, E2E, FFN, FRAME_BLOCK, PIECES
 from strobe.perf.analysis.device.activity import HOST_LATE, LAUNCH_LATENCY, PROFILER_OVERHEAD, QUEUED, UNLINKED
 from strobe.perf.analysis.device.roofline import Roofline
-from strobe.perf.analysis.ledger.account import AccountLevel, Ledger, LevelSum, is_attention_kernel
+from strobe.perf.analysis.ledger.account import LEVEL_WORDS, Ledger, LevelSum, is_attention_kernel
 from strobe.perf.analysis.runs.breakdown import Breakdown, breakdown, cost_in_blocks
 from strobe.perf.analysis.runs.compare import (
     Comparison,
@@ -223,7 +223,7 @@ def _chain_figure(findings: Sequence[Finding]) -> Block:
 
     fields: tuple[Field[_ChainRow], ...] = (
         Field("candidate", lambda row: row[0].candidate.label),
-        Field("level", lambda row: row[2].level.value),
+        Field("level", lambda row: LEVEL_WORDS[row[2].level]),
         numeric("speedup", ratio),
         Field("verdict", lambda row: verdict_cell(timed.verdict) if (timed := _timed(row)) else _UNJUDGED),
         Field("from", _source),
@@ -258,20 +258,22 @@ def _timed(row: _ChainRow) -> Comparison | None:
 
 def _source(row: _ChainRow) -> str:
     timed, (_, ledger, level) = _timed(row), row
-    return f"{len(timed.ratios)} pairs of clips" if timed else f"{len(level.tiles[0])} {_UNITS[bool(ledger.spread.lines)]}"
+    return f"{len(timed.ratios)} pairs of clips" if timed else f"{len(level.tiles[0])} {_UNITS[bool(ledger.intervals.lines)]}"
 
 
 def _whisker(row: _ChainRow, ratio: Ratio) -> Whisker:
     finding, ledger, level = row
     realised, candidate = _realised(ledger, level), finding.candidate
-    known = isinstance(realised, Share) and level.level != AccountLevel.KERNEL
+    known = isinstance(realised, Share) and level.level != "kernel"
     detail = f"{100 * realised.value:.0f} % realised" if isinstance(realised, Share) and known else ""
-    return Whisker(level.level.value, ratio, f"{candidate.label} against {finding.reference.label}", detail, candidate.series)
+    return Whisker(
+        LEVEL_WORDS[level.level], ratio, f"{candidate.label} against {finding.reference.label}", detail, candidate.series
+    )
 
 
 def _realised(ledger: Ledger, level: LevelSum) -> Cell:
     """Return the level's saving / the kernel's saving in the same frame blocks and passes, or why there is none."""
-    inside = level.level in (AccountLevel.KERNEL, AccountLevel.SECTION, AccountLevel.STEP)
+    inside = level.level in ("kernel", "section", "step")
     kernel = ledger.levels[0].saved_ns if inside else ledger.kernel_saved_ns
     ratio = ledger.levels[0].ratio
     if level.ratio is None or ratio is None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 from operator import attrgetter
+from types import UnionType
 from typing import Annotated as A
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta, inspect
@@ -28,29 +30,92 @@ class OnDevice(DocumentPart, frozen=True, kw_only=True):
     device: A[int, Meta(description="number of the device in the trace")]
 
 
+T = TypeVar("T", bound=Hashable)
 PartT = TypeVar("PartT", bound=DocumentPart)
 
 
 def part_of(kind: type[PartT], /, *sources: object, **given: object) -> PartT:
-    """Build a part: a field that is not given is the attribute of the same name of the first source that has one.
-
-    Fractions become exact text: `12345/7`.
-    """
+    """Build a part: a field that is not given is the attribute of the same name of the first source that has one."""
     for name in kind.__struct_fields__:
         if name not in given:
             source = next(each for each in sources if hasattr(each, name))
             given[name] = getattr(source, name)
-    return kind(**{name: str(value) if isinstance(value, Fraction) else value for name, value in given.items()})
+    return kind(**given)
 
 
-def exact_text(ns: str | Fraction) -> Cell:
-    """Return the cell of a time that is exact text."""
-    return exact_cell(Fraction(ns))
+# What a document has of a class: the attributes with a description. A class that is computed with may have others beside them.
 
 
-def exact_sum(times: Iterable[str]) -> Fraction:
-    """Return the sum of times that are exact text."""
-    return sum(map(Fraction, times), Fraction(0))
+@cache
+def described(kind: type) -> Mapping[str, Any]:
+    """Return the types of the attributes of a class that documents have, by name: of fields, then of properties."""
+    found = get_type_hints(kind, include_extras=True)
+    for base in reversed(kind.__mro__):
+        getters = {name: each.fget for name, each in vars(base).items() if isinstance(each, property)}
+        found |= {name: get_type_hints(getter, include_extras=True).get("return") for name, getter in getters.items()}
+    return {name: hint for name, hint in found.items() if any(isinstance(each, Meta) for each in _annotations(hint))}
+
+
+def _annotations(hint: Any) -> tuple[Any, ...]:
+    """Return what is said of a type, or of a member of a union."""
+    if get_origin(hint) in (UnionType, Union):
+        return tuple(each for member in get_args(hint) for each in _annotations(member))
+    return getattr(hint, "__metadata__", ())
+
+
+@cache
+def struct_of(kind: type) -> type[msgspec.Struct]:
+    """Return the struct that the JSON of a class has: of its described attributes, in which exact times are text."""
+    hints = {name: _plain(hint) for name, hint in described(kind).items()}
+    if issubclass(kind, msgspec.Struct) and hints == described(kind):
+        return kind
+    defaults = {each.name: each.default for each in msgspec.structs.fields(kind)} if issubclass(kind, msgspec.Struct) else {}
+    required = {name: (name, hint) for name, hint in hints.items()}
+    given = {name: (name, hints[name], each) for name, each in defaults.items() if each is not msgspec.NODEFAULT}
+    told = {"__doc__": (kind.__doc__ or "").partition("\n\n    Args:")[0]}
+    return msgspec.defstruct(
+        kind.__name__, (required | given).values(), bases=(DocumentPart,), module=kind.__module__, namespace=told,
+        frozen=True, kw_only=True,
+    )  # fmt: skip
+
+
+def _plain(hint: Any) -> Any:
+    """Return the type that a value of a type has in JSON."""
+    if hint is Fraction:
+        return str
+    if isinstance(hint, type) and not get_args(hint):
+        return struct_of(hint) if described(hint) else hint
+    origin, inside = get_origin(hint), get_args(hint)
+    if origin is A:
+        return A[(_plain(inside[0]), *inside[1:])]
+    if origin in (UnionType, Union):
+        return Union[tuple(map(_plain, inside))]  # noqa: UP007
+    return hint if origin in (None, Literal, ClassVar) else origin[tuple(map(_plain, inside))]
+
+
+def to_json(value: Any) -> Any:
+    """Return a document, or a part of one, as JSON has it.
+
+    Exact times are text, such as `12345/7`; numbers that are not finite are null. File names keep bytes that are no text.
+    """
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Fraction):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {name: to_json(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return list(map(to_json, value))
+    kind: type[Hashable] = type(value)
+    return {name: to_json(getattr(value, name)) for name in described(kind)}
+
+
+def as_row(value: Hashable) -> dict[str, Any]:
+    """Return a row of a table as a dictionary; exact times are numbers."""
+    own = {name: getattr(value, name) for name in described(type(value))}
+    return {name: float(each) if isinstance(each, Fraction) else each for name, each in own.items()}
 
 
 def micros(ns: float) -> Time:
@@ -66,7 +131,6 @@ def thousandths(ns: float) -> Number:
 _UNITS: Final[dict[Any, Unit]] = {
     ExactTime: "ms",
     Time: "ms",
-    exact_text: "ms",
     micros: "µs",
     exact_cell: "ms",
     thousandths: "µs",
@@ -84,7 +148,7 @@ def col(
     missing: Reason[Any] = "",
     of: Mapping[str, str] = {},
 ) -> Meta:
-    """Describe a field of a row class.
+    """Describe a field of a row class, or what a property of it returns.
 
     Args:
         meaning: of the key, in the manual of the documents.
@@ -109,13 +173,13 @@ def term(meaning: str, head: str, show: Callable[[Any], Cell] = Text, **given: A
 
 
 @cache
-def _described(kind: type[PartT]) -> Mapping[str, tuple[Field[PartT], Mapping[str, str]]]:
-    info = inspect.type_info(kind)
+def _columns(kind: type[T]) -> Mapping[str, tuple[Field[T], Mapping[str, str]]]:
+    info = inspect.type_info(struct_of(kind))
     assert isinstance(info, inspect.StructType)
     found = {}
-    for name, described in ((each.name, each.type) for each in info.fields if isinstance(each.type, inspect.Metadata)):
-        if extra := described.extra:
-            where, kinds = extra["where"], getattr(described.type, "types", (described.type,))
+    for name, own in ((each.name, each.type) for each in info.fields if isinstance(each.type, inspect.Metadata)):
+        if extra := own.extra:
+            where, kinds = extra["where"], getattr(own.type, "types", (own.type,))
             field = replace(extra["field"], numeric=any(isinstance(each, inspect.IntType | inspect.FloatType) for each in kinds))
             found[name] = (field if where is None else replace(field, get=_value(name, where)), extra["of"])
     return found
@@ -125,26 +189,26 @@ def _value(name: str, where: str) -> Callable[[Any], Any]:
     return (lambda row: getattr(row, name) if getattr(row, where) else None) if where else attrgetter(name)
 
 
-def columns(kind: type[PartT], *names: str, of: object = None) -> tuple[Field[PartT], ...]:
-    """Return the columns of a table of such rows: those of the named fields, or of all fields with a head.
+def columns(kind: type[T], *names: str, of: object = None) -> tuple[Field[T], ...]:
+    """Return the columns of a table of such rows: those of the named attributes, or of all with a head.
 
     Args:
-        names: of the fields, in order; none: all, in the order of the class.
+        names: of the attributes, in order; none: all, in the order of the class.
         of: has what shares are of, for all rows together; or returns what has it for a row, by default the row itself.
     """
-    described = _described(kind)
-    found: list[Field[PartT]] = []
-    for field, shares in (described[name] for name in names or described):
+    own = _columns(kind)
+    found: list[Field[T]] = []
+    for field, shares in (own[name] for name in names or own):
         found.append(field)
         found += (_share(head, field, whole, of) for head, whole in shares.items())
     return tuple(found)
 
 
-def _share(head: str, part: Field[PartT], whole: str, of: object) -> Field[PartT]:
+def _share(head: str, part: Field[T], whole: str, of: object) -> Field[T]:
     if of is not None and not callable(of):
         return Field(head, part.get, share_of(getattr(of, whole)), numeric=True, total=part.total, missing=part.missing)
 
-    def share(row: PartT) -> Cell | None:
+    def share(row: T) -> Cell | None:
         own = part.get(row)
         return None if own is None else share_cell(own, getattr(row if of is None else of(row), whole))
 

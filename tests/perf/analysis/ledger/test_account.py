@@ -27,7 +27,6 @@ from strobe.perf.analysis.ledger.account import (
     MISMATCH,
     NOT_APART,
     UNTRACED,
-    AccountLevel,
     ClipKind,
     Explained,
     Ledger,
@@ -101,9 +100,9 @@ def _closes(ledger: Ledger) -> None:
         own = [line for line in ledger.lines if line.level == after.level]
         assert after.saved_ns == before.saved_ns + sum(line.saved_ns for line in own)
     busy = {"op", "kernel", "comm", "memset", "memcpy"}
-    assert sum(e.saved_ns for e in ledger.effects) == sum(line.saved_ns for line in ledger.lines if line.label.activity in busy)
-    for effect in ledger.effects:
-        assert effect.calls_effect_ns + effect.speed_effect_ns == effect.saved_ns == effect.baseline_ns - effect.candidate_ns
+    assert sum(e.saved_ns for e in ledger.kernels) == sum(line.saved_ns for line in ledger.lines if line.label.activity in busy)
+    for effect in ledger.kernels:
+        assert effect.by_calls_ns + effect.by_speed_ns == effect.saved_ns == effect.baseline_ns - effect.candidate_ns
     assert ledger.lost_ns == sum(line.saved_ns for line in ledger.lines if line.saved_ns < 0)
 
 
@@ -136,7 +135,7 @@ def test_the_same_twice_gives_zeros_and_ratio_one(pair: tuple[Explained, Explain
     ledger = clip_ledger(pair[0], pair[0], ())
     assert {line.saved_ns for line in ledger.lines} == {0} and {line.share for line in ledger.lines} == {None}
     assert all(level.saved_ns == 0 and level.ratio in (1.0, None) for level in ledger.levels)
-    assert all((e.calls_effect_ns, e.speed_effect_ns) == (0, 0) for e in ledger.effects)
+    assert all((e.by_calls_ns, e.by_speed_ns) == (0, 0) for e in ledger.kernels)
     assert (ledger.saved_ns, ledger.kernel_saved_ns, ledger.lost_ns, ledger.realised_share) == (0, 0, 0, None)
     assert ledger.ideal_ns == ledger.baseline_ns
 
@@ -145,8 +144,8 @@ def test_the_same_twice_gives_zeros_and_ratio_one(pair: tuple[Explained, Explain
 def test_swapping_the_variants_flips_every_sign(pair: tuple[Explained, Explained]) -> None:
     there, back = clip_ledger(*pair, ()), clip_ledger(pair[1], pair[0], ())
     assert [(line.name, line.saved_ns) for line in there.lines] == [(line.name, -line.saved_ns) for line in back.lines]
-    effects = {e.name: (e.calls_effect_ns, e.speed_effect_ns) for e in there.effects}
-    assert effects == {e.name: (-e.calls_effect_ns, -e.speed_effect_ns) for e in back.effects}
+    effects = {e.kernel: (e.by_calls_ns, e.by_speed_ns) for e in there.kernels}
+    assert effects == {e.kernel: (-e.by_calls_ns, -e.by_speed_ns) for e in back.kernels}
 
 
 def test_an_account_worked_out_by_hand() -> None:
@@ -158,12 +157,12 @@ def test_an_account_worked_out_by_hand() -> None:
     ledger = clip_ledger(_side([before, before], 100, 3), _side([after, after], 60, 3), ((1600, 1200), (3200, 2400)))
     _closes(ledger)
     assert {line.name: (line.level, line.saved_ns) for line in ledger.lines} == {
-        "denoise_step / attention / attention_kernel: op": (AccountLevel.KERNEL, 1200),
-        "denoise_step / attention: gap": (AccountLevel.SECTION, -180),
-        "denoise_step / attention: op": (AccountLevel.SECTION, 0),
-        "commit / attention / attention_kernel: op": (AccountLevel.BLOCK, 300),
-        "vae_decode: op": (AccountLevel.BLOCK, -240),
-        str(_OUTSIDE): (AccountLevel.E2E, 120),
+        "denoise_step / attention / attention_kernel: op": ("kernel", 1200),
+        "denoise_step / attention: gap": ("section", -180),
+        "denoise_step / attention: op": ("section", 0),
+        "commit / attention / attention_kernel: op": ("block", 300),
+        "vae_decode: op": ("block", -240),
+        str(_OUTSIDE): ("e2e", 120),
     }
     assert [(level.saved_ns, level.ratio) for level in ledger.levels] == [
         (1200, 2.0), (1020, 2700 / 1680), (1020, 2700 / 1680), (1080, 4500 / 3420), (1200, 4800 / 3600),
@@ -172,7 +171,7 @@ def test_an_account_worked_out_by_hand() -> None:
     assert (ledger.kernel_saved_ns, ledger.ideal_ns, ledger.realised_share) == (1500, 3300, 1200 / 1500)
     assert ledger.lost_ns == -180 - 240
     assert {line.name: line.share for line in ledger.lines}[str(_OUTSIDE)] == 0.1
-    assert ledger.spread.total is not None and not ledger.spread.lines
+    assert ledger.intervals.total is not None and not ledger.intervals.lines
 
 
 def test_calls_and_speed_are_split_exactly() -> None:
@@ -180,11 +179,11 @@ def test_calls_and_speed_are_split_exactly() -> None:
     many, few = {"mm": (3, 30), "old": (2, 14)}, {"mm": (2, 17), "new": (1, 5)}
     ledger = clip_ledger(_side([{label: 44}], calls=many), _side([{label: 22}], calls=few), ())
     _closes(ledger)
-    effects = {e.name: (e.calls_effect_ns, e.speed_effect_ns) for e in ledger.effects}
+    effects = {e.kernel: (e.by_calls_ns, e.by_speed_ns) for e in ledger.kernels}
     mean = Fraction(17, 2)
     assert effects["mm"] == ((3 - 2) * (10 + mean) / 2, (10 - mean) * (3 + 2) / 2)
     assert effects["old"] == (14, 0) and effects["new"] == (-5, 0)  # called by one variant only
-    assert [e.name for e in ledger.effects] == ["old", "mm", "new"]
+    assert [e.kernel for e in ledger.kernels] == ["old", "mm", "new"]
 
 
 def test_a_kernel_that_only_one_side_shows_is_missing_not_saved() -> None:
@@ -246,7 +245,7 @@ def test_the_ends_leave_out_as_many_of_all_resamples_as_they_say(weights: tuple[
     """15,625 resamples of five steps against 46,656 of six; 2,000 drawn ones may be off by four of their standard errors."""
     before, after = ([{FOCAL: ns, IDLE: 7} for ns in side] for side in (BEFORE, AFTER))
     found = step_spread(sampled(before, weights[0], scale), sampled(after, weights[1], scale))
-    assert found.samples == (5, 6) and set(found.lines) == {str(FOCAL), str(IDLE)}
+    assert found.steps == (5, 6) and set(found.lines) == {str(FOCAL), str(IDLE)}
     sides = [every_resample(values, own, scale) for values, own in zip((BEFORE, AFTER), weights, strict=True)]
     for end, share in ((found.lines[str(FOCAL)].low, 0.025), (found.lines[str(FOCAL)].high, 0.975)):
         below, upto = exact_shares(sides, end)
@@ -295,9 +294,9 @@ def test_steps_that_never_change_leave_no_doubt() -> None:
 def test_few_steps_have_none_and_the_reason() -> None:
     rows = [{FOCAL: ns} for ns in AFTER]
     few = step_spread(sampled(rows), sampled(rows[: MIN_STEPS - 1]))
-    assert few == Spread(why_none="6 and 4 compared steps, and an interval needs 5 on each side")
+    assert few == Spread(none_because="6 and 4 compared steps, and an interval needs 5 on each side")
     rare = step_spread(sampled(rows, [1, 0, 0, 0, 0, 0]), sampled(rows))
-    assert not rare.lines and "some resamples hold none" in rare.why_none
+    assert not rare.lines and "some resamples hold none" in rare.none_because
 
 
 def test_many_steps_are_drawn_in_parts_and_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,7 +326,7 @@ def test_steps_of_traces_carry_intervals_to_the_lines_and_the_total() -> None:
     sides = side(BOTH[0], 300), side(BOTH[1], 320)
     assert [len(each.tiles) for each in sides] == [6, 6]
     found = foreign_ledger(*sides)
-    spread = found.spread
+    spread = found.intervals
     assert spread == step_spread(*(sampled([tile.owned for tile in each.tiles]) for each in sides))
     assert {line.name for line in found.lines} == set(spread.lines)
     for line in found.lines:
@@ -339,18 +338,18 @@ def test_steps_of_traces_carry_intervals_to_the_lines_and_the_total() -> None:
 
 def test_a_stage_of_calls_has_intervals_of_its_labels_but_not_of_what_the_log_timed() -> None:
     sides = side(BOTH[0], 300, calls=2), side(BOTH[1], 320, calls=2)
-    timed = {AccountLevel.STAGE: Fraction(10**6)}, {AccountLevel.STAGE: Fraction(8 * 10**5)}
-    staged, plain = foreign_ledger(*sides, timed, (40, 40)).spread, foreign_ledger(*sides).spread
+    timed = {"stage": Fraction(10**6)}, {"stage": Fraction(8 * 10**5)}
+    staged, plain = foreign_ledger(*sides, timed, (40, 40)).intervals, foreign_ledger(*sides).intervals
     assert staged.total is None and set(staged.lines) == {"focal: kernel", "step: kernel"}
     for name, each in plain.lines.items():  # twenty steps make a stage
         assert staged.lines[name].low == pytest.approx(20 * each.low) and staged.lines[name].high == pytest.approx(20 * each.high)
-    assert foreign_ledger(*sides, timed).spread == plain
+    assert foreign_ledger(*sides, timed).intervals == plain
 
 
 def test_traces_with_too_few_steps_or_none_say_so() -> None:
     sides = side(BOTH[0][:4], 300), side(BOTH[1], 320)
-    assert foreign_ledger(*sides).spread == Spread(why_none="4 and 6 compared steps, and an interval needs 5 on each side")
-    assert foreign_ledger(side([1000], 300), sides[1]).spread.lines == {}
+    assert foreign_ledger(*sides).intervals == Spread(none_because="4 and 6 compared steps, and an interval needs 5 on each side")
+    assert foreign_ledger(side([1000], 300), sides[1]).intervals.lines == {}
 
 
 # ---- of our own clips ----
@@ -359,8 +358,8 @@ def test_timed_lines_have_the_t_interval_of_their_pairs() -> None:
     found = paired_spread({"outside": [10, 12, 14]}, [4, 4, 4], 2)
     assert found.lines["outside"].low == pytest.approx((12 - 4.968275) / 2, abs=1e-6)
     assert found.lines["outside"].high == pytest.approx((12 + 4.968275) / 2, abs=1e-6)
-    assert found.total is not None and (found.total.low, found.total.high) == (2, 2) and found.samples == (3,)
-    assert paired_spread({"outside": [10]}, [4], 2) == Spread(why_none="fewer than two pairs")
+    assert found.total is not None and (found.total.low, found.total.high) == (2, 2) and found.steps == (3,)
+    assert paired_spread({"outside": [10]}, [4], 2) == Spread(none_because="fewer than two pairs")
 
 
 def test_lines_of_clips_that_were_timed_pair_by_pair_have_intervals_and_traced_ones_have_none() -> None:
@@ -378,11 +377,11 @@ def test_lines_of_clips_that_were_timed_pair_by_pair_have_intervals_and_traced_o
 
     sums = [(before[label], after[label]) for before, after in pairs]
     timed = clip_ledger(side(0, True), side(1, True), sums)
-    assert timed.spread == paired_spread({str(label): [10, 12, 14]}, [10, 12, 14], 2)
+    assert timed.intervals == paired_spread({str(label): [10, 12, 14]}, [10, 12, 14], 2)
     traced = clip_ledger(side(0, False), side(1, False), sums)
-    assert traced.spread == paired_spread({}, [10, 12, 14], 2) and traced.lines == timed.lines
+    assert traced.intervals == paired_spread({}, [10, 12, 14], 2) and not any(line.interval for line in traced.lines)
     assert clip_ledger(side(0, True), side(1, False), sums) == clip_ledger(side(0, False), side(1, True), sums) == traced
-    assert clip_ledger(side(0, False), side(1, False), sums[:1]).spread.why_none == "fewer than two pairs"
+    assert clip_ledger(side(0, False), side(1, False), sums[:1]).intervals.none_because == "fewer than two pairs"
 
 
 # Accounts of timed clips: exact, by kind of frame block, and with a name for what each nanosecond was spent on.
@@ -507,8 +506,8 @@ def test_what_a_trace_shows_beyond_the_timed_run_is_a_line_that_explains_nothing
     assert over == pytest.approx(len(clips_of(run, "turbo")) * 12 * -0.5e6, rel=0.05)
     other = explained(run, "baseline", kinds, slow)
     said = answer(other, found)
-    assert said.explained_time == pytest.approx(1 - 0.25, abs=0.01) and said.explained_saving is not None
-    assert said.explained_saving == pytest.approx(1 - 0.5 / 2, abs=0.02)
+    assert said.explained_time_share == pytest.approx(1 - 0.25, abs=0.01) and said.explained_saving_share is not None
+    assert said.explained_saving_share == pytest.approx(1 - 0.5 / 2, abs=0.02)
 
 
 def test_a_kind_of_block_that_was_not_traced_is_said_not_guessed(run: RunRecords) -> None:
@@ -521,7 +520,7 @@ def test_a_kind_of_block_that_was_not_traced_is_said_not_guessed(run: RunRecords
         found.kinds[ClipKind.STEADY][Label(KERNEL_PATH, "kernel")]
         == kinds.count(ClipKind.STEADY) * len(clips_of(run, "turbo")) * 1_000_000
     )
-    assert answer(found, found).explained_time < 0.9
+    assert answer(found, found).explained_time_share < 0.9
 
 
 def with_regions(run: RunRecords, own: Callable[[str], dict[tuple[str, ...], int]]) -> RunRecords:
@@ -568,7 +567,7 @@ def test_on_a_cpu_every_line_is_timed_in_the_clips_themselves(run: RunRecords) -
         for at in (0, 1)
     ]
     assert [ledger.baseline_ns, ledger.candidate_ns] == e2e
-    assert ledger.levels[0].ratio == 2 and ledger.spread.lines.keys() == {line.name for line in ledger.lines}
+    assert ledger.levels[0].ratio == 2 and ledger.intervals.lines.keys() == {line.name for line in ledger.lines}
     said = answer(*sides)
     lines = {line.parts[0]: line for line in said.lines}
     assert lines[Part.ATTENTION_KERNEL].saved_ns == 300_000 and lines[Part.ATTENTION_AROUND].saved_ns == 200_000

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from artefacts import FA, VSA, fa_layers, vsa_layers, write_trace
 from strobe.core.errors import DataError
-from strobe.perf.analysis.ledger.account import DILATION, OUTSIDE_WINDOW, AccountLevel
+from strobe.perf.analysis.ledger.account import DILATION, OUTSIDE_WINDOW
 from strobe.perf.analysis.ledger.speedup import LevelFigure, TimedSide, level_figures, rank_ledgers
 from strobe.perf.analysis.ledger.traces import Calls, Means, TracedSide, call_ledger, coincidences, implied_calls, label_trace
 from strobe.perf.analysis.runs.log_times import NO_CALLS, NO_LOG, LogRequest, Timings, timings_of
@@ -20,11 +20,11 @@ from strobe.perf.analysis.structure.sections import parse_section
 from strobe.perf.logs import read_log
 from strobe.perf.trace import read_trace
 
-LEVELS = KERNEL, SECTION, CALL, STAGE = AccountLevel.KERNEL, AccountLevel.SECTION, AccountLevel.CALL, AccountLevel.STAGE
+LEVELS = KERNEL, SECTION, CALL, STAGE = "kernel", "section", "attention", "stage"
 
 
-def means(**times: int | Fraction) -> dict[AccountLevel, Fraction]:
-    return {AccountLevel[level.upper()]: Fraction(ns) for level, ns in times.items()}
+def means(**times: int | Fraction) -> Means:
+    return {"attention" if level == "call" else level: Fraction(ns) for level, ns in times.items()}
 
 
 DENSE = means(kernel=9_534_580, section=9_534_580, call=12_999_318, stage=7_200_807_590)
@@ -33,13 +33,13 @@ DENSE = means(kernel=9_534_580, section=9_534_580, call=12_999_318, stage=7_200_
 SPARSE = means(kernel=2_762_085, section=5_513_097, call=9_534_198, stage=5_754_608_690)
 
 
-def without(side: Means, level: AccountLevel) -> Means:
+def without(side: Means, level: str) -> Means:
     return {each: ns for each, ns in side.items() if each != level}
 
 
 def test_the_guides_numbers() -> None:
     found = call_ledger(DENSE, SPARSE, stands_in=True)
-    assert found is not None and found.unit == "call" and "--calls-per-stage" in found.missing[AccountLevel.STAGE]
+    assert found is not None and found.unit == "call" and "--calls-per-stage" in found.missing["stage"]
     assert [(line.name, line.baseline_ns, line.candidate_ns, line.saved_ns) for line in found.lines] == [
         ("focal kernel", 9_534_580, 2_762_085, 6_772_495),
         ("section beyond the kernel (one side unmeasured)", 0, 2_751_012, -2_751_012),
@@ -66,14 +66,14 @@ def test_known_calls_carry_the_account_to_the_stage() -> None:
     found = call_ledger(DENSE, SPARSE, (384, 384))
     assert found is not None and found.unit == "stage" and not found.missing
     last = found.lines[-1]
-    assert (last.level, last.name) == (AccountLevel.STAGE, "stage beyond all of its attention calls")
+    assert (last.level, last.name) == ("stage", "stage beyond all of its attention calls")
     assert last.saved_ns == 1_446_198_900 - 384 * 3_465_120
     assert found.saved_ns == 1_446_198_900 and found.lines[0].saved_ns == 384 * 6_772_495
 
 
 def test_a_level_that_one_side_lacks_joins_the_next_line() -> None:
     found = call_ledger(without(DENSE, SECTION), SPARSE)
-    assert found is not None and found.missing[AccountLevel.SECTION] == "not measured on the baseline"
+    assert found is not None and found.missing["section"] == "not measured on the baseline"
     assert [(line.name, line.saved_ns) for line in found.lines] == [
         ("focal kernel", 6_772_495), ("attention call beyond the kernel", 3_465_120 - 6_772_495),
     ]  # fmt: skip
@@ -206,10 +206,10 @@ def test_levels_are_compared_over_rounds_and_steps(tmp_path: Path) -> None:
         assert figure.interval is not None and figure.interval.low < float(figure.ratio or 0) < figure.interval.high
         assert figure.verdict == "faster"
     call = found["attention"]
-    assert not isinstance(call.baseline, str) and (call.baseline.n, len(call.baseline.groups_ns)) == (9, 3)
+    assert call.baseline is not None and (call.baseline.n, call.baseline.groups) == (9, 3)
     kernel_saved = Fraction(6_772_495)
-    assert call.saved_ns == Fraction(7_000_000) and call.realised == Fraction(7_000_000) / kernel_saved
-    assert found["stage"].saved_ns == 10_000_000 and found["stage"].realised == Fraction(10_000_000) / (3 * kernel_saved)
+    assert call.saved_ns == Fraction(7_000_000) and call.realised == float(Fraction(7_000_000) / kernel_saved)
+    assert found["stage"].saved_ns == 10_000_000 and found["stage"].costs_ns == 3 * kernel_saved - 10_000_000
     assert found["section"].ratio is None and "give --section" in found["section"].missing
     assert found["e2e"].missing == "baseline: the log times no whole run; candidate: the log times no whole run"
     apart = by_level(level_figures(baseline, candidate, alike_steps=False))["step"]
@@ -226,7 +226,7 @@ def test_a_level_that_the_kernel_did_not_move_has_no_realised_share(tmp_path: Pa
     assert found["kernel"].verdict == "no difference" and found["kernel"].saved_ns == 0
     assert found["attention"].realised is None and found["stage"].realised is None
     back = by_level(level_figures(replace(sides[1], name="baseline"), replace(sides[0], name="candidate")))
-    assert back["stage"].verdict == "slower" and back["stage"].ratio == 1 / (found["stage"].ratio or 1)
+    assert back["stage"].verdict == "slower" and back["stage"].ratio == pytest.approx(1 / (found["stage"].ratio or 1))
 
 
 def test_the_rank_that_the_others_wait_for_counts(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_the_rank_that_the_others_wait_for_counts(tmp_path: Path) -> None:
     candidate = TimedSide(name="candidate", traced=(traced(tmp_path, vsa_layers(), VSA, "rank 1"),), timings=NONE)
     assert baseline.chosen is slow
     ledgers = rank_ledgers(baseline, candidate)
-    assert [name for name, _ in ledgers] == ["slowest rank (rank 1 against rank 1)", "rank 1"]
+    assert [account.ranks for account in ledgers] == ["slowest rank (rank 1 against rank 1)", "rank 1"]
     assert rank_ledgers(replace(baseline, traced="no trace given"), candidate) == ()
 
 
@@ -243,9 +243,9 @@ def test_a_timed_step_tells_the_dilation_if_it_can_be_the_traced_one(tmp_path: P
     step = traced(tmp_path, fa_layers(), FA)
     for seconds, believed in ((0.010, True), (0.0129, True), (0.0001, False), (1.0, False)):
         side = TimedSide(name="baseline", traced=(step,), timings=timings(tmp_path, log(12, 100, step_s=seconds)))
-        assert (AccountLevel.STEP in side.timed()) == believed
+        assert ("step" in side.timed()) == believed
     side = TimedSide(name="baseline", traced=(step,), timings=timings(tmp_path, log(12, 100, step_s=0.010)))
-    ((_, account),) = rank_ledgers(side, side)
+    (account,) = rank_ledgers(side, side)
     lines = {line.name: line.baseline_ns for line in account.lines}
     assert account.unit == "stage" and lines[DILATION] == 3 * (10_000_000 - step.mean_ns)
     assert lines[OUTSIDE_WINDOW] == Fraction(300_600_000, 3) - 3 * 10_000_000
@@ -273,7 +273,7 @@ def test_a_rank_without_steps_is_not_the_slowest_for_its_whole_window(tmp_path: 
     assert isinstance(whole.steps, str) and whole.mean_ns > stepped.mean_ns
     assert TimedSide(name="baseline", traced=(whole, stepped), timings=NONE).chosen is stepped
     side = TimedSide(name="baseline", traced=(whole,), timings=timings(tmp_path, log(12, 100, step_s=0.020)))
-    assert AccountLevel.STEP not in side.timed()
+    assert "step" not in side.timed()
 
 
 def test_sections_are_held_against_the_kernels_inside_them(tmp_path: Path) -> None:
@@ -292,7 +292,7 @@ def test_sections_are_held_against_the_kernels_inside_them(tmp_path: Path) -> No
     assert [side.focal_in_section() for side in sides] == [8_000_000, 2_000_000]
     found = by_level(level_figures(*sides))
     assert found["kernel"].saved_ns == 3_000_000
-    assert found["section"].saved_ns == 5_500_000 and found["section"].realised == Fraction(5_500_000, 6_000_000)
+    assert found["section"].saved_ns == 5_500_000 and found["section"].costs_ns == 500_000
     account = call_ledger(*(side.call_times(with_section=True, kernel_is_section=False) for side in sides))
     assert account is not None
     lines = [(line.name, line.saved_ns) for line in account.lines]
@@ -307,5 +307,5 @@ def test_a_whole_run_of_several_stages_is_not_one_stage_and_the_rest(tmp_path: P
         lines.append(f"Pixel data generated successfully in {stage_ms / 100} seconds")
         return TimedSide(name="baseline", traced=NO_LOG, timings=timings(tmp_path, "\n".join(lines)))
 
-    assert run(10, 100, 1).stages_per_run == 1 and run(10, 100, 1).timed().keys() >= {AccountLevel.E2E}
-    assert run(10, 100, 3).stages_per_run == 3 and run(10, 100, 3).timed().keys().isdisjoint({AccountLevel.E2E})
+    assert run(10, 100, 1).stages_per_run == 1 and run(10, 100, 1).timed().keys() >= {"e2e"}
+    assert run(10, 100, 3).stages_per_run == 3 and run(10, 100, 3).timed().keys().isdisjoint({"e2e"})

@@ -19,7 +19,7 @@ from captures import H200
 from made_traces import trace_of
 from strobe.core.errors import ConfigError, DataError
 from strobe.perf.analysis.device.kernels import kernel_name
-from strobe.perf.analysis.ledger.account import DILATION, OUTSIDE_WINDOW, AccountLevel, Ledger, Part
+from strobe.perf.analysis.ledger.account import DILATION, OUTSIDE_WINDOW, Ledger, Part
 from strobe.perf.analysis.ledger.speedup import MOST_LINES, Answer, account_answer
 from strobe.perf.analysis.ledger.traces import (
     BRIDGE,
@@ -168,10 +168,10 @@ def closes(ledger: Ledger, sides: tuple[TracedSide, TracedSide]) -> None:
     for column in ("baseline_ns", "candidate_ns", "saved_ns"):
         assert sum(getattr(line, column) for line in ledger.lines) == getattr(ledger, column)
     busy = [line for line in ledger.lines if line.label.activity in ("kernel", "comm", "memset", "memcpy")]
-    assert sum(e.saved_ns for e in ledger.effects) == sum(line.saved_ns for line in busy)
-    for effect in ledger.effects:
-        assert effect.calls_effect_ns + effect.speed_effect_ns == effect.saved_ns
-    step = next(level for level in ledger.levels if level.level == AccountLevel.STEP)
+    assert sum(e.saved_ns for e in ledger.kernels) == sum(line.saved_ns for line in busy)
+    for effect in ledger.kernels:
+        assert effect.by_calls_ns + effect.by_speed_ns == effect.saved_ns
+    step = next(level for level in ledger.levels if level.level == "step")
     if ledger.unit == "step":
         assert step.both == (sides[0].mean_ns, sides[1].mean_ns)
         assert ledger.saved_ns == sides[0].mean_ns - sides[1].mean_ns
@@ -187,7 +187,7 @@ def test_two_traces_close_to_zero_nanoseconds_swapped_ones_negate_and_equal_ones
     assert there.unit in ("step", "call")
     assert {line.name: line.saved_ns for line in there.lines} == {line.name: -line.saved_ns for line in back.lines}
     assert there.kernel_saved_ns == -back.kernel_saved_ns
-    assert {e.name: e.speed_effect_ns for e in there.effects} == {e.name: -e.speed_effect_ns for e in back.effects}
+    assert {e.kernel: e.by_speed_ns for e in there.kernels} == {e.kernel: -e.by_speed_ns for e in back.kernels}
     same = foreign_ledger(sides[0], sides[0])
     assert all(line.saved_ns == 0 and line.share is None for line in same.lines)
     assert all(level.saved_ns == 0 and level.ratio in (1.0, None) for level in same.levels)
@@ -219,22 +219,20 @@ def test_longer_durations_scale_every_line(trace: Trace, factor: int) -> None:
 def test_bridges_close_the_stage(before: Trace, after: Trace, times: tuple[Fraction, ...], calls: tuple[int, int]) -> None:
     """With calls per stage the unit is a stage, and the logs' times are met exactly."""
     sides = cut(before, "b"), cut(after, "c")
-    timed = tuple(
-        dict(zip((AccountLevel.STEP, AccountLevel.STAGE, AccountLevel.E2E), times[at::2], strict=True)) for at in (0, 1)
-    )
+    timed = tuple(dict(zip(("step", "stage", "e2e"), times[at::2], strict=True)) for at in (0, 1))
     if not all(side.num_focal for side in sides):
         return
     found = foreign_ledger(*sides, timed, calls)
     closes(found, sides)
     assert found.unit == "stage" and found.missing == {}
     levels = {level.level: level.both for level in found.levels}
-    assert levels[AccountLevel.E2E] == (times[4], times[5]) and levels[AccountLevel.STAGE] == (times[2], times[3])
+    assert levels["e2e"] == (times[4], times[5]) and levels["stage"] == (times[2], times[3])
     tiles = [Fraction(calls[at] * len(sides[at].tiles), sides[at].num_focal) for at in (0, 1)]
-    assert levels[AccountLevel.STEP] == (times[0] * tiles[0], times[1] * tiles[1])
+    assert levels["step"] == (times[0] * tiles[0], times[1] * tiles[1])
     focal = [sum(ns for label, ns in side.owned.items() if label.path == ("focal",)) for side in sides]
-    assert levels[AccountLevel.KERNEL] == tuple(Fraction(focal[at] * calls[at], sides[at].num_focal) for at in (0, 1))
+    assert levels["kernel"] == tuple(Fraction(focal[at] * calls[at], sides[at].num_focal) for at in (0, 1))
     assert {line.name for line in found.lines if not line.label.activity} == {DILATION, OUTSIDE_WINDOW, OUTSIDE_STAGE}
-    without = foreign_ledger(*sides, tuple({AccountLevel.STAGE: each[AccountLevel.STAGE]} for each in timed), calls)
+    without = foreign_ledger(*sides, tuple({"stage": each["stage"]} for each in timed), calls)
     closes(without, sides)
     assert {line.name for line in without.lines if not line.label.activity} == {BRIDGE}
     assert set(without.missing) == {"e2e", "profiler dilation"}
@@ -262,15 +260,15 @@ def test_an_account_worked_out_by_hand() -> None:
     found = foreign_ledger(*sides)
     assert found.unit == "call" and found.num_units == 1 and "step" in found.missing
     assert {line.name: (line.level, line.baseline_ns, line.candidate_ns) for line in found.lines} == {
-        "focal: kernel": (AccountLevel.KERNEL, 300, 100),
-        "section: kernel": (AccountLevel.SECTION, 20, 20),
-        "section: host_late": (AccountLevel.SECTION, 2, 2),
-        "section: launch_latency": (AccountLevel.SECTION, 3, 3),
-        "step: kernel": (AccountLevel.STEP, 110, 110),
-        "step: queued": (AccountLevel.STEP, 0, 7),
+        "focal: kernel": ("kernel", 300, 100),
+        "section: kernel": ("section", 20, 20),
+        "section: host_late": ("section", 2, 2),
+        "section: launch_latency": ("section", 3, 3),
+        "step: kernel": ("step", 110, 110),
+        "step: queued": ("step", 0, 7),
     }
     assert [(level.level, level.saved_ns) for level in found.levels] == [
-        (AccountLevel.KERNEL, 200), (AccountLevel.SECTION, 200), (AccountLevel.STEP, 193),
+        ("kernel", 200), ("section", 200), ("step", 193),
     ]  # fmt: skip
     assert found.ideal_ns == 435 - 200 and found.realised_share == 193 / 200 and found.lost_ns == -7
 
@@ -397,13 +395,13 @@ def test_parts_worked_out_by_hand() -> None:
         Part.COPIES: (5, 5),
         Part.WAITING: idle,
     }
-    assert found.explained_time == 1.0 and found.explained_saving is None, "nothing is saved"
+    assert found.explained_time_share == 1.0 and found.explained_saving_share is None, "nothing is saved"
     assert [line.share for line in found.lines] == [None] * 6
 
 
 def test_the_shares_are_of_the_saving() -> None:
     found = account_answer(accounted(side(300, 200, 10), side(100, 150, 10, length=800)))
-    assert found.baseline_ns - found.candidate_ns == 200 and found.explained_saving == 1.0
+    assert found.baseline_ns - found.candidate_ns == 200 and found.explained_saving_share == 1.0
     shares = {line.parts[0]: line.share for line in found.lines}
     assert (shares[Part.FOCAL], shares[Part.MATRIX], shares[Part.WAITING]) == (1.0, 0.25, -0.25)
     assert [line.parts[0] for line in found.lines][:3] == [Part.FOCAL, Part.WAITING, Part.MATRIX]
@@ -411,24 +409,24 @@ def test_the_shares_are_of_the_saving() -> None:
 
 def test_what_the_trace_does_not_hold_of_a_stage_is_unexplained() -> None:
     """Four calls a stage: four steps of 1,000 in 5,000 and in 4,400, so 1,000 and 400 have no name."""
-    stages = [{AccountLevel.STAGE: Fraction(ns)} for ns in (5_000, 4_400)]
+    stages = [{"stage": Fraction(ns)} for ns in (5_000, 4_400)]
     found = account_answer(accounted(side(300, 200, 10), side(100, 150, 60), (stages[0], stages[1]), (4, 4)))
     assert found.unit == "stage" and parts(found)[Part.UNNAMED] == (1_000, 400) and parts(found)[Part.FOCAL] == (1_200, 400)
-    assert found.explained_time == 0.8 and found.explained_saving == 0.0, "all that was saved lies outside the trace"
+    assert found.explained_time_share == 0.8 and found.explained_saving_share == 0.0, "all that was saved lies outside the trace"
 
 
 def test_the_profiler_is_unexplained_on_both_sides() -> None:
-    steps = [{AccountLevel.STEP: Fraction(ns)} for ns in (900, 800)]
+    steps = [{"step": Fraction(ns)} for ns in (900, 800)]
     found = account_answer(accounted(side(300, 200, 10), side(100, 150, 60), (steps[0], steps[1])))
     assert found.unit == "step" and parts(found)[Part.UNNAMED] == (-100, -200)
-    assert found.explained_time == 1 - 200 / 800 and found.explained_saving == 0.0
+    assert found.explained_time_share == 1 - 200 / 800 and found.explained_saving_share == 0.0
 
 
 def test_work_that_was_launched_before_the_trace_is_unexplained() -> None:
     before = [*side(300, 200, 10).device_events]
     lost = [each._replace(host=None) if each.name == "norm" else each for each in before]
     found = account_answer(accounted(side(300, 200, 10), stepped_trace(lost, [0, 1_000, 2_000])))
-    assert parts(found)[Part.UNNAMED] == (0, 10) and found.explained_time == 0.99
+    assert parts(found)[Part.UNNAMED] == (0, 10) and found.explained_time_share == 0.99
 
 
 def test_without_a_step_and_a_focal_kernel_it_is_the_whole_window() -> None:
@@ -471,10 +469,10 @@ def owned_by(trace: Trace, names: set[str], tiles: list[tuple[int, int]]) -> int
 @given(
     kinds_of_traces(),
     kinds_of_traces(),
-    st.sampled_from([{}, {AccountLevel.STEP: Fraction(70)}, {AccountLevel.STAGE: Fraction(9_000)}]),
+    st.sampled_from([{}, {"step": Fraction(70)}, {"stage": Fraction(9_000)}]),
 )
 def test_the_lines_add_up_to_the_account_exactly(before: Trace, after: Trace, says: Means) -> None:
-    account = accounted(before, after, (says, says), (77, 77) if AccountLevel.STAGE in says else (None, None))
+    account = accounted(before, after, (says, says), (77, 77) if "stage" in says else (None, None))
     found = account_answer(account)
     whole = account.both
     assert (found.baseline_ns, found.candidate_ns) == whole and len(found.lines) <= MOST_LINES
@@ -483,7 +481,7 @@ def test_the_lines_add_up_to_the_account_exactly(before: Trace, after: Trace, sa
     assert len(named) == len(set(named))
     if whole[0] != whole[1]:
         assert all(line.share == float(line.saved_ns / (whole[0] - whole[1])) for line in found.lines)
-    assert 0 <= found.explained_time <= 1 and 0 <= (found.explained_saving or 0) <= 1
+    assert 0 <= found.explained_time_share <= 1 and 0 <= (found.explained_saving_share or 0) <= 1
 
 
 @given(kinds_of_traces())
@@ -537,9 +535,9 @@ def test_a_difference_adds_up(before: dict[tuple[str, ...], int], after: dict[tu
     def check(node: Node, path: tuple[str, ...]) -> None:
         below = [times for each, times in own.items() if each[: len(path)] == path]
         assert (node.baseline_ns, node.candidate_ns) == tuple(map(sum, zip(*below, strict=True))) if below else (0, 0)
-        assert node.own_ns == own.get(path, (0, 0))
+        assert node.path == path and node.own_ns == own.get(path, (0, 0))
         for child in node.children:
-            check(child, (*path, child.name))
+            check(child, child.path)
 
     check(root, ())
 
@@ -592,7 +590,7 @@ def test_a_tree_adds_up_to_both_sides() -> None:
     tree = path_tree(chosen[0], chosen[1], "step")
     assert tree is not None and tree.operators
     per_step = [Fraction(side.total_ns, len(side.tiles)) for _, side in chosen]
-    assert [tree.root.baseline_ns, tree.root.candidate_ns] == per_step and per_step[0].denominator > 1
+    assert [tree.baseline_ns, tree.candidate_ns] == per_step and per_step[0].denominator > 1
     leaves = list(_leaves(tree.root))
     assert [sum(leaf.baseline_ns for leaf in leaves), sum(leaf.candidate_ns for leaf in leaves)] == per_step
     assert path_tree(chosen[0], None, "step") is None

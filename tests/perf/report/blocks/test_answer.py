@@ -55,8 +55,8 @@ def answer_of(times: dict[Part, tuple[int, int]]) -> Answer:
         baseline_ns=total(line.baseline_ns for line in lines),
         candidate_ns=total(line.candidate_ns for line in lines),
         unit="step",
-        explained_time=1.0,
-        explained_saving=None,
+        explained_time_share=1.0,
+        explained_saving_share=None,
     )
 
 

@@ -27,7 +27,6 @@ from strobe.perf.report.blocks.logs import (
     ranges,
     stages_section,
 )
-from strobe.perf.report.documents.runs import to_json
 from strobe.perf.report.documents.speedup import speedup_document
 from strobe.perf.report.speedup_page.build import anomalies, build_speedup_report
 from strobe.perf.report.speedup_page.study import SideRequest, SpeedupRequest, SpeedupStudy, load_speedup
@@ -46,6 +45,7 @@ from strobe.perf.table.model import (
     Whiskers,
     encode_report,
 )
+from strobe.perf.table.rows import to_json
 
 CAPTURES = Path(__file__).parents[4] / "benchmarks" / "presets-h200" / "traces"
 
@@ -176,9 +176,9 @@ def twelve(tmp_path: Path) -> SpeedupStudy:
 
 def test_lines_of_enough_steps_carry_intervals_into_every_form_of_the_report(tmp_path: Path) -> None:
     study = twelve(tmp_path)
-    (account,) = (account for _, account in study.accounts)
-    spread = account.spread
-    assert spread.samples == (12, 12) and spread.total is not None
+    (account,) = study.accounts
+    spread = account.intervals
+    assert spread.steps == (12, 12) and spread.total is not None
     report = build_speedup_report(study)
     check_whole(report)
     shown = figure(report, "ledger")

@@ -9,6 +9,7 @@ from enum import StrEnum
 from fractions import Fraction
 from functools import partial
 from itertools import pairwise, takewhile
+from typing import Annotated as A
 from typing import Final, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -23,6 +24,9 @@ from strobe.perf.analysis.runs.timeline import KERNEL, KINDS, NOT_LINKED, OP, OU
 from strobe.perf.measure.stats import LEVEL, Interval, mean_bounds, percentile
 from strobe.perf.records.record import Clip, Regions, Span
 from strobe.perf.records.store import RunRecords
+from strobe.perf.table.fields import exact_cell
+from strobe.perf.table.model import Code, LevelName, Share
+from strobe.perf.table.rows import col
 
 # Parts of a frame block, or of a step of a foreign trace, under names that a reader knows.
 #
@@ -522,14 +526,12 @@ class Spread:
     Args:
         lines: by the line's name; a line that is not there has none.
         total: interval of the sum of all lines.
-        samples: how many steps of each side, or pairs of clips, they are from; empty if there are none.
-        why_none: why no line has one; empty if some do.
     """
 
     lines: Mapping[str, Interval] = field(default_factory=dict)
     total: Interval | None = None
-    samples: tuple[int, ...] = ()
-    why_none: str = ""
+    steps: A[tuple[int, ...], col("number of compared steps of the baseline and of the candidate, or of pairs of clips")] = ()
+    none_because: A[str, col("reason why there are no intervals; empty if there are some")] = ""
 
 
 Sampled: TypeAlias = tuple[Sequence[Mapping[Label, int]], Sequence[int], Fraction]
@@ -545,13 +547,13 @@ def step_spread(baseline: Sampled, candidate: Sampled) -> Spread:
     """
     sizes = len(baseline[0]), len(candidate[0])
     if min(sizes) < MIN_STEPS:
-        return Spread(why_none=f"{sizes[0]} and {sizes[1]} compared steps, and an interval needs {MIN_STEPS} on each side")
+        return Spread(none_because=f"{sizes[0]} and {sizes[1]} compared steps, and an interval needs {MIN_STEPS} on each side")
     labels = sorted({label for side in (baseline, candidate) for step in side[0] for label in step})
     found = [_resampled(side, labels, seed) for seed, side in enumerate((baseline, candidate))]
     if found[0] is None or found[1] is None:
-        return Spread(why_none="focal calls are in so few of the steps that some resamples hold none")
+        return Spread(none_because="focal calls are in so few of the steps that some resamples hold none")
     saved = [_interval(column) for column in (found[0] - found[1]).T]
-    return Spread(lines={str(label): each for label, each in zip(labels, saved, strict=False)}, total=saved[-1], samples=sizes)
+    return Spread(lines={str(label): each for label, each in zip(labels, saved, strict=False)}, total=saved[-1], steps=sizes)
 
 
 def _resampled(side: Sampled, labels: Sequence[Label], seed: int) -> NDArray[np.float64] | None:
@@ -589,13 +591,13 @@ def paired_spread(saved: Mapping[str, Sequence[int]], total: Sequence[int], per_
         per_pair: units in a pair: clips of each variant.
     """
     if len(total) < 2:
-        return Spread(why_none="fewer than two pairs")
+        return Spread(none_because="fewer than two pairs")
 
     def interval(values: Sequence[int]) -> Interval:
         low, high = mean_bounds(values)
         return Interval(low=low / per_pair, high=high / per_pair)
 
-    return Spread(lines={name: interval(each) for name, each in saved.items()}, total=interval(total), samples=(len(total),))
+    return Spread(lines={name: interval(each) for name, each in saved.items()}, total=interval(total), steps=(len(total),))
 
 
 # Ledger: the difference between two sides as lines that add up to it exactly, in integer nanoseconds.
@@ -609,20 +611,17 @@ DILATION: Final = "profiler dilation"
 OUTSIDE_WINDOW: Final = "outside profiled window"
 
 
-class AccountLevel(StrEnum):
-    """Levels of a ledger in order of inclusion: each is the one before plus its own lines."""
-
-    KERNEL = "kernel"
-    SECTION = "attention section"
-    CALL = "attention call"
-    STEP = "denoise step"
-    BLOCK = "frame block"
-    STAGE = "stage"
-    E2E = "e2e"
-
-
-CLIP_LEVELS: Final = (AccountLevel.KERNEL, AccountLevel.SECTION, AccountLevel.STEP, AccountLevel.BLOCK, AccountLevel.E2E)
+LEVEL_WORDS: Final[dict[LevelName, str]] = {
+    "kernel": "kernel", "section": "attention section", "attention": "attention call", "step": "denoise step",
+    "block": "frame block", "stage": "stage", "e2e": "e2e",
+}  # fmt: skip
+"""Levels of a ledger in order of inclusion, each the one before plus its own lines; and what the accounts of our clips say."""
+CLIP_LEVELS: Final[tuple[LevelName, ...]] = ("kernel", "section", "step", "block", "e2e")
 """The levels of a clip of ours."""
+MAX_REALISED: Final = 10
+"""Largest saving of a level / saving of the kernel that the kernel can have caused."""
+COVERS: Final = "time in which such work ran, whatever else ran at the same time"
+_WORK_WORDS: Final = {"kernel": "kernels", "comm": "communication", "memcpy": "copies", "memset": "memsets"}
 
 
 def total(times: Iterable[Fraction]) -> Fraction:
@@ -632,10 +631,10 @@ def total(times: Iterable[Fraction]) -> Fraction:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BothSides:
-    """Fraction time of baseline and candidate, ns."""
+    """Exact times of both sides."""
 
-    baseline_ns: Fraction
-    candidate_ns: Fraction
+    baseline_ns: A[Fraction, col("exact time of the baseline", "baseline", exact_cell, total=sum)]
+    candidate_ns: A[Fraction, col("exact time of the candidate", "candidate", exact_cell, total=sum)]
 
     @property
     def both(self) -> tuple[Fraction, Fraction]:
@@ -643,22 +642,54 @@ class BothSides:
         return self.baseline_ns, self.candidate_ns
 
     @property
-    def saved_ns(self) -> Fraction:
+    def saved_ns(self) -> A[Fraction, col("time of the baseline - time of the candidate", "saved", exact_cell, total=sum)]:
         """Time that the candidate saves, ns."""
         return self.baseline_ns - self.candidate_ns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LedgerLine(BothSides):
-    """One line of the ledger.
+class WithInterval(BothSides):
+    """Exact times of both sides, with the interval of the saving where there is one."""
 
-    `share` is the part of the whole saving (`None` if that is 0). `label` is empty for the lines of anchors.
+    interval: Interval | None = None
+
+    @property
+    def saved_low_ns(self) -> A[float | None, col("lower end of the 95 % interval of the saving; null: no interval")]:
+        """Lower end of the interval, ns."""
+        return None if self.interval is None else round(self.interval.low, 3)
+
+    @property
+    def saved_high_ns(self) -> A[float | None, col("upper end of the interval; null: no interval")]:
+        """Upper end of the interval, ns."""
+        return None if self.interval is None else round(self.interval.high, 3)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerLine(WithInterval):
+    """One line of an account; its lines add up exactly.
+
+    Args:
+        name: unique in its account.
+        label: of the time; empty for the lines of anchors.
     """
 
-    level: AccountLevel
+    level: A[LevelName, col("lowest level that contains the time")]
     name: str
     label: Label
-    share: float | None
+    share: A[float | None, col("part of the saving, or of the loss, of all lines; null if that is 0", "share", Share)]
+    covers_ns: A[tuple[Fraction, ...], col(f"{COVERS}, of both sides; empty: the line is no label")] = ()
+
+    @property
+    def line(self) -> A[str, col("region or activity that the time was spent on", "line")]:
+        """Name in words."""
+        if self.label.path not in (FOCAL, ("section",), ("step",)):
+            return self.name
+        (place,), activity = self.label
+        words = _WORK_WORDS.get(activity, f"idle: {activity}")
+        if place == "focal":
+            return "focal kernel" if activity == "kernel" else f"focal {words}"
+        words = f"other {words}" if activity == "kernel" else words
+        return f"section, {words}" if place == "section" else words
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -669,7 +700,7 @@ class LevelSum(BothSides):
     (frame block, step, pair of clips) of the baseline and of the candidate; both are empty from the first anchor on.
     """
 
-    level: AccountLevel
+    level: LevelName
     tiles: tuple[tuple[int, ...], tuple[int, ...]]
 
     @property
@@ -681,31 +712,30 @@ class LevelSum(BothSides):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallsEffect(BothSides):
-    """Saving of one kernel or operator, split exactly into fewer calls and faster calls.
+    """Saving of one kernel or operator, split into the effect of fewer calls and of faster calls, which add up.
 
-    With `n` calls of mean exclusive time `m`: `calls = (n_b - n_c)(m_b + m_c) / 2` and `speed = (m_b - m_c)(n_b + n_c) / 2`. A
-    name that only one variant calls has no second mean: all of it is the effect of calls.
+    Args:
+        calls: with `n` calls of mean exclusive time `m`, fewer calls save `(n_b - n_c)(m_b + m_c) / 2` and faster ones
+            `(m_b - m_c)(n_b + n_c) / 2`. A name that only one variant calls has no second mean: all is the effect of calls.
     """
 
-    name: str
-    baseline_calls: Fraction
-    candidate_calls: Fraction
+    kernel: A[str, col("normalised name of the kernel", "kernel", Code)]
+    calls: A[tuple[Fraction, Fraction], col("calls per unit of the baseline and of the candidate, exact text")]
 
     @property
-    def calls_effect_ns(self) -> Fraction:
+    def by_calls_ns(self) -> A[Fraction, col("saving by fewer calls", "by fewer calls", exact_cell, total=sum)]:
         """Saving by fewer calls, ns."""
-        return (self.baseline_calls - self.candidate_calls) * total(self._means) / 2
+        return (self.calls[0] - self.calls[1]) * total(self._means) / 2
 
     @property
-    def speed_effect_ns(self) -> Fraction:
+    def by_speed_ns(self) -> A[Fraction, col("saving by faster calls", "by faster calls", exact_cell, total=sum)]:
         """Saving by faster calls, ns."""
         b, c = self._means
-        return (b - c) * (self.baseline_calls + self.candidate_calls) / 2
+        return (b - c) * total(self.calls) / 2
 
     @property
     def _means(self) -> tuple[Fraction, Fraction]:
-        sides = ((self.baseline_ns, self.baseline_calls), (self.candidate_ns, self.candidate_calls))
-        means = [Fraction(ns) / calls for ns, calls in sides if calls]
+        means = [ns / calls for ns, calls in zip(self.both, self.calls, strict=True) if calls]
         return means[0], means[-1]
 
 
@@ -713,49 +743,48 @@ UnitName = Literal["clip", "stage", "step", "call", "window"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ledger(BothSides):
-    """Whole account of baseline against candidate, of the highest level, such as end to end.
+class Ledger(WithInterval):
+    """Account (ledger) of the difference in one unit, such as a step; its lines add up exactly.
 
     Args:
         num_units: units in which every time is a whole number of ns. Times of clips are the sum over so many paired clips, all
             others those of one unit.
-        lines: in order of level; they add up to `baseline_ns`, `candidate_ns` and `saved_ns`.
+        lines: in order of level.
         levels: in order; each contains the one before.
-        effects: one per kernel or operator, by descending absolute saving; they add up to the saving of the busy lines.
-        kernel_saved_ns: saving of the attention kernel, wherever it ran; 0 if either side shows none.
-        spread: how sure the savings are, for one unit.
-        unit: name of the unit.
-        why: why this unit.
-        missing: levels that could not be reached, with the reason.
-        inclusive: time that each label covers by itself in one unit of baseline and candidate, whatever else ran.
+        kernels: they add up to the saving of the busy lines.
         kinds: time of the other kernels' line by kind of kernel, in one unit of both; the kinds add up to it.
     """
 
     num_units: int
-    lines: tuple[LedgerLine, ...]
+    ranks: A[str, col("ranks that the account compares; empty if each side is one trace")] = ""
+    unit: A[UnitName, col("unit of the times: stage, step, call or window")] = "clip"
+    why: A[str, col("reason for the choice of the unit")] = ""
+    missing: A[Mapping[str, str], col("by level that is not in the account: the reason")] = field(default_factory=dict)
+    intervals: A[Spread, col("number of steps behind the intervals")]
+    kernel_saved_ns: A[Fraction, col("saving of the focal kernel in one unit, ns as exact text; 0 if a side shows none")]
+    lines: A[tuple[LedgerLine, ...], col("all lines of the account")]
     levels: tuple[LevelSum, ...]
-    effects: tuple[CallsEffect, ...]
-    kernel_saved_ns: Fraction
-    spread: Spread
-    unit: UnitName = "clip"
-    why: str = ""
-    missing: Mapping[str, str] = field(default_factory=dict)
-    inclusive: Mapping[Label, tuple[Fraction, Fraction]] = field(default_factory=dict)
+    kernels: A[tuple[CallsEffect, ...], col("saving of each kernel, largest first")]
     kinds: Mapping[KernelKind, tuple[Fraction, Fraction]] = field(default_factory=dict)
 
     @property
-    def ideal_ns(self) -> Fraction:
-        """The highest level if nothing but the kernel had changed (Amdahl), ns."""
+    def ideal_ns(self) -> A[Fraction, col("time of one unit if only the focal kernel had changed (Amdahl), ns as exact text")]:
+        """The highest level if nothing but the kernel had changed, ns."""
         return self.baseline_ns - self.kernel_saved_ns
 
     @property
-    def realised_share(self) -> float | None:
-        """`saved_ns / kernel_saved_ns`; `None` if the kernel saved nothing."""
-        return float(self.saved_ns / self.kernel_saved_ns) if self.kernel_saved_ns else None
+    def kernel_moved(self) -> bool:
+        """Whether the whole saving is at most `MAX_REALISED` times the kernel's, so that the two can be compared."""
+        return self.kernel_saved_ns > 0 and abs(self.saved_ns) <= MAX_REALISED * self.kernel_saved_ns
 
     @property
-    def lost_ns(self) -> Fraction:
-        """Sum of the lines that grew, ns: 0 or negative."""
+    def realised_share(self) -> A[float | None, col("`saved_ns` / `kernel_saved_ns`; null: the latter is too small")]:
+        """Share of the kernel's saving that arrived."""
+        return float(self.saved_ns / self.kernel_saved_ns) if self.kernel_moved else None
+
+    @property
+    def lost_ns(self) -> A[Fraction, col("sum of `saved_ns` over the lines that grew, 0 or negative, ns as exact text")]:
+        """Sum of the lines that grew, ns."""
         return total(line.saved_ns for line in self.lines if line.saved_ns < 0)
 
 
@@ -764,7 +793,7 @@ OwnedTime: TypeAlias = tuple[
 ]
 """Time of one side: nanoseconds of each label; number of calls and exclusive nanoseconds of each kernel or operator, which add up
 to the busy labels; and the labels of each traced tile, not multiplied by anything."""
-Anchor: TypeAlias = tuple[AccountLevel, str, tuple[Fraction, Fraction]]
+Anchor: TypeAlias = tuple[LevelName, str, tuple[Fraction, Fraction]]
 """A level that was measured by itself: the level, the line of the time that the levels below leave of it, and both sides."""
 KERNEL_LINE: Final = "focal kernel"
 """Line of an anchor that is the kernel itself."""
@@ -773,10 +802,11 @@ KERNEL_LINE: Final = "focal kernel"
 def close_ledger(
     sides: tuple[OwnedTime, OwnedTime],
     anchors: Sequence[Anchor],
-    levels: Sequence[AccountLevel],
-    level_of: Callable[[Label], AccountLevel],
+    levels: Sequence[LevelName],
+    level_of: Callable[[Label], LevelName],
     num_units: int,
     spread: Spread,
+    inclusive: Mapping[Label, tuple[Fraction, Fraction]] = {},
 ) -> Ledger:
     """Put labels and anchors on levels so that they add up.
 
@@ -786,11 +816,12 @@ def close_ledger(
         levels: in order; the last is the whole.
         level_of: the first level that contains a label.
         num_units: as in `Ledger`.
-        spread: likewise.
+        spread: how sure the savings are, for one unit.
+        inclusive: time that each label covers by itself in one unit of both, whatever else ran.
     """
     rank = list(levels).index
     (before, b_calls, _), (after, c_calls, _) = sides
-    took: list[tuple[AccountLevel, str, Label, Fraction, Fraction]] = [
+    took: list[tuple[LevelName, str, Label, Fraction, Fraction]] = [
         (level_of(label), str(label), label, Fraction(before.get(label, 0)), Fraction(after.get(label, 0)))
         for label in sorted(before.keys() | after.keys())
     ]
@@ -808,26 +839,29 @@ def close_ledger(
             baseline_ns=b_ns,
             candidate_ns=c_ns,
             share=float((b_ns - c_ns) / (b - c)) if b != c else None,
+            interval=spread.lines.get(name),
+            covers_ns=inclusive.get(label, ()),
         )
         for level, name, label, b_ns, c_ns in took
     )
     effects = [
-        CallsEffect(name=name, baseline_calls=b_n, candidate_calls=c_n, baseline_ns=b_ns, candidate_ns=c_ns)
+        CallsEffect(kernel=name, calls=(b_n, c_n), baseline_ns=b_ns, candidate_ns=c_ns)
         for name in b_calls.keys() | c_calls.keys()
         for b_n, b_ns, c_n, c_ns in [map(Fraction, (*b_calls.get(name, (0, 0)), *c_calls.get(name, (0, 0))))]
     ]
-    effects.sort(key=lambda effect: (-abs(effect.saved_ns), effect.name))
+    effects.sort(key=lambda effect: (-abs(effect.saved_ns), effect.kernel))
     kernel = [line for line in lines if line.name == KERNEL_LINE or is_attention_kernel(line.label)]
     kernel_ns = total(line.baseline_ns for line in kernel), total(line.candidate_ns for line in kernel)
     found = Ledger(
         num_units=num_units,
         lines=lines,
         levels=tuple(_levels(lines, sides, anchors, levels, level_of)),
-        effects=tuple(effects),
+        kernels=tuple(effects),
         baseline_ns=b,
         candidate_ns=c,
         kernel_saved_ns=kernel_ns[0] - kernel_ns[1] if all(kernel_ns) else Fraction(0),
-        spread=spread,
+        interval=spread.total,
+        intervals=spread,
     )
     _assert_closed(found, anchors)
     return found
@@ -837,10 +871,10 @@ def _levels(
     lines: Sequence[LedgerLine],
     sides: tuple[OwnedTime, OwnedTime],
     anchors: Sequence[Anchor],
-    levels: Sequence[AccountLevel],
-    level_of: Callable[[Label], AccountLevel],
+    levels: Sequence[LevelName],
+    level_of: Callable[[Label], LevelName],
 ) -> Iterable[LevelSum]:
-    reached: set[AccountLevel] = set()
+    reached: set[LevelName] = set()
     for level in levels:
         reached.add(level)
         traced = reached.isdisjoint(anchor[0] for anchor in anchors)
@@ -862,22 +896,22 @@ def _assert_closed(found: Ledger, anchors: Sequence[Anchor]) -> None:
         assert next(each.both for each in found.levels if each.level == level) == both, f"{level} does not close"
     assert found.levels[-1].both == found.both, "lines do not close"
     busy = sum(line.saved_ns for line in found.lines if line.label.busy)
-    assert busy == sum(effect.saved_ns for effect in found.effects), "calls do not close"
-    assert all(e.calls_effect_ns + e.speed_effect_ns == e.saved_ns for e in found.effects), "calls and speed do not close"
+    assert busy == sum(each.saved_ns for each in found.kernels), "calls do not close"
+    assert all(each.by_calls_ns + each.by_speed_ns == each.saved_ns for each in found.kernels), "calls and speed do not close"
 
 
 # ------------------------------------------------------------------------------------------------------- our own clips
 
 
-def level_of(label: Label) -> AccountLevel:
+def level_of(label: Label) -> LevelName:
     """Return the first level that contains the label. Attention in commit and recache passes counts in the frame block."""
     if label.activity == AROUND:
-        return AccountLevel.E2E
+        return "e2e"
     if DENOISE_STEP not in label.path:
-        return AccountLevel.BLOCK
+        return "block"
     if ATTENTION not in label.path:
-        return AccountLevel.STEP
-    return AccountLevel.KERNEL if is_attention_kernel(label) else AccountLevel.SECTION
+        return "step"
+    return "kernel" if is_attention_kernel(label) else "section"
 
 
 def is_attention_kernel(label: Label) -> bool:

@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Annotated as A
 from typing import Final, Literal, Self
 
 from strobe.perf.analysis.device.kernels import KernelKind
 from strobe.perf.analysis.ledger.account import (
     BY_THE_CLOCK,
+    MAX_REALISED,
     NAMELESS,
-    AccountLevel,
     BothSides,
     ClipKind,
     Explained,
@@ -31,6 +32,9 @@ from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.analysis.structure.sections import skipped_text
 from strobe.perf.logs.series import short
 from strobe.perf.measure.stats import FLOOR, Interval, Verdict, judge, welch_interval
+from strobe.perf.table.fields import exact_cell
+from strobe.perf.table.model import Cell, LevelName, Missing, Number, Share, Text
+from strobe.perf.table.rows import col
 from strobe.perf.trace.events import Trace
 
 # Times of two sides, level by level: kernel, section, attention call, step, stage, end to end.
@@ -38,13 +42,10 @@ from strobe.perf.trace.events import Trace
 # Each side consists of its traces and its log. A level that cannot be computed is missing, with the reason. The sides were
 # measured at different times: an interval is Welch's, and drift between them is unknown.
 
-LevelName = Literal["kernel", "section", "attention", "step", "stage", "e2e"]
 LEVELS: Final[tuple[LevelName, ...]] = ("kernel", "section", "attention", "step", "stage", "e2e")
 DRIFT: Final = "unpaired, drift unknown"
 NO_FOCAL: Final = {name: f"no focal kernel was named: give --focal-{name}" for name in ("baseline", "candidate")}
 HOST_ONLY: Final = "its traces hold no device events, only the host's: capture them with the accelerator's activities"
-MAX_REALISED: Final = 10
-"""Largest saving of a level / saving of the kernel that the kernel can have caused."""
 _STEP: Final = re.compile(r"ProfilerStep\s*#\s*\d+")
 _LIKELY_DILATION: Final = (Fraction(2, 3), Fraction(4))
 """Bounds of traced step / timed step; outside of them they are not the same step."""
@@ -56,19 +57,21 @@ OVERLAP: Final = Fraction(21, 20)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LevelTimes:
-    """Measurements of one level of one side.
+    """Time of one side at one level.
 
     Args:
-        mean_ns: mean of all measurements.
-        groups_ns: means of groups that do not depend on each other: steps, rounds; fewer than two make no interval.
-        n: measurements.
-        what: the averaged quantity, in words.
+        groups_ns: means of the groups; fewer than two make no interval.
     """
 
-    mean_ns: Fraction
+    mean_ns: A[Fraction, col("time in ns as exact text: an integer, or a fraction such as `12345/7`")]
+    n: A[int, col("number of measurements")]
     groups_ns: tuple[float, ...]
-    n: int
-    what: str
+    what: A[str, col("description of the measurements")]
+
+    @property
+    def groups(self) -> A[int, col("number of independent groups of measurements: steps or rounds")]:
+        """Number of groups."""
+        return len(self.groups_ns)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,13 +165,13 @@ class TimedSide:
         kernel, inside = self.kernel(), self.focal_in_section() if with_section else None
         found = _means(
             {
-                AccountLevel.KERNEL: kernel,
-                AccountLevel.SECTION: kernel if kernel_is_section else self.section(),
-                AccountLevel.CALL: self.call(),
-                AccountLevel.STAGE: self.timed_stage(),
+                "kernel": kernel,
+                "section": kernel if kernel_is_section else self.section(),
+                "attention": self.call(),
+                "stage": self.timed_stage(),
             }
         )
-        return found if inside is None else {**found, AccountLevel.KERNEL: inside}
+        return found if inside is None else {**found, "kernel": inside}
 
     def with_calls(self, *, given: bool) -> Self:
         """Return the side with the focal calls in a stage as log and trace tell them: steps in a round by calls in a step.
@@ -240,10 +243,10 @@ class TimedSide:
     def timed(self) -> Means:
         """Return the log's times for the account of the traces; a step only if it can be the traced one."""
         whole = self.whole() if self.stages_per_run == 1 else "several stages are in it"
-        found = _means({AccountLevel.STAGE: self.timed_stage(), AccountLevel.E2E: whole})
+        found = _means({"stage": self.timed_stage(), "e2e": whole})
         logged, own = self.timings.step, self.chosen
         if own is not None and not isinstance(logged, str) and _may_be(own, logged.mean_ns):
-            found[AccountLevel.STEP] = logged.mean_ns
+            found["step"] = logged.mean_ns
         return found
 
 
@@ -276,7 +279,7 @@ def _busy(own: TracedSide) -> Fraction:
     return Fraction(sum(ns for label, ns in own.owned.items() if label.busy), len(own.tiles))
 
 
-def _means(measured: Mapping[AccountLevel, LevelTimes | str]) -> dict[AccountLevel, Fraction]:
+def _means(measured: Mapping[LevelName, LevelTimes | str]) -> dict[LevelName, Fraction]:
     """Return the means of the levels that were measured."""
     return {level: times.mean_ns for level, times in measured.items() if not isinstance(times, str)}
 
@@ -297,42 +300,60 @@ def _rounds(rounds: StageRounds | str) -> LevelTimes | str:
 # ---------------------------------------------------------------------------------------------------------------- levels
 
 
+LEVEL_TITLES: Final[dict[LevelName, str]] = {
+    "kernel": "focal kernel, one call", "section": "section around it", "attention": "attention call, end to end",
+    "step": "traced step", "stage": "stage", "e2e": "end to end",
+}  # fmt: skip
+
+
+def _level(row: LevelFigure) -> Text:
+    return Text(LEVEL_TITLES[row.level], note="unlike" if row.unlike else "")
+
+
+def _ratio(row: LevelFigure) -> Cell:
+    why = "no time on one side" if 0 in (row.baseline_ns, row.candidate_ns) else "not comparable"
+    return Missing(why, why) if row.ratio is None else Number(row.ratio, 4)
+
+
+def _realised_of(row: LevelFigure) -> float | None:
+    return None if row.level == "kernel" else row.realised
+
+
+def _no_cost(row: LevelFigure) -> str:
+    return "" if row.level == "kernel" else "number of focal calls in it, or their saving, not known"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LevelFigure:
-    """Times and ratio of one level.
+    """Times of both sides and speedup at one level.
 
     Args:
-        level: its name, as a requirement takes it.
-        baseline: mean and groups, or why there are none.
-        candidate: likewise.
-        ratio: time of the baseline / time of the candidate; `None`: the level is missing.
         interval: Welch's, over groups; drift between the sides is unknown.
-        verdict: conclusion that ratio and interval allow.
-        realised: saving of this level for one call / saving of the kernel; `None` where that says nothing.
-        unlike: empty, or how the two sides differ in what they measure: stands beside every figure of the level.
+        reason: `missing`, said once where it holds for both sides.
     """
 
-    level: LevelName
-    baseline: LevelTimes | str
-    candidate: LevelTimes | str
-    ratio: Fraction | None
+    level: A[LevelName, col("name of the level", "level", get=_level)]
+    ratio: A[float | None, col("time of the baseline / time of the candidate; null: none", "speedup, x", get=_ratio)]
+    low: A[float | None, col("lower end of the 95 % interval of the ratio; null: no interval")]
+    high: A[float | None, col("upper end of the interval; null: no interval")]
+    verdict: A[Verdict | None, col("conclusion from ratio and interval; null without a ratio")]
+    baseline: A[LevelTimes | None, col("measurements of the baseline; null: not measured")]
+    candidate: A[LevelTimes | None, col("measurements of the candidate; null: not measured")]
+    baseline_ns: A[Fraction | None, col("mean time of the baseline; null: not measured", "baseline", exact_cell)]
+    candidate_ns: A[Fraction | None, col("mean time of the candidate; null: not measured", "candidate", exact_cell)]
+    saved_ns: A[Fraction | None, col("time of the baseline - time of the candidate; null: not known", "saved", exact_cell)]
+    costs_ns: A[
+        Fraction | None, col("saving of its focal calls - its own saving; null: unknown", "costs", exact_cell, missing=_no_cost)
+    ]
+    realised: A[float | None, col("saving / saving of the focal calls in it; null: unknown", "realised", Share, get=_realised_of)]
+    unlike: A[str, col("difference between the quantities that the two sides measure; empty: none")]
+    missing: A[str, col("reason why a side was not measured; empty if both were", "why")]
+    reason: str
     interval: Interval | None
-    verdict: Verdict | None
-    realised: Fraction | None
-    unlike: str
 
-    @property
-    def saved_ns(self) -> Fraction | None:
-        """Baseline minus candidate, ns; None without both."""
-        if isinstance(self.baseline, str) or isinstance(self.candidate, str):
-            return None
-        return self.baseline.mean_ns - self.candidate.mean_ns
-
-    @property
-    def missing(self) -> str:
-        """Reason why there is no ratio; empty if there is one."""
-        sides = (("baseline", self.baseline), ("candidate", self.candidate))
-        return "; ".join(f"{name}: {reason}" for name, reason in sides if isinstance(reason, str))
+    def without_ratio(self) -> LevelFigure:
+        """Return the times alone, of sides that are not comparable."""
+        return replace(self, ratio=None, low=None, high=None, interval=None, verdict=None, realised=None, costs_ns=None)
 
 
 def level_figures(
@@ -379,23 +400,41 @@ def _figure(
     sides: tuple[TimedSide, TimedSide],
     unlike: str,
 ) -> LevelFigure:
-    b, c = measured
-    ratio = interval = verdict = realised = None
-    if not isinstance(b, str) and not isinstance(c, str) and b.mean_ns > 0 and c.mean_ns > 0:
-        ratio = b.mean_ns / c.mean_ns
+    b, c = (None if isinstance(side, str) else side for side in measured)
+    reasons = [f"{side.name}: {why}" for side, why in zip(sides, measured, strict=True) if isinstance(why, str)]
+    times = None if b is None else b.mean_ns, None if c is None else c.mean_ns
+    ratio = interval = verdict = moved = None
+    saved = None if times[0] is None or times[1] is None else times[0] - times[1]
+    if b and c and saved is not None and b.mean_ns > 0 and c.mean_ns > 0:
+        ratio = float(b.mean_ns / c.mean_ns)
         usable = all(value > 0 for value in (*b.groups_ns, *c.groups_ns))
         interval = welch_interval(b.groups_ns, c.groups_ns) if usable else None
-        saved = b.mean_ns - c.mean_ns
-        verdict = "no difference" if saved == 0 else judge(float(ratio), interval, float(saved))
-        realised = Fraction(1) if kernel is None else _realised(level, saved, kernel, sides)
+        verdict = "no difference" if saved == 0 else judge(ratio, interval, float(saved))
+        moved = None if kernel is None else _moved(level, saved, kernel, sides)
+    realised = float(saved / moved) if saved is not None and moved else None
     return LevelFigure(
-        level=level, baseline=b, candidate=c, ratio=ratio, interval=interval, verdict=verdict, realised=realised, unlike=unlike
+        level=level,
+        ratio=ratio,
+        low=None if interval is None else interval.low,
+        high=None if interval is None else interval.high,
+        interval=interval,
+        verdict=verdict,
+        baseline=b,
+        candidate=c,
+        baseline_ns=times[0],
+        candidate_ns=times[1],
+        saved_ns=saved,
+        costs_ns=moved - saved if moved and saved else None,
+        realised=1.0 if kernel is None and ratio else realised,
+        unlike=unlike,
+        missing="; ".join(reasons),
+        reason=str(measured[0]) if b is None and measured[0] == measured[1] else "; ".join(reasons),
     )
 
 
-def _realised(level: LevelName, saved: Fraction, kernel: LevelFigure, sides: tuple[TimedSide, TimedSide]) -> Fraction | None:
-    """Return the saving of a level / that of its kernel calls; `None` if their number is unknown or the kernel did not change."""
-    if kernel.ratio is None or isinstance(kernel.baseline, str) or isinstance(kernel.candidate, str):
+def _moved(level: LevelName, saved: Fraction, kernel: LevelFigure, sides: tuple[TimedSide, TimedSide]) -> Fraction | None:
+    """Return the saving of the kernel calls in a level; `None` if their number is unknown or the kernel did not change."""
+    if kernel.ratio is None or kernel.baseline is None or kernel.candidate is None:
         return None
     inside = [_focal_inside(level, side, mean) for side, mean in zip(sides, (kernel.baseline, kernel.candidate), strict=True)]
     if inside[0] is None or inside[1] is None:
@@ -403,7 +442,7 @@ def _realised(level: LevelName, saved: Fraction, kernel: LevelFigure, sides: tup
     moved = inside[0] - inside[1]
     if moved <= 0 or moved < Fraction(FLOOR) * inside[0] or abs(saved) > MAX_REALISED * moved:
         return None
-    return saved / moved
+    return moved
 
 
 def _focal_inside(level: LevelName, side: TimedSide, kernel: LevelTimes) -> Fraction | None:
@@ -421,7 +460,7 @@ def _focal_inside(level: LevelName, side: TimedSide, kernel: LevelTimes) -> Frac
     return None if calls is None else calls * kernel.mean_ns
 
 
-def rank_ledgers(baseline: TimedSide, candidate: TimedSide) -> tuple[tuple[str, Ledger], ...]:
+def rank_ledgers(baseline: TimedSide, candidate: TimedSide) -> tuple[Ledger, ...]:
     """Return the account of the slowest ranks and, with several ranks, of every rank that both sides traced."""
     if isinstance(baseline.traced, str) or isinstance(candidate.traced, str):
         return ()
@@ -430,11 +469,11 @@ def rank_ledgers(baseline: TimedSide, candidate: TimedSide) -> tuple[tuple[str, 
     timed, calls = (baseline.timed(), candidate.timed()), (baseline.timings.calls, candidate.timings.calls)
     several = len(baseline.traced) > 1 or len(candidate.traced) > 1
     first = f"slowest rank ({slow[0].label} against {slow[1].label})" if several else ""
-    found = [(first, foreign_ledger(slow[0], slow[1], timed, calls))]
+    found = [replace(foreign_ledger(slow[0], slow[1], timed, calls), ranks=first)]
     if several:
         others = {traced.label: traced for traced in candidate.traced}
         pairs = [(traced, others[traced.label]) for traced in baseline.traced if traced.label in others]
-        found += [(b.label, foreign_ledger(b, c, timed, calls)) for b, c in pairs]
+        found += [replace(foreign_ledger(b, c, timed, calls), ranks=b.label) for b, c in pairs]
     return tuple(found)
 
 
@@ -455,20 +494,24 @@ _WHOLE_RUN: Final = "whole run"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartLine(BothSides):
-    """Time of one part on both sides, or of all small parts together: mean of a unit, such as a steady frame block.
+    """One part of a unit, such as a steady frame block, or all small parts together; the parts add up exactly to the account.
 
     Args:
         parts: parts that the time was spent on; several in the line of all parts too small for a line.
-        share: share of a unit's saving; None if it saves nothing.
         elsewhere_ns: saving of a clip on this part outside its steady frame blocks; 0 for foreign traces.
         clock_ns: part of the saving in a unit that the SM clock makes; None where the part does not go with it, or the clocks are
             equal or not known.
     """
 
     parts: tuple[Part, ...]
-    share: float | None
+    share: A[float | None, col("`saved_ns` / saving of one unit; null: nothing saved, or not comparable")]
     elsewhere_ns: Fraction
     clock_ns: Fraction | None = None
+
+    @property
+    def part(self) -> A[str, col("part, e.g. `attention kernel`; several small parts share a row, joined by commas")]:
+        """Names of the parts."""
+        return ", ".join(self.parts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -487,14 +530,14 @@ class Answer(BothSides):
         lines: at most `MOST_LINES`, what saved most first; they add up to a unit.
         unit: unit of the lines, in words: `steady frame block`, `frame block`; of foreign traces `stage`, `step`,
             `focal call` or `traced window`, and `whole run` where the account of a stage goes on to it.
-        explained_time: share of the time of the side where it is smaller that has a name.
-        explained_saving: share of the saving that has a name; None if nothing is saved.
+        explained_time_share: share of the time of the side where it is smaller that has a name.
+        explained_saving_share: share of the saving that has a name; None if nothing is saved.
     """
 
     lines: tuple[PartLine, ...]
     unit: str
-    explained_time: float
-    explained_saving: float | None
+    explained_time_share: float
+    explained_saving_share: float | None
 
     @property
     def difference(self) -> Literal["saving", "loss"]:
@@ -558,10 +601,10 @@ def answer(
         unit="steady frame block" if kind else "frame block",
         sides=sides,
         num_steady=baseline.num_blocks.get(ClipKind.STEADY, 0) if kind else 0,
-        explained_time=min(
+        explained_time_share=min(
             1 - sum(map(abs, _nameless(side).values())) / whole if (whole := sum(side.labels.values())) else 0.0 for side in sides
         ),
-        explained_saving=_explained_saving(baseline, candidate),
+        explained_saving_share=_explained_saving(baseline, candidate),
         clocks=clocks,
     )
 
@@ -582,9 +625,9 @@ def account_answer(account: Ledger) -> Answer:
         lines=_lines(both, (dict.fromkeys(Part, Fraction(0)),) * 2),
         baseline_ns=account.baseline_ns,
         candidate_ns=account.candidate_ns,
-        unit=_WHOLE_RUN if account.levels[-1].level == AccountLevel.E2E else UNIT_NAMES[account.unit],
-        explained_time=max(0.0, float(min(named, default=0))),
-        explained_saving=max(0.0, float(1 - moved / abs(saved))) if saved else None,
+        unit=_WHOLE_RUN if account.levels[-1].level == "e2e" else UNIT_NAMES[account.unit],
+        explained_time_share=max(0.0, float(min(named, default=0))),
+        explained_saving_share=max(0.0, float(1 - moved / abs(saved))) if saved else None,
     )
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
-from typing import Final, NamedTuple, TypeAlias, TypeVar
+from typing import Annotated as A
+from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +32,8 @@ from strobe.perf.analysis.device.kernels import KernelKind, kernel_kind, kernel_
 from strobe.perf.analysis.ledger.account import (
     DILATION,
     KERNEL_LINE,
+    LEVEL_WORDS,
     OUTSIDE_WINDOW,
-    AccountLevel,
     Anchor,
     BothSides,
     Ledger,
@@ -47,6 +48,8 @@ from strobe.perf.analysis.runs.timeline import Label, Tile
 from strobe.perf.analysis.structure.ranges import NOWHERE, base_of, nest, together, without
 from strobe.perf.analysis.structure.sections import SectionDefinition, Sections, matching, sections_of
 from strobe.perf.analysis.structure.steps import LAST, Steps, find_steps
+from strobe.perf.table.model import Code, LevelName
+from strobe.perf.table.rows import col
 from strobe.perf.trace.events import DEVICE_KINDS, HostEvents, Trace
 
 # Cuts the device time of any framework's trace into steps and labels, exactly.
@@ -331,9 +334,9 @@ def _common(a: Intervals, b: Intervals) -> Intervals:
 
 BRIDGE: Final = "outside profiled window, with profiler dilation"
 OUTSIDE_STAGE: Final = "outside the stage"
-_LEVELS: Final = {"focal": AccountLevel.KERNEL, "section": AccountLevel.SECTION, "step": AccountLevel.STEP}
+_LEVELS: Final[dict[str, LevelName]] = {"focal": "kernel", "section": "section", "step": "step"}
 
-Means: TypeAlias = Mapping[AccountLevel, Fraction]
+Means: TypeAlias = Mapping[LevelName, Fraction]
 """Mean time of each measured level of one side, ns: one focal kernel, section, attention call, step, stage, or whole run."""
 Calls: TypeAlias = tuple[int | None, int | None]
 """Focal calls in a stage of baseline and candidate; None where they are not known."""
@@ -359,20 +362,20 @@ def foreign_ledger(
     """
     sides = (baseline, candidate)
     both = {level: (timed[0][level], timed[1][level]) for level in timed[0].keys() & timed[1].keys()}
-    unit, missing = _unit(sides, AccountLevel.STAGE in both, calls)
+    unit, missing = _unit(sides, "stage" in both, calls)
     name, _, factors = unit
     anchors: list[Anchor] = []
-    if name in ("stage", "step") and AccountLevel.STEP in both:
+    if name in ("stage", "step") and "step" in both:
         # as many steps as the unit holds tiles
-        step = both[AccountLevel.STEP]
+        step = both["step"]
         many = [factor * len(side.tiles) for factor, side in zip(factors, sides, strict=True)]
-        anchors.append((AccountLevel.STEP, DILATION, (step[0] * many[0], step[1] * many[1])))
+        anchors.append(("step", DILATION, (step[0] * many[0], step[1] * many[1])))
     elif name in ("stage", "step"):
         missing["profiler dilation"] = "no log times a step without the profiler"
     if name == "stage":
-        anchors.append((AccountLevel.STAGE, OUTSIDE_WINDOW if anchors else BRIDGE, both[AccountLevel.STAGE]))
-        if AccountLevel.E2E in both:
-            anchors.append((AccountLevel.E2E, OUTSIDE_STAGE, both[AccountLevel.E2E]))
+        anchors.append(("stage", OUTSIDE_WINDOW if anchors else BRIDGE, both["stage"]))
+        if "e2e" in both:
+            anchors.append(("e2e", OUTSIDE_STAGE, both["e2e"]))
         else:
             missing["e2e"] = "no log times a whole run with one stage in it"
     return _closed(sides, unit, anchors, missing)
@@ -415,13 +418,9 @@ def _closed(sides: tuple[TracedSide, TracedSide], unit: _Unit, anchors: Sequence
     for side, factor in zip(sides, factors, strict=True):
         labels = {label: factor * ns for label, ns in side.owned.items()}
         owned.append((labels, {of: (factor * n, factor * ns) for of, (n, ns) in side.calls.items()}, ()))
-    with_section = any(side.sections is not None for side in sides)
-    levels = [
-        AccountLevel.KERNEL,
-        *([AccountLevel.SECTION] if with_section else []),
-        AccountLevel.STEP,
-        *(level for level, *_ in anchors),
-    ]
+    levels = ["kernel", "section", "step", *(level for level, *_ in anchors)]
+    if all(side.sections is None for side in sides):
+        levels.remove("section")
     found = close_ledger(
         (owned[0], owned[1]),
         anchors,
@@ -429,15 +428,9 @@ def _closed(sides: tuple[TracedSide, TracedSide], unit: _Unit, anchors: Sequence
         lambda label: _LEVELS[label.path[0]],
         math.lcm(*(each.denominator for each in (*factors, *(ns for *_, both in anchors for ns in both)))),
         _spread(sides, unit, timed=bool(anchors)),
+        _per_unit(sides[0].inclusive, sides[1].inclusive, factors),
     )
-    return replace(
-        found,
-        unit=name,
-        why=why,
-        missing=missing,
-        inclusive=_per_unit(sides[0].inclusive, sides[1].inclusive, factors),
-        kinds=_per_unit(sides[0].kinds, sides[1].kinds, factors),
-    )
+    return replace(found, unit=name, why=why, missing=missing, kinds=_per_unit(sides[0].kinds, sides[1].kinds, factors))
 
 
 def _per_unit(
@@ -451,7 +444,7 @@ def _per_unit(
 def _spread(sides: tuple[TracedSide, TracedSide], unit: _Unit, *, timed: bool) -> Spread:
     """Compute intervals of the labels, and of the sum if no level is from a log: logs are not resampled with the steps."""
     if unit[0] == "window" or any(isinstance(side.steps, str) for side in sides):
-        return Spread(why_none="no compared steps on both sides")
+        return Spread(none_because="no compared steps on both sides")
     sampled = []
     for side, factor in zip(sides, unit[2], strict=True):
         weights = [1 if unit[0] == "step" else len(calls) for calls in side.focal]
@@ -467,12 +460,31 @@ IDLE: Final = "idle"
 """The node above the causes of idle time."""
 
 
+def _path(names: Path) -> Code:
+    return Code(" / ".join(names))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node(BothSides):
-    """A name on a path with all nodes below it. Children come in order of the larger side."""
+    """One node of the tree of modules, operators and kernels: time of one unit in the node and below it.
 
-    name: str
+    Args:
+        children: in order of the larger side.
+    """
+
+    path: A[tuple[str, ...], col("names from the outermost inwards; idle time by its cause lies below `idle`", "path", _path)]
     children: tuple[Node, ...]
+
+    @property
+    def leaf(self) -> A[bool, col("true: nothing lies below (kernel or idle cause); the leaves add up to the unit")]:
+        """Whether it has no children."""
+        return not self.children
+
+    def below(self) -> Iterator[Node]:
+        """Yield the nodes below it, each before the nodes below that."""
+        for child in self.children:
+            yield child
+            yield from child.below()
 
     @property
     def own_ns(self) -> tuple[Fraction, Fraction]:
@@ -481,15 +493,18 @@ class Node(BothSides):
         return self.baseline_ns - total(times[0] for times in below), self.candidate_ns - total(times[1] for times in below)
 
 
-class PathTree(NamedTuple):
-    """Time of one unit by path on both sides, including idle time by cause.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PathTree(BothSides):
+    """Tree of both sides by path of modules, operators and kernels, and idle time by cause."""
 
-    `unit` is step, call or window. With `operators` they are part of the paths. The root is what a unit takes.
-    """
-
-    unit: str
-    operators: bool
     root: Node
+    unit: A[str, col("unit of the times: step, call or window")]
+    operators: A[bool, col("true: the paths include operators; false: a file was too large to read them")]
+
+    @property
+    def nodes(self) -> A[tuple[Node, ...], col("all nodes below the root, each before the nodes below it")]:
+        """All nodes below the root."""
+        return tuple(self.root.below())
 
 
 ChosenTrace: TypeAlias = tuple[Trace, TracedSide]
@@ -510,7 +525,9 @@ def path_tree(baseline: ChosenTrace | None, candidate: ChosenTrace | None, unit:
     for trace, side in (baseline, candidate):
         times = {**path_times(trace, side, operators=operators), **idle_times(side)}
         found.append((times, side.num_focal if of_unit == "call" else len(side.tiles)))
-    return PathTree(of_unit, operators, difference(*found[0], *found[1]))
+    root = difference(*found[0], *found[1])
+    b, c = root.both
+    return PathTree(unit=of_unit, operators=operators, root=root, baseline_ns=b, candidate_ns=c)
 
 
 def path_times(trace: Trace, side: TracedSide, *, operators: bool = False) -> dict[Path, int]:
@@ -566,7 +583,7 @@ def _spelled(scopes: HostEvents, parents: list[int]) -> list[Path]:
 def difference(baseline: Mapping[Path, int], baseline_units: int, candidate: Mapping[Path, int], candidate_units: int) -> Node:
     """Lay two trees over each other, each per unit, exactly."""
     return _node(
-        "all",
+        (),
         {
             path: (Fraction(baseline.get(path, 0), baseline_units), Fraction(candidate.get(path, 0), candidate_units))
             for path in baseline.keys() | candidate.keys()
@@ -574,17 +591,17 @@ def difference(baseline: Mapping[Path, int], baseline_units: int, candidate: Map
     )
 
 
-def _node(name: str, below: Mapping[Path, tuple[Fraction, Fraction]]) -> Node:
+def _node(path: Path, below: Mapping[Path, tuple[Fraction, Fraction]]) -> Node:
     groups: dict[str, dict[Path, tuple[Fraction, Fraction]]] = {}
-    for path, times in below.items():
-        if path:
-            groups.setdefault(path[0], {})[path[1:]] = times
-    children = (_node(child, inside) for child, inside in groups.items())
+    for inner, times in below.items():
+        if inner:
+            groups.setdefault(inner[0], {})[inner[1:]] = times
+    children = (_node((*path, child), inside) for child, inside in groups.items())
     return Node(
-        name=name,
+        path=path,
         baseline_ns=total(times[0] for times in below.values()),
         candidate_ns=total(times[1] for times in below.values()),
-        children=tuple(sorted(children, key=lambda node: (-max(node.baseline_ns, node.candidate_ns), node.name))),
+        children=tuple(sorted(children, key=lambda node: (-max(node.baseline_ns, node.candidate_ns), node.path))),
     )
 
 
@@ -596,8 +613,8 @@ def _node(name: str, below: Mapping[Path, tuple[Fraction, Fraction]]) -> Node:
 
 NEARLY: Final = Fraction(1, 10_000)
 """Largest relative difference at which two different quantities are taken for a copy or a coincidence."""
-_OF_CALL: Final = (AccountLevel.KERNEL, AccountLevel.SECTION, AccountLevel.CALL, AccountLevel.STAGE)
-_WORDS: Final = {AccountLevel.SECTION: "section"}
+_OF_CALL: Final[tuple[LevelName, ...]] = ("kernel", "section", "attention", "stage")
+_WORDS: Final = {**LEVEL_WORDS, "section": "section"}
 
 ImpliedCalls: TypeAlias = tuple[Fraction, tuple[tuple[int, Fraction], ...]]
 """Calls in a stage that would explain its saving by a call's alone; whole numbers near it, with what they leave of the saving."""
@@ -614,19 +631,19 @@ def call_ledger(baseline: Means, candidate: Means, calls: Calls = (None, None), 
     """
     both = {level: (baseline.get(level), candidate.get(level)) for level in _OF_CALL}
     missing: dict[str, str] = {level: _lacking(times) for level, times in both.items() if None in times}
-    staged = AccountLevel.STAGE not in missing and None not in calls
-    if AccountLevel.STAGE not in missing and not staged:
-        missing[AccountLevel.STAGE] = "calls per stage not recorded: give --calls-per-stage"
+    staged = "stage" not in missing and None not in calls
+    if "stage" not in missing and not staged:
+        missing["stage"] = "calls per stage not recorded: give --calls-per-stage"
     known = [level for level in _OF_CALL if level not in missing]
-    if not known or known == [AccountLevel.STAGE]:
+    if not known or known == ["stage"]:
         return None
     names, anchors = _line_names(known, stands_in), list[Anchor]()
     for level in known:
-        many = calls if staged and level != AccountLevel.STAGE else (1, 1)
+        many = calls if staged and level != "stage" else (1, 1)
         anchors.append((level, names[level], (baseline[level] * (many[0] or 1), candidate[level] * (many[1] or 1))))
     num_units = math.lcm(*(ns.denominator for *_, times in anchors for ns in times))
-    apart = Spread(why_none="each level was measured by itself")
-    ledger = close_ledger((({}, {}, ()), ({}, {}, ())), anchors, known, lambda label: AccountLevel.KERNEL, num_units, apart)
+    apart = Spread(none_because="each level was measured by itself")
+    ledger = close_ledger((({}, {}, ()), ({}, {}, ())), anchors, known, lambda label: "kernel", num_units, apart)
     why = "mean of the measurements of each level" + (f", {calls[0]} and {calls[1]} calls in a stage" if staged else "")
     return replace(ledger, unit="stage" if staged else "call", why=why, missing=missing)
 
@@ -636,14 +653,13 @@ def _lacking(both: tuple[Fraction | None, Fraction | None]) -> str:
     return f"not measured on the {' and the '.join(lacking)}"
 
 
-def _line_names(known: list[AccountLevel], stands_in: bool) -> dict[AccountLevel, str]:
-    words = {level: _WORDS.get(level, level.value) for level in known}
-    names = {known[0]: KERNEL_LINE if known[0] == AccountLevel.KERNEL else words[known[0]]}
+def _line_names(known: list[LevelName], stands_in: bool) -> dict[LevelName, str]:
+    names = {known[0]: KERNEL_LINE if known[0] == "kernel" else _WORDS[known[0]]}
     for below, level in pairwise(known):
-        part = "all of its attention calls" if level == AccountLevel.STAGE else f"the {words[below]}"
-        names[level] = f"{words[level]} beyond {part}"
-    if stands_in and AccountLevel.SECTION in names:
-        names[AccountLevel.SECTION] += " (one side unmeasured)"
+        part = "all of its attention calls" if level == "stage" else f"the {_WORDS[below]}"
+        names[level] = f"{_WORDS[level]} beyond {part}"
+    if stands_in and "section" in names:
+        names["section"] += " (one side unmeasured)"
     return names
 
 
@@ -653,9 +669,9 @@ def implied_calls(baseline: Means, candidate: Means, *, given: int | None = None
     Args:
         given: a number of calls to try beside the nearest whole ones.
     """
-    if not all({AccountLevel.STAGE, AccountLevel.CALL} <= side.keys() for side in (baseline, candidate)):
+    if not all({"stage", "attention"} <= side.keys() for side in (baseline, candidate)):
         return None
-    stage, call = (baseline[level] - candidate[level] for level in (AccountLevel.STAGE, AccountLevel.CALL))
+    stage, call = (baseline[level] - candidate[level] for level in ("stage", "attention"))
     if not call or stage / call < 1:
         return None
     calls = stage / call
@@ -669,16 +685,16 @@ def coincidences(baseline: Means, candidate: Means) -> tuple[tuple[str, str, Fra
     A kernel may well be all of its section: they come from the same events, and are not held against each other.
     """
     figures = [
-        (level, f"the {side}'s {_WORDS.get(level, level.value)}", times[level])
+        (level, f"the {side}'s {_WORDS[level]}", times[level])
         for side, times in (("baseline", baseline), ("candidate", candidate))
         for level in _OF_CALL
-        if times.get(level) and not (level == AccountLevel.SECTION and times[level] == times.get(AccountLevel.KERNEL))
+        if times.get(level) and not (level == "section" and times[level] == times.get("kernel"))
     ]
     found = []
     for at, (level, name, value) in enumerate(figures):
         for other_level, other_name, other in figures[at + 1 :]:
             apart = abs(value - other) / max(value, other)
-            traced = {level, other_level} <= {AccountLevel.KERNEL, AccountLevel.SECTION}
+            traced = {level, other_level} <= {"kernel", "section"}
             if level != other_level and not traced and apart <= NEARLY:
                 found.append((name, other_name, apart))
     return tuple(found)

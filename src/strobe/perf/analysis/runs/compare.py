@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Annotated as A
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from strobe.core.spans import E2E, FRAME_BLOCK
 from strobe.perf.measure.stats import Interval, Verdict, judge, paired_interval, percentile, welch_interval
 from strobe.perf.records.record import Clip, Clocks, Gate, Memory, Variant
 from strobe.perf.records.store import RunRecords
+from strobe.perf.table.rows import col
 
 # Speedup of a candidate over the baseline, level by level, from timed clips.
 
@@ -332,40 +334,48 @@ KINDS = ("calls", "programs")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OwnCode:
-    """One function or program. Times are of one call, of one run.
+class CallsRow:
+    """One function or program of the caller's own: time and memory of one call or one run of it.
 
     Args:
-        name: of it.
-        command: command line of a program; empty for a function.
         samples_ns: one per timed sample, in order; empty if it was not timed.
-        calls_per_sample: calls that a sample is the mean of.
-        mean_ns: geometric mean of the samples; None without samples.
-        interval: 95 % interval of that mean, nanoseconds; None for fewer than two samples.
-        user_ns, system_ns: CPU time of a program, mean; None for a function.
-        peak_bytes: most over the samples; None: not known.
-        added_bytes: most that a sample had above what there was when it began; None: not known.
-        failures: timed runs whose exit status was not 0.
+        interval: 95 % interval of the mean, nanoseconds; None for fewer than two samples.
         gate: its output against the baseline's; None: not compared, or the baseline itself.
         speedup: baseline time / its own; None for the baseline, and where either was not timed.
-        pair_ns: one call of the baseline and one of its own, in the pair of samples that `speedup` is the ratio of.
         device_speedup: the same between CUDA events; None on a CPU.
     """
 
-    name: str
-    command: str
+    name: A[str, col("name of the function or program")]
+    reference: A[str, col("name of the baseline; equals `name` in the baseline's own row")]
+    command: A[str, col("command line of a program; empty for a function")]
+    samples: A[int, col("number of timed samples; 0: not timed, e.g. as the output differs from the baseline's")]
+    calls_per_sample: A[int, col("number of calls that one sample averages")]
+    mean_ns: A[float | None, col("geometric mean of the samples; null: not timed")]
+    low_ns: A[float | None, col("lower end of the 95 % interval of the mean; null: no interval")]
+    high_ns: A[float | None, col("upper end of the 95 % interval of the mean; null: no interval")]
+    min_ns: A[float | None, col("shortest sample; null: not timed")]
+    max_ns: A[float | None, col("longest sample; null: not timed")]
+    ratio: A[float | None, col("time of the baseline / time of this row; null for the baseline, or not timed")]
+    ratio_low: A[float | None, col("lower end of the 95 % interval of the ratio; null: no interval")]
+    ratio_high: A[float | None, col("upper end of the 95 % interval of the ratio; null: no interval")]
+    pair_baseline_ns: A[float | None, col("time of the baseline in the median pair of samples, whose ratio is `ratio`")]
+    pair_candidate_ns: A[float | None, col("time of this row in that pair: `pair_baseline_ns / pair_candidate_ns` is `ratio`")]
+    verdict: A[str, col("`faster`, `slower`, `no difference` or `inconclusive`; empty: not compared")]
+    device_ratio: A[float | None, col("the same ratio by CUDA events; null on a CPU")]
+    user_ns: A[float | None, col("mean CPU time of a program in user mode; null for a function")]
+    system_ns: A[float | None, col("mean CPU time of a program in the kernel; null for a function")]
+    peak_bytes: A[int | None, col("peak memory, maximum over the samples; null: not known")]
+    added_bytes: A[
+        int | None,
+        col("memory added by a sample to the memory at its start, maximum over the samples; null: not known"),
+    ]
+    failures: A[int, col("number of timed runs of a program that ended with a non-zero exit status")]
+    equal_output: A[bool | None, col("true: the output equals the baseline's; null: not compared")]
+    output: A[str, col("result of the comparison of outputs in words; empty: not compared")]
     samples_ns: tuple[float, ...]
-    calls_per_sample: int
-    mean_ns: float | None
     interval: Interval | None
-    user_ns: float | None
-    system_ns: float | None
-    peak_bytes: int | None
-    added_bytes: int | None
-    failures: int
     gate: Gate | None
     speedup: Comparison | None
-    pair_ns: tuple[float, float] | None
     device_speedup: Comparison | None
 
 
@@ -374,14 +384,14 @@ def is_own_code(run: RunRecords) -> bool:
     return run.header.kind in KINDS
 
 
-def own_code(run: RunRecords) -> tuple[OwnCode, ...]:
+def own_code(run: RunRecords) -> tuple[CallsRow, ...]:
     """Return what every function or program took, the baseline first; those that were not timed too."""
     gates = {gate.variant: gate for gate in run.gates}
     names = dict.fromkeys((run.header.baseline, *run.header.order))
     return tuple(_one(run, name, gates.get(name)) for name in names)
 
 
-def _one(run: RunRecords, name: str, gate: Gate | None) -> OwnCode:
+def _one(run: RunRecords, name: str, gate: Gate | None) -> CallsRow:
     clips = [clip for clip in timed_clips(run) if clip.variant == name]
     samples = tuple(ns / clip.calls for ns, clip in zip(stage_time(run, name, E2E).only(clips).ns, clips, strict=True))
     logs = [math.log(value) for value in samples]
@@ -389,22 +399,42 @@ def _one(run: RunRecords, name: str, gate: Gate | None) -> OwnCode:
     added = [clip.peak_bytes - clip.start_bytes for clip in clips if clip.peak_bytes is not None and clip.start_bytes is not None]
     speedup, calls = _against(run, name, E2E), clips[0].calls if clips else 1
     timed_on_device = any(span.variant == name and span.name == FRAME_BLOCK and span.clock == "cuda_event" for span in run.spans)
-    return OwnCode(
+    device = _against(run, name, FRAME_BLOCK) if timed_on_device else None
+    interval, pair = paired_interval(logs), (None, None) if speedup is None else speedup.median_pair_ns
+    low, high = (None, None) if interval is None else (interval.low, interval.high)
+    ratio_low, ratio_high = (
+        (None, None) if speedup is None or speedup.interval is None else (speedup.interval.low, speedup.interval.high)
+    )
+    return CallsRow(
         name=name,
+        reference=run.header.baseline,
         command=next((variant.command for variant in run.variants if variant.name == name), ""),
+        samples=len(samples),
         samples_ns=samples,
         calls_per_sample=calls,
         mean_ns=math.exp(statistics.fmean(logs)) if logs else None,
-        interval=paired_interval(logs),
+        interval=interval,
+        low_ns=low,
+        high_ns=high,
+        min_ns=min(samples, default=None),
+        max_ns=max(samples, default=None),
+        speedup=speedup,
+        ratio=None if speedup is None else speedup.ratio,
+        ratio_low=ratio_low,
+        ratio_high=ratio_high,
+        pair_baseline_ns=None if pair[0] is None else pair[0] / calls,
+        pair_candidate_ns=None if pair[1] is None else pair[1] / calls,
+        verdict="" if speedup is None else speedup.verdict,
+        device_speedup=device,
+        device_ratio=None if device is None else device.ratio,
         user_ns=_mean([clip.user_ns for clip in clips]),
         system_ns=_mean([clip.system_ns for clip in clips]),
         peak_bytes=max(peaks, default=None) if len(peaks) == len(clips) else None,
         added_bytes=max(0, *added) if added and len(added) == len(clips) else None,
         failures=sum(bool(clip.exit_status) for clip in clips),
         gate=gate,
-        speedup=speedup,
-        pair_ns=None if speedup is None else (speedup.median_pair_ns[0] / calls, speedup.median_pair_ns[1] / calls),
-        device_speedup=_against(run, name, FRAME_BLOCK) if timed_on_device else None,
+        equal_output=None if gate is None else gate.passed,
+        output="" if gate is None else gate.detail,
     )
 
 

@@ -16,7 +16,6 @@ from strobe.perf.analysis.ledger.account import (
     MEANING,
     NO_LARGEST,
     TOGETHER,
-    AccountLevel,
     CallsEffect,
     ClipKind,
     Ledger,
@@ -133,11 +132,7 @@ def _interval(saved: Interval) -> Cell:
 
 # Speedups of each level, from the attention kernel to end to end: the figure of all pages, and what gates refer to.
 
-_TIMED: Final = {AccountLevel.STEP: DENOISE_STEP, AccountLevel.BLOCK: FRAME_BLOCK, AccountLevel.E2E: E2E}
-_GATE_NAMES: Final[dict[AccountLevel, LevelName]] = {
-    AccountLevel.KERNEL: "kernel", AccountLevel.SECTION: "section", AccountLevel.STEP: "step",
-    AccountLevel.BLOCK: "block", AccountLevel.E2E: "e2e",
-}  # fmt: skip
+_TIMED: Final[dict[LevelName, str]] = {"step": DENOISE_STEP, "block": FRAME_BLOCK, "e2e": E2E}
 
 
 def level_ratio(finding: Finding, level: LevelSum) -> tuple[Ratio, Comparison | None] | None:
@@ -165,7 +160,7 @@ def speedups(findings: Sequence[Finding]) -> tuple[Speedup, ...]:
             found += [
                 Speedup(
                     *names,
-                    _GATE_NAMES[level.level],
+                    level.level,
                     known[0],
                     _per_clip_ns(known[1]) if known[1] else float(level.saved_ns / max(1, len(level.tiles[0]))),
                 )
@@ -176,7 +171,7 @@ def speedups(findings: Sequence[Finding]) -> tuple[Speedup, ...]:
         for name, stage in _TIMED.items():
             timed = finding.stage(stage)
             if timed is not None:
-                found.append(Speedup(*names, _GATE_NAMES[name], ratio_cell(timed.ratio, timed.interval), _per_clip_ns(timed)))
+                found.append(Speedup(*names, name, ratio_cell(timed.ratio, timed.interval), _per_clip_ns(timed)))
     return tuple(found)
 
 
@@ -192,7 +187,7 @@ MAX_EFFECTS: Final = 12
 _OF_CLIPS: Final = ("clip", "timed frame blocks", "palindromes of clips")
 _OF_CALLS: Final = ("sample", "timed samples", "rounds of samples")
 """Nouns for what was measured, its timed parts, and the rounds in which it ran."""
-_Lines: TypeAlias = tuple[str, str, tuple[LedgerLine, ...]]
+_Lines: TypeAlias = tuple[LevelName, str, tuple[LedgerLine, ...]]
 """Level and name of a row, and the lines in it."""
 
 
@@ -211,21 +206,21 @@ def _lines(found: Ledger) -> Iterator[_Lines]:
             if max(abs(line.baseline_ns), abs(line.candidate_ns)) < least:
                 small.append(line)
             else:
-                yield level.value, line.name, (line,)
+                yield level, line.name, (line,)
         if small:
             name = small[0].name if len(small) == 1 else f"{len(small)} lines under {100 * SMALL_LINE:.1f} % of end to end each"
-            yield level.value, name, tuple(small)
+            yield level, name, tuple(small)
 
 
 def _lines_table(reference: Subject, candidate: Subject, found: Ledger, calls: bool) -> Table:
     clip, timed, rounds = _OF_CALLS if calls else _OF_CLIPS
-    whole, spread = (AccountLevel.E2E.value, f"sum of all lines = timed {clip}s", found.lines), found.spread
+    whole: _Lines = "e2e", f"sum of all lines = timed {clip}s", found.lines
 
     def both(row: _Lines) -> tuple[Fraction, Fraction]:
         return total(line.baseline_ns for line in row[2]), total(line.candidate_ns for line in row[2])
 
     def interval(row: _Lines) -> Interval | None:
-        own = spread.total if row is whole else spread.lines.get(row[2][0].name) if len(row[2]) == 1 else None
+        own = found.interval if row is whole else row[2][0].interval if len(row[2]) == 1 else None
         return None if own is None else Interval(low=found.num_units * own.low, high=found.num_units * own.high)
 
     share = "share of loss" if found.saved_ns < 0 else "share of saving"
@@ -233,11 +228,11 @@ def _lines_table(reference: Subject, candidate: Subject, found: Ledger, calls: b
         Field("level", lambda row: level_word(row[0], calls), hint="the first level that contains the line"),
         Field("line", lambda row: line_word(row[1], calls)),
         *both_sides((reference.label, candidate.label), both),
-        *([interval_field(interval)] if spread.total else []),
+        *([interval_field(interval)] if found.interval else []),
         numeric(share, lambda row: share_cell(both(row)[0] - both(row)[1], found.saved_ns)),
     )
     rows = rows_of(fields, (*_lines(found), whole), strong=lambda row: row is whole)
-    traced = found.spread.lines.keys().isdisjoint(line.name for line in found.lines)
+    traced = not any(line.interval for line in found.lines)
     source = (
         f"The totals are those of untraced {clip}s. Busy time is that of one traced {clip}, times the number of "
         f"{clip}s; idle time is what the {timed} have left over, divided as the trace's idle time is. What the trace "
@@ -249,9 +244,9 @@ def _lines_table(reference: Subject, candidate: Subject, found: Ledger, calls: b
         f"Every time is the sum over {found.num_units} paired {clip}s, in integer nanoseconds. "
         "The lines add up exactly: checked.",
         source,
-        f"No intervals: {found.spread.why_none}."
-        if found.spread.why_none
-        else f"Intervals: paired t over {found.spread.samples[0]} {rounds}. Lines from a trace have none: it is of one {clip}.",
+        f"No intervals: {found.intervals.none_because}."
+        if found.intervals.none_because
+        else f"Intervals: paired t over {found.intervals.steps[0]} {rounds}. Lines from a trace have none: it is of one {clip}.",
     )
     return Table(
         f"Account of {candidate.label} against {reference.label}, line by line.", heads(fields), rows, notes, collapsed=True
@@ -259,19 +254,19 @@ def _lines_table(reference: Subject, candidate: Subject, found: Ledger, calls: b
 
 
 def _effects_table(reference: Subject, candidate: Subject, found: Ledger, calls: bool) -> Block:
-    if not found.effects:
+    if not found.kernels:
         return Paragraph("No kernel or operator calls in the traced windows.")
     fields: tuple[Field[CallsEffect], ...] = (
-        Field("kernel or operator", lambda effect: line_word(effect.name, calls), Code),
-        count(f"calls, {reference.label}", lambda effect: int(effect.baseline_calls), total=sum),
-        count(f"calls, {candidate.label}", lambda effect: int(effect.candidate_calls), total=sum),
+        Field("kernel or operator", lambda effect: line_word(effect.kernel, calls), Code),
+        count(f"calls, {reference.label}", lambda effect: int(effect.calls[0]), total=sum),
+        count(f"calls, {candidate.label}", lambda effect: int(effect.calls[1]), total=sum),
         Field("saved", lambda effect: int(effect.saved_ns), Time, "ms", total=lambda each: Time(float(sum(each)))),
-        Field("by fewer calls", lambda effect: effect.calls_effect_ns, _time, "ms", total=sum),
-        Field("by faster calls", lambda effect: effect.speed_effect_ns, _time, "ms", total=sum),
+        Field("by fewer calls", lambda effect: effect.by_calls_ns, _time, "ms", total=sum),
+        Field("by faster calls", lambda effect: effect.by_speed_ns, _time, "ms", total=sum),
     )
     caption = f"What {candidate.label} saved in each kernel or operator, by fewer calls and by faster calls."
     notes = (f"Over {found.num_units} {'sample' if calls else 'clip'}s, traced time; exact in the records.",)
-    return table_of(caption, fields, found.effects, top=MAX_EFFECTS, left="", notes=notes, collapsed=True)
+    return table_of(caption, fields, found.kernels, top=MAX_EFFECTS, left="", notes=notes, collapsed=True)
 
 
 # The answer in ten lines: speedup, saving in a steady frame block, share of the other blocks, and the present limit.
@@ -436,10 +431,10 @@ def _clock_field(found: ClipAnswer) -> tuple[Field[PartLine], ...]:
 
 def explained(found: Answer) -> str:
     """Return a sentence with the explained shares of the saving and of the time."""
-    time = f"{100 * found.explained_time:.1f} % of the time"
-    if found.explained_saving is None:
+    time = f"{100 * found.explained_time_share:.1f} % of the time"
+    if found.explained_saving_share is None:
         return f"Explained: {time}."
-    return f"Explained: {100 * found.explained_saving:.1f} % of the {found.difference}, {time}."
+    return f"Explained: {100 * found.explained_saving_share:.1f} % of the {found.difference}, {time}."
 
 
 def part_fields(names: tuple[str, str], found: Answer) -> tuple[Field[PartLine], ...]:

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from strobe.core import spans
 from strobe.core.files import found_inside
 from strobe.perf.analysis.device.intervals import Distribution
-from strobe.perf.analysis.ledger.account import AROUND, AccountLevel
+from strobe.perf.analysis.ledger.account import AROUND, LEVEL_WORDS
 from strobe.perf.analysis.runs.compare import Comparison
 from strobe.perf.measure.stats import LEVEL, P99_SAMPLES, Interval, Tail, Verdict, tail
 from strobe.perf.records.record import Header
@@ -23,6 +23,7 @@ from strobe.perf.table.model import (
     Cell,
     Fact,
     Headline,
+    LevelName,
     Missing,
     Notes,
     Ratio,
@@ -148,11 +149,6 @@ def ratio_cell(ratio: float, interval: Interval | None) -> Ratio:
     return Ratio(ratio, interval.low, interval.high) if interval else Ratio(ratio)
 
 
-def ends(interval: Interval | None, low: str = "low", high: str = "high") -> dict[str, float | None]:
-    """Return the ends of an interval under the names of their fields; None where there is no interval."""
-    return {low: None, high: None} if interval is None else {low: interval.low, high: interval.high}
-
-
 def verdict_cell(verdict: Verdict) -> Text:
     """Return the cell of a verdict in its tone."""
     return Text(verdict, _TONES[verdict])
@@ -194,13 +190,13 @@ def speedup_headline(label: str, series: int, found: Comparison) -> Headline:
 # Words for samples of calls, which are recorded as clips of one frame block.
 
 OUTSIDE: Final = "outside the named spans"
-_LEVELS: Final = {AccountLevel.BLOCK.value: "call", AccountLevel.E2E.value: "sample"}
+_LEVELS: Final = {**LEVEL_WORDS, "block": "call", "e2e": "sample"}
 _LINES: Final = {spans.FRAME_BLOCK: OUTSIDE, f"clip: {AROUND}": "before and after the calls"}
 
 
-def level_word(level: str, calls: bool = True) -> str:
+def level_word(level: LevelName, calls: bool) -> str:
     """Return the name of a level in an account, of calls or of clips."""
-    return _LEVELS.get(level, level) if calls else level
+    return _LEVELS[level] if calls else LEVEL_WORDS[level]
 
 
 def line_word(line: str, calls: bool = True) -> str:

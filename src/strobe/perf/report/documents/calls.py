@@ -12,9 +12,10 @@ from typing import Any, Final, cast, get_args
 from strobe.core.errors import ConfigError, unknown_choice
 from strobe.core.files import write_whole
 from strobe.core.notebook import html_table
+from strobe.perf.analysis.runs.compare import CallsRow
 from strobe.perf.report.build import build_report
 from strobe.perf.report.documents.api import compare_runs
-from strobe.perf.report.documents.runs import CallsRow, RunDocument
+from strobe.perf.report.documents.runs import RunDocument
 from strobe.perf.report.write import FORMATS, Format, render
 from strobe.perf.table.model import Ratio, significant, speedup_words
 

@@ -9,7 +9,6 @@ from html import escape
 from typing import Annotated as A
 from typing import Any, ClassVar, Final
 
-import msgspec
 from msgspec import inspect
 
 from strobe.core.errors import unknown_choice
@@ -17,12 +16,12 @@ from strobe.core.notebook import html_table, text_table
 from strobe.core.printable import clean
 from strobe.perf.analysis.comparable import compare_variants
 from strobe.perf.analysis.ledger.account import Ledger
-from strobe.perf.analysis.runs.compare import OwnCode, is_own_code, own_code
+from strobe.perf.analysis.runs.compare import CallsRow, is_own_code, own_code
 from strobe.perf.records.store import RunRecords
-from strobe.perf.report.blocks.fields import ends, level_word, line_word
+from strobe.perf.report.blocks.fields import level_word, line_word
 from strobe.perf.report.findings import Finding
 from strobe.perf.table.model import Report
-from strobe.perf.table.rows import DocumentPart, col, part_of
+from strobe.perf.table.rows import DocumentPart, as_row, col, part_of, struct_of
 
 # Base of all documents: tables of flat rows that convert to dictionaries and display in a notebook.
 
@@ -58,7 +57,7 @@ class Document(DocumentPart, frozen=True, kw_only=True):
 
     def _tables(self) -> Mapping[str, Callable[[], Iterable[dict[str, Any]]]]:
         """Return what yields the rows of each table, by name."""
-        return {name: partial(map, msgspec.structs.asdict, getattr(self, name)) for name in table_kinds(type(self))}
+        return {name: partial(map, as_row, getattr(self, name)) for name in table_kinds(type(self))}
 
     def brief(self) -> Mapping[str, tuple[str, ...]]:
         """Return the tables that `print` shows, with their columns."""
@@ -86,26 +85,11 @@ class Document(DocumentPart, frozen=True, kw_only=True):
 
 def table_kinds(kind: type[Document]) -> dict[str, type[Any]]:
     """Return the classes of the rows of a document's tables, by the names of its fields."""
-    info = inspect.type_info(kind)
+    info = inspect.type_info(struct_of(kind))
     assert isinstance(info, inspect.StructType)
     plain = ((each.name, each.type.type if isinstance(each.type, inspect.Metadata) else each.type) for each in info.fields)
     items = ((name, each.item_type) for name, each in plain if isinstance(each, inspect.VarTupleType))
     return {name: item.cls for name, item in items if isinstance(item, inspect.StructType)}
-
-
-def to_json(document: DocumentPart) -> dict[str, Any]:
-    """Return a document as the dictionary that its JSON is."""
-    plain: dict[str, Any] = _as_json(msgspec.to_builtins(document))
-    return plain
-
-
-def _as_json(value: Any) -> Any:
-    """Convert a value to JSON types: lists, and null for numbers that are not finite. File names keep bytes that are no text."""
-    if isinstance(value, dict):
-        return {name: _as_json(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_as_json(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # The document that `strobe report --json` prints and `strobe.compare_runs` returns.
@@ -192,38 +176,6 @@ class LineRow(DocumentPart, frozen=True, kw_only=True):
     candidate_ns: A[float, col("mean time of the line in a clip, or in one call, of the candidate")]
     saved_ns: A[float, col("`baseline_ns` - `candidate_ns`")]
     share: A[float | None, col("`saved_ns` / time saved in a clip, or in one call; null if nothing is saved")]
-
-
-class CallsRow(DocumentPart, frozen=True, kw_only=True):
-    """One function or program of the caller's own: time and memory of one call or one run of it."""
-
-    name: A[str, col("name of the function or program")]
-    reference: A[str, col("name of the baseline; equals `name` in the baseline's own row")]
-    command: A[str, col("command line of a program; empty for a function")]
-    samples: A[int, col("number of timed samples; 0: not timed, e.g. as the output differs from the baseline's")]
-    calls_per_sample: A[int, col("number of calls that one sample averages")]
-    mean_ns: A[float | None, col("geometric mean of the samples; null: not timed")]
-    low_ns: A[float | None, col("lower end of the 95 % interval of the mean; null: no interval")]
-    high_ns: A[float | None, col("upper end of the 95 % interval of the mean; null: no interval")]
-    min_ns: A[float | None, col("shortest sample; null: not timed")]
-    max_ns: A[float | None, col("longest sample; null: not timed")]
-    ratio: A[float | None, col("time of the baseline / time of this row; null for the baseline, or not timed")]
-    ratio_low: A[float | None, col("lower end of the 95 % interval of the ratio; null: no interval")]
-    ratio_high: A[float | None, col("upper end of the 95 % interval of the ratio; null: no interval")]
-    pair_baseline_ns: A[float | None, col("time of the baseline in the median pair of samples, whose ratio is `ratio`")]
-    pair_candidate_ns: A[float | None, col("time of this row in that pair: `pair_baseline_ns / pair_candidate_ns` is `ratio`")]
-    verdict: A[str, col("`faster`, `slower`, `no difference` or `inconclusive`; empty: not compared")]
-    device_ratio: A[float | None, col("the same ratio by CUDA events; null on a CPU")]
-    user_ns: A[float | None, col("mean CPU time of a program in user mode; null for a function")]
-    system_ns: A[float | None, col("mean CPU time of a program in the kernel; null for a function")]
-    peak_bytes: A[int | None, col("peak memory, maximum over the samples; null: not known")]
-    added_bytes: A[
-        int | None,
-        col("memory added by a sample to the memory at its start, maximum over the samples; null: not known"),
-    ]
-    failures: A[int, col("number of timed runs of a program that ended with a non-zero exit status")]
-    equal_output: A[bool | None, col("true: the output equals the baseline's; null: not compared")]
-    output: A[str, col("result of the comparison of outputs in words; empty: not compared")]
 
 
 class RunDocument(Document, frozen=True, kw_only=True):
@@ -326,28 +278,7 @@ def run_document(
         parts=tuple(row for each in findings if each.candidate.label not in calls for row in _parts(each)),
         kinds=tuple(row for each in findings if each.candidate.label not in calls for row in _kinds(each)),
         lines=tuple(row for each in findings for row in _lines(each, calls.get(each.candidate.label))),
-        calls=tuple(_calls(run, each) for run in runs if is_own_code(run) for each in own_code(run)),
-    )
-
-
-def _calls(run: RunRecords, found: OwnCode) -> CallsRow:
-    speedup = found.speedup
-    return part_of(
-        CallsRow,
-        found,
-        reference=run.header.baseline,
-        samples=len(found.samples_ns),
-        **ends(found.interval, "low_ns", "high_ns"),
-        min_ns=min(found.samples_ns, default=None),
-        max_ns=max(found.samples_ns, default=None),
-        ratio=None if speedup is None else speedup.ratio,
-        **ends(None if speedup is None else speedup.interval, "ratio_low", "ratio_high"),
-        pair_baseline_ns=None if found.pair_ns is None else found.pair_ns[0],
-        pair_candidate_ns=None if found.pair_ns is None else found.pair_ns[1],
-        verdict="" if speedup is None else speedup.verdict,
-        device_ratio=None if found.device_speedup is None else found.device_speedup.ratio,
-        equal_output=None if found.gate is None else found.gate.passed,
-        output="" if found.gate is None else found.gate.detail,
+        calls=tuple(row for run in runs if is_own_code(run) for row in own_code(run)),
     )
 
 
@@ -373,8 +304,8 @@ def _account(finding: Finding, *, of_clips: bool) -> AccountRow:
         reference=finding.reference.label,
         missing=finding.ledger if isinstance(finding.ledger, str) else "",
         steady_blocks=None if found is None else found.num_steady,
-        explained_time_share=None if found is None else found.explained_time,
-        explained_saving_share=None if found is None else found.explained_saving,
+        explained_time_share=None if found is None else found.explained_time_share,
+        explained_saving_share=None if found is None else found.explained_saving_share,
     )
 
 
@@ -411,7 +342,7 @@ def _lines(finding: Finding, calls: int | None) -> Iterator[LineRow]:
     for line in ledger.lines:
         yield LineRow(
             candidate=finding.candidate.label,
-            level=level_word(line.level.value) if calls else line.level.value,
+            level=level_word(line.level, calls is not None),
             line=line_word(line.name) if calls else line.name,
             baseline_ns=float(line.baseline_ns / units),
             candidate_ns=float(line.candidate_ns / units),

@@ -8,11 +8,11 @@ from fractions import Fraction
 from typing import Annotated as A
 from typing import Any, ClassVar
 
-import msgspec
-
 from strobe.perf.analysis.comparable import CommonPart, FactPart
 from strobe.perf.analysis.device.intervals import Distribution
-from strobe.perf.analysis.ledger.traces import TracedSide
+from strobe.perf.analysis.ledger.account import Ledger
+from strobe.perf.analysis.ledger.speedup import LevelFigure, PartLine
+from strobe.perf.analysis.ledger.traces import PathTree, TracedSide
 from strobe.perf.analysis.runs.log_times import SeriesSummary, StageRounds
 from strobe.perf.analysis.structure.sections import FocalKernels
 from strobe.perf.logs.series import Log
@@ -21,8 +21,8 @@ from strobe.perf.report.blocks.logs import round_label
 from strobe.perf.report.documents.runs import Document, in_title
 from strobe.perf.report.speedup_page.build import anomalies, contradictions, headline, headline_levels
 from strobe.perf.report.speedup_page.study import LoadedSide, SpeedupStudy
-from strobe.perf.report.speedup_page.tables import After, Before, LedgerPart, LevelPart, NodePart, TimesPart, no_account
-from strobe.perf.table.rows import DocumentPart, col, part_of
+from strobe.perf.report.speedup_page.tables import no_account
+from strobe.perf.table.rows import DocumentPart, as_row, col, part_of
 
 # JSON documents of logs and traces: exact integers in nanoseconds, averages as numbers.
 
@@ -86,13 +86,6 @@ def kernels_document(label: str, found: Sequence[FocalKernels]) -> dict[str, Any
 # The document that `strobe speedup --json` prints and `strobe.compare_traces` returns.
 
 
-class AnswerLine(TimesPart, frozen=True, kw_only=True):
-    """One part of a unit; the parts add up exactly to the account of the slowest ranks."""
-
-    part: A[str, col("part, e.g. `attention kernel`; several small parts share a row, joined by commas")]
-    share: A[float | None, col("`saved_ns` / saving of one unit; null: nothing saved, or not comparable")]
-
-
 class AnswerPart(DocumentPart, frozen=True, kw_only=True):
     """Summary of the account: headline, largest parts and explained shares."""
 
@@ -100,12 +93,12 @@ class AnswerPart(DocumentPart, frozen=True, kw_only=True):
     levels: A[tuple[str, ...], col("levels of the speedups in `headline`; empty if there is none")]
     missing: A[str, col("reason why there is no account; empty if there is one")]
     unit: A[str, col("`whole run`, `stage`, `step`, `focal call` or `traced window`; empty: no account")]
-    baseline_ns: A[str | None, col("time of the baseline, ns as exact text; null: no account")]
-    candidate_ns: A[str | None, col("time of the candidate, ns as exact text; null: no account")]
+    baseline_ns: A[Fraction | None, col("time of the baseline, ns as exact text; null: no account")]
+    candidate_ns: A[Fraction | None, col("time of the candidate, ns as exact text; null: no account")]
     explained_time_share: A[float | None, col("share of a unit in named parts, 0 to 1; null: no account")]
     explained_saving_share: A[float | None, col("share of its saving in named parts; null: there is none")]
     limit: A[str, col("current bottleneck of the candidate in words; empty without an account")]
-    parts: A[tuple[AnswerLine, ...], col("parts of one unit, at most eight, largest saving first")]
+    parts: A[tuple[PartLine, ...], col("parts of one unit, at most eight, largest saving first")]
 
 
 class SectionsPart(DocumentPart, frozen=True, kw_only=True):
@@ -152,16 +145,6 @@ class SidesPart(DocumentPart, frozen=True, kw_only=True):
     candidate: A[SidePart, col("side whose speedup is computed")]
 
 
-class TreePart(DocumentPart, frozen=True, kw_only=True):
-    """Tree of both sides by path of modules, operators and kernels."""
-
-    unit: A[str, col("unit of the times: step, call or window")]
-    operators: A[bool, col("true: the paths include operators; false: a file was too large to read them")]
-    baseline_ns: Before
-    candidate_ns: After
-    nodes: A[tuple[NodePart, ...], col("all nodes below the root, each before the nodes below it")]
-
-
 class SpeedupDocument(Document, frozen=True, kw_only=True):
     """Speedup of the candidate at each level, and the account (ledger) of the difference.
 
@@ -181,30 +164,30 @@ class SpeedupDocument(Document, frozen=True, kw_only=True):
     unlike: A[str, col("difference between the sections of the two sides; empty: none")]
     facts: A[tuple[FactPart, ...], col("all facts that the comparison depends on")]
     common_kernels: A[CommonPart | None, col("kernels that both sides ran; null if a side ran no kernel")]
-    levels: A[dict[str, LevelPart], col("times and speedup, by level from `kernel` to `e2e`")]
-    call_ledger: A[LedgerPart | None, col("account from a focal kernel to the stage; null: not measured")]
-    ledgers: A[tuple[LedgerPart, ...], col("accounts of traces: of the slowest ranks, then of every rank")]
+    levels: A[dict[str, LevelFigure], col("times and speedup, by level from `kernel` to `e2e`")]
+    call_ledger: A[Ledger | None, col("account from a focal kernel to the stage; null: not measured")]
+    ledgers: A[tuple[Ledger, ...], col("accounts of traces: of the slowest ranks, then of every rank")]
     answer: A[AnswerPart, col("summary of the account of the slowest ranks")]
-    tree: A[TreePart | None, col("time by module, operator and kernel; null unless both sides have traces")]
+    tree: A[PathTree | None, col("time by module, operator and kernel; null unless both sides have traces")]
     contradictions: A[tuple[str, ...], col("figures that contradict each other; `anomalies` has them too")]
     anomalies: A[tuple[str, ...], col("figures that are impossible or doubtful")]
     sides: A[SidesPart, col("inputs and findings of each side")]
 
     def _tables(self) -> Mapping[str, Callable[[], Iterable[dict[str, Any]]]]:
         return {
-            "lines": lambda: ({"ranks": of.ranks, "unit": of.unit} | _numbers(line) for of in self.ledgers for line in of.lines),
-            "parts": lambda: ({"unit": self.answer.unit} | _numbers(line) for line in self.answer.parts),
-            "levels": lambda: map(_numbers, self.levels.values()),
+            "lines": lambda: ({"ranks": of.ranks, "unit": of.unit} | _flat(line) for of in self.ledgers for line in of.lines),
+            "parts": lambda: ({"unit": self.answer.unit} | _flat(line) for line in self.answer.parts),
+            "levels": lambda: map(_flat, self.levels.values()),
             "kernels": lambda: (
                 {"ranks": of.ranks, "unit": of.unit, "kernel": each.kernel}
-                | {f"{side}_calls": float(Fraction(n)) for side, n in zip(("baseline", "candidate"), each.calls, strict=True)}
-                | _numbers(each)
+                | {f"{side}_calls": float(n) for side, n in zip(("baseline", "candidate"), each.calls, strict=True)}
+                | _flat(each)
                 for of in self.ledgers
                 for each in of.kernels
             ),
-            "facts": lambda: map(msgspec.structs.asdict, self.facts),
+            "facts": lambda: map(as_row, self.facts),
             "tree": lambda: (
-                {"unit": of.unit, "path": " / ".join(node.path), "depth": len(node.path)} | _numbers(node)
+                {"unit": of.unit, "path": " / ".join(node.path), "depth": len(node.path)} | _flat(node)
                 for of in ([self.tree] if self.tree else [])
                 for node in of.nodes
             ),
@@ -219,12 +202,10 @@ class SpeedupDocument(Document, frozen=True, kw_only=True):
         return f"candidate against baseline: {', '.join(found) or 'no level was measured on both sides'}"
 
 
-def _numbers(part: DocumentPart) -> dict[str, Any]:
-    """Return the plain fields of a part; its exact times become numbers."""
+def _flat(part: object) -> dict[str, Any]:
+    """Return the plain attributes of a part; its exact times become numbers."""
     nested = ("baseline", "candidate", "calls", "covers_ns", "path")
-    fields = {name: value for name, value in msgspec.structs.asdict(part).items() if name not in nested}
-    exact = {name: float(Fraction(value)) for name, value in fields.items() if name.endswith("_ns") and isinstance(value, str)}
-    return fields | exact
+    return {name: value for name, value in as_row(part).items() if name not in nested}
 
 
 # Conversion of a `SpeedupStudy` to its document: exact values as fractions of nanoseconds, others as numbers and words.
@@ -242,13 +223,11 @@ def speedup_document(study: SpeedupStudy) -> SpeedupDocument:
         allowed_different=tuple(check.name for check in checks if check.verdict == "allowed"),
         facts=checks,
         common_kernels=study.common,
-        levels={row.level: row for row in LevelPart.of(study)},
-        call_ledger=None if study.call_account is None else LedgerPart.of(study.call_account),
-        ledgers=tuple(LedgerPart.of(account, name) for name, account in study.accounts),
+        levels={figure.level: figure for figure in study.levels},
+        call_ledger=study.call_account,
+        ledgers=study.accounts,
         answer=_answer(study),
-        tree=None
-        if study.tree is None
-        else part_of(TreePart, study.tree.root, study.tree, nodes=tuple(NodePart.of(study.tree.root))),
+        tree=study.tree,
         contradictions=tuple(contradictions(study)),
         anomalies=tuple(anomalies(study)),
         sides=SidesPart(baseline=baseline, candidate=candidate),
@@ -261,19 +240,7 @@ def _answer(study: SpeedupStudy) -> AnswerPart:
     if found is None:
         nothing = dict.fromkeys(("baseline_ns", "candidate_ns", "explained_time_share", "explained_saving_share"))
         return part_of(AnswerPart, **said, **nothing, missing=no_account(study), unit="", limit="", parts=())
-    return part_of(
-        AnswerPart,
-        found,
-        **said,
-        missing="",
-        explained_time_share=found.explained_time,
-        explained_saving_share=found.explained_saving if study.comparable else None,
-        limit=limit("candidate", found),
-        parts=tuple(
-            part_of(AnswerLine, line, part=", ".join(line.parts), share=line.share if study.comparable else None)
-            for line in found.lines
-        ),
-    )
+    return part_of(AnswerPart, found, **said, missing="", limit=limit("candidate", found), parts=found.lines)
 
 
 def _side(side: LoadedSide) -> SidePart:

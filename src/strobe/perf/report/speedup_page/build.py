@@ -12,8 +12,8 @@ import msgspec
 
 from strobe.perf.analysis.comparable import FACTS, Verdict, shown
 from strobe.perf.analysis.device.kernels import KernelKind, kernel_kind
-from strobe.perf.analysis.ledger.account import DILATION, NAMELESS, AccountLevel, Ledger, Part, total, trace_part
-from strobe.perf.analysis.ledger.speedup import DRIFT, Answer, LevelFigure, LevelName, PartLine
+from strobe.perf.analysis.ledger.account import DILATION, NAMELESS, Ledger, Part, total, trace_part
+from strobe.perf.analysis.ledger.speedup import DRIFT, LEVEL_TITLES, Answer, LevelFigure, PartLine
 from strobe.perf.analysis.ledger.traces import FOCAL_NAME
 from strobe.perf.analysis.structure.steps import Steps
 from strobe.perf.report.blocks.answer import ANSWER, SHORT_NS, answer_figure, limit, line_name, part_fields, rest_words
@@ -21,13 +21,11 @@ from strobe.perf.report.blocks.fields import damage_banners, page, ratio_cell
 from strobe.perf.report.blocks.logs import attention_section, input_file, inputs_section, stages_section, unit_notes
 from strobe.perf.report.speedup_page.study import LoadedSide, SpeedupStudy
 from strobe.perf.report.speedup_page.tables import (
-    LEVEL_TITLES,
     flame_section,
     focal_kernels,
     ladder,
     ledger_section,
     levels_section,
-    line_title,
     ms,
     no_account,
     sections_section,
@@ -40,6 +38,7 @@ from strobe.perf.table.model import (
     Block,
     Code,
     Fact,
+    LevelName,
     Missing,
     Notes,
     Number,
@@ -119,11 +118,11 @@ def _remarks(study: SpeedupStudy) -> Iterator[str]:
     for side in study.sides:
         if side.silent:
             yield f"{side.name.capitalize()}, {side.silent}."
-    for name, account in study.accounts[:1]:
+    for account in study.accounts[:1]:
         for line in account.lines:
             if line.name == DILATION and all(line.both):
                 sides = -line.baseline_ns, -line.candidate_ns
-                where = f" ({name})" if name else ""
+                where = f" ({account.ranks})" if account.ranks else ""
                 yield f"Profiling added {ms(sides[0])} to the baseline's steps and {ms(sides[1])} to the candidate's{where}."
 
 
@@ -174,7 +173,7 @@ def _side_notes(side: LoadedSide) -> Iterator[str]:
         )
     yield f"Focal calls in a stage, {name}: {own.timings.calls_from}."
     logged, chosen = own.timings.step, own.chosen
-    if not isinstance(logged, str) and chosen is not None and AccountLevel.STEP not in own.timed():
+    if not isinstance(logged, str) and chosen is not None and "step" not in own.timed():
         known = "has none" if isinstance(chosen.steps, str) else f"has one of {ms(chosen.mean_ns)}"
         yield (
             f"Steps, {name}: the log's step {logged.series.title!r} of {ms(logged.mean_ns)} cannot be "
@@ -357,12 +356,12 @@ def story(study: SpeedupStudy) -> str:
     if not study.comparable or len(known) < _LEVELS:
         return ""
     inner, outer = known[0], known[-1]
-    name, ratio, doubts = _NAMES[inner.level], float(inner.ratio or 0), (_doubt(inner), _doubt(outer))
+    name, ratio, doubts = _NAMES[inner.level], inner.ratio or 0.0, (_doubt(inner), _doubt(outer))
     attention = next((line for line in (found.lines if found else ()) if line.parts == (Part.OTHER_ATTENTION,)), None)
     if inner.level != "kernel" and attention is not None and attention.baseline_ns and attention.candidate_ns:
         name, ratio = "attention kernels", float(attention.baseline_ns / attention.candidate_ns)
         doubts = "", doubts[1]
-    are, whole = "are" if name.endswith("s") else "is", float(outer.ratio or 0)
+    are, whole = "are" if name.endswith("s") else "is", outer.ratio or 0.0
     if any(doubts):
         said = f"The {name} {are} {_times(ratio, doubts[0])}; the {_NAMES[outer.level]} is {_times(whole, doubts[1])}."
     else:
@@ -409,9 +408,9 @@ class _Item(NamedTuple):
 
 def _items(study: SpeedupStudy, found: Answer) -> Iterator[_Item]:
     """Yield the parts of the answer; other kernels by name, those that grew and those that shrank; what is untraced by line."""
-    account = study.accounts[0][1]
+    account = study.accounts[0]
     kernels = [line for line in found.lines if line.parts in ((Part.OTHER_KERNELS,), (Part.SECTION,))]
-    named = [each for each in account.effects if _is_other(each.name)]
+    named = [each for each in account.kernels if _is_other(each.kernel)]
     by_name = total(effect.saved_ns for effect in named) == total(line.saved_ns for line in kernels)
     for line in found.lines:
         if line.parts == (Part.UNNAMED,):
@@ -421,7 +420,7 @@ def _items(study: SpeedupStudy, found: Answer) -> Iterator[_Item]:
             yield _Item(words, words.endswith("s"), line.saved_ns)
     for sign in (1, -1) if by_name else ():
         moved = [effect for effect in named if sign * effect.saved_ns > 0]
-        does = list(dict.fromkeys(_doing(effect.name) for effect in moved))
+        does = list(dict.fromkeys(_doing(effect.kernel) for effect in moved))
         if len(does) > _TOLD:
             does = [*does[: _TOLD - 1], f"{len(does) - _TOLD + 1} other kernels"]
         if moved:
@@ -469,14 +468,14 @@ def changed_most(study: SpeedupStudy) -> str:
     """Return the kernels whose time in a unit changed most, by name; empty where none did or sides are not comparable."""
     if not study.accounts or not study.comparable:
         return ""
-    account = study.accounts[0][1]
-    found, effects = study.answer, [each for each in account.effects if each.saved_ns][:_TOLD]
+    account = study.accounts[0]
+    found, effects = study.answer, [each for each in account.kernels if each.saved_ns][:_TOLD]
     said = []
     for each in effects:
         before, after = map(_ms, each.both)
-        here = "new" if not each.baseline_calls else "gone" if not each.candidate_calls else ""
+        here = "new" if not each.calls[0] else "gone" if not each.calls[1] else ""
         times = f"{after} ms" if here == "new" else f"{before} ms" if here == "gone" else f"{before} -> {after} ms"
-        said.append(f"{shorten(each.name)} {times}{f' ({here})' if here else ''}")
+        said.append(f"{shorten(each.kernel)} {times}{f' ({here})' if here else ''}")
     return f"Changed most in a {found.unit}: {'; '.join(said)}." if said and found is not None else ""
 
 
@@ -491,7 +490,7 @@ def headline(study: SpeedupStudy) -> str:
 def headline_levels(study: SpeedupStudy) -> tuple[LevelFigure, ...]:
     """Return the outermost level with a ratio, and the traced step if the account is of one."""
     known = [study.level(name) for name in _OUTERMOST if study.level(name).ratio is not None]
-    of_step = bool(study.accounts) and study.accounts[0][1].unit == "step"
+    of_step = bool(study.accounts) and study.accounts[0].unit == "step"
     return tuple(figure for at, figure in enumerate(known) if not at or (of_step and figure.level == "step"))
 
 
@@ -502,17 +501,17 @@ def _figure_words(figure: LevelFigure) -> str:
     unlike = f" ({figure.unlike})" if figure.unlike else ""
     name = "focal kernel" if figure.level == "kernel" else _NAMES[figure.level]
     where = "end to end" if figure.level == "e2e" else f"for the {name}"
-    return f"{float(figure.ratio or 0):.2f}x{interval} {where}{doubt}{unlike}"
+    return f"{figure.ratio or 0:.2f}x{interval} {where}{doubt}{unlike}"
 
 
 def _took(study: SpeedupStudy, found: Answer) -> str:
     """Return a sentence with a unit's time on both sides and the share of it that is explained."""
-    ranks = f" on the {study.accounts[0][0]}" if study.accounts[0][0] else ""
+    ranks = f" on the {study.accounts[0].ranks}" if study.accounts[0].ranks else ""
     b, c = (significant(float(ns) / 1e6) for ns in (found.baseline_ns, found.candidate_ns))
-    whole = f"{100 * found.explained_time:.1f} % of a {found.unit}"
+    whole = f"{100 * found.explained_time_share:.1f} % of a {found.unit}"
     if not study.comparable:
         return f"A {found.unit} takes {b} ms in the baseline and {c} ms in the candidate{ranks}. Explained: {whole}."
-    saved = f"{100 * found.explained_saving:.1f} % of what it saves" if found.explained_saving is not None else ""
+    saved = f"{100 * found.explained_saving_share:.1f} % of what it saves" if found.explained_saving_share is not None else ""
     if found.difference == "loss":
         saved = saved.replace("saves", "loses")
     told = " and ".join(filter(None, (whole, saved)))
@@ -525,7 +524,7 @@ def _table(study: SpeedupStudy, found: Answer) -> Table:
     if study.comparable:
         fields = (*fields[:-1], replace(fields[-1], head=f"of the {found.difference}"))
     rows = rows_of(fields, found.lines, totals=((f"a {found.unit}", found.lines),))
-    account = study.accounts[0][1]
+    account = study.accounts[0]
     notes = (limit(_SIDES[1], found), *notes_on_unit(account), *rest_words(found), *_nameless(account))
     return Table(f"What a {found.unit} is spent on.", heads(fields), rows, notes)
 
@@ -548,14 +547,14 @@ def _nameless(account: Ledger) -> Iterator[str]:
     for line in account.lines:
         if trace_part(line.label) in NAMELESS:
             b, c = (significant(float(ns) / 1e6) for ns in line.both)
-            said.append(f"{line_title(line)} {b} -> {c} ms")
+            said.append(f"{line.line} {b} -> {c} ms")
     if said:
         yield f"Unexplained: {'; '.join(said)}."
 
 
 def not_of_the_stage(study: SpeedupStudy) -> str:
     """Return why the account is not of the stage that was measured, and what would make it so; empty if it is."""
-    saved, account = study.level("stage").saved_ns, study.accounts[0][1] if study.accounts else None
+    saved, account = study.level("stage").saved_ns, study.accounts[0] if study.accounts else None
     if saved is None or account is None or account.unit == "stage" or not study.comparable:
         return ""
     lacking = {side.name: side.timings.calls_from for side in study.sides if side.timings.calls is None}
@@ -575,8 +574,7 @@ def not_measured(study: SpeedupStudy, beside: frozenset[str] = frozenset()) -> I
     missing: dict[str, list[str]] = {}
     for figure in study.levels:
         if figure.missing:
-            reason = figure.baseline if figure.baseline == figure.candidate else figure.missing
-            missing.setdefault(str(reason), []).append(figure.level)
+            missing.setdefault(figure.reason, []).append(figure.level)
     if any(not beside.issuperset(levels) for levels in missing.values()):
         groups = [f"{', '.join(levels)} ({why})" for why, levels in missing.items()]
         yield f"Not measured on both sides: {'; '.join(groups)}."
@@ -643,7 +641,7 @@ def _facts(study: SpeedupStudy) -> tuple[Fact, ...]:
     for figure in study.levels if study.comparable else ():
         if figure.ratio is not None:
             name = LEVEL_TITLES[figure.level] + (" (unlike)" if figure.unlike else "")
-            found.append(Fact(name, Number(float(figure.ratio), 4, "x")))
+            found.append(Fact(name, Number(figure.ratio, 4, "x")))
     return tuple(found)
 
 

@@ -185,7 +185,7 @@ class SpeedupStudy:
     unlike: str
     levels: tuple[LevelFigure, ...]
     call_account: Ledger | None
-    accounts: tuple[tuple[str, Ledger], ...]
+    accounts: tuple[Ledger, ...]
     implied: ImpliedCalls | None
     equal: tuple[tuple[str, str, Fraction], ...]
     tree: PathTree | None
@@ -203,7 +203,10 @@ class SpeedupStudy:
     @property
     def answer(self) -> Answer | None:
         """Account of the slowest ranks in a few lines; `None` without an account."""
-        return account_answer(self.accounts[0][1]) if self.accounts else None
+        found = account_answer(self.accounts[0]) if self.accounts else None
+        if found is None or self.comparable:
+            return found
+        return replace(found, explained_saving_share=None, lines=tuple(replace(line, share=None) for line in found.lines))
 
     def level(self, name: str) -> LevelFigure:
         """Return the figure of a level by its name."""
@@ -250,7 +253,7 @@ def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> S
     comparability = compare_facts(baseline.facts, candidate.facts, request.allow_different)
     levels = level_figures(baseline, candidate, unlike=unlike, alike_steps=alike)
     if comparability.obstacles:
-        levels = tuple(replace(level, ratio=None, interval=None, verdict=None, realised=None) for level in levels)
+        levels = tuple(level.without_ratio() for level in levels)
     accounts = rank_ledgers(baseline, candidate)
     return SpeedupStudy(
         request=request,
@@ -264,7 +267,7 @@ def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> S
         accounts=accounts,
         implied=implied_calls(times[0], times[1], given=request.calls),
         equal=coincidences(times[0], times[1]),
-        tree=path_tree(baseline.chosen_trace, candidate.chosen_trace, accounts[0][1].unit) if accounts else None,
+        tree=path_tree(baseline.chosen_trace, candidate.chosen_trace, accounts[0].unit) if accounts else None,
     )
 
 

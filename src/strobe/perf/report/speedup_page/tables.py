@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
-from typing import Annotated as A
-from typing import Any, Final, Self
+from typing import Final
 
 import numpy as np
 
 from strobe.perf.analysis.device.activity import HOST_LATE, IDLE, LAUNCH_LATENCY, PROFILER_OVERHEAD, QUEUED, UNLINKED
 from strobe.perf.analysis.device.intervals import distribution
 from strobe.perf.analysis.device.kernels import kernel_name
-from strobe.perf.analysis.ledger.account import NAMELESS, AccountLevel, Ledger, LedgerLine, Part, total, trace_part
-from strobe.perf.analysis.ledger.speedup import DRIFT, LEVELS, MAX_REALISED, UNIT_NAMES, LevelName
+from strobe.perf.analysis.ledger.account import (
+    COVERS,
+    LEVEL_WORDS,
+    NAMELESS,
+    CallsEffect,
+    Ledger,
+    LedgerLine,
+    Part,
+    total,
+    trace_part,
+)
+from strobe.perf.analysis.ledger.speedup import DRIFT, LEVEL_TITLES, UNIT_NAMES, LevelFigure
 from strobe.perf.analysis.ledger.traces import IDLE as IDLE_LABEL
 from strobe.perf.analysis.ledger.traces import LABELS, Node, TracedSide
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.analysis.structure.collectives import MemberTime
-from strobe.perf.measure.stats import BOOTSTRAP_SAMPLES, Interval, Verdict
+from strobe.perf.measure.stats import BOOTSTRAP_SAMPLES
 from strobe.perf.report.blocks.answer import (
     Drop,
     interval_field,
     waterfall,
     whisker_words,
 )
-from strobe.perf.report.blocks.fields import ends, verdict_cell
+from strobe.perf.report.blocks.fields import verdict_cell
 from strobe.perf.report.blocks.kernels import (
     FOCAL,
     Listed,
@@ -45,7 +54,6 @@ from strobe.perf.report.blocks.logs import unit_notes
 from strobe.perf.report.speedup_page.study import NO_TRACE, LoadedSide, SpeedupStudy
 from strobe.perf.table.fields import (
     Field,
-    both_sides,
     count,
     exact_cell,
     exact_time,
@@ -59,11 +67,11 @@ from strobe.perf.table.fields import (
 from strobe.perf.table.model import (
     Block,
     Cell,
-    Code,
     Figure,
     Flame,
     Frame,
     Kind,
+    LevelName,
     Missing,
     Notes,
     Number,
@@ -71,7 +79,6 @@ from strobe.perf.table.model import (
     Ratio,
     Row,
     Section,
-    Share,
     Speedup,
     Table,
     Text,
@@ -79,119 +86,27 @@ from strobe.perf.table.model import (
     Whisker,
     Whiskers,
 )
-from strobe.perf.table.rows import DocumentPart, col, columns, exact_sum, exact_text, part_of
+from strobe.perf.table.rows import columns
 from strobe.perf.trace import Trace
 
 # Speedups at every level, and the account from one kernel to the stage.
 
-_TITLES: Final = (
-    "focal kernel, one call", "section around it", "attention call, end to end", "traced step", "stage", "end to end",
-)  # fmt: skip
-LEVEL_TITLES: Final = dict(zip(LEVELS, _TITLES, strict=True))
-_OF_ACCOUNTS: Final = (
-    AccountLevel.KERNEL, AccountLevel.SECTION, AccountLevel.CALL, AccountLevel.STEP, AccountLevel.STAGE, AccountLevel.E2E,
-)  # fmt: skip
-LINE_LEVELS: Final = dict(zip(_OF_ACCOUNTS, LEVELS, strict=True))
-
-
-Before = A[str, col("exact time of the baseline", "baseline", exact_text, total=exact_sum)]
-After = A[str, col("exact time of the candidate", "candidate", exact_text, total=exact_sum)]
-Saved = A[str, col("time of the baseline - time of the candidate", "saved", exact_text, total=exact_sum)]
-_COVERS: Final = "time in which such work ran, whatever else ran at the same time"
 _TIMES: Final = ("baseline_ns", "candidate_ns", "saved_ns")
 _SIDES: Final = ("baseline", "candidate")
 
 
-class TimesPart(DocumentPart, frozen=True, kw_only=True):
-    """Exact times of both sides."""
-
-    baseline_ns: Before
-    candidate_ns: After
-    saved_ns: Saved
-
-
-class SavingPart(TimesPart, frozen=True, kw_only=True):
-    """Exact times of both sides, with the interval of the saving."""
-
-    saved_low_ns: A[float | None, col("lower end of the 95 % interval of the saving; null: no interval")]
-    saved_high_ns: A[float | None, col("upper end of the interval; null: no interval")]
-
-
 def speedups(study: SpeedupStudy) -> tuple[Speedup, ...]:
     """Return the speedups that a requirement can refer to."""
-    return tuple(Speedup("candidate", "baseline", row.level, ratio) for row, ratio in _ratios(LevelPart.of(study)))
+    return tuple(Speedup("candidate", "baseline", row.level, ratio) for row, ratio in _ratios(study.levels))
 
 
-class MeasuredPart(DocumentPart, frozen=True, kw_only=True):
-    """Time of one side at one level."""
-
-    mean_ns: A[str, col("time in ns as exact text: an integer, or a fraction such as `12345/7`")]
-    n: A[int, col("number of measurements")]
-    groups: A[int, col("number of independent groups of measurements: steps or rounds")]
-    what: A[str, col("description of the measurements")]
-
-
-def _level(row: LevelPart) -> Text:
-    return Text(LEVEL_TITLES[row.level], note="unlike" if row.unlike else "")
-
-
-def _ratio(row: LevelPart) -> Cell:
-    why = "no time on one side" if "0" in (row.baseline_ns, row.candidate_ns) else "not comparable"
-    return Missing(why, why) if row.ratio is None else Number(row.ratio, 4)
-
-
-def _interval(row: LevelPart) -> Cell:
+def _interval(row: LevelFigure) -> Cell:
     if row.ratio is None or row.low is None:
         return Text("") if row.ratio is None else Missing("fewer than two steps or rounds", "none")
     return Text(f"{row.low:.4f} to {row.high:.4f}", note=DRIFT)
 
 
-def _verdict(row: LevelPart) -> Text:
-    return verdict_cell(row.verdict) if row.verdict else Text("")
-
-
-def _realised(row: LevelPart) -> float | None:
-    return None if row.level == "kernel" else row.realised
-
-
-def _no_cost(row: LevelPart) -> str:
-    return "" if row.level == "kernel" else "number of focal calls in it, or their saving, not known"
-
-
-class LevelPart(DocumentPart, frozen=True, kw_only=True):
-    """Times of both sides and speedup at one level."""
-
-    level: A[LevelName, col("name of the level", "level", get=_level)]
-    ratio: A[float | None, col("time of the baseline / time of the candidate; null: none", "speedup, x", get=_ratio)]
-    low: A[float | None, col("lower end of the 95 % interval of the ratio; null: no interval")]
-    high: A[float | None, col("upper end of the interval; null: no interval")]
-    verdict: A[Verdict | None, col("conclusion from ratio and interval; null without a ratio", "verdict", get=_verdict)]
-    baseline: A[MeasuredPart | None, col("measurements of the baseline; null: not measured")]
-    candidate: A[MeasuredPart | None, col("measurements of the candidate; null: not measured")]
-    baseline_ns: A[str | None, col("mean time of the baseline; null: not measured", "baseline", exact_text)]
-    candidate_ns: A[str | None, col("mean time of the candidate; null: not measured", "candidate", exact_text)]
-    saved_ns: A[str | None, col("time of the baseline - time of the candidate; null: not known", "saved", exact_text)]
-    costs_ns: A[
-        str | None, col("saving of its focal calls - its own saving; null: unknown", "costs", exact_text, missing=_no_cost)
-    ]
-    realised: A[float | None, col("saving / saving of the focal calls in it; null: unknown", "realised", Share, get=_realised)]
-    unlike: A[str, col("difference between the quantities that the two sides measure; empty: none")]
-    missing: A[str, col("reason why a side was not measured; empty if both were", "why")]
-
-    @classmethod
-    def of(cls, study: SpeedupStudy) -> Iterator[Self]:
-        """Yield the levels from `kernel` to `e2e`."""
-        for figure in study.levels:
-            saved, realised, sides = figure.saved_ns, figure.realised, dict[str, Any]()
-            for name, side in zip(_SIDES, (figure.baseline, figure.candidate), strict=True):
-                found = None if isinstance(side, str) else part_of(MeasuredPart, side, groups=len(side.groups_ns))
-                sides |= {name: found, f"{name}_ns": found and found.mean_ns}
-            sides["costs_ns"] = saved / realised - saved if figure.level != "kernel" and saved is not None and realised else None
-            sides |= {name: None if (own := getattr(figure, name)) is None else float(own) for name in ("ratio", "realised")}
-            yield part_of(cls, figure, **ends(figure.interval), **sides)
-
-
-def _ratios(rows: Iterable[LevelPart]) -> Iterator[tuple[LevelPart, Ratio]]:
+def _ratios(rows: Iterable[LevelFigure]) -> Iterator[tuple[LevelFigure, Ratio]]:
     """Yield the levels with a ratio."""
     yield from ((row, Ratio(row.ratio, row.low, row.high)) for row in rows if row.ratio is not None)
 
@@ -205,9 +120,9 @@ def levels_section(study: SpeedupStudy) -> Section:
     if not study.comparable:
         lead = "The sides are not comparable: what each took stands here, and no ratio."
     blocks: list[Block] = [_levels_figure(study)]
-    if lacking := [row for row in LevelPart.of(study) if row.missing]:
+    if lacking := [row for row in study.levels if row.missing]:
         caption = f"Not measured on both sides: {', '.join(LEVEL_TITLES[row.level] for row in lacking)}."
-        fields = columns(LevelPart, "level", "baseline_ns", "candidate_ns", "missing")
+        fields = columns(LevelFigure, "level", "baseline_ns", "candidate_ns", "missing")
         blocks.append(table_of(caption, fields, lacking, collapsed=True))
     account = study.call_account
     if account is not None and len(account.levels) > 1:
@@ -220,13 +135,13 @@ def levels_section(study: SpeedupStudy) -> Section:
 
 def ladder(study: SpeedupStudy) -> Table:
     """Build the table of measured levels, from the kernel outwards, with what each takes of the saving of its focal calls."""
-    fields = columns(LevelPart, "level", "ratio", *_TIMES, "costs_ns", "realised")
-    return table_of("From the kernel to the whole.", fields, [row for row in LevelPart.of(study) if not row.missing])
+    fields = columns(LevelFigure, "level", "ratio", *_TIMES, "costs_ns", "realised")
+    return table_of("From the kernel to the whole.", fields, [row for row in study.levels if not row.missing])
 
 
 def _levels_figure(study: SpeedupStudy) -> Block:
     """Build the figure of the levels that were measured on both sides."""
-    measured = [row for row in LevelPart.of(study) if not row.missing]
+    measured = [row for row in study.levels if not row.missing]
     if not measured:
         return Paragraph("No level was measured on both sides.")
     shares = () if study.common is None else (study.common.baseline_share, study.common.candidate_share)
@@ -239,9 +154,12 @@ def _levels_figure(study: SpeedupStudy) -> Block:
         *(f"{LEVEL_TITLES[row.level]}: {row.unlike}" for row in measured if row.unlike and row.ratio),
         *loud_units(study),
     ]
-    source: Field[LevelPart] = Field("from", lambda row: "; ".join({s.what: 0 for s in (row.baseline, row.candidate) if s}))
-    interval: Field[LevelPart] = Field("95 % interval", _interval, hint=f"Welch's t on logarithms, over steps or rounds: {DRIFT}")
-    fields = (*columns(LevelPart, "level", "ratio"), interval, *columns(LevelPart, "verdict", *_TIMES, "realised"), source)
+    source: Field[LevelFigure] = Field("from", lambda row: "; ".join({s.what: 0 for s in (row.baseline, row.candidate) if s}))
+    interval: Field[LevelFigure] = Field(
+        "95 % interval", _interval, hint=f"Welch's t on logarithms, over steps or rounds: {DRIFT}"
+    )
+    verdict: Field[LevelFigure] = Field("verdict", lambda row: verdict_cell(row.verdict) if row.verdict else "")
+    fields = (*columns(LevelFigure, "level", "ratio"), interval, verdict, *columns(LevelFigure, *_TIMES, "realised"), source)
     table = table_of("Speedups." if study.comparable else "Times.", fields, measured, notes=notes)
     dots = [Whisker(LEVEL_TITLES[row.level], ratio, "", "unlike" if row.unlike else "") for row, ratio in _ratios(measured)]
     if not dots:
@@ -259,106 +177,26 @@ def loud_units(study: SpeedupStudy) -> Iterator[str]:
 # --------------------------------------------------------------------------------------------------------------- account
 
 
-def _saved_ends(saved: Interval | None) -> dict[str, float | None]:
-    """Return the ends of a saving's 95 % interval, ns; null where there is none."""
-    found = ends(saved, "saved_low_ns", "saved_high_ns")
-    return {name: None if end is None else round(end, 3) for name, end in found.items()}
-
-
-def _saved_interval(row: LinePart) -> Interval | None:
-    low, high = row.saved_low_ns, row.saved_high_ns
-    return None if low is None or high is None else Interval(low=low, high=high)
-
-
-class LinePart(SavingPart, frozen=True, kw_only=True):
-    """One line of an account; its lines add up exactly."""
-
-    level: A[str, col("lowest level that contains the time")]
-    line: A[str, col("region or activity that the time was spent on", "line")]
-    share: A[float | None, col("part of the saving, or of the loss, of all lines; null if that is 0", "share", Share)]
-    covers_ns: A[tuple[str, ...], col(f"{_COVERS}, of both sides; empty: the line is no label")]
-
-    @classmethod
-    def of(cls, account: Ledger) -> Iterator[Self]:
-        """Yield the lines of an account."""
-        for line in account.lines:
-            saved = _saved_ends(account.spread.lines.get(line.name))
-            covers = tuple(map(str, account.inclusive.get(line.label, ())))
-            yield part_of(cls, line, level=LINE_LEVELS[line.level], line=line_title(line), covers_ns=covers, **saved)
-
-
-class EffectPart(DocumentPart, frozen=True, kw_only=True):
-    """Saving of one kernel, split into the effect of fewer calls and of faster calls, which add up."""
-
-    kernel: A[str, col("normalised name of the kernel", "kernel", Code)]
-    calls: A[tuple[str, str], col("calls per unit of the baseline and of the candidate, exact text")]
-    saved_ns: Saved
-    by_calls_ns: A[str, col("saving by fewer calls", "by fewer calls", exact_text, total=exact_sum)]
-    by_speed_ns: A[str, col("saving by faster calls", "by faster calls", exact_text, total=exact_sum)]
-
-    @classmethod
-    def of(cls, account: Ledger) -> Iterator[Self]:
-        """Yield the kernels of an account, the largest saving first."""
-        for each in account.effects:
-            calls, by = (each.baseline_calls, each.candidate_calls), (each.calls_effect_ns, each.speed_effect_ns)
-            yield part_of(cls, each, kernel=each.name, calls=tuple(map(str, calls)), by_calls_ns=by[0], by_speed_ns=by[1])
-
-
-class IntervalsPart(DocumentPart, frozen=True, kw_only=True):
-    """Number of steps behind the intervals of an account, or the reason why it has no intervals."""
-
-    steps: A[tuple[int, ...], col("number of compared steps of the baseline and of the candidate")]
-    none_because: A[str, col("reason why there are no intervals; empty if there are some")]
-
-
-class LedgerPart(SavingPart, frozen=True, kw_only=True):
-    """Account (ledger) of the difference in one unit, such as a step; its lines add up exactly."""
-
-    ranks: A[str, col("ranks that the account compares; empty if each side is one trace")] = ""
-    unit: A[str, col("unit of the times: stage, step, call or window")]
-    why: A[str, col("reason for the choice of the unit")]
-    missing: A[dict[str, str], col("by level that is not in the account: the reason")]
-    intervals: A[IntervalsPart, col("number of steps behind the intervals")]
-    kernel_saved_ns: A[str, col("saving of the focal kernel in one unit, ns as exact text")]
-    ideal_ns: A[str, col("time of one unit if only the focal kernel had changed (Amdahl), ns as exact text")]
-    realised_share: A[float | None, col("`saved_ns` / `kernel_saved_ns`; null: the latter is too small")]
-    lost_ns: A[str, col("sum of `saved_ns` over the lines that grew, 0 or negative, ns as exact text")]
-    lines: A[tuple[LinePart, ...], col("all lines of the account")]
-    kernels: A[tuple[EffectPart, ...], col("saving of each kernel, largest first")]
-
-    @classmethod
-    def of(cls, account: Ledger, ranks: str = "") -> Self:
-        spread = account.spread
-        return part_of(
-            cls,
-            account,
-            **_saved_ends(spread.total),
-            ranks=ranks,
-            missing=dict(account.missing),
-            intervals=IntervalsPart(steps=tuple(spread.samples), none_because=spread.why_none),
-            realised_share=account.realised_share if kernel_moved(account) else None,
-            lines=tuple(LinePart.of(account)),
-            kernels=tuple(EffectPart.of(account)),
-        )
-
-    def whole(self, level: str, line: str) -> LinePart:
-        """Return the row of all lines together."""
-        return part_of(LinePart, self, level=level, line=line, share=1.0 if self.saved_ns != "0" else None, covers_ns=())
+def _whole(account: Ledger, level: LevelName, name: str) -> LedgerLine:
+    """Return the row of all lines together."""
+    share, (b, c) = 1.0 if account.saved_ns else None, account.both
+    return LedgerLine(
+        level=level, name=name, label=Label((), ""), baseline_ns=b, candidate_ns=c, share=share, interval=account.interval
+    )
 
 
 def _account_figure(study: SpeedupStudy, account: Ledger) -> Figure:
-    unit, part = _unit(account), LedgerPart.of(account)
-    kernel = account.kernel_saved_ns if kernel_moved(account) else 0
-    share: Field[LinePart] = numeric("of the kernel's saving", lambda row: share_cell(Fraction(row.saved_ns), kernel))
-    fields = (*columns(LinePart, "line", *_TIMES), share)
-    whole = part.whole("", f"{unit} = sum of all lines")
-    rows = rows_of(fields, (*part.lines, whole), strong=lambda row: row is whole)
+    unit, kernel = _unit(account), account.kernel_saved_ns if account.kernel_moved else 0
+    share: Field[LedgerLine] = numeric("of the kernel's saving", lambda row: share_cell(row.saved_ns, kernel))
+    fields = (*columns(LedgerLine, "line", *_TIMES), share)
+    whole = _whole(account, "e2e", f"{unit} = sum of all lines")
+    rows = rows_of(fields, (*account.lines, whole), strong=lambda row: row is whole)
     notes = [
-        *([_two_accounts(study.accounts[0][1], unit)] if study.accounts else []),
+        *([_two_accounts(study.accounts[0], unit)] if study.accounts else []),
         f"{account.why[0].upper()}{account.why[1:]}; each line is exact, printed to the nanosecond.",
-        *(f"Not in the account, {LINE_LEVELS[AccountLevel(level)]}: {reason}" for level, reason in account.missing.items()),
+        *(f"Not in the account, {level}: {reason}" for level, reason in account.missing.items()),
         *([f"Section: {study.unlike}"] if study.unlike else []),
-        *(_calls_in_sections(study) if AccountLevel.SECTION in (level.level for level in account.levels) else ()),
+        *(_calls_in_sections(study) if "section" in (level.level for level in account.levels) else ()),
         *loud_units(study),
     ]
     table = Table(f"From the kernel to {unit}.", heads(fields), rows, tuple(notes))
@@ -371,8 +209,8 @@ _BARS: Final = "Bars that go left are time saved, bars that go right time added.
 
 def _bars(account: Ledger) -> Waterfall:
     """Draw the lines of an account between both sides, with their intervals."""
-    lines = [Drop(line_title(line), line.saved_ns, account.spread.lines.get(line.name)) for line in account.lines]
-    return waterfall((_SIDES[0], account.baseline_ns), (_SIDES[1], account.candidate_ns), lines, account.spread.total)
+    lines = [Drop(line.line, line.saved_ns, line.interval) for line in account.lines]
+    return waterfall((_SIDES[0], account.baseline_ns), (_SIDES[1], account.candidate_ns), lines, account.interval)
 
 
 def _two_accounts(traced: Ledger, unit: str) -> str:
@@ -399,11 +237,11 @@ def _calls_in_sections(study: SpeedupStudy) -> Iterator[str]:
 def _eaten(account: Ledger) -> Iterator[str]:
     """Yield sentences on how much of the kernel's saving reached the whole."""
     kernel, saved, unit = account.kernel_saved_ns, account.saved_ns, _unit(account)
-    if AccountLevel.KERNEL in account.missing:
+    if "kernel" in account.missing:
         yield "What the focal kernel saved is not known, as not both sides have a trace that shows it; nor is an ideal."
     elif kernel <= 0:
         yield "The focal kernel saved nothing, so there is no ideal to compare with."
-    elif not kernel_moved(account):
+    elif not account.kernel_moved:
         yield f"The focal kernel saved {ms(kernel)} of the {ms(saved)} that {unit} moved by: other lines did it."
     else:
         ideal = f", {float(account.baseline_ns / account.ideal_ns):.4f}x" if account.ideal_ns > 0 else ""
@@ -413,15 +251,10 @@ def _eaten(account: Ledger) -> Iterator[str]:
         )
 
 
-def kernel_moved(account: Ledger) -> bool:
-    """Return whether the whole saving is at most `MAX_REALISED` times the kernel's, so that the two can be compared."""
-    return account.kernel_saved_ns > 0 and abs(account.saved_ns) <= MAX_REALISED * account.kernel_saved_ns
-
-
 def _unit(account: Ledger) -> str:
     """Return the name of the whole that the account adds up to."""
     level = account.levels[-1].level
-    return f"one {'section' if level == AccountLevel.SECTION else level.value}"
+    return f"one {'section' if level == 'section' else LEVEL_WORDS[level]}"
 
 
 def ms(ns: Fraction) -> str:
@@ -441,21 +274,6 @@ LEDGER_UNITS: Final = {
     "call": "one focal call and the time up to the next",
     "window": "the traced window",
 }
-_WORDS: Final = {"kernel": "kernels", "comm": "communication", "memcpy": "copies", "memset": "memsets"}
-
-
-def label_title(label: Label) -> str:
-    """Return a label in words."""
-    place, activity = label.path[0], label.activity
-    if place == "focal":
-        return "focal kernel" if activity == "kernel" else f"focal {_WORDS[activity]}"
-    what = f"idle: {activity}" if activity in IDLE else f"other {_WORDS[activity]}" if activity == "kernel" else _WORDS[activity]
-    return f"section, {what}" if place == "section" else what
-
-
-def line_title(line: LedgerLine) -> str:
-    """Return a line in words."""
-    return label_title(line.label) if line.label.path else line.name
 
 
 def level_title(account: Ledger, level: str) -> str:
@@ -468,12 +286,12 @@ def ledger_section(study: SpeedupStudy) -> Section:
     title = "Where the time went"
     if not study.accounts:
         return Section("ledger", title, "", (Paragraph(f"No ledger: {no_account(study)}."),))
-    name, account = study.accounts[0]
+    account = study.accounts[0]
     lead = (
         "Every nanosecond of the compared device time belongs to one line; what the candidate saves is the sum of what the lines "
         f"save. Times are for {LEDGER_UNITS[account.unit]}: {account.why}. It is the account of the first section, line by line."
     )
-    of_rank, picture = f", {name}" if name else "", _bars(account)
+    of_rank, picture = f", {account.ranks}" if account.ranks else "", _bars(account)
     words = (
         f"From baseline to candidate, line by line, for {LEDGER_UNITS[account.unit]}{of_rank}. {_BARS}{whisker_words(picture)}"
     )
@@ -495,26 +313,25 @@ def no_account(study: SpeedupStudy) -> str:
 
 
 def _lines(study: SpeedupStudy, account: Ledger) -> Table:
-    part = LedgerPart.of(account)
-    top = level_title(account, LINE_LEVELS[account.levels[-1].level])
-    whole = part.whole(top, "sum of all lines")
+    whole = _whole(account, account.levels[-1].level, "sum of all lines")
+    top = level_title(account, whole.level)
 
-    def covers(side: str, at: int) -> Field[LinePart]:
+    def covers(side: str, at: int) -> Field[LedgerLine]:
         return Field(
-            f"covers, {side}", lambda row: row.covers_ns[at] if row.covers_ns else Text(""), exact_text, "ms", hint=_COVERS
+            f"covers, {side}", lambda row: row.covers_ns[at] if row.covers_ns else Text(""), exact_cell, "ms", hint=COVERS
         )
 
-    level: Field[LinePart] = Field(
+    level: Field[LedgerLine] = Field(
         "level", lambda row: level_title(account, row.level), hint="the first level that contains the line"
     )
     fields = (
         level,
-        *columns(LinePart, "line", *_TIMES),
-        *([interval_field(_saved_interval)] if account.spread.lines else []),
-        *(columns(LinePart, "share") if study.comparable else ()),
+        *columns(LedgerLine, "line", *_TIMES),
+        *([interval_field(lambda row: row.interval)] if account.intervals.lines else []),
+        *(columns(LedgerLine, "share") if study.comparable else ()),
         *map(covers, _SIDES, (0, 1)),
     )
-    rows = rows_of(fields, (*part.lines, whole), strong=lambda row: row is whole)
+    rows = rows_of(fields, (*account.lines, whole), strong=lambda row: row is whole)
     ideal = (
         f"Ideal by Amdahl, if nothing but the focal kernel had changed: {ms(account.ideal_ns)}; the focal kernel saves "
         f"{ms(account.kernel_saved_ns)}, {top} {ms(account.saved_ns)}; lines that grew take {ms(-account.lost_ns)}."
@@ -536,10 +353,10 @@ def _lines(study: SpeedupStudy, account: Ledger) -> Table:
 
 def _interval_note(account: Ledger) -> str:
     """Return a note on how the intervals were made, or on why there are none."""
-    spread = account.spread
-    if spread.why_none:
-        return f"No intervals: {spread.why_none}."
-    b, c = spread.samples
+    spread = account.intervals
+    if spread.none_because:
+        return f"No intervals: {spread.none_because}."
+    b, c = spread.steps
     return (
         f"Intervals: percentile bootstrap of whole steps, {b} of the baseline and {c} of the candidate, {DRIFT}; each is of one "
         "line, so they do not add up."
@@ -560,39 +377,33 @@ def _calls_in_steps(study: SpeedupStudy) -> Iterator[str]:
 
 
 def _effects(account: Ledger) -> Block:
-    effects = tuple(EffectPart.of(account))
-    if not effects:
+    if not account.kernels:
         return Paragraph("No kernels in the compared time.")
 
-    def calls(side: str, at: int) -> Field[EffectPart]:
-        return numeric(f"calls, {side}", lambda row: Fraction(row.calls[at]), show=lambda n: Number(float(n), 1), total=sum)
+    def calls(side: str, at: int) -> Field[CallsEffect]:
+        return numeric(f"calls, {side}", lambda row: row.calls[at], show=lambda n: Number(float(n), 1), total=sum)
 
     fields = (
-        *columns(EffectPart, "kernel"),
+        *columns(CallsEffect, "kernel"),
         *map(calls, _SIDES, (0, 1)),
-        *columns(EffectPart, "saved_ns", "by_calls_ns", "by_speed_ns"),
+        *columns(CallsEffect, "saved_ns", "by_calls_ns", "by_speed_ns"),
     )
     notes = ("n calls of mean m: fewer calls (n_b - n_c)(m_b + m_c) / 2, faster calls (m_b - m_c)(n_b + n_c) / 2.",)
     caption = "What each kernel saved, by fewer calls and by faster calls."
-    return table_of(caption, fields, effects, top=MAX_EFFECTS, left="", notes=notes, collapsed=True)
+    return table_of(caption, fields, account.kernels, top=MAX_EFFECTS, left="", notes=notes, collapsed=True)
 
 
 def _ranks(study: SpeedupStudy) -> Table:
     """Build the table with one row per rank: the saving of its step, by group."""
 
-    def group(title: str) -> Field[tuple[str, Ledger]]:
-        return Field(
-            title,
-            lambda row: total(line.saved_ns for line in row[1].lines if _group(line) == title),
-            exact_cell,
-            "ms",
-        )
+    def group(title: str) -> Field[Ledger]:
+        return Field(title, lambda row: total(line.saved_ns for line in row.lines if _group(line) == title), exact_cell, "ms")
 
-    fields: tuple[Field[tuple[str, Ledger]], ...] = (
-        Field("rank", lambda row: row[0]), *both_sides(_SIDES, lambda row: row[1].both), *map(group, _GROUPS)
+    fields: tuple[Field[Ledger], ...] = (
+        Field("rank", lambda row: row.ranks), *columns(Ledger, *_TIMES), *map(group, _GROUPS)
     )  # fmt: skip
     own, other = (set(side.labels) for side in study.sides)
-    units = dict.fromkeys(LEDGER_UNITS[account.unit] for _, account in study.accounts)
+    units = dict.fromkeys(LEDGER_UNITS[account.unit] for account in study.accounts)
     notes = [
         f"traced on the {name} alone: {', '.join(sorted(labels))}"
         for name, labels in (("baseline", own - other), ("candidate", other - own))
@@ -758,33 +569,14 @@ def kind_of(label: Label) -> Kind:
 # ----------------------------------------------------------------------------------------------------------------- flame
 
 
-class NodePart(TimesPart, frozen=True, kw_only=True):
-    """One node of the tree of modules, operators and kernels: time of one unit in the node and below it."""
-
-    path: A[tuple[str, ...], col("names from the outermost inwards; idle time by its cause lies below `idle`", "path", _path)]
-    leaf: A[bool, col("true: nothing lies below (kernel or idle cause); the leaves add up to the unit")]
-
-    @classmethod
-    def of(cls, node: Node, above: tuple[str, ...] = ()) -> Iterator[Self]:
-        """Yield the nodes below one, each before the nodes below it."""
-        for child in node.children:
-            path = (*above, child.name)
-            yield part_of(cls, child, path=path, leaf=not child.children)
-            yield from cls.of(child, path)
-
-
-def _path(names: Sequence[str]) -> Code:
-    return Code(" / ".join(names))
-
-
 def flame_section(study: SpeedupStudy) -> Section | None:
     """Build the section with the difference by range, module, operator and kernel; `None` unless both sides were traced."""
     tree = study.tree
-    working = () if tree is None else tuple(child for child in tree.root.children if child.name != IDLE_LABEL)
+    working = () if tree is None else tuple(child for child in tree.root.children if child.path != (IDLE_LABEL,))
     if tree is None or not working:
         return None
     b, c = (total(child.both[at] for child in working) for at in (0, 1))
-    busy = Node(name=tree.root.name, baseline_ns=b, candidate_ns=c, children=working)
+    busy = Node(path=("all",), baseline_ns=b, candidate_ns=c, children=working)
     words = "one focal call" if tree.unit == "call" else LEDGER_UNITS[tree.unit]
     lead = (
         f"Time of {words} by what launched it: modules, else ranges{', then operators' if tree.operators else ''}, then the "
@@ -804,7 +596,7 @@ def _frame(node: Node) -> Frame:
     children = tuple(map(_frame, node.children))
     own = node.own_ns
     return Frame(
-        node.name,
+        node.path[-1],
         round(own[0]) + sum(child.baseline_ns for child in children),
         round(own[1]) + sum(child.candidate_ns for child in children),
         children,
@@ -812,8 +604,8 @@ def _frame(node: Node) -> Frame:
 
 
 def _paths(root: Node) -> Table:
-    rows = [row for row in NodePart.of(root) if row.leaf and row.path[0] != IDLE_LABEL]
-    rows.sort(key=lambda row: (-abs(Fraction(row.saved_ns)), row.path))
-    fields = columns(NodePart, "path", *_TIMES)
+    rows = [row for row in root.below() if row.leaf and row.path[0] != IDLE_LABEL]
+    rows.sort(key=lambda row: (-abs(row.saved_ns), row.path))
+    fields = columns(Node, "path", *_TIMES)
     shown = rows_of(fields, rows, top=MAX_PATHS, left="", totals=(("busy time", rows),), strong_rest=False)
     return Table("Paths by descending change.", heads(fields), shown)
