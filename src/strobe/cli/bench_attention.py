@@ -238,7 +238,7 @@ def _document(cell: CellRun) -> dict[str, Any]:
             "name": entry.name,
             "median_ns": entry.median_ns,
             "calls": len(entry.times_ns),
-            "speedup": speedup(cell.reference, entry).ratio if compared and cell.reference else None,
+            "speedup": speedup(cell.reference, entry)[0].value if compared and cell.reference else None,
             "flops": entry.flops,
             "padded_flops": entry.padded_flops,
         }

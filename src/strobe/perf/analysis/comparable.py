@@ -11,9 +11,7 @@ from itertools import chain
 from typing import Annotated as A
 from typing import Final, Literal, TypeAlias
 
-import msgspec
 import numpy as np
-from msgspec import Meta
 
 from strobe.core.errors import ConfigError, unknown_choice
 from strobe.core.printable import first_of
@@ -24,6 +22,7 @@ from strobe.perf.analysis.device.roofline import operator_cost
 from strobe.perf.analysis.structure.ranges import NOWHERE, nest
 from strobe.perf.analysis.structure.sections import matching
 from strobe.perf.records.record import Header, Variant
+from strobe.perf.table.rows import DocumentPart, col
 from strobe.perf.trace.events import DEVICE_KINDS, Trace
 
 # Checks whether two sides may be compared: known facts of each, facts that differ, facts that are not recorded.
@@ -81,17 +80,17 @@ Facts: TypeAlias = Mapping[str, Value]
 """Known facts of one side, by the names of `FACTS`; unknown ones are left out. Those of `SEVERAL` are sets."""
 
 
-class FactPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FactPart(DocumentPart, frozen=True, kw_only=True):
     """One fact that the comparison depends on."""
 
-    name: A[str, Meta(description="name of the fact, as --fact and --allow-different take it")]
-    title: A[str, Meta(description="title of the fact in words")]
-    baseline: A[str | tuple[str, ...] | None, Meta(description="value or values of the baseline; null: not known")]
-    candidate: A[str | tuple[str, ...] | None, Meta(description="value or values of the candidate; null: not known")]
-    verdict: A[Verdict, Meta(description="result of the check; `allowed`: the values differ and --allow-different permits it")]
+    name: A[str, col("name of the fact, as --fact and --allow-different take it")]
+    title: A[str, col("title of the fact in words")]
+    baseline: A[str | tuple[str, ...] | None, col("value or values of the baseline; null: not known")]
+    candidate: A[str | tuple[str, ...] | None, col("value or values of the candidate; null: not known")]
+    verdict: A[Verdict, col("result of the check; `allowed`: the values differ and --allow-different permits it")]
     weight: A[
         Weight,
-        Meta(description="effect of a difference: `must`: prevents the comparison; `should`: weakens it; `told`: is only shown"),
+        col("effect of a difference: `must`: prevents the comparison; `should`: weakens it; `told`: is only shown"),
     ]
 
     def __str__(self) -> str:
@@ -406,12 +405,12 @@ def _launch_blocking(trace: Trace) -> bool | None:
 # ---------------------------------------------------------------------------------------------------------------- kernels
 
 
-class CommonPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CommonPart(DocumentPart, frozen=True, kw_only=True):
     """Kernels that both sides ran, without copies and memsets."""
 
-    baseline_share: A[float, Meta(description="share of the baseline's kernel time in common kernels, 0 to 1")]
-    candidate_share: A[float, Meta(description="share of the candidate's kernel time in common kernels, 0 to 1")]
-    names: A[tuple[str, ...], Meta(description="normalised names of the common kernels")]
+    baseline_share: A[float, col("share of the baseline's kernel time in common kernels, 0 to 1")]
+    candidate_share: A[float, col("share of the candidate's kernel time in common kernels, 0 to 1")]
+    names: A[tuple[str, ...], col("normalised names of the common kernels")]
 
 
 def common_kernels(baseline: Sequence[Trace], candidate: Sequence[Trace]) -> CommonPart | None:

@@ -21,7 +21,7 @@ from strobe.perf.analysis.device.intervals import Distribution, Ints, Window, co
 from strobe.perf.analysis.device.kernels import kernel_name
 from strobe.perf.analysis.device.roofline import Roofline, operator_cost, roofline
 from strobe.perf.analysis.structure.ranges import NOWHERE, Cuts, launched_in, nest, ranges_and_modules, unnumbered
-from strobe.perf.table.model import Cell, Code, Count, ExactTime, Missing, Number, Text
+from strobe.perf.table.model import Cell, Code, Count, ExactTime, Missing, Number, Text, Time
 from strobe.perf.table.rows import OnDevice, TimedRow, col, micros, part_of, term
 from strobe.perf.trace.events import DEVICE_KINDS, HostEvents, OperatorCalls, OperatorFacts, OperatorInputs, Trace
 
@@ -113,21 +113,13 @@ SORTS: Final[tuple[SortBy, ...]] = get_args(SortBy)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attributed:
-    """All calls of one operator or module.
+    """All calls of one operator or module; what a module takes on the host without what it calls is its operators'."""
 
-    Args:
-        name: name of the operator, or of the module's class with its number.
-        calls: number of calls.
-        host_ns: their time on the host, with everything they call.
-        self_host_ns: without it; of a module 0, its operators have it.
-        device_ns: device work launched while this operator or module was the innermost one.
-    """
-
-    name: str
-    calls: int
-    host_ns: int
-    self_host_ns: int
-    device_ns: int
+    name: A[str, col("name of the operator, or of the module's class with its number", "name", Code)]
+    calls: A[int, col("number of calls", "calls", Count)]
+    device_ns: A[int, term("work launched while this one was the innermost", "device", Time)]
+    self_host_ns: A[int, term("on the host, without what it calls", "host, self", Time)]
+    host_ns: A[int, term("on the host, with what it calls", "host", Time)]
 
 
 def attribute_operators(trace: Trace, sort_by: str = "device") -> tuple[Attributed, ...]:

@@ -12,9 +12,8 @@ import msgspec
 from strobe.core.printable import bytes_in
 from strobe.core.spans import NAMES
 from strobe.perf.analysis.device.roofline import Roofline
-from strobe.perf.analysis.runs.grid import CellRun, GridContestant, GridSpeedup, read_grid, speedup
+from strobe.perf.analysis.runs.grid import CellRun, GridContestant, read_grid, speedup
 from strobe.perf.records.record import COSINE, L1, LSE, MATMUL, PEAK, RECALL, RMSE, SAVED, TEMPORARY, WHOLE, Gate
-from strobe.perf.report.blocks.fields import ratio_cell
 from strobe.perf.report.blocks.grid import NONE, Entry, absent_table, bars_figure, curves, grid_page, plane_of, timed_fields
 from strobe.perf.report.blocks.kernels import AT_CLOCK, NO_CLOCK, device_note, of_cost, ran_at, rate_fields, rate_number
 from strobe.perf.report.blocks.referee import judged_sections
@@ -33,6 +32,7 @@ from strobe.perf.table.model import (
     Missing,
     Notes,
     Number,
+    Ratio,
     Report,
     Row,
     Section,
@@ -197,7 +197,7 @@ def _too_small(cells: Sequence[CellRun]) -> str | None:
         for entry in cell.measured
         if entry.kind != "dense"
     ]
-    if not sparse or any(speedup(reference, entry).verdict == "faster" for reference, entry in sparse):
+    if not sparse or any(speedup(reference, entry)[1] == "faster" for reference, entry in sparse):
         return None
     tokens = sparse[0][1].size("tokens")
     return (
@@ -320,10 +320,10 @@ def _cosine(row: Setting) -> float | None:
     return None if fine is None else fine.number(COSINE, against="dense")
 
 
-def _found(row: Setting) -> GridSpeedup | None:
+def _found(row: Setting) -> Ratio | None:
     """Compare with the fastest dense contestant; None where there is none."""
     cell, entry = row
-    return None if cell.reference is None or cell.serialised else speedup(cell.reference, entry)
+    return None if cell.reference is None or cell.serialised else speedup(cell.reference, entry)[0]
 
 
 def _mb(num_bytes: float) -> Number:
@@ -377,7 +377,7 @@ def choose(settings: Sequence[Setting]) -> dict[str, tuple[Setting | None, str]]
     """
     keeping = [each for each in settings if (each[1].number(RECALL) or 0) >= KEPT]
     sized = [each for each in keeping if each[1].number(TEMPORARY) is not None]
-    worth = [each for each in settings if (found := _found(each)) is not None and found.ratio >= WORTH]
+    worth = [each for each in settings if (found := _found(each)) is not None and found.value >= WORTH]
     kept = f"of those that keep {100 * KEPT:.0f} % of full attention's mass"
     return {
         "memory-limited": (
@@ -405,7 +405,7 @@ _FIELDS: Final[tuple[Field[Setting], ...]] = (
     time("time", lambda each: each[1].median_ns),
     numeric(
         "speedup",
-        lambda each: (found := _found(each)) and ratio_cell(found.ratio, found.interval),
+        _found,
         "over the fastest dense contestant of the same cell",
         missing=_NOT_MEASURED,
     ),
@@ -508,21 +508,18 @@ def speedups(cells: Sequence[CellRun]) -> Figure | None:
     def value(cell: CellRun, entry: GridContestant) -> float | None:
         if cell.serialised or cell.reference is None or entry.kind == "dense":
             return None
-        return speedup(cell.reference, entry).ratio
+        return speedup(cell.reference, entry)[0].value
 
     figure = against_sparsity(cells, "speedup over dense", "x", value)
     if figure is None:
         return None
     found = [
-        (cell, entry, speedup(cell.reference, entry))
+        (cell, entry, speedup(cell.reference, entry)[0])
         for cell, entry in entries(cells)
         if cell.reference is not None and value(cell, entry) is not None
     ]
-    found.sort(key=lambda each: (each[0].sparsity, -each[2].ratio))
-    rows = tuple(
-        Whisker(entry.name, ratio_cell(each.ratio, each.interval), group=f"{100 * cell.sparsity:.1f} % left out")
-        for cell, entry, each in found
-    )
+    found.sort(key=lambda each: (each[0].sparsity, -each[2].value))
+    rows = tuple(Whisker(entry.name, each, group=f"{100 * cell.sparsity:.1f} % left out") for cell, entry, each in found)
     return msgspec.structs.replace(figure, picture=Whiskers("the fastest dense contestant", rows))
 
 
@@ -696,8 +693,7 @@ def _speedups(cells: Sequence[CellRun]) -> Iterator[Speedup]:
             continue
         for entry in cell.measured:
             if entry.kind != "dense":
-                found = speedup(cell.reference, entry)
+                ratio, _ = speedup(cell.reference, entry)
                 saved = cell.reference.median_ns - entry.median_ns
                 level = "kernel" if entry.kind == "fine" else "section"
-                ratio = ratio_cell(found.ratio, found.interval)
                 yield Speedup(f"{cell.name} {entry.name}", cell.reference.name, level, ratio, saved)  # type: ignore[arg-type]

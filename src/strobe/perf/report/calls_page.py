@@ -12,7 +12,7 @@ from strobe.perf.analysis.ledger.account import Ledger
 from strobe.perf.analysis.runs.compare import CallsRow, own_code
 from strobe.perf.records.record import Header
 from strobe.perf.report.blocks.answer import ledger_blocks, speedups
-from strobe.perf.report.blocks.fields import page, pair_fields, ratio_cell, slow_end, speedup_headline, verdict_cell
+from strobe.perf.report.blocks.fields import page, pair_fields, slow_end, speedup_headline, verdict_cell
 from strobe.perf.report.blocks.kernels import run_kernels
 from strobe.perf.report.blocks.settings import banners, environment_table, gates_table, timed_facts
 from strobe.perf.report.findings import Finding, find
@@ -138,7 +138,7 @@ def _speedup(head: Header, row: CallsRow) -> Cell:
         return Text("1", "muted", "baseline")
     if row.speedup is None:
         return Missing(_why_none(row), "-")
-    return ratio_cell(row.speedup.ratio, row.speedup.interval)
+    return row.speedup.cell
 
 
 def _verdict(row: CallsRow) -> Text:

@@ -15,7 +15,7 @@ from strobe.perf.analysis.runs.compare import stage_time
 from strobe.perf.records.store import RunRecords
 from strobe.perf.report.blocks.answer import ANSWER, answer_sections, ledger_blocks, speedups
 from strobe.perf.report.blocks.breakdown import quality_table, stages_section
-from strobe.perf.report.blocks.fields import notes_section, page, ratio_cell, run_facts, verdict_cell
+from strobe.perf.report.blocks.fields import notes_section, page, run_facts, verdict_cell
 from strobe.perf.report.blocks.kernels import attention_sections, run_kernels
 from strobe.perf.report.blocks.settings import banners, settings_section
 from strobe.perf.report.findings import Finding, find
@@ -196,7 +196,7 @@ def _timed(row: _Pair) -> tuple[Cell, Cell]:
     e2e = row[0].e2e
     if e2e is None:
         return Missing("no end-to-end times"), Text("")
-    return ratio_cell(e2e.ratio, e2e.interval), verdict_cell(e2e.verdict)
+    return e2e.cell, verdict_cell(e2e.verdict)
 
 
 def _bound(reference: PerStep, candidate: PerStep) -> float:

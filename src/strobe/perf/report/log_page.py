@@ -12,7 +12,7 @@ from strobe.perf.analysis.ledger.account import LEVEL_WORDS, NAMELESS, Ledger, L
 from strobe.perf.records.record import CELLS, read_plan
 from strobe.perf.records.store import read_run, records_in
 from strobe.perf.report.blocks.answer import change_sections
-from strobe.perf.report.blocks.fields import page, ratio_cell, verdict_cell
+from strobe.perf.report.blocks.fields import page, verdict_cell
 from strobe.perf.report.blocks.front import BEST, FrontPoint, front
 from strobe.perf.report.blocks.optimisation_log import METRIC, LogEntry, decide, log_sections, read_entries, speedups
 from strobe.perf.report.blocks.settings import banners, settings_section
@@ -125,7 +125,7 @@ def _moved_section(entries: Sequence[LogEntry], findings: Sequence[Finding]) -> 
     rows = [(entry, found, moved_line(found)) for entry in entries if (found := of.get((entry.run.folder, entry.name)))]
     fields: tuple[Field[_Moved], ...] = (
         Field("entry", lambda row: row[0].label),
-        numeric("speedup", lambda row: row[1].e2e and ratio_cell(row[1].e2e.ratio, row[1].e2e.interval)),
+        numeric("speedup", lambda row: row[1].e2e and row[1].e2e.cell),
         Field("verdict", lambda row: row[1].e2e and verdict_cell(row[1].e2e.verdict)),
         Field("ledger line it moved", lambda row: Missing(row[2], "-") if isinstance(row[2], str) else row[2].name),
         Field("its level", lambda row: "" if isinstance(row[2], str) else LEVEL_WORDS[row[2].level]),
@@ -226,7 +226,12 @@ def _fronts(entries: Sequence[LogEntry]) -> Iterator[Section]:
     found: list[tuple[LogEntry, tuple[Block, ...]]] = []
     for group in dict.fromkeys(entry.group for entry in entries):
         points = [
-            FrontPoint(label=entry.label, speed=entry.speed, score=entry.score, measured=_measured(entry))
+            FrontPoint(
+                label=entry.label,
+                speed=entry.speed,
+                score=entry.score,
+                measured=Ratio(1.0) if isinstance(entry.e2e, str) else entry.e2e.cell,
+            )
             for entry in entries
             if entry.group == group and entry.speed is not None and entry.score is not None
         ]
@@ -242,11 +247,6 @@ def _fronts(entries: Sequence[LogEntry]) -> Iterator[Section]:
         else:
             title = f"Sweet spot {number}: {entry.reference}, the clip of {entry.label}"
             yield Section(f"sweet-spot-{number}", title, "", shown)
-
-
-def _measured(entry: LogEntry) -> Ratio:
-    """Return the measured end-to-end speedup with its interval, even if it is not proven."""
-    return Ratio(1.0) if isinstance(entry.e2e, str) else ratio_cell(entry.e2e.ratio, entry.e2e.interval)
 
 
 def _mark(point: FrontPoint, number: int) -> PlotPoint:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -30,7 +30,7 @@ from strobe.perf.analysis.runs.compare import Comparison, compare_stage, side_cl
 from strobe.perf.measure.stats import outliers, percentile, tail
 from strobe.perf.records.record import Clocks, Machine, SpanCost
 from strobe.perf.records.store import RunRecords
-from strobe.perf.report.blocks.fields import page, pair_fields, ratio_cell, slow_end
+from strobe.perf.report.blocks.fields import page, pair_fields, slow_end
 from strobe.perf.report.blocks.kernels import (
     anomaly_notes,
     clock_notes,
@@ -62,6 +62,7 @@ from strobe.perf.table.model import (
     Text,
     bytes_cell,
 )
+from strobe.perf.table.rows import columns
 from strobe.perf.trace.events import MemoryTrack, Trace
 
 # The page of one attention call from a run folder: gates, times, speedups, roofline, and the sections of its traces.
@@ -114,7 +115,7 @@ def _compared(study: RunStudy) -> Iterator[tuple[Subject, Subject, Comparison]]:
 def _speedup(each: tuple[Subject, Subject, Comparison]) -> Speedup:
     reference, candidate, found = each
     saved_ns = found.saved_ns / found.baseline.num(per_call=True)
-    return Speedup(candidate.label, reference.label, _LEVELS[found.stage], ratio_cell(found.ratio, found.interval), saved_ns)
+    return Speedup(candidate.label, reference.label, _LEVELS[found.stage], found.cell, saved_ns)
 
 
 def _times(study: RunStudy) -> Section:
@@ -180,7 +181,13 @@ def _rooflines(study: RunStudy) -> Section | None:
         numeric("GFLOP", lambda row: Number(row[1].flops / 1e9, 3), "of the pairs of tokens that are computed"),
         numeric("sparsity", lambda row: row[0].settings.sparsity or 0.0, sparsity, show=Share),
         *rate_fields(peaks, lambda row: row[3], clocked=any(clocks.values())),
-        numeric("effective TFLOP/s", _effective, effective, missing="it is dense"),
+        numeric(
+            "effective TFLOP/s",
+            lambda row: row[3].effective_flops_per_s,
+            effective,
+            show=lambda rate: rate_number(rate / 1e12),
+            missing="it is dense",
+        ),
     )
     rows = [
         (subject, cost, mean, of_cost(cost, mean, peaks, subject.settings.dtype, clocks[subject.name]))
@@ -194,11 +201,6 @@ def _rooflines(study: RunStudy) -> Section | None:
     ran = clock_notes(peaks, {subject.label: ran_at(clocks[subject.name]) for subject, *_ in rows})
     notes = (device_note(name, peaks), *ran, *anomaly_notes((row[0].label, row[3]) for row in rows))
     return peaks_section((table_of("The kernel against the device.", fields, rows, notes=notes),))
-
-
-def _effective(row: _Against) -> Number | None:
-    found = row[3].effective_flops_per_s
-    return None if found is None else rate_number(found / 1e12)
 
 
 def trace_files(study: RunStudy) -> dict[str, Path | None]:
@@ -488,14 +490,8 @@ def _blocks(trace: Trace, sort_by: str, top: int) -> Iterator[Block]:
         sort_by = "self_host"
     for what, rows in (("operator", attribute_operators(trace, sort_by)), ("module", attribute_modules(trace, sort_by))):
         if rows:
-            fields: tuple[Field[Attributed], ...] = (
-                Field(what, lambda row: row.name, Code),
-                count("calls", lambda row: row.calls),
-                time("device", lambda row: row.device_ns, "ms", "work launched while this one was the innermost"),
-                time("host, self", lambda row: row.self_host_ns, "ms", "on the host, without what it calls"),
-                time("host", lambda row: row.host_ns, "ms", "on the host, with what it calls"),
-            )
-            shown = rows[:top]
+            name, *others = columns(Attributed)
+            fields, shown = (replace(name, head=what), *others), rows[:top]
             yield table_of(f"{what.capitalize()}s by {sort_by}: {len(shown)} of {len(rows)}.", fields, shown)
     if trace.memory:
         tracks: tuple[Field[MemoryTrack], ...] = (

@@ -14,7 +14,6 @@ from strobe.core.costs import DevicePeaks, device_peaks
 from strobe.core.errors import DataError
 from strobe.core.printable import bytes_in
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, CROSS_ATTENTION, DENOISE_STEP, E2E, FFN, FRAME_BLOCK, PIECES
-from strobe.perf.analysis.device.activity import HOST_LATE, LAUNCH_LATENCY, PROFILER_OVERHEAD, QUEUED, UNLINKED
 from strobe.perf.analysis.device.roofline import Roofline
 from strobe.perf.analysis.ledger.account import LEVEL_WORDS, Ledger, LevelSum, is_attention_kernel
 from strobe.perf.analysis.runs.breakdown import Breakdown, breakdown, cost_in_blocks
@@ -54,11 +53,11 @@ from strobe.perf.report.blocks.fields import (
     notes_section,
     page,
     pair_fields,
-    ratio_cell,
     speedup_headline,
     verdict_cell,
 )
 from strobe.perf.report.blocks.kernels import (
+    IDLE_KINDS,
     Piece,
     anomaly_notes,
     attention_sections,
@@ -180,7 +179,7 @@ def _between_runs(study: RunStudy) -> Table:
         Field("run", lambda row: row[1]),
         numeric(
             f"time in {first.header.run} / time in run",
-            lambda row: row[2] if isinstance(row[2], Missing) else ratio_cell(row[2].ratio, row[2].interval),
+            lambda row: row[2] if isinstance(row[2], Missing) else row[2].cell,
         ),
         Field("verdict", lambda row: "" if isinstance(row[2], Missing) else verdict_cell(row[2].verdict)),
     )
@@ -476,17 +475,14 @@ def _measured(subject: Subject, name: str) -> tuple[int, float, str] | None:
     times = _steady_ns(subject.run, subject.settings, name)
     if times:
         return len(times), statistics.fmean(times), "timed"
-    if name == ATTENTION_KERNEL and isinstance(subject.profile, Profile) and not _recached(subject.run, subject.profile):
+    if name == ATTENTION_KERNEL and isinstance(subject.profile, Profile):
+        prompts = () if subject.run.header.workload is None else subject.run.header.workload.prompts
+        if any(prompt.frame_block in subject.profile.partition.indices for prompt in prompts if prompt.frame_block):
+            return None  # the pass over the whole window after a prompt switch has another cost
         extent = extents(subject.profile).get(name)
         if extent is not None and extent.kernel_ns:
             return extent.calls, extent.kernel_ns / extent.calls, _TRACED
     return None
-
-
-def _recached(run: RunRecords, profile: Profile) -> bool:
-    """Return whether a prompt switch lies in the traced frame blocks, whose pass over the whole window has another cost."""
-    prompts = () if run.header.workload is None else run.header.workload.prompts
-    return any(prompt.frame_block in profile.partition.indices for prompt in prompts if prompt.frame_block)
 
 
 def _steady_ns(run: RunRecords, variant: Variant, name: str) -> list[int]:
@@ -508,11 +504,7 @@ _WORK: Final = (
     (CROSS_ATTENTION, Kind("cross-attention", "work3")),
 )  # fmt: skip
 _OTHER: Final = Kind("other work", "work4")
-_GAPS: Final = {
-    GAP: Kind("no operator runs (Python, framework)", "gap1"), HOST_LATE: Kind("idle: host late", "gap1"),
-    LAUNCH_LATENCY: Kind("idle: launch latency", "gap2"), QUEUED: Kind("idle: queued, not started", "gap3"),
-    UNLINKED: Kind("idle: cause unknown", "gap4"), PROFILER_OVERHEAD: Kind("idle: profiler overhead", "gap5"),
-}  # fmt: skip
+_GAPS: Final = {GAP: Kind("no operator runs (Python, framework)", "gap1"), **IDLE_KINDS}
 _KINDS: Final = (_KERNEL, *(kind for _, kind in _WORK), _OTHER, *_GAPS.values())
 
 

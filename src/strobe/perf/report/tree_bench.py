@@ -6,9 +6,10 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Annotated as A
 from typing import Final, Literal, TypeAlias
 
 from strobe.core.printable import bytes_in
@@ -24,6 +25,7 @@ from strobe.perf.table.model import (
     Banner,
     Block,
     Code,
+    Count,
     Fact,
     Figure,
     Number,
@@ -32,7 +34,9 @@ from strobe.perf.table.model import (
     Share,
     Table,
     Text,
+    Time,
 )
+from strobe.perf.table.rows import col, columns, term
 
 _MODES: Final[tuple[Mode, ...]] = ("free-running", "serialised")
 
@@ -160,34 +164,41 @@ Times = Mapping[tuple[int, int], float]
 """Median times by (world size, tokens), ns."""
 
 
+_ALONE: Final = "one rank was not measured there"
+
+
+def _hundredths(value: float) -> Number:
+    return Number(value, 2)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScalingPoint:
     """One point of a curve.
 
     Args:
         weak: against one rank on its own share of the keys; else on the same keys.
-        tokens: keys of all ranks.
-        base_ns: time of one rank alone; None if not measured.
     """
 
     entry: GridContestant
     weak: bool
-    world_size: int
-    tokens: int
-    base_ns: float | None
+    world_size: A[int, col("number of ranks", "ranks", Count)]
+    tokens: A[int, col("keys of all ranks", "keys", Count)]
+    base_ns: A[float | None, col("time of one rank alone", "one rank", Time, missing=_ALONE)]
 
     @property
-    def speedup(self) -> float | None:
+    def speedup(self) -> A[float | None, col("time of one rank / time", "speedup", _hundredths, missing=_ALONE)]:
         """Time of one rank / time; None if that was not measured."""
         return None if self.base_ns is None else self.base_ns / self.entry.median_ns
 
     @property
-    def efficiency(self) -> float | None:
+    def efficiency(self) -> A[float | None, term("1 is ideal", "efficiency", Share, missing=_ALONE)]:
         """Share of the ideal, which is a speedup of the number of ranks, or in weak scaling the time of one rank."""
         return self.speedup if self.speedup is None or self.weak else self.speedup / self.world_size
 
     @property
-    def serial(self) -> float | None:
+    def serial(
+        self,
+    ) -> A[float | None, term("Karp and Flatt: (1/S - 1/P) / (1 - 1/P)", "serial share", _hundredths, missing=_ALONE)]:
         """Serial share by Karp and Flatt, `(1/S - 1/P) / (1 - 1/P)`; it grows with P where overhead does."""
         if self.speedup is None:
             return None
@@ -279,8 +290,6 @@ def what_if(cell: CellRun) -> list[ScalingWhatIf]:
 
 # Tables and pictures of a scaling grid.
 
-_ALONE: Final = "one rank was not measured there"
-
 
 def scaling_sections(cells: Sequence[CellRun]) -> Iterator[Section]:
     """Yield one section for every dtype and shape of the call: cells that differ in world size and tokens alone."""
@@ -304,23 +313,12 @@ def scaling_sections(cells: Sequence[CellRun]) -> Iterator[Section]:
 
 
 def _curve_table(title: str, weak: bool, points: Sequence[ScalingPoint]) -> Table:
-    strong: tuple[Field[ScalingPoint], ...] = (
-        numeric("speedup", lambda each: each.speedup, show=lambda value: Number(value, 2), missing=_ALONE),
-        numeric("efficiency", lambda each: each.efficiency, "1 is ideal", show=Share, missing=_ALONE),
-        numeric(
-            "serial share",
-            lambda each: each.serial,
-            "Karp and Flatt: (1/S - 1/P) / (1 - 1/P)",
-            show=lambda value: Number(value, 2),
-            missing=_ALONE,
-        ),
-    )
+    alone, *strong = columns(ScalingPoint, "base_ns", "speedup", "efficiency", "serial")
     fields: tuple[Field[ScalingPoint], ...] = (
         Field("strategy", lambda each: each.entry.name, Code),
-        count("ranks", lambda each: each.world_size),
-        count("keys", lambda each: each.tokens),
+        *columns(ScalingPoint, "world_size", "tokens"),
         time("median", lambda each: each.entry.median_ns),
-        time("one rank", lambda each: each.base_ns, "ms", "the keys of one rank" if weak else "the same keys", missing=_ALONE),
+        replace(alone, hint="the keys of one rank" if weak else "the same keys"),
         *(strong[1:2] if weak else strong),
         time("predicted", lambda each: each.entry.predicted_ns, missing="no plan for a peer"),
     )
@@ -533,16 +531,11 @@ def parts_table(cell: CellRun) -> Table | None:
     """Build the table of a typical call's parts, free-running, mean over the ranks, and of the serialised call's overhead."""
     fields: tuple[Field[tuple[str, Parts, Parts | None]], ...] = (
         Field("strategy", lambda row: row[0], Code),
-        time("local", lambda row: row[1].local),
-        time("merge", lambda row: row[1].merge),
-        time("wait", lambda row: row[1].wait),
-        time("transfer", lambda row: row[1].transfer),
-        time("host", lambda row: row[1].host),
-        time("whole", lambda row: row[1].total),
+        *(field.of(lambda row: row[1]) for field in columns(Parts, *PARTS, "total")),
         numeric(
             "exposed", lambda row: (row[1].wait + row[1].transfer) / row[1].total, "wait and transfer, of the whole", show=Share
         ),
-        time("hidden", lambda row: row[1].hidden, "ms", "communication beside attention; no part of the whole"),
+        *(field.of(lambda row: row[1]) for field in columns(Parts, "hidden")),
         time(
             "serialised",
             lambda row: row[2] and row[2].total,

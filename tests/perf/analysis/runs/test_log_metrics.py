@@ -142,9 +142,9 @@ def test_start_up_and_outliers_are_told(tmp_path: Path) -> None:
     values[30] = 400
     (found,) = attention_summary(LogRequest(log=log_of(tmp_path, *map(vsa, values))))
     assert found.excluded[START_UP] == (0, 1)
-    assert 30 in found.kept and found.outliers is not None and found.outliers.n == 1
+    assert 30 in found.kept and found.outliers is not None and found.outliers["n"] == 1
     rest = [round(value * 1_000_000) for index, value in enumerate(values) if index in found.kept and index != 30]
-    assert found.outliers.mean_without_ns == pytest.approx(sum(rest) / len(rest), rel=1e-12)
+    assert found.outliers["mean_without_ns"] == pytest.approx(sum(rest) / len(rest), rel=1e-12)
 
 
 def test_values_that_are_no_time_leave_the_others_alone() -> None:

@@ -19,6 +19,7 @@ from strobe.core.spans import E2E, FRAME_BLOCK
 from strobe.perf.measure.stats import Interval, Verdict, judge, paired_interval, percentile, welch_interval
 from strobe.perf.records.record import Clip, Clocks, Gate, Memory, Variant
 from strobe.perf.records.store import RunRecords
+from strobe.perf.table.model import Ratio
 from strobe.perf.table.rows import col
 
 # Speedup of a candidate over the baseline, level by level, from timed clips.
@@ -100,6 +101,11 @@ class Comparison:
     verdict: Verdict
 
     @property
+    def cell(self) -> Ratio:
+        """Ratio with its interval."""
+        return ratio_cell(self.ratio, self.interval)
+
+    @property
     def median_pair_ns(self) -> tuple[float, float]:
         """Times of a clip of the baseline and of the candidate in the pair whose ratio is the median; their quotient is `ratio`.
 
@@ -125,6 +131,11 @@ class Comparison:
     def saved_ns(self) -> int:
         """Saving of the candidate over all clips, ns."""
         return self.baseline.total_ns - self.candidate.total_ns
+
+
+def ratio_cell(ratio: float, interval: Interval | None) -> Ratio:
+    """Return the cell of a ratio, with its interval if there is one."""
+    return Ratio(ratio, interval.low, interval.high) if interval else Ratio(ratio)
 
 
 def stage_time(run: RunRecords, variant: str, stage: str) -> StageTime:

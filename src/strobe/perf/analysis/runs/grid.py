@@ -14,7 +14,7 @@ from typing import Any, Literal
 from strobe.core.costs import DevicePeaks, device_peaks
 from strobe.core.errors import DataError
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL
-from strobe.perf.analysis.runs.compare import SideClocks, side_clocks, timed_clips
+from strobe.perf.analysis.runs.compare import SideClocks, ratio_cell, side_clocks, timed_clips
 from strobe.perf.measure.stats import Interval, Verdict, bootstrap_interval, judge, paired_interval
 from strobe.perf.records.record import (
     CALL,
@@ -37,6 +37,7 @@ from strobe.perf.records.record import (
     Work,
 )
 from strobe.perf.records.store import RunRecords, read_run, superseded
+from strobe.perf.table.model import Ratio
 
 Outcome = Literal["measured", "refused", "failed", "red", "not reached"]
 """Outcomes of a contestant, in order: has numbers, cannot run here, raised an error, red gate, cell ended before its turn."""
@@ -255,24 +256,15 @@ class CellRun:
         return min(each.sm_mhz for each in clocks) if capped else None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GridSpeedup:
-    """Ratio of the reference's time to a contestant's, in the same palindromes."""
-
-    ratio: float
-    interval: Interval | None
-    verdict: Verdict
-
-
-def speedup(reference: GridContestant, entry: GridContestant) -> GridSpeedup:
-    """Compare two contestants palindrome by palindrome: the ratio of a palindrome is that of its mean call times."""
+def speedup(reference: GridContestant, entry: GridContestant) -> tuple[Ratio, Verdict]:
+    """Return the ratio of the reference's time to a contestant's; of a palindrome it is that of their mean call times."""
     ratios, deltas = [], []
     for number in sorted(reference.rounds.keys() & entry.rounds.keys()):
         ours, theirs = statistics.fmean(entry.rounds[number]), statistics.fmean(reference.rounds[number])
         ratios.append(theirs / ours)
         deltas.append(theirs - ours)
     ratio, interval = statistics.median(ratios), paired_interval([math.log(ratio) for ratio in ratios])
-    return GridSpeedup(ratio=ratio, interval=interval, verdict=judge(ratio, interval, statistics.median(deltas)))
+    return ratio_cell(ratio, interval), judge(ratio, interval, statistics.median(deltas))
 
 
 def _outcome(run: RunRecords, name: str, gate: Gate | None, *, timed: bool) -> tuple[Outcome, str]:

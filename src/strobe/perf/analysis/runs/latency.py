@@ -6,15 +6,17 @@ import statistics
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated as A
 from typing import Final
 
 from strobe.core import spans
 from strobe.core.errors import DataError
 from strobe.perf.analysis.runs.compare import block_joules, timed_clips
 from strobe.perf.analysis.steady import SteadyState, find_steady
-from strobe.perf.measure.stats import Outliers, Tail, outliers, percentile, tail
 from strobe.perf.records.record import Served, Span, Viewer, Workload
 from strobe.perf.records.store import RunRecords
+from strobe.perf.table.model import Count, Time
+from strobe.perf.table.rows import col
 
 # Latencies that a user sees: time to the first frame, frame rate, and the cost of a prompt switch.
 
@@ -22,33 +24,14 @@ NS: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Summary:
-    """Statistics of `n` samples, ns: mean, median, largest, upper tail, and the effect of outliers on the mean."""
-
-    n: int
-    mean_ns: float
-    p50_ns: float
-    max_ns: float
-    tail: Tail
-    outliers: Outliers
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SwitchCost:
-    """Cost of one prompt switch.
+    """Cost of one prompt switch; medians over clips."""
 
-    Args:
-        frame_block: first block under the new prompt.
-        mode: how the switch was made.
-        before_ns: the block before; `after_ns`: the first block after, with everything the switch needs; medians over clips.
-        extra_ns: median over clips of after - before.
-    """
-
-    frame_block: int
-    mode: str
-    before_ns: float
-    after_ns: float
-    extra_ns: float
+    frame_block: A[int, col("first block under the new prompt", "switch at frame block", Count)]
+    mode: A[str, col("how the switch was made")]
+    before_ns: A[float, col("the block before", "block before", Time)]
+    after_ns: A[float, col("the first block after, with everything the switch needs", "first block after", Time)]
+    extra_ns: A[float, col("after - before", "extra", Time)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +39,8 @@ class Latencies:
     """Latencies of one variant over its timed clips. A block lasts from one delivery of frames to the next, decode included.
 
     Args:
-        block: steady frame blocks; None if there are none. `steady` says which were kept and why the others were not.
+        blocks_ns: steady frame blocks of all clips. `steady` says which were kept and why the others were not.
+        mean_ns: of these, and every figure of a steady block below; None if there are none.
         dit_block_ns: denoise steps and commit pass alone in a steady block, mean.
         decode_block_ns: VAE decode alone in a steady block, mean; it may run beside the others.
         inter_latent_ns: steady block / latent frames in it; `inter_frame_ns`: / pixel frames in it.
@@ -65,14 +49,15 @@ class Latencies:
         first_frame_ns: from the call to the first frames handed over, median over clips.
         stalled_frames: playback at the model's rate that has one frame block ahead waits for so many frames' time, whole ones, in
             the clip where it waits most: what a frame block takes longer than the one before it plays.
-        switch_block: first frame blocks under a new prompt, of all switches and clips; None if no prompt switches.
+        switches_ns: first frame blocks under a new prompt, of all switches and clips.
         block_joules: energy of the GPU in a clip / its frame blocks, J; `video_second_joules`: / its seconds of video at the rate
             of playback; None where neither energy nor power was recorded.
     """
 
     num_clips: int
     steady: SteadyState
-    block: Summary | None
+    blocks_ns: tuple[int, ...]
+    mean_ns: float | None
     dit_block_ns: float | None
     decode_block_ns: float | None
     inter_latent_ns: float | None
@@ -83,7 +68,7 @@ class Latencies:
     first_frame_ns: float
     stalled_frames: int
     switches: tuple[SwitchCost, ...]
-    switch_block: Summary | None
+    switches_ns: tuple[int, ...]
     block_joules: float | None = None
     video_second_joules: float | None = None
 
@@ -116,7 +101,8 @@ def latencies(run: RunRecords, variant: str) -> Latencies:
     return Latencies(
         num_clips=len(clips),
         steady=steady,
-        block=_summary(blocks) if blocks else None,
+        blocks_ns=tuple(blocks),
+        mean_ns=mean,
         dit_block_ns=statistics.fmean(clip[index] for clip in dits for index in steady.kept) if mean else None,
         decode_block_ns=statistics.fmean(clip[index] for clip in decodes for index in steady.kept) if mean else None,
         inter_latent_ns=mean / work.latents_per_block if mean else None,
@@ -127,20 +113,9 @@ def latencies(run: RunRecords, variant: str) -> Latencies:
         first_frame_ns=statistics.median(clip[0] for clip in clips),
         stalled_frames=max(_stalled(work, clip) for clip in clips),
         switches=_switches(work, clips),
-        switch_block=_summary(switched) if switched else None,
+        switches_ns=tuple(switched),
         block_joules=joules,
         video_second_joules=None if joules is None else joules * work.frame_blocks * work.fps / (work.frames * work.batch),
-    )
-
-
-def _summary(blocks: Sequence[int]) -> Summary:
-    return Summary(
-        n=len(blocks),
-        mean_ns=statistics.fmean(blocks),
-        p50_ns=percentile(blocks, 0.5),
-        max_ns=max(blocks),
-        tail=tail(blocks),
-        outliers=outliers(blocks),
     )
 
 

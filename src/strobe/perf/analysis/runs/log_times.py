@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import takewhile
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 import numpy as np
 
@@ -195,13 +195,6 @@ OUTLIER: Final = 3
 Method = Literal["steady", "window", "cause"]
 
 
-class LogOutliers(NamedTuple):
-    """Kept values far above the others, and the mean that would be left without them."""
-
-    n: int
-    mean_without_ns: float
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SeriesSummary:
     """Steady values of one series.
@@ -213,7 +206,7 @@ class SeriesSummary:
         method: `steady`: a suffix without a trend was found; `window`: what the user's window lets through; `cause`: all but
             what has a known cause, because no trend can be tested or no steady part was found.
         note: findings in words; empty if the other fields hold all of them.
-        outliers: outliers among the kept values; None if there are none.
+        outliers: number `n` of kept values far above the others, and `mean_without_ns` them; None if there are none.
     """
 
     resolved: Resolved
@@ -222,7 +215,7 @@ class SeriesSummary:
     excluded: Mapping[str, tuple[int, ...]]
     method: Method
     note: str
-    outliers: LogOutliers | None
+    outliers: Mapping[str, float] | None
 
     @property
     def series(self) -> Series:
@@ -348,12 +341,12 @@ def unsynchronised(summary: SeriesSummary, device_ns: int, what: str) -> str | N
     )
 
 
-def _outliers(values: Sequence[int]) -> LogOutliers | None:
+def _outliers(values: Sequence[int]) -> Mapping[str, float] | None:
     first, third = percentile(values, 0.25), percentile(values, 0.75)
     usual = [value for value in values if value <= third + OUTLIER * (third - first)]
     if len(usual) == len(values):
         return None
-    return LogOutliers(len(values) - len(usual), sum(usual) / len(usual))
+    return {"n": len(values) - len(usual), "mean_without_ns": sum(usual) / len(usual)}
 
 
 # Times of every level in one side's log: attention calls, steps, stage, whole run, and the calls in a stage.

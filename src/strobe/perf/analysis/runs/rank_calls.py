@@ -6,9 +6,12 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Annotated as A
 from typing import NamedTuple
 
 from strobe.perf.records.record import LOCAL, MEETING, MERGE, MESSAGE, WAIT
+from strobe.perf.table.model import Time
+from strobe.perf.table.rows import col, term
 
 Stretch = tuple[int, int]
 """Half-open interval `[start, stop)`, ns."""
@@ -103,25 +106,15 @@ def _held(call: RankCall) -> list[tuple[CallRegion, int]]:
 
 
 class Parts(NamedTuple):
-    """Parts of a call's time, mean over the ranks, ns; they add up to the whole.
+    """Parts of a call's time, mean over the ranks, ns; they add up to the whole."""
 
-    Args:
-        total: of the call.
-        local: attention.
-        merge: partial results put together.
-        wait: for other ranks, of exposed communication.
-        transfer: the rest of exposed communication.
-        host: neither: checks, packing, launching.
-        hidden: communication beside attention, no part of the sum.
-    """
-
-    total: float
-    local: float
-    merge: float
-    wait: float
-    transfer: float
-    host: float
-    hidden: float
+    total: A[float, col("the call", "whole", Time)]
+    local: A[float, col("attention", "local", Time)]
+    merge: A[float, col("partial results put together", "merge", Time)]
+    wait: A[float, col("for other ranks, of exposed communication", "wait", Time)]
+    transfer: A[float, col("the rest of exposed communication", "transfer", Time)]
+    host: A[float, col("neither: checks, packing, launching", "host", Time)]
+    hidden: A[float, term("communication beside attention; no part of the whole", "hidden", Time)]
 
 
 def parts(ranks: Sequence[RankCall]) -> Parts:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from itertools import groupby
-from typing import Final, NamedTuple, TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from strobe.core import spans
 from strobe.core.costs import device_peaks
@@ -25,9 +25,9 @@ from strobe.perf.analysis.ledger.account import (
     total,
 )
 from strobe.perf.analysis.ledger.speedup import Answer, ClipAnswer, PartLine
-from strobe.perf.analysis.runs.compare import Comparison, SideClocks, apart, side_clocks
+from strobe.perf.analysis.runs.compare import Comparison, SideClocks, apart, ratio_cell, side_clocks
 from strobe.perf.measure.stats import Interval, Verdict, paired_interval
-from strobe.perf.report.blocks.fields import level_word, line_word, ratio_cell
+from strobe.perf.report.blocks.fields import level_word, line_word
 from strobe.perf.report.findings import Finding
 from strobe.perf.report.study import Subject
 from strobe.perf.table.fields import Field, both_sides, count, heads, numeric, rows_of, share_cell, table_of
@@ -65,12 +65,8 @@ MIN_SHARE: Final = 0.003
 """Share of all movement below which, at both ends of their intervals, lines share one bar."""
 
 
-class Drop(NamedTuple):
-    """Saving of one line of a waterfall, with its interval if there is one."""
-
-    name: str
-    saved_ns: Fraction
-    interval: Interval | None = None
+Drop: TypeAlias = tuple[str, Fraction, Interval | None]
+"""Name of a line of a waterfall, what it saves, and the interval of that if there is one."""
 
 
 def whisker_words(picture: Waterfall) -> str:
@@ -92,14 +88,19 @@ def waterfall(
         lines: what each line between them saves.
         whole: the interval of what they save together.
     """
-    moved = sum(abs(line.saved_ns) for line in lines)
-    largest = sorted(lines, key=lambda line: (-abs(line.saved_ns), line.name))[:MAX_BARS]
-    shown = [line for line in lines if line in largest and _may_save(line) > MIN_SHARE * moved]
+
+    def may_save(saved_ns: Fraction, interval: Interval | None) -> float:
+        ends: tuple[float, ...] = () if interval is None else (interval.low, interval.high)
+        return max(abs(end) for end in (float(saved_ns), *ends))
+
+    moved = sum(abs(saved) for _, saved, _ in lines)
+    largest = sorted(lines, key=lambda line: (-abs(line[1]), line[0]))[:MAX_BARS]
+    shown = [line for line in lines if line in largest and may_save(*line[1:]) > MIN_SHARE * moved]
     small = [line for line in lines if line not in shown]
     if len(small) == 1:
         shown, small = list(lines), []
-    if any(line.saved_ns for line in small):
-        shown.append(Drop(f"{len(small)} smaller lines", total(line.saved_ns for line in small)))
+    if any(saved for _, saved, _ in small):
+        shown.append((f"{len(small)} smaller lines", total(saved for _, saved, _ in small), None))
     at = baseline[1]
     bars = [Bar(baseline[0], 0, round(at), "plain", True)]
     for name, saved, interval in shown:
@@ -108,12 +109,6 @@ def waterfall(
         at -= saved
     assert at == candidate[1], "the bars do not add up"
     return Waterfall((*bars, Bar(candidate[0], 0, round(at), "plain", True, *_ends(baseline[1], whole))))
-
-
-def _may_save(line: Drop) -> float:
-    """Return the largest absolute saving that the interval allows."""
-    saved = abs(float(line.saved_ns))
-    return saved if line.interval is None else max(saved, abs(line.interval.low), abs(line.interval.high))
 
 
 def _ends(start: Fraction, saved: Interval | None) -> tuple[int | None, int | None]:
@@ -139,7 +134,7 @@ def level_ratio(finding: Finding, level: LevelSum) -> tuple[Ratio, Comparison | 
     """Return the speedup of a level and the timed comparison behind it; traced levels have none. None: nothing to divide by."""
     timed = finding.stage(_TIMED[level.level]) if level.level in _TIMED else None
     if timed is not None:
-        return ratio_cell(timed.ratio, timed.interval), timed
+        return timed.cell, timed
     sums = sum(level.tiles[0]), sum(level.tiles[1])
     if not all(sums):
         return None
@@ -171,7 +166,7 @@ def speedups(findings: Sequence[Finding]) -> tuple[Speedup, ...]:
         for name, stage in _TIMED.items():
             timed = finding.stage(stage)
             if timed is not None:
-                found.append(Speedup(*names, name, ratio_cell(timed.ratio, timed.interval), _per_clip_ns(timed)))
+                found.append(Speedup(*names, name, timed.cell, _per_clip_ns(timed)))
     return tuple(found)
 
 
@@ -353,7 +348,7 @@ def _figure(finding: Finding, found: ClipAnswer) -> Figure:
 
 def answer_figure(names: tuple[str, str], found: Answer, table: Table, the: str = "") -> Figure:
     """Build the waterfall from one side to the other; `the`: article of the names."""
-    drops = [Drop(line_name(line), line.saved_ns) for line in found.lines]
+    drops: list[Drop] = [(line_name(line), line.saved_ns, None) for line in found.lines]
     picture = waterfall((names[0], found.baseline_ns), (names[1], found.candidate_ns), drops)
     title = f"From a {found.unit} of {the}{names[0]} to one of {the}{names[1]}: bars that go left are time saved."
     alt = f"Waterfall from {names[0]} to {names[1]}; the table says the same."
@@ -385,7 +380,7 @@ def headline(finding: Finding, found: ClipAnswer) -> str:
     e2e, names = finding.e2e, (finding.candidate.label, finding.reference.label)
     said = f"{names[0]} against {names[1]}: "
     if e2e is not None:
-        said += f"a whole clip {speedup_words(ratio_cell(e2e.ratio, e2e.interval), e2e.verdict)}; "
+        said += f"a whole clip {speedup_words(e2e.cell, e2e.verdict)}; "
     times = significant(float(found.baseline_ns) / 1e6), significant(float(found.candidate_ns) / 1e6)
     ratio = float(found.baseline_ns / found.candidate_ns) if found.candidate_ns else 0.0
     words = clock_words(names, found)

@@ -16,8 +16,9 @@ from strobe.perf.analysis.runs.breakdown import Amount, Breakdown, Gap, Place, l
 from strobe.perf.analysis.runs.compare import STAGES, Comparison, SideClocks, StageTime, stage_time
 from strobe.perf.analysis.runs.latency import Latencies
 from strobe.perf.analysis.runs.timeline import Path
+from strobe.perf.measure.stats import outliers, percentile, tail
 from strobe.perf.records.record import Clip, Quality, SpanCost
-from strobe.perf.report.blocks.fields import ratio_cell, tail_cell, verdict_cell
+from strobe.perf.report.blocks.fields import tail_cell, verdict_cell
 from strobe.perf.report.blocks.kernels import anomaly_notes, clock_notes, device_note, of_cost, ran_at, rate_fields
 from strobe.perf.report.findings import Finding
 from strobe.perf.report.study import RunStudy, Subject
@@ -459,7 +460,7 @@ def _speedups(finding: Finding) -> Table:
         Field("stage", lambda item: f"{item.stage}, one call" if item.per_call else item.stage),
         time(labels[0], lambda item: each_ns(item, item.baseline)),
         time(labels[1], lambda item: each_ns(item, item.candidate)),
-        numeric("speedup", lambda item: ratio_cell(item.ratio, item.interval)),
+        numeric("speedup", lambda item: item.cell),
         Field("verdict", lambda item: verdict_cell(item.verdict)),
     )
     caption = f"{labels[1]} against {labels[0]}, stage by stage, per clip unless one call is said."
@@ -522,11 +523,14 @@ def _joules(value: float | None) -> Cell:
 
 _ROWS: Final[tuple[tuple[str, Callable[[Latencies], Cell]], ...]] = (
     ("first frames handed over, from the call (median)", lambda found: Time(found.first_frame_ns)),
-    ("steady frame block, streamed with VAE: mean", lambda found: _time(found.block.mean_ns if found.block else None)),
-    ("steady frame block, streamed with VAE: p50", lambda found: _time(found.block.p50_ns if found.block else None)),
+    ("steady frame block, streamed with VAE: mean", lambda found: _time(found.mean_ns)),
+    (
+        "steady frame block, streamed with VAE: p50",
+        lambda found: _time(percentile(found.blocks_ns, 0.5) if found.blocks_ns else None),
+    ),
     (
         "steady frame block, streamed with VAE: slow end",
-        lambda found: tail_cell(found.block.tail) if found.block else _time(None),
+        lambda found: tail_cell(tail(found.blocks_ns)) if found.blocks_ns else _time(None),
     ),
     ("denoise steps and commit alone, in a steady block", lambda found: _part(found.dit_block_ns)),
     ("VAE decode alone, in a steady block", lambda found: _part(found.decode_block_ns)),
@@ -606,9 +610,9 @@ def _left_out(study: RunStudy, found: Mapping[str, Latencies | str]) -> tuple[st
 
 def _outliers(found: Latencies) -> str:
     """Return a note on steady samples outside Tukey's fences, which are kept, and their effect on the mean; empty if none."""
-    if found.block is None or not found.block.outliers.indices:
+    outside = outliers(found.blocks_ns) if found.blocks_ns else None
+    if outside is None or not outside.indices:
         return ""
-    outside = found.block.outliers
     effect = f"without them the mean would change by {100 * outside.effect:+.2g} %"
     return f"; {len(outside.indices)} of the {outside.n} kept lie outside Tukey's fences and count: {effect}"
 
@@ -690,10 +694,10 @@ def _points(
     points = []
     for subject in study.subjects:
         line, own = values.get((subject.label, metric)), found[subject.label]
-        if line is None or isinstance(own, str) or own.block is None:
+        if line is None or isinstance(own, str) or own.mean_ns is None:
             continue
         if line.value is not None or (line.n > 0 and line.reference):
-            points.append((subject, own.block.mean_ns, line))
+            points.append((subject, own.mean_ns, line))
     return points
 
 

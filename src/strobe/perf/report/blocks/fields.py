@@ -12,7 +12,7 @@ from strobe.core.files import found_inside
 from strobe.perf.analysis.device.intervals import Distribution
 from strobe.perf.analysis.ledger.account import AROUND, LEVEL_WORDS
 from strobe.perf.analysis.runs.compare import Comparison
-from strobe.perf.measure.stats import LEVEL, P99_SAMPLES, Interval, Tail, Verdict, tail
+from strobe.perf.measure.stats import LEVEL, P99_SAMPLES, Tail, Verdict, tail
 from strobe.perf.records.record import Header
 from strobe.perf.records.store import RunRecords
 from strobe.perf.report.study import RunStudy
@@ -144,11 +144,6 @@ def run_facts(header: Header) -> tuple[Fact, Fact]:
 _TONES: Final[dict[Verdict, Tone]] = {"faster": "good", "slower": "bad", "no difference": "muted", "inconclusive": "muted"}
 
 
-def ratio_cell(ratio: float, interval: Interval | None) -> Ratio:
-    """Return the cell of a ratio, with its interval if there is one."""
-    return Ratio(ratio, interval.low, interval.high) if interval else Ratio(ratio)
-
-
 def verdict_cell(verdict: Verdict) -> Text:
     """Return the cell of a verdict in its tone."""
     return Text(verdict, _TONES[verdict])
@@ -170,7 +165,7 @@ def pair_fields(get: Callable[[T], Comparison | Missing], pairs: str = "median o
         return cell
 
     return (
-        numeric("speedup", of(lambda found: ratio_cell(found.ratio, found.interval)), f"{pairs}, 95 % interval"),
+        numeric("speedup", of(lambda found: found.cell), f"{pairs}, 95 % interval"),
         Field("verdict", of(lambda found: verdict_cell(found.verdict), Text(""))),
         count("pairs", of(lambda found: len(found.ratios), Text(""))),
         numeric("ratio of sums", of(lambda found: Ratio(found.ratio_of_sums), Text("")), "what the ledger adds up to"),
@@ -184,7 +179,7 @@ def speedup_headline(label: str, series: int, found: Comparison) -> Headline:
     detail = f"{pairs}, too few for an interval"
     if found.interval is not None:
         detail = f"{found.interval.low:.3f} to {found.interval.high:.3f} at {100 * LEVEL:.0f} %, {pairs}"
-    return Headline(label, series, ratio_cell(found.ratio, found.interval), verdict_cell(found.verdict), detail)
+    return Headline(label, series, found.cell, verdict_cell(found.verdict), detail)
 
 
 # Words for samples of calls, which are recorded as clips of one frame block.

@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Final, TypeAlias, TypeVar
 
 from strobe.perf.analysis.runs.grid import CellRun, GridContestant, Outcome, speedup
-from strobe.perf.report.blocks.fields import page, ratio_cell, unread_banners, verdict_cell
+from strobe.perf.report.blocks.fields import page, unread_banners, verdict_cell
 from strobe.perf.report.blocks.settings import settings_section
 from strobe.perf.report.study import load_study
 from strobe.perf.table.fields import Field, beside, count, numeric, table_of
@@ -85,14 +85,13 @@ def timed_fields(
             return other
         if entry is other:
             return Missing("it is the reference", "1")
-        found = speedup(other, entry)
-        return ratio_cell(found.ratio, found.interval)
+        return speedup(other, entry)[0]
 
     def verdict(row: T) -> Text:
         entry, other = own(row), against(row)
         if isinstance(other, Missing):
             return Text("not compared", "muted")
-        return Text("reference", "muted") if entry is other else verdict_cell(speedup(other, entry).verdict)
+        return Text("reference", "muted") if entry is other else verdict_cell(speedup(other, entry)[1])
 
     hint = "bootstrap, from 30 calls on; else shortest and longest call"
     return (

@@ -14,6 +14,7 @@ import numpy as np
 
 from strobe.core.costs import Cost, DevicePeaks
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, FRAME_BLOCK, NAMES
+from strobe.perf.analysis.device.activity import HOST_LATE, LAUNCH_LATENCY, PROFILER_OVERHEAD, QUEUED, UNLINKED
 from strobe.perf.analysis.device.intervals import Distribution, distribution
 from strobe.perf.analysis.device.kernels import KernelNameRow, KernelRow, kernel_row
 from strobe.perf.analysis.device.roofline import Roofline, roofline
@@ -567,6 +568,12 @@ def _detail(study: RunStudy, found: dict[str, dict[str, Extent]]) -> Table:
 
 # Lanes of a `Timeline` from the slices of steps, with as many rectangles as a page can hold and no hole in a step.
 
+IDLE_KINDS: Final = {
+    HOST_LATE: Kind("idle: host late", "gap1"), LAUNCH_LATENCY: Kind("idle: launch latency", "gap2"),
+    QUEUED: Kind("idle: queued, not started", "gap3"), UNLINKED: Kind("idle: cause unknown", "gap4"),
+    PROFILER_OVERHEAD: Kind("idle: profiler overhead", "gap5"),
+}  # fmt: skip
+"""Label and style of idle time by its cause."""
 MAX_SLICES: Final = 700
 """Most slices drawn in all lanes together, so that the file stays small for any trace."""
 MAX_SLICES_BY_CLASS: Final = 450

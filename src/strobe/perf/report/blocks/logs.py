@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from fractions import Fraction
 from itertools import zip_longest
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias, TypeVar
@@ -73,19 +72,15 @@ def round_label(index: int) -> str:
 
 def _rounds_table(name: str, found: Sequence[tuple[str, StageRounds]]) -> Table:
     fields = beside("round", (label for label, _ in found), "ms", show=exact_cell)
-    own = [rounds.rounds_ns for _, rounds in found]
+    own, steady = [rounds.rounds_ns for _, rounds in found], [rounds.avg_excl_warmup_ns for _, rounds in found]
     rows: list[Sequence[object]] = [(round_label(index), *each) for index, each in enumerate(zip_longest(*own))]
     averages = (
         ("avg_all_rounds", *(rounds.avg_all_rounds_ns for _, rounds in found)),
-        ("avg_excl_warmup", *map(_steady, (rounds for _, rounds in found))),
+        ("avg_excl_warmup", *(Missing("every round is left out") if mean is None else mean for mean in steady)),
     )
     notes = tuple(f"{label}: {note}" for label, rounds in found for note in _rounds_notes(rounds))
     shown = rows_of(fields, [*rows, *averages], strong=lambda row: row in averages)
     return Table(f"{name}, by round.", heads(fields), shown, notes)
-
-
-def _steady(rounds: StageRounds) -> Fraction | Missing:
-    return Missing("every round is left out") if (mean := rounds.avg_excl_warmup_ns) is None else mean
 
 
 def _rounds_notes(rounds: StageRounds) -> Iterator[str]:
@@ -159,9 +154,9 @@ def _timer_notes(summaries: Sequence[SeriesSummary]) -> Iterator[str]:
         for cause, indices in summary.excluded.items():
             yield f"{title}: {len(indices)} left out (values {ranges(indices)}): {cause}"
         if summary.outliers:
-            without = short(round(summary.outliers.mean_without_ns))
+            many, without = summary.outliers["n"], short(round(summary.outliers["mean_without_ns"]))
             yield (
-                f"{title}: {summary.outliers.n} of the kept lie more than {OUTLIER} interquartile ranges above the third "
+                f"{title}: {many} of the kept lie more than {OUTLIER} interquartile ranges above the third "
                 f"quartile; the mean without them is {without}"
             )
         if summary.series.rejected.total:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,13 +14,13 @@ from msgspec.structs import replace as replace_struct
 from strobe.core.errors import DataError
 from strobe.core.spans import E2E
 from strobe.perf.analysis.runs.compare import Comparison, compare_stage, timed_clips
-from strobe.perf.analysis.runs.latency import NS, Latencies, Summary, SwitchCost, latencies
-from strobe.perf.measure.stats import FLOOR, P99_SAMPLES
+from strobe.perf.analysis.runs.latency import NS, Latencies, SwitchCost, latencies
+from strobe.perf.measure.stats import FLOOR, P99_SAMPLES, p99, percentile
 from strobe.perf.records.record import Gate, Quality, Variant, Workload
 from strobe.perf.records.store import FILES, RunRecords, read_run, superseded
-from strobe.perf.report.blocks.fields import ratio_cell
 from strobe.perf.table.fields import Field, count, numeric, table_of, time
 from strobe.perf.table.model import Cell, Missing, Notes, Number, Section, Speedup, Table, Text, Tone, bytes_cell
+from strobe.perf.table.rows import columns
 
 # Entries of the optimisation log: every variant of every recorded run.
 
@@ -145,12 +146,12 @@ class LogEntry:
         if self.is_reference or self.settings is None or reference is None or isinstance(self.latencies, str):
             return None
         own, other = self.settings.cold_start_ns, reference.cold_start_ns
-        if own is None or other is None or self.latencies.block is None:
+        if own is None or other is None or self.latencies.mean_ns is None:
             return None
         if own <= other:
             return 0.0
-        base = latencies(self.run, self.reference).block
-        saved = 0.0 if base is None else base.mean_ns - self.latencies.block.mean_ns
+        base = latencies(self.run, self.reference).mean_ns
+        saved = 0.0 if base is None else base - self.latencies.mean_ns
         return (own - other) / saved if saved > 0 else None
 
     @property
@@ -323,7 +324,7 @@ def decisions(rows: Sequence[tuple[LogEntry, Word, str]]) -> Table:
 def _speedup(entry: LogEntry) -> Cell:
     if isinstance(entry.e2e, str):
         return Missing("" if entry.is_reference else entry.e2e, "-")
-    return ratio_cell(entry.e2e.ratio, entry.e2e.interval)
+    return entry.e2e.cell
 
 
 def configurations(entries: Sequence[LogEntry]) -> Table:
@@ -359,7 +360,7 @@ def steady(entries: Sequence[LogEntry]) -> Table:
     fields: tuple[Field[LogEntry], ...] = (
         _LABEL,
         _BATCH,
-        *_summary("SS", lambda found: found.block),
+        *_summary("SS", lambda found: found.blocks_ns),
         _rate("latent FPS", lambda found: found.latent_fps),
         _rate("pixel FPS", lambda found: found.pixel_fps),
         count("passes", lambda entry: entry.settings.steps + 1 if entry.settings and entry.settings.steps else None),
@@ -378,17 +379,14 @@ def steady(entries: Sequence[LogEntry]) -> Table:
 def switching(entries: Sequence[LogEntry]) -> Iterator[Table]:
     """Yield the table of first frame blocks under a new prompt, and that of each switch with the block before it."""
     note = "PS: the first frame block under a new prompt, delivered, over all switches and timed clips."
-    fields: tuple[Field[LogEntry], ...] = (_LABEL, *_summary("PS", lambda found: found.switch_block))
+    fields: tuple[Field[LogEntry], ...] = (_LABEL, *_summary("PS", lambda found: found.switches_ns))
     yield table_of("Prompt switches.", fields, entries, notes=(note,))
     rows = [
         (entry, switch) for entry in entries for switch in (() if isinstance(entry.latencies, str) else entry.latencies.switches)
     ]
     switches: tuple[Field[tuple[LogEntry, SwitchCost]], ...] = (
         Field("entry", lambda row: row[0].label),
-        count("switch at frame block", lambda row: row[1].frame_block),
-        time("block before", lambda row: row[1].before_ns),
-        time("first block after", lambda row: row[1].after_ns),
-        time("extra", lambda row: row[1].extra_ns),
+        *(field.of(lambda row: row[1]) for field in columns(SwitchCost)),
     )
     if rows:
         note = "Medians over clips; extra is the median of the differences within a clip."
@@ -410,7 +408,7 @@ def _batches(rows: Sequence[LogEntry]) -> Table:
     one = rows[0] if rows[0].work.batch == 1 else None
 
     def mean_ns(row: LogEntry) -> Any:
-        return _known(row, lambda found: found.block and found.block.mean_ns)
+        return _known(row, lambda found: found.mean_ns)
 
     def ratio(row: LogEntry) -> Number | Missing | None:
         own, alone = mean_ns(row), None if one is None else mean_ns(one)
@@ -530,21 +528,18 @@ def _rate(head: str, get: Callable[[Latencies], float | None]) -> Field[LogEntry
     return numeric(head, lambda entry: _known(entry, get), show=lambda value: Number(value, 2))
 
 
-def _summary(name: str, part: Callable[[Latencies], Summary | None]) -> tuple[Field[LogEntry], ...]:
+def _summary(name: str, samples: Callable[[Latencies], Sequence[int]]) -> tuple[Field[LogEntry], ...]:
     """Return the columns mean, p50, p99 (if there are enough samples), max, and number of samples."""
 
-    def of(get: Callable[[Summary], Any]) -> Callable[[LogEntry], Any]:
-        return lambda entry: _known(entry, lambda found: get(own) if (own := part(found)) else Missing("there were none", "-"))
+    def of(get: Callable[[Sequence[int]], Any]) -> Callable[[LogEntry], Any]:
+        return lambda entry: _known(entry, lambda found: get(own) if (own := samples(found)) else Missing("there were none", "-"))
 
     return (
-        time(f"{name} mean", of(lambda found: found.mean_ns)),
-        time(f"{name} p50", of(lambda found: found.p50_ns)),
-        time(
-            f"{name} p99",
-            of(lambda found: found.tail.value if found.tail.label == "p99" else Missing(f"{found.n} samples", "-")),
-        ),
-        time(f"{name} max", of(lambda found: found.max_ns)),
-        count("samples", of(lambda found: found.n)),
+        time(f"{name} mean", of(statistics.fmean)),
+        time(f"{name} p50", of(lambda own: percentile(own, 0.5))),
+        time(f"{name} p99", of(lambda own: Missing(f"{len(own)} samples", "-") if (end := p99(own)) is None else end)),
+        time(f"{name} max", of(max)),
+        count("samples", of(len)),
     )
 
 
@@ -579,8 +574,4 @@ def log_sections(decided: Sequence[tuple[LogEntry, Word, str]], notes: Sequence[
 
 def speedups(entries: Sequence[LogEntry]) -> list[Speedup]:
     """Return the end-to-end speedups that a script or gate may refer to."""
-    return [
-        Speedup(entry.label, entry.reference, "e2e", ratio_cell(entry.e2e.ratio, entry.e2e.interval))
-        for entry in entries
-        if not isinstance(entry.e2e, str)
-    ]
+    return [Speedup(entry.label, entry.reference, "e2e", entry.e2e.cell) for entry in entries if not isinstance(entry.e2e, str)]

@@ -91,7 +91,7 @@ def judge_methods(cells: Sequence[Any]) -> tuple[GridContestant | None, tuple[Ju
         for cell, error in zip(cells, errors, strict=True):
             layers.setdefault(cell.grid.layer, []).append(error)
         kept = [value for each in numbers if (value := each.number(RECALL)) is not None]
-        against = speedup(reference, entry)
+        against, verdict = speedup(reference, entry)
         found.append(
             Judged(
                 entry=entry,
@@ -101,8 +101,8 @@ def judge_methods(cells: Sequence[Any]) -> tuple[GridContestant | None, tuple[Ju
                 error=statistics.fmean(errors),
                 worst_head=max(_number(each, WORST_HEAD) for each in numbers),
                 worst_layer=max(((layer, statistics.fmean(each)) for layer, each in layers.items()), key=lambda each: each[1]),
-                ratio=against.ratio if against.verdict in ("faster", "slower") else 1.0,
-                faster=against.verdict == "faster",
+                ratio=against.value if verdict in ("faster", "slower") else 1.0,
+                faster=verdict == "faster",
             )
         )
     scores = [(each.entry.name, each.ratio, -20 * math.log10(each.error or 1e-9)) for each in found if each.whole]  # dB

@@ -65,7 +65,7 @@ def timer_document(label: str, summary: SeriesSummary, remarks: Sequence[str]) -
         "method": summary.method,
         "note": summary.note,
         "excluded": {cause: len(indices) for cause, indices in summary.excluded.items()},
-        "outliers": None if summary.outliers is None else summary.outliers._asdict(),
+        "outliers": summary.outliers,
         "remarks": list(remarks),
     }
 

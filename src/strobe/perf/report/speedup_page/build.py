@@ -15,9 +15,10 @@ from strobe.perf.analysis.device.kernels import KernelKind, kernel_kind
 from strobe.perf.analysis.ledger.account import DILATION, NAMELESS, Ledger, Part, total, trace_part
 from strobe.perf.analysis.ledger.speedup import DRIFT, LEVEL_TITLES, Answer, LevelFigure, PartLine
 from strobe.perf.analysis.ledger.traces import FOCAL_NAME
+from strobe.perf.analysis.runs.compare import ratio_cell
 from strobe.perf.analysis.structure.steps import Steps
 from strobe.perf.report.blocks.answer import ANSWER, SHORT_NS, answer_figure, limit, line_name, part_fields, rest_words
-from strobe.perf.report.blocks.fields import damage_banners, page, ratio_cell
+from strobe.perf.report.blocks.fields import damage_banners, page
 from strobe.perf.report.blocks.logs import attention_section, input_file, inputs_section, stages_section, unit_notes
 from strobe.perf.report.speedup_page.study import LoadedSide, SpeedupStudy
 from strobe.perf.report.speedup_page.tables import (

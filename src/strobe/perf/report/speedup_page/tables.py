@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from strobe.perf.analysis.device.activity import HOST_LATE, IDLE, LAUNCH_LATENCY, PROFILER_OVERHEAD, QUEUED, UNLINKED
+from strobe.perf.analysis.device.activity import IDLE
 from strobe.perf.analysis.device.intervals import distribution
 from strobe.perf.analysis.device.kernels import kernel_name
 from strobe.perf.analysis.ledger.account import (
@@ -29,7 +29,6 @@ from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.analysis.structure.collectives import MemberTime
 from strobe.perf.measure.stats import BOOTSTRAP_SAMPLES
 from strobe.perf.report.blocks.answer import (
-    Drop,
     interval_field,
     waterfall,
     whisker_words,
@@ -37,6 +36,7 @@ from strobe.perf.report.blocks.answer import (
 from strobe.perf.report.blocks.fields import verdict_cell
 from strobe.perf.report.blocks.kernels import (
     FOCAL,
+    IDLE_KINDS,
     Listed,
     MeasuredSections,
     Piece,
@@ -209,7 +209,7 @@ _BARS: Final = "Bars that go left are time saved, bars that go right time added.
 
 def _bars(account: Ledger) -> Waterfall:
     """Draw the lines of an account between both sides, with their intervals."""
-    lines = [Drop(line.line, line.saved_ns, line.interval) for line in account.lines]
+    lines = [(line.line, line.saved_ns, line.interval) for line in account.lines]
     return waterfall((_SIDES[0], account.baseline_ns), (_SIDES[1], account.candidate_ns), lines, account.interval)
 
 
@@ -509,12 +509,7 @@ _WORK: Final = {
     ("section", "kernel"): Kind("rest of the section", "work1"), ("step", "kernel"): Kind("other kernels", "work2"),
     ("step", "comm"): Kind("communication", "work3"), ("step", "memcpy"): Kind("copies, memsets", "work4"),
 }  # fmt: skip
-_GAPS: Final = {
-    HOST_LATE: Kind("idle: host late", "gap1"), LAUNCH_LATENCY: Kind("idle: launch latency", "gap2"),
-    QUEUED: Kind("idle: queued, not started", "gap3"), UNLINKED: Kind("idle: cause unknown", "gap4"),
-    PROFILER_OVERHEAD: Kind("idle: profiler overhead", "gap5"),
-}  # fmt: skip
-_KINDS: Final = (_FOCAL, *_WORK.values(), *_GAPS.values())
+_KINDS: Final = (_FOCAL, *_WORK.values(), *IDLE_KINDS.values())
 
 
 def timeline_section(study: SpeedupStudy) -> Section | None:
@@ -557,8 +552,8 @@ def _pieces(trace: Trace, own: TracedSide, tile: int) -> Iterator[Piece]:
 def kind_of(label: Label) -> Kind:
     """Return the class in which a label is drawn."""
     place, activity = label.path[0], label.activity
-    if activity in _GAPS:
-        return _GAPS[activity]
+    if activity in IDLE_KINDS:
+        return IDLE_KINDS[activity]
     if place == "focal":
         return _FOCAL
     if place == "section":

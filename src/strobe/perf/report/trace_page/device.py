@@ -41,7 +41,7 @@ from strobe.perf.analysis.device.launch import (
 from strobe.perf.analysis.structure.memory import MemoryRow, mib, recorded
 from strobe.perf.analysis.structure.steps import Steps
 from strobe.perf.report.blocks.fields import spread
-from strobe.perf.report.blocks.kernels import Piece, class_table, draw_lanes, merged
+from strobe.perf.report.blocks.kernels import IDLE_KINDS, Piece, class_table, draw_lanes, merged
 from strobe.perf.report.study import TraceStudy
 from strobe.perf.report.trace_page import tables
 from strobe.perf.table.fields import (
@@ -85,9 +85,7 @@ from strobe.perf.trace.events import DEVICE_KINDS
 CLASS_KINDS: Final = {
     "kernel": Kind("kernels", "work1"), "comm": Kind("communication", "work2"),
     "memcpy": Kind("copies", "work3"), "memset": Kind("memsets", "work4"),
-    HOST_LATE: Kind("idle: host late", "gap1"), LAUNCH_LATENCY: Kind("idle: launch latency", "gap2"),
-    QUEUED: Kind("idle: queued, not started", "gap3"), UNLINKED: Kind("idle: cause unknown", "gap4"),
-    PROFILER_OVERHEAD: Kind("idle: profiler overhead", "gap5"),
+    **IDLE_KINDS,
 }  # fmt: skip
 """Label and style of each of `activity.ACTIVITIES`."""
 
