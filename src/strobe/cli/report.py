@@ -258,9 +258,9 @@ def _clip_table(findings: Sequence[Finding], refused: Mapping[str, str]) -> Tabl
     table = Table("end to end", *columns, box=None, header_style="bold", padding=(0, 1, 0, 0))
     shown: set[str] = set()
     for each in findings:
-        sides = () if each.e2e is None else ((each.reference, each.e2e.baseline), (each.candidate, each.e2e.candidate))
-        for subject, side in sides:
-            work, mean_ns = subject.run.header.workload, side.total_ns / len(side.ns)
+        sides = () if each.e2e is None else zip((each.reference, each.candidate), each.e2e.mean_ns, strict=True)
+        for subject, mean_ns in sides:
+            work = subject.run.header.workload
             if subject.label in shown or subject.label in refused:
                 continue
             shown.add(subject.label)

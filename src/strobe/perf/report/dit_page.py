@@ -103,10 +103,8 @@ _Pair: TypeAlias = tuple[Finding, PerStep | str, PerStep | str]
 
 def per_step(subject: Subject) -> PerStep | str:
     """Return the attention times of a variant from its trace and timed clips; a text says why there are none."""
-    time = stage_time(subject.run, subject.name, DENOISE_STEP)
-    steps_ns = [
-        n / calls for clip, n, calls in zip(time.clips, time.ns, time.calls, strict=True) if clip.phase == "timed" and calls
-    ]
+    clips = stage_time(subject.run, subject.name, DENOISE_STEP)
+    steps_ns = [ns / calls for clip, ns, calls in clips if clip.phase == "timed" and calls]
     if not steps_ns:
         return "no timed clip"
     if not isinstance(subject.profile, Profile):

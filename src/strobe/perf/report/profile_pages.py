@@ -26,7 +26,7 @@ from strobe.perf.analysis.runs.breakdown import (
     Operation,
     Whole,
 )
-from strobe.perf.analysis.runs.compare import Comparison, compare_stage, side_clocks, timed_clips
+from strobe.perf.analysis.runs.compare import Comparison, compare_stage, num, side_clocks, timed_clips
 from strobe.perf.measure.stats import outliers, percentile, tail
 from strobe.perf.records.record import Clocks, Machine, SpanCost
 from strobe.perf.records.store import RunRecords
@@ -114,7 +114,7 @@ def _compared(study: RunStudy) -> Iterator[tuple[Subject, Subject, Comparison]]:
 
 def _speedup(each: tuple[Subject, Subject, Comparison]) -> Speedup:
     reference, candidate, found = each
-    saved_ns = found.saved_ns / found.baseline.num(per_call=True)
+    saved_ns = found.saved_ns / num(found.baseline, per_call=True)
     return Speedup(candidate.label, reference.label, _LEVELS[found.stage], found.cell, saved_ns)
 
 

@@ -170,7 +170,7 @@ def _between_runs(study: RunStudy) -> Table:
         for variant in run.variants:
             if variant.name in own:
                 try:
-                    found: Comparison | Missing = compare_unpaired(first, run, E2E, variant=variant.name, unpaired=True)
+                    found: Comparison | Missing = compare_unpaired(first, run, E2E, variant=variant.name)
                 except DataError as error:
                     found = Missing(str(error))
                 rows.append((variant.name, run.header.run, found))

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated as A
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from strobe.core import spans
-from strobe.core.errors import ConfigError, DataError
+from strobe.core.errors import DataError
 from strobe.core.spans import E2E, FRAME_BLOCK
 from strobe.perf.measure.stats import Interval, Verdict, judge, paired_interval, percentile, welch_interval
 from strobe.perf.records.record import Clip, Clocks, Gate, Memory, Variant
@@ -37,45 +37,8 @@ STAGES: Final = (
 """Regions of a timed clip, innermost work first."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StageTime:
-    """A stage's time in clips of one variant.
-
-    Args:
-        name: of the variant.
-        stage: name of the span.
-        clips: in the order they ran.
-        ns: sum of the stage's regions in each clip.
-        calls: regions in each clip.
-    """
-
-    name: str
-    stage: str
-    clips: tuple[Clip, ...]
-    ns: tuple[int, ...]
-    calls: tuple[int, ...]
-
-    @property
-    def total_ns(self) -> int:
-        """Sum over all clips, ns."""
-        return sum(self.ns)
-
-    def num(self, per_call: bool) -> int:
-        """Return the number of regions if a single region is compared, else that of clips."""
-        return sum(self.calls) if per_call else len(self.clips)
-
-    def only(self, clips: Sequence[Clip]) -> StageTime:
-        """Return the time in some of the clips, in their order.
-
-        Raises:
-            DataError: a clip never entered the stage.
-        """
-        orders = [clip.order for clip in self.clips]
-        places = [orders.index(clip.order) for clip in clips]
-        ns, calls = (tuple(values[place] for place in places) for values in (self.ns, self.calls))
-        if not all(ns):
-            raise DataError(f"{self.name!r} has clips without a {self.stage!r} region; stages: {', '.join(STAGES)}")
-        return replace(self, clips=tuple(clips), ns=ns, calls=calls)
+StageClips: TypeAlias = tuple[tuple[Clip, int, int], ...]
+"""Clips of one variant in the order they ran, each with the time of a stage's regions, ns, and their number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,8 +56,8 @@ class Comparison:
 
     stage: str
     per_call: bool
-    baseline: StageTime
-    candidate: StageTime
+    baseline: StageClips
+    candidate: StageClips
     ratios: tuple[float, ...]
     ratio: float
     interval: Interval | None
@@ -113,7 +76,7 @@ class Comparison:
         """
         order, half = sorted(range(len(self.ratios)), key=self.ratios.__getitem__), (len(self.ratios) - 1) // 2
         middle = order[half : len(order) - half]
-        candidate = statistics.harmonic_mean([sum(self.candidate.ns[2 * pair : 2 * pair + 2]) / 2 for pair in middle])
+        candidate = statistics.harmonic_mean([_took(self.candidate[2 * pair : 2 * pair + 2]) / 2 for pair in middle])
         return self.ratio * candidate, candidate
 
     @property
@@ -124,13 +87,31 @@ class Comparison:
     @property
     def floor(self) -> float:
         """Shortest clip of the baseline / shortest of the candidate."""
-        candidate, baseline = (side.num(self.per_call) / len(side.clips) for side in (self.candidate, self.baseline))
-        return min(self.baseline.ns) / min(self.candidate.ns) * candidate / baseline
+        (least, regions), (own_least, own_regions) = (
+            (min(ns for _, ns, _ in side), num(side, self.per_call) / len(side)) for side in (self.baseline, self.candidate)
+        )
+        return least / own_least * own_regions / regions
+
+    @property
+    def mean_ns(self) -> tuple[float, float]:
+        """Mean time of the baseline and of the candidate, ns: of one region, or of all regions of a clip."""
+        b, c = (_took(side) / num(side, self.per_call) for side in (self.baseline, self.candidate))
+        return b, c
 
     @property
     def saved_ns(self) -> int:
         """Saving of the candidate over all clips, ns."""
-        return self.baseline.total_ns - self.candidate.total_ns
+        return _took(self.baseline) - _took(self.candidate)
+
+
+def _took(side: StageClips) -> int:
+    """Return the time over all clips, ns."""
+    return sum(ns for _, ns, _ in side)
+
+
+def num(side: StageClips, per_call: bool) -> int:
+    """Return the number of regions if a single region is compared, else that of clips."""
+    return sum(regions for *_, regions in side) if per_call else len(side)
 
 
 def ratio_cell(ratio: float, interval: Interval | None) -> Ratio:
@@ -138,16 +119,28 @@ def ratio_cell(ratio: float, interval: Interval | None) -> Ratio:
     return Ratio(ratio, interval.low, interval.high) if interval else Ratio(ratio)
 
 
-def stage_time(run: RunRecords, variant: str, stage: str) -> StageTime:
+def stage_time(run: RunRecords, variant: str, stage: str) -> StageClips:
     """Return the stage's time in every finished warm-up and timed clip of a variant."""
     ns, calls = Counter[int](), Counter[int]()
     for span in run.spans:
         if span.variant == variant and span.name == stage:
             ns[span.clip] += span.value_ns
             calls[span.clip] += 1
-    clips = tuple(clip for clip in run.clips if clip.variant == variant and clip.phase != "traced")
-    sums = (tuple(counted[clip.clip] for clip in clips) for counted in (ns, calls))
-    return StageTime(name=variant, stage=stage, clips=clips, ns=next(sums), calls=next(sums))
+    clips = (clip for clip in run.clips if clip.variant == variant and clip.phase != "traced")
+    return tuple((clip, ns[clip.clip], calls[clip.clip]) for clip in clips)
+
+
+def _times_in(run: RunRecords, variant: str, stage: str, clips: Iterable[Clip]) -> StageClips:
+    """Return the stage's time in some clips of a variant, in their order.
+
+    Raises:
+        DataError: a clip never entered the stage.
+    """
+    known = {each[0].order: each for each in stage_time(run, variant, stage)}
+    found = tuple(known[clip.order] for clip in clips)
+    if not all(ns for _, ns, _ in found):
+        raise DataError(f"{variant!r} has clips without a {stage!r} region; stages: {', '.join(STAGES)}")
+    return found
 
 
 def timed_clips(run: RunRecords) -> tuple[Clip, ...]:
@@ -177,14 +170,14 @@ def compare_stage(run: RunRecords, candidate: str, stage: str, *, per_call: bool
     baseline, pairs = run.header.baseline, mirrored_pairs(run, candidate)
     if not pairs:
         raise DataError(f"run {run.header.run} has no finished pair of {baseline!r} and {candidate!r}")
-    sides = [stage_time(run, name, stage) for name in (baseline, candidate)]
-    both = [(sides[0].only(b), sides[1].only(c)) for b, c in pairs]
-    ratios = [_ratio(*pair, per_call=per_call) for pair in both]
-    delta_ns = statistics.median((b.total_ns - c.total_ns) / 2 for b, c in both)
-    ratio, interval = statistics.median(ratios), paired_interval([math.log(ratio) for ratio in ratios])
     used = [
-        side.only([clip for clips in own for clip in clips]) for side, own in zip(sides, zip(*pairs, strict=True), strict=True)
+        _times_in(run, name, stage, [clip for clips in own for clip in clips])
+        for name, own in zip((baseline, candidate), zip(*pairs, strict=True), strict=True)
     ]
+    both = [(used[0][at : at + 2], used[1][at : at + 2]) for at in range(0, 2 * len(pairs), 2)]
+    ratios = [_ratio(*pair, per_call=per_call) for pair in both]
+    delta_ns = statistics.median((_took(b) - _took(c)) / 2 for b, c in both)
+    ratio, interval = statistics.median(ratios), paired_interval([math.log(ratio) for ratio in ratios])
     return Comparison(
         stage=stage,
         per_call=per_call,
@@ -205,31 +198,21 @@ def compare_stages(run: RunRecords, candidate: str) -> tuple[Comparison, ...]:
     return (*step, *(compare_stage(run, candidate, stage) for stage in common))
 
 
-def compare_unpaired(baseline: RunRecords, candidate: RunRecords, stage: str, *, variant: str, unpaired: bool) -> Comparison:
-    """Compare one variant across two runs taken at different times.
-
-    Args:
-        unpaired: must be True: the caller says that drift between the runs is unknown.
+def compare_unpaired(baseline: RunRecords, candidate: RunRecords, stage: str, *, variant: str) -> Comparison:
+    """Compare one variant across two runs taken at different times; drift between them is unknown.
 
     Raises:
-        ConfigError: `unpaired` is False.
         DataError: a run has no timed clip of the variant, or never entered the stage.
     """
-    if not unpaired:
-        raise ConfigError(
-            f"runs {baseline.header.run} and {candidate.header.run} were taken at different times: no interval holds against "
-            f"drift between them; compare both in one run, or say that they are unpaired"
-        )
     sides = []
     for run in (baseline, candidate):
-        usable = timed_clips(run)
-        timed = [clip for clip in stage_time(run, variant, stage).clips if clip in usable]
+        timed = [clip for clip in timed_clips(run) if clip.variant == variant]
         if not timed:
             raise DataError(f"run {run.header.run} has no timed clip of {variant!r}")
-        sides.append(replace(stage_time(run, variant, stage).only(timed), name=run.header.run))
-    interval = welch_interval(sides[0].ns, sides[1].ns)
-    ratio = statistics.geometric_mean(sides[0].ns) / statistics.geometric_mean(sides[1].ns)
-    delta_ns = statistics.fmean(sides[0].ns) - statistics.fmean(sides[1].ns)
+        sides.append(_times_in(run, variant, stage, timed))
+    b, c = ([ns for _, ns, _ in side] for side in sides)
+    interval = welch_interval(b, c)
+    ratio = statistics.geometric_mean(b) / statistics.geometric_mean(c)
     return Comparison(
         stage=stage,
         per_call=False,
@@ -238,13 +221,13 @@ def compare_unpaired(baseline: RunRecords, candidate: RunRecords, stage: str, *,
         ratios=(),
         ratio=ratio,
         interval=interval,
-        verdict=judge(ratio, interval, delta_ns),
+        verdict=judge(ratio, interval, statistics.fmean(b) - statistics.fmean(c)),
     )
 
 
-def _ratio(baseline: StageTime, candidate: StageTime, *, per_call: bool) -> float:
+def _ratio(baseline: StageClips, candidate: StageClips, *, per_call: bool) -> float:
     """Return the mean time of a clip (or of one region) of the baseline / that of the candidate."""
-    return baseline.total_ns * candidate.num(per_call) / (candidate.total_ns * baseline.num(per_call))
+    return _took(baseline) * num(candidate, per_call) / (_took(candidate) * num(baseline, per_call))
 
 
 # Clock, power and energy of a variant's clips, and what a difference of clocks does to the time of a kernel.
@@ -404,7 +387,7 @@ def own_code(run: RunRecords) -> tuple[CallsRow, ...]:
 
 def _one(run: RunRecords, name: str, gate: Gate | None) -> CallsRow:
     clips = [clip for clip in timed_clips(run) if clip.variant == name]
-    samples = tuple(ns / clip.calls for ns, clip in zip(stage_time(run, name, E2E).only(clips).ns, clips, strict=True))
+    samples = tuple(ns / clip.calls for clip, ns, _ in _times_in(run, name, E2E, clips))
     logs = [math.log(value) for value in samples]
     peaks = [clip.peak_bytes for clip in clips if clip.peak_bytes is not None]
     added = [clip.peak_bytes - clip.start_bytes for clip in clips if clip.peak_bytes is not None and clip.start_bytes is not None]

@@ -171,7 +171,7 @@ def speedups(findings: Sequence[Finding]) -> tuple[Speedup, ...]:
 
 
 def _per_clip_ns(timed: Comparison) -> float:
-    return timed.saved_ns / len(timed.baseline.clips)
+    return timed.saved_ns / len(timed.baseline)
 
 
 # Tables of the ledger: lines that add up to the saving exactly, and the saving of each kernel.

@@ -13,7 +13,7 @@ from strobe.core.costs import DevicePeaks
 from strobe.core.spans import COMMIT, DENOISE_STEP, E2E, FRAME_BLOCK, NAMES, RECACHE
 from strobe.perf.analysis.device.roofline import Roofline
 from strobe.perf.analysis.runs.breakdown import Amount, Breakdown, Gap, Place, layers_of, order
-from strobe.perf.analysis.runs.compare import STAGES, Comparison, SideClocks, StageTime, stage_time
+from strobe.perf.analysis.runs.compare import STAGES, Comparison, SideClocks, StageClips, stage_time
 from strobe.perf.analysis.runs.latency import Latencies
 from strobe.perf.analysis.runs.timeline import Path
 from strobe.perf.measure.stats import outliers, percentile, tail
@@ -365,7 +365,7 @@ def stages_section(study: RunStudy, findings: Sequence[Finding]) -> Section:
     """Build the section with a figure of every clip, the table of every run, stage averages, and exclusions."""
     blocks: list[Block] = []
     for stage, title in _SHOWN:
-        totals = [_clips(subject, stage) for subject in study.subjects]
+        totals = [stage_time(subject.run, subject.name, stage) for subject in study.subjects]
         if not any(ns for own in totals for _, ns, _ in own):
             continue
         table = _runs_table(study, totals, title)
@@ -379,17 +379,7 @@ def stages_section(study: RunStudy, findings: Sequence[Finding]) -> Section:
     return Section("stages", "Stages", lead, tuple(blocks))
 
 
-_Clips: TypeAlias = list[tuple[Clip, int, int]]
-"""The clips of a variant, and the time and calls of a stage in each."""
-
-
-def _clips(subject: Subject, stage: str, *, warmup: bool = True) -> _Clips:
-    found = stage_time(subject.run, subject.name, stage)
-    clips = zip(found.clips, found.ns, found.calls, strict=True)
-    return [each for each in clips if warmup or each[0].phase != "warmup"]
-
-
-def _runs_figure(study: RunStudy, totals: Sequence[_Clips], title: str, table: Table) -> Figure:
+def _runs_figure(study: RunStudy, totals: Sequence[StageClips], title: str, table: Table) -> Figure:
     marks, levels = [], []
     for subject, own in zip(study.subjects, totals, strict=True):
         marks += [PlotPoint(clip.order, ns, subject.series, hollow=clip.phase == "warmup") for clip, ns, _ in own]
@@ -402,7 +392,7 @@ def _runs_figure(study: RunStudy, totals: Sequence[_Clips], title: str, table: T
     return Figure(text, f"{title} of every clip; the table lists the values.", plane, table, table_open=True)
 
 
-def _runs_table(study: RunStudy, totals: Sequence[_Clips], title: str) -> Table:
+def _runs_table(study: RunStudy, totals: Sequence[StageClips], title: str) -> Table:
     longest = max(len(own) for own in totals)
     digits = max(2, len(str(longest)))
     rows: list[Sequence[object]] = [
@@ -410,21 +400,21 @@ def _runs_table(study: RunStudy, totals: Sequence[_Clips], title: str) -> Table:
     ]
     averages = (
         ("avg_all_rounds", *map(_mean, totals)),
-        ("avg_excl_warmup", *(_mean([each for each in own if each[0].phase != "warmup"]) for own in totals)),
+        ("avg_excl_warmup", *(_mean(each for each in own if each[0].phase != "warmup") for own in totals)),
     )
     fields = beside("run", (subject.label for subject in study.subjects), "ms")
     shown = rows_of(fields, [*rows, *averages], strong=lambda row: row in averages)
     return Table(f"{title}, every clip of every variant in the order it ran.", heads(fields), shown)
 
 
-def _run_cell(own: _Clips, number: int) -> Cell:
+def _run_cell(own: StageClips, number: int) -> Cell:
     if number >= len(own) or not own[number][1]:
         return Missing("", "-")
     clip, ns, _ = own[number]
     return Time(ns, "warm-up" if clip.phase == "warmup" else "")
 
 
-def _mean(own: _Clips) -> Cell:
+def _mean(own: Iterable[tuple[Clip, int, int]]) -> Cell:
     measured = [ns for _, ns, _ in own if ns]
     return Time(statistics.fmean(measured)) if measured else Missing("no finished clip", "-")
 
@@ -442,7 +432,7 @@ def _averages(study: RunStudy) -> Table:
 
 
 def _average_cell(subject: Subject, stage: str) -> Cell:
-    timed = [each for each in _clips(subject, stage, warmup=False) if each[2]]
+    timed = [each for each in stage_time(subject.run, subject.name, stage) if each[2] and each[0].phase != "warmup"]
     if not timed:
         return Missing("", "-")
     ns, calls = statistics.fmean(ns for _, ns, _ in timed), statistics.fmean(calls for *_, calls in timed)
@@ -453,13 +443,10 @@ def _speedups(finding: Finding) -> Table:
     assert not isinstance(finding.stages, str)
     labels = (finding.reference.label, finding.candidate.label)
 
-    def each_ns(item: Comparison, side: StageTime) -> float:
-        return side.total_ns / side.num(item.per_call)
-
     fields: tuple[Field[Comparison], ...] = (
         Field("stage", lambda item: f"{item.stage}, one call" if item.per_call else item.stage),
-        time(labels[0], lambda item: each_ns(item, item.baseline)),
-        time(labels[1], lambda item: each_ns(item, item.candidate)),
+        time(labels[0], lambda item: item.mean_ns[0]),
+        time(labels[1], lambda item: item.mean_ns[1]),
         numeric("speedup", lambda item: item.cell),
         Field("verdict", lambda item: verdict_cell(item.verdict)),
     )
