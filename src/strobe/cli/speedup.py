@@ -108,6 +108,7 @@ def speedup(
 
         study = load_speedup(request, megabytes(advance))
     with output.progress("report"):
+        from strobe.perf.analysis.comparable import refusal
         from strobe.perf.analysis.ledger.speedup import LEVELS
         from strobe.perf.report.documents.speedup import speedup_document
         from strobe.perf.report.speedup_page.build import build_speedup_report
@@ -115,10 +116,10 @@ def speedup(
 
         report, document = build_speedup_report(study), to_json(speedup_document(study))
         written = _write(study, report, document, out) if out else {}
-    refusal = study.comparability.refusal
+    refused = refusal(study.checks)
     found: dict[str, Speedup] = {each.level: each for each in report.speedups}
     figures: Figures = {"candidate": {level: found.get(level) for level in LEVELS}}
-    obstacles = {"candidate": refusal} if refusal else {}
+    obstacles = {"candidate": refused} if refused else {}
     failed = [line for each in requirements for line in failures(each, figures, obstacles=obstacles)]
     _show(study, report, failed, list(written.values()), output)
     output.emit({**document, "written": written, "not_met": failed})

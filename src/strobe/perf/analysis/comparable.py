@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain
 from typing import Annotated as A
@@ -97,42 +96,37 @@ class FactPart(DocumentPart, frozen=True, kw_only=True):
         return f"{self.title}: {shown(self.baseline)} against {shown(self.candidate)}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Comparability:
-    """All checks, in the order of `FACTS`."""
+Checks: TypeAlias = tuple[FactPart, ...]
+"""All checks of two sides, in the order of `FACTS`."""
 
-    checks: tuple[FactPart, ...]
 
-    def _with(self, verdict: Verdict, weight: Weight) -> tuple[FactPart, ...]:
-        return tuple(check for check in self.checks if (check.verdict, check.weight) == (verdict, weight))
+def _with(checks: Checks, verdict: Verdict, weight: Weight) -> Checks:
+    return tuple(check for check in checks if (check.verdict, check.weight) == (verdict, weight))
 
-    @property
-    def obstacles(self) -> tuple[FactPart, ...]:
-        """Facts that differ and must not. Serialised launches on both sides are one too, since such times are not
-        comparable with anything."""
-        serial = (
-            each
-            for each in self.checks
-            if each.name == "launch_blocking" and each.verdict != "allowed" and "yes" in (each.baseline, each.candidate)
-        )
-        return (*(each for each in self._with("differs", "must") if each.name != "launch_blocking"), *serial)
 
-    @property
-    def doubts(self) -> tuple[FactPart, ...]:
-        """Facts that differ and weaken the comparison."""
-        return self._with("differs", "should")
+def obstacles(checks: Checks) -> Checks:
+    """Return the facts that differ and must not. Serialised launches on both sides are one too, since such times are not
+    comparable with anything."""
+    launches = [check for check in checks if check.name == "launch_blocking" and check.verdict != "allowed"]
+    serial = (check for check in launches if "yes" in (check.baseline, check.candidate))
+    return (*(check for check in _with(checks, "differs", "must") if check.name != "launch_blocking"), *serial)
 
-    @property
-    def unknown(self) -> tuple[FactPart, ...]:
-        """Facts that must agree and are not known of both sides."""
-        return self._with("unknown", "must")
 
-    @property
-    def refusal(self) -> str:
-        """Reason why there is no speedup, with the flag that allows it; empty if the sides are comparable."""
-        names = " ".join(each.name for each in self.obstacles)
-        because = "; ".join(map(str, self.obstacles))
-        return f"not comparable ({because}); if that is meant, say so: --allow-different {names}" if names else ""
+def doubts(checks: Checks) -> Checks:
+    """Return the facts that differ and weaken the comparison."""
+    return _with(checks, "differs", "should")
+
+
+def unknown(checks: Checks) -> Checks:
+    """Return the facts that must agree and are not known of both sides."""
+    return _with(checks, "unknown", "must")
+
+
+def refusal(checks: Checks) -> str:
+    """Return why there is no speedup, with the flag that allows it; empty if the sides are comparable."""
+    found = obstacles(checks)
+    names, because = " ".join(each.name for each in found), "; ".join(map(str, found))
+    return f"not comparable ({because}); if that is meant, say so: --allow-different {names}" if names else ""
 
 
 def check_allowed(names: Sequence[str]) -> None:
@@ -146,7 +140,7 @@ def check_allowed(names: Sequence[str]) -> None:
             raise unknown_choice("fact in --allow-different", name, ALLOWABLE)
 
 
-def compare_facts(baseline: Facts, candidate: Facts, allow_different: Sequence[str] = ()) -> Comparability:
+def compare_facts(baseline: Facts, candidate: Facts, allow_different: Sequence[str] = ()) -> Checks:
     """Check every fact of two sides.
 
     A fact of several values differs if the sides do not have the same ones. With some in common it weakens the comparison; with
@@ -174,7 +168,7 @@ def compare_facts(baseline: Facts, candidate: Facts, allow_different: Sequence[s
             verdict = "allowed"
         sides = [tuple(sorted(each)) if isinstance(each, frozenset) else each for each in (b, c)]
         checks.append(FactPart(name=name, title=title, baseline=sides[0], candidate=sides[1], verdict=verdict, weight=weight))
-    return Comparability(checks=tuple(checks))
+    return tuple(checks)
 
 
 def _common(baseline: Value | None, candidate: Value | None) -> bool:
@@ -246,9 +240,7 @@ def record_facts(header: Header, variant: Variant | None) -> dict[str, str]:
     return {name: str(value) for name, value in known.items() if value not in (None, "")}
 
 
-def compare_variants(
-    header: Header, reference: Variant, candidate: Variant, allow_different: Sequence[str] = ()
-) -> Comparability:
+def compare_variants(header: Header, reference: Variant, candidate: Variant, allow_different: Sequence[str] = ()) -> Checks:
     """Check the facts of two variants in the records of one run.
 
     Args:

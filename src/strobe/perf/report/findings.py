@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from strobe.core.errors import DataError
 from strobe.core.spans import E2E
-from strobe.perf.analysis.comparable import compare_variants
+from strobe.perf.analysis.comparable import compare_variants, refusal
 from strobe.perf.analysis.ledger.account import (
     ClipKind,
     Explained,
@@ -79,9 +79,8 @@ def find_latencies(study: RunStudy) -> dict[str, Latencies | str]:
 def _finding(reference: Subject, candidate: Subject, allow_different: Sequence[str]) -> Finding:
     stages: tuple[Comparison, ...] | str
     ledger: Ledger | str
-    comparability = compare_variants(candidate.run.header, reference.settings, candidate.settings, allow_different)
-    if comparability.obstacles:
-        why = comparability.refusal
+    checks = compare_variants(candidate.run.header, reference.settings, candidate.settings, allow_different)
+    if why := refusal(checks):
         return Finding(reference=reference, candidate=candidate, stages=why, ledger=why)
     try:
         stages = compare_stages(candidate.run, candidate.name)

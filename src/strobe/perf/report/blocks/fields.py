@@ -157,20 +157,18 @@ def pair_fields(get: Callable[[T], Comparison | Missing], pairs: str = "median o
         pairs: what the speedup is.
     """
 
-    def of(value: Callable[[Comparison], Any], other: Cell | None = None) -> Callable[[T], Any]:
-        def cell(row: T) -> Any:
-            found = get(row)
-            return (found if other is None else other) if isinstance(found, Missing) else value(found)
-
-        return cell
-
-    return (
-        numeric("speedup", of(lambda found: found.cell), f"{pairs}, 95 % interval"),
-        Field("verdict", of(lambda found: verdict_cell(found.verdict), Text(""))),
-        count("pairs", of(lambda found: len(found.ratios), Text(""))),
-        numeric("ratio of sums", of(lambda found: Ratio(found.ratio_of_sums), Text("")), "what the ledger adds up to"),
-        numeric("ratio of minima", of(lambda found: Ratio(found.floor), Text("")), "fastest against fastest"),
+    fields: tuple[Field[Comparison], ...] = (
+        numeric("speedup", lambda found: found.cell, f"{pairs}, 95 % interval"),
+        Field("verdict", lambda found: verdict_cell(found.verdict)),
+        count("pairs", lambda found: len(found.ratios)),
+        numeric("ratio of sums", lambda found: Ratio(found.ratio_of_sums), "what the ledger adds up to"),
+        numeric("ratio of minima", lambda found: Ratio(found.floor), "fastest against fastest"),
     )
+
+    def known(row: T) -> Comparison | Text:
+        return Text("") if isinstance(found := get(row), Missing) else found
+
+    return (fields[0].of(get), *(field.of(known) for field in fields[1:]))
 
 
 def speedup_headline(label: str, series: int, found: Comparison) -> Headline:

@@ -14,7 +14,7 @@ from msgspec import inspect
 from strobe.core.errors import unknown_choice
 from strobe.core.notebook import html_table, text_table
 from strobe.core.printable import clean
-from strobe.perf.analysis.comparable import compare_variants
+from strobe.perf.analysis.comparable import compare_variants, refusal
 from strobe.perf.analysis.ledger.account import Ledger
 from strobe.perf.analysis.runs.compare import CallsRow, is_own_code, own_code
 from strobe.perf.records.store import RunRecords
@@ -294,7 +294,7 @@ def _refusals(run: RunRecords, allow_different: Sequence[str]) -> Iterator[tuple
     reference = settings.get(run.header.baseline)
     for name, own in settings.items():
         if reference is not None and own is not reference:
-            yield name, compare_variants(run.header, reference, own, allow_different).refusal
+            yield name, refusal(compare_variants(run.header, reference, own, allow_different))
 
 
 def _account(finding: Finding, *, of_clips: bool) -> AccountRow:

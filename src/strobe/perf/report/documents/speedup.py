@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Annotated as A
 from typing import Any, ClassVar
 
-from strobe.perf.analysis.comparable import CommonPart, FactPart
+from strobe.perf.analysis.comparable import CommonPart, FactPart, obstacles
 from strobe.perf.analysis.device.intervals import Distribution
 from strobe.perf.analysis.ledger.account import Ledger
 from strobe.perf.analysis.ledger.speedup import LevelFigure, PartLine
@@ -213,12 +213,12 @@ def _flat(part: object) -> dict[str, Any]:
 
 def speedup_document(study: SpeedupStudy) -> SpeedupDocument:
     """Return the document with everything that the report says."""
-    checks = study.comparability.checks
+    checks = study.checks
     baseline, candidate = map(_side, study.sides)
     return SpeedupDocument(
         comparable=study.comparable,
-        not_comparable_because=tuple(map(str, study.comparability.obstacles)),
-        obstacles=tuple(check.name for check in study.comparability.obstacles),
+        not_comparable_because=tuple(map(str, obstacles(checks))),
+        obstacles=tuple(check.name for check in obstacles(checks)),
         unlike=study.unlike,
         allowed_different=tuple(check.name for check in checks if check.verdict == "allowed"),
         facts=checks,

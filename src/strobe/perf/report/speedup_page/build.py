@@ -10,7 +10,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from strobe.perf.analysis.comparable import FACTS, Verdict, shown
+from strobe.perf.analysis.comparable import FACTS, Verdict, obstacles, shown
+from strobe.perf.analysis.comparable import doubts as weakening
+from strobe.perf.analysis.comparable import unknown as unknown_facts
 from strobe.perf.analysis.device.kernels import KernelKind, kernel_kind
 from strobe.perf.analysis.ledger.account import DILATION, NAMELESS, Ledger, Part, total, trace_part
 from strobe.perf.analysis.ledger.speedup import DRIFT, LEVEL_TITLES, Answer, LevelFigure, PartLine
@@ -209,7 +211,7 @@ _SAID: Final[dict[Verdict, tuple[str, Tone]]] = {
 def settings_section(study: SpeedupStudy) -> Section:
     """Build the section with every fact that the comparison depends on, recorded or not, and the files."""
     rows: list[Sequence[object]] = []
-    for check in study.comparability.checks:
+    for check in study.checks:
         values = (
             Missing("", "not recorded") if each is None else Text(shown(each)) for each in (check.baseline, check.candidate)
         )
@@ -220,7 +222,7 @@ def settings_section(study: SpeedupStudy) -> Section:
     for title, text in _READ.items():
         cells = (Code(found) if (found := text(side)) else Missing("", "none") for side in study.sides)
         rows.append((title, *cells, ""))
-    named = ", ".join(check.title for check in study.comparability.unknown)
+    named = ", ".join(check.title for check in unknown_facts(study.checks))
     unknown = (f"Not recorded on both sides, so nobody knows whether they agree: {named}.",) if named else ()
     notes = (
         "A fact that nobody recorded is unknown, not equal; state it with --fact NAME=VALUE or candidate:NAME=VALUE.",
@@ -244,8 +246,8 @@ _READ: Final[dict[str, Callable[[LoadedSide], str]]] = {
 
 def banners(study: SpeedupStudy) -> tuple[Banner, ...]:
     """Return banners on why the sides are not comparable, on contradicting figures, and on what weakens the comparison."""
-    found = study.comparability
-    doubts = [*_same_files(study), *map(str, found.doubts)]
+    prevent = obstacles(study.checks)
+    doubts = [*_same_files(study), *map(str, weakening(study.checks))]
     doubts += _unlike_kernels(study)
     for side in study.sides:
         doubts += [
@@ -267,11 +269,11 @@ def banners(study: SpeedupStudy) -> tuple[Banner, ...]:
                 doubts.append(f"trace {label} of the {side.name}: {counts.lost} events lost, {counts.mended} mended{cut}")
             if trace.foreign:
                 doubts.append(f"trace {label} of the {side.name}: {trace.foreign}")
-    names = " ".join(each.name for each in found.obstacles)
+    names = " ".join(each.name for each in prevent)
     advice = (f"if that is meant, say so: --allow-different {names}",) if names else ()
     groups = (
         Banner("stop", "Not comparable, so there is no speedup.",
-               (*map(str, found.obstacles), *advice)),
+               (*map(str, prevent), *advice)),
         Banner("stop", "Figures contradict each other: at least one of each is wrong.", tuple(contradictions(study))),
         Banner("caution", "Read the numbers with this in mind.", tuple(doubts)),
     )  # fmt: skip
@@ -293,7 +295,7 @@ def _same_files(study: SpeedupStudy) -> Iterator[str]:
 
 def _unlike_kernels(study: SpeedupStudy) -> Iterator[str]:
     """Yield a warning if no evidence ties the two models and most of their kernels differ."""
-    known = {check.name: check.verdict for check in study.comparability.checks}
+    known = {check.name: check.verdict for check in study.checks}
     if study.common is None or (known["model"], known["weights"]) != ("unknown", "unknown"):
         return
     shares = study.common.baseline_share, study.common.candidate_share
@@ -483,7 +485,7 @@ def changed_most(study: SpeedupStudy) -> str:
 def headline(study: SpeedupStudy) -> str:
     """Return a sentence with the speedups of the outermost level and of the account's own level, or why there are none."""
     if not study.comparable:
-        return f"Not comparable, so there is no speedup: {'; '.join(map(str, study.comparability.obstacles))}."
+        return f"Not comparable, so there is no speedup: {'; '.join(map(str, obstacles(study.checks)))}."
     figures = [_figure_words(figure) for figure in headline_levels(study)]
     return f"candidate against baseline: {'; '.join(figures) or 'no level was measured on both sides'}."
 
@@ -597,7 +599,7 @@ def calls_said(study: SpeedupStudy) -> Iterator[str]:
 
 def not_known(study: SpeedupStudy) -> Iterator[str]:
     """Yield short notes on facts that were not recorded and on levels that were not measured."""
-    unknown = study.comparability.unknown
+    unknown = unknown_facts(study.checks)
     if unknown:
         many = f"{len(unknown)} facts are" if len(unknown) > 1 else "1 fact is"
         yield f"{many} not recorded on both sides: Experiment settings and --json list them, --fact states them."

@@ -14,13 +14,14 @@ from strobe.core.errors import ConfigError, DataError
 from strobe.core.files import write_whole
 from strobe.core.printable import clean_lines
 from strobe.perf.analysis.comparable import (
+    Checks,
     CommonPart,
-    Comparability,
     Facts,
     Value,
     check_allowed,
     common_kernels,
     compare_facts,
+    obstacles,
     record_facts,
     trace_facts,
 )
@@ -180,7 +181,7 @@ class SpeedupStudy:
     request: SpeedupRequest
     baseline: LoadedSide
     candidate: LoadedSide
-    comparability: Comparability
+    checks: Checks
     common: CommonPart | None
     unlike: str
     levels: tuple[LevelFigure, ...]
@@ -193,7 +194,7 @@ class SpeedupStudy:
     @property
     def comparable(self) -> bool:
         """Whether nothing differs that must agree, so that ratios are meaningful."""
-        return not self.comparability.obstacles
+        return not obstacles(self.checks)
 
     @property
     def sides(self) -> tuple[LoadedSide, LoadedSide]:
@@ -250,16 +251,16 @@ def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> S
     ]
     cuts = baseline.chosen, candidate.chosen
     alike = cuts[0] is None or cuts[1] is None or same_steps((cuts[0], cuts[1]))
-    comparability = compare_facts(baseline.facts, candidate.facts, request.allow_different)
+    checks = compare_facts(baseline.facts, candidate.facts, request.allow_different)
     levels = level_figures(baseline, candidate, unlike=unlike, alike_steps=alike)
-    if comparability.obstacles:
+    if obstacles(checks):
         levels = tuple(level.without_ratio() for level in levels)
     accounts = rank_ledgers(baseline, candidate)
     return SpeedupStudy(
         request=request,
         baseline=baseline,
         candidate=candidate,
-        comparability=comparability,
+        checks=checks,
         common=common_kernels(baseline.traces, candidate.traces),
         unlike=unlike,
         levels=levels,
