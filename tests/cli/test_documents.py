@@ -17,9 +17,9 @@ from msgspec import inspect
 
 import strobe as strobe_package
 from artefacts import FA, VSA, write_guide, write_trace
-from captures import H200
 from documents import DOCUMENTS
 from model_traces import write_model_trace
+from source import H200
 from strobe.cli.app import app
 from strobe.core.errors import ConfigError, DataError
 from strobe.core.notebook import MAX_ROWS, html_table

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from artefacts import FA, FA_STAGES_MS, SECTION, VSA, VSA_STAGES_MS, fa_layers, vsa_layers, write_guide, write_log, write_trace
-from captures import H200
 from model_traces import write_model_trace
-from source import ROOT
+from source import H200, ROOT
 from terminal import Result, Strobe
 
 PRESETS = Path(__file__).parents[2] / "benchmarks" / "presets-h200"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from captures import H200
+from source import H200
 from strobe.cli.main import MISSING, USAGE
 from strobe.core import libraries
 from strobe.core.libraries import install

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from layouts import compact, shuffled, write
+from source import H200
 from strobe.perf.trace import Device, HostEvent, Trace, memory, read_trace
 from strobe.perf.trace.events import NO_CORRELATION, NO_HOST
 from synthetic import META, START, event, instant, kernel, launch, sample
@@ -60,6 +64,12 @@ def test_spans_ranges_modules_and_overhead(tmp_path: Path) -> None:
     assert [(name, a - NS, b - NS) for name, a, b, _ in trace.overheads] == [
         ("Activity Buffer Request", 50_000, 60_000), ("Buffer Flush", 55_000, 65_500),
     ]  # fmt: skip
+
+
+def test_no_capture_names_a_machine() -> None:
+    for path in H200.rglob("*.json.gz"):
+        meta = json.loads(gzip.decompress(path.read_bytes())) | {"traceEvents": ()}
+        assert meta.keys() > {"deviceProperties"} and not re.search(r"/(?:tmp|work|root|home|opt)/", str(meta)), path
 
 
 def test_device_events_are_joined_by_correlation(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import strobe
-from captures import H200
+from source import H200
 from strobe.perf.report.study import TraceOptions, load_trace_study
 from strobe.perf.report.trace_page.build import build_trace_report, critical_path_section
 from strobe.perf.report.write import render_markdown
