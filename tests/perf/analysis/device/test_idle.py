@@ -1,7 +1,6 @@
 """Each gap is split exactly, by the table of causes."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,36 +20,6 @@ def _split(gaps: list[Gap], overhead: Overhead) -> list[tuple[int, str, int, int
     gap, cause, pieces = split_gaps(Intervals(start, end), launch, linked, first, overhead_intervals(overhead))
     columns = [part.tolist() for part in (gap, cause, *pieces)]
     return [(gap, CAUSES[cause], left, right) for gap, cause, left, right in zip(*columns, strict=True)]
-
-
-@pytest.mark.parametrize(
-    ("launch", "ordinal", "overhead", "pieces"),
-    [
-        (None, 0, (), [("unlinked", 100, 200)]),
-        (None, 4, ((90, 300),), [("unlinked", 100, 200)]),
-        (160, 0, (), [("host_late", 100, 160), ("launch_latency", 160, 200)]),
-        (100, 0, (), [("launch_latency", 100, 200)]),
-        (99, 0, (), [("queued", 100, 200)]),
-        (160, 4, (), [("queued", 100, 200)]),  # a graph node after the first
-        (205, 0, (), [("host_late", 100, 200)]),
-        (
-            160,
-            0,
-            ((0, 5), (90, 110), (120, 120), (130, 140), (150, 170), (180, 190)),
-            [
-                ("profiler_overhead", 100, 110),
-                ("host_late", 110, 130),
-                ("profiler_overhead", 130, 140),
-                ("host_late", 140, 150),
-                ("profiler_overhead", 150, 160),
-                ("launch_latency", 160, 200),
-            ],
-        ),
-        (160, 0, ((0, 500),), [("profiler_overhead", 100, 160), ("launch_latency", 160, 200)]),
-    ],
-)
-def test_causes(launch: int | None, ordinal: int, overhead: Overhead, pieces: list[tuple[str, int, int]]) -> None:
-    assert _split([(100, 200, launch, ordinal)], overhead) == [(0, *piece) for piece in pieces]
 
 
 _GAPS = st.lists(

@@ -182,27 +182,6 @@ def test_two_traces_close_to_zero_nanoseconds_swapped_ones_negate_and_equal_ones
     assert (same.lost_ns, same.kernel_saved_ns, same.realised_share) == (0, 0, None)
 
 
-def scaled(trace: Trace, factor: int) -> Trace:
-    def host(event: HostEvent) -> HostEvent:
-        return event._replace(start_ns=factor * event.start_ns, end_ns=factor * event.end_ns)
-
-    device = [
-        e._replace(start_ns=factor * e.start_ns, end_ns=factor * e.end_ns, host=None if e.host is None else host(e.host))
-        for e in trace.device_events
-    ]
-    overhead = tuple((factor * start, factor * end) for start, end in trace.overhead)
-    return trace_of(device, [host(event) for event in trace.ranges], overhead=overhead)
-
-
-@given(traces(), st.integers(2, 1000))
-def test_longer_durations_scale_every_line(trace: Trace, factor: int) -> None:
-    plain, longer = (cut(each) for each in (trace, scaled(trace, factor)))
-    assert longer.owned == {label: factor * ns for label, ns in plain.owned.items()}
-    assert longer.calls == {name: (count, factor * ns) for name, (count, ns) in plain.calls.items()}
-    assert longer.inclusive == {label: factor * ns for label, ns in plain.inclusive.items()}
-    assert longer.focal == tuple(tuple(factor * ns for ns in calls) for calls in plain.focal)
-
-
 @given(traces(), traces(), st.tuples(*[st.fractions(1, 10**9, max_denominator=9)] * 6), st.tuples(*[st.integers(1, 500)] * 2))
 def test_bridges_close_the_stage(before: Trace, after: Trace, times: tuple[Fraction, ...], calls: tuple[int, int]) -> None:
     """With calls per stage the unit is a stage, and the logs' times are met exactly."""
