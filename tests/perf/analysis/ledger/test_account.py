@@ -185,6 +185,9 @@ def test_unequal_numbers_of_clips_are_refused() -> None:
 # Intervals of a ledger's lines against every resample there is, and against t worked out by hand.
 
 
+FOCAL, IDLE = Label(("focal",), "kernel"), Label(("step",), "host_late")
+
+
 def sampled(rows: list[dict[Label, int]], weights: list[int] | None = None, scale: int = 1) -> Sampled:
     return rows, weights or [1] * len(rows), Fraction(scale)
 

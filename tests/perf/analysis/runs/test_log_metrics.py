@@ -27,10 +27,9 @@ from strobe.perf.analysis.runs.log_times import (
     unsynchronised,
 )
 from strobe.perf.logs import read_log
-from strobe.perf.logs.series import Constraint, Log
+from strobe.perf.logs.series import Log
 
 DATA = Path(__file__).parents[3] / "data" / "logs"
-KERNEL = Constraint(rule="at_least", bound_ns=2_762_085, what="the kernel inside it")
 MISLABELLED = DATA / "mislabelled_seconds.log"
 
 
