@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
 import shlex
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -33,34 +29,6 @@ def test_the_manual_shows_what_the_command_prints(
     printed = [line.rstrip() for line in result.out.splitlines()]
     lines = [line.rstrip() for line in shown.splitlines() if line.strip() and line != "..."]
     assert len(lines) > 5 and not [line for line in lines if line not in printed]
-
-
-def test_shares_of_the_capture_again_from_its_raw_events(strobe: Strobe) -> None:
-    """On a CPU a piece is as long as its regions, which other code adds up from the file."""
-    raw: list[dict[str, Any]] = json.loads(gzip.decompress(CAPTURE.read_bytes()))["traceEvents"]
-    regions = Counter[str]()
-    for event in raw:
-        if event["name"].startswith("strobe::"):
-            regions[event["name"].removeprefix("strobe::").partition("#")[0]] += round(1000 * event["dur"])
-    found = strobe("trace", CAPTURE, "--format", "md")
-    assert found.code == 0, found.err
-    (after,) = found.out.split("**Shares of baseline: 1 traced frame block on cpu = 100 %.**\n\n")[1:]
-    table = after.partition("\n\n")[0]
-    rows = [
-        [cell.strip(" *").replace("\\_", "_") for cell in line.split("|")[1:-1]] for line in table.splitlines() if line[:1] == "|"
-    ]
-    said = {row[0].partition(" (")[0].strip("*"): row[4] for row in rows}
-    unique = (
-        "attention",
-        "cross_attention",
-        "ffn",
-        "attention / attention_kernel",
-        "attention / kv_write / kv_clone",
-        "vae_decode",
-    )
-    for name in unique:
-        own = regions[name.rpartition(" / ")[2]] / regions["frame_block"]
-        assert said[name] == f"{100 * own:.1f} %", name
 
 
 @pytest.fixture(scope="module")
