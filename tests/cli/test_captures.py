@@ -34,7 +34,7 @@ def test_a_page_without_its_traces_says_so(strobe: Strobe, tmp_path: Path) -> No
     assert "traces/sdpa.json.gz is not there any more" in page and "| sparse-triton | sparse-triton.json.gz |" in page
 
 
-PAGES = ("docs/traces.md", "docs/speedup.md", "docs/tutorial_speedup.md")
+PAGES = ("docs/traces.md", "docs/speedup.md", "docs/tutorial_speedup.md", "docs/profile.md")
 BLOCKS = [
     (page, block)
     for page in PAGES
