@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from html.parser import HTMLParser
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reports import Page
 from strobe.perf.report.blocks.kernels import MAX_SLICES, MAX_SLICES_BY_CLASS, Piece, draw_lanes, merged
 from strobe.perf.report.svg import MAX_FRAMES, draw_flame, draw_strip, draw_waterfall
 from strobe.perf.report.write import render_html
@@ -40,33 +40,6 @@ EVIL = (
     "x" * 5000,
 )
 WORK, GAP, OTHER = Kind("work", "work1"), Kind("idle", "gap1"), Kind("other", "focal")
-
-
-class Elements(HTMLParser):
-    """Start tags with their attributes, and whether every element is closed."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.titles: list[str] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-        if tag not in {"meta", "link"}:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] == "title":
-            self.titles.append(data)
 
 
 def page_of(picture: Picture) -> Report:
@@ -104,12 +77,12 @@ BINS = st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 1000)), min_size=
 def test_a_strip_fills_each_bin_by_its_shares(bins: list[tuple[int, int]]) -> None:
     shares = [(a, min(b, 1000 - a)) for a, b in bins]
     lane = StripLane("device 0", (tuple(a for a, _ in shares), tuple(b for _, b in shares)))
-    page = Elements(draw_strip(Strip(10**9, (WORK, GAP), (lane,)), "alt", "strip1"))
+    page = Page(draw_strip(Strip(10**9, (WORK, GAP), (lane,)), "alt", "strip1"))
     assert page.open == []
     paths = {kind: Counter[int]() for kind in (0, 1)}
-    for tag, attrs in page.found:
+    for tag, attrs in page.elements:
         if tag == "path":
-            name = next(a["id"] for t, a in page.found[: page.found.index((tag, attrs))][::-1] if t == "clippath")
+            name = next(a["id"] for t, a in page.elements[: page.elements.index((tag, attrs))][::-1] if t == "clippath")
             assert name is not None
             paths[int(name.rsplit("-", 1)[1])] = area(attrs["d"] or "")
     for place, (work, idle) in enumerate(shares):
@@ -121,8 +94,8 @@ def test_ids_of_strips_are_unique_on_a_page() -> None:
     picture = Strip(2_000_000, (Kind(EVIL[1], "work1"), GAP), (lane, lane))
     report = page_of(picture)
     twice = Report(**{**{name: getattr(report, name) for name in report.__struct_fields__}, "sections": report.sections * 2})
-    page = Elements(render_html(twice))
-    ids = [attrs["id"] for tag, attrs in page.found if tag == "clippath"]
+    page = Page(render_html(twice))
+    ids = [attrs["id"] for tag, attrs in page.elements if tag == "clippath"]
     assert len(ids) == len(set(ids)) == 8  # two classes of two lanes of two pictures
     used = re.findall(r"url\(#(strip[^)]*)\)", render_html(twice))
     assert sorted(used) == sorted(ids)
@@ -155,9 +128,9 @@ def boxes_of(frame: Frame, left: int = 0, depth: int = 0) -> list[tuple[str, int
 @given(frames(3))
 def test_a_flame_draws_every_frame_as_wide_as_its_larger_side(root: Frame) -> None:
     wanted = [box for box in boxes_of(root) if box[2] and box[2] >= 0.0005 * width_of(root)]  # half a pixel
-    page = Elements(draw_flame(Flame(root, True), "alt"))
+    page = Page(draw_flame(Flame(root, True), "alt"))
     assert page.open == []
-    drawn = [attrs for tag, attrs in page.found if tag == "svg" and "y" in attrs]
+    drawn = [attrs for tag, attrs in page.elements if tag == "svg" and "y" in attrs]
     assert len(drawn) == len(wanted)
     total = width_of(root)
     got = sorted((int(attrs["y"] or "0") // 20, percent(attrs["x"]), percent(attrs["width"])) for attrs in drawn)
@@ -172,16 +145,16 @@ def test_a_flame_draws_every_frame_as_wide_as_its_larger_side(root: Frame) -> No
      (95, 100, "more1"), (80, 100, "more2"), (10, 100, "more3"), (0, 100, "more3")],
 )  # fmt: skip
 def test_the_colour_of_a_frame_is_its_difference(baseline: int, candidate: int, style: str) -> None:
-    page = Elements(draw_flame(Flame(Frame("root", baseline * 10**6, candidate * 10**6), True), "alt"))
-    assert next(attrs["class"] for tag, attrs in page.found if tag == "rect") == style
-    (title,) = [text for text in page.titles if text.startswith("root")]
+    page = Page(draw_flame(Flame(Frame("root", baseline * 10**6, candidate * 10**6), True), "alt"))
+    assert page.all("rect")[0]["class"] == style
+    (title,) = [text for text in page.titles() if text.startswith("root")]
     assert f"{candidate - baseline:+.3f} ms" in title and ("%" in title) == bool(baseline)
 
 
 def test_a_large_or_deep_flame_stays_small_and_whole() -> None:
     wide = Frame("root", 10**9, 10**9, tuple(Frame(f"layer {i}", 10**6 - i, 10**6 - i) for i in range(1000)))
-    page = Elements(draw_flame(Flame(wide, False), "alt"))
-    drawn = [text.partition(":")[0] for text in page.titles if text.startswith(("root", "layer"))]
+    page = Page(draw_flame(Flame(wide, False), "alt"))
+    drawn = [text.partition(":")[0] for text in page.titles() if text.startswith(("root", "layer"))]
     assert drawn == ["root", *(f"layer {i}" for i in range(MAX_FRAMES - 1))]  # the widest
     deep = Frame("leaf", 1, 1)
     for _ in range(900):
@@ -205,7 +178,7 @@ def test_whiskers_lie_where_the_interval_does() -> None:
     text = draw_waterfall(Waterfall(bars))
     rows = text.split('<div class="label')[1:-1]
     found = [
-        [attrs for tag, attrs in Elements(f'<div class="label{row}').found if tag == "line" and "y2" in attrs] for row in rows
+        [attrs for tag, attrs in Page(f'<div class="label{row}').elements if tag == "line" and "y2" in attrs] for row in rows
     ]
     drawn = [[(a["x1"], a["x2"]) for a in lines if a["y2"] in ("13", "17")] for lines in found]
     assert drawn == [
@@ -224,10 +197,10 @@ def test_whiskers_widen_the_axis_and_totals_still_stand_on_zero() -> None:
         Bar("unsure", 30_000_000, 10_000_000, "good", False, -20_000_000, 60_000_000),
         Bar("after", 0, 10_000_000, "plain", True),
     )
-    page = Elements(draw_waterfall(Waterfall(bars)))
-    first = next(attrs for tag, attrs in page.found if tag == "rect")
+    page = Page(draw_waterfall(Waterfall(bars)))
+    first = page.all("rect")[0]
     assert (first["x"], first["width"]) == ("25%", "37.5%")  # from 0 to 30 on an axis from -20 to 60
-    assert any((attrs.get("x1"), attrs.get("x2")) == ("0%", "100%") for tag, attrs in page.found if tag == "line")
+    assert any((attrs.get("x1"), attrs.get("x2")) == ("0%", "100%") for tag, attrs in page.elements if tag == "line")
 
 
 # ---------------------------------------------------------------------------------------------------------------- lanes

@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 
 import msgspec
@@ -15,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports import decode_report
+from reports import Page, decode_report
 from strobe.core.errors import StrobeError
 from strobe.core.printable import clean
 from strobe.perf.report.build import build_report
@@ -67,39 +66,6 @@ from strobe.perf.table.model import (
 MakeRun = Callable[..., Path]
 
 
-VOID = {"meta", "link"}
-
-
-class Page(HTMLParser):
-    """Elements in order, with the text of each, and what is left open."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[tuple[str, str]] = []
-        self.open: list[str] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-3:]}"
-        self.open.pop()
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append((self.open[-1] if self.open else "", data))
-
-    def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [attrs for name, attrs in self.elements if name == tag]
-
-
 @pytest.mark.parametrize("cuda", [False, True])
 def test_hostile_names_and_prompts_stay_text(make_run: MakeRun, cuda: bool) -> None:
     page_text = render_html(build_report([make_run(cuda=cuda, evil=True)]))
@@ -130,7 +96,7 @@ def test_page_is_accessible(make_run: MakeRun) -> None:
     page = Page(render_html(build_report([make_run()])))
     assert page.all("html")[0]["lang"] == "en" and page.all("title") and len(page.all("main")) == 1 and len(page.all("h1")) == 1
     pictures = [attrs for attrs in page.all("svg") if "aria-hidden" not in attrs and "zoom" not in (attrs.get("class") or "")]
-    titles = [text for tag, text in page.texts if tag == "title"]
+    titles = page.titles()
     assert pictures and all(attrs.get("role") == "img" for attrs in pictures) and len(titles) >= len(pictures) and all(titles)
     anchors = {attrs["href"] for attrs in page.all("a") if (attrs["href"] or "").startswith("#")}
     assert anchors == {f"#{attrs['id']}" for attrs in page.all("section")}
