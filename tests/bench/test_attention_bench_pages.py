@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from made_records import header_of, machine_of, span_of
 from strobe.core.errors import DataError
 from strobe.perf.records.record import (
     AttentionCell,
@@ -18,11 +19,7 @@ from strobe.perf.records.record import (
     End,
     Excluded,
     Gate,
-    Git,
-    Header,
-    Machine,
     Quality,
-    Span,
     SpanCost,
     Variant,
 )
@@ -56,19 +53,10 @@ class CellWriter:
         self.writer = RunWriter(root / "cells" / name)
         self.order = 0
         self.block = cell.block
-        machine = Machine(
-            device="cuda:0", device_name="NVIDIA H200", gpu_count=1, gpu_memory_bytes=1, driver="1", cuda="13.0", torch="2.11",
-            python="3", os="Linux", cpu_name="x", cores=4, threads=4, memory_bytes=1, clocks=Clocks(source="none"),
-            launch_blocking=serialised,
-        )  # fmt: skip
-        git = Git(commit=None, dirty=None)
-        self.writer.append(
-            Header(
-                run=name, date="2026-01-01T00:00:00Z", strobe="0", git=git, argv=(), machine=machine, baseline="dense:a",
-                order=tuple(contestants), palindromes=0, kind="attention",
-            ),
-            cell,
-        )  # fmt: skip
+        machine = machine_of(device="cuda:0", device_name="NVIDIA H200", gpu_count=1, launch_blocking=serialised)
+        order = tuple(contestants)
+        header = header_of(order, run=name, machine=machine, baseline="dense:a", palindromes=0, kind="attention")
+        self.writer.append(header, cell)
 
     def measured(
         self,
@@ -131,13 +119,8 @@ class CellWriter:
         )  # fmt: skip
 
     def line(self, variant: str, name: str, ns: int, palindrome: int | None, clock: str, part: str = "") -> None:
-        self.writer.append(
-            Span(
-                variant=variant, clip=self.order, order=self.order, palindrome=palindrome, name=name, index=0, start_ns=0,
-                value_ns=ns,
-                clock=clock, warmup=False, part=part,  # type: ignore[arg-type]
-            )
-        )  # fmt: skip
+        at = {"clip": self.order, "order": self.order, "palindrome": palindrome}
+        self.writer.append(span_of(variant, name, ns, index=0, clock=clock, part=part, **at))
 
     def clip(
         self,

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
+from made_records import machine_of
 from strobe.core.costs import Cost
 from strobe.perf.analysis.runs.breakdown import REGIONS, REST, KernelProfile, Operation, Whole
-from strobe.perf.records.record import Clocks, Machine
+from strobe.perf.records.record import Clocks
 from strobe.perf.report.profile_pages import ProfileFacts, kernel_report
 from strobe.perf.table.model import Missing, Report, Share, Table, Time
 
@@ -39,11 +40,8 @@ def profile(kernel_flops: int = 10**11, samples: int = 3) -> KernelProfile:
 
 
 def described(device_name: str = "a CPU", load: float = 0.1, **more: Any) -> ProfileFacts:
-    machine = Machine(
-        device="cpu" if device_name == "a CPU" else "cuda:0", device_name=device_name, gpu_count=0, gpu_memory_bytes=None,
-        driver=None, cuda=None, torch="2.13.0", python="3.11.7", os="Linux", cpu_name="a CPU", cores=2, threads=2,
-        memory_bytes=None, clocks=Clocks(source="none", load=load),
-    )  # fmt: skip
+    device = "cpu" if device_name == "a CPU" else "cuda:0"
+    machine = machine_of(device=device, device_name=device_name, clocks=Clocks(source="none", load=load))
     given = {"dtype": "bfloat16", "cold": False, "compiled": False, "overlapped": False} | more
     return ProfileFacts(facts=(("Preset", "balanced"),), machine=machine, **given)
 
