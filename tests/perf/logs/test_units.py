@@ -300,20 +300,6 @@ def test_a_missing_file_is_told(tmp_path: Path) -> None:
         load_patterns(tmp_path / "no.toml")
 
 
-def test_a_framework_of_ones_own() -> None:
-    log = read_log(DATA / "own_framework.log", load_patterns(DATA / "patterns.toml"))
-    found = {(series.kind, series.title): [(each.text, each.step, each.round) for each in series] for series in log.series}
-    assert found == {
-        ("attention", "self, rank 0"): [("0.0095", 0, None), ("0.0096", 1, None)],
-        ("attention", "self, rank 1"): [("0.0097", 0, None)],
-        ("attention", "cross, rank 0"): [("0.0005", 0, None)],
-        ("stage", "sampling"): [("7.25", None, 3), ("7.15", None, 4)],
-    }
-    assert {series.declared for series in log.series if series.kind == "attention"} == {"s"}
-    (similar,) = log.similar
-    assert (similar.line, similar.pattern) == (5, "self-attention")
-
-
 @pytest.mark.parametrize(
     ("regex", "similar", "other"),
     [
