@@ -15,7 +15,6 @@ from strobe.perf.trace import Trace, read_trace
 from synthetic import META, event, kernel
 
 MM = {"Input Dims": [[64, 32], [32, 16]], "Input type": ["c10::BFloat16", "c10::BFloat16"], "Concrete Inputs": ["", ""]}
-ADD = {"Input Dims": [[64, 32], [32, 16]], "Input type": ["float", "float"]}
 
 
 def _read(folder: Path, events: list[dict[str, Any]], **options: Any) -> Trace:
