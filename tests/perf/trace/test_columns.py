@@ -1,4 +1,4 @@
-"""Columns give back what was put in, and order does what its comment says."""
+"""Columns give back what was put in."""
 
 from __future__ import annotations
 
@@ -22,6 +22,3 @@ def test_a_column_keeps_every_number(parts: list[list[int]]) -> None:
     data = column.release()
     assert (data.tolist(), len(column)) == (numbers, 0)
     assert data.itemsize == (4 if all(-(2**31) <= number < 2**31 for number in numbers) else 8)
-
-
-_ROWS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 2), st.integers(0, 1)), max_size=40)
