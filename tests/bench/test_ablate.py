@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,19 +14,14 @@ from strobe.bench.cases import ablate as planned
 from strobe.bench.cases.ablate import AblationCell, Setup, changed, parse_factors, run_cells, value_of
 from strobe.bench.cases.stream import Script
 from strobe.bench.cells import CellsOutcome
-from strobe.cli.console import Output
-from strobe.cli.report import page_of_many
 from strobe.core.errors import ConfigError, DataError
 from strobe.engine.model import Model
 from strobe.engine.presets import preset
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
-from strobe.perf.analysis.ledger.speedup import MOST_LINES
 from strobe.perf.records.store import read_run
-from strobe.perf.report.blocks.answer import answers_of
 from strobe.perf.report.blocks.front import FrontPoint, front
-from strobe.perf.report.blocks.optimisation_log import run_folders
-from strobe.perf.report.log_page import advise, log_report, vary_report
+from strobe.perf.report.log_page import advise, vary_report
 from strobe.perf.report.write import render_markdown
 from terminal import quiet
 
@@ -127,30 +121,6 @@ def test_the_page_has_every_part(folder: Path) -> None:
     assert row.count("|") == 7 and "not measured" not in row, row  # what moved, if anything, is up to the machine
 
 
-def test_the_page_begins_with_the_answer_for_the_change_that_moves_most(folder: Path) -> None:
-    """Both changes of the configuration have an account; cells of another clip have no candidate."""
-    report = vary_report(folder)
-    first, last = report.sections[0], report.sections[-1]
-    assert (first.id, last.id, first.folded, last.folded) == ("answer", "answers", False, True)
-    by_change = {each.candidate.partition(" ")[2]: abs(math.log(each.ratio.value)) for each in report.speedups}
-    told = [table.caption.partition(" against ")[0] for table in answers_of(report)]
-    assert sorted(told) == ["ring_cache-off", "window-6"] and told[-1] == max(told, key=by_change.__getitem__)
-    lines = answers_of(report)[-1].rows
-    assert len(lines) <= MOST_LINES + 1 and lines[-1].strong
-    assert first.lead.startswith(f"{told[-1]} against balanced (") and "Explained: " in first.lead
-
-
-def test_the_terminal_ends_with_the_answer_and_the_files(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    report = vary_report(folder)
-    assert page_of_many([folder], tmp_path, Output()) == 0
-    said = capsys.readouterr().out
-    caption = answers_of(report)[-1].caption
-    assert "".join(caption.split()) in "".join(said.split())
-    assert "".join(said.split()).endswith("".join(str(tmp_path / "report.json").split()))
-
-
 def test_a_failing_cell_is_an_entry_and_the_next_one_runs(tmp_path: Path, tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Session.stream
 
@@ -170,14 +140,6 @@ def test_a_failing_cell_is_an_entry_and_the_next_one_runs(tmp_path: Path, tiny: 
     assert run.variant("window-9").window == 9  # what it would have run
     page = render_markdown(vary_report(tmp_path))
     assert "capture is not allowed" in page
-
-
-def test_a_log_of_the_same_cells_has_the_same_answers(folder: Path) -> None:
-    log, page = log_report(run_folders([folder]), folder), vary_report(folder)
-    ids = [section.id for section in log.sections]
-    assert (ids[0], ids[-1]) == ("answer", "answers")
-    tables = [{table.caption.partition(" against ")[0]: table.rows for table in answers_of(each)} for each in (log, page)]
-    assert tables[0] == tables[1] and len(tables[0]) == 2
 
 
 def test_nothing_measured_is_said(tmp_path: Path) -> None:

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from reports import decode_report
+from made_records import header_of, machine_of, span_of
 from strobe.core.errors import DataError
-from strobe.perf.analysis.runs.grid import speedup
-from strobe.perf.measure.stats import paired_interval
 from strobe.perf.records.record import (
     AttentionCell,
     Clip,
@@ -21,11 +19,7 @@ from strobe.perf.records.record import (
     End,
     Excluded,
     Gate,
-    Git,
-    Header,
-    Machine,
     Quality,
-    Span,
     SpanCost,
     Variant,
 )
@@ -34,19 +28,15 @@ from strobe.perf.report.attention_bench import _settings as settings_of
 from strobe.perf.report.attention_bench import advice_report, bench_report, choose, read_cells, shown_tables
 from strobe.perf.report.blocks.referee import answer, judge_methods
 from strobe.perf.report.blocks.settings import remarks
-from strobe.perf.report.write import render_html, render_markdown
+from strobe.perf.report.write import render_markdown
 from strobe.perf.table.model import (
     Figure,
     Missing,
     Plane,
-    Ratio,
     Report,
     Section,
     Table,
-    Waterfall,
-    Whiskers,
     cell_text,
-    encode_report,
 )
 
 MS = 1_000_000
@@ -63,19 +53,10 @@ class CellWriter:
         self.writer = RunWriter(root / "cells" / name)
         self.order = 0
         self.block = cell.block
-        machine = Machine(
-            device="cuda:0", device_name="NVIDIA H200", gpu_count=1, gpu_memory_bytes=1, driver="1", cuda="13.0", torch="2.11",
-            python="3", os="Linux", cpu_name="x", cores=4, threads=4, memory_bytes=1, clocks=Clocks(source="none"),
-            launch_blocking=serialised,
-        )  # fmt: skip
-        git = Git(commit=None, dirty=None)
-        self.writer.append(
-            Header(
-                run=name, date="2026-01-01T00:00:00Z", strobe="0", git=git, argv=(), machine=machine, baseline="dense:a",
-                order=tuple(contestants), palindromes=0, kind="attention",
-            ),
-            cell,
-        )  # fmt: skip
+        machine = machine_of(device="cuda:0", device_name="NVIDIA H200", gpu_count=1, launch_blocking=serialised)
+        order = tuple(contestants)
+        header = header_of(order, run=name, machine=machine, baseline="dense:a", palindromes=0, kind="attention")
+        self.writer.append(header, cell)
 
     def measured(
         self,
@@ -138,13 +119,8 @@ class CellWriter:
         )  # fmt: skip
 
     def line(self, variant: str, name: str, ns: int, palindrome: int | None, clock: str, part: str = "") -> None:
-        self.writer.append(
-            Span(
-                variant=variant, clip=self.order, order=self.order, palindrome=palindrome, name=name, index=0, start_ns=0,
-                value_ns=ns,
-                clock=clock, warmup=False, part=part,  # type: ignore[arg-type]
-            )
-        )  # fmt: skip
+        at = {"clip": self.order, "order": self.order, "palindrome": palindrome}
+        self.writer.append(span_of(variant, name, ns, index=0, clock=clock, part=part, **at))
 
     def clip(
         self,
@@ -245,38 +221,6 @@ def test_cells_are_read_and_the_reference_is_the_fastest_dense(tmp_path: Path) -
     assert reasons == {"fine:x": "red gate: dq 0.5; close"}
 
 
-def test_a_speedup_is_the_median_over_palindromes_with_a_paired_interval(tmp_path: Path) -> None:
-    cell = read_cells(run(tmp_path))[0][1]
-    fine = next(entry for entry in cell.measured if entry.name == "fine:x")
-    assert cell.reference is not None
-    ratio, verdict = speedup(cell.reference, fine)
-    assert ratio.value == pytest.approx(10.0) and verdict == "faster"
-    from math import log
-
-    interval = paired_interval([log(10), log(10), log(10.2)])
-    assert interval is not None and (ratio.low, ratio.high) == (interval.low, interval.high)
-
-
-def test_the_page_says_times_rates_precision_and_who_is_absent(tmp_path: Path) -> None:
-    report = bench_report(run(tmp_path))
-    found = tables(report)
-    speed = row(found["shape, forward: speed."], "s0.9", "fine:x")
-    assert isinstance(speed["speedup"], Ratio) and speed["speedup"].value == pytest.approx(10.0)
-    rate = 4e9 * 0.125 / 1e-3 / 1e12
-    assert speed["useful TFLOP/s"].value == pytest.approx(rate)  # type: ignore[attr-defined]
-    assert speed["padded TFLOP/s"].value == pytest.approx(rate * 1.05)  # type: ignore[attr-defined]
-    assert speed["of measured peak"].value == pytest.approx(rate * 1.05 / 0.8)  # type: ignore[attr-defined]
-    assert speed["host"].ns == 30_000  # type: ignore[attr-defined]
-    precise = row(found["shape, forward: precision."], "s0.9", "fine:x")
-    assert precise["cosine, sel."].value == 0.999 and precise["recall"].value == 0.8  # type: ignore[attr-defined]
-    assert precise["cosine, dense"].value == pytest.approx(0.72)  # type: ignore[attr-defined]
-    absent = found["Entries without a number."]
-    assert row(absent, "peer:p", "3") and row(absent, "fine:x", "1")
-    assert {each.candidate for each in report.speedups} >= {"shape_s0.9_b64_forward fine:x", "shape_k16_b256_forward raster:y"}
-    assert decode_report(encode_report(report)) == report
-    assert "Red gate" in render_markdown(report) and "<svg" in render_html(report)
-
-
 def test_a_size_too_small_for_sparsity_is_said_to_be(tmp_path: Path) -> None:
     remark = "Too small for sparsity to pay"
     faster = tables(bench_report(run(tmp_path / "a")))["shape, forward: speed."]
@@ -288,27 +232,6 @@ def test_a_size_too_small_for_sparsity_is_said_to_be(tmp_path: Path) -> None:
     cell.end()
     slower = tables(bench_report(tmp_path / "b"))["shape, forward: speed."]
     assert [note for note in slower.notes if note.startswith(f"{remark}: at ")]
-
-
-def test_the_pictures_are_speed_rate_stages_and_memory(tmp_path: Path) -> None:
-    report = bench_report(run(tmp_path))
-    figures = {block.title: block for section in report.sections for block in section.blocks if isinstance(block, Figure)}
-    faster = figures["speedup over dense: shape, forward, blocks of 64"].picture
-    assert isinstance(faster, Whiskers) and {row.label for row in faster.rows} == {"fine:x", "tiled:x", "raster:x", "raster:y"}
-    fine = [(row.group, row.ratio.value) for row in faster.rows if row.label == "fine:x"]
-    assert fine == [("50.0 % left out", pytest.approx(2.5)), ("87.5 % left out", pytest.approx(10.0))]
-    for group in {row.group for row in faster.rows}:
-        ratios = [row.ratio.value for row in faster.rows if row.group == group]
-        assert ratios == sorted(ratios, reverse=True)
-    memory = figures["Temporary memory against the number of selected blocks: forward"].picture
-    assert isinstance(memory, Plane)
-    assert sorted((mark.x, mark.y) for mark in memory.marks if mark.series == 0) == [(16, 5.0), (32, 30.0), (128, 90.0)]
-    bars = figures["Stages of raster:x: shape_s0.9_b64_forward"].picture
-    assert isinstance(bars, Waterfall)
-    assert [(bar.label, bar.start_ns, bar.stop_ns) for bar in bars.bars] == [
-        ("attention_tile", 0, 200_000), ("attention_kernel", 200_000, 1_200_000), ("between the stages", 1_200_000, 1_300_000),
-        ("whole call", 0, 1_300_000),
-    ]  # fmt: skip
 
 
 def test_a_serialised_run_is_labelled_and_never_compared(tmp_path: Path) -> None:

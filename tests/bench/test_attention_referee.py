@@ -17,10 +17,8 @@ from strobe.bench.attention.run import METHODS, SHARES, Request, contestants, ru
 from strobe.bench.cases.attention import selected_pairs
 from strobe.core.errors import ConfigError
 from strobe.models.captured import CapturedCall, write_calls
-from strobe.models.shapes import weights
-from strobe.models.shapes.clips import draw_clips
 from strobe.perf.records.store import read_run
-from strobe.perf.report.attention_bench import bench_report, read_cells
+from strobe.perf.report.attention_bench import read_cells
 from strobe.perf.report.blocks.referee import judge_methods
 
 CPU = torch.device("cpu")
@@ -183,43 +181,3 @@ def test_the_impl_that_is_named_is_that_of_the_methods_own_call(tmp_path: Path) 
     inputs = draw(cell, tile="auto", dtype=torch.float32, device=CPU, seed=0)
     count, share = (running.build_ours(f"vsa:{name}@0.9", inputs.at(0.9)).reason for name in ("count", "share"))
     assert count.startswith("cudnn: ") and share.startswith("triton: "), "counts of tiles differ by row"
-
-
-def of_the_bundled_model(path: Path, frames: int, layers: tuple[int, ...]) -> None:
-    """Write q, k and v of layers of the bundled model over a clip that is noised to its second step, all frames at once."""
-    torch.manual_seed(1)
-    dit, text, vae = weights.load()
-    latents = vae.encode(draw_clips(1, frames, CPU)[:, 3:])
-    noisy = 0.143 * latents + 0.857 * torch.randn_like(latents)
-    found: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
-    for number in layers:
-        attend = dit.layers[number].attend
-
-        def seen(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, number: int = number, attend: Any = attend) -> Tensor:
-            found[number] = q, k, v
-            return attend(q, k, v, mask)
-
-        dit.layers[number].attend = seen  # type: ignore[method-assign]
-    grid = dit.grid(noisy)
-    with torch.no_grad():
-        prompt = dit.text_kv(text.encode(["a red circle moving left"]))
-        dit(noisy, dit.modulation(torch.tensor([[857.0]])), prompt, dit.rope(tuple(range(frames)), grid))
-    size = grid.frames, grid.height, grid.width
-    calls = (CapturedCall(model="CausalWan", layer=f"blocks.{at}.self_attn", step=1, grid=size) for at in layers)
-    write_calls(path, [(call, found[at]) for call, at in zip(calls, layers, strict=True)])
-
-
-def test_the_methods_on_a_trained_model(tmp_path: Path) -> None:
-    file = tmp_path / "qkv.safetensors"
-    of_the_bundled_model(file, 7, (1, 6))
-    names = contestants(("dense:sdpa", "vsa"), CPU, (0.5,))
-    cells = captured_cells(file, (0.5,), (64,))
-    run_grid(cells, Request(contestants=names, seconds=0.01, device="cpu"), tmp_path / "b", lambda *_: None)
-    _, judged = judge_methods(read_cells(tmp_path / "b")[0])
-    assert {each.entry.name for each in judged} == set(names)
-    page = bench_report(tmp_path / "b")
-    shown = str(page.sections[0].blocks)
-    assert "VSA by count with correction at 50 %" in shown and "VSA by share of weight at 90 %" in shown
-    by_share = sorted((each for each in judged if each.made.impl == "share"), key=lambda each: each.made.level or 0)
-    errors, kept = [each.error for each in by_share], [each.kept or 0 for each in by_share]
-    assert errors == sorted(errors, reverse=True) and kept == sorted(kept) and errors[-1] < errors[0]

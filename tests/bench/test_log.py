@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from made_records import header_of, machine_of, span_of
 from strobe.core.errors import DataError
 from strobe.perf.records.record import (
     Clip,
-    Clocks,
     End,
     Gate,
     Header,
     Knob,
-    Machine,
     PromptAt,
     Quality,
     Record,
-    Span,
     Variant,
     Workload,
-    git_state,
 )
 from strobe.perf.records.store import RunWriter
 from strobe.perf.report.blocks.optimisation_log import decide, read_entries, run_folders
@@ -39,34 +37,22 @@ WORK = Workload(
 
 
 def header(run: str, order: tuple[str, ...], device: str = "cpu") -> Header:
-    machine = Machine(
-        device=device, device_name="a device", gpu_count=0, gpu_memory_bytes=None, driver=None, cuda=None, torch="2", python="3",
-        os="os", cpu_name="cpu", cores=64, threads=1, memory_bytes=None, clocks=Clocks(source="none"),
-    )  # fmt: skip
-    return Header(
-        run=run, date=f"2026-01-01T00:00:{len(run):02}Z", strobe="0", git=git_state(Path("/")), argv=("strobe", "log"),
-        machine=machine, baseline=order[0], order=order, palindromes=2, workload=WORK,
-    )  # fmt: skip
+    date = f"2026-01-01T00:00:{len(run):02}Z"
+    return header_of(order, run=run, date=date, machine=machine_of(device=device, cores=64), palindromes=2, workload=WORK)
 
 
 def clip(name: str, number: int, order: int, lap: int | None, block_ms: float, peak: int) -> list[Record]:
     """A clip whose frame blocks all take as long, a switch twice that, three quarters of it in the transformer."""
     spans: list[Record] = []
+    common: dict[str, Any] = {"clip": number, "order": order, "palindrome": lap, "warmup": lap is None}
     start = 0
     for index in range(BLOCKS):
         length = round(block_ms * MS * (2 if index == 5 else 1))
         for what, share in (("denoise_step", 0.5), ("commit", 0.25)):
-            spans.append(
-                Span(variant=name, clip=number, order=order, palindrome=lap, name=what, index=0, start_ns=start,
-                     value_ns=round(length * share), clock="perf_counter", warmup=lap is None, parent=index)
-            )  # fmt: skip
-        spans.append(
-            Span(variant=name, clip=number, order=order, palindrome=lap, name="frame_block", index=index, start_ns=start,
-                 value_ns=length, clock="perf_counter", warmup=lap is None)
-        )  # fmt: skip
+            spans.append(span_of(name, what, round(length * share), index=0, start_ns=start, parent=index, **common))
+        spans.append(span_of(name, "frame_block", length, index=index, start_ns=start, **common))
         start += length
-    whole = Span(variant=name, clip=number, order=order, palindrome=lap, name="e2e", index=None, start_ns=0, value_ns=start,
-                 clock="perf_counter", warmup=lap is None)  # fmt: skip
+    whole = span_of(name, "e2e", start, **common)
     end = Clip(variant=name, clip=number, order=order, palindrome=lap, phase="timed", num_spans=len(spans) + 1, peak_bytes=peak)
     return [*spans, whole, end]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Literal
 
@@ -20,15 +19,12 @@ from strobe.perf.records.record import End, LinkRate, Links, Prediction, SentMes
 from strobe.perf.records.store import RunWriter
 from strobe.perf.report.tree_bench import (
     bound,
-    crossings,
     guide_blocks,
     read_cells,
-    scaled,
     straggler,
     totals,
     tree_report,
     warnings,
-    what_if,
 )
 from strobe.perf.report.write import render_markdown
 
@@ -180,20 +176,6 @@ def test_a_verdict_has_its_evidence_and_one_remedy(
     assert bound(cell, cell.measured[1]) is None
 
 
-def test_rates_of_a_verdict_are_those_of_one_rank(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        SHAPE,
-        {"allgather": [1.0]},
-        apart={"allgather": [taken(9, 1)] * 2},
-        plans={"allgather": predicted(bound="flop")},
-    )
-    (cell,) = read_cells(tmp_path)[0]
-    found = bound(cell, cell.measured[0])
-    rate = 4 * 4 * 8 * 100 / 2 / 9e-3 / 1e9  # 4 flops a pair and channel, 4 heads of 8, half of 100 keys, in 9 ms
-    assert found is not None and f"a rank reached {rate:.3g} GFLOP/s" in found[1]
-
-
 def test_a_call_counts_by_its_slowest_rank_and_variance_is_told(tmp_path: Path) -> None:
     write(tmp_path, SHAPE, {"allgather": [4.0, 4.0, 4.0], "allreduce3": [2.0, 8.0, 20.0]})
     (cell,) = read_cells(tmp_path)[0]
@@ -211,68 +193,11 @@ def test_a_gate_that_is_red_on_one_rank_is_red(tmp_path: Path) -> None:
     assert "Some of it has no numbers" in text and "red on rank 1" in text
 
 
-def test_links_are_shown_in_their_units(tmp_path: Path) -> None:
-    write(tmp_path, SHAPE, {"allgather": [4.0]})
-    text = render_markdown(tree_report(tmp_path))
-    for row in (
-        "| flops per | 1.00 GFLOP/s |",
-        "| launch | 2.00 us |",
-        "| gather alpha | 100.00 us |",
-        "| gather host | 3.00 us |",
-    ):
-        assert row in text
-
-
 def test_the_guides_parent_is_not_summed_with_its_children(tmp_path: Path) -> None:
     write(tmp_path, SHAPE, {"allgather": [4.0]}, apart={"allgather": [taken(3, 1)] * 2})
     (cell,) = read_cells(tmp_path)[0]
     assert totals(guide_blocks(cell, "free-running")) == {"computation": 3 * MS, "communication": 1 * MS}
     assert "Leaves: computation 75.0 %, communication 25.0 %" in render_markdown(tree_report(tmp_path))
-
-
-def grid(folder: Path) -> None:
-    """One rank takes 1 ms per 100 keys. `allgather` 0.2 ms + 1 ms per 100 keys of a rank; `ring` 0.8 ms and half of the slope."""
-    for ranks in (1, 2, 4):
-        for keys in (100, 400):
-            own = keys / ranks / 100
-            times = {"allgather": own + (0.2 if ranks > 1 else 0.0), "ring": (own / 2 + 0.8) if ranks > 1 else own}
-            shape = RankedCall(world_size=ranks, seq_len=keys, dim=8)
-            write(folder, shape, {name: [value] * 3 for name, value in times.items()})
-
-
-def test_strong_and_weak_scaling_are_against_one_rank(tmp_path: Path) -> None:
-    grid(tmp_path)
-    cells = read_cells(tmp_path)[0]
-    found = {(each.entry.name, each.world_size, each.tokens): each for each in scaled(cells, weak=False)}
-    assert found["allgather", 4, 400].speedup == pytest.approx(4.0 / 1.2)
-    assert found["allgather", 4, 400].efficiency == pytest.approx(1.0 / 1.2)
-    serial = found["allgather", 4, 400].serial
-    assert serial == pytest.approx((1.2 / 4.0 - 1 / 4) / (1 - 1 / 4))
-    assert len(found) == 8
-    (point,) = [each for each in scaled(cells, weak=True) if each.entry.name == "allgather"]  # 4 ranks with 400 keys: 100 each
-    assert (point.world_size, point.tokens) == (4, 400) and point.efficiency == pytest.approx(1.0 / 1.2)
-
-
-def test_a_crossing_lies_where_the_lines_meet(tmp_path: Path) -> None:
-    grid(tmp_path)
-    found = {each[:2]: each for each in crossings(read_cells(tmp_path)[0])}
-    assert set(found) == {("tokens", 2), ("ranks", 400)}
-    *_, between, place, fastest = found["tokens", 2]
-    assert (fastest, between) == (("allgather", "ring"), (100, 400))
-    share = math.log(place / 100) / math.log(4)
-    allgather, ring = (math.log(low) + share * math.log(high / low) for low, high in ((0.7, 2.2), (1.05, 1.8)))
-    assert allgather == pytest.approx(ring)
-    *_, place, fastest = found["ranks", 400]
-    assert fastest == ("ring", "allgather") and 2 <= place <= 4
-
-
-def test_what_if_and_pictures_are_on_the_page(tmp_path: Path) -> None:
-    grid(tmp_path)
-    (first, *_) = read_cells(tmp_path)[0]
-    assert {(each[0], each[2]) for each in what_if(first)} == {("bandwidth x2", 0.5 * MS), ("latency /2", 0.8 * MS)}
-    text = render_markdown(tree_report(tmp_path, scaling=True))
-    for words in ("strong scaling.", "weak scaling.", "where the fastest strategy changes", "links were faster", "efficiency"):
-        assert words in text
 
 
 def test_parts_of_a_typical_call_leave_a_hiccup_out() -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from strobe.bench.attention.contestant import CellTensors, GridCell
 from strobe.cli import bench_attention
 from strobe.models.captured import CapturedCall, write_calls
 from terminal import Strobe
@@ -89,43 +87,6 @@ def test_a_serialised_run_says_so(strobe: Strobe, tmp_path: Path, monkeypatch: p
     found = strobe("bench", "attention", *TINY, "--impls", "dense:sdpa", "fine:cpu", "--out", tmp_path / "b", "--json")
     (cell,) = found.document["cells"]
     assert cell["serialised"] and [each["speedup"] for each in cell["contestants"]] == [None, None]
-
-
-def test_an_interruption_keeps_what_was_finished(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from strobe.bench.attention import run
-
-    right = run.draw
-
-    def stop(cell: GridCell, **how: Any) -> CellTensors:
-        if cell.backward:
-            raise KeyboardInterrupt
-        return right(cell, **how)
-
-    monkeypatch.setattr(run, "draw", stop)
-    line = ("bench", "attention", *TINY, "--impls", "dense:sdpa", "--out", tmp_path / "b", "--backward", "--json")
-    cut = strobe(*(word for word in line if word != "--quiet"))
-    assert cut.code == 130 and "the 1 finished cells are kept: the same command goes on" in cut.err
-    monkeypatch.setattr(run, "draw", right)
-    on = strobe(*line)
-    assert on.document["kept"] == ["2x4x9_s0.5_b64_forward"] and on.document["measured"] == ["2x4x9_s0.5_b64_backward"]
-
-
-def test_a_cell_that_cannot_be_is_in_the_report_and_the_next_one_runs(
-    strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from strobe.bench.attention import run
-
-    right = run.draw
-
-    def draw_or_fail(cell: GridCell, **how: Any) -> CellTensors:
-        if not cell.backward:
-            raise MemoryError("no room")
-        return right(cell, **how)
-
-    monkeypatch.setattr(run, "draw", draw_or_fail)
-    found = strobe("bench", "attention", *TINY[:-1], "--impls", "dense:sdpa", "--backward", "--out", tmp_path / "b")
-    assert found.code == 1 and "2x4x9_s0.5_b64_forward: MemoryError: no room" in found.err
-    assert "not reached: MemoryError: no room" in found.out and "1 cells measured" in found.err
 
 
 def test_a_red_gate_is_exit_code_1(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

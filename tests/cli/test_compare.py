@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -53,40 +52,6 @@ def test_the_document_says_what_the_records_say(compared: tuple[Path, Any]) -> N
     assert read_run(folder).header.workload.frame_blocks == 5
 
 
-@pytest.fixture
-def steady(run: Path) -> Path:
-    """The run as if every timed clip of a variant had taken as long as its first: an interval without width on any machine."""
-    file = run / "records.jsonl"
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    first: dict[tuple[object, ...], dict[str, int]] = {}
-    for line in lines:
-        if line.get("palindrome") is not None and "value_ns" in line:
-            same = first.setdefault(
-                tuple(line.get(key) for key in ("variant", "name", "index", "parent")),
-                {key: line[key] for key in ("start_ns", "value_ns")},
-            )
-            line.update(same)
-    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    return run
-
-
-@pytest.mark.parametrize(
-    ("requirements", "code", "not_met"),
-    [
-        (["e2e>0.01", "turbo:psnr>5"], 0, []),
-        (["turbo:e2e>1000"], 1, ["turbo: e2e"]),
-        (["e2e>1000", "block<1000", "ssim>1"], 1, ["turbo: e2e", "turbo: ssim"]),
-    ],
-)
-def test_the_gate(strobe: Strobe, steady: Path, requirements: list[str], code: int, not_met: list[str]) -> None:
-    flags = [word for text in requirements for word in ("--require", text)]
-    result = strobe("report", steady, *flags, "--json")
-    assert result.code == code, result.err
-    timed = [each for each in result.document["speedups"] if each["level"] in ("step", "block", "e2e")]
-    assert len(timed) == 3 and all(each["low"] == pytest.approx(each["high"]) for each in timed)
-    assert [line.rsplit(" is ")[0] for line in result.document["not_met"]] == not_met
-
-
 def test_the_same_records_give_the_same_page(strobe: Strobe, run: Path, compared: tuple[Path, Any]) -> None:
     assert strobe("report", run).code == 0
     for name in ("report.html", "report.md", "report.json"):
@@ -107,11 +72,6 @@ def test_a_truncated_run_is_read_and_told(strobe: Strobe, run: Path) -> None:
     result = strobe("report", run)
     assert result.code == 0
     assert "cut short" in result.err and "left out: 1" in result.err
-
-
-def test_an_unknown_figure_names_the_nearest(strobe: Strobe, run: Path) -> None:
-    result = strobe("report", run, "--require", "e2f>1")
-    assert result.code == 2 and "did you mean 'e2e'" in result.err
 
 
 def test_a_clip_without_switches(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,17 +41,3 @@ def test_report(strobe: Strobe, run: tuple[Path, str]) -> None:
         assert TITLE in (folder / page).read_text() and "clip 2 of balanced is left out" in (folder / page).read_text()
     sound = strobe("report", RUN, "--out", folder.parent / "sound", "--json").document
     assert sound["damaged"] == {} and sound["figures"] != document["figures"]
-
-
-def test_records_as_logs(strobe: Strobe, run: tuple[Path, str]) -> None:
-    folder, told = run
-    sides = (
-        "--baseline-log",
-        folder / "records.jsonl",
-        "--candidate-log",
-        folder / "records.jsonl",
-    )
-    shown = strobe("speedup", *sides, "--names", "baseline/", "balanced/", "-o", folder.parent / "page")
-    assert shown.code == 0, shown.err
-    assert TITLE in shown.out and f"log of the candidate: {told}" in shown.out
-    assert TITLE in (folder.parent / "page" / "report.md").read_text()

@@ -62,15 +62,6 @@ def test_the_next_commands_are_three_that_are_read() -> None:
         app.parse_args(words, exit_on_error=False, print_error=False)
 
 
-def test_milliseconds_and_rates_stand_beside_the_ratios(strobe: Strobe, tmp_path: Path) -> None:
-    lines = strobe("report", RUN, "-o", tmp_path).out.splitlines()
-    at = next(number for number, line in enumerate(lines) if line.startswith("end to end"))
-    assert [lines[at + row].split()[:4] for row in (1, 2)] == [
-        ["baseline", "648.8", "254.3", "1"],
-        ["quality", "435.8", "378.7", "1.49x"],
-    ]
-
-
 def test_who_ends_the_comparison_is_told_that_the_clip_is_kept(
     strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

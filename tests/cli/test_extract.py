@@ -99,23 +99,6 @@ def test_a_timer_that_did_not_wait_stops_and_asks(strobe: Strobe, trace: Path, t
     assert "far below the 5.45 ms" in timer["remarks"][0]
 
 
-def test_own_patterns(strobe: Strobe) -> None:
-    flags = (
-        "--baseline-log",
-        LOGS / "own_framework.log",
-        "--patterns",
-        LOGS / "patterns.toml",
-        "--names",
-        "self",
-        "--json",
-    )
-    found = strobe("extract", "attention", *flags).document["attention"]
-    assert [(each["timer"], each["rank"], each["calls"]["sum_ns"]) for each in found] == [
-        ("self", 0, 19_100_000),
-        ("self", 1, 9_700_000),
-    ]
-
-
 def test_kernels(strobe: Strobe, trace: Path, tmp_path: Path) -> None:
     out = tmp_path / "kernels.md"
     result = strobe("extract", "kernels", trace, "--focal", "_attn_fwd", "-o", out, "--json")

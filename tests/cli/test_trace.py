@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from captures import H200
+from source import H200
 from strobe.cli.main import MISSING, USAGE
 from strobe.core import libraries
 from strobe.core.libraries import install
@@ -136,17 +136,6 @@ def test_a_window_of_a_trace_of_a_cpu_is_time_of_the_host(strobe: Strobe, tmp_pa
     assert len(rows) == 3
     missing = strobe("trace", path, "--window", "7")
     assert missing.code == USAGE and "no range ProfilerStep#7" in missing.err and missing.err.count("\n") == 1
-
-
-def test_a_trace_of_a_cpu_gets_an_operator_table(strobe: Strobe, tmp_path: Path) -> None:
-    path = write_trace(tmp_path / "a.json", device=False)
-    result = strobe("trace", path, "-o", tmp_path / "out", "--json")
-    assert result.code == 0
-    assert "No device events" in (tmp_path / "out" / "report.md").read_text()
-    assert not result.document["devices"] and not result.document["kernels"]
-    assert [(row["operator"], row["calls"], row["self_ns"]) for row in result.document["operators"]] == [("aten::op", 9, 85_500)]
-    with gzip.open(result.document["written"]["events"], "rt", newline="") as file:
-        assert {row["kind"] for row in csv.DictReader(file)} == {"operator"}
 
 
 def test_a_damaged_trace_is_read_as_far_as_it_goes(strobe: Strobe, tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "strobe"
+H200 = ROOT / "tests" / "data" / "h200"
+"""Our own captures of an H200."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

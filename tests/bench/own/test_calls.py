@@ -320,18 +320,6 @@ def test_a_training_step_keeps_its_state() -> None:
     assert not torch.equal(models[0].weight, before)
 
 
-def test_what_print_shows_is_a_few_lines_of_text() -> None:
-    x = torch.ones(10_000)
-    found = strobe.compare({"one": lambda x: spanned_sum(x, 1), "four": lambda x: spanned_sum(x, 4)}, inputs=(x,), rounds=2)
-    between = found.between("four", "one")
-    for value in (found, between, read_run(found.folder)):
-        lines = str(value).splitlines()
-        assert repr(value) == str(value) and 1 < len(lines) <= 16
-        assert not re.search(r"Row\(|clip:|frame.block|Struct", str(value)), value
-    assert str(between).startswith("time of one call, against four\n")
-    assert "one" in str(between) and "sum: timed" in str(between)
-
-
 def test_the_account_is_of_one_call_in_words_of_calls(tmp_path: Path) -> None:
     x = torch.ones(10)
     functions = {"one": lambda x: tail(spanned_sum(x, 1)), "four": lambda x: tail(spanned_sum(x, 4))}

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from made_records import header_of, span_of
 from made_traces import trace_of
 from strobe.perf.measure.timing import palindrome
-from strobe.perf.records.record import Clip, Clocks, Git, Header, Machine, PromptAt, Span, Variant, Workload
+from strobe.perf.records.record import Clip, Header, PromptAt, Span, Variant, Workload
 from strobe.perf.records.store import RunRecords
 from strobe.perf.trace import DeviceEvent, Trace
 
@@ -21,10 +22,6 @@ BlockTime = Callable[[str, int, int], int]
 
 
 def header(names: tuple[str, ...], palindromes: int) -> Header:
-    machine = Machine(
-        device="cpu", device_name="a CPU", gpu_count=0, gpu_memory_bytes=None, driver=None, cuda=None, torch=None, python="3.11",
-        os="Linux", cpu_name="a CPU", cores=2, threads=2, memory_bytes=None, clocks=Clocks(source="none"),
-    )  # fmt: skip
     prompts = (
         PromptAt(frame_block=0, text="a red circle", mode="start"),
         PromptAt(frame_block=SWITCH, text="a blue square", mode="recache"),
@@ -33,10 +30,7 @@ def header(names: tuple[str, ...], palindromes: int) -> Header:
         prompts=prompts, seed=0, frame_blocks=BLOCKS, latents_per_block=3, frames_first_block=9, frames_per_block=12,
         frames=9 + 12 * (BLOCKS - 1), height=128, width=128, fps=16,
     )  # fmt: skip
-    return Header(
-        run="synthetic", date="2026-01-01T00:00:00Z", strobe="0", git=Git(commit=None, dirty=None), argv=(), machine=machine,
-        baseline=names[0], order=palindrome(names[0], names[1:]), palindromes=palindromes, workload=workload,
-    )  # fmt: skip
+    return header_of(palindrome(names[0], names[1:]), palindromes=palindromes, workload=workload)
 
 
 def clip_spans(clip: Clip, steps: int, block_time: BlockTime) -> list[Span]:
@@ -44,12 +38,8 @@ def clip_spans(clip: Clip, steps: int, block_time: BlockTime) -> list[Span]:
     found: list[Span] = []
 
     def add(name: str, index: int | None, start_ns: int, value_ns: int, parent: int | None = None) -> None:
-        found.append(
-            Span(
-                variant=clip.variant, clip=clip.clip, order=clip.order, palindrome=clip.palindrome, name=name, index=index,
-                start_ns=start_ns, value_ns=value_ns, clock="perf_counter", warmup=clip.phase == "warmup", parent=parent,
-            )
-        )  # fmt: skip
+        own = {"clip": clip.clip, "order": clip.order, "palindrome": clip.palindrome, "warmup": clip.phase == "warmup"}
+        found.append(span_of(clip.variant, name, value_ns, index=index, start_ns=start_ns, parent=parent, **own))
 
     now = 10_000
     add("text", None, 0, now)

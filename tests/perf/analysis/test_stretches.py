@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,13 +18,8 @@ from strobe.perf.analysis.operators import attribute_modules
 from strobe.perf.analysis.structure.collectives import communication
 from strobe.perf.analysis.structure.ranges import call_trees, range_table
 from strobe.perf.analysis.structure.steps import find_steps, layer_groups
-from strobe.perf.report.export import write_events
-from strobe.perf.report.study import TraceOptions, load_trace_study
-from strobe.perf.report.trace_page.build import build_trace_report
-from strobe.perf.table.model import encode_report
 from strobe.perf.trace import DeviceEvent, HostEvent, Trace, columns
 
-CAPTURES = Path(__file__).parents[3] / "benchmarks" / "presets-h200" / "traces"
 ALL_AT_ONCE = 1 << 40
 _KINDS = ("kernel", "kernel", "comm", "memset", "memcpy")
 _NAMES = ("gemm", "softmax", "nccl", "Memset (Device)", "Memcpy DtoD (Device -> Device)")
@@ -103,20 +96,3 @@ def test_every_finding_is_the_same_for_any_number_of_events_at_a_time(trace: Tra
         whole = _found(trace, window)
     with at_a_time(2):
         assert _found(trace, window) == whole
-
-
-_SECTION = {"sections": ("memcpy:end -> flash -> kernel:start",)}
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [("turbo", {}), ("ultra", {"window": "10ms..14ms"}), ("quality", {"by": "shape", **_SECTION})],
-)
-def test_the_report_of_a_capture_is_the_same(name: str, options: dict[str, Any], tmp_path: Path) -> None:
-    pages = []
-    for events in (700, ALL_AT_ONCE):
-        with at_a_time(events):
-            study = load_trace_study([CAPTURES / f"{name}.json.gz"], TraceOptions(**options))
-            write_events(study, tmp_path / "events.csv.gz")
-            pages.append((encode_report(build_trace_report(study)), (tmp_path / "events.csv.gz").read_bytes()))
-    assert pages[0] == pages[1]

@@ -36,15 +36,6 @@ def written(folder: Path, data: bytes | str, name: str = "a.log") -> Path:
     return path
 
 
-def test_terminal_codes_do_not_matter() -> None:
-    log = read_log(DATA / "ansi.log")
-    assert found(log) == {
-        ("stage", "DenoisingStage"): [(1, "7.2008", "seconds")],
-        ("attention", "VSA"): [(2, "9.53", "ms")],
-        ("e2e", "pixel data"): [(3, "229.70", "seconds")],
-    }
-
-
 def test_progress_bars_are_lines_of_their_own() -> None:
     log = read_log(DATA / "tqdm.log")
     assert found(log) == {
@@ -90,35 +81,6 @@ def test_a_terminal_may_break_the_lines_anywhere(tmp_path: Path, width: int) -> 
 )
 def test_lines_that_do_not_belong_together_stay_apart(tmp_path: Path, text: str) -> None:
     assert read_log(written(tmp_path, text)).series == ()
-
-
-def test_interleaved_ranks_are_told_apart() -> None:
-    log = read_log(DATA / "interleaved_ranks.log")
-    assert {title: [text for _, text, _ in values] for (_, title), values in found(log).items()} == {
-        "VSA, rank 0": ["9.10", "9.40", "9.60", "9.80"],
-        "VSA, rank 1": ["9.20", "9.30", "9.50", "9.70", "9.90"],
-        "DenoisingStage, rank 1": ["7.30", "7.05"],
-        "DenoisingStage, rank 0": ["7.20", "7.10", "7.00"],
-    }
-    assert log.counts.matched == 13  # one line holds the values of two ranks
-
-
-def test_commas_are_read_by_what_the_series_shows() -> None:
-    log = read_log(DATA / "commas.log")
-    values = {series.name: list(resolve_units(series).values_ns) for series in log.series}
-    assert values == {
-        "VSA": [9_530_000, 9_510_000, 1_009_500_000, 7_200_000_000],
-        "DenoisingStage": [7_200_810_000, 7_100_000_000],
-        "DecodingStage": [2_210_000_000],
-    }
-    (decoding,) = log.of("stage", "decoding")
-    assert decoding.rejected.counts == {"ambiguous": 1} and decoding.rejected.examples[0][:2] == (7, "2,210")
-
-
-def test_exponents_are_read_exactly() -> None:
-    (series,) = read_log(DATA / "exponents.log").series
-    assert list(resolve_units(series).values_ns) == [9_500_000, 10_000_000, 10_500_000, 9_500_000, 9_800_000]
-    assert series.rejected.counts == {"unreadable": 1}
 
 
 def test_what_is_no_time_is_counted_and_shown() -> None:

@@ -43,11 +43,6 @@ def test_only_the_chosen_blocks_are_traced_and_no_more_are_run(tmp_path: Path) -
     assert sorted(entry.name for entry in path.parent.iterdir()) == [path.name]
 
 
-def test_spans_are_free_again_afterwards(tmp_path: Path) -> None:
-    trace_blocks(blocks(3, []), device=CPU, first_block=1, num_blocks=1, path=tmp_path / "t.json.gz")
-    assert span("x") is span("y")
-
-
 def names(path: Path, category: str = "user_annotation") -> list[str]:
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     return [event["name"] for event in events if event.get("cat") == category]
@@ -85,17 +80,6 @@ def test_options_that_distort_times_are_named_and_do_what_they_say(tmp_path: Pat
     trace_blocks(blocks(3, []), device=CPU, first_block=1, num_blocks=1, path=plain)
     assert not names(plain, "python_function")
     assert b"Input Dims" not in gzip.decompress(plain.read_bytes())
-
-
-@pytest.mark.parametrize("regions", [("atention",), ("e2e",), ("attention", "mine")])
-def test_an_unknown_region_lists_the_known_ones(regions: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError, match="unknown region .*allowed: frame_block, .*dit_forward"):
-        Capture(regions=regions)
-
-
-def test_without_warm_up_there_is_no_capture() -> None:
-    with pytest.raises(ConfigError, match="smallest: 1"):
-        Capture(warmup=0)
 
 
 @pytest.mark.parametrize(("first_block", "num_blocks"), [(0, 1), (1, 0), (3, 2)])

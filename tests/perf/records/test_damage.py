@@ -52,14 +52,6 @@ def test_a_sound_file_is_read_whole(run: Path) -> None:
         assert found.damage == () and found.excluded == () and found.left_out_lines == frozenset()
 
 
-@pytest.mark.parametrize("number", [9, 17])
-def test_any_line_may_be_the_bad_one(run: Path, number: int) -> None:
-    rewritten(run, lambda lines: lines.__setitem__(number - 1, lines[number - 1][1:]))
-    found = read_run(run)
-    assert (found.bad_lines, found.missing_lines, found.truncated) == ((number,), 0, False)
-    assert (found.end is None) == (number == 17) and len(found.clips) == NUM_CLIPS - (number == 9)
-
-
 @pytest.mark.parametrize("number", range(2, 17))
 def test_a_changed_digit_leaves_its_clip_out(run: Path, number: int) -> None:
     def change(lines: Lines) -> None:

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
+from made_records import header_of, machine_of, span_of
 from strobe.perf.records import record as rec
 from strobe.perf.records.store import RunWriter
 
@@ -115,10 +115,7 @@ class TraceWriter:
 
 def header(folder: Path, **changes: Any) -> rec.Header:
     clocks = rec.Clocks(source="sysfs", cpu_mhz=2600, governor="performance", load=0.4)
-    machine = rec.Machine(
-        device="cpu", device_name="Example CPU 9000", gpu_count=0, gpu_memory_bytes=None, driver=None, cuda=None, torch="2.13.0",
-        python="3.11.7", os="Linux 6.1", cpu_name="Example CPU 9000", cores=2, threads=2, memory_bytes=24 << 30, clocks=clocks,
-    )  # fmt: skip
+    machine = machine_of(device_name="Example CPU 9000", cpu_name="Example CPU 9000", memory_bytes=24 << 30, clocks=clocks)
     prompts = tuple(
         rec.PromptAt(frame_block=block, text=text, mode="recache" if block else "start")
         for block, text in zip((0, *SWITCHES), PROMPTS, strict=True)
@@ -128,12 +125,12 @@ def header(folder: Path, **changes: Any) -> rec.Header:
         frames=9 + 12 * (BLOCKS - 1), height=128, width=128, fps=16,
     )  # fmt: skip
     names = tuple(setting.name for setting in SETTINGS)
-    base = rec.Header(
-        run=folder.name, date="2026-11-01T09:30:00Z", strobe="0.1.0", git=rec.Git(commit="f94dcae0" * 5, dirty=False),
-        argv=("strobe", "compare", *names), machine=machine, baseline="baseline", order=names + names[::-1], palindromes=3,
-        model=rec.Model(name="shapes", weights_sha256="ab" * 32, num_params=5_012_345), workload=workload,
-    )  # fmt: skip
-    return msgspec.structs.replace(base, **changes)
+    usual = {
+        "run": folder.name, "git": rec.Git(commit="f94dcae0" * 5, dirty=False), "argv": ("strobe", "compare", *names),
+        "machine": machine, "model": rec.Model(name="shapes", weights_sha256="ab" * 32, num_params=5_012_345),
+        "workload": workload, "baseline": "baseline", "order": names + names[::-1],
+    }  # fmt: skip
+    return header_of(**usual | changes)
 
 
 def variant(setting: Setting) -> rec.Variant:
@@ -169,19 +166,8 @@ class ClipWriter:
         self.now += value
 
     def put(self, name: str, start: int, value: int, index: int | None, parent: int | None) -> None:
-        warm = self.common["palindrome"] is None
-        self.spans.append(
-            rec.Span(
-                **self.common,
-                name=name,
-                index=index,
-                parent=parent,
-                start_ns=start,
-                value_ns=value,
-                clock="perf_counter",
-                warmup=warm,
-            )
-        )
+        at = {"index": index, "parent": parent, "start_ns": start, "warmup": self.common["palindrome"] is None}
+        self.spans.append(span_of(name=name, value_ns=value, **self.common | at))
 
     def records(self) -> list[rec.Record]:
         self.span("text", 2.0)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from made_records import header_of, machine_of, span_of
 from strobe.perf.records import record as rec
 from strobe.perf.records.store import RunWriter
 from strobe.perf.report.build import build_report
@@ -17,22 +18,12 @@ TIMES = {"sdpa": (1_000_000, 1_100_000), "sparse:x": (400_000, 500_000)}
 """Nanoseconds of the kernel and of the section in lap 0; a lap later everything takes 1 % longer."""
 
 
-def header(folder: Path, device_name: str) -> rec.Header:
-    machine = rec.Machine(
-        device="cuda:0", device_name=device_name, gpu_count=1, gpu_memory_bytes=None, driver=None, cuda=None, torch="2.13.0",
-        python="3.11.7", os="Linux", cpu_name="a CPU", cores=2, threads=2, memory_bytes=None, clocks=rec.Clocks(source="none"),
-    )  # fmt: skip
-    return rec.Header(
-        run=folder.name, date="2026-11-01T09:30:00Z", strobe="0.1.0", git=rec.Git(commit=None, dirty=None), argv=("strobe",),
-        machine=machine, baseline="sdpa", order=("sdpa", "sparse:x", "sparse:x", "sdpa"), palindromes=3,
-    )  # fmt: skip
-
-
 def page(tmp_path: Path, device_name: str = "NVIDIA H200", sparse_flops: int = 10**11) -> Report:
     folder = tmp_path / "run"
     flops = {"sdpa": (5 * 10**11, None), "sparse:x": (sparse_flops, 5 * 10**11)}
     with RunWriter(folder) as writer:
-        writer.append(header(folder, device_name))
+        machine = machine_of(device="cuda:0", device_name=device_name, gpu_count=1)
+        writer.append(header_of(("sdpa", "sparse:x", "sparse:x", "sdpa"), run=folder.name, machine=machine))
         for name, (own, dense) in flops.items():
             cost = rec.SpanCost(span="attention_kernel", flops=own, read_bytes=10**8, write_bytes=10**7, dense_flops=dense)
             gate = rec.Gate(variant=name, reference="reference, float64", rule="r", passed=True, detail="1e-3")
@@ -55,11 +46,7 @@ def laps(writer: RunWriter) -> None:
             for what, base in zip(("attention_kernel", "attention"), TIMES[name], strict=True):
                 for index in range(2):
                     value = base * (100 + lap) // 100 + index
-                    writer.append(
-                        rec.Span(
-                            **common, name=what, index=index, start_ns=0, value_ns=value, clock="cuda_event", warmup=False
-                        )
-                    )  # fmt: skip
+                    writer.append(span_of(name=what, value_ns=value, index=index, **common | {"clock": "cuda_event"}))
             writer.append(rec.Clip(**common, phase="timed", num_spans=4))
             counts[name] += 1
             order += 1

@@ -5,9 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import statistics
 from collections.abc import Callable
-from fractions import Fraction
 from pathlib import Path
 
 import msgspec
@@ -26,9 +24,7 @@ from strobe.perf.table.model import (
     Headlines,
     Missing,
     Notes,
-    Number,
     Paragraph,
-    Plane,
     Report,
     Section,
     Share,
@@ -36,7 +32,6 @@ from strobe.perf.table.model import (
     Text,
     Time,
     Videos,
-    Waterfall,
 )
 
 MakeRun = Callable[..., Path]
@@ -70,28 +65,6 @@ def rewrite(folder: Path, keep: Callable[[dict], bool]) -> None:
     (folder / "records.jsonl").write_text("".join(f"{line}\n" for line in kept))
 
 
-def clip_sums(folder: Path, variant: str, name: str) -> dict[int, int]:
-    sums: dict[int, int] = {}
-    for line in lines(folder):
-        if line["record"] == "span" and line["variant"] == variant and line["name"] == name:
-            sums[line["clip"]] = sums.get(line["clip"], 0) + line["value_ns"]
-    return sums
-
-
-def test_headline_is_the_median_of_the_mirrored_pairs(make_run: MakeRun) -> None:
-    folder = make_run()
-    report = build_report([folder])
-    e2e = {name: list(clip_sums(folder, name, "e2e").values())[1:] for name in ("baseline", "turbo")}  # clip 0 is warm-up
-    pairs = [sum(e2e["baseline"][i : i + 2]) / sum(e2e["turbo"][i : i + 2]) for i in (0, 2, 4)]
-    found = {(item.candidate, item.level): item.ratio for item in report.speedups}
-    assert found["turbo", "e2e"].value == pytest.approx(statistics.median(pairs), rel=1e-12)
-    low, high = found["turbo", "e2e"].low, found["turbo", "e2e"].high
-    assert low is not None and high is not None and low < statistics.fmean(pairs) < high
-    headlines = section(report, "headline").blocks[0]
-    assert isinstance(headlines, Headlines) and headlines.reference == "baseline"
-    assert [row.verdict.text for row in headlines.rows] == ["faster"] * 3
-
-
 def test_a_speedup_whose_interval_holds_1_is_never_called_faster(make_run: MakeRun) -> None:
     folder = make_run()
     noise = {0: 1, 1: 7, 2: 1}  # of the baseline, by palindrome: as when something else ran
@@ -115,38 +88,6 @@ def test_a_speedup_whose_interval_holds_1_is_never_called_faster(make_run: MakeR
     assert title.endswith(f"[{e2e.low:.4g}, {e2e.high:.4g}] (not proven, the interval holds 1)")
 
 
-def test_every_level_of_every_candidate_can_be_asked_for(make_run: MakeRun) -> None:
-    report = build_report([make_run()])
-    found = [(item.candidate, item.level) for item in report.speedups]
-    assert found == [
-        (name, level) for name in ("balanced", "turbo", "ultra") for level in ("kernel", "section", "step", "block", "e2e")
-    ]
-
-
-@pytest.mark.parametrize("cuda", [False, True])
-def test_ledger_adds_up_to_the_timed_clips_to_the_nanosecond(make_run: MakeRun, cuda: bool) -> None:
-    folder = make_run(cuda=cuda)
-    found = [table for table in tables(section(build_report([folder]), "ledger")) if table.caption.startswith("Account")]
-    assert len(found) == 3
-    for name, table in zip(("balanced", "turbo", "ultra"), found, strict=True):
-        *rows, total = table.rows
-        for column, variant in ((2, "baseline"), (3, name)):
-            cells = [row.cells[column] for row in rows]
-            assert all(isinstance(cell, ExactTime) for cell in cells)
-            timed = sum(ns for clip, ns in clip_sums(folder, variant, "e2e").items() if clip > 0)
-            assert sum(cell.ns for cell in cells) == total.cells[column].ns == timed
-
-
-def test_small_ledger_lines_share_a_row_and_large_ones_do_not(make_run: MakeRun) -> None:
-    table = tables(section(build_report([make_run(cuda=True)]), "ledger"))[0]
-    *rows, total = table.rows
-    shared = [row for row in rows if "% of end to end each" in row.cells[1].text]
-    assert shared and len({row.cells[0] for row in shared}) == len(shared)
-    least = total.cells[2].ns / 1000
-    alone = [row.cells[0] for row in rows if row not in shared and max(abs(cell.ns) for cell in row.cells[2:4]) < least]
-    assert len(set(alone)) == len(alone) and not {row.cells[0] for row in shared} & set(alone)
-
-
 @pytest.mark.parametrize(
     ("step_ms", "copies", "said"),
     [(31.0, 1.0, "the attention kernel saved nothing"), (30.9, 1.0, "changed by less than 1 %"), (31.0, 0.9, "")],
@@ -161,101 +102,6 @@ def test_no_share_is_realised_of_a_kernel_that_did_not_change(
         cell = row.cells[-1]
         assert said in cell.reason if said else isinstance(cell, Share)
     assert said or table.rows[0].cells[-1] == Share(1.0)
-
-
-@pytest.mark.parametrize("traced", [(6, 3), (0, 12)])
-def test_waterfall_goes_from_a_steady_frame_block_to_the_other(make_run: MakeRun, traced: tuple[int, int]) -> None:
-    """Switches at blocks 5 and 9, a window that is full from block 3 on: blocks 3, 4, 6, 7, 8, 10 and 11, each until the next."""
-    folder = make_run(traced=traced)
-    figure = section(build_report([folder], pair=("baseline", "balanced")), "answer").blocks[0]
-    assert isinstance(figure, Figure) and isinstance(figure.picture, Waterfall)
-    first, *steps, last = figure.picture.bars
-    for bar, variant in ((first, "baseline"), (last, "balanced")):
-        starts: dict[int, dict[int, int]] = {}
-        ends: dict[int, int] = {}
-        for line in lines(folder):
-            if line["record"] == "span" and line["variant"] == variant and line["clip"] > 0 and line["name"] == "frame_block":
-                starts.setdefault(line["clip"], {})[line["index"]] = line["start_ns"]
-                ends[line["clip"]] = max(ends.get(line["clip"], 0), line["start_ns"] + line["value_ns"])
-        took = [
-            (own[index + 1] if index < 11 else ends[clip]) - own[index]
-            for clip, own in starts.items()
-            for index in (3, 4, 6, 7, 8, 10, 11)
-        ]
-        assert bar.stop_ns == round(Fraction(sum(took), len(took)))
-    at = first.stop_ns
-    for bar in steps:
-        assert bar.start_ns == at
-        at = bar.stop_ns
-    assert at == last.stop_ns
-
-
-def test_the_page_says_how_much_tracing_disturbed(make_run: MakeRun) -> None:
-    folder = make_run()
-    events = json.loads(gzip.decompress((folder / "traces" / "baseline.json.gz").read_bytes()))["traceEvents"]
-    blocks = [event for event in events if event["name"].startswith("strobe::frame_block")]
-    traced_us = blocks[-1]["ts"] + blocks[-1]["dur"] - blocks[0]["ts"]
-    starts = {
-        (line["clip"], line["index"]): line["start_ns"]
-        for line in lines(folder)
-        if line["record"] == "span" and line["variant"] == "baseline" and line["clip"] > 0 and line["name"] == "frame_block"
-    }
-    clips = {clip for clip, _ in starts}
-    timed = sum(starts[clip, 9] - starts[clip, 6] for clip in clips) / len(clips)
-    share = 1000 * traced_us / timed - 1
-    notes = tables(section(build_report([folder]), "answer"))[0].notes
-    assert any(f"by {100 * share:+.1f} % (baseline)" in note for note in notes)
-
-
-def test_stage_table_lists_every_run_and_both_averages(make_run: MakeRun) -> None:
-    folder = make_run()
-    table = tables(section(build_report([folder]), "stages"))[0]
-    assert [row.cells[0] for row in table.rows] == [
-        *(Text(f"run_{number:02d}") for number in range(1, 8)), Text("avg_all_rounds"), Text("avg_excl_warmup"),
-    ]  # fmt: skip
-    column = [column.title for column in table.columns].index("ultra")
-    runs = list(clip_sums(folder, "ultra", "e2e").values())
-    cells = [row.cells[column] for row in table.rows]
-    assert [cell.ns for cell in cells if isinstance(cell, Time)] == [*runs, statistics.fmean(runs), statistics.fmean(runs[1:])]
-    assert cells[0] == Time(runs[0], "warm-up")
-    assert "clip 0 (warm-up)" in words(section(build_report([folder]), "stages"))
-
-
-def test_timeline_classes_add_up_to_the_step(make_run: MakeRun) -> None:
-    for cuda in (False, True):
-        table = tables(section(build_report([make_run(f"cuda-{cuda}", cuda=cuda)]), "timeline"))[0]
-        *kinds, total, seen, drawn = table.rows
-        for column in range(1, 5):
-            times = [row.cells[column] for row in kinds]
-            assert sum(cell.ns for cell in times if isinstance(cell, ExactTime)) == total.cells[column].ns
-            assert drawn.cells[column].value <= seen.cells[column].value
-
-
-def test_quality_cells_name_their_reference_or_why_there_is_none(make_run: MakeRun) -> None:
-    table = tables(section(build_report([make_run()]), "quality"))[0]
-    for row in table.rows:
-        for cell in row.cells[2:]:
-            if isinstance(cell, Number):
-                assert "against quality, fp32, cpu" in cell.note or cell.note.startswith("no reference needed")
-            else:
-                assert isinstance(cell, Missing) and cell.reason
-    rows = {row.cells[0]: row.cells[2:] for row in table.rows}
-    assert {cell.label for cell in rows[Text("lpips")]} == {"not measured"}
-    assert rows[Text("psnr")][0].reason.startswith("every frame equals the reference")
-
-
-def test_quality_pictures_mark_at_the_edge_what_equals_the_reference(make_run: MakeRun) -> None:
-    figures = [block for block in section(build_report([make_run()]), "quality").blocks if isinstance(block, Figure)]
-    assert [figure.picture.y.title for figure in figures if isinstance(figure.picture, Plane)] == ["prompt_accuracy", "psnr"]
-    psnr = figures[1].picture
-    assert isinstance(psnr, Plane)
-    assert [(mark.label, mark.above) for mark in psnr.marks] == [
-        ("baseline", True),
-        ("balanced", False),
-        ("turbo", False),
-        ("ultra", False),
-    ]
-    assert "An arrow at the upper edge" in figures[1].title
 
 
 def test_the_same_records_twice_give_zeros_and_ratio_one(make_run: MakeRun) -> None:

@@ -13,9 +13,7 @@ from strobe.perf.report.blocks.breakdown import (
     Roofs,
     breakdown_blocks,
     gains_table,
-    gaps_table,
     layers_table,
-    shares_table,
     stages_table,
 )
 from strobe.perf.table.model import Cell, Missing, Notes, Number, Ratio, Share, Table, Text, Time
@@ -39,20 +37,6 @@ def cells(table: Table) -> dict[str, dict[str, Cell]]:
 @pytest.fixture(scope="module")
 def trace() -> Trace:
     return stream(Recorder(pause=500), blocks=2)
-
-
-def test_shares_add_up(trace: Trace) -> None:
-    table = cells(shares_table("mine", breakdown(trace)))
-    of_block = {
-        name: row["of the frame block"].value for name, row in table.items() if isinstance(row["of the frame block"], Share)
-    }
-    parents = {name.rpartition(" / ")[0] for name in of_block if " / " in name}
-    alone = [value for name, value in of_block.items() if name not in parents and name != "all passes"]
-    assert sum(alone) == pytest.approx(1.0)
-    assert of_block["attention"] == pytest.approx(sum(v for name, v in of_block.items() if name.startswith("attention / ")))
-    whole = breakdown(trace).total_ns
-    kernel = breakdown(trace).of(None, ("attention", "attention_kernel"))
-    assert of_block["attention / attention_kernel"] == pytest.approx(kernel.total_ns / whole)
 
 
 def test_the_first_layer_takes_twice_as_long() -> None:
@@ -87,18 +71,6 @@ def test_stages(trace: Trace) -> None:
     assert table["denoise_step"]["calls in a frame block"].value == STEPS  # type: ignore[union-attr]
     assert table["commit"]["busy"] == Time(float(STEP_NS))
     assert table["frame block"]["one call"] == Time(found.total_ns / 2)
-
-
-def test_gaps_are_told_with_their_causes(trace: Trace) -> None:
-    found = breakdown(trace)
-    table = gaps_table("mine", found)
-    assert f"{sum(gap.n for gap in found.gaps) / 2:.0f} in a frame block" in table.caption
-    heads = [column.title for column in table.columns]
-    assert {"host_late", "launch_latency"} <= set(heads)
-    shares = [
-        cell.value for row in table.rows for cell in (row.cells[heads.index("of the frame block")],) if isinstance(cell, Share)
-    ]
-    assert sum(shares) == pytest.approx(sum(gap.sum_ns for gap in found.gaps) / found.total_ns)
 
 
 def test_gains_piece_by_piece(trace: Trace) -> None:

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import shutil
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from strobe.perf.analysis.ledger.account import Part
 from strobe.perf.records.store import read_run
-from strobe.perf.report.blocks.answer import answers_of
 from strobe.perf.report.build import report_and_findings
 from strobe.perf.report.findings import Finding
 from strobe.perf.report.study import damage_of, only_pair
@@ -73,52 +67,3 @@ def test_a_trace_that_was_not_recorded_is_said_above_the_figures(run: Path) -> N
     report, _ = built(run)
     (banner,) = (banner for banner in report.banners if banner.level == "stop")
     assert [item.partition(": ")[2].split()[0] for item in banner.items] == ["traces/ultra.json.gz"]
-
-
-def edited(run: Path, name: str, change: Callable[[dict[str, Any]], bool]) -> None:
-    """Change the events of a trace by hand; those for which the change returns False are left out."""
-    file = run / "traces" / f"{name}.json.gz"
-    trace = json.loads(gzip.decompress(file.read_bytes()))
-    trace["traceEvents"] = [event for event in trace["traceEvents"] if change(event)]
-    file.write_bytes(gzip.compress(json.dumps(trace).encode(), 1))
-
-
-def notes(report: Report) -> str:
-    return " ".join(note for table in answers_of(report) for note in table.notes)
-
-
-def test_a_kernel_renamed_by_hand_has_no_name_in_the_account(run: Path) -> None:
-    """The longest kernel of the graphs of `ultra`, which is its attention."""
-    _, before = built(run)
-    assert before.answer is not None and before.answer.explained_time_share > 0.97
-    took: Counter[str] = Counter()
-
-    def count(event: dict[str, Any]) -> bool:
-        took[event["name"]] += event["dur"] if event.get("cat") == "kernel" else 0
-        return True
-
-    edited(run, "ultra", count)
-    (longest, _), *_ = took.most_common(1)
-
-    def rename(event: dict[str, Any]) -> bool:
-        event["name"] = "unheard_of" if event["name"] == longest else event["name"]
-        return True
-
-    edited(run, "ultra", rename)
-    report, after = built(run)
-    assert after.answer is not None and after.answer.explained_time_share < 0.8
-    assert any("traces/ultra.json.gz is not the file" in item for banner in report.banners for item in banner.items)
-
-
-def test_a_label_dropped_by_hand_is_no_saving_and_is_said(run: Path) -> None:
-    edited(run, "quality", lambda event: event["name"] != "strobe::attention_kernel")
-    report, finding = built(run)
-    assert "attention_kernel is not marked on both sides: its time counts as attention, on both." in notes(report)
-    assert Part.ATTENTION_KERNEL not in parts(finding) and Part.ATTENTION_AROUND in parts(finding)
-
-
-def test_a_frame_block_left_out_by_hand_is_said(run: Path) -> None:
-    edited(run, "ultra", lambda event: event["name"] != "strobe::frame_block#4")
-    report, finding = built(run)
-    assert "The trace of ultra lacks frame blocks 4: the others of their kind stand for them." in notes(report)
-    assert finding.answer is not None and [side.stood_for for side in finding.answer.sides] == [(), (4,)]

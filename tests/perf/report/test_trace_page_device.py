@@ -4,33 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from made_traces import trace_of
-from reports import decode_report
 from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.report.blocks.kernels import MAX_MEMBERS
 from strobe.perf.report.study import TraceOptions, TraceStudy
 from strobe.perf.report.trace_page.device import MAX_BINS, activity_section, gaps_section, launch_section
 from strobe.perf.report.trace_page.structure import device_kernels
-from strobe.perf.report.write import render_markdown
 from strobe.perf.table.model import (
-    SCHEMA_VERSION,
     Code,
     Count,
     ExactTime,
     Figure,
     Missing,
     Notes,
-    Report,
     Row,
     Section,
     Strip,
     Table,
     Text,
-    encode_report,
 )
 from strobe.perf.trace import DeviceEvent, HostEvent, HostEvents, Trace
 
@@ -164,19 +158,6 @@ def test_a_window_is_named_and_cut_events_are_counted() -> None:
     assert _EVIL in devices.caption and "cut by the edges of the window: 1" in devices.notes[1]
 
 
-@pytest.mark.parametrize("by", ["name", "shape"])
-def test_foreign_names_are_escaped_in_every_section(by: str) -> None:
-    graph, single = HostEvent(_EVIL, 0, 2, 0), HostEvent("cudaLaunchKernel", 30, 60, 0)
-    events = [DeviceEvent(_EVIL, "kernel", 10 * i, 10 * i + 5, 0, 7, i, graph, _EVIL) for i in range(4)]
-    events += [DeviceEvent(_EVIL + "2", "comm", 58, 70, 0, 7, 0, single, _EVIL)]
-    trace = trace_of(events, launched={_EVIL: (3, 1)}, window_end_ns=65)
-    found = [section(_study(trace, by=by)) for section in _SECTIONS]
-    report = Report(SCHEMA_VERSION, (), "t", "", (), (), tuple(section for section in found if section))
-    assert len(report.sections) == 4 and decode_report(encode_report(report)) == report
-    page = render_markdown(report)
-    assert "<script>" not in page and "\x1b" not in page and "&lt;script&gt;" in page
-
-
 def test_what_held_up_the_host_is_named_by_the_idle_time_it_cost() -> None:
     """Two launches that come late: the first beside the loading of its kernel, the second beside the profiler's buffers."""
     call = [HostEvent("cudaLaunchKernel", at, at + 1, 0) for at in (80, 300)]
@@ -197,10 +178,3 @@ def test_what_held_up_the_host_is_named_by_the_idle_time_it_cost() -> None:
     assert "loaded at its first use" in said and "the profiler's own work" in said
     causes = next(one for one in _tables(activity_section(_study(trace))) if "what the device waited for" in one.caption)
     assert dict(zip(_column(causes, "idle because"), _column(causes, "time"), strict=True))["profiler_overhead"] == 50
-
-
-def test_overhead_without_a_name_makes_no_table() -> None:
-    call = HostEvent("cudaLaunchKernel", 80, 81, 0)
-    events = [DeviceEvent("a", "kernel", 0, 10, 0, 7, 0, None), DeviceEvent("b", "kernel", 90, 100, 0, 7, 0, call)]
-    tables = _tables(activity_section(_study(trace_of(events, overhead=((5, 50),)))))
-    assert not any("what held up the host" in one.caption for one in tables)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from layouts import compact, shuffled, write
+from source import H200
 from strobe.perf.trace import Device, HostEvent, Trace, memory, read_trace
 from strobe.perf.trace.events import NO_CORRELATION, NO_HOST
 from synthetic import META, START, event, instant, kernel, launch, sample
@@ -62,6 +66,12 @@ def test_spans_ranges_modules_and_overhead(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_no_capture_names_a_machine() -> None:
+    for path in H200.rglob("*.json.gz"):
+        meta = json.loads(gzip.decompress(path.read_bytes())) | {"traceEvents": ()}
+        assert meta.keys() > {"deviceProperties"} and not re.search(r"/(?:tmp|work|root|home|opt)/", str(meta)), path
+
+
 def test_device_events_are_joined_by_correlation(tmp_path: Path) -> None:
     trace = _read(tmp_path, sample())
     thread = trace.threads.index("4/17")
@@ -73,28 +83,6 @@ def test_device_events_are_joined_by_correlation(tmp_path: Path) -> None:
     assert nccl.kind == "comm" and nccl.start_ns == nccl.end_ns and (nccl.device, nccl.stream) == (1, 20)
     assert nccl.host is not None and nccl.host.name == "cudaLaunchKernelExC"  # the driver call lies inside it
     assert trace.launched == {"cudaGraphLaunch": (1, 0), "cudaLaunchKernelExC": (1, 0)}
-
-
-def test_the_nodes_of_interleaved_graph_launches_are_counted_apart(tmp_path: Path) -> None:
-    graphs = [launch(str(i), "1", 1 + i, "cudaGraphLaunch") for i in range(3)]
-    nodes = [kernel(f"{i % 3}/{i // 3}", str(10 + i), "1", 1 + i % 3) for i in range(12)]
-    trace = _read(tmp_path, [*graphs, *nodes, launch("5", "1", 9), kernel("9/0", "40", "1", 9), kernel("8/0", "50", "1", 8)])
-    assert [f"{one.name[0]}/{one.ordinal}" for one in trace.device_events] == [one.name for one in trace.device_events]
-    assert trace.launched == {"cudaGraphLaunch": (3, 0), "cudaLaunchKernel": (1, 0)}
-
-
-def test_a_kernel_may_start_before_its_launch_call_returns(tmp_path: Path) -> None:
-    trace = _read(tmp_path, [launch("10.000", "700.000", 1), kernel("k", "12.500", "3.000", 1)])
-    (one,) = trace.device_events
-    assert one.host is not None and one.start_ns - one.host.end_ns == -697_500
-
-
-def test_launches_without_a_device_event_are_counted(tmp_path: Path) -> None:
-    calls = [launch(str(i), "0.5", i) for i in range(1, 6)] + [launch("9", "0.5", 9, "cudaMemcpyAsync")]
-    silent = [launch("7", "1", 7, name) for name in ("cudaStreamIsCapturing", "cudaFree", "cuModuleLoadData")]
-    trace = _read(tmp_path, [*calls, *silent, kernel("k", "20", "1", 1), kernel("k", "22", "1", 3), kernel("k", "24", "1", 55)])
-    assert trace.launched == {"cudaLaunchKernel": (5, 3), "cudaMemcpyAsync": (1, 1)}
-    assert [one.host is None for one in trace.device_events] == [False, False, True]
 
 
 def test_what_only_looks_like_device_work_is_left_out(tmp_path: Path) -> None:
@@ -174,18 +162,6 @@ def test_a_cpu_trace_has_operators_in_any_case(tmp_path: Path) -> None:
     events = [one for one in sample() if one.get("cat") in ("cpu_op", "user_annotation")]
     with_ops, without = (_read(tmp_path, events, ops=ops) for ops in (True, False))
     assert with_ops == without and len(without.ops) == 40
-
-
-def test_equal_times_are_ordered_the_same_way_in_every_file(tmp_path: Path) -> None:
-    events = [event("kernel", f"k{i % 3}", "5", f"{i % 2}.5", device=i % 4, stream=i % 5, correlation=i % 6) for i in range(60)]
-    events += [event("user_annotation", f"r{i % 2}", "5", "1") | {"tid": i % 3} for i in range(12)]
-    events += [launch("1", "1", i) | {"tid": i % 2} for i in range(6)] + [launch("1", "2", i, "cuLaunchKernel") for i in range(6)]
-    first = _read(tmp_path, events)
-    for seed in range(3):
-        assert _read(tmp_path, shuffled(events, seed)) == first
-    assert [(e.end_ns, e.name) for e in first.device_events] == sorted(
-        ((e.end_ns, e.name) for e in first.device_events), key=lambda e: (-e[0], e[1])
-    )
 
 
 def test_shapes(tmp_path: Path) -> None:
@@ -290,25 +266,10 @@ def test_more_categories_than_are_worth_knowing(tmp_path: Path) -> None:
     )
 
 
-def test_correlation_0_links_nothing(tmp_path: Path) -> None:
-    """It is what a profiler writes that has none: a call and a kernel that both carry it have nothing to do with each other."""
-    events = [
-        launch("1", "1", 0),
-        launch("3", "1", 7),
-        kernel("a", "10", "1", 0),
-        kernel("b", "12", "1", 7),
-        kernel("c", "14", "1", 8),
-    ]
-    trace = _read(tmp_path, events)
-    assert [(one.name, one.host and one.host.start_ns) for one in trace.device_events] == [("a", None), ("b", 3000), ("c", None)]
-    assert trace.launched == {"cudaLaunchKernel": (1, 0)}
-    assert list(trace.device_events.host) == [NO_CORRELATION, 0, NO_HOST]
-
-
 def test_device_work_without_a_correlation_is_told_from_work_whose_launch_is_missing(tmp_path: Path) -> None:
     dma = [event("mtia_ccp_events", "DMA In", str(10 * i), "5", device=0, stream=3) for i in range(4)]
-    odd = [kernel(f"k{i}", str(100 + i), "1", 1) for i in range(3)]
-    for one, correlation in zip(odd, (None, "soon", -1), strict=True):
+    odd = [launch("1", "1", 0), *(kernel(f"k{i}", str(100 + i), "1", 1) for i in range(4))]
+    for one, correlation in zip(odd[1:], (None, "soon", -1, 0), strict=True):
         one["args"]["correlation"] = correlation
     trace = _read(tmp_path, [*dma, *odd, kernel("late", "200", "1", 4)])
-    assert list(trace.device_events.host) == [NO_CORRELATION] * 7 + [NO_HOST]
+    assert list(trace.device_events.host) == [NO_CORRELATION] * 8 + [NO_HOST]

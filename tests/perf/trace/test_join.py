@@ -120,18 +120,6 @@ def test_the_order_of_the_file_decides_no_tie(seed: int, folder: Path) -> None:
     assert _said(one) == _expected(calls, ran)[0]
 
 
-@pytest.mark.parametrize("inner", ["cuLaunchKernel", "zeDriverLaunch"])
-@pytest.mark.parametrize(("start", "length"), [(10, 3), (11, 2), (12, 1), (10, 0)])
-@pytest.mark.parametrize("first", [True, False])
-def test_a_driver_call_inside_the_runtime_call_launched_nothing(
-    inner: str, start: int, length: int, first: bool, folder: Path
-) -> None:
-    calls = [Call(3, 10, 4, "cudaLaunchKernel", 1), Call(3, start, length, inner, 1)]
-    trace = _trace(folder, calls if first else calls[::-1], [Ran(20, 1, 3, "k", 7)])
-    assert _said(trace)[0][-1] == ("cudaLaunchKernel", 10, 14, "4/1")
-    assert trace.launched == {"cudaLaunchKernel": (1, 0)}
-
-
 @pytest.mark.parametrize(
     ("name", "speaks"),
     [

@@ -11,37 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from layouts import compact, write
-from strobe.perf.trace import OperatorCalls, Trace, read_trace
+from strobe.perf.trace import Trace, read_trace
 from synthetic import META, event, kernel
 
 MM = {"Input Dims": [[64, 32], [32, 16]], "Input type": ["c10::BFloat16", "c10::BFloat16"], "Concrete Inputs": ["", ""]}
-ADD = {"Input Dims": [[64, 32], [32, 16]], "Input type": ["float", "float"]}
 
 
 def _read(folder: Path, events: list[dict[str, Any]], **options: Any) -> Trace:
     return read_trace(write(folder / "t.json", compact(events, META)), ops=False, **options)
-
-
-def test_calls_of_one_operator_with_the_same_inputs_are_one_row(tmp_path: Path) -> None:
-    events = [
-        *(event("cpu_op", "aten::mm", str(i), "1", **{"External id": i}, **MM) for i in range(1, 5)),
-        event("cpu_op", "aten::mm", "5", "1", **{"External id": 5}, **MM | {"Input type": ["float", "float"]}),
-        event("cpu_op", "aten::add", "6", "1", **{"External id": 6}, **ADD),
-        kernel("splitk", "10", "2", 1, **{"External id": 1}), kernel("reduce", "13", "1.5", 2, **{"External id": 1}),
-        kernel("mm", "20", "3", 3, **{"External id": 2}), kernel("mm", "30", "4", 4, device=1, **{"External id": 3}),
-        kernel("mm", "40", "5", 5, **{"External id": 5}), kernel("add", "50", "6", 6, **{"External id": 6}),
-        kernel("triton", "60", "7", 7), kernel("lost", "70", "8", 8, **{"External id": 99}),
-    ]  # fmt: skip
-    trace = _read(tmp_path, events, shapes=True)
-    same: dict[str, Any] = {"name": "aten::mm", "sizes": ((64, 32), (32, 16))}
-    half, full = ("c10::BFloat16", "c10::BFloat16"), ("float", "float")
-    assert trace.operators == (
-        OperatorCalls(device=0, types=half, values=("", ""), calls=2, events=3, sum_ns=6500, **same),
-        OperatorCalls(device=0, types=full, values=("", ""), calls=1, events=1, sum_ns=5000, **same),
-        OperatorCalls(device=1, types=half, values=("", ""), calls=1, events=1, sum_ns=4000, **same),
-    )
-    assert {e.name: e.shape for e in trace.device_events}["add"] == "64x32, 32x16", "the text is the sizes, whatever the operator"
-    assert _read(tmp_path, events).operators == ()
 
 
 def test_odd_arguments_are_no_error(tmp_path: Path) -> None:

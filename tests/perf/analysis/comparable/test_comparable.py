@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from made_records import header_of, machine_of
 from made_traces import trace_of
 from model_traces import write_model_trace
 from strobe.core.errors import ConfigError
@@ -30,7 +31,7 @@ from strobe.perf.analysis.comparable import (
     refusal,
     trace_facts,
 )
-from strobe.perf.records.record import Clocks, Git, Header, Machine, Model, Variant, Workload
+from strobe.perf.records.record import Clocks, Git, Model, Variant, Workload
 from strobe.perf.trace import Device, DeviceEvent, DeviceEvents, HostEvent, Trace, read_trace
 
 _FACTS = st.dictionaries(st.sampled_from(sorted(set(FACTS) - set(SEVERAL))), st.sampled_from(["1", "2", "yes"]))
@@ -146,20 +147,16 @@ def test_what_traces_say() -> None:
 
 
 def test_what_our_records_say() -> None:
-    machine = Machine(
-        device="cuda:0", device_name="GPU A", gpu_count=1, gpu_memory_bytes=None, driver="580", cuda="12.8", torch="2.9",
-        python="3.11", os="Linux", cpu_name="a CPU", cores=2, threads=2, memory_bytes=None, launch_blocking=True,
+    machine = machine_of(
+        device="cuda:0", device_name="GPU A", gpu_count=1, driver="580", cuda="12.8", torch="2.9", launch_blocking=True,
         clocks=Clocks(source="nvml", sm_mhz=1980, memory_mhz=3201),
     )  # fmt: skip
     workload = Workload(
         prompts=(), seed=3, frame_blocks=4, latents_per_block=3, frames_first_block=9, frames_per_block=12, frames=45, height=128,
         width=256, fps=16,
     )  # fmt: skip
-    header = Header(
-        run="r", date="2026-01-01T00:00:00Z", strobe="0", git=Git(commit="abc", dirty=False), argv=(), machine=machine,
-        baseline="a", order=("a", "b"), palindromes=1, workload=workload,
-        model=Model(name="shapes", weights_sha256="f" * 64, num_params=1),
-    )  # fmt: skip
+    model = Model(name="shapes", weights_sha256="f" * 64, num_params=1)
+    header = header_of(("a", "b"), git=Git(commit="abc", dirty=False), machine=machine, workload=workload, model=model)
     variant = Variant(name="a", preset="a", attention_impl="triton", sparsity=0.0, steps=4, dtype="bfloat16", tokens_per_block=96)
     assert record_facts(header, variant) == {
         "date": "2026-01-01T00:00:00Z", "commit": "abc", "device": "GPU A", "devices": "1", "world": "1", "sharding": "1, 1",

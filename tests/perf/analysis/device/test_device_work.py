@@ -147,17 +147,6 @@ def test_activity(trace: Trace, window: Window | None) -> None:
             assert stream.longest_overlap_ns == max([0, *shared])
 
 
-@given(trace=_traces(), cuts=st.lists(st.integers(1, 69), max_size=4, unique=True))
-def test_windows_that_tile_the_time_add_up(trace: Trace, cuts: list[int]) -> None:
-    edges = [0, *sorted(cuts), 75]
-    for whole in device_views(trace, Window(start_ns=0, end_ns=75, label="all")):
-        parts = [activity(whole.within(Window(start_ns=pair[0], end_ns=pair[1], label="part"))) for pair in pairwise(edges)]
-        total = activity(whole)
-        assert sum(part.device.busy_ns for part in parts) == total.device.busy_ns
-        assert sum(part.device.sum_ns for part in parts) == total.device.sum_ns
-        assert {cause: sum(part.idle[cause] for part in parts) for cause in total.idle} == total.idle
-
-
 @given(traces=st.lists(_traces(), min_size=1, max_size=3), num_bins=st.integers(1, 20))
 def test_the_strip_says_what_each_bin_held(traces: list[Trace], num_bins: int) -> None:
     views = [view for trace in traces for view in device_views(trace) if view.span_ns]

@@ -30,27 +30,6 @@ def _integrity(trace: Trace) -> Integrity:
     return integrity(trace, device_views(trace))
 
 
-def test_single_launches_and_graphs_are_told_apart(make_trace: MakeTrace) -> None:
-    plain, ext = HostEvent("cudaLaunchKernel", 0, 4, 0), HostEvent("cuLaunchKernelEx", 10, 30, 0)
-    graph, hip = HostEvent("hipGraphLaunch", 50, 60, 0), HostEvent("hipLaunchKernel", 100, 103, 0)
-    lone = HostEvent("cudaGraphLaunch", 200, 201, 0)
-    events = [
-        _kernel(5, 9, plain), _kernel(25, 40, ext), *(_kernel(70 + 5 * i, 74 + 5 * i, graph, i) for i in range(3)),
-        _kernel(110, 112, hip), _kernel(115, 118, hip, 1), _kernel(210, 215, lone), _kernel(220, 230, None),
-    ]  # fmt: skip
-    found = _launch(make_trace(events))
-    assert (found.num_events, found.num_unlinked) == (9, 1)
-    assert {kind: (d.start_to_start.n, d.start_to_start.sum_ns, d.end_to_start.sum_ns) for kind, d in found.kinds.items()} == {
-        "single": (2, 5 + 15, 1 - 5),
-        "graph-first": (3, 20 + 10 + 10, 10 + 7 + 9),  # a graph is many events of one call, or a graph launch of one
-        "graph-rest": (3, 25 + 30 + 15, 15 + 20 + 12),
-    }
-    assert [(row.call, row.calls, row.events, row.host_sum_ns) for row in found.calls] == [
-        ("hipGraphLaunch", 1, 3, 10), ("hipLaunchKernel", 1, 2, 3), ("cuLaunchKernelEx", 1, 1, 20), ("cudaGraphLaunch", 1, 1, 1),
-        ("cudaLaunchKernel", 1, 1, 4),
-    ]  # fmt: skip
-
-
 def _run(delay_ns: int, work_ns: int, pause_ns: int) -> list[DeviceEvent]:
     """Launches `pause_ns` after the work before them ended."""
     events, now = [], 0

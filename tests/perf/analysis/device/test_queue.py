@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import trace_oracle as oracle
-from captures import H200
 from made_traces import trace_of
 from strobe.perf.analysis.device.activity import device_views
 from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.analysis.device.launch import LENGTHS, Queue, queues
-from strobe.perf.trace import DeviceEvent, HostEvent, Trace, read_trace
-
-FURTHER = sorted(Path(os.environ.get("STROBE_TRACES", "no such folder")).glob("*.json.gz"))
+from strobe.perf.trace import DeviceEvent, HostEvent, Trace
 
 
 def _trace(rows: list[tuple[int, int, int, int, bool]]) -> Trace:
@@ -75,23 +69,3 @@ def test_against_every_nanosecond(
     for left, right, *parts in zip(whole.edges_ns, whole.edges_ns[1:], *whole.lengths_ns, strict=False):
         assert sum(parts) == right - left, "every bin is filled"
     assert sum(queue.row.waited_ns for queue in streams) in (0, whole.row.waited_ns)
-
-
-@pytest.mark.parametrize("path", [H200 / "eager.json.gz", H200 / "graph.json.gz", *FURTHER], ids=lambda path: path.name)
-def test_captures(path: Path) -> None:
-    """Event by event: how long each waited, and the longest queue by counting at each launch."""
-    facts = oracle.Facts(oracle.load(path)[0])
-    trace = read_trace(path)
-    for view in device_views(trace):
-        own = [(one, start, end) for one, start, end in facts.device if one["args"]["device"] == view.device]
-        begin, stop = min(start for _, start, _ in own), max(end for _, _, end in own)
-        spans = [
-            (max(begin, oracle.span(call)[0]), start)
-            for call, start in ((facts.host(one), start) for one, start, _ in own)
-            if call
-        ]
-        spans = [(called, start) for called, start in spans if called < start]
-        found = queues(view)[0].row
-        assert found.waited_ns == sum(start - called for called, start in spans) and found.queued_events == len(spans)
-        assert found.empty_ns == stop - begin - oracle.union(spans)
-        assert found.longest == max((sum(a <= called < b for a, b in spans) for called, _ in spans), default=0)

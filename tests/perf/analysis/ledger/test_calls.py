@@ -37,20 +37,6 @@ def without(side: Means, level: str) -> Means:
     return {each: ns for each, ns in side.items() if each != level}
 
 
-def test_the_guides_numbers() -> None:
-    found = call_ledger(DENSE, SPARSE, stands_in=True)
-    assert found is not None and found.unit == "call" and "--calls-per-stage" in found.missing["stage"]
-    assert [(line.name, line.baseline_ns, line.candidate_ns, line.saved_ns) for line in found.lines] == [
-        ("focal kernel", 9_534_580, 2_762_085, 6_772_495),
-        ("section beyond the kernel (one side unmeasured)", 0, 2_751_012, -2_751_012),
-        ("attention call beyond the section", 3_464_738, 4_021_101, -556_363),
-    ]
-    ratios = [level.ratio for level in found.levels]
-    assert ratios == pytest.approx([3.4520, 1.7294, 1.3634], abs=5e-5)
-    assert found.saved_ns == 3_465_120 and found.realised_share == pytest.approx(0.512, abs=5e-4)
-    assert found.ideal_ns == 12_999_318 - 6_772_495 and found.lost_ns == -2_751_012 - 556_363
-
-
 def test_the_calls_that_would_explain_the_stage_are_no_whole_number() -> None:
     implied = implied_calls(DENSE, SPARSE)
     assert implied is not None and implied[0].denominator > 1
@@ -60,15 +46,6 @@ def test_the_calls_that_would_explain_the_stage_are_no_whole_number() -> None:
     exact = implied_calls(DENSE | {STAGE: SPARSE[STAGE] + 400 * 3_465_120}, SPARSE)
     assert exact == (400, ((400, 0),))
     assert implied_calls(without(DENSE, CALL), SPARSE) is None and implied_calls(SPARSE, SPARSE) is None
-
-
-def test_known_calls_carry_the_account_to_the_stage() -> None:
-    found = call_ledger(DENSE, SPARSE, (384, 384))
-    assert found is not None and found.unit == "stage" and not found.missing
-    last = found.lines[-1]
-    assert (last.level, last.name) == ("stage", "stage beyond all of its attention calls")
-    assert last.saved_ns == 1_446_198_900 - 384 * 3_465_120
-    assert found.saved_ns == 1_446_198_900 and found.lines[0].saved_ns == 384 * 6_772_495
 
 
 def test_a_level_that_one_side_lacks_joins_the_next_line() -> None:

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import trace_oracle as oracle
-from captures import H200
 from made_traces import trace_of
 from strobe.core.errors import ConfigError, DataError
-from strobe.perf.analysis.device.kernels import kernel_name
 from strobe.perf.analysis.ledger.account import DILATION, OUTSIDE_WINDOW, Ledger, Part
 from strobe.perf.analysis.ledger.speedup import MOST_LINES, Answer, account_answer
 from strobe.perf.analysis.ledger.traces import (
@@ -32,17 +25,12 @@ from strobe.perf.analysis.ledger.traces import (
     TracedSide,
     difference,
     foreign_ledger,
-    idle_times,
     label_trace,
     path_times,
-    path_tree,
 )
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.analysis.structure.sections import parse_section
-from strobe.perf.trace import DeviceEvent, HostEvent, HostEvents, Trace, read_trace
-
-CAPTURES = Path(__file__).parents[4] / "benchmarks" / "presets-h200" / "traces"
-
+from strobe.perf.trace import DeviceEvent, HostEvent, HostEvents, Trace
 
 SECTION = "copy:end -> gather:end"
 
@@ -194,27 +182,6 @@ def test_two_traces_close_to_zero_nanoseconds_swapped_ones_negate_and_equal_ones
     assert (same.lost_ns, same.kernel_saved_ns, same.realised_share) == (0, 0, None)
 
 
-def scaled(trace: Trace, factor: int) -> Trace:
-    def host(event: HostEvent) -> HostEvent:
-        return event._replace(start_ns=factor * event.start_ns, end_ns=factor * event.end_ns)
-
-    device = [
-        e._replace(start_ns=factor * e.start_ns, end_ns=factor * e.end_ns, host=None if e.host is None else host(e.host))
-        for e in trace.device_events
-    ]
-    overhead = tuple((factor * start, factor * end) for start, end in trace.overhead)
-    return trace_of(device, [host(event) for event in trace.ranges], overhead=overhead)
-
-
-@given(traces(), st.integers(2, 1000))
-def test_longer_durations_scale_every_line(trace: Trace, factor: int) -> None:
-    plain, longer = (cut(each) for each in (trace, scaled(trace, factor)))
-    assert longer.owned == {label: factor * ns for label, ns in plain.owned.items()}
-    assert longer.calls == {name: (count, factor * ns) for name, (count, ns) in plain.calls.items()}
-    assert longer.inclusive == {label: factor * ns for label, ns in plain.inclusive.items()}
-    assert longer.focal == tuple(tuple(factor * ns for ns in calls) for calls in plain.focal)
-
-
 @given(traces(), traces(), st.tuples(*[st.fractions(1, 10**9, max_denominator=9)] * 6), st.tuples(*[st.integers(1, 500)] * 2))
 def test_bridges_close_the_stage(before: Trace, after: Trace, times: tuple[Fraction, ...], calls: tuple[int, int]) -> None:
     """With calls per stage the unit is a stage, and the logs' times are met exactly."""
@@ -314,22 +281,6 @@ def test_windows_are_compared_as_they_are_if_nothing_is_focal() -> None:
     found = foreign_ledger(*sides)
     assert found.unit == "window" and found.saved_ns == 200 and set(found.missing) == {"stage", "e2e", "step"}
     assert [level.ratio for level in found.levels] == [None, 435 / 235]
-
-
-def test_our_own_captures_close() -> None:
-    """Two presets, traced over two frame blocks each."""
-    section = parse_section("range:attention:start -> nvjet|flash|fmha -> range:attention:end")
-    sides = tuple(
-        label_trace(read_trace(CAPTURES / f"{name}.json.gz", ops=False), name, section.focal, section)
-        for name in ("baseline", "ultra")
-    )
-    found = foreign_ledger(*sides)
-    closes(found, sides)
-    assert found.unit == "step" and [len(side.tiles) for side in sides] == [2, 2]
-    for side, tiles in zip(sides, (172_292_861, 58_600_668), strict=True):
-        assert side.total_ns == tiles == sum(side.owned.values())
-        assert side.sections.found and side.sections.num_focal == len(side.counted)
-    assert found.saved_ns == Fraction(172_292_861 - 58_600_668, 2)
 
 
 # The answer for two foreign kinds_of_traces: its parts by hand, and its sums against the account and against the events.
@@ -548,54 +499,3 @@ def test_operators_are_part_of_a_path_if_they_are_asked_for() -> None:
     found = path_times(trace, label_trace(trace, "t"), operators=True)
     assert found[("Layer", "aten::linear", "aten::addmm", "a")] == 10, "what is a scope already is not one again"
     assert found[("Layer", "b")] == 20
-
-
-def _raw_path(events: list[dict[str, Any]], call: dict[str, Any], kernel: str) -> tuple[str, ...]:
-    """What is open on the thread of a call when it starts: one event at a time."""
-    at, thread = oracle.span(call)[0], (call["pid"], call["tid"])
-    scopes = [one for one in events if one.get("ph") == "X" and one.get("cat") in ("user_annotation", "cpu_op")]
-    around = []
-    for place, one in enumerate(scopes):
-        start, end = oracle.span(one)
-        if (one["pid"], one["tid"]) == thread and start <= at < end:
-            around.append(
-                (start, -end, one["cat"] == "cpu_op", place, re.sub(r"#[0-9]+$", "", one["name"]).removeprefix("strobe::"))
-            )
-    return (*(name for *_, name in sorted(around)), kernel_name(kernel).group)
-
-
-@pytest.mark.parametrize("name", ["eager", "graph", "pair/traces/sdpa"])
-def test_captures_against_one_event_at_a_time(name: str) -> None:
-    path = H200 / f"{name}.json.gz"
-    trace, (events, _) = read_trace(path, details=True), oracle.load(path)
-    side, facts = label_trace(trace, name), oracle.Facts(events)
-    expected: dict[tuple[str, ...], int] = defaultdict(int)
-    done = 0
-    for one, start, end in sorted(facts.device, key=lambda row: row[1]):
-        call = facts.host(one)
-        assert call is not None
-        for tile in side.tiles:
-            inside = min(end, tile.end_ns) - max(start, tile.start_ns, done)  # of two that overlap the first owns the time
-            if inside > 0:
-                expected[_raw_path(events, call, one["name"])] += inside
-        done = max(done, end)
-    found = path_times(trace, side, operators=True)
-    assert found == dict(expected)
-    assert sum(found.values()) + sum(idle_times(side).values()) == side.total_ns
-
-
-def test_a_tree_adds_up_to_both_sides() -> None:
-    sides = [read_trace(H200 / f"{name}.json.gz", details=True) for name in ("eager", "graph")]
-    chosen = [(trace, label_trace(trace, "t")) for trace in sides]
-    tree = path_tree(chosen[0], chosen[1], "step")
-    assert tree is not None and tree.operators
-    per_step = [Fraction(side.total_ns, len(side.tiles)) for _, side in chosen]
-    assert [tree.baseline_ns, tree.candidate_ns] == per_step and per_step[0].denominator > 1
-    leaves = list(_leaves(tree.root))
-    assert [sum(leaf.baseline_ns for leaf in leaves), sum(leaf.candidate_ns for leaf in leaves)] == per_step
-    assert path_tree(chosen[0], None, "step") is None
-
-
-def _leaves(node: Node) -> Iterator[Node]:
-    for child in node.children:
-        yield from _leaves(child) if child.children else [child]

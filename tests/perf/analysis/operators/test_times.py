@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import trace_oracle as oracle
-from captures import H200
 from layouts import compact, write
+from source import H200
 from strobe.perf.analysis.device.activity import device_views
 from strobe.perf.analysis.device.kernels import kernel_name
 from strobe.perf.analysis.operators import OperatorTimes, Source, operator_rates, operator_times
@@ -24,10 +20,6 @@ from strobe.perf.analysis.structure.window import choose_window
 from strobe.perf.trace import Trace, read_trace
 from synthetic import META, event, kernel, launch
 
-NAMES = ["graph", "eager", "compiled", "pair/traces/sdpa", "pair/traces/sparse-triton"]
-FURTHER = sorted(Path(os.environ.get("STROBE_TRACES", "no such folder")).glob("*.json.gz"))
-"""Traces of others, where a folder of them is named."""
-RANK = {"kernel": 0, "memset": 1, "comm": 2, "memcpy": 3}
 Key = tuple[str, str, tuple[str, ...]]
 
 
@@ -40,14 +32,14 @@ class Slow:
 
     def __init__(self, events: list[dict[str, Any]]) -> None:
         complete = [one for one in events if one.get("ph") == "X"]
-        self.ops = [(one, *oracle.span(one)) for one in complete if one.get("cat") == "cpu_op"]
-        facts = oracle.Facts(events)
-        self.device = [(one, start, end, facts.host(one)) for one, start, end in facts.device]
+        self.ops = [(one, *_span(one)) for one in complete if one["cat"] == "cpu_op"]
+        calls = {one["args"]["correlation"]: one for one in complete if one["cat"] == "cuda_runtime"}
+        self.device = [(one, *_span(one), calls.get(one["args"]["correlation"])) for one in complete if one["cat"] == "kernel"]
 
-    def launcher(self, one: dict[str, Any], call: dict[str, Any] | None) -> dict[str, Any] | str:
+    def launcher(self, call: dict[str, Any] | None) -> dict[str, Any] | str:
         """By time: the operator of the call's thread that started last among those open when the call starts."""
         if call is not None:
-            at, thread = oracle.span(call)[0], (call["pid"], call["tid"])
+            at, thread = _span(call)[0], (call["pid"], call["tid"])
             around = [
                 (start, -end, position)
                 for position, (op, start, end) in enumerate(self.ops)
@@ -55,27 +47,16 @@ class Slow:
             ]
             if around:
                 return self.ops[max(around)[2]][0]
-        named = [op for op, _, _ in self.ops if op["args"].get("External id") == one["args"].get("External id", "none")]
-        return named[0] if named else "no operator" if call is not None else "launch not in the trace"
-
-    def named(self, one: dict[str, Any]) -> dict[str, Any] | None:
-        """By number: the operator that the profiler says the device event belongs to."""
-        return next(
-            (op for op, _, _ in self.ops if op["args"].get("External id") == one["args"].get("External id", "none")), None
-        )
+        return "no operator" if call is not None else "launch not in the trace"
 
     def exclusive(self) -> list[int]:
-        """What each device event owns: of those that run at a moment the first by kind, start, length and name."""
+        """What each kernel owns: of those that run at a moment the first by start, length and name."""
         own = [0] * len(self.device)
         for device in {one["args"]["device"] for one, *_ in self.device}:
             rows = [(i, *row) for i, row in enumerate(self.device) if row[0]["args"]["device"] == device]
             edges = sorted({edge for _, _, start, end, _ in rows for edge in (start, end)})
             for left, right in pairwise(edges):
-                here = [
-                    (RANK[_kind(one)], start, -end, one["name"], i)
-                    for i, one, start, end, _ in rows
-                    if start <= left and end >= right
-                ]
+                here = [(start, -end, one["name"], i) for i, one, start, end, _ in rows if start <= left and end >= right]
                 if here:
                     own[min(here)[-1]] += right - left
         return own
@@ -93,7 +74,7 @@ class Slow:
             }
         )
         for (one, start, end, call), own in zip(self.device, self.exclusive(), strict=True):
-            op = self.launcher(one, call)
+            op = self.launcher(call)
             row = found[one["args"]["device"], _key(op)]
             row["events"] += 1
             row["exclusive"] += own
@@ -106,7 +87,7 @@ class Slow:
 
     def parent(self, op: dict[str, Any]) -> str:
         """The innermost operator of the thread that contains this one."""
-        start, end = oracle.span(op)
+        start, end = _span(op)
         position = next(i for i, (one, _, _) in enumerate(self.ops) if one is op)
         around = [
             (s, -e, i)
@@ -116,30 +97,19 @@ class Slow:
         return self.ops[max(around)[2]][0]["name"] if around else ""
 
 
-def _kind(one: dict[str, Any]) -> str:
-    return oracle.DEVICE[one["cat"]]
+def _span(event: dict[str, Any]) -> tuple[int, int]:
+    """Start and end of an event of whole microseconds, ns."""
+    return 1000 * int(event["ts"]), 1000 * (int(event["ts"]) + int(event["dur"]))
 
 
 def _key(op: dict[str, Any] | str) -> Key:
     if isinstance(op, str):
         return op, "", ()
-    return op["name"], _sizes(op["args"].get("Input Dims", [])), tuple(map(str, op["args"].get("Input type", ())))
-
-
-def _sizes(dims: list[Any]) -> str:
-    """As the tables write sizes: lists of tensors in brackets, everything else that is no tensor left out."""
-    parts = []
-    for one in dims:
-        if one and isinstance(one[0], list):
-            parts.append("(" + ", ".join("x".join(map(str, each)) for each in one if each) + ")")
-        elif one:
-            parts.append("x".join(map(str, one)))
-    return ", ".join(parts)
+    (dims,) = op["args"]["Input Dims"]
+    return op["name"], "x".join(map(str, dims)), tuple(op["args"]["Input type"])
 
 
 def _compare(found: tuple[OperatorTimes, ...], events: list[dict[str, Any]]) -> None:
-    slow = Slow(events)
-    expected = slow.table()
     merged: dict[tuple[int, Key], dict[str, Any]] = {}
     for times in found:
         assert sum(row.exclusive_ns for row in times.rows) == times.busy_ns
@@ -163,40 +133,7 @@ def _compare(found: tuple[OperatorTimes, ...], events: list[dict[str, Any]]) -> 
                 one["callers"][caller.caller] += caller.exclusive_ns
             assert sum(part.exclusive_ns for part in kernels) == row.exclusive_ns
             assert sum(caller.exclusive_ns for caller in callers) == row.exclusive_ns
-    plain: dict[tuple[int, Key], dict[str, Any]] = {}
-    for (device, (name, text, types)), row in expected.items():
-        key = (device, (name, text, types if text else ()))
-        one = plain.setdefault(
-            key, {"calls": 0, "events": 0, "exclusive": 0, "sum": 0, "kernels": defaultdict(int), "callers": defaultdict(int)}
-        )
-        for part in ("events", "exclusive", "sum"):
-            one[part] += row[part]
-        one["calls"] += len(row["calls"])
-        for part in ("kernels", "callers"):
-            for name_of, own in row[part].items():
-                one[part][name_of] += own
-    assert merged == plain
-
-
-def _captures() -> Iterator[Any]:
-    yield from (pytest.param(H200 / f"{name}.json.gz", id=name) for name in NAMES)
-    yield from (pytest.param(path, id=path.name) for path in FURTHER)
-
-
-@pytest.mark.parametrize("path", [*_captures()])
-def test_captures(path: Path) -> None:
-    events, _ = oracle.load(path)
-    _compare(_times(read_trace(path, details=True)), events)
-
-
-@pytest.mark.parametrize("path", [*_captures()])
-def test_the_profiler_names_the_same_operators(path: Path) -> None:
-    """The time of the launch call and the profiler's number are two ways to the operator: they agree wherever both exist."""
-    slow = Slow(oracle.load(path)[0])
-    pairs = [(slow.launcher(one, call), slow.named(one)) for one, _, _, call in slow.device if call is not None]
-    both = [(by_time, by_number) for by_time, by_number in pairs if by_number is not None]
-    assert all(by_time is by_number for by_time, by_number in both)
-    assert bool(both) is (path.name not in ("graph.json.gz", "sparse-triton.json.gz"))
+    assert merged == {key: row | {"calls": len(row["calls"])} for key, row in Slow(events).table().items()}
 
 
 FORWARD = {"Input Dims": [[8, 4], [4, 2]], "Input type": ["float", "float"], "Sequence number": 5, "Fwd thread id": 0}

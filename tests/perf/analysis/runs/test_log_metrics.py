@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -28,10 +27,9 @@ from strobe.perf.analysis.runs.log_times import (
     unsynchronised,
 )
 from strobe.perf.logs import read_log
-from strobe.perf.logs.series import Constraint, Log
+from strobe.perf.logs.series import Log
 
 DATA = Path(__file__).parents[3] / "data" / "logs"
-KERNEL = Constraint(rule="at_least", bound_ns=2_762_085, what="the kernel inside it")
 MISLABELLED = DATA / "mislabelled_seconds.log"
 
 
@@ -47,16 +45,6 @@ def stage(ms: object, rank: int | None = None) -> str:
 
 def vsa(ms: object, rank: int | None = None) -> str:
     return f"{'' if rank is None else f'[rank {rank}] '}>>>> VSA time: {ms} ms"
-
-
-def test_the_guides_table() -> None:
-    (rounds,) = stage_rounds(LogRequest(log=read_log(MISLABELLED)))
-    values = [9_812_345_670, 5_754_608_690, 5_754_612_100, 5_754_600_210, 5_754_615_000, 5_754_607_770, 5_754_611_230]
-    assert list(rounds.rounds_ns) == values
-    assert rounds.excluded == {0: START_UP} and rounds.kept_ns == tuple(values[1:])
-    assert rounds.avg_all_rounds_ns == Fraction(sum(values), 7)
-    assert rounds.avg_excl_warmup_ns == Fraction(sum(values[1:]), 6)
-    assert (rounds.name, rounds.incomplete) == ("LTX2DenoisingStage", 0)
 
 
 def test_few_rounds_drop_the_first_by_a_rule_that_is_said(tmp_path: Path) -> None:
@@ -95,16 +83,6 @@ def test_stages_are_chosen_by_name(tmp_path: Path) -> None:
         DataError, match="no stage 'denois'; its lines are too long for a text log; strobe trace reads a profiler"
     ):
         stage_rounds(LogRequest(log=log_of(tmp_path, '{"traceEvents": [' + " " * 200_000)), "denois")
-
-
-def test_the_guides_attention_average() -> None:
-    (found,) = attention_summary(LogRequest(log=read_log(MISLABELLED), constraints=(KERNEL,)))
-    assert found.resolved.prominent and found.resolved.choices[0].unit == "s"
-    assert found.method == "steady" and min(found.kept) >= 8
-    assert found.excluded["in round 1 of LTX2DenoisingStage, which is warm-up"] == tuple(range(8))
-    assert sorted([*found.kept, *(index for indices in found.excluded.values() for index in indices)]) == list(range(56))
-    assert found.calls.n == len(found.kept) and found.calls.sum_ns == sum(found.resolved.values_ns[index] for index in found.kept)
-    assert 9_532_198 <= found.calls.mean_ns <= 9_536_198
 
 
 def test_the_logs_own_stage_is_evidence_too(tmp_path: Path) -> None:

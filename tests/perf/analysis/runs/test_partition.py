@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from strobe.core.errors import DataError
 from strobe.perf.analysis.runs.timeline import NOT_LINKED, OUTSIDE, Label, Partition, block_slices, partition_of, timeline_of
-from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Region, Trace, read_trace
+from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Region, Trace
 
 _MAIN, _WORKER = 0, 1
 
@@ -253,51 +253,3 @@ def test_an_unknown_block_is_refused() -> None:
 
 
 # ---- a real trace ----
-
-
-def _stream(num_blocks: int, num_steps: int) -> None:
-    """Frame blocks of attention in our spans, as the engine marks them."""
-    import torch
-    from torch.profiler import record_function
-
-    query = torch.randn(1, 2, 16, 8)
-
-    def attention() -> None:
-        projected = query @ query.transpose(-1, -2) @ query
-        with record_function("strobe::attention_kernel"):
-            torch.nn.functional.scaled_dot_product_attention(projected, query, query)
-
-    for block in range(num_blocks):
-        with record_function(f"strobe::frame_block#{block}"):
-            for step in range(num_steps):
-                with record_function(f"strobe::denoise_step#{step}"), record_function("strobe::attention"):
-                    attention()
-            with record_function("strobe::vae_decode"):
-                torch.softmax(query, -1)
-
-
-@pytest.fixture(scope="module")
-def captured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three frame blocks on the CPU, captured by the profiler."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        _stream(num_blocks=3, num_steps=2)
-    path = tmp_path_factory.mktemp("captured") / "trace.json.gz"
-    profiler.export_chrome_trace(str(path))
-    return path
-
-
-def test_a_captured_trace_closes(captured: Path) -> None:
-    trace = read_trace(captured)
-    assert trace.counts.clean and len(trace.regions) == 3 * 8
-    result = partition_of(timeline_of(trace))
-    _closes(result)
-    assert result.indices == (0, 1, 2) and len(trace.threads) == 1
-    kernels = [call for call in result.calls if call.label.region == "attention_kernel"]
-    assert sum(call.name == "aten::scaled_dot_product_attention" for call in kernels) == 6
-    spans = {region.name: region for region in trace.regions}
-    owned = result.tiles[-1].owned
-    decode = sum(ns for label, ns in owned.items() if label.path == ("vae_decode",))
-    assert decode == spans["vae_decode"].end_ns - spans["vae_decode"].start_ns
-    assert result.total_ns == spans["frame_block"].end_ns - trace.regions[0].start_ns

@@ -16,46 +16,10 @@ def _event(launch: int, start: int, end: int, name: str = "k", kind: str = "kern
     return DeviceEvent(name, kind, start, end, 0, 7, 0, HostEvent("cudaLaunchKernel", launch, launch + 1, 0))
 
 
-def _model(slow_first: int = 9) -> Trace:
-    """Two steps of a model of four blocks that launch two kernels and a copy each; the first block is slower."""
-    ranges, modules, events = [], [], []
-    for step in range(2):
-        now = 1_000 * step
-        ranges.append(HostEvent(f"ProfilerStep#{step}", now, now + 900, 0))
-        modules.append(HostEvent("Model_0", now + 50, now + 850, 0))
-        for block in range(4):
-            at, slow = now + 100 + 150 * block, 0 if block else slow_first
-            modules.append(HostEvent(f"Block_{block}", at, at + 100 + slow, 0))
-            for part in range(2):
-                modules.append(HostEvent(f"Linear_{2 * block + part}", at + 10 + 40 * part, at + 30 + 40 * part, 0))
-                start = 10_000 + at + 20 + 40 * part
-                events.append(_event(at + 15 + 40 * part, start, start + 10 + slow))
-            events.append(_event(at + 90, 10_000 + at + 95, 10_000 + at + 98, kind="memcpy"))
-    return trace_of(events, ranges=ranges, modules=modules)
-
-
 def _groups(trace: Trace, window: Window | None = None) -> tuple[LayerGroup, ...]:
     ((device, groups),) = layer_groups(trace, window)
     assert device == 0
     return groups
-
-
-def test_the_first_block_against_the_later_ones() -> None:
-    (blocks,) = _groups(_model())  # two Linears a block are too few to be layers, two ProfilerSteps are no layers
-    assert (blocks.name, blocks.path, blocks.layers[0].calls, blocks.by_kernels, blocks.inside) == (
-        "Block", ("ProfilerStep", "Model"), 2, False, False,
-    )  # fmt: skip
-    assert [layer.name for layer in blocks.layers] == ["Block_0", "Block_1", "Block_2", "Block_3"]
-    first, later = blocks.layers[0], blocks.later
-    assert (first.device_p50_ns, first.span_p50_ns, first.host_p50_ns, first.kernels) == (41, 78, 109, 2)
-    assert (later.device_p50_ns, later.span_p50_ns, later.host_p50_ns, later.kernels) == (23, 78, 100, 2)
-    assert (first.calls, later.calls, blocks.sum_ns) == (2, 6, 2 * 41 + 6 * 23)
-
-
-def test_a_window_counts_the_calls_with_work_in_it() -> None:
-    second = Window(start_ns=11_000, end_ns=12_000, label="")
-    (blocks,) = _groups(_model(), second)
-    assert (blocks.layers[0].calls, blocks.later.calls) == (1, 3)
 
 
 def test_calls_of_one_name_are_told_by_their_order() -> None:

@@ -66,21 +66,6 @@ def test_a_window_keeps_its_part_of_the_self_times(rows: list[HostEvent], first:
     assert {row.operator: row.self_ns for row in found.rows if row.self_ns} == dict(by_name)
 
 
-def test_nested_operators_by_hand() -> None:
-    rows = [
-        HostEvent("outer", 0, 100, 0),
-        HostEvent("inner", 10, 30, 0),
-        HostEvent("inner", 40, 45, 0),
-        HostEvent("other", 5, 9, 1),
-    ]
-    found = operators(trace_of(ops=rows))
-    assert found is not None
-    assert [(row.operator, row.self_ns, row.sum_ns) for row in found.rows] == [
-        ("outer", 75, 100), ("inner", 25, 25), ("other", 4, 4),
-    ]  # fmt: skip
-    assert [*found.threads] == [("1/1", 3, 100), ("1/2", 1, 4)]
-
-
 def test_no_operators_are_no_table() -> None:
     assert operators(trace_of(ops=[])) is None
 

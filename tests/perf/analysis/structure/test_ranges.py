@@ -221,34 +221,6 @@ def test_the_tree_owns_every_busy_nanosecond_once(trace: Trace, window: Window |
                 assert (node.calls, node.host_ns) == (len(calls), sum(scopes[s].end_ns - scopes[s].start_ns for s in calls))
 
 
-def test_a_collective_range_owns_nothing_and_a_graph_belongs_to_its_launcher() -> None:
-    graph = HostEvent("cudaGraphLaunch", 12, 14, 0)
-    ranges = [HostEvent("step", 10, 50, 0), HostEvent("nccl:all_reduce", 20, 30, 0)]
-    events = [DeviceEvent(f"k{i}", "kernel", 100 + 10 * i, 105 + 10 * i, 0, 7, i, graph) for i in range(3)]
-    events.append(DeviceEvent("ncclKernel", "comm", 200, 240, 0, 9, 0, HostEvent("cudaLaunchKernel", 25, 26, 1)))
-    trace = trace_of(events, ranges, module_paths={0: "layers.0.attn", 1: "layers.0.ffn", 2: "layers.1.attn"})
-    (found,) = range_table(trace)
-    step, collective = found.of_kind("range")
-    assert (step.events, step.sum_ns, step.span_ns, step.host_ns) == (3, 15, 25, 40)
-    assert (collective.name, collective.calls, collective.events) == ("nccl:all_reduce", 1, 0)
-    assert found.outside_events == 1
-    rows = {row.name: (row.events, row.span_ns) for row in found.of_kind("graph module")}
-    assert rows == {
-        "layers": (3, 25), "layers.0": (2, 15), "layers.0.attn": (1, 5), "layers.0.ffn": (1, 5), "layers.1": (1, 5),
-        "layers.1.attn": (1, 5),
-    }  # fmt: skip
-    ((_, root),) = call_trees(trace)
-    assert _flat(root)["step", "layers", "0"].total_ns == 10
-
-
-def test_an_event_without_length_counts_where_it_starts() -> None:
-    call = HostEvent("launch", 2, 3, 0)
-    events = [DeviceEvent("k", "kernel", at, at, 0, 7, 0, call) for at in (9, 10, 15, 20)]
-    trace = trace_of(events, [HostEvent("r", 0, 5, 0)])
-    (found,) = range_table(trace, Window(start_ns=10, end_ns=20, label=""))
-    assert (found.events, found.rows[0].events, found.sum_ns) == (2, 2, 0)
-
-
 def test_no_device_events_is_no_table() -> None:
     assert range_table(trace_of()) == () and call_trees(trace_of()) == ()
 

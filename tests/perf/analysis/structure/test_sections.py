@@ -33,16 +33,6 @@ def later(events: list[DeviceEvent], by: int) -> list[DeviceEvent]:
     return [each._replace(start_ns=each.start_ns + by, end_ns=each.end_ns + by) for each in events]
 
 
-def test_the_section_of_the_guide() -> None:
-    trace = trace_of([*LAYER, *later(LAYER, 100), event("flash_fwd<64>", 300, 310), event("other", 12, 40, stream=9)])
-    (found,) = find_sections(trace, parse_section("memcpy:end -> gather:end", "flash"))
-    assert [section[:4] for section in found.found] == [(10, 70, 3 + 30 + 4 + 10, 30), (110, 170, 47, 30)]
-    assert [section.idle_ns for section in found.found] == [13, 13]
-    names = [[trace.device_events[i].name for i in section.members] for section in found.found]
-    assert names == [["tile_kernel", "flash_fwd<64>", "untile", "vectorized_gather_kernel"]] * 2
-    assert (found.num_focal, dict(found.skipped), found.merged, found.overlapping) == (3, {"no gather:end after it": 1}, 0, 0)
-
-
 def test_missing_and_crossed_boundaries_are_skipped_with_the_reason() -> None:
     trace = trace_of([*LAYER[2:], *later(LAYER, 100), event("late_copy", 5, 500, stream=9)])
     (found,) = find_sections(trace, parse_section("memcpy:end -> flash -> gather:end"))
@@ -58,13 +48,6 @@ def test_focal_events_that_share_a_section_are_one_and_overlaps_are_counted() ->
     wide = [*LAYER[:4], *later(LAYER, 100)]  # the first layer has no gather: its section reaches into the second
     (found,) = find_sections(trace_of(wide), parse_section("memcpy:end -> flash -> gather:end"))
     assert [section[:2] for section in found.found] == [(10, 170), (110, 170)] and found.overlapping == 1
-
-
-def test_a_neighbour_that_overlaps_the_focal_kernel_is_still_the_neighbour() -> None:
-    """Programmatic dependent launch: the kernel before ends after the focal one has started."""
-    trace = trace_of([event("quant", 0, 10), event("quant", 30, 43), event("flash", 40, 60), event("post", 58, 70)])
-    (found,) = find_sections(trace, parse_section("quant:end -> flash -> post:start"))
-    assert [section[:4] for section in found.found] == [(43, 58, 15, 15)]
 
 
 def test_ranges_and_modules_by_what_they_launched() -> None:
@@ -115,16 +98,6 @@ def test_a_window_chooses_the_focal_events_and_not_the_boundaries() -> None:
         trace, parse_section("memcpy:end -> flash -> gather:end"), Window(start_ns=115, end_ns=140, label="w")
     )
     assert [section[:2] for section in found.found] == [(110, 170)]
-
-
-def test_an_event_without_length_takes_part_where_it_starts() -> None:
-    trace = trace_of([*LAYER[:1], event("at the start", 10, 10), *LAYER[2:], event("at the end", 70, 70)])
-    (found,) = find_sections(trace, parse_section("memcpy:end -> flash -> gather:end"))
-    names = [trace.device_events[i].name for i in found.found[0].members]
-    assert names == ["at the start", "flash_fwd<64>", "untile", "vectorized_gather_kernel"]
-    flat = trace_of([event("a", 5, 9), event("flash", 9, 9), event("b", 9, 9)])
-    (found,) = find_sections(flat, parse_section("a:end -> flash -> b:start"))
-    assert [section[:4] for section in found.found] == [(9, 9, 0, 0)] and found.found[0].length_ns == 0
 
 
 def test_devices_are_apart() -> None:

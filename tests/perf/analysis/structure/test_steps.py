@@ -37,23 +37,6 @@ def _loop(step: Sequence[str], times: int, pause: int = 40, launcher: bool = Tru
     return events
 
 
-def test_steps_of_the_profiler_by_hand() -> None:
-    ranges = [HostEvent(f"ProfilerStep#{n}", 100 * n, 100 * n + 100, 0) for n in (3, 4, 5)]
-    events = [
-        _event("early", None, 0, 5),
-        _event("a", 310, 350, 380), _event("b", 320, 370, 400), _event("side", 330, 390, 430, stream=8),
-        _event("a", 410, 450, 470), _event("backward", 440, 480, 490, thread=1),
-        _event("a", 500, 530, 540), _event("b", 599, 560, 600), _event("late", 610, 650, 660),
-    ]  # fmt: skip
-    found = _steps(trace_of(events, ranges))
-    assert (found.start_ns, found.end_ns, found.before_ns, found.after_ns) == (0, 660, 350, 60)
-    assert [(s.number, s.start_ns, s.end_ns, s.busy_ns, s.kernels, s.host_ns) for s in found.steps] == [
-        (3, 350, 450, 80, 3, 100), (4, 450, 530, 30, 2, 100), (5, 530, 600, 50, 2, 100),
-    ]  # fmt: skip
-    assert found.steady.excluded == {2: LAST}
-    assert found.source == "range" and not found.notes
-
-
 def test_causes_are_named() -> None:
     ranges = [HostEvent(f"ProfilerStep#{n}", 100 * n, 100 * n + 100, 0) for n in range(6)]
     ranges.append(HostEvent("entire_frame_compile (dynamo_timed)", 20, 60, 0))

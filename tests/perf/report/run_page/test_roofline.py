@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from strobe.perf.analysis.runs.latency import latencies
-from strobe.perf.records.store import RunRecords, read_run, seal
+from strobe.perf.records.store import seal
 from strobe.perf.report.build import build_report
 from strobe.perf.report.run_page import _roofs as roofs_of
 from strobe.perf.report.study import load_study
-from strobe.perf.table.model import Missing, Number, Report, Section, Share, Table, Text, Time
+from strobe.perf.table.model import Missing, Report, Share, Table, Text
 
 MakeRun = Callable[..., Path]
 FLOPS, READ, WRITE = 10 * 10**12, 6 * 10**9, 4 * 10**9
@@ -43,45 +41,15 @@ def on_gpu(line: dict[str, Any], name: str = "NVIDIA H100 80GB HBM3") -> dict[st
     return line
 
 
-def roofline(folder: Path) -> Section | None:
-    report = build_report([folder])
-    return next((section for section in report.sections if section.id == "roofline"), None)
-
-
-def steady_mean_ns(run: RunRecords, name: str) -> float:
-    """By another way than the section's: block by block."""
-    orders = {clip.order for clip in run.clips if clip.variant == name and clip.phase == "timed"}
-    kept = latencies(run, name).steady.kept
-    return statistics.fmean(
-        span.value_ns
-        for block in kept
-        for span in run.spans
-        if span.order in orders and span.name == "denoise_step" and span.parent == block
-    )
+def roofline(folder: Path) -> Table:
+    (found,) = (section for section in build_report([folder]).sections if section.id == "roofline")
+    table = found.blocks[0]
+    assert isinstance(table, Table)
+    return table
 
 
 def cells(table: Table, row: int) -> dict[str, Any]:
     return dict(zip((column.title for column in table.columns), table.rows[row].cells, strict=True))
-
-
-def test_a_stage_is_held_against_its_roofline(make_run: MakeRun) -> None:
-    folder = edited(make_run(), lambda line: on_gpu(with_costs(line)))
-    found = roofline(folder)
-    assert found is not None
-    table = found.blocks[0]
-    assert isinstance(table, Table) and "baseline" in table.caption and "bfloat16" in table.caption
-    row = cells(table, 0)
-    mean = steady_mean_ns(read_run(folder), "baseline")
-    assert isinstance(row["mean"], Time) and row["mean"].ns == pytest.approx(mean)
-    rate = FLOPS / (mean / 1e9)
-    assert isinstance(row["TFLOP/s"], Number) and row["TFLOP/s"].value == pytest.approx(rate / 1e12)
-    assert isinstance(row["of peak"], Share) and row["of peak"].value == pytest.approx(rate / 989.4e12)
-    assert isinstance(row["GB/s"], Number) and row["GB/s"].value == pytest.approx(10 / (mean / 1e9))
-    assert row["bound"] == Text("compute")
-    assert isinstance(row["floor"], Time) and row["floor"].ns == pytest.approx(10e12 / 989.4e12 * 1e9)
-    assert row["how"].text == "timed"
-    assert any("989" not in note and "H100 SXM: peaks at boost clock, dense" in note for note in table.notes)
-    assert not any(note.startswith("ANOMALY, denoise_step") for note in table.notes)
 
 
 def with_clocks(line: dict[str, Any]) -> dict[str, Any]:
@@ -93,26 +61,21 @@ def with_clocks(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_stage_is_held_against_the_peak_at_the_clock_that_ran(make_run: MakeRun) -> None:
-    found = roofline(edited(make_run(), with_clocks))
-    assert found is not None and isinstance(found.blocks[0], Table)
-    table = found.blocks[0]
+    table = roofline(edited(make_run(), with_clocks))
     row = cells(table, 0)
     assert row["of peak at its clock"].value == pytest.approx(row["of peak"].value * 1830 / 1464)
     assert any("at 1,464 of 1,980 MHz. The peaks hold at 1,830 MHz" in note for note in table.notes)
 
 
 def test_a_clock_that_was_not_sampled_is_said(make_run: MakeRun) -> None:
-    found = roofline(edited(make_run(), lambda line: on_gpu(with_costs(line))))
-    assert found is not None and isinstance(found.blocks[0], Table)
-    assert "of peak at its clock" not in cells(found.blocks[0], 0)
-    assert any(note.startswith("The SM clock was not sampled while it ran") for note in found.blocks[0].notes)
+    table = roofline(edited(make_run(), lambda line: on_gpu(with_costs(line))))
+    assert "of peak at its clock" not in cells(table, 0)
+    assert any(note.startswith("The SM clock was not sampled while it ran") for note in table.notes)
 
 
 def test_the_attention_kernel_is_taken_from_the_trace(make_run: MakeRun) -> None:
-    found = roofline(edited(make_run(), lambda line: with_costs(line, 10**9)))
-    assert found is not None
-    table = found.blocks[0]
-    assert isinstance(table, Table) and len(table.rows) == 2  # `never` was not measured
+    table = roofline(edited(make_run(), lambda line: with_costs(line, 10**9)))
+    assert len(table.rows) == 2  # `never` was not measured
     row = cells(table, 1)
     assert (row["stage"].text, row["how"].text) == ("attention_kernel", "traced")
     assert row["n"].value == 3 * 5 * 4  # frame blocks, passes, layers
@@ -134,9 +97,8 @@ def test_a_traced_call_counts_the_keys_that_it_attended_to(make_run: MakeRun) ->
     """Two of three frame blocks have a full window, one half of it; timed frame blocks are steady and count in full."""
     tables, folder = [], make_run()
     for change in (lambda line: with_costs(line, 10**9), filling):
-        found = roofline(edited(folder, change))
-        assert found is not None and isinstance(found.blocks[0], Table)
-        tables.append([cells(found.blocks[0], row) for row in range(2)])
+        table = roofline(edited(folder, change))
+        tables.append([cells(table, row) for row in range(2)])
     (full_step, full_kernel), (step, kernel) = tables
     assert kernel["mean"] == full_kernel["mean"] and kernel["how"].text == "traced"
     assert kernel["TFLOP/s"].value == pytest.approx(full_kernel["TFLOP/s"].value * 5 / 6)
@@ -160,24 +122,17 @@ def test_a_trace_with_a_prompt_switch_gives_no_rate_of_attention(make_run: MakeR
             line["workload"]["prompts"][1]["frame_block"] = 7
         return line
 
-    found = roofline(edited(make_run(), switched))
-    assert found is not None and isinstance(found.blocks[0], Table)
-    assert [row.cells[0].text for row in found.blocks[0].rows] == ["denoise_step"]  # type: ignore[union-attr]
+    table = roofline(edited(make_run(), switched))
+    assert [row.cells[0].text for row in table.rows] == ["denoise_step"]  # type: ignore[union-attr]
 
 
 def test_a_rate_above_the_peak_is_flagged(make_run: MakeRun) -> None:
-    found = roofline(edited(make_run(), lambda line: on_gpu(with_costs(line, 10**14))))
-    assert found is not None
-    table = found.blocks[0]
-    assert isinstance(table, Table)
+    table = roofline(edited(make_run(), lambda line: on_gpu(with_costs(line, 10**14))))
     assert any(note.startswith("ANOMALY, denoise_step") and "above the bfloat16 peak of H100 SXM" in note for note in table.notes)
 
 
 def test_an_unknown_device_has_rates_and_no_shares(make_run: MakeRun) -> None:
-    found = roofline(edited(make_run(), with_costs))
-    assert found is not None
-    table = found.blocks[0]
-    assert isinstance(table, Table)
+    table = roofline(edited(make_run(), with_costs))
     assert [column.title for column in table.columns] == ["stage", "how", "n", "mean", "TFLOP/s", "GB/s"]
     assert any("No published peaks are known for Example CPU 9000" in note for note in table.notes)
 
@@ -187,14 +142,13 @@ def test_a_dtype_without_a_peak_has_no_floor(make_run: MakeRun) -> None:
         line = on_gpu(with_costs(line))
         return line | {"dtype": "float64"} if line["record"] == "variant" else line
 
-    found = roofline(edited(make_run(), wide))
-    assert found is not None and isinstance(found.blocks[0], Table)
-    row = cells(found.blocks[0], 0)
+    table = roofline(edited(make_run(), wide))
+    row = cells(table, 0)
     assert isinstance(row["of peak"], Missing) and isinstance(row["floor"], Missing) and isinstance(row["of bandwidth"], Share)
 
 
 def test_without_costs_there_is_no_section(make_run: MakeRun) -> None:
-    assert roofline(make_run()) is None
+    assert not any(section.id == "roofline" for section in build_report([make_run()]).sections)
 
 
 # --------------------------------------------------------------------------------------------------------------- clocks

@@ -7,25 +7,19 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
 from artefacts import FA, SECTION, VSA, write_guide, write_trace
-from reports import decode_report
-from strobe.perf.analysis.runs.log_times import LogRequest, attention_summary, stage_rounds
 from strobe.perf.analysis.structure.sections import parse_section
 from strobe.perf.logs import read_log
-from strobe.perf.logs.series import Constraint
 from strobe.perf.report.blocks.fields import page
 from strobe.perf.report.blocks.kernels import focal_section
 from strobe.perf.report.blocks.logs import (
-    attention_section,
     input_file,
     inputs_section,
     ranges,
-    stages_section,
 )
 from strobe.perf.report.documents.speedup import speedup_document
 from strobe.perf.report.speedup_page.build import anomalies, build_speedup_report
@@ -35,15 +29,10 @@ from strobe.perf.table.model import (
     Count,
     ExactTime,
     Figure,
-    Flame,
-    Frame,
     Report,
     Table,
     Text,
-    Timeline,
     Waterfall,
-    Whiskers,
-    encode_report,
 )
 from strobe.perf.table.rows import to_json
 
@@ -213,43 +202,6 @@ def test_two_steps_have_no_intervals_and_the_table_says_why(guide: dict[str, Pat
     assert ledger["saved_low_ns"] is None and {line["saved_low_ns"] for line in ledger["lines"]} == {None}
 
 
-def test_the_pictures_of_our_own_captures(presets: SpeedupStudy) -> None:
-    report = build_speedup_report(presets)
-    timeline = figure(report, "timeline").picture
-    assert isinstance(timeline, Timeline) and len(timeline.lanes) == 2
-    for lane in timeline.lanes:
-        assert sum(lane.duration_ns) == lane.length_ns and lane.start_ns[0] == 0
-    assert {kind.style for kind in timeline.kinds} >= {"focal", "work2", "gap1"}
-    flame = figure(report, "flame").picture
-    assert isinstance(flame, Flame) and flame.differential
-    busy = [
-        sum(ns for label, ns in side.owned.items() if label.busy) / Fraction(len(side.tiles))
-        for _, side in (presets.baseline.chosen_trace, presets.candidate.chosen_trace)
-    ]
-    assert abs(flame.root.baseline_ns - busy[0]) < len(list(leaves(flame.root)))
-    assert abs(flame.root.candidate_ns - busy[1]) < len(list(leaves(flame.root)))
-    names = {frame.label for frame in walk(flame.root)}
-    assert {"frame_block", "denoise_step", "attention", "ffn"} <= names
-    for frame in walk(flame.root):
-        if frame.children:
-            assert frame.baseline_ns == sum(child.baseline_ns for child in frame.children)
-            assert frame.candidate_ns == sum(child.candidate_ns for child in frame.children)
-    whiskers = figure(report, "speedups").picture
-    assert isinstance(whiskers, Whiskers) and [row.label for row in whiskers.rows] == [
-        "focal kernel, one call", "section around it", "traced step",
-    ]  # fmt: skip
-
-
-def walk(frame: Frame) -> Iterator[Frame]:
-    yield frame
-    for child in frame.children:
-        yield from walk(child)
-
-
-def leaves(frame: Frame) -> Iterator[Frame]:
-    return (each for each in walk(frame) if not each.children)
-
-
 def test_foreign_names_are_escaped(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "t.json.gz", [[("kernel", EVIL, 5_000), ("kernel", "gemm", 7_000)]] * 4)
     side = SideRequest(name="baseline", traces=(trace,), focal=r"k<script>")
@@ -315,42 +267,6 @@ def test_communication_is_split_into_waiting_and_moving(tmp_path: Path) -> None:
 DATA = Path(__file__).parents[3] / "data" / "logs"
 
 
-KERNEL = Constraint(rule="at_least", bound_ns=2_762_085, what="the 2.76 ms kernel inside it")
-
-
-def test_the_stage_table_has_every_round_and_both_averages() -> None:
-    paths = (DATA / "mislabelled_seconds.log", DATA / "interleaved_ranks.log")
-    logs = [(path.name, stage_rounds(LogRequest(log=read_log(path)))) for path in paths]
-    first, second, by_rank = stages_section(logs).blocks
-    assert isinstance(first, Table) and isinstance(second, Table) and isinstance(by_rank, Table)
-    heads = [row.cells[0].text for row in first.rows]  # type: ignore[union-attr]
-    assert heads == [*(f"run_{n:02d}" for n in range(1, 8)), "avg_all_rounds", "avg_excl_warmup"]
-    assert first.rows[1].cells[1] == ExactTime(5_754_608_690)
-    assert first.rows[-1].cells[1] == ExactTime(5_754_609_167)  # 5754.6091666.. ms
-    notes = "\n".join(second.notes)
-    for words in (
-        "slowest of 2 ranks",
-        "not in avg_excl_warmup: run_01 (first round: a fixed rule",
-        "the last 1 rounds are left out",
-    ):
-        assert words in notes
-    assert by_rank.collapsed and [column.title for column in by_rank.columns] == ["round", "rank 1", "rank 0"]
-
-
-def test_an_inferred_unit_is_said_under_every_table_that_uses_it() -> None:
-    log = read_log(DATA / "mislabelled_seconds.log")
-    found = attention_summary(LogRequest(log=log, constraints=(KERNEL,)))
-    (table,) = attention_section([("candidate", found, ("a remark",))]).blocks
-    assert isinstance(table, Table)
-    assert table.notes[0].startswith(
-        "candidate: VSA: UNIT NOT AS LABELLED: labelled ms, but only s fits (9.53 ms): 9.53 µs would be shorter than the 2.76 ms"
-    )
-    assert any("8 left out (values 1-8): in round 1" in note for note in table.notes) and table.notes[-1] == "candidate: a remark"
-    stages = stage_rounds(LogRequest(log=log, constraints=(Constraint(rule="at_least", bound_ns=10**10, what="a lower bound"),)))
-    (table,) = stages_section([("a", stages)]).blocks
-    assert isinstance(table, Table) and "UNIT NOT AS LABELLED" in table.notes[0]
-
-
 def test_every_line_and_every_file_is_accounted_for() -> None:
     names = ("similar.log", "no_times.log")
     logs = [read_log(DATA / name) for name in names]
@@ -362,17 +278,6 @@ def test_every_line_and_every_file_is_accounted_for() -> None:
     assert "| no\\_times.log | 9 | 9 | 0 | 0 | 0 | 0 | 0 | 0 | 2 | 7 | complete |" in text
     assert "| similar.log | 3 | attention | &gt;&gt;&gt;&gt; VSA time: unknown |" in text
     assert "| no\\_times.log | 5 | VSA | -0.5 ms | negative |" in text
-
-
-def test_foreign_names_are_escaped_and_the_report_comes_back(tmp_path: Path) -> None:
-    path = tmp_path / "a|b`<script>.log"
-    path.write_text("[<b>EvilStage] finished in 1 s\n[<b>EvilStage] finished in 2 s\n>>>> a|b time: x|y ms\n")
-    log = read_log(path)
-    section = stages_section([(path.name, stage_rounds(LogRequest(log=log), "evil"))])
-    report = page(title="t", subtitle="s", sections=[section, inputs_section([input_file(path)], [log])])
-    text = render_markdown(report)
-    assert "<script>" not in text and "<b>" not in text and "a\\|b\\`&lt;script&gt;.log" in text
-    assert decode_report(encode_report(report)) == report
 
 
 def test_a_trace_without_the_kernel_has_a_row() -> None:
