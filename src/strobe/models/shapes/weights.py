@@ -1,16 +1,22 @@
-"""The bundled weights: one safetensors file, float16, read strictly."""
+"""The bundled weights: one safetensors file, read strictly.
+
+Matrices and convolutions are int8 with a scale for each output, everything else is float16; see `packed`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 import torch
 from safetensors.torch import save as serialised
-from torch import nn
+from torch import Tensor, nn
 
 from strobe.core.errors import WeightsError
 from strobe.core.files import write_whole
+from strobe.eightbit.impl.reference import rounded, scales
+from strobe.eightbit.types import Quantized
 from strobe.models.checkpoint import compare_keys, read_tensors
 from strobe.models.shapes.config import VAE, WAN
 from strobe.models.shapes.grammar import VOCABULARY, parse, read_words
@@ -22,6 +28,8 @@ FOLDER = Path(__file__).parent / "bundle"
 """Where the weights that ship with the package lie, with their model card and training log."""
 
 FILE = "shapes.safetensors"
+_SCALE: Final = ".scale"
+"""What follows a tensor's name in that of its scales."""
 
 
 class SceneEncoder(WordEncoder):
@@ -55,12 +63,42 @@ def _together(parts: Parts) -> nn.ModuleDict:
     return nn.ModuleDict(dict(zip(("dit", "text", "vae"), parts, strict=True)))
 
 
+def packed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Convert the model's tensors to those of the file.
+
+    A `weight` of two dimensions or more is int8 beside its scales, bfloat16 `[rows]`; everything else, and the table of words, is
+    float16. Scales are rounded before numbers are divided by them, so what was unpacked is packed to the same bits.
+    """
+    stored = {}
+    for name, tensor in tensors.items():
+        if name == "text.words.weight" or not name.endswith(".weight") or tensor.dim() < 2:
+            stored[name] = tensor.half().contiguous()
+            continue
+        rows = tensor.flatten(1)
+        scale = scales(rows.abs().amax(dim=1), torch.int8).bfloat16()
+        stored[name] = rounded(rows, scale[:, None].float(), torch.int8).view(tensor.shape)
+        stored[name + _SCALE] = scale
+    return stored
+
+
+def unpacked(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Convert the tensors of the file to those of the model, float32: numbers in int8 times the scale of their row."""
+    tensors = {}
+    for name, tensor in stored.items():
+        if tensor.dtype == torch.int8:
+            rows = Quantized(values=tensor.flatten(1), scale=stored[name + _SCALE][:, None].float())
+            tensors[name] = rows.dequantized(torch.float32).view(tensor.shape)
+        elif not name.endswith(_SCALE):
+            tensors[name] = tensor.float()
+    return tensors
+
+
 def save(parts: Parts, folder: Path) -> Path:
-    """Write the parts to `folder/shapes.safetensors` in float16."""
+    """Write the parts to `folder/shapes.safetensors`; see `packed`."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: t.detach().to("cpu", torch.float16).contiguous() for name, t in _together(parts).state_dict().items()}
+    tensors = packed({name: tensor.detach().cpu() for name, tensor in _together(parts).state_dict().items()})
     path = folder / FILE
-    return write_whole(path, serialised(tensors, {"format": "strobe-shapes 1"}))  # one entry: several are written in any order
+    return write_whole(path, serialised(tensors, {"format": "strobe-shapes 2"}))  # one entry: several are written in any order
 
 
 def load(folder: Path = FOLDER) -> Parts:
@@ -72,13 +110,16 @@ def load(folder: Path = FOLDER) -> Parts:
     path = folder / FILE
     if not path.is_file():
         raise WeightsError(f"{folder} holds no {FILE}; give a folder with that file, or leave the model out")
-    tensors, parts = read_tensors(path), build()
-    table = compare_keys(_together(parts).state_dict(), tensors)
-    if table:
+    stored, parts = read_tensors(path), build()
+    expected = packed({name: tensor.to("meta") for name, tensor in _together(parts).state_dict().items()})
+    differs = str(compare_keys(expected, stored))
+    if not differs:
+        differs = ", ".join(f"{name} is {each.dtype}" for name, each in stored.items() if each.dtype != expected[name].dtype)
+    if differs:
         raise WeightsError(
-            f"{path} is not a checkpoint of the bundled model: {table}; give a folder with weights trained like it"
+            f"{path} is not a checkpoint of the bundled model: {differs}; give a folder with weights trained like it"
         )
-    _together(parts).load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
+    _together(parts).load_state_dict(unpacked(stored))
     for part in parts:
         part.eval().requires_grad_(False)
     return parts
