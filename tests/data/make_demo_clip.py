@@ -1,4 +1,4 @@
-"""Writes `demo_clip.mkv`: the clip of `strobe demo`, at about 55 dB of the frames made.
+"""Writes `demo_clip.mkv`: the clip of `strobe demo`, at about 51 dB of the frames made.
 
 Run it after a change that is meant to change the clip.
 """
