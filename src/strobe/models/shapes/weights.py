@@ -63,6 +63,10 @@ def _together(parts: Parts) -> nn.ModuleDict:
     return nn.ModuleDict(dict(zip(("dit", "text", "vae"), parts, strict=True)))
 
 
+def _has_scales(name: str, tensor: Tensor) -> bool:
+    return name.endswith(".weight") and tensor.dim() >= 2 and name != "text.words.weight"
+
+
 def packed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Convert the model's tensors to those of the file.
 
@@ -71,13 +75,13 @@ def packed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     stored = {}
     for name, tensor in tensors.items():
-        if name == "text.words.weight" or not name.endswith(".weight") or tensor.dim() < 2:
+        if _has_scales(name, tensor):
+            rows = tensor.flatten(1)
+            scale = scales(rows.abs().amax(dim=1), torch.int8).bfloat16()
+            stored[name] = rounded(rows, scale[:, None].float(), torch.int8).view(tensor.shape)
+            stored[name + _SCALE] = scale
+        else:
             stored[name] = tensor.half().contiguous()
-            continue
-        rows = tensor.flatten(1)
-        scale = scales(rows.abs().amax(dim=1), torch.int8).bfloat16()
-        stored[name] = rounded(rows, scale[:, None].float(), torch.int8).view(tensor.shape)
-        stored[name + _SCALE] = scale
     return stored
 
 
@@ -91,6 +95,17 @@ def unpacked(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
         elif not name.endswith(_SCALE):
             tensors[name] = tensor.float()
     return tensors
+
+
+def _layout(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return shapes and types of what `packed` makes of the model's tensors, on the meta device."""
+    layout = {}
+    for name, tensor in tensors.items():
+        in_rows = _has_scales(name, tensor)
+        layout[name] = torch.empty(tensor.shape, dtype=torch.int8 if in_rows else torch.float16, device="meta")
+        if in_rows:
+            layout[name + _SCALE] = torch.empty(len(tensor), dtype=torch.bfloat16, device="meta")
+    return layout
 
 
 def save(parts: Parts, folder: Path) -> Path:
@@ -111,7 +126,7 @@ def load(folder: Path = FOLDER) -> Parts:
     if not path.is_file():
         raise WeightsError(f"{folder} holds no {FILE}; give a folder with that file, or leave the model out")
     stored, parts = read_tensors(path), build()
-    expected = packed({name: tensor.to("meta") for name, tensor in _together(parts).state_dict().items()})
+    expected = _layout(_together(parts).state_dict())
     differs = str(compare_keys(expected, stored))
     if not differs:
         differs = ", ".join(f"{name} is {each.dtype}" for name, each in stored.items() if each.dtype != expected[name].dtype)
