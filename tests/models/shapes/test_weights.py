@@ -66,9 +66,8 @@ def test_what_is_written_is_read_back(parts: Parts, written: Path) -> None:
 def test_rows_of_zeros_and_rows_that_are_no_numbers_are_kept() -> None:
     given = torch.tensor([[0.0, 0.0], [1e-9, -2e-9], [3e4, 1e-3], [torch.nan, 1.0], [torch.inf, 1.0]])
     found = weights.unpacked(weights.packed({"a.weight": given}))["a.weight"]
-    assert found[0].tolist() == [0, 0]
-    torch.testing.assert_close(found[1], given[1], rtol=0.01, atol=0)
-    assert found[2, 0].item() == pytest.approx(3e4, rel=1 / 256) and found[2, 1] == 0
+    most = given[:3].abs().amax(1, keepdim=True)
+    assert ((found[:3] - given[:3]).abs() <= most / 250).all()  # half a step of 127, and what bfloat16 rounds
     assert found[3:].isnan().all()
 
 
