@@ -62,11 +62,11 @@ test-all: test
 	$(PYTEST) --tier rest
 	$(MAKE) test-ray
 
-# Cells and replicas of the server on a Ray of this machine, a node and a replica killed. By themselves: beside other tests Ray's own
-# processes do not start in the seconds that Ray gives them.
+# Replicas of the server on a Ray of this machine, one of them killed. By themselves: beside other tests Ray's own processes do not
+# start in the seconds that Ray gives them.
 test-ray: setup
 	$(BIN)/python -c 'import ray.serve' 2>/dev/null || $(PIP) $(LOCKED) -r requirements/ray.lock
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --tier all tests/bench/test_executor_ray.py tests/serve/test_replicas.py
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --tier all tests/serve/test_replicas.py
 
 # Every test that needs a GPU, on one card in 8 minutes; the last line says what came of it, `make gpu-row` adds it to the table.
 # NO_SETUP=1 runs with PYTHON as it is, GPU="--gates all --budget 3000" every case of the gates of attention.
@@ -164,7 +164,16 @@ PICTURES ?=
 pictures: setup
 	$(BIN)/python docs/pictures.py $(PICTURES)
 
-# Locks again from pyproject.toml and requirements/torch.in; pins that still fit stay. UPGRADE=--upgrade moves them all.
+define WITHOUT_DEV
+import pathlib, re, sys
+dev, own = (re.split(r"\n(?=\S)", pathlib.Path(path).read_text().rstrip()) for path in ("requirements/dev.lock", sys.argv[1]))
+pathlib.Path(sys.argv[1]).write_text("\n".join(entry for entry in own if entry not in dev) + "\n")
+endef
+
+export WITHOUT_DEV
+
+# Locks again from pyproject.toml and requirements/torch.in; pins that still fit stay. UPGRADE=--upgrade moves them all. Those of Ray
+# and of the docs are installed beside dev.lock and hold what it has not.
 UPGRADE ?=
 COMPILE = build/lock/bin/uv pip compile --quiet $(UPGRADE) --python-version 3.11 --python-platform linux --generate-hashes \
 	--no-header --no-annotate --override requirements/no-torch.override
@@ -177,7 +186,9 @@ lock:
 	$(COMPILE) pyproject.toml --extra serve --extra hub -o requirements/serve.lock
 	$(COMPILE) pyproject.toml --group dev -o requirements/dev.lock
 	$(COMPILE) pyproject.toml --extra ray --constraint requirements/dev.lock -o requirements/ray.lock
+	$(PYTHON) -c "$$WITHOUT_DEV" requirements/ray.lock
 	$(COMPILE) --group pyproject.toml:docs --constraint requirements/dev.lock -o requirements/docs.lock
+	$(PYTHON) -c "$$WITHOUT_DEV" requirements/docs.lock
 
 clean:
 	rm -rf $(VENV) build dist demo-out site

@@ -9,7 +9,6 @@ Usage: python tools/check_all.py [--only TEXT] [--without MARK ...] [--since DAT
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 import tempfile
 import time
@@ -63,8 +62,6 @@ def obstacle(marks: frozenset[str]) -> str:
         return "needs files that the repository does not have"
     if "network" in marks:
         return "needs a network"
-    if "ray" in marks and importlib.util.find_spec("ray") is None:
-        return "needs Ray: pip install 'ray[serve]'"
     if "gpu" in marks and not torch.cuda.is_available():
         return "needs a GPU"
     if "gpus" in marks and torch.cuda.device_count() < 4:

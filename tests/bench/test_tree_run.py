@@ -6,14 +6,13 @@ import os
 import subprocess
 import time
 from pathlib import Path
+from uuid import UUID, uuid4
 
 import pytest
 import torch
 
 from strobe.attention.types import AttentionOutput
-from strobe.bench.executor import Cell, Finished, LocalExecutor
-from strobe.bench.executor.local import Running
-from strobe.bench.executor.processes import alive
+from strobe.bench.processes import alive
 from strobe.bench.tree import rank
 from strobe.bench.tree.machine import topology
 from strobe.bench.tree.request import PEER, RankedCall, TreeSettings
@@ -26,27 +25,26 @@ from strobe.perf.report.tree_bench import bound, collectives_of, parts_of, read_
 from terminal import quiet
 
 
-class Watched(LocalExecutor):
-    """Remembers the marks of its cells."""
+@pytest.fixture
+def marks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The mark of each cell that has run."""
+    found: list[str] = []
 
-    def __init__(self) -> None:
-        super().__init__(grace_s=0.5)
-        self.marks: list[str] = []
-        self.finished: list[Finished] = []
+    def draw() -> UUID:
+        found.append((drawn := uuid4()).hex)
+        return drawn
 
-    def submit(self, cell: Cell) -> Running:
-        running = super().submit(cell)
-        self.marks.append(running.mark)
-        return running
+    monkeypatch.setattr("strobe.bench.processes.uuid4", draw)
+    return found
 
 
-def test_all_ranks_are_measured_and_taken_apart(tmp_path: Path) -> None:
+def test_all_ranks_are_measured_and_taken_apart(tmp_path: Path, marks: list[str]) -> None:
     """One is held back; who waits for whom is up to the machine, so what that makes of a verdict is tested on made calls."""
     how = TreeSettings(contestants=("allgather", "ring", "auto", PEER), iterations=1, profile=True, delay=(1, 20.0))
-    shape, executor = RankedCall(world_size=2, seq_len=101, heads=4, kv_heads=2, dim=8, batch=2), Watched()
-    outcome = run_cells([shape], how, tmp_path, quiet, timeout_s=300, executor=executor)
+    shape = RankedCall(world_size=2, seq_len=101, heads=4, kv_heads=2, dim=8, batch=2)
+    outcome = run_cells([shape], how, tmp_path, quiet, timeout_s=300)
     assert outcome.measured == (shape.name,), outcome.failed
-    assert alive(executor.marks[0]) == []
+    assert alive(marks[0]) == []
     (cell,) = read_cells(tmp_path)[0]
     ours = [entry for entry in cell.entries if entry.name != PEER]
     assert not any(entry.reason for entry in ours)
@@ -65,30 +63,44 @@ def test_all_ranks_are_measured_and_taken_apart(tmp_path: Path) -> None:
         assert parts.local + parts.merge + parts.wait + parts.transfer + parts.host == pytest.approx(parts.total)
         assert bound(cell, entry) is not None and all(len(each.waits_ns) == 2 for each in collectives_of(entry))
     assert cell.run.header.world_size == 2 and (cell.run.folder / "topology.txt").read_text()
-    again = run_cells([shape], how, tmp_path, quiet, executor=executor)
-    assert again.kept == (shape.name,) and len(executor.marks) == 1
+    again = run_cells([shape], how, tmp_path, quiet)
+    assert again.kept == (shape.name,) and len(marks) == 1
     with pytest.raises(ConfigError, match="differ in seed"):
         run_cells([shape], TreeSettings(contestants=how.contestants, iterations=1, profile=True, seed=1), tmp_path, quiet)
 
 
 @pytest.mark.rest
-def test_a_rank_that_does_not_answer_fails_the_cell_in_words_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_rank_that_does_not_answer_fails_the_cell_in_words_and_leaves_nothing(tmp_path: Path, marks: list[str]) -> None:
     how = TreeSettings(contestants=("allgather",), iterations=1, delay=(1, 600_000.0))
-    shape, executor = RankedCall(world_size=2, seq_len=16, heads=1, kv_heads=1, dim=8), Watched()
+    shape = RankedCall(world_size=2, seq_len=16, heads=1, kv_heads=1, dim=8)
     start = time.monotonic()
-    (failed,) = run_cells([shape], how, tmp_path, quiet, timeout_s=3.0, executor=executor).failed
+    (failed,) = run_cells([shape], how, tmp_path, quiet, timeout_s=3.0).failed
     assert "rank 0: tree attention, call" in failed and "rank 1 did not answer within 3 s" in failed and "\n" not in failed
-    assert time.monotonic() - start < 500 and alive(executor.marks[0]) == []
+    assert time.monotonic() - start < 500 and alive(marks[0]) == []
     end = read_run(tmp_path / "cells" / shape.name).end
     assert end is not None and end.status == "failed" and "rank 1" in end.message
 
 
-def test_a_cell_that_takes_too_long_is_ended(tmp_path: Path) -> None:
-    shape, executor = RankedCall(world_size=2, seq_len=16), Watched()
-    (failed,) = run_cells([shape], TreeSettings(), tmp_path, quiet, cell_timeout_s=0.5, executor=executor).failed
-    assert "ended after 0.5 s" in failed and alive(executor.marks[0]) == []
+def test_a_cell_that_takes_too_long_is_ended(tmp_path: Path, marks: list[str]) -> None:
+    shape = RankedCall(world_size=2, seq_len=16)
+    (failed,) = run_cells([shape], TreeSettings(), tmp_path, quiet, cell_timeout_s=0.5).failed
+    assert "ended after 0.5 s" in failed and alive(marks[0]) == []
     (cell,) = read_cells(tmp_path)[0]
     assert not cell.measured and "ended after 0.5 s" in cell.failure
+
+
+def test_cells_whose_launcher_fails_fail_one_by_one_and_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "Traceback\n  File x\nValueError: no room\nlast words\n"
+    done = subprocess.CompletedProcess(args=[], returncode=4, stdout="", stderr=said)
+    monkeypatch.setattr("strobe.bench.tree.run.run_swept", lambda *_: done)
+    shapes = [RankedCall(world_size=ranks, seq_len=16, heads=1, kv_heads=1, dim=8) for ranks in (2, 1)]
+    outcome = run_cells(shapes, TreeSettings(contestants=("allgather",), iterations=1), tmp_path, quiet)
+    whys = [f"the launcher ended with code 4; rank {gone} left no word: no room" for gone in ("0, 1", "0")]
+    assert outcome.failed == tuple(f"{shape.name}: {why}" for shape, why in zip(shapes, whys, strict=True))
+    assert not outcome.measured and [cell.failure for cell in read_cells(tmp_path)[0]] == whys[::-1]
+    for shape, why in zip(shapes, whys, strict=True):
+        end = read_run(tmp_path / "cells" / shape.name).end
+        assert end is not None and (end.status, end.message) == ("failed", why)
 
 
 @pytest.fixture

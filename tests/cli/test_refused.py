@@ -119,7 +119,7 @@ WRONG = [
     ("bench tree --kv-heads 3", "a divisor of heads 8"),
     ("bench tree --delay 2 20", "no such rank; give 0 to 1"),
     ("bench scaling --world-size 1 2 --delay 2 20", "no such rank; give 0 to 1"),
-    ("bench tree --world-size 3000", "; give fewer, or --executor ray"),
+    ("bench tree --world-size 3000", "; give fewer"),
     ("bench scaling --world-size 1 3000", "world_size: got 3000, this machine holds "),
     ("bench tree --iterations 0", "one iteration"),
     ("bench tree --delay 0 -1.0", "a delay of 0 or more"),

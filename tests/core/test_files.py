@@ -171,8 +171,7 @@ def test_nothing_is_written_in_place() -> None:
     ways = re.compile(r"\.write_(?:text|bytes)\(|open\([^)]*\"[wax]b?\+?\"|shutil\.copy(?:file)?\(|save_file\(")
     files = {path.relative_to(package).as_posix(): path.read_text(encoding="utf-8") for path in package.rglob("*.py")}
     assert {name for name, text in files.items() if ways.search(text)} <= {
-        "bench/executor/local.py",  # what a cell begins with, in a folder of its own
-        "bench/traces.py",  # what such a cell leaves
+        "bench/tree/run.py",  # what a cell begins with, in a folder of its own
         "bench/own/programs.py",  # a path file of an environment that is being made
         "core/files.py",
         "quality/vmaf.py",  # scratch files for a program

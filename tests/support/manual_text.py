@@ -16,7 +16,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "benchmarks").glob("*/README.md")))
-MARKS: Final = ("slow", "gpu", "gpus", "ray", "network", "needs-files")
+MARKS: Final = ("slow", "gpu", "gpus", "network", "needs-files")
 SHELLS: Final = ("", "sh", "bash")
 _FENCE: Final = re.compile(
     r"(?:^<!-- docs-check: (?P<comment>.*?)-->\n)?^(?P<fence>`{3,})(?P<language>\w*)\n(?P<body>.*?)^(?P=fence)$", re.M | re.S

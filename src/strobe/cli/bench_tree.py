@@ -24,7 +24,7 @@ _SHOWN: Final = 200
 @Parameter(name="*", group="Call")
 @dataclass(frozen=True, kw_only=True)
 class CallFlags:
-    """Flags of the attention call: sizes, device, placement of the queries, and machines.
+    """Flags of the attention call: sizes, device and placement of the queries.
 
     Args:
         heads: of the queries.
@@ -34,8 +34,6 @@ class CallFlags:
         seq_q: queries.
         spread: each rank has a run of the queries and keeps their results; else all ranks have all of them.
         device: cuda: one GPU a rank, over NCCL; cpu: processes of this machine, over gloo.
-        executor: local: the ranks run on this machine, a cell at a time; ray or ray:HOST:PORT: on the machines of a Ray
-            cluster, a cell alone on each (needs the extra ray here and there).
     """
 
     heads: int = 8
@@ -45,7 +43,6 @@ class CallFlags:
     seq_q: int = 1
     spread: Annotated[bool, Parameter(negative="")] = False
     device: Literal["cpu", "cuda"] = "cpu"
-    executor: str = "local"
 
 
 HOW: Final = named("Measurement", contestants="strategies")
@@ -80,7 +77,7 @@ def tree(
         render: measure nothing: write the pages from the cells that are there, on any machine.
     """
     shapes = [] if render else [_shape(call, world_size, seq_len, dtype)]
-    return _grid(shapes, how, call.executor, out, output, scaling=False)
+    return _grid(shapes, how, out, output, scaling=False)
 
 
 def scaling(
@@ -98,7 +95,6 @@ def scaling(
 
     ```
     strobe bench scaling --world-size 1 2 4 8 16 --seq-len 512 1024 2048 4096  # slow
-    strobe bench scaling --executor ray:head:6379  # network
     strobe bench scaling --out h200-scaling --render
     ```
 
@@ -115,7 +111,7 @@ def scaling(
     if not render and not (world_size and seq_len and dtype):
         raise ConfigError("--world-size, --seq-len and --dtype: got none of one of them, expected at least one value each")
     shapes = [_shape(call, ranks, keys, kind) for kind in dtype for keys in seq_len for ranks in world_size if not render]
-    return _grid(shapes, how, call.executor, out, output, scaling=True)
+    return _grid(shapes, how, out, output, scaling=True)
 
 
 def _shape(call: CallFlags, world_size: int, seq_len: int, dtype: str) -> RankedCall:
@@ -133,19 +129,17 @@ def _shape(call: CallFlags, world_size: int, seq_len: int, dtype: str) -> Ranked
     )
 
 
-def _grid(shapes: list[RankedCall], how: TreeSettings, executor: str, out: Path, output: Output, *, scaling: bool) -> int:
+def _grid(shapes: list[RankedCall], how: TreeSettings, out: Path, output: Output, *, scaling: bool) -> int:
     """Measure cells, write the pages of all that are there, show the tables, and report what happened; without cells render."""
     most, outcome = max((shape.world_size for shape in shapes), default=0), None
     if most and how.delay is not None and how.delay[0] not in range(most):
         raise ConfigError(f"--delay {how.delay[0]}: no such rank; give 0 to {most - 1}")
     if shapes:
         with output.progress("tree") as progress:
-            from strobe.bench.executor import open_executor
             from strobe.bench.tree.run import run_cells
 
-            where = open_executor(executor)
             with tells_what_is_kept(output, lambda: kept_cells(out, "with --render it")):
-                outcome = run_cells(shapes, how, out, progress, executor=where)
+                outcome = run_cells(shapes, how, out, progress)
     with output.progress("report"):
         from strobe.perf.report.tree_bench import bound, read_cells, shown_tables, tree_report
         from strobe.perf.report.write import write_report

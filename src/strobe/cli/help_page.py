@@ -16,7 +16,7 @@ from rich.text import Text
 
 _FENCE: Final = re.compile(r"^```\w*\n(.*?)^```$", re.M | re.S)
 _CODE: Final = re.compile(r"(`+)(.+?)\1")
-_MARKS: Final = re.compile(r"  #( (slow|gpus?|ray|network|needs-files))+$", re.M)
+_MARKS: Final = re.compile(r"  #( (slow|gpus?|network|needs-files))+$", re.M)
 """What the project's tests need to know of an example."""
 _LIST: Final = re.compile(r"\n(?=[*-] )")
 

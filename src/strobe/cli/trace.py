@@ -15,7 +15,7 @@ from strobe.cli.console import OUT, Output, joined_lines, megabytes
 from strobe.cli.tables import banner_texts, table_text
 
 if TYPE_CHECKING:
-    from strobe.perf.report.study import Reading, TraceStudy
+    from strobe.perf.report.study import TraceStudy
     from strobe.perf.table import model
 
 Format = Literal["html", "md", "json"]
@@ -63,7 +63,7 @@ def trace(
     out: Annotated[Path | None, Parameter(alias=OUT)] = None,
     format: tuple[Format, ...] = (),
     perfetto: Path | None = None,
-    executor: str | None = None,
+    parallel: Annotated[bool, Parameter(negative="")] = False,
     output: Output = Output(),
 ) -> None:
     """Analyse profiler traces: kernels, busy and idle time, launches, gaps, steps, regions, communication.
@@ -72,7 +72,7 @@ def trace(
     strobe trace trace.json.gz
     strobe trace rank0.json.gz rank1.json.gz --window ProfilerStep#3 -o pages
     strobe trace traces/ --section "memcpy:end -> flash_fwd -> gather:end" --perfetto out.pftrace
-    strobe trace traces_of_64_ranks/ --executor local -o pages
+    strobe trace traces_of_64_ranks/ --parallel -o pages
     ```
 
     With --details every operator and synchronisation is read too, for GPU time by operator, the device's peaks and the
@@ -86,9 +86,7 @@ def trace(
             event, exactly), made if absent; without it, the report is only printed.
         format: html, md or json: what to write into the folder, by default all of them; without a folder, what to print.
         perfetto: also write a Perfetto file (TrackEvent) of the window; needs the extra perfetto.
-        executor: who reads the files, by default this process, one after another. local: processes of this machine, a file
-            each, as many at once as it has cores; ray or ray:HOST:PORT: those of the machines of a Ray cluster, which are sent
-            the files (needs the extra ray here and there).
+        parallel: read the files in processes, a file each, as many at once as the machine has cores.
     """
     from strobe.core.errors import ConfigError
 
@@ -96,7 +94,7 @@ def trace(
         raise ConfigError("name at least one trace: a .json or .json.gz file of torch.profiler, or a folder that holds some")
     if out is None and len(format) > 1:
         raise ConfigError(f"--format {' '.join(format)}: one can be printed; name a folder with -o to write several")
-    study = _read(files, analysis, executor, output)
+    study = _read(files, analysis, parallel, output)
     with output.progress("analyse"):
         from strobe.perf.report.trace_page.build import build_trace_report
 
@@ -118,7 +116,7 @@ def trace(
         output.emit({**_data(study), "written": written})
 
 
-def _read(files: Sequence[Path], analysis: Analysis, executor: str | None, output: Output) -> TraceStudy:
+def _read(files: Sequence[Path], analysis: Analysis, parallel: bool, output: Output) -> TraceStudy:
     """Read the files and warn on stderr of what was wrong with them."""
     from strobe.core.errors import ConfigError
 
@@ -131,7 +129,7 @@ def _read(files: Sequence[Path], analysis: Analysis, executor: str | None, outpu
             top=analysis.top, by=analysis.by, window=analysis.window, sections=analysis.section, steps=analysis.steps,
             details=output.details or None,
         )  # fmt: skip
-        study = load_trace_study(files, options, megabytes(advance), _reading(executor))
+        study = load_trace_study(files, options, megabytes(advance), parallel=parallel)
     for reason in study.skipped:
         output.note(f"skipped {reason}")
     for one in study.traces:
@@ -140,17 +138,6 @@ def _read(files: Sequence[Path], analysis: Analysis, executor: str | None, outpu
         if bad:
             output.note(f"{one.path}: {', '.join(bad)}")
     return study
-
-
-def _reading(executor: str | None) -> Reading:
-    from strobe.perf.report.study import read_in_turn
-
-    if executor is None:
-        return read_in_turn
-    from strobe.bench.executor import open_executor
-    from strobe.bench.traces import spread_reading
-
-    return spread_reading(open_executor(executor))
 
 
 def _write(study: TraceStudy, report: model.Report, folder: Path, formats: Sequence[Format], output: Output) -> dict[str, str]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import shared_model
-from strobe.bench.executor import Cell, LocalExecutor, Resources
+from strobe.bench.processes import run_swept
 from strobe.core.tolerances import tolerance
 
 TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
@@ -22,15 +22,11 @@ TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs ar
 def test_torchrun(tmp_path: Path, device: str) -> None:
     script = Path(__file__).parents[2] / "support" / "torchrun_work.py"
     torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")
-    cell = Cell(
-        argv=(sys.executable, *torchrun, str(script), str(tmp_path), device),
-        env={"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", "NO_COLOR": "1"},
-        resources=Resources(exclusive=False),
-        timeout_s=900 if device == "cpu" else 90,
-    )
-    executor = LocalExecutor()
-    done = executor.wait(executor.submit(cell))
-    assert done.status == "done", done.stderr
+    argv = (sys.executable, *torchrun, str(script), str(tmp_path), device)
+    env = {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+    (tmp_path / "room").mkdir()
+    done = run_swept(argv, tmp_path / "room", env, timeout_s=900 if device == "cpu" else 90)
+    assert done.returncode == 0, done.stderr
     found = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2)]
     alone = shared_model.bundled(device)
     for told in found:

@@ -1,23 +1,19 @@
-"""Load and topology of this machine.
-
-It is also the first process of a cell, on the machine where it runs: `python -m strobe.bench.tree.machine DEVICE
-TORCHRUN_ARGUMENTS...` writes both into its folder, and becomes torchrun."""
+"""Load and topology of this machine, and the ranks that it holds."""
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from strobe.bench.tree.request import BUSY, TOPOLOGY, RankedCall
+import torch
+
+from strobe.bench.tree.request import RankedCall
 from strobe.core import main_memory
 from strobe.core.errors import ConfigError, ImplUnavailableError
-from strobe.core.files import write_whole
 from strobe.perf.records.record import cpu_cores, cpu_name
 
 RANKS_A_CORE: Final = 8
@@ -41,13 +37,11 @@ def check_ranks(shapes: Sequence[RankedCall]) -> None:
     if ranks > max(1, held):
         raise ConfigError(
             f"world_size: got {ranks}, this machine holds {held} ranks ({RANKS_A_CORE} for each of {cpu_cores()} cores, "
-            "one for each 0.5 GiB of free memory); give fewer, or --executor ray on machines that hold them"
+            "one for each 0.5 GiB of free memory); give fewer"
         )
 
 
 def _check_gpus(ranks: int) -> None:
-    import torch  # the first process of a cell has no use for it
-
     there = torch.cuda.device_count()
     if ranks > there:
         found = f"{there} CUDA device{'s' * (there != 1)}" if there else "no CUDA device"
@@ -90,10 +84,3 @@ def topology(device: str) -> str:
             links = f"nvidia-smi topo -m: {error}\n"
         text += re.sub(r"\x1b\[[0-9;]*m", "", links)  # it underlines its header, terminal or not
     return text
-
-
-if __name__ == "__main__":
-    device, *arguments = sys.argv[1:]
-    write_whole(Path(TOPOLOGY), topology(device))
-    write_whole(Path(BUSY), repr(busy_cores(0.25)))
-    os.execv(sys.executable, (sys.executable, "-m", "torch.distributed.run", *arguments))

@@ -22,7 +22,6 @@ MIN_ROUNDS: Final = 3
 MAX_ROUNDS: Final = 8
 TASK: Final = "task.json"
 TOPOLOGY: Final = "topology.txt"
-BUSY: Final = "busy.txt"
 
 
 class RankedCall(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from fnmatch import fnmatch
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
 import torch
 
 from strobe.bench.case import Progress
-from strobe.bench.cells import CellsOutcome, claim, finished, pending
-from strobe.bench.executor import Cell, Executor, Finished, LocalExecutor, Resources
-from strobe.bench.executor.local import Job, spread
+from strobe.bench.cells import CellsOutcome, claim, finished, measure_cells
+from strobe.bench.processes import run_swept
 from strobe.bench.runner import ClipNumbers, end_line, number, timed_span
-from strobe.bench.tree.machine import check_ranks
-from strobe.bench.tree.request import BUSY, PEER, TASK, TOPOLOGY, RankedCall, RankResult, Task, TreeSettings
+from strobe.bench.tree.machine import busy_cores, check_ranks, topology
+from strobe.bench.tree.request import PEER, TASK, TOPOLOGY, RankedCall, RankResult, Task, TreeSettings
 from strobe.compat.assert_tree_attn import kind_of
 from strobe.core.costs import element_bytes
 from strobe.core.errors import StrobeError
@@ -165,7 +167,6 @@ def run_cells(
     *,
     timeout_s: float = 30.0,
     cell_timeout_s: float = 600.0,
-    executor: Executor | None = None,
 ) -> CellsOutcome:
     """Measure every cell that is not complete yet. After Ctrl-C finished cells stay, and the next run resumes.
 
@@ -173,97 +174,59 @@ def run_cells(
         folder: made if absent; may hold cells of earlier runs with the same request.
         timeout_s: of a rank's wait for another.
         cell_timeout_s: a cell is ended when it has run that long.
-        executor: where; this machine by default.
 
     Raises:
         ImplUnavailableError: a cell needs more GPUs than this machine has.
         ConfigError: a cell has more ranks than this machine holds, or the folder holds cells of another
             request.
-        StrobeError: the records cannot be written.
+        StrobeError: the request cannot be written.
     """
-    executor = LocalExecutor() if executor is None else executor
-    if isinstance(executor, LocalExecutor):
-        check_ranks([shape for shape in shapes if not finished(folder / CELLS / shape.name)])
+    check_ranks([shape for shape in shapes if not finished(folder / CELLS / shape.name)])
     claim(folder, how)
-    kept, tasks = list[str](), {shape.name: Task(shape=shape, how=how, timeout_s=timeout_s) for shape in shapes}
-    asked = pending(list(tasks), folder, progress, kept)
-    found = list(spread((_measure(tasks[name], place, cell_timeout_s) for name, place, _ in asked), executor))
-    return CellsOutcome(
-        measured=tuple(name for name, reason in found if not reason),
-        kept=tuple(kept),
-        failed=tuple(f"{name}: {reason}" for name, reason in found if reason),
-    )
+    tasks = [Task(shape=shape, how=how, timeout_s=timeout_s) for shape in shapes]
+    cells = [(task.shape.name, partial(_measure, task, cell_timeout_s)) for task in tasks]
+    return measure_cells(cells, folder, torch.device("cpu"), progress)
 
 
-def _measure(task: Task, place: Path, timeout_s: float) -> Job[tuple[str, str]]:
-    """Build the job that runs a cell and writes its records; it gives the name and, if it failed, the reason."""
-    order, shape = task.how.contestants, task.shape
-    launch = (shape.device, "--standalone", "--max-restarts=0", f"--nproc-per-node={shape.world_size}")
-    cell = Cell(  # under torchrun with a port that it finds itself; each rank has one thread
-        argv=(sys.executable, "-m", "strobe.bench.tree.machine", *launch, "-m", "strobe.bench.tree.rank", "."),
-        env={"OMP_NUM_THREADS": "1"},
-        files={TASK: msgspec.json.encode(task)},
-        resources=Resources(cpus=1, gpus=shape.world_size if shape.device == "cuda" else 0),
-        timeout_s=timeout_s,
-    )
-    with RunWriter(place) as writer:
-        reason = ""
-        try:
-            with end_line(writer):
-                done, refusal = None, ""
-                try:
-                    done = yield cell
-                except StrobeError as error:
-                    refusal = str(error)
-                found = _read(done) if done else []
-                header = next((each.header for each in found if each.header is not None), None)
-                header = header or describe_run(place, torch.device("cpu"), order, task.how.rounds, "tree")
-                header = msgspec.structs.replace(header, run=place.name, argv=tuple(sys.argv), world_size=task.shape.world_size)
-                writer.append(header, *((_surroundings(task, done, place),) if done else ()))
-                reason = refusal if done is None else _failure(task, done, found, timeout_s)
-                if reason:
-                    raise StrobeError(reason)
-                writer.append(*lines(task, found))
-        except StrobeError as error:
-            if str(error) != reason:
-                raise
-    return place.name, reason
+def _measure(task: Task, timeout_s: float, place: Path, _: Callable[[str], None]) -> None:
+    """Run a cell and write its records: under torchrun with a port that it finds itself; each rank has one thread.
+
+    Raises:
+        StrobeError: the cell failed.
+    """
+    launch = ("--standalone", "--max-restarts=0", f"--nproc-per-node={task.shape.world_size}")
+    argv = (sys.executable, "-m", "torch.distributed.run", *launch, "-m", "strobe.bench.tree.rank", ".")
+    with RunWriter(place) as writer, end_line(writer), TemporaryDirectory(prefix="strobe-cell-") as name:
+        (room := Path(name)).joinpath(TASK).write_bytes(msgspec.json.encode(task))
+        write_whole(place / TOPOLOGY, topology(task.shape.device))
+        busy, done = busy_cores(0.25), None
+        with suppress(subprocess.TimeoutExpired):
+            done = run_swept(argv, room, {"OMP_NUM_THREADS": "1"}, timeout_s)
+        found = [msgspec.json.decode(each.read_bytes(), type=RankResult) for each in room.glob("rank*.json")]
+        found.sort(key=lambda each: each.rank)
+        header = next((each.header for each in found if each.header is not None), None)
+        header = header or describe_run(place, torch.device("cpu"), task.how.contestants, task.how.rounds, "tree")
+        header = msgspec.structs.replace(header, run=place.name, argv=tuple(sys.argv), world_size=task.shape.world_size)
+        rank, held_ms = task.how.delay or (None, 0.0)
+        writer.append(header, Surroundings(busy_cores=busy, delayed_rank=rank if held_ms else None, delay_ms=held_ms))
+        if done is None:
+            raise StrobeError(f"ended after {timeout_s:g} s; make the cell smaller, or ask for fewer --iterations")
+        if reason := _failure(task, done, found):
+            raise StrobeError(reason)
+        writer.append(*lines(task, found))
 
 
-def _surroundings(task: Task, done: Finished, place: Path) -> Surroundings:
-    """Return the busy cores of the cell's machine before its ranks began, lost machines, and the delayed rank."""
-    if TOPOLOGY in done.files:
-        write_whole(place / TOPOLOGY, done.files[TOPOLOGY])
-    rank, held_ms = task.how.delay or (None, 0.0)
-    return Surroundings(
-        busy_cores=float(done.files[BUSY]) if BUSY in done.files else None,
-        lost_machines=len(done.lost),
-        delayed_rank=rank if held_ms else None,
-        delay_ms=held_ms,
-    )
-
-
-def _read(done: Finished) -> list[RankResult]:
-    """Return the results of the ranks in rank order, without those of ranks that were killed."""
-    written = [content for name, content in done.files.items() if fnmatch(name, "rank*.json")]
-    return sorted((msgspec.json.decode(each, type=RankResult) for each in written), key=lambda each: each.rank)
-
-
-def _failure(task: Task, done: Finished, found: Sequence[RankResult], timeout_s: float) -> str:
+def _failure(task: Task, done: subprocess.CompletedProcess[str], found: Sequence[RankResult]) -> str:
     """Return the reason why a cell has no result: a rank's first error, a missing rank, or the launcher's; empty if none."""
-    if done.status == "lost":
-        return done.stderr
-    if done.status == "timeout":
-        return f"ended after {timeout_s:g} s; make the cell smaller, or ask for fewer --iterations"
     said = [f"rank {each.rank}: {each.error}" for each in found if each.error]
     gone = sorted(set(range(task.shape.world_size)) - {each.rank for each in found})
     if said and gone:
         return f"rank {', '.join(map(str, gone))} left no word; {said[0]}"
     if said:
         return said[0]
-    if done.status != "done" or gone:
+    if done.returncode or gone:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()] or ["no word on stderr"]
         errors = [line.partition("Error: ")[2] for line in lines if "Error: " in line]
         who = f"; rank {', '.join(map(str, gone))} left no word" if gone else ""
-        return f"the launcher ended with code {done.code}{who}: {(errors or lines)[-1]}"
+        return f"the launcher ended with code {done.returncode}{who}: {(errors or lines)[-1]}"
     return ""

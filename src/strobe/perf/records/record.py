@@ -258,10 +258,9 @@ class AttentionCell(Line, frozen=True, kw_only=True):
 
 
 class Surroundings(Line, frozen=True, kw_only=True):
-    """State of the machine during a cell: busy cores, lost machines, and a rank that was delayed on purpose."""
+    """State of the machine during a cell: busy cores, and a rank that was delayed on purpose."""
 
     busy_cores: A[float | None, said("number of CPU cores that were busy before the ranks began; null: not known")] = None
-    lost_machines: A[int, said("number of machines that were lost while the cell ran on them")] = 0
     delayed_rank: A[int | None, said("rank that was delayed on purpose before each call; null: none")] = None
     delay_ms: A[float, said("delay of that rank before each call, ms")] = 0.0
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pickle
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from pathlib import Path
@@ -13,7 +17,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from strobe.core.errors import ConfigError, DataError, TraceFormatError, unknown_choice
+from strobe.core.errors import ConfigError, DataError, StrobeError, TraceFormatError, unknown_choice
 from strobe.core.files import file_inside
 from strobe.core.libraries import REPORT, Plugin, plugins, tell_broken, tried
 from strobe.perf.analysis.device.intervals import Window
@@ -31,7 +35,7 @@ from strobe.perf.analysis.runs.timeline import (
 )
 from strobe.perf.analysis.structure.captures import holds_captures, name_replays
 from strobe.perf.analysis.structure.window import choose_window
-from strobe.perf.records.record import LaunchedPasses, Variant
+from strobe.perf.records.record import LaunchedPasses, Variant, cpu_cores
 from strobe.perf.records.record import Trace as TraceRecord
 from strobe.perf.records.store import RunRecords, read_run
 from strobe.perf.table.model import Section
@@ -286,33 +290,70 @@ def once(find: Callable[[TraceStudy], Found]) -> Callable[[TraceStudy], Found]:
     return found
 
 
-def wanted_of(path: Path, options: TraceOptions) -> tuple[bool, bool]:
-    """Return whether to read the input sizes of operators with kernels, and every operator with its inputs, from a file."""
-    small = path.is_file() and path.stat().st_size <= DETAILED_BYTES
-    return options.by == "shape", small if options.details is None else options.details
+def is_small(path: Path) -> bool:
+    """Return whether a trace is so small that its operators are read unless it was said otherwise."""
+    return path.is_file() and path.stat().st_size <= DETAILED_BYTES
 
 
-Reading: TypeAlias = Callable[[Sequence[Path], TraceOptions, Progress | None], Iterable[Trace | TraceFormatError]]
-"""Function that reads files in order with the contents of `wanted_of`; a file that is no trace gives an error as its item."""
+def read_file(path: Path, options: TraceOptions, progress: Progress | None = None) -> Trace | TraceFormatError:
+    """Return the trace of a file with what the report needs of it, or why it is none."""
+    details = is_small(path) if options.details is None else options.details
+    try:
+        return read_trace(path, ops=False, shapes=options.by == "shape", details=details, progress=progress)
+    except TraceFormatError as error:
+        return error
 
 
-def read_in_turn(files: Sequence[Path], options: TraceOptions, progress: Progress | None) -> Iterator[Trace | TraceFormatError]:
-    """Yield the traces of the files, read one after another in this process; an error for a file that is no trace."""
-    sizes = [path.stat().st_size if path.exists() else 0 for path in files]
+def _read_in_turn(files: Sequence[Path], options: TraceOptions, progress: Progress | None) -> Iterator[Trace | TraceFormatError]:
+    """Yield what the files hold, read one after another in this process."""
+    sizes = [_size(path) for path in files]
     for number, path in enumerate(files):
         part = None if progress is None else _part_of(progress, sum(sizes[:number]), sum(sizes))
-        shapes, details = wanted_of(path, options)
-        try:
-            yield read_trace(path, ops=False, shapes=shapes, details=details, progress=part)
-        except TraceFormatError as error:
-            yield error
+        yield read_file(path, options, part)
+
+
+def _read_at_once(files: Sequence[Path], options: TraceOptions, progress: Progress | None) -> Iterator[Trace | TraceFormatError]:
+    """Yield what the files hold, each read by a process of its own.
+
+    Raises:
+        StrobeError: a process ended before it had read its file.
+    """
+    done, total = 0, sum(_size(path) for path in files)
+    with ThreadPoolExecutor(cpu_cores()) as pool:
+        for path, found in zip(files, pool.map(partial(_read_apart, options=options), files), strict=True):
+            done += _size(path)
+            if progress is not None:
+                progress(done, total, path.name)
+            yield found
+
+
+_APART: Final = """
+import pickle, sys
+from strobe.perf.report.study import read_file
+pickle.dump(read_file(*pickle.load(sys.stdin.buffer)), sys.stdout.buffer)
+"""
+
+
+def _read_apart(path: Path, options: TraceOptions) -> Trace | TraceFormatError:
+    asked = pickle.dumps((path, options))
+    done = subprocess.run([sys.executable, "-c", _APART], input=asked, capture_output=True, check=False)
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").split("\n")
+        why = next((line.strip() for line in reversed(said) if line.strip()), f"code {done.returncode}")
+        raise StrobeError(f"{path}: the process that was to read it ended: {why}; read it without --parallel")
+    found: Trace | TraceFormatError = pickle.loads(done.stdout)
+    return found
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
 
 
 def load_trace_study(
     paths: Sequence[Path],
     options: TraceOptions = TraceOptions(),
     progress: Progress | None = None,
-    reading: Reading = read_in_turn,
+    parallel: bool = False,
 ) -> TraceStudy:
     """Read every trace in files and folders. Other files are skipped in a folder, and an error if they were named.
 
@@ -320,14 +361,16 @@ def load_trace_study(
         paths: trace files, or folders that hold some.
         options: what the report is to show.
         progress: told how far the reading is.
-        reading: how the files are read.
+        parallel: read each file in a process of its own, as many at once as there are cores.
 
     Raises:
         DataError: no trace among the paths, one that cannot be read, or one without the window that was asked for.
         ConfigError: the window is not written as one.
+        StrobeError: a process ended before it had read its file.
     """
     files = find_traces(paths)
     read, skipped = list[Trace](), list[str]()
+    reading = _read_at_once if parallel else _read_in_turn
     for path, found in zip(files, reading(files, options, progress), strict=True):
         if isinstance(found, Trace):
             read.append(found)

@@ -484,11 +484,9 @@ def warnings(cell: CellRun) -> tuple[str, ...]:
     if wide:
         which = ", ".join(f"{entry.name} {100 * spread_of(entry):.0f} %" for entry in wide)
         found.append(f"high variance, (p90 - p10) / median: {which}; run more --iterations and look for other load")
-    busy, lost = cell.surroundings.busy_cores, cell.surroundings.lost_machines
+    busy = cell.surroundings.busy_cores
     if busy is not None and busy > 0.2:
         found.append(f"other processes kept {busy:.1f} of {header.machine.cores} cores busy before the ranks began")
-    if lost:
-        found.append(f"{lost} machines were lost while it ran there; what is shown was measured on another, from the start")
     return tuple(found)
 
 

@@ -64,7 +64,7 @@ from strobe.perf.logs.patterns import Unit
 from strobe.perf.logs.series import Log
 from strobe.perf.records.store import FILES, read_run
 from strobe.perf.report.blocks.logs import input_file
-from strobe.perf.report.study import TraceOptions, trace_labels, wanted_of
+from strobe.perf.report.study import is_small, trace_labels
 from strobe.perf.trace import Trace, find_traces, read_trace
 
 # Input of a speedup report: logs and traces of two sides, read, cut into labels and compared.
@@ -233,7 +233,7 @@ def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> S
     sides = request.baseline, request.candidate
     asked = ["kernel" if side.section is None else side.section.boundaries for side in sides]
     unlike = check_alike(asked[0], asked[1], allow_unlike=request.allow_unlike)
-    details = all(wanted_of(path, TraceOptions())[1] for side in sides for path in _paths(side))
+    details = all(is_small(path) for side in sides for path in _paths(side))
     read = [_read_traces(side, details, progress) for side in sides]
     baseline, candidate = (
         _load(request, side, traces, progress) for side, traces in zip(_with_focal(sides, read), read, strict=True)
