@@ -201,12 +201,6 @@ class Varied(Printed, frozen=True, kw_only=True):
     speedups: A[Rows, col("each speedup: `candidate`, `reference`, `ratio`, and `low`, `high` of its 95 % interval")]
 
 
-class Scored(Printed, frozen=True, kw_only=True):
-    """`strobe bench shapes`: quality scores of the bundled model."""
-
-    figures: A[Rows, col("each score: `name`, `preset`, `value`, `target`, `reached`, `n`, `definition`")]
-
-
 class BenchServeOutput(Printed, frozen=True, kw_only=True):
     """`strobe bench serve`: what viewers saw of a server under load."""
 
@@ -282,7 +276,6 @@ DOCUMENTS: Final[dict[str, tuple[type[DocumentPart], ...]]] = {
     "trace": (TraceOutput,),
     "speedup": (SpeedupOutput, Reported),
     "doctor": (DoctorOutput,),
-    "bench shapes": (Scored,),
     "bench attention": (Benched,),
     "bench tree": (Benched,),
     "bench scaling": (Benched,),

@@ -88,7 +88,7 @@ def test_a_clip_without_switches(strobe: Strobe, tmp_path: Path, monkeypatch: py
     assert prompts == [3, 1]
 
 
-@pytest.mark.parametrize("verb", ["compare quality turbo", "profile stream balanced", "accept", "bench shapes"])
+@pytest.mark.parametrize("verb", ["compare quality turbo", "profile stream balanced", "accept"])
 def test_a_length_is_said_once(strobe: Strobe, verb: str) -> None:
     refused = strobe(*verb.split(), "--blocks", 4, "--seconds", 3)
     assert refused.code == 2 and refused.err.count("\n") == 1

@@ -32,7 +32,6 @@ VERBS = [
     "profile attention",
     "profile kernels",
     "doctor",
-    "bench shapes",
 ]
 
 

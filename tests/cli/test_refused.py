@@ -22,7 +22,6 @@ WRONG = [
     ("generate 'a red circle moving left' --blocks 2.4", "--blocks 2.4: give a whole number"),
     ("generate 'a red circle moving left' --seed=-1.7", "--seed -1.7: give a whole number"),
     ("profile attention --grid 4 1.5 3", "--grid 1.5: give a whole number"),
-    ("bench shapes --streams 3.0", "--streams 3.0: give a whole number"),
     ("presets turb", "did you mean 'turbo'"),
     ("generate 'a red circle moving left' -o clip.mp5", "did you mean '.mp4'"),
     ("generate 'a red circle moving left' --mode sofd", 'Did you mean "soft"'),
@@ -225,7 +224,6 @@ WRONG = [
     ("compare balanced --vary preset=balanced,realtime --device cpu", REALTIME),
     ("compare realtime --vary window=6,8 --device cpu", REALTIME),
     ("profile stream realtime --device cpu", REALTIME),
-    ("bench shapes realtime --device cpu", REALTIME),
 ]
 MODELS = [
     ("--model wan-1.3b", "wan-1.3b comes without weights: give --weights"),

@@ -37,6 +37,7 @@ _LINKS: Final = {
     "docs": "docs",
     "tests": "tests",
     "examples": "examples",
+    "tools": "tools",
     "benchmarks": "benchmarks",
 }
 _COPIES: Final = {

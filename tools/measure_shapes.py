@@ -1,16 +1,26 @@
-"""Accuracy of the bundled model, read from pixels: autoencoder, prompts, held-out combinations, switches, long streams."""
+"""Measure the bundled model by its pixels: autoencoder, prompts, held-out combinations, switches, long streams; prints JSON.
+
+It ends with 1 if a figure misses its target. Made for a GPU; hours on a CPU with the default numbers.
+
+Usage: python tools/measure_shapes.py [PRESET...] [--model shapes] [--streams 128] [--blocks 201] [--seed 0] [--device auto]
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
 
-from strobe.core.errors import ConfigError
+from strobe.core.device import resolve_device
+from strobe.engine.load import load
 from strobe.engine.model import Model
+from strobe.engine.presets import preset as settings_of
 from strobe.engine.session import Session
 from strobe.models.shapes import oracle
 from strobe.models.shapes.clips import measure
@@ -26,9 +36,6 @@ LATE = (10, 200, 1000)
 
 SHOWN = 0.5
 """Share of a frame block's frames that must follow a new prompt for the switch to be visible."""
-
-
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +68,6 @@ class Trial:
     Args:
         model: model as `engine.load` returns it.
         device: where it runs.
-        progress: called between frame blocks: (done, total, what).
         streams: in lockstep.
         blocks: length of the long stream, in frame blocks.
         seed: seed of prompts and noise.
@@ -69,7 +75,6 @@ class Trial:
 
     model: Model
     device: torch.device
-    progress: Progress
     streams: int = 128
     blocks: int = 201
     seed: int = 0
@@ -84,22 +89,14 @@ class Trial:
                 made = next(iter(session.stream(1)))
                 if block in wanted:
                     kept.append(made.samples.to(self.device).permute(0, 1, 4, 2, 3).float() / 255)
-                self.progress(block + 1, total, f"{preset}: {self.streams} streams")
+                sys.stderr.write(f"{preset}: frame block {block + 1} of {total}\n")
         return kept
 
 
 def measure_model(trial: Trial, presets: Sequence[str]) -> Iterator[AccuracyFigure]:
-    """Yield every figure of the model card; each preset streams on its own.
-
-    Raises:
-        ConfigError: another model than `shapes` or one trained like it.
-    """
-    model = trial.model
-    if not isinstance(model.vae, TinyVAE):
-        raise ConfigError(
-            f"model {model.name!r} is none whose clips the oracle reads; give shapes, or a folder with weights trained like it"
-        )
-    vae = model.vae.to(trial.device)
+    """Yield every figure of the model card; each preset streams on its own."""
+    assert isinstance(trial.model.vae, TinyVAE), "the oracle reads clips of shapes, or of weights trained like it"
+    vae = trial.model.vae.to(trial.device)
     value = measure(vae, trial.device)
     definition = "-10 log10(MSE) in [0, 1] over 64 unseen clips of 21 frames, coded from their first frame, float32"
     yield AccuracyFigure("autoencoder PSNR, dB", "", value, 64, definition, ">= 38", value >= 38)
@@ -168,3 +165,26 @@ def _chance(preset: str, right: Sequence[Tensor], scenes: Sequence[Scene]) -> Ac
     definition = "the same frames held against the next stream's prompt; the limit is chance plus three standard errors"
     goal = f"chance: {chance:.4f}, at most {limit:.4f}"
     return AccuracyFigure("prompt accuracy, prompts shuffled", preset, value, len(scenes), definition, goal, value <= limit)
+
+
+def main() -> int:
+    """Measure and print; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("presets", nargs="*", default=["quality", "turbo", "ultra"])
+    parser.add_argument("--model", default="shapes", help="shapes, or a folder of weights trained like it")
+    parser.add_argument("--streams", type=int, default=128, help="in lockstep, 2 or more")
+    parser.add_argument("--blocks", type=int, default=201, help="length of the long stream in frame blocks")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="auto")
+    asked = parser.parse_args()
+    for name in asked.presets:
+        settings_of(name)  # a wrong one is told before anything is measured
+    device = resolve_device(asked.device)
+    trial = Trial(model=load(asked.model), device=device, streams=asked.streams, blocks=asked.blocks, seed=asked.seed)
+    figures = list(measure_model(trial, asked.presets))
+    sys.stdout.write(json.dumps({"figures": [asdict(figure) for figure in figures]}, indent=2) + "\n")
+    return int(any(figure.reached is False for figure in figures))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
