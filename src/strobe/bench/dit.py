@@ -17,12 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from strobe.attention.explain import components_of
-from strobe.attention.sparse.coarse import budget
-from strobe.attention.sparse.layout import tile_layout
-from strobe.attention.sparse.stages.impl.reference import rotate
-from strobe.attention.types import AttentionOutput
 from strobe.bench import gate, quality
-from strobe.bench.attention.peers import fastvideo_kernels, version_of
 from strobe.bench.gate import GateResult
 from strobe.core import costs, spans
 from strobe.core.errors import ConfigError, ImplUnavailableError, WeightsError, unknown_choice
@@ -30,69 +25,8 @@ from strobe.core.tolerances import tolerance
 from strobe.engine.load import RANDOM
 from strobe.integrations.diffusers import SparseHandle, joint, processors, sparsify
 from strobe.integrations.diffusers.families import family_of
-from strobe.integrations.diffusers.forward import Pass, Rope
-from strobe.integrations.diffusers.processors import WanProcessor
 from strobe.perf.measure.profile import file_sha256
 from strobe.perf.records import record
-
-OPERATORS: Final = "fastvideo_kernel.ops"
-"""Module of the peer's operators; its `block_sparse_attn` is the fine stage."""
-TILE: Final = (4, 4, 4)
-"""Tokens of its tiles in time, height and width."""
-
-
-class FastVideoProcessor(WanProcessor):
-    """Self-attention of Wan with FastVideo's operator in place of strobe's.
-
-    Without a trained gate the coarse output is computed, as FastVideo does, and weighted by 0.
-    """
-
-    def _sparse(
-        self, q: Tensor, k: Tensor, v: Tensor, running: Pass, gate: Tensor | None, rope: Rope | None, return_lse: bool
-    ) -> AttentionOutput:
-        if rope is not None:
-            q, k = rotate(q, rope), rotate(k, rope)
-        layout = tile_layout(running.grid, TILE)
-        sizes = layout.sizes(q.device)
-        tiled = [layout.to_tiles(each).transpose(1, 2).contiguous() for each in (q, k, v)]
-        weight = q.new_zeros(()) if gate is None else layout.to_tiles(gate).transpose(1, 2)
-        found = _operators().video_sparse_attn(
-            *tiled,
-            sizes,
-            sizes,
-            budget(None, self.sparsity_in(running), 1, layout.num_tiles)[0],
-            block_size=TILE,
-            compress_attn_weight=weight,
-        )
-        return AttentionOutput(out=layout.to_raster(found.transpose(1, 2)), lse=None)
-
-
-def _operators() -> Any:
-    return importlib.import_module(OPERATORS)
-
-
-def install_fastvideo(handle: SparseHandle) -> str:
-    """Give FastVideo's operator to the layers that `sparsify` has made sparse; return the name of what runs.
-
-    Raises:
-        ConfigError: the model is not Wan, of which alone FastVideo's path is known.
-        ImplUnavailableError: fastvideo-kernel is not installed.
-    """
-    found: list[Any] = list(handle.layers.values())
-    if not all(type(attn.processor) is WanProcessor for attn in found):
-        raise ConfigError("--attention fastvideo: FastVideo's path is there for Wan's transformers; leave it out for this model")
-    try:
-        _operators()
-    except ImportError as error:
-        why = f"fastvideo-kernel cannot be imported: {str(error).splitlines()[0]}"
-        raise ImplUnavailableError("fastvideo", why, ["leave fastvideo out"], what="attention") from error
-    for attn in found:
-        ours = attn.processor
-        peer = FastVideoProcessor(ours.name, ours.replaced, ours.options, ours.seen, dense=ours.dense)
-        peer.gate_owner = ours.gate_owner
-        attn.set_processor(peer)
-    return f"fastvideo-kernel {version_of('fastvideo-kernel')}, {fastvideo_kernels()}"
-
 
 Sizes = Mapping[str, Any]
 Arguments = dict[str, Any]
@@ -393,7 +327,6 @@ OTHERS: Final = {
 cross-attention."""
 _DISPATCH: Final = "dispatch_attention_fn"
 _OURS: Final = "dense_attention"
-_FASTVIDEO: Final = "block_sparse_attn"
 
 
 @contextmanager
@@ -410,8 +343,6 @@ def marked(transformer: Any) -> Iterator[None]:
         for module, name in named.items():
             _hook(stack, module, name, inside)
         callers: dict[Any, str] = {sys.modules[type(transformer).__module__]: _DISPATCH, processors: _OURS, joint: _OURS}
-        if OPERATORS in sys.modules:
-            callers[sys.modules[OPERATORS]] = _FASTVIDEO
         for caller, attribute in callers.items():
             if hasattr(caller, attribute):
                 _wrap(stack, caller, attribute, inside)
@@ -450,8 +381,7 @@ def _wrap(stack: ExitStack, caller: Any, attribute: str, inside: list[str]) -> N
 DENSE: Final = "dense"
 OURS: Final = "dense-strobe"
 SPARSE: Final = "vsa"
-FASTVIDEO: Final = "fastvideo"
-ATTENTIONS: Final = (DENSE, OURS, SPARSE, FASTVIDEO)
+ATTENTIONS: Final = (DENSE, OURS, SPARSE)
 _STOCK: Final = ("", False)  # key of the output of diffusers' own attention
 _ALL_TILES: Final = 1e-9  # sparsity at which every key tile is selected: the sparse kernels compute dense attention
 
@@ -497,10 +427,8 @@ def variants_of(
     words = list(dict.fromkeys(attention))
     if masked and DENSE in words and OURS not in words:
         words.insert(words.index(DENSE) + 1, OURS)
-    if FASTVIDEO in words and not all(word in words for word in (DENSE, SPARSE)):
-        raise ConfigError("--attention fastvideo is a peer of vsa: give --attention dense vsa fastvideo")
-    kinds = [(word, 0.0) for word in words if word not in (SPARSE, FASTVIDEO)]
-    kinds += [(word, share) for word in (SPARSE, FASTVIDEO) if word in words for share in dict.fromkeys(sparsity)]
+    kinds = [(word, 0.0) for word in words if word != SPARSE]
+    kinds += [(SPARSE, share) for share in dict.fromkeys(sparsity) if SPARSE in words]
     found = tuple(
         Attends(
             name=f"{word}{f'-{100 * share:g}' if share else ''}{'-compile' if mode else ''}",
@@ -511,7 +439,6 @@ def variants_of(
         )
         for mode in dict.fromkeys(compiled)
         for word, share in kinds
-        if not (mode and word == FASTVIDEO)  # its operators are no operators of torch, so no graph holds them
     )
     if len(found) < 2:
         raise ConfigError("one variant alone compares nothing: give --attention dense vsa, or --compile on off")
@@ -706,21 +633,19 @@ class DitCase:
         """Build modules over the shared weights, with their attention."""
         stock = self._loaded.transformer
         shared = {id(value): value for value in (*stock.parameters(), *stock.buffers())}
-        transformer, handle = copy.deepcopy(stock, shared), None
+        transformer, handle, impl = copy.deepcopy(stock, shared), None, ""
         if variant.attention == DENSE:
             impl = f"diffusers, {self._backend.lstrip('_')}"
         else:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # that quality is unmeasured, which the report says
-                tile: Any = TILE if variant.attention == FASTVIDEO else "auto"
-                handle = sparsify(transformer, sparsity=variant.sparsity if sparsity is None else sparsity, tile=tile)
-            impl = install_fastvideo(handle) if variant.attention == FASTVIDEO else ""
+                handle = sparsify(transformer, sparsity=variant.sparsity if sparsity is None else sparsity, tile="auto")
         if compiled:
             # every forward pass has the same shapes
             transformer.compile_repeated_blocks(fullgraph=True, dynamic=False, backend=self._compiler)
         if handle is not None and not compiled:
             self._forward(transformer)  # which tells it the grid
-            impl = impl or handle.report().layers[0].impl
+            impl = handle.report().layers[0].impl
         elif handle is not None:
             impl = self._make(variant, eager=True).impl
         return _Made(transformer, handle, impl)
@@ -759,10 +684,9 @@ class DitCase:
             found, expected, what = self._output(variant), stock, "the same as diffusers' own attention"
         else:
             own = self._make(variant)
-            if variant.attention == SPARSE:
-                held = gate.recorded(own.choice, self.device)
-                if not held.passed:
-                    return GateResult(False, f"{next(iter(own.sparse.layers))}: {held.rule}", held.detail)
+            held = gate.recorded(own.choice, self.device)
+            if not held.passed:
+                return GateResult(False, f"{next(iter(own.sparse.layers))}: {held.rule}", held.detail)
             if not self._output(variant).isfinite().all():
                 return GateResult(False, "the output is finite", "it is not")
             whole = self._fresh(variant, compiled=False, sparsity=_ALL_TILES)
@@ -775,8 +699,6 @@ class DitCase:
     # What it costs.
 
     def _reason(self, variant: Attends) -> str:
-        if variant.attention == FASTVIDEO:
-            return "a peer, asked for"
         if variant.attention == DENSE:
             masked = "its attention is given a mask of pairs, which cuDNN is not asked for" if self._loaded.masked else ""
             return masked if self._backend == "native" and self.device.type == "cuda" else ""

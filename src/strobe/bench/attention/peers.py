@@ -70,10 +70,10 @@ def build(name: str, inputs: CellTensors) -> BoundContestant:
         raise ImplUnavailableError(name, reason)
     found = peer.build(name, inputs, importlib.import_module(peer.module))
     remark = f", {found.impl}" if found.impl != name else ""
-    return replace(found, impl=f"{peer.package} {version_of(peer.package)}{remark}")
+    return replace(found, impl=f"{peer.package} {_version_of(peer.package)}{remark}")
 
 
-def version_of(package: str) -> str:
+def _version_of(package: str) -> str:
     """Return the installed version of a package, or that it is unknown."""
     try:
         return importlib.metadata.version(package)
@@ -103,7 +103,7 @@ def _refuses_fastvideo(inputs: CellTensors) -> str | None:
     return _half(inputs, torch.bfloat16)
 
 
-def fastvideo_kernels() -> str:
+def _fastvideo_kernels() -> str:
     """Name the kernels that FastVideo runs: it silently falls back to Triton if its compiled ones do not load."""
     try:
         importlib.import_module("fastvideo_kernel._C.fastvideo_kernel_ops")
@@ -118,7 +118,7 @@ def _fastvideo_fine(name: str, inputs: CellTensors, module: Any) -> BoundContest
     def call(*leaves: Tensor, lse: bool) -> Found:
         return Found(out=module.block_sparse_attn_from_indices(*leaves, selection.indices, selection.counts, sizes)[0])
 
-    return replace(_contestant(name, "fine", inputs, call), impl=fastvideo_kernels())
+    return replace(_contestant(name, "fine", inputs, call), impl=_fastvideo_kernels())
 
 
 def _fastvideo_whole(name: str, inputs: CellTensors, module: Any) -> BoundContestant:
@@ -128,7 +128,7 @@ def _fastvideo_whole(name: str, inputs: CellTensors, module: Any) -> BoundContes
         return Found(out=module.video_sparse_attn(*leaves, sizes, sizes, topk, block_size=(4, 4, 4)))
 
     whole = _contestant(name, "tiled", inputs, call)
-    return replace(whole, impl=fastvideo_kernels(), coarse=True, close=True)
+    return replace(whole, impl=_fastvideo_kernels(), coarse=True, close=True)
 
 
 # ---------------------------------------------------------------------------------------------------------------- cuDNN

@@ -60,8 +60,7 @@ class Variants:
 
     Args:
         attention: dense (diffusers' own processors), dense-strobe (strobe's dense attention, of HunyuanVideo without the text's
-            padding, where it joins dense by itself), vsa (video sparse attention) and fastvideo (FastVideo's operator in place
-            of vsa's, of Wan and uncompiled, where fastvideo-kernel is installed).
+            padding, where it joins dense by itself) and vsa (video sparse attention).
         sparsity: shares of the key tiles that vsa skips, such as 0.8 0.9.
         compile: on, off or both: torch.compile of each block, full graph; refused where nothing is compiled.
     """
