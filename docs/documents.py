@@ -30,7 +30,7 @@ class Printed(DocumentPart, frozen=True, kw_only=True):
 
 
 class Extracted(Printed, frozen=True, kw_only=True):
-    """`strobe extract`: figures from logs and traces, those of the verb that ran."""
+    """`strobe extract stages`, `attention` and `kernels`: figures from logs and traces, those of the verb that ran."""
 
     inputs: A[Rows, col("each input file: `path`, `bytes`, `sha256`")]
     logs: A[Rows, col("each log: `path`, `counts` of its lines, `damage`, `similar` lines, `rejected` values")]
@@ -298,9 +298,9 @@ _HEAD: Final = f"""# JSON documents
 
 Generated from `docs/documents.py` by `make docs`; do not edit.
 
-With `--json`, every verb prints one JSON document on stdout. The table names the document of each verb. The sections below it
-list the keys of each document, and then the keys of the rows and objects inside documents. A key whose type is a list of rows
-is a table: `pandas.DataFrame(json.load(file)["speedups"])`. [python.md](python.md) returns the same values to a script.
+With `--json`, every verb prints one JSON document on stdout. The sections list the keys of each document, which names its
+verbs, and then the keys of the rows and objects inside documents. A key whose type is a list of rows is a table:
+`pandas.DataFrame(json.load(file)["speedups"])`. [python.md](python.md) returns the same values to a script.
 
 * **Units** stand in the key: `_ns` is nanoseconds, `_bytes` bytes, `_flops` floating-point operations, `_fps` frames per
   second, `_per_s` per second.
@@ -317,10 +317,7 @@ is a table: `pandas.DataFrame(json.load(file)["speedups"])`. [python.md](python.
 
 
 def json_markdown() -> str:
-    """Return `docs/json.md`: the verbs with their documents, then the keys of each document and of the parts of documents."""
+    """Return `docs/json.md`: the keys of each document, which says the verbs that print it, and of the parts of documents."""
     kinds = dict.fromkeys(struct_of(kind) for found in DOCUMENTS.values() for kind in found)
     parts = dict.fromkeys(part for kind in kinds for part in parts_of(kind) if part not in kinds)
-    links = {kind: f"[{kind.__name__}](#{kind.__name__.lower()})" for kind in kinds}
-    rows = [f"| `strobe {verb}` | {' or '.join(links[struct_of(kind)] for kind in found)} |" for verb, found in DOCUMENTS.items()]
-    listed = "\n".join(("| verb | document |", "|---|---|", *rows))
-    return "\n".join((_HEAD, listed, "", *struct_sections({kind: kind.__name__ for kind in (*kinds, *parts)})))
+    return "\n".join((_HEAD, *struct_sections({kind: kind.__name__ for kind in (*kinds, *parts)})))

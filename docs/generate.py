@@ -53,17 +53,17 @@ def api() -> str:
     lines = ["# Python", "", "Generated from the docstrings by `make docs`; do not edit.", ""]
     for subject, rooms in SUBJECTS.items():
         own = sorted(name for name in homes if homes[name].startswith(tuple(f"strobe.{room}" for room in rooms)))
-        lines += _table(subject, [(f"strobe.{name}", getattr(strobe, name), homes.pop(name)) for name in own])
-    lines += _table("Others", [(f"strobe.{name}", getattr(strobe, name), home) for name, home in sorted(homes.items())])
-    further = [(module, name, getattr(import_module(module), name)) for module, name in FURTHER]
-    named = [(f"{module}.{name}", thing, inspect.getmodule(thing).__name__) for module, name, thing in further]
-    return "\n".join(lines + _table("From modules of their own", named))
+        lines += _table(subject, [(f"strobe.{name}", getattr(strobe, name)) for name in own])
+        homes = {name: home for name, home in homes.items() if name not in own}
+    lines += _table("Others", [(f"strobe.{name}", getattr(strobe, name)) for name in sorted(homes)])
+    further = [(f"{module}.{name}", getattr(import_module(module), name)) for module, name in FURTHER]
+    return "\n".join(lines + _table("From modules of their own", further))
 
 
-def _table(title: str, rows: list[tuple[str, object, str]]) -> list[str]:
+def _table(title: str, rows: list[tuple[str, object]]) -> list[str]:
     """A heading and a line for each name; nothing without any."""
     head = [f"## {title}", ""]
-    return [*head, *(f"* `{name}` (`{home}`): {_sentence(thing)}" for name, thing, home in rows), ""] if rows else []
+    return [*head, *(f"* `{name}`: {_sentence(thing)}" for name, thing in rows), ""] if rows else []
 
 
 def _sentence(thing: object) -> str:

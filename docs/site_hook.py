@@ -5,9 +5,11 @@ A hook of mkdocs, see `mkdocs.yml`. The pages themselves stay as they are read i
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +24,7 @@ LANGUAGES: Final = {".py": "python", ".txt": "text", ".json": "json"}
 _MARK: Final = re.compile(r"^<!-- (?:docs-check|strobe lint):.*?-->\n", re.MULTILINE | re.DOTALL)
 _FENCE: Final = re.compile(r"^(?P<fence>`{3,})[^\n]*\n.*?^(?P=fence)$", re.MULTILINE | re.DOTALL)
 _LINK: Final = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s:]+)(?P<anchor>#[^)\s]*)?\)")
-_NAME: Final = re.compile(r"^\* `(?P<public>[\w.]+)` \(`(?P<home>[\w.]+)`\):", re.MULTILINE)
+_NAME: Final = re.compile(r"^\* `(?P<module>[\w.]+)\.(?P<name>\w+)`:", re.MULTILINE)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -54,9 +56,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     markdown = _outside_fences(_MARK.sub("", markdown), site_link)
     if uri == "api.md":
-        markdown += "\n## Each name\n\n" + "\n\n".join(
-            f"::: {found['home']}.{found['public'].split('.')[-1]}" for found in _NAME.finditer(markdown)
-        )
+        named = [(found["name"], getattr(import_module(found["module"]), found["name"])) for found in _NAME.finditer(markdown)]
+        homes = [f"{inspect.getmodule(thing).__name__}.{name}" for name, thing in named]
+        markdown += "\n## Each name\n\n" + "\n\n".join(f"::: {home}" for home in homes)
     return markdown
 
 

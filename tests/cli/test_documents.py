@@ -168,7 +168,9 @@ def test_every_verb_has_its_document_in_the_manual() -> None:
     assert set(leaves(app)) == set(DOCUMENTS)
     page = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
     for verb, kinds in DOCUMENTS.items():
-        assert f"| `strobe {verb}` |" in page and all(f"## {kind.__name__}\n" in page for kind in kinds)
+        for kind in kinds:
+            said = page.split(f"## {kind.__name__}\n\n")[1].split("\n")[0]
+            assert re.search(rf"\b{verb}\b|\b{verb.split()[0]}`?.*`{verb.split()[-1]}`", said), verb
 
 
 def test_a_key_that_the_manual_does_not_have_is_found() -> None:

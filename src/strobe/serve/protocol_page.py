@@ -43,8 +43,8 @@ def _section(kind: type[msgspec.Struct]) -> str:
     fields = _fields(kind)
     if not fields:
         return f"{title}\n\n{told}"
-    rows = [f"* `{field.encode_name}` ({_type(field.type)}{_default(field)})" for field in fields]
-    return "\n".join([title, "", told, "", *rows])
+    keys = ", ".join(f"`{field.encode_name}` ({_type(field.type)}{_default(field)})" for field in fields)
+    return "\n".join([title, "", told, "", keys])
 
 
 def _fields(kind: type[msgspec.Struct]) -> tuple[inspect.Field, ...]:
@@ -62,7 +62,7 @@ def _parts(kind: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
 
 
 def _default(field: inspect.Field) -> str:
-    return "" if field.required else f" = `{msgspec.json.encode(field.default).decode()}`"
+    return "" if field.required else f"=`{msgspec.json.encode(field.default).decode()}`"
 
 
 def _type(kind: inspect.Type) -> str:

@@ -221,10 +221,13 @@ _PLAIN: Final = {
     inspect.AnyType: "any",
 }
 
-KEYS: Final = """* **Keys.** `key` (type): meaning. Without a type it is a string, or with `_ns` or `_bytes` at its end an
-  integer. A key with `?` behind its type may be missing: it is then null where the type has null, else empty (`""`, `0`,
-  `false`, `[]` or `{}`). Keys that differ in one word share a line, with that word of each, such as `low/high`.
-* **Links.** A line that begins with another section lists keys that mean here what they mean there.
+_SAID_BY_A_KEY: Final = frozenset(("a", "all", "an", "each", "in", "it", "its", "name", "number", "of", "on", "text", "the"))
+"""Words that add nothing to a key."""
+
+KEYS: Final = """* **Keys.** `key` (type): meaning. Without a type it is a text or a number, as name and meaning say: an integer
+  if it ends with `_ns` or `_bytes`, or counts something. A key with `?` may be null, or missing: it is then null where null says
+  what is not known, else empty (`""`, `0`, `false`, `[]` or `{}`). Keys that differ in one word share a line, with that word of
+  each, such as `low/high`. A line of keys alone: their names say what they mean, or an earlier section does.
 """
 """How the lines of `struct_sections` read, for the head of a page."""
 
@@ -262,19 +265,19 @@ def struct_sections(titles: Mapping[type[msgspec.Struct], str]) -> Iterator[str]
 
     A unit that the key has, and a row whose own section says what it is, are not described beside the key either.
     """
-    told: dict[tuple[str, str], str] = {}
+    told: set[tuple[str, str]] = set()
     used = Counter(part for kind in titles for field in _fields(kind) for part in _structs_in(field.type))
     for kind, title in titles.items():
-        own, again = [], defaultdict[str, list[str]](list)
+        own, known = [], []
         for field in (each for each in _fields(kind) if each.encode_name != "v"):  # the head of the page has it
-            key, meaning = f"`{field.encode_name}`", _meaning(field, used)
-            where = told.setdefault((key, meaning), title) if meaning else title
-            if where == title:
-                own.append((key, _type_and_default(field), meaning, _type_name(field.type)))
+            key, shown, meaning = f"`{field.encode_name}`", _type_and_default(field), _meaning(field, used)
+            if (key, meaning) in told or not (meaning or shown):
+                known.append(key + _mark(field))
             else:
-                again[where].append(key)
-        links = [f"* [{where.strip('`')}](#{where.strip('`').lower()}): {', '.join(keys)}" for where, keys in again.items()]
-        yield "\n".join((f"## {title}", "", (kind.__doc__ or "").strip(), "", *_lines(own), *links)) + "\n"
+                own.append((key + _mark(field), shown, meaning))
+            told.add((key, meaning))
+        listed = [f"* {', '.join(known)}"] if known else []
+        yield "\n".join((f"## {title}", "", (kind.__doc__ or "").strip(), "", *_lines(own), *listed)) + "\n"
 
 
 def _fields(kind: type[msgspec.Struct]) -> tuple[inspect.Field, ...]:
@@ -283,13 +286,13 @@ def _fields(kind: type[msgspec.Struct]) -> tuple[inspect.Field, ...]:
     return info.fields
 
 
-def _lines(keys: Sequence[tuple[str, str, str, str]]) -> Iterator[str]:
-    """Yield lines of keys, each with what stands behind it, its meaning and its type; those that differ in one word share one."""
+def _lines(keys: Sequence[tuple[str, str, str]]) -> Iterator[str]:
+    """Yield lines of keys, each with its type and its meaning; those that differ in one word share one."""
     left = list(keys)
     while left:
-        _, shown, meaning, kind = first = left.pop(0)
+        _, shown, meaning = first = left.pop(0)
         words, place, alike = meaning.split(), None, [first]
-        for each in [each for each in left if each[1:4:2] == (shown, kind) and len(words) > 2]:
+        for each in [each for each in left if each[1] == shown and len(words) > 1]:
             differ = _differing(words, each[2].split())
             if differ is not None and place in (None, differ):
                 place = differ
@@ -304,7 +307,8 @@ def _lines(keys: Sequence[tuple[str, str, str, str]]) -> Iterator[str]:
 def _differing(words: Sequence[str], others: Sequence[str]) -> int | None:
     """Return the place of the one word in which two sentences differ; None: they differ in more, or not at all."""
     places = [place for place, pair in enumerate(zip(words, others, strict=False)) if pair[0] != pair[1]]
-    return places[0] if len(words) == len(others) and len(places) == 1 else None
+    apart = len(words) == len(others) and len(places) == 1 and others[places[0]][0] not in "-/"
+    return places[0] if apart and words[places[0]][0] not in "-/" else None
 
 
 def _meaning(field: inspect.Field, used: Mapping[type[msgspec.Struct], int]) -> str:
@@ -324,25 +328,22 @@ def _meaning(field: inspect.Field, used: Mapping[type[msgspec.Struct], int]) -> 
         first = first.removesuffix(f", {unit}")
     of_type = {"true/false": "true: ", "integer": "number of "}.get(_type_name(kind).removesuffix("/null"), "")
     first = first if re.match("number of (the|its) ", first) else first.removeprefix(of_type)
-    key = field.encode_name.replace("_", " ")
-    return "" if first in (key, f"name of the {key}") else first
+    named = {word.rstrip("s") for word in re.findall(r"[a-z0-9]+", first.lower()) if word not in _SAID_BY_A_KEY}
+    return "" if named <= {word.rstrip("s") for word in field.encode_name.split("_")} else first
 
 
-def _has_unit(key: str) -> bool:
-    return key.endswith(("_ns", "_bytes"))
+def _mark(field: inspect.Field) -> str:
+    """Return `?` behind a key that may be null or missing."""
+    return "?" if not field.required or _type_name(field.type).endswith("/null") else ""
 
 
 def _type_and_default(field: inspect.Field) -> str:
-    """Return what stands in parentheses behind a key: its type, with `?` if it may be missing and is empty then."""
-    kind = _type_name(field.type)
-    if field.required:
-        return "" if kind == ("integer" if _has_unit(field.encode_name) else "string") else kind
-    if field.default is msgspec.NODEFAULT and field.default_factory is msgspec.NODEFAULT:
-        return f"{kind}, optional"
-    value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
-    return (
-        f"{kind}?" if not value and (value is None or "/null" not in kind) else f"{kind}; `{msgspec.json.encode(value).decode()}`"
-    )
+    """Return what stands in parentheses behind a key: a type that is no text and no number, and a default that is not empty."""
+    kind = _type_name(field.type).removesuffix("/null")
+    shown = "" if kind in ("string", "integer", "number", "integer/number") else kind
+    value = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+    default = f"`{msgspec.json.encode(value).decode()}`" if value and value is not msgspec.NODEFAULT else ""
+    return "; ".join(filter(None, (shown, default)))
 
 
 def _type_name(kind: inspect.Type) -> str:
