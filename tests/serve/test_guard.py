@@ -17,7 +17,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import WebSocketException
 
-from live_server import Running, serving
+from live_server import CIRCLE, Running, serving
 from strobe.cli.serve import _addresses
 from strobe.core.errors import ConfigError, SessionError
 from strobe.serve import protocol
@@ -49,7 +49,7 @@ def test_addresses_that_others_reach_need_a_token_and_tls() -> None:
     assert not is_loopback("127.0.0.1.evil.example") and not is_loopback("192.168.0.1")
 
 
-@pytest.mark.parametrize("path", ["/", "/metrics", "/v1/mjpeg", "/v1/stream"])
+@pytest.mark.parametrize("path", ["/", "/metrics", "/v1/stream"])
 def test_another_host_name_is_refused_even_on_loopback(running: Running, path: str) -> None:
     answer = httpx.get(running.http + path, headers={"Host": "evil.example"})
     assert answer.status_code == 403 and "--allow-host" in answer.text
@@ -69,7 +69,7 @@ def test_a_page_of_another_origin_is_refused(running: Running, run: Run) -> None
 
 
 def test_the_token_opens_and_nothing_else_does(closed: Running, run: Run) -> None:
-    for path in ("/metrics", "/v1/mjpeg", "/v1/clips/x"):
+    for path in ("/metrics", "/v1/clips/x"):
         assert httpx.get(closed.http + path).status_code == 401
         assert httpx.get(closed.http + path, params={"token": TOKEN}).status_code == 401  # never in a URL
         assert httpx.get(closed.http + path, headers={"Authorization": f"Bearer {TOKEN}x"}).status_code == 401
@@ -83,6 +83,16 @@ def test_the_token_opens_and_nothing_else_does(closed: Running, run: Run) -> Non
     assert run(stream(TOKEN)) == 16
     with pytest.raises(SessionError, match="token"):
         run(stream("wrong" * 5))
+
+
+def test_the_event_log_never_has_a_prompt(running: Running, run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    async def stream() -> None:
+        async with watch(running.ws, prompt=CIRCLE):
+            pass
+
+    run(stream())
+    told = capfd.readouterr().err
+    assert "stream opened" in told and "circle" not in told
 
 
 def test_a_login_gives_a_cookie_that_scripts_cannot_read(closed: Running) -> None:

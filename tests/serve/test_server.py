@@ -238,25 +238,6 @@ def test_unknown_presets_and_versions_are_refused_with_what_fits(running: Runnin
         run(opened(prompt="an elephant"))
 
 
-def test_mjpeg_for_curl(running: Running) -> None:
-    with httpx.stream("GET", f"{running.http}/v1/mjpeg", params={"prompt": CIRCLE}, timeout=60) as response:
-        assert response.headers["content-type"].startswith("multipart/x-mixed-replace")
-        found = b""
-        for chunk in response.iter_bytes():
-            found += chunk
-            if found.count(b"--frame") > 12:
-                break
-    assert [part.split(b"\r\n\r\n", 1)[1].rstrip(b"\r\n") for part in found.split(b"--frame")[1:10]] == jpegs(1)
-    for asked, words in (
-        ({"prompt": "an elephant"}, "elephant"),
-        ({"prompt": CIRCLE, "sed": "3"}, "unknown key 'sed' (did you mean 'seed'?); allowed: prompt, seed, preset"),
-        ({"seed": "many"}, "seed: give a whole number"),
-        ({"seed": "-1"}, "seed: give a whole number from 0"),
-    ):
-        with httpx.stream("GET", f"{running.http}/v1/mjpeg", params=asked, timeout=20) as refused:
-            assert refused.status_code == 400 and words in refused.read().decode()
-
-
 def test_what_operators_read(running: Running) -> None:
     assert httpx.get(f"{running.http}/healthz").json() == {"ok": True, "error": ""}
     ready = httpx.get(f"{running.http}/readyz").json()

@@ -29,13 +29,14 @@ from strobe.serve.guard import Guard, refuse
 from strobe.serve.hub import Hub, describe
 from strobe.serve.keeper import Keeper
 from strobe.serve.metrics import Metrics, log_event
-from strobe.serve.mjpeg import WARMING_UP, mjpeg
 from strobe.serve.protocol import Ended
 from strobe.serve.settings import ServeSettings, is_loopback
 from strobe.serve.store import Store
 from strobe.serve.takeover import hand_over, watch_owners
 from strobe.serve.worker import Worker
 
+WARMING_UP: Final = "the server is warming up; /readyz says how far it is"
+"""What a viewer is told who comes before streams can be opened."""
 PAGE: Final[dict[str, tuple[str, str]]] = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/style.css": ("style.css", "text/css; charset=utf-8"),
@@ -113,7 +114,6 @@ class StreamServer:
                 Route("/readyz", self._readyz),
                 Route("/metrics", self._metrics),
                 Route("/login", self._login, methods=["POST"]),
-                Route("/v1/mjpeg", self._mjpeg),
                 Route("/v1/clips/{clip}", self._clip),
                 WebSocketRoute("/v1/stream", self._stream),
                 Route("/v1/stream", _needs_a_socket),
@@ -267,10 +267,6 @@ class StreamServer:
             return
         connection = Connection(socket=socket, hub=self.hub, words=self.words, examples=self.examples, guide=_guide())
         await connection.run()
-
-    async def _mjpeg(self, request: Request) -> Response:
-        """Serve a new stream as MJPEG, for `curl` and `<img>`."""
-        return await mjpeg(request, self.hub, self.examples[0])
 
 
 async def _needs_a_socket(request: Request) -> Response:

@@ -414,7 +414,7 @@ class Hub:
         self.passed(channel, painted)
 
     def passed(self, channel: Channel, frame: int) -> None:
-        """Let go of all frames before `frame`: the viewer has painted them, or was sent them and reports nothing."""
+        """Let go of all frames before `frame`, which the viewer has painted."""
         channel.painted = min(max(channel.painted, frame), channel.cursor)
         channel.received = max(channel.received, channel.painted)
         while channel.frames and channel.frames[0].number < channel.painted:
