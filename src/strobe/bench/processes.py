@@ -50,9 +50,8 @@ def run_swept(
     with tempfile.TemporaryFile("w+", errors="replace") as out, tempfile.TemporaryFile("w+", errors="replace") as err:
         try:
             started = subprocess.Popen(
-                argv,
+                ["env", *(f"{name}={value}" for name, value in {**env, MARK: mark}.items()), *argv],
                 cwd=folder,
-                env={**os.environ, **env, MARK: mark},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -62,6 +61,7 @@ def run_swept(
                 code = started.wait(timeout_s)
             finally:
                 end(mark, grace_s)
+                started.kill()  # one that is so young that it has no mark yet
                 started.wait()
         finally:
             keeper.communicate(b"done")
