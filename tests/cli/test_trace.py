@@ -17,6 +17,8 @@ from source import H200
 from strobe.cli.main import MISSING, USAGE
 from strobe.core import libraries
 from strobe.core.libraries import install
+from strobe.perf.report import study
+from strobe.perf.report.study import APART
 from terminal import Strobe
 
 EVIL = "void evil</script>|`x`<float>(int)"
@@ -177,14 +179,15 @@ def test_perfetto_is_written_and_missed(strobe: Strobe, tmp_path: Path, monkeypa
     assert result.code == 0 and (tmp_path / "x.pftrace").stat().st_size > 500
 
 
-@pytest.mark.parametrize("flags", [(), ("--parallel",)])
-def test_the_verb_runs_without_torch(tmp_path: Path, elsewhere: None, flags: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("files", [1, APART])
+def test_the_verb_runs_without_torch(tmp_path: Path, elsewhere: None, files: int) -> None:
+    ranks = [str(write_trace(tmp_path / f"{rank}.json", rank)) for rank in range(files)]
     code = (
         "import sys\nsys.modules['torch'] = None\nfrom strobe.cli.main import main\n"
         "assert main(sys.argv[1:]) == 0\nassert 'av' not in sys.modules"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, "trace", str(write_trace(tmp_path / "a.json")), "-o", str(tmp_path / "out"), *flags],
+        [sys.executable, "-c", code, "trace", *ranks, "-o", str(tmp_path / "out")],
         capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -196,7 +199,9 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
 
 
-def test_processes_read_what_this_one_does(strobe: Strobe, tmp_path: Path, elsewhere: None) -> None:
+def test_processes_read_what_this_one_does(
+    strobe: Strobe, tmp_path: Path, elsewhere: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "in").mkdir()
     for rank in (2, 0, 1):
         write_trace(tmp_path / "in" / f"r{rank}.json", rank, base=1_700_000_000_000_000_000 + rank)
@@ -205,7 +210,8 @@ def test_processes_read_what_this_one_does(strobe: Strobe, tmp_path: Path, elsew
     (tmp_path / "in" / "other.json").write_text("{]")
     flags = ("--by", "shape", "--window", "1ms..3ms", "--json")
     here = strobe("trace", tmp_path / "in", *flags, "-o", tmp_path / "here")
-    there = strobe("trace", tmp_path / "in", *flags, "-o", tmp_path / "there", "--parallel")
+    monkeypatch.setattr(study, "APART", 1)
+    there = strobe("trace", tmp_path / "in", *flags, "-o", tmp_path / "there")
     assert here.code == there.code == 0 and here.err == there.err and "skipped" in there.err and "r3.json" in there.err
     assert here.document["files"] == there.document["files"] and len(there.document["files"]) == 4
     assert here.document["kernels"] and here.document | {"written": {}} == there.document | {"written": {}}
@@ -219,12 +225,16 @@ def test_what_processes_cannot_read_is_one_line(
     bad, good = tmp_path / "bad.json", write_trace(tmp_path / "good.json")
     bad.write_text("{]")
     for path in (bad, tmp_path / "missing.json"):
-        here, there = strobe("trace", path), strobe("trace", good, path, "--parallel")
+        here = strobe("trace", path)
+        monkeypatch.setattr(study, "APART", 1)
+        there = strobe("trace", good, path)
+        monkeypatch.setattr(study, "APART", APART)
         assert here.code == there.code == USAGE and here.err == there.err
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "strobe").mkdir()
     (tmp_path / "strobe" / "__init__.py").write_text("raise SystemExit('no strobe here')")
-    lost = strobe("trace", good, "--parallel")
+    monkeypatch.setattr(study, "APART", 1)
+    lost = strobe("trace", good)
     assert lost.code == MISSING and "the process that was to read it ended: no strobe here" in lost.err
 
 

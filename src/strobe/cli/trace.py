@@ -63,7 +63,6 @@ def trace(
     out: Annotated[Path | None, Parameter(alias=OUT)] = None,
     format: tuple[Format, ...] = (),
     perfetto: Path | None = None,
-    parallel: Annotated[bool, Parameter(negative="")] = False,
     output: Output = Output(),
 ) -> None:
     """Analyse profiler traces: kernels, busy and idle time, launches, gaps, steps, regions, communication.
@@ -72,7 +71,7 @@ def trace(
     strobe trace trace.json.gz
     strobe trace rank0.json.gz rank1.json.gz --window ProfilerStep#3 -o pages
     strobe trace traces/ --section "memcpy:end -> flash_fwd -> gather:end" --perfetto out.pftrace
-    strobe trace traces_of_64_ranks/ --parallel -o pages
+    strobe trace traces_of_64_ranks/ -o pages
     ```
 
     With --details every operator and synchronisation is read too, for GPU time by operator, the device's peaks and the
@@ -86,7 +85,6 @@ def trace(
             event, exactly), made if absent; without it, the report is only printed.
         format: html, md or json: what to write into the folder, by default all of them; without a folder, what to print.
         perfetto: also write a Perfetto file (TrackEvent) of the window; needs the extra perfetto.
-        parallel: read the files in processes, a file each, as many at once as the machine has cores.
     """
     from strobe.core.errors import ConfigError
 
@@ -94,7 +92,7 @@ def trace(
         raise ConfigError("name at least one trace: a .json or .json.gz file of torch.profiler, or a folder that holds some")
     if out is None and len(format) > 1:
         raise ConfigError(f"--format {' '.join(format)}: one can be printed; name a folder with -o to write several")
-    study = _read(files, analysis, parallel, output)
+    study = _read(files, analysis, output)
     with output.progress("analyse"):
         from strobe.perf.report.trace_page.build import build_trace_report
 
@@ -116,7 +114,7 @@ def trace(
         output.emit({**_data(study), "written": written})
 
 
-def _read(files: Sequence[Path], analysis: Analysis, parallel: bool, output: Output) -> TraceStudy:
+def _read(files: Sequence[Path], analysis: Analysis, output: Output) -> TraceStudy:
     """Read the files and warn on stderr of what was wrong with them."""
     from strobe.core.errors import ConfigError
 
@@ -129,7 +127,7 @@ def _read(files: Sequence[Path], analysis: Analysis, parallel: bool, output: Out
             top=analysis.top, by=analysis.by, window=analysis.window, sections=analysis.section, steps=analysis.steps,
             details=output.details or None,
         )  # fmt: skip
-        study = load_trace_study(files, options, megabytes(advance), parallel=parallel)
+        study = load_trace_study(files, options, megabytes(advance))
     for reason in study.skipped:
         output.note(f"skipped {reason}")
     for one in study.traces:

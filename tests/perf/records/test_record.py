@@ -74,6 +74,6 @@ def test_times_that_a_clock_measured_are_whole_nanoseconds(kind: type[msgspec.St
     for field in msgspec.inspect.type_info(kind).fields:
         if field.name.endswith(("_ns", "_bytes")):
             found = field.type.type
-            while isinstance(found, msgspec.inspect.VarTupleType):
-                found = found.item_type
+            while isinstance(found, msgspec.inspect.VarTupleType | msgspec.inspect.DictType):
+                found = found.value_type if isinstance(found, msgspec.inspect.DictType) else found.item_type
             assert isinstance(found, msgspec.inspect.IntType | msgspec.inspect.UnionType), field.name

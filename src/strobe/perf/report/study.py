@@ -327,7 +327,9 @@ def _read_at_once(files: Sequence[Path], options: TraceOptions, progress: Progre
             yield found
 
 
-_APART: Final = """
+APART: Final = 8
+"""Files from which on each is read in a process of its own."""
+_READ: Final = """
 import pickle, sys
 from strobe.perf.report.study import read_file
 pickle.dump(read_file(*pickle.load(sys.stdin.buffer)), sys.stdout.buffer)
@@ -336,11 +338,11 @@ pickle.dump(read_file(*pickle.load(sys.stdin.buffer)), sys.stdout.buffer)
 
 def _read_apart(path: Path, options: TraceOptions) -> Trace | TraceFormatError:
     asked = pickle.dumps((path, options))
-    done = subprocess.run([sys.executable, "-c", _APART], input=asked, capture_output=True, check=False)
+    done = subprocess.run([sys.executable, "-c", _READ], input=asked, capture_output=True, check=False)
     if done.returncode:
         said = done.stderr.decode(errors="replace").split("\n")
         why = next((line.strip() for line in reversed(said) if line.strip()), f"code {done.returncode}")
-        raise StrobeError(f"{path}: the process that was to read it ended: {why}; read it without --parallel")
+        raise StrobeError(f"{path}: the process that was to read it ended: {why}; read it alone")
     found: Trace | TraceFormatError = pickle.loads(done.stdout)
     return found
 
@@ -353,15 +355,15 @@ def load_trace_study(
     paths: Sequence[Path],
     options: TraceOptions = TraceOptions(),
     progress: Progress | None = None,
-    parallel: bool = False,
 ) -> TraceStudy:
     """Read every trace in files and folders. Other files are skipped in a folder, and an error if they were named.
+
+    From `APART` files on, each is read in a process of its own, as many at once as there are cores.
 
     Args:
         paths: trace files, or folders that hold some.
         options: what the report is to show.
         progress: told how far the reading is.
-        parallel: read each file in a process of its own, as many at once as there are cores.
 
     Raises:
         DataError: no trace among the paths, one that cannot be read, or one without the window that was asked for.
@@ -370,7 +372,7 @@ def load_trace_study(
     """
     files = find_traces(paths)
     read, skipped = list[Trace](), list[str]()
-    reading = _read_at_once if parallel else _read_in_turn
+    reading = _read_at_once if len(files) >= APART and cpu_cores() > 1 else _read_in_turn
     for path, found in zip(files, reading(files, options, progress), strict=True):
         if isinstance(found, Trace):
             read.append(found)
