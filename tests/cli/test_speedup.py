@@ -245,7 +245,7 @@ def test_the_answer_is_last_in_the_terminal_and_first_on_the_page(strobe: Strobe
     at = result.out.index("candidate against baseline: 1.00x")
     for earlier in ("Speedups.", "Ledger for one step.", "every interval is unpaired"):
         assert result.out.index(earlier) < at
-    for later in ("focal kernel", "Explained: ", "candidate's largest part now", "facts are not recorded on both sides"):
+    for later in ("focal kernel", "Explained: ", "candidate's largest part now", "facts are missing on at least one side"):
         assert later in result.out[at:]
     report = json.loads((tmp_path / "page" / "report.json").read_text())
     assert [section["id"] for section in report["sections"]][:2] == ["answer", "settings"]
@@ -276,15 +276,15 @@ def test_unknown_facts_and_missing_levels_are_one_line_each(strobe: Strobe, tmp_
     result = against(strobe, plain, plain, "-o", tmp_path / "page")
     facts = against(strobe, plain, plain, "--json").document["facts"]
     unknown = [fact for fact in facts if (fact["verdict"], fact["weight"]) == ("unknown", "must")]
-    assert f"{len(unknown)} facts are not recorded on both sides" in result.out
+    assert f"{len(unknown)} facts are missing on at least one side" in result.out
     assert "model checkpoint" not in result.out and result.out.count("not recorded") <= 3
     line = "Not measured on both sides: section (no section was asked for: give --section); attention, stage, e2e (no log given)."
     assert result.out.count(line) == 1 and "Missing," not in result.out
-    assert "Traces hold no clocks: " in result.out
+    assert "Traces have no clock rates. " in result.out
     logs = strobe("speedup", ROOT / "examples/vsa_case/fa.log", ROOT / "examples/vsa_case/vsa.log", "--details")
-    assert logs.code == 0 and "no clocks" not in logs.out
+    assert logs.code == 0 and "no clock rates" not in logs.out
     short = strobe("speedup", plain, plain)
-    assert short.code == 0 and "not recorded on both sides" not in short.out and "no clocks" not in short.out
+    assert short.code == 0 and "missing on at least one side" not in short.out and "no clock rates" not in short.out
     report = json.loads((tmp_path / "page" / "report.json").read_text())
     assert "banners" not in report or not any("recorded" in item for each in report["banners"] for item in each["items"])
     settings = next(section for section in report["sections"] if section["id"] == "settings")

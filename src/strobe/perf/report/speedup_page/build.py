@@ -584,7 +584,7 @@ def not_measured(study: SpeedupStudy, beside: frozenset[str] = frozenset()) -> I
 
 
 NO_CLOCKS: Final = (
-    "Traces hold no clocks: what a change of the GPU's clock did is part of each line; strobe compare tells it apart."
+    "Traces have no clock rates. If the GPU's clock changed, every line contains the effect; strobe compare separates it."
 )
 
 
@@ -602,7 +602,7 @@ def not_known(study: SpeedupStudy) -> Iterator[str]:
     unknown = unknown_facts(study.checks)
     if unknown:
         many = f"{len(unknown)} facts are" if len(unknown) > 1 else "1 fact is"
-        yield f"{many} not recorded on both sides: Experiment settings and --json list them, --fact states them."
+        yield f"{many} missing on at least one side: Experiment settings and --json list them, --fact states them."
     yield from not_measured(study)
     if any(side.traces for side in study.sides):
         yield NO_CLOCKS
