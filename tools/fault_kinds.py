@@ -59,7 +59,8 @@ KINDS: Final = (
     Kind(
         name="hostile files in a run folder",
         tries=len(HOSTILE),
-        survived="No file outside is read or changed. Nothing hangs. Control characters in a file do not act on the terminal. An error is one line.",
+        survived="No file outside is read or changed. Nothing hangs. "
+        "Control characters in a file do not act on the terminal. An error is one line.",
         attempt=hostile_file,
     ),
 )
