@@ -50,6 +50,7 @@ DOORS: Final[dict[str, Door]] = {
     "families-h100/self-forcing": run_page,
     "families-h100/text": run_page,
     "serve-h200/balanced": serve_report,
+    "serve-h200/one": serve_report,
     "serve-h200/turbo": serve_report,
     "serve-h200/ultra": serve_report,
     "attention-cpu/bfloat16-d128": bench_report,
