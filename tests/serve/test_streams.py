@@ -145,6 +145,19 @@ def test_a_reset_that_is_refused_leaves_the_stream(model: Model) -> None:
     assert stream.generation == 1 and np.array_equal(frames(stream, 3), expected(model, 3))
 
 
+def test_after_a_reset_a_block_is_given_up_if_the_stream_plays_alone(model: Model) -> None:
+    stream = opened(model)
+    stream.reset(Origin(prompt="a red circle moving left", seed=3, preset="turbo"), preset("turbo"))
+    stream.give_up.set()
+    stream.alone = False
+    first = stream.make()
+    stream.alone = True
+    assert first is not None and stream.make() is None and stream.given_up
+    stream.give_up.clear()
+    second = stream.make()
+    assert second is not None and np.array_equal(np.concatenate([first.frames, second.frames]), expected(model, 2))
+
+
 def test_branches_are_bounded_and_numbered(model: Model) -> None:
     stream = opened(model)
     frames(stream, 1)

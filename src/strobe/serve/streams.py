@@ -498,7 +498,7 @@ class LiveStream:
 
     def reset(self, origin: Origin, config: EngineConfig) -> None:
         """Begin again with other words, another seed or preset; if that is refused, the stream stays as it was."""
-        other = LiveStream(name=self.name, sessions=self.sessions, origin=origin, config=config, give_up=self.give_up)
+        other = LiveStream(name=self.name, sessions=self.sessions, origin=origin, config=config)
         if not origin.prompt.strip():
             raise ConfigError("the prompt is empty; say what to show")
         check_prompts(self.model.text, [origin.prompt])
@@ -510,12 +510,11 @@ class LiveStream:
         finally:
             if not opened:
                 self._asleep = before
-        self._session, self._blocks, self._clock, self.origin, self.config = (
-            other._session, other._blocks, other._clock, origin, config,
-        )  # fmt: skip
+        self._session, self.origin, self.config = other._session, origin, config
         self.log, self.frames_made, self.blocks_made, self._next_epoch = other.log, 0, 0, 1
         self._replay, self._held, self._waiting, self._timed, self.base = (), None, None, None, None
         self.generation += 1
+        self._go_on()
 
     def mark(self, name: str) -> Branch:
         """Keep the present state, between two frame blocks, as a branch.

@@ -131,8 +131,9 @@ class Worker:
 
     def _interrupt(self, name: str) -> None:
         """Give up the frame block of a stream that is under way, if that is fair; with the lock held."""
-        if self._making == name and self._playing[name].alone and not self._playing[name].steered:
-            self._playing[name].give_up.set()
+        stream = self._playing.get(name)
+        if stream is not None and self._making == name and stream.alone and not stream.steered:
+            stream.give_up.set()
 
     def prompt(self, name: str, text: str, mode: Mode, over: int, arrived_s: float) -> Future[tuple[int, int | None]]:
         """Prompt a stream by `steer`, and once more when its text is there, if that takes time; see `LiveStream.prompt`."""
