@@ -9,7 +9,7 @@ from typing import Any
 HEAD = """## Mutants
 
 A mutant is the program with one expression changed at random. `make mutants` makes mutants and runs the tests of the changed
-line. If a test fails, the mutant is killed. If no test fails, it survives. The column *change nothing* counts mutants that
+line. If a test fails, the mutant is killed; otherwise, it survives. The column *change nothing* counts mutants that
 compute what the program computes.
 `python tools/mutants.py list` shows the survivors. `tests/mutants/results.jsonl` has every mutant.
 `make mutants TIER=first` runs only the tests of `make test`. The last column has its result.

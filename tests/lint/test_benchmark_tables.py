@@ -133,6 +133,30 @@ def test_a_change_column_names_its_statistic(seed: int, stated: str, page: Any, 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_one_row_of_a_change_column_is_of_another_statistic(seed: int, page: Any, only: Any) -> None:
+    made = page(seed, presets)
+    truth = made.truth
+    right, wrong = (100 * (truth[f"{kind} Frugal"] / truth[f"{kind} Baseline"] - 1) for kind in ("max", "mean"))
+    if abs(right - wrong) < 0.6:
+        wrong = right - 7
+    line = made.put("Frugal", "Max vs Baseline", f"{wrong:+.1f}%")
+    found = only(made)
+    assert (found.rule, found.place.line, found.place.row) == ("change-column", line, "Frugal")
+    assert made.number(found.corrected) == pytest.approx(right, abs=0.06)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_wrong_change_of_one_metric(seed: int, page: Any, only: Any) -> None:
+    made = page(seed, experiments)
+    truth = made.truth
+    right = 100 * (truth["Faster Memory"] / truth["Baseline Memory"] - 1)
+    line = made.put("Memory", "Change", f"{right + 3:+.1f}%", table=1)
+    found = only(made)
+    assert (found.rule, found.place.line, found.place.row, found.place.column) == ("change-column", line, "Memory", "Change")
+    assert made.number(found.corrected) == pytest.approx(right, abs=0.06)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("metric", "digits", "off"), [("psnr", 1, -0.9), ("ssim", 3, 0.011)])
 def test_a_difference_contradicts_the_table(seed: int, metric: str, digits: int, off: float, page: Any, only: Any) -> None:
     made = page(seed, quality)

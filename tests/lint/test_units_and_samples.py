@@ -56,6 +56,49 @@ def test_a_label_that_is_right(sentence: str, page: Any, clean: Any) -> None:
     clean(made)
 
 
+# ------------------------------------------------------------------------------------------------------------------ units
+
+
+@pytest.mark.parametrize(
+    ("head", "cell", "caption", "missing"),
+    [
+        ("Latency", "12.5 ms", "", False),
+        ("Latency (ms)", "12.5", "", False),
+        ("latency_ms", "12.5", "", False),
+        ("Latency [µs]", "12.5", "", False),
+        ("Latency", "12.5", "Latencies of all presets in ms.", False),
+        ("Latency", "12.5", "", True),
+        ("Run time", "3", "", True),
+        ("Peak memory", "35.6", "", True),
+        ("Peak memory (GB)", "35.6", "", False),
+        ("Time steps", "4", "", False),
+        ("Accuracy", "0.93", "", False),
+    ],
+)
+def test_a_figure_has_a_unit(head: str, cell: str, caption: str, missing: bool, page: Any, only: Any, clean: Any) -> None:
+    made = (
+        page(0)
+        .say("# Runs")
+        .table(("Preset", head, "Accuracy %"), [["a", cell, "93.1"], ["b", cell.replace("5", "7"), "92.2"]], caption)
+    )
+    if not missing:
+        return clean(made)
+    found = only(made)
+    assert (found.rule, found.place.row, found.place.column) == ("no-unit", "a", head)
+    assert found.corrected.startswith(f"{head} (")
+
+
+@pytest.mark.parametrize(("line", "missing"), [("vsa time: 9.5", True), ("vsa time: 9.5 ms", False), ("time steps: 4", False)])
+@pytest.mark.parametrize("printed", [True, False])
+def test_a_printed_time_has_a_unit(line: str, missing: bool, printed: bool, page: Any, only: Any, clean: Any) -> None:
+    made = page(0)
+    made.say("```", line, "blocks: 3", "```") if printed else made.say(f"- {line}", "- blocks: 3")
+    if not missing:
+        return clean(made)
+    found = only(made)
+    assert (found.rule, found.place.line, found.place.row) == ("no-unit", made.line_of(line), line.partition(":")[0])
+
+
 # ------------------------------------------------------------------------------------------------------------- percentiles
 
 

@@ -1,11 +1,15 @@
-"""Arithmetic: rates from times, changes and ratios of two figures, totals of rows, and formulas in sentences."""
+"""Arithmetic: rates from times, changes and ratios of two figures, totals of rows, and formulas in sentences.
+
+A formula over the figures of one source, such as `3 frames / latency` of the means, is a reading of a column. The reading that
+most rows fit is the document's; a row that it does not fit is a finding, and what else it is says another reading.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import combinations
 from math import ceil, floor
@@ -31,34 +35,78 @@ CHANCE: Final = Fraction(1, 10)
 MAJORITY: Final = Fraction(3, 5)
 FLOOR: Final = Fraction(1, 100)
 """Relative tolerance of a rate or ratio beyond its printed digits: a mean of rates is not the rate of the mean."""
+FLOOR_POINTS: Final = Fraction(3, 10)
+"""Tolerance of a change beyond its printed digits, percentage points."""
 _PER_FRAME: Final = re.compile(r"(?i)\b(?:per|between|inter)[ -](?:\w+ )?frames?\b|/ ?frame\b")
 """Words of a time per frame, which is not that of a frame block."""
 _INTERVAL: Final = re.compile(r"\[\s*[-+−]?\d[^\[\]]*[,;–-]\s*[-+−]?\d[^\[\]]*\]")
 _ITSELF: Final = re.compile(r"1(?:\.0+)?x|[+-]?0(?:\.0+)?\s?%")
 _OTHER: Final = re.compile(r"(?i)\b(?:median of|geo(?:metric)? ?mean|paired|pairs|per pair|interval|need not equal|bootstrap)\b")
 _ONE, _HUNDRED = exactly(1), exactly(100)
-_CHANGES: Final[dict[str, Callable[[Bounds, Bounds], Bounds]]] = {
-    "candidate / reference - 1": lambda ref, cand: (cand / ref - _ONE) * _HUNDRED,
-    "1 - candidate / reference": lambda ref, cand: (_ONE - cand / ref) * _HUNDRED,
-    "reference / candidate - 1": lambda ref, cand: (ref / cand - _ONE) * _HUNDRED,
-    "candidate / reference": lambda ref, cand: cand / ref * _HUNDRED,
+FORMULAS: Final[dict[tuple[str, str], Callable[..., Bounds]]] = {
+    ("percent", "candidate / reference - 1"): lambda ref, cand: (cand / ref - _ONE) * _HUNDRED,
+    ("percent", "1 - candidate / reference"): lambda ref, cand: (_ONE - cand / ref) * _HUNDRED,
+    ("percent", "reference / candidate - 1"): lambda ref, cand: (ref / cand - _ONE) * _HUNDRED,
+    ("percent", "candidate / reference"): lambda ref, cand: cand / ref * _HUNDRED,
+    ("ratio", "reference / candidate"): lambda ref, cand: ref / cand,
+    ("ratio", "candidate / reference"): lambda ref, cand: cand / ref,
+    ("same", "candidate - reference"): lambda ref, cand: cand - ref,
+    ("same", "reference - candidate"): lambda ref, cand: ref - cand,
 }
-"""By name: function from reference and candidate to a change in percent."""
-_RATIOS: Final[dict[str, Callable[[Bounds, Bounds], Bounds]]] = {
-    "reference / candidate": lambda ref, cand: ref / cand,
-    "candidate / reference": lambda ref, cand: cand / ref,
-}
+"""By family of units and name: function from reference and candidate to the printed figure."""
 
-Times = dict[LintFigure, Quantity]
-"""Rates with the time that one latency has for each."""
+Rows = dict[LintFigure, tuple[Quantity, ...]]
+"""Computed figures with the operands that one source has for each."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """One interpretation of a computed column: a formula on the figures of one source, and what it gives for each row."""
+
+    source: str
+    formula: str
+    by: Callable[..., Bounds]
+    rows: Rows
+
+    def gives(self, figure: LintFigure) -> Bounds:
+        """Evaluate the formula for a row over the intervals of its operands."""
+        return self.by(*(each.bounds for each in self.rows[figure]))
+
+    @property
+    def fits(self) -> list[LintFigure]:
+        """Rows whose figure may be what the formula gives."""
+        return [figure for figure in self.rows if figure.quantity.bounds.overlaps(self.gives(figure))]
+
+    def claims(self, others: Iterable[Reading]) -> Iterator[tuple[tuple[object, ...], Claim]]:
+        """Yield, each with an identity that its repetitions share, the rows that this reading does not give."""
+        for figure, operands in self.rows.items():
+            said, right = figure.quantity, self.gives(figure)
+            off = max(said.bounds.low - right.high, right.low - said.bounds.high)
+            if off <= (FLOOR_POINTS if said.dimension == "percent" else FLOOR * abs(right.middle)):
+                continue
+            switched = (each.source for each in others if each.formula == self.formula and figure in each.fits)
+            source = next((f"; it is that of {name}: the column changes its statistic" for name in switched), "")
+            exact = printed(self.by(*(exactly(each.value) for each in operands)).middle, said)
+            of = f"{self.source} ({', '.join(each.text for each in operands)})"
+            claim = Claim(
+                place=figure.place,
+                said=f"{figure.name}: {said.text}",
+                corrected=exact,
+                why=f"{self.formula} of {of} is {exact}{source}",
+            )
+            yield _identity(figure, operands), claim
+
+
+def _identity(figure: LintFigure, operands: tuple[Quantity, ...]) -> tuple[object, ...]:
+    return key(figure.name), figure.quantity.value, *(each.value for each in operands)
 
 
 # ------------------------------------------------------------------------------------------------------------------ rates
 
 
-def _rates(tables: Iterable[DocumentTable]) -> dict[str, dict[str, Times]]:
+def _rates(tables: Iterable[DocumentTable]) -> dict[str, dict[str, Rows]]:
     """Return, by kind of rate (latent and pixel FPS differ) and by latency, the rates with the time beside each."""
-    found: dict[str, dict[str, Times]] = {}
+    found: dict[str, dict[str, Rows]] = {}
     for table in tables:
         latencies = [
             each for each in table.of_kind("time")
@@ -69,7 +117,7 @@ def _rates(tables: Iterable[DocumentTable]) -> dict[str, dict[str, Times]]:
                 time = latency.of(rate.position)
                 if time and time.plain and rate.quantity.plain and time.value > 0 and rate.quantity.value > 0:
                     by_latency = found.setdefault(key(rate.metric.title), {})
-                    by_latency.setdefault(latency.metric.title, {})[rate] = time
+                    by_latency.setdefault(latency.metric.title, {})[rate] = (time,)
     return found
 
 
@@ -79,15 +127,12 @@ def _frames(rate: LintFigure, time: Quantity) -> int:
     return ceil(product.low) if ceil(product.low) == floor(product.high) and product.width < CHANCE else 0
 
 
-def _identity(rate: LintFigure, time: Quantity) -> tuple[str, Fraction, Fraction]:
-    """Return what repetitions of a rate share."""
-    return key(rate.name), rate.quantity.value, time.value
-
-
-def _consensus(by_latency: dict[str, Times]) -> tuple[str, int] | None:
+def _consensus(by_latency: dict[str, Rows]) -> tuple[str, int] | None:
     """Return the latency and the whole number of frames that most rows agree on, repetitions counted once."""
     distinct = {
-        (title, _identity(rate, time)): _frames(rate, time) for title, times in by_latency.items() for rate, time in times.items()
+        (title, _identity(rate, times)): _frames(rate, *times)
+        for title, rows in by_latency.items()
+        for rate, times in rows.items()
     }
     votes = Counter((title, frames) for (title, _), frames in distinct.items() if frames)
     for (latency, frames), number in votes.most_common(1):
@@ -102,35 +147,27 @@ def frames_of_block(document: LintDocument) -> int:
     return next((frames for _, frames in agreed), 0)
 
 
+def _over(frames: int) -> Callable[..., Bounds]:
+    return lambda time: exactly(frames) / time
+
+
 def fps_latency(document: LintDocument) -> Iterator[Claim]:
     """Compare every rate with the latency beside it, by the number of frames that the other rows agree on."""
     whole = {kind: _consensus(by_latency) for kind, by_latency in _rates(document.tables).items()}
-    found: dict[tuple[str, Fraction, Fraction], Claim] = {}
+    found: dict[tuple[object, ...], Claim] = {}
     for table in document.tables:
         for kind, by_latency in _rates([table]).items():
             latency, frames = _consensus(by_latency) or whole[kind] or ("", 0)
-            for rate, time in by_latency.get(latency, {}).items():
-                said, right = rate.quantity, exactly(frames) / time.bounds
-                if max(said.bounds.low - right.high, right.low - said.bounds.high) <= FLOOR * abs(right.middle):
-                    continue
-                others = (title for title in by_latency if title != latency and _gives(by_latency[title], rate, frames))
-                switched = next((f"; it is that of {title}: the column changes its statistic" for title in others), "")
-                exact = printed(frames / time.value, said)
-                claim = Claim(
-                    place=rate.place,
-                    said=f"{rate.name}: {said.text}",
-                    corrected=exact,
-                    why=f"{frames} frames / latency of {latency} ({time.text}) is {exact}{switched}",
-                )
-                first = found.setdefault(_identity(rate, time), claim)
+            formula, by = f"{frames} frames / latency", _over(frames)
+            readings = {
+                title: Reading(source=title, formula=formula, by=by, rows=rows) for title, rows in by_latency.items() if frames
+            }
+            own = readings.pop(latency, None)
+            for identity, claim in own.claims(readings.values()) if own else ():
+                first = found.setdefault(identity, claim)
                 if first is not claim:
-                    found[_identity(rate, time)] = replace(first, also=(*first.also, claim.place))
+                    found[identity] = replace(first, also=(*first.also, claim.place))
     yield from found.values()
-
-
-def _gives(times: Times, rate: LintFigure, frames: int) -> bool:
-    """Return whether a rate may be that of the times of another latency."""
-    return rate in times and rate.quantity.bounds.overlaps(exactly(frames) / times[rate].bounds)
 
 
 # ---------------------------------------------------------------------------------------------------------------- changes
@@ -146,46 +183,84 @@ def _reference_row(derived: MetricSeries) -> int | None:
     return next((at for at, text in texts.items() if not text or BASE.fullmatch(text) or _ITSELF.fullmatch(text)), None)
 
 
+def _sources(table: DocumentTable, derived: MetricSeries) -> dict[str, Rows]:
+    """Return what a computed column may be computed from, by name: reference and candidate of each of its figures.
+
+    That is one row of another column against each, two columns of one kind, or the two configurations if metrics are the rows.
+    """
+    usable = [entry for entry in derived.figures if entry.quantity.plain and not _INTERVAL.search(entry.cell.text)]
+    if not table.by_columns:
+        rows = {series.entries[0].row: tuple(each.quantity for each in series.figures) for series in table.series}
+        names = [entry.name for series in table.series[:1] for entry in series.entries]
+        pairs = {entry: rows[entry.row] for entry in usable if len(rows.get(entry.row, ())) == 2 == len(names)}
+        return {" and ".join(names): pairs}
+    found: dict[str, Rows] = {}
+    at = _reference_row(derived)
+    for series in table.of_kind("time", "rate", "memory", "count", "number") if at is not None else ():
+        base = series.of(at) if at is not None else None
+        others = {entry: series.of(entry.position) for entry in usable if entry.position != at}
+        if base:
+            found[series.metric.title] = {entry: (base, own) for entry, own in others.items() if own}
+    columns = [series for series in table.of_kind("time", "rate", "memory") if series.metric.statistic != "spread"]
+    for one, two in combinations(columns, 2):
+        if one.metric.kind == two.metric.kind and not _statistics_of_one(one, two):
+            both = {entry: (one.of(entry.position), two.of(entry.position)) for entry in usable}
+            name = f"{one.metric.title} and {two.metric.title}"
+            found[name] = {entry: (first, second) for entry, (first, second) in both.items() if first and second}
+    return found
+
+
 def _statistics_of_one(one: MetricSeries, two: MetricSeries) -> bool:
     """Return True for two statistics of the same quantity (`SS Mean`, `SS Max`)."""
     return one.metric.statistic != two.metric.statistic and words(one.metric.title) == words(two.metric.title)
 
 
-def _formula(derived: MetricSeries, series: MetricSeries, at: int) -> str:
-    """Return the formula by which every row of a computed column follows from a column and its row `at`; empty if none."""
-    usable = [each for each in derived.figures if each.quantity.plain and not _INTERVAL.search(each.cell.text)]
-    own = [(each.quantity, both) for each in usable if each.position != at and (both := series.of(each.position))]
-    base = series.of(at)
-    if base is None or len(own) < 2 or min(each.bounds.low for each in (base, *(both for _, both in own))) <= 0:
-        return ""
-    (dimension, *others) = {said.dimension for said, _ in own}
-    formulas = _CHANGES if dimension == "percent" else {} if others else _RATIOS
-    for name, by in formulas.items():
-        if all(said.bounds.overlaps(by(base.bounds, each.bounds)) for said, each in own):
-            return name
-    return ""
+def _columns(document: LintDocument) -> Iterator[tuple[DocumentTable, MetricSeries, list[Reading]]]:
+    """Yield every computed column with the formulas that suit its units, the one that fits most rows first."""
+    for table in document.tables:
+        if table.origin != "table" or _OTHER.search(table.context):
+            continue
+        for derived in table.computed:
+            readings = []
+            for source, rows in _sources(table, derived).items():
+                units = {(entry.quantity.dimension, both[1].dimension) for entry, both in rows.items()}
+                families = {
+                    said if said in ("percent", "ratio") else "same" if said == candidate != "none" else "ratio"
+                    for said, candidate in units
+                }
+                positive = all(each.bounds.low > 0 for both in rows.values() for each in both)
+                readings += [
+                    Reading(source=source, formula=formula, by=by, rows=rows)
+                    for (family, formula), by in FORMULAS.items()
+                    if positive and {family} == families
+                ]
+            yield table, derived, sorted(readings, key=lambda reading: -len(reading.fits))
+
+
+def change_column(document: LintDocument) -> Iterator[Claim]:
+    """Find rows of a computed column that the formula of the other rows does not give."""
+    for _, _, readings in _columns(document):
+        for best in readings[:1]:
+            if len(best.fits) >= 2 and len(best.fits) >= MAJORITY * len(best.rows):
+                yield from (claim for _, claim in best.claims(readings))
 
 
 def statistic_unnamed(document: LintDocument) -> Iterator[Claim]:
     """Find computed columns beside several statistics of one quantity that do not say which of them they compare."""
-    for table in document.tables:
-        if table.origin != "table" or not table.by_columns or _OTHER.search(table.context):
+    for table, derived, readings in _columns(document):
+        complete = {each.source: each for each in readings if len(each.fits) == len(each.rows) >= 2}
+        source = next((each for each in table.series if [each.metric.title] == list(complete)), None)
+        if source is None or not source.metric.statistic:
             continue
-        for derived in table.computed:
-            at = _reference_row(derived)
-            times = table.of_kind("time") if at is not None else []
-            fitting = [(each, formula) for each in times if at is not None and (formula := _formula(derived, each, at))]
-            texts = (derived.metric.title, table.caption, *table.notes)
-            for source, formula in fitting if len(fitting) == 1 else ():
-                statistics = any(each.metric.statistic and _statistics_of_one(each, source) for each in times)
-                named = any(statistic(text) == source.metric.statistic for text in texts)
-                if source.metric.statistic and statistics and not named:
-                    yield Claim(
-                        place=ClaimPlace(line=table.line, table=table.name, column=derived.metric.title),
-                        said=derived.metric.title,
-                        corrected=f"name the statistic: {source.metric.title}",
-                        why=f"every row is {formula} of it, and the head does not say so",
-                    )
+        siblings = [each for each in table.of_kind("time") if each.metric.statistic and _statistics_of_one(each, source)]
+        texts = (derived.metric.title, table.caption, *table.notes)
+        if siblings and not any(statistic(text) == source.metric.statistic for text in texts):
+            yield Claim(
+                place=ClaimPlace(line=table.line, table=table.name, column=derived.metric.title),
+                said=derived.metric.title,
+                corrected=f"name the statistic: {source.metric.title}",
+                why=f"every row is {complete[source.metric.title].formula} of it, and the head does not say so",
+            )
 
 
 _DELTA: Final = re.compile(rf"{NAMED_QUALITY}\W{{0,3}}(?=[+-−])", re.IGNORECASE)

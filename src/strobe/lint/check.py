@@ -17,6 +17,7 @@ PRINTED: Final = (".txt", ".log", ".out")
 Rules = Mapping[str, Callable[[LintDocument], Iterable[Claim]]]
 RULES: Final[Rules] = {
     "fps-latency": arithmetic.fps_latency,
+    "change-column": arithmetic.change_column,
     "statistic-unnamed": arithmetic.statistic_unnamed,
     "delta-disagrees": arithmetic.delta_disagrees,
     "total-sum": arithmetic.total_sum,
@@ -25,6 +26,7 @@ RULES: Final[Rules] = {
     "memory-fit": claims.memory_fit,
     "value-of-another": claims.value_of_another,
     "label-admitted": claims.label_admitted,
+    "no-unit": claims.no_unit,
     "percentile-samples": claims.percentile_samples,
     "quality-reference": claims.quality_reference,
     "coincidence": claims.coincidence,
@@ -36,21 +38,13 @@ WARNINGS: Final = frozenset({"statistic-unnamed", "percentile-samples", "quality
 """Rules that find what is missing to judge a figure; the others find numbers that contradict each other or the hardware."""
 
 
-def lint_text(text: str, options: LintOptions | None = None, rules: Rules = RULES, *, printed: bool = False) -> tuple[Claim, ...]:
-    """Hold the claims of a Markdown document, or of printed output, to the rules.
+def lint_text(text: str, options: LintOptions | None = None) -> tuple[Claim, ...]:
+    """Hold the claims of a Markdown document to the rules.
 
     Args:
         options: model, shape and device, which the document does not say.
     """
-    document = read_printed(text) if printed else read_markdown(text)
-    document = replace(document, options=options or document.options)
-    found = [
-        replace(claim, rule=name, severity="warning" if name in WARNINGS else "error")
-        for name, check in rules.items()
-        for claim in check(document)
-        if not any(ignored in ("*", name) and claim.place.line in lines for lines, ignored in document.ignored)
-    ]
-    return tuple(sorted(found, key=lambda claim: claim.place.line))
+    return _findings(read_markdown(text), options, RULES)
 
 
 def lint_file(path: Path, options: LintOptions | None = None, rules: Rules = RULES) -> tuple[Claim, ...]:
@@ -66,7 +60,7 @@ def lint_file(path: Path, options: LintOptions | None = None, rules: Rules = RUL
         text = path.read_bytes().decode("utf-8", "replace")
     except OSError as error:
         raise DataError(f"{name}: cannot be read ({error.strerror}); give an existing file") from error
-    return lint_text(text, options, rules, printed=suffix in PRINTED)
+    return _findings(read_markdown(text) if suffix in MARKDOWN else read_printed(text), options, rules)
 
 
 def chosen_rules(ignore: Collection[str]) -> Rules:
@@ -79,3 +73,14 @@ def chosen_rules(ignore: Collection[str]) -> Rules:
         if name not in RULES:
             raise unknown_choice("rule", name, RULES)
     return {name: check for name, check in RULES.items() if name not in ignore}
+
+
+def _findings(document: LintDocument, options: LintOptions | None, rules: Rules) -> tuple[Claim, ...]:
+    document = replace(document, options=options or document.options)
+    found = [
+        replace(claim, rule=name, severity="warning" if name in WARNINGS else "error")
+        for name, check in rules.items()
+        for claim in check(document)
+        if not any(ignored in ("*", name) and claim.place.line in lines for lines, ignored in document.ignored)
+    ]
+    return tuple(sorted(found, key=lambda claim: claim.place.line))

@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 from strobe.core.costs import CostItem, PassShape, total, transformer_pass
 from strobe.core.printable import first_of
 from strobe.lint.arithmetic import MEASURED, frames_of_block
-from strobe.lint.document import Claim, ClaimPlace, DocumentTable, LintDocument, LintFigure, Titles
-from strobe.lint.quantity import BASE, QUALITY, UNITS, Quantity, is_total, key, printed, spelled, words
+from strobe.lint.document import VALUE, Claim, ClaimPlace, DocumentTable, LintDocument, LintFigure, Titles
+from strobe.lint.quantity import BASE, QUALITY, UNITS, Quantity, is_total, key, metric_of, printed, spelled, words
 from strobe.perf.measure.stats import P99_SAMPLES
 
 _SUPERLATIVE: Final = re.compile(
@@ -140,6 +140,36 @@ def label_admitted(document: LintDocument) -> Iterator[Claim]:
                 corrected=f"the label {two.name}, or {one.name} and the values times {two.scale / one.scale}",
                 why="the document says so itself; a reader of the figures cannot know which is meant",
             )
+
+
+# ------------------------------------------------------------------------------------------------------------------------- units
+
+_UNITS_OF: Final = {"time": "ms, µs or s", "memory": "GB, GiB or MB"}
+_LABELLED: Final = re.compile(r"(?i)(?:^|[\s_])(?:latency|duration|elapsed|runtime|time)$")
+"""A label of printed output or a list that ends in the word for a time."""
+
+
+def no_unit(document: LintDocument) -> Iterator[Claim]:
+    """Find columns or rows of times or memory without a unit in the cells, the head or the caption."""
+    for table in document.tables:
+        context = metric_of(f"{table.caption} {' '.join(table.section[-1:])}", None)
+        for series in table.series:
+            bare = [figure for figure in series.figures if figure.quantity.unit is None]
+            title, kind, statistic = series.metric.title, series.metric.kind, series.metric.statistic
+            if table.origin != "table":
+                bare = [figure for figure in bare if title == VALUE and _LABELLED.search(figure.name)]
+                title, kind = bare[0].name if bare else "", "time"
+            elif len(bare) < len(series.figures):
+                continue
+            elif kind == "number" and statistic not in ("", "sum"):  # `Mean` below a heading `Latency`
+                kind = context.kind
+            if bare and kind in _UNITS_OF:
+                yield Claim(
+                    place=bare[0].place,
+                    said=f"{title}: {bare[0].quantity.text}",
+                    corrected=f"{title} ({_UNITS_OF[kind]})",
+                    why=f"no unit beside the figure, in its head or in the caption ({len(bare)} without one)",
+                )
 
 
 # ---------------------------------------------------------------------------------------------------------------- samples

@@ -16,6 +16,8 @@ from strobe.lint.quantity import Metric, Quantity, is_metric, metric_of, quantit
 EMPTY: Final = frozenset({"", "-", "--", "---", "–", "—", "n/a", "na", "none", "."})
 """Texts of cells without a figure."""
 _REST: Final = ("note", "notes", "comment", "comments", "remark", "remarks", "description")
+VALUE: Final = "value"
+"""Head of the first number after a label of printed output or of a list."""
 Titles = tuple[str, ...]
 """A section: its heading below the headings above it. The part before the first heading has none."""
 

@@ -13,7 +13,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from markdown_it.tree import SyntaxTreeNode
 
-from strobe.lint.document import DocumentRow, DocumentTable, LintDocument, Sentence, TableCell, Titles
+from strobe.lint.document import VALUE, DocumentRow, DocumentTable, LintDocument, Sentence, TableCell, Titles
 from strobe.lint.quantity import Unit, head_unit, quantities
 
 _AFTER: Final = re.compile(r"\s*(?:$|[(\[±,;/|*†‡→]|\+/-)")
@@ -106,7 +106,7 @@ def _named_cells(rest: str, hint: Unit | None) -> dict[str, TableCell]:
     cells: dict[str, TableCell] = {}
     for each in quantities(rest):
         named = _NAMED.search(rest[: each.start])
-        title = {"percent": "%", "count": "count"}.get(each.dimension, "value")
+        title = {"percent": "%", "count": "count"}.get(each.dimension, VALUE)
         title = "±" if each.mark == "spread" else named["name"].strip() if named else title
         if title not in cells:
             unit = hint if each.unit is None and title != "count" else None
