@@ -12,7 +12,7 @@ A mutant is the program with one expression changed at random. `make mutants` ma
 line. If a test fails, the mutant is killed; otherwise, it survives. The column *change nothing* counts mutants that
 compute what the program computes.
 `python tools/mutants.py list` shows the survivors. `tests/mutants/results.jsonl` has every mutant.
-`make mutants TIER=first` runs only the tests of `make test`. The last column has its result.
+`make mutants TIER=first` runs only the tests of `make test`; the last column has the result.
 """
 OUTCOMES = ("killed", "survived", "equivalent")
 
