@@ -16,6 +16,8 @@ from strobe.attention.dense.eight.api import attend_rounded, eightbit_attention,
 from strobe.attention.gates.case import CaseRefusedError, GateCase, hold, same_bits
 from strobe.core.errors import ImplUnavailableError
 from strobe.core.tolerances import Measure, tolerance
+from strobe.eightbit.rounded import RoundedKeys, RoundedQueries
+from strobe.eightbit.rounding import RoundingImpl, round_queries
 
 IMPLS: Final = ("gluon", "triton")
 """Implementations that have a gate."""
@@ -79,10 +81,25 @@ def _drawn(impl: str, device: torch.device, sizes: _EightBitSizes) -> list[Tenso
     return [q, k, v]
 
 
+def _rounded(q: Tensor, k: Tensor, v: Tensor, impl: str) -> tuple[RoundedQueries, RoundedKeys]:
+    """Round as an impl does, and compare with what the reference rounds: only ties may fall the other way."""
+    by: RoundingImpl = "reference" if impl == "reference" else "triton"
+    pairs = []
+    for how, rounding in ((impl, by), ("reference", "reference")):
+        kept = round_keys(k, v, impl=how)
+        pairs.append((round_queries(q, kept, q.shape[-1] ** -0.5, with_taken=True, impl=rounding), kept))
+    (small, kept), (other, their) = pairs
+    for what, mine, right in (("queries", small.values, other.values), ("keys", kept.keys, their.keys)):
+        apart = (mine.int() - right.int()).abs()
+        hold(apart.max() <= 1 and apart.float().mean() < 2e-3, f"{what} are rounded otherwise")
+    return small, kept
+
+
 def _output(impl: str, device: torch.device, sizes: _EightBitSizes, return_lse: bool) -> None:
     q, k, v = _drawn(impl, device, sizes)
     found = eightbit_attention(q, k, v, impl=impl, return_lse=return_lse)
-    expected = attend_rounded(q, round_keys(k, v, impl="reference"), impl="reference", return_lse=True)
+    small, kept = _rounded(q, k, v, impl)
+    expected = attend_rounded(small, kept, impl="reference", return_lse=True)
     hold(found.out.dtype == sizes.dtype and found.out.shape == q.shape, f"out is {found.out.dtype} {tuple(found.out.shape)}")
     _held(found.out, expected.out, "eight-bit kernel", sizes.dtype)
     plain = dense_attention(q.float(), k.float(), v.float(), impl="reference", return_lse=True)

@@ -54,7 +54,12 @@ def _run_triton(q: RoundedQueries, kept: RoundedKeys, spec: AttentionSpec) -> At
 
 
 _FOLDER: Final = "dense/eight"
-_SHARED: Final = (f"{_FOLDER}/impl/triton.py", "../eightbit/rounded.py", "../eightbit/impl/rounding_triton.py")
+_SHARED: Final = (
+    f"{_FOLDER}/impl/triton.py",
+    f"{_FOLDER}/impl/reference.py",
+    "../eightbit/rounded.py",
+    "../eightbit/impl/rounding_triton.py",
+)
 REFERENCE: Final[Impl[AttentionSpec]] = Impl(
     name="reference", refuses=lambda _: None, run=reference.run, operator="eightbit", slow=True
 )

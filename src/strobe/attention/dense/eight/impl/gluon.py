@@ -1,8 +1,9 @@
 """Attention in eight bits in Gluon, for Hopper: one warp loads, two groups of four warps attend with 64 queries each.
 
-A group asks for its next logits before it adds up what the last weights gave, so the matrix units work while it adds. The groups
-ask in turns, so that one computes weights while the matrix units work for the other. What is rounded, how work is split and what
-is merged are `impl/triton.py`'s.
+A level of a weight is a denormal float: its bits are the whole number. One fused multiply-add takes a product to its level, one
+instruction packs two levels into bytes and cuts off what is negative. A group asks for its next products before it adds up what
+the last weights gave, so the matrix units work while it adds. What is rounded, how work is split and what is merged are
+`impl/triton.py`'s.
 """
 
 from __future__ import annotations
@@ -22,14 +23,26 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from strobe.attention.dense.eight.impl import triton
+from strobe.attention.dense.eight.impl.reference import EXCESS, HEADROOM, OFFSET, ONE, STEEPEST
 from strobe.attention.types import AttentionOutput, AttentionSpec
 from strobe.eightbit.rounded import BLOCK, RoundedKeys, RoundedQueries
 
-_FP8_SHIFT = gl.constexpr(8.0)
+_OFFSET = gl.constexpr(OFFSET)
+_OFFSET_BITS = gl.constexpr(int(OFFSET))
+_STEEPEST = gl.constexpr(STEEPEST)
+_HEADROOM = gl.constexpr(HEADROOM)
+_ONE = gl.constexpr(ONE)
+_EXCESS = gl.constexpr(EXCESS)
 _NEVER = gl.constexpr(-1e30)
 _MAGIC = gl.constexpr(12582912.0)
+"""1.5 * 2^23: a number below 2^22 that is added to it is rounded."""
 _MAGIC_BITS = gl.constexpr(0x4B400000)
-"""1.5 * 2^23 and its bits: a whole number below 2^22 added to the bits is added to the float, so logits need no conversion."""
+_TINY = gl.constexpr(2.0**-149)
+"""The float whose bits are 1. Products come as floats of this unit, from 2^-149 to 2^-127."""
+_PACK = gl.constexpr("{ .reg .b32 t; cvt.pack.sat.u8.s32.b32 t, $4, $3, 0; cvt.pack.sat.u8.s32.b32 $0, $2, $1, t; }")
+"""Four whole numbers to bytes, from 0 to 255."""
+_FOUR_ONES = gl.constexpr(0x38383838)
+"""The bits of four FP8 ones: Triton 3.6 stores an FP8 tensor of this shape wrongly."""
 _GROUP = gl.constexpr(64)
 """Queries of a group of four warps."""
 _ROWS: Final = 128
@@ -72,8 +85,18 @@ def _loads(
 
 
 @gluon.jit
+def _lse(total, off, top, steep):
+    """See the function of this name in `impl/triton.py`."""
+    level = gl.fma(top, steep, 8.0 * off)
+    bits = gl.maximum((level + _MAGIC).to(gl.int32, bitcast=True) - _MAGIC_BITS, 0)
+    others = gl.maximum(total - bits.to(gl.int8).to(gl.float8e4nv, bitcast=True).to(gl.float32), 0.0) / _EXCESS
+    of_all = gl.log2(others + gl.exp2((level - _ONE) * 0.125))
+    return (of_all + _ONE / 8 - (steep * (_OFFSET / 8) + off)) * 0.6931471805599453
+
+
+@gluon.jit
 def _attend(
-    group, q_smem, k_smem, v_smem, q_ready, ready, free, turns, where,
+    group, q_smem, k_smem, v_smem, one_smem, q_ready, ready, free, where,
     scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr, num_q, num_kv, heads, first, program,
     keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr,
 ):  # fmt: skip
@@ -81,52 +104,60 @@ def _attend(
     head, tile, begin, end = where
     s_layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, keys, 32])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, dim, 32])
+    t_layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 8, 32])
     p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 4)
     s_rows: gl.constexpr = gl.SliceLayout(1, s_layout)
     o_rows: gl.constexpr = gl.SliceLayout(1, o_layout)
+    t_rows: gl.constexpr = gl.SliceLayout(1, t_layout)
 
     at = tile * (_GROUP * groups) + group * _GROUP + gl.arange(0, _GROUP, layout=s_rows)
-    scale = gl.load(scale_ptr + head * num_q + at, mask=at < num_q, other=0.0)
+    steep = gl.minimum(8.0 * gl.load(scale_ptr + head * num_q + at, mask=at < num_q, other=0.0), _STEEPEST)
+    down, room = steep * -(2.0**19), gl.full([_GROUP], _HEADROOM, gl.float32, s_rows)
     key = gl.arange(0, keys, layout=gl.SliceLayout(0, s_layout))
     acc = gl.zeros([_GROUP, dim], gl.float32, o_layout)
-    most = gl.full([_GROUP], _NEVER, gl.float32, s_rows)
-    total = gl.zeros([_GROUP], gl.float32, s_rows)
-    from_magic = gl.full([_GROUP, keys], _MAGIC_BITS, gl.int32, s_layout)
-    no_o = gl.zeros([_GROUP, dim], gl.float32, o_layout)
+    off, top = gl.full([_GROUP], -_NEVER, gl.float32, s_rows), gl.zeros([_GROUP], gl.float32, s_rows)
+    total = gl.zeros([_GROUP, 8], gl.float32, t_layout)
+    from_offset = gl.full([_GROUP, keys], _OFFSET_BITS, gl.int32, s_layout)
+    no_o, no_t = gl.zeros([_GROUP, dim], gl.float32, o_layout), gl.zeros([_GROUP, 8], gl.float32, t_layout)
     q = q_smem.index(group)
 
     mbarrier.wait(q_ready, 0)
     mbarrier.wait(ready.index(0), 0)
-    logits = warpgroup_mma(q, k_smem.index(0).permute((1, 0)), from_magic, use_acc=True, is_async=True)
+    products = warpgroup_mma(q, k_smem.index(0).permute((1, 0)), from_offset, use_acc=True, is_async=True)
     for block in range(begin, end):
         step = block - begin
         stage, after, after_turn = step % stages, (step + 1) % stages, ((step + 1) // stages) & 1
-        s = warpgroup_mma_wait(0, deps=[logits]).to(gl.float32, bitcast=True)
+        s = warpgroup_mma_wait(0, deps=[products]).to(gl.float32, bitcast=True)
         left = num_kv - block * keys
         if left < keys:
             s = gl.where((key < left)[None, :], s, -3e38)
-        now = gl.maximum(most, (gl.max(s, 1) - _MAGIC) * scale)
-        fade = gl.exp2(most - now)
-        most = now
-        p = gl.exp2(s * scale[:, None] - (now - _FP8_SHIFT + _MAGIC * scale)[:, None])
-        total = total * fade + gl.sum(p, 1)
-        small = p.to(gl.float8e4nv)
-        apart = small.reshape([_GROUP, keys // 32, 2, 2, 4, 2]).permute((0, 1, 2, 4, 3, 5)).reshape([_GROUP, keys])
-        weights = gl.convert_layout(apart, p_layout, assert_trivial=True)
-        mbarrier.wait(turns.index(group), (step & 1) ^ (1 - group))
-        found = warpgroup_mma(weights, v_smem.index(stage).permute((1, 0)), no_o, use_acc=False, is_async=True)
+        high = gl.max(s.to(gl.int32, bitcast=True), 1)  # the order of positive floats; whole numbers have a maximum of three
+        high = high.to(gl.float32, bitcast=True) * 2.0**127  # products * 2^-22
+        now = gl.minimum(off, gl.fma(high, down, room) + _MAGIC - _MAGIC)
+        top = gl.maximum(top, high)
+        fade = gl.exp2(now - off)
+        off = now
+        factor = gl.expand_dims(steep, 1).broadcast_to(s.shape)
+        shift = gl.expand_dims(now * (8.0 * _TINY), 1).broadcast_to(s.shape)
+        levels = gl.fma(s, factor, shift)
+        apart = levels.reshape([_GROUP, keys // 32, 2, 2, 4, 2]).permute((0, 1, 2, 4, 3, 5)).reshape([_GROUP, keys])
+        apart = gl.convert_layout(apart, p_layout, assert_trivial=True).to(gl.int32, bitcast=True)
+        weights = gl.inline_asm_elementwise(_PACK, "=r,r,r,r,r", [apart], gl.int8, True, 4).to(gl.float8e4nv, bitcast=True)
         more = block + 1 < end
         mbarrier.wait(ready.index(after), after_turn, pred=more)
-        logits = warpgroup_mma(q, k_smem.index(after).permute((1, 0)), from_magic, use_acc=True, is_async=True)
-        mbarrier.arrive(turns.index(1 - group), count=1)
-        sums = warpgroup_mma_wait(1, deps=[found])
+        found = warpgroup_mma(weights, v_smem.index(stage).permute((1, 0)), no_o, use_acc=False, is_async=True)
+        counted = warpgroup_mma(weights, one_smem.permute((1, 0)), no_t, use_acc=False, is_async=True)
+        products = warpgroup_mma(q, k_smem.index(after).permute((1, 0)), from_offset, use_acc=True, is_async=True)
+        sums, sum_of_weights = warpgroup_mma_wait(1, deps=[found, counted])
         mbarrier.arrive(free.index(stage), count=1)
         acc = acc * gl.convert_layout(fade, o_rows)[:, None] + sums
-    warpgroup_mma_wait(0, deps=[logits])
+        total = total * gl.convert_layout(fade, t_rows)[:, None] + sum_of_weights
+    warpgroup_mma_wait(0, deps=[products])
 
     channel = gl.arange(0, dim, layout=gl.SliceLayout(0, o_layout))
-    lse = (most - _FP8_SHIFT + gl.log2(total)) * 0.6931471805599453
-    found = acc * gl.convert_layout(1.0 / total, o_rows)[:, None]
+    summed = gl.convert_layout(gl.max(total, 1), s_rows)  # its eight columns are alike
+    lse = _lse(summed, off, top * 2.0**22, steep)
+    found = acc * gl.convert_layout(1.0 / summed, o_rows)[:, None]
     found = found * gl.load(v_scale_ptr + head * dim + channel)[None, :] + gl.load(v_mean_ptr + head * dim + channel)[None, :]
     row = tile * (_GROUP * groups) + group * _GROUP + gl.arange(0, _GROUP, layout=o_rows)
     if program < first:
@@ -142,12 +173,12 @@ def _attend(
 
 @gluon.jit
 def _first_group(
-    q_smem, k_smem, v_smem, q_ready, ready, free, turns, where,
+    q_smem, k_smem, v_smem, one_smem, q_ready, ready, free, where,
     scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr, num_q, num_kv, heads, first, program,
     keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr,
 ):  # fmt: skip
     _attend(
-        0, q_smem, k_smem, v_smem, q_ready, ready, free, turns, where,
+        0, q_smem, k_smem, v_smem, one_smem, q_ready, ready, free, where,
         scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr, num_q, num_kv, heads, first, program,
         keys, dim, stages, groups,
     )  # fmt: skip
@@ -155,12 +186,12 @@ def _first_group(
 
 @gluon.jit
 def _second_group(
-    q_smem, k_smem, v_smem, q_ready, ready, free, turns, where,
+    q_smem, k_smem, v_smem, one_smem, q_ready, ready, free, where,
     scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr, num_q, num_kv, heads, first, program,
     keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr,
 ):  # fmt: skip
     _attend(
-        1, q_smem, k_smem, v_smem, q_ready, ready, free, turns, where,
+        1, q_smem, k_smem, v_smem, one_smem, q_ready, ready, free, where,
         scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr, num_q, num_kv, heads, first, program,
         keys, dim, stages, groups,
     )  # fmt: skip
@@ -182,10 +213,10 @@ def _attend_kernel(
     q_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     ready = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
-    turns = gl.allocate_shared_memory(gl.int64, [groups, 1], mbarrier.MBarrierLayout())
+    ones = gl.allocate_shared_memory(gl.int32, [8, keys // 4], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    ones.store(gl.full([8, keys // 4], _FOUR_ONES, gl.int32, gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])))
+    one_smem = ones._reinterpret(gl.float8e4nv, [8, keys], gl.NVMMASharedLayout.get_default_for([8, keys], gl.float8e4nv))
     mbarrier.init(q_ready, count=1)
-    for group in gl.static_range(groups):
-        mbarrier.init(turns.index(group), count=1)
     for stage in gl.static_range(stages):
         mbarrier.init(ready.index(stage), count=1)
         mbarrier.init(free.index(stage), count=groups)
@@ -193,12 +224,12 @@ def _attend_kernel(
     gl.warp_specialize(
         [
             (_first_group, (
-                q_smem, k_smem, v_smem, q_ready, ready, free, turns, where, scale_ptr,
+                q_smem, k_smem, v_smem, one_smem, q_ready, ready, free, where, scale_ptr,
                 v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr, num_q, num_kv, heads, first, program,
                 keys, dim, stages, groups,
             )),
             (_second_group, (
-                q_smem, k_smem, v_smem, q_ready, ready, free, turns, where, scale_ptr,
+                q_smem, k_smem, v_smem, one_smem, q_ready, ready, free, where, scale_ptr,
                 v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr, num_q, num_kv, heads, first, program,
                 keys, dim, stages, groups,
             )),

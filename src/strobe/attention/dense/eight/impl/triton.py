@@ -1,8 +1,8 @@
 """Attention in eight bits in Triton, for Hopper, and the merge of parts.
 
 Values lie transposed, for Hopper's matrix units read both eight-bit operands along the summed axis; and their keys stand in the
-order in which a thread holds the weights that it computed, so weights never change threads. Maxima and sums are in units of
-log 2. Programs of the last, partly filled wave attend to parts of the keys, which are merged by lse.
+order in which a thread holds the weights that it computed, so weights never change threads. A product with ones sums weights up.
+Programs of the last, partly filled wave attend to parts of the keys, which are merged by lse.
 """
 
 from __future__ import annotations
@@ -17,12 +17,20 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from strobe.attention.dense.eight.impl.reference import EXCESS, HEADROOM, OFFSET, ONE, STEEPEST
 from strobe.attention.types import AttentionOutput, AttentionSpec
 from strobe.eightbit.impl.rounding_triton import in_order
 from strobe.eightbit.rounded import BLOCK, RoundedKeys, RoundedQueries
 
-_FP8_SHIFT = tl.constexpr(8.0)
+_OFFSET = tl.constexpr(OFFSET)
+_STEEPEST = tl.constexpr(STEEPEST)
+_HEADROOM = tl.constexpr(HEADROOM)
+_ONE = tl.constexpr(ONE)
+_EXCESS = tl.constexpr(EXCESS)
 _NEVER = tl.constexpr(-1e30)
+_MAGIC = tl.constexpr(12582912.0)
+_MAGIC_BITS = tl.constexpr(0x4B400000)
+"""1.5 * 2^23 and its bits: a number below 2^22 that is added to it is rounded, and stands in its last bits."""
 _ROWS: Final = 64
 """Queries of a program. With four warps and two stages three programs run on a multiprocessor at a time: the fastest of six."""
 _RESIDENT: Final = 3
@@ -34,18 +42,38 @@ Launch = Callable[..., object]
 
 
 @triton.jit
-def _step(state, q, scale, k, v, keys_left, masked: tl.constexpr, rows: tl.constexpr, keys: tl.constexpr):
-    """Attend to one block of keys: return sums over values, maximum and sum of weights."""
-    acc, most, total = state
-    s = tl.dot(q, k.T).to(tl.float32)
+def _weights_of(levels):
+    """Return the FP8 numbers whose bits are these levels, given with `_MAGIC` added; those below 0 are 0."""
+    bits = tl.maximum(levels.to(tl.int32, bitcast=True) - _MAGIC_BITS, 0)
+    return bits.to(tl.int8).to(tl.float8e4nv, bitcast=True)
+
+
+@triton.jit
+def _step(state, q, steep, k, v, keys_left, masked: tl.constexpr, rows: tl.constexpr, keys: tl.constexpr):
+    """Attend to one block of keys: return sums over values, octaves taken off, the largest product, and sums of weights."""
+    acc, off, top, total = state
+    s = tl.dot(q, k.T).to(tl.float32) + _OFFSET
     if masked:
-        s = tl.where(tl.arange(0, keys)[None, :] < keys_left, s, -3e38)
-    now = tl.maximum(most, tl.max(s, 1) * scale)
-    fade = tl.exp2(most - now)
-    p = tl.exp2(s * scale[:, None] - (now - _FP8_SHIFT)[:, None])
-    total = total * fade + tl.sum(p, 1)
-    acc = acc * fade[:, None] + tl.dot(in_order(p.to(tl.float8e4nv), rows, keys), v.T)
-    return acc, now, total
+        s = tl.where(tl.arange(0, keys)[None, :] < keys_left, s, 0.0)
+    top = tl.maximum(top, tl.max(s, 1))
+    now = tl.minimum(off, (top * (steep * -0.125) + _HEADROOM) + _MAGIC - _MAGIC)
+    fade = tl.exp2(now - off)[:, None]
+    levels = s * steep[:, None] + (now * 8.0 + _MAGIC)[:, None]
+    if masked:
+        levels = tl.where(s > 0.0, levels, 0.0)
+    p = in_order(_weights_of(levels), rows, keys)
+    total = total * fade + tl.dot(p, tl.full((keys, 16), 1.0, tl.float32).to(tl.float8e4nv))
+    acc = acc * fade + tl.dot(p, v.T)
+    return acc, now, top, total
+
+
+@triton.jit
+def _lse(total, off, top, steep):
+    """Return the logarithm of the sum of exponentials: of the largest product as it is, of all others by their weights."""
+    level = top * steep + 8.0 * off
+    others = tl.maximum(total - _weights_of(level + _MAGIC).to(tl.float32), 0.0) / _EXCESS
+    of_all = tl.log2(others + tl.exp2((level - _ONE) * 0.125))
+    return (of_all + _ONE / 8 - (steep * (_OFFSET / 8) + off)) * 0.6931471805599453
 
 
 @triton.jit(do_not_specialize=["num_q", "num_kv", "heads", "first", "tiles", "parts"])
@@ -69,24 +97,25 @@ def _attend_kernel(
 
     at = row + tl.arange(0, rows)
     q = q_desc.load([head, row, 0]).reshape(rows, dim)
-    scale = tl.load(scale_ptr + head * num_q + at, mask=at < num_q, other=0.0)
+    steep = tl.minimum(8.0 * tl.load(scale_ptr + head * num_q + at, mask=at < num_q, other=0.0), _STEEPEST)
     acc = tl.zeros((rows, dim), dtype=tl.float32)
-    most = tl.full((rows,), _NEVER, dtype=tl.float32)
-    total = tl.zeros((rows,), dtype=tl.float32)
+    off, top = tl.full((rows,), -_NEVER, dtype=tl.float32), tl.zeros((rows,), dtype=tl.float32)
+    total = tl.zeros((rows, 16), dtype=tl.float32)
     for block in range(begin, whole):
         k = k_desc.load([head, block * keys, 0]).reshape(keys, dim)
         v = v_desc.load([head, 0, block * keys]).reshape(dim, keys)
-        acc, most, total = _step((acc, most, total), q, scale, k, v, 0, False, rows, keys)
+        acc, off, top, total = _step((acc, off, top, total), q, steep, k, v, 0, False, rows, keys)
     if whole < end:
         k = k_desc.load([head, whole * keys, 0]).reshape(keys, dim)
         v = v_desc.load([head, 0, whole * keys]).reshape(dim, keys)
-        acc, most, total = _step((acc, most, total), q, scale, k, v, num_kv - whole * keys, True, rows, keys)
+        acc, off, top, total = _step((acc, off, top, total), q, steep, k, v, num_kv - whole * keys, True, rows, keys)
 
     channel = tl.arange(0, dim)
-    found = acc / total[:, None]
+    summed = tl.max(total, 1)
+    found = acc / summed[:, None]
     found *= tl.load(v_scale_ptr + head * dim + channel)[None, :]
     found += tl.load(v_mean_ptr + head * dim + channel)[None, :]
-    lse = (most - _FP8_SHIFT + tl.log2(total)) * 0.6931471805599453
+    lse = _lse(summed, off, top, steep)
     there = at < num_q
     if program < first:
         place = (at * heads + head)[:, None].to(tl.int64) * dim + channel[None, :]
