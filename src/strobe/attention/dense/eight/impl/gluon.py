@@ -97,8 +97,8 @@ def _lse(total, off, top, steep):
 @gluon.jit
 def _attend(
     group, q_smem, k_smem, v_smem, one_smem, q_ready, ready, free, where,
-    scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr, num_q, num_kv, heads, first, program,
-    keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr,
+    scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_sum_ptr, part_top_ptr,
+    num_q, num_kv, heads, first, program, keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr,
 ):  # fmt: skip
     """Attend with one group's queries."""
     head, tile, begin, end = where
@@ -156,50 +156,52 @@ def _attend(
 
     channel = gl.arange(0, dim, layout=gl.SliceLayout(0, o_layout))
     summed = gl.convert_layout(gl.max(total, 1), s_rows)  # its eight columns are alike
-    lse = _lse(summed, off, top * 2.0**22, steep)
+    top = top * 2.0**22
     found = acc * gl.convert_layout(1.0 / summed, o_rows)[:, None]
     found = found * gl.load(v_scale_ptr + head * dim + channel)[None, :] + gl.load(v_mean_ptr + head * dim + channel)[None, :]
     row = tile * (_GROUP * groups) + group * _GROUP + gl.arange(0, _GROUP, layout=o_rows)
     if program < first:
         place = (row * heads + head)[:, None].to(gl.int64) * dim + channel[None, :]
         gl.store(out_ptr + place, found.to(out_ptr.dtype.element_ty), mask=(row < num_q)[:, None])
-        gl.store(lse_ptr + head * num_q + at, lse, mask=at < num_q)
+        gl.store(lse_ptr + head * num_q + at, _lse(summed, off, top, steep), mask=at < num_q)
     else:
         slot = ((program - first) * groups + group) * _GROUP
         place = (slot + gl.arange(0, _GROUP, layout=o_rows))[:, None].to(gl.int64) * dim + channel[None, :]
         gl.store(part_ptr + place, found.to(part_ptr.dtype.element_ty))
-        gl.store(part_lse_ptr + slot + gl.arange(0, _GROUP, layout=s_rows), lse)
+        slots = slot + gl.arange(0, _GROUP, layout=s_rows)
+        gl.store(part_sum_ptr + slots, gl.log2(summed) - (steep * (_OFFSET / 8) + off))
+        gl.store(part_top_ptr + slots, top)
 
 
 @gluon.jit
 def _first_group(
     q_smem, k_smem, v_smem, one_smem, q_ready, ready, free, where,
-    scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr, num_q, num_kv, heads, first, program,
-    keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr,
+    scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_sum_ptr, part_top_ptr,
+    num_q, num_kv, heads, first, program, keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr,
 ):  # fmt: skip
     _attend(
         0, q_smem, k_smem, v_smem, one_smem, q_ready, ready, free, where,
-        scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr, num_q, num_kv, heads, first, program,
-        keys, dim, stages, groups,
+        scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_sum_ptr, part_top_ptr,
+        num_q, num_kv, heads, first, program, keys, dim, stages, groups,
     )  # fmt: skip
 
 
 @gluon.jit
 def _second_group(
     q_smem, k_smem, v_smem, one_smem, q_ready, ready, free, where,
-    scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr, num_q, num_kv, heads, first, program,
-    keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr,
+    scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_sum_ptr, part_top_ptr,
+    num_q, num_kv, heads, first, program, keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr,
 ):  # fmt: skip
     _attend(
         1, q_smem, k_smem, v_smem, one_smem, q_ready, ready, free, where,
-        scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr, num_q, num_kv, heads, first, program,
-        keys, dim, stages, groups,
+        scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_sum_ptr, part_top_ptr,
+        num_q, num_kv, heads, first, program, keys, dim, stages, groups,
     )  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=["num_q", "num_kv", "heads", "first", "tiles", "parts", "kept_rows"])
 def _attend_kernel(
-    q_desc, k_desc, v_desc, scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr,
+    q_desc, k_desc, v_desc, scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_sum_ptr, part_top_ptr,
     num_q, num_kv, heads, first, tiles, parts, kept_rows,
     keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr,
 ):  # fmt: skip
@@ -225,13 +227,13 @@ def _attend_kernel(
         [
             (_first_group, (
                 q_smem, k_smem, v_smem, one_smem, q_ready, ready, free, where, scale_ptr,
-                v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr, num_q, num_kv, heads, first, program,
-                keys, dim, stages, groups,
+                v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_sum_ptr, part_top_ptr,
+                num_q, num_kv, heads, first, program, keys, dim, stages, groups,
             )),
             (_second_group, (
                 q_smem, k_smem, v_smem, one_smem, q_ready, ready, free, where, scale_ptr,
-                v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr, num_q, num_kv, heads, first, program,
-                keys, dim, stages, groups,
+                v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_sum_ptr, part_top_ptr,
+                num_q, num_kv, heads, first, program, keys, dim, stages, groups,
             )),
             (_loads, (
                 q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_ready, ready, free, where,

@@ -2,7 +2,7 @@
 
 Values lie transposed, for Hopper's matrix units read both eight-bit operands along the summed axis; and their keys stand in the
 order in which a thread holds the weights that it computed, so weights never change threads. A product with ones sums weights up.
-Programs of the last, partly filled wave attend to parts of the keys, which are merged by lse.
+Programs of the last, partly filled wave attend to parts of the keys, which are merged by the sums of their weights.
 """
 
 from __future__ import annotations
@@ -49,6 +49,12 @@ def _weights_of(levels):
 
 
 @triton.jit
+def _octaves_off(top, steep):
+    """Return how many octaves are added to levels, a whole number, so that the largest product has one of the highest."""
+    return (top * (steep * -0.125) + _HEADROOM) + _MAGIC - _MAGIC
+
+
+@triton.jit
 def _step(state, q, steep, k, v, keys_left, masked: tl.constexpr, rows: tl.constexpr, keys: tl.constexpr):
     """Attend to one block of keys: return sums over values, octaves taken off, the largest product, and sums of weights."""
     acc, off, top, total = state
@@ -56,7 +62,7 @@ def _step(state, q, steep, k, v, keys_left, masked: tl.constexpr, rows: tl.const
     if masked:
         s = tl.where(tl.arange(0, keys)[None, :] < keys_left, s, 0.0)
     top = tl.maximum(top, tl.max(s, 1))
-    now = tl.minimum(off, (top * (steep * -0.125) + _HEADROOM) + _MAGIC - _MAGIC)
+    now = tl.minimum(off, _octaves_off(top, steep))
     fade = tl.exp2(now - off)[:, None]
     levels = s * steep[:, None] + (now * 8.0 + _MAGIC)[:, None]
     if masked:
@@ -78,13 +84,14 @@ def _lse(total, off, top, steep):
 
 @triton.jit(do_not_specialize=["num_q", "num_kv", "heads", "first", "tiles", "parts"])
 def _attend_kernel(
-    q_desc, k_desc, v_desc, scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr,
+    q_desc, k_desc, v_desc, scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_sum_ptr, part_top_ptr,
     num_q, num_kv, heads, first, tiles, parts,
     rows: tl.constexpr, keys: tl.constexpr, dim: tl.constexpr,
 ):  # fmt: skip
     """Attend with one tile of queries of one head.
 
-    The first `first` programs see all keys. Each of the others sees one of `parts` parts and leaves its own result and lse.
+    The first `first` programs see all keys. Each of the others sees one of `parts` parts and leaves its own result, sum
+    of weights, as a logarithm to base 2, and largest product.
     """
     program = tl.program_id(0)
     part = tl.where(program < first, 0, (program - first) % parts)
@@ -115,42 +122,47 @@ def _attend_kernel(
     found = acc / summed[:, None]
     found *= tl.load(v_scale_ptr + head * dim + channel)[None, :]
     found += tl.load(v_mean_ptr + head * dim + channel)[None, :]
-    lse = _lse(summed, off, top, steep)
     there = at < num_q
     if program < first:
         place = (at * heads + head)[:, None].to(tl.int64) * dim + channel[None, :]
         tl.store(out_ptr + place, found.to(out_ptr.dtype.element_ty), mask=there[:, None])
-        tl.store(lse_ptr + head * num_q + at, lse, mask=there)
+        tl.store(lse_ptr + head * num_q + at, _lse(summed, off, top, steep), mask=there)
     else:
         slot = (program - first) * rows + tl.arange(0, rows)
         tl.store(part_ptr + slot[:, None].to(tl.int64) * dim + channel[None, :], found.to(part_ptr.dtype.element_ty))
-        tl.store(part_lse_ptr + slot, lse)
+        tl.store(part_sum_ptr + slot, tl.log2(summed) - (steep * (_OFFSET / 8) + off))
+        tl.store(part_top_ptr + slot, top)
 
 
 @triton.jit(do_not_specialize=["num_q", "heads", "first", "tiles", "parts"])
 def _merge_kernel(
-    part_ptr, part_lse_ptr, out_ptr, lse_ptr, num_q, heads, first, tiles, parts,
+    scale_ptr, part_ptr, part_sum_ptr, part_top_ptr, out_ptr, lse_ptr, num_q, heads, first, tiles, parts,
     rows: tl.constexpr, some: tl.constexpr, dim: tl.constexpr,
 ):  # fmt: skip
-    """Merge the parts of `some` rows of a tile by lse."""
+    """Merge the parts of `some` rows of a tile by their sums of weights."""
     program = tl.program_id(0)
     tile, inside = program // (rows // some), (program % (rows // some)) * some + tl.arange(0, some)
     head, at = (first + tile) // tiles, ((first + tile) % tiles) * rows + inside
+    there = at < num_q
     channel = tl.arange(0, dim)
-    most = tl.full((some,), _NEVER, dtype=tl.float32)
+    most, top = tl.full((some,), _NEVER, dtype=tl.float32), tl.zeros((some,), dtype=tl.float32)
     for part in range(parts):
-        most = tl.maximum(most, tl.load(part_lse_ptr + (tile * parts + part) * rows + inside))
+        slot = (tile * parts + part) * rows + inside
+        most = tl.maximum(most, tl.load(part_sum_ptr + slot))
+        top = tl.maximum(top, tl.load(part_top_ptr + slot))
     total = tl.zeros((some,), dtype=tl.float32)
     acc = tl.zeros((some, dim), dtype=tl.float32)
     for part in range(parts):
         slot = (tile * parts + part) * rows + inside
-        weight = tl.exp(tl.load(part_lse_ptr + slot) - most)
+        weight = tl.exp2(tl.load(part_sum_ptr + slot) - most)
         total += weight
         acc += weight[:, None] * tl.load(part_ptr + slot[:, None].to(tl.int64) * dim + channel[None, :]).to(tl.float32)
-    there = at < num_q
     place = (at * heads + head)[:, None].to(tl.int64) * dim + channel[None, :]
     tl.store(out_ptr + place, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=there[:, None])
-    tl.store(lse_ptr + head * num_q + at, most + tl.log(total), mask=there)
+    steep = tl.minimum(8.0 * tl.load(scale_ptr + head * num_q + at, mask=there, other=0.0), _STEEPEST)
+    off = _octaves_off(top, steep)
+    summed = total * tl.exp2(most + (steep * (_OFFSET / 8) + off))
+    tl.store(lse_ptr + head * num_q + at, _lse(summed, off, top, steep), mask=there)
 
 
 @lru_cache(maxsize=256)
@@ -207,15 +219,15 @@ def attend(
     first, parts = split(tiles * heads, slots(device, resident), triton.cdiv(spec.kv_len, BLOCK))
     later = tiles * heads - first
     part = torch.empty((max(1, later * parts) * rows, dim), dtype=q.dtype, device=device)
-    part_lse = torch.empty(part.shape[0], dtype=torch.float32, device=device)
+    part_sum, part_top = (torch.empty(part.shape[0], dtype=torch.float32, device=device) for _ in range(2))
     for each in range(spec.batch):
         constants = (q.scale[each], kept.value_scale[each], kept.value_mean[each])
         numbers = (num, spec.kv_len, heads, first, tiles, parts)
-        places = (out[each], lse[each], part, part_lse)
+        places = (out[each], lse[each], part, part_sum, part_top)
         launch(q.values[each], kept.keys[each], kept.values[each], first + later * parts, *constants, *places, *numbers)
         if later:
             _merge_kernel[(later * (rows // _MERGED),)](
-                part, part_lse, out[each], lse[each], num, heads, first, tiles, parts,
+                q.scale[each], part, part_sum, part_top, out[each], lse[each], num, heads, first, tiles, parts,
                 rows=rows, some=_MERGED, dim=dim, num_warps=4,
             )  # fmt: skip
     if q.taken is not None:
