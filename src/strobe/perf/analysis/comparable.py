@@ -172,7 +172,6 @@ def compare_facts(baseline: Facts, candidate: Facts, allow_different: Sequence[s
 
 
 def _common(baseline: Value | None, candidate: Value | None) -> bool:
-    """Return whether both facts are sets of values that share some."""
     return isinstance(baseline, frozenset) and isinstance(candidate, frozenset) and not baseline.isdisjoint(candidate)
 
 
@@ -345,7 +344,6 @@ def _outermost(trace: Trace) -> set[str]:
 
 
 def _focal_facts(traces: Sequence[Trace], focal: str | None) -> Iterator[tuple[str, Value]]:
-    """Yield names and input sizes of the focal kernels."""
     kernels, sizes = set[str](), set[str]()
     for trace in traces if focal is not None else ():
         events = trace.device_events
@@ -361,7 +359,6 @@ def _focal_facts(traces: Sequence[Trace], focal: str | None) -> Iterator[tuple[s
 
 
 def _machine_facts(traces: Sequence[Trace]) -> Iterator[tuple[str, Value]]:
-    """Yield devices and processes."""
     devices = list[str]()  # products that ran something; an event's device number may differ from that of the list
     for trace in traces:
         by_index = {device.index: device.name for device in trace.devices}
@@ -416,7 +413,6 @@ def common_kernels(baseline: Sequence[Trace], candidate: Sequence[Trace]) -> Com
 
 
 def _kernel_times(traces: Sequence[Trace]) -> Counter[str]:
-    """Sum the durations of each kernel, by its normalised name."""
     times: Counter[str] = Counter()
     for trace in traces:
         events = trace.device_events

@@ -225,7 +225,6 @@ class _Builder:
         return launch_ns, median_low(gaps) if gaps else 0
 
     def graph(self) -> WorkGraph:
-        """Return the finished graph."""
         previous, edges = -1, []
         for node, (at, rank, number) in enumerate(self._order):
             if rank == _DEVICE:
@@ -371,7 +370,6 @@ class WhatIfRow(DocumentPart, frozen=True, kw_only=True):
     ratio: A[float | None, term("duration with it / without it; null: nothing is left", "faster", _TIMES, missing=_NOTHING_LEFT)]
 
     def said(self) -> str:
-        """Return the name of what is left out."""
         lags = {Lag.HOST.value: "the work of the host between launches", Lag.LAUNCH.value: "launch latency"}
         return self.name or lags.get(self.kind, self.kind)
 

@@ -51,7 +51,6 @@ class Operators:
 
     @property
     def busy_ns(self) -> int:
-        """Time in which operators ran, summed over threads, ns."""
         return sum(busy_ns for _, _, busy_ns in self.threads)
 
 
@@ -216,11 +215,9 @@ class Launchers:
 
     @property
     def scope_names(self) -> tuple[str, ...]:
-        """Names of ranges and modules without their numbers."""
         return self._scopes.names
 
     def of(self, work: EventView) -> Ints:
-        """Return the launcher of each of some device events."""
         host = work.host
         launcher = np.full(len(host), NOWHERE, np.int64)
         known = host >= 0
@@ -373,7 +370,6 @@ class OperatorTimes:
 
     @property
     def attributed_ns(self) -> int:
-        """Exclusive time of the rows with an operator."""
         return sum(row.exclusive_ns for row in self.rows if row.source == Source.OPERATOR)
 
 
@@ -483,7 +479,6 @@ class _OperatorKeys:
         return np.array(numbers, np.int64)
 
     def codes(self, work: EventView) -> Ints:
-        """Return the code of each event."""
         launcher = self._launchers.of(work)
         caller = self._caller[launcher]
         outside = np.flatnonzero(launcher >= self._launchers.num)
@@ -493,7 +488,6 @@ class _OperatorKeys:
         return code * len(DEVICE_KINDS) + work.kind.astype(np.int64)
 
     def rows(self, counted: Mapping[int, list[int]]) -> Iterable[_Found]:
-        """Yield the rows of the tables from the counters."""
         calls: dict[tuple[int, int], int] = defaultdict(int)
         real = self._used[self._used < self._launchers.num]
         for pair in zip(self._row[real].tolist(), self._caller[real].tolist(), strict=True):

@@ -112,18 +112,15 @@ class Slices(NamedTuple):
     cause: NDArray[np.int8]
 
     def clip(self, begin: int, stop: int) -> Slices:
-        """Return the part in `[begin, stop)`."""
         first, last = np.searchsorted(self.end, begin, "right"), np.searchsorted(self.start, stop, "left")
         start, end = np.maximum(self.start[first:last], begin), np.minimum(self.end[first:last], stop)
         return Slices(start, end, self.event[first:last], self.cause[first:last])
 
     @property
     def length(self) -> Ints:
-        """Nanoseconds of each slice."""
         return self.end - self.start
 
     def between(self, first: int, last: int | None) -> Slices:
-        """Return the slices between two positions."""
         return Slices(self.start[first:last], self.end[first:last], self.event[first:last], self.cause[first:last])
 
 
@@ -171,37 +168,30 @@ class EventView:
 
     @property
     def name(self) -> NDArray[np.integer]:
-        """Position in the trace's names of device events."""
         return np.asarray(self.events.name)[self.rows]
 
     @property
     def shape(self) -> NDArray[np.integer]:
-        """Position in the trace's shapes of device events."""
         return np.asarray(self.events.shape)[self.rows]
 
     @property
     def kind(self) -> NDArray[np.integer]:
-        """Position in `DEVICE_KINDS`."""
         return np.asarray(self.events.kind)[self.rows]
 
     @property
     def start(self) -> Ints:
-        """Start of each event, ns."""
         return column(self.events.start_ns)[self.rows]
 
     @property
     def end(self) -> Ints:
-        """End of each event, ns."""
         return column(self.events.end_ns)[self.rows]
 
     @property
     def device(self) -> NDArray[np.integer]:
-        """Number of the device."""
         return np.asarray(self.events.device)[self.rows]
 
     @property
     def stream(self) -> NDArray[np.integer]:
-        """Number of the stream."""
         return np.asarray(self.events.stream)[self.rows]
 
     @property
@@ -315,7 +305,6 @@ class WindowedEvents(NamedTuple):
 
     @property
     def length(self) -> Ints:
-        """Length of each event, ns."""
         return self.end - self.start
 
 
@@ -341,7 +330,6 @@ class DeviceView:
 
     @property
     def span_ns(self) -> int:
-        """Length of the window."""
         return self.end_ns - self.begin_ns
 
     @property
@@ -350,7 +338,6 @@ class DeviceView:
         return {"trace": self.trace.label, "device": self.device}
 
     def parts(self) -> Iterator[WindowedEvents]:
-        """Yield the events that overlap the window, in parts."""
         return windowed_events(self.work, self.window)
 
     @property
@@ -380,7 +367,6 @@ class DeviceView:
 
     @property
     def slices(self) -> Slices:
-        """All slices of the window."""
         return joined(self.stretches())
 
     def _lead_ns(self) -> int:
@@ -395,7 +381,6 @@ class DeviceView:
         return min(first, self.begin_ns)
 
     def within(self, window: Window) -> DeviceView:
-        """Return the same device during another window of the trace."""
         return _view(self.trace, self.device, self.work, window)
 
 
@@ -558,7 +543,6 @@ class _StreamEvents(Covered):
     open_ns: Ints = field(default_factory=lambda: np.empty(0, np.int64))
 
     def add(self, start: Ints, end: Ints) -> Intervals:
-        """Count further events."""
         fresh, some = Covered.add(self, start, end), end > start
         start, end = start[some], end[some]
         if len(start):

@@ -41,7 +41,6 @@ class Intervals(NamedTuple):
 
     @property
     def length_ns(self) -> int:
-        """Sum of the lengths."""
         return int((self.end - self.start).sum())
 
 
@@ -212,7 +211,6 @@ class Distribution:
 
     @property
     def mean_ns(self) -> float:
-        """`sum_ns / n`."""
         return self.sum_ns / self.n
 
 

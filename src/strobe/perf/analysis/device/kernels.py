@@ -131,7 +131,6 @@ def demangle(name: str) -> str:
 
 @functools.cache
 def _runtime() -> tuple[ctypes._NamedFuncPointer, ctypes._NamedFuncPointer] | None:
-    """Return `__cxa_demangle` and the matching `free`."""
     for library in _LIBRARIES:
         try:
             demangler, free = ctypes.CDLL(library).__cxa_demangle, ctypes.CDLL(None).free
@@ -327,7 +326,6 @@ class _Keys:
         return code * len(DEVICE_KINDS) + work.kind
 
     def row_of(self, work: EventView) -> Ints:
-        """Return the row of each event."""
         return self._row[np.searchsorted(self._codes, self._code(work))]
 
     def names(self, view: DeviceView) -> Iterator[list[dict[str, Any]]]:

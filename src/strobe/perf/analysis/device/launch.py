@@ -172,7 +172,6 @@ class Launch:
         ]
 
     def _durations(self) -> Iterator[Grouped]:
-        """Yield durations of the calls that launched one of the events, grouped by name."""
         for block in blocks(len(self._used)):
             used = self._used[block]
             yield self._end[used] - self._begin[used], self._name[used]
@@ -288,7 +287,6 @@ def _graph_launches(trace: Trace) -> dict[tuple[str, str], dict[int, list[int]]]
 
 
 def _names_of(trace: Trace, calls: NDArray[np.int32]) -> dict[int, Counter[int]]:
-    """Count the events of each name that some launch calls launched."""
     names = {int(call): Counter[int]() for call in calls}
     events, host = trace.device_events, np.asarray(trace.device_events.host)
     for block in blocks(len(host) if names else 0):

@@ -247,7 +247,6 @@ class Explained:
 
     @property
     def labels(self) -> Counter[Label]:
-        """Time of each label in all clips, ns."""
         total: Counter[Label] = Counter()
         for labels in self.kinds.values():
             total.update(labels)
@@ -330,8 +329,6 @@ def _until(name: str, path: Path) -> Path:
 
 
 def _relabelled(side: Explained, path_of: Callable[[Path], Path]) -> Explained:
-    """Return the same time under other paths."""
-
     def moved(labels: Labels) -> Counter[Label]:
         total: Counter[Label] = Counter()
         for label, ns in labels.items():
@@ -638,12 +635,10 @@ class BothSides:
 
     @property
     def both(self) -> tuple[Fraction, Fraction]:
-        """Times of both sides, ns."""
         return self.baseline_ns, self.candidate_ns
 
     @property
     def saved_ns(self) -> A[Fraction, col("time of the baseline - time of the candidate", "saved", exact_cell, total=sum)]:
-        """Time that the candidate saves, ns."""
         return self.baseline_ns - self.candidate_ns
 
 
@@ -655,12 +650,10 @@ class WithInterval(BothSides):
 
     @property
     def saved_low_ns(self) -> A[float | None, col("lower end of the 95 % interval of the saving; null: no interval")]:
-        """Lower end of the interval, ns."""
         return None if self.interval is None else round(self.interval.low, 3)
 
     @property
     def saved_high_ns(self) -> A[float | None, col("upper end of the interval; null: no interval")]:
-        """Upper end of the interval, ns."""
         return None if self.interval is None else round(self.interval.high, 3)
 
 
@@ -681,7 +674,6 @@ class LedgerLine(WithInterval):
 
     @property
     def line(self) -> A[str, col("region or activity that the time was spent on", "line")]:
-        """Name in words."""
         if self.label.path not in (FOCAL, ("section",), ("step",)):
             return self.name
         (place,), activity = self.label
@@ -724,12 +716,10 @@ class CallsEffect(BothSides):
 
     @property
     def by_calls_ns(self) -> A[Fraction, col("saving by fewer calls", "by fewer calls", exact_cell, total=sum)]:
-        """Saving by fewer calls, ns."""
         return (self.calls[0] - self.calls[1]) * total(self._means) / 2
 
     @property
     def by_speed_ns(self) -> A[Fraction, col("saving by faster calls", "by faster calls", exact_cell, total=sum)]:
-        """Saving by faster calls, ns."""
         b, c = self._means
         return (b - c) * total(self.calls) / 2
 
@@ -769,7 +759,6 @@ class Ledger(WithInterval):
 
     @property
     def ideal_ns(self) -> A[Fraction, col("time of one unit if only the focal kernel had changed (Amdahl), ns as exact text")]:
-        """The highest level if nothing but the kernel had changed, ns."""
         return self.baseline_ns - self.kernel_saved_ns
 
     @property
@@ -779,12 +768,10 @@ class Ledger(WithInterval):
 
     @property
     def realised_share(self) -> A[float | None, col("`saved_ns` / `kernel_saved_ns`; null: the latter is too small")]:
-        """Share of the kernel's saving that arrived."""
         return float(self.saved_ns / self.kernel_saved_ns) if self.kernel_moved else None
 
     @property
     def lost_ns(self) -> A[Fraction, col("sum of `saved_ns` over the lines that grew, 0 or negative, ns as exact text")]:
-        """Sum of the lines that grew, ns."""
         return total(line.saved_ns for line in self.lines if line.saved_ns < 0)
 
 

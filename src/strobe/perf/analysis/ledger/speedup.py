@@ -70,7 +70,6 @@ class LevelTimes:
 
     @property
     def groups(self) -> A[int, col("number of independent groups of measurements: steps or rounds")]:
-        """Number of groups."""
         return len(self.groups_ns)
 
 
@@ -280,7 +279,6 @@ def _busy(own: TracedSide) -> Fraction:
 
 
 def _means(measured: Mapping[LevelName, LevelTimes | str]) -> dict[LevelName, Fraction]:
-    """Return the means of the levels that were measured."""
     return {level: times.mean_ns for level, times in measured.items() if not isinstance(times, str)}
 
 
@@ -510,7 +508,6 @@ class PartLine(BothSides):
 
     @property
     def part(self) -> A[str, col("part, e.g. `attention kernel`; several small parts share a row, joined by commas")]:
-        """Names of the parts."""
         return ", ".join(self.parts)
 
 

@@ -103,12 +103,10 @@ class TracedSide:
 
     @property
     def total_ns(self) -> int:
-        """Length of all tiles together, ns."""
         return sum(tile.end_ns - tile.start_ns for tile in self.tiles)
 
     @property
     def owned(self) -> Counter[Label]:
-        """Time of each label over all tiles."""
         total: Counter[Label] = Counter()
         for tile in self.tiles:
             total.update(tile.owned)
@@ -116,12 +114,10 @@ class TracedSide:
 
     @property
     def num_focal(self) -> int:
-        """Number of focal calls that start in the tiles."""
         return sum(map(len, self.focal))
 
     @property
     def mean_ns(self) -> Fraction:
-        """Mean length of a tile."""
         return Fraction(self.total_ns, len(self.tiles))
 
     @property
@@ -183,7 +179,6 @@ def label_trace(
 
 
 def _longest_names(trace: Trace) -> str:
-    """List the longest-running kernels, for a message about a name that was not found."""
     total: Counter[str] = Counter()
     events = trace.device_events
     for name, start, end in zip(events.name, events.start_ns, events.end_ns, strict=True):
@@ -436,7 +431,6 @@ def _closed(sides: tuple[TracedSide, TracedSide], unit: _Unit, anchors: Sequence
 def _per_unit(
     baseline: Mapping[K, int], candidate: Mapping[K, int], factors: tuple[Fraction, Fraction]
 ) -> dict[K, tuple[Fraction, Fraction]]:
-    """Return times of both sides in one unit."""
     keys = baseline.keys() | candidate.keys()
     return {key: (factors[0] * baseline.get(key, 0), factors[1] * candidate.get(key, 0)) for key in keys}
 
@@ -477,7 +471,6 @@ class Node(BothSides):
 
     @property
     def leaf(self) -> A[bool, col("true: nothing lies below (kernel or idle cause); the leaves add up to the unit")]:
-        """Whether it has no children."""
         return not self.children
 
     def below(self) -> Iterator[Node]:
@@ -503,7 +496,6 @@ class PathTree(BothSides):
 
     @property
     def nodes(self) -> A[tuple[Node, ...], col("all nodes below the root, each before the nodes below it")]:
-        """All nodes below the root."""
         return tuple(self.root.below())
 
 

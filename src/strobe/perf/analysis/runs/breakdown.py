@@ -81,7 +81,6 @@ class Place(NamedTuple):
 
     @property
     def piece(self) -> Place:
-        """The same place without its layer."""
         return Place(self.stage, self.path)
 
 
@@ -120,7 +119,6 @@ class Amount:
 
     @property
     def total_ns(self) -> int:
-        """Busy and idle time, ns."""
         return self.busy_ns + self.idle_ns
 
     def __add__(self, other: Amount) -> Amount:
@@ -421,12 +419,10 @@ class Operation:
 
     @property
     def mean_ns(self) -> Fraction:
-        """Mean time of one call, ns."""
         return mean(self.times_ns)
 
     @property
     def p50_ns(self) -> int:
-        """Median time of one call, ns."""
         return percentile(self.times_ns, 0.5)
 
     @property
@@ -469,12 +465,10 @@ class Whole:
 
     @property
     def mean_ns(self) -> Fraction:
-        """Mean time of the whole, ns."""
         return mean(self.times_ns)
 
     @property
     def isolated_ns(self) -> Fraction:
-        """Sum of the parts, ns."""
         return sum((operation.step_ns for operation in self.operations), Fraction(0))
 
     @property

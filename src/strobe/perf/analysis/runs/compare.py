@@ -65,7 +65,6 @@ class Comparison:
 
     @property
     def cell(self) -> Ratio:
-        """Ratio with its interval."""
         return ratio_cell(self.ratio, self.interval)
 
     @property
@@ -105,7 +104,6 @@ class Comparison:
 
 
 def _took(side: StageClips) -> int:
-    """Return the time over all clips, ns."""
     return sum(ns for _, ns, _ in side)
 
 
@@ -476,7 +474,6 @@ class PartGrowth(NamedTuple):
 
     @property
     def growth(self) -> int:
-        """Last minus first."""
         return self.last - self.first
 
     @property
@@ -505,12 +502,10 @@ class LongClip:
 
     @property
     def first(self) -> tuple[int, ...]:
-        """Frame blocks of the first part."""
         return self.steady[: min(PART, len(self.steady) // 2)]
 
     @property
     def last(self) -> tuple[int, ...]:
-        """Frame blocks of the last part."""
         return self.steady[-len(self.first) :]
 
     @property

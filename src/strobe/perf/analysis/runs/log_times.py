@@ -82,12 +82,10 @@ class StageRounds:
 
     @property
     def kept_ns(self) -> tuple[int, ...]:
-        """Times of the rounds that count, ns."""
         return tuple(value for index, value in enumerate(self.rounds_ns) if index not in self.excluded)
 
     @property
     def avg_all_rounds_ns(self) -> Fraction:
-        """Mean of all rounds, ns."""
         return Fraction(sum(self.rounds_ns), len(self.rounds_ns))
 
     @property
@@ -219,12 +217,10 @@ class SeriesSummary:
 
     @property
     def series(self) -> Series:
-        """Series that the values come from."""
         return self.resolved.series
 
     @property
     def mean_ns(self) -> Fraction:
-        """Exact mean of the kept values, ns."""
         return Fraction(self.calls.sum_ns, self.calls.n)
 
 

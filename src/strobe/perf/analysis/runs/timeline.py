@@ -78,7 +78,6 @@ class Label(NamedTuple):
 
     @property
     def region(self) -> str:
-        """Name of the innermost span."""
         return self.path[-1] if self.path else FRAME_BLOCK
 
     @property
@@ -240,17 +239,14 @@ class HostTimeline:
 
     @property
     def device(self) -> str:
-        """Device name, always `cpu`."""
         return "cpu"
 
     @property
     def num_events(self) -> int:
-        """Number of operators."""
         return len(self.trace.ops)
 
     @property
     def labels(self) -> tuple[Label, ...]:
-        """Labels by number."""
         return tuple(Label(path, activity) for path in self.regions.texts for activity in _HOST_ACTIVITIES)
 
     def pieces(self) -> LabelSlices:
@@ -323,17 +319,14 @@ class DeviceTimeline:
 
     @property
     def device(self) -> str:
-        """Device name, `cuda:N`."""
         return f"cuda:{self.number}"
 
     @property
     def num_events(self) -> int:
-        """Number of events of the device."""
         return len(self.work)
 
     @property
     def labels(self) -> tuple[Label, ...]:
-        """Labels by number."""
         return tuple(Label(path, activity) for path in self.paths for activity in ACTIVITIES)
 
     def pieces(self) -> LabelSlices:
@@ -449,17 +442,14 @@ class Partition:
 
     @property
     def indices(self) -> tuple[int, ...]:
-        """Numbers of the frame blocks."""
         return tuple(tile.index for tile in self.tiles)
 
     @property
     def total_ns(self) -> int:
-        """Length of all tiles together, ns."""
         return sum(tile.end_ns - tile.start_ns for tile in self.tiles)
 
     @property
     def owned(self) -> Counter[Label]:
-        """Time of each label over all tiles."""
         total: Counter[Label] = Counter()
         for tile in self.tiles:
             total.update(tile.owned)
@@ -737,7 +727,6 @@ def passes_of(trace: Trace) -> Passes:
 
 
 def _inside(timeline: DeviceTimeline, around: Region) -> Counter[Path]:
-    """Count the regions inside a stage, by path."""
     return Counter(
         path
         for region, path in timeline.regions
@@ -876,7 +865,6 @@ def _key(one: EagerPass, names: frozenset[str]) -> list[_Kernel]:
 
 
 def _is_attention(name: str) -> bool:
-    """Say whether a kernel computes attention, by its name."""
     return kernel_kind(name) is KernelKind.ATTENTION
 
 

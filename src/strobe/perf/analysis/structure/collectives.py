@@ -319,7 +319,6 @@ class _Group(NamedTuple):
     whole: NDArray[np.bool_]
 
     def of(self, which: NDArray[np.bool_]) -> _Group:
-        """Return the chosen collectives."""
         return self._replace(kind=self.kind[which], start=self.start[which], end=self.end[which], whole=self.whole[which])
 
 
@@ -380,7 +379,6 @@ class _Matcher:
         return "order" if "order" in self._used else "sequence"
 
     def groups(self) -> list[_Group]:
-        """Return the matched collectives of every group."""
         names = sorted({(kind.group, kind.ranks) for member in self._found for kind in member.kinds})
         return [group for name in names if (group := self._group(*name)) is not None]
 

@@ -55,7 +55,6 @@ def _launched_on(view: DeviceView, events: Ints) -> Ints:
 
 
 def _named(scopes: HostEvents, nesting: Nesting, thread: int, during: Intervals) -> Counter[str]:
-    """Return the time of intervals by what a thread did in them."""
     spent: Counter[str] = Counter()
     if thread in nesting.bounds:
         bounds = nesting.bounds[thread]

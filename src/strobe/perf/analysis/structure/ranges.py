@@ -101,7 +101,6 @@ class Cuts:
 
     @classmethod
     def at(cls, thread: Ints, *moments: Ints) -> Self:
-        """Cut each thread at its own moments."""
         found: dict[int, Ints] = {}
         for number, mine in _by_thread(thread):
             found[number] = different(np.concatenate([column[mine] for column in moments]))
@@ -111,7 +110,6 @@ class Cuts:
 
     @classmethod
     def around(cls, *scopes: HostEvents) -> Self:
-        """Cut at the starts and ends of scopes."""
         thread, start, end = (
             np.concatenate([column(values) for values in columns])
             for columns in zip(*((one.thread, one.start_ns, one.end_ns) for one in scopes), strict=True)
@@ -164,7 +162,6 @@ class Launched:
         self.start, self.end = np.full(num, _LATE, np.int64), np.full(num, -_LATE, np.int64)
 
     def add(self, part: WindowedEvents, segment: Ints) -> None:
-        """Count events, each in its segment."""
         if not len(segment):
             return
         order = np.argsort(segment, kind="stable")
@@ -298,7 +295,6 @@ class Nesting:
         return owner
 
     def roots(self) -> Ints:
-        """Return the outermost scope that each scope lies in."""
         root = np.arange(len(self.parent))
         above = self.parent
         while (above != NOWHERE).any():
@@ -325,7 +321,6 @@ class Paths:
         return found
 
     def of(self, scopes: HostEvents, nesting: Nesting) -> list[int]:
-        """Return the number of each scope's path."""
         numbers: list[int] = []
         for parent, name in zip(nesting.parent.tolist(), scopes.name, strict=True):
             numbers.append(self.number(ROOT if parent == NOWHERE else numbers[parent], scopes.names[name]))
@@ -436,7 +431,6 @@ class Ranges:
     unlinked_events: int
 
     def of_kind(self, kind: Kind) -> tuple[RangeRow, ...]:
-        """Return the rows of one kind."""
         return tuple(row for row in self.rows if row.kind == kind)
 
 
@@ -555,7 +549,6 @@ def _reached(ends: Ints, start: Ints, which: Ints, group: Ints) -> Ints:
 
 
 def _unions(trace: Trace, work: EventView, window: Window | None, calls: _RangeCalls) -> Ints:
-    """Compute the union of the events of each name, ns."""
     united = np.zeros(len(calls.scopes.names), np.int64)
     reached = np.full(len(united), np.iinfo(np.int64).min)
     for part in linked(work, window) if len(united) else ():

@@ -163,12 +163,10 @@ class AttentionSection(NamedTuple):
 
     @property
     def length_ns(self) -> int:
-        """Time from boundary to boundary, ns."""
         return self.end_ns - self.start_ns
 
     @property
     def idle_ns(self) -> int:
-        """Time in which nothing ran on the stream."""
         return self.length_ns - self.busy_ns
 
 
@@ -194,12 +192,10 @@ class Sections:
 
     @property
     def busy_ns(self) -> int:
-        """Busy time summed over the sections, ns."""
         return sum(section.busy_ns for section in self.found)
 
     @property
     def length_ns(self) -> int:
-        """Length summed over the sections, ns."""
         return sum(section.length_ns for section in self.found)
 
 

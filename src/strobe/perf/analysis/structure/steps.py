@@ -112,7 +112,6 @@ class Period:
 
     @property
     def periods(self) -> int:
-        """Number of complete periods."""
         return len(self.kernels)
 
     @property
@@ -225,7 +224,6 @@ def _sum(values: Numbers | None, places: Ints) -> int:
 
 
 def _numbers(count: int, limit: int) -> Numbers:
-    """Return an uninitialised array for numbers up to a limit."""
     return np.empty(count, np.dtype(code_for(0, limit)))
 
 
@@ -381,16 +379,13 @@ class Steps:
 
     @property
     def before_ns(self) -> int:
-        """Time before the first step, ns."""
         return self.steps[0].start_ns - self.start_ns
 
     @property
     def after_ns(self) -> int:
-        """Time after the last step, ns."""
         return self.end_ns - self.steps[-1].end_ns
 
     def kept(self) -> tuple[TraceStepRow, ...]:
-        """Return the steady steps."""
         return tuple(self.steps[index] for index in self.steady.kept)
 
     @property
@@ -743,7 +738,6 @@ class _NamedLayers:
         self.parent = np.where(nesting.parent == NOWHERE, top, nesting.parent)
 
     def groups(self, where: dict[str, Any], launched: Launched, only_launching: bool) -> Iterator[LayerGroup]:
-        """Yield the layers of a device."""
         first, last = self.cuts.of(self.scopes)
         events, sums, kernels = (before(values) for values in (launched.events, launched.sum_ns, launched.kernels))
         taken = np.flatnonzero(events[last] > events[first]) if only_launching else np.arange(len(self.scopes))

@@ -148,7 +148,6 @@ def _find_step(trace: Trace, asked: str, pattern: str | None) -> tuple[int, int]
 
 
 def _find_call(trace: Trace, asked: str) -> tuple[int, int] | None:
-    """Return the device time of the one call of a name; `None` if nothing has that name."""
     found = list(_calls_of(trace, asked))
     if len(found) > 1:
         raise DataError(f"{trace.path}: {asked!r} has {len(found)} calls; choose one of {asked}[0] to {asked}[{len(found) - 1}]")
@@ -193,7 +192,6 @@ def _device_times(trace: Trace, scopes: HostEvents, chosen: Ints) -> Iterator[tu
 
 
 def _offer(trace: Trace, asked: str) -> str:
-    """List the names that the trace has, the nearest first."""
     names = dict.fromkeys((*trace.ranges.names, *trace.modules.names, *sorted(set(trace.module_paths.values()))))
     if not names:
         return f"; the trace has no ranges or modules; give {_FORMS}"
