@@ -22,7 +22,6 @@ from strobe.perf.analysis.ledger import account
 from strobe.perf.analysis.ledger.account import (
     AROUND,
     CLIP_LEVELS,
-    MEANING,
     MIN_STEPS,
     MISMATCH,
     NOT_APART,
@@ -624,8 +623,7 @@ def test_every_label_belongs_to_one_part(path: tuple[str, ...], activity: str, p
     assert part_of(Label(path, activity)) == part
 
 
-def test_every_part_says_what_it_is_and_every_region_has_one() -> None:
-    assert MEANING.keys() == set(Part)
+def test_every_region_has_a_part() -> None:
     inside = [name for name in spans.NAMES if name not in (spans.E2E, spans.FRAME_BLOCK)]
     outermost = (spans.DRAW, spans.TEXT, spans.RECACHE, spans.DENOISE_STEP, spans.COMMIT, spans.VAE_DECODE, spans.DECODE_WAIT)
     for name in inside:

@@ -23,9 +23,9 @@ from strobe.perf.analysis.ledger.traces import (
     Means,
     Node,
     TracedSide,
-    difference,
     foreign_ledger,
     label_trace,
+    node_of,
     path_times,
 )
 from strobe.perf.analysis.runs.timeline import Label
@@ -479,9 +479,9 @@ _TREES = st.dictionaries(st.lists(st.sampled_from("abc"), min_size=1, max_size=3
 
 @given(_TREES, _TREES, st.integers(1, 4), st.integers(1, 4))
 def test_a_difference_adds_up(before: dict[tuple[str, ...], int], after: dict[tuple[str, ...], int], n: int, m: int) -> None:
-    root = difference(before, n, after, m)
-    assert root.baseline_ns * n == sum(before.values()) and root.candidate_ns * m == sum(after.values()), "exactly"
     own = {path: (Fraction(before.get(path, 0), n), Fraction(after.get(path, 0), m)) for path in before.keys() | after.keys()}
+    root = node_of((), own)
+    assert root.baseline_ns * n == sum(before.values()) and root.candidate_ns * m == sum(after.values()), "exactly"
 
     def check(node: Node, path: tuple[str, ...]) -> None:
         below = [times for each, times in own.items() if each[: len(path)] == path]

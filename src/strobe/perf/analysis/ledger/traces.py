@@ -44,7 +44,7 @@ from strobe.perf.analysis.ledger.account import (
     step_spread,
     total,
 )
-from strobe.perf.analysis.runs.timeline import Label, Tile
+from strobe.perf.analysis.runs.timeline import Label, Tile, summed
 from strobe.perf.analysis.structure.ranges import NOWHERE, base_of, nest, together, without
 from strobe.perf.analysis.structure.sections import SectionDefinition, Sections, matching, sections_of
 from strobe.perf.analysis.structure.steps import LAST, Steps, find_steps
@@ -107,10 +107,7 @@ class TracedSide:
 
     @property
     def owned(self) -> Counter[Label]:
-        total: Counter[Label] = Counter()
-        for tile in self.tiles:
-            total.update(tile.owned)
-        return total
+        return summed(tile.owned for tile in self.tiles)
 
     @property
     def num_focal(self) -> int:
@@ -515,9 +512,11 @@ def path_tree(baseline: ChosenTrace | None, candidate: ChosenTrace | None, unit:
     operators = all(trace.details is not None for trace, _ in (baseline, candidate))
     found = []
     for trace, side in (baseline, candidate):
-        times = {**path_times(trace, side, operators=operators), **idle_times(side)}
-        found.append((times, side.num_focal if of_unit == "call" else len(side.tiles)))
-    root = difference(*found[0], *found[1])
+        own = {**path_times(trace, side, operators=operators), **idle_times(side)}
+        found.append((own, side.num_focal if of_unit == "call" else len(side.tiles)))
+    (before, n), (after, m) = found
+    times = {path: (Fraction(before.get(path, 0), n), Fraction(after.get(path, 0), m)) for path in before.keys() | after.keys()}
+    root = node_of((), times)
     b, c = root.both
     return PathTree(unit=of_unit, operators=operators, root=root, baseline_ns=b, candidate_ns=c)
 
@@ -572,23 +571,13 @@ def _spelled(scopes: HostEvents, parents: list[int]) -> list[Path]:
     return paths
 
 
-def difference(baseline: Mapping[Path, int], baseline_units: int, candidate: Mapping[Path, int], candidate_units: int) -> Node:
-    """Lay two trees over each other, each per unit, exactly."""
-    return _node(
-        (),
-        {
-            path: (Fraction(baseline.get(path, 0), baseline_units), Fraction(candidate.get(path, 0), candidate_units))
-            for path in baseline.keys() | candidate.keys()
-        },
-    )
-
-
-def _node(path: Path, below: Mapping[Path, tuple[Fraction, Fraction]]) -> Node:
+def node_of(path: Path, below: Mapping[Path, tuple[Fraction, Fraction]]) -> Node:
+    """Return the node of a path from the times of both sides under the paths below it."""
     groups: dict[str, dict[Path, tuple[Fraction, Fraction]]] = {}
     for inner, times in below.items():
         if inner:
             groups.setdefault(inner[0], {})[inner[1:]] = times
-    children = (_node((*path, child), inside) for child, inside in groups.items())
+    children = (node_of((*path, child), inside) for child, inside in groups.items())
     return Node(
         path=path,
         baseline_ns=total(times[0] for times in below.values()),

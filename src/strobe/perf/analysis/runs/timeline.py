@@ -89,6 +89,14 @@ class Label(NamedTuple):
         return f"{' / '.join(self.path or (FRAME_BLOCK,))}: {self.activity}"
 
 
+def summed(parts: Iterable[Mapping[Label, int]]) -> Counter[Label]:
+    """Add up the times of labels."""
+    total: Counter[Label] = Counter()
+    for labels in parts:
+        total.update(labels)
+    return total
+
+
 class Slice(NamedTuple):
     """A stretch of the timeline with one owner: `event` counts into the operators or device events, `None` where none ran."""
 
@@ -450,10 +458,7 @@ class Partition:
 
     @property
     def owned(self) -> Counter[Label]:
-        total: Counter[Label] = Counter()
-        for tile in self.tiles:
-            total.update(tile.owned)
-        return total
+        return summed(tile.owned for tile in self.tiles)
 
 
 def partition_of(timeline: HostTimeline | DeviceTimeline) -> Partition:
