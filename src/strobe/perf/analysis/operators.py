@@ -40,7 +40,6 @@ class Operators:
     """Operators of the host in a window.
 
     Args:
-        span_ns: length of the window.
         threads: name, number of calls and busy time of each thread, the busiest first.
         rows: of each operator, the largest self time first; self times add up to the busy time of the threads.
     """
@@ -194,7 +193,6 @@ class Launchers:
 
     Args:
         trace: read with `details=True`.
-        details: inputs and autograd facts of its operators.
     """
 
     def __init__(self, trace: Trace, details: OperatorFacts) -> None:
@@ -355,7 +353,6 @@ class OperatorTimes:
     """Operators of one device with equal inputs, most exclusive time first.
 
     Args:
-        device: its number.
         rows: their exclusive times add up to `busy_ns`.
         inputs: of the calls of each row, as far as they were recorded.
         kernels: launched by the calls of each row, most exclusive time first; `callers` likewise.
@@ -374,11 +371,7 @@ class OperatorTimes:
 
 
 def operator_times(views: Sequence[DeviceView]) -> tuple[OperatorTimes, ...]:
-    """Return the table of each device of a trace that was read with details; none for a trace without them.
-
-    Args:
-        views: devices of one trace.
-    """
+    """Return the table of each device of a trace that was read with details; none for a trace without them."""
     if not views or views[0].trace.details is None:
         return ()
     launchers = Launchers(views[0].trace, views[0].trace.details)

@@ -28,7 +28,6 @@ class SteadyState:
         kept: indices of the steady samples.
         excluded: every other index in order, with its cause.
         tested: a suffix passed the test. False: too few samples, or none passed, and only known causes were excluded.
-        note: findings in words.
     """
 
     kept: tuple[int, ...]

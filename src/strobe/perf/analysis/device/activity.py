@@ -138,7 +138,6 @@ class EventView:
     """Events of one device, in order of start. A column is looked up when asked for, without a copy if the rows are a slice.
 
     Args:
-        events: the device events of a trace.
         rows: rows of these events, in ascending order.
     """
 
@@ -208,10 +207,7 @@ class EventView:
         """Tile `[begin, stop)`: overlapping events by rank, gaps by what the event after them waited for.
 
         Args:
-            trace: where the events are from.
             rank: rank of each event: the lowest owns the time, and among equals the one that started first.
-            begin: start of the stretch.
-            stop: end of the stretch.
         """
         return joined(self.tiles(trace, lambda which: rank[which], begin, stop))
 
@@ -313,8 +309,6 @@ class DeviceView:
     """One device during a window.
 
     Args:
-        trace: where the events are from.
-        device: its number.
         window: the part of the trace, `None` for all of it.
         begin_ns: start of the window; without one, of the first event.
         end_ns: end of the window; without one, of the last event to end.
@@ -400,7 +394,6 @@ def device_views(trace: Trace, window: Window | None = None) -> tuple[DeviceView
     """Return each device that has events, in order of number; none for a trace of a CPU.
 
     Args:
-        trace: the trace.
         window: the part of its time to look at; the whole trace if not given.
 
     Raises:
@@ -459,8 +452,6 @@ class LabelSlices(NamedTuple):
 
     Args:
         start, end: nanoseconds.
-        tile: number of the tile.
-        label: number of the label.
         event: position of the event that owns the slice, `NONE` where none runs.
     """
 
@@ -615,7 +606,6 @@ class Activity(NamedTuple):
     """Account of the time of one device during a window; only the part of its events inside is counted.
 
     Args:
-        device: the device as a whole.
         kinds: each kind that occurs, in order of priority.
         streams: each stream, in order of number.
         idle: idle time by cause, one for each of `CAUSES`.

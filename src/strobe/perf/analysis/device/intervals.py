@@ -193,13 +193,9 @@ class Distribution:
     """Times of `n` calls. Every figure but the mean is a sample or a sum of samples.
 
     Args:
-        n: number of samples.
-        sum_ns: their sum.
-        min_ns: the smallest.
         p50_ns: the median (nearest rank).
         p99_ns: the 99th percentile (nearest rank); `None` below `P99_SAMPLES` samples, where the largest of `n` is all that can
             be said.
-        max_ns: the largest.
     """
 
     n: int
@@ -223,9 +219,7 @@ def distributions(values: Ints, group: NDArray[np.integer], num_groups: int) -> 
     """Compute the statistics of each group; `None` for an empty group.
 
     Args:
-        values: the times.
         group: group of each time, from 0 on.
-        num_groups: how many groups there are.
     """
     return grouped(lambda: iter(((values, group),)), num_groups)
 

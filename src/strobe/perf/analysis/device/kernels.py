@@ -66,12 +66,7 @@ _COPY: Final = re.compile(r"mem(?:cpy|set)|copy(?:host|device)to", re.IGNORECASE
 
 
 class KernelName(NamedTuple):
-    """A demangled name and its group.
-
-    Args:
-        group: the normalised name.
-        full: the demangled name.
-    """
+    """A demangled name and its group."""
 
     group: str
     full: str

@@ -94,7 +94,6 @@ class Launch:
     """Launches of the events that start in a window of one device.
 
     Args:
-        view: the device.
         is_graph: result of `graph_calls` for its trace; computed if not given.
 
     Attributes:
@@ -229,12 +228,7 @@ class Integrity:
 
 
 def integrity(trace: Trace, views: Sequence[DeviceView]) -> Integrity:
-    """Look for signs of loss in a whole trace.
-
-    Args:
-        trace: the trace.
-        views: its devices.
-    """
+    """Look for signs of loss in a whole trace."""
     last = max((int(view.work.end.max()) for view in views), default=0)
     calls = trace.unanswered
     rows = {row for mine in captured_calls(trace) for row in mine.tolist()}
@@ -333,7 +327,6 @@ class Queue:
     """Queue of one stream, or of a whole device: 4 bytes for each event of the device.
 
     Args:
-        view: the device during a window.
         stream: the queue of this stream; `None` for all streams of the device together.
         num_bins: bins of `lengths_ns`.
 
@@ -429,12 +422,7 @@ class Queue:
 
 
 def queues(view: DeviceView, num_bins: int = 1) -> tuple[Queue, ...]:
-    """Return the queue of a device and, if it has several streams, of each stream by number.
-
-    Args:
-        view: the device during a window.
-        num_bins: bins of `Queue.lengths_ns`.
-    """
+    """Return the queue of a device and, if it has several streams, of each stream by number."""
     streams = np.unique(view.work.stream).tolist()
     chosen: list[int | None] = [None, *streams] if len(streams) > 1 else [None]
     return tuple(Queue(view, stream, num_bins) for stream in chosen)

@@ -371,10 +371,6 @@ def cut_clips(run: RunRecords, clips: Iterable[Clip]) -> dict[int, TimedClip]:
 def explain_by_regions(run: RunRecords, pairs: Sequence[Sequence[Clip]], kinds: Sequence[ClipKind]) -> Explained:
     """Account for timed clips by the regions that were timed in them.
 
-    Args:
-        pairs: the clips of each pair.
-        kinds: kinds of the frame blocks.
-
     Raises:
         DataError: a clip without such regions, or regions longer than what contains them.
     """
@@ -430,8 +426,6 @@ def explain_by_trace(run: RunRecords, clips: Sequence[Clip], kinds: Sequence[Cli
     """Account for timed clips by a traced clip of the same variant.
 
     Args:
-        clips: the timed clips.
-        kinds: kinds of the frame blocks.
         traced: some or all frame blocks of one clip. A kind that it lacks stays unexplained.
 
     Raises:
@@ -569,7 +563,6 @@ def paired_spread(saved: Mapping[str, Sequence[int]], total: Sequence[int], per_
 
     Args:
         saved: by the line's name, what each pair saved.
-        total: total saving of each pair.
         per_pair: units in a pair: clips of each variant.
     """
     if len(total) < 2:
@@ -781,10 +774,8 @@ def close_ledger(
     """Put labels and anchors on levels so that they add up.
 
     Args:
-        sides: baseline and candidate.
         anchors: in order of level. The last level needs one, unless the labels are the whole.
         levels: in order; the last is the whole.
-        level_of: the first level that contains a label.
         num_units: as in `Ledger`.
         spread: how sure the savings are, for one unit.
         inclusive: time that each label covers by itself in one unit of both, whatever else ran.
@@ -877,7 +868,6 @@ def clip_ledger(baseline: Explained, candidate: Explained, pairs: Sequence[tuple
     """Account for the difference between the timed clips of two variants.
 
     Args:
-        baseline: its clips.
         candidate: as many clips of the other variant, on the same kind of device.
         pairs: times of both sides of each pair of clips, end to end, for the interval of the whole. Lines that were timed clip by
             clip have intervals too; those of a trace have none: one traced clip says nothing of others.

@@ -78,9 +78,7 @@ class TimedSide:
     """Traces and log of one side. A text in place of a result is the reason why there is none.
 
     Args:
-        name: `baseline` or `candidate`.
         traced: one per trace, each its device with the focal kernels.
-        timings: times from the log.
         host_step: one `ProfilerStep#N` on the host; what steps are compared by if one of the sides was traced on the host alone.
     """
 
@@ -177,9 +175,6 @@ class TimedSide:
 
         Steps count only if those of the log can be those of the trace; otherwise `calls_from` says what is missing. A count of
         the log's attention timers must agree.
-
-        Args:
-            given: the user says how many there are.
         """
         timings, own = self.timings, self.chosen
         if given or isinstance(timings.stage, str):
@@ -578,11 +573,7 @@ class ClipAnswer(Answer):
 def answer(
     baseline: Explained, candidate: Explained, clocks: tuple[SideClocks | None, SideClocks | None] = (None, None)
 ) -> ClipAnswer:
-    """Sum up both sides by part and by kind of frame block.
-
-    Args:
-        clocks: of both sides, where they were sampled.
-    """
+    """Sum up both sides by part and by kind of frame block."""
     sides = (baseline, candidate)
     kind = ClipKind.STEADY if all(side.num_blocks.get(ClipKind.STEADY) for side in sides) else None
     chosen = [[each for each in side.kinds if each == kind or (kind is None and each != ClipKind.AROUND)] for side in sides]

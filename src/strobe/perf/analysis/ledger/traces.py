@@ -75,7 +75,6 @@ class TracedSide:
 
     Args:
         label: name of the trace, e.g. `rank 0`.
-        device: its number.
         steps: steps found; without any the only tile is the time from the first device event to the end of the last.
         tiles: the compared steps. Their labels add up to their lengths.
         calls: number of calls and exclusive time of every kernel by its group's name, over all tiles.
@@ -347,10 +346,7 @@ def foreign_ledger(
     else the traced windows as they are. What the trace does not hold of a timed stage is the line `outside profiled window`.
 
     Args:
-        baseline: one device of the baseline.
-        candidate: one device of the candidate.
         timed: times of each side from its log: of a step without a profiler, a stage without warm-up, a run with one stage in it.
-        calls: focal calls in a stage.
     """
     sides = (baseline, candidate)
     both = {level: (timed[0][level], timed[1][level]) for level in timed[0].keys() & timed[1].keys()}
@@ -607,7 +603,6 @@ def call_ledger(baseline: Means, candidate: Means, calls: Calls = (None, None), 
     A level that one side lacks is left out, and its time is part of the next line.
 
     Args:
-        calls: focal calls in a stage.
         stands_in: on one side nothing but the kernel was measured, and it stands for the section.
     """
     both = {level: (baseline.get(level), candidate.get(level)) for level in _OF_CALL}

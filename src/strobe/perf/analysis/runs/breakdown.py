@@ -137,7 +137,6 @@ class Gap:
 
     Args:
         before, after: the pieces; equal for gaps inside one.
-        n: number of stretches.
         sum_ns, p50_ns, max_ns: sum, median and largest of their lengths.
         causes: time by cause, see `strobe.perf.analysis.device.activity`; on a CPU all of it is `gap`.
     """
@@ -157,8 +156,6 @@ class Breakdown:
 
     Args:
         device: `cpu` or `cuda:N`.
-        blocks: number of frame blocks.
-        total_ns: their length.
         amounts: by place; they add up to `total_ns`.
         stages: how often each stage was entered.
         gaps: the longest sum first.
@@ -189,7 +186,6 @@ class Breakdown:
 
         Args:
             stages: in these; None: in all.
-            path: path of the piece.
             deep: with the pieces inside it. `calls` are its own.
             layers: in these layers; None: wherever it is.
         """
@@ -398,7 +394,6 @@ class Operation:
     """An operation timed by itself.
 
     Args:
-        name: name of the operation.
         what: its work in words.
         kind: the line of the budget that it belongs to.
         inside: one of `REGIONS`, or `REST`; empty if it is no part of a step.
@@ -456,7 +451,6 @@ class Whole:
 
     Args:
         times_ns: times of the whole as it runs.
-        operations: its parts.
     """
 
     name: str

@@ -46,7 +46,6 @@ class Comparison:
     """Ratio of the baseline's time to the candidate's in one stage. Ratios above 1: the candidate is faster.
 
     Args:
-        stage: name of the span.
         per_call: the ratio compares one region with one region; False: all regions of a clip together.
         ratios: one per pair; empty if unpaired.
         ratio: median of `ratios`; of unpaired clips the ratio of geometric means.

@@ -52,7 +52,6 @@ class GridContestant:
     Args:
         reason: why it has no number; empty if it has.
         rounds: by palindrome: the times of its calls, ns.
-        numbers: the quality lines.
         spans: all of its timed regions.
         clocks: while its calls were timed; None where they were not sampled.
         prediction: what a plan says of it; None if it has no plan.

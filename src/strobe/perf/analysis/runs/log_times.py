@@ -33,7 +33,6 @@ class LogRequest:
 
     Args:
         constraints: bounds of one value.
-        unit: the unit, if the user gives it.
         min_ns: shorter values are left out; with this or `max_ns` the window replaces the search for the steady state.
         max_ns: longer values are left out.
         calls: how often the thing happens in each round of the stage, if the user gives it.
@@ -65,7 +64,6 @@ class StageRounds:
     """Rounds of one stage in one log.
 
     Args:
-        name: name of the stage.
         resolved: one series for each rank, with its units.
         rounds_ns: time of each round, of the rank that took longest; `run_01` is the first.
         excluded: indices of rounds that are no part of the average without warm-up, with the cause.
@@ -198,7 +196,6 @@ class SeriesSummary:
     """Steady values of one series.
 
     Args:
-        calls: the kept values.
         kept: their indices in the series.
         excluded: indices left out, by cause.
         method: `steady`: a suffix without a trend was found; `window`: what the user's window lets through; `cause`: all but
@@ -364,10 +361,7 @@ class Timings:
         timers: every rank of the attention timer.
         attention: the slowest of them.
         rounds: indices of its values in each round of the stage.
-        stage: the rounds of the stage.
         step: steps, of the slowest rank.
-        e2e: whole runs.
-        calls: focal calls in a stage.
         calls_from: where their number comes from, or why it is not known.
         steps: steps in a stage and the mean of one, or why they are not known.
         steps_from: where their number comes from.
@@ -395,7 +389,6 @@ def timings_of(
         stage: regular expression of the stage's name.
         timer: the same for the attention timer, and for steps and whole runs if the log times several; our records name them
             `variant/span`.
-        calls: focal calls in a stage, if the user gives them.
         processes: how many wrote the log, as far as that is known: lines of several that do not say their rank cannot be counted.
 
     Raises:

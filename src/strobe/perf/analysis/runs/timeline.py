@@ -126,10 +126,8 @@ class RegionPaths:
     """Our regions with their paths, and lookup of the path that is open on a thread at a moment.
 
     Args:
-        regions: regions of the trace.
         texts: the paths, `OUTSIDE` first and then `NOT_LINKED`; all others are different.
         of: the path of each region, a position in `texts`.
-        nesting: how the regions contain each other.
     """
 
     regions: Sequence[Region]
@@ -235,7 +233,6 @@ class HostTimeline:
 
     Args:
         blocks, tiles: number and time of each frame block.
-        operators: nesting of operators.
     """
 
     trace: Trace
@@ -311,7 +308,6 @@ class DeviceTimeline:
 
     Args:
         blocks, tiles: number and time of each frame block.
-        work: its events.
         paths: paths of regions, all different.
         path: path in which each of its events was launched, a position in `paths`.
     """
@@ -596,7 +592,6 @@ def relabelled(timeline: DeviceTimeline, passes: Passes, *, layers: bool) -> tup
     """Give the kernels of graph launches the paths that they have without graphs.
 
     Args:
-        timeline: timeline of the run with graphs.
         passes: the same passes without graphs; without any, nothing can be attributed.
         layers: the new paths name the layer too.
     """
@@ -829,7 +824,6 @@ def named(timeline: DeviceTimeline, passes: Passes) -> DeviceTimeline:
     A pass that does not launch exactly the attention kernels of an uncompiled one is labelled by kernel names alone.
 
     Args:
-        timeline: timeline of the compiled run.
         passes: the same passes uncompiled, launched kernel by kernel.
     """
     told, path, numbers = _told_apart(passes), timeline.path.copy(), {text: number for number, text in enumerate(timeline.paths)}

@@ -69,11 +69,9 @@ class Communication:
 
     Args:
         trace: position among the given traces.
-        device: its number.
         span_ns: from the first event of the device to the last one's end, of any kind; the window's length if there is one.
         n: communication kernels.
         num_cut: of these, how many the window cuts; only their part inside is counted.
-        sum_ns: sum of their durations.
         union_ns: time in which at least one of them ran.
         exposed_ns: the part of it in which neither a kernel nor a memset ran.
         kinds: those of each kind, waiting included, by descending exposed time.
@@ -234,7 +232,6 @@ class SkewKind:
     """Collectives of one kind.
 
     Args:
-        kind: their common properties.
         skew: from the first start to the last one, of each.
         transfer: from the last start to the last end, of each.
     """
@@ -250,7 +247,6 @@ class MemberTime:
 
     Args:
         trace: position among the given traces.
-        device: its number.
         n: collectives that were matched.
         last: of these, how many it started last, alone.
         cost_ns: by how much its starts come after the second last ones: what the others would not wait if it had been on time.

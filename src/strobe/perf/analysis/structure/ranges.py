@@ -92,7 +92,6 @@ class Cuts:
     Args:
         moments: by thread, ascending.
         first: by thread, the number of its first segment.
-        num: number of segments.
     """
 
     moments: Mapping[int, Ints]
@@ -151,11 +150,7 @@ def _by_thread(thread: Ints) -> Iterator[tuple[int, Ints]]:
 
 
 class Launched:
-    """Work launched in each segment: device events, kernels among them, their time, first start and last end.
-
-    Args:
-        num: number of segments.
-    """
+    """Work launched in each segment: device events, kernels among them, their time, first start and last end."""
 
     def __init__(self, num: int) -> None:
         self.events, self.kernels, self.sum_ns = (np.zeros(num, np.int64) for _ in range(3))
@@ -415,10 +410,8 @@ class Ranges:
     """Ranges and modules of one device.
 
     Args:
-        device: its number.
         rows: by kind, then by descending sum; those without events last.
         events: device events in the window.
-        sum_ns: sum of their durations.
         outside_events: those that were launched outside every range and module, on their thread.
         unlinked_events: those whose launch call is not known.
     """

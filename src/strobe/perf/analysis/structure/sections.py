@@ -175,7 +175,6 @@ class Sections:
     """The sections of one device, in order of start.
 
     Args:
-        device: its number.
         num_focal: focal events that start in the window.
         skipped: focal events without a section, by reason.
         merged: focal events whose section is also that of an earlier one: it is there once.
@@ -208,8 +207,6 @@ def find_sections(trace: Trace, definition: SectionDefinition, window: Window | 
     boundaries cross, is skipped and counted.
 
     Args:
-        trace: the trace.
-        definition: definition of a section.
         window: focal events must start in it; boundaries may lie outside.
 
     Raises:
@@ -385,7 +382,6 @@ def check_alike(baseline: str, candidate: str, *, allow_unlike: bool) -> str:
     Args:
         baseline: `SectionDefinition.boundaries`, or `kernel` for the focal kernel alone.
         candidate: likewise.
-        allow_unlike: the caller asked for an unlike comparison.
 
     Returns:
         Empty if they are alike, else the words that must stand beside every figure that compares them.

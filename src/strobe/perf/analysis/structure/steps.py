@@ -365,7 +365,6 @@ class Steps:
         steps: in order, at least one.
         period: the repetition that was found, where `source` is `period`.
         steady: selection of the steady steps; its indices count into `steps`.
-        notes: notes for the reader.
     """
 
     source: Literal["range", "kernel", "period"]
@@ -420,7 +419,6 @@ def find_steps(trace: Trace, starts: str | None = None) -> dict[int, Steps | str
     single range is the step only if nothing repeats.
 
     Args:
-        trace: the trace.
         starts: regular expression, searched in the names of ranges and, if none that launched work has it, of kernels.
 
     Raises:
@@ -437,7 +435,6 @@ def device_steps(trace: Trace, device: int, work: EventView, repeated: Repetitio
     """Cut the time of one device into the steps that `find_steps` finds without a pattern.
 
     Args:
-        trace: the trace.
         device: number of the device.
         work: its events.
         repeated: repetitions of its kernels; they are searched for if not given.

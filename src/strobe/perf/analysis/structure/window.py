@@ -42,8 +42,6 @@ def choose_window(trace: Trace, text: str, steps: str | None = None, zero_ns: in
     `ProfilerStep#N` of its number, and times count from the start of the first operator or range.
 
     Args:
-        trace: the trace.
-        text: description of the window.
         steps: regular expression of the range or kernel that starts a step; found by itself if not given.
         zero_ns: origin of times; the first device event's start if not given.
 
