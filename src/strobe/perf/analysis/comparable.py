@@ -15,7 +15,7 @@ import numpy as np
 from strobe.core.errors import ConfigError, unknown_choice
 from strobe.core.printable import first_of
 from strobe.perf.analysis.device.activity import events_by_device
-from strobe.perf.analysis.device.intervals import column
+from strobe.perf.analysis.device.intervals import column, totals
 from strobe.perf.analysis.device.kernels import kernel_name
 from strobe.perf.analysis.device.roofline import operator_cost
 from strobe.perf.analysis.structure.ranges import NOWHERE, nest
@@ -391,9 +391,6 @@ def _launch_blocking(trace: Trace) -> bool | None:
     return bool(waited.mean() > 0.95)
 
 
-# ---------------------------------------------------------------------------------------------------------------- kernels
-
-
 class CommonPart(DocumentPart, frozen=True, kw_only=True):
     """Kernels that both sides ran, without copies and memsets."""
 
@@ -417,8 +414,8 @@ def _kernel_times(traces: Sequence[Trace]) -> Counter[str]:
     for trace in traces:
         events = trace.device_events
         chosen = np.flatnonzero(np.isin(np.asarray(events.kind), _COMPUTES))
-        sums = np.zeros(len(events.names), np.int64)
-        np.add.at(sums, np.asarray(events.name)[chosen], (column(events.end_ns) - column(events.start_ns))[chosen])
+        length = column(events.end_ns) - column(events.start_ns)
+        sums = totals(length[chosen], column(events.name)[chosen], len(events.names))
         for name, ns in zip(events.names, sums.tolist(), strict=True):
             if ns:
                 times[kernel_name(name).group] += ns

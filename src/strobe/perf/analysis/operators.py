@@ -217,12 +217,10 @@ class Launchers:
 
     def of(self, work: EventView) -> Ints:
         host = work.host
-        launcher = np.full(len(host), NOWHERE, np.int64)
-        known = host >= 0
-        launcher[known] = self._of_host[host[known]]
+        launcher = np.append(self._of_host, NOWHERE)[np.maximum(host, NOWHERE)]
         lost = np.flatnonzero(launcher == NOWHERE)
         named = np.asarray(self._details.of_event)[work.position[lost]].astype(np.int64)
-        launcher[lost] = np.where(named >= 0, named, np.where(known[lost], self.outside, self.unlinked))
+        launcher[lost] = np.where(named >= 0, named, np.where(host[lost] >= 0, self.outside, self.unlinked))
         return launcher
 
     def scopes_of(self, launchers: Ints) -> Ints:
@@ -241,11 +239,7 @@ class Launchers:
 
     def scopes_of_calls(self, work: EventView) -> Ints:
         """Return the name of the range or module that each device event was launched in, -1 for none."""
-        host = work.host
-        found = np.full(len(host), NOWHERE, np.int64)
-        known = host >= 0
-        found[known] = self._name(self._scope_of_host[host[known]])
-        return found
+        return self._name(np.append(self._scope_of_host, NOWHERE)[np.maximum(work.host, NOWHERE)])
 
     def _name(self, scope: Ints) -> Ints:
         names = column(self._scopes.name)

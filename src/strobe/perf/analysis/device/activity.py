@@ -22,6 +22,7 @@ from strobe.perf.analysis.device.intervals import (
     column,
     complement,
     distribution,
+    intervals_of,
     overlaps,
     reach,
     totals,
@@ -76,12 +77,6 @@ def split_gaps(
     end = np.concatenate((held.end, free.end, gaps.end[rest]))
     order = np.argsort(start, kind="stable")
     return gap[order], np.concatenate(causes).astype(np.int8)[order], Intervals(start[order], end[order])
-
-
-def overhead_intervals(overhead: Sequence[tuple[int, int]]) -> Intervals:
-    """Return the trace's overhead as columns."""
-    columns = np.array(overhead, np.int64).reshape(-1, 2)
-    return Intervals(columns[:, 0], columns[:, 1])
 
 
 # One accelerator of a trace: its events as columns, and the owner of each nanosecond.
@@ -213,7 +208,7 @@ class EventView:
 
     def tiles(self, trace: Trace, rank: Ranks, begin: int, stop: int) -> Iterator[Slices]:
         """Yield the result of `tile` in parts. Joined, they are the same for any size of the parts."""
-        overhead = overhead_intervals(trace.overhead)
+        overhead = intervals_of(trace.overhead)
         first = int(np.searchsorted(self.start, begin, "left"))
         opening = None if first else begin  # nothing ran before, so a gap there starts before any launch
         alive, left, held = self._alive(begin, first, rank), begin, joined(())
@@ -462,6 +457,14 @@ class LabelSlices(NamedTuple):
     event: Ints
 
 
+def activity_of(work: EventView, slices: Slices) -> Ints:
+    """Return the activity of each slice, as a position in `ACTIVITIES`."""
+    found = len(DEVICE_KINDS) + slices.cause.astype(np.int64)
+    busy = slices.cause == BUSY
+    found[busy] = work.at(slices.event[busy]).kind
+    return found
+
+
 def label_slices(work: EventView, slices: Slices, place: Ints, tiles: Intervals) -> LabelSlices:
     """Label the slices of a device and cut them at tiles.
 
@@ -471,11 +474,9 @@ def label_slices(work: EventView, slices: Slices, place: Ints, tiles: Intervals)
         place: place of each slice.
         tiles: disjoint and in order; they may be empty.
     """
-    busy = slices.cause == BUSY
-    owner = np.where(busy, slices.event, NONE)
-    activity = np.where(busy, work.kind[owner], len(DEVICE_KINDS) + slices.cause)
-    whole = LabelSlices(slices.start, slices.end, np.zeros_like(owner), place * len(ACTIVITIES) + activity, owner)
-    return cut_at(whole, tiles)
+    owner = np.where(slices.cause == BUSY, slices.event, NONE)
+    label = place * len(ACTIVITIES) + activity_of(work, slices)
+    return cut_at(LabelSlices(slices.start, slices.end, np.zeros_like(owner), label, owner), tiles)
 
 
 def cut_at(pieces: LabelSlices, tiles: Intervals) -> LabelSlices:
@@ -696,14 +697,6 @@ def _verdict(idle: Mapping[str, int], span_ns: int, late_delay_ns: int | None) -
     return _VERDICTS[cause]
 
 
-def _class_of(view: DeviceView, slices: Slices) -> Ints:
-    """Return the class of each slice, as a position in `ACTIVITIES`."""
-    found = len(DEVICE_KINDS) + slices.cause.astype(np.int64)
-    busy = slices.cause == BUSY
-    found[busy] = view.work.at(slices.event[busy]).kind
-    return found
-
-
 def _overhead(view: DeviceView) -> dict[str, int]:
     """Return idle time with the host held up, by the overhead's name."""
     named = view.trace.overheads
@@ -722,7 +715,7 @@ def _time_by_class(view: DeviceView) -> tuple[dict[str, int], int | None]:
     total = np.zeros(len(ACTIVITIES), np.int64)
     begin, delays, last = column(view.trace.device_events.hosts.start_ns), list[Ints](), NONE
     for slices in view.stretches():
-        np.add.at(total, _class_of(view, slices), slices.length)
+        np.add.at(total, activity_of(view.work, slices), slices.length)
         late = slices.event[slices.cause == CAUSES.index(HOST_LATE)]
         late = late[np.diff(late, prepend=last) != 0]  # overhead may split a gap
         if len(late):
@@ -761,6 +754,6 @@ def idle_strip(
         ns = np.zeros((len(ACTIVITIES), num_bins), np.int64)
         for slices in view.stretches():
             found = overlaps(Intervals(slices.start, slices.end), Intervals(bounds[:-1], bounds[1:]))
-            np.add.at(ns.reshape(-1), _class_of(view, slices)[found.a] * num_bins + found.b, found.end - found.start)
+            np.add.at(ns.reshape(-1), activity_of(view.work, slices)[found.a] * num_bins + found.b, found.end - found.start)
         lanes.append(tuple(map(tuple, ns.tolist())))
     return aligned, tuple(edges), tuple(lanes)

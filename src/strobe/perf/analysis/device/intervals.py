@@ -44,6 +44,12 @@ class Intervals(NamedTuple):
         return int((self.end - self.start).sum())
 
 
+def intervals_of(pairs: Iterable[tuple[int, int]]) -> Intervals:
+    """Return intervals as columns."""
+    columns = np.array(list(pairs), np.int64).reshape(-1, 2)
+    return Intervals(columns[:, 0], columns[:, 1])
+
+
 class Overlaps(NamedTuple):
     """Overlaps of two sets of intervals: positions in both, and the shared interval."""
 

@@ -835,17 +835,13 @@ def close_ledger(
         interval=spread.total,
         intervals=spread,
     )
-    _assert_closed(found, anchors)
-    return found
-
-
-def _assert_closed(found: Ledger, anchors: Sequence[Anchor]) -> None:
     for level, _, both in anchors:
         assert next(each.both for each in found.levels if each.level == level) == both, f"{level} does not close"
     assert found.levels[-1].both == found.both, "lines do not close"
     busy = sum(line.saved_ns for line in found.lines if line.label.busy)
     assert busy == sum(each.saved_ns for each in found.kernels), "calls do not close"
     assert all(each.by_calls_ns + each.by_speed_ns == each.saved_ns for each in found.kernels), "calls and speed do not close"
+    return found
 
 
 def level_of(label: Label) -> LevelName:

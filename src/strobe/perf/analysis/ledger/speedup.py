@@ -290,9 +290,6 @@ def _rounds(rounds: StageRounds | str) -> LevelTimes | str:
     return _measured(kept, [[each] for each in kept], f"{len(kept)} of {len(rounds.rounds_ns)} rounds of {rounds.name!r}")
 
 
-# ---------------------------------------------------------------------------------------------------------------- levels
-
-
 LEVEL_TITLES: Final[dict[LevelName, str]] = {
     "kernel": "focal kernel, one call", "section": "section around it", "attention": "attention call, end to end",
     "step": "traced step", "stage": "stage", "e2e": "end to end",
@@ -359,7 +356,9 @@ def level_figures(
         alike_steps: the steps of both traces are the same thing.
     """
     sides = (baseline, candidate)
-    sections = [_section(side, unlike) for side in sides]
+    sections = [side.section() for side in sides]
+    if unlike:
+        sections = [side.kernel() if isinstance(own, str) else own for side, own in zip(sides, sections, strict=True)]
     steps: list[LevelTimes | str] = [side.traced_step() for side in sides]
     if any(side.traced == HOST_ONLY for side in sides):
         steps = [side.host_step for side in sides]
@@ -374,16 +373,8 @@ def level_figures(
         "e2e": [side.whole() for side in sides],
     }
     kernel = _figure("kernel", measured["kernel"], None, sides, "")
-    found = [kernel]
-    for level in LEVELS[1:]:
-        found.append(_figure(level, measured[level], kernel, sides, unlike if level == "section" else ""))
-    return tuple(found)
-
-
-def _section(side: TimedSide, unlike: str) -> LevelTimes | str:
-    """Return the section, or the kernel where an unlike comparison was asked for and the side has no section."""
-    found = side.section()
-    return side.kernel() if unlike and isinstance(found, str) else found
+    rest = (_figure(level, measured[level], kernel, sides, unlike if level == "section" else "") for level in LEVELS[1:])
+    return (kernel, *rest)
 
 
 def _figure(

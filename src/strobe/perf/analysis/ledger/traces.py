@@ -27,7 +27,7 @@ from strobe.perf.analysis.device.activity import (
     sums,
     tile_of,
 )
-from strobe.perf.analysis.device.intervals import Intervals, complement, overlaps, union
+from strobe.perf.analysis.device.intervals import Intervals, complement, intervals_of, overlaps, totals, union
 from strobe.perf.analysis.device.kernels import KernelKind, kernel_kind, kernel_name
 from strobe.perf.analysis.ledger.account import (
     DILATION,
@@ -199,8 +199,7 @@ def _cut_device(
     if sections is not None and sections.found:
         positions = np.array([number for section in sections.found for number in section.members], np.int64)
         member[np.searchsorted(work.position, positions)] = True
-        bounds = np.array(sorted(section[:2] for section in sections.found), np.int64)
-        areas = union(bounds[:, 0], bounds[:, 1])
+        areas = union(*intervals_of(sorted(section[:2] for section in sections.found)))
     marks = focal, member & ~focal
     pieces = _pieces(trace, work, marks, areas, tiles, priority)
     owned, exclusive = sums(pieces, tiles, LABELS, len(work))
@@ -236,8 +235,7 @@ def _cut_device(
 def _tiles(work: EventView, steps: Steps | str) -> Intervals:
     if isinstance(steps, str):
         return Intervals(work.start[:1], np.array([work.end.max()], np.int64))
-    kept = np.array([(step.start_ns, step.end_ns) for step in steps.kept() or steps.steps], np.int64)
-    return Intervals(kept[:, 0], kept[:, 1])
+    return intervals_of((step.start_ns, step.end_ns) for step in steps.kept() or steps.steps)
 
 
 def _left_out(steps: Steps | str) -> Intervals:
@@ -245,8 +243,7 @@ def _left_out(steps: Steps | str) -> Intervals:
     found = []
     if isinstance(steps, Steps) and steps.kept():
         found = [steps.steps[index] for index, cause in steps.steady.excluded.items() if cause != LAST]
-    bounds = np.array([(step.start_ns, step.end_ns) for step in found], np.int64).reshape(-1, 2)
-    return Intervals(bounds[:, 0], bounds[:, 1])
+    return intervals_of((step.start_ns, step.end_ns) for step in found)
 
 
 _Masks: TypeAlias = tuple[NDArray[np.bool_], NDArray[np.bool_]]
@@ -287,8 +284,7 @@ def _kinds(trace: Trace, work: EventView, pieces: LabelSlices) -> dict[KernelKin
     own = pieces.label == LABELS.index(OTHER_KERNELS)
     found: Counter[KernelKind] = Counter()
     ids, place = np.unique(work.name[pieces.event[own]], return_inverse=True)
-    took = np.zeros(len(ids), np.int64)
-    np.add.at(took, place, (pieces.end - pieces.start)[own])
+    took = totals((pieces.end - pieces.start)[own], place, len(ids))
     for name, ns in zip(ids.tolist(), took.tolist(), strict=True):
         found[kernel_kind(trace.device_events.names[name])] += ns
     return dict(found)

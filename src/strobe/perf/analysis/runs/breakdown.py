@@ -279,33 +279,30 @@ def _entered(timeline: HostTimeline | DeviceTimeline) -> Counter[Path]:
 
 def _gaps(timeline: HostTimeline | DeviceTimeline) -> Iterator[Gap]:
     """Yield the idle stretches inside the frame blocks, by the pieces at their ends."""
-    lengths: defaultdict[tuple[Place, Place], list[int]] = defaultdict(list)
-    causes: defaultdict[tuple[Place, Place], Counter[str]] = defaultdict(Counter)
-    before, waited = Place(FRAME_BLOCK, ()), Counter[str]()
+    stretches: defaultdict[tuple[Place, Place], list[Counter[str]]] = defaultdict(list)
+    before = end = Place(FRAME_BLOCK, ())
+    waited = Counter[str]()
     for piece in timeline.slices():
         if not piece.label.busy:
             waited[piece.label.activity] += piece.end_ns - piece.start_ns
             continue
         after = place_of(piece.label.path).piece
         if waited:
-            lengths[before, after].append(waited.total())
-            causes[before, after].update(waited)
+            stretches[before, after].append(waited)
             waited = Counter()
         before = after
     if waited:
-        end = Place(FRAME_BLOCK, ())
-        lengths[before, end].append(waited.total())
-        causes[before, end].update(waited)
-    for ends, found in sorted(lengths.items(), key=lambda item: (-sum(item[1]), item[0])):
-        ordered = sorted(found)
+        stretches[before, end].append(waited)
+    found = [(ends, sorted(each.total() for each in own), sum(own, Counter[str]())) for ends, own in stretches.items()]
+    for (first, last), lengths, causes in sorted(found, key=lambda one: (-sum(one[1]), one[0])):
         yield Gap(
-            before=ends[0],
-            after=ends[1],
-            n=len(found),
-            sum_ns=sum(found),
-            p50_ns=percentile(ordered, 0.5),
-            max_ns=ordered[-1],
-            causes=causes[ends],
+            before=first,
+            after=last,
+            n=len(lengths),
+            sum_ns=sum(lengths),
+            p50_ns=percentile(lengths, 0.5),
+            max_ns=lengths[-1],
+            causes=causes,
         )
 
 

@@ -63,23 +63,20 @@ def together(*parts: HostEvents) -> HostEvents:
         names += part.names
     name, start, end, thread = (np.concatenate(each) for each in zip(*columns, strict=True))
     order = np.lexsort((-end, start))
-    return HostEvents(
-        names=tuple(names),
-        name=array("i", name[order].astype(np.int32).tobytes()),
-        start_ns=array("q", start[order].tobytes()),
-        end_ns=array("q", end[order].tobytes()),
-        thread=array("i", thread[order].astype(np.int32).tobytes()),
-    )
+    return _scopes(tuple(names), *(values[order] for values in (name, start, end, thread)))
 
 
 def without(scopes: HostEvents, names: Container[str]) -> HostEvents:
     """Return the scopes that have none of these names."""
     kept = np.array([name not in names for name in scopes.names] or [True])[column(scopes.name)]
-    columns = ((values, column(values)[kept]) for values in (scopes.name, scopes.start_ns, scopes.end_ns, scopes.thread))
-    name, start, end, thread = (
-        array(old.typecode, new.astype(np.dtype(old.typecode)).tobytes()) for old, new in columns
-    )  # fmt: skip
-    return HostEvents(names=scopes.names, name=name, start_ns=start, end_ns=end, thread=thread)
+    columns = (scopes.name, scopes.start_ns, scopes.end_ns, scopes.thread)
+    return _scopes(scopes.names, *(column(values)[kept] for values in columns))
+
+
+def _scopes(names: tuple[str, ...], name: Ints, start: Ints, end: Ints, thread: Ints) -> HostEvents:
+    numbers, threads = (array("i", values.astype(np.int32).tobytes()) for values in (name, thread))
+    starts, ends = (array("q", values.tobytes()) for values in (start, end))
+    return HostEvents(names=names, name=numbers, start_ns=starts, end_ns=ends, thread=threads)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,13 +226,10 @@ def graph_paths(trace: Trace, work: EventView, window: Window | None) -> GraphPa
     else:
         here = np.isin(carriers, work.rows)
         which = np.searchsorted(work.rows, carriers[here])
-    found = list(windowed_events(work.at(which), window))
-    inside = [part.which for part in found]
-    if not inside:
-        return tuple(texts), WindowedEvents(which, work.at(which), work.start[which], work.end[which]), path[here]
-    which = which[np.concatenate(inside)]
-    start, end = (np.concatenate(columns) for columns in zip(*((part.start, part.end) for part in found), strict=True))
-    return tuple(texts), WindowedEvents(which, work.at(which), start, end), path[here][np.concatenate(inside)]
+    found = [(part.which, part.start, part.end) for part in windowed_events(work.at(which), window)] or [(which[:0],) * 3]
+    inside, start, end = (np.concatenate(columns) for columns in zip(*found, strict=True))
+    which = which[inside]
+    return tuple(texts), WindowedEvents(which, work.at(which), start, end), path[here][inside]
 
 
 def before(values: NDArray[np.integer | np.bool_]) -> Ints:

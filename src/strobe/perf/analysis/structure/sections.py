@@ -21,6 +21,7 @@ from strobe.perf.analysis.device.intervals import (
     Window,
     column,
     distribution,
+    intervals_of,
     overlaps,
     reach,
     totals,
@@ -241,12 +242,12 @@ def sections_of(
         skipped[reasons[0]] += int((~has_left).sum())
         skipped[reasons[1]] += int((has_left & ~has_right).sum())
         skipped[CROSSED] += int((has_left & has_right & ~whole).sum())
-        bounds = np.unique(np.stack((left[whole], right[whole])), axis=1)
-        merged += int(whole.sum()) - bounds.shape[1]
+        starts, ends = np.unique(np.stack((left[whole], right[whole])), axis=1)
+        merged += int(whole.sum()) - len(starts)
         wide = definition.left.any_stream or definition.right.any_stream
-        found += _measure(work, np.arange(len(work)) if wide else lane, focal, Intervals(bounds[0], bounds[1]))
+        found += _measure(work, np.arange(len(work)) if wide else lane, focal, Intervals(starts, ends))
     found.sort(key=lambda section: section[:2])
-    bounds = np.array([section[:2] for section in found], np.int64).reshape(-1, 2)
+    bounds = intervals_of(section[:2] for section in found)
     return Sections(
         definition=definition,
         device=device,
@@ -254,7 +255,7 @@ def sections_of(
         found=tuple(found),
         skipped={reason: count for reason, count in sorted(skipped.items()) if count},
         merged=merged,
-        overlapping=int((bounds[1:, 0] < reach(bounds[:, 0], bounds[:, 1])[1:]).sum()),
+        overlapping=int((bounds.start < reach(*bounds)).sum()),
     )
 
 
@@ -323,8 +324,8 @@ def _scope_times(edge: Edge, trace: Trace, work: EventView, events: Ints) -> Int
         return times
     start, end = column(trace.device_events.start_ns), column(trace.device_events.end_ns)
     members = _graph_calls(edge, trace, work.position[events])
-    more = np.array([(int(start[each].min()), int(end[each].max())) for each in members], np.int64).reshape(-1, 2)
-    return Intervals(np.concatenate((times.start, more[:, 0])), np.concatenate((times.end, more[:, 1])))
+    more = intervals_of((int(start[each].min()), int(end[each].max())) for each in members)
+    return Intervals(np.concatenate((times.start, more.start)), np.concatenate((times.end, more.end)))
 
 
 def _graph_calls(edge: Edge, trace: Trace, positions: Ints) -> list[Ints]:
@@ -354,7 +355,8 @@ def _spells(edge: Edge, name: str) -> bool:
 def _measure(work: EventView, lane: Ints, focal: NDArray[np.bool_], sections: Intervals) -> list[AttentionSection]:
     """Measure sections of one lane: the positions of its events, in order of start."""
     start, end, own = work.start[lane], work.end[lane], lane[focal[lane]]
-    busy, focal_ns = (_inside(sections, union(*columns)) for columns in ((start, end), (work.start[own], work.end[own])))
+    shared = [overlaps(sections, union(*columns)) for columns in ((start, end), (work.start[own], work.end[own]))]
+    busy, focal_ns = (totals(each.end - each.start, each.a, len(sections.start)) for each in shared)
     reached = np.maximum.accumulate(end) if len(end) else end
     first, last = np.searchsorted(reached, sections.start, "right"), np.searchsorted(start, sections.end, "left")
     # an event of length 0 is a member where it starts
@@ -366,14 +368,6 @@ def _measure(work: EventView, lane: Ints, focal: NDArray[np.bool_], sections: In
         numbers = tuple(work.position[members].tolist())
         found.append(AttentionSection(int(begin), int(sections.end[at]), int(busy[at]), int(focal_ns[at]), numbers))
     return found
-
-
-def _inside(sections: Intervals, covered: Intervals) -> Ints:
-    """Compute the part of each section that disjoint intervals cover, ns."""
-    shared = overlaps(sections, covered)
-    total = np.zeros(len(sections.start), np.int64)
-    np.add.at(total, shared.a, shared.end - shared.start)
-    return total
 
 
 def check_alike(baseline: str, candidate: str, *, allow_unlike: bool) -> str:

@@ -25,6 +25,7 @@ from strobe.perf.analysis.device.intervals import (
     column,
     counts_before,
     distributions,
+    intervals_of,
     overlaps,
     reach,
     totals,
@@ -195,7 +196,10 @@ def find_periods(name: Numbers, texts: tuple[str, ...], pause_ns: Numbers | None
         for key in sorted(classes.keys() - cuts.keys(), reverse=True)[:_TRIED]:
             most = max(anchor.periods(len(name)) for anchor in classes[key])
             alike = [anchor for anchor in classes[key] if anchor.periods(len(name)) >= most - (most >= _SPARE_ONE)]
-            best = max(alike, key=lambda anchor: (_sum(pause_ns, anchor.places), -int(anchor.places[0])))
+            if pause_ns is None:
+                best = min(alike, key=lambda anchor: int(anchor.places[0]))
+            else:
+                best = max(alike, key=lambda anchor: (int(pause_ns[anchor.places].sum(dtype=np.int64)), -int(anchor.places[0])))
             as_often = sum(abs(len(anchor.found) - len(best.found)) <= 1 for anchor in classes[key])
             period = _period(name, texts, best, as_often)
             if period is not None:
@@ -217,10 +221,6 @@ def loop_of_one(name: Numbers, texts: tuple[str, ...], start_ns: Ints) -> tuple[
             identical=1.0, head=0, rest=0, anchors=1,
         ),
     )  # fmt: skip
-
-
-def _sum(values: Numbers | None, places: Ints) -> int:
-    return 0 if values is None else int(values[places].sum(dtype=np.int64))
 
 
 def _numbers(count: int, limit: int) -> Numbers:
@@ -425,22 +425,11 @@ def find_steps(trace: Trace, starts: str | None = None) -> dict[int, Steps | str
         ConfigError: not a regular expression.
     """
     chosen = None if starts is None else pattern(starts)
-    if chosen is None:
-        return {device: device_steps(trace, device, work) for device, work in events_by_device(trace)}
-    cuts = ((device, work, _chosen_cuts(trace, work, chosen)) for device, work in events_by_device(trace))
-    return {device: own if isinstance(own, str) else _tiled(trace, device, work, own) for device, work, own in cuts}
-
-
-def device_steps(trace: Trace, device: int, work: EventView, repeated: Repetitions | None = None) -> Steps | str:
-    """Cut the time of one device into the steps that `find_steps` finds without a pattern.
-
-    Args:
-        device: number of the device.
-        work: its events.
-        repeated: repetitions of its kernels; they are searched for if not given.
-    """
-    cuts = _named_cuts(trace, work, repeated)
-    return cuts if isinstance(cuts, str) else _tiled(trace, device, work, cuts)
+    found: dict[int, Steps | str] = {}
+    for device, work in events_by_device(trace):
+        cuts = _named_cuts(trace, work) if chosen is None else _chosen_cuts(trace, work, chosen)
+        found[device] = cuts if isinstance(cuts, str) else _tiled(trace, device, work, cuts)
+    return found
 
 
 def names_step(name: str, starts: str | None = None) -> bool:
@@ -462,7 +451,8 @@ def _chosen_cuts(trace: Trace, work: EventView, chosen: re.Pattern[str]) -> _Cut
     return _Cuts("kernel", f"kernels that match {chosen.pattern!r}", work.start[places], int(work.end.max()), labels)
 
 
-def _named_cuts(trace: Trace, work: EventView, repeated: Repetitions | None) -> _Cuts | str:
+def _named_cuts(trace: Trace, work: EventView, repeated: Repetitions | None = None) -> _Cuts | str:
+    """Return the steps that are found without a pattern; repetitions of the kernels are searched for if not given."""
     single = None
     for spoken, named in _NAMED.items():
         cuts = _by_range(trace, work, named, f"{spoken} ranges")
@@ -615,10 +605,8 @@ def _causes(trace: Trace, cuts: _Cuts, start: Ints, end: Ints) -> dict[int, str]
         found = np.searchsorted(compiling, at_work.start) < np.searchsorted(compiling, at_work.end)
         causes |= dict.fromkeys(np.flatnonzero(found).tolist(), COMPILED)
     if trace.overhead:
-        overhead = np.array(trace.overhead, np.int64)
-        shared = overlaps(at_work, Intervals(overhead[:, 0], overhead[:, 1]))
-        held = np.zeros(len(start), np.int64)
-        np.add.at(held, shared.a, shared.end - shared.start)
+        shared = overlaps(at_work, intervals_of(trace.overhead))
+        held = totals(shared.end - shared.start, shared.a, len(start))
         for step in np.flatnonzero(held > _HELD_UP_SHARE * (at_work.end - at_work.start)).tolist():
             causes.setdefault(step, HELD_UP)
     raised = np.flatnonzero(np.maximum.accumulate(cuts.start)[:-1] > cuts.start[1:])
@@ -848,8 +836,8 @@ def _by_kernels(trace: Trace, device: int, work: EventView, window: Window | Non
     place, periods = repeated = repetitions(work, trace.device_events.names)
     if not periods:
         return
-    steps = device_steps(trace, device, work, repeated)
-    bounds = np.array([step.start_ns for step in steps.steps] if isinstance(steps, Steps) else [], np.int64)
+    cuts = _named_cuts(trace, work, repeated)
+    bounds = np.empty(0, np.int64) if isinstance(cuts, str) else np.maximum.accumulate(cuts.start)
     start, end = work.at(place).start, work.at(place).end
     for period in periods:
         anchors = np.array(period.starts, np.int64)
