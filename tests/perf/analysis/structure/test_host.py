@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.perf.analysis.device.activity import activity, device_views
-from strobe.perf.analysis.structure.host import BETWEEN, host_work
+from strobe.perf.analysis.structure.ranges import BETWEEN, host_work
 from strobe.perf.trace import read_trace
 from synthetic import event, kernel, launch
 

@@ -179,19 +179,16 @@ class TimedSide:
         timings, own = self.timings, self.chosen
         if given or isinstance(timings.stage, str):
             return self
-        found = self._calls_in_stage(own)
-        if timings.calls is not None:
-            if isinstance(found, str) or found == timings.calls:
-                return self
-            reason = f"{timings.calls_from}, and {self._steps_by_calls(own)} are {found}"
-            return replace(self, timings=replace(timings, calls=None, calls_from=reason))
+        found, calls = self._calls_in_stage(own), timings.calls
+        if calls is not None and (isinstance(found, str) or found == calls):
+            return self
         if isinstance(found, str):
             return replace(self, timings=replace(timings, calls_from=found))
-        return replace(self, timings=replace(timings, calls=found, calls_from=self._steps_by_calls(own)))
-
-    def _steps_by_calls(self, own: TracedSide | None) -> str:
         each = "" if own is None else Fraction(own.num_focal, len(own.tiles))
-        return f"{self.timings.steps_from} x {each} focal calls in a step of the trace"
+        why = f"{timings.steps_from} x {each} focal calls in a step of the trace"
+        if calls is not None:
+            return replace(self, timings=replace(timings, calls=None, calls_from=f"{timings.calls_from}, and {why} are {found}"))
+        return replace(self, timings=replace(timings, calls=found, calls_from=why))
 
     @property
     def other_run(self) -> str:

@@ -688,53 +688,42 @@ def passes_of(trace: Trace) -> Passes:
     timeline = timeline_of(trace, layers=True)
     if not isinstance(timeline, DeviceTimeline):
         return ()
-    stages = [(region, path) for region, path in timeline.regions if len(path) == 1 and path != OUTSIDE]
-    on_thread: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
-    for number, (region, _) in enumerate(stages):
-        on_thread[region.thread].append((region.start_ns, region.end_ns, number))
-    for found in on_thread.values():
-        found.sort()
+    regions, stage = timeline.regions, list[int]()  # the stage that each region is or lies in
+    entered: defaultdict[int, Counter[Path]] = defaultdict(Counter)
+    for number, parent in enumerate(regions.nesting.parent.tolist()):
+        path = regions.texts[regions.of[number]]
+        above = NOWHERE if parent == NOWHERE else stage[parent]
+        stage.append(number if len(path) == 1 and path != OUTSIDE else above)
+        if len(path) > 1 and path[-1] != DIT_FORWARD:
+            entered[stage[number]][path] += 1
     hosts, launched = trace.device_events.hosts, defaultdict[int, list[tuple[int, int]]](list)
-    for row, host in enumerate(timeline.work.host.tolist()):
-        if host < 0:
-            continue
-        call = hosts[host]
-        around = on_thread[call.thread]
-        at = bisect_right(around, call.start_ns, key=lambda each: each[0]) - 1
-        if at >= 0 and call.start_ns < around[at][1]:
-            launched[around[at][2]].append((call.start_ns, row))
+    owner = regions.nesting.of_calls(hosts, timeline.work.host)
+    for row, (number, host) in enumerate(
+        zip(np.append(stage, NOWHERE)[owner].tolist(), timeline.work.host.tolist(), strict=True)
+    ):
+        if number != NOWHERE:
+            launched[number].append((hosts.start_ns[host], row))
+    threads = list(dict.fromkeys(region.thread for region in trace.regions))
     passes: dict[tuple[str, tuple[str, ...]], EagerPass] = {}
-    for number, calls in sorted(launched.items()):
-        region, path = stages[number]
-        order = [row for _, row in sorted(calls)]
+    for number in sorted(launched, key=lambda each: (threads.index(trace.regions[each].thread), each)):
+        (name,) = regions.texts[regions.of[number]]
+        order = [row for _, row in sorted(launched[number])]
         names = names_of(timeline, order)
-        if (path[0], names) not in passes:
+        if (name, names) not in passes:
             paths = tuple(timeline.paths[timeline.path[row]] for row in order)
-            entered = tuple(sorted(_inside(timeline, region).items()))
             of_attention = [
-                not ATTENTION_KERNELS.isdisjoint(path[-1:]) or kernel_kind(name) is KernelKind.ATTENTION
-                for name, path in zip(names, paths, strict=True)
+                not ATTENTION_KERNELS.isdisjoint(path[-1:]) or kernel_kind(kernel) is KernelKind.ATTENTION
+                for kernel, path in zip(names, paths, strict=True)
             ]
             launches = launches_of(timeline, order)
-            passes[path[0], names] = EagerPass(
-                stage=path[0],
+            passes[name, names] = EagerPass(
+                stage=name,
                 names=names,
                 paths=paths,
-                entered=entered,
+                entered=tuple(sorted(entered[number].items())),
                 launches=tuple(text if own else "" for text, own in zip(launches, of_attention, strict=True)),
             )
     return tuple(passes.values())
-
-
-def _inside(timeline: DeviceTimeline, around: Region) -> Counter[Path]:
-    return Counter(
-        path
-        for region, path in timeline.regions
-        if region.thread == around.thread
-        and around.start_ns <= region.start_ns < around.end_ns
-        and len(path) > 1
-        and path[-1] != DIT_FORWARD
-    )
 
 
 def _streams(timeline: DeviceTimeline, launch: Sequence[int]) -> tuple[list[int], _Streams]:

@@ -241,8 +241,7 @@ class SkewKind:
     transfer: Distribution
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MemberTime:
+class MemberTime(NamedTuple):
     """One device's time in the collectives in which all ranks wait for all.
 
     Args:
@@ -490,10 +489,7 @@ def _times(groups: Sequence[_Group], devices: Sequence[tuple[int, int]]) -> Iter
         columns[3, group.members] += (last - group.start).sum(axis=0)
         columns[4, group.members] += (group.end - last).sum(axis=0)
     for (trace, device), values in zip(devices, columns.T.tolist(), strict=True):
-        n, times_last, cost_ns, wait_ns, transfer_ns = values
-        yield MemberTime(
-            trace=trace, device=device, n=n, last=times_last, cost_ns=cost_ns, wait_ns=wait_ns, transfer_ns=transfer_ns
-        )
+        yield MemberTime(trace, device, *values)
 
 
 def _kinds(groups: Sequence[_Group]) -> tuple[SkewKind, ...]:
