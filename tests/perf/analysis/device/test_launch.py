@@ -60,29 +60,14 @@ def test_verdicts(make_trace: MakeTrace, events: list[DeviceEvent], overhead: tu
     assert _done(make_trace(events, overhead=overhead)).device.verdict == verdict
 
 
-def test_without_single_launches_the_first_events_of_graphs_decide(make_trace: MakeTrace) -> None:
-    events = []
-    for i in range(9):
-        host = HostEvent("cudaGraphLaunch", 100_000 * i + 80_000, 100_000 * i + 81_000, 0)
-        events += [_kernel(host.start_ns + 5_000 + 100 * n, host.start_ns + 5_100 + 100 * n, host, n) for n in range(4)]
-    done = _done(make_trace(events))
-    assert (done.device.verdict, done.late_delay_ns) == ("host-bound", 5_000)
-    assert list(_launch(make_trace(events)).kinds) == ["graph-first", "graph-rest"]
-
-
 # ---- signs of loss ----
-
-
-def test_a_sound_trace_shows_no_sign(make_trace: MakeTrace) -> None:
-    trace = make_trace(_run(5, 10, 5), launched={"cudaLaunchKernel": (20, 0)}, window_end_ns=10_000)
-    assert _integrity(trace) == Integrity(unanswered={}, short_graphs=(), past_end_ns=0, impossible=())
-    assert _integrity(make_trace([])) == Integrity(unanswered={}, short_graphs=(), past_end_ns=0, impossible=())
 
 
 def test_launches_without_events_and_events_after_the_end(make_trace: MakeTrace) -> None:
     trace = make_trace([_kernel(0, 50, None)], launched={"hipGraphLaunch": (9, 2), "cudaLaunchKernel": (5, 0)}, window_end_ns=40)
     found = _integrity(trace)
     assert (found.unanswered, found.past_end_ns) == ({"hipGraphLaunch": (9, 2)}, 10)
+    assert _integrity(make_trace([])) == Integrity(unanswered={}, short_graphs=(), past_end_ns=0, impossible=())
 
 
 def _graphs(*sizes: int) -> list[DeviceEvent]:
@@ -107,13 +92,6 @@ def test_a_graph_with_kernels_of_its_own_is_another(make_trace: MakeTrace) -> No
     assert len(_integrity(make_trace([*alike, first, second, third])).short_graphs) == 1
     own = [first, second._replace(name="a"), third._replace(name="b")]
     assert not _integrity(make_trace([*alike, *own])).short_graphs
-
-
-def test_a_graph_that_recorded_fewer_events_than_its_like(make_trace: MakeTrace) -> None:
-    events = _graphs(3, 3, 1, 3, 2)
-    other = HostEvent("hipGraphLaunch", 9_000, 9_001, 0)  # another graph, launched once
-    events += [_kernel(9_010, 9_020, other, name="other")]
-    assert _integrity(make_trace(events)).short_graphs == (("hipGraphLaunch", "k", 5, 3, (1, 2)),)
 
 
 def test_durations_that_do_not_fit_their_stream(make_trace: MakeTrace) -> None:
@@ -145,11 +123,6 @@ def test_delays_behind_a_busy_device_do_not_hide_a_late_host(make_trace: MakeTra
     assert found.idle["host_late"] > 0.98 * found.device.idle_ns
     assert _launch(make_trace(_backlog(6_600))).kinds["single"].start_to_start.p50_ns > 500_000
     assert (found.device.verdict, found.late_delay_ns) == ("host-bound", 6_600)
-
-
-def test_what_ends_a_late_gap_slowly_is_a_slow_launch(make_trace: MakeTrace) -> None:
-    found = _done(make_trace(_backlog(33_000)))
-    assert (found.device.verdict, found.late_delay_ns) == ("host late, slow launches", 33_000)
 
 
 def test_overhead_in_a_gap_does_not_count_its_launch_twice(make_trace: MakeTrace) -> None:

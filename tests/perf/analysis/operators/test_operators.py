@@ -1,23 +1,38 @@
-"""Device time by operator against a second calculation: one device event at a time, from the raw events."""
+"""Operators: device time one device event at a time from the raw events, and host time moment by moment."""
 
 from __future__ import annotations
 
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layouts import compact, write
+from made_traces import trace_of
 from source import H200
+from strobe.core.errors import ConfigError
 from strobe.perf.analysis.device.activity import device_views
+from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.analysis.device.kernels import kernel_name
-from strobe.perf.analysis.operators import OperatorTimes, Source, operator_rates, operator_times
+from strobe.perf.analysis.operators import (
+    SORTS,
+    OperatorTimes,
+    Source,
+    attribute_modules,
+    attribute_operators,
+    host_ranges,
+    operator_rates,
+    operator_times,
+    operators,
+)
 from strobe.perf.analysis.structure.window import choose_window
-from strobe.perf.trace import Trace, read_trace
+from strobe.perf.trace import DeviceEvent, HostEvent, HostEvents, Trace, read_trace
 from synthetic import META, event, kernel, launch
 
 Key = tuple[str, str, tuple[str, ...]]
@@ -245,3 +260,127 @@ def test_made_up(ops: list[tuple[int, int, int, int]], work: list[tuple[int, int
     with tempfile.TemporaryDirectory() as folder:
         trace = read_trace(write(Path(folder) / "t.json", compact(events, META)), details=True)
     _compare(_times(trace), events)
+
+
+ROWS = st.lists(
+    st.builds(
+        lambda name, start, length, thread: HostEvent(name, start, start + length, thread),
+        st.sampled_from(["aten::mm", "aten::add", "aten::empty"]),
+        st.integers(0, 40),
+        st.integers(0, 25),
+        st.integers(0, 1),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+def counted(trace: Trace, first: int, last: int) -> tuple[Counter[str], Counter[int]]:
+    by_name, by_thread = Counter[str](), Counter[int]()
+    for moment in range(first, last):
+        for thread in range(2):
+            running = [op for op in trace.ops if op.thread == thread and op.start_ns <= moment < op.end_ns]
+            if running:
+                by_name[running[-1].name] += 1
+                by_thread[thread] += 1
+    return by_name, by_thread
+
+
+@given(ROWS)
+def test_self_times_add_up_to_the_busy_time_of_the_threads(rows: list[HostEvent]) -> None:
+    trace = trace_of(ops=rows)
+    found = operators(trace)
+    assert found is not None
+    begin, end = min(row.start_ns for row in rows), max(row.end_ns for row in rows)
+    assert found.span_ns == end - begin
+    by_name, by_thread = counted(trace, begin, end)
+    assert {row.operator: row.self_ns for row in found.rows} == {row.name: by_name[row.name] for row in rows}
+    assert {name: busy_ns for name, _, busy_ns in found.threads} == {
+        trace.threads[number]: by_thread[number] for number in {row.thread for row in rows}
+    }
+    assert sum(row.self_ns for row in found.rows) == found.busy_ns
+    for row in found.rows:
+        lengths = sorted(op.end_ns - op.start_ns for op in rows if op.name == row.operator)
+        assert (row.calls, row.sum_ns) == (len(lengths), sum(lengths))
+        assert (row.min_ns, row.max_ns) == (lengths[0], lengths[-1])
+
+
+@given(ROWS, st.integers(-5, 60), st.integers(1, 30))
+def test_a_window_keeps_its_part_of_the_self_times(rows: list[HostEvent], first: int, length: int) -> None:
+    trace = trace_of(ops=rows)
+    found = operators(trace, Window(start_ns=first, end_ns=first + length, label="w"))
+    assert found is not None and found.span_ns == length
+    by_name, _ = counted(trace, first, first + length)
+    assert sum(row.self_ns for row in found.rows) == sum(by_name.values()) == found.busy_ns
+    assert {row.operator: row.self_ns for row in found.rows if row.self_ns} == dict(by_name)
+
+
+def test_no_operators_are_no_table() -> None:
+    assert operators(trace_of(ops=[])) is None
+
+
+def test_ranges_of_the_host_are_one_row_for_each_name() -> None:
+    rows = [HostEvent("ProfilerStep#1", 0, 50, 0), HostEvent("forward", 5, 20, 0), HostEvent("ProfilerStep#2", 50, 90, 0)]
+    trace = replace(trace_of(ops=[]), ranges=HostEvents.from_rows(rows))
+    assert [(name, calls.n, calls.sum_ns) for name, calls in host_ranges(trace).items()] == [
+        ("ProfilerStep", 2, 90),
+        ("forward", 1, 15),
+    ]
+    late = host_ranges(trace, Window(start_ns=20, end_ns=60, label="w"))
+    assert [(name, calls.n, calls.max_ns) for name, calls in late.items()] == [("ProfilerStep", 2, 50)]
+    assert host_ranges(trace_of(ops=[])) == {}
+
+
+# linear [0, 100) calls addmm [10, 60), which launches twice; relu [100, 130) launches once; one kernel has no launch call.
+OPS = (
+    HostEvent("aten::linear", 0, 100, 0),
+    HostEvent("aten::addmm", 10, 60, 0),
+    HostEvent("aten::relu", 100, 130, 0),
+    HostEvent("aten::linear", 200, 210, 1),
+)
+MODULES = (HostEvent("Block_0", 0, 140, 0), HostEvent("Linear_0", 0, 100, 0), HostEvent("Linear_1", 200, 212, 1))
+
+
+def _kernel(start: int, end: int, launched_at: int | None, thread: int = 0) -> DeviceEvent:
+    host = None if launched_at is None else HostEvent("cudaLaunchKernel", launched_at, launched_at + 2, thread)
+    return DeviceEvent("k", "kernel", start, end, 0, 7, 0, host)
+
+
+def _traced(*kernels: DeviceEvent) -> Trace:
+    return trace_of(kernels, ops=OPS, modules=MODULES)
+
+
+GPU = _traced(
+    _kernel(20, 320, 15), _kernel(320, 330, 50), _kernel(330, 400, 110), _kernel(0, 5, None), _kernel(410, 411, 205, thread=1)
+)
+
+
+def test_device_work_belongs_to_the_innermost_operator_that_launched_it() -> None:
+    found = {row.name: row for row in attribute_operators(GPU)}
+    assert {name: row.device_ns for name, row in found.items()} == {"aten::addmm": 310, "aten::relu": 70, "aten::linear": 1}
+    assert {name: row.calls for name, row in found.items()} == {"aten::addmm": 1, "aten::relu": 1, "aten::linear": 2}
+    assert (found["aten::linear"].host_ns, found["aten::linear"].self_host_ns) == (110, 60)
+
+
+def test_modules_have_what_no_inner_module_launched() -> None:
+    found = {row.name: (row.device_ns, row.host_ns) for row in attribute_modules(GPU)}
+    assert found == {"Linear_0": (310, 100), "Block_0": (70, 140), "Linear_1": (1, 12)}
+
+
+@pytest.mark.parametrize(
+    ("order", "first"),
+    [("device", "aten::addmm"), ("self_host", "aten::linear"), ("host", "aten::linear"), ("calls", "aten::linear")],
+)
+def test_rows_are_in_the_order_asked_for(order: str, first: str) -> None:
+    assert attribute_operators(GPU, order)[0].name == first
+    assert {row.name for row in attribute_operators(GPU, order)} == {event.name for event in OPS}
+
+
+def test_without_device_events_the_hosts_own_time_decides() -> None:
+    assert [row.name for row in attribute_operators(_traced(), "device")] == ["aten::linear", "aten::addmm", "aten::relu"]
+
+
+def test_an_unknown_order_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="unknown order 'memory'; allowed: device, self_host, host, calls"):
+        attribute_operators(GPU, "memory")
+    assert SORTS == ("device", "self_host", "host", "calls")
