@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,18 @@ from made_traces import trace_of
 from strobe.perf.measure.timing import palindrome
 from strobe.perf.records.record import Clip, Header, PromptAt, Span, Variant, Workload
 from strobe.perf.records.store import RunRecords
-from strobe.perf.trace import DeviceEvent, Trace
+from strobe.perf.trace import DeviceEvent, Trace, columns
 
 BLOCKS, SWITCH, STEPS = 12, 8, 4
+
+
+@pytest.fixture(autouse=True, scope="module")
+def three_events_at_a_time() -> Iterator[None]:
+    """Look at a long trace's events three at a time, so that small traces have many parts: no finding depends on it."""
+    kept, columns.BLOCK = columns.BLOCK, 3
+    yield
+    columns.BLOCK = kept
+
 
 BlockTime = Callable[[str, int, int], int]
 """(variant, order of the clip, frame block) -> nanoseconds."""

@@ -347,18 +347,12 @@ def _check(queue: Queue, spent: Counter[int]) -> None:
         max_size=40,
     ),
     st.one_of(st.none(), st.tuples(st.integers(0, 50), st.integers(1, 80))),
-    st.integers(1, 9),
 )
-def test_against_every_nanosecond(
-    rows: list[tuple[int, int, int, int, bool]], cut: tuple[int, int] | None, at_a_time: int
-) -> None:
-    """Whatever number of events is looked at together."""
+def test_against_every_nanosecond(rows: list[tuple[int, int, int, int, bool]], cut: tuple[int, int] | None) -> None:
     window = None if cut is None else Window(label="w", start_ns=cut[0], end_ns=cut[0] + cut[1])
     trace = _trace(rows)
     (view,) = device_views(trace, window)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("strobe.perf.trace.columns.BLOCK", at_a_time)
-        whole, *streams = queues(view, 7)
+    whole, *streams = queues(view, 7)
     known = [(called, called + delay, stream) for called, delay, _, stream, linked in rows if linked]
     _check(whole, _counted([(called, start) for called, start, _ in known], view.begin_ns, view.end_ns))
     assert [queue.row.stream for queue in streams] == (

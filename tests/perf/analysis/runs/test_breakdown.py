@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from passes import LAYER, LAYERS, STEPS, Recorder, kernels_of, stream
-from strobe.core.errors import DataError
 from strobe.perf.analysis.runs.breakdown import (
     REGIONS,
     REST,
@@ -53,17 +52,6 @@ def test_kernels_belong_to_the_piece_that_launched_them(blocks: int) -> None:
     assert found.stages == {"denoise_step": STEPS * blocks, "commit": blocks}
     assert found.of(("commit",), ()).calls == blocks
     assert layers_of(found) == list(range(LAYERS))
-
-
-def test_calls_and_kernels_are_counted() -> None:
-    found = breakdown(stream(Recorder(), blocks=2))
-    kernel = found.of(("denoise_step",), ("attention", "attention_kernel"))
-    assert (kernel.calls, kernel.events) == (2 * STEPS * LAYERS, 2 * STEPS * LAYERS)
-    section = found.of(None, ("attention",), deep=True)
-    assert (section.calls, section.events) == (2 * (STEPS + 1) * LAYERS, 3 * 2 * (STEPS + 1) * LAYERS)
-    first = found.of(("commit",), ("ffn",), deep=True, layers=range(1))
-    later = found.of(("commit",), ("ffn",), deep=True, layers=range(1, LAYERS))
-    assert (first.busy_ns, later.busy_ns) == (2 * 2 * 130, 2 * (LAYERS - 1) * 130)
 
 
 @pytest.mark.parametrize("deep", [False, True])
@@ -180,11 +168,6 @@ def test_places() -> None:
     found = place_of(("commit", "dit_forward", "layer 12", "attention", "kv_write"))
     assert (found.stage, found.path, found.layer, found.name) == ("commit", ("attention", "kv_write"), 12, "attention / kv_write")
     assert Amount(calls=1, busy_ns=2) + Amount(idle_ns=3) == Amount(calls=1, busy_ns=2, idle_ns=3)
-
-
-def test_a_trace_without_frame_blocks_is_refused() -> None:
-    with pytest.raises(DataError, match="frame_block"):
-        breakdown(Trace(path=Path("t"), threads=(), ops=HostEvents.empty(), regions=(), device_events=DeviceEvents.from_rows([])))
 
 
 def operation(name: str, kind: str, inside: str, calls: int, *times_ns: int) -> Operation:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 
@@ -207,11 +206,3 @@ def test_steps_of_a_round_must_be_the_same_in_all_of_them(tmp_path: Path) -> Non
     bars = (BAR.format(n=n, s=0.1) for n in (50, 50, 40))
     log = log_of(tmp_path, *(line for bar, ms in zip(bars, (6000, 5100, 4100), strict=True) for line in (bar, stage(ms))))
     assert timings_of(LogRequest(log=log)).steps == NO_STEPS
-
-
-def test_steps_of_a_dumped_request_are_those_of_its_denoising_stage(tmp_path: Path) -> None:
-    stages = [{"name": name, "duration_ms": ms} for name, ms in (("TextEncodingStage", 20), ("DenoisingStage", 410.5))]
-    dump = {"total_duration_ms": 440.0, "steps": stages, "denoise_steps_ms": [{"step": n, "duration_ms": 100} for n in range(4)]}
-    path = tmp_path / "dump.json"
-    path.write_text(json.dumps(dump))
-    assert timings_of(LogRequest(log=read_log(path))).steps == (4, 100_000_000)

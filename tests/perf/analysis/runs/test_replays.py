@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import random
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -122,25 +121,6 @@ def test_a_graph_on_many_streams_is_laid_over_its_pass(made: tuple[Trace, EagerP
     assert replays is not None and replays.matched == replays.kernels == len(trace.device_events)
     for start, path in zip(timeline.work.start.tolist(), timeline.path.tolist(), strict=True):
         assert timeline.paths[path][-1] == places[start][-1]
-
-
-def test_a_renamed_kernel_has_no_piece_and_many_leave_the_whole_graph_without() -> None:
-    passes, graph = passes_of(stream(Recorder())), stream(Recorder(), graphs=True)
-    rows = list(graph.device_events)
-    kernels: defaultdict[str, list[int]] = defaultdict(list)
-    for at, event in enumerate(rows):
-        kernels[event.name].append(at)
-
-    def renamed(some: list[int]) -> Counter[Part]:
-        changed = [replace_name(event, "unheard_of") if at in some else event for at, event in enumerate(rows)]
-        return parts(replace(graph, device_events=DeviceEvents.from_rows(changed)), passes)
-
-    flash = kernels["flash"]
-    one = renamed(flash[:1])
-    assert one[Part.UNNAMED] == rows[flash[0]].end_ns - rows[flash[0]].start_ns
-    assert renamed(flash)[Part.ATTENTION_KERNEL] == 0
-    rng = random.Random(1)
-    assert renamed(rng.sample(range(len(rows)), len(rows) // 2))[Part.ATTENTION_KERNEL] == 0
 
 
 @pytest.mark.parametrize("inside", ["memcpy32_post", "memcpy128"])

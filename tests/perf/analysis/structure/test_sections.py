@@ -111,13 +111,6 @@ def test_a_window_chooses_the_focal_events_and_not_the_boundaries() -> None:
     assert [section[:2] for section in found.found] == [(110, 170)]
 
 
-def test_devices_are_apart() -> None:
-    far = [each._replace(device=1) for each in later(LAYER, 1)]
-    first, second = find_sections(trace_of([*LAYER, *far]), parse_section("memcpy:end -> flash -> gather:end"))
-    assert (first.device, second.device) == (0, 1)
-    assert [section[:2] for section in (*first.found, *second.found)] == [(10, 70), (11, 71)]
-
-
 _NAMES = {"copy": "memcpy", "flash": "kernel", "gather": "kernel", "gemm": "kernel"}
 _EVENTS = st.lists(
     st.tuples(st.sampled_from(sorted(_NAMES)), st.integers(0, 80), st.integers(0, 12), st.integers(1, 2)), min_size=1, max_size=14

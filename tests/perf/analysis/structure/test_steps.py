@@ -136,12 +136,6 @@ def test_a_loop_of_one_kernel_has_steps() -> None:
     )
 
 
-def test_nothing_to_find() -> None:
-    (found,) = find_steps(trace_of([_event("a", 0, 10, 20)])).values()
-    assert isinstance(found, str) and found.startswith("no repeating step found")
-    assert find_steps(trace_of([])) == {}
-
-
 _step = st.tuples(st.integers(0, 50), st.integers(0, 30))
 _work = st.tuples(st.integers(0, 400), st.integers(0, 300), st.integers(0, 30), st.integers(0, 1), st.booleans())
 
@@ -308,23 +302,6 @@ def test_a_step_without_a_name_of_its_own_is_found_by_a_pair() -> None:
     assert np.median(found.kernels) == len(step) and found.after and found.confidence == "high"
 
 
-def test_cut_off_periods_at_both_ends() -> None:
-    names = (_STEP * 7)[20:-13]
-    found = _find(names)[0]
-    assert set(found.kernels) == {len(_STEP)} and found.periods == 5
-    assert found.head < len(_STEP) and found.rest < len(_STEP)
-    assert found.head + 5 * len(_STEP) + found.rest == len(names)
-    assert found.covered == 5 * len(_STEP) / len(names)
-
-
-def test_steps_that_differ_a_little_are_still_steps() -> None:
-    rng = random.Random(0)
-    steps = [[*(["copy"] if rng.random() < 0.3 else []), *_STEP, *["log"] * rng.randrange(2)] for _ in range(40)]
-    found = _find([name for step in steps for name in step])[0]
-    assert found.periods >= 39 and 0.97 < found.likeness < 1.0 and found.identical < 1.0
-    assert min(found.kernels) < max(found.kernels) and found.confidence == "high"
-
-
 def test_chance_events_in_a_long_run_are_no_step() -> None:
     names = _STEP * 80
     for place in (100, 1_100, 2_120, 3_130):
@@ -386,12 +363,6 @@ def test_two_repetitions_only_if_they_are_the_same() -> None:
     assert (found.periods, found.confidence) == (2, "low")
     other = ["embed", "copy", *_LAYER * 8, "head", "sample"]
     assert all(np.median(period.kernels) < len(_STEP) for period in _find(["load", *_STEP, *other, "embed", "stop"]))
-
-
-def test_the_layers_of_one_pass_have_low_confidence() -> None:
-    names = ["embed", "mask", *["pre"] * 8, *_LAYER * 12, *["post"] * 7]
-    found = _find(names)[0]
-    assert (len(found.starts), found.periods, found.confidence) == (12, 12, "low")
 
 
 @pytest.mark.parametrize("names", [[], ["a"], ["a", "b"] * 2, [f"k{i}" for i in range(100)], ["a"] * 100])
