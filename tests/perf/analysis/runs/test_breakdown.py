@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
-from itertools import count, pairwise
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -103,23 +103,6 @@ def test_a_graph_is_taken_apart_by_the_run_without_it() -> None:
     assert found.of(None, ("conditions",)).calls == 2 * (STEPS + 1)  # entered with the graph too, and once
     mix = found.of(("denoise_step",), ())
     assert (mix.busy_ns, mix.calls) == (2 * STEPS * 8 * 3, 2 * STEPS)
-
-
-def test_branches_of_a_graph_run_in_orders_of_their_own() -> None:
-    """Of each layer two kernels change places, and the one that is late lies on a stream that no other layer has."""
-    trace, branch = stream(Recorder(), graphs=True), count(100)
-    events = list(trace.device_events)
-    for place, (late, early) in enumerate(pairwise(events)):
-        if late.host is not None and early.host == late.host and early.name == "flash":
-            turn = late.start_ns + early.end_ns - early.start_ns
-            first = early._replace(start_ns=late.start_ns, end_ns=turn, ordinal=late.ordinal)
-            second = late._replace(start_ns=turn, end_ns=early.end_ns, ordinal=early.ordinal, stream=next(branch))
-            events[place : place + 2] = first, second
-    assert next(branch) == 100 + (STEPS + 1) * LAYERS
-    found = breakdown(replace(trace, device_events=DeviceEvents.from_rows(events)), passes_of(stream(Recorder())))
-    own = {(p.stage, p.path, p.layer): a.busy_ns for p, a in found.amounts.items() if p.layer is not None and a.busy_ns}
-    assert own == dict(expected_busy(1))
-    assert found.replays is not None and found.replays.matched == found.replays.kernels
 
 
 def test_a_graph_of_other_kernels_is_not_attributed() -> None:

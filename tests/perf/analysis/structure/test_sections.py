@@ -14,7 +14,6 @@ from strobe.perf.analysis.structure.sections import (
     Edge,
     SectionDefinition,
     check_alike,
-    device_spans,
     find_sections,
     focal_kernels,
     kernel_constraints,
@@ -261,7 +260,6 @@ def test_a_range_takes_the_device_time_of_what_it_launched() -> None:
         ("attn", 100, 30, 0), ("gather", 160, 40, 0), ("gemm", 300, 500, 0), ("attn", 1000, 25, 0),
         ranges=(("attention#0", 80, 155), ("mlp", 280, 295), ("attention#1", 980, 995), ("attention#2", 996, 999)),
     )  # fmt: skip
-    assert device_spans(one, "attention") == (100, 25)
     bounds, span = trace_evidence([one], timed="attention")
     assert [(each.rule, each.bound_ns) for each in bounds] == [("at_least", 25)] and span == (25, "the range attention")
 

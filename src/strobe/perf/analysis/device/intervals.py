@@ -68,15 +68,6 @@ def column(values: array[int]) -> Ints:
     return given.view(np.int64) if values.typecode == "q" else given.astype(np.int64)
 
 
-def counts_before(parts: Iterable[NDArray[np.integer]], moments: Ints) -> Ints:
-    """Count the values before each moment; the values come in ascending order, in parts."""
-    found = np.zeros(len(moments), np.int64)
-    for values in parts:
-        if len(values):
-            found += np.searchsorted(values, moments, "left")
-    return found
-
-
 def reach(start: Ints, end: Ints) -> Ints:
     """Return the latest end before each interval, in order of start; for the first one, its own start."""
     before = np.empty_like(end)

@@ -140,13 +140,6 @@ def calls_of_rounds(log: Log, inner: Series, rounds: StageRounds) -> tuple[range
     return tuple(found)
 
 
-def stage_constraints(rounds: StageRounds, calls: int | None = None) -> tuple[Constraint, ...]:
-    """Return the bounds that a stage sets for a call inside it: `calls` of them, or one, fit into its longest round."""
-    longest = max(rounds.rounds_ns)
-    what = f"the {short(longest)} of the {rounds.name} around it, as labelled"
-    return (Constraint(rule="at_most", bound_ns=longest, what=what, calls=calls or 1),)
-
-
 def start_up(values: Sequence[int]) -> int:
     """Count the values at the start that are each longer than every value of the second half."""
     half = len(values) // 2
@@ -304,7 +297,9 @@ def _in_stages(request: LogRequest, series: Series, stages: Sequence[StageRounds
         calls_in = calls_of_rounds(request.log, series, rounds)
         if any(calls_in):
             counted = None if series.rank is None else calls_per_stage(request.log, series, rounds)
-            bounds += stage_constraints(rounds, request.calls or counted)
+            longest = max(rounds.rounds_ns)  # so many calls, or one, fit into it
+            what = f"the {short(longest)} of the {rounds.name} around it, as labelled"
+            bounds.append(Constraint(rule="at_most", bound_ns=longest, what=what, calls=request.calls or counted or 1))
             for index, inside in enumerate(calls_in):
                 if index in rounds.excluded:
                     warm_up |= dict.fromkeys(inside, f"in round {index + 1} of {rounds.name}, which is warm-up")
@@ -451,10 +446,8 @@ def _steps_of(log: Log, stage: StageRounds, processes: int | None) -> tuple[tupl
             took = [Fraction(sum(weights[index] * values[index] for index in each), whole) for whole, each in rounds]
             if len(counts) == 1 and (n := counts.pop()) > 0 and all(_FILLED[0] <= part <= _FILLED[1] for part in took):
                 spent = sum(part * whole for part, (whole, _) in zip(took, rounds, strict=True))
-                return (
-                    n,
-                    Fraction(spent, n * len(rounds)),
-                ), f"{n} steps in a round of the log ({words.format(name=series.title)})"
+                said = f"{n} steps in a round of the log ({words.format(name=series.title)})"
+                return (n, Fraction(spent, n * len(rounds))), said
         means = [Fraction(whole, values[each[0]]) for whole, each in rounds if len(each) == 1 and values[each[0]]]
         whole_numbers = {round(mean) for mean in means}
         if 1 < len(means) == len(rounds) and len(whole_numbers) == 1 and all(abs(each - round(each)) <= _NEAR for each in means):

@@ -479,21 +479,6 @@ def kernel_constraints(found: Sequence[FocalKernels]) -> tuple[Constraint, ...]:
     return floor, Constraint(rule="at_most", bound_ns=tightest.window_ns, what=whole, calls=tightest.num_same - 1)
 
 
-def device_spans(trace: Trace, text: str) -> tuple[int, ...]:
-    """Return the device time of each call of a range, in order: from the first start to the last end of its work.
-
-    Args:
-        text: regular expression that is searched in the names of ranges.
-
-    Raises:
-        ConfigError: not a regular expression.
-    """
-    searched, ranges = pattern(text), trace.ranges
-    hit = np.array([searched.search(name) is not None for name in ranges.names] or [False])
-    _, times = device_times(trace, all_events(trace), ranges, np.flatnonzero(hit[np.asarray(ranges.name)]))
-    return tuple((times.end - times.start).tolist())
-
-
 TraceEvidence: TypeAlias = tuple[tuple[Constraint, ...], tuple[int, str] | None]
 """Bounds on the values of a timer; and the median device time of one call of the range that it is around, with the range in
 words, if that was asked for."""
@@ -511,7 +496,12 @@ def trace_evidence(traces: Sequence[Trace], focal: str | None = None, timed: str
         DataError: the traces have no such kernel or range.
     """
     found = () if focal is None else tuple(kernels for trace in traces for kernels in focal_kernels(trace, focal))
-    spans = () if timed is None else tuple(span for trace in traces for span in device_spans(trace, timed))
+    spans: list[int] = []  # device time of each call of the range
+    for trace in traces if timed is not None else ():
+        chosen = np.array([pattern(timed or "").search(name) is not None for name in trace.ranges.names] or [False])
+        calls = np.flatnonzero(chosen[np.asarray(trace.ranges.name)])
+        _, times = device_times(trace, all_events(trace), trace.ranges, calls)
+        spans += (times.end - times.start).tolist()
     files = ", ".join(str(trace.path) for trace in traces)
     if focal is not None and not found:
         raise DataError(f"no device event of {files} has a name with {focal!r}; `strobe trace` lists the names")

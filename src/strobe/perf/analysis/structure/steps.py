@@ -23,7 +23,6 @@ from strobe.perf.analysis.device.intervals import (
     Ints,
     Window,
     column,
-    counts_before,
     distributions,
     intervals_of,
     overlaps,
@@ -562,12 +561,12 @@ def _single_call(trace: Trace, work: EventView, places: Ints) -> str:
 def _tiled(trace: Trace, device: int, work: EventView, cuts: _Cuts) -> Steps:
     start = np.maximum.accumulate(cuts.start)
     end = np.append(start[1:], max(cuts.end, int(start[-1])))
-    busy, covered = np.zeros(len(start), np.int64), Covered()
+    busy, covered, edges = np.zeros(len(start), np.int64), Covered(), np.append(start, end[-1])
+    started = np.zeros(len(edges), np.int64)  # kernels before each edge
     for _, part in work.parts():
         shared = overlaps(covered.add(part.start, part.end), Intervals(start, end))
         np.add.at(busy, shared.b, shared.end - shared.start)
-    kernel_starts = (part.start[np.isin(part.kind, WORK)] for _, part in work.parts())
-    kernels = np.diff(counts_before(kernel_starts, np.append(start, end[-1])))
+        started += np.searchsorted(part.start[np.isin(part.kind, WORK)], edges, "left")
     host = [None] * len(start) if cuts.host is None else (cuts.host.end - cuts.host.start).tolist()
     named = [int(found[1]) for label in cuts.labels if (found := _NUMBER.search(label))]
     numbers = named if len(set(named)) == len(start) else range(len(start))
@@ -575,7 +574,7 @@ def _tiled(trace: Trace, device: int, work: EventView, cuts: _Cuts) -> Steps:
     steady = find_steady(length.astype(np.float64).tolist(), _causes(trace, cuts, start, end))
     columns = {
         "number": numbers, "step": cuts.labels, "start_ns": start.tolist(), "end_ns": end.tolist(), "length_ns": length.tolist(),
-        "busy_ns": busy.tolist(), "idle_ns": (length - busy).tolist(), "kernels": kernels.tolist(), "host_ns": host,
+        "busy_ns": busy.tolist(), "idle_ns": (length - busy).tolist(), "kernels": np.diff(started).tolist(), "host_ns": host,
         "left_out": [steady.excluded.get(place, "") for place in range(len(start))],
     }  # fmt: skip
     steps = tuple(
