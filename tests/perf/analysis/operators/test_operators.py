@@ -43,112 +43,79 @@ def _times(trace: Trace, window: str | None = None) -> tuple[OperatorTimes, ...]
 
 
 class Slow:
-    """The same from the raw events: an elementary interval at a time, the operators in a list that is searched."""
+    """The same from the rows of a trace: an elementary interval at a time, the operators in a list that is searched."""
 
-    def __init__(self, events: list[dict[str, Any]]) -> None:
-        complete = [one for one in events if one.get("ph") == "X"]
-        self.ops = [(one, *_span(one)) for one in complete if one["cat"] == "cpu_op"]
-        calls = {one["args"]["correlation"]: one for one in complete if one["cat"] == "cuda_runtime"}
-        self.device = [(one, *_span(one), calls.get(one["args"]["correlation"])) for one in complete if one["cat"] == "kernel"]
+    def __init__(self, trace: Trace) -> None:
+        self.details, self.ops, self.events = trace.details, list(trace.ops), list(trace.device_events)
 
-    def launcher(self, call: dict[str, Any] | None) -> dict[str, Any] | str:
-        """By time: the operator of the call's thread that started last among those open when the call starts."""
-        if call is not None:
-            at, thread = _span(call)[0], (call["pid"], call["tid"])
-            around = [
-                (start, -end, position)
-                for position, (op, start, end) in enumerate(self.ops)
-                if (op["pid"], op["tid"]) == thread and start <= at < end
-            ]
-            if around:
-                return self.ops[max(around)[2]][0]
-        return "no operator" if call is not None else "launch not in the trace"
+    def innermost(self, thread: int, start: int, end: int, but: int = -1) -> int | None:
+        """The operator of a thread that started last among those that hold a stretch of time."""
+        around = [
+            (op.start_ns, -op.end_ns, position)
+            for position, op in enumerate(self.ops)
+            if op.thread == thread and op.start_ns <= start and op.end_ns >= end and position != but
+        ]
+        return max(around)[2] if around else None
+
+    def key(self, event: DeviceEvent) -> tuple[Key, int | None]:
+        """Name and inputs of the operator that launched an event, or why there is none; and its position."""
+        if event.host is None:
+            return ("launch not in the trace", "", ()), None
+        position = self.innermost(event.host.thread, event.host.start_ns, event.host.start_ns + 1)
+        if position is None:
+            return ("no operator", "", ()), None
+        inputs = self.details.inputs[self.details.given[position]]
+        return (self.ops[position].name, inputs.text, inputs.types), position
 
     def exclusive(self) -> list[int]:
-        """What each kernel owns: of those that run at a moment the first by start, length and name."""
-        own = [0] * len(self.device)
-        for device in {one["args"]["device"] for one, *_ in self.device}:
-            rows = [(i, *row) for i, row in enumerate(self.device) if row[0]["args"]["device"] == device]
-            edges = sorted({edge for _, _, start, end, _ in rows for edge in (start, end)})
-            for left, right in pairwise(edges):
-                here = [(start, -end, one["name"], i) for i, one, start, end, _ in rows if start <= left and end >= right]
+        """What each kernel owns: of those that run at a moment the first."""
+        own = [0] * len(self.events)
+        for left, right in pairwise(sorted({edge for one in self.events for edge in (one.start_ns, one.end_ns)})):
+            for device in (0, 1):
+                here = [i for i, e in enumerate(self.events) if e.device == device and e.start_ns <= left and e.end_ns >= right]
                 if here:
-                    own[min(here)[-1]] += right - left
+                    own[here[0]] += right - left
         return own
 
     def table(self) -> dict[tuple[int, Key], dict[str, Any]]:
         """By device and operator with its inputs: calls, events, sums, kernels, callers."""
-        found: dict[tuple[int, Key], dict[str, Any]] = defaultdict(
-            lambda: {
-                "calls": set(),
-                "events": 0,
-                "exclusive": 0,
-                "sum": 0,
-                "kernels": defaultdict(int),
-                "callers": defaultdict(int),
-            }
-        )
-        for (one, start, end, call), own in zip(self.device, self.exclusive(), strict=True):
-            op = self.launcher(call)
-            row = found[one["args"]["device"], _key(op)]
+        found: dict[tuple[int, Key], dict[str, Any]] = {}
+        for one, own in zip(self.events, self.exclusive(), strict=True):
+            key, op = self.key(one)
+            row = found.setdefault((one.device, key), {"calls": set(), **_row()})
             row["events"] += 1
             row["exclusive"] += own
-            row["sum"] += end - start
-            row["kernels"][kernel_name(one["name"]).group] += own
-            if not isinstance(op, str):
-                row["calls"].add(id(op))
-                row["callers"][self.parent(op)] += own
+            row["sum"] += one.end_ns - one.start_ns
+            row["kernels"][kernel_name(one.name).group] += own
+            if op is not None:
+                row["calls"].add(op)
+                parent = self.innermost(self.ops[op].thread, self.ops[op].start_ns, self.ops[op].end_ns, op)
+                row["callers"]["" if parent is None else self.ops[parent].name] += own
         return found
 
-    def parent(self, op: dict[str, Any]) -> str:
-        """The innermost operator of the thread that contains this one."""
-        start, end = _span(op)
-        position = next(i for i, (one, _, _) in enumerate(self.ops) if one is op)
-        around = [
-            (s, -e, i)
-            for i, (one, s, e) in enumerate(self.ops)
-            if i != position and (one["pid"], one["tid"]) == (op["pid"], op["tid"]) and s <= start and end <= e
-        ]
-        return self.ops[max(around)[2]][0]["name"] if around else ""
+
+def _row() -> dict[str, Any]:
+    return {"events": 0, "exclusive": 0, "sum": 0, "kernels": defaultdict(int), "callers": defaultdict(int)}
 
 
-def _span(event: dict[str, Any]) -> tuple[int, int]:
-    """Start and end of an event of whole microseconds, ns."""
-    return 1000 * int(event["ts"]), 1000 * (int(event["ts"]) + int(event["dur"]))
-
-
-def _key(op: dict[str, Any] | str) -> Key:
-    if isinstance(op, str):
-        return op, "", ()
-    (dims,) = op["args"]["Input Dims"]
-    return op["name"], "x".join(map(str, dims)), tuple(op["args"]["Input type"])
-
-
-def _compare(found: tuple[OperatorTimes, ...], events: list[dict[str, Any]]) -> None:
+def _compare(found: tuple[OperatorTimes, ...], trace: Trace) -> None:
     merged: dict[tuple[int, Key], dict[str, Any]] = {}
     for times in found:
         assert sum(row.exclusive_ns for row in times.rows) == times.busy_ns
         for row, inputs, kernels, callers in zip(times.rows, times.inputs, times.kernels, times.callers, strict=True):
             name = row.operator if row.source == Source.OPERATOR else row.source
-            types = inputs.types if inputs.text else ()
-            one = merged.setdefault(
-                (times.device, (name, row.input_sizes, types)),
-                {"calls": 0, "events": 0, "exclusive": 0, "sum": 0, "kernels": defaultdict(int), "callers": defaultdict(int)},
-            )
-            for key, value in (
-                ("calls", row.calls),
-                ("events", row.events),
-                ("exclusive", row.exclusive_ns),
-                ("sum", row.sum_ns),
-            ):
-                one[key] += value
+            key = times.device, (name, row.input_sizes, inputs.types if inputs.text else ())
+            one = merged.setdefault(key, {"calls": 0, **_row()})
+            counts = {"calls": row.calls, "events": row.events, "exclusive": row.exclusive_ns, "sum": row.sum_ns}
+            for what, value in counts.items():
+                one[what] += value
             for part in kernels:
                 one["kernels"][part.kernel] += part.exclusive_ns
             for caller in callers if row.source == Source.OPERATOR else ():
                 one["callers"][caller.caller] += caller.exclusive_ns
             assert sum(part.exclusive_ns for part in kernels) == row.exclusive_ns
             assert sum(caller.exclusive_ns for caller in callers) == row.exclusive_ns
-    assert merged == {key: row | {"calls": len(row["calls"])} for key, row in Slow(events).table().items()}
+    assert merged == {key: row | {"calls": len(row["calls"])} for key, row in Slow(trace).table().items()}
 
 
 FORWARD = {"Input Dims": [[8, 4], [4, 2]], "Input type": ["float", "float"], "Sequence number": 5, "Fwd thread id": 0}
@@ -252,7 +219,7 @@ def test_made_up(ops: list[tuple[int, int, int, int]], work: list[tuple[int, int
         events.append(kernel(f"k{number % 4}", str(called + delay), str(length), number + 1, device=device, stream=number % 2))
     with tempfile.TemporaryDirectory() as folder:
         trace = read_trace(write(Path(folder) / "t.json", compact(events, META)), details=True)
-    _compare(_times(trace), events)
+    _compare(_times(trace), trace)
 
 
 ROWS = st.lists(

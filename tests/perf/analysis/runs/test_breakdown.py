@@ -6,12 +6,12 @@ from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from made_traces import trace_of
 from passes import LAYER, LAYERS, STEPS, Recorder, kernels_of, stream
 from strobe.perf.analysis.runs.breakdown import (
     REGIONS,
@@ -26,7 +26,7 @@ from strobe.perf.analysis.runs.breakdown import (
     region_kernels,
 )
 from strobe.perf.analysis.runs.timeline import UNMATCHED, Label, Partition, RegionCall, Tile, passes_of
-from strobe.perf.trace import DeviceEvents, HostEvent, HostEvents, Region, Trace
+from strobe.perf.trace import DeviceEvents, HostEvent, Region
 
 SIDES = ("denoise_step", "commit")
 
@@ -133,11 +133,8 @@ def test_on_a_cpu_time_belongs_to_what_is_open() -> None:
         region("kv_write", 250, 300),
         region("attention", 500, 800),
     )
-    ops = HostEvents.from_rows(
-        [HostEvent("aten::mm", 210, 260, 0), HostEvent("aten::copy_", 270, 290, 0), HostEvent("aten::mm", 520, 700, 0)]
-    )
-    trace = Trace(path=Path("t"), threads=("1/1",), ops=ops, regions=regions, device_events=DeviceEvents.from_rows([]))
-    found = breakdown(trace)
+    ops = [HostEvent("aten::mm", 210, 260, 0), HostEvent("aten::copy_", 270, 290, 0), HostEvent("aten::mm", 520, 700, 0)]
+    found = breakdown(trace_of(ops=ops, regions=regions))
     write = found.of(("denoise_step",), ("attention", "kv_write"))
     assert (write.calls, write.busy_ns, write.idle_ns, write.sum_ns) == (1, 10 + 20, 20, 30)
     whole = found.of(("denoise_step",), ("attention",), deep=True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import pytest
 
+from made_traces import trace_of
 from strobe.perf.analysis.ledger.account import Part, part_of
 from strobe.perf.analysis.runs.timeline import DeviceTimeline, EagerPass, Label, named, passes_of, timeline_of
-from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Region, Trace
+from strobe.perf.trace import DeviceEvent, HostEvent, Region, Trace
 
 LAYER = (("gemm", "attention"), ("tile", "attention/attention_tile"), ("flash", "attention/attention_kernel"),
          ("gemm", "attention"), ("flash", "cross_attention/cross_attention_kernel"), ("gemm", "ffn"))  # fmt: skip
@@ -49,8 +48,7 @@ def trace(
     nested = [each for each in order if each.name in ("frame_block", "denoise_step", "dit_forward")]
     nested += [each for each in order if each not in nested]
     nested.sort(key=lambda each: (each.start_ns, -each.end_ns))
-    rows = DeviceEvents.from_rows(events)
-    return Trace(path=Path("t"), threads=("1/1",), ops=HostEvents.empty(), regions=tuple(nested), device_events=rows)
+    return trace_of(events, regions=tuple(nested))
 
 
 def timeline(found: Trace) -> DeviceTimeline:

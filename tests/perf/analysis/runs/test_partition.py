@@ -1,15 +1,15 @@
 """Partitions against asking every single nanosecond who owns it, on random small traces and on one captured here."""
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from made_traces import trace_of
 from strobe.core.errors import DataError
 from strobe.perf.analysis.runs.timeline import NOT_LINKED, OUTSIDE, Label, Partition, block_slices, partition_of, timeline_of
-from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Region, Trace
+from strobe.perf.trace import DeviceEvent, HostEvent, Region, Trace
 
 _MAIN, _WORKER = 0, 1
 
@@ -19,14 +19,8 @@ def _region(name: str, start: int, end: int, index: int | None = None, thread: i
 
 
 def _trace(regions: list[Region], ops: list[HostEvent] = (), device: list[DeviceEvent] = (), overhead: tuple = ()) -> Trace:
-    return Trace(
-        path=Path("t.json"),
-        threads=("1/1", "1/2"),
-        ops=HostEvents.from_rows(sorted(ops, key=lambda op: (op.start_ns, -op.end_ns, op.name))),
-        regions=tuple(sorted(regions, key=lambda r: (r.start_ns, -r.end_ns, r.name))),
-        device_events=DeviceEvents.from_rows(sorted(device, key=lambda e: (e.start_ns, -e.end_ns, e.name))),
-        overhead=overhead,
-    )
+    ordered = tuple(sorted(regions, key=lambda r: (r.start_ns, -r.end_ns, r.name)))
+    return trace_of(device, ops=ops, regions=ordered, overhead=overhead)
 
 
 def _closes(result: Partition) -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from made_traces import trace_of
 from passes import Recorder, stream
 from strobe.core.errors import DataError
 from strobe.perf.analysis.ledger.account import Part, part_of
@@ -25,7 +26,7 @@ from strobe.perf.analysis.runs.timeline import (
     timeline_of,
 )
 from strobe.perf.analysis.runs.timeline import Path as Regions
-from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Region, Trace
+from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, Region, Trace
 
 STAGE = "denoise_step"
 
@@ -108,9 +109,7 @@ def branched(draw: st.DrawFn) -> tuple[Trace, EagerPass, dict[int, Regions]]:
         Region(name=name, index=0, start_ns=start, end_ns=end, thread=0)
         for name, start, end in (("frame_block", 0, 90), (STAGE, 5, 80))
     )
-    rows = DeviceEvents.from_rows(events)
-    trace = Trace(path=Path("t"), threads=("1/1",), ops=HostEvents.empty(), regions=regions, device_events=rows)
-    return trace, EagerPass(stage=STAGE, names=tuple(names), paths=tuple(paths), entered=()), places
+    return trace_of(events, regions=regions), EagerPass(stage=STAGE, names=tuple(names), paths=tuple(paths), entered=()), places
 
 
 @given(branched())
