@@ -131,8 +131,7 @@ class Amount:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Gap:
+class Gap(NamedTuple):
     """Idle stretches between the work of two pieces.
 
     Args:
@@ -295,15 +294,7 @@ def _gaps(timeline: HostTimeline | DeviceTimeline) -> Iterator[Gap]:
         stretches[before, end].append(waited)
     found = [(ends, sorted(each.total() for each in own), sum(own, Counter[str]())) for ends, own in stretches.items()]
     for (first, last), lengths, causes in sorted(found, key=lambda one: (-sum(one[1]), one[0])):
-        yield Gap(
-            before=first,
-            after=last,
-            n=len(lengths),
-            sum_ns=sum(lengths),
-            p50_ns=percentile(lengths, 0.5),
-            max_ns=lengths[-1],
-            causes=causes,
-        )
+        yield Gap(first, last, len(lengths), sum(lengths), percentile(lengths, 0.5), lengths[-1], causes)
 
 
 def layers_of(found: Breakdown) -> Sequence[int]:

@@ -202,8 +202,7 @@ _ALL_WAIT: Final = ("allreduce", "allgather", "reducescatter", "alltoall", "barr
 _NEVER: Final = -(1 << 62)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClockCheck:
+class ClockCheck(NamedTuple):
     """Consistency of the ranks' clocks.
 
     Args:
@@ -227,8 +226,7 @@ class ClockCheck:
         return self.worst_ns <= CLOCK_TOLERANCE_NS
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SkewKind:
+class SkewKind(NamedTuple):
     """Collectives of one kind.
 
     Args:
@@ -466,14 +464,10 @@ def _check_clocks(groups: Sequence[_Group], num: int) -> ClockCheck:
     np.fill_diagonal(early, _NEVER)
     behind, ahead = divmod(int(early.argmax()), num)
     met = early[early > _NEVER]
-    return ClockCheck(
-        checked=sum(len(group.start) for group in groups),
-        violated=sum(int((group.start.max(axis=1) > group.end.min(axis=1)).sum()) for group in groups),
-        worst_ns=max(0, int(early.max())),
-        ahead=ahead,
-        behind=behind,
-        slack_ns=max(0, -int(met.min())) if len(met) else 0,
-    )
+    checked = sum(len(group.start) for group in groups)
+    violated = sum(int((group.start.max(axis=1) > group.end.min(axis=1)).sum()) for group in groups)
+    slack_ns = max(0, -int(met.min())) if len(met) else 0
+    return ClockCheck(checked, violated, max(0, int(early.max())), ahead, behind, slack_ns)
 
 
 def _times(groups: Sequence[_Group], devices: Sequence[tuple[int, int]]) -> Iterator[MemberTime]:
@@ -502,5 +496,5 @@ def _kinds(groups: Sequence[_Group]) -> tuple[SkewKind, ...]:
         for number, own in zip(numbers.tolist(), np.split(order, heads[1:]), strict=True):
             sides = distribution(skew[own]), distribution(transfer[own])
             assert sides[0] is not None and sides[1] is not None
-            found.append(SkewKind(kind=group.kinds[number], skew=sides[0], transfer=sides[1]))
+            found.append(SkewKind(group.kinds[number], sides[0], sides[1]))
     return tuple(sorted(found, key=lambda one: (-one.skew.sum_ns - one.transfer.sum_ns, one.kind)))

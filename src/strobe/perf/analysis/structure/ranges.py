@@ -9,7 +9,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Annotated as A
-from typing import Any, Final, Literal, Self, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -610,8 +610,7 @@ OUTSIDE: Final = "outside ranges and modules"
 UNLINKED: Final = "launch not in the trace"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CallNode:
+class CallNode(NamedTuple):
     """Calls of one name under one path. Ranges that differ in their number alone (`ProfilerStep#3`) are one.
 
     Args:
@@ -702,15 +701,9 @@ def _tree(self_ns: Sequence[int], events: Sequence[int], paths: Paths, called: I
 
 
 def _node(name: str, calls: int, host_ns: int, events: int, self_ns: int, children: Sequence[CallNode]) -> CallNode:
-    return CallNode(
-        name=name,
-        calls=calls,
-        host_ns=host_ns,
-        events=events + sum(child.events for child in children),
-        total_ns=self_ns + sum(child.total_ns for child in children),
-        self_ns=self_ns,
-        children=tuple(sorted(children, key=lambda child: (-child.total_ns, child.name))),
-    )
+    inside = sum(child.events for child in children), sum(child.total_ns for child in children)
+    ranked = tuple(sorted(children, key=lambda child: (-child.total_ns, child.name)))
+    return CallNode(name, calls, host_ns, events + inside[0], self_ns + inside[1], self_ns, ranked)
 
 
 # What the host did while a device waited for it, by name: the innermost call, operator or range of the thread that launches.
