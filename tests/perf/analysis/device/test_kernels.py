@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
+from made_traces import trace_of
 from strobe.perf.analysis.device import kernels
 from strobe.perf.analysis.device.activity import activity, device_views
 from strobe.perf.analysis.device.kernels import KernelKind, KernelRow, demangle, kernel_kind, kernel_name, kernel_table
@@ -190,9 +189,6 @@ def test_a_name_says_what_a_kernel_computes(name: str, kind: KernelKind) -> None
     assert kernel_kind(name) == kind
 
 
-MakeTrace = Callable[..., Trace]
-
-
 def _kernel(name: str, start: int, end: int, stream: int = 7, shape: str = "", host: HostEvent | None = None) -> DeviceEvent:
     return DeviceEvent(name, "kernel", start, end, 0, stream, 0, host, shape)
 
@@ -203,13 +199,13 @@ def _rows(trace: Trace, by: str = "name") -> tuple[KernelRow, ...]:
 
 
 @pytest.mark.parametrize("epoch", [0, 1_751_410_836_000_000_001])
-def test_events_shorter_than_a_microsecond_keep_every_nanosecond(make_trace: MakeTrace, epoch: int) -> None:
+def test_events_shorter_than_a_microsecond_keep_every_nanosecond(epoch: int) -> None:
     """Rounding starts up and ends down to microseconds loses up to 1 µs a call; here it would lose all.
 
     A float64 of a time since the epoch loses up to 256 ns of it.
     """
     events = [_kernel("k", epoch + start, epoch + start + 777) for start in range(0, 100_000, 1_000)]
-    trace = make_trace(events)
+    trace = trace_of(events)
     (row,) = _rows(trace)
     assert (row.sum_ns, row.exclusive_ns, row.min_ns, row.max_ns) == (77_700, 77_700, 777, 777)
     (view,) = device_views(trace)
