@@ -424,15 +424,21 @@ def eager_passes() -> tuple[EagerPass, ...]:
     return passes_of(trace(2, 2, compiled=False))
 
 
+def compiled_regions(eager: Kernels, compiled: Kernels, *, steps: int = 2, layers: int = 1) -> list[str]:
+    """Innermost region of every kernel of a compiled run, told by the layers of the uncompiled one."""
+    passes = passes_of(trace(1, layers, compiled=False, layer=eager))
+    found = regions_of(named(device_timeline(trace(steps, layers, compiled=True, layer=compiled)), passes))
+    return [region for _, region in found]
+
+
 def test_attention_of_other_sizes_is_told_apart_when_the_compiler_reorders_it() -> None:
     video, audio = ("flash 64x32", "attention/attention_kernel"), ("flash 8x32", "cross_attention/cross_attention_kernel")
     text = ("flash 64x32", "cross_attention/cross_attention_kernel")  # after the video's, which it depends on
-    passes = passes_of(trace(1, 2, compiled=False, layer=(video, audio, text)))
-    found = regions_of(named(device_timeline(trace(2, 2, compiled=True, layer=(audio, video, text))), passes))
-    assert [region for _, region in found] == ["cross_attention_kernel", "attention_kernel", "cross_attention_kernel"] * 4
+    found = compiled_regions((video, audio, text), (audio, video, text), layers=2)
+    assert found == ["cross_attention_kernel", "attention_kernel", "cross_attention_kernel"] * 4
     other = (audio, video, ("flash 32x32", text[1]))  # the compiler took another variant for one of them
-    found = regions_of(named(device_timeline(trace(1, 2, compiled=True, layer=other)), passes))
-    assert [region for _, region in found] == ["attention kernels"] * 6, "by its name alone, for the order proves nothing"
+    found = compiled_regions((video, audio, text), other, layers=2)
+    assert found == ["attention kernels"] * 12, "by its name alone, for the order proves nothing"
 
 
 def test_an_operator_that_marks_its_regions_in_a_compiled_pass_keeps_them() -> None:
@@ -450,9 +456,9 @@ def test_an_operator_that_marks_its_regions_in_a_compiled_pass_keeps_them() -> N
 def test_copies_that_the_compiler_fused_leave_the_attention_kernels_matched() -> None:
     flash, cross = ("flash 64", "attention/attention_kernel"), ("flash 64", "cross_attention/cross_attention_kernel")
     copy, kept = ("copy 8", cross[1]), ("clear 1", cross[1])
+    found = compiled_regions((flash, copy, kept, cross), (flash, kept, cross), layers=2)
+    assert found == ["attention_kernel", "cross_attention_kernel", "cross_attention_kernel"] * 4
     passes = passes_of(trace(1, 2, compiled=False, layer=(flash, copy, kept, cross)))
-    found = regions_of(named(device_timeline(trace(2, 2, compiled=True, layer=(flash, kept, cross))), passes))
-    assert [region for _, region in found] == ["attention_kernel", "cross_attention_kernel", "cross_attention_kernel"] * 4
     half = (flash, copy, kept, cross, flash, kept, cross)  # one of the two copies was fused
     found = regions_of(named(device_timeline(trace(1, 1, compiled=True, layer=half)), passes))
     assert [region for name, region in found if name == "copy"] == ["other kernels"]
@@ -461,9 +467,7 @@ def test_copies_that_the_compiler_fused_leave_the_attention_kernels_matched() ->
 
 def test_attention_outside_every_attention_region_is_told_apart_too() -> None:
     text, flash = ("flash 8", "refiner"), ("flash 64", "attention/attention_kernel")
-    passes = passes_of(trace(1, 1, compiled=False, layer=(text, flash)))
-    found = regions_of(named(device_timeline(trace(2, 1, compiled=True, layer=(text, flash))), passes))
-    assert [region for _, region in found] == ["refiner", "attention_kernel"] * 2
+    assert compiled_regions((text, flash), (text, flash)) == ["refiner", "attention_kernel"] * 2
 
 
 @pytest.mark.parametrize(
@@ -478,11 +482,8 @@ def test_attention_outside_every_attention_region_is_told_apart_too() -> None:
     ids=["other operators are fused into it", "only compiled it writes the log-sum-exp"],
 )
 def test_a_kernel_that_the_compiler_changed_is_the_same_kernel(eager: str, compiled: str) -> None:
-    passes = passes_of(trace(1, 1, compiled=False, layer=((eager, "attention/attention_kernel"),)))
-    found = regions_of(
-        named(device_timeline(trace(1, 1, compiled=True, layer=((compiled, "attention/attention_kernel"),))), passes)
-    )
-    assert [region for _, region in found] == ["attention_kernel"]
+    before, after = ((name, "attention/attention_kernel") for name in (eager, compiled))
+    assert compiled_regions((before,), (after,)) == ["attention_kernel"] * 2
 
 
 def test_passes_without_launches_are_told_apart_by_names_alone() -> None:

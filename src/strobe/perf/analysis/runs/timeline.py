@@ -349,7 +349,6 @@ class DeviceTimeline:
         return np.where(first, of_path[self.path], of_kind[self.work.kind])
 
     def slices(self, window: int | None = None) -> Iterator[Slice]:
-        """Yield the slices that tile the frame blocks in order, or one of them by its position."""
         events, position = self.trace.device_events, self.work.position.tolist()
         for start, end, label, row in _rows(self.pieces(), self.labels, window):
             if row == NONE:
@@ -358,7 +357,6 @@ class DeviceTimeline:
                 yield Slice(start, end, label, events.names[events.name[position[row]]], position[row])
 
     def calls(self, exclusive: Ints) -> Iterator[RegionCall]:
-        """Yield the calls that start in a frame block or own time in one, given the time each owns."""
         chosen = np.flatnonzero((exclusive > 0) | (tile_of(self.work.start, self.tiles) != NONE))
         own, names, labels = self.work.at(chosen), self.trace.device_events.names, self.labels
         label = (self.path[chosen] * len(ACTIVITIES) + own.kind).tolist()

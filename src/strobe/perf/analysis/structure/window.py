@@ -73,7 +73,8 @@ def _stretch(trace: Trace, asked: str, steps: str | None, zero_ns: int | None) -
         return _steps(trace, first, last, steps)
     moments = [_MOMENT.fullmatch(part) for part in (first, last)]
     if any(moments) and all(found or not part for found, part in zip(moments, (first, last), strict=True)):
-        first_ns, end = _extent(trace)
+        columns = (trace.device_events,) if len(trace.device_events) else [one for one in _of_host(trace) if len(one)]
+        first_ns, end = min(min(one.start_ns) for one in columns), max(max(one.end_ns) for one in columns)
         zero = first_ns if zero_ns is None else zero_ns
         start = zero + _nanoseconds(moments[0]) if moments[0] else zero
         if start >= end:
@@ -101,12 +102,6 @@ def _nanoseconds(moment: re.Match[str]) -> int:
 
 def _of_host(trace: Trace) -> tuple[HostEvents, HostEvents, HostEvents]:
     return trace.ops, trace.ranges, trace.modules
-
-
-def _extent(trace: Trace) -> tuple[int, int]:
-    """Return first start and last end of the device events, or without any of the host's events."""
-    columns = (trace.device_events,) if len(trace.device_events) else [one for one in _of_host(trace) if len(one)]
-    return min(min(one.start_ns) for one in columns), max(max(one.end_ns) for one in columns)
 
 
 def _steps(trace: Trace, first: str, last: str, pattern: str | None) -> tuple[int, int]:
