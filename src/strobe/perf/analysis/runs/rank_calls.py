@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Annotated as A
 from typing import NamedTuple
 
-from strobe.perf.analysis.device.intervals import intervals_of, union
 from strobe.perf.records.record import LOCAL, MEETING, MERGE, MESSAGE, WAIT
 from strobe.perf.table.model import Time
 from strobe.perf.table.rows import col, term
@@ -45,7 +44,13 @@ class RankCall:
 
 def covered_ns(stretches: Iterable[Stretch]) -> int:
     """Return the length of the union of intervals, ns."""
-    return union(*intervals_of(sorted(stretches))).length_ns
+    total, reached = 0, None
+    for start, stop in sorted(stretches):
+        begin = start if reached is None else max(start, reached)
+        if stop > begin:
+            total += stop - begin
+            reached = stop
+    return total
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
