@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 
 from made_traces import trace_of
 from strobe.core.errors import DataError
-from strobe.perf.analysis.device.activity import ACTIVITIES, CAUSES, PRIORITY, DeviceView, activity, device_views, idle_strip
+from strobe.perf.analysis.device.activity import (
+    ACTIVITIES,
+    BUSY,
+    CAUSES,
+    PRIORITY,
+    DeviceView,
+    activity,
+    device_views,
+    idle_strip,
+)
 from strobe.perf.analysis.device.intervals import Window, distribution, distributions
 from strobe.perf.analysis.device.kernels import kernel_name, kernel_table
 from strobe.perf.analysis.device.launch import LENGTHS, Gaps, Launch, Queue, queues
@@ -123,6 +132,8 @@ def test_activity(trace: Trace, window: Window | None) -> None:
         account, asked = activity(view), _Moments(view)
         found, idle = account.device, account.idle
         inside = list(asked.inside())
+        owners = list(zip(view.slices.event.tolist(), view.slices.cause.tolist(), strict=True))
+        assert not any(one == other and one[1] == BUSY for one, other in pairwise(owners)), "one slice for each stretch"
         classes = Counter(asked.class_of(moment) for moment in range(asked.begin, asked.stop))
         assert found.span_ns == asked.stop - asked.begin == found.busy_ns + found.idle_ns
         assert idle == {cause: classes[cause] for cause in CAUSES} and sum(idle.values()) == found.idle_ns
