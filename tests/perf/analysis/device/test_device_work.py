@@ -294,9 +294,6 @@ def test_launch_delays(trace: Trace, window: Window | None) -> None:
             assert (row.calls, row.events, row.host_sum_ns) == (len(hosts), len(calls[row.call]), sum(took))
 
 
-# ---- bad input ----
-
-
 @pytest.mark.parametrize("spans", [[(0, 1 << 61)] * 2, [(-(1 << 61), 0), (1 << 61, (1 << 61) + 1)]])
 def test_times_beyond_64_bits_are_refused(spans: list[tuple[int, int]]) -> None:
     events = [DeviceEvent("k", "kernel", start, end, 0, 7, 0, None) for start, end in spans]

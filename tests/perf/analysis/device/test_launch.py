@@ -58,9 +58,6 @@ def test_verdicts(events: list[DeviceEvent], overhead: tuple[tuple[int, int], ..
     assert _done(trace_of(events, overhead=overhead)).device.verdict == verdict
 
 
-# ---- signs of loss ----
-
-
 def test_launches_without_events_and_events_after_the_end() -> None:
     trace = trace_of([_kernel(0, 50, None)], launched={"hipGraphLaunch": (9, 2), "cudaLaunchKernel": (5, 0)}, window_end_ns=40)
     found = _integrity(trace)
@@ -96,9 +93,6 @@ def test_a_graph_with_kernels_of_its_own_is_another() -> None:
 def test_durations_that_do_not_fit_their_stream() -> None:
     events = [_kernel(10 * i, 10 * i + 500, None) for i in range(10)]
     assert _integrity(trace_of(events)).impossible == ((0, 7, 5_000 - 590),)
-
-
-# ---- which launches the verdict rests on ----
 
 
 def _backlog(delay_ns: int, bursts: int = 4) -> list[DeviceEvent]:

@@ -192,7 +192,6 @@ def test_bridges_close_the_stage(before: Trace, after: Trace, times: tuple[Fract
     assert set(without.missing) == {"e2e", "profiler dilation"}
 
 
-# ---- by hand ----
 def kernel(name: str, start: int, end: int, launch: int, stream: int = 7) -> DeviceEvent:
     return DeviceEvent(name, NAMES[name], start, end, 0, stream, 0, HostEvent("cudaLaunchKernel", launch, launch + 1, 0))
 

@@ -55,9 +55,6 @@ def _closes(result: Partition) -> None:
     assert result.owned.total() == result.total_ns
 
 
-# ---- the CPU timeline ----
-
-
 def test_a_frame_block_by_hand() -> None:
     regions = [
         _region("e2e", 0, 200),
@@ -150,8 +147,6 @@ def test_every_nanosecond_of_a_cpu_trace(trace: Trace) -> None:
     assert [tile.start_ns for tile in result.tiles[1:]] == [tile.end_ns for tile in result.tiles[:-1]]
 
 
-# ---- the device's timeline ----
-
 _KINDS = ["kernel", "kernel", "kernel", "memset", "comm", "memcpy"]
 
 
@@ -228,9 +223,6 @@ def test_idle_time_carries_the_span_of_the_launch_that_ends_it() -> None:
         Label((), "queued"): 2,
     }
     assert {call.name: call.exclusive_ns for call in result.calls} == {"a": 10, "b": 20, "c": 4, "early": 10, "d": 8}
-
-
-# ---- frame blocks ----
 
 
 def test_a_block_without_its_successor_ends_by_itself() -> None:

@@ -177,8 +177,6 @@ def test_tiles_against_every_nanosecond(steps: list[tuple[int, int]], work: list
     assert found.before_ns + sum(step.length_ns for step in found.steps) + found.after_ns == found.end_ns - found.start_ns
 
 
-# ---- windows ----
-
 _CALLS = [
     HostEvent("ProfilerStep#1", 0, 100, 0), HostEvent("ProfilerStep#2", 100, 200, 0), HostEvent("strobe::attention", 10, 20, 0),
     HostEvent("strobe::attention", 110, 120, 0), HostEvent("idle", 30, 40, 0), HostEvent("a..b", 50, 60, 0),

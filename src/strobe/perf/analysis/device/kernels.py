@@ -31,11 +31,9 @@ from strobe.perf.trace.events import DEVICE_KINDS
 #    `vectorized_elementwise_kernel<GeluCUDAKernelImpl>`; FlashAttention 2 is `flash::flash_fwd_kernel`, FlashAttention 3 is
 #    `cutlass::device_kernel<FlashAttnFwdSm90>`.
 # 3. A plain name ends before its tile shape (`_128x64`, `_tilesize64x64x64`, `_MT256x192x64`) or cuDNN's `_knob_`: nvjet,
-# cutlass,
-#    cuBLAS and Tensile kernels are grouped by family. What was cut stays in the full name, which is listed with its group.
+#    cutlass, cuBLAS and Tensile kernels are grouped by family. What was cut stays in the full name, listed with its group.
 # 4. What a code generator appends is cut: the counter of Inductor and XLA (`triton_poi_fused_add_12`), the argument list of
-# Triton
-#    (`_0d1d2de`) and of the CuTe DSL (`_object_at__tensorptr...`), and hashes of 8 or more hexadecimal digits. Of the
+#    Triton (`_0d1d2de`) and of the CuTe DSL (`_object_at__tensorptr...`), and hashes of 8 or more hexadecimal digits. Of the
 #    template kernels of FlexAttention the operators fused into them are cut.
 # 5. Copies and memsets keep their names.
 
