@@ -65,7 +65,6 @@ class WorkGraph:
 
     Args:
         begin_ns: start of the graph: of the window, else of the first launch call or device event.
-        start_ns: start of each node, as traced.
         duration_ns: duration of each node; 0 for moments of the host.
         event: position among the trace's device events; -1 for a moment of the host.
         edges: constraints of each node; at least one.

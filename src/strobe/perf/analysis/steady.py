@@ -25,7 +25,6 @@ class SteadyState:
     """The steady part of a series.
 
     Args:
-        kept: indices of the steady samples.
         excluded: every other index in order, with its cause.
         tested: a suffix passed the test. False: too few samples, or none passed, and only known causes were excluded.
     """

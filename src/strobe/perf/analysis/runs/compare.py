@@ -486,7 +486,6 @@ class LongClip:
     """Frame block times and memory of a long clip.
 
     Args:
-        variant: name of the variant whose clip it is.
         blocks_ns: length of every frame block.
         memory: memory held after each.
         settled: first frame block that counts: before it the cache fills, and what is compiled or captured is.

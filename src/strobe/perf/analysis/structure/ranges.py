@@ -616,7 +616,6 @@ class CallNode(NamedTuple):
     Args:
         name: name of the range or module, or a part of the module path of a graph's kernel.
         calls: on the host; 0 for a part of a module path.
-        host_ns: time of the calls on the host.
         events: device events launched in it, nested calls included.
         total_ns: their time; where events overlap, the moment belongs to the one that started first.
         self_ns: the part of it that was launched in no nested call.

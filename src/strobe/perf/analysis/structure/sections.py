@@ -57,7 +57,6 @@ class Edge:
     """One boundary: start or end of an event, or of the device time of a range or module.
 
     Args:
-        source: kind of source that `what` describes.
         what: a kind, or a regular expression.
         any_stream: the nearest on any stream of the device, not on the focal event's stream alone.
     """
