@@ -1,21 +1,28 @@
-"""A run as `RunRecords`, from a function that says how long each frame block of each clip takes; a trace from device events."""
+"""A run as `RunRecords`, from a function that says how long each frame block of each clip takes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from made_records import header_of, span_of
-from made_traces import trace_of
 from strobe.perf.measure.timing import palindrome
 from strobe.perf.records.record import Clip, Header, PromptAt, Span, Variant, Workload
 from strobe.perf.records.store import RunRecords
-from strobe.perf.trace import DeviceEvent, Trace
+from strobe.perf.trace import columns
 
 BLOCKS, SWITCH, STEPS = 12, 8, 4
+
+
+@pytest.fixture(autouse=True, scope="module")
+def three_events_at_a_time() -> Iterator[None]:
+    """Look at a long trace's events three at a time, so that small traces have many parts: no finding depends on it."""
+    kept, columns.BLOCK = columns.BLOCK, 3
+    yield
+    columns.BLOCK = kept
+
 
 BlockTime = Callable[[str, int, int], int]
 """(variant, order of the clip, frame block) -> nanoseconds."""
@@ -81,16 +88,5 @@ def make_run() -> Callable[..., RunRecords]:
             spans=tuple(samples), clips=tuple(finished), traces=(), videos=(), quality=(), gates=(), excluded=(), end=None,
             truncated=False, bad_lines=(),
         )  # fmt: skip
-
-    return make
-
-
-@pytest.fixture
-def make_trace() -> Callable[..., Trace]:
-    """Return `make(events, **fields)`: a trace of these device events, sorted as a reader sorts them."""
-
-    def make(events: Sequence[DeviceEvent], **fields: Any) -> Trace:
-        ordered = sorted(events, key=lambda event: (event.start_ns, -event.end_ns, event.name))
-        return trace_of(ordered, **fields)
 
     return make

@@ -15,7 +15,7 @@ import numpy as np
 from strobe.core.errors import ConfigError, unknown_choice
 from strobe.core.printable import first_of
 from strobe.perf.analysis.device.activity import events_by_device
-from strobe.perf.analysis.device.intervals import column
+from strobe.perf.analysis.device.intervals import column, totals
 from strobe.perf.analysis.device.kernels import kernel_name
 from strobe.perf.analysis.device.roofline import operator_cost
 from strobe.perf.analysis.structure.ranges import NOWHERE, nest
@@ -172,7 +172,6 @@ def compare_facts(baseline: Facts, candidate: Facts, allow_different: Sequence[s
 
 
 def _common(baseline: Value | None, candidate: Value | None) -> bool:
-    """Return whether both facts are sets of values that share some."""
     return isinstance(baseline, frozenset) and isinstance(candidate, frozenset) and not baseline.isdisjoint(candidate)
 
 
@@ -345,7 +344,6 @@ def _outermost(trace: Trace) -> set[str]:
 
 
 def _focal_facts(traces: Sequence[Trace], focal: str | None) -> Iterator[tuple[str, Value]]:
-    """Yield names and input sizes of the focal kernels."""
     kernels, sizes = set[str](), set[str]()
     for trace in traces if focal is not None else ():
         events = trace.device_events
@@ -361,7 +359,6 @@ def _focal_facts(traces: Sequence[Trace], focal: str | None) -> Iterator[tuple[s
 
 
 def _machine_facts(traces: Sequence[Trace]) -> Iterator[tuple[str, Value]]:
-    """Yield devices and processes."""
     devices = list[str]()  # products that ran something; an event's device number may differ from that of the list
     for trace in traces:
         by_index = {device.index: device.name for device in trace.devices}
@@ -394,9 +391,6 @@ def _launch_blocking(trace: Trace) -> bool | None:
     return bool(waited.mean() > 0.95)
 
 
-# ---------------------------------------------------------------------------------------------------------------- kernels
-
-
 class CommonPart(DocumentPart, frozen=True, kw_only=True):
     """Kernels that both sides ran, without copies and memsets."""
 
@@ -416,13 +410,12 @@ def common_kernels(baseline: Sequence[Trace], candidate: Sequence[Trace]) -> Com
 
 
 def _kernel_times(traces: Sequence[Trace]) -> Counter[str]:
-    """Sum the durations of each kernel, by its normalised name."""
     times: Counter[str] = Counter()
     for trace in traces:
         events = trace.device_events
         chosen = np.flatnonzero(np.isin(np.asarray(events.kind), _COMPUTES))
-        sums = np.zeros(len(events.names), np.int64)
-        np.add.at(sums, np.asarray(events.name)[chosen], (column(events.end_ns) - column(events.start_ns))[chosen])
+        length = column(events.end_ns) - column(events.start_ns)
+        sums = totals(length[chosen], column(events.name)[chosen], len(events.names))
         for name, ns in zip(events.names, sums.tolist(), strict=True):
             if ns:
                 times[kernel_name(name).group] += ns

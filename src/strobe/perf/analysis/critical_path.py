@@ -65,7 +65,6 @@ class WorkGraph:
 
     Args:
         begin_ns: start of the graph: of the window, else of the first launch call or device event.
-        start_ns: start of each node, as traced.
         duration_ns: duration of each node; 0 for moments of the host.
         event: position among the trace's device events; -1 for a moment of the host.
         edges: constraints of each node; at least one.
@@ -132,18 +131,10 @@ def _events(trace: Trace, inside: Ints) -> list[_Event]:
     events, hosts = trace.device_events, trace.device_events.hosts
     found = []
     for position in inside.tolist():
-        host = events.host[position]
-        found.append(
-            _Event(
-                position=position,
-                start=events.start_ns[position],
-                end=events.end_ns[position],
-                stream=(events.device[position], events.stream[position]),
-                called=hosts.start_ns[host] if host >= 0 else None,
-                returned=hosts.end_ns[host] if host >= 0 else None,
-                copies=events.kind[position] == _COPY,
-            )
-        )
+        host, stream = events.host[position], (events.device[position], events.stream[position])
+        called, returned = (hosts.start_ns[host], hosts.end_ns[host]) if host >= 0 else (None, None)
+        copies = events.kind[position] == _COPY
+        found.append(_Event(position, events.start_ns[position], events.end_ns[position], stream, called, returned, copies))
     return found
 
 
@@ -225,14 +216,12 @@ class _Builder:
         return launch_ns, median_low(gaps) if gaps else 0
 
     def graph(self) -> WorkGraph:
-        """Return the finished graph."""
         previous, edges = -1, []
         for node, (at, rank, number) in enumerate(self._order):
-            if rank == _DEVICE:
-                edges.append(self._decided(at, self._device_edges(number)))
-                continue
-            edges.append(self._decided(at, self._host_edges(self._moments[number], previous)))
-            previous = node
+            of_device = rank == _DEVICE
+            found = self._device_edges(number) if of_device else self._host_edges(self._moments[number], previous)
+            edges.append(self._decided(at, found))
+            previous = previous if of_device else node
         numbers = [number if rank == _DEVICE else -1 for _, rank, number in self._order]
         return WorkGraph(
             begin_ns=self._begin,
@@ -251,9 +240,8 @@ class _Builder:
         if moment.rank == _RETURN:
             found = [(since, GraphEdge(previous, from_end=True, lag_ns=0, kind=Lag.SYNC))]
             for number in moment.waits:
-                found.append(
-                    (self._events[number].end, GraphEdge(self._node_of_event[number], from_end=True, lag_ns=0, kind=Lag.SYNC))
-                )
+                edge = GraphEdge(self._node_of_event[number], from_end=True, lag_ns=0, kind=Lag.SYNC)
+                found.append((self._events[number].end, edge))
             return found
         return [(since, GraphEdge(previous, from_end=True, lag_ns=moment.at - since, kind=Lag.HOST))]
 
@@ -261,9 +249,8 @@ class _Builder:
         one, (ended, last, _, other) = self._events[number], self._bounds[number]
         found: list[tuple[int, GraphEdge]] = []
         if one.called is not None and one.called in self._node_of_call and one.called <= one.start:
-            found.append(
-                (one.called, GraphEdge(self._node_of_call[one.called], from_end=True, lag_ns=self._launch_ns, kind=Lag.LAUNCH))
-            )
+            edge = GraphEdge(self._node_of_call[one.called], from_end=True, lag_ns=self._launch_ns, kind=Lag.LAUNCH)
+            found.append((one.called, edge))
         for earlier in dict.fromkeys(each for each in (ended, last) if each is not None):
             node, end = self._node_of_event[earlier], self._events[earlier].end
             if end <= one.start:
@@ -371,7 +358,6 @@ class WhatIfRow(DocumentPart, frozen=True, kw_only=True):
     ratio: A[float | None, term("duration with it / without it; null: nothing is left", "faster", _TIMES, missing=_NOTHING_LEFT)]
 
     def said(self) -> str:
-        """Return the name of what is left out."""
         lags = {Lag.HOST.value: "the work of the host between launches", Lag.LAUNCH.value: "launch latency"}
         return self.name or lags.get(self.kind, self.kind)
 

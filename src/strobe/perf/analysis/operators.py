@@ -40,7 +40,6 @@ class Operators:
     """Operators of the host in a window.
 
     Args:
-        span_ns: length of the window.
         threads: name, number of calls and busy time of each thread, the busiest first.
         rows: of each operator, the largest self time first; self times add up to the busy time of the threads.
     """
@@ -51,7 +50,6 @@ class Operators:
 
     @property
     def busy_ns(self) -> int:
-        """Time in which operators ran, summed over threads, ns."""
         return sum(busy_ns for _, _, busy_ns in self.threads)
 
 
@@ -195,7 +193,6 @@ class Launchers:
 
     Args:
         trace: read with `details=True`.
-        details: inputs and autograd facts of its operators.
     """
 
     def __init__(self, trace: Trace, details: OperatorFacts) -> None:
@@ -216,18 +213,14 @@ class Launchers:
 
     @property
     def scope_names(self) -> tuple[str, ...]:
-        """Names of ranges and modules without their numbers."""
         return self._scopes.names
 
     def of(self, work: EventView) -> Ints:
-        """Return the launcher of each of some device events."""
         host = work.host
-        launcher = np.full(len(host), NOWHERE, np.int64)
-        known = host >= 0
-        launcher[known] = self._of_host[host[known]]
+        launcher = np.append(self._of_host, NOWHERE)[np.maximum(host, NOWHERE)]
         lost = np.flatnonzero(launcher == NOWHERE)
         named = np.asarray(self._details.of_event)[work.position[lost]].astype(np.int64)
-        launcher[lost] = np.where(named >= 0, named, np.where(known[lost], self.outside, self.unlinked))
+        launcher[lost] = np.where(named >= 0, named, np.where(host[lost] >= 0, self.outside, self.unlinked))
         return launcher
 
     def scopes_of(self, launchers: Ints) -> Ints:
@@ -246,11 +239,7 @@ class Launchers:
 
     def scopes_of_calls(self, work: EventView) -> Ints:
         """Return the name of the range or module that each device event was launched in, -1 for none."""
-        host = work.host
-        found = np.full(len(host), NOWHERE, np.int64)
-        known = host >= 0
-        found[known] = self._name(self._scope_of_host[host[known]])
-        return found
+        return self._name(np.append(self._scope_of_host, NOWHERE)[np.maximum(work.host, NOWHERE)])
 
     def _name(self, scope: Ints) -> Ints:
         names = column(self._scopes.name)
@@ -358,7 +347,6 @@ class OperatorTimes:
     """Operators of one device with equal inputs, most exclusive time first.
 
     Args:
-        device: its number.
         rows: their exclusive times add up to `busy_ns`.
         inputs: of the calls of each row, as far as they were recorded.
         kernels: launched by the calls of each row, most exclusive time first; `callers` likewise.
@@ -373,16 +361,11 @@ class OperatorTimes:
 
     @property
     def attributed_ns(self) -> int:
-        """Exclusive time of the rows with an operator."""
         return sum(row.exclusive_ns for row in self.rows if row.source == Source.OPERATOR)
 
 
 def operator_times(views: Sequence[DeviceView]) -> tuple[OperatorTimes, ...]:
-    """Return the table of each device of a trace that was read with details; none for a trace without them.
-
-    Args:
-        views: devices of one trace.
-    """
+    """Return the table of each device of a trace that was read with details; none for a trace without them."""
     if not views or views[0].trace.details is None:
         return ()
     launchers = Launchers(views[0].trace, views[0].trace.details)
@@ -483,7 +466,6 @@ class _OperatorKeys:
         return np.array(numbers, np.int64)
 
     def codes(self, work: EventView) -> Ints:
-        """Return the code of each event."""
         launcher = self._launchers.of(work)
         caller = self._caller[launcher]
         outside = np.flatnonzero(launcher >= self._launchers.num)
@@ -493,7 +475,6 @@ class _OperatorKeys:
         return code * len(DEVICE_KINDS) + work.kind.astype(np.int64)
 
     def rows(self, counted: Mapping[int, list[int]]) -> Iterable[_Found]:
-        """Yield the rows of the tables from the counters."""
         calls: dict[tuple[int, int], int] = defaultdict(int)
         real = self._used[self._used < self._launchers.num]
         for pair in zip(self._row[real].tolist(), self._caller[real].tolist(), strict=True):

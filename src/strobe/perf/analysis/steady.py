@@ -25,10 +25,8 @@ class SteadyState:
     """The steady part of a series.
 
     Args:
-        kept: indices of the steady samples.
         excluded: every other index in order, with its cause.
         tested: a suffix passed the test. False: too few samples, or none passed, and only known causes were excluded.
-        note: findings in words.
     """
 
     kept: tuple[int, ...]

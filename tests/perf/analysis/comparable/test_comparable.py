@@ -56,13 +56,6 @@ def test_every_fact_has_one_verdict(baseline: dict[str, str], candidate: dict[st
     assert [check.verdict for check in back] == [check.verdict for check in found]
 
 
-def test_serialised_launches_are_compared_with_nothing() -> None:
-    found = compare_facts({"launch_blocking": "yes"}, {"launch_blocking": "yes"})
-    assert [check.name for check in obstacles(found)] == ["launch_blocking"]
-    assert not obstacles(compare_facts({"launch_blocking": "no"}, {"launch_blocking": "no"}))
-    assert not obstacles(compare_facts({"launch_blocking": "yes"}, {"launch_blocking": "yes"}, ("launch_blocking",)))
-
-
 @pytest.mark.parametrize(
     ("name", "candidate", "verdict", "weight"),
     [
@@ -205,10 +198,6 @@ def test_launch_geometry_is_not_an_input_size(tmp_path: Path) -> None:
     path = write_model_trace(tmp_path / "t.json", "Bert")
     assert "shapes" in trace_facts([read_trace(path, ops=False, shapes=True)], "flash")
     assert "shapes" not in trace_facts([read_trace(path, ops=False)], "flash"), "read without sizes, grid and block are left"
-
-
-def test_half_precision_of_most_of_the_time_is_the_dtype(tmp_path: Path) -> None:
-    assert trace_facts([read(tmp_path / "t.json", "Bert", dtype="c10::Half")])["dtype"] == "float16"
 
 
 def test_kernels_of_both_sides(tmp_path: Path) -> None:

@@ -152,21 +152,6 @@ def _longest(graph: WorkGraph) -> int:
     return max(at + took for at, took, event in zip(reached, graph.duration_ns, graph.event, strict=True) if event >= 0)
 
 
-def test_a_graph_is_bound_by_its_kernels_and_the_same_step_by_its_host() -> None:
-    eager, graph = (critical_path(read_trace(H200 / f"{name}.json.gz", details=True)) for name in ("eager", "graph"))
-    assert eager[1][0].kind == Lag.HOST and eager[2][0].kind == Lag.HOST
-    path, parts, _ = graph
-    assert parts[0].kind == KERNEL and sum(part.path_ns for part in parts if part.kind == KERNEL) > 0.8 * path.duration_ns
-
-
-def test_a_window() -> None:
-    trace = read_trace(H200 / "eager.json.gz", details=True)
-    window = choose_window(trace, "ProfilerStep#3")
-    found = critical_path(trace, window)
-    _check(work_graph(trace, window), found)
-    assert (found[0].begin_ns, found[0].events) == (window.start_ns, 28)
-
-
 def test_waiting_for_another_stream_is_seen(tmp_path: Path) -> None:
     """`late` was launched early and its stream is free: it waited for `long`, which ends just before."""
     events = [
@@ -227,9 +212,12 @@ def test_nothing_to_do(tmp_path: Path) -> None:
         critical_path(trace)
 
 
-def test_too_many_events_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_events_are_refused_and_a_window_has_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strobe.perf.analysis.critical_path.MOST_EVENTS", 50)
     trace = read_trace(H200 / "eager.json.gz", details=True)
     with pytest.raises(DataError, match="too many for the critical path, 50 at most: give a --window"):
         critical_path(trace)
-    assert critical_path(trace, choose_window(trace, "ProfilerStep#3"))[0].events == 28
+    window = choose_window(trace, "ProfilerStep#3")
+    found = critical_path(trace, window)
+    _check(work_graph(trace, window), found)
+    assert (found[0].begin_ns, found[0].events) == (window.start_ns, 28)

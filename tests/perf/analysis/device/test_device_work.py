@@ -6,16 +6,27 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import combinations, pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from made_traces import trace_of
 from strobe.core.errors import DataError
-from strobe.perf.analysis.device.activity import ACTIVITIES, CAUSES, PRIORITY, DeviceView, activity, device_views, idle_strip
-from strobe.perf.analysis.device.intervals import Window
+from strobe.perf.analysis.device.activity import (
+    ACTIVITIES,
+    BUSY,
+    CAUSES,
+    PRIORITY,
+    DeviceView,
+    activity,
+    device_views,
+    idle_strip,
+)
+from strobe.perf.analysis.device.intervals import Window, distribution, distributions
 from strobe.perf.analysis.device.kernels import kernel_name, kernel_table
-from strobe.perf.analysis.device.launch import Gaps, Launch
+from strobe.perf.analysis.device.launch import LENGTHS, Gaps, Launch, Queue, queues
+from strobe.perf.measure.stats import P99_SAMPLES, percentile
 from strobe.perf.trace import DeviceEvent, HostEvent, Trace
 
 _NAMES = {
@@ -121,6 +132,8 @@ def test_activity(trace: Trace, window: Window | None) -> None:
         account, asked = activity(view), _Moments(view)
         found, idle = account.device, account.idle
         inside = list(asked.inside())
+        owners = list(zip(view.slices.event.tolist(), view.slices.cause.tolist(), strict=True))
+        assert not any(one == other and one[1] == BUSY for one, other in pairwise(owners)), "one slice for each stretch"
         classes = Counter(asked.class_of(moment) for moment in range(asked.begin, asked.stop))
         assert found.span_ns == asked.stop - asked.begin == found.busy_ns + found.idle_ns
         assert idle == {cause: classes[cause] for cause in CAUSES} and sum(idle.values()) == found.idle_ns
@@ -281,15 +294,81 @@ def test_launch_delays(trace: Trace, window: Window | None) -> None:
             assert (row.calls, row.events, row.host_sum_ns) == (len(hosts), len(calls[row.call]), sum(took))
 
 
-# ---- bad input ----
-
-
-def test_a_trace_of_a_cpu_has_no_devices() -> None:
-    assert device_views(trace_of()) == () == device_views(trace_of(), Window(start_ns=0, end_ns=5, label="w"))
-
-
 @pytest.mark.parametrize("spans", [[(0, 1 << 61)] * 2, [(-(1 << 61), 0), (1 << 61, (1 << 61) + 1)]])
 def test_times_beyond_64_bits_are_refused(spans: list[tuple[int, int]]) -> None:
     events = [DeviceEvent("k", "kernel", start, end, 0, 7, 0, None) for start, end in spans]
     with pytest.raises(DataError, match="146 years"):
         device_views(trace_of(events))
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(-(10**12), 10**12)), max_size=40))
+def test_each_group_is_described_alone(samples: list[tuple[int, int]]) -> None:
+    group, values = (np.array(part, np.int64) for part in (zip(*samples, strict=True) if samples else ([], [])))
+    for number, found in enumerate(distributions(values, group, 5)):
+        mine = sorted(value for of, value in samples if of == number)
+        if not mine:
+            assert found is None
+            continue
+        assert found is not None
+        assert (found.n, found.sum_ns, found.min_ns, found.max_ns) == (len(mine), sum(mine), mine[0], mine[-1])
+        assert (found.p50_ns, found.p99_ns, found.mean_ns) == (percentile(mine, 0.5), None, sum(mine) / len(mine))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, P99_SAMPLES - 1, P99_SAMPLES, 500, 1000, 1001])
+def test_p99_needs_enough_samples_and_is_one_of_them(n: int) -> None:
+    values = np.random.default_rng(n).integers(0, 1 << 60, n)
+    found = distribution(values)
+    assert found is not None
+    assert found.p99_ns == (percentile(values.tolist(), 0.99) if n >= P99_SAMPLES else None)
+    assert found.min_ns <= found.p50_ns <= found.max_ns
+    assert all(type(value) is int for value in (found.n, found.sum_ns, found.min_ns, found.p50_ns, found.max_ns))
+
+
+def _trace(rows: list[tuple[int, int, int, int, bool]]) -> Trace:
+    events = []
+    for called, delay, length, stream, linked in rows:
+        start, host = called + delay, HostEvent("launch", called, called + 1, 0) if linked else None
+        events.append(DeviceEvent("k", "kernel", start, start + length, 0, stream, 0, host))
+    return trace_of(events)
+
+
+def _counted(rows: list[tuple[int, int]], begin: int, end: int) -> Counter[int]:
+    """How long the queue has each length: the rows are when each event was launched and when it started."""
+    return Counter(sum(called <= now < start for called, start in rows) for now in range(begin, end))
+
+
+def _check(queue: Queue, spent: Counter[int]) -> None:
+    whole, found = sum(spent.values()), queue.row
+    assert found.empty_ns == spent[0] and found.span_ns == whole
+    assert found.longest == max(spent, default=0)
+    assert found.waited_ns == sum(length * ns for length, ns in spent.items())
+    listed = sorted(spent.elements())
+    assert found.median == (listed[(whole - 1) // 2] if listed else 0)
+    for (low, high), ns in zip(LENGTHS, queue.lengths_ns, strict=True):
+        assert sum(ns) == sum(took for length, took in spent.items() if low <= length and (high is None or length <= high))
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 60), st.integers(-5, 50), st.integers(0, 20), st.integers(0, 2), st.booleans()),
+        min_size=1,
+        max_size=40,
+    ),
+    st.one_of(st.none(), st.tuples(st.integers(0, 50), st.integers(1, 80))),
+)
+def test_against_every_nanosecond(rows: list[tuple[int, int, int, int, bool]], cut: tuple[int, int] | None) -> None:
+    window = None if cut is None else Window(label="w", start_ns=cut[0], end_ns=cut[0] + cut[1])
+    trace = _trace(rows)
+    (view,) = device_views(trace, window)
+    whole, *streams = queues(view, 7)
+    known = [(called, called + delay, stream) for called, delay, _, stream, linked in rows if linked]
+    _check(whole, _counted([(called, start) for called, start, _ in known], view.begin_ns, view.end_ns))
+    assert [queue.row.stream for queue in streams] == (
+        sorted({row[3] for row in rows}) if len({row[3] for row in rows}) > 1 else []
+    )
+    for queue in streams:
+        mine = [(called, start) for called, start, stream in known if stream == queue.row.stream]
+        _check(queue, _counted(mine, view.begin_ns, view.end_ns))
+    for left, right, *parts in zip(whole.edges_ns, whole.edges_ns[1:], *whole.lengths_ns, strict=False):
+        assert sum(parts) == right - left, "every bin is filled"
+    assert sum(queue.row.waited_ns for queue in streams) in (0, whole.row.waited_ns)

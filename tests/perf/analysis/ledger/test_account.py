@@ -22,7 +22,6 @@ from strobe.perf.analysis.ledger import account
 from strobe.perf.analysis.ledger.account import (
     AROUND,
     CLIP_LEVELS,
-    MEANING,
     MIN_STEPS,
     MISMATCH,
     NOT_APART,
@@ -251,7 +250,6 @@ def test_many_steps_are_drawn_in_parts_and_give_the_same(monkeypatch: pytest.Mon
     assert step_spread(*sides) == whole
 
 
-# ---- of traces ----
 def side(focal: list[int], other: int, calls: int = 1) -> TracedSide:
     """Named steps of `calls` focal kernels and a gemm, back to back; the last of them has no end and is left out."""
     ranges, device, at = [], [], 0
@@ -297,7 +295,6 @@ def test_traces_with_too_few_steps_or_none_say_so() -> None:
     assert foreign_ledger(side([1000], 300), sides[1]).intervals.lines == {}
 
 
-# ---- of our own clips ----
 def test_timed_lines_have_the_t_interval_of_their_pairs() -> None:
     """Three pairs save 10, 12 and 14 in all: mean 12, s = 2, t(0.975, 2) = 4.302653, half = 4.968275; two clips are in a pair."""
     found = paired_spread({"outside": [10, 12, 14]}, [4, 4, 4], 2)
@@ -624,8 +621,7 @@ def test_every_label_belongs_to_one_part(path: tuple[str, ...], activity: str, p
     assert part_of(Label(path, activity)) == part
 
 
-def test_every_part_says_what_it_is_and_every_region_has_one() -> None:
-    assert MEANING.keys() == set(Part)
+def test_every_region_has_a_part() -> None:
     inside = [name for name in spans.NAMES if name not in (spans.E2E, spans.FRAME_BLOCK)]
     outermost = (spans.DRAW, spans.TEXT, spans.RECACHE, spans.DENOISE_STEP, spans.COMMIT, spans.VAE_DECODE, spans.DECODE_WAIT)
     for name in inside:

@@ -129,6 +129,10 @@ def traced(folder: Path, layers: list[list[tuple[str, str, int]]], focal: str, l
     return label_trace(read_trace(path), label, focal)
 
 
+def sided(name: str, *ranks: TracedSide, timings: Timings = NONE) -> TimedSide:
+    return TimedSide(name=name, traced=ranks, timings=timings)
+
+
 def by_level(figures: tuple[LevelFigure, ...]) -> dict[str, LevelFigure]:
     return {figure.level: figure for figure in figures}
 
@@ -170,12 +174,8 @@ def test_records_of_several_variants_are_told_apart_by_name() -> None:
 
 
 def test_levels_are_compared_over_rounds_and_steps(tmp_path: Path) -> None:
-    baseline = TimedSide(
-        name="baseline", traced=(traced(tmp_path, fa_layers() * 2, FA),), timings=timings(tmp_path, log(14, 100))
-    )
-    candidate = TimedSide(
-        name="candidate", traced=(traced(tmp_path, vsa_layers() * 2, VSA),), timings=timings(tmp_path, log(7, 90))
-    )
+    baseline = sided("baseline", traced(tmp_path, fa_layers() * 2, FA), timings=timings(tmp_path, log(14, 100)))
+    candidate = sided("candidate", traced(tmp_path, vsa_layers() * 2, VSA), timings=timings(tmp_path, log(7, 90)))
     found = by_level(level_figures(baseline, candidate))
     assert float(found["kernel"].ratio or 0) == pytest.approx(3.4520, abs=5e-5)
     for level in ("kernel", "attention", "step", "stage"):
@@ -195,10 +195,8 @@ def test_levels_are_compared_over_rounds_and_steps(tmp_path: Path) -> None:
 
 def test_a_level_that_the_kernel_did_not_move_has_no_realised_share(tmp_path: Path) -> None:
     same = traced(tmp_path, fa_layers(), FA)
-    sides = [
-        TimedSide(name=name, traced=(same,), timings=timings(tmp_path, log(*times)))
-        for name, times in (("baseline", (14, 100)), ("candidate", (7, 90)))
-    ]
+    runs = {"baseline": log(14, 100), "candidate": log(7, 90)}
+    sides = [sided(name, same, timings=timings(tmp_path, text)) for name, text in runs.items()]
     found = by_level(level_figures(sides[0], sides[1]))
     assert found["kernel"].verdict == "no difference" and found["kernel"].saved_ns == 0
     assert found["attention"].realised is None and found["stage"].realised is None
@@ -208,8 +206,8 @@ def test_a_level_that_the_kernel_did_not_move_has_no_realised_share(tmp_path: Pa
 
 def test_the_rank_that_the_others_wait_for_counts(tmp_path: Path) -> None:
     quick, slow = traced(tmp_path, fa_layers(), FA, "rank 0"), traced(tmp_path, fa_layers(4_000_000), FA, "rank 1")
-    baseline = TimedSide(name="baseline", traced=(quick, slow), timings=NONE)
-    candidate = TimedSide(name="candidate", traced=(traced(tmp_path, vsa_layers(), VSA, "rank 1"),), timings=NONE)
+    baseline = sided("baseline", quick, slow)
+    candidate = sided("candidate", traced(tmp_path, vsa_layers(), VSA, "rank 1"))
     assert baseline.chosen is slow
     ledgers = rank_ledgers(baseline, candidate)
     assert [account.ranks for account in ledgers] == ["slowest rank (rank 1 against rank 1)", "rank 1"]
@@ -219,9 +217,9 @@ def test_the_rank_that_the_others_wait_for_counts(tmp_path: Path) -> None:
 def test_a_timed_step_tells_the_dilation_if_it_can_be_the_traced_one(tmp_path: Path) -> None:
     step = traced(tmp_path, fa_layers(), FA)
     for seconds, believed in ((0.010, True), (0.0129, True), (0.0001, False), (1.0, False)):
-        side = TimedSide(name="baseline", traced=(step,), timings=timings(tmp_path, log(12, 100, step_s=seconds)))
+        side = sided("baseline", step, timings=timings(tmp_path, log(12, 100, step_s=seconds)))
         assert ("step" in side.timed()) == believed
-    side = TimedSide(name="baseline", traced=(step,), timings=timings(tmp_path, log(12, 100, step_s=0.010)))
+    side = sided("baseline", step, timings=timings(tmp_path, log(12, 100, step_s=0.010)))
     (account,) = rank_ledgers(side, side)
     lines = {line.name: line.baseline_ns for line in account.lines}
     assert account.unit == "stage" and lines[DILATION] == 3 * (10_000_000 - step.mean_ns)
@@ -239,8 +237,7 @@ def test_of_ranks_that_meet_the_late_one_counts(tmp_path: Path) -> None:
     ]
     assert ranks[0].mean_ns == ranks[1].mean_ns and ranks[1].own_ns == 12_500_000 + 10_000
     for order in (ranks, ranks[::-1]):
-        chosen = TimedSide(name="baseline", traced=tuple(order), timings=NONE).chosen
-        assert chosen is ranks[1]
+        assert sided("baseline", *order).chosen is ranks[1]
 
 
 def test_a_rank_without_steps_is_not_the_slowest_for_its_whole_window(tmp_path: Path) -> None:
@@ -248,8 +245,8 @@ def test_a_rank_without_steps_is_not_the_slowest_for_its_whole_window(tmp_path: 
     layers = [[("kernel", f"{name}{at}", 3_000_000), ("kernel", FA, 9_534_580)] for at, name in enumerate("ab")]
     whole = traced(tmp_path, layers, FA, "rank 1")
     assert isinstance(whole.steps, str) and whole.mean_ns > stepped.mean_ns
-    assert TimedSide(name="baseline", traced=(whole, stepped), timings=NONE).chosen is stepped
-    side = TimedSide(name="baseline", traced=(whole,), timings=timings(tmp_path, log(12, 100, step_s=0.020)))
+    assert sided("baseline", whole, stepped).chosen is stepped
+    side = sided("baseline", whole, timings=timings(tmp_path, log(12, 100, step_s=0.020)))
     assert "step" not in side.timed()
 
 
@@ -262,10 +259,7 @@ def test_sections_are_held_against_the_kernels_inside_them(tmp_path: Path) -> No
         section = parse_section("memcpy:end -> gather:end", FA)
         return label_trace(read_trace(path), name, FA, section)
 
-    sides = [
-        TimedSide(name="baseline", traced=(cut("one", 4_000_000, 500_000),), timings=NONE),
-        TimedSide(name="candidate", traced=(cut("two", 1_000_000, 1_000_000),), timings=NONE),
-    ]
+    sides = sided("baseline", cut("one", 4_000_000, 500_000)), sided("candidate", cut("two", 1_000_000, 1_000_000))
     assert [side.focal_in_section() for side in sides] == [8_000_000, 2_000_000]
     found = by_level(level_figures(*sides))
     assert found["kernel"].saved_ns == 3_000_000

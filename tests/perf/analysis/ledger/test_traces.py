@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from made_traces import trace_of
 from strobe.core.errors import ConfigError, DataError
+from strobe.perf.analysis.device.activity import IDLE
 from strobe.perf.analysis.ledger.account import DILATION, OUTSIDE_WINDOW, Ledger, Part
 from strobe.perf.analysis.ledger.speedup import MOST_LINES, Answer, account_answer
 from strobe.perf.analysis.ledger.traces import (
@@ -23,9 +24,9 @@ from strobe.perf.analysis.ledger.traces import (
     Means,
     Node,
     TracedSide,
-    difference,
     foreign_ledger,
     label_trace,
+    node_of,
     path_times,
 )
 from strobe.perf.analysis.runs.timeline import Label
@@ -81,7 +82,7 @@ def word(event: DeviceEvent, in_section: bool) -> str:
 
 
 def brute_force(trace: Trace, side: TracedSide, priority: tuple[str, ...]) -> tuple[list[Counter[Label]], Counter[str]]:
-    """Ask every nanosecond of every tile who owns it."""
+    """Ask every nanosecond of every tile who owns it; idle time is not split by cause."""
     events = list(trace.device_events)
     members = {number for section in side.sections.found for number in section.members}
     areas = [section[:2] for section in side.sections.found]
@@ -93,24 +94,6 @@ def brute_force(trace: Trace, side: TracedSide, priority: tuple[str, ...]) -> tu
 
     owners = {moment: owner(moment) for moment in range(events[0].start_ns, end)}
 
-    def cause(moment: int) -> str:
-        first = last = moment
-        while owners.get(first - 1, 0) is None:
-            first -= 1
-        while owners.get(last) is None and last < end:
-            last += 1
-        waited = events[owners[last]] if last < end else None
-        if waited is None or waited.host is None:
-            return "unlinked"
-        launch = waited.host.start_ns
-        if first == events[0].start_ns:  # nothing ran before: the gap starts before the launch
-            launch = max(launch, first)
-        if launch < first or waited.ordinal:
-            return "queued"
-        if moment >= launch:
-            return "launch_latency"
-        return "profiler_overhead" if any(s <= moment < e for s, e in trace.overhead) else "host_late"
-
     tiles, exclusive = [], Counter[str]()
     for tile in side.tiles:
         owned: Counter[Label] = Counter()
@@ -118,7 +101,7 @@ def brute_force(trace: Trace, side: TracedSide, priority: tuple[str, ...]) -> tu
             inside = any(start <= moment < stop for start, stop in areas)
             at = owners[moment]
             if at is None:
-                owned[Label(("section" if inside else "step",), cause(moment))] += 1
+                owned[Label(("section" if inside else "step",), "idle")] += 1
                 continue
             exclusive[FOCAL_NAME if events[at].name == "flash" else events[at].name] += 1
             place = "focal" if events[at].name == "flash" else "section" if inside and at in members else "step"
@@ -131,7 +114,11 @@ def brute_force(trace: Trace, side: TracedSide, priority: tuple[str, ...]) -> tu
 def test_every_nanosecond_has_one_label(trace: Trace, priority: list[str]) -> None:
     side = cut(trace, priority=priority)
     tiles, exclusive = brute_force(trace, side, tuple(priority))
-    assert [tile.owned for tile in side.tiles] == tiles
+    found = [Counter[Label]() for _ in side.tiles]
+    for counted, tile in zip(found, side.tiles, strict=True):
+        for label, ns in tile.owned.items():
+            counted[label._replace(activity="idle") if label.activity in IDLE else label] += ns
+    assert found == tiles
     assert {name: ns for name, (_, ns) in side.calls.items() if ns} == exclusive
     events = list(trace.device_events)
     starts = [e for e in events for tile in side.tiles if tile.start_ns <= e.start_ns < tile.end_ns]
@@ -205,7 +192,6 @@ def test_bridges_close_the_stage(before: Trace, after: Trace, times: tuple[Fract
     assert set(without.missing) == {"e2e", "profiler dilation"}
 
 
-# ---- by hand ----
 def kernel(name: str, start: int, end: int, launch: int, stream: int = 7) -> DeviceEvent:
     return DeviceEvent(name, NAMES[name], start, end, 0, stream, 0, HostEvent("cudaLaunchKernel", launch, launch + 1, 0))
 
@@ -404,19 +390,6 @@ def kinds_of_traces(draw: st.DrawFn) -> Trace:
     return stepped_trace(device, [100 * number for number in range(count)])
 
 
-def owned_by(trace: Trace, names: set[str], tiles: list[tuple[int, int]]) -> int:
-    """Nanoseconds of the tiles in which one of these kernels is the first in the order of owners that runs."""
-    order = [*("flash",), *("pack", "unpack", "gemm", "norm", "attn_fwd"), "zero", "send", "move"]
-    rank = {name: 1 if name in order[1:6] else order.index(name) for name in order}
-    total = 0
-    events = list(trace.device_events)
-    for moment in (moment for start, end in tiles for moment in range(start, end)):
-        running = [at for at, each in enumerate(events) if each.start_ns <= moment < each.end_ns]
-        owner = min(running, key=lambda at: (rank[events[at].name], at), default=None)
-        total += owner is not None and events[owner].name in names
-    return total
-
-
 @given(
     kinds_of_traces(),
     kinds_of_traces(),
@@ -436,12 +409,13 @@ def test_the_lines_add_up_to_the_account_exactly(before: Trace, after: Trace, sa
 
 
 @given(kinds_of_traces())
-def test_kernels_by_kind_are_what_every_nanosecond_says(trace: Trace) -> None:
+def test_kernels_by_kind_are_what_the_kernels_own(trace: Trace) -> None:
     own = label_trace(trace, "t", "flash")
-    tiles = [(tile.start_ns, tile.end_ns) for tile in own.tiles]
-    expected = {"attention": {"attn_fwd"}, "matrix products": {"gemm"}, "other": {"pack", "unpack", "norm"}}
-    counted = {kind: owned_by(trace, names, tiles) for kind, names in expected.items()}
-    assert {kind.value: ns for kind, ns in own.kinds.items() if ns} == {kind: ns for kind, ns in counted.items() if ns}
+    kinds = {"attn_fwd": "attention", "gemm": "matrix products", "pack": "other", "unpack": "other", "norm": "other"}
+    counted = Counter[str]()
+    for name, (_, ns) in own.calls.items():
+        counted[kinds.get(name, "")] += ns
+    assert {kind.value: ns for kind, ns in own.kinds.items() if ns} == {kind: ns for kind, ns in counted.items() if kind and ns}
 
 
 # Trees of device time by path, and two of them laid over each other.
@@ -479,9 +453,9 @@ _TREES = st.dictionaries(st.lists(st.sampled_from("abc"), min_size=1, max_size=3
 
 @given(_TREES, _TREES, st.integers(1, 4), st.integers(1, 4))
 def test_a_difference_adds_up(before: dict[tuple[str, ...], int], after: dict[tuple[str, ...], int], n: int, m: int) -> None:
-    root = difference(before, n, after, m)
-    assert root.baseline_ns * n == sum(before.values()) and root.candidate_ns * m == sum(after.values()), "exactly"
     own = {path: (Fraction(before.get(path, 0), n), Fraction(after.get(path, 0), m)) for path in before.keys() | after.keys()}
+    root = node_of((), own)
+    assert root.baseline_ns * n == sum(before.values()) and root.candidate_ns * m == sum(after.values()), "exactly"
 
     def check(node: Node, path: tuple[str, ...]) -> None:
         below = [times for each, times in own.items() if each[: len(path)] == path]

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from itertools import count, pairwise
-from pathlib import Path
+from fractions import Fraction
+from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from passes import LAYER, LAYERS, STEP_NS, STEPS, Recorder, kernels_of, stream
-from strobe.core.errors import DataError
-from strobe.perf.analysis.runs.breakdown import Amount, breakdown, layers_of, place_of
-from strobe.perf.analysis.runs.timeline import UNMATCHED, passes_of
-from strobe.perf.trace import DeviceEvents, HostEvent, HostEvents, Region, Trace
+from made_traces import trace_of
+from passes import LAYER, LAYERS, STEPS, Recorder, kernels_of, stream
+from strobe.perf.analysis.runs.breakdown import (
+    REGIONS,
+    REST,
+    Amount,
+    KernelProfile,
+    Operation,
+    Whole,
+    breakdown,
+    layers_of,
+    place_of,
+    region_kernels,
+)
+from strobe.perf.analysis.runs.timeline import UNMATCHED, Label, Partition, RegionCall, Tile, passes_of
+from strobe.perf.trace import DeviceEvents, HostEvent, Region
 
 SIDES = ("denoise_step", "commit")
-PLACES = [(section, piece) for section, piece, _, _ in LAYER]
 
 
 def expected_busy(blocks: int, scale: int = 1) -> Counter[tuple[str, tuple[str, ...], int]]:
@@ -40,17 +52,6 @@ def test_kernels_belong_to_the_piece_that_launched_them(blocks: int) -> None:
     assert found.stages == {"denoise_step": STEPS * blocks, "commit": blocks}
     assert found.of(("commit",), ()).calls == blocks
     assert layers_of(found) == list(range(LAYERS))
-
-
-def test_calls_and_kernels_are_counted() -> None:
-    found = breakdown(stream(Recorder(), blocks=2))
-    kernel = found.of(("denoise_step",), ("attention", "attention_kernel"))
-    assert (kernel.calls, kernel.events) == (2 * STEPS * LAYERS, 2 * STEPS * LAYERS)
-    section = found.of(None, ("attention",), deep=True)
-    assert (section.calls, section.events) == (2 * (STEPS + 1) * LAYERS, 3 * 2 * (STEPS + 1) * LAYERS)
-    first = found.of(("commit",), ("ffn",), deep=True, layers=range(1))
-    later = found.of(("commit",), ("ffn",), deep=True, layers=range(1, LAYERS))
-    assert (first.busy_ns, later.busy_ns) == (2 * 2 * 130, 2 * (LAYERS - 1) * 130)
 
 
 @pytest.mark.parametrize("deep", [False, True])
@@ -104,30 +105,6 @@ def test_a_graph_is_taken_apart_by_the_run_without_it() -> None:
     assert (mix.busy_ns, mix.calls) == (2 * STEPS * 8 * 3, 2 * STEPS)
 
 
-def test_branches_of_a_graph_run_in_orders_of_their_own() -> None:
-    """Of each layer two kernels change places, and the one that is late lies on a stream that no other layer has."""
-    trace, branch = stream(Recorder(), graphs=True), count(100)
-    events = list(trace.device_events)
-    for place, (late, early) in enumerate(pairwise(events)):
-        if late.host is not None and early.host == late.host and early.name == "flash":
-            turn = late.start_ns + early.end_ns - early.start_ns
-            first = early._replace(start_ns=late.start_ns, end_ns=turn, ordinal=late.ordinal)
-            second = late._replace(start_ns=turn, end_ns=early.end_ns, ordinal=early.ordinal, stream=next(branch))
-            events[place : place + 2] = first, second
-    assert next(branch) == 100 + (STEPS + 1) * LAYERS
-    found = breakdown(replace(trace, device_events=DeviceEvents.from_rows(events)), passes_of(stream(Recorder())))
-    own = {(p.stage, p.path, p.layer): a.busy_ns for p, a in found.amounts.items() if p.layer is not None and a.busy_ns}
-    assert own == dict(expected_busy(1))
-    assert found.replays is not None and found.replays.matched == found.replays.kernels
-
-
-def test_a_graph_alone_is_one_piece() -> None:
-    found = breakdown(stream(Recorder(), graphs=True))
-    assert found.replays is not None and (found.replays.attributed, found.replays.matched) == (0, 0)
-    assert "launched kernel by kernel" in found.replays.reason and not layers_of(found)
-    assert found.of(("commit",), ()).busy_ns == STEP_NS
-
-
 def test_a_graph_of_other_kernels_is_not_attributed() -> None:
     trace = stream(Recorder(), graphs=True)
     events = [event._replace(name=f"{event.name}_other") if event.name != "flash" else event for event in trace.device_events]
@@ -156,11 +133,8 @@ def test_on_a_cpu_time_belongs_to_what_is_open() -> None:
         region("kv_write", 250, 300),
         region("attention", 500, 800),
     )
-    ops = HostEvents.from_rows(
-        [HostEvent("aten::mm", 210, 260, 0), HostEvent("aten::copy_", 270, 290, 0), HostEvent("aten::mm", 520, 700, 0)]
-    )
-    trace = Trace(path=Path("t"), threads=("1/1",), ops=ops, regions=regions, device_events=DeviceEvents.from_rows([]))
-    found = breakdown(trace)
+    ops = [HostEvent("aten::mm", 210, 260, 0), HostEvent("aten::copy_", 270, 290, 0), HostEvent("aten::mm", 520, 700, 0)]
+    found = breakdown(trace_of(ops=ops, regions=regions))
     write = found.of(("denoise_step",), ("attention", "kv_write"))
     assert (write.calls, write.busy_ns, write.idle_ns, write.sum_ns) == (1, 10 + 20, 20, 30)
     whole = found.of(("denoise_step",), ("attention",), deep=True)
@@ -176,6 +150,91 @@ def test_places() -> None:
     assert Amount(calls=1, busy_ns=2) + Amount(idle_ns=3) == Amount(calls=1, busy_ns=2, idle_ns=3)
 
 
-def test_a_trace_without_frame_blocks_is_refused() -> None:
-    with pytest.raises(DataError, match="frame_block"):
-        breakdown(Trace(path=Path("t"), threads=(), ops=HostEvents.empty(), regions=(), device_events=DeviceEvents.from_rows([])))
+def operation(name: str, kind: str, inside: str, calls: int, *times_ns: int) -> Operation:
+    return Operation(name=name, what="", kind=kind, inside=inside, calls=calls, times_ns=times_ns)
+
+
+STEP = Whole(
+    name="denoise_step",
+    times_ns=(1000, 1001),
+    operations=(
+        operation("kernel", "attention kernels", "attention", 3, 100, 101),  # 301.5
+        operation("qkv", "projections", "attention", 3, 10),  # 30
+        operation("cross", "attention kernels", "cross_attention", 3, 20),  # 60
+        operation("up", "feed-forward", "ffn", 3, 30, 31, 32),  # 93
+        operation("head", "edges", REST, 1, 7),
+        operation("never", "copies", "", 0, 99),
+    ),
+)
+DECODE = Whole(name="vae_decode", times_ns=(50,), operations=(operation("vae_enter", "decoder", "", 3, 10),))
+PROFILE = KernelProfile(
+    step=STEP,
+    fine_ns=(1100, 1101, 1104),
+    regions_ns={"attention": (500, 501, 505), "cross_attention": (100, 100, 100), "ffn": (200, 201, 202)},
+    decode=DECODE,
+)
+
+
+def test_the_budget_by_hand() -> None:
+    assert STEP.by_kind() == (
+        ("attention kernels", Fraction(723, 2)),
+        ("projections", Fraction(30)),
+        ("feed-forward", Fraction(93)),
+        ("edges", Fraction(7)),
+    )
+    assert STEP.mean_ns == Fraction(2001, 2)
+    assert STEP.isolated_ns == Fraction(983, 2)
+    assert STEP.difference_ns == Fraction(1018, 2)
+    assert DECODE.difference_ns == 20
+
+
+def test_the_regions_by_hand() -> None:
+    lines = {line.name: line for line in PROFILE.by_region()}
+    assert lines["attention"].isolated_ns == Fraction(663, 2)
+    assert lines["attention"].in_situ_ns == 502
+    assert lines["attention"].difference_ns == 502 - Fraction(663, 2)
+    assert lines[REST].in_situ_ns == Fraction(3305, 3) - 502 - 100 - 201
+    assert lines[REST].isolated_ns == 7
+    (timers,) = (line for line in PROFILE.by_region() if line.isolated_ns is None)
+    assert timers.in_situ_ns == Fraction(2001, 2) - Fraction(3305, 3) and timers.difference_ns is None
+
+
+TIMES = st.lists(st.integers(1, 10**9), min_size=1, max_size=7).map(tuple)
+
+
+@given(TIMES, TIMES, st.lists(st.tuples(st.sampled_from([*REGIONS, REST]), st.integers(0, 40), TIMES), max_size=9))
+def test_both_accounts_close(
+    plain: tuple[int, ...], fine: tuple[int, ...], parts: list[tuple[str, int, tuple[int, ...]]]
+) -> None:
+    operations = tuple(
+        operation(str(n), f"kind {n % 3}", inside, calls, *times) for n, (inside, calls, times) in enumerate(parts)
+    )
+    step = Whole(name="denoise_step", times_ns=plain, operations=operations)
+    regions = {name: tuple(ns // 4 for ns in fine) for name in REGIONS}
+    found = KernelProfile(step=step, fine_ns=fine, regions_ns=regions, decode=DECODE)
+    mean = Fraction(sum(plain), len(plain))
+    assert sum((ns for _, ns in step.by_kind()), Fraction(0)) + step.difference_ns == mean
+    lines = found.by_region()
+    assert sum((line.in_situ_ns or 0 for line in lines), Fraction(0)) == mean
+    assert sum((line.isolated_ns or 0 for line in lines), Fraction(0)) == step.isolated_ns
+
+
+def _partition(calls: list[RegionCall]) -> Partition:
+    total = sum(call.exclusive_ns for call in calls)
+    tile = Tile(index=0, start_ns=0, end_ns=total, owned={Label((), "op"): total})
+    return Partition(device="cpu", tiles=(tile,), calls=tuple(calls), overlap=())
+
+
+def test_rows_by_span_and_name_in_order_of_exclusive_time() -> None:
+    ffn, attention = Label(("denoise_step", "ffn"), "op"), Label(("commit", "attention"), "op")
+    calls = [
+        RegionCall("mm", ffn, 0, 10, 4), RegionCall("mm", ffn, 20, 30, 30), RegionCall("mm", ffn, 60, 20, 20),
+        RegionCall("mm", ffn, 90, 0, 0),
+        RegionCall("mm", attention, 100, 7, 7), RegionCall("linear", ffn, 0, 100, 55),
+    ]  # fmt: skip
+    table = region_kernels(_partition(calls))
+    assert [(region, row.kernel, row.exclusive_ns) for region, row in table] == [
+        ("ffn", "linear", 55), ("ffn", "mm", 54), ("attention", "mm", 7),
+    ]  # fmt: skip
+    mm = table[1][1]
+    assert (mm.calls, mm.sum_ns, mm.min_ns, mm.p50_ns, mm.mean_ns, mm.max_ns, mm.p99_ns) == (4, 60, 0, 10, 15.0, 30, None)

@@ -8,7 +8,7 @@ import pytest
 
 from strobe.core.errors import DataError
 from strobe.perf.analysis.runs.latency import known_causes, latencies
-from strobe.perf.measure.stats import outliers, percentile
+from strobe.perf.measure.stats import percentile
 from strobe.perf.records.record import Excluded
 from strobe.perf.records.store import RunRecords
 
@@ -84,13 +84,3 @@ def test_warm_up_clips_do_not_count(make_run: MakeRun) -> None:
 def test_a_variant_without_timed_clips_is_an_error(make_run: MakeRun) -> None:
     with pytest.raises(DataError, match="no finished timed clip of 'turbo'"):
         latencies(make_run(block_time, clips=2), "turbo")
-
-
-def test_a_stalled_block_is_kept_and_its_effect_is_known(make_run: MakeRun) -> None:
-    """One block of one clip takes four times as long: it stays in the mean, and what it does there is said."""
-    run = make_run(lambda name, order, block: 100 * MS if (name, order, block) == ("turbo", 7, 5) else 25 * MS + 1000 * order)
-    found = latencies(run, "turbo")
-    outside, n, mean = outliers(found.blocks_ns), len(found.blocks_ns), found.mean_ns
-    assert max(found.blocks_ns) == 100 * MS + 100 and (outside.n, len(outside.indices), outside.mean) == (n, 1, mean)
-    without = (mean * n - max(found.blocks_ns)) / (n - 1)
-    assert outside.mean_without == pytest.approx(without) and outside.effect == pytest.approx(without / mean - 1)

@@ -1,7 +1,12 @@
-"""Ranges, modules and the tree of calls against asking every call and every nanosecond, on random small traces."""
+"""Ranges, modules and the tree of calls against asking every call and every nanosecond; work of the host, and memory."""
 
+from __future__ import annotations
+
+import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from made_traces import host_events, trace_of
+from strobe.perf.analysis.device.activity import activity, device_views
 from strobe.perf.analysis.device.intervals import Window
+from strobe.perf.analysis.structure.memory import memory_use
 from strobe.perf.analysis.structure.ranges import (
+    BETWEEN,
     NOWHERE,
     OUTSIDE,
     UNLINKED,
@@ -19,12 +27,14 @@ from strobe.perf.analysis.structure.ranges import (
     RangeRow,
     base_of,
     call_trees,
+    host_work,
     nest,
     range_table,
     ranges_and_modules,
     unnumbered,
 )
-from strobe.perf.trace import DeviceEvent, HostEvent, Trace
+from strobe.perf.trace import DeviceEvent, HostEvent, MemoryTrack, Trace, read_trace
+from synthetic import event, kernel, launch
 
 _RANGES = ("ProfilerStep#1", "ProfilerStep#2", "attention", "nccl:all_reduce")
 _MODULES = ("Block_0", "Block_1", "Linear_0")
@@ -50,9 +60,9 @@ def traces(draw: Any) -> Trace:
     for start, length, device, call, kind in draw(st.lists(shape, max_size=12)):
         host = None if call < 0 else calls[call]
         events.append(DeviceEvent("k", ("kernel", "comm", "memset", "memcpy")[kind], start, start + length, device, 7, 0, host))
-    events.sort(key=lambda event: (event.start_ns, -event.end_ns))
-    for position, event in enumerate(events):
-        if event.host is not None and event.start_ns % 3 == 0 and draw(st.booleans()):
+    events.sort(key=lambda each: (each.start_ns, -each.end_ns))
+    for position, each in enumerate(events):
+        if each.host is not None and each.start_ns % 3 == 0 and draw(st.booleans()):
             paths[position] = draw(st.sampled_from(_PATHS))
     return trace_of(events, ranges, modules, module_paths=paths)
 
@@ -221,10 +231,6 @@ def test_the_tree_owns_every_busy_nanosecond_once(trace: Trace, window: Window |
                 assert (node.calls, node.host_ns) == (len(calls), sum(scopes[s].end_ns - scopes[s].start_ns for s in calls))
 
 
-def test_no_device_events_is_no_table() -> None:
-    assert range_table(trace_of()) == () and call_trees(trace_of()) == ()
-
-
 @pytest.mark.parametrize(
     ("name", "base"),
     [
@@ -237,3 +243,108 @@ def test_names_without_numbers(name: str, base: str) -> None:
     assert base_of(name) == base
     scopes = host_events([HostEvent("x", 0, 1, 0), HostEvent(name, 1, 2, 0), HostEvent(name, 3, 4, 0)])
     assert [scope.name for scope in unnumbered(scopes)] == ["x", base, base]
+
+
+MALLOC, LOAD = ("cuda_runtime", "cudaMalloc"), ("cuda_driver", "cuModuleLoadData")
+TUNE, STEP = ("user_annotation", "tune"), ("user_annotation", "ProfilerStep#0")
+US = 1000
+
+
+def found(folder: Path, events: list[dict[str, Any]]) -> tuple[Counter[str], Counter[str], int]:
+    """Return the named times of the only device, us, and what its idle time says the host was late, us."""
+    path = folder / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    (view,) = device_views(read_trace(path))
+    work = host_work(view)
+    idle = activity(view).idle
+    assert sum(work[0].values()) == idle["host_late"] + idle["profiler_overhead"]
+    late, before = (Counter({name: ns // US for name, ns in part.items()}) for part in work)
+    return late, before, idle["host_late"] // US
+
+
+def test_the_time_before_the_first_kernel_and_in_a_gap(tmp_path: Path) -> None:
+    events = [
+        event(*STEP, "0", "1000"),
+        event(*MALLOC, "100", "40"),
+        event(*TUNE, "200", "300"),
+        event(*LOAD, "250", "100"),
+        event("cuda_runtime", "cudaFree", "520", "19"),  # too short to be told
+        launch("600", "5", 1),
+        kernel("one", "610", "50", 1),
+        event(*LOAD, "640", "100"),
+        launch("800", "5", 2),
+        kernel("two", "810", "50", 2),
+    ]
+    late, before, told = found(tmp_path, events)
+    assert before == {"cudaMalloc": 40, "tune": 200, "cuModuleLoadData": 100, BETWEEN: 610 - 340}
+    assert late == {"cuModuleLoadData": 80, BETWEEN: 60} and told == 140  # idle from 660 to the launch at 800
+
+
+def test_a_thread_that_launches_nothing_is_not_told(tmp_path: Path) -> None:
+    other = event(*LOAD, "0", "500") | {"tid": 99}
+    late, before, _ = found(tmp_path, [other, launch("600", "5", 1), kernel("one", "610", "50", 1)])
+    assert late == {} and before == {BETWEEN: 10}  # from the first event of the launching thread on
+
+
+@given(
+    cuts=st.lists(st.integers(0, 400), min_size=2, max_size=12, unique=True),
+    kernels=st.lists(st.integers(10, 390), min_size=1, max_size=4, unique=True),
+)
+def test_each_moment_has_the_innermost_name(cuts: list[int], kernels: list[int], tmp_path_factory: Any) -> None:
+    """Nested ranges, the outermost between the outermost cuts, against a walk over each microsecond."""
+    edges = sorted(cuts)
+    nested = [(f"range {depth}", edges[depth], edges[-1 - depth]) for depth in range(len(edges) // 2)]
+    events = [event("user_annotation", name, str(start), str(end - start)) for name, start, end in nested]
+    starts = sorted(kernels)
+    for number, start in enumerate(starts, 1):
+        events += [launch(str(start - 1), "1", number), kernel(f"k{number}", str(start), "2", number)]
+    late, before, _ = found(tmp_path_factory.mktemp("host"), events)
+
+    def name_at(moment: int) -> str:
+        return next((name for name, start, end in reversed(nested) if start <= moment < end), BETWEEN)
+
+    first = min(edges[0], starts[0] - 1)
+    assert before == Counter(name_at(moment) for moment in range(first, starts[0]))
+    expected: Counter[str] = Counter()
+    for one, other in pairwise(starts):
+        expected.update(name_at(moment) for moment in range(one + 2, other - 1))
+    assert late == expected
+
+
+def _trace(values: list[int], ranges: list[HostEvent] = ()) -> Trace:
+    track = MemoryTrack(
+        device="cuda:0", step_ns=10, start_ns=tuple(10 * i for i in range(len(values))), allocated_bytes=tuple(values),
+        reserved_bytes=tuple(2 * value for value in values),
+    )  # fmt: skip
+    return trace_of(ranges=ranges, memory=(track,))
+
+
+def test_the_peak_and_what_was_open_then() -> None:
+    ranges = [
+        HostEvent("step", 0, 80, 0),
+        HostEvent("forward", 5, 40, 0),
+        HostEvent("loader", 10, 90, 1),
+        HostEvent("late", 30, 35, 0),
+    ]
+    ((use, points),) = memory_use(_trace([5, 7, 30, 8, 30, 6], ranges))
+    assert (use.device, use.step_ns, use.peak_reserved_bytes) == ("cuda:0", 10, 60)
+    assert (use.peak_at_ns, use.peak_allocated_bytes, use.reserved_then_bytes) == (20, 30, 60)
+    assert use.peak_in == "forward < step"
+    assert (use.start_allocated_bytes, use.end_allocated_bytes, len(points)) == (5, 6, 6)
+
+
+def test_a_window_sees_the_stretches_that_overlap_it() -> None:
+    trace = _trace([5, 7, 30, 8, 9, 6])
+    ((use, points),) = memory_use(trace, Window(start_ns=35, end_ns=50, label=""))
+    assert points == ((0, 8, 16), (10, 9, 18)) and use.peak_allocated_bytes == 9 and use.peak_in == ""
+    assert memory_use(trace, Window(start_ns=60, end_ns=90, label="")) == ()
+
+
+@given(st.lists(st.integers(0, 99), min_size=1, max_size=60), st.integers(1, 20))
+def test_thinning_keeps_the_peak(values: list[int], num_points: int) -> None:
+    ((use, points),) = memory_use(_trace(values), num_points=num_points)
+    assert len(points) == min(num_points, len(values))
+    assert use.peak_at_ns == 10 * values.index(max(values))
+    assert (use.peak_at_ns, use.peak_allocated_bytes, use.reserved_then_bytes) in points
+    assert all(values[at // 10] == allocated for at, allocated, _ in points)
+    assert list(points) == sorted(points)

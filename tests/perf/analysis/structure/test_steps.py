@@ -1,7 +1,14 @@
-"""Steps tile the time of a device exactly, and windows are what the text asks for."""
+"""Steps tile the time of a device exactly, what repeats is found, and windows are what the text asks for."""
 
+from __future__ import annotations
+
+import itertools
+import random
+from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +16,19 @@ from hypothesis import strategies as st
 from made_traces import trace_of
 from strobe.core.errors import ConfigError, DataError
 from strobe.perf.analysis.device.intervals import Window
-from strobe.perf.analysis.structure.steps import COMPILED, HELD_UP, LAST, OVERTAKEN, Steps, find_steps
+from strobe.perf.analysis.structure.ranges import base_of
+from strobe.perf.analysis.structure.steps import (
+    COMPILED,
+    HELD_UP,
+    LAST,
+    OVERTAKEN,
+    LayerGroup,
+    Period,
+    Steps,
+    find_periods,
+    find_steps,
+    layer_groups,
+)
 from strobe.perf.analysis.structure.window import choose_window
 from strobe.perf.trace import DeviceEvent, HostEvent, Trace
 
@@ -117,12 +136,6 @@ def test_a_loop_of_one_kernel_has_steps() -> None:
     )
 
 
-def test_nothing_to_find() -> None:
-    (found,) = find_steps(trace_of([_event("a", 0, 10, 20)])).values()
-    assert isinstance(found, str) and found.startswith("no repeating step found")
-    assert find_steps(trace_of([])) == {}
-
-
 _step = st.tuples(st.integers(0, 50), st.integers(0, 30))
 _work = st.tuples(st.integers(0, 400), st.integers(0, 300), st.integers(0, 30), st.integers(0, 1), st.booleans())
 
@@ -163,8 +176,6 @@ def test_tiles_against_every_nanosecond(steps: list[tuple[int, int]], work: list
     assert all(a.end_ns == b.start_ns for a, b in zip(found.steps, found.steps[1:], strict=False))
     assert found.before_ns + sum(step.length_ns for step in found.steps) + found.after_ns == found.end_ns - found.start_ns
 
-
-# ---- windows ----
 
 _CALLS = [
     HostEvent("ProfilerStep#1", 0, 100, 0), HostEvent("ProfilerStep#2", 100, 200, 0), HostEvent("strobe::attention", 10, 20, 0),
@@ -242,12 +253,6 @@ def test_windows_that_a_trace_without_a_device_has_not(text: str, says: str) -> 
     assert says in str(caught.value)
 
 
-def test_ranges_on_a_thread_that_launched_nothing_are_no_steps() -> None:
-    elsewhere = [HostEvent("ProfilerStep#1", 0, 100, 1), HostEvent("ProfilerStep#2", 100, 200, 1)]
-    (found,) = find_steps(trace_of([DeviceEvent("k", "kernel", 5, 9, 0, 7, 0, None)], elsewhere)).values()
-    assert isinstance(found, str)
-
-
 def test_windows_of_other_traces() -> None:
     with pytest.raises(DataError, match="no events, so there is no window"):
         choose_window(trace_of([]), "1ms..2ms")
@@ -262,3 +267,209 @@ def test_windows_of_other_traces() -> None:
     assert choose_window(trace_of(_EVENTS), "1", "k").start_ns == 1_020
     with pytest.raises(DataError, match=r"did you mean 'layers\.0\.b'"):
         choose_window(trace, "layers.0.c")
+
+
+_LAYER = ["norm", "qkv", "attn", "proj", "up", "down"]
+_STEP = ["embed", *_LAYER * 8, "head", "sample"]
+
+
+def _find(names: list[str], pause: dict[str, int] | None = None) -> tuple[Period, ...]:
+    texts = tuple(dict.fromkeys(names))
+    ids = np.array([texts.index(name) for name in names], np.int64)
+    return find_periods(ids, texts, None if pause is None else np.array([pause.get(name, 0) for name in names], np.int64))
+
+
+def test_the_step_is_found_above_its_layers() -> None:
+    step, layer = _find(_STEP * 6, {"embed": 50, "norm": 1})[:2]
+    assert (step.anchor, step.after, step.periods, set(step.kernels)) == ("embed", "", 6, {len(_STEP)})
+    assert step.starts == tuple(range(0, 6 * len(_STEP), len(_STEP)))
+    assert (step.likeness, step.identical, step.covered, step.head, step.rest) == (1.0, 1.0, 1.0, 0, 0)
+    assert (step.anchors, step.confidence) == (3, "high")  # embed, head and sample occur once in each
+    assert layer.anchor in _LAYER and np.median(layer.kernels) == len(_LAYER) and len(layer.starts) == 48
+
+
+def test_the_anchor_is_the_one_after_the_longest_pauses() -> None:
+    assert _find(_STEP * 12, {"head": 9, "embed": 8})[0].anchor == "head"
+    assert _find(_STEP * 12, {"head": 8, "embed": 9})[0].anchor == "embed"
+    assert _find(_STEP * 4, {"head": 9})[0].anchor == "embed"  # of few periods none is given up for it
+
+
+def test_a_step_without_a_name_of_its_own_is_found_by_a_pair() -> None:
+    step = ["a", "b", "b", "c", "a", "c", "c", "b"]  # every name comes several times; only "a" right after "b" starts a step
+    found = _find(step * 9)[0]
+    assert np.median(found.kernels) == len(step) and found.after and found.confidence == "high"
+
+
+def test_chance_events_in_a_long_run_are_no_step() -> None:
+    names = _STEP * 80
+    for place in (100, 1_100, 2_120, 3_130):
+        names.insert(place, "workspace")
+    found = _find(names)
+    assert found[0].anchor != "workspace" and np.median(found[0].kernels) == len(_STEP)
+
+
+def test_likeness_by_hand() -> None:
+    step = ["embed", *(f"k{i}" for i in range(19))]
+    found = _find([*step, *step, *step[:7], "extra", *step[7:], *step, "embed"])[0]
+    # one of four periods has one kernel more than the median's 20, times 4 / 3
+    assert found.likeness == pytest.approx(1 - (4 / 3) / 20 / 4) and found.identical == 0.75
+    assert found.kernels == (20, 20, 21, 20) and (found.head, found.rest) == (0, 1)
+
+
+def test_the_longest_period_is_found_below_any_number_of_shorter_ones() -> None:
+    """More names come at even distances, four times in a step each, than distances are tried."""
+    step = ["embed", *["rest"] * 13_499]
+    for distance in sorted({round(2 * 1.08**number) for number in range(101)}):
+        start = next(at for at in itertools.count(1) if set(step[at : at + 4 * distance : distance]) == {"rest"})
+        step[start : start + 4 * distance : distance] = [f"every {distance}"] * 4
+    found = _find(step * 4)[0]
+    assert (found.anchor, found.after, set(found.kernels), found.identical) == ("embed", "", {len(step)}, 1.0)
+
+
+def test_a_last_stretch_of_other_kernels_is_no_period() -> None:
+    other = ["embed", *_LAYER * 5, *["copy"] * (len(_STEP) - 1 - len(_LAYER) * 5)]
+    found = _find([*_STEP * 5, *other])[0]
+    assert (found.anchor, found.kernels, len(found.starts)) == ("embed", (len(_STEP),) * 5, 6)
+    assert (found.head, found.rest) == (0, len(_STEP)) and found.confidence == "low"
+
+
+@pytest.mark.parametrize(
+    ("changed", "confidence"),
+    [
+        ({}, "high"),
+        ({"likeness": 0.9699}, "medium"),
+        ({"kernels": (20,) * 4}, "medium"),
+        ({"rest": 16}, "medium"),
+        ({"kernels": (20,) * 3, "likeness": 0.95, "rest": 0}, "medium"),
+        ({"likeness": 0.9499}, "low"),
+        ({"kernels": (20,) * 2, "rest": 0}, "low"),
+        ({"kernels": (25, 25, 100), "head": 50, "rest": 50}, "medium"),
+        ({"kernels": (25, 25, 100), "head": 50, "rest": 51}, "low"),
+        ({"head": 19, "rest": 0}, "high"),
+        ({"head": 20, "rest": 0}, "low"),
+    ],
+)
+def test_confidence_at_its_limits(changed: dict[str, Any], confidence: str) -> None:
+    """5 periods of 97 % likeness over 80 % of the sequence are the least for a high one."""
+    limits = {"kernels": (20,) * 5, "likeness": 0.97, "head": 10, "rest": 15} | changed
+    assert Period(anchor="a", after="", starts=(), identical=1.0, anchors=1, **limits).confidence == confidence
+
+
+def test_two_repetitions_only_if_they_are_the_same() -> None:
+    assert _find(_STEP * 3)[0].periods == 3
+    found = _find(["load", *_STEP * 2, "embed", "stop"])[0]
+    assert (found.periods, found.confidence) == (2, "low")
+    other = ["embed", "copy", *_LAYER * 8, "head", "sample"]
+    assert all(np.median(period.kernels) < len(_STEP) for period in _find(["load", *_STEP, *other, "embed", "stop"]))
+
+
+@pytest.mark.parametrize("names", [[], ["a"], ["a", "b"] * 2, [f"k{i}" for i in range(100)], ["a"] * 100])
+def test_where_nothing_repeats_nothing_is_found(names: list[str]) -> None:
+    assert _find(names) == ()
+
+
+@given(st.integers(0, 10_000), st.integers(3, 9), st.integers(20, 300))
+def test_random_kernels_are_not_called_a_step(seed: int, num_names: int, length: int) -> None:
+    rng = random.Random(seed)
+    found = _find([f"k{rng.randrange(num_names)}" for _ in range(length)])
+    assert all(period.confidence == "low" for period in found)
+
+
+@given(st.lists(st.integers(0, 30), min_size=4, max_size=60), st.integers(5, 20))
+def test_what_repeats_exactly_is_found(step: list[int], times: int) -> None:
+    names = ["anchor", *(f"k{name}" for name in step)]
+    found = _find(names * times)
+    assert any(set(period.kernels) == {len(names)} and period.identical == 1.0 for period in found)
+    for period in found:
+        assert len(period.starts) - 1 <= period.periods <= len(period.starts)
+        assert period.head + sum(period.kernels) + period.rest == times * len(names)
+
+
+def _launched(launch: int, start: int, end: int, name: str = "k", kind: str = "kernel") -> DeviceEvent:
+    return DeviceEvent(name, kind, start, end, 0, 7, 0, HostEvent("cudaLaunchKernel", launch, launch + 1, 0))
+
+
+def _groups(trace: Trace, window: Window | None = None) -> tuple[LayerGroup, ...]:
+    ((device, groups),) = layer_groups(trace, window)
+    assert device == 0
+    return groups
+
+
+def test_calls_of_one_name_are_told_by_their_order() -> None:
+    ranges, events = [HostEvent("outer", 0, 500, 0)], []
+    for call in range(5):
+        ranges.append(HostEvent("attention", 10 + 50 * call, 40 + 50 * call, 0))
+        ranges += [HostEvent("inner", 12 + 50 * call + 8 * i, 18 + 50 * call + 8 * i, 0) for i in range(3)]
+        events += [_launched(14 + 50 * call + 8 * i, 1_000 + 60 * call + 9 * i, 1_002 + 61 * call + 9 * i) for i in range(3)]
+    attention, inner = _groups(trace_of(events, ranges=ranges))
+    assert (attention.name, attention.path, attention.inside, len(attention.layers)) == ("attention", ("outer",), False, 5)
+    assert (inner.name, inner.path, inner.inside, inner.layers[0].calls) == ("inner", ("outer", "attention"), True, 5)
+    assert [layer.device_p50_ns for layer in attention.layers] == [6, 9, 12, 15, 18]
+    assert [layer.device_p50_ns for layer in inner.layers] == [4, 4, 4] and inner.layers[0].calls == 5
+    assert [layer.name for layer in attention.layers] == ["attention"] * 5
+
+
+def test_without_names_the_kernels_of_a_step_tell_the_layers() -> None:
+    events, now = [], 1_000
+    for _ in range(6):
+        for name in ("embed", *["norm", "attn", "mlp"] * 7, "head"):
+            length = 30 if name == "attn" and events and events[-2].name == "embed" else 10
+            events.append(_launched(now - 500, now, now + length, name))
+            now = now + length + 2
+        now += 40
+    (layers,) = _groups(trace_of(events))
+    assert (layers.by_kernels, layers.layers[0].calls, len(layers.layers)) == (True, 6, 7)
+    first, later = layers.layers[0], layers.later
+    assert first.host_p50_ns is None and first.kernels == later.kernels == 3
+    assert (layers.name, first.device_p50_ns, later.device_p50_ns, first.span_p50_ns, later.span_p50_ns) == (
+        "norm",
+        50,
+        30,
+        54,
+        34,
+    )
+    assert layers.layers[-1].device_max_ns == 30 and later.kernels == 3  # the head after the last one is none of it
+    assert layers.sum_ns <= sum(event.end_ns - event.start_ns for event in events)
+    half = Window(start_ns=1_000, end_ns=(1_000 + now) // 2, label="")
+    assert _groups(trace_of(events), half)[0].layers[0].calls == 3
+
+
+_names = st.sampled_from(("Block_0", "Block_1", "Block_2", "part"))
+
+
+@given(
+    st.lists(st.tuples(_names, st.integers(0, 80), st.integers(1, 40)), min_size=4, max_size=14),
+    st.lists(st.tuples(st.integers(0, 120), st.integers(0, 9)), min_size=1, max_size=12),
+)
+def test_against_counting_by_hand(calls: list[tuple[str, int, int]], work: list[tuple[int, int]]) -> None:
+    rows = sorted(
+        (HostEvent(name, start, start + length, 0) for name, start, length in calls), key=lambda r: (r.start_ns, -r.end_ns)
+    )
+    events = sorted(
+        (_launched(launch, 200 + launch, 200 + launch + n) for launch, n in work), key=lambda e: (e.start_ns, -e.end_ns)
+    )
+    parents = [max((j for j in range(i) if rows[j].end_ns > rows[i].start_ns), default=-1) for i in range(len(rows))]
+
+    def path(i: int) -> tuple[str, ...]:
+        return () if i < 0 else (*path(parents[i]), base_of(rows[i].name))
+
+    places, expected = defaultdict(int), defaultdict(list)
+    for i, row in enumerate(rows):
+        place = places[path(i), parents[i]]
+        places[path(i), parents[i]] += 1
+        own = [e for e in events if row.start_ns <= e.host.start_ns < row.end_ns]
+        expected[path(i)].append((place, sum(e.end_ns - e.start_ns for e in own), len(own), row.end_ns - row.start_ns))
+    for group in _groups(trace_of(events, ranges=rows)):
+        if group.by_kernels:
+            continue
+        found = expected[(*group.path, group.name)]
+        assert group.sum_ns == sum(ns for _, ns, _, _ in found) > 0
+        assert group.layers[0].calls == sum(place == 0 for place, *_ in found)
+        for place, layer in enumerate(group.layers):
+            own = [call for call in found if call[0] == place]
+            times, middle = sorted(ns for _, ns, _, _ in own), (len(own) - 1) // 2
+            assert (layer.calls, layer.device_p50_ns, layer.device_max_ns) == (len(own), times[middle], times[-1])
+            assert layer.host_p50_ns == sorted(host for *_, host in own)[middle]
+        times = sorted(ns for place, ns, _, _ in found if place)
+        assert (group.later.device_p50_ns, group.later.device_max_ns) == (times[(len(times) - 1) // 2], times[-1])
+        assert group.later.kernels == sorted(n for place, _, n, _ in found if place)[(group.later.calls - 1) // 2]

@@ -22,6 +22,7 @@ from strobe.perf.analysis.device.intervals import (
     column,
     complement,
     distribution,
+    intervals_of,
     overlaps,
     reach,
     totals,
@@ -78,12 +79,6 @@ def split_gaps(
     return gap[order], np.concatenate(causes).astype(np.int8)[order], Intervals(start[order], end[order])
 
 
-def overhead_intervals(overhead: Sequence[tuple[int, int]]) -> Intervals:
-    """Return the trace's overhead as columns."""
-    columns = np.array(overhead, np.int64).reshape(-1, 2)
-    return Intervals(columns[:, 0], columns[:, 1])
-
-
 # One accelerator of a trace: its events as columns, and the owner of each nanosecond.
 #
 # Events launched before the recorded window are kept like any other. Nothing here is pooled over devices. A trace may be long, so
@@ -112,18 +107,15 @@ class Slices(NamedTuple):
     cause: NDArray[np.int8]
 
     def clip(self, begin: int, stop: int) -> Slices:
-        """Return the part in `[begin, stop)`."""
         first, last = np.searchsorted(self.end, begin, "right"), np.searchsorted(self.start, stop, "left")
         start, end = np.maximum(self.start[first:last], begin), np.minimum(self.end[first:last], stop)
         return Slices(start, end, self.event[first:last], self.cause[first:last])
 
     @property
     def length(self) -> Ints:
-        """Nanoseconds of each slice."""
         return self.end - self.start
 
     def between(self, first: int, last: int | None) -> Slices:
-        """Return the slices between two positions."""
         return Slices(self.start[first:last], self.end[first:last], self.event[first:last], self.cause[first:last])
 
 
@@ -141,7 +133,6 @@ class EventView:
     """Events of one device, in order of start. A column is looked up when asked for, without a copy if the rows are a slice.
 
     Args:
-        events: the device events of a trace.
         rows: rows of these events, in ascending order.
     """
 
@@ -171,37 +162,30 @@ class EventView:
 
     @property
     def name(self) -> NDArray[np.integer]:
-        """Position in the trace's names of device events."""
         return np.asarray(self.events.name)[self.rows]
 
     @property
     def shape(self) -> NDArray[np.integer]:
-        """Position in the trace's shapes of device events."""
         return np.asarray(self.events.shape)[self.rows]
 
     @property
     def kind(self) -> NDArray[np.integer]:
-        """Position in `DEVICE_KINDS`."""
         return np.asarray(self.events.kind)[self.rows]
 
     @property
     def start(self) -> Ints:
-        """Start of each event, ns."""
         return column(self.events.start_ns)[self.rows]
 
     @property
     def end(self) -> Ints:
-        """End of each event, ns."""
         return column(self.events.end_ns)[self.rows]
 
     @property
     def device(self) -> NDArray[np.integer]:
-        """Number of the device."""
         return np.asarray(self.events.device)[self.rows]
 
     @property
     def stream(self) -> NDArray[np.integer]:
-        """Number of the stream."""
         return np.asarray(self.events.stream)[self.rows]
 
     @property
@@ -218,16 +202,13 @@ class EventView:
         """Tile `[begin, stop)`: overlapping events by rank, gaps by what the event after them waited for.
 
         Args:
-            trace: where the events are from.
             rank: rank of each event: the lowest owns the time, and among equals the one that started first.
-            begin: start of the stretch.
-            stop: end of the stretch.
         """
         return joined(self.tiles(trace, lambda which: rank[which], begin, stop))
 
     def tiles(self, trace: Trace, rank: Ranks, begin: int, stop: int) -> Iterator[Slices]:
         """Yield the result of `tile` in parts. Joined, they are the same for any size of the parts."""
-        overhead = overhead_intervals(trace.overhead)
+        overhead = intervals_of(trace.overhead)
         first = int(np.searchsorted(self.start, begin, "left"))
         opening = None if first else begin  # nothing ran before, so a gap there starts before any launch
         alive, left, held = self._alive(begin, first, rank), begin, joined(())
@@ -315,7 +296,6 @@ class WindowedEvents(NamedTuple):
 
     @property
     def length(self) -> Ints:
-        """Length of each event, ns."""
         return self.end - self.start
 
 
@@ -324,8 +304,6 @@ class DeviceView:
     """One device during a window.
 
     Args:
-        trace: where the events are from.
-        device: its number.
         window: the part of the trace, `None` for all of it.
         begin_ns: start of the window; without one, of the first event.
         end_ns: end of the window; without one, of the last event to end.
@@ -341,7 +319,6 @@ class DeviceView:
 
     @property
     def span_ns(self) -> int:
-        """Length of the window."""
         return self.end_ns - self.begin_ns
 
     @property
@@ -350,7 +327,6 @@ class DeviceView:
         return {"trace": self.trace.label, "device": self.device}
 
     def parts(self) -> Iterator[WindowedEvents]:
-        """Yield the events that overlap the window, in parts."""
         return windowed_events(self.work, self.window)
 
     @property
@@ -380,7 +356,6 @@ class DeviceView:
 
     @property
     def slices(self) -> Slices:
-        """All slices of the window."""
         return joined(self.stretches())
 
     def _lead_ns(self) -> int:
@@ -395,7 +370,6 @@ class DeviceView:
         return min(first, self.begin_ns)
 
     def within(self, window: Window) -> DeviceView:
-        """Return the same device during another window of the trace."""
         return _view(self.trace, self.device, self.work, window)
 
 
@@ -415,7 +389,6 @@ def device_views(trace: Trace, window: Window | None = None) -> tuple[DeviceView
     """Return each device that has events, in order of number; none for a trace of a CPU.
 
     Args:
-        trace: the trace.
         window: the part of its time to look at; the whole trace if not given.
 
     Raises:
@@ -474,8 +447,6 @@ class LabelSlices(NamedTuple):
 
     Args:
         start, end: nanoseconds.
-        tile: number of the tile.
-        label: number of the label.
         event: position of the event that owns the slice, `NONE` where none runs.
     """
 
@@ -484,6 +455,14 @@ class LabelSlices(NamedTuple):
     tile: Ints
     label: Ints
     event: Ints
+
+
+def activity_of(work: EventView, slices: Slices) -> Ints:
+    """Return the activity of each slice, as a position in `ACTIVITIES`."""
+    found = len(DEVICE_KINDS) + slices.cause.astype(np.int64)
+    busy = slices.cause == BUSY
+    found[busy] = work.at(slices.event[busy]).kind
+    return found
 
 
 def label_slices(work: EventView, slices: Slices, place: Ints, tiles: Intervals) -> LabelSlices:
@@ -495,11 +474,9 @@ def label_slices(work: EventView, slices: Slices, place: Ints, tiles: Intervals)
         place: place of each slice.
         tiles: disjoint and in order; they may be empty.
     """
-    busy = slices.cause == BUSY
-    owner = np.where(busy, slices.event, NONE)
-    activity = np.where(busy, work.kind[owner], len(DEVICE_KINDS) + slices.cause)
-    whole = LabelSlices(slices.start, slices.end, np.zeros_like(owner), place * len(ACTIVITIES) + activity, owner)
-    return cut_at(whole, tiles)
+    owner = np.where(slices.cause == BUSY, slices.event, NONE)
+    label = place * len(ACTIVITIES) + activity_of(work, slices)
+    return cut_at(LabelSlices(slices.start, slices.end, np.zeros_like(owner), label, owner), tiles)
 
 
 def cut_at(pieces: LabelSlices, tiles: Intervals) -> LabelSlices:
@@ -558,7 +535,6 @@ class _StreamEvents(Covered):
     open_ns: Ints = field(default_factory=lambda: np.empty(0, np.int64))
 
     def add(self, start: Ints, end: Ints) -> Intervals:
-        """Count further events."""
         fresh, some = Covered.add(self, start, end), end > start
         start, end = start[some], end[some]
         if len(start):
@@ -631,7 +607,6 @@ class Activity(NamedTuple):
     """Account of the time of one device during a window; only the part of its events inside is counted.
 
     Args:
-        device: the device as a whole.
         kinds: each kind that occurs, in order of priority.
         streams: each stream, in order of number.
         idle: idle time by cause, one for each of `CAUSES`.
@@ -722,14 +697,6 @@ def _verdict(idle: Mapping[str, int], span_ns: int, late_delay_ns: int | None) -
     return _VERDICTS[cause]
 
 
-def _class_of(view: DeviceView, slices: Slices) -> Ints:
-    """Return the class of each slice, as a position in `ACTIVITIES`."""
-    found = len(DEVICE_KINDS) + slices.cause.astype(np.int64)
-    busy = slices.cause == BUSY
-    found[busy] = view.work.at(slices.event[busy]).kind
-    return found
-
-
 def _overhead(view: DeviceView) -> dict[str, int]:
     """Return idle time with the host held up, by the overhead's name."""
     named = view.trace.overheads
@@ -748,7 +715,7 @@ def _time_by_class(view: DeviceView) -> tuple[dict[str, int], int | None]:
     total = np.zeros(len(ACTIVITIES), np.int64)
     begin, delays, last = column(view.trace.device_events.hosts.start_ns), list[Ints](), NONE
     for slices in view.stretches():
-        np.add.at(total, _class_of(view, slices), slices.length)
+        np.add.at(total, activity_of(view.work, slices), slices.length)
         late = slices.event[slices.cause == CAUSES.index(HOST_LATE)]
         late = late[np.diff(late, prepend=last) != 0]  # overhead may split a gap
         if len(late):
@@ -787,6 +754,6 @@ def idle_strip(
         ns = np.zeros((len(ACTIVITIES), num_bins), np.int64)
         for slices in view.stretches():
             found = overlaps(Intervals(slices.start, slices.end), Intervals(bounds[:-1], bounds[1:]))
-            np.add.at(ns.reshape(-1), _class_of(view, slices)[found.a] * num_bins + found.b, found.end - found.start)
+            np.add.at(ns.reshape(-1), activity_of(view.work, slices)[found.a] * num_bins + found.b, found.end - found.start)
         lanes.append(tuple(map(tuple, ns.tolist())))
     return aligned, tuple(edges), tuple(lanes)

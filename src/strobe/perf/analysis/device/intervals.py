@@ -41,8 +41,13 @@ class Intervals(NamedTuple):
 
     @property
     def length_ns(self) -> int:
-        """Sum of the lengths."""
         return int((self.end - self.start).sum())
+
+
+def intervals_of(pairs: Iterable[tuple[int, int]]) -> Intervals:
+    """Return intervals as columns."""
+    columns = np.array(list(pairs), np.int64).reshape(-1, 2)
+    return Intervals(columns[:, 0], columns[:, 1])
 
 
 class Overlaps(NamedTuple):
@@ -61,15 +66,6 @@ def column(values: array[int]) -> Ints:
     """
     given = np.asarray(values)
     return given.view(np.int64) if values.typecode == "q" else given.astype(np.int64)
-
-
-def counts_before(parts: Iterable[NDArray[np.integer]], moments: Ints) -> Ints:
-    """Count the values before each moment; the values come in ascending order, in parts."""
-    found = np.zeros(len(moments), np.int64)
-    for values in parts:
-        if len(values):
-            found += np.searchsorted(values, moments, "left")
-    return found
 
 
 def reach(start: Ints, end: Ints) -> Ints:
@@ -194,13 +190,9 @@ class Distribution:
     """Times of `n` calls. Every figure but the mean is a sample or a sum of samples.
 
     Args:
-        n: number of samples.
-        sum_ns: their sum.
-        min_ns: the smallest.
         p50_ns: the median (nearest rank).
         p99_ns: the 99th percentile (nearest rank); `None` below `P99_SAMPLES` samples, where the largest of `n` is all that can
             be said.
-        max_ns: the largest.
     """
 
     n: int
@@ -212,7 +204,6 @@ class Distribution:
 
     @property
     def mean_ns(self) -> float:
-        """`sum_ns / n`."""
         return self.sum_ns / self.n
 
 
@@ -225,9 +216,7 @@ def distributions(values: Ints, group: NDArray[np.integer], num_groups: int) -> 
     """Compute the statistics of each group; `None` for an empty group.
 
     Args:
-        values: the times.
         group: group of each time, from 0 on.
-        num_groups: how many groups there are.
     """
     return grouped(lambda: iter(((values, group),)), num_groups)
 

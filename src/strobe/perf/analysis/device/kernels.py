@@ -31,11 +31,9 @@ from strobe.perf.trace.events import DEVICE_KINDS
 #    `vectorized_elementwise_kernel<GeluCUDAKernelImpl>`; FlashAttention 2 is `flash::flash_fwd_kernel`, FlashAttention 3 is
 #    `cutlass::device_kernel<FlashAttnFwdSm90>`.
 # 3. A plain name ends before its tile shape (`_128x64`, `_tilesize64x64x64`, `_MT256x192x64`) or cuDNN's `_knob_`: nvjet,
-# cutlass,
-#    cuBLAS and Tensile kernels are grouped by family. What was cut stays in the full name, which is listed with its group.
+#    cutlass, cuBLAS and Tensile kernels are grouped by family. What was cut stays in the full name, listed with its group.
 # 4. What a code generator appends is cut: the counter of Inductor and XLA (`triton_poi_fused_add_12`), the argument list of
-# Triton
-#    (`_0d1d2de`) and of the CuTe DSL (`_object_at__tensorptr...`), and hashes of 8 or more hexadecimal digits. Of the
+#    Triton (`_0d1d2de`) and of the CuTe DSL (`_object_at__tensorptr...`), and hashes of 8 or more hexadecimal digits. Of the
 #    template kernels of FlexAttention the operators fused into them are cut.
 # 5. Copies and memsets keep their names.
 
@@ -66,12 +64,7 @@ _COPY: Final = re.compile(r"mem(?:cpy|set)|copy(?:host|device)to", re.IGNORECASE
 
 
 class KernelName(NamedTuple):
-    """A demangled name and its group.
-
-    Args:
-        group: the normalised name.
-        full: the demangled name.
-    """
+    """A demangled name and its group."""
 
     group: str
     full: str
@@ -131,7 +124,6 @@ def demangle(name: str) -> str:
 
 @functools.cache
 def _runtime() -> tuple[ctypes._NamedFuncPointer, ctypes._NamedFuncPointer] | None:
-    """Return `__cxa_demangle` and the matching `free`."""
     for library in _LIBRARIES:
         try:
             demangler, free = ctypes.CDLL(library).__cxa_demangle, ctypes.CDLL(None).free
@@ -327,7 +319,6 @@ class _Keys:
         return code * len(DEVICE_KINDS) + work.kind
 
     def row_of(self, work: EventView) -> Ints:
-        """Return the row of each event."""
         return self._row[np.searchsorted(self._codes, self._code(work))]
 
     def names(self, view: DeviceView) -> Iterator[list[dict[str, Any]]]:

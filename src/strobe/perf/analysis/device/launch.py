@@ -94,7 +94,6 @@ class Launch:
     """Launches of the events that start in a window of one device.
 
     Args:
-        view: the device.
         is_graph: result of `graph_calls` for its trace; computed if not given.
 
     Attributes:
@@ -172,7 +171,6 @@ class Launch:
         ]
 
     def _durations(self) -> Iterator[Grouped]:
-        """Yield durations of the calls that launched one of the events, grouped by name."""
         for block in blocks(len(self._used)):
             used = self._used[block]
             yield self._end[used] - self._begin[used], self._name[used]
@@ -230,12 +228,7 @@ class Integrity:
 
 
 def integrity(trace: Trace, views: Sequence[DeviceView]) -> Integrity:
-    """Look for signs of loss in a whole trace.
-
-    Args:
-        trace: the trace.
-        views: its devices.
-    """
+    """Look for signs of loss in a whole trace."""
     last = max((int(view.work.end.max()) for view in views), default=0)
     calls = trace.unanswered
     rows = {row for mine in captured_calls(trace) for row in mine.tolist()}
@@ -288,7 +281,6 @@ def _graph_launches(trace: Trace) -> dict[tuple[str, str], dict[int, list[int]]]
 
 
 def _names_of(trace: Trace, calls: NDArray[np.int32]) -> dict[int, Counter[int]]:
-    """Count the events of each name that some launch calls launched."""
     names = {int(call): Counter[int]() for call in calls}
     events, host = trace.device_events, np.asarray(trace.device_events.host)
     for block in blocks(len(host) if names else 0):
@@ -335,7 +327,6 @@ class Queue:
     """Queue of one stream, or of a whole device: 4 bytes for each event of the device.
 
     Args:
-        view: the device during a window.
         stream: the queue of this stream; `None` for all streams of the device together.
         num_bins: bins of `lengths_ns`.
 
@@ -431,12 +422,7 @@ class Queue:
 
 
 def queues(view: DeviceView, num_bins: int = 1) -> tuple[Queue, ...]:
-    """Return the queue of a device and, if it has several streams, of each stream by number.
-
-    Args:
-        view: the device during a window.
-        num_bins: bins of `Queue.lengths_ns`.
-    """
+    """Return the queue of a device and, if it has several streams, of each stream by number."""
     streams = np.unique(view.work.stream).tolist()
     chosen: list[int | None] = [None, *streams] if len(streams) > 1 else [None]
     return tuple(Queue(view, stream, num_bins) for stream in chosen)

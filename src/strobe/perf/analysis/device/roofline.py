@@ -344,7 +344,6 @@ def _elementwise(calls: OperatorCalls) -> OperatorCost | str:
 
 
 def _broadcast(sizes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
-    """Return the common broadcast size; `None` if two sizes do not fit."""
     rank = max(map(len, sizes))
     found = []
     for axis in zip(*((1,) * (rank - len(size)) + size for size in sizes), strict=True):

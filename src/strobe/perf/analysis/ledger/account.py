@@ -10,7 +10,7 @@ from fractions import Fraction
 from functools import partial
 from itertools import pairwise, takewhile
 from typing import Annotated as A
-from typing import Final, Literal, TypeAlias, TypeVar
+from typing import Final, Literal, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,19 @@ from strobe.core.errors import DataError
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, DENOISE_STEP
 from strobe.perf.analysis.device.activity import HOST_LATE, IDLE, LAUNCH_LATENCY, PROFILER_OVERHEAD, UNLINKED
 from strobe.perf.analysis.device.kernels import KernelKind
-from strobe.perf.analysis.runs.timeline import KERNEL, KINDS, NOT_LINKED, OP, OUTSIDE, TIMED, UNMATCHED, Label, Partition, Path
+from strobe.perf.analysis.runs.timeline import (
+    KERNEL,
+    KINDS,
+    NOT_LINKED,
+    OP,
+    OUTSIDE,
+    TIMED,
+    UNMATCHED,
+    Label,
+    Partition,
+    Path,
+    summed,
+)
 from strobe.perf.measure.stats import LEVEL, Interval, mean_bounds, percentile
 from strobe.perf.records.record import Clip, Regions, Span
 from strobe.perf.records.store import RunRecords
@@ -45,50 +57,39 @@ NOT_APART: Final = "not told apart"
 
 
 class Part(StrEnum):
-    """Parts that time is spent on, as the answer names them."""
+    """Parts that time is spent on, as the answer names them, and what each holds."""
 
-    ATTENTION_KERNEL = "attention kernel"
-    ATTENTION_AROUND = "attention around its kernel"
-    CROSS_ATTENTION = "cross-attention"
-    FEED_FORWARD = "feed-forward"
-    NORMS = "norms and glue"
-    PASS = "transformer pass, not told apart"
-    FOCAL = "focal kernel"
-    SECTION = "section around the focal kernel"
-    OTHER_ATTENTION = "attention kernels"
-    MATRIX = "matrix products"
-    OTHER_KERNELS = "other kernels"
-    COPIES = "copies"
-    COMMUNICATION = "communication between devices"
-    WAITING = "GPU waiting for the host"
-    GAPS = "gaps between kernels"
-    DECODING = "decoding"
-    REST = "noise and prompts"
-    ENDS = "start and end of the clip"
-    UNNAMED = "unexplained"
+    meaning: str
+
+    def __new__(cls, value: str, meaning: str) -> Self:
+        part = str.__new__(cls, value)
+        part._value_, part.meaning = value, meaning
+        return part
+
+    ATTENTION_KERNEL = "attention kernel", "self-attention itself; of video-sparse attention its fine stage"
+    ATTENTION_AROUND = "attention around its kernel", "queries, keys and values, RoPE, the cache, selection, output projection"
+    CROSS_ATTENTION = "cross-attention", "attention to the prompt with its projections"
+    FEED_FORWARD = "feed-forward", "both matrices and the activation between them"
+    NORMS = "norms and glue", "norms, modulation, residuals, embedding, output head, fresh noise mixed in"
+    PASS = "transformer pass, not told apart", "kernels of graphs that nothing tells apart"
+    FOCAL = "focal kernel", "the kernel that was named as the one the change is about"
+    SECTION = "section around the focal kernel", "other kernels inside the section that was asked for"
+    OTHER_ATTENTION = "attention kernels", "kernels of attention by their names, but for the focal one"
+    MATRIX = "matrix products", "matrix products and convolutions by the names of their kernels"
+    OTHER_KERNELS = "other kernels", "norms, elementwise operations, reductions and all else"
+    COPIES = "copies", "memory copies and fills"
+    COMMUNICATION = "communication between devices", "messages between devices that share a stream"
+    WAITING = "GPU waiting for the host", "no kernel runs, because the host has launched none yet, or a launch is on its way"
+    GAPS = (
+        "gaps between kernels",
+        "no kernel runs although the next one is launched: graph nodes, streams that wait for each other",
+    )
+    DECODING = "decoding", "latents to pixels, and waiting for it"
+    REST = "noise and prompts", "noise drawn, prompts read, cache opened for a frame block"
+    ENDS = "start and end of the clip", "from the call to the first frame block, and from the last one to the end"
+    UNNAMED = "unexplained", "in no region, launched before the trace, not traced, or traced beyond what the untraced run took"
 
 
-MEANING: Final[dict[Part, str]] = {
-    Part.ATTENTION_KERNEL: "self-attention itself; of video-sparse attention its fine stage",
-    Part.ATTENTION_AROUND: "queries, keys and values, RoPE, the cache, selection, output projection",
-    Part.CROSS_ATTENTION: "attention to the prompt with its projections",
-    Part.FEED_FORWARD: "both matrices and the activation between them",
-    Part.NORMS: "norms, modulation, residuals, embedding, output head, fresh noise mixed in",
-    Part.PASS: "kernels of graphs that nothing tells apart",
-    Part.FOCAL: "the kernel that was named as the one the change is about",
-    Part.SECTION: "other kernels inside the section that was asked for",
-    Part.OTHER_ATTENTION: "kernels of attention by their names, but for the focal one",
-    Part.MATRIX: "matrix products and convolutions by the names of their kernels",
-    Part.OTHER_KERNELS: "norms, elementwise operations, reductions and all else",
-    Part.COPIES: "memory copies and fills",
-    Part.COMMUNICATION: "messages between devices that share a stream",
-    Part.WAITING: "no kernel runs, because the host has launched none yet, or a launch is on its way",
-    Part.GAPS: "no kernel runs although the next one is launched: graph nodes, streams that wait for each other",
-    Part.DECODING: "latents to pixels, and waiting for it",
-    Part.REST: "noise drawn, prompts read, cache opened for a frame block",
-    Part.ENDS: "from the call to the first frame block, and from the last one to the end",
-    Part.UNNAMED: "in no region, launched before the trace, not traced, or traced beyond what the untraced run took",
-}
 NO_LARGEST: Final = frozenset({Part.PASS, Part.WAITING, Part.REST, Part.ENDS, Part.UNNAMED})
 """Parts that an answer does not name as the largest one: waiting for the host is told apart, the others say nothing."""
 TOGETHER: Final[dict[tuple[Part, Part], str]] = {
@@ -247,11 +248,7 @@ class Explained:
 
     @property
     def labels(self) -> Counter[Label]:
-        """Time of each label in all clips, ns."""
-        total: Counter[Label] = Counter()
-        for labels in self.kinds.values():
-            total.update(labels)
-        return total
+        return summed(self.kinds.values())
 
 
 def block_kinds(run: RunRecords, names: Collection[str]) -> tuple[ClipKind, ...]:
@@ -330,8 +327,6 @@ def _until(name: str, path: Path) -> Path:
 
 
 def _relabelled(side: Explained, path_of: Callable[[Path], Path]) -> Explained:
-    """Return the same time under other paths."""
-
     def moved(labels: Labels) -> Counter[Label]:
         total: Counter[Label] = Counter()
         for label, ns in labels.items():
@@ -344,9 +339,6 @@ def _relabelled(side: Explained, path_of: Callable[[Path], Path]) -> Explained:
         units=tuple(map(moved, side.units)),
         pairs=tuple(map(moved, side.pairs)),
     )
-
-
-# --------------------------------------------------------------------------------------------------------- timed clips
 
 
 TimedClip: TypeAlias = tuple[tuple[int, ...], int]
@@ -362,28 +354,22 @@ def cut_clips(run: RunRecords, clips: Iterable[Clip]) -> dict[int, TimedClip]:
     of_clip: defaultdict[int, list[Span]] = defaultdict(list)
     for span in run.spans:
         of_clip[span.order].append(span)
-    return {clip.order: _timed(clip, of_clip[clip.order]) for clip in clips}
-
-
-def _timed(clip: Clip, mine: Sequence[Span]) -> TimedClip:
-    e2e = [span for span in mine if span.name == spans.E2E]
-    blocks = sorted((span for span in mine if span.name == spans.FRAME_BLOCK), key=lambda span: span.index or 0)
-    if len(e2e) != 1 or [span.index for span in blocks] != list(range(len(blocks))) or not blocks:
-        raise DataError(f"clip {clip.clip} of {clip.variant!r} lacks its end-to-end region or frame blocks; measure it again")
-    starts = [span.start_ns for span in blocks] + [blocks[-1].start_ns + blocks[-1].value_ns]
-    lengths = tuple(after - before for before, after in pairwise(starts))
-    return lengths, e2e[0].value_ns - sum(lengths)
-
-
-# ---------------------------------------------------------------------------------------------------------------- a CPU
+    found: dict[int, TimedClip] = {}
+    for clip in clips:
+        e2e = [span for span in of_clip[clip.order] if span.name == spans.E2E]
+        blocks = sorted(
+            (span for span in of_clip[clip.order] if span.name == spans.FRAME_BLOCK), key=lambda span: span.index or 0
+        )
+        if len(e2e) != 1 or [span.index for span in blocks] != list(range(len(blocks))) or not blocks:
+            raise DataError(f"clip {clip.clip} of {clip.variant!r} lacks its end-to-end region or frame blocks; measure it again")
+        starts = [span.start_ns for span in blocks] + [blocks[-1].start_ns + blocks[-1].value_ns]
+        lengths = tuple(after - before for before, after in pairwise(starts))
+        found[clip.order] = lengths, e2e[0].value_ns - sum(lengths)
+    return found
 
 
 def explain_by_regions(run: RunRecords, pairs: Sequence[Sequence[Clip]], kinds: Sequence[ClipKind]) -> Explained:
     """Account for timed clips by the regions that were timed in them.
-
-    Args:
-        pairs: the clips of each pair.
-        kinds: kinds of the frame blocks.
 
     Raises:
         DataError: a clip without such regions, or regions longer than what contains them.
@@ -436,15 +422,10 @@ def _own_times(line: Regions, blocks_ns: Sequence[int], calls: Mapping[str, list
     return found
 
 
-# ---------------------------------------------------------------------------------------------------------------- a GPU
-
-
 def explain_by_trace(run: RunRecords, clips: Sequence[Clip], kinds: Sequence[ClipKind], traced: Partition) -> Explained:
     """Account for timed clips by a traced clip of the same variant.
 
     Args:
-        clips: the timed clips.
-        kinds: kinds of the frame blocks.
         traced: some or all frame blocks of one clip. A kind that it lacks stays unexplained.
 
     Raises:
@@ -463,14 +444,11 @@ def explain_by_trace(run: RunRecords, clips: Sequence[Clip], kinds: Sequence[Cli
         by_kind[kind] = _divided(took, seen, scale) if seen else {Label((f"{kind.value} frame blocks",), UNTRACED): took}
     by_kind[ClipKind.AROUND] = {_AROUND_LABEL: sum(around_ns for _, around_ns in timed)}
     steady = [tile for tile in traced.tiles if kinds[tile.index] == ClipKind.STEADY] or list(traced.tiles)
-    total: Counter[Label] = Counter()
-    for labels in by_kind.values():
-        total.update(labels)
     return Explained(
         num_clips=len(clips),
         kinds=by_kind,
         num_blocks=Counter(kinds),
-        calls=_calls(traced, sum(ns for label, ns in total.items() if label.busy), len(clips)),
+        calls=_calls(traced, sum(ns for label, ns in summed(by_kind.values()).items() if label.busy), len(clips)),
         units=tuple(tile.owned for tile in steady),
         traced_ns=sum(tile.end_ns - tile.start_ns for tile in traced.tiles),
         timed_ns=round(Fraction(sum(blocks_ns[index] for blocks_ns, _ in timed for index in tiles), len(clips))),
@@ -480,9 +458,7 @@ def explain_by_trace(run: RunRecords, clips: Sequence[Clip], kinds: Sequence[Cli
 
 def _divided(took_ns: int, seen: Sequence[Labels], scale: Fraction) -> Labels:
     """Scale the busy labels of traced frame blocks; divide the rest of the timed ones in proportion to traced idle time."""
-    traced: Counter[Label] = Counter()
-    for labels in seen:
-        traced.update(labels)
+    traced = summed(seen)
     idle = {label: ns for label, ns in traced.items() if label.activity in IDLE}
     busy = {label: ns for label, ns in traced.items() if label.activity not in IDLE}
     found = apportion(round(scale * sum(busy.values())), busy)
@@ -587,7 +563,6 @@ def paired_spread(saved: Mapping[str, Sequence[int]], total: Sequence[int], per_
 
     Args:
         saved: by the line's name, what each pair saved.
-        total: total saving of each pair.
         per_pair: units in a pair: clips of each variant.
     """
     if len(total) < 2:
@@ -604,8 +579,6 @@ def paired_spread(saved: Mapping[str, Sequence[int]], total: Sequence[int], per_
 #
 # There is one engine, `close_ledger`: time that labels own, put on levels that contain each other, and anchors, which are levels
 # whose time was measured by itself. The line of an anchor is what the levels below leave of it, so that everything adds up.
-#
-# What the clips of our own runs were spent on is worked out in `clip`; here both sides meet.
 
 DILATION: Final = "profiler dilation"
 OUTSIDE_WINDOW: Final = "outside profiled window"
@@ -638,12 +611,10 @@ class BothSides:
 
     @property
     def both(self) -> tuple[Fraction, Fraction]:
-        """Times of both sides, ns."""
         return self.baseline_ns, self.candidate_ns
 
     @property
     def saved_ns(self) -> A[Fraction, col("time of the baseline - time of the candidate", "saved", exact_cell, total=sum)]:
-        """Time that the candidate saves, ns."""
         return self.baseline_ns - self.candidate_ns
 
 
@@ -655,12 +626,10 @@ class WithInterval(BothSides):
 
     @property
     def saved_low_ns(self) -> A[float | None, col("lower end of the 95 % interval of the saving; null: no interval")]:
-        """Lower end of the interval, ns."""
         return None if self.interval is None else round(self.interval.low, 3)
 
     @property
     def saved_high_ns(self) -> A[float | None, col("upper end of the interval; null: no interval")]:
-        """Upper end of the interval, ns."""
         return None if self.interval is None else round(self.interval.high, 3)
 
 
@@ -681,7 +650,6 @@ class LedgerLine(WithInterval):
 
     @property
     def line(self) -> A[str, col("region or activity that the time was spent on", "line")]:
-        """Name in words."""
         if self.label.path not in (FOCAL, ("section",), ("step",)):
             return self.name
         (place,), activity = self.label
@@ -724,12 +692,10 @@ class CallsEffect(BothSides):
 
     @property
     def by_calls_ns(self) -> A[Fraction, col("saving by fewer calls", "by fewer calls", exact_cell, total=sum)]:
-        """Saving by fewer calls, ns."""
         return (self.calls[0] - self.calls[1]) * total(self._means) / 2
 
     @property
     def by_speed_ns(self) -> A[Fraction, col("saving by faster calls", "by faster calls", exact_cell, total=sum)]:
-        """Saving by faster calls, ns."""
         b, c = self._means
         return (b - c) * total(self.calls) / 2
 
@@ -769,7 +735,6 @@ class Ledger(WithInterval):
 
     @property
     def ideal_ns(self) -> A[Fraction, col("time of one unit if only the focal kernel had changed (Amdahl), ns as exact text")]:
-        """The highest level if nothing but the kernel had changed, ns."""
         return self.baseline_ns - self.kernel_saved_ns
 
     @property
@@ -779,12 +744,10 @@ class Ledger(WithInterval):
 
     @property
     def realised_share(self) -> A[float | None, col("`saved_ns` / `kernel_saved_ns`; null: the latter is too small")]:
-        """Share of the kernel's saving that arrived."""
         return float(self.saved_ns / self.kernel_saved_ns) if self.kernel_moved else None
 
     @property
     def lost_ns(self) -> A[Fraction, col("sum of `saved_ns` over the lines that grew, 0 or negative, ns as exact text")]:
-        """Sum of the lines that grew, ns."""
         return total(line.saved_ns for line in self.lines if line.saved_ns < 0)
 
 
@@ -811,10 +774,8 @@ def close_ledger(
     """Put labels and anchors on levels so that they add up.
 
     Args:
-        sides: baseline and candidate.
         anchors: in order of level. The last level needs one, unless the labels are the whole.
         levels: in order; the last is the whole.
-        level_of: the first level that contains a label.
         num_units: as in `Ledger`.
         spread: how sure the savings are, for one unit.
         inclusive: time that each label covers by itself in one unit of both, whatever else ran.
@@ -852,10 +813,21 @@ def close_ledger(
     effects.sort(key=lambda effect: (-abs(effect.saved_ns), effect.kernel))
     kernel = [line for line in lines if line.name == KERNEL_LINE or is_attention_kernel(line.label)]
     kernel_ns = total(line.baseline_ns for line in kernel), total(line.candidate_ns for line in kernel)
+    sums, reached = list[LevelSum](), set[LevelName]()
+    for level in levels:
+        reached.add(level)
+        inside = [line for line in lines if line.level in reached]
+        both = total(line.baseline_ns for line in inside), total(line.candidate_ns for line in inside)
+        tiles: list[tuple[int, ...]] = [(), ()]
+        if reached.isdisjoint(anchor[0] for anchor in anchors):
+            tiles = [
+                tuple(sum(ns for label, ns in tile.items() if level_of(label) in reached) for tile in side[2]) for side in sides
+            ]
+        sums.append(LevelSum(level=level, baseline_ns=both[0], candidate_ns=both[1], tiles=(tiles[0], tiles[1])))
     found = Ledger(
         num_units=num_units,
         lines=lines,
-        levels=tuple(_levels(lines, sides, anchors, levels, level_of)),
+        levels=tuple(sums),
         kernels=tuple(effects),
         baseline_ns=b,
         candidate_ns=c,
@@ -863,44 +835,13 @@ def close_ledger(
         interval=spread.total,
         intervals=spread,
     )
-    _assert_closed(found, anchors)
-    return found
-
-
-def _levels(
-    lines: Sequence[LedgerLine],
-    sides: tuple[OwnedTime, OwnedTime],
-    anchors: Sequence[Anchor],
-    levels: Sequence[LevelName],
-    level_of: Callable[[Label], LevelName],
-) -> Iterable[LevelSum]:
-    reached: set[LevelName] = set()
-    for level in levels:
-        reached.add(level)
-        traced = reached.isdisjoint(anchor[0] for anchor in anchors)
-        inside = [line for line in lines if line.level in reached]
-        b, c = (
-            tuple(sum(ns for label, ns in tile.items() if level_of(label) in reached) for tile in side[2]) if traced else ()
-            for side in sides
-        )
-        yield LevelSum(
-            level=level,
-            baseline_ns=total(line.baseline_ns for line in inside),
-            candidate_ns=total(line.candidate_ns for line in inside),
-            tiles=(b, c),
-        )
-
-
-def _assert_closed(found: Ledger, anchors: Sequence[Anchor]) -> None:
     for level, _, both in anchors:
         assert next(each.both for each in found.levels if each.level == level) == both, f"{level} does not close"
     assert found.levels[-1].both == found.both, "lines do not close"
     busy = sum(line.saved_ns for line in found.lines if line.label.busy)
     assert busy == sum(each.saved_ns for each in found.kernels), "calls do not close"
     assert all(each.by_calls_ns + each.by_speed_ns == each.saved_ns for each in found.kernels), "calls and speed do not close"
-
-
-# ------------------------------------------------------------------------------------------------------- our own clips
+    return found
 
 
 def level_of(label: Label) -> LevelName:
@@ -923,7 +864,6 @@ def clip_ledger(baseline: Explained, candidate: Explained, pairs: Sequence[tuple
     """Account for the difference between the timed clips of two variants.
 
     Args:
-        baseline: its clips.
         candidate: as many clips of the other variant, on the same kind of device.
         pairs: times of both sides of each pair of clips, end to end, for the interval of the whole. Lines that were timed clip by
             clip have intervals too; those of a trace have none: one traced clip says nothing of others.

@@ -70,7 +70,6 @@ class LevelTimes:
 
     @property
     def groups(self) -> A[int, col("number of independent groups of measurements: steps or rounds")]:
-        """Number of groups."""
         return len(self.groups_ns)
 
 
@@ -79,9 +78,7 @@ class TimedSide:
     """Traces and log of one side. A text in place of a result is the reason why there is none.
 
     Args:
-        name: `baseline` or `candidate`.
         traced: one per trace, each its device with the focal kernels.
-        timings: times from the log.
         host_step: one `ProfilerStep#N` on the host; what steps are compared by if one of the sides was traced on the host alone.
     """
 
@@ -178,26 +175,20 @@ class TimedSide:
 
         Steps count only if those of the log can be those of the trace; otherwise `calls_from` says what is missing. A count of
         the log's attention timers must agree.
-
-        Args:
-            given: the user says how many there are.
         """
         timings, own = self.timings, self.chosen
         if given or isinstance(timings.stage, str):
             return self
-        found = self._calls_in_stage(own)
-        if timings.calls is not None:
-            if isinstance(found, str) or found == timings.calls:
-                return self
-            reason = f"{timings.calls_from}, and {self._steps_by_calls(own)} are {found}"
-            return replace(self, timings=replace(timings, calls=None, calls_from=reason))
+        found, calls = self._calls_in_stage(own), timings.calls
+        if calls is not None and (isinstance(found, str) or found == calls):
+            return self
         if isinstance(found, str):
             return replace(self, timings=replace(timings, calls_from=found))
-        return replace(self, timings=replace(timings, calls=found, calls_from=self._steps_by_calls(own)))
-
-    def _steps_by_calls(self, own: TracedSide | None) -> str:
         each = "" if own is None else Fraction(own.num_focal, len(own.tiles))
-        return f"{self.timings.steps_from} x {each} focal calls in a step of the trace"
+        why = f"{timings.steps_from} x {each} focal calls in a step of the trace"
+        if calls is not None:
+            return replace(self, timings=replace(timings, calls=None, calls_from=f"{timings.calls_from}, and {why} are {found}"))
+        return replace(self, timings=replace(timings, calls=found, calls_from=why))
 
     @property
     def other_run(self) -> str:
@@ -280,7 +271,6 @@ def _busy(own: TracedSide) -> Fraction:
 
 
 def _means(measured: Mapping[LevelName, LevelTimes | str]) -> dict[LevelName, Fraction]:
-    """Return the means of the levels that were measured."""
     return {level: times.mean_ns for level, times in measured.items() if not isinstance(times, str)}
 
 
@@ -295,9 +285,6 @@ def _rounds(rounds: StageRounds | str) -> LevelTimes | str:
     if not kept:
         return f"{rounds.name}: no round is left without warm-up"
     return _measured(kept, [[each] for each in kept], f"{len(kept)} of {len(rounds.rounds_ns)} rounds of {rounds.name!r}")
-
-
-# ---------------------------------------------------------------------------------------------------------------- levels
 
 
 LEVEL_TITLES: Final[dict[LevelName, str]] = {
@@ -366,7 +353,9 @@ def level_figures(
         alike_steps: the steps of both traces are the same thing.
     """
     sides = (baseline, candidate)
-    sections = [_section(side, unlike) for side in sides]
+    sections = [side.section() for side in sides]
+    if unlike:
+        sections = [side.kernel() if isinstance(own, str) else own for side, own in zip(sides, sections, strict=True)]
     steps: list[LevelTimes | str] = [side.traced_step() for side in sides]
     if any(side.traced == HOST_ONLY for side in sides):
         steps = [side.host_step for side in sides]
@@ -381,16 +370,8 @@ def level_figures(
         "e2e": [side.whole() for side in sides],
     }
     kernel = _figure("kernel", measured["kernel"], None, sides, "")
-    found = [kernel]
-    for level in LEVELS[1:]:
-        found.append(_figure(level, measured[level], kernel, sides, unlike if level == "section" else ""))
-    return tuple(found)
-
-
-def _section(side: TimedSide, unlike: str) -> LevelTimes | str:
-    """Return the section, or the kernel where an unlike comparison was asked for and the side has no section."""
-    found = side.section()
-    return side.kernel() if unlike and isinstance(found, str) else found
+    rest = (_figure(level, measured[level], kernel, sides, unlike if level == "section" else "") for level in LEVELS[1:])
+    return (kernel, *rest)
 
 
 def _figure(
@@ -510,7 +491,6 @@ class PartLine(BothSides):
 
     @property
     def part(self) -> A[str, col("part, e.g. `attention kernel`; several small parts share a row, joined by commas")]:
-        """Names of the parts."""
         return ", ".join(self.parts)
 
 
@@ -581,11 +561,7 @@ class ClipAnswer(Answer):
 def answer(
     baseline: Explained, candidate: Explained, clocks: tuple[SideClocks | None, SideClocks | None] = (None, None)
 ) -> ClipAnswer:
-    """Sum up both sides by part and by kind of frame block.
-
-    Args:
-        clocks: of both sides, where they were sampled.
-    """
+    """Sum up both sides by part and by kind of frame block."""
     sides = (baseline, candidate)
     kind = ClipKind.STEADY if all(side.num_blocks.get(ClipKind.STEADY) for side in sides) else None
     chosen = [[each for each in side.kinds if each == kind or (kind is None and each != ClipKind.AROUND)] for side in sides]

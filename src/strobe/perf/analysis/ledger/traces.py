@@ -27,7 +27,7 @@ from strobe.perf.analysis.device.activity import (
     sums,
     tile_of,
 )
-from strobe.perf.analysis.device.intervals import Intervals, complement, overlaps, union
+from strobe.perf.analysis.device.intervals import Intervals, complement, intervals_of, overlaps, totals, union
 from strobe.perf.analysis.device.kernels import KernelKind, kernel_kind, kernel_name
 from strobe.perf.analysis.ledger.account import (
     DILATION,
@@ -44,7 +44,7 @@ from strobe.perf.analysis.ledger.account import (
     step_spread,
     total,
 )
-from strobe.perf.analysis.runs.timeline import Label, Tile
+from strobe.perf.analysis.runs.timeline import Label, Tile, summed
 from strobe.perf.analysis.structure.ranges import NOWHERE, base_of, nest, together, without
 from strobe.perf.analysis.structure.sections import SectionDefinition, Sections, matching, sections_of
 from strobe.perf.analysis.structure.steps import LAST, Steps, find_steps
@@ -75,7 +75,6 @@ class TracedSide:
 
     Args:
         label: name of the trace, e.g. `rank 0`.
-        device: its number.
         steps: steps found; without any the only tile is the time from the first device event to the end of the last.
         tiles: the compared steps. Their labels add up to their lengths.
         calls: number of calls and exclusive time of every kernel by its group's name, over all tiles.
@@ -103,25 +102,18 @@ class TracedSide:
 
     @property
     def total_ns(self) -> int:
-        """Length of all tiles together, ns."""
         return sum(tile.end_ns - tile.start_ns for tile in self.tiles)
 
     @property
     def owned(self) -> Counter[Label]:
-        """Time of each label over all tiles."""
-        total: Counter[Label] = Counter()
-        for tile in self.tiles:
-            total.update(tile.owned)
-        return total
+        return summed(tile.owned for tile in self.tiles)
 
     @property
     def num_focal(self) -> int:
-        """Number of focal calls that start in the tiles."""
         return sum(map(len, self.focal))
 
     @property
     def mean_ns(self) -> Fraction:
-        """Mean length of a tile."""
         return Fraction(self.total_ns, len(self.tiles))
 
     @property
@@ -183,7 +175,6 @@ def label_trace(
 
 
 def _longest_names(trace: Trace) -> str:
-    """List the longest-running kernels, for a message about a name that was not found."""
     total: Counter[str] = Counter()
     events = trace.device_events
     for name, start, end in zip(events.name, events.start_ns, events.end_ns, strict=True):
@@ -208,8 +199,7 @@ def _cut_device(
     if sections is not None and sections.found:
         positions = np.array([number for section in sections.found for number in section.members], np.int64)
         member[np.searchsorted(work.position, positions)] = True
-        bounds = np.array(sorted(section[:2] for section in sections.found), np.int64)
-        areas = union(bounds[:, 0], bounds[:, 1])
+        areas = union(*intervals_of(sorted(section[:2] for section in sections.found)))
     marks = focal, member & ~focal
     pieces = _pieces(trace, work, marks, areas, tiles, priority)
     owned, exclusive = sums(pieces, tiles, LABELS, len(work))
@@ -245,8 +235,7 @@ def _cut_device(
 def _tiles(work: EventView, steps: Steps | str) -> Intervals:
     if isinstance(steps, str):
         return Intervals(work.start[:1], np.array([work.end.max()], np.int64))
-    kept = np.array([(step.start_ns, step.end_ns) for step in steps.kept() or steps.steps], np.int64)
-    return Intervals(kept[:, 0], kept[:, 1])
+    return intervals_of((step.start_ns, step.end_ns) for step in steps.kept() or steps.steps)
 
 
 def _left_out(steps: Steps | str) -> Intervals:
@@ -254,8 +243,7 @@ def _left_out(steps: Steps | str) -> Intervals:
     found = []
     if isinstance(steps, Steps) and steps.kept():
         found = [steps.steps[index] for index, cause in steps.steady.excluded.items() if cause != LAST]
-    bounds = np.array([(step.start_ns, step.end_ns) for step in found], np.int64).reshape(-1, 2)
-    return Intervals(bounds[:, 0], bounds[:, 1])
+    return intervals_of((step.start_ns, step.end_ns) for step in found)
 
 
 _Masks: TypeAlias = tuple[NDArray[np.bool_], NDArray[np.bool_]]
@@ -296,8 +284,7 @@ def _kinds(trace: Trace, work: EventView, pieces: LabelSlices) -> dict[KernelKin
     own = pieces.label == LABELS.index(OTHER_KERNELS)
     found: Counter[KernelKind] = Counter()
     ids, place = np.unique(work.name[pieces.event[own]], return_inverse=True)
-    took = np.zeros(len(ids), np.int64)
-    np.add.at(took, place, (pieces.end - pieces.start)[own])
+    took = totals((pieces.end - pieces.start)[own], place, len(ids))
     for name, ns in zip(ids.tolist(), took.tolist(), strict=True):
         found[kernel_kind(trace.device_events.names[name])] += ns
     return dict(found)
@@ -355,10 +342,7 @@ def foreign_ledger(
     else the traced windows as they are. What the trace does not hold of a timed stage is the line `outside profiled window`.
 
     Args:
-        baseline: one device of the baseline.
-        candidate: one device of the candidate.
         timed: times of each side from its log: of a step without a profiler, a stage without warm-up, a run with one stage in it.
-        calls: focal calls in a stage.
     """
     sides = (baseline, candidate)
     both = {level: (timed[0][level], timed[1][level]) for level in timed[0].keys() & timed[1].keys()}
@@ -436,7 +420,6 @@ def _closed(sides: tuple[TracedSide, TracedSide], unit: _Unit, anchors: Sequence
 def _per_unit(
     baseline: Mapping[K, int], candidate: Mapping[K, int], factors: tuple[Fraction, Fraction]
 ) -> dict[K, tuple[Fraction, Fraction]]:
-    """Return times of both sides in one unit."""
     keys = baseline.keys() | candidate.keys()
     return {key: (factors[0] * baseline.get(key, 0), factors[1] * candidate.get(key, 0)) for key in keys}
 
@@ -477,7 +460,6 @@ class Node(BothSides):
 
     @property
     def leaf(self) -> A[bool, col("true: nothing lies below (kernel or idle cause); the leaves add up to the unit")]:
-        """Whether it has no children."""
         return not self.children
 
     def below(self) -> Iterator[Node]:
@@ -503,7 +485,6 @@ class PathTree(BothSides):
 
     @property
     def nodes(self) -> A[tuple[Node, ...], col("all nodes below the root, each before the nodes below it")]:
-        """All nodes below the root."""
         return tuple(self.root.below())
 
 
@@ -523,9 +504,11 @@ def path_tree(baseline: ChosenTrace | None, candidate: ChosenTrace | None, unit:
     operators = all(trace.details is not None for trace, _ in (baseline, candidate))
     found = []
     for trace, side in (baseline, candidate):
-        times = {**path_times(trace, side, operators=operators), **idle_times(side)}
-        found.append((times, side.num_focal if of_unit == "call" else len(side.tiles)))
-    root = difference(*found[0], *found[1])
+        own = {**path_times(trace, side, operators=operators), **idle_times(side)}
+        found.append((own, side.num_focal if of_unit == "call" else len(side.tiles)))
+    (before, n), (after, m) = found
+    times = {path: (Fraction(before.get(path, 0), n), Fraction(after.get(path, 0), m)) for path in before.keys() | after.keys()}
+    root = node_of((), times)
     b, c = root.both
     return PathTree(unit=of_unit, operators=operators, root=root, baseline_ns=b, candidate_ns=c)
 
@@ -580,23 +563,13 @@ def _spelled(scopes: HostEvents, parents: list[int]) -> list[Path]:
     return paths
 
 
-def difference(baseline: Mapping[Path, int], baseline_units: int, candidate: Mapping[Path, int], candidate_units: int) -> Node:
-    """Lay two trees over each other, each per unit, exactly."""
-    return _node(
-        (),
-        {
-            path: (Fraction(baseline.get(path, 0), baseline_units), Fraction(candidate.get(path, 0), candidate_units))
-            for path in baseline.keys() | candidate.keys()
-        },
-    )
-
-
-def _node(path: Path, below: Mapping[Path, tuple[Fraction, Fraction]]) -> Node:
+def node_of(path: Path, below: Mapping[Path, tuple[Fraction, Fraction]]) -> Node:
+    """Return the node of a path from the times of both sides under the paths below it."""
     groups: dict[str, dict[Path, tuple[Fraction, Fraction]]] = {}
     for inner, times in below.items():
         if inner:
             groups.setdefault(inner[0], {})[inner[1:]] = times
-    children = (_node((*path, child), inside) for child, inside in groups.items())
+    children = (node_of((*path, child), inside) for child, inside in groups.items())
     return Node(
         path=path,
         baseline_ns=total(times[0] for times in below.values()),
@@ -626,7 +599,6 @@ def call_ledger(baseline: Means, candidate: Means, calls: Calls = (None, None), 
     A level that one side lacks is left out, and its time is part of the next line.
 
     Args:
-        calls: focal calls in a stage.
         stands_in: on one side nothing but the kernel was measured, and it stands for the section.
     """
     both = {level: (baseline.get(level), candidate.get(level)) for level in _OF_CALL}

@@ -81,7 +81,6 @@ class Place(NamedTuple):
 
     @property
     def piece(self) -> Place:
-        """The same place without its layer."""
         return Place(self.stage, self.path)
 
 
@@ -120,7 +119,6 @@ class Amount:
 
     @property
     def total_ns(self) -> int:
-        """Busy and idle time, ns."""
         return self.busy_ns + self.idle_ns
 
     def __add__(self, other: Amount) -> Amount:
@@ -133,13 +131,11 @@ class Amount:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Gap:
+class Gap(NamedTuple):
     """Idle stretches between the work of two pieces.
 
     Args:
         before, after: the pieces; equal for gaps inside one.
-        n: number of stretches.
         sum_ns, p50_ns, max_ns: sum, median and largest of their lengths.
         causes: time by cause, see `strobe.perf.analysis.device.activity`; on a CPU all of it is `gap`.
     """
@@ -159,8 +155,6 @@ class Breakdown:
 
     Args:
         device: `cpu` or `cuda:N`.
-        blocks: number of frame blocks.
-        total_ns: their length.
         amounts: by place; they add up to `total_ns`.
         stages: how often each stage was entered.
         gaps: the longest sum first.
@@ -191,7 +185,6 @@ class Breakdown:
 
         Args:
             stages: in these; None: in all.
-            path: path of the piece.
             deep: with the pieces inside it. `calls` are its own.
             layers: in these layers; None: wherever it is.
         """
@@ -285,34 +278,23 @@ def _entered(timeline: HostTimeline | DeviceTimeline) -> Counter[Path]:
 
 def _gaps(timeline: HostTimeline | DeviceTimeline) -> Iterator[Gap]:
     """Yield the idle stretches inside the frame blocks, by the pieces at their ends."""
-    lengths: defaultdict[tuple[Place, Place], list[int]] = defaultdict(list)
-    causes: defaultdict[tuple[Place, Place], Counter[str]] = defaultdict(Counter)
-    before, waited = Place(FRAME_BLOCK, ()), Counter[str]()
+    stretches: defaultdict[tuple[Place, Place], list[Counter[str]]] = defaultdict(list)
+    before = end = Place(FRAME_BLOCK, ())
+    waited = Counter[str]()
     for piece in timeline.slices():
         if not piece.label.busy:
             waited[piece.label.activity] += piece.end_ns - piece.start_ns
             continue
         after = place_of(piece.label.path).piece
         if waited:
-            lengths[before, after].append(waited.total())
-            causes[before, after].update(waited)
+            stretches[before, after].append(waited)
             waited = Counter()
         before = after
     if waited:
-        end = Place(FRAME_BLOCK, ())
-        lengths[before, end].append(waited.total())
-        causes[before, end].update(waited)
-    for ends, found in sorted(lengths.items(), key=lambda item: (-sum(item[1]), item[0])):
-        ordered = sorted(found)
-        yield Gap(
-            before=ends[0],
-            after=ends[1],
-            n=len(found),
-            sum_ns=sum(found),
-            p50_ns=percentile(ordered, 0.5),
-            max_ns=ordered[-1],
-            causes=causes[ends],
-        )
+        stretches[before, end].append(waited)
+    found = [(ends, sorted(each.total() for each in own), sum(own, Counter[str]())) for ends, own in stretches.items()]
+    for (first, last), lengths, causes in sorted(found, key=lambda one: (-sum(one[1]), one[0])):
+        yield Gap(first, last, len(lengths), sum(lengths), percentile(lengths, 0.5), lengths[-1], causes)
 
 
 def layers_of(found: Breakdown) -> Sequence[int]:
@@ -400,7 +382,6 @@ class Operation:
     """An operation timed by itself.
 
     Args:
-        name: name of the operation.
         what: its work in words.
         kind: the line of the budget that it belongs to.
         inside: one of `REGIONS`, or `REST`; empty if it is no part of a step.
@@ -421,12 +402,10 @@ class Operation:
 
     @property
     def mean_ns(self) -> Fraction:
-        """Mean time of one call, ns."""
         return mean(self.times_ns)
 
     @property
     def p50_ns(self) -> int:
-        """Median time of one call, ns."""
         return percentile(self.times_ns, 0.5)
 
     @property
@@ -460,7 +439,6 @@ class Whole:
 
     Args:
         times_ns: times of the whole as it runs.
-        operations: its parts.
     """
 
     name: str
@@ -469,12 +447,10 @@ class Whole:
 
     @property
     def mean_ns(self) -> Fraction:
-        """Mean time of the whole, ns."""
         return mean(self.times_ns)
 
     @property
     def isolated_ns(self) -> Fraction:
-        """Sum of the parts, ns."""
         return sum((operation.step_ns for operation in self.operations), Fraction(0))
 
     @property

@@ -46,7 +46,6 @@ class Comparison:
     """Ratio of the baseline's time to the candidate's in one stage. Ratios above 1: the candidate is faster.
 
     Args:
-        stage: name of the span.
         per_call: the ratio compares one region with one region; False: all regions of a clip together.
         ratios: one per pair; empty if unpaired.
         ratio: median of `ratios`; of unpaired clips the ratio of geometric means.
@@ -65,7 +64,6 @@ class Comparison:
 
     @property
     def cell(self) -> Ratio:
-        """Ratio with its interval."""
         return ratio_cell(self.ratio, self.interval)
 
     @property
@@ -105,7 +103,6 @@ class Comparison:
 
 
 def _took(side: StageClips) -> int:
-    """Return the time over all clips, ns."""
     return sum(ns for _, ns, _ in side)
 
 
@@ -476,7 +473,6 @@ class PartGrowth(NamedTuple):
 
     @property
     def growth(self) -> int:
-        """Last minus first."""
         return self.last - self.first
 
     @property
@@ -490,7 +486,6 @@ class LongClip:
     """Frame block times and memory of a long clip.
 
     Args:
-        variant: name of the variant whose clip it is.
         blocks_ns: length of every frame block.
         memory: memory held after each.
         settled: first frame block that counts: before it the cache fills, and what is compiled or captured is.
@@ -505,12 +500,10 @@ class LongClip:
 
     @property
     def first(self) -> tuple[int, ...]:
-        """Frame blocks of the first part."""
         return self.steady[: min(PART, len(self.steady) // 2)]
 
     @property
     def last(self) -> tuple[int, ...]:
-        """Frame blocks of the last part."""
         return self.steady[-len(self.first) :]
 
     @property

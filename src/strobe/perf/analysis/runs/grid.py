@@ -52,7 +52,6 @@ class GridContestant:
     Args:
         reason: why it has no number; empty if it has.
         rounds: by palindrome: the times of its calls, ns.
-        numbers: the quality lines.
         spans: all of its timed regions.
         clocks: while its calls were timed; None where they were not sampled.
         prediction: what a plan says of it; None if it has no plan.
@@ -146,7 +145,6 @@ class GridContestant:
 
     @property
     def sent(self) -> tuple[SentMessage, ...]:
-        """Predicted collectives in order."""
         return () if self.prediction is None else self.prediction.messages
 
     def size(self, name: str) -> int:
@@ -170,7 +168,6 @@ class CellRun:
 
     @property
     def name(self) -> str:
-        """Name of the cell's folder."""
         return self.run.folder.name
 
     @property
@@ -186,7 +183,6 @@ class CellRun:
 
     @cached_property
     def measured(self) -> tuple[GridContestant, ...]:
-        """Contestants with numbers."""
         return tuple(entry for entry in self.contestants if not entry.reason)
 
     @cached_property
@@ -239,7 +235,6 @@ class CellRun:
 
     @property
     def peaks(self) -> DevicePeaks | None:
-        """Published peaks of the device; None: not known."""
         return device_peaks(self.run.header.machine.device_name)
 
     @cached_property

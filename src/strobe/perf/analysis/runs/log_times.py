@@ -33,7 +33,6 @@ class LogRequest:
 
     Args:
         constraints: bounds of one value.
-        unit: the unit, if the user gives it.
         min_ns: shorter values are left out; with this or `max_ns` the window replaces the search for the steady state.
         max_ns: longer values are left out.
         calls: how often the thing happens in each round of the stage, if the user gives it.
@@ -65,7 +64,6 @@ class StageRounds:
     """Rounds of one stage in one log.
 
     Args:
-        name: name of the stage.
         resolved: one series for each rank, with its units.
         rounds_ns: time of each round, of the rank that took longest; `run_01` is the first.
         excluded: indices of rounds that are no part of the average without warm-up, with the cause.
@@ -82,12 +80,10 @@ class StageRounds:
 
     @property
     def kept_ns(self) -> tuple[int, ...]:
-        """Times of the rounds that count, ns."""
         return tuple(value for index, value in enumerate(self.rounds_ns) if index not in self.excluded)
 
     @property
     def avg_all_rounds_ns(self) -> Fraction:
-        """Mean of all rounds, ns."""
         return Fraction(sum(self.rounds_ns), len(self.rounds_ns))
 
     @property
@@ -144,13 +140,6 @@ def calls_of_rounds(log: Log, inner: Series, rounds: StageRounds) -> tuple[range
     return tuple(found)
 
 
-def stage_constraints(rounds: StageRounds, calls: int | None = None) -> tuple[Constraint, ...]:
-    """Return the bounds that a stage sets for a call inside it: `calls` of them, or one, fit into its longest round."""
-    longest = max(rounds.rounds_ns)
-    what = f"the {short(longest)} of the {rounds.name} around it, as labelled"
-    return (Constraint(rule="at_most", bound_ns=longest, what=what, calls=calls or 1),)
-
-
 def start_up(values: Sequence[int]) -> int:
     """Count the values at the start that are each longer than every value of the second half."""
     half = len(values) // 2
@@ -200,7 +189,6 @@ class SeriesSummary:
     """Steady values of one series.
 
     Args:
-        calls: the kept values.
         kept: their indices in the series.
         excluded: indices left out, by cause.
         method: `steady`: a suffix without a trend was found; `window`: what the user's window lets through; `cause`: all but
@@ -219,12 +207,10 @@ class SeriesSummary:
 
     @property
     def series(self) -> Series:
-        """Series that the values come from."""
         return self.resolved.series
 
     @property
     def mean_ns(self) -> Fraction:
-        """Exact mean of the kept values, ns."""
         return Fraction(self.calls.sum_ns, self.calls.n)
 
 
@@ -311,7 +297,9 @@ def _in_stages(request: LogRequest, series: Series, stages: Sequence[StageRounds
         calls_in = calls_of_rounds(request.log, series, rounds)
         if any(calls_in):
             counted = None if series.rank is None else calls_per_stage(request.log, series, rounds)
-            bounds += stage_constraints(rounds, request.calls or counted)
+            longest = max(rounds.rounds_ns)  # so many calls, or one, fit into it
+            what = f"the {short(longest)} of the {rounds.name} around it, as labelled"
+            bounds.append(Constraint(rule="at_most", bound_ns=longest, what=what, calls=request.calls or counted or 1))
             for index, inside in enumerate(calls_in):
                 if index in rounds.excluded:
                     warm_up |= dict.fromkeys(inside, f"in round {index + 1} of {rounds.name}, which is warm-up")
@@ -368,10 +356,7 @@ class Timings:
         timers: every rank of the attention timer.
         attention: the slowest of them.
         rounds: indices of its values in each round of the stage.
-        stage: the rounds of the stage.
         step: steps, of the slowest rank.
-        e2e: whole runs.
-        calls: focal calls in a stage.
         calls_from: where their number comes from, or why it is not known.
         steps: steps in a stage and the mean of one, or why they are not known.
         steps_from: where their number comes from.
@@ -399,7 +384,6 @@ def timings_of(
         stage: regular expression of the stage's name.
         timer: the same for the attention timer, and for steps and whole runs if the log times several; our records name them
             `variant/span`.
-        calls: focal calls in a stage, if the user gives them.
         processes: how many wrote the log, as far as that is known: lines of several that do not say their rank cannot be counted.
 
     Raises:
@@ -462,10 +446,8 @@ def _steps_of(log: Log, stage: StageRounds, processes: int | None) -> tuple[tupl
             took = [Fraction(sum(weights[index] * values[index] for index in each), whole) for whole, each in rounds]
             if len(counts) == 1 and (n := counts.pop()) > 0 and all(_FILLED[0] <= part <= _FILLED[1] for part in took):
                 spent = sum(part * whole for part, (whole, _) in zip(took, rounds, strict=True))
-                return (
-                    n,
-                    Fraction(spent, n * len(rounds)),
-                ), f"{n} steps in a round of the log ({words.format(name=series.title)})"
+                said = f"{n} steps in a round of the log ({words.format(name=series.title)})"
+                return (n, Fraction(spent, n * len(rounds))), said
         means = [Fraction(whole, values[each[0]]) for whole, each in rounds if len(each) == 1 and values[each[0]]]
         whole_numbers = {round(mean) for mean in means}
         if 1 < len(means) == len(rounds) and len(whole_numbers) == 1 and all(abs(each - round(each)) <= _NEAR for each in means):

@@ -28,7 +28,6 @@ class CallRegion:
 
     @property
     def stretch(self) -> Stretch:
-        """Start and end of the region from the call's start, ns."""
         return self.start_ns, self.start_ns + self.value_ns
 
 
@@ -40,7 +39,6 @@ class RankCall:
     regions: tuple[CallRegion, ...]
 
     def of(self, *names: str) -> tuple[CallRegion, ...]:
-        """Return the regions with these names."""
         return tuple(region for region in self.regions if region.name in names)
 
 

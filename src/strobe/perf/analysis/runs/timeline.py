@@ -78,7 +78,6 @@ class Label(NamedTuple):
 
     @property
     def region(self) -> str:
-        """Name of the innermost span."""
         return self.path[-1] if self.path else FRAME_BLOCK
 
     @property
@@ -88,6 +87,14 @@ class Label(NamedTuple):
 
     def __str__(self) -> str:
         return f"{' / '.join(self.path or (FRAME_BLOCK,))}: {self.activity}"
+
+
+def summed(parts: Iterable[Mapping[Label, int]]) -> Counter[Label]:
+    """Add up the times of labels."""
+    total: Counter[Label] = Counter()
+    for labels in parts:
+        total.update(labels)
+    return total
 
 
 class Slice(NamedTuple):
@@ -119,10 +126,8 @@ class RegionPaths:
     """Our regions with their paths, and lookup of the path that is open on a thread at a moment.
 
     Args:
-        regions: regions of the trace.
         texts: the paths, `OUTSIDE` first and then `NOT_LINKED`; all others are different.
         of: the path of each region, a position in `texts`.
-        nesting: how the regions contain each other.
     """
 
     regions: Sequence[Region]
@@ -228,7 +233,6 @@ class HostTimeline:
 
     Args:
         blocks, tiles: number and time of each frame block.
-        operators: nesting of operators.
     """
 
     trace: Trace
@@ -240,17 +244,14 @@ class HostTimeline:
 
     @property
     def device(self) -> str:
-        """Device name, always `cpu`."""
         return "cpu"
 
     @property
     def num_events(self) -> int:
-        """Number of operators."""
         return len(self.trace.ops)
 
     @property
     def labels(self) -> tuple[Label, ...]:
-        """Labels by number."""
         return tuple(Label(path, activity) for path in self.regions.texts for activity in _HOST_ACTIVITIES)
 
     def pieces(self) -> LabelSlices:
@@ -307,7 +308,6 @@ class DeviceTimeline:
 
     Args:
         blocks, tiles: number and time of each frame block.
-        work: its events.
         paths: paths of regions, all different.
         path: path in which each of its events was launched, a position in `paths`.
     """
@@ -323,17 +323,14 @@ class DeviceTimeline:
 
     @property
     def device(self) -> str:
-        """Device name, `cuda:N`."""
         return f"cuda:{self.number}"
 
     @property
     def num_events(self) -> int:
-        """Number of events of the device."""
         return len(self.work)
 
     @property
     def labels(self) -> tuple[Label, ...]:
-        """Labels by number."""
         return tuple(Label(path, activity) for path in self.paths for activity in ACTIVITIES)
 
     def pieces(self) -> LabelSlices:
@@ -352,7 +349,6 @@ class DeviceTimeline:
         return np.where(first, of_path[self.path], of_kind[self.work.kind])
 
     def slices(self, window: int | None = None) -> Iterator[Slice]:
-        """Yield the slices that tile the frame blocks in order, or one of them by its position."""
         events, position = self.trace.device_events, self.work.position.tolist()
         for start, end, label, row in _rows(self.pieces(), self.labels, window):
             if row == NONE:
@@ -361,7 +357,6 @@ class DeviceTimeline:
                 yield Slice(start, end, label, events.names[events.name[position[row]]], position[row])
 
     def calls(self, exclusive: Ints) -> Iterator[RegionCall]:
-        """Yield the calls that start in a frame block or own time in one, given the time each owns."""
         chosen = np.flatnonzero((exclusive > 0) | (tile_of(self.work.start, self.tiles) != NONE))
         own, names, labels = self.work.at(chosen), self.trace.device_events.names, self.labels
         label = (self.path[chosen] * len(ACTIVITIES) + own.kind).tolist()
@@ -449,21 +444,15 @@ class Partition:
 
     @property
     def indices(self) -> tuple[int, ...]:
-        """Numbers of the frame blocks."""
         return tuple(tile.index for tile in self.tiles)
 
     @property
     def total_ns(self) -> int:
-        """Length of all tiles together, ns."""
         return sum(tile.end_ns - tile.start_ns for tile in self.tiles)
 
     @property
     def owned(self) -> Counter[Label]:
-        """Time of each label over all tiles."""
-        total: Counter[Label] = Counter()
-        for tile in self.tiles:
-            total.update(tile.owned)
-        return total
+        return summed(tile.owned for tile in self.tiles)
 
 
 def partition_of(timeline: HostTimeline | DeviceTimeline) -> Partition:
@@ -601,7 +590,6 @@ def relabelled(timeline: DeviceTimeline, passes: Passes, *, layers: bool) -> tup
     """Give the kernels of graph launches the paths that they have without graphs.
 
     Args:
-        timeline: timeline of the run with graphs.
         passes: the same passes without graphs; without any, nothing can be attributed.
         layers: the new paths name the layer too.
     """
@@ -698,54 +686,42 @@ def passes_of(trace: Trace) -> Passes:
     timeline = timeline_of(trace, layers=True)
     if not isinstance(timeline, DeviceTimeline):
         return ()
-    stages = [(region, path) for region, path in timeline.regions if len(path) == 1 and path != OUTSIDE]
-    on_thread: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
-    for number, (region, _) in enumerate(stages):
-        on_thread[region.thread].append((region.start_ns, region.end_ns, number))
-    for found in on_thread.values():
-        found.sort()
+    regions, stage = timeline.regions, list[int]()  # the stage that each region is or lies in
+    entered: defaultdict[int, Counter[Path]] = defaultdict(Counter)
+    for number, parent in enumerate(regions.nesting.parent.tolist()):
+        path = regions.texts[regions.of[number]]
+        above = NOWHERE if parent == NOWHERE else stage[parent]
+        stage.append(number if len(path) == 1 and path != OUTSIDE else above)
+        if len(path) > 1 and path[-1] != DIT_FORWARD:
+            entered[stage[number]][path] += 1
     hosts, launched = trace.device_events.hosts, defaultdict[int, list[tuple[int, int]]](list)
-    for row, host in enumerate(timeline.work.host.tolist()):
-        if host < 0:
-            continue
-        call = hosts[host]
-        around = on_thread[call.thread]
-        at = bisect_right(around, call.start_ns, key=lambda each: each[0]) - 1
-        if at >= 0 and call.start_ns < around[at][1]:
-            launched[around[at][2]].append((call.start_ns, row))
+    owner = regions.nesting.of_calls(hosts, timeline.work.host)
+    for row, (number, host) in enumerate(
+        zip(np.append(stage, NOWHERE)[owner].tolist(), timeline.work.host.tolist(), strict=True)
+    ):
+        if number != NOWHERE:
+            launched[number].append((hosts.start_ns[host], row))
+    threads = list(dict.fromkeys(region.thread for region in trace.regions))
     passes: dict[tuple[str, tuple[str, ...]], EagerPass] = {}
-    for number, calls in sorted(launched.items()):
-        region, path = stages[number]
-        order = [row for _, row in sorted(calls)]
+    for number in sorted(launched, key=lambda each: (threads.index(trace.regions[each].thread), each)):
+        (name,) = regions.texts[regions.of[number]]
+        order = [row for _, row in sorted(launched[number])]
         names = names_of(timeline, order)
-        if (path[0], names) not in passes:
+        if (name, names) not in passes:
             paths = tuple(timeline.paths[timeline.path[row]] for row in order)
-            entered = tuple(sorted(_inside(timeline, region).items()))
             of_attention = [
-                not ATTENTION_KERNELS.isdisjoint(path[-1:]) or kernel_kind(name) is KernelKind.ATTENTION
-                for name, path in zip(names, paths, strict=True)
+                not ATTENTION_KERNELS.isdisjoint(path[-1:]) or kernel_kind(kernel) is KernelKind.ATTENTION
+                for kernel, path in zip(names, paths, strict=True)
             ]
             launches = launches_of(timeline, order)
-            passes[path[0], names] = EagerPass(
-                stage=path[0],
+            passes[name, names] = EagerPass(
+                stage=name,
                 names=names,
                 paths=paths,
-                entered=entered,
+                entered=tuple(sorted(entered[number].items())),
                 launches=tuple(text if own else "" for text, own in zip(launches, of_attention, strict=True)),
             )
     return tuple(passes.values())
-
-
-def _inside(timeline: DeviceTimeline, around: Region) -> Counter[Path]:
-    """Count the regions inside a stage, by path."""
-    return Counter(
-        path
-        for region, path in timeline.regions
-        if region.thread == around.thread
-        and around.start_ns <= region.start_ns < around.end_ns
-        and len(path) > 1
-        and path[-1] != DIT_FORWARD
-    )
 
 
 def _streams(timeline: DeviceTimeline, launch: Sequence[int]) -> tuple[list[int], _Streams]:
@@ -835,7 +811,6 @@ def named(timeline: DeviceTimeline, passes: Passes) -> DeviceTimeline:
     A pass that does not launch exactly the attention kernels of an uncompiled one is labelled by kernel names alone.
 
     Args:
-        timeline: timeline of the compiled run.
         passes: the same passes uncompiled, launched kernel by kernel.
     """
     told, path, numbers = _told_apart(passes), timeline.path.copy(), {text: number for number, text in enumerate(timeline.paths)}
@@ -876,7 +851,6 @@ def _key(one: EagerPass, names: frozenset[str]) -> list[_Kernel]:
 
 
 def _is_attention(name: str) -> bool:
-    """Say whether a kernel computes attention, by its name."""
     return kernel_kind(name) is KernelKind.ATTENTION
 
 

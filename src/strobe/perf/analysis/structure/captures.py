@@ -54,7 +54,6 @@ class _Capture(NamedTuple):
 
     @property
     def told(self) -> bool:
-        """Whether every kernel is named."""
         return _UNKNOWN not in self.order
 
 

@@ -69,11 +69,9 @@ class Communication:
 
     Args:
         trace: position among the given traces.
-        device: its number.
         span_ns: from the first event of the device to the last one's end, of any kind; the window's length if there is one.
         n: communication kernels.
         num_cut: of these, how many the window cuts; only their part inside is counted.
-        sum_ns: sum of their durations.
         union_ns: time in which at least one of them ran.
         exposed_ns: the part of it in which neither a kernel nor a memset ran.
         kinds: those of each kind, waiting included, by descending exposed time.
@@ -204,8 +202,7 @@ _ALL_WAIT: Final = ("allreduce", "allgather", "reducescatter", "alltoall", "barr
 _NEVER: Final = -(1 << 62)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClockCheck:
+class ClockCheck(NamedTuple):
     """Consistency of the ranks' clocks.
 
     Args:
@@ -229,12 +226,10 @@ class ClockCheck:
         return self.worst_ns <= CLOCK_TOLERANCE_NS
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SkewKind:
+class SkewKind(NamedTuple):
     """Collectives of one kind.
 
     Args:
-        kind: their common properties.
         skew: from the first start to the last one, of each.
         transfer: from the last start to the last end, of each.
     """
@@ -244,13 +239,11 @@ class SkewKind:
     transfer: Distribution
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MemberTime:
+class MemberTime(NamedTuple):
     """One device's time in the collectives in which all ranks wait for all.
 
     Args:
         trace: position among the given traces.
-        device: its number.
         n: collectives that were matched.
         last: of these, how many it started last, alone.
         cost_ns: by how much its starts come after the second last ones: what the others would not wait if it had been on time.
@@ -319,7 +312,6 @@ class _Group(NamedTuple):
     whole: NDArray[np.bool_]
 
     def of(self, which: NDArray[np.bool_]) -> _Group:
-        """Return the chosen collectives."""
         return self._replace(kind=self.kind[which], start=self.start[which], end=self.end[which], whole=self.whole[which])
 
 
@@ -380,7 +372,6 @@ class _Matcher:
         return "order" if "order" in self._used else "sequence"
 
     def groups(self) -> list[_Group]:
-        """Return the matched collectives of every group."""
         names = sorted({(kind.group, kind.ranks) for member in self._found for kind in member.kinds})
         return [group for name in names if (group := self._group(*name)) is not None]
 
@@ -473,14 +464,10 @@ def _check_clocks(groups: Sequence[_Group], num: int) -> ClockCheck:
     np.fill_diagonal(early, _NEVER)
     behind, ahead = divmod(int(early.argmax()), num)
     met = early[early > _NEVER]
-    return ClockCheck(
-        checked=sum(len(group.start) for group in groups),
-        violated=sum(int((group.start.max(axis=1) > group.end.min(axis=1)).sum()) for group in groups),
-        worst_ns=max(0, int(early.max())),
-        ahead=ahead,
-        behind=behind,
-        slack_ns=max(0, -int(met.min())) if len(met) else 0,
-    )
+    checked = sum(len(group.start) for group in groups)
+    violated = sum(int((group.start.max(axis=1) > group.end.min(axis=1)).sum()) for group in groups)
+    slack_ns = max(0, -int(met.min())) if len(met) else 0
+    return ClockCheck(checked, violated, max(0, int(early.max())), ahead, behind, slack_ns)
 
 
 def _times(groups: Sequence[_Group], devices: Sequence[tuple[int, int]]) -> Iterator[MemberTime]:
@@ -496,10 +483,7 @@ def _times(groups: Sequence[_Group], devices: Sequence[tuple[int, int]]) -> Iter
         columns[3, group.members] += (last - group.start).sum(axis=0)
         columns[4, group.members] += (group.end - last).sum(axis=0)
     for (trace, device), values in zip(devices, columns.T.tolist(), strict=True):
-        n, times_last, cost_ns, wait_ns, transfer_ns = values
-        yield MemberTime(
-            trace=trace, device=device, n=n, last=times_last, cost_ns=cost_ns, wait_ns=wait_ns, transfer_ns=transfer_ns
-        )
+        yield MemberTime(trace, device, *values)
 
 
 def _kinds(groups: Sequence[_Group]) -> tuple[SkewKind, ...]:
@@ -512,5 +496,5 @@ def _kinds(groups: Sequence[_Group]) -> tuple[SkewKind, ...]:
         for number, own in zip(numbers.tolist(), np.split(order, heads[1:]), strict=True):
             sides = distribution(skew[own]), distribution(transfer[own])
             assert sides[0] is not None and sides[1] is not None
-            found.append(SkewKind(kind=group.kinds[number], skew=sides[0], transfer=sides[1]))
+            found.append(SkewKind(group.kinds[number], sides[0], sides[1]))
     return tuple(sorted(found, key=lambda one: (-one.skew.sum_ns - one.transfer.sum_ns, one.kind)))

@@ -51,7 +51,6 @@ def memory_use(trace: Trace, window: Window | None = None, num_points: int = 256
     """Summarise the memory of each device whose allocations were recorded.
 
     Args:
-        trace: the trace.
         window: the part of it to look at. Memory is recorded on the host's clock: what the host allocated during the window.
         num_points: points of the timeline at most.
     """

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import re
 from array import array
+from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Annotated as A
-from typing import Any, Final, Literal, Self, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from strobe.perf.analysis.device.activity import EventView, WindowedEvents, events_by_device, windowed_events
-from strobe.perf.analysis.device.intervals import Covered, Intervals, Ints, Window, column, totals, union
+from strobe.perf.analysis.device.activity import (
+    BUSY,
+    CAUSES,
+    HOST_LATE,
+    PROFILER_OVERHEAD,
+    DeviceView,
+    EventView,
+    WindowedEvents,
+    events_by_device,
+    windowed_events,
+)
+from strobe.perf.analysis.device.intervals import Covered, Intervals, Ints, Window, column, overlaps, totals, union
 from strobe.perf.table.model import Code, Count, ExactTime, Text
 from strobe.perf.table.rows import OnDevice, col, term
 from strobe.perf.trace.columns import different
@@ -63,23 +74,20 @@ def together(*parts: HostEvents) -> HostEvents:
         names += part.names
     name, start, end, thread = (np.concatenate(each) for each in zip(*columns, strict=True))
     order = np.lexsort((-end, start))
-    return HostEvents(
-        names=tuple(names),
-        name=array("i", name[order].astype(np.int32).tobytes()),
-        start_ns=array("q", start[order].tobytes()),
-        end_ns=array("q", end[order].tobytes()),
-        thread=array("i", thread[order].astype(np.int32).tobytes()),
-    )
+    return _scopes(tuple(names), *(values[order] for values in (name, start, end, thread)))
 
 
 def without(scopes: HostEvents, names: Container[str]) -> HostEvents:
     """Return the scopes that have none of these names."""
     kept = np.array([name not in names for name in scopes.names] or [True])[column(scopes.name)]
-    columns = ((values, column(values)[kept]) for values in (scopes.name, scopes.start_ns, scopes.end_ns, scopes.thread))
-    name, start, end, thread = (
-        array(old.typecode, new.astype(np.dtype(old.typecode)).tobytes()) for old, new in columns
-    )  # fmt: skip
-    return HostEvents(names=scopes.names, name=name, start_ns=start, end_ns=end, thread=thread)
+    columns = (scopes.name, scopes.start_ns, scopes.end_ns, scopes.thread)
+    return _scopes(scopes.names, *(column(values)[kept] for values in columns))
+
+
+def _scopes(names: tuple[str, ...], name: Ints, start: Ints, end: Ints, thread: Ints) -> HostEvents:
+    numbers, threads = (array("i", values.astype(np.int32).tobytes()) for values in (name, thread))
+    starts, ends = (array("q", values.tobytes()) for values in (start, end))
+    return HostEvents(names=names, name=numbers, start_ns=starts, end_ns=ends, thread=threads)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +100,6 @@ class Cuts:
     Args:
         moments: by thread, ascending.
         first: by thread, the number of its first segment.
-        num: number of segments.
     """
 
     moments: Mapping[int, Ints]
@@ -101,7 +108,6 @@ class Cuts:
 
     @classmethod
     def at(cls, thread: Ints, *moments: Ints) -> Self:
-        """Cut each thread at its own moments."""
         found: dict[int, Ints] = {}
         for number, mine in _by_thread(thread):
             found[number] = different(np.concatenate([column[mine] for column in moments]))
@@ -111,7 +117,6 @@ class Cuts:
 
     @classmethod
     def around(cls, *scopes: HostEvents) -> Self:
-        """Cut at the starts and ends of scopes."""
         thread, start, end = (
             np.concatenate([column(values) for values in columns])
             for columns in zip(*((one.thread, one.start_ns, one.end_ns) for one in scopes), strict=True)
@@ -153,18 +158,13 @@ def _by_thread(thread: Ints) -> Iterator[tuple[int, Ints]]:
 
 
 class Launched:
-    """Work launched in each segment: device events, kernels among them, their time, first start and last end.
-
-    Args:
-        num: number of segments.
-    """
+    """Work launched in each segment: device events, kernels among them, their time, first start and last end."""
 
     def __init__(self, num: int) -> None:
         self.events, self.kernels, self.sum_ns = (np.zeros(num, np.int64) for _ in range(3))
         self.start, self.end = np.full(num, _LATE, np.int64), np.full(num, -_LATE, np.int64)
 
     def add(self, part: WindowedEvents, segment: Ints) -> None:
-        """Count events, each in its segment."""
         if not len(segment):
             return
         order = np.argsort(segment, kind="stable")
@@ -237,13 +237,10 @@ def graph_paths(trace: Trace, work: EventView, window: Window | None) -> GraphPa
     else:
         here = np.isin(carriers, work.rows)
         which = np.searchsorted(work.rows, carriers[here])
-    found = list(windowed_events(work.at(which), window))
-    inside = [part.which for part in found]
-    if not inside:
-        return tuple(texts), WindowedEvents(which, work.at(which), work.start[which], work.end[which]), path[here]
-    which = which[np.concatenate(inside)]
-    start, end = (np.concatenate(columns) for columns in zip(*((part.start, part.end) for part in found), strict=True))
-    return tuple(texts), WindowedEvents(which, work.at(which), start, end), path[here][np.concatenate(inside)]
+    found = [(part.which, part.start, part.end) for part in windowed_events(work.at(which), window)] or [(which[:0],) * 3]
+    inside, start, end = (np.concatenate(columns) for columns in zip(*found, strict=True))
+    which = which[inside]
+    return tuple(texts), WindowedEvents(which, work.at(which), start, end), path[here][inside]
 
 
 def before(values: NDArray[np.integer | np.bool_]) -> Ints:
@@ -298,7 +295,6 @@ class Nesting:
         return owner
 
     def roots(self) -> Ints:
-        """Return the outermost scope that each scope lies in."""
         root = np.arange(len(self.parent))
         above = self.parent
         while (above != NOWHERE).any():
@@ -325,7 +321,6 @@ class Paths:
         return found
 
     def of(self, scopes: HostEvents, nesting: Nesting) -> list[int]:
-        """Return the number of each scope's path."""
         numbers: list[int] = []
         for parent, name in zip(nesting.parent.tolist(), scopes.name, strict=True):
             numbers.append(self.number(ROOT if parent == NOWHERE else numbers[parent], scopes.names[name]))
@@ -420,10 +415,8 @@ class Ranges:
     """Ranges and modules of one device.
 
     Args:
-        device: its number.
         rows: by kind, then by descending sum; those without events last.
         events: device events in the window.
-        sum_ns: sum of their durations.
         outside_events: those that were launched outside every range and module, on their thread.
         unlinked_events: those whose launch call is not known.
     """
@@ -436,7 +429,6 @@ class Ranges:
     unlinked_events: int
 
     def of_kind(self, kind: Kind) -> tuple[RangeRow, ...]:
-        """Return the rows of one kind."""
         return tuple(row for row in self.rows if row.kind == kind)
 
 
@@ -555,7 +547,6 @@ def _reached(ends: Ints, start: Ints, which: Ints, group: Ints) -> Ints:
 
 
 def _unions(trace: Trace, work: EventView, window: Window | None, calls: _RangeCalls) -> Ints:
-    """Compute the union of the events of each name, ns."""
     united = np.zeros(len(calls.scopes.names), np.int64)
     reached = np.full(len(united), np.iinfo(np.int64).min)
     for part in linked(work, window) if len(united) else ():
@@ -619,14 +610,12 @@ OUTSIDE: Final = "outside ranges and modules"
 UNLINKED: Final = "launch not in the trace"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CallNode:
+class CallNode(NamedTuple):
     """Calls of one name under one path. Ranges that differ in their number alone (`ProfilerStep#3`) are one.
 
     Args:
         name: name of the range or module, or a part of the module path of a graph's kernel.
         calls: on the host; 0 for a part of a module path.
-        host_ns: time of the calls on the host.
         events: device events launched in it, nested calls included.
         total_ns: their time; where events overlap, the moment belongs to the one that started first.
         self_ns: the part of it that was launched in no nested call.
@@ -711,12 +700,63 @@ def _tree(self_ns: Sequence[int], events: Sequence[int], paths: Paths, called: I
 
 
 def _node(name: str, calls: int, host_ns: int, events: int, self_ns: int, children: Sequence[CallNode]) -> CallNode:
-    return CallNode(
-        name=name,
-        calls=calls,
-        host_ns=host_ns,
-        events=events + sum(child.events for child in children),
-        total_ns=self_ns + sum(child.total_ns for child in children),
-        self_ns=self_ns,
-        children=tuple(sorted(children, key=lambda child: (-child.total_ns, child.name))),
-    )
+    inside = sum(child.events for child in children), sum(child.total_ns for child in children)
+    ranked = tuple(sorted(children, key=lambda child: (-child.total_ns, child.name)))
+    return CallNode(name, calls, host_ns, events + inside[0], self_ns + inside[1], self_ns, ranked)
+
+
+# What the host did while a device waited for it, by name: the innermost call, operator or range of the thread that launches.
+
+BETWEEN: Final = "outside any operator"
+"""Where no recorded call, operator or range of the host was open."""
+_PROFILER_STEP: Final = re.compile(r"ProfilerStep\s*#")
+_BY_HOST: Final = (CAUSES.index(HOST_LATE), CAUSES.index(PROFILER_OVERHEAD))
+
+
+def host_work(view: DeviceView) -> tuple[Counter[str], Counter[str]]:
+    """Name what the host did while the device waited for it: on the thread whose launch ended the wait.
+
+    Returns:
+        Time by name in which the device was idle because nothing had been launched, ns, which adds up to `host_late` and
+        `profiler_overhead` of its idle time; and time by name before the first event of the device, from the first event of the
+        host on, ns, empty for a window.
+    """
+    trace, slices = view.trace, view.slices
+    stores = (trace.ranges, trace.ops, trace.long_calls)
+    scopes = together(*stores)
+    scopes = without(scopes, {name for name in scopes.names if _PROFILER_STEP.match(name)})
+    nesting = nest(scopes)
+    waited = np.flatnonzero((slices.cause != BUSY) & np.isin(slices.cause, _BY_HOST))
+    thread = _launched_on(view, slices.event[waited])
+    late: Counter[str] = Counter()
+    for number in np.unique(thread).tolist():
+        some = waited[thread == number]
+        late += _time_by_name(scopes, nesting, number, Intervals(slices.start[some], slices.end[some]))
+    first, begin = int(_launched_on(view, np.zeros(1, np.int64))[0]), view.begin_ns
+    if not view.window:
+        for store in (*stores, trace.device_events.hosts):
+            own = column(store.start_ns)[column(store.thread) == first]
+            begin = min(begin, int(own.min(initial=begin)))
+    head = Intervals(np.array([begin], np.int64), np.array([view.begin_ns], np.int64))
+    return late, _time_by_name(scopes, nesting, first, head)
+
+
+def _launched_on(view: DeviceView, events: Ints) -> Ints:
+    """Return the host thread that launched each device event of a view, -1 where the trace does not hold the call."""
+    hosts, host = view.trace.device_events.hosts, view.work.at(events).host
+    threads = np.append(column(hosts.thread), -1)
+    return threads[np.maximum(host, -1)]
+
+
+def _time_by_name(scopes: HostEvents, nesting: Nesting, thread: int, during: Intervals) -> Counter[str]:
+    spent: Counter[str] = Counter()
+    if thread in nesting.bounds:
+        bounds = nesting.bounds[thread]
+        shared = overlaps(during, Intervals(bounds, np.append(bounds[1:], bounds[-1])))
+        scope = nesting.innermost[thread][shared.b]
+        some = scope != NOWHERE
+        total = totals((shared.end - shared.start)[some], column(scopes.name)[scope[some]], len(scopes.names))
+        for name, ns in zip(scopes.names, total.tolist(), strict=True):
+            spent[name] += ns
+    spent[BETWEEN] = during.length_ns - sum(spent.values())
+    return +spent

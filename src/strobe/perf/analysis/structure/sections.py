@@ -21,6 +21,7 @@ from strobe.perf.analysis.device.intervals import (
     Window,
     column,
     distribution,
+    intervals_of,
     overlaps,
     reach,
     totals,
@@ -56,7 +57,6 @@ class Edge:
     """One boundary: start or end of an event, or of the device time of a range or module.
 
     Args:
-        source: kind of source that `what` describes.
         what: a kind, or a regular expression.
         any_stream: the nearest on any stream of the device, not on the focal event's stream alone.
     """
@@ -163,12 +163,10 @@ class AttentionSection(NamedTuple):
 
     @property
     def length_ns(self) -> int:
-        """Time from boundary to boundary, ns."""
         return self.end_ns - self.start_ns
 
     @property
     def idle_ns(self) -> int:
-        """Time in which nothing ran on the stream."""
         return self.length_ns - self.busy_ns
 
 
@@ -177,7 +175,6 @@ class Sections:
     """The sections of one device, in order of start.
 
     Args:
-        device: its number.
         num_focal: focal events that start in the window.
         skipped: focal events without a section, by reason.
         merged: focal events whose section is also that of an earlier one: it is there once.
@@ -194,12 +191,10 @@ class Sections:
 
     @property
     def busy_ns(self) -> int:
-        """Busy time summed over the sections, ns."""
         return sum(section.busy_ns for section in self.found)
 
     @property
     def length_ns(self) -> int:
-        """Length summed over the sections, ns."""
         return sum(section.length_ns for section in self.found)
 
 
@@ -212,8 +207,6 @@ def find_sections(trace: Trace, definition: SectionDefinition, window: Window | 
     boundaries cross, is skipped and counted.
 
     Args:
-        trace: the trace.
-        definition: definition of a section.
         window: focal events must start in it; boundaries may lie outside.
 
     Raises:
@@ -248,12 +241,12 @@ def sections_of(
         skipped[reasons[0]] += int((~has_left).sum())
         skipped[reasons[1]] += int((has_left & ~has_right).sum())
         skipped[CROSSED] += int((has_left & has_right & ~whole).sum())
-        bounds = np.unique(np.stack((left[whole], right[whole])), axis=1)
-        merged += int(whole.sum()) - bounds.shape[1]
+        starts, ends = np.unique(np.stack((left[whole], right[whole])), axis=1)
+        merged += int(whole.sum()) - len(starts)
         wide = definition.left.any_stream or definition.right.any_stream
-        found += _measure(work, np.arange(len(work)) if wide else lane, focal, Intervals(bounds[0], bounds[1]))
+        found += _measure(work, np.arange(len(work)) if wide else lane, focal, Intervals(starts, ends))
     found.sort(key=lambda section: section[:2])
-    bounds = np.array([section[:2] for section in found], np.int64).reshape(-1, 2)
+    bounds = intervals_of(section[:2] for section in found)
     return Sections(
         definition=definition,
         device=device,
@@ -261,7 +254,7 @@ def sections_of(
         found=tuple(found),
         skipped={reason: count for reason, count in sorted(skipped.items()) if count},
         merged=merged,
-        overlapping=int((bounds[1:, 0] < reach(bounds[:, 0], bounds[:, 1])[1:]).sum()),
+        overlapping=int((bounds.start < reach(*bounds)).sum()),
     )
 
 
@@ -330,8 +323,8 @@ def _scope_times(edge: Edge, trace: Trace, work: EventView, events: Ints) -> Int
         return times
     start, end = column(trace.device_events.start_ns), column(trace.device_events.end_ns)
     members = _graph_calls(edge, trace, work.position[events])
-    more = np.array([(int(start[each].min()), int(end[each].max())) for each in members], np.int64).reshape(-1, 2)
-    return Intervals(np.concatenate((times.start, more[:, 0])), np.concatenate((times.end, more[:, 1])))
+    more = intervals_of((int(start[each].min()), int(end[each].max())) for each in members)
+    return Intervals(np.concatenate((times.start, more.start)), np.concatenate((times.end, more.end)))
 
 
 def _graph_calls(edge: Edge, trace: Trace, positions: Ints) -> list[Ints]:
@@ -361,7 +354,8 @@ def _spells(edge: Edge, name: str) -> bool:
 def _measure(work: EventView, lane: Ints, focal: NDArray[np.bool_], sections: Intervals) -> list[AttentionSection]:
     """Measure sections of one lane: the positions of its events, in order of start."""
     start, end, own = work.start[lane], work.end[lane], lane[focal[lane]]
-    busy, focal_ns = (_inside(sections, union(*columns)) for columns in ((start, end), (work.start[own], work.end[own])))
+    shared = [overlaps(sections, union(*columns)) for columns in ((start, end), (work.start[own], work.end[own]))]
+    busy, focal_ns = (totals(each.end - each.start, each.a, len(sections.start)) for each in shared)
     reached = np.maximum.accumulate(end) if len(end) else end
     first, last = np.searchsorted(reached, sections.start, "right"), np.searchsorted(start, sections.end, "left")
     # an event of length 0 is a member where it starts
@@ -375,21 +369,12 @@ def _measure(work: EventView, lane: Ints, focal: NDArray[np.bool_], sections: In
     return found
 
 
-def _inside(sections: Intervals, covered: Intervals) -> Ints:
-    """Compute the part of each section that disjoint intervals cover, ns."""
-    shared = overlaps(sections, covered)
-    total = np.zeros(len(sections.start), np.int64)
-    np.add.at(total, shared.a, shared.end - shared.start)
-    return total
-
-
 def check_alike(baseline: str, candidate: str, *, allow_unlike: bool) -> str:
     """Check that both sides of a comparison are cut at the same boundaries.
 
     Args:
         baseline: `SectionDefinition.boundaries`, or `kernel` for the focal kernel alone.
         candidate: likewise.
-        allow_unlike: the caller asked for an unlike comparison.
 
     Returns:
         Empty if they are alike, else the words that must stand beside every figure that compares them.
@@ -493,21 +478,6 @@ def kernel_constraints(found: Sequence[FocalKernels]) -> tuple[Constraint, ...]:
     return floor, Constraint(rule="at_most", bound_ns=tightest.window_ns, what=whole, calls=tightest.num_same - 1)
 
 
-def device_spans(trace: Trace, text: str) -> tuple[int, ...]:
-    """Return the device time of each call of a range, in order: from the first start to the last end of its work.
-
-    Args:
-        text: regular expression that is searched in the names of ranges.
-
-    Raises:
-        ConfigError: not a regular expression.
-    """
-    searched, ranges = pattern(text), trace.ranges
-    hit = np.array([searched.search(name) is not None for name in ranges.names] or [False])
-    _, times = device_times(trace, all_events(trace), ranges, np.flatnonzero(hit[np.asarray(ranges.name)]))
-    return tuple((times.end - times.start).tolist())
-
-
 TraceEvidence: TypeAlias = tuple[tuple[Constraint, ...], tuple[int, str] | None]
 """Bounds on the values of a timer; and the median device time of one call of the range that it is around, with the range in
 words, if that was asked for."""
@@ -525,7 +495,12 @@ def trace_evidence(traces: Sequence[Trace], focal: str | None = None, timed: str
         DataError: the traces have no such kernel or range.
     """
     found = () if focal is None else tuple(kernels for trace in traces for kernels in focal_kernels(trace, focal))
-    spans = () if timed is None else tuple(span for trace in traces for span in device_spans(trace, timed))
+    spans: list[int] = []  # device time of each call of the range
+    for trace in traces if timed is not None else ():
+        chosen = np.array([pattern(timed or "").search(name) is not None for name in trace.ranges.names] or [False])
+        calls = np.flatnonzero(chosen[np.asarray(trace.ranges.name)])
+        _, times = device_times(trace, all_events(trace), trace.ranges, calls)
+        spans += (times.end - times.start).tolist()
     files = ", ".join(str(trace.path) for trace in traces)
     if focal is not None and not found:
         raise DataError(f"no device event of {files} has a name with {focal!r}; `strobe trace` lists the names")

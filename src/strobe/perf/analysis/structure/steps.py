@@ -23,8 +23,8 @@ from strobe.perf.analysis.device.intervals import (
     Ints,
     Window,
     column,
-    counts_before,
     distributions,
+    intervals_of,
     overlaps,
     reach,
     totals,
@@ -112,7 +112,6 @@ class Period:
 
     @property
     def periods(self) -> int:
-        """Number of complete periods."""
         return len(self.kernels)
 
     @property
@@ -196,7 +195,10 @@ def find_periods(name: Numbers, texts: tuple[str, ...], pause_ns: Numbers | None
         for key in sorted(classes.keys() - cuts.keys(), reverse=True)[:_TRIED]:
             most = max(anchor.periods(len(name)) for anchor in classes[key])
             alike = [anchor for anchor in classes[key] if anchor.periods(len(name)) >= most - (most >= _SPARE_ONE)]
-            best = max(alike, key=lambda anchor: (_sum(pause_ns, anchor.places), -int(anchor.places[0])))
+            if pause_ns is None:
+                best = min(alike, key=lambda anchor: int(anchor.places[0]))
+            else:
+                best = max(alike, key=lambda anchor: (int(pause_ns[anchor.places].sum(dtype=np.int64)), -int(anchor.places[0])))
             as_often = sum(abs(len(anchor.found) - len(best.found)) <= 1 for anchor in classes[key])
             period = _period(name, texts, best, as_often)
             if period is not None:
@@ -220,12 +222,7 @@ def loop_of_one(name: Numbers, texts: tuple[str, ...], start_ns: Ints) -> tuple[
     )  # fmt: skip
 
 
-def _sum(values: Numbers | None, places: Ints) -> int:
-    return 0 if values is None else int(values[places].sum(dtype=np.int64))
-
-
 def _numbers(count: int, limit: int) -> Numbers:
-    """Return an uninitialised array for numbers up to a limit."""
     return np.empty(count, np.dtype(code_for(0, limit)))
 
 
@@ -367,7 +364,6 @@ class Steps:
         steps: in order, at least one.
         period: the repetition that was found, where `source` is `period`.
         steady: selection of the steady steps; its indices count into `steps`.
-        notes: notes for the reader.
     """
 
     source: Literal["range", "kernel", "period"]
@@ -381,16 +377,13 @@ class Steps:
 
     @property
     def before_ns(self) -> int:
-        """Time before the first step, ns."""
         return self.steps[0].start_ns - self.start_ns
 
     @property
     def after_ns(self) -> int:
-        """Time after the last step, ns."""
         return self.end_ns - self.steps[-1].end_ns
 
     def kept(self) -> tuple[TraceStepRow, ...]:
-        """Return the steady steps."""
         return tuple(self.steps[index] for index in self.steady.kept)
 
     @property
@@ -425,30 +418,17 @@ def find_steps(trace: Trace, starts: str | None = None) -> dict[int, Steps | str
     single range is the step only if nothing repeats.
 
     Args:
-        trace: the trace.
         starts: regular expression, searched in the names of ranges and, if none that launched work has it, of kernels.
 
     Raises:
         ConfigError: not a regular expression.
     """
     chosen = None if starts is None else pattern(starts)
-    if chosen is None:
-        return {device: device_steps(trace, device, work) for device, work in events_by_device(trace)}
-    cuts = ((device, work, _chosen_cuts(trace, work, chosen)) for device, work in events_by_device(trace))
-    return {device: own if isinstance(own, str) else _tiled(trace, device, work, own) for device, work, own in cuts}
-
-
-def device_steps(trace: Trace, device: int, work: EventView, repeated: Repetitions | None = None) -> Steps | str:
-    """Cut the time of one device into the steps that `find_steps` finds without a pattern.
-
-    Args:
-        trace: the trace.
-        device: number of the device.
-        work: its events.
-        repeated: repetitions of its kernels; they are searched for if not given.
-    """
-    cuts = _named_cuts(trace, work, repeated)
-    return cuts if isinstance(cuts, str) else _tiled(trace, device, work, cuts)
+    found: dict[int, Steps | str] = {}
+    for device, work in events_by_device(trace):
+        cuts = _named_cuts(trace, work) if chosen is None else _chosen_cuts(trace, work, chosen)
+        found[device] = cuts if isinstance(cuts, str) else _tiled(trace, device, work, cuts)
+    return found
 
 
 def names_step(name: str, starts: str | None = None) -> bool:
@@ -470,7 +450,8 @@ def _chosen_cuts(trace: Trace, work: EventView, chosen: re.Pattern[str]) -> _Cut
     return _Cuts("kernel", f"kernels that match {chosen.pattern!r}", work.start[places], int(work.end.max()), labels)
 
 
-def _named_cuts(trace: Trace, work: EventView, repeated: Repetitions | None) -> _Cuts | str:
+def _named_cuts(trace: Trace, work: EventView, repeated: Repetitions | None = None) -> _Cuts | str:
+    """Return the steps that are found without a pattern; repetitions of the kernels are searched for if not given."""
     single = None
     for spoken, named in _NAMED.items():
         cuts = _by_range(trace, work, named, f"{spoken} ranges")
@@ -580,12 +561,12 @@ def _single_call(trace: Trace, work: EventView, places: Ints) -> str:
 def _tiled(trace: Trace, device: int, work: EventView, cuts: _Cuts) -> Steps:
     start = np.maximum.accumulate(cuts.start)
     end = np.append(start[1:], max(cuts.end, int(start[-1])))
-    busy, covered = np.zeros(len(start), np.int64), Covered()
+    busy, covered, edges = np.zeros(len(start), np.int64), Covered(), np.append(start, end[-1])
+    started = np.zeros(len(edges), np.int64)  # kernels before each edge
     for _, part in work.parts():
         shared = overlaps(covered.add(part.start, part.end), Intervals(start, end))
         np.add.at(busy, shared.b, shared.end - shared.start)
-    kernel_starts = (part.start[np.isin(part.kind, WORK)] for _, part in work.parts())
-    kernels = np.diff(counts_before(kernel_starts, np.append(start, end[-1])))
+        started += np.searchsorted(part.start[np.isin(part.kind, WORK)], edges, "left")
     host = [None] * len(start) if cuts.host is None else (cuts.host.end - cuts.host.start).tolist()
     named = [int(found[1]) for label in cuts.labels if (found := _NUMBER.search(label))]
     numbers = named if len(set(named)) == len(start) else range(len(start))
@@ -593,7 +574,7 @@ def _tiled(trace: Trace, device: int, work: EventView, cuts: _Cuts) -> Steps:
     steady = find_steady(length.astype(np.float64).tolist(), _causes(trace, cuts, start, end))
     columns = {
         "number": numbers, "step": cuts.labels, "start_ns": start.tolist(), "end_ns": end.tolist(), "length_ns": length.tolist(),
-        "busy_ns": busy.tolist(), "idle_ns": (length - busy).tolist(), "kernels": kernels.tolist(), "host_ns": host,
+        "busy_ns": busy.tolist(), "idle_ns": (length - busy).tolist(), "kernels": np.diff(started).tolist(), "host_ns": host,
         "left_out": [steady.excluded.get(place, "") for place in range(len(start))],
     }  # fmt: skip
     steps = tuple(
@@ -623,10 +604,8 @@ def _causes(trace: Trace, cuts: _Cuts, start: Ints, end: Ints) -> dict[int, str]
         found = np.searchsorted(compiling, at_work.start) < np.searchsorted(compiling, at_work.end)
         causes |= dict.fromkeys(np.flatnonzero(found).tolist(), COMPILED)
     if trace.overhead:
-        overhead = np.array(trace.overhead, np.int64)
-        shared = overlaps(at_work, Intervals(overhead[:, 0], overhead[:, 1]))
-        held = np.zeros(len(start), np.int64)
-        np.add.at(held, shared.a, shared.end - shared.start)
+        shared = overlaps(at_work, intervals_of(trace.overhead))
+        held = totals(shared.end - shared.start, shared.a, len(start))
         for step in np.flatnonzero(held > _HELD_UP_SHARE * (at_work.end - at_work.start)).tolist():
             causes.setdefault(step, HELD_UP)
     raised = np.flatnonzero(np.maximum.accumulate(cuts.start)[:-1] > cuts.start[1:])
@@ -743,7 +722,6 @@ class _NamedLayers:
         self.parent = np.where(nesting.parent == NOWHERE, top, nesting.parent)
 
     def groups(self, where: dict[str, Any], launched: Launched, only_launching: bool) -> Iterator[LayerGroup]:
-        """Yield the layers of a device."""
         first, last = self.cuts.of(self.scopes)
         events, sums, kernels = (before(values) for values in (launched.events, launched.sum_ns, launched.kernels))
         taken = np.flatnonzero(events[last] > events[first]) if only_launching else np.arange(len(self.scopes))
@@ -857,8 +835,8 @@ def _by_kernels(trace: Trace, device: int, work: EventView, window: Window | Non
     place, periods = repeated = repetitions(work, trace.device_events.names)
     if not periods:
         return
-    steps = device_steps(trace, device, work, repeated)
-    bounds = np.array([step.start_ns for step in steps.steps] if isinstance(steps, Steps) else [], np.int64)
+    cuts = _named_cuts(trace, work, repeated)
+    bounds = np.empty(0, np.int64) if isinstance(cuts, str) else np.maximum.accumulate(cuts.start)
     start, end = work.at(place).start, work.at(place).end
     for period in periods:
         anchors = np.array(period.starts, np.int64)

@@ -42,8 +42,6 @@ def choose_window(trace: Trace, text: str, steps: str | None = None, zero_ns: in
     `ProfilerStep#N` of its number, and times count from the start of the first operator or range.
 
     Args:
-        trace: the trace.
-        text: description of the window.
         steps: regular expression of the range or kernel that starts a step; found by itself if not given.
         zero_ns: origin of times; the first device event's start if not given.
 
@@ -75,7 +73,8 @@ def _stretch(trace: Trace, asked: str, steps: str | None, zero_ns: int | None) -
         return _steps(trace, first, last, steps)
     moments = [_MOMENT.fullmatch(part) for part in (first, last)]
     if any(moments) and all(found or not part for found, part in zip(moments, (first, last), strict=True)):
-        first_ns, end = _extent(trace)
+        columns = (trace.device_events,) if len(trace.device_events) else [one for one in _of_host(trace) if len(one)]
+        first_ns, end = min(min(one.start_ns) for one in columns), max(max(one.end_ns) for one in columns)
         zero = first_ns if zero_ns is None else zero_ns
         start = zero + _nanoseconds(moments[0]) if moments[0] else zero
         if start >= end:
@@ -103,12 +102,6 @@ def _nanoseconds(moment: re.Match[str]) -> int:
 
 def _of_host(trace: Trace) -> tuple[HostEvents, HostEvents, HostEvents]:
     return trace.ops, trace.ranges, trace.modules
-
-
-def _extent(trace: Trace) -> tuple[int, int]:
-    """Return first start and last end of the device events, or without any of the host's events."""
-    columns = (trace.device_events,) if len(trace.device_events) else [one for one in _of_host(trace) if len(one)]
-    return min(min(one.start_ns) for one in columns), max(max(one.end_ns) for one in columns)
 
 
 def _steps(trace: Trace, first: str, last: str, pattern: str | None) -> tuple[int, int]:
@@ -148,7 +141,6 @@ def _find_step(trace: Trace, asked: str, pattern: str | None) -> tuple[int, int]
 
 
 def _find_call(trace: Trace, asked: str) -> tuple[int, int] | None:
-    """Return the device time of the one call of a name; `None` if nothing has that name."""
     found = list(_calls_of(trace, asked))
     if len(found) > 1:
         raise DataError(f"{trace.path}: {asked!r} has {len(found)} calls; choose one of {asked}[0] to {asked}[{len(found) - 1}]")
@@ -193,7 +185,6 @@ def _device_times(trace: Trace, scopes: HostEvents, chosen: Ints) -> Iterator[tu
 
 
 def _offer(trace: Trace, asked: str) -> str:
-    """List the names that the trace has, the nearest first."""
     names = dict.fromkeys((*trace.ranges.names, *trace.modules.names, *sorted(set(trace.module_paths.values()))))
     if not names:
         return f"; the trace has no ranges or modules; give {_FORMS}"

@@ -13,7 +13,6 @@ from strobe.core.costs import device_peaks
 from strobe.core.spans import DENOISE_STEP, E2E, FRAME_BLOCK
 from strobe.perf.analysis.ledger.account import (
     BY_THE_CLOCK,
-    MEANING,
     NO_LARGEST,
     TOGETHER,
     CallsEffect,
@@ -435,7 +434,7 @@ def explained(found: Answer) -> str:
 def part_fields(names: tuple[str, str], found: Answer) -> tuple[Field[PartLine], ...]:
     """Return the columns of the parts of an answer: name, both sides, what was saved and its share; the parts add up."""
     return (
-        Field("part", lambda line: Text(line_name(line), note=MEANING[line.parts[0]] if len(line.parts) == 1 else "")),
+        Field("part", lambda line: Text(line_name(line), note=line.parts[0].meaning if len(line.parts) == 1 else "")),
         *both_sides(names, lambda line: line.both, f"of a {found.unit}", show=_time),
         numeric(f"share of {found.difference}", lambda line: line.share, show=Share, total=lambda shares: 1.0),
     )

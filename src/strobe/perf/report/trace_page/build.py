@@ -12,7 +12,7 @@ from strobe.perf.analysis.device.activity import HOST_LATE, DeviceRow
 from strobe.perf.analysis.device.kernels import KernelKind, kernel_kind
 from strobe.perf.analysis.device.launch import integrity
 from strobe.perf.analysis.structure.captures import holds_captures
-from strobe.perf.analysis.structure.host import BETWEEN, host_work
+from strobe.perf.analysis.structure.ranges import BETWEEN, host_work
 from strobe.perf.analysis.structure.steps import Steps, TraceStepRow
 from strobe.perf.report.blocks.fields import page
 from strobe.perf.report.study import TraceStudy

@@ -1,0 +1,498 @@
+"""Timelines: every nanosecond has one owner, and kernels of graphs and of compiled passes get the regions they have without."""
+
+from __future__ import annotations
+
+import gzip
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from made_traces import trace_of
+from passes import Recorder, stream
+from strobe.core.errors import DataError
+from strobe.perf.analysis.ledger.account import Part, part_of
+from strobe.perf.analysis.runs.timeline import (
+    NOT_LINKED,
+    OUTSIDE,
+    DeviceTimeline,
+    EagerPass,
+    Label,
+    Partition,
+    block_slices,
+    encode_passes,
+    named,
+    partition_of,
+    passes_of,
+    read_passes,
+    relabelled,
+    timeline_of,
+)
+from strobe.perf.analysis.runs.timeline import Path as Regions
+from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, Region, Trace
+
+_MAIN, _WORKER = 0, 1
+
+
+def _region(name: str, start: int, end: int, index: int | None = None, thread: int = _MAIN) -> Region:
+    return Region(name=name, index=index, start_ns=start, end_ns=end, thread=thread)
+
+
+def _trace(regions: list[Region], ops: list[HostEvent] = (), device: list[DeviceEvent] = (), overhead: tuple = ()) -> Trace:
+    ordered = tuple(sorted(regions, key=lambda r: (r.start_ns, -r.end_ns, r.name)))
+    return trace_of(device, ops=ops, regions=ordered, overhead=overhead)
+
+
+def _closes(result: Partition) -> None:
+    for tile in result.tiles:
+        assert sum(tile.owned.values()) == tile.end_ns - tile.start_ns
+    busy = sum(ns for label, ns in result.owned.items() if label.busy)
+    assert busy == sum(call.exclusive_ns for call in result.calls)
+    assert result.owned.total() == result.total_ns
+
+
+def test_a_frame_block_by_hand() -> None:
+    regions = [
+        _region("e2e", 0, 200),
+        _region("frame_block", 10, 90, 0),
+        _region("denoise_step", 20, 60, 0),
+        _region("attention", 25, 50),
+        _region("attention_kernel", 30, 45),
+        _region("frame_block", 100, 150, 1),
+        _region("vae_decode", 95, 140, thread=_WORKER),
+    ]
+    ops = [
+        HostEvent("aten::sdpa", 31, 44, _MAIN),
+        HostEvent("aten::bmm", 33, 40, _MAIN),
+        HostEvent("aten::add", 52, 55, _MAIN),
+        HostEvent("aten::empty", 52, 52, _MAIN),
+        HostEvent("aten::conv", 92, 130, _WORKER),
+        HostEvent("aten::mul", 95, 98, _MAIN),
+    ]
+    result = partition_of(timeline_of(_trace(regions, ops)))
+    assert (result.device, result.indices, result.total_ns) == ("cpu", (0, 1), 140)
+    section = ("denoise_step", "attention")
+    assert (result.tiles[0].owned[Label(section, "gap")], result.tiles[0].owned[Label(OUTSIDE, "gap")]) == (5 + 5, 5 + 2)
+    assert {call.name: (call.duration_ns, call.exclusive_ns) for call in result.calls} == {
+        "aten::sdpa": (13, 6), "aten::bmm": (7, 7), "aten::add": (3, 3), "aten::empty": (0, 0), "aten::mul": (3, 3),
+    }  # fmt: skip
+    assert result.overlap == (("1/2", OUTSIDE, 3), ("1/2", ("vae_decode",), 35))
+    assert str(Label(section, "op")) == "denoise_step / attention: op" and str(Label((), "gap")) == "frame_block: gap"
+    slices = block_slices(timeline_of(_trace(regions, ops)), 0)
+    assert [(s.start_ns, s.end_ns, s.name) for s in slices if s.name] == [
+        (31, 33, "aten::sdpa"), (33, 40, "aten::bmm"), (40, 44, "aten::sdpa"), (52, 55, "aten::add"), (95, 98, "aten::mul"),
+    ]  # fmt: skip
+    assert slices[0].start_ns == 10 and slices[-1].end_ns == 100
+
+
+@st.composite
+def _nested(draw: st.DrawFn, start: int, end: int, depth: int) -> list[Region]:
+    """Spans inside `[start, end]`, properly nested, possibly touching or of length 0."""
+    regions: list[Region] = []
+    position = start
+    while position <= end and draw(st.booleans()):
+        left = draw(st.integers(position, end))
+        right = draw(st.integers(left, end))
+        regions.append(_region(draw(st.sampled_from(["attention", "ffn", "denoise_step"])), left, right))
+        if depth:
+            regions += draw(_nested(left, right, depth - 1))
+        position = right + 1
+    return regions
+
+
+@st.composite
+def _cpu_traces(draw: st.DrawFn) -> Trace:
+    regions: list[Region] = []
+    position = draw(st.integers(0, 5))
+    for index in range(draw(st.integers(1, 3))):
+        end = position + draw(st.integers(1, 25))
+        regions += [_region("frame_block", position, end, index), *draw(_nested(position + 1, end - 1, 2))]
+        position = end + draw(st.integers(0, 4))
+    op = st.builds(
+        lambda start, size, name, thread: HostEvent(name, start, start + size, thread),
+        st.integers(-3, position + 3), st.integers(0, 9), st.sampled_from("abc"), st.sampled_from([_MAIN, _MAIN, _WORKER]),
+    )  # fmt: skip
+    return _trace(regions, draw(st.lists(op, max_size=15)))
+
+
+def _innermost(trace: Trace, moment: int) -> tuple[str, ...]:
+    """Path of the spans that are open on the main thread, outermost first, from the frame block down."""
+    path = [r.name for r in trace.regions if r.thread == _MAIN and r.start_ns <= moment < r.end_ns]
+    return tuple(path[1:]) if path else OUTSIDE
+
+
+@given(_cpu_traces())
+def test_every_nanosecond_of_a_cpu_trace(trace: Trace) -> None:
+    result = partition_of(timeline_of(trace))
+    _closes(result)
+    ops = [op for op in trace.ops if op.thread == _MAIN]
+    exclusive: Counter[str] = Counter()
+    for tile in result.tiles:
+        expected: Counter[Label] = Counter()
+        for moment in range(tile.start_ns, tile.end_ns):
+            running = [op for op in ops if op.start_ns <= moment < op.end_ns]
+            expected[Label(_innermost(trace, moment), "op" if running else "gap")] += 1
+            exclusive.update(op.name for op in running[-1:])
+        assert tile.owned == expected
+        slices = block_slices(timeline_of(trace), tile.index)
+        assert sum(piece.end_ns - piece.start_ns for piece in slices) == tile.end_ns - tile.start_ns
+    owned = Counter[str]()
+    for call in result.calls:
+        owned[call.name] += call.exclusive_ns
+    assert +owned == exclusive
+    assert [tile.start_ns for tile in result.tiles[1:]] == [tile.end_ns for tile in result.tiles[:-1]]
+
+
+_KINDS = ["kernel", "kernel", "kernel", "memset", "comm", "memcpy"]
+
+
+@st.composite
+def _gpu_traces(draw: st.DrawFn) -> Trace:
+    """Two frame blocks of launches; device work on two streams, overlapping, late, unlinked and in graphs."""
+    regions, hosts = [], []
+    for index in range(2):
+        start = 40 * index
+        regions += [_region("frame_block", start, start + 38, index), _region("attention", start + 5, start + 20)]
+        regions += [_region("attention_kernel", start + 8, start + 15)]
+        hosts += [HostEvent("launch", start + at, start + at + 2, _MAIN) for at in draw(st.lists(st.integers(0, 37), min_size=1))]
+    device = []
+    for correlation, host in enumerate(hosts):
+        start = host.start_ns + draw(st.integers(0, 30))
+        for ordinal in range(draw(st.integers(1, 2))):
+            end = start + draw(st.integers(0, 12))
+            kind = draw(st.sampled_from(_KINDS))
+            device.append(DeviceEvent(f"{kind}{correlation}", kind, start, end, 0, ordinal, ordinal, host))
+            start = end + draw(st.integers(0, 3))
+    for _ in range(draw(st.integers(0, 3))):
+        start = draw(st.integers(0, 90))
+        device.append(DeviceEvent("early", "kernel", start, start + draw(st.integers(0, 9)), 0, 7, 0, None))
+    return _trace(regions, device=device, overhead=((3, 9), (50, 52)))
+
+
+def _rank(event: DeviceEvent, path: tuple[str, ...]) -> int:
+    if event.kind == "kernel":
+        return 2 - ("attention" in path) - ("attention_kernel" in path)
+    return {"memset": 3, "comm": 4, "memcpy": 5}[event.kind]
+
+
+@given(_gpu_traces())
+def test_every_nanosecond_of_a_gpu_trace(trace: Trace) -> None:
+    result = partition_of(timeline_of(trace))
+    _closes(result)
+    assert result.device == "cuda:0" and result.overlap == ()
+    events = list(trace.device_events)
+    paths = [NOT_LINKED if e.host is None else _innermost(trace, e.host.start_ns) for e in events]
+    first = [min(e.start_ns for e in events if e.host and 40 * i <= e.host.start_ns < 40 * (i + 1)) for i in (0, 1)]
+    assert [tile.start_ns for tile in result.tiles] == [first[0], max(first)]
+    assert result.tiles[0].end_ns == result.tiles[1].start_ns
+    for tile in result.tiles:
+        busy: Counter[Label] = Counter()
+        for moment in range(tile.start_ns, tile.end_ns):
+            running = [i for i, e in enumerate(events) if e.start_ns <= moment < e.end_ns]
+            if running:
+                owner = min(running, key=lambda i: (_rank(events[i], paths[i]), i))
+                busy[Label(paths[owner], events[owner].kind)] += 1
+        assert {label: ns for label, ns in tile.owned.items() if label.busy} == busy
+
+
+def test_idle_time_carries_the_span_of_the_launch_that_ends_it() -> None:
+    regions = [_region("frame_block", 0, 100, 5), _region("ffn", 20, 50)]
+    hosts = [HostEvent("cudaLaunchKernel", at, at + 5, _MAIN) for at in (2, 30, 31)]
+    device = [
+        DeviceEvent("a", "kernel", 10, 20, 0, 7, 0, hosts[0]),
+        DeviceEvent("b", "kernel", 40, 60, 0, 7, 0, hosts[1]),
+        DeviceEvent("c", "memcpy", 55, 64, 0, 9, 0, hosts[2]),
+        DeviceEvent("early", "kernel", 70, 80, 0, 9, 0, None),
+        DeviceEvent("d", "kernel", 82, 90, 0, 7, 1, hosts[0]),
+        DeviceEvent("other device", "kernel", 0, 99, 1, 7, 0, None),
+    ]
+    result = partition_of(timeline_of(_trace(regions, device=device, overhead=((25, 28),))))
+    assert result.tiles[0].owned == {
+        Label((), "kernel"): 10 + 8,
+        Label(("ffn",), "host_late"): 5 + 2,
+        Label(("ffn",), "profiler_overhead"): 3,
+        Label(("ffn",), "launch_latency"): 10,
+        Label(("ffn",), "kernel"): 20,
+        Label(("ffn",), "memcpy"): 4,
+        Label(NOT_LINKED, "unlinked"): 6,
+        Label(NOT_LINKED, "kernel"): 10,
+        Label((), "queued"): 2,
+    }
+    assert {call.name: call.exclusive_ns for call in result.calls} == {"a": 10, "b": 20, "c": 4, "early": 10, "d": 8}
+
+
+def test_a_block_without_its_successor_ends_by_itself() -> None:
+    blocks = [_region("frame_block", 0, 10, 3), _region("frame_block", 20, 30, 4), _region("frame_block", 90, 95, 8)]
+    result = partition_of(timeline_of(_trace(blocks)))
+    assert [(tile.index, tile.start_ns, tile.end_ns) for tile in result.tiles] == [(3, 0, 20), (4, 20, 30), (8, 90, 95)]
+
+
+@pytest.mark.parametrize(
+    ("regions", "device", "says"),
+    [
+        ([_region("ffn", 0, 10)], [], "no strobe::frame_block spans"),
+        ([_region("frame_block", 0, 10, 0), _region("frame_block", 20, 30, 0)], [], "one clip"),
+        ([_region("frame_block", 0, 10, 0), _region("frame_block", 20, 30, 1, _WORKER)], [], "one clip"),
+        ([_region("frame_block", 0, 10, 0)], [DeviceEvent("k", "kernel", 1, 2, 0, 7, 0, None)], "launched no work"),
+    ],
+)
+def test_unusable_traces_are_refused(regions: list[Region], device: list[DeviceEvent], says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        partition_of(timeline_of(_trace(regions, device=device)))
+
+
+def test_an_unknown_block_is_refused() -> None:
+    host = HostEvent("cudaLaunchKernel", 1, 2, _MAIN)
+    trace = _trace([_region("frame_block", 0, 10, 0)], device=[DeviceEvent("k", "kernel", 3, 5, 0, 7, 0, host)])
+    with pytest.raises(DataError, match="no frame block 7; the trace holds 0"):
+        block_slices(timeline_of(trace), 7)
+
+
+STAGE = "denoise_step"
+
+
+def device_timeline(trace: Trace) -> DeviceTimeline:
+    timeline = timeline_of(trace)
+    assert isinstance(timeline, DeviceTimeline)
+    return timeline
+
+
+def parts(trace: Trace, passes: tuple[EagerPass, ...]) -> Counter[Part]:
+    """Busy time by part."""
+    timeline, _ = relabelled(device_timeline(trace), passes, layers=False)
+    found: Counter[Part] = Counter()
+    for label, ns in partition_of(timeline).owned.items():
+        if label.busy:
+            found[part_of(label)] += ns
+    return found
+
+
+def test_a_kernel_in_a_graph_belongs_to_the_part_that_it_has_without() -> None:
+    eager, graph = stream(Recorder(), blocks=2), stream(Recorder(), blocks=2, graphs=True)
+    passes = passes_of(eager)
+    assert parts(graph, passes) == parts(eager, ()) and parts(eager, ())[Part.ATTENTION_KERNEL] > 0
+    bare = parts(graph, ())
+    assert Part.ATTENTION_KERNEL not in bare and bare.total() == parts(eager, ()).total()
+
+
+def test_without_a_key_the_stages_are_named_that_cannot_be_told_apart() -> None:
+    graph = stream(Recorder(), graphs=True)
+    _, replays = relabelled(device_timeline(graph), (), layers=False)
+    assert replays is not None and replays.unlabelled == {"denoise_step", "commit"} and replays.attributed == 0
+    _, replays = relabelled(device_timeline(graph), passes_of(stream(Recorder())), layers=False)
+    assert replays is not None and not replays.unlabelled and not replays.reason
+    only = tuple(one for one in passes_of(stream(Recorder())) if one.stage == "commit")
+    _, replays = relabelled(device_timeline(graph), only, layers=False)
+    assert replays is not None and replays.unlabelled == {"denoise_step"}
+
+
+def test_passes_come_back_from_their_file(tmp_path: Path) -> None:
+    passes, path = passes_of(stream(Recorder())), tmp_path / "p.json.gz"
+    assert {one.stage for one in passes} == {"denoise_step", "commit"}
+    path.write_bytes(encode_passes(passes))
+    assert read_passes(path) == passes and path.read_bytes() == encode_passes(passes)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"no gzip", gzip.compress(b"[1]"), gzip.compress(b"{"), encode_passes(())[:-5]],
+    ids=["empty", "no gzip", "other JSON", "no JSON", "cut"],
+)
+def test_a_file_that_holds_no_passes_is_refused(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "p.json.gz"
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="holds no passes launched kernel by kernel"):
+        read_passes(path)
+
+
+@st.composite
+def branched(draw: st.DrawFn) -> tuple[Trace, EagerPass, dict[int, Regions]]:
+    """A pass of equal layers as a graph, each layer's branch on a stream of its own and its trunk on one of a few, and where each
+    of the graph's kernels (by its start) belongs. Some kernels of the pass lie outside of the graph."""
+    layer = draw(st.lists(st.sampled_from("abcdef"), min_size=3, max_size=8))
+    num_layers, trunks = draw(st.integers(2, 12)), draw(st.integers(1, 5))
+    branch = set(draw(st.lists(st.integers(0, len(layer) - 1), max_size=4)))
+    before = draw(st.integers(0, 3))
+    names = [f"before_{at}" for at in range(before)] + layer * num_layers
+    paths: list[Regions] = [(STAGE, "conditions")] * before
+    for number in range(num_layers):
+        paths += [(STAGE, "dit_forward", f"layer {number}", f"{name}_region") for name in layer]
+    call = HostEvent("cudaGraphLaunch", 10, 20, 0)
+    events, places = [], {}
+    for at in range(num_layers * len(layer)):
+        number, inside = divmod(at, len(layer))
+        stream_of = 100 + number if inside in branch else 7 + number % trunks
+        start = 100 + 10 * at
+        places[start] = paths[before + at]
+        events.append(DeviceEvent(layer[inside], "kernel", start, start + 9, 0, stream_of, at, call))
+    regions = tuple(
+        Region(name=name, index=0, start_ns=start, end_ns=end, thread=0)
+        for name, start, end in (("frame_block", 0, 90), (STAGE, 5, 80))
+    )
+    return trace_of(events, regions=regions), EagerPass(stage=STAGE, names=tuple(names), paths=tuple(paths), entered=()), places
+
+
+@given(branched())
+def test_a_graph_on_many_streams_is_laid_over_its_pass(made: tuple[Trace, EagerPass, dict[int, Regions]]) -> None:
+    """A driver spreads the branches of a graph: each stream alone fits the pass in many places."""
+    trace, one, places = made
+    timeline, replays = relabelled(device_timeline(trace), (one,), layers=True)
+    assert replays is not None and replays.matched == replays.kernels == len(trace.device_events)
+    for start, path in zip(timeline.work.start.tolist(), timeline.path.tolist(), strict=True):
+        assert timeline.paths[path][-1] == places[start][-1]
+
+
+@pytest.mark.parametrize("inside", ["memcpy32_post", "memcpy128"])
+def test_a_copy_that_a_graph_makes_a_kernel_is_still_that_copy(inside: str) -> None:
+    """A pass of many copies, such as one that measures means and scales: without it too few kernels would match."""
+
+    def with_copies(trace: Trace, name: str) -> Trace:
+        rows = [replace_name(event, name) if event.name == "add" else event for event in trace.device_events]
+        return replace(trace, device_events=DeviceEvents.from_rows(rows))
+
+    eager = with_copies(stream(Recorder(), blocks=2), "Memcpy DtoD (Device -> Device)")
+    graph = with_copies(stream(Recorder(), blocks=2, graphs=True), inside)
+    assert inside in {event.name for event in graph.device_events}
+    assert parts(graph, passes_of(eager)) == parts(eager, ())
+
+
+def replace_name(event: DeviceEvent, name: str) -> DeviceEvent:
+    return event._replace(name=name)
+
+
+LAYER = (("gemm", "attention"), ("tile", "attention/attention_tile"), ("flash", "attention/attention_kernel"),
+         ("gemm", "attention"), ("flash", "cross_attention/cross_attention_kernel"), ("gemm", "ffn"))  # fmt: skip
+"""Kernels of a layer with their regions: self- and cross-attention run kernels of one name."""
+NONE: frozenset[str] = frozenset()
+
+
+Kernels = tuple[tuple[str, str], ...]
+
+
+def trace(
+    steps: int, layers: int, *, compiled: bool, flash: int | None = None, layer: Kernels = LAYER, marked: frozenset[str] = NONE
+) -> Trace:
+    """Forward passes, kernel by kernel. Compiled, the layers have no regions but the innermost in `marked`, and their products
+    other names; `flash` attention kernels are left out of each pass at the end. A name is followed by its grid: `flash 64`."""
+    regions, events, clock = [], [], 0
+
+    def region(name: str, index: int | None, start: int, end: int) -> Region:
+        return Region(name=name, index=index, start_ns=start, end_ns=end, thread=0)
+
+    for step in range(steps):
+        begun, kernels = clock, list(layer) * layers
+        if flash is not None:
+            kernels = [each for at, each in enumerate(kernels) if each[0] != "flash" or at < len(kernels) - 2 * flash]
+        for name, path in kernels:
+            start, clock = clock + 1, clock + 10
+            called = HostEvent("cudaLaunchKernel", start, start + 2, 0)
+            for depth, part in enumerate(path.split("/")):
+                if not compiled or part in marked:
+                    regions.append(region(part, None, start - (depth == 0), start + 5 - depth))
+            shown, _, grid = (f"compiled_{name}" if compiled and name == "gemm" else name).partition(" ")
+            events.append(DeviceEvent(shown, "kernel", 1_000 + start, 1_000 + start + 8, 0, 7, len(events), called, grid))
+        regions += [region("frame_block", step, begun, clock), region("denoise_step", step, begun, clock)]
+        regions += [region("dit_forward", None, begun, clock)]
+        clock += 5
+    order = sorted(regions, key=lambda each: (each.start_ns, -each.end_ns))
+    nested = [each for each in order if each.name in ("frame_block", "denoise_step", "dit_forward")]
+    nested += [each for each in order if each not in nested]
+    nested.sort(key=lambda each: (each.start_ns, -each.end_ns))
+    return trace_of(events, regions=tuple(nested))
+
+
+def regions_of(found: DeviceTimeline) -> list[tuple[str, str]]:
+    """Name and innermost region of every kernel, in order."""
+    events = found.trace.device_events
+    paths = (found.paths[number] for number in found.path.tolist())
+    return [(events.names[number], (path or ("",))[-1]) for number, path in zip(found.work.name.tolist(), paths, strict=True)]
+
+
+def eager_passes() -> tuple[EagerPass, ...]:
+    return passes_of(trace(2, 2, compiled=False))
+
+
+def compiled_regions(eager: Kernels, compiled: Kernels, *, steps: int = 2, layers: int = 1) -> list[str]:
+    """Innermost region of every kernel of a compiled run, told by the layers of the uncompiled one."""
+    passes = passes_of(trace(1, layers, compiled=False, layer=eager))
+    found = regions_of(named(device_timeline(trace(steps, layers, compiled=True, layer=compiled)), passes))
+    return [region for _, region in found]
+
+
+def test_attention_of_other_sizes_is_told_apart_when_the_compiler_reorders_it() -> None:
+    video, audio = ("flash 64x32", "attention/attention_kernel"), ("flash 8x32", "cross_attention/cross_attention_kernel")
+    text = ("flash 64x32", "cross_attention/cross_attention_kernel")  # after the video's, which it depends on
+    found = compiled_regions((video, audio, text), (audio, video, text), layers=2)
+    assert found == ["cross_attention_kernel", "attention_kernel", "cross_attention_kernel"] * 4
+    other = (audio, video, ("flash 32x32", text[1]))  # the compiler took another variant for one of them
+    found = compiled_regions((video, audio, text), other, layers=2)
+    assert found == ["attention kernels"] * 12, "by its name alone, for the order proves nothing"
+
+
+def test_an_operator_that_marks_its_regions_in_a_compiled_pass_keeps_them() -> None:
+    sparse = (("tile 64", "attention/attention_tile"), ("copy 64", "attention/attention_select"),
+              ("bsa 64", "attention/attention_kernel"), ("copy 64", "ffn"), LAYER[4])  # fmt: skip
+    passes = passes_of(trace(1, 2, compiled=False, layer=sparse))
+    marked = frozenset({"attention_tile", "attention_select", "attention_kernel"})
+    found = named(device_timeline(trace(1, 2, compiled=True, layer=sparse, marked=marked)), passes)
+    layer = ["attention_tile", "attention_select", "attention_kernel", "other kernels", "cross_attention_kernel"]
+    assert [region for _, region in regions_of(found)] == layer * 2
+    inside = [found.paths[number] for number in found.path.tolist()]
+    assert [("attention" in path, "dit_forward" in path) for path in inside[:4]] == [(True, True)] * 3 + [(False, True)]
+
+
+def test_copies_that_the_compiler_fused_leave_the_attention_kernels_matched() -> None:
+    flash, cross = ("flash 64", "attention/attention_kernel"), ("flash 64", "cross_attention/cross_attention_kernel")
+    copy, kept = ("copy 8", cross[1]), ("clear 1", cross[1])
+    found = compiled_regions((flash, copy, kept, cross), (flash, kept, cross), layers=2)
+    assert found == ["attention_kernel", "cross_attention_kernel", "cross_attention_kernel"] * 4
+    passes = passes_of(trace(1, 2, compiled=False, layer=(flash, copy, kept, cross)))
+    half = (flash, copy, kept, cross, flash, kept, cross)  # one of the two copies was fused
+    found = regions_of(named(device_timeline(trace(1, 1, compiled=True, layer=half)), passes))
+    assert [region for name, region in found if name == "copy"] == ["other kernels"]
+    assert [region for name, region in found if name == "flash"] == ["attention_kernel", "cross_attention_kernel"] * 2
+
+
+def test_attention_outside_every_attention_region_is_told_apart_too() -> None:
+    text, flash = ("flash 8", "refiner"), ("flash 64", "attention/attention_kernel")
+    assert compiled_regions((text, flash), (text, flash)) == ["refiner", "attention_kernel"] * 2
+
+
+@pytest.mark.parametrize(
+    ("eager", "compiled"),
+    [
+        ("triton_tem_fused_flex_attention_1 4x2", "triton_tem_fused__to_copy_flex_attention_slice_sort_10 4x2"),
+        (
+            "kernel_cutlass_flash_fwd_object_at__tensor000o1_None__0 256x12",
+            "kernel_cutlass_flash_fwd_object_at__tensor000o1_tensorptrf32__0 256x12",
+        ),
+    ],
+    ids=["other operators are fused into it", "only compiled it writes the log-sum-exp"],
+)
+def test_a_kernel_that_the_compiler_changed_is_the_same_kernel(eager: str, compiled: str) -> None:
+    before, after = ((name, "attention/attention_kernel") for name in (eager, compiled))
+    assert compiled_regions((before,), (after,)) == ["attention_kernel"] * 2
+
+
+def test_passes_without_launches_are_told_apart_by_names_alone() -> None:
+    passes = tuple(msgspec.structs.replace(one, launches=()) for one in eager_passes())
+    found = regions_of(named(device_timeline(trace(1, 1, compiled=True)), passes))
+    assert {region for name, region in found if name == "flash"} == {"attention kernels"}
+
+
+def test_a_pass_that_differs_is_told_apart_by_names_alone() -> None:
+    bare = device_timeline(trace(2, 2, compiled=True, flash=3))
+    kinds = {"compiled_gemm": "matrix products", "flash": "attention kernels", "tile": "other kernels"}
+    expected = [(name, kinds[name]) for name, _ in regions_of(bare)]
+    assert regions_of(named(bare, eager_passes())) == expected
+    assert regions_of(named(bare, ())) == expected
+
+
+def test_the_answer_has_no_norms_where_a_pass_is_compiled() -> None:
+    found = named(device_timeline(trace(2, 2, compiled=True)), eager_passes())
+    parts = {part_of(Label(found.paths[number], "kernel")) for number in found.path.tolist()}
+    assert parts == {Part.ATTENTION_KERNEL, Part.ATTENTION_AROUND, Part.CROSS_ATTENTION, Part.MATRIX}
