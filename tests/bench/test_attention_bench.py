@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from strobe.attention.sparse.api import block_sparse_attention
+from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.bench.attention import peers
 from strobe.bench.attention import run as running
@@ -23,7 +24,6 @@ from strobe.bench.attention.contestant import (
     Shape,
     cells,
     draw,
-    layout_of,
     scenario_cells,
     shape_named,
 )
@@ -119,7 +119,7 @@ def test_the_budget_is_the_operators_own() -> None:
         selection = contestant.call(*contestant.leaves, lse=False).selection
     assert selection is not None and int(selection.counts.max()) == inputs.cell.selected(inputs.tiles) == 2
     topk = GridCell(shape=SHAPE, sparsity=None, topk=500, block=64)
-    assert topk.selected(layout_of(SHAPE, 64, "cube")) == 4
+    assert topk.selected(tile_layout(SHAPE.grid, 64, 64)) == 4
 
 
 def test_the_scenarios_hold_the_guides_own_settings() -> None:

@@ -19,13 +19,13 @@ import strobe
 from source import ROOT
 from strobe.bench import runner
 from strobe.bench.case import ComparePlan
-from strobe.bench.runner import end_line, run_case, steady_window, traced_window
+from strobe.bench.runner import run_case, steady_window, traced_window
 from strobe.core.errors import ConfigError, StrobeError
 from strobe.perf.analysis.runs.compare import compare_stages, mirrored_pairs
 from strobe.perf.analysis.runs.latency import latencies
 from strobe.perf.measure.profile import Capture
 from strobe.perf.records.record import Clocks, PromptAt, Workload
-from strobe.perf.records.store import RunRecords, RunWriter, read_run
+from strobe.perf.records.store import RunRecords, read_run
 from strobe.perf.report.study import Profile, load_study
 from terminal import quiet
 
@@ -294,13 +294,3 @@ def test_the_header_has_no_field_left_out(tmp_path: Path, fake: Any) -> None:
     assert run.header.argv == tuple(sys.argv)
     assert run.header.machine.threads == torch.get_num_threads()
     assert msgspec.json.decode(msgspec.json.encode(run.header))["workload"]["frames"] == 69
-
-
-def test_a_body_that_is_cut_short_says_its_last_reason(tmp_path: Path) -> None:
-    for number, reasons in enumerate((["only"], ["a first", "a second", "the last"], [])):
-        with RunWriter(tmp_path / str(number)) as writer, end_line(writer) as cut:
-            for reason in reasons:
-                cut(reason)
-        text = "".join(path.read_text() for path in (tmp_path / str(number)).iterdir() if path.is_file())
-        assert ('"interrupted"' in text) == bool(reasons) and ('"complete"' in text) != bool(reasons)
-        assert [reason for reason in ("only", "a first", "a second", "the last") if f'"{reason}"' in text] == reasons[-1:]

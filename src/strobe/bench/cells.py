@@ -83,16 +83,28 @@ def claim(folder: Path, request: Any) -> None:
     """
     file = folder / REQUEST
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         if file.exists():
             held = msgspec.json.decode(file_inside(folder, REQUEST).read_bytes(), type=type(request))
             check_same(folder, *(msgspec.to_builtins(each) for each in (held, request)))
-            return
-        write_whole(file, msgspec.json.format(msgspec.json.encode(request)) + b"\n")
+        else:
+            write_json(file, request)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{file} is not a request of this command: {error}; name another folder") from error
     except OSError as error:
         raise not_written(file, error) from error
+
+
+def write_json(file: Path, value: Any) -> None:
+    """Write a value as JSON, into a folder that is made if absent.
+
+    Raises:
+        StrobeError: it cannot be written.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise not_written(file, error) from error
+    write_whole(file, msgspec.json.format(msgspec.json.encode(value)) + b"\n")
 
 
 def check_same(folder: Path, held: Mapping[str, object], asked: Mapping[str, object]) -> None:

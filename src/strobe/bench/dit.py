@@ -22,6 +22,7 @@ from strobe.attention.explain import components_of
 from strobe.bench import gate, quality
 from strobe.bench.gate import GateResult
 from strobe.bench.probe import hooked
+from strobe.bench.runner import number
 from strobe.core import costs, spans
 from strobe.core.errors import ConfigError, ImplUnavailableError, WeightsError, unknown_choice
 from strobe.core.tolerances import tolerance
@@ -547,10 +548,7 @@ class DitCase:
         error = gate.relative_error(self._output(self._variants[name]), self._output(self._variants[self.baseline]))
         definition = "root mean square of the difference of one forward pass's outputs / that of the reference's, in float64"
         note = "says how far one pass moved, not how a clip looks: compare clips by `strobe quality`"
-        yield record.Quality(
-            variant=name, metric="forward_error", value=error, unit="", reference=self.baseline, definition=definition, n=1,
-            better="lower", note=note,
-        )  # fmt: skip
+        yield number(name, "forward_error", error, definition, reference=self.baseline, note=note)
 
     def close(self) -> None:
         """Free every variant and restore diffusers' own backend."""

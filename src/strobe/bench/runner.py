@@ -63,15 +63,16 @@ def call_spans(
         start_ns += value
 
 
-def number(variant: str, metric: str, value: float, definition: str, **more: Any) -> record.Quality:
-    """Return a number that was measured once as a record; one that is not finite has no value.
+def number(variant: str, metric: str, value: float | None, definition: str, *, n: int = 1, **more: Any) -> record.Quality:
+    """Return a measured number as a record; one that is not finite has no value.
 
     Args:
+        n: samples behind it.
         more: other fields of the record; without `better` less is better.
     """
-    finite = abs(value) < float("inf")
+    finite = value is not None and abs(value) < float("inf")
     own: dict[str, Any] = {"unit": "", "reference": "", "better": "lower", "note": "" if finite else "not finite"} | more
-    return record.Quality(variant=variant, metric=metric, value=value if finite else None, definition=definition, n=1, **own)
+    return record.Quality(variant=variant, metric=metric, value=value if finite else None, definition=definition, n=n, **own)
 
 
 def trace_line(
@@ -105,7 +106,7 @@ class WaitingRecorder(TimingRecorder):
     """
 
     def region(self, name: str, index: int | None) -> AbstractContextManager[object]:
-        """Return a context manager that measures the region, after a wait if it lies inside a pass."""
+        """Measure a region; one inside a pass is only waited for."""
         if name not in FINE:
             return super().region(name, index)
         self.synchronize()
@@ -155,18 +156,14 @@ def run_case(
 
 
 @contextmanager
-def end_line(writer: RunWriter) -> Iterator[Callable[[str], None]]:
-    """Write the end line of a run when the body has finished, whether it was complete, interrupted or failed.
-
-    Yields:
-        a function that tells why a body that ends well is cut short all the same.
-    """
-    began, cut = time.perf_counter_ns(), list[str]()
+def end_line(writer: RunWriter) -> Iterator[None]:
+    """Write the end line of a run when the body has finished, whether it was complete, interrupted or failed."""
+    began = time.perf_counter_ns()
     status: record.Status = "failed"
     message, variant = "stopped by an error that is not ours", ""
     try:
-        yield cut.append
-        status, message = ("interrupted", cut[-1]) if cut else ("complete", "")
+        yield
+        status, message = "complete", ""
     except KeyboardInterrupt as error:
         status, message = "interrupted", "SIGTERM" if isinstance(error, Terminated) else "Ctrl-C"
         raise
@@ -352,9 +349,11 @@ class _CaseRun(Rounds):
 
     def measure(self, traced: range, attributed: range) -> None:
         """Run all phases in order."""
-        case, plan = self._case, self._plan
-        gates = [self._check(name) for name in case.candidates]
-        green = tuple(gate.variant for gate in gates if gate.passed)
+        case, plan, green = self._case, self._plan, list[str]()
+        for name in case.candidates:
+            self.say(f"checking {name} against {case.baseline}")
+            self.write(gate := case.gate(name))
+            green += [name] if gate.passed else []
         if green or not case.candidates:
             names = (case.baseline, *green)
             for name in names:
@@ -368,12 +367,6 @@ class _CaseRun(Rounds):
             for name in names if plan.review else ():  # which needs the memory of what was measured
                 self.say(f"judging {name}")
                 self.write(*case.review(name, self.writer.folder))
-
-    def _check(self, name: str) -> record.Gate:
-        self.say(f"checking {name} against {self._case.baseline}")
-        gate = self._case.gate(name)
-        self.write(gate)
-        return gate
 
     def _warm_up(self, name: str) -> None:
         for number in range(self._plan.warmup):

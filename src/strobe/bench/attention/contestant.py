@@ -170,15 +170,6 @@ def captured_cells(file: Path, levels: Sequence[float], blocks: Sequence[int]) -
     return tuple(found)
 
 
-def layout_of(shape: Shape, block: int, tile: str) -> TileLayout:
-    """Return the tiles of a cell.
-
-    Args:
-        tile: one of `TILES`: `auto` for the fewest padding rows, `cube` for the usual tile of that block size.
-    """
-    return tile_layout(shape.grid, "auto" if tile == "auto" else block, block)
-
-
 SHARE: Final = 0.6
 """Variance of smooth data that neighbours share; the rest is noise of each token."""
 REACH: Final = (3.0, 6.0, 6.0)
@@ -269,9 +260,9 @@ def draw(cell: GridCell, *, tile: str, dtype: torch.dtype, device: torch.device,
     """Draw the tensors of a cell on the device, or read captured ones: the same for the same device, seed and shape.
 
     Args:
-        tile: one of `TILES`.
+        tile: one of `TILES`: `auto` for the fewest padding rows, `cube` for the usual tile of that block size.
     """
-    tiles = layout_of(cell.shape, cell.block, tile)
+    tiles = tile_layout(cell.shape.grid, "auto" if tile == "auto" else cell.block, cell.block)
     if cell.captured is not None:
         q, k, v = read_video(*cell.captured, dtype, device)
         none = q.new_zeros(()).expand(q.shape)  # no contestant of such a cell has a gate, a gradient or a rotation
@@ -405,7 +396,8 @@ class BoundContestant:
         Args:
             upstream: gradient of the output in raster order `[B, S, H, D]`.
         """
-        given = self.as_own(upstream, inputs)
+        rows = inputs.tiles.to_tiles(upstream) if self.tiled else upstream
+        given = rows.transpose(1, 2).contiguous() if self.heads_first else rows
         if self.gradient is not None:
             with torch.no_grad():
                 return self.gradient(self.call(*self.leaves, lse=True), given)
@@ -413,17 +405,7 @@ class BoundContestant:
         out = self.call(*leaves, lse=False).out
         return lambda: torch.autograd.grad(out, leaves, given, retain_graph=True)
 
-    def as_own(self, raster: Tensor, inputs: CellTensors) -> Tensor:
-        """Convert `[B, S, H, D]` in raster order into the contestant's layout."""
-        rows = inputs.tiles.to_tiles(raster) if self.tiled else raster
-        return rows.transpose(1, 2).contiguous() if self.heads_first else rows
-
     def as_raster(self, own: Tensor, inputs: CellTensors) -> Tensor:
         """Convert a tensor in the contestant's layout to `[B, S, H, D]` in raster order."""
         rows = own.transpose(1, 2) if self.heads_first else own
         return rows.index_select(1, inputs.tiles.rows(own.device)) if self.tiled else rows
-
-    def lse_rows(self, lse: Tensor, inputs: CellTensors) -> Tensor:
-        """Return the lse of the checked rows, `[B, H, R]`."""
-        rows = inputs.tiles.rows(lse.device)[inputs.checked] if self.tiled else inputs.checked
-        return lse.index_select(2, rows)

@@ -19,13 +19,12 @@ from torch import nn
 
 from strobe.bench.case import ComparePlan as Amount
 from strobe.bench.case import Progress
-from strobe.bench.cases.stream import GATE_BLOCKS, GATE_SWITCH, Script, StreamCase, unwritten
-from strobe.bench.cells import Attempt, CellsOutcome, check_same, measure_cells
+from strobe.bench.cases.stream import Script, StreamCase, unwritten
+from strobe.bench.cells import Attempt, CellsOutcome, check_same, measure_cells, write_json
 from strobe.bench.runner import VariantError, run_case
 from strobe.cache.policy import check_window
 from strobe.core.device import resolve_device, synchronize
 from strobe.core.errors import ConfigError, ImplUnavailableError, unknown_choice
-from strobe.core.files import not_written, write_whole
 from strobe.engine import presets
 from strobe.engine.config import EngineConfig, Knobs, ModelDefaults, replace_knobs
 from strobe.engine.model import Model
@@ -130,23 +129,16 @@ def changed(setup: Setup, changes: Mapping[str, str], defaults: ModelDefaults) -
 
 def value_of(setup: Setup, name: str, defaults: ModelDefaults) -> str:
     """Return the value of a factor as text, in the form that `read_value` accepts."""
-    config = setup.config
-    special: Mapping[str, Callable[[], object]] = {
-        "preset": lambda: config.name,
-        "steps": lambda: len(config.timesteps or defaults.timesteps),
-        SYNCS: lambda: setup.waits,
-        "batch": lambda: setup.batch,
-        "switch_at": lambda: "script" if setup.switch_at is None else setup.switch_at,
+    config, own = setup.config, filled(setup.config, defaults)
+    special: dict[str, object] = {
+        "preset": config.name,
+        "steps": len(config.timesteps or defaults.timesteps),
+        SYNCS: setup.waits,
+        "batch": setup.batch,
+        "switch_at": "script" if setup.switch_at is None else setup.switch_at,
     }
-    if name in special:
-        return _text(special[name]())
-    if name in _KNOBS:
-        return _text(getattr(config.knobs, name))
-    own = filled(config, defaults)
-    return _text(getattr(own if hasattr(own, name) else config, name))
-
-
-def _text(value: object) -> str:
+    holder = next((each for each in (config.knobs, own) if hasattr(each, name)), config)
+    value = special[name] if name in special else getattr(holder, name)
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -245,8 +237,7 @@ def products(base: Setup, factors: Factors, defaults: ModelDefaults, device: tor
         try:
             yield _cell(base, changes, defaults, device)
         except (ConfigError, ImplUnavailableError) as error:
-            planned = PlannedCell(name=_folder(changes), kind=_kind(changes), changes=changes, refused=str(error))
-            yield AblationCell(planned=planned, base=base)
+            yield AblationCell(planned=_planned(changes, str(error)), base=base)
 
 
 def leave_one_out(base: Setup, defaults: ModelDefaults, device: torch.device) -> Iterator[AblationCell]:
@@ -272,20 +263,18 @@ def _cell(base: Setup, changes: Mapping[str, str], defaults: ModelDefaults, devi
     if settings:
         candidate = _named(changed(own, settings, defaults), settings)
         resolve(candidate.config, defaults, device)  # what cannot run is told now
-    planned = PlannedCell(name=_folder(changes), kind=_kind(changes), changes=dict(changes))
-    return AblationCell(planned=planned, base=own, candidate=candidate)
+    return AblationCell(planned=_planned(changes), base=own, candidate=candidate)
+
+
+def _planned(changes: Mapping[str, str], refused: str = "") -> PlannedCell:
+    kind: Kind = "product" if len(changes) > 1 else "workload" if next(iter(changes)) in WORKLOAD else "setting"
+    return PlannedCell(name=_folder(changes), kind=kind, changes=dict(changes), refused=refused)
 
 
 def _named(setup: Setup, changes: Mapping[str, str]) -> Setup:
     if list(changes) == ["preset"]:
         return setup
     return replace(setup, config=replace(setup.config, name=_folder(changes)))
-
-
-def _kind(changes: Mapping[str, str]) -> Kind:
-    if len(changes) > 1:
-        return "product"
-    return "workload" if next(iter(changes)) in WORKLOAD else "setting"
 
 
 def _folder(changes: Mapping[str, str]) -> str:
@@ -313,12 +302,6 @@ class CellCase(StreamCase):
     """The base of a cell and its candidate, if it has one; a `strobe.bench.case.Case`.
 
     Whatever a side raises is told as a `StrobeError`, after its settings were written: a run that fails is an entry too.
-
-    Args:
-        cell: the cell to run.
-        script: the clip.
-        model: the weights.
-        device: "auto", "cpu", "cuda" or "cuda:N".
 
     Raises:
         ConfigError: a word that the model does not know, or a switch after the end of the clip.
@@ -405,9 +388,7 @@ class CellCase(StreamCase):
 
     def _short_clip(self, session: Session, began_ns: int) -> int:
         """Measure the time from a moment to the end of a clip that fills the window, evicts and switches the prompt."""
-        session.prompt(self._script.prompt, wait=True)
-        prompt = self._script.switches[0].prompt if self._script.switches else self._script.prompt
-        for _ in session.stream(GATE_BLOCKS, switches=(Switch(frame_block=GATE_SWITCH, prompt=prompt),)):
+        for _ in self._gate_stream(session):
             pass
         synchronize(self.device)
         return time.perf_counter_ns() - began_ns
@@ -442,9 +423,6 @@ def run_cells(
     Args:
         base: what everything is held against.
         folder: made if absent; may hold cells of earlier runs with the same base and request.
-        script: the clip.
-        model: the weights.
-        device: "auto", "cpu", "cuda" or "cuda:N".
         amount: how much is measured; `waits` is filled in.
 
     Raises:
@@ -487,19 +465,10 @@ def run_cells(
 
 
 def _claim(folder: Path, plan: Plan) -> None:
-    """Write the plan, with the cells of earlier runs, or refuse a folder of another request.
-
-    Raises:
-        ConfigError: the folder's cells have another base or another request.
-        StrobeError: the plan cannot be written.
-    """
+    """Write the plan, with the cells of earlier runs, or refuse a folder of another request."""
     if (folder / PLAN).exists():
         held = read_plan(folder)
         check_same(folder, {"base": held.base, **held.request}, {"base": plan.base, **plan.request})
         planned = {each.name: each for each in (*held.cells, *plan.cells)}
         plan = msgspec.structs.replace(plan, cells=tuple(planned.values()))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise not_written(folder / PLAN, error) from error
-    write_whole(folder / PLAN, msgspec.json.format(msgspec.json.encode(plan)) + b"\n")
+    write_json(folder / PLAN, plan)

@@ -31,6 +31,7 @@ from strobe.engine.prompts import Switch, check_prompts, check_switches
 from strobe.engine.resolve import ResolvedConfig, check_device, resolve
 from strobe.engine.session import Session
 from strobe.engine.snapshot import Snapshot
+from strobe.engine.stream import FrameBlock
 from strobe.engine.video import VideoFile
 from strobe.perf.measure.profile import file_sha256
 from strobe.perf.records import record
@@ -263,13 +264,15 @@ class StreamCase:
         return config.schedule, config.policy, config.positions, config.sparsity, config.keep_sink, config.dtype, formats
 
     def _gate_clip(self, name: str) -> list[tuple[Tensor, Tensor]]:
-        """Return latents and frames of a short clip with one hard prompt switch."""
-        prompt = self._script.switches[0].prompt if self._script.switches else self._script.prompt
+        """Return latents and frames of a short clip."""
         self.prepare(name)
-        session = self._session(name)
+        return [(block.latents.cpu(), block.frames) for block in self._gate_stream(self._session(name))]
+
+    def _gate_stream(self, session: Session) -> Iterator[FrameBlock]:
+        """Make a short clip with one hard prompt switch."""
+        prompt = self._script.switches[0].prompt if self._script.switches else self._script.prompt
         session.prompt(self._script.prompt, wait=True)
-        stream = session.stream(GATE_BLOCKS, switches=(Switch(frame_block=GATE_SWITCH, prompt=prompt),))
-        return [(block.latents.cpu(), block.frames) for block in stream]
+        yield from session.stream(GATE_BLOCKS, switches=(Switch(frame_block=GATE_SWITCH, prompt=prompt),))
 
     def _clips(self, config: EngineConfig) -> Tensor:
         """Return the frames of all review samples, uint8 [B, F, Y, X, 3]."""

@@ -78,16 +78,16 @@ def bound(function: Callable[..., object], arguments: Any) -> Callable[[], objec
     return lambda: function(arguments)
 
 
-def copied(value: object) -> Any:
+def copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
     """Return a deep copy of tensors, arrays and the containers that hold them; other objects are not copied.
+
+    Args:
+        memo: copies by the id of what was copied.
 
     Raises:
         ConfigError: an iterator, or a tensor that is the result of a differentiable operation.
     """
-    return _copy(value, {})
-
-
-def _copy(value: Any, memo: dict[int, Any]) -> Any:
+    memo = {} if memo is None else memo
     if id(value) in memo:
         return memo[id(value)]
     if isinstance(value, Iterator):
@@ -105,16 +105,16 @@ def _copy(value: Any, memo: dict[int, Any]) -> Any:
     elif isinstance(value, MutableMapping):
         found = copy.copy(value)
         for key in value:
-            found[key] = _copy(value[key], memo)
+            found[key] = copied(value[key], memo)
     elif isinstance(value, tuple):
-        items = [_copy(each, memo) for each in value]
+        items = [copied(each, memo) for each in value]
         found = type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     elif isinstance(value, list | set):
-        found = type(value)(_copy(each, memo) for each in value)
+        found = type(value)(copied(each, memo) for each in value)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         found = copy.copy(value)
         for field in dataclasses.fields(value):
-            object.__setattr__(found, field.name, _copy(getattr(value, field.name), memo))
+            object.__setattr__(found, field.name, copied(getattr(value, field.name), memo))
     memo[id(value)] = found
     return found
 
@@ -133,7 +133,10 @@ def _items(value: Any) -> list[tuple[str, Any]] | None:
 def same(one: Any, other: Any) -> bool:
     """Return whether two copies of one value are still equal; what is not copied always is."""
     if isinstance(one, torch.Tensor):
-        return _equal(one.detach(), other.detach())
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return False
+        one, other = one.detach(), other.detach()
+        return bool(((one == other) | ((one != one) & (other != other))).all())  # NaN where NaN was
     if isinstance(one, torch.Generator):
         return bool(torch.equal(one.get_state(), other.get_state()))
     if hasattr(one, "__array_interface__"):
@@ -146,12 +149,6 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, _PLAIN):
         return type(one) is type(other) and bool(one == other or one != one)
     return one is other
-
-
-def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return bool(((one == other) | ((one != one) & (other != other))).all())  # NaN where NaN was
 
 
 def num_bytes(value: Any) -> int:
@@ -218,7 +215,10 @@ def agree(found: list[Leaf], expected: list[Leaf], tolerance: float | None) -> G
     Args:
         tolerance: largest relative error; None: by dtype, the coarser one of both.
     """
-    limits = ", ".join(f"{limit:g} ({dtype})" for dtype, limit in _limits(found, expected, tolerance).items())
+    names = {_name(leaf.value) for leaf in (*found, *expected)}
+    own = {name: limit for name, limit in _LIMITS.items() if name in names}
+    allowed = own if tolerance is None else {"as asked for": tolerance}
+    limits = ", ".join(f"{limit:g} ({dtype})" for dtype, limit in allowed.items())
     rule = f"the same output: relative error <= {limits}" if limits else "the same output"
     places = [leaf.path for leaf in found], [leaf.path for leaf in expected]
     if places[0] != places[1]:
@@ -234,13 +234,6 @@ def agree(found: list[Leaf], expected: list[Leaf], tolerance: float | None) -> G
     if all(leaf.value is None for leaf in expected):
         return GateResult(True, "nothing to compare", "neither returns a value")
     return GateResult(True, rule, f"largest {worst:.3g}, at {at}" if at else "equal in every bit", exact=True)
-
-
-def _limits(found: list[Leaf], expected: list[Leaf], tolerance: float | None) -> dict[str, float]:
-    names = {_name(leaf.value) for leaf in (*found, *expected)} - {""}
-    if tolerance is not None:
-        return {"as asked for": tolerance}
-    return {name: _LIMITS[name] for name in _LIMITS if name in names}
 
 
 def _name(value: Any) -> str:
