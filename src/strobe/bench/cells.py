@@ -144,7 +144,6 @@ def measure_cells(
 
     Args:
         cells: each with its name, and how it is measured or why it is not.
-        folder: holds a folder for each.
         device: that the cells use; its memory is freed between two of them.
 
     Raises:

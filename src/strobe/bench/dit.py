@@ -66,13 +66,10 @@ class DitModel:
     """Entry of the table of transformers: class, sizes, strides and arguments.
 
     Args:
-        cls: name of the class in diffusers.
-        sizes: its configuration where it is not the default of the class.
-        tiny: the same for a configuration that a CPU runs at once.
-        stride: stride of the model's autoencoder in time, height and width.
-        patch: patch size of the transformer.
+        sizes: configuration where it is not the default of the class.
+        tiny, tiny_shot: the same for a configuration that a CPU runs at once, and its pass.
+        stride: of the model's autoencoder in time, height and width.
         shot: default sizes of a pass.
-        tiny_shot: the same of the tiny configuration.
         arguments: makes the arguments of a forward pass from the model's configuration, the grid of tokens, the pass and a
             drawing function.
         masked: the stock attention is given a mask of pairs, which not every kernel takes.
@@ -201,12 +198,9 @@ def model_named(name: str) -> DitModel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedModel:
-    """A transformer with the arguments of its forward pass.
+    """A transformer for inference with the arguments of its forward pass by name.
 
     Args:
-        name: name in reports.
-        transformer: on its device, in its dtype, for inference.
-        arguments: of one forward pass, by name.
         weights_sha256: hash of the weights; of random ones, of the text that says so.
         random: the weights are drawn, so that outputs mean nothing.
         masked: as of `DitModel`.
@@ -433,13 +427,11 @@ class DitCase:
     one forward pass over the same latents; the records count it as one frame block.
 
     Args:
-        loaded: the transformer with its arguments.
-        variants: variants to compare; the first is the baseline.
+        variants: the first is the baseline.
         steps: forward passes in a clip.
         backend: diffusers' attention backend of the stock layers; `auto`: cuDNN on a GPU where the attention has no mask, else
             the one that diffusers takes by itself.
-        device: where it runs.
-        seed: seed of weights and latents, for the records.
+        seed: of weights and latents, for the records.
         compiler: backend of torch.compile; on a CPU one that generates no code, such as `eager`.
 
     Raises:
@@ -682,7 +674,6 @@ def load_pipe(text: str, shot: Shot, device: torch.device) -> LoadedModel:
     Args:
         text: `module:function`; the module is looked for in the current folder too.
         shot: sizes of the pass, for the report.
-        device: where everything is moved.
 
     Raises:
         ConfigError: there is no such function, or it returns something else.

@@ -289,10 +289,6 @@ class _Layer(NamedTuple):
 class StepParts:
     """Transformer and full cache of one configuration, at a steady frame block.
 
-    Args:
-        model: the loaded model.
-        config: its resolved configuration.
-
     Raises:
         ConfigError: its transformer is not Wan's.
     """

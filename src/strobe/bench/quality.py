@@ -35,19 +35,13 @@ def against_reference(variant: str, frames: Tensor, reference: Tensor, reference
     """Compute every metric of `fidelity.COMPARED`, frame i against frame i of the reference, mean over clips.
 
     Args:
-        frames: uint8 [B, F, Y, X, 3].
-        reference: the same prompts and noise, same shape.
-        reference_name: name of the reference, with dtype and device.
+        frames, reference: of the same prompts and noise, uint8 [B, F, Y, X, 3].
     """
     yield from fidelity_lines(variant, [compare(*pair) for pair in zip(frames, reference, strict=True)], reference_name)
 
 
 def fidelity_lines(variant: str, clips: Sequence[Mapping[str, Fidelity]], reference_name: str) -> Iterator[Quality]:
-    """Average the metrics of several clips: the mean over the clips that have a value, metric by metric.
-
-    Args:
-        clips: metrics of each clip, the same ones in the same order.
-    """
+    """Average the metrics of several clips: the mean over the clips that have a value, metric by metric."""
     for name in clips[0]:
         column = [clip[name] for clip in clips]
         values = [value for value, _ in column if value is not None]

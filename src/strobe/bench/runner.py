@@ -117,12 +117,7 @@ _WARM_UP_BLOCKS: Final = 2
 
 
 class VariantError(StrobeError):
-    """A variant of a run failed.
-
-    Args:
-        variant: its name.
-        reason: why.
-    """
+    """A variant of a run failed."""
 
     def __init__(self, variant: str, reason: str) -> None:
         self.variant = variant
@@ -248,14 +243,7 @@ class ClipNumbers:
 
 
 class Rounds:
-    """A comparison under way: what it writes, the numbers of its clips, what it tells.
-
-    Args:
-        writer: of its records, at the header.
-        device: that the clips run on.
-        progress: is told each step before it begins.
-        steps: how many there are.
-    """
+    """A comparison under way: what it writes, the numbers of its clips, what it tells before each of its steps."""
 
     def __init__(self, writer: RunWriter, device: torch.device, progress: Progress, steps: int) -> None:
         self.writer, self.device, self.clips = writer, device, ClipNumbers(device)

@@ -29,7 +29,6 @@ class Shape:
     Args:
         name: as records and reports write it; without `_`.
         grid: tokens in (time, height, width).
-        num_heads, head_dim: sizes of q, k and v.
     """
 
     name: str
@@ -187,9 +186,7 @@ class CellTensors:
     Values have a field of their own.
 
     Args:
-        cell: the cell to measure.
-        tiles: how its grid is cut.
-        q, k, v, gate: inputs of every implementation.
+        tiles: how the grid is cut.
         upstream: gradient of the output, for the backward pass.
         cos, sin: rotary tables `[S, D / 2]`, float32, for the operator that rotates.
     """

@@ -51,14 +51,8 @@ Factors: TypeAlias = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """Configuration of one side of a cell.
-
-    Args:
-        config: configuration of the stream.
-        batch: streams in lockstep.
-        switch_at: frame block of a prompt switch; None: as the script has them.
-        waits: the host waits for the device inside every pass.
-    """
+    """One side of a cell: its stream, how many run in lockstep, the frame block of a prompt switch (None: as the script has
+    them), and whether the host waits for the device inside every pass."""
 
     config: EngineConfig
     batch: int = 1

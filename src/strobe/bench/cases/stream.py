@@ -45,13 +45,7 @@ GATE_SWITCH: Final = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Script:
-    """Prompts, length and seed of every clip.
-
-    Args:
-        prompt: the first prompt.
-        switches: later prompts.
-        num_blocks: frame blocks in a clip.
-        seed: seed of all noise.
+    """Prompts, length in frame blocks and seed of every clip.
 
     Raises:
         ConfigError: two switches at one frame block, or one after the end.
@@ -79,7 +73,6 @@ class StreamCase:
 
     Args:
         configs: presets by name, or configurations; the first is the baseline.
-        script: the clip.
         model: "shapes", a folder, or a loaded model.
         device: "auto", "cpu", "cuda" or "cuda:N".
         review_samples: clips, each with noise of its own, that quality is judged on.
