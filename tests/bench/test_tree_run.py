@@ -14,9 +14,8 @@ import torch
 from strobe.attention.types import AttentionOutput
 from strobe.bench.processes import alive
 from strobe.bench.tree import rank
-from strobe.bench.tree.machine import topology
 from strobe.bench.tree.request import PEER, RankedCall, TreeSettings
-from strobe.bench.tree.run import run_cells
+from strobe.bench.tree.run import run_cells, topology
 from strobe.core.errors import ConfigError
 from strobe.perf.analysis.runs.rank_calls import covered_ns
 from strobe.perf.records.record import MESSAGE

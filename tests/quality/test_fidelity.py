@@ -59,14 +59,6 @@ def test_psnr_equals_its_definition(height: int, width: int) -> None:
     assert psnr(frames, reference).tolist() == pytest.approx(expected, abs=1e-4)
 
 
-def test_psnr_by_hand() -> None:
-    black = torch.zeros(1, 3, 4, 4)
-    assert psnr(black + 0.1, black).item() == pytest.approx(20.0, abs=1e-5)
-    assert psnr(black + 1.0, black).item() == 0.0
-    one_level = torch.ones(1, 4, 4, 3, dtype=torch.uint8)
-    assert psnr(one_level, one_level * 0).item() == pytest.approx(20 * math.log10(255), abs=1e-5)
-
-
 def test_long_clips_are_compared_in_parts() -> None:
     frames, reference = clip_pair(13, 15)
     long = ssim(frames.repeat(12, 1, 1, 1), reference.repeat(12, 1, 1, 1))
@@ -246,13 +238,6 @@ def test_flip_equals_the_authors_implementation(strength: float) -> None:
     reference = waves()
     found = flip(disturbed(reference, strength).float(), reference.float())
     assert found.tolist() == pytest.approx([PUBLISHED[strength]], rel=2e-5)
-
-
-def test_flip_by_construction() -> None:
-    green, blue = torch.zeros(1, 3, 24, 24), torch.zeros(1, 3, 24, 24)
-    green[:, 1], blue[:, 2] = 1, 1
-    assert flip(green, blue).item() == pytest.approx(1.0, abs=1e-5), "the largest difference there is"
-    assert flip(green, green).item() == 0.0
 
 
 # Straight from the paper: two-dimensional filters, one pixel's neighbourhood at a time.

@@ -278,7 +278,7 @@ class _Judging:
         if not itself:
             yield from fidelity_lines(variant, compared, against)
         for row in METRICS:
-            if not row.compares and asked.wants(row.name):
+            if row.name not in COMPARED and asked.wants(row.name):
                 found, note = values.get(row.name, []), notes.get(row.name, row.not_measured or "")
                 if itself and not found and row.name not in _OF_A_CLIP:
                     continue

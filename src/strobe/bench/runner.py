@@ -328,7 +328,7 @@ class _CaseRun(Rounds):
 
     def __init__(self, case: Case, plan: ComparePlan, writer: RunWriter, progress: Progress) -> None:
         candidates = len(case.candidates)
-        each = plan.warmup + bool(plan.traced_blocks) + (plan.attribution is not None) + plan.review
+        each = 1 + bool(plan.traced_blocks) + (plan.attribution is not None) + plan.review
         clips = plan.palindromes * (2 * (1 + candidates) if candidates else 1)
         super().__init__(writer, case.device, progress, candidates + (1 + candidates) * each + clips)
         self._case, self._plan = case, plan
@@ -345,7 +345,10 @@ class _CaseRun(Rounds):
         if green or not case.candidates:
             names = (case.baseline, *green)
             for name in names:
-                self._warm_up(name)
+                self.say(f"warming up {name}")
+                calls = self._time(name, "warmup", None)
+                self.writer.append(msgspec.structs.replace(case.settings(name), calls_per_stage=dict(calls)))
+                self.exclude(name, (0,), "warm-up", "warm-up")
             for name, lap in self.laps(names, plan.palindromes):
                 self._time(name, "timed", lap)
             for name in names:
@@ -355,14 +358,6 @@ class _CaseRun(Rounds):
             for name in names if plan.review else ():  # which needs the memory of what was measured
                 self.say(f"judging {name}")
                 self.write(*case.review(name, self.writer.folder))
-
-    def _warm_up(self, name: str) -> None:
-        for number in range(self._plan.warmup):
-            self.say(f"warming up {name}")
-            calls = self._time(name, "warmup", None)
-            if number == 0:
-                self.writer.append(msgspec.structs.replace(self._case.settings(name), calls_per_stage=dict(calls)))
-        self.exclude(name, range(self._plan.warmup), "warm-up", "warm-up")
 
     def _time(self, name: str, phase: record.Phase, lap: int | None) -> Counter[str]:
         case, memory = self._case, self._plan.memory

@@ -33,12 +33,7 @@ def flip(frames: Tensor, reference: Tensor) -> Tensor:
     FLIP = dE_c^(1 - dE_f): the colour difference after the eye's contrast sensitivity, in Lab with the Hunt effect (HyAB
     distance), raised by the difference of edges and points.
 
-    Args:
-        frames: a clip, uint8 `[F, Y, X, 3]` or float `[F, 3, Y, X]`.
-        reference: the clip it should equal.
-
-    Raises:
-        ShapeError: the clips differ in length or size.
+    Clips as in `clips.as_pair`.
 
     Source: Andersson, Nilsson, Akenine-Moller, Oskarsson, Astrom, Fairchild, "FLIP: A Difference Evaluator for Alternating
         Images", 2020.
@@ -50,11 +45,7 @@ def flip(frames: Tensor, reference: Tensor) -> Tensor:
 
 
 def error_map(frames: Tensor, reference: Tensor) -> Tensor:
-    """Compute the FLIP error of each pixel, `[F, Y, X]`.
-
-    Args:
-        frames, reference: float `[F, 3, Y, X]`, sRGB.
-    """
+    """Compute the FLIP error of each pixel, `[F, Y, X]`, of clips float `[F, 3, Y, X]`, sRGB."""
     test, expected = (_opponent(_linear(picture.clamp(0, 1))) for picture in (frames, reference))
     colours = [_hunt(_lab(_rgb(_seen(picture)).clamp(0, 1))) for picture in (test, expected)]
     colour = _redistributed(_hyab(*colours) ** _COLOUR_POWER, _largest(frames))

@@ -174,7 +174,6 @@ class Lpips:
 
     Args:
         folder: with the weights, see `FILES`.
-        device: where it runs.
 
     Raises:
         WeightsError: the files hold other tensors.
@@ -248,7 +247,6 @@ class Dists:
 
     Args:
         folder: with the weights, see `FILES`.
-        device: where it runs.
 
     Raises:
         WeightsError: the files hold other tensors.
@@ -328,7 +326,6 @@ class ClipScore:
 
     Args:
         folder: with the folder `clip` of a model in the layout of the Hugging Face hub.
-        device: where it runs.
 
     Raises:
         WeightsError: it is no such folder.

@@ -79,7 +79,7 @@ class StreamCase:
         absent: presets that were asked for and cannot run here, as `runnable` finds them; they are only recorded.
 
     Raises:
-        ConfigError: unknown preset, model or word, or fewer than one sample.
+        ConfigError: unknown preset, model or word.
         StrobeError: the GPU has too little free memory for all sessions; says how many would fit.
     """
 
@@ -94,8 +94,6 @@ class StreamCase:
         absent: Sequence[record.Absent] = (),
     ) -> None:
         asked = [presets.preset(config) if isinstance(config, str) else config for config in configs]
-        if not asked or review_samples < 1:
-            raise ConfigError(f"a comparison needs variants and at least one clip to judge; got {len(asked)}, {review_samples}")
         self._configs = {config.name: config for config in asked}
         self.baseline, *candidates = (config.name for config in asked)
         self.candidates = tuple(candidates)

@@ -329,36 +329,25 @@ def measure_calls(
     inputs: object,
     open_run: Callable[[], RunWriter],
     *,
-    rounds: int = 10,
-    warmup: int = 3,
-    tolerance: float | None = None,
-    trace: bool = False,
-    device: str = "auto",
+    rounds: int,
+    warmup: int,
+    tolerance: float | None,
+    trace: bool,
+    device: str,
 ) -> Path:
     """Hold functions against the first, time and trace them; return the run folder. One whose gate is red gets no numbers.
 
     Args:
-        functions: by name; the first is the baseline.
-        inputs: of every call, see `CallArguments`.
         open_run: makes the run folder, once every function has been called.
-        rounds: palindromes `B C1 C2 C2 C1 B` of samples; an interval needs 2.
-        warmup: calls of each function before anything is timed, after the one whose output is compared.
-        tolerance: largest relative error of an output; None: by dtype; infinite: outputs are not compared.
-        trace: one more sample of each under the profiler.
-        device: where the functions work; auto: on a GPU, if the process has used one by the end of the warm-up.
 
-    Raises:
-        ConfigError: something is given that cannot be measured.
-        StrobeError: the records cannot be written.
-
-    Whatever a function raises goes on to the caller, with a note that says which function it was, and when.
+    The others, and what is raised, are those of `strobe.compare`.
     """
     check_functions(functions)
     if warmup < 1 or rounds < 1:
         raise ConfigError(f"warmup and rounds must be at least 1, got {warmup} and {rounds}")
     if tolerance is not None and not tolerance >= 0:
         raise ConfigError(f"tolerance={tolerance}: give a relative error of 0 or more; math.inf compares no outputs")
-    named = None if str(device) == "auto" else resolve_device(device)
+    named = None if device == "auto" else resolve_device(device)
     calls = _FunctionCalls(functions, CallArguments(inputs))
     names, compared = list(functions), tolerance != math.inf
     outputs = {name: calls.first(name, compared=compared) for name in names}
