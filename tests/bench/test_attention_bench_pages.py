@@ -287,7 +287,7 @@ def test_cells_that_were_cut_short_are_told_and_earlier_attempts_left_out(tmp_pa
     assert bench_report(folder).sections
 
 
-def test_a_cell_that_cannot_be_read_is_named_on_the_page(tmp_path: Path) -> None:
+def test_cells_that_cannot_be_read_are_named_and_a_folder_without_any_is_refused(tmp_path: Path) -> None:
     folder = run(tmp_path)
     broken = folder / "cells" / "shape_s0.8_b64_forward"
     broken.mkdir()
@@ -295,14 +295,11 @@ def test_a_cell_that_cannot_be_read_is_named_on_the_page(tmp_path: Path) -> None
     cells, (unread,) = read_cells(folder)
     assert len(cells) == 4 and unread.startswith("shape_s0.8_b64_forward: ")
     assert "no header" in unread and "Some cells could not be read" in render_markdown(bench_report(folder))
-
-
-def test_a_folder_without_cells_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no cells at"):
-        read_cells(tmp_path)
-    (tmp_path / "cells" / "a_b_b64_d").mkdir(parents=True)
+        read_cells(tmp_path / "none")
+    (tmp_path / "none" / "cells" / "a_b_b64_d").mkdir(parents=True)
     with pytest.raises(DataError, match="has records"):
-        read_cells(tmp_path)
+        read_cells(tmp_path / "none")
 
 
 def test_remarks_on_many_cells_are_one_line_and_on_one_cell_stay_as_they_are() -> None:
@@ -351,21 +348,15 @@ def speed_of(root: Path, **clocks: dict[str, Any]) -> Table:
     return table
 
 
-def test_the_busy_clock_is_not_known_where_no_contestant_met_the_power_limit(tmp_path: Path) -> None:
-    table = speed_of(tmp_path, dense={"sm_mhz": 1980}, fine={"sm_mhz": 1965})
+def test_what_is_not_known_of_clocks_is_said(tmp_path: Path) -> None:
+    table = speed_of(tmp_path / "fast", dense={"sm_mhz": 1980}, fine={"sm_mhz": 1965})
     assert [line[2:] for line in clocked(table)] == [["at 1,980 MHz", "-"], ["at 1,965 MHz", "-"]]
     assert any("its clock when kept busy is not known" in note for note in table.notes)
-
-
-def test_a_clock_of_whole_rounds_is_no_contestants_own(tmp_path: Path) -> None:
     same = {"sm_mhz": 1872, "throttle": ("sw_power_cap",)}
-    table = speed_of(tmp_path, dense=same, fine=same)
+    table = speed_of(tmp_path / "same", dense=same, fine=same)
     assert [line[3] for line in clocked(table)] == ["-", "-"]
     assert any("sampled over whole rounds of all contestants" in note for note in table.notes)
-
-
-def test_a_grid_without_a_sampled_clock_says_so(tmp_path: Path) -> None:
-    table = speed_of(tmp_path, dense={})
+    table = speed_of(tmp_path / "none", dense={})
     assert any(note.startswith("SM clock: not sampled, which needs NVML") for note in table.notes)
     assert "of peak" in (titles := [column.title for column in table.columns]) and "SM clock" not in titles
 

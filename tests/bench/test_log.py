@@ -160,16 +160,13 @@ def test_a_run_that_failed_is_an_entry(tmp_path: Path) -> None:
     assert "no capture" in page
 
 
-def test_what_was_measured_again_counts_once(tmp_path: Path) -> None:
+def test_what_was_measured_again_counts_once_and_what_is_no_stream_not_at_all(tmp_path: Path) -> None:
     write(tmp_path / "run", "fast", (100, 50))
     write(tmp_path / "run.1", "fast", (100, 50))
     assert run_folders([tmp_path]) == (tmp_path / "run",)
     with pytest.raises(DataError, match="nothing was measured"):
         run_folders([tmp_path / "absent"])
-
-
-def test_a_run_without_a_stream_is_none_of_the_log(tmp_path: Path) -> None:
-    with RunWriter(tmp_path / "run") as writer:
+    with RunWriter(tmp_path / "other" / "run") as writer:
         writer.append(msgspec.structs.replace(header("run", ("a",)), workload=None))
     with pytest.raises(DataError, match="no stream"):
-        read_entries(run_folders([tmp_path]))
+        read_entries(run_folders([tmp_path / "other"]))

@@ -154,7 +154,7 @@ def test_a_variant_is_measured_by_itself(tmp_path: Path, fake: Any) -> None:
 def test_the_attribution_trace_is_one_more_and_says_what_distorts_it(tmp_path: Path, fake: Any) -> None:
     capture = Capture(regions=("attention",))
     plan = ComparePlan(palindromes=1, traced_blocks=2, capture=capture, attribution=Capture(with_stack=True, record_shapes=True))
-    run = read_run(run_case(fake("a", "b"), root=tmp_path, plan=plan, progress=quiet))
+    run = read_run(run_case(fake("a", "b"), root=tmp_path / "both", plan=plan, progress=quiet))
     assert [(trace.variant, trace.path, trace.num_blocks, trace.regions, trace.options) for trace in run.traces] == [
         row
         for name in ("a", "b")
@@ -167,11 +167,8 @@ def test_the_attribution_trace_is_one_more_and_says_what_distorts_it(tmp_path: P
     assert "python_function" in gzip.decompress((run.folder / "attribution" / "a.json.gz").read_bytes()).decode(errors="replace")
     study = load_study([run.folder])
     assert all(isinstance(one.profile, Profile) and one.profile.record.path.startswith("traces/") for one in study.subjects)
-
-
-def test_what_is_attributed_needs_no_other_trace(tmp_path: Path, fake: Any) -> None:
     plan = ComparePlan(palindromes=1, traced_blocks=0, attribution=Capture(record_shapes=True), alone=True)
-    run = read_run(run_case(fake("a"), root=tmp_path, plan=plan, progress=quiet))
+    run = read_run(run_case(fake("a"), root=tmp_path / "alone", plan=plan, progress=quiet))
     assert [trace.options for trace in run.traces] == [("record_shapes",)]
 
 
@@ -241,15 +238,12 @@ def workload(blocks: int, *switches: int) -> Workload:
     )  # fmt: skip
 
 
-def test_traced_blocks_lie_in_the_middle_away_from_switches() -> None:
+def test_as_many_blocks_in_a_row_are_traced_in_the_middle_away_from_switches() -> None:
     assert steady_window(workload(14), 2) == range(7, 9)
     assert steady_window(workload(14, 5, 10), 2) == range(7, 9)
     assert steady_window(workload(14, 7), 2) == range(5, 7)
     assert steady_window(workload(14, 6, 8), 2) == range(4, 6)
     assert steady_window(workload(14, 5), 0) == range(0)
-
-
-def test_as_many_blocks_are_traced_as_the_clip_has_in_a_row() -> None:
     assert steady_window(workload(14, 5, 10), 3) == range(7, 10)
     assert steady_window(workload(14, 5, 10), 9) == range(7, 10)
     assert steady_window(workload(8, 2, 5), 3) == range(4, 5)

@@ -179,18 +179,16 @@ def test_the_limit_of_an_lse_is_wider_where_it_is_rounded_to_half_precision() ->
     assert limits["float32"] < 1e-5 < limits["bfloat16"]
 
 
-def test_links_are_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_are_plain_text_or_why_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def told(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(args=[], returncode=0, stdout="\t\x1b[4mGPU0\tGPU1\x1b[0m\nGPU0\t X \tNV18\n")
 
-    monkeypatch.setattr(subprocess, "run", told)
-    assert topology("cuda").endswith("\tGPU0\tGPU1\nGPU0\t X \tNV18\n") and "GPU" not in topology("cpu")
-
-
-def test_why_there_are_no_links_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "run", told)
+        assert topology("cuda").endswith("\tGPU0\tGPU1\nGPU0\t X \tNV18\n") and "GPU" not in topology("cpu")
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho half a table\nexit 9\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    told = topology("cuda")
-    assert "nvidia-smi topo -m: " in told and "exit status 9" in told and "half a table" not in told
+    said = topology("cuda")
+    assert "nvidia-smi topo -m: " in said and "exit status 9" in said and "half a table" not in said

@@ -103,7 +103,7 @@ def test_equal_frames_have_no_psnr_and_one_of_them_leaves_the_clip_a_value() -> 
     }
 
 
-def test_drift_of_a_clip_is_late_against_early() -> None:
+def test_drift_is_late_against_early_where_no_end_equals_the_reference() -> None:
     frames, reference = clip_pair(16, 16)
     late = torch.cat([reference, reference, frames[:1], frames[:1], frames[2:], frames[2:]])[:8]
     steady = torch.cat([reference] * 3)[:8]
@@ -112,9 +112,6 @@ def test_drift_of_a_clip_is_late_against_early() -> None:
     curve = ssim(frames8, steady)
     assert value == pytest.approx((curve[6:].mean() - curve[:2].mean()).item(), abs=1e-9) and not note
     assert value is not None and value < 0
-
-
-def test_drift_where_one_end_equals_the_reference_has_no_value_and_says_why() -> None:
     frames, reference = (torch.cat([each] * 3)[:8] for each in clip_pair(16, 16))
     one_end, both = torch.cat([reference[:2], frames[2:]]), torch.cat([reference[:2], frames[2:6], reference[6:]])
     for clip in (one_end, both):
@@ -261,12 +258,9 @@ def program(folder: Path, *, fails: bool = False) -> str:
     return str(path)
 
 
-def test_frames_reach_the_program_and_scores_come_back_in_order(tmp_path: Path) -> None:
+def test_the_program_gets_the_frames_and_its_scores_or_failure_come_back(tmp_path: Path) -> None:
     frames = torch.arange(3, dtype=torch.uint8)[:, None, None, None].expand(3, 4, 6, 3)
     assert vmaf(frames, frames, program(tmp_path)).tolist() == [0.0, 1.0, 2.0]
-
-
-def test_a_program_that_fails_is_told(tmp_path: Path) -> None:
     frames = torch.zeros(2, 4, 6, 3, dtype=torch.uint8)
     with pytest.raises(StrobeError, match=r"could not compute VMAF \(exit code 1\): no such filter: libvmaf"):
         vmaf(frames, frames, program(tmp_path, fails=True))
