@@ -484,8 +484,6 @@ class DitCase:
 
             config.recompile_limit = max(config.recompile_limit, 8 * len(variants))  # all variants share the code of the blocks
 
-    # What the runner asks.
-
     def gate(self, name: str) -> record.Gate:
         """Check a variant against the stock attention before any number is taken.
 
@@ -517,7 +515,28 @@ class DitCase:
     def settings(self, name: str) -> record.Variant:
         """Return the settings of a variant: attention, sparsity, steps, dtype, compilation, kernel cost."""
         made = self._make(variant := self._variants[name])
-        kernel, tokens = self._kernel_cost(variant, made)
+        known = next((each for each in (made, *self._made.values()) if each.handle is not None), None)
+        known = known or self._fresh(Attends(OURS, 0.0, False))
+        assert known.handle is not None
+        report, attn = known.handle.report(), known.attn
+        assert report.grid is not None, "a variant has run before its settings are asked for"
+        tokens, dtype = prod(report.grid), str(self._dtype).removeprefix("torch.")
+        shape = costs.AttentionShape(
+            batch=self._loaded.shot.batch,
+            q_tokens=tokens,
+            kv_tokens=tokens,
+            num_heads=attn.heads,
+            head_dim=attn.inner_dim // attn.heads,
+        )
+        dense = costs.attention(shape, dtype=dtype)  # of one call of the video's self-attention
+        share = report.layers[-1].share if variant.sparsity else 1.0
+        kernel = record.SpanCost(
+            span=spans.ATTENTION_KERNEL,
+            flops=dense.flops if share is None else round(dense.flops * share),
+            read_bytes=dense.read_bytes,
+            write_bytes=dense.write_bytes,
+            dense_flops=dense.flops if variant.sparsity else None,
+        )
         return record.Variant(
             name=name,
             preset="custom",
@@ -526,10 +545,10 @@ class DitCase:
             attention_reason=self._reason(variant),
             sparsity=variant.sparsity,
             steps=self._steps,
-            dtype=str(self._dtype).removeprefix("torch."),
+            dtype=dtype,
             compile_mode="each block, full graph" if variant.compiled else None,
             tokens_per_block=tokens,
-            costs=kernel,
+            costs=(kernel,),
         )
 
     def review(self, name: str, folder: Path) -> Iterator[record.Quality | record.Video]:
@@ -548,8 +567,6 @@ class DitCase:
             self._loaded.transformer.reset_attention_backend()
         self._made.clear()
         self._outputs.clear()
-
-    # Making variants.
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -596,8 +613,6 @@ class DitCase:
         finally:
             self._eager_now = False
 
-    # The gate.
-
     def _output(self, variant: Attends | None) -> Tensor:
         if variant not in self._outputs:
             transformer = self._loaded.transformer if variant is None else self._make(variant).transformer
@@ -628,41 +643,11 @@ class DitCase:
         rule = f"one forward pass: {what}, relative error <= {limit:g} ({dtype})"
         return GateResult(error <= limit, rule, f"{error:.3g}", exact=not variant.sparsity)
 
-    # What it costs.
-
     def _reason(self, variant: Attends) -> str:
         if variant.attention == DENSE:
             masked = "its attention is given a mask of pairs, which cuDNN is not asked for" if self._loaded.masked else ""
             return masked if self._backend == "native" and self.device.type == "cuda" else ""
         return gate.passed_over(self._make(variant.eager).choice)
-
-    def _kernel_cost(self, variant: Attends, made: _Made) -> tuple[tuple[record.SpanCost, ...], int]:
-        """Return FLOPs and bytes of one call of the video's self-attention, and the tokens of the video."""
-        known = next((each for each in (made, *self._made.values()) if each.handle is not None), None)
-        known = known or self._fresh(Attends(OURS, 0.0, False))
-        assert known.handle is not None
-        report, attn = known.handle.report(), known.attn
-        assert report.grid is not None, "a variant has run before its settings are asked for"
-        tokens = prod(report.grid)
-        shape = costs.AttentionShape(
-            batch=self._loaded.shot.batch,
-            q_tokens=tokens,
-            kv_tokens=tokens,
-            num_heads=attn.heads,
-            head_dim=attn.inner_dim // attn.heads,
-        )
-        dtype = str(self._dtype).removeprefix("torch.")
-        dense = costs.attention(shape, dtype=dtype)
-        share = report.layers[-1].share if variant.sparsity else 1.0
-        flops = dense.flops if share is None else round(dense.flops * share)
-        cost = record.SpanCost(
-            span=spans.ATTENTION_KERNEL,
-            flops=flops,
-            read_bytes=dense.read_bytes,
-            write_bytes=dense.write_bytes,
-            dense_flops=dense.flops if variant.sparsity else None,
-        )
-        return (cost,), tokens
 
 
 def load_pipe(text: str, shot: Shot, device: torch.device) -> LoadedModel:

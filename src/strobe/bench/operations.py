@@ -326,8 +326,6 @@ class StepParts:
         """Return every operation of one denoise step. Each call takes the next layer's weights, as in a pass."""
         return tuple(itertools.chain(self._section(), self._cross(), self._ffn(), self._edges()))
 
-    # ------------------------------------------------------------------------------------------------- pieces of a step
-
     def _conditions(self) -> tuple[Modulation, TextKV, Tensor]:
         return self.transformer.conditions(self.latents, self.config.schedule.warped[0], self.text, self.step)
 
@@ -424,9 +422,6 @@ class StepParts:
                        lambda: add_noise(to_x0(latents, latents, sigmas[0]), latents, sigmas[0]))  # fmt: skip
 
 
-# --------------------------------------------------------------------------------------------------- cache, for reference
-
-
 def cache_copies(parts: StepParts) -> tuple[RunnableOperation, ...]:
     """Return the copies of a rolling cache in every layer of every pass, on buffers of this window; a ring has none."""
     config, dit = parts.config, parts.model.dit.config
@@ -456,9 +451,6 @@ def cache_copies(parts: StepParts) -> tuple[RunnableOperation, ...]:
 
 def _of_cache(name: str, what: str, run: Callable[[], object], **more: Any) -> RunnableOperation:
     return _runnable(run, name=name, what=what, kind=CACHE, inside="", calls=0, **more)
-
-
-# ------------------------------------------------------------------------------------------------------------- decoder
 
 
 def decoder_operations(model: Model, config: ResolvedConfig, latents: Tensor) -> tuple[RunnableOperation, ...]:

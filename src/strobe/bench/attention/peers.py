@@ -86,9 +86,6 @@ def _half(inputs: CellTensors, *dtypes: torch.dtype) -> str | None:
     return None
 
 
-# ----------------------------------------------------------------------------------------------------- fastvideo-kernel
-
-
 def _refuses_fastvideo(inputs: CellTensors) -> str | None:
     if inputs.tiles.block != 64:
         return f"its fine stage on this GPU has blocks of 64, not {inputs.tiles.block}"
@@ -123,9 +120,6 @@ def _fastvideo_whole(name: str, inputs: CellTensors, module: Any) -> BoundContes
     return replace(whole, impl=_fastvideo_kernels(), coarse=True, close=True)
 
 
-# ---------------------------------------------------------------------------------------------------------------- cuDNN
-
-
 def _refuses_cudnn(inputs: CellTensors) -> str | None:
     if inputs.tiles.block not in (64, 128):
         return f"it has blocks of 64 and 128, not {inputs.tiles.block}"
@@ -154,9 +148,6 @@ def _cudnn(name: str, inputs: CellTensors, module: Any) -> BoundContestant:
 
     own = _contestant(name, "fine", inputs, call)
     return replace(own, gradient=gradient)
-
-
-# ------------------------------------------------------------------------------------------------------------------ FA4
 
 
 def _refuses_fa4_sparse(inputs: CellTensors) -> str | None:
@@ -192,9 +183,6 @@ def _fa4_sparse(name: str, inputs: CellTensors, module: Any) -> BoundContestant:
         block_sparse_tensors=lists(none, selection.indices, selection.counts, selection.indices, block_size=(block, block)),
     )
     return BoundContestant(name=name, kind="fine", impl=name, leaves=inputs.tiled, call=call, tiled=True)
-
-
-# ----------------------------------------------------------------------------------------------------------- flashinfer
 
 
 def _refuses_flashinfer(inputs: CellTensors) -> str | None:

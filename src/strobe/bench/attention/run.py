@@ -104,15 +104,10 @@ class Expected:
     gradients: tuple[Tensor, ...]
 
 
-def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of the oracle: float64 for float32 tensors, else float32."""
-    return torch.float64 if dtype == torch.float32 else torch.float32
-
-
 def expect(inputs: CellTensors, contestant: BoundContestant, found: Found, *, gradients: bool = False) -> Expected:
     """Compute the expected result of a contestant, on the selection that it made or was given."""
     selection = None if contestant.kind == "dense" else found.selection or inputs.selection
-    wide = wide_dtype(inputs.q.dtype)
+    wide = torch.float64 if inputs.q.dtype == torch.float32 else torch.float32
     heads: list[tuple[Tensor, ...]] = []
     for sample in range(inputs.q.shape[0]):
         for head in range(inputs.q.shape[2]):
@@ -406,8 +401,6 @@ class _CellRun(Rounds):
             self.say(f"tracing {name}")
             self._trace(name, run)
 
-    # ------------------------------------------------------------------------------------------------------- gate
-
     def _admit(self, name: str) -> tuple[BoundContestant, Run] | None:
         """Build, check and try a contestant; on failure write the reason and return None."""
         inputs = self._inputs.at(level_of(name))
@@ -449,7 +442,7 @@ class _CellRun(Rounds):
         expected = expect(inputs, contestant, found, gradients=inputs.cell.backward)
         out = contestant.as_raster(found.out, inputs)[:, inputs.checked]
         close = precision(out, expected.out)
-        wide = str(wide_dtype(inputs.q.dtype)).removeprefix("torch.")
+        wide = str(expected.dense.dtype).removeprefix("torch.")
         selection = {"against": "selection", "reference": f"the same selection, {wide}"}
         full = {"against": "dense", "reference": f"full dense attention, {wide}"}
         numbers = [*quality(contestant.name, selection, "out", close)]
@@ -510,8 +503,6 @@ class _CellRun(Rounds):
         if on_gpu and self._inputs.cell.backward:
             yield number(name, record.SAVED, float(saved), f"{where}, kept from forward for backward", unit="bytes")
 
-    # ------------------------------------------------------------------------------------------------------ times
-
     def _time(self, runs: Mapping[str, Run], spans: Mapping[str, str]) -> None:
         """Time all contestants in palindromes, and a large matrix product: its rate is the peak that this device reaches now."""
         side, dtype = 8192 if self.device.type == "cuda" else 512, self._inputs.q.dtype
@@ -554,8 +545,6 @@ class _CellRun(Rounds):
             self.writer.append(
                 record.Excluded(variant=name, span=record.STAGE, clip=None, indices=(), kind="failed", cause=cause)
             )
-
-    # ------------------------------------------------------------------------------------------------------ traces
 
     def _trace(self, name: str, run: Run) -> None:
         """Trace some calls, with torch's memory summary before and after them."""

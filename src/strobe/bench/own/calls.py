@@ -394,8 +394,6 @@ class _FunctionCalls:
         """The first GPU that is waited for, else the CPU."""
         return self._gpus[0] if self._gpus else torch.device("cpu")
 
-    # Before anything is timed.
-
     def first(self, name: str, *, compared: bool) -> list[Leaf]:
         """Call a function once with inputs and random numbers that are those of all others; return its output to compare."""
         inputs = self._inputs.one()
@@ -444,8 +442,6 @@ class _FunctionCalls:
             for gpu in gpus_in_use():
                 synchronize(gpu)
         return any(event.device_type == DeviceType.CUDA for event in profiler.events())
-
-    # Samples.
 
     def _prepared(self, name: str, calls: int) -> list[Callable[[], object]]:
         """Calls with their inputs: of their own each where a function changes them, else those of the function."""
