@@ -7,37 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from made_records import header_of, machine_of, span_of
+from strobe.bench.runner import number
 from strobe.core.errors import DataError
-from strobe.perf.records.record import (
-    AttentionCell,
-    Clip,
-    Clocks,
-    Contestant,
-    End,
-    Excluded,
-    Gate,
-    Quality,
-    SpanCost,
-    Variant,
-)
+from strobe.perf.records.record import AttentionCell, Clip, Clocks, Contestant, End, Excluded, Gate, Quality, SpanCost, Variant
 from strobe.perf.records.store import RunWriter
 from strobe.perf.report.attention_bench import _settings as settings_of
 from strobe.perf.report.attention_bench import advice_report, bench_report, choose, read_cells, shown_tables
 from strobe.perf.report.blocks.referee import answer, judge_methods
 from strobe.perf.report.blocks.settings import remarks
 from strobe.perf.report.write import render_markdown
-from strobe.perf.table.model import (
-    Figure,
-    Missing,
-    Plane,
-    Report,
-    Section,
-    Table,
-    cell_text,
-)
+from strobe.perf.table.model import Figure, Missing, Plane, Report, Section, Table, cell_text
 
 MS = 1_000_000
 TOKENS = 1000
@@ -106,33 +87,23 @@ class CellWriter:
         )
         if recall is not None:
             self.writer.append(self.number(name, "recall", recall, "dense"))
-        for number, pair in enumerate(rounds):
+        clocks = None if sm_mhz is None else Clocks(source="nvml", samples=8, sm_mhz=sm_mhz, throttle=throttle)
+        for lap, pair in enumerate(rounds):
             for value in pair:
-                self.line(name, span, round(value * MS), number, "cuda_event")
-                self.line(name, "host_call", 30_000, number, "perf_counter")
-                self.clip(name, number, sm_mhz=sm_mhz, throttle=throttle)
+                self.line(name, span, round(value * MS), lap, "cuda_event")
+                self.line(name, "host_call", 30_000, lap, "perf_counter")
+                self.clip(name, lap, clocks=clocks)
 
     def number(self, name: str, metric: str, value: float, against: str | None = None, tensor: str = "") -> Quality:
-        return Quality(
-            variant=name, metric=metric, value=value, unit="", reference="words", definition="words", n=1, better="lower",
-            against=against, tensor=tensor,  # type: ignore[arg-type]
-        )  # fmt: skip
+        return number(name, metric, value, "words", reference="words", against=against, tensor=tensor)
 
     def line(self, variant: str, name: str, ns: int, palindrome: int | None, clock: str, part: str = "") -> None:
         at = {"clip": self.order, "order": self.order, "palindrome": palindrome}
         self.writer.append(span_of(variant, name, ns, index=0, clock=clock, part=part, **at))
 
-    def clip(
-        self,
-        variant: str,
-        palindrome: int | None,
-        num_spans: int = 2,
-        sm_mhz: int | None = None,
-        throttle: tuple[str, ...] = (),
-    ) -> None:
-        clocks = None if sm_mhz is None else Clocks(source="nvml", samples=8, sm_mhz=sm_mhz, throttle=throttle)
-        made = Clip(variant=variant, clip=self.order, order=self.order, palindrome=palindrome, phase="timed", num_spans=num_spans)
-        self.writer.append(replace(made, clocks=clocks))
+    def clip(self, variant: str, palindrome: int | None, num_spans: int = 2, clocks: Clocks | None = None) -> None:
+        where = {"variant": variant, "clip": self.order, "order": self.order, "palindrome": palindrome}
+        self.writer.append(Clip(**where, phase="timed", num_spans=num_spans, clocks=clocks))  # type: ignore[arg-type]
         self.order += 1
 
     def stages(self, variant: str, **times: int) -> None:

@@ -8,20 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from made_records import header_of, machine_of, span_of
+from made_records import header_of, machine_of, span_of, workload_of
 from strobe.core.errors import DataError
-from strobe.perf.records.record import (
-    Clip,
-    End,
-    Gate,
-    Header,
-    Knob,
-    PromptAt,
-    Quality,
-    Record,
-    Variant,
-    Workload,
-)
+from strobe.perf.records.record import Clip, End, Gate, Header, Knob, Quality, Record, Variant
 from strobe.perf.records.store import RunWriter
 from strobe.perf.report.blocks.optimisation_log import decide, read_entries, run_folders
 from strobe.perf.report.log_page import log_report
@@ -29,11 +18,7 @@ from strobe.perf.report.write import render_markdown
 
 BLOCKS = 8
 MS = 1_000_000
-WORK = Workload(
-    prompts=(PromptAt(frame_block=0, text="red", mode="start"), PromptAt(frame_block=5, text="blue", mode="recache")),
-    seed=0, frame_blocks=BLOCKS, latents_per_block=3, frames_first_block=9, frames_per_block=12, frames=9 + 12 * (BLOCKS - 1),
-    height=32, width=32, fps=16,
-)  # fmt: skip
+WORK = workload_of(BLOCKS, 5)
 
 
 def header(run: str, order: tuple[str, ...], device: str = "cpu") -> Header:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import strobe
+from made_records import workload_of
 from source import ROOT
 from strobe.bench import runner
 from strobe.bench.case import ComparePlan
@@ -23,7 +24,7 @@ from strobe.core.errors import ConfigError, StrobeError
 from strobe.perf.analysis.runs.compare import compare_stages, mirrored_pairs
 from strobe.perf.analysis.runs.latency import latencies
 from strobe.perf.measure.profile import Capture
-from strobe.perf.records.record import Clocks, PromptAt, Workload
+from strobe.perf.records.record import Clocks
 from strobe.perf.records.store import RunRecords, read_run
 from strobe.perf.report.study import Profile, load_study
 from terminal import quiet
@@ -230,32 +231,24 @@ def test_a_kill_loses_no_finished_clip(tmp_path: Path, delay_s: float) -> None:
     assert all(spans[clip.order] == clip.num_spans for clip in run.clips)
 
 
-def workload(blocks: int, *switches: int) -> Workload:
-    prompts = tuple(PromptAt(frame_block=block, text="t", mode="recache") for block in (0, *switches))
-    return Workload(
-        prompts=prompts, seed=0, frame_blocks=blocks, latents_per_block=3, frames_first_block=9, frames_per_block=12, frames=0,
-        height=1, width=1, fps=1,
-    )  # fmt: skip
-
-
 def test_as_many_blocks_in_a_row_are_traced_in_the_middle_away_from_switches() -> None:
-    assert steady_window(workload(14), 2) == range(7, 9)
-    assert steady_window(workload(14, 5, 10), 2) == range(7, 9)
-    assert steady_window(workload(14, 7), 2) == range(5, 7)
-    assert steady_window(workload(14, 6, 8), 2) == range(4, 6)
-    assert steady_window(workload(14, 5), 0) == range(0)
-    assert steady_window(workload(14, 5, 10), 3) == range(7, 10)
-    assert steady_window(workload(14, 5, 10), 9) == range(7, 10)
-    assert steady_window(workload(8, 2, 5), 3) == range(4, 5)
+    assert steady_window(workload_of(14), 2) == range(7, 9)
+    assert steady_window(workload_of(14, 5, 10), 2) == range(7, 9)
+    assert steady_window(workload_of(14, 7), 2) == range(5, 7)
+    assert steady_window(workload_of(14, 6, 8), 2) == range(4, 6)
+    assert steady_window(workload_of(14, 5), 0) == range(0)
+    assert steady_window(workload_of(14, 5, 10), 3) == range(7, 10)
+    assert steady_window(workload_of(14, 5, 10), 9) == range(7, 10)
+    assert steady_window(workload_of(8, 2, 5), 3) == range(4, 5)
     with pytest.raises(ConfigError, match="no 2 blocks in a row"):
-        steady_window(workload(8, 1, 2, 3, 4, 5, 6, 7), 2)
+        steady_window(workload_of(8, 1, 2, 3, 4, 5, 6, 7), 2)
     with pytest.raises(ConfigError):
-        steady_window(workload(2), 2)
+        steady_window(workload_of(2), 2)
 
 
 def test_blocks_to_trace_may_be_named() -> None:
-    assert traced_window(workload(14), ComparePlan(traced_from=4, traced_blocks=3)) == range(4, 7)
-    assert traced_window(workload(14), ComparePlan(traced_blocks=2)) == steady_window(workload(14), 2)
+    assert traced_window(workload_of(14), ComparePlan(traced_from=4, traced_blocks=3)) == range(4, 7)
+    assert traced_window(workload_of(14), ComparePlan(traced_blocks=2)) == steady_window(workload_of(14), 2)
     for plan in (ComparePlan(traced_from=12), ComparePlan(traced_from=1, capture=Capture(warmup=2))):
         with pytest.raises(ConfigError, match="make it longer, or wait for fewer"):
-            traced_window(workload(14), plan)
+            traced_window(workload_of(14), plan)

@@ -17,15 +17,7 @@ from strobe.perf.analysis.runs.rank_calls import CallRegion, Parts, RankCall, co
 from strobe.perf.measure.machine import describe_run, utc_now
 from strobe.perf.records.record import End, LinkRate, Links, Prediction, SentMessage, WhatIf
 from strobe.perf.records.store import RunWriter
-from strobe.perf.report.tree_bench import (
-    bound,
-    guide_blocks,
-    read_cells,
-    straggler,
-    totals,
-    tree_report,
-    warnings,
-)
+from strobe.perf.report.tree_bench import bound, guide_blocks, read_cells, straggler, totals, tree_report, warnings
 from strobe.perf.report.write import render_markdown
 
 MS = 1_000_000
@@ -85,8 +77,8 @@ def write(
             ),
         )
         if apart is not None:
-            result.free = {name: [calls[rank]] * 8 for name, calls in apart.items()}
-            result.serialised = result.free
+            calls_of = {name: [calls[rank]] * 8 for name, calls in apart.items()}
+            result.apart = {"free-running": calls_of, "serialised": calls_of}
             result.blocks = {"free-running": {"comp_local_attention": [3.0], "comm_max_lse": [1.0], "total_tree_attn": [4.0]}}
         ranks.append(result)
     place = folder / "cells" / shape.name

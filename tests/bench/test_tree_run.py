@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -113,33 +114,16 @@ def right(inputs: rank.RankShare) -> AttentionOutput:
     return dense_attention(inputs.q, inputs.k, inputs.v, return_lse=True)
 
 
+HALVES = slice(0, 20), slice(20, None)
 WRONG = {
-    "last key dropped": lambda i: (right(_without_last(i)).out, None),
-    "no scale": lambda i: (right(_scaled(i)).out, None),
-    "mean of two halves": lambda i: (sum(right(half).out for half in _halves(i)) / 2, None),
+    "last key dropped": lambda i: (right(replace(i, k=i.k[:, :-1], v=i.v[:, :-1])).out, None),
+    "no scale": lambda i: (right(replace(i, q=i.q * 8**0.5)).out, None),
+    "mean of two halves": lambda i: (sum(right(replace(i, k=i.k[:, at], v=i.v[:, at])).out for at in HALVES) / 2, None),
     "lse of base 2": lambda i: (right(i).out, right(i).lse / 0.6931),
     "nothing": lambda i: (torch.full_like(i.q, float("nan")), None),
     "heads mixed up": lambda i: (right(i).out.flip(2), None),
     "another dtype": lambda i: (right(i).out.double(), None),
 }
-
-
-def _with(inputs: rank.RankShare, **changed: torch.Tensor) -> rank.RankShare:
-    import dataclasses
-
-    return dataclasses.replace(inputs, **changed)
-
-
-def _without_last(inputs: rank.RankShare) -> rank.RankShare:
-    return _with(inputs, k=inputs.k[:, :-1], v=inputs.v[:, :-1])
-
-
-def _scaled(inputs: rank.RankShare) -> rank.RankShare:
-    return _with(inputs, q=inputs.q * 8**0.5)
-
-
-def _halves(inputs: rank.RankShare) -> list[rank.RankShare]:
-    return [_with(inputs, k=inputs.k[:, part], v=inputs.v[:, part]) for part in (slice(0, 20), slice(20, None))]
 
 
 @pytest.mark.parametrize("fault", WRONG)

@@ -63,16 +63,16 @@ def call_spans(
         start_ns += value
 
 
-def number(variant: str, metric: str, value: float | None, definition: str, *, n: int = 1, **more: Any) -> record.Quality:
+def number(variant: str, metric: str, value: float | None, definition: str, **more: Any) -> record.Quality:
     """Return a measured number as a record; one that is not finite has no value.
 
     Args:
-        n: samples behind it.
-        more: other fields of the record; without `better` less is better.
+        more: other fields of the record; without them it is one sample, of which less is better.
     """
     finite = value is not None and abs(value) < float("inf")
-    own: dict[str, Any] = {"unit": "", "reference": "", "better": "lower", "note": "" if finite else "not finite"} | more
-    return record.Quality(variant=variant, metric=metric, value=value if finite else None, definition=definition, n=n, **own)
+    usual: dict[str, Any] = {"unit": "", "reference": "", "n": 1, "better": "lower", "note": "" if finite else "not finite"}
+    own = usual | more
+    return record.Quality(variant=variant, metric=metric, value=value if finite else None, definition=definition, **own)
 
 
 def trace_line(

@@ -209,7 +209,7 @@ def test_an_output_is_kept_from_what_the_next_call_overwrites() -> None:
     buffer = torch.zeros(2)
     kept = leaves(buffer)
     buffer.fill_(7)
-    assert kept[0].value.tolist() == [0, 0]
+    assert kept[0][1].tolist() == [0, 0]
 
 
 async def later() -> int:

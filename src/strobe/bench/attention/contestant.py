@@ -18,7 +18,8 @@ from strobe.attention.sparse.selection import BlockSelection
 from strobe.core.errors import ConfigError, unknown_choice
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL
 from strobe.models.captured import CapturedCall, read_calls, read_video
-from strobe.models.wan.layers import frequencies
+from strobe.models.wan.config import WanConfig
+from strobe.models.wan.layers import rope_table
 from strobe.perf.records import record
 
 
@@ -285,22 +286,10 @@ def draw(cell: GridCell, *, tile: str, dtype: torch.dtype, device: torch.device,
     shared = field_()
     q, k, v = smooth(shared), smooth(shared), smooth(field_())
     gate, upstream = noise().to(dtype), noise().to(dtype)
-    cos, sin = _rotary(cell, device)
+    frames, height, width = cell.shape.grid
+    turns = rope_table(WanConfig(dim=cell.shape.head_dim, num_heads=1), range(frames), height, width)
+    cos, sin = (each.float().to(device) for each in (turns.real, turns.imag))
     return CellTensors(cell=cell, tiles=tiles, q=q, k=k, v=v, gate=gate, upstream=upstream, cos=cos, sin=sin)
-
-
-def _rotary(cell: GridCell, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return rotary tables over time, height and width, float32 `[S, D / 2]`: a third of the pairs each, time the remainder."""
-    pairs = cell.shape.head_dim // 2
-    side = pairs // 3
-    angles = []
-    for axis, (size, count) in enumerate(zip(cell.shape.grid, (pairs - 2 * side, side, side), strict=True)):
-        own = torch.outer(torch.arange(size, dtype=torch.float64), frequencies(count))
-        view = [1, 1, 1, count]
-        view[axis] = size
-        angles.append(own.view(view).expand(*cell.shape.grid, count))
-    turns = torch.cat(angles, dim=-1).flatten(0, 2).to(device)
-    return turns.cos().float(), turns.sin().float()
 
 
 Kind = Literal["dense", "fine", "tiled", "raster", "vsa"]

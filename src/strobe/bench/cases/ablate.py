@@ -42,7 +42,7 @@ WORKLOAD: Final = ("batch", "switch_at")
 _REVIEW_SAMPLES: Final = 2
 """Clips that quality is judged on."""
 _KNOBS: Final[dict[str, Any]] = get_type_hints(Knobs)
-_FIELDS: Final[dict[str, Any]] = get_type_hints(EngineConfig)
+_HINTS: Final[dict[str, Any]] = get_type_hints(EngineConfig) | _KNOBS | {SYNCS: bool}
 
 
 Factors: TypeAlias = Mapping[str, tuple[str, ...]]
@@ -96,11 +96,9 @@ def read_value(name: str, text: str, defaults: ModelDefaults) -> object:
         return presets.preset(text)
     if name == "steps":
         return _timesteps(text, defaults)
-    if name == SYNCS:
-        return _switch(name, text)
     if name in WORKLOAD:
         return _count(name, text)
-    return _value(name, text, (_KNOBS if name in _KNOBS else _FIELDS)[name])
+    return _value(name, text, _HINTS[name])
 
 
 def changed(setup: Setup, changes: Mapping[str, str], defaults: ModelDefaults) -> Setup:
@@ -153,16 +151,12 @@ def _count(name: str, text: str) -> int:
     return int(text)
 
 
-def _switch(name: str, text: str) -> bool:
-    if text not in SWITCH:
-        raise ConfigError(f"{name}={text}: give {' or '.join(SWITCH)}")
-    return SWITCH[text]
-
-
 def _value(name: str, text: str, hint: Any) -> Any:
     """Convert text to a field's type; the configuration itself checks its range."""
     if hint is bool:
-        return _switch(name, text)
+        if text not in SWITCH:
+            raise ConfigError(f"{name}={text}: give {' or '.join(SWITCH)}")
+        return SWITCH[text]
     origin, options = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         if text == "model" and type(None) in options:
@@ -201,36 +195,33 @@ class AblationCell:
         return frozenset(side.config.name for side in self.sides if side.waits)
 
 
-def one_at_a_time(base: Setup, factors: Factors, defaults: ModelDefaults, device: torch.device) -> Iterator[AblationCell]:
+def varied(
+    base: Setup, factors: Factors, defaults: ModelDefaults, device: torch.device, *, grid: bool = False
+) -> Iterator[AblationCell]:
     """Yield a cell for every value of every factor that is not the base's own.
+
+    Args:
+        grid: for every combination of values instead; an impossible one carries the reason.
 
     Raises:
         ConfigError: a value that the factor, the model or the base does not allow.
         ImplUnavailableError: a value that cannot run on the device.
     """
-    for name, values in factors.items():
-        for value in values:
-            if value != value_of(base, name, defaults):
-                yield _cell(base, {name: value}, defaults, device)
-
-
-def products(base: Setup, factors: Factors, defaults: ModelDefaults, device: torch.device) -> Iterator[AblationCell]:
-    """Yield a cell for every combination of values but the base's own; an impossible one carries the reason.
-
-    Raises:
-        ConfigError: a value that its factor does not allow.
-    """
-    for name, values in factors.items():
-        for value in values:
-            read_value(name, value, defaults)
-    for chosen in itertools.product(*factors.values()):
-        given = dict(zip(factors, chosen, strict=True))
+    each = [{name: value} for name, values in factors.items() for value in values]
+    if grid:
+        for name, values in factors.items():
+            for value in values:
+                read_value(name, value, defaults)
+        each = [dict(zip(factors, chosen, strict=True)) for chosen in itertools.product(*factors.values())]
+    for given in each:
         changes = {name: value for name, value in given.items() if value != value_of(base, name, defaults)}
         if not changes:
             continue
         try:
             yield _cell(base, changes, defaults, device)
         except (ConfigError, ImplUnavailableError) as error:
+            if not grid:
+                raise
             yield AblationCell(planned=_planned(changes, str(error)), base=base)
 
 

@@ -73,13 +73,11 @@ class StreamCase:
 
     Args:
         configs: presets by name, or configurations; the first is the baseline.
-        model: "shapes", a folder, or a loaded model.
-        device: "auto", "cpu", "cuda" or "cuda:N".
         review_samples: clips, each with noise of its own, that quality is judged on.
         absent: presets that were asked for and cannot run here, as `runnable` finds them; they are only recorded.
 
     Raises:
-        ConfigError: unknown preset, model or word.
+        ConfigError: unknown preset or word.
         StrobeError: the GPU has too little free memory for all sessions; says how many would fit.
     """
 
@@ -88,7 +86,7 @@ class StreamCase:
         configs: Sequence[str | EngineConfig],
         *,
         script: Script,
-        model: str | Path | Model = "shapes",
+        model: Model,
         device: str | torch.device = "auto",
         review_samples: int = 4,
         absent: Sequence[record.Absent] = (),
@@ -103,7 +101,7 @@ class StreamCase:
         if self.device.type == "cuda":
             forgo_cublaslt_workspace()  # as every session does, and before the run is described
         self._script = script
-        self._loaded = model if isinstance(model, Model) else load.load(model)
+        self._loaded = model
         self.notes = self._loaded.notes
         check_prompts(self._loaded.text, [script.prompt, *(switch.prompt for switch in script.switches)])
         self._check_room()

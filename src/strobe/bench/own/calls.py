@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -165,25 +165,22 @@ _LIMITS: Final = TOLERANCES["call"]
 _LATER: Final = (Iterator, AsyncIterator, Awaitable)
 
 
-class Leaf(NamedTuple):
-    """One value of an output: where it stands, and what it is."""
-
-    path: str
-    value: Any
+Leaves: TypeAlias = list[tuple[str, Any]]
+"""Values of an output, each with the place where it stands."""
 
 
-def leaves(output: object, path: str = "out") -> list[Leaf]:
+def leaves(output: object, path: str = "out") -> Leaves:
     """Return the values of an output in order, copied from what the next call may overwrite.
 
     Raises:
         ConfigError: it holds something that cannot be compared, or a call that has not run yet.
     """
     if isinstance(output, torch.Tensor):
-        return [Leaf(path, output.detach().clone())]
+        return [(path, output.detach().clone())]
     if isinstance(output, (*_EXACT, int, float, complex)):
-        return [Leaf(path, output)]
+        return [(path, output)]
     if hasattr(output, "__array_interface__"):  # NumPy, and images of PIL
-        return [Leaf(path, _array(output, path))]
+        return [(path, _array(output, path))]
     if (items := _items(output)) is None:
         if isinstance(output, _LATER):
             raise ConfigError(
@@ -206,7 +203,7 @@ def _array(output: Any, path: str) -> Any:
     raise ConfigError(f"{path} is an array of {array.dtype}, which cannot be compared; give tolerance=math.inf to compare none")
 
 
-def agree(found: list[Leaf], expected: list[Leaf], tolerance: float | None) -> GateResult:
+def agree(found: Leaves, expected: Leaves, tolerance: float | None) -> GateResult:
     """Hold an output against that of the reference.
 
     The relative error of floating-point numbers is the root mean square of the difference / that of the expected values, in
@@ -215,23 +212,23 @@ def agree(found: list[Leaf], expected: list[Leaf], tolerance: float | None) -> G
     Args:
         tolerance: largest relative error; None: by dtype, the coarser one of both.
     """
-    names = {_name(leaf.value) for leaf in (*found, *expected)}
-    own = {name: limit for name, limit in _LIMITS.items() if name in names}
-    allowed = own if tolerance is None else {"as asked for": tolerance}
-    limits = ", ".join(f"{limit:g} ({dtype})" for dtype, limit in allowed.items())
+    names = {_name(value) for _, value in (*found, *expected)}
+    allowed = [(name, limit) for name, limit in _LIMITS.items() if name in names]
+    allowed = allowed if tolerance is None else [("as asked for", tolerance)]
+    limits = ", ".join(f"{limit:g} ({dtype})" for dtype, limit in allowed)
     rule = f"the same output: relative error <= {limits}" if limits else "the same output"
-    places = [leaf.path for leaf in found], [leaf.path for leaf in expected]
+    places = [path for path, _ in found], [path for path, _ in expected]
     if places[0] != places[1]:
         odd = sorted(set(places[0]) ^ set(places[1])) or ["their order"]
         return GateResult(False, rule, f"the outputs are not built alike: only one has {odd[0]}", exact=True)
     worst, at = 0.0, ""
-    for own, other in zip(found, expected, strict=True):
-        wrong, error = _differ(own.value, other.value, tolerance)
+    for (path, own), (_, other) in zip(found, expected, strict=True):
+        wrong, error = _differ(own, other, tolerance)
         if wrong:
-            return GateResult(False, rule, f"{own.path}: {wrong}", exact=True)
+            return GateResult(False, rule, f"{path}: {wrong}", exact=True)
         if error > worst:
-            worst, at = error, own.path
-    if all(leaf.value is None for leaf in expected):
+            worst, at = error, path
+    if all(value is None for _, value in expected):
         return GateResult(True, "nothing to compare", "neither returns a value")
     return GateResult(True, rule, f"largest {worst:.3g}, at {at}" if at else "equal in every bit", exact=True)
 
@@ -394,7 +391,7 @@ class _FunctionCalls:
         """The first GPU that is waited for, else the CPU."""
         return self._gpus[0] if self._gpus else torch.device("cpu")
 
-    def first(self, name: str, *, compared: bool) -> list[Leaf]:
+    def first(self, name: str, *, compared: bool) -> Leaves:
         """Call a function once with inputs and random numbers that are those of all others; return its output to compare."""
         inputs = self._inputs.one()
         with _blamed(name, "its first call"), _seeded():
@@ -402,7 +399,7 @@ class _FunctionCalls:
         if not self._inputs.unchanged(inputs):
             self._inputs.fresh = True  # from now on every call of every function has its own
         found = leaves(output, f"{name}: out") if compared else []
-        return [leaf._replace(path=leaf.path.removeprefix(f"{name}: ")) for leaf in found]
+        return [(path.removeprefix(f"{name}: "), value) for path, value in found]
 
     def warm_up(self, calls: int) -> None:
         """Call every function so often."""

@@ -291,11 +291,11 @@ def predict(inputs: RankShare, links: Links) -> tuple[dict[str, grids.Prediction
     """Return predictions of every strategy that can do the call, and the one that `auto` takes."""
 
     def seconds(latency: float, bandwidth: float) -> dict[str, float]:
-        rates = ((name, links.rate(name)) for name in KINDS)
-        scaled = {
-            name: replace(rate, alpha_s=rate.alpha_s / latency, bytes_per_s=rate.bytes_per_s * bandwidth) for name, rate in rates
-        }
-        options = inputs.options(replace(links, **scaled))
+        rates = (links.gather, links.exchange, links.reduce)
+        gather, exchange, reduce = (
+            replace(rate, alpha_s=rate.alpha_s / latency, bytes_per_s=rate.bytes_per_s * bandwidth) for rate in rates
+        )
+        options = inputs.options(replace(links, gather=gather, exchange=exchange, reduce=reduce))
         return {each.strategy: each.seconds for each in explain(inputs.q, inputs.k, inputs.v, **options).predictions}
 
     plan = explain(inputs.q, inputs.k, inputs.v, **inputs.options(links))
@@ -458,16 +458,16 @@ class _Rank:
 
     def _take_apart(self, runs: dict[str, Run]) -> None:
         """Record the regions of the same calls: free-running, then serialised; the peer has none."""
+        modes: tuple[tuple[Mode, Callable[[], object] | None], ...] = (("free-running", None), ("serialised", dist.barrier))
+        self._result.apart = {mode: {} for mode, _ in modes}
         for name, run in runs.items():
-            if name == PEER:
-                continue
-            for into, meet in ((self._result.free, None), (self._result.serialised, dist.barrier)):
+            for mode, meet in modes if name != PEER else ():
                 recorder = MarkRecorder(self._device, meet)
                 recorder.take(run)
-                into[name] = []
+                calls = self._result.apart[mode][name] = list[RankCall]()
                 for _ in range(max(6, self._how.iterations)):
                     self._align()
-                    into[name].append(recorder.take(partial(self._held_back, run)))
+                    calls.append(recorder.take(partial(self._held_back, run)))
 
 
 if __name__ == "__main__":

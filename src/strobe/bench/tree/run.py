@@ -49,13 +49,9 @@ def lines(task: Task, ranks: Sequence[RankResult]) -> Iterator[record.Record]:
         yield ranks[0].links
     clips = ClipNumbers()
     yield from _laps(ranks, clips)
-    modes: dict[record.Mode, list[dict[str, list[RankCall]]]] = {
-        "free-running": [rank.free for rank in ranks],
-        "serialised": [rank.serialised for rank in ranks],
-    }
-    for mode, calls in modes.items():
-        for name in calls[0]:
-            yield from _apart(clips, name, mode, [each[name] for each in calls])
+    for mode, calls in ranks[0].apart.items():
+        for name in calls:
+            yield from _apart(clips, name, mode, [rank.apart[mode][name] for rank in ranks])
     if ranks[0].blocks:
         yield record.Variant(name=record.GUIDE, preset="custom", dtype=task.shape.dtype, sizes=sizes(task.shape))
         yield from _blocks(ranks, clips)
