@@ -19,24 +19,12 @@ from strobe.core.errors import DataError, ShapeError
 from tree_ranks import Processes, threads
 
 LEAVES = [
-    "comp_shard_kv",
-    "comp_local_attention",
-    "comm_max_lse",
-    "comp_num_den",
-    "comm_sum_den",
-    "comm_sum_num",
-    "comp_final_output",
-]
+    "comp_shard_kv", "comp_local_attention", "comm_max_lse", "comp_num_den", "comm_sum_den", "comm_sum_num", "comp_final_output",
+]  # fmt: skip
 SAMPLE = {  # the guide's own printout
-    "comp_shard_kv": 0.102,
-    "comp_local_attention": 23.851,
-    "comp_num_den": 0.074,
-    "comp_final_output": 0.101,
-    "comm_max_lse": 14.262,
-    "comm_sum_den": 3.486,
-    "comm_sum_num": 1.637,
-    "total_tree_attn": 43.673,
-}
+    "comp_shard_kv": 0.102, "comp_local_attention": 23.851, "comp_num_den": 0.074, "comp_final_output": 0.101,
+    "comm_max_lse": 14.262, "comm_sum_den": 3.486, "comm_sum_num": 1.637, "total_tree_attn": 43.673,
+}  # fmt: skip
 
 
 def draw(heads: int, length: int, seed: int) -> Tensor:
