@@ -33,10 +33,7 @@ def predicted(
         local_ns=MS,
         messages=(sent,) * messages,
         bound=bound,
-        what_if=(
-            WhatIf(faster="bandwidth", factor=2, total_ns=0.5 * MS),
-            WhatIf(faster="latency", factor=2, total_ns=0.8 * MS),
-        ),
+        what_if=tuple(WhatIf(faster=what, factor=2, total_ns=ms * MS) for what, ms in (("bandwidth", 0.5), ("latency", 0.8))),
     )
 
 
@@ -59,7 +56,7 @@ def write(
     plans = {name: predicted() for name in names if not name.startswith("peer")} if plans is None else plans
     task = Task(shape=shape, how=TreeSettings(contestants=names, profile=apart is not None))
     good, bad = RankErrors(error=1e-8, limit=1e-6, bits=7), RankErrors(error=float("nan"), limit=1e-6, bits=8)
-    ranks = []
+    gather, ranks = LinkRate(kind="gather", alpha_s=1e-4, host_s=3e-6), []
     for rank in range(shape.world_size):
         share = 1.0 if rank == shape.world_size - 1 else 0.5
         laps = {name: [[round(ms * share * MS) for _ in range(2)] for ms in values] for name, values in times_ms.items()}
@@ -68,13 +65,7 @@ def write(
             checks={name: bad if rank == red_rank and name == names[-1] else good for name in names},
             laps={name: each for name, each in laps.items() if red_rank < 0 or name != names[-1]},
             predicted={name: msgspec.structs.replace(each, variant=name) for name, each in plans.items()},
-            links=Links(
-                flops_per_s=1e9,
-                memory_bytes_per_s=1e9,
-                launch_s=2e-6,
-                rates=(LinkRate(kind="gather", alpha_s=1e-4, host_s=3e-6),),
-                auto=names[0],
-            ),
+            links=Links(flops_per_s=1e9, memory_bytes_per_s=1e9, launch_s=2e-6, rates=(gather,), auto=names[0]),
         )
         if apart is not None:
             calls_of = {name: [calls[rank]] * 8 for name, calls in apart.items()}
