@@ -1,4 +1,4 @@
-"""Metrics by trained networks. Their weights come from a folder of the user and are checked against a SHA-256."""
+"""Metrics by trained networks. Their weights come from a folder of the user (`FILES`) and are checked against a SHA-256."""
 
 from __future__ import annotations
 
@@ -172,9 +172,6 @@ def lpips(folder: Path, device: torch.device) -> Callable[[Tensor, Tensor], Tens
 
     d = sum_l mean_yx sum_c w_lc (a_lc / |a_l| - b_lc / |b_l|)^2, over the outputs of AlexNet's five convolutions.
 
-    Args:
-        folder: with the weights, see `FILES`.
-
     Raises:
         WeightsError: the files hold other tensors.
         ShapeError: of the metric: the clips differ in length or size, or are too small for the network.
@@ -239,9 +236,6 @@ def dists(folder: Path, device: torch.device) -> Callable[[Tensor, Tensor], Tens
 
     D = 1 - sum_lc (alpha_lc t_lc + beta_lc s_lc), where `t` compares the means of a feature map and `s` its covariance with the
     reference's, over the picture and the last outputs of VGG-16's five stages, pooled by the root of a smoothed square.
-
-    Args:
-        folder: with the weights, see `FILES`.
 
     Raises:
         WeightsError: the files hold other tensors.

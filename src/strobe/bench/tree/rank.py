@@ -140,8 +140,7 @@ def bind(name: str, inputs: RankShare, timeout_s: float, links: Links | None = N
     """
     if name == PEER:
         return _peer(inputs)
-    call = partial(_ours, name, inputs, timeout_s, links=links)
-    return lambda: call()[0]
+    return lambda: _ours(name, inputs, timeout_s, links=links)[0]
 
 
 def _ours(
