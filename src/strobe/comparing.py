@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from strobe.bench.own.calls import check_functions, measure_calls
+from strobe.bench.own.calls import measure_calls
 from strobe.perf.records.store import create_run
 from strobe.perf.report.documents.api import compare_runs
 from strobe.perf.report.documents.calls import ComparedCalls
@@ -61,7 +61,6 @@ def compare(
 
     Whatever a function raises is raised here, with a note that says which function it was, and in which round.
     """
-    check_functions(functions)
     scratch = TemporaryDirectory(prefix="strobe-") if out is None else None
     root = Path(fspath(out or ".")) if scratch is None else Path(scratch.name)
     folder = measure_calls(

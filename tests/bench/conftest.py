@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from made_records import workload_of
 from strobe.core.spans import span
 from strobe.engine.model import Model
-from strobe.perf.records.record import Gate, PromptAt, Quality, Variant, Video, Workload
+from strobe.perf.records.record import Gate, Quality, Variant, Video
 from tiny_model import tiny_model
 
 BLOCKS = 6
@@ -23,10 +24,7 @@ class FakeCase:
     model = None
     absent = ()
     device = torch.device("cpu")
-    workload = Workload(
-        prompts=(PromptAt(frame_block=0, text="a red circle", mode="start"),), seed=0, frame_blocks=BLOCKS, latents_per_block=3,
-        frames_first_block=9, frames_per_block=12, frames=9 + 12 * (BLOCKS - 1), height=32, width=32, fps=16,
-    )  # fmt: skip
+    workload = workload_of(BLOCKS)
 
     def __init__(self, *names: str, red: tuple[str, ...] = (), at_block: Callable[[str, int, int], None] | None = None) -> None:
         self.baseline, *candidates = names

@@ -42,7 +42,7 @@ def test_steps_are_those_of_the_presets(tiny: Model) -> None:
 
 
 def test_the_value_of_the_base_is_no_cell(tiny: Model) -> None:
-    found = list(planned.one_at_a_time(BASE, parse_factors(["window=6,12", "batch=1,2", "syncs=off,on"]), tiny.defaults, CPU))
+    found = list(planned.varied(BASE, parse_factors(["window=6,12", "batch=1,2", "syncs=off,on"]), tiny.defaults, CPU))
     assert [cell.planned.name for cell in found] == ["window-6", "batch-2", "syncs-on"]
     assert [cell.planned.kind for cell in found] == ["setting", "workload", "setting"]
     window, batch, syncs = found
@@ -52,13 +52,13 @@ def test_the_value_of_the_base_is_no_cell(tiny: Model) -> None:
 
 
 def test_a_product_that_cannot_be_is_a_cell_with_the_reason(tiny: Model) -> None:
-    found = list(planned.products(BASE, parse_factors(["window=12,3", "sink=3,0"]), tiny.defaults, CPU))
+    found = list(planned.varied(BASE, parse_factors(["window=12,3", "sink=3,0"]), tiny.defaults, CPU, grid=True))
     names = {cell.planned.name: cell.planned.refused for cell in found}
     assert list(names) == ["sink-0", "window-3", "window-3+sink-0"]
     assert "smallest window" in names["window-3"]
     assert not names["window-3+sink-0"]
     with pytest.raises(ConfigError, match="whole number"):
-        list(planned.products(BASE, parse_factors(["window=6,x", "sink=0,1"]), tiny.defaults, CPU))
+        list(planned.varied(BASE, parse_factors(["window=6,x", "sink=0,1"]), tiny.defaults, CPU, grid=True))
 
 
 def test_each_optimisation_in_effect_is_left_out_once(tiny: Model) -> None:
@@ -82,8 +82,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny: Model) -> Path:
     """Six cells, one of which cannot be."""
     root = tmp_path_factory.mktemp("ablation")
     factors = parse_factors(["window=6", "batch=2", "switch_at=2"])
-    some = planned.one_at_a_time(BASE, factors, tiny.defaults, CPU)
-    refused = planned.products(BASE, parse_factors(["window=3", "sink=3"]), tiny.defaults, CPU)
+    some = planned.varied(BASE, factors, tiny.defaults, CPU)
+    refused = planned.varied(BASE, parse_factors(["window=3", "sink=3"]), tiny.defaults, CPU, grid=True)
     outcome = run_all([*some, *refused], tiny, root)
     assert outcome.measured == ("window-6", "batch-2", "switch_at-2")
     assert [line.partition(":")[0] for line in outcome.failed] == ["window-3"]
@@ -104,7 +104,7 @@ def test_a_cell_records_what_it_changed(folder: Path) -> None:
 
 def test_what_is_finished_is_not_measured_again(folder: Path, tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ablate_run, "run_case", lambda *args, **more: pytest.fail("measured again"))
-    cells = list(planned.one_at_a_time(BASE, parse_factors(["window=6"]), tiny.defaults, CPU))
+    cells = list(planned.varied(BASE, parse_factors(["window=6"]), tiny.defaults, CPU))
     assert run_all(cells, tiny, folder).kept == ("window-6",)
     with pytest.raises(ConfigError, match="that differ in rounds"):
         run_all(cells, tiny, folder, rounds=3)
@@ -130,7 +130,7 @@ def test_a_failing_cell_is_an_entry_and_the_next_one_runs(tmp_path: Path, tiny: 
         return stream(self, *args, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Session, "stream", failing)
-    cells = list(planned.one_at_a_time(BASE, parse_factors(["window=9,6"]), tiny.defaults, CPU))
+    cells = list(planned.varied(BASE, parse_factors(["window=9,6"]), tiny.defaults, CPU))
     outcome = run_all(cells, tiny, tmp_path)
     assert outcome.measured == ("window-6",)
     (line,) = outcome.failed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from strobe.attention.sparse.api import block_sparse_attention
+from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.bench.attention import peers
 from strobe.bench.attention import run as running
@@ -23,13 +23,12 @@ from strobe.bench.attention.contestant import (
     Shape,
     cells,
     draw,
-    layout_of,
     scenario_cells,
     shape_named,
 )
 from strobe.bench.attention.run import Request, contestants, run_grid
-from strobe.bench.cells import Attempt, CellsOutcome
-from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
+from strobe.bench.cells import CellsOutcome
+from strobe.core.errors import ConfigError, StrobeError
 from strobe.core.tolerances import tolerance
 from strobe.perf.measure.machine import ClockSampler
 from strobe.perf.records.record import COSINE, L1, RELATIVE, RMSE, Clocks
@@ -119,7 +118,7 @@ def test_the_budget_is_the_operators_own() -> None:
         selection = contestant.call(*contestant.leaves, lse=False).selection
     assert selection is not None and int(selection.counts.max()) == inputs.cell.selected(inputs.tiles) == 2
     topk = GridCell(shape=SHAPE, sparsity=None, topk=500, block=64)
-    assert topk.selected(layout_of(SHAPE, 64, "cube")) == 4
+    assert topk.selected(tile_layout(SHAPE.grid, 64, 64)) == 4
 
 
 def test_the_scenarios_hold_the_guides_own_settings() -> None:
@@ -157,17 +156,6 @@ def test_laps_follow_the_budget() -> None:
     for calls in range(1, running.MAX_CALLS):  # what the rounds leave is spent on more calls
         spare_s = (calls - 1 + 0.5) * 2 * most
         assert running.plan_interleave({"a": even}, 2 * most + spare_s) == (most, {"a": calls})
-
-
-def test_an_attempt_keeps_the_reason_and_lets_ctrl_c_through() -> None:
-    with Attempt() as attempt:
-        raise ValueError("two\n  lines")
-    assert attempt.reason == "ValueError: two lines" and not attempt.refused
-    with Attempt() as attempt:
-        raise ImplUnavailableError("x", "no GPU")
-    assert attempt.refused and "no GPU" in attempt.reason
-    with pytest.raises(KeyboardInterrupt), Attempt():
-        raise KeyboardInterrupt
 
 
 # ------------------------------------------------------------------------------------------------------------------ run
@@ -250,6 +238,8 @@ def test_another_request_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "request.json").write_text("{")
     with pytest.raises(ConfigError, match="is not a request"):
         run_grid(GRID[:1], REQUEST, tmp_path, quiet)
+    with pytest.raises(StrobeError):
+        run_grid((), REQUEST, tmp_path / "request.json", quiet)
 
 
 def damaged(monkeypatch: pytest.MonkeyPatch, name: str, change: object) -> None:
@@ -343,14 +333,6 @@ def test_traces_and_memory_summaries_lie_beside_the_records(tmp_path: Path) -> N
     assert [(trace.variant, trace.num_blocks) for trace in run.traces] == [("dense:sdpa", 2), ("fine:cpu", 2)]
     assert all((folder / trace.path).exists() for trace in run.traces)
     assert (folder / "memory" / "fine-cpu.txt").read_text().startswith("before 2 calls\n")
-
-
-def test_the_request_is_on_the_disk(tmp_path: Path) -> None:
-    run_grid((), REQUEST, tmp_path, quiet)
-    assert json.loads((tmp_path / "request.json").read_text())["contestants"] == list(REQUEST.contestants)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StrobeError):
-        run_grid((), REQUEST, tmp_path / "file", quiet)
 
 
 @pytest.mark.gpu

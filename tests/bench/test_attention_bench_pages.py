@@ -7,37 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from made_records import header_of, machine_of, span_of
+from strobe.bench.runner import number
 from strobe.core.errors import DataError
-from strobe.perf.records.record import (
-    AttentionCell,
-    Clip,
-    Clocks,
-    Contestant,
-    End,
-    Excluded,
-    Gate,
-    Quality,
-    SpanCost,
-    Variant,
-)
+from strobe.perf.records.record import AttentionCell, Clip, Clocks, Contestant, End, Excluded, Gate, Quality, SpanCost, Variant
 from strobe.perf.records.store import RunWriter
 from strobe.perf.report.attention_bench import _settings as settings_of
 from strobe.perf.report.attention_bench import advice_report, bench_report, choose, read_cells, shown_tables
 from strobe.perf.report.blocks.referee import answer, judge_methods
 from strobe.perf.report.blocks.settings import remarks
 from strobe.perf.report.write import render_markdown
-from strobe.perf.table.model import (
-    Figure,
-    Missing,
-    Plane,
-    Report,
-    Section,
-    Table,
-    cell_text,
-)
+from strobe.perf.table.model import Figure, Missing, Plane, Report, Section, Table, cell_text
 
 MS = 1_000_000
 TOKENS = 1000
@@ -106,33 +87,23 @@ class CellWriter:
         )
         if recall is not None:
             self.writer.append(self.number(name, "recall", recall, "dense"))
-        for number, pair in enumerate(rounds):
+        clocks = None if sm_mhz is None else Clocks(source="nvml", samples=8, sm_mhz=sm_mhz, throttle=throttle)
+        for lap, pair in enumerate(rounds):
             for value in pair:
-                self.line(name, span, round(value * MS), number, "cuda_event")
-                self.line(name, "host_call", 30_000, number, "perf_counter")
-                self.clip(name, number, sm_mhz=sm_mhz, throttle=throttle)
+                self.line(name, span, round(value * MS), lap, "cuda_event")
+                self.line(name, "host_call", 30_000, lap, "perf_counter")
+                self.clip(name, lap, clocks=clocks)
 
     def number(self, name: str, metric: str, value: float, against: str | None = None, tensor: str = "") -> Quality:
-        return Quality(
-            variant=name, metric=metric, value=value, unit="", reference="words", definition="words", n=1, better="lower",
-            against=against, tensor=tensor,  # type: ignore[arg-type]
-        )  # fmt: skip
+        return number(name, metric, value, "words", reference="words", against=against, tensor=tensor)
 
     def line(self, variant: str, name: str, ns: int, palindrome: int | None, clock: str, part: str = "") -> None:
         at = {"clip": self.order, "order": self.order, "palindrome": palindrome}
         self.writer.append(span_of(variant, name, ns, index=0, clock=clock, part=part, **at))
 
-    def clip(
-        self,
-        variant: str,
-        palindrome: int | None,
-        num_spans: int = 2,
-        sm_mhz: int | None = None,
-        throttle: tuple[str, ...] = (),
-    ) -> None:
-        clocks = None if sm_mhz is None else Clocks(source="nvml", samples=8, sm_mhz=sm_mhz, throttle=throttle)
-        made = Clip(variant=variant, clip=self.order, order=self.order, palindrome=palindrome, phase="timed", num_spans=num_spans)
-        self.writer.append(replace(made, clocks=clocks))
+    def clip(self, variant: str, palindrome: int | None, num_spans: int = 2, clocks: Clocks | None = None) -> None:
+        where = {"variant": variant, "clip": self.order, "order": self.order, "palindrome": palindrome}
+        self.writer.append(Clip(**where, phase="timed", num_spans=num_spans, clocks=clocks))  # type: ignore[arg-type]
         self.order += 1
 
     def stages(self, variant: str, **times: int) -> None:
@@ -287,7 +258,7 @@ def test_cells_that_were_cut_short_are_told_and_earlier_attempts_left_out(tmp_pa
     assert bench_report(folder).sections
 
 
-def test_a_cell_that_cannot_be_read_is_named_on_the_page(tmp_path: Path) -> None:
+def test_cells_that_cannot_be_read_are_named_and_a_folder_without_any_is_refused(tmp_path: Path) -> None:
     folder = run(tmp_path)
     broken = folder / "cells" / "shape_s0.8_b64_forward"
     broken.mkdir()
@@ -295,14 +266,11 @@ def test_a_cell_that_cannot_be_read_is_named_on_the_page(tmp_path: Path) -> None
     cells, (unread,) = read_cells(folder)
     assert len(cells) == 4 and unread.startswith("shape_s0.8_b64_forward: ")
     assert "no header" in unread and "Some cells could not be read" in render_markdown(bench_report(folder))
-
-
-def test_a_folder_without_cells_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no cells at"):
-        read_cells(tmp_path)
-    (tmp_path / "cells" / "a_b_b64_d").mkdir(parents=True)
+        read_cells(tmp_path / "none")
+    (tmp_path / "none" / "cells" / "a_b_b64_d").mkdir(parents=True)
     with pytest.raises(DataError, match="has records"):
-        read_cells(tmp_path)
+        read_cells(tmp_path / "none")
 
 
 def test_remarks_on_many_cells_are_one_line_and_on_one_cell_stay_as_they_are() -> None:
@@ -351,21 +319,15 @@ def speed_of(root: Path, **clocks: dict[str, Any]) -> Table:
     return table
 
 
-def test_the_busy_clock_is_not_known_where_no_contestant_met_the_power_limit(tmp_path: Path) -> None:
-    table = speed_of(tmp_path, dense={"sm_mhz": 1980}, fine={"sm_mhz": 1965})
+def test_what_is_not_known_of_clocks_is_said(tmp_path: Path) -> None:
+    table = speed_of(tmp_path / "fast", dense={"sm_mhz": 1980}, fine={"sm_mhz": 1965})
     assert [line[2:] for line in clocked(table)] == [["at 1,980 MHz", "-"], ["at 1,965 MHz", "-"]]
     assert any("its clock when kept busy is not known" in note for note in table.notes)
-
-
-def test_a_clock_of_whole_rounds_is_no_contestants_own(tmp_path: Path) -> None:
     same = {"sm_mhz": 1872, "throttle": ("sw_power_cap",)}
-    table = speed_of(tmp_path, dense=same, fine=same)
+    table = speed_of(tmp_path / "same", dense=same, fine=same)
     assert [line[3] for line in clocked(table)] == ["-", "-"]
     assert any("sampled over whole rounds of all contestants" in note for note in table.notes)
-
-
-def test_a_grid_without_a_sampled_clock_says_so(tmp_path: Path) -> None:
-    table = speed_of(tmp_path, dense={})
+    table = speed_of(tmp_path / "none", dense={})
     assert any(note.startswith("SM clock: not sampled, which needs NVML") for note in table.notes)
     assert "of peak" in (titles := [column.title for column in table.columns]) and "SM clock" not in titles
 

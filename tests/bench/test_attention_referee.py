@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 import strobe
@@ -31,12 +32,8 @@ def captured(path: Path, steps: int = 1) -> list[list[Tensor]]:
     generator = torch.Generator().manual_seed(5)
     found = [[torch.randn(1, TOKENS + TEXT, HEADS, WIDTH, generator=generator) for _ in "qkv"] for _ in range(steps)]
     call = CapturedCall(model="Some_Model", layer="blocks.7.attn1", step=0, grid=GRID, text_tokens=TEXT)
-    write_calls(path, [(CapturedCall(**{**_fields(call), "step": step}), (q, k, v)) for step, (q, k, v) in enumerate(found)])
+    write_calls(path, [(replace(call, step=step), (q, k, v)) for step, (q, k, v) in enumerate(found)])
     return found
-
-
-def _fields(call: CapturedCall) -> dict[str, object]:
-    return {name: getattr(call, name) for name in call.__struct_fields__}
 
 
 def test_every_method_is_measured_at_every_level_on_the_calls_own_numbers(tmp_path: Path) -> None:

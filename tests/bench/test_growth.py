@@ -10,10 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from made_records import header_of, span_of, workload_of
 from strobe.bench.case import ComparePlan
 from strobe.bench.runner import run_case
 from strobe.perf.analysis.runs.compare import LongClip, growths_of
-from strobe.perf.records.record import Clip, End, Knob, Memory, Span, Variant
+from strobe.perf.records.record import Clip, End, Knob, Memory, Variant
 from strobe.perf.records.store import RunRecords, RunWriter, read_run
 from strobe.perf.report.build import build_report
 from strobe.perf.report.write import render_markdown
@@ -30,36 +31,24 @@ def only(run: RunRecords) -> LongClip:
 
 
 @pytest.fixture
-def soaked(fake: Callable[..., Any], tmp_path: Path) -> Callable[..., RunRecords]:
+def soaked(tmp_path: Path) -> Callable[..., RunRecords]:
     """Return `make(times, resident, switches, allocated)`: a run of one clip with these lengths (ns) and memory."""
-    numbers = iter(range(99))
 
     def make(
         times: Sequence[int], resident: Sequence[int], switches: Sequence[int] = (), allocated: Sequence[int] | None = None
     ) -> RunRecords:
-        plan = ComparePlan(palindromes=1, traced_blocks=0, review=False, alone=True)
-        head = read_run(run_case(fake("soaked"), root=tmp_path / f"model{next(numbers)}", plan=plan, progress=quiet)).header
-        assert head.workload is not None
-        prompts = (
-            *head.workload.prompts,
-            *(msgspec.structs.replace(head.workload.prompts[0], frame_block=at) for at in switches),
-        )
-        work = msgspec.structs.replace(head.workload, frame_blocks=len(times), prompts=prompts)
-        with RunWriter(tmp_path / f"run{next(numbers)}") as writer:
-            writer.append(msgspec.structs.replace(head, workload=work), Variant(name="soaked", preset="custom", window=12))
-            start = 0
+        with RunWriter(tmp_path / "soaked") as writer:
+            work = workload_of(len(times), *switches)
+            writer.append(header_of(("soaked",), workload=work), Variant(name="soaked", preset="custom", window=12))
+            at, start = {"clip": 0, "order": 0, "palindrome": 0}, 0
             for index, length in enumerate(times):
-                span = Span(
-                    variant="soaked", clip=0, order=0, palindrome=0, name="frame_block", index=index, start_ns=start,
-                    value_ns=length, clock="perf_counter", warmup=False,
-                )  # fmt: skip
                 memory = Memory(
                     variant="soaked", clip=0, frame_block=index, resident_bytes=resident[index],
                     allocated_bytes=None if allocated is None else allocated[index],
                 )  # fmt: skip
-                writer.append(span, memory)
+                writer.append(span_of("soaked", "frame_block", length, index=index, start_ns=start, **at), memory)
                 start += length
-            clip = Clip(variant="soaked", clip=0, order=0, palindrome=0, phase="timed", num_spans=len(times))
+            clip = Clip(variant="soaked", phase="timed", num_spans=len(times), **at)
             writer.append(clip, End(status="complete", date="2026-01-01T00:00:00Z", wall_ns=start))
         return read_run(writer.folder)
 

@@ -133,16 +133,13 @@ def test_a_picture_that_never_came_is_lost_unless_a_prompt_took_its_place() -> N
     assert seen.asked_of == {5: 2.0} and not seen.asked
 
 
-def test_a_stall_that_lasts_until_the_viewer_leaves_counts() -> None:
+def test_a_stall_lasts_until_a_new_prompt_or_until_the_viewer_leaves() -> None:
     playback = Playback(fps=10, start_buffer_s=0.1)
     playback.arrive(picture(0), 0.0)
     assert playback.paint(0.0) is not None
     assert playback.paint(0.25) is None and playback.stalls == 1
     playback.end(3.1)
     assert playback.stall_s == pytest.approx(3.0)
-
-
-def test_a_new_prompt_ends_a_stall() -> None:
     playback = Playback(fps=10, start_buffer_s=1.0)
     for frame in range(10):
         playback.arrive(picture(frame), 0.0)

@@ -8,20 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from made_records import header_of, machine_of, span_of
+from made_records import header_of, machine_of, span_of, workload_of
 from strobe.core.errors import DataError
-from strobe.perf.records.record import (
-    Clip,
-    End,
-    Gate,
-    Header,
-    Knob,
-    PromptAt,
-    Quality,
-    Record,
-    Variant,
-    Workload,
-)
+from strobe.perf.records.record import Clip, End, Gate, Header, Knob, Quality, Record, Variant
 from strobe.perf.records.store import RunWriter
 from strobe.perf.report.blocks.optimisation_log import decide, read_entries, run_folders
 from strobe.perf.report.log_page import log_report
@@ -29,11 +18,7 @@ from strobe.perf.report.write import render_markdown
 
 BLOCKS = 8
 MS = 1_000_000
-WORK = Workload(
-    prompts=(PromptAt(frame_block=0, text="red", mode="start"), PromptAt(frame_block=5, text="blue", mode="recache")),
-    seed=0, frame_blocks=BLOCKS, latents_per_block=3, frames_first_block=9, frames_per_block=12, frames=9 + 12 * (BLOCKS - 1),
-    height=32, width=32, fps=16,
-)  # fmt: skip
+WORK = workload_of(BLOCKS, 5)
 
 
 def header(run: str, order: tuple[str, ...], device: str = "cpu") -> Header:
@@ -160,16 +145,13 @@ def test_a_run_that_failed_is_an_entry(tmp_path: Path) -> None:
     assert "no capture" in page
 
 
-def test_what_was_measured_again_counts_once(tmp_path: Path) -> None:
+def test_what_was_measured_again_counts_once_and_what_is_no_stream_not_at_all(tmp_path: Path) -> None:
     write(tmp_path / "run", "fast", (100, 50))
     write(tmp_path / "run.1", "fast", (100, 50))
     assert run_folders([tmp_path]) == (tmp_path / "run",)
     with pytest.raises(DataError, match="nothing was measured"):
         run_folders([tmp_path / "absent"])
-
-
-def test_a_run_without_a_stream_is_none_of_the_log(tmp_path: Path) -> None:
-    with RunWriter(tmp_path / "run") as writer:
+    with RunWriter(tmp_path / "other" / "run") as writer:
         writer.append(msgspec.structs.replace(header("run", ("a",)), workload=None))
     with pytest.raises(DataError, match="no stream"):
-        read_entries(run_folders([tmp_path]))
+        read_entries(run_folders([tmp_path / "other"]))

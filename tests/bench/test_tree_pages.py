@@ -17,15 +17,7 @@ from strobe.perf.analysis.runs.rank_calls import CallRegion, Parts, RankCall, co
 from strobe.perf.measure.machine import describe_run, utc_now
 from strobe.perf.records.record import End, LinkRate, Links, Prediction, SentMessage, WhatIf
 from strobe.perf.records.store import RunWriter
-from strobe.perf.report.tree_bench import (
-    bound,
-    guide_blocks,
-    read_cells,
-    straggler,
-    totals,
-    tree_report,
-    warnings,
-)
+from strobe.perf.report.tree_bench import bound, guide_blocks, read_cells, straggler, totals, tree_report, warnings
 from strobe.perf.report.write import render_markdown
 
 MS = 1_000_000
@@ -41,10 +33,7 @@ def predicted(
         local_ns=MS,
         messages=(sent,) * messages,
         bound=bound,
-        what_if=(
-            WhatIf(faster="bandwidth", factor=2, total_ns=0.5 * MS),
-            WhatIf(faster="latency", factor=2, total_ns=0.8 * MS),
-        ),
+        what_if=tuple(WhatIf(faster=what, factor=2, total_ns=ms * MS) for what, ms in (("bandwidth", 0.5), ("latency", 0.8))),
     )
 
 
@@ -67,7 +56,7 @@ def write(
     plans = {name: predicted() for name in names if not name.startswith("peer")} if plans is None else plans
     task = Task(shape=shape, how=TreeSettings(contestants=names, profile=apart is not None))
     good, bad = RankErrors(error=1e-8, limit=1e-6, bits=7), RankErrors(error=float("nan"), limit=1e-6, bits=8)
-    ranks = []
+    gather, ranks = LinkRate(kind="gather", alpha_s=1e-4, host_s=3e-6), []
     for rank in range(shape.world_size):
         share = 1.0 if rank == shape.world_size - 1 else 0.5
         laps = {name: [[round(ms * share * MS) for _ in range(2)] for ms in values] for name, values in times_ms.items()}
@@ -76,17 +65,11 @@ def write(
             checks={name: bad if rank == red_rank and name == names[-1] else good for name in names},
             laps={name: each for name, each in laps.items() if red_rank < 0 or name != names[-1]},
             predicted={name: msgspec.structs.replace(each, variant=name) for name, each in plans.items()},
-            links=Links(
-                flops_per_s=1e9,
-                memory_bytes_per_s=1e9,
-                launch_s=2e-6,
-                rates=(LinkRate(kind="gather", alpha_s=1e-4, host_s=3e-6),),
-                auto=names[0],
-            ),
+            links=Links(flops_per_s=1e9, memory_bytes_per_s=1e9, launch_s=2e-6, rates=(gather,), auto=names[0]),
         )
         if apart is not None:
-            result.free = {name: [calls[rank]] * 8 for name, calls in apart.items()}
-            result.serialised = result.free
+            calls_of = {name: [calls[rank]] * 8 for name, calls in apart.items()}
+            result.apart = {"free-running": calls_of, "serialised": calls_of}
             result.blocks = {"free-running": {"comp_local_attention": [3.0], "comm_max_lse": [1.0], "total_tree_attn": [4.0]}}
         ranks.append(result)
     place = folder / "cells" / shape.name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -14,9 +15,8 @@ import torch
 from strobe.attention.types import AttentionOutput
 from strobe.bench.processes import alive
 from strobe.bench.tree import rank
-from strobe.bench.tree.machine import topology
 from strobe.bench.tree.request import PEER, RankedCall, TreeSettings
-from strobe.bench.tree.run import run_cells
+from strobe.bench.tree.run import run_cells, topology
 from strobe.core.errors import ConfigError
 from strobe.perf.analysis.runs.rank_calls import covered_ns
 from strobe.perf.records.record import MESSAGE
@@ -114,33 +114,16 @@ def right(inputs: rank.RankShare) -> AttentionOutput:
     return dense_attention(inputs.q, inputs.k, inputs.v, return_lse=True)
 
 
+HALVES = slice(0, 20), slice(20, None)
 WRONG = {
-    "last key dropped": lambda i: (right(_without_last(i)).out, None),
-    "no scale": lambda i: (right(_scaled(i)).out, None),
-    "mean of two halves": lambda i: (sum(right(half).out for half in _halves(i)) / 2, None),
+    "last key dropped": lambda i: (right(replace(i, k=i.k[:, :-1], v=i.v[:, :-1])).out, None),
+    "no scale": lambda i: (right(replace(i, q=i.q * 8**0.5)).out, None),
+    "mean of two halves": lambda i: (sum(right(replace(i, k=i.k[:, at], v=i.v[:, at])).out for at in HALVES) / 2, None),
     "lse of base 2": lambda i: (right(i).out, right(i).lse / 0.6931),
     "nothing": lambda i: (torch.full_like(i.q, float("nan")), None),
     "heads mixed up": lambda i: (right(i).out.flip(2), None),
     "another dtype": lambda i: (right(i).out.double(), None),
 }
-
-
-def _with(inputs: rank.RankShare, **changed: torch.Tensor) -> rank.RankShare:
-    import dataclasses
-
-    return dataclasses.replace(inputs, **changed)
-
-
-def _without_last(inputs: rank.RankShare) -> rank.RankShare:
-    return _with(inputs, k=inputs.k[:, :-1], v=inputs.v[:, :-1])
-
-
-def _scaled(inputs: rank.RankShare) -> rank.RankShare:
-    return _with(inputs, q=inputs.q * 8**0.5)
-
-
-def _halves(inputs: rank.RankShare) -> list[rank.RankShare]:
-    return [_with(inputs, k=inputs.k[:, part], v=inputs.v[:, part]) for part in (slice(0, 20), slice(20, None))]
 
 
 @pytest.mark.parametrize("fault", WRONG)
@@ -180,18 +163,16 @@ def test_the_limit_of_an_lse_is_wider_where_it_is_rounded_to_half_precision() ->
     assert limits["float32"] < 1e-5 < limits["bfloat16"]
 
 
-def test_links_are_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_are_plain_text_or_why_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def told(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(args=[], returncode=0, stdout="\t\x1b[4mGPU0\tGPU1\x1b[0m\nGPU0\t X \tNV18\n")
 
-    monkeypatch.setattr(subprocess, "run", told)
-    assert topology("cuda").endswith("\tGPU0\tGPU1\nGPU0\t X \tNV18\n") and "GPU" not in topology("cpu")
-
-
-def test_why_there_are_no_links_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "run", told)
+        assert topology("cuda").endswith("\tGPU0\tGPU1\nGPU0\t X \tNV18\n") and "GPU" not in topology("cpu")
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho half a table\nexit 9\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    told = topology("cuda")
-    assert "nvidia-smi topo -m: " in told and "exit status 9" in told and "half a table" not in told
+    said = topology("cuda")
+    assert "nvidia-smi topo -m: " in said and "exit status 9" in said and "half a table" not in said

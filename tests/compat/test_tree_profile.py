@@ -19,24 +19,12 @@ from strobe.core.errors import DataError, ShapeError
 from tree_ranks import Processes, threads
 
 LEAVES = [
-    "comp_shard_kv",
-    "comp_local_attention",
-    "comm_max_lse",
-    "comp_num_den",
-    "comm_sum_den",
-    "comm_sum_num",
-    "comp_final_output",
-]
+    "comp_shard_kv", "comp_local_attention", "comm_max_lse", "comp_num_den", "comm_sum_den", "comm_sum_num", "comp_final_output",
+]  # fmt: skip
 SAMPLE = {  # the guide's own printout
-    "comp_shard_kv": 0.102,
-    "comp_local_attention": 23.851,
-    "comp_num_den": 0.074,
-    "comp_final_output": 0.101,
-    "comm_max_lse": 14.262,
-    "comm_sum_den": 3.486,
-    "comm_sum_num": 1.637,
-    "total_tree_attn": 43.673,
-}
+    "comp_shard_kv": 0.102, "comp_local_attention": 23.851, "comp_num_den": 0.074, "comp_final_output": 0.101,
+    "comm_max_lse": 14.262, "comm_sum_den": 3.486, "comm_sum_num": 1.637, "total_tree_attn": 43.673,
+}  # fmt: skip
 
 
 def draw(heads: int, length: int, seed: int) -> Tensor:
@@ -94,7 +82,7 @@ def test_a_parent_is_not_summed_with_its_children() -> None:
     assert shares(timer.get_stats(), timer.parents) == {"computation": timer.get_stats()["comp_inner"]["total"]}
 
 
-def test_waits_are_told_from_transfers() -> None:
+def test_waits_are_told_from_transfers_and_serialising_has_its_price() -> None:
     times = [{"comm_a": [5.4, 1.4], "comp": [9.0]}, {"comm_a": [0.4, 0.4], "comp": [1.0]}, {"comm_a": [2.4, 0.6], "comp": [1.0]}]
     found = skew(times)
     assert list(found) == ["comm_a"] and found["comm_a"].straggler == 1
@@ -102,9 +90,6 @@ def test_waits_are_told_from_transfers() -> None:
     assert found["comm_a"].wait_ms == pytest.approx((3.0, 0.0, 1.1))
     with pytest.raises(DataError, match=r"comm_a: got \[2, 1\] times by rank"):
         skew([{"comm_a": [1.0, 1.0]}, {"comm_a": [1.0]}])
-
-
-def test_what_serialising_cost() -> None:
     timers = [Timer(), Timer(serialised=True)]
     for timer, values in zip(timers, ([2.0, 4.0, 3.0], [4.0, 3.0, 9.0]), strict=True):
         timer.times["total_tree_attn"] = values

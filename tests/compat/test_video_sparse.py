@@ -74,31 +74,22 @@ def test_ragged_tiles_are_those_of_our_own_operator() -> None:
     assert torch.equal(every, video_sparse_attn(*tiled, layout.sizes(), topk=layout.num_tiles))
 
 
+SIZES, GATE = "variable_block_sizes", "compress_attn_weight"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"block_size": 32}, "block: got 32 tokens, expected one of 64, 128, 256"),
         ({"block_size": 128}, "got 64 and 192 rows, expected multiples of the block's 128"),
-        ({"variable_block_sizes": torch.ones(2)}, r"variable_block_sizes: got shape \(2,\), expected \(3,\)"),
-        (
-            {"variable_block_sizes": torch.tensor([64, 65, 0])},
-            "variable_block_sizes: got 0 to 65 tokens in a block, expected 0 to 64",
-        ),
-        ({"variable_block_sizes": [64, 64, 64]}, r"variable_block_sizes: got a list, expected a tensor of shape \(3,\)"),
+        ({SIZES: torch.ones(2)}, rf"{SIZES}: got shape \(2,\), expected \(3,\)"),
+        ({SIZES: torch.tensor([64, 65, 0])}, f"{SIZES}: got 0 to 65 tokens in a block, expected 0 to 64"),
+        ({SIZES: [64, 64, 64]}, rf"{SIZES}: got a list, expected a tensor of shape \(3,\)"),
         ({"q": torch.ones(2, 3)}, r"q: got shape \(2, 3\), expected \[B, H, S, D\]"),
-        (
-            {"k": _draw(192, 1)[:, :2]},
-            r"got shapes .*\(2, 2, 192, 16\).*, expected \[B, H, S, D\] with one batch, number of heads",
-        ),
+        ({"k": _draw(192, 1)[:, :2]}, r"\(2, 2, 192, 16\).*, expected \[B, H, S, D\] with one batch, number of heads"),
         ({"topk": 0}, "topk: got 0, expected 1 to 3"),
-        (
-            {"compress_attn_weight": 0.5},
-            r"compress_attn_weight: got 0.5, expected a tensor of what broadcasts to q's \(2, 3, 64, 16\)",
-        ),
-        (
-            {"compress_attn_weight": torch.ones(2, 64, 3, 16)},
-            r"compress_attn_weight: got shape .*\(2, 3, 64, 16\), \[B, H, S, D\]",
-        ),
+        ({GATE: 0.5}, rf"{GATE}: got 0.5, expected a tensor of what broadcasts to q's \(2, 3, 64, 16\)"),
+        ({GATE: torch.ones(2, 64, 3, 16)}, rf"{GATE}: got shape .*\(2, 3, 64, 16\), \[B, H, S, D\]"),
         ({"impl": "cudnn"}, "impl 'cudnn' cannot run: it runs on a GPU"),
     ],
 )

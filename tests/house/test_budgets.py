@@ -298,7 +298,6 @@ NAMES_OF_OTHERS: Final = {
     "perf/records/store.py": "folders that were moved out of the way",
     "perf/report/trace_page/structure.py": "ranges of a trace, and operators of torch",
     "perf/analysis/runs/log_times.py": "a timer that the user names by a pattern",
-    "bench/tree/machine.py": "folders of the kernel",
 }
 
 

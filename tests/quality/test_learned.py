@@ -12,7 +12,7 @@ import torch
 
 from published_metrics import disturbed, waves
 from strobe.core.errors import ShapeError, WeightsError
-from strobe.quality.learned import ALEXNET, CLIP, DISTS, LPIPS_HEADS, SUMS, VGG16, ClipScore, Dists, Lpips, lacking
+from strobe.quality.learned import ALEXNET, CLIP, DISTS, LPIPS_HEADS, SUMS, VGG16, clip_score, dists, lacking, lpips
 
 CPU = torch.device("cpu")
 ALEX = {"0": (64, 3, 11), "3": (192, 64, 5), "6": (384, 192, 3), "8": (256, 384, 3), "10": (256, 256, 3)}
@@ -77,11 +77,11 @@ def test_lpips_equals_its_definition(folder: Path) -> None:
         expected.append(
             sum(((a - b) ** 2 * heads[f"lin{at}.model.1.weight"][0]).sum(0).mean() for at, (a, b) in enumerate(layers))
         )
-    lpips = Lpips(folder, CPU)
-    assert lpips(frames, reference).tolist() == pytest.approx(expected, rel=1e-4)
-    assert lpips(frames, frames).tolist() == [0.0, 0.0]
+    measure = lpips(folder, CPU)
+    assert measure(frames, reference).tolist() == pytest.approx(expected, rel=1e-4)
+    assert measure(frames, frames).tolist() == [0.0, 0.0]
     with pytest.raises(ShapeError, match="at least 63x63"):
-        lpips(frames[:, :, :62], reference[:, :, :62])
+        measure(frames[:, :, :62], reference[:, :, :62])
 
 
 def test_dists_equals_its_definition(folder: Path) -> None:
@@ -112,9 +112,9 @@ def test_dists_equals_its_definition(folder: Path) -> None:
             structure = (2 * ((x - x.mean()) * (y - y.mean())).mean() + 1e-6) / (x.var() + y.var() + 1e-6)
             alike += (alpha[at] * texture + beta[at] * structure) / (alpha.sum() + beta.sum())
             at += 1
-    dists = Dists(folder, CPU)
-    assert dists(frames, reference).tolist() == pytest.approx([1 - alike], abs=2e-5)
-    assert 1 - alike > 0.01 and dists(frames, frames).abs().max() < 1e-6
+    measure = dists(folder, CPU)
+    assert measure(frames, reference).tolist() == pytest.approx([1 - alike], abs=2e-5)
+    assert 1 - alike > 0.01 and measure(frames, frames).abs().max() < 1e-6
 
 
 def test_clip_score_is_the_cosine_of_the_embeddings(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_clip_score_is_the_cosine_of_the_embeddings(tmp_path: Path) -> None:
     model.save_pretrained(place)
     transformers.CLIPTokenizer(str(place / "vocab.json"), str(place / "merges.txt"), model_max_length=8).save_pretrained(place)
     frames = waves(32, 40, 3)
-    found = ClipScore(tmp_path, CPU)(frames, "a dog")
+    found = clip_score(tmp_path, CPU)(frames, "a dog")
     mean, std = np.array([0.48145466, 0.4578275, 0.40821073]), np.array([0.26862954, 0.26130258, 0.27577711])
     pixels = (frames[:, :, :, 4:36].numpy() - mean[:, None, None]) / std[:, None, None]
     tokens = transformers.AutoTokenizer.from_pretrained(place)(["a dog"], return_tensors="pt")
@@ -145,7 +145,7 @@ def test_clip_score_is_the_cosine_of_the_embeddings(tmp_path: Path) -> None:
     expected = images @ text / np.linalg.norm(images, axis=1) / np.linalg.norm(text)
     assert found.tolist() == pytest.approx(expected.tolist(), abs=1e-5)
     with pytest.raises(WeightsError, match="is not the folder of a CLIP model"):
-        ClipScore(tmp_path / "none", CPU)
+        clip_score(tmp_path / "none", CPU)
 
 
 def test_weights_are_used_only_with_the_expected_hash(folder: Path, tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_other_tensors_are_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / ALEXNET.name).write_bytes((folder / VGG16.name).read_bytes())
     (tmp_path / LPIPS_HEADS.name).write_bytes(b"no tensors")
     with pytest.raises(WeightsError, match=r"lpips_alex\.pth holds no tensors"):
-        Lpips(tmp_path, CPU)
+        lpips(tmp_path, CPU)
     (tmp_path / LPIPS_HEADS.name).write_bytes((folder / LPIPS_HEADS.name).read_bytes())
     with pytest.raises(WeightsError, match=r"features\.0\.weight must have the shape \[64, 3, 11, 11\], found \[64, 3, 3, 3\]"):
-        Lpips(tmp_path, CPU)
+        lpips(tmp_path, CPU)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from strobe.perf.records.record import Clocks, Git, Header, Machine, Span
+from strobe.perf.records.record import Clocks, Git, Header, Machine, PromptAt, Span, Workload
 
 
 def machine_of(**fields: Any) -> Machine:
@@ -31,3 +31,14 @@ def span_of(variant: str, name: str, value_ns: int, **fields: Any) -> Span:
     """Return a region that a clock of the host timed."""
     usual = {"palindrome": None, "index": None, "start_ns": 0, "clock": "perf_counter", "warmup": False}
     return Span(variant=variant, name=name, value_ns=value_ns, **usual | fields)
+
+
+def workload_of(frame_blocks: int, *switches: int, **fields: Any) -> Workload:
+    """Return a clip of frame blocks of 12 frames, the first of 9, with prompt switches before some of them."""
+    prompts = [PromptAt(frame_block=0, text="a red circle", mode="start")]
+    prompts += [PromptAt(frame_block=at, text="a blue square", mode="recache") for at in switches]
+    usual = {
+        "prompts": tuple(prompts), "seed": 0, "frame_blocks": frame_blocks, "latents_per_block": 3, "frames_first_block": 9,
+        "frames_per_block": 12, "frames": 9 + 12 * (frame_blocks - 1), "height": 32, "width": 32, "fps": 16,
+    }  # fmt: skip
+    return Workload(**usual | fields)

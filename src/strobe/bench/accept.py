@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -57,104 +57,45 @@ def _rule(group: CheckGroup, name: str, meaning: str, basis: str, **bounds: Any)
     return Check(group=group, name=name, value=None, meaning=meaning, basis=basis, **bounds)
 
 
-RULES: Final = {
-    rule.name: rule
-    for rule in (
-        _rule(
-            "weights",
-            "tensors_not_finite",
-            "tensors of {count} that hold NaN or infinity",
-            "fact: a product with NaN is NaN",
-            high=0,
-        ),
-        _rule(
-            "weights",
-            "matrices_of_zeros",
-            "matrices and convolutions all of whose numbers are 0",
-            "fact: the gradient of a trained matrix moved it; only an untrained output or the B of an untrained LoRA is 0",
-            high=0,
-        ),
-        _rule(
-            "latents",
-            "latents_not_finite",
-            "numbers of the clip's latents that are NaN or infinite",
-            "fact: no picture has such a latent",
-            high=0,
-        ),
-        _rule(
-            "latents",
-            "latent_std",
-            "standard deviation of the clip's latents",
-            "fact: the autoencoder scales its latents to standard deviation 1 over its data; that one clip is within a "
-            "factor of 4 is our bound",
-            low=0.25,
-            high=4.0,
-        ),
-        _rule(
-            "latents",
-            "denoising",
-            "mean squared error of the clean latents that the model finds in its own noised latents / that of the best "
-            "linear estimate, channel by channel; largest of all timesteps but the first",
-            "fact: the mean of what latents can be errs less than any linear estimate, and a draw from it at most twice as much",
-            high=2.0,
-        ),
-        _rule(
-            "frames",
-            "contrast",
-            "standard deviation of the pixels of a frame, mean over colours and frames",
-            "ours: a picture of one colour has 0",
-            low=2.0,
-            unit=_PER_LEVEL,
-        ),
-        _rule(
-            "frames",
-            "neighbour_correlation",
-            "1 - mean squared difference of horizontal neighbours / (2 variance of a frame's pixels)",
-            "fact: white noise has 0, pictures of the world 0.9 and more (Field 1987: power falls as 1 / f^2); halfway is "
-            "our bound",
-            low=0.5,
-        ),
-        _rule(
-            "frames",
-            "motion",
-            "mean absolute change from frame to frame",
-            "fact: a still picture has 0; a twentieth of a level is our bound",
-            low=0.05,
-            unit=_PER_LEVEL,
-        ),
-        _rule(
-            "frames",
-            "coherence",
-            "change from frame to frame / difference to frames of another prompt and seed",
-            "fact: frames that have nothing to do with each other have 1; half is our bound",
-            high=0.5,
-        ),
-        _rule("prompt", "prompt_sensitivity", _CHANGE.format("prompt"), _READS),
-        _rule("prompt", "seed_sensitivity", _CHANGE.format("seed"), _READS),
-        _rule(
-            "prompt",
-            "prompt_accuracy",
-            "share of frames whose colour, shape, direction, speed and background are as prompted, the first frame block "
-            "left out; the lowest of the clips",
-            "measured: 1.000 over 64 streams, where 0.95 was the target (docs/shapes.md)",
-            low=0.95,
-        ),
-        _rule(
-            "stream",
-            "streaming_against_one_pass",
-            f"flow of frame block {BLOCKS - 1} over cached keys and values against one pass over all {BLOCKS} with a "
-            "block-causal mask, largest relative error of all timesteps",
-            "fact: both are the same sums; rounding in {dtype} is within {high:g}",
-        ),
-        _rule(
-            "stream",
-            "streamed_frames_against_one_call",
-            f"largest difference of a pixel between {BLOCKS} frame blocks decoded one by one and in one call",
-            "fact: the decoder is causal in time; rounding in {dtype} is within {high:g} levels",
-            unit=_PER_LEVEL,
-        ),
-    )
-}
+_RULES: Final = (
+    _rule("weights", "tensors_not_finite", "tensors of {count} that hold NaN or infinity",
+          "fact: a product with NaN is NaN", high=0),
+    _rule("weights", "matrices_of_zeros", "matrices and convolutions all of whose numbers are 0",
+          "fact: the gradient of a trained matrix moved it; only an untrained output or the B of an untrained LoRA is 0", high=0),
+    _rule("latents", "latents_not_finite", "numbers of the clip's latents that are NaN or infinite",
+          "fact: no picture has such a latent", high=0),
+    _rule("latents", "latent_std", "standard deviation of the clip's latents",
+          "fact: the autoencoder scales its latents to standard deviation 1 over its data; that one clip is within a factor of 4 "
+          "is our bound", low=0.25, high=4.0),
+    _rule("latents", "denoising",
+          "mean squared error of the clean latents that the model finds in its own noised latents / that of the best linear "
+          "estimate, channel by channel; largest of all timesteps but the first",
+          "fact: the mean of what latents can be errs less than any linear estimate, and a draw from it at most twice as much",
+          high=2.0),
+    _rule("frames", "contrast", "standard deviation of the pixels of a frame, mean over colours and frames",
+          "ours: a picture of one colour has 0", low=2.0, unit=_PER_LEVEL),
+    _rule("frames", "neighbour_correlation",
+          "1 - mean squared difference of horizontal neighbours / (2 variance of a frame's pixels)",
+          "fact: white noise has 0, pictures of the world 0.9 and more (Field 1987: power falls as 1 / f^2); halfway is our "
+          "bound", low=0.5),
+    _rule("frames", "motion", "mean absolute change from frame to frame",
+          "fact: a still picture has 0; a twentieth of a level is our bound", low=0.05, unit=_PER_LEVEL),
+    _rule("frames", "coherence", "change from frame to frame / difference to frames of another prompt and seed",
+          "fact: frames that have nothing to do with each other have 1; half is our bound", high=0.5),
+    _rule("prompt", "prompt_sensitivity", _CHANGE.format("prompt"), _READS),
+    _rule("prompt", "seed_sensitivity", _CHANGE.format("seed"), _READS),
+    _rule("prompt", "prompt_accuracy",
+          "share of frames whose colour, shape, direction, speed and background are as prompted, the first frame block left out; "
+          "the lowest of the clips", "measured: 1.000 over 64 streams, where 0.95 was the target (docs/shapes.md)", low=0.95),
+    _rule("stream", "streaming_against_one_pass",
+          f"flow of frame block {BLOCKS - 1} over cached keys and values against one pass over all {BLOCKS} with a block-causal "
+          "mask, largest relative error of all timesteps",
+          "fact: both are the same sums; rounding in {dtype} is within {high:g}"),
+    _rule("stream", "streamed_frames_against_one_call",
+          f"largest difference of a pixel between {BLOCKS} frame blocks decoded one by one and in one call",
+          "fact: the decoder is causal in time; rounding in {dtype} is within {high:g} levels", unit=_PER_LEVEL),
+)  # fmt: skip
+RULES: Final = {rule.name: rule for rule in _RULES}
 """Every check by its name, without its value. Braces are filled in by what was measured: {count}, and a bound that depends on the
 {dtype}."""
 
@@ -172,11 +113,7 @@ def checked(
     """Return a value with its verdict under its rule. One that is not a finite number never passes.
 
     Args:
-        name: of the rule.
-        value: what was measured.
-        detail: further facts.
-        low: least value that passes, where the rule has none.
-        high: largest value that passes, likewise.
+        low, high: least and largest value that passes, where the rule has none.
         dtype: of the numbers, where the bounds depend on it.
         count: how many there are of what is counted.
     """
@@ -241,14 +178,7 @@ def check_frames(frames: Tensor, unrelated: Tensor) -> Iterator[Check]:
 
 
 def check_prompt(latents: Tensor, other_prompt: Tensor, other_seed: Tensor, dtype: torch.dtype) -> Iterator[Check]:
-    """Check that the latents depend on prompt and seed: another one changes them by more than rounding does.
-
-    Args:
-        latents: of some frame blocks [F, C, Y, X].
-        other_prompt: the same seed under another prompt.
-        other_seed: the same prompt with another seed.
-        dtype: of the stream.
-    """
+    """Check that latents [F, C, Y, X] depend on prompt and seed: another one changes them by more than rounding does."""
     for name, other in (("prompt_sensitivity", other_prompt), ("seed_sensitivity", other_seed)):
         yield checked(name, relative_error(other, latents), low=tolerance("latents", dtype), dtype=dtype)
 
@@ -269,18 +199,6 @@ def check_oracle(clips: Sequence[tuple[str, Tensor]], skipped: int) -> Iterator[
     yield checked("prompt_accuracy", min(shares), ", ".join(f"{share:.3f}" for share in shares))
 
 
-@contextmanager
-def _parts(model: Model, config: ResolvedConfig) -> Iterator[tuple[Transformer, FrameDecoder]]:
-    """Lend the transformer and decoder of a model as a configuration runs them."""
-    prepared = model.shelf.take(model, config)
-    dit, decoder = prepared.parts()
-    try:
-        yield dit, decoder
-    finally:
-        decoder.close()
-        prepared.release(dit)
-
-
 def plain(model: Model, asked: EngineConfig, device: torch.device) -> ResolvedConfig:
     """Return a configuration that computes what the preset's model does, with nothing evicted, left out or in eight bits."""
     window = BLOCKS * model.defaults.frame_block
@@ -294,16 +212,20 @@ def check_equal(model: Model, config: ResolvedConfig, prompt: str, latents: Tens
     """Check that streaming and one pass over all give the same flows and frames, and that the flows remove noise.
 
     Args:
-        model: what is checked.
         config: as `plain` returns it.
         prompt: of the latents.
         latents: the first `BLOCKS` frame blocks of a clip [F, C, Y, X].
         seed: of the noise that is added.
     """
     latents, dtype = latents.to(config.device), config.dtype
-    with _parts(model, config) as (dit, decoder):
+    prepared = model.shelf.take(model, config)
+    dit, decoder = prepared.parts()
+    try:
         streamed, whole, clean = flows_of(dit, model, config, prompt, latents, seed)
         pieces, at_once = (decoded(decoder, latents, size).int() for size in (config.frame_block, len(latents)))
+    finally:
+        decoder.close()
+        prepared.release(dit)
     errors = [relative_error(*pair) for pair in zip(streamed, whole, strict=True)]
     yield checked("streaming_against_one_pass", max(errors), high=tolerance("latents", dtype), dtype=dtype)
     yield from check_gain(config, clean, latents)
@@ -371,10 +293,8 @@ class AcceptSubject:
     """The model to accept, and the settings.
 
     Args:
-        model: as loaded.
         config: preset that streams.
         prompts: first prompt, and another one.
-        device: where it runs.
         seed: of the first clip; the clip of another seed has the next one.
         blocks: frame blocks of the first clip.
 
@@ -420,12 +340,7 @@ def check_blocks(blocks: int) -> None:
 def run_accept(
     subject: AcceptSubject, *, root: Path, progress: Progress, open_run: Callable[[Path, str], RunWriter] = create_run
 ) -> Path:
-    """Run all checks and write them line by line; return the run folder.
-
-    Args:
-        root: where the folder is made.
-        open_run: makes the folder from `root` and a slug.
-    """
+    """Run all checks and write them line by line; return the run folder, which `open_run` makes from `root` and a slug."""
     name, script = subject.config.name, Script(prompt=subject.prompts[0], num_blocks=subject.blocks, seed=subject.seed)
     with (
         closing(StreamCase([subject.config], script=script, model=subject.model, device=subject.device)) as case,

@@ -10,7 +10,6 @@ from typing import Protocol
 
 import torch
 
-from strobe.core.errors import ConfigError
 from strobe.perf.measure.profile import Capture
 from strobe.perf.records.record import Absent, Gate, Model, Quality, Variant, Video, Workload
 
@@ -20,11 +19,10 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComparePlan:
-    """Amounts of a comparison: palindromes, warm-up, traces, review.
+    """Amounts of a comparison: palindromes, traces, review.
 
     Args:
         palindromes: rounds `B C1 C2 C2 C1 B`; each gives one mirrored pair per candidate, an interval needs 2.
-        warmup: untimed clips of each variant before the first round, recorded as warm-up.
         traced_blocks: frame blocks of each variant to profile in a run of their own, at most; 0 for no trace.
         traced_from: the first of them, and then as many as were asked for; None: where caches are full and no prompt switches.
         whole_clip: on a GPU, trace a whole clip without operators instead, so that frame blocks of every kind are in the trace.
@@ -34,13 +32,9 @@ class ComparePlan:
         alone: a case without candidates is measured too, each palindrome being one clip.
         memory: read the memory that the process holds after each frame block of a timed clip.
         waits: variants that wait for the device at every region inside a pass, as code that reads sizes back does.
-
-    Raises:
-        ConfigError: a count is not possible.
     """
 
     palindromes: int = 4
-    warmup: int = 1
     traced_blocks: int = 3
     traced_from: int | None = None
     whole_clip: bool = True
@@ -50,18 +44,6 @@ class ComparePlan:
     alone: bool = False
     memory: bool = False
     waits: frozenset[str] = frozenset()
-
-    def __post_init__(self) -> None:
-        if self.capture.options:
-            raise ConfigError(f"{' and '.join(self.capture.options)} distort times; they belong to the attribution trace")
-        if self.attribution is not None and not self.attribution.options:
-            raise ConfigError(
-                "an attribution trace needs with_stack, profile_memory or record_shapes; without one it is a plain trace"
-            )
-        amounts = (("rounds", self.palindromes, 1), ("warm-up clips", self.warmup, 1), ("traced blocks", self.traced_blocks, 0))
-        for what, given, least in amounts:
-            if given < least:
-                raise ConfigError(f"{given} {what}: give {least} or more")
 
 
 class Case(Protocol):

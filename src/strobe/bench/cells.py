@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -83,16 +83,28 @@ def claim(folder: Path, request: Any) -> None:
     """
     file = folder / REQUEST
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         if file.exists():
             held = msgspec.json.decode(file_inside(folder, REQUEST).read_bytes(), type=type(request))
             check_same(folder, *(msgspec.to_builtins(each) for each in (held, request)))
-            return
-        write_whole(file, msgspec.json.format(msgspec.json.encode(request)) + b"\n")
+        else:
+            write_json(file, request)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{file} is not a request of this command: {error}; name another folder") from error
     except OSError as error:
         raise not_written(file, error) from error
+
+
+def write_json(file: Path, value: Any) -> None:
+    """Write a value as JSON, into a folder that is made if absent.
+
+    Raises:
+        StrobeError: it cannot be written.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise not_written(file, error) from error
+    write_whole(file, msgspec.json.format(msgspec.json.encode(value)) + b"\n")
 
 
 def check_same(folder: Path, held: Mapping[str, object], asked: Mapping[str, object]) -> None:
@@ -106,25 +118,6 @@ def check_same(folder: Path, held: Mapping[str, object], asked: Mapping[str, obj
         raise ConfigError(f"{folder} holds cells that differ in {', '.join(differing)}; give the same, or name another folder")
 
 
-def pending(
-    names: Sequence[str], folder: Path, progress: Progress, kept: list[str]
-) -> Iterator[tuple[str, Path, Callable[[str], None]]]:
-    """Yield each cell that is not complete yet, its folder, and what says what it is at; the names of the others go to `kept`."""
-    for number, name in enumerate(names):
-        place = folder / CELLS / name
-        if finished(place):
-            kept.append(name)
-            continue
-        progress(number, len(names), name)
-        if place.exists():
-            rotate(place)
-        yield name, place, partial(_say, progress, number, len(names), name)
-
-
-def _say(progress: Progress, number: int, total: int, name: str, what: str) -> None:
-    progress(number, total, f"{name}: {what}")
-
-
 def measure_cells(
     cells: Sequence[tuple[str, Measure | str]], folder: Path, device: torch.device, progress: Progress
 ) -> CellsOutcome:
@@ -132,7 +125,6 @@ def measure_cells(
 
     Args:
         cells: each with its name, and how it is measured or why it is not.
-        folder: holds a folder for each.
         device: that the cells use; its memory is freed between two of them.
 
     Raises:
@@ -141,9 +133,16 @@ def measure_cells(
     measures = {name: measure for name, measure in cells if not isinstance(measure, str)}
     measured, kept = list[str](), list[str]()
     failed = [f"{name}: {why}" for name, why in cells if isinstance(why, str)]
-    for name, place, say in pending(list(measures), folder, progress, kept):
+    for number, (name, measure) in enumerate(measures.items()):
+        place = folder / CELLS / name
+        if finished(place):
+            kept.append(name)
+            continue
+        progress(number, len(measures), name)
+        if place.exists():
+            rotate(place)
         with Attempt() as attempt:
-            measures[name](place, say)
+            measure(place, partial(_say, progress, number, len(measures), name))
             measured.append(name)
         if attempt.reason:
             failed.append(f"{name}: {attempt.reason}")
@@ -157,3 +156,7 @@ def measure_cells(
         if device.type == "cuda":
             torch.cuda.empty_cache()
     return CellsOutcome(measured=tuple(measured), kept=tuple(kept), failed=tuple(failed))
+
+
+def _say(progress: Progress, number: int, total: int, name: str, what: str) -> None:
+    progress(number, total, f"{name}: {what}")

@@ -9,7 +9,9 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -19,6 +21,8 @@ from torch import Tensor, nn
 from strobe.attention.explain import components_of
 from strobe.bench import gate, quality
 from strobe.bench.gate import GateResult
+from strobe.bench.probe import hooked
+from strobe.bench.runner import number
 from strobe.core import costs, spans
 from strobe.core.errors import ConfigError, ImplUnavailableError, WeightsError, unknown_choice
 from strobe.core.tolerances import tolerance
@@ -34,13 +38,7 @@ Arguments = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shot:
-    """Sizes of one forward pass: pixels, frames, samples.
-
-    Args:
-        height, width: pixels.
-        frames: pixel frames of the whole clip.
-        batch: samples.
-    """
+    """Sizes of one forward pass: height and width in pixels, pixel frames of the whole clip, samples."""
 
     height: int
     width: int
@@ -68,17 +66,13 @@ class DitModel:
     """Entry of the table of transformers: class, sizes, strides and arguments.
 
     Args:
-        cls: name of the class in diffusers.
-        sizes: its configuration where it is not the default of the class.
-        tiny: the same for a configuration that a CPU runs at once.
-        stride: stride of the model's autoencoder in time, height and width.
-        patch: patch size of the transformer.
+        sizes: configuration where it is not the default of the class.
+        tiny, tiny_shot: the same for a configuration that a CPU runs at once, and its pass.
+        stride: of the model's autoencoder in time, height and width.
         shot: default sizes of a pass.
-        tiny_shot: the same of the tiny configuration.
         arguments: makes the arguments of a forward pass from the model's configuration, the grid of tokens, the pass and a
             drawing function.
         masked: the stock attention is given a mask of pairs, which not every kernel takes.
-        source: where the sizes come from.
     """
 
     cls: str
@@ -90,7 +84,6 @@ class DitModel:
     tiny_shot: Shot
     arguments: Callable[[Any, tuple[int, int, int], Shot, Callable[..., Tensor]], Arguments]
     masked: bool = False
-    source: str
 
 
 def _wan(config: Any, grid: tuple[int, int, int], shot: Shot, draw: Callable[..., Tensor]) -> Arguments:
@@ -143,29 +136,22 @@ def _hunyuan15(config: Any, grid: tuple[int, int, int], shot: Shot, draw: Callab
     }
 
 
-_TINY_WAN: Final = {
-    "num_attention_heads": 2, "attention_head_dim": 16, "in_channels": 4, "out_channels": 4, "text_dim": 16, "freq_dim": 16,
-    "ffn_dim": 32, "num_layers": 2,
-}  # fmt: skip
-
-
-def _wan_model(sizes: Sizes, source: str) -> DitModel:
-    return DitModel(
-        cls="WanTransformer3DModel",
-        sizes=sizes,
-        tiny=_TINY_WAN,
-        stride=(4, 8, 8),
-        patch=(1, 2, 2),
-        shot=Shot(height=480, width=832, frames=81),
-        tiny_shot=Shot(height=96, width=128, frames=17),
-        arguments=_wan,
-        source=source,
-    )
-
-
+_WAN_14B: Final = DitModel(
+    cls="WanTransformer3DModel",
+    sizes={},
+    tiny={
+        "num_attention_heads": 2, "attention_head_dim": 16, "in_channels": 4, "out_channels": 4, "text_dim": 16, "freq_dim": 16,
+        "ffn_dim": 32, "num_layers": 2,
+    },
+    stride=(4, 8, 8),
+    patch=(1, 2, 2),
+    shot=Shot(height=480, width=832, frames=81),
+    tiny_shot=Shot(height=96, width=128, frames=17),
+    arguments=_wan,
+)  # fmt: skip
 MODELS: Final[dict[str, DitModel]] = {
-    "wan-1.3b": _wan_model({"num_attention_heads": 12, "ffn_dim": 8960, "num_layers": 30}, "Wan2.1-T2V-1.3B"),
-    "wan-14b": _wan_model({}, "Wan2.1-T2V-14B, the defaults of the class"),
+    "wan-1.3b": replace(_WAN_14B, sizes={"num_attention_heads": 12, "ffn_dim": 8960, "num_layers": 30}),  # Wan2.1-T2V
+    "wan-14b": _WAN_14B,
     "ltx-2": DitModel(
         cls="LTX2VideoTransformer3DModel",
         sizes={},
@@ -179,7 +165,6 @@ MODELS: Final[dict[str, DitModel]] = {
         shot=Shot(height=512, width=768, frames=121),
         tiny_shot=Shot(height=256, width=256, frames=33),
         arguments=_ltx2,
-        source="LTX-2, the defaults of the class",
     ),
     "hunyuan-video-1.5": DitModel(
         cls="HunyuanVideo15Transformer3DModel",
@@ -195,9 +180,9 @@ MODELS: Final[dict[str, DitModel]] = {
         tiny_shot=Shot(height=128, width=128, frames=17),
         arguments=_hunyuan15,
         masked=True,
-        source="HunyuanVideo 1.5 at 480p, the defaults of the class",
-    ),
+    ),  # HunyuanVideo 1.5 at 480p
 }  # fmt: skip
+"""Transformers by name; sizes that are not given are the defaults of the class."""
 
 
 def model_named(name: str) -> DitModel:
@@ -213,15 +198,11 @@ def model_named(name: str) -> DitModel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedModel:
-    """A transformer with the arguments of its forward pass.
+    """A transformer for inference with the arguments of its forward pass by name.
 
     Args:
-        name: name in reports.
-        transformer: on its device, in its dtype, for inference.
-        arguments: arguments of one forward pass, by name.
-        shot: sizes of the pass.
         weights_sha256: hash of the weights; of random ones, of the text that says so.
-        random: whether the weights are drawn, so that outputs mean nothing.
+        random: the weights are drawn, so that outputs mean nothing.
         masked: as of `DitModel`.
     """
 
@@ -231,17 +212,15 @@ class LoadedModel:
     shot: Shot
     weights_sha256: str
     random: bool
-    masked: bool = False
+    masked: bool
 
 
 def load_named(
-    name: str, *, shot: Shot | None, tiny: bool, weights: Path | None, device: torch.device, dtype: torch.dtype, seed: int
+    name: str, *, shot: Shot, tiny: bool, weights: Path | None, device: torch.device, dtype: torch.dtype, seed: int
 ) -> LoadedModel:
-    """Load a model of the table from a folder, or draw random weights.
+    """Load a model of the table, `tiny` in its tiny configuration.
 
     Args:
-        shot: sizes of a pass; None: the model's own.
-        tiny: its tiny configuration.
         weights: folder of a transformer as diffusers saves it; None: weights are drawn.
 
     Raises:
@@ -251,8 +230,7 @@ def load_named(
     model = model_named(name)
     if tiny and weights is not None:
         raise ConfigError("--tiny draws its weights; leave --weights out")
-    chosen = shot or (model.tiny_shot if tiny else model.shot)
-    grid = chosen.grid(model.stride, model.patch)
+    grid = shot.grid(model.stride, model.patch)
     import diffusers
 
     cls = getattr(diffusers, model.cls)
@@ -267,7 +245,8 @@ def load_named(
             transformer = cls.from_pretrained(weights, torch_dtype=dtype, local_files_only=True).to(device)
         except (OSError, ValueError) as error:
             raise WeightsError(f"{weights} holds no {model.cls} as diffusers saves it: {str(error).splitlines()[0]}") from error
-        digest = _digest(weights)
+        files = sorted(weights.glob("*.safetensors"))
+        digest = hashlib.sha256("".join(f"{file.name} {file_sha256(file)}\n" for file in files).encode()).hexdigest()
     transformer.requires_grad_(False).train(False)
     generator = torch.Generator(device).manual_seed(seed)
 
@@ -278,8 +257,8 @@ def load_named(
     return LoadedModel(
         name=label,
         transformer=transformer,
-        arguments=on(model.arguments(transformer.config, grid, chosen, draw), device),
-        shot=chosen,
+        arguments=on(model.arguments(transformer.config, grid, shot, draw), device),
+        shot=shot,
         weights_sha256=digest,
         random=weights is None,
         masked=model.masked,
@@ -312,12 +291,6 @@ def _spread(model: nn.Module) -> None:
             value.normal_(std=spread).add_(1.0 if "norm" in name and value.dim() == 1 else 0.0)
 
 
-def _digest(folder: Path) -> str:
-    """Compute one SHA-256 over all weight files in a folder."""
-    files = sorted(folder.glob("*.safetensors"))
-    return hashlib.sha256("".join(f"{file.name} {file_sha256(file)}\n" for file in files).encode()).hexdigest()
-
-
 OTHERS: Final = {
     "attn2": spans.CROSS_ATTENTION, "audio_attn1": spans.CROSS_ATTENTION, "audio_attn2": spans.CROSS_ATTENTION,
     "audio_to_video_attn": spans.CROSS_ATTENTION, "video_to_audio_attn": spans.CROSS_ATTENTION,
@@ -341,7 +314,7 @@ def marked(transformer: Any) -> Iterator[None]:
         named |= {child: OTHERS[name] for name, child in layer.block.named_children() if name in OTHERS and child not in named}
     with ExitStack() as stack:
         for module, name in named.items():
-            _hook(stack, module, name, inside)
+            stack.enter_context(hooked(module, partial(_region, name, inside)))
         callers: dict[Any, str] = {sys.modules[type(transformer).__module__]: _DISPATCH, processors: _OURS, joint: _OURS}
         for caller, attribute in callers.items():
             if hasattr(caller, attribute):
@@ -349,21 +322,14 @@ def marked(transformer: Any) -> Iterator[None]:
         yield
 
 
-def _hook(stack: ExitStack, module: nn.Module, name: str, inside: list[str]) -> None:
-    opened: list[AbstractContextManager[object]] = []
-
-    def enter(*_: object) -> None:
-        region = spans.span(name)
-        region.__enter__()
-        opened.append(region)
+@contextmanager
+def _region(name: str, inside: list[str]) -> Iterator[None]:
+    with spans.span(name):
         inside.append(name)
-
-    def leave(*_: object) -> None:
-        inside.pop()
-        opened.pop().__exit__(None, None, None)
-
-    stack.callback(module.register_forward_pre_hook(enter).remove)
-    stack.callback(module.register_forward_hook(leave, always_call=True).remove)
+        try:
+            yield
+        finally:
+            inside.pop()
 
 
 def _wrap(stack: ExitStack, caller: Any, attribute: str, inside: list[str]) -> None:
@@ -382,27 +348,26 @@ DENSE: Final = "dense"
 OURS: Final = "dense-strobe"
 SPARSE: Final = "vsa"
 ATTENTIONS: Final = (DENSE, OURS, SPARSE)
-_STOCK: Final = ("", False)  # key of the output of diffusers' own attention
 _ALL_TILES: Final = 1e-9  # sparsity at which every key tile is selected: the sparse kernels compute dense attention
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Attends:
-    """One variant: a kind of attention, its sparsity, eager or compiled.
+class Attends(NamedTuple):
+    """One variant: one of `ATTENTIONS`, the share of key tiles that are skipped, and whether its blocks are compiled."""
 
-    Args:
-        name: in the records.
-        eager_name: the same variant's, uncompiled.
-        attention: one of `ATTENTIONS`.
-        sparsity: share of key tiles that are skipped; 0 for dense ones.
-        compiled: its blocks go through torch.compile.
-    """
-
-    name: str
-    eager_name: str
     attention: str
     sparsity: float
     compiled: bool
+
+    @property
+    def name(self) -> str:
+        """Name in the records."""
+        share = f"-{100 * self.sparsity:g}" if self.sparsity else ""
+        return f"{self.attention}{share}{'-compile' if self.compiled else ''}"
+
+    @property
+    def eager(self) -> Attends:
+        """The same uncompiled."""
+        return self._replace(compiled=False)
 
 
 def variants_of(
@@ -429,17 +394,7 @@ def variants_of(
         words.insert(words.index(DENSE) + 1, OURS)
     kinds = [(word, 0.0) for word in words if word != SPARSE]
     kinds += [(SPARSE, share) for share in dict.fromkeys(sparsity) if SPARSE in words]
-    found = tuple(
-        Attends(
-            name=f"{word}{f'-{100 * share:g}' if share else ''}{'-compile' if mode else ''}",
-            eager_name=f"{word}-{100 * share:g}" if share else word,
-            attention=word,
-            sparsity=share,
-            compiled=mode,
-        )
-        for mode in dict.fromkeys(compiled)
-        for word, share in kinds
-    )
+    found = tuple(Attends(word, share, mode) for mode in dict.fromkeys(compiled) for word, share in kinds)
     if len(found) < 2:
         raise ConfigError("one variant alone compares nothing: give --attention dense vsa, or --compile on off")
     return found
@@ -453,15 +408,15 @@ class _Made(NamedTuple):
     impl: str = ""
 
     @property
-    def sparse(self) -> SparseHandle:
-        """The handle of a variant that is not diffusers' own."""
+    def attn(self) -> Any:
+        """The first attention module of a variant that is not diffusers' own."""
         assert self.handle is not None
-        return self.handle
+        return next(iter(self.handle.layers.values()))
 
     @property
     def choice(self) -> Any:
         """The choice of the fine stage's implementation, as `gate.recorded` needs it."""
-        attn: Any = next(iter(self.sparse.layers.values()))
+        attn = self.attn
         return attn.processor.explain(attn)
 
 
@@ -472,13 +427,11 @@ class DitCase:
     one forward pass over the same latents; the records count it as one frame block.
 
     Args:
-        loaded: the transformer with its arguments.
-        variants: variants to compare; the first is the baseline.
+        variants: the first is the baseline.
         steps: forward passes in a clip.
         backend: diffusers' attention backend of the stock layers; `auto`: cuDNN on a GPU where the attention has no mask, else
             the one that diffusers takes by itself.
-        device: where it runs.
-        seed: seed of weights and latents, for the records.
+        seed: of weights and latents, for the records.
         compiler: backend of torch.compile; on a CPU one that generates no code, such as `eager`.
 
     Raises:
@@ -508,8 +461,8 @@ class DitCase:
                 raise ImplUnavailableError(
                     self._backend, str(error).splitlines()[0], ["native"], what="attention backend of diffusers"
                 ) from error
-        self._made: dict[tuple[str, bool], _Made] = {}
-        self._outputs: dict[tuple[str, bool], Tensor] = {}
+        self._made: dict[Attends, _Made] = {}
+        self._outputs: dict[Attends | None, Tensor] = {}  # None: of diffusers' own attention
         self._eager_now, self._compiler = False, compiler
         self.device = device
         self.baseline, *candidates = self._variants
@@ -522,25 +475,14 @@ class DitCase:
         )
         shot = loaded.shot
         self.workload = record.Workload(
-            prompts=(),
-            seed=seed,
-            frame_blocks=steps,
-            latents_per_block=1,
-            frames_first_block=shot.frames,
-            frames_per_block=shot.frames,
-            frames=shot.frames,
-            height=shot.height,
-            width=shot.width,
-            fps=0,
-            batch=shot.batch,
+            prompts=(), seed=seed, frame_blocks=steps, latents_per_block=1, frames_first_block=shot.frames,
+            frames_per_block=shot.frames, frames=shot.frames, height=shot.height, width=shot.width, fps=0, batch=shot.batch,
             unit="denoise step",
-        )
+        )  # fmt: skip
         if any(each.compiled for each in variants):
             from torch._dynamo import config
 
             config.recompile_limit = max(config.recompile_limit, 8 * len(variants))  # all variants share the code of the blocks
-
-    # What the runner asks.
 
     def gate(self, name: str) -> record.Gate:
         """Check a variant against the stock attention before any number is taken.
@@ -549,8 +491,7 @@ class DitCase:
         runs, and finite numbers with its own selection; its implementation must have passed its gate on this card. A compiled one
         must give what it gives uncompiled.
         """
-        variant = self._variants[name]
-        return self._held(variant).line(name, self.baseline)
+        return self._held(self._variants[name]).line(name, self.baseline)
 
     def prepare(self, name: str) -> None:
         """Build the variant unless it exists."""
@@ -558,14 +499,13 @@ class DitCase:
 
     def blocks(self, name: str) -> Iterator[object]:
         """Run the forward passes of a clip, one per item."""
-        variant = self._variants[name]
-        eager = self._eager_now or not variant.compiled
-        made = self._make(variant, eager=eager)
+        variant = self._variants[name].eager if self._eager_now else self._variants[name]
+        transformer = self._make(variant).transformer
         listened = not isinstance(spans.span(spans.ATTENTION), nullcontext)  # a recorder records regions inside a pass
-        with marked(made.transformer) if eager and listened else nullcontext():
+        with nullcontext() if variant.compiled or not listened else marked(transformer):
             for step in range(self._steps):
                 with spans.span(spans.FRAME_BLOCK, step), spans.span(spans.DENOISE_STEP, step), spans.span(spans.DIT_FORWARD):
-                    self._forward(made.transformer)
+                    self._forward(transformer)
                 yield step
 
     def launched(self, name: str) -> AbstractContextManager[None] | None:
@@ -575,7 +515,28 @@ class DitCase:
     def settings(self, name: str) -> record.Variant:
         """Return the settings of a variant: attention, sparsity, steps, dtype, compilation, kernel cost."""
         made = self._make(variant := self._variants[name])
-        kernel, tokens = self._kernel_cost(variant, made)
+        known = next((each for each in (made, *self._made.values()) if each.handle is not None), None)
+        known = known or self._fresh(Attends(OURS, 0.0, False))
+        assert known.handle is not None
+        report, attn = known.handle.report(), known.attn
+        assert report.grid is not None, "a variant has run before its settings are asked for"
+        tokens, dtype = prod(report.grid), str(self._dtype).removeprefix("torch.")
+        shape = costs.AttentionShape(
+            batch=self._loaded.shot.batch,
+            q_tokens=tokens,
+            kv_tokens=tokens,
+            num_heads=attn.heads,
+            head_dim=attn.inner_dim // attn.heads,
+        )
+        dense = costs.attention(shape, dtype=dtype)  # of one call of the video's self-attention
+        share = report.layers[-1].share if variant.sparsity else 1.0
+        kernel = record.SpanCost(
+            span=spans.ATTENTION_KERNEL,
+            flops=dense.flops if share is None else round(dense.flops * share),
+            read_bytes=dense.read_bytes,
+            write_bytes=dense.write_bytes,
+            dense_flops=dense.flops if variant.sparsity else None,
+        )
         return record.Variant(
             name=name,
             preset="custom",
@@ -584,10 +545,10 @@ class DitCase:
             attention_reason=self._reason(variant),
             sparsity=variant.sparsity,
             steps=self._steps,
-            dtype=str(self._dtype).removeprefix("torch."),
+            dtype=dtype,
             compile_mode="each block, full graph" if variant.compiled else None,
             tokens_per_block=tokens,
-            costs=kernel,
+            costs=(kernel,),
         )
 
     def review(self, name: str, folder: Path) -> Iterator[record.Quality | record.Video]:
@@ -596,17 +557,9 @@ class DitCase:
             yield from quality.not_measured(name, RANDOM)
             return
         error = gate.relative_error(self._output(self._variants[name]), self._output(self._variants[self.baseline]))
-        yield record.Quality(
-            variant=name,
-            metric="forward_error",
-            value=error,
-            unit="",
-            reference=self.baseline,
-            definition="root mean square of the difference of one forward pass's outputs / that of the reference's, in float64",
-            n=1,
-            better="lower",
-            note="says how far one pass moved, not how a clip looks: compare clips by `strobe quality`",
-        )
+        definition = "root mean square of the difference of one forward pass's outputs / that of the reference's, in float64"
+        note = "says how far one pass moved, not how a clip looks: compare clips by `strobe quality`"
+        yield number(name, "forward_error", error, definition, reference=self.baseline, note=note)
 
     def close(self) -> None:
         """Free every variant and restore diffusers' own backend."""
@@ -615,21 +568,18 @@ class DitCase:
         self._made.clear()
         self._outputs.clear()
 
-    # Making variants.
-
     @property
     def _dtype(self) -> torch.dtype:
         found: torch.dtype = self._loaded.arguments["hidden_states"].dtype
         return found
 
-    def _make(self, variant: Attends, *, eager: bool = False) -> _Made:
-        """Build a variant unless it exists; `eager`: its uncompiled twin."""
-        key = variant.eager_name, variant.compiled and not eager
-        if key not in self._made:
-            self._made[key] = self._fresh(variant, compiled=key[1])
-        return self._made[key]
+    def _make(self, variant: Attends) -> _Made:
+        """Build a variant unless it exists."""
+        if variant not in self._made:
+            self._made[variant] = self._fresh(variant)
+        return self._made[variant]
 
-    def _fresh(self, variant: Attends, *, compiled: bool, sparsity: float | None = None) -> _Made:
+    def _fresh(self, variant: Attends) -> _Made:
         """Build modules over the shared weights, with their attention."""
         stock = self._loaded.transformer
         shared = {id(value): value for value in (*stock.parameters(), *stock.buffers())}
@@ -639,15 +589,15 @@ class DitCase:
         else:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # that quality is unmeasured, which the report says
-                handle = sparsify(transformer, sparsity=variant.sparsity if sparsity is None else sparsity, tile="auto")
-        if compiled:
+                handle = sparsify(transformer, sparsity=variant.sparsity, tile="auto")
+        if variant.compiled:
             # every forward pass has the same shapes
             transformer.compile_repeated_blocks(fullgraph=True, dynamic=False, backend=self._compiler)
-        if handle is not None and not compiled:
+        if handle is not None and not variant.compiled:
             self._forward(transformer)  # which tells it the grid
             impl = handle.report().layers[0].impl
         elif handle is not None:
-            impl = self._make(variant, eager=True).impl
+            impl = self._make(variant.eager).impl
         return _Made(transformer, handle, impl)
 
     def _forward(self, transformer: Any) -> Tensor:
@@ -663,22 +613,18 @@ class DitCase:
         finally:
             self._eager_now = False
 
-    # The gate.
-
-    def _output(self, variant: Attends, *, eager: bool = False) -> Tensor:
-        key = variant.eager_name, variant.compiled and not eager
-        if key not in self._outputs:
-            self._outputs[key] = self._forward(self._make(variant, eager=eager).transformer).cpu()
-        return self._outputs[key]
+    def _output(self, variant: Attends | None) -> Tensor:
+        if variant not in self._outputs:
+            transformer = self._loaded.transformer if variant is None else self._make(variant).transformer
+            self._outputs[variant] = self._forward(transformer).cpu()
+        return self._outputs[variant]
 
     def _held(self, variant: Attends) -> GateResult:
         limit = tolerance("latents", self._dtype)
         dtype = str(self._dtype).removeprefix("torch.")
-        if _STOCK not in self._outputs:
-            self._outputs[_STOCK] = self._forward(self._loaded.transformer).cpu()
-        stock = self._outputs[_STOCK]
+        stock = self._output(None)
         if variant.compiled:
-            found, expected = self._output(variant), self._output(variant, eager=True)
+            found, expected = self._output(variant), self._output(variant.eager)
             what = "the same as uncompiled"
         elif not variant.sparsity:
             found, expected, what = self._output(variant), stock, "the same as diffusers' own attention"
@@ -686,53 +632,22 @@ class DitCase:
             own = self._make(variant)
             held = gate.recorded(own.choice, self.device)
             if not held.passed:
-                return GateResult(False, f"{next(iter(own.sparse.layers))}: {held.rule}", held.detail)
+                assert own.handle is not None
+                return GateResult(False, f"{next(iter(own.handle.layers))}: {held.rule}", held.detail)
             if not self._output(variant).isfinite().all():
                 return GateResult(False, "the output is finite", "it is not")
-            whole = self._fresh(variant, compiled=False, sparsity=_ALL_TILES)
+            whole = self._fresh(variant._replace(sparsity=_ALL_TILES))
             found, expected = self._forward(whole.transformer).cpu(), stock
             what = "with every key tile selected the same as diffusers' own attention"
         error = gate.relative_error(found, expected)
         rule = f"one forward pass: {what}, relative error <= {limit:g} ({dtype})"
         return GateResult(error <= limit, rule, f"{error:.3g}", exact=not variant.sparsity)
 
-    # What it costs.
-
     def _reason(self, variant: Attends) -> str:
         if variant.attention == DENSE:
             masked = "its attention is given a mask of pairs, which cuDNN is not asked for" if self._loaded.masked else ""
             return masked if self._backend == "native" and self.device.type == "cuda" else ""
-        return gate.passed_over(self._make(variant, eager=True).choice)
-
-    def _kernel_cost(self, variant: Attends, made: _Made) -> tuple[tuple[record.SpanCost, ...], int]:
-        """Return FLOPs and bytes of one call of the video's self-attention, and the tokens of the video."""
-        known = made.handle or next((each.handle for each in self._made.values() if each.handle is not None), None)
-        if known is None:
-            ours = Attends(name=OURS, eager_name=OURS, attention=OURS, sparsity=0, compiled=False)
-            known = self._fresh(ours, compiled=False).sparse
-        report = known.report()
-        assert report.grid is not None, "a variant has run before its settings are asked for"
-        tokens = report.grid[0] * report.grid[1] * report.grid[2]
-        attn: Any = next(iter(known.layers.values()))
-        shape = costs.AttentionShape(
-            batch=self._loaded.shot.batch,
-            q_tokens=tokens,
-            kv_tokens=tokens,
-            num_heads=attn.heads,
-            head_dim=attn.inner_dim // attn.heads,
-        )
-        dtype = str(self._dtype).removeprefix("torch.")
-        dense = costs.attention(shape, dtype=dtype)
-        share = report.layers[-1].share if variant.sparsity else 1.0
-        flops = dense.flops if share is None else round(dense.flops * share)
-        cost = record.SpanCost(
-            span=spans.ATTENTION_KERNEL,
-            flops=flops,
-            read_bytes=dense.read_bytes,
-            write_bytes=dense.write_bytes,
-            dense_flops=dense.flops if variant.sparsity else None,
-        )
-        return (cost,), tokens
+        return gate.passed_over(self._make(variant.eager).choice)
 
 
 def load_pipe(text: str, shot: Shot, device: torch.device) -> LoadedModel:
@@ -744,7 +659,6 @@ def load_pipe(text: str, shot: Shot, device: torch.device) -> LoadedModel:
     Args:
         text: `module:function`; the module is looked for in the current folder too.
         shot: sizes of the pass, for the report.
-        device: where everything is moved.
 
     Raises:
         ConfigError: there is no such function, or it returns something else.
@@ -762,7 +676,10 @@ def load_pipe(text: str, shot: Shot, device: torch.device) -> LoadedModel:
     found = make()
     if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], Mapping):
         raise ConfigError(f"--pipe {text!r} returned {type(found).__name__}: return (pipeline or transformer, arguments by name)")
-    transformer = _transformer(found[0], text).to(device).requires_grad_(False).train(False)
+    parts = [each for each in components_of(found[0]).values() if isinstance(each, nn.Module) and family_of(each) is not None]
+    if not parts:
+        raise ConfigError(f"--pipe {text!r} returned no transformer whose video attention can be sparse, see docs/profile_dit.md")
+    transformer: Any = parts[0].to(device).requires_grad_(False).train(False)
     digest = hashlib.sha256(f"{text}, {sum(value.numel() for value in transformer.parameters())} parameters".encode())
     return LoadedModel(
         name=f"{type(transformer).__name__} of {text}",
@@ -773,10 +690,3 @@ def load_pipe(text: str, shot: Shot, device: torch.device) -> LoadedModel:
         random=False,
         masked=True,  # nobody knows
     )
-
-
-def _transformer(given: Any, text: str) -> Any:
-    found = [each for each in components_of(given).values() if isinstance(each, nn.Module) and family_of(each) is not None]
-    if not found:
-        raise ConfigError(f"--pipe {text!r} returned no transformer whose video attention can be sparse, see docs/profile_dit.md")
-    return found[0]

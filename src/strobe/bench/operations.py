@@ -19,22 +19,10 @@ from torch import Tensor
 from strobe.attention.dense import dense_attention
 from strobe.bench.case import Progress
 from strobe.cache.quantized import EightBitStep
-from strobe.core import costs
+from strobe.core import costs, spans
 from strobe.core.costs import Cost, CostItem, PassShape, TransformerShape
 from strobe.core.errors import ConfigError
 from strobe.core.shapes import LatentShape
-from strobe.core.spans import (
-    ATTENTION,
-    ATTENTION_KERNEL,
-    COMMIT,
-    CROSS_ATTENTION,
-    DENOISE_STEP,
-    FFN,
-    FRAME_BLOCK,
-    RECACHE,
-    VAE_DECODE,
-    recording,
-)
 from strobe.eightbit.rounded import RoundedKeys, RoundedQueries
 from strobe.engine.caches import attended_keys, new_cache
 from strobe.engine.config import EngineConfig
@@ -130,13 +118,14 @@ def dtype_name(config: ResolvedConfig) -> str:
 _MATRICES: Final = ("qkv_projection", "output_projection", "cross_projection", "ffn_up", "ffn_down")
 """Parts of a pass whose matrices `linear_format` applies to."""
 _SECTIONS: Final = {
-    ATTENTION: (
-        "modulated_norm", "qkv_projection", "qk_norm_rope", "kv_write", ATTENTION_KERNEL, "output_projection", "gated_residual"
+    spans.ATTENTION: (
+        "modulated_norm", "qkv_projection", "qk_norm_rope", "kv_write", spans.ATTENTION_KERNEL, "output_projection",
+        "gated_residual",
     ),
-    CROSS_ATTENTION: (
+    spans.CROSS_ATTENTION: (
         "cross_norm", "cross_norm", "cross_projection", "cross_projection", "cross_attention_kernel", "cross_residual"
     ),
-    FFN: ("modulated_norm", "ffn_up", "ffn_activation", "ffn_down", "gated_residual"),
+    spans.FFN: ("modulated_norm", "ffn_up", "ffn_activation", "ffn_down", "gated_residual"),
 }  # fmt: skip
 """Parts of a pass in each section of a layer."""
 
@@ -164,12 +153,12 @@ def stream_costs(model: Model, config: ResolvedConfig, text_rows: int | None = N
         text_rows: that a pass attends; None: all.
     """
     shape = transformer_shape(model, text_rows)
-    one = {DENOISE_STEP: steady_pass(model, config), COMMIT: steady_pass(model, config, commit=True)}
+    one = {spans.DENOISE_STEP: steady_pass(model, config), spans.COMMIT: steady_pass(model, config, commit=True)}
     wider = {name: replace(each, kv_tokens=2 * each.kv_tokens) for name, each in one.items()}
     found, more = (_regions(shape, passes, config) for passes in (one, wider))
     decode = sum((cost for _, cost in decoder_stages(model, dtype_name(config))), Cost())
     if decode != Cost():
-        found[VAE_DECODE] = more[VAE_DECODE] = decode
+        found[spans.VAE_DECODE] = more[spans.VAE_DECODE] = decode
     return tuple(
         SpanCost(
             span=name,
@@ -187,7 +176,7 @@ def stream_costs(model: Model, config: ResolvedConfig, text_rows: int | None = N
 def _regions(shape: TransformerShape, passes: Mapping[str, PassShape], config: ResolvedConfig) -> dict[str, Cost]:
     """Return the cost of one call of a denoise step, of a commit pass, of each section of a layer and of each piece."""
     parts = {name: _formatted(shape, one, config) for name, one in passes.items()}
-    each = {part.name: part.each for part in parts[DENOISE_STEP]}
+    each = {part.name: part.each for part in parts[spans.DENOISE_STEP]}
     sections = {name: sum((each[part] for part in inside), Cost()) for name, inside in _SECTIONS.items()}
     return {name: costs.total(own) for name, own in parts.items()} | sections | each
 
@@ -195,9 +184,10 @@ def _regions(shape: TransformerShape, passes: Mapping[str, PassShape], config: R
 def _multiplied(name: str, config: ResolvedConfig) -> str:
     """Return the dtype of a region's matrix products; empty: the model's."""
     linears, eight = config.linear_format == "fp8" and not config.simulate, config.attention_format == "int8"
-    if (linears and name in (*_MATRICES, FFN)) or (eight and name == ATTENTION_KERNEL):
+    if (linears and name in (*_MATRICES, spans.FFN)) or (eight and name == spans.ATTENTION_KERNEL):
         return "float8"
-    mixed = {DENOISE_STEP: linears or eight, COMMIT: linears or eight, ATTENTION: linears or eight, CROSS_ATTENTION: linears}
+    every = spans.DENOISE_STEP, spans.COMMIT, spans.ATTENTION
+    mixed = dict.fromkeys(every, linears or eight) | {spans.CROSS_ATTENTION: linears}
     return f"float8 and {dtype_name(config)}" if mixed.get(name) else ""
 
 
@@ -225,7 +215,7 @@ def _formatted(shape: TransformerShape, one: PassShape, config: ResolvedConfig) 
 
 def _in_eight_bits(part: CostItem, shape: TransformerShape, one: PassShape) -> CostItem:
     """Return a part of a pass with self-attention in eight bits: queries, keys and values are rounded where keys are written."""
-    if part.name == ATTENTION_KERNEL:
+    if part.name == spans.ATTENTION_KERNEL:
         return replace(part, each=replace(part.each, read_bytes=part.each.read_bytes // costs.element_bytes(one.dtype)))
     if part.name != "kv_write":
         return part
@@ -299,10 +289,6 @@ class _Layer(NamedTuple):
 class StepParts:
     """Transformer and full cache of one configuration, at a steady frame block.
 
-    Args:
-        model: the loaded model.
-        config: its resolved configuration.
-
     Raises:
         ConfigError: its transformer is not Wan's.
     """
@@ -327,6 +313,9 @@ class StepParts:
         parts = costs.transformer_pass(transformer_shape(model), steady_pass(model, config))
         self.costs = {part.name: part.each for part in parts}
         """Cost of each part of a pass, by name."""
+        self.modulation, kept, self.rope = self._conditions()
+        each = zip(self.dit.layers, self.modulation.layers, kept.layers, strict=True)
+        self.layers = [_Layer(number, layer, mod, text) for number, (layer, mod, text) in enumerate(each)]
 
     def recache(self) -> None:
         """Recompute the window, as a prompt switch does."""
@@ -337,32 +326,20 @@ class StepParts:
         """Return every operation of one denoise step. Each call takes the next layer's weights, as in a pass."""
         return tuple(itertools.chain(self._section(), self._cross(), self._ffn(), self._edges()))
 
-    # ------------------------------------------------------------------------------------------------- pieces of a step
-
     def _conditions(self) -> tuple[Modulation, TextKV, Tensor]:
         return self.transformer.conditions(self.latents, self.config.schedule.warped[0], self.text, self.step)
 
-    def _maker(self, inside: str) -> Callable[..., RunnableOperation]:
-        """Return a factory of operations of a region; each call of an operation takes the next layer."""
-        modulation, text, _ = self._conditions()
-        layers = [
-            _Layer(number=index, layer=layer, mod=modulation.layers[index], text=text.layers[index])
-            for index, layer in enumerate(self.dit.layers)
-        ]
-        cost = self.costs
-
-        def make(name: str, kind: BudgetName, what: str, part: str, run: Callable[[_Layer], object]) -> RunnableOperation:
-            turns = itertools.cycle(layers)
-            return _runnable(
-                lambda: run(next(turns)), name=name, what=what, kind=kind, inside=inside, calls=len(layers), cost=cost[part]
-            )
-
-        return make
+    def _make(
+        self, inside: str, name: str, kind: BudgetName, what: str, run: Callable[[_Layer], object], part: str = ""
+    ) -> RunnableOperation:
+        """Return an operation of a region; each call takes the next layer. `part`: of a pass, if it is not named alike."""
+        turns, cost = itertools.cycle(self.layers), self.costs[part or name]
+        calls = len(self.layers)
+        return _runnable(lambda: run(next(turns)), name=name, what=what, kind=kind, inside=inside, calls=calls, cost=cost)
 
     def _section(self) -> Iterator[RunnableOperation]:
-        make, x = self._maker(ATTENTION), self.dit.patchify(self.latents)
-        modulation, _, rope = self._conditions()
-        first, mod = self.dit.layers[0], modulation.layers[0]
+        make, x, rope = partial(self._make, spans.ATTENTION), self.dit.patchify(self.latents), self.rope
+        _, first, mod, _ = self.layers[0]
         normed = modulate(x, mod[..., 0, :], mod[..., 1, :], first.eps)
         q, k, v = first.self_attn.qkv(normed)
         queries, keys = first.self_attn.turned(q, k, rope)
@@ -378,55 +355,50 @@ class StepParts:
         out = first.attend_kept(asked, new, kept, reach, 0).flatten(2)
         attended = steady_pass(self.model, self.config).kv_tokens
         ring = self.config.knobs.ring_cache
-        yield make("norm_modulate", NORMS, "layer norm, scale and shift", "modulated_norm",
-                   lambda at: modulate(x, at.mod[..., 0, :], at.mod[..., 1, :], at.layer.eps))  # fmt: skip
-        yield make("qkv_projection", PROJECTIONS, "queries, keys and values", "qkv_projection",
-                   lambda at: at.layer.self_attn.qkv(normed))  # fmt: skip
-        yield make("qk_norm_rope", NORMS, "RMS norms over the full width, RoPE", "qk_norm_rope",
-                   lambda at: at.layer.self_attn.turned(q, k, rope))  # fmt: skip
+        yield make("norm_modulate", NORMS, "layer norm, scale and shift",
+                   lambda at: modulate(x, at.mod[..., 0, :], at.mod[..., 1, :], at.layer.eps), "modulated_norm")  # fmt: skip
+        yield make("qkv_projection", PROJECTIONS, "queries, keys and values", lambda at: at.layer.self_attn.qkv(normed))
+        yield make("qk_norm_rope", NORMS, "RMS norms over the full width, RoPE", lambda at: at.layer.self_attn.turned(q, k, rope))
         where = "into their slots, which attention reads in place" if ring else "roll, clone, write, concatenate"
         if isinstance(step, EightBitStep):
-            yield make("kv_write", CACHE, "queries into eight bits, keys and values too and into their slots", "kv_write",
+            yield make("kv_write", CACHE, "queries into eight bits, keys and values too and into their slots",
                        lambda at: step.write_beside(at.number, queries, keys, values))  # fmt: skip
         else:
-            write, run = make("kv_write", CACHE, where, "kv_write", lambda at: step.write(at.number, keys, values))
+            write, run = make("kv_write", CACHE, where, lambda at: step.write(at.number, keys, values))
             yield RunnableOperation(replace(write, waits=not ring), run)
-        yield make("attention_kernel", KERNELS, f"{queries.shape[1]} queries, {attended} keys", "attention_kernel",
+        yield make("attention_kernel", KERNELS, f"{queries.shape[1]} queries, {attended} keys",
                    lambda at: at.layer.attend_kept(asked, new, kept, reach, 0))  # fmt: skip
-        yield make("output_projection", PROJECTIONS, "of self-attention", "output_projection",
-                   lambda at: at.layer.self_attn.o(out))  # fmt: skip
-        yield make("attention_residual", RESIDUALS, "x + y * gate", "gated_residual",
-                   lambda at: add_gated(x, x, at.mod[..., 2, :]))  # fmt: skip
+        yield make("output_projection", PROJECTIONS, "of self-attention", lambda at: at.layer.self_attn.o(out))
+        yield make("attention_residual", RESIDUALS, "x + y * gate", lambda at: add_gated(x, x, at.mod[..., 2, :]),
+                   "gated_residual")  # fmt: skip
 
     def _cross(self) -> Iterator[RunnableOperation]:
-        make, x = self._maker(CROSS_ATTENTION), self.dit.patchify(self.latents)
+        make, x = partial(self._make, spans.CROSS_ATTENTION), self.dit.patchify(self.latents)
         first = self.dit.layers[0].cross_attn
         q = first.norm_q(first.q(x)).unflatten(-1, (first.num_heads, -1))
         sizes = f"{x.shape[1]} queries, {self.model.dit.config.text_len} text tokens"
-        yield make("cross_norm", NORMS, "layer norm", "cross_norm", lambda at: at.layer.norm3(x))
-        yield make("cross_q_projection", PROJECTIONS, "queries", "cross_projection", lambda at: at.layer.cross_attn.q(x))
-        yield make("cross_q_norm", NORMS, "RMS norm", "cross_norm", lambda at: at.layer.cross_attn.norm_q(x))
-        yield make("cross_attention_kernel", KERNELS, sizes, "cross_attention_kernel",
-                   lambda at: dense_attention(q, *at.text).out)  # fmt: skip
-        yield make("cross_output_projection", PROJECTIONS, "of cross-attention", "cross_projection",
-                   lambda at: at.layer.cross_attn.o(x))  # fmt: skip
-        yield make("cross_residual", RESIDUALS, "x + y", "cross_residual", lambda at: x + x)
+        yield make("cross_norm", NORMS, "layer norm", lambda at: at.layer.norm3(x))
+        yield make("cross_q_projection", PROJECTIONS, "queries", lambda at: at.layer.cross_attn.q(x), "cross_projection")
+        yield make("cross_q_norm", NORMS, "RMS norm", lambda at: at.layer.cross_attn.norm_q(x), "cross_norm")
+        yield make("cross_attention_kernel", KERNELS, sizes, lambda at: dense_attention(q, *at.text).out)
+        yield make("cross_output_projection", PROJECTIONS, "of cross-attention", lambda at: at.layer.cross_attn.o(x),
+                   "cross_projection")  # fmt: skip
+        yield make("cross_residual", RESIDUALS, "x + y", lambda at: x + x)
 
     def _ffn(self) -> Iterator[RunnableOperation]:
-        make, x = self._maker(FFN), self.dit.patchify(self.latents)
+        make, x = partial(self._make, spans.FFN), self.dit.patchify(self.latents)
         wide = self.dit.layers[0].ffn[0](x)
         narrow, broad = self.model.dit.config.dim, self.model.dit.config.ffn_dim
-        yield make("ffn_norm_modulate", NORMS, "layer norm, scale and shift", "modulated_norm",
-                   lambda at: modulate(x, at.mod[..., 3, :], at.mod[..., 4, :], at.layer.eps))  # fmt: skip
-        yield make("ffn_up", FEED_FORWARD, f"{narrow} to {broad}", "ffn_up", lambda at: at.layer.ffn[0](x))
-        yield make("ffn_activation", FEED_FORWARD, "GELU, tanh", "ffn_activation", lambda at: at.layer.ffn[1](wide))
-        yield make("ffn_down", FEED_FORWARD, f"{broad} to {narrow}", "ffn_down", lambda at: at.layer.ffn[2](wide))
-        yield make("ffn_residual", RESIDUALS, "x + y * gate", "gated_residual",
-                   lambda at: add_gated(x, x, at.mod[..., 5, :]))  # fmt: skip
+        yield make("ffn_norm_modulate", NORMS, "layer norm, scale and shift",
+                   lambda at: modulate(x, at.mod[..., 3, :], at.mod[..., 4, :], at.layer.eps), "modulated_norm")  # fmt: skip
+        yield make("ffn_up", FEED_FORWARD, f"{narrow} to {broad}", lambda at: at.layer.ffn[0](x))
+        yield make("ffn_activation", FEED_FORWARD, "GELU, tanh", lambda at: at.layer.ffn[1](wide))
+        yield make("ffn_down", FEED_FORWARD, f"{broad} to {narrow}", lambda at: at.layer.ffn[2](wide))
+        yield make("ffn_residual", RESIDUALS, "x + y * gate", lambda at: add_gated(x, x, at.mod[..., 5, :]), "gated_residual")
 
     def _edges(self) -> Iterator[RunnableOperation]:
         dit, cost, latents = self.dit, self.costs, self.latents
-        x, modulation, grid = dit.patchify(latents), self._conditions()[0], dit.grid(latents)
+        x, modulation, grid = dit.patchify(latents), self.modulation, dit.grid(latents)
         sigmas = self.config.schedule.sigmas
 
         def part(name: str, what: str, run: Callable[[], object], cost: Cost | None = None) -> RunnableOperation:
@@ -450,9 +422,6 @@ class StepParts:
                        lambda: add_noise(to_x0(latents, latents, sigmas[0]), latents, sigmas[0]))  # fmt: skip
 
 
-# --------------------------------------------------------------------------------------------------- cache, for reference
-
-
 def cache_copies(parts: StepParts) -> tuple[RunnableOperation, ...]:
     """Return the copies of a rolling cache in every layer of every pass, on buffers of this window; a ring has none."""
     config, dit = parts.config, parts.model.dit.config
@@ -466,28 +435,22 @@ def cache_copies(parts: StepParts) -> tuple[RunnableOperation, ...]:
         read = costs.kv_read(rows, dit.num_heads, dit.head_dim, dtype=dtype)
         return read + Cost(write_bytes=read.read_bytes)
 
-    pair = (keys, values)
-    copies: tuple[tuple[str, str, int, Callable[[], object]], ...] = (
-        (
-            "kv_local_window_read",
-            "copy of the window without the sink",
-            window - sink,
-            lambda: [t[:, sink:].clone() for t in pair],
-        ),
-        ("kv_sink_read", "copy of the sink", sink, lambda: [t[:, :sink].clone() for t in pair]),
-        (
-            "kv_window_concat",
-            "sink and window into one tensor",
-            window,
-            lambda: [torch.cat((t[:, :sink], t[:, sink:]), dim=1) for t in pair],
-        ),
-    )
-    return tuple(
-        _runnable(run, name=name, what=what, kind=CACHE, inside="", calls=0, cost=cost(rows)) for name, what, rows, run in copies
+    def whole() -> object:
+        return [torch.cat((each[:, :sink], each[:, sink:]), dim=1) for each in (keys, values)]
+
+    def part(places: slice) -> Callable[[], object]:
+        return lambda: [each[:, places].clone() for each in (keys, values)]
+
+    late, early = part(slice(sink, None)), part(slice(sink))
+    return (
+        _of_cache("kv_local_window_read", "copy of the window without the sink", late, cost=cost(window - sink)),
+        _of_cache("kv_sink_read", "copy of the sink", early, cost=cost(sink)),
+        _of_cache("kv_window_concat", "sink and window into one tensor", whole, cost=cost(window)),
     )
 
 
-# ------------------------------------------------------------------------------------------------------------- decoder
+def _of_cache(name: str, what: str, run: Callable[[], object], **more: Any) -> RunnableOperation:
+    return _runnable(run, name=name, what=what, kind=CACHE, inside="", calls=0, **more)
 
 
 def decoder_operations(model: Model, config: ResolvedConfig, latents: Tensor) -> tuple[RunnableOperation, ...]:
@@ -498,21 +461,18 @@ def decoder_operations(model: Model, config: ResolvedConfig, latents: Tensor) ->
     pieces = 1 if config.knobs.block_decode else latents.shape[1]
     inputs = _inputs(vae, latents.to(config.dtype)[:, : latents.shape[1] // pieces])
     cost = dict(decoder_stages(model, dtype_name(config)))
-    found = []
-    for name, module in vae.decoder.named_children():
-        arguments = inputs[name]
-        found.append(
-            _runnable(
-                partial(module, *arguments),
-                name=f"vae_{name}",
-                what=f"{type(module).__name__}, {'x'.join(map(str, arguments[0].shape))}",
-                kind=DECODER,
-                inside="",
-                calls=pieces,
-                cost=cost[name] if pieces == 1 else None,
-            )
+    return tuple(
+        _runnable(
+            partial(module, *inputs[name]),
+            name=f"vae_{name}",
+            what=f"{type(module).__name__}, {'x'.join(map(str, inputs[name][0].shape))}",
+            kind=DECODER,
+            inside="",
+            calls=pieces,
+            cost=cost[name] if pieces == 1 else None,
         )
-    return tuple(found)
+        for name, module in vae.decoder.named_children()
+    )
 
 
 def _inputs(vae: TinyVAE, latents: Tensor) -> dict[str, tuple[Any, ...]]:
@@ -530,7 +490,7 @@ def _inputs(vae: TinyVAE, latents: Tensor) -> dict[str, tuple[Any, ...]]:
     return found
 
 
-STAGES = (FRAME_BLOCK, COMMIT, VAE_DECODE)
+STAGES = (spans.FRAME_BLOCK, spans.COMMIT, spans.VAE_DECODE)
 """Stages of a frame block reported beside its steps."""
 _LONG_CALLS = 20
 """Most calls of the isolated window recomputation (`RECACHE`), since each takes as long as several steps."""
@@ -574,44 +534,40 @@ def profile_kernels(
         stream.run(2 * half)
         timed = {}
         for each in (*operations, *decoder, *others):
-            stream.tell(each.operation.name)
+            one = each.operation
+            stream.tell(one.name)
+            calls = min(iterations, _LONG_CALLS) if one.name == spans.RECACHE else iterations
             with torch.inference_mode():
-                timed[each.operation.name] = _timed(each, iterations, device, cold=cold)
+                found = time_isolated(each.run, iterations=calls, device=device, warmup=2, cold=cold, waits=one.waits)
+            timed[one.name] = replace(one, times_ns=found.times_ns)
         stream.run(2 * half)
         stream.switch(prompts, SWITCHES)
+
+    def taken(chosen: Sequence[RunnableOperation]) -> tuple[Operation, ...]:
+        return tuple(timed[each.operation.name] for each in chosen)
+
+    decoding = tuple(stream.stages_ns[spans.VAE_DECODE])
     return KernelProfile(
-        step=Whole(name=DENOISE_STEP, times_ns=tuple(stream.plain_ns), operations=_taken(timed, operations)),
+        step=Whole(name=spans.DENOISE_STEP, times_ns=tuple(stream.plain_ns), operations=taken(operations)),
         fine_ns=tuple(stream.fine_ns),
         regions_ns={name: tuple(stream.regions_ns[name]) for name in REGIONS},
-        decode=Whole(name=VAE_DECODE, times_ns=tuple(stream.stages_ns[VAE_DECODE]), operations=_taken(timed, decoder)),
+        decode=Whole(name=spans.VAE_DECODE, times_ns=decoding, operations=taken(decoder)),
         stages_ns={name: tuple(times) for name, times in stream.stages_ns.items()},
-        reference=_taken(timed, others),
+        reference=taken(others),
     )
-
-
-def _taken(timed: dict[str, Operation], chosen: Sequence[RunnableOperation]) -> tuple[Operation, ...]:
-    return tuple(timed[each.operation.name] for each in chosen)
-
-
-def _timed(each: RunnableOperation, iterations: int, device: torch.device, *, cold: bool) -> Operation:
-    one = each.operation
-    calls = min(iterations, _LONG_CALLS) if one.name == RECACHE else iterations
-    found = time_isolated(each.run, iterations=calls, device=device, warmup=2, cold=cold, waits=one.waits)
-    return replace(one, times_ns=found.times_ns)
 
 
 def _rare(parts: StepParts) -> tuple[RunnableOperation, ...]:
     """Return the cache's operations per frame block and per prompt switch, in the order to run: `kv_open` moves the cache on."""
 
-    def one(name: str, what: str, run: Callable[[], object]) -> RunnableOperation:
-        return _runnable(run, name=name, what=what, kind=CACHE, inside="", calls=0, waits=True)
-
     frames = parts.history.shape[1]
     size = parts.latents.shape[1]
-    opened = one("kv_open", "once per frame block: slots chosen, sink turned", lambda: parts.cache.at(parts.cache.end, size))
+    opens = "once per frame block: slots chosen, sink turned"
+    opened = _of_cache("kv_open", opens, lambda: parts.cache.at(parts.cache.end, size), waits=True)
     if parts.config.past == "shots":  # a prompt switch derives nothing again
         return (opened,)
-    return (one(RECACHE, f"{frames} latent frames derived again: a prompt switch", parts.recache), opened)
+    derives = f"{frames} latent frames derived again: a prompt switch"
+    return (_of_cache(spans.RECACHE, derives, parts.recache, waits=True), opened)
 
 
 class _Steps:
@@ -648,7 +604,7 @@ class _Steps:
             fine = self._timed % 4 in (1, 2)
             self._timed += 1
             regions = self._block(fine=fine, what="timing steps")
-            steps = [region for region in regions if region.name == DENOISE_STEP]
+            steps = [region for region in regions if region.name == spans.DENOISE_STEP]
             (self.fine_ns if fine else self.plain_ns).extend(step.value_ns for step in steps)
             if fine:
                 for name in REGIONS:
@@ -660,7 +616,7 @@ class _Steps:
         """Time prompt switches."""
         for number in range(count):
             self._session.prompt(prompts[1 - number % 2], wait=True)
-            self._stages(self._block(fine=False, what="switching the prompt"), (RECACHE,))
+            self._stages(self._block(fine=False, what="switching the prompt"), (spans.RECACHE,))
 
     def _stages(self, regions: Sequence[TimedRegion], names: Sequence[str]) -> None:
         for region in regions:
@@ -670,7 +626,7 @@ class _Steps:
     def _block(self, *, fine: bool, what: str) -> tuple[TimedRegion, ...]:
         self.tell(what)
         recorder = self._recorders[fine]
-        with recording(recorder):
+        with spans.recording(recorder):
             recorder.start_clip()
             next(self._stream)
             return recorder.finish_clip()

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from math import exp, log, sqrt
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -148,7 +149,9 @@ def probe(
             call()
         with handle.dense():
             call()
-        with _watched(handle.layers, recorder):
+        with ExitStack() as stack:
+            for name, module in handle.layers.items():
+                stack.enter_context(hooked(module, partial(recorder.region, name, None)))
             for dense in (True, False, False, True) * rounds:
                 with handle.dense() if dense else nullcontext():
                     took[dense].append(_timed(call, recorder))
@@ -197,20 +200,18 @@ def _timed(call: Callable[[], object], recorder: TimingRecorder) -> dict[str, in
 
 
 @contextmanager
-def _watched(layers: dict[str, nn.Module], recorder: TimingRecorder) -> Iterator[None]:
-    """Time every call of the layers inside the context."""
-    hooks: list[Any] = []
-    for name, module in layers.items():
-        running: list[Any] = []
+def hooked(module: nn.Module, region: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+    """Run every call of a module in a region of its own, inside the context."""
+    running: list[AbstractContextManager[object]] = []
 
-        def enter(_: nn.Module, __: Any, name: str = name, running: list[Any] = running) -> None:
-            running.append(recorder.region(name, None))
-            running[-1].__enter__()
+    def enter(*_: object) -> None:
+        running.append(region())
+        running[-1].__enter__()
 
-        def leave(_: nn.Module, __: Any, ___: Any, running: list[Any] = running) -> None:
-            running.pop().__exit__(None, None, None)
+    def leave(*_: object) -> None:
+        running.pop().__exit__(None, None, None)
 
-        hooks += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
+    hooks = module.register_forward_pre_hook(enter), module.register_forward_hook(leave, always_call=True)
     try:
         yield
     finally:

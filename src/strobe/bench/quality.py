@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from strobe.bench.gate import GateResult
+from strobe.bench.runner import number
 from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError, DataError, ImplUnavailableError, ShapeError
 from strobe.models.shapes import oracle
@@ -19,7 +20,7 @@ from strobe.perf.records.record import Quality, Workload
 from strobe.quality.available import METRICS, MetricsAsked, metric
 from strobe.quality.clips import clip_name, clips_of, pictures_of, read_clip
 from strobe.quality.fidelity import COMPARED, Fidelity, block_starts, border_jump, compare
-from strobe.quality.learned import ClipScore, Dists, Lpips, lacking, lacks_library
+from strobe.quality.learned import clip_score, dists, lacking, lacks_library, lpips
 from strobe.quality.vmaf import find_program, vmaf
 
 SETTLE_BLOCKS: Final = 2
@@ -29,28 +30,18 @@ SEEN: Final = 0.9
 SEEN_AT_ONCE: Final = (0, 1, 4, 5, 6)
 """Attributes that a single frame shows: colours, shapes, background; direction and speed take several."""
 
-BY_ORACLE: Final = ("prompt_accuracy", "drift", "flicker", "border_jump")
-BY_ORACLE_AT_SWITCHES: Final = ("switch_latency",)
-"""Metrics that `by_oracle` gives for every clip, and those only for clips with a prompt switch."""
-
 
 def against_reference(variant: str, frames: Tensor, reference: Tensor, reference_name: str) -> Iterator[Quality]:
     """Compute every metric of `fidelity.COMPARED`, frame i against frame i of the reference, mean over clips.
 
     Args:
-        frames: uint8 [B, F, Y, X, 3].
-        reference: the same prompts and noise, same shape.
-        reference_name: name of the reference, with dtype and device.
+        frames, reference: of the same prompts and noise, uint8 [B, F, Y, X, 3].
     """
     yield from fidelity_lines(variant, [compare(*pair) for pair in zip(frames, reference, strict=True)], reference_name)
 
 
 def fidelity_lines(variant: str, clips: Sequence[Mapping[str, Fidelity]], reference_name: str) -> Iterator[Quality]:
-    """Average the metrics of several clips: the mean over the clips that have a value, metric by metric.
-
-    Args:
-        clips: metrics of each clip, the same ones in the same order.
-    """
+    """Average the metrics of several clips: the mean over the clips that have a value, metric by metric."""
     for name in clips[0]:
         column = [clip[name] for clip in clips]
         values = [value for value, _ in column if value is not None]
@@ -65,17 +56,7 @@ def fidelity_lines(variant: str, clips: Sequence[Mapping[str, Fidelity]], refere
 def quality_line(variant: str, name: str, value: float | None, *, n: int, reference: str = "", note: str = "") -> Quality:
     """Return one number of one metric of the table as a record."""
     row = metric(name)
-    return Quality(
-        variant=variant,
-        metric=name,
-        value=value,
-        unit=row.unit,
-        reference=reference,
-        definition=row.definition,
-        n=n,
-        better=row.better,
-        note=note,
-    )
+    return number(variant, name, value, row.definition, n=n, unit=row.unit, reference=reference, better=row.better, note=note)
 
 
 def not_measured(variant: str, reason: str) -> Iterator[Quality]:
@@ -89,7 +70,8 @@ def metrics(frame_size: tuple[int, ...], prompts: Sequence[str]) -> tuple[str, .
     `not_measured`."""
     if not prompts or not readable(frame_size, prompts):
         return COMPARED
-    return (*COMPARED, *BY_ORACLE, *(BY_ORACLE_AT_SWITCHES if len(prompts) > 1 else ()))
+    at_switches = ("switch_latency",) if len(prompts) > 1 else ()
+    return (*COMPARED, "prompt_accuracy", "drift", "flicker", "border_jump", *at_switches)
 
 
 def by_oracle(variant: str, frames: Tensor, work: Workload) -> Iterator[Quality]:
@@ -109,18 +91,12 @@ def by_oracle(variant: str, frames: Tensor, work: Workload) -> Iterator[Quality]
     yield from _switch_latency(variant, found, wanted)
     yield _drift(variant, found, wanted, work)
     flicker = torch.cat([oracle.flicker(detection) for detection in found])
-    yield _score(
-        variant, "flicker", flicker, "mean absolute second difference in time of the object's mean colour in [0, 1]", "lower"
-    )
+    definition = "mean absolute second difference in time of the object's mean colour in [0, 1]"
+    yield _score(variant, "flicker", flicker, definition, "lower")
     starts = tuple(_first_frame(work, block) for block in range(1, work.frame_blocks))
     inner = tuple(start for start in starts if start not in {first for first, _, _ in segments})
-    yield _score(
-        variant,
-        "border_jump",
-        border_jump(clips, inner) if inner else torch.empty(0),
-        "picture change into a frame block / change inside one, prompt switches apart; 1 is seamless",
-        "lower",
-    )
+    definition = "picture change into a frame block / change inside one, prompt switches apart; 1 is seamless"
+    yield _score(variant, "border_jump", border_jump(clips, inner) if inner else torch.empty(0), definition, "lower")
 
 
 def readable(frame_size: tuple[int, ...], prompts: Sequence[str]) -> bool:
@@ -165,15 +141,10 @@ def _switch_latency(variant: str, found: list[oracle.Detection], wanted: list[Te
         right = (detection.labels == after)[..., at_once].all(-1)  # [B, F of the segment]
         waits += [float(row.int().argmax()) for row in right if row.any()]
         missed += int((~right.any(1)).sum())
-    yield _score(
-        variant,
-        "switch_latency",
-        torch.tensor(waits, dtype=torch.float64),
-        "frames from a prompt switch to the first with the new colour, shape and background; mean over clips and switches",
-        "lower",
-        unit="frames",
-        note=f"{missed} of {missed + len(waits)} switches never showed" if missed else "",
-    )
+    frames = torch.tensor(waits, dtype=torch.float64)
+    what = "frames from a prompt switch to the first with the new colour, shape and background; mean over clips and switches"
+    note = f"{missed} of {missed + len(waits)} switches never showed" if missed else ""
+    yield _score(variant, "switch_latency", frames, what, "lower", unit="frames", note=note)
 
 
 def _drift(variant: str, found: list[oracle.Detection], wanted: list[Tensor], work: Workload) -> Quality:
@@ -188,17 +159,9 @@ def _drift(variant: str, found: list[oracle.Detection], wanted: list[Tensor], wo
 
 def _score(variant: str, metric: str, values: Tensor, definition: str, better: str, *, unit: str = "", note: str = "") -> Quality:
     kept = values[values.isfinite()].double()
-    return Quality(
-        variant=variant,
-        metric=metric,
-        value=kept.mean().item() if len(kept) else None,
-        unit=unit,
-        reference="",
-        definition=definition,
-        n=len(kept),
-        better="higher" if better == "higher" else "lower",
-        note=note or ("" if len(kept) else "no clip from which it can be read"),
-    )
+    value = kept.mean().item() if len(kept) else None
+    note = note or ("" if len(kept) else "no clip from which it can be read")
+    return number(variant, metric, value, definition, n=len(kept), unit=unit, better=better, note=note)
 
 
 def _first_frame(work: Workload, block: int) -> int:
@@ -283,10 +246,8 @@ _ALONE: Final = ("border_jump", "vmaf", "lpips", "dists", "clip_score")
 _OF_A_CLIP: Final = frozenset({"border_jump", "clip_score"})
 """Metrics of a clip by itself: the reference has a value too."""
 _NETWORKS: Final[dict[str, Callable[[Path, torch.device], Callable[..., Tensor]]]] = {
-    "lpips": Lpips,
-    "dists": Dists,
-    "clip_score": ClipScore,
-}
+    "lpips": lpips, "dists": dists, "clip_score": clip_score,
+}  # fmt: skip
 
 
 class _Judging:
@@ -315,7 +276,7 @@ class _Judging:
         if not itself:
             yield from fidelity_lines(variant, compared, against)
         for row in METRICS:
-            if not row.compares and asked.wants(row.name):
+            if row.name not in COMPARED and asked.wants(row.name):
                 found, note = values.get(row.name, []), notes.get(row.name, row.not_measured or "")
                 if itself and not found and row.name not in _OF_A_CLIP:
                     continue

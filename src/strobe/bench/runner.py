@@ -63,15 +63,16 @@ def call_spans(
         start_ns += value
 
 
-def number(variant: str, metric: str, value: float, definition: str, **more: Any) -> record.Quality:
-    """Return a number that was measured once as a record; one that is not finite has no value.
+def number(variant: str, metric: str, value: float | None, definition: str, **more: Any) -> record.Quality:
+    """Return a measured number as a record; one that is not finite has no value.
 
     Args:
-        more: other fields of the record; without `better` less is better.
+        more: other fields of the record; without them it is one sample, of which less is better.
     """
-    finite = abs(value) < float("inf")
-    own: dict[str, Any] = {"unit": "", "reference": "", "better": "lower", "note": "" if finite else "not finite"} | more
-    return record.Quality(variant=variant, metric=metric, value=value if finite else None, definition=definition, n=1, **own)
+    finite = value is not None and abs(value) < float("inf")
+    usual: dict[str, Any] = {"unit": "", "reference": "", "n": 1, "better": "lower", "note": "" if finite else "not finite"}
+    own = usual | more
+    return record.Quality(variant=variant, metric=metric, value=value if finite else None, definition=definition, **own)
 
 
 def trace_line(
@@ -105,7 +106,7 @@ class WaitingRecorder(TimingRecorder):
     """
 
     def region(self, name: str, index: int | None) -> AbstractContextManager[object]:
-        """Return a context manager that measures the region, after a wait if it lies inside a pass."""
+        """Measure a region; one inside a pass is only waited for."""
         if name not in FINE:
             return super().region(name, index)
         self.synchronize()
@@ -116,12 +117,7 @@ _WARM_UP_BLOCKS: Final = 2
 
 
 class VariantError(StrobeError):
-    """A variant of a run failed.
-
-    Args:
-        variant: its name.
-        reason: why.
-    """
+    """A variant of a run failed."""
 
     def __init__(self, variant: str, reason: str) -> None:
         self.variant = variant
@@ -155,18 +151,14 @@ def run_case(
 
 
 @contextmanager
-def end_line(writer: RunWriter) -> Iterator[Callable[[str], None]]:
-    """Write the end line of a run when the body has finished, whether it was complete, interrupted or failed.
-
-    Yields:
-        a function that tells why a body that ends well is cut short all the same.
-    """
-    began, cut = time.perf_counter_ns(), list[str]()
+def end_line(writer: RunWriter) -> Iterator[None]:
+    """Write the end line of a run when the body has finished, whether it was complete, interrupted or failed."""
+    began = time.perf_counter_ns()
     status: record.Status = "failed"
     message, variant = "stopped by an error that is not ours", ""
     try:
-        yield cut.append
-        status, message = ("interrupted", cut[-1]) if cut else ("complete", "")
+        yield
+        status, message = "complete", ""
     except KeyboardInterrupt as error:
         status, message = "interrupted", "SIGTERM" if isinstance(error, Terminated) else "Ctrl-C"
         raise
@@ -251,14 +243,7 @@ class ClipNumbers:
 
 
 class Rounds:
-    """A comparison under way: what it writes, the numbers of its clips, what it tells.
-
-    Args:
-        writer: of its records, at the header.
-        device: that the clips run on.
-        progress: is told each step before it begins.
-        steps: how many there are.
-    """
+    """A comparison under way: what it writes, the numbers of its clips, what it tells before each of its steps."""
 
     def __init__(self, writer: RunWriter, device: torch.device, progress: Progress, steps: int) -> None:
         self.writer, self.device, self.clips = writer, device, ClipNumbers(device)
@@ -343,7 +328,7 @@ class _CaseRun(Rounds):
 
     def __init__(self, case: Case, plan: ComparePlan, writer: RunWriter, progress: Progress) -> None:
         candidates = len(case.candidates)
-        each = plan.warmup + bool(plan.traced_blocks) + (plan.attribution is not None) + plan.review
+        each = 1 + bool(plan.traced_blocks) + (plan.attribution is not None) + plan.review
         clips = plan.palindromes * (2 * (1 + candidates) if candidates else 1)
         super().__init__(writer, case.device, progress, candidates + (1 + candidates) * each + clips)
         self._case, self._plan = case, plan
@@ -352,13 +337,18 @@ class _CaseRun(Rounds):
 
     def measure(self, traced: range, attributed: range) -> None:
         """Run all phases in order."""
-        case, plan = self._case, self._plan
-        gates = [self._check(name) for name in case.candidates]
-        green = tuple(gate.variant for gate in gates if gate.passed)
+        case, plan, green = self._case, self._plan, list[str]()
+        for name in case.candidates:
+            self.say(f"checking {name} against {case.baseline}")
+            self.write(gate := case.gate(name))
+            green += [name] if gate.passed else []
         if green or not case.candidates:
             names = (case.baseline, *green)
             for name in names:
-                self._warm_up(name)
+                self.say(f"warming up {name}")
+                calls = self._time(name, "warmup", None)
+                self.writer.append(msgspec.structs.replace(case.settings(name), calls_per_stage=dict(calls)))
+                self.exclude(name, (0,), "warm-up", "warm-up")
             for name, lap in self.laps(names, plan.palindromes):
                 self._time(name, "timed", lap)
             for name in names:
@@ -368,20 +358,6 @@ class _CaseRun(Rounds):
             for name in names if plan.review else ():  # which needs the memory of what was measured
                 self.say(f"judging {name}")
                 self.write(*case.review(name, self.writer.folder))
-
-    def _check(self, name: str) -> record.Gate:
-        self.say(f"checking {name} against {self._case.baseline}")
-        gate = self._case.gate(name)
-        self.write(gate)
-        return gate
-
-    def _warm_up(self, name: str) -> None:
-        for number in range(self._plan.warmup):
-            self.say(f"warming up {name}")
-            calls = self._time(name, "warmup", None)
-            if number == 0:
-                self.writer.append(msgspec.structs.replace(self._case.settings(name), calls_per_stage=dict(calls)))
-        self.exclude(name, range(self._plan.warmup), "warm-up", "warm-up")
 
     def _time(self, name: str, phase: record.Phase, lap: int | None) -> Counter[str]:
         case, memory = self._case, self._plan.memory

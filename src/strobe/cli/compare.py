@@ -270,8 +270,7 @@ def _cells(base: Setup, clip: GridFlags) -> tuple[list[AblationCell], Model, str
 
     factors, device, name = planned.parse_factors(clip.vary), resolve_device(clip.device), base.config.name
     model = clip.load()
-    make = planned.products if clip.grid else planned.one_at_a_time
-    found: list[AblationCell] = list(make(base, factors, model.defaults, device))
+    found: list[AblationCell] = list(planned.varied(base, factors, model.defaults, device, grid=clip.grid))
     if factors and not found:
         raise ConfigError(f"nothing to measure: every value given is that of {name} already; give others")
     if found and all(cell.candidate is None for cell in found):

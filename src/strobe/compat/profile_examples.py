@@ -12,38 +12,25 @@ import argparse
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterable
 
 
 def scenarios(lengths: list[str], ranks: list[str], out: str, more: list[str]) -> dict[str, tuple[str, list[str]]]:
     """By name: the question, and the arguments of `strobe` that answer it."""
-    most, longest = ranks[-1], lengths[-1]
-    return {
-        "lengths": (
-            "More keys: from where on does it pay to spread them?",
-            [
-                "bench", "scaling", "--world-size", *dict.fromkeys(("1", most)), "--seq-len", *lengths, *more,
-                "-o", f"{out}/lengths",
-            ],
-        ),
-        "ranks": (
-            "More ranks, the same keys: does another rank pay?",
-            ["bench", "scaling", "--world-size", *ranks, "--seq-len", longest, *more, "-o", f"{out}/ranks"],
-        ),
-        "straggler": (
-            "One rank is 20 ms late: who waits, and is it named?",
-            [
-                "bench", "tree", "--world-size", most, "--seq-len", longest, "--profile", *more,
-                "--delay", str(int(most) - 1), "20", "-o", f"{out}/straggler",
-            ],
-        ),
+    most, longest, ends = ranks[-1], lengths[-1], dict.fromkeys(("1", ranks[-1]))
+    late = "--delay", str(int(most) - 1), "20"
+    asked: dict[str, tuple[str, str, Iterable[str], list[str], tuple[str, ...], tuple[str, ...]]] = {
+        "lengths": ("More keys: from where on does it pay to spread them?", "scaling", ends, lengths, (), ()),
+        "ranks": ("More ranks, the same keys: does another rank pay?", "scaling", ranks, [longest], (), ()),
+        "straggler": ("One rank is 20 ms late: who waits, and is it named?", "tree", [most], [longest], ("--profile",), late),
         "dtypes": (
-            "Half the bytes: what do 16 bits save?",
-            [
-                "bench", "scaling", "--world-size", most, "--seq-len", longest, "--dtype", "float32", "bfloat16", *more,
-                "-o", f"{out}/dtypes",
-            ],
+            "Half the bytes: what do 16 bits save?", "scaling", [most], [longest], ("--dtype", "float32", "bfloat16"), ()
         ),
     }  # fmt: skip
+    return {
+        name: (question, ["bench", verb, "--world-size", *sizes, "--seq-len", *keys, *own, *more, *last, "-o", f"{out}/{name}"])
+        for name, (question, verb, sizes, keys, own, last) in asked.items()
+    }
 
 
 def main() -> int:

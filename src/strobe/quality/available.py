@@ -50,7 +50,6 @@ class QualityMetric(NamedTuple):
         better: the direction of improvement.
         definition: what is computed, or what the metric is where it is not measured.
         unit: of its value, empty for a pure number.
-        compares: whether `fidelity.compare` computes it, from a clip and its reference alone.
         not_measured: why it is not measured from the clips alone, or None where it is.
     """
 
@@ -58,93 +57,50 @@ class QualityMetric(NamedTuple):
     better: Literal["higher", "lower"]
     definition: str
     unit: str = ""
-    compares: bool = False
     not_measured: str | None = None
 
 
 _DRIFT: Final = "mean over the last quarter of the frames minus mean over the first quarter; below 0: late frames are worse"
 _WEIGHTS: Final = "needs weights: `strobe quality --weights DIR`"
 METRICS: Final = (
-    QualityMetric(
-        "psnr",
-        "higher",
-        "psnr(10 log10(1 / MSE) dB over RGB in [0, 1]; a clip's MSE is the mean over its frames)",
-        unit="dB",
-        compares=True,
-    ),
-    QualityMetric(
-        "ssim",
-        "higher",
-        "ssim(gauss11 s1.5, no downsample, RGB mean, K1 .01, K2 .03, peak 1, no border; a clip's value is the mean over frames)",
-        compares=True,
-    ),
-    QualityMetric(
-        "ms_ssim",
-        "higher",
-        "ms_ssim(five scales by means of 2x2 pixels, an odd last row or column dropped; windows and constants of ssim;"
-        " contrast-structure to the powers .0448 .2856 .3001 .2363 .1333, luminance at the coarsest scale, negative terms as 0;"
-        " per channel, then RGB mean; a clip's value is the mean over frames)",
-        compares=True,
-    ),
-    QualityMetric(
-        "flip",
-        "lower",
-        "flip(LDR-FLIP at 67.02 pixels per degree: a 4K monitor 0.7 m wide seen from 0.7 m; RGB as sRGB clamped to [0, 1];"
-        " mean over pixels; a clip's value is the mean over frames)",
-        compares=True,
-    ),
-    QualityMetric(
-        "temporal_difference",
-        "lower",
-        "temporal_difference(mean |dI_t - dI_t_ref| over RGB in [0, 1], dI_t = I_t - I_(t-1); a clip's value is the mean over t)",
-        compares=True,
-    ),
-    QualityMetric(
-        "flicker_excess",
-        "lower",
-        "flicker_excess(mean |I_(t+1) - 2 I_t + I_(t-1)| over RGB in [0, 1] of the clip, minus the same of the reference;"
-        " 0: as steady as it, below 0: steadier; a clip's value is the mean over t)",
-        compares=True,
-    ),
-    QualityMetric("psnr_drift", "higher", f"psnr_drift(psnr: {_DRIFT})", unit="dB", compares=True),
-    QualityMetric("ssim_drift", "higher", f"ssim_drift(ssim: {_DRIFT})", compares=True),
-    QualityMetric(
-        "border_jump",
-        "lower",
-        "border_jump(mean |dI_t| into the first frame of a frame block, divided by the mean |dI_t| of all other frames;"
-        " 1 is seamless)",
-    ),
-    QualityMetric(
-        "vmaf",
-        "higher",
-        "VMAF v0.6.1 of libvmaf, mean over frames; equal clips score below 100, see the reference's column",
-        not_measured=f"needs an FFmpeg built with libvmaf, which PyAV's is not: {install('vmaf')}, or put one on the PATH",
-    ),
-    QualityMetric(
-        "lpips",
-        "lower",
-        "LPIPS v0.1, AlexNet with linear heads, frames in [-1, 1] at their own size; mean over frames",
-        not_measured=f"{_WEIGHTS}; random ones give plausible, meaningless numbers",
-    ),
-    QualityMetric(
-        "dists",
-        "lower",
-        "DISTS, structure and texture of VGG-16 features, frames at their own size; mean over frames",
-        not_measured=_WEIGHTS,
-    ),
-    QualityMetric(
-        "clip_score",
-        "higher",
-        "cosine of the CLIP embeddings of prompt and frame, in [-1, 1]; mean over frames",
-        not_measured="needs weights and a prompt: `strobe quality --weights DIR --prompt TEXT`",
-    ),
-    QualityMetric(
-        "fvd",
-        "lower",
-        "Frechet distance of video features (I3D) between two sets of clips",
-        not_measured="needs the weights of I3D and some thousand clips; a few clips give no meaningful value",
-    ),
-)
+    QualityMetric("psnr", "higher",
+                  "psnr(10 log10(1 / MSE) dB over RGB in [0, 1]; a clip's MSE is the mean over its frames)", unit="dB"),
+    QualityMetric("ssim", "higher",
+                  "ssim(gauss11 s1.5, no downsample, RGB mean, K1 .01, K2 .03, peak 1, no border; a clip's value is the mean over"
+                  " frames)"),
+    QualityMetric("ms_ssim", "higher",
+                  "ms_ssim(five scales by means of 2x2 pixels, an odd last row or column dropped; windows and constants of ssim;"
+                  " contrast-structure to the powers .0448 .2856 .3001 .2363 .1333, luminance at the coarsest scale, negative"
+                  " terms as 0; per channel, then RGB mean; a clip's value is the mean over frames)"),
+    QualityMetric("flip", "lower",
+                  "flip(LDR-FLIP at 67.02 pixels per degree: a 4K monitor 0.7 m wide seen from 0.7 m; RGB as sRGB clamped to"
+                  " [0, 1]; mean over pixels; a clip's value is the mean over frames)"),
+    QualityMetric("temporal_difference", "lower",
+                  "temporal_difference(mean |dI_t - dI_t_ref| over RGB in [0, 1], dI_t = I_t - I_(t-1); a clip's value is the"
+                  " mean over t)"),
+    QualityMetric("flicker_excess", "lower",
+                  "flicker_excess(mean |I_(t+1) - 2 I_t + I_(t-1)| over RGB in [0, 1] of the clip, minus the same of the"
+                  " reference; 0: as steady as it, below 0: steadier; a clip's value is the mean over t)"),
+    QualityMetric("psnr_drift", "higher", f"psnr_drift(psnr: {_DRIFT})", unit="dB"),
+    QualityMetric("ssim_drift", "higher", f"ssim_drift(ssim: {_DRIFT})"),
+    QualityMetric("border_jump", "lower",
+                  "border_jump(mean |dI_t| into the first frame of a frame block, divided by the mean |dI_t| of all other frames;"
+                  " 1 is seamless)"),
+    QualityMetric("vmaf", "higher",
+                  "VMAF v0.6.1 of libvmaf, mean over frames; equal clips score below 100, see the reference's column",
+                  not_measured=f"needs an FFmpeg built with libvmaf, which PyAV's is not: {install('vmaf')}, or put one on the "
+                  "PATH"),
+    QualityMetric("lpips", "lower",
+                  "LPIPS v0.1, AlexNet with linear heads, frames in [-1, 1] at their own size; mean over frames",
+                  not_measured=f"{_WEIGHTS}; random ones give plausible, meaningless numbers"),
+    QualityMetric("dists", "lower",
+                  "DISTS, structure and texture of VGG-16 features, frames at their own size; mean over frames",
+                  not_measured=_WEIGHTS),
+    QualityMetric("clip_score", "higher", "cosine of the CLIP embeddings of prompt and frame, in [-1, 1]; mean over frames",
+                  not_measured="needs weights and a prompt: `strobe quality --weights DIR --prompt TEXT`"),
+    QualityMetric("fvd", "lower", "Frechet distance of video features (I3D) between two sets of clips",
+                  not_measured="needs the weights of I3D and some thousand clips; a few clips give no meaningful value"),
+)  # fmt: skip
 
 
 def metric(name: str) -> QualityMetric:

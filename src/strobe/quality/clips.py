@@ -13,7 +13,6 @@ from strobe.core.errors import DataError, ShapeError
 
 if TYPE_CHECKING:
     import numpy as np
-    from torch import Tensor
 
 
 def as_planes(frames: Tensor) -> Tensor:
@@ -46,11 +45,8 @@ def as_pair(frames: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
     """
     first, second = as_planes(frames), as_planes(reference)
     if first.shape != second.shape:
-
-        def told(planes: Tensor) -> str:
-            return f"{planes.shape[0]} frames of {planes.shape[3]}x{planes.shape[2]}"
-
-        raise ShapeError(f"clips of one length and size can be compared; given {told(first)} and {told(second)}")
+        one, other = (f"{len(each)} frames of {each.shape[3]}x{each.shape[2]}" for each in (first, second))
+        raise ShapeError(f"clips of one length and size can be compared; given {one} and {other}")
     return first, second.to(first.device)
 
 
@@ -68,7 +64,6 @@ def read_clip(path: Path) -> Tensor:
         DataError: there is no such clip, it cannot be read, or its frames differ in size.
     """
     import numpy as np
-    import torch
 
     sources = pictures_of(path) if path.is_dir() else [path]
     frames = [frame for source in sources for frame in _frames(source)]
@@ -82,8 +77,7 @@ def read_clip(path: Path) -> Tensor:
 
 def pictures_of(folder: Path) -> list[Path]:
     """List the pictures of a folder in the order of their names, numbers by value; empty if it holds none."""
-    found = [path for path in folder.iterdir() if path.suffix.lower() in PICTURES]
-    return sorted(found, key=lambda path: _natural(path.name))
+    return sorted((path for path in folder.iterdir() if path.suffix.lower() in PICTURES), key=_natural)
 
 
 def clips_of(folder: Path) -> list[Path]:
@@ -93,7 +87,7 @@ def clips_of(folder: Path) -> list[Path]:
         for path in folder.iterdir()
         if (path.is_dir() and pictures_of(path)) or (path.is_file() and path.suffix.lower() in VIDEOS)
     ]
-    return sorted(found, key=lambda path: _natural(path.name))
+    return sorted(found, key=_natural)
 
 
 def clip_name(path: Path) -> str:
@@ -101,10 +95,10 @@ def clip_name(path: Path) -> str:
     return path.name if path.is_dir() else path.stem
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
+def _natural(path: Path) -> list[tuple[int, str]]:
     """Return a sort key that puts frame_2 before frame_10."""
     parts: list[str] = []
-    for letter in name:
+    for letter in path.name:
         if parts and parts[-1][-1:].isdecimal() == letter.isdecimal():
             parts[-1] += letter
         else:

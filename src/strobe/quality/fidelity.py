@@ -1,4 +1,8 @@
-"""Comparison of two clips frame by frame: PSNR, SSIM at one scale and at five, and errors in time."""
+"""Comparison of two clips frame by frame: PSNR, SSIM at one scale and at five, and errors in time.
+
+A clip and the reference that it should equal are uint8 `[F, Y, X, 3]` or float `[F, 3, Y, X]`; if they differ in length or size,
+it is a `ShapeError`.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +16,18 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
 from strobe.core.errors import ShapeError
-from strobe.quality.available import METRICS
 from strobe.quality.clips import as_pair, frames_at_once, weighed
 from strobe.quality.flip import flip
 
 
 def squared_error(frames: Tensor, reference: Tensor) -> Tensor:
-    """Compute the mean squared error of each frame over its pixels and channels, float64 `[F]`. Clips as in `clips.as_pair`."""
+    """Compute the mean squared error of each frame over its pixels and channels, float64 `[F]`."""
     first, second = as_pair(frames, reference)
     return (first - second).double().square().mean((1, 2, 3))
 
 
 def psnr(frames: Tensor, reference: Tensor) -> Tensor:
-    """Compute the PSNR of each frame in dB, float64 `[F]`: 10 log10(1 / MSE), +inf where the frames are equal.
-
-    Args:
-        frames: a clip, uint8 `[F, Y, X, 3]` or float `[F, 3, Y, X]`.
-        reference: the clip it should equal.
-
-    Raises:
-        ShapeError: the clips differ in length or size.
-    """
+    """Compute the PSNR of each frame in dB, float64 `[F]`: 10 log10(1 / MSE), +inf where the frames are equal."""
     return decibels(squared_error(frames, reference))
 
 
@@ -52,12 +47,8 @@ def ssim(frames: Tensor, reference: Tensor) -> Tensor:
     of 11x11 pixels and sigma 1.5, C1 = 0.01^2, C2 = 0.03^2, averaged over the three channels and all places where the whole
     window fits. Nothing is downsampled.
 
-    Args:
-        frames: a clip, uint8 `[F, Y, X, 3]` or float `[F, 3, Y, X]`; at least 11x11 pixels.
-        reference: the clip it should equal.
-
     Raises:
-        ShapeError: the clips differ in length or size, or are smaller than the window.
+        ShapeError: the clips are smaller than the window.
 
     Source: Wang, Bovik, Sheikh, Simoncelli, "Image quality assessment: from error visibility to structural similarity", 2004.
     """
@@ -102,12 +93,8 @@ def ms_ssim(frames: Tensor, reference: Tensor) -> Tensor:
     MS-SSIM = l_5^w_5 prod_j cs_j^w_j, where `cs_j` is the mean of SSIM's contrast-structure term at scale j, `l_5 cs_5` the mean
     SSIM at the coarsest one, and each scale has half the pixels of the one before in both directions.
 
-    Args:
-        frames: a clip, uint8 `[F, Y, X, 3]` or float `[F, 3, Y, X]`; at least 176x176 pixels.
-        reference: the clip it should equal.
-
     Raises:
-        ShapeError: the clips differ in length or size, or are smaller than the coarsest window.
+        ShapeError: the clips are smaller than 176x176 pixels, the coarsest window.
 
     Source: Wang, Simoncelli, Bovik, "Multiscale structural similarity for image quality assessment", 2003.
     """
@@ -129,13 +116,6 @@ def temporal_difference(frames: Tensor, reference: Tensor) -> Tensor:
     """Compare the frame-to-frame change of two clips, float64 `[F - 1]`: mean |dI_t - dI_t_ref| over pixels and channels.
 
     A constant offset between the clips costs nothing, flicker in one of them does; nothing is warped along the motion.
-
-    Args:
-        frames: a clip, uint8 `[F, Y, X, 3]` or float `[F, 3, Y, X]`.
-        reference: the clip it should equal.
-
-    Raises:
-        ShapeError: the clips differ in length or size.
     """
     first, second = as_pair(frames, reference)
     return (first - second).double().diff(dim=0).abs().mean((1, 2, 3))
@@ -145,13 +125,6 @@ def flicker_excess(frames: Tensor, reference: Tensor) -> Tensor:
     """Compute a clip's flicker over its reference's, float64 `[F - 2]`: mean |second difference in time|, minus the reference's.
 
     Steady motion of a smooth picture and steady fading cost next to nothing, a frame that stands out costs twice its step.
-
-    Args:
-        frames: a clip, uint8 `[F, Y, X, 3]` or float `[F, 3, Y, X]`.
-        reference: the clip that it is held against.
-
-    Raises:
-        ShapeError: the clips differ in length or size.
     """
     first, second = (clip.double().diff(n=2, dim=0).abs().mean((1, 2, 3)) for clip in as_pair(frames, reference))
     return first - second
@@ -200,29 +173,11 @@ def block_starts(num_frames: int, block_frames: int, first_block_frames: int | N
     return tuple(range(first, num_frames, block_frames))
 
 
-COMPARED: Final = tuple(each.name for each in METRICS if each.compares)
-"""Metrics that need a clip and its reference and no more."""
 DRIFT_SHARE: Final = 4
 """Late against early is the last such part of a clip against the first."""
 Fidelity = tuple[float | None, str]
 """A metric of a clip against its reference, None where there is no finite value (equal frames have no PSNR, and a few frames no
 temporal metric), and why there is none although the clips differ; empty otherwise."""
-
-
-def compare(frames: Tensor, reference: Tensor, only: Collection[str] = COMPARED) -> dict[str, Fidelity]:
-    """Compare a clip with a reference, frame i with frame i, by the metrics of `available.METRICS` that need no more.
-
-    Args:
-        frames: a clip, uint8 `[F, Y, X, 3]` or float `[F, 3, Y, X]`.
-        reference: the clip it should equal, in either layout.
-        only: names of metrics, some of `COMPARED`; the others are not computed.
-
-    Raises:
-        ShapeError: the clips differ in length or size, or are smaller than the SSIM window.
-        DataError: a pixel is NaN or infinite.
-    """
-    pair = _Pair(*as_pair(frames, reference))
-    return {name: _MEASURES[name](pair) for name in COMPARED if name in only}
 
 
 class _Pair:
@@ -293,3 +248,21 @@ _MEASURES: Final[dict[str, Callable[[_Pair], Fidelity]]] = {
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+COMPARED: Final = tuple(_MEASURES)
+"""Metrics that need a clip and its reference and no more."""
+
+
+def compare(frames: Tensor, reference: Tensor, only: Collection[str] = COMPARED) -> dict[str, Fidelity]:
+    """Compare a clip with a reference, frame i with frame i, by the metrics of `available.METRICS` that need no more.
+
+    Args:
+        only: names of metrics, some of `COMPARED`; the others are not computed.
+
+    Raises:
+        ShapeError: the clips are smaller than the SSIM window.
+        DataError: a pixel is NaN or infinite.
+    """
+    pair = _Pair(*as_pair(frames, reference))
+    return {name: _MEASURES[name](pair) for name in COMPARED if name in only}

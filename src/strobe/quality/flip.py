@@ -33,12 +33,7 @@ def flip(frames: Tensor, reference: Tensor) -> Tensor:
     FLIP = dE_c^(1 - dE_f): the colour difference after the eye's contrast sensitivity, in Lab with the Hunt effect (HyAB
     distance), raised by the difference of edges and points.
 
-    Args:
-        frames: a clip, uint8 `[F, Y, X, 3]` or float `[F, 3, Y, X]`.
-        reference: the clip it should equal.
-
-    Raises:
-        ShapeError: the clips differ in length or size.
+    Clips as in `clips.as_pair`.
 
     Source: Andersson, Nilsson, Akenine-Moller, Oskarsson, Astrom, Fairchild, "FLIP: A Difference Evaluator for Alternating
         Images", 2020.
@@ -50,13 +45,10 @@ def flip(frames: Tensor, reference: Tensor) -> Tensor:
 
 
 def error_map(frames: Tensor, reference: Tensor) -> Tensor:
-    """Compute the FLIP error of each pixel, `[F, Y, X]`.
-
-    Args:
-        frames, reference: float `[F, 3, Y, X]`, sRGB.
-    """
+    """Compute the FLIP error of each pixel, `[F, Y, X]`, of clips float `[F, 3, Y, X]`, sRGB."""
     test, expected = (_opponent(_linear(picture.clamp(0, 1))) for picture in (frames, reference))
-    colours = [_hunt(_lab(_rgb(_seen(picture)).clamp(0, 1))) for picture in (test, expected)]
+    seen = (torch.cat([_sensed(each[:, at : at + 1], at) for at in range(3)], 1) for each in (test, expected))
+    colours = [_hunt(_lab(_rgb(picture).clamp(0, 1))) for picture in seen]
     colour = _redistributed(_hyab(*colours) ** _COLOUR_POWER, _largest(frames))
     found, wanted = ([_length(picture, kernels) for kernels in _detectors(picture)] for picture in (test, expected))
     feature = torch.stack([(a - b).abs() for a, b in zip(found, wanted, strict=True)]).amax(0)
@@ -128,19 +120,14 @@ def _redistributed(difference: Tensor, largest: float) -> Tensor:
     return torch.where(difference < knee, low, _KNEE_TO + (difference - knee) / (largest - knee) * (1 - _KNEE_TO))
 
 
-def _seen(picture: Tensor) -> Tensor:
-    """Filter each opponent channel by the eye's contrast sensitivity."""
-    return torch.cat([_sensed(picture[:, at : at + 1], each) for at, each in enumerate(_SENSITIVITY)], 1)
-
-
-def _sensed(channel: Tensor, gaussians: tuple[tuple[float, float], ...]) -> Tensor:
-    """Filter one channel by a normalised sum of Gaussians, `[F, 1, Y, X]`."""
+def _sensed(channel: Tensor, at: int) -> Tensor:
+    """Filter an opponent channel by the eye's contrast sensitivity, a normalised sum of Gaussians, `[F, 1, Y, X]`."""
     widest = max(b for each in _SENSITIVITY for _, b in each)
     radius = math.ceil(3 * math.sqrt(widest / (2 * math.pi**2)) * PIXELS_PER_DEGREE)
     place = torch.arange(-radius, radius + 1, device=channel.device, dtype=torch.float64) / PIXELS_PER_DEGREE
     padded = pad(channel, (radius,) * 4, mode="replicate")
     total, weight = torch.zeros_like(channel), 0.0
-    for height, b in gaussians:
+    for height, b in _SENSITIVITY[at]:
         row = torch.exp(-(math.pi**2) * place.square() / b)
         scale = height * math.sqrt(math.pi / b)
         total = total + scale * _separable(padded, row, row)

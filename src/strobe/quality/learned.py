@@ -1,4 +1,4 @@
-"""Metrics by trained networks. Their weights come from a folder of the user and are checked against a SHA-256."""
+"""Metrics by trained networks. Their weights come from a folder of the user (`FILES`) and are checked against a SHA-256."""
 
 from __future__ import annotations
 
@@ -167,52 +167,43 @@ _POOLED: Final = (1, 2)
 _EPS: Final = 1e-10
 
 
-class Lpips:
-    """The LPIPS metric, v0.1 with AlexNet.
+def lpips(folder: Path, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the LPIPS metric, v0.1 with AlexNet: the distance of each frame, float64 `[F]`, of clips as in `clips.as_pair`.
 
     d = sum_l mean_yx sum_c w_lc (a_lc / |a_l| - b_lc / |b_l|)^2, over the outputs of AlexNet's five convolutions.
 
-    Args:
-        folder: with the weights, see `FILES`.
-        device: where it runs.
-
     Raises:
         WeightsError: the files hold other tensors.
+        ShapeError: of the metric: the clips differ in length or size, or are too small for the network.
 
     Source: Zhang, Isola, Efros, Shechtman, Wang, "The unreasonable effectiveness of deep features as a perceptual metric", 2018.
     """
+    trunk, heads = read(ALEXNET, folder), read(LPIPS_HEADS, folder)
+    layers = [
+        (
+            tensor(trunk, f"{name}.weight", shape, ALEXNET).to(device),
+            tensor(trunk, f"{name}.bias", shape[:1], ALEXNET).to(device),
+            tensor(heads, f"lin{at}.model.1.weight", (1, shape[0], 1, 1), LPIPS_HEADS).to(device),
+        )
+        for at, (name, shape, _, _) in enumerate(_LAYERS)
+    ]
 
-    def __init__(self, folder: Path, device: torch.device) -> None:
-        trunk, heads = read(ALEXNET, folder), read(LPIPS_HEADS, folder)
-        self._layers = [
-            (
-                tensor(trunk, f"{name}.weight", shape, ALEXNET).to(device),
-                tensor(trunk, f"{name}.bias", shape[:1], ALEXNET).to(device),
-                tensor(heads, f"lin{at}.model.1.weight", (1, shape[0], 1, 1), LPIPS_HEADS).to(device),
-            )
-            for at, (name, shape, _, _) in enumerate(_LAYERS)
-        ]
-        self._device = device
-
-    def __call__(self, frames: Tensor, reference: Tensor) -> Tensor:
-        """Compute the distance of each frame, float64 `[F]`; 0 for equal frames. Clips as in `clips.as_pair`.
-
-        Raises:
-            ShapeError: the clips differ in length or size, or are too small for the network.
-        """
-        first, second = as_pair(frames, reference)
-        if min(first.shape[2:]) < SMALLEST:
-            raise ShapeError(f"LPIPS needs frames of at least {SMALLEST}x{SMALLEST} pixels, given {list(first.shape[2:])}")
-        return _by_parts(self._distance, (first, second), 4, self._device)
-
-    def _distance(self, x: Tensor, y: Tensor) -> Tensor:
+    def distance(x: Tensor, y: Tensor) -> Tensor:
         total = torch.zeros(len(x), dtype=torch.float64, device=x.device)
         a, b = (_normed(2 * picture - 1, _SHIFT, _SCALE) for picture in (x, y))
-        for at, ((weight, bias, head), (_, _, stride, padding)) in enumerate(zip(self._layers, _LAYERS, strict=True)):
+        for at, ((weight, bias, head), (_, _, stride, padding)) in enumerate(zip(layers, _LAYERS, strict=True)):
             a, b = (_step(picture, at, weight, bias, stride, padding) for picture in (a, b))
             change = (_unit(a) - _unit(b)).square() * head
             total += change.sum(1).double().mean((1, 2))
         return total
+
+    def measure(frames: Tensor, reference: Tensor) -> Tensor:
+        first, second = as_pair(frames, reference)
+        if min(first.shape[2:]) < SMALLEST:
+            raise ShapeError(f"LPIPS needs frames of at least {SMALLEST}x{SMALLEST} pixels, given {list(first.shape[2:])}")
+        return _by_parts(distance, (first, second), 4, device)
+
+    return measure
 
 
 def _step(picture: Tensor, at: int, weight: Tensor, bias: Tensor, stride: int, padding: int) -> Tensor:
@@ -240,66 +231,54 @@ _SMOOTH: Final = (0.25, 0.5, 0.25)
 """Hanning window of the pooling."""
 
 
-class Dists:
-    """The DISTS metric on VGG-16.
+def dists(folder: Path, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the DISTS metric on VGG-16: the distance of each frame, float64 `[F]`, of clips as in `clips.as_pair`.
 
     D = 1 - sum_lc (alpha_lc t_lc + beta_lc s_lc), where `t` compares the means of a feature map and `s` its covariance with the
     reference's, over the picture and the last outputs of VGG-16's five stages, pooled by the root of a smoothed square.
 
-    Args:
-        folder: with the weights, see `FILES`.
-        device: where it runs.
-
     Raises:
         WeightsError: the files hold other tensors.
+        ShapeError: of the metric: the clips differ in length or size.
 
     Source: Ding, Ma, Wang, Simoncelli, "Image quality assessment: unifying structure and texture similarity", 2020.
     """
+    trunk, weighed = read(VGG16, folder), read(DISTS, folder)
+    stages = []
+    for stage, width in zip(_STAGES, _WIDTHS[1:], strict=True):
+        convs = []
+        for at, given in stage:
+            weight = tensor(trunk, f"features.{at}.weight", (width, given, 3, 3), VGG16).to(device)
+            convs.append((weight, tensor(trunk, f"features.{at}.bias", (width,), VGG16).to(device)))
+        stages.append(convs)
+    shape = (1, sum(_WIDTHS), 1, 1)
+    alpha, beta = (tensor(weighed, name, shape, DISTS).to(device).double() for name in ("alpha", "beta"))
+    whole = alpha.sum() + beta.sum()
+    alphas, betas = ((each / whole)[0, :, 0, 0].split(_WIDTHS) for each in (alpha, beta))
 
-    def __init__(self, folder: Path, device: torch.device) -> None:
-        trunk, weighed = read(VGG16, folder), read(DISTS, folder)
-        self._stages = []
-        for stage, width in zip(_STAGES, _WIDTHS[1:], strict=True):
-            convs = []
-            for at, given in stage:
-                weight = tensor(trunk, f"features.{at}.weight", (width, given, 3, 3), VGG16).to(device)
-                convs.append((weight, tensor(trunk, f"features.{at}.bias", (width,), VGG16).to(device)))
-            self._stages.append(convs)
-        shape = (1, sum(_WIDTHS), 1, 1)
-        alpha, beta = (tensor(weighed, name, shape, DISTS).to(device).double() for name in ("alpha", "beta"))
-        whole = alpha.sum() + beta.sum()
-        self._alpha, self._beta = ((each / whole)[0, :, 0, 0].split(_WIDTHS) for each in (alpha, beta))
-        self._device = device
+    def features(picture: Tensor) -> list[Tensor]:
+        found = [picture]
+        here = _normed(picture, _MEAN, _STD)
+        for at, stage in enumerate(stages):
+            here = _pooled(here) if at else here
+            for weight, bias in stage:
+                here = relu(conv2d(here, weight, bias, padding=1))
+            found.append(here)
+        return found
 
-    def __call__(self, frames: Tensor, reference: Tensor) -> Tensor:
-        """Compute the distance of each frame, float64 `[F]`; 0 for equal frames. Clips as in `clips.as_pair`.
-
-        Raises:
-            ShapeError: the clips differ in length or size.
-        """
-        return _by_parts(self._distance, as_pair(frames, reference), 2, self._device)
-
-    def _distance(self, x: Tensor, y: Tensor) -> Tensor:
+    def distance(x: Tensor, y: Tensor) -> Tensor:
         alike = torch.zeros(len(x), dtype=torch.float64, device=x.device)
-        for at, (a, b) in enumerate(zip(self._features(x), self._features(y), strict=True)):
+        for at, (a, b) in enumerate(zip(features(x), features(y), strict=True)):
             a, b = a.double().flatten(2), b.double().flatten(2)  # [F, C, Y X]
             mean_a, mean_b = a.mean(2), b.mean(2)
             var_a, var_b = a.var(2, correction=0), b.var(2, correction=0)
             covariance = (a * b).mean(2) - mean_a * mean_b
             texture = (2 * mean_a * mean_b + _STABLE) / (mean_a.square() + mean_b.square() + _STABLE)
             structure = (2 * covariance + _STABLE) / (var_a + var_b + _STABLE)
-            alike += (self._alpha[at] * texture + self._beta[at] * structure).sum(1)
+            alike += (alphas[at] * texture + betas[at] * structure).sum(1)
         return 1 - alike
 
-    def _features(self, picture: Tensor) -> list[Tensor]:
-        found = [picture]
-        here = _normed(picture, _MEAN, _STD)
-        for at, stage in enumerate(self._stages):
-            here = _pooled(here) if at else here
-            for weight, bias in stage:
-                here = relu(conv2d(here, weight, bias, padding=1))
-            found.append(here)
-        return found
+    return lambda frames, reference: _by_parts(distance, as_pair(frames, reference), 2, device)
 
 
 def _pooled(features: Tensor) -> Tensor:
@@ -321,47 +300,43 @@ def lacks_library() -> str:
     return f"{why}: {install('diffusers')}" if (why := broken(NEEDS)) else ""
 
 
-class ClipScore:
-    """Cosine similarity of the CLIP embeddings of a prompt and of each frame.
+def clip_score(folder: Path, device: torch.device) -> Callable[[Tensor, str], Tensor]:
+    """Return the cosine similarity of the CLIP embeddings of a prompt and of each frame of a clip, float64 `[F]`, in [-1, 1].
 
     Frames are scaled so that the shorter side is the model's, bicubic with antialiasing, and cropped to their middle.
 
     Args:
         folder: with the folder `clip` of a model in the layout of the Hugging Face hub.
-        device: where it runs.
 
     Raises:
         WeightsError: it is no such folder.
     """
+    from transformers import AutoTokenizer, CLIPModel
 
-    def __init__(self, folder: Path, device: torch.device) -> None:
-        from transformers import AutoTokenizer, CLIPModel
+    try:
+        model: Any = CLIPModel.from_pretrained(folder / "clip", local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder / "clip", local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise WeightsError(f"{folder / 'clip'} is not the folder of a CLIP model: {str(error).splitlines()[0]}") from error
+    model = model.to(device).train(False)
+    side = int(model.config.vision_config.image_size)
 
-        try:
-            model: Any = CLIPModel.from_pretrained(folder / "clip", local_files_only=True)
-            self._tokens = AutoTokenizer.from_pretrained(folder / "clip", local_files_only=True)
-        except (OSError, ValueError, KeyError) as error:
-            raise WeightsError(f"{folder / 'clip'} is not the folder of a CLIP model: {str(error).splitlines()[0]}") from error
-        self._model = model.to(device).train(False)
-        self._side = int(model.config.vision_config.image_size)
-        self._device = device
+    def pixels(planes: Tensor) -> Tensor:
+        height, width = planes.shape[2:]
+        scale = side / min(height, width)
+        size = (max(side, round(height * scale)), max(side, round(width * scale)))
+        if size != (height, width):
+            planes = interpolate(planes, size, mode="bicubic", antialias=True).clamp(0, 1)
+        top, left = (size[0] - side) // 2, (size[1] - side) // 2
+        return _normed(planes[:, :, top : top + side, left : left + side], _CLIP_MEAN, _CLIP_STD)
 
-    def __call__(self, frames: Tensor, prompt: str) -> Tensor:
-        """Compute the cosine of each frame with the prompt, float64 `[F]`, in [-1, 1]. A clip as in `clips.as_planes`."""
-        tokens = self._tokens([prompt], return_tensors="pt", truncation=True).to(self._device)
+    def measure(frames: Tensor, prompt: str) -> Tensor:
+        tokens = tokenizer([prompt], return_tensors="pt", truncation=True).to(device)
         found = []
         with torch.no_grad():
             for part in torch.split(as_planes(frames), _CLIP_FRAMES):
-                out = self._model(pixel_values=self._pixels(part.to(self._device)), **tokens)
+                out = model(pixel_values=pixels(part.to(device)), **tokens)
                 found.append(cosine_similarity(out.image_embeds.double(), out.text_embeds.double()))
         return torch.cat(found).cpu()
 
-    def _pixels(self, planes: Tensor) -> Tensor:
-        height, width = planes.shape[2:]
-        scale = self._side / min(height, width)
-        size = (max(self._side, round(height * scale)), max(self._side, round(width * scale)))
-        if size != (height, width):
-            planes = interpolate(planes, size, mode="bicubic", antialias=True).clamp(0, 1)
-        top, left = (size[0] - self._side) // 2, (size[1] - self._side) // 2
-        planes = planes[:, :, top : top + self._side, left : left + self._side]
-        return _normed(planes, _CLIP_MEAN, _CLIP_STD)
+    return measure

@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 def tiny(name: str) -> LoadedModel:
-    return load_named(name, shot=None, tiny=True, weights=None, device=CPU, dtype=torch.float32, seed=0)
+    return load_named(name, shot=MODELS[name].tiny_shot, tiny=True, weights=None, device=CPU, dtype=torch.float32, seed=0)
 
 
 def case_of(loaded: LoadedModel, *sparsity: float, compiled: tuple[bool, ...] = (False,), **options: Any) -> DitCase:

@@ -95,13 +95,17 @@ def test_a_tag_named_like_an_option_is_a_tag(repo: Path) -> None:
     assert not (repo / "x").exists()
 
 
-def test_a_commit_that_does_not_install_says_how(repo: Path) -> None:
+def test_what_fails_or_is_interrupted_leaves_no_worktree(repo: Path) -> None:
     with (
         pytest.raises(StrobeError, match=r"HEAD~1: --install 'echo why; exit 3' failed: exit code 3: why"),
         checked_out(("HEAD~1", "HEAD"), ("HEAD~1", "HEAD"), "true", "echo why; exit 3"),
     ):
         raise AssertionError("it was installed")
     assert untouched(repo)
+    with pytest.raises(KeyboardInterrupt), checked_out(("HEAD~1", "HEAD"), ("HEAD~1", "HEAD"), "true", "") as programs:
+        assert all(Path(each.folder).is_dir() for each in programs)
+        raise KeyboardInterrupt
+    assert untouched(repo) and not any(Path(each.folder).exists() for each in programs)
 
 
 def test_a_dirty_repository_stays_as_it_is_and_its_hooks_do_not_run(repo: Path, log: Path, tmp_path: Path) -> None:
@@ -117,10 +121,3 @@ def test_a_dirty_repository_stays_as_it_is_and_its_hooks_do_not_run(repo: Path, 
     assert len(log.read_text().splitlines()) == 6 and untouched(repo)
     assert (git(repo, "status", "--porcelain"), git(repo, "rev-parse", "HEAD"), git(repo, "stash", "list")) == before
     assert not (tmp_path / "hacked").exists() and (repo / "bench.py").read_text() == "raise SystemExit('the dirty one')"
-
-
-def test_what_is_interrupted_leaves_no_worktree(repo: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), checked_out(("HEAD~1", "HEAD"), ("HEAD~1", "HEAD"), "true", "") as programs:
-        assert all(Path(each.folder).is_dir() for each in programs)
-        raise KeyboardInterrupt
-    assert untouched(repo) and not any(Path(each.folder).exists() for each in programs)

@@ -74,7 +74,7 @@ WORK = "x = bytes([7]) * (64 << 20); sum(x[:20_000_000])"
 
 
 def test_what_a_run_took_is_in_the_records(tmp_path: Path) -> None:
-    run = measured(tmp_path, (PYTHON, "-I", "-S", "-c", WORK), "sleep 0.2")
+    run = measured(tmp_path / "plain", (PYTHON, "-I", "-S", "-c", WORK), "sleep 0.2")
     works, sleeps = (next(clip for clip in run.clips if clip.variant == each.name) for each in run.variants)
     took = {span.variant: span.value_ns for span in run.spans}
     assert took["sleep 0.2"] >= 200_000_000
@@ -82,10 +82,7 @@ def test_what_a_run_took_is_in_the_records(tmp_path: Path) -> None:
     assert 64 << 20 < works.peak_bytes < 512 << 20, "of the program, not of what started it"
     assert sleeps.peak_bytes is None, "no more than what started it"
     assert works.exit_status == sleeps.exit_status == 0
-
-
-def test_memory_and_time_of_what_it_waits_for_count(tmp_path: Path) -> None:
-    run = measured(tmp_path, f"{PYTHON} -I -S -c '{WORK}' | cat", "true")
+    run = measured(tmp_path / "pipe", f"{PYTHON} -I -S -c '{WORK}' | cat", "true")
     assert run.clips[0].peak_bytes > 64 << 20 and run.clips[0].user_ns > 0
 
 
@@ -123,15 +120,12 @@ def test_failures_can_be_timed_all_the_same(tmp_path: Path) -> None:
     assert [clip.exit_status for clip in run.clips[:2]] == [0, 0]
 
 
-def test_a_program_that_cannot_be_started_is_an_error(tmp_path: Path) -> None:
+def test_what_cannot_be_started_or_prepared_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "broken"
     file.write_text("#!/no/such/interpreter\n")
     file.chmod(0o755)
     with pytest.raises(VariantError, match="could not be started: No such file"):
         measured(tmp_path / "runs", "true", str(file))
-
-
-def test_a_failing_preparation_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StrobeError, match="--prepare 'exit 5': ended with exit status 5"):
         measured(tmp_path, "true", "true", prepare="exit 5")
 

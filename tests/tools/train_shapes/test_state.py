@@ -71,27 +71,24 @@ def test_another_checkpoint_is_refused(tmp_path: Path) -> None:
     run(trainer, 2)
     trainer.save(path)
     tensors = load_file(path)
-    start = r"stage\.safetensors is not a checkpoint of this stage: .*; delete it to start the stage anew"
-    with pytest.raises(WeightsError, match=start):
-        new_trainer(hidden=8).load(path)
-    with pytest.raises(WeightsError, match=start):
-        Trainer(nn.Linear(8, 16), total=10, seconds=ENDLESS, peak=1e-2).load(path)
+
+    def refused(trainer: Trainer, place: Path = path, said: str = "; delete it to start the stage anew") -> None:
+        with pytest.raises(WeightsError, match=rf"\.safetensors is not a checkpoint of this stage: .*{said}"):
+            trainer.load(place)
+
+    refused(new_trainer(hidden=8))
+    refused(Trainer(nn.Linear(8, 16), total=10, seconds=ENDLESS, peak=1e-2))
     deeper = Trainer(nn.Sequential(*network(), nn.Linear(4, 4)), total=10, seconds=ENDLESS, peak=1e-2)
     run(deeper, 1)
     deeper.save(path)
-    with pytest.raises(WeightsError, match="it holds 24 tensors, expected 16"):
-        new_trainer().load(path)
+    refused(new_trainer(), said="it holds 24 tensors, expected 16")
     save_file(tensors, path)  # without its step
-    with pytest.raises(WeightsError, match=start):
-        new_trainer().load(path)
+    refused(new_trainer())
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(WeightsError, match=start):
-        new_trainer().load(path)
-    with pytest.raises(WeightsError, match=start):
-        new_trainer().load(tmp_path / "another" / "stage.safetensors")
+    refused(new_trainer())
+    refused(new_trainer(), tmp_path / "another" / "stage.safetensors")
     weights.save(weights.build(), tmp_path)
-    with pytest.raises(WeightsError, match="not a checkpoint of this stage"):
-        new_trainer().load(tmp_path / weights.FILE)
+    refused(new_trainer(), tmp_path / weights.FILE)
 
 
 def test_the_rate_warms_up_and_decays() -> None:

@@ -18,7 +18,8 @@ from strobe.attention.sparse.selection import BlockSelection
 from strobe.core.errors import ConfigError, unknown_choice
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL
 from strobe.models.captured import CapturedCall, read_calls, read_video
-from strobe.models.wan.layers import frequencies
+from strobe.models.wan.config import WanConfig
+from strobe.models.wan.layers import rope_table
 from strobe.perf.records import record
 
 
@@ -29,7 +30,6 @@ class Shape:
     Args:
         name: as records and reports write it; without `_`.
         grid: tokens in (time, height, width).
-        num_heads, head_dim: sizes of q, k and v.
     """
 
     name: str
@@ -170,15 +170,6 @@ def captured_cells(file: Path, levels: Sequence[float], blocks: Sequence[int]) -
     return tuple(found)
 
 
-def layout_of(shape: Shape, block: int, tile: str) -> TileLayout:
-    """Return the tiles of a cell.
-
-    Args:
-        tile: one of `TILES`: `auto` for the fewest padding rows, `cube` for the usual tile of that block size.
-    """
-    return tile_layout(shape.grid, "auto" if tile == "auto" else block, block)
-
-
 SHARE: Final = 0.6
 """Variance of smooth data that neighbours share; the rest is noise of each token."""
 REACH: Final = (3.0, 6.0, 6.0)
@@ -196,9 +187,7 @@ class CellTensors:
     Values have a field of their own.
 
     Args:
-        cell: the cell to measure.
-        tiles: how its grid is cut.
-        q, k, v, gate: inputs of every implementation.
+        tiles: how the grid is cut.
         upstream: gradient of the output, for the backward pass.
         cos, sin: rotary tables `[S, D / 2]`, float32, for the operator that rotates.
     """
@@ -269,9 +258,9 @@ def draw(cell: GridCell, *, tile: str, dtype: torch.dtype, device: torch.device,
     """Draw the tensors of a cell on the device, or read captured ones: the same for the same device, seed and shape.
 
     Args:
-        tile: one of `TILES`.
+        tile: one of `TILES`: `auto` for the fewest padding rows, `cube` for the usual tile of that block size.
     """
-    tiles = layout_of(cell.shape, cell.block, tile)
+    tiles = tile_layout(cell.shape.grid, "auto" if tile == "auto" else cell.block, cell.block)
     if cell.captured is not None:
         q, k, v = read_video(*cell.captured, dtype, device)
         none = q.new_zeros(()).expand(q.shape)  # no contestant of such a cell has a gate, a gradient or a rotation
@@ -297,22 +286,10 @@ def draw(cell: GridCell, *, tile: str, dtype: torch.dtype, device: torch.device,
     shared = field_()
     q, k, v = smooth(shared), smooth(shared), smooth(field_())
     gate, upstream = noise().to(dtype), noise().to(dtype)
-    cos, sin = _rotary(cell, device)
+    frames, height, width = cell.shape.grid
+    turns = rope_table(WanConfig(dim=cell.shape.head_dim, num_heads=1), range(frames), height, width)
+    cos, sin = (each.float().to(device) for each in (turns.real, turns.imag))
     return CellTensors(cell=cell, tiles=tiles, q=q, k=k, v=v, gate=gate, upstream=upstream, cos=cos, sin=sin)
-
-
-def _rotary(cell: GridCell, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return rotary tables over time, height and width, float32 `[S, D / 2]`: a third of the pairs each, time the remainder."""
-    pairs = cell.shape.head_dim // 2
-    side = pairs // 3
-    angles = []
-    for axis, (size, count) in enumerate(zip(cell.shape.grid, (pairs - 2 * side, side, side), strict=True)):
-        own = torch.outer(torch.arange(size, dtype=torch.float64), frequencies(count))
-        view = [1, 1, 1, count]
-        view[axis] = size
-        angles.append(own.view(view).expand(*cell.shape.grid, count))
-    turns = torch.cat(angles, dim=-1).flatten(0, 2).to(device)
-    return turns.cos().float(), turns.sin().float()
 
 
 Kind = Literal["dense", "fine", "tiled", "raster", "vsa"]
@@ -405,7 +382,8 @@ class BoundContestant:
         Args:
             upstream: gradient of the output in raster order `[B, S, H, D]`.
         """
-        given = self.as_own(upstream, inputs)
+        rows = inputs.tiles.to_tiles(upstream) if self.tiled else upstream
+        given = rows.transpose(1, 2).contiguous() if self.heads_first else rows
         if self.gradient is not None:
             with torch.no_grad():
                 return self.gradient(self.call(*self.leaves, lse=True), given)
@@ -413,17 +391,7 @@ class BoundContestant:
         out = self.call(*leaves, lse=False).out
         return lambda: torch.autograd.grad(out, leaves, given, retain_graph=True)
 
-    def as_own(self, raster: Tensor, inputs: CellTensors) -> Tensor:
-        """Convert `[B, S, H, D]` in raster order into the contestant's layout."""
-        rows = inputs.tiles.to_tiles(raster) if self.tiled else raster
-        return rows.transpose(1, 2).contiguous() if self.heads_first else rows
-
     def as_raster(self, own: Tensor, inputs: CellTensors) -> Tensor:
         """Convert a tensor in the contestant's layout to `[B, S, H, D]` in raster order."""
         rows = own.transpose(1, 2) if self.heads_first else own
         return rows.index_select(1, inputs.tiles.rows(own.device)) if self.tiled else rows
-
-    def lse_rows(self, lse: Tensor, inputs: CellTensors) -> Tensor:
-        """Return the lse of the checked rows, `[B, H, R]`."""
-        rows = inputs.tiles.rows(lse.device)[inputs.checked] if self.tiled else inputs.checked
-        return lse.index_select(2, rows)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from strobe.bench.attention.contestant import BoundContestant, Call, CellTensors, Found, Kind, group_and_impl
 from strobe.core.device import Card, card_of
-from strobe.core.errors import ImplUnavailableError, unknown_choice
+from strobe.core.errors import ImplUnavailableError
 
 
 class Peer(NamedTuple):
@@ -54,13 +54,9 @@ def build(name: str, inputs: CellTensors) -> BoundContestant:
     """Import a peer and bind it to the tensors of a cell.
 
     Raises:
-        ConfigError: no such peer.
         ImplUnavailableError: it is not installed, or cannot compute this cell.
     """
-    _, word = group_and_impl(name)
-    peer = PEERS.get(word)
-    if peer is None:
-        raise unknown_choice("peer", word, PEERS)
+    peer = PEERS[group_and_impl(name)[1]]
     if not peer.installed():
         raise ImplUnavailableError(name, f"{peer.package} is not installed")
     if inputs.device.type != "cuda":
@@ -70,15 +66,11 @@ def build(name: str, inputs: CellTensors) -> BoundContestant:
         raise ImplUnavailableError(name, reason)
     found = peer.build(name, inputs, importlib.import_module(peer.module))
     remark = f", {found.impl}" if found.impl != name else ""
-    return replace(found, impl=f"{peer.package} {_version_of(peer.package)}{remark}")
-
-
-def _version_of(package: str) -> str:
-    """Return the installed version of a package, or that it is unknown."""
     try:
-        return importlib.metadata.version(package)
+        version = importlib.metadata.version(peer.package)
     except importlib.metadata.PackageNotFoundError:
-        return "of unknown version"
+        version = "of unknown version"
+    return replace(found, impl=f"{peer.package} {version}{remark}")
 
 
 def _contestant(name: str, kind: Kind, inputs: CellTensors, call: Callable[..., Found]) -> BoundContestant:
@@ -92,9 +84,6 @@ def _half(inputs: CellTensors, *dtypes: torch.dtype) -> str | None:
         words = " and ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
         return f"it computes {words}, not {str(inputs.q.dtype).removeprefix('torch.')}"
     return None
-
-
-# ----------------------------------------------------------------------------------------------------- fastvideo-kernel
 
 
 def _refuses_fastvideo(inputs: CellTensors) -> str | None:
@@ -131,9 +120,6 @@ def _fastvideo_whole(name: str, inputs: CellTensors, module: Any) -> BoundContes
     return replace(whole, impl=_fastvideo_kernels(), coarse=True, close=True)
 
 
-# ---------------------------------------------------------------------------------------------------------------- cuDNN
-
-
 def _refuses_cudnn(inputs: CellTensors) -> str | None:
     if inputs.tiles.block not in (64, 128):
         return f"it has blocks of 64 and 128, not {inputs.tiles.block}"
@@ -160,11 +146,8 @@ def _cudnn(name: str, inputs: CellTensors, module: Any) -> BoundContestant:
 
         return run
 
-    own = replace(_contestant(name, "fine", inputs, call), gradient=gradient)
-    return own
-
-
-# ------------------------------------------------------------------------------------------------------------------ FA4
+    own = _contestant(name, "fine", inputs, call)
+    return replace(own, gradient=gradient)
 
 
 def _refuses_fa4_sparse(inputs: CellTensors) -> str | None:
@@ -200,9 +183,6 @@ def _fa4_sparse(name: str, inputs: CellTensors, module: Any) -> BoundContestant:
         block_sparse_tensors=lists(none, selection.indices, selection.counts, selection.indices, block_size=(block, block)),
     )
     return BoundContestant(name=name, kind="fine", impl=name, leaves=inputs.tiled, call=call, tiled=True)
-
-
-# ----------------------------------------------------------------------------------------------------------- flashinfer
 
 
 def _refuses_flashinfer(inputs: CellTensors) -> str | None:

@@ -30,7 +30,6 @@ from strobe.bench.attention.contestant import (
     PEER,
     TILES,
     BoundContestant,
-    Call,
     CellTensors,
     Found,
     GridCell,
@@ -104,21 +103,11 @@ class Expected:
     dense_lse: Tensor
     gradients: tuple[Tensor, ...]
 
-    @property
-    def recall(self) -> float:
-        """Share of full attention's mass on the selected keys, mean over checked queries and heads."""
-        return float(torch.exp(self.lse - self.dense_lse).mean())
-
-
-def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of the oracle: float64 for float32 tensors, else float32."""
-    return torch.float64 if dtype == torch.float32 else torch.float32
-
 
 def expect(inputs: CellTensors, contestant: BoundContestant, found: Found, *, gradients: bool = False) -> Expected:
     """Compute the expected result of a contestant, on the selection that it made or was given."""
     selection = None if contestant.kind == "dense" else found.selection or inputs.selection
-    wide = wide_dtype(inputs.q.dtype)
+    wide = torch.float64 if inputs.q.dtype == torch.float32 else torch.float32
     heads: list[tuple[Tensor, ...]] = []
     for sample in range(inputs.q.shape[0]):
         for head in range(inputs.q.shape[2]):
@@ -209,13 +198,6 @@ def plan_interleave(speeds: Mapping[str, Speed], seconds: float) -> tuple[int, M
     return rounds, calls
 
 
-def matmul_peak(dtype: torch.dtype, device: torch.device) -> tuple[Run, int]:
-    """Return a large square matrix product and its FLOPs: its rate is the matrix peak that this device reaches now."""
-    side = 8192 if device.type == "cuda" else 512
-    left, right = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
-    return lambda: torch.mm(left, right), 2 * side**3
-
-
 CALLS = 9
 
 
@@ -241,23 +223,17 @@ def _sums(regions: tuple[TimedRegion, ...]) -> dict[str, int]:
     inner = [region for region in regions if region.name != record.WHOLE]
     sums: dict[str, int] = {}
     for region in inner:
-        if not any(other is not region and _inside(other, region) for other in inner):
+        start_ns, end_ns = region.start_ns, region.start_ns + region.value_ns
+        others = (other for other in inner if other is not region)
+        if not any(start_ns <= other.start_ns and other.start_ns + other.value_ns <= end_ns for other in others):
             sums[region.name] = sums.get(region.name, 0) + region.value_ns
     return sums | {region.name: region.value_ns for region in regions if region.name == record.WHOLE}
 
 
-def _inside(inner: TimedRegion, outer: TimedRegion) -> bool:
-    return outer.start_ns <= inner.start_ns and inner.start_ns + inner.value_ns <= outer.start_ns + outer.value_ns
-
-
 SLOW = "reference"
 """Name of the reference impl, which materialises all scores; it is measured only if named."""
-
-
 KINDS = ("dense", "fine", "tiled", "raster")
 """Dense attention, the fine stage of a given selection, and the whole operator on tokens in tile and in raster order."""
-
-
 METHODS: Final[Mapping[str, Callable[[float], dict[str, Any]]]] = {
     "count": lambda level: {"sparsity": level},
     "sub-block": lambda level: {"sparsity": level, "estimator": Estimator(parts=4)},
@@ -292,7 +268,11 @@ def build_ours(name: str, inputs: CellTensors) -> BoundContestant:
     impl = impl if method is None else "auto"
     raster, dense = (inputs.q, inputs.k, inputs.v), kind == "dense"
     q, k, v = (each.detach().requires_grad_(inputs.cell.backward) for each in (raster if dense else inputs.tiled))
-    options: dict[str, Any] = {} if dense or kind == "fine" else _options(kind, inputs, method)
+    order = "tiled" if kind == "tiled" else "raster"
+    options: dict[str, Any] = {} if kind in ("dense", "fine") else {
+        "grid": inputs.tiles.grid, "tile": inputs.tiles.tile, "q_layout": order, "kv_layout": order, "coarse": method is None,
+        "rope": (inputs.cos, inputs.sin) if kind == "raster" else None,
+    } | (method or {"topk": inputs.cell.selected(inputs.tiles)})  # fmt: skip
     choice: Choice[Any]
     if dense:
         choice = explain_dense(q, k, v, impl=impl)
@@ -303,50 +283,31 @@ def build_ours(name: str, inputs: CellTensors) -> BoundContestant:
     held = gate.recorded(choice, inputs.device)
     if not held.passed:
         raise ImplUnavailableError(choice.impl.name, f"no number is taken of it here: {held.detail}")
+    given = inputs.selection if kind == "fine" else None
+
+    def call(*leaves: Tensor, lse: bool) -> Found:
+        q, k, v, *coarse = leaves
+        if dense:
+            found = dense_attention(q, k, v, impl=impl, return_lse=lse)
+        elif given is not None:
+            found = block_sparse_attention(q, k, v, given, impl=impl, return_lse=lse)
+        else:
+            whole = video_sparse_attention(q, k, v, gate=coarse[0] if coarse else None, impl=impl, return_lse=lse, **options)
+            return Found(out=whole.out, lse=whole.lse, selection=whole.selection)
+        return Found(out=found.out, lse=found.lse)
+
     tiled = kind in ("fine", "tiled")
     return BoundContestant(
         name=name,
         kind=kind,
         impl=choice.impl.name,
         leaves=inputs.tiled if tiled else (*raster, inputs.gate) if kind == "raster" else raster,
-        call=_part(kind, impl, inputs) if kind in ("dense", "fine") else _whole(impl, options),
+        call=call,
         tiled=tiled,
         coarse=kind in ("tiled", "raster"),
         corrected=method is not None and method.get("pool_skipped", False),
         reason=gate.passed_over(choice),
     )
-
-
-def _part(kind: Kind, impl: str, inputs: CellTensors) -> Call:
-    selection = None if kind == "dense" else inputs.selection
-
-    def call(*leaves: Tensor, lse: bool) -> Found:
-        q, k, v = leaves
-        if selection is None:
-            found = dense_attention(q, k, v, impl=impl, return_lse=lse)
-        else:
-            found = block_sparse_attention(q, k, v, selection, impl=impl, return_lse=lse)
-        return Found(out=found.out, lse=found.lse)
-
-    return call
-
-
-def _options(kind: Kind, inputs: CellTensors, method: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the arguments of `video_sparse_attention` of a kind, of a method of selection where it is one."""
-    order = "tiled" if kind == "tiled" else "raster"
-    return {
-        "grid": inputs.tiles.grid, "tile": inputs.tiles.tile, "q_layout": order, "kv_layout": order, "coarse": method is None,
-        "rope": (inputs.cos, inputs.sin) if kind == "raster" else None,
-    } | dict(method or {"topk": inputs.cell.selected(inputs.tiles)})  # fmt: skip
-
-
-def _whole(impl: str, options: Mapping[str, Any]) -> Call:
-    def call(*leaves: Tensor, lse: bool) -> Found:
-        q, k, v, *gate = leaves
-        found = video_sparse_attention(q, k, v, gate=gate[0] if gate else None, impl=impl, return_lse=lse, **options)
-        return Found(out=found.out, lse=found.lse, selection=found.selection)
-
-    return call
 
 
 BACKWARD_FLOPS: Final = 2.5
@@ -355,13 +316,11 @@ BACKWARD_FLOPS: Final = 2.5
 
 def cell_line(cell: GridCell) -> record.AttentionCell:
     """Return the cell's place in the grid as a record."""
-    line = record.AttentionCell(
-        shape=cell.shape.name, sparsity=cell.sparsity, topk=cell.topk, block=cell.block, backward=cell.backward
+    call = None if cell.captured is None else cell.captured[2]
+    facts: dict[str, Any] = {} if call is None else {"layer": call.layer, "step": call.step, "text_tokens": call.text_tokens}
+    return record.AttentionCell(
+        shape=cell.shape.name, sparsity=cell.sparsity, topk=cell.topk, block=cell.block, backward=cell.backward, **facts
     )
-    if cell.captured is None:
-        return line
-    call = cell.captured[2]
-    return msgspec.structs.replace(line, layer=call.layer, step=call.step, text_tokens=call.text_tokens)
 
 
 def quality(variant: str, reference: Mapping[str, str], tensor: str, close: Mapping[str, float]) -> Iterator[record.Quality]:
@@ -412,13 +371,7 @@ _RECALL = "share of full attention's mass on the selected keys, mean over the ch
 
 
 class _CellRun(Rounds):
-    """Measures one cell into a folder that has its header. A contestant that cannot run, fails or is wrong is recorded.
-
-    Args:
-        inputs: tensors of the cell.
-        plan: what is asked of every cell.
-        say: is told each step.
-    """
+    """Measures one cell into a folder that has its header. A contestant that cannot run, fails or is wrong is recorded."""
 
     def __init__(self, inputs: CellTensors, writer: RunWriter, plan: Request, say: Callable[[str], None]) -> None:
         super().__init__(writer, inputs.device, lambda _, __, what: say(what), 0)
@@ -447,8 +400,6 @@ class _CellRun(Rounds):
         for name, run in runs.items() if plan.traced_calls else ():
             self.say(f"tracing {name}")
             self._trace(name, run)
-
-    # ------------------------------------------------------------------------------------------------------- gate
 
     def _admit(self, name: str) -> tuple[BoundContestant, Run] | None:
         """Build, check and try a contestant; on failure write the reason and return None."""
@@ -491,7 +442,7 @@ class _CellRun(Rounds):
         expected = expect(inputs, contestant, found, gradients=inputs.cell.backward)
         out = contestant.as_raster(found.out, inputs)[:, inputs.checked]
         close = precision(out, expected.out)
-        wide = str(wide_dtype(inputs.q.dtype)).removeprefix("torch.")
+        wide = str(expected.dense.dtype).removeprefix("torch.")
         selection = {"against": "selection", "reference": f"the same selection, {wide}"}
         full = {"against": "dense", "reference": f"full dense attention, {wide}"}
         numbers = [*quality(contestant.name, selection, "out", close)]
@@ -500,7 +451,8 @@ class _CellRun(Rounds):
         numbers.append(number(contestant.name, record.WORST_HEAD, max(heads), DEFINITIONS[record.RELATIVE], **full, tensor="out"))
         checks = [self._rule(contestant, "output", close)]
         if found.lse is not None:
-            lse = contestant.lse_rows(found.lse, inputs)
+            rows = inputs.tiles.rows(self.device)[inputs.checked] if contestant.tiled else inputs.checked
+            lse = found.lse.index_select(2, rows)
             error = float((lse.double() - expected.lse.double()).abs().max())
             missed = float((lse.double() - expected.dense_lse.double()).abs().max())
             limit = tolerance("lse", inputs.q.dtype)
@@ -510,17 +462,21 @@ class _CellRun(Rounds):
                 for value, reference in ((error, selection), (missed, full))
             ]
         if contestant.kind != "dense":
-            numbers.append(number(contestant.name, record.RECALL, expected.recall, _RECALL, **full, better="higher"))
+            recall = float(torch.exp(expected.lse - expected.dense_lse).mean())
+            numbers.append(number(contestant.name, record.RECALL, recall, _RECALL, **full, better="higher"))
         if inputs.cell.backward:
-            for which, given, wanted in zip("qkv", self._gradients(contestant), expected.gradients, strict=False):
-                close = precision(given, wanted)
+            upstream = torch.zeros_like(inputs.upstream)  # of the checked queries alone
+            upstream[:, inputs.checked] = inputs.upstream[:, inputs.checked]
+            gradients = contestant.backward(inputs, upstream)()
+            for which, given, wanted in zip("qkv", gradients, expected.gradients, strict=False):
+                close = precision(contestant.as_raster(given, inputs), wanted)
                 numbers += quality(contestant.name, selection, f"d{which}", close)
                 checks.append(self._rule(contestant, f"d{which}", close, BACKWARD))
-        rows = f"{len(inputs.checked)} queries of every head against {selection['reference']}"
+        what = f"{len(inputs.checked)} queries of every head against {selection['reference']}"
         gate = record.Gate(
             variant=contestant.name,
             reference=selection["reference"],
-            rule=f"{rows}: " + ", ".join(rule for _, rule, _ in checks),
+            rule=f"{what}: " + ", ".join(rule for _, rule, _ in checks),
             passed=all(passed for passed, _, _ in checks),
             detail=", ".join(detail for _, _, detail in checks),
             exact=not contestant.close,
@@ -536,14 +492,6 @@ class _CellRun(Rounds):
         limit = slack * tolerance("sampled", self._inputs.q.dtype)
         return close[record.RELATIVE] <= limit, f"{what}: relative error <= {limit:g}", f"{what} {close[record.RELATIVE]:.3g}"
 
-    def _gradients(self, contestant: BoundContestant) -> Iterator[Tensor]:
-        """Yield gradients of q, k, v in raster order where only the checked queries have an upstream gradient."""
-        inputs = self._inputs
-        upstream = torch.zeros_like(inputs.upstream)
-        upstream[:, inputs.checked] = inputs.upstream[:, inputs.checked]
-        for gradient in contestant.backward(inputs, upstream)()[:3]:
-            yield contestant.as_raster(gradient, inputs)
-
     def _memory(self, name: str, before: int, saved: int) -> Iterator[record.Quality]:
         """Yield the peak memory of one call, the increase over the start, and what a forward pass saves for backward."""
         on_gpu = self.device.type == "cuda"
@@ -555,14 +503,17 @@ class _CellRun(Rounds):
         if on_gpu and self._inputs.cell.backward:
             yield number(name, record.SAVED, float(saved), f"{where}, kept from forward for backward", unit="bytes")
 
-    # ------------------------------------------------------------------------------------------------------ times
-
     def _time(self, runs: Mapping[str, Run], spans: Mapping[str, str]) -> None:
-        """Time all contestants and the matrix product in palindromes."""
-        product, flops = matmul_peak(self._inputs.q.dtype, self.device)
-        dtype = str(self._inputs.q.dtype).removeprefix("torch.")
-        cost = record.SpanCost(span=record.MATMUL, flops=flops, read_bytes=0, write_bytes=0)
-        self.writer.append(record.Variant(name=record.MATMUL, preset="custom", dtype=dtype, costs=(cost,)))
+        """Time all contestants in palindromes, and a large matrix product: its rate is the peak that this device reaches now."""
+        side, dtype = 8192 if self.device.type == "cuda" else 512, self._inputs.q.dtype
+        left, right = (torch.randn(side, side, device=self.device, dtype=dtype) for _ in range(2))
+        cost = record.SpanCost(span=record.MATMUL, flops=2 * side**3, read_bytes=0, write_bytes=0)
+        name = str(dtype).removeprefix("torch.")
+        self.writer.append(record.Variant(name=record.MATMUL, preset="custom", dtype=name, costs=(cost,)))
+
+        def product() -> Tensor:
+            return torch.mm(left, right)
+
         runs, spans, watch = {**runs, record.MATMUL: product}, {**spans, record.MATMUL: record.MATMUL}, self._watch
         product()
         speeds = self._speeds | {record.MATMUL: watch.probe(product)}
@@ -594,8 +545,6 @@ class _CellRun(Rounds):
             self.writer.append(
                 record.Excluded(variant=name, span=record.STAGE, clip=None, indices=(), kind="failed", cause=cause)
             )
-
-    # ------------------------------------------------------------------------------------------------------ traces
 
     def _trace(self, name: str, run: Run) -> None:
         """Trace some calls, with torch's memory summary before and after them."""
@@ -630,8 +579,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         contestants: names, in order; the first that can run is what ratios are measured against.
         dtype: `auto` is bfloat16 on a GPU and float32 on a CPU.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
-        tile: `auto` or `cube`.
-        seed: seed of all tensors.
+        tile: one of `TILES`.
+        seed: of all tensors.
         seconds: seconds of timed calls in a cell, about; slow calls take longer, three palindromes at least.
         traced_calls: calls of each contestant in a trace of its own; 0 for none.
         captured: hash of the file of captured calls; empty: tensors are drawn.
@@ -666,10 +615,15 @@ def contestants(chosen: Sequence[str], device: torch.device, levels: Sequence[fl
     Raises:
         ConfigError: a word that is none of them.
     """
-    known = names(levels)
+    known, on_gpu = names(levels), device.type == "cuda"
     if not chosen:
-        on_gpu = device.type == "cuda"
-        return tuple(name for name in known if _default(name, on_gpu))
+        left_out = (SLOW, "cpu" if on_gpu else "flex")  # FlexAttention forms all pairs of tokens on a CPU
+        words = ((name, *group_and_impl(name)) for name in known)
+        return tuple(
+            name
+            for name, group, impl in words
+            if (on_gpu and peers.PEERS[impl].installed() if group == PEER else impl not in left_out)
+        )
     found: dict[str, None] = {}
     for word in chosen:
         named = [name for name in known if word in _words(name)]
@@ -685,13 +639,6 @@ def _words(name: str) -> tuple[str, ...]:
     """Return the words by which a user may name a contestant: `peers`, its group, its impl, its full name."""
     group, impl = group_and_impl(name)
     return (*(("peers",) if group == PEER else ()), group, impl, name)
-
-
-def _default(name: str, on_gpu: bool) -> bool:
-    group, impl = group_and_impl(name)
-    if group == PEER:
-        return on_gpu and peers.PEERS[impl].installed()
-    return impl not in (SLOW, "cpu" if on_gpu else "flex")  # FlexAttention forms all pairs of tokens on a CPU
 
 
 def run_grid(cells: Sequence[GridCell], request: Request, folder: Path, progress: Progress) -> CellsOutcome:

@@ -19,13 +19,12 @@ from torch import nn
 
 from strobe.bench.case import ComparePlan as Amount
 from strobe.bench.case import Progress
-from strobe.bench.cases.stream import GATE_BLOCKS, GATE_SWITCH, Script, StreamCase, unwritten
-from strobe.bench.cells import Attempt, CellsOutcome, check_same, measure_cells
+from strobe.bench.cases.stream import Script, StreamCase, unwritten
+from strobe.bench.cells import Attempt, CellsOutcome, check_same, measure_cells, write_json
 from strobe.bench.runner import VariantError, run_case
 from strobe.cache.policy import check_window
 from strobe.core.device import resolve_device, synchronize
 from strobe.core.errors import ConfigError, ImplUnavailableError, unknown_choice
-from strobe.core.files import not_written, write_whole
 from strobe.engine import presets
 from strobe.engine.config import EngineConfig, Knobs, ModelDefaults, replace_knobs
 from strobe.engine.model import Model
@@ -43,7 +42,7 @@ WORKLOAD: Final = ("batch", "switch_at")
 _REVIEW_SAMPLES: Final = 2
 """Clips that quality is judged on."""
 _KNOBS: Final[dict[str, Any]] = get_type_hints(Knobs)
-_FIELDS: Final[dict[str, Any]] = get_type_hints(EngineConfig)
+_HINTS: Final[dict[str, Any]] = get_type_hints(EngineConfig) | _KNOBS | {SYNCS: bool}
 
 
 Factors: TypeAlias = Mapping[str, tuple[str, ...]]
@@ -52,14 +51,8 @@ Factors: TypeAlias = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """Configuration of one side of a cell.
-
-    Args:
-        config: configuration of the stream.
-        batch: streams in lockstep.
-        switch_at: frame block of a prompt switch; None: as the script has them.
-        waits: the host waits for the device inside every pass.
-    """
+    """One side of a cell: its stream, how many run in lockstep, the frame block of a prompt switch (None: as the script has
+    them), and whether the host waits for the device inside every pass."""
 
     config: EngineConfig
     batch: int = 1
@@ -103,11 +96,9 @@ def read_value(name: str, text: str, defaults: ModelDefaults) -> object:
         return presets.preset(text)
     if name == "steps":
         return _timesteps(text, defaults)
-    if name == SYNCS:
-        return _switch(name, text)
     if name in WORKLOAD:
         return _count(name, text)
-    return _value(name, text, (_KNOBS if name in _KNOBS else _FIELDS)[name])
+    return _value(name, text, _HINTS[name])
 
 
 def changed(setup: Setup, changes: Mapping[str, str], defaults: ModelDefaults) -> Setup:
@@ -130,23 +121,16 @@ def changed(setup: Setup, changes: Mapping[str, str], defaults: ModelDefaults) -
 
 def value_of(setup: Setup, name: str, defaults: ModelDefaults) -> str:
     """Return the value of a factor as text, in the form that `read_value` accepts."""
-    config = setup.config
-    special: Mapping[str, Callable[[], object]] = {
-        "preset": lambda: config.name,
-        "steps": lambda: len(config.timesteps or defaults.timesteps),
-        SYNCS: lambda: setup.waits,
-        "batch": lambda: setup.batch,
-        "switch_at": lambda: "script" if setup.switch_at is None else setup.switch_at,
+    config, own = setup.config, filled(setup.config, defaults)
+    special: dict[str, object] = {
+        "preset": config.name,
+        "steps": len(config.timesteps or defaults.timesteps),
+        SYNCS: setup.waits,
+        "batch": setup.batch,
+        "switch_at": "script" if setup.switch_at is None else setup.switch_at,
     }
-    if name in special:
-        return _text(special[name]())
-    if name in _KNOBS:
-        return _text(getattr(config.knobs, name))
-    own = filled(config, defaults)
-    return _text(getattr(own if hasattr(own, name) else config, name))
-
-
-def _text(value: object) -> str:
+    holder = next((each for each in (config.knobs, own) if hasattr(each, name)), config)
+    value = special[name] if name in special else getattr(holder, name)
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -167,16 +151,12 @@ def _count(name: str, text: str) -> int:
     return int(text)
 
 
-def _switch(name: str, text: str) -> bool:
-    if text not in SWITCH:
-        raise ConfigError(f"{name}={text}: give {' or '.join(SWITCH)}")
-    return SWITCH[text]
-
-
 def _value(name: str, text: str, hint: Any) -> Any:
     """Convert text to a field's type; the configuration itself checks its range."""
     if hint is bool:
-        return _switch(name, text)
+        if text not in SWITCH:
+            raise ConfigError(f"{name}={text}: give {' or '.join(SWITCH)}")
+        return SWITCH[text]
     origin, options = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         if text == "model" and type(None) in options:
@@ -215,38 +195,34 @@ class AblationCell:
         return frozenset(side.config.name for side in self.sides if side.waits)
 
 
-def one_at_a_time(base: Setup, factors: Factors, defaults: ModelDefaults, device: torch.device) -> Iterator[AblationCell]:
+def varied(
+    base: Setup, factors: Factors, defaults: ModelDefaults, device: torch.device, *, grid: bool = False
+) -> Iterator[AblationCell]:
     """Yield a cell for every value of every factor that is not the base's own.
+
+    Args:
+        grid: for every combination of values instead; an impossible one carries the reason.
 
     Raises:
         ConfigError: a value that the factor, the model or the base does not allow.
         ImplUnavailableError: a value that cannot run on the device.
     """
-    for name, values in factors.items():
-        for value in values:
-            if value != value_of(base, name, defaults):
-                yield _cell(base, {name: value}, defaults, device)
-
-
-def products(base: Setup, factors: Factors, defaults: ModelDefaults, device: torch.device) -> Iterator[AblationCell]:
-    """Yield a cell for every combination of values but the base's own; an impossible one carries the reason.
-
-    Raises:
-        ConfigError: a value that its factor does not allow.
-    """
-    for name, values in factors.items():
-        for value in values:
-            read_value(name, value, defaults)
-    for chosen in itertools.product(*factors.values()):
-        given = dict(zip(factors, chosen, strict=True))
+    each = [{name: value} for name, values in factors.items() for value in values]
+    if grid:
+        for name, values in factors.items():
+            for value in values:
+                read_value(name, value, defaults)
+        each = [dict(zip(factors, chosen, strict=True)) for chosen in itertools.product(*factors.values())]
+    for given in each:
         changes = {name: value for name, value in given.items() if value != value_of(base, name, defaults)}
         if not changes:
             continue
         try:
             yield _cell(base, changes, defaults, device)
         except (ConfigError, ImplUnavailableError) as error:
-            planned = PlannedCell(name=_folder(changes), kind=_kind(changes), changes=changes, refused=str(error))
-            yield AblationCell(planned=planned, base=base)
+            if not grid:
+                raise
+            yield AblationCell(planned=_planned(changes, str(error)), base=base)
 
 
 def leave_one_out(base: Setup, defaults: ModelDefaults, device: torch.device) -> Iterator[AblationCell]:
@@ -272,20 +248,18 @@ def _cell(base: Setup, changes: Mapping[str, str], defaults: ModelDefaults, devi
     if settings:
         candidate = _named(changed(own, settings, defaults), settings)
         resolve(candidate.config, defaults, device)  # what cannot run is told now
-    planned = PlannedCell(name=_folder(changes), kind=_kind(changes), changes=dict(changes))
-    return AblationCell(planned=planned, base=own, candidate=candidate)
+    return AblationCell(planned=_planned(changes), base=own, candidate=candidate)
+
+
+def _planned(changes: Mapping[str, str], refused: str = "") -> PlannedCell:
+    kind: Kind = "product" if len(changes) > 1 else "workload" if next(iter(changes)) in WORKLOAD else "setting"
+    return PlannedCell(name=_folder(changes), kind=kind, changes=dict(changes), refused=refused)
 
 
 def _named(setup: Setup, changes: Mapping[str, str]) -> Setup:
     if list(changes) == ["preset"]:
         return setup
     return replace(setup, config=replace(setup.config, name=_folder(changes)))
-
-
-def _kind(changes: Mapping[str, str]) -> Kind:
-    if len(changes) > 1:
-        return "product"
-    return "workload" if next(iter(changes)) in WORKLOAD else "setting"
 
 
 def _folder(changes: Mapping[str, str]) -> str:
@@ -313,12 +287,6 @@ class CellCase(StreamCase):
     """The base of a cell and its candidate, if it has one; a `strobe.bench.case.Case`.
 
     Whatever a side raises is told as a `StrobeError`, after its settings were written: a run that fails is an entry too.
-
-    Args:
-        cell: the cell to run.
-        script: the clip.
-        model: the weights.
-        device: "auto", "cpu", "cuda" or "cuda:N".
 
     Raises:
         ConfigError: a word that the model does not know, or a switch after the end of the clip.
@@ -405,9 +373,7 @@ class CellCase(StreamCase):
 
     def _short_clip(self, session: Session, began_ns: int) -> int:
         """Measure the time from a moment to the end of a clip that fills the window, evicts and switches the prompt."""
-        session.prompt(self._script.prompt, wait=True)
-        prompt = self._script.switches[0].prompt if self._script.switches else self._script.prompt
-        for _ in session.stream(GATE_BLOCKS, switches=(Switch(frame_block=GATE_SWITCH, prompt=prompt),)):
+        for _ in self._gate_stream(session):
             pass
         synchronize(self.device)
         return time.perf_counter_ns() - began_ns
@@ -442,9 +408,6 @@ def run_cells(
     Args:
         base: what everything is held against.
         folder: made if absent; may hold cells of earlier runs with the same base and request.
-        script: the clip.
-        model: the weights.
-        device: "auto", "cpu", "cuda" or "cuda:N".
         amount: how much is measured; `waits` is filled in.
 
     Raises:
@@ -487,19 +450,10 @@ def run_cells(
 
 
 def _claim(folder: Path, plan: Plan) -> None:
-    """Write the plan, with the cells of earlier runs, or refuse a folder of another request.
-
-    Raises:
-        ConfigError: the folder's cells have another base or another request.
-        StrobeError: the plan cannot be written.
-    """
+    """Write the plan, with the cells of earlier runs, or refuse a folder of another request."""
     if (folder / PLAN).exists():
         held = read_plan(folder)
         check_same(folder, {"base": held.base, **held.request}, {"base": plan.base, **plan.request})
         planned = {each.name: each for each in (*held.cells, *plan.cells)}
         plan = msgspec.structs.replace(plan, cells=tuple(planned.values()))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise not_written(folder / PLAN, error) from error
-    write_whole(folder / PLAN, msgspec.json.format(msgspec.json.encode(plan)) + b"\n")
+    write_json(folder / PLAN, plan)

@@ -70,23 +70,7 @@ class AttentionCase:
         automatic = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self._dtype = automatic if call.dtype == "auto" else getattr(torch, call.dtype)
         self._call = call
-        self._q, self._k, self._v = _draw(call, self._dtype, self.device)
-        self._tiles = tile_layout(call.grid, (4, 4, 4)) if call.grid is not None else None
-        self.variants = {name: self._sparse(name) if name.startswith(SPARSE) else self._dense(name) for name in impls}
-        self.order = tuple(impls) if len(impls) == 1 else palindrome(impls[0], impls[1:])
-        self.spans: tuple[Span, ...] = (
-            (ATTENTION_KERNEL, ATTENTION) if any(name.startswith(SPARSE) for name in impls) else (ATTENTION_KERNEL,)
-        )
-
-    @property
-    def slug(self) -> str:
-        """Part of the run folder's name."""
-        return f"attention-{'-'.join(self.variants)}"
-
-    @property
-    def _shape(self) -> costs.AttentionShape:
-        call = self._call
-        return costs.AttentionShape(
+        self._shape = costs.AttentionShape(
             batch=call.batch,
             q_tokens=call.q_tokens,
             kv_tokens=call.num_keys,
@@ -94,6 +78,13 @@ class AttentionCase:
             num_kv_heads=call.num_kv_heads,
             head_dim=call.head_dim,
         )
+        self._q, self._k, self._v = _draw(call, self._dtype, self.device)
+        self._tiles = tile_layout(call.grid, (4, 4, 4)) if call.grid is not None else None
+        self.slug = f"attention-{'-'.join(impls)}"
+        self.variants = {name: self._sparse(name) if name.startswith(SPARSE) else self._dense(name) for name in impls}
+        self.order = tuple(impls) if len(impls) == 1 else palindrome(impls[0], impls[1:])
+        sections: tuple[Span, ...] = (ATTENTION,) if any(name.startswith(SPARSE) for name in impls) else ()
+        self.spans: tuple[Span, ...] = (ATTENTION_KERNEL, *sections)
 
     def _dense(self, impl: str) -> AttentionVariant:
         q, k, v = self._q, self._k, self._v

@@ -61,9 +61,8 @@ def run_load(
     Raises:
         SessionError: the server is not there, wants a token or refuses even the first viewer.
     """
-    token = load.token
     socket = url.replace("http", "ws", 1).rstrip("/")
-    welcome = asyncio.run(_look(socket, token, load))
+    welcome = asyncio.run(_look(load, socket))
     here = torch.device(device) if own and device else torch.device("cpu")
     with open_run(root, f"serve-{welcome.preset}") as writer:
         writer.append(describe_run(writer.folder, here, (welcome.preset,), len(load.levels), "serve"))
@@ -74,43 +73,37 @@ def run_load(
             )
         )  # fmt: skip
         with end_line(writer):
-            asyncio.run(_levels(load, socket, token, welcome, writer, progress))
+            asyncio.run(_levels(load, socket, welcome, writer, progress))
     return writer.folder
 
 
-async def _look(url: str, token: str, load: Load) -> protocol.Welcome:
+async def _look(load: Load, url: str) -> protocol.Welcome:
     """Open a stream and close it: what the server says of itself, before anything is measured."""
     try:
-        async with watch(url, preset=load.preset, codec=load.codec, token=token) as viewer:
+        async with watch(url, preset=load.preset, codec=load.codec, token=load.token) as viewer:
             await viewer.send(protocol.Close())
             return viewer.welcome
     except OSError as error:
         raise SessionError(str(error)) from error
 
 
-async def _levels(load: Load, url: str, token: str, welcome: protocol.Welcome, writer: RunWriter, progress: Progress) -> None:
+async def _levels(load: Load, url: str, welcome: protocol.Welcome, writer: RunWriter, progress: Progress) -> None:
     total = round(len(load.levels) * load.seconds)
     for number, level in enumerate(load.levels):
 
         def tell(seconds: float, watching: int, level: float = level, before: int = round(number * load.seconds)) -> None:
             progress(before + round(seconds), total, f"s, load {level:g}, {watching} viewers")
 
-        began, at_first = time.monotonic_ns(), await asyncio.to_thread(_server_metrics, url, token)
-        await _level(load, level, plan(load, level, welcome.examples), url, token, writer, tell)
-        at_last = await asyncio.to_thread(_server_metrics, url, token)
+        began, at_first = time.monotonic_ns(), await asyncio.to_thread(_server_metrics, url, load.token)
+        await _level(load, level, plan(load, level, welcome.examples), url, writer, tell)
+        at_last = await asyncio.to_thread(_server_metrics, url, load.token)
         if at_first is not None and at_last is not None:
             writer.append(_served(level, time.monotonic_ns() - began, at_first, at_last))
         writer.sync()
 
 
 async def _level(
-    load: Load,
-    level: float,
-    visits: Sequence[Visit],
-    url: str,
-    token: str,
-    writer: RunWriter,
-    tell: Callable[[float, int], None],
+    load: Load, level: float, visits: Sequence[Visit], url: str, writer: RunWriter, tell: Callable[[float, int], None]
 ) -> None:
     """Let the viewers of one level come; write each down as it leaves."""
     began, watching = time.monotonic(), 0
@@ -119,7 +112,7 @@ async def _level(
         nonlocal watching
         await asyncio.sleep(max(0.0, began + visit.at_s - time.monotonic()))
         watching += 1
-        line = await _visit(load, url, token, visit)
+        line = await _visit(load, url, visit)
         watching -= 1
         writer.append(msgspec.structs.replace(line, load=level, viewer=number, arrived_ns=_ns(visit.at_s)))
 
@@ -210,14 +203,14 @@ class _Seen:
         return found | {"picture": _ns(picture_s - told_s), "paint": _ns(painted - picture_s)}
 
 
-async def _visit(load: Load, url: str, token: str, visit: Visit) -> ViewerLine:
+async def _visit(load: Load, url: str, visit: Visit) -> ViewerLine:
     """Watch as planned; load, number and arrival are for the caller to fill in."""
     came, seen = time.monotonic(), _Seen()
     line = ViewerLine(load=0, arrivals=load.arrivals, viewer=0, preset=load.preset, codec=load.codec, arrived_ns=0, watched_ns=0)
     (_, first), *later = visit.prompts
     playback: Playback | None = None
     try:
-        async with watch(url, prompt=first, seed=visit.seed, preset=load.preset, codec=load.codec, token=token) as viewer:
+        async with watch(url, prompt=first, seed=visit.seed, preset=load.preset, codec=load.codec, token=load.token) as viewer:
             line = msgspec.structs.replace(line, preset=viewer.welcome.preset)
             await viewer.send(protocol.Play())
             playback = await viewer.play(max(0.0, visit.stay_s - (time.monotonic() - came)), later, seen)

@@ -31,6 +31,7 @@ from strobe.engine.prompts import Switch, check_prompts, check_switches
 from strobe.engine.resolve import ResolvedConfig, check_device, resolve
 from strobe.engine.session import Session
 from strobe.engine.snapshot import Snapshot
+from strobe.engine.stream import FrameBlock
 from strobe.engine.video import VideoFile
 from strobe.perf.measure.profile import file_sha256
 from strobe.perf.records import record
@@ -44,13 +45,7 @@ GATE_SWITCH: Final = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Script:
-    """Prompts, length and seed of every clip.
-
-    Args:
-        prompt: the first prompt.
-        switches: later prompts.
-        num_blocks: frame blocks in a clip.
-        seed: seed of all noise.
+    """Prompts, length in frame blocks and seed of every clip.
 
     Raises:
         ConfigError: two switches at one frame block, or one after the end.
@@ -78,14 +73,11 @@ class StreamCase:
 
     Args:
         configs: presets by name, or configurations; the first is the baseline.
-        script: the clip.
-        model: "shapes", a folder, or a loaded model.
-        device: "auto", "cpu", "cuda" or "cuda:N".
         review_samples: clips, each with noise of its own, that quality is judged on.
         absent: presets that were asked for and cannot run here, as `runnable` finds them; they are only recorded.
 
     Raises:
-        ConfigError: unknown preset, model or word, or fewer than one sample.
+        ConfigError: unknown preset or word.
         StrobeError: the GPU has too little free memory for all sessions; says how many would fit.
     """
 
@@ -94,14 +86,12 @@ class StreamCase:
         configs: Sequence[str | EngineConfig],
         *,
         script: Script,
-        model: str | Path | Model = "shapes",
+        model: Model,
         device: str | torch.device = "auto",
         review_samples: int = 4,
         absent: Sequence[record.Absent] = (),
     ) -> None:
         asked = [presets.preset(config) if isinstance(config, str) else config for config in configs]
-        if not asked or review_samples < 1:
-            raise ConfigError(f"a comparison needs variants and at least one clip to judge; got {len(asked)}, {review_samples}")
         self._configs = {config.name: config for config in asked}
         self.baseline, *candidates = (config.name for config in asked)
         self.candidates = tuple(candidates)
@@ -111,7 +101,7 @@ class StreamCase:
         if self.device.type == "cuda":
             forgo_cublaslt_workspace()  # as every session does, and before the run is described
         self._script = script
-        self._loaded = model if isinstance(model, Model) else load.load(model)
+        self._loaded = model
         self.notes = self._loaded.notes
         check_prompts(self._loaded.text, [script.prompt, *(switch.prompt for switch in script.switches)])
         self._check_room()
@@ -263,13 +253,15 @@ class StreamCase:
         return config.schedule, config.policy, config.positions, config.sparsity, config.keep_sink, config.dtype, formats
 
     def _gate_clip(self, name: str) -> list[tuple[Tensor, Tensor]]:
-        """Return latents and frames of a short clip with one hard prompt switch."""
-        prompt = self._script.switches[0].prompt if self._script.switches else self._script.prompt
+        """Return latents and frames of a short clip."""
         self.prepare(name)
-        session = self._session(name)
+        return [(block.latents.cpu(), block.frames) for block in self._gate_stream(self._session(name))]
+
+    def _gate_stream(self, session: Session) -> Iterator[FrameBlock]:
+        """Make a short clip with one hard prompt switch."""
+        prompt = self._script.switches[0].prompt if self._script.switches else self._script.prompt
         session.prompt(self._script.prompt, wait=True)
-        stream = session.stream(GATE_BLOCKS, switches=(Switch(frame_block=GATE_SWITCH, prompt=prompt),))
-        return [(block.latents.cpu(), block.frames) for block in stream]
+        yield from session.stream(GATE_BLOCKS, switches=(Switch(frame_block=GATE_SWITCH, prompt=prompt),))
 
     def _clips(self, config: EngineConfig) -> Tensor:
         """Return the frames of all review samples, uint8 [B, F, Y, X, 3]."""

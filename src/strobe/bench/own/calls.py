@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -78,16 +78,16 @@ def bound(function: Callable[..., object], arguments: Any) -> Callable[[], objec
     return lambda: function(arguments)
 
 
-def copied(value: object) -> Any:
+def copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
     """Return a deep copy of tensors, arrays and the containers that hold them; other objects are not copied.
+
+    Args:
+        memo: copies by the id of what was copied.
 
     Raises:
         ConfigError: an iterator, or a tensor that is the result of a differentiable operation.
     """
-    return _copy(value, {})
-
-
-def _copy(value: Any, memo: dict[int, Any]) -> Any:
+    memo = {} if memo is None else memo
     if id(value) in memo:
         return memo[id(value)]
     if isinstance(value, Iterator):
@@ -105,16 +105,16 @@ def _copy(value: Any, memo: dict[int, Any]) -> Any:
     elif isinstance(value, MutableMapping):
         found = copy.copy(value)
         for key in value:
-            found[key] = _copy(value[key], memo)
+            found[key] = copied(value[key], memo)
     elif isinstance(value, tuple):
-        items = [_copy(each, memo) for each in value]
+        items = [copied(each, memo) for each in value]
         found = type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     elif isinstance(value, list | set):
-        found = type(value)(_copy(each, memo) for each in value)
+        found = type(value)(copied(each, memo) for each in value)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         found = copy.copy(value)
         for field in dataclasses.fields(value):
-            object.__setattr__(found, field.name, _copy(getattr(value, field.name), memo))
+            object.__setattr__(found, field.name, copied(getattr(value, field.name), memo))
     memo[id(value)] = found
     return found
 
@@ -133,7 +133,10 @@ def _items(value: Any) -> list[tuple[str, Any]] | None:
 def same(one: Any, other: Any) -> bool:
     """Return whether two copies of one value are still equal; what is not copied always is."""
     if isinstance(one, torch.Tensor):
-        return _equal(one.detach(), other.detach())
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return False
+        one, other = one.detach(), other.detach()
+        return bool(((one == other) | ((one != one) & (other != other))).all())  # NaN where NaN was
     if isinstance(one, torch.Generator):
         return bool(torch.equal(one.get_state(), other.get_state()))
     if hasattr(one, "__array_interface__"):
@@ -146,12 +149,6 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, _PLAIN):
         return type(one) is type(other) and bool(one == other or one != one)
     return one is other
-
-
-def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return bool(((one == other) | ((one != one) & (other != other))).all())  # NaN where NaN was
 
 
 def num_bytes(value: Any) -> int:
@@ -168,25 +165,22 @@ _LIMITS: Final = TOLERANCES["call"]
 _LATER: Final = (Iterator, AsyncIterator, Awaitable)
 
 
-class Leaf(NamedTuple):
-    """One value of an output: where it stands, and what it is."""
-
-    path: str
-    value: Any
+Leaves: TypeAlias = list[tuple[str, Any]]
+"""Values of an output, each with the place where it stands."""
 
 
-def leaves(output: object, path: str = "out") -> list[Leaf]:
+def leaves(output: object, path: str = "out") -> Leaves:
     """Return the values of an output in order, copied from what the next call may overwrite.
 
     Raises:
         ConfigError: it holds something that cannot be compared, or a call that has not run yet.
     """
     if isinstance(output, torch.Tensor):
-        return [Leaf(path, output.detach().clone())]
+        return [(path, output.detach().clone())]
     if isinstance(output, (*_EXACT, int, float, complex)):
-        return [Leaf(path, output)]
+        return [(path, output)]
     if hasattr(output, "__array_interface__"):  # NumPy, and images of PIL
-        return [Leaf(path, _array(output, path))]
+        return [(path, _array(output, path))]
     if (items := _items(output)) is None:
         if isinstance(output, _LATER):
             raise ConfigError(
@@ -209,7 +203,7 @@ def _array(output: Any, path: str) -> Any:
     raise ConfigError(f"{path} is an array of {array.dtype}, which cannot be compared; give tolerance=math.inf to compare none")
 
 
-def agree(found: list[Leaf], expected: list[Leaf], tolerance: float | None) -> GateResult:
+def agree(found: Leaves, expected: Leaves, tolerance: float | None) -> GateResult:
     """Hold an output against that of the reference.
 
     The relative error of floating-point numbers is the root mean square of the difference / that of the expected values, in
@@ -218,29 +212,25 @@ def agree(found: list[Leaf], expected: list[Leaf], tolerance: float | None) -> G
     Args:
         tolerance: largest relative error; None: by dtype, the coarser one of both.
     """
-    limits = ", ".join(f"{limit:g} ({dtype})" for dtype, limit in _limits(found, expected, tolerance).items())
+    names = {_name(value) for _, value in (*found, *expected)}
+    allowed = [(name, limit) for name, limit in _LIMITS.items() if name in names]
+    allowed = allowed if tolerance is None else [("as asked for", tolerance)]
+    limits = ", ".join(f"{limit:g} ({dtype})" for dtype, limit in allowed)
     rule = f"the same output: relative error <= {limits}" if limits else "the same output"
-    places = [leaf.path for leaf in found], [leaf.path for leaf in expected]
+    places = [path for path, _ in found], [path for path, _ in expected]
     if places[0] != places[1]:
         odd = sorted(set(places[0]) ^ set(places[1])) or ["their order"]
         return GateResult(False, rule, f"the outputs are not built alike: only one has {odd[0]}", exact=True)
     worst, at = 0.0, ""
-    for own, other in zip(found, expected, strict=True):
-        wrong, error = _differ(own.value, other.value, tolerance)
+    for (path, own), (_, other) in zip(found, expected, strict=True):
+        wrong, error = _differ(own, other, tolerance)
         if wrong:
-            return GateResult(False, rule, f"{own.path}: {wrong}", exact=True)
+            return GateResult(False, rule, f"{path}: {wrong}", exact=True)
         if error > worst:
-            worst, at = error, own.path
-    if all(leaf.value is None for leaf in expected):
+            worst, at = error, path
+    if all(value is None for _, value in expected):
         return GateResult(True, "nothing to compare", "neither returns a value")
     return GateResult(True, rule, f"largest {worst:.3g}, at {at}" if at else "equal in every bit", exact=True)
-
-
-def _limits(found: list[Leaf], expected: list[Leaf], tolerance: float | None) -> dict[str, float]:
-    names = {_name(leaf.value) for leaf in (*found, *expected)} - {""}
-    if tolerance is not None:
-        return {"as asked for": tolerance}
-    return {name: _LIMITS[name] for name in _LIMITS if name in names}
 
 
 def _name(value: Any) -> str:
@@ -336,36 +326,25 @@ def measure_calls(
     inputs: object,
     open_run: Callable[[], RunWriter],
     *,
-    rounds: int = 10,
-    warmup: int = 3,
-    tolerance: float | None = None,
-    trace: bool = False,
-    device: str = "auto",
+    rounds: int,
+    warmup: int,
+    tolerance: float | None,
+    trace: bool,
+    device: str,
 ) -> Path:
     """Hold functions against the first, time and trace them; return the run folder. One whose gate is red gets no numbers.
 
     Args:
-        functions: by name; the first is the baseline.
-        inputs: of every call, see `CallArguments`.
         open_run: makes the run folder, once every function has been called.
-        rounds: palindromes `B C1 C2 C2 C1 B` of samples; an interval needs 2.
-        warmup: calls of each function before anything is timed, after the one whose output is compared.
-        tolerance: largest relative error of an output; None: by dtype; infinite: outputs are not compared.
-        trace: one more sample of each under the profiler.
-        device: where the functions work; auto: on a GPU, if the process has used one by the end of the warm-up.
 
-    Raises:
-        ConfigError: something is given that cannot be measured.
-        StrobeError: the records cannot be written.
-
-    Whatever a function raises goes on to the caller, with a note that says which function it was, and when.
+    The others, and what is raised, are those of `strobe.compare`.
     """
     check_functions(functions)
     if warmup < 1 or rounds < 1:
         raise ConfigError(f"warmup and rounds must be at least 1, got {warmup} and {rounds}")
     if tolerance is not None and not tolerance >= 0:
         raise ConfigError(f"tolerance={tolerance}: give a relative error of 0 or more; math.inf compares no outputs")
-    named = None if str(device) == "auto" else resolve_device(device)
+    named = None if device == "auto" else resolve_device(device)
     calls = _FunctionCalls(functions, CallArguments(inputs))
     names, compared = list(functions), tolerance != math.inf
     outputs = {name: calls.first(name, compared=compared) for name in names}
@@ -412,9 +391,7 @@ class _FunctionCalls:
         """The first GPU that is waited for, else the CPU."""
         return self._gpus[0] if self._gpus else torch.device("cpu")
 
-    # Before anything is timed.
-
-    def first(self, name: str, *, compared: bool) -> list[Leaf]:
+    def first(self, name: str, *, compared: bool) -> Leaves:
         """Call a function once with inputs and random numbers that are those of all others; return its output to compare."""
         inputs = self._inputs.one()
         with _blamed(name, "its first call"), _seeded():
@@ -422,7 +399,7 @@ class _FunctionCalls:
         if not self._inputs.unchanged(inputs):
             self._inputs.fresh = True  # from now on every call of every function has its own
         found = leaves(output, f"{name}: out") if compared else []
-        return [leaf._replace(path=leaf.path.removeprefix(f"{name}: ")) for leaf in found]
+        return [(path.removeprefix(f"{name}: "), value) for path, value in found]
 
     def warm_up(self, calls: int) -> None:
         """Call every function so often."""
@@ -462,8 +439,6 @@ class _FunctionCalls:
             for gpu in gpus_in_use():
                 synchronize(gpu)
         return any(event.device_type == DeviceType.CUDA for event in profiler.events())
-
-    # Samples.
 
     def _prepared(self, name: str, calls: int) -> list[Callable[[], object]]:
         """Calls with their inputs: of their own each where a function changes them, else those of the function."""

@@ -46,7 +46,6 @@ class Program:
     """A command line.
 
     Args:
-        name: in the records.
         command: as it was given.
         argv: what is run: its words, or a shell that reads it.
         folder: that it runs in.

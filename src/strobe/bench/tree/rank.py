@@ -140,8 +140,7 @@ def bind(name: str, inputs: RankShare, timeout_s: float, links: Links | None = N
     """
     if name == PEER:
         return _peer(inputs)
-    call = partial(_ours, name, inputs, timeout_s, links=links)
-    return lambda: call()[0]
+    return lambda: _ours(name, inputs, timeout_s, links=links)[0]
 
 
 def _ours(
@@ -229,7 +228,6 @@ class MarkRecorder(TimingRecorder):
     """Recorder of the regions of one call; without `meet` it waits for nothing.
 
     Args:
-        device: where the call works.
         meet: serialised: called before each collective, returns when all ranks are there; the device is drained before and after.
     """
 
@@ -274,30 +272,29 @@ class MarkRecorder(TimingRecorder):
 
 
 def links_line(links: Links, auto: str) -> grids.Links:
-    """Return links as their record; a bandwidth too large to be seen beside the latency is left out."""
+    """Return links as their record."""
 
     def line(kind: Collective, rate: Rate) -> LinkRate:
-        return LinkRate(kind=kind, alpha_s=finite(rate.alpha_s), bytes_per_s=finite(rate.bytes_per_s), host_s=finite(rate.host_s))
+        return LinkRate(kind=kind, alpha_s=rate.alpha_s, bytes_per_s=rate.bytes_per_s, host_s=rate.host_s)
 
     return grids.Links(
-        flops_per_s=finite(links.flops_per_s),
-        memory_bytes_per_s=finite(links.memory_bytes_per_s),
-        launch_s=finite(links.launch_s),
+        flops_per_s=links.flops_per_s,
+        memory_bytes_per_s=links.memory_bytes_per_s,
+        launch_s=links.launch_s,
         rates=(*(line(kind, links.rate(kind)) for kind in KINDS), line("merge", links.merge)),
         auto=auto,
     )
-
-
-def finite(value: float) -> float | None:
-    """Return the value, or None if it is not finite: JSON has no such number."""
-    return value if math.isfinite(value) else None
 
 
 def predict(inputs: RankShare, links: Links) -> tuple[dict[str, grids.Prediction], str]:
     """Return predictions of every strategy that can do the call, and the one that `auto` takes."""
 
     def seconds(latency: float, bandwidth: float) -> dict[str, float]:
-        options = inputs.options(_scaled(links, latency, bandwidth))
+        rates = (links.gather, links.exchange, links.reduce)
+        gather, exchange, reduce = (
+            replace(rate, alpha_s=rate.alpha_s / latency, bytes_per_s=rate.bytes_per_s * bandwidth) for rate in rates
+        )
+        options = inputs.options(replace(links, gather=gather, exchange=exchange, reduce=reduce))
         return {each.strategy: each.seconds for each in explain(inputs.q, inputs.k, inputs.v, **options).predictions}
 
     plan = explain(inputs.q, inputs.k, inputs.v, **inputs.options(links))
@@ -308,8 +305,8 @@ def predict(inputs: RankShare, links: Links) -> tuple[dict[str, grids.Prediction
     for each in plan.predictions:
         found[each.strategy] = grids.Prediction(
             variant=each.strategy,
-            total_ns=finite(each.seconds * 1e9),
-            local_ns=finite(each.local_s * 1e9),
+            total_ns=each.seconds * 1e9,
+            local_ns=each.local_s * 1e9,
             hidden_ns=each.hidden_s * 1e9,
             messages=tuple(_sent(message, links) for message in each.messages),
             bound=_bound(inputs, links, each),
@@ -320,13 +317,6 @@ def predict(inputs: RankShare, links: Links) -> tuple[dict[str, grids.Prediction
             ),
         )
     return found, plan.strategy
-
-
-def _scaled(links: Links, latency: float, bandwidth: float) -> Links:
-    def scaled(rate: Rate) -> Rate:
-        return replace(rate, alpha_s=rate.alpha_s / latency, bytes_per_s=rate.bytes_per_s * bandwidth)
-
-    return replace(links, gather=scaled(links.gather), exchange=scaled(links.exchange), reduce=scaled(links.reduce))
 
 
 def _sent(message: Message, links: Links) -> SentMessage:
@@ -467,16 +457,16 @@ class _Rank:
 
     def _take_apart(self, runs: dict[str, Run]) -> None:
         """Record the regions of the same calls: free-running, then serialised; the peer has none."""
+        modes: tuple[tuple[Mode, Callable[[], object] | None], ...] = (("free-running", None), ("serialised", dist.barrier))
+        self._result.apart = {mode: {} for mode, _ in modes}
         for name, run in runs.items():
-            if name == PEER:
-                continue
-            for into, meet in ((self._result.free, None), (self._result.serialised, dist.barrier)):
+            for mode, meet in modes if name != PEER else ():
                 recorder = MarkRecorder(self._device, meet)
                 recorder.take(run)
-                into[name] = []
+                calls = self._result.apart[mode][name] = list[RankCall]()
                 for _ in range(max(6, self._how.iterations)):
                     self._align()
-                    into[name].append(recorder.take(partial(self._held_back, run)))
+                    calls.append(recorder.take(partial(self._held_back, run)))
 
 
 if __name__ == "__main__":

@@ -155,7 +155,7 @@ class RankResult(msgspec.Struct, kw_only=True):
         header: header of the records, from rank 0.
         checks: by contestant.
         laps: by contestant, in palindromes: ns of each call.
-        free, serialised: by contestant: calls taken apart.
+        apart: calls taken apart, by mode and contestant.
         blocks: times of the guide's `Timer` blocks, by mode and block, ms.
         links: links that `measure_links` found, and the strategy that `auto` takes with them.
         predicted: by strategy.
@@ -167,8 +167,7 @@ class RankResult(msgspec.Struct, kw_only=True):
     header: Header | None = None
     checks: dict[str, RankErrors] = {}
     laps: dict[str, list[list[int]]] = {}
-    free: dict[str, list[RankCall]] = {}
-    serialised: dict[str, list[RankCall]] = {}
+    apart: dict[Mode, dict[str, list[RankCall]]] = {}
     blocks: dict[Mode, dict[str, list[float]]] = {}
     links: Links | None = None
     predicted: dict[str, Prediction] = {}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import torch
@@ -19,18 +21,18 @@ from strobe.bench.case import Progress
 from strobe.bench.cells import CellsOutcome, claim, finished, measure_cells
 from strobe.bench.processes import run_swept
 from strobe.bench.runner import ClipNumbers, end_line, number, timed_span
-from strobe.bench.tree.machine import busy_cores, check_ranks, topology
 from strobe.bench.tree.request import PEER, TASK, TOPOLOGY, RankedCall, RankResult, Task, TreeSettings
 from strobe.compat.assert_tree_attn import kind_of
+from strobe.core import main_memory
 from strobe.core.costs import element_bytes
-from strobe.core.errors import StrobeError
+from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
 from strobe.core.files import write_whole
 from strobe.core.spans import ATTENTION
 from strobe.perf.analysis.runs.rank_calls import RankCall
 from strobe.perf.measure.machine import describe_run
 from strobe.perf.measure.timing import palindrome
 from strobe.perf.records import record
-from strobe.perf.records.record import CELLS, Surroundings
+from strobe.perf.records.record import CELLS, Surroundings, cpu_cores, cpu_name
 from strobe.perf.records.store import RunWriter
 
 
@@ -47,13 +49,9 @@ def lines(task: Task, ranks: Sequence[RankResult]) -> Iterator[record.Record]:
         yield ranks[0].links
     clips = ClipNumbers()
     yield from _laps(ranks, clips)
-    modes: dict[record.Mode, list[dict[str, list[RankCall]]]] = {
-        "free-running": [rank.free for rank in ranks],
-        "serialised": [rank.serialised for rank in ranks],
-    }
-    for mode, calls in modes.items():
-        for name in calls[0]:
-            yield from _apart(clips, name, mode, [each[name] for each in calls])
+    for mode, calls in ranks[0].apart.items():
+        for name in calls:
+            yield from _apart(clips, name, mode, [rank.apart[mode][name] for rank in ranks])
     if ranks[0].blocks:
         yield record.Variant(name=record.GUIDE, preset="custom", dtype=task.shape.dtype, sizes=sizes(task.shape))
         yield from _blocks(ranks, clips)
@@ -157,6 +155,70 @@ def _blocks(ranks: Sequence[RankResult], clips: ClipNumbers) -> Iterator[record.
     clip = clips.finish(record.GUIDE, "timed", None, len(found))
     yield from (timed_span(clip, block, index, value_ns, **more) for block, index, value_ns, more in found)
     yield clip
+
+
+RANKS_A_CORE: Final = 8
+RANK_BYTES: Final = main_memory.GIB // 2
+"""Main memory of a rank on a CPU, torch included, beside its tensors."""
+
+
+def check_ranks(shapes: Sequence[RankedCall]) -> None:
+    """Refuse cells with more ranks than this machine holds, before any of them starts.
+
+    Raises:
+        ImplUnavailableError: more GPUs are needed than there are.
+        ConfigError: more ranks on a CPU than 8 for each core, or than one for each 0.5 GiB of free memory.
+    """
+    gpus, there = max((shape.world_size for shape in shapes if shape.device == "cuda"), default=0), torch.cuda.device_count()
+    if gpus > there:
+        found = f"{there} CUDA device{'s' * (there != 1)}" if there else "no CUDA device"
+        others = ([f"--world-size {there}"] if there else []) + ["--device cpu"]
+        reason = f"each rank takes a GPU, {gpus} in all, and torch sees {found} here"
+        raise ImplUnavailableError("cuda", reason, others, what="device")
+    ranks = max((shape.world_size for shape in shapes if shape.device == "cpu"), default=0)
+    free = main_memory.available_bytes()
+    held = RANKS_A_CORE * cpu_cores() if free is None else min(RANKS_A_CORE * cpu_cores(), free // RANK_BYTES)
+    if ranks > max(1, held):
+        raise ConfigError(
+            f"world_size: got {ranks}, this machine holds {held} ranks ({RANKS_A_CORE} for each of {cpu_cores()} cores, "
+            "one for each 0.5 GiB of free memory); give fewer"
+        )
+
+
+def busy_cores(seconds: float) -> float:
+    """Return the cores that other processes keep busy, mean over that time; 0 where the system does not tell."""
+    before = _ticks()
+    time.sleep(seconds)
+    after = _ticks()
+    total, idle = after[0] - before[0], after[1] - before[1]
+    online = sum(1 for _ in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology")) or cpu_cores()
+    return max(0.0, (1 - idle / total) * online) if total > 0 else 0.0
+
+
+def _ticks() -> tuple[int, int]:
+    """Return all ticks and idle ticks since the start of the system."""
+    try:
+        line = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()[1:9]
+    except OSError:
+        return 0, 0
+    ticks = [int(each) for each in line]
+    return sum(ticks), ticks[3] + ticks[4]
+
+
+def topology(device: str) -> str:
+    """Return cores and memory nodes; for GPUs the links that `nvidia-smi topo -m` prints."""
+    nodes = [
+        f"node {place.name[4:]}: cores {(place / 'cpulist').read_text(encoding='ascii').strip()}"
+        for place in sorted(Path("/sys/devices/system/node").glob("node[0-9]*"))
+    ]
+    text = "\n".join([f"{cpu_name()}, {cpu_cores()} cores usable", *nodes]) + "\n"
+    if device == "cuda":
+        try:
+            links = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=10, check=True).stdout
+        except (OSError, subprocess.SubprocessError) as error:
+            links = f"nvidia-smi topo -m: {error}\n"
+        text += re.sub(r"\x1b\[[0-9;]*m", "", links)  # it underlines its header, terminal or not
+    return text
 
 
 def run_cells(
