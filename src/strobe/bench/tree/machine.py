@@ -12,12 +12,12 @@ from typing import Final
 import torch
 
 from strobe.bench.tree.request import RankedCall
-from strobe.core import main_memory
+from strobe.core.device import GIB, available_bytes
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.perf.records.record import cpu_cores, cpu_name
 
 RANKS_A_CORE: Final = 8
-RANK_BYTES: Final = main_memory.GIB // 2
+RANK_BYTES: Final = GIB // 2
 """Main memory of a rank on a CPU, torch included, beside its tensors."""
 
 
@@ -32,7 +32,7 @@ def check_ranks(shapes: Sequence[RankedCall]) -> None:
     if gpus:
         _check_gpus(gpus)
     ranks = max((shape.world_size for shape in shapes if shape.device == "cpu"), default=0)
-    free = main_memory.available_bytes()
+    free = available_bytes()
     held = RANKS_A_CORE * cpu_cores() if free is None else min(RANKS_A_CORE * cpu_cores(), free // RANK_BYTES)
     if ranks > max(1, held):
         raise ConfigError(
