@@ -27,9 +27,8 @@ import torch
 from torch import Tensor
 
 import strobe
-from strobe.attention.sparse.coarse import budget
+from strobe.attention.sparse.coarse import budget, share_held
 from strobe.attention.sparse.layout import tile_layout
-from strobe.attention.sparse.share import share_held
 from strobe.bench.attention.run import METHODS, SHARES
 from strobe.core.device import resolve_device
 from strobe.engine.config import EngineConfig

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from strobe.attention.sparse.coarse import Estimator, Forced
     from strobe.attention.sparse.history import History, history_attention
     from strobe.attention.sparse.layout import TileLayout, tile_layout
-    from strobe.attention.sparse.packed import PackedLayout, block_sparse_attention_varlen
-    from strobe.attention.sparse.packed_video import video_sparse_attention_varlen
+    from strobe.attention.sparse.packed import PackedLayout, block_sparse_attention_varlen, video_sparse_attention_varlen
     from strobe.attention.sparse.selection import BlockSelection
     from strobe.attention.sparse.video import video_sparse_attention
     from strobe.attention.state import merge
@@ -129,8 +128,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "strobe.attention.sparse.coarse": ("Estimator", "Forced"),
     "strobe.attention.sparse.history": ("History", "history_attention"),
     "strobe.attention.sparse.layout": ("TileLayout", "tile_layout"),
-    "strobe.attention.sparse.packed": ("PackedLayout", "block_sparse_attention_varlen"),
-    "strobe.attention.sparse.packed_video": ("video_sparse_attention_varlen",),
+    "strobe.attention.sparse.packed": ("PackedLayout", "block_sparse_attention_varlen", "video_sparse_attention_varlen"),
     "strobe.attention.sparse.selection": ("BlockSelection",),
     "strobe.attention.state": ("merge",),
     "strobe.attention.tree.api": ("tree_attention",),

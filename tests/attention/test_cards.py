@@ -1,42 +1,50 @@
-"""What runs on which card, decided on a CPU: a card is plain values, and so are the records of gates."""
+"""What runs on which card with which libraries, decided on a CPU: a card is plain values, and so are the records of gates."""
 
 from __future__ import annotations
 
+import importlib.metadata
+import os
+import runpy
+import subprocess
+import sys
 import warnings
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
+from unittest.mock import MagicMock
 
 import msgspec
 import pytest
 import torch
+from torch import Tensor
 
 from strobe.attention import impls
+from strobe.attention.dense import api as dense_api
 from strobe.attention.dense.api import IMPLS as DENSE_IMPLS
 from strobe.attention.dense.eight.api import IMPLS as EIGHTBIT_IMPLS
+from strobe.attention.dense.impl import fa4, sdpa
 from strobe.attention.explain import plain_calls, survey
 from strobe.attention.impls import Choice, GateRun, Impl, announce, hash_of, parse_gates, select
+from strobe.attention.sparse import impls as sparse_impls
 from strobe.attention.sparse.api import block_sparse_attention
+from strobe.attention.sparse.impl import fa4 as sparse_fa4
 from strobe.attention.sparse.impls import IMPLS as SPARSE_IMPLS
 from strobe.attention.sparse.impls import choose
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.types import AttentionSpec
 from strobe.core import device as device_module
+from strobe.core import libraries
 from strobe.core.device import NO_GPU, Card, card_of
 from strobe.core.errors import DataError, ImplUnavailableError
+from strobe.core.libraries import install
 
 GPU = torch.device("cuda", 0)
 
 
 def nvidia(name: str, major: int, minor: int, shared_kib: int) -> Card:
-    return Card(
-        vendor="nvidia",
-        architecture=f"sm_{major}{minor}",
-        capability=(major, minor),
-        name=name,
-        shared_bytes=shared_kib << 10,
-    )
+    shared_bytes, architecture = shared_kib << 10, f"sm_{major}{minor}"
+    return Card(vendor="nvidia", architecture=architecture, capability=(major, minor), name=name, shared_bytes=shared_bytes)
 
 
 A100, RTX_4090, H200 = nvidia("A100", 8, 0, 163), nvidia("RTX 4090", 8, 9, 99), nvidia("H200", 9, 0, 227)
@@ -74,7 +82,7 @@ def gate(name: str, card: Card, operator: str = "sparse", **changes: object) -> 
         versions={"driver": "570.1", "torch": "2.11.0", "triton": "3.6.0"},
         date="2026-01-31",
         tests=7,
-        kernel=next(impl.kernel for impl in table if impl.name == name),
+        kernel=next((impl.kernel for impl in table if impl.name == name), ""),
     )
     return replace(green, **changes)  # type: ignore[arg-type]
 
@@ -163,9 +171,8 @@ def test_the_plain_call_is_of_plain_multi_head_attention() -> None:
 
 
 def test_an_nvidia_card_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = SimpleNamespace(
-        major=8, minor=9, name="RTX 4090", shared_memory_per_block_optin=99 << 10, shared_memory_per_block=48 << 10
-    )
+    shared = {"shared_memory_per_block_optin": 99 << 10, "shared_memory_per_block": 48 << 10}
+    found = SimpleNamespace(major=8, minor=9, name="RTX 4090", **shared)
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
@@ -344,3 +351,351 @@ def test_the_table_of_cards_is_what_the_code_decides() -> None:
         rows.append(f"| {impl.operator} `{impl.name}` |" + "".join(found))
     page = (Path(__file__).parents[2] / "docs" / "attention.md").read_text("utf-8")
     assert "\n".join(rows) in page, "docs/attention.md, Which card runs what:\n" + "\n".join(rows)
+
+
+# ------------------------------------------------------------------------------------------------------------- the libraries
+
+ON_CPU = {"device": torch.device("cpu"), "card": NO_GPU}
+DENSE = AttentionSpec(
+    batch=1,
+    q_len=128,
+    kv_len=256,
+    num_heads=4,
+    num_kv_heads=4,
+    head_dim=128,
+    dtype=torch.bfloat16,
+    device=GPU,
+    softmax_scale=0.1,
+    return_lse=False,
+    needs_grad=False,
+    card=H200,
+)
+SPARSE = SparseSpec.of(DENSE, block=64, most_selected=3, ragged=True, uniform=False, deterministic=False)
+VERSIONS = {"nvidia-cudnn-frontend": "1.32.0", "nvidia-cutlass-dsl": "4.8.1", "flash-attn-4": "4.0.0b36"}
+
+
+def refusals(spec: AttentionSpec, impls: tuple[object, ...]) -> dict[str, str | None]:
+    return {impl.name: impl.refuses(spec) for impl in impls}  # type: ignore[attr-defined]
+
+
+ACCEPTED = [
+    ("cudnn", {}),
+    ("cudnn", {"block": 128, "head_dim": 96, "num_kv_heads": 1, "dtype": torch.float16, "return_lse": True}),
+    ("cudnn", {"needs_grad": True, "block": 128}),
+    ("cudnn", {"deterministic": True}),
+    ("fa4", {"head_dim": 64, "dtype": torch.float16, "num_kv_heads": 2}),
+    ("fa4", {"needs_grad": True, "block": 128, "return_lse": True, "num_kv_heads": 2, "head_dim": 64}),
+]
+REFUSED = [
+    ("cudnn", ON_CPU, "it runs on a GPU, the tensors are on cpu"),
+    ("triton", ON_CPU, "it runs on a GPU, the tensors are on cpu"),
+    ("cudnn", {"dtype": torch.float32}, "it computes bfloat16 and float16, not float32"),
+    ("cudnn", {"block": 256}, "it has blocks of 64 and 128 tokens, not 256"),
+    ("cudnn", {"head_dim": 32}, "it has head_dim 64, 96, 128, not 32"),
+    ("cudnn", {"softmax_scale": 0.0}, "it takes a positive softmax_scale, not 0.0"),
+    ("cudnn", {"needs_grad": True, "return_lse": True}, "its backward takes no gradient through the lse"),
+    ("cudnn", {"needs_grad": True, "dtype": torch.float16}, "its backward computes bfloat16, not float16"),
+    ("cudnn", {"needs_grad": True, "head_dim": 64}, "its backward has head_dim 128, not 64"),
+    ("cudnn", {"needs_grad": True, "num_kv_heads": 2}, "its backward needs as many key heads as query heads, not 2 and 4"),
+    ("cudnn", {"needs_grad": True, "deterministic": True}, "its gradients are added with atomics and differ from run to run"),
+    ("fa4", {"head_dim": 96}, "it has head_dim 64, 128, not 96"),
+    ("fa4", {"needs_grad": True}, "its backward has blocks of 128 tokens, not 64"),
+    ("fa4", {"needs_grad": True, "block": 128, "deterministic": True}, "its gradients are added with atomics and differ"),
+    ("flex", {"q_len": 1 << 24, "kv_len": 1 << 24}, "its kernels address tensors of fewer than 2^31 elements"),
+    ("flex", {"most_selected": 0}, "it takes at least one query and one selected block"),
+    ("flex", {"needs_grad": True}, "it has no gradients: FlexAttention has none on a CPU"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes"), ACCEPTED)
+def test_what_the_sparse_libraries_accept(name: str, changes: dict[str, object]) -> None:
+    assert refusals(replace(SPARSE, **changes), sparse_impls.IMPLS)[name] is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("name", "changes", "reason"), REFUSED)
+def test_what_the_sparse_libraries_refuse(name: str, changes: dict[str, object], reason: str) -> None:
+    found = refusals(replace(SPARSE, **changes), sparse_impls.IMPLS)[name]  # type: ignore[arg-type]
+    assert found is not None and found.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"dtype": torch.float32}, "it computes bfloat16 and float16, not float32"),
+        ({"head_dim": 256}, "it has head_dim 64, 96, 128, not 256"),
+        ({"kv_len": 0}, "it takes at least one query and one key"),
+        ({"softmax_scale": -1.0}, "it takes a positive softmax_scale, not -1.0"),
+    ],
+)
+def test_what_the_dense_libraries_refuse(changes: dict[str, object], reason: str) -> None:
+    taken = [name for name, reason in refusals(DENSE, dense_api.IMPLS).items() if reason is None]
+    assert taken == ["fa4", "fa3", "sdpa", "triton", "reference"]
+    found = refusals(replace(DENSE, **changes), dense_api.IMPLS)  # type: ignore[arg-type]
+    assert found["fa4"] == found["fa3"] == reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({}, "cudnn"),
+        ({"ragged": False}, "cudnn"),
+        ({"needs_grad": True}, "triton"),
+        ({"needs_grad": True, "ragged": False}, "cudnn"),
+        ({"block": 128}, "triton"),
+        ({"block": 128, "ragged": False}, "fa4"),
+        ({"block": 128, "uniform": True}, "cudnn"),
+        ({"block": 128, "ragged": False, "uniform": True}, "fa4"),
+        ({"block": 128, "needs_grad": True}, "cudnn"),
+        ({"block": 256}, "triton"),
+        ({"dtype": torch.float32}, "triton"),
+        (ON_CPU | {"dtype": torch.float32}, "cpu"),
+    ],
+)
+def test_auto_takes_what_was_measured_to_be_fastest(changes: dict[str, object], name: str) -> None:
+    green = [gate(impl, H200) for impl in ("cudnn", "fa4", "triton")]
+    spec = replace(SPARSE, **changes)  # type: ignore[arg-type]
+    assert select(spec, sparse_impls.ranked(spec), gates=green).impl.name == name
+
+
+def test_gradients_through_the_lse_in_the_dense_libraries() -> None:
+    found = refusals(replace(DENSE, return_lse=True, needs_grad=True), dense_api.IMPLS)
+    assert found["fa4"] is None and found["fa3"] == "it has no gradient through the lse" and "no gradient" in str(found["sdpa"])
+    for alone in ({"return_lse": True}, {"needs_grad": True}):
+        assert refusals(replace(DENSE, **alone), dense_api.IMPLS)["fa3"] is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("module", "versions", "reason"),
+    [
+        ("os", {}, None),
+        ("no_such_module", {}, f"nvidia-cudnn-frontend is not installed; {install('hopper')} installs it"),
+        (
+            "os",
+            {"nvidia-cudnn-frontend": None},
+            f"nvidia-cudnn-frontend is not installed; {install('hopper')} installs it; ano",
+        ),
+        ("os", {"nvidia-cudnn-frontend": "1.320.1"}, "it is written for nvidia-cudnn-frontend 1.32, 1.320.1 is installed"),
+    ],
+)
+def test_a_library_is_found_by_its_module_and_its_version(
+    monkeypatch: pytest.MonkeyPatch, module: str, versions: dict[str, str | None], reason: str | None
+) -> None:
+    def version(name: str) -> str:
+        found = (VERSIONS | versions)[name]
+        if found is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return found
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    found = impls.not_installed(module, "nvidia-cudnn-frontend", "1.32")
+    assert found == reason or (found is not None and reason is not None and found.startswith(reason))
+
+
+def test_another_machine_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(impls.MISSING, "cudnn", "it is not there")
+    found = refusals(SPARSE, sparse_impls.IMPLS)
+    assert found["cudnn"] == "it is not there" and found["fa4"] is None
+    on_a100 = refusals(replace(SPARSE, card=A100), sparse_impls.IMPLS)
+    assert on_a100["fa4"] == "it runs on compute capability 9.x, cuda:0 has 8.0"
+
+
+@pytest.mark.parametrize(
+    ("changes", "kernel"),
+    [
+        ({}, "cudnn"),
+        ({"return_lse": True}, "cudnn"),
+        ({"num_kv_heads": 2}, ""),
+        ({"num_kv_heads": 2, "return_lse": True}, "cudnn"),
+        ({"q_len": 1}, ""),
+        ({"q_len": 1, "return_lse": True}, "flash"),
+        ({"q_len": 2}, "flash"),
+        ({"q_len": 64, "return_lse": True}, "flash"),
+        ({"q_len": 64, "num_kv_heads": 2}, ""),
+        ({"q_len": 65}, "cudnn"),
+        ({"head_dim": 256, "return_lse": True}, "flash"),
+        ({"head_dim": 20, "return_lse": True}, "efficient"),
+        ({"dtype": torch.float32, "return_lse": True}, "efficient"),
+        ({"dtype": torch.float32}, ""),
+        (ON_CPU, ""),
+        (ON_CPU | {"return_lse": True}, "cpu"),
+    ],
+)
+def test_which_of_torch_s_kernels_runs(changes: dict[str, object], kernel: str) -> None:
+    assert sdpa.kernel_of(replace(DENSE, **changes)) == kernel  # type: ignore[arg-type]
+
+
+def test_torch_prefers_its_own_choice_before_hopper() -> None:
+    on_a100 = replace(DENSE, card=A100)
+    assert sdpa.kernel_of(on_a100) == "" and sdpa.kernel_of(replace(on_a100, return_lse=True)) == "flash"
+
+
+def test_few_queries_over_many_keys_do_not_go_to_fa4() -> None:
+    """It would leave most multiprocessors idle. With gradients and with grouped heads it is taken all the same."""
+    green = (gate("fa4", H200, "dense"), gate("sdpa", H200, "dense"))
+    for q_len, impl in ((1, "sdpa"), (64, "sdpa"), (65, "fa4")):
+        spec = replace(DENSE, q_len=q_len, kv_len=8192, head_dim=128)
+        assert select(spec, dense_api._order(spec), gates=green).impl.name == impl
+    for change in ({"needs_grad": True}, {"num_kv_heads": 2}):
+        spec = replace(DENSE, q_len=1, kv_len=8192, head_dim=128, **change)
+        assert dense_api._order(spec) == dense_api.IMPLS
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 128), (1, 4, 128, 1), (1, 4, 160)])
+def test_every_kernel_s_lse_becomes_rows(shape: tuple[int, ...]) -> None:
+    rows = torch.randn(1, 4, 128, dtype=torch.float64)
+    given = torch.full(shape, torch.nan, dtype=torch.float64)
+    (given.squeeze(-1) if len(shape) == 4 else given)[..., :128] = rows
+    found = sdpa.rows_of(given, DENSE)
+    assert found.dtype == torch.float32 and torch.equal(found, rows.float())
+
+
+def test_the_operators_of_fa4_are_clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels replaced by the textbook: schema, fakes and gradients are what is tested."""
+
+    def forward(q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float, return_lse: bool) -> tuple[Tensor, Tensor, None]:
+        scores = torch.einsum("bshd,bthd->bhst", q, k) * softmax_scale
+        return torch.einsum("bhst,bthd->bshd", scores.softmax(-1), v).contiguous(), scores.logsumexp(-1).float(), None
+
+    def backward(*tensors: Tensor, softmax_scale: float, dlse: Tensor) -> tuple[Tensor, ...]:
+        q, k, v, out, d_out, lse = tensors
+        weights = torch.exp(torch.einsum("bshd,bthd->bhst", q, k) * softmax_scale - lse.unsqueeze(-1))
+        delta = (out * d_out).sum(-1).transpose(1, 2) - dlse
+        d_scores = weights * (torch.einsum("bshd,bthd->bhst", d_out, v) - delta.unsqueeze(-1)) * softmax_scale
+        dq, dk = torch.einsum("bhst,bthd->bshd", d_scores, k), torch.einsum("bhst,bshd->bthd", d_scores, q)
+        return dq, dk, torch.einsum("bhst,bshd->bthd", weights, d_out)
+
+    interface = SimpleNamespace(_flash_attn_fwd=forward, _flash_attn_bwd=backward)
+    package = SimpleNamespace(interface=interface)
+    monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(cute=package))
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", package)
+    q, k, v = (torch.randn(2, length, 3, 8, requires_grad=True) for length in (5, 7, 7))
+    torch.library.opcheck(fa4.fa4_forward, (q, k, v, 0.3))
+    spec = replace(DENSE, softmax_scale=0.3, return_lse=True)
+    compiled = torch.compile(lambda *each: fa4.run(*each, spec), fullgraph=True, backend="aot_eager")
+    found, expected = compiled(q, k, v), forward(q, k, v, softmax_scale=0.3, return_lse=True)
+    torch.testing.assert_close(found.out, expected[0])
+    torch.testing.assert_close(found.lse, expected[1])
+    for mine, theirs in zip(
+        torch.autograd.grad(found.out.sin().sum() + found.lse.sin().sum(), (q, k, v)),
+        torch.autograd.grad(expected[0].sin().sum() + expected[1].sin().sum(), (q, k, v)),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, theirs)
+
+
+OF_FA4 = (
+    "Argument aux_data (position 17) cannot be converted to a JitArgument for function "
+    "'cutlass___call___flash_attncuteflash_fwd_sm90FlashAttentionForwardSm90_object_at__Tensorgmemoi64i64i641_None_00883'. "
+    "Its type `<class 'flash_attn.cute.utils.AuxData'>` is not supported. If the value is known at compile time, annotate it."
+)
+
+
+def test_one_warning_of_fa4_is_passed_over_and_no_other() -> None:
+    others = [
+        ("and " + OF_FA4, UserWarning),
+        (OF_FA4.replace("aux_data", "softmax_scale"), UserWarning),
+        (OF_FA4.replace("flash_attncute", "my_own"), UserWarning),
+        (OF_FA4.replace("a JitArgument", "a tensor"), UserWarning),
+        (OF_FA4, RuntimeWarning),
+    ]
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        impls.silence_fa4()
+        for text, category in ((OF_FA4, UserWarning), *others, (OF_FA4.replace("17", "9"), UserWarning)):
+            warnings.warn(text, category, stacklevel=1)
+    assert [(str(each.message), each.category) for each in seen] == others
+
+
+@pytest.mark.parametrize("module", [fa4, sparse_fa4])
+def test_it_is_passed_over_wherever_fa4_is_called(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By each module for itself, when it is imported; operators are not registered a second time."""
+    monkeypatch.setattr(torch.library, "custom_op", lambda *_, **__: lambda function: MagicMock())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning):
+            warnings.warn(OF_FA4, UserWarning, stacklevel=1)
+        runpy.run_path(str(module.__file__))
+        warnings.warn(OF_FA4, UserWarning, stacklevel=1)
+
+
+PARTS = ("nvidia_cutlass_dsl-4.8.1", "flash_attn_4-4.0.0b36", "nvidia_cudnn_frontend-1.32.0")
+
+
+def half_installed(folder: Path, monkeypatch: pytest.MonkeyPatch, **sources: str) -> None:
+    """Libraries of the named versions whose files hold the given sources, `__` for a dot in a module's name; no others."""
+    for part in PARTS:
+        name, version = part.split("-")
+        (folder / f"{part}.dist-info").mkdir()
+        (folder / f"{part}.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    for module, source in sources.items():
+        place = folder.joinpath(*module.split("__"))
+        place.mkdir(parents=True)
+        (place / "__init__.py").write_text(source)
+    for package in ("cutlass", "cudnn", "flash_attn"):
+        for module in [name for name in sys.modules if name.partition(".")[0] == package]:
+            monkeypatch.delitem(sys.modules, module)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr(impls.MISSING, "found", {})
+    monkeypatch.setattr(libraries, "_TRIED", {})
+
+
+@pytest.mark.parametrize(
+    ("dsl", "said"),
+    [
+        ({}, "cutlass.cute cannot be imported (ModuleNotFoundError: No module named 'cutlass.cute')"),
+        ({"cutlass__cute": "import a_part_that_is_not_there"}, "No module named 'a_part_that_is_not_there'"),
+        ({"cutlass__cute": "raise RuntimeError('driver\\ntoo old')"}, "(RuntimeError: driver too old)"),
+    ],
+)
+def test_auto_goes_on_where_a_library_is_half_installed(
+    dsl: dict[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half_installed(tmp_path, monkeypatch, cutlass="", flash_attn="", cudnn="", **dsl)
+    green = [gate(impl, H200, operator) for operator in ("dense", "sparse") for impl in ("cudnn", "fa4", "triton", "sdpa")]
+    dense, sparse = select(DENSE, dense_api.IMPLS, gates=green), select(SPARSE, sparse_impls.IMPLS, gates=green)
+    assert (dense.impl.name, sparse.impl.name) == ("sdpa", "triton")
+    for found in (dict(dense.passed_over)["fa4"], dict(sparse.passed_over)["fa4"], dict(sparse.passed_over)["cudnn"]):
+        assert found.startswith("nvidia-cutlass-dsl is not complete: cutlass.cute cannot be imported") and said in found
+    (state,) = (each for each in survey(GPU, card=H200, gates=()) if (each.operator, each.name) == ("sparse", "cudnn"))
+    assert state.state == "missing" and said in state.detail
+    with pytest.raises(ImplUnavailableError, match=r"cutlass.cute cannot be imported"):
+        select(DENSE, dense_api.IMPLS, "fa4", gates=green)
+
+
+def test_each_library_is_tried_once_and_where_it_has_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = "import builtins; builtins.tried = getattr(builtins, 'tried', 0) + 1; raise ImportError"
+    half_installed(tmp_path, monkeypatch, cutlass="", cutlass__cute=count, flash_attn="", cudnn="")
+    monkeypatch.setattr("builtins.tried", 0, raising=False)
+    import builtins
+
+    for spec in (replace(DENSE, **ON_CPU), replace(DENSE, card=A100)):  # type: ignore[arg-type]
+        refusals(spec, dense_api.IMPLS)
+    assert [refusals(replace(SPARSE, **ON_CPU), sparse_impls.IMPLS)["cudnn"]] == ["it runs on a GPU, the tensors are on cpu"]  # type: ignore[arg-type]
+    for _ in range(3):
+        refusals(SPARSE, sparse_impls.IMPLS)
+    assert builtins.tried == 1  # type: ignore[attr-defined]
+
+
+def test_a_library_that_marks_its_functions_does_not_import_the_compiler(tmp_path: Path) -> None:
+    (tmp_path / "marks.py").write_text(
+        "import torch\n@torch.compiler.disable\ndef plain():\n    return 1\n"
+        "@torch.compiler.disable(recursive=False)\n"
+        "def named():\n    '''Words.'''\n    return torch.compiler.is_dynamo_compiling()\n"
+    )
+    program = (
+        "import sys, torch\n"
+        "from strobe.attention import impls\n"
+        "own = torch.compiler.disable\n"
+        "impls.LIBRARIES['fa4'] = (('marks', 'marks'),)\n"
+        "impls.torch.cuda.get_device_capability = lambda: (9, 0)\n"
+        "impls.torch.cuda.is_available = lambda: True\n"
+        "impls.import_ahead()\n"
+        "print(impls.MISSING['fa4'], 'torch._dynamo' in sys.modules, torch.compiler.disable is own)\n"
+        "import marks\n"
+        "print(marks.plain(), marks.named.__doc__, marks.named(), 'torch._dynamo' in sys.modules)\n"
+        "impls.torch.cuda.is_available = lambda: False\n"
+        "print(torch.compile(marks.named, backend='eager')())\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    said = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
+    assert said.stdout.splitlines() == ["None False True", "1 Words. False False", "False"], said.stderr

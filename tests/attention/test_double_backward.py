@@ -1,4 +1,4 @@
-"""Second derivatives: right or refused, in every operator and impl, and whatever other path leads from the input to the loss.
+"""Second and forward-mode derivatives, torch.func and eight bits: right or refused, in every operator and impl.
 
 The loss is a gradient penalty: `|d out / d q|^2` plus a term that reaches `x` without the operator. Gradients that are cut off
 from q, k and v give the second term alone, without a word.
@@ -6,19 +6,22 @@ from q, k and v give the second term alone, without a word.
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
-from forked import in_triton
+import strobe
+from forked import in_triton, needs_triton
+from strobe.attention.around import ambient
 from strobe.attention.dense.api import dense_attention
 from strobe.attention.dense.impl import fa3, fa4
 from strobe.attention.sparse.api import block_sparse_attention
@@ -29,7 +32,9 @@ from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.video import video_sparse_attention
 from strobe.attention.state import merge
 from strobe.attention.types import AttentionOutput, AttentionSpec, check
+from strobe.compat import video_sparse_attn
 from strobe.core.errors import ImplUnavailableError
+from strobe.core.tolerances import tolerance
 
 Operator = Callable[[Tensor, Tensor, Tensor, str], Tensor]
 GRID = (3, 5, 6)
@@ -42,7 +47,6 @@ def _selection() -> BlockSelection:
 
 def _block_sparse(q: Tensor, k: Tensor, v: Tensor, impl: str) -> Tensor:
     found = block_sparse_attention(q, k, v, _selection(), impl=impl, return_lse=True)
-    assert found.lse is not None
     return found.out.sum(dim=(2, 3)) + found.lse.clamp(min=-9).sum(dim=1)
 
 
@@ -72,17 +76,19 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, impl: str) -> Tensor:
 
 def _dense_with_lse(q: Tensor, k: Tensor, v: Tensor, impl: str) -> Tensor:
     found = dense_attention(q, k, v, impl=impl, return_lse=True)
-    assert found.lse is not None
     return found.out.sum(dim=(2, 3)) + found.lse.sum(dim=1)
 
 
 def _merged(q: Tensor, k: Tensor, v: Tensor, impl: str) -> Tensor:
     halves = [dense_attention(q, k[:, i : i + 64], v[:, i : i + 64], impl=impl, return_lse=True) for i in (0, 64)]
     found = merge(halves)
-    assert found.lse is not None
     return found.out.sum(dim=(2, 3)) + found.lse.sum(dim=1)
 
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning"),  # torch's, of what vmap runs item by item
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning"),  # torch's forward-mode derivatives use it
+]
 OPERATORS: dict[str, tuple[Operator, tuple[str, ...]]] = {
     "block_sparse_attention": (_block_sparse, ("reference", "cpu")),
     "block_sparse_attention_varlen": (_varlen, ("reference", "cpu")),
@@ -139,9 +145,8 @@ def test_the_error_names_what_can_be_differentiated_twice() -> None:
 
 def test_compiled_code_refuses_it_too() -> None:
     selection = _selection()
-    compiled = torch.compile(
-        lambda q: block_sparse_attention(q, q, q, selection, impl="cpu").out, fullgraph=True, backend="aot_eager"
-    )
+    call = lambda q: block_sparse_attention(q, q, q, selection, impl="cpu").out  # noqa: E731
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     with pytest.raises(RuntimeError, match=r"does not currently support double backward|no gradients of their own"):
         penalty(compiled, torch.randn(1, 128, 2, 8, requires_grad=True)).backward()
 
@@ -171,7 +176,6 @@ class _Library:
     @staticmethod
     def attend(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float) -> tuple[Tensor, Tensor]:
         found = dense_attention(q, k, v, softmax_scale=softmax_scale, impl="reference", return_lse=True)
-        assert found.lse is not None
         return found.out, found.lse
 
     @staticmethod
@@ -228,9 +232,6 @@ def test_the_dense_libraries_gradients_are_right_once_and_refused_twice(
         torch.autograd.grad(penalty(of_x(attend, ""), q), q)
 
 
-needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-
-
 @needs_triton
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_the_triton_kernels_refuse_it(device: str) -> None:
@@ -268,6 +269,85 @@ def test_the_sparse_libraries_refuse_it(impl: str) -> None:
         pytest.skip(error.reason)
     with pytest.raises(ImplUnavailableError, match="double backward of 'block_sparse_attention' cannot run"):
         torch.autograd.grad(penalty(attend, x), x)
+
+
+TOKENS = 2 * 4 * 16
+SELECTION = strobe.BlockSelection(
+    indices=torch.tensor([[[[0], [1]]]], dtype=torch.int32).expand(1, 2, 2, 1).contiguous(),
+    counts=torch.ones(1, 2, 2, dtype=torch.int32),
+    block=64,
+)
+TRANSFORMED: dict[str, Callable[..., Tensor]] = {
+    "dense": lambda q, k, v, impl: strobe.dense_attention(q, k, v, impl=impl).out,
+    "sparse": lambda q, k, v, impl: strobe.block_sparse_attention(q, k, v, SELECTION, impl=impl).out,
+    "video": lambda q, k, v, impl: strobe.video_sparse_attention(q, k, v, grid=(2, 8, 8), sparsity=0.5, impl=impl).out,
+    "compat": lambda q, k, v, impl: video_sparse_attn(*(each.transpose(1, 2) for each in (q, k, v)), topk=1, impl=impl),
+}
+
+
+def inputs() -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, TOKENS, 2, 32, generator=generator) for _ in range(3))
+    return q, k, v
+
+
+def under_jvp(run: Callable[[Tensor], Tensor], q: Tensor) -> Any:
+    return torch.func.jvp(run, (q,), (q.cos(),))[1]
+
+
+def dual(run: Callable[[Tensor], Tensor], q: Tensor) -> Any:
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(run(forward_ad.make_dual(q, q.cos()))).tangent
+
+
+TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Any]] = {
+    "grad": lambda run, q: torch.func.grad(lambda each: run(each).sin().sum())(q),
+    "jvp": under_jvp,
+    "forward mode": dual,
+    "vmap": lambda run, q: torch.func.vmap(run)(torch.stack([q, -q])),
+    "vmap of grad": lambda run, q: torch.func.vmap(torch.func.grad(lambda each: run(each).sin().sum()))(torch.stack([q, -q])),
+}
+
+
+@pytest.mark.parametrize("operator", TRANSFORMED)
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_auto_is_right_or_names_the_reference(operator: str, transform: str) -> None:
+    q, k, v = inputs()
+    wanted = TRANSFORMS[transform](lambda each: TRANSFORMED[operator](each, k, v, "reference"), q)
+    try:
+        found = TRANSFORMS[transform](lambda each: TRANSFORMED[operator](each, k, v, "auto"), q)
+    except ImplUnavailableError as error:
+        said = str(error)
+        assert 'give impl="reference"' in said and "\n" not in said and len(said) < 300
+        assert "vmap" not in transform or "grad" in transform
+    else:
+        torch.testing.assert_close(found, wanted, rtol=0, atol=tolerance("element", "float32"))
+
+
+@pytest.mark.parametrize("operator", TRANSFORMED)
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_eight_bits_name_the_reference_which_computes_them(operator: str, dtype: torch.dtype) -> None:
+    q, k, v = (each.to(dtype) for each in inputs())
+    for impl in ("auto", "cpu"):
+        with pytest.raises(ImplUnavailableError, match=rf'computes {str(dtype)[6:]}; convert .* or give impl="reference"$'):
+            TRANSFORMED[operator](q, k, v, impl)
+    found = TRANSFORMED[operator](q, k, v, "reference")
+    exact = TRANSFORMED[operator](*(each.float() for each in (q, k, v)), "reference")
+    assert found.dtype == dtype and torch.equal(found.float(), exact.to(dtype).float())
+
+
+@pytest.mark.parametrize("impl", ["triton", "cudnn", "fa4"])
+def test_a_kernel_drops_no_tangent(impl: str) -> None:
+    """It takes addresses, where there are no tangents: refused before it runs."""
+    q, ran = inputs()[0], []
+    refused = pytest.raises(ImplUnavailableError, match=r"no forward-mode derivative\); give impl=.reference")
+    with refused, forward_ad.dual_level(), ambient(q, impl):
+        ran.append(impl)
+    with ambient(q, impl):
+        ran.append("plain")
+    with forward_ad.dual_level(), ambient(q, "reference"):
+        ran.append("reference")
+    assert ran == ["plain", "reference"]
 
 
 if __name__ == "__main__":

@@ -63,9 +63,8 @@ def cases_on(card: Card, gates: Sequence[GateRun], *, everything: bool = False) 
     return found
 
 
-ON_GPU = cases_on(
-    card_of(GPU) if torch.cuda.is_available() else NO_GPU, SHIPPED, everything=os.environ.get("STROBE_TEST_GATES") == "all"
-)
+HERE = card_of(GPU) if torch.cuda.is_available() else NO_GPU
+ON_GPU = cases_on(HERE, SHIPPED, everything=os.environ.get("STROBE_TEST_GATES") == "all")
 
 
 @pytest.mark.gpu
@@ -131,17 +130,11 @@ def test_a_gate_whose_sources_moved_runs_whole() -> None:
 
     held = next(gate for gate in SHIPPED if (gate.operator, gate.impl, gate.architecture) == ("sparse", "triton", "sm_90"))
     others = [gate for gate in SHIPPED if gate is not held]
-    number = {
-        name: len(list(run.CASES[operator](impl, GPU))) for name in counted(SHIPPED) for operator, impl in [name.split(":")]
-    }
+    whole = [name.split(":") for name in counted(SHIPPED)]
+    number = {f"{operator}:{impl}": len(list(run.CASES[operator](impl, GPU))) for operator, impl in whole}
     assert counted([*others, held]) == {"dense:sdpa": FEW, "sparse:triton": FEW}
-    for worse in (
-        [],
-        [replace(held, kernel="0" * 16)],
-        [replace(held, cases="0" * 16)],
-        [replace(held, failed="it is wrong")],
-        [replace(held, architecture="sm_80")],
-    ):
+    changes = {"kernel": "0" * 16, "cases": "1" * 16, "failed": "it is wrong", "architecture": "sm_80"}
+    for worse in ([], *([replace(held, **{name: value})] for name, value in changes.items())):
         assert counted([*others, *worse]) == number | {"dense:sdpa": FEW}
     assert counted([*others, held], everything=True) == number
 
@@ -261,21 +254,11 @@ def test_gates_are_run_where_libraries_have_kernels(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setitem(impls.MISSING, "triton", None)
     found = outcomes(monkeypatch, triton=(75, 4, ""), sdpa=(12, 0, "views of a larger buffer: no"))
-    kernels = {
-        "dense:fa4",
-        "dense:fa3",
-        "sparse:cudnn",
-        "sparse:fa4",
-        "sparse:triton",
-        "sparse:flex",
-        "eightbit:gluon",
-        "eightbit:triton",
-    }
-    assert set(found) == {"dense:sdpa", *kernels}
+    kernels = {"dense": ("sdpa", "fa4", "fa3"), "sparse": ("cudnn", "fa4", "triton", "flex"), "eightbit": ("gluon", "triton")}
+    assert set(found) == {f"{operator}:{name}" for operator, names in kernels.items() for name in names}
     assert found["sparse:cudnn"].gate is None and found["sparse:cudnn"].refused.startswith("it runs on compute capability 9.x")
     assert found["sparse:flex"].gate is None and found["sparse:flex"].refused == "it takes none of the cases"
     gate, red = found["sparse:triton"].gate, found["dense:sdpa"].gate
-    assert gate is not None and red is not None
     assert (gate.vendor, gate.architecture, gate.device, gate.tests) == ("nvidia", "sm_100", "NVIDIA B200", 75)
     assert gate.versions["driver"] == "580.1" and set(gate.versions) <= {"driver", "torch", "triton"}
     triton = next(impl for impl in SPARSE_IMPLS if impl.name == "triton")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from forked import in_triton
+from forked import in_triton, needs_triton
 from strobe.attention.dense.api import dense_attention
 from strobe.attention.state import merge
 from strobe.attention.types import AttentionOutput
@@ -21,6 +20,8 @@ from strobe.core.tolerances import tolerance
 
 ELEMENT = tolerance("element", "float32")
 ELEMENT_BF16 = tolerance("element", "bfloat16")
+MERGE = tolerance("merge", "float32")
+OF_MERGE = tolerance("gradient of a merge", "float32")
 ROUNDING = tolerance("rounding", "float32")
 
 SCRIPT = Path(__file__).with_name("merge_on_cpu.py")
@@ -48,12 +49,10 @@ def test_any_split_of_the_keys_is_the_whole(q_len: int, kv_len: int, cuts: list[
     parts = _parts(q, k, v, [min(cut, kv_len) for cut in cuts])  # empty parts wherever two cuts meet
     whole = dense_attention(q, k, v, impl="reference", return_lse=True)
     merged = merge(parts)
-    torch.testing.assert_close(
-        merged.out, whole.out, atol=tolerance("merge", "float32"), rtol=tolerance("merge", "float32")
-    )  # the lse between the parts is float32
+    torch.testing.assert_close(merged.out, whole.out, atol=MERGE, rtol=MERGE)  # the lse between the parts is float32
     torch.testing.assert_close(merged.lse, whole.lse)
     regrouped = merge([merge(parts[:1]), merge(parts[1:])]) if len(parts) > 1 else merge(parts[::-1])
-    torch.testing.assert_close(regrouped.out, whole.out, atol=tolerance("merge", "float32"), rtol=tolerance("merge", "float32"))
+    torch.testing.assert_close(regrouped.out, whole.out, atol=MERGE, rtol=MERGE)
 
 
 def test_gradients_of_out_and_through_lse_are_those_of_the_whole() -> None:
@@ -61,15 +60,12 @@ def test_gradients_of_out_and_through_lse_are_those_of_the_whole() -> None:
     d_out, d_lse = torch.randn(2, 9, 4, 16, dtype=torch.float64), torch.randn(2, 4, 9)
 
     def gradients(state: AttentionOutput) -> tuple[Tensor, ...]:
-        assert state.lse is not None
         return torch.autograd.grad([state.out, state.lse], inputs, [d_out, d_lse])
 
     whole = gradients(dense_attention(*inputs, impl="reference", return_lse=True))
     merged = gradients(merge(_parts(q, k, v, [0, 13, 13, 40])))
     for found, expected in zip(merged, whole, strict=True):
-        torch.testing.assert_close(
-            found, expected, atol=tolerance("gradient of a merge", "float32"), rtol=tolerance("gradient of a merge", "float32")
-        )
+        torch.testing.assert_close(found, expected, atol=OF_MERGE, rtol=OF_MERGE)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -124,7 +120,6 @@ def test_rows_of_a_part_lie_elsewhere() -> None:
     q, k, v = _qkv(9, 41)
     plain, other = _parts(q, k, v, [17])
     rows = torch.randperm(30, generator=torch.Generator().manual_seed(1))[:9]
-    assert other.lse is not None
     out, lse = torch.full((2, 30, 4, 16), float("nan"), dtype=q.dtype), torch.full((2, 4, 30), float("nan"))
     out[:, rows], lse[:, :, rows] = other.out, other.lse
     out.requires_grad_()
@@ -151,7 +146,7 @@ def test_the_result_goes_where_it_is_wanted() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@needs_triton
 def test_triton_equals_the_reference(device: str) -> None:
     in_triton(SCRIPT, device)
 
@@ -169,13 +164,11 @@ def test_a_graph_merges_what_lies_there_when_it_is_replayed() -> None:
         found = merge(states, rows=[None, rows])
     rows.copy_(torch.arange(99, -1, -1, device="cuda"))
     for state in states:
-        assert state.lse is not None
         state.out.normal_()
         state.lse.normal_()
     graph.replay()
     expected = merge(states, rows=[None, rows], impl="reference")
-    assert found.lse is not None and expected.lse is not None
-    torch.testing.assert_close(found.out, expected.out, atol=tolerance("merge", "float32"), rtol=tolerance("merge", "float32"))
+    torch.testing.assert_close(found.out, expected.out, atol=MERGE, rtol=MERGE)
     torch.testing.assert_close(found.lse, expected.lse, atol=ELEMENT, rtol=ROUNDING)
 
 

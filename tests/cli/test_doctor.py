@@ -20,8 +20,8 @@ from strobe.attention.impls import GateRun, parse_gates
 from strobe.cli import doctor as doctor_module
 from strobe.cli.console import Output
 from strobe.core import device
+from strobe.core.device import total_bytes
 from strobe.core.errors import WeightsError
-from strobe.core.main_memory import total_bytes
 from strobe.engine import load
 from strobe.engine.arena import ArenaPlan
 from strobe.perf.measure import machine

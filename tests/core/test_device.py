@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from strobe.core import main_memory
+from strobe.core import device
 from strobe.core.device import resolve_device, synchronize
 from strobe.core.errors import ConfigError, ImplUnavailableError
 
@@ -70,10 +70,10 @@ def test_a_cpu_has_nothing_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_sizes_are_read_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = tmp_path / "meminfo"
-    monkeypatch.setattr(main_memory, "_TOLD", told)
-    assert (main_memory.total_bytes(), main_memory.available_bytes()) == (None, None)
+    monkeypatch.setattr(device, "_TOLD", told)
+    assert (device.total_bytes(), device.available_bytes()) == (None, None)
     told.write_text("MemTotal:       24096000 kB\nMemFree:         1000 kB\nMemAvailable:   22000001 kB\n")
-    assert main_memory.total_bytes() == 24_096_000 * 1024
-    assert main_memory.available_bytes() == 22_000_001 * 1024
+    assert device.total_bytes() == 24_096_000 * 1024
+    assert device.available_bytes() == 22_000_001 * 1024
     told.write_text("MemTotal:       24096000 kB\n")  # an old kernel
-    assert main_memory.available_bytes() is None
+    assert device.available_bytes() is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from strobe.core import errors
-from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError, nearest, unknown_choice
+from strobe.core.errors import ImplUnavailableError, StrobeError, nearest
 
 
 @pytest.mark.parametrize(
@@ -48,9 +48,3 @@ def test_an_unavailable_implementation_says_why_and_what_would_run() -> None:
 )
 def test_nearest(given: str, hint: str) -> None:
     assert nearest(given, ["baseline", "turbo", "ultra", "FA3", "over", "compile"]) == hint
-
-
-def test_unknown_choice_takes_words_from_any_iterable() -> None:
-    error = unknown_choice("preset", "turob", (word for word in ("turbo", "ultra")))
-    assert isinstance(error, ConfigError)
-    assert str(error) == "unknown preset 'turob' (did you mean 'turbo'?); allowed: turbo, ultra"

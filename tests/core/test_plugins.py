@@ -167,9 +167,7 @@ def test_attention_of_a_package_is_held_to_the_gate_of_ours(said: Said) -> None:
     assert passed + refused == 6 and passed > 0 and failed == ""
     assert told["found"]["doubled"][0] == 0 and told["found"]["doubled"][2].startswith("output, float32-1x1")
     assert {"plugged", "doubled"} <= set(told["gated"]) and not told["portable"], "whatever the package says of itself"
-    assert (
-        told["doubts"] == "its gate has not been run on compute capability 9.0 with these kernels; strobe doctor --gate runs it"
-    )
+    assert told["doubts"].startswith("its gate has not been run on compute capability 9.0 with these kernels; strobe doctor")
 
 
 def test_attention_of_a_package_runs_by_its_name(said: Said) -> None:
@@ -182,11 +180,6 @@ def test_attention_of_a_package_runs_by_its_name(said: Said) -> None:
 def test_a_section_of_a_package_is_on_the_page_and_a_broken_one_is_one_line(said: Said, page: Path) -> None:
     assert said["report"]["value"] == 0, said["report"]["err"]
     assert "Added by a package" in (page / "report.md").read_text(encoding="utf-8")
-    assert (
-        said["report"]["err"]
-        .splitlines()[0]
-        .endswith(
-            "plug-in 'fails' (plugged_package:fails of plugged-package 1.2) is left out: KeyError: 'no such table'; "
-            "mend or uninstall plugged-package 1.2"
-        )
-    )
+    why = "is left out: KeyError: 'no such table'; mend or uninstall plugged-package 1.2"
+    first = said["report"]["err"].splitlines()[0]
+    assert first.endswith(f"plug-in 'fails' (plugged_package:fails of plugged-package 1.2) {why}")

@@ -17,9 +17,7 @@ def test_tokens() -> None:
 
 @pytest.mark.parametrize(("height", "width"), [(61, 104), (60, 103)])
 def test_a_patch_that_does_not_fit_is_named(height: int, width: int) -> None:
-    with pytest.raises(
-        ShapeError, match=rf"latent size {height}x{width} is not a multiple of the patch 2x2; choose a frame size"
-    ):
+    with pytest.raises(ShapeError, match=rf"latent size {height}x{width} is not a multiple of the patch 2x2; choose a frame"):
         LatentShape(frames=3, channels=16, height=height, width=width).token_grid((2, 2))
 
 

@@ -169,9 +169,7 @@ def test_without_network_the_cache_is_enough_and_nothing_half_is_taken(hub: Hub,
     gone = {"HF_ENDPOINT": "http://127.0.0.1:9"}
     assert calls(hub, tmp_path, asked, **gone) == [before]
     assert calls(hub, tmp_path, asked, HF_HUB_OFFLINE="1") == [before]
-    more, none = calls(
-        hub, tmp_path, ("hf:owner/wan", module.TRANSFORMER, ()), ("hf:owner/shapes", module.TRANSFORMER, ()), **gone
-    )
+    more, none = calls(hub, tmp_path, *((f"hf:owner/{name}", module.TRANSFORMER, ()) for name in ("wan", "shapes")), **gone)
     for name, (kind, said) in (("wan", more), ("shapes", none)):
         assert kind == "WeightsError" and said.startswith(f"hf:owner/{name}: the hub cannot be reached (")
         assert said.endswith(") and its cache has no whole copy; go online, or give a folder") and "\n" not in said
@@ -187,9 +185,7 @@ def test_what_is_not_there_is_said(hub: Hub, tmp_path: Path) -> None:
     assert revision == "hf:owner/wan@v9: owner/wan has no branch, tag or commit 'v9'; without one it is main"
     assert gated == "hf:owner/gated: owner/gated is gated; accept its terms on its page, then `hf auth login` or set HF_TOKEN"
     assert folder == "hf:owner/wan/examples: it has no *.safetensors or *.json; name a file of it: examples/clip.mp4"
-    assert file.startswith(
-        "hf:owner/wan/picled.pt: it has nothing at picled.pt (did you mean 'pickled.pt'?); name a file of it: README"
-    )
+    assert file.startswith("hf:owner/wan/picled.pt: it has nothing at picled.pt (did you mean 'pickled.pt'?); name a file of")
 
 
 def test_an_address_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ Python's start or a shell starts a process instead.
 
 from __future__ import annotations
 
+import importlib.util
 import multiprocessing
 import os
 import runpy
@@ -16,6 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+import pytest
+
+needs_triton: Final = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 _CONTEXT: Final = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["torch", "av"])
 TIMEOUT_S: Final = 600.0

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 from torch import Tensor
 
 from strobe.attention.sparse import history as operator
-from strobe.attention.sparse.coarse import pool
+from strobe.attention.sparse.coarse import Estimator, pool
 from strobe.attention.sparse.history import History, history_attention
 from strobe.attention.sparse.layout import TileLayout, tile_layout
 from strobe.attention.sparse.stages.types import Tiled
@@ -23,9 +24,17 @@ from strobe.attention.sparse.tiled import Plan, select_and_attend, tile_queries
 LIMITS = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
+def tiles_of(grid: tuple[int, ...], steps: tuple[int, ...]) -> list[list[int]]:
+    """List the tokens of each tile, tiles and tokens in raster order."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for token, place in enumerate(product(*map(range, grid))):
+        found.setdefault(tuple(at // step for at, step in zip(place, steps, strict=True)), []).append(token)
+    return [found[key] for key in sorted(found)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A ring of `slots` frames, `held` of which are history; the others hold NaN."""
+    """A ring of `slots` frames, `held` of which are history, seen by `frames` new ones beside `sink`; tiles of `tile` tokens."""
 
     batch: int = 1
     size: tuple[int, int] = (5, 7)
@@ -39,6 +48,9 @@ class Case:
     dtype: torch.dtype = torch.float32
     sliced: bool = False
     sparsity: float = 0.6
+    sink: int = 1
+    tile: tuple[int, int] | None = None
+    parts: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +59,7 @@ class Drawn:
     dense: list[tuple[Tensor, Tensor]]
     history: History
     q_tiles: TileLayout
+    tiles: TileLayout  # of a slot
 
 
 def draw(case: Case, device: str, seed: int = 0) -> Drawn:
@@ -55,37 +68,39 @@ def draw(case: Case, device: str, seed: int = 0) -> Drawn:
     tokens = case.size[0] * case.size[1]
 
     def some(length: int, heads: int) -> Tensor:
-        wide = torch.randn(case.batch, length, heads, case.width * (2 if case.sliced else 1), generator=generator)
+        kind = torch.promote_types(case.dtype, torch.float32)
+        wide = torch.randn(case.batch, length, heads, case.width * (2 if case.sliced else 1), generator=generator, dtype=kind)
         return wide.to(device, case.dtype)[..., : case.width]
 
-    layout, q_tiles = (tile_layout((n, *case.size), "auto", case.block) for n in (1, case.frames))
+    layout = tile_layout((1, *case.size), "auto" if case.tile is None else (1, *case.tile), case.block)
+    q_tiles = tile_layout((case.frames, *case.size), "auto", case.block)
     keys, values = (
         torch.cat([layout.to_tiles(some(tokens, case.heads[1])) for _ in range(case.slots)], dim=1).contiguous() for _ in "kv"
     )
-    if layout.num_tiles > 1:
+    if layout.num_tiles > 1 and case.slots > 1:
         keys[:, : case.block] = keys[:, layout.num_rows : layout.num_rows + case.block]
     history = History(
         keys=keys,
         values=values,
-        means=torch.zeros(case.batch, case.heads[1], case.slots * layout.num_tiles, case.width, device=device),
+        means=pool(keys, None, case.block, case.parts),
         sizes=torch.zeros(case.slots * layout.num_tiles, dtype=torch.int32, device=device),
         num_tiles=len(case.held) * layout.num_tiles,
         block=case.block,
         whole=layout.whole,
+        estimator=Estimator(parts=case.parts),
     )
     open_slots(history, layout, case.held)
-    tensors = [(some(n * tokens, case.heads[1]), some(n * tokens, case.heads[1])) for n in (1, case.frames)]
-    return Drawn(q=some(case.frames * tokens, case.heads[0]), dense=tensors[: case.dense], history=history, q_tiles=q_tiles)
+    dense = [(some(n * tokens, case.heads[1]), some(n * tokens, case.heads[1])) for n in (case.sink, case.frames)][: case.dense]
+    return Drawn(q=some(case.frames * tokens, case.heads[0]), dense=dense, history=history, q_tiles=q_tiles, tiles=layout)
 
 
 def open_slots(history: History, layout: TileLayout, held: tuple[int, ...]) -> None:
     """Make the given slots the history, in the existing tensors; coarse keys of the others become NaN."""
-    rows, tiles = layout.num_rows, layout.num_tiles
-    for slot in range(history.sizes.shape[0] // tiles):
-        at, sizes = slice(slot * tiles, (slot + 1) * tiles), layout.sizes(history.sizes.device)
-        means = pool(history.keys[:, slot * rows : (slot + 1) * rows], sizes, history.block)
-        history.means[:, :, at] = means if slot in held else float("nan")
-        history.sizes[at] = sizes if slot in held else 0
+    number, sizes = history.sizes.shape[0] // layout.num_tiles, layout.sizes(history.sizes.device)
+    each_slot = (each.chunk(number, dim) for each, dim in ((history.keys, 1), (history.means, 2), (history.sizes, 0)))
+    for slot, (keys, means, own) in enumerate(zip(*each_slot, strict=True)):
+        means.copy_(pool(keys, sizes, history.block, history.estimator.parts) if slot in held else means * float("nan"))
+        own.copy_(sizes * (slot in held))
 
 
 def selected(plan: Plan, q: Tensor, history: History, tiles: TileLayout) -> tuple[Tensor, Tensor, Tensor]:
@@ -133,19 +148,9 @@ CASES = (
     Case(size=(9, 9), slots=3, held=(2,), heads=(2, 1), dense=0, dtype=torch.float16, sparsity=0.0),
     Case(size=(10, 11), frames=1, block=128, held=(0, 1, 2, 3), heads=(1, 1)),
 )
+LARGE = Case(batch=2, slots=9, held=(0, 1, 2, 6, 7, 8), frames=3, sparsity=0.8)
 ON_A_GPU = tuple(
-    Case(
-        batch=2,
-        size=size,
-        slots=9,
-        held=(0, 1, 2, 6, 7, 8),
-        heads=heads,
-        width=width,
-        frames=3,
-        dtype=dtype,
-        sparsity=0.8,
-        dense=dense,
-    )
+    replace(LARGE, size=size, heads=heads, width=width, dtype=dtype, dense=dense)
     for size in ((30, 52), (9, 13))
     for heads in ((12, 12), (4, 1))
     for dtype, width in ((torch.bfloat16, 128), (torch.float16, 64), (torch.float32, 32))

@@ -136,14 +136,8 @@ def over_a_history(dtype: torch.dtype, kv_heads: int, block: int, parts: int) ->
     q = torch.zeros(1, 180, 2, 64, dtype=dtype)
     dense = [(torch.zeros(1, 90, kv_heads, 64, dtype=dtype),) * 2] * parts
     keys, tiles = torch.zeros(1, 2 * layout.num_rows, kv_heads, 64, dtype=dtype), 2 * layout.num_tiles
-    past = History(
-        keys=keys,
-        values=keys,
-        means=torch.zeros(1, kv_heads, tiles, 64),
-        sizes=layout.sizes().repeat(2),
-        num_tiles=tiles,
-        block=block,
-    )
+    means, sizes = torch.zeros(1, kv_heads, tiles, 64), layout.sizes().repeat(2)
+    past = History(keys=keys, values=keys, means=means, sizes=sizes, num_tiles=tiles, block=block)
     history_attention(q, dense, past, q_tiles=q_tiles, sparsity=0.5)
 
 

@@ -61,16 +61,8 @@ def run(
     probe: int = 3, seed: int = 0, impl: str = "reference",
 ) -> VideoAttentionOutput:  # fmt: skip
     """Run one call through a function; with a gradient asked for, the plain stages run."""
-    usual = {
-        "tile": (4, 4, 4),
-        "heads": (2, 2),
-        "gated": False,
-        "rotated": False,
-        "layout": "raster",
-        "sliced": False,
-        "wide": 32,
-    }
-    options, names = usual | case, ("heads", "layout", "gated", "rotated", "sliced", "wide")
+    usual = {"heads": (2, 2), "layout": "raster", "gated": False, "rotated": False, "sliced": False, "wide": 32}
+    options, names = {"tile": (4, 4, 4)} | usual | case, usual.keys()
     heads, layout, gated, rotated, sliced, width = (options.pop(name) for name in names)
     generator = torch.Generator().manual_seed(len(str(case)) + seed)
     layouts = [tile_layout(options["grid"], options["tile"])] * 2
@@ -93,20 +85,8 @@ def run(
         angles = angles.repeat_interleave(2, dim=1)
     rope = (angles.cos()[:, :: 1 + sliced], angles.sin()[:, sliced :: 1 + sliced]) if rotated else None
     q.requires_grad_(not fused)
-    found: VideoAttentionOutput = through(
-        q,
-        k,
-        v,
-        **options,
-        q_layout=layout,
-        kv_layout=layout,
-        gate=gate,
-        rope=rope,
-        impl=impl,
-        return_lse=True,
-        probe=probe,
-    )
-    return found
+    options |= {"q_layout": layout, "kv_layout": layout, "gate": gate, "rope": rope, "impl": impl}
+    return through(q, k, v, **options, return_lse=True, probe=probe)
 
 
 def compare(case: dict[str, Any], device: str, dtype: torch.dtype) -> None:
@@ -119,7 +99,6 @@ def compare(case: dict[str, Any], device: str, dtype: torch.dtype) -> None:
         used = place < expected.selection.counts
         assert torch.equal(got[used], want[used]), case
     limit = {torch.float32: 2e-5, torch.float16: 8e-3, torch.bfloat16: 4e-2}[dtype]
-    assert found.lse is not None and expected.lse is not None and found.recall is not None and expected.recall is not None
     for got, want in ((found.out, expected.out), (found.lse, expected.lse), (found.recall, expected.recall)):
         torch.testing.assert_close(got, want.detach(), atol=limit, rtol=limit)
 
@@ -139,7 +118,6 @@ def compare_compiled(case: dict[str, Any], device: str) -> None:
     )
     assert len(graphs) == 1 and torch.ops.strobe.video_sparse_attention.default in graphs[0], graphs
     assert torch.ops.strobe.block_sparse_forward.default not in graphs[0], graphs
-    assert found.lse is not None and expected.lse is not None
     assert torch.equal(found.out, expected.out) and torch.equal(found.lse, expected.lse), case
     assert torch.equal(found.selection.counts, expected.selection.counts), case
     used = torch.arange(found.selection.indices.shape[-1], device=device) < expected.selection.counts[..., None]
@@ -174,12 +152,10 @@ class Addressed:
         def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
             def launch(*arguments: Any) -> None:
                 Addressed.launches += 1
-                found = [
-                    each
-                    if kind is None or each is None
-                    else torch.frombuffer((ctypes.c_char * 16).from_address(each), dtype=kind)
-                    for each, kind in zip(arguments, self.kinds, strict=True)
-                ]
+                found = list(arguments)
+                for place, kind in enumerate(self.kinds):
+                    if kind is not None and found[place] is not None:
+                        found[place] = torch.frombuffer((ctypes.c_char * 16).from_address(found[place]), dtype=kind)
                 self.kernel[grid](*found, num_warps=1)
 
             return launch
@@ -241,15 +217,12 @@ def compare_prepared(case: dict[str, Any], device: str, impl: str) -> None:
     assert is_prepared == (case.get("layout") != "tiled" and "estimator" not in case), (case, calls)
     for place, each in enumerate(found):
         want = expected[place]
-        assert each.lse is not None and want.lse is not None
         assert torch.equal(each.out, want.out) and torch.equal(each.lse, want.lse), (case, place)
         used = torch.arange(want.selection.indices.shape[-1], device=device) < want.selection.counts[..., None]
         assert torch.equal(each.selection.indices[used], want.selection.indices[used]), (case, place)
         assert torch.equal(each.selection.counts, want.selection.counts)
-        assert (each.selection.uniform_count, each.selection.index_bound) == (
-            want.selection.uniform_count,
-            want.selection.index_bound,
-        )
+        assert each.selection.uniform_count == want.selection.uniform_count
+        assert each.selection.index_bound == want.selection.index_bound
 
 
 def compare_rotation(rows: int, heads: tuple[int, int], twice: bool, device: str) -> None:

@@ -21,6 +21,7 @@ from diffusers import (
 from torch import Tensor, nn
 
 import strobe
+from history_on_cpu import tiles_of
 from strobe.integrations.diffusers.processors import SparseProcessor
 
 GRID = (5, 6, 7)
@@ -266,13 +267,10 @@ def selected_tokens(q: Tensor, k: Tensor, layout: strobe.TileLayout, sparsity: f
     """Compute which keys each query sees, `[B, H, S, S]`, step by step and tile by tile."""
     t, h, w = layout.grid
     tile_of = torch.empty(t * h * w, dtype=torch.long)
-    names: dict[tuple[int, ...], int] = {}
-    cells = [(a, b, c) for a in range(t) for b in range(h) for c in range(w)]
-    corners = sorted({tuple(place // side for place, side in zip(cell, layout.tile, strict=True)) for cell in cells})
-    names = {corner: number for number, corner in enumerate(corners)}
-    for token, cell in enumerate(cells):
-        tile_of[token] = names[tuple(place // side for place, side in zip(cell, layout.tile, strict=True))]
-    count = len(corners)
+    tiles = tiles_of(layout.grid, layout.tile)
+    for number, tile in enumerate(tiles):
+        tile_of[tile] = number
+    count = len(tiles)
     keep = max(1, -(-round((1 - sparsity) * count * 1e9) // 10**9))
     seen = torch.zeros(q.shape[0], q.shape[2], t * h * w, t * h * w, dtype=torch.bool)
     for sample in range(q.shape[0]):

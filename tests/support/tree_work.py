@@ -266,7 +266,6 @@ def penalise(rank: int, case: Case) -> list[str]:
     told = []
     for leaf in (*leaves, None):
         state = tree_attention(leaves[0], leaves[1], leaves[2], timeout=PATIENT_S, **case.arguments())
-        assert state.lse is not None
         d_out = torch.ones_like(state.out).requires_grad_()
         outputs, given = ([state.out], [d_out]) if leaf is None else ([state.out, state.lse], [state.out, state.lse])
         slopes = torch.autograd.grad(outputs, leaves, given, create_graph=True)
@@ -287,7 +286,6 @@ def differentiate_squares(leaves: list[Tensor], case: Case) -> tuple[Tensor, ...
     """Compute first derivatives of half the squares of the result and its lse."""
     with torch.enable_grad():
         state = tree_attention(leaves[0], leaves[1], leaves[2], timeout=PATIENT_S, **case.arguments())
-        assert state.lse is not None
         return torch.autograd.grad((state.out**2).sum() / 2 + (state.lse**2).sum() / 2, leaves)
 
 

@@ -39,11 +39,7 @@ def as_it_is(tensor: Tensor, impl: str) -> bool:
 
 @contextmanager
 def _transformed(impl: str, around: AbstractContextManager[None], forward_mode: bool) -> Iterator[None]:
-    """Run an impl where torch.func or forward-mode differentiation looks at what it does.
-
-    Raises:
-        ImplUnavailableError: it has no rule for that; a kernel that takes addresses would drop the tangents of its inputs.
-    """
+    """Refuse an impl without a rule for torch.func or forward-mode derivatives: addresses would drop the tangents of inputs."""
     if forward_mode and impl not in ("sdpa", "cpu"):
         raise _no_rule(impl, "it has no forward-mode derivative")
     try:

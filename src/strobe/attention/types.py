@@ -172,5 +172,4 @@ def check(
 
 @constant_when_traced
 def _card(device: torch.device) -> Card:
-    """Return `card_of(device)`, also while a compiler traces, as a constant."""
     return card_of(device)

@@ -27,7 +27,7 @@ from strobe.core import costs, spans
 from strobe.core.errors import ConfigError, ImplUnavailableError, WeightsError, unknown_choice
 from strobe.core.tolerances import tolerance
 from strobe.engine.load import RANDOM
-from strobe.integrations.diffusers import SparseHandle, joint, processors, sparsify
+from strobe.integrations.diffusers import SparseHandle, processors, sparsify
 from strobe.integrations.diffusers.families import family_of
 from strobe.perf.measure.profile import file_sha256
 from strobe.perf.records import record
@@ -315,7 +315,7 @@ def marked(transformer: Any) -> Iterator[None]:
     with ExitStack() as stack:
         for module, name in named.items():
             stack.enter_context(hooked(module, partial(_region, name, inside)))
-        callers: dict[Any, str] = {sys.modules[type(transformer).__module__]: _DISPATCH, processors: _OURS, joint: _OURS}
+        callers: dict[Any, str] = {sys.modules[type(transformer).__module__]: _DISPATCH, processors: _OURS}
         for caller, attribute in callers.items():
             if hasattr(caller, attribute):
                 _wrap(stack, caller, attribute, inside)

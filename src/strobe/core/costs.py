@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from strobe.core.errors import ConfigError, ShapeError
@@ -69,7 +69,6 @@ class Cost:
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes read and written together."""
         return self.read_bytes + self.write_bytes
 
     def __add__(self, other: Cost) -> Cost:
@@ -235,6 +234,11 @@ def kv_read(tokens: int, num_heads: int, head_dim: int, *, dtype: str) -> Cost:
 _TERA: Final = 10**12
 _GIGA: Final = 10**9
 _MEGA: Final = 2**20
+_H100: Final = "NVIDIA H100"
+_HALVED: Final = "sparse figures halved"
+_BLACKWELL: Final = "NVIDIA Blackwell architecture brief and HGX B200 datasheet, the larger where they differ"
+_AMD: Final = "AMD Instinct MI300X data sheet, matrix; cache: Infinity Cache"
+_MI300X: Final = ("Instinct MI300X", "Instinct MI300X VF", "Instinct MI300X OAM")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -266,113 +270,35 @@ class DevicePeaks:
         return None if known is None else self.flops_per_s.get(known)
 
 
-def _tensor(half: float, float8: float | None, tfloat32: float, float32: float) -> dict[str, int]:
-    """Convert peaks in TFLOP/s to FLOP/s by dtype, for a device with one rate for bfloat16 and float16."""
-    peaks = {"bfloat16": half, "float16": half, "tfloat32": tfloat32, "float32": float32}
-    return {dtype: round(value * _TERA) for dtype, value in (peaks if float8 is None else peaks | {"float8": float8}).items()}
-
-
-_A100: Final = _tensor(312, None, 156, 19.5)
-
-DEVICES: Final = (
+_NAMES: Final = ("bfloat16", "float16", "tfloat32", "float32", "float8")
+_A100: Final = (312, 156, 19.5)
+# Name, other names, GB/s of the memory, MiB of cache, peaks in TFLOP/s (of both 16-bit types, tfloat32, float32, float8), source.
+_TABLE: Final[tuple[tuple[str, tuple[str, ...], int, int, tuple[float, ...], str], ...]] = (
+    ("H100 SXM", ("H100 80GB HBM3",), 3352, 50, (989.4, 494.7, 66.9, 1978.9), f"{_H100} Tensor Core GPU Architecture, H100 SXM5"),
+    ("H100 PCIe", ("H100 PCIe",), 2039, 50, (756, 378, 51.2, 1513), f"{_H100} Tensor Core GPU Architecture, H100 PCIe"),
+    ("H100 NVL", ("H100 NVL",), 3900, 50, (835.5, 417.5, 60, 1671), f"{_H100} datasheet, H100 NVL; {_HALVED}"),
+    ("H200 SXM", ("H200",), 4800, 50, (989.5, 494.5, 67, 1979), f"NVIDIA H200 datasheet, H200 SXM; {_HALVED}"),
+    ("H200 NVL", ("H200 NVL",), 4800, 50, (835.5, 417.5, 60, 1670.5), f"NVIDIA H200 datasheet, H200 NVL; {_HALVED}"),
+    ("A100 40GB", ("A100-SXM4-40GB", "A100-PCIE-40GB"), 1555, 40, _A100, "NVIDIA A100 datasheet, 40 GB"),
+    ("A100 80GB SXM", ("A100-SXM4-80GB",), 2039, 40, _A100, "NVIDIA A100 datasheet, 80 GB SXM"),
+    ("A100 80GB PCIe", ("A100 80GB PCIe",), 1935, 40, _A100, "NVIDIA A100 datasheet, 80 GB PCIe"),
+    ("B200", ("B200",), 8000, 126, (2250, 1125, 80, 4500), f"{_BLACKWELL}; {_HALVED}"),
+    ("L40S", ("L40S",), 864, 96, (362.05, 183, 91.6, 733), "NVIDIA L40S datasheet"),
+    ("RTX 4090", ("GeForce RTX 4090",), 1008, 72, (165.2, 82.6, 82.6, 330.3), "NVIDIA Ada GPU Architecture, appendix A"),
+    ("MI300X", _MI300X, 5300, 256, (1307.4, 653.7, 163.4, 2614.9), _AMD),
+)
+_CLOCKS_MHZ: Final = {"H100 SXM": 1830, "H200 SXM": 1830}  # 989.4 TFLOP/s / (132 SMs x 4096 FLOPs)
+DEVICES: Final = tuple(
     DevicePeaks(
-        name="H100 SXM",
-        reported_as=("H100 80GB HBM3",),
-        bandwidth_bytes_per_s=3352 * _GIGA,
-        cache_bytes=50 * _MEGA,
-        flops_per_s=_tensor(989.4, 1978.9, 494.7, 66.9),
-        source="NVIDIA H100 Tensor Core GPU Architecture, H100 SXM5",
-        clock_mhz=1830,  # 989.4 TFLOP/s / (132 SMs x 4096 FLOPs)
-    ),
-    DevicePeaks(
-        name="H100 PCIe",
-        reported_as=("H100 PCIe",),
-        bandwidth_bytes_per_s=2039 * _GIGA,
-        cache_bytes=50 * _MEGA,
-        flops_per_s=_tensor(756, 1513, 378, 51.2),
-        source="NVIDIA H100 Tensor Core GPU Architecture, H100 PCIe",
-    ),
-    DevicePeaks(
-        name="H100 NVL",
-        reported_as=("H100 NVL",),
-        bandwidth_bytes_per_s=3900 * _GIGA,
-        cache_bytes=50 * _MEGA,
-        flops_per_s=_tensor(835.5, 1671, 417.5, 60),
-        source="NVIDIA H100 datasheet, H100 NVL; sparse figures halved",
-    ),
-    DevicePeaks(
-        name="H200 SXM",
-        reported_as=("H200",),
-        bandwidth_bytes_per_s=4800 * _GIGA,
-        cache_bytes=50 * _MEGA,
-        flops_per_s=_tensor(989.5, 1979, 494.5, 67),
-        source="NVIDIA H200 datasheet, H200 SXM; sparse figures halved",
-        clock_mhz=1830,
-    ),
-    DevicePeaks(
-        name="H200 NVL",
-        reported_as=("H200 NVL",),
-        bandwidth_bytes_per_s=4800 * _GIGA,
-        cache_bytes=50 * _MEGA,
-        flops_per_s=_tensor(835.5, 1670.5, 417.5, 60),
-        source="NVIDIA H200 datasheet, H200 NVL; sparse figures halved",
-    ),
-    DevicePeaks(
-        name="A100 40GB",
-        reported_as=("A100-SXM4-40GB", "A100-PCIE-40GB"),
-        bandwidth_bytes_per_s=1555 * _GIGA,
-        cache_bytes=40 * _MEGA,
-        flops_per_s=_A100,
-        source="NVIDIA A100 datasheet, 40 GB",
-    ),
-    DevicePeaks(
-        name="A100 80GB SXM",
-        reported_as=("A100-SXM4-80GB",),
-        bandwidth_bytes_per_s=2039 * _GIGA,
-        cache_bytes=40 * _MEGA,
-        flops_per_s=_A100,
-        source="NVIDIA A100 datasheet, 80 GB SXM",
-    ),
-    DevicePeaks(
-        name="A100 80GB PCIe",
-        reported_as=("A100 80GB PCIe",),
-        bandwidth_bytes_per_s=1935 * _GIGA,
-        cache_bytes=40 * _MEGA,
-        flops_per_s=_A100,
-        source="NVIDIA A100 datasheet, 80 GB PCIe",
-    ),
-    DevicePeaks(
-        name="B200",
-        reported_as=("B200",),
-        bandwidth_bytes_per_s=8000 * _GIGA,
-        cache_bytes=126 * _MEGA,
-        flops_per_s=_tensor(2250, 4500, 1125, 80),
-        source="NVIDIA Blackwell architecture brief and HGX B200 datasheet, the larger where they differ; sparse figures halved",
-    ),
-    DevicePeaks(
-        name="L40S",
-        reported_as=("L40S",),
-        bandwidth_bytes_per_s=864 * _GIGA,
-        cache_bytes=96 * _MEGA,
-        flops_per_s=_tensor(362.05, 733, 183, 91.6),
-        source="NVIDIA L40S datasheet",
-    ),
-    DevicePeaks(
-        name="RTX 4090",
-        reported_as=("GeForce RTX 4090",),
-        bandwidth_bytes_per_s=1008 * _GIGA,
-        cache_bytes=72 * _MEGA,
-        flops_per_s=_tensor(165.2, 330.3, 82.6, 82.6),
-        source="NVIDIA Ada GPU Architecture, appendix A",
-    ),
-    DevicePeaks(
-        name="MI300X",
-        reported_as=("Instinct MI300X", "Instinct MI300X VF", "Instinct MI300X OAM"),
-        bandwidth_bytes_per_s=5300 * _GIGA,
-        cache_bytes=256 * _MEGA,
-        flops_per_s=_tensor(1307.4, 2614.9, 653.7, 163.4),
-        source="AMD Instinct MI300X data sheet, matrix; cache: Infinity Cache",
-    ),
+        name=name,
+        reported_as=reported_as,
+        bandwidth_bytes_per_s=bandwidth * _GIGA,
+        cache_bytes=cache * _MEGA,
+        flops_per_s={dtype: round(peak * _TERA) for dtype, peak in zip(_NAMES, (peaks[0], *peaks), strict=False)},
+        source=source,
+        clock_mhz=_CLOCKS_MHZ.get(name),
+    )
+    for name, reported_as, bandwidth, cache, peaks, source in _TABLE
 )
 """Every device this package knows the peaks of."""
 
@@ -419,7 +345,6 @@ class TransformerShape:
 
     @property
     def head_dim(self) -> int:
-        """Number of channels of a head."""
         return self.dim // self.num_heads
 
     def tokens_per_frame(self, height: int, width: int) -> int:
@@ -446,17 +371,13 @@ WAN_1_3B: Final = TransformerShape(
     frame_block=3,
     source="Wan2.1-T2V-1.3B, config.json; frame_block: Self-Forcing, configs/self_forcing_dmd.yaml (num_frame_per_block)",
 )
-WAN_14B: Final = TransformerShape(
+WAN_14B: Final = replace(
+    WAN_1_3B,
     name="wan-14b",
     num_layers=40,
     dim=5120,
     ffn_dim=13824,
     num_heads=40,
-    text_tokens=512,
-    latent_channels=16,
-    patch=(2, 2),
-    stride=VaeStride(time=4, space=8),
-    frame_block=3,
     source="Wan2.1-T2V-14B, config.json; frame_block: krea-realtime-video (3 latent frames)",
 )
 TRANSFORMERS: Final[dict[str, TransformerShape]] = {shape.name: shape for shape in (WAN_1_3B, WAN_14B)}
@@ -494,7 +415,6 @@ class CostItem:
 
     @property
     def total(self) -> Cost:
-        """Cost of all calls together."""
         return self.each * self.calls
 
 

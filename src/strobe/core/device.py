@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from strobe.core.errors import ConfigError, ImplUnavailableError
@@ -147,3 +148,25 @@ def uncompiled() -> Iterator[None]:
             stance = _STANCES.pop()
             if not _STANCES:
                 stance.__exit__(None, None, None)
+
+
+GIB: Final = 1 << 30
+_TOLD: Final = Path("/proc/meminfo")
+
+
+def total_bytes() -> int | None:
+    """Return the size of the main memory, bytes; None where no Linux tells."""
+    return _field("MemTotal")
+
+
+def available_bytes() -> int | None:
+    """Return the bytes of main memory that can be allocated without swapping; None where no Linux tells."""
+    return _field("MemAvailable")
+
+
+def _field(name: str) -> int | None:
+    try:
+        lines = _TOLD.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)

@@ -28,7 +28,6 @@ def html_table(caption: str, rows: Sequence[Mapping[str, object]]) -> str:
 
 
 def _text(value: object) -> str:
-    """Format a value for a cell: six digits of a float, empty for None."""
     if value is None:
         return ""
     return f"{value:.6g}" if isinstance(value, float) else str(value)

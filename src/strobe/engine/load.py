@@ -11,8 +11,8 @@ from typing import Final
 import torch
 
 from strobe.attention.impls import import_ahead
+from strobe.core.device import GIB, available_bytes
 from strobe.core.errors import ConfigError, ShapeError, WeightsError, nearest
-from strobe.core.main_memory import GIB, available_bytes
 from strobe.core.shapes import VaeStride
 from strobe.engine.config import DTYPES, ModelDefaults
 from strobe.engine.decode import VideoVAE

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from strobe.cache.quantized import SCALE_BYTES, eightbit_ring_bytes, ring_bytes
+from strobe.core.device import GIB, available_bytes
 from strobe.core.errors import StrobeError
-from strobe.core.main_memory import GIB, available_bytes
 from strobe.core.shapes import LatentShape, TokenGrid
 from strobe.engine.arena import POOLS, ArenaPlan
 from strobe.engine.caches import cache_shape, frame_tiles

@@ -70,7 +70,6 @@ class KeyTable:
     reshaped: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]
 
     def __bool__(self) -> bool:
-        """Return whether there is a difference."""
         return bool(self.missing or self.unexpected or self.reshaped)
 
     def __str__(self) -> str:

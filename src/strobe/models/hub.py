@@ -91,11 +91,6 @@ def fetch(address: str, patterns: Sequence[str], ignored: Sequence[str] = ()) ->
 
 
 def _chosen(names: Iterable[str], inside: str, patterns: Sequence[str], ignored: Sequence[str], address: str) -> list[str]:
-    """The files of a repository that are wanted.
-
-    Raises:
-        WeightsError: there are none.
-    """
     every = sorted(names)
     below = f"{inside}/" if inside else ""
     if inside in every:

@@ -70,7 +70,6 @@ class Lora:
 
     @property
     def num_params(self) -> int:
-        """Number of elements in all pairs."""
         return sum(pair.up.numel() + pair.down.numel() for pair in self.pairs.values())
 
     def at(self, strength: float) -> Lora:

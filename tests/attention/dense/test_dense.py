@@ -12,6 +12,7 @@ from strobe.attention.explain import explain
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
 from strobe.core.tolerances import tolerance
 
+THROUGH_LSE = tolerance("gradient through an lse", "float32")
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 LENGTHS = [(1, 1), (1, 63), (63, 100), (100, 1), (7, 2000)]
 HEADS = [(3, 3), (4, 2), (5, 1)]
@@ -34,12 +35,11 @@ def textbook(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None = None
 
 
 def assert_near(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
-    torch.testing.assert_close(
-        found.double(), expected.double(), rtol=tolerance("element", dtype), atol=tolerance("element", dtype)
-    )
+    limit = tolerance("element", dtype)
+    torch.testing.assert_close(found.double(), expected.double(), rtol=limit, atol=limit)
 
 
-@pytest.mark.parametrize("impl", ["reference", "sdpa"])
+@pytest.mark.parametrize("impl", ["reference", "sdpa", "cpu"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("lengths", LENGTHS)
@@ -51,36 +51,25 @@ def test_output_lse_and_gradients_are_the_textbook_s(
     out, lse = textbook(*inputs)
     with torch.no_grad():
         both = dense_attention(*inputs, impl=impl, return_lse=True)
-    found = dense_attention(*inputs, impl=impl)
-    assert both.lse is not None and both.lse.dtype == torch.float32 and found.lse is None
+    found = dense_attention(*inputs, impl=impl, return_lse=impl == "cpu")
+    assert both.lse.dtype == torch.float32 and (found.lse is None) == (impl != "cpu")
     assert_near(both.lse, lse, torch.float32)
     for each in (both, found):
         assert each.out.dtype == dtype
         assert_near(each.out, out, dtype)
-    if dtype.itemsize >= 4:
-        weight = torch.linspace(-2, 2, out.numel(), dtype=dtype).view_as(out)
-        gradients = (torch.autograd.grad((each * weight).sum(), inputs) for each in (found.out, out))
-        for mine, theirs in zip(*gradients, strict=True):
-            assert_near(mine, theirs, dtype)
-
-
-@pytest.mark.parametrize("impl", ["reference", "cpu"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("lengths", LENGTHS)
-def test_gradients_flow_through_the_lse(lengths: tuple[int, int], heads: tuple[int, int], dtype: torch.dtype, impl: str) -> None:
-    inputs = draw(lengths, heads, dtype)
-    found, expected = dense_attention(*inputs, impl=impl, return_lse=True), textbook(*inputs)
-    assert found.lse is not None
-    assert_near(found.out, expected[0], dtype)
-    assert_near(found.lse, expected[1], torch.float32)
-    weight = torch.linspace(-1, 1, inputs[0].numel(), dtype=dtype).view_as(inputs[0])
-    losses = [(out * weight).sum() + lse.double().square().sum() for out, lse in ((found.out, found.lse), expected)]
-    for mine, theirs in zip(*(torch.autograd.grad(loss, inputs) for loss in losses), strict=True):
-        limit = tolerance("gradient through an lse", "float32") * max(1.0, theirs.abs().max().item())
-        torch.testing.assert_close(
-            mine.double(), theirs.double(), rtol=tolerance("gradient through an lse", "float32"), atol=limit
-        )
+    if dtype.itemsize < 4:
+        return
+    weight = torch.linspace(-2, 2, out.numel(), dtype=dtype).view_as(out)
+    for with_lse in (False, True) if impl == "reference" else (impl == "cpu",):
+        found = dense_attention(*inputs, impl=impl, return_lse=with_lse)
+        parts = ((found.out, found.lse), textbook(*inputs))
+        losses = [(out * weight).sum() + (lse.double().square().sum() if with_lse else 0) for out, lse in parts]
+        for mine, theirs in zip(*(torch.autograd.grad(loss, inputs) for loss in losses), strict=True):
+            if with_lse:
+                limit = THROUGH_LSE * max(1.0, theirs.abs().max().item())
+                torch.testing.assert_close(mine.double(), theirs.double(), rtol=THROUGH_LSE, atol=limit)
+            else:
+                assert_near(mine, theirs, dtype)
 
 
 def test_long_sequences_with_gradients_through_the_lse_never_take_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +77,6 @@ def test_long_sequences_with_gradients_through_the_lse_never_take_the_reference(
     inputs = draw((2100, 2100), (1, 1), dim=8)  # blocks of 256, the last one ragged
     assert explain(*inputs, return_lse=True).impl.name == "cpu"
     found, expected = dense_attention(*inputs, return_lse=True), textbook(*inputs)
-    assert found.lse is not None
     assert_near(found.lse, expected[1], torch.float32)
     both = (each[0].sum() + each[1].sum() for each in ((found.out, found.lse), expected))
     for mine, theirs in zip(*(torch.autograd.grad(loss, inputs) for loss in both), strict=True):
@@ -128,7 +116,6 @@ def test_views_of_a_larger_buffer_are_read_in_place(impl: str) -> None:
 def test_no_keys_give_zeros_and_minus_infinity() -> None:
     q, k, v = draw((63, 0), (4, 2))
     output = dense_attention(q, k, v, return_lse=True)
-    assert output.lse is not None
     assert torch.equal(output.out, torch.zeros_like(q))
     assert torch.equal(output.lse, torch.full((2, 4, 63), -torch.inf))
     assert explain(q, k, v).impl.name == "reference"
@@ -147,19 +134,17 @@ def test_explain_says_what_runs_and_why_not_the_others() -> None:
     assert explain(*(tensor.detach() for tensor in inputs), return_lse=True).impl.name == "sdpa"
     with torch.no_grad():
         assert explain(*inputs, return_lse=True).impl.name == "sdpa"
+    choice = explain(*inputs, impl="reference")
+    assert choice.impl.name == "reference" and dict(choice.passed_over)["sdpa"] == "reference was asked for by name"
 
 
 def test_a_named_implementation_runs_or_refuses() -> None:
     inputs = draw((5, 7), (2, 2))
-    with pytest.raises(
-        ImplUnavailableError, match="'sdpa' cannot run: .* no gradient through the lse; would run here: cpu, reference"
-    ):
+    with pytest.raises(ImplUnavailableError, match="'sdpa' cannot run: .* no gradient through the lse; would run here: cpu, ref"):
         dense_attention(*inputs, impl="sdpa", return_lse=True)
     with pytest.raises(ImplUnavailableError, match="over no keys"):
         dense_attention(*draw((5, 0), (2, 2)), impl="sdpa")
-    with pytest.raises(
-        ConfigError, match=r"unknown impl 'sdap' \(did you mean 'sdpa'\?\); allowed: auto, fa4, fa3, sdpa, triton, cpu, reference"
-    ):
+    with pytest.raises(ConfigError, match=r"'sdap' \(did you mean 'sdpa'\?\); allowed: auto, fa4, fa3, sdpa, triton, cpu, ref"):
         dense_attention(*inputs, impl="sdap")
 
 

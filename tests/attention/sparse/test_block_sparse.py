@@ -23,7 +23,6 @@ from strobe.attention.types import AttentionOutput
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
 from strobe.core.tolerances import tolerance
 
-DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 Case = tuple[Tensor, Tensor, Tensor, BlockSelection]
 
 
@@ -59,7 +58,6 @@ def _case(
 def _gradients(case: Case, impl: str, **options: object) -> tuple[AttentionOutput, tuple[Tensor, ...]]:
     q, k, v = (tensor.clone().requires_grad_() for tensor in case[:3])
     found = block_sparse_attention(q, k, v, case[3], impl=impl, return_lse=True, **options)  # type: ignore[arg-type]
-    assert found.lse is not None
     generator = torch.Generator().manual_seed(9)
     d_out = torch.randn(found.out.shape, generator=generator).to(found.out.dtype)
     d_lse = torch.randn(found.lse.shape, generator=generator)
@@ -74,7 +72,6 @@ def _same(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
 def test_the_reference_is_dense_attention_over_the_selected_tokens() -> None:
     q, k, v, selection = _case((2, 4, 2, 3, 4, 8), dtype=torch.float64)
     found = block_sparse_attention(q, k, v, selection, impl="reference", return_lse=True)
-    assert found.lse is not None and selection.q_sizes is not None and selection.kv_sizes is not None
     for b in range(2):
         for h in range(4):
             for i in range(3):
@@ -83,36 +80,24 @@ def test_the_reference_is_dense_attention_over_the_selected_tokens() -> None:
                 rows = slice(64 * i, 64 * i + int(selection.q_sizes[i]))
                 one = [tensor[b : b + 1, :, head : head + 1] for tensor, head in ((q, h), (k, h // 2), (v, h // 2))]
                 dense = dense_attention(one[0][:, rows], one[1][:, keys], one[2][:, keys], impl="reference", return_lse=True)
-                assert dense.lse is not None
                 torch.testing.assert_close(found.out[b, rows, h], dense.out[0, :, 0])
                 torch.testing.assert_close(found.lse[b, h, rows], dense.lse[0, 0])
                 padding = slice(rows.stop, 64 * (i + 1))
                 assert not found.out[b, padding, h].any() and found.lse[b, h, padding].isneginf().all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("block", [64, pytest.param(128, marks=pytest.mark.rest), 256])
-def test_impl_cpu_against_the_reference(dtype: torch.dtype, ragged: bool, block: int) -> None:
-    case = _case((2, 4, 2, 3, 5, 64 if block == 64 else 16), block=block, dtype=dtype, ragged=ragged)
-    found, gradients = _gradients(case, "cpu")
-    expected, wanted = _gradients(case, "reference")
-    assert found.out.dtype == dtype and found.lse is not None and expected.lse is not None
-    _same(found.out, expected.out, dtype)
-    assert torch.equal(found.lse.isneginf(), expected.lse.isneginf())
+DTYPES = st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16])
+
+
+@given(st.integers(1, 3), st.integers(1, 4), st.sampled_from([(1, 1), (3, 1), (4, 2)]), DTYPES, st.integers(0, 99))
+def test_impl_cpu_at_any_size(num_q: int, num_kv: int, heads: tuple[int, int], dtype: torch.dtype, seed: int) -> None:
+    case = _case((1, *heads, num_q, num_kv, 4), dtype=dtype, ragged=seed % 3 > 0, seed=seed)
+    (found, gradients), (expected, wanted) = _gradients(case, "cpu"), _gradients(case, "reference")
+    assert found.out.dtype == dtype and torch.equal(found.lse.isneginf(), expected.lse.isneginf())
     _same(found.lse.nan_to_num(neginf=0), expected.lse.nan_to_num(neginf=0), torch.float32)
-    for got, want in zip(gradients, wanted, strict=True):
+    for got, want in zip((found.out, *gradients), (expected.out, *wanted), strict=True):
         assert got.isfinite().all()
         _same(got, want, dtype)
-
-
-@given(st.integers(1, 3), st.integers(1, 4), st.sampled_from([(1, 1), (3, 1), (4, 2)]), st.integers(0, 99))
-def test_impl_cpu_at_any_size(num_q: int, num_kv: int, heads: tuple[int, int], seed: int) -> None:
-    case = _case((1, *heads, num_q, num_kv, 4), seed=seed)
-    (found, gradients), (expected, wanted) = _gradients(case, "cpu"), _gradients(case, "reference")
-    assert torch.equal(found.lse.isneginf(), expected.lse.isneginf())  # type: ignore[union-attr]
-    for got, want in zip((found.out, *gradients), (expected.out, *wanted), strict=True):
-        _same(got, want, torch.float32)
 
 
 def test_inputs_that_are_not_contiguous() -> None:
@@ -255,11 +240,7 @@ def test_what_does_not_fit_is_refused() -> None:
     cases: list[tuple[Tensor, BlockSelection, str]] = [
         (q, replace(good, block=32), "block: got 32 tokens, expected one of 64, 128, 256"),
         (q[:, :100], good, "q: got 100 rows, expected a multiple of the block's 64; pad the rows"),
-        (
-            q,
-            replace(good, indices=good.indices[:, :1]),
-            r"indices: got shape \(1, 1, 2, 3\), expected \[1, 2, 2, K\] with K at most 3",
-        ),
+        (q, replace(good, indices=good.indices[:, :1]), r"indices: got shape \(1, 1, 2, 3\), expected \[1, 2, 2, K\] with K at"),
         (q, replace(good, indices=good.indices.long()), r"indices: got .* torch.int64 on cpu, expected .* torch.int32"),
         (q, replace(good, counts=good.counts[..., :1]), r"counts: got \(1, 2, 1\)"),
         (q, replace(good, kv_sizes=good.q_sizes), r"kv_sizes: got \(2,\) torch.int32 on cpu, expected \(3,\)"),
@@ -271,14 +252,8 @@ def test_what_does_not_fit_is_refused() -> None:
         with pytest.raises(ShapeError, match=message):
             block_sparse_attention(queries, k, v, selection)
     wrong: list[tuple[dict[str, object], str]] = [
-        (
-            {"selection": torch.ones(1, 2, 2, 3)},
-            r"selection: got a tensor of shape \(1, 2, 2, 3\) .*BlockSelection.from_mask makes",
-        ),
-        (
-            {"selection": replace(good, kv_sizes=[64, 64, 40])},  # type: ignore[arg-type]
-            r"kv_sizes: got a list, expected a tensor \(3,\) torch.int32",
-        ),
+        ({"selection": torch.ones(1, 2, 2, 3)}, r"selection: got a tensor of shape \(1, 2, 2, 3\) .*BlockSelection.from_mask"),
+        ({"selection": replace(good, kv_sizes=[64, 64, 40])}, r"kv_sizes: got a list, expected a tensor \(3,\) torch.int32"),
         ({"q": None}, r"q: got None, expected a tensor \[B, S, H, D\]"),
         ({"softmax_scale": torch.ones(2)}, r"softmax_scale: got a tensor of shape \(2,\) and torch.float32, expected a number"),
     ]

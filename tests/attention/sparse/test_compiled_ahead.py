@@ -5,19 +5,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from pathlib import Path
 
 import pytest
 import torch
 
-from forked import run
+from forked import needs_triton, run
 from strobe.attention.sparse.launch import precision_of
 from strobe.core.device import NO_GPU, Card
 
 SCRIPT = Path(__file__).parents[2] / "support" / "compiled_ahead.py"
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+pytestmark = needs_triton
 
 MOST = {
     "sm_80": ("fine:bf16:128:64:ragged",),

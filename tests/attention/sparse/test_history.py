@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from forked import in_triton
+from forked import in_triton, needs_triton
+from history_on_cpu import Case, Drawn, tiles_of
+from history_on_cpu import draw as in_slots
 from strobe.attention.dense import dense_attention
 from strobe.attention.sparse import history as operator
 from strobe.attention.sparse.coarse import Estimator, pool
-from strobe.attention.sparse.history import History, history_attention
-from strobe.attention.sparse.layout import TileLayout, tile_layout
+from strobe.attention.sparse.history import history_attention
+from strobe.attention.sparse.layout import tile_layout
 from strobe.core.errors import ConfigError, ShapeError
 from strobe.core.tolerances import tolerance
 
@@ -32,113 +33,60 @@ ROUNDING = tolerance("rounding", "float32")
 SCRIPT = Path(__file__).parents[2] / "support" / "history_on_cpu.py"
 LIMITS = {torch.float64: 1e-6, torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A ring of `slots` frames of which `held` are history, seen by `frames` new ones; tiles of `tile` tokens."""
-
-    size: tuple[int, int] = (5, 7)
-    tile: tuple[int, int] = (2, 3)
-    frames: int = 2
-    slots: int = 5
-    held: tuple[int, ...] = (0, 3, 4)
-    sink: int = 1
-    heads: int = 4
-    kv_heads: int = 2
-    dtype: torch.dtype = torch.float64
-    parts: int = 1
+USUAL = Case(batch=2, tile=(2, 3), slots=5, held=(0, 3, 4), heads=(4, 2), width=8, dtype=torch.float64)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Drawn:
-    q: Tensor
-    sink: tuple[Tensor, Tensor]
-    new: tuple[Tensor, Tensor]
-    past: tuple[Tensor, Tensor]  # raster, every slot
-    history: History
-    q_tiles: TileLayout
-    case: Case
-
-
-def draw(case: Case, seed: int = 0, *, unused: float = float("nan")) -> Drawn:
+def draw(case: Case, *, unused: float = float("nan")) -> Drawn:
     """Random tensors; `unused` is what lies in the slots that are no history."""
-    per_frame, batch, width = math.prod(case.size), 2, 8
-    generator = torch.Generator().manual_seed(seed)
-
-    def some(frames: int, heads: int) -> Tensor:
-        drawn = torch.randn(batch, frames * per_frame, heads, width, generator=generator, dtype=torch.float64)
-        return drawn.to(case.dtype)
-
-    sink, new, past = ((some(n, case.kv_heads), some(n, case.kv_heads)) for n in (case.sink, case.frames, case.slots))
-    layout = tile_layout((1, *case.size), (1, *case.tile), 64)
-    q_tiles = tile_layout((case.frames, *case.size), "auto", 64)
-    tiled, sizes, means = [], [], []
-    for tensor in past:
-        slots = [layout.to_tiles(frame) for frame in tensor.unflatten(1, (case.slots, per_frame)).unbind(1)]
+    drawn = in_slots(case, "cpu")
+    for tensor in (drawn.history.keys, drawn.history.values):
         for slot in set(range(case.slots)) - set(case.held):
-            slots[slot].fill_(unused)
-        tiled.append(torch.cat(slots, dim=1))
-    for slot in range(case.slots):
-        frame = tiled[0][:, slot * layout.num_rows : (slot + 1) * layout.num_rows]
-        means.append(pool(frame, layout.sizes(), 64, case.parts))
-        sizes.append(layout.sizes() * (slot in case.held))
-    history = History(
-        keys=tiled[0],
-        values=tiled[1],
-        means=torch.cat(means, dim=2),
-        sizes=torch.cat(sizes),
-        num_tiles=len(case.held) * layout.num_tiles,
-        block=64,
-        whole=layout.whole,
-        estimator=Estimator(parts=case.parts),
-    )
-    return Drawn(q=some(case.frames, case.heads), sink=sink, new=new, past=past, history=history, q_tiles=q_tiles, case=case)
+            tensor.chunk(case.slots, dim=1)[slot].fill_(unused)
+    return drawn
+
+
+def past(drawn: Drawn) -> list[Tensor]:
+    """Keys and values of every slot, in raster order."""
+    both = (each.split(drawn.tiles.num_rows, dim=1) for each in (drawn.history.keys, drawn.history.values))
+    return [torch.cat([drawn.tiles.to_raster(slot) for slot in slots], dim=1) for slots in both]
 
 
 def run(drawn: Drawn, sparsity: float, **options: Any) -> Any:
-    return history_attention(
-        drawn.q, (drawn.sink, drawn.new), drawn.history, q_tiles=drawn.q_tiles, sparsity=sparsity, return_lse=True, **options
-    )
+    options |= {"sparsity": sparsity, "return_lse": True}
+    return history_attention(drawn.q, drawn.dense, drawn.history, q_tiles=drawn.q_tiles, **options)
 
 
-def tiles_of(grid: tuple[int, ...], steps: tuple[int, ...]) -> list[list[int]]:
-    """Tokens of each tile, tiles and tokens in raster order."""
-    found: dict[tuple[int, ...], list[int]] = {}
-    for token, place in enumerate(product(*map(range, grid))):
-        found.setdefault(tuple(at // step for at, step in zip(place, steps, strict=True)), []).append(token)
-    return [found[key] for key in sorted(found)]
-
-
-def by_definition(drawn: Drawn, topk: int) -> tuple[Tensor, Tensor]:
+def by_definition(case: Case, drawn: Drawn, topk: int) -> tuple[Tensor, Tensor]:
     """Out and lse in float64, one query tile at a time."""
-    case, per_frame = drawn.case, math.prod(drawn.case.size)
-    q, sink, new, past = ([tensor.double() for tensor in each] for each in ((drawn.q,), drawn.sink, drawn.new, drawn.past))
-    key_tiles = [[slot * per_frame + token for token in tile] for slot in case.held for tile in tiles_of(case.size, case.tile)]
-    out, lse = torch.zeros_like(q[0]), torch.zeros(q[0].shape[0], case.heads, q[0].shape[1], dtype=torch.float64)
-    scale = q[0].shape[-1] ** -0.5
-    for b, h in product(range(q[0].shape[0]), range(case.heads)):
-        group = h // (case.heads // case.kv_heads)
-        keys, values = (torch.cat([sink[i][b, :, group], new[i][b, :, group]]) for i in (0, 1))
+    q, per_frame, all_past = drawn.q.double(), math.prod(case.size), [each.double() for each in past(drawn)]
+    near = [torch.cat(each, dim=1).double() for each in zip(*drawn.dense, strict=True)]
+    tiles = tiles_of(case.size, drawn.tiles.tile[1:])
+    key_tiles = [[slot * per_frame + token for token in tile] for slot in case.held for tile in tiles]
+    out, lse, scale = torch.zeros_like(q), torch.zeros(len(q), q.shape[2], q.shape[1], dtype=torch.float64), q.shape[-1] ** -0.5
+    for b, h in product(range(len(q)), range(q.shape[2])):
+        group = h // (case.heads[0] // case.heads[1])
+        keys, values = (each[b, :, group] for each in near)
+        old_keys, old_values = (each[b, :, group] for each in all_past)
         for tile in tiles_of((case.frames, *case.size), drawn.q_tiles.tile):
-            queries = q[0][b, tile, h]
-            scores = [(past[0][b, rows, group].mean(dim=0) @ queries.mean(dim=0)).item() for rows in key_tiles]
+            queries = q[b, tile, h]
+            scores = [(old_keys[rows].mean(dim=0) @ queries.mean(dim=0)).item() for rows in key_tiles]
             best = sorted(range(len(key_tiles)), key=lambda j: (-scores[j], j))[:topk]
             rows = [row for j in best for row in key_tiles[j]]
-            logits = queries @ torch.cat([keys, past[0][b, rows, group]]).T * scale
-            out[b, tile, h] = torch.softmax(logits, dim=-1) @ torch.cat([values, past[1][b, rows, group]])
+            logits = queries @ torch.cat([keys, old_keys[rows]]).T * scale
+            out[b, tile, h] = torch.softmax(logits, dim=-1) @ torch.cat([values, old_values[rows]])
             lse[b, h, tile] = torch.logsumexp(logits, dim=-1)
     return out, lse
 
 
 CASES = [
-    Case(),
-    Case(tile=(5, 7), size=(5, 7)),
-    Case(size=(8, 8), tile=(8, 8), frames=3),  # whole tiles
-    Case(size=(9, 9), tile=(4, 16), frames=1, slots=3, held=(1,)),
-    Case(sink=0, held=(4, 0)),
-    Case(kv_heads=4),
-    Case(dtype=torch.float32),
-    Case(dtype=torch.bfloat16),
+    USUAL,
+    replace(USUAL, tile=(5, 7)),
+    replace(USUAL, size=(8, 8), tile=(8, 8), frames=3),  # whole tiles
+    replace(USUAL, size=(9, 9), tile=(4, 16), frames=1, slots=3, held=(1,)),
+    replace(USUAL, sink=0, held=(0, 4)),
+    replace(USUAL, heads=(4, 4)),
+    replace(USUAL, dtype=torch.float32),
+    replace(USUAL, dtype=torch.bfloat16),
 ]
 
 
@@ -146,10 +94,10 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("sparsity", [0.5, 0.9])
 def test_the_operator_is_its_definition(case: Case, sparsity: float, impl: str) -> None:
-    drawn = draw(replace(case, held=tuple(sorted(case.held))))
+    drawn = draw(case)
     topk = max(1, math.ceil(round((1 - sparsity) * drawn.history.num_tiles, 9)))
     found = run(drawn, sparsity, impl=impl)
-    out, lse = by_definition(drawn, topk)
+    out, lse = by_definition(case, drawn, topk)
     limit = LIMITS[case.dtype]
     assert found.out.dtype == case.dtype and found.lse.dtype == torch.float32
     torch.testing.assert_close(found.out.double(), out, atol=limit, rtol=limit)
@@ -168,9 +116,10 @@ def test_all_tiles_are_dense_attention(
 ) -> None:
     held = tuple(sorted(data.draw(st.sets(st.integers(0, slots - 1)))))
     sink, parts = data.draw(st.integers(0, 2)), data.draw(st.sampled_from([1, 4]))
-    drawn = draw(Case(size=size, tile=tile, frames=frames, slots=slots, held=held, sink=sink, parts=parts))
+    drawn = draw(replace(USUAL, size=size, tile=tile, frames=frames, slots=slots, held=held, sink=sink, parts=parts))
     rows = [slot * math.prod(size) + token for slot in held for token in range(math.prod(size))]
-    keys, values = (torch.cat([drawn.sink[i], drawn.new[i], drawn.past[i][:, rows]], dim=1) for i in (0, 1))
+    sides = zip(*drawn.dense, past(drawn), strict=True)
+    keys, values = (torch.cat([sink, new, old[:, rows]], dim=1) for sink, new, old in sides)
     dense = dense_attention(drawn.q, keys, values, impl="reference", return_lse=True)
     found = run(drawn, 0.0)
     torch.testing.assert_close(found.out, dense.out, atol=ROUNDING, rtol=ROUNDING)
@@ -179,7 +128,7 @@ def test_all_tiles_are_dense_attention(
 
 def test_more_parts_find_keys_that_cancel_in_a_mean() -> None:
     """A tile whose keys are strong and opposite has a mean of 0: only scores of its parts see it."""
-    case = Case(size=(8, 8), tile=(8, 8), frames=1, slots=2, held=(0, 1), sink=0, heads=1, kv_heads=1)
+    case = replace(USUAL, size=(8, 8), tile=(8, 8), frames=1, slots=2, held=(0, 1), heads=(1, 1))
     drawn = draw(case, unused=0.0)
     q = torch.ones_like(drawn.q)
     keys = torch.full_like(drawn.history.keys, 0.1)
@@ -195,14 +144,13 @@ def test_more_parts_find_keys_that_cancel_in_a_mean() -> None:
 
 
 def test_gradients_are_those_of_the_definition() -> None:
-    drawn = draw(Case(), unused=0.0)
-    inputs = [tensor.clone().requires_grad_() for tensor in (drawn.q, *drawn.sink, *drawn.new)]
-    q, *rest = inputs
-    other = replace(drawn, q=q, sink=(rest[0], rest[1]), new=(rest[2], rest[3]))
+    drawn = draw(USUAL, unused=0.0)
+    inputs = [tensor.clone().requires_grad_() for tensor in (drawn.q, *drawn.dense[0], *drawn.dense[1])]
+    other = replace(drawn, q=inputs[0], dense=[(inputs[1], inputs[2]), (inputs[3], inputs[4])])
     weights = torch.rand_like(drawn.q)
     topk = math.ceil(0.5 * drawn.history.num_tiles)
     found = torch.autograd.grad((run(other, 0.5).out * weights).sum(), inputs)
-    expected = torch.autograd.grad((by_definition(other, topk)[0] * weights).sum(), inputs)
+    expected = torch.autograd.grad((by_definition(USUAL, other, topk)[0] * weights).sum(), inputs)
     for got, want in zip(found, expected, strict=True):
         torch.testing.assert_close(got, want, atol=ELEMENT, rtol=ELEMENT)
 
@@ -220,11 +168,11 @@ def test_gradients_are_those_of_the_definition() -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(change: dict[str, Any], error: type[Exception], words: str) -> None:
-    drawn = draw(Case())
+    drawn = draw(USUAL)
     own = {name: value for name, value in change.items() if name in ("means", "num_tiles", "sizes")}
     options: dict[str, Any] = {"q_tiles": drawn.q_tiles, "sparsity": 0.5} | {k: v for k, v in change.items() if k not in own}
     with pytest.raises(error, match=words):
-        history_attention(drawn.q, (drawn.new,), replace(drawn.history, **own), **options)
+        history_attention(drawn.q, drawn.dense[1:], replace(drawn.history, **own), **options)
 
 
 @pytest.mark.parametrize(
@@ -236,13 +184,13 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], error: type[Except
     ],
     ids=["two", "cpu", "cuda"],
 )
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@needs_triton
 def test_fused_selection_equals_the_plain_one(device: str, cases: list[str]) -> None:
     in_triton(SCRIPT, device, *cases)
 
 
 def test_no_key_at_all_is_refused() -> None:
-    drawn = draw(Case(held=()))
+    drawn = draw(replace(USUAL, held=()))
     with pytest.raises(ShapeError, match="expected at least one"):
         history_attention(drawn.q, (), drawn.history, q_tiles=drawn.q_tiles, sparsity=0.5)
 

@@ -114,7 +114,6 @@ def test_a_bound_launch_is_given_addresses_alone(way: str) -> None:
     assert launch.bound(site, (torch.float32, torch.int32, torch.int32), -1) is None, "of other dtypes"
     assert launch.bound(site, kinds, -1, odd=(2,)) is None, "of other alignment"
     bound = launch.bound(site, kinds, -1)
-    assert bound is not None
     bound(stream_on(3)() if way == "run" else 0, "rows", 32, None, 64)
     assert kernel.direct == [(None, (3, 2, 1), ("rows", 32, None, 64, 7, 0.5, 64, True))]
     assert len(kernel.own) == 1 and kernel.described == (way == "item")

@@ -46,17 +46,6 @@ def test_the_tables_are_those_of_a_walk(grid: tuple[int, int, int], tile: tuple[
     assert layout.padding == pytest.approx(layout.num_rows / prod(grid) - 1)
 
 
-@given(_GRIDS, _TILES)
-def test_there_and_back(grid: tuple[int, int, int], tile: tuple[int, int, int]) -> None:
-    layout = tile_layout(grid, tile)
-    raster = torch.randn(2, layout.num_tokens, 3)
-    tiled = layout.to_tiles(raster)
-    assert torch.equal(layout.to_raster(tiled), raster)
-    assert tiled.abs().sum() == pytest.approx(raster.abs().sum().item(), rel=1e-5)  # padding is 0
-    poisoned = torch.where(layout.tokens()[:, None] == layout.num_tokens, torch.tensor(float("nan")), tiled)
-    assert torch.equal(layout.to_raster(poisoned), raster)
-
-
 def test_an_int_is_the_tokens_of_a_block() -> None:
     assert tile_layout((21, 30, 52), 64) == TileLayout((21, 30, 52), (4, 4, 4), 64)
     assert tile_layout((21, 30, 52), 128).tile == (2, 8, 8) and tile_layout((21, 30, 52), 256).tile == (4, 8, 8)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from strobe.attention.sparse.api import block_sparse_attention
-from strobe.attention.sparse.coarse import Estimator, block_scores, budget, coarse_attention, pool, select_blocks
-from strobe.attention.sparse.packed import PackedLayout, block_sparse_attention_varlen
-from strobe.attention.sparse.packed_video import video_sparse_attention_varlen
+from strobe.attention.sparse.coarse import Estimator
+from strobe.attention.sparse.packed import PackedLayout, block_sparse_attention_varlen, video_sparse_attention_varlen
 from strobe.attention.sparse.selection import BlockSelection
+from strobe.attention.sparse.video import video_sparse_attention
 from strobe.core.errors import ConfigError, ShapeError
 from strobe.core.tolerances import tolerance
 
@@ -89,7 +89,6 @@ def one_by_one(case: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
             kv_sizes=kv_sizes,
         )
         found = block_sparse_attention(q, k, v, selection, impl="reference", return_lse=True)
-        assert found.lse is not None
         length = cu_q[i + 1] - cu_q[i]
         outs.append(found.out[0, :length])
         lses.append(found.lse[0, :, :length])
@@ -135,7 +134,6 @@ def test_tokens_that_no_sequence_has_are_empty_rows() -> None:
     short = case | {"cu_seqlens_q": torch.tensor([0, 70, 90], dtype=torch.int32)}
     found = block_sparse_attention_varlen(**short, block=64, return_lse=True)
     whole = block_sparse_attention_varlen(**case, block=64, return_lse=True)
-    assert found.lse is not None and whole.lse is not None
     assert torch.equal(found.out[:90], whole.out[:90]) and torch.equal(found.lse[:, :90], whole.lse[:, :90])
     assert not found.out[90:].any() and found.lse[:, 90:].isneginf().all()
 
@@ -175,34 +173,22 @@ SPARSE_ELEMENT = tolerance("sparse element", "float32")
 ELEMENT_F64 = tolerance("sparse element", "float64")
 
 
-def video_one_by_one(tensors: list[Tensor], lengths: list[tuple[int, int]], parts: int, **chosen: Any) -> tuple[Tensor, Tensor]:
-    """The definition, sequence by sequence, with padding made here."""
-    q, k, v, gate = tensors
-    outs, lses, at_q, at_kv, scale = [], [], 0, 0, q.shape[2] ** -0.5
+def video_one_by_one(tensors: list[Tensor], lengths: list[tuple[int, int]], **chosen: Any) -> tuple[Tensor, Tensor]:
+    """Sequence by sequence, each a video of one row whose tiles are runs of 64 tokens."""
+    outs, lses, at_q, at_kv = [], [], 0, 0
     for q_length, kv_length in lengths:
-        ends = at_q + q_length, at_kv + kv_length
-        if q_length and kv_length:
-            sizes, padded = [], []
-            for tensor, begin, length in ((q, at_q, q_length), (k, at_kv, kv_length), (v, at_kv, kv_length)):
-                blocks = -(-length // 64)
-                sizes.append(torch.tensor([min(64, length - 64 * i) for i in range(blocks)], dtype=torch.int32))
-                rows = tensor[begin : begin + length]
-                padded.append(torch.nn.functional.pad(rows, (0, 0, 0, 0, 0, 64 * blocks - length)).unsqueeze(0))
-            scores = block_scores(padded[0], padded[1], sizes[0], sizes[1], 64, scale, Estimator(parts=parts))
-            number = chosen.get("topk")
-            per_head = budget(None if number is None else min(number, len(sizes[1])), chosen.get("sparsity"), 1, len(sizes[1]))
-            indices, counts = select_blocks(scores, per_head, None)
-            selection = BlockSelection(indices=indices, counts=counts, block=64, q_sizes=sizes[0], kv_sizes=sizes[1])
-            fine = block_sparse_attention(*padded, selection, impl="reference", return_lse=True)
-            assert fine.lse is not None
-            means = block_scores(padded[0], padded[1], sizes[0], sizes[1], 64, scale, Estimator())
-            coarse = coarse_attention(means, pool(padded[2], sizes[1], 64)).repeat_interleave(64, dim=2)[0].transpose(0, 1)
-            outs.append(fine.out[0, :q_length] + coarse[:q_length] * gate[at_q : ends[0]])
-            lses.append(fine.lse[0, :, :q_length])
-        else:
-            outs.append(torch.zeros_like(q[at_q : ends[0]]))
-            lses.append(torch.full((q.shape[1], q_length), float("-inf")))
-        at_q, at_kv = ends
+        q, gate = (each[None, at_q : at_q + q_length] for each in (tensors[0], tensors[3]))
+        k, v = (each[None, at_kv : at_kv + kv_length] for each in tensors[1:3])
+        at_q, at_kv = at_q + q_length, at_kv + kv_length
+        if not q_length or not kv_length:
+            outs.append(torch.zeros_like(q[0]))
+            lses.append(torch.full((q.shape[2], q_length), float("-inf")))
+            continue
+        own = chosen | ({"topk": min(chosen["topk"], -(-kv_length // 64))} if "topk" in chosen else {})
+        grids = {"grid": (1, 1, q_length), "kv_grid": (1, 1, kv_length), "tile": (1, 1, 64), "kv_tile": (1, 1, 64)}
+        found = video_sparse_attention(q, k, v, gate=gate, **grids, **own, impl="reference", return_lse=True)
+        outs.append(found.out[0])
+        lses.append(found.lse[0])
     return torch.cat(outs), torch.cat(lses, dim=1)
 
 
@@ -226,7 +212,7 @@ def test_video_equals_separate_calls(
     cu_q, cu_kv = (bounds(list(side)) for side in zip(*lengths, strict=True))
     options = {"estimator": Estimator(parts=parts), **chosen}
     found = video_sparse_attention_varlen(*tensors[:3], cu_q, cu_kv, gate=tensors[3], return_lse=True, **options)
-    out, lse = video_one_by_one(tensors, lengths, parts, **chosen)
+    out, lse = video_one_by_one(tensors, lengths, **options)
     torch.testing.assert_close(found.out, out)
     torch.testing.assert_close(found.lse, lse, atol=SPARSE_ELEMENT, rtol=SPARSE_ELEMENT)
     for mine, theirs in zip(*(torch.autograd.grad(each.square().sum(), tensors) for each in (found.out, out)), strict=True):

@@ -1,18 +1,17 @@
-"""The fused stages around the fine stage equal the reference, and a GPU's compiler takes every launch."""
+"""The fine stage and the fused stages around it equal the reference, and a GPU's compiler takes every launch."""
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 import torch
 
-from forked import in_triton, run
+from forked import in_triton, needs_triton, run
 from strobe.attention.sparse import tiled
+from tiers import rest_while_gated
 
 SCRIPT = Path(__file__).parents[2] / "support" / "stages_on_cpu.py"
-needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
 
 @pytest.mark.parametrize(
@@ -41,3 +40,10 @@ def test_which_head_dims_the_fused_stages_are_for() -> None:
     gpu = torch.device("cuda")
     assert [size for size in range(1, 257) if tiled.fuses(gpu, torch.bfloat16, size)] == [32, 64, 128]
     assert not tiled.fuses(gpu, torch.float64, 64)
+
+
+@rest_while_gated("sparse", "triton")
+@needs_triton
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_kernels_equal_the_reference(device: str) -> None:
+    in_triton(SCRIPT.with_name("triton_on_cpu.py"), device)

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from strobe.attention.sparse import layout, video, video_plan
 from strobe.attention.sparse.layout import tile_layout
-from strobe.attention.sparse.packed import block_sparse_attention_varlen
-from strobe.attention.sparse.packed_video import video_sparse_attention_varlen
+from strobe.attention.sparse.packed import block_sparse_attention_varlen, video_sparse_attention_varlen
 from strobe.attention.sparse.video import video_sparse_attention
 from strobe.attention.sparse.video_plan import VideoOptions, filled, plan_of, written
 from strobe.core.errors import ImplUnavailableError

@@ -21,14 +21,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from history_on_cpu import tiles_of
 from strobe.attention.dense.api import dense_attention
 from strobe.attention.explain import explain
 from strobe.attention.sparse import skipped, video, video_plan
 from strobe.attention.sparse.api import block_sparse_attention
-from strobe.attention.sparse.coarse import Estimator, Forced, block_scores, budget, forced_blocks, pool, select_blocks
+from strobe.attention.sparse.coarse import Estimator, Forced, block_scores, budget, forced_blocks, select_blocks, share_mask
 from strobe.attention.sparse.layout import TileLayout, tile_layout
 from strobe.attention.sparse.selection import BlockSelection
-from strobe.attention.sparse.share import share_mask
 from strobe.attention.sparse.video import VideoAttentionOutput, video_sparse_attention
 from strobe.attention.sparse.video_plan import VideoOptions, written
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
@@ -51,15 +51,6 @@ def _qkv(grid: tuple[int, int, int] = GRID, kv_grid: tuple[int, int, int] | None
     return _draw(rows, 4), _draw(kv_rows, 2, 1), _draw(kv_rows, 2, 2)
 
 
-def _tiles(layout: TileLayout) -> list[list[int]]:
-    """Tokens of each tile, in raster order."""
-    (times, heights, widths), steps = layout.grid, layout.tile
-    found: dict[tuple[int, ...], list[int]] = {}
-    for token, place in enumerate(product(range(times), range(heights), range(widths))):
-        found.setdefault(tuple(at // step for at, step in zip(place, steps, strict=True)), []).append(token)
-    return [found[key] for key in sorted(found)]
-
-
 Choice = Callable[[int, list[float]], Collection[int]]
 """The tiles that a query tile sees, from its number and the scores of all tiles."""
 
@@ -73,7 +64,7 @@ def _by_definition(
         pooled: a tile that is not chosen is one key, its mean, with the weight of its tokens.
     """
     q, k, v = operands
-    tiles, scale = _tiles(layout), q.shape[3] ** -0.5
+    tiles, scale = tiles_of(layout.grid, layout.tile), q.shape[3] ** -0.5
     out, lse = torch.zeros_like(q), torch.zeros(q.shape[0], q.shape[2], q.shape[1], dtype=q.dtype)
     counts = torch.zeros(q.shape[0], q.shape[2], len(tiles), dtype=torch.int32)
     for b, h, i in product(range(q.shape[0]), range(q.shape[2]), range(len(tiles))):
@@ -165,7 +156,6 @@ def test_all_tiles_are_dense_attention(grid: tuple[int, int, int], tile: Any) ->
     dense = dense_attention(q, k, v, impl="reference", return_lse=True)
     torch.testing.assert_close(found.out, dense.out, atol=ROUNDING, rtol=ROUNDING)
     torch.testing.assert_close(found.lse, dense.lse)
-    assert found.recall is not None
     torch.testing.assert_close(found.recall, torch.ones(2, 4), atol=ELEMENT, rtol=0)
 
 
@@ -242,8 +232,7 @@ def test_coarse_is_added_only_with_a_gate_or_on_demand() -> None:
 def test_recall_is_the_mass_of_the_selected_tiles(pooled: bool) -> None:
     q, k, v = _qkv()
     found = video_sparse_attention(q, k, v, grid=GRID, tile=(2, 2, 3), topk=3, probe=math.prod(GRID), pool_skipped=pooled)
-    layout, tiles = tile_layout(GRID, (2, 2, 3)), _tiles(tile_layout(GRID, (2, 2, 3)))
-    assert found.recall is not None
+    layout, tiles = tile_layout(GRID, (2, 2, 3)), tiles_of(GRID, (2, 2, 3))
     for b, h in product(range(2), range(4)):
         weights = torch.softmax(q[b, :, h] @ k[b, :, h // 2].T * 8**-0.5, dim=-1)
         mass = 0.0
@@ -350,14 +339,6 @@ def test_sparsity_is_a_share_of_the_tiles(sparsity: float, tiles: int, expected:
     assert budget(None, sparsity, 3, tiles) == (expected,) * 3
 
 
-def test_pooling_ignores_padding_and_takes_empty_tiles_as_0() -> None:
-    tiled = torch.randn(2, 192, 3, 5)
-    tiled[:, 70:] = float("nan")
-    means = pool(tiled, torch.tensor([64, 6, 0], dtype=torch.int32), 64)
-    expected = torch.stack([tiled[:, :64].mean(dim=1), tiled[:, 64:70].mean(dim=1), torch.zeros(2, 3, 5)], dim=2)
-    torch.testing.assert_close(means, expected)
-
-
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
@@ -371,11 +352,7 @@ def test_pooling_ignores_padding_and_takes_empty_tiles_as_0() -> None:
         ({"q_layout": "columns"}, ConfigError, "layout of q: got 'columns', expected 'raster' or 'tiled'"),
         ({"gate": torch.ones(3)}, ShapeError, r"gate: got shape \(3,\), expected what broadcasts to q's \(2, 90, 4, 8\)"),
         ({"gate": 0.5}, ConfigError, r"gate: got 0.5, expected a tensor of what broadcasts to q's \(2, 90, 4, 8\)"),
-        (
-            {"topk": torch.tensor(2)},
-            ConfigError,
-            r"topk: got a tensor of shape \(\) and torch.int64, expected an int, or a sequence",
-        ),
+        ({"topk": torch.tensor(2)}, ConfigError, r"topk: got a tensor of shape \(\) and torch.int64, expected an int, or a"),
         ({"topk": 2.0}, ConfigError, "topk: got 2.0, expected an int, or a sequence with one for each head"),
         ({"topk": None, "sparsity": "0.9"}, ConfigError, r"sparsity: got '0.9', expected 0 \(dense\) to below 1"),
         ({"grid": 90}, ConfigError, r"grid: got 90, expected \(time, height, width\)"),
@@ -397,11 +374,7 @@ def test_pooling_ignores_padding_and_takes_empty_tiles_as_0() -> None:
         ({"gate": torch.ones(2, 90, 4, 8, dtype=torch.int64)}, ShapeError, "gate: got torch.int64"),
         ({"rope": (torch.ones(90, 4),)}, ShapeError, "rope: got 1 tables for 8 channels"),
         ({"rope": (torch.ones(90, 4, device="meta"),) * 2}, ShapeError, r"rope cos: got shape \(90, 4\) on meta"),
-        (
-            {"rope": (torch.ones(90, 4),) * 2, "kv_grid": (1, 9, 10)},
-            ConfigError,
-            "rope: needs q and k of one grid in raster order",
-        ),
+        ({"rope": (torch.ones(90, 4),) * 2, "kv_grid": (1, 9, 10)}, ConfigError, "rope: needs q and k of one grid in raster"),
     ],
 )
 def test_what_does_not_fit_is_refused(change: dict[str, Any], error: type[Exception], message: str) -> None:

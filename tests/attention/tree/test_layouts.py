@@ -58,15 +58,8 @@ def test_any_layout_over_gloo_is_the_whole(groups: dict[int, Processes], random:
 @pytest.mark.parametrize("strategy", [*TREE, "ring", "ulysses"])
 def test_the_last_of_many_positions_over_gloo(groups: dict[int, Processes], strategy: str, kv_heads: int) -> None:
     """Only some ranks have keys that a causal mask cuts, and so another kernel, whose results lie otherwise in memory."""
-    case = Case(
-        shards=KVShards.even(64, 2),
-        heads=4,
-        kv_heads=kv_heads,
-        dim=16,
-        dim_v=16,
-        q_lengths=(8,),
-        mask=Mask(causal=True, q_start=56),
-    )
+    mask = Mask(causal=True, q_start=56)
+    case = Case(shards=KVShards.even(64, 2), kv_heads=kv_heads, dim=16, dim_v=16, q_lengths=(8,), mask=mask)
     random_layouts.compare(groups, replace(case, strategy=strategy))
     random_layouts.compare(groups, replace(case, strategy=strategy, memory=("heads", "strided")))
 
@@ -176,9 +169,7 @@ def compare(ranks: Runner, on: OnMesh) -> None:
             *(on.heads(each, rank, on.kv_placement) for each in of_buffer),
         ]
         for name, mine, wanted in zip(("out", "dq", "dk", "dv"), found, theirs, strict=True):
-            torch.testing.assert_close(
-                mine, wanted, atol=ELEMENT, rtol=ELEMENT, msg=lambda m, n=name, r=rank: f"{n}, rank {r}: {m}"
-            )
+            torch.testing.assert_close(mine, wanted, atol=ELEMENT, rtol=ELEMENT, msg=f"{name}, rank {rank}: {{}}".format)
 
 
 def test_the_grid_with_the_most_columns() -> None:

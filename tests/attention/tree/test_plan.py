@@ -47,9 +47,8 @@ def test_bytes_are_those_of_the_formulas() -> None:
     assert found["allreduce3"] == 2 * 3 / 4 * rows * (4 * 128 + 8)
     assert found["ring"] == 3 * keys + 3 / 4 * rows * 260
     assert found["ulysses"] == 3 / 4 * keys + 3 * rows / 4 * 260
-    spread = sent(
-        plan(q_len=100, lengths=[50] * num, num_heads=12, head_dim=128, q_placement="sequence", out_placement="sequence")
-    )
+    shape: dict[str, Any] = {"q_len": 100, "num_heads": 12, "head_dim": 128}
+    spread = sent(plan(lengths=[50] * num, **shape, q_placement="sequence", out_placement="sequence"))
     queries = rows * 128 * 2
     assert spread["alltoall"] == 3 / 4 * (queries + rows * 260)
     assert spread["ulysses"] == 3 / 4 * (keys + queries / num + rows / num * 260)
@@ -214,21 +213,9 @@ ONE = torch.ones(1, 2, 4, 8)
         (lambda: tree_attention(ONE, ONE, ONE, timeout=0), ConfigError, "timeout: got 0, expected more than 0"),
         (lambda: tree_attention(ONE, ONE, ONE, sinks=2), ConfigError, "sinks: got 2 without a window"),
         (lambda: tree_attention(ONE, ONE, ONE, q_lengths=[2]), ConfigError, "q_lengths: only with"),
-        (
-            lambda: tree_attention(ONE, ONE, ONE, q_placement="sequence", q_lengths=[3]),
-            ShapeError,
-            "q_lengths: got .3,., expected 1",
-        ),
-        (
-            lambda: tree_attention(ONE, ONE, ONE, shards=KVShards.contiguous([3])),
-            ShapeError,
-            "k: got 2 rows, expected at least the 3",
-        ),
-        (
-            lambda: tree_attention(ONE, ONE, ONE, shards=KVShards.contiguous([1, 1])),
-            ShapeError,
-            "shards: got 2 entries, expected 1",
-        ),
+        (lambda: tree_attention(ONE, ONE, ONE, q_placement="sequence", q_lengths=[3]), ShapeError, "q_lengths: got .3,., expec"),
+        (lambda: tree_attention(ONE, ONE, ONE, shards=KVShards.contiguous([3])), ShapeError, "k: got 2 rows, expected at least"),
+        (lambda: tree_attention(ONE, ONE, ONE, shards=KVShards.contiguous([1, 1])), ShapeError, "shards: got 2 entries, expec"),
         (lambda: tree_attention(ONE, None, None), ShapeError, "k and v: got None on every rank"),
     ],
 )

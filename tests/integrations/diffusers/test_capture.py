@@ -134,7 +134,6 @@ def test_a_compiled_layer_is_recorded(tmp_path: Path) -> None:
     with strobe.capture(case.model, file, steps=1, layers=3):
         told(case)
     assert [call.layer for call, _ in read_calls(file)] == [f"blocks.{number}.attn1" for number in range(3)]
-    torch._dynamo.reset()
 
 
 def in_threads(*bodies: Any) -> list[Any]:
@@ -180,7 +179,6 @@ def test_captures_that_overlap_leave_what_is_compiled_compiled(tmp_path: Path) -
         assert not compiled
     told(case)
     assert compiled and [len(read_calls(file)) for file in files] == [1, 1]
-    torch._dynamo.reset()
 
 
 def test_a_layer_that_gradients_compute_again_is_recorded_once(tmp_path: Path) -> None:
@@ -245,10 +243,7 @@ def test_a_file_that_holds_no_calls_is_refused(tmp_path: Path) -> None:
     save_file({"0.q": torch.ones(1, 2, 1, 8)}, file)
     with pytest.raises(ConfigError, match="holds no captured q, k and v"):
         read_calls(file)
-    save_file(
-        {f"0.{name}": torch.ones(1, 7, 1, 8) for name in "qkv"},
-        file,
-        {"strobe.captured": '[{"model":"m","layer":"l","step":0,"grid":[2,2,2]}]'},
-    )
+    said = {"strobe.captured": '[{"model":"m","layer":"l","step":0,"grid":[2,2,2]}]'}
+    save_file({f"0.{name}": torch.ones(1, 7, 1, 8) for name in "qkv"}, file, said)
     with pytest.raises(ConfigError, match="call 0 of l does not fit its grid"):
         read_calls(file)

@@ -6,8 +6,7 @@ import copy
 import os
 import subprocess
 import sys
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +27,6 @@ FAMILIES: dict[str, Callable[[], Case]] = {
     "hunyuan 1.5": lambda: hunyuan15(layers=LAYERS),
 }
 OPTIONS: dict[str, Any] = {"sparsity": 0.6, "tile": (3, 2, 4)}
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    """No warning of unmeasured quality, and a compiler that knows nothing yet."""
-    torch._dynamo.reset()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="quality not measured")
-        yield
-    torch._dynamo.reset()
 
 
 def twin(case: Case) -> Case:
@@ -168,7 +157,6 @@ def test_a_whole_wan_is_one_graph() -> None:
         assert (run() - eager).abs().max() <= 1e-5
     assert (run() - dense).abs().max() <= 1e-5
     assert (eager - dense).abs().max() > 1e-3
-    torch._dynamo.reset()
 
 
 @pytest.mark.rest

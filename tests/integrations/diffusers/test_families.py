@@ -1,18 +1,25 @@
-"""Every family: all tiles selected is dense, fewer are what a mask of pairs gives, restore leaves everything as it was."""
+"""Every family, and whole pipelines with gates: all tiles selected is dense, fewer are what a mask of pairs gives."""
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from strobe.core.errors import ConfigError
+import strobe
+from strobe.core.errors import ConfigError, WeightsError
 from strobe.integrations.diffusers import sparsify
+from strobe.integrations.diffusers.fastwan import FastWanPipeline, FastWanScheduler
 from strobe.integrations.diffusers.processors import SparseProcessor
-from tiny_pipelines import CASES, NUM_TOKENS, gates, hunyuan, ltx2, masked_attention, wan
+from tiny_pipelines import CASES, GRID, NUM_TOKENS, WIDTH, clip, gates, hunyuan, ltx2, masked_attention, wan, wan_pipeline
 
 ALL_TILES = 1e-12
 """A sparsity that skips no tile, and still goes through tiles."""
@@ -207,3 +214,273 @@ def test_fused_projections() -> None:
     case.model.fuse_qkv_projections()
     with sparsify(case.model, sparsity=ALL_TILES):
         assert (case.run() - dense).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("scheduler", [FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler])
+def test_steps_are_counted_across_both_experts(scheduler: Any) -> None:
+    """With classifier-free guidance the transformer is called twice in a step; the scheduler counts."""
+    given = {"prediction_type": "flow_prediction", "use_flow_sigmas": True} if scheduler is UniPCMultistepScheduler else {}
+    pipe = wan_pipeline(experts=2, scheduler=scheduler(**given))
+    dense = clip(pipe)
+    with sparsify(pipe, sparsity=0.6, dense_steps=4):
+        assert (clip(pipe) - dense).abs().max() <= 1e-5
+    with sparsify(pipe, sparsity=0.6, dense_steps=[0, 2], dense_layers=[1]) as handle:
+        seen: list[tuple[int, float]] = []
+        watch = []
+        for number, expert in enumerate((pipe.transformer, pipe.transformer_2)):
+            for layer in (0, 1):
+                attn = expert.blocks[layer].attn1
+                note = lambda a, args, number=number: seen.append((number, a.processor.sparsity_in(args[3])))  # noqa: E731
+                watch.append(attn.register_forward_pre_hook(note))
+        for _ in range(2):  # a second video begins at step 0 again
+            seen.clear()
+            clip(pipe)
+            assert [sparsity for _, sparsity in seen] == [0, 0] * 2 + [0.6, 0] * 2 + [0, 0] * 2 + [0.6, 0] * 2
+        assert {number for number, _ in seen} == {0, 1}
+        report = handle.report()
+        assert [row.component for row in report.layers] == ["transformer"] * 3 + ["transformer_2"] * 3
+        assert "dense in steps 0, 2" in str(report) and report.grid == (5, 6, 7)
+        assert [row.runs for row in report.layers] == ["sparse", "dense", "sparse"] * 2
+        assert len(report.rows()) == 6 and "<table>" in report._repr_html_()
+        experts = ("transformer", "transformer_2")
+        assert set(strobe.explain(pipe)) == {f"{expert}.blocks.{n}.attn1" for expert in experts for n in range(3)}
+        assert {row.impl for row in report.layers if row.runs == "sparse"} == {"cpu"}
+        with pytest.raises(ConfigError, match="transformer is sparse already"):
+            sparsify(pipe)
+        for each in watch:
+            each.remove()
+    assert torch.equal(clip(pipe), dense)
+
+
+def test_gates_of_two_experts_are_told_apart() -> None:
+    pipe = wan_pipeline(experts=2)
+    with pytest.raises(ConfigError, match="several transformers; give a mapping with the gates of each"):
+        sparsify(pipe, sparsity=0.5, gates=gates())
+    with pytest.raises(ConfigError, match="got some for 'transformer_3', expected tensors by name, or a mapping with the keys"):
+        sparsify(pipe, sparsity=0.5, gates={"transformer_3": gates()})
+    pipe.transformer_2.blocks[2].to_gate_compress = torch.nn.Linear(24, 24)
+    both = {"transformer": gates(), "transformer_2": gates()}
+    with pytest.raises(ConfigError, match="has a to_gate_compress already"):
+        sparsify(pipe, sparsity=0.5, gates=both)
+    assert not hasattr(pipe.transformer.blocks[0], "to_gate_compress"), "neither expert is sparse"
+    assert not any(isinstance(each, SparseProcessor) for each in pipe.transformer.attn_processors.values())
+    del pipe.transformer_2.blocks[2].to_gate_compress
+    with sparsify(pipe, sparsity=0.5, gates={"transformer": gates()}) as handle:
+        assert [row.gated for row in handle.report().layers] == [True] * 3 + [False] * 3
+
+
+def test_the_quality_is_said_once() -> None:
+    pipe = wan_pipeline(experts=2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with sparsify(pipe, sparsity=0.5) as handle:
+            clip(pipe)
+            assert "not measured" in handle.report().quality
+        with sparsify(pipe, sparsity=0.5, gates={"transformer": gates(), "transformer_2": gates()}) as handle:
+            assert "trained gates" in handle.report().quality
+        with sparsify(pipe, sparsity=0.0) as handle:
+            assert "dense attention" in handle.report().quality
+    assert [str(each.message) for each in caught if "quality" in str(each.message)] == [
+        "quality not measured: sparse attention without trained gates; compare with the dense pipeline before you rely on it"
+    ]
+
+
+def test_fastwan_samples_as_documented() -> None:
+    """By hand, from the same draws: noise for the start, then for the second and third step."""
+    pipe = FastWanPipeline.of(wan_pipeline())
+    assert pipe.scheduler.timesteps.tolist() == [1000, 757, 522]
+    with sparsify(pipe, sparsity=0.6, gates=gates()):
+        found = clip(pipe, None, negative_prompt_embeds=None)
+        generator = torch.Generator().manual_seed(6)
+        prompt = torch.randn(1, 7, 16, generator=torch.Generator().manual_seed(5))
+        x = torch.randn(1, 4, 5, 12, 14, generator=generator)
+        second, third = 8 * 0.28 / 2.96, 8 * 0.12 / 1.84  # s -> 8 s / (1 + 7 s), nearest to 0.757 and 0.522
+        with torch.no_grad():
+            for timestep, sigma, following in ((1000, 1.0, second), (757, second, third), (522, third, 0.0)):
+                assert abs(sigma - timestep / 1000) < 5e-4
+                clean = x - sigma * pipe.transformer(x, torch.tensor([timestep]), prompt).sample
+                x = (1 - following) * clean + (following * torch.randn(x.shape, generator=generator) if following else 0)
+    assert (found - x).abs().max() <= 1e-5
+
+
+def test_fastwan_tells_a_callback_the_clean_latents() -> None:
+    pipe, told = FastWanPipeline.of(wan_pipeline()), []
+
+    def callback(_: Any, index: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        told.append((index, int(timestep), tensors["latents"]))
+        return {"latents": tensors["latents"] * 0} if index == 2 else {}
+
+    found = clip(pipe, None, callback_on_step_end=callback)
+    assert [each[:2] for each in told] == [(0, 1000), (1, 757), (2, 522)]
+    assert not found.any(), "what the last step's callback returned"
+
+
+def test_fastwan_refuses_other_steps() -> None:
+    pipe = FastWanPipeline.of(wan_pipeline())
+    with pytest.raises(ConfigError, match="num_inference_steps: got 4, FastWan was distilled for 3"):
+        clip(pipe)
+    pipe.scheduler = FlowMatchEulerDiscreteScheduler()
+    with pytest.raises(ConfigError, match="expected its own; make the pipeline by FastWanPipeline.of"):
+        clip(pipe)
+    assert FastWanScheduler.from_config(FastWanScheduler(steps=(1000, 500)).config).timesteps.tolist() == [1000, 500]
+
+
+@pytest.mark.parametrize("tile", [None, (4, 4, 4)])
+def test_the_coarse_output_is_weighed_and_added(tile: tuple[int, int, int] | None) -> None:
+    """Of the first layer alone, by hand: out = dense + (W x + b) * softmax(mean q . mean k) mean v, tile over tile."""
+    case, given = wan(1), gates()
+    block, caught = case.model.blocks[0], []
+    hook = block.attn1.register_forward_hook(lambda _, args, out: caught.append((args[0], args[3], out)))
+    with sparsify(case.model, sparsity=0.0, gates=given, tile=tile) as handle:
+        case.run()
+        assert {row.tile for row in handle.report().layers} == {(4, 4, 4)} and all(row.gated for row in handle.report().layers)
+    hook.remove()
+    hidden, (cos, sin), found = caught[0]
+
+    attn, layout = block.attn1, strobe.tile_layout(GRID, (4, 4, 4))
+    q, k, v = (layer(hidden) for layer in (attn.to_q, attn.to_k, attn.to_v))
+    q, k = attn.norm_q(q), attn.norm_k(k)
+    q, k, v = (each.unflatten(2, (2, 12)) for each in (q, k, v))
+
+    def turned(x: Tensor) -> Tensor:
+        pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+        return torch.view_as_real(pairs * torch.complex(cos[..., 0::2], sin[..., 1::2])).flatten(-2)
+
+    q, k = turned(q), turned(k)
+    dense = torch.nn.functional.scaled_dot_product_attention(*(each.transpose(1, 2) for each in (q, k, v))).transpose(1, 2)
+    tile_of = layout.rows() // layout.block
+    means = [torch.stack([each[:, tile_of == n].mean(1) for n in range(layout.num_tiles)], dim=2) for each in (q, k, v)]
+    coarse = torch.softmax(means[0] @ means[1].transpose(-1, -2) * 12**-0.5, dim=-1) @ means[2]  # [B, H, N, D]
+    weight, bias = given["blocks.0.to_gate_compress.weight"], given["blocks.0.to_gate_compress.bias"]
+    gate = (hidden @ weight.T + bias).unflatten(2, (2, 12))
+    wanted = attn.to_out[0]((dense + gate * coarse.transpose(1, 2)[:, tile_of]).flatten(2))
+    assert (found - wanted).abs().max() <= 1e-5
+    assert (found - attn.to_out[0](dense.flatten(2))).abs().max() > 1e-2, "the gate matters"
+
+
+@pytest.mark.parametrize("place", ["tensors", "file", "folder", "pipeline folder", "auto"])
+def test_gates_are_found(place: str, tmp_path: Path) -> None:
+    case, given = wan(1), gates()
+    with sparsify(case.model, sparsity=0.5, gates=given):
+        wanted = case.run()
+    folder = tmp_path / "transformer"
+    case.model.save_pretrained(folder)
+    file = folder / "diffusion_pytorch_model.safetensors"
+    save_file(load_file(file) | given, file)
+    source = {"tensors": given, "file": file, "folder": str(folder), "pipeline folder": tmp_path, "auto": "auto"}[place]
+    model = type(case.model).from_pretrained(folder) if place == "auto" else case.model
+    dense = model(**case.arguments).sample
+    with sparsify(model, sparsity=0.5, gates=source) as handle:
+        assert torch.equal(model(**case.arguments).sample, wanted)
+        assert "trained gate" in str(handle.report())
+        assert {name for name in model.state_dict() if "gate" in name} == set(given), "saved, it is a checkpoint of FastWan again"
+    assert torch.equal(model(**case.arguments).sample, dense)
+    assert not [name for name in model.state_dict() if "gate" in name]
+
+
+def test_the_sparsity_is_the_one_they_were_trained_with() -> None:
+    with torch.device("meta"):
+        case = wan(1, heads=12, head_dim=128)
+    given = {f"blocks.{number}.to_gate_compress.weight": torch.zeros(()).expand(1536, 1536) for number in range(3)}
+    with sparsify(case.model, gates=given) as handle:
+        row = handle.report(grid=(20, 48, 80)).layers[0]
+    assert (row.selected, row.tiles) == (240, 1200), "1 - 0.8"
+
+
+def test_a_dense_layer_keeps_its_gate() -> None:
+    case, given = wan(1), gates()
+    with sparsify(case.model, sparsity=0.0, gates=given):
+        wanted = case.run()
+    with sparsify(case.model, sparsity=0.5, gates=given, dense_layers=3) as handle:
+        assert torch.equal(case.run(), wanted)
+        assert {(row.runs, row.gated) for row in handle.report().layers} == {("dense", True)}
+
+
+def test_gates_per_head_are_another_thing(tmp_path: Path) -> None:
+    """LTX-2.3 has weights of the same name, a row per head, which diffusers loads as to_gate_logits."""
+    per_head = {
+        f"transformer_blocks.{number}.attn1.to_gate_compress.{kind}": torch.zeros(shape)
+        for number in range(2)
+        for kind, shape in (("weight", (2, WIDTH)), ("bias", (2,)))
+    }
+    with pytest.raises(WeightsError, match="a gate on the result of attention"):
+        sparsify(ltx2().model, sparsity=0.5, gates=per_head)
+    case = ltx2(gated_attn=True)
+    with pytest.raises(WeightsError, match="holds no to_gate_compress"):
+        sparsify(case.model, sparsity=0.5, gates=per_head)
+    case.model.save_pretrained(tmp_path)
+    file = tmp_path / "diffusion_pytorch_model.safetensors"
+    save_file(load_file(file) | per_head, file)
+    model = type(case.model).from_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match="quality not measured"), sparsify(model, sparsity=0.5) as handle:
+        assert not any(row.gated for row in handle.report().layers), "no gate of the coarse attention is there"
+
+
+def test_gates_of_ltx2_are_used() -> None:
+    case = ltx2()
+    dense = case.run()
+    with sparsify(case.model, sparsity=0.5, gates=gates(2, blocks="transformer_blocks")):
+        assert (case.run() - dense).abs().max() > 1e-3
+
+
+def test_gates_that_do_not_fit_are_an_error(tmp_path: Path) -> None:
+    model, given = wan(1).model, gates()
+    lacking = {name: tensor for name, tensor in given.items() if not name.startswith("blocks.2")}
+    stray = given | {"head.to_gate_compress.weight": torch.zeros(1)}
+    (tmp_path / "empty").mkdir()
+    for wrong, words in (
+        (gates(width=36), r"the weight of layer 0 .* has shape \(36, 36\), this model takes \(24, 24\)"),
+        (gates(layers=4), "have one for layer 3; the model has 3 layers"),
+        (lacking, r"lack one for 1 layers \(first 2\)"),
+        (stray, "'head.to_gate_compress.weight' in the tensors given belongs to no layer"),
+        (tmp_path / "empty", "holds no to_gate_compress"),
+        (tmp_path / "nowhere", "does not exist"),
+    ):
+        with pytest.raises(WeightsError, match=words) as error:
+            sparsify(model, sparsity=0.5, gates=wrong)
+        assert "\n" not in str(error.value)
+    with pytest.raises(ConfigError, match="HunyuanVideoTransformer3DModel has no place for those of the tensors given"):
+        sparsify(hunyuan().model, sparsity=0.5, gates=gates(4, blocks="transformer_blocks"))
+    with pytest.raises(ConfigError, match="not known for a model of width 24; give sparsity="):
+        sparsify(model, gates=given)
+    with pytest.raises(ConfigError, match="gates: got a int, expected 'auto'"):
+        sparsify(model, sparsity=0.5, gates=3)  # type: ignore[arg-type]
+    assert not [name for name in model.state_dict() if "gate" in name], "nothing was left behind"
+    model.blocks[1].to_gate_compress = torch.nn.Linear(WIDTH, WIDTH)
+    with pytest.raises(ConfigError, match="the transformer holds a to_gate_compress that would not be used"):
+        sparsify(model, sparsity=0.5)
+    with pytest.raises(ConfigError, match="the block of blocks.1.attn1.processor has a to_gate_compress already"):
+        sparsify(model, sparsity=0.5, gates=given)
+    assert not hasattr(model.blocks[0], "to_gate_compress"), "nothing was left behind"
+
+
+def test_a_repository_is_looked_up_in_the_cache_of_the_hub(tmp_path: Path) -> None:
+    """A transformer that was loaded by name says its name; what was fetched of it lies in the cache, and nothing is fetched."""
+    case, folder = wan(1), tmp_path / "transformer"
+    case.model.save_pretrained(folder)
+    file = folder / "diffusion_pytorch_model.safetensors"
+    save_file(load_file(file) | gates(), file)
+    case.model.register_to_config(_name_or_path="somebody/something")
+    cache = mock.patch("strobe.integrations.diffusers.gates.snapshot_download", return_value=str(tmp_path))
+    with cache as looked_up, sparsify(case.model, sparsity=0.5) as handle:
+        assert all(row.gated for row in handle.report().layers)
+    looked_up.assert_called_once_with("somebody/something", local_files_only=True)
+    with pytest.warns(UserWarning, match="quality not measured"), sparsify(case.model, sparsity=0.5) as handle:
+        assert not any(row.gated for row in handle.report().layers), "it is not in the cache"
+
+
+def test_a_gate_on_another_device_is_an_error() -> None:
+    case = wan(1)
+    with sparsify(case.model, sparsity=0.5, gates=gates()):
+        case.model.blocks[1].to_gate_compress.to("meta")
+        with pytest.raises(strobe.ShapeError, match=r"blocks.1.attn1.processor: the gate is on meta, the tokens are on"):
+            case.run()
+
+
+def test_the_gates_keep_the_dtype_of_the_model() -> None:
+    case = wan(1)
+    case.model.to(torch.bfloat16)
+    arguments = {name: each.to(torch.bfloat16) if each.is_floating_point() else each for name, each in case.arguments.items()}
+    with sparsify(case.model, sparsity=0.5, gates=gates()):
+        assert case.run(**arguments).dtype == torch.bfloat16
+        assert case.model.blocks[0].to_gate_compress.weight.dtype == torch.bfloat16

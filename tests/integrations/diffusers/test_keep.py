@@ -18,9 +18,8 @@ from diffusers import FlowMatchEulerDiscreteScheduler, FlowMatchHeunDiscreteSche
 from hypothesis import strategies as st
 from torch import Tensor
 
-from strobe.attention.sparse.coarse import Forced, forced_blocks
+from strobe.attention.sparse.coarse import Forced, forced_blocks, share_held
 from strobe.attention.sparse.layout import tile_layout
-from strobe.attention.sparse.share import share_held
 from strobe.attention.sparse.video import explain_video, video_sparse_attention
 from strobe.core.errors import ConfigError
 from strobe.core.tolerances import tolerance
@@ -35,9 +34,8 @@ KEEP = 0.6
 
 
 def calibrated(pipe: Any, file: Path | None, *, steps: int = 3, **options: Any) -> Calibration:
-    return calibrate(
-        pipe, lambda: [clip(pipe, steps, seed=seed) for seed in (1, 2)], **{"keep": KEEP, "tile": TILE, "file": file} | options
-    )
+    options = {"keep": KEEP, "tile": TILE, "file": file} | options
+    return calibrate(pipe, lambda: [clip(pipe, steps, seed=seed) for seed in (1, 2)], **options)
 
 
 @pytest.mark.parametrize(
@@ -188,9 +186,8 @@ def test_each_head_of_each_layer_and_step_sees_its_own_number(tmp_path: Path, mo
         monkeypatch.setattr(processors, "explain_video", explained)
         assert "key tiles" in str(handle.report()) and asked == [(2, 27), (2, 26), (2, 25)]
     assert seen == [(1 + step, 27 - layer) for step in range(3) for layer in range(3)]
-    assert [row.selected for row in rows] == [14.5, 14, 13.5] and [row.sparsity for row in rows] == pytest.approx(
-        [1 - (29 - layer) / 54 for layer in range(3)]
-    )
+    assert [row.selected for row in rows] == [14.5, 14, 13.5]
+    assert [row.sparsity for row in rows] == pytest.approx([1 - (29 - layer) / 54 for layer in range(3)])
 
 
 def test_what_is_written_is_read() -> None:
@@ -307,21 +304,9 @@ def test_what_was_not_calibrated_is_refused(tmp_path: Path) -> None:
     names = found.selected["transformer"][0]
     few = {"transformer": {0: {"blocks.0.attn1.processor": (3, 3)}}}
     wrong: list[tuple[Any, dict[str, Any], str]] = [
-        (
-            other,
-            {"keep": file},
-            "of another model: transformer has hash [0-9a-f]{16}, it has [0-9a-f]{16}; calibrate this one",
-        ),
-        (
-            wan_pipeline(experts=2),
-            {"keep": file},
-            "not have 1 to 27 tiles for every head of transformer_2; calibrate again",
-        ),
-        (
-            pipe,
-            {"keep": broken(file, selected=few)},
-            "not have 1 to 27 tiles for every head of transformer; calibrate again",
-        ),
+        (other, {"keep": file}, "of another model: transformer has hash [0-9a-f]{16}, it has [0-9a-f]{16}; calibrate this one"),
+        (wan_pipeline(experts=2), {"keep": file}, "not have 1 to 27 tiles for every head of transformer_2; calibrate again"),
+        (pipe, {"keep": broken(file, selected=few)}, "not have 1 to 27 tiles for every head of transformer; calibrate again"),
         (pipe, {"keep": file, "sparsity": 0.5}, "keep: got .*kept.json beside sparsity=0.5; give sparsity='auto' and gates=None"),
         (pipe, {"keep": file, "gates": gates()}, "beside trained gates, which have a sparsity of their own"),
         (pipe, {"keep": file, "tile": (4, 4, 4)}, r"keep: got tile=\(4, 4, 4\).* a calibration with tile=\(2, 2, 3\)"),
@@ -359,7 +344,6 @@ def test_what_was_not_calibrated_is_refused(tmp_path: Path) -> None:
 def test_a_compiled_transformer_is_refused(how: str, tmp_path: Path) -> None:
     pipe, file = wan_pipeline(), tmp_path / "kept.json"
     calibrated(pipe, file, steps=1)
-    torch._dynamo.reset()
     with sparsify(pipe, keep=file):
         if how == "layers":
             pipe.transformer.compile_repeated_blocks(backend="eager")
@@ -369,7 +353,6 @@ def test_a_compiled_transformer_is_refused(how: str, tmp_path: Path) -> None:
             pipe.transformer = torch.compile(pipe.transformer, backend="eager")
         with pytest.raises(ConfigError, match="keep: layers and steps skip different shares, and each would compile again"):
             clip(pipe, 1)
-    torch._dynamo.reset()
 
 
 def test_means_of_what_is_skipped_bring_a_pipeline_nearer_to_dense() -> None:

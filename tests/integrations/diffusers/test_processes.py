@@ -17,7 +17,7 @@ from diffusers import ContextParallelConfig, FlowMatchEulerDiscreteScheduler
 
 from strobe.core.errors import ConfigError
 from strobe.integrations.diffusers import calibrate, sparsify
-from strobe.integrations.diffusers.exchange import HeadExchange
+from strobe.integrations.diffusers.processors import HeadExchange
 from tiny_pipelines import Case, gates, hunyuan, ltx2, wan
 
 OPTIONS: dict[str, Any] = {"sparsity": 0.6, "tile": (3, 2, 4)}
@@ -53,10 +53,8 @@ def kept(folder: Path) -> torch.Tensor:
     document = json.loads(file.read_text())
     document["selected"][""]["0"] = dict.fromkeys(document["selected"][""]["0"], (1, 9))
     file.write_text(json.dumps(document))
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="quality not measured")
-        with sparsify(case.model, keep=file):
-            return case.run(**told())
+    with sparsify(case.model, keep=file):
+        return case.run(**told())
 
 
 def _rank(rank: int, store: str, folder: str) -> None:
@@ -113,10 +111,8 @@ def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
     for name, (make, _, options) in SPLITS.items():
         case = make()
         dense = case.run()
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="quality not measured")
-            with sparsify(case.model, **options):
-                wanted = case.run()
+        with sparsify(case.model, **options):
+            wanted = case.run()
         for found in results:
             assert (found[name] - wanted).abs().max() <= 1e-5, name
             assert (found.get(name + ", restored", dense) - dense).abs().max() <= 1e-5, name
@@ -127,11 +123,9 @@ def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
 def test_joint_attention_in_several_processes_is_refused() -> None:
     case = hunyuan(4)
     config = mock.Mock(context_parallel_config=mock.Mock())
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="quality not measured")
-        with sparsify(case.model, sparsity=0.5):
-            for processor in case.model.attn_processors.values():
-                if hasattr(processor, "replaced"):
-                    processor._parallel_config = config
-            with pytest.raises(ConfigError, match="joint attention over several processes is not supported"):
-                case.run()
+    with sparsify(case.model, sparsity=0.5):
+        for processor in case.model.attn_processors.values():
+            if hasattr(processor, "replaced"):
+                processor._parallel_config = config
+        with pytest.raises(ConfigError, match="joint attention over several processes is not supported"):
+            case.run()

@@ -82,20 +82,6 @@ def test_a_missing_file_says_what_to_do(tmp_path: Path) -> None:
             weights.load(folder)
 
 
-@pytest.mark.parametrize("keep", [0, 4, 1000, -1])
-def test_a_truncated_file_is_damaged(written: Path, tmp_path: Path, keep: int) -> None:
-    (tmp_path / weights.FILE).write_bytes(written.read_bytes()[:keep])
-    with pytest.raises(WeightsError, match=r"shapes\.safetensors is (empty|damaged|half a file).*; fetch it again$") as caught:
-        weights.load(tmp_path)
-    assert "\n" not in str(caught.value)
-
-
-def test_another_kind_of_file_is_damaged(tmp_path: Path) -> None:
-    torch.save({"a": torch.zeros(3)}, tmp_path / weights.FILE)
-    with pytest.raises(WeightsError, match="is damaged or no safetensors file"):
-        weights.load(tmp_path)
-
-
 def renamed(tensors: dict[str, Tensor]) -> None:
     tensors["vae.spread"] = tensors.pop("vae.std")
 
@@ -164,9 +150,7 @@ def test_bundled_latents_are_standard() -> None:
 def test_the_text_encoder_takes_whole_scenes_alone() -> None:
     _, text, _ = weights.load()
     text.check(["a red circle and a blue square moving left", "on a gray background a blue star is gliding up quickly"])
-    assert text.tokenize("a red circle moving left over a tiled, navy floor") == text.tokenize(
-        "a red circle moving left over a navy"
-    )
+    assert text.tokenize("a red circle moving left on a tiled, navy floor") == text.tokenize("a red circle moving left on a navy")
     for prompt, words in (
         ("a circle moving left", 'gives no colour; .* for example "a red circle moving left"'),
         ("a red circle moving left, a blue square moving right", "gives two directions"),

@@ -79,10 +79,8 @@ def test_encoder_prompt_and_dtype_are_the_key(cache: PromptCache) -> None:
         text = PromptEncoder(fake, cache).encode(["a cat"])
         assert fake.embedded == ["a cat"] and torch.equal(text[0, :2], fake.rows("a cat"))
     assert len(entries(cache)) == 3
-    files = {
-        replace(KEY, **change).file for change in ({}, {"identity": "on"}, {"prompt": "ea red cat"}, {"dtype": "torch.float32"})
-    }
-    assert len(files) == 4
+    changes = ({}, {"identity": "on"}, {"prompt": "ea red cat"}, {"dtype": "torch.float32"})
+    assert len({replace(KEY, **change).file for change in changes}) == 4
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
@@ -200,19 +198,18 @@ def test_layer_by_layer_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """One layer at a time is away from home, and afterwards none."""
     encoder, expected = RandomUmt5(SMALL), RandomUmt5(SMALL).embed([PROMPT, "an owl"])
     encoder.embed([PROMPT])
-    encoder.by_layer, home = True, [p.data_ptr() for p in encoder._model.parameters()]
+    places = lambda: [p.data_ptr() for p in encoder._model.parameters()]  # noqa: E731
+    encoder.by_layer, home = True, places()
     away: list[int] = []
     for layer in encoder._model.encoder.block:
-        layer.layer[0].register_forward_pre_hook(
-            lambda *_: away.append(sum(p.data_ptr() not in home for p in encoder._model.parameters()))
-        )
+        layer.layer[0].register_forward_pre_hook(lambda *_: away.append(sum(place not in home for place in places())))
     number = len([*encoder._model.encoder.block[0].parameters()])
     real = Tensor.to
     copies = lambda x, *given, **named: real(x, *given, **named).clone()  # noqa: E731  # a copy stands for another device
     monkeypatch.setattr(Tensor, "to", copies)
     found = encoder.embed([PROMPT, "an owl"])
     monkeypatch.undo()
-    assert away == [number] * 4 and [p.data_ptr() for p in encoder._model.parameters()] == home
+    assert away == [number] * 4 and places() == home
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 

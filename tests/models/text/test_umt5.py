@@ -269,7 +269,6 @@ def test_a_prompt_that_is_kept_needs_no_transformers(tmp_path: Path, monkeypatch
     with pytest.raises(ImplUnavailableError, match=r"needs transformers.*No module named.*pip install .*\[wan\]"):
         text.encode(["w1 w2"])
     rows, cache = torch.ones(3, SMALL.dim).bfloat16(), text.cache
-    assert cache is not None
     cache.put(text._key("w1 w2"), rows)
     text.check(["w1  w2"])
     assert torch.equal(text.encode(["w1  w2"])[0, :3], rows)

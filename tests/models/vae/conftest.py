@@ -25,13 +25,8 @@ SIZES = {
 """The released models, but for widths and channels."""
 NAMES = (
     *((r"mid_block\.resnets\.0", "middle.0"), (r"mid_block\.resnets\.1", "middle.2"), (r"mid_block\.attentions\.0", "middle.1")),
-    *(
-        (r"^quant_conv", "conv1"),
-        (r"post_quant_conv", "conv2"),
-        ("conv_in", "conv1"),
-        ("norm_out", "head.0"),
-        ("conv_out", "head.2"),
-    ),
+    *((r"^quant_conv", "conv1"), (r"post_quant_conv", "conv2"), ("conv_in", "conv1")),
+    *(("norm_out", "head.0"), ("conv_out", "head.2")),
     *(("norm1", "residual.0"), (r"(?<=\d\.)conv1", "residual.2"), ("norm2", "residual.3"), (r"(?<=\d\.)conv2", "residual.6")),
     *(("conv_shortcut", "shortcut"), (r"down_blocks\.(\d+)\.downsampler", r"downsamples.\1.downsamples.2")),
     (r"up_blocks\.(\d+)\.upsampler\.", r"upsamples.\1.upsamples.3."),

@@ -13,6 +13,7 @@ from strobe.models.vae.convolutions import convolve_relu, grow, to_few_channels
 
 ELEMENT = tolerance("element", "float32")
 ELEMENT_BF16 = tolerance("element", "bfloat16")
+EXACT = tolerance("convolution", "float64")
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 4), (3, 5), (6, 2)])
@@ -23,9 +24,7 @@ def test_every_pixel_is_repeated_and_convolved(size: tuple[int, int], with_bias:
     weight = torch.randn(3, 5, 3, 3, generator=generator, dtype=torch.float64)
     bias = torch.randn(3, generator=generator, dtype=torch.float64) if with_bias else None
     repeated = x.repeat_interleave(2, 2).repeat_interleave(2, 3)
-    torch.testing.assert_close(
-        grow(x, weight, bias), F.conv2d(repeated, weight, bias, padding=1), rtol=0, atol=tolerance("convolution", "float64")
-    )
+    torch.testing.assert_close(grow(x, weight, bias), F.conv2d(repeated, weight, bias, padding=1), rtol=0, atol=EXACT)
     given = grow(x.float(), weight.float(), None if bias is None else bias.float())
     assert given.dtype == torch.float32
     torch.testing.assert_close(given.double(), grow(x, weight, bias), rtol=0, atol=ELEMENT)
@@ -46,9 +45,7 @@ def test_few_channels(times: int, channels: int, size: tuple[int, int]) -> None:
     torch.testing.assert_close(given.double(), expected, rtol=ELEMENT_BF16, atol=tolerance("convolution", "bfloat16"))
 
 
-def drawn(
-    times: int | None, channels: int, out: int, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def drawn(times: int | None, channels: int, out: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     """Pictures or clips with contiguous channels, a weight, a bias and a skip."""
     generator = torch.Generator().manual_seed(2)
     frames, kernel = ((), ()) if times is None else ((times + 2,), (times,))
@@ -56,12 +53,8 @@ def drawn(
     layout = torch.channels_last if times is None else torch.channels_last_3d
     sizes = (2, channels, *frames, 5, 7), (out, channels, *kernel, 3, 3), (out,), (2, out, *after, 5, 7)
     x, weight, bias, skip = (torch.randn(size, generator=generator, dtype=torch.float64).to(dtype) for size in sizes)
-    return (
-        x.contiguous(memory_format=layout),
-        weight.contiguous(memory_format=layout),
-        bias,
-        skip.contiguous(memory_format=layout),
-    )
+    x, weight, skip = (each.contiguous(memory_format=layout) for each in (x, weight, skip))
+    return x, weight, bias, skip
 
 
 def expected_relu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, skip: torch.Tensor | None) -> torch.Tensor:

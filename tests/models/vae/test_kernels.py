@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from forked import in_triton
+from forked import in_triton, needs_triton
 from strobe.core.device import Card
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
 from strobe.core.tolerances import tolerance
@@ -39,7 +38,7 @@ def test_a_decoder_of_the_reference_is_the_decoder(config: WanVAEConfig, impls: 
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@needs_triton
 def test_triton_equals_the_reference(device: str) -> None:
     in_triton(Path(__file__).with_name("kernels_on_cpu.py"), device)
 

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from strobe.attention.around import ambient
 from strobe.attention.dense.impl import blocks, fa3, fa4, reference, sdpa
-from strobe.attention.impls import Choice, Impl, announce, select
-from strobe.attention.plugged import plugged
+from strobe.attention.impls import Choice, Impl, announce, plugged, select
 from strobe.attention.types import AttentionOutput, AttentionSpec, check
 from strobe.core.errors import ImplUnavailableError
 

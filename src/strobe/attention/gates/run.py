@@ -170,14 +170,7 @@ def run_gate(impl: Impl[Any], device: torch.device, advance: Advance, find: Find
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _GateMessage:
-    """One progress message from the process that runs a gate.
-
-    Args:
-        done, total: cases.
-        name: of the one that comes next.
-        last: what came of the one before, `passed`, `refused` or nothing.
-        failed: the case that failed and why; the last message.
-    """
+    """One progress message from the process that runs a gate: `name` comes next, `last` came of the case before it."""
 
     done: int
     total: int

@@ -201,7 +201,6 @@ def _fuses(q: Tensor, history: History) -> bool:
 
 
 def _check(q: Tensor, history: History, q_tiles: TileLayout) -> None:
-    """Check the types, shapes and dtypes that the operators inside do not check."""
     expect("q", q, Tensor, "a tensor [B, S, H, D]")
     expect("history", history, History, "a strobe.History")
     expect("q_tiles", q_tiles, TileLayout, "a strobe.TileLayout; strobe.tile_layout makes one")

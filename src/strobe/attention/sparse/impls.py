@@ -9,8 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from strobe.attention.impls import MISSING, Choice, Impl, hash_of, no_card_for, select, short
-from strobe.attention.plugged import plugged
+from strobe.attention.impls import MISSING, Choice, Impl, hash_of, no_card_for, plugged, select, short
 from strobe.attention.sparse import custom_ops
 from strobe.attention.sparse.impl import reference
 from strobe.attention.sparse.selection import BlockSelection

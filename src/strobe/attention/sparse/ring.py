@@ -248,7 +248,6 @@ class _Fine(torch.autograd.Function):
 def _forward(
     ring: Ring, flow: CollectiveCall, q: Tensor, k: Tensor, v: Tensor, indices: Tensor, counts: Tensor
 ) -> AttentionOutput:
-    """Attend to the shards one after the other."""
     impl, state, cuts = announce(ring.plan.choice).impl, None, ring.cuts(indices, counts)
     wide = torch.promote_types(q.dtype, torch.float32)
     for source, k_there, v_there in _shards(ring, flow, k, v):
@@ -306,7 +305,6 @@ def _shards(ring: Ring, flow: CollectiveCall, k: Tensor, v: Tensor) -> Iterator[
 
 
 def _in_one(k: Tensor, v: Tensor) -> Tensor:
-    """Return keys and values as one message `[2, ...]`: a view of what the fused stages leave behind each other."""
     one = k.untyped_storage().data_ptr() == v.untyped_storage().data_ptr() and v.data_ptr() - k.data_ptr() == k.nbytes
     if one and k.is_contiguous() and v.is_contiguous():
         return k.as_strided((2, *k.shape), (k.numel(), *k.stride()))
@@ -316,14 +314,7 @@ def _in_one(k: Tensor, v: Tensor) -> Tensor:
 def _gradients(
     ring: Ring, d_state: tuple[Tensor, Tensor], tensors: Tensors, state: tuple[Tensor, Tensor], selection: BlockSelection
 ) -> Tensors:
-    """Compute what one shard adds to the gradients of q, and those of its keys and values.
-
-    Args:
-        d_state: the gradients of out and lse.
-        tensors: q, and the k and v of the shard.
-        state: out and lse over all shards.
-        selection: of tiles of the shard.
-    """
+    """Compute what one shard adds to the gradients of q, and those of its keys and values, from the state over all shards."""
     impl, scale = ring.plan.choice.impl, ring.plan.spec.softmax_scale
     if impl.name in custom_ops.DIFFERENTIABLE:
         return custom_ops.gradients(impl.name, d_state, tensors, state, selection, scale)

@@ -199,7 +199,6 @@ def _attend(
 
 
 def _of_prepared(found: VideoPlan, out: Tensor, indices: Tensor, lse: Tensor | None, return_lse: bool) -> VideoAttentionOutput:
-    """The result of a prepared call."""
     return VideoAttentionOutput(
         out=out,
         lse=None if lse is None or not return_lse else _in_order(lse, found.q_rows),
@@ -219,7 +218,6 @@ def _as_one_operator(
     gate: Tensor | None,
     rope: tuple[Tensor, Tensor] | None,
 ) -> VideoAttentionOutput:
-    """Put the call into a compiler's graph as one operator."""
     per_head = found.plan.wish.per_head
     topk = list(per_head if isinstance(options.topk, tuple) else per_head[:1])
     cos, sin = (None, None) if rope is None else rope
@@ -258,7 +256,7 @@ def _video(
     if plain and not graded(q, k, v, gate, cos, sin) and not torch._C._len_torch_dispatch_stack():
         key = (
             text, q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.get_device(), k.get_device(), v.get_device(),
-            None if gate is None else (gate.shape, gate.get_device()), None if rope is None else _face_of(*rope),
+            *(None if each is None else (each.shape, each.get_device()) for each in (gate, cos, sin)),
             arrangement((q, k, v), rope, gate), torch.are_deterministic_algorithms_enabled(),
         )  # fmt: skip
         ready = _READY.get(key)
@@ -286,10 +284,6 @@ class _Ready:
 
 _MOST_READY: Final = 256
 _READY: Final[dict[tuple[Any, ...], _Ready]] = {}
-
-
-def _face_of(cos: Tensor, sin: Tensor) -> tuple[Any, ...]:
-    return cos.shape, sin.shape, cos.get_device(), sin.get_device()
 
 
 def _see_ready(
@@ -367,7 +361,6 @@ def explain_video(
 def _call_of(
     q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, rope: tuple[Tensor, Tensor] | None, options: VideoOptions
 ) -> VideoCall:
-    """Check the type of every argument of a call, and collect them in a `VideoCall`."""
     tile, kv_tile, probe = options.tile, options.kv_tile, options.probe
     expect("forced", options.forced, Forced, "a strobe.Forced")
     expect("estimator", options.estimator, Estimator, "a strobe.Estimator")

@@ -14,9 +14,8 @@ from typing import Any, Final, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from strobe.attention.sparse.coarse import Estimator, Forced, budget, check_parts, forced_blocks
+from strobe.attention.sparse.coarse import Estimator, Forced, budget, check_parts, check_share, forced_blocks
 from strobe.attention.sparse.layout import TileLayout, held, made_apart, tile_layout
-from strobe.attention.sparse.share import check_share
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.sparse.stages.types import Call, Grid, SelectionSpec
 from strobe.attention.sparse.tiled import Plan, Tiles, chosen_impl, fine_spec, fuses, graded

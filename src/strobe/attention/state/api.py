@@ -89,7 +89,6 @@ def _takes_triton(parts: Sequence[_State], impl: str) -> bool:
 
 
 def _refuses(parts: Sequence[_State]) -> str | None:
-    """Return the reason for which the kernel cannot merge these states, or None if it can."""
     out = parts[0][0]
     if not _runs(out.device.type):
         return f"it needs Triton and a CUDA device, and the states are on {out.device}"
@@ -113,7 +112,6 @@ def _runs(device_type: str) -> bool:
 
 
 def _checked(states: Sequence[AttentionOutput], rows: Sequence[Tensor | None] | None) -> list[_State]:
-    """Check that the states fit together, and return out, lse and rows of each."""
     if not states:
         raise ShapeError("states: got none, expected at least one AttentionOutput")
     places = [None] * len(states) if rows is None else list(rows)

@@ -116,7 +116,6 @@ class Note:
 
     @property
     def text(self) -> str:
-        """The note in words: number and description of the call, and what happened."""
         return f"in call {self.number} ({self.call}): {self.reason}"
 
 
@@ -134,7 +133,6 @@ class RankStore:
 
     @property
     def store(self) -> Store:
-        """The group's store."""
         assert self._store is not None, "a process alone has no board"
         return self._store
 
@@ -329,7 +327,6 @@ class Waiting:
 
 
 def _silent(works: Sequence[Waiting]) -> list[int]:
-    """Return the ranks whose message has still not come when the time is up."""
     found = []
     for each in works:
         if each.rank is None or not each.comes:
@@ -378,7 +375,6 @@ class Comm:
 
     @property
     def group(self) -> dist.ProcessGroup:
-        """The process group."""
         group = None if self._group is None else self._group()
         assert group is not None, "a process alone sends nothing"
         return group
@@ -535,12 +531,10 @@ class CollectiveCall:
 
     @property
     def rank(self) -> int:
-        """This rank in the group."""
         return self.comm.rank
 
     @property
     def size(self) -> int:
-        """Ranks of the group."""
         return self.comm.size
 
     def meet(self) -> None:
@@ -683,7 +677,6 @@ class CollectiveCall:
         return Waiting(rank=None, work=self._start(start, tensors, None), timed=timed, begun=begun)
 
     def _start(self, start: partial[dist.Work], tensors: Sequence[Tensor], rank: int | None) -> dist.Work:
-        """Start a message of contiguous tensors."""
         assert all(each.is_contiguous() for each in tensors), "a message must lie in one piece"
         work = self._guard(start, rank, ())
         assert isinstance(work, dist.Work)
@@ -758,7 +751,6 @@ class CollectiveCall:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """View a contiguous tensor's memory as bytes."""
     return tensor.view(-1).view(torch.uint8)
 
 

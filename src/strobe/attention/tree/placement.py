@@ -274,12 +274,10 @@ class Grid:
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
         return self.num_tree_ranks * self.num_head_ranks
 
     @property
     def rank(self) -> int:
-        """This rank."""
         return self.tree_rank * self.num_head_ranks + self.head_rank
 
     def kv_heads(self, num_kv_heads: int, head_rank: int | None = None) -> Span:

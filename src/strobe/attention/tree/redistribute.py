@@ -133,14 +133,7 @@ def _by_all_reduce(call: CollectiveCall, part: AttentionOutput) -> AttentionOutp
 def ring_attention(
     call: CollectiveCall, q: Tensor, shard: Shard, segments: Sequence[tuple[Segment, ...]], spec: TreeSpec, queries: Span
 ) -> AttentionOutput:
-    """Attend from this rank's rows to the keys of all ranks; the next keys travel while the present ones are used.
-
-    Args:
-        q: this rank's rows `[B, n, H, D]`.
-        shard: this rank's keys, owned rows only.
-        segments: of every rank.
-        queries: which rows q are.
-    """
+    """Attend from this rank's rows `[B, n, H, D]` to the keys of all ranks; the next keys travel while the present are used."""
     head_dim = shard.k.shape[3]
     shapes = [
         (shard.k.shape[0], sum(each.length for each in of_rank), shard.k.shape[2], head_dim + shard.v.shape[3])
@@ -340,7 +333,6 @@ def _keys_back(flow: Redistribution, d_k: Tensor, d_v: Tensor, shapes: tuple[tor
 
 
 def _buffer(flow: Redistribution) -> int:
-    """Return the index of this rank's buffer in the segments."""
     return flow.grid.tree_rank if flow.spec.kv_placement == "heads" else flow.grid.rank
 
 
@@ -398,7 +390,6 @@ def _rows_to_heads(flow: Redistribution, tensor: Tensor) -> Tensor:
 
 
 def _heads_to_rows(flow: Redistribution, tensor: Tensor) -> Tensor:
-    """Exchange back what `_rows_to_heads` exchanged."""
     grid = flow.grid
     if grid.num_head_ranks == 1:
         return tensor
@@ -409,7 +400,6 @@ def _heads_to_rows(flow: Redistribution, tensor: Tensor) -> Tensor:
 
 
 def _gather_rows(flow: Redistribution, tensor: Tensor) -> Tensor:
-    """Gather the rows of every row of the grid on all of them."""
     spans = flow.rows_cut().spans
     return torch.cat(
         flow.tree.gather(tensor, [(tensor.shape[0], stop - start, *tensor.shape[2:]) for start, stop in spans]), dim=1
@@ -417,7 +407,6 @@ def _gather_rows(flow: Redistribution, tensor: Tensor) -> Tensor:
 
 
 def _gather_heads(flow: Redistribution, tensor: Tensor) -> Tensor:
-    """Gather the heads of every column on all of them."""
     grid = flow.grid
     spans = [grid.heads(flow.spec.num_heads, flow.spec.num_kv_heads, rank) for rank in range(grid.num_head_ranks)]
     return torch.cat(

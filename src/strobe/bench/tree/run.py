@@ -23,8 +23,8 @@ from strobe.bench.processes import run_swept
 from strobe.bench.runner import ClipNumbers, end_line, number, timed_span
 from strobe.bench.tree.request import PEER, TASK, TOPOLOGY, RankedCall, RankResult, Task, TreeSettings
 from strobe.compat.assert_tree_attn import kind_of
-from strobe.core import main_memory
 from strobe.core.costs import element_bytes
+from strobe.core.device import GIB, available_bytes
 from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
 from strobe.core.files import write_whole
 from strobe.core.spans import ATTENTION
@@ -158,7 +158,7 @@ def _blocks(ranks: Sequence[RankResult], clips: ClipNumbers) -> Iterator[record.
 
 
 RANKS_A_CORE: Final = 8
-RANK_BYTES: Final = main_memory.GIB // 2
+RANK_BYTES: Final = GIB // 2
 """Main memory of a rank on a CPU, torch included, beside its tensors."""
 
 
@@ -176,7 +176,7 @@ def check_ranks(shapes: Sequence[RankedCall]) -> None:
         reason = f"each rank takes a GPU, {gpus} in all, and torch sees {found} here"
         raise ImplUnavailableError("cuda", reason, others, what="device")
     ranks = max((shape.world_size for shape in shapes if shape.device == "cpu"), default=0)
-    free = main_memory.available_bytes()
+    free = available_bytes()
     held = RANKS_A_CORE * cpu_cores() if free is None else min(RANKS_A_CORE * cpu_cores(), free // RANK_BYTES)
     if ranks > max(1, held):
         raise ConfigError(

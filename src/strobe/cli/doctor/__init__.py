@@ -95,7 +95,7 @@ def read_defaults(output: Output) -> dict[str, Any]:
 
 def read_plugins() -> list[dict[str, str]]:
     """Return what other packages add, and what of it is broken."""
-    from strobe.attention import plugged as attention
+    from strobe.attention import impls as attention
     from strobe.engine import family
     from strobe.perf.report import study as report
 

@@ -16,10 +16,8 @@ from torch.overrides import TorchFunctionMode
 
 from strobe.core.device import uncompiled
 from strobe.core.errors import ConfigError
-from strobe.integrations.diffusers.families import Facts, Layer, TransformerFamily
-from strobe.integrations.diffusers.find import find_transformers
-from strobe.integrations.diffusers.forward import numbers_of
-from strobe.integrations.diffusers.steps import name_of, step_of
+from strobe.integrations.diffusers.families import Facts, Layer, TransformerFamily, find_transformers
+from strobe.integrations.diffusers.forward import name_of, numbers_of, step_of
 from strobe.models.captured import CapturedCall, Operands, write_calls
 from strobe.models.wan.transformer import CausalTransformer
 

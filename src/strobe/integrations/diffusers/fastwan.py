@@ -61,7 +61,6 @@ class FastWanScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
         self.step_index = None
 
     def set_begin_index(self, begin_index: int = 0) -> None:
-        """Set the step at which to begin."""
         self.begin_index = begin_index
 
     def step(self, model_output: Tensor, timestep: Any, sample: Tensor, return_dict: bool = True) -> Any:

@@ -72,7 +72,6 @@ def find_gates(given: Any, parts: Mapping[str, tuple[nn.Module, tuple[Layer, ...
 
 
 def _found(given: Any, component: str, transformer: nn.Module, layers: tuple[Layer, ...], *, several: bool) -> GateSource | None:
-    """Find the gates of one transformer."""
     if given is None:
         return None
     if isinstance(given, str) and given == "auto":
@@ -111,7 +110,6 @@ def loaded_from(component: str, transformer: nn.Module) -> Path | None:
 
 
 def _in_place(place: Path) -> dict[str, Tensor]:
-    """Read the gates of a file or of a folder."""
     if place.is_dir():
         return _in_folder(place)
     if not place.is_file():
@@ -214,14 +212,12 @@ class Gates:
         self.owners = tuple(_put(layer, source.tensors[number]) for number, layer in enumerate(layers))
 
     def remove(self) -> None:
-        """Remove the gates from the blocks."""
         for owner in self.owners:
             delattr(owner, NAME)
         self.owners = ()
 
 
 def _put(layer: Layer, tensors: dict[str, Tensor]) -> Any:
-    """Make the gate of a layer, and return the object that holds it."""
     width, dtype = _width(layer), dtype_of(layer.attn)
     device = next((each.device for each in layer.attn.parameters() if each.device.type != "meta"), torch.device("cpu"))
     gate = nn.Linear(width, width, bias="bias" in tensors, device="meta")

@@ -19,9 +19,21 @@ from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.types import expect
 from strobe.core.device import uncompiled
 from strobe.core.errors import ConfigError, StrobeError
-from strobe.integrations.diffusers.families import Layer, TransformerFamily
-from strobe.integrations.diffusers.find import bare, find_transformers, is_known
-from strobe.integrations.diffusers.forward import Pass, Seen, SparseOptions, Triple, begin, begun, grid_of, numbers_of
+from strobe.integrations.diffusers.families import Layer, TransformerFamily, find_transformers, is_known
+from strobe.integrations.diffusers.forward import (
+    TOLD,
+    Pass,
+    Seen,
+    SparseOptions,
+    Triple,
+    bare,
+    begin,
+    begun,
+    grid_of,
+    name_of,
+    numbers_of,
+    step_of,
+)
 from strobe.integrations.diffusers.gates import NAME as GATE
 from strobe.integrations.diffusers.gates import Gates, GateSource, find_gates, trained_sparsity
 from strobe.integrations.diffusers.keep import (
@@ -34,7 +46,6 @@ from strobe.integrations.diffusers.keep import (
 )
 from strobe.integrations.diffusers.processors import SparseProcessor, heads_of
 from strobe.integrations.diffusers.report import LayerReport, SparseReport
-from strobe.integrations.diffusers.steps import TOLD, name_of, step_of
 
 UNMEASURED = "not measured: sparse attention without trained gates; compare with the dense pipeline before you rely on it"
 _FREE = Forced()
@@ -209,7 +220,6 @@ def _check_no_gate(name: str, layers: tuple[Layer, ...]) -> None:
 
 
 def _dense_parts(pipe: Any) -> dict[str, tuple[nn.Module, TransformerFamily, tuple[Layer, ...]]]:
-    """Find the transformers of a pipeline and their layers, none of them sparse."""
     found = {name: (each, family, family.layers(each)) for name, (each, family) in find_transformers(pipe).items()}
     for name, (transformer, _, layers) in found.items():
         if any(isinstance(_processor(layer), SparseProcessor) for layer in layers):
@@ -228,7 +238,6 @@ def _check_share(keep: object) -> None:
 def _calibration(
     keep: float | str | Path, parts: Mapping[str, tuple[nn.Module, TransformerFamily, tuple[Layer, ...]]]
 ) -> Calibration:
-    """Read the calibration of these transformers."""
     expect("keep", keep, (float, str, Path), "a share such as 0.95, or the file that calibrate wrote")
     if isinstance(keep, float):
         _check_share(keep)
@@ -416,7 +425,6 @@ class _SparsePart:
             self.gates.remove()
 
     def report(self, grid: Triple | None) -> tuple[LayerReport, ...]:
-        """Report what every layer runs over a grid."""
         return tuple(self._layer(layer, self.seen.grid if grid is None else grid) for layer in self.layers)
 
     def _layer(self, layer: Layer, grid: Triple | None) -> LayerReport:

@@ -66,7 +66,6 @@ class SparseReport:
     note: str
 
     def rows(self) -> list[dict[str, object]]:
-        """Return one dictionary per layer."""
         return [
             {
                 "component": each.component,
@@ -106,7 +105,6 @@ class SparseReport:
 
 
 def _less(row: LayerReport) -> str:
-    """Say that a grid of few tiles allows less sparsity than was asked for."""
     if row.runs != "sparse" or row.share is None or row.sparsity - (1 - row.share) < _WORTH_SAYING:
         return ""
     return f"; asked to skip {row.sparsity:.0%}, skips {1 - row.share:.0%}: the grid has {row.tiles} tiles"

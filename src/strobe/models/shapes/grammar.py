@@ -61,7 +61,6 @@ FILLERS = ("a", "an", "the", "on", "over", "to", "is", "are", "in", "with", "and
 
 
 def _meanings() -> dict[str, tuple[str, int]]:
-    """Map every word that carries an attribute to `(attribute, number)`."""
     return {
         word: (attribute, number)
         for attribute, values in CHOICES.items()
@@ -207,7 +206,6 @@ def parse(prompt: str) -> Scene:
 
 
 def _mistakes(found: Mapping[str, list[str]]) -> Iterator[str]:
-    """Say what keeps the words found for each attribute from being a scene."""
     colours, shapes = found["colour"], found["shape"]
     for attribute in _single(found):
         if len(found[attribute]) > 1:

@@ -229,7 +229,6 @@ def _diagonals(device: torch.device) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=1)
 def _drawn_strength() -> float:
-    """Compute how strong each diagonal wave of a drawn floor is."""
     waves = torch.sin(torch.arange(SIZE) * (2 * math.pi / PERIOD))
     first = 2 * float((waves * (TILE_EDGE * waves).clamp(-1, 1)).mean())  # amplitude of one axis's first wave
     return TILES * first * first / 4

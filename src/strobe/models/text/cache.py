@@ -148,7 +148,6 @@ class PromptCache:
         return (self.folder / key.file).is_file()
 
     def is_empty(self) -> bool:
-        """Return whether there are no entries at all."""
         return not self._entries()
 
     def get(self, key: Key) -> Tensor | None:
@@ -268,7 +267,6 @@ class PromptEncoder:
         return all(self._holds(self._key(self.embedder.clean(prompt))) for prompt in prompts)
 
     def place(self, device: torch.device) -> None:
-        """See `Umt5.place`."""
         with self._turn:
             self.embedder.place(device)
 

@@ -197,12 +197,10 @@ class Umt5:
 
     @property
     def length(self) -> int:
-        """Most tokens of a prompt, the end included."""
         return self.config.length
 
     @cached_property
     def identity(self) -> str:
-        """Digest of weights and tokeniser."""
         return f"umt5 {self.files.fingerprint()}"
 
     @cached_property
@@ -215,7 +213,6 @@ class Umt5:
             raise WeightsError(f"{self.files.tokenizer} holds no tokeniser ({reason}); copy it from the release again") from error
 
     def clean(self, prompt: str) -> str:
-        """Clean a prompt as in the training of the model; see `clean_prompt`."""
         return clean_prompt(prompt)
 
     def check(self, prompt: str) -> None:

@@ -58,7 +58,6 @@ class TaewConfig:
 
     @property
     def stride(self) -> VaeStride:
-        """Pixels and frames per latent."""
         return VaeStride(time=2 ** sum(self.double_time), space=self.patch * 2 ** len(self.double_time))
 
 
@@ -153,12 +152,10 @@ class Taew(nn.Module):
 
     @property
     def stride(self) -> VaeStride:
-        """Pixels and frames per latent."""
         return self.config.stride
 
     @property
     def latent_channels(self) -> int:
-        """Channels of a latent frame."""
         return self.config.latent_channels
 
     def channels_last(self) -> None:
@@ -168,7 +165,6 @@ class Taew(nn.Module):
                 module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
 
     def empty_memories(self) -> Memories:
-        """Return the memories before a stream's first latent frame."""
         return (None,) * len(self.decoder.blocks)
 
     def decode_piece(self, latents: Tensor, memories: Memories, *, first: bool) -> tuple[Tensor, Memories]:

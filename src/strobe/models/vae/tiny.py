@@ -142,12 +142,10 @@ class TinyVAE(nn.Module):
 
     @property
     def stride(self) -> VaeStride:
-        """Pixels and frames per latent."""
         return self.config.stride
 
     @property
     def latent_channels(self) -> int:
-        """Channels of a latent frame."""
         return self.config.latent_channels
 
     def _statistics(self) -> tuple[Tensor, Tensor]:
@@ -183,11 +181,9 @@ class TinyVAE(nn.Module):
         return out.unflatten(2, (self.config.stride.time, 3)).flatten(1, 2), after
 
     def empty_memories(self) -> Memories:
-        """Return the memories before a stream's first latent frame."""
         return NO_MEMORY
 
     def decode_piece(self, latents: Tensor, memories: Memories, *, first: bool) -> tuple[Tensor, Memories]:
-        """Decode a piece of a stream; see `strobe.models.vae.stream.VideoDecoder`."""
         frames, after = self.decode_groups(latents, memories)
         return frames[:, self.stride.time - 1 if first else 0 :].clamp(0, 1), after
 

@@ -69,7 +69,6 @@ class CausalWan(CausalTransformer):
 
     @property
     def qkv_fused(self) -> bool:
-        """Whether `fuse_qkv` was called."""
         return self.layers[0].self_attn.fused is not None
 
     def fuse_qkv(self) -> None:
@@ -166,7 +165,6 @@ class CausalWan(CausalTransformer):
         kv: CacheStep | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
-        """See `Transformer.forward`."""
         grid = self.grid(latents)
         with span(PATCH_EMBEDDING):
             x = self.patchify(latents)

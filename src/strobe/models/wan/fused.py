@@ -158,7 +158,6 @@ class FusedPass:
         return CacheRows(keys=keys, values=values, rows=kv.rows)
 
     def _cross(self, layer: WanLayer, normed: Tensor | Quantized, k: Tensor, v: Tensor) -> Tensor:
-        """Attend to the text, as `CrossAttention.forward`."""
         cross = layer.cross_attn
         with span(CROSS_PROJECTION):
             q = cross.q(normed)
@@ -197,7 +196,6 @@ def _packed(attention: SelfAttention, normed: Tensor | Quantized) -> Tensor:
 
 
 def _takes_rows(linear: nn.Module) -> bool:
-    """Return whether a layer takes its input quantised row by row."""
     return isinstance(linear, Fp8Linear) and linear.scaling == "rows"
 
 

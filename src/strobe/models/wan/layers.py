@@ -457,12 +457,10 @@ class FadedStep(StepAround):
 
     @property
     def signature(self) -> Signature | None:
-        """See `CacheStep`."""
         own = self.step.signature
         return None if own is None else (*own, self.first)
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """See `CacheStep`."""
         written = self.step.write(layer, k, v)
         assert isinstance(written, tuple), "the configuration was checked"
         return written

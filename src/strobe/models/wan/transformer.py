@@ -29,7 +29,6 @@ class TextKV:
 
     @classmethod
     def made_of(cls, tensors: tuple[Tensor, ...]) -> TextKV:
-        """Build it from `tensors`."""
         return cls(layers=tuple(zip(tensors[1::2], tensors[2::2], strict=True)), distinct=tensors[0])
 
     @property

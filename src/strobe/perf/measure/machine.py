@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 from msgspec.structs import replace
 
 import strobe
+from strobe.core.device import total_bytes
 from strobe.core.libraries import broken
-from strobe.core.main_memory import total_bytes
 from strobe.core.settings import read_settings
 from strobe.perf.records import record
 from strobe.perf.records.record import Clip, Clocks, GpuState, Header, Machine, Memory, RunKind

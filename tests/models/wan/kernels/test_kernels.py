@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,15 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from forked import in_triton
+from forked import in_triton, needs_triton
 from strobe.attention.sparse.coarse import pool
 from strobe.attention.sparse.layout import tile_layout
 from strobe.cache.kv import CacheShape, CacheStep, HistoryTiles, RingCache
 from strobe.cache.policy import RingPolicy
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
 from strobe.core.tolerances import tolerance
-from strobe.eightbit.types import Quantized
-from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.kernels import api, custom_ops
 from strobe.models.wan.layers import RoundedKeys, rotate_temporal
@@ -62,87 +59,6 @@ def text(rows: int = 5) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return q, k, v, torch.tensor([rows, 2], dtype=torch.int32)
 
 
-def plain_turn(x: Tensor, weight: Tensor) -> Tensor:
-    """Norm and rotation in float64, with complex numbers."""
-    wide = x.double()
-    wide = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
-    pairs = torch.view_as_complex(wide.reshape(*x.shape[:2], HEADS, WIDTH // 2, 2))
-    turns = torch.view_as_complex(rope().double())[None, :, None]
-    return torch.view_as_real(pairs * turns).reshape(*x.shape[:2], HEADS, WIDTH)
-
-
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 2e-6), (torch.bfloat16, 4e-2)])
-def test_queries_and_keys_are_normed_turned_and_written(dtype: torch.dtype, limit: float) -> None:
-    packed, how, kept = draw(3, 2, TOKENS, 3 * DIM, dtype=dtype), turn(dtype=dtype), cache(dtype)
-    q, k, v = packed.split(DIM, dim=-1)
-    found = api.qk_norm_rope_write(packed, how, kept, impl="reference")
-    assert found is not None and how.weight_q is not None
-    torch.testing.assert_close(found.double(), plain_turn(q, how.weight_q), atol=limit, rtol=limit)
-    keys = plain_turn(k, how.weight_k)
-    for token, row in enumerate(kept.rows.tolist()):
-        if row >= 0:
-            torch.testing.assert_close(kept.keys[:, row].double(), keys[:, token], atol=limit, rtol=limit)
-            assert torch.equal(kept.values[:, row], v[:, token].unflatten(-1, (HEADS, WIDTH)))
-    others = [row for row in range(9) if row not in kept.rows.tolist()]
-    assert kept.keys[:, others].isnan().all() and kept.values[:, others].isnan().all()
-    queries, returned, values = api.qk_norm_rope(packed, how, HEADS, impl="reference")
-    assert queries is not None and torch.equal(queries, found)
-    assert torch.equal(returned[:, 0], kept.keys[:, 4]) and torch.equal(values, v.unflatten(-1, (HEADS, WIDTH)))
-    assert values.data_ptr() == v.data_ptr()
-
-
-def test_keys_and_values_alone() -> None:
-    packed, whole, short = draw(3, 2, TOKENS, 3 * DIM), cache(), cache()
-    api.qk_norm_rope_write(packed, turn(), whole, impl="reference")
-    assert api.qk_norm_rope_write(packed[..., DIM:], turn(with_q=False), short, impl="reference") is None
-    assert torch.equal(short.keys.nan_to_num(7), whole.keys.nan_to_num(7))
-    assert torch.equal(short.values.nan_to_num(7), whole.values.nan_to_num(7))
-
-
-@pytest.mark.parametrize("frames", [1, 2])
-@pytest.mark.parametrize("from_one", [True, False])
-@pytest.mark.parametrize("gated", [True, False])
-def test_the_sum_and_its_norm(frames: int, from_one: bool, gated: bool) -> None:
-    x, y = draw(1, 2, TOKENS, DIM) + 3.0, draw(2, 2, TOKENS, DIM)
-    mod = draw(3, 2, frames, 6, DIM)
-    after = api.Affine(shift=mod[..., 0, :], scale=mod[..., 1, :], from_one=from_one)
-    gate = mod[..., 2, :] if gated else None
-
-    def rows(table: Tensor) -> Tensor:
-        return torch.stack([table[:, token * frames // TOKENS] for token in range(TOKENS)], dim=1).double()
-
-    total = x.double() + y.double() * (1.0 if gate is None else rows(gate))
-    deviation = total - total.mean(-1, keepdim=True)
-    normed = deviation / (deviation.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-    expected = normed * (rows(after.scale) + from_one) + rows(after.shift)
-    found = api.add_gated_norm(x, y, gate, after, 1e-5, impl="reference")
-    for got, want in zip(found, (total, expected), strict=True):
-        assert isinstance(got, Tensor)
-        torch.testing.assert_close(
-            got.double(), want, atol=tolerance("fused layer", "float32"), rtol=tolerance("fused layer", "float32")
-        )
-    again = api.norm_modulate(found[0], after, 1e-5, impl="reference")
-    assert isinstance(again, Tensor) and isinstance(found[1], Tensor)
-    assert torch.equal(again, found[1])
-
-
-def test_quantised_results_are_the_results_quantised() -> None:
-    x, y = draw(1, 2, TOKENS, DIM), draw(2, 2, TOKENS, DIM)
-    after = api.Affine(shift=draw(3, 1, 1, DIM), scale=draw(4, 1, 1, DIM))
-    total, plain = api.add_gated_norm(x, y, None, after, 1e-5, impl="reference")
-    same, eight = api.add_gated_norm(x, y, None, after, 1e-5, impl="reference", fp8=True)
-    assert torch.equal(same, total) and isinstance(eight, Quantized) and isinstance(plain, Tensor)
-    assert eight.values.dtype == torch.float8_e4m3fn and eight.scale.shape == (2, TOKENS, 1)
-    torch.testing.assert_close(eight.scale, plain.abs().amax(-1, keepdim=True) / 448)
-    torch.testing.assert_close(eight.dequantized(torch.float32), plain, rtol=2**-4, atol=tolerance("eight bits", "float8_e4m3fn"))
-    again = api.norm_modulate(total, after, 1e-5, impl="reference", fp8=True)
-    assert isinstance(again, Quantized) and torch.equal(again.scale, eight.scale)
-    wide = x.double()
-    gelu = 0.5 * wide * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (wide + 0.044715 * wide**3)))
-    hidden = api.gelu_quantize(x, impl="reference").dequantized(torch.float32)
-    torch.testing.assert_close(hidden.double(), gelu, rtol=2**-4, atol=tolerance("eight bits", "float8_e4m3fn"))
-
-
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 2e-6), (torch.bfloat16, 1e-2)])
 @pytest.mark.parametrize("tokens", [1, 63])
 def test_the_last_distinct_row_stands_for_all_behind_it(tokens: int, dtype: torch.dtype, limit: float) -> None:
@@ -158,25 +74,8 @@ def test_the_last_distinct_row_stands_for_all_behind_it(tokens: int, dtype: torc
         torch.testing.assert_close(found[sample].double(), expected, atol=3 * limit, rtol=limit)
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 2e-7), (torch.bfloat16, 4e-3)])
-@pytest.mark.parametrize("pairs", [0, 1, 4, WIDTH // 2])
-def test_the_first_pairs_of_keys_are_turned(pairs: int, dtype: torch.dtype, limit: float) -> None:
-    """In float64, channel by channel; into the first rows of a larger buffer, of which nothing else is written."""
-    keys, angles = draw(1, 3, 2, TOKENS, HEADS, WIDTH, dtype=dtype), 40 * draw(2, pairs)
-    buffer = torch.full((3, 2, TOKENS + 1, HEADS, WIDTH), float("nan"), dtype=dtype)
-    out = buffer[:, :, :TOKENS]
-    api.turn_keys(keys, torch.stack((angles.cos(), angles.sin()), -1), out, impl="reference")
-    for pair in range(pairs):
-        real, imaginary = (keys[..., 2 * pair + part].double() for part in (0, 1))
-        cos, sin = angles[pair].cos().double(), angles[pair].sin().double()
-        for part, expected in enumerate((real * cos - imaginary * sin, real * sin + imaginary * cos)):
-            length = (real.square() + imaginary.square()).sqrt()
-            assert bool(((out[..., 2 * pair + part].double() - expected).abs() <= limit * length).all())
-    assert out[..., 2 * pairs :].isnan().all() and buffer[:, :, TOKENS:].isnan().all()
-
-
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@needs_triton
 def test_triton_equals_the_reference(device: str) -> None:
     in_triton(SCRIPT, device)
 
@@ -225,10 +124,8 @@ def test_a_whole_graph_writes_the_cache() -> None:
 
     def call(packed: Tensor, kept: api.CacheRows) -> Tensor:
         q = api.qk_norm_rope_write(packed * 2, how, kept, impl="reference")
-        assert q is not None
         after = api.Affine(shift=packed[:1, :1, :DIM], scale=packed[:1, :1, DIM : 2 * DIM])
         total, normed = api.add_gated_norm(q.flatten(2), q.flatten(2) * 2, None, after, 1e-5, impl="reference")
-        assert isinstance(normed, Tensor)
         return total + normed + kept.keys[:, :6].flatten(2).nan_to_num()
 
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
@@ -295,21 +192,8 @@ def test_what_does_not_fit_is_refused() -> None:
 
 ELEMENT = tolerance("element", "float32")
 
-TINY = WanConfig(dim=48, ffn_dim=64, freq_dim=16, text_dim=12, text_len=5, latent_channels=4, num_heads=2, num_layers=3)
+
 FRAME_TOKENS = 6  # of a frame
-
-
-@pytest.fixture(scope="module")
-def dit() -> CausalWan:
-    torch.manual_seed(12)
-    model = CausalWan(TINY).requires_grad_(False)
-    for parameter in model.parameters():
-        parameter.copy_(parameter * 1.5 if parameter.dim() > 1 else parameter + 0.2 * torch.randn_like(parameter))
-    return model
-
-
-def drawn(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def ring(dit: CausalWan, *, tiled: bool = False) -> RingCache:
@@ -336,6 +220,10 @@ def ring(dit: CausalWan, *, tiled: bool = False) -> RingCache:
     )
 
 
+def conditions_of(dit: CausalWan, x: Tensor) -> tuple[Any, ...]:
+    return dit.modulation(torch.tensor([[400.0]])), dit.text_kv(draw(0, 2, 5, 12)), dit.rope((4, 5, 6), dit.grid(x))
+
+
 def with_kernels(dit: CausalWan, *, fuse: bool = True) -> CausalWan:
     other = copy.deepcopy(dit)
     if fuse:
@@ -346,14 +234,14 @@ def with_kernels(dit: CausalWan, *, fuse: bool = True) -> CausalWan:
 
 def stream(dit: CausalWan, cache: RingCache, *, blocks: int = 5, frames: int = 1) -> list[Tensor]:
     """A denoise pass and a commit pass per frame block, then a rewrite of the window that leaves the sink alone."""
-    text, flows = dit.text_kv(drawn(0, 2, 5, 12)), []
+    text, flows = dit.text_kv(draw(0, 2, 5, 12)), []
     noisy, clean = (dit.modulation(torch.full((1, frames), t)) for t in (600.0, 0.0))
     for block in range(blocks):
-        x, step = drawn(block + 1, 2, 3, 4, 4, 6), cache.at(3 * block, 3)
+        x, step = draw(block + 1, 2, 3, 4, 4, 6), cache.at(3 * block, 3)
         rope = dit.rope(step.positions, dit.grid(x))
         flows.append(dit(x, noisy, text, rope, step))
         dit.commit(0.5 * x, clean, text, rope, cache.at(3 * block, 3))
-    x, step = drawn(99, 2, 8, 4, 4, 6), cache.rewrite(keep_sink=True)
+    x, step = draw(99, 2, 8, 4, 4, 6), cache.rewrite(keep_sink=True)
     clean = dit.modulation(torch.zeros(1, 1 if frames == 1 else 8))
     flows.append(dit(x, clean, text, dit.rope(step.positions, dit.grid(x)), step))
     return flows
@@ -372,8 +260,8 @@ def test_a_stream_with_kernels_is_the_plain_stream(dit: CausalWan, tiled: bool, 
 
 
 def test_a_pass_without_a_cache_and_one_with_a_mask(dit: CausalWan) -> None:
-    fused, x = with_kernels(dit), drawn(1, 2, 3, 4, 4, 6)
-    conditions = dit.modulation(torch.tensor([[400.0]])), dit.text_kv(drawn(0, 2, 5, 12)), dit.rope((4, 5, 6), dit.grid(x))
+    fused, x = with_kernels(dit), draw(1, 2, 3, 4, 4, 6)
+    conditions = conditions_of(dit, x)
     torch.testing.assert_close(fused(x, *conditions), dit(x, *conditions), rtol=0, atol=ELEMENT)
     mask = torch.ones(18, 18, dtype=torch.bool).tril()
     torch.testing.assert_close(fused(x, *conditions, None, mask), dit(x, *conditions, None, mask), rtol=0, atol=ELEMENT)
@@ -390,8 +278,8 @@ def test_a_step_that_is_no_plain_ring_writes_itself(dit: CausalWan) -> None:
             seen.append((k.clone(), v.clone()))
             return torch.cat((k, 2 * k), 1), torch.cat((v, -v), 1)
 
-    x, fused = drawn(1, 2, 3, 4, 4, 6), with_kernels(dit)
-    conditions = dit.modulation(torch.tensor([[400.0]])), dit.text_kv(drawn(0, 2, 5, 12)), dit.rope((4, 5, 6), dit.grid(x))
+    x, fused = draw(1, 2, 3, 4, 4, 6), with_kernels(dit)
+    conditions = conditions_of(dit, x)
     torch.testing.assert_close(fused(x, *conditions, Step()), dit(x, *conditions, Step()), rtol=0, atol=ELEMENT)
     fused.commit(x, *conditions, Step())
     dit.commit(x, *conditions, Step())
@@ -410,9 +298,8 @@ def test_bfloat16_is_as_near_to_float32_as_the_plain_pass(dit: CausalWan) -> Non
 
 
 def test_complex_rotations_are_taken_as_they_come(dit: CausalWan) -> None:
-    x, fused = drawn(1, 2, 3, 4, 4, 6), with_kernels(dit)
-    conditions = dit.modulation(torch.tensor([[400.0]])), dit.text_kv(drawn(0, 2, 5, 12))
-    rope = dit.rope((4, 5, 6), dit.grid(x))
+    x, fused = draw(1, 2, 3, 4, 4, 6), with_kernels(dit)
+    *conditions, rope = conditions_of(dit, x)
     assert rope.dtype == torch.complex64
     expected = fused(x, *conditions, rope)
     for form in (rope.to(torch.complex128), torch.view_as_real(rope)):
@@ -434,8 +321,8 @@ def test_fp8_layers_get_what_they_would_have_made_themselves(dit: CausalWan, fus
             home.set_submodule(name, Fp8Linear.from_linear(linear, simulate=True))
     fused = copy.deepcopy(eight)
     fused.use_kernels("reference")
-    x = drawn(1, 2, 3, 4, 4, 6)
-    conditions = dit.modulation(torch.tensor([[400.0]])), dit.text_kv(drawn(0, 2, 5, 12)), dit.rope((4, 5, 6), dit.grid(x))
+    x = draw(1, 2, 3, 4, 4, 6)
+    conditions = conditions_of(dit, x)
     native, plain, found = dit(x, *conditions), eight(x, *conditions), fused(x, *conditions)
     assert (plain - native).abs().max() > 1e-3
     assert (found - plain).square().mean() < 0.05 * (plain - native).square().mean()

@@ -124,9 +124,7 @@ class TestMerging:
         lora = lora_of(original)
         wrong = Lora(name="style", weights_hash="", pairs={**lora.pairs, "blocks.7.ffn.0": lora.pairs["blocks.0.ffn.0"]})
         for use in (lambda: attach(base, [wrong], base), lambda: merge(copy.deepcopy(base), [wrong], base)):
-            with pytest.raises(
-                WeightsError, match=r"style does not fit this model: 1 of 21 layers differ; blocks.7.ffn.0 is not there"
-            ):
+            with pytest.raises(WeightsError, match=r"style does not fit this model: 1 of 21 layers differ; blocks.7.ffn.0 is no"):
                 use()
         narrow = LoraPair(down=torch.zeros(4, 40), up=torch.zeros(48, 4))
         wrong = Lora(name="style", weights_hash="", pairs={"blocks.0.ffn.2": narrow})
@@ -147,10 +145,8 @@ class TestOtherFormats:
             home = "lora_unet_" + theirs.replace(".", "_")
             spelled |= {f"{home}.lora_down.weight": down, f"{home}.lora_up.weight": up, f"{home}.alpha": torch.tensor(2.0)}
         for outside in ("head_head", "time_projection_1", "text_embedding_0"):
-            spelled |= {
-                f"lora_unet_{outside}.lora_down.weight": torch.ones(1, 3),
-                f"lora_unet_{outside}.lora_up.weight": torch.ones(2, 1),
-            }
+            home = f"lora_unet_{outside}.lora_"
+            spelled |= {f"{home}down.weight": torch.ones(1, 3), f"{home}up.weight": torch.ones(2, 1)}
         save_file(spelled, tmp_path / "kohya.safetensors")
         lora = read_lora(tmp_path / "kohya.safetensors")
         assert lora.pairs.keys() == lora_tensors(original).keys() | {"head.head", "time_projection.1", "text_embedding.0"}
@@ -188,21 +184,18 @@ class TestOtherFormats:
         assert torch.equal(flow(beside), flow(base))
 
     def test_what_is_refused(self, original: Tensors, base: CausalWan, tmp_path: Path) -> None:
-        for name, words in (
-            ("blocks.0.ffn.0.lora_C", "'blocks.0.ffn.0.lora_C' is none of lora_A"),
-            ("diff", "'diff' is none"),
+        file, short = tmp_path / "other.safetensors", {"blocks.0.norm3.diff": torch.ones(3)}
+        for tensors, words in (
+            ({"blocks.0.ffn.0.lora_C": torch.ones(4)}, "'blocks.0.ffn.0.lora_C' is none of lora_A"),
+            ({"diff": torch.ones(4)}, "'diff' is none"),
+            (short | {"lora_te_text_model.alpha": torch.ones(())}, "layer lora_te_text_model has no matching pair"),
         ):
-            save_file({name: torch.ones(4)}, tmp_path / "other.safetensors")
+            save_file(tensors, file)
             with pytest.raises(WeightsError, match=words):
-                read_lora(tmp_path / "other.safetensors")
-        save_file(
-            {"lora_te_text_model.alpha": torch.ones(()), "blocks.0.norm3.diff": torch.ones(3)}, tmp_path / "other.safetensors"
-        )
-        with pytest.raises(WeightsError, match="layer lora_te_text_model has no matching pair"):
-            read_lora(tmp_path / "other.safetensors")
-        save_file({"blocks.0.norm3.diff": torch.ones(3)}, tmp_path / "other.safetensors")
+                read_lora(file)
+        save_file(short, file)
         with pytest.raises(WeightsError, match=r"1 of 1 layers differ; blocks.0.norm3.weight is \[48\], the LoRA's is \[3\]"):
-            merge(base, [read_lora(tmp_path / "other.safetensors")], base)
+            merge(base, [read_lora(file)], base)
 
 
 class TestSeveral:
@@ -377,8 +370,8 @@ def test_what_is_refused(tensors: dict[str, Tensor], config: dict[str, Any] | No
     [
         ("{", "lora_adapter_metadata in its header is no JSON"),
         (
-            json.dumps({f"{part}.{key}": value for part in ("a", "b") for key, value in CONFIG.items()}),
-            "speaks of a, b, and .* of none",
+            json.dumps({f"{part}.{key}": value for part in "ab" for key, value in CONFIG.items()}),
+            "speaks of a, b, and .* none",
         ),
     ],
 )

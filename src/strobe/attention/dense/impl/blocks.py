@@ -25,7 +25,6 @@ _WIDTHS: Final = {"triton": (32, 64, 128)}
 
 
 def _sparse(name: str, spec: AttentionSpec) -> SparseSpec:
-    """The call as one of block-sparse attention."""
     block = 64 if max(spec.q_len, spec.kv_len) < _LONG else 256
     num_q, num_kv = -(-spec.q_len // block), -(-spec.kv_len // block)
     return SparseSpec.of(

@@ -54,7 +54,6 @@ def reference(
 
 
 def _rows(segments: Sequence[Segment]) -> list[tuple[int, Segment]]:
-    """Pair every segment with the row of the buffer where it starts."""
     starts = accumulate((segment.length for segment in segments), initial=0)
     return list(zip(starts, segments, strict=False))
 

@@ -20,14 +20,7 @@ from strobe.models.vae.kernels.api import Impl, unavailable
 from strobe.models.vae.stream import Memories, check_frames, check_latents, per_channel
 from strobe.models.vae.wan import fused
 from strobe.models.vae.wan.config import WanVAEConfig
-from strobe.models.vae.wan.layers import (
-    Coder,
-    Downsample,
-    Pointwise,
-    ResidualBlock,
-    SkippedStage,
-    Upsample,
-)
+from strobe.models.vae.wan.layers import Coder, Downsample, Pointwise, ResidualBlock, SkippedStage, Upsample
 
 
 def encoder(config: WanVAEConfig) -> Coder:
@@ -76,12 +69,10 @@ class WanVAE(nn.Module):
 
     @property
     def stride(self) -> VaeStride:
-        """Pixels and frames per latent."""
         return self.config.stride
 
     @property
     def latent_channels(self) -> int:
-        """Channels of a latent frame."""
         return self.config.latent_channels
 
     def channels_last(self) -> WanVAE:
@@ -118,7 +109,6 @@ class WanVAE(nn.Module):
         self.decoder.compile(options={"force_pointwise_cat": True}, dynamic=False, fullgraph=True)
 
     def empty_memories(self) -> Memories:
-        """Return the decoder's memories before a stream's first latent frame."""
         return (None,) * self.decoder.num_memories
 
     def empty_encoder_memories(self) -> Memories:

@@ -80,7 +80,6 @@ class WanVAEConfig:
 
     @property
     def stride(self) -> VaeStride:
-        """Pixels and frames per latent."""
         return VaeStride(time=2 ** sum(self.halve_time), space=self.patch * 2 ** len(self.halve_time))
 
     @property

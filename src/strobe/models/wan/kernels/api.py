@@ -256,7 +256,6 @@ def _norm(
 
 
 def _check_turn(packed: Tensor, turn: Turn, num_heads: int) -> int:
-    """Check the arguments of `qk_norm_rope`; return the width of a token."""
     _check_inference(packed)
     dim, parts = turn.weight_k.shape[0], 2 if turn.weight_q is None else 3
     if packed.dim() != 3 or packed.shape[2] != parts * dim or dim % num_heads:
@@ -270,7 +269,6 @@ def _check_turn(packed: Tensor, turn: Turn, num_heads: int) -> int:
 
 
 def _check_rows(packed: Tensor, turn: Turn, cache: CacheRows) -> None:
-    """Check the arguments of `qk_norm_rope_write`."""
     batch, _, num_heads, head_dim = cache.keys.shape
     dim = _check_turn(packed, turn, num_heads)
     for name, buffer in (("keys", cache.keys), ("values", cache.values)):
@@ -296,7 +294,6 @@ def _check_inference(x: Tensor) -> None:
 
 
 def _interpreted() -> bool:
-    """Return whether Triton runs on the CPU, in its interpreter."""
     import triton
 
     return bool(triton.knobs.runtime.interpret)

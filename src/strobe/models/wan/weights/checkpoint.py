@@ -218,23 +218,18 @@ IMAGE_PARTS: Final = ("img_emb", "k_img", "v_img", "norm_k_img", "image_embedder
 """Parts of a name that only image-to-video models have."""
 
 
-def plain_name(name: str) -> str:
-    """Strip wrappers and prefixes from a name: `model._fsdp_wrapped_module.blocks.0.q` becomes `blocks.0.q`."""
-    parts = [part for part in name.split(".") if part not in WRAPPERS]
-    while len(parts) > 1 and parts[0] in PREFIXES:
-        parts.pop(0)
-    return ".".join(parts)
-
-
 def plain_names(names: Iterable[str]) -> dict[str, str]:
-    """Map plain names to the names in a file.
+    """Map names without wrappers and prefixes to the names in a file: `blocks.0.q` to `model._fsdp_wrapped_module.blocks.0.q`.
 
     Raises:
         WeightsError: two names become one.
     """
     found: dict[str, str] = {}
     for name in names:
-        plain = plain_name(name)
+        parts = [part for part in name.split(".") if part not in WRAPPERS]
+        while len(parts) > 1 and parts[0] in PREFIXES:
+            parts.pop(0)
+        plain = ".".join(parts)
         if plain in found:
             raise WeightsError(
                 f"{found[plain]!r} and {name!r} in one checkpoint are the same tensor; keep one transformer in a file"
@@ -255,11 +250,7 @@ def diffusers_name(name: str) -> str:
 
 
 def recognise(names: Mapping[str, str] | Iterable[str], where: str) -> Layout:
-    """Recognise the layout of plain names.
-
-    Raises:
-        WeightsError: they are those of no text-to-video Wan transformer.
-    """
+    """Recognise the layout of plain names, or say that they are those of no text-to-video Wan transformer."""
     names = set(names)
     for begins, what in STRANGERS:
         if all(any(name.startswith(begin) for name in names) for begin in begins):
@@ -287,18 +278,7 @@ EIGHT_BITS: Final = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
 
 
 def take_scales(names: dict[str, str], source: WeightSource) -> dict[str, str]:
-    """Remove the names of eight-bit scales from a checkpoint's names, and return them.
-
-    Args:
-        names: plain names to the file's; what is taken is removed.
-        source: tensors by the file's names.
-
-    Returns:
-        plain name of a tensor in eight bits to the file's name of its scale.
-
-    Raises:
-        WeightsError: a scale without its tensor or of a wrong shape, or whole numbers without a scale.
-    """
+    """Remove the names of eight-bit scales from a checkpoint's names, and return them by the plain name of their tensor."""
     found: dict[str, str] = {}
     for name in [name for name in names if name.rpartition(".")[2] in (*SCALES, *UNUSED)]:
         home, _, last = name.rpartition(".")
@@ -327,22 +307,12 @@ ROWS: Final = 3
 """Rows of a kind in the table of an error."""
 
 
-OTHER_CHANNELS: Final = {
-    36: "image-to-video Wan2.1, whose picture encoder this engine lacks",
-}
+OTHER_CHANNELS: Final = {36: "image-to-video Wan2.1, whose picture encoder this engine lacks"}
 """Channels of the latents of transformers that are known and cannot run here."""
 
 
 def check_channels(held: Mapping[str, Tensor], where: str) -> None:
-    """Refuse a transformer whose number of latent channels is that of another known model.
-
-    Args:
-        held: tensors by their plain names.
-        where: names the checkpoint in the error.
-
-    Raises:
-        WeightsError: it is one that is known and cannot run here; says which and what it needs.
-    """
+    """Refuse a transformer whose number of latent channels is that of another known model, and say which."""
     patches = held.get("patch_embedding.weight")
     channels = patches.shape[1] if patches is not None and patches.dim() == 5 else 0
     if channels in OTHER_CHANNELS:
@@ -422,12 +392,7 @@ def _shortened(rows: Sequence[str]) -> list[str]:
 
 
 def _rows(names: Mapping[str, str], inside: frozenset[str] = frozenset()) -> list[str]:
-    """Format rows of names with a remark each; whole layers share a row, and so do names that differ only in the layer.
-
-    Args:
-        names: of tensors, each with what is said about it.
-        inside: names of all tensors of a layer.
-    """
+    """Format rows of names with a remark each; whole layers share a row, and so do names that differ only in the layer."""
     layers: dict[int, set[str]] = {}
     for name in names:
         found = re.fullmatch(r"blocks\.(\d+)\.(.+)", name)
@@ -448,7 +413,6 @@ def _rows(names: Mapping[str, str], inside: frozenset[str] = frozenset()) -> lis
 
 
 def _numbered(layers: Sequence[int]) -> str:
-    """Format layer numbers and their count."""
     if len(layers) == 1:
         return f" (layer {layers[0]})"
     return f" (layers {layers[0]} to {layers[-1]}, {len(layers)} of them)"
@@ -503,7 +467,6 @@ class OpenCheckpoint:
         return dit.requires_grad_(False).eval()
 
     def _value(self, held: Mapping[str, Tensor], name: str) -> Tensor:
-        """Return a tensor of the model, multiplied by its scale if it is in eight bits."""
         tensor = held[self.spelling[name]]
         if name not in self.scales:
             return tensor
@@ -546,7 +509,6 @@ def open_checkpoint(path: str | Path, config: WanConfig | None = None) -> OpenCh
 
 
 def _config(source: WeightSource, held: Mapping[str, Tensor], layout: Layout, asked: WanConfig | None) -> WanConfig:
-    """Return the sizes that the checkpoint must have."""
     stated = _stated(source.files[0].parent / "config.json", asked)
     if stated is not None:
         return stated
@@ -563,7 +525,6 @@ def _config(source: WeightSource, held: Mapping[str, Tensor], layout: Layout, as
 
 
 def _stated(path: Path, asked: WanConfig | None) -> WanConfig | None:
-    """Read the sizes in a config.json, and check that they are those asked for."""
     if not path.is_file():
         return None
     found = read_json(path)

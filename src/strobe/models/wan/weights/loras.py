@@ -80,16 +80,7 @@ class _Adapter:
         return self.where == WHERE_BESIDE
 
     def scale(self, layer: str, rank: int, file: str) -> tuple[float, str]:
-        """Return the scale of a layer and where it is from.
-
-        Args:
-            layer: name of its module as the file spells it.
-            rank: of its tensors.
-            file: named in an error.
-
-        Raises:
-            WeightsError: the configuration is of another rank, or its alpha is no number.
-        """
+        """Return the scale of a layer, as the file spells it, and where it is from; refuse another rank or an alpha of NaN."""
         config, name = self.config, layer.removeprefix(self.prefix).removeprefix(WRAPPED)
         said = _of_pattern(config.rank_pattern, name, config.r)
         if said != rank:
@@ -103,11 +94,7 @@ class _Adapter:
 
 
 def find_adapters(file: Path) -> tuple[_Adapter, ...]:
-    """Find the configurations of a LoRA file: those in its header, else the one beside it.
-
-    Raises:
-        WeightsError: one is damaged, or of a kind that is not supported.
-    """
+    """Find the configurations of a LoRA file: those in its header, else the one beside it."""
     written = read_metadata(file).get(HEADER) if file.suffix == SAFE else None
     if written is not None:
         where = f"{HEADER} in its header"
@@ -271,7 +258,6 @@ def read_lora(path: str | Path) -> Lora:
 
 
 def _what_else(spelled: str) -> str:
-    """Say what a file is, by a name in it that no LoRA has."""
     kind = next((kind for kind, pattern in KINDS.items() if pattern.search(spelled)), None)
     if kind is None:
         return (
@@ -285,11 +271,7 @@ def _what_else(spelled: str) -> str:
 
 
 def _finite(source: WeightSource, name: str, tensor: Tensor) -> Tensor:
-    """Return a tensor of the file.
-
-    Raises:
-        WeightsError: there is NaN or infinity in it.
-    """
+    """Return a tensor of the file, unless there is NaN or infinity in it."""
     if not tensor.float().isfinite().all():
         raise WeightsError(f"{source.where}: {name!r} holds NaN or infinity; fetch it again, or take another step")
     return tensor
@@ -298,13 +280,7 @@ def _finite(source: WeightSource, name: str, tensor: Tensor) -> Tensor:
 def _pair(
     source: WeightSource, name: str, half: Mapping[str, Tensor], scale_at: Callable[[int, float | None], tuple[float, str]]
 ) -> tuple[LoraPair, str]:
-    """Return the update of a layer, and where its scale is from.
-
-    Args:
-        name: ours of the layer.
-        half: its tensors `up`, `down` and `alpha`.
-        scale_at: the scale at a rank and an alpha.
-    """
+    """Return the update of a layer, and where its scale is from; `half` has its tensors `up`, `down` and `alpha`."""
     fits = {"up", "down"} <= half.keys() and half["up"].dim() == half["down"].dim() >= 2
     if not fits or half["up"].shape[1] != half["down"].shape[0] or half["up"].shape[2:].numel() != 1:
         shapes = ", ".join(f"{which} {list(tensor.shape)}" for which, tensor in sorted(half.items()))
@@ -338,7 +314,6 @@ def own_name(module: str) -> str:
 
 
 def _flat(names: tuple[str, ...], theirs: Mapping[str, str]) -> dict[str, str]:
-    """Map names with underscores, ours and diffusers', to ours."""
     return {spelled.replace(".", "_"): own for spelled, own in (*((name, name) for name in names), *theirs.items())}
 
 

@@ -5,9 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from strobe.attention.sparse.coarse import Estimator, block_scores, coarse_attention, pool, pooled_scores, select_blocks
+from strobe.attention.sparse.coarse import (
+    Estimator,
+    block_scores,
+    coarse_attention,
+    pool,
+    pooled_scores,
+    select_blocks,
+    select_share,
+)
 from strobe.attention.sparse.padding import padding_rows
-from strobe.attention.sparse.share import select_share
 from strobe.attention.sparse.stages.types import Grid, Selected, SelectionSpec, Tiled
 
 
@@ -45,7 +52,6 @@ def select(tiled: Tiled, q_grid: Grid, kv_grid: Grid, wish: SelectionSpec) -> Se
 
 
 def _scores(tiled: Tiled, q_grid: Grid, kv_grid: Grid, wish: SelectionSpec) -> Tensor:
-    """Score every query tile against every key tile; from the means where they are given."""
     block, scale, estimator = q_grid.block, wish.softmax_scale, Estimator(parts=wish.parts)
     if tiled.means is None:
         return block_scores(tiled.q, tiled.k, q_grid.ragged_sizes, kv_grid.ragged_sizes, block, scale, estimator)
