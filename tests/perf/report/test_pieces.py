@@ -9,13 +9,7 @@ from strobe.core.costs import device_peaks
 from strobe.perf.analysis.runs.breakdown import breakdown
 from strobe.perf.analysis.runs.timeline import passes_of
 from strobe.perf.records.record import SpanCost
-from strobe.perf.report.blocks.breakdown import (
-    Roofs,
-    breakdown_blocks,
-    gains_table,
-    layers_table,
-    stages_table,
-)
+from strobe.perf.report.blocks.breakdown import Roofs, breakdown_blocks, gains_table, layers_table, stages_table
 from strobe.perf.table.model import Cell, Missing, Notes, Number, Ratio, Share, Table, Text, Time
 from strobe.perf.trace import Trace
 

@@ -17,19 +17,7 @@ from strobe.perf.report.export import write_events
 from strobe.perf.report.study import TraceOptions, TraceStudy, load_trace_study, trace_labels
 from strobe.perf.report.trace_page.build import build_trace_report
 from strobe.perf.report.write import MAX_PAGE_BYTES, render, render_html, render_markdown
-from strobe.perf.table.model import (
-    Code,
-    Count,
-    ExactTime,
-    Figure,
-    Report,
-    Section,
-    Share,
-    Table,
-    Text,
-    Timeline,
-    encode_report,
-)
+from strobe.perf.table.model import Code, Count, ExactTime, Figure, Report, Section, Share, Table, Text, Timeline, encode_report
 from strobe.perf.trace import Device, DeviceEvent, DeviceEvents, HostEvent, HostEvents, ReadCounts, Trace
 from strobe.perf.trace.events import NO_CORRELATION, NO_HOST
 

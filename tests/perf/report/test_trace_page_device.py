@@ -13,19 +13,7 @@ from strobe.perf.report.blocks.kernels import MAX_MEMBERS
 from strobe.perf.report.study import TraceOptions, TraceStudy
 from strobe.perf.report.trace_page.device import MAX_BINS, activity_section, gaps_section, launch_section
 from strobe.perf.report.trace_page.structure import device_kernels
-from strobe.perf.table.model import (
-    Code,
-    Count,
-    ExactTime,
-    Figure,
-    Missing,
-    Notes,
-    Row,
-    Section,
-    Strip,
-    Table,
-    Text,
-)
+from strobe.perf.table.model import Code, Count, ExactTime, Figure, Missing, Notes, Row, Section, Strip, Table, Text
 from strobe.perf.trace import DeviceEvent, HostEvent, HostEvents, Trace
 
 _SECTIONS = (activity_section, device_kernels, launch_section, gaps_section)

@@ -31,14 +31,7 @@ from strobe.perf.table.model import (
     Table,
     encode_report,
 )
-from strobe.perf.trace import (
-    Collective,
-    CollectiveKind,
-    DeviceEvent,
-    HostEvent,
-    MemoryTrack,
-    Trace,
-)
+from strobe.perf.trace import Collective, CollectiveKind, DeviceEvent, HostEvent, MemoryTrack, Trace
 
 _SECTIONS = (steps_section, ranges_section, collectives_section, memory_section)
 

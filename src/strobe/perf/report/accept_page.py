@@ -12,19 +12,7 @@ from strobe.perf.report.blocks.fields import end_banners, page, run_facts
 from strobe.perf.report.blocks.settings import settings_section
 from strobe.perf.report.study import load_study
 from strobe.perf.table.fields import Field, numeric, table_of
-from strobe.perf.table.model import (
-    Banner,
-    Cell,
-    Code,
-    Fact,
-    Missing,
-    Paragraph,
-    Report,
-    Section,
-    Table,
-    Text,
-    significant,
-)
+from strobe.perf.table.model import Banner, Cell, Code, Fact, Missing, Paragraph, Report, Section, Table, Text, significant
 
 _GROUPS: Final[dict[CheckGroup, str]] = {
     "weights": "Weights",

@@ -78,8 +78,7 @@ def entries(cells: Iterable[CellRun]) -> Iterator[tuple[CellRun, GridContestant]
             yield cell, entry
 
 
-def speed_table(cells: Sequence[CellRun], title: str) -> Table:
-    """Build the table of times, speedups, rates and host times."""
+def _speed_table(cells: Sequence[CellRun], title: str) -> Table:
     fields: tuple[Field[Entry], ...] = (
         *_HEAD,
         time("median", lambda row: row[1].median_ns),
@@ -104,13 +103,7 @@ def speed_table(cells: Sequence[CellRun], title: str) -> Table:
             missing=NONE,
         ),
         *_peak_fields(cells),
-        time(
-            "host",
-            lambda row: row[1].host_ns,
-            "µs",
-            "median time until a call returned to its caller",
-            missing=NONE,
-        ),
+        time("host", lambda row: row[1].host_ns, "µs", "median time until a call returned to its caller", missing=NONE),
     )
     peaks = [cell.peak_flops_per_s for cell in cells if cell.peak_flops_per_s]
     references = ", ".join(dict.fromkeys(cell.reference.name for cell in cells if cell.reference)) or "none has numbers"
@@ -124,7 +117,6 @@ def speed_table(cells: Sequence[CellRun], title: str) -> Table:
 
 
 def _roof(row: Entry) -> Roofline | None:
-    """Return the roofline of a call over whole blocks; None if it has no cost."""
     cell, entry = row[0], row[1]
     if entry.variant is None or not entry.variant.costs:
         return None
@@ -167,7 +159,6 @@ def _peak_fields(cells: Sequence[CellRun]) -> tuple[Field[Entry], ...]:
 
 
 def _clock_notes(cells: Sequence[CellRun]) -> Iterator[str]:
-    """Yield notes on the clock: how busy the chip was, or that no clock was sampled on a GPU."""
     if not cells[0].run.header.machine.on_gpu:
         return
     if cells[0].peaks is not None:
@@ -207,14 +198,12 @@ def _too_small(cells: Sequence[CellRun]) -> str | None:
 
 
 def _against(cell: CellRun) -> GridContestant | Missing:
-    """Return the reference of a cell, or why nothing in it is compared."""
     if cell.serialised:
         return Missing(SERIALISED, "serialised")
     return cell.reference or Missing("no dense contestant has numbers", "-")
 
 
-def precision_table(cells: Sequence[CellRun], title: str) -> Table:
-    """Build the table of errors against the same selection and against full dense attention."""
+def _precision_table(cells: Sequence[CellRun], title: str) -> Table:
     fields: list[Field[Entry]] = [*_HEAD, Field("gate", lambda row: _gate(row[1].gate))]
     for short, against, label in (("sel.", "selection", "the same selection"), ("dense", "dense", "full dense attention")):
         for name, metric, hint in (
@@ -253,8 +242,7 @@ def _number(head: str, metric: str, against: str | None, hint: str, gradient: st
     return numeric(head, get, hint, missing=NONE)
 
 
-def gradient_table(cells: Sequence[CellRun], title: str) -> Table | None:
-    """Build the table of gradient errors; None if no gradients were measured."""
+def _gradient_table(cells: Sequence[CellRun], title: str) -> Table | None:
     fields: list[Field[Entry]] = [*_HEAD]
     for of in ("dq", "dk", "dv"):
         named = (("cosine", COSINE), ("L1", L1), ("RMSE", RMSE))
@@ -269,8 +257,7 @@ def gradient_table(cells: Sequence[CellRun], title: str) -> Table | None:
     return table_of(f"{title}: gradients.", fields, rows, notes=(note,)) if rows else None
 
 
-def memory_table(cells: Sequence[CellRun]) -> Table:
-    """Build the table of one call's memory by number of selected blocks."""
+def _memory_table(cells: Sequence[CellRun]) -> Table:
 
     def memory(head: str, metric: str, hint: str) -> Field[Entry]:
         return numeric(head, lambda row: row[1].number(metric), hint, show=lambda value: bytes_cell(value, "MB", 1), missing=NONE)
@@ -309,7 +296,6 @@ Setting: TypeAlias = Entry
 
 
 def _words(row: Setting) -> str:
-    """Return the arguments that select a setting: `topk=..., tile=..., impl=...`."""
     size, impl = row[1].size, row[1].settings.impl if row[1].settings else ""
     return f"topk={size('blocks_per_row')}, tile={tuple(size(f'tile_{axis}') for axis in 'thw')}, impl={impl}"
 
@@ -321,7 +307,6 @@ def _cosine(row: Setting) -> float | None:
 
 
 def _found(row: Setting) -> Ratio | None:
-    """Compare with the fastest dense contestant; None where there is none."""
     cell, entry = row
     return None if cell.reference is None or cell.serialised else speedup(cell.reference, entry)[0]
 
@@ -403,12 +388,7 @@ _FIELDS: Final[tuple[Field[Setting], ...]] = (
     ),
     numeric("density", lambda each: each[1].density, "share of all pairs of tokens that is computed", show=Share),
     time("time", lambda each: each[1].median_ns),
-    numeric(
-        "speedup",
-        _found,
-        "over the fastest dense contestant of the same cell",
-        missing=_NOT_MEASURED,
-    ),
+    numeric("speedup", _found, "over the fastest dense contestant of the same cell", missing=_NOT_MEASURED),
     numeric(
         "temporary",
         lambda each: each[1].number(TEMPORARY),
@@ -433,7 +413,6 @@ _Advised: TypeAlias = tuple[str, Setting | None, str]
 
 
 def _advice(shape: str, settings: tuple[Setting, ...]) -> Table:
-    """Build the table of chosen settings, one row for each scenario."""
 
     def chosen(row: _Advised) -> Setting | None:
         return row[1]
@@ -476,12 +455,8 @@ def _how() -> Section:
 # Pictures of an attention grid: speedup and rate against sparsity, memory against selected blocks, stages of the operator.
 
 
-def against_sparsity(
-    cells: Sequence[CellRun],
-    what: str,
-    unit: str,
-    value: Callable[[CellRun, GridContestant], float | None],
-    group: str = "",
+def _against_sparsity(
+    cells: Sequence[CellRun], what: str, unit: str, value: Callable[[CellRun, GridContestant], float | None], group: str = ""
 ) -> Figure | None:
     """Plot one number of every contestant, or of those of one group, against the share of skipped work.
 
@@ -510,7 +485,7 @@ def speedups(cells: Sequence[CellRun]) -> Figure | None:
             return None
         return speedup(cell.reference, entry)[0].value
 
-    figure = against_sparsity(cells, "speedup over dense", "x", value)
+    figure = _against_sparsity(cells, "speedup over dense", "x", value)
     if figure is None:
         return None
     found = [
@@ -530,7 +505,7 @@ def rates(cells: Sequence[CellRun]) -> Iterator[Figure]:
         return entry.flops / entry.median_ns / 1e3
 
     for group in dict.fromkeys(entry.group for _, entry in entries(cells)):
-        figure = against_sparsity(cells, "useful TFLOP/s", "", value, group)
+        figure = _against_sparsity(cells, "useful TFLOP/s", "", value, group)
         if figure is not None:
             yield figure
 
@@ -546,11 +521,10 @@ def memory(cells: Sequence[CellRun]) -> Figure | None:
         return None
     picture = plane_of(named, Axis("selected blocks", from_zero=True), Axis("temporary memory, MB", from_zero=True))
     title = f"Temporary memory against the number of selected blocks: {cells[0].grid.direction}"
-    return Figure(title=title, alt=title, picture=picture, table=memory_table(cells))
+    return Figure(title=title, alt=title, picture=picture, table=_memory_table(cells))
 
 
-def stage_bars(cells: Sequence[CellRun]) -> Iterator[Figure]:
-    """Yield bars of the whole operator's stages at the largest sparsity of each shape and block size."""
+def _stage_bars(cells: Sequence[CellRun]) -> Iterator[Figure]:
     largest: dict[tuple[str, int], CellRun] = {}
     for cell in cells:
         if any(WHOLE in entry.stages for entry in cell.measured):
@@ -560,11 +534,10 @@ def stage_bars(cells: Sequence[CellRun]) -> Iterator[Figure]:
         for entry in cell.measured:
             if WHOLE in entry.stages:
                 title, whole = f"Stages of {entry.name}: {cell.name}", (WHOLE, entry.stages[WHOLE])
-                yield bars_figure(title, entry.between_stages, whole, (), stage_table([cell], entry.name))
+                yield bars_figure(title, entry.between_stages, whole, (), _stage_table([cell], entry.name))
 
 
-def stage_table(cells: Sequence[CellRun], only: str = "") -> Table:
-    """Build the table of every stage of every whole operator, and of the time between the stages."""
+def _stage_table(cells: Sequence[CellRun], only: str = "") -> Table:
     own = [(cell, entry) for cell, entry in entries(cells) if WHOLE in entry.stages and only in ("", entry.name)]
     fields: tuple[Field[tuple[CellRun, GridContestant, str, int]], ...] = (
         Field("cell", lambda row: row[0].name, Code),
@@ -629,28 +602,26 @@ def bench_report(folder: Path) -> Report:
 def shown_tables(cells: Sequence[CellRun]) -> list[Table]:
     """Choose the tables that a terminal shows: speed by shape and direction, or methods of captured calls; what has no number."""
     found = [table for *_, table in judged_sections(cells)]
-    found = found or [speed_table(own, title) for title, own in _by_direction(cells) if any(cell.measured for cell in own)]
+    found = found or [_speed_table(own, title) for title, own in _by_direction(cells) if any(cell.measured for cell in own)]
     absent = absent_table(cells)
     return [*found, *((absent,) if absent else ())]
 
 
 def _groups(cells: Sequence[CellRun]) -> Iterator[Section]:
-    """Yield one section for every shape and direction."""
     for title, own in _by_direction(cells):
         blocks: list[Block] = []
         for block in dict.fromkeys(cell.grid.block for cell in own if not cell.grid.layer):  # of captured calls each has several
             same = [cell for cell in own if cell.grid.block == block]
             blocks += [figure for figure in (speedups(same), *rates(same)) if figure is not None]
-        gradients = gradient_table(own, title)
+        gradients = _gradient_table(own, title)
         if any(cell.measured for cell in own):
-            blocks.append(speed_table(own, title))
-        blocks += [precision_table(own, title), *((gradients,) if gradients else ())]
+            blocks.append(_speed_table(own, title))
+        blocks += [_precision_table(own, title), *((gradients,) if gradients else ())]
         name = f"{own[0].grid.shape}-{own[0].grid.direction}".replace(".", "-")
         yield Section(name, title, f"{_sizes(own)} {_LEAD}", tuple(blocks))
 
 
 def _by_direction(cells: Sequence[CellRun]) -> Iterator[tuple[str, tuple[CellRun, ...]]]:
-    """Yield the cells of each shape and direction with their title."""
     for (shape, direction), group in groupby(cells, key=lambda cell: (cell.grid.shape, cell.grid.direction)):
         yield f"{shape}, {direction}", tuple(group)
 
@@ -668,14 +639,14 @@ def _sizes(cells: Sequence[CellRun]) -> str:
 
 
 def _stages(cells: Sequence[CellRun]) -> Section | None:
-    figures = tuple(stage_bars(cells))
+    figures = tuple(_stage_bars(cells))
     if not figures:
         return None
     lead = (
         "Where the time of one forward call of the whole operator goes, by its own spans, in calls of their own (median of "
         "several, nothing else between them, the cache as the call before left it)."
     )
-    return Section("stages", "Stages of the whole operator", lead, (*figures, stage_table(cells)))
+    return Section("stages", "Stages of the whole operator", lead, (*figures, _stage_table(cells)))
 
 
 def _memory(cells: Sequence[CellRun]) -> Section:

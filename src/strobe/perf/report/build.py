@@ -75,7 +75,6 @@ def report_and_findings(
 
 
 def _attention_page(study: RunStudy, pair: tuple[str, str] | None, _: tuple[str, ...]) -> _Found:
-    """Build the page of attention calls, followed by the sections of their traces' page."""
     from strobe.perf.report.study import load_trace_study
     from strobe.perf.report.trace_page.build import build_trace_report
 

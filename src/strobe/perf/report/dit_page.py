@@ -263,7 +263,6 @@ def dit_report(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[Re
 
 
 def _speedups(pairs: Sequence[Paired]) -> Section:
-    """Build the section with the table of speedups, and the ledger of every pair whose regions go equally deep."""
     blocks: list[Block] = [bounds_table(pairs)]
     alike = [finding for finding, alike, _ in pairs if alike]
     for answered in answer_sections(alike):
@@ -283,7 +282,6 @@ def _speedups(pairs: Sequence[Paired]) -> Section:
 
 
 def _notes(study: RunStudy) -> Section:
-    """Build the section of notes on all numbers, and on the meaning of denoise step and section here."""
     found = notes_section(study)
     own = (
         "One denoise step is one forward pass over the latents of the whole clip; every step has the same latents. Records and "

@@ -58,12 +58,10 @@ def write_events(study: TraceStudy, path: Path) -> int:
 
 
 def _field(text: str) -> str:
-    """Return a text as one CSV field, quoted if necessary."""
     return '"' + text.replace('"', '""') + '"' if any(sign in text for sign in ',"\r\n') else text
 
 
 def _device_rows(trace: Trace, head: str, window: Window | None) -> Iterator[str]:
-    """Yield rows of device events, each beginning with `head`."""
     events, base = trace.device_events, trace.base_ns
     shapes = [_field(text) for text in events.shapes]
     fronts = [f"{head},{kind},{_field(name)}" for name in events.names for kind in DEVICE_KINDS]
@@ -92,7 +90,6 @@ def _later(times: Ints, base_ns: int) -> list[int]:
 
 
 def _csv_calls(trace: Trace) -> Callable[[NDArray[np.int32]], list[str]]:
-    """Return the function that gives the CSV fields of launch calls; a negative call is unknown and has empty fields."""
     hosts, base = trace.device_events.hosts, trace.base_ns
     names, threads = [_field(name) for name in hosts.names], [_field(thread) for thread in trace.threads]
     columns = [np.asarray(column) for column in (hosts.name, hosts.start_ns, hosts.end_ns, hosts.thread)]
@@ -111,7 +108,6 @@ def _csv_calls(trace: Trace) -> Callable[[NDArray[np.int32]], list[str]]:
 
 
 def _operator_rows(trace: Trace, head: str, window: Window | None) -> Iterator[str]:
-    """Yield rows of operators, each beginning with `head`."""
     ops, base = trace.ops, trace.base_ns
     names, threads = [_field(name) for name in ops.names], [_field(thread) for thread in trace.threads]
     return (
@@ -252,13 +248,11 @@ class _Writer:
         self._uuid, self._names, self._categories = 0, dict[str, int](), dict[str, int]()
 
     def process(self, name: str) -> int:
-        """Begin a process and return its track."""
         descriptor = self._descriptor(name, None)
         descriptor.process.pid, descriptor.process.process_name = descriptor.uuid, _text(name)
         return self._uuid
 
     def track(self, name: str, parent: int) -> int:
-        """Begin a track below another and return it."""
         self._descriptor(name, parent)
         return self._uuid
 
@@ -281,7 +275,6 @@ class _Writer:
                 self._end(track, later + ends.pop())
 
     def flush(self) -> None:
-        """Write the waiting packets to the file."""
         self._file.write(self._batch.SerializeToString(deterministic=True))
         self._batch, self._packets = self._protos.Trace(), 0  # a cleared message would keep its memory
 
@@ -323,7 +316,6 @@ class _Writer:
 
 
 def _interned(text: str, known: dict[str, int], new: Any) -> int:
-    """Add a text that is new to the packet's table, and return its number."""
     number = known[text] = len(known) + 1
     new.add(iid=number, name=_text(text))
     return number

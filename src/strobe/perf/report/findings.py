@@ -45,14 +45,12 @@ class Finding:
     answer: ClipAnswer | None = None
 
     def stage(self, name: str) -> Comparison | None:
-        """Return the comparison of a stage's whole time in a clip; None if there is none."""
         if isinstance(self.stages, str):
             return None
         return next((item for item in self.stages if item.stage == name and not item.per_call), None)
 
     @property
     def e2e(self) -> Comparison | None:
-        """End-to-end comparison; None if there is none."""
         return self.stage(E2E)
 
 

@@ -122,7 +122,7 @@ _Moved: TypeAlias = tuple[LogEntry, Finding, LedgerLine | str]
 
 def _moved_section(entries: Sequence[LogEntry], findings: Sequence[Finding]) -> Section | None:
     of = {(each.candidate.run.folder, each.candidate.name): each for each in findings}
-    rows = [(entry, found, moved_line(found)) for entry in entries if (found := of.get((entry.run.folder, entry.name)))]
+    rows = [(entry, found, _moved_line(found)) for entry in entries if (found := of.get((entry.run.folder, entry.name)))]
     fields: tuple[Field[_Moved], ...] = (
         Field("entry", lambda row: row[0].label),
         numeric("speedup", lambda row: row[1].e2e and row[1].e2e.cell),
@@ -137,7 +137,7 @@ def _moved_section(entries: Sequence[LogEntry], findings: Sequence[Finding]) -> 
     return Section("moved", "What each change moved", "", (table_of("Lines that moved.", fields, rows, notes=(note,)),))
 
 
-def moved_line(finding: Finding) -> LedgerLine | str:
+def _moved_line(finding: Finding) -> LedgerLine | str:
     """Return the line of a finding's account that changed most in the direction of the whole; a text says why there is none."""
     ledger = finding.ledger
     if isinstance(ledger, str):
@@ -203,12 +203,11 @@ def _when(index: int, sweet: int, found: Sequence[FrontPoint]) -> str:
     return words
 
 
-def advice_table(advice: Sequence[Advice]) -> Table:
-    """Build the table of the Pareto front, fastest first, with the sweet spot marked."""
+def _advice_table(advice: Sequence[Advice]) -> Table:
     fields: tuple[Field[Advice], ...] = (
         Field("setting", lambda each: f"{each[0].label} (sweet spot)" if each[1] else each[0].label),
         numeric("speedup", lambda each: Number(each[0].speed, 3, "x")),
-        numeric(f"{METRIC} (dB)", lambda each: point_score(each[0], "its pictures are the reference's")),
+        numeric(f"{METRIC} (dB)", lambda each: _point_score(each[0], "its pictures are the reference's")),
         Field("use it", lambda each: each[2]),
     )
     note = f"Speedup over the base, end to end; {METRIC} against the preset quality with the same noise."
@@ -216,13 +215,12 @@ def advice_table(advice: Sequence[Advice]) -> Table:
     return Table("The front of speed and quality.", heads(fields), rows, (note,))
 
 
-def point_score(point: FrontPoint, equal: str) -> Cell:
+def _point_score(point: FrontPoint, equal: str) -> Cell:
     """Return the cell of a point's score; where it is infinite, `equal` says why."""
     return Missing(equal, "equal") if point.score == math.inf else Number(point.score, 2)
 
 
 def _fronts(entries: Sequence[LogEntry]) -> Iterator[Section]:
-    """Yield the section of the front of each group of entries in which quality was measured of several settings."""
     found: list[tuple[LogEntry, tuple[Block, ...]]] = []
     for group in dict.fromkeys(entry.group for entry in entries):
         points = [
@@ -236,7 +234,7 @@ def _fronts(entries: Sequence[LogEntry]) -> Iterator[Section]:
             if entry.group == group and entry.speed is not None and entry.score is not None
         ]
         if len(points) > 1:
-            blocks: list[Block] = [advice_table(advise(points))]
+            blocks: list[Block] = [_advice_table(advise(points))]
             if any(point.score != math.inf for point in points):
                 blocks.append(_points_figure(points))
             notes = (*RULE, "Quality is measured on this model and clip alone; it does not carry over to another.")
@@ -250,7 +248,6 @@ def _fronts(entries: Sequence[LogEntry]) -> Iterator[Section]:
 
 
 def _mark(point: FrontPoint, number: int) -> PlotPoint:
-    """Return the plot mark of a point; a point whose speedup is not proven is hollow and has its interval."""
     ratio, equal = point.measured, point.score == float("inf")
     unproven = point.speed != ratio.value
     low, high = (ratio.low, ratio.high) if unproven else (None, None)
@@ -264,7 +261,7 @@ def _points_figure(points: Sequence[FrontPoint]) -> Figure:
         Field("setting", lambda point: point.label),
         numeric("measured", lambda point: point.measured),
         numeric("counts as", lambda point: Number(point.speed, 3, "x")),
-        numeric(f"{METRIC} (dB)", lambda point: point_score(point, "the frames equal the reference's")),
+        numeric(f"{METRIC} (dB)", lambda point: _point_score(point, "the frames equal the reference's")),
     )
     plane = Plane(Axis("speedup over the base"), Axis(METRIC, "dB"), tuple(map(_mark, points, range(len(points)))))
     title = (

@@ -210,7 +210,6 @@ def trace_files(study: RunStudy) -> dict[str, Path | None]:
 
 
 def _traces(study: RunStudy) -> Section | None:
-    """Return the section that introduces the traces' own sections; None without traces."""
     files = trace_files(study)
     if not files:
         return None
@@ -365,7 +364,6 @@ def _regions(found: KernelProfile) -> Section:
 def _details(
     found: KernelProfile, what: ProfileFacts, id: str, title: str, chosen: Callable[[Operation], bool]
 ) -> Section | None:
-    """Build the section of chosen operations in a step, and of those that are not part of it, for comparison."""
     parts = [each for each in found.step.operations if chosen(each)]
     others = [each for each in found.reference if chosen(each)]
     blocks: list[Block] = []
@@ -378,7 +376,6 @@ def _details(
 
 
 def _operations(what: ProfileFacts, caption: str, operations: Sequence[Operation], whole: Fraction | None, unit: str) -> Table:
-    """Build a table with one row per operation; with a whole, also its share of that."""
     peaks, sm_mhz, gpu = device_peaks(what.machine.device_name), _sm_mhz(what), what.machine.gpu
     shares: tuple[Field[Operation], ...] = ()
     if whole is not None:
@@ -408,7 +405,6 @@ def _operations(what: ProfileFacts, caption: str, operations: Sequence[Operation
 
 
 def _sm_mhz(what: ProfileFacts) -> int | None:
-    """Return the SM clock while all of it was measured; None: not sampled."""
     return what.clocks.sm_mhz if what.clocks is not None and what.clocks.samples else None
 
 

@@ -32,13 +32,7 @@ from strobe.perf.analysis.runs.timeline import GAP, Label, Slice, block_slices
 from strobe.perf.measure.stats import FLOOR, percentile
 from strobe.perf.records.record import Variant
 from strobe.perf.records.store import RunRecords
-from strobe.perf.report.blocks.answer import (
-    ANSWER,
-    answer_sections,
-    ledger_blocks,
-    level_ratio,
-    speedups,
-)
+from strobe.perf.report.blocks.answer import ANSWER, answer_sections, ledger_blocks, level_ratio, speedups
 from strobe.perf.report.blocks.breakdown import (
     LEAD,
     Roofs,
@@ -48,14 +42,7 @@ from strobe.perf.report.blocks.breakdown import (
     quality_section,
     stages_section,
 )
-from strobe.perf.report.blocks.fields import (
-    clips_section,
-    notes_section,
-    page,
-    pair_fields,
-    speedup_headline,
-    verdict_cell,
-)
+from strobe.perf.report.blocks.fields import clips_section, notes_section, page, pair_fields, speedup_headline, verdict_cell
 from strobe.perf.report.blocks.kernels import (
     IDLE_KINDS,
     Piece,
@@ -118,7 +105,7 @@ MAX_REALISED: Final = 10
 # ------------------------------------------------------------------------------------------------------------- headline
 
 
-def headline_section(study: RunStudy, findings: Sequence[Finding]) -> Section:
+def _headline_section(study: RunStudy, findings: Sequence[Finding]) -> Section:
     """Build the section with the end-to-end speedup of every candidate."""
     if not findings:
         return Section(
@@ -158,7 +145,6 @@ def _headline_table(findings: Sequence[Finding]) -> Table:
 
 
 def _no_speedup(finding: Finding) -> str:
-    """Return the reason why a candidate without end-to-end times has none."""
     return finding.stages if isinstance(finding.stages, str) else "no end-to-end times"
 
 
@@ -177,10 +163,7 @@ def _between_runs(study: RunStudy) -> Table:
     fields: tuple[Field[tuple[str, str, Comparison | Missing]], ...] = (
         Field("variant", lambda row: row[0]),
         Field("run", lambda row: row[1]),
-        numeric(
-            f"time in {first.header.run} / time in run",
-            lambda row: row[2] if isinstance(row[2], Missing) else row[2].cell,
-        ),
+        numeric(f"time in {first.header.run} / time in run", lambda row: row[2] if isinstance(row[2], Missing) else row[2].cell),
         Field("verdict", lambda row: "" if isinstance(row[2], Missing) else verdict_cell(row[2].verdict)),
     )
     notes = ("Unpaired: taken at different times, drift between the runs is unknown. Welch's t on logarithms.",)
@@ -190,8 +173,7 @@ def _between_runs(study: RunStudy) -> Table:
 # ---------------------------------------------------------------------------------------------------------------- chain
 
 
-def chain_section(findings: Sequence[Finding]) -> Section:
-    """Build the section with the speedups from the kernel to end to end, one group of rows per candidate."""
+def _chain_section(findings: Sequence[Finding]) -> Section:
     lead = (
         "A faster kernel is diluted on the way up: each level contains the one before it. All levels compare the time for the "
         "same frame blocks, so fewer denoise steps count as time saved."
@@ -342,8 +324,7 @@ _WORDS: Final = {
 }
 
 
-def growth_section(study: RunStudy) -> Section | None:
-    """Build the section; None if no clip is long enough, or its memory was not read."""
+def _growth_section(study: RunStudy) -> Section | None:
     blocks: list[Block] = []
     for run in study.runs:
         for found in growths_of(run):
@@ -353,7 +334,6 @@ def growth_section(study: RunStudy) -> Section | None:
 
 
 def _verdict(found: LongClip) -> Table:
-    """Build the table of the first against the last frame blocks, with the limit of each figure and whether it holds."""
     part = len(found.first)
     words = (f"first {part}", f"last {part}", "change", "may grow by")
     holds: Field[Sequence[object]] = Field("holds", lambda row: row[-1])
@@ -436,8 +416,7 @@ _Measured: TypeAlias = tuple[str, int, float, str, Roofline]
 """Stage, its calls, their mean time, how it was measured, and its roofline."""
 
 
-def roofline_section(study: RunStudy) -> Section | None:
-    """Build the section with every timed stage whose cost is known; None if no record has one."""
+def _roofline_section(study: RunStudy) -> Section | None:
     blocks: list[Block] = []
     for subject in study.subjects:
         name = subject.run.header.machine.device_name
@@ -486,7 +465,6 @@ def _measured(subject: Subject, name: str) -> tuple[int, float, str] | None:
 
 
 def _steady_ns(run: RunRecords, variant: Variant, name: str) -> list[int]:
-    """Return the times of a region in steady frame blocks of timed clips, ns; of a region outside of blocks, all times."""
     try:
         steady = latencies(run, variant.name).steady.kept
     except DataError:
@@ -508,7 +486,7 @@ _GAPS: Final = {GAP: Kind("no operator runs (Python, framework)", "gap1"), **IDL
 _KINDS: Final = (_KERNEL, *(kind for _, kind in _WORK), _OTHER, *_GAPS.values())
 
 
-def kind_of(label: Label) -> Kind:
+def _kind_of(label: Label) -> Kind:
     """Return the class in which a label is drawn."""
     if label.activity in _GAPS:
         return _GAPS[label.activity]
@@ -517,8 +495,7 @@ def kind_of(label: Label) -> Kind:
     return next((kind for name, kind in _WORK if name in label.path), _OTHER)
 
 
-def timeline_section(study: RunStudy) -> Section:
-    """Build the section with the timeline and its table."""
+def _timeline_section(study: RunStudy) -> Section:
     title = "One denoise step, before and after"
     traced = [subject for subject in study.subjects if isinstance(subject.profile, Profile)]
     steps = [(subject, found) for subject in traced if (found := _step(subject.profile)) is not None]
@@ -568,7 +545,7 @@ def _cut(slices: Sequence[Slice], start: int, end: int) -> Iterator[Piece]:
     for piece in slices:
         left, right = max(piece.start_ns, start), min(piece.end_ns, end)
         if left < right:
-            kind = kind_of(piece.label)
+            kind = _kind_of(piece.label)
             yield Piece(left - start, right - start, piece.name or kind.label, kind)
 
 
@@ -595,20 +572,20 @@ def run_report(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[Re
     first, others = answer_sections(findings)
     sections = (
         first,
-        headline_section(study, findings),
+        _headline_section(study, findings),
         others,
         clips_section(study),
         latency_section(study, found_latencies),
         quality_section(study, found_latencies),
-        chain_section(findings) if findings else None,
+        _chain_section(findings) if findings else None,
         _ledger_section(findings) if findings else None,
-        timeline_section(study),
+        _timeline_section(study),
         *attention_sections(study),
         breakdown_section(study),
         run_kernels(study),
         stages_section(study, findings),
-        growth_section(study),
-        roofline_section(study),
+        _growth_section(study),
+        _roofline_section(study),
         settings_section(study),
         notes_section(study),
     )

@@ -127,7 +127,6 @@ _PARTS: Final = {
 
 
 def _prompts(found: Sequence[LoadFigures]) -> tuple[Section, ...]:
-    """Build the account of the time from prompt to pixel; nothing without its parts."""
     parted = [each for each in found if each.prompt_parts_ns]
     if not parted:
         return ()
@@ -147,7 +146,6 @@ def _prompts(found: Sequence[LoadFigures]) -> tuple[Section, ...]:
 
 
 def _server(found: Sequence[LoadFigures]) -> tuple[Section, ...]:
-    """Build the section on the server's device and encoders; nothing if it does not show its counters."""
     lines = [each.served for each in found if each.served is not None]
     if not lines:
         return ()

@@ -82,12 +82,10 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """Name of the variant in the run's records."""
         return self.settings.name
 
     @property
     def is_reference(self) -> bool:
-        """Whether the other variants of its run are compared with it."""
         return self.name == self.run.header.baseline
 
 
@@ -105,7 +103,6 @@ class RunStudy:
 
     @property
     def pairs(self) -> tuple[tuple[Subject, Subject], ...]:
-        """Pairs of reference and candidate, one for each comparison."""
         found = ((self.reference_of(subject), subject) for subject in self.subjects if not subject.is_reference)
         return tuple((reference, candidate) for reference, candidate in found if reference is not None)
 
@@ -186,7 +183,6 @@ def _profile(run: RunRecords, name: str) -> Profile | str:
 
 
 def _passes(run: RunRecords, name: str) -> Passes:
-    """Return the kernels of each launched pass of a variant; empty if their file is missing or damaged."""
     record = _passes_record(run, name)
     return read_passes(run.folder / record.path) if record is not None and _damaged(run, record) is None else ()
 
@@ -212,7 +208,6 @@ _CHANGED: Final = "is not the file that was recorded (its SHA-256 differs)"
 
 
 def _damaged(run: RunRecords, record: TraceRecord | LaunchedPasses) -> str | None:
-    """Return why a file differs from its record; None if it does not."""
     try:
         with file_inside(run.folder, record.path).open("rb") as file:
             same = hashlib.file_digest(file, "sha256").hexdigest() == record.sha256
@@ -305,7 +300,6 @@ def read_file(path: Path, options: TraceOptions, progress: Progress | None = Non
 
 
 def _read_in_turn(files: Sequence[Path], options: TraceOptions, progress: Progress | None) -> Iterator[Trace | TraceFormatError]:
-    """Yield what the files hold, read one after another in this process."""
     sizes = [_size(path) for path in files]
     for number, path in enumerate(files):
         part = None if progress is None else _part_of(progress, sum(sizes[:number]), sum(sizes))
@@ -352,9 +346,7 @@ def _size(path: Path) -> int:
 
 
 def load_trace_study(
-    paths: Sequence[Path],
-    options: TraceOptions = TraceOptions(),
-    progress: Progress | None = None,
+    paths: Sequence[Path], options: TraceOptions = TraceOptions(), progress: Progress | None = None
 ) -> TraceStudy:
     """Read every trace in files and folders. Other files are skipped in a folder, and an error if they were named.
 

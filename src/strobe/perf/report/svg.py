@@ -96,7 +96,6 @@ class RatioScale:
         self.low, self.high = min(values) / margin, max(values) * margin
 
     def at(self, ratio: float) -> float:
-        """Return the position of a ratio, in [0, 1]."""
         part = math.log(max(ratio, self.low) / self.low) / math.log(self.high / self.low)
         return min(1.0, part)
 
@@ -111,7 +110,6 @@ class RatioScale:
 
 
 def _rules(parts: Iterable[float], style: str) -> str:
-    """Draw vertical lines of one style over the height of a row."""
     lines = "".join(f'<line x1="{at}" x2="{at}" y2="100%"/>' for at in map(percent, parts))
     return f'<g class="{style}">{lines}</g>'
 
@@ -135,7 +133,6 @@ def ratio_axis(scale: RatioScale) -> str:
 
 
 def _axis(ticks: Iterable[tuple[float, str]]) -> str:
-    """Draw a row of labels, each at its place in [0, 1]."""
     labels = "".join(f'<text x="{percent(part)}" y="13" text-anchor="middle">{text}</text>' for part, text in ticks)
     return f'<svg class="cell axis" height="18" aria-hidden="true">{labels}</svg>'
 
@@ -171,7 +168,6 @@ def _waterfall_domain(bars: tuple[Bar, ...]) -> tuple[float, float]:
 
 
 def _interval(bar: Bar, at: Callable[[float], str]) -> tuple[str, str]:
-    """Return the interval of a bar in words, and drawn as a line with caps; empty if it has none."""
     if bar.low_ns is None or bar.high_ns is None:
         return "", ""
     low, high = (format((end - bar.start_ns) / _MS, f"{'' if bar.total else '+'}.3f") for end in (bar.low_ns, bar.high_ns))
@@ -338,11 +334,9 @@ class Scale:
         self.high = high + margin
 
     def at(self, value: float) -> float:
-        """Return the position of a value from the low end, in [0, 1]."""
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self, count: int) -> list[tuple[float, str]]:
-        """Return position and label of round values in the axis' unit."""
         values = linear_ticks(self.low / self.per_unit, self.high / self.per_unit, count, whole=self.whole)
         step = values[1] - values[0] if len(values) > 1 else 1.0
         return [(self.at(value * self.per_unit), tick_text(value, step)) for value in values]
@@ -353,7 +347,6 @@ def _y(part: float) -> str:
 
 
 def _grid(plane: Plane, x: Scale, y: Scale) -> tuple[str, str]:
-    """Draw the grid lines, to lie under the points, and the labels, to lie over them."""
     lines, labels = [], []
     for part, text in y.ticks(5):
         lines.append(f'<line class="grid" x1="0" x2="100%" y1="{_y(part)}" y2="{_y(part)}"/>')
@@ -368,7 +361,6 @@ def _grid(plane: Plane, x: Scale, y: Scale) -> tuple[str, str]:
 
 
 def _reach(mark: PlotPoint, x: Scale, up: float) -> str:
-    """Draw the interval of a point as a line under it."""
     if mark.low is None or mark.high is None:
         return ""
     ends = f'x1="{percent(x.at(mark.low))}" x2="{percent(x.at(mark.high))}"'
@@ -376,7 +368,6 @@ def _reach(mark: PlotPoint, x: Scale, up: float) -> str:
 
 
 def _mark(mark: PlotPoint, place: tuple[float, float], label_y: float | None) -> str:
-    """Draw a point as a circle, a point above the axis as an arrow head at its end, with its label."""
     left, up = place
     look = f'class="dot {colour(mark.series)}{" hollow" if mark.hollow else ""}"'
     dot = f'<circle {look} cx="{percent(left)}" cy="{_y(up)}" r="5"/>'
@@ -483,8 +474,7 @@ def _timeline_lane(index: int, lane: Lane, picture: Timeline) -> str:
     )
 
 
-def time_axis(length_ns: int, top: int) -> str:
-    """Draw ticks in milliseconds from 0 to `length_ns`, `top` pixels down."""
+def _time_axis(length_ns: int, top: int) -> str:
     parts = []
     for tick in linear_ticks(0, length_ns / _MS, 8):
         at = percent(tick * _MS / length_ns)
@@ -494,13 +484,11 @@ def time_axis(length_ns: int, top: int) -> str:
     return f'<svg class="zoom ticks" x="0" width="100%" y="{top}" height="20">{"".join(parts)}</svg>'
 
 
-def kind_legend(kinds: tuple[Kind, ...]) -> str:
-    """Draw a swatch and a name for each class."""
+def _kind_legend(kinds: tuple[Kind, ...]) -> str:
     return _swatches((kind.style, shorten(kind.label)) for kind in kinds)
 
 
 def _swatches(items: Iterable[tuple[str, str]]) -> str:
-    """Draw a legend of styles with their names."""
     shown = (
         f'<li><svg width="22" height="12" aria-hidden="true"><rect class="{style}" width="22" height="12"/></svg>{esc(name)}</li>'
         for style, name in items
@@ -508,7 +496,7 @@ def _swatches(items: Iterable[tuple[str, str]]) -> str:
     return f'<ul class="legend">{"".join(shown)}</ul>'
 
 
-def embedded_json(picture: Timeline) -> str:
+def _embedded_json(picture: Timeline) -> str:
     """Return the slices as JSON for the readout; `<`, `>` and `&` are escaped so that no name can close the script element."""
     lanes = [
         {
@@ -546,10 +534,10 @@ def draw_timeline(picture: Timeline, alt: str) -> str:
     return (
         f'<div class="{style}" data-lane="{_TIMELINE_LANE}"><svg class="lanes" role="img" height="{height}" tabindex="0">'
         f"<title>{esc(alt)}</title>"
-        f"{lanes}{time_axis(picture.length_ns, len(picture.lanes) * _TIMELINE_LANE)}</svg>"
+        f"{lanes}{_time_axis(picture.length_ns, len(picture.lanes) * _TIMELINE_LANE)}</svg>"
         f'<div class="x-title">ms from the start of each step</div>'
-        f'<p class="readout" aria-live="polite"></p>{kind_legend(picture.kinds)}{thin}'
-        f'<script type="application/json">{embedded_json(picture)}</script></div>'
+        f'<p class="readout" aria-live="polite"></p>{_kind_legend(picture.kinds)}{thin}'
+        f'<script type="application/json">{_embedded_json(picture)}</script></div>'
     )
 
 
@@ -611,8 +599,8 @@ def draw_strip(picture: Strip, alt: str, name: str) -> str:
     """
     lanes = "".join(_stacked_lane(index, lane, picture, name) for index, lane in enumerate(picture.lanes) if lane.permille)
     top = len(picture.lanes) * _STACKED_LANE
-    axis = time_axis(picture.length_ns, top)
+    axis = _time_axis(picture.length_ns, top)
     return (
         f'<svg class="lanes" role="img" height="{top + 22}"><title>{esc(alt)}</title>{lanes}{axis}</svg>'
-        f'<div class="x-title">ms from the start</div>{kind_legend(picture.kinds)}'
+        f'<div class="x-title">ms from the start</div>{_kind_legend(picture.kinds)}'
     )

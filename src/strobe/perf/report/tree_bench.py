@@ -54,8 +54,7 @@ def _place(cell: CellRun) -> tuple[str, int, int]:
     return cell.dtype, cell.sizes.get("tokens", 0), cell.run.header.world_size
 
 
-def spread_of(entry: GridContestant) -> float:
-    """Return the spread of the timed calls, `(p90 - p10) / median`."""
+def _spread_of(entry: GridContestant) -> float:
     return (percentile(entry.times_ns, 0.9) - percentile(entry.times_ns, 0.1)) / entry.median_ns
 
 
@@ -100,7 +99,6 @@ _Block: TypeAlias = tuple[str, str, Mapping[int, tuple[int, ...]]]
 
 
 def _mean(ranks: Mapping[int, tuple[int, ...]]) -> float:
-    """Return the time of a block over all calls, ns, mean over the ranks."""
     return statistics.fmean(sum(values) for values in ranks.values())
 
 
@@ -130,8 +128,7 @@ def totals(blocks: Blocks) -> dict[str, float]:
     return dict(found)
 
 
-def guide_table(cell: CellRun, mode: Mode) -> Table | None:
-    """Build the table of the guide's blocks over all ranks; None if there are none."""
+def _guide_table(cell: CellRun, mode: Mode) -> Table | None:
     blocks = guide_blocks(cell, mode)
     if not blocks:
         return None
@@ -187,7 +184,6 @@ class ScalingPoint:
 
     @property
     def speedup(self) -> A[float | None, col("time of one rank / time", "speedup", _hundredths, missing=_ALONE)]:
-        """Time of one rank / time; None if that was not measured."""
         return None if self.base_ns is None else self.base_ns / self.entry.median_ns
 
     @property
@@ -199,7 +195,6 @@ class ScalingPoint:
     def serial(
         self,
     ) -> A[float | None, term("Karp and Flatt: (1/S - 1/P) / (1 - 1/P)", "serial share", _hundredths, missing=_ALONE)]:
-        """Serial share by Karp and Flatt, `(1/S - 1/P) / (1 - 1/P)`; it grows with P where overhead does."""
         if self.speedup is None:
             return None
         return (1 / self.speedup - 1 / self.world_size) / (1 - 1 / self.world_size)
@@ -212,7 +207,6 @@ def _entries(cells: Sequence[CellRun]) -> Iterator[tuple[int, int, GridContestan
 
 
 def _alone(cells: Sequence[CellRun]) -> dict[int, float]:
-    """Return the fastest time of one rank, ns, by number of keys."""
     found: dict[int, float] = {}
     for ranks, tokens, entry in _entries(cells):
         if ranks == 1 and not entry.is_peer:
@@ -220,7 +214,7 @@ def _alone(cells: Sequence[CellRun]) -> dict[int, float]:
     return found
 
 
-def scaled(cells: Sequence[CellRun], *, weak: bool) -> list[ScalingPoint]:
+def _scaled(cells: Sequence[CellRun], *, weak: bool) -> list[ScalingPoint]:
     """Return the points of strong scaling (the same keys on more ranks), or of weak scaling (the same keys per rank)."""
     alone = _alone(cells)
     return [
@@ -236,7 +230,7 @@ Crossing: TypeAlias = tuple[str, int, tuple[int, int], float, tuple[str, str]]
 of it, the place where the lines of the two strategies, in logarithms, meet, and the fastest on either side."""
 
 
-def crossings(cells: Sequence[CellRun]) -> list[Crossing]:
+def _crossings(cells: Sequence[CellRun]) -> list[Crossing]:
     """Return the changes of the fastest strategy along tokens and along ranks."""
     times: dict[str, dict[tuple[int, int], float]] = defaultdict(dict)
     for ranks, tokens, entry in _entries(cells):
@@ -291,8 +285,7 @@ def what_if(cell: CellRun) -> list[ScalingWhatIf]:
 # Tables and pictures of a scaling grid.
 
 
-def scaling_sections(cells: Sequence[CellRun]) -> Iterator[Section]:
-    """Yield one section for every dtype and shape of the call: cells that differ in world size and tokens alone."""
+def _scaling_sections(cells: Sequence[CellRun]) -> Iterator[Section]:
     alike: dict[str, list[CellRun]] = defaultdict(list)
     for cell in (each for each in cells if each.measured):
         size, device = cell.sizes, cell.run.header.machine.device_type
@@ -301,7 +294,7 @@ def scaling_sections(cells: Sequence[CellRun]) -> Iterator[Section]:
     for title, own in alike.items():
         blocks: list[Block] = []
         for weak in (False, True):
-            points = scaled(own, weak=weak)
+            points = _scaled(own, weak=weak)
             blocks += [_curve_table(title, weak, points), *_curves(title, weak, points)] if points else []
         if not blocks and (alone := _alone(own)):  # measured on one rank only: no curve to stand in
             fields: tuple[Field[tuple[int, float]], ...] = (count("keys", lambda row: row[0]), time("median", lambda row: row[1]))
@@ -326,7 +319,6 @@ def _curve_table(title: str, weak: bool, points: Sequence[ScalingPoint]) -> Tabl
 
 
 def _curves(title: str, weak: bool, points: Sequence[ScalingPoint]) -> Iterator[Figure]:
-    """Yield plots of efficiency against ranks for each number of keys (per rank, if weak), and of time against keys."""
     efficiency: dict[int, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     times: dict[int, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     for each in points:
@@ -356,7 +348,7 @@ def _crossing_table(title: str, cells: Sequence[CellRun]) -> Table | None:
         Field("fastest before", lambda row: row[4][0], Code),
         Field("after", lambda row: row[4][1], Code),
     )
-    found = crossings(cells)
+    found = _crossings(cells)
     notes = ("Of medians: where two strategies are within their spread, a crossing says little.",)
     return table_of(f"{title}: where the fastest strategy changes.", fields, found, notes=notes) if found else None
 
@@ -480,9 +472,9 @@ def warnings(cell: CellRun) -> tuple[str, ...]:
     header, ranks = cell.run.header, cell.run.header.world_size
     if header.machine.device == "cpu" and ranks * header.machine.threads > header.machine.cores:
         found.append(f"{ranks} ranks share {header.machine.cores} cores: read ratios, not times; they wait for each other's turn")
-    wide = [entry for entry in cell.measured if spread_of(entry) > HIGH_SPREAD]
+    wide = [entry for entry in cell.measured if _spread_of(entry) > HIGH_SPREAD]
     if wide:
-        which = ", ".join(f"{entry.name} {100 * spread_of(entry):.0f} %" for entry in wide)
+        which = ", ".join(f"{entry.name} {100 * _spread_of(entry):.0f} %" for entry in wide)
         found.append(f"high variance, (p90 - p10) / median: {which}; run more --iterations and look for other load")
     busy = cell.surroundings.busy_cores
     if busy is not None and busy > 0.2:
@@ -497,8 +489,7 @@ _Sent: TypeAlias = tuple[GridContestant, CallCollective, SentMessage | None, flo
 PARTS: Final = ("local", "merge", "wait", "transfer", "host")
 
 
-def speed_table(cell: CellRun) -> Table:
-    """Build the table of times, speedups and predictions; every call counts by its slowest rank."""
+def _speed_table(cell: CellRun) -> Table:
     fields: tuple[Field[Entry], ...] = (
         Field("strategy", lambda row: row[1].name, Code),
         time("median", lambda row: row[1].median_ns, "ms", "of the slowest rank of each call"),
@@ -516,7 +507,7 @@ def speed_table(cell: CellRun) -> Table:
             show=lambda value: Number(value, 2),
             missing=NONE,
         ),
-        numeric("spread", lambda row: spread_of(row[1]), "(p90 - p10) / median", show=Share),
+        numeric("spread", lambda row: _spread_of(row[1]), "(p90 - p10) / median", show=Share),
         Field("gate", lambda row: Text(row[1].gate.detail if row[1].gate else "", "good"), hint="every rank against float64"),
     )
     choice = cell.run.links.auto if cell.run.links else ""
@@ -525,8 +516,7 @@ def speed_table(cell: CellRun) -> Table:
     return table_of(f"{cell.name}: strategies.", fields, rows, notes=notes, sortable=True)
 
 
-def parts_table(cell: CellRun) -> Table | None:
-    """Build the table of a typical call's parts, free-running, mean over the ranks, and of the serialised call's overhead."""
+def _parts_table(cell: CellRun) -> Table | None:
     fields: tuple[Field[tuple[str, Parts, Parts | None]], ...] = (
         Field("strategy", lambda row: row[0], Code),
         *(field.of(lambda row: row[1]) for field in columns(Parts, *PARTS, "total")),
@@ -560,8 +550,7 @@ def parts_table(cell: CellRun) -> Table | None:
     return table_of(f"{cell.name}: where a call went.", fields, rows, notes=notes) if rows else None
 
 
-def part_figures(cell: CellRun) -> Iterator[Figure]:
-    """Yield the parts of each strategy's typical call as bars."""
+def _part_figures(cell: CellRun) -> Iterator[Figure]:
     for entry in cell.measured:
         found = parts_of(entry)
         if found is None:
@@ -576,8 +565,7 @@ def part_figures(cell: CellRun) -> Iterator[Figure]:
         yield bars_figure(title, own, whole, ("wait", "transfer", "host"), table_of(f"{title}.", fields, own))
 
 
-def collective_table(cell: CellRun) -> Table | None:
-    """Build the table of each collective: transfer, wait of each rank, last rank, and prediction."""
+def _collective_table(cell: CellRun) -> Table | None:
     rows: list[_Sent] = []
     for entry in cell.measured:
         meeting, names = collectives_of(entry, "serialised"), iter(entry.sent)
@@ -610,8 +598,7 @@ def _wait_of(rank: int) -> Field[_Sent]:
     return time(f"wait of rank {rank}", lambda row: row[1].waits_ns[rank])
 
 
-def verdict_table(cell: CellRun) -> Table | None:
-    """Build the table with each strategy's verdict, its evidence and one remedy; None if there are none."""
+def _verdict_table(cell: CellRun) -> Table | None:
     fields: tuple[Field[tuple[GridContestant, Bound]], ...] = (
         Field("strategy", lambda row: row[0].name, Code),
         Field("verdict", lambda row: row[1][0]),
@@ -657,7 +644,7 @@ def tree_report(folder: Path, *, scaling: bool = False) -> Report:
             Fact("timing", Text("host clock around each call, ranks aligned by a barrier, slowest rank")),
         ),
         banners=_banners(cells),
-        sections=(*(scaling_sections(cells) if scaling else ()), *map(_cell_section, cells)),
+        sections=(*(_scaling_sections(cells) if scaling else ()), *map(_cell_section, cells)),
     )
 
 
@@ -668,12 +655,13 @@ def shown_tables(cells: Sequence[CellRun], *, scaling: bool) -> tuple[Table, ...
         scaling: those of scaling, instead of those of each cell.
     """
     if scaling:
-        blocks = [block for section in scaling_sections(cells) for block in section.blocks]
+        blocks = [block for section in _scaling_sections(cells) for block in section.blocks]
         return tuple(block for block in blocks if isinstance(block, Table))
     found: list[Table | None] = []
     for cell in cells:
         if cell.measured:
-            found += [speed_table(cell), parts_table(cell), collective_table(cell), *(guide_table(cell, each) for each in _MODES)]
+            guide = (_guide_table(cell, mode) for mode in _MODES)
+            found += [_speed_table(cell), _parts_table(cell), _collective_table(cell), *guide]
         found.append(absent_table([cell]))
     return tuple(table for table in found if table is not None)
 
@@ -702,14 +690,13 @@ def _cell_section(cell: CellRun) -> Section:
     place = title.replace(".", "-").replace("_", "-")
     if not cell.measured:
         return Section(place, title, f"No numbers: {cell.failure or 'no strategy passed'}.", (absent,) if absent else ())
-    guide = (guide_table(cell, mode) for mode in _MODES)
-    tables = (verdict_table(cell), parts_table(cell), collective_table(cell), *guide, absent, _links(cell))
-    blocks: list[Block] = [speed_table(cell), *(table for table in tables if table is not None)]
-    return Section(place, title, _LEAD, (*blocks, *part_figures(cell)))
+    guide = (_guide_table(cell, mode) for mode in _MODES)
+    tables = (_verdict_table(cell), _parts_table(cell), _collective_table(cell), *guide, absent, _links(cell))
+    blocks: list[Block] = [_speed_table(cell), *(table for table in tables if table is not None)]
+    return Section(place, title, _LEAD, (*blocks, *_part_figures(cell)))
 
 
 def _links(cell: CellRun) -> Table | None:
-    """Build the table of the measured links that the plan was made with; None if the cell has none."""
     found = cell.run.links
     if found is None:
         return None

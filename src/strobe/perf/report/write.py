@@ -423,7 +423,6 @@ def _table_of(block: Block) -> Table | None:
 
 
 def _shortened(report: Report, seen: int, folded: int, tables: int) -> Report:
-    """Return the report with so many rows of its tables, seen at once and folded, and so many tables in a section."""
     sections = []
     for section in report.sections:
         blocks: list[Block] = []

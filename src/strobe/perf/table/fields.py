@@ -43,11 +43,9 @@ class Field(Generic[T]):
 
     @property
     def column(self) -> Column:
-        """Head of the column."""
         return Column(self.head, self.unit, self.numeric or bool(self.unit), self.hint)
 
     def cell(self, row: T) -> Cell:
-        """Return the column's cell in one row."""
         value = self.get(row)
         if value is None:
             return Missing(self.missing if isinstance(self.missing, str) else self.missing(row), "-")

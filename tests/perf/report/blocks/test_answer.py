@@ -64,14 +64,8 @@ def answer_of(times: dict[Part, tuple[int, int]]) -> Answer:
             {Part.FOCAL: 2762, Part.SECTION: 2752, Part.MATRIX: 3000, Part.GAPS: 59},
             "the focal kernel and the section around it, 64 % of a step (0.005514 of 0.008573 ms)",
         ),
-        (
-            {Part.FOCAL: 1000, Part.SECTION: 1000, Part.MATRIX: 3000},
-            "matrix products, 60 % of a step (0.003000 of 0.005000 ms)",
-        ),
-        (
-            {Part.FOCAL: 3000, Part.SECTION: 1000, Part.MATRIX: 1000},
-            "focal kernel, 60 % of a step (0.003000 of 0.005000 ms)",
-        ),
+        ({Part.FOCAL: 1000, Part.SECTION: 1000, Part.MATRIX: 3000}, "matrix products, 60 % of a step (0.003000 of 0.005000 ms)"),
+        ({Part.FOCAL: 3000, Part.SECTION: 1000, Part.MATRIX: 1000}, "focal kernel, 60 % of a step (0.003000 of 0.005000 ms)"),
         (
             {Part.ATTENTION_KERNEL: 20, Part.ATTENTION_AROUND: 30, Part.FEED_FORWARD: 40, Part.NORMS: 10},
             "attention and the work around its kernel, 50 % of a step (0.00005000 of 0.0001000 ms)",

@@ -16,24 +16,12 @@ from strobe.perf.analysis.structure.sections import parse_section
 from strobe.perf.logs import read_log
 from strobe.perf.report.blocks.fields import page
 from strobe.perf.report.blocks.kernels import focal_section
-from strobe.perf.report.blocks.logs import (
-    input_file,
-    inputs_section,
-    ranges,
-)
+from strobe.perf.report.blocks.logs import input_file, inputs_section, ranges
 from strobe.perf.report.documents.speedup import speedup_document
 from strobe.perf.report.speedup_page.build import anomalies, build_speedup_report
 from strobe.perf.report.speedup_page.study import SideRequest, SpeedupRequest, SpeedupStudy, load_speedup
 from strobe.perf.report.write import render_html, render_markdown
-from strobe.perf.table.model import (
-    Count,
-    ExactTime,
-    Figure,
-    Report,
-    Table,
-    Text,
-    Waterfall,
-)
+from strobe.perf.table.model import Count, ExactTime, Figure, Report, Table, Text, Waterfall
 from strobe.perf.table.rows import to_json
 
 CAPTURES = Path(__file__).parents[4] / "benchmarks" / "presets-h200" / "traces"

@@ -112,7 +112,6 @@ def waterfall(
 
 
 def _ends(start: Fraction, saved: Interval | None) -> tuple[int | None, int | None]:
-    """Return the ends of a bar from `start` at the high and the low end of its saving's interval."""
     return (None, None) if saved is None else (round(float(start) - saved.high), round(float(start) - saved.low))
 
 
@@ -370,7 +369,7 @@ def answer_table(finding: Finding, found: ClipAnswer) -> Table:
         bound_of(finding),
         *rest_words(found),
         *_gaps_in_evidence(reference, candidate, found),
-        disturbance(reference, candidate, found),
+        _disturbance(reference, candidate, found),
     )
     return Table(headline(finding, found), heads(fields), rows, notes)
 
@@ -385,7 +384,7 @@ def headline(finding: Finding, found: ClipAnswer) -> str:
     ratio = float(found.baseline_ns / found.candidate_ns) if found.candidate_ns else 0.0
     words = clock_words(names, found)
     said += f"a {found.unit} {ratio:.2f}x: {times[0]} -> {times[1]} ms"
-    return f"{said}. {explained(found)}{' ' if words else ''}{words}"
+    return f"{said}. {_explained(found)}{' ' if words else ''}{words}"
 
 
 def clock_words(names: tuple[str, str], found: ClipAnswer) -> str:
@@ -416,7 +415,6 @@ def _range(clocks: SideClocks) -> str:
 
 
 def _clock_field(found: ClipAnswer) -> tuple[Field[PartLine], ...]:
-    """Return the column of what the clock made of each saving; none where the clocks are equal or not known."""
     if found.at_baseline_clock_ns is None:
         return ()
     hint = "of the saving, the part that the SM clock made; the rest is fewer or more cycles"
@@ -424,7 +422,7 @@ def _clock_field(found: ClipAnswer) -> tuple[Field[PartLine], ...]:
     return (Field("by the clock", lambda line: line.clock_ns, _time, "ms", hint=hint, total=sum, missing=goes),)
 
 
-def explained(found: Answer) -> str:
+def _explained(found: Answer) -> str:
     """Return a sentence with the explained shares of the saving and of the time."""
     time = f"{100 * found.explained_time_share:.1f} % of the time"
     if found.explained_saving_share is None:
@@ -446,7 +444,6 @@ def _time(ns: int | Fraction) -> Time:
 
 
 def _kinds(found: ClipAnswer) -> str:
-    """Return a sentence with the end-to-end saving of each kind of frame block."""
     said = []
     for line in found.kinds:
         many = f" ({line.num_blocks} frame blocks)" if line.num_blocks > 1 else ""
@@ -463,7 +460,6 @@ def rest_words(found: Answer) -> tuple[str, ...]:
 
 
 def _gaps_in_evidence(reference: Subject, candidate: Subject, found: ClipAnswer) -> tuple[str, ...]:
-    """Return notes on regions and frame blocks that a trace lacks, and on how they were handled."""
     said = [f"{name} is not marked on both sides: its time counts as {above}, on both." for name, above in found.sides[0].merged]
     for subject, side in zip((reference, candidate), found.sides, strict=True):
         if side.stood_for:
@@ -507,7 +503,6 @@ def limit(label: str, found: Answer, attention_rate: str = "", of_peak: float = 
 
 
 def _of(part_ns: float, whole_ns: float) -> str:
-    """Format a part of a whole as `x of y ms`; short times have four significant digits."""
     short = whole_ns < SHORT_NS
     part, whole = (significant(ns / 1e6) if short else f"{ns / 1e6:.1f}" for ns in (part_ns, whole_ns))
     return f"{part} of {whole} ms"
@@ -541,7 +536,7 @@ def _attention_rate(subject: Subject, found: ClipAnswer) -> tuple[str, float]:
     return f" at {rate / 1e12:.3g} TFLOP/s{share}", of_peak
 
 
-def disturbance(reference: Subject, candidate: Subject, found: ClipAnswer) -> str:
+def _disturbance(reference: Subject, candidate: Subject, found: ClipAnswer) -> str:
     """Return a sentence on how much tracing or marking changed the measured times, and what that can affect."""
     b, c = (f"{100 * side.disturbed:+.1f} %" for side in found.sides)
     varied = " and ".join(f"{100 * side.varied:.1f} %" for side in found.sides)

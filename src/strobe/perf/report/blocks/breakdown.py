@@ -85,20 +85,17 @@ class Roofs:
     clocks: SideClocks | None = None
 
     def fields(self, found: Callable[[T], Roofline | Cell | None]) -> tuple[Field[T], ...]:
-        """Return the columns of the roofline of each row; none if no costs are known."""
         if not self.costs:
             return ()
         return rate_fields(self.peaks, found, "its cost does not follow from the shapes", clocked=self.clocks is not None)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes on the device and on the clock that ran; none if no costs are known."""
         if not self.costs:
             return ()
         return device_note(self.device_name, self.peaks), *clock_notes(self.peaks, {"traced clip": ran_at(self.clocks)})
 
     def of(self, name: str, each_ns: float) -> Roofline | None:
-        """Return the roofline of one call of a region; None if its cost is not known."""
         cost = self.costs.get(name)
         if cost is None or each_ns <= 0:
             return None
@@ -107,11 +104,11 @@ class Roofs:
 
 def breakdown_blocks(label: str, found: Breakdown, roofs: Roofs = Roofs()) -> Iterator[Block]:
     """Yield all tables of one trace's breakdown."""
-    yield shares_table(label, found)
+    yield _shares_table(label, found)
     yield stages_table(label, found, roofs)
     if layers_of(found):
         yield layers_table(label, found, roofs)
-    yield gaps_table(label, found)
+    yield _gaps_table(label, found)
     notes = tuple(_notes(label, found, roofs))
     if notes:
         yield Notes(notes)
@@ -165,8 +162,7 @@ def _rows(found: Breakdown, stages: Sequence[str]) -> Iterator[tuple[str, Path, 
 # --------------------------------------------------------------------------------------------------------------- tables
 
 
-def shares_table(label: str, found: Breakdown) -> Table:
-    """Build the table of each piece's share of the frame blocks, by kind of pass."""
+def _shares_table(label: str, found: Breakdown) -> Table:
     passes = [stage for stage in PASSES if found.stages.get(stage)]
 
     def of_pass(at: int) -> Callable[[_Shared], Cell]:
@@ -288,8 +284,7 @@ def layers_table(label: str, found: Breakdown, roofs: Roofs) -> Table:
     return Table(f"A layer of {label}, in the denoise steps.", heads(fields), shown, (note,) if roofs.costs else ())
 
 
-def gaps_table(label: str, found: Breakdown) -> Table:
-    """Build the table of idle gaps between pieces: number, length and cause."""
+def _gaps_table(label: str, found: Breakdown) -> Table:
     causes = sorted({cause for gap in found.gaps for cause in gap.causes})
 
     def often(gap: Gap) -> Cell:
@@ -420,7 +415,6 @@ def _mean(own: Iterable[tuple[Clip, int, int]]) -> Cell:
 
 
 def _averages(study: RunStudy) -> Table:
-    """Build the table of each stage's mean time per clip and its calls, without warm-up."""
     rows: list[Sequence[object]] = []
     for stage in STAGES:
         cells = [_average_cell(subject, stage) for subject in study.subjects]
@@ -455,7 +449,6 @@ def _speedups(finding: Finding) -> Table:
 
 
 def _exclusions(study: RunStudy) -> Block:
-    """Build the list of samples left out of averages and ratios, once for variants that share it."""
     items: dict[str, list[str]] = {}
     for subject in study.subjects:
         left_out = [
@@ -596,7 +589,6 @@ def _left_out(study: RunStudy, found: Mapping[str, Latencies | str]) -> tuple[st
 
 
 def _outliers(found: Latencies) -> str:
-    """Return a note on steady samples outside Tukey's fences, which are kept, and their effect on the mean; empty if none."""
     outside = outliers(found.blocks_ns) if found.blocks_ns else None
     if outside is None or not outside.indices:
         return ""
@@ -689,7 +681,6 @@ def _points(
 
 
 def _differ(values: list[float | None]) -> bool:
-    """Return whether points differ in quality: if all have the same value, a plot would add nothing to the table."""
     finite = [value for value in values if value is not None]
     return bool(finite) and (len(finite) < len(values) or max(finite) - min(finite) > _SAME * max(map(abs, finite)))
 

@@ -363,7 +363,6 @@ def focal_section(traces: Sequence[tuple[str, Sequence[FocalKernels]]], pattern:
 
 
 def _fields(rows: Sequence[Listed], hidden: Container[str], word: Word, busy_ns: int) -> Iterator[Field[Listed]]:
-    """Yield the columns that hold something: where a kernel ran, what it is, what it took, and how its launch is known."""
     if any(row.side for row in rows):
         yield Field("side", lambda row: row.side)
     if any(row.trace for row in rows):
@@ -448,7 +447,6 @@ def _rank(name: str) -> int:
 
 
 def _calls(profile: Profile) -> Counter[str]:
-    """Count the regions inside the traced frame blocks by name, on any thread."""
     blocks = sorted(
         (region.start_ns, region.end_ns)
         for region in profile.trace.regions
@@ -525,7 +523,6 @@ def _summary(study: RunStudy, found: dict[str, dict[str, Extent]]) -> Table:
 
 
 def _summed(subject: Subject, found: dict[str, dict[str, Extent]]) -> tuple[Extent, Extent, Extent] | str:
-    """Return a variant's attention kernel, attention section and frame blocks; a text says why there are none."""
     if not isinstance(subject.profile, Profile):
         return subject.profile
     own = found[subject.label]

@@ -51,22 +51,18 @@ class LogEntry:
 
     @property
     def label(self) -> str:
-        """Number and name of the entry."""
         return f"{self.number} {self.name}"
 
     @property
     def reference(self) -> str:
-        """Name of the variant that it is compared with."""
         return self.run.header.baseline
 
     @property
     def is_reference(self) -> bool:
-        """Whether the other variants of its run are compared with it."""
         return self.name == self.reference
 
     @property
     def work(self) -> Workload:
-        """Workload of the clip."""
         assert self.run.header.workload is not None, "runs without one have no entry"
         return self.run.header.workload
 
@@ -78,7 +74,6 @@ class LogEntry:
 
     @property
     def gate(self) -> Gate | None:
-        """Gate record of the entry; None if it has none."""
         return next((gate for gate in self.run.gates if gate.variant == self.name), None)
 
     @property
@@ -109,7 +104,6 @@ class LogEntry:
 
     @property
     def quality(self) -> Quality | None:
-        """Its record of `METRIC`; None if not measured."""
         return _line(self.run, self.name)
 
     @property
@@ -122,13 +116,11 @@ class LogEntry:
 
     @property
     def peak_bytes(self) -> int | None:
-        """Peak memory over its timed clips, bytes."""
         peaks = [clip.peak_bytes for clip in timed_clips(self.run) if clip.variant == self.name and clip.peak_bytes is not None]
         return max(peaks, default=None)
 
     @property
     def dit_fps(self) -> float | None:
-        """Pixel frames per second of the transformer alone, without decoding."""
         if isinstance(self.latencies, str) or not self.latencies.dit_block_ns:
             return None
         return NS * self.work.frames_per_block * self.work.batch / self.latencies.dit_block_ns
@@ -308,8 +300,7 @@ _LABEL: Final[Field[LogEntry]] = Field("entry", lambda entry: entry.label)
 _BATCH: Final[Field[LogEntry]] = count("batch", lambda entry: entry.work.batch)
 
 
-def decisions(rows: Sequence[tuple[LogEntry, Word, str]]) -> Table:
-    """Build the table of every entry's speedup, verdict and reason."""
+def _decisions(rows: Sequence[tuple[LogEntry, Word, str]]) -> Table:
     fields: tuple[Field[tuple[LogEntry, Word, str]], ...] = (
         Field("entry", lambda row: row[0].label),
         Field("reference", lambda row: row[0].reference),
@@ -327,8 +318,7 @@ def _speedup(entry: LogEntry) -> Cell:
     return entry.e2e.cell
 
 
-def configurations(entries: Sequence[LogEntry]) -> Table:
-    """Build the table of the settings in which each entry differs from its reference."""
+def _configurations(entries: Sequence[LogEntry]) -> Table:
     fields: tuple[Field[LogEntry], ...] = (
         _LABEL,
         Field("differences to the reference", _changed),
@@ -376,7 +366,7 @@ def steady(entries: Sequence[LogEntry]) -> Table:
     return table_of("Steady state, delivered with VAE.", fields, entries, notes=(note,))
 
 
-def switching(entries: Sequence[LogEntry]) -> Iterator[Table]:
+def _switching(entries: Sequence[LogEntry]) -> Iterator[Table]:
     """Yield the table of first frame blocks under a new prompt, and that of each switch with the block before it."""
     note = "PS: the first frame block under a new prompt, delivered, over all switches and timed clips."
     fields: tuple[Field[LogEntry], ...] = (_LABEL, *_summary("PS", lambda found: found.switches_ns))
@@ -393,7 +383,7 @@ def switching(entries: Sequence[LogEntry]) -> Iterator[Table]:
         yield table_of("When the prompt switches.", switches, rows, notes=(note,))
 
 
-def lockstep(entries: Sequence[LogEntry]) -> Iterator[Table]:
+def _lockstep(entries: Sequence[LogEntry]) -> Iterator[Table]:
     """Yield for each reference, model and device the table of its batches: what more streams cost."""
     alike: dict[tuple[object, ...], list[LogEntry]] = {}
     for entry in (each for each in entries if each.is_reference):
@@ -468,15 +458,13 @@ def _gib(num_bytes: float) -> Cell:
 
 
 def _peak(entry: LogEntry, *, encoder: bool) -> Cell:
-    """Return the cell of the peak with or without the text encoder, whose weights lie on the device or outside of it."""
     text, held = (entry.settings.text_encoder_bytes, entry.settings.text_encoder_on_device) if entry.settings else (None, None)
     if entry.peak_bytes is None or text is None or held is None:
         return Missing("the records do not say", "not known")
     return _gib(entry.peak_bytes + (0 if held == encoder else text if encoder else -text))
 
 
-def quality_table(entries: Sequence[LogEntry]) -> Table | None:
-    """Build the table of every recorded metric, with its reference; None if no quality was measured."""
+def _quality_table(entries: Sequence[LogEntry]) -> Table | None:
     lines = {(entry.number, line.metric): line for entry in entries for line in entry.run.quality if line.variant == entry.name}
     metrics = list(dict.fromkeys(metric for _, metric in lines))
     if not metrics:
@@ -520,7 +508,6 @@ def _why(entry: LogEntry) -> str:
 
 
 def _known(entry: LogEntry, get: Callable[[Latencies], Any]) -> Any:
-    """Return a figure of an entry's latencies, or the cell that says why there is none."""
     return (None if isinstance(entry.latencies, str) else get(entry.latencies)) or _none(entry)
 
 
@@ -529,7 +516,6 @@ def _rate(head: str, get: Callable[[Latencies], float | None]) -> Field[LogEntry
 
 
 def _summary(name: str, samples: Callable[[Latencies], Sequence[int]]) -> tuple[Field[LogEntry], ...]:
-    """Return the columns mean, p50, p99 (if there are enough samples), max, and number of samples."""
 
     def of(get: Callable[[Sequence[int]], Any]) -> Callable[[LogEntry], Any]:
         return lambda entry: _known(entry, lambda found: get(own) if (own := samples(found)) else Missing("there were none", "-"))
@@ -561,12 +547,12 @@ def log_sections(decided: Sequence[tuple[LogEntry, Word, str]], notes: Sequence[
         notes: on what has no entry.
     """
     entries = [entry for entry, *_ in decided]
-    quality = quality_table(entries) or Notes(("Not measured: these records hold no quality numbers.",))
+    quality = _quality_table(entries) or Notes(("Not measured: these records hold no quality numbers.",))
     lead = "Every recorded run is an entry, the failed ones too. Words and numbers are computed from the records."
     return (
-        Section("decisions", "Decisions", lead, (decisions(decided), Notes((*notes, *RULE)))),
-        Section("configurations", "Configurations", "", (configurations(entries),)),
-        Section("latency", "Latencies and rates", "", (steady(entries), *switching(entries), *lockstep(entries))),
+        Section("decisions", "Decisions", lead, (_decisions(decided), Notes((*notes, *RULE)))),
+        Section("configurations", "Configurations", "", (_configurations(entries),)),
+        Section("latency", "Latencies and rates", "", (steady(entries), *_switching(entries), *_lockstep(entries))),
         Section("quality", "Quality", "", (quality,)),
         Section("cost", "Memory and start", "", (cost(entries),)),
     )

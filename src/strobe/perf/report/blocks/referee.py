@@ -55,7 +55,6 @@ class Judged:
 
     @property
     def method(self) -> str:
-        """What it is called on the page, without its level."""
         if self.made.peer:
             return self.made.impl
         return (
@@ -66,7 +65,6 @@ class Judged:
 
     @property
     def words(self) -> str:
-        """What it is called on the page."""
         return self.method if self.made.level is None else f"{self.method} at {100 * self.made.level:g} %"
 
     @property
@@ -172,7 +170,6 @@ def _table(reference: GridContestant, judged: Sequence[Judged], cells: Sequence[
 
 
 def _figure(judged: Sequence[Judged]) -> Figure:
-    """Plot error against time; the front is joined."""
     shown = [each for each in judged if math.isfinite(each.error)]
     kinds = list(dict.fromkeys(each.method for each in shown))
     marks = tuple(

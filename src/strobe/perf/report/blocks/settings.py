@@ -114,7 +114,6 @@ _ENVIRONMENT: Final[tuple[tuple[str, Callable[[Header], Cell]], ...]] = (
 
 
 def _workload(header: Header) -> list[tuple[str, Cell]]:
-    """Return the rows on the model and the clip; none if the caller's own code was measured."""
     rows: list[tuple[str, Cell]] = []
     if header.model is not None:
         rows.append(("model", Text(header.model.name)))
@@ -131,7 +130,6 @@ def _workload(header: Header) -> list[tuple[str, Cell]]:
 
 
 def _gpu(run: RunRecords) -> list[tuple[str, Cell]]:
-    """Return the rows on the GPU's settings, and on its clocks during the timed clips."""
     rows: list[tuple[str, Cell]] = []
     state = run.header.machine.gpu
     if state is not None:

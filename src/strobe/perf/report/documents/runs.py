@@ -56,7 +56,6 @@ class Document(DocumentPart, frozen=True, kw_only=True):
         return list(tables[chosen]())
 
     def _tables(self) -> Mapping[str, Callable[[], Iterable[dict[str, Any]]]]:
-        """Return what yields the rows of each table, by name."""
         return {name: partial(map, as_row, getattr(self, name)) for name in table_kinds(type(self))}
 
     def brief(self) -> Mapping[str, tuple[str, ...]]:
@@ -78,7 +77,6 @@ class Document(DocumentPart, frozen=True, kw_only=True):
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """Return HTML for a notebook: the title and the main tables."""
         tables = (html_table(name, self.rows(name)) for name in self.SHOWN)
         return f"<h4>{escape(self.title())}</h4>{''.join(tables)}"
 
@@ -129,8 +127,7 @@ class AccountRow(DocumentPart, frozen=True, kw_only=True):
     reference: A[str, col("name of the variant that the candidate is compared with")]
     missing: A[str, col("reason why there is no account; empty if there is one")]
     steady_blocks: A[
-        int | None,
-        col("number of steady frame blocks in a clip; 0: `parts` covers all frame blocks; null without an account"),
+        int | None, col("number of steady frame blocks in a clip; 0: `parts` covers all frame blocks; null without an account")
     ]
     explained_time_share: A[
         float | None, col("share of the time in named parts, 0 to 1, of the side where it is less; null: no account")
@@ -206,8 +203,7 @@ class RunDocument(Document, frozen=True, kw_only=True):
     quality: A[tuple[QualityRow, ...], col("quality scores, one row per variant and metric")]
     accounts: A[tuple[AccountRow, ...], col("summary of the account, one row per candidate")]
     parts: A[
-        tuple[PartRow, ...],
-        col("time of a steady frame block, one row per candidate and part; empty for functions and programs"),
+        tuple[PartRow, ...], col("time of a steady frame block, one row per candidate and part; empty for functions and programs")
     ]
     kinds: A[
         tuple[BlocksRow, ...],
@@ -283,7 +279,6 @@ def run_document(
 
 
 def _label(run: RunRecords, name: str, measured: set[str]) -> str:
-    """Return the name of a variant as in the report: with its run's name where several runs have it."""
     own = f"{name} ({run.header.run})"
     return own if own in measured else name
 
@@ -334,7 +329,6 @@ def _kinds(finding: Finding) -> Iterator[BlocksRow]:
 
 
 def _lines(finding: Finding, calls: int | None) -> Iterator[LineRow]:
-    """Yield the lines of an account: of a clip, or, where a sample is that many calls, of one call."""
     ledger = finding.ledger
     if not isinstance(ledger, Ledger):
         return

@@ -61,7 +61,7 @@ def timer_document(label: str, summary: SeriesSummary, remarks: Sequence[str]) -
         "rank": summary.series.rank,
         "units": list(map(asdict, summary.resolved.choices)),
         "values": len(summary.resolved.values_ns),
-        "calls": calls_document(summary.calls),
+        "calls": _calls_document(summary.calls),
         "method": summary.method,
         "note": summary.note,
         "excluded": {cause: len(indices) for cause, indices in summary.excluded.items()},
@@ -70,8 +70,7 @@ def timer_document(label: str, summary: SeriesSummary, remarks: Sequence[str]) -
     }
 
 
-def calls_document(calls: Distribution) -> dict[str, Any]:
-    """Return the distribution of call times, ns."""
+def _calls_document(calls: Distribution) -> dict[str, Any]:
     return asdict(calls) | {"mean_ns": calls.mean_ns}
 
 
@@ -79,7 +78,7 @@ def kernels_document(label: str, found: Sequence[FocalKernels]) -> dict[str, Any
     """Return the focal kernels of one trace."""
     return {
         "trace": label,
-        "devices": [{"device": each.device, "names": list(each.names), "calls": calls_document(each.calls)} for each in found],
+        "devices": [{"device": each.device, "names": list(each.names), "calls": _calls_document(each.calls)} for each in found],
     }
 
 

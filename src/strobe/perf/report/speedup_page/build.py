@@ -60,8 +60,7 @@ from strobe.perf.table.model import (
 # Notes on the numbers: units, warm-up, anomalies, and what could not be computed.
 
 
-def notes_section(study: SpeedupStudy) -> Section:
-    """Build the section of notes on all numbers; contradictions and suspected copies are banners instead."""
+def _notes_section(study: SpeedupStudy) -> Section:
     items = [*_units(study), *_remarks(study)]
     for side in study.sides:
         items += _side_notes(side)
@@ -81,7 +80,7 @@ def _units(study: SpeedupStudy) -> Iterator[str]:
 
 def anomalies(study: SpeedupStudy) -> Iterator[str]:
     """Yield sentences on figures that cannot be right, or that need a second look."""
-    yield from coincidences(study)
+    yield from _coincidences(study)
     yield from contradictions(study)
     yield from _remarks(study)
 
@@ -98,14 +97,13 @@ def contradictions(study: SpeedupStudy) -> Iterator[str]:
         yield from (f"{side.name}: {remark}" for remark in side.remarks)
 
 
-def coincidences(study: SpeedupStudy) -> Iterator[str]:
+def _coincidences(study: SpeedupStudy) -> Iterator[str]:
     """Yield sentences on different quantities that are suspiciously equal."""
     for a, b, apart in study.equal:
         yield f"{a} equals {b} to {float(apart):.0e}: a copy or a coincidence; check where both come from"
 
 
 def _remarks(study: SpeedupStudy) -> Iterator[str]:
-    """Yield notes on implied calls per stage, on what was left out, and on the profiler's overhead."""
     if study.implied is not None:
         calls, candidates = study.implied
         known = [side.timings.calls for side in study.sides]
@@ -143,7 +141,6 @@ def _unlike_units(study: SpeedupStudy) -> Iterator[str]:
 
 
 def _orders(study: SpeedupStudy) -> Iterator[str]:
-    """Yield sentences on levels that are shorter than levels they contain."""
     for side in study.sides:
         own = side
         if own.other_run:
@@ -208,8 +205,7 @@ _SAID: Final[dict[Verdict, tuple[str, Tone]]] = {
 }  # fmt: skip
 
 
-def settings_section(study: SpeedupStudy) -> Section:
-    """Build the section with every fact that the comparison depends on, recorded or not, and the files."""
+def _settings_section(study: SpeedupStudy) -> Section:
     rows: list[Sequence[object]] = []
     for check in study.checks:
         values = (
@@ -255,7 +251,7 @@ def banners(study: SpeedupStudy) -> tuple[Banner, ...]:
             "that counts"
             for name, value in side.contradicted.items()
         ]
-    doubts += coincidences(study)
+    doubts += _coincidences(study)
     if study.unlike:
         doubts.append(f"section level, {study.unlike}")
     resolved = [timer.resolved for side in study.sides for timer in side.timings.timers]
@@ -285,7 +281,6 @@ def banners(study: SpeedupStudy) -> tuple[Banner, ...]:
 
 
 def _same_files(study: SpeedupStudy) -> Iterator[str]:
-    """Yield a warning for each file of the baseline that the candidate has too, byte for byte."""
     ours, theirs = (side.files for side in study.sides)
     for path in ours:
         alike = [each for each in theirs if each.stat().st_size == path.stat().st_size]
@@ -294,7 +289,6 @@ def _same_files(study: SpeedupStudy) -> Iterator[str]:
 
 
 def _unlike_kernels(study: SpeedupStudy) -> Iterator[str]:
-    """Yield a warning if no evidence ties the two models and most of their kernels differ."""
     known = {check.name: check.verdict for check in study.checks}
     if study.common is None or (known["model"], known["weights"]) != ("unknown", "unknown"):
         return
@@ -331,8 +325,7 @@ _DOING: Final = {
 _SIDES: Final = ("baseline", "candidate")
 
 
-def answer_section(study: SpeedupStudy) -> Section:
-    """Build the section with headline, waterfall and at most eight lines; it says why if there is no account or comparison."""
+def _answer_section(study: SpeedupStudy) -> Section:
     blocks: list[Block] = []
     found = study.answer
     if found is None:
@@ -343,8 +336,8 @@ def answer_section(study: SpeedupStudy) -> Section:
         blocks += [ladder(study)] if study.comparable else []
         table = _table(study, found)
         blocks.append(answer_figure(_SIDES, found, table, "the ") if study.comparable else table)
-        blocks += [Notes((most,))] if (most := changed_most(study)) else []
-    blocks += [Notes(said) for said in (tuple(calls_said(study)), tuple(not_known(study))) if said]
+        blocks += [Notes((most,))] if (most := _changed_most(study)) else []
+    blocks += [Notes(said) for said in (tuple(_calls_said(study)), tuple(not_known(study))) if said]
     title = "Where the saving comes from" if study.comparable else "What each side took"
     return Section(ANSWER, title, lead, tuple(blocks))
 
@@ -432,12 +425,10 @@ def _items(study: SpeedupStudy, found: Answer) -> Iterator[_Item]:
 
 
 def _is_other(name: str) -> bool:
-    """Return whether a group of device events is of kernels that are neither focal, attention nor matrix products."""
     return not (name == FOCAL_NAME or name.startswith(("Memcpy", "Memset"))) and kernel_kind(name) == KernelKind.OTHER
 
 
 def _doing(name: str) -> str:
-    """Return what a kernel does, as far as its name says it in a word; else its name."""
     return next((_DOING[word] for word in re.findall("[a-z]+", name.lower()) if word in _DOING), shorten(name))
 
 
@@ -467,7 +458,7 @@ def _ms(ns: Fraction) -> str:
     return f"{float(ns) / 1e6:,.0f}" if abs(ns) >= SHORT_NS else significant(float(ns) / 1e6)
 
 
-def changed_most(study: SpeedupStudy) -> str:
+def _changed_most(study: SpeedupStudy) -> str:
     """Return the kernels whose time in a unit changed most, by name; empty where none did or sides are not comparable."""
     if not study.accounts or not study.comparable:
         return ""
@@ -508,7 +499,6 @@ def _figure_words(figure: LevelFigure) -> str:
 
 
 def _took(study: SpeedupStudy, found: Answer) -> str:
-    """Return a sentence with a unit's time on both sides and the share of it that is explained."""
     ranks = f" on the {study.accounts[0].ranks}" if study.accounts[0].ranks else ""
     b, c = (significant(float(ns) / 1e6) for ns in (found.baseline_ns, found.candidate_ns))
     whole = f"{100 * found.explained_time_share:.1f} % of a {found.unit}"
@@ -522,18 +512,16 @@ def _took(study: SpeedupStudy, found: Answer) -> str:
 
 
 def _table(study: SpeedupStudy, found: Answer) -> Table:
-    """Build the table of at most eight parts before and after; of sides that are not comparable only the times."""
     fields = part_fields(_SIDES, found)[: 5 if study.comparable else 3]
     if study.comparable:
         fields = (*fields[:-1], replace(fields[-1], head=f"of the {found.difference}"))
     rows = rows_of(fields, found.lines, totals=((f"a {found.unit}", found.lines),))
     account = study.accounts[0]
-    notes = (limit(_SIDES[1], found), *notes_on_unit(account), *rest_words(found), *_nameless(account))
+    notes = (limit(_SIDES[1], found), *_notes_on_unit(account), *rest_words(found), *_nameless(account))
     return Table(f"What a {found.unit} is spent on.", heads(fields), rows, notes)
 
 
-def notes_on_unit(account: Ledger) -> Iterator[str]:
-    """Yield notes on the unit if it is no step or stage, and on the profiler's slowdown of a traced step."""
+def _notes_on_unit(account: Ledger) -> Iterator[str]:
     if account.unit in ("call", "window"):
         reason = account.missing.get("step", "")
         what = "the whole traced window" if account.unit == "window" else "a focal call with the time up to the next one"
@@ -545,7 +533,6 @@ def notes_on_unit(account: Ledger) -> Iterator[str]:
 
 
 def _nameless(account: Ledger) -> Iterator[str]:
-    """Yield a note that names the unexplained time."""
     said = []
     for line in account.lines:
         if trace_part(line.label) in NAMELESS:
@@ -555,7 +542,7 @@ def _nameless(account: Ledger) -> Iterator[str]:
         yield f"Unexplained: {'; '.join(said)}."
 
 
-def not_of_the_stage(study: SpeedupStudy) -> str:
+def _not_of_the_stage(study: SpeedupStudy) -> str:
     """Return why the account is not of the stage that was measured, and what would make it so; empty if it is."""
     saved, account = study.level("stage").saved_ns, study.accounts[0] if study.accounts else None
     if saved is None or account is None or account.unit == "stage" or not study.comparable:
@@ -588,9 +575,9 @@ NO_CLOCKS: Final = (
 )
 
 
-def calls_said(study: SpeedupStudy) -> Iterator[str]:
+def _calls_said(study: SpeedupStudy) -> Iterator[str]:
     """Yield where the number of calls in a stage is from, or what its absence leaves open."""
-    if unreached := not_of_the_stage(study):
+    if unreached := _not_of_the_stage(study):
         yield unreached
     counted = {side.timings.calls: side.timings.calls_from for side in study.sides}
     if None not in counted and study.request.calls is None:
@@ -615,8 +602,8 @@ def build_speedup_report(study: SpeedupStudy) -> Report:
     """Build the report: the answer, and folded sections on settings, stages, attention, kernels, speedups and the ledger."""
     paths = dict.fromkeys(path for side in study.sides for path in side.files)
     sections = (
-        answer_section(study),
-        settings_section(study),
+        _answer_section(study),
+        _settings_section(study),
         *_of_logs(study),
         focal_kernels(study),
         sections_section(study),
@@ -624,7 +611,7 @@ def build_speedup_report(study: SpeedupStudy) -> Report:
         ledger_section(study),
         timeline_section(study),
         flame_section(study),
-        notes_section(study),
+        _notes_section(study),
         inputs_section(list(map(input_file, paths)), [side.log for side in study.sides if side.log is not None]),
     )
     return page(
@@ -649,7 +636,6 @@ def _facts(study: SpeedupStudy) -> tuple[Fact, ...]:
 
 
 def _of_logs(study: SpeedupStudy) -> tuple[Section, Section]:
-    """Build the sections of stages and attention timers in the logs; each says why if there are none."""
     timed = [
         (side.name, tuple(each for each in (side.timings.stage, side.timings.e2e) if not isinstance(each, str)))
         for side in study.sides

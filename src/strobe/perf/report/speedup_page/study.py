@@ -53,12 +53,7 @@ from strobe.perf.analysis.ledger.traces import (
 )
 from strobe.perf.analysis.runs.log_times import STAGE, LogRequest, timings_of, unsynchronised
 from strobe.perf.analysis.structure.collectives import CollectiveSkew, collective_skew
-from strobe.perf.analysis.structure.sections import (
-    SectionDefinition,
-    attention_kernel,
-    check_alike,
-    trace_evidence,
-)
+from strobe.perf.analysis.structure.sections import SectionDefinition, attention_kernel, check_alike, trace_evidence
 from strobe.perf.logs import load_patterns, read_log
 from strobe.perf.logs.patterns import Unit
 from strobe.perf.logs.series import Log
@@ -153,12 +148,10 @@ class LoadedSide(TimedSide):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Files that were read."""
         return (*([self.log.path] if self.log else []), *(trace.path for trace in self.traces))
 
     @property
     def chosen_trace(self) -> ChosenTrace | None:
-        """Trace that the figures are from; None if there is none."""
         own = self.chosen
         return None if own is None or isinstance(self.traced, str) else (self.traces[self.traced.index(own)], own)
 
@@ -198,19 +191,16 @@ class SpeedupStudy:
 
     @property
     def sides(self) -> tuple[LoadedSide, LoadedSide]:
-        """Baseline and candidate, in this order."""
         return self.baseline, self.candidate
 
     @property
     def answer(self) -> Answer | None:
-        """Account of the slowest ranks in a few lines; `None` without an account."""
         found = account_answer(self.accounts[0]) if self.accounts else None
         if found is None or self.comparable:
             return found
         return replace(found, explained_saving_share=None, lines=tuple(replace(line, share=None) for line in found.lines))
 
     def level(self, name: str) -> LevelFigure:
-        """Return the figure of a level by its name."""
         return next(figure for figure in self.levels if figure.level == name)
 
 
@@ -364,7 +354,6 @@ def _check_calls(calls: int | None, side: TimedSide) -> None:
 
 
 def _silent(of_host: Sequence[str], host_only: bool) -> str:
-    """Return a note on traces without device events; empty if there are none."""
     named = ", ".join(of_host)
     if host_only:
         return f"{named}: {HOST_ONLY}. Steps are compared by their ranges on the host, logs as always, and nothing else"
@@ -382,7 +371,6 @@ def _remarks(side: TimedSide, span: tuple[int, str] | None) -> tuple[str, ...]:
 
 
 def _facts(own: LoadedSide) -> dict[str, Value]:
-    """Return the facts that records and traces hold about a run."""
     side = own.request
     facts = trace_facts(own.traces, side.focal)
     if side.log is not None and side.log.name in FILES:

@@ -28,11 +28,7 @@ from strobe.perf.analysis.ledger.traces import LABELS, Node, TracedSide
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.analysis.structure.collectives import MemberTime
 from strobe.perf.measure.stats import BOOTSTRAP_SAMPLES
-from strobe.perf.report.blocks.answer import (
-    interval_field,
-    waterfall,
-    whisker_words,
-)
+from strobe.perf.report.blocks.answer import interval_field, waterfall, whisker_words
 from strobe.perf.report.blocks.fields import verdict_cell
 from strobe.perf.report.blocks.kernels import (
     FOCAL,
@@ -52,18 +48,7 @@ from strobe.perf.report.blocks.kernels import (
 )
 from strobe.perf.report.blocks.logs import unit_notes
 from strobe.perf.report.speedup_page.study import NO_TRACE, LoadedSide, SpeedupStudy
-from strobe.perf.table.fields import (
-    Field,
-    count,
-    exact_cell,
-    exact_time,
-    heads,
-    numeric,
-    padded,
-    rows_of,
-    share_cell,
-    table_of,
-)
+from strobe.perf.table.fields import Field, count, exact_cell, exact_time, heads, numeric, padded, rows_of, share_cell, table_of
 from strobe.perf.table.model import (
     Block,
     Cell,
@@ -107,7 +92,6 @@ def _interval(row: LevelFigure) -> Cell:
 
 
 def _ratios(rows: Iterable[LevelFigure]) -> Iterator[tuple[LevelFigure, Ratio]]:
-    """Yield the levels with a ratio."""
     yield from ((row, Ratio(row.ratio, row.low, row.high)) for row in rows if row.ratio is not None)
 
 
@@ -140,7 +124,6 @@ def ladder(study: SpeedupStudy) -> Table:
 
 
 def _levels_figure(study: SpeedupStudy) -> Block:
-    """Build the figure of the levels that were measured on both sides."""
     measured = [row for row in study.levels if not row.missing]
     if not measured:
         return Paragraph("No level was measured on both sides.")
@@ -152,7 +135,7 @@ def _levels_figure(study: SpeedupStudy) -> Block:
         "Realised is not shown where the number of focal calls is not known, or where the kernel did not move the level.",
         *([f"Kernels that both sides ran take {common} of the candidate's."] if common else []),
         *(f"{LEVEL_TITLES[row.level]}: {row.unlike}" for row in measured if row.unlike and row.ratio),
-        *loud_units(study),
+        *_loud_units(study),
     ]
     source: Field[LevelFigure] = Field("from", lambda row: "; ".join({s.what: 0 for s in (row.baseline, row.candidate) if s}))
     interval: Field[LevelFigure] = Field(
@@ -168,7 +151,7 @@ def _levels_figure(study: SpeedupStudy) -> Block:
     return Figure(title, "Speedups by level; the table says the same.", Whiskers("baseline", tuple(dots)), table, table_open=True)
 
 
-def loud_units(study: SpeedupStudy) -> Iterator[str]:
+def _loud_units(study: SpeedupStudy) -> Iterator[str]:
     """Yield notes on units that differ from their labels, for every table that uses the attention timers."""
     timers = [timer.resolved for side in study.sides for timer in side.timings.timers if timer.resolved.prominent]
     yield from dict.fromkeys(unit_notes(timers))
@@ -178,7 +161,6 @@ def loud_units(study: SpeedupStudy) -> Iterator[str]:
 
 
 def _whole(account: Ledger, level: LevelName, name: str) -> LedgerLine:
-    """Return the row of all lines together."""
     share, (b, c) = 1.0 if account.saved_ns else None, account.both
     return LedgerLine(
         level=level, name=name, label=Label((), ""), baseline_ns=b, candidate_ns=c, share=share, interval=account.interval
@@ -197,7 +179,7 @@ def _account_figure(study: SpeedupStudy, account: Ledger) -> Figure:
         *(f"Not in the account, {level}: {reason}" for level, reason in account.missing.items()),
         *([f"Section: {study.unlike}"] if study.unlike else []),
         *(_calls_in_sections(study) if "section" in (level.level for level in account.levels) else ()),
-        *loud_units(study),
+        *_loud_units(study),
     ]
     table = Table(f"From the kernel to {unit}.", heads(fields), rows, tuple(notes))
     title = f"What {unit} saves, from the kernel outwards. {_BARS}"
@@ -208,13 +190,11 @@ _BARS: Final = "Bars that go left are time saved, bars that go right time added.
 
 
 def _bars(account: Ledger) -> Waterfall:
-    """Draw the lines of an account between both sides, with their intervals."""
     lines = [(line.line, line.saved_ns, line.interval) for line in account.lines]
     return waterfall((_SIDES[0], account.baseline_ns), (_SIDES[1], account.candidate_ns), lines, account.interval)
 
 
 def _two_accounts(traced: Ledger, unit: str) -> str:
-    """Return the sentence on why this account and that of the traces differ."""
     return (
         f"This account is of {unit}, cut at the log's timers; the first one is of a {UNIT_NAMES[traced.unit]}, cut at the "
         "trace's kernels: a timer has waiting and work in it that is not of its kernel, and a saving has other shares of "
@@ -235,7 +215,6 @@ def _calls_in_sections(study: SpeedupStudy) -> Iterator[str]:
 
 
 def _eaten(account: Ledger) -> Iterator[str]:
-    """Yield sentences on how much of the kernel's saving reached the whole."""
     kernel, saved, unit = account.kernel_saved_ns, account.saved_ns, _unit(account)
     if "kernel" in account.missing:
         yield "What the focal kernel saved is not known, as not both sides have a trace that shows it; nor is an ideal."
@@ -252,7 +231,6 @@ def _eaten(account: Ledger) -> Iterator[str]:
 
 
 def _unit(account: Ledger) -> str:
-    """Return the name of the whole that the account adds up to."""
     level = account.levels[-1].level
     return f"one {'section' if level == 'section' else LEVEL_WORDS[level]}"
 
@@ -276,8 +254,7 @@ LEDGER_UNITS: Final = {
 }
 
 
-def level_title(account: Ledger, level: str) -> str:
-    """Return the name of a level; the level around the section is called a step only if steps were found."""
+def _level_title(account: Ledger, level: str) -> str:
     return account.unit if level == "step" and account.unit in ("call", "window") else level
 
 
@@ -314,7 +291,7 @@ def no_account(study: SpeedupStudy) -> str:
 
 def _lines(study: SpeedupStudy, account: Ledger) -> Table:
     whole = _whole(account, account.levels[-1].level, "sum of all lines")
-    top = level_title(account, whole.level)
+    top = _level_title(account, whole.level)
 
     def covers(side: str, at: int) -> Field[LedgerLine]:
         return Field(
@@ -322,7 +299,7 @@ def _lines(study: SpeedupStudy, account: Ledger) -> Table:
         )
 
     level: Field[LedgerLine] = Field(
-        "level", lambda row: level_title(account, row.level), hint="the first level that contains the line"
+        "level", lambda row: _level_title(account, row.level), hint="the first level that contains the line"
     )
     fields = (
         level,
@@ -347,12 +324,11 @@ def _lines(study: SpeedupStudy, account: Ledger) -> Table:
         *_calls_in_steps(study),
     ]
     if account.unit == "stage":
-        notes += loud_units(study)
+        notes += _loud_units(study)
     return Table(f"Ledger for {LEDGER_UNITS[account.unit]}.", heads(fields), rows, tuple(notes))
 
 
 def _interval_note(account: Ledger) -> str:
-    """Return a note on how the intervals were made, or on why there are none."""
     spread = account.intervals
     if spread.none_because:
         return f"No intervals: {spread.none_because}."
@@ -394,7 +370,6 @@ def _effects(account: Ledger) -> Block:
 
 
 def _ranks(study: SpeedupStudy) -> Table:
-    """Build the table with one row per rank: the saving of its step, by group."""
 
     def group(title: str) -> Field[Ledger]:
         return Field(title, lambda row: total(line.saved_ns for line in row.lines if _group(line) == title), exact_cell, "ms")
@@ -414,7 +389,6 @@ def _ranks(study: SpeedupStudy) -> Table:
 
 
 def _waiting(study: SpeedupStudy) -> Table:
-    """Build the table with one row per rank of both sides: waiting and data transfer in its collectives."""
     fields: tuple[Field[tuple[LoadedSide, MemberTime]], ...] = (
         Field("side", lambda row: row[0].name),
         Field("trace", lambda row: row[0].labels[row[1].trace]),
@@ -433,7 +407,6 @@ def _waiting(study: SpeedupStudy) -> Table:
 
 
 def _group(line: LedgerLine) -> str:
-    """Return the column of the table of ranks that a line belongs to."""
     if trace_part(line.label) in NAMELESS:
         return Part.UNNAMED.value
     if line.label.path[0] != "step":
@@ -544,12 +517,12 @@ def _pieces(trace: Trace, own: TracedSide, tile: int) -> Iterator[Piece]:
     events, zero = trace.device_events, own.tiles[tile].start_ns
     columns = (own.pieces.start, own.pieces.end, own.pieces.label, own.pieces.event)
     for start, end, label, event in zip(*(column[chosen].tolist() for column in columns), strict=True):
-        kind = kind_of(LABELS[label])
+        kind = _kind_of(LABELS[label])
         name = kind.label if event < 0 else kernel_name(events.names[events.name[event]]).group
         yield Piece(start - zero, end - zero, name, kind)
 
 
-def kind_of(label: Label) -> Kind:
+def _kind_of(label: Label) -> Kind:
     """Return the class in which a label is drawn."""
     place, activity = label.path[0], label.activity
     if activity in IDLE_KINDS:

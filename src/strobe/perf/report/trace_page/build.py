@@ -82,8 +82,7 @@ ASSUMPTIONS: Final = (
 """Assumptions of the dependency graph."""
 
 
-def critical_path_section(study: TraceStudy) -> Section | None:
-    """Build the section with parts and what-ifs of traces read with details; `None` if none with device events was."""
+def _critical_path_section(study: TraceStudy) -> Section | None:
     blocks: list[Block] = []
     for of in tables.seen(study):
         if isinstance(of.path, str):
@@ -100,8 +99,7 @@ def critical_path_section(study: TraceStudy) -> Section | None:
     return Section("critical-path", "Critical path", lead, tuple(blocks), folded=True)
 
 
-def what_if_section(study: TraceStudy) -> Section | None:
-    """Build the section with the length of each trace without one of its parts; `None` where no critical path is known."""
+def _what_if_section(study: TraceStudy) -> Section | None:
     shown = tuple(_what_if(path) for of in tables.seen(study) for path in of.known_path if path[2])
     return Section("what-if", "What would help", "The trace without one kernel, kind or lag.", shown) if shown else None
 
@@ -110,10 +108,7 @@ def _parts(path: CriticalPath, top: int) -> Table:
     found, parts, _ = path
     fields = columns(PathPartRow, of=found)
     whole = ExactTime(found.duration_ns), share_cell(found.duration_ns, found.duration_ns)
-    rows = (
-        *rows_of(fields, parts, top=top),
-        padded(len(fields), Text("the whole path"), Text(""), *whole, strong=True),
-    )
+    rows = (*rows_of(fields, parts, top=top), padded(len(fields), Text("the whole path"), Text(""), *whole, strong=True))
     notes = [f"{kind}: {LAG_HINTS[kind]}." for kind in dict.fromkeys(part.kind for part in parts) if kind in LAG_HINTS]
     if found.inferred_events:
         notes.append(
@@ -146,8 +141,7 @@ _SLOW_STEP: Final = 1.2
 """Length of a step that is named as slow, in medians."""
 
 
-def answer_section(study: TraceStudy) -> Section | None:
-    """Build the section that a reader begins with; `None` without device events."""
+def _answer_section(study: TraceStudy) -> Section | None:
     seen = tables.seen_devices(study)
     if not seen:
         return None
@@ -184,14 +178,12 @@ def _sentences(study: TraceStudy, one: tables.DeviceFindings, devices: int) -> I
 
 
 def _spent(by_name: Counter[str]) -> str:
-    """Return the names that took most of a time."""
     return ", ".join(
         f"{_ms(ns)} ms {name if name == BETWEEN else f'in {shorten(name)}'}" for name, ns in by_name.most_common(_MOST)
     )
 
 
 def _steps(one: tables.DeviceFindings) -> Iterator[str]:
-    """Yield the length of a step, and the slowest with the time before the first one."""
     found = one.steps
     if not isinstance(found, Steps):
         return
@@ -210,7 +202,6 @@ def _steps(one: tables.DeviceFindings) -> Iterator[str]:
 
 
 def _layers(one: tables.DeviceFindings) -> Iterator[str]:
-    """Yield number, time and share of the layers that take most, and the slowest of them."""
     found = next((group for group in one.layers if not group.inside and (group.path or group.by_kernels)), None)
     if found is None:
         return
@@ -281,7 +272,6 @@ def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
 
 
 def _few(items: Sequence[str]) -> Iterator[str]:
-    """Yield the items; of many only the first ones, and the count of the others."""
     yield from items[:MAX_ITEMS]
     if len(items) > MAX_ITEMS:
         yield f"and {len(items) - MAX_ITEMS} more like these; the tables have all of them"
@@ -370,8 +360,7 @@ def _slowed(trace: Trace, label: str) -> Iterator[str]:
 # Top of the page: the files read, and each device on one line.
 
 
-def overview_section(study: TraceStudy) -> Section:
-    """Build the section with the devices on one line each, the files and the metadata."""
+def _overview_section(study: TraceStudy) -> Section:
     blocks: list[Block] = []
     devices = _devices(study)
     if devices:
@@ -384,8 +373,7 @@ def overview_section(study: TraceStudy) -> Section:
     return Section("overview", "What was read", "", tuple(blocks))
 
 
-def trace_facts(study: TraceStudy) -> tuple[Fact, ...]:
-    """Return the facts below the title: files, ranks, devices, events, window."""
+def _trace_facts(study: TraceStudy) -> tuple[Fact, ...]:
     traces = study.traces
     products = sorted({device.name for trace in traces for device in trace.devices if device.name})
     ranks = sorted({trace.rank for trace in traces if trace.rank is not None})
@@ -438,7 +426,6 @@ def _devices(study: TraceStudy) -> Table | None:
 
 
 def _top(one: tables.DeviceFindings) -> tuple[Cell, Cell]:
-    """Return the cells of the group of kernels with the largest exclusive time, and of its share of busy time."""
     times: dict[str, tuple[int, int]] = {}
     for row in one.hot:
         if row.kind == "kernel":
@@ -453,9 +440,9 @@ def _top(one: tables.DeviceFindings) -> tuple[Cell, Cell]:
 # Builder of the report of a `TraceStudy`. No clock, no randomness: the same traces give the same report.
 
 SECTIONS: Final[tuple[Callable[[TraceStudy], Section | None], ...]] = (
-    answer_section,
-    what_if_section,
-    overview_section,
+    _answer_section,
+    _what_if_section,
+    _overview_section,
     activity_section,
     device_kernels,
     operator_times_section,
@@ -467,7 +454,7 @@ SECTIONS: Final[tuple[Callable[[TraceStudy], Section | None], ...]] = (
     gaps_section,
     launch_section,
     queue_section,
-    critical_path_section,
+    _critical_path_section,
     regions_section,
     ranges_section,
     collectives_section,
@@ -487,7 +474,7 @@ def build_trace_report(study: TraceStudy) -> Report:
     return page(
         title=f"Trace {first}" if len(study.traces) == 1 else f"{len(study.traces)} traces: {first} to {study.labels[-1]}",
         subtitle=_subtitle(study),
-        facts=trace_facts(study),
+        facts=_trace_facts(study),
         banners=trace_banners(study),
         sections=sections,
     )

@@ -29,15 +29,7 @@ from strobe.perf.analysis.device.activity import (
 )
 from strobe.perf.analysis.device.intervals import Distribution, Window
 from strobe.perf.analysis.device.kernels import kernel_name, kernel_table
-from strobe.perf.analysis.device.launch import (
-    LENGTHS,
-    GapsRow,
-    Launch,
-    LaunchRow,
-    Queue,
-    QueueRow,
-    integrity,
-)
+from strobe.perf.analysis.device.launch import LENGTHS, GapsRow, Launch, LaunchRow, Queue, QueueRow, integrity
 from strobe.perf.analysis.structure.memory import MemoryRow, mib, recorded
 from strobe.perf.analysis.structure.steps import Steps
 from strobe.perf.report.blocks.fields import spread
@@ -109,12 +101,12 @@ MAX_STRETCHES: Final = 12
 """Most rows of the table for each lane."""
 
 
-def permille(edges_ns: Sequence[int], ns: Sequence[int]) -> tuple[int, ...]:
+def _permille(edges_ns: Sequence[int], ns: Sequence[int]) -> tuple[int, ...]:
     """Return what part of each bin some times take, in thousandths."""
     return tuple(1000 * value // max(1, right - left) for value, (left, right) in zip(ns, pairwise(edges_ns), strict=True))
 
 
-def stretches_table(
+def _stretches_table(
     caption: str,
     head: str,
     labels: Iterable[str],
@@ -186,7 +178,6 @@ def _causes(study: TraceStudy) -> Table:
 
 
 def _overheads(seen: Sequence[tables.DeviceFindings]) -> Iterator[Table]:
-    """Yield the table of profiler overheads that held the host up, where the traces name them."""
     fields: tuple[Field[tuple[tables.DeviceFindings, str, int]], ...] = (
         Field("device", lambda row: row[0].name, Code),
         Field("overhead", lambda row: row[1], Code),
@@ -232,7 +223,7 @@ def _picture(seen: Sequence[tables.DeviceFindings]) -> Iterator[Figure]:
         length_ns=edges_ns[-1],
         kinds=tuple(CLASS_KINDS[ACTIVITIES[number]] for number in present),
         lanes=tuple(
-            StripLane(name, tuple(permille(edges_ns, lane[number]) for number in present))
+            StripLane(name, tuple(_permille(edges_ns, lane[number]) for number in present))
             for (name, _), lane in zip(drawn, every, strict=True)
         ),
     )
@@ -242,7 +233,7 @@ def _picture(seen: Sequence[tables.DeviceFindings]) -> Iterator[Figure]:
     named = ((name, edges_ns, [lane[number] for number in present]) for (name, _), lane in zip(drawn, every, strict=True))
     labels = (kind.label for kind in picture.kinds)
     notes = ("Exclusive: a row adds up to the part of its stretch that the device's window covers.",)
-    table = stretches_table("Time by class in stretches of the picture.", "device", labels, named, notes)
+    table = _stretches_table("Time by class in stretches of the picture.", "device", labels, named, notes)
     yield Figure(title, alt, picture, table)
 
 
@@ -288,7 +279,6 @@ def _queue_name(one: tables.DeviceFindings, queue: Queue) -> str:
 
 
 def _pictures(drawn: Sequence[tuple[tables.DeviceFindings, Queue]]) -> Iterator[Figure]:
-    """Yield one picture for all queues over windows of the same length."""
     kinds = tuple(Kind(_label(low, high), style) for (low, high), style in zip(LENGTHS, _STYLES, strict=True))
     for length in dict.fromkeys(queue.row.span_ns for _, queue in drawn):
         lanes = [(one, queue) for one, queue in drawn if queue.row.span_ns == length]
@@ -298,14 +288,14 @@ def _pictures(drawn: Sequence[tuple[tables.DeviceFindings, Queue]]) -> Iterator[
             length_ns=length,
             kinds=kinds,
             lanes=tuple(
-                StripLane(_queue_name(one, queue), tuple(permille(queue.edges_ns, own) for own in queue.lengths_ns))
+                StripLane(_queue_name(one, queue), tuple(_permille(queue.edges_ns, own) for own in queue.lengths_ns))
                 for one, queue in lanes
             ),
         )
         alt = "Shares of time by queue length, one lane per queue; the table gives the times of longer stretches."
         named = ((_queue_name(one, queue), queue.edges_ns, queue.lengths_ns) for one, queue in lanes)
         caption = "Time by length in stretches of the picture."
-        table = stretches_table(caption, "queue", (kind.label for kind in kinds), named)
+        table = _stretches_table(caption, "queue", (kind.label for kind in kinds), named)
         yield Figure("Length of the queues over time.", alt, strip, table)
 
 
@@ -366,7 +356,6 @@ def _verdicts(seen: Sequence[tables.DeviceFindings]) -> Table:
 
 
 def _meaning(one: tables.DeviceFindings) -> str:
-    """Return the meaning of the verdict and the remedy."""
     if one.done.verdict != "unknown":
         return _MEANING[one.done.verdict]
     if 2 * one.launches.num_uncorrelated > one.launches.num_unlinked:
@@ -401,7 +390,6 @@ def _negative(of: str, num: int) -> Cell:
 
 
 def _unlinked(name: str, found: Launch) -> str:
-    """Return a sentence with the number of events without a known launch call, and the reasons."""
     before = found.num_unlinked - found.num_uncorrelated
     why = [f"{before} were launched before the trace"] if before else []
     why += [f"{found.num_uncorrelated} carry no correlation"] if found.num_uncorrelated else []
@@ -511,7 +499,6 @@ def timeline_section(study: TraceStudy) -> Section | None:
 
 
 def _stretches(study: TraceStudy) -> Iterator[tuple[str, DeviceView]]:
-    """Yield the part of each device's time that its lane shows, with its label."""
     for one in tables.seen_devices(study):
         view = one.view
         if one.of.window is None and isinstance(one.steps, Steps):
@@ -547,7 +534,6 @@ def _bounds(view: DeviceView, first: int, last: int) -> tuple[int, int]:
 
 
 def _top_group(views: Iterable[DeviceView]) -> str:
-    """Return the group of kernels with the most exclusive time over all lanes; empty without kernels."""
     owned: Counter[str] = Counter()
     for view in views:
         owned.update({row.kernel: row.exclusive_ns for row, _ in kernel_table(view) if row.kind == "kernel"})

@@ -14,14 +14,7 @@ from strobe.core.printable import bytes_in, first_of
 from strobe.core.spans import FRAME_BLOCK
 from strobe.perf.analysis.device.intervals import Distribution, Window, distribution
 from strobe.perf.analysis.device.kernels import MANGLED
-from strobe.perf.analysis.operators import (
-    OperatorRateRow,
-    OperatorRow,
-    Operators,
-    OperatorTimeRow,
-    OperatorTimes,
-    host_ranges,
-)
+from strobe.perf.analysis.operators import OperatorRateRow, OperatorRow, Operators, OperatorTimeRow, OperatorTimes, host_ranges
 from strobe.perf.analysis.runs.breakdown import breakdown
 from strobe.perf.analysis.structure.collectives import (
     CollectiveRow,
@@ -171,7 +164,6 @@ def uneven_text(steps: Steps) -> str:
 
 
 def _spoken(told: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """Yield each note with the devices it applies to, once for all of them."""
     for note, names in told.items():
         yield f"{first_of(names, 1)}: {note}."
 
@@ -251,7 +243,6 @@ def _sums(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
 
 
 def _layer_blocks(one: tables.DeviceFindings, top: int) -> Iterator[Block]:
-    """Yield the table of first against later layers of each kind, and that of each layer of the kind with the most time."""
     if groups := one.layers:
         yield _first_and_later(one.name, groups, one.ranges.sum_ns)
         group = next((group for group in groups if not group.inside), groups[0])
@@ -394,7 +385,6 @@ def _paths(root: CallNode, top: int) -> Table:
 
 
 def _spelled(root: CallNode) -> Iterator[tuple[tuple[str, ...], CallNode]]:
-    """Yield every node below the root with its path, at any depth."""
     waiting: list[tuple[tuple[str, ...], CallNode]] = [((), root)]
     while waiting:
         path, node = waiting.pop()
@@ -563,7 +553,6 @@ def _callers(row: OperatorTimeRow, times: OperatorTimes) -> str:
 
 
 def _listed(parts: Sequence[tuple[str, int]], whole: int) -> str:
-    """Return the largest parts in words, with their shares if there are several."""
     return first_of([f"{name} {_percent(ns, whole)}" if len(parts) > 1 else name for name, ns in parts], _NAMED)
 
 
@@ -617,7 +606,6 @@ def _roofline_table(one: tables.DeviceFindings, busy_ns: int, top: int) -> Table
 
 
 def _roofline_notes(one: tables.DeviceFindings) -> Iterator[str]:
-    """Yield reasons for missing costs, impossible rates, and a remark on dtypes."""
     reasons: dict[str, dict[str, None]] = defaultdict(dict)
     for row, _ in one.rates:
         if row.unknown:
@@ -700,16 +688,7 @@ def _kinds(study: TraceStudy) -> Table:
     rows = (row for of in tables.seen(study) for own in of.communication for row in own.kinds)
     told, top = sorted(rows, key=lambda row: -row.exposed_ns), study.options.top
     fields = tables.on_devices(
-        study,
-        CollectiveRow,
-        "collective",
-        "group",
-        "ranks",
-        "message_bytes",
-        "calls",
-        "exposed_ns",
-        "sum_ns",
-        *FIGURES,
+        study, CollectiveRow, "collective", "group", "ranks", "message_bytes", "calls", "exposed_ns", "sum_ns", *FIGURES
     )
     notes = ["Durations hold the wait for the last rank. Exposed times add up only where collectives do not overlap."]
     cut = sum(own.num_cut for of in tables.seen(study) for own in of.communication)
