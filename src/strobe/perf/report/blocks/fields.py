@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from strobe.core import spans
 from strobe.core.files import found_inside
@@ -20,6 +20,7 @@ from strobe.perf.table.fields import Field, T, Unit, count, exact_cell, numeric
 from strobe.perf.table.model import (
     SCHEMA_VERSION,
     Banner,
+    Block,
     Cell,
     Fact,
     Headline,
@@ -39,6 +40,8 @@ from strobe.perf.table.model import (
 
 # Columns of a distribution of times, and the rule for when a p99 is given.
 
+K = TypeVar("K")
+V = TypeVar("V")
 Figure = Literal["min", "p50", "mean", "p99", "max", "sum"]
 SPREAD: Final[tuple[Figure, ...]] = ("min", "p50", "mean", "p99", "max")
 
@@ -129,14 +132,9 @@ def page(
     )
 
 
-def date_fact(date: str) -> Fact:
-    """Return the fact of a date that was recorded as ISO 8601 in UTC."""
-    return Fact("Date", Text(date.replace("T", " ").replace("Z", " UTC")))
-
-
 def run_facts(header: Header) -> tuple[Fact, Fact]:
-    """Return the facts that name a run: its date and its number."""
-    return date_fact(header.date), Fact("Run", Text(header.run))
+    """Return the facts that name a run: its date, recorded as ISO 8601 in UTC, and its number."""
+    return Fact("Date", Text(header.date.replace("T", " ").replace("Z", " UTC"))), Fact("Run", Text(header.run))
 
 
 # Cells of ratios with intervals, and of verdicts.
@@ -178,6 +176,20 @@ def speedup_headline(label: str, series: int, found: Comparison) -> Headline:
     if found.interval is not None:
         detail = f"{found.interval.low:.3f} to {found.interval.high:.3f} at {100 * LEVEL:.0f} %, {pairs}"
     return Headline(label, series, found.cell, verdict_cell(found.verdict), detail)
+
+
+def section_of(id: str, title: str, lead: str, blocks: Iterable[Block | None], *, folded: bool = False) -> Section | None:
+    """Return the section of the blocks that there are; None if there are none."""
+    shown = tuple(block for block in blocks if block is not None)
+    return Section(id, title, lead, shown, folded) if shown else None
+
+
+def gathered(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """Return the values of each key, both in their order."""
+    found: dict[K, list[V]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 # Words for samples of calls, which are recorded as clips of one frame block.
@@ -272,6 +284,5 @@ def clips_section(study: RunStudy) -> Section | None:
             path = found_inside(subject.run.folder, video.path) if video.variant == subject.name else None
             if path is not None:
                 items.append(VideoLink(subject.label, Path(os.path.relpath(path, study.folder)).as_posix(), video.caption))
-    if not items:
-        return None
-    return Section("clips", "Clips", "The same prompts and the same noise in every variant.", (Videos(tuple(items)),))
+    lead = "The same prompts and the same noise in every variant."
+    return section_of("clips", "Clips", lead, [Videos(tuple(items))] if items else [])

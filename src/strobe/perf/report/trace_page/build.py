@@ -14,7 +14,7 @@ from strobe.perf.analysis.device.launch import integrity
 from strobe.perf.analysis.structure.captures import holds_captures
 from strobe.perf.analysis.structure.host import BETWEEN, host_work
 from strobe.perf.analysis.structure.steps import Steps, TraceStepRow
-from strobe.perf.report.blocks.fields import page
+from strobe.perf.report.blocks.fields import page, section_of
 from strobe.perf.report.study import TraceStudy
 from strobe.perf.report.trace_page import tables
 from strobe.perf.report.trace_page.device import (
@@ -41,7 +41,6 @@ from strobe.perf.report.trace_page.structure import (
 from strobe.perf.table.fields import Field, heads, numeric, padded, rows_of, share_cell, table_of
 from strobe.perf.table.model import (
     Banner,
-    Block,
     Cell,
     Code,
     Count,
@@ -83,25 +82,18 @@ ASSUMPTIONS: Final = (
 
 
 def _critical_path_section(study: TraceStudy) -> Section | None:
-    blocks: list[Block] = []
-    for of in tables.seen(study):
-        if isinstance(of.path, str):
-            blocks.append(Notes((of.path,)))
-        elif of.path is not None:
-            blocks.append(_parts(of.path, study.options.top))
-    if not blocks:
-        return None
+    found = (of.path for of in tables.seen(study) if of.path is not None)
+    blocks = [Notes((path,)) if isinstance(path, str) else _parts(path, study.options.top) for path in found]
     lead = (
         "The longest chain through host, queue and devices, from the first launch call to the end of the last device event. Only "
         "what is on it decides how long the trace took; the rest ran beside it."
     )
-    blocks.append(Notes(ASSUMPTIONS))
-    return Section("critical-path", "Critical path", lead, tuple(blocks), folded=True)
+    return section_of("critical-path", "Critical path", lead, (*blocks, Notes(ASSUMPTIONS)) if blocks else (), folded=True)
 
 
 def _what_if_section(study: TraceStudy) -> Section | None:
     shown = tuple(_what_if(path) for of in tables.seen(study) for path in of.known_path if path[2])
-    return Section("what-if", "What would help", "The trace without one kernel, kind or lag.", shown) if shown else None
+    return section_of("what-if", "What would help", "The trace without one kernel, kind or lag.", shown)
 
 
 def _parts(path: CriticalPath, top: int) -> Table:
@@ -185,12 +177,10 @@ def _spent(by_name: Counter[str]) -> str:
 
 def _steps(one: tables.DeviceFindings) -> Iterator[str]:
     found = one.steps
-    if not isinstance(found, Steps):
+    if not isinstance(found, Steps) or len(found.steps) == 1:
         return
     lengths = sorted(step.length_ns for step in found.steps)
     median, slowest = lengths[len(lengths) // 2], max(found.steps, key=_whole_ns)
-    if len(lengths) == 1:
-        return
     said = f"{len(lengths)} steps, median {_ms(median)} ms"
     if _whole_ns(slowest) > _SLOW_STEP * median:
         said += f"; the slowest, {slowest.step}, takes {_ms(_whole_ns(slowest))} ms"
@@ -249,6 +239,9 @@ def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
     seen = tables.seen_devices(study)
     uneven = [(one.name, uneven_text(one.steps)) for one in seen if isinstance(one.steps, Steps)]
     late = [text for one in seen for text in _host_bound(one)]
+    slow = "slowed the host at every operator; check against a run without the profiler"
+    costly = [(label, [key for key in _SLOWING_OPTIONS if trace.metadata.get(key) == "1"]) for trace, label in told]
+    slowed = (f"{label}: {', '.join(keys)} {slow}" for label, keys in costly if keys)
     found: tuple[tuple[Literal["stop", "caution"], str, Iterable[str]], ...] = (
         ("stop", "Truncated", (f"{label}: {ends}" for trace, label in told if trace.counts.truncated)),
         ("stop", "Events lost", (text for one in told for text in _lost(*one))),
@@ -265,16 +258,15 @@ def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
         ),
         ("caution", "Host-bound", late if len(seen) > 1 else ()),
         ("caution", "Uneven steps", (f"{name}: {text}" for name, text in uneven if text)),
-        ("caution", "The profiler may have slowed the host down", (text for one in told if late for text in _slowed(*one))),
+        ("caution", "The profiler may have slowed the host down", slowed if late else ()),
     )  # fmt: skip
-    banners = (Banner(level, title, tuple(_few(list(items)))) for level, title, items in found)
-    return tuple(banner for banner in banners if banner.items)
-
-
-def _few(items: Sequence[str]) -> Iterator[str]:
-    yield from items[:MAX_ITEMS]
-    if len(items) > MAX_ITEMS:
-        yield f"and {len(items) - MAX_ITEMS} more like these; the tables have all of them"
+    listed = ((level, title, tuple(items)) for level, title, items in found)
+    more = "and {} more like these; the tables have all of them"
+    return tuple(
+        Banner(level, title, items if len(items) <= MAX_ITEMS else (*items[:MAX_ITEMS], more.format(len(items) - MAX_ITEMS)))
+        for level, title, items in listed
+        if items
+    )
 
 
 def _lost(trace: Trace, label: str) -> Iterator[str]:
@@ -351,26 +343,13 @@ def _host_bound(seen: tables.DeviceFindings) -> Iterator[str]:
         )
 
 
-def _slowed(trace: Trace, label: str) -> Iterator[str]:
-    found = [key for key in _SLOWING_OPTIONS if trace.metadata.get(key) == "1"]
-    if found:
-        yield f"{label}: {', '.join(found)} slowed the host at every operator; check against a run without the profiler"
-
-
 # Top of the page: the files read, and each device on one line.
 
 
-def _overview_section(study: TraceStudy) -> Section:
-    blocks: list[Block] = []
-    devices = _devices(study)
-    if devices:
-        blocks.append(devices)
+def _overview_section(study: TraceStudy) -> Section | None:
     files = [of.file for of in tables.seen(study)]
-    blocks.append(table_of("Files that were read.", columns(tables.TraceFile), files, collapsed=len(files) > 8))
-    metadata = _metadata(study)
-    if metadata:
-        blocks.append(metadata)
-    return Section("overview", "What was read", "", tuple(blocks))
+    read = table_of("Files that were read.", columns(tables.TraceFile), files, collapsed=len(files) > 8)
+    return section_of("overview", "What was read", "", (_devices(study), read, _metadata(study)))
 
 
 def _trace_facts(study: TraceStudy) -> tuple[Fact, ...]:
@@ -378,15 +357,14 @@ def _trace_facts(study: TraceStudy) -> tuple[Fact, ...]:
     products = sorted({device.name for trace in traces for device in trace.devices if device.name})
     ranks = sorted({trace.rank for trace in traces if trace.rank is not None})
     worlds = sorted({trace.world_size for trace in traces if trace.world_size is not None})
-    facts = [
+    return (
         Fact("Files", Count(len(traces))),
         Fact("Ranks", Text(f"{_listed(ranks)}{f' of {worlds[0]}' if len(worlds) == 1 else ''}" if ranks else "not said")),
         Fact("Devices", Code(", ".join(products)) if products else Text("not said")),
         Fact("Device events", Count(sum(len(trace.device_events) for trace in traces))),
         Fact("Events read", Count(sum(trace.counts.events for trace in traces))),
         Fact("Window", Code(study.options.window) if study.options.window else Text("the whole trace")),
-    ]
-    return tuple(facts)
+    )
 
 
 def _listed(numbers: Sequence[int]) -> str:
@@ -402,8 +380,6 @@ def _listed(numbers: Sequence[int]) -> str:
 
 def _metadata(study: TraceStudy) -> Table | None:
     keys = sorted({key for trace in study.traces for key in trace.metadata})
-    if not keys:
-        return None
 
     def value(key: str) -> Cell:
         found = {trace.metadata.get(key) for trace in study.traces}
@@ -411,7 +387,7 @@ def _metadata(study: TraceStudy) -> Table | None:
         return Text(f"differs: {len(found)} values", "bad") if only is None else Code(only)
 
     fields: tuple[Field[str], ...] = (Field("key", Code), Field("value", value))
-    return table_of("What the traces say of themselves.", fields, keys, collapsed=True)
+    return table_of("What the traces say of themselves.", fields, keys, collapsed=True) if keys else None
 
 
 def _devices(study: TraceStudy) -> Table | None:

@@ -32,7 +32,7 @@ from strobe.perf.analysis.device.kernels import kernel_name, kernel_table
 from strobe.perf.analysis.device.launch import LENGTHS, GapsRow, Launch, LaunchRow, Queue, QueueRow, integrity
 from strobe.perf.analysis.structure.memory import MemoryRow, mib, recorded
 from strobe.perf.analysis.structure.steps import Steps
-from strobe.perf.report.blocks.fields import spread
+from strobe.perf.report.blocks.fields import gathered, section_of, spread
 from strobe.perf.report.blocks.kernels import IDLE_KINDS, Piece, class_table, draw_lanes, merged
 from strobe.perf.report.study import TraceStudy
 from strobe.perf.report.trace_page import tables
@@ -137,6 +137,14 @@ def _stretches_table(
 
 MAX_BINS: Final = 240
 """Bins of the picture for a few lanes; all lanes together have at most four times as many."""
+_KINDS_NOTE: Final = (
+    f"Where kinds overlap, exclusive time goes to {' over '.join(PRIORITY)}. Union and sum are inclusive and do not add up over "
+    "rows."
+)
+_STREAMS_NOTE: Final = (
+    "Busy times of streams are inclusive: they do not add up to the device's. Events of one stream overlap under "
+    "programmatic dependent launch and in branches of a graph; then even the sum over one stream exceeds its busy time."
+)
 
 
 def activity_section(study: TraceStudy) -> Section | None:
@@ -144,12 +152,17 @@ def activity_section(study: TraceStudy) -> Section | None:
     seen = tables.seen_devices(study)
     if not seen:
         return None
-    blocks: list[Block] = [
-        _devices(study), *_picture(seen), _causes(study), *_overheads(seen), _kinds(study), _streams(study),
-    ]  # fmt: skip
-    without = [found.trace for found in tables.seen(study) if not found.devices]
+    blocks: list[Block] = [_devices(study), *_picture(seen), _causes(study), *_overheads(seen)]
+    kinds, streams = ([row for one in seen for row in getattr(one.account, name)] for name in ("kinds", "streams"))
+    for caption, kind, rows, note in (
+        ("Busy time by kind of work.", KindRow, kinds, _KINDS_NOTE),
+        ("Streams.", StreamRow, streams, _STREAMS_NOTE),
+    ):
+        many = kind is StreamRow and len(rows) > 4
+        blocks.append(table_of(caption, tables.on_devices(study, kind), rows, notes=(note,), collapsed=many))
+    without = tuple(f"{found.trace}: no device events." for found in tables.seen(study) if not found.devices)
     if without:
-        blocks.append(Notes(tuple(f"{label}: no device events." for label in without)))
+        blocks.append(Notes(without))
     lead = "Exact to the nanosecond, per device and never pooled: busy + idle = span, and the causes of idle time add up to idle."
     return Section("activity", "Busy and idle", lead, tuple(blocks))
 
@@ -178,39 +191,17 @@ def _causes(study: TraceStudy) -> Table:
 
 
 def _overheads(seen: Sequence[tables.DeviceFindings]) -> Iterator[Table]:
+    loading = "a kernel or module was loaded at its first use: warm up before recording, or set CUDA_MODULE_LOADING=EAGER"
     fields: tuple[Field[tuple[tables.DeviceFindings, str, int]], ...] = (
         Field("device", lambda row: row[0].name, Code),
         Field("overhead", lambda row: row[1], Code),
         exact_time("idle time", lambda row: row[2]),
         numeric("of idle", lambda row: share_cell(row[2], row[0].done.idle_ns)),
-        Field("that is", lambda row: _overhead_hint(row[1])),
+        Field("that is", lambda row: loading if "Loading" in row[1] else "the profiler's own work: not there without it"),
     )
     rows = [(one, what, ns) for one in seen for what, ns in one.account.overhead.items()]
     if rows:
         yield table_of(f"Idle time as {PROFILER_OVERHEAD}, by what held up the host.", fields, rows)
-
-
-def _overhead_hint(name: str) -> str:
-    if "Loading" in name:
-        return "a kernel or module was loaded at its first use: warm up before recording, or set CUDA_MODULE_LOADING=EAGER"
-    return "the profiler's own work: not there without it"
-
-
-def _kinds(study: TraceStudy) -> Table:
-    seen = tables.seen_devices(study)
-    priority = " over ".join(PRIORITY)
-    rows = [row for one in seen for row in one.account.kinds]
-    notes = (f"Where kinds overlap, exclusive time goes to {priority}. Union and sum are inclusive and do not add up over rows.",)
-    return table_of("Busy time by kind of work.", tables.on_devices(study, KindRow), rows, notes=notes)
-
-
-def _streams(study: TraceStudy) -> Table:
-    notes = (
-        "Busy times of streams are inclusive: they do not add up to the device's. Events of one stream overlap under "
-        "programmatic dependent launch and in branches of a graph; then even the sum over one stream exceeds its busy time.",
-    )
-    rows = [row for one in tables.seen_devices(study) for row in one.account.streams]
-    return table_of("Streams.", tables.on_devices(study, StreamRow), rows, notes=notes, collapsed=len(rows) > 4)
 
 
 def _picture(seen: Sequence[tables.DeviceFindings]) -> Iterator[Figure]:
@@ -253,8 +244,11 @@ def queue_section(study: TraceStudy) -> Section | None:
         "Device events whose launch call has started and that have not started themselves. A queue that is empty most of the "
         "time waits for the host; one that is long hides it. Nodes of a graph are launched together."
     )
-    blocks: list[Block] = [_queue_table(study, study.options.top), *_pictures(_drawn(found))]
-    return Section("queue", "Queue length", lead, tuple(blocks), folded=True)
+    rows, top = [(_queue_name(one, queue), queue.row) for one in found for queue in one.queues], study.options.top
+    name: Field[tuple[str, QueueRow]] = Field("queue", lambda row: row[0], Code)
+    fields = (name, *(field.of(lambda row: row[1]) for field in columns(QueueRow)))
+    table = table_of("Length of each queue.", fields, rows[:top], notes=left_out(rows, top), sortable=True)
+    return Section("queue", "Queue length", lead, (table, *_pictures(_drawn(found))), folded=True)
 
 
 def _drawn(found: Sequence[tables.DeviceFindings]) -> list[tuple[tables.DeviceFindings, Queue]]:
@@ -267,21 +261,13 @@ def _drawn(found: Sequence[tables.DeviceFindings]) -> list[tuple[tables.DeviceFi
     return [(one, queue) for queue in (device, *sorted(longest, key=lambda queue: queue.row.stream or 0))]
 
 
-def _queue_table(study: TraceStudy, top: int) -> Table:
-    rows = [(_queue_name(one, queue), queue.row) for one in tables.seen_devices(study) for queue in one.queues]
-    name: Field[tuple[str, QueueRow]] = Field("queue", lambda row: row[0], Code)
-    fields = (name, *(field.of(lambda row: row[1]) for field in columns(QueueRow)))
-    return table_of("Length of each queue.", fields, rows[:top], notes=left_out(rows, top), sortable=True)
-
-
 def _queue_name(one: tables.DeviceFindings, queue: Queue) -> str:
     return one.name if queue.row.stream is None else f"{one.name}, stream {queue.row.stream}"
 
 
 def _pictures(drawn: Sequence[tuple[tables.DeviceFindings, Queue]]) -> Iterator[Figure]:
     kinds = tuple(Kind(_label(low, high), style) for (low, high), style in zip(LENGTHS, _STYLES, strict=True))
-    for length in dict.fromkeys(queue.row.span_ns for _, queue in drawn):
-        lanes = [(one, queue) for one, queue in drawn if queue.row.span_ns == length]
+    for length, lanes in gathered((each[1].row.span_ns, each) for each in drawn).items():
         if not length:
             continue
         strip = Strip(
@@ -321,20 +307,17 @@ _MEANING: Final = {
 
 def launch_section(study: TraceStudy) -> Section | None:
     """Build the section with verdict, delays, launch calls and signs of loss; `None` if nothing was launched."""
-    seen = tables.seen_devices(study)
-    blocks: list[Block] = []
+    seen, blocks = tables.seen_devices(study), list[Block | None]()
     if seen:
-        blocks += [_verdicts(seen), _delays(seen), _calls(study)]
-    signs = _signs(study)
-    if signs:
-        blocks.append(signs)
-    if not blocks:
-        return None
+        calls = [row for one in seen for row in one.launches.calls[: study.options.top]]
+        caption = "Launch calls that device events of the window answer to."
+        blocks = [_verdicts(seen), _delays(seen), table_of(caption, tables.on_devices(study, LaunchRow), calls, sortable=True)]
+    blocks.append(_signs(study))
     lead = (
         "A delay runs from the launch call to the start on the device. Negative ones are legal and kept: a kernel may start "
         "before its call returns. Delays overlap each other and do not add up; the idle causes do."
     )
-    return Section("launch", "Launches", lead, tuple(blocks))
+    return section_of("launch", "Launches", lead, blocks)
 
 
 def _verdicts(seen: Sequence[tables.DeviceFindings]) -> Table:
@@ -396,12 +379,6 @@ def _unlinked(name: str, found: Launch) -> str:
     return f"{name}: {found.num_unlinked} of {found.num_events} events have no known launch call: {', '.join(why)}."
 
 
-def _calls(study: TraceStudy) -> Table:
-    rows = [row for one in tables.seen_devices(study) for row in one.launches.calls[: study.options.top]]
-    caption = "Launch calls that device events of the window answer to."
-    return table_of(caption, tables.on_devices(study, LaunchRow), rows, sortable=True)
-
-
 def _signs(study: TraceStudy) -> Table | None:
     """Build the table of signs that the profiler lost events of whole traces without saying so; None if there are none."""
     rows = []
@@ -417,8 +394,6 @@ def _signs(study: TraceStudy) -> Table | None:
         for device, stream, excess in found.impossible:
             where = f"device {device}, stream {stream}"
             rows.append((label, "durations of one stream exceed its span", where, f"{excess / 1e3:.3f} µs"))
-    if not rows:
-        return None
     fields: tuple[Field[tuple[str, str, str, str]], ...] = (
         Field("trace", lambda row: row[0], Code),
         Field("sign", lambda row: row[1]),
@@ -427,7 +402,7 @@ def _signs(study: TraceStudy) -> Table | None:
     )
     notes = ("A call can launch nothing by right: while a graph is captured, or as the last ones before the window closed.",)
     caption = "Signs that a trace does not hold all that ran (whole traces, whatever the window)."
-    return table_of(caption, fields, rows, notes=notes)
+    return table_of(caption, fields, rows, notes=notes) if rows else None
 
 
 # Gaps between the kernels of every device, by the kernels before and after.
@@ -435,17 +410,13 @@ def _signs(study: TraceStudy) -> Table | None:
 
 def gaps_section(study: TraceStudy) -> Section | None:
     """Build the section with one table of gaps per device; `None` if no device has a gap after a kernel."""
-    blocks: list[Block] = []
-    for one in tables.seen_devices(study):
-        if one.gaps.rows:
-            blocks.append(_gaps_table(one, study.options.top, collapsed=bool(blocks)))
-    if not blocks:
-        return None
+    seen = [one for one in tables.seen_devices(study) if one.gaps.rows]
+    shown = [_gaps_table(one, study.options.top, collapsed=at > 0) for at, one in enumerate(seen)]
     lead = (
         "A gap is a stretch without any kernel, compute or communication, on any stream of the device. Copies and memsets do not "
         "end one: their time in it stands beside the idle causes, and together they add up to the gap exactly."
     )
-    return Section("gaps", "Gaps between kernels", lead, tuple(blocks))
+    return section_of("gaps", "Gaps between kernels", lead, shown)
 
 
 def _gaps_table(one: tables.DeviceFindings, top: int, *, collapsed: bool) -> Table:
@@ -563,8 +534,6 @@ MAX_ROWS: Final = 24
 def memory_section(study: TraceStudy) -> Section | None:
     """Build the section with memory of every device whose allocations were recorded; `None` if there is none."""
     seen = [use for of in tables.seen(study) for use in of.memory]
-    if not seen:
-        return None
     lead = "What the allocator handed out (allocated) and held (reserved), by the host's clock, exact to within a stretch."
 
     def name(row: MemoryRow) -> str:
@@ -573,22 +542,15 @@ def memory_section(study: TraceStudy) -> Section | None:
     device: Field[MemoryRow] = Field("device", name, Code)
     peaks = table_of("Peaks.", (device, *columns(MemoryRow)), [row for row, _ in seen])
     courses = (_course(name(row), row, points) for row, points in seen if len(points) > 1)
-    return Section("memory", "Memory", lead, (peaks, *courses))
+    return section_of("memory", "Memory", lead, (peaks, *courses) if seen else ())
 
 
 def _course(name: str, row: MemoryRow, points: Sequence[tuple[int, int, int]]) -> Figure:
     series = ("allocated", "reserved") if row.peak_reserved_bytes else ("allocated",)
-    marks = [
-        PlotPoint(x=float(point[0]), y=bytes_in(point[number], "MiB"), series=number - 1)
-        for number in range(1, len(series) + 1)
-        for point in points
-    ]
-    picture = Plane(
-        x=Axis("time from the first recorded allocation", "ms"),
-        y=Axis("memory in MiB", from_zero=True),
-        marks=tuple(marks),
-        series=series,
-    )
+    numbers = range(len(series))
+    marks = (PlotPoint(float(at), bytes_in(held[number], "MiB"), number) for number in numbers for at, *held in points)
+    axes = Axis("time from the first recorded allocation", "ms"), Axis("memory in MiB", from_zero=True)
+    picture = Plane(*axes, tuple(marks), series=series)
     title, alt = f"Memory of {name} over time.", "Allocated and reserved memory over time; the table has the same."
     return Figure(title, alt, picture, _memory_table(name, points))
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -30,7 +30,7 @@ from strobe.perf.analysis.structure.ranges import COMMUNICATION, CallNode, Kind,
 from strobe.perf.analysis.structure.sections import find_sections, parse_section
 from strobe.perf.analysis.structure.steps import NO_CALL, LayerGroup, LayerRow, Period, Steps, TraceStepRow
 from strobe.perf.report.blocks.breakdown import LEAD, breakdown_blocks
-from strobe.perf.report.blocks.fields import spread
+from strobe.perf.report.blocks.fields import gathered, section_of, spread
 from strobe.perf.report.blocks.kernels import (
     Listed,
     MeasuredSections,
@@ -91,25 +91,19 @@ Found = Sequence[tuple[tables.DeviceFindings, Steps]]
 
 def steps_section(study: TraceStudy) -> Section | None:
     """Build the section with the steps of every device; `None` if no trace has device events."""
-    found: list[tuple[tables.DeviceFindings, Steps]] = []
-    without: dict[str, list[str]] = {}
-    for one in tables.seen_devices(study):
-        if isinstance(one.steps, str):
-            without.setdefault(one.steps, []).append(one.name)
-        else:
-            found.append((one, one.steps))
+    seen, top = tables.seen_devices(study), study.options.top
+    found = [(one, one.steps) for one in seen if isinstance(one.steps, Steps)]
+    without = tuple(_spoken((one.steps, one.name) for one in seen if isinstance(one.steps, str)))
     blocks: list[Block] = []
     if found:
-        blocks = [_summary(found), *_evidence(found), *(_steps_table(*each, study.options.top) for each in found)]
+        blocks = [_summary(found), *_evidence(found), *(_steps_table(*each, top) for each in found)]
     if without:
-        blocks.append(Notes(tuple(_spoken(without))))
-    if not blocks:
-        return None
+        blocks.append(Notes(without))
     lead = (
         "A step lasts from its first device event to the first one of the next step, so the steps, with what lies before and "
         "after them, add up to the span of the device exactly. Steps of the host are something else: the device lags behind."
     )
-    return Section("steps", "Steps", lead, tuple(blocks))
+    return section_of("steps", "Steps", lead, blocks)
 
 
 def _summary(found: Found) -> Table:
@@ -125,19 +119,14 @@ def _summary(found: Found) -> Table:
         count("kernels", lambda row: _median([step.kernels for step in kept[row[0]]]), "of a step, the median", missing=none),
         time("host p50", lambda row: _host(kept[row[0]]), "ms", "length of the step's range on the host"),
     )
-    told: dict[str, list[str]] = {}
-    for one, steps in found:
-        causes = Counter(steps.steady.excluded.values())
-        excluded = "; ".join(f"{cause} ({n})" for cause, n in sorted(causes.items()))
-        for note in (
-            f"left out of the times: {excluded}" if excluded else "",
-            *steps.notes,
-            steps.steady.note,
-            uneven_text(steps),
-        ):
-            if note:
-                told.setdefault(note, []).append(one.name)
-    return table_of("Length of a step, over the steady ones.", fields, found, notes=_spoken(told))
+    notes = _spoken((note, one.name) for one, steps in found for note in _step_notes(steps) if note)
+    return table_of("Length of a step, over the steady ones.", fields, found, notes=notes)
+
+
+def _step_notes(steps: Steps) -> Iterator[str]:
+    excluded = "; ".join(f"{cause} ({n})" for cause, n in sorted(Counter(steps.steady.excluded.values()).items()))
+    yield f"left out of the times: {excluded}" if excluded else ""
+    yield from (*steps.notes, steps.steady.note, uneven_text(steps))
 
 
 def _busy(kept: Sequence[TraceStepRow]) -> tuple[int, int] | None:
@@ -163,9 +152,9 @@ def uneven_text(steps: Steps) -> str:
     return f"the steps are uneven, {lengths}: no mean or median stands for all of them"
 
 
-def _spoken(told: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    for note, names in told.items():
-        yield f"{first_of(names, 1)}: {note}."
+def _spoken(told: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yield each note, given with the name of a device, once for all of them."""
+    yield from (f"{first_of(names, 1)}: {note}." for note, names in gathered(told).items())
 
 
 def _inside(step: TraceStepRow, window: Window | None) -> bool:
@@ -215,14 +204,10 @@ def _steps_table(one: tables.DeviceFindings, steps: Steps, top: int) -> Table:
     table = rows_of(fields, shown, top=top, left="steps")
     notes = []
     if window is None:
-        whole = (
-            (steps.before_ns, "before the first step"),
-            (steps.after_ns, "after the last step"),
-            (steps.end_ns - steps.start_ns, "span of the device's events"),
-        )
-        for number, (ns, text) in enumerate(whole):
-            if ns or number == 2:
-                table += (padded(len(fields), Text(text), Text(""), ExactTime(ns), strong=number == 2),)
+        around = (("before the first step", steps.before_ns), ("after the last step", steps.after_ns))
+        table += tuple(padded(len(fields), Text(text), Text(""), ExactTime(ns)) for text, ns in around if ns)
+        span = Text("span of the device's events"), Text(""), ExactTime(steps.end_ns - steps.start_ns)
+        table += (padded(len(fields), *span, strong=True),)
         notes.append("Lengths add up to the span.")
     else:
         notes.append(f"Steps that lie in the window {window.label}: {len(shown)} of {len(steps.steps)}.")
@@ -253,14 +238,13 @@ def _layer_blocks(one: tables.DeviceFindings, top: int) -> Iterator[Block]:
 
 def _first_and_later(name: str, groups: Sequence[LayerGroup], whole_ns: int) -> Table:
     device = "sum of the durations of the events of a call: p50 over the first calls"
-    span, host = (
-        "first start to last end of these events: p50 over the first calls",
-        "length of the call: p50 over the first calls",
-    )
+    span = "first start to last end of these events: p50 over the first calls"
+    host = "length of the call: p50 over the first calls"
     later, of_all = "p50 over all later calls", "sum of their events / sum of all of the device"
+    nowhere = {True: "a step", False: "no other call"}
     fields: tuple[Field[LayerGroup], ...] = (
         Field("layers", lambda group: group.name, Code),
-        Field("in", _where),
+        Field("in", lambda group: Code(group.path[-1]) if group.path else Text(nowhere[group.by_kernels], "muted")),
         count("places", lambda group: len(group.layers), "calls in one enclosing call, at most"),
         count("calls", lambda group: group.layers[0].calls + group.later.calls),
         numeric("of all", lambda group: group.sum_ns, of_all, show=share_of(whole_ns)),
@@ -279,10 +263,6 @@ def _first_and_later(name: str, groups: Sequence[LayerGroup], whole_ns: int) -> 
             "No names tell these layers: they are what the kernels repeat inside a step, named after their first kernel."
         )
     return table_of(f"The first layer against the later ones, {name}.", fields, groups, notes=notes)
-
-
-def _where(group: LayerGroup) -> Cell:
-    return Code(group.path[-1]) if group.path else Text("a step" if group.by_kernels else "no other call", "muted")
 
 
 # Device time by range, module and layer.
@@ -308,41 +288,29 @@ def ranges_section(study: TraceStudy) -> Section | None:
                 blocks += _tables(one.name, one.ranges, study.options.top)
                 blocks.append(_flame(one.name, trees[one.device], study.options.top))
             blocks += _layer_blocks(one, study.options.top)
-    if not blocks:
-        return None
     lead = (
         "A device event belongs to the ranges and modules that were open on the thread of its launch call when that call "
         "started, a graph's kernels to those around the launch of the graph. Sums include nested calls, exclusive times do not. "
         "Names that differ in a number at their end (ProfilerStep#3, Linear_12) are one row."
     )
-    return Section("ranges", "Ranges, modules and layers", lead, tuple(blocks))
+    return section_of("ranges", "Ranges, modules and layers", lead, blocks)
 
 
 def _tables(name: str, ranges: Ranges, top: int) -> Iterator[Block]:
     for kind, title in _TITLES.items():
         if rows := ranges.of_kind(kind):
-            yield table_of(
-                f"{title}, {name}.",
-                columns(RangeRow, of=ranges),
-                rows,
-                top=top,
-                notes=("Only the exclusive column adds up.",),
-                sortable=True,
-                collapsed=min(len(rows), top + 1) > 12,
-            )
-    notes = []
-    if ranges.outside_events:
-        notes.append(f"{name}: {ranges.outside_events} events were launched outside every range and module.")
-    if ranges.unlinked_events:
-        notes.append(f"{name}: the trace does not hold the launch of {ranges.unlinked_events} events; their range is not known.")
+            fields, notes = columns(RangeRow, of=ranges), ("Only the exclusive column adds up.",)
+            many = min(len(rows), top + 1) > 12
+            yield table_of(f"{title}, {name}.", fields, rows, top=top, notes=notes, sortable=True, collapsed=many)
     silent = sum(row.calls for row in ranges.of_kind("range") if not row.events and row.name.startswith(COMMUNICATION))
-    if silent:
-        notes.append(
-            f"{name}: {silent} calls of ranges around collectives launched nothing on their own thread; what they stand for is "
-            "in the section on communication."
-        )
-    if notes:
-        yield Notes(tuple(notes))
+    told = (
+        (ranges.outside_events, "{} events were launched outside every range and module."),
+        (ranges.unlinked_events, "the trace does not hold the launch of {} events; their range is not known."),
+        (silent, "{} calls of ranges around collectives launched nothing on their own thread; what they stand for is in the "
+                 "section on communication."),
+    )  # fmt: skip
+    if any(number for number, _ in told):
+        yield Notes(tuple(f"{name}: {words.format(number)}" for number, words in told if number))
 
 
 def _flame(name: str, root: CallNode, top: int) -> Figure:
@@ -414,7 +382,7 @@ def regions_section(study: TraceStudy) -> Section | None:
             blocks += breakdown_blocks(label, breakdown(own))
         except DataError as error:
             blocks.append(Notes((f"{label}: {error}",)))
-    return Section("breakdown", "Breakdown", LEAD, tuple(blocks)) if blocks else None
+    return section_of("breakdown", "Breakdown", LEAD, blocks)
 
 
 # Sections around focal events, each with its definition: length, busy time, and skipped calls.
@@ -468,10 +436,8 @@ def operators_section(study: TraceStudy) -> Section | None:
         blocks.append(_threads(found, label))
         blocks.append(table_of(f"{label}: operators by self time.", fields, found.rows, top=study.options.top, sortable=True))
         blocks += _ranges(of.read, of.window, label, study.options.top)
-    if not blocks:
-        return None
     lead = "No device events were recorded, so this is the host's time: what its operators took, each without those it calls."
-    return Section("operators", "Operators", lead, tuple(blocks))
+    return section_of("operators", "Operators", lead, blocks)
 
 
 def _threads(found: Operators, label: str) -> Table:
@@ -514,13 +480,11 @@ def operator_times_section(study: TraceStudy) -> Section | None:
         most = bytes_in(DETAILED_BYTES, "MB")
         said = f"{', '.join(unread)}: not read, because a file has more than {most:.0f} MB; --details reads them."
         blocks.append(Notes((said,)))
-    if not blocks:
-        return None
     lead = (
         "Every device event by the operator that launched it. Exclusive times add up to the busy time; what no operator launched "
         "(Triton kernels outside of one, graphs) is a row of its own."
     )
-    return Section("operator-times", "GPU time by operator", lead, tuple(blocks), folded=True)
+    return section_of("operator-times", "GPU time by operator", lead, blocks, folded=True)
 
 
 def _operator_times_table(one: tables.DeviceFindings, times: OperatorTimes, top: int) -> Table:
@@ -606,12 +570,9 @@ def _roofline_table(one: tables.DeviceFindings, busy_ns: int, top: int) -> Table
 
 
 def _roofline_notes(one: tables.DeviceFindings) -> Iterator[str]:
-    reasons: dict[str, dict[str, None]] = defaultdict(dict)
-    for row, _ in one.rates:
-        if row.unknown:
-            reasons[row.unknown][row.operator] = None
-    for reason, names in reasons.items():
-        yield f"Not counted, {first_of([*names], _MOST_REASONS)}: {reason}."
+    unknown = dict.fromkeys((row.unknown, row.operator) for row, _ in one.rates if row.unknown)
+    for reason, names in gathered(unknown).items():
+        yield f"Not counted, {first_of(names, _MOST_REASONS)}: {reason}."
     if one.peaks is not None and any(row.dtype == "float32" and row.call_flops for row, _ in one.rates):
         yield "float32 is held against the peak without tensor cores; whether TF32 ran instead is not in the trace."
     for row, found in one.rates:
@@ -687,9 +648,8 @@ def _devices(found: Sequence[tuple[str, Communication]]) -> Table:
 def _kinds(study: TraceStudy) -> Table:
     rows = (row for of in tables.seen(study) for own in of.communication for row in own.kinds)
     told, top = sorted(rows, key=lambda row: -row.exposed_ns), study.options.top
-    fields = tables.on_devices(
-        study, CollectiveRow, "collective", "group", "ranks", "message_bytes", "calls", "exposed_ns", "sum_ns", *FIGURES
-    )
+    named = ("collective", "group", "ranks", "message_bytes", "calls", "exposed_ns", "sum_ns", *FIGURES)
+    fields = tables.on_devices(study, CollectiveRow, *named)
     notes = ["Durations hold the wait for the last rank. Exposed times add up only where collectives do not overlap."]
     cut = sum(own.num_cut for of in tables.seen(study) for own in of.communication)
     if cut:
@@ -707,12 +667,12 @@ def _across(names: Sequence[str], together: CollectiveSkew, top: int) -> Iterato
         yield _members(names, together)
         yield _meeting_kinds(together, top)
     notes = [f"{together.matched} collectives were found on every rank that has a trace, by {together.by}."]
-    if together.unmatched:
-        notes.append(f"{together.unmatched} have no counterpart in the other traces and are not split.")
-    if together.one_way:
-        notes.append(f"{together.one_way} go one way (not all ranks wait for all others) and are not split.")
-    if together.cut:
-        notes.append(f"{together.cut} are cut by the edges of the window and are not split.")
+    left = (
+        (together.unmatched, "have no counterpart in the other traces"),
+        (together.one_way, "go one way (not all ranks wait for all others)"),
+        (together.cut, "are cut by the edges of the window"),
+    )
+    notes += [f"{number} {why} and are not split." for number, why in left if number]
     notes += [f"{problem}." for problem in together.problems]
     if clock.checked and clock.aligned:
         seen = f"at most {time_text(clock.worst_ns, 'µs')} µs before" if clock.worst_ns else "never before"
