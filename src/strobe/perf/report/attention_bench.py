@@ -140,10 +140,7 @@ def _at_busy_clock(row: Entry) -> float | Missing:
 
 
 def _peak_fields(cells: Sequence[CellRun]) -> tuple[Field[Entry], ...]:
-    """Return the columns of shares of the published peak, of the SM clock, and of times at the clock of a busy chip.
-
-    Those of a clock are left out where none was sampled, those of a peak where none is published.
-    """
+    """Return the columns of shares of the peak, if one is published, and of the SM clock, if one was sampled."""
     clocked = any(entry.clocks for _, entry in entries(cells))
     shares = rate_fields(cells[0].peaks, _roof, clocked=clocked) if cells[0].peaks is not None else ()
     clock: Field[Entry] = Field(
@@ -355,11 +352,7 @@ def _settings(cells: Sequence[CellRun]) -> Iterator[Setting]:
 
 
 def choose(settings: Sequence[Setting]) -> dict[str, tuple[Setting | None, str]]:
-    """Choose one setting for each scenario, and name the rule behind the choice.
-
-    Returns:
-        by scenario: the setting, or None if no measured one meets the rule.
-    """
+    """Return for each scenario the setting, None if no measured one meets the rule, and the rule."""
     keeping = [each for each in settings if (each[1].number(RECALL) or 0) >= KEPT]
     sized = [each for each in keeping if each[1].number(TEMPORARY) is not None]
     worth = [each for each in settings if (found := _found(each)) is not None and found.value >= WORTH]
@@ -458,10 +451,7 @@ def _how() -> Section:
 def _against_sparsity(
     cells: Sequence[CellRun], what: str, unit: str, value: Callable[[CellRun, GridContestant], float | None], group: str = ""
 ) -> Figure | None:
-    """Plot one number of every contestant, or of those of one group, against the share of skipped work.
-
-    One block size, one direction, one shape.
-    """
+    """Plot one number of the contestants of one shape, direction and block size against the share of skipped work."""
     named: dict[str, list[tuple[float, float]]] = {}
     for cell, entry in entries(cells):
         found = value(cell, entry) if group in ("", entry.group) else None

@@ -43,12 +43,7 @@ _NOT_TIMED: Final = "it was not timed"
 
 
 def calls_report(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[Report, tuple[Finding, ...]]:
-    """Build the page of one run, and return the findings it rests on.
-
-    Args:
-        study: one run of functions or programs.
-        allow_different: facts that are meant to differ.
-    """
+    """Build the page of one run of functions or programs, and return the findings it rests on."""
     run = study.runs[0]
     head, found = run.header, own_code(run)
     findings = find(study, allow_different)

@@ -35,12 +35,7 @@ the reference is the first dense variant of its kind, which gates are about."""
 
 
 def paired(study: RunStudy, allow_different: Sequence[str]) -> tuple[Paired, ...]:
-    """Compare every variant with each dense one of its kind (compiled or eager), and every dense kind with the baseline.
-
-    Args:
-        study: one run.
-        allow_different: facts that are meant to differ.
-    """
+    """Compare every variant with each dense one of its kind (compiled or eager), and every dense kind with the baseline."""
     subjects = {subject.name: subject for subject in study.subjects}
     dense = [subject for subject in study.subjects if not subject.settings.sparsity]
     found = []
@@ -219,12 +214,7 @@ def is_dit_run(run: RunRecords) -> bool:
 
 
 def dit_report(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[Report, tuple[Finding, ...]]:
-    """Build the page of one run of forward passes, and return it with its findings.
-
-    Args:
-        study: one run.
-        allow_different: facts that are meant to differ.
-    """
+    """Build the page of one run of forward passes, and return it with its findings."""
     run = study.runs[0]
     head, work = run.header, run.header.workload
     assert work is not None and head.model is not None, "`is_dit_run` was asked"

@@ -75,7 +75,6 @@ def log_report(
     Args:
         folders: run folders (`optimisation_log.run_folders`).
         into: folder that it will lie in.
-        facts: further ones.
         notes: on what has no entry.
 
     Raises:

@@ -79,12 +79,7 @@ def is_attention_run(run: RunRecords) -> bool:
 
 
 def attention_report(study: RunStudy, traced: Sequence[Section] = ()) -> Report:
-    """Build the page of an attention call.
-
-    Args:
-        study: of one run of attention calls.
-        traced: what the page of its traces says.
-    """
+    """Build the page of a run of attention calls, with the sections of the page of its traces."""
     header = study.runs[0].header
     compared = tuple(_compared(study))
     sections = [_times(study), _speedups(compared) if compared else None, _rooflines(study), _traces(study), *traced]
@@ -465,7 +460,6 @@ def attribution_report(traces: Sequence[tuple[str, Trace]], options: Sequence[st
         traces: each with its variant; read with operators.
         options: profiler options that were on.
         sort_by: order of the tables, one of `strobe.perf.analysis.operators.SORTS`.
-        top: rows of a table.
 
     Raises:
         ConfigError: there is no such order.

@@ -134,7 +134,6 @@ def load_study(folders: Sequence[Path], into: Path | None = None, pair: tuple[st
     """Read run folders and their traces.
 
     Args:
-        folders: run folders.
         into: folder the report will lie in, which paths are relative to; the first run folder if not given.
         pair: only these two variants, the second measured against the first.
 
@@ -257,7 +256,6 @@ class TraceStudy:
         traces: one per file, by rank and path; a job of several ranks has several.
         labels: `rank 0`, or the file's name where the ranks are not known or not different; unique.
         windows: the chosen window of each trace; `None` is all of it.
-        options: what was asked for.
         skipped: what is in the given folders and is no trace, each with the reason.
         replays: what names the kernels of each trace's graph replays, a sentence; empty without replays.
         kept: results of the functions that are computed `once`.
@@ -307,11 +305,7 @@ def _read_in_turn(files: Sequence[Path], options: TraceOptions, progress: Progre
 
 
 def _read_at_once(files: Sequence[Path], options: TraceOptions, progress: Progress | None) -> Iterator[Trace | TraceFormatError]:
-    """Yield what the files hold, each read by a process of its own.
-
-    Raises:
-        StrobeError: a process ended before it had read its file.
-    """
+    """Yield what the files hold, each read by a process of its own; a `StrobeError` if one ended before."""
     done, total = 0, sum(_size(path) for path in files)
     with ThreadPoolExecutor(cpu_cores()) as pool:
         for path, found in zip(files, pool.map(partial(_read_apart, options=options), files), strict=True):
@@ -351,11 +345,6 @@ def load_trace_study(
     """Read every trace in files and folders. Other files are skipped in a folder, and an error if they were named.
 
     From `APART` files on, each is read in a process of its own, as many at once as there are cores.
-
-    Args:
-        paths: trace files, or folders that hold some.
-        options: what the report is to show.
-        progress: told how far the reading is.
 
     Raises:
         DataError: no trace among the paths, one that cannot be read, or one without the window that was asked for.

@@ -590,13 +590,7 @@ def _stacked_lane(index: int, lane: StripLane, picture: Strip, name: str) -> str
 
 
 def draw_strip(picture: Strip, alt: str, name: str) -> str:
-    """Draw the lanes, the axis and the legend.
-
-    Args:
-        picture: what to draw.
-        alt: the picture in words.
-        name: unique on the page.
-    """
+    """Draw the lanes, the axis and the legend; `name` is unique on the page."""
     lanes = "".join(_stacked_lane(index, lane, picture, name) for index, lane in enumerate(picture.lanes) if lane.permille)
     top = len(picture.lanes) * _STACKED_LANE
     axis = _time_axis(picture.length_ns, top)

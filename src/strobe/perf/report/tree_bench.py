@@ -649,11 +649,7 @@ def tree_report(folder: Path, *, scaling: bool = False) -> Report:
 
 
 def shown_tables(cells: Sequence[CellRun], *, scaling: bool) -> tuple[Table, ...]:
-    """Choose the tables that a terminal shows, in the page's order.
-
-    Args:
-        scaling: those of scaling, instead of those of each cell.
-    """
+    """Choose the tables that a terminal shows, in the page's order: those of scaling, or those of each cell."""
     if scaling:
         blocks = [block for section in _scaling_sections(cells) for block in section.blocks]
         return tuple(block for block in blocks if isinstance(block, Table))

@@ -175,11 +175,7 @@ def _headline(row: Headline, scale: RatioScale) -> str:
 
 
 def render_html(report: Report, *, alone: bool = False) -> str:
-    """Return the whole page; the same report gives the same text.
-
-    Args:
-        alone: the page stands by itself, without the other formats beside it.
-    """
+    """Return the whole page; `alone`: without the other formats beside it. The same report gives the same text."""
     page, own = _Page(report), files("strobe.perf.report")
     style, script = (own.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     facts = "".join(f"<div><dt>{esc(fact.name)}</dt><dd>{_cell_body(fact.value, Column(''))}</dd></div>" for fact in report.facts)

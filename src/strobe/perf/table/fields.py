@@ -121,14 +121,7 @@ def both_sides(
     *,
     show: Callable[[int | Fraction], Cell] = lambda ns: exact_cell(ns),
 ) -> tuple[Field[T], ...]:
-    """Return the columns of the times of two sides and of what the second saves, in ms, to the nanosecond.
-
-    Args:
-        names: of the sides.
-        both: times of a row.
-        hint: explains the times.
-        show: cell of a time.
-    """
+    """Return the columns of the times of two sides and of what the second saves, in ms, to the nanosecond."""
     return (
         Field(names[0], lambda row: both(row)[0], show, "ms", hint=hint, total=sum),
         Field(names[1], lambda row: both(row)[1], show, "ms", hint=hint, total=sum),
@@ -139,13 +132,7 @@ def both_sides(
 def beside(
     head: str, labels: Iterable[str], unit: Unit = "", *, numeric: bool = False, show: Callable[[Any], Cell] = Text
 ) -> tuple[Field[Sequence[Any]], ...]:
-    """Return the columns of rows that are a name and one value for each label.
-
-    Args:
-        head: of the column of names.
-        labels: heads of the other columns.
-        unit: of all values; `numeric` and `show` likewise.
-    """
+    """Return the columns of rows that are a name and one value for each label."""
 
     def value(at: int) -> Callable[[Sequence[Any]], Any]:
         return lambda row: row[at]

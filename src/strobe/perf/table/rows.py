@@ -146,7 +146,6 @@ def col(
     Args:
         meaning: of the key, in the manual of the documents.
         head: of its column; empty: it is in documents alone.
-        show: cell of a value.
         get: what the column shows of a row; by default the value of the field.
         where: field without which, or with 0 in which, a row has nothing to show here.
         total: as in `Field`; `missing` likewise.

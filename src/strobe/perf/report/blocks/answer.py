@@ -80,14 +80,7 @@ def whisker_words(picture: Waterfall) -> str:
 def waterfall(
     baseline: tuple[str, Fraction], candidate: tuple[str, Fraction], lines: Sequence[Drop], whole: Interval | None = None
 ) -> Waterfall:
-    """Build the waterfall between both sides; small lines share one bar without an interval, so that the bars add up.
-
-    Args:
-        baseline: name and time.
-        candidate: likewise.
-        lines: what each line between them saves.
-        whole: the interval of what they save together.
-    """
+    """Build the waterfall between both sides; small lines share one bar without an interval, so that the bars add up."""
 
     def may_save(saved_ns: Fraction, interval: Interval | None) -> float:
         ends: tuple[float, ...] = () if interval is None else (interval.low, interval.high)
@@ -388,11 +381,7 @@ def headline(finding: Finding, found: ClipAnswer) -> str:
 
 
 def clock_words(names: tuple[str, str], found: ClipAnswer) -> str:
-    """Return what clock and power limit did to the candidate: its clock, and a unit's time at the baseline's; empty if nothing.
-
-    Args:
-        names: of the candidate and the baseline.
-    """
+    """Return what clock and power limit did to the candidate, named first; empty if nothing."""
     at, (before, after) = found.at_baseline_clock_ns, found.clocks
     if at is None or before is None or after is None:
         return ""
@@ -472,8 +461,6 @@ def limit(label: str, found: Answer, attention_rate: str = "", of_peak: float = 
     """Return one sentence on what a side spends most of its time on now, with the figure; on what bounds it where that is known.
 
     Args:
-        label: of the candidate.
-        found: the answer.
         attention_rate: FLOP rate of the attention kernel in words, added if that is the largest part.
         of_peak: that rate / the peak at the clock that ran.
     """
@@ -509,10 +496,7 @@ def _of(part_ns: float, whole_ns: float) -> str:
 
 
 def _attention_rate(subject: Subject, found: ClipAnswer) -> tuple[str, float]:
-    """Return the attention kernel's FLOP rate in a steady frame block, in words and as a share of the peak at the clock that ran.
-
-    Empty and 0 if the records give no FLOPs; 0 if the peak is not known.
-    """
+    """Return the FLOP rate of the attention kernel in words, and its share of the peak at the clock that ran; 0: not known."""
     costs = {cost.span: cost for cost in subject.settings.costs}
     took_ns = sum(float(line.candidate_ns) for line in found.lines if line.parts == (Part.ATTENTION_KERNEL,))
     if spans.DENOISE_STEP not in costs or spans.COMMIT not in costs or not subject.settings.steps:

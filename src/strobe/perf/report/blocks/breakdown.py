@@ -73,7 +73,6 @@ class Roofs:
     Args:
         costs: by region; empty: not known, and nothing is said of rates.
         peaks: of the device; None: rates only.
-        device_name: as it reports itself.
         dtype: of matrix products, where a cost names none.
         clocks: while the trace was taken; None: not sampled.
     """
@@ -320,13 +319,7 @@ def _words(place: Place) -> str:
 
 
 def gains_table(labels: tuple[str, str], theirs: Breakdown, ours: Breakdown) -> Table:
-    """Build the table of every piece on both sides: time per call in the denoise steps, and saving in a frame block.
-
-    Args:
-        labels: of the reference and of the candidate.
-        theirs: the reference's.
-        ours: the candidate's.
-    """
+    """Build the table of every piece on both sides: time per call in the denoise steps, and saving in a frame block."""
     mean = "mean of one call in the denoise steps, gaps left out"
     fields: tuple[Field[_Gained], ...] = (
         Field("piece", lambda row: row[0]),
@@ -649,12 +642,7 @@ def _cell(line: Quality | None, digits: int) -> Cell:
 
 
 def quality_table(labels: Sequence[str], values: Mapping[tuple[str, str], Quality], caption: str) -> Table:
-    """Build the table with one row per metric and one column per variant.
-
-    Args:
-        labels: of the variants, in order.
-        values: by label and metric.
-    """
+    """Build the table with one row per metric and one column per variant, of values by label and metric."""
     rows: list[Sequence[object]] = []
     notes: list[str] = []
     for metric in dict.fromkeys(metric for _, metric in values):

@@ -60,11 +60,8 @@ def spread(
 
     Args:
         get: times of a row, or the cell that says why there are none.
-        figures: in order.
-        exact: print to the last nanosecond.
         what: is counted, in the hint of the p99.
         quiet: where there is no p99, leave out of how many calls the maximum is.
-        missing: reason where a row has no times.
     """
     show = exact_cell if exact else Time
     hints = {"p99": f"from {P99_SAMPLES} {what} on; below that the maximum is all that can be said"}
@@ -112,15 +109,7 @@ def page(
     banners: Iterable[Banner] = (),
     speedups: Iterable[Speedup] = (),
 ) -> Report:
-    """Return a page.
-
-    Args:
-        title: of the page; `subtitle` says what it is about.
-        sections: in order; None is one that has nothing to say.
-        facts: of the line below the title.
-        banners: warnings, see `Banner`.
-        speedups: for scripts and gates.
-    """
+    """Return a page; a section that is None has nothing to say."""
     return Report(
         v=SCHEMA_VERSION,
         speedups=tuple(speedups),
@@ -148,12 +137,7 @@ def verdict_cell(verdict: Verdict) -> Text:
 
 
 def pair_fields(get: Callable[[T], Comparison | Missing], pairs: str = "median of the pair ratios") -> tuple[Field[T], ...]:
-    """Return the columns of a comparison of pairs: speedup, verdict, number of pairs, ratios of sums and of minima.
-
-    Args:
-        get: comparison of a row, or why there is none.
-        pairs: what the speedup is.
-    """
+    """Return the columns of a comparison of pairs: speedup, verdict, number of pairs, ratios of sums and of minima."""
 
     fields: tuple[Field[Comparison], ...] = (
         numeric("speedup", lambda found: found.cell, f"{pairs}, 95 % interval"),
@@ -218,11 +202,7 @@ def line_word(line: str, calls: bool = True) -> str:
 
 
 def damage_banners(found: Iterable[tuple[str, tuple[str, ...]]]) -> tuple[Banner, ...]:
-    """Build the banner of damaged records; none if all are undamaged.
-
-    Args:
-        found: name of a run or log in the report, and what is damaged in it.
-    """
+    """Build the banner of damaged records, given by the name of a run or log; none if all are undamaged."""
     banner = damage_banner(tuple(f"{name}: {line}" for name, lines in found for line in lines))
     return (banner,) if banner.items else ()
 
@@ -233,12 +213,7 @@ def damage_banner(items: tuple[str, ...]) -> Banner:
 
 
 def end_banners(run: RunRecords, title: str, counts: str) -> tuple[Banner, ...]:
-    """Build the banners of damaged records and of a run that did not come to its end.
-
-    Args:
-        title: of the banner of such a run.
-        counts: what of it counts all the same.
-    """
+    """Build the banners of damaged records and of a run that did not come to its end, with what of it counts all the same."""
     damage = damage_banners([(run.header.run, run.damage)])
     if run.end is not None and run.end.status == "complete":
         return damage

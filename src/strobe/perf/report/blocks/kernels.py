@@ -101,8 +101,6 @@ def rate_fields(
 
     Args:
         found: roofline of a row, or the cell that stands in its place in every column.
-        missing: reason where it is None.
-        clocked: the SM clock of a row is known.
     """
     against = () if peaks is None else (_AGAINST[0], *((AT_CLOCK,) if clocked and peaks.clock_mhz else ()), *_AGAINST[1:])
     return tuple(field.of(found, missing) for field in (*_ACHIEVED, *against))
@@ -139,11 +137,7 @@ def ran_at(clocks: SideClocks | None) -> str | None:
 
 
 def clock_notes(peaks: DevicePeaks | None, ran: Mapping[str, str | None]) -> tuple[str, ...]:
-    """Return a note on the SM clock that ran beside the one at which a device's peaks hold; none where that is not known.
-
-    Args:
-        ran: by name what ran, with its clock in words; None: not sampled.
-    """
+    """Return a note on the SM clock of each that `ran`, beside that at which a device's peaks hold; none if not known."""
     if peaks is None or not peaks.clock_mhz:
         return ()
     known = [f"{name} {words}" for name, words in ran.items() if words]
@@ -153,12 +147,7 @@ def clock_notes(peaks: DevicePeaks | None, ran: Mapping[str, str | None]) -> tup
 
 
 def of_cost(cost: SpanCost, time_ns: float, peaks: DevicePeaks | None, dtype: str, clocks: SideClocks | None = None) -> Roofline:
-    """Compute the roofline of one call of a region from its recorded cost and its time.
-
-    Args:
-        dtype: of matrix products, where the cost names none.
-        clocks: while it ran; None: not sampled.
-    """
+    """Compute the roofline of a call from its recorded cost and its time; `dtype`: of products, where the cost names none."""
     spent = Cost(flops=cost.flops, read_bytes=cost.read_bytes, write_bytes=cost.write_bytes)
     dense = None if cost.dense_flops is None else Cost(flops=cost.dense_flops)
     return roofline(time_ns, spent, peaks, cost.dtype or dtype, dense=dense, sm_mhz=None if clocks is None else clocks.sm_mhz)
@@ -257,12 +246,7 @@ class Listed(NamedTuple):
 
 
 def kernels_section(tables: Sequence[Table], *, exclusive: bool, missing: Sequence[str] = ()) -> Section:
-    """Build the section from what `kernel_tables` gave.
-
-    Args:
-        exclusive: rows have the time that they own.
-        missing: sentences on what has no table.
-    """
+    """Build the section from what `kernel_tables` gave; `exclusive`: rows have the time that they own."""
     blocks: list[Block] = [*tables, *([Notes(tuple(missing))] if missing else ())]
     lead = "Calls by name. Sums count each call in full, overlap or not; an operator's include the operators it calls."
     if exclusive:
@@ -287,12 +271,8 @@ def kernel_tables(
 
     Args:
         opening: of the caption: what the calls are of, and where.
-        rows: those shown first come first.
         top: rows that are shown; the others are one row together.
-        word: what a name is of.
         hidden: names of columns that the rows do not know.
-        notes: under the table.
-        collapsed: the table opens on a click.
     """
     known = [row.kernel for row in rows if not isinstance(row.kernel, Missing)]
     busy_ns = sum(row.exclusive_ns for row in known)
@@ -305,11 +285,7 @@ def kernel_tables(
 
 
 def run_kernels(study: RunStudy, calls: bool = False) -> Section:
-    """Build the section with one table per variant of a run.
-
-    Args:
-        calls: the run is of calls, not of frame blocks.
-    """
+    """Build the section with one table per variant of a run, of calls or of frame blocks."""
     tables: list[Table] = []
     missing = []
     for subject in study.subjects:
@@ -342,12 +318,7 @@ def focal_row(names: Sequence[str], calls: Distribution | Missing) -> KernelRow 
 
 
 def focal_section(traces: Sequence[tuple[str, Sequence[FocalKernels]]], pattern: str) -> Section:
-    """Build the section with one row per trace and device: calls and times of the focal kernels.
-
-    Args:
-        traces: each with its label and the focal kernels on its devices.
-        pattern: regular expression that the kernels were found by.
-    """
+    """Build the section with one row per trace and device: calls and times of the kernels that the pattern found."""
     none = Missing("no device event has such a name", "none")
     rows = [
         row
@@ -607,7 +578,6 @@ def draw_lanes(lanes: Sequence[LaneSlices], kinds: Sequence[Kind], apart: Kind, 
     """Lay out the lanes on one axis.
 
     Args:
-        lanes: at least one, none without slices.
         kinds: the order of the classes; those that do not occur are left out.
         apart: the class whose slices are not joined with others, unless they alone would be too many.
         by_class: draw joined slices one class after the other, each as long as its slices, work before gaps; otherwise as one,
@@ -681,13 +651,7 @@ def _drawn(group: Sequence[Piece], by_class: bool) -> list[Piece]:
 
 
 def class_table(lanes: Sequence[LaneSlices], picture: Timeline, caption: str, whole: str, *, drawn: bool) -> Table:
-    """Build the table of each lane's time by class of slices, to stand under the picture.
-
-    Args:
-        caption: what the time is of.
-        whole: words for all of it.
-        drawn: count the rectangles of the picture too.
-    """
+    """Build the table of each lane's time by class of slices, to stand under the picture; `drawn`: with its rectangles."""
     sums: list[Counter[Kind]] = [Counter() for _ in lanes]
     for own, (*_, pieces) in zip(sums, lanes, strict=True):
         for piece in pieces:

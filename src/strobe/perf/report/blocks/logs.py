@@ -50,11 +50,7 @@ def input_file(path: Path) -> InputFile:
 
 
 def stages_section(logs: Sequence[tuple[str, Sequence[StageRounds]]]) -> Section:
-    """Build the section with one table per stage: its rounds in each log, and averages with and without warm-up.
-
-    Args:
-        logs: each with its label and the rounds of its stages.
-    """
+    """Build the section with one table per stage: its rounds in each log, and averages with and without warm-up."""
     names = dict.fromkeys(rounds.name for _, stages in logs for rounds in stages)
     blocks: list[Block] = []
     for name in names:

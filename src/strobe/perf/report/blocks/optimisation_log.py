@@ -541,11 +541,7 @@ def _quality(line: Quality | None, entry: LogEntry) -> Cell:
 
 
 def log_sections(decided: Sequence[tuple[LogEntry, Word, str]], notes: Sequence[str] = ()) -> tuple[Section, ...]:
-    """Build the sections: decisions with their rule, configurations, then one section per topic.
-
-    Args:
-        notes: on what has no entry.
-    """
+    """Build the sections: decisions with their rule and notes, configurations, then one section per topic."""
     entries = [entry for entry, *_ in decided]
     quality = _quality_table(entries) or Notes(("Not measured: these records hold no quality numbers.",))
     lead = "Every recorded run is an entry, the failed ones too. Words and numbers are computed from the records."

@@ -195,11 +195,7 @@ def _figure(judged: Sequence[Judged]) -> Figure:
 
 
 def judged_sections(cells: Sequence[Any]) -> Iterator[tuple[str, Section, Table]]:
-    """Yield answer, section and table of every grid and block size of captured calls.
-
-    Args:
-        cells: of an attention grid.
-    """
+    """Yield answer, section and table of every grid and block size of captured calls."""
     captured = (cell for cell in cells if cell.grid.layer and not cell.serialised)
     for (shape, block), group in groupby(captured, key=lambda cell: (cell.grid.shape, cell.grid.block)):
         own = list(group)

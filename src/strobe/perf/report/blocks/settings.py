@@ -29,14 +29,7 @@ def settings_section(study: RunStudy) -> Section:
 
 
 def timed_facts(head: Header, reference: str, timed: str, number: int, *, commit: str = "", model: str = "") -> tuple[Fact, ...]:
-    """Return the facts of a run whose variants took turns.
-
-    Args:
-        reference: what its baseline is called.
-        timed: what was timed, and how many.
-        commit: of the checkout; empty: not said.
-        model: that every variant runs; empty: none.
-    """
+    """Return the facts of a run whose variants took turns; `reference`, `timed`: names of its baseline and of its calls."""
     named = (("Commit", commit), ("Device", f"{head.machine.device}, {head.machine.cores} cores, {head.machine.threads} threads"),
              ("torch", head.machine.torch or "not used"), ("Model", model), (reference, head.baseline),
              (timed, f"{number}, interleaved"))  # fmt: skip
@@ -44,12 +37,7 @@ def timed_facts(head: Header, reference: str, timed: str, number: int, *, commit
 
 
 def gates_table(caption: str, heads: tuple[str, str], words: tuple[str, str], gates: Sequence[Gate]) -> Table:
-    """Build the table of gates: what was checked, the rule, and what was measured.
-
-    Args:
-        heads: of the columns of names and of results.
-        words: of a gate that passed, and of one that is red.
-    """
+    """Build the table of gates; `words`: of one that passed, and of a red one."""
     fields: tuple[Field[Gate], ...] = (
         Field(heads[0], lambda gate: gate.variant, Code),
         Field(heads[1], lambda gate: Text(words[0], "good") if gate.passed else Text(words[1], "bad")),
@@ -308,11 +296,7 @@ def banners(study: RunStudy, *, gather: bool = False, any_clip: bool = False) ->
 
 
 def remarks(found: Sequence[tuple[str, str]], *, gather: bool) -> tuple[str, ...]:
-    """Return remarks as lines, each with the name of its run; an empty name is left out.
-
-    Args:
-        gather: what is said of several runs is one line, with their number.
-    """
+    """Return remarks as lines, each with the name of its run if it has one; `gather`: what several runs say is one line."""
     runs: dict[str, list[str]] = defaultdict(list)
     for run, remark in found:
         runs[remark].append(run)

@@ -233,14 +233,7 @@ def in_title(name: str, ratio: float, low: float | None, high: float | None) -> 
 def run_document(
     runs: Sequence[RunRecords], report: Report, findings: Sequence[Finding], allow_different: Sequence[str] = ()
 ) -> RunDocument:
-    """Return what the report of some runs found.
-
-    Args:
-        runs: what the report is about.
-        report: the report of them.
-        findings: what it says of each candidate.
-        allow_different: facts that were meant to differ.
-    """
+    """Return what the report of some runs found."""
     measured = {each.candidate for each in report.speedups}
     refusals = {_label(run, name, measured): refusal for run in runs for name, refusal in _refusals(run, allow_different)}
     calls = {_label(run, own.name, measured): own.calls_per_sample for run in runs if is_own_code(run) for own in own_code(run)}

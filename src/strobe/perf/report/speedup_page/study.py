@@ -75,12 +75,9 @@ class SideRequest:
 
     Args:
         log: text log, or our records.
-        traces: files and folders.
         timer: regular expression of the attention timer's name, if the log has several.
         focal: regular expression of the focal kernel.
-        section: the section around it.
         min_ns: shorter attention calls are left out.
-        max_ns: longer ones.
         facts: what the user says of the run.
     """
 
@@ -206,9 +203,6 @@ class SpeedupStudy:
 
 def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> SpeedupStudy:
     """Read the files of both sides, cut them into labels, and compare them.
-
-    Args:
-        progress: told how far the reading is.
 
     Raises:
         ConfigError: nothing to compare, sections that are not alike, a pattern or fact that is none.
@@ -337,11 +331,7 @@ def _load(request: SpeedupRequest, side: SideRequest, traces: tuple[Trace, ...],
 
 
 def _check_calls(calls: int | None, side: TimedSide) -> None:
-    """Check that as many focal kernels as a stage is said to have fit into it.
-
-    Raises:
-        DataError: they take longer than the stage.
-    """
+    """Check that as many focal kernels as a stage is said to have fit into it."""
     kernel, stage = side.kernel(), side.timed_stage()
     if calls is None or isinstance(kernel, str) or isinstance(stage, str):
         return

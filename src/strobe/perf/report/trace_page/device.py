@@ -116,10 +116,7 @@ def _stretches_table(
     """Build the table of the time of each class in stretches of several bins.
 
     Args:
-        head: of the column that names the lane.
-        labels: of the classes.
         lanes: each with its name, the edges of its bins, and by class the time in each bin, all ns.
-        notes: of the table.
     """
     rows = []
     for name, edges_ns, classes_ns in lanes:

@@ -40,13 +40,7 @@ QUEUE_BINS: Final = 120
 class TraceFindings:
     """One trace of a study, and what is found in it: each thing once, when it is first asked for.
 
-    Args:
-        study: the study.
-        place: position of the trace in it.
-
     Attributes:
-        trace: its label, as in all tables.
-        read: the trace itself.
         window: the chosen part of it; `None` is all of it.
         replays: what names the kernels of its graph replays, a sentence; empty without replays.
         devices: those that have events, in order of number.
