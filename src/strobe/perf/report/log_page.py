@@ -12,7 +12,7 @@ from strobe.perf.analysis.ledger.account import LEVEL_WORDS, NAMELESS, Ledger, L
 from strobe.perf.records.record import CELLS, read_plan
 from strobe.perf.records.store import read_run, records_in
 from strobe.perf.report.blocks.answer import change_sections
-from strobe.perf.report.blocks.fields import page, verdict_cell
+from strobe.perf.report.blocks.fields import gathered, page, section_of, verdict_cell
 from strobe.perf.report.blocks.front import BEST, FrontPoint, front
 from strobe.perf.report.blocks.optimisation_log import METRIC, LogEntry, decide, log_sections, read_entries, speedups
 from strobe.perf.report.blocks.settings import banners, settings_section
@@ -45,25 +45,24 @@ def vary_report(folder: Path) -> Report:
     Raises:
         DataError: the folder holds no plan, or nothing of it was measured.
     """
-    plan, places = read_plan(folder), list[Path]()
+    plan, places, reasons, left = read_plan(folder), list[Path](), list[str](), 0
     notes = [f"{name} is asked for and does nothing here: {why}." for name, why in plan.idle.items()]
-    reasons, begun = list[str](), 0
     for cell in plan.cells:
         place = folder / CELLS / cell.name
-        if not cell.refused and records_in(place) is None:
-            continue
-        begun += 1
-        try:
-            if not cell.refused and read_run(place):
-                places.append(place)
-        except DataError as error:
-            reasons.append(f"{cell.name}: {error}")
         if cell.refused:
             reasons.append(f"{cell.name}: {cell.refused}")
+        elif records_in(place) is None:
+            left += 1
+        else:
+            try:
+                read_run(place)
+                places.append(place)
+            except DataError as error:
+                reasons.append(f"{cell.name}: {error}")
     if not places:
         told = f": {'; '.join(reasons)}" if reasons else ""
         raise DataError(f"nothing was measured at {folder}{told}; run the same `strobe compare` again")
-    title, missing = f"{plan.base} with settings changed", Fact("Not yet measured", Count(len(plan.cells) - begun))
+    title, missing = f"{plan.base} with settings changed", Fact("Not yet measured", Count(left))
     return log_report(places, folder, title=title, facts=(missing,), notes=[*(f"{each}." for each in reasons), *notes])
 
 
@@ -85,7 +84,8 @@ def log_report(
     findings = find(study)
     first, others = change_sections(findings)
     decided = [(entry, *decide(entry, entries)) for entry in entries]
-    counts = {word: sum(decision == word for _, decision, _ in decided) for word in ("Keep", "Drop", "Open")}
+    words = {"Keep": "Kept", "Drop": "Dropped", "Open": "Open"}
+    counts = (Fact(said, Count(sum(decision == word for _, decision, _ in decided))) for word, said in words.items())
     head = entries[0].run.header
     decisions, *others_of_log = log_sections(decided, notes)
     references = dict.fromkeys(entry.reference for entry in entries)
@@ -93,13 +93,7 @@ def log_report(
         speedups=speedups(entries),
         title=title,
         subtitle=f"{len(entries)} entries of {len(folders)} runs, against {', '.join(references)}, on {head.machine.device_name}",
-        facts=(
-            Fact("Model", Text(head.model.name if head.model else "not named")),
-            Fact("Kept", Count(counts["Keep"])),
-            Fact("Dropped", Count(counts["Drop"])),
-            Fact("Open", Count(counts["Open"])),
-            *facts,
-        ),
+        facts=(Fact("Model", Text(head.model.name if head.model else "not named")), *counts, *facts),
         banners=banners(study, gather=True, any_clip=True),
         sections=(
             first,
@@ -131,9 +125,8 @@ def _moved_section(entries: Sequence[LogEntry], findings: Sequence[Finding]) -> 
         time("saved per clip", _saved_ns),
     )
     note = "The line of the account that saved most where the whole is faster, or cost most where it is slower, inside a clip."
-    if not rows:
-        return None
-    return Section("moved", "What each change moved", "", (table_of("Lines that moved.", fields, rows, notes=(note,)),))
+    table = table_of("Lines that moved.", fields, rows, notes=(note,))
+    return section_of("moved", "What each change moved", "", (table,) if rows else ())
 
 
 def _moved_line(finding: Finding) -> LedgerLine | str:
@@ -221,7 +214,7 @@ def _point_score(point: FrontPoint, equal: str) -> Cell:
 
 def _fronts(entries: Sequence[LogEntry]) -> Iterator[Section]:
     found: list[tuple[LogEntry, tuple[Block, ...]]] = []
-    for group in dict.fromkeys(entry.group for entry in entries):
+    for own in gathered((entry.group, entry) for entry in entries).values():
         points = [
             FrontPoint(
                 label=entry.label,
@@ -229,15 +222,15 @@ def _fronts(entries: Sequence[LogEntry]) -> Iterator[Section]:
                 score=entry.score,
                 measured=Ratio(1.0) if isinstance(entry.e2e, str) else entry.e2e.cell,
             )
-            for entry in entries
-            if entry.group == group and entry.speed is not None and entry.score is not None
+            for entry in own
+            if entry.speed is not None and entry.score is not None
         ]
         if len(points) > 1:
             blocks: list[Block] = [_advice_table(advise(points))]
             if any(point.score != math.inf for point in points):
                 blocks.append(_points_figure(points))
             notes = (*RULE, "Quality is measured on this model and clip alone; it does not carry over to another.")
-            found.append((next(entry for entry in entries if entry.group == group), (*blocks, Notes(notes))))
+            found.append((own[0], (*blocks, Notes(notes))))
     for number, (entry, shown) in enumerate(found, start=1):
         if len(found) == 1:
             yield Section("sweet-spot", "Sweet spot", "", shown)
@@ -248,11 +241,9 @@ def _fronts(entries: Sequence[LogEntry]) -> Iterator[Section]:
 
 def _mark(point: FrontPoint, number: int) -> PlotPoint:
     ratio, equal = point.measured, point.score == float("inf")
-    unproven = point.speed != ratio.value
-    low, high = (ratio.low, ratio.high) if unproven else (None, None)
-    return PlotPoint(
-        ratio.value, 0.0 if equal else point.score, number, point.label, hollow=unproven, low=low, high=high, above=equal
-    )
+    unproven, up = point.speed != ratio.value, 0.0 if equal else point.score
+    ends = (ratio.low, ratio.high) if unproven else (None, None)
+    return PlotPoint(ratio.value, up, number, point.label, unproven, *ends, above=equal)
 
 
 def _points_figure(points: Sequence[FrontPoint]) -> Figure:

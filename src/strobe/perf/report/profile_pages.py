@@ -30,7 +30,7 @@ from strobe.perf.analysis.runs.compare import Comparison, compare_stage, num, si
 from strobe.perf.measure.stats import outliers, percentile, tail
 from strobe.perf.records.record import Clocks, Machine, SpanCost
 from strobe.perf.records.store import RunRecords
-from strobe.perf.report.blocks.fields import page, pair_fields, slow_end
+from strobe.perf.report.blocks.fields import page, pair_fields, section_of, slow_end
 from strobe.perf.report.blocks.kernels import (
     anomaly_notes,
     clock_notes,
@@ -67,7 +67,6 @@ from strobe.perf.trace.events import MemoryTrack, Trace
 
 # The page of one attention call from a run folder: gates, times, speedups, roofline, and the sections of its traces.
 
-_GREEN, _RED = Text("green", "good"), Text("RED", "bad")
 _Against: TypeAlias = tuple[Subject, SpanCost, float, Roofline]
 """A subject, the cost of its kernel, the mean time of it, and its roofline."""
 _LEVELS: Final[dict[str, LevelName]] = {ATTENTION_KERNEL: "kernel", ATTENTION: "section"}
@@ -191,11 +190,9 @@ def _rooflines(study: RunStudy) -> Section | None:
         for mean in (statistics.fmean(values),)
         for cost in subject.settings.costs
     ]
-    if not rows:
-        return None
     ran = clock_notes(peaks, {subject.label: ran_at(clocks[subject.name]) for subject, *_ in rows})
     notes = (device_note(name, peaks), *ran, *anomaly_notes((row[0].label, row[3]) for row in rows))
-    return peaks_section((table_of("The kernel against the device.", fields, rows, notes=notes),))
+    return peaks_section((table_of("The kernel against the device.", fields, rows, notes=notes),) if rows else ())
 
 
 def trace_files(study: RunStudy) -> dict[str, Path | None]:
@@ -206,12 +203,10 @@ def trace_files(study: RunStudy) -> dict[str, Path | None]:
 
 def _traces(study: RunStudy) -> Section | None:
     files = trace_files(study)
-    if not files:
-        return None
     gone = [f"{name} is not there any more, or is no file of the run folder." for name, path in files.items() if path is None]
     lead = "The traced calls are a run of their own, under the profiler: these times are not those above."
     blocks = (Paragraph(" ".join(("Each implementation's trace is named by its file.", *gone))),)
-    return Section("traces", "What the traces say", lead, blocks)
+    return section_of("traces", "What the traces say", lead, blocks if files else ())
 
 
 # The page of a kernel profile: the time of one step by operation, and every operation with its times and roofline.
@@ -359,15 +354,15 @@ def _regions(found: KernelProfile) -> Section:
 def _details(
     found: KernelProfile, what: ProfileFacts, id: str, title: str, chosen: Callable[[Operation], bool]
 ) -> Section | None:
-    parts = [each for each in found.step.operations if chosen(each)]
-    others = [each for each in found.reference if chosen(each)]
-    blocks: list[Block] = []
-    if parts:
-        blocks.append(_operations(what, f"{title}: operations of a step, {ISOLATED}.", parts, found.step.mean_ns, "step"))
-    if others:
-        caption = f"{title}: no part of a denoise step of this preset, {ISOLATED}."
-        blocks.append(_operations(what, caption, others, None, ""))
-    return Section(f"details-{id}", title, "", tuple(blocks)) if blocks else None
+    blocks = [
+        _operations(what, f"{title}: {words}, {ISOLATED}.", parts, whole, unit)
+        for words, operations, whole, unit in (
+            ("operations of a step", found.step.operations, found.step.mean_ns, "step"),
+            ("no part of a denoise step of this preset", found.reference, None, ""),
+        )
+        if (parts := [each for each in operations if chosen(each)])
+    ]
+    return section_of(f"details-{id}", title, "", blocks)
 
 
 def _operations(what: ProfileFacts, caption: str, operations: Sequence[Operation], whole: Fraction | None, unit: str) -> Table:

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby, zip_longest
 from typing import Final, TypeAlias, TypeVar
 
 from strobe.core.costs import DevicePeaks
@@ -18,7 +19,7 @@ from strobe.perf.analysis.runs.latency import Latencies
 from strobe.perf.analysis.runs.timeline import Path
 from strobe.perf.measure.stats import outliers, percentile, tail
 from strobe.perf.records.record import Clip, Quality, SpanCost
-from strobe.perf.report.blocks.fields import tail_cell, verdict_cell
+from strobe.perf.report.blocks.fields import stretches, tail_cell, verdict_cell
 from strobe.perf.report.blocks.kernels import anomaly_notes, clock_notes, device_note, of_cost, ran_at, rate_fields
 from strobe.perf.report.findings import Finding
 from strobe.perf.report.study import RunStudy, Subject
@@ -126,10 +127,8 @@ def _notes(label: str, found: Breakdown, roofs: Roofs) -> Iterator[str]:
         share = 100 * busy_ns / found.total_ns
         yield f"{label}: beside, on another thread, {stage}: busy for {share:.1f} % of the time; no part of these tables."
     times = {stage: _stage(found, stage).total_ns / found.stages[stage] for stage in found.stages if found.stages[stage]}
-    for path in _paths(found, (DENOISE_STEP,)):
-        own = found.of((DENOISE_STEP,), path, deep=True)
-        if own.calls:
-            times[path[-1]] = own.sum_ns / own.calls
+    steps = ((path, found.of((DENOISE_STEP,), path, deep=True)) for path in _paths(found, (DENOISE_STEP,)))
+    times |= {path[-1]: own.sum_ns / own.calls for path, own in steps if own.calls}
     against = ((f"{label}, {name}", roofs.of(name, each_ns)) for name, each_ns in times.items())
     yield from anomaly_notes((name, each) for name, each in against if each is not None)
 
@@ -168,19 +167,20 @@ def _shares_table(label: str, found: Breakdown) -> Table:
         return lambda row: share(row[1][at].total_ns) if row[1] else Text("")
 
     share = share_of(found.total_ns, _NOT_FOUND.reason)
-    ratio = "time of the first layer / mean of the others, denoise steps"
+    later = "time of the first layer / mean of the others, denoise steps"
     fields: tuple[Field[_Shared], ...] = (
         Field("piece", lambda row: row[0]),
         *(numeric(stage, of_pass(at), "of the whole frame block") for at, stage in enumerate(passes)),
         numeric("of the frame block", lambda row: row[2].total_ns, show=share),
         numeric("idle in it", lambda row: row[2].idle_ns, "nothing ran, before its work could; of the frame block", show=share),
-        numeric("first layer / later", lambda row: row[3], ratio),
+        numeric("first layer / later", lambda row: row[3], later),
     )
     rows: list[_Shared] = []
     for words, path, deep in _rows(found, passes):
         parts = [found.of((stage,), path, deep=deep) for stage in passes]
         name = Text(words, note=NAMES.get(path[-1], ""))
-        rows.append((name, parts, sum(parts, Amount()), _first_ratio(found, path, deep), len(path) == 1 and deep))
+        ratio = _ratio(layers) if (layers := _layers(found, path, deep)) else Missing("not in several layers", "-")
+        rows.append((name, parts, sum(parts, Amount()), ratio, len(path) == 1 and deep))
     rest, whole = ([found.of((stage,), (), deep=deep) for stage in passes] for deep in (False, True))
     rows.append((Text("passes / rest"), rest, sum(rest, Amount()), Text(""), False))
     rows.append((Text("all passes"), whole, sum(whole, Amount()), Text(""), True))
@@ -209,11 +209,8 @@ def _layers(found: Breakdown, path: Path, deep: bool) -> tuple[Amount, Amount, i
     return (first, sum(own, Amount()), len(own)) if first.total_ns and own else None
 
 
-def _first_ratio(found: Breakdown, path: Path, deep: bool) -> Cell:
-    both = _layers(found, path, deep)
-    if both is None:
-        return Missing("not in several layers", "-")
-    first, later, number = both
+def _ratio(layers: tuple[Amount, Amount, int]) -> Ratio:
+    first, later, number = layers
     return Ratio(first.total_ns * number / later.total_ns)
 
 
@@ -246,17 +243,13 @@ def layers_table(label: str, found: Breakdown, roofs: Roofs) -> Table:
     """Build the table of a layer's pieces in the denoise steps: first layer, later layers, and roofline of one call."""
     steps = max(1, found.stages.get(DENOISE_STEP, 0))
 
-    def ratio(row: _Layered) -> Cell:
-        first, later, number = row[3]
-        return Ratio(first.total_ns * number / later.total_ns) if first.total_ns and later.total_ns else _NOT_FOUND
-
     fields: tuple[Field[_Layered], ...] = (
         Field("piece", lambda row: row[0]),
         numeric("calls in a layer", lambda row: row[1]),
         count("kernels" if found.device != "cpu" else "operators", lambda row: round(row[2]), "in a layer, mean"),
         time("first layer", lambda row: row[3][0].total_ns / steps, "µs", "busy and idle, mean over the denoise steps"),
         time("later layers", lambda row: row[3][1].total_ns / steps / row[3][2], "µs", "mean of one"),
-        numeric("first / later", ratio),
+        numeric("first / later", lambda row: _ratio(row[3]) if row[3][0].total_ns and row[3][1].total_ns else _NOT_FOUND),
         time("idle, first", lambda row: row[3][0].idle_ns / steps, "µs"),
         time("idle, later", lambda row: row[3][1].idle_ns / steps / row[3][2], "µs"),
         *roofs.fields(lambda row: row[4]),
@@ -381,11 +374,10 @@ def _runs_figure(study: RunStudy, totals: Sequence[StageClips], title: str, tabl
 
 
 def _runs_table(study: RunStudy, totals: Sequence[StageClips], title: str) -> Table:
-    longest = max(len(own) for own in totals)
-    digits = max(2, len(str(longest)))
-    rows: list[Sequence[object]] = [
-        (f"run_{number + 1:0{digits}d}", *(_run_cell(own, number) for own in totals)) for number in range(longest)
-    ]
+    none, digits = Missing("", "-"), max(2, len(str(max(map(len, totals)))))
+    every = ((Time(ns, "warm-up" if clip.phase == "warmup" else "") if ns else none for clip, ns, _ in own) for own in totals)
+    runs = enumerate(zip_longest(*every, fillvalue=none), start=1)
+    rows: list[Sequence[object]] = [(f"run_{number:0{digits}d}", *cells) for number, cells in runs]
     averages = (
         ("avg_all_rounds", *map(_mean, totals)),
         ("avg_excl_warmup", *(_mean(each for each in own if each[0].phase != "warmup") for own in totals)),
@@ -393,13 +385,6 @@ def _runs_table(study: RunStudy, totals: Sequence[StageClips], title: str) -> Ta
     fields = beside("run", (subject.label for subject in study.subjects), "ms")
     shown = rows_of(fields, [*rows, *averages], strong=lambda row: row in averages)
     return Table(f"{title}, every clip of every variant in the order it ran.", heads(fields), shown)
-
-
-def _run_cell(own: StageClips, number: int) -> Cell:
-    if number >= len(own) or not own[number][1]:
-        return Missing("", "-")
-    clip, ns, _ = own[number]
-    return Time(ns, "warm-up" if clip.phase == "warmup" else "")
 
 
 def _mean(own: Iterable[tuple[Clip, int, int]]) -> Cell:
@@ -465,13 +450,8 @@ def _exclusions(study: RunStudy) -> Block:
 
 def excluded_text(causes: Sequence[tuple[int, str]]) -> str:
     """Format exclusions as `0 (first block), 1-2 (cache not full)`; neighbours with the same cause become one range."""
-    ranges: list[tuple[int, int, str]] = []
-    for index, cause in causes:
-        if ranges and ranges[-1][1] == index - 1 and ranges[-1][2] == cause:
-            ranges[-1] = (ranges[-1][0], index, cause)
-        else:
-            ranges.append((index, index, cause))
-    return ", ".join(f"{first if first == last else f'{first}-{last}'} ({cause})" for first, last, cause in ranges) or "none"
+    alike = ((cause, stretches(index for index, _ in group)) for cause, group in groupby(causes, key=lambda each: each[1]))
+    return ", ".join(f"{each} ({cause})" for cause, found in alike for each in found) or "none"
 
 
 # Latencies that a user notices: time to the first frame, frame rate, cost of a prompt switch.

@@ -176,6 +176,17 @@ def gathered(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
     return found
 
 
+def stretches(numbers: Iterable[int]) -> list[str]:
+    """Return ascending numbers in words, neighbours joined: `0-3`, `7`."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number - 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return [f"{first}" if first == last else f"{first}-{last}" for first, last in found]
+
+
 # Words for samples of calls, which are recorded as clips of one frame block.
 
 OUTSIDE: Final = "outside the named spans"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Literal
 
 from strobe.core.printable import first_of
@@ -14,7 +14,7 @@ from strobe.perf.analysis.device.launch import integrity
 from strobe.perf.analysis.structure.captures import holds_captures
 from strobe.perf.analysis.structure.host import BETWEEN, host_work
 from strobe.perf.analysis.structure.steps import Steps, TraceStepRow
-from strobe.perf.report.blocks.fields import page, section_of
+from strobe.perf.report.blocks.fields import page, section_of, stretches
 from strobe.perf.report.study import TraceStudy
 from strobe.perf.report.trace_page import tables
 from strobe.perf.report.trace_page.device import (
@@ -355,27 +355,16 @@ def _overview_section(study: TraceStudy) -> Section | None:
 def _trace_facts(study: TraceStudy) -> tuple[Fact, ...]:
     traces = study.traces
     products = sorted({device.name for trace in traces for device in trace.devices if device.name})
-    ranks = sorted({trace.rank for trace in traces if trace.rank is not None})
+    ranks = ", ".join(stretches(sorted({trace.rank for trace in traces if trace.rank is not None})))
     worlds = sorted({trace.world_size for trace in traces if trace.world_size is not None})
     return (
         Fact("Files", Count(len(traces))),
-        Fact("Ranks", Text(f"{_listed(ranks)}{f' of {worlds[0]}' if len(worlds) == 1 else ''}" if ranks else "not said")),
+        Fact("Ranks", Text(f"{ranks}{f' of {worlds[0]}' if len(worlds) == 1 else ''}" if ranks else "not said")),
         Fact("Devices", Code(", ".join(products)) if products else Text("not said")),
         Fact("Device events", Count(sum(len(trace.device_events) for trace in traces))),
         Fact("Events read", Count(sum(trace.counts.events for trace in traces))),
         Fact("Window", Code(study.options.window) if study.options.window else Text("the whole trace")),
     )
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    """Format numbers with runs joined: `0-3, 7`."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def _metadata(study: TraceStudy) -> Table | None:
