@@ -14,6 +14,7 @@ from strobe.core.spans import NAMES
 from strobe.perf.analysis.device.roofline import Roofline
 from strobe.perf.analysis.runs.grid import CellRun, GridContestant, read_grid, speedup
 from strobe.perf.records.record import COSINE, L1, LSE, MATMUL, PEAK, RECALL, RMSE, SAVED, TEMPORARY, WHOLE, Gate
+from strobe.perf.report.blocks.fields import gathered, section_of
 from strobe.perf.report.blocks.grid import NONE, Entry, absent_table, bars_figure, curves, grid_page, plane_of, timed_fields
 from strobe.perf.report.blocks.kernels import AT_CLOCK, NO_CLOCK, device_note, of_cost, ran_at, rate_fields, rate_number
 from strobe.perf.report.blocks.referee import judged_sections
@@ -298,7 +299,6 @@ def _words(row: Setting) -> str:
 
 
 def _cosine(row: Setting) -> float | None:
-    """Return the cosine of the fine stage's output to dense attention's; None where it was not measured."""
     fine = next((each for each in row[0].measured if each.kind == "fine"), None)
     return None if fine is None else fine.number(COSINE, against="dense")
 
@@ -452,11 +452,8 @@ def _against_sparsity(
     cells: Sequence[CellRun], what: str, unit: str, value: Callable[[CellRun, GridContestant], float | None], group: str = ""
 ) -> Figure | None:
     """Plot one number of the contestants of one shape, direction and block size against the share of skipped work."""
-    named: dict[str, list[tuple[float, float]]] = {}
-    for cell, entry in entries(cells):
-        found = value(cell, entry) if group in ("", entry.group) else None
-        if found is not None:
-            named.setdefault(entry.name, []).append((cell.sparsity, found))
+    found = ((cell, entry, value(cell, entry)) for cell, entry in entries(cells) if group in ("", entry.group))
+    named = gathered((entry.name, (cell.sparsity, each)) for cell, entry, each in found if each is not None)
     if not named:
         return None
     first = cells[0]
@@ -502,11 +499,9 @@ def rates(cells: Sequence[CellRun]) -> Iterator[Figure]:
 
 def memory(cells: Sequence[CellRun]) -> Figure | None:
     """Plot temporary memory of sparse contestants against the number of selected blocks, one colour for each group."""
-    named: dict[str, list[tuple[float, float]]] = {}
-    for _, entry in entries(cells):
-        found = entry.number(TEMPORARY)
-        if found is not None and entry.kind != "dense":
-            named.setdefault(entry.group, []).append((entry.size("selected_blocks"), bytes_in(found, "MB")))
+    found = [(entry, entry.number(TEMPORARY)) for _, entry in entries(cells) if entry.kind != "dense"]
+    known = ((each.group, each.size("selected_blocks"), held) for each, held in found if held is not None)
+    named = gathered((group, (size, bytes_in(held, "MB"))) for group, size, held in known)
     if not named:
         return None
     picture = plane_of(named, Axis("selected blocks", from_zero=True), Axis("temporary memory, MB", from_zero=True))
@@ -617,8 +612,7 @@ def _by_direction(cells: Sequence[CellRun]) -> Iterator[tuple[str, tuple[CellRun
 
 
 def _sizes(cells: Sequence[CellRun]) -> str:
-    entry = next((entry for cell in cells for entry in cell.measured if entry.kind != "dense"), None)
-    entry = entry or next((entry for cell in cells for entry in cell.measured), None)
+    entry = min((entry for _, entry in entries(cells)), key=lambda entry: entry.kind == "dense", default=None)
     if entry is None:
         return "No contestant has a number."
     grid, sizes = "x".join(str(entry.size(f"grid_{axis}")) for axis in "thw"), entry.size
@@ -630,13 +624,11 @@ def _sizes(cells: Sequence[CellRun]) -> str:
 
 def _stages(cells: Sequence[CellRun]) -> Section | None:
     figures = tuple(_stage_bars(cells))
-    if not figures:
-        return None
     lead = (
         "Where the time of one forward call of the whole operator goes, by its own spans, in calls of their own (median of "
         "several, nothing else between them, the cache as the call before left it)."
     )
-    return Section("stages", "Stages of the whole operator", lead, (*figures, _stage_table(cells)))
+    return section_of("stages", "Stages of the whole operator", lead, (*figures, _stage_table(cells)) if figures else ())
 
 
 def _memory(cells: Sequence[CellRun]) -> Section:

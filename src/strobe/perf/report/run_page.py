@@ -32,7 +32,7 @@ from strobe.perf.analysis.runs.timeline import GAP, Label, Slice, block_slices
 from strobe.perf.measure.stats import FLOOR, percentile
 from strobe.perf.records.record import Variant
 from strobe.perf.records.store import RunRecords
-from strobe.perf.report.blocks.answer import ANSWER, answer_sections, ledger_blocks, level_ratio, speedups
+from strobe.perf.report.blocks.answer import ANSWER, answer_sections, ledger_blocks, level_ratio, no_account, speedups
 from strobe.perf.report.blocks.breakdown import (
     LEAD,
     Roofs,
@@ -42,7 +42,15 @@ from strobe.perf.report.blocks.breakdown import (
     quality_section,
     stages_section,
 )
-from strobe.perf.report.blocks.fields import clips_section, notes_section, page, pair_fields, speedup_headline, verdict_cell
+from strobe.perf.report.blocks.fields import (
+    clips_section,
+    notes_section,
+    page,
+    pair_fields,
+    section_of,
+    speedup_headline,
+    verdict_cell,
+)
 from strobe.perf.report.blocks.kernels import (
     IDLE_KINDS,
     Piece,
@@ -178,26 +186,24 @@ def _chain_section(findings: Sequence[Finding]) -> Section:
         "A faster kernel is diluted on the way up: each level contains the one before it. All levels compare the time for the "
         "same frame blocks, so fewer denoise steps count as time saved."
     )
-    with_ledger = [finding for finding in findings if isinstance(finding.ledger, Ledger)]
-    without = tuple(f"{finding.candidate.label}: {finding.ledger}" for finding in findings if isinstance(finding.ledger, str))
-    blocks: list[Block] = []
-    if with_ledger:
-        blocks.append(_chain_figure(with_ledger))
-    if without:
-        blocks.append(Notes(tuple(f"No chain for {reason}" for reason in without)))
-    return Section("chain", "From the kernel to end to end", lead, tuple(blocks))
+    told = [(finding, finding.ledger) for finding in findings if isinstance(finding.ledger, Ledger)]
+    figure = (_chain_figure(told),) if told else ()
+    return Section("chain", "From the kernel to end to end", lead, (*figure, *no_account(findings, "No chain for {}")))
 
 
 _ChainRow: TypeAlias = tuple[Finding, Ledger, LevelSum]
 
 
-def _chain_figure(findings: Sequence[Finding]) -> Block:
+def _chain_figure(told: Sequence[tuple[Finding, Ledger]]) -> Block:
     lost = Missing("a trace lacks the spans of this level", "-")
     no_time = Missing("no time at this level", "-")
 
     def ratio(row: _ChainRow) -> Cell:
         known = level_ratio(row[0], row[2])
         return known[0] if known else no_time
+
+    def traced(row: _ChainRow) -> str:
+        return f"{len(row[2].tiles[0])} {_UNITS[bool(row[1].intervals.lines)]}"
 
     def ns(head: str, get: Callable[[LevelSum], Fraction]) -> Field[_ChainRow]:
         return Field(head, lambda row: ExactTime(int(get(row[2]))) if row[2].ratio else lost, unit="ms")
@@ -207,7 +213,7 @@ def _chain_figure(findings: Sequence[Finding]) -> Block:
         Field("level", lambda row: LEVEL_WORDS[row[2].level]),
         numeric("speedup", ratio),
         Field("verdict", lambda row: verdict_cell(timed.verdict) if (timed := _timed(row)) else _UNJUDGED),
-        Field("from", _source),
+        Field("from", lambda row: f"{len(timed.ratios)} pairs of clips" if (timed := _timed(row)) else traced(row)),
         ns("reference", lambda level: level.baseline_ns),
         ns("candidate", lambda level: level.candidate_ns),
         ns("saved", lambda level: level.saved_ns),
@@ -221,13 +227,12 @@ def _chain_figure(findings: Sequence[Finding]) -> Block:
         f"Realised: above 100 % more than the attention kernel became faster; negative: it became slower. Not shown where the "
         f"kernel changed by less than {100 * FLOOR:.0f} %, or by less than a tenth of what the level saved: other lines did it.",
     )
-    told = [(finding, finding.ledger) for finding in findings if isinstance(finding.ledger, Ledger)]
     rows = [(finding, ledger, level) for finding, ledger in told for level in ledger.levels]
     table = table_of("Speedup and saving by level.", fields, rows, notes=notes)
     whiskers = tuple(_whisker(row, known) for row in rows if isinstance(known := ratio(row), Ratio))
     if not whiskers:
         return table
-    references = " or ".join(dict.fromkeys(finding.reference.label for finding in findings))
+    references = " or ".join(dict.fromkeys(finding.reference.label for finding, _ in told))
     title = "Speedup at each level with its 95 % interval, and how much of the attention kernel's saving is realised there."
     return Figure(title, "Speedups by level; the table says the same.", Whiskers(references, whiskers), table)
 
@@ -237,19 +242,12 @@ def _timed(row: _ChainRow) -> Comparison | None:
     return known[1] if known else None
 
 
-def _source(row: _ChainRow) -> str:
-    timed, (_, ledger, level) = _timed(row), row
-    return f"{len(timed.ratios)} pairs of clips" if timed else f"{len(level.tiles[0])} {_UNITS[bool(ledger.intervals.lines)]}"
-
-
 def _whisker(row: _ChainRow, ratio: Ratio) -> Whisker:
     finding, ledger, level = row
     realised, candidate = _realised(ledger, level), finding.candidate
-    known = isinstance(realised, Share) and level.level != "kernel"
-    detail = f"{100 * realised.value:.0f} % realised" if isinstance(realised, Share) and known else ""
-    return Whisker(
-        LEVEL_WORDS[level.level], ratio, f"{candidate.label} against {finding.reference.label}", detail, candidate.series
-    )
+    detail = f"{100 * realised.value:.0f} % realised" if isinstance(realised, Share) and level.level != "kernel" else ""
+    group = f"{candidate.label} against {finding.reference.label}"
+    return Whisker(LEVEL_WORDS[level.level], ratio, group, detail, candidate.series)
 
 
 def _realised(ledger: Ledger, level: LevelSum) -> Cell:
@@ -274,12 +272,10 @@ def _realised(ledger: Ledger, level: LevelSum) -> Cell:
 def breakdown_section(study: RunStudy) -> Section | None:
     """Build the section with the breakdown of every subject whose trace marks pieces; None if there is none."""
     found = {
-        subject.label: breakdown_of(subject.profile)
+        subject.label: _breakdown(subject.profile)
         for subject in study.subjects
         if isinstance(subject.profile, Profile) and not PIECES.keys().isdisjoint(subject.profile.record.regions)
     }
-    if not found:
-        return None
     blocks: list[Block] = []
     for subject in study.subjects:
         own = found.get(subject.label)
@@ -291,11 +287,10 @@ def breakdown_section(study: RunStudy) -> Section | None:
         ours, theirs = found.get(candidate.label), found.get(reference.label)
         if isinstance(ours, Breakdown) and isinstance(theirs, Breakdown):
             blocks.append(gains_table((reference.label, candidate.label), theirs, ours))
-    return Section("breakdown", "Breakdown", LEAD, tuple(blocks))
+    return section_of("breakdown", "Breakdown", LEAD, blocks)
 
 
-def breakdown_of(profile: Profile) -> Breakdown | str:
-    """Break a trace down into pieces; a text says why that is not possible."""
+def _breakdown(profile: Profile) -> Breakdown | str:
     try:
         return breakdown(profile.trace, profile.passes)
     except DataError as error:
@@ -326,11 +321,10 @@ _WORDS: Final = {
 
 def _growth_section(study: RunStudy) -> Section | None:
     blocks: list[Block] = []
-    for run in study.runs:
-        for found in growths_of(run):
-            blocks += (_verdict(found), _times_figure(found), *_memory_figure(found))
+    for found in (clip for run in study.runs for clip in growths_of(run)):
+        blocks += (_verdict(found), _times_figure(found), *_memory_figure(found))
     lead = "The last frame blocks of a long clip against the first, after the cache was full."
-    return Section("growth", "First against last", lead, tuple(blocks)) if blocks else None
+    return section_of("growth", "First against last", lead, blocks)
 
 
 def _verdict(found: LongClip) -> Table:
@@ -500,8 +494,7 @@ def _timeline_section(study: RunStudy) -> Section:
     traced = [subject for subject in study.subjects if isinstance(subject.profile, Profile)]
     steps = [(subject, found) for subject in traced if (found := _step(subject.profile)) is not None]
     if not steps:
-        text = "No picture: no variant has a traced denoise step."
-        return Section("timeline", title, "", (Paragraph(text),))
+        return Section("timeline", title, "", (Paragraph("No picture: no variant has a traced denoise step."),))
     lead = (
         "The first denoise step of the last traced frame block of each variant, each from its own start. "
         "Traced, so longer than a timed step."
@@ -530,11 +523,8 @@ def _step(profile: Profile | str) -> list[Piece] | None:
 
 def _on_device(profile: Profile, slices: Sequence[Slice], start: int, end: int) -> tuple[int, int]:
     """Map a host range to the device: from the first event launched in it to the first one launched after it."""
-    launched = []
-    for piece in slices:
-        host = None if piece.event is None else profile.trace.device_events[piece.event].host
-        if host is not None:
-            launched.append((host.start_ns, piece.start_ns))
+    events = ((piece, profile.trace.device_events[piece.event].host) for piece in slices if piece.event is not None)
+    launched = [(host.start_ns, piece.start_ns) for piece, host in events if host is not None]
     inside = [at for host, at in launched if start <= host < end]
     after = [at for host, at in launched if host >= end]
     first = min(inside, default=slices[0].start_ns)
@@ -603,20 +593,13 @@ def run_report(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[Re
 
 
 def _ledger_section(findings: Sequence[Finding]) -> Section:
-    blocks: list[Block] = []
-    missing = []
-    for finding in findings:
-        if isinstance(finding.ledger, Ledger):
-            blocks += ledger_blocks(finding, finding.ledger)
-        else:
-            missing.append(f"{finding.candidate.label}: {finding.ledger}")
-    if missing:
-        blocks.append(Notes(tuple(f"No ledger for {reason}" for reason in missing)))
+    told = ((each, each.ledger) for each in findings)
+    blocks = [block for each, ledger in told if isinstance(ledger, Ledger) for block in ledger_blocks(each, ledger)]
     lead = (
         "Every line is a place where time was spent, and what happened there. What the candidate saves end to end is the sum of "
         "what each line saves, to the nanosecond."
     )
-    return Section("ledger", "The whole account, line by line", lead, tuple(blocks))
+    return Section("ledger", "The whole account, line by line", lead, (*blocks, *no_account(findings, "No ledger for {}")))
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -624,8 +607,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _title(study: RunStudy) -> str:
-    candidates = [subject.label for subject in study.subjects if not subject.is_reference]
-    references = [subject.label for subject in study.subjects if subject.is_reference]
+    candidates, references = ([each.label for each in study.subjects if each.is_reference == of] for of in (False, True))
     if not candidates or not references:
         return _listed([subject.label for subject in study.subjects]) if study.subjects else study.runs[0].header.run
     named = _listed(candidates) if len(candidates) <= _NAMED else f"{len(candidates)} variants"

@@ -27,7 +27,7 @@ from strobe.perf.analysis.ledger.account import (
 from strobe.perf.analysis.ledger.speedup import Answer, ClipAnswer, PartLine
 from strobe.perf.analysis.runs.compare import Comparison, SideClocks, apart, ratio_cell, side_clocks
 from strobe.perf.measure.stats import Interval, Verdict, paired_interval
-from strobe.perf.report.blocks.fields import level_word, line_word
+from strobe.perf.report.blocks.fields import level_word, line_word, section_of
 from strobe.perf.report.findings import Finding
 from strobe.perf.report.study import Subject
 from strobe.perf.table.fields import Field, both_sides, count, heads, numeric, rows_of, share_cell, table_of
@@ -143,22 +143,14 @@ def speedups(findings: Sequence[Finding]) -> tuple[Speedup, ...]:
     for finding in findings:
         names = (finding.candidate.label, finding.reference.label)
         if isinstance(finding.ledger, Ledger):
-            levels = [(level, level_ratio(finding, level)) for level in finding.ledger.levels]
-            found += [
-                Speedup(
-                    *names,
-                    level.level,
-                    known[0],
-                    _per_clip_ns(known[1]) if known[1] else float(level.saved_ns / max(1, len(level.tiles[0]))),
-                )
-                for level, known in levels
-                if known
-            ]
+            for level in finding.ledger.levels:
+                if known := level_ratio(finding, level):
+                    traced_ns = float(level.saved_ns / max(1, len(level.tiles[0])))
+                    saved_ns = _per_clip_ns(known[1]) if known[1] else traced_ns
+                    found.append(Speedup(*names, level.level, known[0], saved_ns))
             continue
-        for name, stage in _TIMED.items():
-            timed = finding.stage(stage)
-            if timed is not None:
-                found.append(Speedup(*names, name, timed.cell, _per_clip_ns(timed)))
+        timed = ((name, finding.stage(stage)) for name, stage in _TIMED.items())
+        found += [Speedup(*names, name, each.cell, _per_clip_ns(each)) for name, each in timed if each is not None]
     return tuple(found)
 
 
@@ -188,15 +180,12 @@ def _lines(found: Ledger) -> Iterator[_Lines]:
     """Yield each line, and the small lines of a level together, so that the rows add up."""
     least = SMALL_LINE * found.baseline_ns
     for level, lines in groupby(found.lines, key=lambda line: line.level):
-        small = []
-        for line in lines:
-            if max(abs(line.baseline_ns), abs(line.candidate_ns)) < least:
-                small.append(line)
-            else:
-                yield level, line.name, (line,)
+        own = list(lines)
+        small = tuple(line for line in own if max(abs(line.baseline_ns), abs(line.candidate_ns)) < least)
+        yield from ((level, line.name, (line,)) for line in own if line not in small)
         if small:
             name = small[0].name if len(small) == 1 else f"{len(small)} lines under {100 * SMALL_LINE:.1f} % of end to end each"
-            yield level, name, tuple(small)
+            yield level, name, small
 
 
 def _lines_table(reference: Subject, candidate: Subject, found: Ledger, calls: bool) -> Table:
@@ -309,17 +298,20 @@ def _ratio(finding: Finding) -> float:
 
 
 def _sections(first: Finding | None, findings: Sequence[Finding], title: str) -> tuple[Section | None, Section | None]:
-    blocks: list[Block] = [
-        _figure(finding, finding.answer) for finding in findings if finding is not first and finding.answer is not None
-    ]
-    missing = tuple(f"{finding.candidate.label}: {finding.ledger}" for finding in findings if isinstance(finding.ledger, str))
-    if missing:
-        blocks.append(Notes(tuple(f"No account for {reason}." for reason in missing)))
+    told = (each for each in findings if each is not first and each.answer is not None)
+    blocks: list[Block] = [_figure(each, each.answer) for each in told if each.answer is not None]
+    blocks += no_account(findings, "No account for {}.")
     lead = "Where a steady frame block spends its time, before and after. The lines add up exactly."
-    others = Section(OTHERS, "The other accounts" if first else "Accounts", lead, tuple(blocks), folded=True) if blocks else None
+    others = section_of(OTHERS, "The other accounts" if first else "Accounts", lead, blocks, folded=True)
     if first is None or first.answer is None:
         return None, others
     return Section(ANSWER, title, headline(first, first.answer), (_figure(first, first.answer),)), others
+
+
+def no_account(findings: Sequence[Finding], words: str) -> tuple[Notes, ...]:
+    """Return the note on the candidates without an account, each with the reason; none if all have one."""
+    found = tuple(words.format(f"{each.candidate.label}: {each.ledger}") for each in findings if isinstance(each.ledger, str))
+    return (Notes(found),) if found else ()
 
 
 def answers_of(report: Report) -> tuple[Table, ...]:
@@ -387,11 +379,8 @@ def clock_words(names: tuple[str, str], found: ClipAnswer) -> str:
         return ""
     highest = f" of {after.max_mhz:,}" if after.max_mhz else ""
     capped = "is held by its power cap" if after.power_capped else "runs at another clock"
-    proof = (
-        ""
-        if apart(before, after)
-        else (f" Their clips ran at {_range(before)} and {_range(after)} MHz, which proves no difference.")
-    )
+    ran = f" Their clips ran at {_range(before)} and {_range(after)} MHz, which proves no difference."
+    proof = "" if apart(before, after) else ran
     return (
         f"{names[0]} {capped}: {after.sm_mhz:,}{highest} MHz. At the {before.sm_mhz:,} MHz of {names[1]} a {found.unit} would "
         f"take about {significant(float(at) / 1e6)} ms.{proof}"
@@ -497,13 +486,10 @@ def _of(part_ns: float, whole_ns: float) -> str:
 
 def _attention_rate(subject: Subject, found: ClipAnswer) -> tuple[str, float]:
     """Return the FLOP rate of the attention kernel in words, and its share of the peak at the clock that ran; 0: not known."""
-    costs = {cost.span: cost for cost in subject.settings.costs}
+    costs, steps = {cost.span: cost for cost in subject.settings.costs}, subject.settings.steps or 0
     took_ns = sum(float(line.candidate_ns) for line in found.lines if line.parts == (Part.ATTENTION_KERNEL,))
-    if spans.DENOISE_STEP not in costs or spans.COMMIT not in costs or not subject.settings.steps:
-        return "", 0.0
-    if not took_ns or not found.num_steady:
-        return "", 0.0
-    flops = subject.settings.steps * costs[spans.DENOISE_STEP].attended_flops + costs[spans.COMMIT].attended_flops
+    known = steps and took_ns and found.num_steady and costs.keys() >= {spans.DENOISE_STEP, spans.COMMIT}
+    flops = steps * costs[spans.DENOISE_STEP].attended_flops + costs[spans.COMMIT].attended_flops if known else 0
     if not flops:
         return "", 0.0
     rate = flops / took_ns * 1e9

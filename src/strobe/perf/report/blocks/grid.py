@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Final, TypeAlias, TypeVar
 
 from strobe.perf.analysis.runs.grid import CellRun, GridContestant, Outcome, speedup
-from strobe.perf.report.blocks.fields import page, unread_banners, verdict_cell
+from strobe.perf.report.blocks.fields import gathered, page, unread_banners, verdict_cell
 from strobe.perf.report.blocks.settings import settings_section
 from strobe.perf.report.study import load_study
 from strobe.perf.table.fields import Field, beside, count, numeric, table_of
@@ -98,11 +98,8 @@ def _range(entry: GridContestant) -> str:
 
 def absent_table(cells: Sequence[CellRun]) -> Table | None:
     """Build the table of contestants without a number and the reason, cells with the same reason in one row; None if empty."""
-    found: dict[tuple[str, str, Outcome], list[str]] = {}
-    for cell in cells:
-        for entry in cell.contestants:
-            if entry.reason:
-                found.setdefault((entry.name, entry.reason, entry.outcome), []).append(cell.name)
+    without = ((cell, entry) for cell in cells for entry in cell.contestants if entry.reason)
+    found = gathered(((entry.name, entry.reason, entry.outcome), cell.name) for cell, entry in without)
 
     def which(names: Sequence[str]) -> Text | Code:
         return Text("all") if len(names) == len(cells) else Code(", ".join(names[:3]) + (" ..." if len(names) > 3 else ""))

@@ -25,7 +25,7 @@ from strobe.perf.analysis.structure.sections import FocalKernels, Sections, skip
 from strobe.perf.records.record import SpanCost
 from strobe.perf.report.blocks.fields import line_word, spread
 from strobe.perf.report.study import Profile, RunStudy, Subject
-from strobe.perf.table.fields import Field, count, exact_time, heads, numeric, rows_of, table_of, time
+from strobe.perf.table.fields import Field, count, exact_cell, exact_time, heads, numeric, rows_of, table_of, time
 from strobe.perf.table.model import (
     GAPS,
     Block,
@@ -172,21 +172,12 @@ def measured_sections(sections: Sections) -> MeasuredSections:
 def section_fields(get: Callable[[T], MeasuredSections]) -> tuple[Field[T], ...]:
     """Return the columns of the sections of one definition."""
 
-    def mean(total: Callable[[Sections], int], cell: Callable[[float], Cell]) -> Callable[[T], Cell]:
+    def mean(total: Callable[[Sections], int], cell: Callable[[float], Cell] = exact_cell) -> Callable[[T], Cell]:
         def value(row: T) -> Cell:
             sections = get(row)[0]
             return cell(total(sections) / len(sections.found)) if sections.found else Text("")
 
         return value
-
-    def length(total: Callable[[Sections], int]) -> Callable[[T], Cell]:
-        return mean(total, lambda ns: ExactTime(round(ns)))
-
-    def focal_ns(sections: Sections) -> int:
-        return sum(section.focal_ns for section in sections.found)
-
-    def members(sections: Sections) -> int:
-        return sum(len(section.members) for section in sections.found)
 
     return (
         Field("definition", lambda row: str(get(row)[0].definition), Code),
@@ -199,10 +190,14 @@ def section_fields(get: Callable[[T], MeasuredSections]) -> tuple[Field[T], ...]
             what="sections",
             quiet=True,
         ),
-        Field("busy inside", length(lambda sections: sections.busy_ns), unit="ms", hint="mean"),
-        Field("idle inside", length(lambda sections: sections.length_ns - sections.busy_ns), unit="ms", hint="mean"),
-        Field("focal inside", length(focal_ns), unit="ms", hint="mean"),
-        numeric("members", mean(members, lambda n: Number(n, 1)), "device events in a section, mean"),
+        Field("busy inside", mean(lambda sections: sections.busy_ns), unit="ms", hint="mean"),
+        Field("idle inside", mean(lambda sections: sections.length_ns - sections.busy_ns), unit="ms", hint="mean"),
+        Field("focal inside", mean(lambda each: sum(one.focal_ns for one in each.found)), unit="ms", hint="mean"),
+        numeric(
+            "members",
+            mean(lambda each: sum(len(one.members) for one in each.found), lambda n: Number(n, 1)),
+            "device events in a section, mean",
+        ),
         count("skipped", lambda row: sum(get(row)[0].skipped.values()), "focal calls without a section"),
     )
 
@@ -320,17 +315,12 @@ def focal_row(names: Sequence[str], calls: Distribution | Missing) -> KernelRow 
 def focal_section(traces: Sequence[tuple[str, Sequence[FocalKernels]]], pattern: str) -> Section:
     """Build the section with one row per trace and device: calls and times of the kernels that the pattern found."""
     none = Missing("no device event has such a name", "none")
-    rows = [
-        row
-        for label, found in traces
-        for row in (
-            [Listed(focal_row(each.names, each.calls), trace=label, device=each.device) for each in found]
-            or [Listed(none, trace=label)]
-        )
-    ]
-    return kernels_section(
-        [*kernel_tables(f"Focal kernels, {pattern}, over the whole traces", rows, hidden=FOCAL)], exclusive=False
-    )
+    rows: list[Listed] = []
+    for label, found in traces:
+        own = [Listed(focal_row(each.names, each.calls), trace=label, device=each.device) for each in found]
+        rows += own or [Listed(none, trace=label)]
+    tables = [*kernel_tables(f"Focal kernels, {pattern}, over the whole traces", rows, hidden=FOCAL)]
+    return kernels_section(tables, exclusive=False)
 
 
 def _fields(rows: Sequence[Listed], hidden: Container[str], word: Word, busy_ns: int) -> Iterator[Field[Listed]]:
@@ -398,9 +388,7 @@ _Summed: TypeAlias = tuple[Subject, tuple[Extent, Extent, Extent] | str]
 def extents(profile: Profile) -> dict[str, Extent]:
     """Return the sections of a traced window by span name; the attention kernel's section holds only the kernel's own time."""
     calls = _calls(profile)
-    busy: Counter[str] = Counter()
-    idle: Counter[str] = Counter()
-    kernel: Counter[str] = Counter()
+    busy, idle, kernel = Counter[str](), Counter[str](), Counter[str]()
     for label, ns in profile.partition.owned.items():
         for name in {FRAME_BLOCK, *label.path}:
             (busy if label.busy else idle)[name] += ns
@@ -511,11 +499,9 @@ def _speedup(reference: Extent | None, own: Extent, ns: Callable[[Extent], int])
 
 
 def _detail(study: RunStudy, found: dict[str, dict[str, Extent]]) -> Table:
-    def meaning(name: str) -> str:
-        return NAMES.get(name, "a span of the caller's own")
-
+    first, own_span = study.subjects[0].label, "a span of the caller's own"
     fields: tuple[Field[tuple[str, str, Extent]], ...] = (
-        Field("section", lambda row: Text(row[0], note=meaning(row[0]) if row[1] == study.subjects[0].label else "")),
+        Field("section", lambda row: Text(row[0], note=NAMES.get(row[0], own_span) if row[1] == first else "")),
         Field("variant", lambda row: row[1]),
         count("calls", lambda row: row[2].calls),
         time("mean", lambda row: row[2].total_ns / row[2].calls, hint="of a call"),
@@ -524,10 +510,9 @@ def _detail(study: RunStudy, found: dict[str, dict[str, Extent]]) -> Table:
         time("idle inside", lambda row: row[2].idle_ns),
         time("attention kernel inside", lambda row: row[2].kernel_ns),
     )
-    names = {name for own in found.values() for name in own}
     rows = [
         (name, subject.label, own)
-        for name in sorted(names, key=lambda name: (_rank(name), name))
+        for name in sorted({name for own in found.values() for name in own}, key=lambda name: (_rank(name), name))
         for subject in study.subjects
         if (own := found.get(subject.label, {}).get(name)) is not None
     ]

@@ -18,6 +18,7 @@ from strobe.perf.analysis.runs.latency import NS, Latencies, SwitchCost, latenci
 from strobe.perf.measure.stats import FLOOR, P99_SAMPLES, p99, percentile
 from strobe.perf.records.record import Gate, Quality, Variant, Workload
 from strobe.perf.records.store import FILES, RunRecords, read_run, superseded
+from strobe.perf.report.blocks.fields import gathered
 from strobe.perf.table.fields import Field, count, numeric, table_of, time
 from strobe.perf.table.model import Cell, Missing, Notes, Number, Section, Speedup, Table, Text, Tone, bytes_cell
 from strobe.perf.table.rows import columns
@@ -171,12 +172,9 @@ def read_entries(folders: Sequence[Path]) -> tuple[LogEntry, ...]:
         DataError: a folder has no readable records, or none of them measured a model.
     """
     runs = sorted((read_run(folder) for folder in folders), key=lambda run: (run.header.date, str(run.folder)))
-    seen: dict[tuple[object, ...], list[LogEntry]] = {}
-    for run in (each for each in runs if each.header.workload is not None):
-        for name in dict.fromkeys(run.header.order):
-            entry = _entry(run, name)
-            key = (*entry.group, name) if entry.is_reference else (str(run.folder), name)
-            seen.setdefault(key, []).append(entry)
+    of_models = (run for run in runs if run.header.workload is not None)
+    found = (_entry(run, name) for run in of_models for name in dict.fromkeys(run.header.order))
+    seen = gathered((each.group if each.is_reference else (str(each.run.folder), each.name), each) for each in found)
     if not seen:
         raise DataError("these runs measured no stream: the log is about streams of a model")
     chosen = ((next((each for each in same if not isinstance(each.latencies, str)), same[0]), same) for same in seen.values())
@@ -385,10 +383,8 @@ def _switching(entries: Sequence[LogEntry]) -> Iterator[Table]:
 
 def _lockstep(entries: Sequence[LogEntry]) -> Iterator[Table]:
     """Yield for each reference, model and device the table of its batches: what more streams cost."""
-    alike: dict[tuple[object, ...], list[LogEntry]] = {}
-    for entry in (each for each in entries if each.is_reference):
-        reference, model, _, device = entry.group
-        alike.setdefault((reference, model, replace_struct(entry.work, batch=1), device), []).append(entry)
+    references = [entry for entry in entries if entry.is_reference]
+    alike = gathered(((*each.group[:2], each.group[3], replace_struct(each.work, batch=1)), each) for each in references)
     for own in alike.values():
         if any(entry.work.batch > 1 for entry in own):
             yield _batches(sorted(own, key=lambda entry: entry.work.batch))

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from strobe.perf.analysis.runs.grid import GridContestant, speedup
 from strobe.perf.records.record import RECALL, RELATIVE, WORST_HEAD, Contestant
+from strobe.perf.report.blocks.fields import gathered
 from strobe.perf.report.blocks.front import FrontPoint, front
 from strobe.perf.report.blocks.grid import timed_fields
 from strobe.perf.table.fields import Field, numeric, table_of, time
@@ -57,11 +58,8 @@ class Judged:
     def method(self) -> str:
         if self.made.peer:
             return self.made.impl
-        return (
-            f"{self.made.work} ({self.made.impl})"
-            if self.made.level is None
-            else f"VSA by {_SAID.get(self.made.impl, self.made.impl)}"
-        )
+        by = _SAID.get(self.made.impl, self.made.impl)
+        return f"{self.made.work} ({self.made.impl})" if self.made.level is None else f"VSA by {by}"
 
     @property
     def words(self) -> str:
@@ -85,9 +83,7 @@ def judge_methods(cells: Sequence[Any]) -> tuple[GridContestant | None, tuple[Ju
     for name, entry in merged.items():
         numbers = [entries[name] for entries in own]
         errors = [_number(each, RELATIVE) for each in numbers]
-        layers: dict[str, list[float]] = {}
-        for cell, error in zip(cells, errors, strict=True):
-            layers.setdefault(cell.grid.layer, []).append(error)
+        layers = gathered((cell.grid.layer, error) for cell, error in zip(cells, errors, strict=True))
         kept = [value for each in numbers if (value := each.number(RECALL)) is not None]
         against, verdict = speedup(reference, entry)
         found.append(
@@ -136,25 +132,21 @@ def answer(judged: Sequence[Judged], *, on_gpu: bool) -> str:
     return f"No method is faster than dense attention at an error of {100 * LIMITS[-1]:g} % or less{where}"
 
 
+def _percent(share: float) -> Number:
+    return Number(100 * share, 3, "%")
+
+
 def _table(reference: GridContestant, judged: Sequence[Judged], cells: Sequence[Any]) -> Table:
+    rmse = "RMSE of the output against dense attention / root mean square, mean over calls"
     fields: tuple[Field[Judged], ...] = (
         Field("method", lambda row: row.words),
         time("median", lambda row: row.entry.median_ns),
         *timed_fields("fastest dense", lambda row: row.entry, lambda row: reference),
         numeric("computed", lambda row: row.density, "share of all pairs of tokens, mean over calls", show=Share),
         numeric("weight kept", lambda row: row.kept, "share of dense attention's mass on the selected keys", show=Share),
-        *(
-            numeric(head, get, hint, show=lambda value: Number(100 * value, 3, "%"))
-            for head, get, hint in (
-                (
-                    "error",
-                    lambda row: row.error,
-                    "RMSE of the output against dense attention / root mean square, mean over calls",
-                ),
-                ("worst head", lambda row: row.worst_head, "of any call"),
-                ("worst layer", lambda row: row.worst_layer[1], "mean over its steps"),
-            )
-        ),
+        numeric("error", lambda row: row.error, rmse, show=_percent),
+        numeric("worst head", lambda row: row.worst_head, "of any call", show=_percent),
+        numeric("worst layer", lambda row: row.worst_layer[1], "mean over its steps", show=_percent),
         Field("which", lambda row: row.worst_layer[0]),
         Field("front", lambda row: Text("yes", "good") if row.on_front else "" if row.whole else "selection not timed"),
     )
@@ -189,7 +181,7 @@ def _figure(judged: Sequence[Judged]) -> Figure:
     fields: tuple[Field[Judged], ...] = (
         Field("method", lambda row: row.words),
         time("median", lambda row: row.entry.median_ns),
-        numeric("error", lambda row: Number(100 * row.error, 3, "%")),
+        numeric("error", lambda row: row.error, show=_percent),
     )
     return Figure(title=title, alt=title, picture=picture, table=table_of(f"{title}.", fields, shown))
 

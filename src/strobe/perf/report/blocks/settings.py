@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from strobe.perf.records.record import CUSTOM, Clocks, Gate, Header, Variant
 from strobe.perf.records.store import RunRecords
-from strobe.perf.report.blocks.fields import damage_banner, run_facts
+from strobe.perf.report.blocks.fields import damage_banner, gathered, run_facts
 from strobe.perf.report.study import Profile, RunStudy, Subject, damage_of
 from strobe.perf.table.fields import Field, beside, table_of
 from strobe.perf.table.model import Banner, Cell, Code, Count, Fact, Section, Table, Text, bytes_cell
@@ -66,12 +65,6 @@ def _bytes(value: int | None, missing: Cell = _UNKNOWN) -> Cell:
     return missing if value is None else bytes_cell(value, "GiB", 1)
 
 
-def _commit(header: Header) -> Cell:
-    if header.git.commit is None:
-        return Text("not a checkout", "muted")
-    return Text(f"{header.git.commit[:12]} ({'changed files' if header.git.dirty else 'clean'})")
-
-
 def _or_none(value: object) -> Cell:
     return _NONE if value is None or value == "" else Text(str(value))
 
@@ -80,7 +73,14 @@ _ENVIRONMENT: Final[tuple[tuple[str, Callable[[Header], Cell]], ...]] = (
     ("run", lambda header: Text(header.run)),
     ("date", lambda header: Text(header.date)),
     ("strobe", lambda header: Text(header.strobe)),
-    ("commit", _commit),
+    (
+        "commit",
+        lambda header: (
+            Text("not a checkout", "muted")
+            if header.git.commit is None
+            else Text(f"{header.git.commit[:12]} ({'changed files' if header.git.dirty else 'clean'})")
+        ),
+    ),
     ("command", lambda header: Text(" ".join(header.argv))),
     ("device", lambda header: Text(f"{header.machine.device}: {header.machine.device_name}")),
     ("GPUs", lambda header: Count(header.machine.gpu_count)),
@@ -297,14 +297,11 @@ def banners(study: RunStudy, *, gather: bool = False, any_clip: bool = False) ->
 
 def remarks(found: Sequence[tuple[str, str]], *, gather: bool) -> tuple[str, ...]:
     """Return remarks as lines, each with the name of its run if it has one; `gather`: what several runs say is one line."""
-    runs: dict[str, list[str]] = defaultdict(list)
-    for run, remark in found:
-        runs[remark].append(run)
     if not gather:
         return tuple(f"{run}: {remark}" if run else remark for run, remark in found)
     return tuple(
         f"{len(own)} cells: {remark}" if len(own) > 1 else f"{own[0]}: {remark}" if own[0] else remark
-        for remark, own in runs.items()
+        for remark, own in gathered((remark, run) for run, remark in found).items()
     )
 
 

@@ -20,7 +20,7 @@ from strobe.perf.analysis.ledger.traces import FOCAL_NAME
 from strobe.perf.analysis.runs.compare import ratio_cell
 from strobe.perf.analysis.structure.steps import Steps
 from strobe.perf.report.blocks.answer import ANSWER, SHORT_NS, answer_figure, limit, line_name, part_fields, rest_words
-from strobe.perf.report.blocks.fields import damage_banners, page
+from strobe.perf.report.blocks.fields import damage_banners, gathered, page
 from strobe.perf.report.blocks.logs import attention_section, input_file, inputs_section, stages_section, unit_notes
 from strobe.perf.report.speedup_page.study import LoadedSide, SpeedupStudy
 from strobe.perf.report.speedup_page.tables import (
@@ -70,12 +70,10 @@ def _notes_section(study: SpeedupStudy) -> Section:
 
 def _units(study: SpeedupStudy) -> Iterator[str]:
     for side in study.sides:
-        timings = side.timings
-        for note in unit_notes(timer.resolved for timer in timings.timers):
-            yield f"Attention timer of the {side.name}: {note}."
-        if not isinstance(timings.stage, str):
-            for note in unit_notes(timings.stage.resolved):
-                yield f"Stage of the {side.name}: {note}."
+        stage = () if isinstance(side.timings.stage, str) else side.timings.stage.resolved
+        timers = (timer.resolved for timer in side.timings.timers)
+        for of, resolved in (("Attention timer", timers), ("Stage", stage)):
+            yield from (f"{of} of the {side.name}: {note}." for note in unit_notes(resolved))
 
 
 def anomalies(study: SpeedupStudy) -> Iterator[str]:
@@ -142,11 +140,12 @@ def _unlike_units(study: SpeedupStudy) -> Iterator[str]:
 
 def _orders(study: SpeedupStudy) -> Iterator[str]:
     for side in study.sides:
-        own = side
-        if own.other_run:
-            yield f"{side.name}: log and trace are of different runs: {own.other_run}"
-        inner = [(word, got) for word, got in (("kernel", own.kernel()), ("section", own.section())) if not isinstance(got, str)]
-        call, stage = own.call(), own.timed_stage()
+        if side.other_run:
+            yield f"{side.name}: log and trace are of different runs: {side.other_run}"
+        inner = [
+            (word, got) for word, got in (("kernel", side.kernel()), ("section", side.section())) if not isinstance(got, str)
+        ]
+        call, stage = side.call(), side.timed_stage()
         if isinstance(call, str):
             continue
         for word, got in inner:
@@ -155,7 +154,7 @@ def _orders(study: SpeedupStudy) -> Iterator[str]:
                     f"{side.name}: the traced {word} ({ms(got.mean_ns)}) is longer than the whole attention "
                     f"call of the log ({ms(call.mean_ns)}): other shapes, another timer, or one that did not wait"
                 )
-        calls = own.timings.calls
+        calls = side.timings.calls
         if calls is not None and not isinstance(stage, str) and calls * call.mean_ns > stage.mean_ns:
             yield (
                 f"{side.name}: {calls} attention calls of {ms(call.mean_ns)} are longer than the stage "
@@ -164,29 +163,27 @@ def _orders(study: SpeedupStudy) -> Iterator[str]:
 
 
 def _side_notes(side: LoadedSide) -> Iterator[str]:
-    own, name = side, side.name
+    name = side.name
     if side.log is not None and side.log.similar:
         first = side.log.similar[0]
         yield (
             f"Log of the {name}: {side.log.counts.similar} lines look like a timing and match no pattern; line {first.line}: "
             f"{first.text.strip()}"
         )
-    yield f"Focal calls in a stage, {name}: {own.timings.calls_from}."
-    logged, chosen = own.timings.step, own.chosen
-    if not isinstance(logged, str) and chosen is not None and "step" not in own.timed():
+    yield f"Focal calls in a stage, {name}: {side.timings.calls_from}."
+    logged, chosen = side.timings.step, side.chosen
+    if not isinstance(logged, str) and chosen is not None and "step" not in side.timed():
         known = "has none" if isinstance(chosen.steps, str) else f"has one of {ms(chosen.mean_ns)}"
         yield (
             f"Steps, {name}: the log's step {logged.series.title!r} of {ms(logged.mean_ns)} cannot be "
             f"the trace's, which {known}, so it does not tell what profiling added."
         )
-    if not isinstance(own.traced, str):
-        for traced in own.traced:
-            if isinstance(traced.steps, str):
-                yield f"Steps, {name}, {traced.label}: {traced.steps}; the whole device time is compared."
-                continue
-            steps = traced.steps
-            yield f"Steps, {name}, {traced.label}: {steps.starts}; {_compared(steps)}."
-            yield from (f"Steps, {name}, {traced.label}: {note}." for note in steps.notes)
+    for traced in () if isinstance(side.traced, str) else side.traced:
+        steps = traced.steps
+        notes: tuple[str, ...] = (f"{steps}; the whole device time is compared",)
+        if not isinstance(steps, str):
+            notes = (f"{steps.starts}; {_compared(steps)}", *steps.notes)
+        yield from (f"Steps, {name}, {traced.label}: {note}." for note in notes)
 
 
 def _compared(steps: Steps) -> str:
@@ -245,12 +242,11 @@ def banners(study: SpeedupStudy) -> tuple[Banner, ...]:
     prevent = obstacles(study.checks)
     doubts = [*_same_files(study), *map(str, weakening(study.checks))]
     doubts += _unlike_kernels(study)
-    for side in study.sides:
-        doubts += [
-            f"{FACTS[name][0]} of the {side.name} is stated as {shown(value)}, and {shown(side.facts[name])} was found: "
-            "that counts"
-            for name, value in side.contradicted.items()
-        ]
+    doubts += [
+        f"{FACTS[name][0]} of the {side.name} is stated as {shown(value)}, and {shown(side.facts[name])} was found: that counts"
+        for side in study.sides
+        for name, value in side.contradicted.items()
+    ]
     doubts += _coincidences(study)
     if study.unlike:
         doubts.append(f"section level, {study.unlike}")
@@ -533,11 +529,8 @@ def _notes_on_unit(account: Ledger) -> Iterator[str]:
 
 
 def _nameless(account: Ledger) -> Iterator[str]:
-    said = []
-    for line in account.lines:
-        if trace_part(line.label) in NAMELESS:
-            b, c = (significant(float(ns) / 1e6) for ns in line.both)
-            said.append(f"{line.line} {b} -> {c} ms")
+    nameless = (line for line in account.lines if trace_part(line.label) in NAMELESS)
+    said = [f"{line.line} {' -> '.join(significant(float(ns) / 1e6) for ns in line.both)} ms" for line in nameless]
     if said:
         yield f"Unexplained: {'; '.join(said)}."
 
@@ -561,10 +554,7 @@ def _not_of_the_stage(study: SpeedupStudy) -> str:
 
 def not_measured(study: SpeedupStudy, beside: frozenset[str] = frozenset()) -> Iterator[str]:
     """Yield a note on the levels that were not measured, each with the reason; none if only levels in `beside` were not."""
-    missing: dict[str, list[str]] = {}
-    for figure in study.levels:
-        if figure.missing:
-            missing.setdefault(figure.reason, []).append(figure.level)
+    missing = gathered((figure.reason, figure.level) for figure in study.levels if figure.missing)
     if any(not beside.issuperset(levels) for levels in missing.values()):
         groups = [f"{', '.join(levels)} ({why})" for why, levels in missing.items()]
         yield f"Not measured on both sides: {'; '.join(groups)}."
@@ -627,12 +617,9 @@ def build_speedup_report(study: SpeedupStudy) -> Report:
 
 
 def _facts(study: SpeedupStudy) -> tuple[Fact, ...]:
-    found = []
-    for figure in study.levels if study.comparable else ():
-        if figure.ratio is not None:
-            name = LEVEL_TITLES[figure.level] + (" (unlike)" if figure.unlike else "")
-            found.append(Fact(name, Number(figure.ratio, 4, "x")))
-    return tuple(found)
+    known = ((each, each.ratio) for each in study.levels if study.comparable and each.ratio is not None)
+    named = ((LEVEL_TITLES[each.level] + (" (unlike)" if each.unlike else ""), ratio) for each, ratio in known)
+    return tuple(Fact(name, Number(ratio, 4, "x")) for name, ratio in named)
 
 
 def _of_logs(study: SpeedupStudy) -> tuple[Section, Section]:

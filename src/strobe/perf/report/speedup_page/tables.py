@@ -430,14 +430,13 @@ def focal_kernels(study: SpeedupStudy) -> Section:
     """Build the section on kernels with one row per trace: calls and times of the focal kernel in the compared time."""
     rows = []
     for side in study.sides:
-        name = side.name
-        if isinstance(side.traced, str):
-            rows.append(Listed(Missing(side.traced), side=name))
-            continue
         reason = "no pattern given" if side.request.focal is None else "every call lies in a step that is left out"
+        if isinstance(side.traced, str):
+            rows.append(Listed(Missing(side.traced), side=side.name))
+            continue
         for own in side.traced:
             calls = distribution(np.array(own.counted, np.int64)) or Missing(reason, "none")
-            rows.append(Listed(focal_row(own.focal_names, calls), side=name, trace=own.label, device=own.device))
+            rows.append(Listed(focal_row(own.focal_names, calls), side=side.name, trace=own.label, device=own.device))
     notes = (
         "The kernel that the change is about: every call of the trace, but for those in steps that are left out with a cause "
         "(see the notes).",
@@ -463,10 +462,9 @@ def sections_section(study: SpeedupStudy) -> Section | None:
             reason = "no section asked for" if side.request.section is None else str(side.traced)
             rows.append(padded(len(fields), Text(name), Missing(reason)))
             continue
-        for own in side.traced:
-            if own.sections is not None:
-                rows += rows_of(fields, [(name, own.label, measured_sections(own.sections))])
-                notes += [f"{name}, {own.label}: {note}" for note in section_notes(own.sections)]
+        found = [(own.label, own.sections) for own in side.traced if own.sections is not None]
+        rows += rows_of(fields, [(name, label, measured_sections(sections)) for label, sections in found])
+        notes += [f"{name}, {label}: {note}" for label, sections in found for note in section_notes(sections)]
     if study.unlike:
         notes.append(f"The speedup of this level is {study.unlike}.")
     lead = "A section lasts from its left boundary to its right one: the nearest match before and after each focal kernel."
@@ -493,8 +491,7 @@ def timeline_section(study: SpeedupStudy) -> Section | None:
             return None
         trace, own = side.chosen_trace
         tile, what = median_tile(own)
-        label = f"{side.name}, {what}"
-        lanes.append((label, number, merged(_pieces(trace, own, tile))))
+        lanes.append((f"{side.name}, {what}", number, merged(_pieces(trace, own, tile))))
     if not all(pieces for *_, pieces in lanes):
         return None
     picture = draw_lanes(lanes, _KINDS, _FOCAL)
@@ -553,10 +550,10 @@ def flame_section(study: SpeedupStudy) -> Section | None:
     )
     title = "Widths are the larger side; less time than the baseline is one colour, more time the other."
     alt = "Differential flame graph; the table lists the largest changes."
-    blocks: list[Block] = [Figure(title, alt, Flame(_frame(busy), True), _paths(tree.root))]
+    shown: Block = Figure(title, alt, Flame(_frame(busy), True), _paths(tree.root))
     if not any(child.children for child in busy.children):
-        blocks[0] = Paragraph("No ranges, modules or operators were recorded on either side: there is no path to draw.")
-    return Section("flame", "The difference by path", lead, tuple(blocks))
+        shown = Paragraph("No ranges, modules or operators were recorded on either side: there is no path to draw.")
+    return Section("flame", "The difference by path", lead, (shown,))
 
 
 def _frame(node: Node) -> Frame:
