@@ -63,8 +63,6 @@ def _place(cell: CellRun) -> tuple[str, bool, int, float]:
     return cell.grid.shape, cell.grid.backward, cell.grid.block, 0.0 if cell.grid.layer else cell.sparsity
 
 
-# Tables of an attention grid over the cells of one shape and direction.
-
 _HEAD: Final[tuple[Field[Entry], ...]] = (
     Field("budget", lambda row: row[0].grid.budget, hint="s: share of the key tiles skipped; k: key tiles selected"),
     count("block", lambda row: row[0].grid.block, "tokens of an attention block"),
@@ -541,8 +539,6 @@ def _stage_table(cells: Sequence[CellRun], only: str = "") -> Table:
     notes = () if only else tuple(f"{name}: {NAMES[name]}." for name in names if name in NAMES)
     return Table(caption, heads(fields), tuple(rows), notes, collapsed=not only)
 
-
-# Builder of the attention grid's page from its folder of cells.
 
 _LEAD = (
     "Every contestant of a cell computes the same call. Its gate was checked before any number was taken; calls of all "

@@ -69,8 +69,6 @@ def _pair(
     return finding, alike, first
 
 
-# Attention times and speedups of every pair, and the end-to-end bound that the attention operator sets (Amdahl).
-
 _APART: Final = "blocks that are compiled have no regions but those of the attention operator"
 
 
@@ -204,9 +202,6 @@ def _lost(reference: PerStep, candidate: PerStep) -> float | None:
     return candidate.section / (reference.section - (reference.kernel - candidate.operator)) - 1
 
 
-# Builder of the page of forward passes: settings, stages, attention, kernels, sections, speedups with the ledger, notes.
-
-
 def is_dit_run(run: RunRecords) -> bool:
     """Return whether the records are of forward passes over a whole clip."""
     work = run.header.workload
@@ -221,12 +216,10 @@ def dit_report(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[Re
     pairs = paired(study, allow_different)
     findings = tuple(finding for finding, _, first in pairs if first)
     _, sections = attention_sections(study)
-    attention = Section(
-        "attention",
-        "Attention",
-        "What self-attention of the video takes in one denoise step: the kernel, the operator around it, the module around that.",
-        (attention_table(study),),
+    lead = (
+        "What self-attention of the video takes in one denoise step: the kernel, the operator around it, the module around that."
     )
+    attention = Section("attention", "Attention", lead, (attention_table(study),))
     parts = (
         settings_section(study),
         stages_section(study, findings),
@@ -255,9 +248,7 @@ def dit_report(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[Re
 def _speedups(pairs: Sequence[Paired]) -> Section:
     blocks: list[Block] = [bounds_table(pairs)]
     alike = [finding for finding, alike, _ in pairs if alike]
-    for answered in answer_sections(alike):
-        if answered is not None:
-            blocks += answered.blocks
+    blocks += (block for answered in answer_sections(alike) if answered is not None for block in answered.blocks)
     for finding in alike:
         if isinstance(finding.ledger, Ledger):
             blocks += [

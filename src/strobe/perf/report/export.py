@@ -21,8 +21,6 @@ from strobe.perf.report.study import TraceStudy
 from strobe.perf.trace import DeviceEvents, HostEvents, Trace
 from strobe.perf.trace.events import DEVICE_KINDS
 
-# Export of every event behind a trace report, exact, as a compressed CSV beside the page.
-
 try:
     from isal import igzip  # a few times as fast
 except ImportError:
@@ -179,8 +177,7 @@ def in_lanes(slices: Iterable[TrackSlice], *, nested: bool) -> Iterator[tuple[in
     open_ends: list[list[int]] = []  # of each lane
     for piece in slices:
         place = next((lane for lane, ends in enumerate(open_ends) if _fits(ends, piece, nested)), len(open_ends))
-        if place == len(open_ends):
-            open_ends.append([])
+        open_ends += [[]] if place == len(open_ends) else []
         open_ends[place].append(piece.end_ns)
         yield place, piece
 
@@ -248,12 +245,12 @@ class _Writer:
         self._uuid, self._names, self._categories = 0, dict[str, int](), dict[str, int]()
 
     def process(self, name: str) -> int:
-        descriptor = self._descriptor(name, None)
+        descriptor = self._descriptor(name)
         descriptor.process.pid, descriptor.process.process_name = descriptor.uuid, _text(name)
         return self._uuid
 
     def track(self, name: str, parent: int) -> int:
-        self._descriptor(name, parent)
+        self._descriptor(name).parent_uuid = parent
         return self._uuid
 
     def lanes(self, name: str, parent: int, slices: Iterable[TrackSlice], base_ns: int, *, nested: bool = False) -> None:
@@ -266,13 +263,13 @@ class _Writer:
                 open_ends.append([])
             ends = open_ends[lane]
             while ends and ends[-1] <= piece.start_ns:
-                self._end(tracks[lane], later + ends.pop())
+                self._event(tracks[lane], later + ends.pop(), _END)
             self._begin(tracks[lane], later + piece.start_ns, piece)
             ends.append(piece.end_ns)
             self.num_slices += 1
         for track, ends in zip(tracks, open_ends, strict=True):
             while ends:
-                self._end(track, later + ends.pop())
+                self._event(track, later + ends.pop(), _END)
 
     def flush(self) -> None:
         self._file.write(self._batch.SerializeToString(deterministic=True))
@@ -287,25 +284,22 @@ class _Writer:
         self._packets += 1
         return packet
 
-    def _descriptor(self, name: str, parent: int | None) -> Any:
+    def _descriptor(self, name: str) -> Any:
         descriptor = self._packet().track_descriptor
         self._uuid += 1
         descriptor.uuid, descriptor.name, descriptor.child_ordering = self._uuid, _text(name), _EXPLICIT
         descriptor.sibling_order_rank = self._uuid
-        if parent is not None:
-            descriptor.parent_uuid = parent
         return descriptor
 
-    def _end(self, track: int, when: int) -> None:
+    def _event(self, track: int, when: int, kind: int) -> Any:
         packet = self._packet()
         packet.timestamp = when
-        packet.track_event.track_uuid, packet.track_event.type = track, _END
+        packet.track_event.track_uuid, packet.track_event.type = track, kind
+        return packet
 
     def _begin(self, track: int, when: int, piece: TrackSlice) -> None:
-        packet = self._packet()
-        packet.timestamp = when
+        packet = self._event(track, when, _BEGIN)
         event = packet.track_event
-        event.track_uuid, event.type = track, _BEGIN
         event.name_iid = self._names.get(piece.name) or _interned(piece.name, self._names, packet.interned_data.event_names)
         category = self._categories.get(piece.category)
         event.category_iids.append(category or _interned(piece.category, self._categories, packet.interned_data.event_categories))

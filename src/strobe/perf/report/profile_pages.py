@@ -285,9 +285,6 @@ def _doubts(what: ProfileFacts) -> Iterator[str]:
         yield f"the GPU was throttled: {', '.join(clocks.throttle)}"
 
 
-# --------------------------------------------------------------------------------------------------------------- budget
-
-
 def _budget(found: KernelProfile, what: ProfileFacts) -> Section:
     step = found.step
     fields: tuple[Field[_Part], ...] = (
@@ -348,9 +345,6 @@ def _regions(found: KernelProfile) -> Section:
     return Section("regions", "The same step as it runs", "What a region takes in a running step, against its parts.", (table,))
 
 
-# -------------------------------------------------------------------------------------------------------------- details
-
-
 def _details(
     found: KernelProfile, what: ProfileFacts, id: str, title: str, chosen: Callable[[Operation], bool]
 ) -> Section | None:
@@ -404,9 +398,6 @@ def _roofline(what: ProfileFacts, each: Operation) -> Roofline | None:
     return roofline(each.mean_ns, each.cost, device_peaks(what.machine.device_name), what.dtype, sm_mhz=_sm_mhz(what))
 
 
-# ------------------------------------------------------------------------------------------------------ decoder, stages
-
-
 def _decoder(found: KernelProfile, what: ProfileFacts) -> Section:
     decode = found.decode
     table = _operations(what, f"Decoder of one frame block: modules, {ISOLATED}.", decode.operations, decode.mean_ns, "decode")
@@ -443,9 +434,6 @@ def _stages(found: KernelProfile, what: ProfileFacts) -> Section:
     note = f"Stages as they run, without timers inside layers.{beside}"
     rows = [(DENOISE_STEP, found.step.times_ns), *found.stages_ns.items()]
     return Section("stages", "Stages as they run", "", (table_of("Stages.", fields, rows, notes=(note,)),))
-
-
-# The page of an attribution run: operators and modules that launched each kernel; separate from pages with measured times.
 
 
 def attribution_report(traces: Sequence[tuple[str, Trace]], options: Sequence[str], *, sort_by: str, top: int) -> Report:

@@ -100,17 +100,12 @@ from strobe.perf.table.model import (
     bytes_cell,
 )
 
-# The headline, and the chain of speedups from the attention kernel to end to end.
-
 _UNITS: Final = {True: "pairs of clips", False: "traced frame blocks"}
 _UNJUDGED: Final = Text("not judged", "muted", note="a level inside a pass; its interval says how sure it is")
 HEADLINE: Final = "headline"
 """Id of the section."""
 MAX_REALISED: Final = 10
 """Largest saving of a level, in multiples of the kernel's, that is still attributed to the kernel."""
-
-
-# ------------------------------------------------------------------------------------------------------------- headline
 
 
 def _headline_section(study: RunStudy, findings: Sequence[Finding]) -> Section:
@@ -176,9 +171,6 @@ def _between_runs(study: RunStudy) -> Table:
     )
     notes = ("Unpaired: taken at different times, drift between the runs is unknown. Welch's t on logarithms.",)
     return table_of("The same variant in different runs, end to end.", fields, rows, notes=notes)
-
-
-# ---------------------------------------------------------------------------------------------------------------- chain
 
 
 def _chain_section(findings: Sequence[Finding]) -> Section:
@@ -266,9 +258,6 @@ def _realised(ledger: Ledger, level: LevelSum) -> Cell:
     return Share(float(level.saved_ns / kernel))
 
 
-# Breakdown of a run: pieces of every variant whose trace marks them, and the variants compared piece by piece.
-
-
 def breakdown_section(study: RunStudy) -> Section | None:
     """Build the section with the breakdown of every subject whose trace marks pieces; None if there is none."""
     found = {
@@ -305,8 +294,6 @@ def _roofs(subject: Subject) -> Roofs:
     clocks = side_clocks(subject.run, subject.name)
     return Roofs(costs=costs, peaks=device_peaks(name), device_name=name, dtype=subject.settings.dtype, clocks=clocks)
 
-
-# Section of a long clip: first frame blocks against the last, block times and memory over the clip.
 
 _POINTS: Final = 100
 """Most points of a picture; each stands for the same number of frame blocks."""
@@ -403,8 +390,6 @@ def _memory_figure(found: LongClip) -> list[Figure]:
     return [Figure(title, "Points over the clip; the table says the same.", plane, table)]
 
 
-# Timed stages against the peaks of the device, where the records hold the cost of a stage.
-
 _TRACED = "traced"
 _Measured: TypeAlias = tuple[str, int, float, str, Roofline]
 """Stage, its calls, their mean time, how it was measured, and its roofline."""
@@ -467,8 +452,6 @@ def _steady_ns(run: RunRecords, variant: Variant, name: str) -> list[int]:
     blocks = {*steady, None}  # None: on another thread
     return [span.value_ns for span in run.spans if span.name == name and span.order in orders and span.parent in blocks]
 
-
-# One denoise step of every traced variant on a common axis: work and gaps.
 
 _KERNEL: Final = Kind("attention kernel", "focal")
 _WORK: Final = (
@@ -547,8 +530,6 @@ def _figure(steps: Sequence[tuple[Subject, list[Piece]]]) -> Figure:
     table = class_table(lanes, picture, "Time of the step by class", "the step", drawn=True)
     return Figure(title, "Timeline of one denoise step per variant; the table gives the sums.", picture, table)
 
-
-# Builder of the page of one or several runs of a stream.
 
 _OPEN: Final = (ANSWER, HEADLINE)
 """Sections that are not folded."""

@@ -429,9 +429,6 @@ def _stem(name: str) -> str:
     return name
 
 
-# Sections that other packages add to the report of runs.
-
-
 def registered() -> tuple[Plugin, ...]:
     """Return what other packages register."""
     return plugins(REPORT, lambda found: "" if callable(found) else f"it is a {type(found).__name__}, not a function")

@@ -32,8 +32,6 @@ from strobe.perf.table.model import (
     significant,
 )
 
-# Pictures as inline SVG in percent coordinates: text keeps its size at every width, and no script is needed to see them.
-
 _COLOURS: Final = 9
 
 
@@ -284,13 +282,11 @@ def _frame(box: _Box, picture: Flame, total: int) -> str:
 
 
 def _legend(differential: bool) -> str:
-    if not differential:
-        return ""
     names = (
         ("less3", "30 % less or more"), ("less2", "10 to 30 % less"), ("less1", "2 to 10 % less"), ("same", "within 2 %"),
         ("more1", "2 to 10 % more"), ("more2", "10 to 30 % more"), ("more3", "30 % more or more"),
     )  # fmt: skip
-    return _swatches(names)
+    return _swatches(names) if differential else ""
 
 
 def draw_flame(picture: Flame, alt: str, max_frames: int = MAX_FRAMES) -> str:
@@ -300,10 +296,8 @@ def draw_flame(picture: Flame, alt: str, max_frames: int = MAX_FRAMES) -> str:
         return f'<p class="small">{esc(alt)}: no time was spent.</p>'
     total = boxes[0].width
     # a parent is never narrower than its child and comes first: no drawn frame hangs in the air
-    seen = [box for box in boxes if box.width >= _LEAST_FRAME * total]
-    drawn = sorted(
-        sorted(seen, key=lambda box: (-box.width, box.depth, box.left))[:max_frames], key=lambda box: (box.depth, box.left)
-    )
+    seen = sorted((box for box in boxes if box.width >= _LEAST_FRAME * total), key=lambda box: (-box.width, box.depth, box.left))
+    drawn = sorted(seen[:max_frames], key=lambda box: (box.depth, box.left))
     height = (1 + drawn[-1].depth) * _ROW
     frames = "".join(_frame(box, picture, total) for box in drawn)
     rest = len(boxes) - len(drawn)
@@ -498,23 +492,10 @@ def _swatches(items: Iterable[tuple[str, str]]) -> str:
 
 def _embedded_json(picture: Timeline) -> str:
     """Return the slices as JSON for the readout; `<`, `>` and `&` are escaped so that no name can close the script element."""
-    lanes = [
-        {
-            "label": shorten(lane.label),
-            "length": lane.length_ns,
-            "t": lane.start_ns,
-            "d": lane.duration_ns,
-            "n": lane.name,
-            "k": lane.kind,
-        }
-        for lane in picture.lanes
-    ]
-    data = {
-        "length": picture.length_ns,
-        "names": [shorten(name) for name in picture.names],
-        "kinds": [shorten(kind.label) for kind in picture.kinds],
-        "lanes": lanes,
-    }
+    keys = {"length": "length_ns", "t": "start_ns", "d": "duration_ns", "n": "name", "k": "kind"}
+    lanes = [{"label": shorten(lane.label)} | {key: getattr(lane, of) for key, of in keys.items()} for lane in picture.lanes]
+    names, kinds = [shorten(name) for name in picture.names], [shorten(kind.label) for kind in picture.kinds]
+    data = {"length": picture.length_ns, "names": names, "kinds": kinds, "lanes": lanes}
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=True)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -523,9 +504,8 @@ def draw_timeline(picture: Timeline, alt: str) -> str:
     """Draw the lanes, the axis and the legend, with the data for the script and the place of its readout."""
     height = len(picture.lanes) * _TIMELINE_LANE + 22
     lanes = "".join(_timeline_lane(index, lane, picture) for index, lane in enumerate(picture.lanes))
-    joined = "; ".join(
-        f"{shorten(lane.label)} {lane.num_joined} of {lane.num_total} slices" for lane in picture.lanes if lane.num_joined
-    )
+    joins = (lane for lane in picture.lanes if lane.num_joined)
+    joined = "; ".join(f"{shorten(lane.label)} {lane.num_joined} of {lane.num_total} slices" for lane in joins)
     most = "joined with their neighbours in the colour of the class that owns most"
     how = "sorted by class among their neighbours" if picture.by_class else most
     note = f"Too short to be drawn alone, so {how}: {joined}."

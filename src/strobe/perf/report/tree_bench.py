@@ -17,7 +17,7 @@ from strobe.perf.analysis.runs.grid import CellRun, GridContestant, read_grid
 from strobe.perf.analysis.runs.rank_calls import CallCollective, CallRegion, Parts, RankCall, collectives, parts, typical
 from strobe.perf.measure.stats import percentile
 from strobe.perf.records.record import CALL, GUIDE, TOTAL, Links, Mode, SentMessage
-from strobe.perf.report.blocks.fields import damage_banners
+from strobe.perf.report.blocks.fields import damage_banners, gathered
 from strobe.perf.report.blocks.grid import NONE, Entry, absent_table, bars_figure, curves, grid_page, timed_fields
 from strobe.perf.table.fields import Field, beside, count, heads, numeric, rows_of, share_of, table_of, time
 from strobe.perf.table.model import (
@@ -121,11 +121,8 @@ def guide_blocks(cell: CellRun, mode: Mode) -> Blocks:
 
 def totals(blocks: Blocks) -> dict[str, float]:
     """Return the time of each kind over all calls, ns, mean over the ranks, without the block that encloses a call."""
-    found: dict[str, float] = defaultdict(float)
-    for (name, kind), ranks in blocks.items():
-        if name != TOTAL:
-            found[kind] += _mean(ranks)
-    return dict(found)
+    leaves = gathered((kind, _mean(ranks)) for (name, kind), ranks in blocks.items() if name != TOTAL)
+    return {kind: sum(means) for kind, means in leaves.items()}
 
 
 def _guide_table(cell: CellRun, mode: Mode) -> Table | None:
@@ -207,11 +204,8 @@ def _entries(cells: Sequence[CellRun]) -> Iterator[tuple[int, int, GridContestan
 
 
 def _alone(cells: Sequence[CellRun]) -> dict[int, float]:
-    found: dict[int, float] = {}
-    for ranks, tokens, entry in _entries(cells):
-        if ranks == 1 and not entry.is_peer:
-            found[tokens] = min(entry.median_ns, found.get(tokens, math.inf))
-    return found
+    own = gathered((tokens, entry.median_ns) for ranks, tokens, entry in _entries(cells) if ranks == 1 and not entry.is_peer)
+    return {tokens: min(times) for tokens, times in own.items()}
 
 
 def _scaled(cells: Sequence[CellRun], *, weak: bool) -> list[ScalingPoint]:
@@ -282,16 +276,8 @@ def what_if(cell: CellRun) -> list[ScalingWhatIf]:
     return [(words, best[words], values[best[words]], now_ns) for words, values in other.items()]
 
 
-# Tables and pictures of a scaling grid.
-
-
 def _scaling_sections(cells: Sequence[CellRun]) -> Iterator[Section]:
-    alike: dict[str, list[CellRun]] = defaultdict(list)
-    for cell in (each for each in cells if each.measured):
-        size, device = cell.sizes, cell.run.header.machine.device_type
-        heads = f"{size['heads']} heads of {size['head_dim']}, {size['kv_heads']} of keys"
-        alike[f"{device}, {cell.dtype}, {size['q_tokens']} queries, {heads}, batch {size['batch']}"].append(cell)
-    for title, own in alike.items():
+    for title, own in gathered((_title(cell), cell) for cell in cells if cell.measured).items():
         blocks: list[Block] = []
         for weak in (False, True):
             points = _scaled(own, weak=weak)
@@ -303,6 +289,12 @@ def _scaling_sections(cells: Sequence[CellRun]) -> Iterator[Section]:
         if blocks:
             lead = "Every time is the median over calls of the slowest rank."
             yield Section(title.replace(" ", "-").replace(",", ""), title, lead, tuple(blocks))
+
+
+def _title(cell: CellRun) -> str:
+    size, device = cell.sizes, cell.run.header.machine.device_type
+    heads = f"{size['heads']} heads of {size['head_dim']}, {size['kv_heads']} of keys"
+    return f"{device}, {cell.dtype}, {size['q_tokens']} queries, {heads}, batch {size['batch']}"
 
 
 def _curve_table(title: str, weak: bool, points: Sequence[ScalingPoint]) -> Table:
@@ -388,18 +380,16 @@ def bound(cell: CellRun, entry: GridContestant) -> Bound | None:
         return None
     ranks = cell.run.header.world_size
     wait = found.wait * ranks / max(1, ranks - 1)  # in every call one rank waits for nobody: its lateness is the others' wait
-    largest = max((found.local + found.merge, "work"), (wait, "wait"), (found.transfer, "transfer"), (found.host, "host"))[1]
-    match largest:
+    match max((found.local + found.merge, "work"), (wait, "wait"), (found.transfer, "transfer"), (found.host, "host"))[1]:
         case "work":
             return _work(cell, entry, found)
         case "wait":
             return _waiting_bound(entry, found)
         case "transfer":
             return _transfer(cell, entry, found)
-        case _:
-            evidence = f"{_share(found.host, found)} is neither attention nor communication: checks, packing, launching"
-            remedy = "give each call more to do (more queries or keys a rank, fewer ranks); on a GPU capture a CUDA graph"
-            return "launch-bound", evidence, remedy
+    evidence = f"{_share(found.host, found)} is neither attention nor communication: checks, packing, launching"
+    remedy = "give each call more to do (more queries or keys a rank, fewer ranks); on a GPU capture a CUDA graph"
+    return "launch-bound", evidence, remedy
 
 
 def _share(value: float, whole: Parts) -> str:
@@ -421,10 +411,12 @@ def _work(cell: CellRun, entry: GridContestant, found: Parts) -> Bound:
         rate = amount / found.local * 1e9
         evidence += f"; a rank reached {rate / 1e9:.3g} {unit} of {roof / 1e9:.3g} measured on these ranks"
     if is_flop:
-        remedy = "fewer pairs (a window, block-sparse attention), or more ranks while each keeps enough to do"
-        return "flop-bound", evidence, remedy
-    remedy = "fewer bytes of keys a rank: more ranks, grouped heads, or a 16-bit cache"
-    return "memory-bound", evidence, remedy
+        return (
+            "flop-bound",
+            evidence,
+            "fewer pairs (a window, block-sparse attention), or more ranks while each keeps enough to do",
+        )
+    return "memory-bound", evidence, "fewer bytes of keys a rank: more ranks, grouped heads, or a 16-bit cache"
 
 
 def straggler(found: Sequence[CallCollective]) -> tuple[int, float] | None:
@@ -445,10 +437,9 @@ def _waiting_bound(entry: GridContestant, found: Parts) -> Bound:
     if who is None:
         evidence += f"; no rank was last in {100 * NAMED:.0f} % of the calls: they take turns"
         remedy = "give every rank cores of its own (fewer ranks, or fewer threads each): they are being scheduled in turns"
-        return "skew-bound", evidence, remedy
-    rank, share = who
-    evidence += f"; rank {rank} was last in {100 * share:.0f} % of the calls"
-    remedy = f"look at rank {rank}: more keys than the others, a slower device, or another process on its cores"
+    else:
+        evidence += f"; rank {who[0]} was last in {100 * who[1]:.0f} % of the calls"
+        remedy = f"look at rank {who[0]}: more keys than the others, a slower device, or another process on its cores"
     return "skew-bound", evidence, remedy
 
 
@@ -481,8 +472,6 @@ def warnings(cell: CellRun) -> tuple[str, ...]:
         found.append(f"other processes kept {busy:.1f} of {header.machine.cores} cores busy before the ranks began")
     return tuple(found)
 
-
-# Tables of the strategies of one cell.
 
 _Sent: TypeAlias = tuple[GridContestant, CallCollective, SentMessage | None, float | None]
 """A collective of a strategy: as measured, as planned, and its transfer in the serialised call, ns."""
@@ -572,11 +561,15 @@ def _collective_table(cell: CellRun) -> Table | None:
         for each in collectives_of(entry):
             sent = None if each.kind == "agreement" else next(names, None)
             rows.append((entry, each, sent, meeting[each.place].transfer_ns if each.place < len(meeting) else None))
+
+    def wait_of(rank: int) -> Field[_Sent]:
+        return time(f"wait of rank {rank}", lambda row: row[1].waits_ns[rank])
+
     fields: tuple[Field[_Sent], ...] = (
         Field("strategy", lambda row: row[0].name, Code),
         Field("collective", lambda row: row[1].kind if row[2] is None else f"{row[2].kind}: {row[2].payload}"),
         time("transfer", lambda row: row[1].transfer_ns, "ms", "the shortest time that a rank was held up, median"),
-        *map(_wait_of, range(cell.run.header.world_size)),
+        *map(wait_of, range(cell.run.header.world_size)),
         Field("last", lambda row: f"rank {row[1].last}, {100 * row[1].last_share:.0f} % of the calls"),
         time(
             "predicted",
@@ -594,10 +587,6 @@ def _collective_table(cell: CellRun) -> Table | None:
     return table_of(f"{cell.name}: collectives.", fields, rows, notes=notes) if rows else None
 
 
-def _wait_of(rank: int) -> Field[_Sent]:
-    return time(f"wait of rank {rank}", lambda row: row[1].waits_ns[rank])
-
-
 def _verdict_table(cell: CellRun) -> Table | None:
     fields: tuple[Field[tuple[GridContestant, Bound]], ...] = (
         Field("strategy", lambda row: row[0].name, Code),
@@ -613,8 +602,6 @@ def _verdict_table(cell: CellRun) -> Table | None:
 def _late(who: tuple[int, float] | None) -> Text:
     return Text("none", "muted") if who is None else Text(f"rank {who[0]}, {100 * who[1]:.0f} % of the calls", "bad")
 
-
-# Builder of the tree-attention page from its folder of cells.
 
 _LEAD = (
     "All strategies compute the same call on the same ranks, each rank with its own run of the keys. Every rank's result was "
@@ -663,22 +650,18 @@ def shown_tables(cells: Sequence[CellRun], *, scaling: bool) -> tuple[Table, ...
 
 
 def _banners(cells: Sequence[CellRun]) -> list[Banner]:
-    found = list(damage_banners((cell.name, cell.run.damage) for cell in cells))
     failed = tuple(f"{cell.name}: {cell.failure}" for cell in cells if cell.failure)
     red = tuple(f"{cell.name} {e.name}: {e.reason}" for cell in cells for e in cell.entries if e.outcome == "red")
-    held = tuple(
-        f"{cell.name}: rank {cell.surroundings.delayed_rank} was held back"
-        for cell in cells
-        if cell.surroundings.delayed_rank is not None
-    )
-    if failed or red:
-        found.append(Banner("stop", "Some of it has no numbers.", (*failed, *red)))
-    if held:
-        found.append(Banner("stop", "A rank was held back on purpose: these are not times of the code.", held))
+    delayed = ((cell.name, cell.surroundings.delayed_rank) for cell in cells)
+    held = tuple(f"{name}: rank {rank} was held back" for name, rank in delayed if rank is not None)
     doubts = tuple(f"{cell.name}: {text}" for cell in cells for text in warnings(cell))
-    if doubts:
-        found.append(Banner("caution", "Before you read the numbers.", doubts))
-    return found
+    found = (
+        *damage_banners((cell.name, cell.run.damage) for cell in cells),
+        Banner("stop", "Some of it has no numbers.", (*failed, *red)),
+        Banner("stop", "A rank was held back on purpose: these are not times of the code.", held),
+        Banner("caution", "Before you read the numbers.", doubts),
+    )
+    return [banner for banner in found if banner.items]
 
 
 def _cell_section(cell: CellRun) -> Section:
@@ -693,20 +676,12 @@ def _cell_section(cell: CellRun) -> Section:
 
 
 def _links(cell: CellRun) -> Table | None:
-    found = cell.run.links
-    if found is None:
-        return None
-    named = [
-        ("flops per", found.flops_per_s, "GFLOP/s"),
-        ("memory bytes per", found.memory_bytes_per_s, "GB/s"),
-        ("launch", found.launch_s, "us"),
-    ]
+    found = cell.run.links or Links()
+    named = [("flops per", found.flops_per_s, "GFLOP/s"), ("memory bytes per", found.memory_bytes_per_s, "GB/s")]
+    named.append(("launch", found.launch_s, "us"))
     for rate in found.rates:
-        named += [
-            (f"{rate.kind} alpha", rate.alpha_s, "us"),
-            (f"{rate.kind} bytes per", rate.bytes_per_s, "GB/s"),
-            (f"{rate.kind} host", rate.host_s, "us"),
-        ]
+        named += [(f"{rate.kind} alpha", rate.alpha_s, "us"), (f"{rate.kind} bytes per", rate.bytes_per_s, "GB/s")]
+        named.append((f"{rate.kind} host", rate.host_s, "us"))
     fields = beside("of these ranks", ("measured",), numeric=True)
     rows = [(name, Number(value * (1e6 if unit == "us" else 1e-9), 2, unit)) for name, value, unit in named if value is not None]
     return table_of(f"{cell.name}: links and roofs.", fields, rows, collapsed=True) if rows else None

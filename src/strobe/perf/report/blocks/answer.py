@@ -158,8 +158,6 @@ def _per_clip_ns(timed: Comparison) -> float:
     return timed.saved_ns / len(timed.baseline)
 
 
-# Tables of the ledger: lines that add up to the saving exactly, and the saving of each kernel.
-
 SMALL_LINE: Final = 0.001
 """Share of the reference's end-to-end time below which, in both variants, lines of a level share one row."""
 MAX_EFFECTS: Final = 12

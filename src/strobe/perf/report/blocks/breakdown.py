@@ -45,8 +45,6 @@ from strobe.perf.table.model import (
     time_text,
 )
 
-# Tables of a breakdown: shares of pieces, stages, layers, gaps between pieces, and two runs compared piece by piece.
-
 PASSES: Final = (DENOISE_STEP, COMMIT, RECACHE)
 """Passes that go through the transformer's layers."""
 LEAD: Final = (
@@ -155,9 +153,6 @@ def _rows(found: Breakdown, stages: Sequence[str]) -> Iterator[tuple[str, Path, 
         yield " / ".join(path), path, True
         if parent and found.of(stages, path).total_ns:
             yield f"{' / '.join(path)} / rest", path, False
-
-
-# --------------------------------------------------------------------------------------------------------------- tables
 
 
 def _shares_table(label: str, found: Breakdown) -> Table:
@@ -337,8 +332,6 @@ def gains_table(labels: tuple[str, str], theirs: Breakdown, ours: Breakdown) -> 
     return Table(caption, heads(fields), rows_of(fields, rows, strong=lambda row: row[5]), (note,))
 
 
-# Every run of every stage, averages with and without warm-up, and the exclusions with their reasons.
-
 _SHOWN: Final = ((E2E, "End to end"), (DENOISE_STEP, "Denoising stage (all denoise steps of a clip)"))
 
 
@@ -454,9 +447,6 @@ def excluded_text(causes: Sequence[tuple[int, str]]) -> str:
     return ", ".join(f"{each} ({cause})" for cause, found in alike for each in found) or "none"
 
 
-# Latencies that a user notices: time to the first frame, frame rate, cost of a prompt switch.
-
-
 def _time(ns: float | None) -> Cell:
     return Missing("no steady frame blocks") if ns is None else Time(ns)
 
@@ -568,8 +558,6 @@ def _outliers(found: Latencies) -> str:
     effect = f"without them the mean would change by {100 * outside.effect:+.2g} %"
     return f"; {len(outside.indices)} of the {outside.n} kept lie outside Tukey's fences and count: {effect}"
 
-
-# Quality beside latency: every number names its reference, and every missing one its reason.
 
 _PICTURES: Final = 2
 _FIRST: Final = ("prompt_accuracy", "psnr")

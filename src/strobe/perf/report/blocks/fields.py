@@ -97,9 +97,6 @@ def _figure(get: Callable[[T], Distribution | Cell | None], name: Figure, quiet:
     return figure
 
 
-# A page of any kind: its title, facts, banners and sections.
-
-
 def page(
     *,
     title: str,
@@ -125,8 +122,6 @@ def run_facts(header: Header) -> tuple[Fact, Fact]:
     """Return the facts that name a run: its date, recorded as ISO 8601 in UTC, and its number."""
     return Fact("Date", Text(header.date.replace("T", " ").replace("Z", " UTC"))), Fact("Run", Text(header.run))
 
-
-# Cells of ratios with intervals, and of verdicts.
 
 _TONES: Final[dict[Verdict, Tone]] = {"faster": "good", "slower": "bad", "no difference": "muted", "inconclusive": "muted"}
 
@@ -209,9 +204,6 @@ def line_word(line: str, calls: bool = True) -> str:
     return _LINES.get(line, line)
 
 
-# Banners above figures made from damaged records.
-
-
 def damage_banners(found: Iterable[tuple[str, tuple[str, ...]]]) -> tuple[Banner, ...]:
     """Build the banner of damaged records, given by the name of a run or log; none if all are undamaged."""
     banner = damage_banner(tuple(f"{name}: {line}" for name, lines in found for line in lines))
@@ -235,9 +227,6 @@ def end_banners(run: RunRecords, title: str, counts: str) -> tuple[Banner, ...]:
 def unread_banners(unread: tuple[str, ...]) -> tuple[Banner, ...]:
     """Build the banner of grid cells that could not be read; none if all could."""
     return (Banner("caution", "Some cells could not be read and are left out.", unread),) if unread else ()
-
-
-# Notes on the numbers (units, effect of observing, machine, files), and the clips to look at.
 
 
 def notes_section(study: RunStudy) -> Section:

@@ -212,8 +212,6 @@ def section_notes(sections: Sections) -> Iterator[str]:
         yield f"{sections.overlapping} sections start before an earlier one ends: their lengths do not add up to time"
 
 
-# The section on kernels of every page: one kind of table, with the columns that its rows hold.
-
 Word: TypeAlias = Literal["kernel", "operator"]
 MAX_ROWS: Final = 20
 MAX_CANDIDATE_ROWS: Final = 12

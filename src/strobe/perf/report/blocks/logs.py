@@ -46,9 +46,6 @@ def input_file(path: Path) -> InputFile:
     return InputFile(path, path.stat().st_size, digest)
 
 
-# --------------------------------------------------------------------------------------------------------------- stages
-
-
 def stages_section(logs: Sequence[tuple[str, Sequence[StageRounds]]]) -> Section:
     """Build the section with one table per stage: its rounds in each log, and averages with and without warm-up."""
     names = dict.fromkeys(rounds.name for _, stages in logs for rounds in stages)
@@ -101,9 +98,6 @@ def _ranks_table(label: str, rounds: StageRounds) -> Table:
     rows = [(round_label(index), *(each.values_ns[index] for each in rounds.resolved)) for index in range(len(rounds.rounds_ns))]
     caption = f"{rounds.name} of {label}, by round and rank."
     return table_of(caption, fields, rows, notes=unit_notes(rounds.resolved), collapsed=True)
-
-
-# ------------------------------------------------------------------------------------------------------------ attention
 
 
 def attention_section(logs: Sequence[TimerLog]) -> Section:
@@ -161,9 +155,6 @@ def _timer_notes(summaries: Sequence[SeriesSummary]) -> Iterator[str]:
 def ranges(indices: Sequence[int]) -> str:
     """Format indices as ranges of numbers counted from 1: `1-48, 60`."""
     return first_of(stretches(index + 1 for index in sorted(indices)), _RANGES, "stretches")
-
-
-# --------------------------------------------------------------------------------------------------------------- inputs
 
 
 def inputs_section(files: Sequence[InputFile | Log], logs: Sequence[Log] = ()) -> Section:

@@ -23,8 +23,6 @@ from strobe.perf.table.fields import Field, count, numeric, table_of, time
 from strobe.perf.table.model import Cell, Missing, Notes, Number, Section, Speedup, Table, Text, Tone, bytes_cell
 from strobe.perf.table.rows import columns
 
-# Entries of the optimisation log: every variant of every recorded run.
-
 METRIC: Final = "psnr"
 """Quality metric that decides: measured wherever quality is, frame by frame against a named preset with the same noise."""
 _FIELDS: Final = ("window", "sink", "positions", "steps", "timesteps", "shift", "dtype", "sparsity", "lora", "compile_mode",
@@ -291,8 +289,6 @@ def _reason(entry: LogEntry) -> str:
     return "no line of quality in the records" if line is None else line.note or "no reason given"
 
 
-# Tables of the optimisation log: one topic each, one row per entry.
-
 _TONES: Final[dict[str, Tone]] = {"Keep": "good", "Drop": "bad", "Open": "muted", "Reference": "plain"}
 _LABEL: Final[Field[LogEntry]] = Field("entry", lambda entry: entry.label)
 _BATCH: Final[Field[LogEntry]] = count("batch", lambda entry: entry.work.batch)
@@ -531,9 +527,6 @@ def _quality(line: Quality | None, entry: LogEntry) -> Cell:
     if line.value is None:
         return Missing(line.note or "no reason given", "equal" if line.n and line.reference else "not measured")
     return Number(line.value, 4 if abs(line.value) < 10 else 2)
-
-
-# Sections of an optimisation log: decisions with their rule, configurations, then one section per topic.
 
 
 def log_sections(decided: Sequence[tuple[LogEntry, Word, str]], notes: Sequence[str] = ()) -> tuple[Section, ...]:

@@ -12,8 +12,6 @@ from strobe.perf.report.study import Profile, RunStudy, Subject, damage_of
 from strobe.perf.table.fields import Field, beside, table_of
 from strobe.perf.table.model import Banner, Cell, Code, Count, Fact, Section, Table, Text, bytes_cell
 
-# Settings of a report: environment, variants, optimisations that differ; and banners to read first.
-
 _NONE: Final = Text("none", "muted")
 _UNKNOWN: Final = Text("not known", "muted")
 
@@ -44,9 +42,6 @@ def gates_table(caption: str, heads: tuple[str, str], words: tuple[str, str], ga
         Field("measured", lambda gate: gate.detail),
     )
     return table_of(caption, fields, gates)
-
-
-# ---------------------------------------------------------------------------------------------------------- environment
 
 
 def _clocks(clocks: Clocks) -> Cell:
@@ -163,9 +158,6 @@ def environment_table(study: RunStudy, caption: str = "Environment, model and cl
     return table_of(caption, fields, [(name, *(own.get(name, _NONE) for own in found)) for name in names])
 
 
-# ------------------------------------------------------------------------------------------------------------- variants
-
-
 def _calls(variant: Variant) -> Cell:
     counts = ", ".join(f"{name} {count}" for name, count in sorted(variant.calls_per_stage.items()))
     return Text(counts) if counts else Text("not counted", "muted")
@@ -242,8 +234,6 @@ def _knobs(study: RunStudy) -> Table:
     fields = beside("knob", (subject.label for subject in study.subjects))
     return table_of("Optimisations that differ, or that this device cannot run.", fields, rows, notes=notes)
 
-
-# -------------------------------------------------------------------------------------------------------------- banners
 
 _MUST_AGREE: Final[tuple[tuple[str, Callable[[Header], object]], ...]] = (
     ("commit", lambda header: header.git.commit),

@@ -23,8 +23,6 @@ from strobe.perf.report.findings import Finding
 from strobe.perf.table.model import Report
 from strobe.perf.table.rows import DocumentPart, as_row, col, part_of, struct_of
 
-# Base of all documents: tables of flat rows that convert to dictionaries and display in a notebook.
-
 SCHEMA_VERSION: Final = 1
 """Schema version of documents. Adding a key keeps it; removing, renaming or redefining one raises it."""
 
@@ -88,9 +86,6 @@ def table_kinds(kind: type[Document]) -> dict[str, type[Any]]:
     plain = ((each.name, each.type.type if isinstance(each.type, inspect.Metadata) else each.type) for each in info.fields)
     items = ((name, each.item_type) for name, each in plain if isinstance(each, inspect.VarTupleType))
     return {name: item.cls for name, item in items if isinstance(item, inspect.StructType)}
-
-
-# The document that `strobe report --json` prints and `strobe.compare_runs` returns.
 
 
 class RatioRow(DocumentPart, frozen=True, kw_only=True):

@@ -24,8 +24,6 @@ from strobe.perf.report.speedup_page.study import LoadedSide, SpeedupStudy
 from strobe.perf.report.speedup_page.tables import no_account
 from strobe.perf.table.rows import DocumentPart, as_row, col, part_of
 
-# JSON documents of logs and traces: exact integers in nanoseconds, averages as numbers.
-
 
 def log_document(log: Log) -> dict[str, Any]:
     """Return the line counts, damage and rejected values of a log."""
@@ -80,9 +78,6 @@ def kernels_document(label: str, found: Sequence[FocalKernels]) -> dict[str, Any
         "trace": label,
         "devices": [{"device": each.device, "names": list(each.names), "calls": _calls_document(each.calls)} for each in found],
     }
-
-
-# The document that `strobe speedup --json` prints and `strobe.compare_traces` returns.
 
 
 class AnswerPart(DocumentPart, frozen=True, kw_only=True):
@@ -205,9 +200,6 @@ def _flat(part: object) -> dict[str, Any]:
     """Return the plain attributes of a part; its exact times become numbers."""
     nested = ("baseline", "candidate", "calls", "covers_ns", "path")
     return {name: value for name, value in as_row(part).items() if name not in nested}
-
-
-# Conversion of a `SpeedupStudy` to its document: exact values as fractions of nanoseconds, others as numbers and words.
 
 
 def speedup_document(study: SpeedupStudy) -> SpeedupDocument:

@@ -57,8 +57,6 @@ from strobe.perf.table.model import (
     significant,
 )
 
-# Notes on the numbers: units, warm-up, anomalies, and what could not be computed.
-
 
 def _notes_section(study: SpeedupStudy) -> Section:
     items = [*_units(study), *_remarks(study)]
@@ -193,8 +191,6 @@ def _compared(steps: Steps) -> str:
         return f"no step is steady, so all {len(steps.steps)} are compared: {causes}"
     return f"{kept} of {len(steps.steps)} compared{f'; left out: {causes}' if causes else ''}"
 
-
-# Settings of both sides, their differences, and the warnings that come before the numbers.
 
 _SAID: Final[dict[Verdict, tuple[str, Tone]]] = {
     "same": ("same", "muted"), "differs": ("differs", "bad"), "allowed": ("differs, as meant", "good"),
@@ -583,9 +579,6 @@ def not_known(study: SpeedupStudy) -> Iterator[str]:
     yield from not_measured(study)
     if any(side.traces for side in study.sides):
         yield NO_CLOCKS
-
-
-# Builder of the report of a `SpeedupStudy`, and of its input files. No clock, no randomness.
 
 
 def build_speedup_report(study: SpeedupStudy) -> Report:

@@ -62,8 +62,6 @@ from strobe.perf.report.blocks.logs import input_file
 from strobe.perf.report.study import is_small, trace_labels
 from strobe.perf.trace import Trace, find_traces, read_trace
 
-# Input of a speedup report: logs and traces of two sides, read, cut into labels and compared.
-
 SideName = Literal["baseline", "candidate"]
 Progress: TypeAlias = Callable[[int, int, str], None]
 NO_TRACE: Final = "no trace given"
@@ -267,9 +265,6 @@ def _stands_in(baseline: TimedSide, candidate: TimedSide, boundaries: str) -> st
     return check_alike(words["baseline"], words["candidate"], allow_unlike=True)
 
 
-# --------------------------------------------------------------------------------------------------------------- loading
-
-
 def _paths(side: SideRequest) -> tuple[Path, ...]:
     return find_traces(side.traces) if side.traces else ()
 
@@ -376,9 +371,6 @@ def _facts(own: LoadedSide) -> dict[str, Value]:
     if chosen is not None and chosen.num_focal:
         facts["calls_per_step"] = f"{chosen.num_focal / len(chosen.tiles):g}"
     return facts
-
-
-# Input files of a report: hashed beside it, and copied if asked for.
 
 
 def write_inputs(study: SpeedupStudy, folder: Path) -> Path:

@@ -74,8 +74,6 @@ from strobe.perf.table.model import (
 from strobe.perf.table.rows import columns
 from strobe.perf.trace import Trace
 
-# Speedups at every level, and the account from one kernel to the stage.
-
 _TIMES: Final = ("baseline_ns", "candidate_ns", "saved_ns")
 _SIDES: Final = ("baseline", "candidate")
 
@@ -155,9 +153,6 @@ def _loud_units(study: SpeedupStudy) -> Iterator[str]:
     """Yield notes on units that differ from their labels, for every table that uses the attention timers."""
     timers = [timer.resolved for side in study.sides for timer in side.timings.timers if timer.resolved.prominent]
     yield from dict.fromkeys(unit_notes(timers))
-
-
-# --------------------------------------------------------------------------------------------------------------- account
 
 
 def _whole(account: Ledger, level: LevelName, name: str) -> LedgerLine:
@@ -423,9 +418,6 @@ _COLUMNS: Final = {
 _GROUPS: Final = ("focal", "rest of section", *dict.fromkeys(_COLUMNS.values()), "idle", Part.UNNAMED.value)
 
 
-# The focal kernels, and of the sections around them with their boundaries.
-
-
 def focal_kernels(study: SpeedupStudy) -> Section:
     """Build the section on kernels with one row per trace: calls and times of the focal kernel in the compared time."""
     rows = []
@@ -529,9 +521,6 @@ def _kind_of(label: Label) -> Kind:
     if place == "section":
         return _WORK["section", "kernel"]
     return _WORK["step", "memcpy" if activity == "memset" else activity]
-
-
-# ----------------------------------------------------------------------------------------------------------------- flame
 
 
 def flame_section(study: SpeedupStudy) -> Section | None:

@@ -58,8 +58,6 @@ from strobe.perf.table.model import (
 from strobe.perf.table.rows import columns
 from strobe.perf.trace import Trace
 
-# Critical path of each trace, and the length of the trace without parts of it.
-
 LAG_HINTS: Final = {
     Lag.HOST.value: "the host worked towards its next call",
     Lag.LAUNCH.value: "from the start of a launch call to the start on the device",
@@ -343,9 +341,6 @@ def _host_bound(seen: tables.DeviceFindings) -> Iterator[str]:
         )
 
 
-# Top of the page: the files read, and each device on one line.
-
-
 def _overview_section(study: TraceStudy) -> Section | None:
     files = [of.file for of in tables.seen(study)]
     read = table_of("Files that were read.", columns(tables.TraceFile), files, collapsed=len(files) > 8)
@@ -401,8 +396,6 @@ def _top(one: tables.DeviceFindings) -> tuple[Cell, Cell]:
     top = min(times, key=lambda group: (-times[group][0], -times[group][1], group))
     return Code(top), share_cell(times[top][0], one.done.busy_ns)
 
-
-# Builder of the report of a `TraceStudy`. No clock, no randomness: the same traces give the same report.
 
 SECTIONS: Final[tuple[Callable[[TraceStudy], Section | None], ...]] = (
     _answer_section,

@@ -130,8 +130,6 @@ def _stretches_table(
     return table_of(caption, beside(head, ("from", "to", *labels), "ms", show=ExactTime), rows, notes=notes)
 
 
-# Busy and idle time of each device by kind, stream and time, and the causes of idle time.
-
 MAX_BINS: Final = 240
 """Bins of the picture for a few lanes; all lanes together have at most four times as many."""
 _KINDS_NOTE: Final = (
@@ -225,8 +223,6 @@ def _picture(seen: Sequence[tables.DeviceFindings]) -> Iterator[Figure]:
     yield Figure(title, alt, picture, table)
 
 
-# Queue length of each device over time: events that are launched and not started.
-
 QUEUE_MAX_LANES: Final = 8
 """Most queues that are drawn."""
 _STYLES: Final[tuple[KindStyle, ...]] = ("gap1", "work4", "work3", "work1")
@@ -287,8 +283,6 @@ def _label(low: int, high: int | None) -> str:
         return f"{low} and more"
     return "empty" if high == 0 else f"{low} to {high}"
 
-
-# Launches of device work: whether the host keeps the device busy, and signs that the trace is incomplete.
 
 _MEANING: Final = {
     "busy": f"idle for less than {MIN_IDLE_SHARE:.0%} of the span: faster launches gain little",
@@ -402,9 +396,6 @@ def _signs(study: TraceStudy) -> Table | None:
     return table_of(caption, fields, rows, notes=notes) if rows else None
 
 
-# Gaps between the kernels of every device, by the kernels before and after.
-
-
 def gaps_section(study: TraceStudy) -> Section | None:
     """Build the section with one table of gaps per device; `None` if no device has a gap after a kernel."""
     seen = [one for one in tables.seen_devices(study) if one.gaps.rows]
@@ -433,8 +424,6 @@ def _gaps_table(one: tables.DeviceFindings, top: int, *, collapsed: bool) -> Tab
     shown = rows_of(fields, rows, top=top, left="pairs", totals=(("all gaps", rows),))
     return Table(caption, heads(fields), shown, notes, sortable=True, collapsed=collapsed)
 
-
-# Timeline of one step of each device on a common axis: work, and gaps by cause.
 
 TIMELINE_MAX_LANES: Final = 8
 """Devices in the picture; further ones are counted in a note."""
@@ -522,8 +511,6 @@ def _pieces(view: DeviceView, focal: Kind, group: str) -> Iterator[Piece]:
         is_top = what == "kernel" and name == group
         yield Piece(start - view.begin_ns, end - view.begin_ns, name, focal if is_top else _KINDS[what])
 
-
-# Memory of each device: its peaks, the time of each and what was running, and its course over time.
 
 MAX_ROWS: Final = 24
 

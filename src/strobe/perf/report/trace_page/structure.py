@@ -84,8 +84,6 @@ from strobe.perf.table.model import (
 from strobe.perf.table.rows import FIGURES, columns
 from strobe.perf.trace import Trace, read_trace
 
-# Steps: their lengths on the device, the steady ones, and the evidence that they are steps.
-
 Found = Sequence[tuple[tables.DeviceFindings, Steps]]
 
 
@@ -224,9 +222,6 @@ def _sums(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
     return sum(busy), sum(length)
 
 
-# Tables of layers: the first layer of each kind against the later ones, and each layer by its place.
-
-
 def _layer_blocks(one: tables.DeviceFindings, top: int) -> Iterator[Block]:
     if groups := one.layers:
         yield _first_and_later(one.name, groups, one.ranges.sum_ns)
@@ -264,8 +259,6 @@ def _first_and_later(name: str, groups: Sequence[LayerGroup], whole_ns: int) -> 
         )
     return table_of(f"The first layer against the later ones, {name}.", fields, groups, notes=notes)
 
-
-# Device time by range, module and layer.
 
 MAX_FRAMES: Final = 300
 """Most frames of one flame graph; the narrowest neighbours are drawn as one."""
@@ -361,8 +354,6 @@ def _spelled(root: CallNode) -> Iterator[tuple[tuple[str, ...], CallNode]]:
         waiting += below
 
 
-# Breakdown of a trace of our frame blocks: pieces, layers, gaps between pieces.
-
 MOST_EVENTS: Final = 1 << 20
 """Most device events of a trace that is broken down into pieces: each becomes an object."""
 
@@ -383,9 +374,6 @@ def regions_section(study: TraceStudy) -> Section | None:
         except DataError as error:
             blocks.append(Notes((f"{label}: {error}",)))
     return section_of("breakdown", "Breakdown", LEAD, blocks)
-
-
-# Sections around focal events, each with its definition: length, busy time, and skipped calls.
 
 
 def sections_section(study: TraceStudy) -> Section | None:
@@ -417,9 +405,6 @@ def sections_section(study: TraceStudy) -> Section | None:
     )
     table = Table("Sections with their boundaries.", heads(fields), tuple(rows), tuple(notes))
     return Section("sections", "Sections", lead, (table,))
-
-
-# Host time by operator, for a trace without device events.
 
 
 def operators_section(study: TraceStudy) -> Section | None:
@@ -463,8 +448,6 @@ def _ranges(trace: Trace, window: Window | None, label: str, top: int) -> Iterat
         note = "Ranges contain each other: sums do not add up. Names that differ in a number at their end are one row."
         yield table_of(f"{label}: ranges on the host.", fields, found[:top], notes=(note, *left_out(found, top)), sortable=True)
 
-
-# Device time by operator, input sizes and dtype, with its kernels, its callers, and forward or backward.
 
 _NAMED = 2
 """Kernels and callers that a row names."""
@@ -524,8 +507,6 @@ def _percent(part: int, whole: int) -> str:
     return f"{part / whole:.0%}".replace("%", " %") if whole else "0 %"
 
 
-# Roofline of operators whose cost follows from their recorded inputs.
-
 _MOST_REASONS = 12
 
 
@@ -580,9 +561,6 @@ def _roofline_notes(one: tables.DeviceFindings) -> Iterator[str]:
             yield f"ANOMALY, {row.operator}: {found.anomaly}."
 
 
-# Kernels of every device.
-
-
 def device_kernels(study: TraceStudy) -> Section | None:
     """Build the section on kernels with one table per device; `None` without device events."""
     top = study.options.top
@@ -606,8 +584,6 @@ def _kernels_notes(one: tables.DeviceFindings) -> Iterator[str]:
     if mangled := {each.name for _, names in one.kernels for each in names if each.name.startswith(MANGLED)}:
         yield f"{len(mangled)} names could not be demangled and stand as they are."
 
-
-# Communication: its exposed time and, across ranks, time spent waiting, time spent moving data, and the last rank.
 
 _OF_UNION: Final = "share of the union"
 
