@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -60,19 +60,16 @@ def _spread_of(entry: GridContestant) -> float:
 
 def split_calls(entry: GridContestant, mode: Mode) -> tuple[tuple[RankCall, ...], ...]:
     """Return the calls of one mode that were split, each with all of its ranks."""
-    totals: dict[tuple[int, int], int] = {}
-    regions: dict[tuple[int, int], list[CallRegion]] = defaultdict(list)
-    for span in entry.spans:
-        if span.mode != mode or span.rank is None:
-            continue
-        key = (span.index or 0, span.rank)
-        if span.name == CALL:
-            totals[key] = span.value_ns
-        else:
-            regions[key].append(CallRegion(name=span.name, part=span.part, start_ns=span.start_ns, value_ns=span.value_ns))
+    own = [((span.index or 0, span.rank), span) for span in entry.spans if span.mode == mode and span.rank is not None]
+    totals = {key: span.value_ns for key, span in own if span.name == CALL}
+    regions = gathered(
+        (key, CallRegion(name=span.name, part=span.part, start_ns=span.start_ns, value_ns=span.value_ns))
+        for key, span in own
+        if span.name != CALL
+    )
     ranks = range(1 + max((rank for _, rank in totals), default=-1))
     return tuple(
-        tuple(RankCall(total_ns=totals[index, rank], regions=tuple(regions[index, rank])) for rank in ranks)
+        tuple(RankCall(total_ns=totals[index, rank], regions=tuple(regions.get((index, rank), ()))) for rank in ranks)
         for index in sorted({index for index, _ in totals})
     )
 
@@ -112,11 +109,9 @@ def _medians(row: _Block) -> list[float]:
 
 def guide_blocks(cell: CellRun, mode: Mode) -> Blocks:
     """Return the times of the ranks' timers in one mode, ns, by block and rank."""
-    found: dict[tuple[str, str], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for span in cell.run.spans:
-        if span.variant == GUIDE and span.mode == mode and span.rank is not None:
-            found[span.name, span.part][span.rank].append(span.value_ns)
-    return {block: {rank: tuple(values) for rank, values in ranks.items()} for block, ranks in found.items()}
+    own = (span for span in cell.run.spans if span.variant == GUIDE and span.mode == mode)
+    found = gathered(((span.name, span.part), (span.rank, span.value_ns)) for span in own if span.rank is not None)
+    return {block: {rank: tuple(values) for rank, values in gathered(timed).items()} for block, timed in found.items()}
 
 
 def totals(blocks: Blocks) -> dict[str, float]:
@@ -226,10 +221,8 @@ of it, the place where the lines of the two strategies, in logarithms, meet, and
 
 def _crossings(cells: Sequence[CellRun]) -> list[Crossing]:
     """Return the changes of the fastest strategy along tokens and along ranks."""
-    times: dict[str, dict[tuple[int, int], float]] = defaultdict(dict)
-    for ranks, tokens, entry in _entries(cells):
-        if ranks > 1:
-            times[entry.name][ranks, tokens] = entry.median_ns
+    named = gathered((entry.name, ((ranks, tokens), entry.median_ns)) for ranks, tokens, entry in _entries(cells) if ranks > 1)
+    times = {name: dict(each) for name, each in named.items()}
     places = {place for each in times.values() for place in each}
     found: list[Crossing] = []
     for along, fixed in (("tokens", 0), ("ranks", 1)):
@@ -266,14 +259,16 @@ def what_if(cell: CellRun) -> list[ScalingWhatIf]:
     now = {entry.name: entry.predicted_ns for entry in cell.measured if entry.predicted_ns is not None}
     if not now:
         return []
-    other: dict[str, dict[str, float]] = defaultdict(dict)
-    for entry in cell.measured:
-        for each in entry.prediction.what_if if entry.prediction else ():
-            words = f"bandwidth x{each.factor:g}" if each.faster == "bandwidth" else f"latency /{each.factor:g}"
-            other[words][entry.name] = each.total_ns
-    now_ns = min(now.values())
-    best = {words: min(values, key=lambda name: values[name]) for words, values in other.items()}
-    return [(words, best[words], values[best[words]], now_ns) for words, values in other.items()]
+    other = gathered(
+        (
+            f"bandwidth x{each.factor:g}" if each.faster == "bandwidth" else f"latency /{each.factor:g}",
+            (each.total_ns, entry.name),
+        )
+        for entry in cell.measured
+        for each in (entry.prediction.what_if if entry.prediction else ())
+    )
+    best = {words: min(found, key=lambda each: each[0]) for words, found in other.items()}
+    return [(words, name, total_ns, min(now.values())) for words, (total_ns, name) in best.items()]
 
 
 def _scaling_sections(cells: Sequence[CellRun]) -> Iterator[Section]:
@@ -311,19 +306,17 @@ def _curve_table(title: str, weak: bool, points: Sequence[ScalingPoint]) -> Tabl
 
 
 def _curves(title: str, weak: bool, points: Sequence[ScalingPoint]) -> Iterator[Figure]:
-    efficiency: dict[int, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
-    times: dict[int, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
-    for each in points:
-        if each.efficiency is not None:
-            keys = each.tokens // each.world_size if weak else each.tokens
-            efficiency[keys][each.entry.name].append((each.world_size, each.efficiency))
-        if not weak:
-            times[each.world_size][each.entry.name].append((each.tokens, each.entry.median_ns / 1e6))
-    for keys, named in sorted(efficiency.items()):
+    known = ((each, each.efficiency) for each in points if each.efficiency is not None)
+    efficiency = gathered(
+        (each.tokens // each.world_size if weak else each.tokens, (each.entry.name, (each.world_size, share)))
+        for each, share in known
+    )
+    for keys, reached in sorted(efficiency.items()):
         words = f"weak scaling of {keys} keys a rank" if weak else f"strong scaling of {keys} keys"
-        yield _plot(f"{title}: {words}", "ranks", "efficiency", named)
-    for ranks, named in sorted(times.items()):
-        yield _plot(f"{title}: {ranks} ranks", "keys", "time, ms", named)
+        yield _plot(f"{title}: {words}", "ranks", "efficiency", gathered(reached))
+    times = gathered((each.world_size, (each.entry.name, (each.tokens, each.entry.median_ns / 1e6))) for each in points)
+    for ranks, took in sorted(times.items() if not weak else ()):
+        yield _plot(f"{title}: {ranks} ranks", "keys", "time, ms", gathered(took))
 
 
 def _plot(title: str, x: str, y: str, named: Mapping[str, Sequence[tuple[float, float]]]) -> Figure:
