@@ -113,7 +113,6 @@ def test_the_same_records_give_the_same_bytes_wherever_they_lie(make_run: MakeRu
     assert first == again and all(first)
 
 
-# -------------------------------------------------------------------------------------------------------------- Markdown
 def rows_of(markdown: str) -> list[list[str]]:
     """Tables of a Markdown text as lists of rows; a row is its unescaped cell borders."""
     found: list[list[str]] = [[]]
@@ -145,7 +144,6 @@ def test_any_text_stays_in_its_cell(text: str) -> None:
     assert not set(esc(text)) & set("<>\"'\n\r\0")
 
 
-# -------------------------------------------------------------------------------------------------------- small reports
 def report_of(*blocks: object) -> Report:
     part = Section("part", "Part", "Lead.", blocks)  # type: ignore[arg-type]
     return Report(
@@ -227,9 +225,6 @@ def test_neighbours_without_a_value_say_their_common_reason_once() -> None:
     assert "| - (no counters) | - | 1 | - (no counters) | not measured (no clock) |" in page
 
 
-# Numbers as text: units, digits, signs.
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [(0, "0"), (7200.80759, "7201"), (12.999318, "13.00"), (9.5341, "9.534"), (0.0020004, "0.002000"), (-0.5, "-0.5000"),
@@ -297,9 +292,6 @@ def test_ratio_axis_holds_every_bound_and_one() -> None:
     assert RatioScale([]).ticks() == [1.0]
 
 
-# The page stays below its limit whatever the tables are; the other formats keep everything.
-
-
 def long_table(rows: int) -> Table:
     names = (f"void some::name::kernel_{row}<{'float, ' * 12}>(int)" for row in range(rows))
     plain = (Row((Code(name), Count(number))) for number, name in enumerate(names))
@@ -351,9 +343,6 @@ def test_a_page_that_is_far_too_large_is_not_rendered_whole(monkeypatch: pytest.
     assert max(rendered) <= MAX_PAGE_BYTES
 
 
-# A report on a full disk leaves the earlier one as it was: page, Markdown and data belong together.
-
-
 RUN = Path(__file__).parents[3] / "benchmarks" / "presets-h200"
 
 
@@ -376,6 +365,3 @@ def test_an_earlier_report_outlives_a_full_disk(tmp_path: Path, monkeypatch: pyt
     assert {path.name: path.read_text() for path in into.iterdir()} == dict.fromkeys(
         ("report.html", "report.md", "report.json"), "good"
     )
-
-
-# The JSON twin holds the whole report and knows its version.

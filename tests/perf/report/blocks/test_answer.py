@@ -93,6 +93,3 @@ def test_a_kernel_is_bound_by_its_flops_only_near_the_peak() -> None:
     assert said(0.9, waiting=100, waited=300).startswith(
         "sparse is still bound by the host, as the baseline (75 %): the GPU waits"
     )
-
-
-# What the ledger of our own clips says of its intervals.
