@@ -30,6 +30,7 @@ from strobe.perf.table.model import (
     Count,
     Fact,
     Figure,
+    LevelName,
     Missing,
     Notes,
     Number,
@@ -177,13 +178,8 @@ def _clock_notes(cells: Sequence[CellRun]) -> Iterator[str]:
 
 def _too_small(cells: Sequence[CellRun]) -> str | None:
     """Return a note that sparsity does not pay at this size; None if a sparse contestant beats dense attention, or none ran."""
-    sparse = [
-        (cell.reference, entry)
-        for cell in cells
-        if cell.reference is not None and not cell.serialised
-        for entry in cell.measured
-        if entry.kind != "dense"
-    ]
+    compared = ((cell.reference, entry) for cell, entry in entries(cells) if not cell.serialised and entry.kind != "dense")
+    sparse = [(reference, entry) for reference, entry in compared if reference is not None]
     if not sparse or any(speedup(reference, entry)[1] == "faster" for reference, entry in sparse):
         return None
     tokens = sparse[0][1].size("tokens")
@@ -200,7 +196,7 @@ def _against(cell: CellRun) -> GridContestant | Missing:
 
 
 def _precision_table(cells: Sequence[CellRun], title: str) -> Table:
-    fields: list[Field[Entry]] = [*_HEAD, Field("gate", lambda row: _gate(row[1].gate))]
+    fields: list[Field[Entry]] = [*_HEAD, Field("gate", lambda row: row[1].gate and _gate(row[1].gate))]
     for short, against, label in (("sel.", "selection", "the same selection"), ("dense", "dense", "full dense attention")):
         for name, metric, hint in (
             ("cosine", COSINE, "similarity to"), ("L1", L1, "relative error to"), ("RMSE", RMSE, "to"),
@@ -219,9 +215,7 @@ def _precision_table(cells: Sequence[CellRun], title: str) -> Table:
     return table_of(f"{title}: precision.", fields, rows, notes=notes, sortable=True)
 
 
-def _gate(gate: Gate | None) -> Text | None:
-    if gate is None:
-        return None
+def _gate(gate: Gate) -> Text:
     return Text("green", "good") if gate.passed else Text("RED", "bad", gate.detail)
 
 
@@ -489,10 +483,8 @@ def rates(cells: Sequence[CellRun]) -> Iterator[Figure]:
     def value(_: CellRun, entry: GridContestant) -> float:
         return entry.flops / entry.median_ns / 1e3
 
-    for group in dict.fromkeys(entry.group for _, entry in entries(cells)):
-        figure = _against_sparsity(cells, "useful TFLOP/s", "", value, group)
-        if figure is not None:
-            yield figure
+    groups = dict.fromkeys(entry.group for _, entry in entries(cells))
+    yield from filter(None, (_against_sparsity(cells, "useful TFLOP/s", "", value, group) for group in groups))
 
 
 def memory(cells: Sequence[CellRun]) -> Figure | None:
@@ -513,11 +505,10 @@ def _stage_bars(cells: Sequence[CellRun]) -> Iterator[Figure]:
         if any(WHOLE in entry.stages for entry in cell.measured):
             key = (cell.grid.shape, cell.grid.block)
             largest[key] = max((largest.get(key, cell), cell), key=lambda each: each.sparsity)
-    for cell in largest.values():
-        for entry in cell.measured:
-            if WHOLE in entry.stages:
-                title, whole = f"Stages of {entry.name}: {cell.name}", (WHOLE, entry.stages[WHOLE])
-                yield bars_figure(title, entry.between_stages, whole, (), _stage_table([cell], entry.name))
+    for cell, entry in entries(largest.values()):
+        if WHOLE in entry.stages:
+            title, whole = f"Stages of {entry.name}: {cell.name}", (WHOLE, entry.stages[WHOLE])
+            yield bars_figure(title, entry.between_stages, whole, (), _stage_table([cell], entry.name))
 
 
 def _stage_table(cells: Sequence[CellRun], only: str = "") -> Table:
@@ -637,12 +628,9 @@ def _memory(cells: Sequence[CellRun]) -> Section:
 
 
 def _speedups(cells: Sequence[CellRun]) -> Iterator[Speedup]:
-    for cell in cells:
-        if cell.serialised or cell.reference is None:
-            continue
-        for entry in cell.measured:
-            if entry.kind != "dense":
-                ratio, _ = speedup(cell.reference, entry)
-                saved = cell.reference.median_ns - entry.median_ns
-                level = "kernel" if entry.kind == "fine" else "section"
-                yield Speedup(f"{cell.name} {entry.name}", cell.reference.name, level, ratio, saved)  # type: ignore[arg-type]
+    for cell, entry in entries(cells):
+        if not cell.serialised and cell.reference is not None and entry.kind != "dense":
+            saved = cell.reference.median_ns - entry.median_ns
+            level: LevelName = "kernel" if entry.kind == "fine" else "section"
+            ratio, _ = speedup(cell.reference, entry)
+            yield Speedup(f"{cell.name} {entry.name}", cell.reference.name, level, ratio, saved)

@@ -19,7 +19,7 @@ from strobe.perf.analysis.runs.latency import Latencies
 from strobe.perf.analysis.runs.timeline import Path
 from strobe.perf.measure.stats import outliers, percentile, tail
 from strobe.perf.records.record import Clip, Quality, SpanCost
-from strobe.perf.report.blocks.fields import stretches, tail_cell, verdict_cell
+from strobe.perf.report.blocks.fields import gathered, stretches, tail_cell, verdict_cell
 from strobe.perf.report.blocks.kernels import anomaly_notes, clock_notes, device_note, of_cost, ran_at, rate_fields
 from strobe.perf.report.findings import Finding
 from strobe.perf.report.study import RunStudy, Subject
@@ -357,8 +357,7 @@ def _runs_figure(study: RunStudy, totals: Sequence[StageClips], title: str, tabl
     marks, levels = [], []
     for subject, own in zip(study.subjects, totals, strict=True):
         marks += [PlotPoint(clip.order, ns, subject.series, hollow=clip.phase == "warmup") for clip, ns, _ in own]
-        timed = [ns for clip, ns, _ in own if clip.phase != "warmup"]
-        if timed:
+        if timed := [ns for clip, ns, _ in own if clip.phase != "warmup"]:
             levels.append(Level(statistics.fmean(timed), subject.series, f"{subject.label}, average without warm-up"))
     names = tuple(subject.label for subject in study.subjects)
     plane = Plane(Axis("position in the run", whole=True), Axis(title, "ms", True), tuple(marks), tuple(levels), names)
@@ -420,25 +419,21 @@ def _speedups(finding: Finding) -> Table:
 
 
 def _exclusions(study: RunStudy) -> Block:
-    items: dict[str, list[str]] = {}
-    for subject in study.subjects:
-        left_out = [
-            (clip.clip, "clip", "warm-up")
-            for clip in subject.run.clips
-            if clip.variant == subject.name and clip.phase == "warmup"
-        ]
-        for line in subject.run.excluded:
-            if line.variant == subject.name:
-                where = line.span if line.clip is None else f"{line.span} in clip {line.clip}"
-                left_out += [(index, where, line.cause) for index in line.indices]
-        for where in dict.fromkeys(where for _, where, _ in left_out):
-            causes = sorted({(index, cause) for index, place, cause in left_out if place == where})
-            items.setdefault(f"{where} {excluded_text(causes)}", []).append(subject.label)
+    items = gathered((text, subject.label) for subject in study.subjects for text in _left_out_of(subject))
     notes = tuple(
         f"Excluded from averages and ratios, {', '.join(labels)}: {text}. Clips count from 0: clip 0 is run_01."
         for text, labels in items.items()
     )
     return Notes(notes or ("Nothing was excluded.",))
+
+
+def _left_out_of(subject: Subject) -> Iterator[str]:
+    own = [clip for clip in subject.run.clips if clip.variant == subject.name and clip.phase == "warmup"]
+    left_out = [("clip", (clip.clip, "warm-up")) for clip in own]
+    for line in (each for each in subject.run.excluded if each.variant == subject.name):
+        where = line.span if line.clip is None else f"{line.span} in clip {line.clip}"
+        left_out += [(where, (index, line.cause)) for index in line.indices]
+    yield from (f"{where} {excluded_text(sorted(set(causes)))}" for where, causes in gathered(left_out).items())
 
 
 def excluded_text(causes: Sequence[tuple[int, str]]) -> str:
@@ -497,12 +492,9 @@ def latency_section(study: RunStudy, found: Mapping[str, Latencies | str]) -> Se
         "A frame block lasts from the delivery of the one before to its own, decoding included. Pixel frames and latent frames "
         "are counted apart; both are named."
     )
-    blocks: list[Block] = [_table(study, found)]
     switches = _switches(study, found)
-    if switches.rows:
-        blocks.append(switches)
-    blocks.append(Notes(_left_out(study, found)))
-    return Section("latency", "Latencies as a user means them", lead, tuple(blocks))
+    blocks = (_table(study, found), *((switches,) if switches.rows else ()), Notes(_left_out(study, found)))
+    return Section("latency", "Latencies as a user means them", lead, blocks)
 
 
 def _cells(study: RunStudy, found: Mapping[str, Latencies | str], cell: Callable[[Latencies], Cell]) -> tuple[Cell, ...]:
@@ -571,18 +563,13 @@ _Point: TypeAlias = tuple[Subject, float, Quality]
 def quality_section(study: RunStudy, found: Mapping[str, Latencies | str]) -> Section:
     """Build the section with the table of all metrics, and a plot of those that at least two variants have."""
     if not any(run.quality for run in study.runs):
-        return Section(
-            "quality", "Quality against latency", "", (Paragraph("Not measured: these records hold no quality numbers."),)
-        )
-    values = {
-        (subject.label, line.metric): line
-        for subject in study.subjects
-        for line in subject.run.quality
-        if line.variant == subject.name
-    }
-    metrics = list(dict.fromkeys(metric for _, metric in values))
+        none = Paragraph("Not measured: these records hold no quality numbers.")
+        return Section("quality", "Quality against latency", "", (none,))
+    every = ((subject, line) for subject in study.subjects for line in subject.run.quality)
+    values = {(subject.label, line.metric): line for subject, line in every if line.variant == subject.name}
     labels = [subject.label for subject in study.subjects]
     blocks: list[Block] = [quality_table(labels, values, "Quality of each variant.")]
+    metrics = dict.fromkeys(metric for _, metric in values)
     ranked = sorted(metrics, key=lambda metric: _FIRST.index(metric) if metric in _FIRST else len(_FIRST))
     points = {metric: _points(study, metric, values, found) for metric in ranked}
     pictured = [metric for metric in ranked if _differ([line.value for *_, line in points[metric]])]
@@ -629,9 +616,8 @@ def _points(
     points = []
     for subject in study.subjects:
         line, own = values.get((subject.label, metric)), found[subject.label]
-        if line is None or isinstance(own, str) or own.mean_ns is None:
-            continue
-        if line.value is not None or (line.n > 0 and line.reference):
+        told = line is not None and (line.value is not None or (line.n > 0 and line.reference))
+        if line is not None and told and not isinstance(own, str) and own.mean_ns is not None:
             points.append((subject, own.mean_ns, line))
     return points
 

@@ -23,7 +23,7 @@ from strobe.perf.analysis.runs.breakdown import region_kernels
 from strobe.perf.analysis.runs.compare import SideClocks
 from strobe.perf.analysis.structure.sections import FocalKernels, Sections, skipped_text
 from strobe.perf.records.record import SpanCost
-from strobe.perf.report.blocks.fields import line_word, spread
+from strobe.perf.report.blocks.fields import gathered, line_word, spread
 from strobe.perf.report.study import Profile, RunStudy, Subject
 from strobe.perf.table.fields import Field, count, exact_cell, exact_time, heads, numeric, rows_of, table_of, time
 from strobe.perf.table.model import (
@@ -280,10 +280,9 @@ def kernel_tables(
 def run_kernels(study: RunStudy, calls: bool = False) -> Section:
     """Build the section with one table per variant of a run, of calls or of frame blocks."""
     tables: list[Table] = []
-    missing = []
+    missing = [f"{each.label}: {each.profile}" for each in study.subjects if not isinstance(each.profile, Profile)]
     for subject in study.subjects:
         if not isinstance(subject.profile, Profile):
-            missing.append(f"{subject.label}: {subject.profile}")
             continue
         found = subject.profile.partition
         word: Word = "operator" if found.device == "cpu" else "kernel"
@@ -635,13 +634,11 @@ def _drawn(group: Sequence[Piece], by_class: bool) -> list[Piece]:
 
 def class_table(lanes: Sequence[LaneSlices], picture: Timeline, caption: str, whole: str, *, drawn: bool) -> Table:
     """Build the table of each lane's time by class of slices, to stand under the picture; `drawn`: with its rectangles."""
-    sums: list[Counter[Kind]] = [Counter() for _ in lanes]
-    for own, (*_, pieces) in zip(sums, lanes, strict=True):
-        for piece in pieces:
-            own[piece.kind] += piece.end_ns - piece.start_ns
+    lengths = (gathered((piece.kind, piece.end_ns - piece.start_ns) for piece in pieces) for *_, pieces in lanes)
+    sums = [{kind: sum(own) for kind, own in each.items() if any(own)} for each in lengths]
     fields: tuple[Field[Kind], ...] = (
         Field("class", lambda kind: kind.label if kind.style != "focal" or not picture.by_class else Code(kind.label)),
-        *(exact_time(label, (+own).get) for (label, *_), own in zip(lanes, sums, strict=True)),
+        *(exact_time(label, own.get) for (label, *_), own in zip(lanes, sums, strict=True)),
     )
     rows = [
         *rows_of(fields, picture.kinds),

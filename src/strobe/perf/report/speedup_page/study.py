@@ -207,12 +207,12 @@ def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> S
         DataError: a file that cannot be read, a focal kernel or timer that is not there.
         UnitError: the unit of a timer is not known.
     """
-    if not any(side.log or side.traces for side in (request.baseline, request.candidate)):
+    sides = request.baseline, request.candidate
+    if not any(side.log or side.traces for side in sides):
         raise ConfigError("nothing to compare: give logs (--baseline-log, --candidate-log), traces (--baseline-trace, "
                           "--candidate-trace) or a run folder")  # fmt: skip
     check_allowed(request.allow_different)
     check_priority(request.priority)  # also where no trace has time to give
-    sides = request.baseline, request.candidate
     asked = ["kernel" if side.section is None else side.section.boundaries for side in sides]
     unlike = check_alike(asked[0], asked[1], allow_unlike=request.allow_unlike)
     details = all(is_small(path) for side in sides for path in _paths(side))
@@ -220,19 +220,16 @@ def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> S
     baseline, candidate = (
         _load(request, side, traces, progress) for side, traces in zip(_with_focal(sides, read), read, strict=True)
     )
-    for loaded in (baseline, candidate):
+    both = baseline, candidate
+    for loaded in both:
         _check_calls(request.calls, loaded)
     if not unlike and request.allow_unlike:
         unlike = _stands_in(baseline, candidate, asked[0])
-    lacking = [isinstance(each.section(), str) for each in (baseline, candidate)]
+    lacking = [isinstance(each.section(), str) for each in both]
     stands = [bool(unlike) and none for none in lacking]
-    cut = [not none or stand for none, stand in zip(lacking, stands, strict=True)]
-    times = [
-        each.call_times(with_section=all(cut), kernel_is_section=stand)
-        for each, stand in zip((baseline, candidate), stands, strict=True)
-    ]
-    cuts = baseline.chosen, candidate.chosen
-    alike = cuts[0] is None or cuts[1] is None or same_steps((cuts[0], cuts[1]))
+    cut = unlike != "" or not any(lacking)
+    times = [each.call_times(with_section=cut, kernel_is_section=stand) for each, stand in zip(both, stands, strict=True)]
+    alike = baseline.chosen is None or candidate.chosen is None or same_steps((baseline.chosen, candidate.chosen))
     checks = compare_facts(baseline.facts, candidate.facts, request.allow_different)
     levels = level_figures(baseline, candidate, unlike=unlike, alike_steps=alike)
     if obstacles(checks):
@@ -300,11 +297,8 @@ def _load(request: SpeedupRequest, side: SideRequest, traces: tuple[Trace, ...],
         )
     bounds, span = ((), None) if host_only or not traces else trace_evidence(traces, side.focal, request.timed_range)
     log = None if side.log is None else read_log(side.log, load_patterns(request.patterns), progress=progress)
-    wanted = (
-        None
-        if log is None
-        else LogRequest(log=log, constraints=bounds, unit=request.unit, min_ns=side.min_ns, max_ns=side.max_ns)
-    )
+    limits = {"min_ns": side.min_ns, "max_ns": side.max_ns}
+    wanted = None if log is None else LogRequest(log=log, constraints=bounds, unit=request.unit, **limits)
     said = [trace.world_size for trace in traces if trace.world_size is not None]
     processes = max(*said, len(traces)) if said else len(traces) if len(traces) > 1 else None
     timings = timings_of(wanted, request.stage, side.timer, calls=request.calls, processes=processes)
@@ -375,10 +369,7 @@ def _facts(own: LoadedSide) -> dict[str, Value]:
 
 def write_inputs(study: SpeedupStudy, folder: Path) -> Path:
     """Write `inputs.json` into the folder of the report: side, path, size and SHA-256 of every file that was read."""
-    listed = []
-    for side in study.sides:
-        for path in side.files:
-            read = input_file(path)
-            listed.append({"side": side.name, "path": str(path), "size_bytes": read.size_bytes, "sha256": read.sha256})
+    read = ((side.name, input_file(path)) for side in study.sides for path in side.files)
+    listed = [{"side": name, "path": str(each.path), "size_bytes": each.size_bytes, "sha256": each.sha256} for name, each in read]
     target = folder / "inputs.json"
     return write_whole(target, clean_lines(json.dumps({"v": 1, "inputs": listed}, indent=2, ensure_ascii=False)) + "\n")
