@@ -13,8 +13,8 @@ from strobe.perf.records.record import CELLS, read_plan
 from strobe.perf.records.store import read_run, records_in
 from strobe.perf.report.blocks.answer import change_sections
 from strobe.perf.report.blocks.fields import gathered, page, section_of, verdict_cell
-from strobe.perf.report.blocks.front import BEST, FrontPoint, front
 from strobe.perf.report.blocks.optimisation_log import METRIC, LogEntry, decide, log_sections, read_entries, speedups
+from strobe.perf.report.blocks.referee import BEST, FrontPoint, front
 from strobe.perf.report.blocks.settings import banners, settings_section
 from strobe.perf.report.findings import Finding, find
 from strobe.perf.report.study import load_study
@@ -116,13 +116,17 @@ _Moved: TypeAlias = tuple[LogEntry, Finding, LedgerLine | str]
 def _moved_section(entries: Sequence[LogEntry], findings: Sequence[Finding]) -> Section | None:
     of = {(each.candidate.run.folder, each.candidate.name): each for each in findings}
     rows = [(entry, found, _moved_line(found)) for entry in entries if (found := of.get((entry.run.folder, entry.name)))]
+    units = {each.candidate.label: each.ledger.num_units for each in findings if isinstance(each.ledger, Ledger)}
     fields: tuple[Field[_Moved], ...] = (
         Field("entry", lambda row: row[0].label),
         numeric("speedup", lambda row: row[1].e2e and row[1].e2e.cell),
         Field("verdict", lambda row: row[1].e2e and verdict_cell(row[1].e2e.verdict)),
         Field("ledger line it moved", lambda row: Missing(row[2], "-") if isinstance(row[2], str) else row[2].name),
         Field("its level", lambda row: "" if isinstance(row[2], str) else LEVEL_WORDS[row[2].level]),
-        time("saved per clip", _saved_ns),
+        time(
+            "saved per clip",
+            lambda row: None if isinstance(row[2], str) else float(row[2].saved_ns / units[row[1].candidate.label]),
+        ),
     )
     note = "The line of the account that saved most where the whole is faster, or cost most where it is slower, inside a clip."
     table = table_of("Lines that moved.", fields, rows, notes=(note,))
@@ -137,13 +141,6 @@ def _moved_line(finding: Finding) -> LedgerLine | str:
     named = (line for line in ledger.lines if part_of(line.label) not in NAMELESS)
     same = [line for line in named if line.level != "e2e" and line.saved_ns * ledger.saved_ns > 0]
     return max(same, key=lambda line: abs(line.saved_ns)) if same else "no line of the traced frame blocks moved with the whole"
-
-
-def _saved_ns(row: _Moved) -> float | None:
-    _, finding, line = row
-    if not isinstance(finding.ledger, Ledger) or isinstance(line, str):
-        return None
-    return float(line.saved_ns / finding.ledger.num_units)
 
 
 # Pareto front of speed and quality, its sweet spot, and the use of each point.

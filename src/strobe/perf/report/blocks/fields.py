@@ -224,11 +224,6 @@ def end_banners(run: RunRecords, title: str, counts: str) -> tuple[Banner, ...]:
     return (*damage, Banner("caution", title, (f"{why}; {counts}.",)))
 
 
-def unread_banners(unread: tuple[str, ...]) -> tuple[Banner, ...]:
-    """Build the banner of grid cells that could not be read; none if all could."""
-    return (Banner("caution", "Some cells could not be read and are left out.", unread),) if unread else ()
-
-
 def notes_section(study: RunStudy) -> Section:
     """Build the section of notes that apply to every number of the page."""
     items = [

@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Final, TypeAlias, TypeVar
 
 from strobe.perf.analysis.runs.grid import CellRun, GridContestant, Outcome, speedup
-from strobe.perf.report.blocks.fields import gathered, page, unread_banners, verdict_cell
+from strobe.perf.report.blocks.fields import gathered, page, verdict_cell
 from strobe.perf.report.blocks.settings import settings_section
 from strobe.perf.report.study import load_study
 from strobe.perf.table.fields import Field, beside, count, numeric, table_of
@@ -56,7 +56,7 @@ def grid_page(
         title=title,
         subtitle=f"{len(cells)} cells on {first.header.machine.device_name}, torch {first.header.machine.torch}{about}",
         facts=(Fact("cells", Count(len(cells))), *facts),
-        banners=(*banners, *unread_banners(unread)),
+        banners=(*banners, *([Banner("caution", "Some cells could not be read and are left out.", unread)] if unread else ())),
         sections=(*sections, settings),
         speedups=speedups,
     )

@@ -1,21 +1,53 @@
-"""Methods of attention on captured q, k and v, judged by error and time, with the answer in words."""
+"""The front of speed and quality, and methods of attention on captured q, k and v, judged by error and time."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Final
 
 from strobe.perf.analysis.runs.grid import GridContestant, speedup
 from strobe.perf.records.record import RECALL, RELATIVE, WORST_HEAD, Contestant
 from strobe.perf.report.blocks.fields import gathered
-from strobe.perf.report.blocks.front import FrontPoint, front
 from strobe.perf.report.blocks.grid import timed_fields
 from strobe.perf.table.fields import Field, numeric, table_of, time
-from strobe.perf.table.model import Axis, Figure, Number, Plane, PlotPoint, Section, Share, Table, Text
+from strobe.perf.table.model import Axis, Figure, Number, Plane, PlotPoint, Ratio, Section, Share, Table, Text
+
+BEST: Final = 60.0
+"""Quality from which pictures count as equal, dB: a mean error of a quarter of an 8-bit step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrontPoint:
+    """One setting: speedup over the base, quality in dB (infinite: the pictures equal the reference's).
+
+    Args:
+        speed: what counts; 1 where the interval does not prove a difference.
+        measured: what was measured, and its interval.
+    """
+
+    label: str
+    speed: float
+    score: float
+    measured: Ratio = field(default_factory=lambda: Ratio(1.0))
+
+    @property
+    def quality(self) -> float:
+        """Quality that counts, dB: at most `BEST`."""
+        return min(self.score, BEST)
+
+
+def front(points: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
+    """Return the points that no other point beats in speed and quality, fastest first; of equal points the first given."""
+    kept: list[FrontPoint] = []
+    for point in sorted(points, key=lambda each: (-each.speed, -each.quality)):
+        if all(point.quality > other.quality for other in kept):
+            kept.append(point)
+    return tuple(kept)
+
 
 LIMITS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 """Relative errors that the answer tries one after the other."""

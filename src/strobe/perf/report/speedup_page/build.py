@@ -398,7 +398,8 @@ def _items(study: SpeedupStudy, found: Answer) -> Iterator[_Item]:
     """Yield the parts of the answer; other kernels by name, those that grew and those that shrank; what is untraced by line."""
     account = study.accounts[0]
     kernels = [line for line in found.lines if line.parts in ((Part.OTHER_KERNELS,), (Part.SECTION,))]
-    named = [each for each in account.kernels if _is_other(each.kernel)]
+    unknown = (each for each in account.kernels if each.kernel != FOCAL_NAME and kernel_kind(each.kernel) == KernelKind.OTHER)
+    named = [each for each in unknown if not each.kernel.startswith(("Memcpy", "Memset"))]
     by_name = total(effect.saved_ns for effect in named) == total(line.saved_ns for line in kernels)
     for line in found.lines:
         if line.parts == (Part.UNNAMED,):
@@ -416,10 +417,6 @@ def _items(study: SpeedupStudy, found: Answer) -> Iterator[_Item]:
             yield _Item(words, len(does) > 1, total(effect.saved_ns for effect in moved))
 
 
-def _is_other(name: str) -> bool:
-    return not (name == FOCAL_NAME or name.startswith(("Memcpy", "Memset"))) and kernel_kind(name) == KernelKind.OTHER
-
-
 def _doing(name: str) -> str:
     return next((_DOING[word] for word in re.findall("[a-z]+", name.lower()) if word in _DOING), shorten(name))
 
@@ -428,11 +425,8 @@ def _taken(losses: Sequence[_Item]) -> str:
     said: list[str] = []
     for item in losses:
         took = f"{_ms(-item.saved_ns)} ms"
-        if item.words == _UNEXPLAINED:
-            said.append(f"{item.words} grows by {took}")
-        else:
-            verb = f" {'take' if item.many else 'takes'} {took} back" if not said else f" {took}"
-            said.append(f"{item.words}{verb}")
+        verb = f"{took}" if said else f"{'take' if item.many else 'takes'} {took} back"
+        said.append(f"{item.words} {f'grows by {took}' if item.words == _UNEXPLAINED else verb}")
     return ", ".join(said)
 
 

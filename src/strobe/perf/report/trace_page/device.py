@@ -259,7 +259,8 @@ def _queue_name(one: tables.DeviceFindings, queue: Queue) -> str:
 
 
 def _pictures(drawn: Sequence[tuple[tables.DeviceFindings, Queue]]) -> Iterator[Figure]:
-    kinds = tuple(Kind(_label(low, high), style) for (low, high), style in zip(LENGTHS, _STYLES, strict=True))
+    words = ("empty" if high == 0 else f"{low} and more" if high is None else f"{low} to {high}" for low, high in LENGTHS)
+    kinds = tuple(Kind(label, style) for label, style in zip(words, _STYLES, strict=True))
     for length, lanes in gathered((each[1].row.span_ns, each) for each in drawn).items():
         if not length:
             continue
@@ -276,12 +277,6 @@ def _pictures(drawn: Sequence[tuple[tables.DeviceFindings, Queue]]) -> Iterator[
         caption = "Time by length in stretches of the picture."
         table = _stretches_table(caption, "queue", (kind.label for kind in kinds), named)
         yield Figure("Length of the queues over time.", alt, strip, table)
-
-
-def _label(low: int, high: int | None) -> str:
-    if high is None:
-        return f"{low} and more"
-    return "empty" if high == 0 else f"{low} to {high}"
 
 
 _MEANING: Final = {
@@ -536,10 +531,6 @@ def _course(name: str, row: MemoryRow, points: Sequence[tuple[int, int, int]]) -
     axes = Axis("time from the first recorded allocation", "ms"), Axis("memory in MiB", from_zero=True)
     picture = Plane(*axes, tuple(marks), series=series)
     title, alt = f"Memory of {name} over time.", "Allocated and reserved memory over time; the table has the same."
-    return Figure(title, alt, picture, _memory_table(name, points))
-
-
-def _memory_table(name: str, points: Sequence[tuple[int, int, int]]) -> Table:
     fields: tuple[Field[tuple[int, tuple[int, int]]], ...] = (
         time("from", lambda part: part[0]),
         numeric("allocated", lambda part: part[1][0], show=mib),
@@ -548,4 +539,5 @@ def _memory_table(name: str, points: Sequence[tuple[int, int, int]]) -> Table:
     step = -(-len(points) // MAX_ROWS)
     parts = [points[first : first + step] for first in range(0, len(points), step)]
     rows = [(part[0][0], max((point[1:] for point in part), key=lambda memory: memory[0])) for part in parts]
-    return table_of(f"Largest allocated memory of {name} in each part of the time.", fields, rows)
+    table = table_of(f"Largest allocated memory of {name} in each part of the time.", fields, rows)
+    return Figure(title, alt, picture, table)

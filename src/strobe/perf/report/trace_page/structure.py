@@ -697,6 +697,11 @@ def _members(names: Sequence[str], together: CollectiveSkew) -> Table:
 
 def _meeting_kinds(together: CollectiveSkew, top: int) -> Table:
     none, message = "not recorded", "the larger of input and output of one rank"
+
+    def rate(one: SkewKind) -> Cell | None:
+        size, median = message_bytes(one.kind), one.transfer.p50_ns
+        return Number(size / median, 1, "GB/s") if size and median > 0 else None
+
     fields: tuple[Field[SkewKind], ...] = (
         Field("collective", lambda one: one.kind.name, Code),
         Field("group", lambda one: one.kind.group or None, Code, missing=none),
@@ -709,7 +714,7 @@ def _meeting_kinds(together: CollectiveSkew, top: int) -> Table:
         exact_time("transfer", lambda one: one.transfer.sum_ns, "from the last start to the last end, added up"),
         time("transfer p50", lambda one: one.transfer.p50_ns, "µs"),
         time("max", lambda one: one.transfer.max_ns, "µs"),
-        numeric("rate", _rate, "message / median transfer", missing="no size recorded"),
+        numeric("rate", rate, "message / median transfer", missing="no size recorded"),
     )
     return table_of(
         "Skew against transfer, by name, group and size.",
@@ -718,8 +723,3 @@ def _meeting_kinds(together: CollectiveSkew, top: int) -> Table:
         notes=left_out(together.kinds, top),
         sortable=True,
     )
-
-
-def _rate(one: SkewKind) -> Cell | None:
-    size, median = message_bytes(one.kind), one.transfer.p50_ns
-    return Number(size / median, 1, "GB/s") if size and median > 0 else None
