@@ -348,9 +348,8 @@ def _buckets(count: int) -> list[range]:
 
 
 def _times_figure(found: LongClip) -> Figure:
-    buckets = [bucket for bucket in _buckets(len(found.blocks_ns)) if bucket.stop > found.settled] or [
-        range(len(found.blocks_ns))
-    ]
+    whole = len(found.blocks_ns)
+    buckets = [bucket for bucket in _buckets(whole) if bucket.stop > found.settled] or [range(whole)]
     rows, marks = [], []
     for bucket in buckets:
         own = sorted(found.blocks_ns[index] for index in bucket if index >= found.settled)
@@ -372,10 +371,9 @@ def _span(bucket: range) -> str:
 
 
 def _memory_figure(found: LongClip) -> list[Figure]:
-    kinds = [each.what for each in found.held]
+    kinds, buckets = [each.what for each in found.held], _buckets(len(found.memory))
     if not kinds:
         return []
-    buckets = _buckets(len(found.memory))
     rows, marks = [], []
     for bucket in buckets:
         most = [max(getattr(found.memory[index], f"{kind}_bytes") or 0 for index in bucket) for kind in kinds]
@@ -596,14 +594,15 @@ def _title(study: RunStudy) -> str:
 
 
 def _subtitle(study: RunStudy) -> str:
-    head = study.runs[0].header
-    parts = [head.model.name] if head.model else []
-    if head.workload:
-        parts.append(f"{head.workload.width}x{head.workload.height} pixels, {head.workload.frames} frames")
-    parts.append(f"on {head.machine.device_name}")
-    if len(study.runs) > 1:
-        parts.append(f"and {len(study.runs) - 1} more run{'s' if len(study.runs) > 2 else ''}")
-    return ", ".join(parts)
+    head, more = study.runs[0].header, len(study.runs) - 1
+    work = head.workload
+    parts = (
+        head.model.name if head.model else "",
+        f"{work.width}x{work.height} pixels, {work.frames} frames" if work else "",
+        f"on {head.machine.device_name}",
+        f"and {more} more run{'s' if more > 1 else ''}" if more else "",
+    )
+    return ", ".join(filter(None, parts))
 
 
 def _facts(study: RunStudy) -> tuple[Fact, ...]:

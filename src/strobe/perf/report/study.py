@@ -120,14 +120,10 @@ def only_pair(run: RunRecords, pair: tuple[str, str]) -> RunRecords:
     if pair[0] == pair[1]:
         raise ConfigError(f"{pair[0]!r} against itself; name two of {', '.join(names)}")
     header = msgspec.structs.replace(run.header, baseline=pair[0], order=tuple(name for name in run.header.order if name in pair))
-    return replace(
-        run,
-        header=header,
-        variants=tuple(variant for variant in run.variants if variant.name in pair),
-        quality=tuple(quality for quality in run.quality if quality.variant in pair),
-        gates=tuple(gate for gate in run.gates if gate.variant in pair),
-        videos=tuple(video for video in run.videos if video.variant in pair),
-    )
+    of_pair: dict[str, Any] = {
+        table: tuple(each for each in getattr(run, table) if each.variant in pair) for table in ("quality", "gates", "videos")
+    }
+    return replace(run, header=header, variants=tuple(each for each in run.variants if each.name in pair), **of_pair)
 
 
 def load_study(folders: Sequence[Path], into: Path | None = None, pair: tuple[str, str] | None = None) -> RunStudy:

@@ -249,14 +249,12 @@ def banners(study: SpeedupStudy) -> tuple[Banner, ...]:
     resolved = [timer.resolved for side in study.sides for timer in side.timings.timers]
     relabelled = (each for each in resolved for choice in each.choices if choice.differs and not choice.violated)
     doubts += dict.fromkeys(note for each in relabelled for note in each.notes)
-    for side in study.sides:
-        for trace, label in zip(side.traces, side.labels, strict=True):
-            counts = trace.counts
-            if not counts.clean:
-                cut = ", and it ends before its JSON does" if counts.truncated else ""
-                doubts.append(f"trace {label} of the {side.name}: {counts.lost} events lost, {counts.mended} mended{cut}")
-            if trace.foreign:
-                doubts.append(f"trace {label} of the {side.name}: {trace.foreign}")
+    sides = ((side.name, zip(side.traces, side.labels, strict=True)) for side in study.sides)
+    traces = [(f"trace {label} of the {name}", trace) for name, told in sides for trace, label in told]
+    for which, trace in traces:
+        counts, cut = trace.counts, ", and it ends before its JSON does" if trace.counts.truncated else ""
+        doubts += [] if counts.clean else [f"{which}: {counts.lost} events lost, {counts.mended} mended{cut}"]
+        doubts += [f"{which}: {trace.foreign}"] if trace.foreign else []
     names = " ".join(each.name for each in prevent)
     advice = (f"if that is meant, say so: --allow-different {names}",) if names else ()
     groups = (
@@ -266,9 +264,7 @@ def banners(study: SpeedupStudy) -> tuple[Banner, ...]:
         Banner("caution", "Read the numbers with this in mind.", tuple(doubts)),
     )  # fmt: skip
     damage = [(f"log of the {side.name}", side.log.damage) for side in study.sides if side.log]
-    for side in study.sides:
-        told = zip(side.traces, side.labels, strict=True)
-        damage += [(f"trace {label} of the {side.name}", trace.damage) for trace, label in told]
+    damage += [(which, trace.damage) for which, trace in traces]
     return (*damage_banners(damage), *(banner for banner in groups if banner.items))
 
 
