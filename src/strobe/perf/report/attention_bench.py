@@ -57,11 +57,11 @@ def read_cells(folder: Path) -> tuple[tuple[CellRun, ...], tuple[str, ...]]:
     Raises:
         DataError: the folder holds none.
     """
-    return read_grid(folder, "attention", _place, "strobe bench attention")
 
+    def place(cell: CellRun) -> tuple[str, bool, int, float]:
+        return cell.grid.shape, cell.grid.backward, cell.grid.block, 0.0 if cell.grid.layer else cell.sparsity
 
-def _place(cell: CellRun) -> tuple[str, bool, int, float]:
-    return cell.grid.shape, cell.grid.backward, cell.grid.block, 0.0 if cell.grid.layer else cell.sparsity
+    return read_grid(folder, "attention", place, "strobe bench attention")
 
 
 _HEAD: Final[tuple[Field[Entry], ...]] = (

@@ -110,11 +110,11 @@ def _ends(start: Fraction, saved: Interval | None) -> tuple[int | None, int | No
 
 def interval_field(get: Callable[[T], Interval | None]) -> Field[T]:
     """Return the column of the interval of what a row saves."""
-    return Field("95 % interval", get, _interval, "ms", hint="of what is saved")
 
+    def show(saved: Interval) -> Cell:
+        return Text(f"{exact_ms(round(saved.low))} to {exact_ms(round(saved.high))}")
 
-def _interval(saved: Interval) -> Cell:
-    return Text(f"{exact_ms(round(saved.low))} to {exact_ms(round(saved.high))}")
+    return Field("95 % interval", get, show, "ms", hint="of what is saved")
 
 
 # Speedups of each level, from the attention kernel to end to end: the figure of all pages, and what gates refer to.

@@ -88,9 +88,7 @@ class LogEntry:
         gate, end = self.gate, self.run.end
         if gate is not None and not gate.passed:
             return f"red gate: {gate.rule}: {gate.detail}"
-        if end is not None and end.status == "failed" and end.variant in ("", self.name):
-            return end.message
-        return ""
+        return end.message if end is not None and end.status == "failed" and end.variant in ("", self.name) else ""
 
     @property
     def speed(self) -> float | None:
@@ -261,11 +259,9 @@ def dominates(other: LogEntry, entry: LogEntry) -> bool:
     """Return whether another entry of the group is at least as fast and as good, and better in one of the two."""
     if other is entry or other.group != entry.group or other.error:
         return False
-    pairs = (other.speed, entry.speed), (other.score, entry.score)
-    if any(each is None for pair in pairs for each in pair):
+    fast, own_fast, good, own_good = other.speed, entry.speed, other.score, entry.score
+    if fast is None or own_fast is None or good is None or own_good is None:
         return False
-    (fast, own_fast), (good, own_good) = pairs
-    assert fast is not None and own_fast is not None and good is not None and own_good is not None
     return fast >= own_fast and good >= own_good and (fast > own_fast or good > own_good)
 
 
@@ -486,9 +482,8 @@ def _break_even(entry: LogEntry) -> Cell:
     if entry.is_reference or isinstance(_cold_ns(entry), Missing) or isinstance(entry.latencies, str):
         return Missing("", "-")
     blocks = entry.break_even
-    if blocks is None:
-        return Text("never: its blocks are not shorter", "muted")
-    return Text("0: starts no colder") if blocks == 0 else Number(blocks, 1)
+    never = Text("never: its blocks are not shorter", "muted")
+    return never if blocks is None else Text("0: starts no colder") if blocks == 0 else Number(blocks, 1)
 
 
 def _none(entry: LogEntry) -> Missing:

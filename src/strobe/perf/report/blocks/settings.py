@@ -98,11 +98,10 @@ _ENVIRONMENT: Final[tuple[tuple[str, Callable[[Header], Cell]], ...]] = (
 
 def _workload(header: Header) -> list[tuple[str, Cell]]:
     rows: list[tuple[str, Cell]] = []
-    if header.model is not None:
-        rows.append(("model", Text(header.model.name)))
-        rows.append(("weights SHA-256", Code(header.model.weights_sha256[:16])))
-        rows.append(("transformer parameters", Count(header.model.num_params)))
-    work = header.workload
+    model, work = header.model, header.workload
+    if model is not None:
+        rows += [("model", Text(model.name)), ("weights SHA-256", Code(model.weights_sha256[:16]))]
+        rows.append(("transformer parameters", Count(model.num_params)))
     if work is not None:
         rows.append(("pixels", Text(f"{work.width} x {work.height}")))
         rows.append(("frames, frames per second of playback", Text(f"{work.frames}, {work.fps}")))
@@ -224,8 +223,8 @@ def _knobs(study: RunStudy) -> Table:
     same = []
     for name in names:
         knobs = [knobs.get(name) for knobs in by_subject]
-        states = {(knob.value, knob.on) if knob else None for knob in knobs}
-        if len(states) > 1 or any(knob and knob.reason for knob in knobs):
+        differs = len({(knob.value, knob.on) if knob else None for knob in knobs}) > 1
+        if differs or any(knob and knob.reason for knob in knobs):
             cells = (Text(knob.value, "plain" if knob.on else "muted", knob.reason) if knob else _NONE for knob in knobs)
             rows.append((name, *cells))
         else:
@@ -299,17 +298,13 @@ def differences(study: RunStudy, *, any_clip: bool = False) -> list[str]:
     """Return what differs between runs, or between variants of one, although it must agree; `any_clip` lets clips differ."""
     found = []
     for name, value in _MUST_AGREE:
-        if any_clip and name == "clip":
-            continue
         values = [value(run.header) for run in study.runs]
-        if any(other != values[0] for other in values):
+        if any(other != values[0] for other in values) and not (any_clip and name == "clip"):
             shown = "" if name == "clip" else ": " + " / ".join(str(item) for item in values)
             found.append(f"{name} differs between the runs{shown}")
-    for run in study.runs:
-        tokens = {variant.tokens_per_block for variant in run.variants}
-        if len(tokens) > 1:
-            found.append(f"{run.header.run}: variants differ in tokens per frame block: {sorted(map(str, tokens))}")
-    return found
+    tokens = ((run.header.run, {variant.tokens_per_block for variant in run.variants}) for run in study.runs)
+    odd = ((run, sorted(map(str, own))) for run, own in tokens if len(own) > 1)
+    return [*found, *(f"{run}: variants differ in tokens per frame block: {own}" for run, own in odd)]
 
 
 def _doubts(run: RunRecords) -> list[str]:

@@ -52,9 +52,7 @@ from strobe.perf.table.fields import (
 from strobe.perf.table.model import (
     Axis,
     Block,
-    Cell,
     Code,
-    Count,
     ExactTime,
     Figure,
     Kind,
@@ -333,12 +331,13 @@ def _meaning(one: tables.DeviceFindings) -> str:
 
 
 def _delays(seen: Sequence[tables.DeviceFindings]) -> Table:
+    wrong = "clocks or correlation are wrong"  # for no event can start before its launch call
     fields: tuple[Field[tuple[str, str, str, Distribution, int]], ...] = (
         Field("device", lambda row: row[0], Code),
         Field("launched as", lambda row: row[1], hint="a graph is a call by that name, or one call that launched several events"),
         Field("from", lambda row: row[2], hint="start or end of the launch call, to the start on the device"),
         count("n", lambda row: row[3].n, "device events"),
-        count("negative", lambda row: _negative(row[2], row[4])),
+        count("negative", lambda row: Text(str(row[4]), "bad", wrong) if row[4] and row[2] == "start" else row[4]),
         *spread(lambda row: row[3], "µs"),
     )
     rows = []
@@ -351,11 +350,6 @@ def _delays(seen: Sequence[tables.DeviceFindings]) -> Table:
         "Later events of a graph wait for the graph's own events, not for the host: their delays say nothing of launching."
     )
     return table_of("Launch delays, of events that start in the window.", fields, rows, notes=notes)
-
-
-def _negative(of: str, num: int) -> Cell:
-    """Return the count of negative delays; marked bad if start to start, since no event can start before its launch call."""
-    return Text(str(num), "bad", "clocks or correlation are wrong") if num and of == "start" else Count(num)
 
 
 def _unlinked(name: str, found: Launch) -> str:
