@@ -350,42 +350,38 @@ def _buckets(count: int) -> list[range]:
 def _times_figure(found: LongClip) -> Figure:
     whole = len(found.blocks_ns)
     buckets = [bucket for bucket in _buckets(whole) if bucket.stop > found.settled] or [range(whole)]
-    rows, marks = [], []
-    for bucket in buckets:
-        own = sorted(found.blocks_ns[index] for index in bucket if index >= found.settled)
-        median, longest = percentile(own, 0.5), own[-1]
-        marks += [PlotPoint(bucket.stop - 1, median, 0), PlotPoint(bucket.stop - 1, longest, 1)]
-        rows.append((_span(bucket), median, longest))
-    size = len(buckets[0])
-    names = ("median", "max") if size > 1 else ("frame block", "frame block")
-    shown, series = tuple(marks if size > 1 else marks[::2]), names[: 1 + (size > 1)]
-    plane = Plane(Axis("frame block", whole=True), Axis("length", "ms", True), shown, series=series)
+    timed = (sorted(found.blocks_ns[at] for at in bucket if at >= found.settled) for bucket in buckets)
+    values, size = [(percentile(own, 0.5), own[-1]) for own in timed], len(buckets[0])
+    marks = [PlotPoint(bucket.stop - 1, ns, at) for bucket, own in zip(buckets, values, strict=True) for at, ns in enumerate(own)]
+    shown, series = (marks, ("median", "max")) if size > 1 else (marks[::2], ("frame block",))
     to_a_point = f", {size} to a point" if size > 1 else ""
     title = f"{found.variant}: length of a frame block over the clip{to_a_point}, from number {found.settled} on."
-    table = table_of("The points.", beside("frame blocks", ("median", "max"), "ms", show=Time), rows)
+    fields = beside("frame blocks", ("median", "max"), "ms", show=Time)
+    return _over_clip(title, Axis("length", "ms", True), shown, series, table_of("The points.", fields, _spans(buckets, values)))
+
+
+def _over_clip(title: str, y: Axis, marks: Sequence[PlotPoint], series: tuple[str, ...], table: Table) -> Figure:
+    plane = Plane(Axis("frame block", whole=True), y, tuple(marks), series=series)
     return Figure(title, "Points over the clip; the table says the same.", plane, table)
 
 
-def _span(bucket: range) -> str:
-    return str(bucket.start) if len(bucket) == 1 else f"{bucket.start} to {bucket.stop - 1}"
+def _spans(buckets: Sequence[range], values: Sequence[Sequence[float]]) -> list[tuple[object, ...]]:
+    names = (str(each.start) if len(each) == 1 else f"{each.start} to {each.stop - 1}" for each in buckets)
+    return [(name, *own) for name, own in zip(names, values, strict=True)]
 
 
 def _memory_figure(found: LongClip) -> list[Figure]:
     kinds, buckets = [each.what for each in found.held], _buckets(len(found.memory))
     if not kinds:
         return []
-    rows, marks = [], []
-    for bucket in buckets:
-        most = [max(getattr(found.memory[index], f"{kind}_bytes") or 0 for index in bucket) for kind in kinds]
-        marks += [PlotPoint(bucket.stop - 1, bytes_in(held, "GiB"), number) for number, held in enumerate(most)]
-        rows.append((_span(bucket), *most))
+    held = [[max(getattr(found.memory[at], f"{kind}_bytes") or 0 for at in bucket) for kind in kinds] for bucket in buckets]
+    points = ((bucket.stop - 1, at, most) for bucket, own in zip(buckets, held, strict=True) for at, most in enumerate(own))
+    marks = [PlotPoint(x, bytes_in(most, "GiB"), at) for x, at, most in points]
     series = tuple(_WORDS[kind] for kind in kinds)
-    plane = Plane(Axis("frame block", whole=True), Axis("GiB", from_zero=True), tuple(marks), series=series)
     most_of = f", the most of {len(buckets[0])}" if len(buckets[0]) > 1 else ""
     title = f"{found.variant}: memory held after a frame block{most_of}."
-    fields = beside("frame blocks", series, numeric=True, show=lambda held: bytes_cell(held, "GiB", 3))
-    table = table_of("The points.", fields, rows)
-    return [Figure(title, "Points over the clip; the table says the same.", plane, table)]
+    fields = beside("frame blocks", series, numeric=True, show=lambda most: bytes_cell(most, "GiB", 3))
+    return [_over_clip(title, Axis("GiB", from_zero=True), marks, series, table_of("The points.", fields, _spans(buckets, held)))]
 
 
 _TRACED = "traced"
