@@ -80,7 +80,6 @@ def test_a_strip_fills_each_bin_by_its_shares(bins: list[tuple[int, int]]) -> No
     for tag, attrs in page.elements:
         if tag == "path":
             name = next(a["id"] for t, a in page.elements[: page.elements.index((tag, attrs))][::-1] if t == "clippath")
-            assert name is not None
             paths[int(name.rsplit("-", 1)[1])] = area(attrs["d"] or "")
     for place, (work, idle) in enumerate(shares):
         assert abs(paths[0][place] - work / 10) <= 0.5 and abs(paths[0][place] + paths[1][place] - (work + idle) / 10) <= 0.5

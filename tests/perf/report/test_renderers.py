@@ -195,20 +195,8 @@ def test_three_cautions_stand_below_the_answer_and_the_others_are_folded() -> No
     )
     doubted = msgspec.structs.replace(report, banners=banners)
     for text, fold in ((render_html(doubted), '<details class="fold">'), (render_markdown(doubted), "<details>")):
-        order = [
-            "Halt.",
-            "void",
-            "the answer",
-            "Mind.",
-            *said[:2],
-            "Note.",
-            said[2],
-            fold,
-            "Note.",
-            *said[3:],
-            "</details>",
-            "much more",
-        ]
+        below = ["Mind.", *said[:2], "Note.", said[2]]
+        order = ["Halt.", "void", "the answer", *below, fold, "Note.", *said[3:], "</details>", "much more"]
         at = 0
         for words in order:
             at = text.index(words, at) + len(words)

@@ -73,7 +73,6 @@ def test_the_strip_covers_every_lane_and_no_bin_overflows() -> None:
         for b in (0, 500)
     ]
     section = activity_section(_study(*traces))
-    assert section is not None
     (figure,) = [block for block in section.blocks if isinstance(block, Figure)]
     strip = figure.picture
     assert isinstance(strip, Strip) and strip.length_ns == 1_500 and "one clock" in figure.title

@@ -192,7 +192,6 @@ def test_calls_may_lie_in_each_other_deeper_than_python_recurses() -> None:
     ranges = [HostEvent(f"r{n}x", n, 9_000 - n, 0) for n in range(2_000)]
     study = study_of(trace_of([_event(4_000, 5_000, 5_600)], ranges))
     section = ranges_section(study)
-    assert section is not None
     (flame,) = [block for block in section.blocks if isinstance(block, Figure)]
     assert isinstance(flame.picture, Flame) and _values(flame.table, "own time") == [600]
     frame = flame.picture.root

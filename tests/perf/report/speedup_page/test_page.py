@@ -158,7 +158,6 @@ def test_lines_of_enough_steps_carry_intervals_into_every_form_of_the_report(tmp
     assert cells[Text("copies")] == Text("0.000000 to 0.000000")
     assert cells[Text("sum of all lines")] == Text(f"{spread.total.low / 1e6:.6f} to {spread.total.high / 1e6:.6f}")
     assert any("12 of the baseline and 12 of the candidate, unpaired, drift unknown" in note for note in shown.table.notes)
-    assert isinstance(shown.picture, Waterfall)
     bar = next(bar for bar in shown.picture.bars if bar.label == "focal kernel")
     assert (bar.low_ns, bar.high_ns) == (round(bar.start_ns - focal.high), round(bar.start_ns - focal.low))
     assert bar.low_ns < bar.stop_ns < bar.high_ns
