@@ -230,10 +230,7 @@ class _Box(NamedTuple):
 
 
 def _boxes(root: Frame) -> list[_Box]:
-    """Return every frame with its place, parents before children.
-
-    A frame is as wide as the larger of its two sides, or wider if its children need more because one grew and another shrank.
-    """
+    """Return every frame with its place, parents first; it is as wide as its larger side, or as its children need."""
     order, waiting = list[tuple[Frame, int, int]](), [(root, -1, 0)]  # frame, position of its parent, depth
     while waiting:
         frame, parent, depth = waiting.pop()

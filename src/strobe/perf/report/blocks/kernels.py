@@ -363,10 +363,7 @@ _ORDER: Final = tuple(name for name in NAMES if name != "e2e")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Extent:
-    """One section over the traced frame blocks: its calls, and its busy and idle time with everything inside it.
-
-    `kernel_ns` is the time of the attention kernel inside; `busy_ns` includes it.
-    """
+    """One section over the traced frame blocks, with everything inside it; `busy_ns` includes the attention kernel's time."""
 
     calls: int
     busy_ns: int
