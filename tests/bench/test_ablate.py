@@ -20,7 +20,7 @@ from strobe.engine.presets import preset
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
 from strobe.perf.records.store import read_run
-from strobe.perf.report.blocks.front import FrontPoint, front
+from strobe.perf.report.blocks.referee import FrontPoint, front
 from strobe.perf.report.log_page import advise, vary_report
 from strobe.perf.report.write import render_markdown
 from terminal import quiet

@@ -7,6 +7,7 @@ import hashlib
 import json
 import random
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -189,34 +190,24 @@ class ClipWriter:
 
 def quality(setting: Setting, rank: int) -> list[rec.Record]:
     against = "quality, fp32, cpu"
+    psnr = (None, "every frame equals the reference") if rank == 0 else (38.0 - 3.1 * rank, "")
     rows: list[tuple[str, float | None, str, str, str, str]] = [
-        (
-            "psnr",
-            None if rank == 0 else 38.0 - 3.1 * rank,
-            "dB",
-            against,
-            "higher",
-            "every frame equals the reference" if rank == 0 else "",
-        ),
+        ("psnr", psnr[0], "dB", against, "higher", psnr[1]),
         ("ssim", 0.99 - 0.02 * rank, "", against, "higher", ""),
         ("prompt_accuracy", 0.97 - 0.015 * rank, "", "", "higher", ""),
         ("switch_latency", 1.0 + 0.25 * rank, "frame blocks", "", "lower", ""),
         ("flicker", 0.004 + 0.001 * rank, "", "", "lower", ""),
         ("lpips", None, "", against, "lower", "weights are not on this machine"),
     ]
+    names = ("metric", "value", "unit", "reference", "better", "note")
     return [
         rec.Quality(
             variant=setting.name,
-            metric=metric,
-            value=value,
-            unit=unit,
-            reference=reference,
-            definition=f"the definition of {metric}",
-            n=0 if metric == "lpips" else 141,
-            better=better,
-            note=note,
+            definition=f"the definition of {row[0]}",
+            n=0 if row[0] == "lpips" else 141,
+            **dict(zip(names, row, strict=True)),
         )
-        for metric, value, unit, reference, better, note in rows
+        for row in rows
     ]
 
 
@@ -241,19 +232,11 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
             for rank, setting in enumerate(settings):
                 write_trace(writer, folder, setting, TraceWriter(cuda, evil), traced)
                 writer.append(*quality(setting, rank))
-                video = folder / "clips" / f"{setting.name}.mp4"
-                video.parent.mkdir(exist_ok=True)
-                video.write_bytes(b"not a video")
-                writer.append(
-                    rec.Video(
-                        variant=setting.name,
-                        path=f"clips/{setting.name}.mp4",
-                        sha256="0" * 64,
-                        frames=141,
-                        fps=16,
-                        caption=EVIL if evil else "",
-                    )
-                )
+                clip, caption = f"clips/{setting.name}.mp4", EVIL if evil else ""
+                (folder / clip).parent.mkdir(exist_ok=True)
+                (folder / clip).write_bytes(b"not a video")
+                video = rec.Video(variant=setting.name, path=clip, sha256="0" * 64, frames=141, fps=16, caption=caption)
+                writer.append(video)
             writer.append(rec.End(status="complete", date="2026-11-01T09:34:00Z", wall_ns=240_000_000_000))
         return folder
 
@@ -261,13 +244,10 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
 
 
 def write_clips(writer: RunWriter, settings: tuple[Setting, ...], rng: random.Random) -> None:
-    order, counts = 0, dict.fromkeys((setting.name for setting in settings), 0)
+    order, counts = count(), {setting.name: count() for setting in settings}
 
     def one(setting: Setting, palindrome: int | None) -> None:
-        nonlocal order
-        writer.append(*ClipWriter(setting, counts[setting.name], order, palindrome, rng).records())
-        counts[setting.name] += 1
-        order += 1
+        writer.append(*ClipWriter(setting, next(counts[setting.name]), next(order), palindrome, rng).records())
 
     for setting in settings:
         one(setting, None)

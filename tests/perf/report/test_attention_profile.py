@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from made_records import header_of, machine_of, span_of
+from reports import by_title, section, tables
 from strobe.perf.records import record as rec
 from strobe.perf.records.store import RunWriter
 from strobe.perf.report.build import build_report
@@ -53,10 +54,8 @@ def laps(writer: RunWriter) -> None:
 
 
 def rows(report: Report, id: str, number: int = 0) -> tuple[Table, list[dict[str, Any]]]:
-    (section,) = (section for section in report.sections if section.id == id)
-    table = [block for block in section.blocks if isinstance(block, Table)][number]
-    titles = [column.title for column in table.columns]
-    return table, [dict(zip(titles, row.cells, strict=True)) for row in table.rows]
+    table = tables(section(report, id))[number]
+    return table, by_title(table)
 
 
 def test_times_of_single_calls(tmp_path: Path) -> None:

@@ -12,68 +12,28 @@ import msgspec
 import pytest
 
 import strobe
+from reports import notes, records, rewrite, section, tables
 from strobe.core.errors import DataError
 from strobe.perf.records.record import Gate, Git
 from strobe.perf.records.store import seal
 from strobe.perf.report.blocks.answer import headline
 from strobe.perf.report.build import build_report, report_and_findings
 from strobe.perf.report.write import render_html, render_markdown, write_report
-from strobe.perf.table.model import (
-    ExactTime,
-    Figure,
-    Headlines,
-    Missing,
-    Notes,
-    Paragraph,
-    Report,
-    Section,
-    Share,
-    Table,
-    Text,
-    Time,
-    Videos,
-)
+from strobe.perf.table.model import ExactTime, Headlines, Missing, Paragraph, Share, Text, Time
 
 MakeRun = Callable[..., Path]
 CUT_SHORT = "the run was cut short (it has no last line): {} of 24 timed clips, and what came after them is missing"
 
 
-def section(report: Report, name: str) -> Section:
-    return next(item for item in report.sections if item.id == name)
-
-
-def tables(part: Section) -> list[Table]:
-    found = []
-    for block in part.blocks:
-        if isinstance(block, Table):
-            found.append(block)
-        elif isinstance(block, Figure | Headlines):
-            found.append(block.table)
-    return found
-
-
-def words(part: Section) -> str:
-    return " ".join(text for block in part.blocks if isinstance(block, Notes) for text in block.items)
-
-
-def lines(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
-
-
-def rewrite(folder: Path, keep: Callable[[dict], bool]) -> None:
-    kept = [json.dumps(line) for line in lines(folder) if keep(line)]
-    (folder / "records.jsonl").write_text("".join(f"{line}\n" for line in kept))
-
-
 def test_a_speedup_whose_interval_holds_1_is_never_called_faster(make_run: MakeRun) -> None:
     folder = make_run()
     noise = {0: 1, 1: 7, 2: 1}  # of the baseline, by palindrome: as when something else ran
-    noisy = lines(folder)
+    noisy = records(folder)
     for line in noisy:
         if line["record"] == "span" and line["variant"] == "baseline":
             line["value_ns"] *= noise.get(line["palindrome"], 1)
             line["start_ns"] *= noise.get(line["palindrome"], 1)
-    (folder / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in noisy))
+    rewrite(folder, noisy)
     report, findings = report_and_findings([folder])
     found = findings[0]
     e2e = next(each.ratio for each in report.speedups if each.level == "e2e")
@@ -106,13 +66,12 @@ def test_no_share_is_realised_of_a_kernel_that_did_not_change(
 
 def test_the_same_records_twice_give_zeros_and_ratio_one(make_run: MakeRun) -> None:
     folder = make_run()
-    own = [line for line in lines(folder) if "baseline" in (line.get("variant"), line.get("name"))]
+    own = [line for line in records(folder) if "baseline" in (line.get("variant"), line.get("name"))]
     shift = 1 + max(line["order"] for line in own if "order" in line)
     twins = [{**line, "order": line["order"] + shift} if "order" in line else dict(line) for line in own]
     for line in twins:
         line["name" if line["record"] == "variant" else "variant"] = "twin"
-    (folder / "records.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in [lines(folder)[0], *own, *twins]))
-    report = build_report([folder])
+    report = build_report([rewrite(folder, [records(folder)[0], *own, *twins])])
     assert [item.ratio.value for item in report.speedups] == [1.0] * 5
     table = tables(section(report, "ledger"))[0]
     assert all(row.cells[4] == ExactTime(0) for row in table.rows)
@@ -122,15 +81,12 @@ def test_the_same_records_twice_give_zeros_and_ratio_one(make_run: MakeRun) -> N
     assert isinstance(headlines, Headlines) and headlines.rows[0].verdict.text == "no difference"
 
 
-# ------------------------------------------------------------------------------------------------------- what is missing
-
-
 def test_without_traces_the_timed_levels_remain_and_the_rest_says_why(make_run: MakeRun) -> None:
     folder = make_run()
-    rewrite(folder, lambda line: line["record"] != "trace")
+    rewrite(folder, [line for line in records(folder) if line["record"] != "trace"])
     report = build_report([folder])
     assert {item.level for item in report.speedups} == {"step", "block", "e2e"}
-    assert "no traced clip in this run" in words(section(report, "ledger"))
+    assert "no traced clip in this run" in notes(section(report, "ledger"))
     assert section(report, "timeline").blocks == (Paragraph("No picture: no variant has a traced denoise step."),)
     write_report(report, folder)
 
@@ -140,18 +96,18 @@ def test_a_changed_trace_and_a_lost_trace_are_said(make_run: MakeRun) -> None:
     (folder / "traces" / "ultra.json.gz").unlink()
     (folder / "traces" / "turbo.json.gz").write_bytes((folder / "traces" / "baseline.json.gz").read_bytes())
     report = build_report([folder])
-    notes, stops = words(section(report, "notes")), [banner.items for banner in report.banners if banner.level == "stop"]
+    said, stops = notes(section(report, "notes")), [banner.items for banner in report.banners if banner.level == "stop"]
     assert [item.partition(": ")[2].partition(";")[0] for item in stops[0]] == [
         "traces/turbo.json.gz is not the file that was recorded (its SHA-256 differs)"
     ]
-    assert "ultra has no trace to show: trace traces/ultra.json.gz cannot be read: No such file or directory" in notes
+    assert "ultra has no trace to show: trace traces/ultra.json.gz cannot be read: No such file or directory" in said
     (folder / "traces" / "ultra.json.gz").write_text("not a trace")
-    assert str(folder) not in words(section(build_report([folder]), "notes"))
+    assert str(folder) not in notes(section(build_report([folder]), "notes"))
 
 
 def test_a_single_variant_is_a_report_without_comparison(make_run: MakeRun) -> None:
     folder = make_run()
-    rewrite(folder, lambda line: line.get("variant", line.get("name")) in ("baseline", None))
+    rewrite(folder, [line for line in records(folder) if line.get("variant", line.get("name")) in ("baseline", None)])
     report = build_report([folder])
     assert report.speedups == () and isinstance(section(report, "headline").blocks[0], Paragraph)
     write_report(report, folder)
@@ -169,7 +125,6 @@ def test_an_interrupted_run_reports_what_it_finished(make_run: MakeRun) -> None:
         CUT_SHORT.format(15), "the last line of the records is cut short and not read",
     ]  # fmt: skip
     headlines = section(report, "headline").blocks[0]
-    assert isinstance(headlines, Headlines)
     assert "too few for an interval" in headlines.rows[0].detail and headlines.rows[0].verdict.text == "inconclusive"
     write_report(report, folder)
 
@@ -189,7 +144,7 @@ def test_red_gates_and_dirty_checkouts_come_before_the_numbers(make_run: MakeRun
     folder = make_run(git=Git(commit="a" * 40, dirty=True))
     gate = Gate(variant="turbo", reference="baseline", rule="same latents", passed=False, detail="differs by 0.3")
     with (folder / "records.jsonl").open("ab") as file:
-        file.write(seal(msgspec.json.encode(gate), len(lines(folder)) + 1) + b"\n")
+        file.write(seal(msgspec.json.encode(gate), len(records(folder)) + 1) + b"\n")
     stop, caution = build_report([folder]).banners
     assert stop.level == "stop" and stop.items == (
         "turbo failed its gate against baseline: same latents, measured differs by 0.3",
@@ -202,9 +157,6 @@ def test_no_folder_is_an_error(tmp_path: Path) -> None:
         build_report([])
     with pytest.raises(DataError, match="no records"):
         build_report([tmp_path])
-
-
-# ------------------------------------------------------------------------------------------------------------ several runs
 
 
 def test_two_runs_keep_their_ratios_apart_and_are_compared_as_unpaired(make_run: MakeRun) -> None:
@@ -233,11 +185,7 @@ def test_clips_are_relative_to_where_the_report_lies(make_run: MakeRun, tmp_path
     (folder / "clips" / "turbo.mp4").unlink()
     for into, prefix in ((None, ""), (tmp_path / "elsewhere", "../run-a/")):
         (videos,) = section(build_report([folder], into=into), "clips").blocks
-        assert isinstance(videos, Videos)
         assert [item.path for item in videos.items] == [f"{prefix}clips/{name}.mp4" for name in ("baseline", "balanced", "ultra")]
-
-
-# ----------------------------------------------------------------------------------------------------- other people's code
 
 
 def strip_regions(folder: Path, variant: str, names: tuple[str, ...]) -> None:
@@ -254,7 +202,6 @@ def test_a_trace_that_lost_its_attention_spans_claims_no_kernel_speedup(make_run
     report = build_report([folder])
     assert {item.level for item in report.speedups if item.candidate == "turbo"} == {"step", "block", "e2e"}
     (chain,) = section(report, "chain").blocks
-    assert isinstance(chain, Figure)
     kernel = next(row for row in chain.table.rows if row.cells[:2] == (Text("turbo"), Text("kernel")))
     assert all(isinstance(cell, Missing) for cell in (kernel.cells[2], *kernel.cells[5:]))
     summary = tables(section(report, "attention"))[0]

@@ -21,11 +21,12 @@ SAMPLES = {"slow": (40, 44, 42, 46), "fast": (20, 22, 21, 23)}
 """Milliseconds of each sample, in order."""
 
 
-def made(root: Path, kind: str, *, calls: int = 1, **clip: Any) -> Path:
-    """A run of two rounds; `odd` has failed its gate."""
+def made(root: Path, kind: str, *, calls: int = 1, samples: dict[str, tuple[int, ...]] = SAMPLES, **clip: Any) -> Path:
+    """A run of half as many rounds as there are samples; `odd` has failed its gate."""
+    rounds = len(samples["slow"]) // 2
     order = (*ORDER[:2], "odd", "odd", *ORDER[2:])
     with strobe.create_run(root, "made") as run:
-        run.append(strobe.describe_run(run.folder, torch.device("cpu"), order, 2, kind))
+        run.append(strobe.describe_run(run.folder, torch.device("cpu"), order, rounds, kind))
         run.append(*(Variant(name=name, preset="custom", command=name if kind == "programs" else "") for name in SAMPLES))
         if kind == "calls":
             run.append(
@@ -33,11 +34,11 @@ def made(root: Path, kind: str, *, calls: int = 1, **clip: Any) -> Path:
                 Gate(variant="odd", reference="slow", rule="the same", passed=False, detail="out: 1, expected 2", exact=True),
             )
         done = dict.fromkeys(SAMPLES, 0)
-        for place, name in enumerate(ORDER * 2):
+        for place, name in enumerate(ORDER * rounds):
             number = done[name]
             done[name] += 1
             common = {"variant": name, "clip": number, "order": place, "palindrome": place // 4}
-            value_ns = SAMPLES[name][number] * MS * calls
+            value_ns = samples[name][number] * MS * calls
             span = Span(**common, name="e2e", index=None, start_ns=0, value_ns=value_ns, clock="perf_counter", warmup=False)
             run.append(span, Clip(**common, phase="timed", num_spans=1, calls=calls, **clip))
         return run.folder
@@ -93,22 +94,12 @@ def test_two_of_a_run_are_reported_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pairs", [3, 4])
 def test_the_two_times_beside_a_ratio_have_it_as_their_quotient(tmp_path: Path, pairs: int) -> None:
     """Means of all samples have another: a slow pair of the baseline moves them, and not the median ratio."""
-    slow, fast = (40, 40, 44, 40, 90, 60, 30, 30), (20, 24, 20, 22, 21, 23, 60, 60)
-    with strobe.create_run(tmp_path, "made") as run:
-        run.append(strobe.describe_run(run.folder, torch.device("cpu"), ORDER[:2], pairs, "calls"))
-        run.append(Variant(name="slow", preset="custom"), Variant(name="fast", preset="custom"))
-        for place in range(4 * pairs):
-            name = ORDER[place % 4]
-            number = 2 * (place // 4) + (place % 4 > 1)
-            common = {"variant": name, "clip": number, "order": place, "palindrome": place // 4}
-            value_ns = {"slow": slow, "fast": fast}[name][number] * MS * 5
-            span = Span(**common, name="e2e", index=None, start_ns=0, value_ns=value_ns, clock="perf_counter", warmup=False)
-            run.append(span, Clip(**common, phase="timed", num_spans=1, calls=5))
-        folder = run.folder
+    samples = {"slow": (40, 40, 44, 40, 90, 60, 30, 30)[: 2 * pairs], "fast": (20, 24, 20, 22, 21, 23, 60, 60)[: 2 * pairs]}
+    folder = made(tmp_path, "calls", calls=5, samples=samples)
     found = strobe.compare_runs(folder).calls[1]
     assert found.pair_baseline_ns / found.pair_candidate_ns == pytest.approx(found.ratio, rel=1e-12)
     assert 20 * MS < found.pair_candidate_ns < 23 * MS and 40 * MS <= found.pair_baseline_ns < 43 * MS
-    base, own = own_code(strobe.read_run(folder))
+    base, own, _ = own_code(strobe.read_run(folder))
     assert base.mean_ns / own.mean_ns != pytest.approx(found.ratio, rel=0.01)
     assert base.pair_baseline_ns is None
     shown = " -> ".join(f"{ns / MS:#.4g}" for ns in (found.pair_baseline_ns, found.pair_candidate_ns))
@@ -122,11 +113,7 @@ def test_the_two_times_beside_a_ratio_have_it_as_their_quotient(tmp_path: Path, 
         (Ratio(0.8696, 0.8547, 0.8850), "slower", "15 % [13, 17] slower than plain"),
         (Ratio(0.25, 0.2, 0.5), "slower", "4.00x [2.00, 5.00] slower than plain"),
         (Ratio(0.998, 0.99, 1.01), "no difference", "1.00x [0.99, 1.01] of plain's speed: no difference"),
-        (
-            Ratio(1.5),
-            "inconclusive",
-            "1.50x of plain's speed: not proven, there is no interval; measure more rounds",
-        ),
+        (Ratio(1.5), "inconclusive", "1.50x of plain's speed: not proven, there is no interval; measure more rounds"),
         (
             Ratio(1.53, 0.13, 7.39),
             "inconclusive",

@@ -12,7 +12,7 @@ import pytest
 
 from strobe.perf.records.record import Quality
 from strobe.perf.report.blocks.breakdown import quality_section
-from strobe.perf.report.blocks.front import FrontPoint
+from strobe.perf.report.blocks.referee import FrontPoint
 from strobe.perf.report.findings import find_latencies
 from strobe.perf.report.log_page import _mark
 from strobe.perf.report.study import RunStudy, load_study

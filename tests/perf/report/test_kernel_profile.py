@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from made_records import machine_of
+from reports import column, section, tables
 from strobe.core.costs import Cost
 from strobe.perf.analysis.runs.breakdown import REGIONS, REST, KernelProfile, Operation, Whole
 from strobe.perf.records.record import Clocks
@@ -47,13 +48,7 @@ def described(device_name: str = "a CPU", load: float = 0.1, **more: Any) -> Pro
 
 
 def table(report: Report, id: str, number: int = 0) -> Table:
-    (section,) = (section for section in report.sections if section.id == id)
-    return [block for block in section.blocks if isinstance(block, Table)][number]
-
-
-def column(found: Table, title: str) -> list[Any]:
-    at = [column.title for column in found.columns].index(title)
-    return [row.cells[at] for row in found.rows]
+    return tables(section(report, id))[number]
 
 
 def test_the_printed_budget_adds_up_to_the_measured_step() -> None:

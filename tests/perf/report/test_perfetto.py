@@ -16,11 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from made_traces import trace_of
+from reports import study_of
 from strobe.core import libraries
 from strobe.core.errors import ImplUnavailableError
 from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.report.export import TrackSlice, in_lanes, write_perfetto
-from strobe.perf.report.study import TraceOptions, TraceStudy
+from strobe.perf.report.study import TraceStudy
 from strobe.perf.trace import DeviceEvent, HostEvent, Trace
 
 protos = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
@@ -69,9 +70,8 @@ def _trace(events: list[DeviceEvent], ranges: Sequence[HostEvent] = ()) -> Trace
     return trace_of(events, ranges, base_ns=BASE_NS, threads=("10/11", "10/12"))
 
 
-def study_of(*traces: Trace, window: Window | None = None) -> TraceStudy:
-    labels = tuple(f"rank {rank}" for rank in range(len(traces)))
-    return TraceStudy(traces=traces, labels=labels, windows=(window,) * len(traces), options=TraceOptions())
+def _study(*traces: Trace, window: Window | None = None) -> TraceStudy:
+    return study_of(*traces, window=window, labels=tuple(f"rank {rank}" for rank in range(len(traces))))
 
 
 CALL = HostEvent("cudaLaunchKernel", 90, 95, 0)
@@ -95,7 +95,7 @@ def device_slices(tracks: list[Track]) -> Counter[tuple[int, int, str]]:
 def test_every_event_is_there_to_the_nanosecond(tmp_path: Path) -> None:
     path = tmp_path / "out.pftrace"
     ranges = [HostEvent("step", 80, 400, 0), HostEvent("inner", 85, 96, 0), HostEvent("crossing", 95, 500, 0)]
-    written = write_perfetto(study_of(_trace(EVENTS, ranges)), path)
+    written = write_perfetto(_study(_trace(EVENTS, ranges)), path)
     tracks = read_back(path)
     assert device_slices(tracks) == Counter((BASE_NS + e.start_ns, BASE_NS + e.end_ns, e.name) for e in EVENTS)
     assert {one.path for one in tracks} == {
@@ -115,7 +115,7 @@ def test_every_event_is_there_to_the_nanosecond(tmp_path: Path) -> None:
 
 
 def test_launch_calls_and_their_events_share_a_flow(tmp_path: Path) -> None:
-    write_perfetto(study_of(_trace(EVENTS), _trace(EVENTS)), tmp_path / "x")
+    write_perfetto(_study(_trace(EVENTS), _trace(EVENTS)), tmp_path / "x")
     flows: dict[int, set[str]] = {}
     for one in read_back(tmp_path / "x"):
         for _, _, name, _, linked, _ in one.slices:
@@ -128,7 +128,7 @@ def test_launch_calls_and_their_events_share_a_flow(tmp_path: Path) -> None:
 
 
 def test_idle_classes_tile_what_no_stream_does(tmp_path: Path) -> None:
-    write_perfetto(study_of(_trace(EVENTS)), tmp_path / "x")
+    write_perfetto(_study(_trace(EVENTS)), tmp_path / "x")
     (idle,) = [one for one in read_back(tmp_path / "x") if one.path[2] == "idle"]
     # the gap before the graph: the host is late until it calls, then the launch takes its time
     assert [(start - BASE_NS, end - BASE_NS, name) for start, end, name, *_ in idle.slices] == [
@@ -139,7 +139,7 @@ def test_idle_classes_tile_what_no_stream_does(tmp_path: Path) -> None:
 def test_only_the_chosen_window_is_written(tmp_path: Path) -> None:
     ranges = [HostEvent("early", 0, 50, 0), HostEvent("launching", 88, 99, 0), HostEvent("late", 200, 220, 0)]
     window = Window(start_ns=120, end_ns=144, label="w")
-    write_perfetto(study_of(_trace(EVENTS, ranges), window=window), tmp_path / "x")
+    write_perfetto(_study(_trace(EVENTS, ranges), window=window), tmp_path / "x")
     tracks = read_back(tmp_path / "x")
     assert device_slices(tracks) == Counter({(BASE_NS + 100, BASE_NS + 150, "gemm"): 1, (BASE_NS + 140, BASE_NS + 180, "pdl"): 1})
     host = [name for one in tracks if one.path[1] == "host" for _, _, name, *_ in one.slices]
@@ -170,12 +170,12 @@ def test_lanes_hold_everything_and_nothing_crosses(rows: list[tuple[int, int]], 
 
 def test_a_clock_that_starts_late_is_moved(tmp_path: Path) -> None:
     trace = replace(_trace([DeviceEvent("a", "kernel", -500, -400, 0, 7, 0, None)]), base_ns=100)
-    write_perfetto(study_of(trace), tmp_path / "x")
+    write_perfetto(_study(trace), tmp_path / "x")
     assert device_slices(read_back(tmp_path / "x")) == Counter({(0, 100, "a"): 1})
 
 
 def test_a_cpu_trace_has_its_ranges(tmp_path: Path) -> None:
-    write_perfetto(study_of(_trace([], [HostEvent("step", 1, 5, 1)])), tmp_path / "x")
+    write_perfetto(_study(_trace([], [HostEvent("step", 1, 5, 1)])), tmp_path / "x")
     (track,) = read_back(tmp_path / "x")
     assert track.path == ("rank 0", "host", "ranges of 10/12")
 
@@ -184,7 +184,7 @@ def test_without_the_package_it_says_what_to_install(tmp_path: Path, monkeypatch
     monkeypatch.setattr(libraries, "_TRIED", {})
     monkeypatch.setitem(sys.modules, "perfetto.protos.perfetto.trace.perfetto_trace_pb2", None)
     with pytest.raises(ImplUnavailableError, match=r"pip install .*\[perfetto\]"):
-        write_perfetto(study_of(_trace(EVENTS)), tmp_path / "x")
+        write_perfetto(_study(_trace(EVENTS)), tmp_path / "x")
     assert not (tmp_path / "x").exists()
 
 

@@ -55,9 +55,6 @@ def percent(text: str | None) -> float:
     return float(text[:-1]) / 100
 
 
-# ---------------------------------------------------------------------------------------------------------------- strips
-
-
 def area(path: str) -> Counter[int]:
     """Filled height of each bin, of a path of rectangles `M x y h width V y H x z`."""
     heights: Counter[int] = Counter()
@@ -83,7 +80,6 @@ def test_a_strip_fills_each_bin_by_its_shares(bins: list[tuple[int, int]]) -> No
     for tag, attrs in page.elements:
         if tag == "path":
             name = next(a["id"] for t, a in page.elements[: page.elements.index((tag, attrs))][::-1] if t == "clippath")
-            assert name is not None
             paths[int(name.rsplit("-", 1)[1])] = area(attrs["d"] or "")
     for place, (work, idle) in enumerate(shares):
         assert abs(paths[0][place] - work / 10) <= 0.5 and abs(paths[0][place] + paths[1][place] - (work + idle) / 10) <= 0.5
@@ -99,9 +95,6 @@ def test_ids_of_strips_are_unique_on_a_page() -> None:
     assert len(ids) == len(set(ids)) == 8  # two classes of two lanes of two pictures
     used = re.findall(r"url\(#(strip[^)]*)\)", render_html(twice))
     assert sorted(used) == sorted(ids)
-
-
-# ---------------------------------------------------------------------------------------------------------------- flames
 
 
 def frames(levels: int) -> st.SearchStrategy[Frame]:
@@ -164,9 +157,6 @@ def test_a_large_or_deep_flame_stays_small_and_whole() -> None:
     assert "no time was spent" in draw_flame(Flame(Frame("nothing", 0, 0), True), "alt")
 
 
-# ------------------------------------------------------------------------------------------------------------ waterfall
-
-
 def test_whiskers_lie_where_the_interval_does() -> None:
     """On an axis from 0 to 100 ms, positions in percent are milliseconds."""
     bars = (
@@ -203,8 +193,6 @@ def test_whiskers_widen_the_axis_and_totals_still_stand_on_zero() -> None:
     assert any((attrs.get("x1"), attrs.get("x2")) == ("0%", "100%") for tag, attrs in page.elements if tag == "line")
 
 
-# ---------------------------------------------------------------------------------------------------------------- lanes
-
 LANE = st.lists(st.tuples(st.integers(1, 10_000), st.sampled_from([WORK, GAP, OTHER])), min_size=1, max_size=60)
 
 
@@ -236,6 +224,3 @@ def test_lanes_of_a_heavy_trace_keep_within_the_limit() -> None:
         picture = draw_lanes(lanes, (WORK, GAP, OTHER), OTHER, by_class=by_class)
         assert all(limit // 16 < len(lane.start_ns) <= limit // 4 and lane.num_total == 20_000 for lane in picture.lanes)
         assert [sum(lane.duration_ns) for lane in picture.lanes] == [pieces[-1].end_ns] * 4
-
-
-# -------------------------------------------------------------------------------------------------------------- hostility

@@ -5,17 +5,12 @@ from __future__ import annotations
 import pytest
 
 from passes import LAYER, LAYERS, STEP_NS, STEPS, Recorder, stream
+from reports import by_title
 from strobe.core.costs import device_peaks
 from strobe.perf.analysis.runs.breakdown import breakdown
 from strobe.perf.analysis.runs.timeline import passes_of
 from strobe.perf.records.record import SpanCost
-from strobe.perf.report.blocks.breakdown import (
-    Roofs,
-    breakdown_blocks,
-    gains_table,
-    layers_table,
-    stages_table,
-)
+from strobe.perf.report.blocks.breakdown import Roofs, breakdown_blocks, gains_table, layers_table, stages_table
 from strobe.perf.table.model import Cell, Missing, Notes, Number, Ratio, Share, Table, Text, Time
 from strobe.perf.trace import Trace
 
@@ -26,12 +21,7 @@ ROOFS = Roofs(costs={COST.span: COST}, peaks=H200, device_name="NVIDIA H200", dt
 
 def cells(table: Table) -> dict[str, dict[str, Cell]]:
     """Cells by the words of the first column and the title of theirs."""
-    found = {}
-    for row in table.rows:
-        head = row.cells[0]
-        assert isinstance(head, Text)
-        found[head.text] = dict(zip((column.title for column in table.columns), row.cells, strict=True))
-    return found
+    return {row.cells[0].text: cells for row, cells in zip(table.rows, by_title(table), strict=True)}
 
 
 @pytest.fixture(scope="module")

@@ -113,7 +113,6 @@ def test_the_same_records_give_the_same_bytes_wherever_they_lie(make_run: MakeRu
     assert first == again and all(first)
 
 
-# -------------------------------------------------------------------------------------------------------------- Markdown
 def rows_of(markdown: str) -> list[list[str]]:
     """Tables of a Markdown text as lists of rows; a row is its unescaped cell borders."""
     found: list[list[str]] = [[]]
@@ -145,7 +144,6 @@ def test_any_text_stays_in_its_cell(text: str) -> None:
     assert not set(esc(text)) & set("<>\"'\n\r\0")
 
 
-# -------------------------------------------------------------------------------------------------------- small reports
 def report_of(*blocks: object) -> Report:
     part = Section("part", "Part", "Lead.", blocks)  # type: ignore[arg-type]
     return Report(
@@ -197,20 +195,8 @@ def test_three_cautions_stand_below_the_answer_and_the_others_are_folded() -> No
     )
     doubted = msgspec.structs.replace(report, banners=banners)
     for text, fold in ((render_html(doubted), '<details class="fold">'), (render_markdown(doubted), "<details>")):
-        order = [
-            "Halt.",
-            "void",
-            "the answer",
-            "Mind.",
-            *said[:2],
-            "Note.",
-            said[2],
-            fold,
-            "Note.",
-            *said[3:],
-            "</details>",
-            "much more",
-        ]
+        below = ["Mind.", *said[:2], "Note.", said[2]]
+        order = ["Halt.", "void", "the answer", *below, fold, "Note.", *said[3:], "</details>", "much more"]
         at = 0
         for words in order:
             at = text.index(words, at) + len(words)
@@ -225,9 +211,6 @@ def test_neighbours_without_a_value_say_their_common_reason_once() -> None:
     section = Section("s", "S", "", (Table("t", columns, (row,)),))
     page = render_markdown(Report(1, (), "T", "", (), (), (section,)))
     assert "| - (no counters) | - | 1 | - (no counters) | not measured (no clock) |" in page
-
-
-# Numbers as text: units, digits, signs.
 
 
 @pytest.mark.parametrize(
@@ -297,9 +280,6 @@ def test_ratio_axis_holds_every_bound_and_one() -> None:
     assert RatioScale([]).ticks() == [1.0]
 
 
-# The page stays below its limit whatever the tables are; the other formats keep everything.
-
-
 def long_table(rows: int) -> Table:
     names = (f"void some::name::kernel_{row}<{'float, ' * 12}>(int)" for row in range(rows))
     plain = (Row((Code(name), Count(number))) for number, name in enumerate(names))
@@ -351,9 +331,6 @@ def test_a_page_that_is_far_too_large_is_not_rendered_whole(monkeypatch: pytest.
     assert max(rendered) <= MAX_PAGE_BYTES
 
 
-# A report on a full disk leaves the earlier one as it was: page, Markdown and data belong together.
-
-
 RUN = Path(__file__).parents[3] / "benchmarks" / "presets-h200"
 
 
@@ -376,6 +353,3 @@ def test_an_earlier_report_outlives_a_full_disk(tmp_path: Path, monkeypatch: pyt
     assert {path.name: path.read_text() for path in into.iterdir()} == dict.fromkeys(
         ("report.html", "report.md", "report.json"), "good"
     )
-
-
-# The JSON twin holds the whole report and knows its version.

@@ -12,38 +12,17 @@ from typing import Any
 
 import pytest
 
-from reports import decode_report
+from made_traces import trace_of
+from reports import decode_report, notes, section, study_of, tables
 from strobe.perf.report.export import write_events
-from strobe.perf.report.study import TraceOptions, TraceStudy, load_trace_study, trace_labels
+from strobe.perf.report.study import TraceOptions, load_trace_study, trace_labels
 from strobe.perf.report.trace_page.build import build_trace_report
 from strobe.perf.report.write import MAX_PAGE_BYTES, render, render_html, render_markdown
-from strobe.perf.table.model import (
-    Code,
-    Count,
-    ExactTime,
-    Figure,
-    Report,
-    Section,
-    Share,
-    Table,
-    Text,
-    Timeline,
-    encode_report,
-)
-from strobe.perf.trace import Device, DeviceEvent, DeviceEvents, HostEvent, HostEvents, ReadCounts, Trace
+from strobe.perf.table.model import Code, Count, ExactTime, Report, Share, Table, Text, encode_report
+from strobe.perf.trace import Device, DeviceEvent, HostEvent, ReadCounts, Trace
 from strobe.perf.trace.events import NO_CORRELATION, NO_HOST
 
 EVIL = "</script><script>alert(1)</script>|`x`\x1b[31m\u202e" + "y" * 4000
-
-
-def trace_of(events: Sequence[DeviceEvent], **more: Any) -> Trace:
-    rows = sorted(events, key=lambda row: (row.start_ns, -row.end_ns))
-    fields = {"path": Path("traces/a.json.gz"), "threads": ("10/11",), "ops": HostEvents.empty(), "regions": ()}
-    return Trace(**{**fields, **more}, device_events=DeviceEvents.from_rows(rows))
-
-
-def study_of(*traces: Trace, **options: Any) -> TraceStudy:
-    return TraceStudy(traces=traces, labels=trace_labels(traces), windows=(None,) * len(traces), options=TraceOptions(**options))
 
 
 def busy_trace(name: str = "gemm", steps: int = 4, **more: Any) -> Trace:
@@ -55,11 +34,7 @@ def busy_trace(name: str = "gemm", steps: int = 4, **more: Any) -> Trace:
         for start, length, kernel in ((10_000, 300_000, name), (400_000, 100_000, "other")):
             call = HostEvent("cudaLaunchKernel", at + start - 4_000, at + start - 1_000, 0)
             events.append(DeviceEvent(kernel, "kernel", at + start, at + start + length, 0, 7, 0, call))
-    return trace_of(events, ranges=HostEvents.from_rows(ranges), **more)
-
-
-def section(report: Report, name: str) -> Section:
-    return next(one for one in report.sections if one.id == name)
+    return trace_of(events, ranges=ranges, **more)
 
 
 def titles(report: Report) -> dict[str, tuple[str, ...]]:
@@ -71,7 +46,7 @@ def test_the_top_says_what_was_read_and_each_device_in_a_line() -> None:
     report = build_trace_report(study_of(trace))
     facts = {fact.name: fact.value for fact in report.facts}
     assert facts["Events read"] == Count(77) and facts["Device events"] == Count(8) and facts["Ranks"] == Text("3 of 8")
-    devices = next(block for block in section(report, "overview").blocks if isinstance(block, Table))
+    devices = tables(section(report, "overview"))[0]
     (row,) = devices.rows
     span, busy = 3 * 1_000_000 + 490_000, 4 * 400_000
     assert ExactTime(span) in row.cells and ExactTime(busy) in row.cells and ExactTime(span - busy) in row.cells
@@ -98,7 +73,7 @@ def test_what_weakens_the_numbers_stands_above_them() -> None:
 def end_of(counts: ReadCounts) -> tuple[Text, dict[str, tuple[str, ...]]]:
     """What the table of files says of a trace with these counts, and the banners."""
     report = build_trace_report(study_of(busy_trace(counts=counts)))
-    files = [block for block in section(report, "overview").blocks if isinstance(block, Table)][1]
+    files = tables(section(report, "overview"))[1]
     (cell,) = [
         cell for cell in files.rows[0].cells if isinstance(cell, Text) and cell.text in ("complete", "incomplete", "truncated")
     ]
@@ -109,7 +84,7 @@ def test_a_trace_that_lost_something_is_never_complete() -> None:
     assert end_of(ReadCounts(events=9))[0] == end_of(ReadCounts(events=9, mended=1))[0] == Text("complete")
     cell, said = end_of(ReadCounts(events=9, lost=7, trailing=6))
     assert cell == Text("incomplete", "bad")
-    assert said["Events lost"][0] == "a is incomplete: 7 of 16 events could not be read"
+    assert said["Events lost"][0] == "t is incomplete: 7 of 16 events could not be read"
     assert "6 of these stand behind the end of the JSON" in said["Events lost"][1]
     assert len(end_of(ReadCounts(events=9, lost=7))[1]["Events lost"]) == 1
 
@@ -122,7 +97,7 @@ def steps_of(*lengths: int) -> Trace:
         ranges.append(HostEvent(f"ProfilerStep#{number}", now - 60, now - 30, 0))
         events.append(DeviceEvent("k", "kernel", now, now + length, 0, 7, 0, host))
         now += length
-    return trace_of(events, ranges=HostEvents.from_rows(ranges))
+    return trace_of(events, ranges=ranges)
 
 
 @pytest.mark.parametrize(
@@ -140,8 +115,7 @@ def test_uneven_steps_are_said(lengths: tuple[int, ...], uneven: bool) -> None:
     said = titles(report).get("Uneven steps", ())
     assert bool(said) == uneven
     assert not uneven or "no mean or median stands for all of them" in said[0]
-    notes = [note for block in section(report, "steps").blocks if isinstance(block, Table) for note in block.notes]
-    assert any("the steps are uneven" in note for note in notes) == uneven
+    assert ("the steps are uneven" in notes(section(report, "steps"))) == uneven
 
 
 def test_why_a_launch_is_not_known_is_said() -> None:
@@ -165,7 +139,7 @@ def test_a_job_of_many_ranks_has_short_banners_and_says_what_differs() -> None:
     report = build_trace_report(study_of(*ranks))
     items = titles(report)["Host-bound"]
     assert len(items) == 9 and items[7].startswith("rank 7") and items[8] == "and 4 more like these; the tables have all of them"
-    said = [block for block in section(report, "overview").blocks if isinstance(block, Table)][-1]
+    said = tables(section(report, "overview"))[-1]
     assert [row.cells for row in said.rows] == [(Code("rank"), Text("differs: 12 values", "bad")), (Code("same"), Code("x"))]
 
 
@@ -173,7 +147,7 @@ def test_a_late_host_that_the_profiler_held_up_is_said() -> None:
     options = {"with_stack": "1", "profile_memory": "0", "record_shapes": "1"}
     found = titles(build_trace_report(study_of(busy_trace(metadata=options))))
     (said,) = found["The profiler may have slowed the host down"]
-    assert said.startswith("a: with_stack, record_shapes slowed the host") and "without the profiler" in said
+    assert said.startswith("t: with_stack, record_shapes slowed the host") and "without the profiler" in said
     assert "The profiler may have slowed the host down" not in titles(build_trace_report(study_of(busy_trace())))
     busy = trace_of([DeviceEvent("a", "kernel", 0, 50_000, 0, 7, 0, None)], metadata=options)
     assert titles(build_trace_report(study_of(busy))) == {}
@@ -187,14 +161,14 @@ def test_a_clean_busy_trace_has_no_banner() -> None:
 
 
 def test_no_device_events_are_a_result() -> None:
-    host = trace_of((), ops=HostEvents.from_rows([HostEvent("aten::mm", 0, 10_000, 0), HostEvent("aten::add", 2_000, 3_000, 0)]))
+    host = trace_of((), ops=[HostEvent("aten::mm", 0, 10_000, 0), HostEvent("aten::add", 2_000, 3_000, 0)])
     report = build_trace_report(study_of(host))
     assert "host events only" in titles(report)["No device events"][0]
     table = section(report, "operators").blocks[1]
     assert isinstance(table, Table) and [row.cells[2] for row in table.rows] == [ExactTime(9_000), ExactTime(1_000)]
     lost = build_trace_report(study_of(trace_of((), launched={"cudaLaunchKernel": (12, 12)})))
     assert "12 launch calls were recorded and no device event answers" in titles(lost)["No device events"][0]
-    assert titles(build_trace_report(study_of(trace_of(()))))["No device events"] == ("a: the trace holds no events at all",)
+    assert titles(build_trace_report(study_of(trace_of(()))))["No device events"] == ("t: the trace holds no events at all",)
     cut = titles(build_trace_report(study_of(trace_of((), counts=ReadCounts(events=7, truncated=True)))))
     assert "before the place where the file ends" in cut["No device events"][0]
     short = build_trace_report(study_of(host, top=1))
@@ -205,7 +179,6 @@ def test_no_device_events_are_a_result() -> None:
 def test_the_picture_of_a_step_tiles_it() -> None:
     report = build_trace_report(study_of(busy_trace()))
     (figure,) = section(report, "timeline").blocks
-    assert isinstance(figure, Figure) and isinstance(figure.picture, Timeline)
     (lane,) = figure.picture.lanes
     assert lane.label.endswith("ProfilerStep#1") or lane.label.endswith("ProfilerStep#0")
     drawn = [(figure.picture.kinds[kind].label, ns) for kind, ns in zip(lane.kind, lane.duration_ns, strict=True)]
@@ -222,7 +195,6 @@ def test_of_a_long_trace_without_steps_the_middle_is_drawn(monkeypatch: pytest.M
     lengths = [7 * n * n % 83 + 5 for n in range(20)]  # nothing repeats
     events = [DeviceEvent(f"k{n}", "kernel", 1000 * n, 1000 * n + lengths[n], 0, 7, 0, None) for n in range(20)]
     (figure,) = section(build_trace_report(study_of(trace_of(events))), "timeline").blocks
-    assert isinstance(figure, Figure) and isinstance(figure.picture, Timeline)
     (lane,) = figure.picture.lanes
     names = [figure.picture.names[name] for name in lane.name]
     assert names[1::2] == ["idle: cause unknown"] * 3 or names[::2] == ["idle: cause unknown"] * 3
@@ -250,7 +222,7 @@ def test_many_hostile_ranks_make_a_small_page_and_no_element(tmp_path: Path) -> 
         DeviceEvent(name, "kernel", 10 * n, 10 * n + 7, n % 2, n % 5, 0, HostEvent(EVIL, 10 * n - 5, 10 * n - 1, 0), f"[{EVIL}]")
         for n, name in enumerate(names * 3)
     ]
-    ranges = HostEvents.from_rows([HostEvent(f"step {EVIL}#{n}", 500 * n, 500 * n + 490, 0) for n in range(7)])
+    ranges = [HostEvent(f"step {EVIL}#{n}", 500 * n, 500 * n + 490, 0) for n in range(7)]
     one = trace_of(events, ranges=ranges, metadata={EVIL: EVIL}, devices=(Device(index=0, name=EVIL),), threads=(EVIL,))
     traces = [replace(one, rank=rank, path=Path(f"{rank}.json")) for rank in range(8)]
     report = build_trace_report(study_of(*traces, by="shape"))
@@ -311,7 +283,7 @@ def many_devices(num: int) -> Trace:
                 host = graph if place > 1 else HostEvent("cudaLaunchKernel", at + 100 * place, at + 100 * place + 50, 0)
                 start = at + 9_000 + 3_000 * place
                 events.append(DeviceEvent(name, "kernel", start, start + 2_500, device, 7, max(0, place - 2), host))
-    return trace_of(events, ranges=HostEvents.from_rows(ranges), devices=tuple(Device(index=i) for i in range(num)))
+    return trace_of(events, ranges=ranges, devices=tuple(Device(index=i) for i in range(num)))
 
 
 def calls_of_a_page(num: int) -> tuple[int, int]:

@@ -8,44 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from made_traces import trace_of
+from reports import study_of, tables, values
 from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.report.blocks.kernels import MAX_MEMBERS
-from strobe.perf.report.study import TraceOptions, TraceStudy
+from strobe.perf.report.study import TraceStudy
 from strobe.perf.report.trace_page.device import MAX_BINS, activity_section, gaps_section, launch_section
 from strobe.perf.report.trace_page.structure import device_kernels
-from strobe.perf.table.model import (
-    Code,
-    Count,
-    ExactTime,
-    Figure,
-    Missing,
-    Notes,
-    Row,
-    Section,
-    Strip,
-    Table,
-    Text,
-)
+from strobe.perf.table.model import Code, Count, ExactTime, Figure, Missing, Notes, Section, Strip, Text
 from strobe.perf.trace import DeviceEvent, HostEvent, HostEvents, Trace
 
 _SECTIONS = (activity_section, device_kernels, launch_section, gaps_section)
 _EVIL = "<script>|\x1b[2J"
 
 
-def _study(*traces: Trace, window: Window | None = None, **options: Any) -> TraceStudy:
-    labels = tuple(f"rank {i}" for i in range(len(traces)))
-    return TraceStudy(traces=traces, labels=labels, windows=(window,) * len(traces), options=TraceOptions(**options))
-
-
-def _tables(section: Section | None) -> list[Table]:
-    assert section is not None
-    return [block.table if isinstance(block, Figure) else block for block in section.blocks if isinstance(block, Table | Figure)]
-
-
-def _column(table: Table, title: str, rows: list[Row] | None = None) -> list[Any]:
-    place = [column.title for column in table.columns].index(title)
-    cells = [row.cells[place] for row in (rows if rows is not None else list(table.rows))]
-    return [0 if isinstance(c, Missing) else getattr(c, "ns", getattr(c, "value", getattr(c, "text", None))) for c in cells]
+def _study(*traces: Trace, **more: Any) -> TraceStudy:
+    return study_of(*traces, labels=tuple(f"rank {i}" for i in range(len(traces))), **more)
 
 
 _EVENTS = st.builds(
@@ -61,30 +38,30 @@ _EVENTS = st.builds(
 def test_what_is_said_to_add_up_adds_up(events: list[DeviceEvent], top: int) -> None:
     study = _study(trace_of(events), top=top)
     devices, stretches, causes, kinds, _ = _with_picture(activity_section(study))
-    busy, idle, span = (_column(devices, title) for title in ("busy", "idle", "span"))
+    busy, idle, span = (values(devices, title) for title in ("busy", "idle", "span"))
     assert [b + i for b, i in zip(busy, idle, strict=True)] == span
-    assert sum(_column(kinds, "exclusive")) == sum(busy)
-    assert sum(_column(causes, "time", [row for row in causes.rows if not row.strong])) == sum(idle)
+    assert sum(values(kinds, "exclusive")) == sum(busy)
+    assert sum(values(causes, "time", [row for row in causes.rows if not row.strong])) == sum(idle)
     if stretches:
         classes = [column.title for column in stretches.columns[3:]]
-        assert sum(sum(_column(stretches, title)) for title in classes) == sum(span)
-    kernels = [table for table in _tables(device_kernels(study)) if "busy" in table.caption]
-    assert [sum(_column(table, "exclusive")) for table in kernels] == busy
-    assert sum(sum(_column(table, "calls")) for table in kernels) == len(events)
+        assert sum(sum(values(stretches, title)) for title in classes) == sum(span)
+    kernels = [table for table in tables(device_kernels(study)) if "busy" in table.caption]
+    assert [sum(values(table, "exclusive")) for table in kernels] == busy
+    assert sum(sum(values(table, "calls")) for table in kernels) == len(events)
     gaps = gaps_section(study)
-    for table in _tables(gaps) if gaps else []:
+    for table in tables(gaps) if gaps else []:
         titles = [column.title for column in table.columns]
         parts = titles[titles.index("max") + 1 : -1]
-        for i, total in enumerate(_column(table, "sum")):
-            assert sum(_column(table, part)[i] for part in parts) == total
+        for i, total in enumerate(values(table, "sum")):
+            assert sum(values(table, part)[i] for part in parts) == total
         body = [row for row in table.rows if not row.strong or "more" in row.cells[0].text]
-        assert sum(_column(table, "sum", body)) == _column(table, "sum")[-1]
+        assert sum(values(table, "sum", body)) == values(table, "sum")[-1]
 
 
 def _with_picture(section: Section | None) -> list[Any]:
     """The five tables of the section; `None` for the picture's where there is nothing to draw."""
-    tables = _tables(section)
-    return tables if len(tables) == 5 else [tables[0], None, *tables[1:]]
+    found = tables(section)
+    return found if len(found) == 5 else [found[0], None, *found[1:]]
 
 
 def test_the_strip_covers_every_lane_and_no_bin_overflows() -> None:
@@ -96,7 +73,6 @@ def test_the_strip_covers_every_lane_and_no_bin_overflows() -> None:
         for b in (0, 500)
     ]
     section = activity_section(_study(*traces))
-    assert section is not None
     (figure,) = [block for block in section.blocks if isinstance(block, Figure)]
     strip = figure.picture
     assert isinstance(strip, Strip) and strip.length_ns == 1_500 and "one clock" in figure.title
@@ -113,7 +89,7 @@ def test_without_device_events_there_is_nothing_to_say_but_what_was_launched() -
     empty = trace_of([])
     assert [section(_study(empty)) for section in _SECTIONS] == [None] * 4
     launched = launch_section(_study(trace_of([], launched={"hipGraphLaunch": (4, 4), "hipLaunchKernel": (9, 0)})))
-    (signs,) = _tables(launched)
+    (signs,) = tables(launched)
     assert [[cell.text for cell in row.cells if isinstance(cell, Code | Text)] for row in signs.rows] == [
         ["rank 0", "launch calls that no device event answers to", "hipGraphLaunch", "4 of 4"]
     ]
@@ -124,27 +100,27 @@ def test_without_device_events_there_is_nothing_to_say_but_what_was_launched() -
 def test_long_tables_end_with_what_they_leave_out() -> None:
     events = [DeviceEvent(f"void f<{i}>(int)", "kernel", 20 * i, 20 * i + 10, 0, 7, 0, None) for i in range(12)]
     events += [DeviceEvent(f"k{i}", "kernel", 1_000 + 20 * i, 1_000 + 20 * i + i, 0, 7, 0, None) for i in range(1, 6)]
-    table, members = _tables(device_kernels(_study(trace_of(events), top=2)))
+    table, members = tables(device_kernels(_study(trace_of(events), top=2)))
     assert [row.cells[0].text for row in table.rows] == ["f", "k5", "4 more rows"]
-    assert (_column(table, "calls"), _column(table, "exclusive")) == ([12, 1, 4], [120, 5, 10])
+    assert (values(table, "calls"), values(table, "exclusive")) == ([12, 1, 4], [120, 5, 10])
     assert members.rows[-1].cells[1:] == (
         Text(f"{12 - MAX_MEMBERS} more names"),
         Count(12 - MAX_MEMBERS),
         ExactTime(10 * (12 - MAX_MEMBERS)),
     )
-    gaps = _tables(gaps_section(_study(trace_of(events), top=2)))[0]
+    gaps = tables(gaps_section(_study(trace_of(events), top=2)))[0]
     assert [row.cells[0].text for row in gaps.rows][-2:] == ["4 more pairs", "all gaps"]
 
 
 def test_p99_of_few_calls_says_how_few() -> None:
-    table, *_ = _tables(device_kernels(_study(trace_of([DeviceEvent("k", "kernel", 0, 5, 0, 7, 0, None)]))))
+    table, *_ = tables(device_kernels(_study(trace_of([DeviceEvent("k", "kernel", 0, 5, 0, 7, 0, None)]))))
     place = [column.title for column in table.columns].index("p99")
     assert table.rows[0].cells[place] == Missing("max of 1", "-")
 
 
 def test_shapes_are_a_column_if_asked_for() -> None:
     events = [DeviceEvent("k", "kernel", 10 * i, 10 * i + 5, 0, 7, 0, None, shape) for i, shape in enumerate(["8x8", "", "8x8"])]
-    table, *_ = _tables(device_kernels(_study(trace_of(events), by="shape")))
+    table, *_ = tables(device_kernels(_study(trace_of(events), by="shape")))
     assert [row.cells[1] for row in table.rows] == [Code("8x8"), Missing("the trace gives none", "-")]
 
 
@@ -152,9 +128,9 @@ def test_a_window_is_named_and_cut_events_are_counted() -> None:
     study = _study(
         trace_of([DeviceEvent("k", "kernel", 0, 50, 0, 7, 0, None)]), window=Window(start_ns=10, end_ns=30, label=_EVIL)
     )
-    table, *_ = _tables(device_kernels(study))
-    assert _column(table, "exclusive") == [20] and "cut by the edges of the window: 1" in table.notes[0]
-    devices, *_ = _tables(activity_section(study))
+    table, *_ = tables(device_kernels(study))
+    assert values(table, "exclusive") == [20] and "cut by the edges of the window: 1" in table.notes[0]
+    devices, *_ = tables(activity_section(study))
     assert _EVIL in devices.caption and "cut by the edges of the window: 1" in devices.notes[1]
 
 
@@ -171,10 +147,10 @@ def test_what_held_up_the_host_is_named_by_the_idle_time_it_cost() -> None:
         HostEvent("Buffer Flush", 290, 400, 0),
     ]  # fmt: skip
     trace = trace_of(events, overhead=((5, 50), (290, 400)), overheads=HostEvents.from_rows(named))
-    table = next(one for one in _tables(activity_section(_study(trace))) if "what held up the host" in one.caption)
-    assert _column(table, "overhead") == ["Lazy Function Loading", "Buffer Flush"]
-    assert _column(table, "idle time") == [30, 10 + 10]  # 10 to 40; 40 to 50 and 290 to 300
-    said = " ".join(_column(table, "that is"))
+    table = next(one for one in tables(activity_section(_study(trace))) if "what held up the host" in one.caption)
+    assert values(table, "overhead") == ["Lazy Function Loading", "Buffer Flush"]
+    assert values(table, "idle time") == [30, 10 + 10]  # 10 to 40; 40 to 50 and 290 to 300
+    said = " ".join(values(table, "that is"))
     assert "loaded at its first use" in said and "the profiler's own work" in said
-    causes = next(one for one in _tables(activity_section(_study(trace))) if "what the device waited for" in one.caption)
-    assert dict(zip(_column(causes, "idle because"), _column(causes, "time"), strict=True))["profiler_overhead"] == 50
+    causes = next(one for one in tables(activity_section(_study(trace))) if "what the device waited for" in one.caption)
+    assert dict(zip(values(causes, "idle because"), values(causes, "time"), strict=True))["profiler_overhead"] == 50

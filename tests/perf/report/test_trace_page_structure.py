@@ -10,42 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from made_traces import trace_of
-from reports import decode_report
+from reports import decode_report, notes, study_of, tables, values
 from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.analysis.structure.window import choose_window
-from strobe.perf.report.study import TraceOptions, TraceStudy, trace_labels
+from strobe.perf.report.study import TraceStudy
 from strobe.perf.report.trace_page.device import memory_section
 from strobe.perf.report.trace_page.structure import MAX_DEPTH, MAX_FRAMES, collectives_section, ranges_section, steps_section
 from strobe.perf.report.write import render_html
-from strobe.perf.table.model import (
-    SCHEMA_VERSION,
-    Figure,
-    Flame,
-    Frame,
-    Missing,
-    Notes,
-    Number,
-    Plane,
-    Report,
-    Section,
-    Table,
-    encode_report,
-)
-from strobe.perf.trace import (
-    Collective,
-    CollectiveKind,
-    DeviceEvent,
-    HostEvent,
-    MemoryTrack,
-    Trace,
-)
+from strobe.perf.table.model import SCHEMA_VERSION, Figure, Flame, Frame, Number, Plane, Report, Section, Table, encode_report
+from strobe.perf.trace import Collective, CollectiveKind, DeviceEvent, HostEvent, MemoryTrack, Trace
 
 _SECTIONS = (steps_section, ranges_section, collectives_section, memory_section)
-
-
-def _study(*traces: Trace, window: str | None = None, **options: Any) -> TraceStudy:
-    windows = tuple(None if window is None else choose_window(trace, window) for trace in traces)
-    return TraceStudy(traces=traces, labels=trace_labels(traces), windows=windows, options=TraceOptions(**options))
 
 
 def _event(launch: int | None, start: int, end: int, name: str = "k", kind: str = "kernel", stream: int = 7) -> DeviceEvent:
@@ -66,34 +41,21 @@ def _model(steps: int = 9, name: str = "Block") -> Trace:
     return trace_of(events, ranges, modules)
 
 
-def _tables(section: Section | None) -> list[Table]:
-    assert section is not None
-    return [block.table if isinstance(block, Figure) else block for block in section.blocks if isinstance(block, Table | Figure)]
-
-
 def _table(section: Section | None, start: str) -> Table:
-    return next(table for table in _tables(section) if table.caption.startswith(start))
+    return next(table for table in tables(section) if table.caption.startswith(start))
 
 
 def _values(table: Table, title: str, strong: bool | None = False) -> list[Any]:
-    place = [column.title for column in table.columns].index(title)
-    cells = [row.cells[place] for row in table.rows if strong is None or row.strong == strong]
-    return [0 if isinstance(c, Missing) else getattr(c, "ns", getattr(c, "value", getattr(c, "text", None))) for c in cells]
-
-
-def _notes(section: Section | None) -> str:
-    assert section is not None
-    found = [item for block in section.blocks if isinstance(block, Notes) for item in block.items]
-    return "\n".join([*found, *(note for table in _tables(section) for note in table.notes)])
+    return values(table, title, [row for row in table.rows if strong is None or row.strong == strong])
 
 
 def test_steps_add_up_to_the_span() -> None:
-    section = steps_section(_study(_model(), top=4))
-    summary, table = _tables(section)
+    section = steps_section(study_of(_model(), top=4))
+    summary, table = tables(section)
     assert (_values(summary, "steps"), _values(summary, "steady"), _values(summary, "p50"), _values(summary, "kernels")) == (
         [9], [8], [1_000], [5],
     )  # fmt: skip
-    assert "the last one: no next step bounds it (1)" in _notes(section)
+    assert "the last one: no next step bounds it (1)" in notes(section)
     assert _values(table, "step") == [
         "ProfilerStep#5",
         "ProfilerStep#6",
@@ -103,8 +65,8 @@ def test_steps_add_up_to_the_span() -> None:
     ]
     *_, more, span = [row.cells[2].ns for row in table.rows if row.strong]
     assert sum(_values(table, "length")) + more == span == 9_970 - 100
-    windowed = steps_section(_study(_model(), window="6..8"))
-    assert _values(_tables(windowed)[1], "number") == [6, 7, 8] and _values(_tables(windowed)[0], "steady") == [3]
+    windowed = steps_section(study_of(_model(), window=choose_window(_model(), "6..8")))
+    assert _values(tables(windowed)[1], "number") == [6, 7, 8] and _values(tables(windowed)[0], "steady") == [3]
 
 
 def test_a_period_shows_its_evidence_and_no_step_says_why() -> None:
@@ -112,14 +74,14 @@ def test_a_period_shows_its_evidence_and_no_step_says_why() -> None:
         _event(None, 20 * i + 50 * (i // 11), 20 * i + 50 * (i // 11) + 9, "embed" if i % 11 == 0 else f"k{i % 5}")
         for i in range(88)
     ]
-    section = steps_section(_study(trace_of(events)))
+    section = steps_section(study_of(trace_of(events)))
     evidence = _table(section, "Why these are steps")
     assert [_values(evidence, title) for title in ("a period starts with", "periods", "median", "confidence")] == [
         ["embed"], [8], [11], ["high"],
     ]  # fmt: skip
-    refused = steps_section(_study(trace_of([_event(None, 5, 9)])))
-    assert _tables(refused) == [] and "device 0: no repeating step found" in _notes(refused)
-    assert "no range that launched work and no kernel matches 'x'" in _notes(steps_section(_study(trace_of(events), steps="x")))
+    refused = steps_section(study_of(trace_of([_event(None, 5, 9)])))
+    assert tables(refused) == [] and "device 0: no repeating step found" in notes(refused)
+    assert "no range that launched work and no kernel matches 'x'" in notes(steps_section(study_of(trace_of(events), steps="x")))
 
 
 def _sums(frame: Frame) -> None:
@@ -129,7 +91,7 @@ def _sums(frame: Frame) -> None:
 
 
 def test_ranges_modules_layers_and_the_flame() -> None:
-    section = ranges_section(_study(_model()))
+    section = ranges_section(study_of(_model()))
     ranges, modules, layers = (_table(section, start) for start in ("Ranges of", "Modules", "The first layer"))
     everything = sum(event.end_ns - event.start_ns for event in _model().device_events)
     assert _values(ranges, "name") == ["ProfilerStep", "nccl:all_reduce"] and _values(ranges, "calls") == [9, 9]
@@ -140,10 +102,10 @@ def test_ranges_modules_layers_and_the_flame() -> None:
     assert [_values(layers, title) for title in ("layers", "in", "places", "calls", "device, first", "later")] == [
         ["Block"], ["Model"], [4], [36], [59], [50],
     ]  # fmt: skip
-    notes = _notes(section)
+    said = notes(section)
     assert (
-        "the trace does not hold the launch of 1 events" in notes
-        and "9 calls of ranges around collectives launched nothing" in notes
+        "the trace does not hold the launch of 1 events" in said
+        and "9 calls of ranges around collectives launched nothing" in said
     )
     (flame,) = [block.picture for block in section.blocks if isinstance(block, Figure)]
     assert isinstance(flame, Flame) and not flame.differential and flame.root.candidate_ns == everything
@@ -155,7 +117,7 @@ def test_ranges_modules_layers_and_the_flame() -> None:
 def test_a_wide_tree_is_drawn_with_a_bounded_number_of_frames() -> None:
     ranges = [HostEvent(f"r{i}x", 10 * i, 10 * i + 9, 0) for i in range(900)]
     events = [_event(10 * i + 1, 20_000 + 30 * i, 20_001 + 30 * i + i % 20) for i in range(900)]
-    section = ranges_section(_study(trace_of(events, ranges), top=5))
+    section = ranges_section(study_of(trace_of(events, ranges), top=5))
     (flame,) = [block.picture for block in section.blocks if isinstance(block, Figure)]
     _sums(flame.root)
     assert sum(child.candidate_ns for child in flame.root.children) == flame.root.candidate_ns
@@ -184,27 +146,27 @@ def _ranks(offset: int = 0, sequence: bool = True) -> list[Trace]:
 
 
 def test_communication_alone_and_across_ranks() -> None:
-    alone = collectives_section(_study(_ranks()[0]))
-    assert [len(_tables(alone)), _values(_tables(alone)[0], "union"), _values(_tables(alone)[0], "exposed")] == [
+    alone = collectives_section(study_of(_ranks()[0]))
+    assert [len(tables(alone)), _values(tables(alone)[0], "union"), _values(tables(alone)[0], "exposed")] == [
         2, [5 * 400_000], [5 * 350_000],
     ]  # fmt: skip
-    section = collectives_section(_study(*_ranks()))
+    section = collectives_section(study_of(*_ranks()))
     members, kinds = _table(section, "Waiting and moving"), _table(section, "Skew against")
     assert _values(members, "device") == ["rank 0, device 0", "rank 1, device 0", "rank 2, device 0"]
     assert (_values(members, "last"), _values(members, "cost")) == ([0, 0, 5], [0, 0, "1.500000"])
     assert (_values(members, "waited"), _values(members, "transferred")) == ([1_500_000, 1_500_000, 0], [500_000] * 3)
     assert _values(kinds, "rate") == [10.0]  # 1 MB in 100 µs
-    notes = _notes(section)
-    assert "wait longest for rank 2, device 0: it costs each of them" in notes
-    assert "5 collectives were found on every rank that has a trace, by sequence." in notes
-    assert "by order." in _notes(collectives_section(_study(*_ranks(sequence=False))))
+    said = notes(section)
+    assert "wait longest for rank 2, device 0: it costs each of them" in said
+    assert "5 collectives were found on every rank that has a trace, by sequence." in said
+    assert "by order." in notes(collectives_section(study_of(*_ranks(sequence=False))))
 
 
 def test_clocks_that_differ_stop_the_split() -> None:
-    section = collectives_section(_study(*_ranks(offset=500_000)))
-    assert len(_tables(section)) == 2
-    assert "Clocks of ranks not aligned: 5 of 5 collectives" in _notes(section)
-    assert "by up to 0.1000 ms (rank 1, device 0 is ahead of rank 0, device 0)" in _notes(section)
+    section = collectives_section(study_of(*_ranks(offset=500_000)))
+    assert len(tables(section)) == 2
+    assert "Clocks of ranks not aligned: 5 of 5 collectives" in notes(section)
+    assert "by up to 0.1000 ms (rank 1, device 0 is ahead of rank 0, device 0)" in notes(section)
 
 
 def test_memory_over_time() -> None:
@@ -213,8 +175,8 @@ def test_memory_over_time() -> None:
         reserved_bytes=(0, 8 << 20, 8 << 20),
     )  # fmt: skip
     trace = trace_of([], [HostEvent("forward", 500_000, 1_500_000, 0)], memory=(track,))
-    section = memory_section(_study(trace))
-    peaks, course = _tables(section)
+    section = memory_section(study_of(trace))
+    peaks, course = tables(section)
     assert [_values(peaks, title) for title in ("peak allocated", "at", "in", "peak reserved")] == [
         [5.0],
         [1_000_000],
@@ -228,9 +190,8 @@ def test_memory_over_time() -> None:
 
 def test_calls_may_lie_in_each_other_deeper_than_python_recurses() -> None:
     ranges = [HostEvent(f"r{n}x", n, 9_000 - n, 0) for n in range(2_000)]
-    study = _study(trace_of([_event(4_000, 5_000, 5_600)], ranges))
+    study = study_of(trace_of([_event(4_000, 5_000, 5_600)], ranges))
     section = ranges_section(study)
-    assert section is not None
     (flame,) = [block for block in section.blocks if isinstance(block, Figure)]
     assert isinstance(flame.picture, Flame) and _values(flame.table, "own time") == [600]
     frame = flame.picture.root
@@ -245,7 +206,7 @@ def test_little_memory_is_not_nothing_and_each_course_names_its_device() -> None
         MemoryTrack(device=device, step_ns=1_000, start_ns=(0, 1_000), allocated_bytes=(0, 1_536), reserved_bytes=(0, 0))
         for device in ("cpu", "cuda:0")
     ]
-    peaks, *courses = _tables(memory_section(_study(trace_of([], memory=tuple(tracks)))))
+    peaks, *courses = tables(memory_section(study_of(trace_of([], memory=tuple(tracks)))))
     assert [row.cells[1] for row in peaks.rows] == [Number(1.5, 3, "KiB")] * 2
     assert [course.caption for course in courses] == [
         f"Largest allocated memory of {device} in each part of the time." for device in ("cpu", "cuda:0")
@@ -255,14 +216,14 @@ def test_little_memory_is_not_nothing_and_each_course_names_its_device() -> None
 def test_what_holds_for_all_devices_is_said_once() -> None:
     ranges = [HostEvent(f"ProfilerStep#{n}", 100 * n, 100 * n + 50, 0) for n in range(3)]
     events = [_event(100 * n + 1, 100 * n + 5, 100 * n + 60) for n in range(3)]
-    (summary, *_) = _tables(steps_section(_study(*(trace_of(events, ranges, path=Path(f"{name}.json")) for name in "abc"))))
+    (summary, *_) = tables(steps_section(study_of(*(trace_of(events, ranges, path=Path(f"{name}.json")) for name in "abc"))))
     assert len(summary.rows) == 3 and len(summary.notes) == len(set(summary.notes)) == 2
     assert all(note.startswith("a, device 0 and 2 more: ") for note in summary.notes)
 
 
 def test_nothing_to_say() -> None:
-    assert [section(_study(trace_of([]))) for section in _SECTIONS] == [None] * 4
-    assert ranges_section(_study(trace_of([_event(None, 1, 2)]))) is None
+    assert [section(study_of(trace_of([]))) for section in _SECTIONS] == [None] * 4
+    assert ranges_section(study_of(trace_of([_event(None, 1, 2)]))) is None
 
 
 def _report(study: TraceStudy) -> Report:
@@ -279,7 +240,7 @@ def test_any_trace_has_sections_that_close(work: list[tuple[int, int, int, bool]
     events = [_event(launch if linked else None, launch + delay, launch + delay + n) for launch, delay, n, linked in work]
     trace = trace_of(events, ranges, [HostEvent("Block_1", 5, 70, 0)])
     for window in (None, Window(start_ns=20, end_ns=90, label="w")):
-        study = TraceStudy(traces=(trace,), labels=("t",), windows=(window,), options=TraceOptions(top=top))
+        study = study_of(trace, window=window, top=top)
         section = ranges_section(study)
         if section is not None and any(isinstance(block, Figure) for block in section.blocks):
             paths = _table(section, "Paths")
@@ -287,5 +248,5 @@ def test_any_trace_has_sections_that_close(work: list[tuple[int, int, int, bool]
             assert sum(_values(paths, "own time", strong=None)) == 2 * busy
         if window is None:
             steps = steps_section(study)
-            for table in _tables(steps)[1:]:
+            for table in tables(steps)[1:]:
                 assert sum(_values(table, "length", strong=None)) == 2 * _values(table, "length", strong=True)[-1]

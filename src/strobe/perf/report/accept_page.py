@@ -8,23 +8,11 @@ from typing import Final
 from strobe.core.errors import DataError
 from strobe.perf.records.record import Check, CheckGroup
 from strobe.perf.records.store import RunRecords, read_run
-from strobe.perf.report.blocks.fields import end_banners, page, run_facts
+from strobe.perf.report.blocks.fields import end_banners, gathered, page, run_facts
 from strobe.perf.report.blocks.settings import settings_section
 from strobe.perf.report.study import load_study
 from strobe.perf.table.fields import Field, numeric, table_of
-from strobe.perf.table.model import (
-    Banner,
-    Cell,
-    Code,
-    Fact,
-    Missing,
-    Paragraph,
-    Report,
-    Section,
-    Table,
-    Text,
-    significant,
-)
+from strobe.perf.table.model import Banner, Cell, Code, Fact, Missing, Paragraph, Report, Section, Table, Text, significant
 
 _GROUPS: Final[dict[CheckGroup, str]] = {
     "weights": "Weights",
@@ -100,11 +88,11 @@ def short_table(run: RunRecords) -> Table:
 
 
 def _checks(run: RunRecords) -> list[Section]:
-    checks = {group: [check for check in run.checks if check.group == group] for group in _GROUPS}
+    checks = gathered((check.group, check) for check in run.checks)
     return [
         Section(group, title, "", (table_of(f"{title}: what was measured, and what it may be.", _COLUMNS, checks[group]),))
         for group, title in _GROUPS.items()
-        if checks[group]
+        if group in checks
     ] or [Section("checks", "Checks", "", (Paragraph("None was made."),))]
 
 

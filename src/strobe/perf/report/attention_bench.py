@@ -14,6 +14,7 @@ from strobe.core.spans import NAMES
 from strobe.perf.analysis.device.roofline import Roofline
 from strobe.perf.analysis.runs.grid import CellRun, GridContestant, read_grid, speedup
 from strobe.perf.records.record import COSINE, L1, LSE, MATMUL, PEAK, RECALL, RMSE, SAVED, TEMPORARY, WHOLE, Gate
+from strobe.perf.report.blocks.fields import gathered, section_of
 from strobe.perf.report.blocks.grid import NONE, Entry, absent_table, bars_figure, curves, grid_page, plane_of, timed_fields
 from strobe.perf.report.blocks.kernels import AT_CLOCK, NO_CLOCK, device_note, of_cost, ran_at, rate_fields, rate_number
 from strobe.perf.report.blocks.referee import judged_sections
@@ -29,6 +30,7 @@ from strobe.perf.table.model import (
     Count,
     Fact,
     Figure,
+    LevelName,
     Missing,
     Notes,
     Number,
@@ -55,14 +57,12 @@ def read_cells(folder: Path) -> tuple[tuple[CellRun, ...], tuple[str, ...]]:
     Raises:
         DataError: the folder holds none.
     """
-    return read_grid(folder, "attention", _place, "strobe bench attention")
 
+    def place(cell: CellRun) -> tuple[str, bool, int, float]:
+        return cell.grid.shape, cell.grid.backward, cell.grid.block, 0.0 if cell.grid.layer else cell.sparsity
 
-def _place(cell: CellRun) -> tuple[str, bool, int, float]:
-    return cell.grid.shape, cell.grid.backward, cell.grid.block, 0.0 if cell.grid.layer else cell.sparsity
+    return read_grid(folder, "attention", place, "strobe bench attention")
 
-
-# Tables of an attention grid over the cells of one shape and direction.
 
 _HEAD: Final[tuple[Field[Entry], ...]] = (
     Field("budget", lambda row: row[0].grid.budget, hint="s: share of the key tiles skipped; k: key tiles selected"),
@@ -78,8 +78,7 @@ def entries(cells: Iterable[CellRun]) -> Iterator[tuple[CellRun, GridContestant]
             yield cell, entry
 
 
-def speed_table(cells: Sequence[CellRun], title: str) -> Table:
-    """Build the table of times, speedups, rates and host times."""
+def _speed_table(cells: Sequence[CellRun], title: str) -> Table:
     fields: tuple[Field[Entry], ...] = (
         *_HEAD,
         time("median", lambda row: row[1].median_ns),
@@ -104,13 +103,7 @@ def speed_table(cells: Sequence[CellRun], title: str) -> Table:
             missing=NONE,
         ),
         *_peak_fields(cells),
-        time(
-            "host",
-            lambda row: row[1].host_ns,
-            "µs",
-            "median time until a call returned to its caller",
-            missing=NONE,
-        ),
+        time("host", lambda row: row[1].host_ns, "µs", "median time until a call returned to its caller", missing=NONE),
     )
     peaks = [cell.peak_flops_per_s for cell in cells if cell.peak_flops_per_s]
     references = ", ".join(dict.fromkeys(cell.reference.name for cell in cells if cell.reference)) or "none has numbers"
@@ -124,7 +117,6 @@ def speed_table(cells: Sequence[CellRun], title: str) -> Table:
 
 
 def _roof(row: Entry) -> Roofline | None:
-    """Return the roofline of a call over whole blocks; None if it has no cost."""
     cell, entry = row[0], row[1]
     if entry.variant is None or not entry.variant.costs:
         return None
@@ -148,10 +140,7 @@ def _at_busy_clock(row: Entry) -> float | Missing:
 
 
 def _peak_fields(cells: Sequence[CellRun]) -> tuple[Field[Entry], ...]:
-    """Return the columns of shares of the published peak, of the SM clock, and of times at the clock of a busy chip.
-
-    Those of a clock are left out where none was sampled, those of a peak where none is published.
-    """
+    """Return the columns of shares of the peak, if one is published, and of the SM clock, if one was sampled."""
     clocked = any(entry.clocks for _, entry in entries(cells))
     shares = rate_fields(cells[0].peaks, _roof, clocked=clocked) if cells[0].peaks is not None else ()
     clock: Field[Entry] = Field(
@@ -167,7 +156,6 @@ def _peak_fields(cells: Sequence[CellRun]) -> tuple[Field[Entry], ...]:
 
 
 def _clock_notes(cells: Sequence[CellRun]) -> Iterator[str]:
-    """Yield notes on the clock: how busy the chip was, or that no clock was sampled on a GPU."""
     if not cells[0].run.header.machine.on_gpu:
         return
     if cells[0].peaks is not None:
@@ -190,13 +178,8 @@ def _clock_notes(cells: Sequence[CellRun]) -> Iterator[str]:
 
 def _too_small(cells: Sequence[CellRun]) -> str | None:
     """Return a note that sparsity does not pay at this size; None if a sparse contestant beats dense attention, or none ran."""
-    sparse = [
-        (cell.reference, entry)
-        for cell in cells
-        if cell.reference is not None and not cell.serialised
-        for entry in cell.measured
-        if entry.kind != "dense"
-    ]
+    compared = ((cell.reference, entry) for cell, entry in entries(cells) if not cell.serialised and entry.kind != "dense")
+    sparse = [(reference, entry) for reference, entry in compared if reference is not None]
     if not sparse or any(speedup(reference, entry)[1] == "faster" for reference, entry in sparse):
         return None
     tokens = sparse[0][1].size("tokens")
@@ -207,15 +190,13 @@ def _too_small(cells: Sequence[CellRun]) -> str | None:
 
 
 def _against(cell: CellRun) -> GridContestant | Missing:
-    """Return the reference of a cell, or why nothing in it is compared."""
     if cell.serialised:
         return Missing(SERIALISED, "serialised")
     return cell.reference or Missing("no dense contestant has numbers", "-")
 
 
-def precision_table(cells: Sequence[CellRun], title: str) -> Table:
-    """Build the table of errors against the same selection and against full dense attention."""
-    fields: list[Field[Entry]] = [*_HEAD, Field("gate", lambda row: _gate(row[1].gate))]
+def _precision_table(cells: Sequence[CellRun], title: str) -> Table:
+    fields: list[Field[Entry]] = [*_HEAD, Field("gate", lambda row: row[1].gate and _gate(row[1].gate))]
     for short, against, label in (("sel.", "selection", "the same selection"), ("dense", "dense", "full dense attention")):
         for name, metric, hint in (
             ("cosine", COSINE, "similarity to"), ("L1", L1, "relative error to"), ("RMSE", RMSE, "to"),
@@ -234,9 +215,7 @@ def precision_table(cells: Sequence[CellRun], title: str) -> Table:
     return table_of(f"{title}: precision.", fields, rows, notes=notes, sortable=True)
 
 
-def _gate(gate: Gate | None) -> Text | None:
-    if gate is None:
-        return None
+def _gate(gate: Gate) -> Text:
     return Text("green", "good") if gate.passed else Text("RED", "bad", gate.detail)
 
 
@@ -253,8 +232,7 @@ def _number(head: str, metric: str, against: str | None, hint: str, gradient: st
     return numeric(head, get, hint, missing=NONE)
 
 
-def gradient_table(cells: Sequence[CellRun], title: str) -> Table | None:
-    """Build the table of gradient errors; None if no gradients were measured."""
+def _gradient_table(cells: Sequence[CellRun], title: str) -> Table | None:
     fields: list[Field[Entry]] = [*_HEAD]
     for of in ("dq", "dk", "dv"):
         named = (("cosine", COSINE), ("L1", L1), ("RMSE", RMSE))
@@ -269,8 +247,7 @@ def gradient_table(cells: Sequence[CellRun], title: str) -> Table | None:
     return table_of(f"{title}: gradients.", fields, rows, notes=(note,)) if rows else None
 
 
-def memory_table(cells: Sequence[CellRun]) -> Table:
-    """Build the table of one call's memory by number of selected blocks."""
+def _memory_table(cells: Sequence[CellRun]) -> Table:
 
     def memory(head: str, metric: str, hint: str) -> Field[Entry]:
         return numeric(head, lambda row: row[1].number(metric), hint, show=lambda value: bytes_cell(value, "MB", 1), missing=NONE)
@@ -309,19 +286,16 @@ Setting: TypeAlias = Entry
 
 
 def _words(row: Setting) -> str:
-    """Return the arguments that select a setting: `topk=..., tile=..., impl=...`."""
     size, impl = row[1].size, row[1].settings.impl if row[1].settings else ""
     return f"topk={size('blocks_per_row')}, tile={tuple(size(f'tile_{axis}') for axis in 'thw')}, impl={impl}"
 
 
 def _cosine(row: Setting) -> float | None:
-    """Return the cosine of the fine stage's output to dense attention's; None where it was not measured."""
     fine = next((each for each in row[0].measured if each.kind == "fine"), None)
     return None if fine is None else fine.number(COSINE, against="dense")
 
 
 def _found(row: Setting) -> Ratio | None:
-    """Compare with the fastest dense contestant; None where there is none."""
     cell, entry = row
     return None if cell.reference is None or cell.serialised else speedup(cell.reference, entry)[0]
 
@@ -370,11 +344,7 @@ def _settings(cells: Sequence[CellRun]) -> Iterator[Setting]:
 
 
 def choose(settings: Sequence[Setting]) -> dict[str, tuple[Setting | None, str]]:
-    """Choose one setting for each scenario, and name the rule behind the choice.
-
-    Returns:
-        by scenario: the setting, or None if no measured one meets the rule.
-    """
+    """Return for each scenario the setting, None if no measured one meets the rule, and the rule."""
     keeping = [each for each in settings if (each[1].number(RECALL) or 0) >= KEPT]
     sized = [each for each in keeping if each[1].number(TEMPORARY) is not None]
     worth = [each for each in settings if (found := _found(each)) is not None and found.value >= WORTH]
@@ -403,12 +373,7 @@ _FIELDS: Final[tuple[Field[Setting], ...]] = (
     ),
     numeric("density", lambda each: each[1].density, "share of all pairs of tokens that is computed", show=Share),
     time("time", lambda each: each[1].median_ns),
-    numeric(
-        "speedup",
-        _found,
-        "over the fastest dense contestant of the same cell",
-        missing=_NOT_MEASURED,
-    ),
+    numeric("speedup", _found, "over the fastest dense contestant of the same cell", missing=_NOT_MEASURED),
     numeric(
         "temporary",
         lambda each: each[1].number(TEMPORARY),
@@ -433,7 +398,6 @@ _Advised: TypeAlias = tuple[str, Setting | None, str]
 
 
 def _advice(shape: str, settings: tuple[Setting, ...]) -> Table:
-    """Build the table of chosen settings, one row for each scenario."""
 
     def chosen(row: _Advised) -> Setting | None:
         return row[1]
@@ -476,22 +440,12 @@ def _how() -> Section:
 # Pictures of an attention grid: speedup and rate against sparsity, memory against selected blocks, stages of the operator.
 
 
-def against_sparsity(
-    cells: Sequence[CellRun],
-    what: str,
-    unit: str,
-    value: Callable[[CellRun, GridContestant], float | None],
-    group: str = "",
+def _against_sparsity(
+    cells: Sequence[CellRun], what: str, unit: str, value: Callable[[CellRun, GridContestant], float | None], group: str = ""
 ) -> Figure | None:
-    """Plot one number of every contestant, or of those of one group, against the share of skipped work.
-
-    One block size, one direction, one shape.
-    """
-    named: dict[str, list[tuple[float, float]]] = {}
-    for cell, entry in entries(cells):
-        found = value(cell, entry) if group in ("", entry.group) else None
-        if found is not None:
-            named.setdefault(entry.name, []).append((cell.sparsity, found))
+    """Plot one number of the contestants of one shape, direction and block size against the share of skipped work."""
+    found = ((cell, entry, value(cell, entry)) for cell, entry in entries(cells) if group in ("", entry.group))
+    named = gathered((entry.name, (cell.sparsity, each)) for cell, entry, each in found if each is not None)
     if not named:
         return None
     first = cells[0]
@@ -510,7 +464,7 @@ def speedups(cells: Sequence[CellRun]) -> Figure | None:
             return None
         return speedup(cell.reference, entry)[0].value
 
-    figure = against_sparsity(cells, "speedup over dense", "x", value)
+    figure = _against_sparsity(cells, "speedup over dense", "x", value)
     if figure is None:
         return None
     found = [
@@ -529,42 +483,35 @@ def rates(cells: Sequence[CellRun]) -> Iterator[Figure]:
     def value(_: CellRun, entry: GridContestant) -> float:
         return entry.flops / entry.median_ns / 1e3
 
-    for group in dict.fromkeys(entry.group for _, entry in entries(cells)):
-        figure = against_sparsity(cells, "useful TFLOP/s", "", value, group)
-        if figure is not None:
-            yield figure
+    groups = dict.fromkeys(entry.group for _, entry in entries(cells))
+    yield from filter(None, (_against_sparsity(cells, "useful TFLOP/s", "", value, group) for group in groups))
 
 
 def memory(cells: Sequence[CellRun]) -> Figure | None:
     """Plot temporary memory of sparse contestants against the number of selected blocks, one colour for each group."""
-    named: dict[str, list[tuple[float, float]]] = {}
-    for _, entry in entries(cells):
-        found = entry.number(TEMPORARY)
-        if found is not None and entry.kind != "dense":
-            named.setdefault(entry.group, []).append((entry.size("selected_blocks"), bytes_in(found, "MB")))
+    found = [(entry, entry.number(TEMPORARY)) for _, entry in entries(cells) if entry.kind != "dense"]
+    known = ((each.group, each.size("selected_blocks"), held) for each, held in found if held is not None)
+    named = gathered((group, (size, bytes_in(held, "MB"))) for group, size, held in known)
     if not named:
         return None
     picture = plane_of(named, Axis("selected blocks", from_zero=True), Axis("temporary memory, MB", from_zero=True))
     title = f"Temporary memory against the number of selected blocks: {cells[0].grid.direction}"
-    return Figure(title=title, alt=title, picture=picture, table=memory_table(cells))
+    return Figure(title=title, alt=title, picture=picture, table=_memory_table(cells))
 
 
-def stage_bars(cells: Sequence[CellRun]) -> Iterator[Figure]:
-    """Yield bars of the whole operator's stages at the largest sparsity of each shape and block size."""
+def _stage_bars(cells: Sequence[CellRun]) -> Iterator[Figure]:
     largest: dict[tuple[str, int], CellRun] = {}
     for cell in cells:
         if any(WHOLE in entry.stages for entry in cell.measured):
             key = (cell.grid.shape, cell.grid.block)
             largest[key] = max((largest.get(key, cell), cell), key=lambda each: each.sparsity)
-    for cell in largest.values():
-        for entry in cell.measured:
-            if WHOLE in entry.stages:
-                title, whole = f"Stages of {entry.name}: {cell.name}", (WHOLE, entry.stages[WHOLE])
-                yield bars_figure(title, entry.between_stages, whole, (), stage_table([cell], entry.name))
+    for cell, entry in entries(largest.values()):
+        if WHOLE in entry.stages:
+            title, whole = f"Stages of {entry.name}: {cell.name}", (WHOLE, entry.stages[WHOLE])
+            yield bars_figure(title, entry.between_stages, whole, (), _stage_table([cell], entry.name))
 
 
-def stage_table(cells: Sequence[CellRun], only: str = "") -> Table:
-    """Build the table of every stage of every whole operator, and of the time between the stages."""
+def _stage_table(cells: Sequence[CellRun], only: str = "") -> Table:
     own = [(cell, entry) for cell, entry in entries(cells) if WHOLE in entry.stages and only in ("", entry.name)]
     fields: tuple[Field[tuple[CellRun, GridContestant, str, int]], ...] = (
         Field("cell", lambda row: row[0].name, Code),
@@ -583,8 +530,6 @@ def stage_table(cells: Sequence[CellRun], only: str = "") -> Table:
     notes = () if only else tuple(f"{name}: {NAMES[name]}." for name in names if name in NAMES)
     return Table(caption, heads(fields), tuple(rows), notes, collapsed=not only)
 
-
-# Builder of the attention grid's page from its folder of cells.
 
 _LEAD = (
     "Every contestant of a cell computes the same call. Its gate was checked before any number was taken; calls of all "
@@ -629,35 +574,32 @@ def bench_report(folder: Path) -> Report:
 def shown_tables(cells: Sequence[CellRun]) -> list[Table]:
     """Choose the tables that a terminal shows: speed by shape and direction, or methods of captured calls; what has no number."""
     found = [table for *_, table in judged_sections(cells)]
-    found = found or [speed_table(own, title) for title, own in _by_direction(cells) if any(cell.measured for cell in own)]
+    found = found or [_speed_table(own, title) for title, own in _by_direction(cells) if any(cell.measured for cell in own)]
     absent = absent_table(cells)
     return [*found, *((absent,) if absent else ())]
 
 
 def _groups(cells: Sequence[CellRun]) -> Iterator[Section]:
-    """Yield one section for every shape and direction."""
     for title, own in _by_direction(cells):
         blocks: list[Block] = []
         for block in dict.fromkeys(cell.grid.block for cell in own if not cell.grid.layer):  # of captured calls each has several
             same = [cell for cell in own if cell.grid.block == block]
             blocks += [figure for figure in (speedups(same), *rates(same)) if figure is not None]
-        gradients = gradient_table(own, title)
+        gradients = _gradient_table(own, title)
         if any(cell.measured for cell in own):
-            blocks.append(speed_table(own, title))
-        blocks += [precision_table(own, title), *((gradients,) if gradients else ())]
+            blocks.append(_speed_table(own, title))
+        blocks += [_precision_table(own, title), *((gradients,) if gradients else ())]
         name = f"{own[0].grid.shape}-{own[0].grid.direction}".replace(".", "-")
         yield Section(name, title, f"{_sizes(own)} {_LEAD}", tuple(blocks))
 
 
 def _by_direction(cells: Sequence[CellRun]) -> Iterator[tuple[str, tuple[CellRun, ...]]]:
-    """Yield the cells of each shape and direction with their title."""
     for (shape, direction), group in groupby(cells, key=lambda cell: (cell.grid.shape, cell.grid.direction)):
         yield f"{shape}, {direction}", tuple(group)
 
 
 def _sizes(cells: Sequence[CellRun]) -> str:
-    entry = next((entry for cell in cells for entry in cell.measured if entry.kind != "dense"), None)
-    entry = entry or next((entry for cell in cells for entry in cell.measured), None)
+    entry = min((entry for _, entry in entries(cells)), key=lambda entry: entry.kind == "dense", default=None)
     if entry is None:
         return "No contestant has a number."
     grid, sizes = "x".join(str(entry.size(f"grid_{axis}")) for axis in "thw"), entry.size
@@ -668,14 +610,12 @@ def _sizes(cells: Sequence[CellRun]) -> str:
 
 
 def _stages(cells: Sequence[CellRun]) -> Section | None:
-    figures = tuple(stage_bars(cells))
-    if not figures:
-        return None
+    figures = tuple(_stage_bars(cells))
     lead = (
         "Where the time of one forward call of the whole operator goes, by its own spans, in calls of their own (median of "
         "several, nothing else between them, the cache as the call before left it)."
     )
-    return Section("stages", "Stages of the whole operator", lead, (*figures, stage_table(cells)))
+    return section_of("stages", "Stages of the whole operator", lead, (*figures, _stage_table(cells)) if figures else ())
 
 
 def _memory(cells: Sequence[CellRun]) -> Section:
@@ -688,12 +628,9 @@ def _memory(cells: Sequence[CellRun]) -> Section:
 
 
 def _speedups(cells: Sequence[CellRun]) -> Iterator[Speedup]:
-    for cell in cells:
-        if cell.serialised or cell.reference is None:
-            continue
-        for entry in cell.measured:
-            if entry.kind != "dense":
-                ratio, _ = speedup(cell.reference, entry)
-                saved = cell.reference.median_ns - entry.median_ns
-                level = "kernel" if entry.kind == "fine" else "section"
-                yield Speedup(f"{cell.name} {entry.name}", cell.reference.name, level, ratio, saved)  # type: ignore[arg-type]
+    for cell, entry in entries(cells):
+        if not cell.serialised and cell.reference is not None and entry.kind != "dense":
+            saved = cell.reference.median_ns - entry.median_ns
+            level: LevelName = "kernel" if entry.kind == "fine" else "section"
+            ratio, _ = speedup(cell.reference, entry)
+            yield Speedup(f"{cell.name} {entry.name}", cell.reference.name, level, ratio, saved)

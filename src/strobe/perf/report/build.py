@@ -35,7 +35,6 @@ def build_report(
     Ratios stay inside a run; the same variant in two runs is compared only as unpaired.
 
     Args:
-        folders: run folders.
         into: folder the report will be written to, which the clips' paths are relative to; the first run folder if not given.
         pair: only these two variants, the second measured against the first.
         allow_different: facts that are meant to differ between the variants of a run.
@@ -75,7 +74,6 @@ def report_and_findings(
 
 
 def _attention_page(study: RunStudy, pair: tuple[str, str] | None, _: tuple[str, ...]) -> _Found:
-    """Build the page of attention calls, followed by the sections of their traces' page."""
     from strobe.perf.report.study import load_trace_study
     from strobe.perf.report.trace_page.build import build_trace_report
 

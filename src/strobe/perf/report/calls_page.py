@@ -13,6 +13,7 @@ from strobe.perf.analysis.runs.compare import CallsRow, own_code
 from strobe.perf.records.record import Header
 from strobe.perf.report.blocks.answer import ledger_blocks, speedups
 from strobe.perf.report.blocks.fields import page, pair_fields, slow_end, speedup_headline, verdict_cell
+from strobe.perf.report.blocks.grid import plane_of
 from strobe.perf.report.blocks.kernels import run_kernels
 from strobe.perf.report.blocks.settings import banners, environment_table, gates_table, timed_facts
 from strobe.perf.report.findings import Finding, find
@@ -28,8 +29,6 @@ from strobe.perf.table.model import (
     Headlines,
     Missing,
     Notes,
-    Plane,
-    PlotPoint,
     Report,
     Section,
     Table,
@@ -43,12 +42,7 @@ _NOT_TIMED: Final = "it was not timed"
 
 
 def calls_report(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[Report, tuple[Finding, ...]]:
-    """Build the page of one run, and return the findings it rests on.
-
-    Args:
-        study: one run of functions or programs.
-        allow_different: facts that are meant to differ.
-    """
+    """Build the page of one run of functions or programs, and return the findings it rests on."""
     run = study.runs[0]
     head, found = run.header, own_code(run)
     findings = find(study, allow_different)
@@ -148,9 +142,7 @@ def _verdict(row: CallsRow) -> Text:
 
 
 def _why_none(row: CallsRow) -> str:
-    if row.gate is not None and not row.gate.passed:
-        return "its output is not that of the baseline"
-    return _NOT_TIMED
+    return _NOT_TIMED if row.gate is None or row.gate.passed else "its output is not that of the baseline"
 
 
 def _bytes(row: CallsRow, value: int | None) -> Cell:
@@ -194,10 +186,9 @@ def _outputs(head: Header, found: Sequence[CallsRow]) -> Section:
 
 
 def _samples(found: Sequence[CallsRow]) -> Section | None:
-    timed = [row for row in found if row.samples_ns]
+    timed, unit = [row for row in found if row.samples_ns], _unit(found)
     if not timed:
         return None
-    unit = _unit(found)
     fields: tuple[Field[CallsRow], ...] = (
         Field("name", lambda row: row.name, Code),
         count("samples", lambda row: row.samples),
@@ -206,21 +197,11 @@ def _samples(found: Sequence[CallsRow]) -> Section | None:
         time("p50", lambda row: sorted(row.samples_ns)[len(row.samples_ns) // 2], unit),
         slow_end(lambda row: row.samples_ns, unit, "samples"),
     )
-    marks = tuple(
-        PlotPoint(number, value, series)
-        for series, row in enumerate(timed)
-        for number, value in enumerate(row.samples_ns, start=1)
-    )
-    plane = Plane(
-        x=Axis("sample, in the order they ran", whole=True),
-        y=Axis("time of one run" if timed[0].command else "time of one call", "ms", from_zero=True),
-        marks=marks,
-        series=tuple(row.name for row in timed),
-    )
-    title = "Every timed sample, in the order they ran."
-    figure = Figure(
-        title, "Times by sample; the table sums them up.", plane, table_of("Samples.", fields, timed), table_open=True
-    )
+    points = {row.name: list(enumerate(row.samples_ns, start=1)) for row in timed}
+    x = Axis("sample, in the order they ran", whole=True)
+    y = Axis("time of one run" if timed[0].command else "time of one call", "ms", from_zero=True)
+    title, table = "Every timed sample, in the order they ran.", table_of("Samples.", fields, timed)
+    figure = Figure(title, "Times by sample; the table sums them up.", plane_of(points, x, y), table, table_open=True)
     lead = "A slope is drift, a lone point a disturbance. Nothing is left out but what compiled or ran on a throttled GPU."
     return Section("samples", "Samples", lead, (figure,))
 
@@ -244,38 +225,35 @@ def _account(findings: Sequence[Finding]) -> Section:
 
 
 def _settings(study: RunStudy, found: Sequence[CallsRow]) -> Section:
-    blocks: list[Block] = [environment_table(study, "Environment.")]
-    if any(row.command for row in found):
-        fields: tuple[Field[CallsRow], ...] = (
-            Field("program", lambda row: row.name, Code),
-            Field("command", lambda row: row.command, Code),
-        )
-        blocks.insert(0, table_of("Commands.", fields, found))
-    return Section("settings", "What ran, and where", "", tuple(blocks), folded=True)
+    fields: tuple[Field[CallsRow], ...] = (
+        Field("program", lambda row: row.name, Code),
+        Field("command", lambda row: row.command, Code),
+    )
+    commands = (table_of("Commands.", fields, found),) if any(row.command for row in found) else ()
+    blocks = (*commands, environment_table(study, "Environment."))
+    return Section("settings", "What ran, and where", "", blocks, folded=True)
 
 
 def _notes(head: Header) -> Section:
-    items = [
+    how = (
+        "A sample is wall time from an idle device to an idle device; short calls are repeated in a sample, and their inputs "
+        "are made before it begins. Garbage is collected between samples."
+    )
+    if head.kind == "programs":
+        how = (
+            "A program is timed from just before it is started until it has ended; its output is thrown away and it reads "
+            "nothing. CPU times are of the program and of those it waited for."
+        )
+    items = (
         f"Samples ran in mirrored order, each round once through the list and once back, {head.palindromes} "
         f"round{'s' if head.palindromes > 1 else ''}, so that a drift of the machine meets all of them alike.",
         "Faster or slower: the 95 % interval excludes 1 and the difference exceeds 1 % and 1 µs. No difference: the interval "
         "stays within 5 % of 1. Inconclusive: more rounds are needed.",
-    ]
-    if head.kind == "programs":
-        items.append(
-            "A program is timed from just before it is started until it has ended; its output is thrown away and it reads "
-            "nothing. CPU times are of the program and of those it waited for."
-        )
-    else:
-        items.append(
-            "A sample is wall time from an idle device to an idle device; short calls are repeated in a sample, and their inputs "
-            "are made before it begins. Garbage is collected between samples."
-        )
-    return Section("notes", "Notes", "", (Notes(tuple(items)),))
+        how,
+    )
+    return Section("notes", "Notes", "", (Notes(items),))
 
 
 def _title(head: Header, found: Sequence[CallsRow]) -> str:
     names = [row.name for row in found if row.name != head.baseline]
-    if len(names) > 3:
-        return f"{len(names)} others against {head.baseline}"
-    return f"{' and '.join(names)} against {head.baseline}"
+    return f"{f'{len(names)} others' if len(names) > 3 else ' and '.join(names)} against {head.baseline}"

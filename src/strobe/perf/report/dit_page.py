@@ -35,12 +35,7 @@ the reference is the first dense variant of its kind, which gates are about."""
 
 
 def paired(study: RunStudy, allow_different: Sequence[str]) -> tuple[Paired, ...]:
-    """Compare every variant with each dense one of its kind (compiled or eager), and every dense kind with the baseline.
-
-    Args:
-        study: one run.
-        allow_different: facts that are meant to differ.
-    """
+    """Compare every variant with each dense one of its kind (compiled or eager), and every dense kind with the baseline."""
     subjects = {subject.name: subject for subject in study.subjects}
     dense = [subject for subject in study.subjects if not subject.settings.sparsity]
     found = []
@@ -73,8 +68,6 @@ def _pair(
         finding = replace(finding, answer=replace(finding.answer, unit=UNIT))
     return finding, alike, first
 
-
-# Attention times and speedups of every pair, and the end-to-end bound that the attention operator sets (Amdahl).
 
 _APART: Final = "blocks that are compiled have no regions but those of the attention operator"
 
@@ -209,9 +202,6 @@ def _lost(reference: PerStep, candidate: PerStep) -> float | None:
     return candidate.section / (reference.section - (reference.kernel - candidate.operator)) - 1
 
 
-# Builder of the page of forward passes: settings, stages, attention, kernels, sections, speedups with the ledger, notes.
-
-
 def is_dit_run(run: RunRecords) -> bool:
     """Return whether the records are of forward passes over a whole clip."""
     work = run.header.workload
@@ -219,24 +209,17 @@ def is_dit_run(run: RunRecords) -> bool:
 
 
 def dit_report(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[Report, tuple[Finding, ...]]:
-    """Build the page of one run of forward passes, and return it with its findings.
-
-    Args:
-        study: one run.
-        allow_different: facts that are meant to differ.
-    """
+    """Build the page of one run of forward passes, and return it with its findings."""
     run = study.runs[0]
     head, work = run.header, run.header.workload
     assert work is not None and head.model is not None, "`is_dit_run` was asked"
     pairs = paired(study, allow_different)
     findings = tuple(finding for finding, _, first in pairs if first)
     _, sections = attention_sections(study)
-    attention = Section(
-        "attention",
-        "Attention",
-        "What self-attention of the video takes in one denoise step: the kernel, the operator around it, the module around that.",
-        (attention_table(study),),
+    lead = (
+        "What self-attention of the video takes in one denoise step: the kernel, the operator around it, the module around that."
     )
+    attention = Section("attention", "Attention", lead, (attention_table(study),))
     parts = (
         settings_section(study),
         stages_section(study, findings),
@@ -263,12 +246,9 @@ def dit_report(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[Re
 
 
 def _speedups(pairs: Sequence[Paired]) -> Section:
-    """Build the section with the table of speedups, and the ledger of every pair whose regions go equally deep."""
     blocks: list[Block] = [bounds_table(pairs)]
     alike = [finding for finding, alike, _ in pairs if alike]
-    for answered in answer_sections(alike):
-        if answered is not None:
-            blocks += answered.blocks
+    blocks += (block for answered in answer_sections(alike) if answered is not None for block in answered.blocks)
     for finding in alike:
         if isinstance(finding.ledger, Ledger):
             blocks += [
@@ -283,7 +263,6 @@ def _speedups(pairs: Sequence[Paired]) -> Section:
 
 
 def _notes(study: RunStudy) -> Section:
-    """Build the section of notes on all numbers, and on the meaning of denoise step and section here."""
     found = notes_section(study)
     own = (
         "One denoise step is one forward pass over the latents of the whole clip; every step has the same latents. Records and "

@@ -21,8 +21,6 @@ from strobe.perf.report.study import TraceStudy
 from strobe.perf.trace import DeviceEvents, HostEvents, Trace
 from strobe.perf.trace.events import DEVICE_KINDS
 
-# Export of every event behind a trace report, exact, as a compressed CSV beside the page.
-
 try:
     from isal import igzip  # a few times as fast
 except ImportError:
@@ -58,12 +56,10 @@ def write_events(study: TraceStudy, path: Path) -> int:
 
 
 def _field(text: str) -> str:
-    """Return a text as one CSV field, quoted if necessary."""
     return '"' + text.replace('"', '""') + '"' if any(sign in text for sign in ',"\r\n') else text
 
 
 def _device_rows(trace: Trace, head: str, window: Window | None) -> Iterator[str]:
-    """Yield rows of device events, each beginning with `head`."""
     events, base = trace.device_events, trace.base_ns
     shapes = [_field(text) for text in events.shapes]
     fronts = [f"{head},{kind},{_field(name)}" for name in events.names for kind in DEVICE_KINDS]
@@ -92,7 +88,6 @@ def _later(times: Ints, base_ns: int) -> list[int]:
 
 
 def _csv_calls(trace: Trace) -> Callable[[NDArray[np.int32]], list[str]]:
-    """Return the function that gives the CSV fields of launch calls; a negative call is unknown and has empty fields."""
     hosts, base = trace.device_events.hosts, trace.base_ns
     names, threads = [_field(name) for name in hosts.names], [_field(thread) for thread in trace.threads]
     columns = [np.asarray(column) for column in (hosts.name, hosts.start_ns, hosts.end_ns, hosts.thread)]
@@ -111,7 +106,6 @@ def _csv_calls(trace: Trace) -> Callable[[NDArray[np.int32]], list[str]]:
 
 
 def _operator_rows(trace: Trace, head: str, window: Window | None) -> Iterator[str]:
-    """Yield rows of operators, each beginning with `head`."""
     ops, base = trace.ops, trace.base_ns
     names, threads = [_field(name) for name in ops.names], [_field(thread) for thread in trace.threads]
     return (
@@ -183,8 +177,7 @@ def in_lanes(slices: Iterable[TrackSlice], *, nested: bool) -> Iterator[tuple[in
     open_ends: list[list[int]] = []  # of each lane
     for piece in slices:
         place = next((lane for lane, ends in enumerate(open_ends) if _fits(ends, piece, nested)), len(open_ends))
-        if place == len(open_ends):
-            open_ends.append([])
+        open_ends += [[]] if place == len(open_ends) else []
         open_ends[place].append(piece.end_ns)
         yield place, piece
 
@@ -252,14 +245,12 @@ class _Writer:
         self._uuid, self._names, self._categories = 0, dict[str, int](), dict[str, int]()
 
     def process(self, name: str) -> int:
-        """Begin a process and return its track."""
-        descriptor = self._descriptor(name, None)
+        descriptor = self._descriptor(name)
         descriptor.process.pid, descriptor.process.process_name = descriptor.uuid, _text(name)
         return self._uuid
 
     def track(self, name: str, parent: int) -> int:
-        """Begin a track below another and return it."""
-        self._descriptor(name, parent)
+        self._descriptor(name).parent_uuid = parent
         return self._uuid
 
     def lanes(self, name: str, parent: int, slices: Iterable[TrackSlice], base_ns: int, *, nested: bool = False) -> None:
@@ -272,16 +263,15 @@ class _Writer:
                 open_ends.append([])
             ends = open_ends[lane]
             while ends and ends[-1] <= piece.start_ns:
-                self._end(tracks[lane], later + ends.pop())
+                self._event(tracks[lane], later + ends.pop(), _END)
             self._begin(tracks[lane], later + piece.start_ns, piece)
             ends.append(piece.end_ns)
             self.num_slices += 1
         for track, ends in zip(tracks, open_ends, strict=True):
             while ends:
-                self._end(track, later + ends.pop())
+                self._event(track, later + ends.pop(), _END)
 
     def flush(self) -> None:
-        """Write the waiting packets to the file."""
         self._file.write(self._batch.SerializeToString(deterministic=True))
         self._batch, self._packets = self._protos.Trace(), 0  # a cleared message would keep its memory
 
@@ -294,25 +284,22 @@ class _Writer:
         self._packets += 1
         return packet
 
-    def _descriptor(self, name: str, parent: int | None) -> Any:
+    def _descriptor(self, name: str) -> Any:
         descriptor = self._packet().track_descriptor
         self._uuid += 1
         descriptor.uuid, descriptor.name, descriptor.child_ordering = self._uuid, _text(name), _EXPLICIT
         descriptor.sibling_order_rank = self._uuid
-        if parent is not None:
-            descriptor.parent_uuid = parent
         return descriptor
 
-    def _end(self, track: int, when: int) -> None:
+    def _event(self, track: int, when: int, kind: int) -> Any:
         packet = self._packet()
         packet.timestamp = when
-        packet.track_event.track_uuid, packet.track_event.type = track, _END
+        packet.track_event.track_uuid, packet.track_event.type = track, kind
+        return packet
 
     def _begin(self, track: int, when: int, piece: TrackSlice) -> None:
-        packet = self._packet()
-        packet.timestamp = when
+        packet = self._event(track, when, _BEGIN)
         event = packet.track_event
-        event.track_uuid, event.type = track, _BEGIN
         event.name_iid = self._names.get(piece.name) or _interned(piece.name, self._names, packet.interned_data.event_names)
         category = self._categories.get(piece.category)
         event.category_iids.append(category or _interned(piece.category, self._categories, packet.interned_data.event_categories))
@@ -323,7 +310,6 @@ class _Writer:
 
 
 def _interned(text: str, known: dict[str, int], new: Any) -> int:
-    """Add a text that is new to the packet's table, and return its number."""
     number = known[text] = len(known) + 1
     new.add(iid=number, name=_text(text))
     return number

@@ -45,23 +45,17 @@ class Finding:
     answer: ClipAnswer | None = None
 
     def stage(self, name: str) -> Comparison | None:
-        """Return the comparison of a stage's whole time in a clip; None if there is none."""
         if isinstance(self.stages, str):
             return None
         return next((item for item in self.stages if item.stage == name and not item.per_call), None)
 
     @property
     def e2e(self) -> Comparison | None:
-        """End-to-end comparison; None if there is none."""
         return self.stage(E2E)
 
 
 def find(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[Finding, ...]:
-    """Compare every candidate with the reference of its own run.
-
-    Args:
-        allow_different: facts that are meant to differ.
-    """
+    """Compare every candidate with the reference of its own run."""
     return tuple(_finding(reference, candidate, allow_different) for reference, candidate in study.pairs)
 
 
@@ -95,11 +89,7 @@ def _finding(reference: Subject, candidate: Subject, allow_different: Sequence[s
 
 
 def _account(reference: Subject, candidate: Subject) -> tuple[Ledger, ClipAnswer]:
-    """Build the ledger of the difference between two variants, over the clips that were timed in pairs.
-
-    Raises:
-        DataError: a variant has neither a trace nor regions that its clips added up, or no pair is complete.
-    """
+    """Build the ledger of two variants over the clips that were timed in pairs; a `DataError` says why there is none."""
     run = candidate.run
     kinds = block_kinds(run, (reference.name, candidate.name))
     pairs = mirrored_pairs(run, candidate.name)

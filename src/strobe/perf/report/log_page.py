@@ -12,9 +12,9 @@ from strobe.perf.analysis.ledger.account import LEVEL_WORDS, NAMELESS, Ledger, L
 from strobe.perf.records.record import CELLS, read_plan
 from strobe.perf.records.store import read_run, records_in
 from strobe.perf.report.blocks.answer import change_sections
-from strobe.perf.report.blocks.fields import page, verdict_cell
-from strobe.perf.report.blocks.front import BEST, FrontPoint, front
+from strobe.perf.report.blocks.fields import gathered, page, section_of, verdict_cell
 from strobe.perf.report.blocks.optimisation_log import METRIC, LogEntry, decide, log_sections, read_entries, speedups
+from strobe.perf.report.blocks.referee import BEST, FrontPoint, front
 from strobe.perf.report.blocks.settings import banners, settings_section
 from strobe.perf.report.findings import Finding, find
 from strobe.perf.report.study import load_study
@@ -45,25 +45,24 @@ def vary_report(folder: Path) -> Report:
     Raises:
         DataError: the folder holds no plan, or nothing of it was measured.
     """
-    plan, places = read_plan(folder), list[Path]()
+    plan, places, reasons, left = read_plan(folder), list[Path](), list[str](), 0
     notes = [f"{name} is asked for and does nothing here: {why}." for name, why in plan.idle.items()]
-    reasons, begun = list[str](), 0
     for cell in plan.cells:
         place = folder / CELLS / cell.name
-        if not cell.refused and records_in(place) is None:
-            continue
-        begun += 1
-        try:
-            if not cell.refused and read_run(place):
-                places.append(place)
-        except DataError as error:
-            reasons.append(f"{cell.name}: {error}")
         if cell.refused:
             reasons.append(f"{cell.name}: {cell.refused}")
+        elif records_in(place) is None:
+            left += 1
+        else:
+            try:
+                read_run(place)
+                places.append(place)
+            except DataError as error:
+                reasons.append(f"{cell.name}: {error}")
     if not places:
         told = f": {'; '.join(reasons)}" if reasons else ""
         raise DataError(f"nothing was measured at {folder}{told}; run the same `strobe compare` again")
-    title, missing = f"{plan.base} with settings changed", Fact("Not yet measured", Count(len(plan.cells) - begun))
+    title, missing = f"{plan.base} with settings changed", Fact("Not yet measured", Count(left))
     return log_report(places, folder, title=title, facts=(missing,), notes=[*(f"{each}." for each in reasons), *notes])
 
 
@@ -75,7 +74,6 @@ def log_report(
     Args:
         folders: run folders (`optimisation_log.run_folders`).
         into: folder that it will lie in.
-        facts: further ones.
         notes: on what has no entry.
 
     Raises:
@@ -86,7 +84,8 @@ def log_report(
     findings = find(study)
     first, others = change_sections(findings)
     decided = [(entry, *decide(entry, entries)) for entry in entries]
-    counts = {word: sum(decision == word for _, decision, _ in decided) for word in ("Keep", "Drop", "Open")}
+    words = {"Keep": "Kept", "Drop": "Dropped", "Open": "Open"}
+    counts = (Fact(said, Count(sum(decision == word for _, decision, _ in decided))) for word, said in words.items())
     head = entries[0].run.header
     decisions, *others_of_log = log_sections(decided, notes)
     references = dict.fromkeys(entry.reference for entry in entries)
@@ -94,13 +93,7 @@ def log_report(
         speedups=speedups(entries),
         title=title,
         subtitle=f"{len(entries)} entries of {len(folders)} runs, against {', '.join(references)}, on {head.machine.device_name}",
-        facts=(
-            Fact("Model", Text(head.model.name if head.model else "not named")),
-            Fact("Kept", Count(counts["Keep"])),
-            Fact("Dropped", Count(counts["Drop"])),
-            Fact("Open", Count(counts["Open"])),
-            *facts,
-        ),
+        facts=(Fact("Model", Text(head.model.name if head.model else "not named")), *counts, *facts),
         banners=banners(study, gather=True, any_clip=True),
         sections=(
             first,
@@ -122,22 +115,25 @@ _Moved: TypeAlias = tuple[LogEntry, Finding, LedgerLine | str]
 
 def _moved_section(entries: Sequence[LogEntry], findings: Sequence[Finding]) -> Section | None:
     of = {(each.candidate.run.folder, each.candidate.name): each for each in findings}
-    rows = [(entry, found, moved_line(found)) for entry in entries if (found := of.get((entry.run.folder, entry.name)))]
+    rows = [(entry, found, _moved_line(found)) for entry in entries if (found := of.get((entry.run.folder, entry.name)))]
+    units = {each.candidate.label: each.ledger.num_units for each in findings if isinstance(each.ledger, Ledger)}
     fields: tuple[Field[_Moved], ...] = (
         Field("entry", lambda row: row[0].label),
         numeric("speedup", lambda row: row[1].e2e and row[1].e2e.cell),
         Field("verdict", lambda row: row[1].e2e and verdict_cell(row[1].e2e.verdict)),
         Field("ledger line it moved", lambda row: Missing(row[2], "-") if isinstance(row[2], str) else row[2].name),
         Field("its level", lambda row: "" if isinstance(row[2], str) else LEVEL_WORDS[row[2].level]),
-        time("saved per clip", _saved_ns),
+        time(
+            "saved per clip",
+            lambda row: None if isinstance(row[2], str) else float(row[2].saved_ns / units[row[1].candidate.label]),
+        ),
     )
     note = "The line of the account that saved most where the whole is faster, or cost most where it is slower, inside a clip."
-    if not rows:
-        return None
-    return Section("moved", "What each change moved", "", (table_of("Lines that moved.", fields, rows, notes=(note,)),))
+    table = table_of("Lines that moved.", fields, rows, notes=(note,))
+    return section_of("moved", "What each change moved", "", (table,) if rows else ())
 
 
-def moved_line(finding: Finding) -> LedgerLine | str:
+def _moved_line(finding: Finding) -> LedgerLine | str:
     """Return the line of a finding's account that changed most in the direction of the whole; a text says why there is none."""
     ledger = finding.ledger
     if isinstance(ledger, str):
@@ -145,13 +141,6 @@ def moved_line(finding: Finding) -> LedgerLine | str:
     named = (line for line in ledger.lines if part_of(line.label) not in NAMELESS)
     same = [line for line in named if line.level != "e2e" and line.saved_ns * ledger.saved_ns > 0]
     return max(same, key=lambda line: abs(line.saved_ns)) if same else "no line of the traced frame blocks moved with the whole"
-
-
-def _saved_ns(row: _Moved) -> float | None:
-    _, finding, line = row
-    if not isinstance(finding.ledger, Ledger) or isinstance(line, str):
-        return None
-    return float(line.saved_ns / finding.ledger.num_units)
 
 
 # Pareto front of speed and quality, its sweet spot, and the use of each point.
@@ -203,12 +192,11 @@ def _when(index: int, sweet: int, found: Sequence[FrontPoint]) -> str:
     return words
 
 
-def advice_table(advice: Sequence[Advice]) -> Table:
-    """Build the table of the Pareto front, fastest first, with the sweet spot marked."""
+def _advice_table(advice: Sequence[Advice]) -> Table:
     fields: tuple[Field[Advice], ...] = (
         Field("setting", lambda each: f"{each[0].label} (sweet spot)" if each[1] else each[0].label),
         numeric("speedup", lambda each: Number(each[0].speed, 3, "x")),
-        numeric(f"{METRIC} (dB)", lambda each: point_score(each[0], "its pictures are the reference's")),
+        numeric(f"{METRIC} (dB)", lambda each: _point_score(each[0], "its pictures are the reference's")),
         Field("use it", lambda each: each[2]),
     )
     note = f"Speedup over the base, end to end; {METRIC} against the preset quality with the same noise."
@@ -216,15 +204,14 @@ def advice_table(advice: Sequence[Advice]) -> Table:
     return Table("The front of speed and quality.", heads(fields), rows, (note,))
 
 
-def point_score(point: FrontPoint, equal: str) -> Cell:
+def _point_score(point: FrontPoint, equal: str) -> Cell:
     """Return the cell of a point's score; where it is infinite, `equal` says why."""
     return Missing(equal, "equal") if point.score == math.inf else Number(point.score, 2)
 
 
 def _fronts(entries: Sequence[LogEntry]) -> Iterator[Section]:
-    """Yield the section of the front of each group of entries in which quality was measured of several settings."""
     found: list[tuple[LogEntry, tuple[Block, ...]]] = []
-    for group in dict.fromkeys(entry.group for entry in entries):
+    for own in gathered((entry.group, entry) for entry in entries).values():
         points = [
             FrontPoint(
                 label=entry.label,
@@ -232,15 +219,15 @@ def _fronts(entries: Sequence[LogEntry]) -> Iterator[Section]:
                 score=entry.score,
                 measured=Ratio(1.0) if isinstance(entry.e2e, str) else entry.e2e.cell,
             )
-            for entry in entries
-            if entry.group == group and entry.speed is not None and entry.score is not None
+            for entry in own
+            if entry.speed is not None and entry.score is not None
         ]
         if len(points) > 1:
-            blocks: list[Block] = [advice_table(advise(points))]
+            blocks: list[Block] = [_advice_table(advise(points))]
             if any(point.score != math.inf for point in points):
                 blocks.append(_points_figure(points))
             notes = (*RULE, "Quality is measured on this model and clip alone; it does not carry over to another.")
-            found.append((next(entry for entry in entries if entry.group == group), (*blocks, Notes(notes))))
+            found.append((own[0], (*blocks, Notes(notes))))
     for number, (entry, shown) in enumerate(found, start=1):
         if len(found) == 1:
             yield Section("sweet-spot", "Sweet spot", "", shown)
@@ -250,13 +237,10 @@ def _fronts(entries: Sequence[LogEntry]) -> Iterator[Section]:
 
 
 def _mark(point: FrontPoint, number: int) -> PlotPoint:
-    """Return the plot mark of a point; a point whose speedup is not proven is hollow and has its interval."""
     ratio, equal = point.measured, point.score == float("inf")
-    unproven = point.speed != ratio.value
-    low, high = (ratio.low, ratio.high) if unproven else (None, None)
-    return PlotPoint(
-        ratio.value, 0.0 if equal else point.score, number, point.label, hollow=unproven, low=low, high=high, above=equal
-    )
+    unproven, up = point.speed != ratio.value, 0.0 if equal else point.score
+    ends = (ratio.low, ratio.high) if unproven else (None, None)
+    return PlotPoint(ratio.value, up, number, point.label, unproven, *ends, above=equal)
 
 
 def _points_figure(points: Sequence[FrontPoint]) -> Figure:
@@ -264,7 +248,7 @@ def _points_figure(points: Sequence[FrontPoint]) -> Figure:
         Field("setting", lambda point: point.label),
         numeric("measured", lambda point: point.measured),
         numeric("counts as", lambda point: Number(point.speed, 3, "x")),
-        numeric(f"{METRIC} (dB)", lambda point: point_score(point, "the frames equal the reference's")),
+        numeric(f"{METRIC} (dB)", lambda point: _point_score(point, "the frames equal the reference's")),
     )
     plane = Plane(Axis("speedup over the base"), Axis(METRIC, "dB"), tuple(map(_mark, points, range(len(points)))))
     title = (

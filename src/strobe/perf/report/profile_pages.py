@@ -30,7 +30,7 @@ from strobe.perf.analysis.runs.compare import Comparison, compare_stage, num, si
 from strobe.perf.measure.stats import outliers, percentile, tail
 from strobe.perf.records.record import Clocks, Machine, SpanCost
 from strobe.perf.records.store import RunRecords
-from strobe.perf.report.blocks.fields import page, pair_fields, slow_end
+from strobe.perf.report.blocks.fields import page, pair_fields, section_of, slow_end
 from strobe.perf.report.blocks.kernels import (
     anomaly_notes,
     clock_notes,
@@ -67,7 +67,6 @@ from strobe.perf.trace.events import MemoryTrack, Trace
 
 # The page of one attention call from a run folder: gates, times, speedups, roofline, and the sections of its traces.
 
-_GREEN, _RED = Text("green", "good"), Text("RED", "bad")
 _Against: TypeAlias = tuple[Subject, SpanCost, float, Roofline]
 """A subject, the cost of its kernel, the mean time of it, and its roofline."""
 _LEVELS: Final[dict[str, LevelName]] = {ATTENTION_KERNEL: "kernel", ATTENTION: "section"}
@@ -79,12 +78,7 @@ def is_attention_run(run: RunRecords) -> bool:
 
 
 def attention_report(study: RunStudy, traced: Sequence[Section] = ()) -> Report:
-    """Build the page of an attention call.
-
-    Args:
-        study: of one run of attention calls.
-        traced: what the page of its traces says.
-    """
+    """Build the page of a run of attention calls, with the sections of the page of its traces."""
     header = study.runs[0].header
     compared = tuple(_compared(study))
     sections = [_times(study), _speedups(compared) if compared else None, _rooflines(study), _traces(study), *traced]
@@ -196,11 +190,9 @@ def _rooflines(study: RunStudy) -> Section | None:
         for mean in (statistics.fmean(values),)
         for cost in subject.settings.costs
     ]
-    if not rows:
-        return None
     ran = clock_notes(peaks, {subject.label: ran_at(clocks[subject.name]) for subject, *_ in rows})
     notes = (device_note(name, peaks), *ran, *anomaly_notes((row[0].label, row[3]) for row in rows))
-    return peaks_section((table_of("The kernel against the device.", fields, rows, notes=notes),))
+    return peaks_section((table_of("The kernel against the device.", fields, rows, notes=notes),) if rows else ())
 
 
 def trace_files(study: RunStudy) -> dict[str, Path | None]:
@@ -210,14 +202,11 @@ def trace_files(study: RunStudy) -> dict[str, Path | None]:
 
 
 def _traces(study: RunStudy) -> Section | None:
-    """Return the section that introduces the traces' own sections; None without traces."""
     files = trace_files(study)
-    if not files:
-        return None
     gone = [f"{name} is not there any more, or is no file of the run folder." for name, path in files.items() if path is None]
     lead = "The traced calls are a run of their own, under the profiler: these times are not those above."
     blocks = (Paragraph(" ".join(("Each implementation's trace is named by its file.", *gone))),)
-    return Section("traces", "What the traces say", lead, blocks)
+    return section_of("traces", "What the traces say", lead, blocks if files else ())
 
 
 # The page of a kernel profile: the time of one step by operation, and every operation with its times and roofline.
@@ -296,9 +285,6 @@ def _doubts(what: ProfileFacts) -> Iterator[str]:
         yield f"the GPU was throttled: {', '.join(clocks.throttle)}"
 
 
-# --------------------------------------------------------------------------------------------------------------- budget
-
-
 def _budget(found: KernelProfile, what: ProfileFacts) -> Section:
     step = found.step
     fields: tuple[Field[_Part], ...] = (
@@ -359,26 +345,21 @@ def _regions(found: KernelProfile) -> Section:
     return Section("regions", "The same step as it runs", "What a region takes in a running step, against its parts.", (table,))
 
 
-# -------------------------------------------------------------------------------------------------------------- details
-
-
 def _details(
     found: KernelProfile, what: ProfileFacts, id: str, title: str, chosen: Callable[[Operation], bool]
 ) -> Section | None:
-    """Build the section of chosen operations in a step, and of those that are not part of it, for comparison."""
-    parts = [each for each in found.step.operations if chosen(each)]
-    others = [each for each in found.reference if chosen(each)]
-    blocks: list[Block] = []
-    if parts:
-        blocks.append(_operations(what, f"{title}: operations of a step, {ISOLATED}.", parts, found.step.mean_ns, "step"))
-    if others:
-        caption = f"{title}: no part of a denoise step of this preset, {ISOLATED}."
-        blocks.append(_operations(what, caption, others, None, ""))
-    return Section(f"details-{id}", title, "", tuple(blocks)) if blocks else None
+    blocks = [
+        _operations(what, f"{title}: {words}, {ISOLATED}.", parts, whole, unit)
+        for words, operations, whole, unit in (
+            ("operations of a step", found.step.operations, found.step.mean_ns, "step"),
+            ("no part of a denoise step of this preset", found.reference, None, ""),
+        )
+        if (parts := [each for each in operations if chosen(each)])
+    ]
+    return section_of(f"details-{id}", title, "", blocks)
 
 
 def _operations(what: ProfileFacts, caption: str, operations: Sequence[Operation], whole: Fraction | None, unit: str) -> Table:
-    """Build a table with one row per operation; with a whole, also its share of that."""
     peaks, sm_mhz, gpu = device_peaks(what.machine.device_name), _sm_mhz(what), what.machine.gpu
     shares: tuple[Field[Operation], ...] = ()
     if whole is not None:
@@ -408,7 +389,6 @@ def _operations(what: ProfileFacts, caption: str, operations: Sequence[Operation
 
 
 def _sm_mhz(what: ProfileFacts) -> int | None:
-    """Return the SM clock while all of it was measured; None: not sampled."""
     return what.clocks.sm_mhz if what.clocks is not None and what.clocks.samples else None
 
 
@@ -416,9 +396,6 @@ def _roofline(what: ProfileFacts, each: Operation) -> Roofline | None:
     if each.cost is None:
         return None
     return roofline(each.mean_ns, each.cost, device_peaks(what.machine.device_name), what.dtype, sm_mhz=_sm_mhz(what))
-
-
-# ------------------------------------------------------------------------------------------------------ decoder, stages
 
 
 def _decoder(found: KernelProfile, what: ProfileFacts) -> Section:
@@ -459,9 +436,6 @@ def _stages(found: KernelProfile, what: ProfileFacts) -> Section:
     return Section("stages", "Stages as they run", "", (table_of("Stages.", fields, rows, notes=(note,)),))
 
 
-# The page of an attribution run: operators and modules that launched each kernel; separate from pages with measured times.
-
-
 def attribution_report(traces: Sequence[tuple[str, Trace]], options: Sequence[str], *, sort_by: str, top: int) -> Report:
     """Build the page of an attribution run.
 
@@ -469,7 +443,6 @@ def attribution_report(traces: Sequence[tuple[str, Trace]], options: Sequence[st
         traces: each with its variant; read with operators.
         options: profiler options that were on.
         sort_by: order of the tables, one of `strobe.perf.analysis.operators.SORTS`.
-        top: rows of a table.
 
     Raises:
         ConfigError: there is no such order.

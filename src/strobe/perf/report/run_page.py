@@ -32,13 +32,7 @@ from strobe.perf.analysis.runs.timeline import GAP, Label, Slice, block_slices
 from strobe.perf.measure.stats import FLOOR, percentile
 from strobe.perf.records.record import Variant
 from strobe.perf.records.store import RunRecords
-from strobe.perf.report.blocks.answer import (
-    ANSWER,
-    answer_sections,
-    ledger_blocks,
-    level_ratio,
-    speedups,
-)
+from strobe.perf.report.blocks.answer import ANSWER, answer_sections, ledger_blocks, level_ratio, no_account, speedups
 from strobe.perf.report.blocks.breakdown import (
     LEAD,
     Roofs,
@@ -53,6 +47,7 @@ from strobe.perf.report.blocks.fields import (
     notes_section,
     page,
     pair_fields,
+    section_of,
     speedup_headline,
     verdict_cell,
 )
@@ -105,8 +100,6 @@ from strobe.perf.table.model import (
     bytes_cell,
 )
 
-# The headline, and the chain of speedups from the attention kernel to end to end.
-
 _UNITS: Final = {True: "pairs of clips", False: "traced frame blocks"}
 _UNJUDGED: Final = Text("not judged", "muted", note="a level inside a pass; its interval says how sure it is")
 HEADLINE: Final = "headline"
@@ -115,10 +108,7 @@ MAX_REALISED: Final = 10
 """Largest saving of a level, in multiples of the kernel's, that is still attributed to the kernel."""
 
 
-# ------------------------------------------------------------------------------------------------------------- headline
-
-
-def headline_section(study: RunStudy, findings: Sequence[Finding]) -> Section:
+def _headline_section(study: RunStudy, findings: Sequence[Finding]) -> Section:
     """Build the section with the end-to-end speedup of every candidate."""
     if not findings:
         return Section(
@@ -158,7 +148,6 @@ def _headline_table(findings: Sequence[Finding]) -> Table:
 
 
 def _no_speedup(finding: Finding) -> str:
-    """Return the reason why a candidate without end-to-end times has none."""
     return finding.stages if isinstance(finding.stages, str) else "no end-to-end times"
 
 
@@ -177,45 +166,36 @@ def _between_runs(study: RunStudy) -> Table:
     fields: tuple[Field[tuple[str, str, Comparison | Missing]], ...] = (
         Field("variant", lambda row: row[0]),
         Field("run", lambda row: row[1]),
-        numeric(
-            f"time in {first.header.run} / time in run",
-            lambda row: row[2] if isinstance(row[2], Missing) else row[2].cell,
-        ),
+        numeric(f"time in {first.header.run} / time in run", lambda row: row[2] if isinstance(row[2], Missing) else row[2].cell),
         Field("verdict", lambda row: "" if isinstance(row[2], Missing) else verdict_cell(row[2].verdict)),
     )
     notes = ("Unpaired: taken at different times, drift between the runs is unknown. Welch's t on logarithms.",)
     return table_of("The same variant in different runs, end to end.", fields, rows, notes=notes)
 
 
-# ---------------------------------------------------------------------------------------------------------------- chain
-
-
-def chain_section(findings: Sequence[Finding]) -> Section:
-    """Build the section with the speedups from the kernel to end to end, one group of rows per candidate."""
+def _chain_section(findings: Sequence[Finding]) -> Section:
     lead = (
         "A faster kernel is diluted on the way up: each level contains the one before it. All levels compare the time for the "
         "same frame blocks, so fewer denoise steps count as time saved."
     )
-    with_ledger = [finding for finding in findings if isinstance(finding.ledger, Ledger)]
-    without = tuple(f"{finding.candidate.label}: {finding.ledger}" for finding in findings if isinstance(finding.ledger, str))
-    blocks: list[Block] = []
-    if with_ledger:
-        blocks.append(_chain_figure(with_ledger))
-    if without:
-        blocks.append(Notes(tuple(f"No chain for {reason}" for reason in without)))
-    return Section("chain", "From the kernel to end to end", lead, tuple(blocks))
+    told = [(finding, finding.ledger) for finding in findings if isinstance(finding.ledger, Ledger)]
+    figure = (_chain_figure(told),) if told else ()
+    return Section("chain", "From the kernel to end to end", lead, (*figure, *no_account(findings, "No chain for {}")))
 
 
 _ChainRow: TypeAlias = tuple[Finding, Ledger, LevelSum]
 
 
-def _chain_figure(findings: Sequence[Finding]) -> Block:
+def _chain_figure(told: Sequence[tuple[Finding, Ledger]]) -> Block:
     lost = Missing("a trace lacks the spans of this level", "-")
     no_time = Missing("no time at this level", "-")
 
     def ratio(row: _ChainRow) -> Cell:
         known = level_ratio(row[0], row[2])
         return known[0] if known else no_time
+
+    def traced(row: _ChainRow) -> str:
+        return f"{len(row[2].tiles[0])} {_UNITS[bool(row[1].intervals.lines)]}"
 
     def ns(head: str, get: Callable[[LevelSum], Fraction]) -> Field[_ChainRow]:
         return Field(head, lambda row: ExactTime(int(get(row[2]))) if row[2].ratio else lost, unit="ms")
@@ -225,7 +205,7 @@ def _chain_figure(findings: Sequence[Finding]) -> Block:
         Field("level", lambda row: LEVEL_WORDS[row[2].level]),
         numeric("speedup", ratio),
         Field("verdict", lambda row: verdict_cell(timed.verdict) if (timed := _timed(row)) else _UNJUDGED),
-        Field("from", _source),
+        Field("from", lambda row: f"{len(timed.ratios)} pairs of clips" if (timed := _timed(row)) else traced(row)),
         ns("reference", lambda level: level.baseline_ns),
         ns("candidate", lambda level: level.candidate_ns),
         ns("saved", lambda level: level.saved_ns),
@@ -239,13 +219,12 @@ def _chain_figure(findings: Sequence[Finding]) -> Block:
         f"Realised: above 100 % more than the attention kernel became faster; negative: it became slower. Not shown where the "
         f"kernel changed by less than {100 * FLOOR:.0f} %, or by less than a tenth of what the level saved: other lines did it.",
     )
-    told = [(finding, finding.ledger) for finding in findings if isinstance(finding.ledger, Ledger)]
     rows = [(finding, ledger, level) for finding, ledger in told for level in ledger.levels]
     table = table_of("Speedup and saving by level.", fields, rows, notes=notes)
     whiskers = tuple(_whisker(row, known) for row in rows if isinstance(known := ratio(row), Ratio))
     if not whiskers:
         return table
-    references = " or ".join(dict.fromkeys(finding.reference.label for finding in findings))
+    references = " or ".join(dict.fromkeys(finding.reference.label for finding, _ in told))
     title = "Speedup at each level with its 95 % interval, and how much of the attention kernel's saving is realised there."
     return Figure(title, "Speedups by level; the table says the same.", Whiskers(references, whiskers), table)
 
@@ -255,19 +234,12 @@ def _timed(row: _ChainRow) -> Comparison | None:
     return known[1] if known else None
 
 
-def _source(row: _ChainRow) -> str:
-    timed, (_, ledger, level) = _timed(row), row
-    return f"{len(timed.ratios)} pairs of clips" if timed else f"{len(level.tiles[0])} {_UNITS[bool(ledger.intervals.lines)]}"
-
-
 def _whisker(row: _ChainRow, ratio: Ratio) -> Whisker:
     finding, ledger, level = row
     realised, candidate = _realised(ledger, level), finding.candidate
-    known = isinstance(realised, Share) and level.level != "kernel"
-    detail = f"{100 * realised.value:.0f} % realised" if isinstance(realised, Share) and known else ""
-    return Whisker(
-        LEVEL_WORDS[level.level], ratio, f"{candidate.label} against {finding.reference.label}", detail, candidate.series
-    )
+    detail = f"{100 * realised.value:.0f} % realised" if isinstance(realised, Share) and level.level != "kernel" else ""
+    group = f"{candidate.label} against {finding.reference.label}"
+    return Whisker(LEVEL_WORDS[level.level], ratio, group, detail, candidate.series)
 
 
 def _realised(ledger: Ledger, level: LevelSum) -> Cell:
@@ -286,18 +258,13 @@ def _realised(ledger: Ledger, level: LevelSum) -> Cell:
     return Share(float(level.saved_ns / kernel))
 
 
-# Breakdown of a run: pieces of every variant whose trace marks them, and the variants compared piece by piece.
-
-
 def breakdown_section(study: RunStudy) -> Section | None:
     """Build the section with the breakdown of every subject whose trace marks pieces; None if there is none."""
     found = {
-        subject.label: breakdown_of(subject.profile)
+        subject.label: _breakdown(subject.profile)
         for subject in study.subjects
         if isinstance(subject.profile, Profile) and not PIECES.keys().isdisjoint(subject.profile.record.regions)
     }
-    if not found:
-        return None
     blocks: list[Block] = []
     for subject in study.subjects:
         own = found.get(subject.label)
@@ -309,11 +276,10 @@ def breakdown_section(study: RunStudy) -> Section | None:
         ours, theirs = found.get(candidate.label), found.get(reference.label)
         if isinstance(ours, Breakdown) and isinstance(theirs, Breakdown):
             blocks.append(gains_table((reference.label, candidate.label), theirs, ours))
-    return Section("breakdown", "Breakdown", LEAD, tuple(blocks))
+    return section_of("breakdown", "Breakdown", LEAD, blocks)
 
 
-def breakdown_of(profile: Profile) -> Breakdown | str:
-    """Break a trace down into pieces; a text says why that is not possible."""
+def _breakdown(profile: Profile) -> Breakdown | str:
     try:
         return breakdown(profile.trace, profile.passes)
     except DataError as error:
@@ -329,8 +295,6 @@ def _roofs(subject: Subject) -> Roofs:
     return Roofs(costs=costs, peaks=device_peaks(name), device_name=name, dtype=subject.settings.dtype, clocks=clocks)
 
 
-# Section of a long clip: first frame blocks against the last, block times and memory over the clip.
-
 _POINTS: Final = 100
 """Most points of a picture; each stands for the same number of frame blocks."""
 _WORDS: Final = {
@@ -342,18 +306,15 @@ _WORDS: Final = {
 }
 
 
-def growth_section(study: RunStudy) -> Section | None:
-    """Build the section; None if no clip is long enough, or its memory was not read."""
+def _growth_section(study: RunStudy) -> Section | None:
     blocks: list[Block] = []
-    for run in study.runs:
-        for found in growths_of(run):
-            blocks += (_verdict(found), _times_figure(found), *_memory_figure(found))
+    for found in (clip for run in study.runs for clip in growths_of(run)):
+        blocks += (_verdict(found), _times_figure(found), *_memory_figure(found))
     lead = "The last frame blocks of a long clip against the first, after the cache was full."
-    return Section("growth", "First against last", lead, tuple(blocks)) if blocks else None
+    return section_of("growth", "First against last", lead, blocks)
 
 
 def _verdict(found: LongClip) -> Table:
-    """Build the table of the first against the last frame blocks, with the limit of each figure and whether it holds."""
     part = len(found.first)
     words = (f"first {part}", f"last {part}", "change", "may grow by")
     holds: Field[Sequence[object]] = Field("holds", lambda row: row[-1])
@@ -387,57 +348,48 @@ def _buckets(count: int) -> list[range]:
 
 
 def _times_figure(found: LongClip) -> Figure:
-    buckets = [bucket for bucket in _buckets(len(found.blocks_ns)) if bucket.stop > found.settled] or [
-        range(len(found.blocks_ns))
-    ]
-    rows, marks = [], []
-    for bucket in buckets:
-        own = sorted(found.blocks_ns[index] for index in bucket if index >= found.settled)
-        median, longest = percentile(own, 0.5), own[-1]
-        marks += [PlotPoint(bucket.stop - 1, median, 0), PlotPoint(bucket.stop - 1, longest, 1)]
-        rows.append((_span(bucket), median, longest))
-    size = len(buckets[0])
-    names = ("median", "max") if size > 1 else ("frame block", "frame block")
-    shown, series = tuple(marks if size > 1 else marks[::2]), names[: 1 + (size > 1)]
-    plane = Plane(Axis("frame block", whole=True), Axis("length", "ms", True), shown, series=series)
+    whole = len(found.blocks_ns)
+    buckets = [bucket for bucket in _buckets(whole) if bucket.stop > found.settled] or [range(whole)]
+    timed = (sorted(found.blocks_ns[at] for at in bucket if at >= found.settled) for bucket in buckets)
+    values, size = [(percentile(own, 0.5), own[-1]) for own in timed], len(buckets[0])
+    marks = [PlotPoint(bucket.stop - 1, ns, at) for bucket, own in zip(buckets, values, strict=True) for at, ns in enumerate(own)]
+    shown, series = (marks, ("median", "max")) if size > 1 else (marks[::2], ("frame block",))
     to_a_point = f", {size} to a point" if size > 1 else ""
     title = f"{found.variant}: length of a frame block over the clip{to_a_point}, from number {found.settled} on."
-    table = table_of("The points.", beside("frame blocks", ("median", "max"), "ms", show=Time), rows)
+    fields = beside("frame blocks", ("median", "max"), "ms", show=Time)
+    return _over_clip(title, Axis("length", "ms", True), shown, series, table_of("The points.", fields, _spans(buckets, values)))
+
+
+def _over_clip(title: str, y: Axis, marks: Sequence[PlotPoint], series: tuple[str, ...], table: Table) -> Figure:
+    plane = Plane(Axis("frame block", whole=True), y, tuple(marks), series=series)
     return Figure(title, "Points over the clip; the table says the same.", plane, table)
 
 
-def _span(bucket: range) -> str:
-    return str(bucket.start) if len(bucket) == 1 else f"{bucket.start} to {bucket.stop - 1}"
+def _spans(buckets: Sequence[range], values: Sequence[Sequence[float]]) -> list[tuple[object, ...]]:
+    names = (str(each.start) if len(each) == 1 else f"{each.start} to {each.stop - 1}" for each in buckets)
+    return [(name, *own) for name, own in zip(names, values, strict=True)]
 
 
 def _memory_figure(found: LongClip) -> list[Figure]:
-    kinds = [each.what for each in found.held]
+    kinds, buckets = [each.what for each in found.held], _buckets(len(found.memory))
     if not kinds:
         return []
-    buckets = _buckets(len(found.memory))
-    rows, marks = [], []
-    for bucket in buckets:
-        most = [max(getattr(found.memory[index], f"{kind}_bytes") or 0 for index in bucket) for kind in kinds]
-        marks += [PlotPoint(bucket.stop - 1, bytes_in(held, "GiB"), number) for number, held in enumerate(most)]
-        rows.append((_span(bucket), *most))
+    held = [[max(getattr(found.memory[at], f"{kind}_bytes") or 0 for at in bucket) for kind in kinds] for bucket in buckets]
+    points = ((bucket.stop - 1, at, most) for bucket, own in zip(buckets, held, strict=True) for at, most in enumerate(own))
+    marks = [PlotPoint(x, bytes_in(most, "GiB"), at) for x, at, most in points]
     series = tuple(_WORDS[kind] for kind in kinds)
-    plane = Plane(Axis("frame block", whole=True), Axis("GiB", from_zero=True), tuple(marks), series=series)
     most_of = f", the most of {len(buckets[0])}" if len(buckets[0]) > 1 else ""
     title = f"{found.variant}: memory held after a frame block{most_of}."
-    fields = beside("frame blocks", series, numeric=True, show=lambda held: bytes_cell(held, "GiB", 3))
-    table = table_of("The points.", fields, rows)
-    return [Figure(title, "Points over the clip; the table says the same.", plane, table)]
+    fields = beside("frame blocks", series, numeric=True, show=lambda most: bytes_cell(most, "GiB", 3))
+    return [_over_clip(title, Axis("GiB", from_zero=True), marks, series, table_of("The points.", fields, _spans(buckets, held)))]
 
-
-# Timed stages against the peaks of the device, where the records hold the cost of a stage.
 
 _TRACED = "traced"
 _Measured: TypeAlias = tuple[str, int, float, str, Roofline]
 """Stage, its calls, their mean time, how it was measured, and its roofline."""
 
 
-def roofline_section(study: RunStudy) -> Section | None:
-    """Build the section with every timed stage whose cost is known; None if no record has one."""
+def _roofline_section(study: RunStudy) -> Section | None:
     blocks: list[Block] = []
     for subject in study.subjects:
         name = subject.run.header.machine.device_name
@@ -486,7 +438,6 @@ def _measured(subject: Subject, name: str) -> tuple[int, float, str] | None:
 
 
 def _steady_ns(run: RunRecords, variant: Variant, name: str) -> list[int]:
-    """Return the times of a region in steady frame blocks of timed clips, ns; of a region outside of blocks, all times."""
     try:
         steady = latencies(run, variant.name).steady.kept
     except DataError:
@@ -495,8 +446,6 @@ def _steady_ns(run: RunRecords, variant: Variant, name: str) -> list[int]:
     blocks = {*steady, None}  # None: on another thread
     return [span.value_ns for span in run.spans if span.name == name and span.order in orders and span.parent in blocks]
 
-
-# One denoise step of every traced variant on a common axis: work and gaps.
 
 _KERNEL: Final = Kind("attention kernel", "focal")
 _WORK: Final = (
@@ -508,7 +457,7 @@ _GAPS: Final = {GAP: Kind("no operator runs (Python, framework)", "gap1"), **IDL
 _KINDS: Final = (_KERNEL, *(kind for _, kind in _WORK), _OTHER, *_GAPS.values())
 
 
-def kind_of(label: Label) -> Kind:
+def _kind_of(label: Label) -> Kind:
     """Return the class in which a label is drawn."""
     if label.activity in _GAPS:
         return _GAPS[label.activity]
@@ -517,14 +466,12 @@ def kind_of(label: Label) -> Kind:
     return next((kind for name, kind in _WORK if name in label.path), _OTHER)
 
 
-def timeline_section(study: RunStudy) -> Section:
-    """Build the section with the timeline and its table."""
+def _timeline_section(study: RunStudy) -> Section:
     title = "One denoise step, before and after"
     traced = [subject for subject in study.subjects if isinstance(subject.profile, Profile)]
     steps = [(subject, found) for subject in traced if (found := _step(subject.profile)) is not None]
     if not steps:
-        text = "No picture: no variant has a traced denoise step."
-        return Section("timeline", title, "", (Paragraph(text),))
+        return Section("timeline", title, "", (Paragraph("No picture: no variant has a traced denoise step."),))
     lead = (
         "The first denoise step of the last traced frame block of each variant, each from its own start. "
         "Traced, so longer than a timed step."
@@ -553,11 +500,8 @@ def _step(profile: Profile | str) -> list[Piece] | None:
 
 def _on_device(profile: Profile, slices: Sequence[Slice], start: int, end: int) -> tuple[int, int]:
     """Map a host range to the device: from the first event launched in it to the first one launched after it."""
-    launched = []
-    for piece in slices:
-        host = None if piece.event is None else profile.trace.device_events[piece.event].host
-        if host is not None:
-            launched.append((host.start_ns, piece.start_ns))
+    events = ((piece, profile.trace.device_events[piece.event].host) for piece in slices if piece.event is not None)
+    launched = [(host.start_ns, piece.start_ns) for piece, host in events if host is not None]
     inside = [at for host, at in launched if start <= host < end]
     after = [at for host, at in launched if host >= end]
     first = min(inside, default=slices[0].start_ns)
@@ -568,7 +512,7 @@ def _cut(slices: Sequence[Slice], start: int, end: int) -> Iterator[Piece]:
     for piece in slices:
         left, right = max(piece.start_ns, start), min(piece.end_ns, end)
         if left < right:
-            kind = kind_of(piece.label)
+            kind = _kind_of(piece.label)
             yield Piece(left - start, right - start, piece.name or kind.label, kind)
 
 
@@ -580,8 +524,6 @@ def _figure(steps: Sequence[tuple[Subject, list[Piece]]]) -> Figure:
     table = class_table(lanes, picture, "Time of the step by class", "the step", drawn=True)
     return Figure(title, "Timeline of one denoise step per variant; the table gives the sums.", picture, table)
 
-
-# Builder of the page of one or several runs of a stream.
 
 _OPEN: Final = (ANSWER, HEADLINE)
 """Sections that are not folded."""
@@ -595,20 +537,20 @@ def run_report(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[Re
     first, others = answer_sections(findings)
     sections = (
         first,
-        headline_section(study, findings),
+        _headline_section(study, findings),
         others,
         clips_section(study),
         latency_section(study, found_latencies),
         quality_section(study, found_latencies),
-        chain_section(findings) if findings else None,
+        _chain_section(findings) if findings else None,
         _ledger_section(findings) if findings else None,
-        timeline_section(study),
+        _timeline_section(study),
         *attention_sections(study),
         breakdown_section(study),
         run_kernels(study),
         stages_section(study, findings),
-        growth_section(study),
-        roofline_section(study),
+        _growth_section(study),
+        _roofline_section(study),
         settings_section(study),
         notes_section(study),
     )
@@ -626,20 +568,13 @@ def run_report(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[Re
 
 
 def _ledger_section(findings: Sequence[Finding]) -> Section:
-    blocks: list[Block] = []
-    missing = []
-    for finding in findings:
-        if isinstance(finding.ledger, Ledger):
-            blocks += ledger_blocks(finding, finding.ledger)
-        else:
-            missing.append(f"{finding.candidate.label}: {finding.ledger}")
-    if missing:
-        blocks.append(Notes(tuple(f"No ledger for {reason}" for reason in missing)))
+    told = ((each, each.ledger) for each in findings)
+    blocks = [block for each, ledger in told if isinstance(ledger, Ledger) for block in ledger_blocks(each, ledger)]
     lead = (
         "Every line is a place where time was spent, and what happened there. What the candidate saves end to end is the sum of "
         "what each line saves, to the nanosecond."
     )
-    return Section("ledger", "The whole account, line by line", lead, tuple(blocks))
+    return Section("ledger", "The whole account, line by line", lead, (*blocks, *no_account(findings, "No ledger for {}")))
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -647,8 +582,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _title(study: RunStudy) -> str:
-    candidates = [subject.label for subject in study.subjects if not subject.is_reference]
-    references = [subject.label for subject in study.subjects if subject.is_reference]
+    candidates, references = ([each.label for each in study.subjects if each.is_reference == of] for of in (False, True))
     if not candidates or not references:
         return _listed([subject.label for subject in study.subjects]) if study.subjects else study.runs[0].header.run
     named = _listed(candidates) if len(candidates) <= _NAMED else f"{len(candidates)} variants"
@@ -656,14 +590,15 @@ def _title(study: RunStudy) -> str:
 
 
 def _subtitle(study: RunStudy) -> str:
-    head = study.runs[0].header
-    parts = [head.model.name] if head.model else []
-    if head.workload:
-        parts.append(f"{head.workload.width}x{head.workload.height} pixels, {head.workload.frames} frames")
-    parts.append(f"on {head.machine.device_name}")
-    if len(study.runs) > 1:
-        parts.append(f"and {len(study.runs) - 1} more run{'s' if len(study.runs) > 2 else ''}")
-    return ", ".join(parts)
+    head, more = study.runs[0].header, len(study.runs) - 1
+    work = head.workload
+    parts = (
+        head.model.name if head.model else "",
+        f"{work.width}x{work.height} pixels, {work.frames} frames" if work else "",
+        f"on {head.machine.device_name}",
+        f"and {more} more run{'s' if more > 1 else ''}" if more else "",
+    )
+    return ", ".join(filter(None, parts))
 
 
 def _facts(study: RunStudy) -> tuple[Fact, ...]:

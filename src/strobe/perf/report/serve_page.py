@@ -11,7 +11,7 @@ from strobe.perf.analysis.runs.latency import HELD, LoadFigures, figures_of
 from strobe.perf.measure.stats import percentile
 from strobe.perf.records.record import Served, Viewer
 from strobe.perf.records.store import RunRecords, read_run
-from strobe.perf.report.blocks.fields import end_banners, page, run_facts
+from strobe.perf.report.blocks.fields import end_banners, page, run_facts, section_of
 from strobe.perf.table.fields import Field, count, exact_time, numeric, table_of, time
 from strobe.perf.table.model import (
     Axis,
@@ -65,7 +65,7 @@ def serve_report(folder: Path) -> Report:
             Fact("Viewers ran on", Text(f"{head.machine.cpu_name}, {head.machine.cores} cores")),
         ),
         banners=end_banners(run, "The run did not come to its end", "viewers who had left count"),
-        sections=(_loads(found), *_prompts(found), *_server(found), _viewers(run)),
+        sections=(_loads(found), _prompts(found), _server(found), _viewers(run)),
     )
 
 
@@ -126,31 +126,27 @@ _PARTS: Final = {
 }
 
 
-def _prompts(found: Sequence[LoadFigures]) -> tuple[Section, ...]:
-    """Build the account of the time from prompt to pixel; nothing without its parts."""
-    parted = [each for each in found if each.prompt_parts_ns]
-    if not parted:
-        return ()
-    tables = []
-    for each in parted:
-        parts = [*each.prompt_parts_ns.items(), ("prompt to pixel", each.prompt_to_pixel_ns)]
-        fields: tuple[Field[tuple[str, tuple[int, ...]]], ...] = (
-            Field("part", lambda part: Text(part[0])),
-            Field("what", lambda part: Text(_PARTS.get(part[0], ""))),
-            exact_time("in all", lambda part: sum(part[1]), "the parts add up to the nanosecond"),
-            time("mean", lambda part: sum(part[1]) / len(part[1])),
-            time("p50", lambda part: _at(part[1], 0.5)),
-            time("p95", lambda part: _p95(part[1]), missing=f"fewer than {_FEW}"),
+def _prompts(found: Sequence[LoadFigures]) -> Section | None:
+    fields: tuple[Field[tuple[str, tuple[int, ...]]], ...] = (
+        Field("part", lambda part: Text(part[0])),
+        Field("what", lambda part: Text(_PARTS.get(part[0], ""))),
+        exact_time("in all", lambda part: sum(part[1]), "the parts add up to the nanosecond"),
+        time("mean", lambda part: sum(part[1]) / len(part[1])),
+        time("p50", lambda part: _at(part[1], 0.5)),
+        time("p95", lambda part: _p95(part[1]), missing=f"fewer than {_FEW}"),
+    )
+    parted = ((each, each.prompt_to_pixel_ns) for each in found if each.prompt_parts_ns)
+    tables = (
+        table_of(
+            f"{each.load:g} viewers, {len(whole)} prompts.", fields, [*each.prompt_parts_ns.items(), ("prompt to pixel", whole)]
         )
-        tables.append(table_of(f"{each.load:g} viewers, {len(each.prompt_to_pixel_ns)} prompts.", fields, parts))
-    return (Section("prompts", "Where the time from prompt to pixel goes", "", tuple(tables)),)
+        for each, whole in parted
+    )
+    return section_of("prompts", "Where the time from prompt to pixel goes", "", tables)
 
 
-def _server(found: Sequence[LoadFigures]) -> tuple[Section, ...]:
-    """Build the section on the server's device and encoders; nothing if it does not show its counters."""
+def _server(found: Sequence[LoadFigures]) -> Section | None:
     lines = [each.served for each in found if each.served is not None]
-    if not lines:
-        return ()
     fields: tuple[Field[Served], ...] = (
         numeric("viewers asked for", lambda each: Number(each.load, 1)),
         count("frame blocks", lambda each: each.blocks),
@@ -166,7 +162,8 @@ def _server(found: Sequence[LoadFigures]) -> tuple[Section, ...]:
         ),
     )  # fmt: skip
     notes = ("Suspend and wake: how long the device is held to move a stream to main memory, and to bring it back.",)
-    return (Section("server", "What the server did", "", (table_of("By load.", fields, lines, notes=notes),)),)
+    table = table_of("By load.", fields, lines, notes=notes)
+    return section_of("server", "What the server did", "", (table,) if lines else ())
 
 
 def _viewers(run: RunRecords) -> Section:

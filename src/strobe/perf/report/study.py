@@ -82,12 +82,10 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """Name of the variant in the run's records."""
         return self.settings.name
 
     @property
     def is_reference(self) -> bool:
-        """Whether the other variants of its run are compared with it."""
         return self.name == self.run.header.baseline
 
 
@@ -105,7 +103,6 @@ class RunStudy:
 
     @property
     def pairs(self) -> tuple[tuple[Subject, Subject], ...]:
-        """Pairs of reference and candidate, one for each comparison."""
         found = ((self.reference_of(subject), subject) for subject in self.subjects if not subject.is_reference)
         return tuple((reference, candidate) for reference, candidate in found if reference is not None)
 
@@ -123,21 +120,16 @@ def only_pair(run: RunRecords, pair: tuple[str, str]) -> RunRecords:
     if pair[0] == pair[1]:
         raise ConfigError(f"{pair[0]!r} against itself; name two of {', '.join(names)}")
     header = msgspec.structs.replace(run.header, baseline=pair[0], order=tuple(name for name in run.header.order if name in pair))
-    return replace(
-        run,
-        header=header,
-        variants=tuple(variant for variant in run.variants if variant.name in pair),
-        quality=tuple(quality for quality in run.quality if quality.variant in pair),
-        gates=tuple(gate for gate in run.gates if gate.variant in pair),
-        videos=tuple(video for video in run.videos if video.variant in pair),
-    )
+    of_pair: dict[str, Any] = {
+        table: tuple(each for each in getattr(run, table) if each.variant in pair) for table in ("quality", "gates", "videos")
+    }
+    return replace(run, header=header, variants=tuple(each for each in run.variants if each.name in pair), **of_pair)
 
 
 def load_study(folders: Sequence[Path], into: Path | None = None, pair: tuple[str, str] | None = None) -> RunStudy:
     """Read run folders and their traces.
 
     Args:
-        folders: run folders.
         into: folder the report will lie in, which paths are relative to; the first run folder if not given.
         pair: only these two variants, the second measured against the first.
 
@@ -186,7 +178,6 @@ def _profile(run: RunRecords, name: str) -> Profile | str:
 
 
 def _passes(run: RunRecords, name: str) -> Passes:
-    """Return the kernels of each launched pass of a variant; empty if their file is missing or damaged."""
     record = _passes_record(run, name)
     return read_passes(run.folder / record.path) if record is not None and _damaged(run, record) is None else ()
 
@@ -212,7 +203,6 @@ _CHANGED: Final = "is not the file that was recorded (its SHA-256 differs)"
 
 
 def _damaged(run: RunRecords, record: TraceRecord | LaunchedPasses) -> str | None:
-    """Return why a file differs from its record; None if it does not."""
     try:
         with file_inside(run.folder, record.path).open("rb") as file:
             same = hashlib.file_digest(file, "sha256").hexdigest() == record.sha256
@@ -262,7 +252,6 @@ class TraceStudy:
         traces: one per file, by rank and path; a job of several ranks has several.
         labels: `rank 0`, or the file's name where the ranks are not known or not different; unique.
         windows: the chosen window of each trace; `None` is all of it.
-        options: what was asked for.
         skipped: what is in the given folders and is no trace, each with the reason.
         replays: what names the kernels of each trace's graph replays, a sentence; empty without replays.
         kept: results of the functions that are computed `once`.
@@ -305,7 +294,6 @@ def read_file(path: Path, options: TraceOptions, progress: Progress | None = Non
 
 
 def _read_in_turn(files: Sequence[Path], options: TraceOptions, progress: Progress | None) -> Iterator[Trace | TraceFormatError]:
-    """Yield what the files hold, read one after another in this process."""
     sizes = [_size(path) for path in files]
     for number, path in enumerate(files):
         part = None if progress is None else _part_of(progress, sum(sizes[:number]), sum(sizes))
@@ -313,11 +301,7 @@ def _read_in_turn(files: Sequence[Path], options: TraceOptions, progress: Progre
 
 
 def _read_at_once(files: Sequence[Path], options: TraceOptions, progress: Progress | None) -> Iterator[Trace | TraceFormatError]:
-    """Yield what the files hold, each read by a process of its own.
-
-    Raises:
-        StrobeError: a process ended before it had read its file.
-    """
+    """Yield what the files hold, each read by a process of its own; a `StrobeError` if one ended before."""
     done, total = 0, sum(_size(path) for path in files)
     with ThreadPoolExecutor(cpu_cores()) as pool:
         for path, found in zip(files, pool.map(partial(_read_apart, options=options), files), strict=True):
@@ -352,18 +336,11 @@ def _size(path: Path) -> int:
 
 
 def load_trace_study(
-    paths: Sequence[Path],
-    options: TraceOptions = TraceOptions(),
-    progress: Progress | None = None,
+    paths: Sequence[Path], options: TraceOptions = TraceOptions(), progress: Progress | None = None
 ) -> TraceStudy:
     """Read every trace in files and folders. Other files are skipped in a folder, and an error if they were named.
 
     From `APART` files on, each is read in a process of its own, as many at once as there are cores.
-
-    Args:
-        paths: trace files, or folders that hold some.
-        options: what the report is to show.
-        progress: told how far the reading is.
 
     Raises:
         DataError: no trace among the paths, one that cannot be read, or one without the window that was asked for.
@@ -446,9 +423,6 @@ def _stem(name: str) -> str:
     for suffix in (".gz", ".json"):
         name = name.removesuffix(suffix)
     return name
-
-
-# Sections that other packages add to the report of runs.
 
 
 def registered() -> tuple[Plugin, ...]:

@@ -32,8 +32,6 @@ from strobe.perf.table.model import (
     significant,
 )
 
-# Pictures as inline SVG in percent coordinates: text keeps its size at every width, and no script is needed to see them.
-
 _COLOURS: Final = 9
 
 
@@ -96,7 +94,6 @@ class RatioScale:
         self.low, self.high = min(values) / margin, max(values) * margin
 
     def at(self, ratio: float) -> float:
-        """Return the position of a ratio, in [0, 1]."""
         part = math.log(max(ratio, self.low) / self.low) / math.log(self.high / self.low)
         return min(1.0, part)
 
@@ -111,7 +108,6 @@ class RatioScale:
 
 
 def _rules(parts: Iterable[float], style: str) -> str:
-    """Draw vertical lines of one style over the height of a row."""
     lines = "".join(f'<line x1="{at}" x2="{at}" y2="100%"/>' for at in map(percent, parts))
     return f'<g class="{style}">{lines}</g>'
 
@@ -135,7 +131,6 @@ def ratio_axis(scale: RatioScale) -> str:
 
 
 def _axis(ticks: Iterable[tuple[float, str]]) -> str:
-    """Draw a row of labels, each at its place in [0, 1]."""
     labels = "".join(f'<text x="{percent(part)}" y="13" text-anchor="middle">{text}</text>' for part, text in ticks)
     return f'<svg class="cell axis" height="18" aria-hidden="true">{labels}</svg>'
 
@@ -171,7 +166,6 @@ def _waterfall_domain(bars: tuple[Bar, ...]) -> tuple[float, float]:
 
 
 def _interval(bar: Bar, at: Callable[[float], str]) -> tuple[str, str]:
-    """Return the interval of a bar in words, and drawn as a line with caps; empty if it has none."""
     if bar.low_ns is None or bar.high_ns is None:
         return "", ""
     low, high = (format((end - bar.start_ns) / _MS, f"{'' if bar.total else '+'}.3f") for end in (bar.low_ns, bar.high_ns))
@@ -236,10 +230,7 @@ class _Box(NamedTuple):
 
 
 def _boxes(root: Frame) -> list[_Box]:
-    """Return every frame with its place, parents before children.
-
-    A frame is as wide as the larger of its two sides, or wider if its children need more because one grew and another shrank.
-    """
+    """Return every frame with its place, parents first; it is as wide as its larger side, or as its children need."""
     order, waiting = list[tuple[Frame, int, int]](), [(root, -1, 0)]  # frame, position of its parent, depth
     while waiting:
         frame, parent, depth = waiting.pop()
@@ -288,13 +279,11 @@ def _frame(box: _Box, picture: Flame, total: int) -> str:
 
 
 def _legend(differential: bool) -> str:
-    if not differential:
-        return ""
     names = (
         ("less3", "30 % less or more"), ("less2", "10 to 30 % less"), ("less1", "2 to 10 % less"), ("same", "within 2 %"),
         ("more1", "2 to 10 % more"), ("more2", "10 to 30 % more"), ("more3", "30 % more or more"),
     )  # fmt: skip
-    return _swatches(names)
+    return _swatches(names) if differential else ""
 
 
 def draw_flame(picture: Flame, alt: str, max_frames: int = MAX_FRAMES) -> str:
@@ -304,10 +293,8 @@ def draw_flame(picture: Flame, alt: str, max_frames: int = MAX_FRAMES) -> str:
         return f'<p class="small">{esc(alt)}: no time was spent.</p>'
     total = boxes[0].width
     # a parent is never narrower than its child and comes first: no drawn frame hangs in the air
-    seen = [box for box in boxes if box.width >= _LEAST_FRAME * total]
-    drawn = sorted(
-        sorted(seen, key=lambda box: (-box.width, box.depth, box.left))[:max_frames], key=lambda box: (box.depth, box.left)
-    )
+    seen = sorted((box for box in boxes if box.width >= _LEAST_FRAME * total), key=lambda box: (-box.width, box.depth, box.left))
+    drawn = sorted(seen[:max_frames], key=lambda box: (box.depth, box.left))
     height = (1 + drawn[-1].depth) * _ROW
     frames = "".join(_frame(box, picture, total) for box in drawn)
     rest = len(boxes) - len(drawn)
@@ -338,11 +325,9 @@ class Scale:
         self.high = high + margin
 
     def at(self, value: float) -> float:
-        """Return the position of a value from the low end, in [0, 1]."""
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self, count: int) -> list[tuple[float, str]]:
-        """Return position and label of round values in the axis' unit."""
         values = linear_ticks(self.low / self.per_unit, self.high / self.per_unit, count, whole=self.whole)
         step = values[1] - values[0] if len(values) > 1 else 1.0
         return [(self.at(value * self.per_unit), tick_text(value, step)) for value in values]
@@ -353,7 +338,6 @@ def _y(part: float) -> str:
 
 
 def _grid(plane: Plane, x: Scale, y: Scale) -> tuple[str, str]:
-    """Draw the grid lines, to lie under the points, and the labels, to lie over them."""
     lines, labels = [], []
     for part, text in y.ticks(5):
         lines.append(f'<line class="grid" x1="0" x2="100%" y1="{_y(part)}" y2="{_y(part)}"/>')
@@ -368,7 +352,6 @@ def _grid(plane: Plane, x: Scale, y: Scale) -> tuple[str, str]:
 
 
 def _reach(mark: PlotPoint, x: Scale, up: float) -> str:
-    """Draw the interval of a point as a line under it."""
     if mark.low is None or mark.high is None:
         return ""
     ends = f'x1="{percent(x.at(mark.low))}" x2="{percent(x.at(mark.high))}"'
@@ -376,7 +359,6 @@ def _reach(mark: PlotPoint, x: Scale, up: float) -> str:
 
 
 def _mark(mark: PlotPoint, place: tuple[float, float], label_y: float | None) -> str:
-    """Draw a point as a circle, a point above the axis as an arrow head at its end, with its label."""
     left, up = place
     look = f'class="dot {colour(mark.series)}{" hollow" if mark.hollow else ""}"'
     dot = f'<circle {look} cx="{percent(left)}" cy="{_y(up)}" r="5"/>'
@@ -483,8 +465,7 @@ def _timeline_lane(index: int, lane: Lane, picture: Timeline) -> str:
     )
 
 
-def time_axis(length_ns: int, top: int) -> str:
-    """Draw ticks in milliseconds from 0 to `length_ns`, `top` pixels down."""
+def _time_axis(length_ns: int, top: int) -> str:
     parts = []
     for tick in linear_ticks(0, length_ns / _MS, 8):
         at = percent(tick * _MS / length_ns)
@@ -494,13 +475,11 @@ def time_axis(length_ns: int, top: int) -> str:
     return f'<svg class="zoom ticks" x="0" width="100%" y="{top}" height="20">{"".join(parts)}</svg>'
 
 
-def kind_legend(kinds: tuple[Kind, ...]) -> str:
-    """Draw a swatch and a name for each class."""
+def _kind_legend(kinds: tuple[Kind, ...]) -> str:
     return _swatches((kind.style, shorten(kind.label)) for kind in kinds)
 
 
 def _swatches(items: Iterable[tuple[str, str]]) -> str:
-    """Draw a legend of styles with their names."""
     shown = (
         f'<li><svg width="22" height="12" aria-hidden="true"><rect class="{style}" width="22" height="12"/></svg>{esc(name)}</li>'
         for style, name in items
@@ -508,25 +487,12 @@ def _swatches(items: Iterable[tuple[str, str]]) -> str:
     return f'<ul class="legend">{"".join(shown)}</ul>'
 
 
-def embedded_json(picture: Timeline) -> str:
+def _embedded_json(picture: Timeline) -> str:
     """Return the slices as JSON for the readout; `<`, `>` and `&` are escaped so that no name can close the script element."""
-    lanes = [
-        {
-            "label": shorten(lane.label),
-            "length": lane.length_ns,
-            "t": lane.start_ns,
-            "d": lane.duration_ns,
-            "n": lane.name,
-            "k": lane.kind,
-        }
-        for lane in picture.lanes
-    ]
-    data = {
-        "length": picture.length_ns,
-        "names": [shorten(name) for name in picture.names],
-        "kinds": [shorten(kind.label) for kind in picture.kinds],
-        "lanes": lanes,
-    }
+    keys = {"length": "length_ns", "t": "start_ns", "d": "duration_ns", "n": "name", "k": "kind"}
+    lanes = [{"label": shorten(lane.label)} | {key: getattr(lane, of) for key, of in keys.items()} for lane in picture.lanes]
+    names, kinds = [shorten(name) for name in picture.names], [shorten(kind.label) for kind in picture.kinds]
+    data = {"length": picture.length_ns, "names": names, "kinds": kinds, "lanes": lanes}
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=True)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -535,9 +501,8 @@ def draw_timeline(picture: Timeline, alt: str) -> str:
     """Draw the lanes, the axis and the legend, with the data for the script and the place of its readout."""
     height = len(picture.lanes) * _TIMELINE_LANE + 22
     lanes = "".join(_timeline_lane(index, lane, picture) for index, lane in enumerate(picture.lanes))
-    joined = "; ".join(
-        f"{shorten(lane.label)} {lane.num_joined} of {lane.num_total} slices" for lane in picture.lanes if lane.num_joined
-    )
+    joins = (lane for lane in picture.lanes if lane.num_joined)
+    joined = "; ".join(f"{shorten(lane.label)} {lane.num_joined} of {lane.num_total} slices" for lane in joins)
     most = "joined with their neighbours in the colour of the class that owns most"
     how = "sorted by class among their neighbours" if picture.by_class else most
     note = f"Too short to be drawn alone, so {how}: {joined}."
@@ -546,10 +511,10 @@ def draw_timeline(picture: Timeline, alt: str) -> str:
     return (
         f'<div class="{style}" data-lane="{_TIMELINE_LANE}"><svg class="lanes" role="img" height="{height}" tabindex="0">'
         f"<title>{esc(alt)}</title>"
-        f"{lanes}{time_axis(picture.length_ns, len(picture.lanes) * _TIMELINE_LANE)}</svg>"
+        f"{lanes}{_time_axis(picture.length_ns, len(picture.lanes) * _TIMELINE_LANE)}</svg>"
         f'<div class="x-title">ms from the start of each step</div>'
-        f'<p class="readout" aria-live="polite"></p>{kind_legend(picture.kinds)}{thin}'
-        f'<script type="application/json">{embedded_json(picture)}</script></div>'
+        f'<p class="readout" aria-live="polite"></p>{_kind_legend(picture.kinds)}{thin}'
+        f'<script type="application/json">{_embedded_json(picture)}</script></div>'
     )
 
 
@@ -602,17 +567,11 @@ def _stacked_lane(index: int, lane: StripLane, picture: Strip, name: str) -> str
 
 
 def draw_strip(picture: Strip, alt: str, name: str) -> str:
-    """Draw the lanes, the axis and the legend.
-
-    Args:
-        picture: what to draw.
-        alt: the picture in words.
-        name: unique on the page.
-    """
+    """Draw the lanes, the axis and the legend; `name` is unique on the page."""
     lanes = "".join(_stacked_lane(index, lane, picture, name) for index, lane in enumerate(picture.lanes) if lane.permille)
     top = len(picture.lanes) * _STACKED_LANE
-    axis = time_axis(picture.length_ns, top)
+    axis = _time_axis(picture.length_ns, top)
     return (
         f'<svg class="lanes" role="img" height="{top + 22}"><title>{esc(alt)}</title>{lanes}{axis}</svg>'
-        f'<div class="x-title">ms from the start</div>{kind_legend(picture.kinds)}'
+        f'<div class="x-title">ms from the start</div>{_kind_legend(picture.kinds)}'
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -17,7 +17,7 @@ from strobe.perf.analysis.runs.grid import CellRun, GridContestant, read_grid
 from strobe.perf.analysis.runs.rank_calls import CallCollective, CallRegion, Parts, RankCall, collectives, parts, typical
 from strobe.perf.measure.stats import percentile
 from strobe.perf.records.record import CALL, GUIDE, TOTAL, Links, Mode, SentMessage
-from strobe.perf.report.blocks.fields import damage_banners
+from strobe.perf.report.blocks.fields import damage_banners, gathered
 from strobe.perf.report.blocks.grid import NONE, Entry, absent_table, bars_figure, curves, grid_page, timed_fields
 from strobe.perf.table.fields import Field, beside, count, heads, numeric, rows_of, share_of, table_of, time
 from strobe.perf.table.model import (
@@ -54,26 +54,22 @@ def _place(cell: CellRun) -> tuple[str, int, int]:
     return cell.dtype, cell.sizes.get("tokens", 0), cell.run.header.world_size
 
 
-def spread_of(entry: GridContestant) -> float:
-    """Return the spread of the timed calls, `(p90 - p10) / median`."""
+def _spread_of(entry: GridContestant) -> float:
     return (percentile(entry.times_ns, 0.9) - percentile(entry.times_ns, 0.1)) / entry.median_ns
 
 
 def split_calls(entry: GridContestant, mode: Mode) -> tuple[tuple[RankCall, ...], ...]:
     """Return the calls of one mode that were split, each with all of its ranks."""
-    totals: dict[tuple[int, int], int] = {}
-    regions: dict[tuple[int, int], list[CallRegion]] = defaultdict(list)
-    for span in entry.spans:
-        if span.mode != mode or span.rank is None:
-            continue
-        key = (span.index or 0, span.rank)
-        if span.name == CALL:
-            totals[key] = span.value_ns
-        else:
-            regions[key].append(CallRegion(name=span.name, part=span.part, start_ns=span.start_ns, value_ns=span.value_ns))
+    own = [((span.index or 0, span.rank), span) for span in entry.spans if span.mode == mode and span.rank is not None]
+    totals = {key: span.value_ns for key, span in own if span.name == CALL}
+    regions = gathered(
+        (key, CallRegion(name=span.name, part=span.part, start_ns=span.start_ns, value_ns=span.value_ns))
+        for key, span in own
+        if span.name != CALL
+    )
     ranks = range(1 + max((rank for _, rank in totals), default=-1))
     return tuple(
-        tuple(RankCall(total_ns=totals[index, rank], regions=tuple(regions[index, rank])) for rank in ranks)
+        tuple(RankCall(total_ns=totals[index, rank], regions=tuple(regions.get((index, rank), ()))) for rank in ranks)
         for index in sorted({index for index, _ in totals})
     )
 
@@ -100,7 +96,6 @@ _Block: TypeAlias = tuple[str, str, Mapping[int, tuple[int, ...]]]
 
 
 def _mean(ranks: Mapping[int, tuple[int, ...]]) -> float:
-    """Return the time of a block over all calls, ns, mean over the ranks."""
     return statistics.fmean(sum(values) for values in ranks.values())
 
 
@@ -114,24 +109,18 @@ def _medians(row: _Block) -> list[float]:
 
 def guide_blocks(cell: CellRun, mode: Mode) -> Blocks:
     """Return the times of the ranks' timers in one mode, ns, by block and rank."""
-    found: dict[tuple[str, str], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for span in cell.run.spans:
-        if span.variant == GUIDE and span.mode == mode and span.rank is not None:
-            found[span.name, span.part][span.rank].append(span.value_ns)
-    return {block: {rank: tuple(values) for rank, values in ranks.items()} for block, ranks in found.items()}
+    own = (span for span in cell.run.spans if span.variant == GUIDE and span.mode == mode)
+    found = gathered(((span.name, span.part), (span.rank, span.value_ns)) for span in own if span.rank is not None)
+    return {block: {rank: tuple(values) for rank, values in gathered(timed).items()} for block, timed in found.items()}
 
 
 def totals(blocks: Blocks) -> dict[str, float]:
     """Return the time of each kind over all calls, ns, mean over the ranks, without the block that encloses a call."""
-    found: dict[str, float] = defaultdict(float)
-    for (name, kind), ranks in blocks.items():
-        if name != TOTAL:
-            found[kind] += _mean(ranks)
-    return dict(found)
+    leaves = gathered((kind, _mean(ranks)) for (name, kind), ranks in blocks.items() if name != TOTAL)
+    return {kind: sum(means) for kind, means in leaves.items()}
 
 
-def guide_table(cell: CellRun, mode: Mode) -> Table | None:
-    """Build the table of the guide's blocks over all ranks; None if there are none."""
+def _guide_table(cell: CellRun, mode: Mode) -> Table | None:
     blocks = guide_blocks(cell, mode)
     if not blocks:
         return None
@@ -187,7 +176,6 @@ class ScalingPoint:
 
     @property
     def speedup(self) -> A[float | None, col("time of one rank / time", "speedup", _hundredths, missing=_ALONE)]:
-        """Time of one rank / time; None if that was not measured."""
         return None if self.base_ns is None else self.base_ns / self.entry.median_ns
 
     @property
@@ -199,7 +187,6 @@ class ScalingPoint:
     def serial(
         self,
     ) -> A[float | None, term("Karp and Flatt: (1/S - 1/P) / (1 - 1/P)", "serial share", _hundredths, missing=_ALONE)]:
-        """Serial share by Karp and Flatt, `(1/S - 1/P) / (1 - 1/P)`; it grows with P where overhead does."""
         if self.speedup is None:
             return None
         return (1 / self.speedup - 1 / self.world_size) / (1 - 1 / self.world_size)
@@ -212,15 +199,11 @@ def _entries(cells: Sequence[CellRun]) -> Iterator[tuple[int, int, GridContestan
 
 
 def _alone(cells: Sequence[CellRun]) -> dict[int, float]:
-    """Return the fastest time of one rank, ns, by number of keys."""
-    found: dict[int, float] = {}
-    for ranks, tokens, entry in _entries(cells):
-        if ranks == 1 and not entry.is_peer:
-            found[tokens] = min(entry.median_ns, found.get(tokens, math.inf))
-    return found
+    own = gathered((tokens, entry.median_ns) for ranks, tokens, entry in _entries(cells) if ranks == 1 and not entry.is_peer)
+    return {tokens: min(times) for tokens, times in own.items()}
 
 
-def scaled(cells: Sequence[CellRun], *, weak: bool) -> list[ScalingPoint]:
+def _scaled(cells: Sequence[CellRun], *, weak: bool) -> list[ScalingPoint]:
     """Return the points of strong scaling (the same keys on more ranks), or of weak scaling (the same keys per rank)."""
     alone = _alone(cells)
     return [
@@ -236,12 +219,10 @@ Crossing: TypeAlias = tuple[str, int, tuple[int, int], float, tuple[str, str]]
 of it, the place where the lines of the two strategies, in logarithms, meet, and the fastest on either side."""
 
 
-def crossings(cells: Sequence[CellRun]) -> list[Crossing]:
+def _crossings(cells: Sequence[CellRun]) -> list[Crossing]:
     """Return the changes of the fastest strategy along tokens and along ranks."""
-    times: dict[str, dict[tuple[int, int], float]] = defaultdict(dict)
-    for ranks, tokens, entry in _entries(cells):
-        if ranks > 1:
-            times[entry.name][ranks, tokens] = entry.median_ns
+    named = gathered((entry.name, ((ranks, tokens), entry.median_ns)) for ranks, tokens, entry in _entries(cells) if ranks > 1)
+    times = {name: dict(each) for name, each in named.items()}
     places = {place for each in times.values() for place in each}
     found: list[Crossing] = []
     for along, fixed in (("tokens", 0), ("ranks", 1)):
@@ -278,30 +259,23 @@ def what_if(cell: CellRun) -> list[ScalingWhatIf]:
     now = {entry.name: entry.predicted_ns for entry in cell.measured if entry.predicted_ns is not None}
     if not now:
         return []
-    other: dict[str, dict[str, float]] = defaultdict(dict)
-    for entry in cell.measured:
-        for each in entry.prediction.what_if if entry.prediction else ():
-            words = f"bandwidth x{each.factor:g}" if each.faster == "bandwidth" else f"latency /{each.factor:g}"
-            other[words][entry.name] = each.total_ns
-    now_ns = min(now.values())
-    best = {words: min(values, key=lambda name: values[name]) for words, values in other.items()}
-    return [(words, best[words], values[best[words]], now_ns) for words, values in other.items()]
+    other = gathered(
+        (
+            f"bandwidth x{each.factor:g}" if each.faster == "bandwidth" else f"latency /{each.factor:g}",
+            (each.total_ns, entry.name),
+        )
+        for entry in cell.measured
+        for each in (entry.prediction.what_if if entry.prediction else ())
+    )
+    best = {words: min(found, key=lambda each: each[0]) for words, found in other.items()}
+    return [(words, name, total_ns, min(now.values())) for words, (total_ns, name) in best.items()]
 
 
-# Tables and pictures of a scaling grid.
-
-
-def scaling_sections(cells: Sequence[CellRun]) -> Iterator[Section]:
-    """Yield one section for every dtype and shape of the call: cells that differ in world size and tokens alone."""
-    alike: dict[str, list[CellRun]] = defaultdict(list)
-    for cell in (each for each in cells if each.measured):
-        size, device = cell.sizes, cell.run.header.machine.device_type
-        heads = f"{size['heads']} heads of {size['head_dim']}, {size['kv_heads']} of keys"
-        alike[f"{device}, {cell.dtype}, {size['q_tokens']} queries, {heads}, batch {size['batch']}"].append(cell)
-    for title, own in alike.items():
+def _scaling_sections(cells: Sequence[CellRun]) -> Iterator[Section]:
+    for title, own in gathered((_title(cell), cell) for cell in cells if cell.measured).items():
         blocks: list[Block] = []
         for weak in (False, True):
-            points = scaled(own, weak=weak)
+            points = _scaled(own, weak=weak)
             blocks += [_curve_table(title, weak, points), *_curves(title, weak, points)] if points else []
         if not blocks and (alone := _alone(own)):  # measured on one rank only: no curve to stand in
             fields: tuple[Field[tuple[int, float]], ...] = (count("keys", lambda row: row[0]), time("median", lambda row: row[1]))
@@ -310,6 +284,12 @@ def scaling_sections(cells: Sequence[CellRun]) -> Iterator[Section]:
         if blocks:
             lead = "Every time is the median over calls of the slowest rank."
             yield Section(title.replace(" ", "-").replace(",", ""), title, lead, tuple(blocks))
+
+
+def _title(cell: CellRun) -> str:
+    size, device = cell.sizes, cell.run.header.machine.device_type
+    heads = f"{size['heads']} heads of {size['head_dim']}, {size['kv_heads']} of keys"
+    return f"{device}, {cell.dtype}, {size['q_tokens']} queries, {heads}, batch {size['batch']}"
 
 
 def _curve_table(title: str, weak: bool, points: Sequence[ScalingPoint]) -> Table:
@@ -326,20 +306,17 @@ def _curve_table(title: str, weak: bool, points: Sequence[ScalingPoint]) -> Tabl
 
 
 def _curves(title: str, weak: bool, points: Sequence[ScalingPoint]) -> Iterator[Figure]:
-    """Yield plots of efficiency against ranks for each number of keys (per rank, if weak), and of time against keys."""
-    efficiency: dict[int, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
-    times: dict[int, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
-    for each in points:
-        if each.efficiency is not None:
-            keys = each.tokens // each.world_size if weak else each.tokens
-            efficiency[keys][each.entry.name].append((each.world_size, each.efficiency))
-        if not weak:
-            times[each.world_size][each.entry.name].append((each.tokens, each.entry.median_ns / 1e6))
-    for keys, named in sorted(efficiency.items()):
+    known = ((each, each.efficiency) for each in points if each.efficiency is not None)
+    efficiency = gathered(
+        (each.tokens // each.world_size if weak else each.tokens, (each.entry.name, (each.world_size, share)))
+        for each, share in known
+    )
+    for keys, reached in sorted(efficiency.items()):
         words = f"weak scaling of {keys} keys a rank" if weak else f"strong scaling of {keys} keys"
-        yield _plot(f"{title}: {words}", "ranks", "efficiency", named)
-    for ranks, named in sorted(times.items()):
-        yield _plot(f"{title}: {ranks} ranks", "keys", "time, ms", named)
+        yield _plot(f"{title}: {words}", "ranks", "efficiency", gathered(reached))
+    times = gathered((each.world_size, (each.entry.name, (each.tokens, each.entry.median_ns / 1e6))) for each in points)
+    for ranks, took in sorted(times.items() if not weak else ()):
+        yield _plot(f"{title}: {ranks} ranks", "keys", "time, ms", gathered(took))
 
 
 def _plot(title: str, x: str, y: str, named: Mapping[str, Sequence[tuple[float, float]]]) -> Figure:
@@ -356,7 +333,7 @@ def _crossing_table(title: str, cells: Sequence[CellRun]) -> Table | None:
         Field("fastest before", lambda row: row[4][0], Code),
         Field("after", lambda row: row[4][1], Code),
     )
-    found = crossings(cells)
+    found = _crossings(cells)
     notes = ("Of medians: where two strategies are within their spread, a crossing says little.",)
     return table_of(f"{title}: where the fastest strategy changes.", fields, found, notes=notes) if found else None
 
@@ -396,18 +373,16 @@ def bound(cell: CellRun, entry: GridContestant) -> Bound | None:
         return None
     ranks = cell.run.header.world_size
     wait = found.wait * ranks / max(1, ranks - 1)  # in every call one rank waits for nobody: its lateness is the others' wait
-    largest = max((found.local + found.merge, "work"), (wait, "wait"), (found.transfer, "transfer"), (found.host, "host"))[1]
-    match largest:
+    match max((found.local + found.merge, "work"), (wait, "wait"), (found.transfer, "transfer"), (found.host, "host"))[1]:
         case "work":
             return _work(cell, entry, found)
         case "wait":
             return _waiting_bound(entry, found)
         case "transfer":
             return _transfer(cell, entry, found)
-        case _:
-            evidence = f"{_share(found.host, found)} is neither attention nor communication: checks, packing, launching"
-            remedy = "give each call more to do (more queries or keys a rank, fewer ranks); on a GPU capture a CUDA graph"
-            return "launch-bound", evidence, remedy
+    evidence = f"{_share(found.host, found)} is neither attention nor communication: checks, packing, launching"
+    remedy = "give each call more to do (more queries or keys a rank, fewer ranks); on a GPU capture a CUDA graph"
+    return "launch-bound", evidence, remedy
 
 
 def _share(value: float, whole: Parts) -> str:
@@ -429,10 +404,12 @@ def _work(cell: CellRun, entry: GridContestant, found: Parts) -> Bound:
         rate = amount / found.local * 1e9
         evidence += f"; a rank reached {rate / 1e9:.3g} {unit} of {roof / 1e9:.3g} measured on these ranks"
     if is_flop:
-        remedy = "fewer pairs (a window, block-sparse attention), or more ranks while each keeps enough to do"
-        return "flop-bound", evidence, remedy
-    remedy = "fewer bytes of keys a rank: more ranks, grouped heads, or a 16-bit cache"
-    return "memory-bound", evidence, remedy
+        return (
+            "flop-bound",
+            evidence,
+            "fewer pairs (a window, block-sparse attention), or more ranks while each keeps enough to do",
+        )
+    return "memory-bound", evidence, "fewer bytes of keys a rank: more ranks, grouped heads, or a 16-bit cache"
 
 
 def straggler(found: Sequence[CallCollective]) -> tuple[int, float] | None:
@@ -453,10 +430,9 @@ def _waiting_bound(entry: GridContestant, found: Parts) -> Bound:
     if who is None:
         evidence += f"; no rank was last in {100 * NAMED:.0f} % of the calls: they take turns"
         remedy = "give every rank cores of its own (fewer ranks, or fewer threads each): they are being scheduled in turns"
-        return "skew-bound", evidence, remedy
-    rank, share = who
-    evidence += f"; rank {rank} was last in {100 * share:.0f} % of the calls"
-    remedy = f"look at rank {rank}: more keys than the others, a slower device, or another process on its cores"
+    else:
+        evidence += f"; rank {who[0]} was last in {100 * who[1]:.0f} % of the calls"
+        remedy = f"look at rank {who[0]}: more keys than the others, a slower device, or another process on its cores"
     return "skew-bound", evidence, remedy
 
 
@@ -480,9 +456,9 @@ def warnings(cell: CellRun) -> tuple[str, ...]:
     header, ranks = cell.run.header, cell.run.header.world_size
     if header.machine.device == "cpu" and ranks * header.machine.threads > header.machine.cores:
         found.append(f"{ranks} ranks share {header.machine.cores} cores: read ratios, not times; they wait for each other's turn")
-    wide = [entry for entry in cell.measured if spread_of(entry) > HIGH_SPREAD]
+    wide = [entry for entry in cell.measured if _spread_of(entry) > HIGH_SPREAD]
     if wide:
-        which = ", ".join(f"{entry.name} {100 * spread_of(entry):.0f} %" for entry in wide)
+        which = ", ".join(f"{entry.name} {100 * _spread_of(entry):.0f} %" for entry in wide)
         found.append(f"high variance, (p90 - p10) / median: {which}; run more --iterations and look for other load")
     busy = cell.surroundings.busy_cores
     if busy is not None and busy > 0.2:
@@ -490,15 +466,12 @@ def warnings(cell: CellRun) -> tuple[str, ...]:
     return tuple(found)
 
 
-# Tables of the strategies of one cell.
-
 _Sent: TypeAlias = tuple[GridContestant, CallCollective, SentMessage | None, float | None]
 """A collective of a strategy: as measured, as planned, and its transfer in the serialised call, ns."""
 PARTS: Final = ("local", "merge", "wait", "transfer", "host")
 
 
-def speed_table(cell: CellRun) -> Table:
-    """Build the table of times, speedups and predictions; every call counts by its slowest rank."""
+def _speed_table(cell: CellRun) -> Table:
     fields: tuple[Field[Entry], ...] = (
         Field("strategy", lambda row: row[1].name, Code),
         time("median", lambda row: row[1].median_ns, "ms", "of the slowest rank of each call"),
@@ -516,7 +489,7 @@ def speed_table(cell: CellRun) -> Table:
             show=lambda value: Number(value, 2),
             missing=NONE,
         ),
-        numeric("spread", lambda row: spread_of(row[1]), "(p90 - p10) / median", show=Share),
+        numeric("spread", lambda row: _spread_of(row[1]), "(p90 - p10) / median", show=Share),
         Field("gate", lambda row: Text(row[1].gate.detail if row[1].gate else "", "good"), hint="every rank against float64"),
     )
     choice = cell.run.links.auto if cell.run.links else ""
@@ -525,8 +498,7 @@ def speed_table(cell: CellRun) -> Table:
     return table_of(f"{cell.name}: strategies.", fields, rows, notes=notes, sortable=True)
 
 
-def parts_table(cell: CellRun) -> Table | None:
-    """Build the table of a typical call's parts, free-running, mean over the ranks, and of the serialised call's overhead."""
+def _parts_table(cell: CellRun) -> Table | None:
     fields: tuple[Field[tuple[str, Parts, Parts | None]], ...] = (
         Field("strategy", lambda row: row[0], Code),
         *(field.of(lambda row: row[1]) for field in columns(Parts, *PARTS, "total")),
@@ -560,8 +532,7 @@ def parts_table(cell: CellRun) -> Table | None:
     return table_of(f"{cell.name}: where a call went.", fields, rows, notes=notes) if rows else None
 
 
-def part_figures(cell: CellRun) -> Iterator[Figure]:
-    """Yield the parts of each strategy's typical call as bars."""
+def _part_figures(cell: CellRun) -> Iterator[Figure]:
     for entry in cell.measured:
         found = parts_of(entry)
         if found is None:
@@ -576,19 +547,22 @@ def part_figures(cell: CellRun) -> Iterator[Figure]:
         yield bars_figure(title, own, whole, ("wait", "transfer", "host"), table_of(f"{title}.", fields, own))
 
 
-def collective_table(cell: CellRun) -> Table | None:
-    """Build the table of each collective: transfer, wait of each rank, last rank, and prediction."""
+def _collective_table(cell: CellRun) -> Table | None:
     rows: list[_Sent] = []
     for entry in cell.measured:
         meeting, names = collectives_of(entry, "serialised"), iter(entry.sent)
         for each in collectives_of(entry):
             sent = None if each.kind == "agreement" else next(names, None)
             rows.append((entry, each, sent, meeting[each.place].transfer_ns if each.place < len(meeting) else None))
+
+    def wait_of(rank: int) -> Field[_Sent]:
+        return time(f"wait of rank {rank}", lambda row: row[1].waits_ns[rank])
+
     fields: tuple[Field[_Sent], ...] = (
         Field("strategy", lambda row: row[0].name, Code),
         Field("collective", lambda row: row[1].kind if row[2] is None else f"{row[2].kind}: {row[2].payload}"),
         time("transfer", lambda row: row[1].transfer_ns, "ms", "the shortest time that a rank was held up, median"),
-        *map(_wait_of, range(cell.run.header.world_size)),
+        *map(wait_of, range(cell.run.header.world_size)),
         Field("last", lambda row: f"rank {row[1].last}, {100 * row[1].last_share:.0f} % of the calls"),
         time(
             "predicted",
@@ -606,12 +580,7 @@ def collective_table(cell: CellRun) -> Table | None:
     return table_of(f"{cell.name}: collectives.", fields, rows, notes=notes) if rows else None
 
 
-def _wait_of(rank: int) -> Field[_Sent]:
-    return time(f"wait of rank {rank}", lambda row: row[1].waits_ns[rank])
-
-
-def verdict_table(cell: CellRun) -> Table | None:
-    """Build the table with each strategy's verdict, its evidence and one remedy; None if there are none."""
+def _verdict_table(cell: CellRun) -> Table | None:
     fields: tuple[Field[tuple[GridContestant, Bound]], ...] = (
         Field("strategy", lambda row: row[0].name, Code),
         Field("verdict", lambda row: row[1][0]),
@@ -626,8 +595,6 @@ def verdict_table(cell: CellRun) -> Table | None:
 def _late(who: tuple[int, float] | None) -> Text:
     return Text("none", "muted") if who is None else Text(f"rank {who[0]}, {100 * who[1]:.0f} % of the calls", "bad")
 
-
-# Builder of the tree-attention page from its folder of cells.
 
 _LEAD = (
     "All strategies compute the same call on the same ranks, each rank with its own run of the keys. Every rank's result was "
@@ -657,44 +624,37 @@ def tree_report(folder: Path, *, scaling: bool = False) -> Report:
             Fact("timing", Text("host clock around each call, ranks aligned by a barrier, slowest rank")),
         ),
         banners=_banners(cells),
-        sections=(*(scaling_sections(cells) if scaling else ()), *map(_cell_section, cells)),
+        sections=(*(_scaling_sections(cells) if scaling else ()), *map(_cell_section, cells)),
     )
 
 
 def shown_tables(cells: Sequence[CellRun], *, scaling: bool) -> tuple[Table, ...]:
-    """Choose the tables that a terminal shows, in the page's order.
-
-    Args:
-        scaling: those of scaling, instead of those of each cell.
-    """
+    """Choose the tables that a terminal shows, in the page's order: those of scaling, or those of each cell."""
     if scaling:
-        blocks = [block for section in scaling_sections(cells) for block in section.blocks]
+        blocks = [block for section in _scaling_sections(cells) for block in section.blocks]
         return tuple(block for block in blocks if isinstance(block, Table))
     found: list[Table | None] = []
     for cell in cells:
         if cell.measured:
-            found += [speed_table(cell), parts_table(cell), collective_table(cell), *(guide_table(cell, each) for each in _MODES)]
+            guide = (_guide_table(cell, mode) for mode in _MODES)
+            found += [_speed_table(cell), _parts_table(cell), _collective_table(cell), *guide]
         found.append(absent_table([cell]))
     return tuple(table for table in found if table is not None)
 
 
 def _banners(cells: Sequence[CellRun]) -> list[Banner]:
-    found = list(damage_banners((cell.name, cell.run.damage) for cell in cells))
     failed = tuple(f"{cell.name}: {cell.failure}" for cell in cells if cell.failure)
     red = tuple(f"{cell.name} {e.name}: {e.reason}" for cell in cells for e in cell.entries if e.outcome == "red")
-    held = tuple(
-        f"{cell.name}: rank {cell.surroundings.delayed_rank} was held back"
-        for cell in cells
-        if cell.surroundings.delayed_rank is not None
-    )
-    if failed or red:
-        found.append(Banner("stop", "Some of it has no numbers.", (*failed, *red)))
-    if held:
-        found.append(Banner("stop", "A rank was held back on purpose: these are not times of the code.", held))
+    delayed = ((cell.name, cell.surroundings.delayed_rank) for cell in cells)
+    held = tuple(f"{name}: rank {rank} was held back" for name, rank in delayed if rank is not None)
     doubts = tuple(f"{cell.name}: {text}" for cell in cells for text in warnings(cell))
-    if doubts:
-        found.append(Banner("caution", "Before you read the numbers.", doubts))
-    return found
+    found = (
+        *damage_banners((cell.name, cell.run.damage) for cell in cells),
+        Banner("stop", "Some of it has no numbers.", (*failed, *red)),
+        Banner("stop", "A rank was held back on purpose: these are not times of the code.", held),
+        Banner("caution", "Before you read the numbers.", doubts),
+    )
+    return [banner for banner in found if banner.items]
 
 
 def _cell_section(cell: CellRun) -> Section:
@@ -702,28 +662,19 @@ def _cell_section(cell: CellRun) -> Section:
     place = title.replace(".", "-").replace("_", "-")
     if not cell.measured:
         return Section(place, title, f"No numbers: {cell.failure or 'no strategy passed'}.", (absent,) if absent else ())
-    guide = (guide_table(cell, mode) for mode in _MODES)
-    tables = (verdict_table(cell), parts_table(cell), collective_table(cell), *guide, absent, _links(cell))
-    blocks: list[Block] = [speed_table(cell), *(table for table in tables if table is not None)]
-    return Section(place, title, _LEAD, (*blocks, *part_figures(cell)))
+    guide = (_guide_table(cell, mode) for mode in _MODES)
+    tables = (_verdict_table(cell), _parts_table(cell), _collective_table(cell), *guide, absent, _links(cell))
+    blocks: list[Block] = [_speed_table(cell), *(table for table in tables if table is not None)]
+    return Section(place, title, _LEAD, (*blocks, *_part_figures(cell)))
 
 
 def _links(cell: CellRun) -> Table | None:
-    """Build the table of the measured links that the plan was made with; None if the cell has none."""
-    found = cell.run.links
-    if found is None:
-        return None
-    named = [
-        ("flops per", found.flops_per_s, "GFLOP/s"),
-        ("memory bytes per", found.memory_bytes_per_s, "GB/s"),
-        ("launch", found.launch_s, "us"),
-    ]
+    found = cell.run.links or Links()
+    named = [("flops per", found.flops_per_s, "GFLOP/s"), ("memory bytes per", found.memory_bytes_per_s, "GB/s")]
+    named.append(("launch", found.launch_s, "us"))
     for rate in found.rates:
-        named += [
-            (f"{rate.kind} alpha", rate.alpha_s, "us"),
-            (f"{rate.kind} bytes per", rate.bytes_per_s, "GB/s"),
-            (f"{rate.kind} host", rate.host_s, "us"),
-        ]
+        named += [(f"{rate.kind} alpha", rate.alpha_s, "us"), (f"{rate.kind} bytes per", rate.bytes_per_s, "GB/s")]
+        named.append((f"{rate.kind} host", rate.host_s, "us"))
     fields = beside("of these ranks", ("measured",), numeric=True)
     rows = [(name, Number(value * (1e6 if unit == "us" else 1e-9), 2, unit)) for name, value, unit in named if value is not None]
     return table_of(f"{cell.name}: links and roofs.", fields, rows, collapsed=True) if rows else None

@@ -85,7 +85,7 @@ class _Page:
             case Paragraph(text=text):
                 return f"<p>{esc(text)}</p>"
             case Notes(items=items):
-                return "<ul>" + "".join(f"<li>{esc(item)}</li>" for item in items) + "</ul>"
+                return _list(items)
             case Table(collapsed=True):
                 return f"<details><summary>{esc(block.caption)}</summary>{self.table(block)}</details>"
             case Table():
@@ -142,8 +142,7 @@ class _Page:
             + "</tr>"
             for row in table.rows
         )
-        notes = "".join(f"<li>{esc(note)}</li>" for note in table.notes)
-        below = f'<ul class="notes">{notes}</ul>' if notes else ""
+        below = _list(table.notes, ' class="notes"') if table.notes else ""
         caption = f"<caption><span><b>Table {next(self.tables)}.</b> {esc(table.caption)}</span></caption>"
         return (
             f'<div class="table"><div class="scroll" tabindex="0" role="region" aria-label="{esc(table.caption)}">'
@@ -175,11 +174,7 @@ def _headline(row: Headline, scale: RatioScale) -> str:
 
 
 def render_html(report: Report, *, alone: bool = False) -> str:
-    """Return the whole page; the same report gives the same text.
-
-    Args:
-        alone: the page stands by itself, without the other formats beside it.
-    """
+    """Return the whole page; `alone`: without the other formats beside it. The same report gives the same text."""
     page, own = _Page(report), files("strobe.perf.report")
     style, script = (own.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     facts = "".join(f"<div><dt>{esc(fact.name)}</dt><dd>{_cell_body(fact.value, Column(''))}</dd></div>" for fact in report.facts)
@@ -226,9 +221,12 @@ def _banners(report: Report) -> tuple[list[Banner], list[Banner], list[Banner]]:
 
 
 def _html_banner(banner: Banner) -> str:
-    items = "".join(f"<li>{esc(item)}</li>" for item in banner.items)
     title = f"<p><b>{esc(banner.title)}</b></p>"
-    return f'<aside class="banner {banner.level}" role="note">{title}<ul>{items}</ul></aside>'
+    return f'<aside class="banner {banner.level}" role="note">{title}{_list(banner.items)}</aside>'
+
+
+def _list(items: Iterable[str], style: str = "") -> str:
+    return f"<ul{style}>{''.join(f'<li>{esc(item)}</li>' for item in items)}</ul>"
 
 
 def _head(column: Column, sortable: bool) -> str:
@@ -322,10 +320,8 @@ def _block(block: Block) -> list[str]:
         case Figure(table=table) | Headlines(table=table):
             return _table(table)
         case Videos(items=items):
-            return [
-                *(f"* [{escape(video.label)}](<{_target(video.path)}>) {escape(video.caption)}".rstrip() for video in items),
-                "",
-            ]
+            links = ((escape(video.label), _target(video.path), escape(video.caption)) for video in items)
+            return [*(f"* [{label}](<{target}>) {caption}".rstrip() for label, target, caption in links), ""]
         case _:
             assert_never(block)
 
@@ -341,9 +337,7 @@ def _table(table: Table) -> list[str]:
     lines = [f"**{escape(table.caption)}**", "", "| " + " | ".join(heads) + " |"]
     lines.append("|" + "|".join(" ---: " if column.numeric else " --- " for column in table.columns) + "|")
     lines += [_markdown_row(row, table.columns) for row in table.rows]
-    lines.append("")
-    for note in table.notes:
-        lines += [f"* {escape(note)}"]
+    lines += ["", *(f"* {escape(note)}" for note in table.notes)]
     return [*lines, ""] if table.notes else lines
 
 
@@ -363,8 +357,6 @@ def _markdown_cell(cell: Cell, column: Column) -> str:
         return f"*{text}*" if text else ""
     return f"{text} ({note})" if note else text
 
-
-# Writer of a report's files: the page, its Markdown and its JSON twin.
 
 Format = Literal["html", "md", "json"]
 FORMATS: Final[tuple[Format, ...]] = ("html", "md", "json")
@@ -411,11 +403,8 @@ def write_report(report: Report, folder: Path, formats: Iterable[Format] = FORMA
 def least_bytes(report: Report) -> int:
     """Return a lower bound of the bytes of a page's tables, to find pages that are far too large without rendering them."""
     tables = [table for section in report.sections for block in section.blocks if (table := _table_of(block)) is not None]
-    per_row = [
-        len("<tr></tr>") + sum(len("<td class=n></td>" if one.numeric else "<td></td>") for one in table.columns)
-        for table in tables
-    ]
-    return sum(len(table.rows) * least for table, least in zip(tables, per_row, strict=True))
+    cells = ((table, "".join("<td class=n></td>" if one.numeric else "<td></td>" for one in table.columns)) for table in tables)
+    return sum(len(table.rows) * len(f"<tr>{row}</tr>") for table, row in cells)
 
 
 def _table_of(block: Block) -> Table | None:
@@ -423,11 +412,9 @@ def _table_of(block: Block) -> Table | None:
 
 
 def _shortened(report: Report, seen: int, folded: int, tables: int) -> Report:
-    """Return the report with so many rows of its tables, seen at once and folded, and so many tables in a section."""
     sections = []
     for section in report.sections:
-        blocks: list[Block] = []
-        num_tables = 0
+        blocks, num_tables = list[Block](), 0
         for block in section.blocks:
             num_tables += _table_of(block) is not None
             if num_tables > tables and _table_of(block) is not None:
@@ -440,8 +427,7 @@ def _shortened(report: Report, seen: int, folded: int, tables: int) -> Report:
             else:
                 blocks.append(block)
         if num_tables > tables:
-            left = f"{num_tables - tables} more tables of this section stand in report.md and report.json."
-            blocks.append(Paragraph(left))
+            blocks.append(Paragraph(f"{num_tables - tables} more tables of this section stand in report.md and report.json."))
         sections.append(msgspec.structs.replace(section, blocks=tuple(blocks)))
     return msgspec.structs.replace(report, sections=tuple(sections))
 

@@ -43,11 +43,9 @@ class Field(Generic[T]):
 
     @property
     def column(self) -> Column:
-        """Head of the column."""
         return Column(self.head, self.unit, self.numeric or bool(self.unit), self.hint)
 
     def cell(self, row: T) -> Cell:
-        """Return the column's cell in one row."""
         value = self.get(row)
         if value is None:
             return Missing(self.missing if isinstance(self.missing, str) else self.missing(row), "-")
@@ -123,14 +121,7 @@ def both_sides(
     *,
     show: Callable[[int | Fraction], Cell] = lambda ns: exact_cell(ns),
 ) -> tuple[Field[T], ...]:
-    """Return the columns of the times of two sides and of what the second saves, in ms, to the nanosecond.
-
-    Args:
-        names: of the sides.
-        both: times of a row.
-        hint: explains the times.
-        show: cell of a time.
-    """
+    """Return the columns of the times of two sides and of what the second saves, in ms, to the nanosecond."""
     return (
         Field(names[0], lambda row: both(row)[0], show, "ms", hint=hint, total=sum),
         Field(names[1], lambda row: both(row)[1], show, "ms", hint=hint, total=sum),
@@ -141,13 +132,7 @@ def both_sides(
 def beside(
     head: str, labels: Iterable[str], unit: Unit = "", *, numeric: bool = False, show: Callable[[Any], Cell] = Text
 ) -> tuple[Field[Sequence[Any]], ...]:
-    """Return the columns of rows that are a name and one value for each label.
-
-    Args:
-        head: of the column of names.
-        labels: heads of the other columns.
-        unit: of all values; `numeric` and `show` likewise.
-    """
+    """Return the columns of rows that are a name and one value for each label."""
 
     def value(at: int) -> Callable[[Sequence[Any]], Any]:
         return lambda row: row[at]

@@ -10,8 +10,6 @@ import msgspec
 
 from strobe.core.printable import ByteUnit, bytes_in, clean
 
-# The report as one frozen value: sections of typed cells and of pictures as data. Renderers read it and compute nothing.
-
 SCHEMA_VERSION: Final = 1
 
 Tone = Literal["plain", "good", "bad", "muted"]
@@ -90,8 +88,6 @@ class Missing(_Node, frozen=True):
 
 
 Cell = Text | Code | Count | Time | ExactTime | Ratio | Share | Number | Missing
-
-# --------------------------------------------------------------------------------------------------------------- tables
 
 
 class Column(_Node, frozen=True):
@@ -265,8 +261,6 @@ class Flame(_Node, frozen=True):
 
 
 Picture = Whiskers | Waterfall | Plane | Timeline | Strip | Flame
-
-# --------------------------------------------------------------------------------------------------------------- blocks
 
 
 class Paragraph(_Node, frozen=True):

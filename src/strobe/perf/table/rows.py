@@ -80,7 +80,6 @@ def struct_of(kind: type) -> type[msgspec.Struct]:
 
 
 def _plain(hint: Any) -> Any:
-    """Return the type that a value of a type has in JSON."""
     if hint is Fraction:
         return str
     if isinstance(hint, type) and not get_args(hint):
@@ -128,13 +127,7 @@ def thousandths(ns: float) -> Number:
     return Number(ns / 1e3, 3)
 
 
-_UNITS: Final[dict[Any, Unit]] = {
-    ExactTime: "ms",
-    Time: "ms",
-    micros: "µs",
-    exact_cell: "ms",
-    thousandths: "µs",
-}
+_UNITS: Final[dict[Any, Unit]] = {ExactTime: "ms", Time: "ms", micros: "µs", exact_cell: "ms", thousandths: "µs"}
 
 
 def col(
@@ -153,7 +146,6 @@ def col(
     Args:
         meaning: of the key, in the manual of the documents.
         head: of its column; empty: it is in documents alone.
-        show: cell of a value.
         get: what the column shows of a row; by default the value of the field.
         where: field without which, or with 0 in which, a row has nothing to show here.
         total: as in `Field`; `missing` likewise.

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from reports import by_title, records, rewrite, section, tables
 from strobe.perf.records.store import seal
 from strobe.perf.report.build import build_report
 from strobe.perf.report.run_page import _roofs as roofs_of
@@ -21,10 +22,7 @@ FLOPS, READ, WRITE = 10 * 10**12, 6 * 10**9, 4 * 10**9
 
 def edited(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Path:
     """Rewrite the records line by line."""
-    records = folder / "records.jsonl"
-    lines = [change(json.loads(line)) for line in records.read_text().splitlines()]
-    records.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return folder
+    return rewrite(folder, [change(line) for line in records(folder)])
 
 
 def with_costs(line: dict[str, Any], flops: int = FLOPS) -> dict[str, Any]:
@@ -42,14 +40,7 @@ def on_gpu(line: dict[str, Any], name: str = "NVIDIA H100 80GB HBM3") -> dict[st
 
 
 def roofline(folder: Path) -> Table:
-    (found,) = (section for section in build_report([folder]).sections if section.id == "roofline")
-    table = found.blocks[0]
-    assert isinstance(table, Table)
-    return table
-
-
-def cells(table: Table, row: int) -> dict[str, Any]:
-    return dict(zip((column.title for column in table.columns), table.rows[row].cells, strict=True))
+    return tables(section(build_report([folder]), "roofline"))[0]
 
 
 def with_clocks(line: dict[str, Any]) -> dict[str, Any]:
@@ -62,21 +53,29 @@ def with_clocks(line: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_stage_is_held_against_the_peak_at_the_clock_that_ran(make_run: MakeRun) -> None:
     table = roofline(edited(make_run(), with_clocks))
-    row = cells(table, 0)
+    row = by_title(table)[0]
     assert row["of peak at its clock"].value == pytest.approx(row["of peak"].value * 1830 / 1464)
     assert any("at 1,464 of 1,980 MHz. The peaks hold at 1,830 MHz" in note for note in table.notes)
 
 
-def test_a_clock_that_was_not_sampled_is_said(make_run: MakeRun) -> None:
-    table = roofline(edited(make_run(), lambda line: on_gpu(with_costs(line))))
-    assert "of peak at its clock" not in cells(table, 0)
-    assert any(note.startswith("The SM clock was not sampled while it ran") for note in table.notes)
+@pytest.mark.parametrize(
+    ("change", "said", "columns"),
+    [
+        (lambda line: on_gpu(with_costs(line)), "The SM clock was not sampled while it ran", 11),
+        (lambda line: on_gpu(with_costs(line, 10**14)), "ANOMALY, denoise_step", 11),
+        (with_costs, "No published peaks are known for Example CPU 9000", 6),
+    ],
+)
+def test_a_note_says_what_is_not_known_and_what_cannot_be(make_run: MakeRun, change: Any, said: str, columns: int) -> None:
+    table = roofline(edited(make_run(), change))
+    assert len(table.columns) == columns and "of peak at its clock" not in by_title(table)[0]
+    assert any(note.startswith(said) for note in table.notes)
 
 
 def test_the_attention_kernel_is_taken_from_the_trace(make_run: MakeRun) -> None:
     table = roofline(edited(make_run(), lambda line: with_costs(line, 10**9)))
     assert len(table.rows) == 2  # `never` was not measured
-    row = cells(table, 1)
+    row = by_title(table)[1]
     assert (row["stage"].text, row["how"].text) == ("attention_kernel", "traced")
     assert row["n"].value == 3 * 5 * 4  # frame blocks, passes, layers
     assert 0 < row["mean"].ns < 31e6
@@ -95,11 +94,9 @@ def filling(line: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_traced_call_counts_the_keys_that_it_attended_to(make_run: MakeRun) -> None:
     """Two of three frame blocks have a full window, one half of it; timed frame blocks are steady and count in full."""
-    tables, folder = [], make_run()
-    for change in (lambda line: with_costs(line, 10**9), filling):
-        table = roofline(edited(folder, change))
-        tables.append([cells(table, row) for row in range(2)])
-    (full_step, full_kernel), (step, kernel) = tables
+    folder = make_run()
+    changes = (lambda line: with_costs(line, 10**9), filling)
+    (full_step, full_kernel), (step, kernel) = (by_title(roofline(edited(folder, change))) for change in changes)
     assert kernel["mean"] == full_kernel["mean"] and kernel["how"].text == "traced"
     assert kernel["TFLOP/s"].value == pytest.approx(full_kernel["TFLOP/s"].value * 5 / 6)
     assert kernel["GB/s"].value == pytest.approx(full_kernel["GB/s"].value * (WRITE + READ * (1 - 1 / 12)) / (WRITE + READ))
@@ -126,32 +123,18 @@ def test_a_trace_with_a_prompt_switch_gives_no_rate_of_attention(make_run: MakeR
     assert [row.cells[0].text for row in table.rows] == ["denoise_step"]  # type: ignore[union-attr]
 
 
-def test_a_rate_above_the_peak_is_flagged(make_run: MakeRun) -> None:
-    table = roofline(edited(make_run(), lambda line: on_gpu(with_costs(line, 10**14))))
-    assert any(note.startswith("ANOMALY, denoise_step") and "above the bfloat16 peak of H100 SXM" in note for note in table.notes)
-
-
-def test_an_unknown_device_has_rates_and_no_shares(make_run: MakeRun) -> None:
-    table = roofline(edited(make_run(), with_costs))
-    assert [column.title for column in table.columns] == ["stage", "how", "n", "mean", "TFLOP/s", "GB/s"]
-    assert any("No published peaks are known for Example CPU 9000" in note for note in table.notes)
-
-
 def test_a_dtype_without_a_peak_has_no_floor(make_run: MakeRun) -> None:
     def wide(line: dict[str, Any]) -> dict[str, Any]:
         line = on_gpu(with_costs(line))
         return line | {"dtype": "float64"} if line["record"] == "variant" else line
 
     table = roofline(edited(make_run(), wide))
-    row = cells(table, 0)
+    row = by_title(table)[0]
     assert isinstance(row["of peak"], Missing) and isinstance(row["floor"], Missing) and isinstance(row["of bandwidth"], Share)
 
 
 def test_without_costs_there_is_no_section(make_run: MakeRun) -> None:
     assert not any(section.id == "roofline" for section in build_report([make_run()]).sections)
-
-
-# --------------------------------------------------------------------------------------------------------------- clocks
 
 
 def banner(report: Report) -> str:
@@ -174,9 +157,7 @@ def test_clocks_that_vary_within_a_clip_are_told(make_run: MakeRun) -> None:
     within = {"sm_mhz": 1900, "sm_mhz_min": 1700, "sm_mhz_max": 1980, "samples": 10, "idle_samples": 0, "read_ns": 500_000}
     report = build_report([edited(make_run(), clocks(**within, power_mw=412_000))])
     assert "SM clock varied by more than 2 % between or within timed clips: 1700 to 1980 MHz" in banner(report)
-    (settings,) = (section for section in report.sections if section.id == "settings")
-    (table, *_) = settings.blocks
-    assert isinstance(table, Table)
+    table = tables(section(report, "settings"))[0]
     rows = {row.cells[0].text: row.cells[1].text for row in table.rows if isinstance(row.cells[1], Text)}
     assert rows["GPU set-up"] == "persistence mode on, power limit 700 W, up to 1980 MHz SM"
     timed = 3 * 2 * 4
@@ -185,14 +166,12 @@ def test_clocks_that_vary_within_a_clip_are_told(make_run: MakeRun) -> None:
     )
 
 
-def test_steady_clocks_are_not(make_run: MakeRun) -> None:
+def test_steady_clocks_are_not_told_and_those_of_an_idle_gpu_are(make_run: MakeRun) -> None:
+    folder = make_run()
     steady = {"sm_mhz": 1960, "sm_mhz_min": 1945, "sm_mhz_max": 1980, "samples": 10, "read_ns": 1}
-    assert "SM clock" not in banner(build_report([edited(make_run(), clocks(**steady))]))
-
-
-def test_clocks_of_an_idle_gpu_are_named_so(make_run: MakeRun) -> None:
-    folder = edited(make_run(), clocks(source="nvidia-smi", sm_mhz=345))
-    assert "GPU clocks were read when clips had ended, not while they ran" in banner(build_report([folder]))
+    assert "SM clock" not in banner(build_report([edited(folder, clocks(**steady))]))
+    idle = build_report([edited(folder, clocks(source="nvidia-smi", sm_mhz=345))])
+    assert "GPU clocks were read when clips had ended, not while they ran" in banner(idle)
 
 
 def test_an_attribution_trace_gives_no_times(make_run: MakeRun) -> None:
@@ -201,11 +180,8 @@ def test_an_attribution_trace_gives_no_times(make_run: MakeRun) -> None:
     line = {"record": "trace", "v": 2, "variant": "turbo", "clip": 9, "path": "attribution/turbo.json.gz", "sha256": "0" * 64}
     line |= {"size_bytes": 1, "first_block": 6, "num_blocks": 1, "options": ["with_stack"]}
     plain = build_report([folder])
-    records = folder / "records.jsonl"
-    with records.open("ab") as file:
-        file.write(seal(json.dumps(line).encode(), len(records.read_bytes().splitlines()) + 1) + b"\n")
+    with (folder / "records.jsonl").open("ab") as file:
+        file.write(seal(json.dumps(line).encode(), len(records(folder)) + 1) + b"\n")
     report = build_report([folder])
     assert report.speedups == plain.speedups
-    (settings,) = (section for section in report.sections if section.id == "settings")
-    assert isinstance(settings.blocks[0], Table)
-    assert any("with with_stack: no times" in str(row.cells[0]) for row in settings.blocks[0].rows)
+    assert any("with with_stack: no times" in str(row.cells[0]) for row in tables(section(report, "settings"))[0].rows)

@@ -5,35 +5,23 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from artefacts import FA, SECTION, VSA, write_guide, write_trace
+from reports import section, tables
 from strobe.perf.analysis.structure.sections import parse_section
 from strobe.perf.logs import read_log
 from strobe.perf.report.blocks.fields import page
 from strobe.perf.report.blocks.kernels import focal_section
-from strobe.perf.report.blocks.logs import (
-    input_file,
-    inputs_section,
-    ranges,
-)
+from strobe.perf.report.blocks.logs import input_file, inputs_section, ranges
 from strobe.perf.report.documents.speedup import speedup_document
 from strobe.perf.report.speedup_page.build import anomalies, build_speedup_report
 from strobe.perf.report.speedup_page.study import SideRequest, SpeedupRequest, SpeedupStudy, load_speedup
 from strobe.perf.report.write import render_html, render_markdown
-from strobe.perf.table.model import (
-    Count,
-    ExactTime,
-    Figure,
-    Report,
-    Table,
-    Text,
-    Waterfall,
-)
+from strobe.perf.table.model import Count, ExactTime, Figure, Report, Table, Text, Waterfall
 from strobe.perf.table.rows import to_json
 
 CAPTURES = Path(__file__).parents[4] / "benchmarks" / "presets-h200" / "traces"
@@ -69,23 +57,17 @@ def presets() -> SpeedupStudy:
     return load_speedup(SpeedupRequest(baseline=sides[0], candidate=sides[1], allow_different=("compiled",)))
 
 
-def tables(report: Report) -> Iterator[Table]:
-    for section in report.sections:
-        for block in section.blocks:
-            if isinstance(block, Figure):
-                yield block.table
-            if isinstance(block, Table):
-                yield block
+def all_tables(report: Report) -> list[Table]:
+    return [table for each in report.sections for table in tables(each)]
 
 
-def figure(report: Report, section: str) -> Figure:
-    found = next(each for each in report.sections if each.id == section)
-    return next(block for block in found.blocks if isinstance(block, Figure))
+def figure(report: Report, name: str) -> Figure:
+    return next(block for block in section(report, name).blocks if isinstance(block, Figure))
 
 
 def check_whole(report: Report) -> None:
-    assert len({section.id for section in report.sections}) == len(report.sections)
-    for table in tables(report):
+    assert len({each.id for each in report.sections}) == len(report.sections)
+    for table in all_tables(report):
         for row in table.rows:
             assert len(row.cells) == len(table.columns), table.caption
     page = render_html(report)
@@ -104,17 +86,15 @@ def test_logs_alone_say_nothing_of_what_a_kernel_saved(guide: dict[str, Path]) -
 def test_the_seven_parts_of_the_guide(guide: dict[str, Path]) -> None:
     report = build_speedup_report(load_speedup(request(guide)))
     check_whole(report)
-    assert [section.id for section in report.sections] == [
+    assert [each.id for each in report.sections] == [
         "answer", "settings", "stages", "attention", "kernels", "sections", "speedups", "ledger", "timeline", "flame", "notes",
         "inputs",
     ]  # fmt: skip
-    stages = next(section for section in report.sections if section.id == "stages").blocks[0]
-    assert isinstance(stages, Table)
+    stages = tables(section(report, "stages"))[0]
     heads = [row.cells[0] for row in stages.rows]
     assert heads == [Text(name) for name in ("run_01", "run_02", "run_03", "run_04", "avg_all_rounds", "avg_excl_warmup")]
     assert stages.rows[-1].cells[1:] == (ExactTime(7_200_807_590), ExactTime(5_754_608_690))
-    kernels = next(section for section in report.sections if section.id == "kernels").blocks[0]
-    assert isinstance(kernels, Table)
+    kernels = tables(section(report, "kernels"))[0]
     assert [cell for cell in kernels.rows[1].cells if isinstance(cell, ExactTime)] == [
         ExactTime(8_286_255), ExactTime(2_761_085), ExactTime(2_762_085), ExactTime(2_762_085), ExactTime(2_763_085),
     ]  # fmt: skip
@@ -124,7 +104,7 @@ def test_the_seven_parts_of_the_guide(guide: dict[str, Path]) -> None:
 
 def test_every_table_that_uses_the_timers_says_that_the_unit_is_not_the_label(guide: dict[str, Path]) -> None:
     report = build_speedup_report(load_speedup(replace(request(guide), calls=384)))
-    loud = {table.caption for table in tables(report) if any("UNIT NOT AS LABELLED" in note for note in table.notes)}
+    loud = {table.caption for table in all_tables(report) if any("UNIT NOT AS LABELLED" in note for note in table.notes)}
     assert loud == {"Attention timers.", "Speedups.", "From the kernel to one stage.", "Ledger for one stage."}
 
 
@@ -134,8 +114,8 @@ def test_waterfalls_end_where_the_candidate_stands(guide: dict[str, Path], prese
         check_whole(report)
         pictures = [
             block.picture
-            for section in report.sections
-            for block in section.blocks
+            for each in report.sections
+            for block in each.blocks
             if isinstance(block, Figure) and isinstance(block.picture, Waterfall)
         ]
         assert pictures
@@ -178,7 +158,6 @@ def test_lines_of_enough_steps_carry_intervals_into_every_form_of_the_report(tmp
     assert cells[Text("copies")] == Text("0.000000 to 0.000000")
     assert cells[Text("sum of all lines")] == Text(f"{spread.total.low / 1e6:.6f} to {spread.total.high / 1e6:.6f}")
     assert any("12 of the baseline and 12 of the candidate, unpaired, drift unknown" in note for note in shown.table.notes)
-    assert isinstance(shown.picture, Waterfall)
     bar = next(bar for bar in shown.picture.bars if bar.label == "focal kernel")
     assert (bar.low_ns, bar.high_ns) == (round(bar.start_ns - focal.high), round(bar.start_ns - focal.low))
     assert bar.low_ns < bar.stop_ns < bar.high_ns
@@ -232,7 +211,7 @@ def test_a_timer_that_did_not_wait_is_told(guide: dict[str, Path], tmp_path: Pat
 def test_a_kernel_that_the_ledger_counts_in_fewer_steps_is_explained(guide: dict[str, Path]) -> None:
     """The mean of three calls stands beside that of the two in steps that have an end."""
     report = build_speedup_report(load_speedup(request(guide)))
-    ledger = next(table for table in tables(report) if table.caption == "Ledger for one step.")
+    ledger = next(table for table in all_tables(report) if table.caption == "Ledger for one step.")
     for side in ("baseline", "candidate"):
         said = f"{side}: the kernel's speedup is over 3 focal calls, this table over the 2 in the compared steps"
         assert sum(note.startswith(said) for note in ledger.notes) == 1
@@ -253,15 +232,12 @@ def test_communication_is_split_into_waiting_and_moving(tmp_path: Path) -> None:
     side = SideRequest(name="baseline", traces=tuple(paths), focal="flash")
     report = build_speedup_report(load_speedup(SpeedupRequest(baseline=side, candidate=replace(side, name="candidate"))))
     check_whole(report)
-    table = next(table for table in tables(report) if table.caption.startswith("Communication of every rank"))
+    table = next(table for table in all_tables(report) if table.caption.startswith("Communication of every rank"))
     assert [row.cells[1:] for row in table.rows[:2]] == [
         (Text("rank 0"), Count(4), ExactTime(2_000_000), ExactTime(4_000_000), Count(0)),
         (Text("rank 1"), Count(4), ExactTime(0), ExactTime(4_000_000), Count(4)),
     ]
     assert len(table.rows) == 4
-
-
-# Extract sections: every table says where its units come from, what was left out and which files were read.
 
 
 DATA = Path(__file__).parents[3] / "data" / "logs"

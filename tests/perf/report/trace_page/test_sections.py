@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from made_traces import trace_of
+from reports import study_of
 from source import ROOT
-from strobe.perf.report.study import TraceOptions, TraceStudy
+from strobe.perf.report.study import TraceStudy
 from strobe.perf.report.trace_page.device import _MEANING
 from strobe.perf.report.trace_page.structure import sections_section
 from strobe.perf.table.model import Code, Count, ExactTime, Missing, Number, Table
@@ -19,7 +20,7 @@ ROWS = [
 
 def study(*sections: str, rows: list[tuple[str, str, int, int]] = ROWS) -> TraceStudy:
     events = [DeviceEvent(name, kind, start, end, 0, 7, 0, None) for name, kind, start, end in rows]
-    return TraceStudy(traces=(trace_of(events),), labels=("t",), windows=(None,), options=TraceOptions(sections=sections))
+    return study_of(trace_of(events), sections=sections)
 
 
 def table(*sections: str, rows: list[tuple[str, str, int, int]] = ROWS) -> Table:

@@ -26,7 +26,7 @@ from strobe.perf.analysis.ledger.account import (
 from strobe.perf.analysis.ledger.speedup import Answer, ClipAnswer, PartLine
 from strobe.perf.analysis.runs.compare import Comparison, SideClocks, apart, ratio_cell, side_clocks
 from strobe.perf.measure.stats import Interval, Verdict, paired_interval
-from strobe.perf.report.blocks.fields import level_word, line_word
+from strobe.perf.report.blocks.fields import level_word, line_word, section_of
 from strobe.perf.report.findings import Finding
 from strobe.perf.report.study import Subject
 from strobe.perf.table.fields import Field, both_sides, count, heads, numeric, rows_of, share_cell, table_of
@@ -79,14 +79,7 @@ def whisker_words(picture: Waterfall) -> str:
 def waterfall(
     baseline: tuple[str, Fraction], candidate: tuple[str, Fraction], lines: Sequence[Drop], whole: Interval | None = None
 ) -> Waterfall:
-    """Build the waterfall between both sides; small lines share one bar without an interval, so that the bars add up.
-
-    Args:
-        baseline: name and time.
-        candidate: likewise.
-        lines: what each line between them saves.
-        whole: the interval of what they save together.
-    """
+    """Build the waterfall between both sides; small lines share one bar without an interval, so that the bars add up."""
 
     def may_save(saved_ns: Fraction, interval: Interval | None) -> float:
         ends: tuple[float, ...] = () if interval is None else (interval.low, interval.high)
@@ -111,17 +104,16 @@ def waterfall(
 
 
 def _ends(start: Fraction, saved: Interval | None) -> tuple[int | None, int | None]:
-    """Return the ends of a bar from `start` at the high and the low end of its saving's interval."""
     return (None, None) if saved is None else (round(float(start) - saved.high), round(float(start) - saved.low))
 
 
 def interval_field(get: Callable[[T], Interval | None]) -> Field[T]:
     """Return the column of the interval of what a row saves."""
-    return Field("95 % interval", get, _interval, "ms", hint="of what is saved")
 
+    def show(saved: Interval) -> Cell:
+        return Text(f"{exact_ms(round(saved.low))} to {exact_ms(round(saved.high))}")
 
-def _interval(saved: Interval) -> Cell:
-    return Text(f"{exact_ms(round(saved.low))} to {exact_ms(round(saved.high))}")
+    return Field("95 % interval", get, show, "ms", hint="of what is saved")
 
 
 # Speedups of each level, from the attention kernel to end to end: the figure of all pages, and what gates refer to.
@@ -150,30 +142,20 @@ def speedups(findings: Sequence[Finding]) -> tuple[Speedup, ...]:
     for finding in findings:
         names = (finding.candidate.label, finding.reference.label)
         if isinstance(finding.ledger, Ledger):
-            levels = [(level, level_ratio(finding, level)) for level in finding.ledger.levels]
-            found += [
-                Speedup(
-                    *names,
-                    level.level,
-                    known[0],
-                    _per_clip_ns(known[1]) if known[1] else float(level.saved_ns / max(1, len(level.tiles[0]))),
-                )
-                for level, known in levels
-                if known
-            ]
+            for level in finding.ledger.levels:
+                if known := level_ratio(finding, level):
+                    traced_ns = float(level.saved_ns / max(1, len(level.tiles[0])))
+                    saved_ns = _per_clip_ns(known[1]) if known[1] else traced_ns
+                    found.append(Speedup(*names, level.level, known[0], saved_ns))
             continue
-        for name, stage in _TIMED.items():
-            timed = finding.stage(stage)
-            if timed is not None:
-                found.append(Speedup(*names, name, timed.cell, _per_clip_ns(timed)))
+        timed = ((name, finding.stage(stage)) for name, stage in _TIMED.items())
+        found += [Speedup(*names, name, each.cell, _per_clip_ns(each)) for name, each in timed if each is not None]
     return tuple(found)
 
 
 def _per_clip_ns(timed: Comparison) -> float:
     return timed.saved_ns / len(timed.baseline)
 
-
-# Tables of the ledger: lines that add up to the saving exactly, and the saving of each kernel.
 
 SMALL_LINE: Final = 0.001
 """Share of the reference's end-to-end time below which, in both variants, lines of a level share one row."""
@@ -195,15 +177,12 @@ def _lines(found: Ledger) -> Iterator[_Lines]:
     """Yield each line, and the small lines of a level together, so that the rows add up."""
     least = SMALL_LINE * found.baseline_ns
     for level, lines in groupby(found.lines, key=lambda line: line.level):
-        small = []
-        for line in lines:
-            if max(abs(line.baseline_ns), abs(line.candidate_ns)) < least:
-                small.append(line)
-            else:
-                yield level, line.name, (line,)
+        own = list(lines)
+        small = tuple(line for line in own if max(abs(line.baseline_ns), abs(line.candidate_ns)) < least)
+        yield from ((level, line.name, (line,)) for line in own if line not in small)
         if small:
             name = small[0].name if len(small) == 1 else f"{len(small)} lines under {100 * SMALL_LINE:.1f} % of end to end each"
-            yield level, name, tuple(small)
+            yield level, name, small
 
 
 def _lines_table(reference: Subject, candidate: Subject, found: Ledger, calls: bool) -> Table:
@@ -316,17 +295,20 @@ def _ratio(finding: Finding) -> float:
 
 
 def _sections(first: Finding | None, findings: Sequence[Finding], title: str) -> tuple[Section | None, Section | None]:
-    blocks: list[Block] = [
-        _figure(finding, finding.answer) for finding in findings if finding is not first and finding.answer is not None
-    ]
-    missing = tuple(f"{finding.candidate.label}: {finding.ledger}" for finding in findings if isinstance(finding.ledger, str))
-    if missing:
-        blocks.append(Notes(tuple(f"No account for {reason}." for reason in missing)))
+    told = (each for each in findings if each is not first and each.answer is not None)
+    blocks: list[Block] = [_figure(each, each.answer) for each in told if each.answer is not None]
+    blocks += no_account(findings, "No account for {}.")
     lead = "Where a steady frame block spends its time, before and after. The lines add up exactly."
-    others = Section(OTHERS, "The other accounts" if first else "Accounts", lead, tuple(blocks), folded=True) if blocks else None
+    others = section_of(OTHERS, "The other accounts" if first else "Accounts", lead, blocks, folded=True)
     if first is None or first.answer is None:
         return None, others
     return Section(ANSWER, title, headline(first, first.answer), (_figure(first, first.answer),)), others
+
+
+def no_account(findings: Sequence[Finding], words: str) -> tuple[Notes, ...]:
+    """Return the note on the candidates without an account, each with the reason; none if all have one."""
+    found = tuple(words.format(f"{each.candidate.label}: {each.ledger}") for each in findings if isinstance(each.ledger, str))
+    return (Notes(found),) if found else ()
 
 
 def answers_of(report: Report) -> tuple[Table, ...]:
@@ -369,7 +351,7 @@ def answer_table(finding: Finding, found: ClipAnswer) -> Table:
         bound_of(finding),
         *rest_words(found),
         *_gaps_in_evidence(reference, candidate, found),
-        disturbance(reference, candidate, found),
+        _disturbance(reference, candidate, found),
     )
     return Table(headline(finding, found), heads(fields), rows, notes)
 
@@ -384,25 +366,18 @@ def headline(finding: Finding, found: ClipAnswer) -> str:
     ratio = float(found.baseline_ns / found.candidate_ns) if found.candidate_ns else 0.0
     words = clock_words(names, found)
     said += f"a {found.unit} {ratio:.2f}x: {times[0]} -> {times[1]} ms"
-    return f"{said}. {explained(found)}{' ' if words else ''}{words}"
+    return f"{said}. {_explained(found)}{' ' if words else ''}{words}"
 
 
 def clock_words(names: tuple[str, str], found: ClipAnswer) -> str:
-    """Return what clock and power limit did to the candidate: its clock, and a unit's time at the baseline's; empty if nothing.
-
-    Args:
-        names: of the candidate and the baseline.
-    """
+    """Return what clock and power limit did to the candidate, named first; empty if nothing."""
     at, (before, after) = found.at_baseline_clock_ns, found.clocks
     if at is None or before is None or after is None:
         return ""
     highest = f" of {after.max_mhz:,}" if after.max_mhz else ""
     capped = "is held by its power cap" if after.power_capped else "runs at another clock"
-    proof = (
-        ""
-        if apart(before, after)
-        else (f" Their clips ran at {_range(before)} and {_range(after)} MHz, which proves no difference.")
-    )
+    ran = f" Their clips ran at {_range(before)} and {_range(after)} MHz, which proves no difference."
+    proof = "" if apart(before, after) else ran
     return (
         f"{names[0]} {capped}: {after.sm_mhz:,}{highest} MHz. At the {before.sm_mhz:,} MHz of {names[1]} a {found.unit} would "
         f"take about {significant(float(at) / 1e6)} ms.{proof}"
@@ -415,7 +390,6 @@ def _range(clocks: SideClocks) -> str:
 
 
 def _clock_field(found: ClipAnswer) -> tuple[Field[PartLine], ...]:
-    """Return the column of what the clock made of each saving; none where the clocks are equal or not known."""
     if found.at_baseline_clock_ns is None:
         return ()
     hint = "of the saving, the part that the SM clock made; the rest is fewer or more cycles"
@@ -423,7 +397,7 @@ def _clock_field(found: ClipAnswer) -> tuple[Field[PartLine], ...]:
     return (Field("by the clock", lambda line: line.clock_ns, _time, "ms", hint=hint, total=sum, missing=goes),)
 
 
-def explained(found: Answer) -> str:
+def _explained(found: Answer) -> str:
     """Return a sentence with the explained shares of the saving and of the time."""
     time = f"{100 * found.explained_time_share:.1f} % of the time"
     if found.explained_saving_share is None:
@@ -445,7 +419,6 @@ def _time(ns: int | Fraction) -> Time:
 
 
 def _kinds(found: ClipAnswer) -> str:
-    """Return a sentence with the end-to-end saving of each kind of frame block."""
     said = []
     for line in found.kinds:
         many = f" ({line.num_blocks} frame blocks)" if line.num_blocks > 1 else ""
@@ -462,7 +435,6 @@ def rest_words(found: Answer) -> tuple[str, ...]:
 
 
 def _gaps_in_evidence(reference: Subject, candidate: Subject, found: ClipAnswer) -> tuple[str, ...]:
-    """Return notes on regions and frame blocks that a trace lacks, and on how they were handled."""
     said = [f"{name} is not marked on both sides: its time counts as {above}, on both." for name, above in found.sides[0].merged]
     for subject, side in zip((reference, candidate), found.sides, strict=True):
         if side.stood_for:
@@ -475,8 +447,6 @@ def limit(label: str, found: Answer, attention_rate: str = "", of_peak: float = 
     """Return one sentence on what a side spends most of its time on now, with the figure; on what bounds it where that is known.
 
     Args:
-        label: of the candidate.
-        found: the answer.
         attention_rate: FLOP rate of the attention kernel in words, added if that is the largest part.
         of_peak: that rate / the peak at the clock that ran.
     """
@@ -506,24 +476,17 @@ def limit(label: str, found: Answer, attention_rate: str = "", of_peak: float = 
 
 
 def _of(part_ns: float, whole_ns: float) -> str:
-    """Format a part of a whole as `x of y ms`; short times have four significant digits."""
     short = whole_ns < SHORT_NS
     part, whole = (significant(ns / 1e6) if short else f"{ns / 1e6:.1f}" for ns in (part_ns, whole_ns))
     return f"{part} of {whole} ms"
 
 
 def _attention_rate(subject: Subject, found: ClipAnswer) -> tuple[str, float]:
-    """Return the attention kernel's FLOP rate in a steady frame block, in words and as a share of the peak at the clock that ran.
-
-    Empty and 0 if the records give no FLOPs; 0 if the peak is not known.
-    """
-    costs = {cost.span: cost for cost in subject.settings.costs}
+    """Return the FLOP rate of the attention kernel in words, and its share of the peak at the clock that ran; 0: not known."""
+    costs, steps = {cost.span: cost for cost in subject.settings.costs}, subject.settings.steps or 0
     took_ns = sum(float(line.candidate_ns) for line in found.lines if line.parts == (Part.ATTENTION_KERNEL,))
-    if spans.DENOISE_STEP not in costs or spans.COMMIT not in costs or not subject.settings.steps:
-        return "", 0.0
-    if not took_ns or not found.num_steady:
-        return "", 0.0
-    flops = subject.settings.steps * costs[spans.DENOISE_STEP].attended_flops + costs[spans.COMMIT].attended_flops
+    known = steps and took_ns and found.num_steady and costs.keys() >= {spans.DENOISE_STEP, spans.COMMIT}
+    flops = steps * costs[spans.DENOISE_STEP].attended_flops + costs[spans.COMMIT].attended_flops if known else 0
     if not flops:
         return "", 0.0
     rate = flops / took_ns * 1e9
@@ -540,7 +503,7 @@ def _attention_rate(subject: Subject, found: ClipAnswer) -> tuple[str, float]:
     return f" at {rate / 1e12:.3g} TFLOP/s{share}", of_peak
 
 
-def disturbance(reference: Subject, candidate: Subject, found: ClipAnswer) -> str:
+def _disturbance(reference: Subject, candidate: Subject, found: ClipAnswer) -> str:
     """Return a sentence on how much tracing or marking changed the measured times, and what that can affect."""
     b, c = (f"{100 * side.disturbed:+.1f} %" for side in found.sides)
     varied = " and ".join(f"{100 * side.varied:.1f} %" for side in found.sides)

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby, zip_longest
 from typing import Final, TypeAlias, TypeVar
 
 from strobe.core.costs import DevicePeaks
@@ -18,7 +19,7 @@ from strobe.perf.analysis.runs.latency import Latencies
 from strobe.perf.analysis.runs.timeline import Path
 from strobe.perf.measure.stats import outliers, percentile, tail
 from strobe.perf.records.record import Clip, Quality, SpanCost
-from strobe.perf.report.blocks.fields import tail_cell, verdict_cell
+from strobe.perf.report.blocks.fields import gathered, stretches, tail_cell, verdict_cell
 from strobe.perf.report.blocks.kernels import anomaly_notes, clock_notes, device_note, of_cost, ran_at, rate_fields
 from strobe.perf.report.findings import Finding
 from strobe.perf.report.study import RunStudy, Subject
@@ -43,8 +44,6 @@ from strobe.perf.table.model import (
     Time,
     time_text,
 )
-
-# Tables of a breakdown: shares of pieces, stages, layers, gaps between pieces, and two runs compared piece by piece.
 
 PASSES: Final = (DENOISE_STEP, COMMIT, RECACHE)
 """Passes that go through the transformer's layers."""
@@ -73,7 +72,6 @@ class Roofs:
     Args:
         costs: by region; empty: not known, and nothing is said of rates.
         peaks: of the device; None: rates only.
-        device_name: as it reports itself.
         dtype: of matrix products, where a cost names none.
         clocks: while the trace was taken; None: not sampled.
     """
@@ -85,20 +83,17 @@ class Roofs:
     clocks: SideClocks | None = None
 
     def fields(self, found: Callable[[T], Roofline | Cell | None]) -> tuple[Field[T], ...]:
-        """Return the columns of the roofline of each row; none if no costs are known."""
         if not self.costs:
             return ()
         return rate_fields(self.peaks, found, "its cost does not follow from the shapes", clocked=self.clocks is not None)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes on the device and on the clock that ran; none if no costs are known."""
         if not self.costs:
             return ()
         return device_note(self.device_name, self.peaks), *clock_notes(self.peaks, {"traced clip": ran_at(self.clocks)})
 
     def of(self, name: str, each_ns: float) -> Roofline | None:
-        """Return the roofline of one call of a region; None if its cost is not known."""
         cost = self.costs.get(name)
         if cost is None or each_ns <= 0:
             return None
@@ -107,11 +102,11 @@ class Roofs:
 
 def breakdown_blocks(label: str, found: Breakdown, roofs: Roofs = Roofs()) -> Iterator[Block]:
     """Yield all tables of one trace's breakdown."""
-    yield shares_table(label, found)
+    yield _shares_table(label, found)
     yield stages_table(label, found, roofs)
     if layers_of(found):
         yield layers_table(label, found, roofs)
-    yield gaps_table(label, found)
+    yield _gaps_table(label, found)
     notes = tuple(_notes(label, found, roofs))
     if notes:
         yield Notes(notes)
@@ -130,10 +125,8 @@ def _notes(label: str, found: Breakdown, roofs: Roofs) -> Iterator[str]:
         share = 100 * busy_ns / found.total_ns
         yield f"{label}: beside, on another thread, {stage}: busy for {share:.1f} % of the time; no part of these tables."
     times = {stage: _stage(found, stage).total_ns / found.stages[stage] for stage in found.stages if found.stages[stage]}
-    for path in _paths(found, (DENOISE_STEP,)):
-        own = found.of((DENOISE_STEP,), path, deep=True)
-        if own.calls:
-            times[path[-1]] = own.sum_ns / own.calls
+    steps = ((path, found.of((DENOISE_STEP,), path, deep=True)) for path in _paths(found, (DENOISE_STEP,)))
+    times |= {path[-1]: own.sum_ns / own.calls for path, own in steps if own.calls}
     against = ((f"{label}, {name}", roofs.of(name, each_ns)) for name, each_ns in times.items())
     yield from anomaly_notes((name, each) for name, each in against if each is not None)
 
@@ -162,30 +155,27 @@ def _rows(found: Breakdown, stages: Sequence[str]) -> Iterator[tuple[str, Path, 
             yield f"{' / '.join(path)} / rest", path, False
 
 
-# --------------------------------------------------------------------------------------------------------------- tables
-
-
-def shares_table(label: str, found: Breakdown) -> Table:
-    """Build the table of each piece's share of the frame blocks, by kind of pass."""
+def _shares_table(label: str, found: Breakdown) -> Table:
     passes = [stage for stage in PASSES if found.stages.get(stage)]
 
     def of_pass(at: int) -> Callable[[_Shared], Cell]:
         return lambda row: share(row[1][at].total_ns) if row[1] else Text("")
 
     share = share_of(found.total_ns, _NOT_FOUND.reason)
-    ratio = "time of the first layer / mean of the others, denoise steps"
+    later = "time of the first layer / mean of the others, denoise steps"
     fields: tuple[Field[_Shared], ...] = (
         Field("piece", lambda row: row[0]),
         *(numeric(stage, of_pass(at), "of the whole frame block") for at, stage in enumerate(passes)),
         numeric("of the frame block", lambda row: row[2].total_ns, show=share),
         numeric("idle in it", lambda row: row[2].idle_ns, "nothing ran, before its work could; of the frame block", show=share),
-        numeric("first layer / later", lambda row: row[3], ratio),
+        numeric("first layer / later", lambda row: row[3], later),
     )
     rows: list[_Shared] = []
     for words, path, deep in _rows(found, passes):
         parts = [found.of((stage,), path, deep=deep) for stage in passes]
         name = Text(words, note=NAMES.get(path[-1], ""))
-        rows.append((name, parts, sum(parts, Amount()), _first_ratio(found, path, deep), len(path) == 1 and deep))
+        ratio = _ratio(layers) if (layers := _layers(found, path, deep)) else Missing("not in several layers", "-")
+        rows.append((name, parts, sum(parts, Amount()), ratio, len(path) == 1 and deep))
     rest, whole = ([found.of((stage,), (), deep=deep) for stage in passes] for deep in (False, True))
     rows.append((Text("passes / rest"), rest, sum(rest, Amount()), Text(""), False))
     rows.append((Text("all passes"), whole, sum(whole, Amount()), Text(""), True))
@@ -214,11 +204,8 @@ def _layers(found: Breakdown, path: Path, deep: bool) -> tuple[Amount, Amount, i
     return (first, sum(own, Amount()), len(own)) if first.total_ns and own else None
 
 
-def _first_ratio(found: Breakdown, path: Path, deep: bool) -> Cell:
-    both = _layers(found, path, deep)
-    if both is None:
-        return Missing("not in several layers", "-")
-    first, later, number = both
+def _ratio(layers: tuple[Amount, Amount, int]) -> Ratio:
+    first, later, number = layers
     return Ratio(first.total_ns * number / later.total_ns)
 
 
@@ -251,17 +238,13 @@ def layers_table(label: str, found: Breakdown, roofs: Roofs) -> Table:
     """Build the table of a layer's pieces in the denoise steps: first layer, later layers, and roofline of one call."""
     steps = max(1, found.stages.get(DENOISE_STEP, 0))
 
-    def ratio(row: _Layered) -> Cell:
-        first, later, number = row[3]
-        return Ratio(first.total_ns * number / later.total_ns) if first.total_ns and later.total_ns else _NOT_FOUND
-
     fields: tuple[Field[_Layered], ...] = (
         Field("piece", lambda row: row[0]),
         numeric("calls in a layer", lambda row: row[1]),
         count("kernels" if found.device != "cpu" else "operators", lambda row: round(row[2]), "in a layer, mean"),
         time("first layer", lambda row: row[3][0].total_ns / steps, "µs", "busy and idle, mean over the denoise steps"),
         time("later layers", lambda row: row[3][1].total_ns / steps / row[3][2], "µs", "mean of one"),
-        numeric("first / later", ratio),
+        numeric("first / later", lambda row: _ratio(row[3]) if row[3][0].total_ns and row[3][1].total_ns else _NOT_FOUND),
         time("idle, first", lambda row: row[3][0].idle_ns / steps, "µs"),
         time("idle, later", lambda row: row[3][1].idle_ns / steps / row[3][2], "µs"),
         *roofs.fields(lambda row: row[4]),
@@ -288,8 +271,7 @@ def layers_table(label: str, found: Breakdown, roofs: Roofs) -> Table:
     return Table(f"A layer of {label}, in the denoise steps.", heads(fields), shown, (note,) if roofs.costs else ())
 
 
-def gaps_table(label: str, found: Breakdown) -> Table:
-    """Build the table of idle gaps between pieces: number, length and cause."""
+def _gaps_table(label: str, found: Breakdown) -> Table:
     causes = sorted({cause for gap in found.gaps for cause in gap.causes})
 
     def often(gap: Gap) -> Cell:
@@ -325,13 +307,7 @@ def _words(place: Place) -> str:
 
 
 def gains_table(labels: tuple[str, str], theirs: Breakdown, ours: Breakdown) -> Table:
-    """Build the table of every piece on both sides: time per call in the denoise steps, and saving in a frame block.
-
-    Args:
-        labels: of the reference and of the candidate.
-        theirs: the reference's.
-        ours: the candidate's.
-    """
+    """Build the table of every piece on both sides: time per call in the denoise steps, and saving in a frame block."""
     mean = "mean of one call in the denoise steps, gaps left out"
     fields: tuple[Field[_Gained], ...] = (
         Field("piece", lambda row: row[0]),
@@ -355,8 +331,6 @@ def gains_table(labels: tuple[str, str], theirs: Breakdown, ours: Breakdown) -> 
     caption = f"{labels[1]} against {labels[0]}, piece by piece."
     return Table(caption, heads(fields), rows_of(fields, rows, strong=lambda row: row[5]), (note,))
 
-
-# Every run of every stage, averages with and without warm-up, and the exclusions with their reasons.
 
 _SHOWN: Final = ((E2E, "End to end"), (DENOISE_STEP, "Denoising stage (all denoise steps of a clip)"))
 
@@ -383,8 +357,7 @@ def _runs_figure(study: RunStudy, totals: Sequence[StageClips], title: str, tabl
     marks, levels = [], []
     for subject, own in zip(study.subjects, totals, strict=True):
         marks += [PlotPoint(clip.order, ns, subject.series, hollow=clip.phase == "warmup") for clip, ns, _ in own]
-        timed = [ns for clip, ns, _ in own if clip.phase != "warmup"]
-        if timed:
+        if timed := [ns for clip, ns, _ in own if clip.phase != "warmup"]:
             levels.append(Level(statistics.fmean(timed), subject.series, f"{subject.label}, average without warm-up"))
     names = tuple(subject.label for subject in study.subjects)
     plane = Plane(Axis("position in the run", whole=True), Axis(title, "ms", True), tuple(marks), tuple(levels), names)
@@ -393,11 +366,10 @@ def _runs_figure(study: RunStudy, totals: Sequence[StageClips], title: str, tabl
 
 
 def _runs_table(study: RunStudy, totals: Sequence[StageClips], title: str) -> Table:
-    longest = max(len(own) for own in totals)
-    digits = max(2, len(str(longest)))
-    rows: list[Sequence[object]] = [
-        (f"run_{number + 1:0{digits}d}", *(_run_cell(own, number) for own in totals)) for number in range(longest)
-    ]
+    none, digits = Missing("", "-"), max(2, len(str(max(map(len, totals)))))
+    every = ((Time(ns, "warm-up" if clip.phase == "warmup" else "") if ns else none for clip, ns, _ in own) for own in totals)
+    runs = enumerate(zip_longest(*every, fillvalue=none), start=1)
+    rows: list[Sequence[object]] = [(f"run_{number:0{digits}d}", *cells) for number, cells in runs]
     averages = (
         ("avg_all_rounds", *map(_mean, totals)),
         ("avg_excl_warmup", *(_mean(each for each in own if each[0].phase != "warmup") for own in totals)),
@@ -407,20 +379,12 @@ def _runs_table(study: RunStudy, totals: Sequence[StageClips], title: str) -> Ta
     return Table(f"{title}, every clip of every variant in the order it ran.", heads(fields), shown)
 
 
-def _run_cell(own: StageClips, number: int) -> Cell:
-    if number >= len(own) or not own[number][1]:
-        return Missing("", "-")
-    clip, ns, _ = own[number]
-    return Time(ns, "warm-up" if clip.phase == "warmup" else "")
-
-
 def _mean(own: Iterable[tuple[Clip, int, int]]) -> Cell:
     measured = [ns for _, ns, _ in own if ns]
     return Time(statistics.fmean(measured)) if measured else Missing("no finished clip", "-")
 
 
 def _averages(study: RunStudy) -> Table:
-    """Build the table of each stage's mean time per clip and its calls, without warm-up."""
     rows: list[Sequence[object]] = []
     for stage in STAGES:
         cells = [_average_cell(subject, stage) for subject in study.subjects]
@@ -455,21 +419,7 @@ def _speedups(finding: Finding) -> Table:
 
 
 def _exclusions(study: RunStudy) -> Block:
-    """Build the list of samples left out of averages and ratios, once for variants that share it."""
-    items: dict[str, list[str]] = {}
-    for subject in study.subjects:
-        left_out = [
-            (clip.clip, "clip", "warm-up")
-            for clip in subject.run.clips
-            if clip.variant == subject.name and clip.phase == "warmup"
-        ]
-        for line in subject.run.excluded:
-            if line.variant == subject.name:
-                where = line.span if line.clip is None else f"{line.span} in clip {line.clip}"
-                left_out += [(index, where, line.cause) for index in line.indices]
-        for where in dict.fromkeys(where for _, where, _ in left_out):
-            causes = sorted({(index, cause) for index, place, cause in left_out if place == where})
-            items.setdefault(f"{where} {excluded_text(causes)}", []).append(subject.label)
+    items = gathered((text, subject.label) for subject in study.subjects for text in _left_out_of(subject))
     notes = tuple(
         f"Excluded from averages and ratios, {', '.join(labels)}: {text}. Clips count from 0: clip 0 is run_01."
         for text, labels in items.items()
@@ -477,18 +427,19 @@ def _exclusions(study: RunStudy) -> Block:
     return Notes(notes or ("Nothing was excluded.",))
 
 
+def _left_out_of(subject: Subject) -> Iterator[str]:
+    own = [clip for clip in subject.run.clips if clip.variant == subject.name and clip.phase == "warmup"]
+    left_out = [("clip", (clip.clip, "warm-up")) for clip in own]
+    for line in (each for each in subject.run.excluded if each.variant == subject.name):
+        where = line.span if line.clip is None else f"{line.span} in clip {line.clip}"
+        left_out += [(where, (index, line.cause)) for index in line.indices]
+    yield from (f"{where} {excluded_text(sorted(set(causes)))}" for where, causes in gathered(left_out).items())
+
+
 def excluded_text(causes: Sequence[tuple[int, str]]) -> str:
     """Format exclusions as `0 (first block), 1-2 (cache not full)`; neighbours with the same cause become one range."""
-    ranges: list[tuple[int, int, str]] = []
-    for index, cause in causes:
-        if ranges and ranges[-1][1] == index - 1 and ranges[-1][2] == cause:
-            ranges[-1] = (ranges[-1][0], index, cause)
-        else:
-            ranges.append((index, index, cause))
-    return ", ".join(f"{first if first == last else f'{first}-{last}'} ({cause})" for first, last, cause in ranges) or "none"
-
-
-# Latencies that a user notices: time to the first frame, frame rate, cost of a prompt switch.
+    alike = ((cause, stretches(index for index, _ in group)) for cause, group in groupby(causes, key=lambda each: each[1]))
+    return ", ".join(f"{each} ({cause})" for cause, found in alike for each in found) or "none"
 
 
 def _time(ns: float | None) -> Cell:
@@ -541,12 +492,9 @@ def latency_section(study: RunStudy, found: Mapping[str, Latencies | str]) -> Se
         "A frame block lasts from the delivery of the one before to its own, decoding included. Pixel frames and latent frames "
         "are counted apart; both are named."
     )
-    blocks: list[Block] = [_table(study, found)]
     switches = _switches(study, found)
-    if switches.rows:
-        blocks.append(switches)
-    blocks.append(Notes(_left_out(study, found)))
-    return Section("latency", "Latencies as a user means them", lead, tuple(blocks))
+    blocks = (_table(study, found), *((switches,) if switches.rows else ()), Notes(_left_out(study, found)))
+    return Section("latency", "Latencies as a user means them", lead, blocks)
 
 
 def _cells(study: RunStudy, found: Mapping[str, Latencies | str], cell: Callable[[Latencies], Cell]) -> tuple[Cell, ...]:
@@ -596,15 +544,12 @@ def _left_out(study: RunStudy, found: Mapping[str, Latencies | str]) -> tuple[st
 
 
 def _outliers(found: Latencies) -> str:
-    """Return a note on steady samples outside Tukey's fences, which are kept, and their effect on the mean; empty if none."""
     outside = outliers(found.blocks_ns) if found.blocks_ns else None
     if outside is None or not outside.indices:
         return ""
     effect = f"without them the mean would change by {100 * outside.effect:+.2g} %"
     return f"; {len(outside.indices)} of the {outside.n} kept lie outside Tukey's fences and count: {effect}"
 
-
-# Quality beside latency: every number names its reference, and every missing one its reason.
 
 _PICTURES: Final = 2
 _FIRST: Final = ("prompt_accuracy", "psnr")
@@ -618,18 +563,13 @@ _Point: TypeAlias = tuple[Subject, float, Quality]
 def quality_section(study: RunStudy, found: Mapping[str, Latencies | str]) -> Section:
     """Build the section with the table of all metrics, and a plot of those that at least two variants have."""
     if not any(run.quality for run in study.runs):
-        return Section(
-            "quality", "Quality against latency", "", (Paragraph("Not measured: these records hold no quality numbers."),)
-        )
-    values = {
-        (subject.label, line.metric): line
-        for subject in study.subjects
-        for line in subject.run.quality
-        if line.variant == subject.name
-    }
-    metrics = list(dict.fromkeys(metric for _, metric in values))
+        none = Paragraph("Not measured: these records hold no quality numbers.")
+        return Section("quality", "Quality against latency", "", (none,))
+    every = ((subject, line) for subject in study.subjects for line in subject.run.quality)
+    values = {(subject.label, line.metric): line for subject, line in every if line.variant == subject.name}
     labels = [subject.label for subject in study.subjects]
     blocks: list[Block] = [quality_table(labels, values, "Quality of each variant.")]
+    metrics = dict.fromkeys(metric for _, metric in values)
     ranked = sorted(metrics, key=lambda metric: _FIRST.index(metric) if metric in _FIRST else len(_FIRST))
     points = {metric: _points(study, metric, values, found) for metric in ranked}
     pictured = [metric for metric in ranked if _differ([line.value for *_, line in points[metric]])]
@@ -657,12 +597,7 @@ def _cell(line: Quality | None, digits: int) -> Cell:
 
 
 def quality_table(labels: Sequence[str], values: Mapping[tuple[str, str], Quality], caption: str) -> Table:
-    """Build the table with one row per metric and one column per variant.
-
-    Args:
-        labels: of the variants, in order.
-        values: by label and metric.
-    """
+    """Build the table with one row per metric and one column per variant, of values by label and metric."""
     rows: list[Sequence[object]] = []
     notes: list[str] = []
     for metric in dict.fromkeys(metric for _, metric in values):
@@ -681,15 +616,13 @@ def _points(
     points = []
     for subject in study.subjects:
         line, own = values.get((subject.label, metric)), found[subject.label]
-        if line is None or isinstance(own, str) or own.mean_ns is None:
-            continue
-        if line.value is not None or (line.n > 0 and line.reference):
+        told = line is not None and (line.value is not None or (line.n > 0 and line.reference))
+        if line is not None and told and not isinstance(own, str) and own.mean_ns is not None:
             points.append((subject, own.mean_ns, line))
     return points
 
 
 def _differ(values: list[float | None]) -> bool:
-    """Return whether points differ in quality: if all have the same value, a plot would add nothing to the table."""
     finite = [value for value in values if value is not None]
     return bool(finite) and (len(finite) < len(values) or max(finite) - min(finite) > _SAME * max(map(abs, finite)))
 

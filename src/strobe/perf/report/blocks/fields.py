@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from strobe.core import spans
 from strobe.core.files import found_inside
@@ -20,6 +20,7 @@ from strobe.perf.table.fields import Field, T, Unit, count, exact_cell, numeric
 from strobe.perf.table.model import (
     SCHEMA_VERSION,
     Banner,
+    Block,
     Cell,
     Fact,
     Headline,
@@ -39,6 +40,8 @@ from strobe.perf.table.model import (
 
 # Columns of a distribution of times, and the rule for when a p99 is given.
 
+K = TypeVar("K")
+V = TypeVar("V")
 Figure = Literal["min", "p50", "mean", "p99", "max", "sum"]
 SPREAD: Final[tuple[Figure, ...]] = ("min", "p50", "mean", "p99", "max")
 
@@ -57,11 +60,8 @@ def spread(
 
     Args:
         get: times of a row, or the cell that says why there are none.
-        figures: in order.
-        exact: print to the last nanosecond.
         what: is counted, in the hint of the p99.
         quiet: where there is no p99, leave out of how many calls the maximum is.
-        missing: reason where a row has no times.
     """
     show = exact_cell if exact else Time
     hints = {"p99": f"from {P99_SAMPLES} {what} on; below that the maximum is all that can be said"}
@@ -97,9 +97,6 @@ def _figure(get: Callable[[T], Distribution | Cell | None], name: Figure, quiet:
     return figure
 
 
-# A page of any kind: its title, facts, banners and sections.
-
-
 def page(
     *,
     title: str,
@@ -109,15 +106,7 @@ def page(
     banners: Iterable[Banner] = (),
     speedups: Iterable[Speedup] = (),
 ) -> Report:
-    """Return a page.
-
-    Args:
-        title: of the page; `subtitle` says what it is about.
-        sections: in order; None is one that has nothing to say.
-        facts: of the line below the title.
-        banners: warnings, see `Banner`.
-        speedups: for scripts and gates.
-    """
+    """Return a page; a section that is None has nothing to say."""
     return Report(
         v=SCHEMA_VERSION,
         speedups=tuple(speedups),
@@ -129,17 +118,10 @@ def page(
     )
 
 
-def date_fact(date: str) -> Fact:
-    """Return the fact of a date that was recorded as ISO 8601 in UTC."""
-    return Fact("Date", Text(date.replace("T", " ").replace("Z", " UTC")))
-
-
 def run_facts(header: Header) -> tuple[Fact, Fact]:
-    """Return the facts that name a run: its date and its number."""
-    return date_fact(header.date), Fact("Run", Text(header.run))
+    """Return the facts that name a run: its date, recorded as ISO 8601 in UTC, and its number."""
+    return Fact("Date", Text(header.date.replace("T", " ").replace("Z", " UTC"))), Fact("Run", Text(header.run))
 
-
-# Cells of ratios with intervals, and of verdicts.
 
 _TONES: Final[dict[Verdict, Tone]] = {"faster": "good", "slower": "bad", "no difference": "muted", "inconclusive": "muted"}
 
@@ -150,12 +132,7 @@ def verdict_cell(verdict: Verdict) -> Text:
 
 
 def pair_fields(get: Callable[[T], Comparison | Missing], pairs: str = "median of the pair ratios") -> tuple[Field[T], ...]:
-    """Return the columns of a comparison of pairs: speedup, verdict, number of pairs, ratios of sums and of minima.
-
-    Args:
-        get: comparison of a row, or why there is none.
-        pairs: what the speedup is.
-    """
+    """Return the columns of a comparison of pairs: speedup, verdict, number of pairs, ratios of sums and of minima."""
 
     fields: tuple[Field[Comparison], ...] = (
         numeric("speedup", lambda found: found.cell, f"{pairs}, 95 % interval"),
@@ -180,6 +157,31 @@ def speedup_headline(label: str, series: int, found: Comparison) -> Headline:
     return Headline(label, series, found.cell, verdict_cell(found.verdict), detail)
 
 
+def section_of(id: str, title: str, lead: str, blocks: Iterable[Block | None], *, folded: bool = False) -> Section | None:
+    """Return the section of the blocks that there are; None if there are none."""
+    shown = tuple(block for block in blocks if block is not None)
+    return Section(id, title, lead, shown, folded) if shown else None
+
+
+def gathered(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """Return the values of each key, both in their order."""
+    found: dict[K, list[V]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
+
+
+def stretches(numbers: Iterable[int]) -> list[str]:
+    """Return ascending numbers in words, neighbours joined: `0-3`, `7`."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number - 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return [f"{first}" if first == last else f"{first}-{last}" for first, last in found]
+
+
 # Words for samples of calls, which are recorded as clips of one frame block.
 
 OUTSIDE: Final = "outside the named spans"
@@ -202,15 +204,8 @@ def line_word(line: str, calls: bool = True) -> str:
     return _LINES.get(line, line)
 
 
-# Banners above figures made from damaged records.
-
-
 def damage_banners(found: Iterable[tuple[str, tuple[str, ...]]]) -> tuple[Banner, ...]:
-    """Build the banner of damaged records; none if all are undamaged.
-
-    Args:
-        found: name of a run or log in the report, and what is damaged in it.
-    """
+    """Build the banner of damaged records, given by the name of a run or log; none if all are undamaged."""
     banner = damage_banner(tuple(f"{name}: {line}" for name, lines in found for line in lines))
     return (banner,) if banner.items else ()
 
@@ -221,25 +216,12 @@ def damage_banner(items: tuple[str, ...]) -> Banner:
 
 
 def end_banners(run: RunRecords, title: str, counts: str) -> tuple[Banner, ...]:
-    """Build the banners of damaged records and of a run that did not come to its end.
-
-    Args:
-        title: of the banner of such a run.
-        counts: what of it counts all the same.
-    """
+    """Build the banners of damaged records and of a run that did not come to its end, with what of it counts all the same."""
     damage = damage_banners([(run.header.run, run.damage)])
     if run.end is not None and run.end.status == "complete":
         return damage
     why = "the records are cut short" if run.end is None else f"{run.end.status}: {run.end.message}"
     return (*damage, Banner("caution", title, (f"{why}; {counts}.",)))
-
-
-def unread_banners(unread: tuple[str, ...]) -> tuple[Banner, ...]:
-    """Build the banner of grid cells that could not be read; none if all could."""
-    return (Banner("caution", "Some cells could not be read and are left out.", unread),) if unread else ()
-
-
-# Notes on the numbers (units, effect of observing, machine, files), and the clips to look at.
 
 
 def notes_section(study: RunStudy) -> Section:
@@ -272,6 +254,5 @@ def clips_section(study: RunStudy) -> Section | None:
             path = found_inside(subject.run.folder, video.path) if video.variant == subject.name else None
             if path is not None:
                 items.append(VideoLink(subject.label, Path(os.path.relpath(path, study.folder)).as_posix(), video.caption))
-    if not items:
-        return None
-    return Section("clips", "Clips", "The same prompts and the same noise in every variant.", (Videos(tuple(items)),))
+    lead = "The same prompts and the same noise in every variant."
+    return section_of("clips", "Clips", lead, [Videos(tuple(items))] if items else [])

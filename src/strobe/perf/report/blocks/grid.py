@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Final, TypeAlias, TypeVar
 
 from strobe.perf.analysis.runs.grid import CellRun, GridContestant, Outcome, speedup
-from strobe.perf.report.blocks.fields import page, unread_banners, verdict_cell
+from strobe.perf.report.blocks.fields import gathered, page, verdict_cell
 from strobe.perf.report.blocks.settings import settings_section
 from strobe.perf.report.study import load_study
 from strobe.perf.table.fields import Field, beside, count, numeric, table_of
@@ -49,20 +49,14 @@ def grid_page(
     sections: Iterable[Section | None],
     speedups: Iterable[Speedup] = (),
 ) -> Report:
-    """Return the page of a grid, with the settings of its first cell last.
-
-    Args:
-        unread: folders of cells that cannot be read, and why.
-        about: follows the device in the subtitle.
-        banners: beside that of the cells that could not be read.
-    """
+    """Return the page of a grid, with the cells that could not be read in a banner, and the settings of its first cell last."""
     first = cells[0].run
     settings = settings_section(load_study([first.folder], into=first.folder.parents[1]))
     return page(
         title=title,
         subtitle=f"{len(cells)} cells on {first.header.machine.device_name}, torch {first.header.machine.torch}{about}",
         facts=(Fact("cells", Count(len(cells))), *facts),
-        banners=(*banners, *unread_banners(unread)),
+        banners=(*banners, *([Banner("caution", "Some cells could not be read and are left out.", unread)] if unread else ())),
         sections=(*sections, settings),
         speedups=speedups,
     )
@@ -71,13 +65,7 @@ def grid_page(
 def timed_fields(
     reference: str, own: Callable[[T], GridContestant], against: Callable[[T], GridContestant | Missing]
 ) -> tuple[Field[T], ...]:
-    """Return the columns of the median's interval, the number of calls, the speedup over the reference and its verdict.
-
-    Args:
-        reference: what it is.
-        own: contestant of a row.
-        against: reference of a row, or why there is none.
-    """
+    """Return the columns of the median's interval, the number of calls, the speedup over the reference and its verdict."""
 
     def ratio(row: T) -> object:
         entry, other = own(row), against(row)
@@ -110,11 +98,8 @@ def _range(entry: GridContestant) -> str:
 
 def absent_table(cells: Sequence[CellRun]) -> Table | None:
     """Build the table of contestants without a number and the reason, cells with the same reason in one row; None if empty."""
-    found: dict[tuple[str, str, Outcome], list[str]] = {}
-    for cell in cells:
-        for entry in cell.contestants:
-            if entry.reason:
-                found.setdefault((entry.name, entry.reason, entry.outcome), []).append(cell.name)
+    without = ((cell, entry) for cell in cells for entry in cell.contestants if entry.reason)
+    found = gathered(((entry.name, entry.reason, entry.outcome), cell.name) for cell, entry in without)
 
     def which(names: Sequence[str]) -> Text | Code:
         return Text("all") if len(names) == len(cells) else Code(", ".join(names[:3]) + (" ..." if len(names) > 3 else ""))
@@ -131,11 +116,7 @@ def absent_table(cells: Sequence[CellRun]) -> Table | None:
 def bars_figure(
     title: str, parts: Sequence[tuple[str, int]], whole: tuple[str, int], bad: Container[str], table: Table
 ) -> Figure:
-    """Draw the parts of a call one after the other, and the whole call.
-
-    Args:
-        bad: names of parts that are no work.
-    """
+    """Draw the parts of a call one after the other, those that are no work as bad, and the whole call."""
     ends = [0, *accumulate(ns for _, ns in parts)]
     bars = [
         Bar(label=name, start_ns=start, stop_ns=start + ns, tone="bad" if name in bad else "plain")
@@ -158,12 +139,7 @@ def curves(
     head: tuple[str, Callable[[float], str]],
     cell: Callable[[float], Number],
 ) -> Figure:
-    """Plot the points of each name, over a table with a row for each name and a column for each place.
-
-    Args:
-        head: of the column of names, and of that of a place.
-        cell: of a value.
-    """
+    """Plot the points of each name, over a table with a row for each name and a column for each place."""
     places = sorted({x for points in named.values() for x, _ in points})
     missing = Missing(NONE, "-")
     rows = []

@@ -23,9 +23,9 @@ from strobe.perf.analysis.runs.breakdown import region_kernels
 from strobe.perf.analysis.runs.compare import SideClocks
 from strobe.perf.analysis.structure.sections import FocalKernels, Sections, skipped_text
 from strobe.perf.records.record import SpanCost
-from strobe.perf.report.blocks.fields import line_word, spread
+from strobe.perf.report.blocks.fields import gathered, line_word, spread
 from strobe.perf.report.study import Profile, RunStudy, Subject
-from strobe.perf.table.fields import Field, count, exact_time, heads, numeric, rows_of, table_of, time
+from strobe.perf.table.fields import Field, count, exact_cell, exact_time, heads, numeric, rows_of, table_of, time
 from strobe.perf.table.model import (
     GAPS,
     Block,
@@ -101,8 +101,6 @@ def rate_fields(
 
     Args:
         found: roofline of a row, or the cell that stands in its place in every column.
-        missing: reason where it is None.
-        clocked: the SM clock of a row is known.
     """
     against = () if peaks is None else (_AGAINST[0], *((AT_CLOCK,) if clocked and peaks.clock_mhz else ()), *_AGAINST[1:])
     return tuple(field.of(found, missing) for field in (*_ACHIEVED, *against))
@@ -139,11 +137,7 @@ def ran_at(clocks: SideClocks | None) -> str | None:
 
 
 def clock_notes(peaks: DevicePeaks | None, ran: Mapping[str, str | None]) -> tuple[str, ...]:
-    """Return a note on the SM clock that ran beside the one at which a device's peaks hold; none where that is not known.
-
-    Args:
-        ran: by name what ran, with its clock in words; None: not sampled.
-    """
+    """Return a note on the SM clock of each that `ran`, beside that at which a device's peaks hold; none if not known."""
     if peaks is None or not peaks.clock_mhz:
         return ()
     known = [f"{name} {words}" for name, words in ran.items() if words]
@@ -153,12 +147,7 @@ def clock_notes(peaks: DevicePeaks | None, ran: Mapping[str, str | None]) -> tup
 
 
 def of_cost(cost: SpanCost, time_ns: float, peaks: DevicePeaks | None, dtype: str, clocks: SideClocks | None = None) -> Roofline:
-    """Compute the roofline of one call of a region from its recorded cost and its time.
-
-    Args:
-        dtype: of matrix products, where the cost names none.
-        clocks: while it ran; None: not sampled.
-    """
+    """Compute the roofline of a call from its recorded cost and its time; `dtype`: of products, where the cost names none."""
     spent = Cost(flops=cost.flops, read_bytes=cost.read_bytes, write_bytes=cost.write_bytes)
     dense = None if cost.dense_flops is None else Cost(flops=cost.dense_flops)
     return roofline(time_ns, spent, peaks, cost.dtype or dtype, dense=dense, sm_mhz=None if clocks is None else clocks.sm_mhz)
@@ -183,21 +172,12 @@ def measured_sections(sections: Sections) -> MeasuredSections:
 def section_fields(get: Callable[[T], MeasuredSections]) -> tuple[Field[T], ...]:
     """Return the columns of the sections of one definition."""
 
-    def mean(total: Callable[[Sections], int], cell: Callable[[float], Cell]) -> Callable[[T], Cell]:
+    def mean(total: Callable[[Sections], int], cell: Callable[[float], Cell] = exact_cell) -> Callable[[T], Cell]:
         def value(row: T) -> Cell:
             sections = get(row)[0]
             return cell(total(sections) / len(sections.found)) if sections.found else Text("")
 
         return value
-
-    def length(total: Callable[[Sections], int]) -> Callable[[T], Cell]:
-        return mean(total, lambda ns: ExactTime(round(ns)))
-
-    def focal_ns(sections: Sections) -> int:
-        return sum(section.focal_ns for section in sections.found)
-
-    def members(sections: Sections) -> int:
-        return sum(len(section.members) for section in sections.found)
 
     return (
         Field("definition", lambda row: str(get(row)[0].definition), Code),
@@ -210,10 +190,14 @@ def section_fields(get: Callable[[T], MeasuredSections]) -> tuple[Field[T], ...]
             what="sections",
             quiet=True,
         ),
-        Field("busy inside", length(lambda sections: sections.busy_ns), unit="ms", hint="mean"),
-        Field("idle inside", length(lambda sections: sections.length_ns - sections.busy_ns), unit="ms", hint="mean"),
-        Field("focal inside", length(focal_ns), unit="ms", hint="mean"),
-        numeric("members", mean(members, lambda n: Number(n, 1)), "device events in a section, mean"),
+        Field("busy inside", mean(lambda sections: sections.busy_ns), unit="ms", hint="mean"),
+        Field("idle inside", mean(lambda sections: sections.length_ns - sections.busy_ns), unit="ms", hint="mean"),
+        Field("focal inside", mean(lambda each: sum(one.focal_ns for one in each.found)), unit="ms", hint="mean"),
+        numeric(
+            "members",
+            mean(lambda each: sum(len(one.members) for one in each.found), lambda n: Number(n, 1)),
+            "device events in a section, mean",
+        ),
         count("skipped", lambda row: sum(get(row)[0].skipped.values()), "focal calls without a section"),
     )
 
@@ -227,8 +211,6 @@ def section_notes(sections: Sections) -> Iterator[str]:
     if sections.overlapping:
         yield f"{sections.overlapping} sections start before an earlier one ends: their lengths do not add up to time"
 
-
-# The section on kernels of every page: one kind of table, with the columns that its rows hold.
 
 Word: TypeAlias = Literal["kernel", "operator"]
 MAX_ROWS: Final = 20
@@ -257,12 +239,7 @@ class Listed(NamedTuple):
 
 
 def kernels_section(tables: Sequence[Table], *, exclusive: bool, missing: Sequence[str] = ()) -> Section:
-    """Build the section from what `kernel_tables` gave.
-
-    Args:
-        exclusive: rows have the time that they own.
-        missing: sentences on what has no table.
-    """
+    """Build the section from what `kernel_tables` gave; `exclusive`: rows have the time that they own."""
     blocks: list[Block] = [*tables, *([Notes(tuple(missing))] if missing else ())]
     lead = "Calls by name. Sums count each call in full, overlap or not; an operator's include the operators it calls."
     if exclusive:
@@ -287,12 +264,8 @@ def kernel_tables(
 
     Args:
         opening: of the caption: what the calls are of, and where.
-        rows: those shown first come first.
         top: rows that are shown; the others are one row together.
-        word: what a name is of.
         hidden: names of columns that the rows do not know.
-        notes: under the table.
-        collapsed: the table opens on a click.
     """
     known = [row.kernel for row in rows if not isinstance(row.kernel, Missing)]
     busy_ns = sum(row.exclusive_ns for row in known)
@@ -305,16 +278,11 @@ def kernel_tables(
 
 
 def run_kernels(study: RunStudy, calls: bool = False) -> Section:
-    """Build the section with one table per variant of a run.
-
-    Args:
-        calls: the run is of calls, not of frame blocks.
-    """
+    """Build the section with one table per variant of a run, of calls or of frame blocks."""
     tables: list[Table] = []
-    missing = []
+    missing = [f"{each.label}: {each.profile}" for each in study.subjects if not isinstance(each.profile, Profile)]
     for subject in study.subjects:
         if not isinstance(subject.profile, Profile):
-            missing.append(f"{subject.label}: {subject.profile}")
             continue
         found = subject.profile.partition
         word: Word = "operator" if found.device == "cpu" else "kernel"
@@ -342,28 +310,17 @@ def focal_row(names: Sequence[str], calls: Distribution | Missing) -> KernelRow 
 
 
 def focal_section(traces: Sequence[tuple[str, Sequence[FocalKernels]]], pattern: str) -> Section:
-    """Build the section with one row per trace and device: calls and times of the focal kernels.
-
-    Args:
-        traces: each with its label and the focal kernels on its devices.
-        pattern: regular expression that the kernels were found by.
-    """
+    """Build the section with one row per trace and device: calls and times of the kernels that the pattern found."""
     none = Missing("no device event has such a name", "none")
-    rows = [
-        row
-        for label, found in traces
-        for row in (
-            [Listed(focal_row(each.names, each.calls), trace=label, device=each.device) for each in found]
-            or [Listed(none, trace=label)]
-        )
-    ]
-    return kernels_section(
-        [*kernel_tables(f"Focal kernels, {pattern}, over the whole traces", rows, hidden=FOCAL)], exclusive=False
-    )
+    rows: list[Listed] = []
+    for label, found in traces:
+        own = [Listed(focal_row(each.names, each.calls), trace=label, device=each.device) for each in found]
+        rows += own or [Listed(none, trace=label)]
+    tables = [*kernel_tables(f"Focal kernels, {pattern}, over the whole traces", rows, hidden=FOCAL)]
+    return kernels_section(tables, exclusive=False)
 
 
 def _fields(rows: Sequence[Listed], hidden: Container[str], word: Word, busy_ns: int) -> Iterator[Field[Listed]]:
-    """Yield the columns that hold something: where a kernel ran, what it is, what it took, and how its launch is known."""
     if any(row.side for row in rows):
         yield Field("side", lambda row: row.side)
     if any(row.trace for row in rows):
@@ -406,10 +363,7 @@ _ORDER: Final = tuple(name for name in NAMES if name != "e2e")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Extent:
-    """One section over the traced frame blocks: its calls, and its busy and idle time with everything inside it.
-
-    `kernel_ns` is the time of the attention kernel inside; `busy_ns` includes it.
-    """
+    """One section over the traced frame blocks, with everything inside it; `busy_ns` includes the attention kernel's time."""
 
     calls: int
     busy_ns: int
@@ -428,9 +382,7 @@ _Summed: TypeAlias = tuple[Subject, tuple[Extent, Extent, Extent] | str]
 def extents(profile: Profile) -> dict[str, Extent]:
     """Return the sections of a traced window by span name; the attention kernel's section holds only the kernel's own time."""
     calls = _calls(profile)
-    busy: Counter[str] = Counter()
-    idle: Counter[str] = Counter()
-    kernel: Counter[str] = Counter()
+    busy, idle, kernel = Counter[str](), Counter[str](), Counter[str]()
     for label, ns in profile.partition.owned.items():
         for name in {FRAME_BLOCK, *label.path}:
             (busy if label.busy else idle)[name] += ns
@@ -448,7 +400,6 @@ def _rank(name: str) -> int:
 
 
 def _calls(profile: Profile) -> Counter[str]:
-    """Count the regions inside the traced frame blocks by name, on any thread."""
     blocks = sorted(
         (region.start_ns, region.end_ns)
         for region in profile.trace.regions
@@ -525,7 +476,6 @@ def _summary(study: RunStudy, found: dict[str, dict[str, Extent]]) -> Table:
 
 
 def _summed(subject: Subject, found: dict[str, dict[str, Extent]]) -> tuple[Extent, Extent, Extent] | str:
-    """Return a variant's attention kernel, attention section and frame blocks; a text says why there are none."""
     if not isinstance(subject.profile, Profile):
         return subject.profile
     own = found[subject.label]
@@ -543,11 +493,9 @@ def _speedup(reference: Extent | None, own: Extent, ns: Callable[[Extent], int])
 
 
 def _detail(study: RunStudy, found: dict[str, dict[str, Extent]]) -> Table:
-    def meaning(name: str) -> str:
-        return NAMES.get(name, "a span of the caller's own")
-
+    first, own_span = study.subjects[0].label, "a span of the caller's own"
     fields: tuple[Field[tuple[str, str, Extent]], ...] = (
-        Field("section", lambda row: Text(row[0], note=meaning(row[0]) if row[1] == study.subjects[0].label else "")),
+        Field("section", lambda row: Text(row[0], note=NAMES.get(row[0], own_span) if row[1] == first else "")),
         Field("variant", lambda row: row[1]),
         count("calls", lambda row: row[2].calls),
         time("mean", lambda row: row[2].total_ns / row[2].calls, hint="of a call"),
@@ -556,10 +504,9 @@ def _detail(study: RunStudy, found: dict[str, dict[str, Extent]]) -> Table:
         time("idle inside", lambda row: row[2].idle_ns),
         time("attention kernel inside", lambda row: row[2].kernel_ns),
     )
-    names = {name for own in found.values() for name in own}
     rows = [
         (name, subject.label, own)
-        for name in sorted(names, key=lambda name: (_rank(name), name))
+        for name in sorted({name for own in found.values() for name in own}, key=lambda name: (_rank(name), name))
         for subject in study.subjects
         if (own := found.get(subject.label, {}).get(name)) is not None
     ]
@@ -610,7 +557,6 @@ def draw_lanes(lanes: Sequence[LaneSlices], kinds: Sequence[Kind], apart: Kind, 
     """Lay out the lanes on one axis.
 
     Args:
-        lanes: at least one, none without slices.
         kinds: the order of the classes; those that do not occur are left out.
         apart: the class whose slices are not joined with others, unless they alone would be too many.
         by_class: draw joined slices one class after the other, each as long as its slices, work before gaps; otherwise as one,
@@ -684,20 +630,12 @@ def _drawn(group: Sequence[Piece], by_class: bool) -> list[Piece]:
 
 
 def class_table(lanes: Sequence[LaneSlices], picture: Timeline, caption: str, whole: str, *, drawn: bool) -> Table:
-    """Build the table of each lane's time by class of slices, to stand under the picture.
-
-    Args:
-        caption: what the time is of.
-        whole: words for all of it.
-        drawn: count the rectangles of the picture too.
-    """
-    sums: list[Counter[Kind]] = [Counter() for _ in lanes]
-    for own, (*_, pieces) in zip(sums, lanes, strict=True):
-        for piece in pieces:
-            own[piece.kind] += piece.end_ns - piece.start_ns
+    """Build the table of each lane's time by class of slices, to stand under the picture; `drawn`: with its rectangles."""
+    lengths = (gathered((piece.kind, piece.end_ns - piece.start_ns) for piece in pieces) for *_, pieces in lanes)
+    sums = [{kind: sum(own) for kind, own in each.items() if any(own)} for each in lengths]
     fields: tuple[Field[Kind], ...] = (
         Field("class", lambda kind: kind.label if kind.style != "focal" or not picture.by_class else Code(kind.label)),
-        *(exact_time(label, (+own).get) for (label, *_), own in zip(lanes, sums, strict=True)),
+        *(exact_time(label, own.get) for (label, *_), own in zip(lanes, sums, strict=True)),
     )
     rows = [
         *rows_of(fields, picture.kinds),

@@ -11,7 +11,7 @@ from strobe.core.printable import first_of
 from strobe.perf.analysis.runs.log_times import OUTLIER, SeriesSummary, StageRounds
 from strobe.perf.logs.reader import sha256_of
 from strobe.perf.logs.series import Example, Log, Resolved, Series, short
-from strobe.perf.report.blocks.fields import spread
+from strobe.perf.report.blocks.fields import spread, stretches
 from strobe.perf.table.fields import Field, beside, count, exact_cell, heads, rows_of, table_of
 from strobe.perf.table.model import Block, Code, ExactTime, Missing, Section, Table, Text
 
@@ -46,15 +46,8 @@ def input_file(path: Path) -> InputFile:
     return InputFile(path, path.stat().st_size, digest)
 
 
-# --------------------------------------------------------------------------------------------------------------- stages
-
-
 def stages_section(logs: Sequence[tuple[str, Sequence[StageRounds]]]) -> Section:
-    """Build the section with one table per stage: its rounds in each log, and averages with and without warm-up.
-
-    Args:
-        logs: each with its label and the rounds of its stages.
-    """
+    """Build the section with one table per stage: its rounds in each log, and averages with and without warm-up."""
     names = dict.fromkeys(rounds.name for _, stages in logs for rounds in stages)
     blocks: list[Block] = []
     for name in names:
@@ -87,8 +80,7 @@ def _rounds_notes(rounds: StageRounds) -> Iterator[str]:
     yield from unit_notes(rounds.resolved)
     if len(rounds.resolved) > 1:
         yield f"a round lasts as long as the slowest of {len(rounds.resolved)} ranks"
-    causes = dict.fromkeys(rounds.excluded.values())
-    for cause in causes:
+    for cause in dict.fromkeys(rounds.excluded.values()):
         left_out = [round_label(index) for index in sorted(rounds.excluded) if rounds.excluded[index] == cause]
         yield f"not in avg_excl_warmup: {', '.join(left_out)} ({cause})"
     if rounds.note:
@@ -108,16 +100,19 @@ def _ranks_table(label: str, rounds: StageRounds) -> Table:
     return table_of(caption, fields, rows, notes=unit_notes(rounds.resolved), collapsed=True)
 
 
-# ------------------------------------------------------------------------------------------------------------ attention
-
-
 def attention_section(logs: Sequence[TimerLog]) -> Section:
     """Build the section with one row per log, timer and rank: steady values and the source of their unit."""
     fields: tuple[Field[tuple[str, SeriesSummary]], ...] = (
         Field("log", lambda row: row[0]),
         Field("timer", lambda row: row[1].series.name, Code),
         count("rank", lambda row: Text("-") if row[1].series.rank is None else row[1].series.rank),
-        Field("unit", lambda row: _units(row[1]), hint="of the values as written, and where it comes from"),
+        Field(
+            "unit",
+            lambda row: ", ".join(
+                f"{each.unit} ({each.source}{'' if each.proven else ', unproven'})" for each in row[1].resolved.choices
+            ),
+            hint="of the values as written, and where it comes from",
+        ),
         count("values", lambda row: len(row[1].resolved.values_ns), "that are a time"),
         count("kept", lambda row: row[1].calls.n),
         *spread(lambda row: row[1].calls, "ms", ("mean", "p50", "min", "p99", "max"), exact=True, what="values", quiet=True),
@@ -126,12 +121,6 @@ def attention_section(logs: Sequence[TimerLog]) -> Section:
     notes = (f"{label}: {note}" for label, found, remarks in logs for note in (*_timer_notes(found), *remarks))
     lead = "Time of one attention call from end to end as the log says it, in the steady state."
     return Section("attention", "Attention end to end", lead, (table_of("Attention timers.", fields, rows, notes=notes),))
-
-
-def _units(summary: SeriesSummary) -> str:
-    return ", ".join(
-        f"{choice.unit} ({choice.source}{'' if choice.proven else ', unproven'})" for choice in summary.resolved.choices
-    )
 
 
 def unit_notes(resolved: Iterable[Resolved]) -> Iterator[str]:
@@ -165,17 +154,7 @@ def _timer_notes(summaries: Sequence[SeriesSummary]) -> Iterator[str]:
 
 def ranges(indices: Sequence[int]) -> str:
     """Format indices as ranges of numbers counted from 1: `1-48, 60`."""
-    found: list[list[int]] = []
-    for index in sorted(indices):
-        if found and found[-1][1] == index:
-            found[-1][1] = index + 1
-        else:
-            found.append([index + 1, index + 1])
-    texts = [f"{first}" if first == last else f"{first}-{last}" for first, last in found]
-    return first_of(texts, _RANGES, "stretches")
-
-
-# --------------------------------------------------------------------------------------------------------------- inputs
+    return first_of(stretches(index + 1 for index in sorted(indices)), _RANGES, "stretches")
 
 
 def inputs_section(files: Sequence[InputFile | Log], logs: Sequence[Log] = ()) -> Section:

@@ -18,11 +18,10 @@ from strobe.perf.analysis.runs.latency import NS, Latencies, SwitchCost, latenci
 from strobe.perf.measure.stats import FLOOR, P99_SAMPLES, p99, percentile
 from strobe.perf.records.record import Gate, Quality, Variant, Workload
 from strobe.perf.records.store import FILES, RunRecords, read_run, superseded
+from strobe.perf.report.blocks.fields import gathered
 from strobe.perf.table.fields import Field, count, numeric, table_of, time
 from strobe.perf.table.model import Cell, Missing, Notes, Number, Section, Speedup, Table, Text, Tone, bytes_cell
 from strobe.perf.table.rows import columns
-
-# Entries of the optimisation log: every variant of every recorded run.
 
 METRIC: Final = "psnr"
 """Quality metric that decides: measured wherever quality is, frame by frame against a named preset with the same noise."""
@@ -51,22 +50,18 @@ class LogEntry:
 
     @property
     def label(self) -> str:
-        """Number and name of the entry."""
         return f"{self.number} {self.name}"
 
     @property
     def reference(self) -> str:
-        """Name of the variant that it is compared with."""
         return self.run.header.baseline
 
     @property
     def is_reference(self) -> bool:
-        """Whether the other variants of its run are compared with it."""
         return self.name == self.reference
 
     @property
     def work(self) -> Workload:
-        """Workload of the clip."""
         assert self.run.header.workload is not None, "runs without one have no entry"
         return self.run.header.workload
 
@@ -78,7 +73,6 @@ class LogEntry:
 
     @property
     def gate(self) -> Gate | None:
-        """Gate record of the entry; None if it has none."""
         return next((gate for gate in self.run.gates if gate.variant == self.name), None)
 
     @property
@@ -94,9 +88,7 @@ class LogEntry:
         gate, end = self.gate, self.run.end
         if gate is not None and not gate.passed:
             return f"red gate: {gate.rule}: {gate.detail}"
-        if end is not None and end.status == "failed" and end.variant in ("", self.name):
-            return end.message
-        return ""
+        return end.message if end is not None and end.status == "failed" and end.variant in ("", self.name) else ""
 
     @property
     def speed(self) -> float | None:
@@ -109,7 +101,6 @@ class LogEntry:
 
     @property
     def quality(self) -> Quality | None:
-        """Its record of `METRIC`; None if not measured."""
         return _line(self.run, self.name)
 
     @property
@@ -122,13 +113,11 @@ class LogEntry:
 
     @property
     def peak_bytes(self) -> int | None:
-        """Peak memory over its timed clips, bytes."""
         peaks = [clip.peak_bytes for clip in timed_clips(self.run) if clip.variant == self.name and clip.peak_bytes is not None]
         return max(peaks, default=None)
 
     @property
     def dit_fps(self) -> float | None:
-        """Pixel frames per second of the transformer alone, without decoding."""
         if isinstance(self.latencies, str) or not self.latencies.dit_block_ns:
             return None
         return NS * self.work.frames_per_block * self.work.batch / self.latencies.dit_block_ns
@@ -179,12 +168,9 @@ def read_entries(folders: Sequence[Path]) -> tuple[LogEntry, ...]:
         DataError: a folder has no readable records, or none of them measured a model.
     """
     runs = sorted((read_run(folder) for folder in folders), key=lambda run: (run.header.date, str(run.folder)))
-    seen: dict[tuple[object, ...], list[LogEntry]] = {}
-    for run in (each for each in runs if each.header.workload is not None):
-        for name in dict.fromkeys(run.header.order):
-            entry = _entry(run, name)
-            key = (*entry.group, name) if entry.is_reference else (str(run.folder), name)
-            seen.setdefault(key, []).append(entry)
+    of_models = (run for run in runs if run.header.workload is not None)
+    found = (_entry(run, name) for run in of_models for name in dict.fromkeys(run.header.order))
+    seen = gathered((each.group if each.is_reference else (str(each.run.folder), each.name), each) for each in found)
     if not seen:
         raise DataError("these runs measured no stream: the log is about streams of a model")
     chosen = ((next((each for each in same if not isinstance(each.latencies, str)), same[0]), same) for same in seen.values())
@@ -273,11 +259,9 @@ def dominates(other: LogEntry, entry: LogEntry) -> bool:
     """Return whether another entry of the group is at least as fast and as good, and better in one of the two."""
     if other is entry or other.group != entry.group or other.error:
         return False
-    pairs = (other.speed, entry.speed), (other.score, entry.score)
-    if any(each is None for pair in pairs for each in pair):
+    fast, own_fast, good, own_good = other.speed, entry.speed, other.score, entry.score
+    if fast is None or own_fast is None or good is None or own_good is None:
         return False
-    (fast, own_fast), (good, own_good) = pairs
-    assert fast is not None and own_fast is not None and good is not None and own_good is not None
     return fast >= own_fast and good >= own_good and (fast > own_fast or good > own_good)
 
 
@@ -301,15 +285,12 @@ def _reason(entry: LogEntry) -> str:
     return "no line of quality in the records" if line is None else line.note or "no reason given"
 
 
-# Tables of the optimisation log: one topic each, one row per entry.
-
 _TONES: Final[dict[str, Tone]] = {"Keep": "good", "Drop": "bad", "Open": "muted", "Reference": "plain"}
 _LABEL: Final[Field[LogEntry]] = Field("entry", lambda entry: entry.label)
 _BATCH: Final[Field[LogEntry]] = count("batch", lambda entry: entry.work.batch)
 
 
-def decisions(rows: Sequence[tuple[LogEntry, Word, str]]) -> Table:
-    """Build the table of every entry's speedup, verdict and reason."""
+def _decisions(rows: Sequence[tuple[LogEntry, Word, str]]) -> Table:
     fields: tuple[Field[tuple[LogEntry, Word, str]], ...] = (
         Field("entry", lambda row: row[0].label),
         Field("reference", lambda row: row[0].reference),
@@ -327,8 +308,7 @@ def _speedup(entry: LogEntry) -> Cell:
     return entry.e2e.cell
 
 
-def configurations(entries: Sequence[LogEntry]) -> Table:
-    """Build the table of the settings in which each entry differs from its reference."""
+def _configurations(entries: Sequence[LogEntry]) -> Table:
     fields: tuple[Field[LogEntry], ...] = (
         _LABEL,
         Field("differences to the reference", _changed),
@@ -376,7 +356,7 @@ def steady(entries: Sequence[LogEntry]) -> Table:
     return table_of("Steady state, delivered with VAE.", fields, entries, notes=(note,))
 
 
-def switching(entries: Sequence[LogEntry]) -> Iterator[Table]:
+def _switching(entries: Sequence[LogEntry]) -> Iterator[Table]:
     """Yield the table of first frame blocks under a new prompt, and that of each switch with the block before it."""
     note = "PS: the first frame block under a new prompt, delivered, over all switches and timed clips."
     fields: tuple[Field[LogEntry], ...] = (_LABEL, *_summary("PS", lambda found: found.switches_ns))
@@ -393,12 +373,10 @@ def switching(entries: Sequence[LogEntry]) -> Iterator[Table]:
         yield table_of("When the prompt switches.", switches, rows, notes=(note,))
 
 
-def lockstep(entries: Sequence[LogEntry]) -> Iterator[Table]:
+def _lockstep(entries: Sequence[LogEntry]) -> Iterator[Table]:
     """Yield for each reference, model and device the table of its batches: what more streams cost."""
-    alike: dict[tuple[object, ...], list[LogEntry]] = {}
-    for entry in (each for each in entries if each.is_reference):
-        reference, model, _, device = entry.group
-        alike.setdefault((reference, model, replace_struct(entry.work, batch=1), device), []).append(entry)
+    references = [entry for entry in entries if entry.is_reference]
+    alike = gathered(((*each.group[:2], each.group[3], replace_struct(each.work, batch=1)), each) for each in references)
     for own in alike.values():
         if any(entry.work.batch > 1 for entry in own):
             yield _batches(sorted(own, key=lambda entry: entry.work.batch))
@@ -468,15 +446,13 @@ def _gib(num_bytes: float) -> Cell:
 
 
 def _peak(entry: LogEntry, *, encoder: bool) -> Cell:
-    """Return the cell of the peak with or without the text encoder, whose weights lie on the device or outside of it."""
     text, held = (entry.settings.text_encoder_bytes, entry.settings.text_encoder_on_device) if entry.settings else (None, None)
     if entry.peak_bytes is None or text is None or held is None:
         return Missing("the records do not say", "not known")
     return _gib(entry.peak_bytes + (0 if held == encoder else text if encoder else -text))
 
 
-def quality_table(entries: Sequence[LogEntry]) -> Table | None:
-    """Build the table of every recorded metric, with its reference; None if no quality was measured."""
+def _quality_table(entries: Sequence[LogEntry]) -> Table | None:
     lines = {(entry.number, line.metric): line for entry in entries for line in entry.run.quality if line.variant == entry.name}
     metrics = list(dict.fromkeys(metric for _, metric in lines))
     if not metrics:
@@ -506,9 +482,8 @@ def _break_even(entry: LogEntry) -> Cell:
     if entry.is_reference or isinstance(_cold_ns(entry), Missing) or isinstance(entry.latencies, str):
         return Missing("", "-")
     blocks = entry.break_even
-    if blocks is None:
-        return Text("never: its blocks are not shorter", "muted")
-    return Text("0: starts no colder") if blocks == 0 else Number(blocks, 1)
+    never = Text("never: its blocks are not shorter", "muted")
+    return never if blocks is None else Text("0: starts no colder") if blocks == 0 else Number(blocks, 1)
 
 
 def _none(entry: LogEntry) -> Missing:
@@ -520,7 +495,6 @@ def _why(entry: LogEntry) -> str:
 
 
 def _known(entry: LogEntry, get: Callable[[Latencies], Any]) -> Any:
-    """Return a figure of an entry's latencies, or the cell that says why there is none."""
     return (None if isinstance(entry.latencies, str) else get(entry.latencies)) or _none(entry)
 
 
@@ -529,7 +503,6 @@ def _rate(head: str, get: Callable[[Latencies], float | None]) -> Field[LogEntry
 
 
 def _summary(name: str, samples: Callable[[Latencies], Sequence[int]]) -> tuple[Field[LogEntry], ...]:
-    """Return the columns mean, p50, p99 (if there are enough samples), max, and number of samples."""
 
     def of(get: Callable[[Sequence[int]], Any]) -> Callable[[LogEntry], Any]:
         return lambda entry: _known(entry, lambda found: get(own) if (own := samples(found)) else Missing("there were none", "-"))
@@ -551,22 +524,15 @@ def _quality(line: Quality | None, entry: LogEntry) -> Cell:
     return Number(line.value, 4 if abs(line.value) < 10 else 2)
 
 
-# Sections of an optimisation log: decisions with their rule, configurations, then one section per topic.
-
-
 def log_sections(decided: Sequence[tuple[LogEntry, Word, str]], notes: Sequence[str] = ()) -> tuple[Section, ...]:
-    """Build the sections: decisions with their rule, configurations, then one section per topic.
-
-    Args:
-        notes: on what has no entry.
-    """
+    """Build the sections: decisions with their rule and notes, configurations, then one section per topic."""
     entries = [entry for entry, *_ in decided]
-    quality = quality_table(entries) or Notes(("Not measured: these records hold no quality numbers.",))
+    quality = _quality_table(entries) or Notes(("Not measured: these records hold no quality numbers.",))
     lead = "Every recorded run is an entry, the failed ones too. Words and numbers are computed from the records."
     return (
-        Section("decisions", "Decisions", lead, (decisions(decided), Notes((*notes, *RULE)))),
-        Section("configurations", "Configurations", "", (configurations(entries),)),
-        Section("latency", "Latencies and rates", "", (steady(entries), *switching(entries), *lockstep(entries))),
+        Section("decisions", "Decisions", lead, (_decisions(decided), Notes((*notes, *RULE)))),
+        Section("configurations", "Configurations", "", (_configurations(entries),)),
+        Section("latency", "Latencies and rates", "", (steady(entries), *_switching(entries), *_lockstep(entries))),
         Section("quality", "Quality", "", (quality,)),
         Section("cost", "Memory and start", "", (cost(entries),)),
     )

@@ -1,20 +1,53 @@
-"""Methods of attention on captured q, k and v, judged by error and time, with the answer in words."""
+"""The front of speed and quality, and methods of attention on captured q, k and v, judged by error and time."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Final
 
 from strobe.perf.analysis.runs.grid import GridContestant, speedup
 from strobe.perf.records.record import RECALL, RELATIVE, WORST_HEAD, Contestant
-from strobe.perf.report.blocks.front import FrontPoint, front
+from strobe.perf.report.blocks.fields import gathered
 from strobe.perf.report.blocks.grid import timed_fields
 from strobe.perf.table.fields import Field, numeric, table_of, time
-from strobe.perf.table.model import Axis, Figure, Number, Plane, PlotPoint, Section, Share, Table, Text
+from strobe.perf.table.model import Axis, Figure, Number, Plane, PlotPoint, Ratio, Section, Share, Table, Text
+
+BEST: Final = 60.0
+"""Quality from which pictures count as equal, dB: a mean error of a quarter of an 8-bit step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrontPoint:
+    """One setting: speedup over the base, quality in dB (infinite: the pictures equal the reference's).
+
+    Args:
+        speed: what counts; 1 where the interval does not prove a difference.
+        measured: what was measured, and its interval.
+    """
+
+    label: str
+    speed: float
+    score: float
+    measured: Ratio = field(default_factory=lambda: Ratio(1.0))
+
+    @property
+    def quality(self) -> float:
+        """Quality that counts, dB: at most `BEST`."""
+        return min(self.score, BEST)
+
+
+def front(points: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
+    """Return the points that no other point beats in speed and quality, fastest first; of equal points the first given."""
+    kept: list[FrontPoint] = []
+    for point in sorted(points, key=lambda each: (-each.speed, -each.quality)):
+        if all(point.quality > other.quality for other in kept):
+            kept.append(point)
+    return tuple(kept)
+
 
 LIMITS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 """Relative errors that the answer tries one after the other."""
@@ -55,18 +88,13 @@ class Judged:
 
     @property
     def method(self) -> str:
-        """What it is called on the page, without its level."""
         if self.made.peer:
             return self.made.impl
-        return (
-            f"{self.made.work} ({self.made.impl})"
-            if self.made.level is None
-            else f"VSA by {_SAID.get(self.made.impl, self.made.impl)}"
-        )
+        by = _SAID.get(self.made.impl, self.made.impl)
+        return f"{self.made.work} ({self.made.impl})" if self.made.level is None else f"VSA by {by}"
 
     @property
     def words(self) -> str:
-        """What it is called on the page."""
         return self.method if self.made.level is None else f"{self.method} at {100 * self.made.level:g} %"
 
     @property
@@ -87,9 +115,7 @@ def judge_methods(cells: Sequence[Any]) -> tuple[GridContestant | None, tuple[Ju
     for name, entry in merged.items():
         numbers = [entries[name] for entries in own]
         errors = [_number(each, RELATIVE) for each in numbers]
-        layers: dict[str, list[float]] = {}
-        for cell, error in zip(cells, errors, strict=True):
-            layers.setdefault(cell.grid.layer, []).append(error)
+        layers = gathered((cell.grid.layer, error) for cell, error in zip(cells, errors, strict=True))
         kept = [value for each in numbers if (value := each.number(RECALL)) is not None]
         against, verdict = speedup(reference, entry)
         found.append(
@@ -138,25 +164,21 @@ def answer(judged: Sequence[Judged], *, on_gpu: bool) -> str:
     return f"No method is faster than dense attention at an error of {100 * LIMITS[-1]:g} % or less{where}"
 
 
+def _percent(share: float) -> Number:
+    return Number(100 * share, 3, "%")
+
+
 def _table(reference: GridContestant, judged: Sequence[Judged], cells: Sequence[Any]) -> Table:
+    rmse = "RMSE of the output against dense attention / root mean square, mean over calls"
     fields: tuple[Field[Judged], ...] = (
         Field("method", lambda row: row.words),
         time("median", lambda row: row.entry.median_ns),
         *timed_fields("fastest dense", lambda row: row.entry, lambda row: reference),
         numeric("computed", lambda row: row.density, "share of all pairs of tokens, mean over calls", show=Share),
         numeric("weight kept", lambda row: row.kept, "share of dense attention's mass on the selected keys", show=Share),
-        *(
-            numeric(head, get, hint, show=lambda value: Number(100 * value, 3, "%"))
-            for head, get, hint in (
-                (
-                    "error",
-                    lambda row: row.error,
-                    "RMSE of the output against dense attention / root mean square, mean over calls",
-                ),
-                ("worst head", lambda row: row.worst_head, "of any call"),
-                ("worst layer", lambda row: row.worst_layer[1], "mean over its steps"),
-            )
-        ),
+        numeric("error", lambda row: row.error, rmse, show=_percent),
+        numeric("worst head", lambda row: row.worst_head, "of any call", show=_percent),
+        numeric("worst layer", lambda row: row.worst_layer[1], "mean over its steps", show=_percent),
         Field("which", lambda row: row.worst_layer[0]),
         Field("front", lambda row: Text("yes", "good") if row.on_front else "" if row.whole else "selection not timed"),
     )
@@ -172,7 +194,6 @@ def _table(reference: GridContestant, judged: Sequence[Judged], cells: Sequence[
 
 
 def _figure(judged: Sequence[Judged]) -> Figure:
-    """Plot error against time; the front is joined."""
     shown = [each for each in judged if math.isfinite(each.error)]
     kinds = list(dict.fromkeys(each.method for each in shown))
     marks = tuple(
@@ -192,17 +213,13 @@ def _figure(judged: Sequence[Judged]) -> Figure:
     fields: tuple[Field[Judged], ...] = (
         Field("method", lambda row: row.words),
         time("median", lambda row: row.entry.median_ns),
-        numeric("error", lambda row: Number(100 * row.error, 3, "%")),
+        numeric("error", lambda row: row.error, show=_percent),
     )
     return Figure(title=title, alt=title, picture=picture, table=table_of(f"{title}.", fields, shown))
 
 
 def judged_sections(cells: Sequence[Any]) -> Iterator[tuple[str, Section, Table]]:
-    """Yield answer, section and table of every grid and block size of captured calls.
-
-    Args:
-        cells: of an attention grid.
-    """
+    """Yield answer, section and table of every grid and block size of captured calls."""
     captured = (cell for cell in cells if cell.grid.layer and not cell.serialised)
     for (shape, block), group in groupby(captured, key=lambda cell: (cell.grid.shape, cell.grid.block)):
         own = list(group)

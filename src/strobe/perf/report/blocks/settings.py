@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from strobe.perf.records.record import CUSTOM, Clocks, Gate, Header, Variant
 from strobe.perf.records.store import RunRecords
-from strobe.perf.report.blocks.fields import damage_banner, run_facts
+from strobe.perf.report.blocks.fields import damage_banner, gathered, run_facts
 from strobe.perf.report.study import Profile, RunStudy, Subject, damage_of
 from strobe.perf.table.fields import Field, beside, table_of
 from strobe.perf.table.model import Banner, Cell, Code, Count, Fact, Section, Table, Text, bytes_cell
-
-# Settings of a report: environment, variants, optimisations that differ; and banners to read first.
 
 _NONE: Final = Text("none", "muted")
 _UNKNOWN: Final = Text("not known", "muted")
@@ -29,14 +26,7 @@ def settings_section(study: RunStudy) -> Section:
 
 
 def timed_facts(head: Header, reference: str, timed: str, number: int, *, commit: str = "", model: str = "") -> tuple[Fact, ...]:
-    """Return the facts of a run whose variants took turns.
-
-    Args:
-        reference: what its baseline is called.
-        timed: what was timed, and how many.
-        commit: of the checkout; empty: not said.
-        model: that every variant runs; empty: none.
-    """
+    """Return the facts of a run whose variants took turns; `reference`, `timed`: names of its baseline and of its calls."""
     named = (("Commit", commit), ("Device", f"{head.machine.device}, {head.machine.cores} cores, {head.machine.threads} threads"),
              ("torch", head.machine.torch or "not used"), ("Model", model), (reference, head.baseline),
              (timed, f"{number}, interleaved"))  # fmt: skip
@@ -44,12 +34,7 @@ def timed_facts(head: Header, reference: str, timed: str, number: int, *, commit
 
 
 def gates_table(caption: str, heads: tuple[str, str], words: tuple[str, str], gates: Sequence[Gate]) -> Table:
-    """Build the table of gates: what was checked, the rule, and what was measured.
-
-    Args:
-        heads: of the columns of names and of results.
-        words: of a gate that passed, and of one that is red.
-    """
+    """Build the table of gates; `words`: of one that passed, and of a red one."""
     fields: tuple[Field[Gate], ...] = (
         Field(heads[0], lambda gate: gate.variant, Code),
         Field(heads[1], lambda gate: Text(words[0], "good") if gate.passed else Text(words[1], "bad")),
@@ -57,9 +42,6 @@ def gates_table(caption: str, heads: tuple[str, str], words: tuple[str, str], ga
         Field("measured", lambda gate: gate.detail),
     )
     return table_of(caption, fields, gates)
-
-
-# ---------------------------------------------------------------------------------------------------------- environment
 
 
 def _clocks(clocks: Clocks) -> Cell:
@@ -78,12 +60,6 @@ def _bytes(value: int | None, missing: Cell = _UNKNOWN) -> Cell:
     return missing if value is None else bytes_cell(value, "GiB", 1)
 
 
-def _commit(header: Header) -> Cell:
-    if header.git.commit is None:
-        return Text("not a checkout", "muted")
-    return Text(f"{header.git.commit[:12]} ({'changed files' if header.git.dirty else 'clean'})")
-
-
 def _or_none(value: object) -> Cell:
     return _NONE if value is None or value == "" else Text(str(value))
 
@@ -92,7 +68,14 @@ _ENVIRONMENT: Final[tuple[tuple[str, Callable[[Header], Cell]], ...]] = (
     ("run", lambda header: Text(header.run)),
     ("date", lambda header: Text(header.date)),
     ("strobe", lambda header: Text(header.strobe)),
-    ("commit", _commit),
+    (
+        "commit",
+        lambda header: (
+            Text("not a checkout", "muted")
+            if header.git.commit is None
+            else Text(f"{header.git.commit[:12]} ({'changed files' if header.git.dirty else 'clean'})")
+        ),
+    ),
     ("command", lambda header: Text(" ".join(header.argv))),
     ("device", lambda header: Text(f"{header.machine.device}: {header.machine.device_name}")),
     ("GPUs", lambda header: Count(header.machine.gpu_count)),
@@ -114,13 +97,11 @@ _ENVIRONMENT: Final[tuple[tuple[str, Callable[[Header], Cell]], ...]] = (
 
 
 def _workload(header: Header) -> list[tuple[str, Cell]]:
-    """Return the rows on the model and the clip; none if the caller's own code was measured."""
     rows: list[tuple[str, Cell]] = []
-    if header.model is not None:
-        rows.append(("model", Text(header.model.name)))
-        rows.append(("weights SHA-256", Code(header.model.weights_sha256[:16])))
-        rows.append(("transformer parameters", Count(header.model.num_params)))
-    work = header.workload
+    model, work = header.model, header.workload
+    if model is not None:
+        rows += [("model", Text(model.name)), ("weights SHA-256", Code(model.weights_sha256[:16]))]
+        rows.append(("transformer parameters", Count(model.num_params)))
     if work is not None:
         rows.append(("pixels", Text(f"{work.width} x {work.height}")))
         rows.append(("frames, frames per second of playback", Text(f"{work.frames}, {work.fps}")))
@@ -131,7 +112,6 @@ def _workload(header: Header) -> list[tuple[str, Cell]]:
 
 
 def _gpu(run: RunRecords) -> list[tuple[str, Cell]]:
-    """Return the rows on the GPU's settings, and on its clocks during the timed clips."""
     rows: list[tuple[str, Cell]] = []
     state = run.header.machine.gpu
     if state is not None:
@@ -175,9 +155,6 @@ def environment_table(study: RunStudy, caption: str = "Environment, model and cl
     names = dict.fromkeys(name for own in found for name in own)
     fields = beside("", ("value" if len(study.runs) == 1 else run.header.run for run in study.runs))
     return table_of(caption, fields, [(name, *(own.get(name, _NONE) for own in found)) for name in names])
-
-
-# ------------------------------------------------------------------------------------------------------------- variants
 
 
 def _calls(variant: Variant) -> Cell:
@@ -246,8 +223,8 @@ def _knobs(study: RunStudy) -> Table:
     same = []
     for name in names:
         knobs = [knobs.get(name) for knobs in by_subject]
-        states = {(knob.value, knob.on) if knob else None for knob in knobs}
-        if len(states) > 1 or any(knob and knob.reason for knob in knobs):
+        differs = len({(knob.value, knob.on) if knob else None for knob in knobs}) > 1
+        if differs or any(knob and knob.reason for knob in knobs):
             cells = (Text(knob.value, "plain" if knob.on else "muted", knob.reason) if knob else _NONE for knob in knobs)
             rows.append((name, *cells))
         else:
@@ -256,8 +233,6 @@ def _knobs(study: RunStudy) -> Table:
     fields = beside("knob", (subject.label for subject in study.subjects))
     return table_of("Optimisations that differ, or that this device cannot run.", fields, rows, notes=notes)
 
-
-# -------------------------------------------------------------------------------------------------------------- banners
 
 _MUST_AGREE: Final[tuple[tuple[str, Callable[[Header], object]], ...]] = (
     ("commit", lambda header: header.git.commit),
@@ -310,19 +285,12 @@ def banners(study: RunStudy, *, gather: bool = False, any_clip: bool = False) ->
 
 
 def remarks(found: Sequence[tuple[str, str]], *, gather: bool) -> tuple[str, ...]:
-    """Return remarks as lines, each with the name of its run; an empty name is left out.
-
-    Args:
-        gather: what is said of several runs is one line, with their number.
-    """
-    runs: dict[str, list[str]] = defaultdict(list)
-    for run, remark in found:
-        runs[remark].append(run)
+    """Return remarks as lines, each with the name of its run if it has one; `gather`: what several runs say is one line."""
     if not gather:
         return tuple(f"{run}: {remark}" if run else remark for run, remark in found)
     return tuple(
         f"{len(own)} cells: {remark}" if len(own) > 1 else f"{own[0]}: {remark}" if own[0] else remark
-        for remark, own in runs.items()
+        for remark, own in gathered((remark, run) for run, remark in found).items()
     )
 
 
@@ -330,17 +298,13 @@ def differences(study: RunStudy, *, any_clip: bool = False) -> list[str]:
     """Return what differs between runs, or between variants of one, although it must agree; `any_clip` lets clips differ."""
     found = []
     for name, value in _MUST_AGREE:
-        if any_clip and name == "clip":
-            continue
         values = [value(run.header) for run in study.runs]
-        if any(other != values[0] for other in values):
+        if any(other != values[0] for other in values) and not (any_clip and name == "clip"):
             shown = "" if name == "clip" else ": " + " / ".join(str(item) for item in values)
             found.append(f"{name} differs between the runs{shown}")
-    for run in study.runs:
-        tokens = {variant.tokens_per_block for variant in run.variants}
-        if len(tokens) > 1:
-            found.append(f"{run.header.run}: variants differ in tokens per frame block: {sorted(map(str, tokens))}")
-    return found
+    tokens = ((run.header.run, {variant.tokens_per_block for variant in run.variants}) for run in study.runs)
+    odd = ((run, sorted(map(str, own))) for run, own in tokens if len(own) > 1)
+    return [*found, *(f"{run}: variants differ in tokens per frame block: {own}" for run, own in odd)]
 
 
 def _doubts(run: RunRecords) -> list[str]:

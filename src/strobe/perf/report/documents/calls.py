@@ -100,13 +100,11 @@ class ComparedCalls:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """Return the table that a notebook shows: a row for each function."""
         rows = [{key: row[key] for key in _SHOWN} for row in self.rows()]
         return html_table("time of one call, against " + self.document.calls[0].reference, rows)
 
 
 def _line(row: CallsRow) -> str:
-    """One function in a line."""
     if row.mean_ns is None:
         return f"{row.name}: not timed, {row.output or 'nothing is left to compare it with'}"
     if row.ratio is None or row.pair_baseline_ns is None or row.pair_candidate_ns is None:

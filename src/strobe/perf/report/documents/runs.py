@@ -23,8 +23,6 @@ from strobe.perf.report.findings import Finding
 from strobe.perf.table.model import Report
 from strobe.perf.table.rows import DocumentPart, as_row, col, part_of, struct_of
 
-# Base of all documents: tables of flat rows that convert to dictionaries and display in a notebook.
-
 SCHEMA_VERSION: Final = 1
 """Schema version of documents. Adding a key keeps it; removing, renaming or redefining one raises it."""
 
@@ -56,7 +54,6 @@ class Document(DocumentPart, frozen=True, kw_only=True):
         return list(tables[chosen]())
 
     def _tables(self) -> Mapping[str, Callable[[], Iterable[dict[str, Any]]]]:
-        """Return what yields the rows of each table, by name."""
         return {name: partial(map, as_row, getattr(self, name)) for name in table_kinds(type(self))}
 
     def brief(self) -> Mapping[str, tuple[str, ...]]:
@@ -78,7 +75,6 @@ class Document(DocumentPart, frozen=True, kw_only=True):
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """Return HTML for a notebook: the title and the main tables."""
         tables = (html_table(name, self.rows(name)) for name in self.SHOWN)
         return f"<h4>{escape(self.title())}</h4>{''.join(tables)}"
 
@@ -90,9 +86,6 @@ def table_kinds(kind: type[Document]) -> dict[str, type[Any]]:
     plain = ((each.name, each.type.type if isinstance(each.type, inspect.Metadata) else each.type) for each in info.fields)
     items = ((name, each.item_type) for name, each in plain if isinstance(each, inspect.VarTupleType))
     return {name: item.cls for name, item in items if isinstance(item, inspect.StructType)}
-
-
-# The document that `strobe report --json` prints and `strobe.compare_runs` returns.
 
 
 class RatioRow(DocumentPart, frozen=True, kw_only=True):
@@ -129,8 +122,7 @@ class AccountRow(DocumentPart, frozen=True, kw_only=True):
     reference: A[str, col("name of the variant that the candidate is compared with")]
     missing: A[str, col("reason why there is no account; empty if there is one")]
     steady_blocks: A[
-        int | None,
-        col("number of steady frame blocks in a clip; 0: `parts` covers all frame blocks; null without an account"),
+        int | None, col("number of steady frame blocks in a clip; 0: `parts` covers all frame blocks; null without an account")
     ]
     explained_time_share: A[
         float | None, col("share of the time in named parts, 0 to 1, of the side where it is less; null: no account")
@@ -206,8 +198,7 @@ class RunDocument(Document, frozen=True, kw_only=True):
     quality: A[tuple[QualityRow, ...], col("quality scores, one row per variant and metric")]
     accounts: A[tuple[AccountRow, ...], col("summary of the account, one row per candidate")]
     parts: A[
-        tuple[PartRow, ...],
-        col("time of a steady frame block, one row per candidate and part; empty for functions and programs"),
+        tuple[PartRow, ...], col("time of a steady frame block, one row per candidate and part; empty for functions and programs")
     ]
     kinds: A[
         tuple[BlocksRow, ...],
@@ -237,14 +228,7 @@ def in_title(name: str, ratio: float, low: float | None, high: float | None) -> 
 def run_document(
     runs: Sequence[RunRecords], report: Report, findings: Sequence[Finding], allow_different: Sequence[str] = ()
 ) -> RunDocument:
-    """Return what the report of some runs found.
-
-    Args:
-        runs: what the report is about.
-        report: the report of them.
-        findings: what it says of each candidate.
-        allow_different: facts that were meant to differ.
-    """
+    """Return what the report of some runs found."""
     measured = {each.candidate for each in report.speedups}
     refusals = {_label(run, name, measured): refusal for run in runs for name, refusal in _refusals(run, allow_different)}
     calls = {_label(run, own.name, measured): own.calls_per_sample for run in runs if is_own_code(run) for own in own_code(run)}
@@ -283,7 +267,6 @@ def run_document(
 
 
 def _label(run: RunRecords, name: str, measured: set[str]) -> str:
-    """Return the name of a variant as in the report: with its run's name where several runs have it."""
     own = f"{name} ({run.header.run})"
     return own if own in measured else name
 
@@ -334,7 +317,6 @@ def _kinds(finding: Finding) -> Iterator[BlocksRow]:
 
 
 def _lines(finding: Finding, calls: int | None) -> Iterator[LineRow]:
-    """Yield the lines of an account: of a clip, or, where a sample is that many calls, of one call."""
     ledger = finding.ledger
     if not isinstance(ledger, Ledger):
         return

@@ -24,8 +24,6 @@ from strobe.perf.report.speedup_page.study import LoadedSide, SpeedupStudy
 from strobe.perf.report.speedup_page.tables import no_account
 from strobe.perf.table.rows import DocumentPart, as_row, col, part_of
 
-# JSON documents of logs and traces: exact integers in nanoseconds, averages as numbers.
-
 
 def log_document(log: Log) -> dict[str, Any]:
     """Return the line counts, damage and rejected values of a log."""
@@ -61,7 +59,7 @@ def timer_document(label: str, summary: SeriesSummary, remarks: Sequence[str]) -
         "rank": summary.series.rank,
         "units": list(map(asdict, summary.resolved.choices)),
         "values": len(summary.resolved.values_ns),
-        "calls": calls_document(summary.calls),
+        "calls": _calls_document(summary.calls),
         "method": summary.method,
         "note": summary.note,
         "excluded": {cause: len(indices) for cause, indices in summary.excluded.items()},
@@ -70,8 +68,7 @@ def timer_document(label: str, summary: SeriesSummary, remarks: Sequence[str]) -
     }
 
 
-def calls_document(calls: Distribution) -> dict[str, Any]:
-    """Return the distribution of call times, ns."""
+def _calls_document(calls: Distribution) -> dict[str, Any]:
     return asdict(calls) | {"mean_ns": calls.mean_ns}
 
 
@@ -79,11 +76,8 @@ def kernels_document(label: str, found: Sequence[FocalKernels]) -> dict[str, Any
     """Return the focal kernels of one trace."""
     return {
         "trace": label,
-        "devices": [{"device": each.device, "names": list(each.names), "calls": calls_document(each.calls)} for each in found],
+        "devices": [{"device": each.device, "names": list(each.names), "calls": _calls_document(each.calls)} for each in found],
     }
-
-
-# The document that `strobe speedup --json` prints and `strobe.compare_traces` returns.
 
 
 class AnswerPart(DocumentPart, frozen=True, kw_only=True):
@@ -206,9 +200,6 @@ def _flat(part: object) -> dict[str, Any]:
     """Return the plain attributes of a part; its exact times become numbers."""
     nested = ("baseline", "candidate", "calls", "covers_ns", "path")
     return {name: value for name, value in as_row(part).items() if name not in nested}
-
-
-# Conversion of a `SpeedupStudy` to its document: exact values as fractions of nanoseconds, others as numbers and words.
 
 
 def speedup_document(study: SpeedupStudy) -> SpeedupDocument:

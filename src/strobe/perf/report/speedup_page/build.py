@@ -20,7 +20,7 @@ from strobe.perf.analysis.ledger.traces import FOCAL_NAME
 from strobe.perf.analysis.runs.compare import ratio_cell
 from strobe.perf.analysis.structure.steps import Steps
 from strobe.perf.report.blocks.answer import ANSWER, SHORT_NS, answer_figure, limit, line_name, part_fields, rest_words
-from strobe.perf.report.blocks.fields import damage_banners, page
+from strobe.perf.report.blocks.fields import damage_banners, gathered, page
 from strobe.perf.report.blocks.logs import attention_section, input_file, inputs_section, stages_section, unit_notes
 from strobe.perf.report.speedup_page.study import LoadedSide, SpeedupStudy
 from strobe.perf.report.speedup_page.tables import (
@@ -57,11 +57,8 @@ from strobe.perf.table.model import (
     significant,
 )
 
-# Notes on the numbers: units, warm-up, anomalies, and what could not be computed.
 
-
-def notes_section(study: SpeedupStudy) -> Section:
-    """Build the section of notes on all numbers; contradictions and suspected copies are banners instead."""
+def _notes_section(study: SpeedupStudy) -> Section:
     items = [*_units(study), *_remarks(study)]
     for side in study.sides:
         items += _side_notes(side)
@@ -71,17 +68,15 @@ def notes_section(study: SpeedupStudy) -> Section:
 
 def _units(study: SpeedupStudy) -> Iterator[str]:
     for side in study.sides:
-        timings = side.timings
-        for note in unit_notes(timer.resolved for timer in timings.timers):
-            yield f"Attention timer of the {side.name}: {note}."
-        if not isinstance(timings.stage, str):
-            for note in unit_notes(timings.stage.resolved):
-                yield f"Stage of the {side.name}: {note}."
+        stage = () if isinstance(side.timings.stage, str) else side.timings.stage.resolved
+        timers = (timer.resolved for timer in side.timings.timers)
+        for of, resolved in (("Attention timer", timers), ("Stage", stage)):
+            yield from (f"{of} of the {side.name}: {note}." for note in unit_notes(resolved))
 
 
 def anomalies(study: SpeedupStudy) -> Iterator[str]:
     """Yield sentences on figures that cannot be right, or that need a second look."""
-    yield from coincidences(study)
+    yield from _coincidences(study)
     yield from contradictions(study)
     yield from _remarks(study)
 
@@ -98,14 +93,13 @@ def contradictions(study: SpeedupStudy) -> Iterator[str]:
         yield from (f"{side.name}: {remark}" for remark in side.remarks)
 
 
-def coincidences(study: SpeedupStudy) -> Iterator[str]:
+def _coincidences(study: SpeedupStudy) -> Iterator[str]:
     """Yield sentences on different quantities that are suspiciously equal."""
     for a, b, apart in study.equal:
         yield f"{a} equals {b} to {float(apart):.0e}: a copy or a coincidence; check where both come from"
 
 
 def _remarks(study: SpeedupStudy) -> Iterator[str]:
-    """Yield notes on implied calls per stage, on what was left out, and on the profiler's overhead."""
     if study.implied is not None:
         calls, candidates = study.implied
         known = [side.timings.calls for side in study.sides]
@@ -143,13 +137,13 @@ def _unlike_units(study: SpeedupStudy) -> Iterator[str]:
 
 
 def _orders(study: SpeedupStudy) -> Iterator[str]:
-    """Yield sentences on levels that are shorter than levels they contain."""
     for side in study.sides:
-        own = side
-        if own.other_run:
-            yield f"{side.name}: log and trace are of different runs: {own.other_run}"
-        inner = [(word, got) for word, got in (("kernel", own.kernel()), ("section", own.section())) if not isinstance(got, str)]
-        call, stage = own.call(), own.timed_stage()
+        if side.other_run:
+            yield f"{side.name}: log and trace are of different runs: {side.other_run}"
+        inner = [
+            (word, got) for word, got in (("kernel", side.kernel()), ("section", side.section())) if not isinstance(got, str)
+        ]
+        call, stage = side.call(), side.timed_stage()
         if isinstance(call, str):
             continue
         for word, got in inner:
@@ -158,7 +152,7 @@ def _orders(study: SpeedupStudy) -> Iterator[str]:
                     f"{side.name}: the traced {word} ({ms(got.mean_ns)}) is longer than the whole attention "
                     f"call of the log ({ms(call.mean_ns)}): other shapes, another timer, or one that did not wait"
                 )
-        calls = own.timings.calls
+        calls = side.timings.calls
         if calls is not None and not isinstance(stage, str) and calls * call.mean_ns > stage.mean_ns:
             yield (
                 f"{side.name}: {calls} attention calls of {ms(call.mean_ns)} are longer than the stage "
@@ -167,29 +161,27 @@ def _orders(study: SpeedupStudy) -> Iterator[str]:
 
 
 def _side_notes(side: LoadedSide) -> Iterator[str]:
-    own, name = side, side.name
+    name = side.name
     if side.log is not None and side.log.similar:
         first = side.log.similar[0]
         yield (
             f"Log of the {name}: {side.log.counts.similar} lines look like a timing and match no pattern; line {first.line}: "
             f"{first.text.strip()}"
         )
-    yield f"Focal calls in a stage, {name}: {own.timings.calls_from}."
-    logged, chosen = own.timings.step, own.chosen
-    if not isinstance(logged, str) and chosen is not None and "step" not in own.timed():
+    yield f"Focal calls in a stage, {name}: {side.timings.calls_from}."
+    logged, chosen = side.timings.step, side.chosen
+    if not isinstance(logged, str) and chosen is not None and "step" not in side.timed():
         known = "has none" if isinstance(chosen.steps, str) else f"has one of {ms(chosen.mean_ns)}"
         yield (
             f"Steps, {name}: the log's step {logged.series.title!r} of {ms(logged.mean_ns)} cannot be "
             f"the trace's, which {known}, so it does not tell what profiling added."
         )
-    if not isinstance(own.traced, str):
-        for traced in own.traced:
-            if isinstance(traced.steps, str):
-                yield f"Steps, {name}, {traced.label}: {traced.steps}; the whole device time is compared."
-                continue
-            steps = traced.steps
-            yield f"Steps, {name}, {traced.label}: {steps.starts}; {_compared(steps)}."
-            yield from (f"Steps, {name}, {traced.label}: {note}." for note in steps.notes)
+    for traced in () if isinstance(side.traced, str) else side.traced:
+        steps = traced.steps
+        notes: tuple[str, ...] = (f"{steps}; the whole device time is compared",)
+        if not isinstance(steps, str):
+            notes = (f"{steps.starts}; {_compared(steps)}", *steps.notes)
+        yield from (f"Steps, {name}, {traced.label}: {note}." for note in notes)
 
 
 def _compared(steps: Steps) -> str:
@@ -200,16 +192,13 @@ def _compared(steps: Steps) -> str:
     return f"{kept} of {len(steps.steps)} compared{f'; left out: {causes}' if causes else ''}"
 
 
-# Settings of both sides, their differences, and the warnings that come before the numbers.
-
 _SAID: Final[dict[Verdict, tuple[str, Tone]]] = {
     "same": ("same", "muted"), "differs": ("differs", "bad"), "allowed": ("differs, as meant", "good"),
     "unknown": ("unknown", "muted"),
 }  # fmt: skip
 
 
-def settings_section(study: SpeedupStudy) -> Section:
-    """Build the section with every fact that the comparison depends on, recorded or not, and the files."""
+def _settings_section(study: SpeedupStudy) -> Section:
     rows: list[Sequence[object]] = []
     for check in study.checks:
         values = (
@@ -249,26 +238,23 @@ def banners(study: SpeedupStudy) -> tuple[Banner, ...]:
     prevent = obstacles(study.checks)
     doubts = [*_same_files(study), *map(str, weakening(study.checks))]
     doubts += _unlike_kernels(study)
-    for side in study.sides:
-        doubts += [
-            f"{FACTS[name][0]} of the {side.name} is stated as {shown(value)}, and {shown(side.facts[name])} was found: "
-            "that counts"
-            for name, value in side.contradicted.items()
-        ]
-    doubts += coincidences(study)
+    doubts += [
+        f"{FACTS[name][0]} of the {side.name} is stated as {shown(value)}, and {shown(side.facts[name])} was found: that counts"
+        for side in study.sides
+        for name, value in side.contradicted.items()
+    ]
+    doubts += _coincidences(study)
     if study.unlike:
         doubts.append(f"section level, {study.unlike}")
     resolved = [timer.resolved for side in study.sides for timer in side.timings.timers]
     relabelled = (each for each in resolved for choice in each.choices if choice.differs and not choice.violated)
     doubts += dict.fromkeys(note for each in relabelled for note in each.notes)
-    for side in study.sides:
-        for trace, label in zip(side.traces, side.labels, strict=True):
-            counts = trace.counts
-            if not counts.clean:
-                cut = ", and it ends before its JSON does" if counts.truncated else ""
-                doubts.append(f"trace {label} of the {side.name}: {counts.lost} events lost, {counts.mended} mended{cut}")
-            if trace.foreign:
-                doubts.append(f"trace {label} of the {side.name}: {trace.foreign}")
+    sides = ((side.name, zip(side.traces, side.labels, strict=True)) for side in study.sides)
+    traces = [(f"trace {label} of the {name}", trace) for name, told in sides for trace, label in told]
+    for which, trace in traces:
+        counts, cut = trace.counts, ", and it ends before its JSON does" if trace.counts.truncated else ""
+        doubts += [] if counts.clean else [f"{which}: {counts.lost} events lost, {counts.mended} mended{cut}"]
+        doubts += [f"{which}: {trace.foreign}"] if trace.foreign else []
     names = " ".join(each.name for each in prevent)
     advice = (f"if that is meant, say so: --allow-different {names}",) if names else ()
     groups = (
@@ -278,14 +264,11 @@ def banners(study: SpeedupStudy) -> tuple[Banner, ...]:
         Banner("caution", "Read the numbers with this in mind.", tuple(doubts)),
     )  # fmt: skip
     damage = [(f"log of the {side.name}", side.log.damage) for side in study.sides if side.log]
-    for side in study.sides:
-        told = zip(side.traces, side.labels, strict=True)
-        damage += [(f"trace {label} of the {side.name}", trace.damage) for trace, label in told]
+    damage += [(which, trace.damage) for which, trace in traces]
     return (*damage_banners(damage), *(banner for banner in groups if banner.items))
 
 
 def _same_files(study: SpeedupStudy) -> Iterator[str]:
-    """Yield a warning for each file of the baseline that the candidate has too, byte for byte."""
     ours, theirs = (side.files for side in study.sides)
     for path in ours:
         alike = [each for each in theirs if each.stat().st_size == path.stat().st_size]
@@ -294,7 +277,6 @@ def _same_files(study: SpeedupStudy) -> Iterator[str]:
 
 
 def _unlike_kernels(study: SpeedupStudy) -> Iterator[str]:
-    """Yield a warning if no evidence ties the two models and most of their kernels differ."""
     known = {check.name: check.verdict for check in study.checks}
     if study.common is None or (known["model"], known["weights"]) != ("unknown", "unknown"):
         return
@@ -331,8 +313,7 @@ _DOING: Final = {
 _SIDES: Final = ("baseline", "candidate")
 
 
-def answer_section(study: SpeedupStudy) -> Section:
-    """Build the section with headline, waterfall and at most eight lines; it says why if there is no account or comparison."""
+def _answer_section(study: SpeedupStudy) -> Section:
     blocks: list[Block] = []
     found = study.answer
     if found is None:
@@ -343,8 +324,8 @@ def answer_section(study: SpeedupStudy) -> Section:
         blocks += [ladder(study)] if study.comparable else []
         table = _table(study, found)
         blocks.append(answer_figure(_SIDES, found, table, "the ") if study.comparable else table)
-        blocks += [Notes((most,))] if (most := changed_most(study)) else []
-    blocks += [Notes(said) for said in (tuple(calls_said(study)), tuple(not_known(study))) if said]
+        blocks += [Notes((most,))] if (most := _changed_most(study)) else []
+    blocks += [Notes(said) for said in (tuple(_calls_said(study)), tuple(not_known(study))) if said]
     title = "Where the saving comes from" if study.comparable else "What each side took"
     return Section(ANSWER, title, lead, tuple(blocks))
 
@@ -413,7 +394,8 @@ def _items(study: SpeedupStudy, found: Answer) -> Iterator[_Item]:
     """Yield the parts of the answer; other kernels by name, those that grew and those that shrank; what is untraced by line."""
     account = study.accounts[0]
     kernels = [line for line in found.lines if line.parts in ((Part.OTHER_KERNELS,), (Part.SECTION,))]
-    named = [each for each in account.kernels if _is_other(each.kernel)]
+    unknown = (each for each in account.kernels if each.kernel != FOCAL_NAME and kernel_kind(each.kernel) == KernelKind.OTHER)
+    named = [each for each in unknown if not each.kernel.startswith(("Memcpy", "Memset"))]
     by_name = total(effect.saved_ns for effect in named) == total(line.saved_ns for line in kernels)
     for line in found.lines:
         if line.parts == (Part.UNNAMED,):
@@ -431,13 +413,7 @@ def _items(study: SpeedupStudy, found: Answer) -> Iterator[_Item]:
             yield _Item(words, len(does) > 1, total(effect.saved_ns for effect in moved))
 
 
-def _is_other(name: str) -> bool:
-    """Return whether a group of device events is of kernels that are neither focal, attention nor matrix products."""
-    return not (name == FOCAL_NAME or name.startswith(("Memcpy", "Memset"))) and kernel_kind(name) == KernelKind.OTHER
-
-
 def _doing(name: str) -> str:
-    """Return what a kernel does, as far as its name says it in a word; else its name."""
     return next((_DOING[word] for word in re.findall("[a-z]+", name.lower()) if word in _DOING), shorten(name))
 
 
@@ -445,11 +421,8 @@ def _taken(losses: Sequence[_Item]) -> str:
     said: list[str] = []
     for item in losses:
         took = f"{_ms(-item.saved_ns)} ms"
-        if item.words == _UNEXPLAINED:
-            said.append(f"{item.words} grows by {took}")
-        else:
-            verb = f" {'take' if item.many else 'takes'} {took} back" if not said else f" {took}"
-            said.append(f"{item.words}{verb}")
+        verb = f"{took}" if said else f"{'take' if item.many else 'takes'} {took} back"
+        said.append(f"{item.words} {f'grows by {took}' if item.words == _UNEXPLAINED else verb}")
     return ", ".join(said)
 
 
@@ -467,7 +440,7 @@ def _ms(ns: Fraction) -> str:
     return f"{float(ns) / 1e6:,.0f}" if abs(ns) >= SHORT_NS else significant(float(ns) / 1e6)
 
 
-def changed_most(study: SpeedupStudy) -> str:
+def _changed_most(study: SpeedupStudy) -> str:
     """Return the kernels whose time in a unit changed most, by name; empty where none did or sides are not comparable."""
     if not study.accounts or not study.comparable:
         return ""
@@ -508,7 +481,6 @@ def _figure_words(figure: LevelFigure) -> str:
 
 
 def _took(study: SpeedupStudy, found: Answer) -> str:
-    """Return a sentence with a unit's time on both sides and the share of it that is explained."""
     ranks = f" on the {study.accounts[0].ranks}" if study.accounts[0].ranks else ""
     b, c = (significant(float(ns) / 1e6) for ns in (found.baseline_ns, found.candidate_ns))
     whole = f"{100 * found.explained_time_share:.1f} % of a {found.unit}"
@@ -522,18 +494,16 @@ def _took(study: SpeedupStudy, found: Answer) -> str:
 
 
 def _table(study: SpeedupStudy, found: Answer) -> Table:
-    """Build the table of at most eight parts before and after; of sides that are not comparable only the times."""
     fields = part_fields(_SIDES, found)[: 5 if study.comparable else 3]
     if study.comparable:
         fields = (*fields[:-1], replace(fields[-1], head=f"of the {found.difference}"))
     rows = rows_of(fields, found.lines, totals=((f"a {found.unit}", found.lines),))
     account = study.accounts[0]
-    notes = (limit(_SIDES[1], found), *notes_on_unit(account), *rest_words(found), *_nameless(account))
+    notes = (limit(_SIDES[1], found), *_notes_on_unit(account), *rest_words(found), *_nameless(account))
     return Table(f"What a {found.unit} is spent on.", heads(fields), rows, notes)
 
 
-def notes_on_unit(account: Ledger) -> Iterator[str]:
-    """Yield notes on the unit if it is no step or stage, and on the profiler's slowdown of a traced step."""
+def _notes_on_unit(account: Ledger) -> Iterator[str]:
     if account.unit in ("call", "window"):
         reason = account.missing.get("step", "")
         what = "the whole traced window" if account.unit == "window" else "a focal call with the time up to the next one"
@@ -545,17 +515,13 @@ def notes_on_unit(account: Ledger) -> Iterator[str]:
 
 
 def _nameless(account: Ledger) -> Iterator[str]:
-    """Yield a note that names the unexplained time."""
-    said = []
-    for line in account.lines:
-        if trace_part(line.label) in NAMELESS:
-            b, c = (significant(float(ns) / 1e6) for ns in line.both)
-            said.append(f"{line.line} {b} -> {c} ms")
+    nameless = (line for line in account.lines if trace_part(line.label) in NAMELESS)
+    said = [f"{line.line} {' -> '.join(significant(float(ns) / 1e6) for ns in line.both)} ms" for line in nameless]
     if said:
         yield f"Unexplained: {'; '.join(said)}."
 
 
-def not_of_the_stage(study: SpeedupStudy) -> str:
+def _not_of_the_stage(study: SpeedupStudy) -> str:
     """Return why the account is not of the stage that was measured, and what would make it so; empty if it is."""
     saved, account = study.level("stage").saved_ns, study.accounts[0] if study.accounts else None
     if saved is None or account is None or account.unit == "stage" or not study.comparable:
@@ -574,10 +540,7 @@ def not_of_the_stage(study: SpeedupStudy) -> str:
 
 def not_measured(study: SpeedupStudy, beside: frozenset[str] = frozenset()) -> Iterator[str]:
     """Yield a note on the levels that were not measured, each with the reason; none if only levels in `beside` were not."""
-    missing: dict[str, list[str]] = {}
-    for figure in study.levels:
-        if figure.missing:
-            missing.setdefault(figure.reason, []).append(figure.level)
+    missing = gathered((figure.reason, figure.level) for figure in study.levels if figure.missing)
     if any(not beside.issuperset(levels) for levels in missing.values()):
         groups = [f"{', '.join(levels)} ({why})" for why, levels in missing.items()]
         yield f"Not measured on both sides: {'; '.join(groups)}."
@@ -588,9 +551,9 @@ NO_CLOCKS: Final = (
 )
 
 
-def calls_said(study: SpeedupStudy) -> Iterator[str]:
+def _calls_said(study: SpeedupStudy) -> Iterator[str]:
     """Yield where the number of calls in a stage is from, or what its absence leaves open."""
-    if unreached := not_of_the_stage(study):
+    if unreached := _not_of_the_stage(study):
         yield unreached
     counted = {side.timings.calls: side.timings.calls_from for side in study.sides}
     if None not in counted and study.request.calls is None:
@@ -608,15 +571,12 @@ def not_known(study: SpeedupStudy) -> Iterator[str]:
         yield NO_CLOCKS
 
 
-# Builder of the report of a `SpeedupStudy`, and of its input files. No clock, no randomness.
-
-
 def build_speedup_report(study: SpeedupStudy) -> Report:
     """Build the report: the answer, and folded sections on settings, stages, attention, kernels, speedups and the ledger."""
     paths = dict.fromkeys(path for side in study.sides for path in side.files)
     sections = (
-        answer_section(study),
-        settings_section(study),
+        _answer_section(study),
+        _settings_section(study),
         *_of_logs(study),
         focal_kernels(study),
         sections_section(study),
@@ -624,7 +584,7 @@ def build_speedup_report(study: SpeedupStudy) -> Report:
         ledger_section(study),
         timeline_section(study),
         flame_section(study),
-        notes_section(study),
+        _notes_section(study),
         inputs_section(list(map(input_file, paths)), [side.log for side in study.sides if side.log is not None]),
     )
     return page(
@@ -640,16 +600,12 @@ def build_speedup_report(study: SpeedupStudy) -> Report:
 
 
 def _facts(study: SpeedupStudy) -> tuple[Fact, ...]:
-    found = []
-    for figure in study.levels if study.comparable else ():
-        if figure.ratio is not None:
-            name = LEVEL_TITLES[figure.level] + (" (unlike)" if figure.unlike else "")
-            found.append(Fact(name, Number(figure.ratio, 4, "x")))
-    return tuple(found)
+    known = ((each, each.ratio) for each in study.levels if study.comparable and each.ratio is not None)
+    named = ((LEVEL_TITLES[each.level] + (" (unlike)" if each.unlike else ""), ratio) for each, ratio in known)
+    return tuple(Fact(name, Number(ratio, 4, "x")) for name, ratio in named)
 
 
 def _of_logs(study: SpeedupStudy) -> tuple[Section, Section]:
-    """Build the sections of stages and attention timers in the logs; each says why if there are none."""
     timed = [
         (side.name, tuple(each for each in (side.timings.stage, side.timings.e2e) if not isinstance(each, str)))
         for side in study.sides

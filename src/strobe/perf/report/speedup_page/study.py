@@ -53,12 +53,7 @@ from strobe.perf.analysis.ledger.traces import (
 )
 from strobe.perf.analysis.runs.log_times import STAGE, LogRequest, timings_of, unsynchronised
 from strobe.perf.analysis.structure.collectives import CollectiveSkew, collective_skew
-from strobe.perf.analysis.structure.sections import (
-    SectionDefinition,
-    attention_kernel,
-    check_alike,
-    trace_evidence,
-)
+from strobe.perf.analysis.structure.sections import SectionDefinition, attention_kernel, check_alike, trace_evidence
 from strobe.perf.logs import load_patterns, read_log
 from strobe.perf.logs.patterns import Unit
 from strobe.perf.logs.series import Log
@@ -66,8 +61,6 @@ from strobe.perf.records.store import FILES, read_run
 from strobe.perf.report.blocks.logs import input_file
 from strobe.perf.report.study import is_small, trace_labels
 from strobe.perf.trace import Trace, find_traces, read_trace
-
-# Input of a speedup report: logs and traces of two sides, read, cut into labels and compared.
 
 SideName = Literal["baseline", "candidate"]
 Progress: TypeAlias = Callable[[int, int, str], None]
@@ -80,12 +73,9 @@ class SideRequest:
 
     Args:
         log: text log, or our records.
-        traces: files and folders.
         timer: regular expression of the attention timer's name, if the log has several.
         focal: regular expression of the focal kernel.
-        section: the section around it.
         min_ns: shorter attention calls are left out.
-        max_ns: longer ones.
         facts: what the user says of the run.
     """
 
@@ -153,12 +143,10 @@ class LoadedSide(TimedSide):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Files that were read."""
         return (*([self.log.path] if self.log else []), *(trace.path for trace in self.traces))
 
     @property
     def chosen_trace(self) -> ChosenTrace | None:
-        """Trace that the figures are from; None if there is none."""
         own = self.chosen
         return None if own is None or isinstance(self.traced, str) else (self.traces[self.traced.index(own)], own)
 
@@ -198,39 +186,33 @@ class SpeedupStudy:
 
     @property
     def sides(self) -> tuple[LoadedSide, LoadedSide]:
-        """Baseline and candidate, in this order."""
         return self.baseline, self.candidate
 
     @property
     def answer(self) -> Answer | None:
-        """Account of the slowest ranks in a few lines; `None` without an account."""
         found = account_answer(self.accounts[0]) if self.accounts else None
         if found is None or self.comparable:
             return found
         return replace(found, explained_saving_share=None, lines=tuple(replace(line, share=None) for line in found.lines))
 
     def level(self, name: str) -> LevelFigure:
-        """Return the figure of a level by its name."""
         return next(figure for figure in self.levels if figure.level == name)
 
 
 def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> SpeedupStudy:
     """Read the files of both sides, cut them into labels, and compare them.
 
-    Args:
-        progress: told how far the reading is.
-
     Raises:
         ConfigError: nothing to compare, sections that are not alike, a pattern or fact that is none.
         DataError: a file that cannot be read, a focal kernel or timer that is not there.
         UnitError: the unit of a timer is not known.
     """
-    if not any(side.log or side.traces for side in (request.baseline, request.candidate)):
+    sides = request.baseline, request.candidate
+    if not any(side.log or side.traces for side in sides):
         raise ConfigError("nothing to compare: give logs (--baseline-log, --candidate-log), traces (--baseline-trace, "
                           "--candidate-trace) or a run folder")  # fmt: skip
     check_allowed(request.allow_different)
     check_priority(request.priority)  # also where no trace has time to give
-    sides = request.baseline, request.candidate
     asked = ["kernel" if side.section is None else side.section.boundaries for side in sides]
     unlike = check_alike(asked[0], asked[1], allow_unlike=request.allow_unlike)
     details = all(is_small(path) for side in sides for path in _paths(side))
@@ -238,19 +220,16 @@ def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> S
     baseline, candidate = (
         _load(request, side, traces, progress) for side, traces in zip(_with_focal(sides, read), read, strict=True)
     )
-    for loaded in (baseline, candidate):
+    both = baseline, candidate
+    for loaded in both:
         _check_calls(request.calls, loaded)
     if not unlike and request.allow_unlike:
         unlike = _stands_in(baseline, candidate, asked[0])
-    lacking = [isinstance(each.section(), str) for each in (baseline, candidate)]
+    lacking = [isinstance(each.section(), str) for each in both]
     stands = [bool(unlike) and none for none in lacking]
-    cut = [not none or stand for none, stand in zip(lacking, stands, strict=True)]
-    times = [
-        each.call_times(with_section=all(cut), kernel_is_section=stand)
-        for each, stand in zip((baseline, candidate), stands, strict=True)
-    ]
-    cuts = baseline.chosen, candidate.chosen
-    alike = cuts[0] is None or cuts[1] is None or same_steps((cuts[0], cuts[1]))
+    cut = unlike != "" or not any(lacking)
+    times = [each.call_times(with_section=cut, kernel_is_section=stand) for each, stand in zip(both, stands, strict=True)]
+    alike = baseline.chosen is None or candidate.chosen is None or same_steps((baseline.chosen, candidate.chosen))
     checks = compare_facts(baseline.facts, candidate.facts, request.allow_different)
     levels = level_figures(baseline, candidate, unlike=unlike, alike_steps=alike)
     if obstacles(checks):
@@ -281,9 +260,6 @@ def _stands_in(baseline: TimedSide, candidate: TimedSide, boundaries: str) -> st
         return ""
     words = {side: "kernel" if side in without else boundaries for side in ("baseline", "candidate")}
     return check_alike(words["baseline"], words["candidate"], allow_unlike=True)
-
-
-# --------------------------------------------------------------------------------------------------------------- loading
 
 
 def _paths(side: SideRequest) -> tuple[Path, ...]:
@@ -321,11 +297,8 @@ def _load(request: SpeedupRequest, side: SideRequest, traces: tuple[Trace, ...],
         )
     bounds, span = ((), None) if host_only or not traces else trace_evidence(traces, side.focal, request.timed_range)
     log = None if side.log is None else read_log(side.log, load_patterns(request.patterns), progress=progress)
-    wanted = (
-        None
-        if log is None
-        else LogRequest(log=log, constraints=bounds, unit=request.unit, min_ns=side.min_ns, max_ns=side.max_ns)
-    )
+    limits = {"min_ns": side.min_ns, "max_ns": side.max_ns}
+    wanted = None if log is None else LogRequest(log=log, constraints=bounds, unit=request.unit, **limits)
     said = [trace.world_size for trace in traces if trace.world_size is not None]
     processes = max(*said, len(traces)) if said else len(traces) if len(traces) > 1 else None
     timings = timings_of(wanted, request.stage, side.timer, calls=request.calls, processes=processes)
@@ -347,11 +320,7 @@ def _load(request: SpeedupRequest, side: SideRequest, traces: tuple[Trace, ...],
 
 
 def _check_calls(calls: int | None, side: TimedSide) -> None:
-    """Check that as many focal kernels as a stage is said to have fit into it.
-
-    Raises:
-        DataError: they take longer than the stage.
-    """
+    """Check that as many focal kernels as a stage is said to have fit into it."""
     kernel, stage = side.kernel(), side.timed_stage()
     if calls is None or isinstance(kernel, str) or isinstance(stage, str):
         return
@@ -364,7 +333,6 @@ def _check_calls(calls: int | None, side: TimedSide) -> None:
 
 
 def _silent(of_host: Sequence[str], host_only: bool) -> str:
-    """Return a note on traces without device events; empty if there are none."""
     named = ", ".join(of_host)
     if host_only:
         return f"{named}: {HOST_ONLY}. Steps are compared by their ranges on the host, logs as always, and nothing else"
@@ -382,7 +350,6 @@ def _remarks(side: TimedSide, span: tuple[int, str] | None) -> tuple[str, ...]:
 
 
 def _facts(own: LoadedSide) -> dict[str, Value]:
-    """Return the facts that records and traces hold about a run."""
     side = own.request
     facts = trace_facts(own.traces, side.focal)
     if side.log is not None and side.log.name in FILES:
@@ -400,15 +367,9 @@ def _facts(own: LoadedSide) -> dict[str, Value]:
     return facts
 
 
-# Input files of a report: hashed beside it, and copied if asked for.
-
-
 def write_inputs(study: SpeedupStudy, folder: Path) -> Path:
     """Write `inputs.json` into the folder of the report: side, path, size and SHA-256 of every file that was read."""
-    listed = []
-    for side in study.sides:
-        for path in side.files:
-            read = input_file(path)
-            listed.append({"side": side.name, "path": str(path), "size_bytes": read.size_bytes, "sha256": read.sha256})
+    read = ((side.name, input_file(path)) for side in study.sides for path in side.files)
+    listed = [{"side": name, "path": str(each.path), "size_bytes": each.size_bytes, "sha256": each.sha256} for name, each in read]
     target = folder / "inputs.json"
     return write_whole(target, clean_lines(json.dumps({"v": 1, "inputs": listed}, indent=2, ensure_ascii=False)) + "\n")

@@ -28,11 +28,7 @@ from strobe.perf.analysis.ledger.traces import LABELS, Node, TracedSide
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.analysis.structure.collectives import MemberTime
 from strobe.perf.measure.stats import BOOTSTRAP_SAMPLES
-from strobe.perf.report.blocks.answer import (
-    interval_field,
-    waterfall,
-    whisker_words,
-)
+from strobe.perf.report.blocks.answer import interval_field, waterfall, whisker_words
 from strobe.perf.report.blocks.fields import verdict_cell
 from strobe.perf.report.blocks.kernels import (
     FOCAL,
@@ -52,18 +48,7 @@ from strobe.perf.report.blocks.kernels import (
 )
 from strobe.perf.report.blocks.logs import unit_notes
 from strobe.perf.report.speedup_page.study import NO_TRACE, LoadedSide, SpeedupStudy
-from strobe.perf.table.fields import (
-    Field,
-    count,
-    exact_cell,
-    exact_time,
-    heads,
-    numeric,
-    padded,
-    rows_of,
-    share_cell,
-    table_of,
-)
+from strobe.perf.table.fields import Field, count, exact_cell, exact_time, heads, numeric, padded, rows_of, share_cell, table_of
 from strobe.perf.table.model import (
     Block,
     Cell,
@@ -89,8 +74,6 @@ from strobe.perf.table.model import (
 from strobe.perf.table.rows import columns
 from strobe.perf.trace import Trace
 
-# Speedups at every level, and the account from one kernel to the stage.
-
 _TIMES: Final = ("baseline_ns", "candidate_ns", "saved_ns")
 _SIDES: Final = ("baseline", "candidate")
 
@@ -107,7 +90,6 @@ def _interval(row: LevelFigure) -> Cell:
 
 
 def _ratios(rows: Iterable[LevelFigure]) -> Iterator[tuple[LevelFigure, Ratio]]:
-    """Yield the levels with a ratio."""
     yield from ((row, Ratio(row.ratio, row.low, row.high)) for row in rows if row.ratio is not None)
 
 
@@ -140,7 +122,6 @@ def ladder(study: SpeedupStudy) -> Table:
 
 
 def _levels_figure(study: SpeedupStudy) -> Block:
-    """Build the figure of the levels that were measured on both sides."""
     measured = [row for row in study.levels if not row.missing]
     if not measured:
         return Paragraph("No level was measured on both sides.")
@@ -152,7 +133,7 @@ def _levels_figure(study: SpeedupStudy) -> Block:
         "Realised is not shown where the number of focal calls is not known, or where the kernel did not move the level.",
         *([f"Kernels that both sides ran take {common} of the candidate's."] if common else []),
         *(f"{LEVEL_TITLES[row.level]}: {row.unlike}" for row in measured if row.unlike and row.ratio),
-        *loud_units(study),
+        *_loud_units(study),
     ]
     source: Field[LevelFigure] = Field("from", lambda row: "; ".join({s.what: 0 for s in (row.baseline, row.candidate) if s}))
     interval: Field[LevelFigure] = Field(
@@ -168,17 +149,13 @@ def _levels_figure(study: SpeedupStudy) -> Block:
     return Figure(title, "Speedups by level; the table says the same.", Whiskers("baseline", tuple(dots)), table, table_open=True)
 
 
-def loud_units(study: SpeedupStudy) -> Iterator[str]:
+def _loud_units(study: SpeedupStudy) -> Iterator[str]:
     """Yield notes on units that differ from their labels, for every table that uses the attention timers."""
     timers = [timer.resolved for side in study.sides for timer in side.timings.timers if timer.resolved.prominent]
     yield from dict.fromkeys(unit_notes(timers))
 
 
-# --------------------------------------------------------------------------------------------------------------- account
-
-
 def _whole(account: Ledger, level: LevelName, name: str) -> LedgerLine:
-    """Return the row of all lines together."""
     share, (b, c) = 1.0 if account.saved_ns else None, account.both
     return LedgerLine(
         level=level, name=name, label=Label((), ""), baseline_ns=b, candidate_ns=c, share=share, interval=account.interval
@@ -197,7 +174,7 @@ def _account_figure(study: SpeedupStudy, account: Ledger) -> Figure:
         *(f"Not in the account, {level}: {reason}" for level, reason in account.missing.items()),
         *([f"Section: {study.unlike}"] if study.unlike else []),
         *(_calls_in_sections(study) if "section" in (level.level for level in account.levels) else ()),
-        *loud_units(study),
+        *_loud_units(study),
     ]
     table = Table(f"From the kernel to {unit}.", heads(fields), rows, tuple(notes))
     title = f"What {unit} saves, from the kernel outwards. {_BARS}"
@@ -208,13 +185,11 @@ _BARS: Final = "Bars that go left are time saved, bars that go right time added.
 
 
 def _bars(account: Ledger) -> Waterfall:
-    """Draw the lines of an account between both sides, with their intervals."""
     lines = [(line.line, line.saved_ns, line.interval) for line in account.lines]
     return waterfall((_SIDES[0], account.baseline_ns), (_SIDES[1], account.candidate_ns), lines, account.interval)
 
 
 def _two_accounts(traced: Ledger, unit: str) -> str:
-    """Return the sentence on why this account and that of the traces differ."""
     return (
         f"This account is of {unit}, cut at the log's timers; the first one is of a {UNIT_NAMES[traced.unit]}, cut at the "
         "trace's kernels: a timer has waiting and work in it that is not of its kernel, and a saving has other shares of "
@@ -235,7 +210,6 @@ def _calls_in_sections(study: SpeedupStudy) -> Iterator[str]:
 
 
 def _eaten(account: Ledger) -> Iterator[str]:
-    """Yield sentences on how much of the kernel's saving reached the whole."""
     kernel, saved, unit = account.kernel_saved_ns, account.saved_ns, _unit(account)
     if "kernel" in account.missing:
         yield "What the focal kernel saved is not known, as not both sides have a trace that shows it; nor is an ideal."
@@ -252,7 +226,6 @@ def _eaten(account: Ledger) -> Iterator[str]:
 
 
 def _unit(account: Ledger) -> str:
-    """Return the name of the whole that the account adds up to."""
     level = account.levels[-1].level
     return f"one {'section' if level == 'section' else LEVEL_WORDS[level]}"
 
@@ -276,8 +249,7 @@ LEDGER_UNITS: Final = {
 }
 
 
-def level_title(account: Ledger, level: str) -> str:
-    """Return the name of a level; the level around the section is called a step only if steps were found."""
+def _level_title(account: Ledger, level: str) -> str:
     return account.unit if level == "step" and account.unit in ("call", "window") else level
 
 
@@ -314,7 +286,7 @@ def no_account(study: SpeedupStudy) -> str:
 
 def _lines(study: SpeedupStudy, account: Ledger) -> Table:
     whole = _whole(account, account.levels[-1].level, "sum of all lines")
-    top = level_title(account, whole.level)
+    top = _level_title(account, whole.level)
 
     def covers(side: str, at: int) -> Field[LedgerLine]:
         return Field(
@@ -322,7 +294,7 @@ def _lines(study: SpeedupStudy, account: Ledger) -> Table:
         )
 
     level: Field[LedgerLine] = Field(
-        "level", lambda row: level_title(account, row.level), hint="the first level that contains the line"
+        "level", lambda row: _level_title(account, row.level), hint="the first level that contains the line"
     )
     fields = (
         level,
@@ -347,12 +319,11 @@ def _lines(study: SpeedupStudy, account: Ledger) -> Table:
         *_calls_in_steps(study),
     ]
     if account.unit == "stage":
-        notes += loud_units(study)
+        notes += _loud_units(study)
     return Table(f"Ledger for {LEDGER_UNITS[account.unit]}.", heads(fields), rows, tuple(notes))
 
 
 def _interval_note(account: Ledger) -> str:
-    """Return a note on how the intervals were made, or on why there are none."""
     spread = account.intervals
     if spread.none_because:
         return f"No intervals: {spread.none_because}."
@@ -394,7 +365,6 @@ def _effects(account: Ledger) -> Block:
 
 
 def _ranks(study: SpeedupStudy) -> Table:
-    """Build the table with one row per rank: the saving of its step, by group."""
 
     def group(title: str) -> Field[Ledger]:
         return Field(title, lambda row: total(line.saved_ns for line in row.lines if _group(line) == title), exact_cell, "ms")
@@ -414,7 +384,6 @@ def _ranks(study: SpeedupStudy) -> Table:
 
 
 def _waiting(study: SpeedupStudy) -> Table:
-    """Build the table with one row per rank of both sides: waiting and data transfer in its collectives."""
     fields: tuple[Field[tuple[LoadedSide, MemberTime]], ...] = (
         Field("side", lambda row: row[0].name),
         Field("trace", lambda row: row[0].labels[row[1].trace]),
@@ -433,7 +402,6 @@ def _waiting(study: SpeedupStudy) -> Table:
 
 
 def _group(line: LedgerLine) -> str:
-    """Return the column of the table of ranks that a line belongs to."""
     if trace_part(line.label) in NAMELESS:
         return Part.UNNAMED.value
     if line.label.path[0] != "step":
@@ -450,21 +418,17 @@ _COLUMNS: Final = {
 _GROUPS: Final = ("focal", "rest of section", *dict.fromkeys(_COLUMNS.values()), "idle", Part.UNNAMED.value)
 
 
-# The focal kernels, and of the sections around them with their boundaries.
-
-
 def focal_kernels(study: SpeedupStudy) -> Section:
     """Build the section on kernels with one row per trace: calls and times of the focal kernel in the compared time."""
     rows = []
     for side in study.sides:
-        name = side.name
-        if isinstance(side.traced, str):
-            rows.append(Listed(Missing(side.traced), side=name))
-            continue
         reason = "no pattern given" if side.request.focal is None else "every call lies in a step that is left out"
+        if isinstance(side.traced, str):
+            rows.append(Listed(Missing(side.traced), side=side.name))
+            continue
         for own in side.traced:
             calls = distribution(np.array(own.counted, np.int64)) or Missing(reason, "none")
-            rows.append(Listed(focal_row(own.focal_names, calls), side=name, trace=own.label, device=own.device))
+            rows.append(Listed(focal_row(own.focal_names, calls), side=side.name, trace=own.label, device=own.device))
     notes = (
         "The kernel that the change is about: every call of the trace, but for those in steps that are left out with a cause "
         "(see the notes).",
@@ -490,10 +454,9 @@ def sections_section(study: SpeedupStudy) -> Section | None:
             reason = "no section asked for" if side.request.section is None else str(side.traced)
             rows.append(padded(len(fields), Text(name), Missing(reason)))
             continue
-        for own in side.traced:
-            if own.sections is not None:
-                rows += rows_of(fields, [(name, own.label, measured_sections(own.sections))])
-                notes += [f"{name}, {own.label}: {note}" for note in section_notes(own.sections)]
+        found = [(own.label, own.sections) for own in side.traced if own.sections is not None]
+        rows += rows_of(fields, [(name, label, measured_sections(sections)) for label, sections in found])
+        notes += [f"{name}, {label}: {note}" for label, sections in found for note in section_notes(sections)]
     if study.unlike:
         notes.append(f"The speedup of this level is {study.unlike}.")
     lead = "A section lasts from its left boundary to its right one: the nearest match before and after each focal kernel."
@@ -520,8 +483,7 @@ def timeline_section(study: SpeedupStudy) -> Section | None:
             return None
         trace, own = side.chosen_trace
         tile, what = median_tile(own)
-        label = f"{side.name}, {what}"
-        lanes.append((label, number, merged(_pieces(trace, own, tile))))
+        lanes.append((f"{side.name}, {what}", number, merged(_pieces(trace, own, tile))))
     if not all(pieces for *_, pieces in lanes):
         return None
     picture = draw_lanes(lanes, _KINDS, _FOCAL)
@@ -544,12 +506,12 @@ def _pieces(trace: Trace, own: TracedSide, tile: int) -> Iterator[Piece]:
     events, zero = trace.device_events, own.tiles[tile].start_ns
     columns = (own.pieces.start, own.pieces.end, own.pieces.label, own.pieces.event)
     for start, end, label, event in zip(*(column[chosen].tolist() for column in columns), strict=True):
-        kind = kind_of(LABELS[label])
+        kind = _kind_of(LABELS[label])
         name = kind.label if event < 0 else kernel_name(events.names[events.name[event]]).group
         yield Piece(start - zero, end - zero, name, kind)
 
 
-def kind_of(label: Label) -> Kind:
+def _kind_of(label: Label) -> Kind:
     """Return the class in which a label is drawn."""
     place, activity = label.path[0], label.activity
     if activity in IDLE_KINDS:
@@ -559,9 +521,6 @@ def kind_of(label: Label) -> Kind:
     if place == "section":
         return _WORK["section", "kernel"]
     return _WORK["step", "memcpy" if activity == "memset" else activity]
-
-
-# ----------------------------------------------------------------------------------------------------------------- flame
 
 
 def flame_section(study: SpeedupStudy) -> Section | None:
@@ -580,10 +539,10 @@ def flame_section(study: SpeedupStudy) -> Section | None:
     )
     title = "Widths are the larger side; less time than the baseline is one colour, more time the other."
     alt = "Differential flame graph; the table lists the largest changes."
-    blocks: list[Block] = [Figure(title, alt, Flame(_frame(busy), True), _paths(tree.root))]
+    shown: Block = Figure(title, alt, Flame(_frame(busy), True), _paths(tree.root))
     if not any(child.children for child in busy.children):
-        blocks[0] = Paragraph("No ranges, modules or operators were recorded on either side: there is no path to draw.")
-    return Section("flame", "The difference by path", lead, tuple(blocks))
+        shown = Paragraph("No ranges, modules or operators were recorded on either side: there is no path to draw.")
+    return Section("flame", "The difference by path", lead, (shown,))
 
 
 def _frame(node: Node) -> Frame:

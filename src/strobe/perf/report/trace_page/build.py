@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Literal
 
 from strobe.core.printable import first_of
@@ -14,7 +14,7 @@ from strobe.perf.analysis.device.launch import integrity
 from strobe.perf.analysis.structure.captures import holds_captures
 from strobe.perf.analysis.structure.ranges import BETWEEN, host_work
 from strobe.perf.analysis.structure.steps import Steps, TraceStepRow
-from strobe.perf.report.blocks.fields import page
+from strobe.perf.report.blocks.fields import page, section_of, stretches
 from strobe.perf.report.study import TraceStudy
 from strobe.perf.report.trace_page import tables
 from strobe.perf.report.trace_page.device import (
@@ -41,7 +41,6 @@ from strobe.perf.report.trace_page.structure import (
 from strobe.perf.table.fields import Field, heads, numeric, padded, rows_of, share_cell, table_of
 from strobe.perf.table.model import (
     Banner,
-    Block,
     Cell,
     Code,
     Count,
@@ -58,8 +57,6 @@ from strobe.perf.table.model import (
 )
 from strobe.perf.table.rows import columns
 from strobe.perf.trace import Trace
-
-# Critical path of each trace, and the length of the trace without parts of it.
 
 LAG_HINTS: Final = {
     Lag.HOST.value: "the host worked towards its next call",
@@ -82,38 +79,26 @@ ASSUMPTIONS: Final = (
 """Assumptions of the dependency graph."""
 
 
-def critical_path_section(study: TraceStudy) -> Section | None:
-    """Build the section with parts and what-ifs of traces read with details; `None` if none with device events was."""
-    blocks: list[Block] = []
-    for of in tables.seen(study):
-        if isinstance(of.path, str):
-            blocks.append(Notes((of.path,)))
-        elif of.path is not None:
-            blocks.append(_parts(of.path, study.options.top))
-    if not blocks:
-        return None
+def _critical_path_section(study: TraceStudy) -> Section | None:
+    found = (of.path for of in tables.seen(study) if of.path is not None)
+    blocks = [Notes((path,)) if isinstance(path, str) else _parts(path, study.options.top) for path in found]
     lead = (
         "The longest chain through host, queue and devices, from the first launch call to the end of the last device event. Only "
         "what is on it decides how long the trace took; the rest ran beside it."
     )
-    blocks.append(Notes(ASSUMPTIONS))
-    return Section("critical-path", "Critical path", lead, tuple(blocks), folded=True)
+    return section_of("critical-path", "Critical path", lead, (*blocks, Notes(ASSUMPTIONS)) if blocks else (), folded=True)
 
 
-def what_if_section(study: TraceStudy) -> Section | None:
-    """Build the section with the length of each trace without one of its parts; `None` where no critical path is known."""
+def _what_if_section(study: TraceStudy) -> Section | None:
     shown = tuple(_what_if(path) for of in tables.seen(study) for path in of.known_path if path[2])
-    return Section("what-if", "What would help", "The trace without one kernel, kind or lag.", shown) if shown else None
+    return section_of("what-if", "What would help", "The trace without one kernel, kind or lag.", shown)
 
 
 def _parts(path: CriticalPath, top: int) -> Table:
     found, parts, _ = path
     fields = columns(PathPartRow, of=found)
     whole = ExactTime(found.duration_ns), share_cell(found.duration_ns, found.duration_ns)
-    rows = (
-        *rows_of(fields, parts, top=top),
-        padded(len(fields), Text("the whole path"), Text(""), *whole, strong=True),
-    )
+    rows = (*rows_of(fields, parts, top=top), padded(len(fields), Text("the whole path"), Text(""), *whole, strong=True))
     notes = [f"{kind}: {LAG_HINTS[kind]}." for kind in dict.fromkeys(part.kind for part in parts) if kind in LAG_HINTS]
     if found.inferred_events:
         notes.append(
@@ -146,8 +131,7 @@ _SLOW_STEP: Final = 1.2
 """Length of a step that is named as slow, in medians."""
 
 
-def answer_section(study: TraceStudy) -> Section | None:
-    """Build the section that a reader begins with; `None` without device events."""
+def _answer_section(study: TraceStudy) -> Section | None:
     seen = tables.seen_devices(study)
     if not seen:
         return None
@@ -184,21 +168,17 @@ def _sentences(study: TraceStudy, one: tables.DeviceFindings, devices: int) -> I
 
 
 def _spent(by_name: Counter[str]) -> str:
-    """Return the names that took most of a time."""
     return ", ".join(
         f"{_ms(ns)} ms {name if name == BETWEEN else f'in {shorten(name)}'}" for name, ns in by_name.most_common(_MOST)
     )
 
 
 def _steps(one: tables.DeviceFindings) -> Iterator[str]:
-    """Yield the length of a step, and the slowest with the time before the first one."""
     found = one.steps
-    if not isinstance(found, Steps):
+    if not isinstance(found, Steps) or len(found.steps) == 1:
         return
     lengths = sorted(step.length_ns for step in found.steps)
     median, slowest = lengths[len(lengths) // 2], max(found.steps, key=_whole_ns)
-    if len(lengths) == 1:
-        return
     said = f"{len(lengths)} steps, median {_ms(median)} ms"
     if _whole_ns(slowest) > _SLOW_STEP * median:
         said += f"; the slowest, {slowest.step}, takes {_ms(_whole_ns(slowest))} ms"
@@ -210,7 +190,6 @@ def _steps(one: tables.DeviceFindings) -> Iterator[str]:
 
 
 def _layers(one: tables.DeviceFindings) -> Iterator[str]:
-    """Yield number, time and share of the layers that take most, and the slowest of them."""
     found = next((group for group in one.layers if not group.inside and (group.path or group.by_kernels)), None)
     if found is None:
         return
@@ -258,6 +237,9 @@ def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
     seen = tables.seen_devices(study)
     uneven = [(one.name, uneven_text(one.steps)) for one in seen if isinstance(one.steps, Steps)]
     late = [text for one in seen for text in _host_bound(one)]
+    slow = "slowed the host at every operator; check against a run without the profiler"
+    costly = [(label, [key for key in _SLOWING_OPTIONS if trace.metadata.get(key) == "1"]) for trace, label in told]
+    slowed = (f"{label}: {', '.join(keys)} {slow}" for label, keys in costly if keys)
     found: tuple[tuple[Literal["stop", "caution"], str, Iterable[str]], ...] = (
         ("stop", "Truncated", (f"{label}: {ends}" for trace, label in told if trace.counts.truncated)),
         ("stop", "Events lost", (text for one in told for text in _lost(*one))),
@@ -274,17 +256,15 @@ def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
         ),
         ("caution", "Host-bound", late if len(seen) > 1 else ()),
         ("caution", "Uneven steps", (f"{name}: {text}" for name, text in uneven if text)),
-        ("caution", "The profiler may have slowed the host down", (text for one in told if late for text in _slowed(*one))),
+        ("caution", "The profiler may have slowed the host down", slowed if late else ()),
     )  # fmt: skip
-    banners = (Banner(level, title, tuple(_few(list(items)))) for level, title, items in found)
-    return tuple(banner for banner in banners if banner.items)
-
-
-def _few(items: Sequence[str]) -> Iterator[str]:
-    """Yield the items; of many only the first ones, and the count of the others."""
-    yield from items[:MAX_ITEMS]
-    if len(items) > MAX_ITEMS:
-        yield f"and {len(items) - MAX_ITEMS} more like these; the tables have all of them"
+    listed = ((level, title, tuple(items)) for level, title, items in found)
+    more = "and {} more like these; the tables have all of them"
+    return tuple(
+        Banner(level, title, items if len(items) <= MAX_ITEMS else (*items[:MAX_ITEMS], more.format(len(items) - MAX_ITEMS)))
+        for level, title, items in listed
+        if items
+    )
 
 
 def _lost(trace: Trace, label: str) -> Iterator[str]:
@@ -361,61 +341,29 @@ def _host_bound(seen: tables.DeviceFindings) -> Iterator[str]:
         )
 
 
-def _slowed(trace: Trace, label: str) -> Iterator[str]:
-    found = [key for key in _SLOWING_OPTIONS if trace.metadata.get(key) == "1"]
-    if found:
-        yield f"{label}: {', '.join(found)} slowed the host at every operator; check against a run without the profiler"
-
-
-# Top of the page: the files read, and each device on one line.
-
-
-def overview_section(study: TraceStudy) -> Section:
-    """Build the section with the devices on one line each, the files and the metadata."""
-    blocks: list[Block] = []
-    devices = _devices(study)
-    if devices:
-        blocks.append(devices)
+def _overview_section(study: TraceStudy) -> Section | None:
     files = [of.file for of in tables.seen(study)]
-    blocks.append(table_of("Files that were read.", columns(tables.TraceFile), files, collapsed=len(files) > 8))
-    metadata = _metadata(study)
-    if metadata:
-        blocks.append(metadata)
-    return Section("overview", "What was read", "", tuple(blocks))
+    read = table_of("Files that were read.", columns(tables.TraceFile), files, collapsed=len(files) > 8)
+    return section_of("overview", "What was read", "", (_devices(study), read, _metadata(study)))
 
 
-def trace_facts(study: TraceStudy) -> tuple[Fact, ...]:
-    """Return the facts below the title: files, ranks, devices, events, window."""
+def _trace_facts(study: TraceStudy) -> tuple[Fact, ...]:
     traces = study.traces
     products = sorted({device.name for trace in traces for device in trace.devices if device.name})
-    ranks = sorted({trace.rank for trace in traces if trace.rank is not None})
+    ranks = ", ".join(stretches(sorted({trace.rank for trace in traces if trace.rank is not None})))
     worlds = sorted({trace.world_size for trace in traces if trace.world_size is not None})
-    facts = [
+    return (
         Fact("Files", Count(len(traces))),
-        Fact("Ranks", Text(f"{_listed(ranks)}{f' of {worlds[0]}' if len(worlds) == 1 else ''}" if ranks else "not said")),
+        Fact("Ranks", Text(f"{ranks}{f' of {worlds[0]}' if len(worlds) == 1 else ''}" if ranks else "not said")),
         Fact("Devices", Code(", ".join(products)) if products else Text("not said")),
         Fact("Device events", Count(sum(len(trace.device_events) for trace in traces))),
         Fact("Events read", Count(sum(trace.counts.events for trace in traces))),
         Fact("Window", Code(study.options.window) if study.options.window else Text("the whole trace")),
-    ]
-    return tuple(facts)
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    """Format numbers with runs joined: `0-3, 7`."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    )
 
 
 def _metadata(study: TraceStudy) -> Table | None:
     keys = sorted({key for trace in study.traces for key in trace.metadata})
-    if not keys:
-        return None
 
     def value(key: str) -> Cell:
         found = {trace.metadata.get(key) for trace in study.traces}
@@ -423,7 +371,7 @@ def _metadata(study: TraceStudy) -> Table | None:
         return Text(f"differs: {len(found)} values", "bad") if only is None else Code(only)
 
     fields: tuple[Field[str], ...] = (Field("key", Code), Field("value", value))
-    return table_of("What the traces say of themselves.", fields, keys, collapsed=True)
+    return table_of("What the traces say of themselves.", fields, keys, collapsed=True) if keys else None
 
 
 def _devices(study: TraceStudy) -> Table | None:
@@ -438,7 +386,6 @@ def _devices(study: TraceStudy) -> Table | None:
 
 
 def _top(one: tables.DeviceFindings) -> tuple[Cell, Cell]:
-    """Return the cells of the group of kernels with the largest exclusive time, and of its share of busy time."""
     times: dict[str, tuple[int, int]] = {}
     for row in one.hot:
         if row.kind == "kernel":
@@ -450,12 +397,10 @@ def _top(one: tables.DeviceFindings) -> tuple[Cell, Cell]:
     return Code(top), share_cell(times[top][0], one.done.busy_ns)
 
 
-# Builder of the report of a `TraceStudy`. No clock, no randomness: the same traces give the same report.
-
 SECTIONS: Final[tuple[Callable[[TraceStudy], Section | None], ...]] = (
-    answer_section,
-    what_if_section,
-    overview_section,
+    _answer_section,
+    _what_if_section,
+    _overview_section,
     activity_section,
     device_kernels,
     operator_times_section,
@@ -467,7 +412,7 @@ SECTIONS: Final[tuple[Callable[[TraceStudy], Section | None], ...]] = (
     gaps_section,
     launch_section,
     queue_section,
-    critical_path_section,
+    _critical_path_section,
     regions_section,
     ranges_section,
     collectives_section,
@@ -487,7 +432,7 @@ def build_trace_report(study: TraceStudy) -> Report:
     return page(
         title=f"Trace {first}" if len(study.traces) == 1 else f"{len(study.traces)} traces: {first} to {study.labels[-1]}",
         subtitle=_subtitle(study),
-        facts=trace_facts(study),
+        facts=_trace_facts(study),
         banners=trace_banners(study),
         sections=sections,
     )

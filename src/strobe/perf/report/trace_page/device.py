@@ -29,18 +29,10 @@ from strobe.perf.analysis.device.activity import (
 )
 from strobe.perf.analysis.device.intervals import Distribution, Window
 from strobe.perf.analysis.device.kernels import kernel_name, kernel_table
-from strobe.perf.analysis.device.launch import (
-    LENGTHS,
-    GapsRow,
-    Launch,
-    LaunchRow,
-    Queue,
-    QueueRow,
-    integrity,
-)
+from strobe.perf.analysis.device.launch import LENGTHS, GapsRow, Launch, LaunchRow, Queue, QueueRow, integrity
 from strobe.perf.analysis.structure.memory import MemoryRow, mib, recorded
 from strobe.perf.analysis.structure.steps import Steps
-from strobe.perf.report.blocks.fields import spread
+from strobe.perf.report.blocks.fields import gathered, section_of, spread
 from strobe.perf.report.blocks.kernels import IDLE_KINDS, Piece, class_table, draw_lanes, merged
 from strobe.perf.report.study import TraceStudy
 from strobe.perf.report.trace_page import tables
@@ -60,9 +52,7 @@ from strobe.perf.table.fields import (
 from strobe.perf.table.model import (
     Axis,
     Block,
-    Cell,
     Code,
-    Count,
     ExactTime,
     Figure,
     Kind,
@@ -109,12 +99,12 @@ MAX_STRETCHES: Final = 12
 """Most rows of the table for each lane."""
 
 
-def permille(edges_ns: Sequence[int], ns: Sequence[int]) -> tuple[int, ...]:
+def _permille(edges_ns: Sequence[int], ns: Sequence[int]) -> tuple[int, ...]:
     """Return what part of each bin some times take, in thousandths."""
     return tuple(1000 * value // max(1, right - left) for value, (left, right) in zip(ns, pairwise(edges_ns), strict=True))
 
 
-def stretches_table(
+def _stretches_table(
     caption: str,
     head: str,
     labels: Iterable[str],
@@ -124,10 +114,7 @@ def stretches_table(
     """Build the table of the time of each class in stretches of several bins.
 
     Args:
-        head: of the column that names the lane.
-        labels: of the classes.
         lanes: each with its name, the edges of its bins, and by class the time in each bin, all ns.
-        notes: of the table.
     """
     rows = []
     for name, edges_ns, classes_ns in lanes:
@@ -141,10 +128,16 @@ def stretches_table(
     return table_of(caption, beside(head, ("from", "to", *labels), "ms", show=ExactTime), rows, notes=notes)
 
 
-# Busy and idle time of each device by kind, stream and time, and the causes of idle time.
-
 MAX_BINS: Final = 240
 """Bins of the picture for a few lanes; all lanes together have at most four times as many."""
+_KINDS_NOTE: Final = (
+    f"Where kinds overlap, exclusive time goes to {' over '.join(PRIORITY)}. Union and sum are inclusive and do not add up over "
+    "rows."
+)
+_STREAMS_NOTE: Final = (
+    "Busy times of streams are inclusive: they do not add up to the device's. Events of one stream overlap under "
+    "programmatic dependent launch and in branches of a graph; then even the sum over one stream exceeds its busy time."
+)
 
 
 def activity_section(study: TraceStudy) -> Section | None:
@@ -152,12 +145,17 @@ def activity_section(study: TraceStudy) -> Section | None:
     seen = tables.seen_devices(study)
     if not seen:
         return None
-    blocks: list[Block] = [
-        _devices(study), *_picture(seen), _causes(study), *_overheads(seen), _kinds(study), _streams(study),
-    ]  # fmt: skip
-    without = [found.trace for found in tables.seen(study) if not found.devices]
+    blocks: list[Block] = [_devices(study), *_picture(seen), _causes(study), *_overheads(seen)]
+    kinds, streams = ([row for one in seen for row in getattr(one.account, name)] for name in ("kinds", "streams"))
+    for caption, kind, rows, note in (
+        ("Busy time by kind of work.", KindRow, kinds, _KINDS_NOTE),
+        ("Streams.", StreamRow, streams, _STREAMS_NOTE),
+    ):
+        many = kind is StreamRow and len(rows) > 4
+        blocks.append(table_of(caption, tables.on_devices(study, kind), rows, notes=(note,), collapsed=many))
+    without = tuple(f"{found.trace}: no device events." for found in tables.seen(study) if not found.devices)
     if without:
-        blocks.append(Notes(tuple(f"{label}: no device events." for label in without)))
+        blocks.append(Notes(without))
     lead = "Exact to the nanosecond, per device and never pooled: busy + idle = span, and the causes of idle time add up to idle."
     return Section("activity", "Busy and idle", lead, tuple(blocks))
 
@@ -186,40 +184,17 @@ def _causes(study: TraceStudy) -> Table:
 
 
 def _overheads(seen: Sequence[tables.DeviceFindings]) -> Iterator[Table]:
-    """Yield the table of profiler overheads that held the host up, where the traces name them."""
+    loading = "a kernel or module was loaded at its first use: warm up before recording, or set CUDA_MODULE_LOADING=EAGER"
     fields: tuple[Field[tuple[tables.DeviceFindings, str, int]], ...] = (
         Field("device", lambda row: row[0].name, Code),
         Field("overhead", lambda row: row[1], Code),
         exact_time("idle time", lambda row: row[2]),
         numeric("of idle", lambda row: share_cell(row[2], row[0].done.idle_ns)),
-        Field("that is", lambda row: _overhead_hint(row[1])),
+        Field("that is", lambda row: loading if "Loading" in row[1] else "the profiler's own work: not there without it"),
     )
     rows = [(one, what, ns) for one in seen for what, ns in one.account.overhead.items()]
     if rows:
         yield table_of(f"Idle time as {PROFILER_OVERHEAD}, by what held up the host.", fields, rows)
-
-
-def _overhead_hint(name: str) -> str:
-    if "Loading" in name:
-        return "a kernel or module was loaded at its first use: warm up before recording, or set CUDA_MODULE_LOADING=EAGER"
-    return "the profiler's own work: not there without it"
-
-
-def _kinds(study: TraceStudy) -> Table:
-    seen = tables.seen_devices(study)
-    priority = " over ".join(PRIORITY)
-    rows = [row for one in seen for row in one.account.kinds]
-    notes = (f"Where kinds overlap, exclusive time goes to {priority}. Union and sum are inclusive and do not add up over rows.",)
-    return table_of("Busy time by kind of work.", tables.on_devices(study, KindRow), rows, notes=notes)
-
-
-def _streams(study: TraceStudy) -> Table:
-    notes = (
-        "Busy times of streams are inclusive: they do not add up to the device's. Events of one stream overlap under "
-        "programmatic dependent launch and in branches of a graph; then even the sum over one stream exceeds its busy time.",
-    )
-    rows = [row for one in tables.seen_devices(study) for row in one.account.streams]
-    return table_of("Streams.", tables.on_devices(study, StreamRow), rows, notes=notes, collapsed=len(rows) > 4)
 
 
 def _picture(seen: Sequence[tables.DeviceFindings]) -> Iterator[Figure]:
@@ -232,7 +207,7 @@ def _picture(seen: Sequence[tables.DeviceFindings]) -> Iterator[Figure]:
         length_ns=edges_ns[-1],
         kinds=tuple(CLASS_KINDS[ACTIVITIES[number]] for number in present),
         lanes=tuple(
-            StripLane(name, tuple(permille(edges_ns, lane[number]) for number in present))
+            StripLane(name, tuple(_permille(edges_ns, lane[number]) for number in present))
             for (name, _), lane in zip(drawn, every, strict=True)
         ),
     )
@@ -242,11 +217,9 @@ def _picture(seen: Sequence[tables.DeviceFindings]) -> Iterator[Figure]:
     named = ((name, edges_ns, [lane[number] for number in present]) for (name, _), lane in zip(drawn, every, strict=True))
     labels = (kind.label for kind in picture.kinds)
     notes = ("Exclusive: a row adds up to the part of its stretch that the device's window covers.",)
-    table = stretches_table("Time by class in stretches of the picture.", "device", labels, named, notes)
+    table = _stretches_table("Time by class in stretches of the picture.", "device", labels, named, notes)
     yield Figure(title, alt, picture, table)
 
-
-# Queue length of each device over time: events that are launched and not started.
 
 QUEUE_MAX_LANES: Final = 8
 """Most queues that are drawn."""
@@ -262,8 +235,11 @@ def queue_section(study: TraceStudy) -> Section | None:
         "Device events whose launch call has started and that have not started themselves. A queue that is empty most of the "
         "time waits for the host; one that is long hides it. Nodes of a graph are launched together."
     )
-    blocks: list[Block] = [_queue_table(study, study.options.top), *_pictures(_drawn(found))]
-    return Section("queue", "Queue length", lead, tuple(blocks), folded=True)
+    rows, top = [(_queue_name(one, queue), queue.row) for one in found for queue in one.queues], study.options.top
+    name: Field[tuple[str, QueueRow]] = Field("queue", lambda row: row[0], Code)
+    fields = (name, *(field.of(lambda row: row[1]) for field in columns(QueueRow)))
+    table = table_of("Length of each queue.", fields, rows[:top], notes=left_out(rows, top), sortable=True)
+    return Section("queue", "Queue length", lead, (table, *_pictures(_drawn(found))), folded=True)
 
 
 def _drawn(found: Sequence[tables.DeviceFindings]) -> list[tuple[tables.DeviceFindings, Queue]]:
@@ -276,46 +252,30 @@ def _drawn(found: Sequence[tables.DeviceFindings]) -> list[tuple[tables.DeviceFi
     return [(one, queue) for queue in (device, *sorted(longest, key=lambda queue: queue.row.stream or 0))]
 
 
-def _queue_table(study: TraceStudy, top: int) -> Table:
-    rows = [(_queue_name(one, queue), queue.row) for one in tables.seen_devices(study) for queue in one.queues]
-    name: Field[tuple[str, QueueRow]] = Field("queue", lambda row: row[0], Code)
-    fields = (name, *(field.of(lambda row: row[1]) for field in columns(QueueRow)))
-    return table_of("Length of each queue.", fields, rows[:top], notes=left_out(rows, top), sortable=True)
-
-
 def _queue_name(one: tables.DeviceFindings, queue: Queue) -> str:
     return one.name if queue.row.stream is None else f"{one.name}, stream {queue.row.stream}"
 
 
 def _pictures(drawn: Sequence[tuple[tables.DeviceFindings, Queue]]) -> Iterator[Figure]:
-    """Yield one picture for all queues over windows of the same length."""
-    kinds = tuple(Kind(_label(low, high), style) for (low, high), style in zip(LENGTHS, _STYLES, strict=True))
-    for length in dict.fromkeys(queue.row.span_ns for _, queue in drawn):
-        lanes = [(one, queue) for one, queue in drawn if queue.row.span_ns == length]
+    words = ("empty" if high == 0 else f"{low} and more" if high is None else f"{low} to {high}" for low, high in LENGTHS)
+    kinds = tuple(Kind(label, style) for label, style in zip(words, _STYLES, strict=True))
+    for length, lanes in gathered((each[1].row.span_ns, each) for each in drawn).items():
         if not length:
             continue
         strip = Strip(
             length_ns=length,
             kinds=kinds,
             lanes=tuple(
-                StripLane(_queue_name(one, queue), tuple(permille(queue.edges_ns, own) for own in queue.lengths_ns))
+                StripLane(_queue_name(one, queue), tuple(_permille(queue.edges_ns, own) for own in queue.lengths_ns))
                 for one, queue in lanes
             ),
         )
         alt = "Shares of time by queue length, one lane per queue; the table gives the times of longer stretches."
         named = ((_queue_name(one, queue), queue.edges_ns, queue.lengths_ns) for one, queue in lanes)
         caption = "Time by length in stretches of the picture."
-        table = stretches_table(caption, "queue", (kind.label for kind in kinds), named)
+        table = _stretches_table(caption, "queue", (kind.label for kind in kinds), named)
         yield Figure("Length of the queues over time.", alt, strip, table)
 
-
-def _label(low: int, high: int | None) -> str:
-    if high is None:
-        return f"{low} and more"
-    return "empty" if high == 0 else f"{low} to {high}"
-
-
-# Launches of device work: whether the host keeps the device busy, and signs that the trace is incomplete.
 
 _MEANING: Final = {
     "busy": f"idle for less than {MIN_IDLE_SHARE:.0%} of the span: faster launches gain little",
@@ -331,20 +291,17 @@ _MEANING: Final = {
 
 def launch_section(study: TraceStudy) -> Section | None:
     """Build the section with verdict, delays, launch calls and signs of loss; `None` if nothing was launched."""
-    seen = tables.seen_devices(study)
-    blocks: list[Block] = []
+    seen, blocks = tables.seen_devices(study), list[Block | None]()
     if seen:
-        blocks += [_verdicts(seen), _delays(seen), _calls(study)]
-    signs = _signs(study)
-    if signs:
-        blocks.append(signs)
-    if not blocks:
-        return None
+        calls = [row for one in seen for row in one.launches.calls[: study.options.top]]
+        caption = "Launch calls that device events of the window answer to."
+        blocks = [_verdicts(seen), _delays(seen), table_of(caption, tables.on_devices(study, LaunchRow), calls, sortable=True)]
+    blocks.append(_signs(study))
     lead = (
         "A delay runs from the launch call to the start on the device. Negative ones are legal and kept: a kernel may start "
         "before its call returns. Delays overlap each other and do not add up; the idle causes do."
     )
-    return Section("launch", "Launches", lead, tuple(blocks))
+    return section_of("launch", "Launches", lead, blocks)
 
 
 def _verdicts(seen: Sequence[tables.DeviceFindings]) -> Table:
@@ -366,7 +323,6 @@ def _verdicts(seen: Sequence[tables.DeviceFindings]) -> Table:
 
 
 def _meaning(one: tables.DeviceFindings) -> str:
-    """Return the meaning of the verdict and the remedy."""
     if one.done.verdict != "unknown":
         return _MEANING[one.done.verdict]
     if 2 * one.launches.num_uncorrelated > one.launches.num_unlinked:
@@ -375,12 +331,13 @@ def _meaning(one: tables.DeviceFindings) -> str:
 
 
 def _delays(seen: Sequence[tables.DeviceFindings]) -> Table:
+    wrong = "clocks or correlation are wrong"  # for no event can start before its launch call
     fields: tuple[Field[tuple[str, str, str, Distribution, int]], ...] = (
         Field("device", lambda row: row[0], Code),
         Field("launched as", lambda row: row[1], hint="a graph is a call by that name, or one call that launched several events"),
         Field("from", lambda row: row[2], hint="start or end of the launch call, to the start on the device"),
         count("n", lambda row: row[3].n, "device events"),
-        count("negative", lambda row: _negative(row[2], row[4])),
+        count("negative", lambda row: Text(str(row[4]), "bad", wrong) if row[4] and row[2] == "start" else row[4]),
         *spread(lambda row: row[3], "µs"),
     )
     rows = []
@@ -395,23 +352,11 @@ def _delays(seen: Sequence[tables.DeviceFindings]) -> Table:
     return table_of("Launch delays, of events that start in the window.", fields, rows, notes=notes)
 
 
-def _negative(of: str, num: int) -> Cell:
-    """Return the count of negative delays; marked bad if start to start, since no event can start before its launch call."""
-    return Text(str(num), "bad", "clocks or correlation are wrong") if num and of == "start" else Count(num)
-
-
 def _unlinked(name: str, found: Launch) -> str:
-    """Return a sentence with the number of events without a known launch call, and the reasons."""
     before = found.num_unlinked - found.num_uncorrelated
     why = [f"{before} were launched before the trace"] if before else []
     why += [f"{found.num_uncorrelated} carry no correlation"] if found.num_uncorrelated else []
     return f"{name}: {found.num_unlinked} of {found.num_events} events have no known launch call: {', '.join(why)}."
-
-
-def _calls(study: TraceStudy) -> Table:
-    rows = [row for one in tables.seen_devices(study) for row in one.launches.calls[: study.options.top]]
-    caption = "Launch calls that device events of the window answer to."
-    return table_of(caption, tables.on_devices(study, LaunchRow), rows, sortable=True)
 
 
 def _signs(study: TraceStudy) -> Table | None:
@@ -429,8 +374,6 @@ def _signs(study: TraceStudy) -> Table | None:
         for device, stream, excess in found.impossible:
             where = f"device {device}, stream {stream}"
             rows.append((label, "durations of one stream exceed its span", where, f"{excess / 1e3:.3f} µs"))
-    if not rows:
-        return None
     fields: tuple[Field[tuple[str, str, str, str]], ...] = (
         Field("trace", lambda row: row[0], Code),
         Field("sign", lambda row: row[1]),
@@ -439,25 +382,18 @@ def _signs(study: TraceStudy) -> Table | None:
     )
     notes = ("A call can launch nothing by right: while a graph is captured, or as the last ones before the window closed.",)
     caption = "Signs that a trace does not hold all that ran (whole traces, whatever the window)."
-    return table_of(caption, fields, rows, notes=notes)
-
-
-# Gaps between the kernels of every device, by the kernels before and after.
+    return table_of(caption, fields, rows, notes=notes) if rows else None
 
 
 def gaps_section(study: TraceStudy) -> Section | None:
     """Build the section with one table of gaps per device; `None` if no device has a gap after a kernel."""
-    blocks: list[Block] = []
-    for one in tables.seen_devices(study):
-        if one.gaps.rows:
-            blocks.append(_gaps_table(one, study.options.top, collapsed=bool(blocks)))
-    if not blocks:
-        return None
+    seen = [one for one in tables.seen_devices(study) if one.gaps.rows]
+    shown = [_gaps_table(one, study.options.top, collapsed=at > 0) for at, one in enumerate(seen)]
     lead = (
         "A gap is a stretch without any kernel, compute or communication, on any stream of the device. Copies and memsets do not "
         "end one: their time in it stands beside the idle causes, and together they add up to the gap exactly."
     )
-    return Section("gaps", "Gaps between kernels", lead, tuple(blocks))
+    return section_of("gaps", "Gaps between kernels", lead, shown)
 
 
 def _gaps_table(one: tables.DeviceFindings, top: int, *, collapsed: bool) -> Table:
@@ -477,8 +413,6 @@ def _gaps_table(one: tables.DeviceFindings, top: int, *, collapsed: bool) -> Tab
     shown = rows_of(fields, rows, top=top, left="pairs", totals=(("all gaps", rows),))
     return Table(caption, heads(fields), shown, notes, sortable=True, collapsed=collapsed)
 
-
-# Timeline of one step of each device on a common axis: work, and gaps by cause.
 
 TIMELINE_MAX_LANES: Final = 8
 """Devices in the picture; further ones are counted in a note."""
@@ -511,7 +445,6 @@ def timeline_section(study: TraceStudy) -> Section | None:
 
 
 def _stretches(study: TraceStudy) -> Iterator[tuple[str, DeviceView]]:
-    """Yield the part of each device's time that its lane shows, with its label."""
     for one in tables.seen_devices(study):
         view = one.view
         if one.of.window is None and isinstance(one.steps, Steps):
@@ -547,7 +480,6 @@ def _bounds(view: DeviceView, first: int, last: int) -> tuple[int, int]:
 
 
 def _top_group(views: Iterable[DeviceView]) -> str:
-    """Return the group of kernels with the most exclusive time over all lanes; empty without kernels."""
     owned: Counter[str] = Counter()
     for view in views:
         owned.update({row.kernel: row.exclusive_ns for row, _ in kernel_table(view) if row.kind == "kernel"})
@@ -569,16 +501,12 @@ def _pieces(view: DeviceView, focal: Kind, group: str) -> Iterator[Piece]:
         yield Piece(start - view.begin_ns, end - view.begin_ns, name, focal if is_top else _KINDS[what])
 
 
-# Memory of each device: its peaks, the time of each and what was running, and its course over time.
-
 MAX_ROWS: Final = 24
 
 
 def memory_section(study: TraceStudy) -> Section | None:
     """Build the section with memory of every device whose allocations were recorded; `None` if there is none."""
     seen = [use for of in tables.seen(study) for use in of.memory]
-    if not seen:
-        return None
     lead = "What the allocator handed out (allocated) and held (reserved), by the host's clock, exact to within a stretch."
 
     def name(row: MemoryRow) -> str:
@@ -587,27 +515,16 @@ def memory_section(study: TraceStudy) -> Section | None:
     device: Field[MemoryRow] = Field("device", name, Code)
     peaks = table_of("Peaks.", (device, *columns(MemoryRow)), [row for row, _ in seen])
     courses = (_course(name(row), row, points) for row, points in seen if len(points) > 1)
-    return Section("memory", "Memory", lead, (peaks, *courses))
+    return section_of("memory", "Memory", lead, (peaks, *courses) if seen else ())
 
 
 def _course(name: str, row: MemoryRow, points: Sequence[tuple[int, int, int]]) -> Figure:
     series = ("allocated", "reserved") if row.peak_reserved_bytes else ("allocated",)
-    marks = [
-        PlotPoint(x=float(point[0]), y=bytes_in(point[number], "MiB"), series=number - 1)
-        for number in range(1, len(series) + 1)
-        for point in points
-    ]
-    picture = Plane(
-        x=Axis("time from the first recorded allocation", "ms"),
-        y=Axis("memory in MiB", from_zero=True),
-        marks=tuple(marks),
-        series=series,
-    )
+    numbers = range(len(series))
+    marks = (PlotPoint(float(at), bytes_in(held[number], "MiB"), number) for number in numbers for at, *held in points)
+    axes = Axis("time from the first recorded allocation", "ms"), Axis("memory in MiB", from_zero=True)
+    picture = Plane(*axes, tuple(marks), series=series)
     title, alt = f"Memory of {name} over time.", "Allocated and reserved memory over time; the table has the same."
-    return Figure(title, alt, picture, _memory_table(name, points))
-
-
-def _memory_table(name: str, points: Sequence[tuple[int, int, int]]) -> Table:
     fields: tuple[Field[tuple[int, tuple[int, int]]], ...] = (
         time("from", lambda part: part[0]),
         numeric("allocated", lambda part: part[1][0], show=mib),
@@ -616,4 +533,5 @@ def _memory_table(name: str, points: Sequence[tuple[int, int, int]]) -> Table:
     step = -(-len(points) // MAX_ROWS)
     parts = [points[first : first + step] for first in range(0, len(points), step)]
     rows = [(part[0][0], max((point[1:] for point in part), key=lambda memory: memory[0])) for part in parts]
-    return table_of(f"Largest allocated memory of {name} in each part of the time.", fields, rows)
+    table = table_of(f"Largest allocated memory of {name} in each part of the time.", fields, rows)
+    return Figure(title, alt, picture, table)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -14,14 +14,7 @@ from strobe.core.printable import bytes_in, first_of
 from strobe.core.spans import FRAME_BLOCK
 from strobe.perf.analysis.device.intervals import Distribution, Window, distribution
 from strobe.perf.analysis.device.kernels import MANGLED
-from strobe.perf.analysis.operators import (
-    OperatorRateRow,
-    OperatorRow,
-    Operators,
-    OperatorTimeRow,
-    OperatorTimes,
-    host_ranges,
-)
+from strobe.perf.analysis.operators import OperatorRateRow, OperatorRow, Operators, OperatorTimeRow, OperatorTimes, host_ranges
 from strobe.perf.analysis.runs.breakdown import breakdown
 from strobe.perf.analysis.structure.collectives import (
     CollectiveRow,
@@ -37,7 +30,7 @@ from strobe.perf.analysis.structure.ranges import COMMUNICATION, CallNode, Kind,
 from strobe.perf.analysis.structure.sections import find_sections, parse_section
 from strobe.perf.analysis.structure.steps import NO_CALL, LayerGroup, LayerRow, Period, Steps, TraceStepRow
 from strobe.perf.report.blocks.breakdown import LEAD, breakdown_blocks
-from strobe.perf.report.blocks.fields import spread
+from strobe.perf.report.blocks.fields import gathered, section_of, spread
 from strobe.perf.report.blocks.kernels import (
     Listed,
     MeasuredSections,
@@ -91,32 +84,24 @@ from strobe.perf.table.model import (
 from strobe.perf.table.rows import FIGURES, columns
 from strobe.perf.trace import Trace, read_trace
 
-# Steps: their lengths on the device, the steady ones, and the evidence that they are steps.
-
 Found = Sequence[tuple[tables.DeviceFindings, Steps]]
 
 
 def steps_section(study: TraceStudy) -> Section | None:
     """Build the section with the steps of every device; `None` if no trace has device events."""
-    found: list[tuple[tables.DeviceFindings, Steps]] = []
-    without: dict[str, list[str]] = {}
-    for one in tables.seen_devices(study):
-        if isinstance(one.steps, str):
-            without.setdefault(one.steps, []).append(one.name)
-        else:
-            found.append((one, one.steps))
+    seen, top = tables.seen_devices(study), study.options.top
+    found = [(one, one.steps) for one in seen if isinstance(one.steps, Steps)]
+    without = tuple(_spoken((one.steps, one.name) for one in seen if isinstance(one.steps, str)))
     blocks: list[Block] = []
     if found:
-        blocks = [_summary(found), *_evidence(found), *(_steps_table(*each, study.options.top) for each in found)]
+        blocks = [_summary(found), *_evidence(found), *(_steps_table(*each, top) for each in found)]
     if without:
-        blocks.append(Notes(tuple(_spoken(without))))
-    if not blocks:
-        return None
+        blocks.append(Notes(without))
     lead = (
         "A step lasts from its first device event to the first one of the next step, so the steps, with what lies before and "
         "after them, add up to the span of the device exactly. Steps of the host are something else: the device lags behind."
     )
-    return Section("steps", "Steps", lead, tuple(blocks))
+    return section_of("steps", "Steps", lead, blocks)
 
 
 def _summary(found: Found) -> Table:
@@ -132,19 +117,14 @@ def _summary(found: Found) -> Table:
         count("kernels", lambda row: _median([step.kernels for step in kept[row[0]]]), "of a step, the median", missing=none),
         time("host p50", lambda row: _host(kept[row[0]]), "ms", "length of the step's range on the host"),
     )
-    told: dict[str, list[str]] = {}
-    for one, steps in found:
-        causes = Counter(steps.steady.excluded.values())
-        excluded = "; ".join(f"{cause} ({n})" for cause, n in sorted(causes.items()))
-        for note in (
-            f"left out of the times: {excluded}" if excluded else "",
-            *steps.notes,
-            steps.steady.note,
-            uneven_text(steps),
-        ):
-            if note:
-                told.setdefault(note, []).append(one.name)
-    return table_of("Length of a step, over the steady ones.", fields, found, notes=_spoken(told))
+    notes = _spoken((note, one.name) for one, steps in found for note in _step_notes(steps) if note)
+    return table_of("Length of a step, over the steady ones.", fields, found, notes=notes)
+
+
+def _step_notes(steps: Steps) -> Iterator[str]:
+    excluded = "; ".join(f"{cause} ({n})" for cause, n in sorted(Counter(steps.steady.excluded.values()).items()))
+    yield f"left out of the times: {excluded}" if excluded else ""
+    yield from (*steps.notes, steps.steady.note, uneven_text(steps))
 
 
 def _busy(kept: Sequence[TraceStepRow]) -> tuple[int, int] | None:
@@ -170,10 +150,9 @@ def uneven_text(steps: Steps) -> str:
     return f"the steps are uneven, {lengths}: no mean or median stands for all of them"
 
 
-def _spoken(told: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """Yield each note with the devices it applies to, once for all of them."""
-    for note, names in told.items():
-        yield f"{first_of(names, 1)}: {note}."
+def _spoken(told: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yield each note, given with the name of a device, once for all of them."""
+    yield from (f"{first_of(names, 1)}: {note}." for note, names in gathered(told).items())
 
 
 def _inside(step: TraceStepRow, window: Window | None) -> bool:
@@ -223,14 +202,10 @@ def _steps_table(one: tables.DeviceFindings, steps: Steps, top: int) -> Table:
     table = rows_of(fields, shown, top=top, left="steps")
     notes = []
     if window is None:
-        whole = (
-            (steps.before_ns, "before the first step"),
-            (steps.after_ns, "after the last step"),
-            (steps.end_ns - steps.start_ns, "span of the device's events"),
-        )
-        for number, (ns, text) in enumerate(whole):
-            if ns or number == 2:
-                table += (padded(len(fields), Text(text), Text(""), ExactTime(ns), strong=number == 2),)
+        around = (("before the first step", steps.before_ns), ("after the last step", steps.after_ns))
+        table += tuple(padded(len(fields), Text(text), Text(""), ExactTime(ns)) for text, ns in around if ns)
+        span = Text("span of the device's events"), Text(""), ExactTime(steps.end_ns - steps.start_ns)
+        table += (padded(len(fields), *span, strong=True),)
         notes.append("Lengths add up to the span.")
     else:
         notes.append(f"Steps that lie in the window {window.label}: {len(shown)} of {len(steps.steps)}.")
@@ -247,11 +222,7 @@ def _sums(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
     return sum(busy), sum(length)
 
 
-# Tables of layers: the first layer of each kind against the later ones, and each layer by its place.
-
-
 def _layer_blocks(one: tables.DeviceFindings, top: int) -> Iterator[Block]:
-    """Yield the table of first against later layers of each kind, and that of each layer of the kind with the most time."""
     if groups := one.layers:
         yield _first_and_later(one.name, groups, one.ranges.sum_ns)
         group = next((group for group in groups if not group.inside), groups[0])
@@ -262,14 +233,13 @@ def _layer_blocks(one: tables.DeviceFindings, top: int) -> Iterator[Block]:
 
 def _first_and_later(name: str, groups: Sequence[LayerGroup], whole_ns: int) -> Table:
     device = "sum of the durations of the events of a call: p50 over the first calls"
-    span, host = (
-        "first start to last end of these events: p50 over the first calls",
-        "length of the call: p50 over the first calls",
-    )
+    span = "first start to last end of these events: p50 over the first calls"
+    host = "length of the call: p50 over the first calls"
     later, of_all = "p50 over all later calls", "sum of their events / sum of all of the device"
+    nowhere = {True: "a step", False: "no other call"}
     fields: tuple[Field[LayerGroup], ...] = (
         Field("layers", lambda group: group.name, Code),
-        Field("in", _where),
+        Field("in", lambda group: Code(group.path[-1]) if group.path else Text(nowhere[group.by_kernels], "muted")),
         count("places", lambda group: len(group.layers), "calls in one enclosing call, at most"),
         count("calls", lambda group: group.layers[0].calls + group.later.calls),
         numeric("of all", lambda group: group.sum_ns, of_all, show=share_of(whole_ns)),
@@ -289,12 +259,6 @@ def _first_and_later(name: str, groups: Sequence[LayerGroup], whole_ns: int) -> 
         )
     return table_of(f"The first layer against the later ones, {name}.", fields, groups, notes=notes)
 
-
-def _where(group: LayerGroup) -> Cell:
-    return Code(group.path[-1]) if group.path else Text("a step" if group.by_kernels else "no other call", "muted")
-
-
-# Device time by range, module and layer.
 
 MAX_FRAMES: Final = 300
 """Most frames of one flame graph; the narrowest neighbours are drawn as one."""
@@ -317,41 +281,29 @@ def ranges_section(study: TraceStudy) -> Section | None:
                 blocks += _tables(one.name, one.ranges, study.options.top)
                 blocks.append(_flame(one.name, trees[one.device], study.options.top))
             blocks += _layer_blocks(one, study.options.top)
-    if not blocks:
-        return None
     lead = (
         "A device event belongs to the ranges and modules that were open on the thread of its launch call when that call "
         "started, a graph's kernels to those around the launch of the graph. Sums include nested calls, exclusive times do not. "
         "Names that differ in a number at their end (ProfilerStep#3, Linear_12) are one row."
     )
-    return Section("ranges", "Ranges, modules and layers", lead, tuple(blocks))
+    return section_of("ranges", "Ranges, modules and layers", lead, blocks)
 
 
 def _tables(name: str, ranges: Ranges, top: int) -> Iterator[Block]:
     for kind, title in _TITLES.items():
         if rows := ranges.of_kind(kind):
-            yield table_of(
-                f"{title}, {name}.",
-                columns(RangeRow, of=ranges),
-                rows,
-                top=top,
-                notes=("Only the exclusive column adds up.",),
-                sortable=True,
-                collapsed=min(len(rows), top + 1) > 12,
-            )
-    notes = []
-    if ranges.outside_events:
-        notes.append(f"{name}: {ranges.outside_events} events were launched outside every range and module.")
-    if ranges.unlinked_events:
-        notes.append(f"{name}: the trace does not hold the launch of {ranges.unlinked_events} events; their range is not known.")
+            fields, notes = columns(RangeRow, of=ranges), ("Only the exclusive column adds up.",)
+            many = min(len(rows), top + 1) > 12
+            yield table_of(f"{title}, {name}.", fields, rows, top=top, notes=notes, sortable=True, collapsed=many)
     silent = sum(row.calls for row in ranges.of_kind("range") if not row.events and row.name.startswith(COMMUNICATION))
-    if silent:
-        notes.append(
-            f"{name}: {silent} calls of ranges around collectives launched nothing on their own thread; what they stand for is "
-            "in the section on communication."
-        )
-    if notes:
-        yield Notes(tuple(notes))
+    told = (
+        (ranges.outside_events, "{} events were launched outside every range and module."),
+        (ranges.unlinked_events, "the trace does not hold the launch of {} events; their range is not known."),
+        (silent, "{} calls of ranges around collectives launched nothing on their own thread; what they stand for is in the "
+                 "section on communication."),
+    )  # fmt: skip
+    if any(number for number, _ in told):
+        yield Notes(tuple(f"{name}: {words.format(number)}" for number, words in told if number))
 
 
 def _flame(name: str, root: CallNode, top: int) -> Figure:
@@ -394,7 +346,6 @@ def _paths(root: CallNode, top: int) -> Table:
 
 
 def _spelled(root: CallNode) -> Iterator[tuple[tuple[str, ...], CallNode]]:
-    """Yield every node below the root with its path, at any depth."""
     waiting: list[tuple[tuple[str, ...], CallNode]] = [((), root)]
     while waiting:
         path, node = waiting.pop()
@@ -402,8 +353,6 @@ def _spelled(root: CallNode) -> Iterator[tuple[tuple[str, ...], CallNode]]:
         yield from below
         waiting += below
 
-
-# Breakdown of a trace of our frame blocks: pieces, layers, gaps between pieces.
 
 MOST_EVENTS: Final = 1 << 20
 """Most device events of a trace that is broken down into pieces: each becomes an object."""
@@ -424,10 +373,7 @@ def regions_section(study: TraceStudy) -> Section | None:
             blocks += breakdown_blocks(label, breakdown(own))
         except DataError as error:
             blocks.append(Notes((f"{label}: {error}",)))
-    return Section("breakdown", "Breakdown", LEAD, tuple(blocks)) if blocks else None
-
-
-# Sections around focal events, each with its definition: length, busy time, and skipped calls.
+    return section_of("breakdown", "Breakdown", LEAD, blocks)
 
 
 def sections_section(study: TraceStudy) -> Section | None:
@@ -461,9 +407,6 @@ def sections_section(study: TraceStudy) -> Section | None:
     return Section("sections", "Sections", lead, (table,))
 
 
-# Host time by operator, for a trace without device events.
-
-
 def operators_section(study: TraceStudy) -> Section | None:
     """Build the section with the operator table of every trace without device events; `None` if all have some."""
     blocks: list[Block] = []
@@ -478,10 +421,8 @@ def operators_section(study: TraceStudy) -> Section | None:
         blocks.append(_threads(found, label))
         blocks.append(table_of(f"{label}: operators by self time.", fields, found.rows, top=study.options.top, sortable=True))
         blocks += _ranges(of.read, of.window, label, study.options.top)
-    if not blocks:
-        return None
     lead = "No device events were recorded, so this is the host's time: what its operators took, each without those it calls."
-    return Section("operators", "Operators", lead, tuple(blocks))
+    return section_of("operators", "Operators", lead, blocks)
 
 
 def _threads(found: Operators, label: str) -> Table:
@@ -508,8 +449,6 @@ def _ranges(trace: Trace, window: Window | None, label: str, top: int) -> Iterat
         yield table_of(f"{label}: ranges on the host.", fields, found[:top], notes=(note, *left_out(found, top)), sortable=True)
 
 
-# Device time by operator, input sizes and dtype, with its kernels, its callers, and forward or backward.
-
 _NAMED = 2
 """Kernels and callers that a row names."""
 
@@ -524,13 +463,11 @@ def operator_times_section(study: TraceStudy) -> Section | None:
         most = bytes_in(DETAILED_BYTES, "MB")
         said = f"{', '.join(unread)}: not read, because a file has more than {most:.0f} MB; --details reads them."
         blocks.append(Notes((said,)))
-    if not blocks:
-        return None
     lead = (
         "Every device event by the operator that launched it. Exclusive times add up to the busy time; what no operator launched "
         "(Triton kernels outside of one, graphs) is a row of its own."
     )
-    return Section("operator-times", "GPU time by operator", lead, tuple(blocks), folded=True)
+    return section_of("operator-times", "GPU time by operator", lead, blocks, folded=True)
 
 
 def _operator_times_table(one: tables.DeviceFindings, times: OperatorTimes, top: int) -> Table:
@@ -563,15 +500,12 @@ def _callers(row: OperatorTimeRow, times: OperatorTimes) -> str:
 
 
 def _listed(parts: Sequence[tuple[str, int]], whole: int) -> str:
-    """Return the largest parts in words, with their shares if there are several."""
     return first_of([f"{name} {_percent(ns, whole)}" if len(parts) > 1 else name for name, ns in parts], _NAMED)
 
 
 def _percent(part: int, whole: int) -> str:
     return f"{part / whole:.0%}".replace("%", " %") if whole else "0 %"
 
-
-# Roofline of operators whose cost follows from their recorded inputs.
 
 _MOST_REASONS = 12
 
@@ -617,21 +551,14 @@ def _roofline_table(one: tables.DeviceFindings, busy_ns: int, top: int) -> Table
 
 
 def _roofline_notes(one: tables.DeviceFindings) -> Iterator[str]:
-    """Yield reasons for missing costs, impossible rates, and a remark on dtypes."""
-    reasons: dict[str, dict[str, None]] = defaultdict(dict)
-    for row, _ in one.rates:
-        if row.unknown:
-            reasons[row.unknown][row.operator] = None
-    for reason, names in reasons.items():
-        yield f"Not counted, {first_of([*names], _MOST_REASONS)}: {reason}."
+    unknown = dict.fromkeys((row.unknown, row.operator) for row, _ in one.rates if row.unknown)
+    for reason, names in gathered(unknown).items():
+        yield f"Not counted, {first_of(names, _MOST_REASONS)}: {reason}."
     if one.peaks is not None and any(row.dtype == "float32" and row.call_flops for row, _ in one.rates):
         yield "float32 is held against the peak without tensor cores; whether TF32 ran instead is not in the trace."
     for row, found in one.rates:
         if found is not None and found.anomaly and row.dtype != "float32":
             yield f"ANOMALY, {row.operator}: {found.anomaly}."
-
-
-# Kernels of every device.
 
 
 def device_kernels(study: TraceStudy) -> Section | None:
@@ -657,8 +584,6 @@ def _kernels_notes(one: tables.DeviceFindings) -> Iterator[str]:
     if mangled := {each.name for _, names in one.kernels for each in names if each.name.startswith(MANGLED)}:
         yield f"{len(mangled)} names could not be demangled and stand as they are."
 
-
-# Communication: its exposed time and, across ranks, time spent waiting, time spent moving data, and the last rank.
 
 _OF_UNION: Final = "share of the union"
 
@@ -699,18 +624,8 @@ def _devices(found: Sequence[tuple[str, Communication]]) -> Table:
 def _kinds(study: TraceStudy) -> Table:
     rows = (row for of in tables.seen(study) for own in of.communication for row in own.kinds)
     told, top = sorted(rows, key=lambda row: -row.exposed_ns), study.options.top
-    fields = tables.on_devices(
-        study,
-        CollectiveRow,
-        "collective",
-        "group",
-        "ranks",
-        "message_bytes",
-        "calls",
-        "exposed_ns",
-        "sum_ns",
-        *FIGURES,
-    )
+    named = ("collective", "group", "ranks", "message_bytes", "calls", "exposed_ns", "sum_ns", *FIGURES)
+    fields = tables.on_devices(study, CollectiveRow, *named)
     notes = ["Durations hold the wait for the last rank. Exposed times add up only where collectives do not overlap."]
     cut = sum(own.num_cut for of in tables.seen(study) for own in of.communication)
     if cut:
@@ -728,12 +643,12 @@ def _across(names: Sequence[str], together: CollectiveSkew, top: int) -> Iterato
         yield _members(names, together)
         yield _meeting_kinds(together, top)
     notes = [f"{together.matched} collectives were found on every rank that has a trace, by {together.by}."]
-    if together.unmatched:
-        notes.append(f"{together.unmatched} have no counterpart in the other traces and are not split.")
-    if together.one_way:
-        notes.append(f"{together.one_way} go one way (not all ranks wait for all others) and are not split.")
-    if together.cut:
-        notes.append(f"{together.cut} are cut by the edges of the window and are not split.")
+    left = (
+        (together.unmatched, "have no counterpart in the other traces"),
+        (together.one_way, "go one way (not all ranks wait for all others)"),
+        (together.cut, "are cut by the edges of the window"),
+    )
+    notes += [f"{number} {why} and are not split." for number, why in left if number]
     notes += [f"{problem}." for problem in together.problems]
     if clock.checked and clock.aligned:
         seen = f"at most {time_text(clock.worst_ns, 'µs')} µs before" if clock.worst_ns else "never before"
@@ -782,6 +697,11 @@ def _members(names: Sequence[str], together: CollectiveSkew) -> Table:
 
 def _meeting_kinds(together: CollectiveSkew, top: int) -> Table:
     none, message = "not recorded", "the larger of input and output of one rank"
+
+    def rate(one: SkewKind) -> Cell | None:
+        size, median = message_bytes(one.kind), one.transfer.p50_ns
+        return Number(size / median, 1, "GB/s") if size and median > 0 else None
+
     fields: tuple[Field[SkewKind], ...] = (
         Field("collective", lambda one: one.kind.name, Code),
         Field("group", lambda one: one.kind.group or None, Code, missing=none),
@@ -794,7 +714,7 @@ def _meeting_kinds(together: CollectiveSkew, top: int) -> Table:
         exact_time("transfer", lambda one: one.transfer.sum_ns, "from the last start to the last end, added up"),
         time("transfer p50", lambda one: one.transfer.p50_ns, "µs"),
         time("max", lambda one: one.transfer.max_ns, "µs"),
-        numeric("rate", _rate, "message / median transfer", missing="no size recorded"),
+        numeric("rate", rate, "message / median transfer", missing="no size recorded"),
     )
     return table_of(
         "Skew against transfer, by name, group and size.",
@@ -803,8 +723,3 @@ def _meeting_kinds(together: CollectiveSkew, top: int) -> Table:
         notes=left_out(together.kinds, top),
         sortable=True,
     )
-
-
-def _rate(one: SkewKind) -> Cell | None:
-    size, median = message_bytes(one.kind), one.transfer.p50_ns
-    return Number(size / median, 1, "GB/s") if size and median > 0 else None

@@ -16,24 +16,11 @@ from numpy.typing import NDArray
 from strobe.core.costs import DevicePeaks, device_peaks
 from strobe.core.errors import DataError
 from strobe.perf.analysis.critical_path import CriticalPath, critical_path
-from strobe.perf.analysis.device.activity import (
-    Activity,
-    DeviceRow,
-    DeviceView,
-    activity,
-    device_views,
-)
+from strobe.perf.analysis.device.activity import Activity, DeviceRow, DeviceView, activity, device_views
 from strobe.perf.analysis.device.kernels import KernelRow, KernelTable, kernel_table
 from strobe.perf.analysis.device.launch import Gaps, Launch, Queue, graph_calls, queues
 from strobe.perf.analysis.device.roofline import Roofline
-from strobe.perf.analysis.operators import (
-    OperatorRateRow,
-    Operators,
-    OperatorTimes,
-    operator_rates,
-    operator_times,
-    operators,
-)
+from strobe.perf.analysis.operators import OperatorRateRow, Operators, OperatorTimes, operator_rates, operator_times, operators
 from strobe.perf.analysis.structure.collectives import Communication, communication
 from strobe.perf.analysis.structure.memory import MemoryUse, memory_use
 from strobe.perf.analysis.structure.ranges import Ranges, range_table, unnumbered
@@ -53,13 +40,7 @@ QUEUE_BINS: Final = 120
 class TraceFindings:
     """One trace of a study, and what is found in it: each thing once, when it is first asked for.
 
-    Args:
-        study: the study.
-        place: position of the trace in it.
-
     Attributes:
-        trace: its label, as in all tables.
-        read: the trace itself.
         window: the chosen part of it; `None` is all of it.
         replays: what names the kernels of its graph replays, a sentence; empty without replays.
         devices: those that have events, in order of number.
@@ -74,7 +55,6 @@ class TraceFindings:
 
     @property
     def file(self) -> "TraceFile":
-        """What was read."""
         read, window = self.read, self.window
         ends = (None, None) if window is None else (window.start_ns, window.end_ns)
         unlinked, events = int(np.count_nonzero(np.asarray(read.device_events.host) < 0)), len(read.device_events)
@@ -83,7 +63,6 @@ class TraceFindings:
 
     @property
     def sections(self) -> "Iterator[SectionRow]":
-        """The sections of every definition."""
         for definition in map(parse_section, self.options.sections):
             for found in find_sections(self.read, definition, self.window):
                 told = {"device": found.device, "section": str(definition)}
@@ -96,28 +75,23 @@ class TraceFindings:
 
     @cached_property
     def graphs(self) -> NDArray[np.bool_]:
-        """Which launch calls launched a graph."""
         return graph_calls(self.read)
 
     @cached_property
     def steps(self) -> dict[int, Steps | str]:
-        """Steps of each device of the whole trace."""
         return find_steps(self.read, self.options.steps)
 
     @cached_property
     def ranges(self) -> dict[int, Ranges]:
-        """Ranges and modules of each device, names without numbers."""
         bare = replace(self.read, ranges=unnumbered(self.read.ranges), modules=unnumbered(self.read.modules))
         return {found.device: found for found in range_table(bare, self.window)}
 
     @cached_property
     def layers(self) -> dict[int, tuple[LayerGroup, ...]]:
-        """Layers of each device."""
         return dict(layer_groups(self.read, self.window))
 
     @cached_property
     def times(self) -> dict[int, OperatorTimes]:
-        """Operators of each device, if the trace was read with details."""
         return {found.device: found for found in operator_times([one.view for one in self.devices])}
 
     @cached_property
@@ -132,22 +106,18 @@ class TraceFindings:
 
     @property
     def known_path(self) -> tuple[CriticalPath, ...]:
-        """The critical path, if it is known."""
         return (self.path,) if isinstance(self.path, tuple) else ()
 
     @cached_property
     def communication(self) -> tuple[Communication, ...]:
-        """Communication of each device that has some."""
         return communication((self.read,), (self.window,))
 
     @cached_property
     def memory(self) -> tuple[MemoryUse, ...]:
-        """Memory of each device whose allocations were recorded."""
         return memory_use(self.read, self.window, MAX_POINTS)
 
     @cached_property
     def host(self) -> Operators | None:
-        """Operators of the host, of a trace without device events that holds some."""
         return None if len(self.read.device_events) else operators(self.read, self.window)
 
 
@@ -164,72 +134,58 @@ class DeviceFindings:
 
     @cached_property
     def account(self) -> Activity:
-        """Account of its time."""
         return activity(self.view)
 
     @property
     def done(self) -> DeviceRow:
-        """Its busy and idle time."""
         return self.account.device
 
     @property
     def idle(self) -> "Iterator[IdleRow]":
-        """Its idle time by cause."""
         yield from (part_of(IdleRow, self, cause=cause, idle_ns=ns) for cause, ns in self.account.idle.items())
 
     @cached_property
     def launches(self) -> Launch:
-        """Launches of its events."""
         return Launch(self.view, self.of.graphs)
 
     @cached_property
     def kernels(self) -> KernelTable:
-        """Its kernels, grouped as the study asks, with their full names."""
         return kernel_table(self.view, self.of.options.by)
 
     @property
     def hot(self) -> tuple[KernelRow, ...]:
-        """Its kernels alone."""
         return tuple(row for row, _ in self.kernels)
 
     @cached_property
     def queues(self) -> tuple[Queue, ...]:
-        """Its queue and those of its streams."""
         return queues(self.view, QUEUE_BINS)
 
     @cached_property
     def gaps(self) -> Gaps:
-        """Gaps between its kernels."""
         return Gaps(self.view)
 
     @property
     def steps(self) -> Steps | str:
-        """Its steps in the whole trace."""
         return self.of.steps[self.device]
 
     @property
     def ranges(self) -> Ranges:
-        """Its ranges and modules."""
         return self.of.ranges[self.device]
 
     @property
     def layers(self) -> tuple[LayerGroup, ...]:
-        """Its layers."""
         return self.of.layers[self.device]
 
     @property
     def times(self) -> OperatorTimes | None:
-        """Its operators, if the trace was read with details."""
         return self.of.times.get(self.device)
 
     @property
     def peaks(self) -> DevicePeaks | None:
-        """Its peaks, if they are known."""
         return device_peaks(self.done.product) if self.done.product else None
 
     @cached_property
     def rates(self) -> tuple[tuple[OperatorRateRow, Roofline | None], ...]:
-        """Rates of its operators; none where the trace was read without details."""
         return () if self.times is None else operator_rates(self.times, self.peaks)
 
 
