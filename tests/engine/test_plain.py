@@ -7,7 +7,7 @@ the sink, and the last ``window - sink`` frames with the current ones among them
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from plain_wan import Weights, attend, embed_text, passed, turn
+from plain_wan import PlainWan
 from strobe.core.errors import ConfigError, ShapeError
 from strobe.core.shapes import VaeStride
 from strobe.core.tolerances import tolerance
@@ -32,40 +32,6 @@ from strobe.engine.transformer import Transformer
 from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan
-
-
-@dataclass(kw_only=True)
-class Plain:
-    """One stream. `held[layer][frame]` is the pair (keys before RoPE, values) of a frame."""
-
-    weights: Weights
-    wan: WanConfig
-    config: EngineConfig
-    held: list[dict[int, tuple[Tensor, Tensor]]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.held = [{} for _ in range(self.wan.num_layers)]
-
-    def place(self, frame: int, end: int) -> int:
-        """Temporal position of a frame while frames before `end` exist."""
-        moves = self.config.positions == "rebased" and frame < self.config.sink
-        return frame + (max(0, end - self.config.window) if moves else 0)
-
-    def flow(self, x: Tensor, timestep: float, text: Tensor, frames: Sequence[int]) -> Tensor:
-        """x [F, C, Y, X] in float64 to the flow; the frames' keys and values are kept."""
-        heads, size, end, config = self.wan.num_heads, (x.shape[2] // 2, x.shape[3] // 2), frames[-1] + 1, self.config
-
-        def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            held, count = self.held[layer], len(frames)
-            held.update(zip(frames, zip(k.chunk(count), v.chunk(count), strict=True), strict=True))
-            seen = [f for f in held if f < end and (f < config.sink or f >= end - config.window + config.sink)]
-            keys = torch.cat([turn(held[f][0], self.place(f, end), size, heads) for f in seen])
-            queries = torch.cat([turn(part, f, size, heads) for f, part in zip(frames, q.chunk(count), strict=True)])
-            return attend(queries, keys, torch.cat([held[f][1] for f in seen]), heads)
-
-        told = [timestep] * len(frames)
-        return passed(self.weights, self.wan, x, told, embed_text(self.weights, text), attention)
-
 
 SHAPE = (4, 4, 4)  # C, Y, X of the tiny model's latents
 SIGMAS = {5.0: (1.0, 0.9375, 5 / 6, 0.625), 8.0: (1.0, 0.96, 8 / 9, 8 / 11)}
@@ -84,13 +50,15 @@ def plain_stream(
 
     `told` has the prompt of every pass of every frame block, the commit pass last; all are "red circle" without.
     """
-    weights = {name: tensor.double() for name, tensor in model.dit.state_dict().items()}
-    plain = Plain(weights=weights, wan=model.dit.config, config=config)
+    plain = PlainWan(model)
     sigmas = SIGMAS[config.shift or 5.0]
-    texts = {prompt: model.text.encode([prompt])[0].double() for prompt in ("red circle", "blue square")}
+    sink, window = config.sink or 0, config.window or 0
     done = torch.zeros(0, *SHAPE, dtype=torch.float64)
     for block, size in enumerate(sizes):
         frames = range(len(done), len(done) + size)
+        shift = max(0, frames.stop - window) if config.positions == "rebased" else 0
+        seen = [frame for frame in range(frames.stop) if frame < sink or frame >= frames.stop - window + sink]
+        places = {frame: frame + (shift if frame < sink else 0) for frame in seen}
         prompts = told[block] if told else ["red circle"] * (len(sigmas) + 1)
         given = None if start is None or frames.stop > len(start) else start[frames.start : frames.stop].double()
         if given is not None and not config.strength:
@@ -101,11 +69,11 @@ def plain_stream(
             if given is not None:
                 x = (1 - sigmas[first]) * given + sigmas[first] * x
             for step, sigma in [*enumerate(sigmas)][first:]:
-                x0 = x - sigma * plain.flow(x, 1000 * sigma, texts[prompts[step]], frames)
+                x0 = x - sigma * plain.flow(x, [1000 * sigma] * size, plain.text(prompts[step]), places, frames)
                 after = sigmas[step + 1] if step + 1 < len(sigmas) else 0.0
                 noise = draw(0, sample, block, step + 1, torch.empty(size, *SHAPE)) if after else torch.zeros_like(x0)
                 x = (1 - after) * x0 + after * noise.double()
-        plain.flow(x, 0.0, texts[prompts[-1]], frames)
+        plain.flow(x, [0.0] * size, plain.text(prompts[-1]), places, frames)
         done = torch.cat((done, x))
     return done
 
