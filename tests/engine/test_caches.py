@@ -27,6 +27,7 @@ from strobe.engine.session import Session
 from strobe.engine.stream import FrameBlock
 from strobe.models.wan.kernels import custom_ops
 from strobe.models.wan.layers import WanLayer
+from tiny_model import latents
 
 
 class Kernels:
@@ -57,11 +58,11 @@ def test_with_fused_kernels_one_launch_turns_the_sink(tiny: Model, monkeypatch: 
     monkeypatch.setattr(custom_ops, "home", kernels.home)
     config = resolve(EngineConfig(window=6, sink=2, kv_format=kv_format), tiny.defaults, torch.device("cpu"))
     assert not config.knobs.fused_kernels
-    latents = latent_shape(tiny.defaults, tiny.dit.config)
+    shape = latent_shape(tiny.defaults, tiny.dit.config)
     states = []
     for fused in (False, True):
-        cache = new_cache(tiny.dit.config, latents, replace(config, knobs=replace(config.knobs, fused_kernels=fused)), batch=2)
-        tokens = latents.token_grid(tiny.dit.config.patch).tokens_per_frame
+        cache = new_cache(tiny.dit.config, shape, replace(config, knobs=replace(config.knobs, fused_kernels=fused)), batch=2)
+        tokens = shape.token_grid(tiny.dit.config.patch).tokens_per_frame
         for block in range(4):
             fill(cache.at(3 * block, 3), layers=2, batch=2, tokens=tokens)
         states.append(cache.snapshot())
@@ -88,10 +89,6 @@ def film(make: Callable[..., Session], wide: Model) -> Callable[..., list[FrameB
         return list(make(preset=config, model=wide, **options).stream(num_blocks, switches=SWITCHES))
 
     return run
-
-
-def latents(blocks: list[FrameBlock]) -> Tensor:
-    return torch.cat([block.latents for block in blocks], dim=1)
 
 
 @pytest.mark.parametrize(
@@ -187,11 +184,11 @@ def test_snapshots_and_forks_go_on_bit_equal(make: Callable[..., Session], wide:
     snapshot = session.snapshot()
     snapshot.save(tmp_path / "there")
     fork = session.fork()
-    expected = latents(list(session.stream(4)))
+    expected = latents(session.stream(4))
     session.restore(snapshot)
     resumed = Session.resume(tmp_path / "there", model=wide, device="cpu")
     for other in (session, fork, resumed):
-        assert torch.equal(latents(list(other.stream(4))), expected)
+        assert torch.equal(latents(other.stream(4)), expected)
 
 
 def test_a_frame_that_fills_no_tile_is_refused(make: Callable[..., Session]) -> None:

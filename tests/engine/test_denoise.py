@@ -20,6 +20,7 @@ from strobe.engine.denoise import denoise_unipc, draw, draw_block
 from strobe.engine.model import Model
 from strobe.engine.resolve import resolve
 from strobe.engine.session import Session
+from tiny_model import latents
 
 ELEMENT = tolerance("element", "float32")
 ROUNDING = tolerance("rounding", "float32")
@@ -115,9 +116,9 @@ def test_a_stream_needs_no_fresh_noise_and_follows_prompts(make: Callable[..., S
     other = replace(tiny, defaults=replace(tiny.defaults, sampler="unipc"))
     sessions = [make(model=other, preset=preset) for preset in ("quality", "baseline")]
     assert sessions[0]._stream._draw(0).renoise == ()
-    first, second = (torch.cat([block.latents for block in session.stream(5)], dim=1) for session in sessions)
+    first, second = (latents(session.stream(5)) for session in sessions)
     torch.testing.assert_close(first, second, rtol=0, atol=tolerance("stream", "float32"))
-    renoised = torch.cat([block.latents for block in make().stream(5)], dim=1)
+    renoised = latents(make().stream(5))
     assert (first - renoised).abs().max() > 0.1
     blended = make(model=other)
     [*blended.stream(1)]

@@ -18,13 +18,13 @@ from strobe.cache.policy import RingPolicy
 from strobe.core import spans
 from strobe.core.errors import StrobeError
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs
-from strobe.engine.graphs import Eager, PassInputs, Recorded, Replay
+from strobe.engine.graphs import PassInputs, Recorded, Replay, Runner
 from strobe.engine.memory import predict
 from strobe.engine.model import Model
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
-from strobe.models.lora import Lora, LoraPair
 from strobe.models.wan.transformer import Modulation, TextKV
+from tiny_model import latents, lora
 
 SWITCHES = (
     Switch(frame_block=2, prompt="green square"),  # while the window fills
@@ -59,7 +59,7 @@ def recorded(session: Session, limit: int = 16) -> Session:
 
 
 def play(session: Session, num_blocks: int = BLOCKS, switches: Sequence[Switch] = SWITCHES) -> Tensor:
-    return torch.cat([block.latents for block in session.stream(num_blocks, switches=switches)], dim=1)
+    return latents(session.stream(num_blocks, switches=switches))
 
 
 @pytest.mark.few(5)
@@ -120,13 +120,6 @@ def test_forks_and_snapshots_go_on(make: Callable[..., Session]) -> None:
 )
 def test_another_lora_on_the_way(make: Callable[..., Session], tiny: Model, merge: bool, formats: dict[str, Any]) -> None:
     """Merged weights keep their addresses, so what was recorded goes on; with a LoRA beside them it is recorded again."""
-    generator, pairs = torch.Generator().manual_seed(3), {}
-    for name, layer in tiny.dit.named_modules():
-        if isinstance(layer, torch.nn.Linear) and name.startswith("blocks."):
-            out, width = layer.weight.shape
-            down, up = (0.2 * torch.randn(*shape, generator=generator) for shape in ((2, width), (out, 2)))
-            pairs[name] = LoraPair(down=down, up=up)
-    lora = Lora(name="lora", weights_hash="1" * 64, pairs=pairs)
     config = EngineConfig(window=8, knobs=replace_knobs(Knobs(), merge_lora=merge, fused_qkv=merge), **formats)
     found = []
     for record in (True, False):
@@ -134,7 +127,7 @@ def test_another_lora_on_the_way(make: Callable[..., Session], tiny: Model, merg
         session = recorded(session) if record else session
         runner, parts = session._stream._dit.runner, [play(session, 4, ())]
         known = len(runner) if isinstance(runner, Recorded) else 0
-        session.use_lora(lora, strength=0.5)
+        session.use_lora(lora(tiny))
         assert not isinstance(runner, Recorded) or len(runner) == (known if merge else 0)
         found.append(torch.cat([*parts, play(session, 3, ())], dim=1))
     assert torch.equal(*found) and not torch.equal(found[0][:, 12:], play(make(preset=config), 7, ())[:, 12:])
@@ -186,7 +179,7 @@ def test_only_graphs_of_the_compiler_are_told_that_a_pass_begins(
 
 def test_passes_are_placed_in_the_arena_of_their_stream(make: Callable[..., Session], monkeypatch: pytest.MonkeyPatch) -> None:
     placed: list[object] = []
-    monkeypatch.setattr(Eager, "place", lambda self, arena: placed.append(arena))
+    monkeypatch.setattr(Runner, "place", lambda self, arena: placed.append(arena))
     session = make()
     fork = session.fork()
     assert placed == [session._stream.arena, fork._stream.arena]
@@ -245,7 +238,7 @@ def test_a_pass_that_counts_in_python_is_refused(ring: RingCache) -> None:
 
     with pytest.raises(StrobeError, match=r"\[1, 3, 1, 1, 1\] differs from the eager one; turn knob cuda_graphs off"):
         flows(ring, Recorded(), counting)
-    assert len(flows(ring, Eager(), counting)) == 4
+    assert len(flows(ring, Runner(), counting)) == 4
 
 
 def test_a_replay_sees_the_positions_of_its_recording(ring: RingCache) -> None:
@@ -258,7 +251,7 @@ def test_a_replay_sees_the_positions_of_its_recording(ring: RingCache) -> None:
         ring.reset()
         return flows(ring, runner, peeking)
 
-    assert frame(Eager()) == [0.0, 9.0, 18.0, 27.0]
+    assert frame(Runner()) == [0.0, 9.0, 18.0, 27.0]
     assert frame(Recorded()) == [0.0, 9.0, 9.0, 9.0]  # the first block attends to fewer frames and is a pass of its own
 
 

@@ -27,11 +27,11 @@ from strobe.engine.model import Model
 from strobe.engine.prompts import Switch, TextEncoder, blocks_for, parse_switch
 from strobe.engine.session import Session
 from strobe.engine.start import fitted
-from strobe.engine.stream import FrameBlock
 from strobe.engine.transformer import Transformer
 from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan
+from tiny_model import latents
 
 SHAPE = (4, 4, 4)  # C, Y, X of the tiny model's latents
 SIGMAS = {5.0: (1.0, 0.9375, 5 / 6, 0.625), 8.0: (1.0, 0.96, 8 / 9, 8 / 11)}
@@ -78,12 +78,8 @@ def plain_stream(
     return done
 
 
-def x0(blocks: Sequence[FrameBlock]) -> Tensor:
-    return torch.cat([block.latents for block in blocks], dim=1).double()
-
-
 def close(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance("stream", "float32"))
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=tolerance("stream", "float32"))
 
 
 @pytest.mark.parametrize("positions", ["absolute", "rebased"])
@@ -102,7 +98,7 @@ def test_windows_are_counted_frame_by_frame(
     make: Callable[..., Session], tiny: Model, window: int, sink: int, positions: Any
 ) -> None:
     config = EngineConfig(window=window, sink=sink, positions=positions)
-    close(x0([*make(preset=config).stream(6)])[0], plain_stream(tiny, config, [3] * 6))
+    close(latents(make(preset=config).stream(6))[0], plain_stream(tiny, config, [3] * 6))
 
 
 @pytest.mark.parametrize("shift", [5.0, 8.0])
@@ -114,7 +110,7 @@ def test_shifts_first_blocks_and_batches(make: Callable[..., Session], tiny: Mod
     blocks = [*make(preset=config, samples=(0, 4)).stream(5)]
     assert [block.samples.shape[1] for block in blocks] == [1, 12, 12, 12, 12]
     for index, sample in enumerate((0, 4)):
-        close(x0(blocks)[index], plain_stream(tiny, config, [1, 3, 3, 3, 3], sample=sample))
+        close(latents(blocks)[index], plain_stream(tiny, config, [1, 3, 3, 3, 3], sample=sample))
 
 
 @pytest.mark.parametrize("given", [1, 3, 4, 7])
@@ -124,8 +120,8 @@ def test_a_stream_may_begin_with_latents(make: Callable[..., Session], tiny: Mod
     session = make(preset=config, start=start)
     blocks = [*session.stream(5)]
     expected = plain_stream(tiny, config, [first, 3, 3, 3, 3], start=start)
-    close(x0(blocks)[0], expected)
-    assert torch.equal(x0(blocks)[0, :given], start.double())
+    close(latents(blocks)[0], expected)
+    assert torch.equal(latents(blocks)[0, :given], start)
     assert (expected[given:] - plain_stream(tiny, config, [first, 3, 3, 3, 3])[given:]).abs().max() > 0.1
 
 
@@ -135,7 +131,7 @@ def test_a_stream_may_follow_latents(make: Callable[..., Session], tiny: Model, 
     config = EngineConfig(window=8, sink=3, positions="rebased", strength=strength)
     session = make(preset=config, start=start)
     assert session.config.again is not None and len(session.config.again.sigmas) == steps
-    found = x0([*session.stream(5)])[0]
+    found = latents(session.stream(5))[0]
     close(found, plain_stream(tiny, config, [1, 3, 3, 3, 3], start=start))
     free = plain_stream(tiny, replace(config, strength=0.0, first_block=1), [1, 3, 3, 3, 3])
     assert (found[:7] - start).abs().max() > 0.1
@@ -189,9 +185,9 @@ def test_interpolation_gives_the_last_denoise_steps_to_the_new_prompt_first(make
         [new] * 5,
         [new] * 5,
     ]
-    found = x0([*make(preset=config).stream(6, switches=[switch])])[0]
+    found = latents(make(preset=config).stream(6, switches=[switch]))[0]
     close(found, plain_stream(tiny, config, [3] * 6, told=told))
-    soft = x0([*make(preset=config).stream(6, switches=[replace(switch, mode="soft")])])[0]
+    soft = latents(make(preset=config).stream(6, switches=[replace(switch, mode="soft")]))[0]
     close(soft, plain_stream(tiny, config, [3] * 6, told=[told[0], *[told[4]] * 5]))
     assert (found[3:] - soft[3:]).abs().max() > 1e-3
 
@@ -199,11 +195,11 @@ def test_interpolation_gives_the_last_denoise_steps_to_the_new_prompt_first(make
 def test_an_image_is_the_first_frame(make: Callable[..., Session], tiny: Model) -> None:
     image = torch.randint(0, 256, (1, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
     blocks = [*make(start=image, samples=(0, 1)).stream(3)]
-    latents = tiny.vae.encode(image.permute(0, 3, 1, 2).unsqueeze(0).float() / 255)
-    from_latents = [*make(start=latents[0], samples=(0, 1)).stream(3)]
+    encoded = tiny.vae.encode(image.permute(0, 3, 1, 2).unsqueeze(0).float() / 255)
+    from_latents = [*make(start=encoded[0], samples=(0, 1)).stream(3)]
     assert [block.samples.shape[1] for block in blocks] == [1, 12, 12]
-    assert torch.equal(x0(blocks), x0(from_latents))
-    assert torch.equal(blocks[0].latents[1], latents[0]) and not torch.equal(blocks[1].latents[0], blocks[1].latents[1])
+    assert torch.equal(latents(blocks), latents(from_latents))
+    assert torch.equal(blocks[0].latents[1], encoded[0]) and not torch.equal(blocks[1].latents[0], blocks[1].latents[1])
 
 
 @pytest.mark.parametrize(("given", "strength"), [(4, 0.0), (9, 0.9)], ids=["a start", "a clip that is followed"])
@@ -217,8 +213,8 @@ def test_snapshots_keep_the_frames_still_to_come(
     first = [*session.stream(1)]
     session.snapshot().save(tmp_path / "early")
     again = Session.resume(tmp_path / "early", model=tiny, device="cpu")
-    assert torch.equal(x0([*first, *again.stream(4)]), x0(whole))
-    assert torch.equal(x0([*session.fork().stream(4)]), x0(whole[1:]))
+    assert torch.equal(latents([*first, *again.stream(4)]), latents(whole))
+    assert torch.equal(latents(session.fork().stream(4)), latents(whole[1:]))
 
 
 def test_starts_that_do_not_fit(make: Callable[..., Session]) -> None:
