@@ -202,18 +202,10 @@ class Played:
 
 def moves(local: int) -> Any:
     sizes, flag = st.integers(1, min(local, 4)), st.booleans()
-    return st.lists(
-        st.one_of(
-            st.tuples(st.just("next"), sizes),
-            st.tuples(st.just("next"), sizes),
-            st.tuples(st.just("again"), st.integers(1, local + 3), flag),
-            st.tuples(st.just("rewrite"), st.integers(0, 4), flag),
-            st.tuples(st.just("snapshot")),
-            st.tuples(st.just("restore"), flag),
-            st.tuples(st.just("reset")),
-        ),
-        max_size=20,
-    )
+    kinds = [st.tuples(st.just("next"), sizes), st.tuples(st.just("rewrite"), st.integers(0, 4), flag)] * 2
+    kinds += [st.tuples(st.just("again"), st.integers(1, local + 3), flag)]
+    kinds += [st.tuples(st.just("snapshot")), st.tuples(st.just("restore"), flag)]
+    return st.lists(st.one_of(kinds), min_size=5, max_size=20)
 
 
 @pytest.mark.parametrize("kind", ["ring", "rolling", "tiled"])
@@ -221,14 +213,15 @@ def moves(local: int) -> Any:
 def test_whatever_comes_it_holds_what_a_dict_of_frames_holds(kind: str, data: st.DataObject) -> None:
     sink, local = data.draw(st.sampled_from((0, 1, 3))), data.draw(st.integers(1, 6))
     game = Played(kind, sink + local, sink, data.draw(st.sampled_from(("rebased", "absolute"))), data.draw(st.integers(0, 4)))
-    first = st.integers(1, min(local, 4) + sink)
-    game.next(data.draw(first))
+    game.next(data.draw(st.integers(1, min(local, 4) + sink)))
+    for size in data.draw(st.lists(st.integers(1, min(local, 4)), max_size=6)):
+        game.next(size)
     for name, *arguments in data.draw(moves(local)):
-        if not game.twin.end:
-            game.next(data.draw(first))
         getattr(game, name)(*arguments)
     game.snapshot()
     game.restore(True)
+    game.next(1)
+    game.reset()
     game.next(1)
 
 
@@ -318,7 +311,9 @@ def test_snapshot_replays_bit_equal(kind: Any, blocks_before: int) -> None:
 
     for block in range(blocks_before):
         write(cache.at(3 * block, 3))
+    write(cache.rewrite(keep_sink=False), 9)  # of a full window the sink is another one then
     state: CacheState = cache.snapshot()
+    assert (state.origin, state.end) == (max(0, 3 * blocks_before - 7), 3 * blocks_before)
     expected, address = go_on(cache), cache.values.data_ptr()
     for each in (cache, other):
         each.restore(state)

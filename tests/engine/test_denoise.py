@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,8 +18,7 @@ from strobe.engine.config import EngineConfig, NoiseSchedule
 from strobe.engine.denoise import denoise_unipc, draw, draw_block
 from strobe.engine.model import Model
 from strobe.engine.resolve import resolve
-from strobe.engine.session import Session
-from tiny_model import latents
+from tiny_model import Make, latents
 
 ELEMENT = tolerance("element", "float32")
 ROUNDING = tolerance("rounding", "float32")
@@ -112,7 +110,7 @@ def test_it_is_diffusers_unipc(steps: int, shift: float) -> None:
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=EXACT)
 
 
-def test_a_stream_needs_no_fresh_noise_and_follows_prompts(make: Callable[..., Session], tiny: Model) -> None:
+def test_a_stream_needs_no_fresh_noise_and_follows_prompts(make: Make, tiny: Model) -> None:
     other = replace(tiny, defaults=replace(tiny.defaults, sampler="unipc"))
     sessions = [make(model=other, preset=preset) for preset in ("quality", "baseline")]
     assert sessions[0]._stream._draw(0).renoise == ()

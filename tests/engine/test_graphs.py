@@ -24,7 +24,7 @@ from strobe.engine.model import Model
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
 from strobe.models.wan.transformer import Modulation, TextKV
-from tiny_model import latents, lora
+from tiny_model import Make, latents, lora
 
 SWITCHES = (
     Switch(frame_block=2, prompt="green square"),  # while the window fills
@@ -64,7 +64,7 @@ def play(session: Session, num_blocks: int = BLOCKS, switches: Sequence[Switch] 
 
 @pytest.mark.few(5)
 @pytest.mark.parametrize("name", [*CONFIGS, "fused", "fused int8", "fused attention"])
-def test_a_recorded_stream_is_the_eager_one(make: Callable[..., Session], tiny: Model, name: str) -> None:
+def test_a_recorded_stream_is_the_eager_one(make: Make, tiny: Model, name: str) -> None:
     """While the window fills and after, over every kind of switch, with the sink turned, kept and renewed."""
     if name == "sparse":
         tiny = replace(tiny, defaults=replace(tiny.defaults, frame_size=(96, 128)))  # 6 x 8 tokens in tiles with padding
@@ -78,7 +78,7 @@ def test_a_recorded_stream_is_the_eager_one(make: Callable[..., Session], tiny: 
     assert torch.equal(play(recorded(session), *script), play(eager, *script))
 
 
-def test_a_pass_is_recorded_once_for_each_shape(make: Callable[..., Session]) -> None:
+def test_a_pass_is_recorded_once_for_each_shape(make: Make) -> None:
     """Window 12: 3, 6, 9 and 12 frames attended in two modes, and the recache over a window of 6 and of 12."""
     session = recorded(make())
     runner: Any = session._stream._dit.runner
@@ -91,7 +91,7 @@ def test_a_pass_is_recorded_once_for_each_shape(make: Callable[..., Session]) ->
     assert len(other._stream._dit.runner) == 10  # type: ignore[arg-type]
 
 
-def test_a_rehearsal_records_all_of_a_steady_stream(make: Callable[..., Session]) -> None:
+def test_a_rehearsal_records_all_of_a_steady_stream(make: Make) -> None:
     session = recorded(make())
     session._stream.rehearse()
     runner: Any = session._stream._dit.runner
@@ -101,7 +101,7 @@ def test_a_rehearsal_records_all_of_a_steady_stream(make: Callable[..., Session]
     assert sorted(map(str, runner._replays)) == sorted(map(str, known))
 
 
-def test_forks_and_snapshots_go_on(make: Callable[..., Session]) -> None:
+def test_forks_and_snapshots_go_on(make: Make) -> None:
     eager, session = make(preset=LATE), recorded(make(preset=LATE))
     for each in (eager, session):
         play(each, 4, ())
@@ -118,7 +118,7 @@ def test_forks_and_snapshots_go_on(make: Callable[..., Session]) -> None:
 @pytest.mark.parametrize(
     ("merge", "formats"), [(True, {}), (False, {}), (True, {"linear_format": "int8"})], ids=["merged", "beside", "int8"]
 )
-def test_another_lora_on_the_way(make: Callable[..., Session], tiny: Model, merge: bool, formats: dict[str, Any]) -> None:
+def test_another_lora_on_the_way(make: Make, tiny: Model, merge: bool, formats: dict[str, Any]) -> None:
     """Merged weights keep their addresses, so what was recorded goes on; with a LoRA beside them it is recorded again."""
     config = EngineConfig(window=8, knobs=replace_knobs(Knobs(), merge_lora=merge, fused_qkv=merge), **formats)
     found = []
@@ -133,7 +133,7 @@ def test_another_lora_on_the_way(make: Callable[..., Session], tiny: Model, merg
     assert torch.equal(*found) and not torch.equal(found[0][:, 12:], play(make(preset=config), 7, ())[:, 12:])
 
 
-def test_noise_drawn_ahead_is_the_noise(make: Callable[..., Session]) -> None:
+def test_noise_drawn_ahead_is_the_noise(make: Make) -> None:
     """As on a GPU: each frame block's is drawn during the one before, and once; a restored stream draws its own."""
     session, expected = make(), play(make(), 8, ())
     stream, drawn = session._stream, []
@@ -164,9 +164,7 @@ def test_what_was_replayed_last_is_kept(ring: RingCache) -> None:
     assert made == ["one", "two", "three", "two"]
 
 
-def test_only_graphs_of_the_compiler_are_told_that_a_pass_begins(
-    make: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_graphs_of_the_compiler_are_told_that_a_pass_begins(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: told.append(1))
     session = make()
@@ -177,7 +175,7 @@ def test_only_graphs_of_the_compiler_are_told_that_a_pass_begins(
     assert len(told) == len(session.config.schedule.timesteps) + 1
 
 
-def test_passes_are_placed_in_the_arena_of_their_stream(make: Callable[..., Session], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_are_placed_in_the_arena_of_their_stream(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     placed: list[object] = []
     monkeypatch.setattr(Runner, "place", lambda self, arena: placed.append(arena))
     session = make()
@@ -185,7 +183,7 @@ def test_passes_are_placed_in_the_arena_of_their_stream(make: Callable[..., Sess
     assert placed == [session._stream.arena, fork._stream.arena]
 
 
-def test_closing_frees_what_was_recorded(make: Callable[..., Session]) -> None:
+def test_closing_frees_what_was_recorded(make: Make) -> None:
     session = recorded(make())
     play(session, 2, ())
     runner: Any = session._stream._dit.runner
@@ -196,7 +194,7 @@ def test_closing_frees_what_was_recorded(make: Callable[..., Session]) -> None:
     assert runner.num_bytes == len(runner) == 0 and not any(each() is not None for each in held)
 
 
-def test_static_inputs_are_predicted(make: Callable[..., Session], tiny: Model) -> None:
+def test_static_inputs_are_predicted(make: Make, tiny: Model) -> None:
     for samples, first in (((0,), None), ((0, 4), 1)):
         session = recorded(make(preset=EngineConfig(first_block=first), samples=samples))
         session._stream.rehearse()

@@ -36,6 +36,7 @@ from strobe.engine.prompts import Switch, offered_modes
 from strobe.engine.resolve import ResolvedConfig, resolve
 from strobe.engine.session import Session
 from strobe.models.vae.taew import TaewConfig, random_taew
+from tiny_model import Make, latents
 
 SHAPE = (4, 4, 4)
 FOUR = (1000.0, 750.0, 500.0, 250.0)
@@ -47,7 +48,6 @@ PASTS: Mapping[str, Mapping[str, Any]] = {
 }
 Cuts = Mapping[int, str]
 """Prompt of each frame block that begins a shot."""
-Open = Callable[..., Session]
 BASELINE = preset("baseline").knobs
 RING = replace_knobs(BASELINE, ring_cache=True)
 
@@ -57,8 +57,8 @@ def with_past(tiny: Model, past: str) -> Model:
 
 
 @pytest.fixture
-def build(make: Open, tiny: Model) -> Open:
-    """Open a session with a past and without a preset: `build(past, **options of Session)`."""
+def build(make: Make, tiny: Model) -> Make:
+    """Make a session with a past and without a preset: `build(past, **options of Session)`."""
     return lambda past, **options: make(**({"model": with_past(tiny, past), "preset": EngineConfig()} | options))
 
 
@@ -68,7 +68,7 @@ def resolved(tiny: Model, past: str, config: EngineConfig = EngineConfig()) -> R
 
 def streamed(session: Session, number: int, cuts: Cuts | None = None) -> Tensor:
     switches = [Switch(frame_block=at, prompt=prompt, mode="shot") for at, prompt in (cuts or {}).items()]
-    return torch.cat([block.latents for block in session.stream(number, switches=switches)], dim=1).double()
+    return latents(session.stream(number, switches=switches)).double()
 
 
 def close(found: Tensor, expected: Tensor) -> None:
@@ -83,7 +83,7 @@ def noise(sample: int, block: int, step: int, size: int = 3) -> Tensor:
 
 
 @pytest.mark.parametrize("past", PASTS)
-def test_a_restarted_session_streams_what_a_new_one_does(build: Open, past: str) -> None:
+def test_a_restarted_session_streams_what_a_new_one_does(build: Make, past: str) -> None:
     cuts = {2: "blue square"} if past == "shots" else {}
     session = build(past, seed=1)
     for number in (3, 5):
@@ -101,7 +101,7 @@ def test_a_restarted_session_streams_what_a_new_one_does(build: Open, past: str)
         ("shots", "int8", (4, 7)),
     ],
 )
-def test_snapshots_forks_and_files_go_on_bit_equal(build: Open, tmp_path: Path, past: str, kv: Any, after: Sequence[int]) -> None:
+def test_snapshots_forks_and_files_go_on_bit_equal(build: Make, tmp_path: Path, past: str, kv: Any, after: Sequence[int]) -> None:
     for at in after:
         session = build(past, preset=EngineConfig(kv_format=kv))
         before, then = ({1: "blue square", 3: "red square"}, {at + 2: "green circle"}) if past == "shots" else ({}, {})
@@ -116,7 +116,7 @@ def test_snapshots_forks_and_files_go_on_bit_equal(build: Open, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("past", PASTS)
-def test_recorded_passes_are_the_eager_ones(build: Open, past: str) -> None:
+def test_recorded_passes_are_the_eager_ones(build: Make, past: str) -> None:
     eager, recorded = build(past), build(past)
     cuts = {3: "blue square", 4: "red square", 9: "green circle"} if past == "shots" else {}
     stream: Any = recorded._stream
@@ -234,23 +234,23 @@ def recomputed(
 
 
 @pytest.mark.parametrize("knobs", [Knobs(), BASELINE, RING], ids=["all", "none", "ring"])
-def test_a_past_is_recomputed_as_the_description_says(build: Open, tiny: Model, knobs: Knobs) -> None:
+def test_a_past_is_recomputed_as_the_description_says(build: Make, tiny: Model, knobs: Knobs) -> None:
     close(streamed(build("recomputed", preset=EngineConfig(knobs=knobs)), 6)[0], recomputed(tiny, [3] * 6))
 
 
 @pytest.mark.parametrize("window", [4, 5, 7, 9, 12])
-def test_any_number_of_frames_may_be_recomputed(build: Open, tiny: Model, window: int) -> None:
+def test_any_number_of_frames_may_be_recomputed(build: Make, tiny: Model, window: int) -> None:
     found = streamed(build("recomputed", preset=EngineConfig(window=window, past_weight=0.5)), 6)[0]
     close(found, recomputed(tiny, [3] * 6, kept=window - 3, weight=0.5))
 
 
-def test_a_last_step_at_timestep_0(build: Open, tiny: Model) -> None:
+def test_a_last_step_at_timestep_0(build: Make, tiny: Model) -> None:
     session = build("recomputed", preset=EngineConfig(timesteps=(1000, 750, 500, 250, 0)))
     assert session.config.calls_per_block == {"denoise_step": 5, "recache": 1}
     close(streamed(session, 4)[0], recomputed(tiny, [3] * 4, steps=(*STEPS, LAST)))
 
 
-def test_the_first_frame_is_encoded_again(build: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_frame_is_encoded_again(build: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     session, seen = build("recomputed"), []
     encode = session._stream._decoder.encode
     monkeypatch.setattr(session._stream._decoder, "encode", lambda frames: seen.append(frames) or encode(frames))
@@ -261,7 +261,7 @@ def test_the_first_frame_is_encoded_again(build: Open, monkeypatch: pytest.Monke
         assert torch.equal((frame * 255).round().to(torch.uint8).permute(0, 2, 3, 1), made[:, end - 9])
 
 
-def test_batches_first_blocks_and_prompts(build: Open, tiny: Model) -> None:
+def test_batches_first_blocks_and_prompts(build: Make, tiny: Model) -> None:
     session = build("recomputed", preset=EngineConfig(first_block=1), samples=(0, 4))
     found = [streamed(session, 3)]
     session.prompt("blue square", mode="recache")
@@ -271,7 +271,7 @@ def test_batches_first_blocks_and_prompts(build: Open, tiny: Model) -> None:
         close(torch.cat(found, dim=1)[index], recomputed(tiny, [1, 3, 3, 3, 3], sample=sample, prompts=prompts))
 
 
-def test_a_prepared_prompt_changes_nothing(build: Open) -> None:
+def test_a_prepared_prompt_changes_nothing(build: Make) -> None:
     plain, ahead = build("recomputed"), build("recomputed")
     for session in (plain, ahead):
         streamed(session, 3)
@@ -280,7 +280,7 @@ def test_a_prepared_prompt_changes_nothing(build: Open) -> None:
     assert torch.equal(streamed(plain, 2), streamed(ahead, 2))
 
 
-def test_eight_bits_are_near(build: Open) -> None:
+def test_eight_bits_are_near(build: Make) -> None:
     native, eight = (streamed(build("recomputed", preset=EngineConfig(kv_format=kv)), 6) for kv in ("native", "int8"))
     assert 0 < (eight - native).abs().max() < 1
 
@@ -362,20 +362,20 @@ def rolling(
 
 
 @pytest.mark.parametrize("knobs", [Knobs(), RING], ids=["all", "none"])
-def test_passes_over_several_frame_blocks_are_as_the_description_says(build: Open, tiny: Model, knobs: Knobs) -> None:
+def test_passes_over_several_frame_blocks_are_as_the_description_says(build: Make, tiny: Model, knobs: Knobs) -> None:
     close(streamed(build("rolling", preset=EngineConfig(knobs=knobs)), 12)[0], rolling(tiny, 12))
 
 
 @pytest.mark.parametrize(
     ("window", "timesteps"), [(12, (1000, 500)), (9, (1000,)), (18, (1000, 600, 200)), (15, (1000, 600, 200))]
 )
-def test_other_numbers_of_steps_and_windows(build: Open, tiny: Model, window: int, timesteps: tuple[float, ...]) -> None:
+def test_other_numbers_of_steps_and_windows(build: Make, tiny: Model, window: int, timesteps: tuple[float, ...]) -> None:
     found = streamed(build("rolling", preset=EngineConfig(window=window, timesteps=timesteps), samples=(0, 4)), 8)
     for row, sample in enumerate((0, 4)):
         close(found[row], rolling(tiny, 8, timesteps=timesteps, window=window, sample=sample))
 
 
-def test_a_soft_switch_acts_on_all_frame_blocks_under_way(build: Open, tiny: Model) -> None:
+def test_a_soft_switch_acts_on_all_frame_blocks_under_way(build: Make, tiny: Model) -> None:
     session = build("rolling")
     before = streamed(session, 3)
     session.prompt("blue square", mode="soft")
@@ -385,7 +385,7 @@ def test_a_soft_switch_acts_on_all_frame_blocks_under_way(build: Open, tiny: Mod
     assert torch.isfinite(streamed(session, 2)).all()
 
 
-def test_a_frame_block_that_failed_is_made_again(build: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frame_block_that_failed_is_made_again(build: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, session = streamed(build("rolling"), 10), build("rolling")
     found = [streamed(session, 8)]
     past = session._stream._past
@@ -403,7 +403,7 @@ def test_a_frame_block_that_failed_is_made_again(build: Open, monkeypatch: pytes
     assert torch.equal(torch.cat(found, dim=1), expected)
 
 
-def test_a_stream_may_begin_with_latents(build: Open) -> None:
+def test_a_stream_may_begin_with_latents(build: Make) -> None:
     start = torch.randn(6, *SHAPE, generator=torch.Generator().manual_seed(1))
     found = streamed(build("rolling", start=start), 4)
     assert torch.equal(found[0, :6], start.double()) and torch.isfinite(found).all()
@@ -417,7 +417,7 @@ def test_memory_and_calls(tiny: Model) -> None:
     assert found.num_bytes == (6 + 45) * (6 * dit.num_layers + 2) * dit.dim * 4
 
 
-def test_a_look_back_that_does_not_fit(build: Open) -> None:
+def test_a_look_back_that_does_not_fit(build: Make) -> None:
     cache = build("rolling")._stream._cache
     assert isinstance(cache, AheadRing)
     with pytest.raises(ConfigError, match="12 latent frames and a sink of 0 do not fit into a window of 9"):
@@ -479,13 +479,13 @@ TWO_SHOTS = {3: "blue square", 4: "red square", 9: "green circle"}
 
 
 @pytest.mark.parametrize("cuts", [{}, {1: "blue square"}, TWO_SHOTS], ids=["one shot", "two", "four"])
-def test_shots_are_as_the_description_says(build: Open, tiny: Model, cuts: Cuts) -> None:
+def test_shots_are_as_the_description_says(build: Make, tiny: Model, cuts: Cuts) -> None:
     found = streamed(build("shots", samples=(0, 4)), 13, cuts)
     for row, sample in enumerate((0, 4)):
         close(found[row], in_shots(tiny, 13, cuts, {}, sample))
 
 
-def test_a_prompt_within_a_shot_leaves_the_past_alone(build: Open, tiny: Model) -> None:
+def test_a_prompt_within_a_shot_leaves_the_past_alone(build: Make, tiny: Model) -> None:
     session = build("shots")
     before = streamed(session, 3)
     session.prompt("blue square", mode="shot")
@@ -495,7 +495,7 @@ def test_a_prompt_within_a_shot_leaves_the_past_alone(build: Open, tiny: Model) 
     close(found, in_shots(tiny, 8, {3: "blue square"}, {5: "green square"}))
 
 
-def test_a_first_prompt_begins_no_second_shot(build: Open) -> None:
+def test_a_first_prompt_begins_no_second_shot(build: Make) -> None:
     session = build("shots", prompt=None)
     session.prompt("red circle", mode="shot")
     assert torch.equal(streamed(session, 4), streamed(build("shots"), 4))
@@ -536,7 +536,7 @@ def test_slots_hold_what_the_buffer_holds(cuts: set[int], sink: int, spare: int)
     ],
 )  # fmt: skip
 def test_shots_of_a_file_are_held_to_its_frames(
-    build: Open, tmp_path: Path, change: Callable[[dict[str, Any]], object], words: str
+    build: Make, tmp_path: Path, change: Callable[[dict[str, Any]], object], words: str
 ) -> None:
     """Even if whoever wrote them made a digest."""
     session, path = build("shots"), tmp_path / "stream.snapshot"
@@ -548,7 +548,7 @@ def test_shots_of_a_file_are_held_to_its_frames(
         Session.resume(path, model=session.model, device="cpu")
 
 
-def test_shots_are_no_part_of_another_past(build: Open, make: Open) -> None:
+def test_shots_are_no_part_of_another_past(build: Make, make: Make) -> None:
     own = EngineConfig(window=12, sink=3, positions="absolute", timesteps=FOUR)
     session, other = build("shots", preset=own), make(preset=own)
     streamed(session, 2)
@@ -562,7 +562,7 @@ def test_shots_are_no_part_of_another_past(build: Open, make: Open) -> None:
         other.restore(replace(taken, identity=other.snapshot().identity))
 
 
-def test_a_failed_frame_block_may_be_another_one_again(build: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_frame_block_may_be_another_one_again(build: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """No longer the first of a shot, or still."""
     for mode in ("shot", "soft"):
         session, other = build("shots"), build("shots")
@@ -579,7 +579,7 @@ def test_a_failed_frame_block_may_be_another_one_again(build: Open, monkeypatch:
         assert torch.equal(streamed(session, 4), streamed(other, 4))
 
 
-def test_prepared_shots_are_the_same(build: Open) -> None:
+def test_prepared_shots_are_the_same(build: Make) -> None:
     plain, ahead = build("shots"), build("shots")
     cuts = {3: "blue square", 4: "red square"}
     expected, found = streamed(plain, 5, cuts), [streamed(ahead, 3)]
@@ -593,7 +593,7 @@ def test_prepared_shots_are_the_same(build: Open) -> None:
     assert predicted["keys and values"] == plain._stream._cache.num_bytes  # type: ignore[attr-defined]
 
 
-def test_what_there_is_only_with_shots_or_without(make: Open, build: Open, tiny: Model) -> None:
+def test_what_there_is_only_with_shots_or_without(make: Make, build: Make, tiny: Model) -> None:
     assert list(offered_modes("shots")) == ["soft", "interpolate", "shot"]
     assert list(offered_modes("kept")) == list(offered_modes("recomputed")) == ["recache", "soft", "interpolate"]
     assert resolved(tiny, "shots").pass_frames == {SIZE}  # there is no recache

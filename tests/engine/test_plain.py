@@ -6,7 +6,7 @@ the sink, and the last ``window - sink`` frames with the current ones among them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -31,7 +31,7 @@ from strobe.engine.transformer import Transformer
 from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan
-from tiny_model import latents
+from tiny_model import Make, latents
 
 SHAPE = (4, 4, 4)  # C, Y, X of the tiny model's latents
 SIGMAS = {5.0: (1.0, 0.9375, 5 / 6, 0.625), 8.0: (1.0, 0.96, 8 / 9, 8 / 11)}
@@ -94,16 +94,14 @@ def close(found: Tensor, expected: Tensor) -> None:
         *(pytest.param(*each, marks=pytest.mark.rest) for each in ((8, 3), (6, 1), (5, 2), (3, 0))),
     ],
 )
-def test_windows_are_counted_frame_by_frame(
-    make: Callable[..., Session], tiny: Model, window: int, sink: int, positions: Any
-) -> None:
+def test_windows_are_counted_frame_by_frame(make: Make, tiny: Model, window: int, sink: int, positions: Any) -> None:
     config = EngineConfig(window=window, sink=sink, positions=positions)
     close(latents(make(preset=config).stream(6))[0], plain_stream(tiny, config, [3] * 6))
 
 
 @pytest.mark.parametrize("shift", [5.0, 8.0])
 @pytest.mark.parametrize("preset", ["quality", "baseline"])
-def test_shifts_first_blocks_and_batches(make: Callable[..., Session], tiny: Model, shift: float, preset: str) -> None:
+def test_shifts_first_blocks_and_batches(make: Make, tiny: Model, shift: float, preset: str) -> None:
     from strobe.engine.presets import PRESETS
 
     config = replace(PRESETS[preset](), window=8, sink=3, positions="rebased", shift=shift, first_block=1)
@@ -114,7 +112,7 @@ def test_shifts_first_blocks_and_batches(make: Callable[..., Session], tiny: Mod
 
 
 @pytest.mark.parametrize("given", [1, 3, 4, 7])
-def test_a_stream_may_begin_with_latents(make: Callable[..., Session], tiny: Model, given: int) -> None:
+def test_a_stream_may_begin_with_latents(make: Make, tiny: Model, given: int) -> None:
     start = torch.randn(given, *SHAPE, generator=torch.Generator().manual_seed(given))
     config, first = EngineConfig(window=8, sink=3, positions="rebased"), 3 if given == 3 else 1
     session = make(preset=config, start=start)
@@ -126,7 +124,7 @@ def test_a_stream_may_begin_with_latents(make: Callable[..., Session], tiny: Mod
 
 
 @pytest.mark.parametrize(("strength", "steps"), [(0.625, 1), (0.9, 2), (0.95, 3), (1.0, 4)])
-def test_a_stream_may_follow_latents(make: Callable[..., Session], tiny: Model, strength: float, steps: int) -> None:
+def test_a_stream_may_follow_latents(make: Make, tiny: Model, strength: float, steps: int) -> None:
     start = torch.randn(7, *SHAPE, generator=torch.Generator().manual_seed(5))
     config = EngineConfig(window=8, sink=3, positions="rebased", strength=strength)
     session = make(preset=config, start=start)
@@ -149,7 +147,7 @@ def test_a_stream_may_follow_latents(make: Callable[..., Session], tiny: Model, 
         (1.5, r"strength 1.5 is not valid"),
     ],
 )
-def test_strengths_that_cannot_be(make: Callable[..., Session], strength: float, said: str) -> None:
+def test_strengths_that_cannot_be(make: Make, strength: float, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         make(preset=EngineConfig(strength=strength), start=torch.zeros(3, *SHAPE))
 
@@ -173,7 +171,7 @@ def test_a_clip_is_fitted_to_the_frame_and_to_whole_groups_of_frames(tiny: Model
     assert torch.equal(fitted(flat, (32, 32), tiny.defaults.stride), torch.full((5, 32, 32, 3), 77, dtype=torch.uint8))
 
 
-def test_interpolation_gives_the_last_denoise_steps_to_the_new_prompt_first(make: Callable[..., Session], tiny: Model) -> None:
+def test_interpolation_gives_the_last_denoise_steps_to_the_new_prompt_first(make: Make, tiny: Model) -> None:
     config = EngineConfig(window=8, sink=3, positions="rebased")
     switch = Switch(frame_block=1, prompt="blue square", mode="interpolate", over=4)
     old, new = "red circle", "blue square"
@@ -192,7 +190,7 @@ def test_interpolation_gives_the_last_denoise_steps_to_the_new_prompt_first(make
     assert (found[3:] - soft[3:]).abs().max() > 1e-3
 
 
-def test_an_image_is_the_first_frame(make: Callable[..., Session], tiny: Model) -> None:
+def test_an_image_is_the_first_frame(make: Make, tiny: Model) -> None:
     image = torch.randint(0, 256, (1, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
     blocks = [*make(start=image, samples=(0, 1)).stream(3)]
     encoded = tiny.vae.encode(image.permute(0, 3, 1, 2).unsqueeze(0).float() / 255)
@@ -203,9 +201,7 @@ def test_an_image_is_the_first_frame(make: Callable[..., Session], tiny: Model) 
 
 
 @pytest.mark.parametrize(("given", "strength"), [(4, 0.0), (9, 0.9)], ids=["a start", "a clip that is followed"])
-def test_snapshots_keep_the_frames_still_to_come(
-    make: Callable[..., Session], tiny: Model, tmp_path: Any, given: int, strength: float
-) -> None:
+def test_snapshots_keep_the_frames_still_to_come(make: Make, tiny: Model, tmp_path: Any, given: int, strength: float) -> None:
     start = torch.randn(given, *SHAPE, generator=torch.Generator().manual_seed(9))
     config = EngineConfig(window=8, sink=3, positions="rebased", strength=strength)
     whole = [*make(preset=config, start=start).stream(5)]
@@ -217,7 +213,7 @@ def test_snapshots_keep_the_frames_still_to_come(
     assert torch.equal(latents(session.fork().stream(4)), latents(whole[1:]))
 
 
-def test_starts_that_do_not_fit(make: Callable[..., Session]) -> None:
+def test_starts_that_do_not_fit(make: Make) -> None:
     with pytest.raises(ShapeError, match=r"expected torch.uint8 \[1 \+ 4 n, 32, 32, 3\]"):
         make(start=torch.zeros(2, 32, 32, 3, dtype=torch.uint8))
     with pytest.raises(ShapeError, match=r"expected \[F, 4, 4, 4\]"):

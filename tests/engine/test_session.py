@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
@@ -24,9 +24,13 @@ from strobe.engine.model import Model
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
 from strobe.engine.stream import FrameBlock
-from tiny_model import latents, lora
+from tiny_model import Make, latents, lora
 
-Make = Callable[..., Session]
+SPARSE = EngineConfig(timesteps=(1000, 500), window=9, sink=2, sparsity=0.7)
+EIGHT_BITS = [
+    EngineConfig(window=6, sink=1, linear_format="fp8", simulate=True, **formats)  # type: ignore[arg-type]
+    for formats in ({"kv_format": "int8"}, {"kv_format": "fp8"}, {"attention_format": "int8"})
+]
 
 
 def play(session: Session, num_blocks: int, **options: Any) -> list[FrameBlock]:
@@ -67,12 +71,15 @@ def test_what_a_stream_yields_and_holds_is_shown_in_a_line(make: Make) -> None:
 
 
 class TestSnapshots:
-    @pytest.mark.parametrize("preset", ["baseline", "balanced", "turbo"])
     @pytest.mark.parametrize("before", [0, 2, 6])
+    @pytest.mark.parametrize("preset", ["baseline", "balanced", "turbo", *EIGHT_BITS, SPARSE])
     def test_replay_fork_and_resume_are_bit_equal(
-        self, make: Make, tiny: Model, tmp_path: Path, preset: str, before: int
+        self, make: Make, tiny: Model, tmp_path: Path, preset: str | EngineConfig, before: int
     ) -> None:
-        session = make(preset=preset)
+        """Also in eight bits, and where some of the past is left out: of frames of two tiles."""
+        if preset is SPARSE:
+            tiny = replace(tiny, defaults=replace(tiny.defaults, frame_size=(96, 192)))
+        session = make(preset=preset, model=tiny)
         switches = [Switch(frame_block=before + 2, prompt="blue square")]
         play(session, before) if before else None
         session.prompt("green square", mode="interpolate", over=3)

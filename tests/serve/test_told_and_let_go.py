@@ -21,7 +21,6 @@ from strobe.serve.metrics import Metrics
 from strobe.serve.protocol import Picture, Received
 from strobe.serve.worker import StreamGoneError, Worker
 
-Run = Callable[[Any], Any]
 NOW_S = 1000.0
 
 
@@ -32,40 +31,35 @@ async def until(viewer: LoadViewer, kind: type) -> Any:
     return message
 
 
-def test_the_device_is_told_at_once_whenever_a_stream_is_to_run_or_to_rest(
-    running: Running, run: Run, monkeypatch: pytest.MonkeyPatch
+async def test_the_device_is_told_at_once_whenever_a_stream_is_to_run_or_to_rest(
+    running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hub = running.server.hub
-    assert hub is not None
+    hub = running.hub
     told, right = list[tuple[bool, bool]](), hub.tell_worker
 
     def tell(channel: Channel) -> None:
         told.append((channel.playing, channel.send is not None))
         right(channel)
 
-    async def stream() -> Channel:
-        async with watch(running.ws, prompt=CIRCLE) as viewer:
-            channel = hub.channels[viewer.welcome.stream]
-            await until(viewer, Picture)
-            assert told == [(True, True)]
-            began = time.monotonic()
-            for message, answer in (
-                (protocol.Pause(), protocol.State),
-                (protocol.Play(), protocol.State),
-                (protocol.Prompt(text=SQUARE), protocol.Prompted),
-            ):
-                await viewer.send(message)
-                await until(viewer, answer)
-            for _ in range(100):
-                if len(told) == 4:
-                    break
-                await asyncio.sleep(0.05)
-            assert told[1:] == [(False, True), (True, True), (True, True)]
-            assert channel.quiet_s > began
-            return channel
-
     monkeypatch.setattr(hub, "tell_worker", tell)
-    channel = run(stream())
+    async with watch(running.ws, prompt=CIRCLE) as viewer:
+        channel = hub.channels[viewer.welcome.stream]
+        await until(viewer, Picture)
+        assert told == [(True, True)]
+        began = time.monotonic()
+        for message, answer in (
+            (protocol.Pause(), protocol.State),
+            (protocol.Play(), protocol.State),
+            (protocol.Prompt(text=SQUARE), protocol.Prompted),
+        ):
+            await viewer.send(message)
+            await until(viewer, answer)
+        for _ in range(100):
+            if len(told) == 4:
+                break
+            await asyncio.sleep(0.05)
+        assert told[1:] == [(False, True), (True, True), (True, True)]
+        assert channel.quiet_s > began
     for _ in range(100):
         if channel.send is None and told[-1] == (True, False):
             break

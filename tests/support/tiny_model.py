@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from strobe.core.shapes import VaeStride
 from strobe.engine.config import ModelDefaults
 from strobe.engine.family import Family, Weights
 from strobe.engine.model import Model, ModelParts
+from strobe.engine.session import Session
 from strobe.engine.stream import FrameBlock
 from strobe.models.lora import Lora, LoraPair
 from strobe.models.shapes.grammar import VOCABULARY
@@ -24,6 +25,8 @@ from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan
 
+Make = Callable[..., Session]
+"""`make(prompt, **options of Session)` opens a session of the tiny model."""
 DEFAULTS = ModelDefaults(
     frame_size=(32, 32),
     fps=16,

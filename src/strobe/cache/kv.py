@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
 import torch
@@ -291,6 +291,10 @@ class CacheState:
     end: int
     shots: ShotPolicy | None = None
 
+    def each(self, change: Callable[[Tensor], Tensor]) -> CacheState:
+        """Return the same with each tensor changed."""
+        return replace(self, keys=change(self.keys), values=change(self.values), sink_keys=change(self.sink_keys))
+
 
 class CacheStep(Protocol):
     """The cache as one transformer pass uses it: places for its frames, and keys and values to attend to."""
@@ -364,16 +368,13 @@ class StepAround:
 
     @property
     def reach(self) -> Reach | None:
-        """See `CacheStep`."""
         return self.step.reach
 
     @property
     def signature(self) -> Signature | None:
-        """See `CacheStep`."""
         return self.step.signature
 
     def buffers(self, layer: int) -> tuple[Tensor, ...]:
-        """See `CacheStep`."""
         return self.step.buffers(layer)
 
 
@@ -402,7 +403,6 @@ class SlotStep(Generic[Ring]):
 
     @property
     def signature(self) -> Signature:
-        """See `CacheStep`."""
         return id(self.cache), len(self.positions), self.attended, self.skipped
 
 
@@ -465,21 +465,33 @@ class SlotRing(ABC, Generic[Step]):
     """The frames of a ring: which are in it, and where. A subclass holds keys and values.
 
     Args:
-        shape, policy, device, positions, rotate: see `RingCache`.
+        shape, policy, device, dtype, positions, rotate: see `RingCache`.
 
     Raises:
         ConfigError: "rebased" with a sink but without `rotate`.
     """
 
     def __init__(
-        self, shape: CacheShape, policy: RingPolicy, device: torch.device, positions: Positions, rotate: Rotate | None
+        self,
+        shape: CacheShape,
+        policy: RingPolicy,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        positions: Positions = "absolute",
+        rotate: Rotate | None = None,
     ) -> None:
-        self.shape = shape
-        self.policy = policy
-        self._rotate = sink_rotation(policy, positions, rotate)
+        turns = positions == "rebased" and policy.sink > 0
+        if turns and rotate is None:
+            raise ConfigError('positions="rebased" with a sink needs `rotate`, the temporal RoPE rotation of the model')
+        self.shape, self.policy, self._rotate = shape, policy, rotate if turns else None
         self._rows = TokenRows(shape.tokens_per_frame, device)
-        self._origin = 0
-        self._end = 0
+        self._origin = self._end = 0
+        self._allocate(device, dtype)
+
+    @abstractmethod
+    def _allocate(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Make the tensors."""
 
     @property
     def end(self) -> int:
@@ -623,8 +635,11 @@ class RingCache(SlotRing[RingStep | TiledStep]):
         rotate: Rotate | None = None,
         tiles: HistoryTiles | None = None,
     ) -> None:
-        super().__init__(shape, policy, device, positions, rotate)
-        tokens = shape.tokens_per_frame
+        self._tiles = tiles
+        super().__init__(shape, policy, device=device, dtype=dtype, positions=positions, rotate=rotate)
+
+    def _allocate(self, device: torch.device, dtype: torch.dtype) -> None:
+        shape, policy, tiles, tokens = self.shape, self.policy, self._tiles, self.shape.tokens_per_frame
         rows, staged = (tokens, 0) if tiles is None else (tiles.num_rows, tiles.staged * tokens)
         self._sink_rows, self._tiled_from = policy.sink * tokens, policy.sink * tokens + staged
         self.keys = torch.zeros(shape.rows(self._tiled_from + policy.local * rows), device=device, dtype=dtype)
@@ -641,7 +656,6 @@ class RingCache(SlotRing[RingStep | TiledStep]):
         return coarse + sum(tensor.nbytes for tensor in self._held())
 
     def at(self, first_frame: int, num_frames: int) -> RingStep | TiledStep:
-        """See `SlotRing.at`."""
         again = first_frame < self._end
         self._open(first_frame, first_frame + num_frames)
         staged = self._tiled is not None and self._tiled.open(first_frame - self._origin, self._end - self._origin, again=again)
@@ -693,25 +707,12 @@ class RingCache(SlotRing[RingStep | TiledStep]):
         return TiledStep(cache=self, positions=positions, rows=rows, skipped=skip * self.shape.tokens_per_frame, reach=reach)
 
     def _turn_sink(self, before: int, after: int) -> None:
-        """See `SlotRing`. As long as they are rotated, the sink and its copy at their own positions are the same keys."""
+        """As long as they are rotated, the sink and its copy at their own positions are the same keys."""
         assert self._rotate is not None
         sink = self.keys[:, :, : self._sink_rows]
         if before == 0:
             self._sink_keys.copy_(sink)
         self._rotate(self._sink_keys, after, sink)
-
-
-def sink_rotation(policy: RingPolicy, positions: Positions, rotate: Rotate | None) -> Rotate | None:
-    """Return the rotation that the sink needs, or None.
-
-    Raises:
-        ConfigError: "rebased" with a sink but without `rotate`.
-    """
-    if positions == "absolute" or policy.sink == 0:
-        return None
-    if rotate is None:
-        raise ConfigError('positions="rebased" with a sink needs `rotate`, the temporal RoPE rotation of the model')
-    return rotate
 
 
 def check_state(state: CacheState, keys: Tensor, sink_keys: Tensor) -> None:

@@ -79,21 +79,11 @@ class RollingCache(SlotRing[_RollingStep]):
     Args, Raises: see `RingCache`.
     """
 
-    def __init__(
-        self,
-        shape: CacheShape,
-        policy: RingPolicy,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        positions: Positions = "absolute",
-        rotate: Rotate | None = None,
-    ) -> None:
-        super().__init__(shape, policy, device, positions, rotate)
-        self.keys = torch.zeros(shape.buffer(policy.window), device=device, dtype=dtype)
+    def _allocate(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.keys = torch.zeros(self.shape.buffer(self.policy.window), device=device, dtype=dtype)
         self.values = torch.zeros_like(self.keys)
         self._turned: dict[int, tuple[int, Tensor]] = {}  # by layer: the shift, and the sink keys turned by it
-        self._global_end = torch.zeros(shape.num_layers, dtype=torch.int64, device=device)
+        self._global_end = torch.zeros(self.shape.num_layers, dtype=torch.int64, device=device)
         self._local_end = torch.zeros_like(self._global_end)
 
     @property
@@ -198,11 +188,9 @@ class _AheadStep:
 
     @property
     def signature(self) -> Signature:
-        """See `strobe.cache.kv.CacheStep`."""
         return id(self.cache), len(self.positions), self.sink.shape[2], len(self.rows)
 
     def buffers(self, layer: int) -> tuple[Tensor, ...]:
-        """See `strobe.cache.kv.CacheStep`."""
         return self.cache.keys[layer], self.cache.values[layer]
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -224,7 +212,6 @@ class _LocalStep(StepAround):
 
     @property
     def signature(self) -> Signature:
-        """See `strobe.cache.kv.CacheStep`."""
         return *self.step.signature, self.skipped
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -190,6 +190,11 @@ class Snapshot:
     cache: CacheState
     pending: Change | None
 
+    @property
+    def next_block(self) -> int:
+        """Number of the frame block that comes next out of a session there."""
+        return self.state.next_block - (self.state.undelivered is not None)
+
     def __repr__(self) -> str:
         model, name, prompts = self.identity.model, self.identity.config.name, self.state.prompts
         return f"Snapshot(model={model!r}, preset={name!r}, next_block={self.state.next_block}, prompts={prompts})"
@@ -233,12 +238,7 @@ class Snapshot:
                 ahead=if_there(state.ahead),
                 ends=if_there(state.ends),
             ),
-            cache=replace(
-                self.cache,
-                keys=moved(self.cache.keys),
-                values=moved(self.cache.values),
-                sink_keys=moved(self.cache.sink_keys),
-            ),
+            cache=self.cache.each(moved),
         )
         for source in sources if target.type == "cpu" else ():
             if source.type == "cuda":

@@ -507,18 +507,13 @@ class Hub:
         stream = await self.on_device(work)
         channel.asleep = False
         await self.keep(channel)
-        self._flush(channel, stream, why)
-
-    def _flush(self, channel: Channel, stream: LiveStream, why: str) -> None:
-        """Drop the frames of a stream that was reset or went to a branch, tell the viewer, and let the stream go on."""
         channel.flush(stream.generation, stream.frames_made)
         channel.preset = stream.origin.preset
-        text = stream.log[-1].text
         channel.tell(
             Flushed(
                 generation=stream.generation,
                 frame=stream.frames_made,
-                prompt=text,
+                prompt=stream.log[-1].text,
                 seed=stream.origin.seed,
                 preset=stream.origin.preset,
                 why=why,
@@ -530,16 +525,13 @@ class Hub:
         """Suspend streams that are paused or unwatched, and close those left alone too long. Runs until cancelled."""
         while True:
             await asyncio.sleep(0.5)
-            await self._keep_all()
+            for channel in list(self.channels.values()):
+                await self._keep(channel)
             states = ["suspended" if each.asleep else "playing" if each.playing else "paused" for each in self.channels.values()]
             for state in ("playing", "paused", "suspended"):
                 self.metrics.streams.labels(state).set(states.count(state))
             self.metrics.viewers.set(sum(channel.send is not None for channel in self.channels.values()))
             self.metrics.queued.set(sum(len(channel.frames) for channel in self.channels.values()))
-
-    async def _keep_all(self) -> None:
-        for channel in list(self.channels.values()):
-            await self._keep(channel)
 
     async def _keep(self, channel: Channel) -> None:
         now = monotonic()
