@@ -57,6 +57,11 @@ def seen(page: Any) -> None:
     page.locator("body[data-first='1']").wait_for(timeout=60_000)
 
 
+def ask(page: Any, prompt: str) -> None:
+    page.fill("#prompt", prompt)
+    page.press("#prompt", "Enter")
+
+
 def share(page: Any, colour: tuple[int, int, int]) -> float:
     """Share of the canvas that has about this colour."""
     return float(page.evaluate("(colour) => pageChecks.share(colour)", list(colour)))
@@ -85,8 +90,7 @@ def test_the_first_frame_shows_the_prompt_and_it_moves(page: Any) -> None:
 
 
 def test_a_prompt_is_seen_and_the_time_is_shown(page: Any) -> None:
-    page.fill("#prompt", "a blue square moving up fast")
-    page.press("#prompt", "Enter")
+    ask(page, "a blue square moving up fast")
     page.locator("body[data-epoch='1']").wait_for(timeout=30_000)
     wait_for(page, "no blue square on the canvas", lambda: share(page, BLUE) > 0.03 and share(page, RED) < 0.01)
     assert re.fullmatch(r"\d+ ms", page.inner_text("#f-prompt"))
@@ -149,8 +153,7 @@ def test_branches_go_back_and_beside(page: Any) -> None:
     wait_for(page, "no red circle", lambda: share(page, RED) > 0.03)
     page.click("#branch")
     page.locator("#branches li").wait_for(timeout=20_000)
-    page.fill("#prompt", "a blue square moving up fast")
-    page.press("#prompt", "Enter")
+    ask(page, "a blue square moving up fast")
     wait_for(page, "no blue square", lambda: share(page, BLUE) > 0.03)
     page.click("#branches >> text=Go back")
     wait_for(page, "not back at the red circle", lambda: share(page, RED) > 0.03 and share(page, BLUE) < 0.01)
@@ -186,8 +189,7 @@ def test_a_lost_connection_comes_back(page: Any) -> None:
 
 def test_prompts_close_together_are_not_written_over_each_other(page: Any) -> None:
     for colour in ("red", "green", "blue", "yellow"):
-        page.fill("#prompt", f"a {colour} square moving up fast on a forest background")
-        page.press("#prompt", "Enter")
+        ask(page, f"a {colour} square moving up fast on a forest background")
         page.wait_for_timeout(1200)
     wait_for(page, "no yellow square", lambda: share(page, (245, 225, 50)) > 0.03)
     boxes = "(all) => all.map((each) => { const box = each.getBBox(); return [box.y, box.x, box.x + box.width] })"
@@ -200,8 +202,7 @@ def test_two_tabs_are_two_streams(page: Any, here: Running) -> None:
     other = page.context.new_page()
     other.goto(here.http)
     seen(other)
-    other.fill("#prompt", "a blue square moving up fast")
-    other.press("#prompt", "Enter")
+    ask(other, "a blue square moving up fast")
     wait_for(other, "no blue square in the second tab", lambda: share(other, BLUE) > 0.03)
     assert all(y > 0 for _, y in other.evaluate("() => pageChecks.moves(8)"))  # the floor under a shape that moves up
     page.bring_to_front()
@@ -225,8 +226,7 @@ def sound(page: Any) -> None:
 def test_everything_has_a_name_and_can_be_read(browser: Any, here: Running, width: int, scheme: str) -> None:
     size = {"width": width, "height": 844}
     with opened(browser, here, viewport=size, color_scheme=scheme, reduced_motion="reduce") as page:
-        page.fill("#prompt", "a purple elephant")
-        page.press("#prompt", "Enter")
+        ask(page, "a purple elephant")
         page.locator("#prompt-said[data-kind='error']").wait_for(timeout=20_000)
         sound(page)
         page.click("#record")
@@ -364,18 +364,15 @@ def test_thumbnails_have_the_floor_and_the_colours_of_the_model(page: Any) -> No
 
 def test_what_is_offered_works_and_what_does_not_is_answered(page: Any) -> None:
     """The placeholder, the gallery, a chip after a refused prompt, and an empty prompt."""
-    page.fill("#prompt", " ")
-    page.press("#prompt", "Enter")
+    ask(page, " ")
     assert "the prompt is empty" in page.inner_text("#prompt-said") and page.get_attribute("#prompt-said", "data-kind") == "error"
     shown = page.get_attribute("#prompt", "placeholder").removeprefix("for example: ")
-    page.fill("#prompt", shown)
-    page.press("#prompt", "Enter")
+    ask(page, shown)
     page.locator("body[data-epoch='1']").wait_for(timeout=30_000)
     page.locator("#gallery button").nth(2).click()
     page.locator("body[data-epoch='2']").wait_for(timeout=30_000)
     assert page.locator("#gallery button").count() == 3 and "blue square" in page.input_value("#prompt")
-    page.fill("#prompt", "a purple elephant")
-    page.press("#prompt", "Enter")
+    ask(page, "a purple elephant")
     page.locator("#prompt-said[data-kind='error']").wait_for(timeout=20_000)
     assert "elephant" in page.inner_text("#prompt-said")
     page.click("[data-word='star']")

@@ -302,12 +302,10 @@ class CacheStep(Protocol):
     @property
     def positions(self) -> tuple[int, ...]:
         """Temporal RoPE index of each frame of the pass."""
-        ...
 
     @property
     def reach(self) -> Reach | None:
         """Part of what `write` returns that is attended; None: everything."""
-        ...
 
     @property
     def signature(self) -> Signature | None:
@@ -315,15 +313,12 @@ class CacheStep(Protocol):
 
         None: a pass reads the device back or makes tensors of its own, so that it cannot be recorded.
         """
-        ...
 
     def buffers(self, layer: int) -> tuple[Tensor, ...]:
         """Return all that a layer keeps of keys and values, in the form it keeps them, at fixed addresses."""
-        ...
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | RoundedKeys:
         """Store k (after RoPE) and v [B, F*N, H, D]; return all attended keys and values [B, S, H, D], or both in eight bits."""
-        ...
 
 
 class KVCache(Protocol):
@@ -332,27 +327,21 @@ class KVCache(Protocol):
     @property
     def end(self) -> int:
         """Frame number after the last frame written."""
-        ...
 
     def at(self, first_frame: int, num_frames: int) -> CacheStep:
         """Open the frames of the next frame block, or the last frames again (they are rewritten)."""
-        ...
 
     def rewrite(self, end: int | None = None, *, keep_sink: bool) -> CacheStep:
         """Open the window that ends before frame `end` (default: all frames), to be derived again under a new prompt."""
-        ...
 
     def reset(self, *, erase: bool = False) -> None:
         """Forget every frame; `erase`: and set keys and values to zero, so that no snapshot shows what was there."""
-        ...
 
     def snapshot(self) -> CacheState:
         """Copy the whole cache."""
-        ...
 
     def restore(self, state: CacheState) -> None:
         """Return to a snapshot of a cache of the same shape."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

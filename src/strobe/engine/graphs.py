@@ -213,11 +213,10 @@ class CudaGraphs(Recorded):
 
     Args:
         device: where the passes run.
-        limit: graphs kept.
     """
 
-    def __init__(self, device: torch.device, limit: int = LIMIT) -> None:
-        super().__init__(limit)
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
         self._device = device
         self._side = capture_stream(device)
         self._pool = torch.cuda.graph_pool_handle()
@@ -227,7 +226,7 @@ class CudaGraphs(Recorded):
         arena.reserve(arena.plan.passes_bytes, self._side)
 
     def fresh(self) -> Self:
-        return type(self)(self._device, self._limit)
+        return type(self)(self._device)
 
     def _record(self, call: Callable[[], Tensor | None]) -> Replay:
         if not len(self):

@@ -29,19 +29,15 @@ class TextEncoder(Protocol):
         Raises:
             ConfigError: a prompt that it cannot encode.
         """
-        ...
 
     def encode(self, prompts: Sequence[str]) -> Tensor:
         """Encode prompts to text `[B, L, text_dim]`; padding rows are zeros. Any thread may call it."""
-        ...
 
     def ready(self, prompts: Sequence[str]) -> bool:
         """Return whether `encode` takes almost no time: the texts are known, or the encoder is small."""
-        ...
 
     def place(self, device: torch.device) -> None:
         """Tell the encoder which device makes frames, after the stream's allocations there; it may choose its own device now."""
-        ...
 
 
 _PART: Final = re.compile(r"(?<!\\)\((?P<prompt>(?:[^()\\]|\\.)*):\s*(?P<weight>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*\)")

@@ -44,7 +44,6 @@ class Worker:
 
     Args:
         model: what they run.
-        presets: names of presets that may be asked for, the best quality first; those that cannot run here are left out.
         default: the preset of who asks for none.
         start_buffer_s: seconds of video that viewers hold before they play; a stream is made no further ahead.
         most: streams that may be open.
@@ -60,7 +59,6 @@ class Worker:
         model: Model,
         device: torch.device,
         *,
-        presets: tuple[str, ...] = tuple(PRESETS),
         default: str = "balanced",
         start_buffer_s: float = 0.5,
         most: int = 64,
@@ -70,7 +68,7 @@ class Worker:
         self.model, self.device, self.default = model, device, default
         self.start_buffer_s, self.most = start_buffer_s, most
         check_device(find_preset(default), device)
-        self.configs = {name: find_preset(name) for name in dict.fromkeys((*presets, default)) if _runs(name, model, device)}
+        self.configs = {name: find_preset(name) for name in PRESETS if _runs(name, model, device)}
         self.costs: dict[str, StreamCost] = {}
         """What a stream of each preset takes: predicted at the start, learned from its streams as they run."""
         self._predicted: dict[str, StreamCost] = {}
