@@ -225,6 +225,16 @@ def test_whatever_comes_it_holds_what_a_dict_of_frames_holds(kind: str, data: st
     game.next(1)
 
 
+@pytest.mark.parametrize("kind", ["ring", "rolling", "tiled"])
+def test_a_renewed_sink_is_turned_anew(kind: str) -> None:
+    """Also by as many frames as the one before it was turned last."""
+    game = Played(kind, 6, 1, "rebased", 3)
+    for _ in range(3):
+        game.next(3)
+    game.rewrite(0, keep_sink=False)
+    game.next(3)
+
+
 def test_each_frame_is_pooled_once() -> None:
     calls = []
 
