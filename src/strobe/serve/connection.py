@@ -207,12 +207,15 @@ class Connection:
     def _welcome(self, channel: Channel, stream: LiveStream, resumed: bool) -> Welcome:
         worker, defaults = self.hub.worker, self.hub.worker.model.defaults
         height, width = defaults.frame_size
+        preset, note = stream.origin.preset, f"other bits than before: {channel.differs}" if channel.differs else ""
+        if not note and (share := worker.costs[preset].share) > 1:
+            note = f"{preset} makes {1 / share:.2f} seconds of video a second here, so it will stall; take a faster preset"
         return Welcome(
             v=protocol.VERSION,
             stream=channel.name,
             secret=channel.secret,
             model=worker.model.name,
-            preset=stream.origin.preset,
+            preset=preset,
             presets=[
                 PresetOffer(
                     name=name, block_ms=cost.block_s * 1e3, measured=worker.measured(name), stream_bytes=cost.stream_bytes
@@ -233,16 +236,9 @@ class Connection:
             start_buffer_ms=1e3 * worker.start_buffer_s,
             resumed_at_frame=channel.painted if resumed else 0,
             bit_equal=not channel.differs,
-            note=f"other bits than before: {channel.differs}" if channel.differs else self._note(stream.origin.preset),
+            note=note,
             generation=channel.generation,
         )
-
-    def _note(self, preset: str) -> str:
-        """Return a note for the viewer if the preset is too slow here to play without stalls; else empty."""
-        cost = self.hub.worker.costs[preset]
-        if cost.share <= 1:
-            return ""
-        return f"{preset} makes {1 / cost.share:.2f} seconds of video a second here, so it will stall; take a faster preset"
 
     async def _wake(self, channel: Channel) -> None:
         """Bring a suspended stream back to the device."""
