@@ -525,13 +525,17 @@ class Hub:
         """Suspend streams that are paused or unwatched, and close those left alone too long. Runs until cancelled."""
         while True:
             await asyncio.sleep(0.5)
-            for channel in list(self.channels.values()):
-                await self._keep(channel)
+            await self._keep_all()
             states = ["suspended" if each.asleep else "playing" if each.playing else "paused" for each in self.channels.values()]
             for state in ("playing", "paused", "suspended"):
                 self.metrics.streams.labels(state).set(states.count(state))
             self.metrics.viewers.set(sum(channel.send is not None for channel in self.channels.values()))
             self.metrics.queued.set(sum(len(channel.frames) for channel in self.channels.values()))
+
+    async def _keep_all(self) -> None:
+        """Its variable ends with it: the loop would hold the channel that was closed last."""
+        for channel in list(self.channels.values()):
+            await self._keep(channel)
 
     async def _keep(self, channel: Channel) -> None:
         now = monotonic()
