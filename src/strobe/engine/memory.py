@@ -39,10 +39,11 @@ ENDS: Final = "frames to encode again"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryPart:
-    """One part of the memory, counted from shapes; the largest pass is estimated from the largest tensors that live at once."""
+    """One part of the memory. `exact`: counted from shapes; else estimated from the largest tensors that live at once."""
 
     name: str
     num_bytes: int
+    exact: bool
 
 
 def predict(parts: ModelParts, config: ResolvedConfig, batch: int = 1) -> tuple[MemoryPart, ...]:
@@ -69,19 +70,20 @@ def predict(parts: ModelParts, config: ResolvedConfig, batch: int = 1) -> tuple[
     return tuple(
         part
         for part in (
-            MemoryPart(name=WEIGHTS[0], num_bytes=_weights(parts.dit, config) + beside * size),
+            MemoryPart(name=WEIGHTS[0], num_bytes=_weights(parts.dit, config) + beside * size, exact=True),
             MemoryPart(
                 name=CACHED,
                 num_bytes=_cached(dit, grid, config, batch) + _turned(dit, grid, config, batch),
+                exact=True,
             ),
-            MemoryPart(name="text keys and values", num_bytes=text),
-            MemoryPart(name="modulation tables", num_bytes=steps * timestep),
-            MemoryPart(name=WEIGHTS[1], num_bytes=vae_bytes),
-            MemoryPart(name="decoder memories", num_bytes=memories),
-            MemoryPart(name=ENDS, num_bytes=ends),
-            MemoryPart(name="inputs of graphs", num_bytes=_static(dit, latents, config, batch)),
-            MemoryPart(name="reserved in the pool", num_bytes=reserved),
-            MemoryPart(name=LARGEST, num_bytes=transformer if config.knobs.memory_pool else both),
+            MemoryPart(name="text keys and values", num_bytes=text, exact=True),
+            MemoryPart(name="modulation tables", num_bytes=steps * timestep, exact=True),
+            MemoryPart(name=WEIGHTS[1], num_bytes=vae_bytes, exact=True),
+            MemoryPart(name="decoder memories", num_bytes=memories, exact=True),
+            MemoryPart(name=ENDS, num_bytes=ends, exact=True),
+            MemoryPart(name="inputs of graphs", num_bytes=_static(dit, latents, config, batch), exact=True),
+            MemoryPart(name="reserved in the pool", num_bytes=reserved, exact=False),
+            MemoryPart(name=LARGEST, num_bytes=transformer if config.knobs.memory_pool else both, exact=False),
         )
         if part.num_bytes or part.name != ENDS
     )
