@@ -20,10 +20,10 @@ from cyclopts import App, Argument
 
 import strobe
 from documents import json_markdown
+from protocol_page import protocol_markdown
 from strobe.cli.app import app
 from strobe.cli.model import ModelFlags
 from strobe.perf.records.store import schema_markdown
-from strobe.serve.protocol_page import protocol_markdown
 
 SUBJECTS: Final = {
     "Streams": ("engine",),

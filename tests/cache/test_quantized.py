@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -29,14 +30,17 @@ FORMATS: list[EightBit] = ["int8", "fp8"]
 CPU = torch.device("cpu")
 
 
+def made(kind: Any, window: int, sink: int, **options: Any) -> Any:
+    options = {"dtype": torch.float32, "positions": "rebased", "rotate": turn_into} | options
+    return kind(SHAPE, RingPolicy(window=window, sink=sink), device=CPU, **options)
+
+
+plain, build_eightbit = partial(made, RingCache), partial(made, EightBitRing)
+
+
 def build(to: EightBit, window: int, sink: int, **options: Any) -> QuantizedRing:
-    options = {"dtype": torch.float32, "positions": "rebased", "rotate": turn_into} | options
-    return QuantizedRing(SHAPE, RingPolicy(window=window, sink=sink), device=CPU, to=to, **options)
-
-
-def plain(window: int, sink: int, **options: Any) -> RingCache:
-    options = {"dtype": torch.float32, "positions": "rebased", "rotate": turn_into} | options
-    return RingCache(SHAPE, RingPolicy(window=window, sink=sink), device=CPU, **options)
+    eight: QuantizedRing = made(QuantizedRing, window, sink, to=to, **options)
+    return eight
 
 
 def half_step(exact: Tensor, to: EightBit) -> Tensor:
@@ -182,11 +186,6 @@ Constants = list[tuple[Tensor, ...]]
 POLICIES = [(12, 3), (7, 2), (3, 0), (30, 3), (5, 2)]
 
 
-def build_eightbit(window: int, sink: int, **options: Any) -> EightBitRing:
-    options = {"dtype": torch.float32, "positions": "rebased", "rotate": turn_into} | options
-    return EightBitRing(SHAPE, RingPolicy(window=window, sink=sink), device=CPU, **options)
-
-
 def rounded(keys: Tensor, values: Tensor, held: tuple[Tensor, ...]) -> RoundedKeys:
     """Round native keys and values by the reference."""
     batch, rows, heads, dim = keys.shape
@@ -309,7 +308,9 @@ def test_reset_starts_over_and_erases() -> None:
     held: Constants = [()] * SHAPE.num_layers
     for erase in (False, True):
         for block in range(5):
-            write_both(used.at(3 * block, 3), plain_at(7, 2, block), held) if block == 0 else used.at(3 * block, 3)
+            step = used.at(3 * block, 3)
+            if block == 0:
+                write_both(step, plain(7, 2).at(0, 3), held)
         used.reset(erase=erase)
         assert used.end == 0
     assert all(not tensor.any() for tensor in used._held())
@@ -320,10 +321,6 @@ def test_reset_starts_over_and_erases() -> None:
             same(*(step.write(layer, k, v) for step in steps))
 
 
-def plain_at(window: int, sink: int, block: int) -> RingStep | Any:
-    return plain(window, sink).at(3 * block, 3)
-
-
 def test_a_step_says_whether_it_measures_and_what_it_depends_on() -> None:
     eight = build_eightbit(7, 2)
     first, again, second = eight.at(0, 3), eight.at(0, 3), eight.at(3, 3)
@@ -331,17 +328,10 @@ def test_a_step_says_whether_it_measures_and_what_it_depends_on() -> None:
     assert (first.measures, second.measures, first.sink_from, second.sink_from) == (True, False, 0, -1)
     steps = [eight.at(3 * block, 3) for block in range(2, 6)]
     assert steps[-1].signature == steps[-2].signature and steps[-1].rows is steps[-2].rows
-    assert eight.rewrite(keep_sink=False).measures and not build_to(6, 7, 2).rewrite(keep_sink=True).measures
+    assert not eight.rewrite(keep_sink=True).measures and eight.rewrite(keep_sink=False).measures
     one = build_eightbit(7, 2)
     one.at(0, 1)
     assert one.at(1, 3).sink_from == 3  # the second frame of the sink
-
-
-def build_to(blocks: int, window: int, sink: int) -> EightBitRing:
-    eight = build_eightbit(window, sink)
-    for block in range(blocks):
-        eight.at(3 * block, 3)
-    return eight
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

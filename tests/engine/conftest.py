@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from strobe.engine.config import EngineConfig
 from strobe.engine.model import Model
 from strobe.engine.session import Session
 from tiny_model import tiny_model
@@ -26,12 +25,6 @@ def make(tiny: Model) -> Callable[..., Session]:
         return Session(prompt, **({"model": tiny, "device": "cpu"} | options))
 
     return build
-
-
-@pytest.fixture
-def build(make: Callable[..., Session], model: Model) -> Callable[..., Session]:
-    """Like `make`, of the `model` of a file and without a preset."""
-    return lambda prompt="red circle", **options: make(prompt, **({"model": model, "preset": EngineConfig()} | options))
 
 
 @pytest.fixture(autouse=True)

@@ -39,6 +39,7 @@ from strobe.engine.parallel.rank import on_several
 from strobe.engine.prompts import Switch
 from strobe.engine.resolve import resolve
 from strobe.engine.session import Session
+from tiny_model import Make
 
 PLAN = ArenaPlan(kept_bytes=3, passes_bytes=5, decoder_bytes=7)
 SWITCHES = [Switch(frame_block=3, prompt="blue square")]
@@ -118,7 +119,7 @@ def memories(session: Session) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_what_a_session_keeps_lies_in_its_arena(make: Callable[..., Session], arenas: list[Watched], overlap: bool) -> None:
+def test_what_a_session_keeps_lies_in_its_arena(make: Make, arenas: list[Watched], overlap: bool) -> None:
     """Keys, values, static inputs and decoder memories do; what is handed out and snapshots, which may outlive it, do not."""
     session = make(preset=EngineConfig(knobs=replace_knobs(Knobs(), overlap_decode=overlap)))
     stream: Any = session._stream
@@ -140,7 +141,7 @@ def test_what_a_session_keeps_lies_in_its_arena(make: Callable[..., Session], ar
     assert arena.events.count("room") == 1 + len(stream._dit.runner._inputs)  # and before static inputs are
 
 
-def test_tables_that_outlive_a_session_lie_outside(make: Callable[..., Session], tiny: Model, arenas: list[Watched]) -> None:
+def test_tables_that_outlive_a_session_lie_outside(make: Make, tiny: Model, arenas: list[Watched]) -> None:
     """Those of tiles are kept for every later session of the process."""
     tables_of_tiles.cache_clear()
     larger = replace(tiny, defaults=replace(tiny.defaults, frame_size=(96, 192)))
@@ -150,7 +151,7 @@ def test_tables_that_outlive_a_session_lie_outside(make: Callable[..., Session],
         assert stream._cache.keys in arenas[0] and tiles.rows not in arenas[0] and tiles.sizes not in arenas[0]
 
 
-def test_a_fork_has_an_arena_of_its_own(make: Callable[..., Session], arenas: list[Watched]) -> None:
+def test_a_fork_has_an_arena_of_its_own(make: Make, arenas: list[Watched]) -> None:
     session = make()
     list(session.stream(2))
     fork = session.fork()
@@ -164,7 +165,7 @@ def test_a_fork_has_an_arena_of_its_own(make: Callable[..., Session], arenas: li
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("fails", [False, True])
-def test_closing_lets_everything_in_it_go(make: Callable[..., Session], arenas: list[Watched], fails: bool, late: bool) -> None:
+def test_closing_lets_everything_in_it_go(make: Make, arenas: list[Watched], fails: bool, late: bool) -> None:
     session = make(preset=EngineConfig(knobs=Knobs(late_frames=late)))
     stream: Any = session._stream
     cache, step = weakref.ref(stream._cache), stream._dit.flow
@@ -206,16 +207,13 @@ def test_the_decoder_warms_up_outside(tiny: Model) -> None:
     assert arena.reserved == [PLAN.decoder_bytes]
 
 
-def test_on_a_cpu_there_is_none(tiny: Model) -> None:
+def test_on_a_cpu_and_on_several_devices_there_is_none(tiny: Model) -> None:
     asked = EngineConfig(knobs=Knobs(memory_pool=True))
     config = resolve(asked, tiny.defaults, torch.device("cpu"))
     (state,) = (each for each in config.knob_states if each.name == "memory_pool")
     assert not state.on and state.reason == "used on CUDA only" and type(new_arena(config, PLAN)) is Arena
-    assert resolve(asked, tiny.defaults, torch.device("cuda", 0)).knobs.memory_pool
-
-
-def test_on_several_devices_there_is_none(tiny: Model) -> None:
-    config = resolve(EngineConfig(knobs=Knobs(memory_pool=True)), tiny.defaults, torch.device("cuda", 0))
+    config = resolve(asked, tiny.defaults, torch.device("cuda", 0))
+    assert config.knobs.memory_pool
     shared = on_several(config)
     reasons = {state.name: state.reason for state in shared.knob_states if state.reason}
     assert "several devices" in reasons["memory_pool"]

@@ -22,6 +22,7 @@ from strobe.engine.prompts import Switch
 from strobe.engine.resolve import check_device, lacking, resolve, without_kernel
 from strobe.engine.session import Session
 from strobe.models.wan.dit import CausalWan
+from tiny_model import latents
 
 CPU = torch.device("cpu")
 SWITCHES = (Switch(frame_block=2, prompt="green square"), Switch(frame_block=5, prompt="blue square"))
@@ -53,7 +54,7 @@ def wide(tiny: Model) -> Model:
 
 
 def play(session: Session, num_blocks: int = 7) -> Tensor:
-    return torch.cat([block.latents for block in session.stream(num_blocks, switches=SWITCHES)], dim=1).cpu()
+    return latents(session.stream(num_blocks, switches=SWITCHES)).cpu()
 
 
 def off(found: Tensor, expected: Tensor) -> float:

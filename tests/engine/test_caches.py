@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,15 +17,15 @@ from strobe.cache.kv import CacheStep, RingCache
 from strobe.core.errors import ConfigError
 from strobe.core.shapes import TokenGrid
 from strobe.core.tolerances import tolerance
-from strobe.engine.caches import attended_keys, frame_tiles, new_cache
+from strobe.engine.caches import attended_keys, frame_tiles, prepare_cache
 from strobe.engine.config import EngineConfig
 from strobe.engine.model import Model, latent_shape
 from strobe.engine.prompts import Switch
 from strobe.engine.resolve import resolve
-from strobe.engine.session import Session
 from strobe.engine.stream import FrameBlock
 from strobe.models.wan.kernels import custom_ops
 from strobe.models.wan.layers import WanLayer
+from tiny_model import Make, latents
 
 
 class Kernels:
@@ -57,11 +56,12 @@ def test_with_fused_kernels_one_launch_turns_the_sink(tiny: Model, monkeypatch: 
     monkeypatch.setattr(custom_ops, "home", kernels.home)
     config = resolve(EngineConfig(window=6, sink=2, kv_format=kv_format), tiny.defaults, torch.device("cpu"))
     assert not config.knobs.fused_kernels
-    latents = latent_shape(tiny.defaults, tiny.dit.config)
+    shape = latent_shape(tiny.defaults, tiny.dit.config)
     states = []
     for fused in (False, True):
-        cache = new_cache(tiny.dit.config, latents, replace(config, knobs=replace(config.knobs, fused_kernels=fused)), batch=2)
-        tokens = latents.token_grid(tiny.dit.config.patch).tokens_per_frame
+        knobs = replace(config.knobs, fused_kernels=fused)
+        cache = prepare_cache(tiny.dit.config, shape, replace(config, knobs=knobs), batch=2)()
+        tokens = shape.token_grid(tiny.dit.config.patch).tokens_per_frame
         for block in range(4):
             fill(cache.at(3 * block, 3), layers=2, batch=2, tokens=tokens)
         states.append(cache.snapshot())
@@ -83,15 +83,11 @@ def wide(tiny: Model) -> Model:
 
 
 @pytest.fixture
-def film(make: Callable[..., Session], wide: Model) -> Callable[..., list[FrameBlock]]:
+def film(make: Make, wide: Model) -> Callable[..., list[FrameBlock]]:
     def run(config: EngineConfig, num_blocks: int = 8, **options: Any) -> list[FrameBlock]:
         return list(make(preset=config, model=wide, **options).stream(num_blocks, switches=SWITCHES))
 
     return run
-
-
-def latents(blocks: list[FrameBlock]) -> Tensor:
-    return torch.cat([block.latents for block in blocks], dim=1)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +113,7 @@ def test_what_is_skipped_matters_and_only_once_there_is_history(film: Callable[.
     assert (sparse[:, 6:] - dense[:, 6:]).abs().max() > 1e-3
 
 
-def test_without_sparsity_the_cache_is_the_plain_ring(make: Callable[..., Session], wide: Model) -> None:
+def test_without_sparsity_the_cache_is_the_plain_ring(make: Make, wide: Model) -> None:
     plain, tiled = (make(preset=replace(BASE, sparsity=share), model=wide)._stream._cache for share in (0.0, 0.5))
     assert isinstance(plain, RingCache) and plain.at(0, 3).reach is None and plain.keys.shape[2] == 9 * 72
     assert isinstance(tiled, RingCache) and tiled.keys.shape[2] == (2 + 3) * 72 + 7 * 2 * 64
@@ -165,9 +161,7 @@ def _masked(q: Tensor, new: tuple[Tensor, Tensor], kept: tuple[Tensor, Tensor], 
 
 
 @pytest.mark.parametrize("first_block", [1, 3, 5])
-def test_what_is_seen_whole_is_one_call(
-    make: Callable[..., Session], wide: Model, monkeypatch: pytest.MonkeyPatch, first_block: int
-) -> None:
+def test_what_is_seen_whole_is_one_call(make: Make, wide: Model, monkeypatch: pytest.MonkeyPatch, first_block: int) -> None:
     """Of every pass but a recache: the sink and its own frames lie side by side, while the sink fills too."""
     keys, dense = [], history.dense_attention
     monkeypatch.setattr(history, "dense_attention", lambda q, k, v, **how: keys.append(k.shape[1]) or dense(q, k, v, **how))
@@ -181,20 +175,7 @@ def frames_of(first_block: int) -> list[tuple[int, int]]:
     return [(0, first_block), *((first_block + 3 * block, 3) for block in range(3))]
 
 
-def test_snapshots_and_forks_go_on_bit_equal(make: Callable[..., Session], wide: Model, tmp_path: Path) -> None:
-    session = make(preset=replace(BASE, sparsity=0.7), model=wide)
-    list(session.stream(5))
-    snapshot = session.snapshot()
-    snapshot.save(tmp_path / "there")
-    fork = session.fork()
-    expected = latents(list(session.stream(4)))
-    session.restore(snapshot)
-    resumed = Session.resume(tmp_path / "there", model=wide, device="cpu")
-    for other in (session, fork, resumed):
-        assert torch.equal(latents(list(other.stream(4))), expected)
-
-
-def test_a_frame_that_fills_no_tile_is_refused(make: Callable[..., Session]) -> None:
+def test_a_frame_that_fills_no_tile_is_refused(make: Make) -> None:
     with pytest.raises(ConfigError, match=r"2x2 tokens and fills less than half of a tile of 64; set sparsity to 0"):
         make(preset="sparse")
 

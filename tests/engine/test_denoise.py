@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +18,7 @@ from strobe.engine.config import EngineConfig, NoiseSchedule
 from strobe.engine.denoise import denoise_unipc, draw, draw_block
 from strobe.engine.model import Model
 from strobe.engine.resolve import resolve
-from strobe.engine.session import Session
+from tiny_model import Make, latents
 
 ELEMENT = tolerance("element", "float32")
 ROUNDING = tolerance("rounding", "float32")
@@ -111,13 +110,13 @@ def test_it_is_diffusers_unipc(steps: int, shift: float) -> None:
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=EXACT)
 
 
-def test_a_stream_needs_no_fresh_noise_and_follows_prompts(make: Callable[..., Session], tiny: Model) -> None:
+def test_a_stream_needs_no_fresh_noise_and_follows_prompts(make: Make, tiny: Model) -> None:
     other = replace(tiny, defaults=replace(tiny.defaults, sampler="unipc"))
     sessions = [make(model=other, preset=preset) for preset in ("quality", "baseline")]
     assert sessions[0]._stream._draw(0).renoise == ()
-    first, second = (torch.cat([block.latents for block in session.stream(5)], dim=1) for session in sessions)
+    first, second = (latents(session.stream(5)) for session in sessions)
     torch.testing.assert_close(first, second, rtol=0, atol=tolerance("stream", "float32"))
-    renoised = torch.cat([block.latents for block in make().stream(5)], dim=1)
+    renoised = latents(make().stream(5))
     assert (first - renoised).abs().max() > 0.1
     blended = make(model=other)
     [*blended.stream(1)]

@@ -18,13 +18,13 @@ from strobe.cache.policy import RingPolicy
 from strobe.core import spans
 from strobe.core.errors import StrobeError
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs
-from strobe.engine.graphs import Eager, PassInputs, Recorded, Replay
+from strobe.engine.graphs import PassInputs, Recorded, Replay, Runner
 from strobe.engine.memory import predict
 from strobe.engine.model import Model
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
-from strobe.models.lora import Lora, LoraPair
 from strobe.models.wan.transformer import Modulation, TextKV
+from tiny_model import Make, latents, lora
 
 SWITCHES = (
     Switch(frame_block=2, prompt="green square"),  # while the window fills
@@ -59,12 +59,12 @@ def recorded(session: Session, limit: int = 16) -> Session:
 
 
 def play(session: Session, num_blocks: int = BLOCKS, switches: Sequence[Switch] = SWITCHES) -> Tensor:
-    return torch.cat([block.latents for block in session.stream(num_blocks, switches=switches)], dim=1)
+    return latents(session.stream(num_blocks, switches=switches))
 
 
 @pytest.mark.few(5)
 @pytest.mark.parametrize("name", [*CONFIGS, "fused", "fused int8", "fused attention"])
-def test_a_recorded_stream_is_the_eager_one(make: Callable[..., Session], tiny: Model, name: str) -> None:
+def test_a_recorded_stream_is_the_eager_one(make: Make, tiny: Model, name: str) -> None:
     """While the window fills and after, over every kind of switch, with the sink turned, kept and renewed."""
     if name == "sparse":
         tiny = replace(tiny, defaults=replace(tiny.defaults, frame_size=(96, 128)))  # 6 x 8 tokens in tiles with padding
@@ -78,7 +78,7 @@ def test_a_recorded_stream_is_the_eager_one(make: Callable[..., Session], tiny: 
     assert torch.equal(play(recorded(session), *script), play(eager, *script))
 
 
-def test_a_pass_is_recorded_once_for_each_shape(make: Callable[..., Session]) -> None:
+def test_a_pass_is_recorded_once_for_each_shape(make: Make) -> None:
     """Window 12: 3, 6, 9 and 12 frames attended in two modes, and the recache over a window of 6 and of 12."""
     session = recorded(make())
     runner: Any = session._stream._dit.runner
@@ -91,7 +91,7 @@ def test_a_pass_is_recorded_once_for_each_shape(make: Callable[..., Session]) ->
     assert len(other._stream._dit.runner) == 10  # type: ignore[arg-type]
 
 
-def test_a_rehearsal_records_all_of_a_steady_stream(make: Callable[..., Session]) -> None:
+def test_a_rehearsal_records_all_of_a_steady_stream(make: Make) -> None:
     session = recorded(make())
     session._stream.rehearse()
     runner: Any = session._stream._dit.runner
@@ -101,7 +101,7 @@ def test_a_rehearsal_records_all_of_a_steady_stream(make: Callable[..., Session]
     assert sorted(map(str, runner._replays)) == sorted(map(str, known))
 
 
-def test_forks_and_snapshots_go_on(make: Callable[..., Session]) -> None:
+def test_forks_and_snapshots_go_on(make: Make) -> None:
     eager, session = make(preset=LATE), recorded(make(preset=LATE))
     for each in (eager, session):
         play(each, 4, ())
@@ -118,15 +118,8 @@ def test_forks_and_snapshots_go_on(make: Callable[..., Session]) -> None:
 @pytest.mark.parametrize(
     ("merge", "formats"), [(True, {}), (False, {}), (True, {"linear_format": "int8"})], ids=["merged", "beside", "int8"]
 )
-def test_another_lora_on_the_way(make: Callable[..., Session], tiny: Model, merge: bool, formats: dict[str, Any]) -> None:
+def test_another_lora_on_the_way(make: Make, tiny: Model, merge: bool, formats: dict[str, Any]) -> None:
     """Merged weights keep their addresses, so what was recorded goes on; with a LoRA beside them it is recorded again."""
-    generator, pairs = torch.Generator().manual_seed(3), {}
-    for name, layer in tiny.dit.named_modules():
-        if isinstance(layer, torch.nn.Linear) and name.startswith("blocks."):
-            out, width = layer.weight.shape
-            down, up = (0.2 * torch.randn(*shape, generator=generator) for shape in ((2, width), (out, 2)))
-            pairs[name] = LoraPair(down=down, up=up)
-    lora = Lora(name="lora", weights_hash="1" * 64, pairs=pairs)
     config = EngineConfig(window=8, knobs=replace_knobs(Knobs(), merge_lora=merge, fused_qkv=merge), **formats)
     found = []
     for record in (True, False):
@@ -134,13 +127,13 @@ def test_another_lora_on_the_way(make: Callable[..., Session], tiny: Model, merg
         session = recorded(session) if record else session
         runner, parts = session._stream._dit.runner, [play(session, 4, ())]
         known = len(runner) if isinstance(runner, Recorded) else 0
-        session.use_lora(lora, strength=0.5)
+        session.use_lora(lora(tiny))
         assert not isinstance(runner, Recorded) or len(runner) == (known if merge else 0)
         found.append(torch.cat([*parts, play(session, 3, ())], dim=1))
     assert torch.equal(*found) and not torch.equal(found[0][:, 12:], play(make(preset=config), 7, ())[:, 12:])
 
 
-def test_noise_drawn_ahead_is_the_noise(make: Callable[..., Session]) -> None:
+def test_noise_drawn_ahead_is_the_noise(make: Make) -> None:
     """As on a GPU: each frame block's is drawn during the one before, and once; a restored stream draws its own."""
     session, expected = make(), play(make(), 8, ())
     stream, drawn = session._stream, []
@@ -171,9 +164,7 @@ def test_what_was_replayed_last_is_kept(ring: RingCache) -> None:
     assert made == ["one", "two", "three", "two"]
 
 
-def test_only_graphs_of_the_compiler_are_told_that_a_pass_begins(
-    make: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_graphs_of_the_compiler_are_told_that_a_pass_begins(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: told.append(1))
     session = make()
@@ -184,15 +175,15 @@ def test_only_graphs_of_the_compiler_are_told_that_a_pass_begins(
     assert len(told) == len(session.config.schedule.timesteps) + 1
 
 
-def test_passes_are_placed_in_the_arena_of_their_stream(make: Callable[..., Session], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_are_placed_in_the_arena_of_their_stream(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     placed: list[object] = []
-    monkeypatch.setattr(Eager, "place", lambda self, arena: placed.append(arena))
+    monkeypatch.setattr(Runner, "place", lambda self, arena: placed.append(arena))
     session = make()
     fork = session.fork()
     assert placed == [session._stream.arena, fork._stream.arena]
 
 
-def test_closing_frees_what_was_recorded(make: Callable[..., Session]) -> None:
+def test_closing_frees_what_was_recorded(make: Make) -> None:
     session = recorded(make())
     play(session, 2, ())
     runner: Any = session._stream._dit.runner
@@ -203,7 +194,7 @@ def test_closing_frees_what_was_recorded(make: Callable[..., Session]) -> None:
     assert runner.num_bytes == len(runner) == 0 and not any(each() is not None for each in held)
 
 
-def test_static_inputs_are_predicted(make: Callable[..., Session], tiny: Model) -> None:
+def test_static_inputs_are_predicted(make: Make, tiny: Model) -> None:
     for samples, first in (((0,), None), ((0, 4), 1)):
         session = recorded(make(preset=EngineConfig(first_block=first), samples=samples))
         session._stream.rehearse()
@@ -245,7 +236,7 @@ def test_a_pass_that_counts_in_python_is_refused(ring: RingCache) -> None:
 
     with pytest.raises(StrobeError, match=r"\[1, 3, 1, 1, 1\] differs from the eager one; turn knob cuda_graphs off"):
         flows(ring, Recorded(), counting)
-    assert len(flows(ring, Eager(), counting)) == 4
+    assert len(flows(ring, Runner(), counting)) == 4
 
 
 def test_a_replay_sees_the_positions_of_its_recording(ring: RingCache) -> None:
@@ -258,7 +249,7 @@ def test_a_replay_sees_the_positions_of_its_recording(ring: RingCache) -> None:
         ring.reset()
         return flows(ring, runner, peeking)
 
-    assert frame(Eager()) == [0.0, 9.0, 18.0, 27.0]
+    assert frame(Runner()) == [0.0, 9.0, 18.0, 27.0]
     assert frame(Recorded()) == [0.0, 9.0, 9.0, 9.0]  # the first block attends to fewer frames and is a pass of its own
 
 

@@ -1,35 +1,49 @@
-"""Models by name or folder, the places of their weights, and families that other packages register."""
+"""Models by name or folder: the bundled one, Wan with the places of its weights, and families that other packages register.
+
+Small sizes stand in for the released ones.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
+import math
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from fake_hub import MAIN, OLD, Hub, serving
-from source import PACKAGE
+from strobe.bench.cases.stream import Script, StreamCase
+from strobe.cache.policy import RingPolicy
 from strobe.core import libraries as plugins
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError, WeightsError
 from strobe.engine import load as loading
+from strobe.engine.config import EngineConfig
 from strobe.engine.family import Family, Weights
-from strobe.engine.load import load, model_parts, names
-from strobe.engine.model import Model, ModelParts
+from strobe.engine.load import load, model_parts, names, wan_defaults
+from strobe.engine.model import Model, ModelParts, latent_shape
+from strobe.engine.prompts import Switch
+from strobe.engine.resolve import resolve
 from strobe.engine.session import Session
 from strobe.models.shapes import weights
 from strobe.models.text.umt5 import ORIGINAL
+from strobe.models.vae.taew import Taew
+from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
 from strobe.models.wan.config import SIZES, WanConfig
 from strobe.models.wan.dit import CausalWan
+from strobe.models.wan.random_init import PromptNoise, random_transformer
+from strobe.models.wan.recipes import RECIPES
+from strobe.models.wan.transformer import CausalTransformer, Modulation, TextKV
 
 
 class TouchedError(BaseException):
@@ -154,10 +168,6 @@ class TestWhatIsCheckedBeforeTensorsAreRead:
             with pytest.raises(TouchedError, match="was read"):
                 load("wan-1.3b", Weights(path=folder))
 
-    def test_the_frame_size_of_a_model_by_folder(self, folder: Path) -> None:
-        with pytest.raises(ShapeError, match="the nearest is 256x384"):
-            load(folder, Weights(frame_size=(248, 384)))
-
 
 DIT, VAE, TEXT = "diffusion_pytorch_model.safetensors", "Wan2.1_VAE.pth", "models_t5_umt5-xxl-enc-bf16.pth"
 FILES = {DIT: b"1", VAE: b"2", TEXT: b"3", "tokenizer/words.json": b"4", "vae/diffusion_pytorch_model.safetensors": b"5"}
@@ -196,7 +206,7 @@ def register(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def install(**found: object) -> None:
         module = types.ModuleType("another_package")
         vars(module).update(found)
-        monkeypatch.setitem(__import__("sys").modules, "another_package", module)
+        monkeypatch.setitem(sys.modules, "another_package", module)
         entries = [EntryPoint(name=name, value=f"another_package:{name}", group=plugins.FAMILIES) for name in found]
         monkeypatch.setattr(plugins, "entry_points", lambda group: entries if group == plugins.FAMILIES else [])
 
@@ -252,146 +262,236 @@ def test_what_is_registered_wrongly_is_named(tiny: Model, register: Callable[...
         load("mine-1b")
 
 
-ECHO_PACKAGE = '''
-"""Models whose latents are what the prompt says, a number, plus a tenth for each latent frame attended."""
-import torch
-from torch import nn
-
-from strobe.core.errors import ConfigError
-from strobe.core.shapes import VaeStride
-from strobe.engine.config import ModelDefaults
-from strobe.engine.family import Family
-from strobe.engine.model import Model, ModelParts
-from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
-from strobe.models.wan.config import WanConfig
-from strobe.models.wan.transformer import TextKV
-from strobe.models.wan.transformer import CausalTransformer, Modulation
-
-CONFIG = WanConfig(dim=12, ffn_dim=4, freq_dim=4, text_dim=2, text_len=3, latent_channels=4, num_heads=1, num_layers=1)
-DEFAULTS = ModelDefaults(
-    frame_size=(32, 48), fps=8, stride=VaeStride(time=4, space=8), frame_block=3, timesteps=(1000.0, 500.0), shift=3.0,
-    window=9, sink=3,
-)
-
-
 class Echo(CausalTransformer):
-    def __init__(self, config):
+    """Its latents are what the prompt says, a number, plus a tenth for each latent frame attended."""
+
+    def __init__(self, config: WanConfig) -> None:
         super().__init__(config)
         self.blocks = nn.ModuleList([nn.Linear(1, 1)])
 
-    layers = property(lambda self: [*self.blocks])
-    dtype = property(lambda self: self.blocks[0].weight.dtype)
-    device = property(lambda self: self.blocks[0].weight.device)
+    layers: Any = property(lambda self: [*self.blocks])
+    dtype: Any = property(lambda self: self.blocks[0].weight.dtype)
+    device: Any = property(lambda self: self.blocks[0].weight.device)
     qkv_fused = False
 
-    def fuse_qkv(self): ...
+    def fuse_qkv(self) -> None: ...
 
-    def use_kernels(self):
+    def use_kernels(self, impl: str = "") -> None:
         raise ConfigError("no kernels")
 
-    def compile_pieces(self, block_tokens, mode): ...
+    def compile_pieces(self, block_tokens: int, mode: str) -> None: ...
 
-    def rope(self, positions, grid):
+    def rope(self, positions: Any, grid: Any) -> Tensor:
         return torch.ones(1)
 
-    def embed_text(self, text):
+    def embed_text(self, text: Tensor) -> Tensor:
         return text
 
-    def text_kv(self, text):
+    def text_kv(self, text: Tensor) -> TextKV:
         said = text[:, :1, :1, None].expand(-1, -1, -1, self.config.dim)
         return TextKV(layers=((said, said),), distinct=torch.ones(len(text), dtype=torch.int32))
 
-    def modulation(self, timesteps):
+    def modulation(self, timesteps: Tensor) -> Modulation:
         rows = (timesteps / 1000).float()[None, :, :, None, None].expand(1, -1, -1, 6, self.config.dim)
         return Modulation(layers=rows, head=rows[0, :, :, :2])
 
-    def _kept(self, latents, kv):
+    def _kept(self, latents: Tensor, kv: Any) -> float:
         grid = self.grid(latents)
         tokens = torch.zeros(len(latents), grid.num_tokens, 1, self.config.dim, dtype=self.dtype)
         keys, _ = kv.write(0, tokens, tokens)
-        return keys.shape[1] / grid.tokens_per_frame
+        return float(keys.shape[1] / grid.tokens_per_frame)
 
-    def forward(self, latents, modulation, text, rope, kv=None, mask=None):
+    def forward(self, latents: Tensor, modulation: Any, text: Any, rope: Any, kv: Any = None, mask: Any = None) -> Tensor:
         target = text.layers[0][0][:, :, 0, 0][..., None, None, None] + 0.1 * self._kept(latents, kv)
         return (latents - target) / modulation.layers[0, :, :, 0, 0][..., None, None, None]
 
-    def commit(self, latents, modulation, text, rope, kv):
+    def commit(self, latents: Tensor, modulation: Any, text: Any, rope: Any, kv: Any) -> None:
         self._kept(latents, kv)
 
 
 class Numbers:
-    def check(self, prompts):
-        for prompt in prompts:
-            if not prompt.replace(".", "").isdigit():
-                raise ConfigError(f"the prompt {prompt!r} is no number")
+    def check(self, prompts: Sequence[str]) -> None:
+        assert all(prompt.replace(".", "").isdigit() for prompt in prompts)
 
-    def encode(self, prompts):
+    def encode(self, prompts: Sequence[str]) -> Tensor:
         return torch.tensor([float(prompt) for prompt in prompts])[:, None, None].repeat(1, 1, 2)
 
-    def ready(self, prompts):
+    def ready(self, prompts: Sequence[str]) -> bool:
         return True
 
-    def place(self, device): ...
+    def place(self, device: torch.device) -> None: ...
 
 
-def load(name, given):
-    torch.manual_seed(0)
-    vae = TinyVAE(TinyVAEConfig(latent_channels=4, widths=(8, 8, 8), encoder_widths=(8, 8, 8)))
-    return Model(name=f"echo: {name}", weights_hash="e" * 64, dit=Echo(CONFIG), text=Numbers(), vae=vae, defaults=DEFAULTS)
-
-
-def parts(name, size):
-    with torch.device("meta"):
-        made = load(name, None)
-    return ModelParts(dit=made.dit, vae=made.vae, defaults=DEFAULTS)
-
-
-FAMILY = Family(
-    name="echo", models=("echo-1b",), holds=lambda folder: (folder / "echo.json").is_file(), load=load, parts=parts
-)
-'''
-STREAM = """
-import json, sys, strobe
-from strobe.engine.load import load, model_parts
-from strobe.engine.prompts import Switch
-
-found = {}
-for where in ("echo-1b", sys.argv[1]):
-    with strobe.Session("0.25", model=load(where), preset="balanced", device="cpu") as session:
+def test_a_transformer_of_another_kind_streams(tiny: Model, register: Callable[..., None]) -> None:
+    sizes = WanConfig(dim=12, ffn_dim=4, freq_dim=4, text_dim=2, text_len=3, latent_channels=4, num_heads=1, num_layers=1)
+    defaults = replace(tiny.defaults, timesteps=(1000.0, 500.0), shift=3.0, window=9)
+    echo = replace(tiny, dit=Echo(sizes), text=Numbers(), defaults=defaults)
+    register(mine=made(echo, [], "echo-1b"))
+    with Session("0.25", model=load("echo-1b"), preset="balanced", device="cpu") as session:
         blocks = [*session.stream(5, switches=[Switch(frame_block=3, prompt="(0.5:3) (1.5:1)")])]
-    found[where] = [[block.latents.min().item(), block.latents.max().item()] for block in blocks]
-shapes = [list(block.frames.shape) for block in blocks]
-assert model_parts("echo-1b").defaults == session.model.defaults
-print(json.dumps({"found": found, "shapes": shapes, "bases": [each.__name__ for each in type(session.model.dit).__mro__]}))
-"""
-
-
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Variables of a Python that has the package installed: its module and its metadata are on the path."""
-    site = tmp_path_factory.mktemp("site")
-    (site / "echo_package.py").write_text(ECHO_PACKAGE)
-    info = site / "echo_package-0.1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: echo-package\nVersion: 0.1\n")
-    (info / "RECORD").write_text("echo_package.py,,\n")
-    (info / "entry_points.txt").write_text("[strobe.families]\necho = echo_package:FAMILY\n")
-    path = os.pathsep.join([str(PACKAGE.parent), str(site)])
-    return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "STROBE_CONFIG": os.devnull}
-
-
-def run(environment: dict[str, str], folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], env=environment, cwd=folder, capture_output=True, text=True, timeout=600)
-
-
-def test_it_streams_by_its_name_and_from_its_folder(environment: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "echo.json").write_text("{}")
-    done = run(environment, tmp_path, "-c", STREAM, str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["bases"][:2] == ["Echo", "CausalTransformer"] and "CausalWan" not in told["bases"]
     expected = [0.25 + 0.3, 0.25 + 0.6, 0.25 + 0.9, 0.75 + 0.9, 0.75 + 0.9]  # 3, 6, 9 frames attended, then the window is full
-    for values in told["found"].values():
-        for (low, high), value in zip(values, expected, strict=True):
-            assert low == pytest.approx(value, abs=1e-5) and high == pytest.approx(value, abs=1e-5)
-    assert told["shapes"] == [[9, 32, 48, 3]] + [[12, 32, 48, 3]] * 4
+    for block, value in zip(blocks, expected, strict=True):
+        assert block.latents.flatten().tolist() == pytest.approx([value] * block.latents.numel(), abs=1e-5)
+
+
+SIZE = (32, 48)
+
+
+def tiny_vae(channels: int) -> TinyVAE:
+    return TinyVAE(TinyVAEConfig(latent_channels=channels, widths=(8, 8, 8), encoder_widths=(8, 8, 8)))
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`wan-1.3b` is a small model with a small autoencoder and a text encoder that knows no language."""
+    vae = tiny_vae(16)
+    monkeypatch.setitem(SIZES, "wan-1.3b", SMALL)
+    monkeypatch.setattr(loading, "random_wan_vae", lambda config, seed: vae)
+    monkeypatch.setattr(loading, "load_wan_vae", lambda path: vae)
+    monkeypatch.setattr(loading, "text_encoder", lambda folder, given: PromptNoise(SMALL))
+    monkeypatch.setattr(loading, "check_there", lambda folder, given, loras: None)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A checkpoint of the small model as the original is published."""
+    torch.manual_seed(5)
+    save_file(CausalWan(SMALL).state_dict(), tmp_path / "diffusion_pytorch_model.safetensors")
+    named = ("dim", "ffn_dim", "freq_dim", "text_dim", "text_len", "num_heads", "num_layers")
+    sizes = {"_class_name": "CausalWanModel", "in_dim": 16} | {name: getattr(SMALL, name) for name in named}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    return tmp_path
+
+
+@pytest.mark.usefixtures("small")
+class TestRandomWeights:
+    def test_they_stream_and_say_so(self) -> None:
+        model = load("wan-1.3b", Weights(random=True, frame_size=SIZE))
+        assert model.name == "wan-1.3b, random weights" and model.random_weights
+        with Session("a fox", model=model, device="cpu") as session:
+            blocks = [*session.stream(5)]
+        assert [tuple(block.frames.shape) for block in blocks[:2]] == [(9, *SIZE, 3), (12, *SIZE, 3)]
+        assert all(block.latents.isfinite().all() and block.latents.std() < 10 for block in blocks)
+
+    def test_the_tiny_autoencoder_can_be_had(self) -> None:
+        model = load("wan-1.3b", Weights(random=True, vae="tiny", frame_size=SIZE))
+        assert isinstance(model.vae, Taew) and model.name == "wan-1.3b, tiny VAE, random weights"
+        with Session("a fox", model=model, device="cpu") as session:
+            assert next(session.stream(1)).frames.shape == (9, *SIZE, 3)
+        with pytest.raises(ConfigError, match="'tiny'; got 'huge'"):
+            Weights(random=True, vae="huge")
+
+
+@pytest.mark.usefixtures("small")
+class TestCheckpoints:
+    @pytest.mark.parametrize("by_name", [True, False])
+    def test_the_weights_are_those_of_the_folder(self, checkpoint: Path, by_name: bool) -> None:
+        given = Weights(path=checkpoint if by_name else None, frame_size=SIZE)
+        model = load("wan-1.3b", given) if by_name else load(checkpoint, given)
+        torch.manual_seed(5)
+        expected = CausalWan(SMALL).state_dict()
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in model.dit.state_dict().items())
+        assert model.name == ("wan-1.3b" if by_name else str(checkpoint)) and not model.random_weights and not model.loras
+
+    def test_text_encoder_and_autoencoder_may_lie_elsewhere(
+        self, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[Any] = []
+        vae = tiny_vae(16)
+        monkeypatch.setattr(loading, "text_encoder", lambda where, given: asked.append((where, given.prompt_cache)))
+        monkeypatch.setattr(loading, "load_wan_vae", lambda where: asked.append(where) or vae)
+        monkeypatch.setattr(loading, "load_taew", lambda where: asked.append(where) or vae)
+        release, cache, file = tmp_path / "release", tmp_path / "cache", checkpoint / "diffusion_pytorch_model.safetensors"
+        load("wan-1.3b", Weights(path=file))
+        load("wan-1.3b", Weights(path=file, release=release, prompt_cache=cache))
+        load("wan-1.3b", Weights(path=checkpoint, release=release, vae="elsewhere/taew2_1.pth"))
+        beside, apart, tiny = (checkpoint, None), (release, cache), (release, None)
+        assert asked == [checkpoint, beside, release, apart, Path("elsewhere/taew2_1.pth"), tiny]
+
+    def test_a_lora_beside_the_base_is_used(self, checkpoint: Path, tmp_path: Path) -> None:
+        plain = load("wan-1.3b", Weights(path=checkpoint))
+        down, up = torch.randn(2, 48), torch.randn(64, 2)
+        pair = {"base_model.model.blocks.1.ffn.0.lora_A.weight": down, "base_model.model.blocks.1.ffn.0.lora_B.weight": up}
+        torch.save({"generator_lora": pair}, checkpoint / "lora.pt")
+        model = load("wan-1.3b", Weights(path=checkpoint))
+        assert model.notes[1:] == ("LoRA lora.pt: scale 1: no alpha in the file, its header or beside it",)
+        assert len(model.loras) == 1 and model.name == "wan-1.3b with lora.pt" and model.weights_hash != plain.weights_hash
+        assert torch.equal(model.dit.state_dict()["blocks.1.ffn.0.weight"], plain.dit.state_dict()["blocks.1.ffn.0.weight"])
+        script = Script(prompt="a fox", num_blocks=2)
+        with closing(StreamCase(["quality"], script=script, model=model, device="cpu")) as case:
+            assert case.notes == model.notes
+            assert case.settings("quality").lora == "lora.pt: scale 1: no alpha in the file, its header or beside it"
+        torch.save(
+            {"generator_lora": {name.replace("1.ffn", "7.ffn"): half for name, half in pair.items()}}, checkpoint / "lora.pt"
+        )
+        with pytest.raises(WeightsError, match=r"lora.pt does not fit this model"):
+            load("wan-1.3b", Weights(path=checkpoint))
+
+    def test_a_recognised_checkpoint_brings_its_window_and_schedule(self, checkpoint: Path, tmp_path: Path) -> None:
+        named = {f"model.{name}": tensor for name, tensor in CausalWan(SMALL).state_dict().items()}
+        torch.save({"generator": named, "generator_ema": named}, tmp_path / "any.pt")
+        given = Weights(path=tmp_path / "any.pt", frame_size=SIZE)
+        model = load("wan-1.3b", given)
+        assert model.notes == (f"recipe {RECIPES['self-forcing']}: it holds generator_ema",)
+        with Session("a fox", model=model, device="cpu") as session:
+            assert (session.config.policy, session.config.positions) == (RingPolicy(window=21, sink=0), "absolute")
+            assert len([*session.stream(9)]) == 9  # past the window
+        with Session("a fox", model=model, preset="turbo", device="cpu") as session:
+            assert session.config.policy == RingPolicy(window=8, sink=3)
+        with Session("a fox", model=model, preset=EngineConfig(window=9), device="cpu") as session:
+            assert session.config.policy == RingPolicy(window=9, sink=0)
+        model = load("wan-1.3b", replace(given, recipe="causal-rcm"))
+        with Session("a fox", model=model, device="cpu") as session:
+            assert session.config.schedule.sigmas == tuple(timestep / 1000 for timestep in RECIPES["causal-rcm"].timesteps)
+        with pytest.raises(ConfigError, match="did you mean 'longlive'"):
+            load("wan-1.3b", Weights(random=True, recipe="longlife"))
+
+
+@pytest.mark.usefixtures("small")
+def test_what_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="comes without weights: give --weights with their folder, or --random-weights"):
+        load("wan-1.3b")
+    with pytest.raises(ConfigError, match="not both"):
+        Weights(path=checkpoint, random=True)
+    with pytest.raises(ConfigError, match="one of: wan-1.3b, wan-14b"):
+        load(checkpoint, Weights(path=checkpoint))
+    for name, given in ((str(checkpoint), Weights()), ("wan-1.3b", Weights(path=tmp_path / "nowhere"))):
+        with pytest.raises(ShapeError, match="height must be a multiple of 16 and width of 16; the nearest is 256x384"):
+            load(name, replace(given, frame_size=(248, 384)))  # before anything is read
+    with pytest.raises(WeightsError, match=r"is wan-1.3b \(2 layers, 48 wide\) by its config.json, not wan-14b .*; give --model"):
+        load("wan-14b", Weights(path=checkpoint))
+    with pytest.raises(ConfigError, match="the prompt is empty"):
+        PromptNoise(SMALL).check([" "])
+
+
+@pytest.mark.parametrize(("size", "tokens"), [((480, 832), 30 * 52), ((320, 576), 20 * 36), ((704, 1280), 44 * 80)])
+def test_every_size_is_derived(size: tuple[int, int], tokens: int) -> None:
+    for config in (SIZES["wan-1.3b"], SIZES["wan-14b"]):
+        defaults = wan_defaults(config, size)
+        latents = latent_shape(defaults, config)
+        assert (latents.frames, latents.channels, latents.height, latents.width) == (3, 16, size[0] // 8, size[1] // 8)
+        assert latents.token_grid(config.patch).tokens_per_frame == tokens
+        resolved = resolve(EngineConfig(), defaults, torch.device("cpu"))
+        assert resolved.schedule.warped == (1000, 937.5, 833.3333129882812, 625)
+    latents = latent_shape(wan_defaults(SIZES["wan-5b"], size), SIZES["wan-5b"])
+    assert (latents.frames, latents.channels, latents.height, latents.width) == (8, 48, size[0] // 16, size[1] // 16)
+
+
+def test_random_matrices_have_the_variance_of_one_over_their_inputs() -> None:
+    dit = random_transformer(WanConfig(dim=256, ffn_dim=512, num_heads=2, num_layers=2, text_dim=128))
+    for name, tensor in dit.state_dict().items():
+        assert tensor.dtype == torch.bfloat16
+        if tensor.dim() > 1 and not name.endswith("modulation"):
+            assert tensor.float().std().item() * math.sqrt(tensor[0].numel()) == pytest.approx(1, abs=0.05)
+    first, second = (dit.layers[index].self_attn.q.weight for index in range(2))
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.usefixtures("small")
+def test_an_autoencoder_of_other_latents_is_told_before_the_transformer_is_read(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "load_wan_vae", lambda path: tiny_vae(8))
+    monkeypatch.setattr("strobe.models.checkpoint.load_file", lambda path: pytest.fail(f"{path} was read"))
+    with pytest.raises(WeightsError, match="takes latents of 16 channels, and the autoencoder gives 8; give --vae"):
+        load("wan-1.3b", Weights(path=checkpoint, frame_size=SIZE))

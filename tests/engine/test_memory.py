@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from strobe.engine.session import Session
 from strobe.models.vae.stream import StreamingDecoder
 from strobe.models.vae.wan.autoencoder import WanVAE
 from strobe.models.vae.wan.config import WAN22, WanVAEConfig
+from tiny_model import Make
 
 CPU = torch.device("cpu")
 
@@ -38,15 +39,17 @@ def held(tensors: Iterable[Tensor]) -> int:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("samples", [(0,), (0, 3)])
-@pytest.mark.parametrize("preset", ["baseline", "quality", "balanced", "balanced_int8", "sparse", "low_memory", "ultra"])
-def test_what_is_counted_is_what_is_held(
-    make: Callable[..., Session], tiny: Model, preset: str, samples: Sequence[int], dtype: Any
-) -> None:
-    config = replace(PRESETS[preset](), dtype=dtype, simulate=True)
+@pytest.mark.parametrize(
+    "preset", ["baseline", "absolute", "quality", "balanced", "balanced_int8", "sparse", "low_memory", "ultra"]
+)
+def test_what_is_counted_is_what_is_held(make: Make, tiny: Model, preset: str, samples: Sequence[int], dtype: Any) -> None:
+    config = replace(PRESETS["baseline" if preset == "absolute" else preset](), dtype=dtype, simulate=True)
+    if preset == "absolute":  # no sink is turned
+        config = replace(config, positions="absolute")
     if preset == "sparse":  # 6 x 12 tokens: two tiles with padding
         tiny = replace(tiny, defaults=replace(tiny.defaults, frame_size=(96, 192)))
     session = make(preset=config, samples=samples, model=tiny)
-    [*session.stream(5 if preset == "baseline" else 3)]  # a sink is turned once the window has moved
+    [*session.stream(5 if preset in ("baseline", "absolute") else 3)]  # a sink is turned once the window has moved
     stream: Any = session._stream
     predicted = predict(tiny, session.config, len(samples))
     found = {part.name: part.num_bytes for part in predicted if part.exact}
@@ -60,14 +63,6 @@ def test_what_is_counted_is_what_is_held(
         "decoder memories": held(stream.state.decoder[1]),
         "inputs of graphs": 0,  # on a CPU there are none; see test_graphs.py
     }
-
-
-def test_absolute_positions_turn_no_sink(make: Callable[..., Session], tiny: Model) -> None:
-    session = make(preset=replace(PRESETS["baseline"](), positions="absolute"))
-    [*session.stream(5)]
-    (found,) = (part.num_bytes for part in predict(tiny, session.config) if part.name == "keys and values")
-    cache: Any = session._stream._cache
-    assert found == cache.num_bytes == held((cache.keys, cache.values))
 
 
 def test_an_autoencoder_elsewhere_takes_nothing_here() -> None:
@@ -155,7 +150,7 @@ def test_what_the_wan_decoder_makes_on_the_way(name: str, frames: int, block_dec
     assert live.most <= made <= 1.06 * live.most
 
 
-def test_a_fused_transformer_holds_nothing_twice(make: Callable[..., Session]) -> None:
+def test_a_fused_transformer_holds_nothing_twice(make: Make) -> None:
     fused, plain = (make(preset=preset)._stream._dit.dit for preset in ("balanced", "quality"))
     own = [tensor for layer in fused.layers for tensor in layer.self_attn.fused.parameters()]
     assert len(own) == 4 and held([*fused.state_dict().values(), *own]) == held(plain.state_dict().values())

@@ -6,8 +6,8 @@ the sink, and the last ``window - sink`` frames with the current ones among them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from plain_wan import Weights, attend, embed_text, passed, turn
+from plain_wan import PlainWan
 from strobe.core.errors import ConfigError, ShapeError
 from strobe.core.shapes import VaeStride
 from strobe.core.tolerances import tolerance
@@ -27,45 +27,11 @@ from strobe.engine.model import Model
 from strobe.engine.prompts import Switch, TextEncoder, blocks_for, parse_switch
 from strobe.engine.session import Session
 from strobe.engine.start import fitted
-from strobe.engine.stream import FrameBlock
 from strobe.engine.transformer import Transformer
 from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan
-
-
-@dataclass(kw_only=True)
-class Plain:
-    """One stream. `held[layer][frame]` is the pair (keys before RoPE, values) of a frame."""
-
-    weights: Weights
-    wan: WanConfig
-    config: EngineConfig
-    held: list[dict[int, tuple[Tensor, Tensor]]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.held = [{} for _ in range(self.wan.num_layers)]
-
-    def place(self, frame: int, end: int) -> int:
-        """Temporal position of a frame while frames before `end` exist."""
-        moves = self.config.positions == "rebased" and frame < self.config.sink
-        return frame + (max(0, end - self.config.window) if moves else 0)
-
-    def flow(self, x: Tensor, timestep: float, text: Tensor, frames: Sequence[int]) -> Tensor:
-        """x [F, C, Y, X] in float64 to the flow; the frames' keys and values are kept."""
-        heads, size, end, config = self.wan.num_heads, (x.shape[2] // 2, x.shape[3] // 2), frames[-1] + 1, self.config
-
-        def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            held, count = self.held[layer], len(frames)
-            held.update(zip(frames, zip(k.chunk(count), v.chunk(count), strict=True), strict=True))
-            seen = [f for f in held if f < end and (f < config.sink or f >= end - config.window + config.sink)]
-            keys = torch.cat([turn(held[f][0], self.place(f, end), size, heads) for f in seen])
-            queries = torch.cat([turn(part, f, size, heads) for f, part in zip(frames, q.chunk(count), strict=True)])
-            return attend(queries, keys, torch.cat([held[f][1] for f in seen]), heads)
-
-        told = [timestep] * len(frames)
-        return passed(self.weights, self.wan, x, told, embed_text(self.weights, text), attention)
-
+from tiny_model import Make, latents
 
 SHAPE = (4, 4, 4)  # C, Y, X of the tiny model's latents
 SIGMAS = {5.0: (1.0, 0.9375, 5 / 6, 0.625), 8.0: (1.0, 0.96, 8 / 9, 8 / 11)}
@@ -84,13 +50,15 @@ def plain_stream(
 
     `told` has the prompt of every pass of every frame block, the commit pass last; all are "red circle" without.
     """
-    weights = {name: tensor.double() for name, tensor in model.dit.state_dict().items()}
-    plain = Plain(weights=weights, wan=model.dit.config, config=config)
+    plain = PlainWan(model)
     sigmas = SIGMAS[config.shift or 5.0]
-    texts = {prompt: model.text.encode([prompt])[0].double() for prompt in ("red circle", "blue square")}
+    sink, window = config.sink or 0, config.window or 0
     done = torch.zeros(0, *SHAPE, dtype=torch.float64)
     for block, size in enumerate(sizes):
         frames = range(len(done), len(done) + size)
+        shift = max(0, frames.stop - window) if config.positions == "rebased" else 0
+        seen = [frame for frame in range(frames.stop) if frame < sink or frame >= frames.stop - window + sink]
+        places = {frame: frame + (shift if frame < sink else 0) for frame in seen}
         prompts = told[block] if told else ["red circle"] * (len(sigmas) + 1)
         given = None if start is None or frames.stop > len(start) else start[frames.start : frames.stop].double()
         if given is not None and not config.strength:
@@ -101,21 +69,17 @@ def plain_stream(
             if given is not None:
                 x = (1 - sigmas[first]) * given + sigmas[first] * x
             for step, sigma in [*enumerate(sigmas)][first:]:
-                x0 = x - sigma * plain.flow(x, 1000 * sigma, texts[prompts[step]], frames)
+                x0 = x - sigma * plain.flow(x, [1000 * sigma] * size, plain.text(prompts[step]), places, frames)
                 after = sigmas[step + 1] if step + 1 < len(sigmas) else 0.0
                 noise = draw(0, sample, block, step + 1, torch.empty(size, *SHAPE)) if after else torch.zeros_like(x0)
                 x = (1 - after) * x0 + after * noise.double()
-        plain.flow(x, 0.0, texts[prompts[-1]], frames)
+        plain.flow(x, [0.0] * size, plain.text(prompts[-1]), places, frames)
         done = torch.cat((done, x))
     return done
 
 
-def x0(blocks: Sequence[FrameBlock]) -> Tensor:
-    return torch.cat([block.latents for block in blocks], dim=1).double()
-
-
 def close(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance("stream", "float32"))
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=tolerance("stream", "float32"))
 
 
 @pytest.mark.parametrize("positions", ["absolute", "rebased"])
@@ -130,44 +94,42 @@ def close(found: Tensor, expected: Tensor) -> None:
         *(pytest.param(*each, marks=pytest.mark.rest) for each in ((8, 3), (6, 1), (5, 2), (3, 0))),
     ],
 )
-def test_windows_are_counted_frame_by_frame(
-    make: Callable[..., Session], tiny: Model, window: int, sink: int, positions: Any
-) -> None:
+def test_windows_are_counted_frame_by_frame(make: Make, tiny: Model, window: int, sink: int, positions: Any) -> None:
     config = EngineConfig(window=window, sink=sink, positions=positions)
-    close(x0([*make(preset=config).stream(6)])[0], plain_stream(tiny, config, [3] * 6))
+    close(latents(make(preset=config).stream(6))[0], plain_stream(tiny, config, [3] * 6))
 
 
 @pytest.mark.parametrize("shift", [5.0, 8.0])
 @pytest.mark.parametrize("preset", ["quality", "baseline"])
-def test_shifts_first_blocks_and_batches(make: Callable[..., Session], tiny: Model, shift: float, preset: str) -> None:
+def test_shifts_first_blocks_and_batches(make: Make, tiny: Model, shift: float, preset: str) -> None:
     from strobe.engine.presets import PRESETS
 
     config = replace(PRESETS[preset](), window=8, sink=3, positions="rebased", shift=shift, first_block=1)
     blocks = [*make(preset=config, samples=(0, 4)).stream(5)]
     assert [block.samples.shape[1] for block in blocks] == [1, 12, 12, 12, 12]
     for index, sample in enumerate((0, 4)):
-        close(x0(blocks)[index], plain_stream(tiny, config, [1, 3, 3, 3, 3], sample=sample))
+        close(latents(blocks)[index], plain_stream(tiny, config, [1, 3, 3, 3, 3], sample=sample))
 
 
 @pytest.mark.parametrize("given", [1, 3, 4, 7])
-def test_a_stream_may_begin_with_latents(make: Callable[..., Session], tiny: Model, given: int) -> None:
+def test_a_stream_may_begin_with_latents(make: Make, tiny: Model, given: int) -> None:
     start = torch.randn(given, *SHAPE, generator=torch.Generator().manual_seed(given))
     config, first = EngineConfig(window=8, sink=3, positions="rebased"), 3 if given == 3 else 1
     session = make(preset=config, start=start)
     blocks = [*session.stream(5)]
     expected = plain_stream(tiny, config, [first, 3, 3, 3, 3], start=start)
-    close(x0(blocks)[0], expected)
-    assert torch.equal(x0(blocks)[0, :given], start.double())
+    close(latents(blocks)[0], expected)
+    assert torch.equal(latents(blocks)[0, :given], start)
     assert (expected[given:] - plain_stream(tiny, config, [first, 3, 3, 3, 3])[given:]).abs().max() > 0.1
 
 
 @pytest.mark.parametrize(("strength", "steps"), [(0.625, 1), (0.9, 2), (0.95, 3), (1.0, 4)])
-def test_a_stream_may_follow_latents(make: Callable[..., Session], tiny: Model, strength: float, steps: int) -> None:
+def test_a_stream_may_follow_latents(make: Make, tiny: Model, strength: float, steps: int) -> None:
     start = torch.randn(7, *SHAPE, generator=torch.Generator().manual_seed(5))
     config = EngineConfig(window=8, sink=3, positions="rebased", strength=strength)
     session = make(preset=config, start=start)
     assert session.config.again is not None and len(session.config.again.sigmas) == steps
-    found = x0([*session.stream(5)])[0]
+    found = latents(session.stream(5))[0]
     close(found, plain_stream(tiny, config, [1, 3, 3, 3, 3], start=start))
     free = plain_stream(tiny, replace(config, strength=0.0, first_block=1), [1, 3, 3, 3, 3])
     assert (found[:7] - start).abs().max() > 0.1
@@ -185,7 +147,7 @@ def test_a_stream_may_follow_latents(make: Callable[..., Session], tiny: Model, 
         (1.5, r"strength 1.5 is not valid"),
     ],
 )
-def test_strengths_that_cannot_be(make: Callable[..., Session], strength: float, said: str) -> None:
+def test_strengths_that_cannot_be(make: Make, strength: float, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         make(preset=EngineConfig(strength=strength), start=torch.zeros(3, *SHAPE))
 
@@ -209,7 +171,7 @@ def test_a_clip_is_fitted_to_the_frame_and_to_whole_groups_of_frames(tiny: Model
     assert torch.equal(fitted(flat, (32, 32), tiny.defaults.stride), torch.full((5, 32, 32, 3), 77, dtype=torch.uint8))
 
 
-def test_interpolation_gives_the_last_denoise_steps_to_the_new_prompt_first(make: Callable[..., Session], tiny: Model) -> None:
+def test_interpolation_gives_the_last_denoise_steps_to_the_new_prompt_first(make: Make, tiny: Model) -> None:
     config = EngineConfig(window=8, sink=3, positions="rebased")
     switch = Switch(frame_block=1, prompt="blue square", mode="interpolate", over=4)
     old, new = "red circle", "blue square"
@@ -221,27 +183,25 @@ def test_interpolation_gives_the_last_denoise_steps_to_the_new_prompt_first(make
         [new] * 5,
         [new] * 5,
     ]
-    found = x0([*make(preset=config).stream(6, switches=[switch])])[0]
+    found = latents(make(preset=config).stream(6, switches=[switch]))[0]
     close(found, plain_stream(tiny, config, [3] * 6, told=told))
-    soft = x0([*make(preset=config).stream(6, switches=[replace(switch, mode="soft")])])[0]
+    soft = latents(make(preset=config).stream(6, switches=[replace(switch, mode="soft")]))[0]
     close(soft, plain_stream(tiny, config, [3] * 6, told=[told[0], *[told[4]] * 5]))
     assert (found[3:] - soft[3:]).abs().max() > 1e-3
 
 
-def test_an_image_is_the_first_frame(make: Callable[..., Session], tiny: Model) -> None:
+def test_an_image_is_the_first_frame(make: Make, tiny: Model) -> None:
     image = torch.randint(0, 256, (1, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
     blocks = [*make(start=image, samples=(0, 1)).stream(3)]
-    latents = tiny.vae.encode(image.permute(0, 3, 1, 2).unsqueeze(0).float() / 255)
-    from_latents = [*make(start=latents[0], samples=(0, 1)).stream(3)]
+    encoded = tiny.vae.encode(image.permute(0, 3, 1, 2).unsqueeze(0).float() / 255)
+    from_latents = [*make(start=encoded[0], samples=(0, 1)).stream(3)]
     assert [block.samples.shape[1] for block in blocks] == [1, 12, 12]
-    assert torch.equal(x0(blocks), x0(from_latents))
-    assert torch.equal(blocks[0].latents[1], latents[0]) and not torch.equal(blocks[1].latents[0], blocks[1].latents[1])
+    assert torch.equal(latents(blocks), latents(from_latents))
+    assert torch.equal(blocks[0].latents[1], encoded[0]) and not torch.equal(blocks[1].latents[0], blocks[1].latents[1])
 
 
 @pytest.mark.parametrize(("given", "strength"), [(4, 0.0), (9, 0.9)], ids=["a start", "a clip that is followed"])
-def test_snapshots_keep_the_frames_still_to_come(
-    make: Callable[..., Session], tiny: Model, tmp_path: Any, given: int, strength: float
-) -> None:
+def test_snapshots_keep_the_frames_still_to_come(make: Make, tiny: Model, tmp_path: Any, given: int, strength: float) -> None:
     start = torch.randn(given, *SHAPE, generator=torch.Generator().manual_seed(9))
     config = EngineConfig(window=8, sink=3, positions="rebased", strength=strength)
     whole = [*make(preset=config, start=start).stream(5)]
@@ -249,11 +209,11 @@ def test_snapshots_keep_the_frames_still_to_come(
     first = [*session.stream(1)]
     session.snapshot().save(tmp_path / "early")
     again = Session.resume(tmp_path / "early", model=tiny, device="cpu")
-    assert torch.equal(x0([*first, *again.stream(4)]), x0(whole))
-    assert torch.equal(x0([*session.fork().stream(4)]), x0(whole[1:]))
+    assert torch.equal(latents([*first, *again.stream(4)]), latents(whole))
+    assert torch.equal(latents(session.fork().stream(4)), latents(whole[1:]))
 
 
-def test_starts_that_do_not_fit(make: Callable[..., Session]) -> None:
+def test_starts_that_do_not_fit(make: Make) -> None:
     with pytest.raises(ShapeError, match=r"expected torch.uint8 \[1 \+ 4 n, 32, 32, 3\]"):
         make(start=torch.zeros(2, 32, 32, 3, dtype=torch.uint8))
     with pytest.raises(ShapeError, match=r"expected \[F, 4, 4, 4\]"):

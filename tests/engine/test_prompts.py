@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -29,6 +29,7 @@ from strobe.engine.prompts import (
 )
 from strobe.engine.session import Session
 from strobe.models.text.cache import PromptEncoder, PromptMemory
+from tiny_model import Make
 
 DEFAULTS = ModelDefaults(frame_size=(32, 32), fps=16, stride=VaeStride(), frame_block=3, timesteps=(1000.0,), shift=5.0)
 
@@ -166,7 +167,7 @@ def test_weights_are_read_as_shares(prompt: str, parts: tuple[tuple[str, float],
         ("(a:1e308) (b:1e308)", "sum to inf"),
     ],
 )
-def test_weights_that_mean_nothing_are_refused(prompt: str, words: str, make: Callable[..., Session]) -> None:
+def test_weights_that_mean_nothing_are_refused(prompt: str, words: str, make: Make) -> None:
     with pytest.raises(ConfigError, match=words):
         read_weights(prompt)
     with make() as session, pytest.raises(ConfigError, match=words):
@@ -295,7 +296,7 @@ def slow(tiny: Model) -> SlowEncoder:
 
 
 @pytest.fixture
-def session(make: Callable[..., Session], tiny: Model, slow: SlowEncoder) -> Iterator[Session]:
+def session(make: Make, tiny: Model, slow: SlowEncoder) -> Iterator[Session]:
     opened = make(model=replace(tiny, text=slow))
     yield opened
     opened.close()
@@ -303,15 +304,13 @@ def session(make: Callable[..., Session], tiny: Model, slow: SlowEncoder) -> Ite
         go.set()
 
 
-def told(make: Callable[..., Session], frame_block: int, prompt: str, blocks: int, **options: object) -> Tensor:
+def told(make: Make, frame_block: int, prompt: str, blocks: int, **options: object) -> Tensor:
     """Latents of a stream that follows a prompt from a frame block on, by an encoder that takes no time."""
     switches = [Switch(frame_block=frame_block, prompt=prompt)]
     return torch.cat([block.latents for block in make(**options).stream(blocks, switches=switches)], dim=1)
 
 
-def test_the_stream_goes_on_and_the_answer_says_from_where(
-    make: Callable[..., Session], session: Session, slow: SlowEncoder
-) -> None:
+def test_the_stream_goes_on_and_the_answer_says_from_where(make: Make, session: Session, slow: SlowEncoder) -> None:
     stream = session.stream(8)
     blocks = [next(stream), next(stream)]
     ack = session.prompt("blue square")
@@ -337,7 +336,7 @@ def test_a_text_that_is_known_is_followed_at_once(session: Session, slow: SlowEn
 
 
 @pytest.mark.parametrize("knobs", [Knobs(), Knobs(late_frames=True)], ids=["at once", "late"])
-def test_scheduled_switches_are_exact(make: Callable[..., Session], tiny: Model, slow: SlowEncoder, knobs: Knobs) -> None:
+def test_scheduled_switches_are_exact(make: Make, tiny: Model, slow: SlowEncoder, knobs: Knobs) -> None:
     """Their texts are encoded beside the stream from the start, and their frame block waits for them."""
     config = EngineConfig(knobs=knobs)
     with make(model=replace(tiny, text=slow), preset=config) as session:
@@ -350,7 +349,7 @@ def test_scheduled_switches_are_exact(make: Callable[..., Session], tiny: Model,
     assert all(name.startswith("prompts") for name in slow.threads[1:])
 
 
-def test_the_first_prompt_is_waited_for(make: Callable[..., Session], tiny: Model, slow: SlowEncoder) -> None:
+def test_the_first_prompt_is_waited_for(make: Make, tiny: Model, slow: SlowEncoder) -> None:
     slow.go.clear()
     with make(model=replace(tiny, text=slow)) as session:
         found: list[str] = []

@@ -21,8 +21,8 @@ from strobe.engine.config import EngineConfig, Knobs
 from strobe.engine.model import Model
 from strobe.engine.session import Session
 from strobe.engine.snapshot import Snapshot, read_snapshot
+from tiny_model import Make
 
-Make = Callable[..., Session]
 CPU = torch.device("cpu")
 
 

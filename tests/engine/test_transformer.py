@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,11 +15,11 @@ from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs
 from strobe.engine.model import Model
 from strobe.engine.resolve import ResolvedConfig, resolve
-from strobe.engine.session import Session
 from strobe.engine.transformer import LINEARS, Transformer, copied, quantize_linears
 from strobe.models.lora import Lora, LoraPair, attach, merge
 from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.linears import EightBitLinear
+from tiny_model import Make, latents, lora
 
 CPU = torch.device("cpu")
 NAMES = [f"blocks.{layer}.{name}" for layer in range(2) for name in LINEARS]
@@ -29,15 +27,6 @@ NAMES = [f"blocks.{layer}.{name}" for layer in range(2) for name in LINEARS]
 
 def resolved(model: Model, **options: Any) -> ResolvedConfig:
     return resolve(EngineConfig(**({"linear_format": "fp8", "simulate": True} | options)), model.defaults, CPU)
-
-
-def lora(model: Model, seed: int = 0) -> Lora:
-    generator, pairs = torch.Generator().manual_seed(seed), {}
-    for name, layer in model.dit.named_modules():
-        if isinstance(layer, nn.Linear) and name.startswith("blocks."):
-            down, up = (torch.randn(*shape, generator=generator) for shape in ((3, layer.in_features), (layer.out_features, 3)))
-            pairs[name] = LoraPair(down=0.1 * down, up=0.1 * up, scale=0.5)
-    return Lora(name=f"lora {seed}", weights_hash=str(seed) * 64, pairs=pairs)
 
 
 def weights(dit: CausalWan) -> dict[str, Tensor]:
@@ -122,20 +111,6 @@ def test_a_lora_beside_eight_bit_weights_is_refused(tiny: Model, linear_format: 
         quantize_linears(dit, config)
 
 
-@pytest.mark.parametrize("formats", [{"kv_format": "int8"}, {"kv_format": "fp8"}, {"attention_format": "int8"}])
-def test_replay_fork_and_resume_are_bit_equal(make: Callable[..., Session], tiny: Model, tmp_path: Path, formats: Any) -> None:
-    config = EngineConfig(window=6, sink=1, linear_format="fp8", simulate=True, **formats)
-    session = make(preset=config)
-    [*session.stream(3)]
-    snapshot, fork = session.snapshot(), session.fork()
-    snapshot.save(tmp_path / "state")
-    played = []
-    for each in (session, fork, Session.resume(tmp_path / "state", model=tiny, device="cpu")):
-        each.prompt("blue square")  # derives the window again
-        played.append(torch.cat([block.latents for block in each.stream(3)], dim=1))
-    assert torch.equal(played[0], played[1]) and torch.equal(played[0], played[2])
-
-
 STREAM = tolerance("latents", "float32")
 BESIDE = replace_knobs(Knobs(), merge_lora=False, fused_qkv=False)
 
@@ -147,11 +122,7 @@ def merged(model: Model, *loras: tuple[int, float]) -> Model:
     return replace(model, dit=dit)
 
 
-def play(session: Session, num_blocks: int) -> Tensor:
-    return torch.cat([block.latents for block in session.stream(num_blocks)], dim=1)
-
-
-def test_without_a_lora_the_knob_is_said_to_be_off(make: Callable[..., Session], tiny: Model) -> None:
+def test_without_a_lora_the_knob_is_said_to_be_off(make: Make, tiny: Model) -> None:
     for given in (False, True):
         session = make(model=replace(tiny, defaults=replace(tiny.defaults, lora=given)))
         (state,) = (each for each in session.config.knob_states if each.name == "merge_lora")
@@ -159,51 +130,51 @@ def test_without_a_lora_the_knob_is_said_to_be_off(make: Callable[..., Session],
 
 
 @pytest.mark.parametrize("preset", ["baseline", "quality", "balanced", EngineConfig(knobs=BESIDE)])
-def test_merged_and_beside_are_the_changed_model(make: Callable[..., Session], tiny: Model, preset: str | EngineConfig) -> None:
-    found = play(make(preset=preset, model=replace(tiny, loras=(lora(tiny),))), 6)
+def test_merged_and_beside_are_the_changed_model(make: Make, tiny: Model, preset: str | EngineConfig) -> None:
+    found = latents(make(preset=preset, model=replace(tiny, loras=(lora(tiny),))).stream(6))
     torch.testing.assert_close(
-        found, play(make(preset=preset, model=merged(tiny, (0, 1.0))), 6), rtol=0, atol=tolerance("stream", "float32")
+        found, latents(make(preset=preset, model=merged(tiny, (0, 1.0))).stream(6)), rtol=0, atol=tolerance("stream", "float32")
     )
-    assert (found - play(make(preset=preset), 6)).abs().max() > 0.1
+    assert (found - latents(make(preset=preset).stream(6))).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("knobs", [Knobs(), BESIDE], ids=["merged", "beside"])
 @pytest.mark.parametrize("strength", [1.0, 0.5])
-def test_swapped_on_the_way(make: Callable[..., Session], tiny: Model, knobs: Knobs, strength: float) -> None:
+def test_swapped_on_the_way(make: Make, tiny: Model, knobs: Knobs, strength: float) -> None:
     """Frames so far stay; from there it is a stream of the changed model that derives its window from the same latents."""
     session = make(preset=EngineConfig(window=8, keep_sink=False, knobs=knobs))
     session.use_lora(lora(tiny, 1))
-    before = play(session, 4)
+    before = latents(session.stream(4))
     session.use_lora(lora(tiny), strength=strength)
-    after = play(session, 3)
+    after = latents(session.stream(3))
 
     other = make(preset=EngineConfig(window=8, keep_sink=False, knobs=knobs), model=merged(tiny, (0, strength)))
     snapshot = session.snapshot()
-    play(other, 4)
+    latents(other.stream(4))
     reached = other.snapshot()
     other.restore(replace(reached, state=replace(reached.state, history=before[:, -8:])))
     other.prompt("red circle")  # derives the window again
-    torch.testing.assert_close(after, play(other, 3), rtol=0, atol=tolerance("stream", "float32"))
+    torch.testing.assert_close(after, latents(other.stream(3)), rtol=0, atol=tolerance("stream", "float32"))
     assert snapshot.identity.weights_hash != other.snapshot().identity.weights_hash
 
 
-def test_what_is_refused(make: Callable[..., Session], tiny: Model) -> None:
+def test_what_is_refused(make: Make, tiny: Model) -> None:
     session = make()
-    expected = play(make(), 4)
+    expected = latents(make().stream(4))
     wrong = Lora(name="style", weights_hash="", pairs={"blocks.9.ffn.0": LoraPair(down=torch.zeros(1, 1), up=torch.zeros(1, 1))})
-    first = play(session, 2)
+    first = latents(session.stream(2))
     with pytest.raises(WeightsError, match="style does not fit"):
         session.use_lora(wrong)
-    assert torch.equal(torch.cat([first, play(session, 2)], dim=1), expected)
+    assert torch.equal(torch.cat([first, latents(session.stream(2))], dim=1), expected)
     fork = session.fork()
     for each in (session, fork):
         with pytest.raises(SessionError, match="forks share their weights"):
             each.use_lora(lora(tiny))
 
 
-def test_a_snapshot_belongs_to_its_lora(make: Callable[..., Session], tiny: Model) -> None:
+def test_a_snapshot_belongs_to_its_lora(make: Make, tiny: Model) -> None:
     session = make()
-    play(session, 1)
+    latents(session.stream(1))
     snapshots = [session.snapshot()]
     for strength in (1.0, 0.5):
         session.use_lora(lora(tiny), strength=strength)
@@ -215,11 +186,11 @@ def test_a_snapshot_belongs_to_its_lora(make: Callable[..., Session], tiny: Mode
     session.restore(snapshots[1])
     session.use_lora(None)
     session.restore(snapshots[0])
-    assert torch.equal(play(session, 2), play(make(), 3)[:, 3:])
+    assert torch.equal(latents(session.stream(2)), latents(make().stream(3))[:, 3:])
 
 
 @pytest.mark.parametrize("knobs", [Knobs(), BESIDE], ids=["merged", "beside"])
-def test_those_of_the_model_stay_when_another_is_exchanged(make: Callable[..., Session], tiny: Model, knobs: Knobs) -> None:
+def test_those_of_the_model_stay_when_another_is_exchanged(make: Make, tiny: Model, knobs: Knobs) -> None:
     config = EngineConfig(knobs=knobs)
     session = make(preset=config, model=replace(tiny, loras=(lora(tiny, 1), lora(tiny, 2).at(0.5))))
     assert session.loras == session.model.loras
@@ -232,13 +203,13 @@ def test_those_of_the_model_stay_when_another_is_exchanged(make: Callable[..., S
         session.use_lora(given)
         assert [(each.name, each.strength) for each in session.loras] == [(f"lora {seed}", number) for seed, number in seeds]
         start = session.snapshot()
-        found = play(session, 3)
-        torch.testing.assert_close(found, play(make(preset=config, model=merged(tiny, *seeds)), 3), rtol=0, atol=STREAM)
+        found = latents(session.stream(3))
+        torch.testing.assert_close(found, latents(make(preset=config, model=merged(tiny, *seeds)).stream(3)), rtol=0, atol=STREAM)
         session.restore(start)
     assert session.snapshot().identity.weights_hash == tiny.weights_hash
 
 
-def test_the_strength_of_a_call_multiplies(make: Callable[..., Session], tiny: Model) -> None:
+def test_the_strength_of_a_call_multiplies(make: Make, tiny: Model) -> None:
     session = make()
     session.use_lora([lora(tiny, 1).at(0.5), lora(tiny, 2)], strength=0.5)
     assert [each.strength for each in session.loras] == [0.25, 0.5]
@@ -248,9 +219,7 @@ def test_the_strength_of_a_call_multiplies(make: Callable[..., Session], tiny: M
 
 
 @pytest.mark.parametrize("linear_format", ["native", "int8"])
-def test_full_updates_reach_norms_biases_and_eight_bit_layers(
-    make: Callable[..., Session], tiny: Model, linear_format: str
-) -> None:
+def test_full_updates_reach_norms_biases_and_eight_bit_layers(make: Make, tiny: Model, linear_format: str) -> None:
     generator = torch.Generator().manual_seed(3)
     names = ("blocks.0.self_attn.q.weight", "blocks.0.self_attn.q.bias", "blocks.1.norm3.weight", "blocks.1.modulation")
     diffs = {name: 0.3 * torch.randn(tiny.dit.get_parameter(name).shape, generator=generator) for name in names}
@@ -260,8 +229,11 @@ def test_full_updates_reach_norms_biases_and_eight_bit_layers(
     config = EngineConfig(linear_format=linear_format)  # type: ignore[arg-type]
     session, plain = make(preset=config), make(preset=config)
     session.use_lora(full)
-    found = play(session, 3)
-    assert torch.equal(found, play(make(preset=config, model=replace(tiny, dit=dit)), 3))
+    found = latents(session.stream(3))
+    assert torch.equal(found, latents(make(preset=config, model=replace(tiny, dit=dit)).stream(3)))
     session.use_lora(None)
     session.restore(plain.snapshot())
-    assert torch.equal(play(session, 3), play(plain, 3)) and (found - play(make(preset=config), 3)).abs().max() > 0.1
+    assert (
+        torch.equal(latents(session.stream(3)), latents(plain.stream(3)))
+        and (found - latents(make(preset=config).stream(3))).abs().max() > 0.1
+    )

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, TypeVar
+import inspect
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from live_server import CHROMIUM, Running, serving
 from strobe.engine.load import load
-
-T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +36,16 @@ def browser() -> Iterator[Any]:
         browser.close()
 
 
-@pytest.fixture
-def run() -> Callable[[Coroutine[Any, Any, T]], T]:
-    def call(work: Coroutine[Any, Any, T]) -> T:
-        async def bounded() -> T:
-            async with asyncio.timeout(120):
-                return await work
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine, which has two minutes."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
 
-        return asyncio.run(bounded())
+    async def bounded() -> None:
+        async with asyncio.timeout(120):
+            await pyfuncitem.obj(**given)
 
-    return call
+    asyncio.run(bounded())
+    return True

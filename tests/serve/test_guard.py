@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import re
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from strobe.serve.guard import COOKIE, LOGINS_A_MINUTE, is_loopback
 from strobe.serve.settings import ServeSettings
 
 TOKEN = "correct horse battery"
-Run = Callable[[Any], Any]
 
 
 @pytest.fixture(scope="module")
@@ -56,19 +55,19 @@ def test_another_host_name_is_refused_even_on_loopback(running: Running, path: s
     assert httpx.get(running.http + "/readyz", headers={"Host": "localhost:9999"}).status_code == 200  # through a tunnel
 
 
-def test_a_page_of_another_origin_is_refused(running: Running, run: Run) -> None:
+async def test_a_page_of_another_origin_is_refused(running: Running) -> None:
     assert httpx.get(running.http + "/readyz", headers={"Origin": "https://evil.example"}).status_code == 403
 
     async def connected(origin: str) -> None:
         async with connect(f"{running.ws}/v1/stream", origin=origin):  # type: ignore[arg-type]
             pass
 
-    run(connected(running.http))
+    await connected(running.http)
     with pytest.raises(WebSocketException):
-        run(connected("https://evil.example"))
+        await connected("https://evil.example")
 
 
-def test_the_token_opens_and_nothing_else_does(closed: Running, run: Run) -> None:
+async def test_the_token_opens_and_nothing_else_does(closed: Running) -> None:
     for path in ("/metrics", "/v1/clips/x"):
         assert httpx.get(closed.http + path).status_code == 401
         assert httpx.get(closed.http + path, params={"token": TOKEN}).status_code == 401  # never in a URL
@@ -80,17 +79,14 @@ def test_the_token_opens_and_nothing_else_does(closed: Running, run: Run) -> Non
         async with watch(closed.ws, token=token) as viewer:
             return viewer.welcome.fps
 
-    assert run(stream(TOKEN)) == 16
+    assert await stream(TOKEN) == 16
     with pytest.raises(SessionError, match="token"):
-        run(stream("wrong" * 5))
+        await stream("wrong" * 5)
 
 
-def test_the_event_log_never_has_a_prompt(running: Running, run: Run, capfd: pytest.CaptureFixture[str]) -> None:
-    async def stream() -> None:
-        async with watch(running.ws, prompt=CIRCLE):
-            pass
-
-    run(stream())
+async def test_the_event_log_never_has_a_prompt(running: Running, capfd: pytest.CaptureFixture[str]) -> None:
+    async with watch(running.ws, prompt=CIRCLE):
+        pass
     told = capfd.readouterr().err
     assert "stream opened" in told and "circle" not in told
 
@@ -146,7 +142,7 @@ def test_no_path_of_a_request_reaches_the_disk(running: Running) -> None:
         assert httpx.get(running.http + path).status_code == 404
 
 
-def test_whoever_says_too_much_is_let_go(running: Running, run: Run) -> None:
+async def test_whoever_says_too_much_is_let_go(running: Running) -> None:
     async def flood() -> str:
         async with watch(running.ws) as viewer:
             with suppress(WebSocketException, OSError):
@@ -157,11 +153,8 @@ def test_whoever_says_too_much_is_let_go(running: Running, run: Run) -> None:
                         return message.message
         return "closed"
 
-    told = run(flood())
+    told = await flood()
     assert "messages a second" in told or told == "closed"
-
-
-SOCKETS = ("/v1/stream",)
 
 
 @pytest.fixture(scope="module")
@@ -225,8 +218,7 @@ def test_probes_are_answered_under_any_host_and_under_none(everywhere: Running, 
         assert httpx.get(here.http + path, headers={"Host": "pod", "Origin": "https://evil.example"}).status_code == 403
 
 
-@pytest.mark.parametrize("path", SOCKETS)
-def test_a_socket_asked_for_without_an_upgrade_says_what_a_proxy_must_pass(running: Running, path: str) -> None:
-    answer = httpx.get(running.http + path)
+def test_a_socket_asked_for_without_an_upgrade_says_what_a_proxy_must_pass(running: Running) -> None:
+    answer = httpx.get(running.http + "/v1/stream")
     assert answer.status_code == 426 and answer.headers["upgrade"] == "websocket"
     assert "proxy_set_header Upgrade $http_upgrade" in answer.text and "HTTP/1.1" in answer.text

@@ -9,9 +9,8 @@ import asyncio
 import gc
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
 
 import httpx
 import pytest
@@ -25,8 +24,6 @@ from strobe.serve.connection import OUTBOX, Connection
 from strobe.serve.hub import PICTURES_UNDER_WAY, Channel
 from strobe.serve.protocol import Picture
 from strobe.serve.streams import LiveStream
-
-Run = Callable[[Any], Any]
 
 
 @pytest.fixture(scope="module")
@@ -64,10 +61,9 @@ async def one_session(running: Running, number: int) -> None:
             viewer.socket.transport.abort()
 
 
-def test_a_crowd_of_junk_leaves_nothing_behind(here: Running, run: Run) -> None:
-    hub = here.server.hub
-    assert hub is not None
-    run(one_session(here, 1))
+async def test_a_crowd_of_junk_leaves_nothing_behind(here: Running) -> None:
+    hub = here.hub
+    await one_session(here, 1)
     until("the first stream is left over", lambda: not hub.channels)
     held, most = sockets(), 0
 
@@ -88,24 +84,23 @@ def test_a_crowd_of_junk_leaves_nothing_behind(here: Running, run: Run) -> None:
         assert did["messages"] >= 1200 and did["told error"] and did["told welcome"]
         return seen
 
-    assert run(beside()) >= 24
+    assert await beside() >= 24
     assert most <= PICTURES_UNDER_WAY + OUTBOX
     until("streams of the crowd are left over", lambda: not hub.channels and not hub.worker._playing)
     until("sockets of the crowd are left open", lambda: sockets() <= held)
     assert httpx.get(f"{here.http}/healthz").status_code == 200
     assert "strobe_failed_streams_total 0.0" in httpx.get(f"{here.http}/metrics").text
-    run(one_session(here, 1))
+    await one_session(here, 1)
 
 
-def test_sessions_that_come_and_go_leave_nothing_behind(here: Running, run: Run) -> None:
-    hub = here.server.hub
-    assert hub is not None
+async def test_sessions_that_come_and_go_leave_nothing_behind(here: Running) -> None:
+    hub = here.hub
     for number in range(3):
-        run(one_session(here, number))
+        await one_session(here, number)
     until("streams are left over", lambda: not hub.channels and not hub.worker._playing)
     held = sockets()
     for number in range(12):
-        run(one_session(here, number))
+        await one_session(here, number)
     until("streams are left over", lambda: not hub.channels and not hub.worker._playing)
     until("sockets are left open", lambda: sockets() <= held)
     until("objects of the sessions are left over", lambda: not any(left().values()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,21 +31,35 @@ def here() -> Iterator[Running]:
 
 @pytest.fixture
 def page(browser: Any, here: Running) -> Iterator[Any]:
-    context = browser.new_context(viewport={"width": 1400, "height": 1000}, accept_downloads=True)
-    context.add_init_script(SCRIPTS)
-    page = context.new_page()
     said: list[str] = []
-    page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
-    page.on("pageerror", lambda error: said.append(str(error)))
+    with opened(browser, here, viewport={"width": 1400, "height": 1000}, accept_downloads=True) as page:
+        page.context.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
+        page.context.on("weberror", lambda error: said.append(str(error.error)))
+        page.reload()
+        seen(page)
+        yield page
+    assert not said, said
+
+
+@contextmanager
+def opened(browser: Any, here: Running, script: str = "", **options: Any) -> Iterator[Any]:
+    """The page of a server in a browser's context of its own."""
+    context = browser.new_context(**options)
+    context.add_init_script(script + SCRIPTS)
+    page = context.new_page()
     page.goto(here.http)
     seen(page)
     yield page
     context.close()
-    assert not said, said
 
 
 def seen(page: Any) -> None:
     page.locator("body[data-first='1']").wait_for(timeout=60_000)
+
+
+def ask(page: Any, prompt: str) -> None:
+    page.fill("#prompt", prompt)
+    page.press("#prompt", "Enter")
 
 
 def share(page: Any, colour: tuple[int, int, int]) -> float:
@@ -75,28 +90,12 @@ def test_the_first_frame_shows_the_prompt_and_it_moves(page: Any) -> None:
 
 
 def test_a_prompt_is_seen_and_the_time_is_shown(page: Any) -> None:
-    page.fill("#prompt", "a blue square moving up fast")
-    page.press("#prompt", "Enter")
+    ask(page, "a blue square moving up fast")
     page.locator("body[data-epoch='1']").wait_for(timeout=30_000)
     wait_for(page, "no blue square on the canvas", lambda: share(page, BLUE) > 0.03 and share(page, RED) < 0.01)
     assert re.fullmatch(r"\d+ ms", page.inner_text("#f-prompt"))
     assert "blue square" in page.text_content("#timeline")
     wait_for(page, "the timeline has no time", lambda: "ms" in page.text_content("#timeline"))
-
-
-def test_a_refused_prompt_is_explained_and_the_stream_goes_on(page: Any) -> None:
-    page.fill("#prompt", "a purple elephant")
-    page.press("#prompt", "Enter")
-    page.locator("#prompt-said[data-kind='error']").wait_for(timeout=20_000)
-    assert "elephant" in page.inner_text("#prompt-said")
-    wait_for(page, "the stream stopped", lambda: share(page, RED) > 0.03)
-
-
-def test_words_build_a_prompt(page: Any) -> None:
-    page.click("[data-word='blue']")
-    assert page.input_value("#prompt") == "a blue circle moving left on navy"
-    page.locator("body[data-epoch='1']").wait_for(timeout=30_000)
-    assert page.get_attribute("[data-word='blue']", "aria-pressed") == "true"
 
 
 def test_words_change_either_of_two_shapes(page: Any) -> None:
@@ -154,8 +153,7 @@ def test_branches_go_back_and_beside(page: Any) -> None:
     wait_for(page, "no red circle", lambda: share(page, RED) > 0.03)
     page.click("#branch")
     page.locator("#branches li").wait_for(timeout=20_000)
-    page.fill("#prompt", "a blue square moving up fast")
-    page.press("#prompt", "Enter")
+    ask(page, "a blue square moving up fast")
     wait_for(page, "no blue square", lambda: share(page, BLUE) > 0.03)
     page.click("#branches >> text=Go back")
     wait_for(page, "not back at the red circle", lambda: share(page, RED) > 0.03 and share(page, BLUE) < 0.01)
@@ -191,8 +189,7 @@ def test_a_lost_connection_comes_back(page: Any) -> None:
 
 def test_prompts_close_together_are_not_written_over_each_other(page: Any) -> None:
     for colour in ("red", "green", "blue", "yellow"):
-        page.fill("#prompt", f"a {colour} square moving up fast on a forest background")
-        page.press("#prompt", "Enter")
+        ask(page, f"a {colour} square moving up fast on a forest background")
         page.wait_for_timeout(1200)
     wait_for(page, "no yellow square", lambda: share(page, (245, 225, 50)) > 0.03)
     boxes = "(all) => all.map((each) => { const box = each.getBBox(); return [box.y, box.x, box.x + box.width] })"
@@ -203,13 +200,9 @@ def test_prompts_close_together_are_not_written_over_each_other(page: Any) -> No
 
 def test_two_tabs_are_two_streams(page: Any, here: Running) -> None:
     other = page.context.new_page()
-    said: list[str] = []
-    other.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
-    other.on("pageerror", lambda error: said.append(str(error)))
     other.goto(here.http)
     seen(other)
-    other.fill("#prompt", "a blue square moving up fast")
-    other.press("#prompt", "Enter")
+    ask(other, "a blue square moving up fast")
     wait_for(other, "no blue square in the second tab", lambda: share(other, BLUE) > 0.03)
     assert all(y > 0 for _, y in other.evaluate("() => pageChecks.moves(8)"))  # the floor under a shape that moves up
     page.bring_to_front()
@@ -217,7 +210,6 @@ def test_two_tabs_are_two_streams(page: Any, here: Running) -> None:
     other.close()
     before = picture(page)
     wait_for(page, "the first tab stopped with the second", lambda: picture(page) != before)
-    assert not said, said
 
 
 def sound(page: Any) -> None:
@@ -232,25 +224,20 @@ def sound(page: Any) -> None:
 @pytest.mark.parametrize("scheme", ["dark", "light"])
 @pytest.mark.parametrize("width", [1400, 390])
 def test_everything_has_a_name_and_can_be_read(browser: Any, here: Running, width: int, scheme: str) -> None:
-    context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme, reduced_motion="reduce")
-    context.add_init_script(SCRIPTS)
-    page = context.new_page()
-    page.goto(here.http)
-    seen(page)
-    page.fill("#prompt", "a purple elephant")
-    page.press("#prompt", "Enter")
-    page.locator("#prompt-said[data-kind='error']").wait_for(timeout=20_000)
-    sound(page)
-    page.click("#record")
-    page.click("#branch")
-    page.locator("#branches li").wait_for(timeout=20_000)
-    page.locator("#record[aria-pressed='true']").wait_for(timeout=10_000)
-    page.wait_for_timeout(600)
-    sound(page)
-    page.evaluate("() => strobe.player.on.refused({reason: 'two streams are open', fits: ['turbo']})")
-    page.get_by_text("Use turbo").wait_for(timeout=10_000)
-    sound(page)
-    context.close()
+    size = {"width": width, "height": 844}
+    with opened(browser, here, viewport=size, color_scheme=scheme, reduced_motion="reduce") as page:
+        ask(page, "a purple elephant")
+        page.locator("#prompt-said[data-kind='error']").wait_for(timeout=20_000)
+        sound(page)
+        page.click("#record")
+        page.click("#branch")
+        page.locator("#branches li").wait_for(timeout=20_000)
+        page.locator("#record[aria-pressed='true']").wait_for(timeout=10_000)
+        page.wait_for_timeout(600)
+        sound(page)
+        page.evaluate("() => strobe.player.on.refused({reason: 'two streams are open', fits: ['turbo']})")
+        page.get_by_text("Use turbo").wait_for(timeout=10_000)
+        sound(page)
 
 
 def test_keys_alone_reach_everything(page: Any) -> None:
@@ -273,15 +260,9 @@ def test_keys_alone_reach_everything(page: Any) -> None:
 
 
 def test_jpeg_where_there_is_no_decoder(browser: Any, here: Running) -> None:
-    context = browser.new_context()
-    context.add_init_script("delete globalThis.VideoDecoder;")
-    context.add_init_script(SCRIPTS)
-    page = context.new_page()
-    page.goto(here.http)
-    seen(page)
-    assert "jpeg" in page.inner_text("#facts")
-    wait_for(page, "no red circle", lambda: share(page, RED) > 0.03)
-    context.close()
+    with opened(browser, here, "delete globalThis.VideoDecoder;") as page:
+        assert "jpeg" in page.inner_text("#facts")
+        wait_for(page, "no red circle", lambda: share(page, RED) > 0.03)
 
 
 def test_a_token_is_asked_for(browser: Any) -> None:
@@ -349,6 +330,9 @@ def test_the_page_says_what_the_model_knows_and_what_its_words_mean(page: Any) -
     offers = page.locator("#preset option").all_inner_texts()
     assert re.fullmatch(r"turbo: \d+ FPS", next(each for each in offers if each.startswith("turbo")))  # measured at the start
     assert all(re.match(r"\w+: about \d+ FPS", each) for each in offers if not each.startswith("turbo"))
+    assert page.locator("dt", has_text="real-time factor now").count() == 1
+    said = page.inner_text("#settings ~ .note >> nth=0")
+    assert "measured before this page opened" in said and "real-time factor above is of this stream now" in said
 
 
 def test_a_prompt_with_two_shapes_has_both_in_its_picture(page: Any, here: Running) -> None:
@@ -378,27 +362,20 @@ def test_thumbnails_have_the_floor_and_the_colours_of_the_model(page: Any) -> No
     assert [(float(x), float(y)) for x, y in re.findall(r"M(\S+) (\S+?)h3v3h-3z", tiles)] == wanted and side == 3
 
 
-def test_what_each_speed_is_of_is_said(page: Any) -> None:
-    assert page.locator("dt", has_text="real-time factor now").count() == 1
-    said = page.inner_text("#settings ~ .note >> nth=0")
-    assert "measured before this page opened" in said and "real-time factor above is of this stream now" in said
-
-
 def test_what_is_offered_works_and_what_does_not_is_answered(page: Any) -> None:
     """The placeholder, the gallery, a chip after a refused prompt, and an empty prompt."""
-    page.fill("#prompt", " ")
-    page.press("#prompt", "Enter")
+    ask(page, " ")
     assert "the prompt is empty" in page.inner_text("#prompt-said") and page.get_attribute("#prompt-said", "data-kind") == "error"
     shown = page.get_attribute("#prompt", "placeholder").removeprefix("for example: ")
-    page.fill("#prompt", shown)
-    page.press("#prompt", "Enter")
+    ask(page, shown)
     page.locator("body[data-epoch='1']").wait_for(timeout=30_000)
     page.locator("#gallery button").nth(2).click()
     page.locator("body[data-epoch='2']").wait_for(timeout=30_000)
     assert page.locator("#gallery button").count() == 3 and "blue square" in page.input_value("#prompt")
-    page.fill("#prompt", "a purple elephant")
-    page.press("#prompt", "Enter")
+    ask(page, "a purple elephant")
     page.locator("#prompt-said[data-kind='error']").wait_for(timeout=20_000)
+    assert "elephant" in page.inner_text("#prompt-said")
     page.click("[data-word='star']")
     assert page.input_value("#prompt") == "a blue star moving up fast on gray"
+    assert page.get_attribute("[data-word='star']", "aria-pressed") == "true"
     page.locator("body[data-epoch='3']").wait_for(timeout=30_000)

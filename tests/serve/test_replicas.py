@@ -49,7 +49,7 @@ def test_what_does_not_fit_several_servers_is_refused(tmp_path: Path, monkeypatc
         start(given(tmp_path), None)
 
 
-def test_a_replica_that_nobody_asks_for_its_health_hands_over_and_goes_on_if_asked_again(
+async def test_a_replica_that_nobody_asks_for_its_health_hands_over_and_goes_on_if_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replicas, "SILENCE_S", 0.3)
@@ -65,28 +65,25 @@ def test_a_replica_that_nobody_asks_for_its_health_hands_over_and_goes_on_if_ask
         def go_on(self) -> None:
             self.drained = False
 
-    async def watched() -> list[bool]:
-        app, server, found = ReplicaApp(given(tmp_path)), Told(), []
-        watching = asyncio.create_task(app._watch(server))  # type: ignore[arg-type]
+    app, server, found = ReplicaApp(given(tmp_path)), Told(), []
+    watching = asyncio.create_task(app._watch(server))  # type: ignore[arg-type]
 
-        async def look(asked: bool) -> None:
-            for _ in range(100):
-                if asked:
-                    app.asked()
-                await asyncio.sleep(0.02)
-                if server.drained != asked:
-                    break
-            found.append(server.drained)
+    async def look(asked: bool) -> None:
+        for _ in range(100):
+            if asked:
+                app.asked()
+            await asyncio.sleep(0.02)
+            if server.drained != asked:
+                break
+        found.append(server.drained)
 
-        await asyncio.sleep(0.5)
-        found.append(server.drained)  # it starts, and was not asked yet
-        await look(asked=True)
-        await look(asked=False)
-        await look(asked=True)
-        watching.cancel()
-        return found
-
-    assert asyncio.run(watched()) == [False, False, True, False]
+    await asyncio.sleep(0.5)
+    found.append(server.drained)  # it starts, and was not asked yet
+    await look(asked=True)
+    await look(asked=False)
+    await look(asked=True)
+    watching.cancel()
+    assert found == [False, False, True, False]
 
 
 # ------------------------------------------------------------------------------------------------------------- two real replicas

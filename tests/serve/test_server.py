@@ -21,37 +21,28 @@ from strobe.core.errors import ConfigError, SessionError
 from strobe.models.shapes.grammar import parse
 from strobe.models.shapes.render import SIZE, render
 from strobe.serve import protocol
-from strobe.serve.client import Playback, RefusedError, watch
+from strobe.serve.client import RefusedError, watch
 from strobe.serve.encode import Encoder
 from strobe.serve.protocol import Picture
 from strobe.serve.streams import Origin
 
-Run = Callable[[Any], Any]
 
-
-def test_a_viewer_gets_the_frames_of_the_session_it_asked_for(running: Running, run: Run) -> None:
-    async def stream() -> list[Picture]:
-        async with watch(running.ws, prompt=CIRCLE) as viewer:
-            assert viewer.welcome.fps == 16 and viewer.welcome.preset == "turbo" and viewer.welcome.words["colour"][0] == "red"
-            return await pictures(viewer, 21)
-
-    found = run(stream())
+async def test_a_viewer_gets_the_frames_of_the_session_it_asked_for(running: Running) -> None:
+    async with watch(running.ws, prompt=CIRCLE) as viewer:
+        assert viewer.welcome.fps == 16 and viewer.welcome.preset == "turbo" and viewer.welcome.words["colour"][0] == "red"
+        found = await pictures(viewer, 21)
     assert [picture.frame for picture in found] == list(range(21))
     assert [picture.data for picture in found] == jpegs(2)
 
 
-def test_a_prompt_takes_effect_at_the_block_that_was_said(running: Running, run: Run) -> None:
-    async def stream() -> tuple[list[Picture], list[Any]]:
-        told: list[Any] = []
-        async with watch(running.ws, prompt=CIRCLE) as viewer:
-            found = await pictures(viewer, 5, told)
-            await viewer.send(protocol.Prompt(text=SQUARE, typed_ms=7.0))
-            found += await pictures(viewer, 50, told)
-            await viewer.send(protocol.Prompt(text="a purple elephant moving up"))
-            assert "elephant" in (await answer(viewer, protocol.Error)).message
-            return found, told
-
-    found, told = run(stream())
+async def test_a_prompt_takes_effect_at_the_block_that_was_said(running: Running) -> None:
+    told: list[Any] = []
+    async with watch(running.ws, prompt=CIRCLE) as viewer:
+        found = await pictures(viewer, 5, told)
+        await viewer.send(protocol.Prompt(text=SQUARE, typed_ms=7.0))
+        found += await pictures(viewer, 50, told)
+        await viewer.send(protocol.Prompt(text="a purple elephant moving up"))
+        assert "elephant" in (await answer(viewer, protocol.Error)).message
     (prompted,) = [message for message in told if isinstance(message, protocol.Prompted)]
     effective = next(message for message in told if isinstance(message, protocol.Effective) and message.epoch == 1)
     assert prompted.typed_ms == 7.0 and effective.frame_block == prompted.frame_block
@@ -61,144 +52,119 @@ def test_a_prompt_takes_effect_at_the_block_that_was_said(running: Running, run:
     assert [picture.data for picture in found] == [expected[picture.frame] for picture in found]
 
 
-def test_after_a_reset_no_picture_of_before_comes(running: Running, run: Run) -> None:
-    async def stream() -> None:
-        async with watch(running.ws, prompt=SQUARE) as viewer:
-            await pictures(viewer, 12)
-            await viewer.send(protocol.Reset(prompt=CIRCLE, seed=5))
-            flushed = await answer(viewer, protocol.Flushed)
-            assert flushed.generation == 1 and flushed.frame == 0
-            found = await pictures(viewer, 9)
-            assert {picture.generation for picture in found} == {1} and found[0].frame == 0
-            assert [picture.data for picture in found] == jpegs(1, seed=5)
-
-    run(stream())
+async def test_after_a_reset_no_picture_of_before_comes(running: Running) -> None:
+    async with watch(running.ws, prompt=SQUARE) as viewer:
+        await pictures(viewer, 12)
+        await viewer.send(protocol.Reset(prompt=CIRCLE, seed=5))
+        flushed = await answer(viewer, protocol.Flushed)
+        assert flushed.generation == 1 and flushed.frame == 0
+        found = await pictures(viewer, 9)
+        assert {picture.generation for picture in found} == {1} and found[0].frame == 0
+        assert [picture.data for picture in found] == jpegs(1, seed=5)
 
 
 @pytest.mark.parametrize("leaves", [False, True])
 @pytest.mark.parametrize("way", ["branch", "reset"])
-def test_no_frame_is_lost_while_a_stream_begins_again(
-    running: Running, run: Run, way: str, leaves: bool, monkeypatch: pytest.MonkeyPatch
+async def test_no_frame_is_lost_while_a_stream_begins_again(
+    running: Running, way: str, leaves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk that keeps a log may be slow, and the viewer may be gone before it has answered."""
-    hub = running.server.hub
-    assert hub is not None
+    hub = running.hub
 
     async def slow(channel: Any) -> None:
         await asyncio.sleep(0.5)  # time for some frame blocks
 
-    async def stream() -> tuple[int, protocol.Flushed, list[Picture]]:
-        async with watch(running.ws, prompt=CIRCLE) as viewer:
-            await pictures(viewer, 12)
-            await viewer.send(protocol.Mark(name="here"))
-            marked = await answer(viewer, protocol.Marked)
-            monkeypatch.setattr(hub, "keep", slow)
-            begin = protocol.Go(branch=marked.branch) if way == "branch" else protocol.Reset()
-            await viewer.send(begin)
-            if leaves:
-                await asyncio.sleep(0.2)
-                viewer.socket.transport.abort()
-            else:
-                flushed = await answer(viewer, protocol.Flushed)
-                found = await pictures(viewer, 8)
-                await viewer.send(protocol.Close())
+    async with watch(running.ws, prompt=CIRCLE) as viewer:
+        await pictures(viewer, 12)
+        await viewer.send(protocol.Mark(name="here"))
+        marked = await answer(viewer, protocol.Marked)
+        monkeypatch.setattr(hub, "keep", slow)
+        begin = protocol.Go(branch=marked.branch) if way == "branch" else protocol.Reset()
+        await viewer.send(begin)
         if leaves:
-            async with watch(running.ws, resume=viewer) as again:
-                flushed = await answer(again, protocol.Flushed)
-                found = await pictures(again, 8)
-                await again.send(protocol.Close())
-        return marked.frame if way == "branch" else 0, flushed, found
-
-    start, flushed, found = run(stream())
+            await asyncio.sleep(0.2)
+            viewer.socket.transport.abort()
+        else:
+            flushed = await answer(viewer, protocol.Flushed)
+            found = await pictures(viewer, 8)
+            await viewer.send(protocol.Close())
+    if leaves:
+        async with watch(running.ws, resume=viewer) as again:
+            flushed = await answer(again, protocol.Flushed)
+            found = await pictures(again, 8)
+            await again.send(protocol.Close())
+    start = marked.frame if way == "branch" else 0
     assert flushed.generation == 1 and flushed.frame == start
     assert [(picture.generation, picture.frame) for picture in found] == [(1, start + number) for number in range(8)]
     assert [picture.data for picture in found] == jpegs(5)[start : start + 8]
 
 
-def test_back_to_a_branch_and_a_second_stream_from_it(running: Running, run: Run) -> None:
-    async def stream() -> None:
-        async with watch(running.ws, prompt=CIRCLE) as viewer:
-            await pictures(viewer, 4)
-            await viewer.send(protocol.Mark(name="here"))
-            marked = await answer(viewer, protocol.Marked)
-            expected = jpegs(8)[marked.frame :]
-            await viewer.send(protocol.Prompt(text=SQUARE))
-            await pictures(viewer, 30)
-            await viewer.send(protocol.Fork(branch=marked.branch))
-            forked = await answer(viewer, protocol.Forked)
-            await viewer.send(protocol.Go(branch=marked.branch))
-            flushed = await answer(viewer, protocol.Flushed)
-            assert flushed.frame == marked.frame and flushed.prompt == CIRCLE
-            assert [picture.data for picture in await pictures(viewer, 15)] == expected[:15]
-            await viewer.send(protocol.Pause())
-            async with watch(running.ws, resume=forked.secret) as other:
-                assert [picture.data for picture in await pictures(other, 15)] == expected[:15]
-                await other.send(protocol.Close())
-
-    run(stream())
+async def test_back_to_a_branch_and_a_second_stream_from_it(running: Running) -> None:
+    async with watch(running.ws, prompt=CIRCLE) as viewer:
+        await pictures(viewer, 4)
+        await viewer.send(protocol.Mark(name="here"))
+        marked = await answer(viewer, protocol.Marked)
+        expected = jpegs(8)[marked.frame :]
+        await viewer.send(protocol.Prompt(text=SQUARE))
+        await pictures(viewer, 30)
+        await viewer.send(protocol.Fork(branch=marked.branch))
+        forked = await answer(viewer, protocol.Forked)
+        await viewer.send(protocol.Go(branch=marked.branch))
+        flushed = await answer(viewer, protocol.Flushed)
+        assert flushed.frame == marked.frame and flushed.prompt == CIRCLE
+        assert [picture.data for picture in await pictures(viewer, 15)] == expected[:15]
+        await viewer.send(protocol.Pause())
+        async with watch(running.ws, resume=forked.secret) as other:
+            assert [picture.data for picture in await pictures(other, 15)] == expected[:15]
+            await other.send(protocol.Close())
 
 
-def test_a_lost_connection_goes_on_with_the_next_frame_bit_by_bit(running: Running, run: Run) -> None:
-    async def stream() -> list[Picture]:
-        async with watch(running.ws, prompt=CIRCLE) as viewer:
-            found = await pictures(viewer, 13)
-            secret = viewer.welcome.secret
-            viewer.socket.transport.abort()
-        await asyncio.sleep(2.5)  # suspended meanwhile
-        async with watch(running.ws, resume=secret) as viewer:
-            assert viewer.welcome.resumed_at_frame == len(found)
-            found += await pictures(viewer, 25)
-            await viewer.send(protocol.Close())
-        with pytest.raises(RefusedError, match="secret"):
-            async with watch(running.ws, resume=secret):
-                pass
-        return found
-
-    found = run(stream())
+async def test_a_lost_connection_goes_on_with_the_next_frame_bit_by_bit(running: Running) -> None:
+    async with watch(running.ws, prompt=CIRCLE) as viewer:
+        found = await pictures(viewer, 13)
+        secret = viewer.welcome.secret
+        viewer.socket.transport.abort()
+    await asyncio.sleep(2.5)  # suspended meanwhile
+    async with watch(running.ws, resume=secret) as viewer:
+        assert viewer.welcome.resumed_at_frame == len(found)
+        found += await pictures(viewer, 25)
+        await viewer.send(protocol.Close())
+    with pytest.raises(RefusedError, match="secret"):
+        async with watch(running.ws, resume=secret):
+            pass
     assert [picture.frame for picture in found] == list(range(38))
     assert [picture.data for picture in found] == jpegs(4)[:38]
 
 
-def test_a_viewer_that_paints_nothing_gets_no_more_than_it_may_hold(running: Running, run: Run) -> None:
-    async def stream() -> int:
-        last = 0
-        async with watch(running.ws, prompt=CIRCLE, codec="h264") as viewer:
-            try:
-                while True:
-                    async with asyncio.timeout(2.0):
-                        message = await viewer.receive()
-                    last = message.frame if isinstance(message, Picture) else last
-            except TimeoutError:
-                return last
-
-    assert 8 <= run(stream()) <= 0.5 * 16 + 3 * 12
+async def test_a_viewer_that_paints_nothing_gets_no_more_than_it_may_hold(running: Running) -> None:
+    last = 0
+    async with watch(running.ws, prompt=CIRCLE, codec="h264") as viewer:
+        with suppress(TimeoutError):
+            while True:
+                async with asyncio.timeout(2.0):
+                    message = await viewer.receive()
+                last = message.frame if isinstance(message, Picture) else last
+    assert 8 <= last <= 0.5 * 16 + 3 * 12
 
 
 @pytest.mark.parametrize("codec", ["jpeg", "h264"])
-def test_a_viewer_with_a_start_buffer_plays(running: Running, run: Run, codec: protocol.Codec) -> None:
-    async def play() -> tuple[int, int]:
-        async with watch(running.ws, prompt=CIRCLE, codec=codec) as viewer:
-            playback = await viewer.play(6.0)
-            await viewer.send(protocol.Close())
-            return playback.painted, len(playback.late_ms)
-
-    painted, counted = run(play())
-    assert painted == counted > 16
+async def test_a_viewer_with_a_start_buffer_plays(running: Running, codec: protocol.Codec) -> None:
+    async with watch(running.ws, prompt=CIRCLE, codec=codec) as viewer:
+        playback = await viewer.play(6.0)
+        await viewer.send(protocol.Close())
+    assert playback.painted == len(playback.late_ms) > 16
 
 
-def test_recording_and_recipe(running: Running, run: Run) -> None:
-    async def stream() -> tuple[protocol.RecordingState, protocol.RecipeAnswer]:
-        async with watch(running.ws, prompt=CIRCLE) as viewer:
-            await pictures(viewer, 2)
-            await viewer.send(protocol.Record(on=True))
-            assert (await answer(viewer, protocol.RecordingState)).on
-            await pictures(viewer, 40)
-            await viewer.send(protocol.Record(on=False))
-            recorded = await answer(viewer, protocol.RecordingState)
-            await viewer.send(protocol.AskRecipe())
-            return recorded, await answer(viewer, protocol.RecipeAnswer)
-
-    recorded, recipe = run(stream())
+async def test_recording_and_recipe(running: Running) -> None:
+    async with watch(running.ws, prompt=CIRCLE) as viewer:
+        await pictures(viewer, 2)
+        await viewer.send(protocol.Record(on=True))
+        assert (await answer(viewer, protocol.RecordingState)).on
+        await pictures(viewer, 40)
+        await viewer.send(protocol.Record(on=False))
+        recorded = await answer(viewer, protocol.RecordingState)
+        await viewer.send(protocol.AskRecipe())
+        recipe = await answer(viewer, protocol.RecipeAnswer)
     clip = httpx.get(running.http + recorded.download)
     assert (
         clip.status_code == 200 and clip.headers["content-type"] == "video/mp4" and recorded.frames % 12 == 0 and recorded.frames
@@ -208,7 +174,7 @@ def test_recording_and_recipe(running: Running, run: Run) -> None:
     assert recipe.prompts[0].text == CIRCLE and recipe.preset == "turbo" and recipe.versions["strobe"] == strobe.__version__
 
 
-def test_a_start_image_is_decoded_within_bounds(bundled: Running, run: Run) -> None:
+async def test_a_start_image_is_decoded_within_bounds(bundled: Running) -> None:
     async def opened(image: str) -> Any:
         async with watch(bundled.ws, prompt=CIRCLE, image=image) as viewer:
             return (await pictures(viewer, 1))[0]
@@ -216,7 +182,7 @@ def test_a_start_image_is_decoded_within_bounds(bundled: Running, run: Run) -> N
     scene = torch.tensor([[parse("a green square moving up on a forest background").attributes]])
     green = render(scene, torch.zeros(1, 1, 2), torch.zeros(1, 2), torch.tensor([28.0]))[0, 0]
     data, _ = Encoder("jpeg", SIZE, SIZE, 16).encode((255 * green.permute(1, 2, 0)).to(torch.uint8).numpy())
-    picture = run(opened(base64.b64encode(data).decode()))
+    picture = await opened(base64.b64encode(data).decode())
     decoder = av.CodecContext.create("mjpeg", "r")
     assert isinstance(decoder, av.VideoCodecContext)
     (frame,) = decoder.decode(av.Packet(picture.data))
@@ -224,18 +190,14 @@ def test_a_start_image_is_decoded_within_bounds(bundled: Running, run: Run) -> N
     assert green_mean > 2 * red and green_mean > 1.5 * blue
     for bad, word in (("%%%", "base64"), (base64.b64encode(b"no picture").decode(), "picture|data")):
         with pytest.raises(SessionError, match=word):
-            run(opened(bad))
+            await opened(bad)
 
 
-def test_unknown_presets_and_versions_are_refused_with_what_fits(running: Running, run: Run) -> None:
-    async def opened(**asked: Any) -> None:
-        async with watch(running.ws, **asked):
-            pass
-
+async def test_unknown_presets_and_versions_are_refused_with_what_fits(running: Running) -> None:
     with pytest.raises(RefusedError, match="would fit: .*turbo"):
-        run(opened(preset="ultra"))
+        await opened(running.ws, preset="ultra")
     with pytest.raises(RefusedError, match="elephant"):
-        run(opened(prompt="an elephant"))
+        await opened(running.ws, prompt="an elephant")
 
 
 def test_what_operators_read(running: Running) -> None:
@@ -249,8 +211,7 @@ def test_what_operators_read(running: Running) -> None:
 
 def test_a_viewer_that_goes_amid_opening_or_closing_leaves_no_stream_on_the_device(running: Running) -> None:
     """The device is busy meanwhile, so that what the viewer asked for waits its turn, and is cancelled there."""
-    hub = running.server.hub
-    assert hub is not None
+    hub = running.hub
     origin = Origin(prompt=CIRCLE, seed=0, preset="turbo")
 
     async def cancelled(work: Coroutine[Any, Any, Any]) -> None:
@@ -275,8 +236,7 @@ def test_a_viewer_that_goes_amid_opening_or_closing_leaves_no_stream_on_the_devi
 
 
 def test_a_stream_that_is_closed_while_it_is_suspended_stops_no_housekeeping(running: Running) -> None:
-    hub = running.server.hub
-    assert hub is not None
+    hub = running.hub
     origin = Origin(prompt=CIRCLE, seed=0, preset="turbo")
 
     async def both() -> list[Any]:
@@ -294,46 +254,33 @@ def test_a_stream_that_is_closed_while_it_is_suspended_stops_no_housekeeping(run
     assert asyncio.run_coroutine_threadsafe(both(), hub.loop).result(60) == []
 
 
-def test_a_viewer_that_comes_back_while_its_stream_fails_is_told(running: Running, run: Run) -> None:
-    hub = running.server.hub
-    assert hub is not None
-
-    async def stream() -> str:
-        async with watch(running.ws, prompt=CIRCLE) as viewer:
-            await pictures(viewer, 2)
-            secret = viewer.welcome.secret
-            viewer.socket.transport.abort()
-        hub.worker.submit(lambda: hub.worker.drop(viewer.welcome.stream)).result(60)
-        try:
-            async with watch(running.ws, resume=secret):
-                return "welcome"
-        except SessionError as error:
-            return str(error)
-
-    assert "closed" in run(stream())
+async def test_a_viewer_that_comes_back_while_its_stream_fails_is_told(running: Running) -> None:
+    hub = running.hub
+    async with watch(running.ws, prompt=CIRCLE) as viewer:
+        await pictures(viewer, 2)
+        viewer.socket.transport.abort()
+    hub.worker.submit(lambda: hub.worker.drop(viewer.welcome.stream)).result(60)
+    with pytest.raises(SessionError, match="closed"):
+        async with watch(running.ws, resume=viewer):
+            pass
 
 
-def test_a_server_that_goes_tells_its_viewers(run: Run) -> None:
+async def test_a_server_that_goes_tells_its_viewers() -> None:
     with serving() as here:
-
-        async def stream() -> Any:
-            async with watch(here.ws, prompt=CIRCLE) as viewer:
-                await pictures(viewer, 3)
-                hub = here.server.hub
-                assert hub is not None
-                hub.loop.call_soon_threadsafe(lambda: hub.loop.create_task(here.server.drain()))
-                return await answer(viewer, protocol.Ended)
-
-        assert "shutting down" in run(stream()).reason
+        async with watch(here.ws, prompt=CIRCLE) as viewer:
+            await pictures(viewer, 3)
+            hub = here.hub
+            hub.loop.call_soon_threadsafe(lambda: hub.loop.create_task(here.server.drain()))
+            found = await answer(viewer, protocol.Ended)
+        assert "shutting down" in found.reason
 
 
 KEEP_S = 0.5
 
 
-def test_what_holds_a_prompt_up_counts(running: Running, run: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_holds_a_prompt_up_counts(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two prompts at once: the disk holds up the first one, and the first one the second."""
-    hub = running.server.hub
-    assert hub is not None
+    hub = running.hub
 
     def figure(kind: str) -> float:
         return hub.metrics.registry.get_sample_value(f"strobe_prompt_to_pixel_seconds_{kind}") or 0.0
@@ -341,21 +288,18 @@ def test_what_holds_a_prompt_up_counts(running: Running, run: Callable[[Any], An
     async def slow(channel: Any) -> None:
         await asyncio.sleep(KEEP_S)
 
-    async def stream() -> None:
-        async with watch(running.ws, prompt="a red circle moving left") as viewer:
-            while not isinstance(message := await viewer.receive(), Picture):
-                pass
-            monkeypatch.setattr(hub, "keep", slow)
-            await viewer.send(protocol.Prompt(text="a blue square moving up"))
-            await viewer.send(protocol.Prompt(text="a green star moving right"))
-            await viewer.seen(message)
-            while figure("count") < counted + 2:
-                if isinstance(message := await viewer.receive(), Picture):
-                    await viewer.seen(message)
-            await viewer.send(protocol.Close())
-
     counted, before = figure("count"), figure("sum")
-    run(stream())
+    async with watch(running.ws, prompt="a red circle moving left") as viewer:
+        while not isinstance(message := await viewer.receive(), Picture):
+            pass
+        monkeypatch.setattr(hub, "keep", slow)
+        await viewer.send(protocol.Prompt(text="a blue square moving up"))
+        await viewer.send(protocol.Prompt(text="a green star moving right"))
+        await viewer.seen(message)
+        while figure("count") < counted + 2:
+            if isinstance(message := await viewer.receive(), Picture):
+                await viewer.seen(message)
+        await viewer.send(protocol.Close())
     assert figure("sum") - before >= 4 * KEEP_S
 
 
@@ -369,22 +313,22 @@ def closed() -> Iterator[Running]:
 
 
 async def opened(url: str, **asked: Any) -> str:
-    async with watch(url, prompt=CIRCLE, **asked) as viewer:
+    async with watch(url, **({"prompt": CIRCLE} | asked)) as viewer:
         return viewer.welcome.preset
 
 
-def test_the_server_s_status_and_sentence_are_passed_on(closed: Running, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_server_s_status_and_sentence_are_passed_on(closed: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SessionError, match=r"401: log in first.*watch\(\.\.\., token="):
-        run(opened(closed.ws))
+        await opened(closed.ws)
     with pytest.raises(SessionError, match="401: that is not the token"):
-        run(opened(closed.ws, token="wrong horse battery"))
+        await opened(closed.ws, token="wrong horse battery")
     monkeypatch.setattr("socket.getaddrinfo", to_loopback(socket.getaddrinfo, "other.example"))
     with pytest.raises(SessionError, match="403: .*--allow-host"):
-        run(opened(f"ws://other.example:{closed.port}", token=TOKEN))
-    assert run(opened(closed.ws, token=TOKEN)) == "turbo"
+        await opened(f"ws://other.example:{closed.port}", token=TOKEN)
+    assert await opened(closed.ws, token=TOKEN) == "turbo"
     monkeypatch.setattr(closed.server, "hub", None)
     with pytest.raises(SessionError, match="503: the server is warming up"):
-        run(opened(closed.ws, token=TOKEN))
+        await opened(closed.ws, token=TOKEN)
 
 
 def to_loopback(real: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -392,30 +336,27 @@ def to_loopback(real: Callable[..., Any], name: str) -> Callable[..., Any]:
     return lambda host, *rest, **more: real("127.0.0.1" if host == name else host, *rest, **more)
 
 
-def test_the_address_that_the_server_prints_is_taken(running: Running, run: Run) -> None:
-    assert run(opened(running.http + "/")) == "turbo"
+async def test_the_address_that_the_server_prints_is_taken(running: Running) -> None:
+    assert await opened(running.http + "/") == "turbo"
 
 
-def test_an_address_that_nobody_answers_is_named(run: Run) -> None:
+async def test_an_address_that_nobody_answers_is_named() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # bound, and nobody listens
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
         with pytest.raises(ConnectionError, match=f"cannot connect to {url}: .*; start `strobe serve`, or give the address"):
-            run(opened(url))
+            await opened(url)
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:7860", "ftp://127.0.0.1", "http://", "http://127.0.0.1:port"])
-def test_what_is_no_address_is_told(run: Run, url: str) -> None:
+async def test_what_is_no_address_is_told(url: str) -> None:
     with pytest.raises(ConfigError, match=r"give it as `strobe serve` prints it, such as http://127\.0\.0\.1:7860"):
-        run(opened(url))
+        await opened(url)
 
 
-def test_a_playback_tells_which_prompts_were_refused(running: Running, run: Run) -> None:
-    async def play() -> Playback:
-        async with watch(running.ws, prompt=CIRCLE) as viewer:
-            return await viewer.play(2.0, prompts=[(0.2, "a dragon in the snow"), (0.4, "a blue square moving up")])
-
-    playback = run(play())
+async def test_a_playback_tells_which_prompts_were_refused(running: Running) -> None:
+    async with watch(running.ws, prompt=CIRCLE) as viewer:
+        playback = await viewer.play(2.0, prompts=[(0.2, "a dragon in the snow"), (0.4, "a blue square moving up")])
     assert len(playback.errors) == 1 and "dragon" in playback.errors[0]
     assert "errors=[" in repr(playback) and "_due" not in repr(playback) and "_dry" not in repr(playback)
     assert "_epoch" not in repr(playback)

@@ -18,23 +18,21 @@ import httpx
 import msgspec
 import numpy as np
 import pytest
-import torch
 
 import strobe
 from fault_disks import small_disk
-from live_server import CIRCLE, SQUARE, STAR, Running, serving
+from live_server import CIRCLE, SQUARE, STAR, Running, expected, frames, live_stream, serving
 from strobe.core.errors import DataError, SessionError
 from strobe.engine.model import Model
-from strobe.engine.presets import preset
 from strobe.serve import hub as hub_module
 from strobe.serve import protocol
 from strobe.serve.client import RefusedError, watch
-from strobe.serve.hub import Hub, Recordings
+from strobe.serve.hub import Recordings
 from strobe.serve.keeper import Keeper, record_of
 from strobe.serve.metrics import Metrics
 from strobe.serve.protocol import Picture, PromptEntry
 from strobe.serve.store import SavedStream, Store, StreamFolder
-from strobe.serve.streams import LiveStream, Origin, SpareSessions, text_hash
+from strobe.serve.streams import LiveStream, Origin, text_hash
 from tiny_model import well_read_model
 
 SECRET = "nobody-guesses-this-secret"
@@ -50,30 +48,10 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "keep", resume_s=100.0)
 
 
-def new_stream(model: Model) -> LiveStream:
-    origin = Origin(prompt=CIRCLE, seed=3, preset="turbo")
-    return LiveStream(name="s", sessions=SpareSessions(model, torch.device("cpu"), most=0), origin=origin, config=preset("turbo"))
-
-
-def opened(model: Model) -> LiveStream:
-    stream = new_stream(model)
-    stream.open()
-    return stream
-
-
 def worker_of(stream: LiveStream, painted: int = 0) -> Any:
     """As much of a worker as a keeper asks for."""
     stream.painted = painted
     return SimpleNamespace(stream=lambda name: stream)
-
-
-def frames(stream: LiveStream, count: int) -> np.ndarray:
-    return np.concatenate([stream.make().frames for _ in range(count)])
-
-
-def expected(model: Model, count: int, *switches: strobe.Switch) -> np.ndarray:
-    with strobe.Session(CIRCLE, preset="turbo", model=model, seed=3, device="cpu") as session:
-        return np.concatenate([block.frames.numpy() for block in session.stream(count, switches=switches)])
 
 
 def saved(**facts: Any) -> SavedStream:
@@ -144,7 +122,7 @@ def test_damage_and_other_versions_are_told(store: Store) -> None:
 
 def test_a_viewer_behind_a_snapshot_gets_the_one_before(model: Model, store: Store) -> None:
     """The last snapshot before what is painted stays, with all after it; what was damaged is made up for by the log."""
-    stream, keeper = opened(model), Keeper(store, 1, Metrics(), print)
+    stream, keeper = live_stream(model), Keeper(store, 1, Metrics(), print)
     keeper.begin(SECRET, record_of(worker_of(stream), "s"), b"")
     at = 0
     for painted in (0, 0, 9, 9, 30, 33):
@@ -157,13 +135,11 @@ def test_a_viewer_behind_a_snapshot_gets_the_one_before(model: Model, store: Sto
     assert [each.frame for each in head.states] == [33, 45, 57, 69]
     assert {path.name for path in place.folder.glob("*.safetensors")} == {each.file for each in head.states}
     assert all(each.num_bytes == (place.folder / each.file).stat().st_size for each in head.states)
-    assert head.state_before(32) is None and head.state_before(50).frame == 45  # type: ignore[union-attr]
     assert [(each.text, each.frame_block) for each in head.log] == [(CIRCLE, 0), (SQUARE, at)]
     assert head.log[1].text_sha256 == text_hash(model.text, SQUARE) != head.log[0].text_sha256
     whole = expected(model, 8, strobe.Switch(frame_block=at, prompt=SQUARE))
-    state = head.state_before(50)
-    assert state is not None
-    other = new_stream(model)
+    state = head.states[1]
+    other = live_stream(model, opened=False)
     other.resume(head.log, store.load(place, state), state.frame)
     assert np.array_equal(frames(other, 2), whole[45:69])
     path = place.folder / state.file
@@ -180,7 +156,7 @@ def test_prompts_of_the_log_take_effect_at_their_blocks_and_a_new_one_waits_for_
         PromptEntry(epoch=1, frame_block=1, text=SQUARE, mode="soft", over=4),
         PromptEntry(epoch=3, frame_block=3, text=STAR, mode="recache", over=4),
     ]
-    stream = new_stream(model)
+    stream = live_stream(model, opened=False)
     stream.resume(log)
     made = [stream.make()]
     epoch, at = stream.prompt("an orange star gliding slowly up on forest", "recache", 4)
@@ -198,7 +174,7 @@ def test_prompts_of_the_log_take_effect_at_their_blocks_and_a_new_one_waits_for_
 
 def test_a_full_disk_stops_no_stream(model: Model, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     failed: list[str] = []
-    stream, keeper, handed_out = opened(model), Keeper(store, 1, Metrics(), failed.append), []
+    stream, keeper, handed_out = live_stream(model), Keeper(store, 1, Metrics(), failed.append), []
     keeper.begin(SECRET, record_of(worker_of(stream), "s"), b"")
 
     def full(*_: Any) -> None:
@@ -213,7 +189,6 @@ def test_a_full_disk_stops_no_stream(model: Model, store: Store, monkeypatch: py
     assert found(store)[1].frames_made == 0
 
 
-Run = Callable[[Any], Any]
 FPS = 16
 
 
@@ -251,11 +226,10 @@ def failures(metrics: Metrics) -> float:
     return metrics.registry.get_sample_value("strobe_not_recorded_total") or 0.0
 
 
-def test_a_viewer_is_told_at_once_and_downloads_what_is_whole(
-    bundled: Running, run: Run, disk: Path, capsys: pytest.CaptureFixture[str]
+async def test_a_viewer_is_told_at_once_and_downloads_what_is_whole(
+    bundled: Running, disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hub = bundled.server.hub
-    assert isinstance(hub, Hub)
+    hub = bundled.hub
     own, hub.recordings = hub.recordings, Recordings(hub.metrics, hub.recorded)
     before = failures(hub.metrics)
 
@@ -267,8 +241,8 @@ def test_a_viewer_is_told_at_once_and_downloads_what_is_whole(
             elif isinstance(message, protocol.RecordingState):
                 return message
 
-    async def stream() -> tuple[protocol.RecordingState, ...]:
-        async with watch(bundled.ws, prompt="a red circle moving left") as viewer:
+    try:
+        async with watch(bundled.ws, prompt=CIRCLE) as viewer:
             await viewer.send(protocol.Record(on=True))
             assert (await until_recorded(viewer)).on
             fill(disk, 16 << 10)
@@ -284,10 +258,7 @@ def test_a_viewer_is_told_at_once_and_downloads_what_is_whole(
                     await viewer.seen(message)
                     number += 1
             await viewer.send(protocol.Record(on=False))
-            return found, again, await until_recorded(viewer)
-
-    try:
-        found, again, other = run(stream())
+            other = await until_recorded(viewer)
         clip = httpx.get(bundled.http + found.download)
         assert clip.status_code == 200 and decoded(clip.content) == found.frames > 0
     finally:
@@ -339,8 +310,8 @@ def test_a_clip_that_is_as_long_as_it_may_be_ends_with_a_word(monkeypatch: pytes
     assert told == [clip] and "at most 1 s" in clip.why and clip.frames == plays == FPS
 
 
-def test_a_kept_stream_plays_on_and_its_viewer_and_operator_are_told_once(
-    run: Run, disk: Path, capsys: pytest.CaptureFixture[str]
+async def test_a_kept_stream_plays_on_and_its_viewer_and_operator_are_told_once(
+    disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Until there is room again: then its log is written with the next frame block."""
 
@@ -355,32 +326,27 @@ def test_a_kept_stream_plays_on_and_its_viewer_and_operator_are_told_once(
                 number -= 1
         return told
 
-    async def stream() -> tuple[list[protocol.Error], bool, bool, str]:
-        async with watch(here.ws, prompt="a red circle moving left") as viewer:
+    with serving(keep=disk / "streams", keep_every=0) as here:
+        keeper, told = here.hub.keeper, []
+        assert keeper is not None
+        async with watch(here.ws, prompt=CIRCLE) as viewer:
             await until_told(viewer, 3)
             fill(disk, 0)
-            told = []
-            for text in ("a blue square moving up", "a green star moving right", "a blue square moving up"):
+            for text in (SQUARE, STAR, SQUARE):
                 await viewer.send(protocol.Prompt(text=text))
                 told += await until_told(viewer, 13)
             full = keeper.up_to_date(viewer.welcome.stream)
             with pytest.raises(RefusedError) as refused:
-                async with watch(here.ws, prompt="a red circle moving left"):
+                async with watch(here.ws, prompt=CIRCLE):
                     pass
             (disk / "other").unlink()
             await until_told(viewer, 30)
-            return told, full, keeper.up_to_date(viewer.welcome.stream), str(refused.value)
-
-    with serving(keep=disk / "streams", keep_every=0) as here:
-        hub = here.server.hub
-        assert hub is not None and hub.keeper is not None
-        keeper = hub.keeper
-        told, full, later, refused = run(stream())
+            later = keeper.up_to_date(viewer.welcome.stream)
         counted = httpx.get(f"{here.http}/metrics").text
     assert [each.message for each in told] == [
         "the server cannot keep this stream now: if the server ends, the stream comes back in an older state"
     ]
-    assert not full and later and "can keep no stream now" in refused and str(disk) not in refused
+    assert not full and later and "can keep no stream now" in str(refused.value) and str(disk) not in str(refused.value)
     events = [json.loads(line) for line in capsys.readouterr().err.splitlines() if '"not kept"' in line]
     assert len(events) == 2 and all(
         "the disk is full" in each["error"] for each in events

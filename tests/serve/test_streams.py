@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import strobe
 from fake_gpu import FakeGpu
-from live_server import in_shots
+from live_server import SQUARE, expected, frames, in_shots, live_stream
 from simulate import Arrival, simulate
 from strobe.core.errors import ConfigError, SessionError, StrobeError
 from strobe.engine.model import Model
@@ -44,48 +44,30 @@ def spares(model: Model, request: pytest.FixtureRequest) -> SpareSessions:
     return SpareSessions(model, CPU, most=request.param)
 
 
-def opened(model: Model, seed: int = 3, name: str = "turbo", spares: SpareSessions | None = None) -> LiveStream:
-    origin = Origin(prompt="a red circle moving left", seed=seed, preset=name)
-    sessions = SpareSessions(model, CPU, most=0) if spares is None else spares
-    stream = LiveStream(name="s", sessions=sessions, origin=origin, config=preset(name))
-    stream.open()
-    return stream
-
-
-def frames(stream: LiveStream, count: int) -> np.ndarray:
-    return np.concatenate([stream.make().frames for _ in range(count)])
-
-
-def expected(model: Model, count: int, switch_at: int | None = None) -> np.ndarray:
-    with strobe.Session("a red circle moving left", preset="turbo", model=model, seed=3, device="cpu") as session:
-        switches = [] if switch_at is None else [strobe.Switch(frame_block=switch_at, prompt="a blue square moving up")]
-        return np.concatenate([block.frames.numpy() for block in session.stream(count, switches=switches)])
-
-
 def test_suspended_and_woken_between_all_blocks_it_is_the_same(model: Model, spares: SpareSessions) -> None:
-    stream, found = opened(model, spares=spares), []
+    stream, found = live_stream(model, spares=spares), []
     for number in range(5):
         if number == 2:
-            _, at = stream.prompt("a blue square moving up", "recache", 4)
+            _, at = stream.prompt(SQUARE, "recache", 4)
         found.append(stream.make().frames)
         began = time.perf_counter()
         took_ms = stream.suspend()
         assert stream.asleep and 0 < took_ms <= 1e3 * (time.perf_counter() - began)
-    assert np.array_equal(np.concatenate(found), expected(model, 5, at))
+    assert np.array_equal(np.concatenate(found), expected(model, 5, strobe.Switch(frame_block=at, prompt=SQUARE)))
     stream.wake()
     stream.close()
 
 
 def test_a_session_that_another_stream_used_makes_what_a_new_one_does(model: Model) -> None:
     spares = SpareSessions(model, CPU, most=1)
-    before = opened(model, seed=8, spares=spares)
+    before = live_stream(model, seed=8, spares=spares)
     frames(before, 2)
-    before.prompt("a blue square moving up", "recache", 4)
+    before.prompt(SQUARE, "recache", 4)
     frames(before, 2)
-    used, broken = before._session, opened(model, seed=9, spares=spares)
+    used, broken = before._session, live_stream(model, seed=9, spares=spares)
     before.close()
     assert spares.count(preset("turbo")) == 1 and spares.count(preset("balanced")) == 0
-    stream = opened(model, spares=spares)
+    stream = live_stream(model, spares=spares)
     assert stream._session is used and spares.count(preset("turbo")) == 0
     assert np.array_equal(frames(stream, 4), expected(model, 4))
     broken.close(failed=True)
@@ -99,12 +81,12 @@ def test_a_session_that_another_stream_used_makes_what_a_new_one_does(model: Mod
 
 
 def test_a_branch_goes_on_as_the_stream_did(model: Model) -> None:
-    stream = opened(model)
+    stream = live_stream(model)
     frames(stream, 2)
     branch = stream.mark("here")
     first = frames(stream, 3)
     generation = stream.generation
-    stream.prompt("a blue square moving up", "recache", 4)
+    stream.prompt(SQUARE, "recache", 4)
     frames(stream, 1)
     stream.go(branch.number)
     assert stream.generation == generation + 1 and stream.frames_made == branch.frame
@@ -114,19 +96,20 @@ def test_a_branch_goes_on_as_the_stream_did(model: Model) -> None:
 
 
 def test_frames_epochs_and_the_log_are_counted(model: Model) -> None:
-    stream = opened(model)
+    stream = live_stream(model)
     blocks = [stream.make() for _ in range(2)]
-    _, at = stream.prompt("a blue square moving up", "recache", 4)
+    _, at = stream.prompt(SQUARE, "recache", 4)
     blocks += [stream.make() for _ in range(2)]
     starts = np.cumsum([0, *(len(block.frames) for block in blocks)])
     assert [block.first_frame for block in blocks] == list(starts[:-1])
     assert [block.epoch for block in blocks] == [int(block.index >= at) for block in blocks]
     assert [block.index for block in blocks if block.entered] == [0, at]
+    assert [blocks[-1].cache[name] for name in ("shots", "begins", "pinned")] == [0, 0, 0], "it has no shots"
     assert stream.recipe().prompts[-1].frame_block == at and stream.recipe().frame_blocks == 4
 
 
 def test_a_prompt_that_is_refused_changes_nothing(model: Model) -> None:
-    stream, other = opened(model), opened(model)
+    stream, other = live_stream(model), live_stream(model)
     frames(stream, 1), frames(other, 1)
     with pytest.raises(ConfigError):
         stream.prompt("a purple elephant", "recache", 4)
@@ -136,7 +119,7 @@ def test_a_prompt_that_is_refused_changes_nothing(model: Model) -> None:
 
 
 def test_a_reset_that_is_refused_leaves_the_stream(model: Model) -> None:
-    stream, other = opened(model), opened(model)
+    stream, other = live_stream(model), live_stream(model)
     frames(stream, 2), frames(other, 2)
     with pytest.raises(ConfigError):
         stream.reset(Origin(prompt="an elephant", seed=0, preset="turbo"), preset("turbo"))
@@ -146,7 +129,7 @@ def test_a_reset_that_is_refused_leaves_the_stream(model: Model) -> None:
 
 
 def test_after_a_reset_a_block_is_given_up_if_the_stream_plays_alone(model: Model) -> None:
-    stream = opened(model)
+    stream = live_stream(model)
     stream.reset(Origin(prompt="a red circle moving left", seed=3, preset="turbo"), preset("turbo"))
     stream.give_up.set()
     stream.alone = False
@@ -159,7 +142,7 @@ def test_after_a_reset_a_block_is_given_up_if_the_stream_plays_alone(model: Mode
 
 
 def test_branches_are_bounded_and_numbered(model: Model) -> None:
-    stream = opened(model)
+    stream = live_stream(model)
     frames(stream, 1)
     for _ in range(MARKS):
         stream.mark("")
@@ -188,8 +171,8 @@ def test_a_gpu_s_time_for_a_block_is_its_own_whatever_the_host_waits_for(monkeyp
 
 def test_the_layout_of_shots_is_what_the_cache_keeps() -> None:
     """While a frame block is made, the pins are those of the shot before; a branch has those of its own past."""
-    stream = opened(in_shots(), name="balanced")
-    cuts, seen = {3: "a blue square moving up", 4: "a green circle moving left", 9: "a red square moving left"}, []
+    stream = live_stream(in_shots(), name="balanced")
+    cuts, seen = {3: SQUARE, 4: "a green circle moving left", 9: "a red square moving left"}, []
     for index in range(12):
         if index in cuts:
             stream.prompt(cuts[index], "shot", 1)
@@ -204,14 +187,6 @@ def test_the_layout_of_shots_is_what_the_cache_keeps() -> None:
     assert seen[3:6] == [(0, 0), (9, 3), (12, 3)] and seen[9:11] == [(12, 3), (27, 3)]
     stream.go(branch.number)
     assert stream.make().cache["pinned_first"] == 12
-
-
-def test_a_stream_without_shots_pins_nothing(model: Model) -> None:
-    stream = opened(model)
-    frames(stream, 2)
-    stream.prompt("a blue square moving up", "recache", 4)
-    found = stream.make().cache
-    assert (found["shots"], found["begins"], found["pinned"]) == (0, 0, 0)
 
 
 def test_a_preset_costs_what_its_full_frame_blocks_take() -> None:
@@ -274,11 +249,13 @@ class Steered:
 
 @pytest.mark.parametrize(("streams", "at"), [("a", 3), ("ab", 4)])
 def test_a_prompt_gives_up_the_block_under_way_only_of_a_stream_that_plays_alone(model: Model, streams: str, at: int) -> None:
-    found = Steered(model, streams, {3: "a blue square moving up"})
+    found = Steered(model, streams, {3: SQUARE})
     (answer,), blocks = found.answers, found.blocks["a"]
     assert answer.result() == (1, at)
     assert found.orders == [False], "what is asked for after a prompt finds the stream between two frame blocks"
-    assert np.array_equal(np.concatenate([block.frames for block in blocks[:7]]), expected(model, 7, at))
+    assert np.array_equal(
+        np.concatenate([block.frames for block in blocks[:7]]), expected(model, 7, strobe.Switch(frame_block=at, prompt=SQUARE))
+    )
     assert [block.index for block in blocks] == [*range(len(blocks))]
     assert [block.epoch for block in blocks] == [int(block.index >= at) for block in blocks]
     (timed,) = [block.timed for block in blocks if block.timed is not None]
@@ -287,9 +264,9 @@ def test_a_prompt_gives_up_the_block_under_way_only_of_a_stream_that_plays_alone
 
 
 def test_whoever_prompts_without_end_still_gets_frames(model: Model) -> None:
-    found = Steered(model, "a", {3: "a blue square moving up", 4: "a red circle moving left"})
+    found = Steered(model, "a", {3: SQUARE, 4: "a red circle moving left"})
     assert [answer.result() for answer in found.answers] == [(1, 3), (2, 4)]
-    found = Steered(model, "a", {3: "a blue square moving up"})
+    found = Steered(model, "a", {3: SQUARE})
     again = found.worker.prompt("a", "a red circle moving left", "recache", 4, 0.0)
     with pytest.raises(StrobeError, match="shutting down"):
         again.result()
@@ -306,7 +283,7 @@ def test_a_text_that_takes_time_is_followed_once_it_is_there(model: Model, monke
 
     monkeypatch.setattr(model.text, "encode", slowly)
     threading.Timer(0.05, there.set).start()
-    found = Steered(model, "a", {2: "a blue square moving up"})
+    found = Steered(model, "a", {2: SQUARE})
     assert found.answers[0].result() == (1, None)
 
 

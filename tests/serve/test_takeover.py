@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,6 @@ from live_server import CIRCLE, SQUARE, STAR, Running, answer, jpegs, only_promp
 from strobe.serve import protocol
 from strobe.serve.client import LoadViewer, RefusedError, watch
 from strobe.serve.protocol import Picture
-
-Run = Callable[[Any], Any]
 
 
 @pytest.fixture(scope="module")
@@ -36,35 +34,30 @@ def heads(folder: Path) -> list[dict[str, Any]]:
 
 def settle(server: Running) -> None:
     """Wait until what the server keeps is on the disk."""
-    hub = server.server.hub
-    assert hub is not None and hub.keeper is not None
+    hub = server.hub
+    assert hub.keeper is not None
     hub.worker.submit(lambda: None).result(60)
     hub.keeper._snapshots.submit(lambda: None).result(60)
     hub.keeper._logs.submit(lambda: None).result(60)
 
 
-def test_another_server_goes_on_bit_by_bit_with_its_prompts(servers: tuple[Running, Running], folder: Path, run: Run) -> None:
+async def test_another_server_goes_on_bit_by_bit_with_its_prompts(servers: tuple[Running, Running], folder: Path) -> None:
     one, other = servers
-
-    async def stream() -> tuple[list[Picture], list[int], protocol.Welcome]:
-        told: list[Any] = []
-        async with watch(one.ws, prompt=CIRCLE) as viewer:
-            found = await pictures(viewer, 30, told)
-            await viewer.send(protocol.Prompt(text=SQUARE, mode="interpolate", over=3))
-            found += await pictures(viewer, 43, told)
-            await viewer.send(protocol.Prompt(text=STAR))
-            prompted = await answer(viewer, protocol.Prompted, found)
-            viewer.socket.transport.abort()  # the last prompt was accepted, and may have had no frame yet
-            before = viewer
-        told.append(prompted)
-        at = [message.frame_block for message in told if isinstance(message, protocol.Prompted)]
-        async with watch(other.ws, resume=before) as viewer:
-            welcome = viewer.welcome
-            found += await pictures(viewer, 60)
-            await viewer.send(protocol.Close())
-        return found, at, welcome
-
-    found, at, welcome = run(stream())
+    told: list[Any] = []
+    async with watch(one.ws, prompt=CIRCLE) as viewer:
+        found = await pictures(viewer, 30, told)
+        await viewer.send(protocol.Prompt(text=SQUARE, mode="interpolate", over=3))
+        found += await pictures(viewer, 43, told)
+        await viewer.send(protocol.Prompt(text=STAR))
+        prompted = await answer(viewer, protocol.Prompted, found)
+        viewer.socket.transport.abort()  # the last prompt was accepted, and may have had no frame yet
+        before = viewer
+    told.append(prompted)
+    at = [message.frame_block for message in told if isinstance(message, protocol.Prompted)]
+    async with watch(other.ws, resume=before) as viewer:
+        welcome = viewer.welcome
+        found += await pictures(viewer, 60)
+        await viewer.send(protocol.Close())
     assert len(at) == 2 and welcome.bit_equal and not welcome.note.startswith("other bits") and welcome.prompt == STAR
     assert only_prompts_leave_frames_out(found)
     switches = [
@@ -75,63 +68,55 @@ def test_another_server_goes_on_bit_by_bit_with_its_prompts(servers: tuple[Runni
     assert [picture.data for picture in found] == [expected[picture.frame] for picture in found]
 
 
-def test_the_server_that_lost_a_stream_lets_go_of_it_and_writes_no_more(folder: Path, run: Run) -> None:
+async def test_the_server_that_lost_a_stream_lets_go_of_it_and_writes_no_more(folder: Path) -> None:
     with serving(keep=folder / "a", resume_s=4.0) as one, serving(keep=folder / "a", resume_s=4.0) as other:
-
-        async def stream() -> Any:
-            async with watch(one.ws, prompt=CIRCLE) as viewer:
-                await pictures(viewer, 3)
-                async with watch(other.ws, resume=viewer) as taken:
-                    assert taken.welcome.resumed_at_frame == 3 and taken.welcome.stream == viewer.welcome.stream
-                    await pictures(taken, 3)
-                    ended = await answer(viewer, protocol.Ended)
-                    await pictures(taken, 3)
-                    return ended
-
-        assert "another connection" in run(stream()).reason
-        assert one.open_streams == 0 and other.open_streams == 1
+        async with watch(one.ws, prompt=CIRCLE) as viewer:
+            await pictures(viewer, 3)
+            async with watch(other.ws, resume=viewer) as taken:
+                assert taken.welcome.resumed_at_frame == 3 and taken.welcome.stream == viewer.welcome.stream
+                await pictures(taken, 3)
+                ended = await answer(viewer, protocol.Ended)
+                await pictures(taken, 3)
+        assert "another connection" in ended.reason
+        assert not one.hub.channels and len(other.hub.channels) == 1
         settle(other)
         (head,) = [path.name for path in (folder / "a").glob("streams/*/2.json")]
         assert head == "2.json"
 
 
-def test_branches_resets_and_what_is_shown_come_along(servers: tuple[Running, Running], run: Run) -> None:
+async def test_branches_resets_and_what_is_shown_come_along(servers: tuple[Running, Running]) -> None:
     one, other = servers
-
-    async def stream() -> None:
-        async with watch(one.ws, prompt=SQUARE) as viewer:
-            await pictures(viewer, 3)
-            await viewer.send(protocol.Reset(prompt=CIRCLE, seed=7))
-            assert (await answer(viewer, protocol.Flushed)).generation == 1
-            await pictures(viewer, 12)
-            await viewer.send(protocol.Mark(name="here"))
-            marked = await answer(viewer, protocol.Marked)
-            await pictures(viewer, 20)
-            await asyncio.to_thread(settle, one)
-            viewer.socket.transport.abort()
-            before = viewer
-        async with watch(other.ws, resume=before) as viewer:
-            assert viewer.welcome.generation == 1 and viewer.welcome.seed == 7 and viewer.welcome.bit_equal
-            expected, start = jpegs(6, seed=7), viewer.welcome.resumed_at_frame
-            assert start == before.painted
-            assert [picture.data for picture in await pictures(viewer, 10)] == expected[start : start + 10]
-            await viewer.send(protocol.Go(branch=marked.branch))
-            flushed = await answer(viewer, protocol.Flushed)
-            assert flushed.generation == 2 and flushed.frame == marked.frame
-            found = await pictures(viewer, 8)
-            viewer.socket.transport.abort()
-            before = viewer
-        async with watch(one.ws, resume=before) as viewer:
-            assert viewer.welcome.generation == 2
-            found += await pictures(viewer, 8)
-            assert {picture.generation for picture in found} == {2}
-            assert [picture.data for picture in found] == expected[marked.frame : marked.frame + 16]
-            await viewer.send(protocol.Close())
-
-    run(stream())
+    async with watch(one.ws, prompt=SQUARE) as viewer:
+        await pictures(viewer, 3)
+        await viewer.send(protocol.Reset(prompt=CIRCLE, seed=7))
+        assert (await answer(viewer, protocol.Flushed)).generation == 1
+        await pictures(viewer, 12)
+        await viewer.send(protocol.Mark(name="here"))
+        marked = await answer(viewer, protocol.Marked)
+        await pictures(viewer, 20)
+        await asyncio.to_thread(settle, one)
+        viewer.socket.transport.abort()
+        before = viewer
+    async with watch(other.ws, resume=before) as viewer:
+        assert viewer.welcome.generation == 1 and viewer.welcome.seed == 7 and viewer.welcome.bit_equal
+        expected, start = jpegs(6, seed=7), viewer.welcome.resumed_at_frame
+        assert start == before.painted
+        assert [picture.data for picture in await pictures(viewer, 10)] == expected[start : start + 10]
+        await viewer.send(protocol.Go(branch=marked.branch))
+        flushed = await answer(viewer, protocol.Flushed)
+        assert flushed.generation == 2 and flushed.frame == marked.frame
+        found = await pictures(viewer, 8)
+        viewer.socket.transport.abort()
+        before = viewer
+    async with watch(one.ws, resume=before) as viewer:
+        assert viewer.welcome.generation == 2
+        found += await pictures(viewer, 8)
+        assert {picture.generation for picture in found} == {2}
+        assert [picture.data for picture in found] == expected[marked.frame : marked.frame + 16]
+        await viewer.send(protocol.Close())
 
 
-def test_other_machines_are_named_and_other_weights_refused(servers: tuple[Running, Running], folder: Path, run: Run) -> None:
+async def test_other_machines_are_named_and_other_weights_refused(servers: tuple[Running, Running], folder: Path) -> None:
     one, other = servers
 
     async def opened() -> LoadViewer:
@@ -152,16 +137,16 @@ def test_other_machines_are_named_and_other_weights_refused(servers: tuple[Runni
         ]
         path.write_text(json.dumps(json.loads(path.read_bytes()) | facts))
 
-    viewer = run(opened())
+    viewer = await opened()
     altered(viewer, device="NVIDIA H200", versions={"strobe": strobe.__version__, "torch": "0.1"})
-    welcome = run(resumed(viewer))
+    welcome = await resumed(viewer)
     assert not welcome.bit_equal and "device: NVIDIA H200 then, cpu" in welcome.note and "torch: 0.1 then" in welcome.note
-    viewer = run(opened())
+    viewer = await opened()
     altered(viewer, weights="1" * 64)
     with pytest.raises(RefusedError, match="weights 111111111111"):
-        run(resumed(viewer))
+        await resumed(viewer)
     with pytest.raises(RefusedError, match="no stream has that secret"):
-        run(resumed_by(other.ws, "x" * 32))
+        await resumed_by(other.ws, "x" * 32)
 
 
 async def resumed_by(url: str, secret: str) -> None:
@@ -170,7 +155,7 @@ async def resumed_by(url: str, secret: str) -> None:
 
 
 @pytest.mark.parametrize("every", [0, 2])
-def test_a_server_that_ends_tells_its_viewers_and_the_next_one_goes_on(tmp_path: Path, run: Run, every: int) -> None:
+async def test_a_server_that_ends_tells_its_viewers_and_the_next_one_goes_on(tmp_path: Path, every: int) -> None:
     with serving(keep=tmp_path, keep_every=every) as one:
 
         async def first() -> tuple[list[Picture], LoadViewer, protocol.Ended]:
@@ -180,7 +165,7 @@ def test_a_server_that_ends_tells_its_viewers_and_the_next_one_goes_on(tmp_path:
                 ended = await answer(viewer, protocol.Ended, found)
                 return found, viewer, ended
 
-        found, before, ended = run(first())
+        found, before, ended = await first()
     assert "connect again" in ended.reason and ended.resume_s == 300.0
     (saved,) = heads(tmp_path)
     assert saved["painted"] == saved["frames_made"] == len(found) or not every
@@ -193,6 +178,6 @@ def test_a_server_that_ends_tells_its_viewers_and_the_next_one_goes_on(tmp_path:
                 assert viewer.welcome.bit_equal
                 return await pictures(viewer, 20)
 
-        found += run(second())
+        found += await second()
     assert [picture.frame for picture in found] == list(range(len(found)))
     assert [picture.data for picture in found] == jpegs(2 + len(found) // 12)[: len(found)]

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from strobe.core.errors import SessionError
 from strobe.engine.session import Session
@@ -111,21 +110,10 @@ def check(path: Path, whole: Snapshot) -> Literal["refused", "bit-equal"]:
         assert "\n" not in str(error), "an error has one line"
         return "refused"
     assert numbers(found) == numbers(whole), "another session came out"
-    assert tensors(found).keys() == tensors(whole).keys(), "other tensors came out"
-    assert all(torch.equal(tensor, tensors(whole)[name]) for name, tensor in tensors(found).items()), "other values came out"
+    mine, other = found._tensors(), whole._tensors()
+    assert mine.keys() == other.keys(), "other tensors came out"
+    assert all(torch.equal(tensor, other[name]) for name, tensor in mine.items()), "other values came out"
     return "bit-equal"
-
-
-def tensors(snapshot: Snapshot) -> dict[str, Tensor]:
-    """Return all tensors of a snapshot, by name."""
-    state, cache = snapshot.state, snapshot.cache
-    found = {"keys": cache.keys, "values": cache.values, "sink": cache.sink_keys, "history": state.history}
-    if state.blend is not None:
-        found |= {"from": state.blend.start, "to": state.blend.target}
-    for name, each in (("start", state.start), ("undelivered", state.undelivered)):
-        if each is not None:
-            found[name] = each
-    return found | {f"memory {index}": each for index, each in enumerate(state.decoder[1]) if each is not None}
 
 
 def numbers(snapshot: Snapshot) -> tuple[object, ...]:

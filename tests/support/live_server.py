@@ -20,12 +20,15 @@ from websockets.exceptions import ConnectionClosed
 import strobe
 from strobe.engine.load import load
 from strobe.engine.model import Model
+from strobe.engine.presets import preset
 from strobe.serve import protocol
 from strobe.serve.app import Listening, StreamServer
 from strobe.serve.client import LoadViewer
 from strobe.serve.encode import Encoder
+from strobe.serve.hub import Hub
 from strobe.serve.protocol import Picture
 from strobe.serve.settings import ServeSettings
+from strobe.serve.streams import LiveStream, Origin, SpareSessions
 from tiny_model import well_read_model
 
 CIRCLE, SQUARE, STAR = "a red circle moving left", "a blue square moving up", "a green star moving right on navy"
@@ -46,9 +49,32 @@ class Running:
         self._listening.should_exit = True
 
     @property
-    def open_streams(self) -> int:
-        hub = self.server.hub
-        return 0 if hub is None else len(hub.channels)
+    def hub(self) -> Hub:
+        assert self.server.hub is not None
+        return self.server.hub
+
+
+def live_stream(
+    model: Model, seed: int = 3, name: str = "turbo", spares: SpareSessions | None = None, *, opened: bool = True
+) -> LiveStream:
+    """A stream without a server, on the CPU."""
+    sessions = SpareSessions(model, torch.device("cpu"), most=0) if spares is None else spares
+    origin = Origin(prompt=CIRCLE, seed=seed, preset=name)
+    stream = LiveStream(name="s", sessions=sessions, origin=origin, config=preset(name))
+    if opened:
+        stream.open()
+    return stream
+
+
+def frames(stream: LiveStream, count: int) -> np.ndarray:
+    """Frames of the next frame blocks of a stream."""
+    return np.concatenate([stream.make().frames for _ in range(count)])  # type: ignore[union-attr]
+
+
+def expected(model: Model, count: int, *switches: strobe.Switch) -> np.ndarray:
+    """Frames of the session that a `live_stream` stands for."""
+    with strobe.Session(CIRCLE, preset="turbo", model=model, seed=3, device="cpu") as session:
+        return np.concatenate([block.frames.numpy() for block in session.stream(count, switches=switches)])
 
 
 def in_shots() -> Model:
@@ -79,8 +105,7 @@ def serving(model: Model | None = None, preset: str = "turbo", **settings: Any) 
             assert server.error is None, server.failure
             assert time.monotonic() < ends, "the server did not get ready"
             time.sleep(0.05)
-        assert server.hub is not None
-        worker = server.hub.worker
+        worker = here.hub.worker
         worker.costs = {name: replace(cost, block_s=0.05, longest_s=0.08) for name, cost in worker.costs.items()}
         worker._learn = lambda preset, block: None  # type: ignore[method-assign]  # who is let in depends on no machine
         yield here

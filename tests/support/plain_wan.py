@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from strobe.engine.model import Model
 from strobe.models.wan.config import WanConfig
 
 Weights = dict[str, Tensor]
@@ -96,3 +97,39 @@ def passed(
     shift, scale = (own + e.repeat_interleave(size[0] * size[1], 0) for own in w["head.modulation"][0])
     out = linear(w, "head.head", norm(x) * (1 + scale) + shift)
     return out.view(frames, *size, 2, 2, channels).permute(0, 5, 1, 3, 2, 4).reshape(latents.shape)
+
+
+class PlainWan:
+    """A model's transformer in float64; `held[layer][frame]` is the pair (keys before RoPE, values) of a frame that was kept."""
+
+    def __init__(self, model: Model) -> None:
+        self.wan, self._encode = model.dit.config, model.text.encode
+        self.weights = {name: tensor.double() for name, tensor in model.dit.state_dict().items()}
+        self.held: list[dict[int, tuple[Tensor, Tensor]]] = [{} for _ in range(self.wan.num_layers)]
+
+    def text(self, prompt: str) -> Tensor:
+        return embed_text(self.weights, self._encode([prompt])[0].double())
+
+    def flow(
+        self,
+        x: Tensor,
+        told: Sequence[float],
+        text: Tensor,
+        places: Mapping[int, int],
+        own: Sequence[int],
+        *,
+        keep: bool = True,
+        bias: Tensor | float = 0.0,
+    ) -> Tensor:
+        """The flow of frames `own`, which attend to the frames of `places`, each at its place in time."""
+        heads, size, count = self.wan.num_heads, (x.shape[2] // 2, x.shape[3] // 2), len(own)
+
+        def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            held = self.held[layer] | dict(zip(own, zip(k.chunk(count), v.chunk(count), strict=True), strict=True))
+            if keep:
+                self.held[layer] = held
+            queries = torch.cat([turn(part, places[f], size, heads) for f, part in zip(own, q.chunk(count), strict=True)])
+            keys = torch.cat([turn(held[f][0], place, size, heads) for f, place in places.items()])
+            return attend(queries, keys, torch.cat([held[f][1] for f in places]), heads, bias)
+
+        return passed(self.weights, self.wan, x, told, text, attention)

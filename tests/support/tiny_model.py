@@ -5,22 +5,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
 from strobe.core.shapes import VaeStride
 from strobe.engine.config import ModelDefaults
 from strobe.engine.family import Family, Weights
 from strobe.engine.model import Model, ModelParts
+from strobe.engine.session import Session
+from strobe.engine.stream import FrameBlock
+from strobe.models.lora import Lora, LoraPair
 from strobe.models.shapes.grammar import VOCABULARY
 from strobe.models.text.words import WordEncoder
 from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan
 
+Make = Callable[..., Session]
+"""`make(prompt, **options of Session)` opens a session of the tiny model."""
 DEFAULTS = ModelDefaults(
     frame_size=(32, 32),
     fps=16,
@@ -48,6 +54,21 @@ def well_read_model() -> Model:
     """The tiny model with every word of the bundled model's prompts, and frames large enough for sparse presets."""
     model = tiny_model(VOCABULARY, 24)
     return replace(model, defaults=replace(model.defaults, frame_size=(64, 128)))
+
+
+def lora(model: Model, seed: int = 0) -> Lora:
+    """A LoRA of all layers, which shows in every frame."""
+    generator, pairs = torch.Generator().manual_seed(seed), {}
+    for name, layer in model.dit.named_modules():
+        if isinstance(layer, nn.Linear) and name.startswith("blocks."):
+            down, up = (torch.randn(*shape, generator=generator) for shape in ((3, layer.in_features), (layer.out_features, 3)))
+            pairs[name] = LoraPair(down=0.1 * down, up=0.1 * up, scale=0.5)
+    return Lora(name=f"lora {seed}", weights_hash=str(seed) * 64, pairs=pairs)
+
+
+def latents(blocks: Iterable[FrameBlock]) -> Tensor:
+    """Clean latents of frame blocks in a row, [B, F, C, Y, X]."""
+    return torch.cat([block.latents for block in blocks], dim=1)
 
 
 def _load(name: str, given: Weights) -> Model:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
 import torch
@@ -291,6 +291,10 @@ class CacheState:
     end: int
     shots: ShotPolicy | None = None
 
+    def each(self, change: Callable[[Tensor], Tensor]) -> CacheState:
+        """Return the same with each tensor changed."""
+        return replace(self, keys=change(self.keys), values=change(self.values), sink_keys=change(self.sink_keys))
+
 
 class CacheStep(Protocol):
     """The cache as one transformer pass uses it: places for its frames, and keys and values to attend to."""
@@ -298,12 +302,10 @@ class CacheStep(Protocol):
     @property
     def positions(self) -> tuple[int, ...]:
         """Temporal RoPE index of each frame of the pass."""
-        ...
 
     @property
     def reach(self) -> Reach | None:
         """Part of what `write` returns that is attended; None: everything."""
-        ...
 
     @property
     def signature(self) -> Signature | None:
@@ -311,15 +313,12 @@ class CacheStep(Protocol):
 
         None: a pass reads the device back or makes tensors of its own, so that it cannot be recorded.
         """
-        ...
 
     def buffers(self, layer: int) -> tuple[Tensor, ...]:
         """Return all that a layer keeps of keys and values, in the form it keeps them, at fixed addresses."""
-        ...
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | RoundedKeys:
         """Store k (after RoPE) and v [B, F*N, H, D]; return all attended keys and values [B, S, H, D], or both in eight bits."""
-        ...
 
 
 class KVCache(Protocol):
@@ -328,27 +327,21 @@ class KVCache(Protocol):
     @property
     def end(self) -> int:
         """Frame number after the last frame written."""
-        ...
 
     def at(self, first_frame: int, num_frames: int) -> CacheStep:
         """Open the frames of the next frame block, or the last frames again (they are rewritten)."""
-        ...
 
     def rewrite(self, end: int | None = None, *, keep_sink: bool) -> CacheStep:
         """Open the window that ends before frame `end` (default: all frames), to be derived again under a new prompt."""
-        ...
 
     def reset(self, *, erase: bool = False) -> None:
         """Forget every frame; `erase`: and set keys and values to zero, so that no snapshot shows what was there."""
-        ...
 
     def snapshot(self) -> CacheState:
         """Copy the whole cache."""
-        ...
 
     def restore(self, state: CacheState) -> None:
         """Return to a snapshot of a cache of the same shape."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -364,16 +357,13 @@ class StepAround:
 
     @property
     def reach(self) -> Reach | None:
-        """See `CacheStep`."""
         return self.step.reach
 
     @property
     def signature(self) -> Signature | None:
-        """See `CacheStep`."""
         return self.step.signature
 
     def buffers(self, layer: int) -> tuple[Tensor, ...]:
-        """See `CacheStep`."""
         return self.step.buffers(layer)
 
 
@@ -402,7 +392,6 @@ class SlotStep(Generic[Ring]):
 
     @property
     def signature(self) -> Signature:
-        """See `CacheStep`."""
         return id(self.cache), len(self.positions), self.attended, self.skipped
 
 
@@ -465,21 +454,33 @@ class SlotRing(ABC, Generic[Step]):
     """The frames of a ring: which are in it, and where. A subclass holds keys and values.
 
     Args:
-        shape, policy, device, positions, rotate: see `RingCache`.
+        shape, policy, device, dtype, positions, rotate: see `RingCache`.
 
     Raises:
         ConfigError: "rebased" with a sink but without `rotate`.
     """
 
     def __init__(
-        self, shape: CacheShape, policy: RingPolicy, device: torch.device, positions: Positions, rotate: Rotate | None
+        self,
+        shape: CacheShape,
+        policy: RingPolicy,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        positions: Positions = "absolute",
+        rotate: Rotate | None = None,
     ) -> None:
-        self.shape = shape
-        self.policy = policy
-        self._rotate = sink_rotation(policy, positions, rotate)
+        turns = positions == "rebased" and policy.sink > 0
+        if turns and rotate is None:
+            raise ConfigError('positions="rebased" with a sink needs `rotate`, the temporal RoPE rotation of the model')
+        self.shape, self.policy, self._rotate = shape, policy, rotate if turns else None
         self._rows = TokenRows(shape.tokens_per_frame, device)
-        self._origin = 0
-        self._end = 0
+        self._origin = self._end = 0
+        self._allocate(device, dtype)
+
+    @abstractmethod
+    def _allocate(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Make the tensors."""
 
     @property
     def end(self) -> int:
@@ -623,8 +624,11 @@ class RingCache(SlotRing[RingStep | TiledStep]):
         rotate: Rotate | None = None,
         tiles: HistoryTiles | None = None,
     ) -> None:
-        super().__init__(shape, policy, device, positions, rotate)
-        tokens = shape.tokens_per_frame
+        self._tiles = tiles
+        super().__init__(shape, policy, device=device, dtype=dtype, positions=positions, rotate=rotate)
+
+    def _allocate(self, device: torch.device, dtype: torch.dtype) -> None:
+        shape, policy, tiles, tokens = self.shape, self.policy, self._tiles, self.shape.tokens_per_frame
         rows, staged = (tokens, 0) if tiles is None else (tiles.num_rows, tiles.staged * tokens)
         self._sink_rows, self._tiled_from = policy.sink * tokens, policy.sink * tokens + staged
         self.keys = torch.zeros(shape.rows(self._tiled_from + policy.local * rows), device=device, dtype=dtype)
@@ -641,7 +645,6 @@ class RingCache(SlotRing[RingStep | TiledStep]):
         return coarse + sum(tensor.nbytes for tensor in self._held())
 
     def at(self, first_frame: int, num_frames: int) -> RingStep | TiledStep:
-        """See `SlotRing.at`."""
         again = first_frame < self._end
         self._open(first_frame, first_frame + num_frames)
         staged = self._tiled is not None and self._tiled.open(first_frame - self._origin, self._end - self._origin, again=again)
@@ -693,25 +696,12 @@ class RingCache(SlotRing[RingStep | TiledStep]):
         return TiledStep(cache=self, positions=positions, rows=rows, skipped=skip * self.shape.tokens_per_frame, reach=reach)
 
     def _turn_sink(self, before: int, after: int) -> None:
-        """See `SlotRing`. As long as they are rotated, the sink and its copy at their own positions are the same keys."""
+        """As long as they are rotated, the sink and its copy at their own positions are the same keys."""
         assert self._rotate is not None
         sink = self.keys[:, :, : self._sink_rows]
         if before == 0:
             self._sink_keys.copy_(sink)
         self._rotate(self._sink_keys, after, sink)
-
-
-def sink_rotation(policy: RingPolicy, positions: Positions, rotate: Rotate | None) -> Rotate | None:
-    """Return the rotation that the sink needs, or None.
-
-    Raises:
-        ConfigError: "rebased" with a sink but without `rotate`.
-    """
-    if positions == "absolute" or policy.sink == 0:
-        return None
-    if rotate is None:
-        raise ConfigError('positions="rebased" with a sink needs `rotate`, the temporal RoPE rotation of the model')
-    return rotate
 
 
 def check_state(state: CacheState, keys: Tensor, sink_keys: Tensor) -> None:

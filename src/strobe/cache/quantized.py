@@ -78,13 +78,15 @@ class QuantizedRing(SlotRing[QuantizedStep]):
         positions: Positions = "absolute",
         rotate: Rotate | None = None,
     ) -> None:
-        super().__init__(shape, policy, device, positions, rotate)
         self.to: EightBit = to
-        rows, sink = shape.buffer(policy.window), shape.buffer(policy.sink)
-        self.values = torch.zeros((2, *rows), device=device, dtype=DTYPES[to])  # [2, L, B, R, H, D]: keys, then values
+        super().__init__(shape, policy, device=device, dtype=dtype, positions=positions, rotate=rotate)
+
+    def _allocate(self, device: torch.device, dtype: torch.dtype) -> None:
+        rows, sink, to = self.shape.buffer(self.policy.window), self.shape.buffer(self.policy.sink), DTYPES[self.to]
+        self.values = torch.zeros((2, *rows), device=device, dtype=to)  # [2, L, B, R, H, D]: keys, then values
         self.scales = torch.zeros((*self.values.shape[:-1], 1), device=device, dtype=torch.float32)
         self._sink = Quantized(  # sink keys at their own positions
-            values=torch.zeros(sink, device=device, dtype=DTYPES[to]),
+            values=torch.zeros(sink, device=device, dtype=to),
             scale=torch.zeros((*sink[:-1], 1), device=device, dtype=torch.float32),
         )
         self.full = torch.zeros((2, *rows[1:]), device=device, dtype=dtype)  # [2, B, R, H, D], of the layer at work
@@ -121,7 +123,6 @@ class QuantizedRing(SlotRing[QuantizedStep]):
         return self.values, self.scales, *self._sink
 
     def _turn_sink(self, before: int, after: int) -> None:
-        """See `SlotRing`."""
         assert self._rotate is not None
         number = self._sink.values.shape[2]
         sink = Quantized(values=self.values[0, :, :, :number], scale=self.scales[0, :, :, :number])
@@ -174,7 +175,6 @@ class EightBitStep(SlotStep["EightBitRing"]):
 
     @property
     def signature(self) -> Signature:
-        """See `CacheStep.signature`."""
         return id(self.cache), len(self.positions), self.attended, self.skipped, self.sink_from
 
     @property
@@ -237,17 +237,8 @@ class EightBitRing(SlotRing[EightBitStep]):
         ConfigError: "rebased" with a sink but without `rotate`.
     """
 
-    def __init__(
-        self,
-        shape: CacheShape,
-        policy: RingPolicy,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        positions: Positions = "absolute",
-        rotate: Rotate | None = None,
-    ) -> None:
-        super().__init__(shape, policy, device, positions, rotate)
+    def _allocate(self, device: torch.device, dtype: torch.dtype) -> None:
+        shape, policy = self.shape, self.policy
         rows, heads = policy.window * shape.tokens_per_frame, (shape.num_layers, shape.batch, shape.num_heads)
         channels = (*heads, shape.head_dim)
         self._kept = RoundedKeys(
@@ -318,7 +309,6 @@ class EightBitRing(SlotRing[EightBitStep]):
         return EightBitStep(**self._opened(first_frame, num_frames, skip), sink_from=sink_from)
 
     def _turn_sink(self, before: int, after: int) -> None:
-        """See `SlotRing`."""
         assert self._rotate is not None
         number = self.sink_keys.shape[2]
         rows = torch.arange(number, device=self.sink_keys.device)

@@ -49,25 +49,6 @@ class _RollingStep:
         return self.cache.write(layer, k, v, end=self.positions[-1] + 1, keep_sink=self.keep_sink)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Move:
-    """Token ranges of one update: `[sink + evicted, filled)` moves to `[sink, ...)`, new tokens go to `[start, stop)`."""
-
-    sink: int
-    evicted: int
-    filled: int
-    start: int
-    stop: int
-    keep_sink: bool
-
-    def apply(self, buffer: Tensor, new: Tensor) -> None:
-        if self.evicted:
-            kept = buffer[:, self.sink + self.evicted : self.filled].clone()
-            buffer[:, self.sink : self.sink + kept.shape[1]] = kept
-        first = max(self.start, self.sink) if self.keep_sink else self.start
-        buffer[:, first : self.stop] = new[:, first - self.start :]
-
-
 class RollingCache(SlotRing[_RollingStep]):
     """Keys and values in the order of time: a full window shifts left, behind the sink, to make room for the next frame block.
 
@@ -79,21 +60,11 @@ class RollingCache(SlotRing[_RollingStep]):
     Args, Raises: see `RingCache`.
     """
 
-    def __init__(
-        self,
-        shape: CacheShape,
-        policy: RingPolicy,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        positions: Positions = "absolute",
-        rotate: Rotate | None = None,
-    ) -> None:
-        super().__init__(shape, policy, device, positions, rotate)
-        self.keys = torch.zeros(shape.buffer(policy.window), device=device, dtype=dtype)
+    def _allocate(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.keys = torch.zeros(self.shape.buffer(self.policy.window), device=device, dtype=dtype)
         self.values = torch.zeros_like(self.keys)
         self._turned: dict[int, tuple[int, Tensor]] = {}  # by layer: the shift, and the sink keys turned by it
-        self._global_end = torch.zeros(shape.num_layers, dtype=torch.int64, device=device)
+        self._global_end = torch.zeros(self.shape.num_layers, dtype=torch.int64, device=device)
         self._local_end = torch.zeros_like(self._global_end)
 
     @property
@@ -104,26 +75,38 @@ class RollingCache(SlotRing[_RollingStep]):
     def write(self, layer: int, k: Tensor, v: Tensor, *, end: int, keep_sink: bool) -> tuple[Tensor, Tensor]:
         """Store one layer's new keys and values that end before frame `end`; return the attended ones."""
         tokens = self.shape.tokens_per_frame
-        global_end, local_end = int(self._global_end[layer].item()), int(self._local_end[layer].item())
-        grown = local_end + end * tokens - global_end
+        global_end, filled = int(self._global_end[layer].item()), int(self._local_end[layer].item())
+        grown = filled + end * tokens - global_end
         evicted = max(0, grown - self.policy.window * tokens)
-        move = _Move(
-            sink=self.policy.sink * tokens,
-            evicted=evicted,
-            filled=local_end,
-            start=grown - evicted - k.shape[1],
-            stop=grown - evicted,
-            keep_sink=keep_sink,
-        )
+        sink, start, stop = self.policy.sink * tokens, grown - evicted - k.shape[1], grown - evicted
+
+        def move(buffer: Tensor, new: Tensor) -> None:
+            """Move tokens `[sink + evicted, filled)` to `[sink, ...)`, and new ones to `[start, stop)`."""
+            if evicted:
+                kept = buffer[:, sink + evicted : filled].clone()
+                buffer[:, sink : sink + kept.shape[1]] = kept
+            first = max(start, sink) if keep_sink else start
+            buffer[:, first:stop] = new[:, first - start :]
+
+        def attended(buffer: Tensor, new: Tensor, turned: Tensor | None) -> Tensor:
+            """Copy the keys or values to attend to; the sink is replaced by `turned` if given."""
+            with span(KV_CLONE):
+                temporary = buffer.clone()
+            with span(KV_ROLL):
+                move(temporary, new)
+            head = min(sink, stop)
+            with span(KV_CLONE):
+                return torch.cat([temporary[:, :head] if turned is None else turned, temporary[:, head:stop]], dim=1)
+
         shift = self.policy.sink_shift(end - self._origin)
-        sink = self._turned_sink(layer, shift) if self._rotate is not None and shift else None
-        attended = self._attended(self.keys[layer], k, move, sink), self._attended(self.values[layer], v, move, None)
+        turned = self._turned_sink(layer, shift) if self._rotate is not None and shift else None
+        found = attended(self.keys[layer], k, turned), attended(self.values[layer], v, None)
         with span(KV_UPDATE):
             for buffer, new in ((self.keys[layer], k), (self.values[layer], v)):
-                move.apply(buffer, new)
+                move(buffer, new)
         self._global_end[layer] = end * tokens
-        self._local_end[layer] = move.stop
-        return attended
+        self._local_end[layer] = stop
+        return found
 
     def snapshot(self) -> CacheState:
         """Copy the whole cache."""
@@ -167,17 +150,6 @@ class RollingCache(SlotRing[_RollingStep]):
             self._turned[layer] = kept = shift, keys[0]
         return kept[1]
 
-    @staticmethod
-    def _attended(buffer: Tensor, new: Tensor, move: _Move, turned: Tensor | None) -> Tensor:
-        """Copy the keys or values to attend to; the sink is replaced by `turned` if given."""
-        with span(KV_CLONE):
-            temporary = buffer.clone()
-        with span(KV_ROLL):
-            move.apply(temporary, new)
-        sink = min(move.sink, move.stop)
-        with span(KV_CLONE):
-            return torch.cat([temporary[:, :sink] if turned is None else turned, temporary[:, sink : move.stop]], dim=1)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _AheadStep:
@@ -198,11 +170,9 @@ class _AheadStep:
 
     @property
     def signature(self) -> Signature:
-        """See `strobe.cache.kv.CacheStep`."""
         return id(self.cache), len(self.positions), self.sink.shape[2], len(self.rows)
 
     def buffers(self, layer: int) -> tuple[Tensor, ...]:
-        """See `strobe.cache.kv.CacheStep`."""
         return self.cache.keys[layer], self.cache.values[layer]
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -224,7 +194,6 @@ class _LocalStep(StepAround):
 
     @property
     def signature(self) -> Signature:
-        """See `strobe.cache.kv.CacheStep`."""
         return *self.step.signature, self.skipped
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

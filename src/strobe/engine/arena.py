@@ -141,12 +141,11 @@ class CudaArena(Arena):
 
     @property
     def pool_id(self) -> Any:
-        """See `Arena.pool_id`."""
         return self._key[1]
 
     @property
     def use(self) -> ArenaUse | None:
-        """See `Arena.use`. None once it is closed."""
+        """None once it is closed."""
         if not self._release.alive:
             return None
         segments = torch.cuda.memory_snapshot(self.pool_id)
@@ -155,7 +154,6 @@ class CudaArena(Arena):
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """See `Arena.open`."""
         with POOLS:
             assert self._release.alive, "this arena was closed"
             torch._C._cuda_beginAllocateCurrentThreadToPool(*self._key)
@@ -166,7 +164,6 @@ class CudaArena(Arena):
                 torch._C._cuda_releasePool(*self._key)
 
     def make_room(self) -> None:
-        """See `Arena.make_room`."""
         with POOLS:
             torch.cuda.empty_cache()
 
@@ -180,7 +177,6 @@ class CudaArena(Arena):
                 torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
 
     def fresh(self) -> CudaArena:
-        """See `Arena.fresh`."""
         return CudaArena(self._device, self.plan)
 
     def close(self) -> None:

@@ -91,19 +91,14 @@ def cache_shape(dit: WanConfig, grid: TokenGrid, batch: int) -> CacheShape:
     )
 
 
-def new_cache(
-    dit: WanConfig, latents: LatentShape, config: ResolvedConfig, batch: int, share: RankContext | None = None
-) -> KVCache:
-    """Create an empty cache for `batch` streams, or this process's share of one."""
-    return prepare_cache(dit, latents, config, batch, share)()
-
-
 def prepare_cache(
     dit: WanConfig, latents: LatentShape, config: ResolvedConfig, batch: int, share: RankContext | None = None
 ) -> Callable[[], KVCache]:
-    """Prepare what outlives a cache, such as tables of tiles, and return a function that makes the cache.
+    """Prepare what outlives a cache, such as tables of tiles, and return a function that makes it, empty.
 
-    Args, and what is made: see `new_cache`.
+    Args:
+        batch: streams of the cache.
+        share: this process's of a stream on several devices; the cache is that of its share then.
 
     Raises:
         ImplUnavailableError: attention in eight bits does not run on this device, or not with heads of this size.

@@ -286,8 +286,8 @@ def replace_knobs(knobs: Knobs, **changes: bool) -> Knobs:
     Raises:
         ConfigError: no knob has that name; names the nearest.
     """
-    values = {each.name: getattr(knobs, each.name) for each in fields(Knobs)}
+    names = [each.name for each in fields(Knobs)]
     for name in changes:
-        if name not in values:
-            raise unknown_choice("knob", name, values)
-    return Knobs(**(values | changes))
+        if name not in names:
+            raise unknown_choice("knob", name, names)
+    return replace(knobs, **changes)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Literal, Protocol, Self
+from typing import Final, Literal, Self
 
 import torch
 from torch import Tensor
@@ -55,52 +55,28 @@ Body = Callable[[Tensor, Modulation, TextKV, Tensor, CacheStep], Tensor | None]
 """A pass: latents, modulation, text, rotations and step, to the flow or, of a pass that only writes, to nothing that is read."""
 
 
-class Runner(Protocol):
-    """A way to run the passes of one stream."""
+class Runner:
+    """A way to run the passes of one stream; this one runs each anew, launch by launch."""
 
     @property
     def num_bytes(self) -> int:
         """Memory of static inputs, bytes."""
-        ...
+        return 0
 
     def run(
         self, mode: Mode, body: Body, inputs: PassInputs, step: CacheStep, replaying: Replaying = nullcontext
     ) -> Tensor | None:
         """Run a pass, and every replay inside `replaying()`. The result may be overwritten by the next pass of the same mode."""
-        ...
-
-    def place(self, arena: Arena) -> None:
-        """Allocate what is kept from an arena; to be called before the first pass."""
-        ...
-
-    def reset(self) -> None:
-        """Forget recorded passes, because weights moved or the stream ends."""
-        ...
-
-    def fresh(self) -> Self:
-        """Return one of the same kind for another stream."""
-        ...
-
-
-class Eager:
-    """Passes run anew each time, launch by launch."""
-
-    num_bytes = 0
-
-    def run(
-        self, mode: Mode, body: Body, inputs: PassInputs, step: CacheStep, replaying: Replaying = nullcontext
-    ) -> Tensor | None:
-        """See `Runner.run`."""
         return body(inputs.latents, inputs.modulation, inputs.text, inputs.rope, step)
 
     def place(self, arena: Arena) -> None:
-        """Do nothing."""
+        """Allocate what is kept from an arena; to be called before the first pass."""
 
     def reset(self) -> None:
-        """Do nothing."""
+        """Forget recorded passes, because weights moved or the stream ends."""
 
     def fresh(self) -> Self:
-        """See `Runner.fresh`."""
+        """Return one of the same kind for another stream."""
         return type(self)()
 
 
@@ -112,7 +88,7 @@ class Replay:
     out: Tensor | None
 
 
-class Recorded:
+class Recorded(Runner):
     """Passes recorded at their first run and replayed in Python after that: a CUDA graph's behaviour without its speed.
 
     A replay calls what was called when the pass was recorded, with the step of that time and with static inputs: every Python
@@ -160,7 +136,6 @@ class Recorded:
         return replay.out
 
     def place(self, arena: Arena) -> None:
-        """See `Runner.place`."""
         self._arena = arena
 
     def reset(self) -> None:
@@ -170,7 +145,6 @@ class Recorded:
         self._inputs.clear()
 
     def fresh(self) -> Self:
-        """See `Runner.fresh`."""
         return type(self)(self._limit)
 
     def _groups(self, inputs: PassInputs) -> tuple[_Static, ...]:
@@ -239,23 +213,20 @@ class CudaGraphs(Recorded):
 
     Args:
         device: where the passes run.
-        limit: graphs kept.
     """
 
-    def __init__(self, device: torch.device, limit: int = LIMIT) -> None:
-        super().__init__(limit)
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
         self._device = device
         self._side = capture_stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
     def place(self, arena: Arena) -> None:
-        """See `Runner.place`."""
         super().place(arena)
         arena.reserve(arena.plan.passes_bytes, self._side)
 
     def fresh(self) -> Self:
-        """See `Runner.fresh`."""
-        return type(self)(self._device, self._limit)
+        return type(self)(self._device)
 
     def _record(self, call: Callable[[], Tensor | None]) -> Replay:
         if not len(self):

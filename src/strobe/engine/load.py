@@ -34,7 +34,7 @@ from strobe.models.vae.wan.weights import find_wan_vae, load_wan_vae, random_wan
 from strobe.models.wan.config import SIZES, WIDE, WanConfig
 from strobe.models.wan.random_init import PromptNoise, empty_transformer, random_transformer
 from strobe.models.wan.recipes import RECIPES, Recipe, find_recipe, named_recipe
-from strobe.models.wan.weights import OpenCheckpoint, open_checkpoint, read_lora
+from strobe.models.wan.weights import open_checkpoint, read_lora
 from strobe.models.wan.weights.checkpoint import find_files, find_lora
 
 
@@ -117,20 +117,6 @@ def check_there(folder: Path, given: Weights, loras: Sequence[Path]) -> None:
         check_whole(file)
     if given.prompt_cache is None or PromptCache(given.prompt_cache).is_empty():
         check_installed()
-
-
-def check_latents(opened: OpenCheckpoint, vae: VideoVAE) -> None:
-    """Check that a transformer and its autoencoder have the same number of latent channels.
-
-    Raises:
-        WeightsError: they do not.
-    """
-    channels = opened.dit.config.latent_channels
-    if channels != vae.latent_channels:
-        raise WeightsError(
-            f"{opened.source.where} takes latents of {channels} channels, and the autoencoder gives {vae.latent_channels}; give "
-            "--vae the autoencoder of this transformer"
-        )
 
 
 def check_past(defaults: ModelDefaults, vae: VideoVAE) -> None:
@@ -223,7 +209,12 @@ def _wan(name: str, config: WanConfig | None, given: Weights) -> Model:
     if opened.copied_bytes:
         check_memory(f"{opened.source.where}, in eight bits,", opened.copied_bytes, torch.float32)
     vae = autoencoder(folder, given.vae)
-    check_latents(opened, vae)
+    channels = opened.dit.config.latent_channels
+    if channels != vae.latent_channels:
+        raise WeightsError(
+            f"{opened.source.where} takes latents of {channels} channels, and the autoencoder gives {vae.latent_channels}; give "
+            "--vae the autoencoder of this transformer"
+        )
     check_past(defaults, vae)
     read = [read_lora(file).at(strength) for file, strength in files]
     loras = combined(read[: len(files) - len(given.loras)], read[len(files) - len(given.loras) :])
@@ -250,11 +241,6 @@ def _wan(name: str, config: WanConfig | None, given: Weights) -> Model:
 
 def _together(weights: str, *loras: str) -> str:
     return hashlib.sha256("".join((weights, *loras)).encode()).hexdigest() if loras else weights
-
-
-def _hash(folder: Path) -> str:
-    path = folder / bundled.FILE  # alone: a training folder also holds checkpoints
-    return hashlib.sha256(path.name.encode() + path.read_bytes()).hexdigest()
 
 
 def _named_wan(name: str, given: Weights) -> Model:
@@ -293,7 +279,9 @@ def _shapes(name: str, given: Weights) -> Model:
         )
     folder = bundled.FOLDER if name == "shapes" else Path(name)
     dit, text, vae = bundled.load(folder)
-    return Model(name=name, weights_hash=_hash(folder), dit=dit, text=text, vae=vae, defaults=shapes_defaults())
+    file = folder / bundled.FILE  # alone: a training folder also holds checkpoints
+    digest = hashlib.sha256(file.name.encode() + file.read_bytes()).hexdigest()
+    return Model(name=name, weights_hash=digest, dit=dit, text=text, vae=vae, defaults=shapes_defaults())
 
 
 def _shapes_parts(name: str, frame_size: tuple[int, int] | None) -> ModelParts:

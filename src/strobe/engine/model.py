@@ -32,12 +32,8 @@ class PreparedModel:
         self._transformer, self._decoder = self._made(), FrameDecoder(model.vae, config)
         self._users: WeakSet[Transformer] = WeakSet()
         self._lock = threading.Lock()
-        self._changed = False
-
-    @property
-    def changed(self) -> bool:
-        """Whether the weights are no longer those of the model, because their one user has other LoRAs."""
-        return self._changed
+        self.changed = False
+        """The weights are no longer those of the model, because their one user has other LoRAs."""
 
     def parts(self) -> tuple[Transformer, FrameDecoder]:
         """Return transformer and decoder for one more stream."""
@@ -63,7 +59,7 @@ class PreparedModel:
         """
         with self._lock:
             if {*self._users} <= {user}:
-                self._changed = True
+                self.changed = True
                 return user
             self._users.discard(user)
         copy = self._made().share(user.runner)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,13 +22,10 @@ from strobe.models.wan.layers import FadedStep
 
 Draw = Callable[[int], BlockNoise]
 """All noise of a frame block, by its number."""
-
-
-class SampledLatents(NamedTuple):
-    """Clean latents of a frame block, and noisy ones of those after it that are under way (`StreamState.ahead`)."""
-
-    latents: Tensor
-    ahead: Tensor | None = None
+Ask = Callable[[], None]
+"""Called before each denoise step; what it raises ends the work."""
+Made = tuple[Tensor, Tensor | None]
+"""Clean latents of a frame block, and noisy ones of those after it that are under way (`StreamState.ahead`)."""
 
 
 class KeptPast:
@@ -54,23 +50,16 @@ class KeptPast:
             self._step = self._cache.at(frames.start, len(frames))
 
     def sample(
-        self,
-        dit: Transformer,
-        text: BlendedText,
-        index: int,
-        draw: Draw,
-        state: StreamState,
-        given: Tensor | None,
-        before_step: Callable[[], None],
-    ) -> SampledLatents:
+        self, dit: Transformer, text: BlendedText, index: int, draw: Draw, ahead: Tensor | None, given: Tensor | None, ask: Ask
+    ) -> Made:
         """Make the clean latents of frame block `index`, in the cache that was opened for it.
 
         Args:
+            ahead: see `StreamState`.
             given: latents [B, F, C, Y, X] to make anew with the strength of the configuration; None: it is made of noise alone.
-            before_step: called before each denoise step; what it raises ends the work.
         """
         assert self._step is not None
-        return SampledLatents(denoise_blended(dit, *noised(draw(index), self._config, given), text, self._step, before_step))
+        return denoise_blended(dit, *noised(draw(index), self._config, given), text, self._step, ask), None
 
     def close(self, dit: Transformer, text: TextContext, latents: Tensor) -> None:
         """Take in the clean latents of a frame block."""
@@ -115,7 +104,6 @@ class ShotPast(KeptPast):
         self._shots = cache
 
     def open(self, dit: Transformer, text: TextContext, frames: range, state: StreamState, *, cut: bool) -> None:
-        """See `KeptPast.open`."""
         with span(KV_OPEN):
             self._step = self._shots.at(frames.start, len(frames), cut=cut)
 
@@ -148,12 +136,10 @@ class RecomputedPast(KeptPast):
         self._decoder = decoder
 
     def open(self, dit: Transformer, text: TextContext, frames: range, state: StreamState, *, cut: bool) -> None:
-        """See `KeptPast.open`."""
         with span(RECACHE):
             self._step = self._derived(dit, text, self._context(frames.start, state), len(frames))
 
     def close(self, dit: Transformer, text: TextContext, latents: Tensor) -> None:
-        """See `KeptPast.close`."""
         self._cache.reset()
 
     def renew(self, dit: Transformer, text: TextContext, end: int, state: StreamState) -> None:
@@ -220,37 +206,28 @@ class RollingPast(KeptPast):
         self._noises: dict[int, BlockNoise] = {}  # of the frame blocks under way, which need it pass by pass
 
     def open(self, dit: Transformer, text: TextContext, frames: range, state: StreamState, *, cut: bool) -> None:
-        """See `KeptPast.open`. A frame block that was given up half-way may have been finished: it is forgotten."""
+        """A frame block that was given up half-way may have been finished: it is forgotten."""
         if self._cache.end != frames.start:
             self._ring.take_back(frames.start)
 
     def sample(
-        self,
-        dit: Transformer,
-        text: BlendedText,
-        index: int,
-        draw: Draw,
-        state: StreamState,
-        given: Tensor | None,
-        before_step: Callable[[], None],
-    ) -> SampledLatents:
-        """See `KeptPast.sample`."""
+        self, dit: Transformer, text: BlendedText, index: int, draw: Draw, ahead: Tensor | None, given: Tensor | None, ask: Ask
+    ) -> Made:
         steps, size = len(self._config.schedule.timesteps), self._config.frame_block
         self._noises = {number: self._noises.get(number) or draw(number) for number in range(index, index + steps)}
         noises = [*self._noises.values()]
-        if state.ahead is not None:
-            x = torch.cat((state.ahead, noises[-1].initial), dim=1)
+        if ahead is not None:
+            x = torch.cat((ahead, noises[-1].initial), dim=1)
         else:
             x = noises[0].initial
             for number in range(1, steps):
-                before_step()
+                ask()
                 x = torch.cat((self._renoised(self._x0(dit, text.kept, x), noises), noises[number].initial), dim=1)
-        before_step()
+        ask()
         x0 = self._x0(dit, text.kept, x)
-        return SampledLatents(x0[:, :size], self._renoised(x0[:, size:], noises[1:]) if steps > 1 else None)
+        return x0[:, :size], self._renoised(x0[:, size:], noises[1:]) if steps > 1 else None
 
     def close(self, dit: Transformer, text: TextContext, latents: Tensor) -> None:
-        """See `KeptPast.close`."""
         with span(KV_OPEN):
             step = self._ring.finish(self._cache.end, latents.shape[1])
         commit(dit, latents, text, step)

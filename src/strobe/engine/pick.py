@@ -142,7 +142,7 @@ def pick(
             trial = PresetTrial(config=config, reason=plan)
         else:
             told = partial(_tell, progress, before, total, config.name)
-            trial = _try(config, model, prompt, where, clock, told)
+            trial = _try(config, where, partial(_measured, config, model, prompt, where, clock, told))
             before += plan
             taken = trial if trial.slowest_fps >= needed_fps(wanted) else None
         trials.append(trial)
@@ -182,17 +182,10 @@ def _plan(configs: Sequence[EngineConfig], model: Model, device: torch.device) -
         seen.setdefault(runs, config.name)
 
 
-def _try(
-    config: EngineConfig,
-    model: Model,
-    prompt: str,
-    device: torch.device,
-    clock: Callable[[], int],
-    told: Callable[[int], object],
-) -> PresetTrial:
+def _try(config: EngineConfig, device: torch.device, measured: Callable[[], PresetTrial]) -> PresetTrial:
     """Measure one configuration, and free its memory."""
     try:
-        return _measured(config, model, prompt, device, clock, told)
+        return measured()
     except (StrobeError, torch.OutOfMemoryError) as error:
         return PresetTrial(config=config, reason=" ".join(str(error).split()))
     finally:

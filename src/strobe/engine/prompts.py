@@ -29,19 +29,15 @@ class TextEncoder(Protocol):
         Raises:
             ConfigError: a prompt that it cannot encode.
         """
-        ...
 
     def encode(self, prompts: Sequence[str]) -> Tensor:
         """Encode prompts to text `[B, L, text_dim]`; padding rows are zeros. Any thread may call it."""
-        ...
 
     def ready(self, prompts: Sequence[str]) -> bool:
         """Return whether `encode` takes almost no time: the texts are known, or the encoder is small."""
-        ...
 
     def place(self, device: torch.device) -> None:
         """Tell the encoder which device makes frames, after the stream's allocations there; it may choose its own device now."""
-        ...
 
 
 _PART: Final = re.compile(r"(?<!\\)\((?P<prompt>(?:[^()\\]|\\.)*):\s*(?P<weight>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*\)")
@@ -484,12 +480,8 @@ class PromptAck:
         return self.found.result(timeout)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Told:
-    """A change that waits for its frame block, with its text if that is encoded already."""
-
-    change: Change
-    text: Tensor | None = None
+Told = tuple[Change, Tensor | None]
+"""A change that waits for its frame block, with its text if that is encoded already."""
 
 
 class Prompting:
@@ -511,15 +503,15 @@ class Prompting:
 
     @property
     def told(self) -> Told | None:
-        """Change that waits for its frame block, with its text if encoded; None: there is none."""
+        """Change that waits for its frame block; None: there is none."""
         with self._lock:
             return self._told
 
     @property
     def pending(self) -> Change | None:
-        """Change that waits for its frame block, without its text; None: there is none."""
+        """The same without its text."""
         told = self.told
-        return None if told is None else told.change
+        return None if told is None else told[0]
 
     def ask(self, change: Change, *, wait: bool) -> PromptAck:
         """Accept a change: at once if its text needs no time, else when it is encoded.
@@ -536,7 +528,7 @@ class Prompting:
             if not ready and not wait:
                 found = self._coming = self._worker().submit(self._encode, number, change)
         if ready or wait:
-            found.set_result(self._tell(number, Told(change=change)) if ready else self._encode(number, change))
+            found.set_result(self._tell(number, (change, None)) if ready else self._encode(number, change))
         return PromptAck(prompts=change.prompts, mode=change.mode, found=found)
 
     def encode_ahead(self, prompts: Sequence[str]) -> None:
@@ -579,7 +571,7 @@ class Prompting:
         """Start anew with a change that waits; texts still being encoded are dropped."""
         with self._lock:
             self._number += 1
-            self._told = None if change is None else Told(change=change)
+            self._told = None if change is None else (change, None)
             self._open_block, self._coming = open_block, None
 
     def close(self) -> None:
@@ -596,13 +588,13 @@ class Prompting:
         return self._workers
 
     def _encode(self, number: int, change: Change) -> int:
-        return self._tell(number, Told(change=change, text=encode_prompts(self._encoder, change.prompts)))
+        return self._tell(number, (change, encode_prompts(self._encoder, change.prompts)))
 
     def _tell(self, number: int, told: Told) -> int:
         with self._lock:
             if number != self._number:
                 raise SessionError(
-                    f"the prompt {told.change.prompts[0]!r} takes no effect: another one came, or the session ended, before its "
+                    f"the prompt {told[0].prompts[0]!r} takes no effect: another one came, or the session ended, before its "
                     "text was encoded"
                 )
             self._told = told

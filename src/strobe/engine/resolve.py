@@ -222,7 +222,12 @@ def resolve(config: EngineConfig, defaults: ModelDefaults, device: torch.device)
     _check_past(config, own, first_block)  # first: it asks for a larger window than a frame block does
     policy = RingPolicy(window=own.window, sink=own.sink)
     policy.check_block(max(first_block - policy.sink, defaults.frame_block))
-    _check_past_of_format(config, own)
+    if config.attention_format != "native" and own.past != "kept":
+        what = {"recomputed": "is recomputed", "rolling": "is rolling", "shots": "comes in shots"}[own.past]
+        raise ConfigError(
+            f"attention_format {config.attention_format!r} is for models whose past is kept, and the past of this one {what}: "
+            "use attention_format 'native', or a preset such as balanced"
+        )
     states = knob_states(config, defaults, device)
     plan = NoiseSchedule(timesteps=own.timesteps, shift=own.shift, sampler=own.sampler)
     return ResolvedConfig(
@@ -305,11 +310,7 @@ def _without_eight(config: EngineConfig, device: torch.device) -> str:
 
 
 def _check_past(config: EngineConfig, own: ModelDefaults, first_block: int) -> None:
-    """Check that a configuration goes with the way a model's past is made.
-
-    Raises:
-        ConfigError: it does not; says what to change.
-    """
+    """Raise ConfigError if a configuration does not go with the way a model's past is made."""
     if own.past == "rolling":
         _check_rolling(config, own, first_block)
     if own.past == "shots":
@@ -365,18 +366,4 @@ def _check_shots(config: EngineConfig, own: ModelDefaults) -> None:
         raise ConfigError(
             f"{config.name} has {' and '.join(wrong)}; the shots of this model pin frames beside the sink, so give "
             f"{' and '.join(wrong.values())}. Preset balanced has all that shots need, and --recipe causal-wan does without shots"
-        )
-
-
-def _check_past_of_format(config: EngineConfig, own: ModelDefaults) -> None:
-    """Check that a model's past goes with attention in eight bits.
-
-    Raises:
-        ConfigError: it does not.
-    """
-    if config.attention_format != "native" and own.past != "kept":
-        what = {"recomputed": "is recomputed", "rolling": "is rolling", "shots": "comes in shots"}[own.past]
-        raise ConfigError(
-            f"attention_format {config.attention_format!r} is for models whose past is kept, and the past of this one {what}: "
-            "use attention_format 'native', or a preset such as balanced"
         )

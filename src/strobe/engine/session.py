@@ -191,7 +191,7 @@ class Session:
         with self._exclusive():
             told = self._prompting.told
             if told is not None:
-                self._stream.prepare(told.change, told.text)
+                self._stream.prepare(*told)
 
     def stream(
         self,
@@ -392,7 +392,7 @@ class Session:
             self.prompt(switch.prompt, mode=switch.mode, over=switch.over, wait=True)
         told = self._prompting.open(index, first=self._stream.state.blend is None)
         try:
-            change, text = (None, None) if told is None else (told.change, told.text)
+            change, text = (None, None) if told is None else told
             self._stream.advance(change, text, give_up)
             self._changed_at = self._changed_at if told is None else index
         finally:

@@ -11,7 +11,7 @@ import os
 import platform
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -190,6 +190,11 @@ class Snapshot:
     cache: CacheState
     pending: Change | None
 
+    @property
+    def next_block(self) -> int:
+        """Number of the frame block that comes next out of a session there."""
+        return self.state.next_block - (self.state.undelivered is not None)
+
     def __repr__(self) -> str:
         model, name, prompts = self.identity.model, self.identity.config.name, self.state.prompts
         return f"Snapshot(model={model!r}, preset={name!r}, next_block={self.state.next_block}, prompts={prompts})"
@@ -214,32 +219,13 @@ class Snapshot:
         """
         target, sources = torch.device(device), set[torch.device]()  # transformer and decoder may have a device each
 
-        def moved(tensor: Tensor) -> Tensor:
+        def moved(name: str, tensor: Tensor) -> Tensor:
+            if name == "undelivered":
+                return tensor  # for whoever shows it
             sources.add(tensor.device)
             return tensor.to(target, non_blocking=True)
 
-        def if_there(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else moved(tensor)
-
-        state, blend = self.state, self.state.blend
-        copy = replace(
-            self,
-            state=replace(
-                state,
-                blend=blend and replace(blend, start=moved(blend.start), target=moved(blend.target)),
-                history=moved(state.history),
-                decoder=(state.decoder[0], tuple(map(if_there, state.decoder[1]))),
-                start=if_there(state.start),
-                ahead=if_there(state.ahead),
-                ends=if_there(state.ends),
-            ),
-            cache=replace(
-                self.cache,
-                keys=moved(self.cache.keys),
-                values=moved(self.cache.values),
-                sink_keys=moved(self.cache.sink_keys),
-            ),
-        )
+        copy = _assemble(self._header({}), {name: moved(name, tensor) for name, tensor in self._tensors().items()})
         for source in sources if target.type == "cpu" else ():
             if source.type == "cuda":
                 torch.cuda.synchronize(source)  # what is read on the host must have arrived
@@ -255,20 +241,7 @@ class Snapshot:
         """
         path = Path(path)
         tensors = {name: tensor.cpu().clone().contiguous() for name, tensor in self._tensors().items()}
-        header = _Header(
-            version=VERSION,
-            identity=self.identity,
-            next_block=self.state.next_block,
-            prompts=self.state.prompts,
-            blend=None if self.state.blend is None else (self.state.blend.done, self.state.blend.total),
-            decoder_started=self.state.decoder[0],
-            decoder_memories=tuple(memory is not None for memory in self.state.decoder[1]),
-            cache=(self.cache.origin, self.cache.end),
-            shots=self.cache.shots,
-            stale=self.state.stale,
-            pending=self.pending,
-            digests={name: tensor_digest(tensor) for name, tensor in tensors.items()},
-        )
+        header = self._header({name: tensor_digest(tensor) for name, tensor in tensors.items()})
         text = msgspec.json.encode(header).decode()
         beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
         try:
@@ -282,6 +255,23 @@ class Snapshot:
                 beside.unlink(missing_ok=True)
         except (OSError, SafetensorError) as error:
             raise DataError(f"cannot write the snapshot {path}: {error}") from error
+
+    def _header(self, digests: dict[str, str]) -> _Header:
+        state, blend = self.state, self.state.blend
+        return _Header(
+            version=VERSION,
+            identity=self.identity,
+            next_block=state.next_block,
+            prompts=state.prompts,
+            blend=None if blend is None else (blend.done, blend.total),
+            decoder_started=state.decoder[0],
+            decoder_memories=tuple(memory is not None for memory in state.decoder[1]),
+            cache=(self.cache.origin, self.cache.end),
+            shots=self.cache.shots,
+            stale=state.stale,
+            pending=self.pending,
+            digests=digests,
+        )
 
     def _tensors(self) -> dict[str, Tensor]:
         state, cache = self.state, self.cache

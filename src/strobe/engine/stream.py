@@ -20,7 +20,7 @@ from strobe.engine.arena import Arena
 from strobe.engine.caches import prepare_cache
 from strobe.engine.decode import Decoded, FrameDecoder
 from strobe.engine.denoise import BlendedText, BlockNoise, draw_block, read_blend
-from strobe.engine.graphs import Eager
+from strobe.engine.graphs import Runner
 from strobe.engine.model import Model, latent_shape
 from strobe.engine.parallel.rank import RankContext
 from strobe.engine.past import new_past
@@ -248,7 +248,7 @@ class Stream:
             ahead = None
             if latents is None or self.config.again is not None:
                 latents, ahead = self._past.sample(
-                    self._dit, text, index, self._noise, self.state, latents, partial(self._before_step, give_up)
+                    self._dit, text, index, self._noise, self.state.ahead, latents, partial(self._before_step, give_up)
                 )
             self._settle()  # its memory goes into this one's
             self._before_step(give_up)
@@ -411,7 +411,7 @@ class Stream:
     @contextmanager
     def launched(self) -> Iterator[None]:
         """Run passes kernel by kernel inside this context; recorded passes are kept for afterwards."""
-        runner, self._dit.runner = self._dit.runner, Eager()
+        runner, self._dit.runner = self._dit.runner, Runner()
         try:
             yield
         finally:

@@ -21,7 +21,7 @@ from strobe.core.device import upload
 from strobe.core.errors import ConfigError
 from strobe.core.settings import forgo_cublaslt_workspace
 from strobe.core.spans import CONDITIONS, TEXT_KV, span
-from strobe.engine.graphs import CudaGraphs, Eager, Mode, PassInputs, Replaying, Runner
+from strobe.engine.graphs import CudaGraphs, Mode, PassInputs, Replaying, Runner
 from strobe.engine.resolve import ResolvedConfig
 from strobe.models.lora import Lora, attach, merge, updated
 from strobe.models.wan.layers import device_table, rope_table
@@ -32,19 +32,6 @@ QKV: Final = ("q", "k", "v")
 LINEARS: Final = ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "cross_attn.q", "cross_attn.o", "ffn.0", "ffn.2")
 """What runs in every pass, by name in a layer. Text keys and values, embeddings, time path and head stay native: they are small,
 or run once per prompt."""
-
-
-def check_lora(config: ResolvedConfig) -> None:
-    """Check that a configuration does not keep a LoRA beside eight-bit weights.
-
-    Raises:
-        ConfigError: names what to change.
-    """
-    if config.linear_format != "native" and not config.asked.knobs.merge_lora:
-        raise ConfigError(
-            f"linear_format {config.linear_format!r} needs the LoRA merged into the weights: turn knob merge_lora on, "
-            "or use linear_format 'native'"
-        )
 
 
 @torch.no_grad()
@@ -179,7 +166,7 @@ class Transformer:
         self._base, self._config = dit, config
         compiled = config.knobs.compile and not config.knobs.fused_kernels
         self._compiled_graphs = compiled and config.compile_mode == "reduce-overhead"
-        self.runner: Runner = CudaGraphs(config.device) if config.knobs.cuda_graphs else Eager()
+        self.runner = CudaGraphs(config.device) if config.knobs.cuda_graphs else Runner()
         self.dit = copied(dit, config.device, config.dtype)
         self.loras: tuple[Lora, ...] = ()
         self._quantized = False
@@ -218,8 +205,11 @@ class Transformer:
             ConfigError: one would stand beside eight-bit weights.
             WeightsError: a LoRA is not one of this model's; what runs stays as it is.
         """
-        if loras:
-            check_lora(self._config)
+        if loras and self._config.linear_format != "native" and not self._config.asked.knobs.merge_lora:
+            raise ConfigError(
+                f"linear_format {self._config.linear_format!r} needs the LoRA merged into the weights: turn knob merge_lora on, "
+                "or use linear_format 'native'"
+            )
         for lora in loras:
             lora.check(self._base)
         if loras or self.loras:

@@ -22,7 +22,6 @@ from starlette.websockets import WebSocket
 
 from strobe.core.errors import ConfigError
 from strobe.engine.model import Model
-from strobe.engine.presets import PRESETS
 from strobe.models.shapes.grammar import CHOICES
 from strobe.serve.connection import Connection
 from strobe.serve.guard import Guard, refuse
@@ -70,7 +69,6 @@ class StreamServer:
         model: loads what streams run, away from the event loop.
         device: where they run.
         preset: of who asks for none.
-        presets: names that may be asked for.
         hold: the application starts only when streams can be opened, and not at all if that fails.
 
     Raises:
@@ -83,14 +81,13 @@ class StreamServer:
         device: torch.device,
         *,
         preset: str = "balanced",
-        presets: tuple[str, ...] = tuple(PRESETS),
         settings: ServeSettings,
         hold: bool = False,
     ) -> None:
         self._hold = hold
         self._store = None if settings.keep is None else Store(settings.keep, resume_s=settings.resume_s)
         self.settings, self.metrics = settings, Metrics()
-        self._load, self._device, self._preset, self._presets = model, device, preset, presets
+        self._load, self._device, self._preset = model, device, preset
         self._progress = (0, 1, "start")
         self.error: BaseException | None = None
         """Why the server could not start; None if it could."""
@@ -164,7 +161,6 @@ class StreamServer:
             worker = Worker(
                 model,
                 self._device,
-                presets=self._presets,
                 default=self._preset,
                 start_buffer_s=self.settings.start_buffer_s,
                 most=self.settings.streams,

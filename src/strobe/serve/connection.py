@@ -23,7 +23,7 @@ from strobe.serve.keeper import record_of
 from strobe.serve.metrics import log_event
 from strobe.serve.protocol import FromServer, FromViewer, PresetOffer, Refused, Welcome
 from strobe.serve.streams import Branch, LiveStream, Origin
-from strobe.serve.takeover import NotTakenError, find_stream
+from strobe.serve.takeover import NotOpenedError, find_stream
 from strobe.serve.worker import StreamGoneError
 
 OPEN_WITHIN_S: Final = 10.0
@@ -139,47 +139,46 @@ class Connection:
 
     async def _open(self, message: protocol.Open) -> Channel | None:
         """Open or resume the viewer's channel; return None if it was refused."""
-        if message.v != protocol.VERSION:
-            await self._refuse("version", f"this server speaks version {protocol.VERSION} of the protocol, not {message.v}")
+        try:
+            if message.v != protocol.VERSION:
+                told = f"this server speaks version {protocol.VERSION} of the protocol, not {message.v}"
+                raise NotOpenedError("version", told)
+            if self.hub.draining:
+                told = "the server is shutting down; connect again in a moment"
+                raise NotOpenedError("draining", told, retry_s=10.0)
+            return await (self._resume(message) if message.resume else self._begin(message))
+        except NotOpenedError as error:
+            self.hub.metrics.refused.labels(error.kind).inc()
+            log_event("stream refused", reason=error.kind)
+            await self._send(Refused(reason=str(error), fits=list(error.fits), retry_s=error.retry_s))
             return None
-        if self.hub.draining:
-            await self._refuse("draining", "the server is shutting down; connect again in a moment", retry_s=10.0)
-            return None
-        if message.resume:
-            return await self._resume(message)
+
+    async def _begin(self, message: protocol.Open) -> Channel:
         worker = self.hub.worker
         prompt = message.prompt.strip() or self.examples[0]
         preset = message.preset or worker.default
         if preset not in worker.configs:
-            await self._refuse("preset", f"preset {preset!r} does not run here", fits=tuple(worker.configs))
-            return None
+            raise NotOpenedError("preset", f"preset {preset!r} does not run here", fits=tuple(worker.configs))
         origin = Origin(prompt=prompt, seed=message.seed, preset=preset, image=_image(message.image))
         admission = await self.hub.admission(preset)
         if not admission.admitted:
-            await self._refuse(admission.reason_kind, admission.reason, fits=admission.fits)
-            return None
+            raise NotOpenedError(admission.reason_kind, admission.reason, fits=admission.fits)
         name = secrets.token_hex(4)
         try:
             stream = await self.hub.new_stream(name, lambda: worker.open(name, origin))
         except StrobeError as error:
-            await self._refuse("prompt", str(error))
-            return None
+            raise NotOpenedError("prompt", str(error)) from error
         channel = self.hub.add(stream, message.codec)
         try:
             await self.hub.keep(channel)
         except StrobeError as error:
             await self.hub.drop(channel)
-            await self._refuse("keep", str(error))
-            return None
+            raise NotOpenedError("keep", str(error)) from error
         log_event("stream opened", stream=name, preset=preset, codec=message.codec)
         return await self._attach(channel, stream, resumed=False)
 
-    async def _resume(self, message: protocol.Open) -> Channel | None:
-        try:
-            channel = await find_stream(self.hub, message)
-        except NotTakenError as error:
-            await self._refuse(error.kind, str(error), fits=error.fits, retry_s=error.retry_s)
-            return None
+    async def _resume(self, message: protocol.Open) -> Channel:
+        channel = await find_stream(self.hub, message)
         if channel.send is not None:
             channel.tell(protocol.Ended(reason="the stream was opened on another connection", resume_s=0.0))
         if message.frame is not None and message.generation == channel.generation:
@@ -208,12 +207,15 @@ class Connection:
     def _welcome(self, channel: Channel, stream: LiveStream, resumed: bool) -> Welcome:
         worker, defaults = self.hub.worker, self.hub.worker.model.defaults
         height, width = defaults.frame_size
+        preset, note = stream.origin.preset, f"other bits than before: {channel.differs}" if channel.differs else ""
+        if not note and (share := worker.costs[preset].share) > 1:
+            note = f"{preset} makes {1 / share:.2f} seconds of video a second here, so it will stall; take a faster preset"
         return Welcome(
             v=protocol.VERSION,
             stream=channel.name,
             secret=channel.secret,
             model=worker.model.name,
-            preset=stream.origin.preset,
+            preset=preset,
             presets=[
                 PresetOffer(
                     name=name, block_ms=cost.block_s * 1e3, measured=worker.measured(name), stream_bytes=cost.stream_bytes
@@ -234,21 +236,9 @@ class Connection:
             start_buffer_ms=1e3 * worker.start_buffer_s,
             resumed_at_frame=channel.painted if resumed else 0,
             bit_equal=not channel.differs,
-            note=f"other bits than before: {channel.differs}" if channel.differs else self._note(stream.origin.preset),
+            note=note,
             generation=channel.generation,
         )
-
-    def _note(self, preset: str) -> str:
-        """Return a note for the viewer if the preset is too slow here to play without stalls; else empty."""
-        cost = self.hub.worker.costs[preset]
-        if cost.share <= 1:
-            return ""
-        return f"{preset} makes {1 / cost.share:.2f} seconds of video a second here, so it will stall; take a faster preset"
-
-    async def _refuse(self, kind: str, reason: str, *, fits: tuple[str, ...] = (), retry_s: float | None = None) -> None:
-        self.hub.metrics.refused.labels(kind).inc()
-        log_event("stream refused", reason=kind)
-        await self._send(Refused(reason=reason, fits=list(fits), retry_s=retry_s))
 
     async def _wake(self, channel: Channel) -> None:
         """Bring a suspended stream back to the device."""

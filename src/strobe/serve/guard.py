@@ -28,6 +28,14 @@ POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+HARDENING: Final = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+"""Headers of every answer."""
 LONGEST_BODY: Final = 4096
 LOGINS_A_MINUTE: Final = 20
 
@@ -84,7 +92,9 @@ class Guard:
 
         async def sealed(message: Message) -> None:
             if message["type"] == "http.response.start":
-                _harden(MutableHeaders(scope=message), scope["path"])
+                own = MutableHeaders(scope=message)
+                own.update(HARDENING)
+                own.setdefault("Cache-Control", "no-store")
             await send(message)
 
         await self._app(scope, receive, sealed)
@@ -155,15 +165,6 @@ class Guard:
 def _same(given: str, expected: str) -> bool:
     """Compare two texts in a time that does not depend on where they differ."""
     return hmac.compare_digest(given.encode(errors="surrogateescape"), expected.encode())
-
-
-def _harden(headers: MutableHeaders, path: str) -> None:
-    headers["Content-Security-Policy"] = POLICY
-    headers["X-Content-Type-Options"] = "nosniff"
-    headers["Referrer-Policy"] = "no-referrer"
-    headers["Cross-Origin-Opener-Policy"] = "same-origin"
-    headers["Cross-Origin-Resource-Policy"] = "same-origin"
-    headers.setdefault("Cache-Control", "no-store")
 
 
 async def refuse(scope: Scope, receive: Receive, send: Send, code: int, message: str) -> None:

@@ -507,18 +507,13 @@ class Hub:
         stream = await self.on_device(work)
         channel.asleep = False
         await self.keep(channel)
-        self._flush(channel, stream, why)
-
-    def _flush(self, channel: Channel, stream: LiveStream, why: str) -> None:
-        """Drop the frames of a stream that was reset or went to a branch, tell the viewer, and let the stream go on."""
         channel.flush(stream.generation, stream.frames_made)
         channel.preset = stream.origin.preset
-        text = stream.log[-1].text
         channel.tell(
             Flushed(
                 generation=stream.generation,
                 frame=stream.frames_made,
-                prompt=text,
+                prompt=stream.log[-1].text,
                 seed=stream.origin.seed,
                 preset=stream.origin.preset,
                 why=why,
@@ -538,6 +533,7 @@ class Hub:
             self.metrics.queued.set(sum(len(channel.frames) for channel in self.channels.values()))
 
     async def _keep_all(self) -> None:
+        """Its variable ends with it: the loop would hold the channel that was closed last."""
         for channel in list(self.channels.values()):
             await self._keep(channel)
 

@@ -212,7 +212,7 @@ class Keeper:
         self.metrics.kept_bytes.inc(size)
         state = SavedState(
             file=file,
-            frame_block=record_block(snapshot),
+            frame_block=snapshot.next_block,
             frame=record.frames_made if branch is None else branch.frame,
             num_bytes=size,
             preset=record.origin.preset,
@@ -256,11 +256,6 @@ def record_of(worker: Worker, name: str) -> SavedStream:
         device=device_name(stream.device),
         versions=versions(),
     )
-
-
-def record_block(snapshot: Snapshot) -> int:
-    """Return the number of the frame block that comes next out of a snapshot."""
-    return snapshot.state.next_block - (snapshot.state.undelivered is not None)
 
 
 def _files(saved: SavedStream) -> set[str]:

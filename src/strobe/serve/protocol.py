@@ -355,10 +355,6 @@ class Picture:
     made_us: int
     data: bytes
 
-    def packed(self) -> bytes:
-        """Return header and data."""
-        return self.header() + self.data
-
     def header(self) -> bytes:
         """Return the 24 bytes before the data."""
         return _HEADER.pack(VERSION, CODECS[self.codec], self.key, self.generation, self.frame, self.epoch, self.made_us)

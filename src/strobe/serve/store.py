@@ -91,10 +91,6 @@ class SavedStream(Struct, frozen=True, kw_only=True):
     states: tuple[SavedState, ...] = ()
     branches: tuple[SavedBranch, ...] = ()
 
-    def state_before(self, frame: int) -> SavedState | None:
-        """Return the last snapshot from which frame `frame` can still be made; None: from the start alone."""
-        return max((each for each in self.states if each.frame <= frame), key=lambda each: each.frame, default=None)
-
     def differs(self, state: SavedState | None, device: str, versions: dict[str, str]) -> list[str]:
         """Return what differs between here and where the snapshot and the last frames were made, a phrase each."""
         found = []

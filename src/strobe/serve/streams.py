@@ -46,15 +46,6 @@ class Origin:
     image: bytes = b""
 
 
-def switches_from(log: Sequence[PromptEntry], frame_block: int) -> list[Switch]:
-    """Return the prompts of a log that take effect at a frame block or after it, as switches of a session."""
-    return [
-        Switch(frame_block=each.frame_block, prompt=each.text, mode=each.mode, over=each.over)
-        for each in log
-        if each.frame_block >= max(1, frame_block)
-    ]
-
-
 def hashed(log: Sequence[PromptEntry], encoder: TextEncoder) -> list[PromptEntry]:
     """Return a log in which every prompt has the hash of its text; only prompts without one are encoded."""
     return [
@@ -324,7 +315,7 @@ class LiveStream:
         Raises:
             StrobeError: see `open`.
         """
-        made = 0 if snapshot is None else snapshot.state.next_block - (snapshot.state.undelivered is not None)
+        made = 0 if snapshot is None else snapshot.next_block
         self.log, self._replay, self._held, self._waiting = list(log), tuple(log), waiting, None
         self.frames_made, self.blocks_made = frame, made
         self._next_epoch = 1 + max(entry.epoch for entry in (*log, *([] if waiting is None else [waiting])))
@@ -344,7 +335,12 @@ class LiveStream:
     def _go_on(self) -> None:
         """Open the session's iterator of frame blocks, with the prompts of a log that is made again."""
         assert self._session is not None
-        switches = switches_from(self._replay, self._session.next_block)
+        first = max(1, self._session.next_block)
+        switches = [
+            Switch(frame_block=each.frame_block, prompt=each.text, mode=each.mode, over=each.over)
+            for each in self._replay
+            if each.frame_block >= first
+        ]
         self._blocks = self._session.stream(switches=switches, give_up=self._gives_up)
         self._clock = GpuClock(self.device, late=self._session.config.knobs.late_frames) if self.device.type == "cuda" else None
 

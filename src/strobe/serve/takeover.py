@@ -25,8 +25,8 @@ SAVE_WITHIN_S: Final = 20.0
 """How long the snapshots of all streams may take then; what is not written by then is made again from the log."""
 
 
-class NotTakenError(StrobeError):
-    """A stream was not taken over.
+class NotOpenedError(StrobeError):
+    """A stream is not opened, or not taken over.
 
     Args:
         kind: of the reason, for counters.
@@ -43,7 +43,7 @@ async def find_stream(hub: Hub, asked: Open) -> Channel:
     """Return the channel of a secret: one of this server, or one that it takes over.
 
     Raises:
-        NotTakenError: there is none, or it cannot run here.
+        NotOpenedError: there is none, or it cannot run here.
     """
     async with hub.taking:
         channel, keeper = hub.find(asked.resume), hub.keeper
@@ -52,7 +52,7 @@ async def find_stream(hub: Hub, asked: Open) -> Channel:
                 return channel
             await let_go(hub, channel)
         if keeper is None:
-            raise NotTakenError("secret", "no stream has that secret any more; open a new one")
+            raise NotOpenedError("secret", "no stream has that secret any more; open a new one")
         return await take_over(hub, keeper, asked)
 
 
@@ -60,25 +60,25 @@ async def take_over(hub: Hub, keeper: Keeper, asked: Open) -> Channel:
     """Take over the stream of a secret.
 
     Raises:
-        NotTakenError: there is none, or it cannot run here.
+        NotOpenedError: there is none, or it cannot run here.
     """
     worker = hub.worker
     try:
         found = await asyncio.to_thread(keeper.store.find, asked.resume)
         if found is None:
-            raise NotTakenError("secret", "no stream has that secret any more; open a new one")
+            raise NotOpenedError("secret", "no stream has that secret any more; open a new one")
         place, saved = found
         _check(hub, saved)
         admission = await hub.admission(saved.origin.preset)
         if not admission.admitted:
-            raise NotTakenError(admission.reason_kind, admission.reason, fits=admission.fits, retry_s=2.0)
+            raise NotOpenedError(admission.reason_kind, admission.reason, fits=admission.fits, retry_s=2.0)
         place = await asyncio.to_thread(keeper.store.claim, place, saved)
         image = await asyncio.to_thread(keeper.store.image, place, saved)
         branches = await asyncio.to_thread(_branches, keeper, place, saved)
     except SessionError as error:
-        raise NotTakenError("taken", str(error), retry_s=1.0) from error
+        raise NotOpenedError("taken", str(error), retry_s=1.0) from error
     except DataError as error:
-        raise NotTakenError("damaged", str(error)) from error
+        raise NotOpenedError("damaged", str(error)) from error
     frame, differs = _frame(hub, keeper, asked, saved), list[str]()
     keeper.go_on(place, saved)
 
@@ -115,13 +115,13 @@ def _check(hub: Hub, saved: SavedStream) -> None:
     """Check that the stream's weights and preset are here."""
     worker = hub.worker
     if saved.weights != worker.model.weights_hash:
-        raise NotTakenError(
+        raise NotOpenedError(
             "weights",
             f"the stream is of {saved.model} with weights {saved.weights[:12]}, and this server runs {worker.model.name} with "
             f"{worker.model.weights_hash[:12]}; open a new one",
         )
     if saved.origin.preset not in worker.configs:
-        raise NotTakenError("preset", f"preset {saved.origin.preset!r} does not run here", fits=tuple(worker.configs))
+        raise NotOpenedError("preset", f"preset {saved.origin.preset!r} does not run here", fits=tuple(worker.configs))
 
 
 def _frame(hub: Hub, keeper: Keeper, asked: Open, saved: SavedStream) -> int:
@@ -150,9 +150,9 @@ async def _begin(
         except (DataError, SessionError) as error:
             log_event("snapshot not used", stream=saved.name, error=str(error))
             if state is None:
-                raise NotTakenError("damaged", str(error)) from error
+                raise NotOpenedError("damaged", str(error)) from error
         except StrobeError as error:
-            raise NotTakenError("device", describe(error), retry_s=5.0) from error
+            raise NotOpenedError("device", describe(error), retry_s=5.0) from error
     raise AssertionError("the start is always tried")
 
 

@@ -28,6 +28,7 @@ from strobe.serve.scheduler import Admission, Demand, StreamCost, admit, choose,
 from strobe.serve.streams import Block, LiveStream, Origin, SpareSessions
 
 T = TypeVar("T")
+_Queue = deque[tuple[Callable[[], Any], Future[Any]]]
 _MEASURED: Final = {"cpu": 1, "cuda": 6}
 """Steady frame blocks that a cost is taken from at the start: on a CPU the viewer should not wait for more."""
 _KEPT: Final = 64
@@ -43,7 +44,6 @@ class Worker:
 
     Args:
         model: what they run.
-        presets: names of presets that may be asked for, the best quality first; those that cannot run here are left out.
         default: the preset of who asks for none.
         start_buffer_s: seconds of video that viewers hold before they play; a stream is made no further ahead.
         most: streams that may be open.
@@ -59,7 +59,6 @@ class Worker:
         model: Model,
         device: torch.device,
         *,
-        presets: tuple[str, ...] = tuple(PRESETS),
         default: str = "balanced",
         start_buffer_s: float = 0.5,
         most: int = 64,
@@ -69,7 +68,7 @@ class Worker:
         self.model, self.device, self.default = model, device, default
         self.start_buffer_s, self.most = start_buffer_s, most
         check_device(find_preset(default), device)
-        self.configs = {name: find_preset(name) for name in dict.fromkeys((*presets, default)) if _runs(name, model, device)}
+        self.configs = {name: find_preset(name) for name in PRESETS if _runs(name, model, device)}
         self.costs: dict[str, StreamCost] = {}
         """What a stream of each preset takes: predicted at the start, learned from its streams as they run."""
         self._predicted: dict[str, StreamCost] = {}
@@ -77,8 +76,8 @@ class Worker:
         self.sessions = SpareSessions(model, device, most=0)
         self._made, self._failed = made, failed
         self._playing: dict[str, LiveStream] = {}
-        self._work: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        self._steering: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._work: _Queue = deque()
+        self._steering: _Queue = deque()
         self._making = ""  # name of the stream whose frame block is under way
         self._wake = threading.Condition()
         self._closing = False
@@ -104,14 +103,7 @@ class Worker:
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
         """Run a function on the thread that owns the device, between two frame blocks."""
-        future: Future[T] = Future()
-        with self._wake:
-            if self._closing:
-                future.set_exception(StrobeError("the server is shutting down; connect again in a moment"))
-                return future
-            self._work.append((work, future))
-            self._wake.notify()
-        return future
+        return self._hand_in(self._work, work)
 
     def steer(self, name: str, work: Callable[[], T]) -> Future[T]:
         """Run a function that prompts a stream on the thread that owns the device, before all else that waits.
@@ -119,21 +111,20 @@ class Worker:
         If no other stream plays, the frame block under way is given up for it, unless it follows a prompt itself: whoever
         prompts without end still sees frames.
         """
+        return self._hand_in(self._steering, work, name)
+
+    def _hand_in(self, queue: _Queue, work: Callable[[], T], steered: str = "") -> Future[T]:
         future: Future[T] = Future()
         with self._wake:
             if self._closing:
                 future.set_exception(StrobeError("the server is shutting down; connect again in a moment"))
                 return future
-            self._steering.append((work, future))
-            self._interrupt(name)
+            queue.append((work, future))
+            stream = self._playing.get(steered)
+            if stream is not None and self._making == steered and stream.alone and not stream.steered:
+                stream.give_up.set()
             self._wake.notify()
         return future
-
-    def _interrupt(self, name: str) -> None:
-        """Give up the frame block of a stream that is under way, if that is fair; with the lock held."""
-        stream = self._playing.get(name)
-        if stream is not None and self._making == name and stream.alone and not stream.steered:
-            stream.give_up.set()
 
     def prompt(self, name: str, text: str, mode: Mode, over: int, arrived_s: float) -> Future[tuple[int, int | None]]:
         """Prompt a stream by `steer`, and once more when its text is there, if that takes time; see `LiveStream.prompt`."""

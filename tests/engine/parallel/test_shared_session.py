@@ -16,7 +16,7 @@ from strobe.cache.kv import RingCache
 from strobe.core.errors import SessionError
 from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig
-from strobe.engine.graphs import Eager, Recorded
+from strobe.engine.graphs import Recorded, Runner
 from strobe.engine.memory import predict, predict_ranks
 from strobe.engine.model import Model
 from strobe.engine.parallel import DeviceGroup
@@ -26,14 +26,15 @@ from strobe.engine.resolve import resolve
 from strobe.engine.session import Session
 from strobe.engine.snapshot import Snapshot
 from strobe.engine.stream import FrameBlock
-from tree_ranks import Runner, threads
+from tree_ranks import Runner as Ranks
+from tree_ranks import threads
 
 ELEMENT = tolerance("element", "float32")
 CONFIG = EngineConfig(window=7, sink=2, positions="rebased")
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[Runner]:
+def ranks() -> Iterator[Ranks]:
     with threads() as run:
         yield run
 
@@ -48,7 +49,7 @@ def alone(model: Model) -> Told:
     return stream(model, CONFIG, "cpu")
 
 
-def on_ranks(ranks: Runner, model: Model, config: EngineConfig, ulysses: int, tree: int) -> list[Told]:
+def on_ranks(ranks: Ranks, model: Model, config: EngineConfig, ulysses: int, tree: int) -> list[Told]:
     return ranks(ulysses * tree, lambda rank: stream(model, config, DeviceGroup(ulysses=ulysses, timeout_s=300)))
 
 
@@ -64,7 +65,7 @@ def compare(found: list[Told], alone: Told) -> None:
 
 
 @pytest.mark.parametrize(("ulysses", "tree"), [(1, 2), (2, 1), (3, 1), (2, 2), (3, 2)])
-def test_every_rank_has_what_one_device_has(ranks: Runner, model: Model, alone: Told, ulysses: int, tree: int) -> None:
+def test_every_rank_has_what_one_device_has(ranks: Ranks, model: Model, alone: Told, ulysses: int, tree: int) -> None:
     assert alone.latents.isfinite().all()
     compare(on_ranks(ranks, model, CONFIG, ulysses, tree), alone)
 
@@ -85,31 +86,31 @@ PLAIN = preset("baseline").knobs
     ],
     ids=["plain", "uneven", "sparse"],
 )
-def test_whatever_the_configuration(ranks: Runner, model: Model, config: EngineConfig, ulysses: int, tree: int) -> None:
+def test_whatever_the_configuration(ranks: Ranks, model: Model, config: EngineConfig, ulysses: int, tree: int) -> None:
     big = replace(model, defaults=replace(model.defaults, frame_size=(64, 128))) if config.sparsity else model
     compare(on_ranks(ranks, big, config, ulysses, tree), stream(big, config, "cpu"))
 
 
 @pytest.mark.parametrize(("sparsity", "ulysses", "tree"), [(0.0, 2, 2), (0.5, 3, 1)])
-def test_recorded_passes_give_what_eager_ones_give(ranks: Runner, model: Model, sparsity: float, ulysses: int, tree: int) -> None:
+def test_recorded_passes_give_what_eager_ones_give(ranks: Ranks, model: Model, sparsity: float, ulysses: int, tree: int) -> None:
     """While the window fills and rolls, over a switch, and on."""
     big = replace(model, defaults=replace(model.defaults, frame_size=(64, 128))) if sparsity else model
     config = replace(CONFIG, sparsity=sparsity)
 
-    def work(runner: Eager | Recorded) -> tuple[Told, int]:
+    def work(runner: Runner) -> tuple[Told, int]:
         group = DeviceGroup(ulysses=ulysses, timeout_s=300)
         with Session("red circle", preset=config, model=big, seed=3, device=group) as session:
             session._stream._dit = session._stream._dit.share(runner)
             return tell(session, 6, SWITCHES), len(runner) if isinstance(runner, Recorded) else 0
 
-    eager = ranks(ulysses * tree, lambda rank: work(Eager()))
+    eager = ranks(ulysses * tree, lambda rank: work(Runner()))
     for (told, known), (plain, _) in zip(ranks(ulysses * tree, lambda rank: work(Recorded())), eager, strict=True):
         assert known == 7
         assert torch.equal(told.latents, plain.latents) and torch.equal(told.frames, plain.frames)
 
 
 @pytest.mark.parametrize(("number", "ulysses"), [(4, 2), (3, 3)], ids=["heads and rows", "heads alone"])
-def test_a_snapshot_is_that_of_one_device(ranks: Runner, model: Model, number: int, ulysses: int) -> None:
+def test_a_snapshot_is_that_of_one_device(ranks: Ranks, model: Model, number: int, ulysses: int) -> None:
     def begin(device: DeviceGroup | str) -> tuple[Snapshot, Tensor]:
         with Session("red circle", preset=CONFIG, model=model, device=device) as session:
             list(session.stream(3))
@@ -136,7 +137,7 @@ def test_a_snapshot_is_that_of_one_device(ranks: Runner, model: Model, number: i
         go_on("cpu", taken[1][0])
 
 
-def test_prompts_of_rank_0_are_followed(ranks: Runner, model: Model) -> None:
+def test_prompts_of_rank_0_are_followed(ranks: Ranks, model: Model) -> None:
     def work(rank: int, device: DeviceGroup | str) -> tuple[list[str], Tensor]:
         blocks = []
         with Session("red circle", preset=CONFIG, model=model, device=device) as session:
@@ -156,7 +157,7 @@ def test_prompts_of_rank_0_are_followed(ranks: Runner, model: Model) -> None:
 
 
 @pytest.mark.parametrize(("change", "words"), [({"seed": 1}, "seed 1"), ({"preset": "balanced"}, "balanced")])
-def test_another_session_on_one_rank_is_refused(ranks: Runner, model: Model, change: dict[str, Any], words: str) -> None:
+def test_another_session_on_one_rank_is_refused(ranks: Ranks, model: Model, change: dict[str, Any], words: str) -> None:
     def work(rank: int) -> str:
         options = {"preset": CONFIG, "model": model, "device": DeviceGroup(timeout_s=300)} | (change if rank == 2 else {})
         with pytest.raises(CollectiveError) as raised:
@@ -167,7 +168,7 @@ def test_another_session_on_one_rank_is_refused(ranks: Runner, model: Model, cha
     assert all(words in error and "rank 2 disagrees" in error for error in ranks(3, work))
 
 
-def test_what_a_rank_will_hold_is_predicted(ranks: Runner, model: Model) -> None:
+def test_what_a_rank_will_hold_is_predicted(ranks: Ranks, model: Model) -> None:
     def work(rank: int) -> tuple[dict[str, int], int]:
         group = DeviceGroup(ulysses=2, timeout_s=300)
         with Session("red circle", preset=CONFIG, model=model, device=group) as session:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -160,12 +160,10 @@ class SharedCache:
         return self._cache.end
 
     def at(self, first_frame: int, num_frames: int) -> SharedStep:
-        """See `RingCache.at`."""
         step = self._cache.at(first_frame, num_frames)
         return self._step(step, f"latent frames {first_frame}..{first_frame + num_frames - 1}")
 
     def rewrite(self, end: int | None = None, *, keep_sink: bool) -> SharedStep:
-        """See `RingCache.rewrite`."""
         step = self._cache.rewrite(end, keep_sink=keep_sink)
         return self._step(step, f"window before latent frame {step.positions[-1] + 1} again")
 
@@ -181,7 +179,7 @@ class SharedCache:
         """
         state = self._cache.snapshot()
         call = self._devices.begin("snapshot")
-        whole = _each(state, lambda part: self._gather(call, part))
+        whole = state.each(lambda part: self._gather(call, part))
         self._devices.settle()
         return whole
 
@@ -191,7 +189,7 @@ class SharedCache:
         Raises:
             ShapeError: the snapshot has another shape.
         """
-        self._cache.restore(_each(state, self._share))
+        self._cache.restore(state.each(self._share))
 
     def _step(self, step: CacheStep, what: str) -> SharedStep:
         call = self._devices.begin(what)
@@ -241,10 +239,6 @@ class SharedCache:
     def _kept(self) -> list[int]:
         """Return the number of tokens of a frame that each rank keeps."""
         return [stop - start for start, stop in map(self._layout.kept, range(self._layout.degrees.num_ranks))]
-
-
-def _each(state: CacheState, change: Callable[[Tensor], Tensor]) -> CacheState:
-    return replace(state, keys=change(state.keys), values=change(state.values), sink_keys=change(state.sink_keys))
 
 
 NOT_SHARED = {
