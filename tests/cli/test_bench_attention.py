@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from strobe.cli import bench_attention
 from strobe.models.captured import CapturedCall, write_calls
 from terminal import Strobe
 
@@ -68,12 +68,20 @@ def test_captured_calls_are_measured_by_several_methods_and_the_answer_comes_fir
     assert other.code == 2 and "differ in captured" in other.err
 
 
-def test_the_quick_grid_has_a_size_where_sparsity_pays_and_takes_less_time_per_cell() -> None:
-    cells = bench_attention._cells(bench_attention.CellFlags(grid=("quick",)))
-    assert max(cell.shape.num_tokens for cell in cells) >= 4096 and len(cells) <= 4
-    how, quick = bench_attention.MeasureFlags(), bench_attention.CellFlags(grid=("quick",))
-    assert bench_attention._seconds(how, quick) < bench_attention._seconds(how, bench_attention.CellFlags())
-    assert bench_attention._seconds(bench_attention.MeasureFlags(seconds_per_cell=7), quick) == 7
+def test_the_quick_grid_has_a_size_where_sparsity_pays_and_takes_less_time_per_cell(
+    strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int, float]] = []
+
+    def stop(cells: tuple[Any, ...], request: Any, *_: object) -> None:
+        asked.append((len(cells), max(cell.shape.num_tokens for cell in cells), request.seconds))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("strobe.bench.attention.run.run_grid", stop)
+    for flags in (("--grid", "quick"), (), ("--grid", "quick", "--seconds-per-cell", 7)):
+        assert strobe("bench", "attention", *flags, "--device", "cpu", "--out", tmp_path).code == 130
+    (few, most, fast), (_, _, usual), (_, _, told) = asked
+    assert few <= 4 and most >= 4096 and (fast, usual, told) == (0.5, 4.0, 7.0)
 
 
 def test_profile_prints_what_was_called_and_the_memory(strobe: Strobe, tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from strobe.lint.check import lint_text
-from strobe.lint.document import Claim, LintOptions
+from strobe.lint.document import Claim, LintOptions, read_markdown
+from strobe.lint.rules import findings
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Page:
 
     def lint(self) -> tuple[Claim, ...]:
         """What the linter says of it."""
-        return lint_text(self.text, self.options)
+        return findings(read_markdown(self.text), self.options)
 
 
 @pytest.fixture

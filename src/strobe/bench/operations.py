@@ -596,8 +596,8 @@ def _taken(timed: dict[str, Operation], chosen: Sequence[RunnableOperation]) -> 
 def _timed(each: RunnableOperation, iterations: int, device: torch.device, *, cold: bool) -> Operation:
     one = each.operation
     calls = min(iterations, _LONG_CALLS) if one.name == RECACHE else iterations
-    found = time_isolated(each.run, iterations=calls, device=device, warmup=2, cold=cold, waits=one.waits)
-    return replace(one, times_ns=found.times_ns)
+    times_ns, _ = time_isolated(each.run, iterations=calls, device=device, warmup=2, cold=cold, waits=one.waits)
+    return replace(one, times_ns=times_ns)
 
 
 def _rare(parts: StepParts) -> tuple[RunnableOperation, ...]:

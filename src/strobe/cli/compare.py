@@ -218,7 +218,10 @@ def compare(
     if len(sides) < 2:
         alone = f"{sides[0]!r} needs a candidate to compare it with" if sides else "nothing to compare"
         raise ConfigError(f"{alone}; write strobe compare PRESET PRESET, or strobe compare -- 'COMMAND' -- 'COMMAND'")
-    _refuse_programs(sides)
+    for side in sides:
+        words = side.split()
+        if words and side not in PRESETS and shutil.which(words[0]) is not None:
+            raise ConfigError(f"{side!r} begins with a program and is no preset; write strobe compare -- 'COMMAND' -- 'COMMAND'")
     with output.progress("compare"):
         from strobe.bench.case import ComparePlan
         from strobe.bench.cases.stream import StreamCase, named_apart, runnable
@@ -281,18 +284,6 @@ def _cells(base: Setup, clip: GridFlags) -> tuple[list[AblationCell], Model, str
     if not found:
         raise ConfigError(f"{name} has no optimisation that does anything here; give --vary, or another preset")
     return found, model, str(device)
-
-
-def _refuse_programs(sides: Sequence[str]) -> None:
-    """Refuse words that begin with a program in the place of a preset.
-
-    Raises:
-        ConfigError: one does; says where `--` stands.
-    """
-    for side in sides:
-        words = side.split()
-        if words and side not in PRESETS and shutil.which(words[0]) is not None:
-            raise ConfigError(f"{side!r} begins with a program and is no preset; write strobe compare -- 'COMMAND' -- 'COMMAND'")
 
 
 def compare_programs(

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import App, Parameter
 
-from strobe.cli.console import OUT, Output, megabytes
-from strobe.cli.tables import banner_texts, table_text
+from strobe.cli.console import OUT, Output, banner_texts, megabytes, table_text
+from strobe.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from strobe.perf.analysis.structure.sections import TraceEvidence
@@ -73,7 +73,6 @@ class Evidence:
         Raises:
             ConfigError: fewer than one.
         """
-        from strobe.core.errors import ConfigError
 
         if self.calls_per_stage is not None and self.calls_per_stage < 1:
             raise ConfigError(f"--calls-per-stage {self.calls_per_stage}: a stage has 1 or more; leave it out if nobody counted")
@@ -123,7 +122,6 @@ def stages(
         logs: text logs, plain or .gz, one column each.
         out: the Markdown file to write.
     """
-    from strobe.core.errors import ConfigError
 
     if not logs:
         raise ConfigError("name at least one log; `strobe extract stages fa.log vsa.log -o table.md`")
@@ -160,7 +158,6 @@ def attention(
     Args:
         out: the Markdown file to write.
     """
-    from strobe.core.errors import ConfigError
 
     given = [
         (label, path, name, durations(window))
@@ -212,7 +209,6 @@ def kernels(
         focal: regular expression that is searched in the names of device events.
         out: the Markdown file to write.
     """
-    from strobe.core.errors import ConfigError, DataError
 
     if not traces:
         raise ConfigError("name at least one trace: a .json or .json.gz file of torch.profiler, or a folder that holds some")
@@ -237,7 +233,6 @@ def of_sides(flag: str, values: Sequence[str]) -> tuple[str, str]:
     Raises:
         ConfigError: more than two.
     """
-    from strobe.core.errors import ConfigError
 
     if len(values) > 2:
         raise ConfigError(f"{flag} {' '.join(values)}: give one for both sides, or two, the baseline's first")
@@ -250,7 +245,6 @@ def durations(text: str) -> tuple[int | None, int | None]:
     Raises:
         ConfigError: not two durations with `..` between them, or none lies between them.
     """
-    from strobe.core.errors import ConfigError
     from strobe.perf.logs.patterns import parse_duration
 
     if not text:
@@ -296,7 +290,6 @@ def _read_traces(paths: Sequence[Path], output: Output) -> TraceStudy:
 
 def _evidence(side: str, evidence: Evidence, output: Output) -> tuple[TraceEvidence, list[Path]]:
     """Return what a side's traces prove, and their files."""
-    from strobe.core.errors import ConfigError
     from strobe.perf.analysis.structure.sections import trace_evidence
 
     paths, focal = getattr(evidence, f"{side}_trace"), getattr(evidence, f"focal_{side}")

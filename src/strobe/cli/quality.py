@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import Parameter
 
-from strobe.cli.console import OUT, Output, named
+from strobe.cli.console import OUT, Output, named, table_text
 from strobe.cli.report import GATE_FAILED
 from strobe.cli.require import Figures, failures, parse_requirement
 from strobe.cli.run_folder import check_page, write_page
-from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError
 from strobe.quality.available import MetricsAsked
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 from cyclopts import Parameter
 from rich.table import Column, Table
 
-from strobe.cli.console import OUT, Output, styled
+from strobe.cli.console import OUT, Output, banner_texts, styled, table_text
 from strobe.cli.require import JOULES, Figures, Requirement, failures, parse_requirement, value_of
-from strobe.cli.tables import banner_texts, table_text
+from strobe.core.errors import ConfigError
 from strobe.core.printable import clean
 
 if TYPE_CHECKING:
@@ -62,7 +62,6 @@ def report(
             must not leaves a candidate without a speedup, and no --require holds for it.
         out: the folder to write to, made if absent; by default the first run's own.
     """
-    from strobe.core.errors import ConfigError
     from strobe.perf.records.record import PLAN
 
     if not folders:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from cyclopts import Parameter
 from rich.text import Text
 
-from strobe.cli.console import OUT, Output, joined_lines, megabytes
-from strobe.cli.tables import banner_texts, table_text
+from strobe.cli.console import OUT, Output, banner_texts, joined_lines, megabytes, table_text
+from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from strobe.perf.report.study import TraceStudy
@@ -86,7 +86,6 @@ def trace(
         format: html, md or json: what to write into the folder, by default all of them; without a folder, what to print.
         perfetto: also write a Perfetto file (TrackEvent) of the window; needs the extra perfetto.
     """
-    from strobe.core.errors import ConfigError
 
     if not files:
         raise ConfigError("name at least one trace: a .json or .json.gz file of torch.profiler, or a folder that holds some")
@@ -116,7 +115,6 @@ def trace(
 
 def _read(files: Sequence[Path], analysis: Analysis, output: Output) -> TraceStudy:
     """Read the files and warn on stderr of what was wrong with them."""
-    from strobe.core.errors import ConfigError
 
     if analysis.top < 1:
         raise ConfigError(f"--top {analysis.top}: give 1 or more")

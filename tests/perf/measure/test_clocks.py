@@ -248,7 +248,8 @@ def test_a_hot_gpu_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert slept == [1.0, 1.0]
     machine.open_gpu.cache_clear()
     use(monkeypatch, (1200, 0, 90, HOT))
-    assert not cool_down(GPU, longest_s=0.0)
+    monkeypatch.setattr(machine, "COOL_S", 0.0)
+    assert not cool_down(GPU)
 
 
 @pytest.mark.gpu
