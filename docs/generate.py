@@ -22,8 +22,8 @@ import strobe
 from documents import json_markdown
 from strobe.cli.app import app
 from strobe.cli.model import ModelFlags
-from strobe.perf.records.store import schema_markdown
 from strobe.serve.protocol_page import protocol_markdown
+from structs import schema_markdown
 
 SUBJECTS: Final = {
     "Streams": ("engine",),

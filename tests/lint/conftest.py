@@ -82,6 +82,17 @@ class Page:
         """What the linter says of it."""
         return findings(read_markdown(self.text), self.options)
 
+    def only(self) -> Claim:
+        """The one finding."""
+        found = self.lint()
+        assert len(found) == 1, "\n".join(map(str, found)) + "\n" + self.text
+        return found[0]
+
+    def clean(self) -> None:
+        """It has no finding."""
+        found = self.lint()
+        assert not found, "\n".join(map(str, found)) + "\n" + self.text
+
 
 @pytest.fixture
 def page() -> Callable[..., Page]:
@@ -94,26 +105,3 @@ def page() -> Callable[..., Page]:
         return made
 
     return new
-
-
-@pytest.fixture
-def only() -> Callable[[Page], Claim]:
-    """The one finding of a page."""
-
-    def one(made: Page) -> Claim:
-        found = made.lint()
-        assert len(found) == 1, "\n".join(map(str, found)) + "\n" + made.text
-        return found[0]
-
-    return one
-
-
-@pytest.fixture
-def clean() -> Callable[[Page], None]:
-    """A page has no finding."""
-
-    def check(made: Page) -> None:
-        found = made.lint()
-        assert not found, "\n".join(map(str, found)) + "\n" + made.text
-
-    return check

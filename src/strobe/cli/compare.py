@@ -69,11 +69,7 @@ def given(flags: object) -> tuple[str, ...]:
 
 
 def refuse(flags: Sequence[str], form: str) -> None:
-    """Refuse flags that say nothing to one form of the command.
-
-    Raises:
-        ConfigError: there are some.
-    """
+    """Refuse flags that say nothing to one form of the command."""
     if flags:
         raise ConfigError(f"{', '.join(flags)}: {form}; leave {'it' if len(flags) == 1 else 'them'} out")
 
@@ -141,11 +137,7 @@ class GridFlags(ClipFlags):
 
     @property
     def asked(self) -> bool:
-        """Whether settings are changed at all.
-
-        Raises:
-            ConfigError: combinations of nothing.
-        """
+        """Whether settings are changed at all."""
         if self.grid and len(self.vary) < 2:
             raise ConfigError("--grid makes the products of two factors or more; give another to --vary, or leave it out")
         return bool(self.vary or self.leave_one_out)
@@ -262,11 +254,7 @@ def _vary(sides: Sequence[str], clip: GridFlags, rounds: int, out: Path, output:
 
 
 def _cells(base: Setup, clip: GridFlags) -> tuple[list[AblationCell], Model, str]:
-    """Return what is measured, with which model and on which device.
-
-    Raises:
-        ConfigError: nothing is.
-    """
+    """Return what is measured, with which model and on which device."""
     from strobe.bench.cases import ablate as planned
     from strobe.core.device import resolve_device
     from strobe.perf.records.record import PlannedCell

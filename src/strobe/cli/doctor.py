@@ -13,7 +13,7 @@ from strobe.cli.completion import DeviceName, ModelName, PresetName
 from strobe.cli.console import Output, styled
 from strobe.cli.defaults import check_file, find_file
 from strobe.cli.model import at_least, parse_size
-from strobe.cli.presets import SideBySide
+from strobe.cli.presets import side_by_side
 from strobe.core.errors import ConfigError, StrobeError, unknown_choice
 from strobe.core.libraries import DISTRIBUTION
 from strobe.core.printable import ByteUnit, bytes_in
@@ -71,7 +71,9 @@ def doctor(
     usable = checks[0]["ok"]
     if usable:
         checks += [check_weights(), check_video()]
-    document: dict[str, Any] = {"checks": checks, "defaults": read_defaults(output)}
+    file = find_file(output.config)
+    defaults = {"file": None if file is None else str(file), "tables": {} if file is None else check_file(file)}
+    document: dict[str, Any] = {"checks": checks, "defaults": defaults}
     gates: tuple[GateRun, ...] = ()
     if usable and gate:
         document["gate"], gates = run_gate(device, output)
@@ -88,12 +90,6 @@ def doctor(
     if gated.get("reason") or not all(check["ok"] for check in checks):
         return MISSING
     return 1 if any(each["failed"] for each in gated.get("gates", ())) else 0
-
-
-def read_defaults(output: Output) -> dict[str, Any]:
-    """Find the file of defaults and check all of it."""
-    path = find_file(output.config)
-    return {"file": None if path is None else str(path), "tables": {} if path is None else check_file(path)}
 
 
 def read_plugins() -> list[dict[str, str]]:
@@ -162,20 +158,12 @@ def run_gate(device: str, output: Output) -> tuple[dict[str, Any], tuple[GateRun
     told = []
     with output.progress("gate") as advance:
         for outcome in run_gates(where, describe_machine(where).driver, advance):
-            if outcome.gate is not None:
-                record([outcome.gate], place)
-                done.append(outcome.gate)
-            tests, failed = (outcome.gate.tests, outcome.gate.failed) if outcome.gate is not None else (0, "")
-            told.append(
-                {
-                    "operator": outcome.operator,
-                    "impl": outcome.impl,
-                    "ran": outcome.gate is not None,
-                    "tests": tests,
-                    "failed": failed,
-                    "refused": outcome.refused,
-                }
-            )
+            own: dict[str, Any] = {"ran": False, "tests": 0, "failed": ""}
+            if (gate := outcome.gate) is not None:
+                record([gate], place)
+                done.append(gate)
+                own = {"ran": True, "tests": gate.tests, "failed": gate.failed}
+            told.append({"operator": outcome.operator, "impl": outcome.impl, **own, "refused": outcome.refused})
     return {"reason": "", "record": str(place), "gates": told}, tuple(done)
 
 
@@ -253,12 +241,17 @@ def _tables(document: dict[str, Any], *, details: bool) -> Iterator[RenderableTy
     yield from ("", styled(("attention", "bold"), f"  runs: {attention['runs']}"))
     if details:
         yield from (f"  not {name}: {reason}" for name, reason in attention["passed_over"].items())
-        yield _impl_table(attention["impls"], on_cpu=on_cpu)
+        table = Table(*(Column("", no_wrap=column < 3) for column in range(4)), box=None, show_header=False)
+        for impl in attention["impls"]:
+            table.add_row(f"  {impl['operator']}", impl["name"], _state(impl, on_cpu=on_cpu), impl["detail"])
+        yield table
     else:
         yield from _impl_lines(attention["impls"], on_cpu=on_cpu)
     yield from ("", styled(("optimisations", "bold"), "  off on this machine:"))
     if details:
-        yield _knob_table(document["presets"])
+        knobs = next(iter(document["presets"].values()))
+        rows = {knob: [_knob(states[knob]) for states in document["presets"].values()] for knob in knobs}
+        yield from side_by_side(list(document["presets"]), rows)
     knobs = [(name, knob["reason"]) for knobs in document["presets"].values() for name, knob in knobs.items() if knob["reason"]]
     yield from (f"  {', '.join(names)}: {reason}" for reason, names in _by_second(knobs))
     lacking = [(name, reason.removeprefix(f"{name} ")) for name, reason in document["lacking"].items()]
@@ -321,29 +314,13 @@ def _gate_lines(gate: dict[str, Any]) -> Iterator[RenderableType]:
         yield f"  recorded in {gate['record']}"
 
 
-def _impl_table(impls: list[dict[str, str]], *, on_cpu: bool) -> Table:
-    """Return the table of every implementation: gated and where, or untested or missing and why."""
-    table = Table(*(Column("", no_wrap=column < 3) for column in range(4)), box=None, show_header=False)
-    for impl in impls:
-        table.add_row(f"  {impl['operator']}", impl["name"], _state(impl, on_cpu=on_cpu), impl["detail"])
-    return table
-
-
-def _knob_table(presets: dict[str, dict[str, dict[str, Any]]]) -> SideBySide:
-    """Return the table of knobs by preset; a knob that was asked for and has no effect here is "off here"."""
-    rows = {}
-    for knob in next(iter(presets.values())):
-        states = [knobs[knob] for knobs in presets.values()]
-        rows[knob] = ["on" if state["on"] else "off here" if state["reason"] else "off" for state in states]
-    return SideBySide(names=list(presets), rows=rows)
+def _knob(state: dict[str, Any]) -> str:
+    """Return the state of a knob; one that was asked for and has no effect here is "off here"."""
+    return "on" if state["on"] else "off here" if state["reason"] else "off"
 
 
 def asked(preset: str, model: str, size: str | None, device: str) -> tuple[ModelParts, ResolvedConfig]:
-    """Resolve the preset and find the sizes of the model; nothing is loaded.
-
-    Raises:
-        ConfigError: no model or preset of that name.
-    """
+    """Resolve the preset and find the sizes of the model; nothing is loaded."""
     from strobe.core.device import resolve_device
     from strobe.engine.load import model_parts, names
     from strobe.engine.presets import preset as find_preset

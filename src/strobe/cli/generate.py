@@ -139,11 +139,7 @@ class ClipFile:
     force: bool = False
 
     def check_free(self) -> None:
-        """Refuse to replace a clip unasked, before anything slow is loaded.
-
-        Raises:
-            ConfigError: it is there and `force` is off.
-        """
+        """Refuse to replace a clip unasked, before anything slow is loaded."""
         if self.out.is_file() and not self.force:
             raise ConfigError(f"{self.out} exists; --force replaces it, -o names another")
 
@@ -179,11 +175,7 @@ class Length:
         return blocks_for(seconds, session.model.defaults, first_block=session.config.first_block)
 
     def check(self) -> None:
-        """Refuse two lengths, and a length that is not positive and finite.
-
-        Raises:
-            ConfigError: it is so.
-        """
+        """Refuse two lengths, and a length that is not positive and finite."""
         if self.seconds is not None and self.blocks is not None:
             raise ConfigError("give --seconds or --blocks, not both")
         if self.seconds is not None and not 0 < self.seconds < math.inf:
@@ -359,11 +351,7 @@ class WrittenClip:
 
 
 def first_of(prompt: str | None, timed: Sequence[TimedPrompt], file: Path | None) -> str:
-    """Return the first prompt: the one given, else the one of a file of prompts.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Return the first prompt: the one given, else the one of a file of prompts."""
     found = prompt or next((each.prompt for each in timed if each.first), None)
     if found is None:
         where = f"{file} has no prompt at 0s; " if file is not None else ""
@@ -374,11 +362,7 @@ def first_of(prompt: str | None, timed: Sequence[TimedPrompt], file: Path | None
 def switches_for(
     session: Session, said: Sequence[str], timed: Sequence[TimedPrompt], file: Path | None, mode: Mode
 ) -> list[Switch]:
-    """Return the prompt switches of flags and file for a session.
-
-    Raises:
-        ConfigError: one does not read like one, or two take effect at one frame block.
-    """
+    """Return the prompt switches of flags and file for a session."""
     from strobe.engine.prompts import check_switches, parse_switch, switches_of
 
     defaults, first = session.model.defaults, session.config.first_block
@@ -457,11 +441,7 @@ def recipe_switches(recipe: RecipeAnswer, blocks: int) -> list[Switch]:
 
 
 def mismatches(recipe: RecipeAnswer, session: Session) -> Iterator[str]:
-    """Yield what differs from the machine and versions that made the stream, whose frames may then differ too.
-
-    Raises:
-        ConfigError: the model is another, so that nothing of the stream would come back.
-    """
+    """Yield what differs from the machine and versions that made the stream, whose frames may then differ too."""
     from strobe.engine.snapshot import device_name, versions
 
     model = session.model

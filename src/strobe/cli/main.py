@@ -35,11 +35,7 @@ UNGUIDED: Final = "The models here are distilled without guidance, so none takes
 
 
 def whole_numbers(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Refuse a fraction where a flag of any verb takes a whole number; the library would round it.
-
-    Raises:
-        ConfigError: there is one.
-    """
+    """Refuse a fraction where a flag of any verb takes a whole number; the library would round it."""
     for argument in arguments:
         for token in argument.tokens if _whole(argument.hint) else ():
             if "." in token.value:

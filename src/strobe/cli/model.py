@@ -119,11 +119,7 @@ class ModelFlags:
             family.load(self.model, given)  # raises at once: the reason is told there alone
 
     def check_prompts(self, prompts: Iterable[str]) -> None:
-        """Check prompts, and each part of those that are several, as far as that needs no weights.
-
-        Raises:
-            ConfigError: a weight cannot be read, the model refuses a prompt, or there is no such model.
-        """
+        """Check prompts, and each part of those that are several, as far as that needs no weights."""
         from strobe.engine.family import Weights
         from strobe.engine.load import SHAPES, family_of
         from strobe.engine.prompts import read_weights
@@ -137,11 +133,7 @@ class ModelFlags:
                 reads(text)
 
     def given(self) -> "Weights":
-        """The weights that the flags name.
-
-        Raises:
-            ConfigError: flags contradict each other, or do not parse.
-        """
+        """The weights that the flags name."""
         unused = {"--release": self.release, "--prompt-cache": self.prompt_cache} if self.random_weights else {}
         for flag, folder in unused.items():
             if folder is not None:
@@ -198,11 +190,7 @@ def _plain(value: object) -> str:
 
 
 def at_least(least: int, **given: int | None) -> None:
-    """Check counts given by flags, by the flags' names, before anything slow is loaded.
-
-    Raises:
-        ConfigError: one is below `least`.
-    """
+    """Check counts given by flags, by the flags' names, before anything slow is loaded."""
     for name, count in given.items():
         if count is not None and count < least:
             raise ConfigError(f"--{name} {count}: give {least} or more")
@@ -234,11 +222,7 @@ class TraceFlags:
         return self.regions or read_settings().profile_regions
 
     def amounts(self) -> dict[str, Any]:
-        """The fields of `ComparePlan` that they give.
-
-        Raises:
-            ConfigError: a count below its least.
-        """
+        """The fields of `ComparePlan` that they give."""
         at_least(1, active=self.active)
         at_least(0, wait=self.wait)
         placed = self.wait is not None and self.trace
@@ -258,11 +242,7 @@ LENGTH = Group("Length", show=False, validator=_one_length)
 
 
 def frame_blocks(blocks: int, seconds: float | None, defaults: "ModelDefaults") -> int:
-    """Return a length in frame blocks: those that last `seconds` where they are given.
-
-    Raises:
-        ConfigError: seconds that are not above 0 and finite.
-    """
+    """Return a length in frame blocks: those that last `seconds` where they are given."""
     from strobe.engine.prompts import blocks_for
 
     if seconds is None:
@@ -279,11 +259,7 @@ def tell_length(seconds: float | None, blocks: int, output: Output) -> None:
 
 
 def parse_lora(text: str) -> tuple[Path, float]:
-    """Parse a LoRA file and its strength from `style.safetensors=0.8`, or the file alone at strength 1.
-
-    Raises:
-        ConfigError: the strength is no number.
-    """
+    """Parse a LoRA file and its strength from `style.safetensors=0.8`, or the file alone at strength 1."""
     file, equals, number = text.rpartition("=")
     if not equals or Path(text).exists():
         return Path(text), 1.0
@@ -297,11 +273,7 @@ def parse_lora(text: str) -> tuple[Path, float]:
 
 
 def parse_timesteps(text: str | None) -> tuple[float, ...] | None:
-    """Parse nominal timesteps such as `1000,500`.
-
-    Raises:
-        ConfigError: they are no numbers.
-    """
+    """Parse nominal timesteps such as `1000,500`."""
     if text is None:
         return None
     try:
@@ -311,11 +283,7 @@ def parse_timesteps(text: str | None) -> tuple[float, ...] | None:
 
 
 def parse_size(text: str | None) -> tuple[int, int] | None:
-    """Parse height and width of a size such as `320x576`.
-
-    Raises:
-        ConfigError: it does not read like that.
-    """
+    """Parse height and width of a size such as `320x576`."""
     if text is None:
         return None
     height, _, width = text.partition("x")

@@ -126,11 +126,7 @@ def speedup(
 
 
 def _by_kind(files: Sequence[Path], sides: Sides, evidence: Evidence) -> tuple[Sides, Evidence]:
-    """Return logs and traces by side: of each kind the first is the baseline's, the second the candidate's.
-
-    Raises:
-        ConfigError: a kind with one file or more than two, or given by a flag too.
-    """
+    """Return logs and traces by side: of each kind the first is the baseline's, the second the candidate's."""
 
     traces = [path for path in files if str(path).endswith(_TRACES_END)]
     logs = [file for file in files if file not in traces]
@@ -171,11 +167,7 @@ def _of_run(run: Sequence[Path], comparing: Comparing, wanted: tuple[Sequence[Re
 
 
 def _check_two_sides(sides: Sides, evidence: Evidence) -> None:
-    """Check that both sides have a log, or both a trace, if anything is given.
-
-    Raises:
-        ConfigError: there is nothing of which both have one; says which flag is missing.
-    """
+    """Check that both sides have a log, or both a trace, if anything is given."""
 
     given = {"log": (sides.baseline_log, sides.candidate_log), "trace": (evidence.baseline_trace, evidence.candidate_trace)}
     there = [(side, what) for what, pair in given.items() for side, path in zip(SIDES, pair, strict=True) if path]

@@ -261,18 +261,15 @@ def options_of(*, model: str | None, size: tuple[int, int] | None, window: int |
         raise ConfigError(f"--size and --window say nothing without --model; known: {', '.join(TRANSFORMERS)}")
     if model is not None and model not in TRANSFORMERS:
         raise unknown_choice("model", model, TRANSFORMERS)
-    ran = None if device is None else device_named(device)
-    if device is not None and ran is None:
-        raise unknown_choice("device", device, (each.name for each in DEVICES))
+    ran = None
+    if device is not None:  # by its name, or the first of its family (`h100`)
+        family = (each for each in DEVICES if device and f"{each.name} ".lower().startswith(f"{device} ".lower()))
+        ran = device_peaks(device) or next(family, None)
+        if ran is None:
+            raise unknown_choice("device", device, (each.name for each in DEVICES))
     transformer = None if model is None else TRANSFORMERS[model]
     tokens = transformer.tokens_per_frame(*size) if transformer is not None and size is not None else None
     return LintOptions(model=transformer, tokens_per_frame=tokens, window=window, device=ran)
-
-
-def device_named(text: str) -> DevicePeaks | None:
-    """Return the device of a name, or the first of its family (`h100`); None if there is none."""
-    family = (device for device in DEVICES if text and f"{device.name} ".lower().startswith(f"{text} ".lower()))
-    return device_peaks(text) or next(family, None)
 
 
 @dataclass(frozen=True, kw_only=True)
