@@ -128,13 +128,17 @@ class Engine(ModelFlags):
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ClipFile:
-    """Flags of the clip's file.
+    """Flags of the clip's length and file.
 
     Args:
+        seconds: length of the clip, 10 unless --blocks is given, a recipe says it, or a clip is followed.
+        blocks: length of the clip in frame blocks.
         out: the file; .mp4 and .mkv are H.264, .gif and .webp are animations. Until it is complete it grows as clip.partial.mp4.
         force: replace a clip that is there.
     """
 
+    seconds: float | None = None
+    blocks: int | None = None
     out: Annotated[Path, Parameter(alias=OUT)] = Path("clip.mp4")
     force: bool = False
 
@@ -143,26 +147,7 @@ class ClipFile:
         if self.out.is_file() and not self.force:
             raise ConfigError(f"{self.out} exists; --force replaces it, -o names another")
 
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class Length:
-    """Flags of the clip's length.
-
-    Args:
-        seconds: length of the clip, 10 unless --blocks is given, a recipe says it, or a clip is followed.
-        blocks: length of the clip in frame blocks.
-    """
-
-    seconds: float | None = None
-    blocks: int | None = None
-
-    @property
-    def given(self) -> bool:
-        """Whether one of them was given."""
-        return self.seconds is not None or self.blocks is not None
-
-    def of(self, session: Session, followed: Tensor | None) -> int:
+    def num_blocks(self, session: Session, followed: Tensor | None) -> int:
         """Return the number of frame blocks: as given, else those of a clip that is followed, else of 10 seconds."""
         from strobe.engine.prompts import blocks_for
         from strobe.engine.start import blocks_given
@@ -174,7 +159,7 @@ class Length:
         seconds = 10.0 if self.seconds is None else self.seconds
         return blocks_for(seconds, session.model.defaults, first_block=session.config.first_block)
 
-    def check(self) -> None:
+    def check_length(self) -> None:
         """Refuse two lengths, and a length that is not positive and finite."""
         if self.seconds is not None and self.blocks is not None:
             raise ConfigError("give --seconds or --blocks, not both")
@@ -206,7 +191,6 @@ def generate(
     *,
     replay: Path | None = None,
     steering: Steering = Steering(),
-    length: Length = Length(),
     file: ClipFile = ClipFile(),
     engine: Engine = Engine(),
     output: Output = Output(),
@@ -230,7 +214,7 @@ def generate(
     output = said_by_rank_0(output)
     switch, prompts, mode = steering.switch, steering.prompts, steering.mode
     with joined(engine.device, engine.ulysses) as device, output.progress("frame blocks") as advance:
-        length.check()
+        file.check_length()
         from strobe.engine.video import check_video_path
 
         check_video_path(file.out)
@@ -251,10 +235,10 @@ def generate(
         clip = WrittenClip(path=file.out, picked=why)
         start = engine.frames(model, b"" if read is None else start_image(read))
         with Session(prompt, preset=config, model=model, seed=engine.seed, device=device, start=start) as session:
-            total = length.of(session, None if engine.follow is None else start)
+            total = file.num_blocks(session, None if engine.follow is None else start)
             switches = switches_for(session, switch, timed, prompts, mode)
             if read is not None:
-                total = total if length.given else read.frame_blocks
+                total = total if file.seconds or file.blocks else read.frame_blocks
                 switches = recipe_switches(read, total)
                 for told in mismatches(read, session):
                     output.note(f"the frames may differ from the stream's: {told}")

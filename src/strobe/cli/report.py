@@ -264,7 +264,8 @@ def _clip_table(findings: Sequence[Finding], refused: Mapping[str, str]) -> Tabl
             rate = "-" if work is None else f"{work.frames * work.batch * 1e9 / mean_ns:.1f}"
             found = None if subject is each.reference else each.e2e
             ends = None if found is None else found.interval
-            ratio = "1" if found is None else _ratio(found.ratio, ends and ends.low, ends and ends.high, " ")
+            low, high = (None, None) if ends is None else (ends.low, ends.high)
+            ratio = "1" if found is None else _ratio(found.ratio, low, high, " ")
             answer = each.answer
             block_ns = None if answer is None else answer.baseline_ns if subject is each.reference else answer.candidate_ns
             block = "-" if block_ns is None else significant(float(block_ns) / 1e6)

@@ -46,7 +46,7 @@ REASONS: Final = {
 """Names of the other bits of the clock event reasons, which hold clocks down."""
 
 
-class Gpu:
+class _Gpu:
     """One GPU as NVML sees it. A query that the driver does not answer gives None, never an error."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
@@ -95,14 +95,14 @@ class Gpu:
 
 
 @functools.cache
-def open_gpu(uuid: str) -> Gpu | None:
+def open_gpu(uuid: str) -> _Gpu | None:
     """Open a GPU by its UUID; None if `nvidia-ml-py` is not installed or the driver does not know the GPU."""
     if broken("pynvml"):
         return None
     nvml = importlib.import_module("pynvml")
     try:
         nvml.nvmlInit()
-        return Gpu(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
+        return _Gpu(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
     except nvml.NVMLError:
         return None
 
@@ -171,7 +171,7 @@ class ClockSampler:
     def __init__(self, device: torch.device, *, lap: bool = False) -> None:
         self._device = device
         self._lap = lap
-        self._gpu: Gpu | None = None if device.type != "cuda" else open_gpu(gpu_uuid(device))
+        self._gpu: _Gpu | None = None if device.type != "cuda" else open_gpu(gpu_uuid(device))
         self._readings: list[Clocks] = []
         self._energy_mj: list[int | None] = []
         self._stop = threading.Event()
@@ -204,7 +204,7 @@ class ClockSampler:
         began, ended = self._energy_mj or (None, None)
         return found if began is None or ended is None else replace(found, energy_mj=ended - began)
 
-    def _run(self, gpu: Gpu) -> None:
+    def _run(self, gpu: _Gpu) -> None:
         while not self._stop.wait(LAP_S if self._lap else PERIOD_S):
             self._readings.append(gpu.read())
 
@@ -300,7 +300,7 @@ def peak_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 if peak is None else peak
 
 
-HeldMemory = Mapping[str, int | None]
+HeldMemory = Mapping[str, Any]
 """Memory that a process holds, bytes, by the keys of a `Memory` record; None if unknown or no GPU."""
 
 
