@@ -7,11 +7,11 @@ from typing import Any, Final, TypeAlias
 
 from msgspec import UNSET, UnsetType
 
-from strobe.perf.records.store import KEYS, parts_of, struct_sections
 from strobe.perf.report.documents.runs import SCHEMA_VERSION, RunDocument
 from strobe.perf.report.documents.speedup import SpeedupDocument
 from strobe.perf.report.documents.trace import TraceDocument
 from strobe.perf.table.rows import DocumentPart, col, struct_of
+from structs import KEYS, parts_of, struct_sections
 
 Rows: TypeAlias = tuple[dict[str, Any], ...]
 Written = A[dict[str, str], col("paths of the written files, by kind, e.g. `html`; empty if none was written")]

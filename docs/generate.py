@@ -23,7 +23,7 @@ from documents import json_markdown
 from protocol_page import protocol_markdown
 from strobe.cli.app import app
 from strobe.cli.model import ModelFlags
-from strobe.perf.records.store import schema_markdown
+from structs import schema_markdown
 
 SUBJECTS: Final = {
     "Streams": ("engine",),

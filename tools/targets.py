@@ -157,7 +157,8 @@ def _logs() -> Target:
 
 
 def _markdown() -> Target:
-    from strobe.lint.check import lint_text
+    from strobe.lint.document import read_markdown
+    from strobe.lint.rules import findings
 
     pages = ("docs/speedup.md", "docs/traces.md", "README.md")
     table = (
@@ -166,7 +167,7 @@ def _markdown() -> Target:
     seeds = [table, *((ROOT / page).read_bytes()[:6000] for page in pages)]
 
     def check(data: bytes, folder: Path) -> None:
-        lint_text(data.decode("utf-8", "replace"))
+        findings(read_markdown(data.decode("utf-8", "replace")))
 
     return Target(
         seeds, (b"|", b"\n|---|\n", b"# ", b"```", b" ms", b" x ", b" = ", b" -> ", b"%", b"**", b"<!--", b"Total"), check

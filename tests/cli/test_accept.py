@@ -39,21 +39,3 @@ def test_broken_weights_are_not_accepted_and_the_files_say_why(
     assert {path.name for path in out.iterdir()} == {"records.jsonl", "report.html", "report.json", "report.md"}
     again = strobe("report", out)
     assert again.code == 0 and "broken" in (out / "report.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--blocks", "2"], "2 frame blocks are too few to compare streaming with one pass; give 3 or more"),
-        (["--seconds", "1"], "2 frame blocks are too few to compare streaming with one pass; give 3 or more"),
-        (["--preset", "turbp"], "unknown preset 'turbp' (did you mean 'turbo'?)"),
-        (["--preset", "ultra"], "no FP8 matrix units"),
-        (["--prompt", "a red ball"], "ball"),
-        (["--prompt", "a green star moving up fast on a forest background"], "the other prompt is the same as the first"),
-        (["--model", "wan-1.3b"], "give --weights with their folder, or --random-weights"),
-    ],
-)
-def test_a_wrong_input_is_one_line_and_no_folder(strobe: Strobe, tmp_path: Path, flags: list[str], said: str) -> None:
-    result = strobe("accept", "--device", "cpu", "-o", tmp_path / "out", *flags)
-    assert result.code in (2, 3) and said in result.err and len(result.err.strip().splitlines()) == 1, result.err
-    assert not (tmp_path / "out").exists()

@@ -12,8 +12,7 @@ import pytest
 from rich.progress import Progress, TextColumn
 from rich.table import Table
 
-from strobe.cli.console import Output, _Pace, styled, terminal
-from strobe.cli.tables import table_text
+from strobe.cli.console import Output, _Pace, styled, table_text, terminal
 from strobe.perf.table.model import Column, Ratio, Row
 from strobe.perf.table.model import Table as ReportTable
 from strobe.perf.table.model import Text as Words
@@ -72,7 +71,7 @@ def test_the_time_left_is_expected_before_the_first_piece() -> None:
 
 
 def test_a_log_has_the_time_left(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strobe.cli.console._Log.EVERY_S", 0.0)
+    monkeypatch.setattr("strobe.cli.console.EVERY_S", 0.0)
     with Output().progress("demo", piece_s=20) as advance:
         advance(0, 3, "baseline")
         advance(3, 3)
@@ -125,7 +124,7 @@ def test_no_other_way_out_of_the_command_line() -> None:
     found = {
         path.relative_to(folder).as_posix() for path in folder.rglob("*.py") if ways.search(path.read_text(encoding="utf-8"))
     }
-    assert found == {"console.py", "main.py", "help_page.py"}, "the last one draws our own docstrings on the console of --help"
+    assert found == {"console.py", "main.py", "app.py"}, "the last one draws our own docstrings on the console of --help"
 
 
 def test_a_narrow_screen_cuts_words_and_no_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,22 +1,23 @@
-"""The documents that `--json` prints and Python returns: every row, full names, units in the keys, the figures of the events."""
+"""The documents that `--json` prints and Python returns, and the manual's examples in Python: every row, units in the keys."""
 
 from __future__ import annotations
 
+import doctest
 import re
 from collections.abc import Iterator
+from inspect import cleandoc
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from cyclopts import App
 from msgspec import inspect
 
 import strobe as strobe_package
 from artefacts import FA, VSA, write_guide, write_trace
 from documents import DOCUMENTS
 from model_traces import write_model_trace
-from strobe.cli.app import app
+from strobe.cli.defaults import every_verb
 from strobe.core.errors import ConfigError, DataError
 from strobe.core.notebook import MAX_ROWS, html_table
 from strobe.perf.report.documents.runs import Document, RunDocument, table_kinds
@@ -155,17 +156,8 @@ def test_foreign_names_are_escaped() -> None:
     assert "0.333333" in page and "<td></td>" in page and html_table("x", []) == "<p>x: none.</p>"
 
 
-def leaves(parent: App, words: tuple[str, ...] = ()) -> Iterator[str]:
-    """Every verb that runs, by its words."""
-    inside = [name for name in parent if not name.startswith("-")]
-    if words and not inside:
-        yield " ".join(words)
-    for name in inside:
-        yield from leaves(parent[name], (*words, name))
-
-
 def test_every_verb_has_its_document_in_the_manual() -> None:
-    assert set(leaves(app)) == set(DOCUMENTS)
+    assert {" ".join(words) for words, _ in every_verb()} == set(DOCUMENTS)
     page = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
     for verb, kinds in DOCUMENTS.items():
         for kind in kinds:
@@ -176,10 +168,37 @@ def test_every_verb_has_its_document_in_the_manual() -> None:
 def test_a_key_that_the_manual_does_not_have_is_found() -> None:
     arguments = ("lint", "README.md", "--json")
     check_document(arguments, '{"v": 1, "files": [], "findings": []}')
-    for wrong in (
-        '{"v": 1, "files": [], "findings": [], "more": 1}',
-        '{"v": 1, "files": []}',
-        '{"v": 1, "files": 3, "findings": []}',
-    ):
+    for wrong in ('"files": [], "findings": [], "more": 1', '"files": []', '"files": 3, "findings": []'):
         with pytest.raises(msgspec.ValidationError):
-            check_document(arguments, wrong)
+            check_document(arguments, f'{{"v": 1, {wrong}}}')
+
+
+def test_the_manual_runs_as_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```pycon\n(.*?)```", page, re.DOTALL)
+    example = doctest.DocTestParser().get_doctest("\n".join(blocks), {}, "python.md", "docs/python.md", 0)
+    said: list[str] = []
+    result = doctest.DocTestRunner(optionflags=doctest.FAIL_FAST).run(example, out=said.append)
+    assert result.attempted >= 12 and not result.failed, "".join(said)
+
+
+@pytest.mark.parametrize("name", ["read_trace", "compare_traces", "compare_runs", "read_run"])
+def test_the_example_of_a_docstring_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With files of the names that it gives, and a stand-in for pandas that takes rows as it does."""
+    text = cleandoc(getattr(strobe_package, name).__doc__)
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    write_model_trace(tmp_path / "trace.json.gz")
+    write_model_trace(tmp_path / "dense.json.gz")
+    write_model_trace(tmp_path / "sparse.json.gz", kernels=("sparse_fwd", "gemm"), faster=2)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "20260101T120000Z-compare-1a2b3c").symlink_to(ROOT / "benchmarks" / "presets-h200")
+    framed: list[list[dict[str, object]]] = []
+
+    class Pandas:
+        DataFrame = staticmethod(framed.append)
+
+    exec(code, {"strobe": strobe_package, "pandas": Pandas})
+    (rows,) = framed
+    assert rows and all(row.keys() == rows[0].keys() for row in rows), "every row has the same columns"

@@ -1,19 +1,32 @@
-"""`strobe generate`: the clip, what is said about it, and what an interruption leaves."""
+"""`strobe generate`: the clip, what is said about it, what it begins with, streams made again, and the preset `realtime`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
+from typing import Any, cast
 
 import av
 import numpy as np
 import pytest
 import torch
 
-from strobe.engine.load import shapes_defaults
+from strobe.cli.generate import Engine
+from strobe.core.errors import ConfigError
+from strobe.engine import pick as picking
+from strobe.engine.load import load, shapes_defaults
+from strobe.engine.parallel import DeviceGroup
+from strobe.engine.presets import preset
 from strobe.engine.session import Session
 from strobe.engine.stream import FrameBlock
-from strobe.engine.video import read_image
+from strobe.engine.video import VideoFile, read_image
+from strobe.models.shapes.grammar import parse
+from strobe.models.shapes.render import advance, render
+from strobe.quality.clips import read_clip
+from strobe.serve.protocol import write
+from strobe.serve.streams import LiveStream, Origin, SpareSessions
 from terminal import Strobe
 
 PROMPT = "a red circle moving left"
@@ -64,11 +77,8 @@ def test_a_clip_that_begins_with_a_picture(strobe: Strobe, tmp_path: Path) -> No
 
 def test_a_file_that_is_no_picture(strobe: Strobe, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no picture")
-    for name in ("notes.txt", "none.png"):
-        result = strobe(
-            "generate", PROMPT, "--image", tmp_path / name, "--blocks", 1, "--device", "cpu", "-o", tmp_path / "c.mp4"
-        )
-        assert result.code == 2 and "cannot read the picture" in result.err and result.err.count("\n") == 1
+    result = strobe("generate", PROMPT, "--image", tmp_path / "notes.txt", "--device", "cpu", "-o", tmp_path / "c.mp4")
+    assert result.code == 2 and "cannot read the picture" in result.err and result.err.count("\n") == 1
     assert [entry.name for entry in tmp_path.iterdir()] == ["notes.txt"]
 
 
@@ -97,15 +107,6 @@ def test_what_needs_no_model_is_told_before_one_is_loaded(
 def test_a_file_that_cannot_be_opened_is_no_success(strobe: Strobe) -> None:
     result = strobe("generate", PROMPT, "--blocks", 1, "--device", "cpu", "--json", "-o", "/proc/clip.mp4")
     assert result.code == 3 and result.out == "" and "cannot write /proc/clip.mp4" in result.err
-
-
-def test_the_autoencoder_may_run_elsewhere(strobe: Strobe, tmp_path: Path) -> None:
-    for place, code, words in (("cuda:99", 3, "CUDA device"), ("gpu", 2, "unknown device 'gpu'")):
-        result = strobe(
-            "generate", PROMPT, "--blocks", 1, "--device", "cpu", "--decode-device", place, "-o", tmp_path / "clip.mp4"
-        )
-        assert result.code == code and words in result.err and result.err.count("\n") == 1
-    assert not list(tmp_path.iterdir())
 
 
 def test_an_interrupted_clip_is_closed_and_told(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,3 +152,176 @@ def test_a_full_disk_is_no_success(strobe: Strobe, tmp_path: Path, flags: list[s
     result = strobe("generate", PROMPT, "--blocks", 2, "--preset", "turbo", "--device", "cpu", "-o", out, *flags)
     assert (result.code, result.out) == (3, "") and result.err.count("\n") == 1
     assert "cannot write" in result.err and "the disk is full" in result.err
+
+
+STAR = "a green star moving up fast on a forest background"
+
+
+@pytest.fixture
+def clip(tmp_path: Path) -> Path:
+    """22 frames of a red circle, as a video of twice the model's size."""
+    scene = torch.tensor([parse("a red circle moving left slowly on a navy background").attributes])[:, None].expand(-1, 22, -1)
+    frames = render(scene, advance(torch.zeros(1, 2), scene), torch.zeros(1, 2), torch.tensor([24.0]))[0]
+    large = frames.repeat_interleave(2, -1).repeat_interleave(2, -2).permute(0, 2, 3, 1)
+    path = tmp_path / "clip.mkv"
+    with VideoFile(path, fps=16) as video:
+        video.write((large * 255).round().to(torch.uint8))
+    return path
+
+
+def made(strobe: Strobe, out: Path, *flags: object, prompt: str = STAR) -> tuple[dict[str, object], torch.Tensor]:
+    result = strobe("generate", prompt, "--preset", "turbo", "--device", "cpu", "--json", "-o", out, *flags)
+    assert result.code == 0, result.err
+    return result.document, read_clip(out).float()
+
+
+def test_a_clip_is_begun_with_and_followed(strobe: Strobe, clip: Path, tmp_path: Path) -> None:
+    given = read_clip(clip)[:21, ::2, ::2].float()
+    document, begun = made(strobe, tmp_path / "a.mkv", "--start", clip, "--blocks", 3)
+    assert document["frame_blocks"] == 3 and (begun[:21] - given).abs().mean() < 4
+    square = "a red square moving left slowly on a navy background"
+    document, followed = made(strobe, tmp_path / "b.mkv", "--follow", clip, "--strength", 0.5, prompt=square)
+    assert document["frame_blocks"] == 2 and len(followed) == 21  # as long as the clip; its last frame fills no group of four
+    _, remade = made(strobe, tmp_path / "c.mkv", "--follow", clip, "--strength", 1, prompt=square)
+    near, far = ((each[:21] - given).abs().mean().item() for each in (followed, remade))
+    assert 1 < near < far / 2  # the square stands where the clip's circle stood
+
+
+def test_prompts_come_from_a_file(strobe: Strobe, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("# a walk\n0s: a red circle moving left\nblock=1 soft: a blue square moving up\n", encoding="utf-8")
+    result = strobe(
+        "generate", "--prompts", file, "--preset", "turbo", "--device", "cpu", "--json", "-o", tmp_path / "a.mkv", "--blocks", 2
+    )
+    assert result.code == 0, result.err
+    told = result.document["prompts"]
+    assert told == [
+        {"frame_block": 0, "text": "a red circle moving left"},
+        {"frame_block": 1, "text": "a blue square moving up"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--follow", "CLIP", "--strength", "2"], "--strength 2: give more than 0, up to 1"),
+        (["--follow", "CLIP", "--strength", "0.1"], "strength 0.1 leaves no denoise step"),
+        (["--prompts", "FILE"], "line 1: cannot read 'soon: a red circle'; write for example"),
+    ],
+)
+def test_a_wrong_input_is_one_line_and_no_clip(strobe: Strobe, clip: Path, tmp_path: Path, flags: list[str], said: str) -> None:
+    (tmp_path / "prompts.txt").write_text("soon: a red circle\n", encoding="utf-8")
+    places = {"CLIP": str(clip), "FILE": str(tmp_path / "prompts.txt")}
+    out = tmp_path / "out.mp4"
+    result = strobe("generate", STAR, "--device", "cpu", "-o", out, *(places.get(each, each) for each in flags))
+    assert result.code == 2 and said in result.err and len(result.err.strip().splitlines()) == 1, result.err
+    assert not out.exists()
+
+
+@pytest.fixture(scope="module")
+def recipe() -> dict[str, Any]:
+    """Of a stream of four frame blocks with a switch before the third."""
+    stream = LiveStream(
+        name="s",
+        sessions=SpareSessions(load("shapes"), torch.device("cpu"), most=0),
+        origin=Origin(prompt="a red circle moving left", seed=5, preset="turbo"),
+        config=preset("turbo"),
+    )
+    stream.open()
+    stream.make(), stream.make()
+    stream.prompt("a blue square moving up", "recache", 4)
+    stream.make(), stream.make()
+    found: dict[str, Any] = json.loads(write(stream.recipe()))
+    stream.close()
+    return found
+
+
+def saved(tmp_path: Path, recipe: dict[str, Any], **changes: Any) -> str:
+    path = tmp_path / "recipe.json"
+    path.write_text(json.dumps(recipe | changes))
+    return str(path)
+
+
+def test_the_clip_is_that_of_the_same_prompts(strobe: Strobe, tmp_path: Path, recipe: dict[str, Any]) -> None:
+    again, plain = tmp_path / "again.mp4", tmp_path / "plain.mp4"
+    result = strobe("generate", "--replay", saved(tmp_path, recipe), "-o", str(again), "--device", "cpu")
+    assert result.code == 0 and "may differ" not in result.err, result.err
+    at = recipe["prompts"][1]["frame_block"]
+    switch = f"block={at}:a blue square moving up"
+    flags = ("--switch", switch, "--seed", "5", "--preset", "turbo", "--blocks", "4", "--device", "cpu")
+    assert strobe("generate", "a red circle moving left", *flags, "-o", str(plain)).code == 0
+    assert again.read_bytes() == plain.read_bytes()
+
+
+def test_what_differs_is_named(strobe: Strobe, tmp_path: Path, recipe: dict[str, Any]) -> None:
+    path = saved(tmp_path, recipe, device="NVIDIA H200", frame_blocks=1, versions=recipe["versions"] | {"torch": "2.0"})
+    result = strobe("generate", "--replay", path, "-o", str(tmp_path / "a.mkv"), "--device", "cpu")
+    assert result.code == 0
+    assert "device: NVIDIA H200 then" in result.err and "torch: 2.0 then" in result.err
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"weights": "0" * 64}, "weights 000000000000"),
+        ({"v": 99}, "version 99"),
+        ({"prompts": []}, "no prompt for frame block 0"),
+        ({"image": "AAAA", "image_sha256": "0"}, "sha256 differs"),
+        ({"image": "%"}, "damaged"),
+        ({"seed": "five"}, "no recipe"),
+    ],
+)
+def test_what_is_no_recipe_of_this_model_is_one_line(
+    strobe: Strobe, tmp_path: Path, recipe: dict[str, Any], changes: dict[str, Any], words: str
+) -> None:
+    clip = tmp_path / "a.mkv"
+    result = strobe("generate", "--replay", saved(tmp_path, recipe, **changes), "-o", str(clip), "--device", "cpu")
+    assert result.code == 2 and words in result.err and not clip.exists(), result.err
+
+
+def test_a_recipe_stands_alone(strobe: Strobe, tmp_path: Path, recipe: dict[str, Any]) -> None:
+    path = saved(tmp_path, recipe)
+    assert "leave them out" in strobe("generate", "a red circle moving left", "--replay", path).err
+    assert "--replay FILE" in strobe("generate").err
+    assert "cannot read" in strobe("generate", "--replay", str(tmp_path / "none.json")).err
+
+
+Hold = Callable[[float], None]
+
+
+@pytest.fixture
+def hold(monkeypatch: pytest.MonkeyPatch) -> Hold:
+    """Let every frame block of two short presets come at a number of pixel frames per second."""
+    monkeypatch.setattr(picking, "LADDER", ("balanced", "turbo", "turbo_fp8"))
+    monkeypatch.setattr(picking, "BLOCKS", 2)
+    whole = picking.pick
+
+    def at(fps: float) -> None:
+        clock = count(step=round(12e9 / fps)).__next__
+        monkeypatch.setattr(picking, "pick", lambda *arguments, **options: whole(*arguments, clock=clock, **options))
+
+    return at
+
+
+@pytest.mark.parametrize("fps", [24, 10])
+def test_a_clip_with_realtime_names_what_ran(strobe: Strobe, hold: Hold, tmp_path: Path, fps: float) -> None:
+    hold(fps)
+    out = tmp_path / "clip.mp4"
+    quick = ("generate", PROMPT, "--model", "tiny", "--blocks", 1, "--device", "cpu", "--json")
+    result = strobe(*quick, "--preset", "realtime", "-o", out)
+    assert result.code == 0 and out.exists()
+    (line,) = [line for line in result.err.splitlines() if line.startswith("realtime: ")]
+    assert ("balanced has the best quality" if fps == 24 else "no preset holds 16 FPS") in line
+    assert result.document["preset"] == "balanced" and f"realtime: {result.document['picked']}" == line
+    named = strobe(*quick, "--preset", "balanced", "-o", tmp_path / "b.mp4")
+    assert named.document["picked"] is None and (tmp_path / "b.mp4").read_bytes() == out.read_bytes()
+
+
+def test_show_mentions_it(strobe: Strobe) -> None:
+    assert "realtime: " in strobe("presets", "balanced", "--device", "cpu").out
+
+
+def test_several_devices_are_not_measured() -> None:
+    several = cast(DeviceGroup, object())
+    with pytest.raises(ConfigError, match="measures one device and torchrun shares several; name another preset"):
+        Engine(preset="realtime").choose(PROMPT, several, lambda done, total, what="": None)

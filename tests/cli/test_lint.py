@@ -33,10 +33,8 @@ def pages(tmp_path: Path) -> Path:
 def test_findings_are_said_with_place_and_correction(strobe: Strobe, pages: Path) -> None:
     result = strobe("lint", pages / "wrong.md", pages / "right.md")
     assert result.code == 1
-    assert (
-        f"{pages / 'wrong.md'}:7 total-sum Page, Total, Time (ms)" in result.out
-        and f"{pages / 'wrong.md'}:9 no-unit" in result.out
-    )
+    for place in ("7 total-sum Page, Total, Time (ms)", "9 no-unit"):
+        assert f"{pages / 'wrong.md'}:{place}" in result.out
     assert "said     Total: 144.5" in result.out and "correct  101.0 ms" in result.out and "right.md" not in result.out
     assert "2 findings in 2 files" in result.err
 
@@ -58,22 +56,14 @@ def test_json(strobe: Strobe, pages: Path) -> None:
     assert clean.code == 0 and clean.document["findings"] == []
 
 
-@pytest.mark.parametrize(
-    ("flags", "rules"),
-    [
-        (["--ignore", "no-unit"], ["total-sum"]),
-        (["--ignore", "no-unit", "--ignore", "total-sum"], []),
-    ],
-)
-def test_rules_can_be_chosen(strobe: Strobe, pages: Path, flags: list[str], rules: list[str]) -> None:
-    result = strobe("lint", pages / "wrong.md", "--json", *flags)
-    assert [finding["rule"] for finding in result.document["findings"]] == rules
-    assert result.code == (1 if rules else 0)
+@pytest.mark.parametrize(("ignored", "rules"), [(("no-unit",), ["total-sum"]), (("no-unit", "total-sum"), [])])
+def test_rules_can_be_chosen(strobe: Strobe, pages: Path, ignored: tuple[str, ...], rules: list[str]) -> None:
+    result = strobe("lint", pages / "wrong.md", "--json", "--ignore", *ignored)
+    assert [finding["rule"] for finding in result.document["findings"]] == rules and result.code == len(rules)
 
 
 def test_a_model_makes_its_rules_speak(strobe: Strobe, pages: Path) -> None:
     assert strobe("lint", pages / "windows.md").code == 0
-    result = strobe(
-        "lint", pages / "windows.md", "--model", "wan-1.3b", "--size", "480x832", "--window", "12", "--device", "h100", "--json"
-    )
+    facts = ("--model", "wan-1.3b", "--size", "480x832", "--window", "12", "--device", "h100")
+    result = strobe("lint", pages / "windows.md", *facts, "--json")
     assert [finding["rule"] for finding in result.document["findings"]] == ["window-free"]

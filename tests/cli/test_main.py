@@ -1,38 +1,29 @@
-"""Exit codes, one-line errors and the flags every verb has."""
+"""Exit codes, one-line errors, the flags every verb has, and what is said at a signal and by several processes."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 import strobe as package
+from sandbox import hears_ctrl_c
 from source import ROOT
+from strobe.attention.tree import CollectiveError
 from strobe.cli import app as commands
 from strobe.cli import main as module
-from strobe.core.errors import ImplUnavailableError, ShapeError, StrobeError
+from strobe.cli.console import Output
+from strobe.cli.defaults import every_verb
+from strobe.cli.main import MISSING, USAGE, main
+from strobe.cli.ranks import said_by_rank_0, says
+from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError, StrobeError
+from strobe.perf.records.store import read_run
 from terminal import Strobe
-
-VERBS = [
-    "demo",
-    "generate",
-    "compare",
-    "presets",
-    "report",
-    "trace",
-    "speedup",
-    "lint",
-    "extract stages",
-    "extract attention",
-    "extract kernels",
-    "profile stream",
-    "profile attention",
-    "profile kernels",
-    "doctor",
-]
 
 
 def test_version(strobe: Strobe) -> None:
@@ -63,7 +54,7 @@ def test_the_list_of_verbs_imports_none_and_a_page_no_reader_of_markdown() -> No
     assert said[1] == "False"
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", [" ".join(words) for words, _ in every_verb()])
 def test_help_has_an_example_and_the_common_flags(strobe: Strobe, verb: str) -> None:
     result = strobe(*verb.split(), "--help")
     assert result.code == 0
@@ -126,3 +117,67 @@ def test_a_reader_that_goes_away_is_no_error(flags: list[str]) -> None:
     os.close(writer)
     assert done.returncode == module.BROKEN_PIPE
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "followers"),
+    [
+        (USAGE, ConfigError("wrong on all ranks"), False),
+        (MISSING, CollectiveError("rank 1 is gone, and rank 0 says so", [1]), False),
+        (MISSING, CollectiveError("rank 0 is gone", [0]), True),
+        (MISSING, StrobeError("this GPU is full"), True),
+        (MISSING, ImplUnavailableError("cuda", "no GPU on this machine", ["cpu"]), False),
+    ],
+)
+def test_who_says_what(monkeypatch: pytest.MonkeyPatch, code: int, error: Exception, followers: bool) -> None:
+    assert says(code, error)
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    assert says(code, error) == followers
+
+
+def test_what_another_machine_lacks_is_said_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "8")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert says(MISSING, ImplUnavailableError("cuda", "no GPU on this machine", ["cpu"]))
+
+
+def test_a_rank_that_follows_says_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert said_by_rank_0(Output(json=True)) == Output(json=True)
+    command = ["generate", "a red circle", "--seconds", "1", "--blocks", "1"]
+    assert main(command) == USAGE and "give --seconds or --blocks" in capsys.readouterr().err
+    monkeypatch.setenv("RANK", "1")
+    assert main(command) == USAGE and capsys.readouterr().err == ""
+    assert said_by_rank_0(Output(json=True)) == Output(quiet=True)
+
+
+def test_a_process_alone_shares_no_heads(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "a red circle", "--ulysses", "2"]) == USAGE
+    assert "--ulysses 2: this process runs alone and shares nothing; start it by torchrun" in capsys.readouterr().err
+
+
+COMPARE = ("compare", "quality", "turbo", "--device", "cpu", "--blocks", "5", "--no-switch", "--rounds", "50")
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("sent", "code", "message", "said"),
+    [(signal.SIGTERM, 143, "SIGTERM", "terminated"), (signal.SIGINT, 130, "Ctrl-C", "interrupted")],
+)
+def test_what_is_kept_is_said(tmp_path: Path, sent: signal.Signals, code: int, message: str, said: str) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "strobe", *COMPARE, "--out", str(tmp_path)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment, preexec_fn=hears_ctrl_c, **pipes) as process:
+        until = time.monotonic() + 300
+        while not any(b'"record":"clip"' in path.read_bytes() for path in tmp_path.glob("*/records.jsonl")):
+            assert process.poll() is None and time.monotonic() < until
+            time.sleep(0.05)
+        process.send_signal(sent)
+        _, err = process.communicate(timeout=120)
+    (folder,) = tmp_path.iterdir()
+    run = read_run(folder)
+    assert process.returncode == code, err
+    assert err.splitlines()[-2:] == [f"the {len(run.clips)} finished clips are kept: strobe report {folder}", f"error: {said}"]
+    assert run.end is not None
+    assert (run.end.status, run.end.message) == ("interrupted", message)

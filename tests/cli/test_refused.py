@@ -12,7 +12,13 @@ from strobe.cli.main import MISSING, USAGE
 from terminal import Strobe
 
 CASE = ROOT / "examples" / "vsa_case"
-SIDES = " ".join(f"{CASE}/{name}.{kind}" for name in ("fa", "vsa") for kind in ("log", "pt.trace.json.gz"))
+LOGS = ROOT / "tests" / "data" / "logs"
+PLACES = {
+    "case": CASE, "trace": CASE / "vsa.pt.trace.json.gz", "log": LOGS / "mislabelled_seconds.log", "logs": LOGS,
+    "sides": " ".join(f"{CASE}/{name}.{kind}" for name in ("fa", "vsa") for kind in ("log", "pt.trace.json.gz")),
+    "run": ROOT / "benchmarks" / "presets-h200",
+}  # fmt: skip
+"""What the lines have in braces."""
 REALTIME = "`strobe generate PROMPT --preset realtime` and name the preset that it takes"
 WRONG = [
     ("generat", 'Did you mean "generate"'),
@@ -127,19 +133,10 @@ WRONG = [
     ("bench scaling --render", "no cells at"),
     ("generate 'a red cicle moving left' --blocks 2 --device cpu", "circle"),
     ("generate 'a (red:1.4) circle moving left' --blocks 2 --device cpu", "weighs some of its words"),
-    (
-        "generate '(a red circle moving left:1) (a blue circle:1)' --blocks 2 --device cpu",
-        "the prompt 'a blue circle' gives no direction",
-    ),
-    (
-        "generate '(a red circle moving left:1) (a blue circle moving left:-1)' --blocks 2 --device cpu",
-        "nothing is steered away from",
-    ),
+    ("generate '(a red circle moving left:1) (a blue circle:1)'", "the prompt 'a blue circle' gives no direction"),
+    ("generate '(a red circle moving left:1) (a blue circle moving left:-1)'", "nothing is steered away from"),
     ("generate 'a red circle moving left' --switch 'later:a blue square moving up' --blocks 2 --device cpu", "block=12"),
-    (
-        "generate 'a red circle moving left' --switch 'block=9:a blue square moving up' --blocks 2 --device cpu",
-        "would never take effect",
-    ),
+    ("generate 'a red circle moving left' --switch 'block=9:a blue square moving up' --blocks 2", "would never take effect"),
     ("generate 'a red circle moving left' --seconds 0 --device cpu", "--seconds 0: give more than 0"),
     ("generate 'a red circle moving left' --blocks -3 --device cpu", "--blocks -3: give 1 or more"),
     ("generate 'a red circle moving left' --preset reltime --blocks 2 --device cpu", "did you mean 'realtime'"),
@@ -180,22 +177,16 @@ WRONG = [
     ("speedup {sides} --calls-per-stage 0", "--calls-per-stage 0: a stage has 1 or more"),
     (
         "speedup {sides} --baseline-log {case}/fa.log",
-        "a log is given by a flag too; give both logs as files, the baseline's first, or both",
+        "a log is given by a flag too; give both logs as files, the baseline's",
     ),
     ("extract attention --candidate-log {case}/vsa.log --calls-per-stage 0", "--calls-per-stage 0: a stage has 1 or more"),
     ("speedup --baseline-log {case}/fa.log", "--baseline-log is of one: give --candidate-log too"),
-    ("speedup --candidate-trace {case}/vsa.pt.trace.json.gz", "--candidate-trace is of one: give --baseline-trace too"),
-    (
-        "speedup --baseline-log {case}/fa.log --candidate-trace {case}/vsa.pt.trace.json.gz",
-        "give --candidate-log or --baseline-trace too",
-    ),
+    ("speedup --candidate-trace {trace}", "--candidate-trace is of one: give --baseline-trace too"),
+    ("speedup --baseline-log {case}/fa.log --candidate-trace {trace}", "give --candidate-log or --baseline-trace too"),
     ("speedup {case}/fa.log", "fa.log is the only log: add the other side's; the baseline's comes first"),
     ("speedup none.log", "no such file or folder: none.log; give two logs, two traces, or the folder of one run"),
     ("speedup {case}/fa.log gone.log", "no such file or folder: gone.log"),
-    (
-        "speedup {case}/fa.pt.trace.json.gz {case}/vsa.pt.trace.json.gz {case}/fa.pt.trace.json.gz",
-        "these are 3 traces; give two, the baseline's first",
-    ),
+    ("speedup {trace} {trace} {trace}", "these are 3 traces; give two, the baseline's first"),
     ("speedup {run} --baseline quality -o page", "RUN_DIR --baseline A --candidate B"),
     ("speedup {run} --baseline quality --candidate turbo2 -o page", "did you mean 'turbo'"),
     ("speedup {run} --baseline quality --candidate quality -o page", "against itself"),
@@ -223,6 +214,69 @@ WRONG = [
     ("doctor --preset realtime --device cpu", REALTIME),
     ("compare balanced --vary preset=balanced,realtime --device cpu", REALTIME),
     ("compare realtime --vary window=6,8 --device cpu", REALTIME),
+    ("compare -- true", "'true' needs a candidate to compare it with; write strobe compare PRESET PRESET"),
+    ("compare", "nothing to compare; write"),
+    ("compare -- true --", "command 2 is empty"),
+    ("compare -- true -- '  '", "command 2 is empty"),
+    ('compare -- true -- "echo \'a"', "cannot be read: no closing quotation"),
+    ("compare --names a a -- true -- true", "give 2 different names"),
+    ("compare --names a -- true -- true", "give 2 different names"),
+    ("compare --names a ' ' -- true -- true", "give 2 different names"),
+    ("compare --blocks 3 --seed 1 -- true -- true", "--blocks, --seed: for presets"),
+    ("compare --allow-different tokens -- true -- true", "--allow-different: for presets"),
+    ("compare --prepare true baseline turbo", "--prepare: for programs, each behind a --"),
+    ("compare --require 'step>=1' -- true -- true", "unknown figure in --require 'step'; allowed: e2e"),
+    ("compare --require 'x:e2e>=1' --names a b -- true -- true", "unknown candidate in --require 'x'"),
+    ("compare --rounds 0 -- true -- true", "rounds"),
+    ("compare --commits a b -- true", "run this inside a clone of the repository"),
+    ("compare --commits a -- true", "a comparison needs two or more, got a"),
+    ("compare --commits a b --names a a -- true", "give 2 different names"),
+    ("compare --commits a b -- ' '", "give the command that is measured"),
+    ('compare --commits a b -- "python \'bench"', "cannot be read"),
+    ('compare --commits a b --install "pip \'x" -- true', "cannot be read"),
+    ("compare --commits a b --require 'c:e2e>=1' -- true", "unknown candidate in --require 'c'"),
+    ("compare --install true -- true -- true", "--install: for commits"),
+    ("compare --warmup=-1 -- true -- true", "0 runs of warm-up or more"),
+    ("serve --port 0 --model wan1.3b", "no model or folder 'wan1.3b' (did you mean 'wan-1.3b'?)"),
+    ("serve --port 0 --preset turbi", "turbi"),
+    ("serve --port 0 --model wan-1.3b", "wan-1.3b comes without weights: give --weights with their folder, or --random-weights"),
+    ("serve --port 0 --model krea", "krea comes without weights: give --weights"),
+    ("serve --port 0 --weights .", "model 'shapes' has weights and a size of its own"),
+    ("serve --port 0 --model wan-1.3b --random-weights --weights .", "give weights or ask for random ones, not both"),
+    ("serve --keep /proc/streams", "--keep /proc/streams: No such file or directory; give a folder that can be written"),
+    ("extract stages", "name at least one log"),
+    ("extract stages no-such.log", "cannot read log no-such.log"),
+    ("extract stages {log} --stage (", "not a regular expression"),
+    ("extract stages {log} --unit mins", "unknown unit 'mins'"),
+    ("extract stages {log} --patterns no.toml", "cannot read patterns file"),
+    ("extract attention", "name a log"),
+    ("extract attention --baseline-log {log} --between 5..", "not a duration"),
+    ("extract attention --baseline-log {log} --between 5ms..1ms", "no value lies between"),
+    ("extract attention --baseline-log {log} --focal-baseline flash", "needs a trace"),
+    ("extract attention --baseline-log {log} --baseline-trace {logs}", "proves nothing alone"),
+    ("extract attention --baseline-log {log} --names flash", "no attention timer 'flash'"),
+    ("extract kernels --focal flash", "name at least one trace"),
+    ("extract kernels {logs}", "--focal"),
+    ("trace", "name at least one trace"),
+    ("trace missing.json", "missing.json"),
+    ("trace {trace} --top 0", "--top 0: give 1 or more"),
+    ("trace {trace} --steps (", "not a regular expression"),
+    ("trace {trace} --window 5..", "the time '5' of the window needs a unit"),
+    ("trace {trace} --format md --format html", "one can be printed; name a folder with -o to write several"),
+    ("accept --blocks 2 --device cpu", "2 frame blocks are too few to compare streaming with one pass; give 3 or more"),
+    ("accept --seconds 1 --device cpu", "2 frame blocks are too few to compare streaming with one pass; give 3 or more"),
+    ("accept --preset turbp --device cpu", "unknown preset 'turbp' (did you mean 'turbo'?)"),
+    ("accept --prompt 'a red ball' --device cpu", "ball"),
+    ("accept --prompt 'a green star moving up fast on a forest background'", "the other prompt is the same as the first"),
+    ("accept --model wan-1.3b --device cpu", "give --weights with their folder, or --random-weights"),
+    ("generate 'a red circle moving left' --start a.mp4 --follow b.mp4", "give --start or --follow, not both"),
+    ("generate 'a red circle moving left' --strength 0.5", "--strength 0.5: it goes with --follow CLIP"),
+    (
+        "generate 'a red circle moving left' --follow no.mp4",
+        "cannot read the clip no.mp4: no such file; give a video",
+    ),
+    ("generate 'a red circle moving left' --prompts no.txt", "cannot read the prompts no.txt: No such file or directory"),
+    ("generate 'a red circle moving left' --image none.png", "cannot read the picture none.png"),
     ("profile stream realtime --device cpu", REALTIME),
 ]
 MODELS = [
@@ -231,7 +285,7 @@ MODELS = [
     ("--model wan-1.3b --random-weights --size 480", "--size 480: write height x width"),
     (
         "--model wan-1.3b --random-weights --size 481x832",
-        "frame size 481x832: height must be a multiple of 16 and width of 16; the nearest is 480x832",
+        "must be a multiple of 16 and width of 16; the nearest is 480x832",
     ),
     ("--model wan-1.3b --lora style.pt=much", "--lora style.pt=much: write the file, or the file and a strength"),
     ("--recipe longlive", "model 'shapes' has weights and a size of its own"),
@@ -247,6 +301,10 @@ LACKING = [
     ("profile dit --model wan-1.3b --weights w --device cpu", "w holds no WanTransformer3DModel"),
     ("compare baseline quality --model wan-1.3b --weights nowhere", "no file or folder 'nowhere'"),
     ("compare baseline quality --model .", "holds no shapes.safetensors"),
+    ("accept --preset ultra --device cpu", "no FP8 matrix units"),
+    ("serve --model wan-1.3b --weights nothere.pt", "--weights nothere.pt: there is no file or folder of that name"),
+    ("serve --model wan-1.3b --random-weights --lora a.safetensors=0.5", "--lora a.safetensors: there is no file"),
+    ("generate 'a red circle moving left' --decode-device cuda:99 --device cpu", "CUDA device"),
 ]
 PROMPTS = [
     ("a circle moving left", 'for example "a red circle moving left"'),
@@ -271,7 +329,7 @@ def test_it_is_one_line_and_nothing_is_left(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.txt").touch()
-    result = strobe(*shlex.split(line.format(case=CASE, sides=SIDES, run=ROOT / "benchmarks" / "presets-h200")))
+    result = strobe(*shlex.split(line.format(**PLACES)))
     assert (result.code, result.out) == (code, "") and said in result.err
     assert result.err.startswith("error: ") and result.err.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]

@@ -23,25 +23,6 @@ def ended_after_a_while() -> Iterator[None]:
     timer.cancel()
 
 
-@pytest.mark.parametrize(
-    ("flags", "code", "words"),
-    [
-        (("--model", "wan-1.3b", "--weights", "nothere.pt"), 3, "--weights nothere.pt: there is no file or folder of that name"),
-        (("--model", "wan-1.3b", "--random-weights", "--lora", "a.safetensors=0.5"), 3, "--lora a.safetensors: there is no file"),
-        (("--model", "wan1.3b"), 2, "no model or folder 'wan1.3b' (did you mean 'wan-1.3b'?)"),
-        (("--preset", "turbi"), 2, "turbi"),
-        (("--model", "wan-1.3b"), 2, "wan-1.3b comes without weights: give --weights with their folder, or --random-weights"),
-        (("--model", "krea"), 2, "krea comes without weights: give --weights"),
-        (("--weights", "."), 2, "model 'shapes' has weights and a size of its own"),
-        (("--model", "wan-1.3b", "--random-weights", "--weights", "."), 2, "give weights or ask for random ones, not both"),
-        (("--keep", "/proc/streams"), 2, "--keep /proc/streams: No such file or directory; give a folder that can be written"),
-    ],
-)
-def test_what_is_not_there_is_told_before_the_address(strobe: Strobe, flags: tuple[str, ...], code: int, words: str) -> None:
-    result = strobe("serve", "--port", "0", *flags)
-    assert result.code == code and words in result.err and "http://" not in result.err
-
-
 def test_weights_that_cannot_be_read_end_the_server(strobe: Strobe, tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"no weights")

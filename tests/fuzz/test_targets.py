@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 from run_fuzz import MEMORY_BYTES, fuzz, fuzz_all, page, run_batch
-from strobe.cli.recipe import read_recipe
+from strobe.cli.generate import read_recipe
 from strobe.core.errors import DataError, StrobeError
 from strobe.engine.snapshot import read_snapshot
 from strobe.models.wan.weights.checkpoint import read_json

@@ -24,19 +24,13 @@ def act(
     step: dict[str, Any], folder: Path, python: str = f'exec {sys.executable} "$@"', **inputs: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a step as a runner does: inputs filled in where `env` names them, and nowhere else."""
-    given = {name: str(one["default"]) for name, one in ACTION["inputs"].items()} | {
-        k.replace("_", "-"): v for k, v in inputs.items()
-    }
+    given = {name: str(one["default"]) for name, one in ACTION["inputs"].items()}
+    given |= {name.replace("_", "-"): value for name, value in inputs.items()}
     env = {name: _INPUT.sub(lambda found: given[found[1]], text) for name, text in step["env"].items()}
     (folder / "python").write_text(f"#!/bin/sh\n{python}\n")
     (folder / "python").chmod(0o755)
-    env |= {
-        "PATH": f"{folder}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT / "src"),
-        "HOME": str(folder),
-        "RUNNER_TEMP": str(folder),
-        "GITHUB_ACTION_PATH": f"{folder}/action",
-    }
+    env |= {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT / "src"), "GITHUB_ACTION_PATH": f"{folder}/action"}
+    env |= dict.fromkeys(("HOME", "RUNNER_TEMP"), str(folder))
     env |= {name: str(folder / name.lower()) for name in ("GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT")}
     command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)

@@ -29,7 +29,7 @@ from source import (
 )  # fmt: skip
 from strobe.core.tolerances import TOLERANCES, tolerance
 from strobe.perf.records.record import LINES
-from strobe.perf.records.store import parts_of
+from structs import parts_of
 
 EVERYTHING = python_files("src", "tests", "tools", "docs", "benchmarks", "examples")
 

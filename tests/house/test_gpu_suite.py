@@ -61,20 +61,10 @@ def test_each_outcome_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "diffusers.py").write_text("raise ModuleNotFoundError(\"No module named 'diffusers'\")")  # as if it were not here
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     row, found = run(tmp_path, MADE_UP, "import diffusers", "import gone", timeout=3, budget=60)
-    assert found == {
-        "test_good[1]": "passed",
-        "test_good[2]": "passed",
-        "test_half[1]": "passed",
-        "test_half[2]": "failed",
-        "test_dies": "failed",
-        "test_hangs": "failed",
-        "test_lacks": "skipped",
-        "test_of_two": "skipped",
-        "test_alone": "passed",
-        "TestOf::test_in_a_class": "failed",
-        "test_1.py": "skipped",
-        "test_2.py": "failed",
-    }
+    passed, skipped = ("test_good[1]", "test_good[2]", "test_half[1]", "test_alone"), ("test_lacks", "test_of_two", "test_1.py")
+    failed = ("test_half[2]", "test_dies", "test_hangs", "TestOf::test_in_a_class", "test_2.py")
+    outcomes = (("passed", passed), ("skipped", skipped), ("failed", failed))
+    assert found == {test: outcome for outcome, tests in outcomes for test in tests}
     assert row["tests"] == {"test_0.py": ["test_alone", "test_good"]}
     lacks = "could not import 'no_such_library': No module named 'no_such_library'"
     assert row["skipped"] == {lacks: 1, "two GPUs are needed": 1, "No module named 'diffusers'": 1}

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from strobe.lint.check import lint_text
-from strobe.lint.document import Claim, LintOptions
+from strobe.lint.document import Claim, LintOptions, read_markdown
+from strobe.lint.rules import findings
 
 
 @dataclass
@@ -80,7 +80,18 @@ class Page:
 
     def lint(self) -> tuple[Claim, ...]:
         """What the linter says of it."""
-        return lint_text(self.text, self.options)
+        return findings(read_markdown(self.text), self.options)
+
+    def only(self) -> Claim:
+        """The one finding."""
+        found = self.lint()
+        assert len(found) == 1, "\n".join(map(str, found)) + "\n" + self.text
+        return found[0]
+
+    def clean(self) -> None:
+        """It has no finding."""
+        found = self.lint()
+        assert not found, "\n".join(map(str, found)) + "\n" + self.text
 
 
 @pytest.fixture
@@ -94,26 +105,3 @@ def page() -> Callable[..., Page]:
         return made
 
     return new
-
-
-@pytest.fixture
-def only() -> Callable[[Page], Claim]:
-    """The one finding of a page."""
-
-    def one(made: Page) -> Claim:
-        found = made.lint()
-        assert len(found) == 1, "\n".join(map(str, found)) + "\n" + made.text
-        return found[0]
-
-    return one
-
-
-@pytest.fixture
-def clean() -> Callable[[Page], None]:
-    """A page has no finding."""
-
-    def check(made: Page) -> None:
-        found = made.lint()
-        assert not found, "\n".join(map(str, found)) + "\n" + made.text
-
-    return check

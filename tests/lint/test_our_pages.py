@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from strobe.core.errors import DataError
-from strobe.lint.check import lint_file
+from strobe.lint.rules import lint_file
 from strobe.perf.report.speedup_page.build import build_speedup_report
 from strobe.perf.report.speedup_page.study import SideRequest, SpeedupRequest, load_speedup
 from strobe.perf.report.write import render_markdown

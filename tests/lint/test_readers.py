@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strobe.lint.check import lint_text
-from strobe.lint.markdown import lines_table, plain, read_markdown
+from strobe.lint.document import lines_table, plain, read_markdown
+from strobe.lint.rules import findings
 
 PAGE = r"""---
 title: ignored
@@ -130,46 +130,22 @@ def test_printed_lines() -> None:
 
 _pieces = st.sampled_from(
     [
-        "| a | b |",
-        "|---|---|",
-        "| Total | 5 ms |",
-        "12.5 ms",
-        "```",
-        "# Head",
-        "- x: 3 ms",
-        "**b**",
-        "4 x 5 = 21",
-        "P99",
-        "FPS",
-        "%",
-        "n = 5",
-        "",
-        "|",
-        "\\|",
-        "> q",
-        "~~",
-        "∞ NaN 1e999",
-        "--",
-        "===",
-        "<!--",
-        "-->",
-        "0 ms",
-        "0 FPS",
-        "-1 s",
+        "| a | b |", "|---|---|", "| Total | 5 ms |", "12.5 ms", "```", "# Head", "- x: 3 ms", "**b**", "4 x 5 = 21", "P99",
+        "FPS", "%", "n = 5", "", "|", "\\|", "> q", "~~", "∞ NaN 1e999", "--", "===", "<!--", "-->", "0 ms", "0 FPS", "-1 s",
     ]
-)
+)  # fmt: skip
 
 
 @given(lines=st.lists(st.lists(st.one_of(_pieces, st.text(max_size=8)), max_size=4).map(" ".join), max_size=14))
 def test_nothing_crashes_the_linter(lines: list[str]) -> None:
     text = "\n".join(lines)
-    for finding in lint_text(text):
+    for finding in findings(read_markdown(text)):
         assert 0 < finding.place.line <= text.count("\n") + 1
 
 
 @given(st.text())
 def test_any_text_is_a_document(text: str) -> None:
-    for finding in lint_text(text):
+    for finding in findings(read_markdown(text)):
         assert 0 < finding.place.line <= len(text.splitlines()) and finding.said and finding.corrected
 
 
@@ -184,4 +160,4 @@ def test_a_number_beyond_all_measure_leaves_the_other_claims_checked(number: str
         f"```\nfirst : {number} ± {number} ms\nsecond : {number} (total: {number})\n```\n\n"
         "The log prints ms, but the values behave as seconds."
     )
-    assert [each.rule for each in lint_text(text)] == ["label-admitted"]
+    assert [each.rule for each in findings(read_markdown(text))] == ["label-admitted"]

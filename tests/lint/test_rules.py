@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from strobe.core.errors import ConfigError
-from strobe.lint.check import RULES, WARNINGS, chosen_rules, lint_text
-from strobe.lint.document import options_of
+from strobe.lint.document import options_of, read_markdown
+from strobe.lint.rules import RULES, WARNINGS, chosen_rules, findings
 
 MANUAL = (Path(__file__).parents[2] / "docs" / "lint.md").read_text(encoding="utf-8")
 MEASURED = options_of(model="wan-1.3b", size=(480, 832), window=12, device="h100")
@@ -112,9 +112,9 @@ CASES = {
 def test_a_rule_speaks_alone_and_is_silenced(case: str) -> None:
     rule, (text, (wrong, right)) = case.split()[0], CASES[case]
     assert text.count(wrong) == 1
-    assert [finding.rule for finding in lint_text(text, MEASURED)] == [rule]
-    assert lint_text(text.replace(wrong, right), MEASURED) == ()
-    assert (lint_text(text) == ()) == (rule in ("below-floor", "window-free"))
+    assert [finding.rule for finding in findings(read_markdown(text), MEASURED)] == [rule]
+    assert findings(read_markdown(text.replace(wrong, right)), MEASURED) == ()
+    assert (findings(read_markdown(text)) == ()) == (rule in ("below-floor", "window-free"))
 
 
 def test_every_rule_has_a_case_and_a_line_in_the_manual() -> None:

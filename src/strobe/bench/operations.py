@@ -538,8 +538,8 @@ def profile_kernels(
             stream.tell(one.name)
             calls = min(iterations, _LONG_CALLS) if one.name == spans.RECACHE else iterations
             with torch.inference_mode():
-                found = time_isolated(each.run, iterations=calls, device=device, warmup=2, cold=cold, waits=one.waits)
-            timed[one.name] = replace(one, times_ns=found.times_ns)
+                times_ns, _ = time_isolated(each.run, iterations=calls, device=device, warmup=2, cold=cold, waits=one.waits)
+            timed[one.name] = replace(one, times_ns=times_ns)
         stream.run(2 * half)
         stream.switch(prompts, SWITCHES)
 

@@ -1,1 +1,4 @@
-"""The command line: one file per verb; heavy imports stay inside the verbs so that `--help` is instant."""
+"""The command line: a file per verb; heavy imports stay inside the verbs so that `--help` is instant.
+
+What a user gave wrong is a `ConfigError`, which `main` prints as one line.
+"""

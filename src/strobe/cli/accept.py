@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 from cyclopts import Parameter
 
 from strobe.cli.completion import DeviceName, PresetName
-from strobe.cli.console import OUT, Output
+from strobe.cli.console import OUT, Output, banner_texts, table_text
 from strobe.cli.interrupted import tells_what_is_kept
 from strobe.cli.model import LENGTH, ModelFlags, frame_blocks, settings_notes, tell_length
 from strobe.cli.report import GATE_FAILED
 from strobe.cli.run_folder import rotating, tell_kept
-from strobe.cli.tables import banner_texts, table_text
 from strobe.perf.records.store import RECORDS
 
 if TYPE_CHECKING:

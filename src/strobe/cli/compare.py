@@ -69,11 +69,7 @@ def given(flags: object) -> tuple[str, ...]:
 
 
 def refuse(flags: Sequence[str], form: str) -> None:
-    """Refuse flags that say nothing to one form of the command.
-
-    Raises:
-        ConfigError: there are some.
-    """
+    """Refuse flags that say nothing to one form of the command."""
     if flags:
         raise ConfigError(f"{', '.join(flags)}: {form}; leave {'it' if len(flags) == 1 else 'them'} out")
 
@@ -141,11 +137,7 @@ class GridFlags(ClipFlags):
 
     @property
     def asked(self) -> bool:
-        """Whether settings are changed at all.
-
-        Raises:
-            ConfigError: combinations of nothing.
-        """
+        """Whether settings are changed at all."""
         if self.grid and len(self.vary) < 2:
             raise ConfigError("--grid makes the products of two factors or more; give another to --vary, or leave it out")
         return bool(self.vary or self.leave_one_out)
@@ -218,7 +210,10 @@ def compare(
     if len(sides) < 2:
         alone = f"{sides[0]!r} needs a candidate to compare it with" if sides else "nothing to compare"
         raise ConfigError(f"{alone}; write strobe compare PRESET PRESET, or strobe compare -- 'COMMAND' -- 'COMMAND'")
-    _refuse_programs(sides)
+    for side in sides:
+        words = side.split()
+        if words and side not in PRESETS and shutil.which(words[0]) is not None:
+            raise ConfigError(f"{side!r} begins with a program and is no preset; write strobe compare -- 'COMMAND' -- 'COMMAND'")
     with output.progress("compare"):
         from strobe.bench.case import ComparePlan
         from strobe.bench.cases.stream import StreamCase, named_apart, runnable
@@ -259,11 +254,7 @@ def _vary(sides: Sequence[str], clip: GridFlags, rounds: int, out: Path, output:
 
 
 def _cells(base: Setup, clip: GridFlags) -> tuple[list[AblationCell], Model, str]:
-    """Return what is measured, with which model and on which device.
-
-    Raises:
-        ConfigError: nothing is.
-    """
+    """Return what is measured, with which model and on which device."""
     from strobe.bench.cases import ablate as planned
     from strobe.core.device import resolve_device
     from strobe.perf.records.record import PlannedCell
@@ -280,18 +271,6 @@ def _cells(base: Setup, clip: GridFlags) -> tuple[list[AblationCell], Model, str
     if not found:
         raise ConfigError(f"{name} has no optimisation that does anything here; give --vary, or another preset")
     return found, model, str(device)
-
-
-def _refuse_programs(sides: Sequence[str]) -> None:
-    """Refuse words that begin with a program in the place of a preset.
-
-    Raises:
-        ConfigError: one does; says where `--` stands.
-    """
-    for side in sides:
-        words = side.split()
-        if words and side not in PRESETS and shutil.which(words[0]) is not None:
-            raise ConfigError(f"{side!r} begins with a program and is no preset; write strobe compare -- 'COMMAND' -- 'COMMAND'")
 
 
 def compare_programs(

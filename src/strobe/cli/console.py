@@ -11,11 +11,11 @@ import re
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol
 
 from cyclopts import Parameter
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -24,9 +24,12 @@ from rich.text import Text
 
 from strobe.core.printable import clean, clean_lines
 
+if TYPE_CHECKING:
+    from strobe.perf.table.model import Banner, Table
+
 _MB: Final = 1_000_000
-
-
+EVERY_S: Final = 10.0
+"""Least time between two lines of progress in a log file."""
 OUT: Final = ("-o", "--output")
 """Other spellings of `--out`, in every verb that has it."""
 
@@ -105,7 +108,16 @@ class Output:
         """
         console, pace = terminal(stderr=True), _Pace(piece_s)
         if self.quiet or not console.is_terminal:
-            yield _Log(title, self, pace)
+            last = time.monotonic()
+
+            def tell(done: int, total: int, what: str = "") -> None:
+                nonlocal last
+                left = pace.left(done, total)
+                if time.monotonic() - last >= EVERY_S:
+                    last = time.monotonic()
+                    self.note(f"{title} {done}/{total} {what}".rstrip() + (f", {left}" if left else ""))
+
+            yield tell
             return
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -203,16 +215,58 @@ class _Terminal(Console):
         raise BrokenPipeError
 
 
-class _Log:
-    """Progress as lines, at most one in `EVERY_S` seconds."""
+MAX_ROWS: Final = 30
+MAX_NAME: Final = 64
+_NARROW: Final = 18
+"""Characters of a cell that is not the first of its row, where lines keep to a width."""
 
-    EVERY_S = 10.0
 
-    def __init__(self, title: str, output: Output, pace: _Pace) -> None:
-        self._title, self._output, self._pace, self._last = title, output, pace, time.monotonic()
+def table_text(table: Table, max_rows: int = MAX_ROWS, *, notes: bool = True) -> Text:
+    """Return a table as text: caption, head, rows and notes. A narrow terminal shows the columns that fit."""
+    from strobe.perf.table.model import cell_text
 
-    def __call__(self, done: int, total: int, what: str = "") -> None:
-        left = self._pace.left(done, total)
-        if time.monotonic() - self._last >= self.EVERY_S:
-            self._last = time.monotonic()
-            self._output.note(f"{self._title} {done}/{total} {what}".rstrip() + (f", {left}" if left else ""))
+    heads = [f"{column.title} {column.unit}".strip() for column in table.columns]
+    rows = [
+        [cell_text(cell, column) for cell, column in zip(row.cells, table.columns, strict=True)] for row in table.rows[:max_rows]
+    ]
+    most = columns()
+    cuts = [
+        MAX_NAME if most is None or (at and column.numeric) else 2 * most // 5 if at == 0 else _NARROW  # no number is cut
+        for at, column in enumerate(table.columns)
+    ]
+    lines = [[_cut(clean(text), cut) for text, cut in zip(row, cuts, strict=True)] for row in (heads, *rows)]
+    widths = [max(len(line[at]) for line in lines) for at in range(len(heads))]
+    order = sorted(range(len(widths)), key=lambda at: (at > 0, at > 0 and not table.columns[at].numeric, at))
+    shown = sorted(_fitting(widths, order, most))
+    hidden = [head for at, head in enumerate(heads) if head and at not in shown]
+    padded = [
+        "  ".join(
+            line[at].rjust(widths[at]) if table.columns[at].numeric else line[at].ljust(widths[at]) for at in shown
+        ).rstrip()
+        for line in lines
+    ]
+    more = [f"{len(table.rows) - max_rows} more rows"] if len(table.rows) > max_rows else []
+    narrow = [f"More columns, on the page or in a wider terminal: {', '.join(hidden)}"] if hidden else []
+    said = [f"* {note}" for note in table.notes] if notes else []
+    return joined_lines((table.caption, styled((padded[0], "bold")), *padded[1:], *more, *narrow, *said, ""))
+
+
+def _fitting(widths: Sequence[int], order: Sequence[int], most: int | None) -> Iterator[int]:
+    """Yield the first of the columns in an order, and each later one for which there is room beside those before it."""
+    used = -2
+    for at in order:
+        if most is None or used < 0 or used + 2 + widths[at] <= most:
+            used += 2 + widths[at]
+            yield at
+
+
+def banner_texts(banners: Iterable[Banner], levels: tuple[str, ...] = ("stop", "caution")) -> Iterator[Text]:
+    """Yield the banners of some levels as text."""
+    for banner in banners:
+        if banner.level in levels:
+            title = styled((banner.title, "bold red" if banner.level == "stop" else "bold yellow"))
+            yield joined_lines((title, *(f"  {item}" for item in banner.items), ""))
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -37,9 +37,6 @@ Words = tuple[str, ...]
 def fill_in(verb: App, commands: Words, arguments: ArgumentCollection) -> None:
     """Give the flags that are not on the command line their defaults. Which flags is said on stderr; with their values they join
     `sys.argv`, which records keep.
-
-    Raises:
-        ConfigError: a file that cannot be read, or a table, key or variable that is wrong.
     """
     if not commands or commands[0].startswith("-"):
         return
@@ -76,11 +73,7 @@ def flags_of(arguments: ArgumentCollection) -> ArgumentCollection:
 
 
 def _check(place: str, key: str, flags: ArgumentCollection, where: Words) -> None:
-    """Refuse a default of a flag that a verb lacks; in the table of all, one that every verb lacks.
-
-    Raises:
-        ConfigError: it is so; names the nearest.
-    """
+    """Refuse a default of a flag that a verb lacks; in the table of all, one that every verb lacks."""
     flag, known = f"--{key}", frozenset(each.name for each in flags)
     if flag not in known and where == (ANY,):
         known = every_flag()
@@ -96,9 +89,6 @@ def find_file(given: Path | None = None) -> Path | None:
     """The file of defaults: the given one, else `STROBE_CONFIG`, else the nearest `strobe.toml` from the working directory
     upwards, else the one in the user's folder of configurations; None if there is none. A file of another user is passed over
     unless it is named.
-
-    Raises:
-        ConfigError: the one that was named is not there.
     """
     named = given or (Path(told) if (told := read_settings().config) else None)
     if named is None:
@@ -121,11 +111,7 @@ def _ours(path: Path) -> bool:
 
 
 def read_file(path: Path, commands: Words) -> dict[str, Any]:
-    """Read a file of defaults, and check its tables as far as a verb lies in them.
-
-    Raises:
-        ConfigError: it cannot be read, or has a table that is no verb's.
-    """
+    """Read a file of defaults, and check its tables as far as a verb lies in them."""
     try:
         tables: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:

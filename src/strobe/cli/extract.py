@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import App, Parameter
 
-from strobe.cli.console import OUT, Output, megabytes
-from strobe.cli.tables import banner_texts, table_text
+from strobe.cli.console import OUT, Output, banner_texts, megabytes, table_text
+from strobe.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from strobe.perf.analysis.structure.sections import TraceEvidence
@@ -68,12 +68,7 @@ class Evidence:
 
     @property
     def calls(self) -> int | None:
-        """Calls per stage; None if they are not given.
-
-        Raises:
-            ConfigError: fewer than one.
-        """
-        from strobe.core.errors import ConfigError
+        """Calls per stage; None if they are not given."""
 
         if self.calls_per_stage is not None and self.calls_per_stage < 1:
             raise ConfigError(f"--calls-per-stage {self.calls_per_stage}: a stage has 1 or more; leave it out if nobody counted")
@@ -123,7 +118,6 @@ def stages(
         logs: text logs, plain or .gz, one column each.
         out: the Markdown file to write.
     """
-    from strobe.core.errors import ConfigError
 
     if not logs:
         raise ConfigError("name at least one log; `strobe extract stages fa.log vsa.log -o table.md`")
@@ -160,7 +154,6 @@ def attention(
     Args:
         out: the Markdown file to write.
     """
-    from strobe.core.errors import ConfigError
 
     given = [
         (label, path, name, durations(window))
@@ -212,16 +205,13 @@ def kernels(
         focal: regular expression that is searched in the names of device events.
         out: the Markdown file to write.
     """
-    from strobe.core.errors import ConfigError, DataError
 
-    if not traces:
-        raise ConfigError("name at least one trace: a .json or .json.gz file of torch.profiler, or a folder that holds some")
     from strobe.perf.analysis.structure.sections import focal_kernels
     from strobe.perf.report.blocks.kernels import focal_section
     from strobe.perf.report.blocks.logs import input_file
     from strobe.perf.report.documents.speedup import kernels_document
 
-    read = _read_traces(traces, output)
+    read = read_traces(traces, output, details=False)
     found = [(label, focal_kernels(trace, focal)) for label, trace in zip(read.labels, read.traces, strict=True)]
     if not any(kernels for _, kernels in found):
         files = ", ".join(str(trace.path) for trace in read.traces)
@@ -232,12 +222,7 @@ def kernels(
 
 
 def of_sides(flag: str, values: Sequence[str]) -> tuple[str, str]:
-    """Return the values of baseline and candidate: one stands for both; none: empty.
-
-    Raises:
-        ConfigError: more than two.
-    """
-    from strobe.core.errors import ConfigError
+    """Return the values of baseline and candidate: one stands for both; none: empty."""
 
     if len(values) > 2:
         raise ConfigError(f"{flag} {' '.join(values)}: give one for both sides, or two, the baseline's first")
@@ -245,12 +230,7 @@ def of_sides(flag: str, values: Sequence[str]) -> tuple[str, str]:
 
 
 def durations(text: str) -> tuple[int | None, int | None]:
-    """Return the shortest and longest duration that counts, ns, of `5ms..50ms`; None where not given.
-
-    Raises:
-        ConfigError: not two durations with `..` between them, or none lies between them.
-    """
-    from strobe.core.errors import ConfigError
+    """Return the shortest and longest duration that counts, ns, of `5ms..50ms`; None where not given."""
     from strobe.perf.logs.patterns import parse_duration
 
     if not text:
@@ -283,12 +263,18 @@ def _read_logs(paths: Sequence[Path], flags: LogFlags, output: Output) -> tuple[
     return read, unit
 
 
-def _read_traces(paths: Sequence[Path], output: Output) -> TraceStudy:
-    """Read every trace that is named or lies in a folder; other files of a folder are left out with a note."""
-    from strobe.perf.report.study import TraceOptions, load_trace_study
+def read_traces(paths: Sequence[Path], output: Output, **options: Any) -> TraceStudy:
+    """Read every trace that is named or lies in a folder; other files of a folder are left out with a note.
 
+    Args:
+        options: fields of `TraceOptions`.
+    """
+    if not paths:
+        raise ConfigError("name at least one trace: a .json or .json.gz file of torch.profiler, or a folder that holds some")
     with output.progress("read") as advance:
-        study = load_trace_study(paths, TraceOptions(details=False), megabytes(advance))
+        from strobe.perf.report.study import TraceOptions, load_trace_study
+
+        study = load_trace_study(paths, TraceOptions(**options), megabytes(advance))
     for reason in study.skipped:
         output.note(f"skipped {reason}")
     return study
@@ -296,7 +282,6 @@ def _read_traces(paths: Sequence[Path], output: Output) -> TraceStudy:
 
 def _evidence(side: str, evidence: Evidence, output: Output) -> tuple[TraceEvidence, list[Path]]:
     """Return what a side's traces prove, and their files."""
-    from strobe.core.errors import ConfigError
     from strobe.perf.analysis.structure.sections import trace_evidence
 
     paths, focal = getattr(evidence, f"{side}_trace"), getattr(evidence, f"focal_{side}")
@@ -306,7 +291,7 @@ def _evidence(side: str, evidence: Evidence, output: Output) -> tuple[TraceEvide
         return ((), None), []
     if focal is None and evidence.range is None:
         raise ConfigError(f"--{side}-trace proves nothing alone; add --focal-{side} REGEX or --range REGEX")
-    traces = _read_traces(paths, output).traces
+    traces = read_traces(paths, output, details=False).traces
     return trace_evidence(traces, focal, evidence.range), [trace.path for trace in traces]
 
 

@@ -1,4 +1,4 @@
-"""`strobe generate`: a clip from prompts."""
+"""`strobe generate`: a clip from prompts, or from a recipe that the live page saved."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from cyclopts import Parameter
 from strobe.cli.completion import DeviceName, PresetName
 from strobe.cli.console import OUT, Advance, Output
 from strobe.cli.model import ModelFlags, at_least, settings_notes
-from strobe.cli.prompt_times import first_of, prompts_of, switches_for
 from strobe.cli.ranks import follows, joined, said_by_rank_0
-from strobe.cli.recipe import mismatches, read_recipe, start_image
-from strobe.cli.recipe import switches as recipe_switches
 from strobe.core.errors import ConfigError, DataError, unknown_choice
 
 if TYPE_CHECKING:
@@ -25,7 +22,7 @@ if TYPE_CHECKING:
     from strobe.engine.config import EngineConfig
     from strobe.engine.model import Model
     from strobe.engine.parallel import DeviceGroup
-    from strobe.engine.prompts import Switch
+    from strobe.engine.prompts import Mode, Switch, TimedPrompt
     from strobe.engine.session import Session
     from strobe.engine.stream import FrameBlock
     from strobe.serve.protocol import RecipeAnswer
@@ -131,45 +128,26 @@ class Engine(ModelFlags):
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ClipFile:
-    """Flags of the clip's file.
-
-    Args:
-        out: the file; .mp4 and .mkv are H.264, .gif and .webp are animations. Until it is complete it grows as clip.partial.mp4.
-        force: replace a clip that is there.
-    """
-
-    out: Annotated[Path, Parameter(alias=OUT)] = Path("clip.mp4")
-    force: bool = False
-
-    def check_free(self) -> None:
-        """Refuse to replace a clip unasked, before anything slow is loaded.
-
-        Raises:
-            ConfigError: it is there and `force` is off.
-        """
-        if self.out.is_file() and not self.force:
-            raise ConfigError(f"{self.out} exists; --force replaces it, -o names another")
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class Length:
-    """Flags of the clip's length.
+    """Flags of the clip's length and file.
 
     Args:
         seconds: length of the clip, 10 unless --blocks is given, a recipe says it, or a clip is followed.
         blocks: length of the clip in frame blocks.
+        out: the file; .mp4 and .mkv are H.264, .gif and .webp are animations. Until it is complete it grows as clip.partial.mp4.
+        force: replace a clip that is there.
     """
 
     seconds: float | None = None
     blocks: int | None = None
+    out: Annotated[Path, Parameter(alias=OUT)] = Path("clip.mp4")
+    force: bool = False
 
-    @property
-    def given(self) -> bool:
-        """Whether one of them was given."""
-        return self.seconds is not None or self.blocks is not None
+    def check_free(self) -> None:
+        """Refuse to replace a clip unasked, before anything slow is loaded."""
+        if self.out.is_file() and not self.force:
+            raise ConfigError(f"{self.out} exists; --force replaces it, -o names another")
 
-    def of(self, session: Session, followed: Tensor | None) -> int:
+    def num_blocks(self, session: Session, followed: Tensor | None) -> int:
         """Return the number of frame blocks: as given, else those of a clip that is followed, else of 10 seconds."""
         from strobe.engine.prompts import blocks_for
         from strobe.engine.start import blocks_given
@@ -181,12 +159,8 @@ class Length:
         seconds = 10.0 if self.seconds is None else self.seconds
         return blocks_for(seconds, session.model.defaults, first_block=session.config.first_block)
 
-    def check(self) -> None:
-        """Refuse two lengths, and a length that is not positive and finite.
-
-        Raises:
-            ConfigError: it is so.
-        """
+    def check_length(self) -> None:
+        """Refuse two lengths, and a length that is not positive and finite."""
         if self.seconds is not None and self.blocks is not None:
             raise ConfigError("give --seconds or --blocks, not both")
         if self.seconds is not None and not 0 < self.seconds < math.inf:
@@ -217,7 +191,6 @@ def generate(
     *,
     replay: Path | None = None,
     steering: Steering = Steering(),
-    length: Length = Length(),
     file: ClipFile = ClipFile(),
     engine: Engine = Engine(),
     output: Output = Output(),
@@ -241,7 +214,7 @@ def generate(
     output = said_by_rank_0(output)
     switch, prompts, mode = steering.switch, steering.prompts, steering.mode
     with joined(engine.device, engine.ulysses) as device, output.progress("frame blocks") as advance:
-        length.check()
+        file.check_length()
         from strobe.engine.video import check_video_path
 
         check_video_path(file.out)
@@ -262,10 +235,10 @@ def generate(
         clip = WrittenClip(path=file.out, picked=why)
         start = engine.frames(model, b"" if read is None else start_image(read))
         with Session(prompt, preset=config, model=model, seed=engine.seed, device=device, start=start) as session:
-            total = length.of(session, None if engine.follow is None else start)
+            total = file.num_blocks(session, None if engine.follow is None else start)
             switches = switches_for(session, switch, timed, prompts, mode)
             if read is not None:
-                total = total if length.given else read.frame_blocks
+                total = total if file.seconds or file.blocks else read.frame_blocks
                 switches = recipe_switches(read, total)
                 for told in mismatches(read, session):
                     output.note(f"the frames may differ from the stream's: {told}")
@@ -359,3 +332,110 @@ class WrittenClip:
                 f"{self.path}: {self.frames} frames, {self.frames / made['fps']:.1f} s at {made['fps']} FPS, made in "
                 f"{self.work_ns / 1e9:.2f} s = {made['pixel_fps']:.1f} pixel FPS ({who})"
             )
+
+
+def first_of(prompt: str | None, timed: Sequence[TimedPrompt], file: Path | None) -> str:
+    """Return the first prompt: the one given, else the one of a file of prompts."""
+    found = prompt or next((each.prompt for each in timed if each.first), None)
+    if found is None:
+        where = f"{file} has no prompt at 0s; " if file is not None else ""
+        raise ConfigError(f"{where}say what to show: strobe generate PROMPT, --prompts FILE, or --replay FILE")
+    return found
+
+
+def switches_for(
+    session: Session, said: Sequence[str], timed: Sequence[TimedPrompt], file: Path | None, mode: Mode
+) -> list[Switch]:
+    """Return the prompt switches of flags and file for a session."""
+    from strobe.engine.prompts import check_switches, parse_switch, switches_of
+
+    defaults, first = session.model.defaults, session.config.first_block
+    found = [parse_switch(text, defaults, mode=mode, first_block=first) for text in said]
+    return list(check_switches([*found, *switches_of(timed, str(file), defaults, first)]))
+
+
+def prompts_of(path: Path, mode: Mode) -> tuple[TimedPrompt, ...]:
+    """Read a file of prompts.
+
+    Raises:
+        DataError: there is no such file, or it is no text.
+        ConfigError: a line does not read like one.
+    """
+    from strobe.engine.prompts import read_prompts
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        raise DataError(f"cannot read the prompts {path}: {why}; give a text file with a line such as '4.5s: TEXT'") from error
+    return read_prompts(text, str(path), mode=mode)
+
+
+def read_recipe(path: Path) -> RecipeAnswer:
+    """Read and check the recipe of a stream.
+
+    Raises:
+        DataError: no such file, or it is no recipe of this version.
+    """
+    import msgspec
+
+    from strobe.serve.protocol import VERSION, RecipeAnswer
+
+    try:
+        recipe = msgspec.json.decode(path.read_bytes(), type=RecipeAnswer)
+    except OSError as error:
+        raise DataError(f"cannot read the recipe {path}: {error.strerror or error}") from error
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise DataError(f"{path} is no recipe: {error}; save one with the button Recipe of strobe serve") from error
+    if recipe.v != VERSION:
+        raise DataError(f"{path} is a recipe of version {recipe.v}, and this strobe reads version {VERSION}")
+    if not recipe.prompts or recipe.prompts[0].frame_block != 0:
+        raise DataError(f"{path} has no prompt for frame block 0")
+    return recipe
+
+
+def start_image(recipe: RecipeAnswer) -> bytes:
+    """Return the bytes of the picture that the stream began with; empty without one.
+
+    Raises:
+        DataError: it is not the one that was used.
+    """
+    import base64
+    import binascii
+    import hashlib
+
+    try:
+        image = base64.b64decode(recipe.image, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise DataError(f"the start image of the recipe is damaged: {error}") from error
+    if image and hashlib.sha256(image).hexdigest() != recipe.image_sha256:
+        raise DataError("the start image of the recipe is not the one that was used: its sha256 differs")
+    return image
+
+
+def recipe_switches(recipe: RecipeAnswer, blocks: int) -> list[Switch]:
+    """Return the prompt switches of the first `blocks` frame blocks."""
+    from strobe.engine.prompts import Switch
+
+    return [
+        Switch(frame_block=each.frame_block, prompt=each.text, mode=each.mode, over=each.over)
+        for each in recipe.prompts[1:]
+        if each.frame_block < blocks
+    ]
+
+
+def mismatches(recipe: RecipeAnswer, session: Session) -> Iterator[str]:
+    """Yield what differs from the machine and versions that made the stream, whose frames may then differ too."""
+    from strobe.engine.snapshot import device_name, versions
+
+    model = session.model
+    if model.weights_hash != recipe.weights:
+        raise ConfigError(
+            f"the recipe is of {recipe.model} with weights {recipe.weights[:12]}, and these are {model.name} with "
+            f"{model.weights_hash[:12]}; give --model and --weights of the stream"
+        )
+    here = {"device": device_name(session.config.device), **versions()}
+    there = {"device": recipe.device, **recipe.versions}
+    for name in sorted(here.keys() | there.keys()):
+        if here.get(name) != there.get(name):
+            yield f"{name}: {there.get(name)} then, {here.get(name)} now"

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from strobe.cli.console import Output
-from strobe.core.errors import Terminated
+from strobe.core.errors import DataError, Terminated
 
 
 @contextmanager
@@ -47,7 +47,6 @@ def tells_what_is_kept(output: Output, kept: Callable[[], Iterable[str]]) -> Ite
 
 def kept_runs(folders: Iterable[Path]) -> Iterator[str]:
     """Yield a line for each run that has finished clips."""
-    from strobe.core.errors import DataError
     from strobe.perf.records.store import read_run
 
     for folder in folders:

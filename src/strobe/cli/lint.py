@@ -11,6 +11,7 @@ from rich.text import Text
 
 from strobe.cli.console import Output, joined_lines, styled
 from strobe.cli.model import parse_size
+from strobe.core.errors import ConfigError
 from strobe.core.printable import clean
 
 if TYPE_CHECKING:
@@ -50,9 +51,8 @@ def lint(
         window: latent frames attended in self-attention, the ones made included.
         device: the GPU, e.g. h100, "A100 80GB SXM".
     """
-    from strobe.core.errors import ConfigError
-    from strobe.lint.check import chosen_rules, lint_file
     from strobe.lint.document import options_of
+    from strobe.lint.rules import chosen_rules, lint_file
 
     if not files:
         raise ConfigError("name at least one file: Markdown, or printed output (.txt, .log)")

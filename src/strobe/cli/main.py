@@ -35,11 +35,7 @@ UNGUIDED: Final = "The models here are distilled without guidance, so none takes
 
 
 def whole_numbers(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Refuse a fraction where a flag of any verb takes a whole number; the library would round it.
-
-    Raises:
-        ConfigError: there is one.
-    """
+    """Refuse a fraction where a flag of any verb takes a whole number; the library would round it."""
     for argument in arguments:
         for token in argument.tokens if _whole(argument.hint) else ():
             if "." in token.value:
@@ -56,21 +52,15 @@ def _whole(hint: object) -> bool:
 app.config = (fill_in, whole_numbers)
 
 
-def is_verb(line: App, words: Sequence[str]) -> bool:
-    """Return whether the words are a verb, or a verb and a verb of it, and nothing else."""
+def find_verb(line: App, words: Sequence[str]) -> bool:
+    """Return whether the words are a verb, or a verb and a verb of it, and import the verbs that its page lists."""
     for word in words:
         if word not in line:
             return False
         line = line[word]
-    return True
-
-
-def load_group(line: App, words: Sequence[str]) -> None:
-    """Import the verbs of a verb such as `bench`, whose page lists them with their first sentences; nothing without words."""
-    for word in words:
-        line = line[word]
     for name in line if words else ():
         _ = line[name]  # imported as it is looked up
+    return True
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,11 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         line = command_line(lists=True) if listing else app
         helps = bool(tokens) and tokens[-1] in HELP
         words = tokens[:-1] if helps else tokens
-        if is_verb(line, words):
-            load_group(line, words)
-            if helps:
-                line.help_print(words)  # as parsing would end, which reads the flags once more
-                return OK
+        if find_verb(line, words) and helps:
+            line.help_print(words)  # as parsing would end, which reads the flags once more
+            return OK
         with terminates_as_interrupted():
             code = line(tokens, exit_on_error=False, print_error=False, verbose=False, result_action="return_value") or OK
         sys.stdout.flush()

@@ -24,77 +24,49 @@ if TYPE_CHECKING:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ModelFlags:
-    """Flags of the model: weights, text encoder, autoencoder, size, cache and schedule; each is described here for every verb."""
+    """Flags of the model: weights, text encoder, autoencoder, size, cache and schedule; each is described here for every verb.
 
-    model: Annotated[
-        ModelName,
-        Parameter(
-            help="shapes, wan-1.3b, wan-14b, wan-5b, a recipe such as krea, or a folder: of a `shapes.safetensors`, or a Wan "
-            "checkpoint; hf:owner/name is one on the hub."
-        ),
-    ] = "shapes"
-    weights: Annotated[
-        Path | None,
-        Parameter(
-            help="file or folder of a Wan model's weights; hf:owner/name@revision/inside fetches them from the Hugging Face hub."
-        ),
-    ] = None
-    lora: Annotated[
-        tuple[str, ...],
-        Parameter(
-            help="a LoRA file for it, or FILE=STRENGTH; may be given several times. One beside LongLive's base is found and "
-            "stays."
-        ),
-    ] = ()
-    random_weights: Annotated[
-        bool, Parameter(help="draw a Wan model's weights: to measure speed, for the frames mean nothing.")
-    ] = False
-    vae: Annotated[
-        str | None, Parameter(help="file of another autoencoder for a Wan model, such as taew2_1; with random weights, tiny.")
-    ] = None
-    release: Annotated[
-        Path | None,
-        Parameter(help="folder of Wan2.1 (of wan-5b: Wan2.2) as released, for umT5 and VAE, if they are not beside the weights."),
-    ] = None
-    prompt_cache: Annotated[Path | None, Parameter(help="folder that keeps the embeddings of prompts for the next time.")] = None
-    size: Annotated[
-        str | None,
-        Parameter(help="frame height x width of a Wan model, such as 320x576; 480x832 by default, 704x1280 of wan-5b."),
-    ] = None
-    recipe: Annotated[
-        RecipeName | None,
-        Parameter(
-            help="how Wan weights are run: self-forcing, longlive, causal-rcm, causvid, krea, rolling-forcing, longlive-2 or "
-            "causal-wan; "
-            "by default as they say."
-        ),
-    ] = None
-    window: Annotated[int | None, Parameter(help="latent frames attended, instead of the preset's or model's.")] = None
-    sink: Annotated[int | None, Parameter(help="first latent frames that stay for good, instead of the preset's or model's.")] = (
-        None
-    )
-    positions: Annotated[str | None, Parameter(help="absolute or rebased, instead of the model's.")] = None
-    past_weight: Annotated[
-        float | None,
-        Parameter(help="what the past counts for, above 0 up to 1, instead of the model's; where it is recomputed (krea)."),
-    ] = None
-    timesteps: Annotated[str | None, Parameter(help="nominal ones such as 1000,500, instead of the preset's or model's.")] = None
-    shift: Annotated[float | None, Parameter(help="of the schedule, instead of the model's.")] = None
-    text_device: Annotated[
-        str | None,
-        Parameter(
-            help="where a Wan model's text encoder runs; by default where frames are made if it fits there, else on the CPU."
-        ),
-    ] = None
-    random_text: Annotated[
-        bool, Parameter(help="with random weights, draw a text encoder of full size too; else prompts become noise.")
-    ] = False
-    simulate: Annotated[
-        bool,
-        Parameter(
-            help="where a preset wants FP8 and the device has none: compute what FP8 would give, no faster; every record says so."
-        ),
-    ] = False
+    Args:
+        model: shapes, wan-1.3b, wan-14b, wan-5b, a recipe such as krea, or a folder: of a `shapes.safetensors`, or a Wan
+            checkpoint; hf:owner/name is one on the hub.
+        weights: file or folder of a Wan model's weights; hf:owner/name@revision/inside fetches them from the Hugging Face hub.
+        lora: a LoRA file for it, or FILE=STRENGTH; may be given several times. One beside LongLive's base is found and stays.
+        random_weights: draw a Wan model's weights: to measure speed, for the frames mean nothing.
+        vae: file of another autoencoder for a Wan model, such as taew2_1; with random weights, tiny.
+        release: folder of Wan2.1 (of wan-5b: Wan2.2) as released, for umT5 and VAE, if they are not beside the weights.
+        prompt_cache: folder that keeps the embeddings of prompts for the next time.
+        size: frame height x width of a Wan model, such as 320x576; 480x832 by default, 704x1280 of wan-5b.
+        recipe: how Wan weights are run: self-forcing, longlive, causal-rcm, causvid, krea, rolling-forcing, longlive-2 or
+            causal-wan; by default as they say.
+        window: latent frames attended, instead of the preset's or model's.
+        sink: first latent frames that stay for good, instead of the preset's or model's.
+        positions: absolute or rebased, instead of the model's.
+        past_weight: what the past counts for, above 0 up to 1, instead of the model's; where it is recomputed (krea).
+        timesteps: nominal ones such as 1000,500, instead of the preset's or model's.
+        shift: of the schedule, instead of the model's.
+        text_device: where a Wan model's text encoder runs; by default where frames are made if it fits there, else on the CPU.
+        random_text: with random weights, draw a text encoder of full size too; else prompts become noise.
+        simulate: where a preset wants FP8 and the device has none: compute what FP8 would give, no faster; every record says so.
+    """
+
+    model: ModelName = "shapes"
+    weights: Path | None = None
+    lora: tuple[str, ...] = ()
+    random_weights: bool = False
+    vae: str | None = None
+    release: Path | None = None
+    prompt_cache: Path | None = None
+    size: str | None = None
+    recipe: RecipeName | None = None
+    window: int | None = None
+    sink: int | None = None
+    positions: str | None = None
+    past_weight: float | None = None
+    timesteps: str | None = None
+    shift: float | None = None
+    text_device: str | None = None
+    random_text: bool = False
+    simulate: bool = False
 
     def config(self, name: str) -> "EngineConfig":
         """Return the configuration of a preset with the flags applied."""
@@ -147,11 +119,7 @@ class ModelFlags:
             family.load(self.model, given)  # raises at once: the reason is told there alone
 
     def check_prompts(self, prompts: Iterable[str]) -> None:
-        """Check prompts, and each part of those that are several, as far as that needs no weights.
-
-        Raises:
-            ConfigError: a weight cannot be read, the model refuses a prompt, or there is no such model.
-        """
+        """Check prompts, and each part of those that are several, as far as that needs no weights."""
         from strobe.engine.family import Weights
         from strobe.engine.load import SHAPES, family_of
         from strobe.engine.prompts import read_weights
@@ -165,11 +133,7 @@ class ModelFlags:
                 reads(text)
 
     def given(self) -> "Weights":
-        """The weights that the flags name.
-
-        Raises:
-            ConfigError: flags contradict each other, or do not parse.
-        """
+        """The weights that the flags name."""
         unused = {"--release": self.release, "--prompt-cache": self.prompt_cache} if self.random_weights else {}
         for flag, folder in unused.items():
             if folder is not None:
@@ -226,11 +190,7 @@ def _plain(value: object) -> str:
 
 
 def at_least(least: int, **given: int | None) -> None:
-    """Check counts given by flags, by the flags' names, before anything slow is loaded.
-
-    Raises:
-        ConfigError: one is below `least`.
-    """
+    """Check counts given by flags, by the flags' names, before anything slow is loaded."""
     for name, count in given.items():
         if count is not None and count < least:
             raise ConfigError(f"--{name} {count}: give {least} or more")
@@ -239,24 +199,22 @@ def at_least(least: int, **given: int | None) -> None:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class TraceFlags:
-    """Flags of the traced run, which is separate: nothing that is timed carries the profiler."""
+    """Flags of the traced run, which is separate: nothing that is timed carries the profiler.
 
-    trace: Annotated[bool, Parameter(negative="--no-trace", help="take a trace at all; without it there is no account.")] = True
-    regions: Annotated[
-        tuple[str, ...],
-        Parameter(help="regions to mark, such as dit_forward attention; all by default, or STROBE_PROFILE_REGIONS."),
-    ] = ()
-    wait: Annotated[
-        int | None,
-        Parameter(
-            help="frame blocks, or passes, before the profiler is switched on; by default it is where caches are full and no "
-            "prompt switches, and a GPU's trace of passes is of a whole clip."
-        ),
-    ] = None
-    warmup: Annotated[int, Parameter(help="frame blocks, or passes, under the profiler that are thrown away.")] = 1
-    active: Annotated[
-        int, Parameter(help="frame blocks, or passes, that are recorded, as far as the clip has so many in a row.")
-    ] = 3
+    Args:
+        trace: take a trace at all; without it there is no account.
+        regions: regions to mark, such as dit_forward attention; all by default, or STROBE_PROFILE_REGIONS.
+        wait: frame blocks, or passes, before the profiler is switched on; by default it is where caches are full and no prompt
+            switches, and a GPU's trace of passes is of a whole clip.
+        warmup: frame blocks, or passes, under the profiler that are thrown away.
+        active: frame blocks, or passes, that are recorded, as far as the clip has so many in a row.
+    """
+
+    trace: Annotated[bool, Parameter(negative="--no-trace")] = True
+    regions: tuple[str, ...] = ()
+    wait: int | None = None
+    warmup: int = 1
+    active: int = 3
 
     @property
     def chosen_regions(self) -> tuple[str, ...]:
@@ -264,11 +222,7 @@ class TraceFlags:
         return self.regions or read_settings().profile_regions
 
     def amounts(self) -> dict[str, Any]:
-        """The fields of `ComparePlan` that they give.
-
-        Raises:
-            ConfigError: a count below its least.
-        """
+        """The fields of `ComparePlan` that they give."""
         at_least(1, active=self.active)
         at_least(0, wait=self.wait)
         placed = self.wait is not None and self.trace
@@ -288,11 +242,7 @@ LENGTH = Group("Length", show=False, validator=_one_length)
 
 
 def frame_blocks(blocks: int, seconds: float | None, defaults: "ModelDefaults") -> int:
-    """Return a length in frame blocks: those that last `seconds` where they are given.
-
-    Raises:
-        ConfigError: seconds that are not above 0 and finite.
-    """
+    """Return a length in frame blocks: those that last `seconds` where they are given."""
     from strobe.engine.prompts import blocks_for
 
     if seconds is None:
@@ -309,11 +259,7 @@ def tell_length(seconds: float | None, blocks: int, output: Output) -> None:
 
 
 def parse_lora(text: str) -> tuple[Path, float]:
-    """Parse a LoRA file and its strength from `style.safetensors=0.8`, or the file alone at strength 1.
-
-    Raises:
-        ConfigError: the strength is no number.
-    """
+    """Parse a LoRA file and its strength from `style.safetensors=0.8`, or the file alone at strength 1."""
     file, equals, number = text.rpartition("=")
     if not equals or Path(text).exists():
         return Path(text), 1.0
@@ -327,11 +273,7 @@ def parse_lora(text: str) -> tuple[Path, float]:
 
 
 def parse_timesteps(text: str | None) -> tuple[float, ...] | None:
-    """Parse nominal timesteps such as `1000,500`.
-
-    Raises:
-        ConfigError: they are no numbers.
-    """
+    """Parse nominal timesteps such as `1000,500`."""
     if text is None:
         return None
     try:
@@ -341,11 +283,7 @@ def parse_timesteps(text: str | None) -> tuple[float, ...] | None:
 
 
 def parse_size(text: str | None) -> tuple[int, int] | None:
-    """Parse height and width of a size such as `320x576`.
-
-    Raises:
-        ConfigError: it does not read like that.
-    """
+    """Parse height and width of a size such as `320x576`."""
     if text is None:
         return None
     height, _, width = text.partition("x")

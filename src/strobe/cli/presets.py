@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Annotated, Final
 
 from cyclopts import Parameter
-from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Column, Table
 
 from strobe.cli.completion import DeviceName
-from strobe.cli.console import Output, styled
+from strobe.cli.console import Output, styled, terminal
 
 ELSEWHERE: Final = {
     "window": "local_attn_size",
@@ -26,28 +25,21 @@ ELSEWHERE: Final = {
 """Names of the settings in other projects."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SideBySide:
-    """Table of settings by preset, split so that each part fits the terminal."""
-
-    names: list[str]
-    rows: dict[str, list[str]]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        first = max(map(len, (*self.rows, "setting"))) + 2
-        widths = [max(map(len, (name, *(row[at] for row in self.rows.values())))) + 2 for at, name in enumerate(self.names)]
-        at = 0
-        while at < len(self.names):
-            stop, used = at + 1, first + widths[at]
-            while stop < len(self.names) and used + widths[stop] <= options.max_width:
-                used, stop = used + widths[stop], stop + 1
-            columns = (Column(name, no_wrap=True) for name in self.names[at:stop])
-            table = Table(Column("setting", no_wrap=True), *columns, box=None, header_style="bold")
-            for setting, values in self.rows.items():
-                table.add_row(setting, *values[at:stop])
-            yield from (("",) if at else ())
-            yield table
-            at = stop
+def side_by_side(names: list[str], rows: dict[str, list[str]]) -> Iterator[Table | str]:
+    """Yield tables of settings by preset, each of which fits the terminal."""
+    first, most, at = max(map(len, (*rows, "setting"))) + 2, terminal().width, 0
+    widths = [max(map(len, (name, *(row[number] for row in rows.values())))) + 2 for number, name in enumerate(names)]
+    while at < len(names):
+        stop, used = at + 1, first + widths[at]
+        while stop < len(names) and used + widths[stop] <= most:
+            used, stop = used + widths[stop], stop + 1
+        columns = (Column(name, no_wrap=True) for name in names[at:stop])
+        table = Table(Column("setting", no_wrap=True), *columns, box=None, header_style="bold")
+        for setting, values in rows.items():
+            table.add_row(setting, *values[at:stop])
+        yield from (("",) if at else ())
+        yield table
+        at = stop
 
 
 def presets(
@@ -88,12 +80,9 @@ def presets(
         if whole or len(set(values)) > 1
     }
     meanings = {name: (PRESETS[name].__doc__ or "").partition("\n")[0] for name in names}
-    output.show(
-        SideBySide(names=names, rows=shown), "", *(styled((name, "bold"), f": {meaning}") for name, meaning in meanings.items())
-    )
-    output.show(
-        styled((REALTIME, "bold"), ": the best quality that holds the model's frame rate here; `strobe generate` measures which")
-    )
+    output.show(*side_by_side(names, shown), "")
+    realtime = {REALTIME: "the best quality that holds the model's frame rate here; `strobe generate` measures which"}
+    output.show(*(styled((name, "bold"), f": {meaning}") for name, meaning in (meanings | realtime).items()))
     for setting, reason in {setting: reason for states in off.values() for setting, reason in states.items()}.items():
         output.show(styled((f"{setting}*", "bold"), f" is off on {where}: {reason}"))
     elsewhere = ", ".join(f"{name} is {ELSEWHERE[name]}" for name in shown if name in ELSEWHERE)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import Parameter
 
-from strobe.cli.console import OUT, Output, named
+from strobe.cli.console import OUT, Output, named, table_text
 from strobe.cli.report import GATE_FAILED
-from strobe.cli.require import Figures, failures, parse_requirement
+from strobe.cli.require import Figures, failures, parse_requirement, score_of
 from strobe.cli.run_folder import check_page, write_page
-from strobe.cli.tables import table_text
 from strobe.core.errors import ConfigError
 from strobe.quality.available import MetricsAsked
 
@@ -72,10 +70,9 @@ def quality(
 
 
 def _figures(lines: Sequence[Quality], reference: str) -> Figures:
-    """Return every figure that a requirement may name, by clip. Equal pictures have an infinite PSNR."""
+    """Return every figure that a requirement may name, by clip."""
     found: dict[str, dict[str, float | None]] = {}
     for line in lines:
         if line.variant != reference:
-            equal = line.metric == "psnr" and line.value is None and line.n > 0
-            found.setdefault(line.variant, {})[line.metric] = math.inf if equal else line.value
+            found.setdefault(line.variant, {})[line.metric] = score_of(line)
     return found

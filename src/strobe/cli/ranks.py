@@ -49,9 +49,6 @@ def joined(device: str, ulysses: int | None = None) -> Iterator[str | DeviceGrou
     Args:
         device: of this process, or of each.
         ulysses: processes that share the heads; None: as many as can.
-
-    Raises:
-        ConfigError: `ulysses` without torchrun.
     """
     if not read_settings().torchrun:
         if ulysses is not None:

@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 from cyclopts import Parameter
 from rich.table import Column, Table
 
-from strobe.cli.console import OUT, Output, styled
-from strobe.cli.require import JOULES, Figures, Requirement, failures, parse_requirement, value_of
-from strobe.cli.tables import banner_texts, table_text
+from strobe.cli.console import OUT, Output, banner_texts, styled, table_text
+from strobe.cli.require import JOULES, Figures, Requirement, failures, parse_requirement, score_of, value_of
+from strobe.core.errors import ConfigError
 from strobe.core.printable import clean
 
 if TYPE_CHECKING:
     from strobe.bench.cells import CellsOutcome
-    from strobe.perf.analysis.runs.compare import Comparison
     from strobe.perf.records.store import RunRecords
     from strobe.perf.report.findings import Finding
-    from strobe.perf.table.model import Ratio, Speedup
+    from strobe.perf.table.model import Speedup
     from strobe.perf.table.model import Table as Answer
 
 GATE_FAILED = 1
@@ -62,7 +61,6 @@ def report(
             must not leaves a candidate without a speedup, and no --require holds for it.
         out: the folder to write to, made if absent; by default the first run's own.
     """
-    from strobe.core.errors import ConfigError
     from strobe.perf.records.record import PLAN
 
     if not folders:
@@ -244,8 +242,7 @@ def _figures(speedups: Sequence[Speedup], runs: Sequence[RunRecords]) -> Figures
             figures[label] = {level: found.get((label, level)) for level in get_args(LevelName)}
             figures[label][JOULES] = block_joules(run, name)
             for quality in (quality for quality in run.quality if quality.variant == name):
-                equal = quality.metric == "psnr" and quality.value is None and quality.n > 0
-                figures[label][quality.metric] = math.inf if equal else quality.value
+                figures[label][quality.metric] = score_of(quality)
     return figures
 
 
@@ -265,17 +262,15 @@ def _clip_table(findings: Sequence[Finding], refused: Mapping[str, str]) -> Tabl
                 continue
             shown.add(subject.label)
             rate = "-" if work is None else f"{work.frames * work.batch * 1e9 / mean_ns:.1f}"
-            ratio = "1" if subject is each.reference or each.e2e is None else _one_line(each.e2e)
-            found = each.answer
-            block_ns = None if found is None else found.baseline_ns if subject is each.reference else found.candidate_ns
+            found = None if subject is each.reference else each.e2e
+            ends = None if found is None else found.interval
+            low, high = (None, None) if ends is None else (ends.low, ends.high)
+            ratio = "1" if found is None else _ratio(found.ratio, low, high, " ")
+            answer = each.answer
+            block_ns = None if answer is None else answer.baseline_ns if subject is each.reference else answer.candidate_ns
             block = "-" if block_ns is None else significant(float(block_ns) / 1e6)
             table.add_row(clean(subject.label), f"{mean_ns / 1e6:.1f}", rate, ratio, block)
     return table
-
-
-def _one_line(found: Comparison) -> str:
-    ends = "" if found.interval is None else f" [{found.interval.low:.2f}, {found.interval.high:.2f}]"
-    return f"{found.ratio:.2f}x{ends}"
 
 
 def _table(speedups: Sequence[Speedup]) -> Table:
@@ -285,11 +280,11 @@ def _table(speedups: Sequence[Speedup]) -> Table:
     table = Table("speedup", *columns, box=None, header_style="bold", padding=(0, 1, 0, 0))
     for names in dict.fromkeys((each.candidate, each.reference) for each in speedups):
         ratios = {each.level: each.ratio for each in speedups if (each.candidate, each.reference) == names}
-        cells = (_ratio(ratios[level]) if level in ratios else "-" for level in levels)
+        shown = {level: _ratio(each.value, each.low, each.high, "\n") for level, each in ratios.items()}
+        cells = (shown.get(level, "-") for level in levels)
         table.add_row(f"{clean(names[0])}\nto {clean(names[1])}", *cells)
     return table
 
 
-def _ratio(ratio: Ratio) -> str:
-    interval = "" if ratio.low is None or ratio.high is None else f"\n[{ratio.low:.2f}, {ratio.high:.2f}]"
-    return f"{ratio.value:.2f}x{interval}"
+def _ratio(value: float, low: float | None, high: float | None, between: str) -> str:
+    return f"{value:.2f}x" + ("" if low is None or high is None else f"{between}[{low:.2f}, {high:.2f}]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from strobe.core.errors import ConfigError, unknown_choice
 
 if TYPE_CHECKING:
     from strobe.perf.measure.stats import Operator
+    from strobe.perf.records.record import Quality
     from strobe.perf.table.model import Speedup
 
 JOULES: Final = "joules"
@@ -38,11 +40,9 @@ class Requirement:
     """A requirement `[VARIANT:]NAME OP NUMBER`; without a variant it applies to every candidate.
 
     Args:
-        text: as the user wrote it.
         point: `~` before the operator: the point estimate decides, whatever its interval.
     """
 
-    text: str
     variant: str | None
     name: str
     op: str
@@ -51,14 +51,7 @@ class Requirement:
 
 
 def parse_requirement(text: str) -> Requirement:
-    """Parse a requirement such as `e2e>=1.5`, `turbo:psnr>30` or `e2e~>=1.5`.
-
-    A speedup holds only if its whole interval does. `~` checks the point estimate alone, for a smoke test of one round,
-    which has no interval; it proves nothing.
-
-    Raises:
-        ConfigError: the text is not a condition.
-    """
+    """Parse a requirement such as `e2e>=1.5`, `turbo:psnr>30` or `e2e~>=1.5`, which proves nothing."""
     found = _PATTERN.fullmatch(text)
     if found is None:
         raise ConfigError(f"--require {text!r} is not a condition; write NAME OP NUMBER, like 'e2e>=1.5' or 'turbo:psnr>30'")
@@ -67,15 +60,11 @@ def parse_requirement(text: str) -> Requirement:
     except ValueError as error:
         raise ConfigError(f"--require {text!r}: {found['bound']!r} is not a number") from error
     variant, point = found["variant"], bool(found["point"])
-    return Requirement(text=text, variant=variant, name=found["name"], op=found["op"], bound=bound, point=point)
+    return Requirement(variant=variant, name=found["name"], op=found["op"], bound=bound, point=point)
 
 
 def check_names(requirements: Sequence[Requirement], candidates: Sequence[str], names: Sequence[str]) -> None:
-    """Refuse a requirement on a candidate or figure that a comparison will not have, before it is measured.
-
-    Raises:
-        ConfigError: there is one.
-    """
+    """Refuse a requirement on a candidate or figure that a comparison will not have, before it is measured."""
     for each in requirements:
         if each.variant is not None and each.variant not in candidates:
             raise unknown_choice("candidate in --require", each.variant, candidates)
@@ -99,9 +88,6 @@ def failures(
         obstacles: by candidate, why it is not comparable with its baseline: no requirement holds for it.
         absent: by variant that could not run on the machine, why; only a requirement that names it fails for it.
         cut: a run ended early, so a figure that is missing may be one that it did not come to.
-
-    Raises:
-        ConfigError: the comparison has no such candidate or figure.
     """
     why = absent.get(requirement.variant or "")
     if why is not None:
@@ -118,6 +104,12 @@ def failures(
         if reason:
             failed.append(f"{variant}: {requirement.name} {reason}")
     return failed
+
+
+def score_of(quality: Quality) -> float | None:
+    """Return a score as a figure: equal pictures, whose PSNR is not finite, have an infinite one."""
+    equal = quality.metric == "psnr" and quality.value is None and quality.n > 0
+    return math.inf if equal else quality.value
 
 
 def value_of(figure: Speedup | float | None) -> float | None:

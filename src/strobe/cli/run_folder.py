@@ -102,11 +102,7 @@ PAGES: Final = (".html", ".md", ".json")
 
 
 def check_page(out: Path) -> None:
-    """Refuse a page in no format that a report has.
-
-    Raises:
-        ConfigError: its name ends otherwise.
-    """
+    """Refuse a page in no format that a report has."""
     if out.suffix not in PAGES:
         raise ConfigError(f"-o {out}: cannot write {out.suffix or 'a file without a suffix'}; allowed: {', '.join(PAGES)}")
 

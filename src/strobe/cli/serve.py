@@ -124,11 +124,7 @@ def check_installed() -> None:
 
 
 def _listen(settings: ServeSettings) -> socket.socket:
-    """Bind the port before anything slow is loaded.
-
-    Raises:
-        ConfigError: it is taken, or the address is not this machine's.
-    """
+    """Bind the port before anything slow is loaded."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listening = socket.socket(family)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

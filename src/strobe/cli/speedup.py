@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from strobe.cli.console import OUT, Output, megabytes, styled
+from strobe.cli.console import OUT, Output, banner_texts, megabytes, styled, table_text
 from strobe.cli.extract import LOGS, NO_EVIDENCE, NO_LOGS, SIDES, Evidence, LogFlags, Sides, durations, of_sides
 from strobe.cli.report import GATE_FAILED, write
 from strobe.cli.require import Figures, Requirement, failures, parse_requirement
-from strobe.cli.tables import banner_texts, table_text
+from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from strobe.perf.report.speedup_page.study import SpeedupRequest, SpeedupStudy
@@ -86,7 +86,6 @@ def speedup(
         out: folder for report.html, report.md, report.json, speedup.json (exact) and inputs.json, made if absent; without it,
             the tables are only printed.
     """
-    from strobe.core.errors import ConfigError
 
     requirements = [parse_requirement(text) for text in require]
     if absent := [str(each) for each in run if not each.exists()]:
@@ -127,12 +126,7 @@ def speedup(
 
 
 def _by_kind(files: Sequence[Path], sides: Sides, evidence: Evidence) -> tuple[Sides, Evidence]:
-    """Return logs and traces by side: of each kind the first is the baseline's, the second the candidate's.
-
-    Raises:
-        ConfigError: a kind with one file or more than two, or given by a flag too.
-    """
-    from strobe.core.errors import ConfigError
+    """Return logs and traces by side: of each kind the first is the baseline's, the second the candidate's."""
 
     traces = [path for path in files if str(path).endswith(_TRACES_END)]
     logs = [file for file in files if file not in traces]
@@ -159,7 +153,6 @@ def _by_kind(files: Sequence[Path], sides: Sides, evidence: Evidence) -> tuple[S
 
 def _of_run(run: Sequence[Path], comparing: Comparing, wanted: tuple[Sequence[Requirement], Path | None], output: Output) -> int:
     """Write and print the report on two variants of one run folder."""
-    from strobe.core.errors import ConfigError
 
     pair = comparing.baseline, comparing.candidate
     if len(run) > 1 or pair[0] is None or pair[1] is None:
@@ -174,12 +167,7 @@ def _of_run(run: Sequence[Path], comparing: Comparing, wanted: tuple[Sequence[Re
 
 
 def _check_two_sides(sides: Sides, evidence: Evidence) -> None:
-    """Check that both sides have a log, or both a trace, if anything is given.
-
-    Raises:
-        ConfigError: there is nothing of which both have one; says which flag is missing.
-    """
-    from strobe.core.errors import ConfigError
+    """Check that both sides have a log, or both a trace, if anything is given."""
 
     given = {"log": (sides.baseline_log, sides.candidate_log), "trace": (evidence.baseline_trace, evidence.candidate_trace)}
     there = [(side, what) for what, pair in given.items() for side, path in zip(SIDES, pair, strict=True) if path]
@@ -194,7 +182,6 @@ def _check_two_sides(sides: Sides, evidence: Evidence) -> None:
 
 def _request(sides: Sides, evidence: Evidence, comparing: Comparing, flags: LogFlags) -> SpeedupRequest:
     """Return the flags as one request."""
-    from strobe.core.errors import ConfigError
     from strobe.perf.analysis.comparable import given_facts
     from strobe.perf.analysis.ledger.traces import PRIORITY
     from strobe.perf.analysis.runs.log_times import STAGE

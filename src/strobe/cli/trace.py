@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from cyclopts import Parameter
 from rich.text import Text
 
-from strobe.cli.console import OUT, Output, joined_lines, megabytes
-from strobe.cli.tables import banner_texts, table_text
+from strobe.cli.console import OUT, Output, banner_texts, joined_lines, table_text
+from strobe.cli.extract import read_traces
+from strobe.cli.model import at_least
+from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from strobe.perf.report.study import TraceStudy
@@ -86,10 +88,7 @@ def trace(
         format: html, md or json: what to write into the folder, by default all of them; without a folder, what to print.
         perfetto: also write a Perfetto file (TrackEvent) of the window; needs the extra perfetto.
     """
-    from strobe.core.errors import ConfigError
 
-    if not files:
-        raise ConfigError("name at least one trace: a .json or .json.gz file of torch.profiler, or a folder that holds some")
     if out is None and len(format) > 1:
         raise ConfigError(f"--format {' '.join(format)}: one can be printed; name a folder with -o to write several")
     study = _read(files, analysis, output)
@@ -116,20 +115,11 @@ def trace(
 
 def _read(files: Sequence[Path], analysis: Analysis, output: Output) -> TraceStudy:
     """Read the files and warn on stderr of what was wrong with them."""
-    from strobe.core.errors import ConfigError
-
-    if analysis.top < 1:
-        raise ConfigError(f"--top {analysis.top}: give 1 or more")
-    with output.progress("read") as advance:
-        from strobe.perf.report.study import TraceOptions, load_trace_study
-
-        options = TraceOptions(
-            top=analysis.top, by=analysis.by, window=analysis.window, sections=analysis.section, steps=analysis.steps,
-            details=output.details or None,
-        )  # fmt: skip
-        study = load_trace_study(files, options, megabytes(advance))
-    for reason in study.skipped:
-        output.note(f"skipped {reason}")
+    at_least(1, top=analysis.top)
+    study = read_traces(
+        files, output, top=analysis.top, by=analysis.by, window=analysis.window, sections=analysis.section, steps=analysis.steps,
+        details=output.details or None,
+    )  # fmt: skip
     for one in study.traces:
         bad = [f"{n} events {how}" for n, how in ((one.counts.lost, "lost"), (one.counts.mended, "mended")) if n]
         bad += ["it ends before its JSON does"] if one.counts.truncated else []

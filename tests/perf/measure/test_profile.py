@@ -1,3 +1,5 @@
+"""Traced runs: which frame blocks, regions and details are in a trace; pieces of a pass are there only if they were asked for."""
+
 from __future__ import annotations
 
 import gzip
@@ -12,9 +14,11 @@ import pytest
 import torch
 
 from forked import run
+from strobe.bench.runner import WaitingRecorder
 from strobe.core.errors import ConfigError, StrobeError
-from strobe.core.spans import span
+from strobe.core.spans import PIECES, TRACEABLE, recording, span
 from strobe.perf.measure.profile import Capture, _slim, trace_blocks, trace_clip
+from strobe.perf.measure.timing import TimingRecorder
 
 CPU = torch.device("cpu")
 
@@ -46,15 +50,6 @@ def test_only_the_chosen_blocks_are_traced_and_no_more_are_run(tmp_path: Path) -
 def names(path: Path, category: str = "user_annotation") -> list[str]:
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     return [event["name"] for event in events if event.get("cat") == category]
-
-
-def test_only_the_chosen_regions_are_marked(tmp_path: Path) -> None:
-    """Frame blocks always are: they are what the trace is cut by. The work itself is all there."""
-    path = tmp_path / "t.json.gz"
-    capture = Capture(regions=("attention",))
-    trace_blocks(blocks(3, []), device=CPU, first_block=1, num_blocks=1, path=path, capture=capture)
-    assert {name for name in names(path) if "strobe" in name} == {"strobe::frame_block#1", "strobe::attention"}
-    assert names(path, "cpu_op").count("aten::matmul") == 1
 
 
 def test_blocks_of_warm_up_run_under_the_profiler_and_are_not_in_the_trace(tmp_path: Path) -> None:
@@ -227,3 +222,40 @@ def test_a_full_disk_is_said_to_be_one(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(StrobeError, match=f"t.json.gz: the disk is full{takes}, 4,096 bytes are free there; free some space"):
         trace_blocks(blocks(3, []), device=CPU, first_block=1, num_blocks=1, path=tmp_path / "t.json.gz")
     assert not list(tmp_path.iterdir())
+
+
+def pieces() -> Iterator[int]:
+    for block in range(3):
+        with span("frame_block", block), span("denoise_step", 0), span("attention"), span("kv_write"):
+            torch.ones(4, 4) @ torch.ones(4, 4)
+        yield block
+
+
+@pytest.mark.parametrize(
+    "recorder", [TimingRecorder(CPU), TimingRecorder(CPU, fine=True), WaitingRecorder(CPU)], ids=["plain", "fine", "waiting"]
+)
+def test_no_timer_sees_a_piece(recorder: TimingRecorder) -> None:
+    recorder.start_clip()
+    with recording(recorder):
+        for _ in pieces():
+            pass
+    names = {region.name for region in recorder.finish_clip()}
+    assert {"frame_block", "denoise_step"} <= names and names.isdisjoint(PIECES)
+
+
+@pytest.mark.parametrize(
+    ("regions", "marked"),
+    [
+        ((), {"frame_block", "denoise_step", "attention"}),
+        (TRACEABLE, {"frame_block", "denoise_step", "attention", "kv_write"}),
+        (("kv_write",), {"frame_block", "kv_write"}),
+        (("attention",), {"frame_block", "attention"}),
+    ],
+    ids=["usual", "all", "one", "no piece"],
+)
+def test_a_trace_marks_pieces_if_asked(regions: tuple[str, ...], marked: set[str], tmp_path: Path) -> None:
+    path = tmp_path / "t.json.gz"
+    trace_blocks(pieces(), device=CPU, first_block=1, num_blocks=1, path=path, capture=Capture(regions=regions))
+    events = json.loads(gzip.decompress(path.read_bytes()).decode(errors="replace"))["traceEvents"]
+    found = {event["name"].removeprefix("strobe::").partition("#")[0] for event in events if "strobe::" in event["name"]}
+    assert found == marked

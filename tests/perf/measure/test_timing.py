@@ -1,7 +1,12 @@
+"""Regions of a timed run, orders of clips that drift cannot favour, and operations by themselves."""
+
 from __future__ import annotations
 
+import math
+import random
 import threading
 import time
+from fractions import Fraction
 
 import pytest
 import torch
@@ -9,7 +14,9 @@ import torch
 from strobe.core import spans
 from strobe.core.errors import ConfigError
 from strobe.core.spans import recording, span
-from strobe.perf.measure.timing import FINE, TimedRegion, TimingRecorder, span_records
+from strobe.perf.measure import timing
+from strobe.perf.measure.stats import paired_interval
+from strobe.perf.measure.timing import FINE, TimedRegion, TimingRecorder, palindrome, span_records, time_isolated
 from strobe.perf.records.record import Clip
 
 CPU = torch.device("cpu")
@@ -168,3 +175,88 @@ def test_a_recorder_takes_the_name_of_a_device() -> None:
     assert list(record(recorder)) == [("part", None)]
     with pytest.raises(ConfigError, match="unknown device 'gpu'; allowed: auto, cpu, cuda, cuda:N"):
         TimingRecorder("gpu")
+
+
+def test_one_candidate_is_abba() -> None:
+    assert palindrome("B", ["C"]) == ("B", "C", "C", "B")
+    assert palindrome("B", ["C1", "C2", "C3"]) == ("B", "C1", "C2", "C3", "C3", "C2", "C1", "B")
+
+
+@pytest.mark.parametrize(("baseline", "candidates"), [("a", []), ("a", ["a"]), ("a", ["b", "b"])])
+def test_names_that_make_no_comparison_are_refused(baseline: str, candidates: list[str]) -> None:
+    with pytest.raises(ConfigError):
+        palindrome(baseline, candidates)
+
+
+@pytest.mark.parametrize("num_candidates", [1, 2, 3, 5])
+def test_linear_drift_cancels_exactly(num_candidates: int) -> None:
+    names = [f"c{number}" for number in range(num_candidates)]
+    cost = {name: Fraction(100 + 7 * number) for number, name in enumerate(["b", *names])}
+    for drift in (Fraction(3, 100), Fraction(-1, 50)):
+        order = palindrome("b", names) * 3
+        times = [cost[name] * (1 + drift * place) for place, name in enumerate(order)]
+        length = len(order) // 3
+        for first in range(0, len(order), length):
+            block = list(zip(order, times, strict=True))[first : first + length]
+            sums = {name: sum(time for other, time in block if other == name) for name in cost}
+            assert all(sums["b"] / sums[name] == cost["b"] / cost[name] for name in names)
+
+
+def coverage(*, truth: float, drift: float, stalls: float, candidates: int, palindromes: int, trials: int) -> float:
+    """Share of simulated comparisons whose 95 % interval holds the true ratio; noise 0.5 % per clip, drift over the whole run."""
+    draw = random.Random(42)
+    names = [f"c{number}" for number in range(candidates)]
+    order = palindrome("b", names)
+    length = len(order) * palindromes
+    hits = 0
+    for _ in range(trials):
+        logs = []
+        for lap in range(palindromes):
+            sums = dict.fromkeys(order, 0.0)
+            for place, name in enumerate(order):
+                stalled = 1.05 if draw.random() < stalls else 1.0
+                trend = 1 + drift * (lap * len(order) + place) / length
+                sums[name] += (truth if name == "b" else 1.0) * math.exp(draw.gauss(0, 0.005)) * stalled * trend
+            logs.append(math.log(sums["b"] / sums[names[-1]]))
+        interval = paired_interval(logs)
+        assert interval is not None
+        hits += interval.low <= truth <= interval.high
+    return hits / trials
+
+
+@pytest.mark.parametrize("truth", [1.0, 1.25])
+@pytest.mark.parametrize("drift", [0.0, 0.02, 0.2])
+@pytest.mark.parametrize(("candidates", "palindromes"), [(1, 5), (3, 4), (4, 10)])
+def test_the_interval_holds_the_truth_as_often_as_it_says(truth: float, drift: float, candidates: int, palindromes: int) -> None:
+    share = coverage(truth=truth, drift=drift, stalls=0, candidates=candidates, palindromes=palindromes, trials=2000)
+    assert 0.93 <= share <= 0.98
+
+
+def test_stalls_do_not_make_the_interval_claim_too_much() -> None:
+    assert coverage(truth=1.25, drift=0.02, stalls=0.05, candidates=1, palindromes=10, trials=1000) >= 0.93
+
+
+def test_every_call_is_a_sample_and_warm_up_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that only the calls move: the first by 1 ns, the second by 2, and so on."""
+    calls: list[int] = []
+    monkeypatch.setattr(timing.time, "perf_counter_ns", lambda: sum(calls))
+    found = time_isolated(lambda: calls.append(len(calls) + 1), iterations=5, device=CPU, warmup=2)
+    assert found == ((3, 4, 5, 6, 7), "perf_counter")
+
+
+@pytest.mark.parametrize(("iterations", "warmup"), [(0, 1), (1, 0)])
+def test_no_calls_are_refused(iterations: int, warmup: int) -> None:
+    with pytest.raises(ConfigError, match="at least 1 of each"):
+        time_isolated(lambda: None, iterations=iterations, device=CPU, warmup=warmup)
+
+
+@pytest.mark.gpu
+@pytest.mark.alone
+@pytest.mark.parametrize("cold", [False, True])
+def test_queued_calls_have_no_launch_gaps(cold: bool) -> None:
+    """A tiny kernel takes a few microseconds on the GPU; launching it from Python takes longer than that."""
+    device = torch.device("cuda", 0)
+    x = torch.ones(1024, device=device)
+    times_ns, clock = time_isolated(lambda: x.add_(1), iterations=120, device=device, cold=cold)
+    assert (len(times_ns), clock) == (120, "cuda_event") and sorted(times_ns)[60] < 20_000
+    assert len(time_isolated(lambda: x.sum().item(), iterations=3, device=device, waits=True)[0]) == 3

@@ -28,10 +28,7 @@ def test_metadata(tmp_path: Path) -> None:
         tmp_path, sample(), META | {"with_stack": 1, "trace_id": "AB", "INFO": ["x"], "cupti": {"version": 22, "more": []}}
     )
     assert (trace.base_ns, trace.rank, trace.world_size) == (META["baseTimeNanoseconds"], 3, 8)
-    assert trace.devices == (
-        Device(index=0, name='GPU "A"'),
-        Device(index=1, name="B"),
-    )
+    assert trace.devices == (Device(index=0, name='GPU "A"'), Device(index=1, name="B"))
     assert trace.metadata == {
         "schemaVersion": "1", "with_stack": "1", "trace_id": "AB", "cupti.version": "22",
         "distributedInfo.rank": "3", "distributedInfo.world_size": "8", "distributedInfo.backend": "nccl",
@@ -43,13 +40,6 @@ def test_metadata(tmp_path: Path) -> None:
 def test_metadata_that_says_nothing(meta: dict[str, Any], tmp_path: Path) -> None:
     trace = _read(tmp_path, sample(), meta)
     assert (trace.base_ns, trace.rank, trace.world_size, trace.devices) == (0, None, None, ())
-
-
-def test_an_only_device_has_the_number_that_its_events_carry(tmp_path: Path) -> None:
-    amd = {"deviceProperties": [{"id": 0, "name": "AMD Instinct"}]}
-    events = [kernel("k", "1", "1", 1, device=2), kernel("k", "3", "1", 2, device=2)]
-    assert _read(tmp_path, events, amd).devices == (Device(index=2, name="AMD Instinct"),)
-    assert _read(tmp_path, [*events, kernel("k", "5", "1", 3)], amd).devices == (Device(index=0, name="AMD Instinct"),)
 
 
 def test_spans_ranges_modules_and_overhead(tmp_path: Path) -> None:
@@ -221,12 +211,8 @@ def test_collectives(tmp_path: Path) -> None:
 
 
 def _allocation(at_ns: int, allocated: int, reserved: int | None = None, **more: object) -> dict[str, Any]:
-    args = {
-        "Total Allocated": allocated,
-        "Device Type": 1,
-        "Device Id": 0,
-        **({} if reserved is None else {"Total Reserved": reserved}),
-    }
+    args = {"Total Allocated": allocated, "Device Type": 1, "Device Id": 0}
+    args |= {} if reserved is None else {"Total Reserved": reserved}
     return instant("[memory]", f"{at_ns // 1000}.{at_ns % 1000:03d}", cat="cpu_instant_event", args=args | more)
 
 
@@ -258,12 +244,8 @@ def test_a_counter_of_what_is_bad_in_memory_events_and_window_ends(tmp_path: Pat
 def test_more_categories_than_are_worth_knowing(tmp_path: Path) -> None:
     noise = [event(f"category {i}", "x", "1", "1") for i in range(500)]
     trace = _read(tmp_path, [*noise, *sample(), *noise])
-    assert (trace.counts.events, trace.counts.clean, len(trace.device_events), len(trace.ops)) == (
-        1000 + len(sample()),
-        True,
-        7,
-        40,
-    )
+    assert trace.counts.clean and trace.counts.events == 1000 + len(sample())
+    assert (len(trace.device_events), len(trace.ops)) == (7, 40)
 
 
 def test_device_work_without_a_correlation_is_told_from_work_whose_launch_is_missing(tmp_path: Path) -> None:

@@ -285,12 +285,8 @@ def test_a_stray_bracket_between_events_is_lost_and_the_events_behind_it_are_rea
     place = text.index("SECOND")
     place = text.rindex("{", 0, text.rindex(":", 0, place)) if layout is not layouts.turned else text.rindex('{"args"', 0, place)
     trace = read_trace(write(tmp_path / "t.json", text[:place] + stray + text[place:]))
-    assert (trace.counts.lost, trace.counts.trailing, trace.counts.mended, trace.counts.truncated) == (
-        stray.count("]"),
-        0,
-        0,
-        False,
-    )
+    counts = trace.counts
+    assert (counts.lost, counts.trailing, counts.mended, counts.truncated) == (stray.count("]"), 0, 0, False)
     assert (len(trace.ops), trace.device_events) == (42, known.device_events)
 
 

@@ -227,9 +227,9 @@ def _time(case: AttentionCase, run: Rounds, plan: AttentionPlan, name: str, lap:
             for what in case.spans
         }
     clip, start_ns = run.clips.finish(name, "timed", lap, plan.calls * len(found), sampler.clocks()), 0
-    for what, times in found.items():
-        run.writer.append(*call_spans(clip, what, times.times_ns, times.clock, start_ns=start_ns))
-        start_ns += sum(times.times_ns)
+    for what, (times_ns, clock) in found.items():
+        run.writer.append(*call_spans(clip, what, times_ns, clock, start_ns=start_ns))
+        start_ns += sum(times_ns)
     run.write(clip)
 
 

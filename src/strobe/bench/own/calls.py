@@ -482,7 +482,7 @@ class _FunctionCalls:
         gc.collect()
         self._wait()
         start = held(self.device)
-        start_bytes = start.resident_bytes if start.allocated_bytes is None else start.allocated_bytes
+        start_bytes = start.get("allocated_bytes", start["resident_bytes"])
         return run.timed(name, phase, lap, recorder, lambda: self._row(calls, 0), calls=len(calls), start_bytes=start_bytes)
 
     def _row(self, calls: Sequence[Callable[[], object]], index: int) -> tuple[()]:

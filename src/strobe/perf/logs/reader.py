@@ -39,19 +39,15 @@ _TOLD: Final = 1 << 10
 _BYTE_ORDER: Final = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8-sig"}
 
 
-class LogLine(NamedTuple):
-    """One line without its end.
-
-    `number` counts from 1 as editors do; the parts of a progress line, which end in a carriage return, share one. `whole`: the
-    line ends in a line feed.
-    """
+class _Line(NamedTuple):
+    """One line without its end; `whole`: it ends in a line feed. The parts of a progress line share a `number`."""
 
     number: int
     text: str
     whole: bool
 
 
-def read_lines(path: Path, counts: Counter[str]) -> Iterator[LogLine]:
+def read_lines(path: Path, counts: Counter[str]) -> Iterator[_Line]:
     """Yield the lines of a file without terminal codes; a damaged end is left out.
 
     Args:
@@ -72,7 +68,7 @@ def unpacked(file: io.BufferedReader) -> io.BufferedReader | gzip.GzipFile:
     return gzip.GzipFile(fileobj=file) if file.peek(2).startswith(b"\x1f\x8b") else file
 
 
-def _lines(stream: io.BufferedReader | gzip.GzipFile, file: io.BufferedReader, counts: Counter[str]) -> Iterator[LogLine]:
+def _lines(stream: io.BufferedReader | gzip.GzipFile, file: io.BufferedReader, counts: Counter[str]) -> Iterator[_Line]:
     number = 1
     try:
         head = stream.peek(3)
@@ -86,7 +82,7 @@ def _lines(stream: io.BufferedReader | gzip.GzipFile, file: io.BufferedReader, c
                     end = text.readline(LONGEST)
             counts["mended"] += "\ufffd" in line
             whole = end.endswith("\n")
-            yield LogLine(number, _TERMINAL.sub("", line), whole)
+            yield _Line(number, _TERMINAL.sub("", line), whole)
             number += whole
             if number % _TOLD == 0:
                 counts["done"] = file.tell()
@@ -145,7 +141,7 @@ _SERVER: Final = re.compile(rf"^(?:\[[^\]]{{0,40}}?)?\b(?P<number>{_PARTS})\]")
 _PART: Final = re.compile(r"(DP|PP|TP|SP|CP|EP)(\d{1,6})")
 
 
-class Ranks:
+class _Ranks:
     """Finder of ranks in the lines of one log.
 
     `[rank 1]`, `RANK1` and `[default1]:` name a rank, and so do the prefixes of workers: `(Worker_TP1 pid=990)`,
@@ -209,12 +205,6 @@ def proposed(text: str) -> str:
         if match and any(match[group] for group in ("value", "rate") if group in pattern.regex.groupindex):
             return line
     return ""
-
-
-def quoted(text: str) -> str:
-    """Return a line of a log as it is quoted."""
-    text = text.strip()
-    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
 
 
 # Reader of logs: each line matches a pattern, is ignored, or resembles a pattern without matching it.
@@ -303,13 +293,13 @@ class _Reader:
     def __init__(self, path: Path, patterns: Patterns) -> None:
         self._path, self.patterns = path, patterns
         self._series: dict[tuple[str, str, int | None], tuple[Pattern, Kind, list[Sample]]] = {}
-        self._pending: list[tuple[LogLine, str]] = []  # lines that may go on in the next one, and what they resemble
+        self._pending: list[tuple[_Line, str]] = []  # lines that may go on in the next one, and what they resemble
         self._similar: dict[str, list[Example]] = {}
-        self._ranks, self._proposal = Ranks(), ""
+        self._ranks, self._proposal = _Ranks(), ""
         self._longest = self._long_lines = self._position = 0
         self._counts = {"lines": 0, "matched": 0, "ignored": 0, "similar": 0, "progress": 0, "joined": 0}
 
-    def add(self, line: LogLine) -> None:
+    def add(self, line: _Line) -> None:
         """Match one line and keep its values, or keep it waiting if the next line may continue it."""
         self._counts["lines"] += 1
         number, candidates = line.number, self._candidates(line.text)
@@ -375,9 +365,9 @@ class _Reader:
                 progress = any(mark in line.text for mark in _PROGRESS)
                 self._counts["progress"] += progress
                 if not (progress or self._proposal or self._series) and (pattern := proposed(line.text)):
-                    self._proposal = (
-                        f"line {line.number} reads {quoted(line.text)}, which a patterns file with this takes: {pattern}"
-                    )
+                    text = line.text.strip()
+                    shown = repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
+                    self._proposal = f"line {line.number} reads {shown}, which a patterns file with this takes: {pattern}"
                 continue
             examples = self._similar.setdefault(similar, [])
             if len(examples) < MAX_EXAMPLES:
@@ -387,7 +377,7 @@ class _Reader:
         lowered = text.lower()
         return [pattern for pattern in self.patterns if pattern.contains in lowered]
 
-    def _is_full(self, line: LogLine) -> bool:
+    def _is_full(self, line: _Line) -> bool:
         """Return whether the line fills the terminal's width: it is as long as the longest so far, and not the only one."""
         return line.whole and len(line.text) >= WRAP and len(line.text) == self._longest and self._long_lines > 1
 
@@ -425,7 +415,7 @@ class _Reader:
         self._position += 1
 
 
-def _match(candidates: list[Pattern], text: str, ranks: Ranks) -> tuple[Pattern | None, list[_Found]]:
+def _match(candidates: list[Pattern], text: str, ranks: _Ranks) -> tuple[Pattern | None, list[_Found]]:
     """Return the first pattern that matches the text, and all its values there."""
     for pattern in candidates:
         values = list(_record_values(pattern, text) if pattern.format == "record" else _text_values(pattern, text, ranks))
@@ -442,7 +432,7 @@ def _similar(candidates: list[Pattern], text: str) -> str:
     return ""
 
 
-def _text_values(pattern: Pattern, text: str, ranks: Ranks) -> Iterator[_Found]:
+def _text_values(pattern: Pattern, text: str, ranks: _Ranks) -> Iterator[_Found]:
     for match in pattern.regex.finditer(text):
         groups = match.groupdict()
         group = "value" if groups.get("value") is not None else "rate"

@@ -10,11 +10,11 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from msgspec.structs import replace
 
@@ -46,7 +46,7 @@ REASONS: Final = {
 """Names of the other bits of the clock event reasons, which hold clocks down."""
 
 
-class Gpu:
+class _Gpu:
     """One GPU as NVML sees it. A query that the driver does not answer gives None, never an error."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
@@ -95,14 +95,14 @@ class Gpu:
 
 
 @functools.cache
-def open_gpu(uuid: str) -> Gpu | None:
+def open_gpu(uuid: str) -> _Gpu | None:
     """Open a GPU by its UUID; None if `nvidia-ml-py` is not installed or the driver does not know the GPU."""
     if broken("pynvml"):
         return None
     nvml = importlib.import_module("pynvml")
     try:
         nvml.nvmlInit()
-        return Gpu(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
+        return _Gpu(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
     except nvml.NVMLError:
         return None
 
@@ -171,7 +171,7 @@ class ClockSampler:
     def __init__(self, device: torch.device, *, lap: bool = False) -> None:
         self._device = device
         self._lap = lap
-        self._gpu: Gpu | None = None if device.type != "cuda" else open_gpu(gpu_uuid(device))
+        self._gpu: _Gpu | None = None if device.type != "cuda" else open_gpu(gpu_uuid(device))
         self._readings: list[Clocks] = []
         self._energy_mj: list[int | None] = []
         self._stop = threading.Event()
@@ -204,18 +204,18 @@ class ClockSampler:
         began, ended = self._energy_mj or (None, None)
         return found if began is None or ended is None else replace(found, energy_mj=ended - began)
 
-    def _run(self, gpu: Gpu) -> None:
+    def _run(self, gpu: _Gpu) -> None:
         while not self._stop.wait(LAP_S if self._lap else PERIOD_S):
             self._readings.append(gpu.read())
 
 
-def cool_down(device: torch.device, longest_s: float = COOL_S) -> bool:
-    """Wait until a GPU is no longer slowed by heat; False if it still is after `longest_s` seconds."""
-    until = time.monotonic() + longest_s
+def cool_down(device: torch.device) -> bool:
+    """Wait until a GPU is no longer slowed by heat; False if it still is after `COOL_S` seconds."""
+    until = time.monotonic() + COOL_S
     while THERMAL & set(read_clocks(device).throttle):
         if time.monotonic() >= until:
             return False
-        time.sleep(min(1.0, longest_s))
+        time.sleep(1.0)
     return True
 
 
@@ -300,33 +300,25 @@ def peak_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 if peak is None else peak
 
 
-class HeldMemory(NamedTuple):
-    """Memory that a process holds, bytes: resident on the host, allocated and reserved on the GPU; None if unknown or no GPU."""
-
-    resident_bytes: int | None
-    allocated_bytes: int | None
-    reserved_bytes: int | None
+HeldMemory = Mapping[str, Any]
+"""Memory that a process holds, bytes, by the keys of a `Memory` record; None if unknown or no GPU."""
 
 
 def held(device: torch.device) -> HeldMemory:
     """Return the memory that this process holds now, without waiting for the device."""
-    resident = _status("VmRSS:")
+    resident = {"resident_bytes": _status("VmRSS:")}
     if device.type != "cuda":
-        return HeldMemory(resident, None, None)
+        return resident
     import torch
 
-    return HeldMemory(resident, torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device))
+    allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+    return {**resident, "allocated_bytes": allocated, "reserved_bytes": reserved}
 
 
 def memory_records(clip: Clip, own: Sequence[HeldMemory | None]) -> tuple[Memory, ...]:
     """Return a record for each frame block of a clip after which the memory was read."""
-    return tuple(
-        Memory(
-            variant=clip.variant, clip=clip.clip, frame_block=number, resident_bytes=each.resident_bytes,
-            allocated_bytes=each.allocated_bytes, reserved_bytes=each.reserved_bytes,
-        )
-        for number, each in enumerate(own) if each is not None
-    )  # fmt: skip
+    read = ((number, each) for number, each in enumerate(own) if each is not None)
+    return tuple(Memory(variant=clip.variant, clip=clip.clip, frame_block=number, **each) for number, each in read)
 
 
 def _status(name: str) -> int | None:

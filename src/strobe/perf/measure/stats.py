@@ -21,11 +21,12 @@ RESOLUTION: Final = 0.05
 """Largest reach of an interval beyond 1 with the verdict "no difference"."""
 BOOTSTRAP_SAMPLES: Final = 30
 """Fewest samples from which a percentile bootstrap of a plain mean or median holds: with 5 its 95 % interval holds 89 %."""
+RESAMPLES: Final = 2_000
+"""Bootstrap samples; the ends of an interval move by about 1 / sqrt(RESAMPLES) of it."""
 
 Verdict = Literal["faster", "slower", "no difference", "inconclusive"]
 Operator = Literal[">=", ">", "<=", "<"]
 Real = TypeVar("Real", int, float)
-Step = TypeVar("Step")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,27 +155,15 @@ def _real(ratio: float, delta_ns: float | None) -> bool:
     return abs(math.log(ratio)) > math.log1p(FLOOR) and (delta_ns is None or abs(delta_ns) > FLOOR_NS)
 
 
-def bootstrap_interval(
-    statistic: Callable[..., float],
-    *groups: Sequence[Step],
-    derived: bool,
-    resamples: int = 2_000,
-) -> Interval | None:
-    """Return the percentile bootstrap interval of `statistic(*groups)`; the same samples give the same interval.
+def bootstrap_interval(statistic: Callable[[Sequence[float]], float], values: Sequence[float]) -> Interval | None:
+    """Return the percentile bootstrap interval of `statistic(values)`; the same samples give the same interval.
 
-    Args:
-        statistic: takes as many sequences as there are groups, e.g. the steps of a baseline and those of a candidate.
-        groups: independent samples, each resampled on its own. A sample is a whole step: calls inside one are correlated, and
-            resampling them would make the interval too narrow. Pairs are one group of pairs.
-        derived: the quantity has no t interval of its own (a line of a ledger, a quantile). A plain mean or median has one:
-            for it the bootstrap is refused (None) below `BOOTSTRAP_SAMPLES`, where it is too narrow.
-        resamples: how many; the ends move by about 1 / sqrt(resamples) of the interval.
+    None below `BOOTSTRAP_SAMPLES` samples, where it is too narrow. A sample is a whole step: calls inside one are correlated.
     """
-    fewest = 2 if derived else BOOTSTRAP_SAMPLES
-    if not groups or min(map(len, groups)) < fewest:
+    if len(values) < BOOTSTRAP_SAMPLES:
         return None
     draw = random.Random(0)
-    found = sorted(statistic(*(draw.choices(group, k=len(group)) for group in groups)) for _ in range(resamples))
+    found = sorted(statistic(draw.choices(values, k=len(values))) for _ in range(RESAMPLES))
     edge = (1 - LEVEL) / 2
     return Interval(low=percentile(found, edge), high=percentile(found, 1 - edge))
 

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
 from strobe.core import spans
@@ -29,8 +28,6 @@ _SLOW_NS: Final = 50_000_000
 """Duration above which a call is tried only once, ns."""
 
 Run = Callable[[], object]
-
-
 Speed = tuple[int, int]
 """Time of one trial call, ns: until the device finished, and until the call returned."""
 
@@ -398,23 +395,6 @@ _BATCH: Final = 50
 """Calls on a GPU between two synchronisations."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Isolated:
-    """Times of an operation that runs alone.
-
-    Args:
-        times_ns: one per call, in order.
-        clock: the clock that was read.
-        cold: a GPU's cache was overwritten before each call; False: it held what the call before left there.
-        queued: on a GPU the calls waited in a full queue, so that no launch gap lies in a time; False on a CPU.
-    """
-
-    times_ns: tuple[int, ...]
-    clock: Clock
-    cold: bool
-    queued: bool
-
-
 def time_isolated(
     run: Callable[[], object],
     *,
@@ -423,8 +403,8 @@ def time_isolated(
     warmup: int = 3,
     cold: bool = False,
     waits: bool = False,
-) -> Isolated:
-    """Time repeated calls of one function that runs alone.
+) -> tuple[tuple[int, ...], Clock]:
+    """Time repeated calls of one function that runs alone; return their times in order, ns, and the clock that was read.
 
     On a CPU each call is timed with the host clock. On a GPU each call lies between two CUDA events; the calls of a batch are
     launched while the GPU is kept busy, so that they run one after the other without waiting for the host, and their events are
@@ -446,12 +426,7 @@ def time_isolated(
     for _ in range(warmup):
         run()
     synchronize(device)
-    on_gpu, watch = device.type == "cuda", Stopwatch(device, cold=cold)
-    host_ns = watch.probe(run)[1] if on_gpu and not waits else 0
+    watch = Stopwatch(device, cold=cold)
+    host_ns = watch.probe(run)[1] if device.type == "cuda" and not waits else 0
     laps = [watch.lap(run, min(_BATCH, iterations - done), host_ns) for done in range(0, iterations, _BATCH)]
-    return Isolated(
-        times_ns=tuple(value for times_ns, _, _ in laps for value in times_ns),
-        clock=laps[0][2],
-        cold=cold and on_gpu,
-        queued=on_gpu and not waits,
-    )
+    return tuple(value for times_ns, _, _ in laps for value in times_ns), laps[0][2]

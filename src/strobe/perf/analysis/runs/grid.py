@@ -104,7 +104,7 @@ class GridContestant:
     @property
     def interval(self) -> Interval | None:
         """Bootstrap interval of the median; None with fewer than 30 calls, where it would be too narrow."""
-        return bootstrap_interval(statistics.median, self.times_ns, derived=False)
+        return bootstrap_interval(statistics.median, self.times_ns)
 
     @property
     def host_ns(self) -> float | None:

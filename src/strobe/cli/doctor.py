@@ -1,9 +1,9 @@
-"""`strobe doctor`: the machine, the implementations that would run on it, and what is missing."""
+"""`strobe doctor`: the machine, the implementations that would run on it, what is missing, and the memory of a stream."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import RenderableType
@@ -12,17 +12,20 @@ from rich.table import Column, Table
 from strobe.cli.completion import DeviceName, ModelName, PresetName
 from strobe.cli.console import Output, styled
 from strobe.cli.defaults import check_file, find_file
-from strobe.cli.doctor.memory import asked, devices_table, memory_table, predict_devices, predict_memory
-from strobe.cli.model import at_least
-from strobe.cli.presets import SideBySide
-from strobe.core.errors import ConfigError, StrobeError
+from strobe.cli.model import at_least, parse_size
+from strobe.cli.presets import side_by_side
+from strobe.core.errors import ConfigError, StrobeError, unknown_choice
 from strobe.core.libraries import DISTRIBUTION
-from strobe.core.printable import bytes_in
+from strobe.core.printable import ByteUnit, bytes_in
 
 if TYPE_CHECKING:
     import torch
 
     from strobe.attention.impls import GateRun
+    from strobe.engine.memory import MemoryPart
+    from strobe.engine.model import ModelParts
+    from strobe.engine.parallel import Degrees
+    from strobe.engine.resolve import ResolvedConfig
 
 MISSING: Final = 3
 
@@ -68,7 +71,9 @@ def doctor(
     usable = checks[0]["ok"]
     if usable:
         checks += [check_weights(), check_video()]
-    document: dict[str, Any] = {"checks": checks, "defaults": read_defaults(output)}
+    file = find_file(output.config)
+    defaults = {"file": None if file is None else str(file), "tables": {} if file is None else check_file(file)}
+    document: dict[str, Any] = {"checks": checks, "defaults": defaults}
     gates: tuple[GateRun, ...] = ()
     if usable and gate:
         document["gate"], gates = run_gate(device, output)
@@ -85,12 +90,6 @@ def doctor(
     if gated.get("reason") or not all(check["ok"] for check in checks):
         return MISSING
     return 1 if any(each["failed"] for each in gated.get("gates", ())) else 0
-
-
-def read_defaults(output: Output) -> dict[str, Any]:
-    """Find the file of defaults and check all of it."""
-    path = find_file(output.config)
-    return {"file": None if path is None else str(path), "tables": {} if path is None else check_file(path)}
 
 
 def read_plugins() -> list[dict[str, str]]:
@@ -159,20 +158,12 @@ def run_gate(device: str, output: Output) -> tuple[dict[str, Any], tuple[GateRun
     told = []
     with output.progress("gate") as advance:
         for outcome in run_gates(where, describe_machine(where).driver, advance):
-            if outcome.gate is not None:
-                record([outcome.gate], place)
-                done.append(outcome.gate)
-            tests, failed = (outcome.gate.tests, outcome.gate.failed) if outcome.gate is not None else (0, "")
-            told.append(
-                {
-                    "operator": outcome.operator,
-                    "impl": outcome.impl,
-                    "ran": outcome.gate is not None,
-                    "tests": tests,
-                    "failed": failed,
-                    "refused": outcome.refused,
-                }
-            )
+            own: dict[str, Any] = {"ran": False, "tests": 0, "failed": ""}
+            if (gate := outcome.gate) is not None:
+                record([gate], place)
+                done.append(gate)
+                own = {"ran": True, "tests": gate.tests, "failed": gate.failed}
+            told.append({"operator": outcome.operator, "impl": outcome.impl, **own, "refused": outcome.refused})
     return {"reason": "", "record": str(place), "gates": told}, tuple(done)
 
 
@@ -250,12 +241,17 @@ def _tables(document: dict[str, Any], *, details: bool) -> Iterator[RenderableTy
     yield from ("", styled(("attention", "bold"), f"  runs: {attention['runs']}"))
     if details:
         yield from (f"  not {name}: {reason}" for name, reason in attention["passed_over"].items())
-        yield _impl_table(attention["impls"], on_cpu=on_cpu)
+        table = Table(*(Column("", no_wrap=column < 3) for column in range(4)), box=None, show_header=False)
+        for impl in attention["impls"]:
+            table.add_row(f"  {impl['operator']}", impl["name"], _state(impl, on_cpu=on_cpu), impl["detail"])
+        yield table
     else:
         yield from _impl_lines(attention["impls"], on_cpu=on_cpu)
     yield from ("", styled(("optimisations", "bold"), "  off on this machine:"))
     if details:
-        yield _knob_table(document["presets"])
+        knobs = next(iter(document["presets"].values()))
+        rows = {knob: [_knob(states[knob]) for states in document["presets"].values()] for knob in knobs}
+        yield from side_by_side(list(document["presets"]), rows)
     knobs = [(name, knob["reason"]) for knobs in document["presets"].values() for name, knob in knobs.items() if knob["reason"]]
     yield from (f"  {', '.join(names)}: {reason}" for reason, names in _by_second(knobs))
     lacking = [(name, reason.removeprefix(f"{name} ")) for name, reason in document["lacking"].items()]
@@ -318,18 +314,116 @@ def _gate_lines(gate: dict[str, Any]) -> Iterator[RenderableType]:
         yield f"  recorded in {gate['record']}"
 
 
-def _impl_table(impls: list[dict[str, str]], *, on_cpu: bool) -> Table:
-    """Return the table of every implementation: gated and where, or untested or missing and why."""
-    table = Table(*(Column("", no_wrap=column < 3) for column in range(4)), box=None, show_header=False)
-    for impl in impls:
-        table.add_row(f"  {impl['operator']}", impl["name"], _state(impl, on_cpu=on_cpu), impl["detail"])
-    return table
+def _knob(state: dict[str, Any]) -> str:
+    """Return the state of a knob; one that was asked for and has no effect here is "off here"."""
+    return "on" if state["on"] else "off here" if state["reason"] else "off"
 
 
-def _knob_table(presets: dict[str, dict[str, dict[str, Any]]]) -> SideBySide:
-    """Return the table of knobs by preset; a knob that was asked for and has no effect here is "off here"."""
-    rows = {}
-    for knob in next(iter(presets.values())):
-        states = [knobs[knob] for knobs in presets.values()]
-        rows[knob] = ["on" if state["on"] else "off here" if state["reason"] else "off" for state in states]
-    return SideBySide(names=list(presets), rows=rows)
+def asked(preset: str, model: str, size: str | None, device: str) -> tuple[ModelParts, ResolvedConfig]:
+    """Resolve the preset and find the sizes of the model; nothing is loaded."""
+    from strobe.core.device import resolve_device
+    from strobe.engine.load import model_parts, names
+    from strobe.engine.presets import preset as find_preset
+    from strobe.engine.resolve import resolve
+
+    if model not in names():
+        raise unknown_choice("model", model, names())
+    parts = model_parts(model, parse_size(size))
+    return parts, resolve(replace(find_preset(preset), simulate=True), parts.defaults, resolve_device(device))
+
+
+def predict_memory(model: str, parts: ModelParts, config: ResolvedConfig, samples: int) -> dict[str, Any]:
+    """Predict the memory of a stream, part by part, bytes."""
+    from strobe.engine import memory
+    from strobe.models.wan.recipes import RECIPES
+
+    return {
+        "preset": config.name,
+        "model": model,
+        "needs": RECIPES[model].needs if model in RECIPES else "",
+        "frame_size": list(parts.defaults.frame_size),
+        "samples": samples,
+        "dtype": str(config.dtype).removeprefix("torch."),
+        **_held(memory.predict(parts, config, samples)),
+        "arena_bytes": memory.plan_arena(parts, config, samples).total_bytes,
+        "free_bytes": memory.free_bytes(config.device),
+    }
+
+
+def predict_devices(parts: ModelParts, one: ResolvedConfig, samples: int, most: int) -> list[dict[str, Any]]:
+    """Predict, for 1 to `most` devices, their grid and the memory of rank 0 and of the fullest other rank, or why they cannot.
+
+    Rank 0 decodes; of the others, rank 1 holds most.
+    """
+    from strobe.engine.memory import predict_ranks
+    from strobe.engine.model import latent_shape
+    from strobe.engine.parallel import legal_degrees
+    from strobe.engine.parallel.layout import Layout
+    from strobe.engine.parallel.rank import on_several
+
+    dit, config = parts.dit.config, on_several(one)
+    tokens = latent_shape(parts.defaults, dit).token_grid(dit.patch).tokens_per_frame
+    legal = legal_degrees(dit.num_heads, tokens, most, sparse=config.sparsity > 0)
+    layouts = [
+        Layout(degrees=each.degrees, rank=rank, num_heads=dit.num_heads, tokens_per_frame=tokens)
+        for each in legal
+        if each.degrees is not None
+        for rank in range(min(2, each.num_ranks))
+    ]
+    held = zip(layouts, predict_ranks(parts, config, layouts, samples), strict=True)
+    of_grid: dict[Degrees, list[dict[str, Any]]] = {}
+    for layout, found in held:
+        of_grid.setdefault(layout.degrees, []).append(_held(found))
+    return [
+        {
+            "devices": each.num_ranks,
+            "tree": each.degrees and each.degrees.tree,
+            "ulysses": each.degrees and each.degrees.ulysses,
+            "reason": each.reason,
+            "ranks": of_grid[each.degrees] if each.degrees else [],
+        }
+        for each in legal
+    ]
+
+
+def _held(parts: tuple[MemoryPart, ...]) -> dict[str, Any]:
+    return {"parts": [asdict(part) for part in parts], "total_bytes": sum(part.num_bytes for part in parts)}
+
+
+def memory_table(memory: dict[str, Any]) -> Iterator[RenderableType]:
+    """Yield the table of a stream's memory by part, and whether it fits."""
+    height, width = memory["frame_size"]
+    yield ""
+    what = f"{height}x{width}, {memory['samples']} sample(s), {memory['dtype']}"
+    unit: ByteUnit = "GiB" if memory["total_bytes"] >= 1 << 30 else "MiB"
+    yield styled(("memory", "bold"), f" of {memory['preset']}, {memory['model']}, {what}, in {unit}")
+    table = Table("", Column("", justify="right"), "", box=None, show_header=False)
+    for part in memory["parts"]:
+        table.add_row(f"  {part['name']}", _amount(part["num_bytes"], unit), "" if part["exact"] else "estimated")
+    free = memory["free_bytes"]
+    verdict = "" if free is None else f"{'fits' if free >= memory['total_bytes'] else 'does not fit'}: {_amount(free, unit)} free"
+    table.add_row("  total", _amount(memory["total_bytes"], unit), verdict)
+    yield table
+    if memory["arena_bytes"]:
+        yield f"  {_amount(memory['arena_bytes'], unit)} of it in one pool: keys and values, recorded passes and the decoder"
+    yield "  the text encoder is not counted"
+    if memory["needs"]:
+        yield f"  to download: {memory['needs']}"
+    if memory["lacking"]:
+        yield styled("  ", ("does not run here", "red"), f": {memory['lacking']}")
+
+
+def devices_table(devices: list[dict[str, Any]]) -> Iterator[RenderableType]:
+    """Yield the table of numbers of devices and the memory of their fullest ranks."""
+    yield from ("", styled(("devices", "bold"), " that share it, in GiB each; rank 0 decodes"))
+    numbers = (Column(name, justify="right") for name in ("devices", "tree x heads", "rank 0", "others"))
+    table = Table(*numbers, "", box=None, header_style="")
+    for each in devices:
+        grid = f"{each['tree']} x {each['ulysses']}" if each["ranks"] else "cannot"
+        held = [_amount(rank["total_bytes"], "GiB") for rank in each["ranks"]]
+        table.add_row(str(each["devices"]), grid, *held, *[""] * (2 - len(held)), each["reason"])
+    yield table
+
+
+def _amount(num_bytes: float, unit: ByteUnit) -> str:
+    return f"{bytes_in(num_bytes, unit):,.2f}"

@@ -1,14 +1,14 @@
-"""`strobe bench attention` from the command to the pages."""
+"""`strobe bench attention | tree | scaling` from the command to the pages."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from strobe.cli import bench_attention
 from strobe.models.captured import CapturedCall, write_calls
 from terminal import Strobe
 
@@ -68,12 +68,20 @@ def test_captured_calls_are_measured_by_several_methods_and_the_answer_comes_fir
     assert other.code == 2 and "differ in captured" in other.err
 
 
-def test_the_quick_grid_has_a_size_where_sparsity_pays_and_takes_less_time_per_cell() -> None:
-    cells = bench_attention._cells(bench_attention.CellFlags(grid=("quick",)))
-    assert max(cell.shape.num_tokens for cell in cells) >= 4096 and len(cells) <= 4
-    how, quick = bench_attention.MeasureFlags(), bench_attention.CellFlags(grid=("quick",))
-    assert bench_attention._seconds(how, quick) < bench_attention._seconds(how, bench_attention.CellFlags())
-    assert bench_attention._seconds(bench_attention.MeasureFlags(seconds_per_cell=7), quick) == 7
+def test_the_quick_grid_has_a_size_where_sparsity_pays_and_takes_less_time_per_cell(
+    strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int, float]] = []
+
+    def stop(cells: tuple[Any, ...], request: Any, *_: object) -> None:
+        asked.append((len(cells), max(cell.shape.num_tokens for cell in cells), request.seconds))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("strobe.bench.attention.run.run_grid", stop)
+    for flags in (("--grid", "quick"), (), ("--grid", "quick", "--seconds-per-cell", 7)):
+        assert strobe("bench", "attention", *flags, "--device", "cpu", "--out", tmp_path).code == 130
+    (few, most, fast), (_, _, usual), (_, _, told) = asked
+    assert few <= 4 and most >= 4096 and (fast, usual, told) == (0.5, 4.0, 7.0)
 
 
 def test_profile_prints_what_was_called_and_the_memory(strobe: Strobe, tmp_path: Path) -> None:
@@ -97,3 +105,37 @@ def test_a_red_gate_is_exit_code_1(strobe: Strobe, tmp_path: Path, monkeypatch: 
     assert found.code == 1
     assert found.document["cells"][0]["contestants"][0]["reason"].startswith("red gate: ")
     assert json.loads((tmp_path / "b" / "request.json").read_text())["tile"] == "auto"
+
+
+CALL = ("--heads", 1, "--head-dim", 8, "--iterations", 1, "--strategies", "allgather", "--quiet")
+
+
+def test_one_cell_is_measured_kept_and_rendered_as_either_page(strobe: Strobe, tmp_path: Path) -> None:
+    out = tmp_path / "bench"
+    line = ("bench", "tree", "--world-size", 1, "--seq-len", 16, *CALL, "--profile", "--out", out, "--json")
+    first = strobe(*line)
+    assert first.code == 0, first.err
+    (cell,) = first.document["cells"]
+    assert first.document["measured"] == [cell["cell"]] == ["ws1_n16_q1_h1x8_b1_float32_cpu"]
+    (row,) = cell["strategies"]
+    assert (row["name"], row["calls"], row["straggler"]) == ("allgather", 6, None)
+    assert row["verdict"] in ("launch-bound", "memory-bound", "flop-bound") and row["exposed_ns"] == 0
+    again = strobe(*line)
+    assert again.document["kept"] == [cell["cell"]] and again.document["cells"] == first.document["cells"]
+    page = strobe("bench", "tree", "--out", out, "--render")
+    assert page.code == 0
+    assert "strategies." in page.out and "comp_local_attention" in page.out and "not summed" in page.out and "Remedy:" in page.out
+    curves = strobe("bench", "scaling", "--out", out, "--render")
+    assert curves.code == 0 and "links were faster" in curves.out
+    for file in ("report.html", "report.md", "report.json"):
+        assert (out / file).stat().st_size > 500
+
+
+@pytest.mark.parametrize("there", [0, 2])
+def test_ranks_without_a_gpu_are_not_started(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: int) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
+    found = strobe("bench", "tree", "--device", "cuda", "--world-size", 4, "--out", tmp_path / "b")
+    sees = "2 CUDA devices" if there else "no CUDA device"
+    assert found.code == 3 and f"each rank takes a GPU, 4 in all, and torch sees {sees} here" in found.err
+    assert found.err.count("\n") == 1 and ("--world-size 2" in found.err) == (there == 2)
+    assert not (tmp_path / "b").exists()

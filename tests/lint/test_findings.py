@@ -1,0 +1,640 @@
+"""What each rule finds, on pages built from true values: clean as built; one change, one finding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from strobe.core.costs import WAN_1_3B, device_peaks
+from strobe.core.errors import ConfigError
+from strobe.lint.document import LintOptions, options_of
+
+NAMES = ("Baseline", "Fast", "Faster", "Fastest", "Frugal")
+
+
+def presets(page: Any) -> None:
+    """Means, maxima, FPS from the mean, memory, and a change that says of which statistic it is."""
+    frames = page.truth["frames"] = page.rng.choice([1, 3, 4, 12])
+    batch_unit = ("ms", "s", "ms")[page.form]
+    scale, digits = (1000, 1) if batch_unit == "ms" else (1, 4)
+    rows = []
+    for number, name in enumerate(NAMES):
+        mean = round(page.rng.uniform(0.3, 0.9) / (1 + number / 2), 4)
+        slow = round(mean * page.rng.uniform(1.06, 1.2), 4)
+        page.truth[f"mean {name}"], page.truth[f"max {name}"] = mean, slow
+        first = page.truth["max Baseline"]
+        change = "-" if name == "Baseline" else f"{100 * (slow / first - 1):+.1f}%"
+        shown = [f"{value * scale:.{digits}f} {batch_unit}" for value in (mean, slow)]
+        memory = page.rng.uniform(30, 45)
+        page.truth[f"memory {name}"] = memory
+        label = f"**{name}**" if page.form == 1 and number == 2 else name
+        rows.append([label, *shown, f"{frames / mean:.2f}", f"{memory:.2f} GB", change])
+    page.say("# Presets", "One NVIDIA H100 80GB HBM3.").say("## Results")
+    page.table(("Preset", "Mean", "Max", "FPS", "Peak memory", "Max vs Baseline"), rows)
+
+
+def experiments(page: Any) -> None:
+    """A table for each candidate with metrics as rows, and a summary of all."""
+    page.say("# Experiments", "## Each against the baseline")
+    mean, slow = 500.0 + 30 * page.rng.random(), 560.0 + 30 * page.rng.random()
+    base = {"Step mean": mean, "Step max": slow, "FPS": 3000 / mean, "Memory": 33.0 + page.rng.random()}
+    units = {"Step mean": " ms", "Step max": " ms", "FPS": "", "Memory": " GB"}
+    summary = [["Baseline", *(f"{value:.2f}{units[name]}" for name, value in base.items())]]
+    for candidate in NAMES[1:4]:
+        own = {name: value * page.rng.uniform(0.5, 0.95) for name, value in base.items()}
+        own["Step max"] = own["Step mean"] * page.rng.uniform(1.08, 1.3)
+        own["FPS"] = 3000 / own["Step mean"]
+        page.say(f"### {candidate} preset")
+        sides = {name: [f"{side[name]:.2f}{units[name]}" for side in (base, own)] for name in base}
+        rows = [[name, *sides[name], f"{100 * (own[name] / base[name] - 1):+.1f}%"] for name in base]
+        page.table(("Metric", "Baseline", candidate, "Change"), rows)
+        summary.append([candidate, *(f"{value:.2f}{units[name]}" for name, value in own.items())])
+        page.truth |= {f"{candidate} {name}": value for name, value in own.items()}
+    page.truth |= {f"Baseline {name}": value for name, value in base.items()}
+    page.say("## Summary").table(("Preset", *base), summary)
+
+
+def serving(page: Any) -> None:
+    """Batch, latency and throughput: images per second are batch / latency."""
+    rows = []
+    for batch in (1, 2, 4, 8, 16):
+        latency = 20.0 * batch**0.8 * page.rng.uniform(0.95, 1.05)
+        page.truth[f"latency {batch}"] = latency
+        rows.append([str(batch), f"{latency:.2f}", f"{1000 * batch / latency:.2f}"])
+    page.say("# Serving").table(("Batch", "Latency (ms)", "Throughput (images/s)"), rows)
+
+
+def quality(page: Any) -> None:
+    """Quality against a named reference, and differences in sentences."""
+    page.say("# Quality", "PSNR and SSIM against the frames of the `reference` preset in float32, same seed.")
+    rows = []
+    for number, name in enumerate(("Baseline", *NAMES[1:4])):
+        psnr, ssim = 34.0 - 1.3 * number + 0.3 * page.rng.random(), 0.95 - 0.02 * number + 0.003 * page.rng.random()
+        page.truth |= {f"psnr {name}": round(psnr, 1), f"ssim {name}": round(ssim, 3)}
+        rows.append([name, f"{psnr:.1f}", f"{ssim:.3f}"])
+    page.table(("Preset", "PSNR (dB)", "SSIM"), rows)
+    for name in NAMES[1:4]:
+        delta = page.truth[f"psnr {name}"] - page.truth["psnr Baseline"]
+        structure = page.truth[f"ssim {name}"] - page.truth["ssim Baseline"]
+        page.say(f"{name} loses a little. PSNR: {delta:+.1f} dB, SSIM: {structure:+.3f}")
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("of", "factor"), [("max", 1.0), ("mean", 1.3)])
+def test_fps_from_another_statistic_or_from_nothing(seed: int, of: str, factor: float, page: Any) -> None:
+    made = page(seed, presets)
+    frames = made.truth["frames"]
+    line = made.put("Fastest", "FPS", f"{factor * frames / made.truth[f'{of} Fastest']:.2f}")
+    found = made.only()
+    assert (found.rule, found.place.line, found.place.row, found.place.column) == ("fps-latency", line, "Fastest", "FPS")
+    assert made.number(found.corrected) == pytest.approx(frames / made.truth["mean Fastest"], rel=1e-3)
+    assert ("that of Max: the column changes its statistic" in found.why) == (of == "max")
+
+
+@pytest.mark.parametrize(("seed", "stated"), enumerate(("Mean vs Baseline", "vs Baseline", "Change")))
+def test_a_change_column_names_its_statistic(seed: int, stated: str, page: Any) -> None:
+    made = page(seed, presets)
+    line = made.replace("Max vs Baseline", stated)
+    found = made.only()
+    assert (found.rule, found.place.line, found.place.column) == ("statistic-unnamed", line, stated)
+    assert found.corrected == "name the statistic: Max"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_one_row_of_a_change_column_is_of_another_statistic(seed: int, page: Any) -> None:
+    made = page(seed, presets)
+    truth = made.truth
+    right, wrong = (100 * (truth[f"{kind} Frugal"] / truth[f"{kind} Baseline"] - 1) for kind in ("max", "mean"))
+    if abs(right - wrong) < 0.6:
+        wrong = right - 7
+    line = made.put("Frugal", "Max vs Baseline", f"{wrong:+.1f}%")
+    found = made.only()
+    assert (found.rule, found.place.line, found.place.row) == ("change-column", line, "Frugal")
+    assert made.number(found.corrected) == pytest.approx(right, abs=0.06)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_wrong_change_of_one_metric(seed: int, page: Any) -> None:
+    made = page(seed, experiments)
+    truth = made.truth
+    right = 100 * (truth["Faster Memory"] / truth["Baseline Memory"] - 1)
+    line = made.put("Memory", "Change", f"{right + 3:+.1f}%", table=1)
+    found = made.only()
+    assert (found.rule, found.place.line, found.place.row, found.place.column) == ("change-column", line, "Memory", "Change")
+    assert made.number(found.corrected) == pytest.approx(right, abs=0.06)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("metric", "digits", "off"), [("psnr", 1, -0.9), ("ssim", 3, 0.011)])
+def test_a_difference_contradicts_the_table(seed: int, metric: str, digits: int, off: float, page: Any) -> None:
+    made = page(seed, quality)
+    delta = made.truth[f"{metric} Faster"] - made.truth[f"{metric} Baseline"]
+    line = made.replace(
+        f"{metric.upper()}: {delta:+.{digits}f}", f"{metric.upper()}: {delta + off:+.{digits}f}", on="Faster loses"
+    )
+    found = made.only()
+    assert (found.rule, found.place.line) == ("delta-disagrees", line)
+    assert made.number(found.corrected) == pytest.approx(delta, abs=1e-6)
+
+
+@pytest.mark.parametrize(("value", "wrong"), [("33.1", True), ("inf", False), ("∞", False)])
+def test_a_reference_against_itself(value: str, wrong: bool, page: Any) -> None:
+    made = page(0).say("# Quality", "PSNR against the reference row.")
+    made.table(("Preset", "PSNR (dB)", "Notes"), [["Full", value, "Reference"], ["Half", "30.2", "good"], ["Third", "29.0", ""]])
+    if not wrong:
+        return made.clean()
+    found = made.only()
+    assert (found.rule, found.place.row) == ("quality-reference", "Full")
+    assert found.corrected.endswith("infinite")
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "wording",
+    ["Use Frugal on GPUs with < {0} GB.", "Frugal: for cards with less than {0} GB of VRAM.", "Frugal fits on a {0} GB GPU."],
+)
+def test_what_does_not_fit(seed: int, wording: str, page: Any) -> None:
+    made = page(seed, presets)
+    peak = made.truth["memory Frugal"]
+    made.say("## Advice", wording.format(int(peak) + 2))
+    made.clean()
+    line = made.replace(f"{int(peak) + 2} GB", f"{int(peak) - 6} GB")
+    found = made.only()
+    assert (found.rule, found.place.line) == ("memory-fit", line)
+    assert found.corrected == f"needs {peak:.2f} GB"
+
+
+PARTS = ("Attention", "Feed-forward", "Norms", "Cache", "Decoder", "Scheduling")
+
+
+def budget(page: Any) -> None:
+    """Parts with shares and a total; units in the head, in the cells, or in seconds."""
+    times = [round(page.rng.uniform(5, 60), 1) for _ in PARTS]
+    total = round(sum(times), 1)
+    page.truth |= {"total": total} | dict(zip(PARTS, times, strict=True))
+    head = ("Time (ms)", "Time", "Time (ms)")[page.form]
+    unit = " ms" if page.form == 1 else ""
+    rows = [
+        [f"**{part}**" if page.form == 2 else part, f"{time:.1f}{unit}", f"{100 * time / total:.1f}%"]
+        for part, time in zip(PARTS, times, strict=True)
+    ]
+    page.say("# Profile", "## Time budget of a step")
+    page.table(("Component", head, "% of step"), [*rows, ["**Total**", f"{total:.1f}{unit}", "100%"]])
+
+
+def tree(page: Any) -> None:
+    """Rows that are made of the rows set in under them; the total counts the upper level."""
+    leaves = {name: page.rng.uniform(1, 9) for name in ("qkv", "kernel", "output", "up", "down")}
+    leaves = {name: round(value, 2) for name, value in leaves.items()}
+    attention, feed = leaves["qkv"] + leaves["kernel"] + leaves["output"], leaves["up"] + leaves["down"]
+    page.truth |= {"attention": attention, "total": attention + feed, "twice": attention + 2 * feed}
+    mark = ("&nbsp;&nbsp;", "└ ", "&emsp;")[page.form]
+    page.say("# Layer").table(
+        ("Part", "Mean (ms)"),
+        [
+            ["attention", f"{attention:.2f}"],
+            *([f"{mark}{name}", f"{leaves[name]:.2f}"] for name in ("qkv", "kernel", "output")),
+            ["feed-forward", f"{feed:.2f}"],
+            *([f"{mark}{name}", f"{leaves[name]:.2f}"] for name in ("up", "down")),
+            ["Total", f"{attention + feed:.2f}"],
+        ],
+    )
+
+
+def kernels(page: Any) -> None:
+    """Calls, mean and sum of kernels, with a row for the rest."""
+    rows, total = [], 0.0
+    for number_of, name in enumerate(("gemm", "flash_fwd", "norm", "rope", "silu")):
+        calls, mean = 30 * (number_of + 1), page.rng.uniform(2, 90)
+        total += calls * mean / 1000
+        rows.append([f"`{name}`", str(calls), f"{mean:.3f}", f"{calls * mean / 1000:.4f}"])
+        page.truth |= {f"{name} sum": calls * mean / 1000}
+    page.say("# Kernels").table(("Kernel", "Calls", "Mean (µs)", "Sum (ms)"), [*rows, ["**Total**", "450", "", f"{total:.4f}"]])
+
+
+def printed(page: Any) -> None:
+    """Printed output of a profiler: groups of timers, each with mean, spread and total, and a summary."""
+    rounds, groups = 5, {"COMPUTE": ("load", "matmul", "finish"), "TRANSFER": ("send", "receive")}
+    lines, sums = ["[Rank 0] Timers (all times in ms):", "=" * 40], {}
+    for group, names in groups.items():
+        lines.append(f"{group}:")
+        means = [round(page.rng.uniform(0.5, 9), 3) for _ in names]
+        sums[group] = rounds * sum(means)
+        lines += [
+            f"  {name:<12}: {mean:8.3f} ± {mean / 9:6.3f} (total: {rounds * mean:8.3f})"
+            for name, mean in zip(names, means, strict=True)
+        ]
+        lines.append("")
+    whole = sum(sums.values())
+    page.truth |= {"whole": whole} | sums
+    lines += [
+        "SUMMARY:",
+        *(f"  Total {group.title()}: {value:8.3f} ms ({100 * value / whole:.1f}%)" for group, value in sums.items()),
+    ]
+    page.say("# Output", "```", *lines, f"  Total Time: {whole:8.3f} ms", "```")
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("off", [-9.0, 12.5])
+def test_a_total_that_is_no_sum(seed: int, off: float, page: Any) -> None:
+    made = page(seed, kernels)
+    total = sum(value for name, value in made.truth.items() if name.endswith("sum"))
+    line = made.replace(f"{total:.4f}", f"{total + off:.4f}", on="Total")
+    found = made.only()
+    assert (found.rule, found.place.line, found.place.row, found.place.column) == ("total-sum", line, "Total", "Sum (ms)")
+    assert made.number(found.corrected) == pytest.approx(total, rel=1e-3)
+    assert ("unattributed" in found.why) == (off > 0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_children_counted_with_their_parent(seed: int, page: Any) -> None:
+    made = page(seed, tree)
+    twice = made.truth["total"] * 2
+    line = made.replace(f"| {made.truth['total']:.2f} |", f"| {twice:.2f} |", on="Total")
+    found = made.only()
+    assert (found.rule, found.place.line, found.place.row) == ("total-sum", line, "Total")
+    assert made.number(found.corrected) == pytest.approx(made.truth["total"], abs=0.01)
+    assert "is counted with the rows it is made of" in found.why
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_printed_total_of_a_group(seed: int, page: Any) -> None:
+    made = page(seed, printed)
+    compute, transfer = made.truth["COMPUTE"], made.truth["TRANSFER"]
+    made.replace(f"{compute:8.3f} ms", f"{2 * compute + transfer:8.3f} ms", on="Total Compute")
+    line = made.line_of("Total Compute")
+    made.replace(f"{made.truth['whole']:8.3f} ms", f"{2 * (compute + transfer):8.3f} ms", on="Total Time")
+    found = made.only()
+    assert (found.rule, found.place.line, found.place.row) == ("total-sum", line, "Total Compute")
+    assert made.number(found.corrected) == pytest.approx(compute, abs=0.01)
+    assert "a parent was counted with its children" in found.why
+    assert f"{100 * compute / (compute + transfer):.2f} %" in found.corrected
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_printed_total_of_totals(seed: int, page: Any) -> None:
+    made = page(seed, printed)
+    whole = made.truth["whole"]
+    line = made.replace(f"{whole:8.3f} ms", f"{whole - 3:8.3f} ms", on="Total Time")
+    found = made.only()
+    assert (found.rule, found.place.line, found.place.row) == ("total-sum", line, "Total Time")
+    assert made.number(found.corrected) == pytest.approx(whole, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    "reason", ["The streams overlap.", "Rows are nested: attention contains its kernels.", "Only the top 5 kernels are shown."]
+)
+def test_a_reason_for_a_total_that_is_no_sum(reason: str, page: Any) -> None:
+    made = page(0, kernels)
+    total = sum(value for name, value in made.truth.items() if name.endswith("sum"))
+    made.replace(f"{total:.4f}", f"{total + 5:.4f}", on="Total")
+    made.say(reason)
+    made.clean()
+
+
+def test_columns_of_the_whole_without_a_part_do_not_add_up(page: Any) -> None:
+    made = page(0).say("# Steps of a kernel")
+    rows = [
+        ["load", "2.3540 $\\pm$ 0.0032"],
+        ["compute", "1.6491 $\\pm$ 0.0118"],
+        ["store", "2.5471 $\\pm$ 0.0035"],
+        ["Total", "2.5566 $\\pm$ 0.0056"],
+    ]
+    made.table(("Step", "Excluding this step (ms)"), rows).clean()
+
+
+def passes(page: Any) -> None:
+    """A step budget, and block times made up of passes and a decode in one way only."""
+    step, decode = page.rng.randint(100, 140) + 0.5, page.rng.randint(30, 50)
+    page.truth |= {"step": step, "decode": decode, "block": 4 * step + decode}
+    block = 4 * step + decode
+    page.say("# Blocks").table(
+        ("Preset", "Mean", "Max"),
+        [["Plain", f"{block:.1f} ms", f"{block * 1.1:.1f} ms"], ["Quick", f"{block / 2:.1f} ms", f"{block / 1.8:.1f} ms"]],
+    )
+    times = ("×", "x", "*")[page.form]
+    page.say(f"A block is 4 {times} {step:.1f} + {decode} = {block:.0f} ms ({block:.1f} ms measured).")
+
+
+def chapters(page: Any) -> None:
+    """Two tables of operations, and the largest of them named."""
+    page.say("# Profile", "## Attention")
+    page.table(("Operation", "Mean (ms)"), [["self_attention", "18.4"], ["projection", "12.1"]])
+    page.say("## Feed-forward").table(("Operation", "Mean (ms)"), [["up", "14.2"], ["down", "15.9"]])
+    page.say(
+        "## Insight",
+        (
+            "Self-attention is the largest single operation.",
+            "So self-attention is the slowest operation.",
+            "Self-attention remains the most expensive operation.",
+        )[page.form],
+    )
+
+
+def steps(page: Any) -> None:
+    """Presets with their denoise steps, and what each step count measures."""
+    page.say("# Presets", "## Swift (3 denoising steps)").table(
+        ("Metric", "Value"), [["Block mean", "302 ms"], ["Block max", "330 ms"]]
+    )
+    page.say("## Rapid (2 steps)").table(("Metric", "Value"), [["Block mean", "215 ms"], ["Block max", "250 ms"]])
+    page.say("## Steps", "- 3 steps: 302 ms measured", "- 2 steps: 215 ms measured")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_two_ways_to_make_up_one_value(seed: int, page: Any) -> None:
+    made = page(seed, passes)
+    block, step = made.truth["block"], made.truth["block"] / 4
+    made.say(
+        f"Then again, 4 x {step:.1f} = {4 * step:.0f} ms matches the Plain mean.",
+        f"And {4} x {step:.1f} + 45 = {4 * step + 45:.0f} ms.",
+    )
+    line = made.replace(f"+ 45 = {block + 45:.0f} ms.", f"+ 45 = {block + 45:.0f} ms in theory ({block:.0f} ms measured).")
+    found = [each for each in made.lint() if each.rule == "two-decompositions" and each.place.line == line]
+    assert found and all(each.rule == "two-decompositions" for each in made.lint())
+    assert made.line_of("matches the Plain mean") in {place.line for each in found for place in each.also}
+    assert "leaves no room" in found[0].corrected
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_not_the_largest(seed: int, page: Any) -> None:
+    made = page(seed, chapters)
+    made.put("down", "Mean (ms)", "22.6", table=1)
+    found = made.only()
+    assert (found.rule, found.place.line) == ("superlative", made.line_of("elf-attention "))
+    assert found.corrected == f"down 22.6 (line {made.line_of('| down |')})"
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "Self-attention is the second largest operation.",
+        "Self-attention is one of the largest operations.",
+        "It is the largest of all.",
+    ],
+)
+def test_other_superlatives_are_left_alone(sentence: str, page: Any) -> None:
+    made = page(0, chapters)
+    made.put("down", "Mean (ms)", "22.6", table=1)
+    made.lines[-2] = sentence
+    made.clean()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_value_of_another_step_count(seed: int, page: Any) -> None:
+    made = page(seed, steps)
+    line = made.replace("2 steps: 215 ms", "2 steps: 302 ms")
+    found = made.only()
+    assert (found.rule, found.place.line) == ("value-of-another", line)
+    assert found.corrected.startswith("215 ms") and "3 denoising steps" in found.why
+
+
+def test_code_is_not_prose(page: Any) -> None:
+    page(0).say("```python", "x = 4 * 25 = 130  # ms", "```", "```markdown", "| Total | 5 |", "```").clean()
+
+
+def test_a_comment_takes_a_block_out_of_a_rule(page: Any) -> None:
+    made = page(0).say("# Memory").table(("Preset", "Peak memory"), [["Frugal", "32.4 GB"], ["Plain", "35.6 GB"]])
+    made.say("<!-- strobe lint: ignore memory-fit: with offloading -->", "Frugal fits on a 24 GB GPU.").say("Nothing here.")
+    made.clean()
+    made.say("And Frugal fits on a 16 GB GPU.")
+    assert [each.place.line for each in made.lint()] == [made.line_of("And")]
+
+
+def levels(page: Any) -> None:
+    """Stage, attention and kernel of two variants, with the calls between them."""
+    kernel, other = page.rng.uniform(9, 10), page.rng.uniform(2, 3)
+    attention = (kernel + page.rng.uniform(2, 4), other + page.rng.uniform(5, 6))
+    page.truth |= {"attention": attention[1], "kernel": other, "dense": kernel}
+    page.say("# Example", "One stage makes 384 attention calls.")
+    page.say(
+        "- Denoising stage averages:",
+        f"  - FA: `{384 * attention[0] + 900:.5f} ms`",
+        f"  - VSA: `{384 * attention[1] + 900:.5f} ms`",
+    )
+    page.say("- Attention averages (steady-state):", f"  - FA: `{attention[0]:.6f} ms`", f"  - VSA: `{attention[1]:.6f} ms`")
+    page.say(
+        "- Trace kernel averages:", f"  - FA flash kernel: `{kernel:.6f} ms`", f"  - VSA `_attn_fwd_sparse`: `{other:.6f} ms`"
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_label_that_the_text_calls_wrong(seed: int, page: Any) -> None:
+    made = page(seed, levels)
+    line = len(made.lines) + 1
+    made.say(
+        (
+            "Logs print `ms` but the values behave as seconds.",
+            "Values labelled ms are really seconds.",
+            "They were printed with an `ms` label while the values behaved like seconds.",
+        )[made.form]
+    )
+    found = made.only()
+    assert (found.rule, found.place.line) == ("label-admitted", line)
+    assert "1000" in found.corrected
+
+
+@pytest.mark.parametrize(
+    "sentence", ["We print ms.", "The unit is ms, and the values are in ms.", "Logs print seconds; that is what they are."]
+)
+def test_a_label_that_is_right(sentence: str, page: Any) -> None:
+    made = page(0, levels)
+    made.say(sentence)
+    made.clean()
+
+
+@pytest.mark.parametrize(
+    ("head", "cell", "caption", "missing"),
+    [
+        ("Latency", "12.5 ms", "", False),
+        ("Latency (ms)", "12.5", "", False),
+        ("latency_ms", "12.5", "", False),
+        ("Latency [µs]", "12.5", "", False),
+        ("Latency", "12.5", "Latencies of all presets in ms.", False),
+        ("Latency", "12.5", "", True),
+        ("Run time", "3", "", True),
+        ("Peak memory", "35.6", "", True),
+        ("Peak memory (GB)", "35.6", "", False),
+        ("Time steps", "4", "", False),
+        ("Accuracy", "0.93", "", False),
+    ],
+)
+def test_a_figure_has_a_unit(head: str, cell: str, caption: str, missing: bool, page: Any) -> None:
+    made = (
+        page(0)
+        .say("# Runs")
+        .table(("Preset", head, "Accuracy %"), [["a", cell, "93.1"], ["b", cell.replace("5", "7"), "92.2"]], caption)
+    )
+    if not missing:
+        return made.clean()
+    found = made.only()
+    assert (found.rule, found.place.row, found.place.column) == ("no-unit", "a", head)
+    assert found.corrected.startswith(f"{head} (")
+
+
+@pytest.mark.parametrize(("line", "missing"), [("vsa time: 9.5", True), ("vsa time: 9.5 ms", False), ("time steps: 4", False)])
+@pytest.mark.parametrize("printed", [True, False])
+def test_a_printed_time_has_a_unit(line: str, missing: bool, printed: bool, page: Any) -> None:
+    made = page(0)
+    made.say("```", line, "blocks: 3", "```") if printed else made.say(f"- {line}", "- blocks: 3")
+    if not missing:
+        return made.clean()
+    found = made.only()
+    assert (found.rule, found.place.line, found.place.row) == ("no-unit", made.line_of(line), line.partition(":")[0])
+
+
+@pytest.mark.parametrize(
+    ("stated", "n"),
+    [
+        ("Measured over 100 iterations after 600 warm-up iterations.", 100),
+        ("Each row: n = 33.", 33),
+        ("Each row has 2,000 timed samples.", None),
+        ("Measured over 459 runs.", None),
+        ("Nothing is said.", None),
+    ],
+)
+@pytest.mark.parametrize("head", ["P99 (ms)", "p99 (ms)", "99th percentile (ms)"])
+def test_a_percentile_of_stated_samples(stated: str, n: int | None, head: str, page: Any) -> None:
+    made = page(0).say("# Latency", stated)
+    made.table(("Preset", "Mean (ms)", head), [["a", "10.1", "12.3"], ["b", "11.1", "13.3"]])
+    if n is None:
+        return made.clean()
+    found = made.only()
+    assert (found.rule, found.place.row, found.place.column, found.corrected) == ("percentile-samples", "a", head, f"max of {n}")
+    assert [place.row for place in found.also] == ["b"]
+
+
+def test_a_percentile_with_a_count_of_its_own(page: Any) -> None:
+    made = page(0).say("# Kernels", "Over 10 iterations.")
+    made.table(
+        ("Kernel", "Calls", "Mean (µs)", "P99 (µs)"),
+        [["a", "480", "9.1", "9.9"], ["b", "300", "8.1", "8.9"], ["c", "100", "7.1", "-"]],
+    )
+    found = made.only()
+    assert (found.rule, found.place.row, found.corrected) == ("percentile-samples", "b", "max of 300")
+
+
+def test_a_flag_of_a_command_states_samples(page: Any) -> None:
+    made = page(0).say("# Log", "## Kernels", "```sh", "profile --iterations 100 -o out.md", "```")
+    made.table(("Kernel", "P99 (ms)"), [["a", "9.9"], ["b", "8.9"]])
+    assert made.only().corrected == "max of 100"
+
+
+def test_frames_are_counted_in_blocks(page: Any) -> None:
+    made = (
+        page(0)
+        .say("# Log", "## Test environment")
+        .table(("Setting", "Value"), [["Benchmark mode", "quick (100 frames)"], ["GPU", "one"]])
+    )
+    rows = [[name, f"{mean} ms", f"{3000 / mean:.2f}"] for name, mean in (("a", 735.6), ("b", 575.1), ("c", 431.2))]
+    made.say("## Results").table(("Preset", "Mean", "FPS"), rows)
+    made.say("## Tail").table(("Preset", "P99"), [["a", "747.6 ms"], ["b", "584.6 ms"]])
+    found = made.only()
+    assert (found.rule, found.corrected) == ("percentile-samples", "max of 33")
+    assert "100 frames" in found.why
+
+
+TOKENS = WAN_1_3B.tokens_per_frame(480, 832)
+SHAPED = LintOptions(model=WAN_1_3B, tokens_per_frame=TOKENS, window=12, device=device_peaks("H100 80GB HBM3"))
+DIM, FFN, LAYERS, TEXT = 1536, 8960, 30, 512
+
+
+def self_attention(window: int) -> int:
+    """FLOPs of one self-attention call, by hand: two products of S x K x dim."""
+    return 4 * (3 * TOKENS) * (window * TOKENS) * DIM
+
+
+def whole_pass(window: int) -> float:
+    """FLOPs of one pass, by hand, without the small embedding and head."""
+    rows = 3 * TOKENS
+    linears = 8 * rows * DIM**2 + 4 * rows * DIM**2 + 4 * rows * DIM * FFN
+    return LAYERS * (linears + self_attention(window) + 4 * rows * TEXT * DIM)
+
+
+def windows(page: Any) -> None:
+    """A window ablation whose times follow the FLOPs."""
+    page.options = SHAPED
+    per_flop = 575.0 / whole_pass(12)
+    rows = [[f"{window} frames", f"{per_flop * whole_pass(window):.1f} ms"] for window in (6, 8, 10, 12)]
+    page.say("# Ablation: window size").table(("Window size", "Mean"), rows)
+
+
+def layers(page: Any) -> None:
+    """Times of the parts of a layer, below the peak."""
+    page.options = SHAPED
+    page.say("# Latency", "A layer takes:")
+    time = self_attention(12) / 600e12
+    page.say(f"- Self attention: ~{time * 1e6:.0f} us", "- Cross attention: ~41 us", "- Self attention KV cache roll: ~30 us")
+
+
+def two_windows(page: Any, small: int, large: int, share_saved: float) -> Any:
+    """Two windows, of which the smaller one saves a share of the FLOPs that it removes."""
+    removed = 1 - whole_pass(small) / whole_pass(large)
+    page.options = SHAPED
+    times = ((small, 100_000 * (1 - share_saved * removed)), (large, 100_000))
+    page.say("# Ablation: window size")
+    return page.table(("Window size", "Mean"), [[f"{window} frames", f"{time:.1f} ms"] for window, time in times])
+
+
+@pytest.mark.parametrize(("share_saved", "free"), [(0.0, True), (0.24, True), (0.26, False), (1.0, False)])
+def test_a_window_costs_nothing_if_it_saves_less_than_a_quarter_of_its_flops(share_saved: float, free: bool, page: Any) -> None:
+    found = two_windows(page(0), 6, 12, share_saved).lint()
+    assert [(each.rule, each.place.row) for each in found] == [("window-free", "6 frames")] * free
+    if found:
+        removed = 1 - whole_pass(6) / whole_pass(12)
+        assert float(found[0].corrected.split()[1]) == pytest.approx(100_000 * (1 - removed), rel=2e-3)
+        assert f"{100 * removed:.0f} %" in found[0].why
+
+
+def test_a_window_that_removes_less_than_a_tenth_of_the_flops_may_cost_nothing(page: Any) -> None:
+    removed = {small: 1 - whole_pass(small) / whole_pass(30) for small in range(20, 30)}
+    below = max((share, small) for small, share in removed.items() if share < 0.1)
+    above = min((share, small) for small, share in removed.items() if share >= 0.1)
+    assert below[0] > 1 / 15 and above[0] < 1 / 7
+    assert not two_windows(page(0), below[1], 30, 0.0).lint()
+    assert [each.rule for each in two_windows(page(0), above[1], 30, 0.0).lint()] == ["window-free"]
+
+
+@pytest.mark.parametrize("without", ["model", "tokens_per_frame"])
+def test_without_a_model_a_window_may_cost_nothing(without: str, page: Any) -> None:
+    made = two_windows(page(0), 6, 12, 0.0)
+    made.options = replace(SHAPED, **{without: None})
+    made.clean()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_attention_faster_than_the_device(seed: int, page: Any) -> None:
+    made = page(seed, layers)
+    time = self_attention(12) / 600e12
+    line = made.replace(f"~{time * 1e6:.0f} us", "~800 us for the first layer and ~220 us for later layers")
+    found = made.only()
+    assert (found.rule, found.place.line, found.said) == ("below-floor", line, "Self attention: ~220 us")
+    assert found.corrected == f"at least {self_attention(12) / 989.4e12 * 1e6:.1f} µs"
+    assert f"{self_attention(12) / 1e9:.4g} GFLOP" in found.why
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100 SXM"), ("h100", "H100 SXM"), ("H100 PCIe", "H100 PCIe"), ("A100 80GB", "A100 80GB SXM"),
+        ("a100", "A100 40GB"), ("RTX 4090", "RTX 4090"), ("H100 and A100", ""), ("H10", ""), ("V100", ""), ("", ""),
+    ],
+)  # fmt: skip
+def test_the_device_of_a_text(text: str, name: str) -> None:
+    with nullcontext() if name else pytest.raises(ConfigError, match="unknown device"):
+        found = options_of(model=None, size=None, window=None, device=text).device
+        assert found is not None and found.name == name
+
+
+FORMS = [
+    presets, experiments, serving, quality, budget, tree, kernels, printed, passes, chapters, steps, levels, windows, layers,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("build", FORMS)
+def test_what_is_consistent_is_clean(build: Callable[[Any], None], seed: int, page: Any) -> None:
+    page(seed, build).clean()
