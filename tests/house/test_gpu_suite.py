@@ -86,6 +86,18 @@ def test_the_budget_ends_a_run_and_the_rest_is_unfinished(tmp_path: Path) -> Non
     assert gpu_runs.line_of(row).endswith("1 passed, 0 failed, 0 skipped, 3 unfinished in 12 s")
 
 
+def test_what_a_run_never_listed_is_unfinished(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A pass whose time was over before pytest listed its tests left no word of them, and the run counted as whole."""
+    monkeypatch.setattr(gpu_suite, "PASSES", ())
+    place = gpu_suite.ROOT / "tests" / "perf" / "measure" / "test_timing.py"
+    found = gpu_suite.run([place], gpu_suite.How(workers=1, timeout=1, budget=1, out=tmp_path))
+    assert found.keys() == {
+        f"tests/perf/measure/test_timing.py::{name}" for name in gpu_suite.gpu_tests()[gpu_suite.name_of(place)]
+    }
+    assert {test["outcome"] for test in found.values()} == {"unfinished"}
+    assert gpu_suite.not_begun(dict.fromkeys(f"{name}[case]" for name in found), [place]) == []
+
+
 def test_the_newest_run_is_first_and_alone_says_which_tests_passed(tmp_path: Path) -> None:
     place = tmp_path / "runs.jsonl"
     for commit in ("first", "second"):

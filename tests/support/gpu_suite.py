@@ -63,16 +63,22 @@ def gpu_files() -> list[Path]:
 
 def gpu_tests() -> dict[str, set[str]]:
     """List the tests that are marked for a GPU, by file: of a module, or a function, or one of the cases of a function."""
-    found = {}
-    for path in gpu_files():
-        tree = parse(path)
-        marks = [node for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"]
-        tests = [each for each in functions(tree) if each.name.startswith("test_")]
-        whole = any(MARK.search(ast.unparse(node)) for node in marks)
-        found[name_of(path)] = {
-            each.name for each in tests if whole or any(MARK.search(ast.unparse(mark)) for mark in each.decorator_list)
-        }
-    return found
+    return {name_of(path): _marked(path) for path in gpu_files()}
+
+
+def _marked(path: Path) -> set[str]:
+    tree = parse(path)
+    marks = [node for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"]
+    tests = [each for each in functions(tree) if each.name.startswith("test_")]
+    whole = any(MARK.search(ast.unparse(node)) for node in marks)
+    return {each.name for each in tests if whole or any(MARK.search(ast.unparse(mark)) for mark in each.decorator_list)}
+
+
+def not_begun(found: Mapping[str, object], files: Sequence[Path]) -> list[str]:
+    """List the tests for a GPU in these files of which no case has an outcome: the run ended before pytest had listed them."""
+    known = {(name.partition("::")[0], name.partition("[")[0].rpartition("::")[2]) for name in found}
+    named = [(name_of(path), test) for path in files if path.is_relative_to(ROOT) for test in sorted(_marked(path))]
+    return [f"{name}::{test}" for name, test in named if (name, test) not in known and (name, name) not in known]
 
 
 def run(files: Sequence[Path], how: How) -> dict[str, dict[str, Any]]:
@@ -92,7 +98,8 @@ def run(files: Sequence[Path], how: How) -> dict[str, dict[str, Any]]:
         say(f"-- {', '.join(beside)}: {max(0.0, ends - time.monotonic()):.0f} s left")
         processes = [_start(name, marks, files, how, environment) for name, marks in beside.items()]
         _end(processes, ends)
-    return outcomes(json.loads(line) for line in events.read_text("utf-8").splitlines())
+    found = outcomes(json.loads(line) for line in events.read_text("utf-8").splitlines())
+    return found | {name: {"outcome": "unfinished", "seconds": 0.0, "said": ""} for name in not_begun(found, files)}
 
 
 def _start(name: str, marks: str, files: Sequence[Path], how: How, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
