@@ -160,7 +160,7 @@ def main() -> None:
     kernels.split = lambda programs, *_: (1, 2)  # type: ignore[assignment]
     attended(q, k, v, scale=0.05)
     kernels.split = lambda *_: (0, 3)  # type: ignore[assignment]
-    attended(q[:, :63], k[:, :300], v[:, :300])  # the lse has the largest weight of all parts as it is, not that of each
+    attended(q[:, :63], k[:, :300], v[:, :300])  # keys in parts
     kernels.split = split  # type: ignore[assignment]
 
     for length in (1, 63, 128, 129):  # keys that fill no tile, or one; one query

@@ -23,20 +23,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from strobe.attention.dense.eight.impl import triton
-from strobe.attention.dense.eight.impl.reference import EXCESS, HEADROOM, OFFSET, ONE, STEEPEST
+from strobe.attention.dense.eight.impl.reference import FARTHEST, FLATTEST, HEADROOM, OFFSET, STEEPEST
 from strobe.attention.types import AttentionOutput, AttentionSpec
 from strobe.eightbit.rounded import BLOCK, RoundedKeys, RoundedQueries
 
 _OFFSET = gl.constexpr(OFFSET)
 _OFFSET_BITS = gl.constexpr(int(OFFSET))
 _STEEPEST = gl.constexpr(STEEPEST)
+_FLATTEST = gl.constexpr(FLATTEST)
 _HEADROOM = gl.constexpr(HEADROOM)
-_ONE = gl.constexpr(ONE)
-_EXCESS = gl.constexpr(EXCESS)
+_FARTHEST = gl.constexpr(FARTHEST)
 _NEVER = gl.constexpr(-1e30)
 _MAGIC = gl.constexpr(12582912.0)
 """1.5 * 2^23: a number below 2^22 that is added to it is rounded."""
-_MAGIC_BITS = gl.constexpr(0x4B400000)
 _TINY = gl.constexpr(2.0**-149)
 """The float whose bits are 1. Products come as floats of this unit, from 2^-149 to 2^-127."""
 _PACK = gl.constexpr("{ .reg .b32 t; cvt.pack.sat.u8.s32.b32 t, $4, $3, 0; cvt.pack.sat.u8.s32.b32 $0, $2, $1, t; }")
@@ -85,20 +84,11 @@ def _loads(
 
 
 @gluon.jit
-def _lse(total, off, top, steep):
-    """See the function of this name in `impl/triton.py`."""
-    level = gl.fma(top, steep, 8.0 * off)
-    bits = gl.maximum((level + _MAGIC).to(gl.int32, bitcast=True) - _MAGIC_BITS, 0)
-    others = gl.maximum(total - bits.to(gl.int8).to(gl.float8e4nv, bitcast=True).to(gl.float32), 0.0) / _EXCESS
-    of_all = gl.log2(others + gl.exp2((level - _ONE) * 0.125))
-    return (of_all + _ONE / 8 - (steep * (_OFFSET / 8) + off)) * 0.6931471805599453
-
-
-@gluon.jit
 def _attend(
     group, q_smem, k_smem, v_smem, one_smem, q_ready, ready, free, where,
-    scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_sum_ptr, part_top_ptr,
-    num_q, num_kv, heads, first, program, keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr,
+    scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_sum_ptr, part_lse_ptr,
+    num_q, num_kv, heads, first, program,
+    keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr, with_lse: gl.constexpr,
 ):  # fmt: skip
     """Attend with one group's queries."""
     head, tile, begin, end = where
@@ -111,11 +101,14 @@ def _attend(
     t_rows: gl.constexpr = gl.SliceLayout(1, t_layout)
 
     at = tile * (_GROUP * groups) + group * _GROUP + gl.arange(0, _GROUP, layout=s_rows)
-    steep = gl.minimum(8.0 * gl.load(scale_ptr + head * num_q + at, mask=at < num_q, other=0.0), _STEEPEST)
+    steep = 8.0 * gl.load(scale_ptr + head * num_q + at, mask=at < num_q, other=0.0)
+    steep = gl.where(steep > _STEEPEST, _STEEPEST, steep)  # what is not a number stays
+    steep = gl.where(steep < _FLATTEST, _FLATTEST, steep)
     down, room = steep * -(2.0**19), gl.full([_GROUP], _HEADROOM, gl.float32, s_rows)
     key = gl.arange(0, keys, layout=gl.SliceLayout(0, s_layout))
     acc = gl.zeros([_GROUP, dim], gl.float32, o_layout)
-    off, top = gl.full([_GROUP], -_NEVER, gl.float32, s_rows), gl.zeros([_GROUP], gl.float32, s_rows)
+    off, least = gl.full([_GROUP], -_NEVER, gl.float32, s_rows), gl.full([_GROUP], -_NEVER, gl.float32, s_rows)
+    exponentials = gl.zeros([_GROUP], gl.float32, s_rows)
     total = gl.zeros([_GROUP, 8], gl.float32, t_layout)
     from_offset = gl.full([_GROUP, keys], _OFFSET_BITS, gl.int32, s_layout)
     no_o, no_t = gl.zeros([_GROUP, dim], gl.float32, o_layout), gl.zeros([_GROUP, 8], gl.float32, t_layout)
@@ -131,12 +124,16 @@ def _attend(
         left = num_kv - block * keys
         if left < keys:
             s = gl.where((key < left)[None, :], s, -3e38)
-        high = gl.max(s.to(gl.int32, bitcast=True), 1)  # the order of positive floats; whole numbers have a maximum of three
+        high = gl.max(s.to(gl.int32, bitcast=True), 1)  # in the order of positive floats; one instruction compares three
         high = high.to(gl.float32, bitcast=True) * 2.0**127  # products * 2^-22
-        now = gl.minimum(off, gl.fma(high, down, room) + _MAGIC - _MAGIC)
-        top = gl.maximum(top, high)
+        now = gl.minimum(gl.fma(high, down, room) + _MAGIC - _MAGIC, least + _FARTHEST)
         fade = gl.exp2(now - off)
-        off = now
+        if with_lse:
+            each = gl.exp2((s * 2.0**127) * (steep * 2.0**19)[:, None] + now[:, None])
+            if left < keys:
+                each = gl.where((key < left)[None, :], each, 0.0)
+            exponentials = exponentials * fade + gl.sum(each, 1)
+        off, least = now, gl.minimum(least, now)
         factor = gl.expand_dims(steep, 1).broadcast_to(s.shape)
         shift = gl.expand_dims(now * (8.0 * _TINY), 1).broadcast_to(s.shape)
         levels = gl.fma(s, factor, shift)
@@ -156,54 +153,59 @@ def _attend(
 
     channel = gl.arange(0, dim, layout=gl.SliceLayout(0, o_layout))
     summed = gl.convert_layout(gl.max(total, 1), s_rows)  # its eight columns are alike
-    top = top * 2.0**22
+    zero = steep * (_OFFSET / 8) + off  # the logarithm to base 2 of what an exponential of 1 counts
     found = acc * gl.convert_layout(1.0 / summed, o_rows)[:, None]
     found = found * gl.load(v_scale_ptr + head * dim + channel)[None, :] + gl.load(v_mean_ptr + head * dim + channel)[None, :]
     row = tile * (_GROUP * groups) + group * _GROUP + gl.arange(0, _GROUP, layout=o_rows)
     if program < first:
         place = (row * heads + head)[:, None].to(gl.int64) * dim + channel[None, :]
         gl.store(out_ptr + place, found.to(out_ptr.dtype.element_ty), mask=(row < num_q)[:, None])
-        gl.store(lse_ptr + head * num_q + at, _lse(summed, off, top, steep), mask=at < num_q)
+        if with_lse:
+            lse = (gl.log2(exponentials) - zero) * 0.6931471805599453
+            gl.store(lse_ptr + head * num_q + at, lse, mask=at < num_q)
     else:
         slot = ((program - first) * groups + group) * _GROUP
         place = (slot + gl.arange(0, _GROUP, layout=o_rows))[:, None].to(gl.int64) * dim + channel[None, :]
         gl.store(part_ptr + place, found.to(part_ptr.dtype.element_ty))
         slots = slot + gl.arange(0, _GROUP, layout=s_rows)
-        gl.store(part_sum_ptr + slots, gl.log2(summed) - (steep * (_OFFSET / 8) + off))
-        gl.store(part_top_ptr + slots, top)
+        gl.store(part_sum_ptr + slots, gl.log2(summed) - zero)
+        if with_lse:
+            gl.store(part_lse_ptr + slots, gl.log2(exponentials) - zero)
 
 
 @gluon.jit
 def _first_group(
     q_smem, k_smem, v_smem, one_smem, q_ready, ready, free, where,
-    scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_sum_ptr, part_top_ptr,
-    num_q, num_kv, heads, first, program, keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr,
+    scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_sum_ptr, part_lse_ptr,
+    num_q, num_kv, heads, first, program,
+    keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr, with_lse: gl.constexpr,
 ):  # fmt: skip
     _attend(
         0, q_smem, k_smem, v_smem, one_smem, q_ready, ready, free, where,
-        scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_sum_ptr, part_top_ptr,
-        num_q, num_kv, heads, first, program, keys, dim, stages, groups,
+        scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_sum_ptr, part_lse_ptr,
+        num_q, num_kv, heads, first, program, keys, dim, stages, groups, with_lse,
     )  # fmt: skip
 
 
 @gluon.jit
 def _second_group(
     q_smem, k_smem, v_smem, one_smem, q_ready, ready, free, where,
-    scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_sum_ptr, part_top_ptr,
-    num_q, num_kv, heads, first, program, keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr,
+    scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_sum_ptr, part_lse_ptr,
+    num_q, num_kv, heads, first, program,
+    keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr, groups: gl.constexpr, with_lse: gl.constexpr,
 ):  # fmt: skip
     _attend(
         1, q_smem, k_smem, v_smem, one_smem, q_ready, ready, free, where,
-        scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_sum_ptr, part_top_ptr,
-        num_q, num_kv, heads, first, program, keys, dim, stages, groups,
+        scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_sum_ptr, part_lse_ptr,
+        num_q, num_kv, heads, first, program, keys, dim, stages, groups, with_lse,
     )  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=["num_q", "num_kv", "heads", "first", "tiles", "parts", "kept_rows"])
 def _attend_kernel(
-    q_desc, k_desc, v_desc, scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_sum_ptr, part_top_ptr,
+    q_desc, k_desc, v_desc, scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_sum_ptr, part_lse_ptr,
     num_q, num_kv, heads, first, tiles, parts, kept_rows,
-    keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr,
+    keys: gl.constexpr, dim: gl.constexpr, stages: gl.constexpr, with_lse: gl.constexpr,
 ):  # fmt: skip
     """See the kernel of this name in `impl/triton.py`; a tile has 128 queries. Heads of keys begin every `kept_rows` rows."""
     groups: gl.constexpr = 2
@@ -227,13 +229,13 @@ def _attend_kernel(
         [
             (_first_group, (
                 q_smem, k_smem, v_smem, one_smem, q_ready, ready, free, where, scale_ptr,
-                v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_sum_ptr, part_top_ptr,
-                num_q, num_kv, heads, first, program, keys, dim, stages, groups,
+                v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_sum_ptr, part_lse_ptr,
+                num_q, num_kv, heads, first, program, keys, dim, stages, groups, with_lse,
             )),
             (_second_group, (
                 q_smem, k_smem, v_smem, one_smem, q_ready, ready, free, where, scale_ptr,
-                v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_sum_ptr, part_top_ptr,
-                num_q, num_kv, heads, first, program, keys, dim, stages, groups,
+                v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_sum_ptr, part_lse_ptr,
+                num_q, num_kv, heads, first, program, keys, dim, stages, groups, with_lse,
             )),
             (_loads, (
                 q_desc, k_desc, v_desc, q_smem, k_smem, v_smem, q_ready, ready, free, where,
@@ -245,7 +247,7 @@ def _attend_kernel(
     )  # fmt: skip
 
 
-def _launch(q: Tensor, k: Tensor, v: Tensor, programs: int, *rest: Any) -> None:
+def _launch(q: Tensor, k: Tensor, v: Tensor, programs: int, *rest: Any, with_lse: bool) -> None:
     heads, rows, dim = k.shape
     kept_rows = k.stride(0) // dim  # of which `rows` are attended; what follows the last head's is not read
     k = k.as_strided(((heads - 1) * kept_rows + rows, dim), (dim, 1))
@@ -258,7 +260,7 @@ def _launch(q: Tensor, k: Tensor, v: Tensor, programs: int, *rest: Any) -> None:
         )
     )
     shape = {"keys": BLOCK, "dim": dim, "stages": _STAGES, "num_warps": 4, "maxnreg": _REGISTERS}
-    _attend_kernel[(programs,)](*descriptors, *rest, kept_rows, **shape)
+    _attend_kernel[(programs,)](*descriptors, *rest, kept_rows, **shape, with_lse=with_lse)
 
 
 def run(q: RoundedQueries, kept: RoundedKeys, spec: AttentionSpec) -> AttentionOutput:

@@ -17,16 +17,16 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from strobe.attention.dense.eight.impl.reference import EXCESS, HEADROOM, OFFSET, ONE, STEEPEST
+from strobe.attention.dense.eight.impl.reference import FARTHEST, FLATTEST, HEADROOM, OFFSET, STEEPEST
 from strobe.attention.types import AttentionOutput, AttentionSpec
 from strobe.eightbit.impl.rounding_triton import in_order
 from strobe.eightbit.rounded import BLOCK, RoundedKeys, RoundedQueries
 
 _OFFSET = tl.constexpr(OFFSET)
 _STEEPEST = tl.constexpr(STEEPEST)
+_FLATTEST = tl.constexpr(FLATTEST)
 _HEADROOM = tl.constexpr(HEADROOM)
-_ONE = tl.constexpr(ONE)
-_EXCESS = tl.constexpr(EXCESS)
+_FARTHEST = tl.constexpr(FARTHEST)
 _NEVER = tl.constexpr(-1e30)
 _MAGIC = tl.constexpr(12582912.0)
 _MAGIC_BITS = tl.constexpr(0x4B400000)
@@ -49,49 +49,47 @@ def _weights_of(levels):
 
 
 @triton.jit
-def _octaves_off(top, steep):
-    """Return how many octaves are added to levels, a whole number, so that the largest product has one of the highest."""
-    return (top * (steep * -0.125) + _HEADROOM) + _MAGIC - _MAGIC
-
-
-@triton.jit
-def _step(state, q, steep, k, v, keys_left, masked: tl.constexpr, rows: tl.constexpr, keys: tl.constexpr):
-    """Attend to one block of keys: return sums over values, octaves taken off, the largest product, and sums of weights."""
-    acc, off, top, total = state
+def _step(state, q, steep, k, v, keys_left, masked: tl.constexpr, rows: tl.constexpr, keys: tl.constexpr, with_lse: tl.constexpr):
+    """Attend to one block of keys: return sums over values, octaves added (last, fewest), sums of weights and exponentials."""
+    acc, off, least, total, exponentials = state
     s = tl.dot(q, k.T).to(tl.float32) + _OFFSET
     if masked:
         s = tl.where(tl.arange(0, keys)[None, :] < keys_left, s, 0.0)
-    top = tl.maximum(top, tl.max(s, 1))
-    now = tl.minimum(off, _octaves_off(top, steep))
-    fade = tl.exp2(now - off)[:, None]
+    now = (tl.max(s, 1) * (steep * -0.125) + _HEADROOM) + _MAGIC - _MAGIC
+    now = tl.minimum(now, least + _FARTHEST)
+    fade = tl.exp2(now - off)
     levels = s * steep[:, None] + (now * 8.0 + _MAGIC)[:, None]
+    if with_lse:
+        each = tl.exp2(s * (steep * 0.125)[:, None] + now[:, None])
+        if masked:
+            each = tl.where(s > 0.0, each, 0.0)
+        exponentials = exponentials * fade + tl.sum(each, 1)
     if masked:
         levels = tl.where(s > 0.0, levels, 0.0)
     p = in_order(_weights_of(levels), rows, keys)
-    total = total * fade + tl.dot(p, tl.full((keys, 16), 1.0, tl.float32).to(tl.float8e4nv))
-    acc = acc * fade + tl.dot(p, v.T)
-    return acc, now, top, total
+    total = total * fade[:, None] + tl.dot(p, tl.full((keys, 16), 1.0, tl.float32).to(tl.float8e4nv))
+    acc = acc * fade[:, None] + tl.dot(p, v.T)
+    return acc, now, tl.minimum(least, now), total, exponentials
 
 
 @triton.jit
-def _lse(total, off, top, steep):
-    """Return the logarithm of the sum of exponentials: of the largest product as it is, of all others by their weights."""
-    level = top * steep + 8.0 * off
-    others = tl.maximum(total - _weights_of(level + _MAGIC).to(tl.float32), 0.0) / _EXCESS
-    of_all = tl.log2(others + tl.exp2((level - _ONE) * 0.125))
-    return (of_all + _ONE / 8 - (steep * (_OFFSET / 8) + off)) * 0.6931471805599453
+def _steepness(scale):
+    """Return the levels of a step of the product; what is not a number stays."""
+    steep = 8.0 * scale
+    steep = tl.where(steep > _STEEPEST, _STEEPEST, steep)
+    return tl.where(steep < _FLATTEST, _FLATTEST, steep)
 
 
 @triton.jit(do_not_specialize=["num_q", "num_kv", "heads", "first", "tiles", "parts"])
 def _attend_kernel(
-    q_desc, k_desc, v_desc, scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_sum_ptr, part_top_ptr,
+    q_desc, k_desc, v_desc, scale_ptr, v_scale_ptr, v_mean_ptr, out_ptr, lse_ptr, part_ptr, part_sum_ptr, part_lse_ptr,
     num_q, num_kv, heads, first, tiles, parts,
-    rows: tl.constexpr, keys: tl.constexpr, dim: tl.constexpr,
+    rows: tl.constexpr, keys: tl.constexpr, dim: tl.constexpr, with_lse: tl.constexpr,
 ):  # fmt: skip
     """Attend with one tile of queries of one head.
 
-    The first `first` programs see all keys. Each of the others sees one of `parts` parts and leaves its own result, sum
-    of weights, as a logarithm to base 2, and largest product.
+    The first `first` programs see all keys. Each of the others sees one of `parts` parts and leaves its own result, and the
+    logarithms to base 2 of its sums of weights and of exponentials.
     """
     program = tl.program_id(0)
     part = tl.where(program < first, 0, (program - first) % parts)
@@ -104,40 +102,46 @@ def _attend_kernel(
 
     at = row + tl.arange(0, rows)
     q = q_desc.load([head, row, 0]).reshape(rows, dim)
-    steep = tl.minimum(8.0 * tl.load(scale_ptr + head * num_q + at, mask=at < num_q, other=0.0), _STEEPEST)
+    steep = _steepness(tl.load(scale_ptr + head * num_q + at, mask=at < num_q, other=0.0))
     acc = tl.zeros((rows, dim), dtype=tl.float32)
-    off, top = tl.full((rows,), -_NEVER, dtype=tl.float32), tl.zeros((rows,), dtype=tl.float32)
-    total = tl.zeros((rows, 16), dtype=tl.float32)
+    off, least = tl.full((rows,), -_NEVER, dtype=tl.float32), tl.full((rows,), -_NEVER, dtype=tl.float32)
+    total, exponentials = tl.zeros((rows, 16), dtype=tl.float32), tl.zeros((rows,), dtype=tl.float32)
     for block in range(begin, whole):
         k = k_desc.load([head, block * keys, 0]).reshape(keys, dim)
         v = v_desc.load([head, 0, block * keys]).reshape(dim, keys)
-        acc, off, top, total = _step((acc, off, top, total), q, steep, k, v, 0, False, rows, keys)
+        state = (acc, off, least, total, exponentials)
+        acc, off, least, total, exponentials = _step(state, q, steep, k, v, 0, False, rows, keys, with_lse)
     if whole < end:
         k = k_desc.load([head, whole * keys, 0]).reshape(keys, dim)
         v = v_desc.load([head, 0, whole * keys]).reshape(dim, keys)
-        acc, off, top, total = _step((acc, off, top, total), q, steep, k, v, num_kv - whole * keys, True, rows, keys)
+        state, left = (acc, off, least, total, exponentials), num_kv - whole * keys
+        acc, off, least, total, exponentials = _step(state, q, steep, k, v, left, True, rows, keys, with_lse)
 
     channel = tl.arange(0, dim)
     summed = tl.max(total, 1)
     found = acc / summed[:, None]
     found *= tl.load(v_scale_ptr + head * dim + channel)[None, :]
     found += tl.load(v_mean_ptr + head * dim + channel)[None, :]
+    zero = steep * (_OFFSET / 8) + off  # the logarithm to base 2 of what an exponential of 1 counts
     there = at < num_q
     if program < first:
         place = (at * heads + head)[:, None].to(tl.int64) * dim + channel[None, :]
         tl.store(out_ptr + place, found.to(out_ptr.dtype.element_ty), mask=there[:, None])
-        tl.store(lse_ptr + head * num_q + at, _lse(summed, off, top, steep), mask=there)
+        if with_lse:
+            lse = (tl.log2(exponentials) - zero) * 0.6931471805599453
+            tl.store(lse_ptr + head * num_q + at, lse, mask=there)
     else:
         slot = (program - first) * rows + tl.arange(0, rows)
         tl.store(part_ptr + slot[:, None].to(tl.int64) * dim + channel[None, :], found.to(part_ptr.dtype.element_ty))
-        tl.store(part_sum_ptr + slot, tl.log2(summed) - (steep * (_OFFSET / 8) + off))
-        tl.store(part_top_ptr + slot, top)
+        tl.store(part_sum_ptr + slot, tl.log2(summed) - zero)
+        if with_lse:
+            tl.store(part_lse_ptr + slot, tl.log2(exponentials) - zero)
 
 
 @triton.jit(do_not_specialize=["num_q", "heads", "first", "tiles", "parts"])
 def _merge_kernel(
-    scale_ptr, part_ptr, part_sum_ptr, part_top_ptr, out_ptr, lse_ptr, num_q, heads, first, tiles, parts,
-    rows: tl.constexpr, some: tl.constexpr, dim: tl.constexpr,
+    part_ptr, part_sum_ptr, part_lse_ptr, out_ptr, lse_ptr, num_q, heads, first, tiles, parts,
+    rows: tl.constexpr, some: tl.constexpr, dim: tl.constexpr, with_lse: tl.constexpr,
 ):  # fmt: skip
     """Merge the parts of `some` rows of a tile by their sums of weights."""
     program = tl.program_id(0)
@@ -145,24 +149,22 @@ def _merge_kernel(
     head, at = (first + tile) // tiles, ((first + tile) % tiles) * rows + inside
     there = at < num_q
     channel = tl.arange(0, dim)
-    most, top = tl.full((some,), _NEVER, dtype=tl.float32), tl.zeros((some,), dtype=tl.float32)
+    most = tl.full((some,), _NEVER, dtype=tl.float32)
     for part in range(parts):
-        slot = (tile * parts + part) * rows + inside
-        most = tl.maximum(most, tl.load(part_sum_ptr + slot))
-        top = tl.maximum(top, tl.load(part_top_ptr + slot))
-    total = tl.zeros((some,), dtype=tl.float32)
+        most = tl.maximum(most, tl.load(part_sum_ptr + (tile * parts + part) * rows + inside))
+    total, exponentials = tl.zeros((some,), dtype=tl.float32), tl.zeros((some,), dtype=tl.float32)
     acc = tl.zeros((some, dim), dtype=tl.float32)
     for part in range(parts):
         slot = (tile * parts + part) * rows + inside
         weight = tl.exp2(tl.load(part_sum_ptr + slot) - most)
         total += weight
+        if with_lse:
+            exponentials += tl.exp2(tl.load(part_lse_ptr + slot) - most)
         acc += weight[:, None] * tl.load(part_ptr + slot[:, None].to(tl.int64) * dim + channel[None, :]).to(tl.float32)
     place = (at * heads + head)[:, None].to(tl.int64) * dim + channel[None, :]
     tl.store(out_ptr + place, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=there[:, None])
-    steep = tl.minimum(8.0 * tl.load(scale_ptr + head * num_q + at, mask=there, other=0.0), _STEEPEST)
-    off = _octaves_off(top, steep)
-    summed = total * tl.exp2(most + (steep * (_OFFSET / 8) + off))
-    tl.store(lse_ptr + head * num_q + at, _lse(summed, off, top, steep), mask=there)
+    if with_lse:
+        tl.store(lse_ptr + head * num_q + at, (most + tl.log2(exponentials)) * 0.6931471805599453, mask=there)
 
 
 @lru_cache(maxsize=256)
@@ -187,14 +189,15 @@ def slots(device: torch.device, resident: int) -> int:
     return resident * (torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1)
 
 
-def _launch(q: Tensor, k: Tensor, v: Tensor, programs: int, *rest: Any) -> None:
+def _launch(q: Tensor, k: Tensor, v: Tensor, programs: int, *rest: Any, with_lse: bool) -> None:
     dim = q.shape[2]
     descriptors = (
         TensorDescriptor.from_tensor(q, [1, _ROWS, dim]),
         TensorDescriptor.from_tensor(k, [1, BLOCK, dim]),
         TensorDescriptor.from_tensor(v, [1, dim, BLOCK]),
     )
-    _attend_kernel[(programs,)](*descriptors, *rest, rows=_ROWS, keys=BLOCK, dim=dim, num_warps=4, num_stages=2)
+    shape = {"rows": _ROWS, "keys": BLOCK, "dim": dim, "num_warps": 4, "num_stages": 2}
+    _attend_kernel[(programs,)](*descriptors, *rest, **shape, with_lse=with_lse)
 
 
 def run(q: RoundedQueries, kept: RoundedKeys, spec: AttentionSpec) -> AttentionOutput:
@@ -219,17 +222,18 @@ def attend(
     first, parts = split(tiles * heads, slots(device, resident), triton.cdiv(spec.kv_len, BLOCK))
     later = tiles * heads - first
     part = torch.empty((max(1, later * parts) * rows, dim), dtype=q.dtype, device=device)
-    part_sum, part_top = (torch.empty(part.shape[0], dtype=torch.float32, device=device) for _ in range(2))
+    part_sum, part_lse = (torch.empty(part.shape[0], dtype=torch.float32, device=device) for _ in range(2))
     for each in range(spec.batch):
         constants = (q.scale[each], kept.value_scale[each], kept.value_mean[each])
         numbers = (num, spec.kv_len, heads, first, tiles, parts)
-        places = (out[each], lse[each], part, part_sum, part_top)
-        launch(q.values[each], kept.keys[each], kept.values[each], first + later * parts, *constants, *places, *numbers)
+        places = (out[each], lse[each], part, part_sum, part_lse)
+        operands = (q.values[each], kept.keys[each], kept.values[each])
+        launch(*operands, first + later * parts, *constants, *places, *numbers, with_lse=spec.return_lse)
         if later:
             _merge_kernel[(later * (rows // _MERGED),)](
-                q.scale[each], part, part_sum, part_top, out[each], lse[each], num, heads, first, tiles, parts,
-                rows=rows, some=_MERGED, dim=dim, num_warps=4,
+                part, part_sum, part_lse, out[each], lse[each], num, heads, first, tiles, parts,
+                rows=rows, some=_MERGED, dim=dim, with_lse=spec.return_lse, num_warps=4,
             )  # fmt: skip
-    if q.taken is not None:
+    if spec.return_lse and q.taken is not None:
         lse += q.taken
     return AttentionOutput(out=out, lse=lse if spec.return_lse else None)
