@@ -220,7 +220,7 @@ def ring(dit: CausalWan, *, tiled: bool = False) -> RingCache:
     )
 
 
-def conditions_of(dit: CausalWan, x: Tensor) -> tuple[Any, ...]:
+def conditions_of(dit: CausalWan, x: Tensor) -> tuple[Any, Any, Any]:
     return dit.modulation(torch.tensor([[400.0]])), dit.text_kv(draw(0, 2, 5, 12)), dit.rope((4, 5, 6), dit.grid(x))
 
 
