@@ -54,6 +54,7 @@ def cases(impl: str, device: torch.device) -> Iterator[GateCase]:
     several = _EightBitSizes(lengths=(63, 300), batch=3)
     yield GateCase(name="output, of three samples", check=partial(_output, impl, device, several, True))
     yield GateCase(name="a last wave in parts of the keys", check=partial(_parts, impl, device), needs_gpu=True)
+    yield GateCase(name="one key far above all others", check=partial(_sink, impl, device))
     yield GateCase(name="keys rounded piece by piece", check=partial(_pieces, impl, device))
     yield GateCase(name="views of a larger buffer", check=partial(_views, impl, device))
     yield GateCase(
@@ -127,6 +128,17 @@ def _parts(impl: str, device: torch.device) -> None:
     found, expected = (attend_rounded(small, kept, impl=each, return_lse=True) for each in (impl, "reference"))
     _held(found.out, expected.out, "eight-bit kernel", sizes.dtype)
     hold(found.lse is not None and expected.lse is not None, "the lse comes when it is asked for")
+
+
+def _sink(impl: str, device: torch.device) -> None:
+    """Check keys whose weights are e^-8 of the largest, and together two thirds of it: each block has levels of its own."""
+    q, k, v = _drawn(impl, device, _EightBitSizes(lengths=(100, 2000)))
+    q, k = 1 + 0.1 * q, 0.01 * k
+    k[:, 700] = 8 / 128**0.5
+    small, kept = _rounded(q, k, v, impl)
+    found, expected = (attend_rounded(small, kept, impl=each, return_lse=True) for each in (impl, "reference"))
+    _held(found.out, expected.out, "eight-bit kernel", q.dtype)
+    hold(_error(found.out, v[:, 700:701].expand_as(q)) > 0.1, "the other keys are left out")
 
 
 def _pieces(impl: str, device: torch.device) -> None:
