@@ -11,6 +11,7 @@ import warnings
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 from unittest.mock import MagicMock
 
 import msgspec
@@ -23,6 +24,7 @@ from strobe.attention.dense import api as dense_api
 from strobe.attention.dense.api import IMPLS as DENSE_IMPLS
 from strobe.attention.dense.eight.api import IMPLS as EIGHTBIT_IMPLS
 from strobe.attention.dense.impl import fa4, sdpa
+from strobe.attention.dense.impl.waves import Split
 from strobe.attention.explain import plain_calls, survey
 from strobe.attention.impls import Choice, GateRun, Impl, announce, hash_of, parse_gates, select
 from strobe.attention.sparse import impls as sparse_impls
@@ -549,12 +551,53 @@ def test_every_kernel_s_lse_becomes_rows(shape: tuple[int, ...]) -> None:
     assert found.dtype == torch.float32 and torch.equal(found, rows.float())
 
 
+def textbook(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    softmax_scale: float,
+    return_lse: bool,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+) -> tuple[Tensor, Tensor, None]:
+    """The forward kernels of FA4."""
+    scores = torch.einsum("bshd,bthd->bhst", q, k) * softmax_scale
+    found, sums = torch.einsum("bhst,bthd->bshd", scores.softmax(-1), v).contiguous(), scores.logsumexp(-1).float()
+    if out is not None:
+        out.copy_(found)
+    if lse is not None:
+        lse.copy_(sums)
+    return found, sums, None
+
+
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_fa4_splits_its_last_wave_compiled_as_it_does_uncompiled(monkeypatch: pytest.MonkeyPatch, needs_grad: bool) -> None:
+    shapes: list[tuple[int, ...]] = []
+
+    def forward(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor, None]:
+        shapes.append(tuple(q.shape))
+        return textbook(q, k, v, **options)
+
+    package = SimpleNamespace(interface=SimpleNamespace(_flash_attn_fwd=forward))
+    monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(cute=package))
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", package)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
+    monkeypatch.setattr(fa4, "split_last_wave", lambda *_: Split(first=4, parts=3))
+    q, k, v = (torch.randn(1, length, 3, 128) for length in (5, 9, 9))
+    spec = replace(DENSE, q_len=5, kv_len=9, num_heads=3, num_kv_heads=3, head_dim=128, softmax_scale=0.3, return_lse=True)
+    spec = replace(spec, needs_grad=needs_grad)
+    run = torch.compile(lambda *each: fa4.run(*each, spec), fullgraph=True, backend="aot_eager")
+    found, expected = run(q, k, v), textbook(q, k, v, softmax_scale=0.3, return_lse=True)
+    torch.testing.assert_close(found.out, expected[0])
+    torch.testing.assert_close(found.lse, expected[1])
+    assert shapes == ([(1, 5, 3, 128)] if needs_grad else [(1, 4, 3, 128), (3, 1, 3, 128)])
+
+
 def test_the_operators_of_fa4_are_clean(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kernels replaced by the textbook: schema, fakes and gradients are what is tested."""
 
-    def forward(q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float, return_lse: bool) -> tuple[Tensor, Tensor, None]:
-        scores = torch.einsum("bshd,bthd->bhst", q, k) * softmax_scale
-        return torch.einsum("bhst,bthd->bshd", scores.softmax(-1), v).contiguous(), scores.logsumexp(-1).float(), None
+    forward = textbook
 
     def backward(*tensors: Tensor, softmax_scale: float, dlse: Tensor) -> tuple[Tensor, ...]:
         q, k, v, out, d_out, lse = tensors
@@ -569,7 +612,7 @@ def test_the_operators_of_fa4_are_clean(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(cute=package))
     monkeypatch.setitem(sys.modules, "flash_attn.cute", package)
     q, k, v = (torch.randn(2, length, 3, 8, requires_grad=True) for length in (5, 7, 7))
-    torch.library.opcheck(fa4.fa4_forward, (q, k, v, 0.3))
+    torch.library.opcheck(fa4.fa4_forward, (q, k, v, 0.3, True))
     spec = replace(DENSE, softmax_scale=0.3, return_lse=True)
     compiled = torch.compile(lambda *each: fa4.run(*each, spec), fullgraph=True, backend="aot_eager")
     found, expected = compiled(q, k, v), forward(q, k, v, softmax_scale=0.3, return_lse=True)

@@ -187,6 +187,9 @@ def _last_wave(of: _OfDense, q_len: int, return_lse: bool) -> None:
     hold(not torch.equal(found.out, whole), "the last wave was not split")
     if found.lse is not None and expected.lse is not None:
         hold(torch.allclose(found.lse, expected.lse, rtol=0, atol=1e-4), "lse")
+    if return_lse:
+        compiled = torch.compile(dense_attention, fullgraph=True, backend="aot_eager")
+        same_bits(compiled(q, k, v, impl=of.impl, return_lse=True).out, found.out, "out of a compiled call")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = of([q, k, v], return_lse=return_lse)

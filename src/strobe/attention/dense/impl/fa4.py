@@ -8,6 +8,7 @@ last wave of programs would be nearly empty, its queries attend to parts of the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from strobe.attention.dense.impl.waves import Split, split_last_wave
 from strobe.attention.double_backward import first_derivatives_only
 from strobe.attention.impls import MISSING, Impl, hash_of, no_card_for, short, silence_fa4
 from strobe.attention.state import merge
-from strobe.attention.types import AttentionOutput, AttentionSpec
+from strobe.attention.types import AttentionOutput, AttentionSpec, check
 
 silence_fa4()
 _TILE: Final = 128
@@ -28,7 +29,7 @@ _TILE: Final = 128
 def run(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> AttentionOutput:
     """Attention by the library's kernels; strides other than of the last dimension are read in place."""
     if torch.compiler.is_compiling():
-        out, lse = fa4_forward(q, k, v, spec.softmax_scale)
+        out, lse = fa4_forward(q, k, v, spec.softmax_scale, spec.needs_grad)
     elif spec.needs_grad:
         out, lse = _Eager.apply(q, k, v, spec.softmax_scale)  # type: ignore[no-untyped-call]
     elif (split := _split(spec)) is not None:
@@ -66,9 +67,14 @@ def _in_parts(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, split: Split
 
 
 @torch.library.custom_op("strobe::fa4_forward", mutates_args=())
-def fa4_forward(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float) -> tuple[Tensor, Tensor]:
-    """Return out `[B, S_q, H, D]` and lse float32 `[B, H, S_q]`."""
-    return _forward(q, k, v, softmax_scale)
+def fa4_forward(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float, needs_grad: bool) -> tuple[Tensor, Tensor]:
+    """Return out `[B, S_q, H, D]` and lse float32 `[B, H, S_q]`; the last wave is split as uncompiled."""
+    spec = replace(check(q, k, v, softmax_scale, return_lse=True), needs_grad=needs_grad)
+    if (split := _split(spec)) is None:
+        return _forward(q, k, v, softmax_scale)
+    found = _in_parts(q, k, v, spec, split)
+    assert found.lse is not None
+    return found.out, found.lse
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float) -> tuple[Tensor, Tensor]:
@@ -119,7 +125,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 @_first
 def _differentiate(ctx: Any, saved: Sequence[Tensor], d_out: Tensor, d_lse: Tensor) -> tuple[Tensor | None, ...]:
-    return *fa4_backward(d_out, d_lse, *saved, ctx.softmax_scale), None
+    return *fa4_backward(d_out, d_lse, *saved, ctx.softmax_scale), None, None
 
 
 fa4_forward.register_autograd(_differentiate, setup_context=_keep)
