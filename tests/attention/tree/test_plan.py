@@ -167,7 +167,19 @@ def test_a_device_waits_for_its_host_and_a_message_for_neither() -> None:
 def test_a_line_is_found_again(alpha_s: float, bytes_per_s: float) -> None:
     points = [(n, alpha_s + n / bytes_per_s) for n in (1e3, 1e4, 1e5, 1e6, 1e7)]
     found = fit(points)
-    assert all(found.seconds(n) == pytest.approx(took, rel=1e-3) for n, took in points)
+    assert all(found.seconds(n) == pytest.approx(took, rel=1e-3) for n, took in [*points, (1e8, alpha_s + 1e8 / bytes_per_s)])
+    assert found.faster(2, 4).seconds(1e6) == pytest.approx(alpha_s / 2 + 1e6 / bytes_per_s / 4, rel=1e-3, abs=1e-9)
+
+
+def test_times_that_lie_on_no_line_are_predicted_as_measured() -> None:
+    """As two H100 exchange: large messages at 346 GB/s, those of a megabyte at a third of it."""
+    points = [(1e3, 12e-6), (1e6, 20e-6), (32e6, 160e-6), (256e6, 740e-6)]
+    found = fit(points)
+    assert [found.seconds(n) for n, _ in points] == pytest.approx([took for _, took in points])
+    assert found.seconds(144e6) == pytest.approx(450e-6) and found.seconds(10) == pytest.approx(12e-6, rel=0.01)
+    assert found.seconds(512e6) == pytest.approx(2 * 740e-6, rel=0.02)
+    times = [found.seconds(n) for n in range(1_000, 1_000_000_000, 7_654_321)]
+    assert times == sorted(times)
 
 
 def test_noise_gives_no_negative_cost() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -40,18 +41,41 @@ ASLEEP_CYCLES: Final = 8_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rate:
-    """Rate of one kind of message: `n` bytes take `alpha_s + n / bytes_per_s`, once a GPU's host has started it in `host_s`.
+    """Rate of one kind of message: `n` bytes take about `alpha_s + n / bytes_per_s`, once the host started it in `host_s`.
 
     Where the host itself does the work, on a CPU, `host_s` is 0 and all is in the other two.
+
+    Args:
+        alpha_s, bytes_per_s: the line through the times of all sizes.
+        beside: bytes that were measured, in order, and the seconds that they took beyond the line. A library changes its protocol
+            with the size, so the line alone is up to 40 % off.
+        host_s: what a GPU's host takes to start it.
     """
 
     alpha_s: float
     bytes_per_s: float
+    beside: tuple[tuple[float, float], ...] = ()
     host_s: float = 0.0
 
     def seconds(self, num_bytes: float) -> float:
-        """Return the seconds of one message, without the host's time to start it."""
-        return self.alpha_s + num_bytes / self.bytes_per_s
+        """Return the seconds of one message, without the host's time to start it.
+
+        Between two measured sizes they are interpolated; a message above all of them has the bandwidth of the largest.
+        """
+        line = self.alpha_s + num_bytes / self.bytes_per_s
+        after = bisect_left(self.beside, (num_bytes,))
+        if not self.beside or after == 0:
+            return line + (self.beside[0][1] if self.beside else 0.0)
+        low, first = self.beside[after - 1]
+        if after == len(self.beside):
+            return max(line + first * num_bytes / low, self.seconds(low))
+        high, second = self.beside[after]
+        return line + first + (num_bytes - low) / (high - low) * (second - first)
+
+    def faster(self, latency: float, bandwidth: float) -> Rate:
+        """Return the rate of links whose latency and bandwidth are so many times better."""
+        beside = tuple((size, seconds / bandwidth) for size, seconds in self.beside)
+        return replace(self, alpha_s=self.alpha_s / latency, bytes_per_s=self.bytes_per_s * bandwidth, beside=beside)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +146,7 @@ def assumed_links(backend: str, num_ranks: int) -> Links:
 def measure(comm: Comm, device: torch.device, dtype: torch.dtype, timeout_s: float) -> Links:
     """Time messages of several sizes, merges and two local passes, all ranks together; every rank gets the same numbers.
 
-    A time is the largest over the ranks of the medians of each; latency and bandwidth are the line through the times.
+    A time is the largest over the ranks of the medians of each; between the sizes, times are interpolated.
 
     Raises:
         ConfigError: the group sends no tensors of that device.
@@ -168,16 +192,14 @@ def _exchanged(call: CollectiveCall, parts: Sequence[Tensor], shapes: Sequence[t
 
 
 def fit(points: Sequence[tuple[float, float]], host_s: float = 0.0) -> Rate:
-    """Fit the line `alpha + bytes / beta` through `(bytes, seconds)` with the least relative errors; neither may be negative."""
+    """Return the rate of `(bytes, seconds)`: the line of least relative errors, never negative, and what is beside it."""
     weights = [1 / took**2 for _, took in points]
     total = sum(weights)
     mean_x = sum(weight * sent for weight, (sent, _) in zip(weights, points, strict=True)) / total
     mean_y = sum(weight * took for weight, (_, took) in zip(weights, points, strict=True)) / total
     across = sum(weight * (sent - mean_x) * (took - mean_y) for weight, (sent, took) in zip(weights, points, strict=True))
     spread = sum(weight * (sent - mean_x) ** 2 for weight, (sent, _) in zip(weights, points, strict=True))
-    slope = across / spread if spread else 0.0
-    if slope <= 0:  # no bandwidth to be seen in the noise: latency alone
-        return Rate(alpha_s=mean_y, bytes_per_s=float("inf"), host_s=host_s)
+    slope = max(across / spread, 0.0) if spread else 0.0  # 0: no bandwidth to be seen in the noise, latency alone
     alpha = mean_y - slope * mean_x
     if alpha < 0:
         slope, alpha = (
@@ -185,7 +207,8 @@ def fit(points: Sequence[tuple[float, float]], host_s: float = 0.0) -> Rate:
             / sum(w * x * x for w, (x, _) in zip(weights, points, strict=True)),
             0.0,
         )
-    return Rate(alpha_s=alpha, bytes_per_s=1 / slope, host_s=host_s)
+    beside = tuple((sent, took - alpha - sent * slope) for sent, took in sorted(points))
+    return Rate(alpha_s=alpha, bytes_per_s=1 / slope if slope else float("inf"), beside=beside, host_s=host_s)
 
 
 _Case = tuple[float, Callable[[], object]]

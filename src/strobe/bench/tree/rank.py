@@ -291,9 +291,7 @@ def predict(inputs: RankShare, links: Links) -> tuple[dict[str, grids.Prediction
 
     def seconds(latency: float, bandwidth: float) -> dict[str, float]:
         rates = (links.gather, links.exchange, links.reduce)
-        gather, exchange, reduce = (
-            replace(rate, alpha_s=rate.alpha_s / latency, bytes_per_s=rate.bytes_per_s * bandwidth) for rate in rates
-        )
+        gather, exchange, reduce = (rate.faster(latency, bandwidth) for rate in rates)
         options = inputs.options(replace(links, gather=gather, exchange=exchange, reduce=reduce))
         return {each.strategy: each.seconds for each in explain(inputs.q, inputs.k, inputs.v, **options).predictions}
 
@@ -320,7 +318,7 @@ def predict(inputs: RankShare, links: Links) -> tuple[dict[str, grids.Prediction
 
 
 def _sent(message: Message, links: Links) -> SentMessage:
-    alpha_ns = links.rate(message.kind).alpha_s * 1e9
+    alpha_ns = min(links.rate(message.kind).alpha_s, message.seconds) * 1e9
     return SentMessage(
         payload=message.what,
         kind=message.kind,
