@@ -12,9 +12,8 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from decimal import Context, Decimal
-from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -39,12 +38,8 @@ _TOLD: Final = 1 << 10
 _BYTE_ORDER: Final = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8-sig"}
 
 
-class _Line(NamedTuple):
-    """One line without its end; `whole`: it ends in a line feed. The parts of a progress line share a `number`."""
-
-    number: int
-    text: str
-    whole: bool
+_Line: TypeAlias = tuple[int, str, bool]
+"""Number of a line (the parts of a progress line share one), its text, and whether it ends in a line feed."""
 
 
 def read_lines(path: Path, counts: Counter[str]) -> Iterator[_Line]:
@@ -82,7 +77,7 @@ def _lines(stream: io.BufferedReader | gzip.GzipFile, file: io.BufferedReader, c
                     end = text.readline(LONGEST)
             counts["mended"] += "\ufffd" in line
             whole = end.endswith("\n")
-            yield _Line(number, _TERMINAL.sub("", line), whole)
+            yield number, _TERMINAL.sub("", line), whole
             number += whole
             if number % _TOLD == 0:
                 counts["done"] = file.tell()
@@ -215,29 +210,16 @@ MAX_SERIES: Final = 4096
 """Most pairs of name and rank in one file; a pattern that finds more captures something other than a name."""
 EVERY: Final = 1 << 16
 """Lines between two reports of progress."""
-WRAP: Final = 40
-"""Shortest line length at which a line break may be the terminal's, characters."""
-PARTS: Final = 4
-"""Most parts that a broken line is joined from."""
 _HEAD: Final = 1 << 20
 _DIGITS: Final = 6
 
 _PROGRESS: Final = ("%|", "it/s]", "s/it]", "?it/s")
-_TAIL: Final = re.compile(rf"\s*(?:{NUMBER})?\s*(?:{UNIT}|[a-z]{{1,11}})?[\s.,;:)\]]*(?:\(.*)?", re.IGNORECASE)
 
 Progress = Callable[[int, int, str], None]
 
 
-class _Found(NamedTuple):
-    """One value in a text: from `start` to `end`, `value` and its unit at `value_start`."""
-
-    start: int
-    end: int
-    value_start: int
-    kind: Kind
-    name: str
-    rank: int | None
-    sample: Sample
+_Found: TypeAlias = tuple[Kind, str, int | None, Sample]
+"""One value of a line: kind, name and rank of its series, and the value."""
 
 
 def read_log(path: Path, patterns: Patterns | None = None, *, progress: Progress | None = None) -> Log:
@@ -257,8 +239,8 @@ def read_log(path: Path, patterns: Patterns | None = None, *, progress: Progress
     if dump is not None and 0 < size <= LARGEST_DUMP and (stages := dumped(path)):
         found.take_dump(dump, stages)
         return found.log(size, reading, ())
-    for count, line in enumerate(read_lines(path, reading)):
-        found.pass_over() if line.number in left_out else found.add(line)
+    for count, (number, text, whole) in enumerate(read_lines(path, reading)):
+        found.pass_over() if number in left_out else found.add(number, text, whole=whole)
         if progress is not None and count % EVERY == 0:
             progress(reading["done"], size, path.name)
     return found.log(size, reading, () if run is None else run.damage)
@@ -293,54 +275,50 @@ class _Reader:
     def __init__(self, path: Path, patterns: Patterns) -> None:
         self._path, self.patterns = path, patterns
         self._series: dict[tuple[str, str, int | None], tuple[Pattern, Kind, list[Sample]]] = {}
-        self._pending: list[tuple[_Line, str]] = []  # lines that may go on in the next one, and what they resemble
         self._similar: dict[str, list[Example]] = {}
         self._ranks, self._proposal = _Ranks(), ""
-        self._longest = self._long_lines = self._position = 0
-        self._counts = {"lines": 0, "matched": 0, "ignored": 0, "similar": 0, "progress": 0, "joined": 0}
+        self._position = 0
+        self._counts = {"lines": 0, "matched": 0, "ignored": 0, "similar": 0, "progress": 0}
 
-    def add(self, line: _Line) -> None:
-        """Match one line and keep its values, or keep it waiting if the next line may continue it."""
+    def add(self, number: int, text: str, *, whole: bool) -> None:
+        """Match one line, and keep its values or count it as similar or ignored."""
         self._counts["lines"] += 1
-        number, candidates = line.number, self._candidates(line.text)
-        if not line.whole and "%|" in line.text:
+        lowered = text.lower()
+        candidates = [pattern for pattern in self.patterns if pattern.contains in lowered]
+        if not whole and "%|" in text:
             candidates = []  # a bar is drawn again and again; its last state ends the line
-        pattern, values, used = self._match_joined(line.text)
-        if used:
-            number = self._pending[-used][0].number
-            self._settle(keep=used)
-            self._pending.clear()
-            self._counts["joined"] += 1
-            self._counts["matched"] += used
-        else:
-            pattern, values = _match(candidates, line.text, self._ranks)
+        pattern, values = _match(candidates, text, self._ranks)
         if pattern is not None:
-            self._settle()
             self._counts["matched"] += 1
             for value in values:
                 self._keep(pattern, value, number)
+        elif similar := _similar(candidates, text):
+            self._counts["similar"] += 1
+            examples = self._similar.setdefault(similar, [])
+            if len(examples) < MAX_EXAMPLES:
+                examples.append(Example(number, text[:MAX_TEXT], similar))
         else:
-            self._settle(keep=PARTS - 2 if self._pending and self._is_full(self._pending[-1][0]) else 0)
-            self._pending.append((line, _similar(candidates, line.text)))
-        if len(line.text) > self._longest:
-            self._longest, self._long_lines = len(line.text), 0
-        self._long_lines += len(line.text) == self._longest
+            self._counts["ignored"] += 1
+            progress = any(mark in text for mark in _PROGRESS)
+            self._counts["progress"] += progress
+            if not (progress or self._proposal or self._series) and (proposal := proposed(text)):
+                line = text.strip()
+                shown = repr(line if len(line) <= _SHOWN else f"{line[:_SHOWN]}...")
+                self._proposal = f"line {number} reads {shown}, which a patterns file with this takes: {proposal}"
 
     def take_dump(self, pattern: Pattern, stages: Sequence[tuple[Kind, str, str, int | None]]) -> None:
         """Keep the stages and steps of a file that is one JSON object; times are in ms."""
         self._counts["lines"] = self._counts["matched"] = 1
         for kind, name, value, step in stages:
-            self._keep(pattern, _Found(0, 0, 0, kind, name, None, Sample(0, value, "ms", 0, step)), 1)
+            self._keep(pattern, (kind, name, None, Sample(0, value, "ms", 0, step)), 1)
 
     def pass_over(self) -> None:
         """Count one line as ignored without matching it."""
-        self._settle()
         self._counts["lines"] += 1
         self._counts["ignored"] += 1
 
     def log(self, size_bytes: int, reading: Counter[str], damage: tuple[str, ...]) -> Log:
         """Return the finished log with all series, counts and damage."""
-        self._settle()
         return Log(
             path=self._path,
             sha256=sha256_of(self._path),
@@ -356,62 +334,17 @@ class _Reader:
             proposal="" if self._series else self._proposal,
         )
 
-    def _settle(self, keep: int = 0) -> None:
-        """Count the lines that wait for a continuation as similar or ignored, except the last `keep`."""
-        while len(self._pending) > keep:
-            line, similar = self._pending.pop(0)
-            self._counts["similar" if similar else "ignored"] += 1
-            if not similar:
-                progress = any(mark in line.text for mark in _PROGRESS)
-                self._counts["progress"] += progress
-                if not (progress or self._proposal or self._series) and (pattern := proposed(line.text)):
-                    text = line.text.strip()
-                    shown = repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
-                    self._proposal = f"line {line.number} reads {shown}, which a patterns file with this takes: {pattern}"
-                continue
-            examples = self._similar.setdefault(similar, [])
-            if len(examples) < MAX_EXAMPLES:
-                examples.append(Example(line.number, line.text[:MAX_TEXT], similar))
-
-    def _candidates(self, text: str) -> list[Pattern]:
-        lowered = text.lower()
-        return [pattern for pattern in self.patterns if pattern.contains in lowered]
-
-    def _is_full(self, line: _Line) -> bool:
-        """Return whether the line fills the terminal's width: it is as long as the longest so far, and not the only one."""
-        return line.whole and len(line.text) >= WRAP and len(line.text) == self._longest and self._long_lines > 1
-
-    def _match_joined(self, text: str) -> tuple[Pattern | None, list[_Found], int]:
-        """Match the waiting lines and one more, if a terminal or logger may have broken one line into them.
-
-        Either the waiting ones fill the width of the terminal, or the text is the rest of a value, with at most something in
-        parentheses behind it. Returns how many of the waiting lines the match needs; 0 if there is none.
-        """
-        if not self._pending or not self._pending[-1][0].whole:
-            return None, [], 0
-        last, full = self._pending[-1][0].text, self._is_full(self._pending[-1][0])
-        if not last.strip() or not (full or _TAIL.fullmatch(text)):
-            return None, [], 0
-        waiting = [line.text for line, _ in self._pending]
-        for parts, rest in ((waiting, text), ([last.rstrip() + " "], text.lstrip())):
-            head = "".join(parts)
-            pattern, values = _match(self._candidates(head + rest), head + rest, self._ranks)
-            ended = [value for value in values if value.end > len(head)]
-            if ended and ended[0].start < len(head) and (full or len(head) - ended[0].value_start >= -1):
-                starts = accumulate(map(len, parts[:-1]))
-                return pattern, ended, sum(ended[0].start < start for start in starts) + 1
-        return None, [], 0
-
     def _keep(self, pattern: Pattern, value: _Found, number: int) -> None:
-        key = (pattern.name, value.name, value.rank)
+        kind, name, rank, sample = value
+        key = (pattern.name, name, rank)
         if key not in self._series:
             if len(self._series) == MAX_SERIES:
                 raise DataError(
                     f"{self._path}: pattern {pattern.name!r} has found more than {MAX_SERIES} names and ranks, the last is "
-                    f"{value.name[:40]!r}; its group `name` takes something that changes from line to line, narrow it"
+                    f"{name[:40]!r}; its group `name` takes something that changes from line to line, narrow it"
                 )
-            self._series[key] = pattern, value.kind, []
-        self._series[key][2].append(value.sample._replace(line=number, position=self._position))
+            self._series[key] = pattern, kind, []
+        self._series[key][2].append(sample._replace(line=number, position=self._position))
         self._position += 1
 
 
@@ -445,7 +378,7 @@ def _text_values(pattern: Pattern, text: str, ranks: _Ranks) -> Iterator[_Found]
         sample = Sample(0, written, unit, 0, step, block, order)
         rank = ranks.of(text, match.start(group)) if groups.get("rank") is None else _integer(groups["rank"])
         name = groups.get("name") or pattern.label
-        yield _Found(match.start(), match.end(), match.start(group), pattern.kind, name, rank, sample)
+        yield pattern.kind, name, rank, sample
 
 
 def _seconds_of_one(rate: str) -> str:
@@ -480,4 +413,4 @@ def _record_values(pattern: Pattern, text: str) -> Iterator[_Found]:
         name = f"{record.variant}/{record.label}"
         cause = "warm-up" if record.warmup else ""
         sample = Sample(0, str(record.value_ns), "ns", 0, None, record.index, record.clip, cause)
-        yield _Found(0, len(text), 0, kind, name, record.rank, sample)
+        yield kind, name, record.rank, sample

@@ -126,11 +126,10 @@ class LineCounts:
     """Counts of lines: `lines == matched + ignored + similar`. A part of a `\\r` progress line counts as a line.
 
     Args:
-        matched: a value was taken, also if it was then rejected; the two halves of a wrapped line are both matched.
+        matched: a value was taken, also if it was then rejected.
         ignored: nothing of ours.
         similar: looks like a pattern's timing, and does not match it.
         progress: of the ignored, those that are progress bars.
-        joined: wrapped lines put together again.
         mended: lines with bytes that are no text.
         cut: lines so long that only their start was read.
         truncated: the compressed file ends too early, or in something else.
@@ -141,7 +140,6 @@ class LineCounts:
     ignored: int = 0
     similar: int = 0
     progress: int = 0
-    joined: int = 0
     mended: int = 0
     cut: int = 0
     truncated: bool = False
