@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -35,10 +34,8 @@ def blocks(count: int, made: list[int]) -> Iterator[int]:
 def test_only_the_chosen_blocks_are_traced_and_no_more_are_run(tmp_path: Path) -> None:
     made: list[int] = []
     path = tmp_path / "traces" / "turbo.json.gz"
-    found = trace_blocks(blocks(9, made), device=CPU, first_block=3, num_blocks=2, path=path)
+    trace_blocks(blocks(9, made), device=CPU, first_block=3, num_blocks=2, path=path)
     assert made == [0, 1, 2, 3, 4]
-    assert (found.path, found.size_bytes) == (path, path.stat().st_size)
-    assert found.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     regions = [event["name"] for event in events if event.get("cat") == "user_annotation" and "strobe" in event["name"]]
     per_block = ["strobe::denoise_step#0", "strobe::attention"]
@@ -134,8 +131,7 @@ def test_a_whole_clip_is_traced_by_its_regions_without_operators(tmp_path: Path)
         with span("vae_decode"):
             torch.ones(8, 8) + 1
 
-    found = trace_clip(clip, device=CPU, path=path, warm_up=lambda: list(blocks(7, [])) and None)
-    assert found.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    trace_clip(clip, device=CPU, path=path, warm_up=lambda: list(blocks(7, [])) and None)
     marked = [name for name in names(path) if "strobe" in name]
     assert sorted(marked) == sorted(
         f"strobe::{name}" for block in range(3) for name in (f"frame_block#{block}", "dit_forward", "ffn_up", "vae_decode")
