@@ -11,12 +11,14 @@ import tomllib
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from decimal import Context, Decimal
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from strobe.core import spans
 from strobe.core.errors import DataError
 from strobe.perf.logs.patterns import NUMBER, UNIT, Kind, Pattern, Patterns, load_patterns, parse_patterns, read
 from strobe.perf.logs.series import MAX_EXAMPLES, MAX_TEXT, Example, LineCounts, Log, Sample, series_of
@@ -215,6 +217,18 @@ _DIGITS: Final = 6
 
 _PROGRESS: Final = ("%|", "it/s]", "s/it]", "?it/s")
 
+_NEVER: Final = re.compile(r"(?!)")
+_RECORD: Final = Pattern(
+    name="strobe-record", kind="region", regex=_NEVER, similar=_NEVER, contains='"record"', unit="ns", label=""
+)
+"""Lines of our own `records.jsonl`, whose spans are taken."""
+_RECORD_KINDS: Final[dict[str, Kind]] = {
+    spans.E2E: "e2e", spans.FRAME_BLOCK: "frame_block", spans.DENOISE_STEP: "step", spans.ATTENTION: "attention",
+    spans.ATTENTION_KERNEL: "kernel",
+}  # fmt: skip
+_DUMP: Final = replace(_RECORD, name="perf-dump", unit=None)
+"""A file that is one JSON object with the stages and steps of a request."""
+
 Progress = Callable[[int, int, str], None]
 
 
@@ -235,9 +249,8 @@ def read_log(path: Path, patterns: Patterns | None = None, *, progress: Progress
     reading, found, run = Counter[str](), _Reader(path, load_patterns() if patterns is None else patterns), _run_of(path)
     left_out: Collection[int] = () if run is None else run.left_out_lines
     size = path.stat().st_size if path.is_file() else 0
-    dump = next((pattern for pattern in found.patterns if pattern.format == "dump"), None)
-    if dump is not None and 0 < size <= LARGEST_DUMP and (stages := dumped(path)):
-        found.take_dump(dump, stages)
+    if 0 < size <= LARGEST_DUMP and (stages := dumped(path)):
+        found.take_dump(stages)
         return found.log(size, reading, ())
     for count, (number, text, whole) in enumerate(read_lines(path, reading)):
         found.pass_over() if number in left_out else found.add(number, text, whole=whole)
@@ -273,7 +286,7 @@ def sha256_of(path: Path) -> str:
 
 class _Reader:
     def __init__(self, path: Path, patterns: Patterns) -> None:
-        self._path, self.patterns = path, patterns
+        self._path, self._patterns = path, (_RECORD, *patterns)
         self._series: dict[tuple[str, str, int | None], tuple[Pattern, Kind, list[Sample]]] = {}
         self._similar: dict[str, list[Example]] = {}
         self._ranks, self._proposal = _Ranks(), ""
@@ -284,7 +297,7 @@ class _Reader:
         """Match one line, and keep its values or count it as similar or ignored."""
         self._counts["lines"] += 1
         lowered = text.lower()
-        candidates = [pattern for pattern in self.patterns if pattern.contains in lowered]
+        candidates = [pattern for pattern in self._patterns if pattern.contains in lowered]
         if not whole and "%|" in text:
             candidates = []  # a bar is drawn again and again; its last state ends the line
         pattern, values = _match(candidates, text, self._ranks)
@@ -306,11 +319,11 @@ class _Reader:
                 shown = repr(line if len(line) <= _SHOWN else f"{line[:_SHOWN]}...")
                 self._proposal = f"line {number} reads {shown}, which a patterns file with this takes: {proposal}"
 
-    def take_dump(self, pattern: Pattern, stages: Sequence[tuple[Kind, str, str, int | None]]) -> None:
+    def take_dump(self, stages: Sequence[tuple[Kind, str, str, int | None]]) -> None:
         """Keep the stages and steps of a file that is one JSON object; times are in ms."""
         self._counts["lines"] = self._counts["matched"] = 1
         for kind, name, value, step in stages:
-            self._keep(pattern, (kind, name, None, Sample(0, value, "ms", 0, step)), 1)
+            self._keep(_DUMP, (kind, name, None, Sample(0, value, "ms", 0, step)), 1)
 
     def pass_over(self) -> None:
         """Count one line as ignored without matching it."""
@@ -323,7 +336,6 @@ class _Reader:
             path=self._path,
             sha256=sha256_of(self._path),
             size_bytes=size_bytes,
-            patterns=self.patterns,
             series=tuple(
                 series_of(self._path, pattern, (kind, name, rank), samples)
                 for (_, name, rank), (pattern, kind, samples) in self._series.items()
@@ -351,7 +363,7 @@ class _Reader:
 def _match(candidates: list[Pattern], text: str, ranks: _Ranks) -> tuple[Pattern | None, list[_Found]]:
     """Return the first pattern that matches the text, and all its values there."""
     for pattern in candidates:
-        values = list(_record_values(pattern, text) if pattern.format == "record" else _text_values(pattern, text, ranks))
+        values = list(_record_values(text) if pattern is _RECORD else _text_values(pattern, text, ranks))
         if values:
             return pattern, values
     return None, []
@@ -360,7 +372,7 @@ def _match(candidates: list[Pattern], text: str, ranks: _Ranks) -> tuple[Pattern
 def _similar(candidates: list[Pattern], text: str) -> str:
     """Return the name of the first pattern that the text resembles; empty if there is none."""
     for pattern in candidates:
-        if pattern.similar.search(text) or (pattern.format == "record" and (text.startswith("{") and _record(text) is None)):
+        if pattern.similar.search(text) or (pattern is _RECORD and text.startswith("{") and _record(text) is None):
             return pattern.name
     return ""
 
@@ -383,7 +395,7 @@ def _text_values(pattern: Pattern, text: str, ranks: _Ranks) -> Iterator[_Found]
 
 def _seconds_of_one(rate: str) -> str:
     """Return what one of so many a second takes, in seconds with six digits: infinitely long at a rate of 0."""
-    number = read(rate, ".")
+    number = read(rate)
     if not isinstance(number, Decimal):
         return "nan"
     if not number:
@@ -406,11 +418,10 @@ def _record(text: str) -> Record | None:
     return record if record.v == SCHEMA_VERSION else None
 
 
-def _record_values(pattern: Pattern, text: str) -> Iterator[_Found]:
+def _record_values(text: str) -> Iterator[_Found]:
     record = _record(text) if text.startswith("{") else None
     if isinstance(record, Span):
-        kind = pattern.kinds.get(record.name, "region")
         name = f"{record.variant}/{record.label}"
         cause = "warm-up" if record.warmup else ""
         sample = Sample(0, str(record.value_ns), "ns", 0, None, record.index, record.clip, cause)
-        yield kind, name, record.rank, sample
+        yield _RECORD_KINDS.get(record.name, "region"), name, record.rank, sample

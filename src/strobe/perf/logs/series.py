@@ -17,12 +17,9 @@ from strobe.perf.logs.patterns import (
     POWER,
     UNITS,
     Kind,
-    Mark,
     Pattern,
-    Patterns,
     Reason,
     Unit,
-    decides,
     is_unit,
     parse_unit,
     read,
@@ -89,7 +86,6 @@ class Series:
         name: as the line says it, or the pattern's.
         rank: as the line says it; None where it does not.
         declared: unit that the patterns file gives, or the format.
-        mark: the decimal mark that the values show; None: none, or both.
         samples: the values.
         rejected: the values left out.
     """
@@ -100,7 +96,6 @@ class Series:
     name: str
     rank: int | None
     declared: Unit | None
-    mark: Mark | None
     samples: tuple[Sample, ...]
     rejected: Rejected
 
@@ -160,7 +155,6 @@ class Log:
     path: Path
     sha256: str
     size_bytes: int
-    patterns: Patterns
     series: tuple[Series, ...]
     counts: LineCounts
     similar: tuple[Example, ...]
@@ -202,30 +196,16 @@ def compiled(text: str) -> re.Pattern[str]:
 
 
 def series_of(path: Path, pattern: Pattern, key: tuple[Kind, str, int | None], found: Iterable[Sample]) -> Series:
-    """Return the series of one kind, name and rank, without the values that are no times.
-
-    Numbers that could be read in two ways are left out too: `7,200` where no value shows which mark is the decimal one.
-    """
-    counts, examples = Counter[Reason](), list[Example]()
-
-    def reject(reason: Reason, line: int, text: str) -> None:
-        counts[reason] += 1
-        if len(examples) < MAX_EXAMPLES:
-            examples.append(Example(line, text[:MAX_TEXT], pattern.name, reason))
-
-    times: list[tuple[Sample, Mark | None]] = []
+    """Return the series of one kind, name and rank, without the values that are no times."""
+    counts, examples, samples = Counter[Reason](), list[Example](), list[Sample]()
     for sample in found:
-        value = read(sample.text, ".") if not sample.label or is_unit(sample.label) else "unknown unit"
+        value = read(sample.text) if not sample.label or is_unit(sample.label) else "unknown unit"
         if isinstance(value, Decimal):
-            times.append((sample, decides(sample.text)))
-        else:
-            reject(value, sample.line, f"{sample.text} {sample.label}".rstrip())
-    marks, samples = {mark for _, mark in times if mark}, list[Sample]()
-    for sample, mark in times:
-        if len(marks) != 1 and mark is None and ("," in sample.text or (marks and "." in sample.text)):
-            reject("ambiguous", sample.line, sample.text)
-        else:
             samples.append(sample)
+            continue
+        counts[value] += 1
+        if len(examples) < MAX_EXAMPLES:
+            examples.append(Example(sample.line, f"{sample.text} {sample.label}".rstrip()[:MAX_TEXT], pattern.name, value))
     kind, name, rank = key
     return Series(
         path=path,
@@ -233,8 +213,7 @@ def series_of(path: Path, pattern: Pattern, key: tuple[Kind, str, int | None], f
         kind=kind,
         name=name,
         rank=rank,
-        declared="ns" if pattern.format == "record" else pattern.unit,
-        mark=marks.pop() if len(marks) == 1 else None,
+        declared=pattern.unit,
         samples=tuple(samples),
         rejected=Rejected(counts=dict(sorted(counts.items())), examples=tuple(examples)),
     )
@@ -325,7 +304,7 @@ def resolve_units(series: Series, constraints: Sequence[Constraint] = (), overri
         UnitError: no unit can be had: none or several are left, or a declared one is contradicted. The message lists what each
             candidate violates and asks for `--unit`.
     """
-    numbers = [Decimal(read(sample.text, series.mark)) for sample in series]  # what is none has been rejected
+    numbers = [Decimal(read(sample.text)) for sample in series]  # what is none has been rejected
     labelled: dict[str, list[Decimal]] = {}
     for sample, number in zip(series, numbers, strict=True):
         labelled.setdefault(sample.label, []).append(number)
