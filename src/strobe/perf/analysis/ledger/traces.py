@@ -40,11 +40,11 @@ from strobe.perf.analysis.ledger.account import (
     OwnedTime,
     Spread,
     UnitName,
+    both_totals,
     close_ledger,
     step_spread,
-    total,
 )
-from strobe.perf.analysis.runs.timeline import Label, Tile, summed
+from strobe.perf.analysis.runs.timeline import Label, Tile, summed, tiles_of
 from strobe.perf.analysis.structure.ranges import NOWHERE, base_of, nest, together, without
 from strobe.perf.analysis.structure.sections import SectionDefinition, Sections, matching, sections_of
 from strobe.perf.analysis.structure.steps import LAST, Steps, find_steps
@@ -217,10 +217,7 @@ def _cut_device(
         label=label,
         device=int(work.device[0]),
         steps=steps,
-        tiles=tuple(
-            Tile(index=number, start_ns=start, end_ns=end, owned=labels)
-            for number, (start, end, labels) in enumerate(zip(tiles.start.tolist(), tiles.end.tolist(), owned, strict=True))
-        ),
+        tiles=tiles_of(range(len(tiles.start)), tiles, owned),
         calls=calls,
         inclusive=_inclusive(work, marks, areas, tiles),
         kinds=_kinds(trace, work, pieces),
@@ -471,8 +468,8 @@ class Node(BothSides):
     @property
     def own_ns(self) -> tuple[Fraction, Fraction]:
         """Time of both sides that lies in no child, ns."""
-        below = [child.both for child in self.children]
-        return self.baseline_ns - total(times[0] for times in below), self.candidate_ns - total(times[1] for times in below)
+        below = both_totals(child.both for child in self.children)
+        return self.baseline_ns - below[0], self.candidate_ns - below[1]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -570,10 +567,11 @@ def node_of(path: Path, below: Mapping[Path, tuple[Fraction, Fraction]]) -> Node
         if inner:
             groups.setdefault(inner[0], {})[inner[1:]] = times
     children = (node_of((*path, child), inside) for child, inside in groups.items())
+    b, c = both_totals(below.values())
     return Node(
         path=path,
-        baseline_ns=total(times[0] for times in below.values()),
-        candidate_ns=total(times[1] for times in below.values()),
+        baseline_ns=b,
+        candidate_ns=c,
         children=tuple(sorted(children, key=lambda node: (-max(node.baseline_ns, node.candidate_ns), node.path))),
     )
 

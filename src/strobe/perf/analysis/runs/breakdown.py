@@ -39,6 +39,7 @@ from strobe.perf.analysis.runs.timeline import (
     Passes,
     Path,
     Replays,
+    block_slices,
     layer_of,
     partition_of,
     relabelled,
@@ -269,7 +270,8 @@ def _entered(timeline: HostTimeline | DeviceTimeline) -> Counter[Path]:
     blocks = sorted((region.start_ns, region.end_ns) for region in timeline.trace.regions if region.name == FRAME_BLOCK)
     starts = [start for start, _ in blocks]
     found: Counter[Path] = Counter()
-    for region, path in timeline.regions:
+    for region, number in zip(timeline.regions.regions, timeline.regions.of, strict=True):
+        path = timeline.regions.texts[number]
         position = bisect_right(starts, region.start_ns) - 1
         if path and path != OUTSIDE and path[-1] != DIT_FORWARD and position >= 0 and region.start_ns < blocks[position][1]:
             found[path] += 1
@@ -281,7 +283,7 @@ def _gaps(timeline: HostTimeline | DeviceTimeline) -> Iterator[Gap]:
     stretches: defaultdict[tuple[Place, Place], list[Counter[str]]] = defaultdict(list)
     before = end = Place(FRAME_BLOCK, ())
     waited = Counter[str]()
-    for piece in timeline.slices():
+    for piece in block_slices(timeline):
         if not piece.label.busy:
             waited[piece.label.activity] += piece.end_ns - piece.start_ns
             continue
