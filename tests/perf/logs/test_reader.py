@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import json
 import re
 from pathlib import Path
 
@@ -242,21 +241,6 @@ def test_lines_of_other_programs(text: str, kind: Kind, values: list[str], tmp_p
     (tmp_path / "t.log").write_text(text)
     log = read_log(tmp_path / "t.log")
     assert [sample.text for series in log.of(kind) for sample in series] == values
-
-
-@pytest.mark.parametrize("indent", [None, 2])
-def test_the_dump_of_a_request_is_read_whole(indent: int | None, tmp_path: Path) -> None:
-    dump = {
-        "request_id": "x", "total_duration_ms": 1623.5,
-        "steps": [{"name": "DenoisingStage", "duration_ms": 1530.15}, {"name": "DecodingStage", "duration_ms": 49}],
-        "denoise_steps_ms": [{"step": step, "duration_ms": 87.5 + step} for step in range(800)],
-    }  # fmt: skip
-    path = tmp_path / "dump.json"
-    path.write_text(json.dumps(dump, indent=indent))
-    log = read_log(path)
-    found = {(series.kind, series.name): [(sample.text, sample.label) for sample in series] for series in log.series}
-    assert found["stage", "DenoisingStage"] == [("1530.15", "ms")] and found["e2e", "total"] == [("1623.5", "ms")]
-    assert len(found["step", "denoising step"]) == 800
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,14 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
-import json
 import re
 import tomllib
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator
 from decimal import Context, Decimal
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -85,46 +83,6 @@ def _lines(stream: io.BufferedReader | gzip.GzipFile, file: io.BufferedReader, c
                 counts["done"] = file.tell()
     except (EOFError, zlib.error, gzip.BadGzipFile):
         counts["truncated"] = 1
-
-
-# A file that is one JSON object with the stages and denoising steps of a request, as a server of video models writes it.
-
-LARGEST_DUMP: Final = 16 << 20
-"""Bytes of the largest file that is read whole to see whether it is one."""
-
-
-def dumped(path: Path) -> list[tuple[Kind, str, str, int | None]]:
-    """Return kind, name, milliseconds as written and step number of each time in the file; none if it is no such object.
-
-    Raises:
-        DataError: the file cannot be read.
-    """
-    try:
-        with path.open("rb") as file:
-            data = file.read() if file.peek(1).startswith(b"{") else b""
-    except OSError as error:
-        raise DataError(f"cannot read log {path}: {error.strerror or error}; name a text file or a .gz of one") from error
-    if not data.rstrip().endswith(b"}"):
-        return []
-    try:
-        found = json.loads(data, parse_float=str, parse_int=str)
-    except (ValueError, RecursionError):
-        return []
-    stages, steps = found.get("steps"), found.get("denoise_steps_ms")
-    if not isinstance(stages, list) or not isinstance(steps, list | None):
-        return []
-    inside = [_time("step", one, "denoising step", place) for place, one in enumerate(steps or ()) if isinstance(one, dict)]
-    times = [_time("stage", one, one.get("name"), None) for one in stages if isinstance(one, dict)]
-    around = next((at for at, one in enumerate(times) if one and "denois" in one[1].lower()), len(times))
-    times[around:around] = inside  # before the line of the stage that they are steps of, as in a text log
-    total = found.get("total_duration_ms")
-    times += [("e2e", "total", total, None)] if isinstance(total, str) else []
-    return [time for time in times if time is not None]
-
-
-def _time(kind: Kind, one: dict[str, Any], name: object, place: int | None) -> tuple[Kind, str, str, int | None] | None:
-    value = one.get("duration_ms")
-    return (kind, name, value, place) if isinstance(name, str) and isinstance(value, str) else None
 
 
 # Ranks that the lines of a log name, in the prefixes of launchers and servers.
@@ -226,8 +184,6 @@ _RECORD_KINDS: Final[dict[str, Kind]] = {
     spans.E2E: "e2e", spans.FRAME_BLOCK: "frame_block", spans.DENOISE_STEP: "step", spans.ATTENTION: "attention",
     spans.ATTENTION_KERNEL: "kernel",
 }  # fmt: skip
-_DUMP: Final = replace(_RECORD, name="perf-dump", unit=None)
-"""A file that is one JSON object with the stages and steps of a request."""
 
 Progress = Callable[[int, int, str], None]
 
@@ -249,9 +205,6 @@ def read_log(path: Path, patterns: Patterns | None = None, *, progress: Progress
     reading, found, run = Counter[str](), _Reader(path, load_patterns() if patterns is None else patterns), _run_of(path)
     left_out: Collection[int] = () if run is None else run.left_out_lines
     size = path.stat().st_size if path.is_file() else 0
-    if 0 < size <= LARGEST_DUMP and (stages := dumped(path)):
-        found.take_dump(stages)
-        return found.log(size, reading, ())
     for count, (number, text, whole) in enumerate(read_lines(path, reading)):
         found.pass_over() if number in left_out else found.add(number, text, whole=whole)
         if progress is not None and count % EVERY == 0:
@@ -318,12 +271,6 @@ class _Reader:
                 line = text.strip()
                 shown = repr(line if len(line) <= _SHOWN else f"{line[:_SHOWN]}...")
                 self._proposal = f"line {number} reads {shown}, which a patterns file with this takes: {proposal}"
-
-    def take_dump(self, stages: Sequence[tuple[Kind, str, str, int | None]]) -> None:
-        """Keep the stages and steps of a file that is one JSON object; times are in ms."""
-        self._counts["lines"] = self._counts["matched"] = 1
-        for kind, name, value, step in stages:
-            self._keep(_DUMP, (kind, name, None, Sample(0, value, "ms", 0, step)), 1)
 
     def pass_over(self) -> None:
         """Count one line as ignored without matching it."""
