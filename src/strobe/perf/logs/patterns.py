@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import re
 import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from importlib import resources
@@ -154,7 +153,7 @@ def load_patterns(path: Path | None = None) -> Patterns:
     defaults = tables.pop("defaults", True)
     if not isinstance(defaults, bool):
         raise ConfigError(f"{path}: defaults = {defaults!r}; allowed: true, false")
-    own = parse_patterns(tables, str(path))
+    own = tuple(_pattern(name, table, str(path)) for name, table in tables.items())
     if not own:
         raise ConfigError(f"{path} has no pattern; write a table such as [attention] with kind and regex")
     names = {pattern.name for pattern in own}
@@ -164,16 +163,7 @@ def load_patterns(path: Path | None = None) -> Patterns:
 @functools.cache
 def _shipped() -> Patterns:
     text = resources.files(__package__).joinpath("patterns.toml").read_text(encoding="utf-8")
-    return parse_patterns(tomllib.loads(text), "patterns.toml")
-
-
-def parse_patterns(tables: Mapping[str, Any], file: str) -> Patterns:
-    """Return the patterns that the tables of a file describe.
-
-    Raises:
-        ConfigError: a key, kind, unit or regular expression in one is not valid.
-    """
-    return tuple(_pattern(name, table, file) for name, table in tables.items())
+    return tuple(_pattern(name, table, "patterns.toml") for name, table in tomllib.loads(text).items())
 
 
 def _pattern(name: str, table: Any, file: str) -> Pattern:

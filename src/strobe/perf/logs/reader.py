@@ -168,14 +168,43 @@ def read_log(path: Path, patterns: Patterns | None = None, *, progress: Progress
     Raises:
         DataError: the file cannot be opened, or its lines carry too many different names.
     """
-    reading, found, run = Counter[str](), _Reader(path, load_patterns() if patterns is None else patterns), _run_of(path)
+    chosen = (_RECORD, *(load_patterns() if patterns is None else patterns))
+    run, counts, ranks = _run_of(path), Counter[str](), _Ranks()
     left_out: Collection[int] = () if run is None else run.left_out_lines
-    size = path.stat().st_size if path.is_file() else 0
-    for count, (number, text, whole) in enumerate(read_lines(path, reading)):
-        found.pass_over() if number in left_out else found.add(number, text, whole=whole)
+    size, position = path.stat().st_size if path.is_file() else 0, 0
+    found: dict[tuple[str, Kind, str, int | None], list[Sample]] = {}
+    similar: dict[str, list[Example]] = {}
+    for count, (number, text, whole) in enumerate(read_lines(path, counts)):
         if progress is not None and count % EVERY == 0:
-            progress(reading["done"], size, path.name)
-    return found.log(size, reading, () if run is None else run.damage)
+            progress(counts["done"], size, path.name)
+        pattern, values = ("", []) if number in left_out else _decided(chosen, text, whole, ranks)
+        for kind, name, rank, sample in values:
+            found.setdefault((pattern, kind, name, rank), []).append(sample._replace(line=number, position=position))
+            position += 1
+            if len(found) > MAX_SERIES:
+                raise DataError(
+                    f"{path}: pattern {pattern!r} has found more than {MAX_SERIES} names and ranks, the last is "
+                    f"{name[:40]!r}; its group `name` takes something that changes from line to line, narrow it"
+                )
+        counts["matched" if values else "similar" if pattern else "ignored"] += 1
+        if pattern and not values and len(examples := similar.setdefault(pattern, [])) < MAX_EXAMPLES:
+            examples.append(Example(number, text[:MAX_TEXT], pattern))
+        if not pattern and number not in left_out:
+            counts["progress"] += any(mark in text for mark in _PROGRESS)
+    units = {each.name: each.unit for each in chosen}
+    return Log(
+        path=path,
+        sha256=sha256_of(path),
+        size_bytes=size,
+        series=tuple(series_of(path, key, units[key[0]], samples) for key, samples in found.items()),
+        counts=LineCounts(
+            lines=counts["matched"] + counts["similar"] + counts["ignored"],
+            **{name: counts[name] for name in ("matched", "ignored", "similar", "progress", "mended", "cut")},
+            truncated=bool(counts["truncated"]),
+        ),
+        similar=tuple(example for examples in similar.values() for example in examples),
+        damage=() if run is None else run.damage,
+    )
 
 
 def _run_of(path: Path) -> RunRecords | None:
@@ -203,85 +232,19 @@ def sha256_of(path: Path) -> str:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-class _Reader:
-    def __init__(self, path: Path, patterns: Patterns) -> None:
-        self._path, self._patterns = path, (_RECORD, *patterns)
-        self._series: dict[tuple[str, str, int | None], tuple[Pattern, Kind, list[Sample]]] = {}
-        self._similar: dict[str, list[Example]] = {}
-        self._ranks = _Ranks()
-        self._position = 0
-        self._counts = {"lines": 0, "matched": 0, "ignored": 0, "similar": 0, "progress": 0}
-
-    def add(self, number: int, text: str, *, whole: bool) -> None:
-        """Match one line, and keep its values or count it as similar or ignored."""
-        self._counts["lines"] += 1
-        lowered = text.lower()
-        candidates = [pattern for pattern in self._patterns if pattern.contains in lowered]
-        if not whole and "%|" in text:
-            candidates = []  # a bar is drawn again and again; its last state ends the line
-        pattern, values = _match(candidates, text, self._ranks)
-        if pattern is not None:
-            self._counts["matched"] += 1
-            for value in values:
-                self._keep(pattern, value, number)
-        elif similar := _similar(candidates, text):
-            self._counts["similar"] += 1
-            examples = self._similar.setdefault(similar, [])
-            if len(examples) < MAX_EXAMPLES:
-                examples.append(Example(number, text[:MAX_TEXT], similar))
-        else:
-            self._counts["ignored"] += 1
-            self._counts["progress"] += any(mark in text for mark in _PROGRESS)
-
-    def pass_over(self) -> None:
-        """Count one line as ignored without matching it."""
-        self._counts["lines"] += 1
-        self._counts["ignored"] += 1
-
-    def log(self, size_bytes: int, reading: Counter[str], damage: tuple[str, ...]) -> Log:
-        """Return the finished log with all series, counts and damage."""
-        return Log(
-            path=self._path,
-            sha256=sha256_of(self._path),
-            size_bytes=size_bytes,
-            series=tuple(
-                series_of(self._path, pattern, (kind, name, rank), samples)
-                for (_, name, rank), (pattern, kind, samples) in self._series.items()
-            ),
-            counts=LineCounts(**self._counts, mended=reading["mended"], cut=reading["cut"], truncated=bool(reading["truncated"])),
-            similar=tuple(example for examples in self._similar.values() for example in examples),
-            damage=damage,
-        )
-
-    def _keep(self, pattern: Pattern, value: _Found, number: int) -> None:
-        kind, name, rank, sample = value
-        key = (pattern.name, name, rank)
-        if key not in self._series:
-            if len(self._series) == MAX_SERIES:
-                raise DataError(
-                    f"{self._path}: pattern {pattern.name!r} has found more than {MAX_SERIES} names and ranks, the last is "
-                    f"{name[:40]!r}; its group `name` takes something that changes from line to line, narrow it"
-                )
-            self._series[key] = pattern, kind, []
-        self._series[key][2].append(sample._replace(line=number, position=self._position))
-        self._position += 1
-
-
-def _match(candidates: list[Pattern], text: str, ranks: _Ranks) -> tuple[Pattern | None, list[_Found]]:
-    """Return the first pattern that matches the text, and all its values there."""
+def _decided(patterns: Patterns, text: str, whole: bool, ranks: _Ranks) -> tuple[str, list[_Found]]:
+    """Return the first pattern that matches a line, with all values there; or the one that it resembles, without; or ""."""
+    lowered = text.lower()
+    candidates = [pattern for pattern in patterns if pattern.contains in lowered]
+    if not whole and "%|" in text:
+        candidates = []  # a bar is drawn again and again; its last state ends the line
     for pattern in candidates:
-        values = list(_record_values(text) if pattern is _RECORD else _text_values(pattern, text, ranks))
-        if values:
-            return pattern, values
-    return None, []
-
-
-def _similar(candidates: list[Pattern], text: str) -> str:
-    """Return the name of the first pattern that the text resembles; empty if there is none."""
+        if values := list(_record_values(text) if pattern is _RECORD else _text_values(pattern, text, ranks)):
+            return pattern.name, values
     for pattern in candidates:
         if pattern.similar.search(text) or (pattern is _RECORD and text.startswith("{") and _record(text) is None):
-            return pattern.name
-    return ""
+            return pattern.name, []
+    return "", []
 
 
 def _text_values(pattern: Pattern, text: str, ranks: _Ranks) -> Iterator[_Found]:

@@ -17,7 +17,6 @@ from strobe.perf.logs.patterns import (
     POWER,
     UNITS,
     Kind,
-    Pattern,
     Reason,
     Unit,
     is_unit,
@@ -191,8 +190,9 @@ def compiled(text: str) -> re.Pattern[str]:
         raise ConfigError(f"{text!r} is not a regular expression: {error}") from error
 
 
-def series_of(path: Path, pattern: Pattern, key: tuple[Kind, str, int | None], found: Iterable[Sample]) -> Series:
-    """Return the series of one kind, name and rank, without the values that are no times."""
+def series_of(path: Path, key: tuple[str, Kind, str, int | None], declared: Unit | None, found: Iterable[Sample]) -> Series:
+    """Return the series of one pattern, kind, name and rank, without the values that are no times."""
+    pattern, kind, name, rank = key
     counts, examples, samples = Counter[Reason](), list[Example](), list[Sample]()
     for sample in found:
         value = read(sample.text) if not sample.label or is_unit(sample.label) else "unknown unit"
@@ -201,15 +201,14 @@ def series_of(path: Path, pattern: Pattern, key: tuple[Kind, str, int | None], f
             continue
         counts[value] += 1
         if len(examples) < MAX_EXAMPLES:
-            examples.append(Example(sample.line, f"{sample.text} {sample.label}".rstrip()[:MAX_TEXT], pattern.name, value))
-    kind, name, rank = key
+            examples.append(Example(sample.line, f"{sample.text} {sample.label}".rstrip()[:MAX_TEXT], pattern, value))
     return Series(
         path=path,
-        pattern=pattern.name,
+        pattern=pattern,
         kind=kind,
         name=name,
         rank=rank,
-        declared=pattern.unit,
+        declared=declared,
         samples=tuple(samples),
         rejected=Rejected(counts=dict(sorted(counts.items())), examples=tuple(examples)),
     )
