@@ -113,6 +113,10 @@ class TracedSide:
         return sum(map(len, self.focal))
 
     @property
+    def calls_per_step(self) -> Fraction:
+        return Fraction(self.num_focal, len(self.tiles))
+
+    @property
     def mean_ns(self) -> Fraction:
         return Fraction(self.total_ns, len(self.tiles))
 
@@ -390,7 +394,7 @@ def same_steps(sides: tuple[TracedSide, TracedSide]) -> bool:
     """Return whether the steps of both sides correspond: they are named, or repetitions with equally many focal calls."""
     if all(isinstance(side.steps, Steps) and side.steps.source != "period" for side in sides):
         return True
-    return Fraction(sides[0].num_focal, len(sides[0].tiles)) == Fraction(sides[1].num_focal, len(sides[1].tiles))
+    return sides[0].calls_per_step == sides[1].calls_per_step
 
 
 def _closed(sides: tuple[TracedSide, TracedSide], unit: _Unit, anchors: Sequence[Anchor], missing: Mapping[str, str]) -> Ledger:
