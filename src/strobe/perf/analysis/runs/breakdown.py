@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
-from itertools import product
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -123,13 +122,7 @@ class Amount:
         return self.busy_ns + self.idle_ns
 
     def __add__(self, other: Amount) -> Amount:
-        return Amount(
-            calls=self.calls + other.calls,
-            events=self.events + other.events,
-            busy_ns=self.busy_ns + other.busy_ns,
-            idle_ns=self.idle_ns + other.idle_ns,
-            sum_ns=self.sum_ns + other.sum_ns,
-        )
+        return Amount(**{name: getattr(self, name) + getattr(other, name) for name in self.__slots__})
 
 
 class Gap(NamedTuple):
@@ -189,17 +182,13 @@ class Breakdown:
             deep: with the pieces inside it. `calls` are its own.
             layers: in these layers; None: wherever it is.
         """
-        sums = self._sums.get((path, deep), {})
-        if stages is not None and layers is not None:
-            keys: Iterable[tuple[str, int | None]] = product(frozenset(stages), layers)
-        else:
-            chosen = None if stages is None else frozenset(stages)
-            keys = (
-                (stage, layer)
-                for stage, layer in sums
-                if (chosen is None or stage in chosen) and (layers is None or (layer is not None and layer in layers))
-            )
-        return sum((sums[key] for key in keys if key in sums), Amount())
+        chosen, sums = None if stages is None else frozenset(stages), self._sums.get((path, deep), {})
+        found = (
+            amount
+            for (stage, layer), amount in sums.items()
+            if (chosen is None or stage in chosen) and (layers is None or layer in layers)
+        )
+        return sum(found, Amount())
 
 
 def _sums(amounts: Mapping[Place, Amount]) -> dict[tuple[Path, bool], dict[tuple[str, int | None], Amount]]:
