@@ -334,7 +334,12 @@ def _choose(
             text += f", against what is known: {'; '.join(violated[unit])}"
     elif stated is not None and stated in left:
         unit, source = stated, "declared" if series.declared else "label"
-        text = said if series.declared and not constraints else f"{said}; {_standing(unit, left, constraints)}"
+        if not constraints:
+            text = said if series.declared else f"{said}; unproven, nothing was given that bounds it"
+        elif others := " and ".join(other for other in left if other != unit):
+            text = f"{said}; unproven, {others} would fit what is known as well"
+        else:
+            text = f"{said}; proven, every other unit contradicts what is known"
     elif len(left) == 1 and series.declared is None:
         unit, source = left[0], "inferred"
         evidence = violated[stated] if stated else [_listed(each, violated) for each in UNITS if each != unit]
@@ -345,16 +350,6 @@ def _choose(
     return UnitChoice(
         label=label, unit=unit, source=source, proven=left == [unit], differs=differs, violated=violated[unit], text=text
     )
-
-
-def _standing(unit: Unit, left: Sequence[Unit], constraints: Sequence[Constraint]) -> str:
-    """Return how certain a stated unit is, in words."""
-    if not constraints:
-        return "unproven, nothing was given that bounds it"
-    others = [other for other in left if other != unit]
-    if others:
-        return f"unproven, {' and '.join(others)} would fit what is known as well"
-    return "proven, every other unit contradicts what is known"
 
 
 def _listed(unit: Unit, violated: Mapping[Unit, Sequence[str]]) -> str:

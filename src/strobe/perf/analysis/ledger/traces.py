@@ -604,7 +604,10 @@ def call_ledger(baseline: Means, candidate: Means, calls: Calls = (None, None), 
         stands_in: on one side nothing but the kernel was measured, and it stands for the section.
     """
     both = {level: (baseline.get(level), candidate.get(level)) for level in _OF_CALL}
-    missing: dict[str, str] = {level: _lacking(times) for level, times in both.items() if None in times}
+    missing: dict[str, str] = {}
+    for level, times in both.items():
+        if lacking := [side for side, ns in zip(("baseline", "candidate"), times, strict=True) if ns is None]:
+            missing[level] = f"not measured on the {' and the '.join(lacking)}"
     staged = "stage" not in missing and None not in calls
     if "stage" not in missing and not staged:
         missing["stage"] = "calls per stage not recorded: give --calls-per-stage"
@@ -620,11 +623,6 @@ def call_ledger(baseline: Means, candidate: Means, calls: Calls = (None, None), 
     ledger = close_ledger((({}, {}, ()), ({}, {}, ())), anchors, known, lambda label: "kernel", num_units, apart)
     why = "mean of the measurements of each level" + (f", {calls[0]} and {calls[1]} calls in a stage" if staged else "")
     return replace(ledger, unit="stage" if staged else "call", why=why, missing=missing)
-
-
-def _lacking(both: tuple[Fraction | None, Fraction | None]) -> str:
-    lacking = [side for side, value in zip(("baseline", "candidate"), both, strict=True) if value is None]
-    return f"not measured on the {' and the '.join(lacking)}"
 
 
 def _line_names(known: list[LevelName], stands_in: bool) -> dict[LevelName, str]:
