@@ -298,14 +298,10 @@ class DeviceTimeline:
     regions: RegionPaths
     blocks: tuple[int, ...]
     tiles: Intervals
-    number: int
+    device: str
     work: EventView
     paths: tuple[Path, ...]
     path: Ints
-
-    @property
-    def device(self) -> str:
-        return f"cuda:{self.number}"
 
     @property
     def num_events(self) -> int:
@@ -378,7 +374,7 @@ def _device_timeline(trace: Trace, regions: RegionPaths, on_host: tuple[Sequence
         regions=regions,
         blocks=tuple(indices),
         tiles=_tiles(indices, starts.tolist(), np.maximum(starts, last).tolist()),
-        number=number,
+        device=f"cuda:{number}",
         work=work,
         paths=regions.texts,
         path=regions.of_calls(events.hosts, work.host),
