@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from strobe.bench.tree.request import RankedCall, RankErrors, RankResult, Task, TreeSettings
 from strobe.bench.tree.run import lines
-from strobe.perf.analysis.runs.rank_calls import CallRegion, Parts, RankCall, collectives, covered_ns, instances, parts
+from strobe.perf.analysis.runs.rank_calls import CallRegion, Parts, RankCall, collectives, covered_ns, parts
 from strobe.perf.measure.machine import describe_run, utc_now
 from strobe.perf.records.record import End, LinkRate, Links, Prediction, SentMessage, WhatIf
 from strobe.perf.records.store import RunWriter
@@ -98,7 +98,7 @@ def call(total: int, *regions: tuple[str, int, int]) -> RankCall:
 
 def test_a_straggler_of_5_ms_is_wait_for_the_other_and_transfer_for_itself() -> None:
     early, late = (call(ns, ("tree_message:reduce", 0, ns)) for ns in (5_394_000, 394_000))
-    (found,) = instances([early, late])
+    (found,) = collectives([[early, late]])
     assert (found.transfer_ns, found.waits_ns, found.last) == (394_000, (5_000_000, 0), 1)
     split = parts([early, late])
     assert (split.wait, split.transfer, split.total) == (2_500_000, 394_000, 2_894_000)

@@ -32,7 +32,7 @@ from strobe.perf.measure.machine import (
     reset_peak,
     utc_now,
 )
-from strobe.perf.measure.profile import Capture, WrittenTrace, file_sha256, trace_blocks, trace_clip
+from strobe.perf.measure.profile import Capture, file_sha256, trace_blocks, trace_clip
 from strobe.perf.measure.timing import FINE, TimingRecorder, num_compiles, palindrome, region_records, span_records
 from strobe.perf.records import record
 from strobe.perf.records.store import RunWriter, create_run
@@ -76,12 +76,12 @@ def number(variant: str, metric: str, value: float | None, definition: str, **mo
 
 
 def trace_line(
-    clip: record.Clip, file: WrittenTrace, folder: Path, blocks: range, regions: Sequence[str] = (), options: Sequence[str] = ()
+    clip: record.Clip, path: Path, folder: Path, blocks: range, regions: Sequence[str] = (), options: Sequence[str] = ()
 ) -> record.Trace:
     """Return the record of a clip's trace.
 
     Args:
-        folder: of the run; the path of the file is recorded relative to it.
+        folder: of the run; the path of the trace is recorded relative to it.
         blocks: numbers of the frame blocks, or calls, that were recorded.
         regions: that were marked.
         options: of the profiler, which slow the host down.
@@ -89,9 +89,9 @@ def trace_line(
     return record.Trace(
         variant=clip.variant,
         clip=clip.clip,
-        path=str(file.path.relative_to(folder)),
-        sha256=file.sha256,
-        size_bytes=file.size_bytes,
+        path=str(path.relative_to(folder)),
+        sha256=file_sha256(path),
+        size_bytes=path.stat().st_size,
         first_block=blocks.start,
         num_blocks=len(blocks),
         regions=tuple(regions),
@@ -374,10 +374,11 @@ class _CaseRun(Rounds):
         self.say(f"tracing {name}" + (f" with {' and '.join(capture.options)}" if capture.options else ""))
         path = self.writer.folder / folder / f"{name}.json.gz"
         if whole:
-            traced, file = range(case.workload.frame_blocks), self._trace_clip(name, path, sampler)
+            traced = range(case.workload.frame_blocks)
+            self._trace_clip(name, path, sampler)
         else:
             case.prepare(name)
-            file = trace_blocks(
+            trace_blocks(
                 case.blocks(name),
                 device=case.device,
                 first_block=traced.start,
@@ -387,10 +388,10 @@ class _CaseRun(Rounds):
             )
         clip = self.clips.finish(name, "traced", None, 0, sampler.clocks())
         regions = TRACEABLE if whole else capture.regions
-        trace = trace_line(clip, file, self.writer.folder, traced, regions, capture.options)
+        trace = trace_line(clip, path, self.writer.folder, traced, regions, capture.options)
         self.write(trace, *(() if capture.options else self._launched(name)), clip)
 
-    def _trace_clip(self, name: str, path: Path, sampler: ClockSampler) -> WrittenTrace:
+    def _trace_clip(self, name: str, path: Path, sampler: ClockSampler) -> None:
         """Trace a whole clip; the profiler is warmed up on frame blocks of another clip before it."""
         case = self._case
 
@@ -405,7 +406,7 @@ class _CaseRun(Rounds):
                 for _ in case.blocks(name):
                     pass
 
-        return trace_clip(clip, device=case.device, path=path, warm_up=warm_up)
+        trace_clip(clip, device=case.device, path=path, warm_up=warm_up)
 
     def _launched(self, name: str) -> tuple[record.LaunchedPasses, ...]:
         """Record a variant's graphed passes launched kernel by kernel, so that kernels of its graphs can be labelled."""

@@ -104,7 +104,7 @@ class Timer:
                 "count": len(times),
                 "p50": percentile(times, 0.5),
                 "p90": percentile(times, 0.9),
-                "tail": tail(times).value,
+                "tail": tail(times)[1],
                 "spread": max(times) - min(times),
             }
             for name, times in self.times.items()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -14,11 +13,9 @@ import pytest
 import torch
 
 from forked import run
-from strobe.bench.runner import WaitingRecorder
 from strobe.core.errors import ConfigError, StrobeError
-from strobe.core.spans import PIECES, TRACEABLE, recording, span
+from strobe.core.spans import TRACEABLE, span
 from strobe.perf.measure.profile import Capture, _slim, trace_blocks, trace_clip
-from strobe.perf.measure.timing import TimingRecorder
 
 CPU = torch.device("cpu")
 
@@ -35,10 +32,8 @@ def blocks(count: int, made: list[int]) -> Iterator[int]:
 def test_only_the_chosen_blocks_are_traced_and_no_more_are_run(tmp_path: Path) -> None:
     made: list[int] = []
     path = tmp_path / "traces" / "turbo.json.gz"
-    found = trace_blocks(blocks(9, made), device=CPU, first_block=3, num_blocks=2, path=path)
+    trace_blocks(blocks(9, made), device=CPU, first_block=3, num_blocks=2, path=path)
     assert made == [0, 1, 2, 3, 4]
-    assert (found.path, found.size_bytes) == (path, path.stat().st_size)
-    assert found.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     regions = [event["name"] for event in events if event.get("cat") == "user_annotation" and "strobe" in event["name"]]
     per_block = ["strobe::denoise_step#0", "strobe::attention"]
@@ -134,8 +129,7 @@ def test_a_whole_clip_is_traced_by_its_regions_without_operators(tmp_path: Path)
         with span("vae_decode"):
             torch.ones(8, 8) + 1
 
-    found = trace_clip(clip, device=CPU, path=path, warm_up=lambda: list(blocks(7, [])) and None)
-    assert found.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    trace_clip(clip, device=CPU, path=path, warm_up=lambda: list(blocks(7, [])) and None)
     marked = [name for name in names(path) if "strobe" in name]
     assert sorted(marked) == sorted(
         f"strobe::{name}" for block in range(3) for name in (f"frame_block#{block}", "dit_forward", "ffn_up", "vae_decode")
@@ -229,18 +223,6 @@ def pieces() -> Iterator[int]:
         with span("frame_block", block), span("denoise_step", 0), span("attention"), span("kv_write"):
             torch.ones(4, 4) @ torch.ones(4, 4)
         yield block
-
-
-@pytest.mark.parametrize(
-    "recorder", [TimingRecorder(CPU), TimingRecorder(CPU, fine=True), WaitingRecorder(CPU)], ids=["plain", "fine", "waiting"]
-)
-def test_no_timer_sees_a_piece(recorder: TimingRecorder) -> None:
-    recorder.start_clip()
-    with recording(recorder):
-        for _ in pieces():
-            pass
-    names = {region.name for region in recorder.finish_clip()}
-    assert {"frame_block", "denoise_step"} <= names and names.isdisjoint(PIECES)
 
 
 @pytest.mark.parametrize(

@@ -90,8 +90,7 @@ def test_welch_interval_by_hand() -> None:
 def test_p99_needs_459_samples() -> None:
     assert 0.99**P99_SAMPLES < 0.01 < 0.99 ** (P99_SAMPLES - 1)
     few, many = tail(range(458)), tail(range(459))
-    assert (few.label, few.value, few.n) == ("max", 457, 458)
-    assert (many.label, many.value, many.n) == ("p99", 454, 459)
+    assert few == ("max", 457) and many == ("p99", 454)
 
 
 def test_percentile_is_a_sample() -> None:
@@ -185,21 +184,6 @@ def test_the_bootstrap_is_refused_where_it_does_not_hold() -> None:
 
 
 def test_outliers_are_counted_and_their_effect_is_said() -> None:
-    """Quartiles 2.25 and 3.75, fences 0 and 6; without the 100 the mean goes from 18.83 to 2.6."""
-    values = [1, 2, 3, 3, 4, 100]
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    assert (low, high) == (2.25, 3.75)
-    found = outliers(values)
-    assert (found.n, found.indices) == (6, (5,))
-    assert found.mean == pytest.approx(113 / 6) and found.mean_without == pytest.approx(13 / 5)
-    assert found.effect == pytest.approx(13 / 5 / (113 / 6) - 1)
-
-
-@given(st.lists(st.floats(0.1, 1e6), min_size=1, max_size=60))
-def test_most_samples_are_never_outliers(values: list[float]) -> None:
-    found = outliers(values)
-    assert len(found.indices) <= len(values) / 2 and (len(values) >= 4 or not found.indices)
-    kept = [value for index, value in enumerate(values) if index not in found.indices]
-    assert found.mean_without == pytest.approx(statistics.fmean(kept))
-    inside = [min(kept), max(kept)]
-    assert all(values[index] < inside[0] or values[index] > inside[1] for index in found.indices)
+    """Quartiles 2.25 and 3.75, fences 0 and 6; without the 6.1 the mean goes from 19.1 / 6 to 2.6."""
+    assert outliers([1, 2, 3, 3, 4, 6.1]) == (1, pytest.approx(13 / 5 / (19.1 / 6) - 1))
+    assert outliers([1, 2, 3, 3, 4, 6]) == outliers([1, 1, 100]) == (0, 0), "three samples have no quartiles"

@@ -11,6 +11,7 @@ from fractions import Fraction
 import pytest
 import torch
 
+from strobe.bench.runner import WaitingRecorder
 from strobe.core import spans
 from strobe.core.errors import ConfigError
 from strobe.core.spans import recording, span
@@ -69,15 +70,19 @@ def test_layers_are_timed_if_asked_for() -> None:
     ]  # fmt: skip
 
 
-def test_layers_are_not_timed_and_own_names_are() -> None:
-    recorder = TimingRecorder(CPU)
+@pytest.mark.parametrize(
+    ("recorder", "more"),
+    [(TimingRecorder(CPU), frozenset()), (TimingRecorder(CPU, fine=True), FINE), (WaitingRecorder(CPU), frozenset())],
+    ids=["plain", "fine", "waiting"],
+)
+def test_own_names_are_timed_and_pieces_of_a_pass_never(recorder: TimingRecorder, more: frozenset[str]) -> None:
     with recording(recorder):
         recorder.start_clip()
         with span("mine"):
-            for name in FINE:
+            for name in (*FINE, *spans.PIECES):
                 with span(name, 3):
                     pass
-    assert list(record(recorder)) == [("mine", None)]
+    assert {name for name, _ in record(recorder)} == {"mine", *more}
 
 
 def test_every_clip_starts_empty_at_zero() -> None:

@@ -246,6 +246,6 @@ def trace_calls(
 
     folder = run.writer.folder
     path = folder / "traces" / f"{name.replace(':', '-')}.json.gz"
-    file = trace_blocks(each(), device=run.device, first_block=1, num_blocks=calls, path=path, capture=capture)
+    trace_blocks(each(), device=run.device, first_block=1, num_blocks=calls, path=path, capture=capture)
     clip = run.clips.finish(name, "traced", None, 0, read_clocks(run.device))
-    return trace_line(clip, file, folder, range(1, 1 + calls), capture.regions), clip
+    return trace_line(clip, path, folder, range(1, 1 + calls), capture.regions), clip

@@ -504,9 +504,9 @@ class _FunctionCalls:
 
         words = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:40] or "function"
         path = run.writer.folder / "traces" / f"{number}-{words}.json.gz"
-        file = trace_blocks(samples(), device=self.device, first_block=1, num_blocks=1, path=path, capture=Capture())
+        trace_blocks(samples(), device=self.device, first_block=1, num_blocks=1, path=path, capture=Capture())
         clip = run.clips.finish(name, "traced", None, 0, read_clocks(self.device), calls=self._calls)
-        run.writer.append(trace_line(clip, file, run.writer.folder, range(1)), clip)
+        run.writer.append(trace_line(clip, path, run.writer.folder, range(1)), clip)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -27,15 +28,6 @@ PREFIX: Final = "strobe::"
 
 _SILENT: Final = "99"
 _LITTLE_BYTES: Final = 1 << 20
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WrittenTrace:
-    """A Chrome trace on disk."""
-
-    path: Path
-    sha256: str
-    size_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,42 +95,6 @@ def _then(region: AbstractContextManager[object], after: Callable[[], None]) -> 
     after()
 
 
-class _Window:
-    """Counter of frame blocks that steps the profiler and ends the recording after the last wanted one.
-
-    A frame block is made when its region closes: a stream may hand it out later, with the next one already under way. A caller
-    without such regions hands out one item per frame block.
-    """
-
-    def __init__(self, profiler: torch.profiler.profile, last: int) -> None:
-        self._profiler = profiler
-        self._last = last
-        self._made = 0
-        self._handed_out = 0
-
-    @property
-    def done(self) -> int:
-        """Number of frame blocks made so far."""
-        return max(self._made, self._handed_out)
-
-    @property
-    def closed(self) -> bool:
-        """Whether the last frame block to record has been made."""
-        return self.done >= self._last
-
-    def made(self) -> None:
-        """Count one frame block as made."""
-        self._made += 1
-        if self._made == self.done <= self._last:
-            self._profiler.step()
-
-    def handed_out(self) -> None:
-        """Count one frame block as handed out."""
-        before, self._handed_out = self.done, self._handed_out + 1
-        if before < self.done <= self._last:
-            self._profiler.step()
-
-
 def trace_blocks(
     blocks: Iterable[object],
     *,
@@ -147,11 +103,11 @@ def trace_blocks(
     num_blocks: int,
     path: Path,
     capture: Capture = Capture(),
-) -> WrittenTrace:
+) -> None:
     """Run the first frame blocks of a clip and profile the last `num_blocks` of them, operators included.
 
     The window opens and closes where the regions of frame blocks do, so it holds the frame blocks that were made in it even if
-    their frames are handed out later.
+    their frames are handed out later. Without such regions an item is a frame block.
 
     Args:
         blocks: makes one frame block per item; no more of it is consumed than needed.
@@ -183,18 +139,25 @@ def trace_blocks(
         # a decoder's worker thread too; but with it torch 2.13 records no allocation
         experimental_config=_ExperimentalConfig(profile_all_threads=not capture.profile_memory),
     )
-    window = _Window(profiling, first_block + num_blocks)
-    with recording(_Regions(capture.regions, window.made)), profiling as profiler:
+    counts, last = {"made": 0, "handed out": 0}, first_block + num_blocks
+
+    def count(what: str) -> None:
+        before = max(counts.values())
+        counts[what] += 1
+        if before < max(counts.values()) <= last:
+            profiling.step()
+
+    with recording(_Regions(capture.regions, partial(count, "made"))), profiling:
         for _ in blocks:
-            window.handed_out()
-            if window.closed:
+            count("handed out")
+            if max(counts.values()) >= last:
                 break
-    if not window.closed:
-        raise ConfigError(f"the clip has {window.done} frame blocks, too few to trace {num_blocks} from block {first_block}")
-    return _export(profiler.export_chrome_trace, path)
+    if (done := max(counts.values())) < last:
+        raise ConfigError(f"the clip has {done} frame blocks, too few to trace {num_blocks} from block {first_block}")
+    _export(profiling.export_chrome_trace, path)
 
 
-def trace_clip(clip: Callable[[], None], *, device: torch.device, path: Path, warm_up: Callable[[], None]) -> WrittenTrace:
+def trace_clip(clip: Callable[[], None], *, device: torch.device, path: Path, warm_up: Callable[[], None]) -> None:
     """Run a whole clip and record what the device did, the calls that launched it, and all of our regions.
 
     Operators and stacks are left out, because recording them slows the host down by several microseconds per operator.
@@ -239,7 +202,7 @@ def trace_clip(clip: Callable[[], None], *, device: torch.device, path: Path, wa
             settle()
         finally:
             result = _disable_profiler()
-    return _export(result.save, path, slim=True)
+    _export(result.save, path, slim=True)
 
 
 _UNREAD: Final = frozenset({"ac2g", "gpu_user_annotation"})
@@ -273,7 +236,7 @@ def _slim(path: Path) -> None:
     path.write_bytes(msgspec.json.encode({**trace, "traceEvents": kept}))
 
 
-def _export(save: Callable[[str], object], path: Path, *, slim: bool = False) -> WrittenTrace:
+def _export(save: Callable[[str], object], path: Path, *, slim: bool = False) -> None:
     """Write the trace under another name, compress it and rename it, so that `path` is complete or absent."""
     plain = path.with_name(path.name + ".plain")
     begun = plain.with_name(plain.name + ".tmp")  # as the profiler names what it has not finished
@@ -287,7 +250,6 @@ def _export(save: Callable[[str], object], path: Path, *, slim: bool = False) ->
             _slim(plain)
         with plain.open("rb") as source, writing_whole(path) as file, gzip.GzipFile("", "wb", 6, file, mtime=0) as sink:
             shutil.copyfileobj(source, sink, 1 << 20)
-        return WrittenTrace(path=path, sha256=file_sha256(path), size_bytes=path.stat().st_size)
     except OSError as error:
         raise not_written(path, error, _removed(plain, begun)) from error
     finally:

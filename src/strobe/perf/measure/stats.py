@@ -168,51 +168,18 @@ def bootstrap_interval(statistic: Callable[[Sequence[float]], float], values: Se
     return Interval(low=percentile(found, edge), high=percentile(found, 1 - edge))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outliers:
-    """Samples outside Tukey's fences, `1.5 (q3 - q1)` beyond the quartiles; they stay in every statistic.
+def outliers(values: Sequence[float]) -> tuple[int, float]:
+    """Count the samples outside Tukey's fences, `1.5 (q3 - q1)` beyond the quartiles; they stay in every statistic.
 
-    Args:
-        n: all samples.
-        indices: those outside.
-        mean: of all samples.
-        mean_without: of the others.
+    Returns:
+        Their number, 0 for fewer than 4 samples, which have no quartiles; and the relative change of the mean without them.
     """
-
-    n: int
-    indices: tuple[int, ...]
-    mean: float
-    mean_without: float
-
-    @property
-    def effect(self) -> float:
-        """Relative change of the mean if the outliers were removed: `mean_without / mean - 1`."""
-        return self.mean_without / self.mean - 1 if self.mean else 0.0
-
-
-def outliers(values: Sequence[float]) -> Outliers:
-    """Find the samples outside Tukey's fences; with fewer than 4 samples there are no quartiles, and no outliers.
-
-    Args:
-        values: at least one.
-    """
-    mean = statistics.fmean(values)
-    outside: tuple[int, ...] = ()
+    mean, kept = statistics.fmean(values), list(values)
     if len(values) >= 4:
         low, _, high = statistics.quantiles(values, n=4, method="inclusive")
         reach = 1.5 * (high - low)
-        outside = tuple(index for index, value in enumerate(values) if not low - reach <= value <= high + reach)
-    kept = [value for index, value in enumerate(values) if index not in set(outside)]
-    return Outliers(n=len(values), indices=outside, mean=mean, mean_without=statistics.fmean(kept))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tail:
-    """Slow end of `n` samples: the 99th percentile, or the largest where there are too few samples for it."""
-
-    label: Literal["p99", "max"]
-    value: float
-    n: int
+        kept = [value for value in values if low - reach <= value <= high + reach]
+    return len(values) - len(kept), statistics.fmean(kept) / mean - 1 if mean else 0.0
 
 
 def percentile(values: Sequence[Real], share: float) -> Real:
@@ -232,10 +199,10 @@ def p99_place(n: int) -> int | None:
     return (99 * n + 99) // 100 - 1 if n >= P99_SAMPLES else None
 
 
-def tail(values: Sequence[float]) -> Tail:
+def tail(values: Sequence[float]) -> tuple[Literal["p99", "max"], float]:
     """Return the 99th percentile, or the largest sample where there are too few for it."""
     found = p99(values)
-    return Tail(label="max" if found is None else "p99", value=max(values) if found is None else found, n=len(values))
+    return ("max", max(values)) if found is None else ("p99", found)
 
 
 def theil_sen(values: Sequence[float]) -> tuple[float, Interval]:

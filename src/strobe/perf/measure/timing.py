@@ -156,31 +156,49 @@ _PROBES: Final = 201
 
 
 class TimedRegion:
-    """One region, timed when it has finished.
-
-    Args:
-        recorder: that it tells of its edges.
-        name: of the region.
-        index: of the region; None if it is not numbered.
+    """One region, a context manager that times it; `keep`: otherwise it is only added up.
 
     `parent` is the index of the nearest enclosing region that has one, on the same thread; `thread` numbers threads by first use,
     0 is the clip's own; `block` and `path` say where in a frame block it lies. Once it is resolved, `start_ns` counts from the
     start of the clip, and `value_ns` is its length, by `clock`.
     """
 
-    __slots__ = ("block", "index", "name", "parent", "path", "recorder", "start_ns", "thread", "value_ns")
-    clock: Clock = "perf_counter"
+    __slots__ = (
+        "block", "clock", "first", "index", "keep", "last", "name", "parent", "path", "recorder", "start_ns", "thread",
+        "value_ns",
+    )  # fmt: skip
 
-    def __init__(self, recorder: TimingRecorder, name: str, index: int | None) -> None:
+    def __init__(self, recorder: TimingRecorder, name: str, index: int | None, clock: Clock, *, keep: bool) -> None:
         self.recorder = recorder
         self.name = name
         self.index = index
+        self.clock: Clock = clock
+        self.keep = keep
         self.parent: int | None = None
         self.thread = 0
         self.block: int | None = None
         self.path: tuple[str, ...] = ()
         self.start_ns = 0
         self.value_ns = 0
+
+    def __enter__(self) -> Self:
+        self.recorder.enter(self)
+        if self.clock == "cuda_event":
+            self.first = self.recorder.mark()
+            return self
+        if self.name == spans.E2E:
+            self.recorder.synchronize()
+        self.start_ns = time.perf_counter_ns()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.clock == "cuda_event":
+            self.last = self.recorder.mark()
+        else:
+            if self.name == spans.E2E:
+                self.recorder.synchronize()
+            self.value_ns = time.perf_counter_ns() - self.start_ns
+        self.recorder.leave(self)
 
 
 class TimingRecorder:
@@ -215,9 +233,8 @@ class TimingRecorder:
         alone = not piece and (not fine or self._fine)
         if not alone and not self._inside:
             return _NULL
-        if self._device.type == "cuda" and name != spans.E2E:
-            return _CudaRegion(self, name, index)
-        return _HostRegion(self, name, index) if alone else _SummedRegion(self, name, index)
+        clock: Clock = "cuda_event" if self._device.type == "cuda" and name != spans.E2E else "perf_counter"
+        return TimedRegion(self, name, index, clock, keep=alone)
 
     def start_clip(self) -> None:
         """Discard earlier regions and set the clip's time zero."""
@@ -234,8 +251,9 @@ class TimingRecorder:
         self.synchronize()
         if self._start_event is not None:
             for region in self._done:
-                if isinstance(region, _CudaRegion):
-                    region.resolve(self._start_event)
+                if region.clock == "cuda_event":
+                    region.start_ns = round(self._start_event.elapsed_time(region.first) * 1e6)
+                    region.value_ns = round(region.first.elapsed_time(region.last) * 1e6)
                     self._events += (region.first, region.last)
             self._events.append(self._start_event)
             self._start_event = None
@@ -291,7 +309,7 @@ class TimingRecorder:
             region.block, region.path = stack[-1].block, (*stack[-1].path, region.name)
         stack.append(region)
 
-    def leave(self, region: TimedRegion, *, keep: bool = True) -> None:
+    def leave(self, region: TimedRegion) -> None:
         """Close the region, and keep it unless it is only added up; on the host clock its time goes to the sum of its path."""
         self._open.stack.pop()
         if region.clock == "perf_counter":
@@ -300,52 +318,8 @@ class TimingRecorder:
                 found = self._sums.setdefault((region.block, region.path), [0, 0])
                 found[0] += 1
                 found[1] += region.value_ns
-        if keep:
+        if region.keep:
             self._done.append(region)
-
-
-class _HostRegion(TimedRegion):
-    __slots__ = ()
-
-    def __enter__(self) -> Self:
-        self.recorder.enter(self)
-        if self.name == spans.E2E:
-            self.recorder.synchronize()
-        self.start_ns = time.perf_counter_ns()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.name == spans.E2E:
-            self.recorder.synchronize()
-        self.value_ns = time.perf_counter_ns() - self.start_ns
-        self.recorder.leave(self)
-
-
-class _SummedRegion(_HostRegion):
-    __slots__ = ()
-
-    def __exit__(self, *_: object) -> None:
-        self.value_ns = time.perf_counter_ns() - self.start_ns
-        self.recorder.leave(self, keep=False)
-
-
-class _CudaRegion(TimedRegion):
-    __slots__ = ("first", "last")
-    clock: Clock = "cuda_event"
-
-    def __enter__(self) -> Self:
-        self.recorder.enter(self)
-        self.first = self.recorder.mark()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.last = self.recorder.mark()
-        self.recorder.leave(self)
-
-    def resolve(self, zero: torch.cuda.Event) -> None:
-        """Read the events, which are over, from the event of the clip's start."""
-        self.start_ns = round(zero.elapsed_time(self.first) * 1e6)
-        self.value_ns = round(self.first.elapsed_time(self.last) * 1e6)
 
 
 def span_records(clip: Clip, regions: Iterable[TimedRegion]) -> tuple[Span, ...]:

@@ -122,10 +122,10 @@ def _times(study: RunStudy) -> Section:
         time("p50", lambda row: percentile(row[2], 0.5), "µs"),
         time("mean", lambda row: statistics.fmean(row[2]), "µs"),
         slow_end(lambda row: row[2], "µs"),
-        count("outliers", lambda row: len(outliers(row[2]).indices), outside),
+        count("outliers", lambda row: outliers(row[2])[0], outside),
         numeric(
             "mean without them",
-            lambda row: Number(100 * outliers(row[2]).effect, 2, "%"),
+            lambda row: Number(100 * outliers(row[2])[1], 2, "%"),
             "how much lower or higher the mean would be",
         ),
     )
@@ -310,14 +310,13 @@ def _budget(found: KernelProfile, what: ProfileFacts) -> Section:
 
 
 def _spread(whole: Whole) -> Iterator[str]:
-    times, end = whole.times_ns, tail(whole.times_ns)
-    outside = outliers(times)
-    slow = f"{end.label} {end.value / 1e6:.4g} ms"
+    times, (label, end), (outside, effect) = whole.times_ns, tail(whole.times_ns), outliers(whole.times_ns)
+    slow = f"{label} {end / 1e6:.4g} ms"
     yield f"The step as it runs: p50 {percentile(times, 0.5) / 1e6:.4g} ms, {slow}, n = {len(times)}."
-    if outside.indices:
+    if outside:
         yield (
-            f"{len(outside.indices)} of {outside.n} steps lie outside Tukey's fences and are kept; without them the mean would "
-            f"change by {100 * outside.effect:.2g} %."
+            f"{outside} of {len(times)} steps lie outside Tukey's fences and are kept; without them the mean would "
+            f"change by {100 * effect:.2g} %."
         )
 
 

@@ -492,7 +492,7 @@ def _step(profile: Profile | str) -> list[Piece] | None:
     if not spans:
         return None
     start, end = spans[0]
-    slices = block_slices(profile.timeline, block)
+    slices = list(block_slices(profile.timeline, block))
     if profile.partition.device != "cpu":
         start, end = _on_device(profile, slices, start, end)
     return merged(_cut(slices, start, end))

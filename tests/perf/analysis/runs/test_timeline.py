@@ -82,7 +82,7 @@ def test_a_frame_block_by_hand() -> None:
     }  # fmt: skip
     assert result.overlap == (("1/2", OUTSIDE, 3), ("1/2", ("vae_decode",), 35))
     assert str(Label(section, "op")) == "denoise_step / attention: op" and str(Label((), "gap")) == "frame_block: gap"
-    slices = block_slices(timeline_of(_trace(regions, ops)), 0)
+    slices = list(block_slices(timeline_of(_trace(regions, ops)), 0))
     assert [(s.start_ns, s.end_ns, s.name) for s in slices if s.name] == [
         (31, 33, "aten::sdpa"), (33, 40, "aten::bmm"), (40, 44, "aten::sdpa"), (52, 55, "aten::add"), (95, 98, "aten::mul"),
     ]  # fmt: skip
@@ -138,7 +138,7 @@ def test_every_nanosecond_of_a_cpu_trace(trace: Trace) -> None:
             expected[Label(_innermost(trace, moment), "op" if running else "gap")] += 1
             exclusive.update(op.name for op in running[-1:])
         assert tile.owned == expected
-        slices = block_slices(timeline_of(trace), tile.index)
+        slices = list(block_slices(timeline_of(trace), tile.index))
         assert sum(piece.end_ns - piece.start_ns for piece in slices) == tile.end_ns - tile.start_ns
     owned = Counter[str]()
     for call in result.calls:
@@ -249,7 +249,7 @@ def test_an_unknown_block_is_refused() -> None:
     host = HostEvent("cudaLaunchKernel", 1, 2, _MAIN)
     trace = _trace([_region("frame_block", 0, 10, 0)], device=[DeviceEvent("k", "kernel", 3, 5, 0, 7, 0, host)])
     with pytest.raises(DataError, match="no frame block 7; the trace holds 0"):
-        block_slices(timeline_of(trace), 7)
+        next(block_slices(timeline_of(trace), 7))
 
 
 STAGE = "denoise_step"

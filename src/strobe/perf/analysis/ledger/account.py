@@ -264,20 +264,10 @@ def block_kinds(run: RunRecords, names: Collection[str]) -> tuple[ClipKind, ...]
         last = max((span.index or 0 for span in run.spans if span.name == spans.FRAME_BLOCK), default=0)
         return (ClipKind.FIRST, *[ClipKind.STEADY] * last)
     full = max((run.variant(name).window or 0 for name in names), default=0)
-    switches = {prompt.frame_block for prompt in work.prompts}
-    kinds = []
-    for index in range(work.frame_blocks):
-        filling = (index + 1) * work.latents_per_block < full
-        kinds.append(
-            ClipKind.FIRST
-            if index == 0
-            else ClipKind.SWITCH
-            if index in switches
-            else ClipKind.FILLING
-            if filling
-            else ClipKind.STEADY
-        )
-    return tuple(kinds)
+    filling = [index for index in range(work.frame_blocks) if (index + 1) * work.latents_per_block < full]
+    kinds = dict.fromkeys(filling, ClipKind.FILLING)
+    kinds |= {prompt.frame_block: ClipKind.SWITCH for prompt in work.prompts} | {0: ClipKind.FIRST}
+    return tuple(kinds.get(index, ClipKind.STEADY) for index in range(work.frame_blocks))
 
 
 def apportion(total: int, weights: Mapping[K, int]) -> dict[K, int]:
@@ -602,6 +592,12 @@ def total(times: Iterable[Fraction]) -> Fraction:
     return sum(times, Fraction(0))
 
 
+def both_totals(both: Iterable[tuple[Fraction, Fraction]]) -> tuple[Fraction, Fraction]:
+    """Return the exact sums of times of both sides; 0 of none."""
+    b, c = tuple(zip(*both, strict=True)) or ((), ())
+    return total(b), total(c)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BothSides:
     """Exact times of both sides."""
@@ -669,7 +665,7 @@ class LevelSum(BothSides):
     """
 
     level: LevelName
-    tiles: tuple[tuple[int, ...], tuple[int, ...]]
+    tiles: tuple[tuple[int, ...], ...]
 
     @property
     def ratio(self) -> float | None:
@@ -782,16 +778,15 @@ def close_ledger(
     """
     rank = list(levels).index
     (before, b_calls, _), (after, c_calls, _) = sides
-    took: list[tuple[LevelName, str, Label, Fraction, Fraction]] = [
-        (level_of(label), str(label), label, Fraction(before.get(label, 0)), Fraction(after.get(label, 0)))
+    took: list[tuple[LevelName, str, Label, tuple[Fraction, Fraction]]] = [
+        (level_of(label), str(label), label, (Fraction(before.get(label, 0)), Fraction(after.get(label, 0))))
         for label in sorted(before.keys() | after.keys())
     ]
     for level, name, both in anchors:
-        below = [item for item in took if rank(item[0]) <= rank(level)]
-        left = both[0] - sum(item[3] for item in below), both[1] - sum(item[4] for item in below)
-        took.append((level, name, Label((), ""), *left))
+        below = both_totals(item[3] for item in took if rank(item[0]) <= rank(level))
+        took.append((level, name, Label((), ""), (both[0] - below[0], both[1] - below[1])))
     took.sort(key=lambda item: rank(item[0]))
-    b, c = total(item[3] for item in took), total(item[4] for item in took)
+    b, c = both_totals(item[3] for item in took)
     lines = tuple(
         LedgerLine(
             level=level,
@@ -803,7 +798,7 @@ def close_ledger(
             interval=spread.lines.get(name),
             covers_ns=inclusive.get(label, ()),
         )
-        for level, name, label, b_ns, c_ns in took
+        for level, name, label, (b_ns, c_ns) in took
     )
     effects = [
         CallsEffect(kernel=name, calls=(b_n, c_n), baseline_ns=b_ns, candidate_ns=c_ns)
@@ -811,19 +806,14 @@ def close_ledger(
         for b_n, b_ns, c_n, c_ns in [map(Fraction, (*b_calls.get(name, (0, 0)), *c_calls.get(name, (0, 0))))]
     ]
     effects.sort(key=lambda effect: (-abs(effect.saved_ns), effect.kernel))
-    kernel = [line for line in lines if line.name == KERNEL_LINE or is_attention_kernel(line.label)]
-    kernel_ns = total(line.baseline_ns for line in kernel), total(line.candidate_ns for line in kernel)
+    kernel_ns = both_totals(line.both for line in lines if line.name == KERNEL_LINE or is_attention_kernel(line.label))
     sums, reached = list[LevelSum](), set[LevelName]()
     for level in levels:
         reached.add(level)
-        inside = [line for line in lines if line.level in reached]
-        both = total(line.baseline_ns for line in inside), total(line.candidate_ns for line in inside)
-        tiles: list[tuple[int, ...]] = [(), ()]
-        if reached.isdisjoint(anchor[0] for anchor in anchors):
-            tiles = [
-                tuple(sum(ns for label, ns in tile.items() if level_of(label) in reached) for tile in side[2]) for side in sides
-            ]
-        sums.append(LevelSum(level=level, baseline_ns=both[0], candidate_ns=both[1], tiles=(tiles[0], tiles[1])))
+        inside = both_totals(line.both for line in lines if line.level in reached)
+        known = sides if reached.isdisjoint(anchor[0] for anchor in anchors) else ()
+        tiles = [tuple(sum(ns for label, ns in tile.items() if level_of(label) in reached) for tile in side[2]) for side in known]
+        sums.append(LevelSum(level=level, baseline_ns=inside[0], candidate_ns=inside[1], tiles=tuple(tiles) or ((), ())))
     found = Ledger(
         num_units=num_units,
         lines=lines,

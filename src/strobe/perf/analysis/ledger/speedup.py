@@ -184,8 +184,7 @@ class TimedSide:
             return self
         if isinstance(found, str):
             return replace(self, timings=replace(timings, calls_from=found))
-        each = "" if own is None else Fraction(own.num_focal, len(own.tiles))
-        why = f"{timings.steps_from} x {each} focal calls in a step of the trace"
+        why = f"{timings.steps_from} x {'' if own is None else own.calls_per_step} focal calls in a step of the trace"
         if calls is not None:
             return replace(self, timings=replace(timings, calls=None, calls_from=f"{timings.calls_from}, and {why} are {found}"))
         return replace(self, timings=replace(timings, calls=found, calls_from=why))
@@ -203,7 +202,7 @@ class TimedSide:
             )
         if isinstance(steps, str) or not own.counted:
             return ""
-        took = steps[0] * Fraction(own.num_focal, len(own.tiles)) * Fraction(sum(own.counted), len(own.counted))
+        took = steps[0] * own.calls_per_step * Fraction(sum(own.counted), len(own.counted))
         if took <= stage * OVERLAP:
             return ""
         return f"the focal kernels of {steps[0]} steps take {short(took)}, and a whole stage of the log takes {short(stage)}"
@@ -226,7 +225,7 @@ class TimedSide:
         if own.steps.source == "period" and _busy(own) * _CLOCKS < steps[1]:
             work = f"{short(_busy(own))} of device work"
             return f"a step of {short(steps[1])} in the log may be several of the trace's, which has {work} (--steps)"
-        calls = steps[0] * Fraction(own.num_focal, len(own.tiles))
+        calls = steps[0] * own.calls_per_step
         return (
             int(calls) if calls.denominator == 1 else f"{many}, and the steps of the trace have different numbers of focal calls"
         )
@@ -432,7 +431,7 @@ def _focal_inside(level: LevelName, side: TimedSide, kernel: LevelTimes) -> Frac
     if level == "section":
         return side.focal_in_section() or kernel.mean_ns  # without sections the kernel stands for one
     if level == "step":
-        calls = None if side.chosen is None else Fraction(side.chosen.num_focal, len(side.chosen.tiles))
+        calls = None if side.chosen is None else side.chosen.calls_per_step
     elif level == "stage":
         calls = side.timings.calls
     elif level == "e2e":
@@ -570,6 +569,11 @@ def answer(
         per_block.append(_mean_parts(side, own, side.num_clips * sum(side.num_blocks[each] for each in own)))
         elsewhere.append(_mean_parts(side, side.kinds.keys() - own, side.num_clips))
     b, c = (total(times.values()) for times in per_block)
+    whole, nameless = [side.labels.total() for side in sides], list[Counter[Label]]()
+    for side in sides:
+        nameless.append(Counter({label: ns for label, ns in side.labels.items() if part_of(label) in NAMELESS}))
+    moved = sum(abs(nameless[0][label] - nameless[1][label]) for label in nameless[0].keys() | nameless[1].keys())
+    saved = whole[0] - whole[1]
     return ClipAnswer(
         lines=_lines(per_block, elsewhere, clocks),
         baseline_ns=b,
@@ -578,9 +582,9 @@ def answer(
         sides=sides,
         num_steady=baseline.num_blocks.get(ClipKind.STEADY, 0) if kind else 0,
         explained_time_share=min(
-            1 - sum(map(abs, _nameless(side).values())) / whole if (whole := sum(side.labels.values())) else 0.0 for side in sides
+            1 - sum(map(abs, own.values())) / took if took else 0.0 for own, took in zip(nameless, whole, strict=True)
         ),
-        explained_saving_share=_explained_saving(baseline, candidate),
+        explained_saving_share=max(0.0, 1 - moved / abs(saved)) if saved else None,
         clocks=clocks,
     )
 
@@ -642,14 +646,3 @@ def _mean_parts(side: Explained, kinds: Iterable[ClipKind], units: int) -> dict[
     for label, ns in ((label, ns) for kind in kinds for label, ns in side.kinds[kind].items()):
         found[part_of(label)] += ns
     return {part: Fraction(found[part], units or 1) for part in Part}
-
-
-def _nameless(side: Explained) -> Counter[Label]:
-    return Counter({label: ns for label, ns in side.labels.items() if part_of(label) in NAMELESS})
-
-
-def _explained_saving(baseline: Explained, candidate: Explained) -> float | None:
-    saved = sum(baseline.labels.values()) - sum(candidate.labels.values())
-    b, c = _nameless(baseline), _nameless(candidate)
-    moved = sum(abs(b.get(label, 0) - c.get(label, 0)) for label in b.keys() | c.keys())
-    return max(0.0, 1 - moved / abs(saved)) if saved else None

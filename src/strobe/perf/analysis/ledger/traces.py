@@ -40,11 +40,11 @@ from strobe.perf.analysis.ledger.account import (
     OwnedTime,
     Spread,
     UnitName,
+    both_totals,
     close_ledger,
     step_spread,
-    total,
 )
-from strobe.perf.analysis.runs.timeline import Label, Tile, summed
+from strobe.perf.analysis.runs.timeline import Label, Tile, summed, tiles_of
 from strobe.perf.analysis.structure.ranges import NOWHERE, base_of, nest, together, without
 from strobe.perf.analysis.structure.sections import SectionDefinition, Sections, matching, sections_of
 from strobe.perf.analysis.structure.steps import LAST, Steps, find_steps
@@ -111,6 +111,10 @@ class TracedSide:
     @property
     def num_focal(self) -> int:
         return sum(map(len, self.focal))
+
+    @property
+    def calls_per_step(self) -> Fraction:
+        return Fraction(self.num_focal, len(self.tiles))
 
     @property
     def mean_ns(self) -> Fraction:
@@ -217,10 +221,7 @@ def _cut_device(
         label=label,
         device=int(work.device[0]),
         steps=steps,
-        tiles=tuple(
-            Tile(index=number, start_ns=start, end_ns=end, owned=labels)
-            for number, (start, end, labels) in enumerate(zip(tiles.start.tolist(), tiles.end.tolist(), owned, strict=True))
-        ),
+        tiles=tiles_of(range(len(tiles.start)), tiles, owned),
         calls=calls,
         inclusive=_inclusive(work, marks, areas, tiles),
         kinds=_kinds(trace, work, pieces),
@@ -393,7 +394,7 @@ def same_steps(sides: tuple[TracedSide, TracedSide]) -> bool:
     """Return whether the steps of both sides correspond: they are named, or repetitions with equally many focal calls."""
     if all(isinstance(side.steps, Steps) and side.steps.source != "period" for side in sides):
         return True
-    return Fraction(sides[0].num_focal, len(sides[0].tiles)) == Fraction(sides[1].num_focal, len(sides[1].tiles))
+    return sides[0].calls_per_step == sides[1].calls_per_step
 
 
 def _closed(sides: tuple[TracedSide, TracedSide], unit: _Unit, anchors: Sequence[Anchor], missing: Mapping[str, str]) -> Ledger:
@@ -471,8 +472,8 @@ class Node(BothSides):
     @property
     def own_ns(self) -> tuple[Fraction, Fraction]:
         """Time of both sides that lies in no child, ns."""
-        below = [child.both for child in self.children]
-        return self.baseline_ns - total(times[0] for times in below), self.candidate_ns - total(times[1] for times in below)
+        below = both_totals(child.both for child in self.children)
+        return self.baseline_ns - below[0], self.candidate_ns - below[1]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -570,10 +571,11 @@ def node_of(path: Path, below: Mapping[Path, tuple[Fraction, Fraction]]) -> Node
         if inner:
             groups.setdefault(inner[0], {})[inner[1:]] = times
     children = (node_of((*path, child), inside) for child, inside in groups.items())
+    b, c = both_totals(below.values())
     return Node(
         path=path,
-        baseline_ns=total(times[0] for times in below.values()),
-        candidate_ns=total(times[1] for times in below.values()),
+        baseline_ns=b,
+        candidate_ns=c,
         children=tuple(sorted(children, key=lambda node: (-max(node.baseline_ns, node.candidate_ns), node.path))),
     )
 
@@ -602,7 +604,10 @@ def call_ledger(baseline: Means, candidate: Means, calls: Calls = (None, None), 
         stands_in: on one side nothing but the kernel was measured, and it stands for the section.
     """
     both = {level: (baseline.get(level), candidate.get(level)) for level in _OF_CALL}
-    missing: dict[str, str] = {level: _lacking(times) for level, times in both.items() if None in times}
+    missing: dict[str, str] = {}
+    for level, times in both.items():
+        if lacking := [side for side, ns in zip(("baseline", "candidate"), times, strict=True) if ns is None]:
+            missing[level] = f"not measured on the {' and the '.join(lacking)}"
     staged = "stage" not in missing and None not in calls
     if "stage" not in missing and not staged:
         missing["stage"] = "calls per stage not recorded: give --calls-per-stage"
@@ -618,11 +623,6 @@ def call_ledger(baseline: Means, candidate: Means, calls: Calls = (None, None), 
     ledger = close_ledger((({}, {}, ()), ({}, {}, ())), anchors, known, lambda label: "kernel", num_units, apart)
     why = "mean of the measurements of each level" + (f", {calls[0]} and {calls[1]} calls in a stage" if staged else "")
     return replace(ledger, unit="stage" if staged else "call", why=why, missing=missing)
-
-
-def _lacking(both: tuple[Fraction | None, Fraction | None]) -> str:
-    lacking = [side for side, value in zip(("baseline", "candidate"), both, strict=True) if value is None]
-    return f"not measured on the {' and the '.join(lacking)}"
 
 
 def _line_names(known: list[LevelName], stands_in: bool) -> dict[LevelName, str]:

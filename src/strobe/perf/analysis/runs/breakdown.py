@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
-from itertools import product
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -39,6 +38,7 @@ from strobe.perf.analysis.runs.timeline import (
     Passes,
     Path,
     Replays,
+    block_slices,
     layer_of,
     partition_of,
     relabelled,
@@ -122,13 +122,7 @@ class Amount:
         return self.busy_ns + self.idle_ns
 
     def __add__(self, other: Amount) -> Amount:
-        return Amount(
-            calls=self.calls + other.calls,
-            events=self.events + other.events,
-            busy_ns=self.busy_ns + other.busy_ns,
-            idle_ns=self.idle_ns + other.idle_ns,
-            sum_ns=self.sum_ns + other.sum_ns,
-        )
+        return Amount(**{name: getattr(self, name) + getattr(other, name) for name in self.__slots__})
 
 
 class Gap(NamedTuple):
@@ -188,17 +182,13 @@ class Breakdown:
             deep: with the pieces inside it. `calls` are its own.
             layers: in these layers; None: wherever it is.
         """
-        sums = self._sums.get((path, deep), {})
-        if stages is not None and layers is not None:
-            keys: Iterable[tuple[str, int | None]] = product(frozenset(stages), layers)
-        else:
-            chosen = None if stages is None else frozenset(stages)
-            keys = (
-                (stage, layer)
-                for stage, layer in sums
-                if (chosen is None or stage in chosen) and (layers is None or (layer is not None and layer in layers))
-            )
-        return sum((sums[key] for key in keys if key in sums), Amount())
+        chosen, sums = None if stages is None else frozenset(stages), self._sums.get((path, deep), {})
+        found = (
+            amount
+            for (stage, layer), amount in sums.items()
+            if (chosen is None or stage in chosen) and (layers is None or layer in layers)
+        )
+        return sum(found, Amount())
 
 
 def _sums(amounts: Mapping[Place, Amount]) -> dict[tuple[Path, bool], dict[tuple[str, int | None], Amount]]:
@@ -269,7 +259,8 @@ def _entered(timeline: HostTimeline | DeviceTimeline) -> Counter[Path]:
     blocks = sorted((region.start_ns, region.end_ns) for region in timeline.trace.regions if region.name == FRAME_BLOCK)
     starts = [start for start, _ in blocks]
     found: Counter[Path] = Counter()
-    for region, path in timeline.regions:
+    for region, number in zip(timeline.regions.regions, timeline.regions.of, strict=True):
+        path = timeline.regions.texts[number]
         position = bisect_right(starts, region.start_ns) - 1
         if path and path != OUTSIDE and path[-1] != DIT_FORWARD and position >= 0 and region.start_ns < blocks[position][1]:
             found[path] += 1
@@ -281,7 +272,7 @@ def _gaps(timeline: HostTimeline | DeviceTimeline) -> Iterator[Gap]:
     stretches: defaultdict[tuple[Place, Place], list[Counter[str]]] = defaultdict(list)
     before = end = Place(FRAME_BLOCK, ())
     waited = Counter[str]()
-    for piece in timeline.slices():
+    for piece in block_slices(timeline):
         if not piece.label.busy:
             waited[piece.label.activity] += piece.end_ns - piece.start_ns
             continue

@@ -234,7 +234,10 @@ def attention_summary(request: LogRequest, name: str = "", stage: str = STAGE) -
     if not usable:
         left_out = "; ".join(f"{series.title}: {series.rejected}" for series in found)
         raise DataError(f"{request.log.path}: no value of an attention timer is a time; left out: {left_out}")
-    rounds = _stages(request.log, stage)
+    try:
+        rounds = stage_rounds(LogRequest(log=request.log), stage)
+    except DataError:  # no stage, or none with a unit
+        rounds = ()
     return tuple(_in_stages(request, series, rounds) for series in usable)
 
 
@@ -280,14 +283,6 @@ def summarise(request: LogRequest, series: Series, causes: Mapping[int, str] | N
         note=note,
         outliers=_outliers([values[index] for index in kept]),
     )
-
-
-def _stages(log: Log, stage: str) -> tuple[StageRounds, ...]:
-    """Return the stages that the calls may lie in; none if the log has none with a unit."""
-    try:
-        return stage_rounds(LogRequest(log=log), stage)
-    except DataError:
-        return ()
 
 
 def _in_stages(request: LogRequest, series: Series, stages: Sequence[StageRounds]) -> SeriesSummary:

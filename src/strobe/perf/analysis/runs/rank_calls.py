@@ -55,14 +55,14 @@ def covered_ns(stretches: Iterable[Stretch]) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallCollective:
-    """One collective on all ranks: of one call, or the medians over all calls of a strategy.
+    """One collective of a strategy on all ranks, with medians over its calls.
 
     Args:
         kind: `agreement`, `gather`, `exchange` or `reduce`.
         place: among those of a call, from 0.
         transfer_ns: the shortest time that a rank was held up by it: the last to come waits for nobody.
         waits_ns: of each rank, how much longer it was held up than that.
-        last: the rank that waited least, of several calls most often.
+        last: the rank that waited least, most often.
         last_share: in which share of the calls.
     """
 
@@ -71,36 +71,26 @@ class CallCollective:
     transfer_ns: float
     waits_ns: tuple[float, ...]
     last: int
-    last_share: float = 1.0
+    last_share: float
 
 
-def instances(ranks: Sequence[RankCall]) -> tuple[CallCollective, ...]:
-    """Return the collectives of one call, in order; only durations within a rank are used, so clocks need not agree.
+def held_up(ranks: Sequence[RankCall]) -> list[tuple[str, tuple[int, ...]]]:
+    """Return kind and times of the collectives of one call, in order: how long each rank was held up by it, ns.
 
-    A collective that overlaps with other work holds a rank up only during its last part (`tree_wait`).
+    Only durations within a rank are used, so clocks need not agree. A collective that overlaps with other work holds a rank up
+    only during its last part (`tree_wait`).
     """
-    held = [[(region.part, own) for region, own in _held(call)] for call in ranks]
     found = []
-    for place, each in enumerate(zip(*held, strict=False)):
-        durations = [own for _, own in each]
-        transfer = min(durations)
-        waits = tuple(own - transfer for own in durations)
-        last = durations.index(transfer)
-        found.append(CallCollective(kind=each[0][0], place=place, transfer_ns=transfer, waits_ns=waits, last=last))
-    return tuple(found)
-
-
-def _held(call: RankCall) -> list[tuple[CallRegion, int]]:
-    """Return each message and the time that it held this rank up, ns."""
-    waits = list(call.of(WAIT))
-    found = []
-    for message in call.of(MESSAGE):
-        start, stop = message.stretch
-        own = next((each for each in waits if each.part == message.part and start <= each.start_ns <= stop), None)
-        if own is not None:
-            waits.remove(own)
-        found.append((message, message.value_ns if own is None else own.value_ns))
-    return found
+    for call in ranks:
+        waits, own = list(call.of(WAIT)), list[tuple[str, int]]()
+        for message in call.of(MESSAGE):
+            start, stop = message.stretch
+            wait = next((each for each in waits if each.part == message.part and start <= each.start_ns <= stop), message)
+            if wait is not message:
+                waits.remove(wait)
+            own.append((message.part, wait.value_ns))
+        found.append(own)
+    return [(each[0][0], tuple(ns for _, ns in each)) for each in zip(*found, strict=False)]
 
 
 class Parts(NamedTuple):
@@ -121,7 +111,7 @@ def parts(ranks: Sequence[RankCall]) -> Parts:
     Exposed communication of a rank is `|union(messages, work)| - |union(work)|`; of that, the wait is at most what its
     collectives waited.
     """
-    found = instances(ranks)
+    waits = [[ns - min(held) for ns in held] for _, held in held_up(ranks)]
     rows = []
     for rank, call in enumerate(ranks):
         local = covered_ns(region.stretch for region in call.of(LOCAL))
@@ -129,7 +119,7 @@ def parts(ranks: Sequence[RankCall]) -> Parts:
         messages = [region.stretch for region in call.of(MESSAGE, MEETING)]
         busy, both, comm = covered_ns(work), covered_ns(work + messages), covered_ns(messages)
         exposed = both - busy
-        wait = min(exposed, sum(each.waits_ns[rank] for each in found) + sum(each.value_ns for each in call.of(MEETING)))
+        wait = min(exposed, sum(each[rank] for each in waits) + sum(each.value_ns for each in call.of(MEETING)))
         rows.append((call.total_ns, local, busy - local, wait, exposed - wait, max(0, call.total_ns - both), comm - exposed))
     return Parts(*(statistics.fmean(column) for column in zip(*rows, strict=True)))
 
@@ -145,14 +135,16 @@ def typical(calls: Sequence[Parts]) -> Parts:
 def collectives(calls: Sequence[Sequence[RankCall]]) -> tuple[CallCollective, ...]:
     """Return every collective of a strategy, summarised over calls of all ranks."""
     found = []
-    for place, each in enumerate(zip(*(instances(ranks) for ranks in calls), strict=False)):
-        last, count = Counter(one.last for one in each).most_common(1)[0]
+    for place, each in enumerate(zip(*map(held_up, calls), strict=False)):
+        least = [min(held) for _, held in each]
+        last, count = Counter(held.index(transfer) for (_, held), transfer in zip(each, least, strict=True)).most_common(1)[0]
+        waits = ([ns - transfer for ns in held] for (_, held), transfer in zip(each, least, strict=True))
         found.append(
             CallCollective(
                 place=place,
-                kind=each[0].kind,
-                transfer_ns=statistics.median(one.transfer_ns for one in each),
-                waits_ns=tuple(statistics.median(waits) for waits in zip(*(one.waits_ns for one in each), strict=True)),
+                kind=each[0][0],
+                transfer_ns=statistics.median(least),
+                waits_ns=tuple(map(statistics.median, zip(*waits, strict=True))),
                 last=last,
                 last_share=count / len(each),
             )

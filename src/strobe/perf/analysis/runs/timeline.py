@@ -44,7 +44,7 @@ from strobe.perf.analysis.device.activity import (
 from strobe.perf.analysis.device.intervals import Intervals, Ints, column
 from strobe.perf.analysis.device.kernels import KernelKind, comparable, kernel_kind, kernel_name
 from strobe.perf.analysis.structure.ranges import NOWHERE, Nesting, nest
-from strobe.perf.trace.events import DEVICE_KINDS, HostEvent, HostEvents, Region, Trace
+from strobe.perf.trace.events import DEVICE_KINDS, DeviceEvents, HostEvent, HostEvents, Region, Trace
 
 # Timeline of a trace: the label that owns each moment.
 #
@@ -145,15 +145,6 @@ class RegionPaths:
 
     def _path_of(self, region: Ints) -> Ints:
         return np.append(self.of, 0)[region]  # NOWHERE is the last position
-
-    def __iter__(self) -> Iterator[tuple[Region, Path]]:
-        """Yield every region with its path, thread by thread."""
-        on_thread: dict[int, list[int]] = {}
-        for position, region in enumerate(self.regions):
-            on_thread.setdefault(region.thread, []).append(position)
-        for positions in on_thread.values():
-            for position in positions:
-                yield self.regions[position], self.texts[self.of[position]]
 
 
 def region_paths(regions: Sequence[Region], *, layers: bool) -> RegionPaths:
@@ -270,15 +261,6 @@ class HostTimeline:
         label = len(_HOST_ACTIVITIES) * self.regions.at(thread, start) + (operator != NOWHERE)
         return cut_at(LabelSlices(start, end, np.zeros_like(start), label, operator), tiles)
 
-    def slices(self, window: int | None = None) -> Iterator[Slice]:
-        """Yield the slices that tile the frame blocks in order, or one of them by its position."""
-        ops = self.trace.ops
-        for start, end, label, operator in _rows(self.pieces(), self.labels, window):
-            if operator == NONE:
-                yield Slice(start, end, label, None, None)
-            else:
-                yield Slice(start, end, label, ops.names[ops.name[operator]], operator)
-
     def calls(self, exclusive: Ints) -> Iterator[RegionCall]:
         """Yield the calls that start in a frame block or own time in one, given the time each owns."""
         ops = self.trace.ops
@@ -316,14 +298,10 @@ class DeviceTimeline:
     regions: RegionPaths
     blocks: tuple[int, ...]
     tiles: Intervals
-    number: int
+    device: str
     work: EventView
     paths: tuple[Path, ...]
     path: Ints
-
-    @property
-    def device(self) -> str:
-        return f"cuda:{self.number}"
 
     @property
     def num_events(self) -> int:
@@ -347,14 +325,6 @@ class DeviceTimeline:
         attention = np.array([ATTENTION in path for path in self.paths])
         first = (self.work.kind == DEVICE_KINDS.index(KERNEL)) & attention[self.path]
         return np.where(first, of_path[self.path], of_kind[self.work.kind])
-
-    def slices(self, window: int | None = None) -> Iterator[Slice]:
-        events, position = self.trace.device_events, self.work.position.tolist()
-        for start, end, label, row in _rows(self.pieces(), self.labels, window):
-            if row == NONE:
-                yield Slice(start, end, label, None, None)
-            else:
-                yield Slice(start, end, label, events.names[events.name[position[row]]], position[row])
 
     def calls(self, exclusive: Ints) -> Iterator[RegionCall]:
         chosen = np.flatnonzero((exclusive > 0) | (tile_of(self.work.start, self.tiles) != NONE))
@@ -404,7 +374,7 @@ def _device_timeline(trace: Trace, regions: RegionPaths, on_host: tuple[Sequence
         regions=regions,
         blocks=tuple(indices),
         tiles=_tiles(indices, starts.tolist(), np.maximum(starts, last).tolist()),
-        number=number,
+        device=f"cuda:{number}",
         work=work,
         paths=regions.texts,
         path=regions.of_calls(events.hosts, work.host),
@@ -424,6 +394,12 @@ class Tile:
     start_ns: int
     end_ns: int
     owned: Mapping[Label, int]
+
+
+def tiles_of(numbers: Iterable[int], tiles: Intervals, owned: Iterable[Mapping[Label, int]]) -> tuple[Tile, ...]:
+    """Return frame blocks, or steps, with their times by label."""
+    rows = zip(numbers, tiles.start.tolist(), tiles.end.tolist(), owned, strict=True)
+    return tuple(Tile(index=number, start_ns=start, end_ns=end, owned=labels) for number, start, end, labels in rows)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -460,27 +436,30 @@ def partition_of(timeline: HostTimeline | DeviceTimeline) -> Partition:
     owned, exclusive = sums(timeline.pieces(), timeline.tiles, timeline.labels, timeline.num_events)
     return Partition(
         device=timeline.device,
-        tiles=tuple(
-            Tile(index=block, start_ns=start, end_ns=end, owned=labels)
-            for block, start, end, labels in zip(
-                timeline.blocks, timeline.tiles.start.tolist(), timeline.tiles.end.tolist(), owned, strict=True
-            )
-        ),
+        tiles=tiles_of(timeline.blocks, timeline.tiles, owned),
         calls=tuple(timeline.calls(exclusive)),
         overlap=tuple(timeline.overlap()),
     )
 
 
-def block_slices(timeline: HostTimeline | DeviceTimeline, index: int) -> tuple[Slice, ...]:
-    """Return the slices of a timeline that tile one frame block.
+def block_slices(timeline: HostTimeline | DeviceTimeline, index: int | None = None) -> Iterator[Slice]:
+    """Yield the slices of a timeline that tile its frame blocks in order, or one of them.
 
     Raises:
         DataError: the timeline does not hold that frame block.
     """
-    held = timeline.blocks
-    if index not in held:
-        raise DataError(f"{timeline.trace.path}: no frame block {index}; the trace holds {', '.join(map(str, held))}")
-    return tuple(timeline.slices(held.index(index)))
+    held, trace, window = timeline.blocks, timeline.trace, None
+    if index is not None:
+        if index not in held:
+            raise DataError(f"{trace.path}: no frame block {index}; the trace holds {', '.join(map(str, held))}")
+        window = held.index(index)
+    events: HostEvents | DeviceEvents = trace.ops
+    position: Sequence[int] = range(len(events))
+    if isinstance(timeline, DeviceTimeline):
+        events, position = trace.device_events, timeline.work.position.tolist()
+    for start, end, label, row in _rows(timeline.pieces(), timeline.labels, window):
+        at = None if row == NONE else position[row]
+        yield Slice(start, end, label, None if at is None else events.names[events.name[at]], at)
 
 
 # Labels for kernels of CUDA graphs: those of the same kernels without graphs, matched by order.

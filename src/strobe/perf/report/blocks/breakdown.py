@@ -17,7 +17,7 @@ from strobe.perf.analysis.runs.breakdown import Amount, Breakdown, Gap, Place, l
 from strobe.perf.analysis.runs.compare import STAGES, Comparison, SideClocks, StageClips, stage_time
 from strobe.perf.analysis.runs.latency import Latencies
 from strobe.perf.analysis.runs.timeline import Path
-from strobe.perf.measure.stats import outliers, percentile, tail
+from strobe.perf.measure.stats import outliers, percentile
 from strobe.perf.records.record import Clip, Quality, SpanCost
 from strobe.perf.report.blocks.fields import gathered, stretches, tail_cell, verdict_cell
 from strobe.perf.report.blocks.kernels import anomaly_notes, clock_notes, device_note, of_cost, ran_at, rate_fields
@@ -468,7 +468,7 @@ _ROWS: Final[tuple[tuple[str, Callable[[Latencies], Cell]], ...]] = (
     ),
     (
         "steady frame block, streamed with VAE: slow end",
-        lambda found: tail_cell(tail(found.blocks_ns)) if found.blocks_ns else _time(None),
+        lambda found: tail_cell(found.blocks_ns) if found.blocks_ns else _time(None),
     ),
     ("denoise steps and commit alone, in a steady block", lambda found: _part(found.dit_block_ns)),
     ("VAE decode alone, in a steady block", lambda found: _part(found.decode_block_ns)),
@@ -544,11 +544,11 @@ def _left_out(study: RunStudy, found: Mapping[str, Latencies | str]) -> tuple[st
 
 
 def _outliers(found: Latencies) -> str:
-    outside = outliers(found.blocks_ns) if found.blocks_ns else None
-    if outside is None or not outside.indices:
+    outside, effect = outliers(found.blocks_ns) if found.blocks_ns else (0, 0.0)
+    if not outside:
         return ""
-    effect = f"without them the mean would change by {100 * outside.effect:+.2g} %"
-    return f"; {len(outside.indices)} of the {outside.n} kept lie outside Tukey's fences and count: {effect}"
+    words = f"without them the mean would change by {100 * effect:+.2g} %"
+    return f"; {outside} of the {len(found.blocks_ns)} kept lie outside Tukey's fences and count: {words}"
 
 
 _PICTURES: Final = 2

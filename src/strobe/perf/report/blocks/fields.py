@@ -12,7 +12,7 @@ from strobe.core.files import found_inside
 from strobe.perf.analysis.device.intervals import Distribution
 from strobe.perf.analysis.ledger.account import AROUND, LEVEL_WORDS
 from strobe.perf.analysis.runs.compare import Comparison
-from strobe.perf.measure.stats import LEVEL, P99_SAMPLES, Tail, Verdict, tail
+from strobe.perf.measure.stats import LEVEL, P99_SAMPLES, Verdict, tail
 from strobe.perf.records.record import Header
 from strobe.perf.records.store import RunRecords
 from strobe.perf.report.study import RunStudy
@@ -75,15 +75,16 @@ def slow_end(get: Callable[[T], Sequence[float]], unit: Unit, what: str = "calls
     return Field(
         "slow end",
         get,
-        lambda samples: tail_cell(tail(samples)),
+        tail_cell,
         unit,
         hint=f"p99 from {P99_SAMPLES} {what} on, otherwise the largest",
     )
 
 
-def tail_cell(end: Tail) -> Time:
+def tail_cell(samples: Sequence[float]) -> Time:
     """Return the cell of the slow end of some samples, with its label and their number."""
-    return Time(end.value, f"{end.label} of {end.n}")
+    label, value = tail(samples)
+    return Time(value, f"{label} of {len(samples)}")
 
 
 def _figure(get: Callable[[T], Distribution | Cell | None], name: Figure, quiet: bool) -> Callable[[T], Any]:
