@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 import re
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from strobe.core.errors import DataError
 from strobe.perf.logs import read_log, resolve_units
-from strobe.perf.logs.patterns import Kind
+from strobe.perf.logs.patterns import Kind, load_patterns
 from strobe.perf.logs.reader import LONGEST
 from strobe.perf.logs.series import Log
 from strobe.perf.records.record import SCHEMA_VERSION, Clip, Span
@@ -44,6 +45,42 @@ def test_progress_bars_are_lines_of_their_own() -> None:
     }
     bars = (DATA / "tqdm.log").read_bytes().count(b"%|")
     assert bars == 22 and log.counts.progress == bars - 2  # one shares its line with a stage that has finished, one ends
+
+
+def test_wrapped_lines_are_put_together_and_others_are_not() -> None:
+    log = read_log(DATA / "wrapped.log")
+    assert found(log) == {
+        ("stage", "DenoisingStage"): [(1, "7200.80759", "ms"), (5, "7100.5", "ms")],
+        ("attention", "VSA"): [(3, "0.0095", "s")],
+        ("attention", "Vanilla"): [(7, "13.0", "ms")],
+    }
+    assert (log.counts.joined, log.counts.matched, log.counts.ignored) == (4, 8, 3)
+
+
+@pytest.mark.parametrize("width", range(40, 88))
+def test_a_terminal_may_break_the_lines_anywhere(tmp_path: Path, width: int) -> None:
+    lines = [
+        f"INFO 02-17 06:17:22 [denoising.py:131] [DenoisingStage] Execution completed in {ms} ms" for ms in (7200.81, 7100.52)
+    ]
+    filler = "x" * 2 * width
+    text = "\n".join(line[at : at + width] for line in (filler, *lines) for at in range(0, len(line), width))
+    log = read_log(written(tmp_path, text + "\n"))
+    (series,) = log.series
+    assert (series.title, [each.text for each in series]) == ("DenoisingStage", ["7200.81", "7100.52"])
+    assert log.counts.joined == 2 and log.counts.matched + log.counts.ignored == log.counts.lines
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[DenoisingStage] started...\n5 seconds\n",
+        "[DenoisingStage] finished in 7.20\n5 seconds later it was over\n",
+        "[DenoisingStage] finished in\n[DecodingStage] 5 seconds\n",
+        "[DenoisingStage] finished in\r5 seconds\n",
+    ],
+)
+def test_lines_that_do_not_belong_together_stay_apart(tmp_path: Path, text: str) -> None:
+    assert read_log(written(tmp_path, text)).series == ()
 
 
 def test_what_is_no_time_is_counted_and_shown() -> None:
@@ -155,7 +192,7 @@ def test_no_line_is_lost(tmp_path_factory: pytest.TempPathFactory, pieces: list[
     lines = re.split("\r\n|\n|\r", data.decode("utf-8", "replace").removeprefix("\ufeff"))
     assert counts.lines == len(lines) - (lines[-1] == "")
     assert counts.matched + counts.ignored + counts.similar == counts.lines
-    assert counts.progress <= counts.ignored
+    assert counts.progress <= counts.ignored and 2 * counts.joined <= counts.matched
 
 
 UNITS = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "seconds": 10**9, "msec": 10**6}
@@ -241,3 +278,35 @@ def test_lines_of_other_programs(text: str, kind: Kind, values: list[str], tmp_p
     (tmp_path / "t.log").write_text(text)
     log = read_log(tmp_path / "t.log")
     assert [sample.text for series in log.of(kind) for sample in series] == values
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_the_dump_of_a_request_is_read_whole(indent: int | None, tmp_path: Path) -> None:
+    dump = {
+        "request_id": "x", "total_duration_ms": 1623.5,
+        "steps": [{"name": "DenoisingStage", "duration_ms": 1530.15}, {"name": "DecodingStage", "duration_ms": 49}],
+        "denoise_steps_ms": [{"step": step, "duration_ms": 87.5 + step} for step in range(800)],
+    }  # fmt: skip
+    path = tmp_path / "dump.json"
+    path.write_text(json.dumps(dump, indent=indent))
+    log = read_log(path)
+    found = {(series.kind, series.name): [(sample.text, sample.label) for sample in series] for series in log.series}
+    assert found["stage", "DenoisingStage"] == [("1530.15", "ms")] and found["e2e", "total"] == [("1623.5", "ms")]
+    assert len(found["step", "denoising step"]) == 800
+
+
+@pytest.mark.parametrize(
+    ("line", "regex"),
+    [
+        ("step 3: forward pass 17 took (12.5 ms) x", r"'step \d+: forward pass \d+ took \({value}\s*{unit}'"),
+        ("rendered at 24.5 frames/s", r"'rendered at {rate}\s*frames/s'"),
+        ('{"event": "render", "duration_ms": 7.25}', "{value}"),
+    ],
+)
+def test_a_log_that_no_pattern_reads_gets_one_that_does(line: str, regex: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.log"
+    path.write_text(f"hello\n{line}\n")
+    said = read_log(path).content
+    assert f"line 2 reads {line!r}" in said and regex in said
+    (tmp_path / "own.toml").write_text(said.partition("with this takes: ")[2].removesuffix(" (--patterns FILE.toml)"))
+    assert len(read_log(path, load_patterns(tmp_path / "own.toml")).series) == 1

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from strobe.core.errors import ConfigError, DataError, UnitError
 from strobe.perf.logs import load_patterns, read_log, resolve_units
-from strobe.perf.logs.patterns import Unit, parse_duration, parse_unit, read
+from strobe.perf.logs.patterns import Unit, decides, parse_duration, parse_unit, read
 from strobe.perf.logs.series import Constraint, Series, short
 
 DATA = Path(__file__).parents[2] / "data" / "logs"
@@ -180,29 +180,33 @@ def test_short_durations(ns: int | Fraction, text: str) -> None:
 # Numbers as logs print them.
 
 
-def exactly(text: str) -> Fraction:
-    number = read(text)
+def exactly(text: str, mark: str | None = None) -> Fraction:
+    number = read(text, mark)
     assert isinstance(number, Decimal), number
     return Fraction(number)
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
+    ("text", "mark", "value"),
     [
-        ("7,200.81", "7200.81"),
-        ("1,234,567", "1234567"),
-        ("1'234.5", "1234.5"),
-        ("7.200", "7.2"),
-        (".5", "0.5"),
-        ("1e-03", "0.001"),
-        ("9.5E-3", "0.0095"),
-        ("+5", "5"),
-        ("-0.0", "0"),
-        ("12345678901234567890.5", "12345678901234567890.5"),
+        ("9,53", None, "9.53"),
+        ("7,200.81", None, "7200.81"),
+        ("7.200,81", None, "7200.81"),
+        ("1.234.567,8", None, "1234567.8"),
+        ("1'234.5", None, "1234.5"),
+        ("7,200", ".", "7200"),
+        ("7,200", ",", "7.2"),
+        ("7.200", None, "7.2"),
+        ("7.200", ",", "7200"),
+        ("1e-03", None, "0.001"),
+        ("9,5e-3", None, "0.0095"),
+        ("+5", None, "5"),
+        ("-0.0", None, "0"),
+        ("12345678901234567890.5", None, "12345678901234567890.5"),
     ],
 )
-def test_a_number_is_read_exactly(text: str, value: str) -> None:
-    assert exactly(text) == Fraction(value)
+def test_a_number_is_read_exactly(text: str, mark: str | None, value: str) -> None:
+    assert exactly(text, mark) == Fraction(value)
 
 
 @pytest.mark.parametrize(
@@ -215,28 +219,35 @@ def test_a_number_is_read_exactly(text: str, value: str) -> None:
         ("-0.5", "negative"),
         ("-7,200.5", "negative"),
         ("7,200", "ambiguous"),
-        ("9,53", "unreadable"),
         ("1.2.3", "unreadable"),
         ("1,23.4", "unreadable"),
-        ("1,234'567", "unreadable"),
         ("1e999999999", "unreadable"),
         ("1e" + "9" * 30, "unreadable"),
         ("0." + "1" * 5000, "unreadable"),
     ],
 )
 def test_what_is_no_time_is_named(text: str, reason: str) -> None:
-    assert read(text) == reason
+    assert read(text, None) == reason
 
 
-@given(st.integers(0, 10**16), st.integers(1, 12), st.sampled_from(",_'’\u00a0\u202f"))
-def test_grouped_numbers_come_back(digits: int, places: int, group: str) -> None:
-    text = f"{Decimal(digits).scaleb(-places):,.{places}f}".replace(",", group)
-    assert exactly(text) == Fraction(digits, 10**places)
+@pytest.mark.parametrize(
+    ("text", "mark"),
+    [("7", None), ("7,200", None), ("7.200", None), ("9,53", ","), ("9.53", "."), ("1,234,567", "."), ("nan", None)],
+)
+def test_a_number_shows_its_mark_or_not(text: str, mark: str | None) -> None:
+    assert decides(text) == mark
+
+
+@given(st.integers(0, 10**16), st.integers(0, 12), st.sampled_from([(",", "."), (".", ","), ("_", "."), ("\u202f", ",")]))
+def test_grouped_numbers_come_back(digits: int, places: int, marks: tuple[str, str]) -> None:
+    group, mark = marks
+    text = f"{Decimal(digits).scaleb(-places):,.{places}f}".translate({ord(","): group, ord("."): mark})
+    assert exactly(text, mark) == Fraction(digits, 10**places)
 
 
 @given(st.floats(0, 1e12, allow_subnormal=False).filter(lambda value: value == 0 or value > 1e-15))
 def test_what_python_prints_comes_back(value: float) -> None:
-    assert exactly(repr(value)) == Fraction(Decimal(repr(value)))
+    assert exactly(repr(value), ".") == Fraction(Decimal(repr(value)))
 
 
 # Patterns files: what is allowed in them and what an error says.
@@ -267,6 +278,10 @@ def test_a_users_patterns_come_first_and_replace_those_of_the_same_name(tmp_path
         ("[mine]\nkind = 'attention'\nregex = '{value}'\nunit = 'msc'\n", "unknown unit 'msc'"),
         ("[mine]\nkind = 'attention'\nregex = '{value}'\nunit = 3\n", "is not text"),
         ("[mine]\nregex = '{value}'\n", "needs kind and regex"),
+        ("[mine]\nformat = 'records'\n", "did you mean 'record'"),
+        ("[mine]\nformat = 'record'\nregex = '{value}'\n", "unknown key 'regex'"),
+        ("[mine]\nformat = 'record'\nkinds = { e2e = 'all' }\n", "unknown kind 'all'"),
+        ("[mine]\nformat = 'record'\nkinds = 'e2e'\n", "write a table"),
         ("defaults = 1\n" + GOOD, "allowed: true, false"),
         ("", "has no pattern"),
         ("[mine\n", "is not TOML"),

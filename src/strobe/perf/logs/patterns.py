@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import re
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from importlib import resources
 from pathlib import Path
@@ -13,8 +14,10 @@ from typing import Any, Final, Literal, get_args
 
 from strobe.core.errors import ConfigError, DataError, UnitError, nearest, unknown_choice
 
-# Exact numbers from logs: grouped thousands, exponents, without floats.
+# Exact numbers from logs: decimal point or comma, grouped thousands, exponents, without floats.
 
+Mark = Literal[".", ","]
+"""The decimal mark of a number."""
 Reason = Literal["nan", "infinite", "negative", "ambiguous", "unreadable", "unknown unit"]
 """Reason why a value is left out of every statistic."""
 
@@ -22,26 +25,58 @@ _GROUPING: Final = "_'’\u00a0\u202f"
 NUMBER: Final = rf"[+-]?(?i:nan|inf(?:inity)?|(?:\d(?:[\d.,{_GROUPING}]*\d)?|\.\d+)(?:e[+-]?\d+)?)"
 """Regular expression for every number that `read` parses or rejects with a reason."""
 
-_GROUPS: Final = rf"[1-9]\d{{0,2}}([,{_GROUPING}])\d{{3}}(?:\3\d{{3}})*"
-_PARTS: Final = re.compile(rf"([+-]?)(\d*|{_GROUPS})(?:\.(\d+))?(?:e([+-]?\d{{1,9}}))?", re.ASCII | re.IGNORECASE)
+_OTHER: Final[dict[Mark, Mark]] = {".": ",", ",": "."}
+_PLAIN: Final = re.compile(r"(\d+)(?:\.(\d+))?(?:[eE]([+-]?\d{1,9}))?", re.ASCII)
+_PARTS: Final = re.compile(rf"(?P<sign>[+-]?)(?P<body>[\d.,{_GROUPING}]*\d)(?:e(?P<exponent>[+-]?\d{{1,9}}))?", re.ASCII | re.I)
+_GROUPS: Final = re.compile(rf"[1-9]\d{{0,2}}(?:([.,{_GROUPING}])\d{{3}})(?:\1\d{{3}})*", re.ASCII)
 _LARGEST: Final = 40
 """Largest power of ten that a time in any unit can have."""
 
 
-def read(text: str) -> Decimal | Reason:
-    """Parse what `NUMBER` matches, or return the reason why it is no time; `7,200` is ambiguous, as it may be 7200 or 7.2."""
+def decides(text: str) -> Mark | None:
+    """Return the decimal mark that the text itself shows, or None: `7` has none, and `7,200` may be read in two ways."""
+    parts = _PARTS.fullmatch(text)
+    marks = [] if parts is None else [mark for mark in parts["body"] if mark in ".,"]
+    if parts is None or not marks:
+        return None
+    last: Mark = "." if marks[-1] == "." else ","
+    if len(marks) > 1:
+        return last if len(set(marks)) == 2 else _OTHER[last]
+    return None if _GROUPS.fullmatch(parts["body"]) and not parts["exponent"] else last
+
+
+def read(text: str, mark: Mark | None) -> Decimal | Reason:
+    """Parse a number, or return the reason why it is none.
+
+    Args:
+        text: what `NUMBER` matches.
+        mark: the decimal mark that the numbers beside it show; None if they show none, or both. A text that shows its own is read
+            by that. Where nothing shows it, `7.200` is 7.2, because programs print points, and `7,200` is ambiguous.
+    """
+    plain = _PLAIN.fullmatch(text)
+    if plain is not None and (mark != "," or plain[2] is None):
+        return _number(*plain.groups(""))
     parts = _PARTS.fullmatch(text)
     if parts is None:
         word = text.lower()
         return "nan" if "nan" in word else "infinite" if "inf" in word else "unreadable"
-    sign, whole, _, fraction, exponent = parts.groups("")
-    if whole.count(",") == 1 and not fraction:
+    own = decides(text) or mark
+    if own is None and "," in parts["body"]:
         return "ambiguous"
-    digits, power = re.sub(r"\D", "", whole) + fraction, int(exponent or 0) - len(fraction)
+    whole, _, fraction = parts["body"].partition(own or ".")
+    groups = _GROUPS.fullmatch(whole)
+    whole = whole if groups is None else whole.replace(groups[1], "")
+    if not (whole + fraction).isdecimal():
+        return "unreadable"
+    number = _number(whole, fraction, parts["exponent"] or "")
+    return "negative" if parts["sign"] == "-" and isinstance(number, Decimal) and number else number
+
+
+def _number(whole: str, fraction: str, exponent: str) -> Decimal | Reason:
+    power = int(exponent or 0) - len(fraction)
     if abs(power) > _LARGEST or len(whole) > _LARGEST:
         return "unreadable"
-    number = Decimal(f"{digits}e{power}")
-    return "negative" if sign == "-" and number else number
+    return Decimal(f"{whole}{fraction}e{power}")
 
 
 # Units of time and their spellings in logs.
@@ -98,10 +133,16 @@ def parse_duration(text: str) -> int:
 # Pattern files: regular expressions of timings in log lines, with groups for number, unit and place.
 
 Kind = Literal["stage", "step", "attention", "kernel", "section", "frame_block", "e2e", "region"]
+Format = Literal["text", "record", "dump"]
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 GROUPS: Final = ("value", "rate", "unit", "name", "rank", "step", "block", "round")
-_KEYS: Final = ("kind", "regex", "similar", "contains", "unit", "name")
+_KEYS: Final = {
+    "text": ("format", "kind", "regex", "similar", "contains", "unit", "name"),
+    "record": ("format", "kinds"),
+    "dump": ("format",),
+}
+_NEVER: Final = re.compile(r"(?!)")
 _WORDS: Final = re.compile(r"[^\W\d_]{3,}")
 
 
@@ -110,6 +151,9 @@ class Pattern:
     """One way in which logs write a timing.
 
     Args:
+        name: of the pattern.
+        format: `text`: a regular expression; `record`: a line of our own `records.jsonl`, whose spans are taken; `dump`: a file
+            that is one JSON object with the stages and steps of a request.
         kind: what is timed.
         regex: searched in a line as often as it is found. Named groups: `value`, or `rate` (of things per second, read as the
             seconds of one), and if the line says them `unit`, `name`, `rank`, `step`, `block`, `round`.
@@ -117,15 +161,18 @@ class Pattern:
         contains: what a line must have in it, any case, for the two to be tried at all: a quick look that spares the slow ones.
         unit: declared: of every value, whatever the line says.
         label: name of the series where the regex has no group `name`.
+        kinds: of a record's spans by name; others are regions.
     """
 
     name: str
-    kind: Kind
-    regex: re.Pattern[str]
-    similar: re.Pattern[str]
-    contains: str
-    unit: Unit | None
-    label: str
+    format: Format = "text"
+    kind: Kind = "region"
+    regex: re.Pattern[str] = field(default=_NEVER)
+    similar: re.Pattern[str] = field(default=_NEVER)
+    contains: str = ""
+    unit: Unit | None = None
+    label: str = ""
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
 
 
 Patterns = tuple[Pattern, ...]
@@ -153,7 +200,7 @@ def load_patterns(path: Path | None = None) -> Patterns:
     defaults = tables.pop("defaults", True)
     if not isinstance(defaults, bool):
         raise ConfigError(f"{path}: defaults = {defaults!r}; allowed: true, false")
-    own = tuple(_pattern(name, table, str(path)) for name, table in tables.items())
+    own = parse_patterns(tables, str(path))
     if not own:
         raise ConfigError(f"{path} has no pattern; write a table such as [attention] with kind and regex")
     names = {pattern.name for pattern in own}
@@ -163,7 +210,16 @@ def load_patterns(path: Path | None = None) -> Patterns:
 @functools.cache
 def _shipped() -> Patterns:
     text = resources.files(__package__).joinpath("patterns.toml").read_text(encoding="utf-8")
-    return tuple(_pattern(name, table, "patterns.toml") for name, table in tomllib.loads(text).items())
+    return parse_patterns(tomllib.loads(text), "patterns.toml")
+
+
+def parse_patterns(tables: Mapping[str, Any], file: str) -> Patterns:
+    """Return the patterns that the tables of a file describe.
+
+    Raises:
+        ConfigError: a key, kind, unit or regular expression in one is not valid.
+    """
+    return tuple(_pattern(name, table, file) for name, table in tables.items())
 
 
 def _pattern(name: str, table: Any, file: str) -> Pattern:
@@ -172,15 +228,25 @@ def _pattern(name: str, table: Any, file: str) -> Pattern:
         raise ConfigError(
             f"{file}: unknown key {name!r}{nearest(name, ['defaults'])}; allowed at the top: defaults, and a table per pattern"
         )
+    form = table.get("format", "text")
+    if form not in _KEYS:
+        raise _within(where, unknown_choice("format", str(form), _KEYS))
+    for key in table:
+        if key not in _KEYS[form]:
+            raise _within(where, unknown_choice("key", key, _KEYS[form]))
     for key, value in table.items():
-        if key not in _KEYS:
-            raise _within(where, unknown_choice("key", key, _KEYS))
-        if not isinstance(value, str):
+        if key != "kinds" and not isinstance(value, str):
             raise ConfigError(f"{where} {key} = {value!r} is not text; write it in quotes")
+    if form == "dump":
+        return Pattern(name=name, format="dump")
+    if form == "record":
+        kinds = table.get("kinds", {})
+        if not isinstance(kinds, dict):
+            raise ConfigError(f'{where} kinds = {kinds!r}; write a table such as {{ attention = "attention" }}')
+        named = {span: _kind(where, kind) for span, kind in kinds.items()}
+        return Pattern(name=name, format="record", contains='"record"', kinds=named)
     if "regex" not in table or "kind" not in table:
         raise ConfigError(f"{where} needs kind and regex; kinds: {', '.join(KINDS)}")
-    if table["kind"] not in KINDS:
-        raise _within(where, unknown_choice("kind", table["kind"], KINDS))
     regex = _compiled(where, "regex", table["regex"])
     for group in regex.groupindex:
         if group not in GROUPS:
@@ -194,7 +260,7 @@ def _pattern(name: str, table: Any, file: str) -> Pattern:
         raise ConfigError(f"{where} {error}") from error
     return Pattern(
         name=name,
-        kind=table["kind"],
+        kind=_kind(where, table["kind"]),
         regex=regex,
         similar=_compiled(where, "similar", similar),
         contains=table.get("contains", "").lower(),
@@ -205,6 +271,13 @@ def _pattern(name: str, table: Any, file: str) -> Pattern:
 
 def _within(where: str, error: ConfigError) -> ConfigError:
     return ConfigError(f"{where}: {error}")
+
+
+def _kind(where: str, word: object) -> Kind:
+    for kind in KINDS:
+        if word == kind:
+            return kind
+    raise _within(where, unknown_choice("kind", str(word), KINDS))
 
 
 def _compiled(where: str, key: str, text: str) -> re.Pattern[str]:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import json
 import re
+import tomllib
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from decimal import Context, Decimal
+from itertools import accumulate
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from strobe.core import spans
 from strobe.core.errors import DataError
-from strobe.perf.logs.patterns import Kind, Pattern, Patterns, load_patterns, read
+from strobe.perf.logs.patterns import NUMBER, UNIT, Kind, Pattern, Patterns, load_patterns, parse_patterns, read
 from strobe.perf.logs.series import MAX_EXAMPLES, MAX_TEXT, Example, LineCounts, Log, Sample, series_of
 from strobe.perf.records.record import SCHEMA_VERSION, Header, Record, Span
 from strobe.perf.records.store import RunRecords, number_of, read_run
@@ -37,8 +39,12 @@ _TOLD: Final = 1 << 10
 _BYTE_ORDER: Final = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8-sig"}
 
 
-_Line: TypeAlias = tuple[int, str, bool]
-"""Number of a line (the parts of a progress line share one), its text, and whether it ends in a line feed."""
+class _Line(NamedTuple):
+    """One line without its end; `whole`: it ends in a line feed. The parts of a progress line share a `number`."""
+
+    number: int
+    text: str
+    whole: bool
 
 
 def read_lines(path: Path, counts: Counter[str]) -> Iterator[_Line]:
@@ -76,12 +82,52 @@ def _lines(stream: io.BufferedReader | gzip.GzipFile, file: io.BufferedReader, c
                     end = text.readline(LONGEST)
             counts["mended"] += "\ufffd" in line
             whole = end.endswith("\n")
-            yield number, _TERMINAL.sub("", line), whole
+            yield _Line(number, _TERMINAL.sub("", line), whole)
             number += whole
             if number % _TOLD == 0:
                 counts["done"] = file.tell()
     except (EOFError, zlib.error, gzip.BadGzipFile):
         counts["truncated"] = 1
+
+
+# A file that is one JSON object with the stages and denoising steps of a request, as a server of video models writes it.
+
+LARGEST_DUMP: Final = 16 << 20
+"""Bytes of the largest file that is read whole to see whether it is one."""
+
+
+def dumped(path: Path) -> list[tuple[Kind, str, str, int | None]]:
+    """Return kind, name, milliseconds as written and step number of each time in the file; none if it is no such object.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read() if file.peek(1).startswith(b"{") else b""
+    except OSError as error:
+        raise DataError(f"cannot read log {path}: {error.strerror or error}; name a text file or a .gz of one") from error
+    if not data.rstrip().endswith(b"}"):
+        return []
+    try:
+        found = json.loads(data, parse_float=str, parse_int=str)
+    except (ValueError, RecursionError):
+        return []
+    stages, steps = found.get("steps"), found.get("denoise_steps_ms")
+    if not isinstance(stages, list) or not isinstance(steps, list | None):
+        return []
+    inside = [_time("step", one, "denoising step", place) for place, one in enumerate(steps or ()) if isinstance(one, dict)]
+    times = [_time("stage", one, one.get("name"), None) for one in stages if isinstance(one, dict)]
+    around = next((at for at, one in enumerate(times) if one and "denois" in one[1].lower()), len(times))
+    times[around:around] = inside  # before the line of the stage that they are steps of, as in a text log
+    total = found.get("total_duration_ms")
+    times += [("e2e", "total", total, None)] if isinstance(total, str) else []
+    return [time for time in times if time is not None]
+
+
+def _time(kind: Kind, one: dict[str, Any], name: object, place: int | None) -> tuple[Kind, str, str, int | None] | None:
+    value = one.get("duration_ms")
+    return (kind, name, value, place) if isinstance(name, str) and isinstance(value, str) else None
 
 
 # Ranks that the lines of a log name, in the prefixes of launchers and servers.
@@ -128,6 +174,39 @@ class _Ranks:
         return self._seen.setdefault(key, sum(known[0] == role for known in self._seen))
 
 
+# A pattern proposed for a line with a time or a rate that no pattern reads, tried before it is shown.
+
+_SHOWN: Final = 120
+_TIME: Final = re.compile(rf"(?P<before>[^\n]*?[A-Za-z][^\n]{{0,80}}?[\s:=(\[]){NUMBER}(?P<gap>\s*){UNIT}")
+_RATE: Final = re.compile(rf"(?P<before>[^\n]*?[A-Za-z][^\n]{{0,80}}?[\s:=(\[]){NUMBER}(?P<gap>\s*)(?P<what>[a-z]{{2,12}})/s\b")
+_KEYED: Final = re.compile(rf"(?P<before>[^\n]*?\b[A-Za-z]\w{{0,60}}_(?P<unit>ns|us|ms|s|sec|seconds)\b[\"']?\s*[:=]\s*){NUMBER}")
+_KINDS: Final = {"step": "step", "attention": "attention", "kernel": "kernel"}
+
+
+def proposed(text: str) -> str:
+    """Return a line of a patterns file that reads the first time or rate in a line of a log; empty if there is none."""
+    for found, value, more in (
+        (_KEYED.match(text), "{value}", 'unit = "{unit}", '),
+        (_RATE.match(text), r"{rate}\s*WHAT/s", ""),
+        (_TIME.match(text), r"{value}\s*{unit}", ""),
+    ):
+        if not found:
+            continue
+        groups = found.groupdict()
+        before = groups["before"][-40:]
+        words = re.search(r"[A-Za-z].*", before)
+        before = words[0] if words else before
+        regex = re.sub(r"\d+", r"\\d+", re.escape(before).replace(r"\ ", " ")).replace("'", ".")
+        kind = next((kind for word, kind in _KINDS.items() if word in before.lower()), "stage")
+        value = value.replace("WHAT", groups.get("what") or "")
+        line = f"timing = {{ kind = \"{kind}\", {more.format(unit=groups.get('unit'))}regex = '{regex}{value}' }}"
+        (pattern,) = parse_patterns(tomllib.loads(line), "proposal")
+        match = pattern.regex.search(text)
+        if match and any(match[group] for group in ("value", "rate") if group in pattern.regex.groupindex):
+            return line
+    return ""
+
+
 # Reader of logs: each line matches a pattern, is ignored, or resembles a pattern without matching it.
 #
 # The file is streamed; what is kept grows with the values in it, not with its size.
@@ -136,26 +215,29 @@ MAX_SERIES: Final = 4096
 """Most pairs of name and rank in one file; a pattern that finds more captures something other than a name."""
 EVERY: Final = 1 << 16
 """Lines between two reports of progress."""
+WRAP: Final = 40
+"""Shortest line length at which a line break may be the terminal's, characters."""
+PARTS: Final = 4
+"""Most parts that a broken line is joined from."""
 _HEAD: Final = 1 << 20
 _DIGITS: Final = 6
 
 _PROGRESS: Final = ("%|", "it/s]", "s/it]", "?it/s")
-
-_NEVER: Final = re.compile(r"(?!)")
-_RECORD: Final = Pattern(
-    name="strobe-record", kind="region", regex=_NEVER, similar=_NEVER, contains='"record"', unit="ns", label=""
-)
-"""Lines of our own `records.jsonl`, whose spans are taken."""
-_RECORD_KINDS: Final[dict[str, Kind]] = {
-    spans.E2E: "e2e", spans.FRAME_BLOCK: "frame_block", spans.DENOISE_STEP: "step", spans.ATTENTION: "attention",
-    spans.ATTENTION_KERNEL: "kernel",
-}  # fmt: skip
+_TAIL: Final = re.compile(rf"\s*(?:{NUMBER})?\s*(?:{UNIT}|[a-z]{{1,11}})?[\s.,;:)\]]*(?:\(.*)?", re.IGNORECASE)
 
 Progress = Callable[[int, int, str], None]
 
 
-_Found: TypeAlias = tuple[Kind, str, int | None, Sample]
-"""One value of a line: kind, name and rank of its series, and the value."""
+class _Found(NamedTuple):
+    """One value in a text: from `start` to `end`, `value` and its unit at `value_start`."""
+
+    start: int
+    end: int
+    value_start: int
+    kind: Kind
+    name: str
+    rank: int | None
+    sample: Sample
 
 
 def read_log(path: Path, patterns: Patterns | None = None, *, progress: Progress | None = None) -> Log:
@@ -168,43 +250,18 @@ def read_log(path: Path, patterns: Patterns | None = None, *, progress: Progress
     Raises:
         DataError: the file cannot be opened, or its lines carry too many different names.
     """
-    chosen = (_RECORD, *(load_patterns() if patterns is None else patterns))
-    run, counts, ranks = _run_of(path), Counter[str](), _Ranks()
+    reading, found, run = Counter[str](), _Reader(path, load_patterns() if patterns is None else patterns), _run_of(path)
     left_out: Collection[int] = () if run is None else run.left_out_lines
-    size, position = path.stat().st_size if path.is_file() else 0, 0
-    found: dict[tuple[str, Kind, str, int | None], list[Sample]] = {}
-    similar: dict[str, list[Example]] = {}
-    for count, (number, text, whole) in enumerate(read_lines(path, counts)):
+    size = path.stat().st_size if path.is_file() else 0
+    dump = next((pattern for pattern in found.patterns if pattern.format == "dump"), None)
+    if dump is not None and 0 < size <= LARGEST_DUMP and (stages := dumped(path)):
+        found.take_dump(dump, stages)
+        return found.log(size, reading, ())
+    for count, line in enumerate(read_lines(path, reading)):
+        found.pass_over() if line.number in left_out else found.add(line)
         if progress is not None and count % EVERY == 0:
-            progress(counts["done"], size, path.name)
-        pattern, values = ("", []) if number in left_out else _decided(chosen, text, whole, ranks)
-        for kind, name, rank, sample in values:
-            found.setdefault((pattern, kind, name, rank), []).append(sample._replace(line=number, position=position))
-            position += 1
-            if len(found) > MAX_SERIES:
-                raise DataError(
-                    f"{path}: pattern {pattern!r} has found more than {MAX_SERIES} names and ranks, the last is "
-                    f"{name[:40]!r}; its group `name` takes something that changes from line to line, narrow it"
-                )
-        counts["matched" if values else "similar" if pattern else "ignored"] += 1
-        if pattern and not values and len(examples := similar.setdefault(pattern, [])) < MAX_EXAMPLES:
-            examples.append(Example(number, text[:MAX_TEXT], pattern))
-        if not pattern and number not in left_out:
-            counts["progress"] += any(mark in text for mark in _PROGRESS)
-    units = {each.name: each.unit for each in chosen}
-    return Log(
-        path=path,
-        sha256=sha256_of(path),
-        size_bytes=size,
-        series=tuple(series_of(path, key, units[key[0]], samples) for key, samples in found.items()),
-        counts=LineCounts(
-            lines=counts["matched"] + counts["similar"] + counts["ignored"],
-            **{name: counts[name] for name in ("matched", "ignored", "similar", "progress", "mended", "cut")},
-            truncated=bool(counts["truncated"]),
-        ),
-        similar=tuple(example for examples in similar.values() for example in examples),
-        damage=() if run is None else run.damage,
-    )
+            progress(reading["done"], size, path.name)
+    return found.log(size, reading, () if run is None else run.damage)
 
 
 def _run_of(path: Path) -> RunRecords | None:
@@ -232,19 +289,147 @@ def sha256_of(path: Path) -> str:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def _decided(patterns: Patterns, text: str, whole: bool, ranks: _Ranks) -> tuple[str, list[_Found]]:
-    """Return the first pattern that matches a line, with all values there; or the one that it resembles, without; or ""."""
-    lowered = text.lower()
-    candidates = [pattern for pattern in patterns if pattern.contains in lowered]
-    if not whole and "%|" in text:
-        candidates = []  # a bar is drawn again and again; its last state ends the line
+class _Reader:
+    def __init__(self, path: Path, patterns: Patterns) -> None:
+        self._path, self.patterns = path, patterns
+        self._series: dict[tuple[str, str, int | None], tuple[Pattern, Kind, list[Sample]]] = {}
+        self._pending: list[tuple[_Line, str]] = []  # lines that may go on in the next one, and what they resemble
+        self._similar: dict[str, list[Example]] = {}
+        self._ranks, self._proposal = _Ranks(), ""
+        self._longest = self._long_lines = self._position = 0
+        self._counts = {"lines": 0, "matched": 0, "ignored": 0, "similar": 0, "progress": 0, "joined": 0}
+
+    def add(self, line: _Line) -> None:
+        """Match one line and keep its values, or keep it waiting if the next line may continue it."""
+        self._counts["lines"] += 1
+        number, candidates = line.number, self._candidates(line.text)
+        if not line.whole and "%|" in line.text:
+            candidates = []  # a bar is drawn again and again; its last state ends the line
+        pattern, values, used = self._match_joined(line.text)
+        if used:
+            number = self._pending[-used][0].number
+            self._settle(keep=used)
+            self._pending.clear()
+            self._counts["joined"] += 1
+            self._counts["matched"] += used
+        else:
+            pattern, values = _match(candidates, line.text, self._ranks)
+        if pattern is not None:
+            self._settle()
+            self._counts["matched"] += 1
+            for value in values:
+                self._keep(pattern, value, number)
+        else:
+            self._settle(keep=PARTS - 2 if self._pending and self._is_full(self._pending[-1][0]) else 0)
+            self._pending.append((line, _similar(candidates, line.text)))
+        if len(line.text) > self._longest:
+            self._longest, self._long_lines = len(line.text), 0
+        self._long_lines += len(line.text) == self._longest
+
+    def take_dump(self, pattern: Pattern, stages: Sequence[tuple[Kind, str, str, int | None]]) -> None:
+        """Keep the stages and steps of a file that is one JSON object; times are in ms."""
+        self._counts["lines"] = self._counts["matched"] = 1
+        for kind, name, value, step in stages:
+            self._keep(pattern, _Found(0, 0, 0, kind, name, None, Sample(0, value, "ms", 0, step)), 1)
+
+    def pass_over(self) -> None:
+        """Count one line as ignored without matching it."""
+        self._settle()
+        self._counts["lines"] += 1
+        self._counts["ignored"] += 1
+
+    def log(self, size_bytes: int, reading: Counter[str], damage: tuple[str, ...]) -> Log:
+        """Return the finished log with all series, counts and damage."""
+        self._settle()
+        return Log(
+            path=self._path,
+            sha256=sha256_of(self._path),
+            size_bytes=size_bytes,
+            patterns=self.patterns,
+            series=tuple(
+                series_of(self._path, pattern, (kind, name, rank), samples)
+                for (_, name, rank), (pattern, kind, samples) in self._series.items()
+            ),
+            counts=LineCounts(**self._counts, mended=reading["mended"], cut=reading["cut"], truncated=bool(reading["truncated"])),
+            similar=tuple(example for examples in self._similar.values() for example in examples),
+            damage=damage,
+            proposal="" if self._series else self._proposal,
+        )
+
+    def _settle(self, keep: int = 0) -> None:
+        """Count the lines that wait for a continuation as similar or ignored, except the last `keep`."""
+        while len(self._pending) > keep:
+            line, similar = self._pending.pop(0)
+            self._counts["similar" if similar else "ignored"] += 1
+            if not similar:
+                progress = any(mark in line.text for mark in _PROGRESS)
+                self._counts["progress"] += progress
+                if not (progress or self._proposal or self._series) and (pattern := proposed(line.text)):
+                    text = line.text.strip()
+                    shown = repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
+                    self._proposal = f"line {line.number} reads {shown}, which a patterns file with this takes: {pattern}"
+                continue
+            examples = self._similar.setdefault(similar, [])
+            if len(examples) < MAX_EXAMPLES:
+                examples.append(Example(line.number, line.text[:MAX_TEXT], similar))
+
+    def _candidates(self, text: str) -> list[Pattern]:
+        lowered = text.lower()
+        return [pattern for pattern in self.patterns if pattern.contains in lowered]
+
+    def _is_full(self, line: _Line) -> bool:
+        """Return whether the line fills the terminal's width: it is as long as the longest so far, and not the only one."""
+        return line.whole and len(line.text) >= WRAP and len(line.text) == self._longest and self._long_lines > 1
+
+    def _match_joined(self, text: str) -> tuple[Pattern | None, list[_Found], int]:
+        """Match the waiting lines and one more, if a terminal or logger may have broken one line into them.
+
+        Either the waiting ones fill the width of the terminal, or the text is the rest of a value, with at most something in
+        parentheses behind it. Returns how many of the waiting lines the match needs; 0 if there is none.
+        """
+        if not self._pending or not self._pending[-1][0].whole:
+            return None, [], 0
+        last, full = self._pending[-1][0].text, self._is_full(self._pending[-1][0])
+        if not last.strip() or not (full or _TAIL.fullmatch(text)):
+            return None, [], 0
+        waiting = [line.text for line, _ in self._pending]
+        for parts, rest in ((waiting, text), ([last.rstrip() + " "], text.lstrip())):
+            head = "".join(parts)
+            pattern, values = _match(self._candidates(head + rest), head + rest, self._ranks)
+            ended = [value for value in values if value.end > len(head)]
+            if ended and ended[0].start < len(head) and (full or len(head) - ended[0].value_start >= -1):
+                starts = accumulate(map(len, parts[:-1]))
+                return pattern, ended, sum(ended[0].start < start for start in starts) + 1
+        return None, [], 0
+
+    def _keep(self, pattern: Pattern, value: _Found, number: int) -> None:
+        key = (pattern.name, value.name, value.rank)
+        if key not in self._series:
+            if len(self._series) == MAX_SERIES:
+                raise DataError(
+                    f"{self._path}: pattern {pattern.name!r} has found more than {MAX_SERIES} names and ranks, the last is "
+                    f"{value.name[:40]!r}; its group `name` takes something that changes from line to line, narrow it"
+                )
+            self._series[key] = pattern, value.kind, []
+        self._series[key][2].append(value.sample._replace(line=number, position=self._position))
+        self._position += 1
+
+
+def _match(candidates: list[Pattern], text: str, ranks: _Ranks) -> tuple[Pattern | None, list[_Found]]:
+    """Return the first pattern that matches the text, and all its values there."""
     for pattern in candidates:
-        if values := list(_record_values(text) if pattern is _RECORD else _text_values(pattern, text, ranks)):
-            return pattern.name, values
+        values = list(_record_values(pattern, text) if pattern.format == "record" else _text_values(pattern, text, ranks))
+        if values:
+            return pattern, values
+    return None, []
+
+
+def _similar(candidates: list[Pattern], text: str) -> str:
+    """Return the name of the first pattern that the text resembles; empty if there is none."""
     for pattern in candidates:
-        if pattern.similar.search(text) or (pattern is _RECORD and text.startswith("{") and _record(text) is None):
-            return pattern.name, []
-    return "", []
+        if pattern.similar.search(text) or (pattern.format == "record" and (text.startswith("{") and _record(text) is None)):
+            return pattern.name
+    return ""
 
 
 def _text_values(pattern: Pattern, text: str, ranks: _Ranks) -> Iterator[_Found]:
@@ -260,12 +445,12 @@ def _text_values(pattern: Pattern, text: str, ranks: _Ranks) -> Iterator[_Found]
         sample = Sample(0, written, unit, 0, step, block, order)
         rank = ranks.of(text, match.start(group)) if groups.get("rank") is None else _integer(groups["rank"])
         name = groups.get("name") or pattern.label
-        yield pattern.kind, name, rank, sample
+        yield _Found(match.start(), match.end(), match.start(group), pattern.kind, name, rank, sample)
 
 
 def _seconds_of_one(rate: str) -> str:
     """Return what one of so many a second takes, in seconds with six digits: infinitely long at a rate of 0."""
-    number = read(rate)
+    number = read(rate, ".")
     if not isinstance(number, Decimal):
         return "nan"
     if not number:
@@ -288,10 +473,11 @@ def _record(text: str) -> Record | None:
     return record if record.v == SCHEMA_VERSION else None
 
 
-def _record_values(text: str) -> Iterator[_Found]:
+def _record_values(pattern: Pattern, text: str) -> Iterator[_Found]:
     record = _record(text) if text.startswith("{") else None
     if isinstance(record, Span):
+        kind = pattern.kinds.get(record.name, "region")
         name = f"{record.variant}/{record.label}"
         cause = "warm-up" if record.warmup else ""
         sample = Sample(0, str(record.value_ns), "ns", 0, None, record.index, record.clip, cause)
-        yield _RECORD_KINDS.get(record.name, "region"), name, record.rank, sample
+        yield _Found(0, len(text), 0, kind, name, record.rank, sample)

@@ -17,8 +17,12 @@ from strobe.perf.logs.patterns import (
     POWER,
     UNITS,
     Kind,
+    Mark,
+    Pattern,
+    Patterns,
     Reason,
     Unit,
+    decides,
     is_unit,
     parse_unit,
     read,
@@ -85,6 +89,7 @@ class Series:
         name: as the line says it, or the pattern's.
         rank: as the line says it; None where it does not.
         declared: unit that the patterns file gives, or the format.
+        mark: the decimal mark that the values show; None: none, or both.
         samples: the values.
         rejected: the values left out.
     """
@@ -95,6 +100,7 @@ class Series:
     name: str
     rank: int | None
     declared: Unit | None
+    mark: Mark | None
     samples: tuple[Sample, ...]
     rejected: Rejected
 
@@ -120,10 +126,11 @@ class LineCounts:
     """Counts of lines: `lines == matched + ignored + similar`. A part of a `\\r` progress line counts as a line.
 
     Args:
-        matched: a value was taken, also if it was then rejected.
+        matched: a value was taken, also if it was then rejected; the two halves of a wrapped line are both matched.
         ignored: nothing of ours.
         similar: looks like a pattern's timing, and does not match it.
         progress: of the ignored, those that are progress bars.
+        joined: wrapped lines put together again.
         mended: lines with bytes that are no text.
         cut: lines so long that only their start was read.
         truncated: the compressed file ends too early, or in something else.
@@ -134,6 +141,7 @@ class LineCounts:
     ignored: int = 0
     similar: int = 0
     progress: int = 0
+    joined: int = 0
     mended: int = 0
     cut: int = 0
     truncated: bool = False
@@ -148,15 +156,18 @@ class Log:
         series: in order of their first value.
         similar: the first lines of each pattern that look like it and do not match.
         damage: of our own records: what is damaged, and what is left out for it.
+        proposal: in a log without any value, a line with a time that no pattern reads, and a pattern that reads it.
     """
 
     path: Path
     sha256: str
     size_bytes: int
+    patterns: Patterns
     series: tuple[Series, ...]
     counts: LineCounts
     similar: tuple[Example, ...]
     damage: tuple[str, ...] = ()
+    proposal: str = ""
 
     def of(self, kind: Kind, name: str = "") -> tuple[Series, ...]:
         """Return the series of a kind whose name matches a regular expression, in any case.
@@ -175,6 +186,8 @@ class Log:
         if not has and self.size_bytes > _LONGEST * max(self.counts.lines, 1):
             return "its lines are too long for a text log; strobe trace reads a profiler's trace"
         has = has or f"no timing in its lines ({self.counts.lines:,})"
+        if self.proposal:
+            return f"it has {has}{similar}; {self.proposal} (--patterns FILE.toml)"
         return f"it has {has}{similar}; a patterns file (--patterns) adds others"
 
 
@@ -190,25 +203,40 @@ def compiled(text: str) -> re.Pattern[str]:
         raise ConfigError(f"{text!r} is not a regular expression: {error}") from error
 
 
-def series_of(path: Path, key: tuple[str, Kind, str, int | None], declared: Unit | None, found: Iterable[Sample]) -> Series:
-    """Return the series of one pattern, kind, name and rank, without the values that are no times."""
-    pattern, kind, name, rank = key
-    counts, examples, samples = Counter[Reason](), list[Example](), list[Sample]()
-    for sample in found:
-        value = read(sample.text) if not sample.label or is_unit(sample.label) else "unknown unit"
-        if isinstance(value, Decimal):
-            samples.append(sample)
-            continue
-        counts[value] += 1
+def series_of(path: Path, pattern: Pattern, key: tuple[Kind, str, int | None], found: Iterable[Sample]) -> Series:
+    """Return the series of one kind, name and rank, without the values that are no times.
+
+    Numbers that could be read in two ways are left out too: `7,200` where no value shows which mark is the decimal one.
+    """
+    counts, examples = Counter[Reason](), list[Example]()
+
+    def reject(reason: Reason, line: int, text: str) -> None:
+        counts[reason] += 1
         if len(examples) < MAX_EXAMPLES:
-            examples.append(Example(sample.line, f"{sample.text} {sample.label}".rstrip()[:MAX_TEXT], pattern, value))
+            examples.append(Example(line, text[:MAX_TEXT], pattern.name, reason))
+
+    times: list[tuple[Sample, Mark | None]] = []
+    for sample in found:
+        value = read(sample.text, ".") if not sample.label or is_unit(sample.label) else "unknown unit"
+        if isinstance(value, Decimal):
+            times.append((sample, decides(sample.text)))
+        else:
+            reject(value, sample.line, f"{sample.text} {sample.label}".rstrip())
+    marks, samples = {mark for _, mark in times if mark}, list[Sample]()
+    for sample, mark in times:
+        if len(marks) != 1 and mark is None and ("," in sample.text or (marks and "." in sample.text)):
+            reject("ambiguous", sample.line, sample.text)
+        else:
+            samples.append(sample)
+    kind, name, rank = key
     return Series(
         path=path,
-        pattern=pattern,
+        pattern=pattern.name,
         kind=kind,
         name=name,
         rank=rank,
-        declared=declared,
+        declared="ns" if pattern.format == "record" else pattern.unit,
+        mark=marks.pop() if len(marks) == 1 else None,
         samples=tuple(samples),
         rejected=Rejected(counts=dict(sorted(counts.items())), examples=tuple(examples)),
     )
@@ -299,7 +327,7 @@ def resolve_units(series: Series, constraints: Sequence[Constraint] = (), overri
         UnitError: no unit can be had: none or several are left, or a declared one is contradicted. The message lists what each
             candidate violates and asks for `--unit`.
     """
-    numbers = [Decimal(read(sample.text)) for sample in series]  # what is none has been rejected
+    numbers = [Decimal(read(sample.text, series.mark)) for sample in series]  # what is none has been rejected
     labelled: dict[str, list[Decimal]] = {}
     for sample, number in zip(series, numbers, strict=True):
         labelled.setdefault(sample.label, []).append(number)
@@ -334,12 +362,7 @@ def _choose(
             text += f", against what is known: {'; '.join(violated[unit])}"
     elif stated is not None and stated in left:
         unit, source = stated, "declared" if series.declared else "label"
-        if not constraints:
-            text = said if series.declared else f"{said}; unproven, nothing was given that bounds it"
-        elif others := " and ".join(other for other in left if other != unit):
-            text = f"{said}; unproven, {others} would fit what is known as well"
-        else:
-            text = f"{said}; proven, every other unit contradicts what is known"
+        text = said if series.declared and not constraints else f"{said}; {_standing(unit, left, constraints)}"
     elif len(left) == 1 and series.declared is None:
         unit, source = left[0], "inferred"
         evidence = violated[stated] if stated else [_listed(each, violated) for each in UNITS if each != unit]
@@ -350,6 +373,16 @@ def _choose(
     return UnitChoice(
         label=label, unit=unit, source=source, proven=left == [unit], differs=differs, violated=violated[unit], text=text
     )
+
+
+def _standing(unit: Unit, left: Sequence[Unit], constraints: Sequence[Constraint]) -> str:
+    """Return how certain a stated unit is, in words."""
+    if not constraints:
+        return "unproven, nothing was given that bounds it"
+    others = [other for other in left if other != unit]
+    if others:
+        return f"unproven, {' and '.join(others)} would fit what is known as well"
+    return "proven, every other unit contradicts what is known"
 
 
 def _listed(unit: Unit, violated: Mapping[Unit, Sequence[str]]) -> str:

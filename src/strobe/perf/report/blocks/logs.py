@@ -179,6 +179,7 @@ def _lines_table(logs: Sequence[Log]) -> Table:
         count("ignored", lambda log: log.counts.ignored),
         count("progress", lambda log: log.counts.progress, "of the ignored"),
         count("similar", lambda log: log.counts.similar, "looks like a timing of a pattern and does not match it"),
+        count("joined", lambda log: log.counts.joined, "wrapped lines put together"),
         count("bad bytes", lambda log: log.counts.mended, "lines with bytes that are no text"),
         count("cut", lambda log: log.counts.cut, "lines so long that only their start was read"),
         count("values", lambda log: sum(map(len, log.series))),
