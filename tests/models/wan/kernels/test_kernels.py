@@ -21,7 +21,8 @@ from strobe.cache.policy import RingPolicy
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
 from strobe.core.tolerances import tolerance
 from strobe.models.wan.dit import CausalWan
-from strobe.models.wan.kernels import api, custom_ops
+from strobe.models.wan.kernels import api
+from strobe.models.wan.kernels.custom_ops import OPERATORS
 from strobe.models.wan.layers import RoundedKeys, rotate_temporal
 from strobe.models.wan.linears import Fp8Linear
 
@@ -80,43 +81,26 @@ def test_triton_equals_the_reference(device: str) -> None:
     in_triton(SCRIPT, device)
 
 
-OPERATORS = (
-    "rms_norm",
-    "norm",
-    "norm_sum",
-    "norm_fp8",
-    "turn",
-    "turn_kv",
-    "turn_and_write",
-    "turn_and_write_kv",
-    "gelu_quantize",
-    "text_attention",
-    "turn_keys",
-)
-
-
-@pytest.mark.parametrize("name", OPERATORS)
-def test_operators_keep_what_they_declare(name: str) -> None:
+def test_operators_keep_what_they_declare() -> None:
     x, table, kept = draw(1, 2, TOKENS, DIM), draw(2, 1, 2, DIM), cache()
-    packed, (q, k) = draw(3, 2, TOKENS, 3 * DIM), (draw(4, DIM), draw(5, DIM))
-    operator, arguments = {
-        "rms_norm": (custom_ops.rms_norm, (x, q, 1e-5)),
-        "norm": (custom_ops.norm, (x, None, None, table, table, True, 1e-5, False)),
-        "norm_sum": (custom_ops.norm, (x, x + 1, table, table, table, False, 1e-5, False)),
-        "norm_fp8": (custom_ops.norm, (x, x + 1, None, table, table, True, 1e-5, True)),
-        "turn": (custom_ops.turn, (packed, q, k, rope(), HEADS, 1e-5)),
-        "turn_kv": (custom_ops.turn, (packed[..., DIM:].contiguous(), None, k, rope(), HEADS, 1e-5)),
-        "turn_and_write": (custom_ops.turn_and_write, (packed, q, k, rope(), kept.keys, kept.values, kept.rows, 1e-5)),
-        "turn_and_write_kv": (
-            custom_ops.turn_and_write,
-            (packed[..., DIM:].contiguous(), None, k, rope(), kept.keys, kept.values, kept.rows, 1e-5),
-        ),
-        "gelu_quantize": (custom_ops.gelu_quantize, (x,)),
-        "text_attention": (custom_ops.text_attention, text()),
-        "turn_keys": (custom_ops.turn_keys, (kept.keys[None, :, :5], rope()[0], kept.values[None, :, :5])),
-    }[name]
+    packed, (q, k), stored = draw(3, 2, TOKENS, 3 * DIM), (draw(4, DIM), draw(5, DIM)), (kept.keys, kept.values, kept.rows)
+    unasked = packed[..., DIM:].contiguous(), None, k, rope()
+    arguments: dict[str, tuple[Any, ...]] = {
+        "rms_norm": (x, q, 1e-5),
+        "norm": (x, None, None, table, table, True, 1e-5, False),
+        "norm+sum": (x, x + 1, table, table, table, False, 1e-5, False),
+        "norm+fp8": (x, x + 1, None, table, table, True, 1e-5, True),
+        "turn": (packed, q, k, rope(), HEADS, 1e-5),
+        "turn+kv": (*unasked, HEADS, 1e-5),
+        "turn_and_write": (packed, q, k, rope(), *stored, 1e-5),
+        "turn_and_write+kv": (*unasked, *stored, 1e-5),
+        "gelu_quantize": (x,),
+        "text_attention": text(),
+        "turn_keys": (kept.keys[None, :, :5], rope()[0], kept.values[None, :, :5]),
+    }
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(operator, (*arguments, "reference"), test_utils=tests)
+    for case, given in arguments.items():
+        torch.library.opcheck(OPERATORS[case.partition("+")[0]], (*given, "reference"), test_utils=tests)
 
 
 def test_a_whole_graph_writes_the_cache() -> None:

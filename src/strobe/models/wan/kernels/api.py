@@ -14,7 +14,7 @@ from torch import Tensor
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError, unknown_choice
 from strobe.core.libraries import broken
 from strobe.eightbit.types import Quantized
-from strobe.models.wan.kernels import custom_ops
+from strobe.models.wan.kernels.custom_ops import call
 
 KernelImpl = Literal["triton", "reference"]
 IMPLS: tuple[KernelImpl, ...] = ("triton", "reference")
@@ -96,7 +96,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, impl: KernelImpl) -> Tens
     _check_inference(x)
     if weight.shape != x.shape[-1:]:
         raise ShapeError(f"weight of a norm: got {list(weight.shape)}, expected [{x.shape[-1]}]")
-    return custom_ops.rms_norm(x, weight, eps, impl) if custom_ops.seen(x) else custom_ops.home(impl).rms_norm(x, weight, eps)
+    out: Tensor = call("rms_norm", impl, x, weight, eps)
+    return out
 
 
 def norm_modulate(x: Tensor, after: Affine, eps: float, *, impl: KernelImpl, fp8: bool = False) -> Tensor | Quantized:
@@ -139,7 +140,7 @@ def gelu_quantize(x: Tensor, *, impl: KernelImpl) -> Quantized:
         ConfigError: a gradient is wanted.
     """
     _check_inference(x)
-    return Quantized(*(custom_ops.gelu_quantize(x, impl) if custom_ops.seen(x) else custom_ops.home(impl).gelu_quantize(x)))
+    return Quantized(*call("gelu_quantize", impl, x))
 
 
 def qk_norm_rope(packed: Tensor, turn: Turn, num_heads: int, *, impl: KernelImpl) -> tuple[Tensor | None, Tensor, Tensor]:
@@ -153,12 +154,8 @@ def qk_norm_rope(packed: Tensor, turn: Turn, num_heads: int, *, impl: KernelImpl
         ConfigError: a gradient is wanted.
     """
     dim = _check_turn(packed, turn, num_heads)
-    arguments = (packed, turn.weight_q, turn.weight_k, turn.rope, num_heads, turn.eps)
-    v = packed[..., -dim:].unflatten(-1, (num_heads, -1))
-    if not custom_ops.seen(packed):
-        return *custom_ops.home(impl).turn(*arguments), v
-    *q, k = custom_ops.turn(*arguments, impl)
-    return q[0] if q else None, k, v
+    found = call("turn", impl, packed, turn.weight_q, turn.weight_k, turn.rope, num_heads, turn.eps)
+    return None if turn.weight_q is None else found[0], found[-1], packed[..., -dim:].unflatten(-1, (num_heads, -1))
 
 
 def qk_norm_rope_write(packed: Tensor, turn: Turn, cache: CacheRows, *, impl: KernelImpl) -> Tensor | None:
@@ -172,10 +169,8 @@ def qk_norm_rope_write(packed: Tensor, turn: Turn, cache: CacheRows, *, impl: Ke
         ConfigError: a gradient is wanted.
     """
     _check_rows(packed, turn, cache)
-    arguments = (packed, turn.weight_q, turn.weight_k, turn.rope, cache.keys, cache.values, cache.rows, turn.eps)
-    if not custom_ops.seen(packed):
-        return custom_ops.home(impl).turn_and_write(*arguments)
-    q = custom_ops.turn_and_write(*arguments, impl)
+    how = turn.weight_q, turn.weight_k, turn.rope
+    q = call("turn_and_write", impl, packed, *how, cache.keys, cache.values, cache.rows, turn.eps)
     return None if turn.weight_q is None else q
 
 
@@ -204,8 +199,8 @@ def text_attention(q: Tensor, k: Tensor, v: Tensor, distinct: Tensor, *, impl: K
             )
     if distinct.shape != (batch,) or distinct.dtype != torch.int32:
         raise ShapeError(f"distinct: got {distinct.dtype} {list(distinct.shape)}, expected torch.int32 [{batch}]")
-    arguments = (q, k, v, distinct)
-    return custom_ops.text_attention(*arguments, impl) if custom_ops.seen(q) else custom_ops.home(impl).text_attention(*arguments)
+    out: Tensor = call("text_attention", impl, q, k, v, distinct)
+    return out
 
 
 def turn_keys(keys: Tensor, turns: Tensor, out: Tensor, *, impl: KernelImpl) -> None:
@@ -231,10 +226,7 @@ def turn_keys(keys: Tensor, turns: Tensor, out: Tensor, *, impl: KernelImpl) -> 
     pairs = keys.shape[4] // 2
     if turns.dim() != 2 or turns.shape[0] > pairs or turns.shape[1] != 2 or turns.dtype != torch.float32:
         raise ShapeError(f"turns: got {turns.dtype} {list(turns.shape)}, expected torch.float32 [up to {pairs}, 2]")
-    if not custom_ops.seen(keys):
-        custom_ops.home(impl).turn_keys(keys, turns, out)
-    else:
-        custom_ops.turn_keys(keys, turns, out, impl)
+    call("turn_keys", impl, keys, turns, out)
 
 
 def _norm(
@@ -251,8 +243,8 @@ def _norm(
                 f"gate, scale or shift: got {list(table.shape)}, expected [1 or {batch}, F or 1, {dim}] with F frames that share "
                 f"{num_tokens} tokens equally, and the last dimension contiguous"
             )
-    arguments = (x, y, gate, after.scale, after.shift, after.from_one, eps, fp8)
-    return custom_ops.norm(*arguments, impl) if custom_ops.seen(x) else custom_ops.home(impl).norm(*arguments)
+    found: list[Tensor] = call("norm", impl, x, y, gate, after.scale, after.shift, after.from_one, eps, fp8)
+    return found
 
 
 def _check_turn(packed: Tensor, turn: Turn, num_heads: int) -> int:
