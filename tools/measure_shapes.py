@@ -23,9 +23,9 @@ from strobe.engine.model import Model
 from strobe.engine.presets import preset as settings_of
 from strobe.engine.session import Session
 from strobe.models.shapes import oracle
-from strobe.models.shapes.clips import measure
-from strobe.models.shapes.grammar import Scene, sample_scene
+from strobe.models.shapes.grammar import Scene
 from strobe.models.vae.tiny import TinyVAE
+from train_shapes.clips import measure, sample_scene
 
 SETTLED = (1, 10)
 """Frame blocks, first and last, over which prompt accuracy is measured."""

@@ -37,10 +37,10 @@ from strobe.engine.model import Model, latent_shape
 from strobe.engine.presets import preset
 from strobe.integrations.diffusers.keep import tiles_that_keep
 from strobe.models.captured import CapturedCall, Operands, write_calls
-from strobe.models.shapes.grammar import sample_scene
 from strobe.models.wan.layers import WanLayer
 from strobe.perf.measure.stats import mean_bounds
 from strobe.quality.fidelity import compare
+from train_shapes.clips import sample_scene
 
 PLACES: Final = {"psnr": 2, "ssim": 4, "temporal_difference": 5}
 METRICS: Final = tuple(PLACES)

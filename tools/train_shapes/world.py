@@ -11,10 +11,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from strobe.models.shapes.clips import FADE, SIZES, draw_scenes
 from strobe.models.shapes.grammar import CHOICES, HELD_OUT, Scene
 from strobe.models.shapes.render import RADII, advance, render
 from strobe.models.text.words import WordEncoder
+from train_shapes.clips import FADE, SIZES, draw_scenes
 
 
 class PromptTable:

@@ -21,8 +21,8 @@ from strobe.models.shapes.grammar import (
     VOCABULARY,
     Scene,
     parse,
-    sample_scene,
 )
+from train_shapes.clips import sample_scene
 
 RED_CIRCLE_LEFT = Scene(colour=0, shape=0, direction=0, speed=0, background=0)
 

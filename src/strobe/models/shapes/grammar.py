@@ -232,22 +232,3 @@ def _example(found: Mapping[str, list[str]]) -> str:
 
 def _article(word: str) -> str:
     return "an" if word[0] in "aeiou" else "a"
-
-
-def sample_scene(rng: random.Random, *, held_out: bool = False) -> Scene:
-    """Draw a scene of one shape or two, each uniform over the seen (default) or over the held-out combinations."""
-    pairs = [
-        (colour, shape)
-        for colour in range(len(COLOURS))
-        for shape in range(len(SHAPES))
-        if ((colour, shape) in HELD_OUT) == held_out
-    ]
-    colour, shape = rng.choice(pairs)
-    return Scene(
-        colour=colour,
-        shape=shape,
-        direction=rng.randrange(len(DIRECTIONS)),
-        speed=rng.randrange(len(SPEEDS)),
-        background=rng.randrange(len(BACKGROUNDS)),
-        second=rng.choice(pairs) if rng.random() < 0.5 else None,
-    )

@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from strobe.models.shapes.grammar import CHOICES, HELD_OUT
+from strobe.models.shapes.grammar import BACKGROUNDS, CHOICES, COLOURS, DIRECTIONS, HELD_OUT, SHAPES, SPEEDS, Scene
 from strobe.models.shapes.render import PERIOD, RADII, advance, render
 from strobe.models.vae.tiny import TinyVAE
 
 SIZES = tuple(len(values) for values in CHOICES.values())
 FADE = (0.75, 0.5, 0.25)
 """Weight of the old picture in the first frames after a prompt switch."""
+
+
+def sample_scene(rng: random.Random, *, held_out: bool = False) -> Scene:
+    """Draw a scene of one shape or two, each uniform over the seen (default) or over the held-out combinations."""
+    pairs = [
+        (colour, shape)
+        for colour in range(len(COLOURS))
+        for shape in range(len(SHAPES))
+        if ((colour, shape) in HELD_OUT) == held_out
+    ]
+    colour, shape = rng.choice(pairs)
+    return Scene(
+        colour=colour,
+        shape=shape,
+        direction=rng.randrange(len(DIRECTIONS)),
+        speed=rng.randrange(len(SPEEDS)),
+        background=rng.randrange(len(BACKGROUNDS)),
+        second=rng.choice(pairs) if rng.random() < 0.5 else None,
+    )
 
 
 def draw_scenes(count: int, device: torch.device) -> Tensor:
