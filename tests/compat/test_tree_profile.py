@@ -1,4 +1,4 @@
-"""The guide's timer: its names, leaves that add up without their parents, waits told from transfers."""
+"""The guide's timer: its names, leaves that add up without their parents."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch import Tensor
 import forked
 import tree_work as work
 from strobe.compat import tree_attn_decode
-from strobe.compat.assert_tree_attn import Timer, perturbation, profiled_tree_attn_decode, render, shares, skew
-from strobe.core.errors import DataError, ShapeError
+from strobe.compat.assert_tree_attn import Timer, profiled_tree_attn_decode, render, shares
+from strobe.core.errors import ShapeError
 from tree_ranks import Processes, threads
 
 LEAVES = [
@@ -80,20 +80,6 @@ def test_a_parent_is_not_summed_with_its_children() -> None:
         time.sleep(0.001)
     assert timer.parents == {"my_attention", "outer"}
     assert shares(timer.get_stats(), timer.parents) == {"computation": timer.get_stats()["comp_inner"]["total"]}
-
-
-def test_waits_are_told_from_transfers_and_serialising_has_its_price() -> None:
-    times = [{"comm_a": [5.4, 1.4], "comp": [9.0]}, {"comm_a": [0.4, 0.4], "comp": [1.0]}, {"comm_a": [2.4, 0.6], "comp": [1.0]}]
-    found = skew(times)
-    assert list(found) == ["comm_a"] and found["comm_a"].straggler == 1
-    assert found["comm_a"].transfer_ms == pytest.approx(0.4)
-    assert found["comm_a"].wait_ms == pytest.approx((3.0, 0.0, 1.1))
-    with pytest.raises(DataError, match=r"comm_a: got \[2, 1\] times by rank"):
-        skew([{"comm_a": [1.0, 1.0]}, {"comm_a": [1.0]}])
-    timers = [Timer(), Timer(serialised=True)]
-    for timer, values in zip(timers, ([2.0, 4.0, 3.0], [4.0, 3.0, 9.0]), strict=True):
-        timer.times["total_tree_attn"] = values
-    assert perturbation(*timers) == pytest.approx(1 / 3)
 
 
 def run_script(folder: Path, *arguments: str) -> forked.Done:
