@@ -9,13 +9,64 @@ import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from strobe.models.shapes.grammar import BACKGROUNDS, CHOICES, COLOURS, DIRECTIONS, HELD_OUT, SHAPES, SPEEDS, Scene
-from strobe.models.shapes.render import PERIOD, RADII, advance, render
+from strobe.models.shapes.grammar import (
+    BACKGROUNDS,
+    CHOICES,
+    COLOURS,
+    DEFAULTS,
+    DIRECTIONS,
+    SHAPES,
+    SPEEDS,
+    SYNONYMS,
+    VERBS,
+    Scene,
+    article,
+)
+from strobe.models.shapes.picture import PERIOD
 from strobe.models.vae.tiny import TinyVAE
+from train_shapes.render import RADII, advance, render
 
 SIZES = tuple(len(values) for values in CHOICES.values())
 FADE = (0.75, 0.5, 0.25)
 """Weight of the old picture in the first frames after a prompt switch."""
+
+
+HELD_OUT = frozenset(
+    (CHOICES["colour"].index(colour), SHAPES.index(shape))
+    for colour, shape in (("green", "triangle"), ("orange", "cross"), ("purple", "square"), ("cyan", "star"))
+)
+"""`(colour, shape)` numbers that training never shows: 4 of 40, no colour and no shape twice."""
+
+# {adverb} and {place} may be empty; no sentence has more than 20 words.
+_TEMPLATES = (
+    "{shapes} {verb} {direction} {adverb} {place}",
+    "{shapes} {adverb} {verb} {direction} {place}",
+    "{shapes} {verb} {direction} {place} {adverb}",
+    "{place} {shapes} {verb} {direction} {adverb}",
+    "{shapes} {to_be} {adverb} {verb} {direction} {place}",
+)
+_PLACES = ("on a {0} background", "over a {0} background", "on a {0} backdrop", "on {0}")
+
+
+def describe(scene: Scene, rng: random.Random) -> str:
+    """Describe a scene in a random sentence that `parse` reads back; defaults are left out half of the time."""
+    colour, shape, direction, speed, background, *second = scene.words
+    headings = SYNONYMS[direction]
+    if direction in ("left", "right"):
+        headings += (f"to the {direction}",)
+    said_speed = speed != DEFAULTS["speed"] or rng.random() < 0.5
+    said_background = background != DEFAULTS["background"] or rng.random() < 0.5
+    adverbs = {"slow": ("slowly", "at slow speed"), "fast": ("quickly", "fast", "at fast speed")}[speed]
+    shapes = [f"{article(hue)} {hue} {form}" for hue, form in ((colour, shape), *([second] if second else ()))]
+    sentence = rng.choice(_TEMPLATES).format(
+        shapes=" and ".join(shapes),
+        to_be="are" if second else "is",
+        verb=rng.choice(VERBS),
+        direction=rng.choice(headings),
+        adverb=rng.choice(adverbs) if said_speed else "",
+        place=rng.choice(_PLACES).format(rng.choice(SYNONYMS.get(background, (background,)))) if said_background else "",
+    )
+    return " ".join(sentence.split())
 
 
 def sample_scene(rng: random.Random, *, held_out: bool = False) -> Scene:

@@ -22,7 +22,7 @@ from strobe.cache.kv import CacheShape, RingCache
 from strobe.cache.policy import RingPolicy
 from strobe.models.shapes.config import FRAME_BLOCK, SHIFT, TIMESTEPS
 from strobe.models.shapes.oracle import locate
-from strobe.models.shapes.render import SIZE
+from strobe.models.shapes.picture import SIZE
 from strobe.models.text.words import WordEncoder
 from strobe.models.vae.tiny import TinyVAE
 from strobe.models.wan.dit import CausalWan

@@ -15,22 +15,8 @@ from strobe.core.errors import ShapeError
 from strobe.core.tolerances import tolerance
 from strobe.models.shapes.grammar import BACKGROUNDS, CHOICES, COLOURS, SHAPES
 from strobe.models.shapes.oracle import accuracy, detect, floor_step, locate
-from strobe.models.shapes.render import (
-    EDGE,
-    LIGHT,
-    PAIR_RADIUS,
-    PERIOD,
-    SHADE,
-    SHADOW,
-    SHADOW_OFFSET,
-    SIZE,
-    STAR_INNER,
-    TILE_EDGE,
-    TILES,
-    advance,
-    render,
-    stands,
-)
+from strobe.models.shapes.picture import EDGE, LIGHT, PERIOD, SIZE, STAR_INNER, TILE_EDGE, TILES
+from train_shapes.render import PAIR_RADIUS, SHADE, SHADOW, SHADOW_OFFSET, advance, render, stands
 
 SIZES = tuple(len(values) for values in CHOICES.values())
 ALONE = torch.tensor([[*scene, -1, -1] for scene in itertools.product(*(range(size) for size in SIZES))])

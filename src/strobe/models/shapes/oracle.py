@@ -12,7 +12,18 @@ from torch.nn import functional
 
 from strobe.core.errors import ShapeError
 from strobe.models.shapes.grammar import CHOICES, SHAPES
-from strobe.models.shapes.render import LONE_SPREAD, PAIR_SPREAD, PAIR_X, PERIOD, SIZE, TILE_EDGE, TILES, coverage, light, palette
+from strobe.models.shapes.picture import (
+    LONE_SPREAD,
+    PAIR_SPREAD,
+    PAIR_X,
+    PERIOD,
+    SIZE,
+    TILE_EDGE,
+    TILES,
+    coverage,
+    light,
+    palette,
+)
 
 CONTRAST = 0.18  # RGB distance to the floor from which a pixel may belong to a shape; the least between two colours is 0.23
 TONES = (0.3, 1.45)  # brightness of the floor over its colour: tiles, light and shadows
@@ -33,7 +44,7 @@ class Detection:
     Args:
         labels: in the order of `Scene.attributes`, int64 `[N, F, 7]`; every frame has the direction and speed of its clip.
         valid: whether each frame shows one shape or two, bool `[N, F]`.
-        place: where the shapes stand, `(x, y)` in [-1, 1] as `render` takes it, float32 `[N, F, 2]`; NaN where not valid.
+        place: where the shapes stand, `(x, y)` in [-1, 1] each axis by itself, float32 `[N, F, 2]`; NaN where not valid.
         camera: `(x, y)` over the floor in pixels, float32 `[N, F, 2]` in [0, PERIOD), up to half a period along both axes at
         once,
             which gives the same floor; NaN where no floor shows.
@@ -187,7 +198,7 @@ def _centre(weight: Tensor) -> Tensor:
 
 
 def _place(distance: Tensor, sides: tuple[Tensor, Tensor], pair: Tensor, valid: Tensor) -> Tensor:
-    """Return where the shapes stand, as `render.stands` places them, from their centres of mass; `[M, 2]`, NaN where none is
+    """Return where the shapes stand, in units of their spread, from their centres of mass; `[M, 2]`, NaN where none is
     seen."""
     first, second = (_centre(_cover(distance * side)) for side in sides)
     middles = first.new_tensor([[x, SIZE / 2] for x in PAIR_X])
