@@ -134,22 +134,19 @@ PROMPT = "a fox in the deep snow"
 
 
 @pytest.mark.parametrize(
-    ("free", "device", "offload", "by_layer"),
-    [("all", "cuda", False, False), ("a layer", "cuda", True, True), ("little", "cpu", True, False)],
+    ("free", "device", "offload"), [("all", "cuda", False), ("a layer", "cuda", True), ("little", "cpu", True)]
 )
-def test_the_device_is_chosen_by_what_is_free(
-    monkeypatch: pytest.MonkeyPatch, free: str, device: str, offload: bool, by_layer: bool
-) -> None:
+def test_the_device_is_chosen_by_what_is_free(monkeypatch: pytest.MonkeyPatch, free: str, device: str, offload: bool) -> None:
     encoder = RandomUmt5(SMALL)
     sizes = {"all": encoder.num_bytes + SPARE_BYTES, "a layer": encoder.num_bytes + SPARE_BYTES - 1, "little": SPARE_BYTES // 4}
     monkeypatch.setattr(umt5, "free_bytes", lambda where: sizes[free])
     encoder.place(torch.device("cuda"))
-    assert (encoder.device.type, encoder.offload, encoder.by_layer) == (device, offload, by_layer)
+    assert (encoder.device.type, encoder.offload) == (device, offload)
     encoder.place(torch.device("cpu"))
     assert encoder.device.type == device  # chosen once
     fixed = RandomUmt5(SMALL, device="cpu")
     fixed.place(torch.device("cuda"))
-    assert fixed.device.type == "cpu" and not fixed.by_layer
+    assert fixed.device.type == "cpu"
 
 
 def test_the_predicted_size_is_that_of_the_weights() -> None:
@@ -164,7 +161,7 @@ def test_layer_by_layer_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder, expected = RandomUmt5(SMALL), RandomUmt5(SMALL).embed([PROMPT, "an owl"])
     encoder.embed([PROMPT])
     places = lambda: [p.data_ptr() for p in encoder._model.parameters()]  # noqa: E731
-    encoder.by_layer, home = True, places()
+    home = places()
     away: list[int] = []
     for layer in encoder._model.encoder.block:
         layer.layer[0].register_forward_pre_hook(lambda *_: away.append(sum(place not in home for place in places())))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from strobe.core.errors import WeightsError
-from strobe.models.checkpoint import SAFE, compare_keys, read_file, read_shapes, sha256_of
+from strobe.models.checkpoint import SAFE, key_differences, read_file, read_shapes, sha256_of
 from strobe.models.wan.config import SIZES, WanConfig
 from strobe.models.wan.dit import CausalWan
 
@@ -114,7 +114,7 @@ def read_source(files: Sequence[Path]) -> WeightSource:
     tensors: dict[str, Tensor] = {}
     taken = ""
     for file in files:
-        held: dict[Any, Any] = {**read_shapes(file)} if file.suffix == SAFE else read_file(file, mapped=True)
+        held: dict[Any, Any] = {**read_shapes(file)} if file.suffix == SAFE else read_file(file)
         found, taken = _part(held, file)
         tensors.update({str(name): tensor for name, tensor in found.items() if isinstance(tensor, Tensor)})
     if not tensors:
@@ -337,15 +337,14 @@ def check_keys(config: WanConfig, expected: Mapping[str, Tensor], held: Mapping[
     Raises:
         WeightsError: they differ: which other model it looks like, or else the first differences of each kind.
     """
-    table = compare_keys(expected, held)
-    if not table:
+    differs = key_differences(expected, held)
+    if not differs:
         return
     width = _width(held)
     if width not in (0, config.dim):  # then no tensor has its shape, and a list of them would say nothing
         raise WeightsError(_another(config, held, width, where))
-    incomplete = not (table.unexpected or table.reshaped)
-    what, advice = ("all of ", "fetch it again") if incomplete else ("", "give the checkpoint as it was published")
-    raise WeightsError(f"{where} is not {what}{called(config)} with its {len(expected)} tensors: {table}; {advice}")
+    what = f"is not {called(config)} with its {len(expected)} tensors: {differs}"
+    raise WeightsError(f"{where} {what}; give the whole checkpoint as it was published")
 
 
 def _another(config: WanConfig, held: Mapping[str, Tensor], width: int, where: str) -> str:
