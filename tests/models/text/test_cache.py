@@ -15,7 +15,7 @@ from torch import Tensor
 
 from strobe.core.errors import ConfigError, DataError
 from strobe.models.text import umt5
-from strobe.models.text.cache import Key, PromptCache, PromptEncoder, PromptMemory
+from strobe.models.text.cache import Key, PromptCache, PromptEncoder
 from strobe.models.text.umt5 import SPARE_BYTES, RandomUmt5, Umt5Config
 
 DIM, LENGTH = 6, 8
@@ -94,12 +94,11 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_entry_is_refused_and_made_again(cache: PromptCache, damage: str) -> None:
     fake = Fake()
-    encoder = PromptEncoder(fake, cache)
-    good = encoder.encode(["a red cat", "a blue cat"])
+    good = PromptEncoder(fake, cache).encode(["a red cat", "a blue cat"])
     DAMAGES[damage](cache.folder / KEY.file)
-    assert torch.equal(encoder.encode(["a red cat", "a blue cat"]), good)
+    assert torch.equal(PromptEncoder(fake, cache).encode(["a red cat", "a blue cat"]), good)
     assert fake.embedded == ["a red cat", "a blue cat", "a red cat"]
-    assert torch.equal(encoder.encode(["a red cat", "a blue cat"]), good) and len(fake.embedded) == 3
+    assert torch.equal(PromptEncoder(fake, cache).encode(["a red cat", "a blue cat"]), good) and len(fake.embedded) == 3
 
 
 def test_a_write_that_fails_leaves_nothing_behind(cache: PromptCache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +186,7 @@ def test_random_weights_give_texts_of_their_own() -> None:
 class TestMemory:
     def test_a_text_is_made_once_and_known_then(self) -> None:
         encoder = Fake()
-        prompts = PromptEncoder(encoder, memory=PromptMemory())
+        prompts = PromptEncoder(encoder)
         assert not prompts.ready([PROMPT])
         first = prompts.encode([PROMPT, "an owl"])
         assert prompts.ready([PROMPT]) and prompts.ready(["an owl", PROMPT]) and not prompts.ready([PROMPT, "a cat"])
@@ -196,27 +195,29 @@ class TestMemory:
     def test_a_text_in_a_folder_is_known_too(self, tmp_path: Path) -> None:
         PromptEncoder(Fake(), PromptCache(tmp_path)).encode([PROMPT])
         encoder = Fake()
-        prompts = PromptEncoder(encoder, PromptCache(tmp_path), PromptMemory())
+        prompts = PromptEncoder(encoder, PromptCache(tmp_path))
         assert prompts.ready([PROMPT])
-        prompts.encode([PROMPT])
-        assert not encoder.embedded and prompts.memory is not None and prompts.memory.num_bytes
+        first = prompts.encode([PROMPT])
+        for path in tmp_path.iterdir():
+            path.unlink()
+        assert torch.equal(prompts.encode([PROMPT]), first) and not encoder.embedded
 
     def test_it_is_bounded_by_bytes(self) -> None:
-        keys = [Key(identity="e", prompt=str(number), dtype="torch.float32") for number in range(4)]
-        memory = PromptMemory(3 * 40)
-        for key in keys[:3]:
-            memory.put(key, torch.zeros(2, 5))
-        assert memory.get(keys[0]) is not None and memory.num_bytes == 120  # used last
-        memory.put(keys[3], torch.ones(2, 5))
-        assert [memory.get(key) is not None for key in keys] == [True, False, True, True] and memory.num_bytes == 120
-        memory.put(keys[1], torch.zeros(100))
-        assert memory.get(keys[1]) is None and memory.num_bytes == 120
-        with pytest.raises(ConfigError, match="holds nothing"):
-            PromptMemory(0)
+        encoder, prompts = Fake(), [f"a {number}" for number in range(4)]
+        size = encoder.rows(prompts[0]).nbytes
+        memory = PromptEncoder(encoder, limit_bytes=3 * size)
+        memory.encode(prompts[:3])
+        memory.encode([prompts[0]])  # used last
+        memory.encode([prompts[3]])
+        assert [memory.ready([prompt]) for prompt in prompts] == [True, False, True, True]
+        longer = "a much longer prompt"
+        small = PromptEncoder(encoder, limit_bytes=size)
+        small.encode([longer])
+        assert not small.ready([longer])
 
     def test_threads_take_turns_and_share(self) -> None:
         encoder = Fake()
-        prompts = PromptEncoder(encoder, memory=PromptMemory())
+        prompts = PromptEncoder(encoder)
         words = [f"a fox {number}" for number in range(6)]
         found: dict[int, list[Tensor]] = {}
 
