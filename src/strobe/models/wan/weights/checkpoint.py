@@ -302,18 +302,6 @@ def take_scales(names: dict[str, str], source: WeightSource) -> dict[str, str]:
     return found
 
 
-OTHER_CHANNELS: Final = {36: "image-to-video Wan2.1, whose picture encoder this engine lacks"}
-"""Channels of the latents of transformers that are known and cannot run here."""
-
-
-def check_channels(held: Mapping[str, Tensor], where: str) -> None:
-    """Refuse a transformer whose number of latent channels is that of another known model, and say which."""
-    patches = held.get("patch_embedding.weight")
-    channels = patches.shape[1] if patches is not None and patches.dim() == 5 else 0
-    if channels in OTHER_CHANNELS:
-        raise WeightsError(f"{where} takes {channels} channels, as {OTHER_CHANNELS[channels]}; give text-to-video weights")
-
-
 def called(config: WanConfig) -> str:
     """Return name and size of a model, for an error."""
     name = next((name for name, known in SIZES.items() if known == config), "a transformer")
@@ -444,7 +432,12 @@ def open_checkpoint(path: str | Path, config: WanConfig | None = None) -> OpenCh
     scaled = take_scales(names, source)
     layout = recognise(names, source.where)
     held = {name: source.tensors[spelled] for name, spelled in names.items()}
-    check_channels(held, source.where)
+    patches = held.get("patch_embedding.weight")
+    if patches is not None and patches.dim() == 5 and patches.shape[1] == 36:
+        raise WeightsError(
+            f"{source.where} takes 36 channels, as image-to-video Wan2.1, whose picture encoder this engine lacks; give "
+            "text-to-video weights"
+        )
     config = _config(source, held, layout, config)
     with torch.device("meta"):
         dit = CausalWan(config)
