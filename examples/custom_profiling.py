@@ -9,12 +9,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 import torch
 import torch.distributed as dist
 
-from strobe.compat.assert_tree_attn import Timer, gather_times, perturbation, profiled_tree_attn_decode, skew
+from strobe.compat.assert_tree_attn import Timer, profiled_tree_attn_decode
 
 
 def measure(seq_len: int, calls: int) -> tuple[Timer, Timer]:
@@ -45,13 +44,8 @@ def run() -> None:
     else:
         dist.init_process_group("gloo")
     free, serialised = measure(chosen.seq_len, chosen.calls)
-    ranks = gather_times(free)
     if dist.get_rank() == 0:
         free.print_stats(rank=0)
-        for name, found in skew(ranks).items():
-            waits = ", ".join(f"rank {rank} {wait:.3f}" for rank, wait in enumerate(found.wait_ms))
-            sys.stdout.write(f"  {name:<25}: transfer {found.transfer_ms:.3f} ms, waits {waits}; last: rank {found.straggler}\n")
-        sys.stdout.write(f"  what serialising cost    : {100 * perturbation(free, serialised):.1f} %\n\n")
         serialised.print_stats(rank=0)
     dist.destroy_process_group()
 

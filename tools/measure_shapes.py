@@ -23,9 +23,9 @@ from strobe.engine.model import Model
 from strobe.engine.presets import preset as settings_of
 from strobe.engine.session import Session
 from strobe.models.shapes import oracle
-from strobe.models.shapes.clips import measure
-from strobe.models.shapes.grammar import Scene, sample_scene
+from strobe.models.shapes.grammar import Scene
 from strobe.models.vae.tiny import TinyVAE
+from train_shapes.clips import describe, measure, sample_scene
 
 SETTLED = (1, 10)
 """Frame blocks, first and last, over which prompt accuracy is measured."""
@@ -111,7 +111,7 @@ def _prompts(trial: Trial, preset: str) -> Iterator[AccuracyFigure]:
     rng, count = random.Random(trial.seed), trial.streams
     for kind in ("seen", "held-out"):
         first, second = ([sample_scene(rng, held_out=kind == "held-out") for _ in range(count)] for _ in range(2))
-        prompts = {at: [scene.prompt(rng) for scene in scenes] for at, scenes in ((0, first), (SWITCH_AT, second))}
+        prompts = {at: [describe(scene, rng) for scene in scenes] for at, scenes in ((0, first), (SWITCH_AT, second))}
         clips = trial.clips(preset, trial.seed, prompts, range(SWITCH_AT + 2))
         settled = clips[SETTLED[0] : SETTLED[1] + 1]
         definition = f"share of frames of frame blocks {SETTLED[0]} to {SETTLED[1]} with everything as prompted"
@@ -132,7 +132,7 @@ def _long(trial: Trial, preset: str) -> Iterator[AccuracyFigure]:
     wanted = [block for block in LATE if block < trial.blocks]
     if not wanted:
         return
-    clips = trial.clips(preset, trial.seed + 1, {0: [scene.prompt(rng) for scene in scenes]}, wanted)
+    clips = trial.clips(preset, trial.seed + 1, {0: [describe(scene, rng) for scene in scenes]}, wanted)
     values = [float(_right(clip, scenes).mean()) for clip in clips]
     definition = "share of its frames with everything as prompted; one prompt from the start"
     for block, value in zip(wanted, values, strict=True):

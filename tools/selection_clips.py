@@ -37,10 +37,10 @@ from strobe.engine.model import Model, latent_shape
 from strobe.engine.presets import preset
 from strobe.integrations.diffusers.keep import tiles_that_keep
 from strobe.models.captured import CapturedCall, Operands, write_calls
-from strobe.models.shapes.grammar import sample_scene
 from strobe.models.wan.layers import WanLayer
 from strobe.perf.measure.stats import mean_bounds
 from strobe.quality.fidelity import compare
+from train_shapes.clips import describe, sample_scene
 
 PLACES: Final = {"psnr": 2, "ssim": 4, "temporal_difference": 5}
 METRICS: Final = tuple(PLACES)
@@ -288,7 +288,7 @@ def main(argv: Sequence[str]) -> None:
     trials = []
     for seed in (0, 1):
         rng = random.Random(seed)
-        prompts = [sample_scene(rng).prompt(rng) for _ in range(asked.clips)]
+        prompts = [describe(sample_scene(rng), rng) for _ in range(asked.clips)]
         trials.append(Trial(model=model, device=device, prompts=prompts, seed=seed, blocks=asked.blocks, tile=tuple(asked.tile)))
     if asked.capture:
         return capture(replace(trials[0], prompts=trials[0].prompts[:1]), asked.capture)

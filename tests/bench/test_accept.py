@@ -30,7 +30,6 @@ from strobe.cache.kv import CacheStep
 from strobe.engine.model import Model
 from strobe.engine.presets import balanced, preset
 from strobe.models.shapes.grammar import parse
-from strobe.models.shapes.render import advance, render
 from strobe.models.text.words import WordEncoder
 from strobe.perf.records.record import Check
 from strobe.perf.records.store import read_run
@@ -38,6 +37,7 @@ from strobe.perf.report.accept_page import accept_report, complete, failed_check
 from strobe.perf.report.build import build_report
 from strobe.perf.report.write import render_markdown
 from terminal import quiet
+from train_shapes.render import advance, render
 
 CPU = torch.device("cpu")
 

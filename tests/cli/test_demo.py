@@ -22,7 +22,7 @@ from strobe.engine.load import load
 from strobe.engine.session import Session
 from strobe.models.shapes.grammar import parse
 from strobe.models.shapes.oracle import detect
-from strobe.models.shapes.render import palette
+from strobe.models.shapes.picture import palette
 from strobe.quality.clips import read_clip
 from terminal import Strobe
 

@@ -23,11 +23,11 @@ from strobe.engine.session import Session
 from strobe.engine.stream import FrameBlock
 from strobe.engine.video import VideoFile, read_image
 from strobe.models.shapes.grammar import parse
-from strobe.models.shapes.render import advance, render
 from strobe.quality.clips import read_clip
 from strobe.serve.protocol import write
 from strobe.serve.streams import LiveStream, Origin, SpareSessions
 from terminal import Strobe
+from train_shapes.render import advance, render
 
 PROMPT = "a red circle moving left"
 

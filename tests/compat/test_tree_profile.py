@@ -1,4 +1,4 @@
-"""The guide's timer: its names, leaves that add up without their parents, waits told from transfers."""
+"""The guide's timer: its names, leaves that add up without their parents."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch import Tensor
 import forked
 import tree_work as work
 from strobe.compat import tree_attn_decode
-from strobe.compat.assert_tree_attn import Timer, perturbation, profiled_tree_attn_decode, render, shares, skew
-from strobe.core.errors import DataError, ShapeError
+from strobe.compat.assert_tree_attn import Timer, profiled_tree_attn_decode, render, shares
+from strobe.core.errors import ShapeError
 from tree_ranks import Processes, threads
 
 LEAVES = [
@@ -82,29 +82,15 @@ def test_a_parent_is_not_summed_with_its_children() -> None:
     assert shares(timer.get_stats(), timer.parents) == {"computation": timer.get_stats()["comp_inner"]["total"]}
 
 
-def test_waits_are_told_from_transfers_and_serialising_has_its_price() -> None:
-    times = [{"comm_a": [5.4, 1.4], "comp": [9.0]}, {"comm_a": [0.4, 0.4], "comp": [1.0]}, {"comm_a": [2.4, 0.6], "comp": [1.0]}]
-    found = skew(times)
-    assert list(found) == ["comm_a"] and found["comm_a"].straggler == 1
-    assert found["comm_a"].transfer_ms == pytest.approx(0.4)
-    assert found["comm_a"].wait_ms == pytest.approx((3.0, 0.0, 1.1))
-    with pytest.raises(DataError, match=r"comm_a: got \[2, 1\] times by rank"):
-        skew([{"comm_a": [1.0, 1.0]}, {"comm_a": [1.0]}])
-    timers = [Timer(), Timer(serialised=True)]
-    for timer, values in zip(timers, ([2.0, 4.0, 3.0], [4.0, 3.0, 9.0]), strict=True):
-        timer.times["total_tree_attn"] = values
-    assert perturbation(*timers) == pytest.approx(1 / 3)
-
-
-def run_script(script: str, folder: Path, *arguments: str) -> forked.Done:
-    code = f"import runpy; runpy.run_module('strobe.compat.{script}', run_name='__main__', alter_sys=True)"
+def run_script(folder: Path, *arguments: str) -> forked.Done:
+    code = "import runpy; runpy.run_module('strobe.compat.assert_tree_attn', run_name='__main__', alter_sys=True)"
     with contextlib.chdir(folder):
         return forked.run(code, *arguments)
 
 
 def test_the_guide_s_script_prints_its_blocks_and_their_sums(tmp_path: Path) -> None:
     small = ("--world-size", "1", "--seq-len", "64", "--profile-iterations", "1", "--strategies", "allreduce3")
-    done = run_script("assert_tree_attn", tmp_path, *small, "--enable-profiling", "--output", "there")
+    done = run_script(tmp_path, *small, "--enable-profiling", "--output", "there")
     assert done.returncode == 0 and "1 cells measured, 0 were there, 0 failed" in done.stdout + done.stderr
     for mode in ("free-running", "serialised"):
         assert f"blocks of the guide, {mode}." in done.stdout
@@ -112,16 +98,5 @@ def test_the_guide_s_script_prints_its_blocks_and_their_sums(tmp_path: Path) -> 
     assert all(abs(sum(map(float, re.findall(r"([\d.]+) %", line))) - 100) < 0.3 for line in leaves) and len(leaves) == 2
     assert all(f"\n{block} " in done.stdout for block in ("comp_local_attention", "comm_max_lse", "total_tree_attn"))
     assert (tmp_path / "there" / "report.html").is_file()
-    none = run_script("assert_tree_attn", tmp_path, *small, "--use-cuda")
+    none = run_script(tmp_path, *small, "--use-cuda")
     assert torch.cuda.is_available() or (none.returncode == 3 and "torch sees no CUDA device here" in none.stderr)
-
-
-@pytest.mark.rest
-def test_the_guide_s_scenarios_are_one_command(tmp_path: Path) -> None:
-    done = run_script(
-        "profile_examples", tmp_path, "--only", "lengths", "--seq-lens", "64", "--world-sizes", "1", "--iterations", "1",
-        "--strategies", "allgather",
-    )  # fmt: skip
-    assert done.returncode == 0 and "$ strobe bench scaling --world-size 1 --seq-len 64" in done.stdout
-    assert list(tmp_path.rglob("report.html"))
-    assert run_script("profile_examples", tmp_path, "--only", "nothing").returncode == 2

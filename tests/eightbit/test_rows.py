@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from strobe.core.tolerances import tolerance
-from strobe.eightbit.rows import DTYPES, EightBit, expand_rows, quantize_rows, quantize_tensor, store_rows
+from strobe.eightbit.rows import DTYPES, EightBit, expand_rows, quantize_rows, store_rows
 from strobe.eightbit.types import Quantized
 
 FORMATS: list[EightBit] = ["fp8", "int8"]
@@ -81,14 +81,6 @@ def test_a_row_that_is_scaled_keeps_its_values(scale: float, seed: int) -> None:
     for to in FORMATS:
         one, other = quantize_rows(x, to), quantize_rows(x * power, to)
         assert torch.equal(one.values.float(), other.values.float()) and torch.equal(one.scale * power, other.scale)
-
-
-def test_one_scale_for_a_whole_tensor() -> None:
-    x = rows(63, torch.float32)
-    values, scale = quantize_tensor(x)
-    flat = quantize_rows(x.view(1, -1))
-    assert scale.shape == (1, 1, 1) and scale.item() == flat.scale.item()
-    assert torch.equal(values.float().view(1, -1), flat.values.float())
 
 
 @pytest.mark.parametrize("to", FORMATS)

@@ -57,7 +57,6 @@ def quantize(device: str) -> None:
                 check(triton.quantize_rows(x, to), reference.quantize_rows(x, to))
             strided = torch.cat((x, x), -1)[:, :width]
             check(triton.quantize_rows(strided, torch.int8), reference.quantize_rows(x, torch.int8))
-            check(triton.quantize_tensor(x[5:7]), reference.quantize_tensor(x[5:7]))
     empty = triton.quantize_rows(torch.empty(0, 8, device=device), torch.int8)
     assert empty[0].shape == (0, 8) and empty[1].shape == (0, 1)
 

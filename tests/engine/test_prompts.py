@@ -28,7 +28,7 @@ from strobe.engine.prompts import (
     switches_of,
 )
 from strobe.engine.session import Session
-from strobe.models.text.cache import PromptEncoder, PromptMemory
+from strobe.models.text.cache import PromptEncoder
 from tiny_model import Make
 
 DEFAULTS = ModelDefaults(frame_size=(32, 32), fps=16, stride=VaeStride(), frame_block=3, timesteps=(1000.0,), shift=5.0)
@@ -179,7 +179,7 @@ def test_weights_that_mean_nothing_are_refused(prompt: str, words: str, make: Ma
 def test_a_blend_equals_the_sum_in_float64_of_texts_that_are_made_once() -> None:
     """Rows of prompts of different lengths; what is shorter adds zeros behind its end."""
     embedder = Rows()
-    encoder = PromptEncoder(embedder, None, PromptMemory())
+    encoder = PromptEncoder(embedder)
     assert not prompts_ready(encoder, [BOTH])
     found = encode_prompts(encoder, [BOTH, "red circle", "(green circle moving:0.3) (red circle:0.5)"])
     assert sorted(embedder.asked) == ["blue square", "green circle moving", "red circle"] and found.dtype == torch.bfloat16

@@ -16,7 +16,7 @@ from live_server import CHROMIUM, Running, in_shots, serving
 from strobe.engine.load import load
 from strobe.engine.prompts import MODES
 from strobe.models.shapes.grammar import BACKGROUNDS, COLOURS
-from strobe.models.shapes.render import PERIOD, SIZE, TILES
+from strobe.models.shapes.picture import PERIOD, SIZE, TILES
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium")
 RED, BLUE = (230, 40, 40), (50, 90, 240)

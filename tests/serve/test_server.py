@@ -19,12 +19,13 @@ import strobe
 from live_server import CIRCLE, SQUARE, Running, answer, jpegs, pictures, serving
 from strobe.core.errors import ConfigError, SessionError
 from strobe.models.shapes.grammar import parse
-from strobe.models.shapes.render import SIZE, render
+from strobe.models.shapes.picture import SIZE
 from strobe.serve import protocol
 from strobe.serve.client import RefusedError, watch
 from strobe.serve.encode import Encoder
 from strobe.serve.protocol import Picture
 from strobe.serve.streams import Origin
+from train_shapes.render import render
 
 
 async def test_a_viewer_gets_the_frames_of_the_session_it_asked_for(running: Running) -> None:

@@ -144,7 +144,6 @@ def layers(card: Card, dtype: str) -> None:
     if card.capability >= FP8_CAPABILITY:
         formats.append(torch.float8_e4m3fn)
         wan.gelu_quantize(torch.zeros(1, 8, 8960, dtype=DTYPES[dtype]))
-        eightbit.quantize_tensor(x)
     for fp8 in (False, True)[: len(formats)]:
         wan.norm(x, x, row, row, row, True, 1e-6, fp8)
     for each in formats:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import l1_loss, mse_loss
 
-from strobe.models.shapes.clips import draw_clips, measure
 from strobe.models.vae.tiny import TinyVAE
+from train_shapes.clips import draw_clips, measure
 from train_shapes.state import Progress, Trainer
 from train_shapes.world import renderer
 

@@ -20,16 +20,16 @@ from torch import Tensor, nn
 
 from strobe.cache.kv import CacheShape, RingCache
 from strobe.cache.policy import RingPolicy
-from strobe.models.shapes.clips import draw_scenes
 from strobe.models.shapes.config import FRAME_BLOCK, SHIFT, TIMESTEPS
 from strobe.models.shapes.oracle import locate
-from strobe.models.shapes.render import SIZE
+from strobe.models.shapes.picture import SIZE
 from strobe.models.text.words import WordEncoder
 from strobe.models.vae.tiny import TinyVAE
 from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.flow import add_noise, shifted_sigma, to_x0
 from strobe.models.wan.layers import rotate_temporal
 from strobe.models.wan.transformer import Modulation, TextKV
+from train_shapes.clips import draw_scenes
 from train_shapes.state import Progress, Trainer
 from train_shapes.teacher import POLICIES, compile_for_training
 from train_shapes.world import (

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from strobe.cache.policy import RingPolicy
-from strobe.models.shapes.clips import draw_scenes
 from strobe.models.shapes.config import FRAME_BLOCK
-from strobe.models.shapes.render import SIZE
+from strobe.models.shapes.picture import SIZE
 from strobe.models.text.words import WordEncoder
 from strobe.models.vae.tiny import TinyVAE
 from strobe.models.wan.dit import CausalWan
+from train_shapes.clips import draw_scenes
 from train_shapes.state import Progress, Trainer
 from train_shapes.world import (
     PromptTable,

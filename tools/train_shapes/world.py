@@ -11,10 +11,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from strobe.models.shapes.clips import FADE, SIZES, draw_scenes
-from strobe.models.shapes.grammar import CHOICES, HELD_OUT, Scene
-from strobe.models.shapes.render import RADII, advance, render
+from strobe.models.shapes.grammar import CHOICES, Scene
 from strobe.models.text.words import WordEncoder
+from train_shapes.clips import FADE, HELD_OUT, SIZES, describe, draw_scenes
+from train_shapes.render import RADII, advance, render
 
 
 class PromptTable:
@@ -30,7 +30,7 @@ class PromptTable:
         rows = []
         for direction, speed, background, second in itertools.product(*(range(size) for size in SIZES[2:]), (None, others)):
             scene = Scene(colour=named[0], shape=named[1], direction=direction, speed=speed, background=background, second=second)
-            rows += [[text.index[word] for word in scene.prompt(rng).split()] for _ in range(sentences)]
+            rows += [[text.index[word] for word in describe(scene, rng).split()] for _ in range(sentences)]
         padded = torch.tensor([row + [0] * (text.length - len(row)) for row in rows])
         slots = [text.index[word] for word in ("red", "circle", "blue", "square")]
         self.slots: Tensor = torch.full_like(padded, -1)  # which drawn word stands in each place: none, or one of six

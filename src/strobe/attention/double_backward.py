@@ -3,21 +3,7 @@
 A kernel's backward computes first derivatives only. `torch.autograd.function.once_differentiable` refuses a second backward, but
 it cuts the gradients off from q, k and v: `torch.autograd.grad(penalty, x)` then leaves out what reaches x through the gradients,
 without a word, wherever x reaches the penalty in another way too. Here the gradients stay connected to what they depend on, by a
-step whose own backward raises.
-
-    class _Attend(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, q, k, v):
-            out, lse = kernel.forward(q, k, v)
-            ctx.save_for_backward(q, k, v, out, lse)
-            return out, lse
-
-        @staticmethod
-        @first_derivatives_only("dense_attention", alternatives=["reference"])
-        def backward(ctx, saved, *d_outputs):  # `saved` is ctx.saved_tensors, which the decorator has read
-            return kernel.backward(*d_outputs, *saved)
-
-The function that `torch.library.CustomOp.register_autograd` takes is decorated in the same way.
+step whose own backward raises. What `torch.library.CustomOp.register_autograd` takes is decorated like a function's backward.
 """
 
 from __future__ import annotations

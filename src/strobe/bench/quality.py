@@ -15,7 +15,7 @@ from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError, DataError, ImplUnavailableError, ShapeError
 from strobe.models.shapes import oracle
 from strobe.models.shapes.grammar import parse
-from strobe.models.shapes.render import SIZE
+from strobe.models.shapes.picture import SIZE
 from strobe.perf.records.record import Quality, Workload
 from strobe.quality.available import METRICS, MetricsAsked, metric
 from strobe.quality.clips import clip_name, clips_of, pictures_of, read_clip

@@ -17,7 +17,7 @@ from strobe.cli.console import OUT, styled, terminal
 from strobe.cli.defaults import fill_in
 from strobe.cli.interrupted import terminates_as_interrupted
 from strobe.cli.ranks import says
-from strobe.core.errors import ConfigError, DataError, SessionError, ShapeError, StrobeError, Terminated, WeightsError
+from strobe.core.errors import ConfigError, DataError, SessionError, ShapeError, StrobeError, Terminated
 from strobe.core.printable import clean, clean_lines
 
 OK: Final = 0
@@ -87,8 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stderr.write(clean_lines(traceback.format_exc()))
         code, message = explain(error, named_place(tokens))
         if says(code, error):
-            rows = message.splitlines() if isinstance(error, WeightsError) else [message]  # whose message may be a table
-            told = "\n  ".join(clean(" ".join(row.split())) for row in rows)
+            told = clean(" ".join(message.split()))
             terminal(stderr=True).print(styled(("error", "bold red"), ": ").append(told))
         return code
 

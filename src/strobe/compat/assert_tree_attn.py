@@ -2,7 +2,7 @@
 
 Two ways to time, and both are needed. Free-running (the default): nothing is synchronised inside the call, so its total is the
 truth; a block around a collective then holds the wait for the other ranks as well. Serialised: the device is drained around every
-block and the ranks meet before every collective (blocks `wait_*`), so `comm_*` is transfer alone; `perturbation` says the price.
+block and the ranks meet before every collective (blocks `wait_*`), so `comm_*` is transfer alone, and the whole takes longer.
 
 The script of the guide, by its name and with its flags, is `strobe bench tree`, which checks every rank and prints the blocks:
 
@@ -15,9 +15,8 @@ import runpy
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -30,7 +29,6 @@ from strobe.attention.tree.placement import Mask, Segment
 from strobe.attention.tree.spec import check_heads, check_tensors
 from strobe.compat.tree_attn import LAYOUT, shard_keys
 from strobe.core.device import synchronize
-from strobe.core.errors import DataError
 from strobe.perf.measure.stats import percentile, tail
 
 TOTAL = "total_tree_attn"
@@ -154,56 +152,6 @@ def _line(name: str, stats: Mapping[str, float]) -> str:
         f"  {name:<25}: {stats['mean']:8.3f} ± {stats['spread']:6.3f} (total: {stats['total']:8.3f}; "
         f"p50 {stats['p50']:.3f}, p90 {stats['p90']:.3f}, n {stats['count']:.0f})"
     )
-
-
-def perturbation(free: Timer, serialised: Timer, block: str = TOTAL) -> float:
-    """Compute the extra time of the median call when serialised, as a share: 0.25 is a quarter longer."""
-    return percentile(serialised.times[block], 0.5) / percentile(free.times[block], 0.5) - 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Skew:
-    """Transfer and waiting time of one collective over all ranks, ms.
-
-    Args:
-        transfer_ms: the mean over the calls of the shortest time of any rank: the last to come waits for nobody.
-        wait_ms: of each rank, the mean of what its own time was longer.
-        straggler: the rank that waited least, for which the others waited.
-    """
-
-    transfer_ms: float
-    wait_ms: tuple[float, ...]
-    straggler: int
-
-
-def skew(times: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Skew]:
-    """Split every `comm_*` block into wait and transfer, from the free-running times of all ranks.
-
-    Args:
-        times: `Timer.times` of each rank, in rank order.
-
-    Raises:
-        DataError: ranks timed different numbers of a collective.
-    """
-    found = {}
-    for name in times[0]:
-        if kind_of(name) != "communication":
-            continue
-        counts = [len(each.get(name, ())) for each in times]
-        if len(set(counts)) > 1:
-            raise DataError(f"{name}: got {counts} times by rank, expected as many on each")
-        shortest = [min(each) for each in zip(*(of_rank[name] for of_rank in times), strict=True)]
-        transfer = sum(shortest) / len(shortest)
-        waits = tuple(sum(of_rank[name]) / counts[0] - transfer for of_rank in times)
-        found[name] = Skew(transfer_ms=transfer, wait_ms=waits, straggler=waits.index(min(waits)))
-    return found
-
-
-def gather_times(timer: Timer) -> list[dict[str, list[float]]]:
-    """Gather every rank's times on every rank, in rank order."""
-    times: list[dict[str, list[float]]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(times, timer.times)
-    return times
 
 
 def profiled_tree_attn_decode(q: Tensor, k: Tensor, v: Tensor, timer: Timer, warmup: bool = False) -> Tensor:

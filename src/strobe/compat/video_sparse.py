@@ -154,13 +154,4 @@ def _grid(sizes: Tensor | None, number: int, block: int, name: str, device: torc
         if looks(sizes) and bool(((sizes < 0) | (sizes > block)).any()):
             low, high = sizes.aminmax()
             raise ShapeError(f"{name}: got {int(low)} to {int(high)} tokens in a block, expected 0 to {block}")
-    return Grid(
-        block=block,
-        num_tiles=number,
-        num_tokens=number * block,
-        sizes=filled(block, (number,), device) if sizes is None else sizes,
-        ragged_sizes=sizes,
-        tokens=None,
-        rows=None,
-        tiled=True,
-    )
+    return Grid.in_tiles(block, number, filled(block, (number,), device) if sizes is None else sizes, sizes)

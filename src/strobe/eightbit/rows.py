@@ -40,12 +40,6 @@ def quantize_rows(x: Tensor, to: EightBit = "fp8") -> Quantized:
     return Quantized(values=values, scale=scale)
 
 
-def quantize_tensor(x: Tensor) -> Quantized:
-    """Quantise x to FP8 with one scale for all of it, shape `[1, ..., 1]`; x is read twice, not once."""
-    values, scale = _impl(x, "fp8").quantize_tensor(x)
-    return Quantized(values=values, scale=scale)
-
-
 def store_rows(pair: tuple[Tensor, Tensor], rows: Tensor, kept: Quantized) -> None:
     """Quantise tokens head by head and store them at their rows. Nothing syncs.
 

@@ -13,7 +13,7 @@ class Quantized(NamedTuple):
 
     Args:
         values: `[..., K]`, float8_e4m3fn or int8.
-        scale: float32 `[..., 1]`, one per row; `[1, ..., 1]`: one for all.
+        scale: float32 `[..., 1]`, one per row.
     """
 
     values: Tensor

@@ -25,7 +25,7 @@ from strobe.models.lora import combined
 from strobe.models.shapes import config as shapes
 from strobe.models.shapes import weights as bundled
 from strobe.models.shapes.grammar import parse
-from strobe.models.text.cache import PromptCache, PromptEncoder, PromptMemory
+from strobe.models.text.cache import PromptCache, PromptEncoder
 from strobe.models.text.umt5 import RandomUmt5, Umt5, Umt5Config, Umt5Files, check_installed
 from strobe.models.vae.taew import RAW_LATENTS, Taew, TaewConfig, load_taew, random_taew
 from strobe.models.vae.wan.autoencoder import WanVAE
@@ -45,7 +45,7 @@ def text_encoder(folder: Path, given: Weights) -> TextEncoder:
         WeightsError: it is not there; says what was looked for.
     """
     encoder = Umt5(Umt5Files.find(folder), dtype=DTYPES[given.text_dtype], device=given.text_device)
-    return PromptEncoder(encoder, None if given.prompt_cache is None else PromptCache(given.prompt_cache), PromptMemory())
+    return PromptEncoder(encoder, None if given.prompt_cache is None else PromptCache(given.prompt_cache))
 
 
 def random_text(config: WanConfig, given: Weights) -> TextEncoder:
@@ -54,7 +54,7 @@ def random_text(config: WanConfig, given: Weights) -> TextEncoder:
         return PromptNoise(config)
     check_installed()
     sizes = Umt5Config(length=config.text_len, dim=config.text_dim)
-    return PromptEncoder(RandomUmt5(sizes, dtype=DTYPES[given.text_dtype], device=given.text_device), None, PromptMemory())
+    return PromptEncoder(RandomUmt5(sizes, dtype=DTYPES[given.text_dtype], device=given.text_device))
 
 
 TAEW_2_2: Final = TaewConfig(latent_channels=WIDE, patch=2)

@@ -9,7 +9,6 @@ import textwrap
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -55,43 +54,11 @@ class _Entry(msgspec.Struct):
     data_offsets: tuple[int, int]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KeyTable:
-    """The difference between the tensors of a checkpoint and those of a model, in the checkpoint's own names.
-
-    Args:
-        missing: tensors of the model that the file does not hold.
-        unexpected: tensors of the file that the model does not have.
-        reshaped: name, shape in the file and shape in the model, where they differ.
-    """
-
-    missing: tuple[str, ...]
-    unexpected: tuple[str, ...]
-    reshaped: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]
-
-    def __bool__(self) -> bool:
-        return bool(self.missing or self.unexpected or self.reshaped)
-
-    def __str__(self) -> str:
-        shapes = tuple(f"{name} {given} for {expected}" for name, given, expected in self.reshaped)
-        kinds = (("missing", self.missing), ("unexpected", self.unexpected), ("of another shape", shapes))
-        return "; ".join(_row(what, names) for what, names in kinds if names)
-
-
-def _row(what: str, names: tuple[str, ...]) -> str:
-    more = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"{len(names)} {what}: {', '.join(names[:SHOWN])}{more}"
-
-
-def read_file(path: Path, *, mapped: bool = False) -> dict[Any, Any]:
+def read_file(path: Path) -> dict[Any, Any]:
     """Read a `.safetensors`, `.pth` or `.pt` file to the CPU by name, without running code in it.
 
-    A pickle may hold more than tensors.
-
-    Args:
-        path: the file.
-        mapped: leave the tensors of a `.pth` on the disk until they are used, as those of a `.safetensors` always are; one in
-            the format before torch 1.6 is read at once all the same.
+    Tensors are left on the disk until they are used, but for those of a pickle in the format before torch 1.6. A pickle may hold
+    more than tensors.
 
     Raises:
         WeightsError: no such file, damaged, or it would have to run code to be read.
@@ -100,7 +67,7 @@ def read_file(path: Path, *, mapped: bool = False) -> dict[Any, Any]:
     try:
         if path.suffix == SAFE:
             return load_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped and _is_zip(path))
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
     except pickle.UnpicklingError as error:
         with path.open("rb") as file:
             first = file.read(12)
@@ -205,26 +172,34 @@ def _header(path: Path) -> tuple[dict[str, _Entry], dict[str, str]]:
     return entries, words
 
 
-def read_tensors(path: Path, *, mapped: bool = False) -> dict[str, Tensor]:
+def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read a file of named tensors and nothing else; see `read_file`.
 
     Raises:
         WeightsError: no such file, damaged, or with anything but named tensors in it.
     """
-    found = read_file(path, mapped=mapped)
+    found = read_file(path)
     if not all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in found.items()):
         raise WeightsError(f"{path} does not hold named tensors alone; give the file as it was released")
     return found
 
 
-def compare_keys(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> KeyTable:
-    """Tabulate the differences between a checkpoint and what a model expects; both in the same names."""
+def key_differences(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str:
+    """List the differences between a checkpoint and what a model expects, both in the same names; empty if there are none.
+
+    Of each kind the first few: `12 missing: a, b, c, d, and 8 more; 1 of another shape: e (3,) for (4,)`.
+    """
     both = sorted(expected.keys() & given.keys())
     shapes = ((name, tuple(given[name].shape), tuple(expected[name].shape)) for name in both)
-    return KeyTable(
-        missing=tuple(sorted(expected.keys() - given.keys())),
-        unexpected=tuple(sorted(given.keys() - expected.keys())),
-        reshaped=tuple(row for row in shapes if row[1] != row[2]),
+    kinds = {
+        "missing": sorted(expected.keys() - given.keys()),
+        "unexpected": sorted(given.keys() - expected.keys()),
+        "of another shape": [f"{name} {found} for {wanted}" for name, found, wanted in shapes if found != wanted],
+    }
+    return "; ".join(
+        f"{len(names)} {kind}: {', '.join(names[:SHOWN])}" + (f", and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+        for kind, names in kinds.items()
+        if names
     )
 
 
@@ -242,9 +217,9 @@ def match(
     Raises:
         WeightsError: a tensor is missing, left over or of another shape; says which.
     """
-    table = compare_keys({names[own]: tensor for own, tensor in expected.items()}, tensors)
-    if table:
-        raise WeightsError(f"{source} does not fit the model: {table}; give the checkpoint of this very model")
+    differs = key_differences({names[own]: tensor for own, tensor in expected.items()}, tensors)
+    if differs:
+        raise WeightsError(f"{source} does not fit the model: {differs}; give the checkpoint of this very model")
     return {own: tensors[names[own]] for own in expected}
 
 

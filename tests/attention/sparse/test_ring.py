@@ -188,7 +188,7 @@ def gone(rank: int, case: RingCase) -> None:
     ("work", "said"),
     [
         (disagreeing, "disagrees on the arguments: rank 0 is in call 1: video_sparse_attention q [1, 576, 4, 8]"),
-        (gone, "rank 1 ended"),
+        (gone, "rank 1 closed the connection"),
     ],
 )
 def test_ranks_that_differ_are_named(work: Callable[..., None], said: str) -> None:

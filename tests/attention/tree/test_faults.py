@@ -52,7 +52,7 @@ def blames(outcomes: list[Outcome], rank: int, *words: str) -> None:
 
 def test_a_rank_that_ended(three: Processes) -> None:
     three.start(work.after, {1: 0.3}, "exit")
-    blames(three.outcomes([0, 2]), 1, "ended (process ", "call 2")
+    blames(three.outcomes([0, 2]), 1, "closed the connection (", "call 2")
     assert three.outcomes([1])[0].ended
 
 
@@ -61,10 +61,10 @@ def test_a_rank_that_is_killed(three: Processes) -> None:
     time.sleep(0.3)
     assert three.processes[2].pid
     os.kill(three.processes[2].pid, signal.SIGKILL)
-    blames(three.outcomes([0, 1]), 2, "ended (process ")
+    blames(three.outcomes([0, 1]), 2, "closed the connection (")
     three.start(work.small, ranks=[0, 1])
     for each in three.outcomes([0, 1]):
-        assert "this process group has failed before (call 2: rank 2 ended" in each.error and each.seconds < LIMIT_S
+        assert "this process group has failed before (call 2: rank 2 closed" in each.error and each.seconds < LIMIT_S
 
 
 def test_a_rank_that_hangs(three: Processes) -> None:
@@ -244,19 +244,6 @@ def test_nothing_is_late_behind_a_backlog() -> None:
     assert not told.wait(0.3)
     begun.set()
     assert told.wait(LONG_S)
-
-
-def test_the_thread_ends_and_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strobe.attention.tree.comm.IDLE_S", 0.01)
-    watch, told = Watch(), threading.Event()
-    for _ in range(2):
-        watch.add(lambda: False, told.set, 0.0)
-        assert told.wait(LONG_S)
-        told.clear()
-        thread = watch._thread
-        if thread is not None:
-            thread.join(LONG_S)
-        assert watch._thread is None
 
 
 def test_a_process_ends_and_says_for_whom_it_waited(tmp_path: Path) -> None:

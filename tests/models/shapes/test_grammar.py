@@ -17,12 +17,11 @@ from strobe.models.shapes.grammar import (
     CHOICES,
     COLOURS,
     EVERYWHERE,
-    HELD_OUT,
     VOCABULARY,
     Scene,
     parse,
-    sample_scene,
 )
+from train_shapes.clips import HELD_OUT, describe, sample_scene
 
 RED_CIRCLE_LEFT = Scene(colour=0, shape=0, direction=0, speed=0, background=0)
 
@@ -33,7 +32,7 @@ def test_every_scene_reads_back_from_its_sentences() -> None:
         scene = Scene(**dict(zip(CHOICES, numbers, strict=True)))
         for second in (None, None, (numbers[0], 4), (7 - numbers[0], numbers[1])):
             told = replace(scene, second=second)
-            sentence = told.prompt(rng)
+            sentence = describe(told, rng)
             assert parse(sentence) == told, sentence
             assert set(sentence.split()) <= set(VOCABULARY)
             assert len(sentence.split()) <= 20
@@ -41,7 +40,7 @@ def test_every_scene_reads_back_from_its_sentences() -> None:
 
 def test_sentences_use_the_whole_vocabulary_of_attributes() -> None:
     rng = random.Random(2)
-    used = {word for _ in range(3000) for word in sample_scene(rng, held_out=rng.random() < 0.5).prompt(rng).split()}
+    used = {word for _ in range(3000) for word in describe(sample_scene(rng, held_out=rng.random() < 0.5), rng).split()}
     assert set(VOCABULARY) - used <= {"the", "in", "with"}
 
 

@@ -10,9 +10,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from strobe.core.errors import ConfigError, WeightsError
-from strobe.models.shapes import clips, weights
+from strobe.models.shapes import weights
 from strobe.models.shapes.grammar import VOCABULARY
 from strobe.models.shapes.weights import Parts
+from train_shapes import clips
 
 
 @pytest.fixture(scope="module")

@@ -157,17 +157,14 @@ class TestWithTransformers:
         alone, together = encoder.embed(["w3 w4"])[0], encoder.embed([PROMPT, "w3 w4"])[1]
         assert alone.dtype == torch.bfloat16 and torch.equal(alone, together)
 
-    @pytest.mark.parametrize("offload", [True, False])
-    def test_weights_leave_the_device(
-        self, official: Official, tmp_path: Path, offload: bool, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        encoder = Umt5(Umt5Files.find(write_original(official, tmp_path)), SMALL, offload=offload)
+    def test_weights_may_stay_on_the_device(self, official: Official, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        encoder = Umt5(Umt5Files.find(write_original(official, tmp_path)), SMALL, offload=False)
         expected = encoder.embed(["w3"])[0]
-        host = places(encoder._model)
+        host = [parameter.data for parameter in encoder._model.parameters()]
         monkeypatch.setattr(Tensor, "to", lambda x, device: x.clone())  # a copy stands for the one on another device
-        with encoder._at_work() as model:
-            assert not set(places(model)) & set(host)
-        assert (places(encoder._model) == host) is offload
+        with encoder._at_work():
+            pass
+        assert not set(places(encoder._model)) & {data.data_ptr() for data in host}
         monkeypatch.undo()
         assert torch.equal(encoder.embed(["w3"])[0], expected)
         assert encoder._model.encoder.embed_tokens.weight is encoder._model.shared.weight

@@ -1,4 +1,4 @@
-"""The decoder's kernels: the reference in float64 against the layers, Triton against the reference, and what is refused."""
+"""The decoder's kernels: the reference in float64 against the layers, Triton against the reference, and where they run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from forked import in_triton, needs_triton
 from strobe.core.device import Card
-from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
+from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.core.tolerances import tolerance
 from strobe.models.vae.kernels import api
 from strobe.models.vae.stream import StreamingDecoder
@@ -60,22 +60,8 @@ def test_a_card_of_little_shared_memory_compiles(monkeypatch: pytest.MonkeyPatch
     assert said(99, torch.bfloat16).endswith("cuda:0 has compute capability 12.0, 99 KiB of shared memory")
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_there_is_no_gradient() -> None:
     seen, weight, bias = torch.zeros(1, 3, 4, 5, 8), torch.zeros(16, 8, 3, 3, 3), torch.zeros(16)
     assert api.convolve(seen, weight, bias, impl="reference").shape == (1, 1, 4, 5, 16)
-    with pytest.raises(ShapeError, match="C and C' in eights"):
-        api.convolve(seen[..., :7].contiguous(), weight[:, :7], bias, impl="reference")
-    with pytest.raises(ShapeError, match="expected a contiguous tensor"):
-        api.convolve(seen.transpose(2, 3), weight, bias, impl="reference")
-    with pytest.raises(ShapeError, match=r"skip: got \[1, 1, 2, 3, 16\]"):
-        api.convolve(seen, weight, bias, torch.zeros(1, 1, 2, 3, 16), impl="reference")
-    with pytest.raises(ShapeError, match="gamma: got 8 numbers, expected 16"):
-        api.convolve_norm(seen, weight, bias, bias[:8], None, impl="reference")
-    with pytest.raises(ShapeError, match=r"before: got \[1, 1, 2, 3, 16\]"):
-        api.convolve_norm(seen, weight, bias, bias, torch.zeros(1, 1, 2, 3, 16), impl="reference")
-    with pytest.raises(ShapeError, match="norm: got"):
-        api.norm(seen.movedim(-1, 1), None, bias[:8], None, impl="reference")
-    with pytest.raises(ShapeError, match=r"got torch.float64, expected torch.float32"):
-        api.convolve(seen.double(), weight, bias, impl="reference")
     with pytest.raises(ConfigError, match="no gradient"):
         api.convolve(seen, weight.requires_grad_(), bias, impl="reference")

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from strobe.core.errors import ConfigError, ShapeError
 from strobe.core.tolerances import tolerance
 from strobe.eightbit.rows import quantize_rows
-from strobe.eightbit.types import Quantized
-from strobe.models.wan.linears import EightBitLinear, Fp8Linear, Int8Linear, Scaling
+from strobe.models.wan.linears import EightBitLinear, Fp8Linear, Int8Linear
 
 SIZES = [(16, 16), (48, 96), (192, 64)]
 
@@ -30,9 +29,9 @@ def e4m3(x: Tensor, scale: Tensor) -> Tensor:
     return (steps / 2**spacing).round() * 2**spacing * scale.double()
 
 
-def expected_fp8(x: Tensor, layer: nn.Linear, scaling: Scaling) -> Tensor:
+def expected_fp8(x: Tensor, layer: nn.Linear) -> Tensor:
     def rounded(matrix: Tensor) -> Tensor:
-        most = matrix.abs().amax(dim=-1, keepdim=True) if scaling == "rows" else matrix.abs().amax()
+        most = matrix.abs().amax(dim=-1, keepdim=True)
         return e4m3(matrix, (most.float() * (1 / 448)).clamp(min=1e-12))
 
     out = rounded(x) @ rounded(layer.weight).T
@@ -40,17 +39,14 @@ def expected_fp8(x: Tensor, layer: nn.Linear, scaling: Scaling) -> Tensor:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("scaling", ["rows", "tensor"])
 @pytest.mark.parametrize(("inner", "outer"), SIZES)
 @pytest.mark.parametrize("tokens", [2, 63, 100])
-def test_simulated_fp8_is_the_product_of_rounded_matrices(
-    tokens: int, inner: int, outer: int, scaling: Scaling, bias: bool
-) -> None:
+def test_simulated_fp8_is_the_product_of_rounded_matrices(tokens: int, inner: int, outer: int, bias: bool) -> None:
     layer = linear(inner, outer, torch.float32, bias)
     x = torch.randn(2, tokens, inner)
     x[0, 1] = 0  # a token of zeros stays one
-    eight = Fp8Linear.from_linear(layer, scaling=scaling, simulate=True)
-    expected = expected_fp8(x, layer, scaling)
+    eight = Fp8Linear.from_linear(layer, simulate=True)
+    expected = expected_fp8(x, layer)
     size = expected.abs().amax((0, 1))
     assert ((eight(x) - expected).abs() <= tolerance("eight-bit layer", "float32") * size).all()
     assert ((layer(x) - expected).abs() > 1e-3 * size).any()  # rounding shows
@@ -59,17 +55,12 @@ def test_simulated_fp8_is_the_product_of_rounded_matrices(
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("given", ["rows", "tensor"])
-@pytest.mark.parametrize("scaling", ["rows", "tensor"])
 @pytest.mark.parametrize("tokens", [1, 63, 100])
-def test_fp8_on_matrix_units_is_what_it_simulates(
-    tokens: int, scaling: Scaling, given: Scaling, dtype: torch.dtype, device: str
-) -> None:
+def test_fp8_on_matrix_units_is_what_it_simulates(tokens: int, dtype: torch.dtype, device: str) -> None:
     layer = linear(48, 96, dtype).to(device)
     x = torch.randn(2, tokens, 48, dtype=dtype, device=device)
-    quantized = quantize_rows(x) if given == "rows" else Quantized(x.to(torch.float8_e4m3fn), x.new_ones(1, 1, 1).float())
-    real, simulated = (Fp8Linear.from_linear(layer, scaling=scaling, simulate=each) for each in (False, True))
-    for argument in (x, quantized):
+    real, simulated = (Fp8Linear.from_linear(layer, simulate=each) for each in (False, True))
+    for argument in (x, quantize_rows(x)):
         one, other = real(argument).double(), simulated(argument).double()
         assert one.shape == (2, tokens, 96)
         size = x.double().abs() @ layer.weight.double().abs().T

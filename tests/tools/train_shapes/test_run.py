@@ -17,10 +17,10 @@ from safetensors.torch import load_file
 from strobe.core.errors import WeightsError
 from strobe.core.tolerances import tolerance
 from strobe.models.shapes import weights
-from strobe.models.shapes.clips import measure
 from strobe.models.vae.tiny import TinyVAEConfig
 from strobe.models.wan.config import WanConfig
 from train_shapes import autoencoder, student, teacher
+from train_shapes.clips import measure
 from train_shapes.run import LOG, train
 from train_shapes.state import Progress, Trainer
 from train_shapes.world import PromptTable

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from strobe.core.tolerances import tolerance
-from strobe.models.shapes.clips import FADE, SIZES, draw_radius, draw_scenes
-from strobe.models.shapes.grammar import HELD_OUT, VOCABULARY, parse
+from strobe.models.shapes.grammar import VOCABULARY, parse
 from strobe.models.shapes.oracle import detect, floor_step, locate
 from strobe.models.text.words import WordEncoder
+from train_shapes.clips import FADE, HELD_OUT, SIZES, draw_radius, draw_scenes
 from train_shapes.world import PromptTable, draw_block, start_from_noise, switch_scenes
 
 CPU = torch.device("cpu")

@@ -6,10 +6,10 @@ operators, straight to the impl: their dispatch costs more host time than some k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -29,43 +29,26 @@ DIFFERENTIABLE: Final = (*_LIBRARIES, "triton", "cpu")
 """Impls whose module has a `backward`."""
 
 
-class _Kernels(Protocol):
-    forward: Callable[..., tuple[Tensor, Tensor]]
-    backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
-    prepare: Callable[..., Prepared | None]  # only of those that are `PREPARING`
+_FIELDS: Final = (
+    *("indices", "counts", "q_sizes", "kv_sizes"),
+    *("block", "finite_padding", "known_count", "known_bound"),
+)
+"""What makes a selection: four tensors, or None for them, and four plain values."""
 
 
 @cache
-def _kernels(impl: str) -> _Kernels:
+def _kernels(impl: str) -> Any:
     """Import the module of an impl, with its `forward` and `backward`, when it is first used."""
     return import_module(f"strobe.attention.sparse.impl.{impl}")
 
 
-_Tensors = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
-_Options = tuple[int, bool, int | None, int | None]
+def _flat(selection: BlockSelection) -> tuple[Any, ...]:
+    tensors = selection.indices, selection.counts, selection.q_sizes, selection.kv_sizes
+    return *tensors, selection.block, selection.finite_padding, selection.uniform_count, selection.index_bound
 
 
-def _tensors(selection: BlockSelection) -> _Tensors:
-    return selection.indices, selection.counts, selection.q_sizes, selection.kv_sizes
-
-
-def _options(selection: BlockSelection) -> _Options:
-    return selection.block, selection.finite_padding, selection.uniform_count, selection.index_bound
-
-
-def _selection(tensors: _Tensors, options: _Options) -> BlockSelection:
-    indices, counts, q_sizes, kv_sizes = tensors
-    block, finite_padding, uniform_count, index_bound = options
-    return BlockSelection(
-        indices=indices,
-        counts=counts,
-        block=block,
-        q_sizes=q_sizes,
-        kv_sizes=kv_sizes,
-        finite_padding=finite_padding,
-        known_count=uniform_count,
-        known_bound=index_bound,
-    )
+def _selection(flat: Sequence[Any]) -> BlockSelection:
+    return BlockSelection(**dict(zip(_FIELDS, flat, strict=True)))
 
 
 def _for_impl(impl: str, selection: BlockSelection, k: Tensor) -> BlockSelection:
@@ -73,69 +56,51 @@ def _for_impl(impl: str, selection: BlockSelection, k: Tensor) -> BlockSelection
     return sound(selection, k.shape[1] // selection.block) if impl in _LIBRARIES else selection
 
 
-@torch.library.custom_op("strobe::block_sparse_forward", mutates_args=())
-def block_sparse_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    indices: Tensor,
-    counts: Tensor,
-    q_sizes: Tensor | None,
-    kv_sizes: Tensor | None,
-    block: int,
-    finite_padding: bool,
-    uniform_count: int | None,
-    index_bound: int | None,
-    softmax_scale: float,
-    impl: str,
-) -> tuple[Tensor, Tensor]:
+def _forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     """Return out `[B, S_q, H, D]` and lse float32 `[B, H, S_q]`; see `BlockSelection` for the rest."""
-    selection = _selection((indices, counts, q_sizes, kv_sizes), (block, finite_padding, uniform_count, index_bound))
-    check_entries(selection, k.shape[1] // block)  # a compiler has traced past the check of the api
+    *flat, softmax_scale, impl = rest
+    selection = _selection(flat)
+    check_entries(selection, k.shape[1] // selection.block)  # a compiler has traced past the check of the api
     selection = _for_impl(impl, selection, k)
     with ambient(q):  # compiled code calls this with any device current
         out, lse = _kernels(impl).forward(q, k, v, selection, softmax_scale)
     return out.contiguous(), lse.contiguous()
 
 
+def _backward(d_out: Tensor, d_lse: Tensor, *saved: Any) -> tuple[Tensor, ...]:
+    """Return the gradients of q, k and v."""
+    q, k, v, out, lse, *flat, softmax_scale, impl = saved
+    selection = _for_impl(impl, _selection(flat), k)
+    with ambient(q):
+        found = _kernels(impl).backward((d_out, d_lse), q, k, v, (out, lse), selection, softmax_scale)
+    return tuple(each.contiguous() for each in found)
+
+
+_OPERANDS: Final = "Tensor q, Tensor k, Tensor v"
+_CALL: Final = (
+    "Tensor indices, Tensor counts, Tensor? q_sizes, Tensor? kv_sizes, SymInt block, bool finite_padding, "
+    "SymInt? uniform_count, SymInt? index_bound, float softmax_scale, str impl"
+)
+block_sparse_forward = torch.library.custom_op(
+    "strobe::block_sparse_forward", _forward, mutates_args=(), schema=f"({_OPERANDS}, {_CALL}) -> (Tensor, Tensor)"
+)
+block_sparse_backward = torch.library.custom_op(
+    "strobe::block_sparse_backward",
+    _backward,
+    mutates_args=(),
+    schema=f"(Tensor d_out, Tensor d_lse, {_OPERANDS}, Tensor out, Tensor lse, {_CALL}) -> (Tensor, Tensor, Tensor)",
+)
+
+
 @block_sparse_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     return out, torch.empty(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float32, device=q.device)
 
 
-@torch.library.custom_op("strobe::block_sparse_backward", mutates_args=())
-def block_sparse_backward(
-    d_out: Tensor,
-    d_lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    indices: Tensor,
-    counts: Tensor,
-    q_sizes: Tensor | None,
-    kv_sizes: Tensor | None,
-    block: int,
-    finite_padding: bool,
-    uniform_count: int | None,
-    index_bound: int | None,
-    softmax_scale: float,
-    impl: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v."""
-    selection = _selection((indices, counts, q_sizes, kv_sizes), (block, finite_padding, uniform_count, index_bound))
-    selection = _for_impl(impl, selection, k)
-    with ambient(q):
-        dq, dk, dv = _kernels(impl).backward((d_out, d_lse), q, k, v, (out, lse), selection, softmax_scale)
-    return dq.contiguous(), dk.contiguous(), dv.contiguous()
-
-
 @block_sparse_backward.register_fake
-def _(d_out: Tensor, d_lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, dv = (torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) for tensor in (q, k, v))
-    return dq, dk, dv
+def _(d_out: Tensor, d_lse: Tensor, *saved: Any) -> tuple[Tensor, ...]:
+    return tuple(torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in saved[:3])
 
 
 _first = first_derivatives_only("block_sparse_attention", ["reference"])
@@ -162,15 +127,16 @@ class _EagerSparse(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
         q, k, v, selection, softmax_scale, impl = inputs
         out, lse = _kernels(impl).forward(q, k, v, selection, softmax_scale)
-        ctx.save_for_backward(q, k, v, out, lse, *_tensors(selection))
-        ctx.options, ctx.softmax_scale, ctx.impl = _options(selection), softmax_scale, impl
+        flat = _flat(selection)
+        ctx.save_for_backward(q, k, v, out, lse, *flat[:4])
+        ctx.options, ctx.softmax_scale, ctx.impl = flat[4:], softmax_scale, impl
         return out, lse
 
     @staticmethod
     @_first
     def backward(ctx: Any, saved: Sequence[Tensor], *grads: Any) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse, indices, counts, q_sizes, kv_sizes = saved
-        selection = _selection((indices, counts, q_sizes, kv_sizes), ctx.options)
+        q, k, v, out, lse, *tensors = saved
+        selection = _selection((*tensors, *ctx.options))
         found = _kernels(ctx.impl).backward(grads, q, k, v, (out, lse), selection, ctx.softmax_scale)
         return *found, None, None, None
 
@@ -178,7 +144,7 @@ class _EagerSparse(torch.autograd.Function):
 def run(impl: str, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, spec: SparseSpec) -> AttentionOutput:
     """Run one impl: as a custom operator under a compiler, a dispatch mode or a tensor subclass, else directly."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or type(q) not in (Tensor, torch.nn.Parameter):
-        out, lse = block_sparse_forward(q, k, v, *_tensors(selection), *_options(selection), spec.softmax_scale, impl)
+        out, lse = block_sparse_forward(q, k, v, *_flat(selection), spec.softmax_scale, impl)
     elif spec.needs_grad:
         out, lse = _EagerSparse.apply(q, k, v, _for_impl(impl, selection, k), spec.softmax_scale, impl)  # type: ignore[no-untyped-call]
     else:
@@ -197,7 +163,8 @@ def gradients(
         state: out and lse over all keys.
         seen: the selection among these keys, known to be of them, and the softmax scale.
     """
-    return _kernels(impl).backward(grads, *tensors, state, *seen)
+    found: tuple[Tensor, Tensor, Tensor] = _kernels(impl).backward(grads, *tensors, state, *seen)
+    return found
 
 
 def prepare(impl: str, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, spec: SparseSpec) -> Prepared | None:

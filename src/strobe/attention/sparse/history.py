@@ -159,28 +159,9 @@ def _planned(q: Tensor, history: History, q_tiles: TileLayout, sparsity: float, 
 
 def _grids(history: History, q_tiles: TileLayout, device: torch.device) -> tuple[Grid, Grid]:
     """Return the grids of the queries, in raster order, and of the history, in tiles; closed tiles have size 0 and score -inf."""
-    q_sizes = q_tiles.sizes(device)
-    queries = Grid(
-        block=q_tiles.block,
-        num_tiles=q_tiles.num_tiles,
-        num_tokens=q_tiles.num_tokens,
-        sizes=q_sizes,
-        ragged_sizes=None if q_tiles.whole else q_sizes,
-        tokens=q_tiles.tokens(device),
-        rows=q_tiles.rows(device),
-        tiled=False,
-    )
-    keys = Grid(
-        block=history.block,
-        num_tiles=history.sizes.shape[0],
-        num_tokens=history.sizes.shape[0] * history.block,
-        sizes=history.sizes,
-        ragged_sizes=None if history.whole else history.sizes,
-        tokens=None,
-        rows=None,
-        tiled=True,
-    )
-    return queries, keys
+    sizes = history.sizes
+    keys = Grid.in_tiles(history.block, sizes.shape[0], sizes, None if history.whole else sizes)
+    return Grid.of(q_tiles, device), keys
 
 
 def _over_history(q: Tensor, history: History, q_tiles: TileLayout, plan: Plan) -> AttentionOutput:

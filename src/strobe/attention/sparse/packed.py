@@ -57,10 +57,13 @@ class PackedLayout:
             ShapeError: cu_seqlens is not int32 `[n + 1]`, or not ascending from 0 to at most `num_tokens`.
         """
         if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1 or cu_seqlens.dtype != torch.int32:
-            given = f"{tuple(cu_seqlens.shape)} {cu_seqlens.dtype}"
-            raise ShapeError(f"cu_seqlens: got {given}, expected [n + 1] torch.int32")
+            raise ShapeError(f"cu_seqlens: got {tuple(cu_seqlens.shape)} {cu_seqlens.dtype}, expected [n + 1] torch.int32")
         if looks(cu_seqlens):
-            _check_bounds(cu_seqlens.tolist(), num_tokens)
+            given = cu_seqlens.tolist()
+            if given[0] != 0 or given != sorted(given) or given[-1] > num_tokens:
+                shown = ", ".join(map(str, given[:8])) + (", ..." if len(given) > 8 else "")
+                wanted = f"numbers that ascend from 0 to at most {num_tokens}, the rows there are"
+                raise ShapeError(f"cu_seqlens: got [{shown}], expected {wanted}")
         bounds, device, number = cu_seqlens.long(), cu_seqlens.device, cu_seqlens.shape[0] - 1
         lengths = bounds.diff()
         first_blocks = torch.cat((bounds.new_zeros(1), ((lengths + block - 1) // block).cumsum(0)))
@@ -187,13 +190,6 @@ def _among_all(selection: BlockSelection, queries: PackedLayout, keys: PackedLay
     check_entries(selection, own)
     first = keys.first_blocks[queries.sequences][:, None]
     return torch.where((indices >= 0) & (indices < own), indices + first, -1).to(indices.dtype)
-
-
-def _check_bounds(bounds: list[int], num_tokens: int) -> None:
-    if bounds[0] != 0 or bounds != sorted(bounds) or bounds[-1] > num_tokens:
-        shown = ", ".join(map(str, bounds[:8])) + (", ..." if len(bounds) > 8 else "")
-        wanted = f"numbers that ascend from 0 to at most {num_tokens}, the rows there are"
-        raise ShapeError(f"cu_seqlens: got [{shown}], expected {wanted}")
 
 
 class _Moved(torch.autograd.Function):

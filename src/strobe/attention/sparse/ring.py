@@ -164,8 +164,12 @@ def _run(
             tiled = stages.tile(*tensors, ring.q_rows, ring.kv_rows, rope, plan.wish)
         with span(ATTENTION_SELECT):
             chosen = _select(ring, flow, tiled)
-        forward = _differentiable if plan.spec.needs_grad else _forward
-        fine = forward(ring, flow, tiled.q, tiled.k, tiled.v, chosen.indices, chosen.counts)
+        operands = tiled.q, tiled.k, tiled.v, chosen.indices, chosen.counts
+        if plan.spec.needs_grad:
+            out, lse = _Fine.apply(*operands, ring, flow)  # type: ignore[no-untyped-call]
+            fine = AttentionOutput(out=out, lse=lse)
+        else:
+            fine = _forward(ring, flow, *operands)
         with span(ATTENTION_FINISH):
             out = stages.finish(fine.out, chosen.coarse, gate, ring.q_rows)
         selection = selection_of(plan, chosen.indices, ring.q_rows.ragged_sizes, ring.all_rows, chosen.counts)
@@ -218,11 +222,6 @@ class _Gathered(torch.autograd.Function):
         arrived = flow.exchange(sends, [tuple(ctx.shape)] * flow.size).wait()
         flow.meet()
         return torch.stack(arrived).sum(dim=0), None, None
-
-
-def _differentiable(ring: Ring, flow: CollectiveCall, *inputs: Tensor) -> AttentionOutput:
-    out, lse = _Fine.apply(*inputs, ring, flow)  # type: ignore[no-untyped-call]
-    return AttentionOutput(out=out, lse=lse)
 
 
 class _Fine(torch.autograd.Function):

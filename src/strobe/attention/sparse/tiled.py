@@ -6,11 +6,10 @@ many tokens each holds; where the rows come from, a grid of tokens, a ring of fr
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import import_module
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,14 +70,6 @@ class Attended(NamedTuple):
     lse: Tensor | None
 
 
-class _Stages(Protocol):
-    tile: Callable[..., Tiled]
-    tile_queries: Callable[..., tuple[Tensor, Tensor]]
-    select: Callable[..., Selected]
-    finish: Callable[..., Tensor]
-    rotate: Callable[..., Any]
-
-
 def fine_spec(
     spec: AttentionSpec, tiles: Tiles, per_head: tuple[int, ...], *, needs_grad: bool, deterministic: bool
 ) -> SparseSpec:
@@ -115,11 +106,11 @@ def fuses(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
 
 
 @cache
-def _fused_stages() -> _Stages:
+def _fused_stages() -> Any:
     return import_module("strobe.attention.sparse.stages.impl.triton")
 
 
-def stages_of(plan: Plan) -> _Stages:
+def stages_of(plan: Plan) -> Any:
     """The stages around the fine stage, fused or in PyTorch."""
     return _fused_stages() if plan.fused else reference
 
@@ -190,7 +181,8 @@ def prepare(
 def tile_queries(plan: Plan, q: Tensor, q_rows: Grid) -> tuple[Tensor, Tensor]:
     """Queries in tile order and the means of their tiles, for keys whose means are known."""
     with span(ATTENTION_TILE):
-        return stages_of(plan).tile_queries(q, q_rows, plan.wish)
+        found: tuple[Tensor, Tensor] = stages_of(plan).tile_queries(q, q_rows, plan.wish)
+        return found
 
 
 def rotate(q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

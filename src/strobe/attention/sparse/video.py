@@ -260,11 +260,11 @@ def _video(
             arrangement((q, k, v), rope, gate), torch.are_deterministic_algorithms_enabled(),
         )  # fmt: skip
         ready = _READY.get(key)
-        done = None if ready is None else ready.call(q, k, v, rope, gate)
+        done = None if ready is None else ready[0](q, k, v, rope, gate)
         if ready is not None and done is not None:
-            held(ready, q.device)
+            _, _, lse_of = held(ready, q.device)
             out, indices, lse = done
-            return out, ready.lse(lse), indices
+            return out, lse_of(lse), indices
     options = options_of(text)
     found = _attend(q, k, v, gate, rope, options)
     if key is not None and key not in _READY:
@@ -273,17 +273,9 @@ def _video(
     return found.out.contiguous(), lse.contiguous(), found.selection.indices
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Ready:
-    """A prepared call of the operator, the plan whose tensors it reads, and what makes the lse that the operator returns."""
-
-    call: Call
-    plan: VideoPlan
-    lse: Callable[[Tensor | None], Tensor]
-
-
 _MOST_READY: Final = 256
-_READY: Final[dict[tuple[Any, ...], _Ready]] = {}
+_READY: Final[dict[tuple[Any, ...], tuple[Call, VideoPlan, Callable[[Tensor | None], Tensor]]]] = {}
+"""Prepared calls of the operator, the plans whose tensors they read, and what makes the lse that the operator returns."""
 
 
 def _see_ready(
@@ -308,7 +300,7 @@ def _see_ready(
     def lse_of(lse: Tensor | None) -> Tensor:
         return empty((0,), (1,), torch.float32) if lse is None or not asked else _in_order(lse, rows).contiguous()
 
-    _READY[key] = _Ready(call=call, plan=plan, lse=lse_of)
+    _READY[key] = call, plan, lse_of
 
 
 def _shapes(q: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -365,13 +365,4 @@ def _rows(layout: TileLayout, order: Layout, rows: int, name: str, device: torch
             f"{name}: got {rows} rows, expected {expected[order]} in {order} order for grid {layout.grid} and tile {layout.tile}"
             f"; {name} is [batch, rows, heads, head_dim]"
         )
-    return Grid(
-        block=layout.block,
-        num_tiles=layout.num_tiles,
-        num_tokens=layout.num_tokens,
-        sizes=layout.sizes(device),
-        ragged_sizes=None if layout.whole else layout.sizes(device),
-        tokens=layout.tokens(device),
-        rows=layout.rows(device),
-        tiled=order == "tiled",
-    )
+    return Grid.of(layout, device, tiled=order == "tiled")

@@ -24,27 +24,24 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import socket
 import sys
 import threading
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
-from functools import lru_cache, partial
+from functools import partial
 from math import prod
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
-from torch.distributed.distributed_c10d import Store
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
@@ -80,31 +77,11 @@ def disagreement(odd: Sequence[int], what: str, calls: Mapping[int, str]) -> str
     return f"{name_ranks(odd)} disagree{'s' * (len(odd) == 1)} on the {what}: {told}"
 
 
-def machine_id() -> int:
-    """Compute a number that is equal for two processes only if they can look up each other's process id."""
-    space, boot = Path("/proc/self/ns/pid"), Path("/proc/sys/kernel/random/boot_id")
-    names = (socket.gethostname(), os.readlink(space) if space.exists() else "", boot.read_text() if boot.exists() else "")
-    return zlib.crc32("\n".join(names).encode())
-
-
-def start_of(pid: int) -> int:
-    """Return the start time of a process of this machine, in ticks since boot; 0 if it has ended (or the system does not say)."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0
-    return 0 if fields[0] in "ZX" else int(fields[19])
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Note:
-    """The note that a rank leaves when its call fails.
+class Note(NamedTuple):
+    """The note that a rank leaves when its call fails: number and digest of the call, and what happened.
 
     Args:
-        number: of the call on this rank.
-        digest: of the arguments that must be equal.
-        call: the call in words.
-        reason: what happened.
+        call: in words.
         blamed: the ranks it waited for in vain.
     """
 
@@ -112,60 +89,7 @@ class Note:
     digest: int
     call: str
     reason: str
-    blamed: tuple[int, ...]
-
-    @property
-    def text(self) -> str:
-        return f"in call {self.number} ({self.call}): {self.reason}"
-
-
-class RankStore:
-    """Notes in the process group's key-value store, whose process may have ended: every method has a time limit.
-
-    Args:
-        store: of the group; None for a process alone, which has no board.
-        rank: this rank in the group.
-    """
-
-    def __init__(self, store: Store | None, rank: int) -> None:
-        self._store = store
-        self._rank = rank
-
-    @property
-    def store(self) -> Store:
-        assert self._store is not None, "a process alone has no board"
-        return self._store
-
-    def post(self, note: Note, patience_s: float) -> None:
-        """Leave a note, if the store can be reached within `patience_s`."""
-        _within(patience_s, lambda: self.store.set(f"strobe/tree/note/{self._rank}", json.dumps(asdict(note))))
-
-    def notes(self, ranks: Sequence[int], patience_s: float) -> dict[int, Note]:
-        """Collect the notes of the given ranks, at most `patience_s` long; ranks without a note are absent."""
-        read = self._collect([f"strobe/tree/note/{rank}" for rank in ranks], patience_s)
-        said = {rank: json.loads(read[f"strobe/tree/note/{rank}"]) for rank in ranks if f"strobe/tree/note/{rank}" in read}
-        return {rank: Note(**each | {"blamed": tuple(each["blamed"])}) for rank, each in said.items()}
-
-    def share(self, key: str, value: str, num_ranks: int, timeout_s: float) -> dict[int, str]:
-        """Leave a value under a key and collect those of all ranks; ranks that are missing when the time is up are absent."""
-        _within(timeout_s, lambda: self.store.set(f"strobe/tree/{key}/{self._rank}", value))
-        read = self._collect([f"strobe/tree/{key}/{rank}" for rank in range(num_ranks)], timeout_s)
-        return {rank: read[f"strobe/tree/{key}/{rank}"] for rank in range(num_ranks) if f"strobe/tree/{key}/{rank}" in read}
-
-    def _collect(self, keys: Sequence[str], patience_s: float) -> dict[str, str]:
-        """Poll the store until all keys are set or the time is up; return those that are. Some stores wait a second or more."""
-        found: dict[str, str] = {}
-        deadline = time.monotonic() + patience_s
-
-        def read() -> None:
-            while len(found) < len(keys) and time.monotonic() < deadline:
-                for key in keys:
-                    if key not in found and self.store.check([key]):
-                        found[key] = self.store.get(key).decode()
-                time.sleep(0.002)
-
-        _within(patience_s, read)
-        return dict(found)
+    blamed: Sequence[int]
 
 
 def _within(patience_s: float, action: Callable[[], None]) -> None:
@@ -183,8 +107,6 @@ def _within(patience_s: float, action: Callable[[], None]) -> None:
 
 
 POLL_S: Final = 0.05
-IDLE_S: Final = 5.0
-"""After so long with nothing to watch, the thread ends."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -207,7 +129,7 @@ class Queued:
 
 
 class Watch:
-    """A thread that looks at the queued work, and lives while there is any."""
+    """A thread that looks at the queued work; it sleeps while there is none."""
 
     def __init__(self) -> None:
         self._queued: list[Queued] = []
@@ -217,29 +139,29 @@ class Watch:
     def add(
         self, done: Callable[[], bool], late: Callable[[], None], timeout_s: float, *, begun: Callable[[], bool] = lambda: True
     ) -> None:
-        """Add work to the watch, and start its thread if none runs."""
+        """Add work to the watch, and start its thread if none runs, as in a process that was forked."""
         with self._changed:
             self._queued.append(Queued(done=done, begun=begun, late=late, timeout_s=timeout_s))
+            self._changed.notify()
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, daemon=True, name="strobe-watch")
                 self._thread.start()
-            elif len(self._queued) == 1:
-                self._changed.notify()
 
     def _run(self) -> None:
         _leave_captures_alone()
         while True:
             with self._changed:
-                if not self._queued and not self._changed.wait(IDLE_S) and not self._queued:
-                    self._thread = None
-                    return
+                self._changed.wait_for(lambda: self._queued)
                 queued = list(self._queued)
             left, over = look(queued, time.monotonic())
-            if over:
-                _tell(over[0])  # the others wait for the same rank
+            for each in over:
+                _tell(each)
             with self._changed:
-                self._queued = [] if over else left + self._queued[len(queued) :]  # others only append
+                self._queued = [each for each in left if each not in over] + self._queued[len(queued) :]  # others only append
             time.sleep(POLL_S)
+
+
+_WATCH: Final = Watch()
 
 
 def _tell(queued: Queued) -> None:
@@ -346,9 +268,6 @@ class Token(NamedTuple):
     queries: int
     num_kv_heads: int
     head_dim_v: int
-    machine: int
-    pid: int
-    start: int
 
 
 class Comm:
@@ -364,12 +283,11 @@ class Comm:
         self._backends = {device: name for device, _, name in (each.partition(":") for each in config.split(","))}
         self.rank = 0 if group is None else group.rank()
         self.size = 1 if group is None else group.size()
-        self.board = RankStore(None if group is None else c10d._get_process_group_store(group), self.rank)
-        self.peers: dict[int, Token] = {}
+        self._store = None if group is None else c10d._get_process_group_store(group)
         self.agreed: dict[tuple[int, ...], tuple[int, int]] = {}
         self.num_calls = 0
         self.broken = ""
-        self.watch = Watch()
+        self.watch = _WATCH
         self.error: CollectiveError | None = None
         self._blocking = read_settings().nccl_blocking_wait
 
@@ -397,22 +315,34 @@ class Comm:
         timeout: timedelta = self.group._get_backend(device).options._timeout
         return timeout.total_seconds()
 
-    def check_exchange(self, device: torch.device) -> None:
-        """Refuse an exchange of CUDA tensors by gloo, which fails on different sizes with an error about a closed connection.
+    def put(self, key: str, value: object, patience_s: float) -> None:
+        """Leave a value of this rank in the group's store, if the store can be reached within `patience_s`."""
+        store = self._store
+        assert store is not None, "a process alone tells nobody"
+        _within(patience_s, lambda: store.set(f"strobe/tree/{key}/{self.rank}", json.dumps(value)))
 
-        Raises:
-            ConfigError: tensors on a GPU travel by gloo.
+    def read(self, key: str, ranks: Collection[int], patience_s: float) -> dict[int, Any]:
+        """Collect what the given ranks have put, at most `patience_s` long; ranks that have not are absent.
+
+        Some stores wait a second or more for a value, so the store is polled.
         """
-        if device.type == "cuda" and self.backend("cuda") == "gloo":
-            raise ConfigError(
-                "the group sends CUDA tensors by gloo, which exchanges only messages of equal size; "
-                'make it by init_process_group("cpu:gloo,cuda:nccl")'
-            )
+        store, found = self._store, dict[int, Any]()
+        assert store is not None, "a process alone hears of nobody"
+        deadline = time.monotonic() + patience_s
+
+        def poll() -> None:
+            while len(found) < len(ranks) and time.monotonic() < deadline:
+                for rank in ranks:
+                    name = f"strobe/tree/{key}/{rank}"
+                    if rank not in found and store.check([name]):
+                        found[rank] = json.loads(store.get(name))
+                time.sleep(0.002)
+
+        _within(patience_s, poll)
+        return dict(sorted(found.items()))
 
     def give_up(self, error: CollectiveError, *, ends_process: bool) -> None:
         """Stop what waits on the GPU for a missing rank: end this process, or only abort NCCL's communicator."""
-        if self.error is not None:  # given up already
-            return
         self.error = error
         if ends_process:
             end_process(error)
@@ -492,18 +422,13 @@ def comms_of_mesh(mesh: DeviceMesh) -> tuple[Comm, Comm | None]:
 class Exchange:
     """Messages in flight between all pairs of ranks; `wait` returns one received tensor from each rank."""
 
-    def __init__(self, call: CollectiveCall, works: list[Waiting], received: list[Tensor], kept: Sequence[Tensor]) -> None:
+    def __init__(self, call: CollectiveCall, received: list[Tensor], kind: str) -> None:
         self._call = call
-        self._works = works
         self._received = received
-        self._kept = kept  # what is being sent must not be freed
-        self._kind = ""
-        self._marked = ExitStack()
-
-    def marked(self, kind: str, marked: ExitStack) -> Exchange:
-        """Keep a profiling mark open until the end of the wait."""
-        self._kind, self._marked = kind, marked
-        return self
+        self._kind = kind
+        self.works: list[Waiting] = []
+        self.kept: Sequence[Tensor] = ()  # what is being sent must not be freed
+        self.marked = ExitStack()  # a profiling mark, open until the end of the wait
 
     def wait(self) -> list[Tensor]:
         """Wait for all messages and return one tensor from each rank.
@@ -511,8 +436,8 @@ class Exchange:
         Raises:
             CollectiveError: a rank did not send within the timeout, or has gone.
         """
-        with self._marked, span(WAIT + self._kind):
-            self._call.wait(self._works)
+        with self.marked, span(WAIT + self._kind):
+            self._call.wait(self.works)
         return self._received
 
 
@@ -536,6 +461,11 @@ class CollectiveCall:
     @property
     def size(self) -> int:
         return self.comm.size
+
+    @property
+    def others(self) -> list[int]:
+        """The other ranks, those after this one first."""
+        return [(self.rank + step) % self.size for step in range(1, self.size)]
 
     def meet(self) -> None:
         """Run the action that must come before the first message, once; every method that sends calls this."""
@@ -567,39 +497,48 @@ class CollectiveCall:
         received = list(into) or [own if rank == self.rank else own.new_empty(shape) for rank, shape in enumerate(shapes)]
         if into:
             into[self.rank].copy_(own)
+        exchange = Exchange(self, received, kind)
         if self.size == 1:
-            return Exchange(self, [], received, [])
+            return exchange
         with ExitStack() as stack:
             stack.enter_context(span(MESSAGE + kind))
             if self.comm.direct(own.device):
                 started = self._exchange_directly(sends, received, self._tag if tag is None else tag)
             else:
                 started = self._exchange_as_collective(sends, received)
-            return started.marked(kind, stack.pop_all())
+            exchange.works, exchange.kept = started
+            exchange.marked = stack.pop_all()
+        return exchange
 
-    def _exchange_directly(self, sends: Sequence[Tensor], received: list[Tensor], tag: int) -> Exchange:
+    def _exchange_directly(self, sends: Sequence[Tensor], received: list[Tensor], tag: int) -> tuple[list[Waiting], list[Tensor]]:
         group, works, kept = self.comm.group, [], []
-        others = [(self.rank + step) % self.size for step in range(1, self.size)]
-        for rank in others:
+        for rank in self.others:
             if received[rank].numel():
                 arriving = [_bytes(received[rank])]
                 work = self._start(partial(group.recv, arriving, rank, tag), arriving, rank)
                 works.append(Waiting(rank=rank, work=work, timed=True, comes=True))
-        for rank in others:
+        for rank in self.others:
             if sends[rank].numel():
                 kept.append(_bytes(sends[rank].contiguous()))
                 work = self._start(partial(group.send, kept[-1:], rank, tag), kept[-1:], rank)
                 works.append(Waiting(rank=rank, work=work, timed=True))
-        return Exchange(self, works, received, kept)
+        return works, kept
 
-    def _exchange_as_collective(self, sends: Sequence[Tensor], received: list[Tensor]) -> Exchange:
-        """Exchange messages by one collective from the memory they are in; only a message that is not contiguous is copied."""
-        self.comm.check_exchange(sends[self.rank].device)
+    def _exchange_as_collective(self, sends: Sequence[Tensor], received: list[Tensor]) -> tuple[list[Waiting], list[Tensor]]:
+        """Exchange messages by one collective from the memory they are in; only a message that is not contiguous is copied.
+
+        Gloo would fail on CUDA tensors of different sizes with an error about a closed connection.
+        """
+        if sends[self.rank].is_cuda and self.comm.backend("cuda") == "gloo":
+            raise ConfigError(
+                "the group sends CUDA tensors by gloo, which exchanges only messages of equal size; "
+                'make it by init_process_group("cpu:gloo,cuda:nccl")'
+            )
         nothing = sends[self.rank].new_empty(0)
         arriving = [nothing if rank == self.rank else each.view(-1) for rank, each in enumerate(received)]
         leaving = [nothing if rank == self.rank else each.contiguous().view(-1) for rank, each in enumerate(sends)]
         start = partial(dist.all_to_all, arriving, leaving, group=self.comm.group, async_op=True)
-        return Exchange(self, [self._start_of_all(start, [*arriving, *leaving])], received, leaving)
+        return [self._start_of_all(start, [*arriving, *leaving])], leaving
 
     def gather(self, tensor: Tensor, shapes: Sequence[Shape] | None = None) -> list[Tensor]:
         """Gather every rank's tensor, in rank order.
@@ -647,12 +586,6 @@ class CollectiveCall:
         own = torch.tensor(values, dtype=torch.int64)
         return self.exchange([own] * self.size, [tuple(own.shape)] * self.size, tag=1, kind="agreement")
 
-    def texts(self, text: str) -> list[str]:
-        """Gather every rank's text, cut to 1 kB."""
-        own = torch.frombuffer(bytearray(text.encode()[:1024].ljust(1024)), dtype=torch.uint8)
-        arrived = self.exchange([own] * self.size, [tuple(own.shape)] * self.size, tag=2, kind="agreement").wait()
-        return [bytes(each.tolist()).decode(errors="replace").strip() for each in arrived]
-
     def wait(self, works: Sequence[Waiting]) -> None:
         """Wait for all messages, at most `timeout_s`."""
         deadline = time.monotonic() + self.timeout_s
@@ -665,7 +598,8 @@ class CollectiveCall:
 
     def late(self) -> None:
         """Give up the call: the GPU has worked on a message of it for longer than its timeout."""
-        self.comm.give_up(self.failure([], True, "the GPU waits for another rank"), ends_process=self.ends_process)
+        if self.comm.error is None:  # given up already, with all that waits for the same rank
+            self.comm.give_up(self.failure([], True, "the GPU waits for another rank"), ends_process=self.ends_process)
 
     def _start_of_all(self, start: partial[dist.Work], tensors: Sequence[Tensor]) -> Waiting:
         """Start a collective; where the watch is to look at it, record an event on the stream just before."""
@@ -694,13 +628,14 @@ class CollectiveCall:
             suspects = [] if rank is None else [rank, *_silent(left)] if late else [rank]
             raise self.failure(suspects, late, reason) from error
 
-    def post(self, reason: str, blamed: Sequence[int]) -> None:
+    def post(self, reason: str, blamed: Sequence[int]) -> Note:
         """Leave a note for the ranks that wait for this one."""
-        note = Note(number=self.number, digest=self.digest, call=self.text, reason=reason, blamed=tuple(blamed))
-        self.comm.board.post(note, 0.3)
+        note = Note(self.number, self.digest, self.text, reason, blamed)
+        self.comm.put("note", note, 0.3)
+        return note
 
     def failure(self, suspects: Sequence[int], late: bool, reason: str, notes_s: float = 0.4) -> CollectiveError:
-        """Build the error of this call, and mark the group as broken. Takes at most 0.4 s and `notes_s`.
+        """Build the error of this call, and mark the group as broken. Takes at most 0.3 s and `notes_s`.
 
         Args:
             suspects: ranks that did not answer, or whose connection closed; empty if the backend does not say.
@@ -708,44 +643,29 @@ class CollectiveCall:
             reason: what the backend said.
             notes_s: how long to wait for what the other ranks say.
         """
-        blamed, said = self._ended(0.0 if late else 0.3), ""
-        if blamed:
-            what = f"{name_ranks(blamed)} ended (process {', '.join(str(self.comm.peers[rank].pid) for rank in blamed)})"
-            self.post(what, blamed)  # other machines cannot look it up
+        here, said = self.post(reason, suspects), ""
+        notes = {rank: Note(*told) for rank, told in self.comm.read("note", self.others, notes_s).items()}
+        same = {rank: note for rank, note in (notes | {self.rank: here}).items() if note.number == self.number}
+        usual = Counter(same[rank].digest for rank in sorted(same)).most_common(1)[0][0]
+        if blamed := sorted(rank for rank, note in same.items() if note.digest != usual):
+            calls = {rank: f"call {note.number}: {note.call}" for rank, note in same.items()}
+            what = disagreement(blamed, "arguments", calls)
         else:
-            self.post(reason, suspects if late else ())
-            notes = self.comm.board.notes([rank for rank in range(self.size) if rank != self.rank], notes_s)
-            here = Note(number=self.number, digest=self.digest, call=self.text, reason=reason, blamed=())
-            same = {rank: note for rank, note in (notes | {self.rank: here}).items() if note.number == self.number}
-            usual = Counter(same[rank].digest for rank in sorted(same)).most_common(1)[0][0]
-            if blamed := sorted(rank for rank, note in same.items() if note.digest != usual):
-                calls = {rank: f"call {note.number}: {note.call}" for rank, note in same.items()}
-                what = disagreement(blamed, "arguments", calls)
-            else:
-                blamed = self._blamed(suspects, late, notes)
-                what = f"{name_ranks(blamed) if blamed else 'a rank'} "
-                what += f"did not answer within {self.timeout_s:g} s" if late else f"closed the connection ({reason})"
-                said = "".join(f"; rank {rank} said: {note.text}" for rank, note in notes.items() if rank in blamed)
+            blamed = self._blamed(suspects, late, notes)
+            what = f"{name_ranks(blamed) if blamed else 'a rank'} "
+            what += f"did not answer within {self.timeout_s:g} s" if late else f"closed the connection ({reason})"
+            told = {rank: note for rank, note in notes.items() if rank in blamed}
+            said = "".join(f"; rank {rank} said: in call {n.number} ({n.call}): {n.reason}" for rank, n in told.items())
         self.comm.hang_up()
         self.comm.broken = f"call {self.number}: {what}"
         head = f"tree attention, call {self.number} of rank {self.rank} of {self.size} ({self.text})"
         return CollectiveError(f"{head}: {what}{said}; end the run or make a new process group", blamed)
 
-    def _ended(self, patience_s: float) -> list[int]:
-        """Return the ranks of this machine whose process has ended; a connection closes a little before its process ends."""
-        peers, deadline = self.comm.peers, time.monotonic() + patience_s
-        near = [rank for rank, peer in peers.items() if peer.start and peer.machine == peers[self.rank].machine]
-        while True:
-            ended = sorted(rank for rank in near if start_of(peers[rank].pid) != peers[rank].start)
-            if ended or time.monotonic() >= deadline:
-                return ended
-            time.sleep(0.02)
-
     def _blamed(self, suspects: Sequence[int], late: bool, notes: Mapping[int, Note]) -> list[int]:
         """Return the ranks to blame: late ones, else those without a note, else those that the notes blame."""
         if suspects and late:
             return sorted(suspects)
-        silent = [rank for rank in suspects or range(self.size) if rank not in notes and rank != self.rank]
+        silent = sorted(rank for rank in suspects or self.others if rank not in notes)
         by_others = {rank for note in notes.values() for rank in note.blamed if rank != self.rank}
         return silent or sorted(by_others) or sorted(suspects)
 
@@ -821,11 +741,6 @@ _MUST_AGREE = (
 )
 
 
-@lru_cache(maxsize=1)
-def _process(pid: int) -> tuple[int, int, int]:
-    return machine_id(), pid, start_of(pid)
-
-
 class Agreement:
     """An exchange of tokens between the ranks of a call, which shows that all are in the same call.
 
@@ -844,7 +759,7 @@ class Agreement:
         self._tokens: Exchange | None = None
         if call.size > 1 and (device.type == "cpu" or self._kind not in call.comm.agreed):
             queries = UNKNOWN if q is None else fingerprint(q)
-            self._token = Token(call.number, digest, queries, *keys, *_process(os.getpid()))
+            self._token = Token(call.number, digest, queries, *keys)
             self._tokens = call.tokens(self._token) if device.type == "cpu" else None
 
     def wait(self) -> tuple[int, int]:
@@ -859,7 +774,6 @@ class Agreement:
         if self._tokens is None and self._kind in comm.agreed:
             return comm.agreed[self._kind]
         tokens = self._collected()
-        comm.peers = dict(enumerate(tokens))
         for field, what in _MUST_AGREE:
             values = [getattr(token, field) for token in tokens]
             known = [value for value in values if value != UNKNOWN]
@@ -876,23 +790,25 @@ class Agreement:
         if self._tokens is not None:
             arrived = self._tokens.wait()
             return [Token(*each.tolist()) for each in arrived]
-        comm, token = self._call.comm, self._token
-        values = comm.board.share(f"agree/{self._call.number}", json.dumps(token), comm.size, self._call.timeout_s)
-        missing = [rank for rank in range(comm.size) if rank not in values]
+        values = self._shared(f"agree/{self._call.number}", self._token)
+        missing = [rank for rank in range(self._call.size) if rank not in values]
         if missing:
             raise self._call.failure(missing, True, "no answer in the store", NOTES_S)
-        return [Token(*json.loads(values[rank])) for rank in range(comm.size)]
+        return [Token(*values[rank]) for rank in range(self._call.size)]
+
+    def _shared(self, key: str, value: object) -> dict[int, Any]:
+        """Leave a value in the store and collect those of all ranks; ranks that are missing when the time is up are absent."""
+        comm, timeout_s = self._call.comm, self._call.timeout_s
+        comm.put(key, value, timeout_s)
+        return comm.read(key, range(comm.size), timeout_s)
 
     def _refusal(self, tokens: Sequence[Token], odd: Sequence[int], what: str, values: Sequence[int] | None) -> CollectiveError:
         """Build the error for ranks that disagree, with each rank's call; all ranks raise it, because all saw the same tokens."""
-        call, mine = self._call, f"call {self._call.number}: {self._call.text}"
-        if self._tokens is not None:
-            texts = call.texts(mine)
-        else:
-            said = call.comm.board.share(f"text/{zlib.crc32(repr(tokens).encode())}", mine, call.size, min(call.timeout_s, 1.0))
-            texts = [said.get(rank, "(no answer)") for rank in range(call.size)]
+        call = self._call
+        said = self._shared(f"text/{zlib.crc32(repr(tokens).encode())}", f"call {call.number}: {call.text}")
+        calls = {rank: said.get(rank, "(no answer)") for rank in range(call.size)}
         given = "" if values is None else f" ({', '.join(map(str, values))} by rank)"
-        found = disagreement(odd, what + given, dict(enumerate(texts)))
+        found = disagreement(odd, what + given, calls)
         call.post(found.partition(": ")[0], odd)
         return CollectiveError(f"tree attention: {found}", odd)
 

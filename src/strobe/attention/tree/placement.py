@@ -280,15 +280,6 @@ class Grid:
     def rank(self) -> int:
         return self.tree_rank * self.num_head_ranks + self.head_rank
 
-    def kv_heads(self, num_kv_heads: int, head_rank: int | None = None) -> Span:
-        """Return the range of key heads of a column; ranges differ in size where the heads do not divide."""
-        return split(num_kv_heads, self.num_head_ranks)[self.head_rank if head_rank is None else head_rank]
-
-    def heads(self, num_heads: int, num_kv_heads: int, head_rank: int | None = None) -> Span:
-        """Return the range of query heads of a column: those of its key heads."""
-        start, stop = self.kv_heads(num_kv_heads, head_rank)
-        return start * (num_heads // num_kv_heads), stop * (num_heads // num_kv_heads)
-
     def row_ranks(self, tree_rank: int | None = None) -> range:
         """Return the ranks of a row."""
         start = (self.tree_rank if tree_rank is None else tree_rank) * self.num_head_ranks

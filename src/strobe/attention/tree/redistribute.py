@@ -184,9 +184,25 @@ class Redistribution:
     segments: tuple[tuple[Segment, ...], ...]
 
     @property
+    def kv_spans(self) -> tuple[Span, ...]:
+        """Key heads of each column; spans differ in size where the heads do not divide."""
+        return split(self.spec.num_kv_heads, self.grid.num_head_ranks)
+
+    @property
+    def head_spans(self) -> list[Span]:
+        """Query heads of each column: those of its key heads."""
+        group = self.spec.num_heads // self.spec.num_kv_heads
+        return [(start * group, stop * group) for start, stop in self.kv_spans]
+
+    @property
     def my_heads(self) -> Span:
         """Query heads of this column."""
-        return self.grid.heads(self.spec.num_heads, self.spec.num_kv_heads)
+        return self.head_spans[self.grid.head_rank]
+
+    @property
+    def row_lengths(self) -> list[int]:
+        """Queries of each rank of this row of the grid, where they are spread by rows."""
+        return [stop - start for start, stop in (self.spec.rows[rank] for rank in self.grid.row_ranks())]
 
     def row_span(self, tree_rank: int) -> Span:
         """Return the range of queries of a row of the grid."""
@@ -219,7 +235,8 @@ def forward(flow: Redistribution, q: Tensor, k: Tensor, v: Tensor) -> tuple[Atte
         with span(LOCAL):
             state = local_attention(queries, shard, spec.mask, (0, spec.q_len), spec.softmax_scale)
         cut = {"replicated": None, "sequence": flow.rows_cut(), "heads": flow.heads_cut()}[spec.out_placement]
-        result = _out(flow, combine(flow.tree, _strategy(spec), state, cut))
+        assert spec.strategy != "auto", "a flow begins when the strategy is chosen"
+        result = _out(flow, combine(flow.tree, spec.strategy, state, cut))
     flow.tree.meet()
     flow.heads.meet()
     return result, queries, shard
@@ -297,11 +314,6 @@ def run(flow: Redistribution, q: Tensor, k: Tensor, v: Tensor, again: Callable[[
     return AttentionOutput(out=out, lse=lse)
 
 
-def _strategy(spec: TreeSpec) -> Strategy:
-    assert spec.strategy != "auto", "a flow begins when the strategy is chosen"
-    return spec.strategy
-
-
 def _keys_in(flow: Redistribution, k: Tensor, v: Tensor) -> Shard:
     """Exchange keys and values: the owned keys of this row of the grid for this column's heads."""
     grid, spec = flow.grid, flow.spec
@@ -309,11 +321,8 @@ def _keys_in(flow: Redistribution, k: Tensor, v: Tensor) -> Shard:
     both = torch.cat([_owned(k, mine), _owned(v, mine)], dim=-1) if grid.num_head_ranks > 1 else None
     if both is None or spec.kv_placement == "heads":
         return Shard(k=_owned(k, mine), v=_owned(v, mine), segments=owned_segments(mine))
-    sends = [_heads_of(both, grid.kv_heads(spec.num_kv_heads, rank)) for rank in range(grid.num_head_ranks)]
-    start, stop = grid.kv_heads(spec.num_kv_heads)
     segments = [owned_segments(flow.segments[rank]) for rank in grid.row_ranks()]
-    shapes = [(both.shape[0], _length(each), stop - start, both.shape[3]) for each in segments]
-    arrived = torch.cat(flow.heads.exchange(sends, shapes).wait(), dim=1)
+    arrived = _to_heads(flow, both, flow.kv_spans, [_length(each) for each in segments])
     joined = tuple(segment for each in segments for segment in each)
     return Shard(k=arrived[..., : spec.head_dim], v=arrived[..., spec.head_dim :], segments=joined)
 
@@ -324,10 +333,7 @@ def _keys_back(flow: Redistribution, d_k: Tensor, d_v: Tensor, shapes: tuple[tor
     mine = flow.segments[_buffer(flow)] if len(flow.segments) > 1 else flow.segments[0]
     if grid.num_head_ranks > 1 and spec.kv_placement == "sequence":
         lengths = [_length(owned_segments(flow.segments[rank])) for rank in grid.row_ranks()]
-        both = torch.cat([d_k, d_v], dim=-1)
-        spans = [grid.kv_heads(spec.num_kv_heads, rank) for rank in range(grid.num_head_ranks)]
-        expected = [(both.shape[0], lengths[grid.head_rank], stop - start, both.shape[3]) for start, stop in spans]
-        arrived = torch.cat(flow.heads.exchange(list(both.split(lengths, dim=1)), expected).wait(), dim=2)
+        arrived = _to_rows(flow, torch.cat([d_k, d_v], dim=-1), flow.kv_spans, lengths)
         d_k, d_v = arrived[..., : spec.head_dim], arrived[..., spec.head_dim :]
     return _disowned(d_k, mine, shapes[0]), _disowned(d_v, mine, shapes[1])
 
@@ -379,24 +385,25 @@ def _whole(flow: Redistribution, tensor: Tensor, placement: Placement, *, of_res
 
 def _rows_to_heads(flow: Redistribution, tensor: Tensor) -> Tensor:
     """Exchange this rank's rows with all heads for all rows of this row of the grid with this column's heads."""
-    grid = flow.grid
-    if grid.num_head_ranks == 1:
-        return tensor
-    sizes = (flow.spec.num_heads, flow.spec.num_kv_heads)
-    sends = [_heads_of(tensor, grid.heads(*sizes, rank)) for rank in range(grid.num_head_ranks)]
-    spans = [flow.spec.rows[rank] for rank in grid.row_ranks()]
-    shapes = [(tensor.shape[0], stop - start, *sends[grid.head_rank].shape[2:]) for start, stop in spans]
-    return torch.cat(flow.heads.exchange(sends, shapes).wait(), dim=1)
+    return tensor if flow.grid.num_head_ranks == 1 else _to_heads(flow, tensor, flow.head_spans, flow.row_lengths)
 
 
 def _heads_to_rows(flow: Redistribution, tensor: Tensor) -> Tensor:
-    grid = flow.grid
-    if grid.num_head_ranks == 1:
-        return tensor
-    lengths = [stop - start for start, stop in (flow.spec.rows[rank] for rank in grid.row_ranks())]
-    spans = [grid.heads(flow.spec.num_heads, flow.spec.num_kv_heads, rank) for rank in range(grid.num_head_ranks)]
-    shapes = [(tensor.shape[0], lengths[grid.head_rank], stop - start, tensor.shape[3]) for start, stop in spans]
-    return torch.cat(flow.heads.exchange(list(tensor.split(lengths, dim=1)), shapes).wait(), dim=2)
+    return tensor if flow.grid.num_head_ranks == 1 else _to_rows(flow, tensor, flow.head_spans, flow.row_lengths)
+
+
+def _to_heads(flow: Redistribution, tensor: Tensor, spans: Sequence[Span], lengths: Sequence[int]) -> Tensor:
+    """Exchange along a row of the grid: to each rank its span of heads, from each rank its rows, which are so many."""
+    start, stop = spans[flow.grid.head_rank]
+    shapes = [(tensor.shape[0], length, stop - start, tensor.shape[3]) for length in lengths]
+    return torch.cat(flow.heads.exchange([_heads_of(tensor, each) for each in spans], shapes).wait(), dim=1)
+
+
+def _to_rows(flow: Redistribution, tensor: Tensor, spans: Sequence[Span], lengths: Sequence[int]) -> Tensor:
+    """Undo `_to_heads`."""
+    length = lengths[flow.grid.head_rank]
+    shapes = [(tensor.shape[0], length, stop - start, tensor.shape[3]) for start, stop in spans]
+    return torch.cat(flow.heads.exchange(list(tensor.split(list(lengths), dim=1)), shapes).wait(), dim=2)
 
 
 def _gather_rows(flow: Redistribution, tensor: Tensor) -> Tensor:
@@ -407,11 +414,8 @@ def _gather_rows(flow: Redistribution, tensor: Tensor) -> Tensor:
 
 
 def _gather_heads(flow: Redistribution, tensor: Tensor) -> Tensor:
-    grid = flow.grid
-    spans = [grid.heads(flow.spec.num_heads, flow.spec.num_kv_heads, rank) for rank in range(grid.num_head_ranks)]
-    return torch.cat(
-        flow.heads.gather(tensor, [(*tensor.shape[:2], stop - start, tensor.shape[3]) for start, stop in spans]), dim=2
-    )
+    shapes = [(*tensor.shape[:2], stop - start, tensor.shape[3]) for start, stop in flow.head_spans]
+    return torch.cat(flow.heads.gather(tensor, shapes), dim=2)
 
 
 def _heads_of(tensor: Tensor, span: Span) -> Tensor:

@@ -29,12 +29,6 @@ def quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return rounded(x, scale, dtype), scale
 
 
-def quantize_tensor(x: Tensor) -> tuple[Tensor, Tensor]:
-    """See `rows.quantize_tensor`."""
-    scale = scales(x.abs().amax().view((1,) * x.dim()), torch.float8_e4m3fn)
-    return rounded(x, scale, torch.float8_e4m3fn), scale
-
-
 def store_rows(pair: tuple[Tensor, Tensor], rows: Tensor, kept: Quantized) -> None:
     """See `rows.store_rows`."""
     stored = rows >= 0

@@ -60,28 +60,6 @@ def _rows_kernel(
 
 
 @triton.jit
-def _most_kernel(x_ptr, most_ptr, number, columns: tl.constexpr):
-    """Find the largest magnitude of all numbers, as bits."""
-    at = tl.program_id(0).to(tl.int64) * columns + tl.arange(0, columns)
-    x = tl.load(x_ptr + at, mask=at < number, other=0.0).to(tl.float32)
-    tl.atomic_max(most_ptr, tl.max(_magnitudes(x), 0))
-
-
-@triton.jit
-def _whole_kernel(
-    x_ptr, most_ptr, values_ptr, scale_ptr, number,
-    columns: tl.constexpr, inverse_limit: tl.constexpr, smallest: tl.constexpr, as_int: tl.constexpr,
-):  # fmt: skip
-    """Quantise some numbers with the scale that all share."""
-    at = tl.program_id(0).to(tl.int64) * columns + tl.arange(0, columns)
-    x = tl.load(x_ptr + at, mask=at < number, other=0.0).to(tl.float32)
-    scale = _scales(tl.load(most_ptr + tl.zeros([1], tl.int32)), inverse_limit, smallest)
-    tl.store(values_ptr + at, _rounded(x, scale, as_int), mask=at < number)
-    if tl.program_id(0) == 0:
-        tl.store(scale_ptr + tl.arange(0, 1), scale)
-
-
-@triton.jit
 def _store_kernel(
     k_ptr, v_ptr, rows_ptr, values_ptr, scale_ptr,
     k_batch, k_row, k_head, v_batch, v_row, v_head, pair_lines, batch_lines, num_lines, heads,
@@ -142,19 +120,6 @@ def quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
                 flat, values, scale, flat.shape[0], width, flat.stride(0), rows=rows, columns=columns,
                 num_warps=4 if columns <= _ELEMENTS else 8, **_to(dtype),
             )  # fmt: skip
-    return values, scale
-
-
-def quantize_tensor(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise as `reference.quantize_tensor`, in two passes over x."""
-    flat, dtype = x.contiguous(), torch.float8_e4m3fn
-    values = torch.empty(x.shape, dtype=dtype, device=x.device)
-    scale = torch.empty((1,) * x.dim(), dtype=torch.float32, device=x.device)
-    most = torch.zeros(1, dtype=torch.int32, device=x.device)
-    grid = (triton.cdiv(x.numel(), _ELEMENTS),)
-    with torch.cuda.device_of(x):
-        _most_kernel[grid](flat, most, x.numel(), columns=_ELEMENTS, num_warps=4)
-        _whole_kernel[grid](flat, most, values, scale, x.numel(), columns=_ELEMENTS, num_warps=4, **_to(dtype))
     return values, scale
 
 

@@ -165,7 +165,7 @@ class Layout:
     def heads(self, rank: int | None = None) -> Span:
         """Return the range of heads of a rank's column."""
         column = self.grid.head_rank if rank is None else rank % self.degrees.ulysses
-        return self.grid.kv_heads(self.num_heads, column)
+        return split(self.num_heads, self.grid.num_head_ranks)[column]
 
 
 def cut(latents: Tensor, patch: tuple[int, int], span: Span) -> Tensor:

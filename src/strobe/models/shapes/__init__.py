@@ -1,1 +1,1 @@
-"""The bundled model `shapes`: a procedural world of moving coloured shapes, its oracle, its training and its weights."""
+"""The bundled model `shapes`: a procedural world of moving coloured shapes, its oracle and its weights."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strobe.models.shapes.render import SIZE
+from strobe.models.shapes.picture import SIZE
 from strobe.models.vae.tiny import TinyVAEConfig
 from strobe.models.wan.config import WanConfig
 

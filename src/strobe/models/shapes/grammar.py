@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -35,15 +34,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 """The attributes of a scene in the order of its tensors, each with its values in the order of their numbers."""
 
-NUM_ATTRIBUTES = len(CHOICES) + 2
-"""Numbers of a scene: those of `CHOICES`, then colour and shape of the second shape."""
-
-HELD_OUT = frozenset(
-    (CHOICES["colour"].index(colour), SHAPES.index(shape))
-    for colour, shape in (("green", "triangle"), ("orange", "cross"), ("purple", "square"), ("cyan", "star"))
-)
-"""`(colour, shape)` numbers that training never shows: 4 of 40, no colour and no shape twice."""
-
 DEFAULTS = {"speed": "slow", "background": "black"}
 """What a prompt means when it does not say."""
 
@@ -75,16 +65,6 @@ VOCABULARY: tuple[str, ...] = (*MEANINGS, *VERBS, *FILLERS)
 
 EVERYWHERE = ("tiled", "tiles", "floor")
 """Words for what every picture shows. A prompt may have them, and the text encoder does not read them."""
-
-# {adverb} and {place} may be empty; no sentence has more than 20 words.
-_TEMPLATES = (
-    "{shapes} {verb} {direction} {adverb} {place}",
-    "{shapes} {adverb} {verb} {direction} {place}",
-    "{shapes} {verb} {direction} {place} {adverb}",
-    "{place} {shapes} {verb} {direction} {adverb}",
-    "{shapes} {to_be} {adverb} {verb} {direction} {place}",
-)
-_PLACES = ("on a {0} background", "over a {0} background", "on a {0} backdrop", "on {0}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,26 +109,6 @@ class Scene:
     def _said(self) -> Iterator[tuple[str, int]]:
         yield from zip(CHOICES, self.attributes, strict=False)
         yield from zip(CHOICES, self.second or (), strict=False)
-
-    def prompt(self, rng: random.Random) -> str:
-        """Describe the scene in a random sentence that `parse` reads back; defaults are left out half of the time."""
-        colour, shape, direction, speed, background, *second = self.words
-        headings = SYNONYMS[direction]
-        if direction in ("left", "right"):
-            headings += (f"to the {direction}",)
-        said_speed = speed != DEFAULTS["speed"] or rng.random() < 0.5
-        said_background = background != DEFAULTS["background"] or rng.random() < 0.5
-        adverbs = {"slow": ("slowly", "at slow speed"), "fast": ("quickly", "fast", "at fast speed")}[speed]
-        shapes = [f"{_article(hue)} {hue} {form}" for hue, form in ((colour, shape), *([second] if second else ()))]
-        sentence = rng.choice(_TEMPLATES).format(
-            shapes=" and ".join(shapes),
-            to_be="are" if second else "is",
-            verb=rng.choice(VERBS),
-            direction=rng.choice(headings),
-            adverb=rng.choice(adverbs) if said_speed else "",
-            place=rng.choice(_PLACES).format(rng.choice(SYNONYMS.get(background, (background,)))) if said_background else "",
-        )
-        return " ".join(sentence.split())
 
 
 def read_words(prompt: str) -> list[str]:
@@ -223,31 +183,13 @@ def _mistakes(found: Mapping[str, list[str]]) -> Iterator[str]:
 def _example(found: Mapping[str, list[str]]) -> str:
     """Return an example prompt with the words found, and for every missing one its first choice."""
     colour, shape, direction = ((found[name] or CHOICES[name])[0] for name in ("colour", "shape", "direction"))
-    shapes = f"{_article(colour)} {colour} {shape}"
+    shapes = f"{article(colour)} {colour} {shape}"
     if len(found["shape"]) > 1:
         other, form = (found["colour"][1:] or CHOICES["colour"][2:])[0], found["shape"][1]
-        shapes += f" and {_article(other)} {other} {form}"
+        shapes += f" and {article(other)} {other} {form}"
     return f'for example "{shapes} moving {direction}"'
 
 
-def _article(word: str) -> str:
+def article(word: str) -> str:
+    """Return the article of a word."""
     return "an" if word[0] in "aeiou" else "a"
-
-
-def sample_scene(rng: random.Random, *, held_out: bool = False) -> Scene:
-    """Draw a scene of one shape or two, each uniform over the seen (default) or over the held-out combinations."""
-    pairs = [
-        (colour, shape)
-        for colour in range(len(COLOURS))
-        for shape in range(len(SHAPES))
-        if ((colour, shape) in HELD_OUT) == held_out
-    ]
-    colour, shape = rng.choice(pairs)
-    return Scene(
-        colour=colour,
-        shape=shape,
-        direction=rng.randrange(len(DIRECTIONS)),
-        speed=rng.randrange(len(SPEEDS)),
-        background=rng.randrange(len(BACKGROUNDS)),
-        second=rng.choice(pairs) if rng.random() < 0.5 else None,
-    )

@@ -17,7 +17,7 @@ from strobe.core.errors import WeightsError
 from strobe.core.files import write_whole
 from strobe.eightbit.impl.reference import rounded, scales
 from strobe.eightbit.types import Quantized
-from strobe.models.checkpoint import compare_keys, read_tensors
+from strobe.models.checkpoint import key_differences, read_tensors
 from strobe.models.shapes.config import VAE, WAN
 from strobe.models.shapes.grammar import VOCABULARY, parse, read_words
 from strobe.models.text.words import WordEncoder
@@ -127,7 +127,7 @@ def load(folder: Path = FOLDER) -> Parts:
         raise WeightsError(f"{folder} holds no {FILE}; give a folder with that file, or leave the model out")
     stored, parts = read_tensors(path), build()
     expected = _layout(_together(parts).state_dict())
-    differs = str(compare_keys(expected, stored))
+    differs = key_differences(expected, stored)
     if not differs:
         differs = ", ".join(f"{name} is {each.dtype}" for name, each in stored.items() if each.dtype != expected[name].dtype)
     if differs:

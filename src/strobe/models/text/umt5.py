@@ -174,7 +174,7 @@ class Umt5:
         config: sizes.
         dtype: of weights and rows; bfloat16 is what was released.
         device: where it computes; None: where frames are made, see `place`.
-        offload: leave the device after each call. The weights stay in the host's memory, so that nothing is copied back.
+        offload: the weights stay in the host's memory, and each layer is copied to the device while it runs.
     """
 
     def __init__(
@@ -191,7 +191,6 @@ class Umt5:
         self.dtype = dtype
         self.device = torch.device("cpu" if device is None else device)
         self.offload = offload
-        self.by_layer = False
         self._free = device is None
         self._model: Any = None
 
@@ -247,8 +246,8 @@ class Umt5:
     def place(self, device: torch.device) -> None:
         """Choose a device for the encoder, if none was given: the one that makes frames, if the weights fit there.
 
-        They stay there if they fit beside what is held and `SPARE_BYTES`; if only a layer fits, layers are copied one by one for
-        each prompt; else the CPU encodes.
+        They stay there if they fit beside what is held and `SPARE_BYTES`; if only a layer fits, they are offloaded; else the CPU
+        encodes.
 
         Args:
             device: what a stream holds there was allocated.
@@ -260,7 +259,7 @@ class Umt5:
         if free >= self.num_bytes + SPARE_BYTES:
             self.device, self.offload = device, False
         elif free >= self.num_bytes // self.config.num_layers + SPARE_BYTES // 4:
-            self.device, self.by_layer = device, True
+            self.device = device
 
     def release(self) -> None:
         """Free the weights; the next prompt reads them again."""
@@ -286,25 +285,16 @@ class Umt5:
 
     @contextmanager
     def _at_work(self) -> Iterator[Any]:
-        """Give the model on its device, and move its weights back afterwards."""
+        """Give the model, whose layers are on its device: all of them, or each while it runs."""
         if self._model is None:
             self._model = self._read()
-        if self.by_layer:
-            with ExitStack() as stack:
-                for layer in (*self._model.encoder.block, self._model.encoder.final_layer_norm):
-                    for hook in visiting(layer, self.device):
-                        stack.callback(hook.remove)
-                yield self._model
-            return
-        host = {parameter: parameter.data for parameter in self._model.parameters()}
-        try:
-            for parameter, data in host.items():
-                parameter.data = data.to(self.device)
+        with ExitStack() as stack:
+            for layer in (*self._model.encoder.block, self._model.encoder.final_layer_norm) if self.offload else ():
+                for hook in visiting(layer, self.device):
+                    stack.callback(hook.remove)
+            for parameter in () if self.offload else self._model.parameters():
+                parameter.data = parameter.data.to(self.device)
             yield self._model
-        finally:
-            if self.offload:
-                for parameter, data in host.items():
-                    parameter.data = data
 
     def _read(self) -> Any:
         transformers, config = _transformers(), self.config
@@ -331,7 +321,7 @@ class Umt5:
         """Read the tensors under the names of transformers, in the encoder's dtype."""
         tensors: dict[str, Tensor] = {}
         for path in self.files.weights:
-            tensors |= read_tensors(path, mapped=True)
+            tensors |= read_tensors(path)
         names = key_names(self.config)
         if "token_embedding.weight" not in tensors:
             names = {own: own for own in names}

@@ -56,7 +56,6 @@ class CausalWan(CausalTransformer):
 
     @property
     def layers(self) -> list[WanLayer]:
-        """The layers, typed. (`blocks` is the checkpoint's word.)"""
         return [layer for layer in self.blocks if isinstance(layer, WanLayer)]
 
     @property
@@ -72,7 +71,6 @@ class CausalWan(CausalTransformer):
         return self.layers[0].self_attn.fused is not None
 
     def fuse_qkv(self) -> None:
-        """Join Q, K and V of every layer into one matrix, for inference."""
         for layer in self.layers:
             layer.self_attn.fuse()
 
@@ -93,21 +91,14 @@ class CausalWan(CausalTransformer):
         self.kernels = impl
 
     def rope(self, positions: tuple[int, ...], grid: TokenGrid) -> Tensor:
-        """Compute the rotations of one frame block whose frames stand at `positions` in time."""
         rotations = rope_table(self.config, positions, grid.height, grid.width)
         return device_table(rotations, self.dtype, self.device)
 
     def compile_pieces(self, block_tokens: int, mode: str) -> None:
-        """Compile the pieces of every layer between its attention calls; see `WanLayer.compile_pieces`."""
         for layer in self.layers:
             layer.compile_pieces(block_tokens, mode)
 
     def embed_text(self, text: Tensor) -> Tensor:
-        """Embed text `[B, L, text_dim]` to `[B, text_len, dim]`; padding rows are zeros before the embedding and are attended.
-
-        Raises:
-            ShapeError: more tokens, or tokens of another width, than the model was made for.
-        """
         out: Tensor = self.text_embedding(self._padded(text))
         return out
 
@@ -118,14 +109,12 @@ class CausalWan(CausalTransformer):
         return F.pad(text, (0, 0, 0, padding)).to(self.dtype)
 
     def text_kv(self, text: Tensor) -> TextKV:
-        """Compute keys and values of a prompt for every layer; text is `[B, L, text_dim]`."""
         padded = self._padded(text)
         embedded = self.text_embedding(padded)
         layers = tuple(layer.cross_attn.keys_values(embedded) for layer in self.layers)
         return TextKV(layers=layers, distinct=distinct_rows(padded))
 
     def modulation(self, timesteps: Tensor) -> Modulation:
-        """Compute the modulation of all layers for timesteps `[B or 1, F or 1]` in [0, 1000]."""
         e = self.time_embedding(sinusoid(timesteps, self.config.freq_dim).to(self.dtype))  # [B, F, dim]
         e0 = self.time_projection(e).unflatten(-1, (6, -1))  # [B, F, 6, dim]
         layers = torch.stack([e0 + layer.modulation.unsqueeze(0) for layer in self.layers])

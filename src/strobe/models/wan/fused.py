@@ -102,14 +102,14 @@ class FusedPass:
         for index, layer in enumerate(self.layers[:number]):
             mod, eps = self.mods[index], layer.eps
             with span(ATTENTION):
-                out, fp8 = self._attend(layer, normed, rope, index).flatten(2), _takes_rows(layer.cross_attn.q)
+                out, fp8 = self._attend(layer, normed, rope, index).flatten(2), isinstance(layer.cross_attn.q, Fp8Linear)
                 with span(OUTPUT_PROJECTION):
                     y = layer.self_attn.o(out)
                 with span(GATED_RESIDUAL):
                     x, normed = add_gated_norm(x, y, mod[..., 2, :], _weights(layer.norm3), eps, impl=impl, fp8=fp8)
             with span(CROSS_ATTENTION):
                 y = self._cross(layer, normed, *self.text.layers[index])
-                norm2, fp8 = Affine(shift=mod[..., 3, :], scale=mod[..., 4, :]), _takes_rows(layer.ffn[0])
+                norm2, fp8 = Affine(shift=mod[..., 3, :], scale=mod[..., 4, :]), isinstance(layer.ffn[0], Fp8Linear)
                 with span(CROSS_RESIDUAL):
                     x, normed = add_gated_norm(x, y, None, norm2, eps, impl=impl, fp8=fp8)
             with span(FFN):
@@ -128,7 +128,7 @@ class FusedPass:
         if index == len(self.layers):
             return False
         attention = self.layers[index].self_attn
-        return _takes_rows(attention.k if attention.fused is None else attention.fused)
+        return isinstance(attention.k if attention.fused is None else attention.fused, Fp8Linear)
 
     def _angles(self) -> Tensor:
         """Return the rotations as (cos, sin) in float32."""
@@ -174,14 +174,14 @@ class FusedPass:
         """Run the feed-forward: two matrices with GELU between them."""
         up, gelu, down = layer.ffn
         hidden: Tensor | Quantized
-        if isinstance(normed, Tensor) and not _takes_rows(down) and _has_epilogue(up, normed):
+        if isinstance(normed, Tensor) and not isinstance(down, Fp8Linear) and _has_epilogue(up, normed):
             with span(FFN_UP):
                 hidden = _up_and_gelu(up, normed)
         else:
             with span(FFN_UP):
                 wide = up(normed)
             with span(FFN_ACTIVATION):
-                hidden = gelu_quantize(wide, impl=self.impl) if _takes_rows(down) else gelu(wide)
+                hidden = gelu_quantize(wide, impl=self.impl) if isinstance(down, Fp8Linear) else gelu(wide)
         with span(FFN_DOWN):
             y: Tensor = down(hidden)
         return y
@@ -193,10 +193,6 @@ def _packed(attention: SelfAttention, normed: Tensor | Quantized) -> Tensor:
         return torch.cat((attention.q(normed), attention.k(normed), attention.v(normed)), -1)
     packed: Tensor = attention.fused(normed)
     return packed
-
-
-def _takes_rows(linear: nn.Module) -> bool:
-    return isinstance(linear, Fp8Linear) and linear.scaling == "rows"
 
 
 def _weights(norm: nn.LayerNorm) -> Affine:

@@ -5,7 +5,7 @@ Each takes the place of an `nn.Linear` in a transformer that only infers; `strob
 
 from __future__ import annotations
 
-from typing import ClassVar, Final, Literal, Self
+from typing import ClassVar, Final, Self
 
 import torch
 import torch.nn.functional as F
@@ -13,26 +13,24 @@ from torch import Tensor, nn
 
 from strobe.core.errors import ConfigError, ShapeError
 from strobe.core.spans import QUANTISE
-from strobe.eightbit.rows import EightBit, quantize_rows, quantize_tensor
+from strobe.eightbit.rows import EightBit, quantize_rows
 from strobe.eightbit.types import Quantized
 from strobe.models.wan.layers import region
 
-Scaling = Literal["rows", "tensor"]
-SCALING: Final[Scaling] = "rows"
-"""How `Fp8Linear` scales unless told otherwise."""
 FP8_MULTIPLE: Final = 16
 """Inputs and outputs of an FP8 matrix product come in multiples of this."""
 
 
 class EightBitLinear(nn.Module):
-    """A linear layer whose weights `[out, in]` are eight bits wide, `W = values * scale`; its bias stays as it was.
+    """A linear layer whose weights `[out, in]` are eight bits wide, `W = values * scale`, with a scale per output channel.
+
+    Its bias stays as it was.
 
     Tensors keep their addresses: `requantize` writes in place and a `part` shares them. Nothing has a gradient.
 
     Args:
         weight: `[out, in]`; its dtype is that of the result.
         bias: `[out]` or None.
-        scaling: "rows" (a scale per output channel, float32 `[out, 1]`) or "tensor" (one, `[1, 1]`).
     """
 
     eight_bit: ClassVar[EightBit]
@@ -40,10 +38,10 @@ class EightBitLinear(nn.Module):
     scale: Tensor
     bias: Tensor | None
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, *, scaling: Scaling = "rows") -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        self.dtype, self.scaling = weight.dtype, scaling
-        self._hold(*self._quantized(weight.detach()), None if bias is None else bias.detach())
+        self.dtype = weight.dtype
+        self._hold(*quantize_rows(weight.detach(), self.eight_bit), None if bias is None else bias.detach())
 
     @classmethod
     def from_linear(cls, linear: nn.Linear) -> Self:
@@ -58,7 +56,7 @@ class EightBitLinear(nn.Module):
         """
         if weight.shape != self.values.shape:
             raise ShapeError(f"weights have shape {tuple(weight.shape)}; this layer's have {tuple(self.values.shape)}")
-        new = self._quantized(weight.detach().to(self.values.device, self.dtype))
+        new = quantize_rows(weight.detach().to(self.values.device, self.dtype), self.eight_bit)
         self.values.copy_(new.values)
         self.scale.copy_(new.scale)
 
@@ -69,8 +67,7 @@ class EightBitLinear(nn.Module):
         for name, value in vars(self).items():
             if not name.startswith("_") and name != "training":
                 setattr(part, name, value)
-        scale = self.scale if self.scaling == "tensor" else self.scale[start:stop]
-        part._hold(self.values[start:stop], scale, None if self.bias is None else self.bias[start:stop])
+        part._hold(self.values[start:stop], self.scale[start:stop], None if self.bias is None else self.bias[start:stop])
         return part
 
     @property
@@ -87,21 +84,18 @@ class EightBitLinear(nn.Module):
         self.register_buffer("scale", scale)
         self.register_buffer("bias", bias)
 
-    def _quantized(self, weight: Tensor) -> Quantized:
-        return quantize_rows(weight, self.eight_bit) if self.scaling == "rows" else quantize_tensor(weight)
-
 
 class Fp8Linear(EightBitLinear):
     """``y = x @ W.T + b`` with x and W in float8_e4m3fn, summed in float32 on matrix units for it.
 
     ``y[m, n] = scale_x[m] * scale_W[n] * sum_k(x8[m, k] * W8[n, k]) + b[n]``, rounded to the dtype of the weights it was made
-    from. An input that is not quantised yet is: token by token with "rows", as a whole with "tensor".
+    from. An input that is not quantised yet is, token by token.
 
     With `simulate` the same eight-bit numbers are multiplied in that dtype, on any device: the same values up to rounding, and
     no faster.
 
     Args:
-        weight, bias, scaling: see `EightBitLinear`.
+        weight, bias: see `EightBitLinear`.
         simulate: see above.
 
     Raises:
@@ -110,25 +104,25 @@ class Fp8Linear(EightBitLinear):
 
     eight_bit = "fp8"
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, *, scaling: Scaling = SCALING, simulate: bool = False) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, simulate: bool = False) -> None:
         if not simulate and any(size % FP8_MULTIPLE for size in weight.shape):
             raise ConfigError(
                 f"a linear layer of {list(weight.shape)} cannot run in FP8: both sizes must be multiples of {FP8_MULTIPLE}; "
                 "use linear_format 'int8' or 'native', or simulate"
             )
-        super().__init__(weight, bias, scaling=scaling)
+        super().__init__(weight, bias)
         self.simulate = simulate
 
     @classmethod
-    def from_linear(cls, linear: nn.Linear, *, scaling: Scaling = SCALING, simulate: bool = False) -> Self:
+    def from_linear(cls, linear: nn.Linear, *, simulate: bool = False) -> Self:
         """Quantise a layer to FP8; the bias is shared. Args, Raises: see the class."""
-        return cls(linear.weight, linear.bias, scaling=scaling, simulate=simulate)
+        return cls(linear.weight, linear.bias, simulate=simulate)
 
     def forward(self, x: Tensor | Quantized) -> Tensor:
         """Multiply x `[..., in]`, which may be quantised already, to `[..., out]`."""
         if not isinstance(x, Quantized):
             with region(QUANTISE):
-                x = quantize_rows(x) if self.scaling == "rows" else quantize_tensor(x)
+                x = quantize_rows(x)
         if self.simulate:
             return F.linear(x.dequantized(self.dtype), self.dequantized().to(self.dtype), self.bias)
         out: Tensor = self._product(x).unflatten(0, x.values.shape[:-1])
@@ -137,16 +131,11 @@ class Fp8Linear(EightBitLinear):
     def _product(self, x: Quantized) -> Tensor:
         """Compute the product `[M, out]`; the matrix units write bfloat16, and add a bias of that dtype only."""
         native = self.dtype == torch.bfloat16
-        scale_x, scale_w = x.scale.flatten(0, -2), self.scale.t()  # [M, 1] or [1, 1]; [1, out] or [1, 1]
-        if scale_x.shape[0] > 1 and scale_w.shape[1] == 1:
-            scale_w = scale_w.expand(1, self.values.shape[0]).contiguous()
-        elif scale_x.shape[0] == 1 and scale_w.shape[1] > 1:
-            scale_x = scale_x.expand(x.values.shape[:-1].numel(), 1).contiguous()
         out: Tensor = torch._scaled_mm(
             x.values.flatten(0, -2),
             self.values.t(),
-            scale_a=scale_x,
-            scale_b=scale_w,
+            scale_a=x.scale.flatten(0, -2),  # [M, 1]
+            scale_b=self.scale.t(),  # [1, out]
             bias=self.bias if native else None,
             out_dtype=torch.bfloat16,
             use_fast_accum=True,

@@ -13,7 +13,8 @@ from strobe.core.tolerances import tolerance
 from strobe.models.wan.config import WAN_1_3B, WanConfig
 from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.fused import _up_and_gelu
-from strobe.models.wan.kernels import api, custom_ops
+from strobe.models.wan.kernels import api
+from strobe.models.wan.kernels.custom_ops import OPERATORS
 from strobe.models.wan.layers import RMSNorm, SelfAttention, add_gated, modulate, rotate_temporal, temporal_turns
 
 ELEMENT = tolerance("element", "float32")
@@ -197,15 +198,15 @@ def test_operators_keep_what_they_declare(fp8: bool) -> None:
     keys, values = (torch.zeros(2, 9, HEADS, DIM // HEADS, dtype=x.dtype, device="cuda") for _ in "kv")
     rows = torch.tensor([4, 0, -1, 8, 5, 1], device="cuda")
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(custom_ops.norm, (x, x, table, table, table, True, EPS, fp8, "triton"), test_utils=tests)
-    torch.library.opcheck(custom_ops.gelu_quantize, (x, "triton"), test_utils=tests)
+    torch.library.opcheck(OPERATORS["norm"], (x, x, table, table, table, True, EPS, fp8, "triton"), test_utils=tests)
+    torch.library.opcheck(OPERATORS["gelu_quantize"], (x, "triton"), test_utils=tests)
     weight = table[0, 0]
-    torch.library.opcheck(custom_ops.rms_norm, (x, weight, EPS, "triton"), test_utils=tests)
-    torch.library.opcheck(custom_ops.turn, (packed, weight, weight, rope(6), HEADS, EPS, "triton"), test_utils=tests)
+    torch.library.opcheck(OPERATORS["rms_norm"], (x, weight, EPS, "triton"), test_utils=tests)
+    torch.library.opcheck(OPERATORS["turn"], (packed, weight, weight, rope(6), HEADS, EPS, "triton"), test_utils=tests)
     written = (packed, weight, weight, rope(6), keys, values, rows, EPS, "triton")
-    torch.library.opcheck(custom_ops.turn_and_write, written, test_utils=tests)
-    torch.library.opcheck(custom_ops.text_attention, (*folded(64, 70), "triton"), test_utils=tests)
-    torch.library.opcheck(custom_ops.turn_keys, (keys[None], rope(1)[0], values[None], "triton"), test_utils=tests)
+    torch.library.opcheck(OPERATORS["turn_and_write"], written, test_utils=tests)
+    torch.library.opcheck(OPERATORS["text_attention"], (*folded(64, 70), "triton"), test_utils=tests)
+    torch.library.opcheck(OPERATORS["turn_keys"], (keys[None], rope(1)[0], values[None], "triton"), test_utils=tests)
 
 
 def test_a_compiled_pass_is_the_eager_one() -> None:

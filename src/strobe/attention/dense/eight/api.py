@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
+from importlib import import_module
 from typing import Final
 
 import torch
@@ -33,24 +34,15 @@ def _refuses_kernels(name: str, spec: AttentionSpec) -> str | None:
     return None
 
 
-def _refuses_gluon(spec: AttentionSpec) -> str | None:
-    return _refuses_kernels("gluon", spec)
+def _run_kernels(name: str, q: RoundedQueries, kept: RoundedKeys, spec: AttentionSpec) -> AttentionOutput:
+    found: AttentionOutput = import_module(f"strobe.attention.dense.eight.impl.{name}").run(q, kept, spec)
+    return found
 
 
-def _refuses_triton(spec: AttentionSpec) -> str | None:
-    return _refuses_kernels("triton", spec)
-
-
-def _run_gluon(q: RoundedQueries, kept: RoundedKeys, spec: AttentionSpec) -> AttentionOutput:
-    from strobe.attention.dense.eight.impl import gluon
-
-    return gluon.run(q, kept, spec)
-
-
-def _run_triton(q: RoundedQueries, kept: RoundedKeys, spec: AttentionSpec) -> AttentionOutput:
-    from strobe.attention.dense.eight.impl import triton
-
-    return triton.run(q, kept, spec)
+def _kernels(name: str, *sources: str) -> Impl[AttentionSpec]:
+    """Describe an impl whose gate stands for the sources that all share, and for its own."""
+    refuses, run = partial(_refuses_kernels, name), partial(_run_kernels, name)
+    return Impl(name=name, refuses=refuses, run=run, operator="eightbit", kernel=hash_of(*sources, *_SHARED))
 
 
 _FOLDER: Final = "dense/eight"
@@ -63,17 +55,7 @@ _SHARED: Final = (
 REFERENCE: Final[Impl[AttentionSpec]] = Impl(
     name="reference", refuses=lambda _: None, run=reference.run, operator="eightbit", slow=True
 )
-IMPLS: Final = (
-    Impl(
-        name="gluon",
-        refuses=_refuses_gluon,
-        run=_run_gluon,
-        operator="eightbit",
-        kernel=hash_of(f"{_FOLDER}/impl/gluon.py", *_SHARED),
-    ),
-    Impl(name="triton", refuses=_refuses_triton, run=_run_triton, operator="eightbit", kernel=hash_of(*_SHARED)),
-    REFERENCE,
-)
+IMPLS: Final = (_kernels("gluon", f"{_FOLDER}/impl/gluon.py"), _kernels("triton"), REFERENCE)
 
 
 def choose(spec: AttentionSpec, impl: str) -> Choice[AttentionSpec]:

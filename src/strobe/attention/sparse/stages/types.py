@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from strobe.attention.sparse.launch import Place
+from strobe.attention.sparse.layout import TileLayout
 
 Rope = tuple[Tensor, Tensor] | None
 Call = Callable[[Tensor, Tensor, Tensor, Rope, Tensor | None], tuple[Tensor, Tensor, Tensor | None] | None]
@@ -38,6 +40,35 @@ class Grid:
     tokens: Tensor | None
     rows: Tensor | None
     tiled: bool
+
+    @classmethod
+    def of(cls, layout: TileLayout, device: torch.device, *, tiled: bool = False) -> Grid:
+        """Return the grid of a layout, whose rows are given in raster order or `tiled`."""
+        sizes = layout.sizes(device)
+        return cls(
+            block=layout.block,
+            num_tiles=layout.num_tiles,
+            num_tokens=layout.num_tokens,
+            sizes=sizes,
+            ragged_sizes=None if layout.whole else sizes,
+            tokens=layout.tokens(device),
+            rows=layout.rows(device),
+            tiled=tiled,
+        )
+
+    @classmethod
+    def in_tiles(cls, block: int, num_tiles: int, sizes: Tensor, ragged_sizes: Tensor | None) -> Grid:
+        """Return a grid of tiles alone, which has no raster order."""
+        return cls(
+            block=block,
+            num_tiles=num_tiles,
+            num_tokens=num_tiles * block,
+            sizes=sizes,
+            ragged_sizes=ragged_sizes,
+            tokens=None,
+            rows=None,
+            tiled=True,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""The kernels as a decoder calls them; shapes are checked here, once per call. Inference only.
+"""The kernels as a decoder calls them; that shapes fit together is asserted here, once per call. Inference only.
 
 A *bordered* video is `[B, F, Y + 2, X + 2, C]`, contiguous, with zeros in the first and last row and column.
 """
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from strobe.core.device import card_of
-from strobe.core.errors import ConfigError, ShapeError
+from strobe.core.errors import ConfigError
 from strobe.core.libraries import broken
 from strobe.core.settings import read_settings
 
@@ -59,14 +59,12 @@ def convolve(seen: Tensor, weight: Tensor, bias: Tensor, skip: Tensor | None = N
         bordered, `[B, F, Y + 2, X + 2, C']`.
 
     Raises:
-        ShapeError: the sizes do not fit each other or the kernels.
         ConfigError: a gradient is wanted.
     """
     _check(seen, weight, bias)
-    batch, planes, height, width, _ = seen.shape
-    if skip is not None and (skip.shape != (batch, planes - 2, height, width, bias.numel()) or not skip.is_contiguous()):
-        expected = [batch, planes - 2, height, width, bias.numel()]
-        raise ShapeError(f"skip: got {list(skip.shape)}, strides {skip.stride()}, expected {expected}, contiguous")
+    if skip is not None:
+        batch, planes, height, width, _ = seen.shape
+        assert skip.shape == (batch, planes - 2, height, width, bias.numel()) and skip.is_contiguous()
     out: Tensor = _home(impl).convolve(seen, weight, bias, skip)
     return out
 
@@ -89,8 +87,7 @@ def convolve_norm(
     Raises: as `convolve`.
     """
     _check(seen, weight, bias)
-    if gamma.numel() != bias.numel() or bias.numel() > WHOLE:
-        raise ShapeError(f"gamma: got {gamma.numel()} numbers, expected {bias.numel()}, at most {WHOLE}")
+    assert gamma.numel() == bias.numel() <= WHOLE
     _check_before(before, (seen.shape[0], 2, seen.shape[2] - 2, seen.shape[3] - 2, bias.numel()))
     made: tuple[Tensor, Tensor] = _home(impl).convolve_norm(seen, weight, bias, gamma.flatten(), before, EPS)
     return made
@@ -114,12 +111,10 @@ def norm(
         as `convolve_norm`, then `x + bias` bordered, `[B, F, Y + 2, X + 2, C]`, or None.
 
     Raises:
-        ShapeError: gamma is not as wide as x, or the channels lie apart.
         ConfigError: a gradient is wanted.
     """
     _check_inference(x, gamma)
-    if gamma.numel() != x.shape[-1] or x.stride(-1) != 1:
-        raise ShapeError(f"norm: got {list(x.shape)}, strides {x.stride()}, and {gamma.numel()} weights; expected one a channel")
+    assert gamma.numel() == x.shape[-1] and x.stride(-1) == 1
     _check_before(before, (x.shape[0], 2, *x.shape[2:]))
     made: tuple[Tensor, Tensor, Tensor | None] = _home(impl).norm(x, bias, gamma.flatten(), before, EPS, copied)
     return made
@@ -149,20 +144,12 @@ def leave(seen: Tensor, weight: Tensor, bias: Tensor, *, impl: Impl = "triton") 
 def _check(seen: Tensor, weight: Tensor, bias: Tensor) -> None:
     _check_inference(seen, weight)
     channels = seen.shape[-1]
-    if seen.shape[1] < 3 or weight.shape != (bias.numel(), channels, 3, 3, 3) or not fits(channels, bias.numel()):
-        raise ShapeError(
-            f"convolution of {list(seen.shape)} with weight {list(weight.shape)} and bias {list(bias.shape)}; expected "
-            f"[B, 2 + F, Y + 2, X + 2, C], [C', C, 3, 3, 3] and [C'], C and C' in eights, C' over {WHOLE} in multiples of 128"
-        )
-    if seen.dtype != weight.dtype:
-        raise ShapeError(f"seen: got {seen.dtype}, expected {weight.dtype}, as the weight")
-    if not seen.is_contiguous():
-        raise ShapeError(f"seen: got strides {seen.stride()}, expected a contiguous tensor")
+    assert seen.shape[1] >= 3 and weight.shape == (bias.numel(), channels, 3, 3, 3) and fits(channels, bias.numel())
+    assert seen.dtype == weight.dtype and seen.is_contiguous()
 
 
 def _check_before(before: Tensor | None, expected: tuple[int, ...]) -> None:
-    if before is not None and (before.shape != expected or not before.is_contiguous()):
-        raise ShapeError(f"before: got {list(before.shape)}, strides {before.stride()}, expected {list(expected)}, contiguous")
+    assert before is None or (before.shape == expected and before.is_contiguous())
 
 
 def _home(impl: Impl) -> Any:

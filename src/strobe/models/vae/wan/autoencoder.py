@@ -9,6 +9,7 @@ Source: Wan2.1 (Wan Team 2025), Wan2.2 (`wan/modules/vae2_2.py` at bf69229); che
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -150,11 +151,7 @@ class WanVAE(nn.Module):
     def decode(self, latents: Tensor, *, piece: int = 3) -> Tensor:
         """Decode a video's latents `[B, F, C, Y, X]` to frames `[B, 4 F - 3, 3, Y', X']` in [0, 1], `piece` latents per call."""
         check_latents(latents, self.latent_channels)
-        memories, frames = self.empty_memories(), []
-        for number, part in enumerate((latents[:, :1], *_split(latents[:, 1:], piece))):
-            out, memories = self.decode_piece(part, memories, first=number == 0)
-            frames.append(out)
-        return torch.cat(frames, dim=1)
+        return _in_pieces(self.decode_piece, latents, self.empty_memories(), piece)
 
     def encode(self, frames: Tensor, *, piece: int = 1) -> Tensor:
         """Encode frames `[B, 1 + 4 n, 3, Y, X]` in [0, 1] from the start of a video to latents, `piece` of them per call.
@@ -162,20 +159,21 @@ class WanVAE(nn.Module):
         Raises: see `encode_piece`.
         """
         check_frames(frames, self.stride, first=True)
-        memories, latents = self.empty_encoder_memories(), []
-        for number, part in enumerate((frames[:, :1], *_split(frames[:, 1:], piece * self.stride.time))):
-            out, memories = self.encode_piece(part, memories, first=number == 0)
-            latents.append(out)
-        return torch.cat(latents, dim=1)
+        return _in_pieces(self.encode_piece, frames, self.empty_encoder_memories(), piece * self.stride.time)
 
     def _statistics(self, device: torch.device) -> tuple[Tensor, Tensor]:
         return per_channel(self.config.mean, device), per_channel(self.config.std, device)
 
 
-def _split(x: Tensor, size: int) -> tuple[Tensor, ...]:
+def _in_pieces(run: Callable[..., tuple[Tensor, Memories]], x: Tensor, memories: Memories, size: int) -> Tensor:
+    """Run the first frame, then pieces of so many, and put the results one after the other."""
     if size < 1:
         raise ShapeError(f"a piece of {size} frames is none; give 1 or more")
-    return x.split(size, dim=1) if x.shape[1] else ()
+    done: list[Tensor] = []
+    for part in (x[:, :1], *(x[:, 1:].split(size, dim=1) if x.shape[1] > 1 else ())):
+        out, memories = run(part, memories, first=not done)
+        done.append(out)
+    return torch.cat(done, dim=1)
 
 
 def _to_patches(frames: Tensor, patch: int) -> Tensor:

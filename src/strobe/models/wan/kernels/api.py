@@ -1,4 +1,4 @@
-"""The kernels as a layer calls them; shapes are checked here, once per call.
+"""The kernels as a layer calls them; that shapes fit together is asserted here, once per call.
 
 Inference only. `impl` is "triton" or "reference"; see `impl/reference.py` for what each computes.
 """
@@ -11,10 +11,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError, unknown_choice
+from strobe.core.errors import ConfigError, ImplUnavailableError, unknown_choice
 from strobe.core.libraries import broken
+from strobe.core.settings import read_settings
 from strobe.eightbit.types import Quantized
-from strobe.models.wan.kernels import custom_ops
+from strobe.models.wan.kernels.custom_ops import call
 
 KernelImpl = Literal["triton", "reference"]
 IMPLS: tuple[KernelImpl, ...] = ("triton", "reference")
@@ -76,7 +77,7 @@ def check_impl(impl: str, device: torch.device) -> None:
         raise unknown_choice("impl of the kernels", impl, IMPLS)
     if impl == "reference":
         return
-    if device.type != "cuda" and not _interpreted():
+    if device.type != "cuda" and not read_settings().triton_interpret:
         raise ImplUnavailableError("triton", f"it needs a CUDA device, and this is {device}", alternatives=("reference",))
     if why := broken("triton.language"):
         raise ImplUnavailableError("triton", why, alternatives=("reference",))
@@ -90,20 +91,18 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, impl: KernelImpl) -> Tens
         weight: `[dim]`.
 
     Raises:
-        ShapeError: the weight is not as wide as x.
         ConfigError: a gradient is wanted.
     """
     _check_inference(x)
-    if weight.shape != x.shape[-1:]:
-        raise ShapeError(f"weight of a norm: got {list(weight.shape)}, expected [{x.shape[-1]}]")
-    return custom_ops.rms_norm(x, weight, eps, impl) if custom_ops.seen(x) else custom_ops.home(impl).rms_norm(x, weight, eps)
+    assert weight.shape == x.shape[-1:]
+    out: Tensor = call("rms_norm", impl, x, weight, eps)
+    return out
 
 
 def norm_modulate(x: Tensor, after: Affine, eps: float, *, impl: KernelImpl, fp8: bool = False) -> Tensor | Quantized:
     """Compute the layer norm of `x [B, S, dim]`, then `after`, in float32, rounded once; with `fp8` quantised row by row.
 
     Raises:
-        ShapeError: a row of `after` does not fit x.
         ConfigError: a gradient is wanted.
     """
     found = _norm(x, None, None, after, eps, impl, fp8)
@@ -123,11 +122,9 @@ def add_gated_norm(
         The sum, rounded, and the norm of the rounded sum.
 
     Raises:
-        ShapeError: y, the gate or a row of `after` does not fit x.
         ConfigError: a gradient is wanted.
     """
-    if y.shape != x.shape or y.dtype != x.dtype:
-        raise ShapeError(f"y: got {y.dtype} {list(y.shape)}, expected what x is, {x.dtype} {list(x.shape)}")
+    assert y.shape == x.shape and y.dtype == x.dtype
     total, *found = _norm(x, y, gate, after, eps, impl, fp8)
     return total, Quantized(*found) if fp8 else found[0]
 
@@ -139,7 +136,7 @@ def gelu_quantize(x: Tensor, *, impl: KernelImpl) -> Quantized:
         ConfigError: a gradient is wanted.
     """
     _check_inference(x)
-    return Quantized(*(custom_ops.gelu_quantize(x, impl) if custom_ops.seen(x) else custom_ops.home(impl).gelu_quantize(x)))
+    return Quantized(*call("gelu_quantize", impl, x))
 
 
 def qk_norm_rope(packed: Tensor, turn: Turn, num_heads: int, *, impl: KernelImpl) -> tuple[Tensor | None, Tensor, Tensor]:
@@ -149,16 +146,11 @@ def qk_norm_rope(packed: Tensor, turn: Turn, num_heads: int, *, impl: KernelImpl
         packed: queries, keys and values `[B, S, 3 * dim]`, or keys and values `[B, S, 2 * dim]`. The values returned are a view.
 
     Raises:
-        ShapeError: widths or tokens do not fit.
         ConfigError: a gradient is wanted.
     """
     dim = _check_turn(packed, turn, num_heads)
-    arguments = (packed, turn.weight_q, turn.weight_k, turn.rope, num_heads, turn.eps)
-    v = packed[..., -dim:].unflatten(-1, (num_heads, -1))
-    if not custom_ops.seen(packed):
-        return *custom_ops.home(impl).turn(*arguments), v
-    *q, k = custom_ops.turn(*arguments, impl)
-    return q[0] if q else None, k, v
+    found = call("turn", impl, packed, turn.weight_q, turn.weight_k, turn.rope, num_heads, turn.eps)
+    return None if turn.weight_q is None else found[0], found[-1], packed[..., -dim:].unflatten(-1, (num_heads, -1))
 
 
 def qk_norm_rope_write(packed: Tensor, turn: Turn, cache: CacheRows, *, impl: KernelImpl) -> Tensor | None:
@@ -168,14 +160,11 @@ def qk_norm_rope_write(packed: Tensor, turn: Turn, cache: CacheRows, *, impl: Ke
         packed: as for `qk_norm_rope`.
 
     Raises:
-        ShapeError: widths, tokens or the cache do not fit.
         ConfigError: a gradient is wanted.
     """
     _check_rows(packed, turn, cache)
-    arguments = (packed, turn.weight_q, turn.weight_k, turn.rope, cache.keys, cache.values, cache.rows, turn.eps)
-    if not custom_ops.seen(packed):
-        return custom_ops.home(impl).turn_and_write(*arguments)
-    q = custom_ops.turn_and_write(*arguments, impl)
+    how = turn.weight_q, turn.weight_k, turn.rope
+    q = call("turn_and_write", impl, packed, *how, cache.keys, cache.values, cache.rows, turn.eps)
     return None if turn.weight_q is None else q
 
 
@@ -191,21 +180,14 @@ def text_attention(q: Tensor, k: Tensor, v: Tensor, distinct: Tensor, *, impl: K
         distinct: `n` of each sample, int32 `[B]`, 1 to L; not checked, it is on the device.
 
     Raises:
-        ShapeError: shapes or dtypes do not fit.
         ConfigError: a gradient is wanted.
     """
     for each in (q, k, v):
         _check_inference(each)
-    batch, _, num_heads, head_dim = q.shape
-    for name, rows in (("k", k), ("v", v)):
-        if rows.shape != (batch, k.shape[1], num_heads, head_dim) or rows.dtype != q.dtype:
-            raise ShapeError(
-                f"{name}: got {rows.dtype} {list(rows.shape)}, expected {q.dtype} [{batch}, L, {num_heads}, {head_dim}] as q is"
-            )
-    if distinct.shape != (batch,) or distinct.dtype != torch.int32:
-        raise ShapeError(f"distinct: got {distinct.dtype} {list(distinct.shape)}, expected torch.int32 [{batch}]")
-    arguments = (q, k, v, distinct)
-    return custom_ops.text_attention(*arguments, impl) if custom_ops.seen(q) else custom_ops.home(impl).text_attention(*arguments)
+    assert k.shape == v.shape == (q.shape[0], k.shape[1], *q.shape[2:]) and k.dtype == v.dtype == q.dtype
+    assert distinct.shape == q.shape[:1] and distinct.dtype == torch.int32
+    out: Tensor = call("text_attention", impl, q, k, v, distinct)
+    return out
 
 
 def turn_keys(keys: Tensor, turns: Tensor, out: Tensor, *, impl: KernelImpl) -> None:
@@ -219,22 +201,14 @@ def turn_keys(keys: Tensor, turns: Tensor, out: Tensor, *, impl: KernelImpl) -> 
         out: as keys, and equal to them in all other channels, some of which are written again; or `keys` itself.
 
     Raises:
-        ShapeError: shapes, dtypes or strides do not fit.
         ConfigError: a gradient is wanted.
     """
     _check_inference(keys)
-    for name, rows in (("keys", keys), ("out", out)):
-        if rows.dim() != 5 or rows.shape != keys.shape or rows.dtype != keys.dtype:
-            raise ShapeError(f"{name}: got {rows.dtype} {list(rows.shape)}, expected [L, B, S, H, D], out as keys")
-        if rows.stride()[2:] != (rows.shape[3] * rows.shape[4], rows.shape[4], 1):
-            raise ShapeError(f"{name}: rows of a sample must lie one after the other, got strides {rows.stride()}")
-    pairs = keys.shape[4] // 2
-    if turns.dim() != 2 or turns.shape[0] > pairs or turns.shape[1] != 2 or turns.dtype != torch.float32:
-        raise ShapeError(f"turns: got {turns.dtype} {list(turns.shape)}, expected torch.float32 [up to {pairs}, 2]")
-    if not custom_ops.seen(keys):
-        custom_ops.home(impl).turn_keys(keys, turns, out)
-    else:
-        custom_ops.turn_keys(keys, turns, out, impl)
+    for rows in (keys, out):
+        assert rows.dim() == 5 and rows.shape == keys.shape and rows.dtype == keys.dtype
+        assert rows.stride()[2:] == (rows.shape[3] * rows.shape[4], rows.shape[4], 1), "rows of a sample lie one after the other"
+    assert turns.dim() == 2 and turns.shape[0] <= keys.shape[4] // 2 and turns.shape[1] == 2 and turns.dtype == torch.float32
+    call("turn_keys", impl, keys, turns, out)
 
 
 def _norm(
@@ -245,55 +219,30 @@ def _norm(
     tables = [table for table in (gate, after.scale, after.shift) if table is not None]
     frames = max(table.shape[1] for table in tables)
     for table in tables:
-        fits = table.dim() == 3 and table.shape[0] in (1, batch) and table.shape[1] in (1, frames) and table.shape[2] == dim
-        if not fits or num_tokens % frames or table.stride(2) != 1:
-            raise ShapeError(
-                f"gate, scale or shift: got {list(table.shape)}, expected [1 or {batch}, F or 1, {dim}] with F frames that share "
-                f"{num_tokens} tokens equally, and the last dimension contiguous"
-            )
-    arguments = (x, y, gate, after.scale, after.shift, after.from_one, eps, fp8)
-    return custom_ops.norm(*arguments, impl) if custom_ops.seen(x) else custom_ops.home(impl).norm(*arguments)
+        assert table.dim() == 3 and table.shape[0] in (1, batch) and table.shape[1] in (1, frames) and table.shape[2] == dim
+        assert num_tokens % frames == 0 and table.stride(2) == 1
+    found: list[Tensor] = call("norm", impl, x, y, gate, after.scale, after.shift, after.from_one, eps, fp8)
+    return found
 
 
 def _check_turn(packed: Tensor, turn: Turn, num_heads: int) -> int:
     _check_inference(packed)
     dim, parts = turn.weight_k.shape[0], 2 if turn.weight_q is None else 3
-    if packed.dim() != 3 or packed.shape[2] != parts * dim or dim % num_heads:
-        raise ShapeError(f"packed: got {list(packed.shape)}, expected [B, S, {parts} * {dim}] for {num_heads} heads")
-    if turn.weight_q is not None and turn.weight_q.shape != turn.weight_k.shape:
-        raise ShapeError(f"weight_q: got {list(turn.weight_q.shape)}, expected [{dim}]")
-    expected = (packed.shape[1], dim // num_heads // 2, 2)
-    if turn.rope.shape != expected or turn.rope.dtype != torch.float32:
-        raise ShapeError(f"rope: got {turn.rope.dtype} {list(turn.rope.shape)}, expected float32 {list(expected)}")
+    assert packed.dim() == 3 and packed.shape[2] == parts * dim and dim % num_heads == 0
+    assert turn.weight_q is None or turn.weight_q.shape == turn.weight_k.shape
+    assert turn.rope.shape == (packed.shape[1], dim // num_heads // 2, 2) and turn.rope.dtype == torch.float32
     return dim
 
 
 def _check_rows(packed: Tensor, turn: Turn, cache: CacheRows) -> None:
     batch, _, num_heads, head_dim = cache.keys.shape
     dim = _check_turn(packed, turn, num_heads)
-    for name, buffer in (("keys", cache.keys), ("values", cache.values)):
-        if (
-            buffer.shape != cache.keys.shape
-            or batch != packed.shape[0]
-            or buffer.dtype != packed.dtype
-            or num_heads * head_dim != dim
-        ):
-            raise ShapeError(
-                f"{name} of the cache: got {buffer.dtype} {list(buffer.shape)}, "
-                f"expected {packed.dtype} [{packed.shape[0]}, R, H, D] with H * D = {dim}"
-            )
-        if buffer.stride()[2:] != (head_dim, 1):
-            raise ShapeError(f"{name} of the cache: heads of a row must lie one after the other, got strides {buffer.stride()}")
-    if cache.rows.shape != packed.shape[1:2] or cache.rows.dtype != torch.int64:
-        raise ShapeError(f"rows: got {cache.rows.dtype} {list(cache.rows.shape)}, expected int64 [{packed.shape[1]}]")
+    for buffer in (cache.keys, cache.values):
+        assert buffer.shape == cache.keys.shape and batch == packed.shape[0] and num_heads * head_dim == dim
+        assert buffer.dtype == packed.dtype and buffer.stride()[2:] == (head_dim, 1), "heads of a row lie one after the other"
+    assert cache.rows.shape == packed.shape[1:2] and cache.rows.dtype == torch.int64
 
 
 def _check_inference(x: Tensor) -> None:
     if torch.is_grad_enabled() and x.requires_grad:
         raise ConfigError("the kernels have no gradients: call under torch.no_grad(), or train without use_kernels()")
-
-
-def _interpreted() -> bool:
-    import triton
-
-    return bool(triton.knobs.runtime.interpret)

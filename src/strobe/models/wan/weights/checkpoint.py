@@ -1,4 +1,4 @@
-"""Reading of a checkpoint into a transformer, in the layouts of several projects, or an error that lists all differences."""
+"""Reading of a checkpoint into a transformer, in the layouts of several projects, or an error that says how they differ."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from strobe.core.errors import WeightsError
-from strobe.models.checkpoint import SAFE, KeyTable, compare_keys, read_file, read_shapes, sha256_of
+from strobe.models.checkpoint import SAFE, key_differences, read_file, read_shapes, sha256_of
 from strobe.models.wan.config import SIZES, WanConfig
 from strobe.models.wan.dit import CausalWan
 
@@ -115,7 +114,7 @@ def read_source(files: Sequence[Path]) -> WeightSource:
     tensors: dict[str, Tensor] = {}
     taken = ""
     for file in files:
-        held: dict[Any, Any] = {**read_shapes(file)} if file.suffix == SAFE else read_file(file, mapped=True)
+        held: dict[Any, Any] = {**read_shapes(file)} if file.suffix == SAFE else read_file(file)
         found, taken = _part(held, file)
         tensors.update({str(name): tensor for name, tensor in found.items() if isinstance(tensor, Tensor)})
     if not tensors:
@@ -303,22 +302,6 @@ def take_scales(names: dict[str, str], source: WeightSource) -> dict[str, str]:
     return found
 
 
-ROWS: Final = 3
-"""Rows of a kind in the table of an error."""
-
-
-OTHER_CHANNELS: Final = {36: "image-to-video Wan2.1, whose picture encoder this engine lacks"}
-"""Channels of the latents of transformers that are known and cannot run here."""
-
-
-def check_channels(held: Mapping[str, Tensor], where: str) -> None:
-    """Refuse a transformer whose number of latent channels is that of another known model, and say which."""
-    patches = held.get("patch_embedding.weight")
-    channels = patches.shape[1] if patches is not None and patches.dim() == 5 else 0
-    if channels in OTHER_CHANNELS:
-        raise WeightsError(f"{where} takes {channels} channels, as {OTHER_CHANNELS[channels]}; give text-to-video weights")
-
-
 def called(config: WanConfig) -> str:
     """Return name and size of a model, for an error."""
     name = next((name for name, known in SIZES.items() if known == config), "a transformer")
@@ -340,33 +323,16 @@ def check_keys(config: WanConfig, expected: Mapping[str, Tensor], held: Mapping[
         where: names the checkpoint in the error.
 
     Raises:
-        WeightsError: they differ: which other model it looks like, or else every difference in one table, the first few of a
-            kind.
+        WeightsError: they differ: which other model it looks like, or else the first differences of each kind.
     """
-    table = compare_keys(expected, held)
-    if not table:
+    differs = key_differences(expected, held)
+    if not differs:
         return
     width = _width(held)
-    if width not in (0, config.dim):  # then no tensor has its shape, and a table of them would say nothing
+    if width not in (0, config.dim):  # then no tensor has its shape, and a list of them would say nothing
         raise WeightsError(_another(config, held, width, where))
-    inside = frozenset(name.split(".", 2)[2] for name in expected if name.startswith("blocks.0."))
-    kinds = {
-        "missing": _rows({name: str(list(expected[name].shape)) for name in table.missing}, inside),
-        "unexpected": _rows({name: str(list(held[name].shape)) for name in table.unexpected}, inside),
-        "another shape": _rows({name: f"{list(given)} instead of {list(own)}" for name, given, own in table.reshaped}),
-    }
-    rows = [f"  {kind:<14}{row}" for kind, found in kinds.items() for row in _shortened(found)]
-    raise WeightsError(";\n".join([f"{where} {_title(config, table, len(expected))}", *rows]))
-
-
-def _title(config: WanConfig, table: KeyTable, num_expected: int) -> str:
-    """Return the title of the error: a checkpoint that only lacks tensors is incomplete, any other is another model."""
-    missing, more = len(table.missing), len(table.unexpected) + len(table.reshaped)
-    if not more:
-        return f"is not all of {called(config)}: {missing} of its {num_expected} tensors are missing; fetch it again"
-    kinds = (("missing", table.missing), ("unexpected", table.unexpected), ("of another shape", table.reshaped))
-    counts = ", ".join(f"{len(names)} {kind}" for kind, names in kinds if names)
-    return f"is not {called(config)}: {counts}, of {num_expected} tensors; give the checkpoint as it was published"
+    what = f"is not {called(config)} with its {len(expected)} tensors: {differs}"
+    raise WeightsError(f"{where} {what}; give the whole checkpoint as it was published")
 
 
 def _another(config: WanConfig, held: Mapping[str, Tensor], width: int, where: str) -> str:
@@ -385,37 +351,6 @@ def _width(held: Mapping[str, Tensor]) -> int:
     names = ("patch_embedding.bias", ".norm_q.weight")
     found = Counter(tensor.shape[0] for name, tensor in held.items() if name.endswith(names) and tensor.dim() == 1)
     return found.most_common(1)[0][0] if found else 0
-
-
-def _shortened(rows: Sequence[str]) -> list[str]:
-    return [*rows[:ROWS], f"... and {len(rows) - ROWS} rows more"] if len(rows) > ROWS + 1 else list(rows)
-
-
-def _rows(names: Mapping[str, str], inside: frozenset[str] = frozenset()) -> list[str]:
-    """Format rows of names with a remark each; whole layers share a row, and so do names that differ only in the layer."""
-    layers: dict[int, set[str]] = {}
-    for name in names:
-        found = re.fullmatch(r"blocks\.(\d+)\.(.+)", name)
-        if found:
-            layers.setdefault(int(found[1]), set()).add(found[2])
-    whole = sorted(number for number, held in layers.items() if inside and inside <= held)
-    rows = [f"blocks.*  all {len(inside)} tensors of a layer{_numbered(whole)}"] if whole else []
-    rest = {name: said for name, said in names.items() if not name.startswith(tuple(f"blocks.{number}." for number in whole))}
-
-    def key(item: tuple[str, str]) -> tuple[str, str]:
-        return re.sub(r"^blocks\.\d+\.", "blocks.*.", item[0]), item[1]
-
-    for (name, said), group in groupby(sorted(rest.items(), key=key), key=key):
-        numbers = sorted(int(full.split(".")[1]) for full, _ in group) if name.startswith("blocks.*.") else []
-        shown = name.replace("*", str(numbers[0])) if len(numbers) == 1 else name
-        rows.append(f"{shown}  {said}{_numbered(numbers) if len(numbers) > 1 else ''}")
-    return rows
-
-
-def _numbered(layers: Sequence[int]) -> str:
-    if len(layers) == 1:
-        return f" (layer {layers[0]})"
-    return f" (layers {layers[0]} to {layers[-1]}, {len(layers)} of them)"
 
 
 SPELLINGS: Final = {
@@ -488,7 +423,7 @@ def open_checkpoint(path: str | Path, config: WanConfig | None = None) -> OpenCh
 
     Raises:
         WeightsError: no, several, half or damaged files; another model, and which; or tensors missing, unexpected or of another
-            shape, in one table.
+            shape.
     """
     source = read_source(find_files(Path(path)))
     names = plain_names(source.tensors)
@@ -497,7 +432,12 @@ def open_checkpoint(path: str | Path, config: WanConfig | None = None) -> OpenCh
     scaled = take_scales(names, source)
     layout = recognise(names, source.where)
     held = {name: source.tensors[spelled] for name, spelled in names.items()}
-    check_channels(held, source.where)
+    patches = held.get("patch_embedding.weight")
+    if patches is not None and patches.dim() == 5 and patches.shape[1] == 36:
+        raise WeightsError(
+            f"{source.where} takes 36 channels, as image-to-video Wan2.1, whose picture encoder this engine lacks; give "
+            "text-to-video weights"
+        )
     config = _config(source, held, layout, config)
     with torch.device("meta"):
         dit = CausalWan(config)

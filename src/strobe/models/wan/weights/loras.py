@@ -27,7 +27,7 @@ from torch import Tensor
 from strobe.core.errors import WeightsError
 from strobe.models.checkpoint import SAFE, read_metadata
 from strobe.models.lora import Lora, LoraPair
-from strobe.models.wan.weights.checkpoint import WeightSource, diffusers_name, plain_names, read_json, read_source
+from strobe.models.wan.weights.checkpoint import IN_LAYER, OUTSIDE, WeightSource, plain_names, read_json, read_source
 
 HEADER: Final = "lora_adapter_metadata"
 BESIDE: Final = "adapter_config.json"
@@ -313,21 +313,11 @@ def own_name(module: str) -> str:
     return before + (OWN_IN_LAYER if inside else OWN_OUTSIDE).get(rest, rest)
 
 
-def _flat(names: tuple[str, ...], theirs: Mapping[str, str]) -> dict[str, str]:
-    return {spelled.replace(".", "_"): own for spelled, own in (*((name, name) for name in names), *theirs.items())}
+def _flat(names: Mapping[str, str]) -> dict[str, str]:
+    return {spelled.replace(".", "_"): own for own, theirs in names.items() for spelled in (own, theirs)}
 
 
-IN_LAYER: Final = (
-    *(f"{which}_attn.{name}" for which in ("self", "cross") for name in ("q", "k", "v", "o", "norm_q", "norm_k")),
-    "norm3",
-    "ffn.0",
-    "ffn.2",
-)
-OUTSIDE: Final = (
-    *("text_embedding.0", "text_embedding.2", "time_embedding.0", "time_embedding.2", "time_projection.1", "head.head"),
-    "patch_embedding",
-)
-OWN_IN_LAYER: Final = {diffusers_name(f"blocks.0.{name}").removeprefix("blocks.0."): name for name in IN_LAYER}
-OWN_OUTSIDE: Final = {diffusers_name(name): name for name in OUTSIDE}
-FLAT_IN_LAYER: Final = _flat(IN_LAYER, OWN_IN_LAYER)
-FLAT_OUTSIDE: Final = _flat(OUTSIDE, OWN_OUTSIDE)
+OWN_IN_LAYER: Final = {theirs: own for own, theirs in IN_LAYER.items()}
+OWN_OUTSIDE: Final = {theirs: own for own, theirs in OUTSIDE.items()}
+FLAT_IN_LAYER: Final = _flat(IN_LAYER)
+FLAT_OUTSIDE: Final = _flat(OUTSIDE)

@@ -344,19 +344,8 @@ def rotate(q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, T
 @lru_cache(maxsize=64)
 def _in_order(rows: int, device: torch.device) -> Grid:
     """Rows cut into runs, each where it was."""
-    layout = tile_layout((1, 1, rows), (1, 1, _RUN))
     with torch.inference_mode(False):  # what an inference makes, training could not use
-        sizes, tokens, order = layout.sizes(device), layout.tokens(device), layout.rows(device)
-    return Grid(
-        block=_RUN,
-        num_tiles=layout.num_tiles,
-        num_tokens=rows,
-        sizes=sizes,
-        ragged_sizes=None if layout.whole else sizes,
-        tokens=tokens,
-        rows=order,
-        tiled=False,
-    )
+        return Grid.of(tile_layout((1, 1, rows), (1, 1, _RUN), _RUN), device)
 
 
 def tile_queries(q: Tensor, q_grid: Grid, wish: SelectionSpec) -> tuple[Tensor, Tensor]:
