@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from strobe.core.errors import ConfigError, DataError
@@ -85,8 +86,9 @@ def test_encoder_prompt_and_dtype_are_the_key(cache: PromptCache) -> None:
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "cut off": lambda path: path.write_bytes(path.read_bytes()[:-7]),
     "empty": lambda path: path.write_bytes(b""),
-    "other tensors": lambda path: save_file({"columns": torch.ones(2, 6)}, path),
-    "another dtype": lambda path: save_file({"rows": torch.ones(2, 6)}, path),
+    "a bit flipped": lambda path: path.write_bytes((data := path.read_bytes())[:-3] + bytes([data[-3] ^ 1]) + data[-2:]),
+    "another entry": lambda path: path.write_bytes(path.with_name(replace(KEY, prompt="a blue cat").file).read_bytes()),
+    "without its header": lambda path: save_file(load_file(path), path),
     "longer": lambda path: path.write_bytes(path.read_bytes() + b"more"),
 }
 
@@ -101,6 +103,30 @@ def test_a_damaged_entry_is_refused_and_made_again(cache: PromptCache, damage: s
     assert torch.equal(PromptEncoder(fake, cache).encode(["a red cat", "a blue cat"]), good) and len(fake.embedded) == 3
 
 
+def test_those_not_used_for_longest_go_first(tmp_path: Path) -> None:
+    rows = torch.ones(4, DIM)
+    keys = [replace(KEY, prompt=f"prompt {number}", dtype="torch.float32") for number in range(4)]
+    probe = PromptCache(tmp_path / "probe")
+    probe.put(keys[0], rows)
+    size_bytes = (probe.folder / keys[0].file).stat().st_size
+    cache = PromptCache(tmp_path / "small", limit_bytes=3 * size_bytes)
+    for age, key in zip((50, 40, 30), keys, strict=False):
+        cache.put(key, rows)
+        os.utime(cache.folder / key.file, (time.time() - age, time.time() - age))
+    assert cache.get(keys[0]) is not None  # used just now
+    cache.put(keys[3], rows)
+    assert [cache.holds(key) for key in keys] == [True, False, True, True]
+    assert sum(path.stat().st_size for path in entries(cache)) <= cache.limit_bytes
+
+
+def test_an_entry_over_the_limit_is_not_written(tmp_path: Path) -> None:
+    cache = PromptCache(tmp_path, limit_bytes=100)
+    text = PromptEncoder(Fake(), cache).encode(["a cat"])
+    assert text.shape == (1, LENGTH, DIM) and not entries(cache)
+    with pytest.raises(ConfigError, match="a prompt cache of 0 bytes holds nothing"):
+        PromptCache(tmp_path, limit_bytes=0)
+
+
 def test_a_write_that_fails_leaves_nothing_behind(cache: PromptCache, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
@@ -109,6 +135,15 @@ def test_a_write_that_fails_leaves_nothing_behind(cache: PromptCache, monkeypatc
     text = PromptEncoder(Fake(), cache).encode(["a cat"])
     assert torch.equal(text[0, :2], Fake().rows("a cat"))
     assert not entries(cache)
+
+
+def test_what_a_dead_process_left_goes_and_what_a_live_one_writes_stays(cache: PromptCache) -> None:
+    old, new = cache.folder / ".old.tmp", cache.folder / ".new.tmp"
+    for path in (old, new):
+        path.write_bytes(b"half")
+    os.utime(old, (time.time() - 7200, time.time() - 7200))
+    cache.put(KEY, torch.ones(2, DIM).bfloat16())
+    assert not old.exists() and new.exists()
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:

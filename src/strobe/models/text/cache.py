@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import tempfile
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from strobe.core.errors import ConfigError, DataError, StrobeError
@@ -52,20 +53,42 @@ MEMORY_BYTES = 1 << 28
 """Main memory for embeddings: some 250 prompts of 100 words of umT5-xxl."""
 
 
+VERSION = 1
+
+LIMIT_BYTES = 1 << 30
+"""Size of a cache unless it is told: more than a thousand prompts of umT5-xxl."""
+
+STALE_S = 3600
+"""Age from which a half-written file is that of a process that died."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _EntryHeader:
+    version: int
+    key: Key
+    sha256: str
+
+
 class PromptCache:
     """Embeddings in a folder, one safetensors file each. Several processes may share it.
 
-    An entry appears whole or not at all; one that cannot be read is missing, and made again.
+    An entry appears whole or not at all; one that is not what it should be is deleted, and missing. When the folder
+    outgrows its limit, those that were not used for longest go first.
 
     Args:
         folder: made if it is not there.
+        limit_bytes: of all entries together.
 
     Raises:
+        ConfigError: the limit is not positive.
         DataError: the folder cannot be made or written to.
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, *, limit_bytes: int = LIMIT_BYTES) -> None:
+        if limit_bytes < 1:
+            raise ConfigError(f"a prompt cache of {limit_bytes} bytes holds nothing; give 1 or more, or use no cache")
         self.folder = Path(folder)
+        self.limit_bytes = limit_bytes
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.folder):
@@ -80,20 +103,71 @@ class PromptCache:
         return (self.folder / key.file).is_file()
 
     def is_empty(self) -> bool:
-        return not any(self.folder.glob("*.safetensors"))
+        return not self._entries()
 
     def get(self, key: Key) -> Tensor | None:
         """Read rows [tokens, dim] to the CPU; None if they are missing or damaged."""
+        path = self.folder / key.file
         try:
-            rows = load_file(self.folder / key.file).get("rows")
-        except (OSError, SafetensorError):
+            rows = _read(path, key)
+            os.utime(path)
+        except FileNotFoundError:
             return None
-        return rows if rows is not None and str(rows.dtype) == key.dtype and rows.dim() == 2 else None
+        except (OSError, SafetensorError, msgspec.MsgspecError, UnicodeError, RecursionError, DataError):
+            path.unlink(missing_ok=True)
+            return None
+        return rows
 
     def put(self, key: Key, rows: Tensor) -> None:
         """Keep rows [tokens, dim]; a failure to write is not raised, because the rows themselves are good."""
-        with suppress(OSError, StrobeError):
-            write_whole(self.folder / key.file, save({"rows": rows.detach().cpu().contiguous()}))
+        rows = rows.detach().cpu().contiguous()
+        header = _EntryHeader(version=VERSION, key=key, sha256=_digest(rows))
+        data = save({"rows": rows}, {"strobe": msgspec.json.encode(header).decode()})
+        try:
+            if len(data) <= self.limit_bytes:
+                write_whole(self.folder / key.file, data)
+                self._trim(keep=key.file)
+        except (OSError, StrobeError):
+            return
+
+    def _trim(self, keep: str) -> None:
+        for partial in self.folder.glob(".*.tmp"):
+            if time.time() - partial.stat().st_mtime > STALE_S:
+                partial.unlink(missing_ok=True)
+        entries = sorted((status.st_mtime_ns, path, status.st_size) for path, status in self._entries() if path.name != keep)
+        size = sum(status.st_size for _, status in self._entries())
+        for _, path, size_bytes in entries:
+            if size <= self.limit_bytes:
+                return
+            path.unlink(missing_ok=True)
+            size -= size_bytes
+
+    def _entries(self) -> list[tuple[Path, os.stat_result]]:
+        found = []
+        for path in self.folder.glob("*.safetensors"):
+            try:
+                found.append((path, path.stat()))
+            except FileNotFoundError:  # another process was faster
+                continue
+        return found
+
+
+def _read(path: Path, key: Key) -> Tensor:
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    with safe_open(path, "pt") as file:
+        header = msgspec.json.decode((file.metadata() or {}).get("strobe", ""), type=_EntryHeader)
+        names = list(file.keys())
+        rows: Tensor = file.get_tensor("rows")
+    if header.version != VERSION or header.key != key or names != ["rows"]:
+        raise DataError(f"it is version {header.version} of {header.key.prompt!r}, not version {VERSION} of {key.prompt!r}")
+    if str(rows.dtype) != key.dtype or rows.dim() != 2 or _digest(rows) != header.sha256:
+        raise DataError("its rows are not those that were written")
+    return rows
+
+
+def _digest(rows: Tensor) -> str:
+    return hashlib.sha256(rows.view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 class PromptEncoder:
