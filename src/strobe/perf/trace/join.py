@@ -28,7 +28,6 @@ from strobe.perf.trace.events import (
     CollectiveKind,
     DeviceEvents,
     HostEvents,
-    OperatorCalls,
     OperatorInputs,
     Trace,
 )
@@ -85,12 +84,9 @@ def join(
     ordinal = _ordinals(view(host), len(hosts))
     end = _ends(start, duration)
     del duration
-    inputs = sizes.distinct.values()
-    shapes, numbers = distinct([*(one.shape for one in works), *(one.text for one in inputs)])
+    shapes, numbers = distinct([*(one.shape for one in works), *(one.text for one in sizes.distinct.values())])
     shape = looked_up(numbers[: len(works)], work, len(shapes))
-    spent = _Spent(inputs, [one.device for one in works])
-    if len(operator) and inputs:
-        spent.add(sizes, (view(operator), view(work), view(start), view(end)), (view(shape), numbers[len(works) :]))
+    operators = tuple(_by_inputs(sizes, (view(operator), view(start), view(end)), view(shape), numbers[len(works) :]))
     names, name_of = distinct([one.name for one in works])
     stream = looked_up([one.stream for one in works], work)
     device = looked_up([one.device for one in works], work)
@@ -102,7 +98,7 @@ def join(
     )  # fmt: skip
     joined = Trace(
         path=path, threads=threads.texts, ops=HostEvents.empty(), regions=(), device_events=events, launched=launched,
-        unanswered=unanswered, collectives=collectives, module_paths=module_paths, operators=tuple(spent.calls()), damage=damage,
+        unanswered=unanswered, collectives=collectives, module_paths=module_paths, operators=operators, damage=damage,
     )  # fmt: skip
     return joined, operator, doubled
 
@@ -286,57 +282,31 @@ def _ordinals(host: Integers, num_hosts: int) -> array[int]:
     return ordinal
 
 
-class _Spent:
-    """Device time of the operators whose inputs are known.
+def _by_inputs(
+    sizes: OperatorSizes, events: tuple[Integers, ...], shape: Integers, number_of: Sequence[int]
+) -> Iterator[tuple[OperatorInputs, int]]:
+    """Call the shapes of events after the inputs of their operator; yield inputs of known cost with the time of their events.
 
     Args:
-        inputs: the distinct inputs.
-        devices: device of each kind of work.
+        sizes: inputs by operator; they are empty then.
+        events: operator, start and end of each.
+        shape: of each event, to be changed.
+        number_of: number that each of the inputs has among the shapes.
     """
-
-    def __init__(self, inputs: Sequence[OperatorInputs], devices: Sequence[int]) -> None:
-        self._inputs = inputs
-        self._devices, slots = np.unique(np.array(devices, np.int64), return_inverse=True)
-        self._slot = slots.astype(np.int16)
-        self._sums = np.zeros((3, len(inputs), len(self._devices)), np.int64)
-
-    def add(self, sizes: OperatorSizes, events: tuple[Integers, ...], shapes: tuple[Integers, Sequence[int]]) -> None:
-        """Add up the events of each operator, and call their shapes after its inputs; the sizes are empty then.
-
-        Args:
-            events: operator, work, start and end of each.
-            shapes: shape of each event, to be changed, and the number that each of the inputs has among the shapes.
-        """
-        number, text = sizes.operator.release(), sizes.text.release()
-        order = np.argsort(view(number), kind="stable").astype(np.int32)
-        known, kinds = view(taken(number, order)), view(taken(text, order))
-        del number, text, order
-        (operator, work, start, end), (shape, number_of) = events, shapes
-        answered = np.full(len(known), NOTHING, np.int16)
-        for block in blocks(len(operator)):
-            place = places_of(known, operator[block])
-            hit = place >= 0
-            kind, slot = kinds[place[hit]], self._slot[work[block][hit]]
-            shape[block][hit] = np.array(number_of, shape.dtype)[kind]
-            np.add.at(self._sums[1], (kind, slot), 1)
-            np.add.at(self._sums[2], (kind, slot), (end[block] - start[block])[hit])
-            answered[place[hit]] = slot
-        for block in blocks(len(known)):
-            hit = answered[block] >= 0
-            np.add.at(self._sums[0], (kinds[block][hit], answered[block][hit]), 1)
-
-    def calls(self) -> Iterator[OperatorCalls]:
-        """Yield each device's operators of known cost, longest time first."""
-        found = [
-            OperatorCalls(
-                device=device, name=one.name, sizes=one.sizes, types=one.types, values=one.values, calls=calls, events=events,
-                sum_ns=sum_ns,
-            )
-            for kind, one in enumerate(self._inputs)
-            for device, calls, events, sum_ns in zip(self._devices.tolist(), *self._sums[:, kind].tolist(), strict=True)
-            if one.name and calls
-        ]  # fmt: skip
-        yield from sorted(found, key=lambda one: (one.device, -one.sum_ns, one.name, one.sizes, one.types, one.values))
+    inputs, number, text = sizes.distinct.values(), sizes.operator.release(), sizes.text.release()
+    order = np.argsort(view(number), kind="stable").astype(np.int32)
+    known, kinds = view(taken(number, order)), view(taken(text, order))
+    del number, text, order
+    operator, start, end = events
+    seen, sum_ns = np.zeros(len(inputs), np.bool_), np.zeros(len(inputs), np.int64)
+    for block in blocks(len(operator)):
+        place = places_of(known, operator[block])
+        hit = place >= 0
+        kind = kinds[place[hit]]
+        shape[block][hit] = np.array(number_of, shape.dtype)[kind]
+        seen[kind] = True
+        np.add.at(sum_ns, kind, (end[block] - start[block])[hit])
+    yield from ((inputs[kind], int(sum_ns[kind])) for kind in np.flatnonzero(seen).tolist() if inputs[kind].name)
 
 
 def _module_paths(devices: DeviceTable, order: Ids) -> Mapping[int, str]:
