@@ -12,7 +12,7 @@ import pytest
 
 from layouts import compact, shuffled, write
 from source import H200
-from strobe.perf.trace import Device, HostEvent, Trace, memory, read_trace
+from strobe.perf.trace import Device, HostEvent, Trace, read_trace, tables
 from strobe.perf.trace.events import NO_CORRELATION, NO_HOST
 from synthetic import META, START, event, instant, kernel, launch, sample
 
@@ -217,7 +217,7 @@ def _allocation(at_ns: int, allocated: int, reserved: int | None = None, **more:
 
 
 def test_memory_is_thinned_and_keeps_its_peaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "MAX_STRETCHES", 16)
+    monkeypatch.setattr(tables, "MAX_STRETCHES", 16)
     values = [(NS + 977 * i, (i * 7919) % 1000, (i * 104_729) % 2000) for i in range(400)]
     events = [_allocation(*value) for value in values]
     events += [

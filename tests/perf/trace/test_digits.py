@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strobe.perf.trace.digits import column_ns, nanoseconds
+from strobe.perf.trace.columns import column_ns, nanoseconds
 
 _TIMES = [
     (b"7900000000000.001", 7_900_000_000_000_001),

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from layouts import compact, shuffled, write
 from strobe.perf.trace import Device, Trace, columns, read_trace
-from strobe.perf.trace.device import DeviceTable, EventKind
 from strobe.perf.trace.join import join
-from strobe.perf.trace.tables import LaunchTable, OperatorSizes, Threads
+from strobe.perf.trace.tables import DeviceTable, EventKind, LaunchTable, OperatorSizes, Threads
 from synthetic import event, kernel
 
 

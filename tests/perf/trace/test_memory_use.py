@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from strobe.perf.trace import Trace
-from strobe.perf.trace.device import DeviceTable, EventKind
 from strobe.perf.trace.join import join
-from strobe.perf.trace.tables import HostTable, LaunchTable, OperatorSizes, Threads
+from strobe.perf.trace.tables import DeviceTable, EventKind, HostTable, LaunchTable, OperatorSizes, Threads
 
 
 def _filled(count: int, nodes: int, spread: int) -> tuple[DeviceTable, LaunchTable]:

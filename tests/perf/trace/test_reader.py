@@ -12,7 +12,7 @@ import pytest
 import layouts
 from layouts import compact, indented, kineto, write
 from strobe.core.errors import DataError, TraceFormatError
-from strobe.perf.trace import Trace, chunks, find_traces, plain, read_trace
+from strobe.perf.trace import Trace, chunks, find_traces, read_trace
 from synthetic import META, event, sample
 
 
@@ -26,7 +26,7 @@ def _facts(trace: Trace) -> tuple[object, ...]:
 def chunk_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Small chunks put the cuts everywhere."""
     monkeypatch.setattr(chunks, "CHUNK_BYTES", request.param)
-    monkeypatch.setattr(plain, "BLOCK_BYTES", request.param)
+    monkeypatch.setattr(chunks, "BLOCK_BYTES", request.param)
     return request.param
 
 
@@ -135,7 +135,7 @@ def test_an_event_longer_than_a_chunk_is_read(filler: str, tmp_path: Path, chunk
 
 
 def test_an_event_that_is_far_too_long_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name, value in ((chunks, "CHUNK_BYTES", 701), (plain, "BLOCK_BYTES", 701), (chunks, "MAX_EVENT_BYTES", 20_000)):
+    for module, name, value in ((chunks, "CHUNK_BYTES", 701), (chunks, "BLOCK_BYTES", 701), (chunks, "MAX_EVENT_BYTES", 20_000)):
         monkeypatch.setattr(module, name, value)
     text = compact(sample(), META).replace('"correlation":78', '"text":"' + "x" * 30_000 + '","correlation":78', 1)
     trace = read_trace(write(tmp_path / "t.json", text))
@@ -222,7 +222,7 @@ def test_a_cut_may_fall_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     whole = read_trace(write(tmp_path / "t.json", text))
     assert (whole.counts.lost, len(whole.ops), len(whole.device_events)) == (11, 3, 2)
     for size in range(31, 500):
-        monkeypatch.setattr(plain, "BLOCK_BYTES", size)
+        monkeypatch.setattr(chunks, "BLOCK_BYTES", size)
         assert read_trace(tmp_path / "t.json") == whole, size
 
 

@@ -15,10 +15,9 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 
 from strobe.core.printable import first_of
-from strobe.perf.trace.columns import Ids, blocks, view
-from strobe.perf.trace.device import EventKind
-from strobe.perf.trace.digits import Flags, Integers
+from strobe.perf.trace.columns import Flags, Ids, Integers, blocks, view
 from strobe.perf.trace.events import DEVICE_KINDS, HostEvents
+from strobe.perf.trace.tables import EventKind
 
 SLACK_NS: Final = 20_000
 """Most by which the clocks of a host and a device that belong together differ."""

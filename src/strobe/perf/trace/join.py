@@ -9,33 +9,47 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from strobe.core.errors import TraceFormatError
 from strobe.core.printable import first_of
-from strobe.perf.trace.columns import Ids, blank, blocks, code_for, distinct, looked_up, ranks, renumber, taken, time_order, view
+from strobe.perf.trace.columns import (
+    Flags,
+    Ids,
+    Integers,
+    blank,
+    blocks,
+    code_for,
+    distinct,
+    looked_up,
+    ranks,
+    renumber,
+    taken,
+    time_order,
+    view,
+)
 from strobe.perf.trace.damage import mend
-from strobe.perf.trace.device import Collectives, DeviceTable
-from strobe.perf.trace.digits import Flags, Integers
 from strobe.perf.trace.events import (
     NO_CORRELATION,
     OF_KERNEL,
     Collective,
-    CollectiveKind,
     DeviceEvents,
     HostEvents,
+    OperatorFacts,
     OperatorInputs,
     Trace,
 )
-from strobe.perf.trace.tables import NOTHING, HostTable, LaunchTable, OperatorSizes, Threads
+from strobe.perf.trace.tables import NOTHING, DeviceTable, HostTable, LaunchTable, OperatorSizes, OperatorTable, Threads
 
 _LAUNCH: Final = re.compile(r"launch|memcpy|memset", re.IGNORECASE)
 _CAPTURE: Final = re.compile(r"launch(?!hostfunc)|memcpy|memset|stream(?:begin|end)capture", re.IGNORECASE)
 _NAMED: Final = 4
+T = TypeVar("T")
 
 
 def host_events(table: HostTable, threads: Threads, *, once: bool = False) -> HostEvents:
@@ -66,7 +80,7 @@ def join(
     work, start, duration = devices.work.release(), devices.start.release(), devices.duration.release()
     correlation, operator = devices.correlation.release(), devices.operator.release()
     order = time_order(view(start), view(duration), (view(correlation),), (view(work), ranks(works)))
-    collectives, module_paths = _collectives(devices.collectives, order), _module_paths(devices, order)
+    collectives, module_paths = _moved(devices.collectives.by_event(), order), _moved(devices.paths, order)
     start = taken(start, order)
     duration = taken(duration, order)
     correlation = taken(correlation, order)
@@ -80,7 +94,7 @@ def join(
         order = np.flatnonzero(keep).astype(np.int32)
         start, duration, work, host = (taken(one, order) for one in (start, duration, work, host))
         operator = taken(operator, order[: len(operator)])
-        collectives, module_paths = _kept(collectives, module_paths, keep)
+        collectives, module_paths = _moved(collectives, order), _moved(module_paths, order)
     ordinal = _ordinals(view(host), len(hosts))
     end = _ends(start, duration)
     del duration
@@ -98,7 +112,8 @@ def join(
     )  # fmt: skip
     joined = Trace(
         path=path, threads=threads.texts, ops=HostEvents.empty(), regions=(), device_events=events, launched=launched,
-        unanswered=unanswered, collectives=collectives, module_paths=module_paths, operators=operators, damage=damage,
+        unanswered=unanswered, collectives=tuple(Collective(event, *said) for event, said in collectives.items()),
+        module_paths=module_paths, operators=operators, damage=damage,
     )  # fmt: skip
     return joined, operator, doubled
 
@@ -136,15 +151,10 @@ class Calls:
     def matching(self, rows: Ids, pattern: re.Pattern[str]) -> HostEvents:
         """Return copies of some of the calls, those whose name speaks of something, in order of start."""
         speaks = np.array([pattern.search(name) is not None for name in self.names] or [False])
-        rows = rows[speaks[view(self.call)[rows]]]
-        start, duration, call = taken(self.start, rows), taken(self.duration, rows), taken(self.call, rows)
-        order = time_order(view(start), view(duration), (view(call), self.ranks))
-        start, duration, call = taken(start, order), taken(duration, order), taken(call, order)
-        names, name_of = distinct(self.names, np.unique(view(call)).tolist())
-        return HostEvents(
-            names=names, name=looked_up(name_of, call), start_ns=start, end_ns=_ends(start, duration),
-            thread=looked_up(self.threads, call),
-        )  # fmt: skip
+        found = copy(self)
+        found.take(rows[speaks[view(self.call)[rows]]])
+        found.sort()
+        return found.freeze()
 
     def freeze(self) -> HostEvents:
         """Return the columns as frozen events; none are left here."""
@@ -309,44 +319,47 @@ def _by_inputs(
     yield from ((inputs[kind], int(sum_ns[kind])) for kind in np.flatnonzero(seen).tolist() if inputs[kind].name)
 
 
-def _module_paths(devices: DeviceTable, order: Ids) -> Mapping[int, str]:
-    rows, paths, texts = view(devices.path_event.release()), view(devices.path.release()), devices.paths.values()
-    places, back = _moved(rows, order)
-    return {place: texts[path] for place, path in zip(places, paths[back].tolist(), strict=True)}
-
-
-def _collectives(found: Collectives, order: Ids) -> tuple[Collective, ...]:
-    places, back = _moved(view(found.event.release()), order)
-    said = found.said.values()
-    columns = (view(column.release())[back].tolist() for column in (found.text, found.sequence, found.operator))
-    collectives = []
-    for event, text, sequence, operator in zip(places, *columns, strict=True):
-        other_text, other_sequence = found.of_operator.get(operator, (NOTHING, NOTHING))
-        text, sequence = (other_text if text < 0 else text), (other_sequence if sequence < 0 else sequence)
-        collectives.append(Collective(event, said[text] if text >= 0 else CollectiveKind(), sequence))
-    return tuple(collectives)
-
-
-def _kept(
-    collectives: tuple[Collective, ...], module_paths: Mapping[int, str], keep: Flags
-) -> tuple[tuple[Collective, ...], Mapping[int, str]]:
-    """Return what is said of the events that are kept, at their new places."""
-    place = (np.cumsum(keep) - 1).tolist()
-    return (
-        tuple(one._replace(event=place[one.event]) for one in collectives if keep[one.event]),
-        {place[event]: path for event, path in module_paths.items() if keep[event]},
-    )
-
-
-def _moved(rows: Integers, order: Ids) -> tuple[list[int], Integers]:
-    """Return the new places of some rows, ascending, and the row that each of them was."""
-    mark = np.zeros(len(order), np.bool_)
-    mark[rows] = True
+def _moved(said: Mapping[int, T], order: Ids) -> dict[int, T]:
+    """Return what is said of some rows by their new places, ascending; rows that have no place are left out."""
+    mark = np.zeros(1 + max(max(said, default=0), int(order.max(initial=0))), np.bool_)
+    mark[list(said)] = True
     places = np.flatnonzero(mark[order])
-    return places.tolist(), np.searchsorted(rows, order[places])
+    return {place: said[row] for place, row in zip(places.tolist(), order[places].tolist(), strict=True)}
 
 
 def _ends(start: array[int], duration: array[int]) -> array[int]:
     end = blank("q", len(start))
     np.add(view(start), view(duration), out=view(end))
     return end
+
+
+def freeze_operators(
+    table: OperatorTable, threads: Threads, of_event: array[int], *, once: bool = False
+) -> tuple[HostEvents, OperatorFacts]:
+    """Freeze operators in order of start; the table is empty then.
+
+    Args:
+        of_event: number of the operator of each device event.
+        once: what is written twice counts once.
+    """
+    calls = Calls(table, threads)
+    order = calls.sort(once=once)
+    number, given = taken(table.number.release(), order), taken(table.given.release(), order)
+    sequence, backward = taken(table.sequence.release(), order), taken(table.backward.release(), order)
+    facts = OperatorFacts(
+        inputs=table.inputs.distinct.values(), given=given, sequence=sequence,
+        backward=array("b", view(backward).astype(np.int8).tobytes()), of_event=_positions(number, of_event),
+    )  # fmt: skip
+    return calls.freeze(), facts
+
+
+def _positions(number: array[int], of_event: array[int]) -> array[int]:
+    """The operator of each device event, or -1; of several with one number the first."""
+    order: Ids = np.argsort(view(number), kind="stable").astype(np.int32)
+    known = view(taken(number, order))
+    found = blank("i", len(of_event))
+    for block in blocks(len(of_event)):
+        wanted = view(of_event)[block]
+        places = places_of(known, wanted)
+        view(found)[block] = np.where((places >= 0) & (wanted >= 0), order[places] if len(order) else NOTHING, NOTHING)
+    return found

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from strobe.perf.trace.digits import LIMIT
+from strobe.perf.trace.columns import LIMIT
 from strobe.perf.trace.events import Device
 from strobe.perf.trace.schema import UNREADABLE
 

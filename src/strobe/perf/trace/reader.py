@@ -12,26 +12,25 @@ from typing import Any, Final
 from strobe.core.errors import DataError, TraceFormatError
 from strobe.core.printable import first_of
 from strobe.perf.trace import metadata
-from strobe.perf.trace.chunks import EventCutter
-from strobe.perf.trace.device import DeviceTable
-from strobe.perf.trace.digits import nanoseconds
+from strobe.perf.trace.chunks import EventCutter, holds
+from strobe.perf.trace.columns import nanoseconds
 from strobe.perf.trace.events import Device, DeviceEvents, HostEvent, HostEvents, ReadCounts, Region, Trace
-from strobe.perf.trace.foreign import ForeignDecoder, profiler_of
-from strobe.perf.trace.join import host_events, join
-from strobe.perf.trace.memory import MemoryTracks
-from strobe.perf.trace.nsight import CANNOT, MAGIC, REPORTS, NsightExport
-from strobe.perf.trace.operators import OperatorTable, freeze_operators, waiting
-from strobe.perf.trace.plain import holds
+from strobe.perf.trace.foreign import CANNOT, MAGIC, REPORTS, ForeignDecoder, NsightExport, profiler_of
+from strobe.perf.trace.join import freeze_operators, host_events, join
 from strobe.perf.trace.schema import Batch, Buffer, Decoder, Group, NameOf, names_of
 from strobe.perf.trace.tables import (
     LONG_CALL_NS,
+    DeviceTable,
     HostTable,
     LaunchTable,
+    MemoryTracks,
     OperatorSizes,
+    OperatorTable,
     Threads,
     Times,
     launches_nothing,
     times_of,
+    waiting,
 )
 
 Report = Callable[[int, int, str], object]

@@ -17,7 +17,7 @@ from strobe.core.costs import WAN_1_3B, AttentionShape, Cost, attention, device_
 from strobe.core.errors import DataError
 from strobe.perf.analysis.device.roofline import operator_cost, roofline
 from strobe.perf.trace import OperatorInputs
-from strobe.perf.trace.operators import PRICED
+from strobe.perf.trace.tables import PRICED
 
 BF16, FP8 = "c10::BFloat16", "c10::Float8_e4m3fn"
 Sizes = tuple[int, ...]
