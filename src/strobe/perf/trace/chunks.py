@@ -20,7 +20,15 @@ from typing import BinaryIO, Final
 import numpy as np
 
 from strobe.core.errors import TraceFormatError
-from strobe.perf.trace.metadata import MAX_METADATA_BYTES, Head, Metadata, object_end, read_metadata
+from strobe.perf.trace.metadata import (
+    BARE,
+    BYTE_ORDER_MARK,
+    MAX_METADATA_BYTES,
+    Metadata,
+    events_start,
+    object_end,
+    read_metadata,
+)
 from strobe.perf.trace.schema import UNREADABLE, Batch, Buffer, Decoder
 
 try:
@@ -122,15 +130,21 @@ class EventCutter:
         return batch
 
     def _skip_head(self) -> None:
-        head = Head()
-        while (start := head.array_start(self._ended or len(head.text) > MAX_METADATA_BYTES)) is None:
-            if self._ended or len(head.text) > MAX_METADATA_BYTES:
-                found = "no traceEvents array found, so this is no profiler trace" if head.text.strip() else "nothing to read"
+        text = self._next_block()
+        while (start := events_start(text, whole := self._ended or len(text) > MAX_METADATA_BYTES)) is None:
+            if whole:
+                found = (
+                    "no traceEvents array found, so this is no profiler trace"
+                    if text.removeprefix(BYTE_ORDER_MARK).strip()
+                    else "nothing to read"
+                )
                 raise TraceFormatError(f"{found}; {_EXPECTED}")
-            head.text += self._next_block()
-        self._text, self._at, self._is_bare = bytearray(head.text), start, head.is_bare
-        if not head.is_bare:
-            self._read_metadata(head.text[:start] + b"]}")
+            wanted = 2 * len(text)
+            while len(text) < wanted and not self._ended:
+                text += self._next_block()
+        self._text, self._at, self._is_bare = bytearray(text), start, BARE.match(text) is not None
+        if not self._is_bare:
+            self._read_metadata(text[:start].removeprefix(BYTE_ORDER_MARK) + b"]}")
 
     def _next_block(self) -> bytes:
         block = self._plain.read()

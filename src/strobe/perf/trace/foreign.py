@@ -1,7 +1,7 @@
 """Traces of other profilers: their events as those of `torch.profiler`, and the rows of the SQLite export of Nsight Systems.
 
-Events are told apart by the names of processes and threads. The profiler of JAX and XLA and that of Ascend give their events no category, or only some. Device work stands on threads that are
-called after its streams, and what the host did on the others.
+Events are told apart by the names of processes and threads. The profiler of JAX and XLA and that of Ascend give their events no
+category, or only some. Device work stands on threads that are called after its streams, and what the host did on the others.
 """
 
 from __future__ import annotations
