@@ -23,31 +23,9 @@ from strobe.perf.report.study import RunStudy, load_study, plugged_sections
 from strobe.perf.table.model import Report
 
 
-def build_report(
-    folders: Sequence[Path],
-    *,
-    into: Path | None = None,
-    pair: tuple[str, str] | None = None,
-    allow_different: tuple[str, ...] = (),
-) -> Report:
-    """Build the report of one or several run folders.
-
-    Ratios stay inside a run; the same variant in two runs is compared only as unpaired.
-
-    Args:
-        into: folder the report will be written to, which the clips' paths are relative to; the first run folder if not given.
-        pair: only these two variants, the second measured against the first.
-        allow_different: facts that are meant to differ between the variants of a run.
-
-    A run of attention calls by themselves, as `strobe profile attention` leaves it, one of `strobe profile dit`, the
-    acceptance of a model, the viewers of a server, and functions or programs give the page of their command.
-
-    Raises:
-        DataError: no folder, a folder without readable records, or a run with a page of its own among others.
-        ConfigError: a run does not have both of the pair.
-        RecordVersionError: records of a schema this version does not know.
-    """
-    return report_and_findings(folders, into=into, pair=pair, allow_different=allow_different)[0]
+def build_report(folders: Sequence[Path], *, into: Path | None = None) -> Report:
+    """Build the report of one or several run folders, as `report_and_findings` does."""
+    return report_and_findings(folders, into=into)[0]
 
 
 def report_and_findings(
@@ -57,9 +35,21 @@ def report_and_findings(
     pair: tuple[str, str] | None = None,
     allow_different: tuple[str, ...] = (),
 ) -> tuple[Report, tuple[Finding, ...]]:
-    """Build the same report, and return it with its findings: each candidate against its reference.
+    """Build the report of one or several run folders, with its findings: each candidate against its reference.
 
-    Runs of single attention calls and loaded servers have no findings.
+    Ratios stay inside a run; the same variant in two runs is compared only as unpaired. A run of attention calls by themselves,
+    as `strobe profile attention` leaves it, one of `strobe profile dit`, the acceptance of a model, the viewers of a server, and
+    functions or programs give the page of their command; those of single attention calls and servers have no findings.
+
+    Args:
+        into: folder the report will be written to, which the clips' paths are relative to; the first run folder if not given.
+        pair: only these two variants, the second measured against the first.
+        allow_different: facts that are meant to differ between the variants of a run.
+
+    Raises:
+        DataError: no folder, a folder without readable records, or a run with a page of its own among others.
+        ConfigError: a run does not have both of the pair.
+        RecordVersionError: records of a schema this version does not know.
     """
     study = load_study(folders, into, pair)
     for is_such, words, page in _ALONE:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from array import array
+from collections import defaultdict
 from collections.abc import Container, Hashable, Iterable, Sequence
 from functools import lru_cache
 from itertools import compress
@@ -11,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from strobe.perf.trace.columns import LIMIT, Flags, GrowingColumn, Integers, Interned, column_ns
+from strobe.perf.trace.columns import LIMIT, Flags, GrowingColumn, Integers, Interned, column_ns, different, view
 from strobe.perf.trace.events import DEVICE_KINDS, OF_KERNEL, CollectiveKind, MemoryTrack, OperatorInputs
 from strobe.perf.trace.schema import MEMORY_NAME, UNREADABLE, CommArgs, DeviceArgs, Group, MemoryArgs, Number, OpArgs
 
@@ -399,54 +401,42 @@ _DEVICE_TYPES: Final = {0: "cpu", 1: "cuda", 6: "hip", 12: "xpu", 13: "mps", 15:
 
 
 class MemoryTracks:
-    """Largest memory values in each stretch of time. With too many stretches per device, stretches double in length.
-
-    Stretches start at whole multiples of their length, so that the result does not depend on the order of the events.
-    """
+    """Allocated and reserved memory of each device at each allocation or release: 24 bytes each."""
 
     def __init__(self) -> None:
-        self._steps: dict[str, int] = {}
-        self._stretches: dict[str, dict[int, tuple[int, int]]] = {}
+        self._columns: dict[str, tuple[array[int], ...]] = defaultdict(lambda: tuple(array("q") for _ in range(3)))
 
     def add(self, events: Sequence[Any]) -> int:
         """Keep the values of allocations; return the number of those without a usable time."""
         events = [event for event in events if event.name == MEMORY_NAME and event.args is not None]
         times, bad = column_ns([event.ts for event in events])
         for event, time, is_bad in zip(events, times.tolist(), bad.tolist(), strict=True):
-            if not is_bad and integer(event.args.allocated) >= 0:
-                self._add(time, event.args)
+            values = time, integer(event.args.allocated), max(0, integer(event.args.reserved))
+            if not is_bad and values[1] >= 0:
+                for column, value in zip(self._columns[_device(event.args)], values, strict=True):
+                    column.append(value)
         return int(bad.sum())
 
-    def _add(self, time_ns: int, args: MemoryArgs) -> None:
-        device = _device(args)
-        track = self._stretches.setdefault(device, {})
-        step = self._steps.setdefault(device, _FIRST_STEP)
-        _raise(track, time_ns >> step, integer(args.allocated), max(0, integer(args.reserved)))
-        while len(track) > MAX_STRETCHES:
-            longer: dict[int, tuple[int, int]] = {}
-            for stretch, values in track.items():
-                _raise(longer, stretch >> 1, *values)
-            track = self._stretches[device] = longer
-            self._steps[device] += 1
-
     def tracks(self) -> tuple[MemoryTrack, ...]:
-        """Return one track per device, by name."""
-        return tuple(self._track(device, sorted(found.items())) for device, found in sorted(self._stretches.items()))
+        """Return one track per device, by name; it has the largest values of each stretch of time.
 
-    def _track(self, device: str, found: list[tuple[int, tuple[int, int]]]) -> MemoryTrack:
-        step = self._steps[device]
-        return MemoryTrack(
-            device=device,
-            step_ns=1 << step,
-            start_ns=tuple(stretch << step for stretch, _ in found),
-            allocated_bytes=tuple(allocated for _, (allocated, _) in found),
-            reserved_bytes=tuple(reserved for _, (_, reserved) in found),
-        )
+        Stretches start at whole multiples of their length, a power of two with which there are not too many of them.
+        """
+        return tuple(_track(device, *map(view, found)) for device, found in sorted(self._columns.items()))
 
 
-def _raise(track: dict[int, tuple[int, int]], stretch: int, allocated: int, reserved: int) -> None:
-    known = track.get(stretch, (0, 0))
-    track[stretch] = (max(known[0], allocated), max(known[1], reserved))
+def _track(device: str, time: Integers, allocated: Integers, reserved: Integers) -> MemoryTrack:
+    step, order = _FIRST_STEP, np.argsort(time, kind="stable")
+    while len(stretches := different(time >> step)) > MAX_STRETCHES:
+        step += 1
+    firsts = np.searchsorted(time[order] >> step, stretches)
+    return MemoryTrack(
+        device=device,
+        step_ns=1 << step,
+        start_ns=tuple((stretches << step).tolist()),
+        allocated_bytes=tuple(np.maximum.reduceat(allocated[order], firsts).tolist()),
+        reserved_bytes=tuple(np.maximum.reduceat(reserved[order], firsts).tolist()),
+    )
 
 
 def _device(args: MemoryArgs) -> str:
