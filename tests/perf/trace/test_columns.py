@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, ReadCounts
+from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, ReadCounts
 from strobe.perf.trace.columns import GrowingColumn
 
 _NUMBERS = st.one_of(
@@ -23,19 +23,6 @@ def test_a_column_keeps_every_number(parts: list[list[int]]) -> None:
     data = column.release()
     assert (data.tolist(), len(column)) == (numbers, 0)
     assert data.itemsize == (4 if all(-(2**31) <= number < 2**31 for number in numbers) else 8)
-
-
-_OPS = [
-    HostEvent("aten::mm", 5, 9, 0),
-    HostEvent("aten::add", 6, 6, 1),
-    HostEvent("aten::mm", 7_900_000_000_000_123, 7_900_000_000_000_124, 0),
-]
-
-
-def test_host_events_round_trip() -> None:
-    store = HostEvents.from_rows(_OPS)
-    assert (list(store), len(store), store[2]) == (_OPS, 3, _OPS[2])
-    assert store.names == ("aten::mm", "aten::add")
 
 
 def test_device_events_round_trip_and_store_a_graph_launch_once() -> None:

@@ -171,8 +171,11 @@ def test_shapes(tmp_path: Path) -> None:
     assert len(sized.ops) == 0
 
 
-def test_module_paths_of_graph_kernels(tmp_path: Path) -> None:
-    events = [kernel(f"k{i}", str(100 - i), "1", 1, **({"module_fqn": f"blocks.{i}"} if i % 3 == 0 else {})) for i in range(10)]
+@pytest.mark.parametrize("key", ["module_fqn", "name", "str", "annotation"])
+def test_module_paths_and_labels_of_graph_kernels(key: str, tmp_path: Path) -> None:
+    events = [kernel(f"k{i}", str(100 - i), "1", 1) for i in range(10)]
+    for i in range(0, 10, 3):
+        events[i]["args"][key] = f"blocks.{i}"
     trace = _read(tmp_path, [launch("1", "1", 1, "cudaGraphLaunch"), *events])
     assert trace.module_paths == {9 - i: f"blocks.{i}" for i in (9, 6, 3, 0)}
     assert all(trace.device_events[at].name == f"k{path.removeprefix('blocks.')}" for at, path in trace.module_paths.items())

@@ -75,13 +75,6 @@ def test_a_file_that_ends_between_two_events(ending: str, tmp_path: Path, chunk_
     assert trace.counts.truncated == ("]" not in ending or "deviceProperties" in ending)
 
 
-def test_gzip_of_several_members_and_padding(known: Trace, tmp_path: Path, chunk_bytes: int) -> None:
-    text = compact(sample(), META).encode()
-    packed = b"".join(gzip.compress(text[i : i + 999]) for i in range(0, len(text), 999)) + b"\0" * 512
-    (tmp_path / "t.json.gz").write_bytes(packed)
-    assert _facts(read_trace(tmp_path / "t.json.gz")) == _facts(known)
-
-
 _BROKEN = {
     "unescaped quote": (b'"graph_node<1>"', b'"graph "node<1>"', 2, 0),
     "control character": (b'"graph_node<1>"', b'"graph\x01node<1>"', 0, 2),

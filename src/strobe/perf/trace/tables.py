@@ -334,9 +334,6 @@ class DeviceTable:
         self._known: dict[Group, dict[tuple[Hashable, ...], int]] = {group: {} for group in _KINDS}
         self._odd_streams: Interned[int] = Interned()
 
-    def __len__(self) -> int:
-        return len(self.work)
-
     def add(self, group: Group, times: Times) -> None:
         """Keep events of one group."""
         first, all_args = len(self.work), [event.args or _NO_ARGS for event in times.events]
