@@ -34,8 +34,8 @@ from strobe.models.shapes.render import advance, render
 from strobe.models.text.words import WordEncoder
 from strobe.perf.records.record import Check
 from strobe.perf.records.store import read_run
-from strobe.perf.report.accept_page import accept_report, complete, failed_checks
 from strobe.perf.report.build import build_report
+from strobe.perf.report.quality_page import accept_report, complete, failed_checks
 from strobe.perf.report.write import render_markdown
 from terminal import quiet
 

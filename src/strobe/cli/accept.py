@@ -116,7 +116,7 @@ def accept(
     tell_kept(kept, output)
     with output.progress("report"):
         from strobe.perf.records.store import read_run
-        from strobe.perf.report.accept_page import accept_report, complete, failed_checks, judged_checks, short_table
+        from strobe.perf.report.quality_page import accept_report, complete, failed_checks, judged_checks, short_table
         from strobe.perf.report.write import write_report
 
         run, report = read_run(folder), accept_report(folder)

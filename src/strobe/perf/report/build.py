@@ -12,11 +12,11 @@ from strobe.core.errors import DataError
 from strobe.perf.analysis.runs.compare import is_own_code
 from strobe.perf.analysis.runs.latency import is_load
 from strobe.perf.records.store import RunRecords
-from strobe.perf.report.accept_page import accept_report, is_acceptance
 from strobe.perf.report.calls_page import calls_report
 from strobe.perf.report.dit_page import dit_report, is_dit_run
 from strobe.perf.report.findings import Finding
 from strobe.perf.report.profile_pages import attention_report, is_attention_run, trace_files
+from strobe.perf.report.quality_page import accept_report
 from strobe.perf.report.run_page import run_report
 from strobe.perf.report.serve_page import serve_report
 from strobe.perf.report.study import RunStudy, load_study, plugged_sections
@@ -76,7 +76,11 @@ _Found: TypeAlias = tuple[Report, tuple[Finding, ...]]
 _Page: TypeAlias = Callable[[RunStudy, tuple[str, str] | None, tuple[str, ...]], _Found | None]
 _ALONE: Final[tuple[tuple[Callable[[RunRecords], bool], str, _Page], ...]] = (
     (is_attention_run, "attention calls by themselves", _attention_page),
-    (is_acceptance, "the acceptance of a model", lambda study, *_: (accept_report(study.runs[0].folder), ())),
+    (
+        lambda run: run.header.kind == "accept",
+        "the acceptance of a model",
+        lambda study, *_: (accept_report(study.runs[0].folder), ()),
+    ),
     (is_own_code, "functions or programs", lambda study, _, allowed: calls_report(study, allowed)),
     (is_load, "the viewers of a server", lambda study, *_: (serve_report(study.runs[0].folder), ())),
     (is_dit_run, "forward passes over a whole clip", lambda study, pair, allowed: None if pair else dit_report(study, allowed)),
