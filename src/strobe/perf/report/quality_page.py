@@ -60,19 +60,11 @@ _GROUPS: Final[dict[CheckGroup, str]] = {
 _RANDOM: Final = "random weights"
 
 
-def judged_checks(run: RunRecords) -> tuple[Check, ...]:
-    """Return the checks with a verdict."""
-    return tuple(check for check in run.checks if check.passed is not None)
-
-
-def failed_checks(run: RunRecords) -> tuple[Check, ...]:
-    """Return the checks whose value is outside of its bounds."""
-    return tuple(check for check in run.checks if check.passed is False)
-
-
-def complete(run: RunRecords) -> bool:
-    """Return whether the run came to its end, so that every check was made."""
-    return run.end is not None and run.end.status == "complete"
+def outcome(run: RunRecords) -> tuple[int, tuple[Check, ...], bool]:
+    """Return how many checks have a verdict, those whose value is outside of its bounds, and whether every check was made."""
+    failed = tuple(check for check in run.checks if check.passed is False)
+    complete = run.end is not None and run.end.status == "complete"
+    return sum(check.passed is not None for check in run.checks), failed, complete
 
 
 def accept_report(folder: Path) -> Report:
@@ -104,13 +96,13 @@ def accept_report(folder: Path) -> Report:
 
 def verdict(run: RunRecords) -> str:
     """Say in one sentence whether the model is accepted."""
-    judged, failed = len(judged_checks(run)), failed_checks(run)
+    judged, failed, complete = outcome(run)
     told = f"{judged - len(failed)} of {judged} checks passed"
     if judged < len(run.checks):
         told = f"{told}, {len(run.checks) - judged} reported and not judged"
     if failed:
         return f"Not accepted: {told}; failed: {', '.join(check.name for check in failed)}."
-    return f"{'Accepted' if complete(run) else 'Not finished'}: {told}."
+    return f"{'Accepted' if complete else 'Not finished'}: {told}."
 
 
 def short_table(run: RunRecords) -> Table:
@@ -163,8 +155,7 @@ def _banners(run: RunRecords) -> tuple[Banner, ...]:
     if run.header.model is not None and _RANDOM in run.header.model.name:
         told = "The weights are random: what clips look like means nothing and is not judged. Speeds and equalities hold."
         banners.append(Banner("caution", "Random weights", (told,)))
-    if failed := failed_checks(run):
-        items = tuple(f"{check.name}: {_told(check)}" for check in failed)
+    if items := tuple(f"{check.name}: {_told(check)}" for check in outcome(run)[1]):
         banners.append(Banner("stop", "Checks failed", items))
     return tuple(banners)
 

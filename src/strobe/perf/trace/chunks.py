@@ -71,11 +71,7 @@ _scan_value: Final = json.JSONDecoder(strict=False, parse_int=len, parse_float=l
 class EventCutter:
     """Cuts the events of a `.json` or `.json.gz` file into pieces and decodes them.
 
-    Memory is a few times `CHUNK_BYTES`, whatever the size of the file.
-
-    Args:
-        file: the file, open at its start.
-        pick: the decoder to use for a piece of the text.
+    Memory is a few times `CHUNK_BYTES`, whatever the size of the file. `pick` returns the decoder for a piece of the text.
 
     Attributes, filled while the file is read:
         lost: events that could not be read, and brackets that close the array of events before its end.
@@ -366,9 +362,6 @@ class PlainText:
     """The plain text of a file, block by block. Gzip is recognised by its first bytes; it may have several members.
 
     Where the packed bytes are damaged or cut off, the text before that is all there, and `damaged` is set.
-
-    Args:
-        file: an open file, at its start.
     """
 
     def __init__(self, file: BinaryIO) -> None:

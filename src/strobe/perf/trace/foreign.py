@@ -10,6 +10,7 @@ import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -41,6 +42,7 @@ _ASCEND_WAITS: Final = re.compile(r"(?:EVENT|NOTIFY)_(?:WAIT|RECORD)\b|.*\bEvent
 _DERIVED: Final = ("Overlap Analysis", "Communication", "HCCL", "AI Core Freq", "HBM")
 _CALL: Final = re.compile(r"(?:cu|cuda|hip)[A-Z]\w*")
 _STEP: Final = re.compile(r"ProfilerStep#\d+")
+_CORRELATIONS: Final = ("correlation_id", "connection_id", "correlation")
 _COPY: Final = re.compile(r"memcpy", re.IGNORECASE)
 _SET: Final = re.compile(r"memset", re.IGNORECASE)
 _CANNOT: Final = {
@@ -57,12 +59,7 @@ class _Foreign(Event, gc=False):
 
 
 class ForeignDecoder(Decoder):
-    """Decodes the events of another profiler.
-
-    Args:
-        names: of its processes and threads.
-        wanted: the groups to build.
-    """
+    """Decodes the events of another profiler, of which the names of processes and threads are known."""
 
     def __init__(self, names: Sequence[NameOf], wanted: Iterable[Group]) -> None:
         super().__init__(wanted)
@@ -103,7 +100,9 @@ class ForeignDecoder(Decoder):
             if _ASCEND_WAITS.match(event.name) or _ASCEND_WAITS.match(str(args.get("Task Type", ""))):
                 return None
             group = Group.MEMCPY if _COPY.match(event.name) else Group.MEMSET if _SET.match(event.name) else Group.KERNEL
-            given = DeviceArgs(device=place[0], stream=place[1], correlation=_number(args), bytes=_count(args.get("bytes")))
+            given = DeviceArgs(
+                device=place[0], stream=place[1], correlation=_number(args, *_CORRELATIONS), bytes=_number(args, "bytes")
+            )
             return group, event_of(group, **_as_written(event), args=given)
         process = self._processes.get(event.pid, "")
         if process.startswith("/device:") or process in (_ASCEND_DEVICE, *_DERIVED):
@@ -114,7 +113,9 @@ class ForeignDecoder(Decoder):
             event.name = f"{event.name}#{step}"
             return Group.RANGE, event
         if process == "CANN" or _CALL.fullmatch(event.name):
-            return Group.LAUNCH, event_of(Group.LAUNCH, **_as_written(event), args=LaunchArgs(correlation=_number(args)))
+            return Group.LAUNCH, event_of(
+                Group.LAUNCH, **_as_written(event), args=LaunchArgs(correlation=_number(args, *_CORRELATIONS))
+            )
         kind = self._category(event.cat) if isinstance(event.cat, str) else Group.OP
         return (kind, msgspec.convert(_plain(event, args), shape_of(kind), strict=False)) if kind else None
 
@@ -140,13 +141,9 @@ def profiler_of(processes: Iterable[str]) -> str:
     return "Ascend" if _ASCEND_DEVICE in names else ""
 
 
-def _number(args: Mapping[str, Any]) -> Number:
-    found = args.get("correlation_id", args.get("connection_id", args.get("correlation")))
+def _number(args: Mapping[str, Any], *names: str) -> Number:
+    found = next((args[name] for name in names if name in args), None)
     return found if isinstance(found, int | str) else None
-
-
-def _count(value: object) -> Number:
-    return value if isinstance(value, int | str) else None
 
 
 def _as_written(event: Event) -> dict[str, Any]:
@@ -184,9 +181,6 @@ CANNOT: Final = (
 class NsightExport:
     """One export, open for reading.
 
-    Args:
-        path: of the file.
-
     Raises:
         TraceFormatError: it is no such export.
     """
@@ -223,20 +217,17 @@ class NsightExport:
         Raises:
             TraceFormatError: the file is damaged.
         """
-        batch, count = Batch(), 0
+        events = self._events()
         with closing(self._database):
             try:
-                for group, event in self._events():
-                    batch.of[group].append(event)
-                    count += 1
-                    if count == _ROWS:
-                        batch.events = count
-                        yield batch
-                        batch, count = Batch(), 0
+                while rows := list(islice(events, _ROWS)):
+                    batch = Batch()
+                    batch.events = len(rows)
+                    for group, event in rows:
+                        batch.of[group].append(event)
+                    yield batch
             except sqlite3.DatabaseError as error:
                 raise TraceFormatError(f"cannot read this SQLite file: {error}; export it again") from error
-        batch.events = count
-        yield batch
 
     def _events(self) -> Iterator[tuple[Group, Event]]:
         place = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")

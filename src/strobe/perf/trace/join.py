@@ -119,11 +119,7 @@ def join(
 
 
 class Calls:
-    """Host calls as columns, in any order.
-
-    Args:
-        table: table that they were read into; it is empty then.
-    """
+    """Host calls as columns, in any order; the table that they were read into is empty then."""
 
     def __init__(self, table: HostTable, threads: Threads) -> None:
         self.names = [call[0] for call in table.calls.values()]

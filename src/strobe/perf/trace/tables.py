@@ -317,11 +317,7 @@ class EventKind(NamedTuple):
 
 
 class DeviceTable:
-    """Device events: 20 bytes each, 4 more with the operator they belong to; more for collectives and module paths.
-
-    Args:
-        linked: keep the number of each event's operator.
-    """
+    """Device events: 20 bytes each, 4 more with the operator they belong to (`linked`); more for collectives and module paths."""
 
     def __init__(self, linked: bool) -> None:
         self.works: Interned[EventKind] = Interned()
