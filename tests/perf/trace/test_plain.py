@@ -93,11 +93,3 @@ def test_text_is_read_behind_what_is_held(packed: bytes, held: int) -> None:
         assert len(found) - 1 - len(so_far) >= min(max(chunks.BLOCK_BYTES, len(so_far)), len(TEXT) - len(so_far))
         so_far = bytes(found[1:])
     assert so_far == TEXT
-
-
-@given(st.binary(max_size=40), st.integers(0, 40))
-def test_a_word_is_found_wherever_it_stands(text: bytes, at: int) -> None:
-    word, part = b"record_param", b"d_pa"
-    assert not chunks.holds(text, word, part) or word in text
-    assert chunks.holds(text[:at] + word + text[at:], word, part)
-    assert not chunks.holds(memoryview(text[:at] + part), word, part) or word in text

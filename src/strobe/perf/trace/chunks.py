@@ -17,8 +17,6 @@ from functools import lru_cache
 from types import ModuleType
 from typing import BinaryIO, Final
 
-import numpy as np
-
 from strobe.core.errors import TraceFormatError
 from strobe.perf.trace.metadata import (
     BARE,
@@ -448,16 +446,3 @@ def _bytewise(inflate: zlib._Decompress, data: bytes) -> bytes:
         for at in range(len(data)):
             text += inflate.decompress(data[at : at + 1])
     return bytes(text)
-
-
-def holds(text: bytes | memoryview, word: bytes, part: bytes) -> bool:
-    """Return whether `word` is in the text.
-
-    Args:
-        part: four bytes of the word that are rare elsewhere; a text without them takes a quarter of the time of `in`.
-    """
-    rare = np.frombuffer(part, np.uint32)[0]
-    places = range(min(len(part), len(text)))
-    if not any((np.frombuffer(text, np.uint32, (len(text) - at) // len(part), at) == rare).any() for at in places):
-        return False
-    return word in bytes(text)

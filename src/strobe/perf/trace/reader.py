@@ -12,7 +12,7 @@ from typing import Any, Final
 from strobe.core.errors import DataError, TraceFormatError
 from strobe.core.printable import first_of
 from strobe.perf.trace import metadata
-from strobe.perf.trace.chunks import EventCutter, holds
+from strobe.perf.trace.chunks import EventCutter
 from strobe.perf.trace.columns import nanoseconds
 from strobe.perf.trace.events import Device, DeviceEvents, HostEvent, HostEvents, ReadCounts, Region, Trace
 from strobe.perf.trace.foreign import CANNOT, MAGIC, REPORTS, ForeignDecoder, NsightExport, profiler_of
@@ -50,7 +50,7 @@ _SPAN: Final = re.compile(r"strobe::(?P<name>.+?)(?:#(?P<index>[0-9]{1,18}))?")
 _MODULE: Final = "nn.Module: "
 _COMM_OPERATOR: Final = "record_param_comms"
 _COMPILED: Final = "Torch-Compiled Region"
-_ALWAYS_READ: Final = ((_COMM_OPERATOR.encode(), b"am_c"), (_COMPILED.encode(), b"h-Co"))
+_ALWAYS_READ: Final = (_COMM_OPERATOR.encode(), _COMPILED.encode())
 
 
 def find_traces(paths: Sequence[Path]) -> tuple[Path, ...]:
@@ -210,8 +210,10 @@ class _Contents:
 
     def decoder_for(self, piece: Buffer) -> Decoder:
         """Operators are built only where they are kept, say something of collectives, or are compiled regions."""
-        wanted = self._keep_ops or self._keep_sizes or any(holds(piece, *name) for name in _ALWAYS_READ)
-        return self._with_ops if wanted else self._without_ops
+        if self._keep_ops or self._keep_sizes:
+            return self._with_ops
+        text = bytes(piece)
+        return self._with_ops if any(name in text for name in _ALWAYS_READ) else self._without_ops
 
     def add(self, batch: Batch) -> None:
         """Keep what the analysis needs."""
