@@ -175,13 +175,6 @@ def test_a_late_host_that_the_profiler_held_up_is_said() -> None:
     assert titles(build_trace_report(study_of(busy))) == {}
 
 
-def test_a_clean_busy_trace_has_no_banner() -> None:
-    events = [
-        DeviceEvent("a", "kernel", at, at + 1000, 0, 7, 0, HostEvent("launch", at - 9, at - 5, 0)) for at in range(0, 9000, 1000)
-    ]
-    assert build_trace_report(study_of(trace_of(events))).banners == ()
-
-
 def test_no_device_events_are_a_result() -> None:
     host = trace_of((), ops=[HostEvent("aten::mm", 0, 10_000, 0), HostEvent("aten::add", 2_000, 3_000, 0)])
     report = build_trace_report(study_of(host))

@@ -81,9 +81,6 @@ def _device_rows(trace: Trace, head: str, window: Window | None) -> Iterator[str
 
 def _later(times: Ints, base_ns: int) -> list[int]:
     """Return the times plus the base of their trace; the sums may exceed 64 bits."""
-    if len(times) and base_ns + int(times.max()) < 1 << 63:
-        later: list[int] = (times + base_ns).tolist()
-        return later
     return [base_ns + time for time in times.tolist()]
 
 

@@ -112,9 +112,9 @@ def _summary(found: Found) -> Table:
         Field("a step starts with", lambda row: row[1].starts, Code),
         count("steps", lambda row: len(row[1].steps)),
         count("steady", lambda row: len(row[2]), "the steps that the times are of"),
-        *spread(lambda row: _described([step.length_ns for step in row[2]]), "ms", what="steps", missing=none),
+        *spread(lambda row: _described(row[2], "length_ns"), "ms", what="steps", missing=none),
         numeric("busy", lambda row: row[2] or None, "of the steady steps' time", show=_busy, missing=none),
-        count("kernels", lambda row: _median([step.kernels for step in row[2]]), "of a step, the median", missing=none),
+        count("kernels", lambda row: _median(row[2], "kernels"), "of a step, the median", missing=none),
         time("host p50", lambda row: _host(row[2]), "ms", "length of the step's range on the host"),
     )
     notes = _spoken((note, one.name) for one, steps in found for note in _step_notes(steps) if note)
@@ -128,13 +128,13 @@ def _step_notes(steps: Steps) -> Iterator[str]:
     yield from (*steps.notes, steps.steady.note, uneven_text(steps))
 
 
-def _median(values: Sequence[int]) -> int | None:
-    found = _described(values)
+def _median(kept: Sequence[TraceStepRow], name: str) -> int | None:
+    found = _described(kept, name)
     return None if found is None else found.p50_ns
 
 
 def _host(kept: Sequence[TraceStepRow]) -> int | Missing:
-    median = _median([step.host_ns for step in kept if step.host_ns is not None])
+    median = _median(kept, "host_ns")
     return Missing("no range on the host" if kept else "no steady step", "-") if median is None else median
 
 
@@ -156,8 +156,9 @@ def _inside(step: TraceStepRow, window: Window | None) -> bool:
     return window is None or (window.start_ns <= step.start_ns and step.end_ns <= window.end_ns)
 
 
-def _described(values: Sequence[int]) -> Distribution | None:
-    return distribution(np.array(values, np.int64))
+def _described(kept: Sequence[TraceStepRow], name: str) -> Distribution | None:
+    values = (getattr(step, name) for step in kept)
+    return distribution(np.array([value for value in values if value is not None], np.int64))
 
 
 def _evidence(found: Found) -> Iterator[Table]:
