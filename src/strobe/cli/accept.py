@@ -120,7 +120,7 @@ def accept(
         from strobe.perf.report.write import write_report
 
         run, report = read_run(folder), accept_report(folder)
-        judged, failed, complete = outcome(run)
+        verdicts, failed, complete = outcome(run)
         accepted = complete and not failed
         paths = write_report(report, folder)
     output.show(*banner_texts(report.banners), table_text(short_table(run), len(run.checks)))
@@ -130,7 +130,7 @@ def accept(
             "run": str(folder),
             "accepted": accepted,
             "verdict": report.subtitle,
-            "judged": judged,
+            "judged": verdicts,
             "failed": [check.name for check in failed],
             "checks": [{name: getattr(each, name) for name in _SHOWN} for each in run.checks],
             "report": {path.suffix[1:]: str(path) for path in paths},
