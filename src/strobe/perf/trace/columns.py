@@ -52,11 +52,6 @@ class Interned(Generic[T]):
         """Return the number of a value, a new one for a new value."""
         return self._ids.setdefault(value, len(self._ids))
 
-    def ids_of(self, values: Sequence[T]) -> list[int]:
-        """Return the number of each value."""
-        found: list[Any] = list(map(self._ids.get, values))
-        return list(map(self.id_of, values)) if None in found else found
-
     def values(self) -> tuple[T, ...]:
         """Return the distinct values, by number."""
         return tuple(self._ids)

@@ -81,7 +81,7 @@ class HostTable:
             some = times.duration >= self._least_ns
             events = list(compress(times.events, some.tolist()))
             times = times._replace(events=events, start=times.start[some], duration=times.duration[some])
-        self.call.extend(self.calls.ids_of([(event.name, event.pid, event.tid) for event in times.events]))
+        self.call.extend([self.calls.id_of((event.name, event.pid, event.tid)) for event in times.events])
         self.start.extend(times.start)
         self.duration.extend(times.duration)
 
