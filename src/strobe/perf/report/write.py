@@ -60,7 +60,6 @@ from strobe.perf.table.model import (
     encode_report,
     ratio_text,
 )
-from strobe.perf.table.model import Text as TextCell
 
 # The report as one HTML file that needs nothing else: inline style, script and SVG, no address outside the folder.
 
@@ -353,7 +352,7 @@ def _markdown_row(row: Row, columns: tuple[Column, ...]) -> str:
 
 def _markdown_cell(cell: Cell, column: Column) -> str:
     text, note = escape(cell_text(cell, column)), escape(cell_note(cell))
-    if isinstance(cell, TextCell) and cell.tone == "muted":
+    if isinstance(cell, Text) and cell.tone == "muted":
         return f"*{text}*" if text else ""
     return f"{text} ({note})" if note else text
 
