@@ -280,12 +280,6 @@ def test_a_study_is_read_in_order_of_rank_with_one_progress(tmp_path: Path) -> N
     assert [done for done, *_ in told] == sorted(done for done, *_ in told)
 
 
-@pytest.mark.parametrize("top", [1, 3])
-def test_every_section_takes_a_trace_of_nothing(top: int) -> None:
-    report = build_trace_report(study_of(trace_of(()), top=top))
-    assert render_html(report) and render_markdown(report)
-
-
 def many_devices(num: int) -> Trace:
     """Devices that each run a loop of four kernels, two of them launched by one graph, under ranges of the host."""
     events, ranges = [], []
