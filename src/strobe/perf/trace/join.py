@@ -111,9 +111,9 @@ def join(
         device=device, stream=stream, ordinal=ordinal, host=host, shape=shape,
     )  # fmt: skip
     joined = Trace(
-        path=path, threads=threads.texts, ops=HostEvents.empty(), regions=(), device_events=events, launched=launched,
-        unanswered=unanswered, collectives=tuple(Collective(event, *said) for event, said in collectives.items()),
-        module_paths=module_paths, operators=operators, damage=damage,
+        path=path, threads=tuple(sorted(set(threads.values()))), ops=HostEvents.empty(), regions=(), device_events=events,
+        launched=launched, unanswered=unanswered, module_paths=module_paths, operators=operators, damage=damage,
+        collectives=tuple(Collective(event, *said) for event, said in collectives.items()),
     )  # fmt: skip
     return joined, operator, doubled
 
@@ -123,7 +123,8 @@ class Calls:
 
     def __init__(self, table: HostTable, threads: Threads) -> None:
         self.names = [call[0] for call in table.calls.values()]
-        self.threads = [threads.number(call) for call in table.calls.values()]
+        number = {text: at for at, text in enumerate(sorted(set(threads.values())))}
+        self.threads = [number[threads[call[1:]]] for call in table.calls.values()]
         self.ranks = ranks(list(zip(self.names, self.threads, strict=True)))
         self.call, self.start, self.duration = table.call.release(), table.start.release(), table.duration.release()
 

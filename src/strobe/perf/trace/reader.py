@@ -26,9 +26,9 @@ from strobe.perf.trace.tables import (
     MemoryTracks,
     OperatorSizes,
     OperatorTable,
-    Threads,
     Times,
     launches_nothing,
+    threads_of,
     times_of,
     waiting,
 )
@@ -273,7 +273,7 @@ class _Contents:
 
     def trace(self, path: Path, found: metadata.Metadata, counts: ReadCounts) -> Trace:
         """Sort, join and freeze."""
-        threads = Threads((self._ops, self._ranges, self._modules, self._launches, self._waits, self._long_calls))
+        threads = threads_of((self._ops, self._ranges, self._modules, self._launches, self._waits, self._long_calls))
         joined, operator, once = join(path, self._devices, self._launches, self._sizes, threads)
         ranges = host_events(self._ranges, threads, once=once)
         ops, details = (

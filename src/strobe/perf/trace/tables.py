@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Container, Hashable, Iterable, Sequence
 from functools import lru_cache
 from itertools import compress
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -122,25 +122,14 @@ def _may_launch(name: str) -> bool:
     return not _LAUNCHES_NOTHING.fullmatch(name)
 
 
-class Threads:
-    """The host threads of some tables.
+Threads: TypeAlias = dict[tuple[Number, Number], str]
+"""Names of host threads, `pid/tid`, by process and thread as written."""
 
-    `texts` are their names, `pid/tid`, sorted; `number` says which of them a call was on.
-    """
 
-    def __init__(self, tables: Iterable[HostTable]) -> None:
-        found = {
-            call[1:]: "/".join("" if part is None else str(part) for part in call[1:])
-            for table in tables
-            for call in table.calls.values()
-        }
-        self.texts = tuple(sorted(set(found.values())))
-        self._place = {text: number for number, text in enumerate(self.texts)}
-        self._text = found
-
-    def number(self, call: Call) -> int:
-        """Return the position of a call's thread among `texts`."""
-        return self._place[self._text[call[1:]]]
+def threads_of(tables: Iterable[HostTable]) -> Threads:
+    """Return the host threads of some tables."""
+    calls = (call for table in tables for call in table.calls.values())
+    return {call[1:]: "/".join("" if part is None else str(part) for part in call[1:]) for call in calls}
 
 
 class InputTable:
