@@ -25,7 +25,7 @@ else:  # the tests use `check` without it
 with instrumented:
     from layouts import LAYOUTS
 from strobe.core.errors import DataError
-from strobe.perf.trace import Trace, chunks, plain, read_trace
+from strobe.perf.trace import Trace, chunks, read_trace
 from synthetic import META, sample
 
 MAX_BYTES = 1 << 14
@@ -92,7 +92,7 @@ def seeds() -> list[bytes]:
 
 def main() -> None:
     """Fuzz until libFuzzer's limits."""
-    chunks.CHUNK_BYTES = plain.BLOCK_BYTES = SMALL  # many cuts
+    chunks.CHUNK_BYTES = chunks.BLOCK_BYTES = SMALL  # many cuts
     with tempfile.TemporaryDirectory() as name:
         folder, corpus = Path(name), Path(name) / "seeds"
         corpus.mkdir()

@@ -33,8 +33,8 @@ from strobe.models.shapes.grammar import parse
 from strobe.models.text.words import WordEncoder
 from strobe.perf.records.record import Check
 from strobe.perf.records.store import read_run
-from strobe.perf.report.accept_page import accept_report, complete, failed_checks
 from strobe.perf.report.build import build_report
+from strobe.perf.report.quality_page import accept_report, outcome
 from strobe.perf.report.write import render_markdown
 from terminal import quiet
 from train_shapes.render import advance, render
@@ -217,7 +217,7 @@ def words(tiny: Model) -> Model:
 def test_every_check_is_written_and_stands_on_the_page(words: Model, tmp_path: Path) -> None:
     folder = run_accept(subject(words, blocks=4), root=tmp_path, progress=quiet)
     records = read_run(folder)
-    assert complete(records)
+    assert outcome(records)[2]
     names = {check.name: check for check in records.checks}
     assert len(names) == len(records.checks) and set(names) == set(RULES) - {"prompt_accuracy"}, "which reads no such clip"
     assert names["streaming_against_one_pass"].passed and names["prompt_sensitivity"].passed
@@ -232,8 +232,9 @@ def test_a_damaged_model_is_not_accepted_and_the_page_says_why(words: Model, tmp
 
     folder = run_accept(subject(damaged(words, broken)), root=tmp_path, progress=quiet)
     run = read_run(folder)
-    failed = {each.name for each in failed_checks(run)}
-    assert complete(run) and {"tensors_not_finite", "latents_not_finite", "latent_std", "prompt_sensitivity"} <= failed
+    _, checks, complete = outcome(run)
+    failed = {each.name for each in checks}
+    assert complete and {"tensors_not_finite", "latents_not_finite", "latent_std", "prompt_sensitivity"} <= failed
     report = accept_report(folder)
     assert report.subtitle.startswith("Not accepted: ") and report.banners[0].title == "Checks failed"
     assert any("transformer blocks.1.ffn.0.weight" in item for item in report.banners[0].items)

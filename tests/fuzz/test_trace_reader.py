@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fuzz_trace_reader import check, read, seeds
-from strobe.perf.trace import chunks, plain
+from strobe.perf.trace import chunks
 
 SEEDS = seeds()
 TOKENS = [
@@ -38,7 +38,7 @@ def test_damaged_traces(data: st.DataObject, seed: bytes, small: bool, folder: P
     with pytest.MonkeyPatch.context() as patch:
         if small:
             patch.setattr(chunks, "CHUNK_BYTES", 701)
-            patch.setattr(plain, "BLOCK_BYTES", 701)
+            patch.setattr(chunks, "BLOCK_BYTES", 701)
         check(bytes(text), folder)
 
 
@@ -51,5 +51,5 @@ def test_where_the_cuts_fall_does_not_matter(data: st.DataObject, layout: bytes,
     whole = read(folder / "t.json")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunks, "CHUNK_BYTES", 701)
-        patch.setattr(plain, "BLOCK_BYTES", 701)
+        patch.setattr(chunks, "BLOCK_BYTES", 701)
         assert read(folder / "t.json") == whole

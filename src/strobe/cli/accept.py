@@ -116,11 +116,12 @@ def accept(
     tell_kept(kept, output)
     with output.progress("report"):
         from strobe.perf.records.store import read_run
-        from strobe.perf.report.accept_page import accept_report, complete, failed_checks, judged_checks, short_table
+        from strobe.perf.report.quality_page import accept_report, outcome, short_table
         from strobe.perf.report.write import write_report
 
         run, report = read_run(folder), accept_report(folder)
-        failed, accepted = failed_checks(run), complete(run) and not failed_checks(run)
+        verdicts, failed, complete = outcome(run)
+        accepted = complete and not failed
         paths = write_report(report, folder)
     output.show(*banner_texts(report.banners), table_text(short_table(run), len(run.checks)))
     output.show(report.subtitle, " ".join(map(str, paths)))
@@ -129,7 +130,7 @@ def accept(
             "run": str(folder),
             "accepted": accepted,
             "verdict": report.subtitle,
-            "judged": len(judged_checks(run)),
+            "judged": verdicts,
             "failed": [check.name for check in failed],
             "checks": [{name: getattr(each, name) for name in _SHOWN} for each in run.checks],
             "report": {path.suffix[1:]: str(path) for path in paths},

@@ -1,14 +1,16 @@
-"""The schema of the records: what a line says, and what the manual and `strobe.records` have of it."""
+"""The schema of the records, what the manual and `strobe.records` have of it, and the facts of a machine for the header."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import msgspec
 import pytest
 
 import strobe.records
+from strobe.perf.records import record
 from strobe.perf.records.record import LINES, Header, Prediction, Record, RecordPart, Span
 from structs import schema_markdown
 
@@ -25,9 +27,9 @@ def test_integers_beyond_a_float_survive(span: Span) -> None:
 
 
 def test_every_line_tells_its_kind_and_version(header: Header, span: Span) -> None:
-    for record in (header, span):
-        line = msgspec.json.decode(msgspec.json.encode(record))
-        assert (line["record"], line["v"]) == (type(record).__name__.lower(), 2)
+    for one in (header, span):
+        line = msgspec.json.decode(msgspec.json.encode(one))
+        assert (line["record"], line["v"]) == (type(one).__name__.lower(), 2)
 
 
 def test_a_line_without_an_optional_field_is_read_as_it_was_meant() -> None:
@@ -87,3 +89,50 @@ def test_every_table_of_the_manual_is_a_public_class() -> None:
     assert len(heads) > len(LINES)
     assert {head.lower() for head in heads} == public.keys() - {"runrecords"}
     assert set(LINES) <= set(public.values())
+
+
+def git(folder: Path, *words: str) -> str:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    done = subprocess.run(["git", "-C", str(folder), *identity, *words], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_git_state_is_that_of_the_checkout_that_tracks_the_file(tmp_path: Path) -> None:
+    tracked, stray = tmp_path / "a.py", tmp_path / "b.py"
+    assert record.git_state(tracked).commit is None
+    git(tmp_path, "init", "-q")
+    tracked.write_text("1")
+    git(tmp_path, "add", "a.py")
+    git(tmp_path, "commit", "-qm", "one")
+    stray.write_text("2")
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    assert record.git_state(tracked) == record.Git(commit=commit, dirty=False)
+    assert record.git_state(stray).commit is None
+    tracked.write_text("3")
+    assert record.git_state(tracked) == record.Git(commit=commit, dirty=True)
+
+
+def test_a_machine_that_tells_nothing_gives_nulls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(record, "_text", lambda path: "")
+    assert record.nvidia_smi("GPU-0", ("driver_version", "clocks.sm")) == (None, None)
+    assert record.git_state(Path(__file__)) == record.Git(commit=None, dirty=None)
+    assert record.cpu_governor() is None
+    assert record.cpu_mhz() is None
+    assert record.cpu_cores() >= 1
+
+
+def test_values_that_a_gpu_does_not_tell_are_null(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "_output", lambda command: "1980, [N/A], N/A, 35")
+    fields = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
+    assert record.nvidia_smi("GPU-0", fields) == ("1980", None, None, "35")
+    monkeypatch.setattr(record, "_output", lambda command: "No devices were found")
+    assert record.nvidia_smi("GPU-0", fields) == (None, None, None, None)
+
+
+def test_the_clock_of_the_cores_is_their_mean_in_mhz(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"a": "2000000", "b": "3001000", "c": "", "/proc/cpuinfo": "cpu MHz\t: 1000.5\nflags: x\ncpu MHz\t: 2000\n"}
+    monkeypatch.setattr(record, "_text", lambda path: told[str(path)])
+    for cores, expected in (("abc", 2500), ("", 1500)):
+        monkeypatch.setattr(Path, "glob", lambda folder, pattern, cores=cores: map(Path, cores))
+        assert record.cpu_mhz() == expected

@@ -178,11 +178,6 @@ def test_run_folders_say_when_and_what_and_differ(tmp_path: Path) -> None:
     assert all(name.split("-", 1)[1].startswith("demo-a-b-") and name[8] == "T" for name in names)
 
 
-def test_an_absent_run_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=RECORDS):
-        read_run(tmp_path)
-
-
 def test_records_named_by_themselves_may_be_a_link_and_no_device(tmp_path: Path, header: Header) -> None:
     with RunWriter(tmp_path / "run") as writer:
         writer.append(header)

@@ -14,8 +14,8 @@ from msgspec import inspect
 from strobe.perf.analysis.device.intervals import distribution
 from strobe.perf.measure.stats import P99_SAMPLES
 from strobe.perf.report.blocks.fields import spread
-from strobe.perf.table.fields import Field, count, exact_time, numeric, padded, rows_of, share_of, table_of, time
-from strobe.perf.table.model import Code, Column, Count, ExactTime, Missing, Number, Row, Share, Text, Time, bytes_cell
+from strobe.perf.table.fields import Field, count, exact_time, numeric, rows_of, share_of, table_of, time
+from strobe.perf.table.model import Code, Column, Count, ExactTime, Missing, Row, Share, Text, Time
 from strobe.perf.table.rows import OnDevice, col, columns, micros, part_of, term
 
 
@@ -139,13 +139,3 @@ def test_a_p99_needs_enough_calls(n: int) -> None:
     assert quiet.cell(found) == (ExactTime(-(-99 * n // 100)) if n >= P99_SAMPLES else Missing("", "-"))
     assert quiet.column.hint.startswith(f"from {P99_SAMPLES} steps on")
     assert quiet.cell(None) == Missing("", "-") and quiet.cell(Missing("no steps", "none")) == Missing("no steps", "none")
-
-
-def test_bytes_have_one_formatter() -> None:
-    assert bytes_cell(3 << 30, "GiB", 2) == Number(3.0, 2, "GiB")
-    assert bytes_cell(1 << 19, "MiB", 1) == Number(0.5, 1, "MiB") and bytes_cell(512, "KiB", 3) == Number(0.5, 3, "KiB")
-    assert bytes_cell(1_500_000, "MB", 3) == Number(1.5, 3, "MB")
-
-
-def test_a_short_row_is_filled_with_empty_cells() -> None:
-    assert padded(3, Text("a"), strong=True) == Row((Text("a"), Text(""), Text("")), strong=True)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from layouts import compact, shuffled, write
 from source import H200
-from strobe.perf.trace import Device, HostEvent, Trace, memory, read_trace
+from strobe.perf.trace import Device, HostEvent, Trace, read_trace, tables
 from strobe.perf.trace.events import NO_CORRELATION, NO_HOST
 from synthetic import META, START, event, instant, kernel, launch, sample
 
@@ -171,8 +175,11 @@ def test_shapes(tmp_path: Path) -> None:
     assert len(sized.ops) == 0
 
 
-def test_module_paths_of_graph_kernels(tmp_path: Path) -> None:
-    events = [kernel(f"k{i}", str(100 - i), "1", 1, **({"module_fqn": f"blocks.{i}"} if i % 3 == 0 else {})) for i in range(10)]
+@pytest.mark.parametrize("key", ["module_fqn", "name", "str", "annotation"])
+def test_module_paths_and_labels_of_graph_kernels(key: str, tmp_path: Path) -> None:
+    events = [kernel(f"k{i}", str(100 - i), "1", 1) for i in range(10)]
+    for i in range(0, 10, 3):
+        events[i]["args"][key] = f"blocks.{i}"
     trace = _read(tmp_path, [launch("1", "1", 1, "cudaGraphLaunch"), *events])
     assert trace.module_paths == {9 - i: f"blocks.{i}" for i in (9, 6, 3, 0)}
     assert all(trace.device_events[at].name == f"k{path.removeprefix('blocks.')}" for at, path in trace.module_paths.items())
@@ -217,7 +224,7 @@ def _allocation(at_ns: int, allocated: int, reserved: int | None = None, **more:
 
 
 def test_memory_is_thinned_and_keeps_its_peaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "MAX_STRETCHES", 16)
+    monkeypatch.setattr(tables, "MAX_STRETCHES", 16)
     values = [(NS + 977 * i, (i * 7919) % 1000, (i * 104_729) % 2000) for i in range(400)]
     events = [_allocation(*value) for value in values]
     events += [
@@ -255,3 +262,39 @@ def test_device_work_without_a_correlation_is_told_from_work_whose_launch_is_mis
         one["args"]["correlation"] = correlation
     trace = _read(tmp_path, [*dma, *odd, kernel("late", "200", "1", 4)])
     assert list(trace.device_events.host) == [NO_CORRELATION] * 8 + [NO_HOST]
+
+
+MM = {"Input Dims": [[64, 32], [32, 16]], "Input type": ["c10::BFloat16", "c10::BFloat16"], "Concrete Inputs": ["", ""]}
+
+
+def test_odd_arguments_are_no_error(tmp_path: Path) -> None:
+    odd: list[dict[str, Any]] = [
+        {"Input Dims": [[2, 2], "x", [[1], [2]]], "Input type": 7}, {"Input Dims": [[2, 2], [2, 2]], "Input type": [None, 3]},
+        {"Input Dims": "none", "Input type": []}, {"Input Dims": []}, {},
+    ]  # fmt: skip
+    ops = [event("cpu_op", "aten::mm", str(i), "1", **{"External id": i}, **args) for i, args in enumerate(odd)]
+    work = [kernel("k", f"{9 + i}", "1", i, **{"External id": i}) for i in range(5)]
+    trace = _read(tmp_path, [*ops, *work], ops=False, shapes=True)
+    assert [(one.sizes, one.types) for one, _ in trace.operators] == [(((2, 2), (), ()), ()), (((2, 2), (2, 2)), ("None", "3"))]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9999)), max_size=30),
+    st.lists(st.integers(0, 2), min_size=6, max_size=6),
+)
+def test_time_of_the_operators_whose_cost_follows_from_their_inputs(launches: list[tuple[int, int]], kinds: list[int]) -> None:
+    sizes = [[[8, 4], [4, 2]], [[16, 4], [4, 2]], [[3, 4], [4, 5]]]
+    ops = [
+        event("cpu_op", "aten::mm", "1", "1", **{"External id": i + 1}, **MM | {"Input Dims": sizes[kind]})
+        for i, kind in enumerate(kinds)
+    ]
+    work = [
+        kernel("k", f"{100 + 50 * i}", f"{ns // 1000}.{ns % 1000:03d}", i, **{"External id": op + 1})
+        for i, (op, ns) in enumerate(launches)
+    ]
+    expected: Counter[int] = Counter()
+    for op, ns in launches:
+        expected[kinds[op]] += ns
+    with tempfile.TemporaryDirectory() as folder:
+        trace = _read(Path(folder), [*ops, *work], ops=False, shapes=True)
+    assert {sizes.index([list(s) for s in one.sizes]): ns for one, ns in trace.operators} == expected

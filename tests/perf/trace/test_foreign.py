@@ -170,13 +170,3 @@ def test_an_operator_of_an_old_trace_may_be_a_step(tmp_path: Path) -> None:
         trace = read_trace(write(tmp_path / "t.json", compact([*events, kernel("k", "3", "1", 1)], {})), ops=ops)
         assert [one.name for one in trace.ranges] == ["ProfilerStep#0", "ProfilerStep#1", "ProfilerStep#2"]
         assert len(trace.ops) == 4 * ops
-
-
-@pytest.mark.parametrize("key", ["module_fqn", "name", "str", "annotation"])
-def test_labels_of_graph_kernels_are_paths(key: str, tmp_path: Path) -> None:
-    kernels = [kernel("k", str(3 + i), "1", 1) for i in range(3)]
-    for i, one in enumerate(kernels):
-        one["args"][key] = f"layers.{i}.attn"
-    events = [launch("1", "1", 1, "cudaGraphLaunch"), *kernels]
-    trace = read_trace(write(tmp_path / "t.json", compact(events, {})))
-    assert trace.module_paths == {i: f"layers.{i}.attn" for i in range(3)}

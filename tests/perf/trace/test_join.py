@@ -1,8 +1,9 @@
-"""Device events and their launch calls against a plain second calculation, in small blocks and in any order of the file."""
+"""Device events and their launch calls against a plain second calculation, and how much memory joining them needs at its peak."""
 
 from __future__ import annotations
 
 import re
+import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,9 +16,8 @@ from hypothesis import strategies as st
 
 from layouts import compact, shuffled, write
 from strobe.perf.trace import Device, Trace, columns, read_trace
-from strobe.perf.trace.device import DeviceTable, EventKind
 from strobe.perf.trace.join import join
-from strobe.perf.trace.tables import LaunchTable, OperatorSizes, Threads
+from strobe.perf.trace.tables import DeviceTable, EventKind, HostTable, LaunchTable, OperatorSizes, threads_of
 from synthetic import event, kernel
 
 
@@ -149,7 +149,7 @@ def test_a_graph_may_have_more_nodes_than_a_block_or_a_short_number(nodes: int) 
         (launches.correlation, [1, 2]),
     ):  # fmt: skip
         column.extend(values)
-    joined, _, _ = join(Path("t.json"), devices, launches, OperatorSizes(), Threads([launches]))
+    joined, _, _ = join(Path("t.json"), devices, launches, OperatorSizes(), threads_of([launches]))
     assert (np.asarray(joined.device_events.ordinal) == number // 2).all()
     assert [joined.device_events[row].host.end_ns for row in (0, 1, 2 * nodes - 2)] == [1, 2, 1]  # type: ignore[union-attr]
 
@@ -175,3 +175,51 @@ def test_only_an_only_device_gets_the_number_of_its_events(
     meta = {"deviceProperties": [{"id": number, "name": f"gpu {number}"} for number in listed]}
     found = read_trace(write(folder / "t.json", compact(events, meta))).devices
     assert found == tuple(Device(index=index, name=f"gpu {number}") for index, number in zip(numbers, listed, strict=True))
+
+
+def _filled(count: int, nodes: int, spread: int) -> tuple[DeviceTable, LaunchTable]:
+    """Kernels in bad order, launched singly or `nodes` at a time; `spread` of them start together."""
+    rng = np.random.default_rng(1)
+    order = rng.permutation(count)
+    devices, launches = DeviceTable(linked=False), LaunchTable()
+    for i in range(7):
+        devices.works.id_of(EventKind(f"k{i}", 0, i % 2, 7, f"grid {i}"))
+    launches.calls.id_of(("cudaLaunchKernel", 1, 1))
+    for part in np.array_split(order, 50):
+        devices.work.extend(part % 7)
+        devices.start.extend(7_900_000_000_000_000 + part // spread * 1009)
+        devices.duration.extend(part % 100)
+        devices.correlation.extend(part // nodes)
+        firsts = part[part % nodes == 0]
+        launches.call.extend(firsts * 0)
+        launches.start.extend(7_900_000_000_000_000 + firsts * 1000)
+        launches.duration.extend(firsts % 50)
+        launches.correlation.extend(firsts // nodes)
+    return devices, launches
+
+
+def _peak(count: int, nodes: int, spread: int) -> tuple[int, Trace]:
+    tracemalloc.start()
+    devices, launches = _filled(count, nodes, spread)
+    joined, _, _ = join(Path("t.json"), devices, launches, OperatorSizes(), threads_of([HostTable(), launches]))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return peak, joined
+
+
+@pytest.mark.parametrize(("nodes", "spread"), [(1, 1), (1, 4), (2, 1), (30, 1)])
+def test_memory_grows_by_at_most_64_bytes_per_device_event(nodes: int, spread: int) -> None:
+    few, many = 200_000, 500_000
+    (small, _), (large, joined) = _peak(few, nodes, spread), _peak(many, nodes, spread)
+    assert large - small <= 64 * (many - few)
+    assert (len(joined.device_events), len(joined.device_events.hosts)) == (many, -(-many // nodes))
+    assert joined.device_events[many - 1].host is not None
+
+
+def test_numbers_of_64_bits_take_their_room_and_are_kept() -> None:
+    devices, launches = _filled(1000, 1, 1)
+    devices.duration.release()
+    devices.duration.extend(np.arange(1000) + 2**40)
+    launches.correlation.release()
+    joined, _, _ = join(Path("t.json"), devices, launches, OperatorSizes(), threads_of([launches]))
+    assert {event.end_ns - event.start_ns for event in joined.device_events} == set(range(2**40, 2**40 + 1000))

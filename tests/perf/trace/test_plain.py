@@ -10,21 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strobe.perf.trace import plain
+from strobe.perf.trace import chunks
 
 TEXT = "".join(f'{{"ph": "X", "ts": {i}.{i % 997:03d}}},\n' for i in range(4000)).encode()
-LIBRARIES = [zlib, *([plain.isal_zlib] if plain.isal_zlib else [])]
+LIBRARIES = [zlib, *([chunks.isal_zlib] if chunks.isal_zlib else [])]
 
 
 def _unpack(packed: bytes, library: ModuleType) -> tuple[bytes, bool]:
-    text = plain.PlainText(io.BytesIO(packed))
+    text = chunks.PlainText(io.BytesIO(packed))
     text._fast = library
     return b"".join(iter(text.read, b"")), text.damaged
 
 
-@pytest.fixture(autouse=True, params=[plain.BLOCK_BYTES, 1000])
+@pytest.fixture(autouse=True, params=[chunks.BLOCK_BYTES, 1000])
 def block_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain, "BLOCK_BYTES", request.param)
+    monkeypatch.setattr(chunks, "BLOCK_BYTES", request.param)
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -38,7 +38,7 @@ def test_members_and_padding(library: ModuleType, padding: bytes) -> None:
 def test_plain_text_is_left_alone(library: ModuleType) -> None:
     assert _unpack(TEXT, library) == (TEXT, False)
     assert _unpack(b"", library) == (b"", False)
-    later = b" " * plain.BLOCK_BYTES + gzip.compress(TEXT[:500])  # only the first bytes of a file say that it is packed
+    later = b" " * chunks.BLOCK_BYTES + gzip.compress(TEXT[:500])  # only the first bytes of a file say that it is packed
     assert _unpack(later, library) == (later, False)
 
 
@@ -82,7 +82,7 @@ def test_both_libraries_give_the_same_up_to_the_damage(junk: bytes, where: int) 
 @pytest.mark.parametrize("packed", [TEXT, gzip.compress(TEXT)], ids=["plain", "packed"])
 @pytest.mark.parametrize("held", [0, 7, 5000])
 def test_text_is_read_behind_what_is_held(packed: bytes, held: int) -> None:
-    text, so_far = plain.PlainText(io.BytesIO(packed)), b""
+    text, so_far = chunks.PlainText(io.BytesIO(packed)), b""
     while len(so_far) < held:
         so_far += text.read()
     while True:
@@ -90,14 +90,6 @@ def test_text_is_read_behind_what_is_held(packed: bytes, held: int) -> None:
         assert found == b" " + TEXT[: len(found) - 1]
         if len(found) == 1 + len(so_far):
             break
-        assert len(found) - 1 - len(so_far) >= min(max(plain.BLOCK_BYTES, len(so_far)), len(TEXT) - len(so_far))
+        assert len(found) - 1 - len(so_far) >= min(max(chunks.BLOCK_BYTES, len(so_far)), len(TEXT) - len(so_far))
         so_far = bytes(found[1:])
     assert so_far == TEXT
-
-
-@given(st.binary(max_size=40), st.integers(0, 40))
-def test_a_word_is_found_wherever_it_stands(text: bytes, at: int) -> None:
-    word, part = b"record_param", b"d_pa"
-    assert not plain.holds(text, word, part) or word in text
-    assert plain.holds(text[:at] + word + text[at:], word, part)
-    assert not plain.holds(memoryview(text[:at] + part), word, part) or word in text

@@ -12,7 +12,7 @@ import pytest
 import layouts
 from layouts import compact, indented, kineto, write
 from strobe.core.errors import DataError, TraceFormatError
-from strobe.perf.trace import Trace, chunks, find_traces, plain, read_trace
+from strobe.perf.trace import Trace, chunks, find_traces, read_trace
 from synthetic import META, event, sample
 
 
@@ -26,7 +26,7 @@ def _facts(trace: Trace) -> tuple[object, ...]:
 def chunk_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Small chunks put the cuts everywhere."""
     monkeypatch.setattr(chunks, "CHUNK_BYTES", request.param)
-    monkeypatch.setattr(plain, "BLOCK_BYTES", request.param)
+    monkeypatch.setattr(chunks, "BLOCK_BYTES", request.param)
     return request.param
 
 
@@ -73,13 +73,6 @@ def test_a_file_that_ends_between_two_events(ending: str, tmp_path: Path, chunk_
     assert [op.name for op in trace.ops] == [f"op{i}" for i in range(30)]
     assert (trace.counts.events, trace.counts.lost) == (30, 0)
     assert trace.counts.truncated == ("]" not in ending or "deviceProperties" in ending)
-
-
-def test_gzip_of_several_members_and_padding(known: Trace, tmp_path: Path, chunk_bytes: int) -> None:
-    text = compact(sample(), META).encode()
-    packed = b"".join(gzip.compress(text[i : i + 999]) for i in range(0, len(text), 999)) + b"\0" * 512
-    (tmp_path / "t.json.gz").write_bytes(packed)
-    assert _facts(read_trace(tmp_path / "t.json.gz")) == _facts(known)
 
 
 _BROKEN = {
@@ -135,7 +128,7 @@ def test_an_event_longer_than_a_chunk_is_read(filler: str, tmp_path: Path, chunk
 
 
 def test_an_event_that_is_far_too_long_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name, value in ((chunks, "CHUNK_BYTES", 701), (plain, "BLOCK_BYTES", 701), (chunks, "MAX_EVENT_BYTES", 20_000)):
+    for module, name, value in ((chunks, "CHUNK_BYTES", 701), (chunks, "BLOCK_BYTES", 701), (chunks, "MAX_EVENT_BYTES", 20_000)):
         monkeypatch.setattr(module, name, value)
     text = compact(sample(), META).replace('"correlation":78', '"text":"' + "x" * 30_000 + '","correlation":78', 1)
     trace = read_trace(write(tmp_path / "t.json", text))
@@ -222,7 +215,7 @@ def test_a_cut_may_fall_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     whole = read_trace(write(tmp_path / "t.json", text))
     assert (whole.counts.lost, len(whole.ops), len(whole.device_events)) == (11, 3, 2)
     for size in range(31, 500):
-        monkeypatch.setattr(plain, "BLOCK_BYTES", size)
+        monkeypatch.setattr(chunks, "BLOCK_BYTES", size)
         assert read_trace(tmp_path / "t.json") == whole, size
 
 

@@ -317,12 +317,12 @@ def _model_facts(traces: Sequence[Trace]) -> Iterator[tuple[str, Value]]:
     if models:
         yield "model", " and ".join(sorted(models))
     weights, spent = set[str](), Counter[str]()
-    for calls in (calls for trace in traces for calls in trace.operators):
+    for calls, sum_ns in (each for trace in traces for each in trace.operators):
         sizes = calls.sizes[_WEIGHTS[calls.name] :][:1] if calls.name in _WEIGHTS else ()
         weights.update("x".join(map(str, size)) for size in sizes if len(size) == 2)
         cost = operator_cost(calls)
         if not isinstance(cost, str):
-            spent[cost[1]] += calls.sum_ns
+            spent[cost[1]] += sum_ns
     if weights:
         yield "weights", frozenset(weights)
     if spent:

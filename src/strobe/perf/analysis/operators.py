@@ -23,7 +23,7 @@ from strobe.perf.analysis.device.roofline import Roofline, operator_cost, roofli
 from strobe.perf.analysis.structure.ranges import NOWHERE, Cuts, launched_in, nest, ranges_and_modules, unnumbered
 from strobe.perf.table.model import Cell, Code, Count, ExactTime, Missing, Number, Text, Time
 from strobe.perf.table.rows import OnDevice, TimedRow, col, micros, part_of, term
-from strobe.perf.trace.events import DEVICE_KINDS, HostEvents, OperatorCalls, OperatorFacts, OperatorInputs, Trace
+from strobe.perf.trace.events import DEVICE_KINDS, HostEvents, OperatorFacts, OperatorInputs, Trace
 
 # Operator table of a trace without device events: host time by operator, by self time.
 
@@ -575,11 +575,7 @@ def operator_rates(times: OperatorTimes, peaks: DevicePeaks | None) -> tuple[tup
 
 
 def _rate(row: OperatorTimeRow, given: OperatorInputs, peaks: DevicePeaks | None) -> tuple[OperatorRateRow, Roofline | None]:
-    calls = OperatorCalls(
-        device=row.device, name=row.operator, sizes=given.sizes, types=given.types, values=given.values, calls=row.calls,
-        events=row.events, sum_ns=row.sum_ns,
-    )  # fmt: skip
-    cost, found = operator_cost(calls), None
+    cost, found = operator_cost(given._replace(name=row.operator)), None
     if not isinstance(cost, str) and not row.sum_ns:
         cost = "it took no time"
     told = {"dtype": "", "call_flops": None, "call_bytes": None, "unknown": cost, **dict.fromkeys(_RATES)}

@@ -7,7 +7,7 @@ import platform
 import subprocess
 from pathlib import Path
 from typing import Annotated as A
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
 import msgspec
 from msgspec import Meta, field
@@ -755,10 +755,7 @@ Record = (
     Header | AttentionCell | Surroundings | Variant | Links | Prediction | Span | Regions | Clip | Memory | Trace
     | LaunchedPasses | Video | Quality | Gate | Excluded | Server | Served | Viewer | Check | End
 )  # fmt: skip
-LINES: Final = (
-    Header, AttentionCell, Surroundings, Variant, Links, Prediction, Span, Regions, Clip, Memory, Trace, LaunchedPasses, Video,
-    Quality, Gate, Excluded, Server, Served, Viewer, Check, End,
-)  # fmt: skip
+LINES: Final[tuple[type[Line], ...]] = get_args(Record)
 
 
 # Facts of this machine and this checkout for the header, without torch. Nothing here fails: what cannot be read is null.

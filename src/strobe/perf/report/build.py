@@ -12,42 +12,20 @@ from strobe.core.errors import DataError
 from strobe.perf.analysis.runs.compare import is_own_code
 from strobe.perf.analysis.runs.latency import is_load
 from strobe.perf.records.store import RunRecords
-from strobe.perf.report.accept_page import accept_report, is_acceptance
 from strobe.perf.report.calls_page import calls_report
 from strobe.perf.report.dit_page import dit_report, is_dit_run
 from strobe.perf.report.findings import Finding
 from strobe.perf.report.profile_pages import attention_report, is_attention_run, trace_files
+from strobe.perf.report.quality_page import accept_report
 from strobe.perf.report.run_page import run_report
 from strobe.perf.report.serve_page import serve_report
 from strobe.perf.report.study import RunStudy, load_study, plugged_sections
 from strobe.perf.table.model import Report
 
 
-def build_report(
-    folders: Sequence[Path],
-    *,
-    into: Path | None = None,
-    pair: tuple[str, str] | None = None,
-    allow_different: tuple[str, ...] = (),
-) -> Report:
-    """Build the report of one or several run folders.
-
-    Ratios stay inside a run; the same variant in two runs is compared only as unpaired.
-
-    Args:
-        into: folder the report will be written to, which the clips' paths are relative to; the first run folder if not given.
-        pair: only these two variants, the second measured against the first.
-        allow_different: facts that are meant to differ between the variants of a run.
-
-    A run of attention calls by themselves, as `strobe profile attention` leaves it, one of `strobe profile dit`, the
-    acceptance of a model, the viewers of a server, and functions or programs give the page of their command.
-
-    Raises:
-        DataError: no folder, a folder without readable records, or a run with a page of its own among others.
-        ConfigError: a run does not have both of the pair.
-        RecordVersionError: records of a schema this version does not know.
-    """
-    return report_and_findings(folders, into=into, pair=pair, allow_different=allow_different)[0]
+def build_report(folders: Sequence[Path], *, into: Path | None = None) -> Report:
+    """Build the report of one or several run folders, as `report_and_findings` does."""
+    return report_and_findings(folders, into=into)[0]
 
 
 def report_and_findings(
@@ -57,9 +35,21 @@ def report_and_findings(
     pair: tuple[str, str] | None = None,
     allow_different: tuple[str, ...] = (),
 ) -> tuple[Report, tuple[Finding, ...]]:
-    """Build the same report, and return it with its findings: each candidate against its reference.
+    """Build the report of one or several run folders, with its findings: each candidate against its reference.
 
-    Runs of single attention calls and loaded servers have no findings.
+    Ratios stay inside a run; the same variant in two runs is compared only as unpaired. A run of attention calls by themselves,
+    as `strobe profile attention` leaves it, one of `strobe profile dit`, the acceptance of a model, the viewers of a server, and
+    functions or programs give the page of their command; those of single attention calls and servers have no findings.
+
+    Args:
+        into: folder the report will be written to, which the clips' paths are relative to; the first run folder if not given.
+        pair: only these two variants, the second measured against the first.
+        allow_different: facts that are meant to differ between the variants of a run.
+
+    Raises:
+        DataError: no folder, a folder without readable records, or a run with a page of its own among others.
+        ConfigError: a run does not have both of the pair.
+        RecordVersionError: records of a schema this version does not know.
     """
     study = load_study(folders, into, pair)
     for is_such, words, page in _ALONE:
@@ -86,7 +76,11 @@ _Found: TypeAlias = tuple[Report, tuple[Finding, ...]]
 _Page: TypeAlias = Callable[[RunStudy, tuple[str, str] | None, tuple[str, ...]], _Found | None]
 _ALONE: Final[tuple[tuple[Callable[[RunRecords], bool], str, _Page], ...]] = (
     (is_attention_run, "attention calls by themselves", _attention_page),
-    (is_acceptance, "the acceptance of a model", lambda study, *_: (accept_report(study.runs[0].folder), ())),
+    (
+        lambda run: run.header.kind == "accept",
+        "the acceptance of a model",
+        lambda study, *_: (accept_report(study.runs[0].folder), ()),
+    ),
     (is_own_code, "functions or programs", lambda study, _, allowed: calls_report(study, allowed)),
     (is_load, "the viewers of a server", lambda study, *_: (serve_report(study.runs[0].folder), ())),
     (is_dit_run, "forward passes over a whole clip", lambda study, pair, allowed: None if pair else dit_report(study, allowed)),

@@ -81,9 +81,6 @@ def _device_rows(trace: Trace, head: str, window: Window | None) -> Iterator[str
 
 def _later(times: Ints, base_ns: int) -> list[int]:
     """Return the times plus the base of their trace; the sums may exceed 64 bits."""
-    if len(times) and base_ns + int(times.max()) < 1 << 63:
-        later: list[int] = (times + base_ns).tolist()
-        return later
     return [base_ns + time for time in times.tolist()]
 
 
@@ -93,14 +90,13 @@ def _csv_calls(trace: Trace) -> Callable[[NDArray[np.int32]], list[str]]:
     columns = [np.asarray(column) for column in (hosts.name, hosts.start_ns, hosts.end_ns, hosts.thread)]
 
     def fields(calls: NDArray[np.int32]) -> list[str]:
-        known = calls >= 0
-        name, start, end, thread = (column[calls[known]] for column in columns)
-        rows = zip(name.tolist(), _later(start, base), _later(end, base), thread.tolist(), strict=True)
-        found = [f"{names[name]},{start},{end},{threads[thread]}" for name, start, end, thread in rows]
-        if len(found) == len(calls):
-            return found
-        each = iter(found)
-        return [next(each) if one else ",,," for one in known.tolist()]
+        if not len(hosts):
+            return [",,,"] * len(calls)
+        name, start, end, thread = (column[calls] for column in columns)
+        rows = zip(calls.tolist(), name.tolist(), _later(start, base), _later(end, base), thread.tolist(), strict=True)
+        return [
+            f"{names[name]},{start},{end},{threads[thread]}" if call >= 0 else ",,," for call, name, start, end, thread in rows
+        ]
 
     return fields
 

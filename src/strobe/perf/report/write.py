@@ -60,7 +60,6 @@ from strobe.perf.table.model import (
     encode_report,
     ratio_text,
 )
-from strobe.perf.table.model import Text as TextCell
 
 # The report as one HTML file that needs nothing else: inline style, script and SVG, no address outside the folder.
 
@@ -353,7 +352,7 @@ def _markdown_row(row: Row, columns: tuple[Column, ...]) -> str:
 
 def _markdown_cell(cell: Cell, column: Column) -> str:
     text, note = escape(cell_text(cell, column)), escape(cell_note(cell))
-    if isinstance(cell, TextCell) and cell.tone == "muted":
+    if isinstance(cell, Text) and cell.tone == "muted":
         return f"*{text}*" if text else ""
     return f"{text} ({note})" if note else text
 
@@ -416,16 +415,14 @@ def _shortened(report: Report, seen: int, folded: int, tables: int) -> Report:
     for section in report.sections:
         blocks, num_tables = list[Block](), 0
         for block in section.blocks:
-            num_tables += _table_of(block) is not None
-            if num_tables > tables and _table_of(block) is not None:
-                continue
-            if isinstance(block, Table):
-                blocks.append(_short_table(block, folded if block.collapsed else seen))
-            elif isinstance(block, Figure | Headlines):
-                is_open = isinstance(block, Figure) and block.table_open
-                blocks.append(msgspec.structs.replace(block, table=_short_table(block.table, seen if is_open else folded)))
-            else:
+            table = _table_of(block)
+            num_tables += table is not None
+            if table is None:
                 blocks.append(block)
+            elif num_tables <= tables:
+                is_open = not block.collapsed if isinstance(block, Table) else isinstance(block, Figure) and block.table_open
+                short = _short_table(table, seen if is_open else folded)
+                blocks.append(short if block is table else msgspec.structs.replace(block, table=short))
         if num_tables > tables:
             blocks.append(Paragraph(f"{num_tables - tables} more tables of this section stand in report.md and report.json."))
         sections.append(msgspec.structs.replace(section, blocks=tuple(blocks)))

@@ -7,17 +7,32 @@ induction is the next one. Where a piece does not decode, smaller ones are tried
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from types import ModuleType
 from typing import BinaryIO, Final
 
 from strobe.core.errors import TraceFormatError
-from strobe.perf.trace.metadata import MAX_METADATA_BYTES, Head, Metadata, object_end, read_metadata
-from strobe.perf.trace.plain import PlainText
+from strobe.perf.trace.metadata import (
+    BARE,
+    BYTE_ORDER_MARK,
+    MAX_METADATA_BYTES,
+    Metadata,
+    events_start,
+    object_end,
+    read_metadata,
+)
 from strobe.perf.trace.schema import UNREADABLE, Batch, Buffer, Decoder
+
+try:
+    from isal import isal_zlib  # a few times as fast, the same bytes
+except ImportError:
+    isal_zlib = None  # type: ignore[assignment]
 
 CHUNK_BYTES: Final = 1 << 20
 MAX_EVENT_BYTES: Final = 8 << 20
@@ -54,11 +69,7 @@ _scan_value: Final = json.JSONDecoder(strict=False, parse_int=len, parse_float=l
 class EventCutter:
     """Cuts the events of a `.json` or `.json.gz` file into pieces and decodes them.
 
-    Memory is a few times `CHUNK_BYTES`, whatever the size of the file.
-
-    Args:
-        file: the file, open at its start.
-        pick: the decoder to use for a piece of the text.
+    Memory is a few times `CHUNK_BYTES`, whatever the size of the file. `pick` returns the decoder for a piece of the text.
 
     Attributes, filled while the file is read:
         lost: events that could not be read, and brackets that close the array of events before its end.
@@ -113,15 +124,21 @@ class EventCutter:
         return batch
 
     def _skip_head(self) -> None:
-        head = Head()
-        while (start := head.array_start(self._ended or len(head.text) > MAX_METADATA_BYTES)) is None:
-            if self._ended or len(head.text) > MAX_METADATA_BYTES:
-                found = "no traceEvents array found, so this is no profiler trace" if head.text.strip() else "nothing to read"
+        text = self._next_block()
+        while (start := events_start(text, whole := self._ended or len(text) > MAX_METADATA_BYTES)) is None:
+            if whole:
+                found = (
+                    "no traceEvents array found, so this is no profiler trace"
+                    if text.removeprefix(BYTE_ORDER_MARK).strip()
+                    else "nothing to read"
+                )
                 raise TraceFormatError(f"{found}; {_EXPECTED}")
-            head.text += self._next_block()
-        self._text, self._at, self._is_bare = bytearray(head.text), start, head.is_bare
-        if not head.is_bare:
-            self._read_metadata(head.text[:start] + b"]}")
+            wanted = 2 * len(text)
+            while len(text) < wanted and not self._ended:
+                text += self._next_block()
+        self._text, self._at, self._is_bare = bytearray(text), start, BARE.match(text) is not None
+        if not self._is_bare:
+            self._read_metadata(text[:start].removeprefix(BYTE_ORDER_MARK) + b"]}")
 
     def _next_block(self) -> bytes:
         block = self._plain.read()
@@ -331,3 +348,101 @@ def _boundary_before(key: bytes) -> re.Pattern[bytes]:
 def _lacks_end(text: str, error: json.JSONDecodeError) -> bool:
     """Return whether the value that did not parse may merely be cut off."""
     return error.msg.startswith("Unterminated string") or _CUT_TOKEN.fullmatch(text, error.pos) is not None
+
+
+BLOCK_BYTES: Final = 1 << 20
+_GZIP: Final = zlib.MAX_WBITS | 16
+_GZIP_MAGIC: Final = b"\x1f\x8b"
+_STEP: Final = 4 << 10
+
+
+class PlainText:
+    """The plain text of a file, block by block. Gzip is recognised by its first bytes; it may have several members.
+
+    Where the packed bytes are damaged or cut off, the text before that is all there, and `damaged` is set.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.damaged = False
+        self._file = file
+        self._fast: ModuleType = isal_zlib or zlib
+        self._unpacked: Iterator[bytes] | None = None
+        self._started = False
+
+    def read(self) -> bytes:
+        """Return the next block; nothing at the end."""
+        if self._unpacked is not None:
+            return next(self._unpacked, b"")
+        data = self._file.read(BLOCK_BYTES)
+        if not self._started and data.startswith(_GZIP_MAGIC):
+            self._unpacked = self._unpack(data)
+            data = next(self._unpacked, b"")
+        self._started = True
+        return data
+
+    def read_behind(self, start: bytes | memoryview) -> bytearray:
+        """Return a blank, `start`, and as much of what follows or one block, whichever is more; less at the end alone.
+
+        The plain text of a file is read to where it stands then, for to copy it takes as long as to decode it.
+        """
+        wanted = max(BLOCK_BYTES, len(start))
+        if self._unpacked is not None or not self._started:
+            parts = [b" ", start]
+            while wanted > 0 and (block := self.read()):
+                parts.append(block)
+                wanted -= len(block)
+            return bytearray().join(parts)
+        at = 1 + len(start)
+        text = bytearray(at + wanted)
+        text[:at] = b"".join((b" ", start))
+        del text[at + self._file.readinto(memoryview(text)[at:]) :]  # type: ignore[attr-defined]
+        return text
+
+    def _unpack(self, data: bytes) -> Iterator[bytes]:
+        member = given = 0  # offset of the member in the file, bytes of its text handed out
+        inflate = self._fast.decompressobj(_GZIP)
+        while data:
+            try:
+                block = inflate.decompress(data, BLOCK_BYTES)
+            except (zlib.error, self._fast.error):
+                yield from self._salvage(member, given)
+                return
+            if block:
+                given += len(block)
+                yield block
+            data = inflate.unconsumed_tail or inflate.unused_data
+            if len(data) < len(_GZIP_MAGIC):
+                data += self._file.read(BLOCK_BYTES)
+            if inflate.eof:
+                if not data.startswith(_GZIP_MAGIC):  # nothing, or padding
+                    return
+                member, given = self._file.tell() - len(data), 0
+                inflate = self._fast.decompressobj(_GZIP)
+        yield from self._salvage(member, given)
+
+    def _salvage(self, member: int, given: int) -> Iterator[bytes]:
+        """Unpack a damaged member again in ever smaller steps, to lose no text before the damage; yield new text."""
+        self.damaged = True
+        self._file.seek(member)
+        inflate = zlib.decompressobj(_GZIP)
+        while data := inflate.unconsumed_tail or self._file.read(_STEP):
+            before = inflate.copy()
+            try:
+                block = inflate.decompress(data, given or _STEP)
+            except zlib.error:
+                yield _bytewise(before, data)[given:]
+                return
+            if given:
+                given -= len(block)
+            elif block:
+                yield block
+        yield inflate.flush()[given:]
+
+
+def _bytewise(inflate: zlib._Decompress, data: bytes) -> bytes:
+    """Return the text that unpacks byte by byte before the damage."""
+    text = bytearray()
+    with contextlib.suppress(zlib.error):
+        for at in range(len(data)):
+            text += inflate.decompress(data[at : at + 1])
+    return bytes(text)

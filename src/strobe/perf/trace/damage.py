@@ -15,10 +15,9 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 
 from strobe.core.printable import first_of
-from strobe.perf.trace.columns import Ids, blocks, view
-from strobe.perf.trace.device import EventKind
-from strobe.perf.trace.digits import Flags, Integers
+from strobe.perf.trace.columns import Flags, Ids, Integers, blocks, view
 from strobe.perf.trace.events import DEVICE_KINDS, HostEvents
+from strobe.perf.trace.tables import EventKind
 
 SLACK_NS: Final = 20_000
 """Most by which the clocks of a host and a device that belong together differ."""
@@ -67,8 +66,6 @@ def mend(
 
     Args:
         columns: start, duration (changed in place), kind of work and launch call of each event, in order of start.
-        works: the kinds of work.
-        hosts: the launch calls.
     """
     events = _Events(*columns, works, hosts)
     keep = np.ones(len(events.start), np.bool_)
@@ -81,12 +78,10 @@ def mend(
 
 def _doubled(events: _Events, keep: Flags) -> Iterator[str]:
     """Leave out what is written twice: the same work at the same time from the same call."""
-    start, duration, work, host = events[:4]
-    for block in blocks(len(keep) - 1):
-        here, behind = block, slice(block.start + 1, block.stop + 1)
-        same = (start[here] == start[behind]) & (duration[here] == duration[behind]) & (work[here] == work[behind])
-        same &= (host[here] == host[behind]) & ((host[here] >= 0) | (duration[here] > 0))
-        keep[behind][same] = False
+    same = (events.host[1:] >= 0) | (events.duration[1:] > 0)
+    for column in events[:4]:
+        same &= column[1:] == column[:-1]
+    keep[1:][same] = False
     if twice := int(np.count_nonzero(~keep)):
         yield f"{twice} of {len(keep)} device events are exact duplicates of another and count once"
 

@@ -203,31 +203,6 @@ class Collective(NamedTuple):
     sequence: int = -1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OperatorCalls:
-    """All calls of one operator with the same inputs, as far as one device worked for them; operators whose cost is known only.
-
-    Args:
-        device: its number.
-        name: such as `aten::mm`.
-        sizes: of each operand, empty for one that is no tensor.
-        types: of each operand as written, such as `c10::BFloat16`.
-        values: of each operand that is a number or a flag, as written; empty texts for the others.
-        calls: calls with at least one device event.
-        events: their device events.
-        sum_ns: sum of the events' durations.
-    """
-
-    device: int
-    name: str
-    sizes: tuple[tuple[int, ...], ...]
-    types: tuple[str, ...]
-    values: tuple[str, ...]
-    calls: int
-    events: int
-    sum_ns: int
-
-
 class OperatorInputs(NamedTuple):
     """Inputs of calls of one operator.
 
@@ -335,8 +310,8 @@ class Trace:
         module_paths: by position among the device events, the module path or label that a graph's kernel carries
             (`module_fqn`, or what `mark_kernels` was given).
         collectives: what the communication kernels say of themselves, in order of `event`.
-        operators: device time of the operators whose cost follows from their inputs; empty unless shapes were asked for, and
-            recorded.
+        operators: inputs of operators whose cost follows from them, with the sum of the durations of their device events, ns;
+            empty unless shapes were asked for, and recorded.
         details: what `ops` say of themselves; `None` unless they were asked for.
         waits: calls that wait for a device (`cudaStreamSynchronize`), in order of start; empty unless details were asked for.
         long_calls: calls of the host that launch nothing and last 20 us or more (`cudaMalloc`, `cuModuleLoadData`, waits),
@@ -370,7 +345,7 @@ class Trace:
     device_events: DeviceEvents
     module_paths: Mapping[int, str] = field(default_factory=dict)
     collectives: tuple[Collective, ...] = ()
-    operators: tuple[OperatorCalls, ...] = ()
+    operators: tuple[tuple[OperatorInputs, int], ...] = ()
     details: OperatorFacts | None = None
     waits: HostEvents = field(default_factory=HostEvents.empty)
     long_calls: HostEvents = field(default_factory=HostEvents.empty)

@@ -9,34 +9,47 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from strobe.core.errors import TraceFormatError
 from strobe.core.printable import first_of
-from strobe.perf.trace.columns import Ids, blank, blocks, code_for, distinct, looked_up, ranks, renumber, taken, time_order, view
+from strobe.perf.trace.columns import (
+    Flags,
+    Ids,
+    Integers,
+    blank,
+    blocks,
+    code_for,
+    distinct,
+    looked_up,
+    ranks,
+    renumber,
+    taken,
+    time_order,
+    view,
+)
 from strobe.perf.trace.damage import mend
-from strobe.perf.trace.device import Collectives, DeviceTable
-from strobe.perf.trace.digits import Flags, Integers
 from strobe.perf.trace.events import (
     NO_CORRELATION,
     OF_KERNEL,
     Collective,
-    CollectiveKind,
     DeviceEvents,
     HostEvents,
-    OperatorCalls,
+    OperatorFacts,
     OperatorInputs,
     Trace,
 )
-from strobe.perf.trace.tables import NOTHING, HostTable, LaunchTable, OperatorSizes, Threads
+from strobe.perf.trace.tables import NOTHING, DeviceTable, HostTable, LaunchTable, OperatorSizes, OperatorTable, Threads
 
 _LAUNCH: Final = re.compile(r"launch|memcpy|memset", re.IGNORECASE)
 _CAPTURE: Final = re.compile(r"launch(?!hostfunc)|memcpy|memset|stream(?:begin|end)capture", re.IGNORECASE)
 _NAMED: Final = 4
+T = TypeVar("T")
 
 
 def host_events(table: HostTable, threads: Threads, *, once: bool = False) -> HostEvents:
@@ -67,7 +80,7 @@ def join(
     work, start, duration = devices.work.release(), devices.start.release(), devices.duration.release()
     correlation, operator = devices.correlation.release(), devices.operator.release()
     order = time_order(view(start), view(duration), (view(correlation),), (view(work), ranks(works)))
-    collectives, module_paths = _collectives(devices.collectives, order), _module_paths(devices, order)
+    collectives, module_paths = _moved(devices.collectives.by_event(), order), _moved(devices.paths, order)
     start = taken(start, order)
     duration = taken(duration, order)
     correlation = taken(correlation, order)
@@ -81,16 +94,13 @@ def join(
         order = np.flatnonzero(keep).astype(np.int32)
         start, duration, work, host = (taken(one, order) for one in (start, duration, work, host))
         operator = taken(operator, order[: len(operator)])
-        collectives, module_paths = _kept(collectives, module_paths, keep)
+        collectives, module_paths = _moved(collectives, order), _moved(module_paths, order)
     ordinal = _ordinals(view(host), len(hosts))
     end = _ends(start, duration)
     del duration
-    inputs = sizes.distinct.values()
-    shapes, numbers = distinct([*(one.shape for one in works), *(one.text for one in inputs)])
+    shapes, numbers = distinct([*(one.shape for one in works), *(one.text for one in sizes.distinct.values())])
     shape = looked_up(numbers[: len(works)], work, len(shapes))
-    spent = _Spent(inputs, [one.device for one in works])
-    if len(operator) and inputs:
-        spent.add(sizes, (view(operator), view(work), view(start), view(end)), (view(shape), numbers[len(works) :]))
+    operators = tuple(_by_inputs(sizes, (view(operator), view(start), view(end)), view(shape), numbers[len(works) :]))
     names, name_of = distinct([one.name for one in works])
     stream = looked_up([one.stream for one in works], work)
     device = looked_up([one.device for one in works], work)
@@ -101,22 +111,20 @@ def join(
         device=device, stream=stream, ordinal=ordinal, host=host, shape=shape,
     )  # fmt: skip
     joined = Trace(
-        path=path, threads=threads.texts, ops=HostEvents.empty(), regions=(), device_events=events, launched=launched,
-        unanswered=unanswered, collectives=collectives, module_paths=module_paths, operators=tuple(spent.calls()), damage=damage,
+        path=path, threads=tuple(sorted(set(threads.values()))), ops=HostEvents.empty(), regions=(), device_events=events,
+        launched=launched, unanswered=unanswered, module_paths=module_paths, operators=operators, damage=damage,
+        collectives=tuple(Collective(event, *said) for event, said in collectives.items()),
     )  # fmt: skip
     return joined, operator, doubled
 
 
 class Calls:
-    """Host calls as columns, in any order.
-
-    Args:
-        table: table that they were read into; it is empty then.
-    """
+    """Host calls as columns, in any order; the table that they were read into is empty then."""
 
     def __init__(self, table: HostTable, threads: Threads) -> None:
         self.names = [call[0] for call in table.calls.values()]
-        self.threads = [threads.number(call) for call in table.calls.values()]
+        number = {text: at for at, text in enumerate(sorted(set(threads.values())))}
+        self.threads = [number[threads[call[1:]]] for call in table.calls.values()]
         self.ranks = ranks(list(zip(self.names, self.threads, strict=True)))
         self.call, self.start, self.duration = table.call.release(), table.start.release(), table.duration.release()
 
@@ -140,15 +148,10 @@ class Calls:
     def matching(self, rows: Ids, pattern: re.Pattern[str]) -> HostEvents:
         """Return copies of some of the calls, those whose name speaks of something, in order of start."""
         speaks = np.array([pattern.search(name) is not None for name in self.names] or [False])
-        rows = rows[speaks[view(self.call)[rows]]]
-        start, duration, call = taken(self.start, rows), taken(self.duration, rows), taken(self.call, rows)
-        order = time_order(view(start), view(duration), (view(call), self.ranks))
-        start, duration, call = taken(start, order), taken(duration, order), taken(call, order)
-        names, name_of = distinct(self.names, np.unique(view(call)).tolist())
-        return HostEvents(
-            names=names, name=looked_up(name_of, call), start_ns=start, end_ns=_ends(start, duration),
-            thread=looked_up(self.threads, call),
-        )  # fmt: skip
+        found = copy(self)
+        found.take(rows[speaks[view(self.call)[rows]]])
+        found.sort()
+        return found.freeze()
 
     def freeze(self) -> HostEvents:
         """Return the columns as frozen events; none are left here."""
@@ -286,97 +289,74 @@ def _ordinals(host: Integers, num_hosts: int) -> array[int]:
     return ordinal
 
 
-class _Spent:
-    """Device time of the operators whose inputs are known.
+def _by_inputs(
+    sizes: OperatorSizes, events: tuple[Integers, ...], shape: Integers, number_of: Sequence[int]
+) -> Iterator[tuple[OperatorInputs, int]]:
+    """Call the shapes of events after the inputs of their operator; yield inputs of known cost with the time of their events.
 
     Args:
-        inputs: the distinct inputs.
-        devices: device of each kind of work.
+        sizes: inputs by operator; they are empty then.
+        events: operator, start and end of each.
+        shape: of each event, to be changed.
+        number_of: number that each of the inputs has among the shapes.
     """
-
-    def __init__(self, inputs: Sequence[OperatorInputs], devices: Sequence[int]) -> None:
-        self._inputs = inputs
-        self._devices, slots = np.unique(np.array(devices, np.int64), return_inverse=True)
-        self._slot = slots.astype(np.int16)
-        self._sums = np.zeros((3, len(inputs), len(self._devices)), np.int64)
-
-    def add(self, sizes: OperatorSizes, events: tuple[Integers, ...], shapes: tuple[Integers, Sequence[int]]) -> None:
-        """Add up the events of each operator, and call their shapes after its inputs; the sizes are empty then.
-
-        Args:
-            events: operator, work, start and end of each.
-            shapes: shape of each event, to be changed, and the number that each of the inputs has among the shapes.
-        """
-        number, text = sizes.operator.release(), sizes.text.release()
-        order = np.argsort(view(number), kind="stable").astype(np.int32)
-        known, kinds = view(taken(number, order)), view(taken(text, order))
-        del number, text, order
-        (operator, work, start, end), (shape, number_of) = events, shapes
-        answered = np.full(len(known), NOTHING, np.int16)
-        for block in blocks(len(operator)):
-            place = places_of(known, operator[block])
-            hit = place >= 0
-            kind, slot = kinds[place[hit]], self._slot[work[block][hit]]
-            shape[block][hit] = np.array(number_of, shape.dtype)[kind]
-            np.add.at(self._sums[1], (kind, slot), 1)
-            np.add.at(self._sums[2], (kind, slot), (end[block] - start[block])[hit])
-            answered[place[hit]] = slot
-        for block in blocks(len(known)):
-            hit = answered[block] >= 0
-            np.add.at(self._sums[0], (kinds[block][hit], answered[block][hit]), 1)
-
-    def calls(self) -> Iterator[OperatorCalls]:
-        """Yield each device's operators of known cost, longest time first."""
-        found = [
-            OperatorCalls(
-                device=device, name=one.name, sizes=one.sizes, types=one.types, values=one.values, calls=calls, events=events,
-                sum_ns=sum_ns,
-            )
-            for kind, one in enumerate(self._inputs)
-            for device, calls, events, sum_ns in zip(self._devices.tolist(), *self._sums[:, kind].tolist(), strict=True)
-            if one.name and calls
-        ]  # fmt: skip
-        yield from sorted(found, key=lambda one: (one.device, -one.sum_ns, one.name, one.sizes, one.types, one.values))
+    inputs, number, text = sizes.distinct.values(), sizes.operator.release(), sizes.text.release()
+    order = np.argsort(view(number), kind="stable").astype(np.int32)
+    known, kinds = view(taken(number, order)), view(taken(text, order))
+    del number, text, order
+    operator, start, end = events
+    seen, sum_ns = np.zeros(len(inputs), np.bool_), np.zeros(len(inputs), np.int64)
+    for block in blocks(len(operator)):
+        place = places_of(known, operator[block])
+        hit = place >= 0
+        kind = kinds[place[hit]]
+        shape[block][hit] = np.array(number_of, shape.dtype)[kind]
+        seen[kind] = True
+        np.add.at(sum_ns, kind, (end[block] - start[block])[hit])
+    yield from ((inputs[kind], int(sum_ns[kind])) for kind in np.flatnonzero(seen).tolist() if inputs[kind].name)
 
 
-def _module_paths(devices: DeviceTable, order: Ids) -> Mapping[int, str]:
-    rows, paths, texts = view(devices.path_event.release()), view(devices.path.release()), devices.paths.values()
-    places, back = _moved(rows, order)
-    return {place: texts[path] for place, path in zip(places, paths[back].tolist(), strict=True)}
-
-
-def _collectives(found: Collectives, order: Ids) -> tuple[Collective, ...]:
-    places, back = _moved(view(found.event.release()), order)
-    said = found.said.values()
-    columns = (view(column.release())[back].tolist() for column in (found.text, found.sequence, found.operator))
-    collectives = []
-    for event, text, sequence, operator in zip(places, *columns, strict=True):
-        other_text, other_sequence = found.of_operator.get(operator, (NOTHING, NOTHING))
-        text, sequence = (other_text if text < 0 else text), (other_sequence if sequence < 0 else sequence)
-        collectives.append(Collective(event, said[text] if text >= 0 else CollectiveKind(), sequence))
-    return tuple(collectives)
-
-
-def _kept(
-    collectives: tuple[Collective, ...], module_paths: Mapping[int, str], keep: Flags
-) -> tuple[tuple[Collective, ...], Mapping[int, str]]:
-    """Return what is said of the events that are kept, at their new places."""
-    place = (np.cumsum(keep) - 1).tolist()
-    return (
-        tuple(one._replace(event=place[one.event]) for one in collectives if keep[one.event]),
-        {place[event]: path for event, path in module_paths.items() if keep[event]},
-    )
-
-
-def _moved(rows: Integers, order: Ids) -> tuple[list[int], Integers]:
-    """Return the new places of some rows, ascending, and the row that each of them was."""
-    mark = np.zeros(len(order), np.bool_)
-    mark[rows] = True
+def _moved(said: Mapping[int, T], order: Ids) -> dict[int, T]:
+    """Return what is said of some rows by their new places, ascending; rows that have no place are left out."""
+    mark = np.zeros(1 + max(max(said, default=0), int(order.max(initial=0))), np.bool_)
+    mark[list(said)] = True
     places = np.flatnonzero(mark[order])
-    return places.tolist(), np.searchsorted(rows, order[places])
+    return {place: said[row] for place, row in zip(places.tolist(), order[places].tolist(), strict=True)}
 
 
 def _ends(start: array[int], duration: array[int]) -> array[int]:
     end = blank("q", len(start))
     np.add(view(start), view(duration), out=view(end))
     return end
+
+
+def freeze_operators(
+    table: OperatorTable, threads: Threads, of_event: array[int], *, once: bool = False
+) -> tuple[HostEvents, OperatorFacts]:
+    """Freeze operators in order of start; the table is empty then.
+
+    Args:
+        of_event: number of the operator of each device event.
+        once: what is written twice counts once.
+    """
+    calls = Calls(table, threads)
+    order = calls.sort(once=once)
+    number, given = taken(table.number.release(), order), taken(table.given.release(), order)
+    sequence, backward = taken(table.sequence.release(), order), taken(table.backward.release(), order)
+    facts = OperatorFacts(
+        inputs=table.inputs.distinct.values(), given=given, sequence=sequence,
+        backward=array("b", view(backward).astype(np.int8).tobytes()), of_event=_positions(number, of_event),
+    )  # fmt: skip
+    return calls.freeze(), facts
+
+
+def _positions(number: array[int], of_event: array[int]) -> array[int]:
+    """The operator of each device event, or -1; of several with one number the first."""
+    order: Ids = np.argsort(view(number), kind="stable").astype(np.int32)
+    known = view(taken(number, order))
+    found = blank("i", len(of_event))
+    for block in blocks(len(of_event)):
+        wanted = view(of_event)[block]
+        places = places_of(known, wanted)
+        view(found)[block] = np.where((places >= 0) & (wanted >= 0), order[places] if len(order) else NOTHING, NOTHING)
+    return found

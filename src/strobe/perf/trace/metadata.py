@@ -8,15 +8,15 @@ from typing import Any, Final
 
 import msgspec
 
-from strobe.perf.trace.digits import LIMIT
+from strobe.perf.trace.columns import LIMIT
 from strobe.perf.trace.events import Device
 from strobe.perf.trace.schema import UNREADABLE
 
 MAX_METADATA_BYTES: Final = 16 << 20
-_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[{}\[\]:"]', re.DOTALL)
 _ARRAY: Final = re.compile(rb'"traceEvents"\s*+:\s*+\[')
-_BARE: Final = re.compile(rb"\s*+\[")
+BARE: Final = re.compile(b"(?:" + BYTE_ORDER_MARK + rb")?\s*+\[")
 _CONTROL: Final = re.compile(rb"[\x00-\x1f]")
 _NUMBER: Final = re.compile(r"[0-9]{1,19}")
 _MAX_TEXT: Final = 200
@@ -34,57 +34,31 @@ _decode: Final = msgspec.json.Decoder(Metadata).decode
 _scan_value: Final = json.JSONDecoder(strict=False).raw_decode
 
 
-class Head:
-    """Finder of the start of the events in text that grows at its end.
+def events_start(text: bytes, desperate: bool) -> int | None:
+    """Return the offset after the `[` of the events: of a bare list, or of `traceEvents` in the outermost object.
 
-    Args of the instance: `text` is what is there so far, `is_bare` says that the events are a list without metadata.
+    Args:
+        desperate: no more text will come, so that in a damaged head anything that looks like it will do.
     """
-
-    def __init__(self) -> None:
-        self.text = b""
-        self.is_bare = False
-        self._at = self._depth = 0
-        self._name = self._key = b""
-
-    def array_start(self, desperate: bool) -> int | None:
-        """Return the offset after the `[` of the events: of a bare list, or of `traceEvents` in the outermost object.
-
-        Args:
-            desperate: no more text will come, so that in a damaged head anything that looks like it will do.
-        """
-        if self._at == 0:
-            self.text = self.text.removeprefix(_BYTE_ORDER_MARK)
-            bare = _BARE.match(self.text)
-            if bare:
-                self.is_bare = True
-                return bare.end()
-        for token in _TOKEN.finditer(self.text, self._at):
-            word = token[0]
-            if word == b'"':  # the text ends inside a string
-                break
-            self._at = token.end()
-            if self._step(word):
-                return self._at
-        if not desperate:
-            return None
-        found = _ARRAY.search(self.text)
-        return found.end() if found else None
-
-    def _step(self, word: bytes) -> bool:
-        """Follow the structure by one token; return whether it opens the events."""
+    if bare := BARE.match(text):
+        return bare.end()
+    depth, name, key = 0, b"", b""
+    for token in _TOKEN.finditer(text):
+        word = token[0]
+        if word == b'"':  # the text ends inside a string
+            break
         if word.startswith(b'"'):
-            self._name = word
-            return False
-        if word == b":":
-            self._key = self._name
+            name = word
+        elif word == b":":
+            key = name
         elif word in b"{[":
-            if self._depth == 1 and word == b"[" and self._key == b'"traceEvents"':
-                return True
-            self._depth += 1
-            self._key = b""
+            if depth == 1 and word == b"[" and key == b'"traceEvents"':
+                return token.end()
+            depth, key = depth + 1, b""
         else:
-            self._depth -= 1
-        return False
+            depth -= 1
+    found = _ARRAY.search(text) if desperate else None
+    return found.end() if found else None
 
 
 def object_end(text: bytes) -> int | None:

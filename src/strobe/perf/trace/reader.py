@@ -13,25 +13,24 @@ from strobe.core.errors import DataError, TraceFormatError
 from strobe.core.printable import first_of
 from strobe.perf.trace import metadata
 from strobe.perf.trace.chunks import EventCutter
-from strobe.perf.trace.device import DeviceTable
-from strobe.perf.trace.digits import nanoseconds
+from strobe.perf.trace.columns import nanoseconds
 from strobe.perf.trace.events import Device, DeviceEvents, HostEvent, HostEvents, ReadCounts, Region, Trace
-from strobe.perf.trace.foreign import ForeignDecoder, profiler_of
-from strobe.perf.trace.join import host_events, join
-from strobe.perf.trace.memory import MemoryTracks
-from strobe.perf.trace.nsight import CANNOT, MAGIC, REPORTS, NsightExport
-from strobe.perf.trace.operators import OperatorTable, freeze_operators, waiting
-from strobe.perf.trace.plain import holds
+from strobe.perf.trace.foreign import CANNOT, MAGIC, REPORTS, ForeignDecoder, NsightExport, profiler_of
+from strobe.perf.trace.join import freeze_operators, host_events, join
 from strobe.perf.trace.schema import Batch, Buffer, Decoder, Group, NameOf, names_of
 from strobe.perf.trace.tables import (
     LONG_CALL_NS,
+    DeviceTable,
     HostTable,
     LaunchTable,
+    MemoryTracks,
     OperatorSizes,
-    Threads,
+    OperatorTable,
     Times,
     launches_nothing,
+    threads_of,
     times_of,
+    waiting,
 )
 
 Report = Callable[[int, int, str], object]
@@ -51,7 +50,7 @@ _SPAN: Final = re.compile(r"strobe::(?P<name>.+?)(?:#(?P<index>[0-9]{1,18}))?")
 _MODULE: Final = "nn.Module: "
 _COMM_OPERATOR: Final = "record_param_comms"
 _COMPILED: Final = "Torch-Compiled Region"
-_ALWAYS_READ: Final = ((_COMM_OPERATOR.encode(), b"am_c"), (_COMPILED.encode(), b"h-Co"))
+_ALWAYS_READ: Final = (_COMM_OPERATOR.encode(), _COMPILED.encode())
 
 
 def find_traces(paths: Sequence[Path]) -> tuple[Path, ...]:
@@ -100,9 +99,9 @@ def read_trace(
     A truncated or partly malformed file is read as far as possible; `Trace.counts` says what was bad.
 
     Memory is a constant of some 110 MB plus at most 64 bytes per device event with its launch call (72 if calls last seconds or
-    numbers need 64 bits), 20 per launch call that no device event answers to, 24 per range, module call and (with `ops`)
-    operator, 10 per operator with recorded sizes (with `shapes`), and some 300 per collective and per kernel that carries a
-    module path; each text is stored once. With `details` an operator has 24 bytes more, a device event 4.
+    numbers need 64 bits), 20 per launch call that no device event answers to, 24 per range, module call, allocation and (with
+    `ops`) operator, 10 per operator with recorded sizes (with `shapes`), and some 300 per collective and per kernel that carries
+    a module path; each text is stored once. With `details` an operator has 24 bytes more, a device event 4.
 
     Args:
         ops: keep the host operators. Without it they are kept only if there are no device events; the file is read twice then.
@@ -211,8 +210,10 @@ class _Contents:
 
     def decoder_for(self, piece: Buffer) -> Decoder:
         """Operators are built only where they are kept, say something of collectives, or are compiled regions."""
-        wanted = self._keep_ops or self._keep_sizes or any(holds(piece, *name) for name in _ALWAYS_READ)
-        return self._with_ops if wanted else self._without_ops
+        if self._keep_ops or self._keep_sizes:
+            return self._with_ops
+        text = bytes(piece)
+        return self._with_ops if any(name in text for name in _ALWAYS_READ) else self._without_ops
 
     def add(self, batch: Batch) -> None:
         """Keep what the analysis needs."""
@@ -272,7 +273,7 @@ class _Contents:
 
     def trace(self, path: Path, found: metadata.Metadata, counts: ReadCounts) -> Trace:
         """Sort, join and freeze."""
-        threads = Threads((self._ops, self._ranges, self._modules, self._launches, self._waits, self._long_calls))
+        threads = threads_of((self._ops, self._ranges, self._modules, self._launches, self._waits, self._long_calls))
         joined, operator, once = join(path, self._devices, self._launches, self._sizes, threads)
         ranges = host_events(self._ranges, threads, once=once)
         ops, details = (

@@ -178,11 +178,7 @@ class Batch:
 
 
 class Decoder:
-    """Decodes events.
-
-    Args:
-        wanted: the groups to build.
-    """
+    """Decodes events, and builds those of the wanted groups."""
 
     def __init__(self, wanted: Iterable[Group]) -> None:
         self._wanted = frozenset(wanted)

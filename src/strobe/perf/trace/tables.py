@@ -1,20 +1,21 @@
-"""Tables of host events while a trace is read, in the order of the file."""
+"""Tables of host and device events, and of memory, while a trace is read, in the order of the file."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Sequence
+from array import array
+from collections import defaultdict
+from collections.abc import Container, Hashable, Iterable, Sequence
 from functools import lru_cache
 from itertools import compress
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
 
-from strobe.perf.trace.columns import GrowingColumn, Interned
-from strobe.perf.trace.digits import LIMIT, Flags, Integers, column_ns
-from strobe.perf.trace.events import OF_KERNEL, OperatorInputs
-from strobe.perf.trace.schema import UNREADABLE, CommArgs, Number
+from strobe.perf.trace.columns import LIMIT, Flags, GrowingColumn, Integers, Interned, column_ns, different, view
+from strobe.perf.trace.events import DEVICE_KINDS, OF_KERNEL, CollectiveKind, MemoryTrack, OperatorInputs
+from strobe.perf.trace.schema import MEMORY_NAME, UNREADABLE, CommArgs, DeviceArgs, Group, MemoryArgs, Number, OpArgs
 
 NOTHING: Final = -1
 COSTED: Final = frozenset(
@@ -80,7 +81,7 @@ class HostTable:
             some = times.duration >= self._least_ns
             events = list(compress(times.events, some.tolist()))
             times = times._replace(events=events, start=times.start[some], duration=times.duration[some])
-        self.call.extend(self.calls.ids_of([(event.name, event.pid, event.tid) for event in times.events]))
+        self.call.extend([self.calls.id_of((event.name, event.pid, event.tid)) for event in times.events])
         self.start.extend(times.start)
         self.duration.extend(times.duration)
 
@@ -121,25 +122,14 @@ def _may_launch(name: str) -> bool:
     return not _LAUNCHES_NOTHING.fullmatch(name)
 
 
-class Threads:
-    """The host threads of some tables.
+Threads: TypeAlias = dict[tuple[Number, Number], str]
+"""Names of host threads, `pid/tid`, by process and thread as written."""
 
-    `texts` are their names, `pid/tid`, sorted; `number` says which of them a call was on.
-    """
 
-    def __init__(self, tables: Iterable[HostTable]) -> None:
-        found = {
-            call[1:]: "/".join("" if part is None else str(part) for part in call[1:])
-            for table in tables
-            for call in table.calls.values()
-        }
-        self.texts = tuple(sorted(set(found.values())))
-        self._place = {text: number for number, text in enumerate(self.texts)}
-        self._text = found
-
-    def number(self, call: Call) -> int:
-        """Return the position of a call's thread among `texts`."""
-        return self._place[self._text[call[1:]]]
+def threads_of(tables: Iterable[HostTable]) -> Threads:
+    """Return the host threads of some tables."""
+    calls = (call for table in tables for call in table.calls.values())
+    return {call[1:]: "/".join("" if part is None else str(part) for part in call[1:]) for call in calls}
 
 
 class InputTable:
@@ -258,3 +248,224 @@ def _operand(value: object) -> str:
         return "x".join(map(str, value))
     inner = ", ".join(filter(None, map(_operand, value)))
     return f"({inner})" if inner else ""
+
+
+_COMMUNICATION: Final = re.compile(
+    r"nccl|rccl|^hccl::|cross_device_reduce|(?:one|two)_?shot_all_?reduce|multimem_all_?(?:reduce|gather)", re.IGNORECASE
+)
+_NUMBER: Final = re.compile(r"[0-9]{1,9}")
+_MAX_DEVICE: Final = (1 << 15) - 1
+_MAX_STREAM: Final = (1 << 31) - 1
+_KINDS: Final = {Group.KERNEL: "kernel", Group.MEMCPY: "memcpy", Group.MEMSET: "memset"}
+_NO_ARGS: Final = DeviceArgs()
+_COMMUNICATES: Final = 1
+
+
+class Collectives:
+    """Descriptions of collectives by communication kernels and their operators; each distinct one is stored once."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[CollectiveKind, CollectiveKind] = {}
+        self.of_event: dict[int, tuple[CollectiveKind | None, int, int]] = {}
+        self.of_operator: dict[int, tuple[CollectiveKind | None, int]] = {}
+
+    def add(self, event: int, args: CommArgs) -> None:
+        """Keep what the device event with this number says, and the number of its operator."""
+        self.of_event[event] = (*self._read(args), operator_of(args))
+
+    def add_operator(self, args: CommArgs) -> None:
+        """Keep what a host operator says of the collective that it starts."""
+        if (number := operator_of(args)) >= 0:
+            self.of_operator[number] = self._read(args)
+
+    def _read(self, args: CommArgs) -> tuple[CollectiveKind | None, int]:
+        """Return what is said, if anything, and the number in the sequence, or -1."""
+        texts = (args.collective, args.group, args.ranks, args.dtype)
+        name, group, listed, dtype = ("" if text is None else str(text) for text in texts)
+        ranks = tuple(map(int, _NUMBER.findall(listed)))
+        said = CollectiveKind(name, group, ranks, integer(args.in_elements), integer(args.out_elements), dtype)
+        return (self._kinds.setdefault(said, said) if name else None), integer(args.sequence)
+
+    def by_event(self) -> dict[int, tuple[CollectiveKind, int]]:
+        """Return each collective and its number in the sequence; what a kernel does not say is its operator's word."""
+        found = {}
+        for event, (kind, sequence, operator) in self.of_event.items():
+            other, other_sequence = self.of_operator.get(operator, (None, NOTHING))
+            found[event] = (kind or other or CollectiveKind(), other_sequence if sequence < 0 else sequence)
+        return found
+
+
+class EventKind(NamedTuple):
+    """Properties shared by device events of one kind."""
+
+    name: str
+    kind: int
+    device: int
+    stream: int
+    shape: str
+
+
+class DeviceTable:
+    """Device events: 20 bytes each, 4 more with the operator they belong to (`linked`); more for collectives and module paths."""
+
+    def __init__(self, linked: bool) -> None:
+        self.works: Interned[EventKind] = Interned()
+        self.start = GrowingColumn("q")
+        self.work, self.duration, self.correlation, self.operator = (GrowingColumn() for _ in range(4))
+        self.collectives = Collectives()
+        self.paths: dict[int, str] = {}
+        self._texts: dict[str, str] = {}
+        self._linked = linked
+        self._known: dict[Group, dict[tuple[Hashable, ...], int]] = {group: {} for group in _KINDS}
+        self._odd_streams: Interned[int] = Interned()
+
+    def add(self, group: Group, times: Times) -> None:
+        """Keep events of one group."""
+        first, all_args = len(self.work), [event.args or _NO_ARGS for event in times.events]
+        works = self._works(group, times.events, all_args)
+        for row in np.flatnonzero(works & _COMMUNICATES).tolist():
+            self.collectives.add(first + row, all_args[row])
+        paths = [args.module_path or args.mark or args.label or args.annotation for args in all_args]
+        if paths.count(None) < len(paths):
+            texts = {first + row: str(path) for row, path in enumerate(paths) if path is not None}
+            self.paths |= {event: self._texts.setdefault(text, text) for event, text in texts.items()}
+        self.work.extend(works >> 1)
+        self.start.extend(times.start)
+        self.duration.extend(times.duration)
+        correlation = integers([args.correlation for args in all_args])
+        correlation[correlation == 0] = NOTHING  # what a profiler writes that has none
+        self.correlation.extend(correlation)
+        if self._linked:
+            self.operator.extend([operator_of(args) for args in all_args])
+
+    def _works(self, group: Group, events: Sequence[Any], all_args: Sequence[DeviceArgs]) -> Integers:
+        """Return twice the number of each event's kind of work, and 1 more if it is communication."""
+        known, found = self._known[group], list[int]()
+        for event, args in zip(events, all_args, strict=True):
+            key: tuple[Hashable, ...] = (
+                event.name, args.device, args.stream, bytes(args.grid), bytes(args.block), args.bytes, args.collective is None,
+            )  # fmt: skip
+            if args.device is None or args.stream is None:
+                key += (event.pid, event.tid)
+            work = known.get(key)
+            if work is None:
+                work = known[key] = self._new(group, event, args)
+            found.append(work)
+        return np.array(found, np.int64)
+
+    def _new(self, group: Group, event: Any, args: DeviceArgs) -> int:
+        """Return twice the number of a kind of work seen for the first time, and 1 more if it is communication."""
+        communicates = group is Group.KERNEL and (args.collective is not None or _COMMUNICATION.search(event.name) is not None)
+        device, stream = (
+            own if own >= 0 else other
+            for own, other in ((integer(args.device), integer(event.pid)), (integer(args.stream), integer(event.tid)))
+        )
+        if device > _MAX_DEVICE:
+            device = NOTHING
+        if stream > _MAX_STREAM:  # keeps them apart
+            stream = NOTHING - 1 - self._odd_streams.id_of(stream)
+        kind = DEVICE_KINDS.index("comm" if communicates else _KINDS[group])
+        return 2 * self.works.id_of(EventKind(event.name, kind, device, stream, _launch_shape(args))) + communicates
+
+
+def _launch_shape(args: DeviceArgs) -> str:
+    """Grid and block, or the size of a copy."""
+    grid, block = (sizes_text(bytes(part), outer=False) for part in (args.grid, args.block))
+    if grid:
+        return f"grid {grid} block {block}" if block else f"grid {grid}"
+    size = integer(args.bytes)
+    return f"{size} B" if size >= 0 else ""
+
+
+MAX_STRETCHES: Final = 4096
+_FIRST_STEP: Final = 10  # stretches of 1024 ns
+_DEVICE_TYPES: Final = {0: "cpu", 1: "cuda", 6: "hip", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia", 20: "privateuse1"}
+
+
+class MemoryTracks:
+    """Allocated and reserved memory of each device at each allocation or release: 24 bytes each."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, tuple[array[int], ...]] = defaultdict(lambda: tuple(array("q") for _ in range(3)))
+
+    def add(self, events: Sequence[Any]) -> int:
+        """Keep the values of allocations; return the number of those without a usable time."""
+        events = [event for event in events if event.name == MEMORY_NAME and event.args is not None]
+        times, bad = column_ns([event.ts for event in events])
+        for event, time, is_bad in zip(events, times.tolist(), bad.tolist(), strict=True):
+            values = time, integer(event.args.allocated), max(0, integer(event.args.reserved))
+            if not is_bad and values[1] >= 0:
+                for column, value in zip(self._columns[_device(event.args)], values, strict=True):
+                    column.append(value)
+        return int(bad.sum())
+
+    def tracks(self) -> tuple[MemoryTrack, ...]:
+        """Return one track per device, by name; it has the largest values of each stretch of time.
+
+        Stretches start at whole multiples of their length, a power of two with which there are not too many of them.
+        """
+        return tuple(_track(device, *map(view, found)) for device, found in sorted(self._columns.items()))
+
+
+def _track(device: str, time: Integers, allocated: Integers, reserved: Integers) -> MemoryTrack:
+    step, order = _FIRST_STEP, np.argsort(time, kind="stable")
+    while len(stretches := different(time >> step)) > MAX_STRETCHES:
+        step += 1
+    firsts = np.searchsorted(time[order] >> step, stretches)
+    return MemoryTrack(
+        device=device,
+        step_ns=1 << step,
+        start_ns=tuple((stretches << step).tolist()),
+        allocated_bytes=tuple(np.maximum.reduceat(allocated[order], firsts).tolist()),
+        reserved_bytes=tuple(np.maximum.reduceat(reserved[order], firsts).tolist()),
+    )
+
+
+def _device(args: MemoryArgs) -> str:
+    kind, index = integer(args.device_type), integer(args.device_id)
+    name = _DEVICE_TYPES.get(kind, f"device{kind}" if kind >= 0 else "device")
+    return name if kind == 0 or index < 0 else f"{name}:{index}"
+
+
+_WAITS: Final = re.compile(r"(?=\w++\Z)(?:cuda|cu|hip|ze|ur)\w*Synchronize\w*")
+_NO_INPUTS: Final = OpArgs()
+PRICED: Final = frozenset(
+    {
+        *(
+            f"aten::{name}"
+            for name in (
+                "_scaled_mm", "_flash_attention_forward", "_flash_attention_backward", "_efficient_attention_forward",
+                "_efficient_attention_backward", "_cudnn_attention_forward", "_cudnn_attention_backward",
+                "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_cudnn_attention_backward", "cudnn_convolution",
+                "cudnn_convolution_transpose", "miopen_convolution", "miopen_convolution_transpose", "convolution_backward",
+                "_conv_depthwise2d", "conv_depthwise3d",
+            )
+        ),
+        "flash_attn::_flash_attn_forward", "flash_attn::_flash_attn_backward",
+        "strobe::block_sparse_forward", "strobe::block_sparse_backward",
+    }
+)  # fmt: skip
+"""Operators whose cost depends on numbers and flags among their inputs, besides sizes and types."""
+
+
+class OperatorTable(HostTable):
+    """Operators: 32 bytes each; each distinct input is stored once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs = InputTable(PRICED, typed=True)
+        self.number, self.given, self.sequence, self.backward = GrowingColumn(), GrowingColumn(), GrowingColumn(), GrowingColumn()
+
+    def add(self, times: Times) -> None:
+        """Keep operators."""
+        super().add(times)
+        args = [event.args or _NO_INPUTS for event in times.events]
+        self.number.extend([operator_of(one) for one in args])
+        self.given.extend([self.inputs.number_of(event) for event in times.events])
+        self.sequence.extend(integers([one.sequence_number for one in args]))
+        self.backward.extend([int(integer(one.forward_thread) > 0) for one in args])
+
+
+def waiting(events: Sequence[Any]) -> list[Any]:
+    """Return the calls of the host that wait for a device."""
+    return [event for event in events if _WAITS.fullmatch(event.name)]

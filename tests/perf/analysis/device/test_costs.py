@@ -16,20 +16,20 @@ from torch.utils.flop_counter import FlopCounterMode
 from strobe.core.costs import WAN_1_3B, AttentionShape, Cost, attention, device_peaks, elementwise, matmul
 from strobe.core.errors import DataError
 from strobe.perf.analysis.device.roofline import operator_cost, roofline
-from strobe.perf.trace import OperatorCalls
-from strobe.perf.trace.operators import PRICED
+from strobe.perf.trace import OperatorInputs
+from strobe.perf.trace.tables import PRICED
 
 BF16, FP8 = "c10::BFloat16", "c10::Float8_e4m3fn"
 Sizes = tuple[int, ...]
 
 
-def _calls(name: str, *sizes: Sizes, types: tuple[str, ...] | str = BF16, values: dict[int, str] | None = None) -> OperatorCalls:
+def _calls(name: str, *sizes: Sizes, types: tuple[str, ...] | str = BF16, values: dict[int, str] | None = None) -> OperatorInputs:
     texts = tuple((values or {}).get(i, "") for i in range(max(values or {}, default=-1) + 1))
     kinds = (types,) * len(sizes) if isinstance(types, str) else types
-    return OperatorCalls(device=0, name=name, sizes=sizes, types=kinds, values=texts, calls=1, events=1, sum_ns=1)
+    return OperatorInputs("", name, sizes, kinds, texts)
 
 
-def _cost(calls: OperatorCalls) -> tuple[int, int, int]:
+def _cost(calls: OperatorInputs) -> tuple[int, int, int]:
     found = operator_cost(calls)
     assert not isinstance(found, str), found
     return found[0].flops, found[0].read_bytes, found[0].write_bytes
@@ -233,7 +233,7 @@ Q = (1, 64, 2, 8)
         (_calls("aten::_flash_attention_forward", Q, Q, (1, 64, 2, 16), values={8: "False"}), "no attention"),
     ],
 )
-def test_what_is_not_known_is_said(calls: OperatorCalls, why: str) -> None:
+def test_what_is_not_known_is_said(calls: OperatorInputs, why: str) -> None:
     found: Any = operator_cost(calls)
     assert isinstance(found, str) and why in found
 
@@ -252,7 +252,7 @@ def test_what_is_not_known_is_said(calls: OperatorCalls, why: str) -> None:
         _calls("aten::mm", (1 << 31, 1 << 31), (1 << 31, (1 << 31) + 1)),
     ],
 )
-def test_sizes_that_no_tensor_has_give_a_reason(calls: OperatorCalls) -> None:
+def test_sizes_that_no_tensor_has_give_a_reason(calls: OperatorInputs) -> None:
     assert operator_cost(calls) == "its sizes are not those of tensors"
 
 

@@ -22,7 +22,7 @@ from strobe.core.costs import (
 )
 from strobe.core.errors import DataError
 from strobe.core.printable import bytes_in
-from strobe.perf.trace.events import OperatorCalls
+from strobe.perf.trace.events import OperatorInputs
 
 # FLOPs and least bytes of convolutions and their gradients, from the inputs that a trace recorded.
 
@@ -198,7 +198,7 @@ OperatorCost: TypeAlias = tuple[Cost, str]
 """FLOPs and least bytes of one call, and the dtype of its products."""
 
 
-def operator_cost(calls: OperatorCalls) -> OperatorCost | str:
+def operator_cost(calls: OperatorInputs) -> OperatorCost | str:
     """Return the cost of one of the calls, or the reason why it is not known.
 
     A matrix product `[m, k] @ [k, n]` is `2 m k n` FLOPs, attention `4 D` for every pair of a query and a key that meet, its
@@ -235,7 +235,7 @@ def _first(name: str) -> int | None:
     return _ATTENTIONS[name].first if name in _ATTENTIONS else _PRODUCTS.get(name)
 
 
-def _product(calls: OperatorCalls, first: int, dtype: str) -> Cost | str:
+def _product(calls: OperatorInputs, first: int, dtype: str) -> Cost | str:
     left, right = (*calls.sizes[first : first + 2], (), ())[:2]
     if not 2 <= len(left) == len(right) <= 3 or left[:-2] != right[:-2] or left[-1] != right[-2]:
         return "its sizes are no matrix product"
@@ -244,7 +244,7 @@ def _product(calls: OperatorCalls, first: int, dtype: str) -> Cost | str:
     return matmul(m, k, n, dtype=dtype, batch=math.prod(batch)) + Cost(read_bytes=added)
 
 
-def _scaled(calls: OperatorCalls, dtype: str) -> Cost | str:
+def _scaled(calls: OperatorInputs, dtype: str) -> Cost | str:
     """Return the cost of a product of eight-bit numbers with scales, with output in the requested dtype."""
     product = _product(calls, 0, dtype)
     if isinstance(product, str):
@@ -258,7 +258,7 @@ def _scaled(calls: OperatorCalls, dtype: str) -> Cost | str:
     return replace(product, read_bytes=product.read_bytes + others, write_bytes=written)
 
 
-def _attention(calls: OperatorCalls, dtype: str) -> Cost | str:
+def _attention(calls: OperatorInputs, dtype: str) -> Cost | str:
     places, sizes, values = _ATTENTIONS[calls.name], calls.sizes, calls.values
     shape = _attention_shape(sizes[places.first : places.first + 3], places.tokens, places.heads)
     if shape is None:
@@ -291,7 +291,7 @@ def _attention_shape(sizes: Sequence[tuple[int, ...]], tokens: int, heads: int) 
     )
 
 
-def _sparse(calls: OperatorCalls, dtype: str) -> Cost | str:
+def _sparse(calls: OperatorInputs, dtype: str) -> Cost | str:
     first, *counts, ragged, backward = _SPARSE[calls.name]
     shape = _attention_shape(calls.sizes[first : first + 3], 1, 2)
     if shape is None:
@@ -308,7 +308,7 @@ def _sparse(calls: OperatorCalls, dtype: str) -> Cost | str:
     return (attention_backward if backward else attention)(shape, dtype=dtype, pairs=pairs)
 
 
-def _bytes_of(calls: OperatorCalls, place: int) -> int | None:
+def _bytes_of(calls: OperatorInputs, place: int) -> int | None:
     """Return the bytes of an operand; `None` if its type is not known, 0 if it is no tensor."""
     if not calls.sizes[place]:
         return 0
@@ -318,7 +318,7 @@ def _bytes_of(calls: OperatorCalls, place: int) -> int | None:
     return None if size is None else math.prod(calls.sizes[place]) * size
 
 
-def _elementwise(calls: OperatorCalls) -> OperatorCost | str:
+def _elementwise(calls: OperatorInputs) -> OperatorCost | str:
     moved = [_bytes_of(calls, place) for place, size in enumerate(calls.sizes) if size]
     if not moved:
         return "its sizes are not recorded"

@@ -530,25 +530,19 @@ def _switch(at: int, found: Latencies) -> Cell:
 
 
 def _left_out(study: RunStudy, found: Mapping[str, Latencies | str]) -> tuple[str, ...]:
-    items: dict[str, list[str]] = {}
-    for subject in study.subjects:
-        value = found[subject.label]
-        if isinstance(value, str):
-            continue
-        steady = value.steady
-        kept = f"{len(steady.kept)} frame blocks of {value.num_clips} clips {'are steady' if steady.tested else 'are kept'}"
-        causes = excluded_text([*steady.excluded.items()])
-        text = f"{kept}; excluded frame blocks: {causes}{'; ' + steady.note if steady.note else ''}{_outliers(value)}"
-        items.setdefault(text, []).append(subject.label)
+    values = ((subject.label, found[subject.label]) for subject in study.subjects)
+    items = gathered(("; ".join(_steady(value)), label) for label, value in values if not isinstance(value, str))
     return tuple(f"{', '.join(labels)}: {text}." for text, labels in items.items())
 
 
-def _outliers(found: Latencies) -> str:
-    outside, effect = outliers(found.blocks_ns) if found.blocks_ns else (0, 0.0)
-    if not outside:
-        return ""
-    words = f"without them the mean would change by {100 * effect:+.2g} %"
-    return f"; {outside} of the {len(found.blocks_ns)} kept lie outside Tukey's fences and count: {words}"
+def _steady(found: Latencies) -> Iterator[str]:
+    steady, (outside, effect) = found.steady, outliers(found.blocks_ns) if found.blocks_ns else (0, 0.0)
+    yield f"{len(steady.kept)} frame blocks of {found.num_clips} clips {'are steady' if steady.tested else 'are kept'}"
+    yield f"excluded frame blocks: {excluded_text([*steady.excluded.items()])}"
+    yield from filter(None, (steady.note,))
+    if outside:
+        words = f"without them the mean would change by {100 * effect:+.2g} %"
+        yield f"{outside} of the {len(found.blocks_ns)} kept lie outside Tukey's fences and count: {words}"
 
 
 _PICTURES: Final = 2

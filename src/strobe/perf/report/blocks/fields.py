@@ -185,6 +185,7 @@ def stretches(numbers: Iterable[int]) -> list[str]:
 
 # Words for samples of calls, which are recorded as clips of one frame block.
 
+DAMAGED: Final = "Damaged records: the figures are those of what is left."
 OUTSIDE: Final = "outside the named spans"
 _LEVELS: Final = {**LEVEL_WORDS, "block": "call", "e2e": "sample"}
 _LINES: Final = {spans.FRAME_BLOCK: OUTSIDE, f"clip: {AROUND}": "before and after the calls"}
@@ -207,13 +208,8 @@ def line_word(line: str, calls: bool = True) -> str:
 
 def damage_banners(found: Iterable[tuple[str, tuple[str, ...]]]) -> tuple[Banner, ...]:
     """Build the banner of damaged records, given by the name of a run or log; none if all are undamaged."""
-    banner = damage_banner(tuple(f"{name}: {line}" for name, lines in found for line in lines))
-    return (banner,) if banner.items else ()
-
-
-def damage_banner(items: tuple[str, ...]) -> Banner:
-    """Build the banner of damaged records from the lines that describe the damage."""
-    return Banner("stop", "Damaged records: the figures are those of what is left.", items)
+    items = tuple(f"{name}: {line}" for name, lines in found for line in lines)
+    return (Banner("stop", DAMAGED, items),) if items else ()
 
 
 def end_banners(run: RunRecords, title: str, counts: str) -> tuple[Banner, ...]:

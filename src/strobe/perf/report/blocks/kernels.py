@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -321,10 +322,9 @@ def focal_section(traces: Sequence[tuple[str, Sequence[FocalKernels]]], pattern:
 
 
 def _fields(rows: Sequence[Listed], hidden: Container[str], word: Word, busy_ns: int) -> Iterator[Field[Listed]]:
-    if any(row.side for row in rows):
-        yield Field("side", lambda row: row.side)
-    if any(row.trace for row in rows):
-        yield Field("trace", lambda row: row.trace)
+    for name in ("side", "trace"):
+        if any(getattr(row, name) for row in rows):
+            yield Field(name, attrgetter(name))
     if any(row.device is not None for row in rows):
         yield count("device", lambda row: Text("") if row.device is None else row.device)
     if any(row.region for row in rows):
@@ -387,12 +387,11 @@ def extents(profile: Profile) -> dict[str, Extent]:
         for name in {FRAME_BLOCK, *label.path}:
             (busy if label.busy else idle)[name] += ns
             kernel[name] += ns if is_attention_kernel(label) else 0
-    found = {
+    return {
         name: Extent(calls=calls[name], busy_ns=busy[name], idle_ns=idle[name], kernel_ns=kernel[name])
-        for name in sorted(calls)
+        for name in sorted(calls, key=lambda name: (_rank(name), name))
         if busy[name] + idle[name]
     }
-    return dict(sorted(found.items(), key=lambda item: (_rank(item[0]), item[0])))
 
 
 def _rank(name: str) -> int:
@@ -400,18 +399,9 @@ def _rank(name: str) -> int:
 
 
 def _calls(profile: Profile) -> Counter[str]:
-    blocks = sorted(
-        (region.start_ns, region.end_ns)
-        for region in profile.trace.regions
-        if region.name == FRAME_BLOCK and region.index in profile.partition.indices
-    )
-    starts = [start for start, _ in blocks]
-    counts: Counter[str] = Counter()
-    for region in profile.trace.regions:
-        position = bisect_right(starts, region.start_ns) - 1
-        if position >= 0 and region.start_ns < blocks[position][1]:
-            counts[region.name] += 1
-    return counts
+    regions, indices = profile.trace.regions, profile.partition.indices
+    blocks = [(each.start_ns, each.end_ns) for each in regions if each.name == FRAME_BLOCK and each.index in indices]
+    return Counter(each.name for each in regions if any(start <= each.start_ns < end for start, end in blocks))
 
 
 def attention_sections(study: RunStudy) -> tuple[Section, Section]:

@@ -7,7 +7,7 @@ from typing import Final
 
 from strobe.perf.records.record import CUSTOM, Clocks, Gate, Header, Variant
 from strobe.perf.records.store import RunRecords
-from strobe.perf.report.blocks.fields import damage_banner, gathered, run_facts
+from strobe.perf.report.blocks.fields import DAMAGED, gathered, run_facts
 from strobe.perf.report.study import Profile, RunStudy, Subject, damage_of
 from strobe.perf.table.fields import Field, beside, table_of
 from strobe.perf.table.model import Banner, Cell, Code, Count, Fact, Section, Table, Text, bytes_cell
@@ -278,7 +278,7 @@ def banners(study: RunStudy, *, gather: bool = False, any_clip: bool = False) ->
         ),
         Banner("stop", "Red gate: these candidates do not compute what they should and have no numbers.", tuple(red)),
         Banner("caution", "Left out: these could not run on this machine.", tuple(absent)),
-        damage_banner(remarks(damage, gather=gather)),
+        Banner("stop", DAMAGED, remarks(damage, gather=gather)),
         Banner("caution", "Read the numbers with this in mind.", remarks(doubts, gather=gather)),
     )
     return tuple(banner for banner in found if banner.items)

@@ -14,7 +14,7 @@ from strobe.perf.analysis.device.launch import integrity
 from strobe.perf.analysis.structure.captures import holds_captures
 from strobe.perf.analysis.structure.ranges import BETWEEN, host_work
 from strobe.perf.analysis.structure.steps import Steps, TraceStepRow
-from strobe.perf.report.blocks.fields import page, section_of, stretches
+from strobe.perf.report.blocks.fields import gathered, page, section_of, stretches
 from strobe.perf.report.study import TraceStudy
 from strobe.perf.report.trace_page import tables
 from strobe.perf.report.trace_page.device import (
@@ -386,11 +386,8 @@ def _devices(study: TraceStudy) -> Table | None:
 
 
 def _top(one: tables.DeviceFindings) -> tuple[Cell, Cell]:
-    times: dict[str, tuple[int, int]] = {}
-    for row in one.hot:
-        if row.kind == "kernel":
-            own, total = times.get(row.kernel, (0, 0))
-            times[row.kernel] = own + row.exclusive_ns, total + row.sum_ns
+    groups = gathered((row.kernel, row) for row in one.hot if row.kind == "kernel")
+    times = {name: (sum(row.exclusive_ns for row in rows), sum(row.sum_ns for row in rows)) for name, rows in groups.items()}
     if not times:
         return Missing("", "-"), Missing("", "-")
     top = min(times, key=lambda group: (-times[group][0], -times[group][1], group))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Final, TypeAlias
 
 from strobe.core.printable import bytes_in
 from strobe.perf.analysis.device.activity import (
@@ -104,17 +104,18 @@ def _permille(edges_ns: Sequence[int], ns: Sequence[int]) -> tuple[int, ...]:
     return tuple(1000 * value // max(1, right - left) for value, (left, right) in zip(ns, pairwise(edges_ns), strict=True))
 
 
-def _stretches_table(
-    caption: str,
-    head: str,
-    labels: Iterable[str],
-    lanes: Iterable[tuple[str, Sequence[int], Sequence[Sequence[int]]]],
-    notes: Sequence[str] = (),
-) -> Table:
-    """Build the table of the time of each class in stretches of several bins.
+_Binned: TypeAlias = tuple[str, Sequence[int], Sequence[Sequence[int]]]
+"""Name of a lane, the edges of its bins, and by class the time in each bin, all ns."""
+
+
+def _over_time(
+    told: tuple[str, str], heads: tuple[str, str], kinds: tuple[Kind, ...], lanes: Sequence[_Binned], notes: Sequence[str] = ()
+) -> Figure:
+    """Draw the time of each class in bins, over the table of stretches of several bins.
 
     Args:
-        lanes: each with its name, the edges of its bins, and by class the time in each bin, all ns.
+        told: title of the picture, and what it shows of each lane.
+        heads: what a lane is, and what tells its classes apart.
     """
     rows = []
     for name, edges_ns, classes_ns in lanes:
@@ -125,7 +126,11 @@ def _stretches_table(
             sums = [sum(own[first:last]) for own in classes_ns]
             if any(sums):
                 rows.append((Code(name), edges_ns[first], edges_ns[last], *sums))
-    return table_of(caption, beside(head, ("from", "to", *labels), "ms", show=ExactTime), rows, notes=notes)
+    fields = beside(heads[0], ("from", "to", *(kind.label for kind in kinds)), "ms", show=ExactTime)
+    table = table_of(f"Time by {heads[1]} in stretches of the picture.", fields, rows, notes=notes)
+    drawn = tuple(StripLane(name, tuple(_permille(edges_ns, own) for own in each)) for name, edges_ns, each in lanes)
+    alt = f"{told[1]}, one lane per {heads[0]}; the table gives the times of longer stretches."
+    return Figure(told[0], alt, Strip(lanes[0][1][-1], kinds, drawn), table)
 
 
 MAX_BINS: Final = 240
@@ -203,22 +208,12 @@ def _picture(seen: Sequence[tables.DeviceFindings]) -> Iterator[Figure]:
         return
     aligned, edges_ns, every = idle_strip([view for _, view in drawn], max(1, min(MAX_BINS, 4 * MAX_BINS // len(drawn))))
     present = [number for number in range(len(ACTIVITIES)) if any(any(lane[number]) for lane in every)]
-    picture = Strip(
-        length_ns=edges_ns[-1],
-        kinds=tuple(CLASS_KINDS[ACTIVITIES[number]] for number in present),
-        lanes=tuple(
-            StripLane(name, tuple(_permille(edges_ns, lane[number]) for number in present))
-            for (name, _), lane in zip(drawn, every, strict=True)
-        ),
-    )
     clock = "one clock" if aligned else "each device's own clock: the traces have no moment in common"
     title = f"What each device did over time (solid) and why it was idle (hatched), on {clock}."
-    alt = "Shares of work and idle classes over time, one lane per device; the table gives the times of longer stretches."
-    named = ((name, edges_ns, [lane[number] for number in present]) for (name, _), lane in zip(drawn, every, strict=True))
-    labels = (kind.label for kind in picture.kinds)
+    lanes = [(name, edges_ns, [lane[number] for number in present]) for (name, _), lane in zip(drawn, every, strict=True)]
+    kinds = tuple(CLASS_KINDS[ACTIVITIES[number]] for number in present)
     notes = ("Exclusive: a row adds up to the part of its stretch that the device's window covers.",)
-    table = _stretches_table("Time by class in stretches of the picture.", "device", labels, named, notes)
-    yield Figure(title, alt, picture, table)
+    yield _over_time((title, "Shares of work and idle classes over time"), ("device", "class"), kinds, lanes, notes)
 
 
 QUEUE_MAX_LANES: Final = 8
@@ -259,22 +254,11 @@ def _queue_name(one: tables.DeviceFindings, queue: Queue) -> str:
 def _pictures(drawn: Sequence[tuple[tables.DeviceFindings, Queue]]) -> Iterator[Figure]:
     words = ("empty" if high == 0 else f"{low} and more" if high is None else f"{low} to {high}" for low, high in LENGTHS)
     kinds = tuple(Kind(label, style) for label, style in zip(words, _STYLES, strict=True))
+    told = "Length of the queues over time.", "Shares of time by queue length"
     for length, lanes in gathered((each[1].row.span_ns, each) for each in drawn).items():
-        if not length:
-            continue
-        strip = Strip(
-            length_ns=length,
-            kinds=kinds,
-            lanes=tuple(
-                StripLane(_queue_name(one, queue), tuple(_permille(queue.edges_ns, own) for own in queue.lengths_ns))
-                for one, queue in lanes
-            ),
-        )
-        alt = "Shares of time by queue length, one lane per queue; the table gives the times of longer stretches."
-        named = ((_queue_name(one, queue), queue.edges_ns, queue.lengths_ns) for one, queue in lanes)
-        caption = "Time by length in stretches of the picture."
-        table = _stretches_table(caption, "queue", (kind.label for kind in kinds), named)
-        yield Figure("Length of the queues over time.", alt, strip, table)
+        if length:
+            binned = [(_queue_name(one, queue), queue.edges_ns, queue.lengths_ns) for one, queue in lanes]
+            yield _over_time(told, ("queue", "length"), kinds, binned)
 
 
 _MEANING: Final = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Final
 
 import msgspec
@@ -105,20 +106,20 @@ def steps_section(study: TraceStudy) -> Section | None:
 
 
 def _summary(found: Found) -> Table:
-    kept = {one: [step for step in steps.kept() if _inside(step, one.of.window)] for one, steps in found}
     none = "no steady step"
-    fields: tuple[Field[tuple[tables.DeviceFindings, Steps]], ...] = (
+    fields: tuple[Field[tuple[tables.DeviceFindings, Steps, list[TraceStepRow]]], ...] = (
         Field("device", lambda row: row[0].name, Code),
         Field("a step starts with", lambda row: row[1].starts, Code),
         count("steps", lambda row: len(row[1].steps)),
-        count("steady", lambda row: len(kept[row[0]]), "the steps that the times are of"),
-        *spread(lambda row: _described([step.length_ns for step in kept[row[0]]]), "ms", what="steps", missing=none),
-        numeric("busy", lambda row: _busy(kept[row[0]]), "of the steady steps' time", show=_share, missing=none),
-        count("kernels", lambda row: _median([step.kernels for step in kept[row[0]]]), "of a step, the median", missing=none),
-        time("host p50", lambda row: _host(kept[row[0]]), "ms", "length of the step's range on the host"),
+        count("steady", lambda row: len(row[2]), "the steps that the times are of"),
+        *spread(lambda row: _described(row[2], "length_ns"), "ms", what="steps", missing=none),
+        numeric("busy", lambda row: row[2] or None, "of the steady steps' time", show=_busy, missing=none),
+        count("kernels", lambda row: _median(row[2], "kernels"), "of a step, the median", missing=none),
+        time("host p50", lambda row: _host(row[2]), "ms", "length of the step's range on the host"),
     )
     notes = _spoken((note, one.name) for one, steps in found for note in _step_notes(steps) if note)
-    return table_of("Length of a step, over the steady ones.", fields, found, notes=notes)
+    rows = [(one, steps, [step for step in steps.kept() if _inside(step, one.of.window)]) for one, steps in found]
+    return table_of("Length of a step, over the steady ones.", fields, rows, notes=notes)
 
 
 def _step_notes(steps: Steps) -> Iterator[str]:
@@ -127,17 +128,13 @@ def _step_notes(steps: Steps) -> Iterator[str]:
     yield from (*steps.notes, steps.steady.note, uneven_text(steps))
 
 
-def _busy(kept: Sequence[TraceStepRow]) -> tuple[int, int] | None:
-    return (sum(step.busy_ns for step in kept), sum(step.length_ns for step in kept)) if kept else None
-
-
-def _median(values: Sequence[int]) -> int | None:
-    found = _described(values)
+def _median(kept: Sequence[TraceStepRow], name: str) -> int | None:
+    found = _described(kept, name)
     return None if found is None else found.p50_ns
 
 
 def _host(kept: Sequence[TraceStepRow]) -> int | Missing:
-    median = _median([step.host_ns for step in kept if step.host_ns is not None])
+    median = _median(kept, "host_ns")
     return Missing("no range on the host" if kept else "no steady step", "-") if median is None else median
 
 
@@ -159,8 +156,9 @@ def _inside(step: TraceStepRow, window: Window | None) -> bool:
     return window is None or (window.start_ns <= step.start_ns and step.end_ns <= window.end_ns)
 
 
-def _described(values: Sequence[int]) -> Distribution | None:
-    return distribution(np.array(values, np.int64))
+def _described(kept: Sequence[TraceStepRow], name: str) -> Distribution | None:
+    values = (getattr(step, name) for step in kept)
+    return distribution(np.array([value for value in values if value is not None], np.int64))
 
 
 def _evidence(found: Found) -> Iterator[Table]:
@@ -192,7 +190,7 @@ def _evidence(found: Found) -> Iterator[Table]:
 
 def _steps_table(one: tables.DeviceFindings, steps: Steps, top: int) -> Table:
     window = one.of.window
-    share: Field[TraceStepRow] = numeric("busy share", lambda row: (row.busy_ns, row.length_ns), show=_share, total=_sums)
+    share: Field[TraceStepRow] = numeric("busy share", lambda row: [row], show=_busy, total=chain.from_iterable)
     fields = (
         *columns(TraceStepRow, "step", "number", "length_ns", "busy_ns", "idle_ns"),
         share,
@@ -213,13 +211,9 @@ def _steps_table(one: tables.DeviceFindings, steps: Steps, top: int) -> Table:
     return Table(caption, heads(fields), table, tuple(notes), collapsed=len(table) > 12)
 
 
-def _share(both: tuple[int, int]) -> Cell:
-    return share_cell(*both)
-
-
-def _sums(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    busy, length = zip(*pairs, strict=True)
-    return sum(busy), sum(length)
+def _busy(steps: Iterable[TraceStepRow]) -> Cell:
+    busy, length = zip(*((step.busy_ns, step.length_ns) for step in steps), strict=True)
+    return share_cell(sum(busy), sum(length))
 
 
 def _layer_blocks(one: tables.DeviceFindings, top: int) -> Iterator[Block]:
