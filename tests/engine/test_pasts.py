@@ -30,7 +30,7 @@ from strobe.engine.graphs import Recorded
 from strobe.engine.load import check_past
 from strobe.engine.memory import predict
 from strobe.engine.model import Model
-from strobe.engine.parallel.rank import on_several
+from strobe.engine.parallel.rank import check_several
 from strobe.engine.presets import preset
 from strobe.engine.prompts import Switch, offered_modes
 from strobe.engine.resolve import ResolvedConfig, resolve
@@ -161,7 +161,7 @@ def test_what_does_not_go_together_is_refused(tiny: Model, past: str, config: En
 @pytest.mark.parametrize("past", PASTS)
 def test_several_devices_are_refused(tiny: Model, past: str) -> None:
     with pytest.raises(ConfigError, match=f"past that is {past} runs on one device"):
-        on_several(resolved(tiny, past))
+        check_several(resolved(tiny, past))
 
 
 # ------------------------------------------------------------------------------------------------- a past that is recomputed

@@ -91,10 +91,10 @@ def cache_shape(dit: WanConfig, grid: TokenGrid, batch: int) -> CacheShape:
     )
 
 
-def prepare_cache(
+def new_cache(
     dit: WanConfig, latents: LatentShape, config: ResolvedConfig, batch: int, share: RankContext | None = None
-) -> Callable[[], KVCache]:
-    """Prepare what outlives a cache, such as tables of tiles, and return a function that makes it, empty.
+) -> KVCache:
+    """Make an empty cache.
 
     Args:
         batch: streams of the cache.
@@ -119,21 +119,18 @@ def prepare_cache(
     else:
         kind = partial(QuantizedRing, to=config.kv_format)
 
-    def make() -> KVCache:
-        cache = kind(
-            shape if share is None else share.shape(shape),
-            config.policy,
-            device=config.device,
-            dtype=config.dtype,
-            positions=config.positions,
-            rotate=partial(_rotate_by_kernel if config.knobs.fused_kernels else rotate_temporal, dit),
-        )
-        if config.past == "shots":
-            assert isinstance(cache, (RingCache, QuantizedRing)) and share is None, "the configuration was checked"
-            return ShotRing(cache)
-        return cache if share is None else share.cache(cache)
-
-    return make
+    cache = kind(
+        shape if share is None else share.shape(shape),
+        config.policy,
+        device=config.device,
+        dtype=config.dtype,
+        positions=config.positions,
+        rotate=partial(_rotate_by_kernel if config.knobs.fused_kernels else rotate_temporal, dit),
+    )
+    if config.past == "shots":
+        assert isinstance(cache, (RingCache, QuantizedRing)) and share is None, "the configuration was checked"
+        return ShotRing(cache)
+    return cache if share is None else share.cache(cache)
 
 
 def _rotate_by_kernel(dit: WanConfig, keys: Tensor, frames: int, out: Tensor) -> None:

@@ -14,9 +14,9 @@ from strobe.cache.quantized import SCALE_BYTES, eightbit_ring_bytes, ring_bytes
 from strobe.core.device import GIB, available_bytes
 from strobe.core.errors import StrobeError
 from strobe.core.shapes import LatentShape, TokenGrid
-from strobe.engine.arena import POOLS, ArenaPlan
 from strobe.engine.caches import cache_shape, frame_tiles
 from strobe.engine.decode import VideoVAE
+from strobe.engine.graphs import CAPTURES
 from strobe.engine.model import ModelParts, latent_shape
 from strobe.engine.parallel.layout import Layout
 from strobe.engine.resolve import ResolvedConfig
@@ -62,8 +62,6 @@ def predict(parts: ModelParts, config: ResolvedConfig, batch: int = 1) -> tuple[
         vae_bytes = memories = 0
     height, width = parts.defaults.frame_size
     ends = batch * config.num_recomputed * 3 * height * width * 4 if config.decode_device == config.device else 0
-    plan = plan_arena(parts, config, batch)
-    reserved = max(0, plan.passes_bytes + plan.decoder_bytes - memories)  # which are counted by themselves
     transformer, decoder = _activations(parts, config, batch)
     decoder += _made_anew(config) * memories
     both = transformer + decoder if config.knobs.late_frames else max(transformer, decoder)
@@ -71,39 +69,16 @@ def predict(parts: ModelParts, config: ResolvedConfig, batch: int = 1) -> tuple[
         part
         for part in (
             MemoryPart(name=WEIGHTS[0], num_bytes=_weights(parts.dit, config) + beside * size, exact=True),
-            MemoryPart(
-                name=CACHED,
-                num_bytes=_cached(dit, grid, config, batch) + _turned(dit, grid, config, batch),
-                exact=True,
-            ),
+            MemoryPart(name=CACHED, num_bytes=_cached(dit, grid, config, batch), exact=True),
             MemoryPart(name="text keys and values", num_bytes=text, exact=True),
             MemoryPart(name="modulation tables", num_bytes=steps * timestep, exact=True),
             MemoryPart(name=WEIGHTS[1], num_bytes=vae_bytes, exact=True),
             MemoryPart(name="decoder memories", num_bytes=memories, exact=True),
             MemoryPart(name=ENDS, num_bytes=ends, exact=True),
             MemoryPart(name="inputs of graphs", num_bytes=_static(dit, latents, config, batch), exact=True),
-            MemoryPart(name="reserved in the pool", num_bytes=reserved, exact=False),
-            MemoryPart(name=LARGEST, num_bytes=transformer if config.knobs.memory_pool else both, exact=False),
+            MemoryPart(name=LARGEST, num_bytes=both, exact=False),
         )
         if part.num_bytes or part.name != ENDS
-    )
-
-
-def plan_arena(parts: ModelParts, config: ResolvedConfig, batch: int = 1) -> ArenaPlan:
-    """Return the sizes of the arena of a stream of `batch` samples; zeros with knob `memory_pool` off.
-
-    An autoencoder on a device of its own decodes outside of it.
-    """
-    if not config.knobs.memory_pool:
-        return ArenaPlan()
-    dit = parts.dit.config
-    latents = latent_shape(parts.defaults, dit)
-    transformer, decoder = _activations(parts, config, batch)
-    _, memories = _decoder(parts.vae, (latents.height, latents.width), config.dtype, batch)
-    return ArenaPlan(
-        kept_bytes=_cached(dit, latents.token_grid(dit.patch), config, batch) + _static(dit, latents, config, batch),
-        passes_bytes=transformer if config.knobs.cuda_graphs else 0,
-        decoder_bytes=(1 + _made_anew(config)) * memories + decoder if config.decode_device == config.device else 0,
     )
 
 
@@ -139,9 +114,9 @@ class MemoryClaim:
 
 
 def claim_of(parts: tuple[MemoryPart, ...], config: ResolvedConfig) -> MemoryClaim:
-    """Split a prediction: the largest pass is passing, the rest held; graphs without a memory pool hold that too."""
+    """Split a prediction: the largest pass is passing, the rest held; graphs hold that too."""
     num_bytes = {part.name: part.num_bytes for part in parts}
-    passing = 0 if config.knobs.cuda_graphs and not config.knobs.memory_pool else num_bytes[LARGEST]
+    passing = 0 if config.knobs.cuda_graphs else num_bytes[LARGEST]
     return MemoryClaim(held_bytes=sum(num_bytes.values()) - passing, passing_bytes=max(passing, num_bytes[CACHED]))
 
 
@@ -172,12 +147,12 @@ def check_together(sessions: Mapping[str, MemoryClaim], free_bytes: int | None, 
 def free_bytes(device: torch.device) -> int | None:
     """Return the bytes that a stream could take.
 
-    Of a GPU those that are free, and those that torch keeps and does not use. What a memory pool of another session or a recorded
-    graph keeps is theirs; of graphs that are gone it is given back first. Of a CPU what Linux has available; elsewhere None.
+    Of a GPU those that are free, and those that torch keeps and does not use. What a recorded graph keeps
+    is its own; of graphs that are gone it is given back first. Of a CPU what Linux has available; elsewhere None.
     """
     if device.type != "cuda":
         return available_bytes()
-    with POOLS:
+    with CAPTURES:
         torch.cuda.empty_cache()
     index = torch.cuda.current_device() if device.index is None else device.index
     common = (each for each in torch.cuda.memory_snapshot() if each["device"] == index and each["segment_pool_id"] == (0, 0))
@@ -219,26 +194,19 @@ def _rows_ahead(config: ResolvedConfig) -> int:
 
 
 def _cached(dit: WanConfig, grid: TokenGrid, config: ResolvedConfig, batch: int) -> int:
-    """Return the bytes of the cache: keys and values with staged frames, the ring's copy of the sink, float32 coarse keys."""
+    """Return the bytes of the cache: keys and values with staged frames, a copy of a sink that turns, float32 coarse keys."""
     if config.attention_format == "int8":
         return eightbit_ring_bytes(cache_shape(dit, grid, batch), config.policy, config.dtype, config.positions)
     if config.kv_format != "native":
         return ring_bytes(cache_shape(dit, grid, batch), config.policy, config.dtype)
     policy, size, channels = config.policy, config.dtype.itemsize, batch * dit.dim * dit.num_layers
-    copies = 3 if config.knobs.ring_cache else 2
+    copies = 2 if not config.knobs.ring_cache and config.positions == "absolute" else 3
     sink = copies * policy.sink * grid.tokens_per_frame * size
     if not config.sparsity:
         return channels * (sink + 2 * policy.local * grid.tokens_per_frame * size)
     tiles = frame_tiles(grid)
     staged = 2 * config.frame_block * grid.tokens_per_frame * size
     return channels * (sink + staged + policy.local * (2 * tiles.num_rows * size + tiles.num_tiles * 4))
-
-
-def _turned(dit: WanConfig, grid: TokenGrid, config: ResolvedConfig, batch: int) -> int:
-    """Return the bytes of the rotated sink keys that a rolling cache keeps outside the arena, once the window has moved."""
-    if config.knobs.ring_cache or config.positions == "absolute":
-        return 0
-    return batch * dit.dim * dit.num_layers * config.policy.sink * grid.tokens_per_frame * config.dtype.itemsize
 
 
 def _made_anew(config: ResolvedConfig) -> int:

@@ -15,13 +15,12 @@ from torch import Tensor
 
 from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError, SessionError
-from strobe.engine.arena import ArenaUse, new_arena
 from strobe.engine.config import EngineConfig
 from strobe.engine.load import load
-from strobe.engine.memory import check_room, plan_arena
+from strobe.engine.memory import check_room
 from strobe.engine.model import Model
 from strobe.engine.parallel.group import DeviceGroup
-from strobe.engine.parallel.rank import RankContext, on_several
+from strobe.engine.parallel.rank import RankContext, check_several
 from strobe.engine.presets import preset as find_preset
 from strobe.engine.prompts import (
     Change,
@@ -99,12 +98,11 @@ class Session:
         config = resolve(asked, loaded.defaults, where)
         share = None
         if isinstance(device, DeviceGroup):
-            config = on_several(config)
+            check_several(config)
             share = RankContext.of(device, loaded, config)
         there = share is None and loaded.shelf.holds(config)
         check_room(loaded, config, share.layout if share else None, len(samples), there=there)
-        arena = new_arena(config, plan_arena(loaded, config, len(samples)))
-        self._attach(Stream(loaded, config, seed=seed, samples=samples, start=given, share=share, arena=arena))
+        self._attach(Stream(loaded, config, seed=seed, samples=samples, start=given, share=share))
         loaded.text.place(where)
         if prompt is not None:
             self.prompt(prompt)
@@ -133,11 +131,6 @@ class Session:
         """Devices that share the session."""
         share = self._stream.share
         return 1 if share is None else share.devices.size
-
-    @property
-    def arena(self) -> ArenaUse | None:
-        """Bytes of its memory pool; None without knob `memory_pool`, and once it is closed."""
-        return self._stream.arena.use
 
     @property
     def next_block(self) -> int:

@@ -16,8 +16,7 @@ from strobe.cache.kv import CacheState
 from strobe.core.device import upload
 from strobe.core.errors import SessionError, ShapeError
 from strobe.core.spans import DRAW, FRAME_BLOCK, TEXT, span
-from strobe.engine.arena import Arena
-from strobe.engine.caches import prepare_cache
+from strobe.engine.caches import new_cache
 from strobe.engine.decode import Decoded, FrameDecoder
 from strobe.engine.denoise import BlendedText, BlockNoise, draw_block, read_blend
 from strobe.engine.graphs import Runner
@@ -128,7 +127,6 @@ class Stream:
         start: clean latents [B, F, C, Y, X] that the first frame blocks are made of, see `strobe.engine.start`.
         parts: transformer and decoder of another stream with the same model and configuration, to share their weights.
         share: this process's of a stream on several devices.
-        arena: where it allocates what it keeps; None: nowhere in particular.
 
     Raises:
         CollectiveError: the processes of a stream on several devices do not open the same; while it runs: one of them is gone.
@@ -144,14 +142,12 @@ class Stream:
         start: Tensor | None = None,
         parts: tuple[Transformer, FrameDecoder] | None = None,
         share: RankContext | None = None,
-        arena: Arena | None = None,
     ) -> None:
         self.model = model
         self.config = config
         self.seed = seed
         self.samples = tuple(samples)
         self.share = share
-        self.arena = Arena() if arena is None else arena
         self.latent_shape = latent_shape(model.defaults, model.dit.config)
         self._prepared = model.shelf.take(model, config) if parts is None and share is None else None
         if parts is not None:
@@ -161,16 +157,11 @@ class Stream:
         else:
             assert share is not None
             self._dit, self._decoder = share.parts(model, config, self.latent_shape.token_grid(model.dit.config.patch).num_tokens)
-        if parts is None or config.knobs.memory_pool:  # a fork decodes on a stream of its own
+        if parts is None:
             batch = len(self.samples)
             self._decoder.warm_up([(batch, len(config.latents_of(index)), *self._frame_shape) for index in range(2)])
-        new_cache = prepare_cache(model.dit.config, self.latent_shape, config, len(self.samples), share)
-        self.arena.make_room()
-        with self.arena.open():
-            self._cache = new_cache()
+        self._cache = new_cache(model.dit.config, self.latent_shape, config, len(self.samples), share)
         self._past = new_past(self._cache, config, self._decoder)
-        self._dit.runner.place(self.arena)
-        self._decoder.place(self.arena)
         self._draws_ahead = config.device.type == "cuda"  # the CPU draws noise while the GPU is at the frame block before
         self._shared = parts is not None  # another stream runs with the same weights
         self.weights_hash = model.weights_hash
@@ -424,8 +415,7 @@ class Stream:
         """
         state, cache = self.snapshot()
         parts = (self._dit.share(), self._decoder.share())
-        seed, samples, share, arena = self.seed, self.samples, self.share, self.arena.fresh()
-        other = Stream(self.model, self.config, seed=seed, samples=samples, parts=parts, share=share, arena=arena)
+        other = Stream(self.model, self.config, seed=self.seed, samples=self.samples, parts=parts, share=self.share)
         other.restore(state, cache)
         if self._prepared is not None:
             other._prepared = self._prepared.joined(other._dit)
@@ -443,7 +433,6 @@ class Stream:
         if self._decoding is not None:
             self._decoding.pieces = None
         self.state = replace(self.state, decoder=(False, ()))
-        self.arena.close()
 
     @property
     def _frame_shape(self) -> tuple[int, int, int]:

@@ -16,8 +16,6 @@ from strobe.attention.tree.placement import Mask, Segment
 from strobe.cache.kv import CacheShape, CacheState, CacheStep, KVCache, RingStep, StepAround
 from strobe.core.errors import ConfigError, ShapeError
 from strobe.core.spans import ATTENTION_KERNEL, span
-from strobe.engine.arena import Arena
-from strobe.engine.config import Knobs
 from strobe.engine.decode import Decoded, DecoderState, FrameDecoder
 from strobe.engine.graphs import Mode
 from strobe.engine.model import Model, ModelParts, latent_shape
@@ -193,7 +191,7 @@ class SharedCache:
 
     def _step(self, step: CacheStep, what: str) -> SharedStep:
         call = self._devices.begin(what)
-        if not isinstance(step, RingStep) or step.skipped:
+        if not isinstance(step, RingStep) or step.reach is not None or step.skipped:
             return SharedStep(layout=self._layout, step=step, call=call, by_rank=False)
         return SharedStep(layout=self._layout, step=replace(step, rows=self._rows(step)), call=call, by_rank=True)
 
@@ -239,12 +237,6 @@ class SharedCache:
     def _kept(self) -> list[int]:
         """Return the number of tokens of a frame that each rank keeps."""
         return [stop - start for start, stop in map(self._layout.kept, range(self._layout.degrees.num_ranks))]
-
-
-NOT_SHARED = {
-    "memory_pool": "a session on several devices has messages that are not recorded, and torch keeps their memory",
-}
-"""Knobs that do nothing in a session on several devices, and why."""
 
 
 class SharedTransformer(Transformer):
@@ -297,21 +289,12 @@ class SharedTransformer(Transformer):
         return self._run(mode, local, conditions, cache, partial(self._devices.watched, cache.call))
 
 
-def on_several(config: ResolvedConfig) -> ResolvedConfig:
-    """Turn off the knobs that do nothing on several devices, with the reason.
-
-    Raises:
-        ConfigError: the past is not simply kept, or attention is in eight bits.
-    """
+def check_several(config: ResolvedConfig) -> None:
+    """Raise ConfigError if a stream cannot run on several devices: its past is not simply kept, or attention is in eight bits."""
     if config.past != "kept":
         raise ConfigError(f"a past that is {config.past} runs on one device; leave --devices out, or take another recipe")
     if config.attention_format != "native":
         raise ConfigError("attention in eight bits runs on one device; leave --devices out, or use attention_format 'native'")
-    states = tuple(
-        replace(state, on=False, reason=NOT_SHARED[state.name]) if state.on and state.name in NOT_SHARED else state
-        for state in config.knob_states
-    )
-    return replace(config, knobs=Knobs(**{state.name: state.on for state in states}), knob_states=states)
 
 
 class FramesElsewhere(FrameDecoder):
@@ -325,9 +308,6 @@ class FramesElsewhere(FrameDecoder):
         self._frame_size = frame_size
 
     def warm_up(self, pieces: Sequence[tuple[int, ...]]) -> None:
-        """Do nothing."""
-
-    def place(self, arena: Arena) -> None:
         """Do nothing."""
 
     def start(self, latents: Tensor, state: DecoderState) -> Iterator[Decoded]:
