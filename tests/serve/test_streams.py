@@ -128,17 +128,12 @@ def test_a_reset_that_is_refused_leaves_the_stream(model: Model) -> None:
     assert stream.generation == 1 and np.array_equal(frames(stream, 3), expected(model, 3))
 
 
-def test_after_a_reset_a_block_is_given_up_if_the_stream_plays_alone(model: Model) -> None:
+def test_after_a_reset_a_block_is_given_up_and_made_anew(model: Model) -> None:
     stream = live_stream(model)
     stream.reset(Origin(prompt="a red circle moving left", seed=3, preset="turbo"), preset("turbo"))
-    stream.give_up.set()
-    stream.alone = False
-    first = stream.make()
-    stream.alone = True
-    assert first is not None and stream.make() is None and stream.given_up
-    stream.give_up.clear()
-    second = stream.make()
-    assert second is not None and np.array_equal(np.concatenate([first.frames, second.frames]), expected(model, 2))
+    first, given_up, second = stream.make(), stream.make(lambda: True), stream.make()
+    assert given_up is None and first is not None and second is not None
+    assert np.array_equal(np.concatenate([first.frames, second.frames]), expected(model, 2))
 
 
 def test_branches_are_bounded_and_numbered(model: Model) -> None:
@@ -238,7 +233,7 @@ class Steered:
         text = self.prompts.pop(inner.state.next_block, None)
         if text is not None:
             self.answers.append(self.worker.prompt("a", text, "recache", 4, time.monotonic()))
-            self.worker.submit(lambda: self.orders.append(self.worker.stream("a").given_up))
+            self.worker.submit(lambda: self.orders.append(self.worker._again))
         return flow(*arguments)
 
     def _made(self, name: str, block: Block) -> None:
@@ -252,7 +247,7 @@ def test_a_prompt_gives_up_the_block_under_way_only_of_a_stream_that_plays_alone
     found = Steered(model, streams, {3: SQUARE})
     (answer,), blocks = found.answers, found.blocks["a"]
     assert answer.result() == (1, at)
-    assert found.orders == [False], "what is asked for after a prompt finds the stream between two frame blocks"
+    assert found.orders == [""], "what is asked for after a prompt finds the stream between two frame blocks"
     assert np.array_equal(
         np.concatenate([block.frames for block in blocks[:7]]), expected(model, 7, strobe.Switch(frame_block=at, prompt=SQUARE))
     )
