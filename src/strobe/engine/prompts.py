@@ -502,16 +502,10 @@ class Prompting:
         self._workers: ThreadPoolExecutor | None = None
 
     @property
-    def told(self) -> Told | None:
+    def pending(self) -> Change | None:
         """Change that waits for its frame block; None: there is none."""
         with self._lock:
-            return self._told
-
-    @property
-    def pending(self) -> Change | None:
-        """The same without its text."""
-        told = self.told
-        return None if told is None else told[0]
+            return None if self._told is None else self._told[0]
 
     def ask(self, change: Change, *, wait: bool) -> PromptAck:
         """Accept a change: at once if its text needs no time, else when it is encoded.

@@ -171,21 +171,6 @@ class Session:
         wait = wait or self._stream.share is not None  # the processes that share it go on together
         return self._prompting.ask(Change(prompts=prompts, mode=mode, over=over), wait=wait)
 
-    def prepare(self) -> None:
-        """Do the work of a waiting prompt before its frame block, while earlier frames are shown.
-
-        A hard switch then stalls nothing. What is streamed is the same, bit by bit, whether this was called or not and whatever
-        prompt comes after. Keys and values are held twice until that frame block.
-
-        Raises:
-            SessionError: the session is closed or working, runs on several devices, or its last frame block failed half-way.
-        """
-        self._prompting.settle()
-        with self._exclusive():
-            told = self._prompting.told
-            if told is not None:
-                self._stream.prepare(*told)
-
     def stream(
         self,
         num_blocks: int | None = None,

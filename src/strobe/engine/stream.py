@@ -92,21 +92,6 @@ class Decoding:
     num_done: int = 0
 
 
-@dataclass(kw_only=True, slots=True)
-class PreparedChange:
-    """A change prepared ahead of its frame block.
-
-    Args:
-        change: as it was asked for.
-        kept: the cache as it was before; None: it was left alone.
-        ready: the text; None: making it ready broke off.
-    """
-
-    change: Change
-    kept: CacheState | None
-    ready: tuple[Blend, BlendedText] | None = None
-
-
 class GivenUpError(SessionError):
     """A frame block was given up between two denoise steps, because its maker was asked to."""
 
@@ -181,7 +166,6 @@ class Stream:
         self._decoding: Decoding | None = None  # the last frame block; the state's decoder is that before what is left of it
         self._ready: FrameBlock | None = None  # decoded, not handed out
         self._worked_ns = 0  # since the last frame block was handed out
-        self._ahead: PreparedChange | None = None
         self._drawn: tuple[int, BlockNoise] | None = None  # number and noise of the frame block to come
 
     def restart(self, seed: int) -> None:
@@ -228,7 +212,7 @@ class Stream:
         with span(FRAME_BLOCK, index):
             if self.share is not None:
                 change = self.share.follow(index, self.weights_hash, change)
-            blend, text = self._read(change, encoded)
+            blend, text = self._derive(change, encoded)
             self._half_way = True
             frames, rest = self.config.latents_of(index), self.state.start
             if self.config.num_recomputed:
@@ -264,39 +248,6 @@ class Stream:
     def _before_step(self, give_up: Callable[[], bool] | None) -> None:
         if give_up is not None and give_up():
             raise GivenUpError(f"frame block {self.state.next_block} was given up")
-
-    @torch.inference_mode()
-    def prepare(self, change: Change, encoded: Tensor | None = None) -> None:
-        """Do the next frame block's first work for a change ahead of it: read the text, recompute the window.
-
-        `advance` with the same change then begins with its first denoise step, and the stream goes on bit-equal to one that was
-        not prepared; so it does with another change. Until then the cache is held twice: as it was, and under the new prompt.
-
-        Raises:
-            SessionError: the last frame block failed half-way, or the stream runs on several devices.
-        """
-        began = perf_counter_ns()
-        if self.share is not None:
-            raise SessionError("a session on several devices makes no prompt ready ahead; it takes effect at its frame block")
-        ahead = self._ahead
-        if ahead is not None and ahead.change is change and ahead.ready is not None:
-            return
-        self._put_back()
-        self._whole()
-        switched = change.mode == "recache" and self.state.next_block > 0
-        changed = (switched or self.state.stale) and self.config.past in ("kept", "rolling")
-        kept = self._cache.snapshot() if changed else None
-        self._ahead = PreparedChange(change=change, kept=kept)
-        self._ahead.ready = self._derive(change, encoded)
-        self._half_way = False
-        self._worked_ns += perf_counter_ns() - began
-
-    def _put_back(self) -> None:
-        """Restore the cache as it was before `prepare`."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead.kept is not None:
-            self._cache.restore(ahead.kept)
-            self._half_way = False
 
     def deliver(self) -> FrameBlock:
         """Hand out the oldest frame block that was made; wait for its frames."""
@@ -335,8 +286,7 @@ class Stream:
         self._whole()
         self._settle()
         frames = None if self._ready is None else self._ready.samples.clone()  # its owner may draw on it
-        cache = (self._ahead and self._ahead.kept) or self._cache.snapshot()
-        return replace(self.state, undelivered=frames, decoder=self._decoder.copied(self.state.decoder)), cache
+        return replace(self.state, undelivered=frames, decoder=self._decoder.copied(self.state.decoder)), self._cache.snapshot()
 
     def _whole(self) -> None:
         if self._half_way:
@@ -356,7 +306,7 @@ class Stream:
         except ShapeError as error:
             self._half_way = before
             raise SessionError(f"this snapshot contradicts itself: {error}; take it again, or restore another one") from error
-        self._ahead = self._decoding = None  # nobody waits for what was being made
+        self._decoding = None  # nobody waits for what was being made
         self.state = replace(
             state,
             undelivered=None,
@@ -388,7 +338,6 @@ class Stream:
         """
         if self._shared:
             raise SessionError("forks share their weights, so the LoRA cannot change; open another session for it")
-        self._put_back()
         if self._prepared is not None:
             shared, self._dit = self._dit, self._prepared.alone(self._dit)
             self._prepared = self._prepared if self._dit is shared else None
@@ -447,15 +396,6 @@ class Stream:
         with span(DRAW):
             shape = (len(self.config.latents_of(index)), *self._frame_shape)
             return draw_block(self.seed, self.samples, index, self.config.schedule.draws, shape, self.config.device)
-
-    def _read(self, change: Change | None, encoded: Tensor | None) -> tuple[Blend, BlendedText]:
-        """Return the text that `prepare` derived for this change, or derive it now."""
-        ahead = self._ahead
-        if ahead is not None and ahead.ready is not None and ahead.change is change:
-            self._ahead = None
-            return ahead.ready
-        self._put_back()
-        return self._derive(change, encoded)
 
     def _derive(self, change: Change | None, encoded: Tensor | None) -> tuple[Blend, BlendedText]:
         """Derive this frame block's text; after a hard switch, recompute the cached past under it too."""
