@@ -25,7 +25,7 @@ from strobe.engine.model import Model
 from strobe.engine.presets import preset
 from strobe.engine.resolve import resolve
 from strobe.serve.protocol import MARKS
-from strobe.serve.scheduler import ENOUGH, FULL, Demand, StreamCost, admit, choose, learn
+from strobe.serve.scheduler import ENOUGH, FULL, Demand, StreamCost, choose, learn, refusal
 from strobe.serve.streams import Block, GpuClock, LiveStream, Origin, SpareSessions
 from strobe.serve.worker import Worker
 from tiny_model import well_read_model
@@ -320,14 +320,14 @@ def test_a_stream_that_is_paused_or_ahead_is_not_made() -> None:
 
 def test_the_one_too_many_is_told_what_would_fit() -> None:
     three = [COSTS["balanced"]] * 3
-    answer = admit("balanced", three, COSTS, free_bytes=100 * GIB, start_buffer_s=0.5, most=100)
-    assert not answer.admitted and answer.reason_kind == "time"
-    assert answer.fits == tuple(
-        name for name in COSTS if admit(name, three, COSTS, free_bytes=100 * GIB, start_buffer_s=0.5, most=100).admitted
-    )
-    memory = admit("ultra", [], COSTS, free_bytes=3 * GIB, start_buffer_s=0.5, most=100)
-    assert memory.reason_kind == "memory" and "4.0 GiB" in memory.reason and not memory.fits
-    assert admit("ultra", [COSTS["ultra"]], COSTS, free_bytes=100 * GIB, start_buffer_s=0.5, most=1).reason_kind == "streams"
+    room = {"free_bytes": 100 * GIB, "start_buffer_s": 0.5, "most": 100}
+    told = refusal("balanced", three, COSTS, **room)
+    assert told is not None and told.kind == "time"
+    assert told.fits == tuple(name for name in COSTS if refusal(name, three, COSTS, **room) is None)
+    memory = refusal("ultra", [], COSTS, **room | {"free_bytes": 3 * GIB})
+    assert memory is not None and memory.kind == "memory" and "4.0 GiB" in str(memory) and not memory.fits
+    many = refusal("ultra", [COSTS["ultra"]], COSTS, **room | {"most": 1})
+    assert many is not None and many.kind == "streams"
 
 
 @given(
@@ -349,14 +349,14 @@ def test_a_cost_is_learned_from_streams_that_run(steady: list[float], switched: 
 def test_a_device_that_is_slower_than_predicted_lets_fewer_streams_in() -> None:
     slow = {**COSTS, "turbo": learn(COSTS["turbo"], [0.4] * ENOUGH, [])}
     room = {"free_bytes": 100 * GIB, "start_buffer_s": 0.5, "most": 100}
-    assert admit("turbo", [COSTS["turbo"]], COSTS, **room).admitted
-    assert not admit("turbo", [slow["turbo"]], slow, **room).admitted
+    assert refusal("turbo", [COSTS["turbo"]], COSTS, **room) is None
+    assert refusal("turbo", [slow["turbo"]], slow, **room) is not None
 
 
 def test_alone_a_stream_is_let_in_however_slow() -> None:
     slow = {"slow": StreamCost(block_s=2.0, longest_s=3.0, content_s=0.75, stream_bytes=1)}
-    assert admit("slow", [], slow, free_bytes=10, start_buffer_s=0.5, most=2).admitted
-    assert not admit("slow", [slow["slow"]], slow, free_bytes=10, start_buffer_s=0.5, most=2).admitted
+    assert refusal("slow", [], slow, free_bytes=10, start_buffer_s=0.5, most=2) is None
+    assert refusal("slow", [slow["slow"]], slow, free_bytes=10, start_buffer_s=0.5, most=2) is not None
 
 
 @pytest.mark.parametrize("switching", [False, True])

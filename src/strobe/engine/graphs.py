@@ -51,27 +51,12 @@ def end_capture(device: torch.device, pool_id: Any) -> None:
         torch._C._cuda_releasePool(device.index, pool_id)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PassInputs:
-    """All tensors of a pass that are neither weights nor in the cache.
-
-    Args:
-        latents: `[B, F, C, Y, X]`.
-        modulation: of its timestep.
-        text: keys and values of the prompt.
-        rope: rotations of its tokens.
-    """
-
-    latents: Tensor
-    modulation: Modulation
-    text: TextKV
-    rope: Tensor
-
-
 Replaying = Callable[[], AbstractContextManager[None]]
 """What is done around a replay, such as giving its messages a deadline."""
+PassInputs = tuple[Tensor, Modulation, TextKV, Tensor]
+"""Tensors of a pass that are neither weights nor in the cache: latents `[B, F, C, Y, X]`, modulation, text, rotations."""
 Body = Callable[[Tensor, Modulation, TextKV, Tensor, CacheStep], Tensor | None]
-"""A pass: latents, modulation, text, rotations and step, to the flow or, of a pass that only writes, to nothing that is read."""
+"""A pass: its inputs and step, to the flow or, of a pass that only writes, to nothing that is read."""
 
 
 class Runner:
@@ -86,7 +71,7 @@ class Runner:
         self, mode: Mode, body: Body, inputs: PassInputs, step: CacheStep, replaying: Replaying = nullcontext
     ) -> Tensor | None:
         """Run a pass, and every replay inside `replaying()`. The result may be overwritten by the next pass of the same mode."""
-        return body(inputs.latents, inputs.modulation, inputs.text, inputs.rope, step)
+        return body(*inputs, step)
 
     def reset(self) -> None:
         """Forget recorded passes, because weights moved or the stream ends."""
@@ -161,20 +146,15 @@ class Recorded(Runner):
 
     def _groups(self, inputs: PassInputs) -> tuple[_Static, ...]:
         """Return static inputs of these shapes, filled with these contents."""
-        mod, text = inputs.modulation, inputs.text
-        pairs = (
-            (inputs.latents, (inputs.latents,)),
-            (mod, (mod.layers, mod.head)),
-            (text, text.tensors),
-            (inputs.rope, (inputs.rope,)),
-        )
+        latents, modulation, text, rope = inputs
+        pairs = ((latents, (latents,)), (modulation, (modulation.layers, modulation.head)), (text, text.tensors), (rope, (rope,)))
         groups = []
         for index, (source, tensors) in enumerate(pairs):
             key = (index, *(tensor.shape for tensor in tensors[:2]), len(tensors))
             group = self._inputs.get(key)
             if group is None:
                 group = self._inputs[key] = _Static(tensors)
-            group.fill(tensors, None if source is inputs.latents else source)  # others are made once and never written
+            group.fill(tensors, None if source is latents else source)  # others are made once and never written
             groups.append(group)
         return tuple(groups)
 

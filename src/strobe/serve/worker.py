@@ -24,7 +24,7 @@ from strobe.engine.presets import preset as find_preset
 from strobe.engine.prompts import Mode
 from strobe.engine.resolve import check_device, resolve
 from strobe.engine.session import Session
-from strobe.serve.scheduler import Admission, Demand, StreamCost, admit, choose, learn
+from strobe.serve.scheduler import Demand, NotOpenedError, StreamCost, choose, learn, refusal
 from strobe.serve.streams import Block, LiveStream, Origin, SpareSessions
 
 T = TypeVar("T")
@@ -242,24 +242,22 @@ class Worker:
         """Return whether the cost of a preset comes from streams of it, and not from those of the default one."""
         return preset == self.default or bool(self._seen.get((preset, False)))
 
-    def admission(self, preset: str) -> Admission:
-        """Decide whether one more stream fits. On the device's thread."""
+    def refusal(self, preset: str) -> NotOpenedError | None:
+        """Say why one more stream does not fit; None if it does. On the device's thread."""
         awake = [self.costs[each.origin.preset] for each in self._playing.values() if not each.asleep]
         config = self.configs[preset]
 
-        def decide() -> Admission:
+        def decide() -> NotOpenedError | None:
             free = free_bytes(self.device)
             if free is None or self.sessions.count(config):
                 free = 2**62
-            return admit(
-                preset, awake, self.costs, free_bytes=free, start_buffer_s=self.start_buffer_s, most=self.most
-            )  # fmt: skip
+            return refusal(preset, awake, self.costs, free_bytes=free, start_buffer_s=self.start_buffer_s, most=self.most)
 
         found = decide()
-        return decide() if found.reason_kind == "memory" and self.sessions.clear(keep=config) else found
+        return decide() if found is not None and found.kind == "memory" and self.sessions.clear(keep=config) else found
 
     def open(self, name: str, origin: Origin) -> LiveStream:
-        """Open a stream that `admission` let in. On the device's thread.
+        """Open a stream that `refusal` let in. On the device's thread.
 
         Raises:
             StrobeError: the prompt or the picture is refused.
