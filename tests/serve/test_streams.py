@@ -346,13 +346,6 @@ def test_a_cost_is_learned_from_streams_that_run(steady: list[float], switched: 
         assert found.longest_s / found.block_s == pytest.approx(predicted.longest_s / predicted.block_s)
 
 
-def test_a_device_that_is_slower_than_predicted_lets_fewer_streams_in() -> None:
-    slow = {**COSTS, "turbo": learn(COSTS["turbo"], [0.4] * ENOUGH, [])}
-    room = {"free_bytes": 100 * GIB, "start_buffer_s": 0.5, "most": 100}
-    assert refusal("turbo", [COSTS["turbo"]], COSTS, **room) is None
-    assert refusal("turbo", [slow["turbo"]], slow, **room) is not None
-
-
 def test_alone_a_stream_is_let_in_however_slow() -> None:
     slow = {"slow": StreamCost(block_s=2.0, longest_s=3.0, content_s=0.75, stream_bytes=1)}
     assert refusal("slow", [], slow, free_bytes=10, start_buffer_s=0.5, most=2) is None

@@ -44,16 +44,6 @@ def levels(frames: Tensor) -> Tensor:
     return (frames.float() * 255).round().to(torch.uint8).permute(0, 1, 3, 4, 2).contiguous()
 
 
-def to_host(made: Tensor, *, beside: bool = False) -> Tensor:
-    """Copy a tensor to the CPU, as an ordinary tensor also in inference mode.
-
-    With `beside` it is pinned, and the copy from a GPU may still be under way.
-    """
-    with torch.inference_mode(False):  # so that its owner may draw on it
-        out = torch.empty(made.shape, dtype=made.dtype, pin_memory=beside)
-    return out.copy_(made, non_blocking=beside)
-
-
 def decode_stream(device: torch.device) -> torch.cuda.Stream:
     """Create a stream for a decoder, before others: frames are there sooner, and the passes beside them end at the same time."""
     return torch.cuda.Stream(device, priority=-1)
@@ -200,12 +190,15 @@ class FrameDecoder:
             latents = latents.to(self._device, non_blocking=self._device.type == "cuda")
             dense = [each.clone(memory_format=torch.contiguous_format) for each in self._calls(latents)]  # or compiled for again
             frames = torch.cat([decoder.push(piece) for piece in dense], dim=1)
-            made = to_host(self._levels(frames), beside=self._side is not None)
+            made, beside = self._levels(frames), self._side is not None
+            with torch.inference_mode(False):  # so that its owner may draw on it
+                pixels = torch.empty(made.shape, dtype=made.dtype, pin_memory=beside)
+            pixels.copy_(made, non_blocking=beside)
         ends = None
         if self._config.num_recomputed:
             step = self._vae.stride.time
             ends = frames[:, (frames.shape[1] - 1) % step :: step].float().clone()
-        return Decoded(made, latents.shape[1], decoder.state(), ends)
+        return Decoded(pixels, latents.shape[1], decoder.state(), ends)
 
     @torch.inference_mode()
     def encode(self, frames: Tensor) -> Tensor:

@@ -33,8 +33,6 @@ WEIGHTS: Final = ("transformer weights", "autoencoder weights")
 """The parts that sessions of one model and configuration share."""
 LARGEST: Final = "largest pass"
 """The part of a prediction that is only there while a stream works, but for one with graphs, which hold it."""
-ENDS: Final = "frames to encode again"
-"""The part that only a stream with a recomputed past has."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,21 +63,18 @@ def predict(parts: ModelParts, config: ResolvedConfig, batch: int = 1) -> tuple[
     transformer, decoder = _activations(parts, config, batch)
     decoder += _made_anew(config) * memories
     both = transformer + decoder if config.knobs.late_frames else max(transformer, decoder)
-    return tuple(
-        part
-        for part in (
-            MemoryPart(name=WEIGHTS[0], num_bytes=_weights(parts.dit, config) + beside * size, exact=True),
-            MemoryPart(name=CACHED, num_bytes=_cached(dit, grid, config, batch), exact=True),
-            MemoryPart(name="text keys and values", num_bytes=text, exact=True),
-            MemoryPart(name="modulation tables", num_bytes=steps * timestep, exact=True),
-            MemoryPart(name=WEIGHTS[1], num_bytes=vae_bytes, exact=True),
-            MemoryPart(name="decoder memories", num_bytes=memories, exact=True),
-            MemoryPart(name=ENDS, num_bytes=ends, exact=True),
-            MemoryPart(name="inputs of graphs", num_bytes=_static(dit, latents, config, batch), exact=True),
-            MemoryPart(name=LARGEST, num_bytes=both, exact=False),
-        )
-        if part.num_bytes or part.name != ENDS
-    )
+    counted = {
+        WEIGHTS[0]: _weights(parts.dit, config) + beside * size,
+        CACHED: _cached(dit, grid, config, batch),
+        "text keys and values": text,
+        "modulation tables": steps * timestep,
+        WEIGHTS[1]: vae_bytes,
+        "decoder memories": memories,
+        **({"frames to encode again": ends} if ends else {}),  # where the past is recomputed
+        "inputs of graphs": _static(dit, latents, config, batch),
+    }
+    found = [MemoryPart(name=name, num_bytes=num_bytes, exact=True) for name, num_bytes in counted.items()]
+    return (*found, MemoryPart(name=LARGEST, num_bytes=both, exact=False))
 
 
 def check(parts: tuple[MemoryPart, ...], free_bytes: int | None, device: torch.device) -> None:

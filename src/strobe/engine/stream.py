@@ -313,9 +313,9 @@ class Stream:
             history=state.history.to(device),
             blend=state.blend and state.blend.to(device),
             decoder=decoder,
-            ahead=state.ahead if state.ahead is None else state.ahead.to(device),
-            ends=state.ends if state.ends is None else state.ends.to(self.config.decode_device),
-            start=state.start if state.start is None else state.start.to(device),
+            ahead=None if state.ahead is None else state.ahead.to(device),
+            ends=None if state.ends is None else state.ends.to(self.config.decode_device),
+            start=None if state.start is None else state.start.to(device),
         )
         self._ready = None
         if state.undelivered is not None:

@@ -307,8 +307,7 @@ class FramesElsewhere(FrameDecoder):
     def __init__(self, frame_size: tuple[int, int]) -> None:
         self._frame_size = frame_size
 
-    def warm_up(self, pieces: Sequence[tuple[int, ...]]) -> None:
-        """Do nothing."""
+    def warm_up(self, pieces: Sequence[tuple[int, ...]]) -> None: ...
 
     def start(self, latents: Tensor, state: DecoderState) -> Iterator[Decoded]:
         """Return no frames: uint8 [B, 0, Y, X, 3]."""
@@ -316,19 +315,15 @@ class FramesElsewhere(FrameDecoder):
         return iter([Decoded(none, latents.shape[1], state, None)])
 
     def state(self) -> DecoderState:
-        """Return a state without memories."""
         return False, ()
 
     def adopt(self, state: DecoderState) -> DecoderState:
-        """Return the state of this decoder."""
         return self.state()
 
     def share(self) -> FramesElsewhere:
-        """Return this decoder."""
         return self
 
-    def close(self) -> None:
-        """Do nothing."""
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -75,7 +75,8 @@ def _found(given: Any, component: str, transformer: nn.Module, layers: tuple[Lay
     if given is None:
         return None
     if isinstance(given, str) and given == "auto":
-        return _where_it_was_loaded_from(component or "transformer", transformer, layers)
+        folder = loaded_from(component or "transformer", transformer)
+        return None if folder is None else _checked(str(folder), _in_folder(folder), layers, must=False)
     if isinstance(given, (str, Path)):
         place = Path(given)
         inner = place / (component or "transformer")
@@ -89,11 +90,6 @@ def _found(given: Any, component: str, transformer: nn.Module, layers: tuple[Lay
     elif not several:
         return _checked("the tensors given", dict(given), layers, must=True)
     raise ConfigError("gates: the pipeline has several transformers; give a mapping with the gates of each, by component")
-
-
-def _where_it_was_loaded_from(component: str, transformer: nn.Module, layers: tuple[Layer, ...]) -> GateSource | None:
-    folder = loaded_from(component, transformer)
-    return None if folder is None else _checked(str(folder), _in_folder(folder), layers, must=False)
 
 
 def loaded_from(component: str, transformer: nn.Module) -> Path | None:

@@ -378,7 +378,9 @@ class _SparsePart:
             return step, None, self.held.setdefault(step, {})
         calibration, kept = self.calibration, self.options.kept
         assert calibration is not None and kept is not None
-        calibration.check_grid(grid)
+        if grid != calibration.grid:
+            told = f"calibrated for {calibration.grid} tokens in (time, height, width), this call has {grid}"
+            raise ConfigError(f"keep: {told}; calibrate at this size")
         at = step * calibration.steps // steps  # a run of more steps has more of them at each noise level
         return step, kept[min(kept, key=lambda each: abs(each - at))], None
 
@@ -463,12 +465,8 @@ class SparseHandle:
     def __init__(self, pipe: Any, parts: tuple[_SparsePart, ...]) -> None:
         self.pipe, self._parts = pipe, parts
 
-    @property
-    def _restored(self) -> bool:
-        return any(part.undone for part in self._parts)
-
     def _check(self) -> None:
-        if self._restored:
+        if any(part.undone for part in self._parts):
             raise ConfigError("handle: the pipeline was restored; call sparsify again")
 
     def _check_processors(self) -> None:
