@@ -12,7 +12,7 @@ from strobe.cache.kv import CacheStep, KVCache
 from strobe.cache.rings import AheadRing, ShotRing
 from strobe.core.spans import DENOISE_STEP, KV_OPEN, RECACHE, RENOISE, span
 from strobe.engine.decode import FrameDecoder
-from strobe.engine.denoise import BlendedText, BlockNoise, commit, denoise_blended
+from strobe.engine.denoise import BlendedText, BlockNoise, commit, denoise
 from strobe.engine.resolve import ResolvedConfig
 from strobe.engine.snapshot import StreamState
 from strobe.engine.start import noised
@@ -59,7 +59,7 @@ class KeptPast:
             given: latents [B, F, C, Y, X] to make anew with the strength of the configuration; None: it is made of noise alone.
         """
         assert self._step is not None
-        return denoise_blended(dit, *noised(draw(index), self._config, given), text, self._step, ask), None
+        return denoise(dit, *noised(draw(index), self._config, given), text, self._step, ask), None
 
     def close(self, dit: Transformer, text: TextContext, latents: Tensor) -> None:
         """Take in the clean latents of a frame block."""
