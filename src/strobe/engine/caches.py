@@ -15,7 +15,7 @@ from strobe.cache.quantized import EightBitRing, QuantizedRing
 from strobe.cache.rings import AheadRing, RollingCache, ShotRing
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.core.shapes import LatentShape, TokenGrid
-from strobe.engine.parallel.rank import RankContext
+from strobe.engine.parallel.rank import RankContext, SharedCache
 from strobe.engine.resolve import ResolvedConfig, without_kernel
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.kernels.api import turn_keys
@@ -130,7 +130,7 @@ def new_cache(
     if config.past == "shots":
         assert isinstance(cache, (RingCache, QuantizedRing)) and share is None, "the configuration was checked"
         return ShotRing(cache)
-    return cache if share is None else share.cache(cache)
+    return cache if share is None else SharedCache(cache, share.layout, share.devices)
 
 
 def _rotate_by_kernel(dit: WanConfig, keys: Tensor, frames: int, out: Tensor) -> None:

@@ -211,7 +211,7 @@ class Stream:
         assert self._ready is None or self._decoding is None, "hand frame blocks out before making more"
         with span(FRAME_BLOCK, index):
             if self.share is not None:
-                change = self.share.follow(index, self.weights_hash, change)
+                change = self.share.devices.follow(f"frame block {index}, weights {self.weights_hash[:12]}", change)
             blend, text = self._derive(change, encoded)
             self._half_way = True
             frames, rest = self.config.latents_of(index), self.state.start

@@ -21,7 +21,6 @@ from strobe.engine.graphs import Mode
 from strobe.engine.model import Model, ModelParts, latent_shape
 from strobe.engine.parallel.group import LOADING, DeviceGroup
 from strobe.engine.parallel.layout import Layout, cut, degrees, join, rows
-from strobe.engine.prompts import Change
 from strobe.engine.resolve import ResolvedConfig
 from strobe.engine.transformer import CLEAN, TextContext, Timestep, Transformer
 from strobe.models.wan.layers import Attend
@@ -367,10 +366,6 @@ class RankContext:
         (first, last), (low, high) = self.layout.kept(), self.layout.heads()
         return replace(whole, tokens_per_frame=last - first, num_heads=high - low)
 
-    def cache(self, own: KVCache) -> SharedCache:
-        """Return the shared cache, of which this rank holds `own`."""
-        return SharedCache(own, self.layout, self.devices)
-
     def open(self, model: Model, config: ResolvedConfig, what: str) -> None:
         """Check that all ranks open the same session; ranks may differ in loading time by some timeouts.
 
@@ -381,11 +376,3 @@ class RankContext:
         grid = f"{self.layout.degrees.tree} x {self.layout.degrees.ulysses}"
         whole = f"{config.name} ({asked:08x}), {config.dtype}, weights {model.weights_hash[:12]}, {what}, {grid} ranks"
         self.devices.agree(f"session: {whole}", patience=LOADING)
-
-    def follow(self, index: int, weights: str, change: Change | None) -> Change | None:
-        """Agree on the next frame block, and return the prompts of rank 0 for it.
-
-        Raises:
-            CollectiveError: a rank is about to do something else, is gone, or does not come.
-        """
-        return self.devices.follow(f"frame block {index}, weights {weights[:12]}", change)

@@ -192,25 +192,16 @@ def trained_sparsity(source: GateSource, layers: tuple[Layer, ...]) -> float:
     return TRAINED_SPARSITY[width]
 
 
-class Gates:
-    """The gates put into the blocks of a transformer, until they are removed.
+def put_gates(source: GateSource, layers: tuple[Layer, ...]) -> tuple[Any, ...]:
+    """Put gates into the blocks of a transformer; return what holds each as `to_gate_compress`, from which it is to be deleted.
 
     They are submodules of the blocks, so that they move, and are offloaded, with them, and are saved in FastWan's layout. Blocks
     that are offloaded already have lists of what they hold: beside those a gate stands alone, with an offload of its own.
     """
-
-    def __init__(self, source: GateSource, layers: tuple[Layer, ...]) -> None:
-        for layer in layers:
-            if hasattr(layer.block, NAME):
-                raise ConfigError(
-                    f"gates: the block of {layer.name} has a {NAME} already; give gates=None, or a model without it"
-                )
-        self.owners = tuple(_put(layer, source.tensors[number]) for number, layer in enumerate(layers))
-
-    def remove(self) -> None:
-        for owner in self.owners:
-            delattr(owner, NAME)
-        self.owners = ()
+    for layer in layers:
+        if hasattr(layer.block, NAME):
+            raise ConfigError(f"gates: the block of {layer.name} has a {NAME} already; give gates=None, or a model without it")
+    return tuple(_put(layer, source.tensors[number]) for number, layer in enumerate(layers))
 
 
 def _put(layer: Layer, tensors: dict[str, Tensor]) -> Any:
