@@ -321,7 +321,7 @@ class Worker:
         with self._wake:
             again = self._again if self._again in self._playing else ""
             name = again or choose(self._demands())
-            waiting = self._steering or ([] if again else self._work)
+            waiting = self._steering or (None if again else self._work)
             if not waiting and name is None:
                 if self._closing:
                     return False
