@@ -90,13 +90,13 @@ def test_all_sessions_must_fit_together(tiny: Model, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("strobe.bench.cases.stream.resolve_device", lambda _: torch.device("cuda", 0))
     once = [replace(preset("baseline"), name=name) for name in ("a", "b")]
     config = resolve(once[0], tiny.defaults, torch.device("cuda", 0))
-    claim = claim_of(predict(tiny, config), config)
-    free = claim.held_bytes + claim.passing_bytes
+    held, passing = claim_of(predict(tiny, config), config)
+    free = held + passing
     monkeypatch.setattr("strobe.bench.cases.stream.free_bytes", lambda device: free)
     assert StreamCase(once[:1], script=SCRIPT, model=tiny).candidates == ()
     with pytest.raises(StrobeError, match=r"2 sessions open at a time .*cuda:0 .*the first 1 would fit"):
         StreamCase(once, script=SCRIPT, model=tiny)
-    free += claim.held_bytes
+    free += held
     assert StreamCase(once, script=SCRIPT, model=tiny).candidates == ("b",)
 
 

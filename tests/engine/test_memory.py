@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from strobe.core.errors import StrobeError
 from strobe.engine.config import EngineConfig, replace_knobs
 from strobe.engine.load import model_parts
-from strobe.engine.memory import GIB, MemoryClaim, MemoryPart, check, check_together, claim_of, free_bytes, predict
+from strobe.engine.memory import GIB, MemoryPart, check, check_together, claim_of, free_bytes, predict
 from strobe.engine.model import Model, latent_shape
 from strobe.engine.presets import PRESETS
 from strobe.engine.resolve import resolve
@@ -161,10 +161,7 @@ def test_memory_that_is_not_there() -> None:
 
 def test_sessions_open_at_a_time_must_fit_together() -> None:
     """What each holds is added up; what only one needs at a time is counted once."""
-    claims = {
-        "a": MemoryClaim(held_bytes=3 * GIB, passing_bytes=2 * GIB),
-        "b": MemoryClaim(held_bytes=4 * GIB, passing_bytes=GIB),
-    }
+    claims = {"a": (3 * GIB, 2 * GIB), "b": (4 * GIB, GIB)}
     check_together(claims, 9 * GIB, CPU)
     said = (
         r"2 sessions .* 9\.0 GiB, and cpu has 8\.9 GiB free \(a 3\.0, b 4\.0 GiB, and 2\.0 .*the first 1 would fit.*compare fewer"
@@ -182,10 +179,10 @@ def test_what_a_session_holds_and_what_passes(graphs: bool) -> None:
     here = resolve(EngineConfig(dtype="bfloat16"), parts.defaults, CPU)
     config = replace(here, knobs=replace_knobs(here.knobs, cuda_graphs=graphs))
     predicted = predict(parts, config)
-    found, claim = {part.name: part.num_bytes for part in predicted}, claim_of(predicted, config)
-    assert claim.held_bytes == sum(found.values()) - (0 if graphs else found["largest pass"])
+    found, (held, passing) = {part.name: part.num_bytes for part in predicted}, claim_of(predicted, config)
+    assert held == sum(found.values()) - (0 if graphs else found["largest pass"])
     kept = found["keys and values"]
-    assert claim.passing_bytes == (kept if graphs else max(kept, found["largest pass"]))
+    assert passing == (kept if graphs else max(kept, found["largest pass"]))
 
 
 def test_a_session_that_does_not_fit_a_cpu_is_refused(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:

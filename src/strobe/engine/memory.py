@@ -94,28 +94,19 @@ def check(parts: tuple[MemoryPart, ...], free_bytes: int | None, device: torch.d
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryClaim:
-    """Memory that one of several sessions on a device needs.
-
-    Args:
-        held_bytes: for as long as it is open.
-        passing_bytes: only while it works, or a snapshot copies its cache: sessions that work one after the other need the
-            largest once.
-    """
-
-    held_bytes: int
-    passing_bytes: int
+Claim = tuple[int, int]
+"""Bytes that one of several sessions on a device holds for as long as it is open, and those that it needs only while it works, or
+a snapshot copies its cache: sessions that work one after the other need the largest once."""
 
 
-def claim_of(parts: tuple[MemoryPart, ...], config: ResolvedConfig) -> MemoryClaim:
+def claim_of(parts: tuple[MemoryPart, ...], config: ResolvedConfig) -> Claim:
     """Split a prediction: the largest pass is passing, the rest held; graphs hold that too."""
     num_bytes = {part.name: part.num_bytes for part in parts}
     passing = 0 if config.knobs.cuda_graphs else num_bytes[LARGEST]
-    return MemoryClaim(held_bytes=sum(num_bytes.values()) - passing, passing_bytes=max(passing, num_bytes[CACHED]))
+    return sum(num_bytes.values()) - passing, max(passing, num_bytes[CACHED])
 
 
-def check_together(sessions: Mapping[str, MemoryClaim], free_bytes: int | None, device: torch.device) -> None:
+def check_together(sessions: Mapping[str, Claim], free_bytes: int | None, device: torch.device) -> None:
     """Check that sessions fit that are open together and work in turn; `free_bytes` None: unknown, and not checked.
 
     Raises:
@@ -124,13 +115,13 @@ def check_together(sessions: Mapping[str, MemoryClaim], free_bytes: int | None, 
     if free_bytes is None:
         return
     takes, held, passing, fitting = 0, 0, 0, 0
-    for claim in sessions.values():
-        held, passing = held + claim.held_bytes, max(passing, claim.passing_bytes)
+    for own, working in sessions.values():
+        held, passing = held + own, max(passing, working)
         takes = held + passing
         fitting += takes <= free_bytes
     if takes <= free_bytes:
         return
-    each = ", ".join(f"{name} {claim.held_bytes / GIB:.1f}" for name, claim in sessions.items())
+    each = ", ".join(f"{name} {own / GIB:.1f}" for name, (own, _) in sessions.items())
     some = f"the first {fitting} would fit" if fitting else "not even the first would fit"
     raise StrobeError(
         f"{len(sessions)} sessions open at a time would take about {takes / GIB:.1f} GiB, and {device} has "
