@@ -26,7 +26,7 @@ endef
 
 export FIND_TORCH CHECK_TORCH
 
-.PHONY: setup demo serve test test-all test-ray hunt layouts faults junk transport mutants fuzz docs-check-full ready layers rooms train-shapes lint type bench docs pictures lock clean test-gpu gpu-row
+.PHONY: setup demo serve test test-all hunt layouts faults junk transport mutants fuzz docs-check-full ready layers rooms train-shapes lint type bench docs pictures lock clean test-gpu gpu-row
 
 setup: $(READY)
 
@@ -57,16 +57,9 @@ test: setup
 	$(PYTEST)
 
 # The first tier and then what it leaves out; `make test test-all` runs each test once. tests/support/tiers.py says which tests
-# those are. Those with Ray come last, by themselves.
+# those are.
 test-all: test
 	$(PYTEST) --tier rest
-	$(MAKE) test-ray
-
-# Replicas of the server on a Ray of this machine, one of them killed. By themselves: beside other tests Ray's own processes do not
-# start in the seconds that Ray gives them.
-test-ray: setup
-	$(BIN)/python -c 'import ray.serve' 2>/dev/null || $(PIP) $(LOCKED) -r requirements/ray.lock
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --tier all tests/serve/test_replicas.py
 
 # Every test that needs a GPU, on one card in 8 minutes; the last line says what came of it, `make gpu-row` adds it to the table.
 # NO_SETUP=1 runs with PYTHON as it is, GPU="--gates all --budget 3000" every case of the gates of attention.
@@ -172,8 +165,8 @@ endef
 
 export WITHOUT_DEV
 
-# Locks again from pyproject.toml and requirements/torch.in; pins that still fit stay. UPGRADE=--upgrade moves them all. Those of Ray
-# and of the docs are installed beside dev.lock and hold what it has not.
+# Locks again from pyproject.toml and requirements/torch.in; pins that still fit stay. UPGRADE=--upgrade moves them all. That of
+# the docs is installed beside dev.lock and holds what it has not.
 UPGRADE ?=
 COMPILE = build/lock/bin/uv pip compile --quiet $(UPGRADE) --python-version 3.11 --python-platform linux --generate-hashes \
 	--no-header --no-annotate --override requirements/no-torch.override
@@ -185,8 +178,6 @@ lock:
 	$(COMPILE) pyproject.toml -o requirements/runtime.lock
 	$(COMPILE) pyproject.toml --extra serve --extra hub -o requirements/serve.lock
 	$(COMPILE) pyproject.toml --group dev -o requirements/dev.lock
-	$(COMPILE) pyproject.toml --extra ray --constraint requirements/dev.lock -o requirements/ray.lock
-	$(PYTHON) -c "$$WITHOUT_DEV" requirements/ray.lock
 	$(COMPILE) --group pyproject.toml:docs --constraint requirements/dev.lock -o requirements/docs.lock
 	$(PYTHON) -c "$$WITHOUT_DEV" requirements/docs.lock
 

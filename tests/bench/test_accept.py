@@ -6,7 +6,6 @@ import copy
 import math
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -161,15 +160,15 @@ def test_streaming_equals_one_pass_and_a_cache_that_loses_a_frame_does_not(
         """A cache in which the first frame block was never written."""
 
         def __init__(self, *arguments: object) -> None:
-            self.inner = prepare(*arguments)()  # type: ignore[arg-type]
+            self.inner = make(*arguments)  # type: ignore[arg-type]
 
         def at(self, first_frame: int, num_frames: int) -> CacheStep:
             step = self.inner.at(first_frame, num_frames)
             self.inner.values[:, :, : 3 * 4].zero_()
             return step
 
-    prepare = accept.prepare_cache
-    monkeypatch.setattr(accept, "prepare_cache", lambda *arguments: partial(Forgets, *arguments))
+    make = accept.new_cache
+    monkeypatch.setattr(accept, "new_cache", Forgets)
     assert "streaming_against_one_pass" in failed(accept.check_equal(tiny, config, "red circle", latents, 0))
 
 

@@ -14,7 +14,6 @@ from strobe.bench.case import ComparePlan
 from strobe.bench.cases.stream import GATE_BLOCKS, Script, StreamCase
 from strobe.bench.runner import run_case
 from strobe.core.errors import ConfigError, StrobeError
-from strobe.engine.arena import ArenaUse
 from strobe.engine.config import EngineConfig
 from strobe.engine.load import load
 from strobe.engine.memory import claim_of, predict
@@ -78,7 +77,6 @@ def test_settings_are_what_ran(case: StreamCase, tiny: Model) -> None:
     compile_knob = next(knob for knob in found["ultra"].knobs if knob.name == "compile")
     assert (compile_knob.on, bool(compile_knob.reason), found["ultra"].compile_mode) == (False, True, None)
     assert found["ultra"].attention_impl
-    assert found["ultra"].arena_reserved_bytes is None is found["ultra"].arena_used_bytes  # on a CPU
     assert (found["ultra"].linear_format, found["ultra"].kv_format) == ("fp8, simulated", "native")
     assert found["baseline"].linear_format == "native"
     predicted = predict(tiny, resolve(replace(preset("ultra"), simulate=True), tiny.defaults, torch.device("cpu")))
@@ -87,28 +85,18 @@ def test_settings_are_what_ran(case: StreamCase, tiny: Model) -> None:
     assert [(prompt.frame_block, prompt.mode) for prompt in case.workload.prompts] == [(0, "start"), (4, "recache")]
 
 
-def test_a_record_has_the_bytes_of_the_pool(case: StreamCase, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a variant whose session is open; a variant that failed before that has none."""
-    monkeypatch.setattr(Session, "arena", ArenaUse(reserved_bytes=5, used_bytes=3))
-    case.prepare("turbo")
-    found = case.settings("turbo")
-    assert (found.arena_reserved_bytes, found.arena_used_bytes) == (5, 3)
-    monkeypatch.setattr(case, "_sessions", {})
-    assert case.settings("turbo").arena_reserved_bytes is None
-
-
 def test_all_sessions_must_fit_together(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which is known before any is open: two copies of what fits once are refused."""
     monkeypatch.setattr("strobe.bench.cases.stream.resolve_device", lambda _: torch.device("cuda", 0))
     once = [replace(preset("baseline"), name=name) for name in ("a", "b")]
     config = resolve(once[0], tiny.defaults, torch.device("cuda", 0))
-    claim = claim_of(predict(tiny, config), config)
-    free = claim.held_bytes + claim.passing_bytes
+    held, passing = claim_of(predict(tiny, config), config)
+    free = held + passing
     monkeypatch.setattr("strobe.bench.cases.stream.free_bytes", lambda device: free)
     assert StreamCase(once[:1], script=SCRIPT, model=tiny).candidates == ()
     with pytest.raises(StrobeError, match=r"2 sessions open at a time .*cuda:0 .*the first 1 would fit"):
         StreamCase(once, script=SCRIPT, model=tiny)
-    free += claim.held_bytes
+    free += held
     assert StreamCase(once, script=SCRIPT, model=tiny).candidates == ("b",)
 
 

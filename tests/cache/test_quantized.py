@@ -225,8 +225,10 @@ def write_both(eight: EightBitStep, ring: RingStep | Any, held: Constants, versi
     return shown
 
 
-@pytest.mark.parametrize("sizes", [(3,) * 7, (1, 2, 3, 1) * 3])
-@pytest.mark.parametrize(("window", "sink"), POLICIES)
+@pytest.mark.parametrize(
+    ("window", "sink", "sizes"),
+    [*((*each, sizes) for each in POLICIES for sizes in ((3,) * 7, (1, 2, 3, 1) * 3)), (6, 2, (3,) * 50)],  # a sink moves often
+)
 def test_it_holds_what_the_plain_ring_holds(window: int, sink: int, sizes: tuple[int, ...]) -> None:
     eight, ring = build_eightbit(window, sink), plain(window, sink)
     held: Constants = [()] * SHAPE.num_layers
@@ -252,14 +254,6 @@ def test_a_rounded_window_derived_again(window: int, sink: int, blocks_before: i
     frozen = all(torch.equal(old[0], new[0]) for old, new in zip(before, held, strict=True))
     assert frozen == (cur > window and keep_sink and sink > 0)
     for block in range(blocks_before, blocks_before + 5):
-        write_both(eight.at(3 * block, 3), ring.at(3 * block, 3), held)
-
-
-def test_the_turned_sink_is_rounded_once() -> None:
-    """However often it moved: it is turned from the keys as they came."""
-    eight, ring = build_eightbit(6, 2), plain(6, 2)
-    held: Constants = [()] * SHAPE.num_layers
-    for block in range(50):
         write_both(eight.at(3 * block, 3), ring.at(3 * block, 3), held)
 
 

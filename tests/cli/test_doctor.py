@@ -23,7 +23,6 @@ from strobe.core import device
 from strobe.core.device import total_bytes
 from strobe.core.errors import WeightsError
 from strobe.engine import load
-from strobe.engine.arena import ArenaPlan
 from strobe.perf.measure import machine
 from terminal import Strobe
 
@@ -99,15 +98,6 @@ def test_a_preset_that_does_not_run_here_says_so_beside_its_memory(strobe: Strob
     for preset, words in (("ultra", "does not run here: ultra runs linear layers in FP8"), ("turbo", "")):
         page = strobe("doctor", "--preset", preset, "--device", "cpu").out
         assert words in page and ("does not run here" in page) == bool(words)
-
-
-def test_the_pool_of_a_session(strobe: Strobe, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = ("--preset", "balanced", "--device", "cpu")
-    assert strobe("doctor", *asked, "--json").document["memory"]["arena_bytes"] == 0
-    assert "in one pool" not in strobe("doctor", *asked).out
-    monkeypatch.setattr("strobe.engine.memory.plan_arena", lambda *_: ArenaPlan(kept_bytes=3 << 20, decoder_bytes=1 << 19))
-    assert strobe("doctor", *asked, "--json").document["memory"]["arena_bytes"] == 7 << 19
-    assert "3.50 of it in one pool" in strobe("doctor", *asked).out
 
 
 def test_a_machine_without_a_gpu_has_no_gates_to_run(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from strobe.core.device import card_of
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs
 from strobe.engine.model import Model
-from strobe.engine.parallel.rank import on_several
+from strobe.engine.parallel.rank import check_several
 from strobe.engine.presets import preset
 from strobe.engine.prompts import Switch
 from strobe.engine.resolve import check_device, lacking, resolve, without_kernel
@@ -104,7 +104,7 @@ def test_what_it_does_not_go_with_is_said_in_one_line(tiny: Model) -> None:
             resolve(config, defaults, CPU)
         assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match=r"attention in eight bits runs on one device; leave --devices out"):
-        on_several(resolve(config, tiny.defaults, CPU))
+        check_several(resolve(config, tiny.defaults, CPU))
     assert lacking(config, CPU) == "" == without_kernel(CPU, torch.float32, 24)
 
 

@@ -17,7 +17,7 @@ from strobe.cache.kv import CacheStep, RingCache
 from strobe.core.errors import ConfigError
 from strobe.core.shapes import TokenGrid
 from strobe.core.tolerances import tolerance
-from strobe.engine.caches import attended_keys, frame_tiles, prepare_cache
+from strobe.engine.caches import attended_keys, frame_tiles, new_cache
 from strobe.engine.config import EngineConfig
 from strobe.engine.model import Model, latent_shape
 from strobe.engine.prompts import Switch
@@ -60,7 +60,7 @@ def test_with_fused_kernels_one_launch_turns_the_sink(tiny: Model, monkeypatch: 
     states = []
     for fused in (False, True):
         knobs = replace(config.knobs, fused_kernels=fused)
-        cache = prepare_cache(tiny.dit.config, shape, replace(config, knobs=knobs), batch=2)()
+        cache = new_cache(tiny.dit.config, shape, replace(config, knobs=knobs), batch=2)
         tokens = shape.token_grid(tiny.dit.config.patch).tokens_per_frame
         for block in range(4):
             fill(cache.at(3 * block, 3), layers=2, batch=2, tokens=tokens)

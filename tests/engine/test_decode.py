@@ -15,9 +15,9 @@ from torch._dynamo.testing import CompileCounter
 
 from strobe.attention.sparse.history import side_stream
 from strobe.engine import decode
-from strobe.engine.arena import capture_stream, decode_stream
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs
-from strobe.engine.decode import DecoderState, FrameDecoder, VideoVAE, levels
+from strobe.engine.decode import DecoderState, FrameDecoder, VideoVAE, decode_stream, levels
+from strobe.engine.graphs import capture_stream
 from strobe.engine.load import shapes_defaults
 from strobe.engine.resolve import ResolvedConfig, resolve
 from strobe.models.vae.taew import TaewConfig, random_taew

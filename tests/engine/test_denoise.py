@@ -15,7 +15,7 @@ from torch import Tensor
 from strobe.core.errors import ConfigError
 from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig, NoiseSchedule
-from strobe.engine.denoise import denoise_unipc, draw, draw_block
+from strobe.engine.denoise import BlendedText, BlockNoise, denoise, draw, draw_block
 from strobe.engine.model import Model
 from strobe.engine.resolve import resolve
 from tiny_model import Make, latents
@@ -101,9 +101,10 @@ def test_it_is_diffusers_unipc(steps: int, shift: float) -> None:
     theirs.set_timesteps(steps)
     theirs.sigmas = torch.tensor([*own.sigmas, 0.0], dtype=torch.float64)
     x = torch.randn(1, 2, 3, 5, 7, generator=torch.Generator().manual_seed(3))
-    texts: Any = [object() for _ in range(steps)]
-    found = denoise_unipc(dit, x, texts, None, own, lambda: None)  # type: ignore[arg-type]
-    assert dit.told == list(zip(own.warped, texts, strict=True))
+    late = steps // 2
+    text = BlendedText(first="old", last="new", num_last=late, kept="old")  # type: ignore[arg-type]
+    found = denoise(dit, BlockNoise(initial=x, renoise=()), own, text, None, lambda: None)  # type: ignore[arg-type]
+    assert dit.told == list(zip(own.warped, ["old"] * (steps - late) + ["new"] * late, strict=True))
     expected = x.double()
     for timestep, told in zip(theirs.timesteps, own.warped, strict=True):
         (expected,) = theirs.step(Curved().flow(expected, told, None, None), timestep, expected, return_dict=False)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from strobe.core.errors import StrobeError
 from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs
 from strobe.engine.decode import Decoded, DecoderState, FrameDecoder
@@ -64,7 +67,7 @@ def test_a_restarted_session_streams_what_a_new_one_does(make: Callable[..., Ses
     assert torch.equal(mine, expected) and torch.equal(my_frames, frames) and len(used._stream._dit.runner) == recorded
 
 
-@pytest.mark.parametrize("knob", ["compile", "fused_kernels", "memory_pool", "overlap_decode", "late_frames", "ring_cache"])
+@pytest.mark.parametrize("knob", ["compile", "fused_kernels", "overlap_decode", "late_frames", "ring_cache"])
 def test_no_knob_changes_the_result(make: Callable[..., Session], knob: str) -> None:
     knobs = replace_knobs(Knobs(), compile=False, fused_kernels=knob != "compile")  # kernels leave no layers to compile
     (on, _), (off, _) = (
@@ -139,20 +142,56 @@ def test_interleaved_sessions_and_forks_have_graphs_of_their_own(make: Callable[
         session.close()
 
 
+def used() -> tuple[int, int]:
+    """Bytes allocated and reserved, without libraries' workspaces and what torch keeps unused."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+
+
+def stream_once(make: Callable[..., Session]) -> tuple[Tensor, Tensor]:
+    with make(preset=graphs(True), device="cuda") as session:
+        return play(session)
+
+
 def test_closing_gives_memory_back(make: Callable[..., Session]) -> None:
-    def used() -> int:
-        gc.collect()
-        torch.cuda.synchronize()
-        return torch.cuda.memory_allocated()
-
-    def stream() -> None:
-        with make(preset=graphs(True), device="cuda") as session:
-            play(session)
-
-    stream()  # workspaces of libraries stay
+    stream_once(make)  # what libraries keep for good
     before = used()
-    stream()
+    stream_once(make)
     assert used() == before
+
+
+def test_two_sessions_in_two_threads(make: Callable[..., Session]) -> None:
+    """They open, capture, stream over a hard switch and close at a time, and make what one alone makes."""
+    expected, start = stream_once(make), threading.Barrier(2)
+    before = used()
+
+    def work() -> None:
+        for _ in range(3):
+            start.wait(60)
+            assert all(map(torch.equal, stream_once(make), expected))
+
+    with ThreadPoolExecutor(2) as threads:
+        for done in [threads.submit(work) for _ in range(2)]:
+            done.result()
+    assert used() == before
+
+
+def test_after_a_failed_capture_the_next_session_captures(make: Callable[..., Session], monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = CausalWan.commit
+
+    def waits(self: CausalWan, latents: Tensor, *rest: Any) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            latents.sum().item()
+        commit(self, latents, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CausalWan, "commit", waits)
+        with pytest.raises(StrobeError, match="cannot be captured"):
+            stream_once(make)
+    stream_once(make)
 
 
 class NoDecoder(FrameDecoder):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from strobe.cache.policy import RingPolicy
 from strobe.core import spans
 from strobe.core.errors import StrobeError
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs
-from strobe.engine.graphs import PassInputs, Recorded, Replay, Runner
+from strobe.engine.graphs import CAPTURES, WARM_UPS, CudaGraphs, PassInputs, Recorded, Replay, Runner, capture_stream
 from strobe.engine.memory import predict
 from strobe.engine.model import Model
 from strobe.engine.prompts import Switch
@@ -160,7 +162,7 @@ def test_what_was_replayed_last_is_kept(ring: RingCache) -> None:
     for name in ("one", "two", "one", "three", "one", "three", "two"):
         ring.reset()
         latents = torch.ones(1, sizes[name], 1, 1, 1)
-        runner.run("flow", lambda latents, *rest: latents + 1, replace(inputs(), latents=latents), ring.at(0, sizes[name]))
+        runner.run("flow", lambda latents, *rest: latents + 1, (latents, *inputs()[1:]), ring.at(0, sizes[name]))
     assert made == ["one", "two", "three", "two"]
 
 
@@ -175,23 +177,28 @@ def test_only_graphs_of_the_compiler_are_told_that_a_pass_begins(make: Make, mon
     assert len(told) == len(session.config.schedule.timesteps) + 1
 
 
-def test_passes_are_placed_in_the_arena_of_their_stream(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    placed: list[object] = []
-    monkeypatch.setattr(Runner, "place", lambda self, arena: placed.append(arena))
-    session = make()
-    fork = session.fork()
-    assert placed == [session._stream.arena, fork._stream.arena]
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_closing_frees_what_a_stream_held(make: Make, fails: bool, late: bool) -> None:
+    session = recorded(make(preset=EngineConfig(knobs=Knobs(late_frames=late))))
+    stream: Any = session._stream
+    runner, step = stream._dit.runner, stream._dit.flow
+    held = [weakref.ref(stream._cache)]
 
+    def flow(latents: Tensor, *rest: Any) -> Tensor:
+        if fails and stream.state.next_block == 3:
+            held.extend(weakref.ref(replay.out) for replay in runner._replays.values() if replay.out is not None)
+            raise ZeroDivisionError
+        return step(latents, *rest)
 
-def test_closing_frees_what_was_recorded(make: Make) -> None:
-    session = recorded(make())
-    play(session, 2, ())
-    runner: Any = session._stream._dit.runner
-    held = [weakref.ref(replay.out) for replay in runner._replays.values() if replay.out is not None]
-    assert runner.num_bytes > 0 and held
-    session.close()
+    stream._dit.flow = flow
+    with pytest.raises(ZeroDivisionError) if fails else nullcontext() as error, session:
+        play(session, 5, ())
+        assert not fails and runner.num_bytes > 0
+    del error
     gc.collect()
     assert runner.num_bytes == len(runner) == 0 and not any(each() is not None for each in held)
+    assert not any(stream.state.decoder[1]) and getattr(stream._decoding, "pieces", None) is None
 
 
 def test_static_inputs_are_predicted(make: Make, tiny: Model) -> None:
@@ -211,7 +218,7 @@ RING = CacheShape(num_layers=1, batch=1, tokens_per_frame=2, num_heads=1, head_d
 def inputs(value: float = 1.0) -> PassInputs:
     one = torch.full((1, 3, 1, 1, 1), value)
     text = TextKV(layers=((one, one),), distinct=torch.ones(1, dtype=torch.int32))
-    return PassInputs(latents=one, modulation=Modulation(layers=one, head=one), text=text, rope=one)
+    return one, Modulation(layers=one, head=one), text, one
 
 
 @pytest.fixture
@@ -268,3 +275,49 @@ def test_recording_marks_no_regions(ring: RingCache) -> None:
     with spans.recording(Marks()):
         flows(ring, Recorded(), body)
     assert seen == [spans.FFN] * 4  # a replay each
+
+
+# ------------------------------------------------------------------------------------------------------------------- captures
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_capture_is_alone(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    """From the warm-ups, on a stream that all share, until torch knows that it is over; so is the wait before one is let go."""
+    device, underway = torch.device("cpu", 0), list[int]()
+    free: list[tuple[str, bool]] = []
+
+    def note(what: str) -> None:
+        def ask() -> None:
+            free.append((what, CAPTURES.acquire(blocking=False)))
+            if free[-1][1]:
+                CAPTURES.release()
+
+        with ThreadPoolExecutor(1) as other:
+            other.submit(ask).result(timeout=10)
+
+    @contextmanager
+    def graph(*_: object, pool: int, **__: object) -> Iterator[None]:
+        underway.append(pool)
+        yield  # torch before 2.12 leaves the pool in use if this raises
+        underway.remove(pool)
+
+    def call() -> None:
+        note("capture" if underway else "warm-up")
+        if fails and underway:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    stream = SimpleNamespace(wait_stream=lambda _: None)
+    fakes: dict[str, Any] = {"Stream": lambda _: stream, "current_stream": lambda _: stream, "graph": graph}
+    fakes |= {"graph_pool_handle": lambda: 7, "stream": lambda _: nullcontext(), "synchronize": lambda _: note("wait")}
+    fakes |= {"CUDAGraph": lambda: SimpleNamespace(replay=lambda: None), "set_stream": lambda _: note("set back")}
+    for name, value in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda _, pool: underway.remove(pool), raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda *_: note("release"), raising=False)
+    capture_stream.cache_clear()
+    runner = CudaGraphs(device)
+    with pytest.raises(StrobeError, match="cannot be captured") if fails else nullcontext():
+        runner._forget(runner._record(call))
+    capture_stream.cache_clear()
+    found = [*["warm-up"] * WARM_UPS, "wait", "capture", *(["set back", "release"] if fails else ["wait"])]
+    assert free == [(what, False) for what in found] and not underway

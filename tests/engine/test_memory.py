@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from strobe.core.errors import StrobeError
 from strobe.engine.config import EngineConfig, replace_knobs
 from strobe.engine.load import model_parts
-from strobe.engine.memory import GIB, MemoryClaim, MemoryPart, check, check_together, claim_of, free_bytes, plan_arena, predict
+from strobe.engine.memory import GIB, MemoryPart, check, check_together, claim_of, free_bytes, predict
 from strobe.engine.model import Model, latent_shape
 from strobe.engine.presets import PRESETS
 from strobe.engine.resolve import resolve
@@ -73,27 +73,6 @@ def test_an_autoencoder_elsewhere_takes_nothing_here() -> None:
     changed = {name for name in found[0] if found[0][name] != found[1][name]}
     assert changed >= {"autoencoder weights", "decoder memories"} and changed <= {*changed, "largest pass"}
     assert found[1]["autoencoder weights"] == found[1]["decoder memories"] == 0
-
-
-def test_a_pool_is_planned_and_counted() -> None:
-    """It holds what is kept, the largest recache of the transformer, and the decoder's memories twice beside its largest call."""
-    parts = model_parts("wan-1.3b")
-    here = resolve(EngineConfig(dtype="bfloat16"), parts.defaults, CPU)
-    pooled = replace(here, knobs=replace_knobs(here.knobs, memory_pool=True, cuda_graphs=True))
-    plan, found = plan_arena(parts, pooled), {part.name: part.num_bytes for part in predict(parts, pooled)}
-    assert plan.kept_bytes == found["keys and values"] + found["inputs of graphs"]
-    assert plan.passes_bytes == found["largest pass"] == 12 * 1560 * (2 * 1536 + 2 * 8960) * 2
-    late = replace(here, knobs=replace_knobs(here.knobs, late_frames=True))
-    assert plan.decoder_bytes == found["decoder memories"] + predict(parts, late)[-1].num_bytes - plan.passes_bytes
-    pool = ("keys and values", "inputs of graphs", "decoder memories", "reserved in the pool")
-    assert plan.total_bytes == sum(found[name] for name in pool)
-    launched = plan_arena(parts, replace(pooled, knobs=replace_knobs(pooled.knobs, cuda_graphs=False)))
-    assert (launched.passes_bytes, launched.kept_bytes) == (0, found["keys and values"])
-    elsewhere = replace(pooled, decode_device=torch.device("cuda", 1))
-    assert plan_arena(parts, elsewhere).decoder_bytes == 0
-    assert {part.name: part.num_bytes for part in predict(parts, elsewhere)}["reserved in the pool"] == plan.passes_bytes
-    assert plan_arena(parts, here).total_bytes == 0
-    assert {part.name: part.num_bytes for part in predict(parts, here)}["reserved in the pool"] == 0
 
 
 class Live(TorchDispatchMode):
@@ -182,10 +161,7 @@ def test_memory_that_is_not_there() -> None:
 
 def test_sessions_open_at_a_time_must_fit_together() -> None:
     """What each holds is added up; what only one needs at a time is counted once."""
-    claims = {
-        "a": MemoryClaim(held_bytes=3 * GIB, passing_bytes=2 * GIB),
-        "b": MemoryClaim(held_bytes=4 * GIB, passing_bytes=GIB),
-    }
+    claims = {"a": (3 * GIB, 2 * GIB), "b": (4 * GIB, GIB)}
     check_together(claims, 9 * GIB, CPU)
     said = (
         r"2 sessions .* 9\.0 GiB, and cpu has 8\.9 GiB free \(a 3\.0, b 4\.0 GiB, and 2\.0 .*the first 1 would fit.*compare fewer"
@@ -196,17 +172,17 @@ def test_sessions_open_at_a_time_must_fit_together() -> None:
         check_together(claims, 4 * GIB, CPU)
 
 
-@pytest.mark.parametrize(("graphs", "pool"), [(False, False), (True, False), (True, True)])
-def test_what_a_session_holds_and_what_passes(graphs: bool, pool: bool) -> None:
-    """Graphs keep what their passes work with, in a pool of their own or in the session's."""
+@pytest.mark.parametrize("graphs", [False, True])
+def test_what_a_session_holds_and_what_passes(graphs: bool) -> None:
+    """Graphs keep what their passes work with."""
     parts = model_parts("wan-1.3b")
     here = resolve(EngineConfig(dtype="bfloat16"), parts.defaults, CPU)
-    config = replace(here, knobs=replace_knobs(here.knobs, memory_pool=pool, cuda_graphs=graphs))
+    config = replace(here, knobs=replace_knobs(here.knobs, cuda_graphs=graphs))
     predicted = predict(parts, config)
-    found, claim = {part.name: part.num_bytes for part in predicted}, claim_of(predicted, config)
-    assert claim.held_bytes == sum(found.values()) - (0 if graphs and not pool else found["largest pass"])
+    found, (held, passing) = {part.name: part.num_bytes for part in predicted}, claim_of(predicted, config)
+    assert held == sum(found.values()) - (0 if graphs else found["largest pass"])
     kept = found["keys and values"]
-    assert claim.passing_bytes == (kept if graphs and not pool else max(kept, found["largest pass"]))
+    assert passing == (kept if graphs else max(kept, found["largest pass"]))
 
 
 def test_a_session_that_does_not_fit_a_cpu_is_refused(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:

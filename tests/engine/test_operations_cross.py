@@ -1,5 +1,5 @@
 """Whatever is done to sessions, in whatever order: they stream what a new session streams that is told everything from the start,
-and that is never copied, saved, rewound or made ready."""
+and that is never copied, saved or rewound."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ACTS: st.SearchStrategy[Step] = st.one_of(
         st.just("prompt"), st.sampled_from(PROMPTS), st.sampled_from(["recache", "soft", "interpolate"]), st.integers(1, 3)
     ),
     st.tuples(st.just("lora"), st.sampled_from([1, 2, None]), st.sampled_from([1.0, 0.5])),
-    st.sampled_from([("prepare",), ("fork",)]),
+    st.just(("fork",)),
     st.sampled_from([("snapshot",), ("snapshot", "saved")]),
     st.tuples(st.sampled_from(["restore", "reopen"]), st.integers(0, 1)),
     st.tuples(st.just("restart"), st.sampled_from(PROMPTS)),
@@ -121,8 +121,6 @@ class Operations(RuleBasedStateMachine):
                 do(live.session, act, self.loras)
         elif what in ("lora", "prompt"):
             self.tell(live, act)
-        elif what == "prepare":
-            live.session.prepare()
         elif what == "restart":
             self.restarted(live, str(act[1]))
         elif what == "snapshot":

@@ -30,7 +30,7 @@ from strobe.engine.graphs import Recorded
 from strobe.engine.load import check_past
 from strobe.engine.memory import predict
 from strobe.engine.model import Model
-from strobe.engine.parallel.rank import on_several
+from strobe.engine.parallel.rank import check_several
 from strobe.engine.presets import preset
 from strobe.engine.prompts import Switch, offered_modes
 from strobe.engine.resolve import ResolvedConfig, resolve
@@ -161,7 +161,7 @@ def test_what_does_not_go_together_is_refused(tiny: Model, past: str, config: En
 @pytest.mark.parametrize("past", PASTS)
 def test_several_devices_are_refused(tiny: Model, past: str) -> None:
     with pytest.raises(ConfigError, match=f"past that is {past} runs on one device"):
-        on_several(resolved(tiny, past))
+        check_several(resolved(tiny, past))
 
 
 # ------------------------------------------------------------------------------------------------- a past that is recomputed
@@ -269,15 +269,6 @@ def test_batches_first_blocks_and_prompts(build: Make, tiny: Model) -> None:
     prompts = ["red circle"] * 3 + ["blue square"] * 2
     for index, sample in enumerate((0, 4)):
         close(torch.cat(found, dim=1)[index], recomputed(tiny, [1, 3, 3, 3, 3], sample=sample, prompts=prompts))
-
-
-def test_a_prepared_prompt_changes_nothing(build: Make) -> None:
-    plain, ahead = build("recomputed"), build("recomputed")
-    for session in (plain, ahead):
-        streamed(session, 3)
-        session.prompt("blue square", mode="recache")
-    ahead.prepare()
-    assert torch.equal(streamed(plain, 2), streamed(ahead, 2))
 
 
 def test_eight_bits_are_near(build: Make) -> None:
@@ -579,18 +570,10 @@ def test_a_failed_frame_block_may_be_another_one_again(build: Make, monkeypatch:
         assert torch.equal(streamed(session, 4), streamed(other, 4))
 
 
-def test_prepared_shots_are_the_same(build: Make) -> None:
-    plain, ahead = build("shots"), build("shots")
-    cuts = {3: "blue square", 4: "red square"}
-    expected, found = streamed(plain, 5, cuts), [streamed(ahead, 3)]
-    for prompt in cuts.values():
-        ahead.prompt(prompt, mode="shot")
-        ahead.prepare()
-        assert ahead._stream._ahead.kept is None  # type: ignore[union-attr]  # nothing is derived again, so nothing is copied
-        found.append(streamed(ahead, 1))
-    assert torch.equal(torch.cat(found, dim=1), expected)
-    predicted = {part.name: part.num_bytes for part in predict(plain.model, plain.config)}
-    assert predicted["keys and values"] == plain._stream._cache.num_bytes  # type: ignore[attr-defined]
+def test_memory_of_shots_is_predicted(build: Make) -> None:
+    session = build("shots")
+    predicted = {part.name: part.num_bytes for part in predict(session.model, session.config)}
+    assert predicted["keys and values"] == session._stream._cache.num_bytes  # type: ignore[attr-defined]
 
 
 def test_what_there_is_only_with_shots_or_without(make: Make, build: Make, tiny: Model) -> None:

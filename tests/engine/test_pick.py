@@ -125,7 +125,7 @@ def test_what_a_device_lacks_or_a_model_is_too_small_for_is_passed_over(choose: 
 
 def test_what_runs_the_same_here_is_measured_once(choose: Choose, sessions: list[Session]) -> None:
     pooled, plain = (
-        EngineConfig(name=name, knobs=replace(EngineConfig().knobs, memory_pool=on)) for name, on in (("a", 1), ("b", 0))
+        EngineConfig(name=name, knobs=replace(EngineConfig().knobs, merge_lora=on)) for name, on in (("a", 1), ("b", 0))
     )
     found = choose({"a": 1.0, "b": 1.0, "best": 24.0}, candidates=(pooled, plain, CANDIDATES[0]))
     assert found.trials[1].reason == "runs as a does here" and len(sessions) == 2

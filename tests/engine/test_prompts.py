@@ -21,9 +21,9 @@ from strobe.engine.prompts import (
     blocks_for,
     check_switches,
     encode_prompts,
-    parse_switch,
     prompts_ready,
     read_prompts,
+    read_switch,
     read_weights,
     switches_of,
 )
@@ -47,7 +47,7 @@ DEFAULTS = ModelDefaults(frame_size=(32, 32), fps=16, stride=VaeStride(), frame_
     ],
 )
 def test_switches_read_time_and_prompt(text: str, frame_block: int, prompt: str) -> None:
-    assert parse_switch(text, DEFAULTS) == Switch(frame_block=frame_block, prompt=prompt)
+    assert read_switch(text).switch(DEFAULTS) == Switch(frame_block=frame_block, prompt=prompt)
 
 
 @pytest.mark.parametrize(
@@ -55,17 +55,17 @@ def test_switches_read_time_and_prompt(text: str, frame_block: int, prompt: str)
 )
 def test_what_cannot_be_read_gets_an_example(text: str) -> None:
     with pytest.raises(ConfigError, match="write for example"):
-        parse_switch(text, DEFAULTS)
+        read_switch(text).switch(DEFAULTS)
 
 
 @pytest.mark.parametrize("text", ["0s:a", "block=0:a"])
 def test_the_first_block_has_the_first_prompt(text: str) -> None:
     with pytest.raises(ConfigError, match="smallest: 1"):
-        parse_switch(text, DEFAULTS)
+        read_switch(text).switch(DEFAULTS)
 
 
 def test_modes_are_checked() -> None:
-    assert parse_switch("block=2:a", DEFAULTS, mode="interpolate", over=3).over == 3
+    assert read_switch("block=2:a", mode="interpolate").mode == "interpolate"
     with pytest.raises(ConfigError, match="did you mean 'recache'"):
         Switch(frame_block=1, prompt="a", mode="recach")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="smallest: 1"):
@@ -204,7 +204,7 @@ block = 40 interpolate: a red star
 
 def test_lines_become_switches_at_the_next_frame_block() -> None:
     prompts = read_prompts(FILE, "f")
-    assert [each.line for each in prompts] == [4, 5, 6, 7, 8] and prompts[0].first and not any(each.first for each in prompts[1:])
+    assert len(prompts) == 5 and prompts[0].first and not any(each.first for each in prompts[1:])
     assert prompts[0].prompt == "a red circle: large"
     # frame block n begins with frame 9 + 12 (n - 1); 2 s are 32 frames, 12.5 s 200: the first that begins there or later
     starts = [0, *range(9, 999, 12)]

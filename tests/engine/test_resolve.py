@@ -67,7 +67,7 @@ def knobs_on(config: EngineConfig) -> set[str]:
 
 def test_each_lossless_preset_keeps_what_the_one_before_turns_on() -> None:
     sets = [knobs_on(preset(name)) for name in ("baseline", "quality", "balanced", "speed")]
-    assert sets[0] == set() and sets[-1] == {each.name for each in fields(Knobs)} - {"memory_pool"}
+    assert sets[0] == set() and sets[-1] == {each.name for each in fields(Knobs)}
     assert all(first < second for first, second in pairwise(sets))
 
 

@@ -120,7 +120,6 @@ class TestDamage:
         for each in (expected, session):
             list(each.stream(3))
             each.prompt("blue square")
-        session.prepare()
         for each in wrong:
             with pytest.raises(SessionError, match="this snapshot (contradicts itself|has no memory)"):
                 session.restore(each)

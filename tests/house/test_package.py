@@ -72,17 +72,16 @@ def test_a_lock_is_names_versions_and_hashes(path: Path) -> None:
 
 
 def test_the_locks_satisfy_what_the_project_asks_for() -> None:
-    names = ("runtime", "serve", "dev", "ray")
-    runtime, serve, dev, ray = (locked(ROOT / "requirements" / f"{name}.lock") for name in names)
+    names = ("runtime", "serve", "dev")
+    runtime, serve, dev = (locked(ROOT / "requirements" / f"{name}.lock") for name in names)
     assert dev.items() >= serve.items() >= runtime.items()
     docs = locked(ROOT / "requirements" / "docs.lock")
-    assert not (ray.keys() | docs.keys()) & dev.keys(), "they are installed beside dev.lock"
+    assert not docs.keys() & dev.keys(), "they are installed beside dev.lock"
     extras, asked = PROJECT["project"]["optional-dependencies"], PROJECT["project"]["dependencies"]
     wanted = (
         (runtime, asked),
         (dev, PROJECT["dependency-groups"]["dev"]),
         (serve, extras["serve"] + extras["hub"]),
-        (ray, extras["ray"]),
     )
     for lock, requirement in ((lock, Requirement(spec)) for lock, specs in wanted for spec in specs):
         if requirement.name != "torch":
@@ -119,7 +118,7 @@ OTHERS = re.compile(r"\bstrobe\[|\binstall[- a-z]* '?strobe(?![-_\w])|/strobe-\*
 
 def test_nothing_asks_for_another_project() -> None:
     assert PROJECT["project"]["name"] == DISTRIBUTION != "strobe"
-    for wrong in ("install strobe[vmaf]", "pip install strobe", "uv pip install 'strobe[ray]'", "dist/strobe-*.whl"):
+    for wrong in ("install strobe[vmaf]", "pip install strobe", "uv pip install 'strobe[wan]'", "dist/strobe-*.whl"):
         assert OTHERS.search(wrong)
     for right in ("pip install 'strobe-video[vmaf]'", "install.strobe", "strobe_video-*.whl"):
         assert not OTHERS.search(right)

@@ -25,7 +25,7 @@ from strobe.engine.model import Model
 from strobe.engine.presets import preset
 from strobe.engine.resolve import resolve
 from strobe.serve.protocol import MARKS
-from strobe.serve.scheduler import ENOUGH, FULL, Demand, StreamCost, admit, choose, learn
+from strobe.serve.scheduler import ENOUGH, FULL, Demand, StreamCost, choose, learn, refusal
 from strobe.serve.streams import Block, GpuClock, LiveStream, Origin, SpareSessions
 from strobe.serve.worker import Worker
 from tiny_model import well_read_model
@@ -128,17 +128,12 @@ def test_a_reset_that_is_refused_leaves_the_stream(model: Model) -> None:
     assert stream.generation == 1 and np.array_equal(frames(stream, 3), expected(model, 3))
 
 
-def test_after_a_reset_a_block_is_given_up_if_the_stream_plays_alone(model: Model) -> None:
+def test_after_a_reset_a_block_is_given_up_and_made_anew(model: Model) -> None:
     stream = live_stream(model)
     stream.reset(Origin(prompt="a red circle moving left", seed=3, preset="turbo"), preset("turbo"))
-    stream.give_up.set()
-    stream.alone = False
-    first = stream.make()
-    stream.alone = True
-    assert first is not None and stream.make() is None and stream.given_up
-    stream.give_up.clear()
-    second = stream.make()
-    assert second is not None and np.array_equal(np.concatenate([first.frames, second.frames]), expected(model, 2))
+    first, given_up, second = stream.make(), stream.make(lambda: True), stream.make()
+    assert given_up is None and first is not None and second is not None
+    assert np.array_equal(np.concatenate([first.frames, second.frames]), expected(model, 2))
 
 
 def test_branches_are_bounded_and_numbered(model: Model) -> None:
@@ -238,7 +233,7 @@ class Steered:
         text = self.prompts.pop(inner.state.next_block, None)
         if text is not None:
             self.answers.append(self.worker.prompt("a", text, "recache", 4, time.monotonic()))
-            self.worker.submit(lambda: self.orders.append(self.worker.stream("a").given_up))
+            self.worker.submit(lambda: self.orders.append(self.worker._again))
         return flow(*arguments)
 
     def _made(self, name: str, block: Block) -> None:
@@ -252,7 +247,7 @@ def test_a_prompt_gives_up_the_block_under_way_only_of_a_stream_that_plays_alone
     found = Steered(model, streams, {3: SQUARE})
     (answer,), blocks = found.answers, found.blocks["a"]
     assert answer.result() == (1, at)
-    assert found.orders == [False], "what is asked for after a prompt finds the stream between two frame blocks"
+    assert found.orders == [""], "what is asked for after a prompt finds the stream between two frame blocks"
     assert np.array_equal(
         np.concatenate([block.frames for block in blocks[:7]]), expected(model, 7, strobe.Switch(frame_block=at, prompt=SQUARE))
     )
@@ -325,14 +320,14 @@ def test_a_stream_that_is_paused_or_ahead_is_not_made() -> None:
 
 def test_the_one_too_many_is_told_what_would_fit() -> None:
     three = [COSTS["balanced"]] * 3
-    answer = admit("balanced", three, COSTS, free_bytes=100 * GIB, start_buffer_s=0.5, most=100)
-    assert not answer.admitted and answer.reason_kind == "time"
-    assert answer.fits == tuple(
-        name for name in COSTS if admit(name, three, COSTS, free_bytes=100 * GIB, start_buffer_s=0.5, most=100).admitted
-    )
-    memory = admit("ultra", [], COSTS, free_bytes=3 * GIB, start_buffer_s=0.5, most=100)
-    assert memory.reason_kind == "memory" and "4.0 GiB" in memory.reason and not memory.fits
-    assert admit("ultra", [COSTS["ultra"]], COSTS, free_bytes=100 * GIB, start_buffer_s=0.5, most=1).reason_kind == "streams"
+    room = {"free_bytes": 100 * GIB, "start_buffer_s": 0.5, "most": 100}
+    told = refusal("balanced", three, COSTS, **room)
+    assert told is not None and told.kind == "time"
+    assert told.fits == tuple(name for name in COSTS if refusal(name, three, COSTS, **room) is None)
+    memory = refusal("ultra", [], COSTS, **room | {"free_bytes": 3 * GIB})
+    assert memory is not None and memory.kind == "memory" and "4.0 GiB" in str(memory) and not memory.fits
+    many = refusal("ultra", [COSTS["ultra"]], COSTS, **room | {"most": 1})
+    assert many is not None and many.kind == "streams"
 
 
 @given(
@@ -351,17 +346,10 @@ def test_a_cost_is_learned_from_streams_that_run(steady: list[float], switched: 
         assert found.longest_s / found.block_s == pytest.approx(predicted.longest_s / predicted.block_s)
 
 
-def test_a_device_that_is_slower_than_predicted_lets_fewer_streams_in() -> None:
-    slow = {**COSTS, "turbo": learn(COSTS["turbo"], [0.4] * ENOUGH, [])}
-    room = {"free_bytes": 100 * GIB, "start_buffer_s": 0.5, "most": 100}
-    assert admit("turbo", [COSTS["turbo"]], COSTS, **room).admitted
-    assert not admit("turbo", [slow["turbo"]], slow, **room).admitted
-
-
 def test_alone_a_stream_is_let_in_however_slow() -> None:
     slow = {"slow": StreamCost(block_s=2.0, longest_s=3.0, content_s=0.75, stream_bytes=1)}
-    assert admit("slow", [], slow, free_bytes=10, start_buffer_s=0.5, most=2).admitted
-    assert not admit("slow", [slow["slow"]], slow, free_bytes=10, start_buffer_s=0.5, most=2).admitted
+    assert refusal("slow", [], slow, free_bytes=10, start_buffer_s=0.5, most=2) is None
+    assert refusal("slow", [slow["slow"]], slow, free_bytes=10, start_buffer_s=0.5, most=2) is not None
 
 
 @pytest.mark.parametrize("switching", [False, True])

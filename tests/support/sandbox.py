@@ -122,8 +122,7 @@ def _allowed(arguments: list[str] | None) -> tuple[int, ...]:
 
 def _as_a_server(command: Command, folder: Path) -> str:
     """Start a server on a free port, read its page, end it with Ctrl-C; return what went wrong, empty if nothing."""
-    chosen = {"--port", "--executor"} & set(command.words)  # replicas share one port, which must be known
-    line = f"exec {command.text}{'' if chosen else ' --port 0'}"
+    line = f"exec {command.text}{'' if '--port' in command.words else ' --port 0'}"
     if "cert.pem" in command.words:
         write_certificate(folder)
     environment = _environment(folder) | {"PYTHONUNBUFFERED": "1", "TOKEN": _TOKEN}

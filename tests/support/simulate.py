@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from strobe.serve.scheduler import Demand, StreamCost, admit, choose
+from strobe.serve.scheduler import Demand, StreamCost, choose, refusal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +32,6 @@ class Watched:
 
     preset: str
     admitted: bool
-    fits: tuple[str, ...] = ()
     blocks: int = 0
     late: int = 0
     stall_s: float = 0.0
@@ -79,7 +78,7 @@ def simulate(
         while coming_times and coming_times[0][0] <= now:
             _, number = heapq.heappop(coming_times)
             arrival, outcome = arrivals[number], outcomes[number]
-            answer = admit(
+            refused = refusal(
                 arrival.preset,
                 [stream.cost for stream in streams if stream.ends_s > now],
                 costs,
@@ -87,8 +86,8 @@ def simulate(
                 start_buffer_s=start_buffer_s,
                 most=most,
             )
-            outcome.admitted, outcome.fits = answer.admitted, answer.fits
-            if answer.admitted:
+            outcome.admitted = refused is None
+            if refused is None:
                 streams.append(_opened(arrival, f"{number:06d}", outcome, costs[arrival.preset], now))
         streams = [stream for stream in streams if stream.ends_s > now]
         demands = [

@@ -21,7 +21,7 @@ from strobe.bench.runner import end_line
 from strobe.core.errors import ConfigError
 from strobe.core.printable import first_of
 from strobe.core.tolerances import tolerance
-from strobe.engine.caches import prepare_cache
+from strobe.engine.caches import new_cache
 from strobe.engine.config import EngineConfig
 from strobe.engine.decode import FrameDecoder
 from strobe.engine.denoise import draw_block
@@ -244,7 +244,7 @@ def flows_of(
     """
     size, wan = config.frame_block, dit.dit
     text = dit.read(encode_prompts(model.text, [prompt]).to(config.device))
-    cache = prepare_cache(wan.config, latent_shape(model.defaults, wan.config), config, 1)()
+    cache = new_cache(wan.config, latent_shape(model.defaults, wan.config), config, 1)
     blocks = latents.float().unsqueeze(0).split(size, dim=1)
     for index, block in enumerate(blocks[:-1]):
         dit.write(block, text, cache.at(index * size, size))

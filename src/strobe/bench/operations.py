@@ -24,7 +24,7 @@ from strobe.core.costs import Cost, CostItem, PassShape, TransformerShape
 from strobe.core.errors import ConfigError
 from strobe.core.shapes import LatentShape
 from strobe.eightbit.rounded import RoundedKeys, RoundedQueries
-from strobe.engine.caches import attended_keys, prepare_cache
+from strobe.engine.caches import attended_keys, new_cache
 from strobe.engine.config import EngineConfig
 from strobe.engine.denoise import draw_block, onward
 from strobe.engine.model import Model, latent_shape
@@ -300,7 +300,7 @@ class StepParts:
         if not isinstance(self.transformer.dit, CausalWan):
             raise ConfigError(f"{model.name} is none of Wan's transformers, whose operations are known, so none is timed alone")
         self.dit = self.transformer.dit
-        self.cache = prepare_cache(model.dit.config, shape, config, 1)()
+        self.cache = new_cache(model.dit.config, shape, config, 1)
         block = (shape.frames, shape.channels, shape.height, shape.width)
         self.latents = draw_block(0, (0,), 0, 1, block, config.device).initial
         self.text = self.transformer.read(torch.zeros(1, 1, model.dit.config.text_dim))

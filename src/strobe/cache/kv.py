@@ -122,7 +122,7 @@ class HistoryTiles:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Reach:
-    """The part of the tensors of `strobe.cache.kv.TiledStep.write` that a pass attends to, and whether its own keys are in it.
+    """The part of the tensors of `RingStep.write` that a pass attends to, and whether its own keys are in it.
 
     Args:
         tiles: how frames behind the sink lie.
@@ -381,6 +381,7 @@ class SlotStep(Generic[Ring]):
             tensor is the cache's and follows the frames that it opened last.
         attended: so many first rows are attended.
         skipped: leading tokens that are not kept.
+        reach: part of these rows that is attended, in a ring with tiles; None: all.
     """
 
     cache: Ring
@@ -388,7 +389,7 @@ class SlotStep(Generic[Ring]):
     rows: Tensor
     attended: int
     skipped: int
-    reach: None = None
+    reach: Reach | None = None
 
     @property
     def signature(self) -> Signature:
@@ -398,6 +399,17 @@ class SlotStep(Generic[Ring]):
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RingStep(SlotStep["RingCache"]):
     """One pass over a `RingCache`."""
+
+    @property
+    def signature(self) -> Signature:
+        reach = self.reach
+        facts = (self.attended, self.skipped) if reach is None else (reach.whole_rows, reach.covered, reach.num_tiles)
+        return id(self.cache), len(self.positions), *facts
+
+    @property
+    def staged(self) -> bool:
+        """Whether all keys and values of the pass are attended where they are kept: as they are without tiles, or staged."""
+        return self.reach is None or self.reach.covered == self.rows.shape[0]
 
     def buffers(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return keys and values of a layer as they are kept, `[B, rows, H, D]`."""
@@ -411,40 +423,6 @@ class RingStep(SlotStep["RingCache"]):
     def _write(self, buffer: Tensor, new: Tensor) -> Tensor:
         store(buffer, self.rows, new.detach(), self.skipped)
         return graded(buffer[:, : self.attended], self.rows, new, self.skipped)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class TiledStep:
-    """One pass over a ring with tiles. `rows`, `skipped` and `signature` are those of a `RingStep`."""
-
-    cache: RingCache
-    positions: tuple[int, ...]
-    rows: Tensor
-    skipped: int
-    reach: Reach
-
-    @property
-    def signature(self) -> Signature:
-        return id(self.cache), len(self.positions), self.reach.whole_rows, self.reach.covered, self.reach.num_tiles
-
-    @property
-    def staged(self) -> bool:
-        """Whether all keys and values of the pass are staged, so that they are attended where they are kept."""
-        return self.reach.covered == self.rows.shape[0]
-
-    def buffers(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values of a layer as they are kept, `[B, rows, H, D]`."""
-        return self.cache.keys[layer], self.cache.values[layer]
-
-    def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store k (after RoPE) and v [B, F*N, H, D]; return all that the layer holds, of which `reach` is attended.
-
-        With gradients on the result is a copy through which k and v get gradients.
-        """
-        keys, values = self.buffers(layer)
-        store(keys, self.rows, k.detach(), self.skipped)
-        store(values, self.rows, v.detach(), self.skipped)
-        return graded(keys, self.rows, k, self.skipped), graded(values, self.rows, v, self.skipped)
 
 
 Step = TypeVar("Step", bound=CacheStep)
@@ -528,9 +506,14 @@ class SlotRing(ABC, Generic[Step]):
         for tensor in self._held() if erase else ():
             tensor.zero_()
 
-    @abstractmethod
     def snapshot(self) -> CacheState:
         """Copy the whole cache."""
+        keys, values, sink_keys = self._copies()
+        return CacheState(keys=keys, values=values, sink_keys=sink_keys, origin=self._origin, end=self._end)
+
+    @abstractmethod
+    def _copies(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Copy keys, values and sink keys, as a `CacheState` has them."""
 
     @abstractmethod
     def restore(self, state: CacheState) -> None:
@@ -561,13 +544,13 @@ class SlotRing(ABC, Generic[Step]):
     def _step(self, first_frame: int, num_frames: int, *, skip: int) -> Step:
         """Return a pass over frames that were opened, of which the first `skip` are not kept."""
 
-    def _opened(self, first_frame: int, num_frames: int, skip: int) -> dict[str, Any]:
+    def _opened(self, first_frame: int, num_frames: int, skip: int, *, staged: bool = False) -> dict[str, Any]:
         """Return the fields of a `SlotStep` over frames that were opened."""
         tokens = self.shape.tokens_per_frame
         return {
             "cache": self,
             "positions": tuple(range(first_frame, first_frame + num_frames)),
-            "rows": self._rows.fill(self.policy, first_frame - self._origin, num_frames, skip),
+            "rows": self._rows.fill(self.policy, first_frame - self._origin, num_frames, skip, staged=staged),
             "attended": self.policy.filled(self._end - self._origin) * tokens,
             "skipped": skip * tokens,
         }
@@ -583,7 +566,7 @@ class SlotRing(ABC, Generic[Step]):
             self._turn_sink(before, after)
 
 
-class RingCache(SlotRing[RingStep | TiledStep]):
+class RingCache(SlotRing[RingStep]):
     """Keys and values of all layers in two tensors of fixed size and address; frames are neither moved nor copied twice.
 
     Keys are stored after RoPE, so attention does not depend on the order of slots.
@@ -644,21 +627,14 @@ class RingCache(SlotRing[RingStep | TiledStep]):
         coarse = 0 if self._tiled is None else self._tiled.means.nbytes
         return coarse + sum(tensor.nbytes for tensor in self._held())
 
-    def at(self, first_frame: int, num_frames: int) -> RingStep | TiledStep:
+    def at(self, first_frame: int, num_frames: int) -> RingStep:
         again = first_frame < self._end
         self._open(first_frame, first_frame + num_frames)
         staged = self._tiled is not None and self._tiled.open(first_frame - self._origin, self._end - self._origin, again=again)
         return self._step(first_frame, num_frames, skip=0, staged=staged)
 
-    def snapshot(self) -> CacheState:
-        """Copy the whole cache."""
-        return CacheState(
-            keys=self._copied(self.keys),
-            values=self._copied(self.values),
-            sink_keys=self._sink_keys.clone(),
-            origin=self._origin,
-            end=self._end,
-        )
+    def _copies(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self._copied(self.keys), self._copied(self.values), self._sink_keys.clone()
 
     def restore(self, state: CacheState) -> None:
         """Return to a snapshot of a cache of the same shape; addresses stay.
@@ -687,13 +663,12 @@ class RingCache(SlotRing[RingStep | TiledStep]):
             self._tiled.settle(buffer, copy[:, :, self._sink_rows :], self._end - self._origin)
         return copy
 
-    def _step(self, first_frame: int, num_frames: int, *, skip: int, staged: bool = False) -> RingStep | TiledStep:
-        if self._tiled is None:
-            return RingStep(**self._opened(first_frame, num_frames, skip))
-        first, positions = first_frame - self._origin, tuple(range(first_frame, first_frame + num_frames))
-        rows = self._rows.fill(self.policy, first, num_frames, skip, staged=staged)
-        reach = self._tiled.reach(first, self._end - self._origin, skip=skip, staged=staged)
-        return TiledStep(cache=self, positions=positions, rows=rows, skipped=skip * self.shape.tokens_per_frame, reach=reach)
+    def _step(self, first_frame: int, num_frames: int, *, skip: int, staged: bool = False) -> RingStep:
+        facts = self._opened(first_frame, num_frames, skip, staged=staged)
+        if self._tiled is not None:
+            reach = self._tiled.reach(first_frame - self._origin, self._end - self._origin, skip=skip, staged=staged)
+            facts |= {"reach": reach, "attended": self.keys.shape[2]}
+        return RingStep(**facts)
 
     def _turn_sink(self, before: int, after: int) -> None:
         """As long as they are rotated, the sink and its copy at their own positions are the same keys."""

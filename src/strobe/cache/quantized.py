@@ -96,15 +96,10 @@ class QuantizedRing(SlotRing[QuantizedStep]):
         """Memory of keys and values, scales, the canonical sink keys and the buffer that all layers share, bytes."""
         return self.values.nbytes + self.scales.nbytes + self._sink.num_bytes + self.full.nbytes
 
-    def snapshot(self) -> CacheState:
-        """Copy the whole cache: int8 `[..., D + 4]`, the bytes of each row and then of its scale."""
-        return CacheState(
-            keys=_packed(Quantized(self.values[0], self.scales[0])),
-            values=_packed(Quantized(self.values[1], self.scales[1])),
-            sink_keys=_packed(self._sink),
-            origin=self._origin,
-            end=self._end,
-        )
+    def _copies(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Copy as int8 `[..., D + 4]`, the bytes of each row and then of its scale."""
+        keys, values = (_packed(Quantized(self.values[index], self.scales[index])) for index in range(2))
+        return keys, values, _packed(self._sink)
 
     def restore(self, state: CacheState) -> None:
         """Return to a snapshot of a cache of the same shape and format; addresses stay. Raises: see `RingCache.restore`."""
@@ -261,15 +256,10 @@ class EightBitRing(SlotRing[EightBitStep]):
         """Return all rows of a layer."""
         return _each(self._kept, lambda tensor: tensor[layer])
 
-    def snapshot(self) -> CacheState:
-        """Copy the whole cache: int8 keys `[L, B, rows, H, D]`, and values with the bytes of means and scales behind them."""
-        return CacheState(
-            keys=self._kept.keys.transpose(2, 3).contiguous(),
-            values=torch.cat((self._kept.values.view(torch.int8), *map(self._packed, constants(self._kept))), dim=-1),
-            sink_keys=self.sink_keys.clone(),
-            origin=self._origin,
-            end=self._end,
-        )
+    def _copies(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Copy as int8 keys `[L, B, rows, H, D]`, and values with the bytes of means and scales behind them."""
+        values = torch.cat((self._kept.values.view(torch.int8), *map(self._packed, constants(self._kept))), dim=-1)
+        return self._kept.keys.transpose(2, 3).contiguous(), values, self.sink_keys.clone()
 
     def restore(self, state: CacheState) -> None:
         """Return to a snapshot of a cache of the same shape and format; addresses stay.

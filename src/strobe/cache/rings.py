@@ -17,7 +17,6 @@ from strobe.cache.kv import (
     Signature,
     SlotRing,
     StepAround,
-    TiledStep,
     TokenRows,
     check_state,
 )
@@ -108,15 +107,8 @@ class RollingCache(SlotRing[_RollingStep]):
         self._local_end[layer] = stop
         return found
 
-    def snapshot(self) -> CacheState:
-        """Copy the whole cache."""
-        return CacheState(
-            keys=self.keys.clone(),
-            values=self.values.clone(),
-            sink_keys=self.keys[:, :, :0].clone(),
-            origin=self._origin,
-            end=self._end,
-        )
+    def _copies(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.keys.clone(), self.values.clone(), self.keys[:, :, :0].clone()
 
     def restore(self, state: CacheState) -> None:
         """Return to a snapshot of a cache of the same shape. Raises: see `RingCache.restore`."""
@@ -236,7 +228,6 @@ class AheadRing(RingCache):
     def finish(self, first_frame: int, num_frames: int) -> RingStep | _LocalStep:
         """Open the next finished frames: they see the frames that fit behind the sink, itself only where it is one of those."""
         step = self.at(first_frame, num_frames)
-        assert isinstance(step, RingStep)
         return step if self.end <= self.policy.local else _LocalStep(step=step, skipped=self._sink_rows)
 
     def take_back(self, end: int) -> None:
@@ -298,7 +289,6 @@ class ShotRing:
             raise SessionError(f"frames from {first_frame} on were not opened together; open those from {self._first} on")
         self._now = self._ring.policy = self._before.opened(first_frame, num_frames, cut=cut)
         step = self._ring.at(first_frame, num_frames)
-        assert not isinstance(step, TiledStep)
         return replace(step, positions=tuple(frame + self._now.leap for frame in step.positions))
 
     def rewrite(self, end: int | None = None, *, keep_sink: bool) -> RingStep | QuantizedStep:

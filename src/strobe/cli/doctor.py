@@ -345,12 +345,11 @@ def predict_memory(model: str, parts: ModelParts, config: ResolvedConfig, sample
         "samples": samples,
         "dtype": str(config.dtype).removeprefix("torch."),
         **_held(memory.predict(parts, config, samples)),
-        "arena_bytes": memory.plan_arena(parts, config, samples).total_bytes,
         "free_bytes": memory.free_bytes(config.device),
     }
 
 
-def predict_devices(parts: ModelParts, one: ResolvedConfig, samples: int, most: int) -> list[dict[str, Any]]:
+def predict_devices(parts: ModelParts, config: ResolvedConfig, samples: int, most: int) -> list[dict[str, Any]]:
     """Predict, for 1 to `most` devices, their grid and the memory of rank 0 and of the fullest other rank, or why they cannot.
 
     Rank 0 decodes; of the others, rank 1 holds most.
@@ -359,9 +358,10 @@ def predict_devices(parts: ModelParts, one: ResolvedConfig, samples: int, most: 
     from strobe.engine.model import latent_shape
     from strobe.engine.parallel import legal_degrees
     from strobe.engine.parallel.layout import Layout
-    from strobe.engine.parallel.rank import on_several
+    from strobe.engine.parallel.rank import check_several
 
-    dit, config = parts.dit.config, on_several(one)
+    check_several(config)
+    dit = parts.dit.config
     tokens = latent_shape(parts.defaults, dit).token_grid(dit.patch).tokens_per_frame
     legal = legal_degrees(dit.num_heads, tokens, most, sparse=config.sparsity > 0)
     layouts = [
@@ -404,8 +404,6 @@ def memory_table(memory: dict[str, Any]) -> Iterator[RenderableType]:
     verdict = "" if free is None else f"{'fits' if free >= memory['total_bytes'] else 'does not fit'}: {_amount(free, unit)} free"
     table.add_row("  total", _amount(memory["total_bytes"], unit), verdict)
     yield table
-    if memory["arena_bytes"]:
-        yield f"  {_amount(memory['arena_bytes'], unit)} of it in one pool: keys and values, recorded passes and the decoder"
     yield "  the text encoder is not counted"
     if memory["needs"]:
         yield f"  to download: {memory['needs']}"

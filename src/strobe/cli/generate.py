@@ -224,7 +224,7 @@ def generate(
         if replay is not None:
             prompt, engine, read = follow(replay, prompt, (*switch, *map(str, timed)), engine)
         prompt = first_of(prompt, timed, prompts)
-        said = (read_switch(text)["prompt"] for text in switch)
+        said = (read_switch(text).prompt for text in switch)
         engine.check_prompts((prompt, *said, *(each.prompt for each in timed)))
         file.check_free()
         from strobe.engine.session import Session
@@ -347,10 +347,10 @@ def switches_for(
     session: Session, said: Sequence[str], timed: Sequence[TimedPrompt], file: Path | None, mode: Mode
 ) -> list[Switch]:
     """Return the prompt switches of flags and file for a session."""
-    from strobe.engine.prompts import check_switches, parse_switch, switches_of
+    from strobe.engine.prompts import check_switches, read_switch, switches_of
 
     defaults, first = session.model.defaults, session.config.first_block
-    found = [parse_switch(text, defaults, mode=mode, first_block=first) for text in said]
+    found = [read_switch(text, mode=mode).switch(defaults, first) for text in said]
     return list(check_switches([*found, *switches_of(timed, str(file), defaults, first)]))
 
 

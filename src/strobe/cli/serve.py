@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import socket
-import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Final
 
 from strobe.cli.completion import DeviceName, PresetName
 from strobe.cli.console import Output, named
-from strobe.cli.interrupted import terminates_as_interrupted
 from strobe.cli.model import ModelFlags
-from strobe.core.errors import ConfigError, ImplUnavailableError, unknown_choice
+from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.core.libraries import broken, install
 from strobe.serve.settings import ServeSettings
 
 if TYPE_CHECKING:
     from strobe.engine.model import Model
-    from strobe.serve.replicas import Replicas
 
 NEEDS = ("starlette.applications", "uvicorn", "websockets.asyncio.client", "prometheus_client", "python_multipart")
 
@@ -31,8 +28,6 @@ def serve(
     device: DeviceName = "auto",
     model: ModelFlags = ModelFlags(),
     settings: Annotated[ServeSettings, SETTINGS] = ServeSettings(),
-    executor: str = "local",
-    replicas: int = 1,
     output: Output = Output(),
 ) -> None:
     """Show streams in a browser, and steer them there: prompts, presets, branches, recordings.
@@ -48,25 +43,10 @@ def serve(
     Args:
         preset: what a viewer gets who asks for none; every preset that runs here may be asked for.
         device: auto, cpu, cuda or cuda:N.
-        executor: local: this process; ray or ray:HOST:PORT: replicas on the machines of a Ray cluster, by default the one this
-            machine belongs to, or a new one; they share the folder `--keep` (needs the extra ray here and there).
-        replicas: how many, each with a device of its own.
     """
     check_installed()
     settings.check_files()
     model.check()
-    kind, _, address = executor.partition(":")
-    if kind == "ray":
-        from strobe.serve.replicas import Replicas
-
-        given = Replicas(model=model.load, device=device, preset=preset, settings=settings, number=replicas)
-        model.config(preset)  # unknown presets are told now
-        _serve_replicas(given, address or None, model.model, output)
-        return
-    if executor != "local":
-        raise unknown_choice("executor", executor, ("local", "ray", "ray:HOST:PORT"))
-    if replicas != 1:
-        raise ConfigError("--replicas: give --executor ray too; without it this process is the server")
     listening = _listen(settings)
     from strobe.core.device import resolve_device
     from strobe.engine.resolve import check_device
@@ -93,23 +73,6 @@ def serve(
     if server.error is not None:
         raise server.error
     output.note("strobe serve: ended; every viewer was told")
-
-
-def _serve_replicas(given: Replicas, address: str | None, model: str, output: Output) -> None:
-    """Run replicas until Ctrl-C or SIGTERM."""
-    from strobe.serve.replicas import start
-
-    settings, preset, device = given.settings, given.preset, given.device
-    end = start(given, address)
-    try:
-        url, _ = _addresses(settings, settings.host, settings.port)
-        output.note(f"strobe serve: {url} ({given.number} replicas of {model}, {preset}, {device})")
-        output.emit({"url": url, "port": settings.port, "model": model, "preset": preset, "device": device})
-        with terminates_as_interrupted(), suppress(KeyboardInterrupt):  # Ray has put a handler of its own in the place of ours
-            threading.Event().wait()
-    finally:
-        end()
-    output.note("strobe serve: ended; every viewer was told, and their streams are kept")
 
 
 def check_installed() -> None:

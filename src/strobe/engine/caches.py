@@ -15,7 +15,7 @@ from strobe.cache.quantized import EightBitRing, QuantizedRing
 from strobe.cache.rings import AheadRing, RollingCache, ShotRing
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.core.shapes import LatentShape, TokenGrid
-from strobe.engine.parallel.rank import RankContext
+from strobe.engine.parallel.rank import RankContext, SharedCache
 from strobe.engine.resolve import ResolvedConfig, without_kernel
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.kernels.api import turn_keys
@@ -91,10 +91,10 @@ def cache_shape(dit: WanConfig, grid: TokenGrid, batch: int) -> CacheShape:
     )
 
 
-def prepare_cache(
+def new_cache(
     dit: WanConfig, latents: LatentShape, config: ResolvedConfig, batch: int, share: RankContext | None = None
-) -> Callable[[], KVCache]:
-    """Prepare what outlives a cache, such as tables of tiles, and return a function that makes it, empty.
+) -> KVCache:
+    """Make an empty cache.
 
     Args:
         batch: streams of the cache.
@@ -119,21 +119,18 @@ def prepare_cache(
     else:
         kind = partial(QuantizedRing, to=config.kv_format)
 
-    def make() -> KVCache:
-        cache = kind(
-            shape if share is None else share.shape(shape),
-            config.policy,
-            device=config.device,
-            dtype=config.dtype,
-            positions=config.positions,
-            rotate=partial(_rotate_by_kernel if config.knobs.fused_kernels else rotate_temporal, dit),
-        )
-        if config.past == "shots":
-            assert isinstance(cache, (RingCache, QuantizedRing)) and share is None, "the configuration was checked"
-            return ShotRing(cache)
-        return cache if share is None else share.cache(cache)
-
-    return make
+    cache = kind(
+        shape if share is None else share.shape(shape),
+        config.policy,
+        device=config.device,
+        dtype=config.dtype,
+        positions=config.positions,
+        rotate=partial(_rotate_by_kernel if config.knobs.fused_kernels else rotate_temporal, dit),
+    )
+    if config.past == "shots":
+        assert isinstance(cache, (RingCache, QuantizedRing)) and share is None, "the configuration was checked"
+        return ShotRing(cache)
+    return cache if share is None else SharedCache(cache, share.layout, share.devices)
 
 
 def _rotate_by_kernel(dit: WanConfig, keys: Tensor, frames: int, out: Tensor) -> None:

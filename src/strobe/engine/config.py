@@ -144,10 +144,6 @@ class Knobs:
     )
     fused_kernels: bool = _knob("norms, modulation, gates, RoPE and cache writes in Triton kernels of their own; off: in PyTorch")
     cuda_graphs: bool = _knob("a pass is one CUDA graph, replayed; off: every kernel is launched by the host")
-    memory_pool: bool = _knob(
-        "keys and values, recorded passes and the decoder take from one pool, sized at the start; off: from torch's as they come",
-        on=False,
-    )
     compile: bool = _knob(
         "Wan's decoder in kernels of its own or through torch.compile, and without fused_kernels the layers of a pass; off: eager"
     )

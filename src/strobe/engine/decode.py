@@ -13,7 +13,6 @@ from torch import Tensor
 
 from strobe.core.errors import SessionError
 from strobe.core.spans import DECODE_WAIT, VAE_DECODE, span
-from strobe.engine.arena import Arena, decode_stream
 from strobe.engine.resolve import ResolvedConfig
 from strobe.models.vae.kernels.api import unavailable
 from strobe.models.vae.stream import Memories, StreamingDecoder
@@ -45,14 +44,9 @@ def levels(frames: Tensor) -> Tensor:
     return (frames.float() * 255).round().to(torch.uint8).permute(0, 1, 3, 4, 2).contiguous()
 
 
-def to_host(made: Tensor, *, beside: bool = False) -> Tensor:
-    """Copy a tensor to the CPU, as an ordinary tensor also in inference mode.
-
-    With `beside` it is pinned, and the copy from a GPU may still be under way.
-    """
-    with torch.inference_mode(False):  # so that its owner may draw on it
-        out = torch.empty(made.shape, dtype=made.dtype, pin_memory=beside)
-    return out.copy_(made, non_blocking=beside)
+def decode_stream(device: torch.device) -> torch.cuda.Stream:
+    """Create a stream for a decoder, before others: frames are there sooner, and the passes beside them end at the same time."""
+    return torch.cuda.Stream(device, priority=-1)
 
 
 class FrameDecoder:
@@ -87,28 +81,19 @@ class FrameDecoder:
         overlap = self._config.knobs.overlap_decode or device != self._config.device
         self._worker = ThreadPoolExecutor(1, "strobe-decode") if overlap and device.type == "cpu" else None
         self._side = decode_stream(device) if overlap and device.type == "cuda" else None
-        self._arena = Arena()
 
     @torch.inference_mode()  # as in a stream: another kind of tensor would be compiled for again
     def warm_up(self, pieces: Sequence[tuple[int, ...]]) -> None:
-        """Decode zeros, so that compiling, tuning and lasting allocations happen before the stream.
-
-        Does nothing where nothing is compiled and knob `memory_pool` is off.
+        """Decode zeros, so that compiling and tuning happen before the stream; does nothing where nothing is compiled.
 
         Args:
             pieces: shapes [B, F, C, Y, X] of the latents of a stream's first frame blocks, in order.
         """
         state = self.state()
         fused = isinstance(self._vae, WanVAE) and self._vae.fused is not None
-        for shape in pieces if self._compiled or fused or self._config.knobs.memory_pool else ():
+        for shape in pieces if self._compiled or fused else ():
             for decoded in self.start(torch.zeros(shape, device=self._config.device), state):
                 state = decoded.state
-
-    def place(self, arena: Arena) -> None:
-        """Reserve memory for decoding in an arena, after `warm_up`; does nothing if another device decodes."""
-        if self._device == self._config.device:
-            self._arena = arena
-            arena.reserve(arena.plan.decoder_bytes, self._side)
 
     def start(self, latents: Tensor, state: DecoderState) -> Iterator[Decoded]:
         """Start to decode latents [B, F, C, Y, X] in parallel to other work, or, where that is off, at the time of the wait.
@@ -144,7 +129,7 @@ class FrameDecoder:
 
     @torch.inference_mode()
     def copied(self, state: DecoderState) -> DecoderState:
-        """Copy a state to memory outside the arena."""
+        """Copy a state."""
         started, memories = state
         return started, tuple(memory if memory is None else memory.clone() for memory in memories)
 
@@ -201,16 +186,19 @@ class FrameDecoder:
         decoder = StreamingDecoder(self._vae)
         decoder.load_state(state)
         limit = torch._dynamo.config.patch(recompile_limit=_GRAPHS) if self._compiled else nullcontext()  # of this thread
-        with self._arena.open(), limit:
+        with limit:
             latents = latents.to(self._device, non_blocking=self._device.type == "cuda")
             dense = [each.clone(memory_format=torch.contiguous_format) for each in self._calls(latents)]  # or compiled for again
             frames = torch.cat([decoder.push(piece) for piece in dense], dim=1)
-            made = to_host(self._levels(frames), beside=self._side is not None)
+            made, beside = self._levels(frames), self._side is not None
+            with torch.inference_mode(False):  # so that its owner may draw on it
+                pixels = torch.empty(made.shape, dtype=made.dtype, pin_memory=beside)
+            pixels.copy_(made, non_blocking=beside)
         ends = None
         if self._config.num_recomputed:
             step = self._vae.stride.time
-            ends = frames[:, (frames.shape[1] - 1) % step :: step].float().clone()  # outside the arena: kept for long
-        return Decoded(made, latents.shape[1], decoder.state(), ends)
+            ends = frames[:, (frames.shape[1] - 1) % step :: step].float().clone()
+        return Decoded(pixels, latents.shape[1], decoder.state(), ends)
 
     @torch.inference_mode()
     def encode(self, frames: Tensor) -> Tensor:

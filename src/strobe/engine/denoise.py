@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -65,46 +65,6 @@ def draw_block(
     return BlockNoise(initial=initial, renoise=tuple(renoise))
 
 
-def denoise_unipc(
-    dit: Transformer,
-    x: Tensor,
-    texts: Sequence[TextContext],
-    cache: CacheStep,
-    schedule: NoiseSchedule,
-    before_step: Callable[[], None],
-) -> Tensor:
-    """Turn noise into the clean latents of one frame block by UniPC of order 2 (B2, on clean latents).
-
-    A step predicts the flow of ``x`` and ``x0 = x - sigma * flow``; with that it corrects how the step before came to ``x``, and
-    goes on from there to the next level. The last step ends at its x0.
-
-    Args:
-        dit: predicts flows.
-        x: noise [B, F, C, Y, X], float32, at the first level of the schedule.
-        texts: of each step.
-        cache: opened for the frame block.
-        schedule: with sampler "unipc".
-        before_step: called before each step.
-
-    Returns:
-        x0 [B, F, C, Y, X], float32.
-
-    Source: Zhao et al. 2023 (UniPC); Wan2.2, `wan/utils/fm_solvers_unipc.py` at 00b69de.
-    """
-    sigmas = schedule.sigmas
-    clean: list[Tensor] = []
-    before = x  # where the last step went on from
-    for index, sigma in enumerate(sigmas):
-        before_step()
-        with span(DENOISE_STEP, index):
-            flow = dit.flow(x, schedule.warped[index], texts[index], cache)
-            with span(RENOISE):
-                clean.append(to_x0(x, flow, sigma))
-                if index + 1 < len(sigmas):
-                    before, x = onward(sigmas, index, x, before, clean)
-    return clean[-1]
-
-
 def onward(sigmas: Sequence[float], index: int, x: Tensor, before: Tensor, clean: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Return the corrected latents at level `index`, which is not the last, and those at the next one.
 
@@ -113,7 +73,7 @@ def onward(sigmas: Sequence[float], index: int, x: Tensor, before: Tensor, clean
         index: of the step.
         x: latents that the step began with.
         before: corrected latents at the level before; unused at the first.
-        clean: x0 of every step up to this one.
+        clean: x0 of the steps up to this one, of the last three at least.
     """
     here = _combined(correction(sigmas, index), (before, *clean[-3:])) if index else x
     return here, _combined(prediction(sigmas, index), (here, *clean[-2:]))
@@ -157,36 +117,6 @@ def _combined(factors: Sequence[float], tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack(parts).sum(0).float()
 
 
-def denoise(
-    dit: Transformer,
-    noise: BlockNoise,
-    text: TextContext,
-    cache: CacheStep,
-    schedule: NoiseSchedule,
-    before_step: Callable[[], None],
-) -> Tensor:
-    """Turn noise into the clean latents of one frame block.
-
-    Each step predicts the flow and goes to ``x0 = x - sigma * flow``; all but the last mix fresh noise in:
-    ``x = (1 - sigma_next) * x0 + sigma_next * noise``. `before_step` is called before each.
-
-    Returns:
-        x0 [B, F, C, Y, X], float32.
-
-    Source: Self-Forcing (Huang et al. 2025), `pipeline/causal_inference.py`.
-    """
-    sigmas = schedule.sigmas
-    x = noise.initial
-    for index, sigma in enumerate(sigmas):
-        before_step()
-        with span(DENOISE_STEP, index):
-            flow = dit.flow(x, schedule.warped[index], text, cache)
-            with span(RENOISE):
-                x0 = to_x0(x, flow, sigma)
-                x = x0 if index + 1 == len(sigmas) else add_noise(x0, noise.renoise[index], sigmas[index + 1])
-    return x
-
-
 def commit(dit: Transformer, latents: Tensor, text: TextContext, cache: CacheStep) -> None:
     """Write the keys and values of finished latents [B, F, C, Y, X] into the cache, in one pass at timestep 0."""
     with span(COMMIT):
@@ -216,7 +146,7 @@ def read_blend(dit: Transformer, blend: Blend, num_steps: int) -> BlendedText:
     return BlendedText(first=first, last=last, num_last=blend.steps(num_steps), kept=last if blend.nearer_to_target else first)
 
 
-def denoise_blended(
+def denoise(
     dit: Transformer,
     noise: BlockNoise,
     schedule: NoiseSchedule,
@@ -224,21 +154,40 @@ def denoise_blended(
     cache: CacheStep,
     before_step: Callable[[], None],
 ) -> Tensor:
-    """Turn noise into clean latents by a schedule's sampler, with the old prompt in the first steps and the new one in the last.
+    """Turn noise into the clean latents of one frame block, with the old prompt in the first steps and the new one in the last.
 
-    `before_step` is called before each step; what it raises ends the work.
+    Each step predicts the flow and goes to ``x0 = x - sigma * flow``. With sampler "renoise" all but the last mix fresh noise in:
+    ``x = (1 - sigma_next) * x0 + sigma_next * noise``. "unipc" is UniPC of order 2 (B2, on clean latents): with x0 it corrects
+    how the step before came to ``x``, and goes on from there to the next level.
+
+    Args:
+        dit: predicts flows.
+        noise: at the first level of the schedule.
+        schedule: its steps, and their sampler.
+        text: of the steps.
+        cache: opened for the frame block.
+        before_step: called before each step; what it raises ends the work.
 
     Returns:
-        x0 [B, F, C, Y, X], float32.
+        x0 [B, F, C, Y, X], float32, of the last step.
+
+    Source: Self-Forcing (Huang et al. 2025), `pipeline/causal_inference.py`; Zhao et al. 2023 (UniPC); Wan2.2,
+    `wan/utils/fm_solvers_unipc.py` at 00b69de.
     """
-    num_first = max(0, len(schedule.sigmas) - text.num_last)
-    if schedule.sampler == "unipc":
-        texts = [text.first if step < num_first else text.last for step in range(len(schedule.sigmas))]
-        return denoise_unipc(dit, noise.initial, texts, cache, schedule, before_step)
-    if num_first == 0:
-        return denoise(dit, noise, text.last, cache, schedule, before_step)
-    early = replace(schedule, timesteps=schedule.timesteps[: schedule.skipped + num_first])
-    latents = denoise(dit, noise, text.first, cache, early, before_step)
-    late = replace(schedule, skipped=schedule.skipped + num_first)
-    start = add_noise(latents, noise.renoise[num_first - 1], late.sigmas[0])
-    return denoise(dit, BlockNoise(initial=start, renoise=noise.renoise[num_first:]), text.last, cache, late, before_step)
+    sigmas = schedule.sigmas
+    clean: list[Tensor] = []
+    x = before = noise.initial  # the latter is where the last step went on from
+    for index, sigma in enumerate(sigmas):
+        before_step()
+        with span(DENOISE_STEP, index):
+            told = text.first if index < len(sigmas) - text.num_last else text.last
+            flow = dit.flow(x, schedule.warped[index], told, cache)
+            with span(RENOISE):
+                clean = [*clean[-2:], to_x0(x, flow, sigma)]
+                if index + 1 == len(sigmas):
+                    break
+                if schedule.sampler == "unipc":
+                    before, x = onward(sigmas, index, x, before, clean)
+                else:
+                    x = add_noise(clean[-1], noise.renoise[index], sigmas[index + 1])
+    return clean[-1]

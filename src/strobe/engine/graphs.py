@@ -7,12 +7,13 @@ What Python works out once per frame block (rows, rotations, a turned sink, coar
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import partial
-from typing import Final, Literal, Self
+from functools import cache, partial
+from typing import Any, Final, Literal, Self
 
 import torch
 from torch import Tensor
@@ -20,7 +21,6 @@ from torch import Tensor
 from strobe.cache.kv import CacheStep
 from strobe.core.errors import StrobeError
 from strobe.core.spans import DIT_FORWARD, silenced, span
-from strobe.engine.arena import POOLS, Arena, capture_stream, end_capture
 from strobe.models.wan.transformer import Modulation, TextKV
 
 Mode = Literal["flow", "write"]
@@ -30,29 +30,33 @@ LIMIT: Final = 16
 used goes first."""
 WARM_UPS: Final = 1
 """Eager runs of a pass before it is captured, on the same stream: everything in it is then compiled, tuned and allocated."""
+CAPTURES: Final = threading.RLock()
+"""Held by the thread that captures, waits for a whole device, or has torch give memory back. While a stream is captured, a device
+must not be waited for as a whole, and `torch.cuda.empty_cache`, which goes over all devices, leaves the common pool alone."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PassInputs:
-    """All tensors of a pass that are neither weights nor in the cache.
+@cache
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream for captures of all sessions of a device: libraries keep a workspace for every stream that calls them."""
+    return torch.cuda.Stream(device)
 
-    Args:
-        latents: `[B, F, C, Y, X]`.
-        modulation: of its timestep.
-        text: keys and values of the prompt.
-        rope: rotations of its tokens.
+
+def end_capture(device: torch.device, pool_id: Any) -> None:
+    """Release a pool after a failed capture; torch before 2.12 leaves it in use, with all later allocations of the thread.
+
+    Under the same `CAPTURES` as the capture: until then torch takes it to be under way.
     """
-
-    latents: Tensor
-    modulation: Modulation
-    text: TextKV
-    rope: Tensor
+    with suppress(RuntimeError):  # later ones did it
+        torch._C._cuda_endAllocateToPool(device.index, pool_id)
+        torch._C._cuda_releasePool(device.index, pool_id)
 
 
 Replaying = Callable[[], AbstractContextManager[None]]
 """What is done around a replay, such as giving its messages a deadline."""
+PassInputs = tuple[Tensor, Modulation, TextKV, Tensor]
+"""Tensors of a pass that are neither weights nor in the cache: latents `[B, F, C, Y, X]`, modulation, text, rotations."""
 Body = Callable[[Tensor, Modulation, TextKV, Tensor, CacheStep], Tensor | None]
-"""A pass: latents, modulation, text, rotations and step, to the flow or, of a pass that only writes, to nothing that is read."""
+"""A pass: its inputs and step, to the flow or, of a pass that only writes, to nothing that is read."""
 
 
 class Runner:
@@ -67,10 +71,7 @@ class Runner:
         self, mode: Mode, body: Body, inputs: PassInputs, step: CacheStep, replaying: Replaying = nullcontext
     ) -> Tensor | None:
         """Run a pass, and every replay inside `replaying()`. The result may be overwritten by the next pass of the same mode."""
-        return body(inputs.latents, inputs.modulation, inputs.text, inputs.rope, step)
-
-    def place(self, arena: Arena) -> None:
-        """Allocate what is kept from an arena; to be called before the first pass."""
+        return body(*inputs, step)
 
     def reset(self) -> None:
         """Forget recorded passes, because weights moved or the stream ends."""
@@ -102,7 +103,6 @@ class Recorded(Runner):
         self._limit = limit
         self._replays: OrderedDict[tuple[object, ...], Replay] = OrderedDict()
         self._inputs: dict[tuple[object, ...], _Static] = {}
-        self._arena = Arena()
 
     def __len__(self) -> int:
         """Return the number of kept passes."""
@@ -135,9 +135,6 @@ class Recorded(Runner):
             replay.again()
         return replay.out
 
-    def place(self, arena: Arena) -> None:
-        self._arena = arena
-
     def reset(self) -> None:
         """Forget every pass and free the static inputs."""
         while self._replays:
@@ -149,22 +146,15 @@ class Recorded(Runner):
 
     def _groups(self, inputs: PassInputs) -> tuple[_Static, ...]:
         """Return static inputs of these shapes, filled with these contents."""
-        mod, text = inputs.modulation, inputs.text
-        pairs = (
-            (inputs.latents, (inputs.latents,)),
-            (mod, (mod.layers, mod.head)),
-            (text, text.tensors),
-            (inputs.rope, (inputs.rope,)),
-        )
+        latents, modulation, text, rope = inputs
+        pairs = ((latents, (latents,)), (modulation, (modulation.layers, modulation.head)), (text, text.tensors), (rope, (rope,)))
         groups = []
         for index, (source, tensors) in enumerate(pairs):
             key = (index, *(tensor.shape for tensor in tensors[:2]), len(tensors))
             group = self._inputs.get(key)
             if group is None:
-                self._arena.make_room()
-                with self._arena.open():
-                    group = self._inputs[key] = _Static(tensors)
-            group.fill(tensors, None if source is inputs.latents else source)  # others are made once and never written
+                group = self._inputs[key] = _Static(tensors)
+            group.fill(tensors, None if source is latents else source)  # others are made once and never written
             groups.append(group)
         return tuple(groups)
 
@@ -209,7 +199,7 @@ class Recorded(Runner):
 
 
 class CudaGraphs(Recorded):
-    """Passes recorded as one CUDA graph each; they run in turn and share one memory pool (the arena, if there is one).
+    """Passes recorded as one CUDA graph each; they run in turn and share the memory of their intermediates.
 
     Args:
         device: where the passes run.
@@ -221,17 +211,13 @@ class CudaGraphs(Recorded):
         self._side = capture_stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
-    def place(self, arena: Arena) -> None:
-        super().place(arena)
-        arena.reserve(arena.plan.passes_bytes, self._side)
-
     def fresh(self) -> Self:
         return type(self)(self._device)
 
     def _record(self, call: Callable[[], Tensor | None]) -> Replay:
         if not len(self):
-            self._pool = self._arena.pool_id or torch.cuda.graph_pool_handle()  # a handle that all graphs have left is gone
-        with POOLS:
+            self._pool = torch.cuda.graph_pool_handle()  # a handle that all graphs have left is gone
+        with CAPTURES:
             graph, out = self._captured(call)
 
         def again() -> None:
@@ -244,7 +230,7 @@ class CudaGraphs(Recorded):
         """Warm up, then capture a pass as a CUDA graph.
 
         During the capture no other thread may use the side stream, whose work would become part of the graph, nor wait for the
-        device, empty torch's caches or have a pool open.
+        device or empty torch's caches.
         """
         here = torch.cuda.current_stream(self._device)
         self._side.wait_stream(here)
@@ -265,7 +251,7 @@ class CudaGraphs(Recorded):
         return graph, out
 
     def _forget(self, replay: Replay) -> None:
-        with POOLS:
+        with CAPTURES:
             torch.cuda.synchronize(self._device)
 
 

@@ -14,9 +14,9 @@ from strobe.cache.quantized import SCALE_BYTES, eightbit_ring_bytes, ring_bytes
 from strobe.core.device import GIB, available_bytes
 from strobe.core.errors import StrobeError
 from strobe.core.shapes import LatentShape, TokenGrid
-from strobe.engine.arena import POOLS, ArenaPlan
 from strobe.engine.caches import cache_shape, frame_tiles
 from strobe.engine.decode import VideoVAE
+from strobe.engine.graphs import CAPTURES
 from strobe.engine.model import ModelParts, latent_shape
 from strobe.engine.parallel.layout import Layout
 from strobe.engine.resolve import ResolvedConfig
@@ -33,8 +33,6 @@ WEIGHTS: Final = ("transformer weights", "autoencoder weights")
 """The parts that sessions of one model and configuration share."""
 LARGEST: Final = "largest pass"
 """The part of a prediction that is only there while a stream works, but for one with graphs, which hold it."""
-ENDS: Final = "frames to encode again"
-"""The part that only a stream with a recomputed past has."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,49 +60,21 @@ def predict(parts: ModelParts, config: ResolvedConfig, batch: int = 1) -> tuple[
         vae_bytes = memories = 0
     height, width = parts.defaults.frame_size
     ends = batch * config.num_recomputed * 3 * height * width * 4 if config.decode_device == config.device else 0
-    plan = plan_arena(parts, config, batch)
-    reserved = max(0, plan.passes_bytes + plan.decoder_bytes - memories)  # which are counted by themselves
     transformer, decoder = _activations(parts, config, batch)
     decoder += _made_anew(config) * memories
     both = transformer + decoder if config.knobs.late_frames else max(transformer, decoder)
-    return tuple(
-        part
-        for part in (
-            MemoryPart(name=WEIGHTS[0], num_bytes=_weights(parts.dit, config) + beside * size, exact=True),
-            MemoryPart(
-                name=CACHED,
-                num_bytes=_cached(dit, grid, config, batch) + _turned(dit, grid, config, batch),
-                exact=True,
-            ),
-            MemoryPart(name="text keys and values", num_bytes=text, exact=True),
-            MemoryPart(name="modulation tables", num_bytes=steps * timestep, exact=True),
-            MemoryPart(name=WEIGHTS[1], num_bytes=vae_bytes, exact=True),
-            MemoryPart(name="decoder memories", num_bytes=memories, exact=True),
-            MemoryPart(name=ENDS, num_bytes=ends, exact=True),
-            MemoryPart(name="inputs of graphs", num_bytes=_static(dit, latents, config, batch), exact=True),
-            MemoryPart(name="reserved in the pool", num_bytes=reserved, exact=False),
-            MemoryPart(name=LARGEST, num_bytes=transformer if config.knobs.memory_pool else both, exact=False),
-        )
-        if part.num_bytes or part.name != ENDS
-    )
-
-
-def plan_arena(parts: ModelParts, config: ResolvedConfig, batch: int = 1) -> ArenaPlan:
-    """Return the sizes of the arena of a stream of `batch` samples; zeros with knob `memory_pool` off.
-
-    An autoencoder on a device of its own decodes outside of it.
-    """
-    if not config.knobs.memory_pool:
-        return ArenaPlan()
-    dit = parts.dit.config
-    latents = latent_shape(parts.defaults, dit)
-    transformer, decoder = _activations(parts, config, batch)
-    _, memories = _decoder(parts.vae, (latents.height, latents.width), config.dtype, batch)
-    return ArenaPlan(
-        kept_bytes=_cached(dit, latents.token_grid(dit.patch), config, batch) + _static(dit, latents, config, batch),
-        passes_bytes=transformer if config.knobs.cuda_graphs else 0,
-        decoder_bytes=(1 + _made_anew(config)) * memories + decoder if config.decode_device == config.device else 0,
-    )
+    counted = {
+        WEIGHTS[0]: _weights(parts.dit, config) + beside * size,
+        CACHED: _cached(dit, grid, config, batch),
+        "text keys and values": text,
+        "modulation tables": steps * timestep,
+        WEIGHTS[1]: vae_bytes,
+        "decoder memories": memories,
+        **({"frames to encode again": ends} if ends else {}),  # where the past is recomputed
+        "inputs of graphs": _static(dit, latents, config, batch),
+    }
+    found = [MemoryPart(name=name, num_bytes=num_bytes, exact=True) for name, num_bytes in counted.items()]
+    return (*found, MemoryPart(name=LARGEST, num_bytes=both, exact=False))
 
 
 def check(parts: tuple[MemoryPart, ...], free_bytes: int | None, device: torch.device) -> None:
@@ -124,28 +94,19 @@ def check(parts: tuple[MemoryPart, ...], free_bytes: int | None, device: torch.d
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryClaim:
-    """Memory that one of several sessions on a device needs.
-
-    Args:
-        held_bytes: for as long as it is open.
-        passing_bytes: only while it works, or a snapshot copies its cache: sessions that work one after the other need the
-            largest once.
-    """
-
-    held_bytes: int
-    passing_bytes: int
+Claim = tuple[int, int]
+"""Bytes that one of several sessions on a device holds for as long as it is open, and those that it needs only while it works, or
+a snapshot copies its cache: sessions that work one after the other need the largest once."""
 
 
-def claim_of(parts: tuple[MemoryPart, ...], config: ResolvedConfig) -> MemoryClaim:
-    """Split a prediction: the largest pass is passing, the rest held; graphs without a memory pool hold that too."""
+def claim_of(parts: tuple[MemoryPart, ...], config: ResolvedConfig) -> Claim:
+    """Split a prediction: the largest pass is passing, the rest held; graphs hold that too."""
     num_bytes = {part.name: part.num_bytes for part in parts}
-    passing = 0 if config.knobs.cuda_graphs and not config.knobs.memory_pool else num_bytes[LARGEST]
-    return MemoryClaim(held_bytes=sum(num_bytes.values()) - passing, passing_bytes=max(passing, num_bytes[CACHED]))
+    passing = 0 if config.knobs.cuda_graphs else num_bytes[LARGEST]
+    return sum(num_bytes.values()) - passing, max(passing, num_bytes[CACHED])
 
 
-def check_together(sessions: Mapping[str, MemoryClaim], free_bytes: int | None, device: torch.device) -> None:
+def check_together(sessions: Mapping[str, Claim], free_bytes: int | None, device: torch.device) -> None:
     """Check that sessions fit that are open together and work in turn; `free_bytes` None: unknown, and not checked.
 
     Raises:
@@ -154,13 +115,13 @@ def check_together(sessions: Mapping[str, MemoryClaim], free_bytes: int | None, 
     if free_bytes is None:
         return
     takes, held, passing, fitting = 0, 0, 0, 0
-    for claim in sessions.values():
-        held, passing = held + claim.held_bytes, max(passing, claim.passing_bytes)
+    for own, working in sessions.values():
+        held, passing = held + own, max(passing, working)
         takes = held + passing
         fitting += takes <= free_bytes
     if takes <= free_bytes:
         return
-    each = ", ".join(f"{name} {claim.held_bytes / GIB:.1f}" for name, claim in sessions.items())
+    each = ", ".join(f"{name} {own / GIB:.1f}" for name, (own, _) in sessions.items())
     some = f"the first {fitting} would fit" if fitting else "not even the first would fit"
     raise StrobeError(
         f"{len(sessions)} sessions open at a time would take about {takes / GIB:.1f} GiB, and {device} has "
@@ -172,12 +133,12 @@ def check_together(sessions: Mapping[str, MemoryClaim], free_bytes: int | None, 
 def free_bytes(device: torch.device) -> int | None:
     """Return the bytes that a stream could take.
 
-    Of a GPU those that are free, and those that torch keeps and does not use. What a memory pool of another session or a recorded
-    graph keeps is theirs; of graphs that are gone it is given back first. Of a CPU what Linux has available; elsewhere None.
+    Of a GPU those that are free, and those that torch keeps and does not use. What a recorded graph keeps
+    is its own; of graphs that are gone it is given back first. Of a CPU what Linux has available; elsewhere None.
     """
     if device.type != "cuda":
         return available_bytes()
-    with POOLS:
+    with CAPTURES:
         torch.cuda.empty_cache()
     index = torch.cuda.current_device() if device.index is None else device.index
     common = (each for each in torch.cuda.memory_snapshot() if each["device"] == index and each["segment_pool_id"] == (0, 0))
@@ -219,26 +180,19 @@ def _rows_ahead(config: ResolvedConfig) -> int:
 
 
 def _cached(dit: WanConfig, grid: TokenGrid, config: ResolvedConfig, batch: int) -> int:
-    """Return the bytes of the cache: keys and values with staged frames, the ring's copy of the sink, float32 coarse keys."""
+    """Return the bytes of the cache: keys and values with staged frames, a copy of a sink that turns, float32 coarse keys."""
     if config.attention_format == "int8":
         return eightbit_ring_bytes(cache_shape(dit, grid, batch), config.policy, config.dtype, config.positions)
     if config.kv_format != "native":
         return ring_bytes(cache_shape(dit, grid, batch), config.policy, config.dtype)
     policy, size, channels = config.policy, config.dtype.itemsize, batch * dit.dim * dit.num_layers
-    copies = 3 if config.knobs.ring_cache else 2
+    copies = 2 if not config.knobs.ring_cache and config.positions == "absolute" else 3
     sink = copies * policy.sink * grid.tokens_per_frame * size
     if not config.sparsity:
         return channels * (sink + 2 * policy.local * grid.tokens_per_frame * size)
     tiles = frame_tiles(grid)
     staged = 2 * config.frame_block * grid.tokens_per_frame * size
     return channels * (sink + staged + policy.local * (2 * tiles.num_rows * size + tiles.num_tiles * 4))
-
-
-def _turned(dit: WanConfig, grid: TokenGrid, config: ResolvedConfig, batch: int) -> int:
-    """Return the bytes of the rotated sink keys that a rolling cache keeps outside the arena, once the window has moved."""
-    if config.knobs.ring_cache or config.positions == "absolute":
-        return 0
-    return batch * dit.dim * dit.num_layers * config.policy.sink * grid.tokens_per_frame * config.dtype.itemsize
 
 
 def _made_anew(config: ResolvedConfig) -> int:

@@ -12,7 +12,7 @@ from strobe.cache.kv import CacheStep, KVCache
 from strobe.cache.rings import AheadRing, ShotRing
 from strobe.core.spans import DENOISE_STEP, KV_OPEN, RECACHE, RENOISE, span
 from strobe.engine.decode import FrameDecoder
-from strobe.engine.denoise import BlendedText, BlockNoise, commit, denoise_blended
+from strobe.engine.denoise import BlendedText, BlockNoise, commit, denoise
 from strobe.engine.resolve import ResolvedConfig
 from strobe.engine.snapshot import StreamState
 from strobe.engine.start import noised
@@ -31,13 +31,16 @@ Made = tuple[Tensor, Tensor | None]
 class KeptPast:
     """What is in a stream's cache when a frame block is denoised, and what stays there afterwards.
 
-    Here keys and values stay once a pass at timestep 0 has written them; a recache over the window renews them.
+    Here keys and values stay once a pass at timestep 0 has written them; a recache over the window renews them. Of a stream in
+    shots the first frames of each shot stay as a sink of their own until the next one, and there is no recache, without which
+    these models were trained: a new prompt is followed from its frame block on, the past as it is.
 
     Args:
         cache: of the stream.
         config: of the stream.
 
-    Source: Self-Forcing (Huang et al. 2025); LongLive 1, `pipeline/interactive_causal_inference.py` for the recache.
+    Source: Self-Forcing (Huang et al. 2025); LongLive 1, `pipeline/interactive_causal_inference.py` for the recache; LongLive 2,
+    see `strobe.cache.policy.ShotPolicy`.
     """
 
     def __init__(self, cache: KVCache, config: ResolvedConfig) -> None:
@@ -47,7 +50,10 @@ class KeptPast:
     def open(self, dit: Transformer, text: TextContext, frames: range, state: StreamState, *, cut: bool) -> None:
         """Open the next latent frames in a cache that has their past; with `cut` they begin a shot, if this past has shots."""
         with span(KV_OPEN):
-            self._step = self._cache.at(frames.start, len(frames))
+            if isinstance(self._cache, ShotRing):
+                self._step = self._cache.at(frames.start, len(frames), cut=cut)
+            else:
+                self._step = self._cache.at(frames.start, len(frames))
 
     def sample(
         self, dit: Transformer, text: BlendedText, index: int, draw: Draw, ahead: Tensor | None, given: Tensor | None, ask: Ask
@@ -59,7 +65,7 @@ class KeptPast:
             given: latents [B, F, C, Y, X] to make anew with the strength of the configuration; None: it is made of noise alone.
         """
         assert self._step is not None
-        return denoise_blended(dit, *noised(draw(index), self._config, given), text, self._step, ask), None
+        return denoise(dit, *noised(draw(index), self._config, given), text, self._step, ask), None
 
     def close(self, dit: Transformer, text: TextContext, latents: Tensor) -> None:
         """Take in the clean latents of a frame block."""
@@ -68,6 +74,8 @@ class KeptPast:
 
     def renew(self, dit: Transformer, text: TextContext, end: int, state: StreamState) -> None:
         """Derive what is kept of the frames before `end` again, under another text or with other weights."""
+        if isinstance(self._cache, ShotRing):
+            return
         with span(RECACHE):
             dit.write(state.history, text, self._cache.rewrite(end, keep_sink=self._config.keep_sink))
 
@@ -76,39 +84,19 @@ class KeptPast:
         window, made = self._config.policy.window, draw(0).initial[:, :0]
         for index in count():
             frames, latents = self._config.latents_of(index), draw(index).initial
-            step = self._cache.at(frames.start, len(frames))
-            dit.flow(latents, self._config.schedule.warped[0], text, step)
-            dit.write(latents, text, step)
+            self._passes(dit, text, frames, latents, made)
             made = torch.cat([made, latents], dim=1)[:, -window:]
             if frames.start >= window:
                 break
-        if self._config.past == "kept":
+        if self._config.past in ("kept", "rolling"):
             dit.write(made, text, self._cache.rewrite(keep_sink=self._config.keep_sink))
         self._cache.reset()
 
-
-class ShotPast(KeptPast):
-    """Keys and values stay in the cache, and the first frames of each shot stay as a sink of their own until the next one.
-
-    There is no recache: these models were trained without. A new prompt is followed from its frame block on, the past as it is.
-
-    Args:
-        cache: of the stream.
-        config: of the stream.
-
-    Source: LongLive 2; see `strobe.cache.policy.ShotPolicy`.
-    """
-
-    def __init__(self, cache: ShotRing, config: ResolvedConfig) -> None:
-        super().__init__(cache, config)
-        self._shots = cache
-
-    def open(self, dit: Transformer, text: TextContext, frames: range, state: StreamState, *, cut: bool) -> None:
-        with span(KV_OPEN):
-            self._step = self._shots.at(frames.start, len(frames), cut=cut)
-
-    def renew(self, dit: Transformer, text: TextContext, end: int, state: StreamState) -> None:
-        """Do nothing."""
+    def _passes(self, dit: Transformer, text: TextContext, frames: range, latents: Tensor, made: Tensor) -> None:
+        """Run every kind of pass of a frame block; `made` are the latents before it that are attended."""
+        step = self._cache.at(frames.start, len(frames))
+        dit.flow(latents, self._config.schedule.warped[0], text, step)
+        dit.write(latents, text, step)
 
 
 class RecomputedPast(KeptPast):
@@ -145,17 +133,9 @@ class RecomputedPast(KeptPast):
     def renew(self, dit: Transformer, text: TextContext, end: int, state: StreamState) -> None:
         """Do nothing: the next frame block derives everything."""
 
-    def rehearse(self, dit: Transformer, text: TextContext, draw: Draw) -> None:
-        """Run the passes until the window is full."""
-        made = draw(0).initial[:, :0]
-        for index in count():
-            frames, latents = self._config.latents_of(index), draw(index).initial
-            context = made[:, : self._config.num_recomputed]
-            dit.flow(latents, self._config.schedule.warped[0], text, self._derived(dit, text, context, len(frames)))
-            made = torch.cat([made, latents], dim=1)
-            if frames.start >= self._config.policy.window:
-                break
-        self._cache.reset()
+    def _passes(self, dit: Transformer, text: TextContext, frames: range, latents: Tensor, made: Tensor) -> None:
+        step = self._derived(dit, text, made[:, : self._config.num_recomputed], len(frames))
+        dit.flow(latents, self._config.schedule.warped[0], text, step)
 
     def _context(self, start: int, state: StreamState) -> Tensor:
         """Return the clean latents [B, min(start, N), C, Y, X] that come before frame `start`."""
@@ -232,20 +212,11 @@ class RollingPast(KeptPast):
             step = self._ring.finish(self._cache.end, latents.shape[1])
         commit(dit, latents, text, step)
 
-    def rehearse(self, dit: Transformer, text: TextContext, draw: Draw) -> None:
-        """Run the passes until the window is full, and the recache of a full one."""
-        window, history = self._config.policy.window, draw(0).initial[:, :0]
-        for index in count():
-            number = len(self._config.schedule.timesteps)
-            for blocks in range(number if index else 1, number + 1):
-                self._x0(dit, text, torch.cat([draw(0).initial] * blocks, dim=1))
-            latents = draw(index).initial
-            self.close(dit, text, latents)
-            history = torch.cat((history, latents), dim=1)[:, -window:]
-            if self._config.latents_of(index).start >= window:
-                break
-        dit.write(history, text, self._cache.rewrite(keep_sink=self._config.keep_sink))
-        self._cache.reset()
+    def _passes(self, dit: Transformer, text: TextContext, frames: range, latents: Tensor, made: Tensor) -> None:
+        number = len(self._config.schedule.timesteps)
+        for blocks in range(number if frames.start else 1, number + 1):
+            self._x0(dit, text, torch.cat([latents] * blocks, dim=1))
+        self.close(dit, text, latents)
 
     def _x0(self, dit: Transformer, text: TextContext, x: Tensor) -> Tensor:
         """Predict the clean latents of the frame blocks under way; the last of them is pure noise."""
@@ -274,6 +245,4 @@ def new_past(cache: KVCache, config: ResolvedConfig, decoder: FrameDecoder) -> K
     """Return the past of a stream, by the policy of its configuration."""
     if config.past == "recomputed":
         return RecomputedPast(cache, config, decoder)
-    if isinstance(cache, ShotRing):
-        return ShotPast(cache, config)
     return RollingPast(cache, config) if isinstance(cache, AheadRing) else KeptPast(cache, config)

@@ -12,23 +12,7 @@ from strobe.engine.config import EngineConfig, Knobs
 
 def baseline() -> EngineConfig:
     """Every knob off, passes run eagerly: it costs what the official code costs."""
-    return EngineConfig(
-        name="baseline",
-        knobs=Knobs(
-            ring_cache=False,
-            rope_table=False,
-            modulation_table=False,
-            text_once=False,
-            block_decode=False,
-            commit_kv_only=False,
-            fused_qkv=False,
-            merge_lora=False,
-            overlap_decode=False,
-            fused_kernels=False,
-            cuda_graphs=False,
-            compile=False,
-        ),
-    )
+    return EngineConfig(name="baseline", knobs=Knobs(**{each.name: False for each in fields(Knobs)}))
 
 
 def quality() -> EngineConfig:
@@ -80,16 +64,8 @@ def ultra() -> EngineConfig:
 
 
 PRESETS: dict[str, Callable[[], EngineConfig]] = {
-    "baseline": baseline,
-    "quality": quality,
-    "balanced": balanced,
-    "balanced_int8": balanced_int8,
-    "low_memory": low_memory,
-    "sparse": sparse,
-    "speed": speed,
-    "turbo": turbo,
-    "turbo_fp8": turbo_fp8,
-    "ultra": ultra,
+    each.__name__: each
+    for each in (baseline, quality, balanced, balanced_int8, low_memory, sparse, speed, turbo, turbo_fp8, ultra)
 }
 
 

@@ -87,8 +87,6 @@ def _does_nothing(name: str, config: EngineConfig, defaults: ModelDefaults, devi
         return "" if defaults.lora else "no LoRA belongs to the model"
     if name in ("compile", "fused_kernels", "cuda_graphs"):
         return _cannot_compile(device) if name == "compile" else _cannot_launch(name, config, device)
-    if name == "memory_pool":
-        return "used on CUDA only" if device.type == "cpu" else ""
     if name == "late_frames" and defaults.past == "recomputed":
         return "the past of a frame block is derived from the frames of the one before"
     if config.decode_device is not None and resolve_device(config.decode_device) != device:  # always works beside the transformer

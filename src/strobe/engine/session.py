@@ -15,13 +15,12 @@ from torch import Tensor
 
 from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError, SessionError
-from strobe.engine.arena import ArenaUse, new_arena
 from strobe.engine.config import EngineConfig
 from strobe.engine.load import load
-from strobe.engine.memory import check_room, plan_arena
+from strobe.engine.memory import check_room
 from strobe.engine.model import Model
 from strobe.engine.parallel.group import DeviceGroup
-from strobe.engine.parallel.rank import RankContext, on_several
+from strobe.engine.parallel.rank import RankContext, check_several
 from strobe.engine.presets import preset as find_preset
 from strobe.engine.prompts import (
     Change,
@@ -99,12 +98,11 @@ class Session:
         config = resolve(asked, loaded.defaults, where)
         share = None
         if isinstance(device, DeviceGroup):
-            config = on_several(config)
+            check_several(config)
             share = RankContext.of(device, loaded, config)
         there = share is None and loaded.shelf.holds(config)
         check_room(loaded, config, share.layout if share else None, len(samples), there=there)
-        arena = new_arena(config, plan_arena(loaded, config, len(samples)))
-        self._attach(Stream(loaded, config, seed=seed, samples=samples, start=given, share=share, arena=arena))
+        self._attach(Stream(loaded, config, seed=seed, samples=samples, start=given, share=share))
         loaded.text.place(where)
         if prompt is not None:
             self.prompt(prompt)
@@ -133,11 +131,6 @@ class Session:
         """Devices that share the session."""
         share = self._stream.share
         return 1 if share is None else share.devices.size
-
-    @property
-    def arena(self) -> ArenaUse | None:
-        """Bytes of its memory pool; None without knob `memory_pool`, and once it is closed."""
-        return self._stream.arena.use
 
     @property
     def next_block(self) -> int:
@@ -177,21 +170,6 @@ class Session:
         check_prompts(self.model.text, prompts)  # unknown words are told now
         wait = wait or self._stream.share is not None  # the processes that share it go on together
         return self._prompting.ask(Change(prompts=prompts, mode=mode, over=over), wait=wait)
-
-    def prepare(self) -> None:
-        """Do the work of a waiting prompt before its frame block, while earlier frames are shown.
-
-        A hard switch then stalls nothing. What is streamed is the same, bit by bit, whether this was called or not and whatever
-        prompt comes after. Keys and values are held twice until that frame block.
-
-        Raises:
-            SessionError: the session is closed or working, runs on several devices, or its last frame block failed half-way.
-        """
-        self._prompting.settle()
-        with self._exclusive():
-            told = self._prompting.told
-            if told is not None:
-                self._stream.prepare(*told)
 
     def stream(
         self,

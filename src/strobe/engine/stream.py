@@ -16,8 +16,7 @@ from strobe.cache.kv import CacheState
 from strobe.core.device import upload
 from strobe.core.errors import SessionError, ShapeError
 from strobe.core.spans import DRAW, FRAME_BLOCK, TEXT, span
-from strobe.engine.arena import Arena
-from strobe.engine.caches import prepare_cache
+from strobe.engine.caches import new_cache
 from strobe.engine.decode import Decoded, FrameDecoder
 from strobe.engine.denoise import BlendedText, BlockNoise, draw_block, read_blend
 from strobe.engine.graphs import Runner
@@ -93,21 +92,6 @@ class Decoding:
     num_done: int = 0
 
 
-@dataclass(kw_only=True, slots=True)
-class PreparedChange:
-    """A change prepared ahead of its frame block.
-
-    Args:
-        change: as it was asked for.
-        kept: the cache as it was before; None: it was left alone.
-        ready: the text; None: making it ready broke off.
-    """
-
-    change: Change
-    kept: CacheState | None
-    ready: tuple[Blend, BlendedText] | None = None
-
-
 class GivenUpError(SessionError):
     """A frame block was given up between two denoise steps, because its maker was asked to."""
 
@@ -128,7 +112,6 @@ class Stream:
         start: clean latents [B, F, C, Y, X] that the first frame blocks are made of, see `strobe.engine.start`.
         parts: transformer and decoder of another stream with the same model and configuration, to share their weights.
         share: this process's of a stream on several devices.
-        arena: where it allocates what it keeps; None: nowhere in particular.
 
     Raises:
         CollectiveError: the processes of a stream on several devices do not open the same; while it runs: one of them is gone.
@@ -144,14 +127,12 @@ class Stream:
         start: Tensor | None = None,
         parts: tuple[Transformer, FrameDecoder] | None = None,
         share: RankContext | None = None,
-        arena: Arena | None = None,
     ) -> None:
         self.model = model
         self.config = config
         self.seed = seed
         self.samples = tuple(samples)
         self.share = share
-        self.arena = Arena() if arena is None else arena
         self.latent_shape = latent_shape(model.defaults, model.dit.config)
         self._prepared = model.shelf.take(model, config) if parts is None and share is None else None
         if parts is not None:
@@ -161,16 +142,11 @@ class Stream:
         else:
             assert share is not None
             self._dit, self._decoder = share.parts(model, config, self.latent_shape.token_grid(model.dit.config.patch).num_tokens)
-        if parts is None or config.knobs.memory_pool:  # a fork decodes on a stream of its own
+        if parts is None:
             batch = len(self.samples)
             self._decoder.warm_up([(batch, len(config.latents_of(index)), *self._frame_shape) for index in range(2)])
-        new_cache = prepare_cache(model.dit.config, self.latent_shape, config, len(self.samples), share)
-        self.arena.make_room()
-        with self.arena.open():
-            self._cache = new_cache()
+        self._cache = new_cache(model.dit.config, self.latent_shape, config, len(self.samples), share)
         self._past = new_past(self._cache, config, self._decoder)
-        self._dit.runner.place(self.arena)
-        self._decoder.place(self.arena)
         self._draws_ahead = config.device.type == "cuda"  # the CPU draws noise while the GPU is at the frame block before
         self._shared = parts is not None  # another stream runs with the same weights
         self.weights_hash = model.weights_hash
@@ -190,7 +166,6 @@ class Stream:
         self._decoding: Decoding | None = None  # the last frame block; the state's decoder is that before what is left of it
         self._ready: FrameBlock | None = None  # decoded, not handed out
         self._worked_ns = 0  # since the last frame block was handed out
-        self._ahead: PreparedChange | None = None
         self._drawn: tuple[int, BlockNoise] | None = None  # number and noise of the frame block to come
 
     def restart(self, seed: int) -> None:
@@ -236,8 +211,8 @@ class Stream:
         assert self._ready is None or self._decoding is None, "hand frame blocks out before making more"
         with span(FRAME_BLOCK, index):
             if self.share is not None:
-                change = self.share.follow(index, self.weights_hash, change)
-            blend, text = self._read(change, encoded)
+                change = self.share.devices.follow(f"frame block {index}, weights {self.weights_hash[:12]}", change)
+            blend, text = self._derive(change, encoded)
             self._half_way = True
             frames, rest = self.config.latents_of(index), self.state.start
             if self.config.num_recomputed:
@@ -273,39 +248,6 @@ class Stream:
     def _before_step(self, give_up: Callable[[], bool] | None) -> None:
         if give_up is not None and give_up():
             raise GivenUpError(f"frame block {self.state.next_block} was given up")
-
-    @torch.inference_mode()
-    def prepare(self, change: Change, encoded: Tensor | None = None) -> None:
-        """Do the next frame block's first work for a change ahead of it: read the text, recompute the window.
-
-        `advance` with the same change then begins with its first denoise step, and the stream goes on bit-equal to one that was
-        not prepared; so it does with another change. Until then the cache is held twice: as it was, and under the new prompt.
-
-        Raises:
-            SessionError: the last frame block failed half-way, or the stream runs on several devices.
-        """
-        began = perf_counter_ns()
-        if self.share is not None:
-            raise SessionError("a session on several devices makes no prompt ready ahead; it takes effect at its frame block")
-        ahead = self._ahead
-        if ahead is not None and ahead.change is change and ahead.ready is not None:
-            return
-        self._put_back()
-        self._whole()
-        switched = change.mode == "recache" and self.state.next_block > 0
-        changed = (switched or self.state.stale) and self.config.past in ("kept", "rolling")
-        kept = self._cache.snapshot() if changed else None
-        self._ahead = PreparedChange(change=change, kept=kept)
-        self._ahead.ready = self._derive(change, encoded)
-        self._half_way = False
-        self._worked_ns += perf_counter_ns() - began
-
-    def _put_back(self) -> None:
-        """Restore the cache as it was before `prepare`."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead.kept is not None:
-            self._cache.restore(ahead.kept)
-            self._half_way = False
 
     def deliver(self) -> FrameBlock:
         """Hand out the oldest frame block that was made; wait for its frames."""
@@ -344,8 +286,7 @@ class Stream:
         self._whole()
         self._settle()
         frames = None if self._ready is None else self._ready.samples.clone()  # its owner may draw on it
-        cache = (self._ahead and self._ahead.kept) or self._cache.snapshot()
-        return replace(self.state, undelivered=frames, decoder=self._decoder.copied(self.state.decoder)), cache
+        return replace(self.state, undelivered=frames, decoder=self._decoder.copied(self.state.decoder)), self._cache.snapshot()
 
     def _whole(self) -> None:
         if self._half_way:
@@ -365,16 +306,16 @@ class Stream:
         except ShapeError as error:
             self._half_way = before
             raise SessionError(f"this snapshot contradicts itself: {error}; take it again, or restore another one") from error
-        self._ahead = self._decoding = None  # nobody waits for what was being made
+        self._decoding = None  # nobody waits for what was being made
         self.state = replace(
             state,
             undelivered=None,
             history=state.history.to(device),
             blend=state.blend and state.blend.to(device),
             decoder=decoder,
-            ahead=state.ahead if state.ahead is None else state.ahead.to(device),
-            ends=state.ends if state.ends is None else state.ends.to(self.config.decode_device),
-            start=state.start if state.start is None else state.start.to(device),
+            ahead=None if state.ahead is None else state.ahead.to(device),
+            ends=None if state.ends is None else state.ends.to(self.config.decode_device),
+            start=None if state.start is None else state.start.to(device),
         )
         self._ready = None
         if state.undelivered is not None:
@@ -397,7 +338,6 @@ class Stream:
         """
         if self._shared:
             raise SessionError("forks share their weights, so the LoRA cannot change; open another session for it")
-        self._put_back()
         if self._prepared is not None:
             shared, self._dit = self._dit, self._prepared.alone(self._dit)
             self._prepared = self._prepared if self._dit is shared else None
@@ -424,8 +364,7 @@ class Stream:
         """
         state, cache = self.snapshot()
         parts = (self._dit.share(), self._decoder.share())
-        seed, samples, share, arena = self.seed, self.samples, self.share, self.arena.fresh()
-        other = Stream(self.model, self.config, seed=seed, samples=samples, parts=parts, share=share, arena=arena)
+        other = Stream(self.model, self.config, seed=self.seed, samples=self.samples, parts=parts, share=self.share)
         other.restore(state, cache)
         if self._prepared is not None:
             other._prepared = self._prepared.joined(other._dit)
@@ -443,7 +382,6 @@ class Stream:
         if self._decoding is not None:
             self._decoding.pieces = None
         self.state = replace(self.state, decoder=(False, ()))
-        self.arena.close()
 
     @property
     def _frame_shape(self) -> tuple[int, int, int]:
@@ -458,15 +396,6 @@ class Stream:
         with span(DRAW):
             shape = (len(self.config.latents_of(index)), *self._frame_shape)
             return draw_block(self.seed, self.samples, index, self.config.schedule.draws, shape, self.config.device)
-
-    def _read(self, change: Change | None, encoded: Tensor | None) -> tuple[Blend, BlendedText]:
-        """Return the text that `prepare` derived for this change, or derive it now."""
-        ahead = self._ahead
-        if ahead is not None and ahead.ready is not None and ahead.change is change:
-            self._ahead = None
-            return ahead.ready
-        self._put_back()
-        return self._derive(change, encoded)
 
     def _derive(self, change: Change | None, encoded: Tensor | None) -> tuple[Blend, BlendedText]:
         """Derive this frame block's text; after a hard switch, recompute the cached past under it too."""

@@ -21,7 +21,7 @@ from strobe.core.device import upload
 from strobe.core.errors import ConfigError
 from strobe.core.settings import forgo_cublaslt_workspace
 from strobe.core.spans import CONDITIONS, TEXT_KV, span
-from strobe.engine.graphs import CudaGraphs, Mode, PassInputs, Replaying, Runner
+from strobe.engine.graphs import CudaGraphs, Mode, Replaying, Runner
 from strobe.engine.resolve import ResolvedConfig
 from strobe.models.lora import Lora, attach, merge, updated
 from strobe.models.wan.layers import device_table, rope_table
@@ -259,12 +259,10 @@ class Transformer:
         cache: CacheStep,
         replaying: Replaying = nullcontext,
     ) -> Tensor | None:
-        modulation, text, rotations = conditions
-        inputs = PassInputs(latents=latents, modulation=modulation, text=text, rope=rotations)
         if self._compiled_graphs:
             torch.compiler.cudagraph_mark_step_begin()
         body = self.dit.commit if mode == "write" and self.knobs.commit_kv_only else self.dit
-        return self.runner.run(mode, body, inputs, cache, replaying)
+        return self.runner.run(mode, body, (latents, *conditions), cache, replaying)
 
     def conditions(
         self, latents: Tensor, timestep: Timestep, text: TextContext, cache: CacheStep

@@ -20,7 +20,6 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from strobe.core.errors import ConfigError
 from strobe.engine.model import Model
 from strobe.models.shapes.grammar import CHOICES
 from strobe.serve.connection import Connection
@@ -69,7 +68,6 @@ class StreamServer:
         model: loads what streams run, away from the event loop.
         device: where they run.
         preset: of who asks for none.
-        hold: the application starts only when streams can be opened, and not at all if that fails.
 
     Raises:
         ConfigError: the folder for streams cannot be written.
@@ -82,9 +80,7 @@ class StreamServer:
         *,
         preset: str = "balanced",
         settings: ServeSettings,
-        hold: bool = False,
     ) -> None:
-        self._hold = hold
         self._store = None if settings.keep is None else Store(settings.keep, resume_s=settings.resume_s)
         self.settings, self.metrics = settings, Metrics()
         self._load, self._device, self._preset = model, device, preset
@@ -140,10 +136,6 @@ class StreamServer:
             hub.keeper = Keeper(self._store, settings.keep_every, self.metrics, hub.not_kept)
             tasks.append(asyncio.create_task(watch_owners(hub, hub.keeper)))
         try:
-            if self._hold:
-                await asyncio.wait({starting})
-                if self.error is not None:
-                    raise ConfigError(self.failure)
             yield
         finally:
             await self.drain()
@@ -211,11 +203,6 @@ class StreamServer:
             channel.tell(Ended(reason=told, resume_s=hub.resume_s if kept else 0.0))
         if any(channel.send is not None for channel in hub.channels.values()):
             await asyncio.sleep(0.3)
-
-    def go_on(self) -> None:
-        """Let viewers in again after `drain`: the server does not shut down after all."""
-        if self.hub is not None:
-            self.hub.draining = False
 
     async def _healthz(self, request: Request) -> Response:
         failed = self.error is not None

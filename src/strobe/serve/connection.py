@@ -22,8 +22,9 @@ from strobe.serve.hub import Channel, Hub, describe
 from strobe.serve.keeper import record_of
 from strobe.serve.metrics import log_event
 from strobe.serve.protocol import FromServer, FromViewer, PresetOffer, Refused, Welcome
+from strobe.serve.scheduler import NotOpenedError
 from strobe.serve.streams import Branch, LiveStream, Origin
-from strobe.serve.takeover import NotOpenedError, find_stream
+from strobe.serve.takeover import find_stream
 from strobe.serve.worker import StreamGoneError
 
 OPEN_WITHIN_S: Final = 10.0
@@ -160,9 +161,8 @@ class Connection:
         if preset not in worker.configs:
             raise NotOpenedError("preset", f"preset {preset!r} does not run here", fits=tuple(worker.configs))
         origin = Origin(prompt=prompt, seed=message.seed, preset=preset, image=_image(message.image))
-        admission = await self.hub.admission(preset)
-        if not admission.admitted:
-            raise NotOpenedError(admission.reason_kind, admission.reason, fits=admission.fits)
+        if (refused := await self.hub.refusal(preset)) is not None:
+            raise refused
         name = secrets.token_hex(4)
         try:
             stream = await self.hub.new_stream(name, lambda: worker.open(name, origin))
@@ -306,8 +306,11 @@ class Connection:
                 await hub.rewind(channel, lambda: worker.go(name, message.branch), f"branch {message.branch}")
             case protocol.Fork():
                 await self._fork(channel, message.branch)
+            case protocol.Record(on=True):
+                hub.recordings.start(name, hub.fps)
+                self._post(protocol.RecordingState(on=True, download="", frames=0))
             case protocol.Record():
-                await self._record(channel, message.on)
+                self._post(await hub.recordings.end(name))
             case protocol.AskRecipe():
                 self._post(await hub.on_device(lambda: worker.stream(name).recipe()))
             case protocol.Open():
@@ -329,10 +332,8 @@ class Connection:
 
     async def _fork(self, channel: Channel, branch: int) -> None:
         worker, name = self.hub.worker, secrets.token_hex(4)
-
-        admission = await self.hub.admission(channel.preset)
-        if not admission.admitted:
-            raise SessionError(f"no room for a second stream: {admission.reason}")
+        if (refused := await self.hub.refusal(channel.preset)) is not None:
+            raise SessionError(f"no room for a second stream: {refused}")
 
         def fork() -> LiveStream:
             other = worker.stream(channel.name).forked(branch, name)
@@ -350,13 +351,6 @@ class Connection:
         if keeper is not None:
             keeper.save_branch(name, branch, record_of(worker, name))
         return branch
-
-    async def _record(self, channel: Channel, on: bool) -> None:
-        if on:
-            self.hub.recordings.start(channel.name, self.hub.fps)
-            self._post(protocol.RecordingState(on=True, download="", frames=0))
-            return
-        self._post(await self.hub.recordings.end(channel.name))
 
 
 def _image(text: str) -> bytes:

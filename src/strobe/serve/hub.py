@@ -42,7 +42,7 @@ from strobe.serve.protocol import (
     RecordingState,
     State,
 )
-from strobe.serve.scheduler import Admission
+from strobe.serve.scheduler import NotOpenedError
 from strobe.serve.streams import Block, LiveStream, PromptTimes
 from strobe.serve.worker import StreamGoneError, Worker
 
@@ -276,16 +276,15 @@ class Hub:
             self.worker.submit(lambda: self.worker.drop(name))
             raise
 
-    async def admission(self, preset: str) -> Admission:
-        """Decide whether one more stream fits, after unwatched and paused ones were moved to main memory."""
-        found = await self.on_device(lambda: self.worker.admission(preset))
-        if not found.admitted:
-            idle = [each for each in self.channels.values() if each.send is None or not each.playing]
-            for channel in idle:
-                if not channel.asleep:
-                    await self.suspend(channel)
-            found = await self.on_device(lambda: self.worker.admission(preset))
-        return found
+    async def refusal(self, preset: str) -> NotOpenedError | None:
+        """Say why one more stream does not fit, after unwatched and paused ones were moved to main memory; None if it does."""
+        found = await self.on_device(lambda: self.worker.refusal(preset))
+        if found is None:
+            return None
+        for channel in [each for each in self.channels.values() if each.send is None or not each.playing]:
+            if not channel.asleep:
+                await self.suspend(channel)
+        return await self.on_device(lambda: self.worker.refusal(preset))
 
     def add(self, stream: LiveStream, codec: Codec, secret: str = "") -> Channel:
         """Make the channel of a stream that was opened, forked, or taken over with its secret."""

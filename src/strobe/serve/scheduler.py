@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
 
+from strobe.core.errors import StrobeError
+
 FULL: Final = 0.97
 """Share of a device's time that steady frame blocks may take; the rest is for switches, resumes and slow blocks."""
 
@@ -87,24 +89,21 @@ def learn(predicted: StreamCost, steady_s: Sequence[float], switched_s: Sequence
     return replace(predicted, block_s=block_s, longest_s=max(block_s, longest_s))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Admission:
-    """The decision whether one more stream fits.
+class NotOpenedError(StrobeError):
+    """A stream is not opened, or not taken over.
 
     Args:
-        admitted: it does.
-        reason: why not, in a sentence; empty if it does.
+        kind: of the reason, for counters; "time", "memory" or "streams" if it does not fit.
         fits: presets that would fit, the best first.
-        reason_kind: "time", "memory", "streams" or empty, for counters.
+        retry_s: when to try again; None: never.
     """
 
-    admitted: bool
-    reason: str = ""
-    fits: tuple[str, ...] = ()
-    reason_kind: str = ""
+    def __init__(self, kind: str, reason: str, *, fits: tuple[str, ...] = (), retry_s: float | None = None) -> None:
+        super().__init__(reason)
+        self.kind, self.fits, self.retry_s = kind, fits, retry_s
 
 
-def admit(
+def refusal(
     asked: str,
     open_streams: Sequence[StreamCost],
     costs: Mapping[str, StreamCost],
@@ -112,8 +111,8 @@ def admit(
     free_bytes: int,
     start_buffer_s: float,
     most: int,
-) -> Admission:
-    """Decide whether a stream of preset `asked` fits beside those that are open.
+) -> NotOpenedError | None:
+    """Say why a stream of preset `asked` does not fit beside those that are open; None if it does.
 
     Alone on the device a stream is let in if its memory is there, however slow it is: it stalls nobody else. Beside others all
     steady frame blocks must take at most `FULL` of the device's time, the new stream must fit into `free_bytes`, and while
@@ -129,12 +128,12 @@ def admit(
         most: streams that may be open at all.
     """
     if len(open_streams) >= most:
-        return Admission(admitted=False, reason=f"{most} streams are open, and more are not allowed here", reason_kind="streams")
+        return NotOpenedError("streams", f"{most} streams are open, and more are not allowed here")
     told = _obstacle(costs[asked], open_streams, free_bytes, start_buffer_s)
     if told is None:
-        return Admission(admitted=True)
+        return None
     fits = tuple(name for name, cost in costs.items() if _obstacle(cost, open_streams, free_bytes, start_buffer_s) is None)
-    return Admission(admitted=False, reason=told[1], fits=fits, reason_kind=told[0])
+    return NotOpenedError(*told, fits=fits)
 
 
 def _obstacle(

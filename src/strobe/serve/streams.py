@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -275,12 +274,7 @@ class LiveStream:
     _held: PromptEntry | None = None
     base: int | None = None
     """Branch that the present generation began with; None: it began at frame 0."""
-    give_up: threading.Event = field(default_factory=threading.Event)
-    """Set from any thread while a prompt comes: the frame block under way is given up before its next denoise step."""
-    alone: bool = True
-    """No other stream plays, so its frame blocks may be given up."""
-    given_up: bool = False
-    """The last frame block was, so the stream can be kept or moved only once it was made anew."""
+    _give_up: Callable[[], bool] = lambda: False
     _timed: PromptTimes | None = None
 
     @property
@@ -341,7 +335,7 @@ class LiveStream:
             for each in self._replay
             if each.frame_block >= first
         ]
-        self._blocks = self._session.stream(switches=switches, give_up=self._gives_up)
+        self._blocks = self._session.stream(switches=switches, give_up=lambda: self._give_up())
         self._clock = GpuClock(self.device, late=self._session.config.knobs.late_frames) if self.device.type == "cuda" else None
 
     @property
@@ -365,20 +359,16 @@ class LiveStream:
             raise SessionError("the stream is closed; open another one")
         return self._session
 
-    def _gives_up(self) -> bool:
-        """Return whether the frame block under way is to be given up. Only one that may be has the host wait for each step."""
-        if not self.alone:
-            return False
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
-        return self.give_up.is_set()
-
-    def make(self) -> Block | None:
+    def make(self, give_up: Callable[[], bool] = lambda: False) -> Block | None:
         """Make the next frame block and copy it off the device; a suspended stream is woken before.
 
+        Args:
+            give_up: asked before each denoise step; True gives the frame block up.
+
         Returns:
-            None if it was given up: make it anew, under the prompt that came.
+            None if it was given up: make it anew, under the prompt that came. Only then can the stream be kept or moved.
         """
+        self._give_up = give_up
         asked, asleep = perf_counter_ns(), self.asleep
         session = self.session
         woken_ms = (perf_counter_ns() - asked) / 1e6 if asleep else 0.0
@@ -392,7 +382,6 @@ class LiveStream:
         else:
             block, timed_ms, phases = self._make_on_cpu(self._blocks)
         self.settle()
-        self.given_up = block is None
         if block is None:
             self._go_on()
             return None
@@ -457,7 +446,6 @@ class LiveStream:
         self._held = PromptEntry(epoch=epoch, frame_block=0, text=text, mode=mode, over=over)
         now = monotonic()
         self._timed = PromptTimes(epoch=epoch, arrived_s=now if arrived_s is None else arrived_s, asked_s=now)
-        self.give_up.clear()
         self._answer_held()
         return epoch, self.log[-1].frame_block if self.log[-1].epoch == epoch else None
 

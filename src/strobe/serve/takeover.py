@@ -16,6 +16,7 @@ from strobe.serve.hub import Channel, Hub, describe
 from strobe.serve.keeper import BEAT, Keeper, record_of
 from strobe.serve.metrics import log_event
 from strobe.serve.protocol import Ended, Open
+from strobe.serve.scheduler import NotOpenedError
 from strobe.serve.store import SavedState, SavedStream, StreamFolder
 from strobe.serve.streams import Branch, LiveStream, text_hash
 
@@ -23,20 +24,6 @@ PAINT_WITHIN_S: Final = 3.0
 """How long viewers are given to paint what is made, before their streams are handed over."""
 SAVE_WITHIN_S: Final = 20.0
 """How long the snapshots of all streams may take then; what is not written by then is made again from the log."""
-
-
-class NotOpenedError(StrobeError):
-    """A stream is not opened, or not taken over.
-
-    Args:
-        kind: of the reason, for counters.
-        fits: presets that would fit.
-        retry_s: when to try again; None: never.
-    """
-
-    def __init__(self, kind: str, reason: str, *, fits: tuple[str, ...] = (), retry_s: float | None = None) -> None:
-        super().__init__(reason)
-        self.kind, self.fits, self.retry_s = kind, fits, retry_s
 
 
 async def find_stream(hub: Hub, asked: Open) -> Channel:
@@ -69,9 +56,9 @@ async def take_over(hub: Hub, keeper: Keeper, asked: Open) -> Channel:
             raise NotOpenedError("secret", "no stream has that secret any more; open a new one")
         place, saved = found
         _check(hub, saved)
-        admission = await hub.admission(saved.origin.preset)
-        if not admission.admitted:
-            raise NotOpenedError(admission.reason_kind, admission.reason, fits=admission.fits, retry_s=2.0)
+        if (refused := await hub.refusal(saved.origin.preset)) is not None:
+            refused.retry_s = 2.0
+            raise refused
         place = await asyncio.to_thread(keeper.store.claim, place, saved)
         image = await asyncio.to_thread(keeper.store.image, place, saved)
         branches = await asyncio.to_thread(_branches, keeper, place, saved)

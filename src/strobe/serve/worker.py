@@ -24,7 +24,7 @@ from strobe.engine.presets import preset as find_preset
 from strobe.engine.prompts import Mode
 from strobe.engine.resolve import check_device, resolve
 from strobe.engine.session import Session
-from strobe.serve.scheduler import Admission, Demand, StreamCost, admit, choose, learn
+from strobe.serve.scheduler import Demand, NotOpenedError, StreamCost, choose, learn, refusal
 from strobe.serve.streams import Block, LiveStream, Origin, SpareSessions
 
 T = TypeVar("T")
@@ -79,6 +79,9 @@ class Worker:
         self._work: _Queue = deque()
         self._steering: _Queue = deque()
         self._making = ""  # name of the stream whose frame block is under way
+        self._alone = True  # no other stream plays, so its frame blocks may be given up
+        self._give_up = threading.Event()  # a prompt came for it
+        self._again = ""  # name of the stream whose last frame block was given up
         self._wake = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="strobe-device", daemon=True)
@@ -101,33 +104,28 @@ class Worker:
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
 
-    def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Run a function on the thread that owns the device, between two frame blocks."""
-        return self._hand_in(self._work, work)
+    def submit(self, work: Callable[[], T], *, steers: str = "") -> Future[T]:
+        """Run a function on the thread that owns the device, between two frame blocks.
 
-    def steer(self, name: str, work: Callable[[], T]) -> Future[T]:
-        """Run a function that prompts a stream on the thread that owns the device, before all else that waits.
-
-        If no other stream plays, the frame block under way is given up for it, unless it follows a prompt itself: whoever
-        prompts without end still sees frames.
+        Args:
+            steers: the stream that the function prompts, if it does: it runs before all else that waits. If no other stream
+                plays, the frame block under way is given up for it, unless it follows a prompt itself: whoever prompts without
+                end still sees frames.
         """
-        return self._hand_in(self._steering, work, name)
-
-    def _hand_in(self, queue: _Queue, work: Callable[[], T], steered: str = "") -> Future[T]:
         future: Future[T] = Future()
         with self._wake:
             if self._closing:
                 future.set_exception(StrobeError("the server is shutting down; connect again in a moment"))
                 return future
-            queue.append((work, future))
-            stream = self._playing.get(steered)
-            if stream is not None and self._making == steered and stream.alone and not stream.steered:
-                stream.give_up.set()
+            (self._steering if steers else self._work).append((work, future))
+            stream = self._playing.get(steers)
+            if stream is not None and self._making == steers and self._alone and not stream.steered:
+                self._give_up.set()
             self._wake.notify()
         return future
 
     def prompt(self, name: str, text: str, mode: Mode, over: int, arrived_s: float) -> Future[tuple[int, int | None]]:
-        """Prompt a stream by `steer`, and once more when its text is there, if that takes time; see `LiveStream.prompt`."""
+        """Prompt a stream, and once more when its text is there, if that takes time; see `LiveStream.prompt`."""
 
         def settle() -> None:
             if name in self._playing:
@@ -137,10 +135,10 @@ class Worker:
             stream = self.stream(name)
             answer = stream.prompt(text, mode, over, arrived_s)
             if stream.encoded is not None:
-                stream.encoded.add_done_callback(lambda _: self.steer(name, settle))
+                stream.encoded.add_done_callback(lambda _: self.submit(settle, steers=name))
             return answer
 
-        return self.steer(name, ask)
+        return self.submit(ask, steers=name)
 
     def painted(self, name: str, generation: int, frame: int, running: bool) -> None:
         """Report from any thread that a viewer has painted all frames before `frame`, and whether the stream is to go on.
@@ -183,7 +181,7 @@ class Worker:
                 tell(number + 1, steps, f"frame block {number}")
                 if number == measured + 1:
                     stream.prompt(prompt, "recache", 4)
-                block = stream.make()
+                block = stream.make(self._gives_up)
                 assert block is not None, "nobody steers this stream"
                 times.append(block.block_ms / 1e3)
             found: dict[str, float] = {}
@@ -228,7 +226,7 @@ class Worker:
         other = LiveStream(name="one more", sessions=self.sessions, origin=stream.origin, config=stream.config)
         other.open()
         try:
-            other.make()
+            other.make(self._gives_up)
             after = torch.cuda.memory_allocated(self.device)
         finally:
             other.close()
@@ -244,24 +242,22 @@ class Worker:
         """Return whether the cost of a preset comes from streams of it, and not from those of the default one."""
         return preset == self.default or bool(self._seen.get((preset, False)))
 
-    def admission(self, preset: str) -> Admission:
-        """Decide whether one more stream fits. On the device's thread."""
+    def refusal(self, preset: str) -> NotOpenedError | None:
+        """Say why one more stream does not fit; None if it does. On the device's thread."""
         awake = [self.costs[each.origin.preset] for each in self._playing.values() if not each.asleep]
         config = self.configs[preset]
 
-        def decide() -> Admission:
+        def decide() -> NotOpenedError | None:
             free = free_bytes(self.device)
             if free is None or self.sessions.count(config):
                 free = 2**62
-            return admit(
-                preset, awake, self.costs, free_bytes=free, start_buffer_s=self.start_buffer_s, most=self.most
-            )  # fmt: skip
+            return refusal(preset, awake, self.costs, free_bytes=free, start_buffer_s=self.start_buffer_s, most=self.most)
 
         found = decide()
-        return decide() if found.reason_kind == "memory" and self.sessions.clear(keep=config) else found
+        return decide() if found is not None and found.kind == "memory" and self.sessions.clear(keep=config) else found
 
     def open(self, name: str, origin: Origin) -> LiveStream:
-        """Open a stream that `admission` let in. On the device's thread.
+        """Open a stream that `refusal` let in. On the device's thread.
 
         Raises:
             StrobeError: the prompt or the picture is refused.
@@ -323,9 +319,9 @@ class Worker:
         Its variables end with it: whoever waits for work would hold the stream that was closed last.
         """
         with self._wake:
-            again = next((name for name, each in self._playing.items() if each.given_up), None)
+            again = self._again if self._again in self._playing else ""
             name = again or choose(self._demands())
-            waiting = self._steering or (self._work if again is None else None)
+            waiting = self._steering or (None if again else self._work)
             if not waiting and name is None:
                 if self._closing:
                     return False
@@ -333,11 +329,10 @@ class Worker:
                 return True
             work = waiting.popleft() if waiting else None
             self._making = "" if work is not None or name is None else name
-            for other, each in self._playing.items():
-                each.alone = not any(rest.running for known, rest in self._playing.items() if known != other)
+            self._alone = not any(each.running for other, each in self._playing.items() if other != name)
         if work is not None:
             self._do(*work)
-        elif name is not None and (again is not None or not self._closing):
+        elif name is not None and (again or not self._closing):
             self._make(name)
         else:
             return False
@@ -370,7 +365,7 @@ class Worker:
     def _make(self, name: str) -> None:
         stream = self._playing[name]
         try:
-            block = stream.make()
+            block = stream.make(self._gives_up)
         except Exception as error:  # noqa: BLE001 - one stream's failure is no other's
             self.drop(name, failed=True)
             self._failed(name, error)
@@ -378,10 +373,19 @@ class Worker:
         finally:
             with self._wake:
                 self._making = ""
-                stream.give_up.clear()
+                self._give_up.clear()
+        self._again = name if block is None else ""
         if block is not None:
             self._made(name, block)
             self._learn(stream.origin.preset, block)
+
+    def _gives_up(self) -> bool:
+        """Return whether the frame block under way is to be given up. Only one that may be has the host wait for each step."""
+        if not self._alone:
+            return False
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+        return self._give_up.is_set()
 
     def _learn(self, preset: str, block: Block) -> None:
         """Learn the preset's cost from a frame block, unless the window of the attention is not full yet."""

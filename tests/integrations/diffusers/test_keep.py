@@ -70,19 +70,6 @@ def test_the_share_of_the_first_tiles_is_a_plain_sum_over_tokens(
     torch.testing.assert_close(found.double(), expected, atol=near, rtol=near)
 
 
-def test_the_fewest_tiles_that_keep_it_in_each_head_and_no_more_numbers_than_settings_are_kept() -> None:
-    held = torch.tensor([[0.5, 0.75, 1.0, 1.0], [0.25, 0.5, 0.75, 1.0]]) * 6  # of six passes
-    for keep, fewest, numbers in (
-        (0.2, 1, (1, 1)), (0.3, 1, (1, 2)), (0.5, 1, (1, 2)), (0.6, 1, (2, 3)), (0.95, 1, (3, 4)), (0.3, 3, (3, 3)),
-    ):  # fmt: skip
-        found, shares = tiles_that_keep(held, keep, fewest)
-        assert found == numbers
-        assert shares.tolist() == [held[head, number - 1] / 6 for head, number in enumerate(numbers)]
-    many = torch.arange(1, 1001).float()[None]
-    every = {tiles_that_keep(many, keep / 1000, 1)[0] for keep in range(1, 1000)}
-    assert len(every) <= 64 and max(every) == (1000,)
-
-
 @hypothesis.given(st.integers(1, 5), st.integers(1, 300), st.integers(0, 2**31), st.floats(0.01, 0.999), st.data())
 def test_every_head_keeps_the_share_by_itself(heads: int, tiles: int, seed: int, keep: float, data: st.DataObject) -> None:
     """Against weights in float64, added up one after the other; numbers are whole steps of so many that 64 differ at most."""

@@ -171,7 +171,6 @@ class StreamCase:
         height, width = self._loaded.defaults.stride.latent_size(work.height, work.width)
         per_frame = (height // grid[0]) * (width // grid[1])
         impl, passed_over = self._attention(config, per_frame)
-        arena = self._sessions[name][0].arena if name in self._sessions else None
         prompts = [self._script.prompt, *(each.prompt for each in self._script.switches)]
         return record.Variant(
             name=name,
@@ -198,8 +197,6 @@ class StreamCase:
             tokens_per_block=config.frame_block * per_frame,
             costs=stream_costs(self._loaded, config, rows_of_text(self._loaded, prompts, config)),
             attended_keys=keys_of_blocks(self._loaded, config),
-            arena_reserved_bytes=None if arena is None else arena.reserved_bytes,
-            arena_used_bytes=None if arena is None else arena.used_bytes,
             predicted_bytes=sum(part.num_bytes for part in predict(self._loaded, config)),
         )
 

@@ -108,13 +108,14 @@ class DeviceGroup:
         """Whether this is rank 0, which decodes and whose prompts count."""
         return self.rank == 0
 
-    def begin(self, what: str) -> CollectiveCall:
-        """Start the next call that all ranks make together.
+    def begin(self, what: str, *, patience: int = 1) -> CollectiveCall:
+        """Start the next call that all ranks make together, which wait `patience` timeouts for each other.
 
         Raises:
             CollectiveError: an earlier one has failed.
         """
-        return self._begin(what, self.timeout_s)
+        # `settle` comes before any result is handed out
+        return self._comm.begin(what, 0, patience * self.timeout_s, ends_process=False)
 
     def agree(self, what: str, *, patience: int = 1) -> CollectiveCall:
         """Check that all ranks are here and about to do the same.
@@ -126,7 +127,7 @@ class DeviceGroup:
         Raises:
             CollectiveError: a rank is about to do something else, is gone, or does not come; names it.
         """
-        call = self._begin(what, patience * self.timeout_s)
+        call = self.begin(what, patience=patience)
         Agreement(call, zlib.crc32(what.encode()), None, (UNKNOWN, UNKNOWN), CPU).wait()
         return call
 
@@ -189,9 +190,6 @@ class DeviceGroup:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-    def _begin(self, what: str, timeout_s: float) -> CollectiveCall:
-        return self._comm.begin(what, 0, timeout_s, ends_process=False)  # `settle` comes before any result is handed out
 
     def _from_leader(self, call: CollectiveCall, own: torch.Tensor, length: int) -> torch.Tensor:
         """Return rank 0's tensor of `length` elements on every rank."""

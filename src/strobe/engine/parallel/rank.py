@@ -16,14 +16,11 @@ from strobe.attention.tree.placement import Mask, Segment
 from strobe.cache.kv import CacheShape, CacheState, CacheStep, KVCache, RingStep, StepAround
 from strobe.core.errors import ConfigError, ShapeError
 from strobe.core.spans import ATTENTION_KERNEL, span
-from strobe.engine.arena import Arena
-from strobe.engine.config import Knobs
 from strobe.engine.decode import Decoded, DecoderState, FrameDecoder
 from strobe.engine.graphs import Mode
 from strobe.engine.model import Model, ModelParts, latent_shape
 from strobe.engine.parallel.group import LOADING, DeviceGroup
 from strobe.engine.parallel.layout import Layout, cut, degrees, join, rows
-from strobe.engine.prompts import Change
 from strobe.engine.resolve import ResolvedConfig
 from strobe.engine.transformer import CLEAN, TextContext, Timestep, Transformer
 from strobe.models.wan.layers import Attend
@@ -193,7 +190,7 @@ class SharedCache:
 
     def _step(self, step: CacheStep, what: str) -> SharedStep:
         call = self._devices.begin(what)
-        if not isinstance(step, RingStep) or step.skipped:
+        if not isinstance(step, RingStep) or step.reach is not None or step.skipped:
             return SharedStep(layout=self._layout, step=step, call=call, by_rank=False)
         return SharedStep(layout=self._layout, step=replace(step, rows=self._rows(step)), call=call, by_rank=True)
 
@@ -239,12 +236,6 @@ class SharedCache:
     def _kept(self) -> list[int]:
         """Return the number of tokens of a frame that each rank keeps."""
         return [stop - start for start, stop in map(self._layout.kept, range(self._layout.degrees.num_ranks))]
-
-
-NOT_SHARED = {
-    "memory_pool": "a session on several devices has messages that are not recorded, and torch keeps their memory",
-}
-"""Knobs that do nothing in a session on several devices, and why."""
 
 
 class SharedTransformer(Transformer):
@@ -297,21 +288,12 @@ class SharedTransformer(Transformer):
         return self._run(mode, local, conditions, cache, partial(self._devices.watched, cache.call))
 
 
-def on_several(config: ResolvedConfig) -> ResolvedConfig:
-    """Turn off the knobs that do nothing on several devices, with the reason.
-
-    Raises:
-        ConfigError: the past is not simply kept, or attention is in eight bits.
-    """
+def check_several(config: ResolvedConfig) -> None:
+    """Raise ConfigError if a stream cannot run on several devices: its past is not simply kept, or attention is in eight bits."""
     if config.past != "kept":
         raise ConfigError(f"a past that is {config.past} runs on one device; leave --devices out, or take another recipe")
     if config.attention_format != "native":
         raise ConfigError("attention in eight bits runs on one device; leave --devices out, or use attention_format 'native'")
-    states = tuple(
-        replace(state, on=False, reason=NOT_SHARED[state.name]) if state.on and state.name in NOT_SHARED else state
-        for state in config.knob_states
-    )
-    return replace(config, knobs=Knobs(**{state.name: state.on for state in states}), knob_states=states)
 
 
 class FramesElsewhere(FrameDecoder):
@@ -324,11 +306,7 @@ class FramesElsewhere(FrameDecoder):
     def __init__(self, frame_size: tuple[int, int]) -> None:
         self._frame_size = frame_size
 
-    def warm_up(self, pieces: Sequence[tuple[int, ...]]) -> None:
-        """Do nothing."""
-
-    def place(self, arena: Arena) -> None:
-        """Do nothing."""
+    def warm_up(self, pieces: Sequence[tuple[int, ...]]) -> None: ...
 
     def start(self, latents: Tensor, state: DecoderState) -> Iterator[Decoded]:
         """Return no frames: uint8 [B, 0, Y, X, 3]."""
@@ -336,19 +314,15 @@ class FramesElsewhere(FrameDecoder):
         return iter([Decoded(none, latents.shape[1], state, None)])
 
     def state(self) -> DecoderState:
-        """Return a state without memories."""
         return False, ()
 
     def adopt(self, state: DecoderState) -> DecoderState:
-        """Return the state of this decoder."""
         return self.state()
 
     def share(self) -> FramesElsewhere:
-        """Return this decoder."""
         return self
 
-    def close(self) -> None:
-        """Do nothing."""
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -392,10 +366,6 @@ class RankContext:
         (first, last), (low, high) = self.layout.kept(), self.layout.heads()
         return replace(whole, tokens_per_frame=last - first, num_heads=high - low)
 
-    def cache(self, own: KVCache) -> SharedCache:
-        """Return the shared cache, of which this rank holds `own`."""
-        return SharedCache(own, self.layout, self.devices)
-
     def open(self, model: Model, config: ResolvedConfig, what: str) -> None:
         """Check that all ranks open the same session; ranks may differ in loading time by some timeouts.
 
@@ -406,11 +376,3 @@ class RankContext:
         grid = f"{self.layout.degrees.tree} x {self.layout.degrees.ulysses}"
         whole = f"{config.name} ({asked:08x}), {config.dtype}, weights {model.weights_hash[:12]}, {what}, {grid} ranks"
         self.devices.agree(f"session: {whole}", patience=LOADING)
-
-    def follow(self, index: int, weights: str, change: Change | None) -> Change | None:
-        """Agree on the next frame block, and return the prompts of rank 0 for it.
-
-        Raises:
-            CollectiveError: a rank is about to do something else, is gone, or does not come.
-        """
-        return self.devices.follow(f"frame block {index}, weights {weights[:12]}", change)

@@ -144,14 +144,6 @@ class Seen:
         self.device: torch.device | None = None
         self.ran_dense = self.ran_sparse = False  # a step of that kind was taken
 
-    def saw(self, grid: Triple, device: torch.device, *, dense: bool) -> None:
-        """Note a forward pass that begins."""
-        self.grid, self.device = grid, device
-        if dense:
-            self.ran_dense = True
-        else:
-            self.ran_sparse = True
-
 
 class Pass:
     """Facts of one forward pass, in the place of the rotary embedding that a transformer gives to each of its blocks.

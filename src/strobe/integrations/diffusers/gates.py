@@ -75,7 +75,8 @@ def _found(given: Any, component: str, transformer: nn.Module, layers: tuple[Lay
     if given is None:
         return None
     if isinstance(given, str) and given == "auto":
-        return _where_it_was_loaded_from(component or "transformer", transformer, layers)
+        folder = loaded_from(component or "transformer", transformer)
+        return None if folder is None else _checked(str(folder), _in_folder(folder), layers, must=False)
     if isinstance(given, (str, Path)):
         place = Path(given)
         inner = place / (component or "transformer")
@@ -89,11 +90,6 @@ def _found(given: Any, component: str, transformer: nn.Module, layers: tuple[Lay
     elif not several:
         return _checked("the tensors given", dict(given), layers, must=True)
     raise ConfigError("gates: the pipeline has several transformers; give a mapping with the gates of each, by component")
-
-
-def _where_it_was_loaded_from(component: str, transformer: nn.Module, layers: tuple[Layer, ...]) -> GateSource | None:
-    folder = loaded_from(component, transformer)
-    return None if folder is None else _checked(str(folder), _in_folder(folder), layers, must=False)
 
 
 def loaded_from(component: str, transformer: nn.Module) -> Path | None:
@@ -196,25 +192,16 @@ def trained_sparsity(source: GateSource, layers: tuple[Layer, ...]) -> float:
     return TRAINED_SPARSITY[width]
 
 
-class Gates:
-    """The gates put into the blocks of a transformer, until they are removed.
+def put_gates(source: GateSource, layers: tuple[Layer, ...]) -> tuple[Any, ...]:
+    """Put gates into the blocks of a transformer; return what holds each as `to_gate_compress`, from which it is to be deleted.
 
     They are submodules of the blocks, so that they move, and are offloaded, with them, and are saved in FastWan's layout. Blocks
     that are offloaded already have lists of what they hold: beside those a gate stands alone, with an offload of its own.
     """
-
-    def __init__(self, source: GateSource, layers: tuple[Layer, ...]) -> None:
-        for layer in layers:
-            if hasattr(layer.block, NAME):
-                raise ConfigError(
-                    f"gates: the block of {layer.name} has a {NAME} already; give gates=None, or a model without it"
-                )
-        self.owners = tuple(_put(layer, source.tensors[number]) for number, layer in enumerate(layers))
-
-    def remove(self) -> None:
-        for owner in self.owners:
-            delattr(owner, NAME)
-        self.owners = ()
+    for layer in layers:
+        if hasattr(layer.block, NAME):
+            raise ConfigError(f"gates: the block of {layer.name} has a {NAME} already; give gates=None, or a model without it")
+    return tuple(_put(layer, source.tensors[number]) for number, layer in enumerate(layers))
 
 
 def _put(layer: Layer, tensors: dict[str, Tensor]) -> Any:

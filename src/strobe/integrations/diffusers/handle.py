@@ -35,7 +35,7 @@ from strobe.integrations.diffusers.forward import (
     step_of,
 )
 from strobe.integrations.diffusers.gates import NAME as GATE
-from strobe.integrations.diffusers.gates import Gates, GateSource, find_gates, trained_sparsity
+from strobe.integrations.diffusers.gates import GateSource, find_gates, put_gates, trained_sparsity
 from strobe.integrations.diffusers.keep import (
     Calibration,
     model_hash,
@@ -327,12 +327,12 @@ class _SparsePart:
         self.layers, self.names = family.layers(transformer), family.names()
         self.seen = Seen()
         self.asked: dict[int, tuple[int, dict[str, list[Tensor]]]] = {}  # by thread: queries of its recalls, and where they go
-        self.gates = None if source is None else Gates(source, self.layers)
+        self.gates = () if source is None else put_gates(source, self.layers)  # what holds the gate of each layer
         self.processors: dict[str, SparseProcessor] = {}
         for number, layer in enumerate(self.layers):
             dense = number in options.dense_layers
             processor = family.processor(layer.name, _processor(layer), options, self.seen, dense=dense)
-            processor.gate_owner = None if self.gates is None else self.gates.owners[number]
+            processor.gate_owner = self.gates[number] if self.gates else None
             self.processors[layer.name] = processor
         # methods, which a copy of the model takes along with the part that they belong to
         self.hooks = (
@@ -358,7 +358,11 @@ class _SparsePart:
         elif options.dense_steps:
             step, _ = step_of(module, given.get("attention_kwargs"), kind=self.kind, option="dense_steps")
         dense = step in options.dense_steps
-        self.seen.saw(grid, given["hidden_states"].device, dense=dense)
+        self.seen.grid, self.seen.device = grid, given["hidden_states"].device
+        if dense:
+            self.seen.ran_dense = True
+        else:
+            self.seen.ran_sparse = True
         queries, recalls = self.asked.get(get_ident(), (0, {})) if self.asked else (0, {})
         begin(Pass(
             grid, text_lengths, dense=dense, queries=queries, recalls=recalls, selected=selected, held=held,
@@ -378,7 +382,9 @@ class _SparsePart:
             return step, None, self.held.setdefault(step, {})
         calibration, kept = self.calibration, self.options.kept
         assert calibration is not None and kept is not None
-        calibration.check_grid(grid)
+        if grid != calibration.grid:
+            told = f"calibrated for {calibration.grid} tokens in (time, height, width), this call has {grid}"
+            raise ConfigError(f"keep: {told}; calibrate at this size")
         at = step * calibration.steps // steps  # a run of more steps has more of them at each noise level
         return step, kept[min(kept, key=lambda each: abs(each - at))], None
 
@@ -421,8 +427,8 @@ class _SparsePart:
         for hook in self.hooks:
             hook.remove()
         self.take_back()
-        if self.gates is not None:
-            self.gates.remove()
+        for owner in self.gates:
+            delattr(owner, GATE)
 
     def report(self, grid: Triple | None) -> tuple[LayerReport, ...]:
         return tuple(self._layer(layer, self.seen.grid if grid is None else grid) for layer in self.layers)
@@ -431,7 +437,7 @@ class _SparsePart:
         processor, options = _processor(layer), self.options
         ours = isinstance(processor, SparseProcessor)
         sparsity = processor.usual_sparsity if ours else 0.0
-        dense = sparsity == 0 and self.gates is None
+        dense = sparsity == 0 and not self.gates
         impl, tile, selected, tiles = "" if ours else type(processor).__name__, None, None, None
         if grid is not None and ours:
             impl = processor.explain(layer.attn, grid).impl.name
@@ -447,7 +453,7 @@ class _SparsePart:
             tile=tile,
             selected=selected,
             tiles=tiles,
-            gated=ours and self.gates is not None,
+            gated=ours and bool(self.gates),
             sparsity=sparsity,
         )
 
@@ -463,12 +469,8 @@ class SparseHandle:
     def __init__(self, pipe: Any, parts: tuple[_SparsePart, ...]) -> None:
         self.pipe, self._parts = pipe, parts
 
-    @property
-    def _restored(self) -> bool:
-        return any(part.undone for part in self._parts)
-
     def _check(self) -> None:
-        if self._restored:
+        if any(part.undone for part in self._parts):
             raise ConfigError("handle: the pipeline was restored; call sparsify again")
 
     def _check_processors(self) -> None:
@@ -491,7 +493,7 @@ class SparseHandle:
     @property
     def unmeasured(self) -> bool:
         """Whether any layer is sparse without trained gates, so that its effect on quality was never measured."""
-        return any(part.gates is None and part.options.sparsity > 0 for part in self._parts)
+        return any(not part.gates and part.options.sparsity > 0 for part in self._parts)
 
     @property
     def layers(self) -> dict[str, nn.Module]:
@@ -532,7 +534,7 @@ class SparseHandle:
         calibration = self._parts[0].calibration
         if calibration is not None:
             return f"{calibration}; clips not compared: do that before you rely on it"
-        gated = any(part.gates is not None for part in self._parts)
+        gated = any(part.gates for part in self._parts)
         return UNMEASURED if self.unmeasured else "that of the trained gates" if gated else "that of dense attention"
 
     @contextmanager

@@ -75,13 +75,6 @@ class Calibration:
             f"of the key tiles; measured over {self.steps} steps of grid {self.grid}"
         )
 
-    def check_grid(self, grid: Triple) -> None:
-        """Raise ConfigError if a forward pass has another size."""
-        if grid != self.grid:
-            raise ConfigError(
-                f"keep: calibrated for {self.grid} tokens in (time, height, width), this call has {grid}; calibrate at this size"
-            )
-
     def check_model(self, models: Mapping[str, str], where: Path) -> None:
         """Raise ConfigError if it is not of these transformers."""
         for component, found in models.items():

@@ -113,36 +113,30 @@ class SparseProcessor:
             found = share_held(q, k, layout, forced_blocks(self.options.forced, layout, layout, (layout.num_tiles,))).cpu()
         running.held[self.name] = running.held[self.name] + found if self.name in running.held else found
 
-    def beside(self, rotary_emb: Any) -> bool:
-        """Whether a call is not of the thread that calibrates: the processor that this replaces computes it."""
-        return self.options.thread is not None and not isinstance(rotary_emb, Pass)
-
-    def pass_of(self, rotary_emb: Any) -> Pass:
+    def pass_of(self, rotary_emb: Any, text: Tensor | None = None, mask: Tensor | None = None) -> Pass | None:
         """Return the forward pass that an argument of the layer holds.
 
+        Returns:
+            None if the call is not of the thread that calibrates: the processor that this replaces computes it.
+
         Raises:
-            ConfigError: the layer is called outside of its transformer's forward.
+            ConfigError: the layer is called outside of its transformer's forward, or given other tokens to attend to.
+            ImplUnavailableError: it is given a mask of pairs of tokens.
         """
+        if self.options.thread is not None and not isinstance(rotary_emb, Pass):
+            return None
+        if mask is not None:
+            why = f"{self.name} is given a mask of pairs of tokens; restore() the pipeline for such calls"
+            raise ImplUnavailableError("sparse attention", why, what="impl")
+        if text is not None:
+            raise ConfigError(
+                f"{self.name}: a layer of self-attention was given other tokens to attend to; restore() the pipeline first"
+            )
         if not isinstance(rotary_emb, Pass):
             raise ConfigError(
                 f"{self.name}: no grid of tokens is known; call the transformer, or the pipeline, not a layer of it"
             )
         return rotary_emb
-
-    def check_arguments(self, encoder_hidden_states: Tensor | None, attention_mask: Tensor | None) -> None:
-        """Refuse arguments that sparse self-attention does not support.
-
-        Raises:
-            ImplUnavailableError: a mask of pairs of tokens.
-            ConfigError: other tokens to attend to.
-        """
-        if attention_mask is not None:
-            why = f"{self.name} is given a mask of pairs of tokens; restore() the pipeline for such calls"
-            raise ImplUnavailableError("sparse attention", why, what="impl")
-        if encoder_hidden_states is not None:
-            raise ConfigError(
-                f"{self.name}: a layer of self-attention was given other tokens to attend to; restore() the pipeline first"
-            )
 
     def gate(self, hidden_states: Tensor, heads: int) -> Tensor | None:
         """Compute the weight of the coarse output, `[B, S, H, D]`; None without a trained gate.
@@ -338,11 +332,10 @@ class WanProcessor(SparseProcessor):
     ) -> Tensor:
         """Return `[B, S, dim]`, as the processor that it replaces."""
         found: Tensor
-        if self.beside(rotary_emb):
+        running = self.pass_of(rotary_emb, encoder_hidden_states, attention_mask)
+        if running is None:
             found = self.replaced(attn, hidden_states, encoder_hidden_states, attention_mask, rotary_emb)
             return found
-        self.check_arguments(encoder_hidden_states, attention_mask)
-        running = self.pass_of(rotary_emb)
         if attn.fused_projections:
             q, k, v = attn.to_qkv(hidden_states).chunk(3, dim=-1)
         else:
@@ -370,13 +363,13 @@ class LTX2Processor(SparseProcessor):
     ) -> Tensor:
         """Return `[B, S, dim]`, as either of the two processors that it replaces."""
         found: Tensor
-        if self.beside(query_rotary_emb):
+        running = self.pass_of(query_rotary_emb, encoder_hidden_states, attention_mask)
+        if running is None:
             ropes = query_rotary_emb, key_rotary_emb
             given = {"perturbation_mask": perturbation_mask, "all_perturbed": all_perturbed}  # one of the two takes these
             more = {name: value for name, value in given.items() if value is not None}
             found = self.replaced(attn, hidden_states, encoder_hidden_states, attention_mask, *ropes, **more)
             return found
-        self.check_arguments(encoder_hidden_states, attention_mask)
         heads = attn.heads
         value = attn.to_v(hidden_states)
         if all_perturbed is None:
@@ -384,7 +377,6 @@ class LTX2Processor(SparseProcessor):
         if all_perturbed:  # the values are the result
             out = heads_apart(value, heads)
         else:
-            running = self.pass_of(query_rotary_emb)
             q, k = attn.norm_q(attn.to_q(hidden_states)), attn.norm_k(attn.to_k(hidden_states))
             turn = apply_interleaved_rotary_emb if attn.rope_type == "interleaved" else apply_split_rotary_emb
             q, k = turn(q, running.rope), turn(k, running.rope if key_rotary_emb is None else key_rotary_emb)
@@ -416,11 +408,10 @@ class CosmosProcessor(SparseProcessor):
     ) -> Tensor:
         """Return `[B, S, dim]`, as the processor that it replaces."""
         found: Tensor
-        if self.beside(image_rotary_emb):
+        running = self.pass_of(image_rotary_emb, encoder_hidden_states, attention_mask)
+        if running is None:
             found = self.replaced(attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb)
             return found
-        self.check_arguments(encoder_hidden_states, attention_mask)
-        running = self.pass_of(image_rotary_emb)
         q, k, v = (heads_apart(layer(hidden_states), attn.heads) for layer in (attn.to_q, attn.to_k, attn.to_v))
         q, k = (
             apply_rotary_emb(each, running.rope, use_real_unbind_dim=-2, sequence_dim=1)
@@ -455,12 +446,12 @@ class JointProcessor(SparseProcessor):
         Args:
             attention_mask: not read; the forward pass says how many text tokens there are.
         """
-        if self.beside(image_rotary_emb):
+        running = self.pass_of(image_rotary_emb)
+        if running is None:
             found: tuple[Tensor, Tensor] = self.replaced(
                 attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb
             )
             return found
-        running = self.pass_of(image_rotary_emb)
         video, text = self._operands(attn, hidden_states, encoder_hidden_states)
         q, k, v = video
         q, k = (apply_rotary_emb(each, running.rope, sequence_dim=1) for each in (q, k))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from strobe.cache.kv import CacheStep, RingStep, TiledStep
+from strobe.cache.kv import CacheStep, RingStep
 from strobe.core.spans import (
     ATTENTION,
     CROSS_ATTENTION,
@@ -88,7 +88,7 @@ class FusedPass:
             fused = attention.fused_kv
             packed = torch.cat((attention.k(normed), attention.v(normed)), -1) if fused is None else fused(normed)
             turn = Turn(weight_q=None, weight_k=attention.norm_k.weight, rope=self._angles(), eps=attention.norm_k.eps)
-            if isinstance(self.kv, (RingStep, TiledStep)):
+            if isinstance(self.kv, RingStep):
                 qk_norm_rope_write(packed, turn, self._place(self.kv, last), impl=self.impl)
             else:
                 _, k, v = qk_norm_rope(packed, turn, attention.num_heads, impl=self.impl)
@@ -140,12 +140,12 @@ class FusedPass:
         turn = Turn(weight_q=attention.norm_q.weight, weight_k=attention.norm_k.weight, rope=rope, eps=attention.norm_q.eps)
         with span(QKV_PROJECTION):
             packed = _packed(attention, normed)
-        if isinstance(self.kv, RingStep) or (isinstance(self.kv, TiledStep) and self.kv.staged):
+        if isinstance(self.kv, RingStep) and self.kv.staged:
             place = self._place(self.kv, index)
             with span(QK_NORM_ROPE):
                 q = qk_norm_rope_write(packed, turn, place, impl=self.impl)
             assert q is not None
-            if isinstance(self.kv, RingStep):
+            if self.kv.reach is None:
                 return layer.attend(q, place.keys[:, : self.kv.attended], place.values[:, : self.kv.attended], None)
             return layer.attend_kept(q, None, (place.keys, place.values), self.kv.reach, index)
         with span(QK_NORM_ROPE):
@@ -153,7 +153,7 @@ class FusedPass:
         assert q is not None
         return layer.attend(q, k, v, None) if self.kv is None else layer.attend_new(q, k, v, index, self.kv)
 
-    def _place(self, kv: RingStep | TiledStep, index: int) -> CacheRows:
+    def _place(self, kv: RingStep, index: int) -> CacheRows:
         keys, values = kv.buffers(index)
         return CacheRows(keys=keys, values=values, rows=kv.rows)
 
