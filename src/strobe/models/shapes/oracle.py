@@ -48,12 +48,19 @@ class Detection:
         camera: `(x, y)` over the floor in pixels, float32 `[N, F, 2]` in [0, PERIOD), up to half a period along both axes at
         once,
             which gives the same floor; NaN where no floor shows.
+        velocity: median step of the camera `(x, y)` in pixels per frame, float32 `[N, 2]`; NaN where no two neighbouring frames
+            show the floor.
+        colour_rgb: mean colour of the first shape's inner pixels, float32 `[N, F, 3]`; meaningless where not valid.
+        shape_iou: overlap with the best template, the lesser of two shapes, float32 `[N, F]` in [0, 1].
     """
 
     labels: Tensor
     valid: Tensor
     place: Tensor
     camera: Tensor
+    velocity: Tensor
+    colour_rgb: Tensor
+    shape_iou: Tensor
 
 
 def accuracy(detection: Detection, scenes: Tensor) -> dict[str, float]:
@@ -104,9 +111,10 @@ def detect(frames: Tensor) -> Detection:
     def per_frame(values: Tensor) -> Tensor:
         return values.reshape(num_clips, num_frames, *values.shape[1:])
 
-    clip = [values[:, None].expand(num_clips, num_frames).flatten() for values in _motion(per_frame(camera))]
+    direction, speed, velocity = _motion(per_frame(camera))
+    clip = [values[:, None].expand(num_clips, num_frames).flatten() for values in (direction, speed)]
     background = torch.cdist(base, backgrounds).argmin(1)
-    (colour, shape), (other, form) = read
+    (colour, shape, rgb, iou), (other, form, _, other_iou) = read
     second = pair & valid
     labels = [torch.where(valid, each, -1) for each in (colour, shape)]
     labels += [*clip, background, *(torch.where(second, each, -1) for each in (other, form))]
@@ -115,6 +123,9 @@ def detect(frames: Tensor) -> Detection:
         valid=per_frame(valid),
         place=per_frame(_place(distance, sides, pair, valid)),
         camera=per_frame(camera),
+        velocity=velocity,
+        colour_rgb=per_frame(rgb),
+        shape_iou=per_frame(torch.where(second, torch.minimum(iou, other_iou), iou)),
     )
 
 
@@ -136,6 +147,17 @@ def locate(frames: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     base, distance = _distance_to_floor(pixels)
     sides, pair, valid = _sides(distance)
     return pair, _place(distance, sides, pair, valid), _camera(pixels, base, distance)
+
+
+def flicker(detection: Detection) -> Tensor:
+    """Measure the mean absolute second time difference of the first shape's mean colour, float32 `[N]`; 0 if steady or evenly
+    fading.
+
+    NaN where a clip has no three neighbouring frames with a shape.
+    """
+    rgb, valid = detection.colour_rgb, detection.valid
+    bend = (rgb[:, 2:] - 2 * rgb[:, 1:-1] + rgb[:, :-2]).abs().mean(-1)  # [N, F - 2]
+    return torch.where(valid[:, 2:] & valid[:, 1:-1] & valid[:, :-2], bend, torch.nan).nanmean(1)
 
 
 def _check(frames: Tensor) -> tuple[int, int]:
@@ -174,12 +196,13 @@ def _sides(distance: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor]:
     return (first, mask - first), pair, (area >= MIN_AREA) & (area <= MAX_AREA)
 
 
-def _read(pixels: Tensor, distance: Tensor, colours: Tensor) -> tuple[Tensor, Tensor]:
-    """Read colour and shape of one shape, `[M]` each."""
+def _read(pixels: Tensor, distance: Tensor, colours: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Read one shape: colour `[M]`, shape `[M]`, mean colour of its inner pixels `[M, 3]`, overlap with its template `[M]`."""
     cover = _cover(distance)
     inner = (cover > 0.99).float()
     rgb = torch.einsum("mcyx,myx->mc", pixels, inner) / inner.sum((1, 2)).clamp(min=1)[:, None]
-    return torch.cdist(rgb, colours).argmin(1), _match_shape(cover, _centre(cover))
+    shape, iou = _match_shape(cover, _centre(cover))
+    return torch.cdist(rgb, colours).argmin(1), shape, rgb, iou
 
 
 def _cover(distance: Tensor) -> Tensor:
@@ -248,8 +271,8 @@ def _templates(device: torch.device) -> tuple[Tensor, Tensor]:
     return templates, templates.square().sum(1)
 
 
-def _match_shape(cover: Tensor, centre: Tensor) -> Tensor:
-    """Return the shape `[M]` of largest soft IoU: a.b / (a.a + b.b - a.b), coverages a (seen) and b (template)."""
+def _match_shape(cover: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the best shape `[M]` and its soft IoU `[M]`: a.b / (a.a + b.b - a.b), coverages a (seen) and b (template)."""
     corner = centre.floor()
     window = torch.arange(-(CROP // 2), CROP // 2 + 1, device=cover.device)
     index = torch.remainder(corner.long()[:, :, None] + window, SIZE)  # [M, 2, CROP + 1]
@@ -261,7 +284,8 @@ def _match_shape(cover: Tensor, centre: Tensor) -> Tensor:
     templates, template_squares = _templates(cover.device)
     common = functional.linear(crop, templates)  # [M, K]
     iou = common / (crop.square().sum(1, keepdim=True) + template_squares - common)
-    return iou.reshape(-1, len(SHAPES), len(TEMPLATE_RADII)).amax(2).argmax(1)
+    best = iou.reshape(-1, len(SHAPES), len(TEMPLATE_RADII)).amax(2).max(1)
+    return best.indices, best.values
 
 
 def floor_step(before: Tensor, after: Tensor) -> Tensor:
@@ -274,16 +298,18 @@ def floor_step(before: Tensor, after: Tensor) -> Tensor:
     return torch.where((whole.abs().sum(-1) <= both.abs().sum(-1))[..., None], whole, both)
 
 
-def _motion(camera: Tensor) -> tuple[Tensor, Tensor]:
-    """Estimate direction `[N]` and speed `[N]` from cameras `[N, F, 2]`, over steps between frames with a floor."""
+def _motion(camera: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Estimate direction `[N]`, speed `[N]` and velocity `[N, 2]` from cameras `[N, F, 2]`, over steps between frames with a
+    floor."""
     steps = floor_step(camera[:, :-1], camera[:, 1:])
     if steps.shape[1] == 0:
         steps = steps.new_full((len(camera), 1, 2), torch.nan)
-    x, y = steps.nanmedian(1).values.unbind(1)
+    velocity = steps.nanmedian(1).values
+    x, y = velocity.unbind(1)
     across = torch.where(x < 0, 0, 1)  # left, right
     along = torch.where(y < 0, 2, 3)  # up, down
     pace = torch.maximum(x.abs(), y.abs())
     moves = pace >= MIN_MOTION  # false for NaN
     direction = torch.where(x.abs() >= y.abs(), across, along)
     speed = (pace >= FAST_FROM).long()
-    return torch.where(moves, direction, -1), torch.where(moves, speed, -1)
+    return torch.where(moves, direction, -1), torch.where(moves, speed, -1), velocity
