@@ -77,7 +77,6 @@ class Generated(DocumentPart, frozen=True, kw_only=True):
     frame_blocks: A[int, col("number of frame blocks")]
     fps: A[int | float, col("frames per second of playback")]
     preset: A[str, col("preset that ran")]
-    picked: A[str | None, col("reason why strobe picked this preset; null if the user named it")]
     model: A[str, col("name of the model")]
     device: A[str, col("device that made the clip")]
     devices: A[int, col("number of devices")]

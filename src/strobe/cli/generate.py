@@ -14,7 +14,7 @@ from strobe.cli.completion import DeviceName, PresetName
 from strobe.cli.console import OUT, Advance, Output
 from strobe.cli.model import ModelFlags, at_least, settings_notes
 from strobe.cli.ranks import follows, joined, said_by_rank_0
-from strobe.core.errors import ConfigError, DataError, unknown_choice
+from strobe.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,8 +38,7 @@ class Engine(ModelFlags):
     """Flags of the engine: preset, model, seed and start image.
 
     Args:
-        preset: baseline, quality, balanced, speed, turbo, ultra and others, see `strobe presets`; or realtime: the
-            best quality that holds the model's frame rate here, measured first, from the best quality down.
+        preset: baseline, quality, balanced, speed, turbo, ultra and others, see `strobe presets`.
         image: picture that the clip begins with; scaled to fill the frame, what sticks out is cut off.
         start: video or folder of pictures that the clip begins with, fitted in the same way; its frame rate is not changed.
         follow: the same, made anew under the prompt, see --strength; then the clip goes on by itself.
@@ -93,36 +92,25 @@ class Engine(ModelFlags):
             return fitted(read_clip(clip), defaults.frame_size, defaults.stride)
         return None if self.image is None else read_image(self.image, defaults.frame_size)
 
-    def choose(self, prompt: str, device: str | DeviceGroup, advance: Advance) -> tuple[Model, EngineConfig, str | None]:
-        """Return model and preset of the flags; for preset realtime, the one measured to hold the model's frame rate, and why.
+    def choose(self, device: str | DeviceGroup) -> tuple[Model, EngineConfig]:
+        """Return model and preset of the flags.
 
         Raises:
-            ConfigError: no such preset, or realtime on several devices.
+            ConfigError: no such preset.
             DataError: no such picture.
             ImplUnavailableError: the preset does not run on the device.
         """
         from strobe.core.device import resolve_device
-        from strobe.engine.presets import PRESETS, REALTIME
         from strobe.engine.resolve import check_device
 
-        if self.preset not in (*PRESETS, REALTIME):
-            raise unknown_choice("preset", self.preset, (*PRESETS, REALTIME))
+        preset = self.config(self.preset)
         self.check_start()
         strength = 0.0 if self.follow is None else FOLLOWED if self.strength is None else self.strength
-        if self.preset != REALTIME:
-            config = replace(self.config(self.preset), decode_device=self.decode_device, strength=strength)
-            place = resolve_device(device) if isinstance(device, str) else device.device
-            check_device(config, place)
-            self.check_settings(config, place)
-            return self.load(), config, None
-        if not isinstance(device, str):
-            raise ConfigError(f"preset {REALTIME!r} measures one device and torchrun shares several; name another preset")
-        from strobe.engine.pick import LADDER, pick
-
-        candidates = [replace(self.config(name), decode_device=self.decode_device) for name in LADDER]
-        where, model = resolve_device(device), self.load()
-        picked = pick(model, prompt, device=where, candidates=candidates, progress=advance)
-        return model, replace(picked.config, strength=strength), picked.why
+        config = replace(preset, decode_device=self.decode_device, strength=strength)
+        place = resolve_device(device) if isinstance(device, str) else device.device
+        check_device(config, place)
+        self.check_settings(config, place)
+        return self.load(), config
 
 
 @Parameter(name="*")
@@ -229,10 +217,10 @@ def generate(
         file.check_free()
         from strobe.engine.session import Session
 
-        model, config, why = engine.choose(prompt, device, advance)
-        for note in (*settings_notes(model, config), *([f"realtime: {why}"] if why else [])):
+        model, config = engine.choose(device)
+        for note in settings_notes(model, config):
             output.note(note)
-        clip = WrittenClip(path=file.out, picked=why)
+        clip = WrittenClip(path=file.out)
         start = engine.frames(model, b"" if read is None else start_image(read))
         with Session(prompt, preset=config, model=model, seed=engine.seed, device=device, start=start) as session:
             total = file.num_blocks(session, None if engine.follow is None else start)
@@ -272,12 +260,10 @@ class WrittenClip:
     """A clip that is being written to a file, and its figures so far.
 
     Args:
-        picked: why its preset, if it was asked for realtime.
         broken: there is no file yet, or it could not be written; the error says what is left of it.
     """
 
     path: Path
-    picked: str | None = None
     broken: bool = True
     frames: int = 0
     frame_blocks: int = 0
@@ -313,7 +299,6 @@ class WrittenClip:
             "frame_blocks": self.frame_blocks,
             "fps": session.model.defaults.fps,
             "preset": session.config.name,
-            "picked": self.picked,
             "model": session.model.name,
             "device": str(session.config.device),
             "devices": session.num_devices,
