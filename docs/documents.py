@@ -173,7 +173,6 @@ class DoctorOutput(Printed, frozen=True, kw_only=True):
         col("plug-ins: `group`, `name`, `place`, `package`, and why `broken`, empty if it loads"),
     ] = UNSET
     memory: A[dict[str, Any] | UnsetType, col("with --preset: predicted memory of a stream, bytes")] = UNSET
-    devices: A[Rows | UnsetType, col("with --devices: the same by number of devices")] = UNSET
 
 
 class Linted(Printed, frozen=True, kw_only=True):

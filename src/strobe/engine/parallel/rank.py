@@ -304,9 +304,9 @@ def on_several(config: ResolvedConfig) -> ResolvedConfig:
         ConfigError: the past is not simply kept, or attention is in eight bits.
     """
     if config.past != "kept":
-        raise ConfigError(f"a past that is {config.past} runs on one device; leave --devices out, or take another recipe")
+        raise ConfigError(f"a past that is {config.past} runs on one device; leave torchrun out, or take another recipe")
     if config.attention_format != "native":
-        raise ConfigError("attention in eight bits runs on one device; leave --devices out, or use attention_format 'native'")
+        raise ConfigError("attention in eight bits runs on one device; leave torchrun out, or use attention_format 'native'")
     states = tuple(
         replace(state, on=False, reason=NOT_SHARED[state.name]) if state.on and state.name in NOT_SHARED else state
         for state in config.knob_states
