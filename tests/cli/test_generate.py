@@ -182,33 +182,16 @@ def test_a_clip_is_begun_with_and_followed(strobe: Strobe, clip: Path, tmp_path:
     assert 1 < near < far / 2  # the square stands where the clip's circle stood
 
 
-def test_prompts_come_from_a_file(strobe: Strobe, tmp_path: Path) -> None:
-    file = tmp_path / "prompts.txt"
-    file.write_text("# a walk\n0s: a red circle moving left\nblock=1 soft: a blue square moving up\n", encoding="utf-8")
-    result = strobe(
-        "generate", "--prompts", file, "--preset", "turbo", "--device", "cpu", "--json", "-o", tmp_path / "a.mkv", "--blocks", 2
-    )
-    assert result.code == 0, result.err
-    told = result.document["prompts"]
-    assert told == [
-        {"frame_block": 0, "text": "a red circle moving left"},
-        {"frame_block": 1, "text": "a blue square moving up"},
-    ]
-
-
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
         (["--follow", "CLIP", "--strength", "2"], "--strength 2: give more than 0, up to 1"),
         (["--follow", "CLIP", "--strength", "0.1"], "strength 0.1 leaves no denoise step"),
-        (["--prompts", "FILE"], "line 1: cannot read 'soon: a red circle'; write for example"),
     ],
 )
 def test_a_wrong_input_is_one_line_and_no_clip(strobe: Strobe, clip: Path, tmp_path: Path, flags: list[str], said: str) -> None:
-    (tmp_path / "prompts.txt").write_text("soon: a red circle\n", encoding="utf-8")
-    places = {"CLIP": str(clip), "FILE": str(tmp_path / "prompts.txt")}
     out = tmp_path / "out.mp4"
-    result = strobe("generate", STAR, "--device", "cpu", "-o", out, *(places.get(each, each) for each in flags))
+    result = strobe("generate", STAR, "--device", "cpu", "-o", out, *(str(clip) if each == "CLIP" else each for each in flags))
     assert result.code == 2 and said in result.err and len(result.err.strip().splitlines()) == 1, result.err
     assert not out.exists()
 

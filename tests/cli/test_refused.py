@@ -267,7 +267,6 @@ WRONG = [
         "generate 'a red circle moving left' --follow no.mp4",
         "cannot read the clip no.mp4: no such file; give a video",
     ),
-    ("generate 'a red circle moving left' --prompts no.txt", "cannot read the prompts no.txt: No such file or directory"),
     ("generate 'a red circle moving left' --image none.png", "cannot read the picture none.png"),
 ]
 MODELS = [

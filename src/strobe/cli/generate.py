@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from strobe.engine.config import EngineConfig
     from strobe.engine.model import Model
     from strobe.engine.parallel import DeviceGroup
-    from strobe.engine.prompts import Mode, Switch, TimedPrompt
+    from strobe.engine.prompts import Mode, Switch
     from strobe.engine.session import Session
     from strobe.engine.stream import FrameBlock
     from strobe.serve.protocol import RecipeAnswer
@@ -163,13 +163,10 @@ class Steering:
 
     Args:
         switch: TIME:PROMPT, where TIME is seconds (4.5s) or a frame block (block=12), one or several.
-        prompts: file with a prompt per line, "4.5s: TEXT" or "block=12 soft: TEXT"; the one at 0s is the first unless PROMPT is
-            given. Lines that begin with # are left out.
         mode: how prompts switch: recache (hard), soft, interpolate or shot.
     """
 
     switch: tuple[str, ...] = ()
-    prompts: Path | None = None
     mode: Literal["recache", "soft", "interpolate", "shot"] = "recache"
 
 
@@ -189,7 +186,7 @@ def generate(
     strobe generate "a red circle moving left" -o clip.mp4  # slow
     strobe generate "a red circle moving left" --switch 4.5s:"a blue square moving up" \\
         --switch block=12:"a green star moving right" --preset turbo -o clip.gif  # slow
-    strobe generate --prompts prompts.txt --follow walk.mp4 --strength 0.7 -o painted.mp4  # needs-files
+    strobe generate "a red circle moving left" --follow walk.mp4 --strength 0.7 -o painted.mp4  # needs-files
     strobe generate --replay strobe-recipe.json -o again.mp4  # needs-files
     torchrun --nproc-per-node 2 -m strobe generate "a red circle moving left"  # slow
     ```
@@ -200,7 +197,6 @@ def generate(
             bit by bit on a device of the same kind. What differs from where it was made is said.
     """
     output = said_by_rank_0(output)
-    switch, prompts, mode = steering.switch, steering.prompts, steering.mode
     with joined(engine.device, engine.ulysses) as device, output.progress("frame blocks") as advance:
         file.check_length()
         from strobe.engine.video import check_video_path
@@ -208,12 +204,12 @@ def generate(
         check_video_path(file.out)
         from strobe.engine.prompts import read_switch
 
-        read, timed = None, () if prompts is None else prompts_of(prompts, mode)
+        read = None
         if replay is not None:
-            prompt, engine, read = follow(replay, prompt, (*switch, *map(str, timed)), engine)
-        prompt = first_of(prompt, timed, prompts)
-        said = (read_switch(text)["prompt"] for text in switch)
-        engine.check_prompts((prompt, *said, *(each.prompt for each in timed)))
+            prompt, engine, read = follow(replay, prompt, steering.switch, engine)
+        if not prompt:
+            raise ConfigError("say what to show: strobe generate PROMPT, or --replay FILE")
+        engine.check_prompts((prompt, *(read_switch(text)["prompt"] for text in steering.switch)))
         file.check_free()
         from strobe.engine.session import Session
 
@@ -224,7 +220,7 @@ def generate(
         start = engine.frames(model, b"" if read is None else start_image(read))
         with Session(prompt, preset=config, model=model, seed=engine.seed, device=device, start=start) as session:
             total = file.num_blocks(session, None if engine.follow is None else start)
-            switches = switches_for(session, switch, timed, prompts, mode)
+            switches = switches_for(session, steering.switch, steering.mode)
             if read is not None:
                 total = total if file.seconds or file.blocks else read.frame_blocks
                 switches = recipe_switches(read, total)
@@ -319,41 +315,12 @@ class WrittenClip:
             )
 
 
-def first_of(prompt: str | None, timed: Sequence[TimedPrompt], file: Path | None) -> str:
-    """Return the first prompt: the one given, else the one of a file of prompts."""
-    found = prompt or next((each.prompt for each in timed if each.first), None)
-    if found is None:
-        where = f"{file} has no prompt at 0s; " if file is not None else ""
-        raise ConfigError(f"{where}say what to show: strobe generate PROMPT, --prompts FILE, or --replay FILE")
-    return found
-
-
-def switches_for(
-    session: Session, said: Sequence[str], timed: Sequence[TimedPrompt], file: Path | None, mode: Mode
-) -> list[Switch]:
-    """Return the prompt switches of flags and file for a session."""
-    from strobe.engine.prompts import check_switches, parse_switch, switches_of
+def switches_for(session: Session, said: Sequence[str], mode: Mode) -> list[Switch]:
+    """Return the prompt switches of flags for a session."""
+    from strobe.engine.prompts import check_switches, parse_switch
 
     defaults, first = session.model.defaults, session.config.first_block
-    found = [parse_switch(text, defaults, mode=mode, first_block=first) for text in said]
-    return list(check_switches([*found, *switches_of(timed, str(file), defaults, first)]))
-
-
-def prompts_of(path: Path, mode: Mode) -> tuple[TimedPrompt, ...]:
-    """Read a file of prompts.
-
-    Raises:
-        DataError: there is no such file, or it is no text.
-        ConfigError: a line does not read like one.
-    """
-    from strobe.engine.prompts import read_prompts
-
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
-        raise DataError(f"cannot read the prompts {path}: {why}; give a text file with a line such as '4.5s: TEXT'") from error
-    return read_prompts(text, str(path), mode=mode)
+    return list(check_switches([parse_switch(text, defaults, mode=mode, first_block=first) for text in said]))
 
 
 def read_recipe(path: Path) -> RecipeAnswer:
