@@ -127,15 +127,6 @@ def tensor(found: dict[str, Any], name: str, shape: tuple[int, ...], file: File)
     return value.float()
 
 
-def _by_parts(
-    distance: Callable[[Tensor, Tensor], Tensor], clips: tuple[Tensor, Tensor], size: int, device: torch.device
-) -> Tensor:
-    """Compute a distance of two clips, so many frames at a time, on a device."""
-    pairs = zip(*(torch.split(clip, size) for clip in clips), strict=True)
-    with torch.no_grad():
-        return torch.cat([distance(x.to(device), y.to(device)) for x, y in pairs]).cpu()
-
-
 def _normed(planes: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
     """Subtract a mean from each colour and divide it by a deviation."""
     shift, scale = (torch.tensor(values, device=planes.device)[None, :, None, None] for values in (mean, std))
@@ -156,6 +147,8 @@ _LAYERS: Final = (
 """Name, shape of the weight, stride, padding; the second and third come after a pooling."""
 _POOLED: Final = (1, 2)
 _EPS: Final = 1e-10
+_FRAMES: Final = 4
+"""Frames at a time."""
 
 
 def lpips(folder: Path, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
@@ -192,7 +185,9 @@ def lpips(folder: Path, device: torch.device) -> Callable[[Tensor, Tensor], Tens
         first, second = as_pair(frames, reference)
         if min(first.shape[2:]) < SMALLEST:
             raise ShapeError(f"LPIPS needs frames of at least {SMALLEST}x{SMALLEST} pixels, given {list(first.shape[2:])}")
-        return _by_parts(distance, (first, second), 4, device)
+        parts = zip(first.split(_FRAMES), second.split(_FRAMES), strict=True)
+        with torch.no_grad():
+            return torch.cat([distance(x.to(device), y.to(device)) for x, y in parts]).cpu()
 
     return measure
 
