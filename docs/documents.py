@@ -11,7 +11,7 @@ from strobe.perf.report.documents.runs import SCHEMA_VERSION, RunDocument
 from strobe.perf.report.documents.speedup import SpeedupDocument
 from strobe.perf.report.documents.trace import TraceDocument
 from strobe.perf.table.rows import DocumentPart, col, struct_of
-from structs import KEYS, parts_of, struct_sections
+from structs import parts_of, struct_sections
 
 Rows: TypeAlias = tuple[dict[str, Any], ...]
 Written = A[dict[str, str], col("paths of the written files, by kind, e.g. `html`; empty if none was written")]
@@ -77,7 +77,6 @@ class Generated(DocumentPart, frozen=True, kw_only=True):
     frame_blocks: A[int, col("number of frame blocks")]
     fps: A[int | float, col("frames per second of playback")]
     preset: A[str, col("preset that ran")]
-    picked: A[str | None, col("reason why strobe picked this preset; null if the user named it")]
     model: A[str, col("name of the model")]
     device: A[str, col("device that made the clip")]
     devices: A[int, col("number of devices")]
@@ -101,9 +100,9 @@ class Reported(RunDocument, frozen=True, kw_only=True):
     ]
     red: A[
         dict[str, str] | UnsetType,
-        col("of a run that was measured now, by candidate that failed its gate: the rule and the measured figure"),
+        col("of a run measured now, by candidate that failed its gate: the rule and the measured figure"),
     ] = UNSET
-    kept: A[tuple[str, ...] | UnsetType, col("of such a run: paths to which earlier contents of its folder were moved")] = UNSET
+    kept: A[tuple[str, ...] | UnsetType, col("of such a run: paths of earlier contents of its folder")] = UNSET
     attribution: A[
         tuple[str, ...] | UnsetType,
         col("of `profile stream`: path of the page that attributes time to callers; empty if not asked for"),
@@ -154,27 +153,26 @@ class DoctorOutput(Printed, frozen=True, kw_only=True):
     gate: A[
         dict[str, Any] | UnsetType,
         col(
-            "with --gate: `gates` that were run (`operator`, `impl`, `ran`, `tests`: number of cases, `failed`: the case that "
-            "failed, `refused`: what is not taken), `record`: the file they are in, `reason` why none ran"
+            "with --gate: `gates` (`operator`, `impl`, `ran`, number of `tests`, `failed` case, `refused`), the file `record`, "
+            "`reason` why none ran"
         ),
     ] = UNSET
     machine: A[
         dict[str, Any] | UnsetType,
-        col("facts of the machine, with the keys of `DoctorOutput` in [records.md](records.md#machine)"),
+        col("facts of the machine, as in [records.md](records.md#machine)"),
     ] = UNSET
     attention: A[
         Any,
-        col("attention implementation that would run (`runs`), reasons against others (`passed_over`), state of each (`impls`)"),
+        col("implementation that `runs`, reasons against others (`passed_over`), state of each (`impls`)"),
     ] = UNSET
     presets: A[dict[str, Any] | UnsetType, col("by preset and optimisation: `on`, `reason` if it is off")] = UNSET
-    lacking: A[dict[str, str] | UnsetType, col("by preset that cannot run here: the reason")] = UNSET
+    lacking: A[dict[str, str] | UnsetType, col("by preset that cannot run here: why")] = UNSET
     metrics: A[dict[str, str] | UnsetType, col("by quality metric: `measured`, or why it is not")] = UNSET
     plugins: A[
         tuple[dict[str, str], ...] | UnsetType,
-        col("plug-ins: `group`, `name`, `place`, `package`, and `broken`: the reason, empty if it loads"),
+        col("plug-ins: `group`, `name`, `place`, `package`, and why `broken`, empty if it loads"),
     ] = UNSET
     memory: A[dict[str, Any] | UnsetType, col("with --preset: predicted memory of a stream, bytes")] = UNSET
-    devices: A[Rows | UnsetType, col("with --devices: the same by number of devices")] = UNSET
 
 
 class Linted(Printed, frozen=True, kw_only=True):
@@ -208,9 +206,8 @@ class BenchServeOutput(Printed, frozen=True, kw_only=True):
     loads: A[
         Rows,
         col(
-            "each `load`: `at_once` (mean number of concurrent viewers), numbers of viewers who `came`, were `refused` or "
-            "`failed`, shares `on_time` and `play_ratio`, `stalls`, `stall_ns`, lists `first_picture_ns` and "
-            "`prompt_to_pixel_ns`, and `held`: true if the server held the load"
+            "each `load`: mean viewers `at_once`, viewers who `came`, were `refused`, `failed`, shares `on_time`, `play_ratio`, "
+            "`stalls`, `stall_ns`, lists `first_picture_ns`, `prompt_to_pixel_ns`, and whether the server `held` the load"
         ),
     ]
     report: ReportPaths
@@ -259,8 +256,8 @@ class AcceptOutput(Printed, frozen=True, kw_only=True):
     checks: A[
         Rows,
         col(
-            "each check: `group`, `name`, `value` (null: not finite), `unit`, bounds `low` and `high`, `passed` (null: random "
-            "weights, not judged), `basis` of the bounds, `detail`"
+            "each check: `group`, `name`, `value` (null: not finite), `unit`, bounds `low` and `high`, `passed` (null: not "
+            "judged), `basis` of the bounds, `detail`"
         ),
     ]
     report: ReportPaths
@@ -298,20 +295,18 @@ _HEAD: Final = f"""# JSON documents
 
 Generated from `docs/documents.py` by `make docs`; do not edit.
 
-With `--json`, every verb prints one JSON document on stdout. The sections list the keys of each document, which names its
-verbs, and then the keys of the rows and objects inside documents. A key whose type is a list of rows is a table:
+With `--json`, every verb prints a document on stdout. A section lists the keys of a document, with its verbs, or of a
+row or object inside documents. A list of rows is a table:
 `pandas.DataFrame(json.load(file)["speedups"])`. [python.md](python.md) returns the same values to a script.
 
-* **Units** stand in the key: `_ns` is nanoseconds, `_bytes` bytes, `_flops` floating-point operations, `_fps` frames per
-  second, `_per_s` per second.
+* **Keys** and units read as in [records.md](records.md); `_flops` is floating-point operations, `_fps` frames per second,
+  `_per_s` per second.
 * **Sides.** A candidate is compared with a baseline, also called its reference. The ratio, or speedup, of a comparison is
   time of the baseline / time of the candidate; `saved_ns` is time of the baseline - time of the candidate.
 * **Account (ledger).** The account of a difference splits it into lines that add up to it exactly; `ledger` in a key means
   account.
 * **Versions.** All documents have the schema version {SCHEMA_VERSION} in `v`. A new key keeps the version; a removed, renamed
   or redefined key raises it.
-{KEYS.rstrip()}
-* **null** stands for what is not known, not measured or not defined.
 * **Pages.** `report.json` is the layout of a page, not data.
 """
 

@@ -74,7 +74,7 @@ def _sentence(thing: object) -> str:
 def commands() -> str:
     """Every verb with its examples and flags, each flag described once; `strobe VERB --help` has the rest.
 
-    Flags that go together have a name where verbs have them: those of every verb none at all, those of the model one.
+    Flags that go together have a name where verbs have them: those of every verb none at all, those of a group one.
     """
     verbs = dict(_verbs(app, ("strobe",)))
     flags = {name: list(map(_flag, _shown(verb))) for name, verb in verbs.items()}
@@ -82,23 +82,25 @@ def commands() -> str:
     everywhere = set.intersection(*map(set, flags.values()))
     names = [f"--{each.name.replace('_', '-')}" for each in fields(ModelFlags)]
     model = [each for each in flags["strobe serve"] if each[0] in names]
+    sides = [each for each in flags["strobe speedup"] if each in flags["strobe extract attention"] and each not in everywhere]
+    ranks = [each for each in flags["strobe bench tree"] if each in flags["strobe bench scaling"] and each not in everywhere]
+    groups = {"the model": model, "two sides": sides, "ranks": ranks}
     lines = ["# Command line", "", "Generated from `strobe.cli` by `make docs`; do not edit. `strobe VERB --help` says more.", ""]
     for name, verb in verbs.items():
         said = inspect.getdoc(verb.default_command) or ""
         lines += [f"## {name}", "", " ".join(said.partition("\n\n")[0].split()), "", *FENCED.findall(said)[:1], ""]
         lines += [f"* `{flag}`: {text}" for flag, text in flags[name] if counts[flag, text] == 1]
-        takes_model = set(model) <= set(flags[name])
-        told = everywhere | (set(model) if takes_model else set())
-        several = [f"`{each[0]}`" for each in flags[name] if counts[each] > 1 and each not in told]
-        lines += (
-            [f"* [also](#flags): {', '.join([*several, *['flags of the model'] * takes_model])}"]
-            if several or takes_model
-            else []
-        )
-        lines += [""]
-    several = sorted(each for each, times in counts.items() if times > 1 and each not in everywhere | set(model))
-    groups = (("Of every verb", sorted(everywhere)), ("Of the model", model), ("Of several verbs", several))
-    listed = [[f"{title}:", "", *(f"* `{flag}`: {text}" for flag, text in group), ""] for title, group in groups]
+        taken = [group for group, whole in groups.items() if set(whole) <= set(flags[name])]
+        told = everywhere.union(*(groups[group] for group in taken))
+        also = [f"`{each[0]}`" for each in flags[name] if counts[each] > 1 and each not in told]
+        also += [f"flags of {group}" for group in taken]
+        lines += [f"* [also](#flags): {', '.join(also)}"] * bool(also) + [""]
+    told = everywhere.union(*groups.values())
+    several = sorted(each for each, times in counts.items() if times > 1 and each not in told)
+    listed = [
+        [f"Of {title}:", "", *(f"* `{flag}`: {text}" for flag, text in group), ""]
+        for title, group in {"every verb": sorted(everywhere), **groups, "several verbs": several}.items()
+    ]
     return "\n".join([*lines, "## Flags", "", *chain.from_iterable(listed)])
 
 
@@ -120,7 +122,7 @@ def _flag(argument: Argument) -> tuple[str, str]:
     """The names of a flag, and the first sentence of its help with its default."""
     text = FIRST.split(" ".join((argument.parameter.help or "").split()), maxsplit=1)[0].rstrip(".")
     default = argument.field_info.default
-    shown = default not in (None, False, True, (), "") and isinstance(default, str | int | float | Path)
+    shown = isinstance(default, str | int | float | Path) and default not in (False, True, "") and " " not in str(default)
     no = [each for each in argument.names if each in (argument.parameter.negative or ())]
     short = [each for each in argument.names if each[:2] != "--" and each != argument.name]
     return " ".join([argument.name, *short, *no]), text + (f" [{default}]" if shown else "")

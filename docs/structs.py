@@ -24,13 +24,6 @@ _PLAIN: Final = {
 _SAID_BY_A_KEY: Final = frozenset(("a", "all", "an", "each", "in", "it", "its", "name", "number", "of", "on", "text", "the"))
 """Words that add nothing to a key."""
 
-KEYS: Final = """* **Keys.** `key` (type): meaning. Without a type it is a text or a number, as name and meaning say: an integer
-  if it ends with `_ns` or `_bytes`, or counts something. A key with `?` may be null, or missing: it is then null where null says
-  what is not known, else empty (`""`, `0`, `false`, `[]` or `{}`). Keys that differ in one word share a line, with that word of
-  each, such as `low/high`. A line of keys alone: their names say what they mean, or an earlier section does.
-"""
-"""How the lines of `struct_sections` read, for the head of a page."""
-
 _RECORDS: Final = f"""# Records
 
 Generated from `strobe.records` by `make docs`; do not edit. Each section is a class there: `from strobe.records import Clip`.
@@ -40,8 +33,11 @@ kind; each section below describes one kind of line, or an object inside lines. 
 `pandas.DataFrame(strobe.read_run("RUN_DIR").rows("spans"))` has one row per `span` line; [python.md](python.md) shows more.
 
 * **Units** stand in the key: `_ns` is nanoseconds (integers where a clock measured them), `_bytes` bytes, `_mhz` megahertz.
-{KEYS.rstrip()}
-* **null** stands for what is not known or does not apply.
+* **Keys.** `key` (type): meaning. Without a type it is a text or a number, as name and meaning say: an integer
+  if it ends with `_ns` or `_bytes`, or counts something. A key with `?` may be null, or missing: it is then null where null says
+  what is not known, else empty (`""`, `0`, `false`, `[]` or `{{}}`). Keys that differ in one word share a line, with that word of
+  each, such as `low/high`. A line of keys alone: their names say what they mean, or an earlier section does.
+* **null** stands for what is not known, not measured or not defined.
 * **Prose.** A text of type `prose` is for a reader. Its words may change at any time, so do not parse it.
 * **Versions.** The key `v` is the schema version, now {SCHEMA_VERSION}, the only one that is read.
   A new optional key keeps the version; a removed, renamed or redefined key raises it.
@@ -61,23 +57,28 @@ def schema_markdown() -> str:
 
 
 def struct_sections(titles: Mapping[type[msgspec.Struct], str]) -> Iterator[str]:
-    """Yield a section for each struct, by its title, with lines as `KEYS` says: what is said once on the page is not said again.
+    """Yield a section for each struct, by its title, with lines as the head of the records' page says: what is
+    said once on the page is not said again.
 
     A unit that the key has, and a row whose own section says what it is, are not described beside the key either.
     """
-    told: set[tuple[str, str]] = set()
+    told: set[object] = set()
     used = Counter(part for kind in titles for field in _fields(kind) for part in _structs_in(field.type))
     for kind, title in titles.items():
         own, known = [], []
         for field in (each for each in _fields(kind) if each.encode_name != "v"):  # the head of the page has it
             key, shown, meaning = f"`{field.encode_name}`", _type_and_default(field), _meaning(field, used)
-            if (key, meaning) in told or not (meaning or shown):
+            if (key, meaning) in told:
                 known.append(key + _mark(field))
+            elif not meaning:
+                known.append(key + _mark(field) + (f" ({shown})" if shown else ""))
             else:
                 own.append((key + _mark(field), shown, meaning))
             told.add((key, meaning))
         listed = [f"* {', '.join(known)}"] if known else []
-        yield "\n".join((f"## {title}", "", (kind.__doc__ or "").strip(), "", *_lines(own), *listed)) + "\n"
+        said = [part for part in (kind.__doc__ or "").strip().removesuffix(".").split("; ") if part not in told]
+        told.update(said)
+        yield "\n".join((f"## {title}", "", "; ".join(said) + ".", "", *_lines(own), *listed)) + "\n"
 
 
 def _fields(kind: type[msgspec.Struct]) -> tuple[inspect.Field, ...]:
@@ -117,7 +118,7 @@ def _meaning(field: inspect.Field, used: Mapping[type[msgspec.Struct], int]) -> 
     schema = (kind.extra_json_schema or {}) if isinstance(kind, inspect.Metadata) else {}
     text = schema.get("description")
     assert isinstance(text, str), "every record field is described where it is declared"
-    first, *rest = text.split("; ")
+    first, *rest = re.sub("^names? of (the|an?|its) |, one row per .*", "", text).split("; ")
     while first.count("(") > first.count(")"):
         first = f"{first}; {rest.pop(0)}"
     rows = [*_structs_in(kind)]

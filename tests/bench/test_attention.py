@@ -15,7 +15,6 @@ from strobe.attention.types import AttentionOutput
 from strobe.bench.cases import attention
 from strobe.bench.cases.attention import AttentionCase, measure_attention, selected_pairs
 from strobe.bench.cases.call import AttentionCall, AttentionPlan
-from strobe.core.costs import block_mask_pairs
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.perf.analysis.runs.compare import compare_stage
 from strobe.perf.records.store import RunRecords, RunWriter, read_run
@@ -86,11 +85,10 @@ def test_pairs_are_those_of_the_actual_mask() -> None:
     case = AttentionCase(VIDEO, ["sparse:reference"], device="cpu")
     selection = video_sparse_attention(case._q, case._k, case._v, grid=(2, 5, 9), sparsity=0.5).selection
     assert case._tiles is not None
-    sizes = case._tiles.sizes().tolist()
-    assert len(set(sizes)) > 1
-    masks = selection.mask(case._tiles.num_tiles)
-    by_head = sum(block_mask_pairs(masks[0, head].tolist(), sizes, sizes) for head in range(2))
-    assert selected_pairs(selection, case._tiles) == by_head
+    sizes = case._tiles.sizes()
+    assert len(set(sizes.tolist())) > 1
+    by_token = selection.mask(case._tiles.num_tiles)[0].repeat_interleave(sizes, 1).repeat_interleave(sizes, 2)
+    assert selected_pairs(selection, case._tiles) == by_token.sum().item()
 
 
 def test_a_red_gate_has_no_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

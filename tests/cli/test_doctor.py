@@ -75,25 +75,6 @@ def test_a_machine_without_a_library_is_told_so(
     assert (check["name"], check["fix"]) == (name, f"pip install '{fix}'") and library in check["detail"]
 
 
-def test_numbers_of_devices(strobe: Strobe) -> None:
-    """Degrees and memory of each; what all devices keep is what one would."""
-    asked = ("--preset", "sparse", "--device", "cpu", "--devices", "4")
-    document = strobe("doctor", *asked, "--json").document
-    one, two, three, four = document["devices"]
-    found = [(each["tree"], each["ulysses"], len(each["ranks"])) for each in (one, two, three)]
-    assert found == [(1, 1, 1), (None, None, 0), (1, 3, 2)]
-    assert "the ranks must divide the 3 heads" in two["reason"] and two["reason"] == four["reason"]
-    alone, leader, other = (
-        {part["name"]: part["num_bytes"] for part in rank["parts"]} for rank in (*one["ranks"], *three["ranks"])
-    )
-    assert alone == {part["name"]: part["num_bytes"] for part in document["memory"]["parts"]}
-    assert 3 * other["keys and values"] == 3 * leader["keys and values"] == alone["keys and values"]
-    assert (leader["autoencoder weights"], other["autoencoder weights"]) == (alone["autoencoder weights"], 0)
-    assert all(rank["total_bytes"] == sum(part["num_bytes"] for part in rank["parts"]) for rank in three["ranks"])
-    page = strobe("doctor", *asked).out
-    assert "1 x 3" in page and "cannot" in page
-
-
 def test_a_preset_that_does_not_run_here_says_so_beside_its_memory(strobe: Strobe) -> None:
     for preset, words in (("ultra", "does not run here: ultra runs linear layers in FP8"), ("turbo", "")):
         page = strobe("doctor", "--preset", preset, "--device", "cpu").out

@@ -1,23 +1,18 @@
-"""`strobe generate`: the clip, what is said about it, what it begins with, streams made again, and the preset `realtime`."""
+"""`strobe generate`: the clip, what is said about it, what it begins with, and streams made again."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from itertools import count
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import av
 import numpy as np
 import pytest
 import torch
 
-from strobe.cli.generate import Engine
-from strobe.core.errors import ConfigError
-from strobe.engine import pick as picking
 from strobe.engine.load import load, shapes_defaults
-from strobe.engine.parallel import DeviceGroup
 from strobe.engine.presets import preset
 from strobe.engine.session import Session
 from strobe.engine.stream import FrameBlock
@@ -187,33 +182,16 @@ def test_a_clip_is_begun_with_and_followed(strobe: Strobe, clip: Path, tmp_path:
     assert 1 < near < far / 2  # the square stands where the clip's circle stood
 
 
-def test_prompts_come_from_a_file(strobe: Strobe, tmp_path: Path) -> None:
-    file = tmp_path / "prompts.txt"
-    file.write_text("# a walk\n0s: a red circle moving left\nblock=1 soft: a blue square moving up\n", encoding="utf-8")
-    result = strobe(
-        "generate", "--prompts", file, "--preset", "turbo", "--device", "cpu", "--json", "-o", tmp_path / "a.mkv", "--blocks", 2
-    )
-    assert result.code == 0, result.err
-    told = result.document["prompts"]
-    assert told == [
-        {"frame_block": 0, "text": "a red circle moving left"},
-        {"frame_block": 1, "text": "a blue square moving up"},
-    ]
-
-
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
         (["--follow", "CLIP", "--strength", "2"], "--strength 2: give more than 0, up to 1"),
         (["--follow", "CLIP", "--strength", "0.1"], "strength 0.1 leaves no denoise step"),
-        (["--prompts", "FILE"], "line 1: cannot read 'soon: a red circle'; write for example"),
     ],
 )
 def test_a_wrong_input_is_one_line_and_no_clip(strobe: Strobe, clip: Path, tmp_path: Path, flags: list[str], said: str) -> None:
-    (tmp_path / "prompts.txt").write_text("soon: a red circle\n", encoding="utf-8")
-    places = {"CLIP": str(clip), "FILE": str(tmp_path / "prompts.txt")}
     out = tmp_path / "out.mp4"
-    result = strobe("generate", STAR, "--device", "cpu", "-o", out, *(places.get(each, each) for each in flags))
+    result = strobe("generate", STAR, "--device", "cpu", "-o", out, *(str(clip) if each == "CLIP" else each for each in flags))
     assert result.code == 2 and said in result.err and len(result.err.strip().splitlines()) == 1, result.err
     assert not out.exists()
 
@@ -284,44 +262,3 @@ def test_a_recipe_stands_alone(strobe: Strobe, tmp_path: Path, recipe: dict[str,
     assert "leave them out" in strobe("generate", "a red circle moving left", "--replay", path).err
     assert "--replay FILE" in strobe("generate").err
     assert "cannot read" in strobe("generate", "--replay", str(tmp_path / "none.json")).err
-
-
-Hold = Callable[[float], None]
-
-
-@pytest.fixture
-def hold(monkeypatch: pytest.MonkeyPatch) -> Hold:
-    """Let every frame block of two short presets come at a number of pixel frames per second."""
-    monkeypatch.setattr(picking, "LADDER", ("balanced", "turbo", "turbo_fp8"))
-    monkeypatch.setattr(picking, "BLOCKS", 2)
-    whole = picking.pick
-
-    def at(fps: float) -> None:
-        clock = count(step=round(12e9 / fps)).__next__
-        monkeypatch.setattr(picking, "pick", lambda *arguments, **options: whole(*arguments, clock=clock, **options))
-
-    return at
-
-
-@pytest.mark.parametrize("fps", [24, 10])
-def test_a_clip_with_realtime_names_what_ran(strobe: Strobe, hold: Hold, tmp_path: Path, fps: float) -> None:
-    hold(fps)
-    out = tmp_path / "clip.mp4"
-    quick = ("generate", PROMPT, "--model", "tiny", "--blocks", 1, "--device", "cpu", "--json")
-    result = strobe(*quick, "--preset", "realtime", "-o", out)
-    assert result.code == 0 and out.exists()
-    (line,) = [line for line in result.err.splitlines() if line.startswith("realtime: ")]
-    assert ("balanced has the best quality" if fps == 24 else "no preset holds 16 FPS") in line
-    assert result.document["preset"] == "balanced" and f"realtime: {result.document['picked']}" == line
-    named = strobe(*quick, "--preset", "balanced", "-o", tmp_path / "b.mp4")
-    assert named.document["picked"] is None and (tmp_path / "b.mp4").read_bytes() == out.read_bytes()
-
-
-def test_show_mentions_it(strobe: Strobe) -> None:
-    assert "realtime: " in strobe("presets", "balanced", "--device", "cpu").out
-
-
-def test_several_devices_are_not_measured() -> None:
-    several = cast(DeviceGroup, object())
-    with pytest.raises(ConfigError, match="measures one device and torchrun shares several; name another preset"):
-        Engine(preset="realtime").choose(PROMPT, several, lambda done, total, what="": None)

@@ -27,11 +27,6 @@ def test_what_is_the_same_is_left_to_details(strobe: Strobe) -> None:
     assert "\n window " in some and "\n dtype " not in some
 
 
-def test_realtime_is_named_only_where_it_is_taken(strobe: Strobe) -> None:
-    result = strobe("presets", "balancd")
-    assert result.code == 2 and "did you mean 'balanced'" in result.err and "realtime" not in result.err
-
-
 def test_a_knob_that_does_nothing_here_is_said_to_be_off(strobe: Strobe) -> None:
     document = strobe("presets", "balanced", "--device", "cpu", "--json").document
     assert "CUDA" in document["off_here"]["balanced"]["compile"]

@@ -62,7 +62,6 @@ def test_what_is_not_measured_says_what_to_put_where(clips: dict[str, Path], str
     for name, said in (
         ("border_jump", "give --block-frames"),
         ("lpips", "alexnet-owt-7be5be79.pth"),
-        ("dists", "vgg16-397923af.pth"),
         ("clip_score", "give --prompt"),
         ("fvd", "some thousand clips"),
         ("ms_ssim", "needs frames of 176 pixels"),

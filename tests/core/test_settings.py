@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from strobe.core.settings import forgo_cublaslt_workspace, keep_fa4_kernels, read_settings, split_list
+from strobe.core.settings import forgo_cublaslt_workspace, keep_fa4_kernels, read_settings
 
 FA4 = ("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR")
 
@@ -79,22 +79,10 @@ def test_no_workspace_for_cublaslt_unless_the_user_gives_one(monkeypatch: pytest
     assert read_settings().cublaslt_workspace is None
 
 
-def test_no_color_counts_when_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    assert read_settings().no_color is False
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert read_settings().no_color is True
-
-
 def test_where_and_what_a_profile_is(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("STROBE_PROFILE_DIR", "STROBE_PROFILE_REGIONS"):
         monkeypatch.delenv(name, raising=False)
     assert (read_settings().profile_dir, read_settings().profile_regions) == ("", ())
     monkeypatch.setenv("STROBE_PROFILE_DIR", "out dir")
-    monkeypatch.setenv("STROBE_PROFILE_REGIONS", "dit_forward, attention,")
+    monkeypatch.setenv("STROBE_PROFILE_REGIONS", " dit_forward, ,attention,")
     assert (read_settings().profile_dir, read_settings().profile_regions) == ("out dir", ("dit_forward", "attention"))
-
-
-@pytest.mark.parametrize(("text", "words"), [("", ()), (" , ", ()), ("a", ("a",)), (" a ,b c", ("a", "b c"))])
-def test_a_list_is_split_at_commas(text: str, words: tuple[str, ...]) -> None:
-    assert split_list(text) == words

@@ -103,7 +103,7 @@ def test_what_it_does_not_go_with_is_said_in_one_line(tiny: Model) -> None:
         ) as caught:
             resolve(config, defaults, CPU)
         assert "\n" not in str(caught.value)
-    with pytest.raises(ConfigError, match=r"attention in eight bits runs on one device; leave --devices out"):
+    with pytest.raises(ConfigError, match=r"attention in eight bits runs on one device; leave torchrun out"):
         check_several(resolve(config, tiny.defaults, CPU))
     assert lacking(config, CPU) == "" == without_kernel(CPU, torch.float32, 24)
 

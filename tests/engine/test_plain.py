@@ -24,7 +24,7 @@ from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig, Knobs, ModelDefaults, replace_knobs
 from strobe.engine.denoise import BlockNoise, draw
 from strobe.engine.model import Model
-from strobe.engine.prompts import Switch, TextEncoder, blocks_for, read_switch
+from strobe.engine.prompts import Switch, TextEncoder, blocks_for, parse_switch
 from strobe.engine.session import Session
 from strobe.engine.start import fitted
 from strobe.engine.transformer import Transformer
@@ -230,7 +230,7 @@ def test_a_short_first_block_moves_every_time(tiny: Model) -> None:
         began = 1 + 12 * (number - 1)
         assert blocks_for(began / 16, tiny.defaults, first_block=1) == number
         assert blocks_for((began + 1) / 16, tiny.defaults, first_block=1) == number + 1
-        assert read_switch(f"{began / 16}s:x").switch(tiny.defaults, 1).frame_block == number
+        assert parse_switch(f"{began / 16}s:x", tiny.defaults, first_block=1).frame_block == number
     assert blocks_for(1.0, tiny.defaults, first=1, first_block=1) == 2
 
 

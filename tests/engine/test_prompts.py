@@ -1,4 +1,4 @@
-"""Prompts over time: what they mean, their weights, files of them, and the frame block at which each takes effect."""
+"""Prompts over time: what they mean, their weights, and the frame block at which each takes effect."""
 
 from __future__ import annotations
 
@@ -21,11 +21,9 @@ from strobe.engine.prompts import (
     blocks_for,
     check_switches,
     encode_prompts,
+    parse_switch,
     prompts_ready,
-    read_prompts,
-    read_switch,
     read_weights,
-    switches_of,
 )
 from strobe.engine.session import Session
 from strobe.models.text.cache import PromptEncoder
@@ -47,7 +45,7 @@ DEFAULTS = ModelDefaults(frame_size=(32, 32), fps=16, stride=VaeStride(), frame_
     ],
 )
 def test_switches_read_time_and_prompt(text: str, frame_block: int, prompt: str) -> None:
-    assert read_switch(text).switch(DEFAULTS) == Switch(frame_block=frame_block, prompt=prompt)
+    assert parse_switch(text, DEFAULTS) == Switch(frame_block=frame_block, prompt=prompt)
 
 
 @pytest.mark.parametrize(
@@ -55,17 +53,17 @@ def test_switches_read_time_and_prompt(text: str, frame_block: int, prompt: str)
 )
 def test_what_cannot_be_read_gets_an_example(text: str) -> None:
     with pytest.raises(ConfigError, match="write for example"):
-        read_switch(text).switch(DEFAULTS)
+        parse_switch(text, DEFAULTS)
 
 
 @pytest.mark.parametrize("text", ["0s:a", "block=0:a"])
 def test_the_first_block_has_the_first_prompt(text: str) -> None:
     with pytest.raises(ConfigError, match="smallest: 1"):
-        read_switch(text).switch(DEFAULTS)
+        parse_switch(text, DEFAULTS)
 
 
 def test_modes_are_checked() -> None:
-    assert read_switch("block=2:a", mode="interpolate").mode == "interpolate"
+    assert parse_switch("block=2:a", DEFAULTS, mode="interpolate").mode == "interpolate"
     with pytest.raises(ConfigError, match="did you mean 'recache'"):
         Switch(frame_block=1, prompt="a", mode="recach")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="smallest: 1"):
@@ -172,8 +170,6 @@ def test_weights_that_mean_nothing_are_refused(prompt: str, words: str, make: Ma
         read_weights(prompt)
     with make() as session, pytest.raises(ConfigError, match=words):
         session.prompt(prompt)
-    with pytest.raises(ConfigError, match=f"p.txt, line 2: .*{words}"):
-        read_prompts(f"0s: red circle\nblock=2: {prompt}", "p.txt")
 
 
 def test_a_blend_equals_the_sum_in_float64_of_texts_that_are_made_once() -> None:
@@ -189,60 +185,6 @@ def test_a_blend_equals_the_sum_in_float64_of_texts_that_are_made_once() -> None
     torch.testing.assert_close(found.double(), expected, rtol=2**-8, atol=0)  # one rounding to bfloat16
     assert torch.equal(found[2, 2], (0.375 * green[2]).bfloat16()) and not found[:, 3:].any()
     assert prompts_ready(encoder, [BOTH]) and torch.equal(encode_prompts(encoder, ["(a:0) (red circle:2)"])[0].double(), red)
-
-
-FILE = """
-# what happens
-
-0s: a red circle: large
-2s : a blue square
-block=9 soft: a green star
- 12.5s interpolate 6:   a white cross
-block = 40 interpolate: a red star
-"""
-
-
-def test_lines_become_switches_at_the_next_frame_block() -> None:
-    prompts = read_prompts(FILE, "f")
-    assert len(prompts) == 5 and prompts[0].first and not any(each.first for each in prompts[1:])
-    assert prompts[0].prompt == "a red circle: large"
-    # frame block n begins with frame 9 + 12 (n - 1); 2 s are 32 frames, 12.5 s 200: the first that begins there or later
-    starts = [0, *range(9, 999, 12)]
-    after = [next(number for number, start in enumerate(starts) if start >= frames) for frames in (32, 200)]
-    assert switches_of(prompts, "f", DEFAULTS) == (
-        Switch(frame_block=after[0], prompt="a blue square"),
-        Switch(frame_block=9, prompt="a green star", mode="soft"),
-        Switch(frame_block=after[1], prompt="a white cross", mode="interpolate", over=6),
-        Switch(frame_block=40, prompt="a red star", mode="interpolate"),
-    )
-    assert {each.mode for each in switches_of(read_prompts(FILE, "f", mode="soft"), "f", DEFAULTS)} == {
-        "soft",
-        "interpolate",
-    }
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "f holds no prompt; write a line for each"),
-        ("# only this\n\n", "f holds no prompt"),
-        ("0s: a\nlater: b", "f, line 2: cannot read 'later: b'; write for example '4.5s: a blue square moving up'"),
-        ("0s:", "f, line 1: cannot read '0s:'"),
-        ("-1s: a", "f, line 1: cannot read"),
-        ("0s: a\n2s harsh: b", "f, line 2: unknown switch mode 'harsh'"),
-        ("2s soft 4: b", "f, line 1: soft takes no number of frame blocks; leave the 4 out"),
-        ("2s interpolate 0: b", "f, line 1: a prompt cannot change over 0 frame blocks"),
-    ],
-)
-def test_a_wrong_line_is_named(text: str, said: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        read_prompts(text, "f")
-    assert said in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_two_prompts_of_one_frame_block_are_refused_with_the_file() -> None:
-    with pytest.raises(ConfigError, match="f: two prompt switches take effect at frame block 3"):
-        switches_of(read_prompts("block=3: a\n2.4s: c\nblock=3 soft: b", "f"), "f", DEFAULTS)
 
 
 LONG_S = 60.0

@@ -28,24 +28,9 @@ from strobe.core.libraries import DISTRIBUTION, install
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 LOCKS = sorted((ROOT / "requirements").glob("*.lock"))
 TEXT_SUFFIXES = {
-    "",
-    *[
-        ".py",
-        ".md",
-        ".toml",
-        ".lock",
-        ".in",
-        ".override",
-        ".html",
-        ".css",
-        ".js",
-        ".json",
-        ".jsonl",
-        ".txt",
-        ".yml",
-        ".Dockerfile",
-    ],
-}
+    "", ".py", ".md", ".toml", ".lock", ".in", ".override", ".html", ".css", ".js", ".json", ".jsonl", ".txt", ".yml",
+    ".Dockerfile",
+}  # fmt: skip
 FOLDERS = ("src", "tests", "tools", "docs", "requirements", "benchmarks", "docker", "examples", ".ci")
 
 # Spelt in pieces, so that this file is not its own finding.

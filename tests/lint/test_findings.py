@@ -152,6 +152,14 @@ def test_a_reference_against_itself(value: str, wrong: bool, page: Any) -> None:
     assert found.corrected.endswith("infinite")
 
 
+def test_a_quality_without_a_reference(page: Any) -> None:
+    made = page(0, quality)
+    made.clean()
+    line = made.replace("against the frames of the `reference` preset in float32, same seed", "of all presets")
+    found = made.only()
+    assert (found.rule, found.place.row) == ("quality-reference", "Baseline") and found.place.line > line
+
+
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(
     "wording",
@@ -422,6 +430,14 @@ def levels(page: Any) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
+def test_a_time_that_is_a_copy(seed: int, page: Any) -> None:
+    made = page(seed, levels)
+    line = made.replace(f"{made.truth['attention']:.6f}", f"{made.truth['dense'] * 1.00002:.6f}")
+    found = made.only()
+    assert (found.rule, found.place.line) == ("coincidence", made.line_of("flash kernel")) and found.also[0].line == line
+
+
+@pytest.mark.parametrize("seed", range(3))
 def test_a_label_that_the_text_calls_wrong(seed: int, page: Any) -> None:
     made = page(seed, levels)
     line = len(made.lines) + 1
@@ -614,6 +630,8 @@ def test_attention_faster_than_the_device(seed: int, page: Any) -> None:
     assert (found.rule, found.place.line, found.said) == ("below-floor", line, "Self attention: ~220 us")
     assert found.corrected == f"at least {self_attention(12) / 989.4e12 * 1e6:.1f} µs"
     assert f"{self_attention(12) / 1e9:.4g} GFLOP" in found.why
+    made.options = replace(SHAPED, device=None)
+    made.clean()
 
 
 @pytest.mark.parametrize(

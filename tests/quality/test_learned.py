@@ -1,4 +1,4 @@
-"""LPIPS, DISTS and CLIP score with weights drawn here, against numpy; and what a folder of weights must hold."""
+"""LPIPS and CLIP score with weights drawn here, against numpy; and what a folder of weights must hold."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ import torch
 
 from published_metrics import disturbed, waves
 from strobe.core.errors import ShapeError, WeightsError
-from strobe.quality.learned import ALEXNET, CLIP, DISTS, LPIPS_HEADS, SUMS, VGG16, clip_score, dists, lacking, lpips
+from strobe.quality.learned import ALEXNET, CLIP, LPIPS_HEADS, SUMS, clip_score, lacking, lpips
 
 CPU = torch.device("cpu")
 ALEX = {"0": (64, 3, 11), "3": (192, 64, 5), "6": (384, 192, 3), "8": (256, 384, 3), "10": (256, 256, 3)}
-VGG = {0: (64, 3), 2: (64, 64), 5: (128, 64), 7: (128, 128), 10: (256, 128), 12: (256, 256), 14: (256, 256), 17: (512, 256),
-       19: (512, 512), 21: (512, 512), 24: (512, 512), 26: (512, 512), 28: (512, 512)}  # fmt: skip
-CHANNELS = (3, 64, 128, 256, 512, 512)
 
 
 @pytest.fixture(scope="module")
@@ -33,17 +30,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.save(alex | {f"features.{at}.bias": draw(out) * 0.1 for at, (out, _, _) in ALEX.items()}, place / ALEXNET.name)
     heads = {f"lin{at}.model.1.weight": draw(1, out, 1, 1).abs() for at, (out, _, _) in enumerate(ALEX.values())}
     torch.save(heads, place / LPIPS_HEADS.name)
-    vgg = {f"features.{at}.weight": 1.4 * draw(out, given, 3, 3) for at, (out, given) in VGG.items()}
-    torch.save(vgg | {f"features.{at}.bias": draw(out) * 0.1 for at, (out, _) in VGG.items()}, place / VGG16.name)
-    weighed = {name: torch.rand(1, sum(CHANNELS), 1, 1, generator=generator) for name in ("alpha", "beta")}
-    torch.save(weighed, place / DISTS.name)
-    state(place, ALEXNET.name, LPIPS_HEADS.name, VGG16.name, DISTS.name)
-    return place
-
-
-def state(place: Path, *names: str) -> None:
+    names = (ALEXNET.name, LPIPS_HEADS.name)
     lines = [f"{hashlib.sha256((place / name).read_bytes()).hexdigest()}  {name}" for name in names]
     (place / SUMS).write_text("\n".join(lines) + "\n")
+    return place
 
 
 def conv(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, stride: int, padding: int) -> np.ndarray:
@@ -84,39 +74,6 @@ def test_lpips_equals_its_definition(folder: Path) -> None:
         measure(frames[:, :, :62], reference[:, :, :62])
 
 
-def test_dists_equals_its_definition(folder: Path) -> None:
-    reference = waves(32, 37)
-    frames = disturbed(reference, 0.2)
-    trunk, weighed = load(folder / VGG16.name), load(folder / DISTS.name)
-    mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
-    row = np.hanning(5)[1:-1]
-    window = np.outer(row, row) / np.outer(row, row).sum()
-
-    def features(picture: np.ndarray) -> list[np.ndarray]:
-        found, here = [picture], (picture - mean[:, None, None]) / std[:, None, None]
-        for stage in ((0, 2), (5, 7), (10, 12, 14), (17, 19, 21), (24, 26, 28)):
-            if stage[0]:
-                padded = np.pad(here**2, ((0, 0), (1, 1), (1, 1)))
-                windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))[:, ::2, ::2]
-                here = np.sqrt((windows * window).sum((3, 4)) + 1e-12)
-            for at in stage:
-                here = conv(here, trunk[f"features.{at}.weight"], trunk[f"features.{at}.bias"], 1, 1)
-            found.append(here)
-        return found
-
-    alpha, beta = weighed["alpha"].ravel(), weighed["beta"].ravel()
-    alike, at = 0.0, 0
-    for a, b in zip(features(frames[0].numpy()), features(reference[0].numpy()), strict=True):
-        for x, y in zip(a, b, strict=True):
-            texture = (2 * x.mean() * y.mean() + 1e-6) / (x.mean() ** 2 + y.mean() ** 2 + 1e-6)
-            structure = (2 * ((x - x.mean()) * (y - y.mean())).mean() + 1e-6) / (x.var() + y.var() + 1e-6)
-            alike += (alpha[at] * texture + beta[at] * structure) / (alpha.sum() + beta.sum())
-            at += 1
-    measure = dists(folder, CPU)
-    assert measure(frames, reference).tolist() == pytest.approx([1 - alike], abs=2e-5)
-    assert 1 - alike > 0.01 and measure(frames, frames).abs().max() < 1e-6
-
-
 def test_clip_score_is_the_cosine_of_the_embeddings(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     place = tmp_path / "clip"
@@ -149,23 +106,23 @@ def test_clip_score_is_the_cosine_of_the_embeddings(tmp_path: Path) -> None:
 
 
 def test_weights_are_used_only_with_the_expected_hash(folder: Path, tmp_path: Path) -> None:
-    assert lacking("lpips", folder) == lacking("dists", folder) == ""
+    assert lacking("lpips", folder) == ""
     assert "needs weights: give --weights a folder with alexnet-owt-7be5be79.pth (the weights of torchvision's" in lacking(
         "lpips", None
     )
     assert f"{CLIP.name} is missing: put the whole folder of openai/clip" in lacking("clip_score", folder)
-    for name in (ALEXNET.name, LPIPS_HEADS.name, VGG16.name, DISTS.name):
+    for name in (ALEXNET.name, LPIPS_HEADS.name):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     told = lacking("lpips", tmp_path)
     assert told.count(f"expected {ALEXNET.sha256}") == told.count(f"expected {LPIPS_HEADS.sha256}") == 1
-    assert f"{DISTS.name} has no expected hash: write `SHA256  dists.pt`" in lacking("dists", tmp_path)
     (tmp_path / SUMS).write_text("not a hash  file\n")
     with pytest.raises(WeightsError, match="is not a line `SHA256  FILE`"):
-        lacking("dists", tmp_path)
+        lacking("lpips", tmp_path)
 
 
 def test_other_tensors_are_refused(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / ALEXNET.name).write_bytes((folder / VGG16.name).read_bytes())
+    trunk = torch.load(folder / ALEXNET.name)
+    torch.save(trunk | {"features.0.weight": torch.zeros(64, 3, 3, 3)}, tmp_path / ALEXNET.name)
     (tmp_path / LPIPS_HEADS.name).write_bytes(b"no tensors")
     with pytest.raises(WeightsError, match=r"lpips_alex\.pth holds no tensors"):
         lpips(tmp_path, CPU)

@@ -20,7 +20,7 @@ from strobe.perf.records.record import Quality, Workload
 from strobe.quality.available import METRICS, MetricsAsked, metric
 from strobe.quality.clips import clip_name, clips_of, pictures_of, read_clip
 from strobe.quality.fidelity import COMPARED, Fidelity, block_starts, border_jump, compare
-from strobe.quality.learned import clip_score, dists, lacking, lacks_library, lpips
+from strobe.quality.learned import clip_score, lacking, lacks_library, lpips
 from strobe.quality.vmaf import find_program, vmaf
 
 SETTLE_BLOCKS: Final = 2
@@ -241,12 +241,12 @@ def judge(variants: Mapping[str, Pairs], asked: MetricsAsked, progress: Callable
     return tuple(lines)
 
 
-_ALONE: Final = ("border_jump", "vmaf", "lpips", "dists", "clip_score")
+_ALONE: Final = ("border_jump", "vmaf", "lpips", "clip_score")
 """Metrics that `compare` does not compute and that can be measured here."""
 _OF_A_CLIP: Final = frozenset({"border_jump", "clip_score"})
 """Metrics of a clip by itself: the reference has a value too."""
 _NETWORKS: Final[dict[str, Callable[[Path, torch.device], Callable[..., Tensor]]]] = {
-    "lpips": lpips, "dists": dists, "clip_score": clip_score,
+    "lpips": lpips, "clip_score": clip_score,
 }  # fmt: skip
 
 

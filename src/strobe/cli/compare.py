@@ -110,10 +110,10 @@ class ClipFlags(ModelFlags):
     def script(self, defaults: ModelDefaults) -> Script:
         """Return the clip's prompts and switches in frame blocks of a model."""
         from strobe.bench.cases.stream import Script
-        from strobe.engine.prompts import read_switch
+        from strobe.engine.prompts import parse_switch
 
         length = frame_blocks(self.blocks, self.seconds, defaults)
-        switches = tuple(read_switch(text).switch(defaults) for text in self.switch)
+        switches = tuple(parse_switch(text, defaults) for text in self.switch)
         if self.switch == SWITCHES:
             switches = tuple(switch for switch in switches if switch.frame_block < length)
         return Script(prompt=self.prompt, switches=switches, num_blocks=length, seed=self.seed)

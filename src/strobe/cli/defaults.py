@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -44,11 +44,10 @@ def fill_in(verb: App, commands: Words, arguments: ArgumentCollection) -> None:
     path, flags = find_file(Path(typed[-1]) if typed else None), flags_of(arguments)
     for where in (commands, (ANY,)):
         start = "_".join(("strobe", *where, "")).upper()
-        for name in environment(start):
-            _check(name, name.removeprefix(start).lower().replace("_", "-"), flags, where)
+        _check({name: f"--{name.removeprefix(start).lower().replace('_', '-')}" for name in environment(start)}, flags, where)
         Env(start, source=_ENVIRONMENT, command=False)(verb, commands, flags)
     if path is not None:
-        _from_file(path, read_file(path, commands), verb, commands, flags)
+        _from_file(path, read_file(path), verb, commands, flags)
     quiet = any(each.name == "--quiet" and each.tokens for each in flags)
     if quiet:
         silence_downloads()
@@ -72,14 +71,15 @@ def flags_of(arguments: ArgumentCollection) -> ArgumentCollection:
     return chosen
 
 
-def _check(place: str, key: str, flags: ArgumentCollection, where: Words) -> None:
+def _check(places: Mapping[str, str], flags: ArgumentCollection, where: Words) -> None:
     """Refuse a default of a flag that a verb lacks; in the table of all, one that every verb lacks."""
-    flag, known = f"--{key}", frozenset(each.name for each in flags)
-    if flag not in known and where == (ANY,):
+    known = frozenset(each.name for each in flags)
+    if where == (ANY,) and not known.issuperset(places.values()):
         known = every_flag()
-    if flag not in known:
-        who = "no verb has" if where == (ANY,) else f"strobe {' '.join(where)} does not have"
-        raise ConfigError(f"{place}: {who} a flag {flag}{nearest(flag, known)}")
+    for place, flag in places.items():
+        if flag not in known:
+            who = "no verb has" if where == (ANY,) else f"strobe {' '.join(where)} does not have"
+            raise ConfigError(f"{place}: {who} a flag {flag}{nearest(flag, known)}")
 
 
 # ---------------------------------------------------------------------------------------------------------------------- the file
@@ -110,41 +110,37 @@ def _ours(path: Path) -> bool:
     return path.stat().st_uid in (0, os.geteuid())
 
 
-def read_file(path: Path, commands: Words) -> dict[str, Any]:
-    """Read a file of defaults, and check its tables as far as a verb lies in them."""
+def read_file(path: Path) -> dict[str, Any]:
+    """Read the tables of a file of defaults."""
     try:
-        tables: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    for depth in range(len(commands)):
-        where = commands[:depth]
-        found = _table(tables, where)
-        allowed = [*verbs(where), *([] if where else [ANY])]
-        for name in found:
-            if name not in allowed:
-                told = f"no such table{nearest(name, allowed)}; a flag stands below one of {', '.join(allowed)}"
-                raise ConfigError(f"{path}: {'.'.join((*where, name))}: {told}")
-            if not isinstance(found[name], dict):
-                raise ConfigError(f"{path}: {name}: write a table [{'.'.join((*where, name))}] with the flags below it")
-    return tables
 
 
-def _table(tables: dict[str, Any], where: Words) -> dict[str, Any]:
-    """A table; empty if it is not there or none."""
-    for name in where:
-        found = tables.get(name)
-        tables = found if isinstance(found, dict) else {}
-    return tables
+def _from_file(path: Path, tables: dict[str, Any], verb: App, commands: Words, flags: ArgumentCollection) -> dict[str, list[str]]:
+    """Give the flags of a verb that have no value yet those of its table, then those of the table of all.
 
-
-def _from_file(path: Path, tables: dict[str, Any], verb: App, commands: Words, flags: ArgumentCollection) -> None:
-    """Give the flags of a verb that have no value yet those of its table, then those of the table of all."""
-    for where in (commands, (ANY,)):
-        for key in _table(tables, where):
-            _check(f"{path}: [{'.'.join(where)}] {key}", key, flags, where)
+    Returns:
+        The flags of these two tables. All tables on the way to that of the verb are checked.
+    """
+    found, within, said = tables, app, {}
+    for depth, command in enumerate(commands):
+        allowed = [*(name for name in within if not name.startswith("-")), *([] if depth else [ANY])]
+        for name, table in found.items():
+            if name not in allowed or not isinstance(table, dict):
+                near = "" if name in allowed else nearest(name, allowed)
+                told = f"no such table{near}; a flag stands below one of {', '.join(allowed)}"
+                raise ConfigError(f"{path}: {'.'.join((*commands[:depth], name))}: {told}")
+        found, within = found.get(command, {}), within[command]
+    for where, table in ((commands, found), ((ANY,), tables.get(ANY, {}))):
+        name = ".".join(where)
+        _check({f"{path}: [{name}] {key}": f"--{key}" for key in table}, flags, where)
         Dict(tables, source=str(path), root_keys=where, allow_unknown=where == (ANY,))(verb, (), flags)
+        said[name] = [f"--{key}" for key in table]
+    return said
 
 
 def check_file(path: Path) -> dict[str, list[str]]:
@@ -158,44 +154,33 @@ def check_file(path: Path) -> dict[str, list[str]]:
         CycloptsError: a value is.
     """
     found: dict[str, list[str]] = {}
+    tables = read_file(path)
     for commands, verb in every_verb():
-        tables, arguments = read_file(path, commands), verb.assemble_argument_collection()
+        arguments = verb.assemble_argument_collection()
         try:
-            _from_file(path, tables, verb, commands, flags_of(arguments))
+            found |= _from_file(path, tables, verb, commands, flags_of(arguments))
             for argument in arguments:
                 if argument.tokens:
                     argument.convert_and_validate()
         except CycloptsError as error:
             error.verbose = False
             raise
-        for where in ((ANY,), commands):
-            found[".".join(where)] = [f"--{key}" for key in _table(tables, where)]
     return {name: flags for name, flags in found.items() if flags}
 
 
 # ---------------------------------------------------------------------------------------------------------------------- the verbs
 
 
-def verbs(commands: Words = ()) -> Words:
-    """Names of all verbs, or of those of a verb that has its own."""
-    return tuple(name for name in _app(commands) if not name.startswith("-"))
-
-
-def every_verb() -> Iterator[tuple[Words, App]]:
+def every_verb(words: Words = (), within: App = app) -> Iterator[tuple[Words, App]]:
     """Every verb that runs, such as `("bench", "attention")`; loads them all."""
-    for name in verbs():
-        inner = verbs((name,))
-        yield from (((name, each), _app((name, each))) for each in inner) if inner else (((name,), _app((name,))),)
+    inner = [name for name in within if not name.startswith("-")]
+    if not inner:
+        yield words, within
+    for name in inner:
+        yield from every_verb((*words, name), within[name])
 
 
 @cache
 def every_flag() -> frozenset[str]:
     """Names of the flags of all verbs; loads them all, once in a process."""
     return frozenset(each.name for _, verb in every_verb() for each in flags_of(verb.assemble_argument_collection()))
-
-
-def _app(commands: Words) -> App:
-    found = app
-    for name in commands:
-        found = found[name]
-    return found

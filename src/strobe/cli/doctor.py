@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from strobe.attention.impls import GateRun
-    from strobe.engine.memory import MemoryPart
     from strobe.engine.model import ModelParts
-    from strobe.engine.parallel import Degrees
     from strobe.engine.resolve import ResolvedConfig
 
 MISSING: Final = 3
@@ -37,7 +35,6 @@ def doctor(
     model: ModelName = "shapes",
     size: str | None = None,
     samples: int = 1,
-    devices: int | None = None,
     gate: bool = False,
     output: Output = Output(),
 ) -> int:
@@ -47,7 +44,6 @@ def doctor(
     strobe doctor
     strobe doctor --device cpu --json
     strobe doctor --preset balanced --model wan-1.3b --size 480x832
-    strobe doctor --preset balanced --model wan-1.3b --devices 8
     strobe doctor --gate  # gpu
     ```
 
@@ -59,14 +55,12 @@ def doctor(
         model: shapes, wan-1.3b, wan-14b, wan-5b or a recipe such as krea: whose memory, and what to download.
         size: frame height x width of a Wan model, such as 320x576.
         samples: streams in lockstep.
-        devices: also say of each number of devices up to this one how they would share the stream and what each would hold, or
-            why they cannot.
         gate: first check every implementation of attention on this GPU against the reference (minutes), and record in your data
             folder which passed: `auto` reads it.
     """
-    if preset is None and (model, size, samples, devices) != ("shapes", None, 1, None):
-        raise ConfigError("--model, --size, --samples and --devices say whose memory is predicted; give --preset too")
-    at_least(1, samples=samples, devices=devices)
+    if preset is None and (model, size, samples) != ("shapes", None, 1):
+        raise ConfigError("--model, --size and --samples say whose memory is predicted; give --preset too")
+    at_least(1, samples=samples)
     checks = [check_torch()]
     usable = checks[0]["ok"]
     if usable:
@@ -82,8 +76,6 @@ def doctor(
         if preset is not None:
             parts, config = asked(preset, model, size, device)
             document["memory"] = predict_memory(model, parts, config, samples) | {"lacking": document["lacking"].get(preset)}
-            if devices is not None:
-                document["devices"] = predict_devices(parts, config, samples, devices)
     output.show(*_tables(document, details=output.details))
     output.emit(document)
     gated = document.get("gate", {})
@@ -265,8 +257,6 @@ def _tables(document: dict[str, Any], *, details: bool) -> Iterator[RenderableTy
             yield f"  {each['group']} {each['name']} ({each['place']} of {each['package']}): {why}"
     if "memory" in document:
         yield from memory_table(document["memory"])
-    if "devices" in document:
-        yield from devices_table(document["devices"])
     if not details:
         yield from ("", "Each implementation with its reason and every setting of every preset: --details.")
 
@@ -337,6 +327,7 @@ def predict_memory(model: str, parts: ModelParts, config: ResolvedConfig, sample
     from strobe.engine import memory
     from strobe.models.wan.recipes import RECIPES
 
+    held = memory.predict(parts, config, samples)
     return {
         "preset": config.name,
         "model": model,
@@ -344,50 +335,10 @@ def predict_memory(model: str, parts: ModelParts, config: ResolvedConfig, sample
         "frame_size": list(parts.defaults.frame_size),
         "samples": samples,
         "dtype": str(config.dtype).removeprefix("torch."),
-        **_held(memory.predict(parts, config, samples)),
+        "parts": [asdict(part) for part in held],
+        "total_bytes": sum(part.num_bytes for part in held),
         "free_bytes": memory.free_bytes(config.device),
     }
-
-
-def predict_devices(parts: ModelParts, config: ResolvedConfig, samples: int, most: int) -> list[dict[str, Any]]:
-    """Predict, for 1 to `most` devices, their grid and the memory of rank 0 and of the fullest other rank, or why they cannot.
-
-    Rank 0 decodes; of the others, rank 1 holds most.
-    """
-    from strobe.engine.memory import predict_ranks
-    from strobe.engine.model import latent_shape
-    from strobe.engine.parallel import legal_degrees
-    from strobe.engine.parallel.layout import Layout
-    from strobe.engine.parallel.rank import check_several
-
-    check_several(config)
-    dit = parts.dit.config
-    tokens = latent_shape(parts.defaults, dit).token_grid(dit.patch).tokens_per_frame
-    legal = legal_degrees(dit.num_heads, tokens, most, sparse=config.sparsity > 0)
-    layouts = [
-        Layout(degrees=each.degrees, rank=rank, num_heads=dit.num_heads, tokens_per_frame=tokens)
-        for each in legal
-        if each.degrees is not None
-        for rank in range(min(2, each.num_ranks))
-    ]
-    held = zip(layouts, predict_ranks(parts, config, layouts, samples), strict=True)
-    of_grid: dict[Degrees, list[dict[str, Any]]] = {}
-    for layout, found in held:
-        of_grid.setdefault(layout.degrees, []).append(_held(found))
-    return [
-        {
-            "devices": each.num_ranks,
-            "tree": each.degrees and each.degrees.tree,
-            "ulysses": each.degrees and each.degrees.ulysses,
-            "reason": each.reason,
-            "ranks": of_grid[each.degrees] if each.degrees else [],
-        }
-        for each in legal
-    ]
-
-
-def _held(parts: tuple[MemoryPart, ...]) -> dict[str, Any]:
-    return {"parts": [asdict(part) for part in parts], "total_bytes": sum(part.num_bytes for part in parts)}
 
 
 def memory_table(memory: dict[str, Any]) -> Iterator[RenderableType]:
@@ -409,18 +360,6 @@ def memory_table(memory: dict[str, Any]) -> Iterator[RenderableType]:
         yield f"  to download: {memory['needs']}"
     if memory["lacking"]:
         yield styled("  ", ("does not run here", "red"), f": {memory['lacking']}")
-
-
-def devices_table(devices: list[dict[str, Any]]) -> Iterator[RenderableType]:
-    """Yield the table of numbers of devices and the memory of their fullest ranks."""
-    yield from ("", styled(("devices", "bold"), " that share it, in GiB each; rank 0 decodes"))
-    numbers = (Column(name, justify="right") for name in ("devices", "tree x heads", "rank 0", "others"))
-    table = Table(*numbers, "", box=None, header_style="")
-    for each in devices:
-        grid = f"{each['tree']} x {each['ulysses']}" if each["ranks"] else "cannot"
-        held = [_amount(rank["total_bytes"], "GiB") for rank in each["ranks"]]
-        table.add_row(str(each["devices"]), grid, *held, *[""] * (2 - len(held)), each["reason"])
-    yield table
 
 
 def _amount(num_bytes: float, unit: ByteUnit) -> str:

@@ -14,7 +14,7 @@ from strobe.cli.completion import DeviceName, PresetName
 from strobe.cli.console import OUT, Advance, Output
 from strobe.cli.model import ModelFlags, at_least, settings_notes
 from strobe.cli.ranks import follows, joined, said_by_rank_0
-from strobe.core.errors import ConfigError, DataError, unknown_choice
+from strobe.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from strobe.engine.config import EngineConfig
     from strobe.engine.model import Model
     from strobe.engine.parallel import DeviceGroup
-    from strobe.engine.prompts import Mode, Switch, TimedPrompt
+    from strobe.engine.prompts import Mode, Switch
     from strobe.engine.session import Session
     from strobe.engine.stream import FrameBlock
     from strobe.serve.protocol import RecipeAnswer
@@ -38,8 +38,7 @@ class Engine(ModelFlags):
     """Flags of the engine: preset, model, seed and start image.
 
     Args:
-        preset: baseline, quality, balanced, speed, turbo, ultra and others, see `strobe presets`; or realtime: the
-            best quality that holds the model's frame rate here, measured first, from the best quality down.
+        preset: baseline, quality, balanced, speed, turbo, ultra and others, see `strobe presets`.
         image: picture that the clip begins with; scaled to fill the frame, what sticks out is cut off.
         start: video or folder of pictures that the clip begins with, fitted in the same way; its frame rate is not changed.
         follow: the same, made anew under the prompt, see --strength; then the clip goes on by itself.
@@ -93,36 +92,25 @@ class Engine(ModelFlags):
             return fitted(read_clip(clip), defaults.frame_size, defaults.stride)
         return None if self.image is None else read_image(self.image, defaults.frame_size)
 
-    def choose(self, prompt: str, device: str | DeviceGroup, advance: Advance) -> tuple[Model, EngineConfig, str | None]:
-        """Return model and preset of the flags; for preset realtime, the one measured to hold the model's frame rate, and why.
+    def choose(self, device: str | DeviceGroup) -> tuple[Model, EngineConfig]:
+        """Return model and preset of the flags.
 
         Raises:
-            ConfigError: no such preset, or realtime on several devices.
+            ConfigError: no such preset.
             DataError: no such picture.
             ImplUnavailableError: the preset does not run on the device.
         """
         from strobe.core.device import resolve_device
-        from strobe.engine.presets import PRESETS, REALTIME
         from strobe.engine.resolve import check_device
 
-        if self.preset not in (*PRESETS, REALTIME):
-            raise unknown_choice("preset", self.preset, (*PRESETS, REALTIME))
+        preset = self.config(self.preset)
         self.check_start()
         strength = 0.0 if self.follow is None else FOLLOWED if self.strength is None else self.strength
-        if self.preset != REALTIME:
-            config = replace(self.config(self.preset), decode_device=self.decode_device, strength=strength)
-            place = resolve_device(device) if isinstance(device, str) else device.device
-            check_device(config, place)
-            self.check_settings(config, place)
-            return self.load(), config, None
-        if not isinstance(device, str):
-            raise ConfigError(f"preset {REALTIME!r} measures one device and torchrun shares several; name another preset")
-        from strobe.engine.pick import LADDER, pick
-
-        candidates = [replace(self.config(name), decode_device=self.decode_device) for name in LADDER]
-        where, model = resolve_device(device), self.load()
-        picked = pick(model, prompt, device=where, candidates=candidates, progress=advance)
-        return model, replace(picked.config, strength=strength), picked.why
+        config = replace(preset, decode_device=self.decode_device, strength=strength)
+        place = resolve_device(device) if isinstance(device, str) else device.device
+        check_device(config, place)
+        self.check_settings(config, place)
+        return self.load(), config
 
 
 @Parameter(name="*")
@@ -175,13 +163,10 @@ class Steering:
 
     Args:
         switch: TIME:PROMPT, where TIME is seconds (4.5s) or a frame block (block=12), one or several.
-        prompts: file with a prompt per line, "4.5s: TEXT" or "block=12 soft: TEXT"; the one at 0s is the first unless PROMPT is
-            given. Lines that begin with # are left out.
         mode: how prompts switch: recache (hard), soft, interpolate or shot.
     """
 
     switch: tuple[str, ...] = ()
-    prompts: Path | None = None
     mode: Literal["recache", "soft", "interpolate", "shot"] = "recache"
 
 
@@ -201,7 +186,7 @@ def generate(
     strobe generate "a red circle moving left" -o clip.mp4  # slow
     strobe generate "a red circle moving left" --switch 4.5s:"a blue square moving up" \\
         --switch block=12:"a green star moving right" --preset turbo -o clip.gif  # slow
-    strobe generate --prompts prompts.txt --follow walk.mp4 --strength 0.7 -o painted.mp4  # needs-files
+    strobe generate "a red circle moving left" --follow walk.mp4 --strength 0.7 -o painted.mp4  # needs-files
     strobe generate --replay strobe-recipe.json -o again.mp4  # needs-files
     torchrun --nproc-per-node 2 -m strobe generate "a red circle moving left"  # slow
     ```
@@ -212,7 +197,6 @@ def generate(
             bit by bit on a device of the same kind. What differs from where it was made is said.
     """
     output = said_by_rank_0(output)
-    switch, prompts, mode = steering.switch, steering.prompts, steering.mode
     with joined(engine.device, engine.ulysses) as device, output.progress("frame blocks") as advance:
         file.check_length()
         from strobe.engine.video import check_video_path
@@ -220,23 +204,23 @@ def generate(
         check_video_path(file.out)
         from strobe.engine.prompts import read_switch
 
-        read, timed = None, () if prompts is None else prompts_of(prompts, mode)
+        read = None
         if replay is not None:
-            prompt, engine, read = follow(replay, prompt, (*switch, *map(str, timed)), engine)
-        prompt = first_of(prompt, timed, prompts)
-        said = (read_switch(text).prompt for text in switch)
-        engine.check_prompts((prompt, *said, *(each.prompt for each in timed)))
+            prompt, engine, read = follow(replay, prompt, steering.switch, engine)
+        if not prompt:
+            raise ConfigError("say what to show: strobe generate PROMPT, or --replay FILE")
+        engine.check_prompts((prompt, *(read_switch(text)["prompt"] for text in steering.switch)))
         file.check_free()
         from strobe.engine.session import Session
 
-        model, config, why = engine.choose(prompt, device, advance)
-        for note in (*settings_notes(model, config), *([f"realtime: {why}"] if why else [])):
+        model, config = engine.choose(device)
+        for note in settings_notes(model, config):
             output.note(note)
-        clip = WrittenClip(path=file.out, picked=why)
+        clip = WrittenClip(path=file.out)
         start = engine.frames(model, b"" if read is None else start_image(read))
         with Session(prompt, preset=config, model=model, seed=engine.seed, device=device, start=start) as session:
             total = file.num_blocks(session, None if engine.follow is None else start)
-            switches = switches_for(session, switch, timed, prompts, mode)
+            switches = switches_for(session, steering.switch, steering.mode)
             if read is not None:
                 total = total if file.seconds or file.blocks else read.frame_blocks
                 switches = recipe_switches(read, total)
@@ -272,12 +256,10 @@ class WrittenClip:
     """A clip that is being written to a file, and its figures so far.
 
     Args:
-        picked: why its preset, if it was asked for realtime.
         broken: there is no file yet, or it could not be written; the error says what is left of it.
     """
 
     path: Path
-    picked: str | None = None
     broken: bool = True
     frames: int = 0
     frame_blocks: int = 0
@@ -313,7 +295,6 @@ class WrittenClip:
             "frame_blocks": self.frame_blocks,
             "fps": session.model.defaults.fps,
             "preset": session.config.name,
-            "picked": self.picked,
             "model": session.model.name,
             "device": str(session.config.device),
             "devices": session.num_devices,
@@ -334,41 +315,12 @@ class WrittenClip:
             )
 
 
-def first_of(prompt: str | None, timed: Sequence[TimedPrompt], file: Path | None) -> str:
-    """Return the first prompt: the one given, else the one of a file of prompts."""
-    found = prompt or next((each.prompt for each in timed if each.first), None)
-    if found is None:
-        where = f"{file} has no prompt at 0s; " if file is not None else ""
-        raise ConfigError(f"{where}say what to show: strobe generate PROMPT, --prompts FILE, or --replay FILE")
-    return found
-
-
-def switches_for(
-    session: Session, said: Sequence[str], timed: Sequence[TimedPrompt], file: Path | None, mode: Mode
-) -> list[Switch]:
-    """Return the prompt switches of flags and file for a session."""
-    from strobe.engine.prompts import check_switches, read_switch, switches_of
+def switches_for(session: Session, said: Sequence[str], mode: Mode) -> list[Switch]:
+    """Return the prompt switches of flags for a session."""
+    from strobe.engine.prompts import check_switches, parse_switch
 
     defaults, first = session.model.defaults, session.config.first_block
-    found = [read_switch(text, mode=mode).switch(defaults, first) for text in said]
-    return list(check_switches([*found, *switches_of(timed, str(file), defaults, first)]))
-
-
-def prompts_of(path: Path, mode: Mode) -> tuple[TimedPrompt, ...]:
-    """Read a file of prompts.
-
-    Raises:
-        DataError: there is no such file, or it is no text.
-        ConfigError: a line does not read like one.
-    """
-    from strobe.engine.prompts import read_prompts
-
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
-        raise DataError(f"cannot read the prompts {path}: {why}; give a text file with a line such as '4.5s: TEXT'") from error
-    return read_prompts(text, str(path), mode=mode)
+    return list(check_switches([parse_switch(text, defaults, mode=mode, first_block=first) for text in said]))
 
 
 def read_recipe(path: Path) -> RecipeAnswer:

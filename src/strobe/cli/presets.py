@@ -63,7 +63,7 @@ def presets(
     """
     from strobe.core.device import resolve_device
     from strobe.engine.load import shapes_defaults
-    from strobe.engine.presets import PRESETS, REALTIME, diff, preset
+    from strobe.engine.presets import PRESETS, diff, preset
     from strobe.engine.resolve import knob_states, lacking
 
     configs = [preset(name) for name in chosen or PRESETS]
@@ -81,8 +81,7 @@ def presets(
     }
     meanings = {name: (PRESETS[name].__doc__ or "").partition("\n")[0] for name in names}
     output.show(*side_by_side(names, shown), "")
-    realtime = {REALTIME: "the best quality that holds the model's frame rate here; `strobe generate` measures which"}
-    output.show(*(styled((name, "bold"), f": {meaning}") for name, meaning in (meanings | realtime).items()))
+    output.show(*(styled((name, "bold"), f": {meaning}") for name, meaning in meanings.items()))
     for setting, reason in {setting: reason for states in off.values() for setting, reason in states.items()}.items():
         output.show(styled((f"{setting}*", "bold"), f" is off on {where}: {reason}"))
     elsewhere = ", ".join(f"{name} is {ELSEWHERE[name]}" for name in shown if name in ELSEWHERE)

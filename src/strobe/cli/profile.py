@@ -140,10 +140,10 @@ def stream(
     with output.progress("profile"):
         from strobe.bench.cases.stream import Script, StreamCase, runnable
         from strobe.bench.runner import traced_window
-        from strobe.engine.prompts import read_switch
+        from strobe.engine.prompts import parse_switch
 
         model = what.load()
-        switches = tuple(read_switch(text).switch(model.defaults) for text in what.switch)
+        switches = tuple(parse_switch(text, model.defaults) for text in what.switch)
         length = frame_blocks(what.blocks, what.seconds, model.defaults)
         script = Script(prompt=what.prompt, switches=switches, num_blocks=length, seed=what.seed)
         configs, absent = runnable(_configs(what, presets or ("balanced",)), what.device)

@@ -35,7 +35,7 @@ def quality(
     ```
     strobe quality dense.mp4 sparse80.mp4 sparse90.mp4  # needs-files
     strobe quality dense/ sparse/ --block-frames 9 12 -o quality.html  # needs-files
-    strobe quality dense.mp4 sparse90.mp4 --metrics lpips dists --weights weights --require "lpips<0.1"  # needs-files
+    strobe quality dense.mp4 sparse90.mp4 --metrics lpips --weights weights --require "lpips<0.1"  # needs-files
     ```
 
     Frame i is compared with frame i. A lossy file bounds every figure: H.264 at crf 23 alone is near 40 dB.

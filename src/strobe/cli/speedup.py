@@ -7,19 +7,91 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 
 from strobe.cli.console import OUT, Output, banner_texts, megabytes, styled, table_text
-from strobe.cli.extract import LOGS, NO_EVIDENCE, NO_LOGS, SIDES, Evidence, LogFlags, Sides, durations, of_sides
 from strobe.cli.report import GATE_FAILED, write
 from strobe.cli.require import Figures, Requirement, failures, parse_requirement
 from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from strobe.perf.report.speedup_page.study import SpeedupRequest, SpeedupStudy
+    from strobe.perf.logs.patterns import Unit
+    from strobe.perf.report.speedup_page.study import SideRequest, SpeedupRequest, SpeedupStudy
     from strobe.perf.table.model import Block, Report, Speedup
+
+
+@Parameter(name="*", group="Logs")
+@dataclass(frozen=True, kw_only=True)
+class LogFlags:
+    """Flags of how to read the lines of a log.
+
+    Args:
+        patterns: a TOML file that says what a timing line looks like, tried before the shipped patterns; see docs/logs.md.
+        unit: ns, us, ms or s: of the values as written, against label and proof.
+        stage: regular expression of the stage's name; denois|diffusion by default.
+    """
+
+    patterns: Path | None = None
+    unit: str | None = None
+    stage: str | None = None
+
+    @property
+    def known_unit(self) -> Unit | None:
+        """Unit of the values; None if it is not given."""
+        from strobe.perf.logs.patterns import parse_unit
+
+        return None if self.unit is None else parse_unit(self.unit)
+
+
+@Parameter(name="*", group="Evidence")
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """Flags of the traces that prove or refute a unit.
+
+    Args:
+        baseline_trace: traces of the baseline (files or folders); their focal kernels bound its timer.
+        candidate_trace: the same for the candidate.
+        focal_baseline: regular expression of the kernel inside the baseline's timer.
+        focal_candidate: the same for the candidate.
+        range: regular expression of the range in the traces that the timer is around.
+        calls_per_stage: attention calls in each round of the stage; counted from the log where its lines say their rank.
+    """
+
+    baseline_trace: tuple[Path, ...] = ()
+    candidate_trace: tuple[Path, ...] = ()
+    focal_baseline: str | None = None
+    focal_candidate: str | None = None
+    range: str | None = None
+    calls_per_stage: int | None = None
+
+    @property
+    def calls(self) -> int | None:
+        """Calls per stage; None if they are not given."""
+
+        if self.calls_per_stage is not None and self.calls_per_stage < 1:
+            raise ConfigError(f"--calls-per-stage {self.calls_per_stage}: a stage has 1 or more; leave it out if nobody counted")
+        return self.calls_per_stage
+
+
+@Parameter(name="*", group="Sides")
+@dataclass(frozen=True, kw_only=True)
+class Sides:
+    """Flags of the two logs; one alone is enough.
+
+    Args:
+        baseline_log: log of the baseline, text or .gz, or our records.jsonl.
+        candidate_log: log of the candidate.
+        names: regular expression of the timer's name, if a log has several: one for both, or two, such as Vanilla VSA.
+        between: shortest and longest duration that counts, such as 5ms..50ms, instead of the search for the steady state: one
+            for both, or two, the baseline's first.
+    """
+
+    baseline_log: Path | None = None
+    candidate_log: Path | None = None
+    names: tuple[str, ...] = ()
+    between: tuple[str, ...] = ()
 
 
 @Parameter(name="*", group="Comparison")
@@ -51,7 +123,11 @@ class Comparing:
 
 
 _TRACES_END: Final = (".json", ".json.gz", ".sqlite")
-_COMPARING: Final = Comparing()
+SIDES: Final[tuple[Literal["baseline", "candidate"], ...]] = ("baseline", "candidate")
+LOGS: Final = LogFlags()
+NO_EVIDENCE: Final = Evidence()
+NO_LOGS: Final = Sides()
+COMPARING: Final = Comparing()
 
 OPTIONAL: Final = frozenset(("section", "e2e"))
 """Levels whose absence alone is told by --details."""
@@ -61,7 +137,7 @@ def speedup(
     *run: Annotated[Path, Parameter(name="FILE|RUN_DIR")],
     sides: Sides = NO_LOGS,
     evidence: Evidence = NO_EVIDENCE,
-    comparing: Comparing = _COMPARING,
+    comparing: Comparing = COMPARING,
     flags: LogFlags = LOGS,
     require: Annotated[tuple[str, ...], Parameter(group="Result")] = (),
     out: Annotated[Path | None, Parameter(alias=OUT, group="Result")] = None,
@@ -157,7 +233,7 @@ def _of_run(run: Sequence[Path], comparing: Comparing, wanted: tuple[Sequence[Re
     pair = comparing.baseline, comparing.candidate
     if len(run) > 1 or pair[0] is None or pair[1] is None:
         raise ConfigError("name one run folder and two of its variants: strobe speedup RUN_DIR --baseline A --candidate B")
-    if replace(comparing, baseline=None, candidate=None, allow_different=()) != _COMPARING:
+    if replace(comparing, baseline=None, candidate=None, allow_different=()) != COMPARING:
         raise ConfigError(f"{run[0]} knows its sections, steps and settings: leave out --section, --fact and the like")
     requirements, out = wanted
     own = re.sub(r"[^\w.+-]", "-", f"{pair[1]}-against-{pair[0]}")  # sparse:triton is a variant, and no name for a folder
@@ -180,31 +256,31 @@ def _check_two_sides(sides: Sides, evidence: Evidence) -> None:
         )
 
 
-def _request(sides: Sides, evidence: Evidence, comparing: Comparing, flags: LogFlags) -> SpeedupRequest:
-    """Return the flags as one request."""
+def requests(sides: Sides, evidence: Evidence, comparing: Comparing = COMPARING) -> list[SideRequest]:
+    """Return what the flags say of each side."""
     from strobe.perf.analysis.comparable import given_facts
-    from strobe.perf.analysis.ledger.traces import PRIORITY
-    from strobe.perf.analysis.runs.log_times import STAGE
     from strobe.perf.analysis.structure.sections import parse_section
-    from strobe.perf.logs.patterns import parse_unit
-    from strobe.perf.report.speedup_page.study import SideRequest, SpeedupRequest
+    from strobe.perf.report.speedup_page.study import SideRequest
 
     given = {"names": sides.names, "between": sides.between, "section": comparing.section}
-    shared = {flag: of_sides(f"--{flag}", texts) for flag, texts in given.items()}
+    for flag, texts in given.items():
+        if len(texts) > 2:
+            raise ConfigError(f"--{flag} {' '.join(texts)}: give one for both sides, or two, the baseline's first")
     both = []
     for at, name in enumerate(SIDES):
+        timer, between, cut = (texts[-1 if at else 0] if texts else "" for texts in given.values())
         focal, traces = getattr(evidence, f"focal_{name}"), getattr(evidence, f"{name}_trace")
         if focal is not None and not traces:
             raise ConfigError(f"--focal-{name} needs a trace: --{name}-trace FILE")
-        section = parse_section(shared["section"][at], focal) if shared["section"][at] and traces else None
-        low, high = durations(shared["between"][at])
+        section = parse_section(cut, focal) if cut and traces else None
+        low, high = _durations(between)
         of_both = [text for text in comparing.fact if text.partition(":")[0] not in SIDES]
         own = [text.removeprefix(f"{name}:") for text in comparing.fact if text.startswith(f"{name}:")]
         both.append(
             SideRequest(
                 name=name,
                 log=getattr(sides, f"{name}_log"),
-                timer=shared["names"][at],
+                timer=timer,
                 traces=traces,
                 focal=section.focal if section else focal,
                 section=section,
@@ -213,11 +289,34 @@ def _request(sides: Sides, evidence: Evidence, comparing: Comparing, flags: LogF
                 facts=given_facts(of_both) | given_facts(own),
             )
         )
+    return both
+
+
+def _durations(text: str) -> tuple[int | None, int | None]:
+    """Return the shortest and longest duration that counts, ns, of `5ms..50ms`; None where not given."""
+    from strobe.perf.logs.patterns import parse_duration
+
+    shortest, dots, longest = text.partition("..")
+    if text and not dots:
+        raise ConfigError(f"--between {text}: write SHORTEST..LONGEST, such as 5ms..50ms; either may be left out")
+    low, high = (parse_duration(each) if each else None for each in (shortest, longest))
+    if low is not None and high is not None and low > high:
+        raise ConfigError(f"--between {text}: {shortest} is above {longest}; no value lies between them")
+    return low, high
+
+
+def _request(sides: Sides, evidence: Evidence, comparing: Comparing, flags: LogFlags) -> SpeedupRequest:
+    """Return the flags as one request."""
+    from strobe.perf.analysis.ledger.traces import PRIORITY
+    from strobe.perf.analysis.runs.log_times import STAGE
+    from strobe.perf.report.speedup_page.study import SpeedupRequest
+
+    baseline, candidate = requests(sides, evidence, comparing)
     return SpeedupRequest(
-        baseline=both[0],
-        candidate=both[1],
+        baseline=baseline,
+        candidate=candidate,
         patterns=flags.patterns,
-        unit=None if flags.unit is None else parse_unit(flags.unit),
+        unit=flags.known_unit,
         stage=flags.stage or STAGE,
         timed_range=evidence.range,
         calls=evidence.calls,

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from cyclopts import Parameter
 from rich.text import Text
 
-from strobe.cli.console import OUT, Output, banner_texts, joined_lines, table_text
-from strobe.cli.extract import read_traces
+from strobe.cli.console import OUT, Output, banner_texts, joined_lines, megabytes, table_text
 from strobe.cli.model import at_least
 from strobe.core.errors import ConfigError
 
@@ -125,6 +124,23 @@ def _read(files: Sequence[Path], analysis: Analysis, output: Output) -> TraceStu
         bad += ["it ends before its JSON does"] if one.counts.truncated else []
         if bad:
             output.note(f"{one.path}: {', '.join(bad)}")
+    return study
+
+
+def read_traces(paths: Sequence[Path], output: Output, **options: Any) -> TraceStudy:
+    """Read every trace that is named or lies in a folder; other files of a folder are left out with a note.
+
+    Args:
+        options: fields of `TraceOptions`.
+    """
+    if not paths:
+        raise ConfigError("name at least one trace: a .json or .json.gz file of torch.profiler, or a folder that holds some")
+    with output.progress("read") as advance:
+        from strobe.perf.report.study import TraceOptions, load_trace_study
+
+        study = load_trace_study(paths, TraceOptions(**options), megabytes(advance))
+    for reason in study.skipped:
+        output.note(f"skipped {reason}")
     return study
 
 

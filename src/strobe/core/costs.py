@@ -173,8 +173,8 @@ def attention(shape: AttentionShape, *, dtype: str, pairs: int | None = None) ->
     """Compute the cost of fused attention: `4 D` FLOPs for every pair of query and key token that meet (two products of `2 D`).
 
     Args:
-        pairs: pairs computed, over all heads and samples: `block_mask_pairs` of the actual mask. None: dense, all of them. Bytes
-            are those of the dense call: a sparse one reads no more, and which keys nobody selected is not known from the count.
+        pairs: pairs computed, over all heads and samples. None: dense, all of them. Bytes are those of the dense call: a sparse
+            one reads no more, and which keys nobody selected is not known from the count.
 
     Raises:
         ShapeError: more pairs than a dense call has.
@@ -201,24 +201,6 @@ def attention_backward(shape: AttentionShape, *, dtype: str, pairs: int | None =
     forward = attention(shape, dtype=dtype, pairs=pairs)
     queries = forward.write_bytes
     return Cost(flops=forward.flops // 2 * 5, read_bytes=forward.read_bytes + 2 * queries, write_bytes=forward.read_bytes)
-
-
-def block_mask_pairs(block_mask: Sequence[Sequence[object]], q_sizes: Sequence[int], kv_sizes: Sequence[int]) -> int:
-    """Count the (query token, key token) pairs that a block mask selects in one head: `sum mask[i][j] q_sizes[i] kv_sizes[j]`.
-
-    Args:
-        block_mask: true where query block i attends to key block j (`tensor.tolist()` of a boolean mask).
-        q_sizes, kv_sizes: tokens of each block; edge blocks are smaller, so a share of blocks is not a share of pairs.
-
-    Raises:
-        ShapeError: the mask does not have one row per query block and one column per key block.
-    """
-    if len(block_mask) != len(q_sizes) or any(len(row) != len(kv_sizes) for row in block_mask):
-        raise ShapeError(f"block_mask: expected {len(q_sizes)} rows of {len(kv_sizes)} blocks, one per block size")
-    return sum(
-        rows * sum(columns for selected, columns in zip(row, kv_sizes, strict=True) if selected)
-        for row, rows in zip(block_mask, q_sizes, strict=True)
-    )
 
 
 def kv_write(tokens: int, num_heads: int, head_dim: int, *, dtype: str) -> Cost:

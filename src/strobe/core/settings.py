@@ -19,7 +19,6 @@ class Settings:
         local_rank: `LOCAL_RANK`: number of this process among those of this machine; 0 without torchrun.
         local_world_size: `LOCAL_WORLD_SIZE`: processes that torchrun has started on this machine; 1 without it.
         nccl_blocking_wait: `TORCH_NCCL_BLOCKING_WAIT` is on: waiting for NCCL stops the CPU, and so can have a timeout.
-        no_color: `NO_COLOR` is set.
         columns: `COLUMNS` is set: lines keep to that width where stdout is no terminal too.
         multicast_disabled: `TORCH_SYMM_MEM_DISABLE_MULTICAST` is on: torch's symmetric memory does not set up NVLink multicast.
         triton_interpret: `TRITON_INTERPRET` is on: Triton kernels run on the CPU, slowly, for tests.
@@ -36,7 +35,6 @@ class Settings:
     local_rank: int
     local_world_size: int
     nccl_blocking_wait: bool
-    no_color: bool
     columns: bool
     multicast_disabled: bool
     triton_interpret: bool
@@ -57,14 +55,13 @@ def read_settings() -> Settings:
         local_rank=int(os.environ.get("LOCAL_RANK", "0")),
         local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         nccl_blocking_wait=os.environ.get("TORCH_NCCL_BLOCKING_WAIT", "0") not in ("", "0"),
-        no_color="NO_COLOR" in os.environ,
         columns="COLUMNS" in os.environ,
         multicast_disabled=os.environ.get("TORCH_SYMM_MEM_DISABLE_MULTICAST", "0") not in ("", "0"),
         triton_interpret=os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"),
         rank=int(os.environ.get("RANK", "0")),
         torchrun="TORCHELASTIC_RUN_ID" in os.environ,
         profile_dir=os.environ.get("STROBE_PROFILE_DIR", ""),
-        profile_regions=split_list(os.environ.get("STROBE_PROFILE_REGIONS", "")),
+        profile_regions=tuple(filter(None, map(str.strip, os.environ.get("STROBE_PROFILE_REGIONS", "").split(",")))),
     )
 
 
@@ -130,11 +127,6 @@ def _user_folder(variable: str, usual: str) -> Path | None:
         return Path(given)
     home = os.path.expanduser("~")
     return Path(home) / usual if os.path.isabs(home) else None
-
-
-def split_list(text: str) -> tuple[str, ...]:
-    """Read words separated by commas; blanks around them and empty words do not count."""
-    return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def inherited_environment() -> dict[str, str]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from typing import Final
 
-from strobe.core.errors import ConfigError, unknown_choice
+from strobe.core.errors import unknown_choice
 from strobe.engine.config import EngineConfig, Knobs
 
 
@@ -69,21 +68,12 @@ PRESETS: dict[str, Callable[[], EngineConfig]] = {
 }
 
 
-REALTIME: Final = "realtime"
-"""Names whichever preset `strobe.engine.pick` finds."""
-
-
 def preset(name: str) -> EngineConfig:
     """Return a preset by name.
 
     Raises:
         ConfigError: there is none of that name; names the nearest.
     """
-    if name == REALTIME:
-        raise ConfigError(
-            f"preset {name!r} is found by measuring: run `strobe generate PROMPT --preset realtime` and name the preset that "
-            "it takes (in Python: strobe.engine.pick.pick)"
-        )
     if name not in PRESETS:
         raise unknown_choice("preset", name, PRESETS)
     return PRESETS[name]()

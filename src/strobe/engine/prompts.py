@@ -1,4 +1,4 @@
-"""Prompts over time: texts and their weights, switches and files of them, and the frame block at which each takes effect."""
+"""Prompts over time: texts and their weights, switches, and the frame block at which each takes effect."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Final, Literal, Protocol, cast
+from typing import Final, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -133,6 +133,7 @@ MODES: dict[Mode, str] = {
     "interpolate": "over a few frame blocks more and more denoising steps follow the new prompt, the last steps first",
     "shot": "the next frame block begins a shot, whose first frames are remembered to its end; only in a model with shots",
 }
+_SWITCH = re.compile(r"\s*(?:(?P<seconds>\d+(?:\.\d*)?|\.\d+)\s*s|block\s*=\s*(?P<block>\d+))\s*:(?P<prompt>.*)", re.DOTALL)
 EXAMPLE = '4.5s:"a blue square moving up" or block=12:"a blue square moving up"'
 
 
@@ -238,6 +239,35 @@ def blocks_from(
     return range(first, first + num_blocks)
 
 
+def read_switch(text: str) -> re.Match[str]:
+    """Split a switch into `seconds` or `block`, and `prompt`; needs no model.
+
+    Raises:
+        ConfigError: it does not read like one.
+    """
+    found = _SWITCH.fullmatch(text)
+    if found is None or not found["prompt"].strip():
+        raise ConfigError(f"cannot read the prompt switch {text!r}; write for example {EXAMPLE}")
+    return found
+
+
+def parse_switch(
+    text: str, defaults: ModelDefaults, *, mode: Mode = "recache", over: int = 4, first_block: int | None = None
+) -> Switch:
+    """Read a switch such as ``4.5s:a blue square`` or ``block=12:a blue square``; the prompt is the rest of the string.
+
+    A time takes effect at the next frame block; `first_block` is that of `blocks_for`.
+
+    Raises:
+        ConfigError: it does not read like that, or the time is before the second frame block.
+    """
+    found = read_switch(text)
+    number = (
+        blocks_for(float(found["seconds"]), defaults, first_block=first_block) if found["block"] is None else int(found["block"])
+    )
+    return Switch(frame_block=number, prompt=found["prompt"].strip(), mode=mode, over=over)
+
+
 def check_switches(switches: Sequence[Switch], past: Past | None = None) -> tuple[Switch, ...]:
     """Sort switches by frame block; `past` is that of the model, if known.
 
@@ -318,116 +348,6 @@ class Blend:
     def advance(self) -> Blend:
         """Return the blend one frame block further."""
         return replace(self, done=min(self.done + 1, self.total))
-
-
-_TIMED: Final = re.compile(
-    r"\s*(?:(?P<seconds>\d+(?:\.\d*)?|\.\d+)\s*s|block\s*=\s*(?P<block>\d+))"
-    r"(?:\s+(?P<mode>[a-z]+)(?:\s+(?P<over>\d+))?)?\s*:\s*(?P<prompt>.*\S)\s*",
-    re.DOTALL,
-)
-FILE_EXAMPLE: Final = "'4.5s: a blue square moving up', 'block=12 soft: ...' or '20s interpolate 6: ...'"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TimedPrompt:
-    """A prompt and when it takes effect.
-
-    Args:
-        seconds: when; None: `block` says it.
-        block: the frame block where it does; None: `seconds` says it.
-        prompt: the text.
-        mode, over: see `strobe.engine.prompts.Switch`.
-    """
-
-    seconds: float | None
-    block: int | None
-    prompt: str
-    mode: Mode
-    over: int
-
-    @property
-    def first(self) -> bool:
-        """Whether it is the prompt that a stream begins with."""
-        return not self.seconds and not self.block
-
-    def switch(self, defaults: ModelDefaults, first_block: int | None = None) -> Switch:
-        """Return the switch at the first frame block that follows it: of a time the next one; `first_block` as in `blocks_for`.
-
-        Raises:
-            ConfigError: it is before the second frame block.
-        """
-        number = self.block if self.block is not None else blocks_for(self.seconds or 0.0, defaults, first_block=first_block)
-        return Switch(frame_block=number, prompt=self.prompt, mode=self.mode, over=self.over)
-
-
-def _timed(read: re.Match[str], mode: Mode) -> TimedPrompt:
-    return TimedPrompt(
-        seconds=None if read["seconds"] is None else float(read["seconds"]),
-        block=None if read["block"] is None else int(read["block"]),
-        prompt=read["prompt"],
-        mode=cast("Mode", read["mode"] or mode),
-        over=4 if read["over"] is None else int(read["over"]),
-    )
-
-
-def read_switch(text: str, *, mode: Mode = "recache") -> TimedPrompt:
-    """Read a switch such as ``4.5s:a blue square`` or ``block=12:a blue square``; the prompt is the rest of the string.
-
-    Raises:
-        ConfigError: it does not read like that.
-    """
-    read = _TIMED.fullmatch(text)
-    if read is None or read["mode"] is not None:
-        raise ConfigError(f"cannot read the prompt switch {text!r}; write for example {EXAMPLE}")
-    return _timed(read, mode)
-
-
-def read_prompts(text: str, name: str, *, mode: Mode = "recache") -> tuple[TimedPrompt, ...]:
-    """Read a file of prompts; needs no model. Empty lines, and lines that begin with #, are left out.
-
-    Args:
-        text: of the file.
-        name: of the file, for errors.
-        mode: of lines that name none.
-
-    Raises:
-        ConfigError: a line does not read like one, names an unknown mode, has weights that cannot be read, or there is no line;
-            names file and line.
-    """
-    found = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        read = _TIMED.fullmatch(line)
-        if read is None:
-            raise ConfigError(f"{name}, line {number}: cannot read {line.strip()!r}; write for example {FILE_EXAMPLE}")
-        timed = _timed(read, mode)
-        try:
-            check_mode(timed.mode, timed.over)
-            read_weights(timed.prompt)
-        except ConfigError as error:
-            raise ConfigError(f"{name}, line {number}: {error}") from error
-        if read["over"] is not None and timed.mode != "interpolate":
-            raise ConfigError(f"{name}, line {number}: {timed.mode} takes no number of frame blocks; leave the {timed.over} out")
-        found.append(timed)
-    if not found:
-        raise ConfigError(f"{name} holds no prompt; write a line for each, for example {FILE_EXAMPLE}")
-    return tuple(found)
-
-
-def switches_of(
-    prompts: Sequence[TimedPrompt], name: str, defaults: ModelDefaults, first_block: int | None = None
-) -> tuple[Switch, ...]:
-    """Return the prompt switches of a file in order; the prompt at frame block 0 is none of them.
-
-    Raises:
-        ConfigError: two take effect at one frame block, or one before the second frame block; names file and line.
-    """
-    found = [each.switch(defaults, first_block) for each in prompts if not each.first]
-    try:
-        return check_switches(found)
-    except ConfigError as error:
-        raise ConfigError(f"{name}: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,7 @@ class MetricsAsked:
         metrics: names, such as psnr ssim flip; all by default. One that was named and cannot be measured is an error.
         block_frames: pixel frames of a frame block, for the jump at the borders of frame blocks; two numbers if the first is
             shorter, as of a causal decoder: 9 12.
-        weights: folder of weights for LPIPS, DISTS and CLIP; docs/quality.md lists files and hashes.
+        weights: folder of weights for LPIPS and CLIP; docs/quality.md lists files and hashes.
         prompt: what the clips should show, for the CLIP score.
         device: where it runs: auto, cpu, cuda or cuda:N.
 
@@ -93,9 +93,6 @@ METRICS: Final = (
     QualityMetric("lpips", "lower",
                   "LPIPS v0.1, AlexNet with linear heads, frames in [-1, 1] at their own size; mean over frames",
                   not_measured=f"{_WEIGHTS}; random ones give plausible, meaningless numbers"),
-    QualityMetric("dists", "lower",
-                  "DISTS, structure and texture of VGG-16 features, frames at their own size; mean over frames",
-                  not_measured=_WEIGHTS),
     QualityMetric("clip_score", "higher", "cosine of the CLIP embeddings of prompt and frame, in [-1, 1]; mean over frames",
                   not_measured="needs weights and a prompt: `strobe quality --weights DIR --prompt TEXT`"),
     QualityMetric("fvd", "lower", "Frechet distance of video features (I3D) between two sets of clips",

@@ -25,12 +25,12 @@ class File(NamedTuple):
 
     Args:
         name: path inside the weights folder.
-        sha256: of the published file; None: not known here, `SHA256SUMS` must say it.
+        sha256: of the published file.
         source: where the published one comes from.
     """
 
     name: str
-    sha256: str | None
+    sha256: str
     source: str
 
 
@@ -44,12 +44,6 @@ LPIPS_HEADS: Final = File(
     sha256="df73285e35b22355a2df87cdb6b70b343713b667eddbda73e1977e0c860835c0",
     source="lpips/weights/v0.1/alex.pth of github.com/richzhang/PerceptualSimilarity",
 )
-VGG16: Final = File(
-    name="vgg16-397923af.pth",
-    sha256="397923af8e79cdbb6a7127f12361acd7a2f83e06b05044ddf496e83de57a5bf0",
-    source="the weights of torchvision's VGG-16 (IMAGENET1K_V1)",
-)
-DISTS: Final = File(name="dists.pt", sha256=None, source="DISTS_pytorch/weights.pt of github.com/dingkeyan93/DISTS")
 CLIP: Final = File(
     name="clip/pytorch_model.bin",
     sha256="a63082132ba4f97a80bea76823f544493bffa8082296d62d71581a4feff1576f",
@@ -57,7 +51,6 @@ CLIP: Final = File(
 )
 FILES: Final[dict[str, tuple[File, ...]]] = {
     "lpips": (ALEXNET, LPIPS_HEADS),
-    "dists": (VGG16, DISTS),
     "clip_score": (CLIP,),
 }
 """Files by metric."""
@@ -82,8 +75,6 @@ def _wrong(file: File, folder: Path) -> str:
     if not path.is_file():
         return f"{path} is missing: put {file.source} there"
     expected = said_sha256(folder).get(file.name, file.sha256)
-    if expected is None:
-        return f"{path} has no expected hash: write `SHA256  {file.name}` into {folder / SUMS}, as the publisher states it"
     with path.open("rb") as opened:
         found = hashlib.file_digest(opened, "sha256").hexdigest()
     return "" if found == expected else f"{path} has the SHA-256 {found}, expected {expected}: put {file.source} there"
@@ -136,15 +127,6 @@ def tensor(found: dict[str, Any], name: str, shape: tuple[int, ...], file: File)
     return value.float()
 
 
-def _by_parts(
-    distance: Callable[[Tensor, Tensor], Tensor], clips: tuple[Tensor, Tensor], size: int, device: torch.device
-) -> Tensor:
-    """Compute a distance of two clips, so many frames at a time, on a device."""
-    pairs = zip(*(torch.split(clip, size) for clip in clips), strict=True)
-    with torch.no_grad():
-        return torch.cat([distance(x.to(device), y.to(device)) for x, y in pairs]).cpu()
-
-
 def _normed(planes: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
     """Subtract a mean from each colour and divide it by a deviation."""
     shift, scale = (torch.tensor(values, device=planes.device)[None, :, None, None] for values in (mean, std))
@@ -165,6 +147,8 @@ _LAYERS: Final = (
 """Name, shape of the weight, stride, padding; the second and third come after a pooling."""
 _POOLED: Final = (1, 2)
 _EPS: Final = 1e-10
+_FRAMES: Final = 4
+"""Frames at a time."""
 
 
 def lpips(folder: Path, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
@@ -201,7 +185,9 @@ def lpips(folder: Path, device: torch.device) -> Callable[[Tensor, Tensor], Tens
         first, second = as_pair(frames, reference)
         if min(first.shape[2:]) < SMALLEST:
             raise ShapeError(f"LPIPS needs frames of at least {SMALLEST}x{SMALLEST} pixels, given {list(first.shape[2:])}")
-        return _by_parts(distance, (first, second), 4, device)
+        parts = zip(first.split(_FRAMES), second.split(_FRAMES), strict=True)
+        with torch.no_grad():
+            return torch.cat([distance(x.to(device), y.to(device)) for x, y in parts]).cpu()
 
     return measure
 
@@ -213,80 +199,6 @@ def _step(picture: Tensor, at: int, weight: Tensor, bias: Tensor, stride: int, p
 
 def _unit(features: Tensor) -> Tensor:
     return features / (features.square().sum(1, keepdim=True).sqrt() + _EPS)
-
-
-_MEAN: Final = (0.485, 0.456, 0.406)
-_STD: Final = (0.229, 0.224, 0.225)
-_STAGES: Final = (
-    ((0, 3), (2, 64)),
-    ((5, 64), (7, 128)),
-    ((10, 128), (12, 256), (14, 256)),
-    ((17, 256), (19, 512), (21, 512)),
-    ((24, 512), (26, 512), (28, 512)),
-)
-"""Convolutions of a stage: place in `features`, channels that go in."""
-_WIDTHS: Final = (3, 64, 128, 256, 512, 512)
-_STABLE: Final = 1e-6
-_SMOOTH: Final = (0.25, 0.5, 0.25)
-"""Hanning window of the pooling."""
-
-
-def dists(folder: Path, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the DISTS metric on VGG-16: the distance of each frame, float64 `[F]`, of clips as in `clips.as_pair`.
-
-    D = 1 - sum_lc (alpha_lc t_lc + beta_lc s_lc), where `t` compares the means of a feature map and `s` its covariance with the
-    reference's, over the picture and the last outputs of VGG-16's five stages, pooled by the root of a smoothed square.
-
-    Raises:
-        WeightsError: the files hold other tensors.
-        ShapeError: of the metric: the clips differ in length or size.
-
-    Source: Ding, Ma, Wang, Simoncelli, "Image quality assessment: unifying structure and texture similarity", 2020.
-    """
-    trunk, weighed = read(VGG16, folder), read(DISTS, folder)
-    stages = []
-    for stage, width in zip(_STAGES, _WIDTHS[1:], strict=True):
-        convs = []
-        for at, given in stage:
-            weight = tensor(trunk, f"features.{at}.weight", (width, given, 3, 3), VGG16).to(device)
-            convs.append((weight, tensor(trunk, f"features.{at}.bias", (width,), VGG16).to(device)))
-        stages.append(convs)
-    shape = (1, sum(_WIDTHS), 1, 1)
-    alpha, beta = (tensor(weighed, name, shape, DISTS).to(device).double() for name in ("alpha", "beta"))
-    whole = alpha.sum() + beta.sum()
-    alphas, betas = ((each / whole)[0, :, 0, 0].split(_WIDTHS) for each in (alpha, beta))
-
-    def features(picture: Tensor) -> list[Tensor]:
-        found = [picture]
-        here = _normed(picture, _MEAN, _STD)
-        for at, stage in enumerate(stages):
-            here = _pooled(here) if at else here
-            for weight, bias in stage:
-                here = relu(conv2d(here, weight, bias, padding=1))
-            found.append(here)
-        return found
-
-    def distance(x: Tensor, y: Tensor) -> Tensor:
-        alike = torch.zeros(len(x), dtype=torch.float64, device=x.device)
-        for at, (a, b) in enumerate(zip(features(x), features(y), strict=True)):
-            a, b = a.double().flatten(2), b.double().flatten(2)  # [F, C, Y X]
-            mean_a, mean_b = a.mean(2), b.mean(2)
-            var_a, var_b = a.var(2, correction=0), b.var(2, correction=0)
-            covariance = (a * b).mean(2) - mean_a * mean_b
-            texture = (2 * mean_a * mean_b + _STABLE) / (mean_a.square() + mean_b.square() + _STABLE)
-            structure = (2 * covariance + _STABLE) / (var_a + var_b + _STABLE)
-            alike += (alphas[at] * texture + betas[at] * structure).sum(1)
-        return 1 - alike
-
-    return lambda frames, reference: _by_parts(distance, as_pair(frames, reference), 2, device)
-
-
-def _pooled(features: Tensor) -> Tensor:
-    """Pool features to half the height and width, by the root of squares under a window of three."""
-    row = torch.tensor(_SMOOTH, device=features.device)
-    window = (row[:, None] * row[None, :])[None, None].expand(features.shape[1], 1, -1, -1)
-    squares = conv2d(features.square(), window, stride=2, padding=1, groups=features.shape[1])
-    return (squares + 1e-12).sqrt()
 
 
 NEEDS: Final = "transformers.models.clip.modeling_clip"

@@ -14,7 +14,7 @@ from torch.nn import functional
 from strobe.core.errors import ShapeError
 from strobe.core.tolerances import tolerance
 from strobe.models.shapes.grammar import BACKGROUNDS, CHOICES, COLOURS, SHAPES
-from strobe.models.shapes.oracle import accuracy, detect, floor_step, locate
+from strobe.models.shapes.oracle import accuracy, detect, flicker, floor_step, locate
 from strobe.models.shapes.picture import EDGE, LIGHT, PERIOD, SIZE, STAR_INNER, TILE_EDGE, TILES
 from train_shapes.render import PAIR_RADIUS, SHADE, SHADOW, SHADOW_OFFSET, advance, render, stands
 
@@ -54,7 +54,7 @@ def test_reads_all_scenes_of_one_shape_and_many_of_two(part: int) -> None:
     assert accuracy(detection, scenes)["every"] == 1.0
     assert floor_step(detection.camera, camera).abs().max() < 0.5
     assert (detection.place - place[:, None]).abs().max() < 0.12
-    assert detection.valid.all()
+    assert detection.valid.all() and detection.shape_iou.min() > 0.95
 
 
 def noisy(frames: Tensor) -> Tensor:
@@ -103,6 +103,7 @@ def test_nothing_to_read_is_wrong_not_guessed() -> None:
     assert not detection.valid.any() and detection.place.isnan().all() and detection.camera.isnan().all()
     assert detection.labels[0].tolist() == [[-1, -1, -1, -1, 2, -1, -1]] * 3
     assert accuracy(detection, torch.tensor([[0, 0, 0, 0, 2, -1, -1]]))["every"] == 0.0
+    assert flicker(detection).isnan().all()
 
 
 def test_an_object_at_rest_and_a_single_frame_have_no_direction() -> None:
@@ -120,6 +121,16 @@ def test_motion_survives_a_bad_frame() -> None:
     detection = detect(frames)
     assert not detection.valid[:, 4].any()
     assert torch.equal(detection.labels[:, 0, 2:4], scenes[:, 2:4])
+
+
+def test_flicker_is_the_second_difference_of_the_colour() -> None:
+    scenes = torch.tensor([[0, 0, 0, 0, 0, -1, -1]])
+    frames, _, _ = clips(scenes, 6)
+    assert flicker(detect(frames)).item() < 1e-3
+    gain = torch.tensor([1.0, 0.9] * 3)[:, None, None, None]
+    # Red (230, 40, 40) alternates with 0.9 of itself: |second difference| is 0.2 * mean(230, 40, 40) / 255.
+    expected = 0.2 * (230 + 40 + 40) / 3 / 255
+    assert flicker(detect(frames * gain)).item() == pytest.approx(expected, rel=0.03)
 
 
 def test_frames_are_checked() -> None:

@@ -291,9 +291,9 @@ class SharedTransformer(Transformer):
 def check_several(config: ResolvedConfig) -> None:
     """Raise ConfigError if a stream cannot run on several devices: its past is not simply kept, or attention is in eight bits."""
     if config.past != "kept":
-        raise ConfigError(f"a past that is {config.past} runs on one device; leave --devices out, or take another recipe")
+        raise ConfigError(f"a past that is {config.past} runs on one device; leave torchrun out, or take another recipe")
     if config.attention_format != "native":
-        raise ConfigError("attention in eight bits runs on one device; leave --devices out, or use attention_format 'native'")
+        raise ConfigError("attention in eight bits runs on one device; leave torchrun out, or use attention_format 'native'")
 
 
 class FramesElsewhere(FrameDecoder):

@@ -11,9 +11,9 @@ from strobe.core.printable import first_of
 from strobe.perf.analysis.runs.log_times import OUTLIER, SeriesSummary, StageRounds
 from strobe.perf.logs.reader import sha256_of
 from strobe.perf.logs.series import Example, Log, Resolved, Series, short
-from strobe.perf.report.blocks.fields import spread, stretches
+from strobe.perf.report.blocks.fields import damage_banners, page, spread, stretches
 from strobe.perf.table.fields import Field, beside, count, exact_cell, heads, rows_of, table_of
-from strobe.perf.table.model import Block, Code, ExactTime, Missing, Section, Table, Text
+from strobe.perf.table.model import Block, Code, ExactTime, Missing, Report, Section, Table, Text
 
 T = TypeVar("T")
 _RANGES: Final = 6
@@ -168,6 +168,14 @@ def inputs_section(files: Sequence[InputFile | Log], logs: Sequence[Log] = ()) -
     if logs:
         blocks += [_lines_table(logs), *_examples(logs)]
     return Section("inputs", "What was read", "", tuple(blocks))
+
+
+def files_report(title: str, section: Section, files: Sequence[InputFile | Log]) -> Report:
+    """Build the page with a section of figures from files, and what was read."""
+    logs = [file for file in files if isinstance(file, Log)]
+    banners = damage_banners((log.path.name, log.damage) for log in logs)
+    subtitle = f"From {', '.join(file.path.name for file in files)}."
+    return page(title=title, subtitle=subtitle, banners=banners, sections=(section, inputs_section(files, logs)))
 
 
 def _lines_table(logs: Sequence[Log]) -> Table:

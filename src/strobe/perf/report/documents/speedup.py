@@ -17,7 +17,7 @@ from strobe.perf.analysis.runs.log_times import SeriesSummary, StageRounds
 from strobe.perf.analysis.structure.sections import FocalKernels
 from strobe.perf.logs.series import Log
 from strobe.perf.report.blocks.answer import limit
-from strobe.perf.report.blocks.logs import round_label
+from strobe.perf.report.blocks.logs import InputFile, round_label
 from strobe.perf.report.documents.runs import Document, in_title
 from strobe.perf.report.speedup_page.build import anomalies, contradictions, headline, headline_levels
 from strobe.perf.report.speedup_page.study import LoadedSide, SpeedupStudy
@@ -34,6 +34,12 @@ def log_document(log: Log) -> dict[str, Any]:
         "similar": [example._asdict() for example in log.similar],
         "rejected": {series.title: dict(series.rejected.counts) for series in log.series if series.rejected.total},
     }
+
+
+def files_document(files: Sequence[InputFile | Log]) -> dict[str, Any]:
+    """Return the files that were read, and what became of the lines of logs."""
+    listed = [{"path": str(file.path), "bytes": file.size_bytes, "sha256": file.sha256} for file in files]
+    return {"inputs": listed, "logs": [log_document(file) for file in files if isinstance(file, Log)]}
 
 
 def rounds_document(label: str, rounds: StageRounds) -> dict[str, Any]:
