@@ -13,8 +13,7 @@ from strobe.bench.runner import number
 from strobe.core.errors import DataError
 from strobe.perf.records.record import AttentionCell, Clip, Clocks, Contestant, End, Excluded, Gate, Quality, SpanCost, Variant
 from strobe.perf.records.store import RunWriter
-from strobe.perf.report.attention_bench import _settings as settings_of
-from strobe.perf.report.attention_bench import advice_report, bench_report, choose, read_cells, shown_tables
+from strobe.perf.report.attention_bench import advice_report, bench_report, choose, read_cells, settings_by_shape, shown_tables
 from strobe.perf.report.blocks.referee import answer, judge_methods
 from strobe.perf.report.blocks.settings import remarks
 from strobe.perf.report.write import render_markdown
@@ -219,7 +218,7 @@ def test_a_serialised_run_is_labelled_and_never_compared(tmp_path: Path) -> None
 
 def test_the_advice_follows_its_rules(tmp_path: Path) -> None:
     folder = run(tmp_path)
-    found = choose(tuple(settings_of(read_cells(folder)[0])))
+    found = choose(settings_by_shape(read_cells(folder)[0])["shape"])
     picked = {scenario: setting and setting[0].grid.budget for scenario, (setting, _) in found.items()}
     # k16 is the fastest and smallest, but keeps 60 % of the mass; s0.5 keeps most, and is 10 / (4 * 1.2) = 2.08 times dense
     assert picked == {"memory-limited": "s0.9", "maximum performance": "s0.9", "quality-critical": "s0.5"}
@@ -239,7 +238,7 @@ def test_no_setting_is_better_than_a_wrong_one(tmp_path: Path) -> None:
     cell.measured("dense:a", [(1, 1)] * 3)
     cell.measured("raster:x", [(2, 2)] * 3, density=0.125, recall=0.3)
     cell.end()
-    found = choose(tuple(settings_of(read_cells(tmp_path)[0])))
+    found = choose(settings_by_shape(read_cells(tmp_path)[0])["shape"])
     assert {setting for setting, _ in found.values()} == {None}
     section: Section = advice_report(tmp_path).sections[0]
     assert section.id == "advice-shape" and "no measured setting meets" in render_markdown(advice_report(tmp_path))
