@@ -188,7 +188,6 @@ def _layer(name: str, took: dict[bool, list[dict[str, int]]], recalls: list[Tens
 
 
 def _timed(call: Callable[[], object], recorder: TimingRecorder) -> dict[str, int]:
-    """Measure a call and every layer within it, ns by name."""
     recorder.start_clip()
     with recorder.region(spans.E2E, None):
         call()

@@ -254,7 +254,6 @@ class MarkRecorder(TimingRecorder):
             self.synchronize()
 
     def take(self, run: Callable[[], object]) -> RankCall:
-        """Run one call and return its regions."""
         self.start_clip()
         with recording(self), super().region(grids.CALL, None):
             run()
@@ -383,7 +382,6 @@ class _Rank:
         self._timeout_s, self._held = task.timeout_s, held_ms / 1e3 if rank == result.rank else 0.0
 
     def run(self, folder: Path) -> None:
-        """Run the phases of this rank: gate, predict, time, profile."""
         how, result = self._how, self._result
         inputs = draw(self._shape, result.rank, self._device, how.seed)
         names = self._gate(inputs)
@@ -406,7 +404,6 @@ class _Rank:
         self._align()
 
     def _gate(self, inputs: RankShare) -> list[str]:
-        """Check every contestant on every rank; return those that passed on all ranks."""
         result, passed = self._result, []
         with torch.inference_mode():
             for name in self._how.contestants:
@@ -422,7 +419,6 @@ class _Rank:
         return passed
 
     def _align(self) -> None:
-        """Wait until all ranks are here and the device is idle."""
         synchronize(self._device)
         dist.barrier()
         synchronize(self._device)

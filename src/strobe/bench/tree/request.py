@@ -61,7 +61,6 @@ class RankedCall(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Name of the shape's folder: ranks, lengths, heads, batch, dtype, device."""
         groups = "" if self.kv_heads == self.heads else f"kv{self.kv_heads}"
         rows = "" if self.placement == "replicated" else "_rows"
         return (
@@ -105,7 +104,6 @@ class TreeSettings:
 
     @property
     def rounds(self) -> int:
-        """Number of palindromes."""
         return max(MIN_ROUNDS, min(MAX_ROUNDS, self.iterations // 4))
 
     @property

@@ -114,7 +114,6 @@ def _contestant(name: str, task: Task, ranks: Sequence[RankResult]) -> Iterator[
 
 
 def _laps(ranks: Sequence[RankResult], clips: ClipNumbers) -> Iterator[record.Record]:
-    """Yield the records of each palindrome, place by place."""
     laps = ranks[0].laps
     if not laps:
         return
@@ -196,7 +195,6 @@ def busy_cores(seconds: float) -> float:
 
 
 def _ticks() -> tuple[int, int]:
-    """Return all ticks and idle ticks since the start of the system."""
     try:
         line = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()[1:9]
     except OSError:

@@ -134,7 +134,6 @@ def _moved_section(entries: Sequence[LogEntry], findings: Sequence[Finding]) -> 
 
 
 def _moved_line(finding: Finding) -> LedgerLine | str:
-    """Return the line of a finding's account that changed most in the direction of the whole; a text says why there is none."""
     ledger = finding.ledger
     if isinstance(ledger, str):
         return ledger
