@@ -63,7 +63,9 @@ def test_a_stream_with_switches_leaves_them_out(soaked: Callable[..., RunRecords
     times[10] = times[15] = 5000
     run = soaked(times, (10, 15))
     found, page = only(run), render_markdown(build_report([run.folder]))
-    assert "| 6 | 0.001000 |" in page and "| 5 | 0.001000 |" not in page, "a point of each frame block from the first that counts on"
+    assert "| 6 | 0.001000 |" in page and "| 5 | 0.001000 |" not in page, (
+        "a point of each frame block from the first that counts on"
+    )
     assert {10, 15}.isdisjoint(found.first + found.last) and len(found.first) == (20 - FILLING - 2) // 2
     assert [each.what for each in found.held] == ["resident"]
     assert all(each.holds for each in found.times) and found.drift is None
