@@ -69,7 +69,6 @@ class DitModel:
         sizes: configuration where it is not the default of the class.
         tiny, tiny_shot: the same for a configuration that a CPU runs at once, and its pass.
         stride: of the model's autoencoder in time, height and width.
-        shot: default sizes of a pass.
         arguments: makes the arguments of a forward pass from the model's configuration, the grid of tokens, the pass and a
             drawing function.
         masked: the stock attention is given a mask of pairs, which not every kernel takes.
@@ -424,7 +423,6 @@ class DitCase:
 
     Args:
         variants: the first is the baseline.
-        steps: forward passes in a clip.
         backend: diffusers' attention backend of the stock layers; `auto`: cuDNN on a GPU where the attention has no mask, else
             the one that diffusers takes by itself.
         seed: of weights and latents, for the records.

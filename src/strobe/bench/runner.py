@@ -83,7 +83,6 @@ def trace_line(
     Args:
         folder: of the run; the path of the file is recorded relative to it.
         blocks: numbers of the frame blocks, or calls, that were recorded.
-        regions: that were marked.
         options: of the profiler, which slow the host down.
     """
     return record.Trace(

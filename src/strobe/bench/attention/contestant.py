@@ -68,7 +68,6 @@ class GridCell:
     Args:
         sparsity: share of the key tiles that is skipped; None where `topk` is given.
         topk: key tiles that every query tile sees; None where `sparsity` is given.
-        block: tokens of an attention block.
         backward: the gradient is measured, not the output.
         captured: file, number and facts of the call whose q, k and v are measured; None: they are drawn. Its contestants have
             budgets of their own.

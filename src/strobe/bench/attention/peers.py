@@ -25,11 +25,9 @@ class Peer(NamedTuple):
 
     Args:
         package: name of the installed package.
-        module: module to import.
         capabilities: compute capabilities that its kernels are built for, by their first number.
         refuses: why it cannot compute this cell, or None if it can; imports nothing.
         build: binds it to the tensors of a cell, given the imported module.
-        dense: it has no selection.
     """
 
     package: str

@@ -53,7 +53,6 @@ class RankShare:
     Args:
         q: `[B, S_q, H, D]`, all queries, or this rank's rows.
         k, v: this rank's keys, `[B, S_r, H_kv, D]`, the rows of a head side by side.
-        shards: who owns which.
         rows: rows of the result on this rank: `[start, stop)` of all queries.
         expected, expected_lse: float64, of the checked rows `[B, R, H, D]` and `[B, H, R]`.
         checked: rows of this rank's result that are checked.

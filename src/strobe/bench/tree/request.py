@@ -28,14 +28,8 @@ class RankedCall(msgspec.Struct, frozen=True, kw_only=True):
     """One call on some ranks.
 
     Args:
-        world_size: ranks.
         seq_len: keys of all ranks together; each holds a run of them, in rank order.
-        q_len: queries.
-        heads, kv_heads: heads of queries and keys.
         dim: size of a head.
-        batch: B.
-        dtype: dtype of q, k and v.
-        device: `cpu` or `cuda`.
         placement: queries and result `replicated`, or a run of rows on each rank: `sequence`.
     """
 
@@ -149,12 +143,10 @@ class RankResult(msgspec.Struct, kw_only=True):
     Args:
         error: why it ended early; empty if it did not.
         header: header of the records, from rank 0.
-        checks: by contestant.
         laps: by contestant, in palindromes: ns of each call.
         apart: calls taken apart, by mode and contestant.
         blocks: times of the guide's `Timer` blocks, by mode and block, ms.
         links: links that `measure_links` found, and the strategy that `auto` takes with them.
-        predicted: by strategy.
         versions: versions of the libraries of contestants that are not ours.
     """
 
