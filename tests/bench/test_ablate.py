@@ -21,7 +21,7 @@ from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
 from strobe.perf.records.store import read_run
 from strobe.perf.report.blocks.referee import FrontPoint, front
-from strobe.perf.report.log_page import advise, vary_report
+from strobe.perf.report.log_page import vary_report
 from strobe.perf.report.write import render_markdown
 from terminal import quiet
 
@@ -112,7 +112,7 @@ def test_what_is_finished_is_not_measured_again(folder: Path, tiny: Model, monke
 
 def test_the_page_has_every_part(folder: Path) -> None:
     page = render_markdown(vary_report(folder))
-    for words in ("window: 6 instead of 12", "streams in lockstep", "When the prompt switches", "Sweet spot"):
+    for words in ("window: 6 instead of 12", "streams in lockstep", "When the prompt switches", "Speed and quality"):
         assert words in page
     assert "smallest window" in page  # the cell that could not be
     assert "compile is asked for and does nothing here" in page
@@ -147,7 +147,7 @@ def test_nothing_measured_is_said(tmp_path: Path) -> None:
         vary_report(tmp_path)
 
 
-def test_the_front_and_its_sweet_spot() -> None:
+def test_the_front() -> None:
     inf = float("inf")
     points = [
         FrontPoint(label="base", speed=1.0, score=inf),
@@ -158,12 +158,3 @@ def test_the_front_and_its_sweet_spot() -> None:
         FrontPoint(label="fastest", speed=2.0, score=15.0),
     ]
     assert [point.label for point in front(points)] == ["fastest", "good", "base"]
-    advice = {point.label: (sweet, when) for point, sweet, when in advise(points)}
-    assert [label for label, (sweet, _) in advice.items() if sweet] == ["good"]
-    assert advice["fastest"][1] == "where speed counts above all: 45.0 dB below the best of the front"
-    assert advice["base"][1] == "where no loss is allowed: the fastest of the front is 100 % faster"
-    ((_, sweet, when),) = advise(points[:1])
-    assert sweet and when.startswith("always")
-    two = advise([points[0], points[-1]])
-    assert [point.label for point, sweet, _ in two if sweet] == ["base"]  # equally near: the better one
-    assert advise([]) == ()

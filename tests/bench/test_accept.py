@@ -19,7 +19,6 @@ from strobe.bench.accept import (
     AcceptSubject,
     check_frames,
     check_latents,
-    check_prompt,
     check_weights,
     checked,
     not_judged,
@@ -117,13 +116,6 @@ def test_latents_are_finite_and_of_the_autoencoders_scale() -> None:
     found = named(check_latents(latents))
     assert found["latents_not_finite"].value == 1 and found["latents_not_finite"].detail == "first in latent frame 7"
     assert found["latent_std"].passed is False and found["latent_std"].value is None
-
-
-def test_a_model_that_does_not_read_its_prompt_is_found() -> None:
-    first, second, third = (torch.randn(6, 4, 8, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(3))
-    assert failed(check_prompt(first, second, third, torch.float32)) == set()
-    assert failed(check_prompt(first, first, third, torch.float32)) == {"prompt_sensitivity"}
-    assert failed(check_prompt(first, second, first + 1e-6, torch.float32)) == {"seed_sensitivity"}
 
 
 def test_broken_and_empty_tensors_are_named(tiny: Model) -> None:

@@ -108,20 +108,6 @@ def test_on_a_gpu_memory_alone_keeps_an_entry(tmp_path: Path) -> None:
     assert found["heavy"][0] == "Drop"
 
 
-def test_figures_of_an_entry(tmp_path: Path) -> None:
-    write(tmp_path / "run", "fast", (100, 50), exact=True, cold=(1000 * MS, 2000 * MS))
-    base, fast = read_entries(run_folders([tmp_path]))
-    assert (base.is_reference, fast.label) == (True, "2 fast")
-    assert not isinstance(fast.latencies, str)
-    assert fast.latencies.mean_ns == pytest.approx(50.025 * MS)
-    assert max(fast.latencies.blocks_ns) == pytest.approx(50.05 * MS)
-    assert (len(fast.latencies.switches_ns), max(fast.latencies.switches_ns)) == (4, pytest.approx(100.1 * MS))
-    assert fast.dit_fps == pytest.approx(12 / (0.75 * 0.050025))
-    assert fast.break_even == pytest.approx(1000 / (100 - 50.025))
-    assert fast.differences == ("window: 6 instead of 12",)
-    assert base.break_even is None
-
-
 def test_the_page(tmp_path: Path) -> None:
     write(tmp_path / "a" / "run", "fast", (100, 50), psnr=25.0)
     write(tmp_path / "b" / "again", "slow", (100, 120), psnr=30.0)

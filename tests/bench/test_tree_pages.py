@@ -17,7 +17,7 @@ from strobe.perf.analysis.runs.rank_calls import CallRegion, Parts, RankCall, co
 from strobe.perf.measure.machine import describe_run, utc_now
 from strobe.perf.records.record import End, LinkRate, Links, Prediction, SentMessage, WhatIf
 from strobe.perf.records.store import RunWriter
-from strobe.perf.report.tree_bench import bound, guide_blocks, read_cells, straggler, totals, tree_report, warnings
+from strobe.perf.report.tree_bench import bound, read_cells, straggler, tree_report
 from strobe.perf.report.write import render_markdown
 
 MS = 1_000_000
@@ -159,14 +159,6 @@ def test_a_verdict_has_its_evidence_and_one_remedy(
     assert bound(cell, cell.measured[1]) is None
 
 
-def test_a_call_counts_by_its_slowest_rank_and_variance_is_told(tmp_path: Path) -> None:
-    write(tmp_path, SHAPE, {"allgather": [4.0, 4.0, 4.0], "allreduce3": [2.0, 8.0, 20.0]})
-    (cell,) = read_cells(tmp_path)[0]
-    assert [entry.median_ns for entry in cell.measured] == [4 * MS, 8 * MS]
-    (line,) = [text for text in warnings(cell) if "high variance" in text]
-    assert "allreduce3 225 %" in line and "allgather" not in line
-
-
 def test_a_gate_that_is_red_on_one_rank_is_red(tmp_path: Path) -> None:
     write(tmp_path, SHAPE, {"allgather": [4.0], "ring": [1.0]}, red_rank=1)
     (cell,) = read_cells(tmp_path)[0]
@@ -174,19 +166,3 @@ def test_a_gate_that_is_red_on_one_rank_is_red(tmp_path: Path) -> None:
     assert "red on rank 1" in cell.entries[1].reason
     text = render_markdown(tree_report(tmp_path))
     assert "Some of it has no numbers" in text and "red on rank 1" in text
-
-
-def test_the_guides_parent_is_not_summed_with_its_children(tmp_path: Path) -> None:
-    write(tmp_path, SHAPE, {"allgather": [4.0]}, apart={"allgather": [taken(3, 1)] * 2})
-    (cell,) = read_cells(tmp_path)[0]
-    assert totals(guide_blocks(cell, "free-running")) == {"computation": 3 * MS, "communication": 1 * MS}
-    assert "Leaves: computation 75.0 %, communication 25.0 %" in render_markdown(tree_report(tmp_path))
-
-
-def test_parts_of_a_typical_call_leave_a_hiccup_out() -> None:
-    from strobe.perf.analysis.runs.rank_calls import typical
-
-    def one(total: float) -> Parts:
-        return Parts(total=total, local=total, merge=0, wait=0, transfer=0, host=0, hidden=0)
-
-    assert typical([one(10), one(10), one(10), one(1000)]).total == 10

@@ -54,9 +54,7 @@ class Case(Protocol):
         baseline: name of the variant that every candidate is compared with.
         candidates: names of the variants that are compared with the baseline.
         absent: requested variants that cannot run here; not among the candidates.
-        device: that the variants run on.
         model: that the variants run; None if they run none.
-        workload: content of every clip.
     """
 
     slug: str

@@ -69,7 +69,6 @@ class DitModel:
         sizes: configuration where it is not the default of the class.
         tiny, tiny_shot: the same for a configuration that a CPU runs at once, and its pass.
         stride: of the model's autoencoder in time, height and width.
-        shot: default sizes of a pass.
         arguments: makes the arguments of a forward pass from the model's configuration, the grid of tokens, the pass and a
             drawing function.
         masked: the stock attention is given a mask of pairs, which not every kernel takes.
@@ -360,13 +359,11 @@ class Attends(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name in the records."""
         share = f"-{100 * self.sparsity:g}" if self.sparsity else ""
         return f"{self.attention}{share}{'-compile' if self.compiled else ''}"
 
     @property
     def eager(self) -> Attends:
-        """The same uncompiled."""
         return self._replace(compiled=False)
 
 
@@ -409,13 +406,11 @@ class _Made(NamedTuple):
 
     @property
     def attn(self) -> Any:
-        """The first attention module of a variant that is not diffusers' own."""
         assert self.handle is not None
         return next(iter(self.handle.layers.values()))
 
     @property
     def choice(self) -> Any:
-        """The choice of the fine stage's implementation, as `gate.recorded` needs it."""
         attn = self.attn
         return attn.processor.explain(attn)
 
@@ -428,7 +423,6 @@ class DitCase:
 
     Args:
         variants: the first is the baseline.
-        steps: forward passes in a clip.
         backend: diffusers' attention backend of the stock layers; `auto`: cuDNN on a GPU where the attention has no mask, else
             the one that diffusers takes by itself.
         seed: of weights and latents, for the records.
@@ -494,11 +488,9 @@ class DitCase:
         return self._held(self._variants[name]).line(name, self.baseline)
 
     def prepare(self, name: str) -> None:
-        """Build the variant unless it exists."""
         self._make(self._variants[name])
 
     def blocks(self, name: str) -> Iterator[object]:
-        """Run the forward passes of a clip, one per item."""
         variant = self._variants[name].eager if self._eager_now else self._variants[name]
         transformer = self._make(variant).transformer
         listened = not isinstance(spans.span(spans.ATTENTION), nullcontext)  # a recorder records regions inside a pass
@@ -513,7 +505,6 @@ class DitCase:
         return self._uncompiled() if self._variants[name].compiled else None
 
     def settings(self, name: str) -> record.Variant:
-        """Return the settings of a variant: attention, sparsity, steps, dtype, compilation, kernel cost."""
         made = self._make(variant := self._variants[name])
         known = next((each for each in (made, *self._made.values()) if each.handle is not None), None)
         known = known or self._fresh(Attends(OURS, 0.0, False))
@@ -562,7 +553,6 @@ class DitCase:
         yield number(name, "forward_error", error, definition, reference=self.baseline, note=note)
 
     def close(self) -> None:
-        """Free every variant and restore diffusers' own backend."""
         if self._backend != "native":
             self._loaded.transformer.reset_attention_backend()
         self._made.clear()
@@ -574,13 +564,11 @@ class DitCase:
         return found
 
     def _make(self, variant: Attends) -> _Made:
-        """Build a variant unless it exists."""
         if variant not in self._made:
             self._made[variant] = self._fresh(variant)
         return self._made[variant]
 
     def _fresh(self, variant: Attends) -> _Made:
-        """Build modules over the shared weights, with their attention."""
         stock = self._loaded.transformer
         shared = {id(value): value for value in (*stock.parameters(), *stock.buffers())}
         transformer, handle, impl = copy.deepcopy(stock, shared), None, ""

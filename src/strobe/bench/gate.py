@@ -27,7 +27,6 @@ class GateResult(NamedTuple):
     exact: bool = False
 
     def line(self, variant: str, reference: str) -> Gate:
-        """Return the result as the gate record of a variant."""
         return Gate(
             variant=variant, reference=reference, rule=self.rule, passed=self.passed, detail=self.detail, exact=self.exact
         )

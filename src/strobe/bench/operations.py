@@ -318,7 +318,6 @@ class StepParts:
         self.layers = [_Layer(number, layer, mod, text) for number, (layer, mod, text) in enumerate(each)]
 
     def recache(self) -> None:
-        """Recompute the window, as a prompt switch does."""
         step = self.cache.rewrite(keep_sink=self.config.keep_sink)
         self.transformer.write(self.history, self.text, step)
 
@@ -589,7 +588,6 @@ class _Steps:
         self.stages_ns: dict[str, list[int]] = defaultdict(list)
 
     def tell(self, what: str) -> None:
-        """Report the next step as progress."""
         self._progress(self._done, self._pieces, what)
         self._done += 1
 
@@ -599,7 +597,6 @@ class _Steps:
             self._block(fine=bool(number % 2), what="filling the window")
 
     def run(self, blocks: int) -> None:
-        """Time `blocks` frame blocks, half of them with each kind of timers."""
         for _ in range(blocks):
             fine = self._timed % 4 in (1, 2)
             self._timed += 1
@@ -613,7 +610,6 @@ class _Steps:
                 self._stages(regions, STAGES)
 
     def switch(self, prompts: tuple[str, str], count: int) -> None:
-        """Time prompt switches."""
         for number in range(count):
             self._session.prompt(prompts[1 - number % 2], wait=True)
             self._stages(self._block(fine=False, what="switching the prompt"), (spans.RECACHE,))

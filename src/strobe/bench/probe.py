@@ -35,7 +35,6 @@ class LayerProbe:
     """Recall and times of one layer in one call of the pipeline, all its denoise steps together.
 
     Args:
-        layer: its name.
         recall: share of the dense attention's mass that the selected tiles hold, mean over heads, samples and calls; None for a
             layer that is dense throughout.
         worst_recall: recall of the head and call where it is least; None likewise.
@@ -55,7 +54,6 @@ class PipelineProbe:
     """Times and recalls of a sparse pipeline and of the same one dense.
 
     Args:
-        layers: in order.
         sparse_ns: a whole call; median.
         dense_ns: the same, dense.
         call_ratios: dense time / sparse time of a whole call, one for each round: of the geometric means of its two calls.
@@ -188,7 +186,6 @@ def _layer(name: str, took: dict[bool, list[dict[str, int]]], recalls: list[Tens
 
 
 def _timed(call: Callable[[], object], recorder: TimingRecorder) -> dict[str, int]:
-    """Measure a call and every layer within it, ns by name."""
     recorder.start_clip()
     with recorder.region(spans.E2E, None):
         call()

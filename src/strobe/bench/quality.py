@@ -115,7 +115,6 @@ def shows_object(frames: Tensor) -> GateResult:
 
 
 def _accuracy(variant: str, found: list[oracle.Detection], wanted: list[Tensor], work: Workload) -> Quality:
-    """Compute the share of settled frames whose attributes are all as prompted, per clip and prompt."""
     settle = SETTLE_BLOCKS * work.frames_per_block
     shares = []
     for index, (detection, attributes) in enumerate(zip(found, wanted, strict=True)):
@@ -129,7 +128,6 @@ def _accuracy(variant: str, found: list[oracle.Detection], wanted: list[Tensor],
 
 
 def _switch_latency(variant: str, found: list[oracle.Detection], wanted: list[Tensor]) -> Iterator[Quality]:
-    """Count the frames until a switch shows in colour, shape and background."""
     if len(found) < 2:
         return
     at_once = list(SEEN_AT_ONCE)

@@ -83,7 +83,6 @@ def trace_line(
     Args:
         folder: of the run; the path of the trace is recorded relative to it.
         blocks: numbers of the frame blocks, or calls, that were recorded.
-        regions: that were marked.
         options: of the profiler, which slow the host down.
     """
     return record.Trace(
@@ -106,7 +105,6 @@ class WaitingRecorder(TimingRecorder):
     """
 
     def region(self, name: str, index: int | None) -> AbstractContextManager[object]:
-        """Measure a region; one inside a pass is only waited for."""
         if name not in FINE:
             return super().region(name, index)
         self.synchronize()
@@ -252,7 +250,6 @@ class Rounds:
         self._marked = False
 
     def say(self, what: str) -> None:
-        """Tell the next step."""
         self._progress(self._done, self._steps, what)
         self._done += 1
 
@@ -262,7 +259,6 @@ class Rounds:
         self.writer.sync()
 
     def exclude(self, name: str, clips: Sequence[int], kind: record.Exclusion, cause: str) -> None:
-        """Exclude clips of a variant from every average."""
         self.writer.append(record.Excluded(variant=name, span="clip", clip=None, indices=tuple(clips), kind=kind, cause=cause))
 
     def laps(self, names: Sequence[str], rounds: int) -> Iterator[tuple[str, int]]:
@@ -336,7 +332,6 @@ class _CaseRun(Rounds):
         self._waiting = WaitingRecorder(case.device)
 
     def measure(self, traced: range, attributed: range) -> None:
-        """Run all phases in order."""
         case, plan, green = self._case, self._plan, list[str]()
         for name in case.candidates:
             self.say(f"checking {name} against {case.baseline}")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from strobe.bench.own.calls import CallArguments, agree, bound, copied, leaves, same
+from strobe.bench.own.calls import CallArguments, agree, bound, copied, leaves
 from strobe.core.errors import ConfigError
 
 
@@ -29,10 +29,8 @@ class Batch:
 
 def values() -> dict[str, Any]:
     """One of every kind that is copied."""
-    grown = torch.randn(3, requires_grad=True)
     return {
         "tensor": torch.tensor([1.0, float("nan"), 2.0]),
-        "leaf": grown,
         "array": np.arange(4.0),
         "pair": Pair(torch.zeros(2), [1, 2]),
         "tuple": (torch.ones(2), "text"),
@@ -42,14 +40,6 @@ def values() -> dict[str, Any]:
         "bytes": bytearray(b"abc"),
         "generator": torch.Generator().manual_seed(3),
     }
-
-
-@pytest.mark.parametrize("kind", values())
-def test_a_copy_is_equal_and_of_its_own(kind: str) -> None:
-    value = values()[kind]
-    found = copied(value)
-    assert type(found) is type(value) and found is not value
-    assert same(found, value)
 
 
 CHANGES = {
@@ -191,13 +181,6 @@ def test_unequal_outputs_fail_and_say_where(found: object, expected: object, sai
     result = held(found, expected)
     assert not result.passed
     assert re.search(said, result.detail), result.detail
-
-
-def test_a_tolerance_of_the_callers_counts_for_integers_in_tensors_too() -> None:
-    found, expected = torch.tensor([100, 200]), torch.tensor([101, 200])
-    assert not held(found, expected).passed
-    assert held(found, expected, 0.01).passed and not held(found, expected, 0.001).passed
-    assert "as asked for" in held(found, expected, 0.01).rule
 
 
 def test_nothing_returned_is_said_to_be_nothing_compared() -> None:

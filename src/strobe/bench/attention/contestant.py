@@ -39,7 +39,6 @@ class Shape:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the grid."""
         return prod(self.grid)
 
 
@@ -69,7 +68,6 @@ class GridCell:
     Args:
         sparsity: share of the key tiles that is skipped; None where `topk` is given.
         topk: key tiles that every query tile sees; None where `sparsity` is given.
-        block: tokens of an attention block.
         backward: the gradient is measured, not the output.
         captured: file, number and facts of the call whose q, k and v are measured; None: they are drawn. Its contestants have
             budgets of their own.
@@ -84,7 +82,6 @@ class GridCell:
 
     @property
     def name(self) -> str:
-        """Name of the cell's folder: shape, budget, block and direction."""
         budget = f"k{self.topk}" if self.sparsity is None else f"s{self.sparsity:g}"
         if self.captured is not None:
             budget = f"call{self.captured[1]:03}"
@@ -204,7 +201,6 @@ class CellTensors:
 
     @property
     def device(self) -> torch.device:
-        """Device of the tensors."""
         return self.q.device
 
     @cached_property
@@ -360,7 +356,6 @@ class BoundContestant:
 
     @property
     def line(self) -> record.Contestant:
-        """Record of the contestant: its work, impl, peer and raster flags."""
         group, impl = group_and_impl(self.name)
         work: record.Work = self.kind if self.kind in ("dense", "fine") else "whole"
         raster = self.kind == "raster"
@@ -368,12 +363,10 @@ class BoundContestant:
 
     @property
     def span(self) -> str:
-        """Span name in the records: the kernel alone or the section around it."""
         return ATTENTION_KERNEL if self.kind in ("dense", "fine") else ATTENTION
 
     @torch.no_grad()
     def forward(self) -> Tensor:
-        """Compute the timed forward call and return its output."""
         return self.call(*self.leaves, lse=False).out
 
     def backward(self, inputs: CellTensors, upstream: Tensor) -> Callable[[], tuple[Tensor, ...]]:

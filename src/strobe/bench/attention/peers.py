@@ -25,11 +25,9 @@ class Peer(NamedTuple):
 
     Args:
         package: name of the installed package.
-        module: module to import.
         capabilities: compute capabilities that its kernels are built for, by their first number.
         refuses: why it cannot compute this cell, or None if it can; imports nothing.
         build: binds it to the tensors of a cell, given the imported module.
-        dense: it has no selection.
     """
 
     package: str
@@ -40,11 +38,9 @@ class Peer(NamedTuple):
     dense: bool = False
 
     def installed(self) -> bool:
-        """Return whether the module is installed, without importing it."""
         return importlib.util.find_spec(self.module.partition(".")[0]) is not None
 
     def no_card(self, card: Card) -> str | None:
-        """Return the reason if its kernels are not built for a card; None if they are."""
         if card.capability[0] in self.capabilities:
             return None
         return f"it runs on compute capability {', '.join(f'{major}.x' for major in self.capabilities)}, not on {card}"

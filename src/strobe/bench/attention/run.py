@@ -380,11 +380,6 @@ class _CellRun(Rounds):
         self._speeds: dict[str, Speed] = {}
 
     def measure(self) -> None:
-        """Measure the contestants that are right.
-
-        Raises:
-            StrobeError: the records cannot be written, or the device is lost.
-        """
         plan, runs = self._plan, dict[str, Run]()
         contestants: dict[str, BoundContestant] = {}
         for name in plan.contestants:
@@ -493,7 +488,6 @@ class _CellRun(Rounds):
         return close[record.RELATIVE] <= limit, f"{what}: relative error <= {limit:g}", f"{what} {close[record.RELATIVE]:.3g}"
 
     def _memory(self, name: str, before: int, saved: int) -> Iterator[record.Quality]:
-        """Yield the peak memory of one call, the increase over the start, and what a forward pass saves for backward."""
         on_gpu = self.device.type == "cuda"
         where = "bytes that torch allocated" if on_gpu else "resident set of the process"
         peak = peak_bytes(self.device)
@@ -547,7 +541,6 @@ class _CellRun(Rounds):
             )
 
     def _trace(self, name: str, run: Run) -> None:
-        """Trace some calls, with torch's memory summary before and after them."""
         folder, calls = self.writer.folder, self._plan.traced_calls
         before = _summary(self.device)
         lines = trace_calls(run, name, calls, self, Capture())
@@ -579,8 +572,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         contestants: names, in order; the first that can run is what ratios are measured against.
         dtype: `auto` is bfloat16 on a GPU and float32 on a CPU.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
-        tile: one of `TILES`.
-        seed: of all tensors.
         seconds: seconds of timed calls in a cell, about; slow calls take longer, three palindromes at least.
         traced_calls: calls of each contestant in a trace of its own; 0 for none.
         captured: hash of the file of captured calls; empty: tensors are drawn.

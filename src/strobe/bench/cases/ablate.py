@@ -186,7 +186,6 @@ class AblationCell:
 
     @property
     def sides(self) -> list[Setup]:
-        """The setups that it has."""
         return [side for side in (self.base, self.candidate) if side is not None]
 
     @property
@@ -315,17 +314,14 @@ class CellCase(StreamCase):
         return found
 
     def prepare(self, name: str) -> None:
-        """Bring the variant's session back to the start of its stream."""
         with self._told(name):
             super().prepare(name)
 
     def blocks(self, name: str) -> Iterator[object]:
-        """Make the clip; the work begins with the prompt."""
         with self._told(name):
             yield from super().blocks(name)
 
     def settings(self, name: str) -> record.Variant:
-        """Return the resolved configuration of a variant, its cold start, and the memory of its text encoder."""
         self._written.add(name)
         found = super().settings(name)
         text = self._loaded.text
@@ -340,7 +336,6 @@ class CellCase(StreamCase):
         )
 
     def review(self, name: str, folder: Path) -> Iterator[record.Quality | record.Video]:
-        """Judge the variant's clips."""
         with self._told(name):
             yield from super().review(name, folder)
 
@@ -351,7 +346,6 @@ class CellCase(StreamCase):
         """Skip the check of free memory: a side that does not fit becomes an entry with its session's error."""
 
     def _session(self, name: str) -> Session:
-        """Return the variant's session; the first time, open it and measure its cold start."""
         if name in self._sessions:
             return self._sessions[name][0]
         began = time.perf_counter_ns()

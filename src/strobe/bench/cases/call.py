@@ -56,12 +56,10 @@ class AttentionCall:
 
     @property
     def num_keys(self) -> int:
-        """Tokens of the keys and values."""
         return self.kv_tokens or self.q_tokens
 
     @property
     def num_key_heads(self) -> int:
-        """Heads of the keys and values."""
         return self.num_kv_heads or self.num_heads
 
 

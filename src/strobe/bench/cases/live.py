@@ -105,7 +105,6 @@ async def _levels(load: Load, url: str, welcome: protocol.Welcome, writer: RunWr
 async def _level(
     load: Load, level: float, visits: Sequence[Visit], url: str, writer: RunWriter, tell: Callable[[float, int], None]
 ) -> None:
-    """Let the viewers of one level come; write each down as it leaves."""
     began, watching = time.monotonic(), 0
 
     async def come(number: int, visit: Visit) -> None:
@@ -142,7 +141,6 @@ def _server_metrics(url: str, token: str) -> dict[str, float] | None:
 
 
 def _served(level: float, wall_ns: int, first: Mapping[str, float], last: Mapping[str, float]) -> Served:
-    """The line of one load from the server's counters before and after it."""
 
     def rise(name: str) -> float:
         return last.get(name, 0.0) - first.get(name, 0.0)

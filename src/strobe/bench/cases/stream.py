@@ -118,7 +118,6 @@ class StreamCase:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of the quality metrics that `review` will give."""
         prompts = [prompt.text for prompt in self.workload.prompts]
         return quality.metrics(self._loaded.defaults.frame_size, () if self._loaded.random_weights else prompts)
 
@@ -148,24 +147,20 @@ class StreamCase:
         return held.line(name, self.baseline)
 
     def prepare(self, name: str) -> None:
-        """Bring the variant's session back to the start of its stream."""
         self._session(name)
         session, start = self._sessions[name]
         session.restore(start)
 
     def blocks(self, name: str) -> Iterator[object]:
-        """Make the clip; the work begins with the prompt."""
         session = self._session(name)
         session.prompt(self._script.prompt, wait=True)
         yield from session.stream(self._script.num_blocks, switches=self._script.switches)
 
     def launched(self, name: str) -> AbstractContextManager[None] | None:
-        """Return a context in which the variant launches its passes kernel by kernel; None: it always does."""
         session = self._session(name)
         return session.launched() if session.config.knobs.cuda_graphs else None
 
     def settings(self, name: str) -> record.Variant:
-        """Return what the variant's configuration resolves to here."""
         config, work = resolve(self._configs[name], self._loaded.defaults, self.device), self.workload
         grid = self._loaded.dit.config.patch
         height, width = self._loaded.defaults.stride.latent_size(work.height, work.width)
@@ -221,7 +216,6 @@ class StreamCase:
         yield self._keep(name, frames[0], folder)
 
     def close(self) -> None:
-        """Close every session and free its memory."""
         for session, _ in self._sessions.values():
             session.close()
         if self._sessions:
@@ -250,7 +244,6 @@ class StreamCase:
         return config.schedule, config.policy, config.positions, config.sparsity, config.keep_sink, config.dtype, formats
 
     def _gate_clip(self, name: str) -> list[tuple[Tensor, Tensor]]:
-        """Return latents and frames of a short clip."""
         self.prepare(name)
         return [(block.latents.cpu(), block.frames) for block in self._gate_stream(self._session(name))]
 
@@ -292,7 +285,6 @@ class StreamCase:
         return choice.impl.name, gate.passed_over(choice)
 
     def _sparse_choice(self, config: EngineConfig) -> Choice[Any]:
-        """Return the chosen impl for attention over the selected tiles of the past, with the reasons."""
         dit, dtype = self._loaded.dit.config, resolve(config, self._loaded.defaults, self.device).dtype
         tile = torch.empty(1, BLOCK, dit.num_heads, dit.head_dim, device=self.device, dtype=dtype)
         seen = torch.ones(1, dit.num_heads, 1, 1, dtype=torch.bool, device=self.device)

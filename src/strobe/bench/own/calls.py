@@ -57,7 +57,6 @@ class CallArguments:
         """Every call needs its own."""
 
     def one(self) -> Any:
-        """Return arguments of their own for one call."""
         return copied(self._make()) if self._make is not None else copied(self._kept)
 
     def unchanged(self, used: object) -> bool:
@@ -65,7 +64,6 @@ class CallArguments:
         return self._make is not None or same(used, self._kept)
 
     def most(self) -> int:
-        """Largest number of inputs made ahead."""
         return max(1, MAX_COPIES_BYTES // max(1, num_bytes(self.one()))) if self.fresh else 1 << 30
 
 
@@ -402,7 +400,6 @@ class _FunctionCalls:
         return [(path.removeprefix(f"{name}: "), value) for path, value in found]
 
     def warm_up(self, calls: int) -> None:
-        """Call every function so often."""
         self._own = {name: None if self._inputs.fresh else self._inputs.one() for name in self._functions}
         for name in self._functions:
             with _blamed(name, "the warm-up"):
@@ -493,7 +490,6 @@ class _FunctionCalls:
         return ()
 
     def _trace(self, run: Rounds, number: int, name: str) -> None:
-        """Run a sample under the profiler, after one that warms it up."""
 
         def samples() -> Iterator[None]:
             for index in (1, 0):  # the second is kept, and has the number of the timed one

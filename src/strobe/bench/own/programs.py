@@ -46,9 +46,7 @@ class Program:
     """A command line.
 
     Args:
-        command: as it was given.
         argv: what is run: its words, or a shell that reads it.
-        folder: that it runs in.
         environment: its variables; None: those of this process.
     """
 

@@ -29,7 +29,7 @@ from strobe.bench.cells import Attempt
 from strobe.bench.tree.request import PEER, TASK, RankedCall, RankErrors, RankResult, Task, TreeSettings
 from strobe.compat.assert_tree_attn import Timer, profiled_tree_attn_decode
 from strobe.core.device import synchronize
-from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
+from strobe.core.errors import ImplUnavailableError, StrobeError
 from strobe.core.files import write_whole
 from strobe.core.libraries import broken
 from strobe.core.spans import recording
@@ -53,7 +53,6 @@ class RankShare:
     Args:
         q: `[B, S_q, H, D]`, all queries, or this rank's rows.
         k, v: this rank's keys, `[B, S_r, H_kv, D]`, the rows of a head side by side.
-        shards: who owns which.
         rows: rows of the result on this rank: `[start, stop)` of all queries.
         expected, expected_lse: float64, of the checked rows `[B, R, H, D]` and `[B, H, R]`.
         checked: rows of this rank's result that are checked.
@@ -179,7 +178,7 @@ def check(name: str, inputs: RankShare, timeout_s: float) -> RankErrors:
         else:
             out, lse = _ours(name, inputs, timeout_s, return_lse=True)
     if attempt.reason:
-        return RankErrors(refused=f"{'refused' if attempt.refused else 'failed'}: {attempt.reason}", impossible=attempt.refused)
+        return RankErrors(refused=f"{'refused' if attempt.refused else 'failed'}: {attempt.reason}")
     shape, expected = inputs.shape, inputs.expected
     wanted = (shape.batch, inputs.rows[1] - inputs.rows[0], shape.heads, shape.dim)
     if tuple(out.shape) != wanted or out.dtype != inputs.q.dtype:
@@ -254,7 +253,6 @@ class MarkRecorder(TimingRecorder):
             self.synchronize()
 
     def take(self, run: Callable[[], object]) -> RankCall:
-        """Run one call and return its regions."""
         self.start_clip()
         with recording(self), super().region(grids.CALL, None):
             run()
@@ -365,8 +363,6 @@ def _begin(task: Task) -> torch.device:
     if task.shape.device == "cpu":
         dist.init_process_group("gloo", timeout=timeout)
         return torch.device("cpu")
-    if torch.cuda.device_count() < task.shape.world_size:
-        raise ConfigError(f"{task.shape.world_size} ranks on {torch.cuda.device_count()} GPUs; give each rank a GPU of its own")
     dist.init_process_group("cpu:gloo,cuda:nccl", timeout=timeout)
     device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
     torch.cuda.set_device(device)
@@ -381,15 +377,12 @@ class _Rank:
         self._timeout_s, self._held = task.timeout_s, held_ms / 1e3 if rank == result.rank else 0.0
 
     def run(self, folder: Path) -> None:
-        """Run the phases of this rank: gate, predict, time, profile."""
         how, result = self._how, self._result
         inputs = draw(self._shape, result.rank, self._device, how.seed)
         names = self._gate(inputs)
         if result.rank == 0:
             order = tuple(names) or how.contestants
-            result.header = msgspec.structs.replace(
-                describe_run(folder, self._device, order, how.rounds, "tree"), world_size=self._shape.world_size
-            )
+            result.header = describe_run(folder, self._device, order, how.rounds, "tree")
         with torch.inference_mode():
             measured = measure_links(device=self._device, dtype=inputs.q.dtype, timeout=self._timeout_s)
             result.predicted, choice = predict(inputs, measured)
@@ -404,23 +397,19 @@ class _Rank:
         self._align()
 
     def _gate(self, inputs: RankShare) -> list[str]:
-        """Check every contestant on every rank; return those that passed on all ranks."""
-        result, passed = self._result, []
+        result = self._result
         with torch.inference_mode():
             for name in self._how.contestants:
                 self._align()
                 result.checks[name] = check(name, inputs, self._timeout_s)
         everyone: list[dict[str, RankErrors]] = [{} for _ in range(self._shape.world_size)]
         dist.all_gather_object(everyone, result.checks)
-        for name in self._how.contestants:
-            if all(each[name].passed for each in everyone):
-                passed.append(name)
+        passed = [name for name in self._how.contestants if all(each[name].passed for each in everyone)]
         if PEER in passed:
             result.versions[PEER] = f"ring-attention-pytorch {importlib.metadata.version('ring-attention-pytorch')}"
         return passed
 
     def _align(self) -> None:
-        """Wait until all ranks are here and the device is idle."""
         synchronize(self._device)
         dist.barrier()
         synchronize(self._device)

@@ -28,14 +28,8 @@ class RankedCall(msgspec.Struct, frozen=True, kw_only=True):
     """One call on some ranks.
 
     Args:
-        world_size: ranks.
         seq_len: keys of all ranks together; each holds a run of them, in rank order.
-        q_len: queries.
-        heads, kv_heads: heads of queries and keys.
         dim: size of a head.
-        batch: B.
-        dtype: dtype of q, k and v.
-        device: `cpu` or `cuda`.
         placement: queries and result `replicated`, or a run of rows on each rank: `sequence`.
     """
 
@@ -61,7 +55,6 @@ class RankedCall(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Name of the shape's folder: ranks, lengths, heads, batch, dtype, device."""
         groups = "" if self.kv_heads == self.heads else f"kv{self.kv_heads}"
         rows = "" if self.placement == "replicated" else "_rows"
         return (
@@ -105,7 +98,6 @@ class TreeSettings:
 
     @property
     def rounds(self) -> int:
-        """Number of palindromes."""
         return max(MIN_ROUNDS, min(MAX_ROUNDS, self.iterations // 4))
 
     @property
@@ -127,14 +119,12 @@ class RankErrors(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         refused: why it takes no part; empty if it ran.
-        impossible: it cannot run here, and said so; False if it tried.
         error, limit: largest absolute error, and what is allowed.
         lse_error, lse_limit: the same for the lse, where it has one.
         bits: checksum of the result, the same on ranks whose results are equal.
     """
 
     refused: str = ""
-    impossible: bool = False
     error: float = 0.0
     limit: float = 0.0
     lse_error: float | None = None
@@ -153,12 +143,10 @@ class RankResult(msgspec.Struct, kw_only=True):
     Args:
         error: why it ended early; empty if it did not.
         header: header of the records, from rank 0.
-        checks: by contestant.
         laps: by contestant, in palindromes: ns of each call.
         apart: calls taken apart, by mode and contestant.
         blocks: times of the guide's `Timer` blocks, by mode and block, ms.
         links: links that `measure_links` found, and the strategy that `auto` takes with them.
-        predicted: by strategy.
         versions: versions of the libraries of contestants that are not ours.
     """
 

@@ -36,11 +36,6 @@ from strobe.perf.records.record import CELLS, Surroundings, cpu_cores, cpu_name
 from strobe.perf.records.store import RunWriter
 
 
-def _error(variant: str, metric: str, value: float, rank: int, reference: str) -> record.Quality:
-    words = f"largest absolute error{' of the lse' if metric == record.LSE_ERROR else ''} on rank {rank}"
-    return number(variant, metric, value, words, reference=reference, better="neither", rank=rank)
-
-
 def lines(task: Task, ranks: Sequence[RankResult]) -> Iterator[record.Record]:
     """Yield every record but the header, in order."""
     for name in task.how.contestants:
@@ -72,16 +67,12 @@ def _contestant(name: str, task: Task, ranks: Sequence[RankResult]) -> Iterator[
         cause = (
             refused[0][1] if len({reason for _, reason in refused}) == 1 else "; ".join(f"rank {r}: {why}" for r, why in refused)
         )
-        kind: record.Exclusion = "refused" if all(checks[rank].impossible for rank, _ in refused) else "failed"
+        kind: record.Exclusion = "refused" if all(why.startswith("refused: ") for _, why in refused) else "failed"
         yield record.Excluded(variant=name, span="clip", clip=None, indices=(), kind=kind, cause=cause)
         return
     wide = "float64, dense, every rank"
-    replicated = task.shape.placement == "replicated"
-    same = (
-        ""
-        if not replicated
-        else f", {'the same bits on' if len({each.bits for each in checks}) == 1 else 'not the same bits on'} all ranks"
-    )
+    alike = len({each.bits for each in checks}) == 1
+    same = f", {'' if alike else 'not '}the same bits on all ranks" if task.shape.placement == "replicated" else ""
     worst = max(range(len(checks)), key=lambda rank: checks[rank].error / checks[rank].limit if checks[rank].limit else 0.0)
     failed = [rank for rank, each in enumerate(checks) if not each.passed]
     detail = f"largest error {checks[worst].error:.3g} of {checks[worst].limit:.3g} (rank {worst}){same}"
@@ -94,9 +85,10 @@ def _contestant(name: str, task: Task, ranks: Sequence[RankResult]) -> Iterator[
         detail=detail + (f"; red on rank {', '.join(map(str, failed))}" if failed else ""),
     )
     for rank, each in enumerate(checks):
-        yield _error(name, record.ERROR, each.error, rank, wide)
-        if each.lse_error is not None:
-            yield _error(name, record.LSE_ERROR, each.lse_error, rank, wide)
+        for metric, value, of in ((record.ERROR, each.error, ""), (record.LSE_ERROR, each.lse_error, " of the lse")):
+            if value is not None:
+                words = f"largest absolute error{of} on rank {rank}"
+                yield number(name, metric, value, words, reference=wide, better="neither", rank=rank)
     shape = task.shape
     flops = 4 * shape.batch * shape.heads * shape.dim * shape.q_len * shape.seq_len
     moved = 2 * shape.batch * shape.kv_heads * shape.dim * shape.seq_len * element_bytes(shape.dtype)
@@ -114,7 +106,6 @@ def _contestant(name: str, task: Task, ranks: Sequence[RankResult]) -> Iterator[
 
 
 def _laps(ranks: Sequence[RankResult], clips: ClipNumbers) -> Iterator[record.Record]:
-    """Yield the records of each palindrome, place by place."""
     laps = ranks[0].laps
     if not laps:
         return
@@ -196,7 +187,6 @@ def busy_cores(seconds: float) -> float:
 
 
 def _ticks() -> tuple[int, int]:
-    """Return all ticks and idle ticks since the start of the system."""
     try:
         line = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()[1:9]
     except OSError:

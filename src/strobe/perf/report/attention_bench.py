@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
 
@@ -76,6 +76,13 @@ def entries(cells: Iterable[CellRun]) -> Iterator[tuple[CellRun, GridContestant]
     for cell in cells:
         for entry in cell.measured:
             yield cell, entry
+
+
+def _compared(cells: Iterable[CellRun]) -> Iterator[tuple[CellRun, GridContestant, Ratio, str]]:
+    """Yield every contestant that is not dense, with its cell, its speedup over the reference, and the verdict on it."""
+    for cell, entry in entries(cells):
+        if not cell.serialised and cell.reference is not None and entry.kind != "dense":
+            yield cell, entry, *speedup(cell.reference, entry)
 
 
 def _speed_table(cells: Sequence[CellRun], title: str) -> Table:
@@ -178,9 +185,8 @@ def _clock_notes(cells: Sequence[CellRun]) -> Iterator[str]:
 
 def _too_small(cells: Sequence[CellRun]) -> str | None:
     """Return a note that sparsity does not pay at this size; None if a sparse contestant beats dense attention, or none ran."""
-    compared = ((cell.reference, entry) for cell, entry in entries(cells) if not cell.serialised and entry.kind != "dense")
-    sparse = [(reference, entry) for reference, entry in compared if reference is not None]
-    if not sparse or any(speedup(reference, entry)[1] == "faster" for reference, entry in sparse):
+    sparse = list(_compared(cells))
+    if not sparse or any(verdict == "faster" for *_, verdict in sparse):
         return None
     tokens = sparse[0][1].size("tokens")
     return (
@@ -281,21 +287,17 @@ GUIDE: Final = {
 _NOT_MEASURED: Final = "not measured here"
 
 
-Setting: TypeAlias = Entry
-"""A forward cell and its fastest whole operator."""
-
-
-def _words(row: Setting) -> str:
+def _words(row: Entry) -> str:
     size, impl = row[1].size, row[1].settings.impl if row[1].settings else ""
     return f"topk={size('blocks_per_row')}, tile={tuple(size(f'tile_{axis}') for axis in 'thw')}, impl={impl}"
 
 
-def _cosine(row: Setting) -> float | None:
+def _cosine(row: Entry) -> float | None:
     fine = next((each for each in row[0].measured if each.kind == "fine"), None)
     return None if fine is None else fine.number(COSINE, against="dense")
 
 
-def _found(row: Setting) -> Ratio | None:
+def _found(row: Entry) -> Ratio | None:
     cell, entry = row
     return None if cell.reference is None or cell.serialised else speedup(cell.reference, entry)[0]
 
@@ -311,7 +313,7 @@ def advice_report(folder: Path) -> Report:
         DataError: the folder holds no cells.
     """
     cells = read_cells(folder)[0]
-    sections = [_section(shape, settings) for shape, settings in _settings_by_shape(cells)]
+    sections = [_section(shape, settings) for shape, settings in settings_by_shape(cells).items()]
     return grid_page(
         cells,
         (),
@@ -325,25 +327,23 @@ def advice_report(folder: Path) -> Report:
 
 def advice_tables(cells: Sequence[CellRun]) -> tuple[Table, ...]:
     """Choose the tables that a terminal shows: the setting for each scenario."""
-    return tuple(_advice(shape, settings) for shape, settings in _settings_by_shape(cells) if settings)
+    return tuple(_advice(shape, settings) for shape, settings in settings_by_shape(cells).items() if settings)
 
 
-def _settings_by_shape(cells: Sequence[CellRun]) -> Iterator[tuple[str, tuple[Setting, ...]]]:
-    for shape, own in groupby(cells, key=lambda cell: cell.grid.shape):
-        yield shape, tuple(_settings(tuple(own)))
-
-
-def _settings(cells: Sequence[CellRun]) -> Iterator[Setting]:
-    """Yield the fastest whole operator of each forward cell; if calls from raster order were measured, of those."""
+def settings_by_shape(cells: Sequence[CellRun]) -> dict[str, list[Entry]]:
+    """Return the fastest whole operator of each forward cell, by shape; if calls from raster order were measured, of those."""
+    found: dict[str, list[Entry]] = {}
     for cell in cells:
+        own = found.setdefault(cell.grid.shape, [])
         whole = [entry for entry in cell.measured if entry.kind == "whole" and not entry.is_peer]
         raster = [entry for entry in whole if entry.group == "raster"]
         entry = min(raster or whole, key=lambda each: each.median_ns, default=None)
         if cell.grid.direction == "forward" and entry is not None and entry.number(RECALL) is not None:
-            yield cell, entry
+            own.append((cell, entry))
+    return found
 
 
-def choose(settings: Sequence[Setting]) -> dict[str, tuple[Setting | None, str]]:
+def choose(settings: Sequence[Entry]) -> dict[str, tuple[Entry | None, str]]:
     """Return for each scenario the setting, None if no measured one meets the rule, and the rule."""
     keeping = [each for each in settings if (each[1].number(RECALL) or 0) >= KEPT]
     sized = [each for each in keeping if each[1].number(TEMPORARY) is not None]
@@ -362,7 +362,7 @@ def choose(settings: Sequence[Setting]) -> dict[str, tuple[Setting | None, str]]
     }
 
 
-_FIELDS: Final[tuple[Field[Setting], ...]] = (
+_FIELDS: Final[tuple[Field[Entry], ...]] = (
     Field("setting", _words, Code),
     count("block", lambda each: each[0].grid.block),
     count("key tiles", lambda each: each[1].size("blocks_per_row"), "that every query tile sees"),
@@ -393,33 +393,22 @@ _FIELDS: Final[tuple[Field[Setting], ...]] = (
 )
 
 
-_Advised: TypeAlias = tuple[str, Setting | None, str]
-"""A scenario, the setting that was chosen for it, and the rule."""
-
-
-def _advice(shape: str, settings: tuple[Setting, ...]) -> Table:
-
-    def chosen(row: _Advised) -> Setting | None:
-        return row[1]
-
-    def named(row: _Advised) -> Setting | Cell:
-        return row[1] or Missing(f"no measured setting meets: {row[2]}", "none")
-
+def _advice(shape: str, settings: Sequence[Entry]) -> Table:
     name, *others = _FIELDS
-    fields: tuple[Field[_Advised], ...] = (
+    fields: tuple[Field[tuple[str, Entry | None, str]], ...] = (
         Field("scenario", lambda row: row[0]),
-        name.of(named),
-        *(field.of(chosen, _NOT_MEASURED) for field in others),
+        name.of(lambda row: row[1] or Missing(f"no measured setting meets: {row[2]}", "none")),
+        *(field.of(lambda row: row[1], _NOT_MEASURED) for field in others),
         Field("rule", lambda row: row[2]),
     )
     rows = [(scenario, setting, rule) for scenario, (setting, rule) in choose(settings).items()]
     return table_of(f"{shape}: advice.", fields, rows)
 
 
-def _section(shape: str, settings: tuple[Setting, ...]) -> Section | None:
+def _section(shape: str, settings: Sequence[Entry]) -> Section | None:
     if not settings:
         return None
-    remark: Field[Setting] = Field("remark", lambda each: GUIDE.get((each[0].grid.budget, each[0].grid.block), ""))
+    remark: Field[Entry] = Field("remark", lambda each: GUIDE.get((each[0].grid.budget, each[0].grid.block), ""))
     everything = table_of(f"{shape}: everything measured.", (*_FIELDS, remark), settings, sortable=True)
     return Section(f"advice-{shape}".replace(".", "-"), shape, "", (_advice(shape, settings), everything))
 
@@ -441,50 +430,35 @@ def _how() -> Section:
 
 
 def _against_sparsity(
-    cells: Sequence[CellRun], what: str, unit: str, value: Callable[[CellRun, GridContestant], float | None], group: str = ""
+    first: CellRun, what: str, unit: str, found: Iterable[tuple[float, GridContestant, float]], whose: str = ""
 ) -> Figure | None:
     """Plot one number of the contestants of one shape, direction and block size against the share of skipped work."""
-    found = ((cell, entry, value(cell, entry)) for cell, entry in entries(cells) if group in ("", entry.group))
-    named = gathered((entry.name, (cell.sparsity, each)) for cell, entry, each in found if each is not None)
-    if not named:
-        return None
-    first = cells[0]
-    whose = f" of {group}" if group else ""
+    named = gathered((entry.name, (sparsity, value)) for sparsity, entry, value in found)
     title = f"{what}{whose}: {first.grid.shape}, {first.grid.direction}, blocks of {first.grid.block}"
     axes = Axis("share of the pairs of tokens left out"), Axis(what, from_zero=True)
     head = "contestant", lambda place: f"{100 * place:.1f} %"
-    return curves(title, named, axes, head, lambda value: Number(value, 2, unit))
+    return curves(title, named, axes, head, lambda value: Number(value, 2, unit)) if named else None
 
 
 def speedups(cells: Sequence[CellRun]) -> Figure | None:
     """Plot speedups over the fastest dense contestant of the same cell, with intervals; at each sparsity the fastest first."""
-
-    def value(cell: CellRun, entry: GridContestant) -> float | None:
-        if cell.serialised or cell.reference is None or entry.kind == "dense":
-            return None
-        return speedup(cell.reference, entry)[0].value
-
-    figure = _against_sparsity(cells, "speedup over dense", "x", value)
+    found = list(_compared(cells))
+    points = ((cell.sparsity, entry, ratio.value) for cell, entry, ratio, _ in found)
+    figure = _against_sparsity(cells[0], "speedup over dense", "x", points)
     if figure is None:
         return None
-    found = [
-        (cell, entry, speedup(cell.reference, entry)[0])
-        for cell, entry in entries(cells)
-        if cell.reference is not None and value(cell, entry) is not None
-    ]
     found.sort(key=lambda each: (each[0].sparsity, -each[2].value))
-    rows = tuple(Whisker(entry.name, each, group=f"{100 * cell.sparsity:.1f} % left out") for cell, entry, each in found)
-    return msgspec.structs.replace(figure, picture=Whiskers("the fastest dense contestant", rows))
+    rows = (Whisker(entry.name, ratio, group=f"{100 * cell.sparsity:.1f} % left out") for cell, entry, ratio, _ in found)
+    return msgspec.structs.replace(figure, picture=Whiskers("the fastest dense contestant", tuple(rows)))
 
 
 def rates(cells: Sequence[CellRun]) -> Iterator[Figure]:
     """Yield a plot of useful TFLOP/s for each group of contestants; one plot of all would have more lines than colours."""
-
-    def value(_: CellRun, entry: GridContestant) -> float:
-        return entry.flops / entry.median_ns / 1e3
-
-    groups = dict.fromkeys(entry.group for _, entry in entries(cells))
-    yield from filter(None, (_against_sparsity(cells, "useful TFLOP/s", "", value, group) for group in groups))
+    rated = ((entry.group, (cell.sparsity, entry, entry.flops / entry.median_ns / 1e3)) for cell, entry in entries(cells))
+    for group, found in gathered(rated).items():
+        figure = _against_sparsity(cells[0], "useful TFLOP/s", "", found, f" of {group}" if group else "")
+        if figure is not None:
+            yield figure
 
 
 def memory(cells: Sequence[CellRun]) -> Figure | None:
@@ -628,9 +602,8 @@ def _memory(cells: Sequence[CellRun]) -> Section:
 
 
 def _speedups(cells: Sequence[CellRun]) -> Iterator[Speedup]:
-    for cell, entry in entries(cells):
-        if not cell.serialised and cell.reference is not None and entry.kind != "dense":
-            saved = cell.reference.median_ns - entry.median_ns
-            level: LevelName = "kernel" if entry.kind == "fine" else "section"
-            ratio, _ = speedup(cell.reference, entry)
-            yield Speedup(f"{cell.name} {entry.name}", cell.reference.name, level, ratio, saved)
+    for cell, entry, ratio, _ in _compared(cells):
+        assert cell.reference is not None
+        saved = cell.reference.median_ns - entry.median_ns
+        level: LevelName = "kernel" if entry.kind == "fine" else "section"
+        yield Speedup(f"{cell.name} {entry.name}", cell.reference.name, level, ratio, saved)

@@ -18,7 +18,7 @@ from strobe.perf.report.blocks.referee import BEST, FrontPoint, front
 from strobe.perf.report.blocks.settings import banners, settings_section
 from strobe.perf.report.findings import Finding, find
 from strobe.perf.report.study import load_study
-from strobe.perf.table.fields import Field, heads, numeric, rows_of, table_of, time
+from strobe.perf.table.fields import Field, numeric, table_of, time
 from strobe.perf.table.model import (
     Axis,
     Block,
@@ -34,7 +34,6 @@ from strobe.perf.table.model import (
     Ratio,
     Report,
     Section,
-    Table,
     Text,
 )
 
@@ -134,7 +133,6 @@ def _moved_section(entries: Sequence[LogEntry], findings: Sequence[Finding]) -> 
 
 
 def _moved_line(finding: Finding) -> LedgerLine | str:
-    """Return the line of a finding's account that changed most in the direction of the whole; a text says why there is none."""
     ledger = finding.ledger
     if isinstance(ledger, str):
         return ledger
@@ -143,70 +141,17 @@ def _moved_line(finding: Finding) -> LedgerLine | str:
     return max(same, key=lambda line: abs(line.saved_ns)) if same else "no line of the traced frame blocks moved with the whole"
 
 
-# Pareto front of speed and quality, its sweet spot, and the use of each point.
+# Pareto front of speed and quality.
 
 RULE: Final = (
     "A difference in speed that its interval does not prove counts as none.",
-    "On the front is what nothing measured beats in speed without losing quality, or in quality without losing speed.",
-    f"The sweet spot is the point of the front nearest to the corner that is fastest and best: log of the speedup against dB, "
-    f"each scaled from the front's worst (0) to its best (1), dB counted up to {BEST:g}. Of two equally near the better one.",
+    "On the front is what nothing measured beats in speed without losing quality, or in quality without losing speed; dB count "
+    f"up to {BEST:g}.",
 )
 
 
-Advice: TypeAlias = tuple[FrontPoint, bool, str]
-"""A point of the Pareto front, whether it is the sweet spot, and the situation to use it in."""
-
-
-def advise(points: Sequence[FrontPoint]) -> tuple[Advice, ...]:
-    """Return the Pareto front with its sweet spot and the use of each point; empty without points."""
-    found = front(points)
-    if not found:
-        return ()
-    speeds, scores = [math.log(point.speed) for point in found], [point.quality for point in found]
-    far = [math.hypot(_gap(speed, speeds), _gap(score, scores)) for speed, score in zip(speeds, scores, strict=True)]
-    sweet = min(range(len(found)), key=lambda index: (round(far[index], 9), -scores[index]))
-    return tuple((point, index == sweet, _when(index, sweet, found)) for index, point in enumerate(found))
-
-
-def _gap(value: float, values: Sequence[float]) -> float:
-    """Return the distance of a value from the largest one, as a share of the range of all values."""
-    width = max(values) - min(values)
-    return (max(values) - value) / width if width else 0.0
-
-
-def _when(index: int, sweet: int, found: Sequence[FrontPoint]) -> str:
-    point, last = found[index], len(found) - 1
-    if not last:
-        return "always: nothing measured is proven faster, and nothing is better"
-    lost = found[-1].quality - point.quality
-    words = "by default" if index == sweet else ""
-    if index == 0:
-        words = f"{words + ', and ' if words else ''}where speed counts above all: {lost:.1f} dB below the best of the front"
-    elif index == last:
-        slower = 100 * (found[0].speed / point.speed - 1)
-        words = f"{words + ', and ' if words else ''}where no loss is allowed: the fastest of the front is {slower:.0f} % faster"
-    elif index < sweet:
-        words = f"where the sweet spot is too slow: {point.speed / found[sweet].speed:.2f}x of its speed"
-    elif index > sweet:
-        words = f"where the sweet spot loses too much: {point.quality - found[sweet].quality:.1f} dB above it"
-    return words
-
-
-def _advice_table(advice: Sequence[Advice]) -> Table:
-    fields: tuple[Field[Advice], ...] = (
-        Field("setting", lambda each: f"{each[0].label} (sweet spot)" if each[1] else each[0].label),
-        numeric("speedup", lambda each: Number(each[0].speed, 3, "x")),
-        numeric(f"{METRIC} (dB)", lambda each: _point_score(each[0], "its pictures are the reference's")),
-        Field("use it", lambda each: each[2]),
-    )
-    note = f"Speedup over the base, end to end; {METRIC} against the preset quality with the same noise."
-    rows = rows_of(fields, advice, strong=lambda each: each[1])
-    return Table("The front of speed and quality.", heads(fields), rows, (note,))
-
-
-def _point_score(point: FrontPoint, equal: str) -> Cell:
-    """Return the cell of a point's score; where it is infinite, `equal` says why."""
-    return Missing(equal, "equal") if point.score == math.inf else Number(point.score, 2)
+def _score(point: FrontPoint) -> Cell:
+    return Missing("the frames equal the reference's", "equal") if point.score == math.inf else Number(point.score, 2)
 
 
 def _fronts(entries: Sequence[LogEntry]) -> Iterator[Section]:
@@ -223,17 +168,14 @@ def _fronts(entries: Sequence[LogEntry]) -> Iterator[Section]:
             if entry.speed is not None and entry.score is not None
         ]
         if len(points) > 1:
-            blocks: list[Block] = [_advice_table(advise(points))]
-            if any(point.score != math.inf for point in points):
-                blocks.append(_points_figure(points))
             notes = (*RULE, "Quality is measured on this model and clip alone; it does not carry over to another.")
-            found.append((own[0], (*blocks, Notes(notes))))
+            found.append((own[0], (_points(points), Notes(notes))))
     for number, (entry, shown) in enumerate(found, start=1):
         if len(found) == 1:
-            yield Section("sweet-spot", "Sweet spot", "", shown)
+            yield Section("front", "Speed and quality", "", shown)
         else:
-            title = f"Sweet spot {number}: {entry.reference}, the clip of {entry.label}"
-            yield Section(f"sweet-spot-{number}", title, "", shown)
+            title = f"Speed and quality {number}: {entry.reference}, the clip of {entry.label}"
+            yield Section(f"front-{number}", title, "", shown)
 
 
 def _mark(point: FrontPoint, number: int) -> PlotPoint:
@@ -243,16 +185,21 @@ def _mark(point: FrontPoint, number: int) -> PlotPoint:
     return PlotPoint(ratio.value, up, number, point.label, unproven, *ends, above=equal)
 
 
-def _points_figure(points: Sequence[FrontPoint]) -> Figure:
+def _points(points: Sequence[FrontPoint]) -> Block:
+    best = front(points)
     fields: tuple[Field[FrontPoint], ...] = (
         Field("setting", lambda point: point.label),
         numeric("measured", lambda point: point.measured),
         numeric("counts as", lambda point: Number(point.speed, 3, "x")),
-        numeric(f"{METRIC} (dB)", lambda point: _point_score(point, "the frames equal the reference's")),
+        numeric(f"{METRIC} (dB)", _score),
+        Field("front", lambda point: Text("yes", "good") if point in best else ""),
     )
+    table = table_of("The points.", fields, points)
+    if all(point.score == math.inf for point in points):
+        return table
     plane = Plane(Axis("speedup over the base"), Axis(METRIC, "dB"), tuple(map(_mark, points, range(len(points)))))
     title = (
         f"{METRIC} against the preset quality, over speedup. Faster is right, nearer to the reference is up. Hollow, with "
         "its interval: a difference that is not proven. An arrow at the upper edge: the frames equal the reference's."
     )
-    return Figure(title, "One point per setting; the table says the same.", plane, table_of("The points.", fields, points))
+    return Figure(title, "One point per setting; the table says the same.", plane, table)

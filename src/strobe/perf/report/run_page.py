@@ -109,7 +109,6 @@ MAX_REALISED: Final = 10
 
 
 def _headline_section(study: RunStudy, findings: Sequence[Finding]) -> Section:
-    """Build the section with the end-to-end speedup of every candidate."""
     if not findings:
         return Section(
             HEADLINE, "Headline", "", (Paragraph("These records hold no candidate beside the reference: nothing is compared."),)
@@ -458,7 +457,6 @@ _KINDS: Final = (_KERNEL, *(kind for _, kind in _WORK), _OTHER, *_GAPS.values())
 
 
 def _kind_of(label: Label) -> Kind:
-    """Return the class in which a label is drawn."""
     if label.activity in _GAPS:
         return _GAPS[label.activity]
     if is_attention_kernel(label):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated as A
-from typing import Final, Literal, TypeAlias
+from typing import Final, TypeAlias
 
 from strobe.core.printable import bytes_in
 from strobe.perf.analysis.runs.grid import CellRun, GridContestant, read_grid
@@ -47,11 +47,11 @@ def read_cells(folder: Path) -> tuple[tuple[CellRun, ...], tuple[str, ...]]:
     Raises:
         DataError: the folder holds none.
     """
-    return read_grid(folder, "tree", _place, "strobe bench tree")
 
+    def place(cell: CellRun) -> tuple[str, int, int]:
+        return cell.dtype, cell.sizes.get("tokens", 0), cell.run.header.world_size
 
-def _place(cell: CellRun) -> tuple[str, int, int]:
-    return cell.dtype, cell.sizes.get("tokens", 0), cell.run.header.world_size
+    return read_grid(folder, "tree", place, "strobe bench tree")
 
 
 def _spread_of(entry: GridContestant) -> float:
@@ -87,44 +87,30 @@ def collectives_of(entry: GridContestant, mode: Mode = "free-running") -> tuple[
 
 # Blocks of the guide's timers over all ranks: leaves by kind, enclosing blocks separately, both modes.
 
-Blocks = Mapping[tuple[str, str], Mapping[int, tuple[int, ...]]]
-"""Times by (block, kind) and by rank, ns."""
+_Block: TypeAlias = tuple[str, str, list[list[int]]]
+"""Block, kind, and the times of each rank, ns."""
 
 
-_Block: TypeAlias = tuple[str, str, Mapping[int, tuple[int, ...]]]
-"""Block, kind, and times by rank, ns."""
-
-
-def _mean(ranks: Mapping[int, tuple[int, ...]]) -> float:
-    return statistics.fmean(sum(values) for values in ranks.values())
+def _mean(row: _Block) -> float:
+    return statistics.fmean(map(sum, row[2]))
 
 
 def _every(row: _Block) -> list[int]:
-    return [value for values in row[2].values() for value in values]
+    return [value for values in row[2] for value in values]
 
 
 def _medians(row: _Block) -> list[float]:
-    return [statistics.median(values) for values in row[2].values()]
-
-
-def guide_blocks(cell: CellRun, mode: Mode) -> Blocks:
-    """Return the times of the ranks' timers in one mode, ns, by block and rank."""
-    own = (span for span in cell.run.spans if span.variant == GUIDE and span.mode == mode)
-    found = gathered(((span.name, span.part), (span.rank, span.value_ns)) for span in own if span.rank is not None)
-    return {block: {rank: tuple(values) for rank, values in gathered(timed).items()} for block, timed in found.items()}
-
-
-def totals(blocks: Blocks) -> dict[str, float]:
-    """Return the time of each kind over all calls, ns, mean over the ranks, without the block that encloses a call."""
-    leaves = gathered((kind, _mean(ranks)) for (name, kind), ranks in blocks.items() if name != TOTAL)
-    return {kind: sum(means) for kind, means in leaves.items()}
+    return [statistics.median(values) for values in row[2]]
 
 
 def _guide_table(cell: CellRun, mode: Mode) -> Table | None:
-    blocks = guide_blocks(cell, mode)
+    own = (span for span in cell.run.spans if span.variant == GUIDE and span.mode == mode and span.rank is not None)
+    timed = gathered(((span.name, span.part), (span.rank, span.value_ns)) for span in own)
+    blocks: list[_Block] = [(*place, list(gathered(each).values())) for place, each in timed.items()]
     if not blocks:
         return None
-    sums = totals(blocks)
+    leaves = gathered((row[1], _mean(row)) for row in blocks if row[0] != TOTAL)
+    sums = {kind: sum(means) for kind, means in leaves.items()}
     share = share_of(sum(sums.values()))
     fields: tuple[Field[_Block], ...] = (
         Field("block", lambda row: row[0], Code),
@@ -133,12 +119,12 @@ def _guide_table(cell: CellRun, mode: Mode) -> Table | None:
         time("p50", lambda row: statistics.median(_every(row))),
         time("p90", lambda row: percentile(_every(row), 0.9)),
         time("spread", lambda row: max(_every(row)) - min(_every(row)), hint="max - min"),
-        numeric("of the leaves", lambda row: None if row[0] == TOTAL else share(_mean(row[2])), missing="it holds the leaves"),
+        numeric("of the leaves", lambda row: None if row[0] == TOTAL else share(_mean(row)), missing="it holds the leaves"),
         time("fastest rank", lambda row: min(_medians(row)), hint="p50"),
         time("slowest rank", lambda row: max(_medians(row)), hint="p50"),
     )
-    places = sorted(blocks, key=lambda block: (block[0] == TOTAL, block[1] != "computation", block[1]))
-    rows = rows_of(fields, [(*place, blocks[place]) for place in places], strong=lambda row: row[0] == TOTAL)
+    blocks.sort(key=lambda row: (row[0] == TOTAL, row[1] != "computation", row[1]))
+    rows = rows_of(fields, blocks, strong=lambda row: row[0] == TOTAL)
     shares = ", ".join(f"{kind} {100 * value / sum(sums.values()):.1f} %" for kind, value in sums.items())
     words = {
         "free-running": "Free-running: nothing waits inside; a comm block holds the wait for the other ranks too.",
@@ -148,10 +134,6 @@ def _guide_table(cell: CellRun, mode: Mode) -> Table | None:
 
 
 # Scaling over the cells of a grid: strong and weak, efficiency, crossovers, and predictions for faster links.
-
-Times = Mapping[tuple[int, int], float]
-"""Median times by (world size, tokens), ns."""
-
 
 _ALONE: Final = "one rank was not measured there"
 
@@ -224,38 +206,30 @@ def _crossings(cells: Sequence[CellRun]) -> list[Crossing]:
     named = gathered((entry.name, ((ranks, tokens), entry.median_ns)) for ranks, tokens, entry in _entries(cells) if ranks > 1)
     times = {name: dict(each) for name, each in named.items()}
     places = {place for each in times.values() for place in each}
+    lines = (
+        (along, fixed, at, ends)
+        for along, fixed in (("tokens", 0), ("ranks", 1))
+        for at in sorted({place[fixed] for place in places})
+        for ends in pairwise(sorted(place for place in places if place[fixed] == at))
+    )
     found: list[Crossing] = []
-    for along, fixed in (("tokens", 0), ("ranks", 1)):
-        for at in sorted({place[fixed] for place in places}):
-            line = sorted(place for place in places if place[fixed] == at)
-            for low, high in pairwise(line):
-                found += _crossing(times, (low, high), along, at)
+    for along, fixed, at, ends in lines:
+        both = [name for name, each in times.items() if ends[0] in each and ends[1] in each]
+        before, after = (min(both, key=lambda name: times[name][place], default="") for place in ends)
+        if before != after:
+            low, high = (place[1 - fixed] for place in ends)
+            gaps = [math.log(times[before][place] / times[after][place]) for place in ends]  # <= 0 at low, >= 0 at high
+            share = gaps[0] / (gaps[0] - gaps[1]) if gaps[0] != gaps[1] else 0.5
+            meets = math.exp(math.log(low) + share * math.log(high / low))
+            found.append((along, at, (low, high), meets, (before, after)))
     return found
 
 
-def _crossing(
-    times: Mapping[str, Times], ends: tuple[tuple[int, int], tuple[int, int]], along: str, at: int
-) -> Iterator[Crossing]:
-    low, high = ends
-    both = [name for name, each in times.items() if low in each and high in each]
-    if not both:
-        return
-    before, after = (min(both, key=lambda name: times[name][place]) for place in ends)
-    if before == after:
-        return
-    axis = 1 if along == "tokens" else 0
-    gaps = [math.log(times[before][place] / times[after][place]) for place in ends]  # <= 0 at low, >= 0 at high
-    share = gaps[0] / (gaps[0] - gaps[1]) if gaps[0] != gaps[1] else 0.5
-    place = math.exp(math.log(low[axis]) + share * math.log(high[axis] / low[axis]))
-    yield along, at, (low[axis], high[axis]), place, (before, after)
+_WhatIf: TypeAlias = tuple[CellRun, str, str, float, float]
+"""A cell, which of its links are faster, the strategy with the smallest prediction then, it, and the smallest of today."""
 
 
-ScalingWhatIf: TypeAlias = tuple[str, str, float, float]
-"""Which links are faster, e.g. `bandwidth x2`; the strategy with the smallest prediction then, it, and the smallest of today."""
-
-
-def what_if(cell: CellRun) -> list[ScalingWhatIf]:
-    """Return the best strategy of a cell with faster links, by prediction, not by measurement."""
+def _what_if(cell: CellRun) -> list[_WhatIf]:
     now = {entry.name: entry.predicted_ns for entry in cell.measured if entry.predicted_ns is not None}
     if not now:
         return []
@@ -268,7 +242,7 @@ def what_if(cell: CellRun) -> list[ScalingWhatIf]:
         for each in (entry.prediction.what_if if entry.prediction else ())
     )
     best = {words: min(found, key=lambda each: each[0]) for words, found in other.items()}
-    return [(words, name, total_ns, min(now.values())) for words, (total_ns, name) in best.items()]
+    return [(cell, words, name, total_ns, min(now.values())) for words, (total_ns, name) in best.items()]
 
 
 def _scaling_sections(cells: Sequence[CellRun]) -> Iterator[Section]:
@@ -339,30 +313,27 @@ def _crossing_table(title: str, cells: Sequence[CellRun]) -> Table | None:
 
 
 def _what_if_table(title: str, cells: Sequence[CellRun]) -> Table | None:
-    fields: tuple[Field[tuple[CellRun, ScalingWhatIf]], ...] = (
+    fields: tuple[Field[_WhatIf], ...] = (
         count("ranks", lambda row: row[0].run.header.world_size),
         count("keys", lambda row: row[0].sizes["tokens"]),
-        Field("links", lambda row: row[1][0]),
-        Field("best", lambda row: row[1][1], Code),
-        time("predicted", lambda row: row[1][2]),
-        time("as they are", lambda row: row[1][3], "ms", "the best prediction with the measured links"),
-        numeric("gain", lambda row: Number(row[1][3] / row[1][2], 2)),
+        Field("links", lambda row: row[1]),
+        Field("best", lambda row: row[2], Code),
+        time("predicted", lambda row: row[3]),
+        time("as they are", lambda row: row[4], "ms", "the best prediction with the measured links"),
+        numeric("gain", lambda row: Number(row[4] / row[3], 2)),
     )
-    rows = [(cell, each) for cell in cells for each in what_if(cell)]
+    rows = [row for cell in cells for row in _what_if(cell)]
     notes = ("Predictions of the plan, with the links of each cell as measured and then made faster. Nothing was run.",)
     return table_of(f"{title}: what if the links were faster.", fields, rows, notes=notes) if rows else None
 
 
 # Verdicts on the limit of each strategy, with evidence and one remedy.
 
-Label = Literal["flop-bound", "memory-bound", "launch-bound", "skew-bound", "latency-bound", "bandwidth-bound"]
-HIGH_SPREAD = 0.5
+HIGH_SPREAD: Final = 0.5
 """Spread `(p90 - p10) / median` from which a warning is given."""
-NAMED = 0.6
+NAMED: Final = 0.6
 """Share of the calls in which a straggler must have been last; with two ranks chance alone gives 0.5."""
-
-
-Bound: TypeAlias = tuple[Label, str, str]
+Bound: TypeAlias = tuple[str, str, str]
 """Verdict on one strategy of one cell, its evidence, and one remedy."""
 
 

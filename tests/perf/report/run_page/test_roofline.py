@@ -14,7 +14,7 @@ from strobe.perf.records.store import seal
 from strobe.perf.report.build import build_report
 from strobe.perf.report.run_page import _roofs as roofs_of
 from strobe.perf.report.study import load_study
-from strobe.perf.table.model import Missing, Report, Share, Table, Text
+from strobe.perf.table.model import Missing, Share, Table
 
 MakeRun = Callable[..., Path]
 FLOPS, READ, WRITE = 10 * 10**12, 6 * 10**9, 4 * 10**9
@@ -41,21 +41,6 @@ def on_gpu(line: dict[str, Any], name: str = "NVIDIA H100 80GB HBM3") -> dict[st
 
 def roofline(folder: Path) -> Table:
     return tables(section(build_report([folder]), "roofline"))[0]
-
-
-def with_clocks(line: dict[str, Any]) -> dict[str, Any]:
-    if line["record"] == "clip" and line["phase"] == "timed":
-        line["clocks"] = {"source": "nvml", "samples": 8, "sm_mhz": 1464}
-    if line["record"] == "header":
-        line["machine"]["gpu"] = {"max_sm_mhz": 1980}
-    return on_gpu(with_costs(line))
-
-
-def test_a_stage_is_held_against_the_peak_at_the_clock_that_ran(make_run: MakeRun) -> None:
-    table = roofline(edited(make_run(), with_clocks))
-    row = by_title(table)[0]
-    assert row["of peak at its clock"].value == pytest.approx(row["of peak"].value * 1830 / 1464)
-    assert any("at 1,464 of 1,980 MHz. The peaks hold at 1,830 MHz" in note for note in table.notes)
 
 
 @pytest.mark.parametrize(
@@ -131,47 +116,6 @@ def test_a_dtype_without_a_peak_has_no_floor(make_run: MakeRun) -> None:
     table = roofline(edited(make_run(), wide))
     row = by_title(table)[0]
     assert isinstance(row["of peak"], Missing) and isinstance(row["floor"], Missing) and isinstance(row["of bandwidth"], Share)
-
-
-def test_without_costs_there_is_no_section(make_run: MakeRun) -> None:
-    assert not any(section.id == "roofline" for section in build_report([make_run()]).sections)
-
-
-def banner(report: Report) -> str:
-    return " ".join(item for banner in report.banners for item in banner.items)
-
-
-def clocks(**values: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    def change(line: dict[str, Any]) -> dict[str, Any]:
-        line = on_gpu(line)
-        if line["record"] == "clip" and line["phase"] == "timed":
-            line["clocks"] = {"source": "nvml", "throttle": [], **values}
-        if line["record"] == "header":
-            line["machine"]["gpu"] = {"persistence": True, "mig": None, "power_limit_mw": 700_000, "max_sm_mhz": 1980}
-        return line
-
-    return change
-
-
-def test_clocks_that_vary_within_a_clip_are_told(make_run: MakeRun) -> None:
-    within = {"sm_mhz": 1900, "sm_mhz_min": 1700, "sm_mhz_max": 1980, "samples": 10, "idle_samples": 0, "read_ns": 500_000}
-    report = build_report([edited(make_run(), clocks(**within, power_mw=412_000))])
-    assert "SM clock varied by more than 2 % between or within timed clips: 1700 to 1980 MHz" in banner(report)
-    table = tables(section(report, "settings"))[0]
-    rows = {row.cells[0].text: row.cells[1].text for row in table.rows if isinstance(row.cells[1], Text)}
-    assert rows["GPU set-up"] == "persistence mode on, power limit 700 W, up to 1980 MHz SM"
-    timed = 3 * 2 * 4
-    assert rows["GPU in timed clips"] == (
-        f"1700 to 1980 MHz SM, up to 412 W; {10 * timed} readings beside the clips took {0.5 * timed:.3g} ms"
-    )
-
-
-def test_steady_clocks_are_not_told_and_those_of_an_idle_gpu_are(make_run: MakeRun) -> None:
-    folder = make_run()
-    steady = {"sm_mhz": 1960, "sm_mhz_min": 1945, "sm_mhz_max": 1980, "samples": 10, "read_ns": 1}
-    assert "SM clock" not in banner(build_report([edited(folder, clocks(**steady))]))
-    idle = build_report([edited(folder, clocks(source="nvidia-smi", sm_mhz=345))])
-    assert "GPU clocks were read when clips had ended, not while they ran" in banner(idle)
 
 
 def test_an_attribution_trace_gives_no_times(make_run: MakeRun) -> None:

@@ -398,7 +398,6 @@ def _clock_field(found: ClipAnswer) -> tuple[Field[PartLine], ...]:
 
 
 def _explained(found: Answer) -> str:
-    """Return a sentence with the explained shares of the saving and of the time."""
     time = f"{100 * found.explained_time_share:.1f} % of the time"
     if found.explained_saving_share is None:
         return f"Explained: {time}."

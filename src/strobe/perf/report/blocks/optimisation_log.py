@@ -100,10 +100,6 @@ class LogEntry:
         return self.e2e.ratio if self.e2e.verdict in ("faster", "slower") else 1.0
 
     @property
-    def quality(self) -> Quality | None:
-        return _line(self.run, self.name)
-
-    @property
     def score(self) -> float | None:
         """Quality by `METRIC`, dB; the reference's own if its gate found equal values, infinite for equal pictures."""
         line = _line(self.run, self.reference if self.exact else self.name)
@@ -125,8 +121,11 @@ class LogEntry:
     @property
     def differences(self) -> tuple[str, ...]:
         """Settings that differ from its reference: `window: 6 instead of 12`."""
-        reference = self._reference_settings
-        return () if self.settings is None or reference is None else tuple(_differences(reference, self.settings))
+        if self.settings is None or self._reference_settings is None:
+            return ()
+        before, after = map(_named, (self._reference_settings, self.settings))
+        values = ((name, after.get(name, "off"), before.get(name, "off")) for name in dict.fromkeys((*before, *after)))
+        return tuple(f"{name}: {own} instead of {other}" for name, own, other in values if own != other)
 
     @property
     def break_even(self) -> float | None:
@@ -196,13 +195,9 @@ def _line(run: RunRecords, name: str) -> Quality | None:
     return next((line for line in run.quality if line.variant == name and line.metric == METRIC), None)
 
 
-def _differences(reference: Variant, own: Variant) -> Iterator[str]:
-    before, after = ({field.replace("_", " "): _word(getattr(each, field)) for field in _FIELDS} for each in (reference, own))
-    before |= {knob.name: knob.value for knob in reference.knobs}
-    after |= {knob.name: knob.value for knob in own.knobs}
-    for name in dict.fromkeys((*before, *after)):
-        if before.get(name, "off") != after.get(name, "off"):
-            yield f"{name}: {after.get(name, 'off')} instead of {before.get(name, 'off')}"
+def _named(settings: Variant) -> dict[str, str]:
+    fields = {field.replace("_", " "): _word(getattr(settings, field)) for field in _FIELDS}
+    return fields | {knob.name: knob.value for knob in settings.knobs}
 
 
 def _word(value: object) -> str:
@@ -281,7 +276,7 @@ def _not_faster(entry: LogEntry, entries: Sequence[LogEntry]) -> tuple[Word, str
 
 
 def _reason(entry: LogEntry) -> str:
-    line = entry.quality
+    line = _line(entry.run, entry.name)
     return "no line of quality in the records" if line is None else line.note or "no reason given"
 
 
@@ -345,7 +340,7 @@ def steady(entries: Sequence[LogEntry]) -> Table:
         _rate("pixel FPS", lambda found: found.pixel_fps),
         count("passes", lambda entry: entry.settings.steps + 1 if entry.settings and entry.settings.steps else None),
         time("DiT of a block", lambda entry: _known(entry, lambda found: found.dit_block_ns)),
-        numeric("DiT pixel FPS", lambda entry: _none(entry) if entry.dit_fps is None else Number(entry.dit_fps, 2)),
+        numeric("DiT pixel FPS", lambda entry: entry.dit_fps or _none(entry), show=lambda value: Number(value, 2)),
     )
     note = (
         "SS: a steady frame block, streamed, decoding included: delivered. FPS are frames of a block, of all streams of the "
@@ -425,7 +420,7 @@ def cost(entries: Sequence[LogEntry]) -> Table:
     """Build the table of peak memory, with and without the text encoder where that is known, and of cold starts."""
     fields: tuple[Field[LogEntry], ...] = (
         _LABEL,
-        numeric("peak as measured", lambda entry: _none(entry) if entry.peak_bytes is None else _gib(entry.peak_bytes)),
+        numeric("peak as measured", lambda entry: entry.peak_bytes or _none(entry), show=_gib),
         numeric("with text encoder", lambda entry: _peak(entry, encoder=True)),
         numeric("without text encoder", lambda entry: _peak(entry, encoder=False)),
         time("cold start", _cold_ns, "s"),

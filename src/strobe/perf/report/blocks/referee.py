@@ -65,7 +65,6 @@ class Judged:
 
     Args:
         entry: its calls in all of them, and their palindromes.
-        made: what it computes.
         density: share of all pairs of tokens that is computed, mean.
         kept: share of dense attention's mass on the selected keys, mean; None for dense attention.
         error: relative error of the output against dense attention, mean.

@@ -94,7 +94,6 @@ def contradictions(study: SpeedupStudy) -> Iterator[str]:
 
 
 def _coincidences(study: SpeedupStudy) -> Iterator[str]:
-    """Yield sentences on different quantities that are suspiciously equal."""
     for a, b, apart in study.equal:
         yield f"{a} equals {b} to {float(apart):.0e}: a copy or a coincidence; check where both come from"
 

@@ -512,7 +512,6 @@ def _pieces(trace: Trace, own: TracedSide, tile: int) -> Iterator[Piece]:
 
 
 def _kind_of(label: Label) -> Kind:
-    """Return the class in which a label is drawn."""
     place, activity = label.path[0], label.activity
     if activity in IDLE_KINDS:
         return IDLE_KINDS[activity]
