@@ -20,7 +20,7 @@ from strobe.perf.analysis.device.activity import BUSY, DeviceView, EventView, ev
 from strobe.perf.analysis.device.intervals import Distribution, Ints, Window, column, distributions, totals
 from strobe.perf.analysis.device.kernels import kernel_name
 from strobe.perf.analysis.device.roofline import Roofline, operator_cost, roofline
-from strobe.perf.analysis.structure.ranges import NOWHERE, Cuts, launched_in, nest, ranges_and_modules, unnumbered
+from strobe.perf.analysis.structure.ranges import NOWHERE, launched_in, nest, ranges_and_modules, unnumbered
 from strobe.perf.table.model import Cell, Code, Count, ExactTime, Missing, Number, Text, Time
 from strobe.perf.table.rows import OnDevice, TimedRow, col, micros, part_of, term
 from strobe.perf.trace.events import DEVICE_KINDS, HostEvents, OperatorCalls, OperatorFacts, OperatorInputs, Trace
@@ -66,8 +66,8 @@ def operators(trace: Trace, window: Window | None = None) -> Operators | None:
     left, right = (window.start_ns, window.end_ns) if window else (int(start.min()), int(end.max()))
     self_ns = np.zeros(len(ops), np.int64)
     nesting = nest(ops)
-    for number, moments in nesting.bounds.items():
-        owner = nesting.innermost[number]
+    for number, moments in nesting.cuts.moments.items():
+        owner = nesting.owner[nesting.cuts.started(number)]
         own = np.diff(np.clip(moments, left, right), append=right)
         np.add.at(self_ns, owner[owner >= 0], own[owner >= 0])
     inside = (start < right) & (end > left) | (start >= left) & (end <= right)
@@ -168,11 +168,10 @@ def _sorted(rows: list[Attributed], sort_by: str) -> tuple[Attributed, ...]:
 def _device_ns(trace: Trace, scopes: HostEvents) -> dict[str, int]:
     """Return device time by the name of the innermost scope that launched it; time without such a scope is left out."""
     total = np.zeros(len(scopes.names), np.int64)
-    nesting, cuts, name = nest(scopes), Cuts.around(scopes), np.asarray(scopes.name)
-    owner = nesting.owners(cuts)
-    owned = owner != NOWHERE
+    nesting, name = nest(scopes), np.asarray(scopes.name)
+    owned = nesting.owner != NOWHERE
     for _, work in events_by_device(trace):
-        np.add.at(total, name[owner[owned]], launched_in(trace, work, None, cuts).sum_ns[owned])
+        np.add.at(total, name[nesting.owner[owned]], launched_in(trace, work, None, nesting.cuts).sum_ns[owned])
     return {text: ns for text, ns in zip(scopes.names, total.tolist(), strict=True) if ns}
 
 

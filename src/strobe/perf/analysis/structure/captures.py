@@ -176,7 +176,7 @@ def _paths_of(trace: Trace) -> Callable[[Ints, Ints], tuple[str, ...]]:
     texts = [tuple(name for name in paths.spelled(each) if not _AROUND.fullmatch(name)) for each in paths.of(scopes, nesting)]
 
     def find(thread: Ints, start: Ints) -> tuple[str, ...]:
-        scope, operator = nesting.at_all(thread, start), of_op.at_all(thread, start)
+        scope, operator = nesting.at(thread, start), of_op.at(thread, start)
         found = []
         for above, inner in zip(scope.tolist(), operator.tolist(), strict=True):
             names = texts[above] if above != NOWHERE else ()

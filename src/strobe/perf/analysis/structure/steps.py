@@ -713,8 +713,8 @@ class _NamedLayers:
 
     def __init__(self, trace: Trace) -> None:
         self.scopes = ranges_and_modules(trace)
-        self.cuts = Cuts.around(self.scopes)
         nesting = nest(self.scopes)
+        self.cuts = nesting.cuts
         self.paths = Paths()
         bare = unnumbered(self.scopes)
         self.path = np.array(self.paths.of(bare, nesting), np.int64)
