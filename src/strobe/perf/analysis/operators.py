@@ -376,8 +376,8 @@ def _table(view: DeviceView, launchers: _Launchers) -> OperatorTimes:
     found: list[_Found] = []
     for row, of_kernel in kernels.items():
         events = ((key, map(sum, zip(*counts, strict=True))) for key, counts in of_kernel.items())
-        listed = [dict(zip(_OF_KERNEL, (*key, *counts), strict=False)) for key, counts in events]
-        named = [
+        listed: list[dict[str, Any]] = [dict(zip(_OF_KERNEL, (*key, *counts), strict=False)) for key, counts in events]
+        named: list[dict[str, Any]] = [
             dict(zip(_OF_CALLER, (*launchers.callers[caller], calls[row, caller], own), strict=True))
             for caller, own in callers[row].items()
         ]

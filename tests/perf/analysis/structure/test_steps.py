@@ -276,7 +276,7 @@ _STEP = ["embed", *_LAYER * 8, "head", "sample"]
 def _find(names: list[str], pause: dict[str, int] | None = None) -> tuple[Period, ...]:
     texts = tuple(dict.fromkeys(names))
     ids = np.array([texts.index(name) for name in names], np.int64)
-    return find_periods(ids, texts, None if pause is None else np.array([pause.get(name, 0) for name in names], np.int64))
+    return find_periods(ids, texts, np.array([(pause or {}).get(name, 0) for name in names], np.int64))
 
 
 def test_the_step_is_found_above_its_layers() -> None:

@@ -58,21 +58,9 @@ _GRAPH: Final = re.compile("GraphLaunch")
 _PARTS: Final = (re.compile("StreamBeginCapture"), re.compile("StreamEndCapture"), _GRAPH)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Delays:
-    """Launch delays of some device events.
-
-    Args:
-        start_to_start: from the start of the launch call to the start on the device.
-        end_to_start: from the end of the launch call.
-        num_negative_ss: of the former, how many are negative: clocks or correlation are wrong.
-        num_negative_es: of the latter: the event started while the call still ran.
-    """
-
-    start_to_start: Distribution
-    end_to_start: Distribution
-    num_negative_ss: int
-    num_negative_es: int
+Delays: TypeAlias = tuple[Distribution, int]
+"""Delays of some device events since the start or the end of their launch calls, and how many are negative. Since the start they
+mean that clocks or correlation are wrong; since the end, that the event started while the call still ran."""
 
 
 class LaunchRow(OnDevice, frozen=True, kw_only=True):
@@ -100,8 +88,9 @@ class Launch:
         num_events: events that start in the window.
         num_unlinked: of these, without a known launch call.
         num_uncorrelated: of these, events that carry no correlation, so that no call can answer for them.
-        kinds: delays of events launched one by one, of the first event of a graph launch, and of its others: those wait for the
-            graph's own events, not for the host. A graph is a call by that name or one that launched several events.
+        kinds: delays since start and since end of the call, of events launched one by one, of the first event of a graph
+            launch, and of its others: those wait for the graph's own events, not for the host. A graph is a call by that name or
+            one that launched several events.
         calls: by name of the launch call, most events first; delays are those of the first device events of the calls in the
             window, or of all of them if the first ones lie outside.
     """
@@ -121,20 +110,21 @@ class Launch:
             self.num_uncorrelated += int((work.host == NO_CORRELATION).sum())
             used.append(different(work.host[linked]))
         self._used = different(np.concatenate(used))
-        by_kind = self._delays(lambda part, rest: np.where(rest, 2, 1) * graphs[part.host], len(LAUNCH_KINDS))
-        self.kinds = {kind: delays for kind, delays in zip(LAUNCH_KINDS, by_kind, strict=True) if delays is not None}
+        of_edge = (
+            self._delays(edge, lambda part, rest: np.where(rest, 2, 1) * graphs[part.host], len(LAUNCH_KINDS))
+            for edge in (self._begin, self._end)
+        )
+        self.kinds = {kind: sides for kind, *sides in zip(LAUNCH_KINDS, *of_edge, strict=True) if None not in sides}
         self.calls = tuple(sorted(self._calls(), key=lambda row: (-row.events, row.call)))
 
     def _calls(self) -> Iterator[LaunchRow]:
         names = self._hosts.names
-        by_name = self._delays(lambda part, rest: 2 * self._name[part.host] + rest, 2 * len(names))
+        by_name = self._delays(self._begin, lambda part, rest: 2 * self._name[part.host] + rest, 2 * len(names))
         for number, host in enumerate(grouped(self._durations, len(names))):
             if host is not None:
                 first, rest = by_name[2 * number : 2 * number + 2]
-                delays = first or rest
-                assert delays is not None
-                since = delays.start_to_start
-                events = sum(each.start_to_start.n for each in (first, rest) if each is not None)
+                both = [each for each, _ in filter(None, (first, rest))]
+                since, events = both[0], sum(each.n for each in both)
                 of_host: dict[str, Any] = {"host_sum_ns": host.sum_ns, "host_p50_ns": host.p50_ns, "host_max_ns": host.max_ns}
                 delay: dict[str, Any] = {"delay_p50_ns": since.p50_ns, "delay_max_ns": since.max_ns}
                 yield LaunchRow(**self._view.where, call=names[number], calls=host.n, events=events, **of_host, **delay)
@@ -146,29 +136,25 @@ class Launch:
             last = start <= view.end_ns if view.window is None else start < view.end_ns
             yield work.at(np.flatnonzero((start >= view.begin_ns) & last))
 
-    def _delays(self, group: Callable[[EventView, NDArray[np.bool_]], NDArray[np.integer]], num: int) -> list[Delays | None]:
-        """Return the delays of each group of linked events.
+    def _delays(
+        self, edge: Ints, group: Callable[[EventView, NDArray[np.bool_]], NDArray[np.integer]], num: int
+    ) -> list[Delays | None]:
+        """Return the delays of each group of linked events since an edge of their calls.
 
         Args:
             group: gives the group of some events, and is told which of them are not the first of their call.
         """
-        negative = np.zeros((2, num), np.int64)
 
-        def since(edge: Ints) -> Iterator[Grouped]:
+        def since() -> Iterator[Grouped]:
             for work in self._starting():
                 linked = work.at(np.flatnonzero(work.host >= 0))
                 yield linked.start - edge[linked.host], group(linked, linked.ordinal > 0)
 
-        sides = [grouped(lambda edge=edge: since(edge), num) for edge in (self._begin, self._end)]  # type: ignore[misc]
-        for row, edge in zip(negative, (self._begin, self._end), strict=True):
-            for delay, which in since(edge):
-                row += np.bincount(which[delay < 0], minlength=num)
-        return [
-            None
-            if ss is None or es is None
-            else Delays(start_to_start=ss, end_to_start=es, num_negative_ss=negative_ss, num_negative_es=negative_es)
-            for ss, es, (negative_ss, negative_es) in zip(*sides, negative.T.tolist(), strict=True)
-        ]
+        negative = np.zeros(num, np.int64)
+        for delay, which in since():
+            negative += np.bincount(which[delay < 0], minlength=num)
+        found = zip(grouped(since, num), negative.tolist(), strict=True)
+        return [None if delays is None else (delays, below) for delays, below in found]
 
     def _durations(self) -> Iterator[Grouped]:
         for block in blocks(len(self._used)):

@@ -305,13 +305,15 @@ class Paths:
             numbers.append(self.number(ROOT if parent == NOWHERE else numbers[parent], scopes.names[name]))
         return numbers
 
+    def around(self, number: int) -> Iterator[int]:
+        """Yield a path and those that enclose it, from the innermost on."""
+        while number != ROOT:
+            yield number
+            number = self.above[number]
+
     def spelled(self, number: int) -> tuple[str, ...]:
         """Return the names of a path, from the outermost on."""
-        names: list[str] = []
-        while number != ROOT:
-            names.append(self.names[number])
-            number = self.above[number]
-        return tuple(reversed(names))
+        return tuple(self.names[each] for each in reversed([*self.around(number)]))
 
 
 def nest(scopes: HostEvents) -> Nesting:
