@@ -525,12 +525,23 @@ class Gaps:
 
     def _totals(self) -> tuple[dict[int, Ints], Counter[int]]:
         """Return time by `_SPENT` and number of device-to-device copies in the gaps of each pair of groups."""
-        spent: dict[int, Ints] = {}
+        spent: defaultdict[int, Ints] = defaultdict(lambda: np.zeros(len(_SPENT), np.int64))
         copies: Counter[int] = Counter()
         for gaps, pair, slices in self._with_slices():
-            pairs, took, num = self._spent(gaps, pair, slices)
+            found = overlaps(Intervals(slices.start, slices.end), gaps)
+            busy, what = slices.cause == BUSY, slices.cause.astype(np.int64)
+            copy = self._view.work.at(slices.event[busy])
+            is_dtod = self._inner[copy.name] & (copy.kind == DEVICE_KINDS.index("memcpy"))
+            other = np.where(copy.kind == DEVICE_KINDS.index("memset"), _SPENT.index("memset_ns"), _SPENT.index("other_copy_ns"))
+            what[busy] = np.where(is_dtod, _SPENT.index("dtod_ns"), other)
+            pairs, row = np.unique(pair, return_inverse=True)
+            took = np.zeros((len(pairs), len(_SPENT)), np.int64)
+            np.add.at(took, (row[found.b], what[found.a]), found.end - found.start)
+            copying = what[found.a] == _SPENT.index("dtod_ns")
+            ran = np.unique(np.stack((slices.event[found.a][copying], found.b[copying])), axis=1)
+            num = np.bincount(row[ran[1]], minlength=len(pairs))
             for each, own, n in zip(pairs.tolist(), took, num.tolist(), strict=True):
-                spent[each] = spent[each] + own if each in spent else own
+                spent[each] = spent[each] + own
                 copies[each] += n
         return spent, copies
 
@@ -558,22 +569,6 @@ class Gaps:
             pair = of_end[latest[:-1]] * len(self._groups) + group
             yield Intervals(left[some], right[some]), pair[some]
             reached, before = int(far[-1]), int(of_end[latest[-1]])
-
-    def _spent(self, gaps: Intervals, pair: Ints, slices: Slices) -> tuple[Ints, Ints, Ints]:
-        """Return the pairs of some gaps, the time in the gaps of each by `_SPENT`, and its device-to-device copies."""
-        found = overlaps(Intervals(slices.start, slices.end), gaps)
-        busy = slices.cause == BUSY
-        column = slices.cause.astype(np.int64)
-        copy = self._view.work.at(slices.event[busy])
-        is_dtod = self._inner[copy.name] & (copy.kind == DEVICE_KINDS.index("memcpy"))
-        other = np.where(copy.kind == DEVICE_KINDS.index("memset"), _SPENT.index("memset_ns"), _SPENT.index("other_copy_ns"))
-        column[busy] = np.where(is_dtod, _SPENT.index("dtod_ns"), other)
-        pairs, row = np.unique(pair, return_inverse=True)
-        spent = np.zeros((len(pairs), len(_SPENT)), np.int64)
-        np.add.at(spent.reshape(-1), row[found.b] * len(_SPENT) + column[found.a], found.end - found.start)
-        copying = column[found.a] == _SPENT.index("dtod_ns")
-        ran = np.unique(np.stack((slices.event[found.a][copying], found.b[copying])), axis=1)
-        return pairs, spent, np.bincount(row[ran[1]], minlength=len(pairs))
 
     def _with_slices(self) -> Iterator[tuple[Intervals, Ints, Slices]]:
         """Yield the gaps with their pairs, and the slices up to the end of the last of them that were not yielded whole."""
