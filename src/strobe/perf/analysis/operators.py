@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from strobe.core.costs import DevicePeaks, parse_dtype
 from strobe.core.errors import unknown_choice
 from strobe.perf.analysis.device.activity import DeviceView, EventView, events_by_device
-from strobe.perf.analysis.device.intervals import Distribution, Ints, Window, column, distributions, totals
+from strobe.perf.analysis.device.intervals import Distribution, Ints, Window, column, distributions, marked, totals
 from strobe.perf.analysis.device.kernels import kernel_name, time_by_code
 from strobe.perf.analysis.device.roofline import Roofline, operator_cost, roofline
 from strobe.perf.analysis.structure.ranges import NOWHERE, launched_in, nest, ranges_and_modules, unnumbered
@@ -202,9 +202,10 @@ class _Launchers:
         self._parent: Ints = np.asarray(nesting.parent).astype(np.int64)
         calls = np.arange(len(hosts), dtype=np.int32)
         self._of_host = np.append(nesting.of_calls(hosts, calls), NOWHERE)
-        engine = np.array([_ENGINE.fullmatch(name) is not None for name in ops.names] or [False])[column(ops.name)]
         recorded = self._inherited((column(details.sequence) >= 0).astype(np.int64))
-        self.phase: Ints = np.where(self._inherited(column(details.backward) | engine) > 0, 2, np.minimum(recorded, 1))
+        self.phase: Ints = np.where(
+            self._inherited(column(details.backward) | marked(ops, _ENGINE.fullmatch)) > 0, 2, np.minimum(recorded, 1)
+        )
         row = (column(ops.name) * (len(details.inputs) + 1) + column(details.given) + 1) * len(PHASES) + self.phase
         _, self.of_row, self.row = np.unique(np.append(row, (-2, -1)), return_index=True, return_inverse=True)
         scopes = unnumbered(ranges_and_modules(trace))

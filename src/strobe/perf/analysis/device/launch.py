@@ -35,6 +35,7 @@ from strobe.perf.analysis.device.intervals import (
     Ints,
     column,
     grouped,
+    marked,
     overlaps,
     totals,
 )
@@ -166,20 +167,15 @@ def graph_calls(trace: Trace) -> NDArray[np.bool_]:
     """Mark launch calls that launched a graph: by their name, or because they launched several events."""
     hosts = trace.device_events.hosts
     several = of_several(np.asarray(trace.device_events.host), len(hosts))
-    named = np.array([bool(_GRAPH.search(name)) for name in hosts.names], np.bool_)
-    return several | named[np.asarray(hosts.name)] if len(hosts) else several
+    return several | marked(hosts, _GRAPH.search)
 
 
 def captured_calls(trace: Trace) -> Iterator[Ints]:
     """Yield the launches of each capture of a graph, as positions in `trace.unanswered`: what the host launched meanwhile."""
     calls, thread = trace.unanswered, np.asarray(trace.unanswered.thread)
-    begins, ends, graphs = (np.array([pattern.search(name) is not None for name in calls.names] or [False]) for pattern in _PARTS)
-    of_call, rows = np.asarray(calls.name), np.arange(len(calls))
-    if not len(calls):
-        return
-    launches = ~(begins | ends | graphs)[of_call]
-    last = np.flatnonzero(ends[of_call])
-    for row in np.flatnonzero(begins[of_call]).tolist():
+    begins, ends, graphs = (marked(calls, pattern.search) for pattern in _PARTS)
+    launches, last, rows = ~(begins | ends | graphs), np.flatnonzero(ends), np.arange(len(calls))
+    for row in np.flatnonzero(begins).tolist():
         end = next((other for other in last[np.searchsorted(last, row) :].tolist() if thread[other] == thread[row]), row)
         yield np.flatnonzero(launches & (rows > row) & (rows < end))
 

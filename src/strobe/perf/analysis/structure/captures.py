@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 
 from strobe.core.printable import first_of
-from strobe.perf.analysis.device.intervals import Ints, column
+from strobe.perf.analysis.device.intervals import Ints, column, marked
 from strobe.perf.analysis.device.kernels import kernel_name
 from strobe.perf.analysis.device.launch import captured_calls, graph_calls
 from strobe.perf.analysis.structure.ranges import NOWHERE, Paths, base_of, nest, ranges_and_modules
@@ -98,9 +98,8 @@ def name_replays(trace: Trace, captures: Iterable[Trace] = ()) -> tuple[Trace, s
 
 def _replays(trace: Trace) -> Iterator[_Replay]:
     events, host = trace.device_events, column(trace.device_events.host)
-    named = np.array([_GRAPH.search(name) is not None for name in events.hosts.names], np.bool_)
     rows = np.flatnonzero(host >= 0)
-    rows = rows[named[np.asarray(events.hosts.name)[host[rows]]]]
+    rows = rows[marked(events.hosts, _GRAPH.search)[host[rows]]]
     rows = rows[np.argsort(host[rows], kind="stable")]
     labelled = np.zeros(len(events), np.bool_)
     labelled[list(trace.module_paths)] = True
@@ -143,7 +142,7 @@ def _captured(trace: Trace, *, own: bool) -> Iterator[_Capture]:
         return
     path_of = _paths_of(trace)
     if not parts:
-        parts = [np.flatnonzero([_GRAPH.search(text) is None for text in named])]
+        parts = [np.flatnonzero(~marked(calls, _GRAPH.search))]
     for rows in filter(len, parts):
         paths = path_of(thread[rows], start[rows])
         yield _Capture(file, tuple(map(_said, (named[one] for one in rows), paths)), paths, whole=True)

@@ -7,7 +7,6 @@ from array import array
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Annotated as A
 from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias
 
@@ -25,7 +24,7 @@ from strobe.perf.analysis.device.activity import (
     events_by_device,
     windowed_events,
 )
-from strobe.perf.analysis.device.intervals import Covered, Intervals, Ints, Window, column, overlaps, totals, union
+from strobe.perf.analysis.device.intervals import Covered, Intervals, Ints, Window, column, marked, overlaps, totals, union
 from strobe.perf.table.model import Code, Count, ExactTime, Text
 from strobe.perf.table.rows import OnDevice, col, term
 from strobe.perf.trace.columns import different
@@ -79,7 +78,7 @@ def together(*parts: HostEvents) -> HostEvents:
 
 def without(scopes: HostEvents, names: Container[str]) -> HostEvents:
     """Return the scopes that have none of these names."""
-    kept = np.array([name not in names for name in scopes.names] or [True])[column(scopes.name)]
+    kept = ~marked(scopes, names.__contains__)
     columns = (scopes.name, scopes.start_ns, scopes.end_ns, scopes.thread)
     return _scopes(scopes.names, *(column(values)[kept] for values in columns))
 
@@ -362,8 +361,6 @@ def _nest_thread(scopes: Ints, start: Ints, end: Ints) -> tuple[NDArray[np.int32
 Kind = Literal["range", "module", "graph module"]
 COMMUNICATION: Final = ("nccl:", "rccl:", "c10d::")
 """Prefixes of ranges around collectives; another thread or stream launches these, so most such ranges own no events."""
-_CHUNK: Final = 1 << 18
-"""Rows of (event, range) in one pass of the union: an event has several where ranges nest."""
 
 
 _SILENT: Final = Text("0", "muted", "launched nothing on their thread")
@@ -470,19 +467,6 @@ class _RangeCalls:
         fresh[order] = np.maximum(fresh[order], _reached(self.last, self.first[order], order, group[order]))
         self.fresh = np.minimum(fresh, self.last)
 
-    def names_at(self, segments: Ints) -> tuple[Ints, Ints]:
-        """Return pairs of a position among the segments and a name whose call holds that segment, in order."""
-        place = np.arange(len(segments))
-        call = self.owner[segments]
-        found = [np.zeros(0, np.int64)]
-        while len(place):
-            place, call = place[call != NOWHERE], call[call != NOWHERE]
-            inside = (self.first[call] <= segments[place]) & (segments[place] < self.last[call])
-            found.append(place[inside] * len(self.scopes.names) + self.name[call[inside]])
-            call = self.parent[call]
-        both = np.divmod(np.unique(np.concatenate(found)), max(1, len(self.scopes.names)))
-        return both[0], both[1]
-
 
 def _rows(
     where: dict[str, Any], kind: Kind, calls: _RangeCalls, launched: Launched, united: Ints, only_launching: bool
@@ -513,41 +497,33 @@ def _rows(
 def _reached(ends: Ints, start: Ints, which: Ints, group: Ints) -> Ints:
     """Return the latest end among the intervals before each one in its group; for the first, its own start.
 
-    Args:
-        ends: ends of all intervals; as ranks they are small enough to be packed with a group number in front.
-        start: start of each interval; those of a group lie side by side.
-        which: position of each among the ends.
-        group: group of each interval.
+    The intervals of a group lie side by side; `which` is the position of each among the ends.
     """
     if not len(start):
         return start
-    times, rank = np.unique(ends, return_inverse=True)
+    times, rank = np.unique(ends, return_inverse=True)  # as ranks they can be packed with a group number in front
     heads = np.append(True, group[1:] != group[:-1])
     highest = np.maximum.accumulate(np.cumsum(heads) * len(times) + rank[which])
     return np.where(heads, start, np.append(start[0], times[highest[:-1] % len(times)]))
 
 
 def _unions(trace: Trace, work: EventView, window: Window | None, calls: _RangeCalls) -> Ints:
-    united = np.zeros(len(calls.scopes.names), np.int64)
-    reached = np.full(len(united), np.iinfo(np.int64).min)
-    for part in linked(work, window) if len(united) else ():
+    """Return by name the time in which at least one event ran that was launched in a call of it."""
+    united = [Covered() for _ in calls.scopes.names]
+    for part in linked(work, window) if united else ():
         segments, which = np.unique(calls.cuts.place(trace.device_events.hosts, part.work.host), return_inverse=True)
-        place, name = calls.names_at(segments)
-        count = np.bincount(place, minlength=len(segments))
-        first = np.cumsum(count) - count
-        chunk = np.cumsum(count[which]) // _CHUNK
-        for edges in pairwise((*np.flatnonzero(np.diff(chunk, prepend=-1)).tolist(), len(which))):
-            own = slice(*edges)
-            n = count[which[own]]
-            taken = np.arange(int(n.sum())) + np.repeat(first[which[own]] - (np.cumsum(n) - n), n)
-            key = name[taken] * len(which) + np.repeat(np.arange(*edges), n)
-            key.sort()
-            group, event = np.divmod(key, len(which))
-            start, end = np.maximum(part.start[event], reached[group]), part.end[event]
-            covered = _reached(part.end, start, event, group)
-            np.add.at(united, group, np.maximum(0, end - np.maximum(start, covered)))
-            np.maximum.at(reached, group, end)
-    return united
+        place, call, found = np.arange(len(segments)), calls.owner[segments], [np.zeros((2, 0), np.int64)]
+        while len(place):
+            place, call = place[call != NOWHERE], call[call != NOWHERE]
+            inside = (calls.first[call] <= segments[place]) & (segments[place] < calls.last[call])
+            found.append(np.stack((place[inside], calls.name[call[inside]])))
+            call = calls.parent[call]
+        of_segment, name = np.concatenate(found, axis=1)
+        for number in different(name).tolist():
+            own = np.zeros(len(segments), np.bool_)
+            own[of_segment[name == number]] = True
+            united[number].add(part.start[own[which]], part.end[own[which]])
+    return np.array([each.total_ns for each in united], np.int64)
 
 
 def _graph_rows(where: dict[str, Any], paths: GraphPaths) -> Iterator[RangeRow]:
@@ -632,13 +608,7 @@ def call_trees(trace: Trace, window: Window | None = None) -> tuple[tuple[int, C
 def _times(
     trace: Trace, shown: tuple[EventView, Window | None], cuts: Cuts, paths: Paths, of_segment: Ints, unlinked: int
 ) -> tuple[Ints, Ints, Ints]:
-    """Return device time and events by path, and events by segment; of overlapping events the first to start has the moment.
-
-    Args:
-        shown: events of a device, and the window.
-        of_segment: path of what was launched in each segment.
-        unlinked: path of what has no known launch call.
-    """
+    """Return device time and events by path, and events by segment; of overlapping events the first to start has the moment."""
     texts, carriers, carried = graph_paths(trace, *shown)
     covered, launched, self_ns, events = Covered(), np.zeros(cuts.num, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
     for part in windowed_events(*shown):

@@ -25,6 +25,7 @@ from strobe.perf.analysis.device.intervals import (
     column,
     distributions,
     intervals_of,
+    marked,
     overlaps,
     reach,
     totals,
@@ -475,8 +476,7 @@ def _short(name: str) -> str:
 
 def _by_range(trace: Trace, work: EventView, named: re.Pattern[str], spoken: str) -> _Cuts | None:
     """Return steps from ranges: the outermost that match, on the thread whose ranges launched most of the device's work."""
-    of_name = np.array([named.search(name) is not None for name in trace.ranges.names], np.bool_)
-    which = np.flatnonzero(of_name[column(trace.ranges.name)]) if len(of_name) else np.zeros(0, np.int64)
+    which = np.flatnonzero(marked(trace.ranges, named.search))
     if not len(which):
         return None
     begin, stop, thread = (column(values)[which] for values in (trace.ranges.start_ns, trace.ranges.end_ns, trace.ranges.thread))
@@ -513,8 +513,7 @@ def _launched_anywhere(trace: Trace, work: EventView, begin: Ints, stop: Ints) -
     cuts = Cuts.at(thread, begin, stop)
     found = Launched(cuts.num)
     for part in linked(work, None):
-        launch_ns = column(hosts.start_ns)[part.work.host]
-        found.add(part, cuts.segment(0, launch_ns))
+        found.add(part, cuts.segment(0, column(hosts.start_ns)[part.work.host]))
     return found, *cuts.within(thread, begin, stop)
 
 
@@ -593,12 +592,9 @@ def _causes(trace: Trace, cuts: _Cuts, start: Ints, end: Ints) -> dict[int, str]
     """Return the steps that differ from others, each with its first cause: compilation, profiler overhead, overtaken, last."""
     causes: dict[int, str] = {}
     at_work = Intervals(start, end) if cuts.host is None else cuts.host
-    ranges = trace.ranges
-    of_name = np.array([_COMPILATION.search(name) is not None for name in ranges.names], np.bool_)
-    if of_name.any():
-        compiling = np.sort(column(ranges.start_ns)[of_name[column(ranges.name)]])
-        found = np.searchsorted(compiling, at_work.start) < np.searchsorted(compiling, at_work.end)
-        causes |= dict.fromkeys(np.flatnonzero(found).tolist(), COMPILED)
+    compiling = np.sort(column(trace.ranges.start_ns)[marked(trace.ranges, _COMPILATION.search)])
+    found = np.searchsorted(compiling, at_work.start) < np.searchsorted(compiling, at_work.end)
+    causes |= dict.fromkeys(np.flatnonzero(found).tolist(), COMPILED)
     if trace.overhead:
         shared = overlaps(at_work, intervals_of(trace.overhead))
         held = totals(shared.end - shared.start, shared.a, len(start))
