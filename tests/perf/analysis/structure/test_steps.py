@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from made_traces import trace_of
@@ -426,6 +426,10 @@ _names = st.sampled_from(("Block_0", "Block_1", "Block_2", "part"))
 @given(
     st.lists(st.tuples(_names, st.integers(0, 80), st.integers(1, 40)), min_size=4, max_size=14),
     st.lists(st.tuples(st.integers(0, 120), st.integers(0, 9)), min_size=1, max_size=12),
+)
+@example(
+    [("part", at, 40) for at in (0, 50)] + [(f"Block_{i}", at + 9 * i + 1, 8) for at in (0, 50) for i in range(3)],
+    [(at, at % 7) for at in range(2, 90, 9)],
 )
 def test_against_counting_by_hand(calls: list[tuple[str, int, int]], work: list[tuple[int, int]]) -> None:
     rows = sorted(
