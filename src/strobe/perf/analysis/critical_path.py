@@ -303,12 +303,8 @@ _TIMES: Final = partial(Number, digits=3, unit="x")
 _NOTHING_LEFT: Final = "nothing is left"
 
 
-def _kernel_or_lag(row: PathPartRow) -> Cell:
-    return Code(row.name) if row.kind == KERNEL else Text(row.kind)
-
-
-def _left_out(row: WhatIfRow) -> Cell:
-    return Code(row.name) if row.kind == KERNEL else Text(row.said())
+def _kernel_or_lag(row: PathPartRow | WhatIfRow) -> Cell:
+    return Code(row.name) if row.kind == KERNEL else Text(row.kind if isinstance(row, PathPartRow) else row.said())
 
 
 def _kind_or_lag(row: PathPartRow | WhatIfRow) -> str:
@@ -341,7 +337,7 @@ class WhatIfRow(DocumentPart, frozen=True, kw_only=True):
     """Predicted duration of one trace if one kernel, kind of kernel or delay took no time."""
 
     trace: A[str, col("label of the trace, as in `files`")]
-    name: A[str, col("name of it; empty for a delay", "if this took no time", get=_left_out)]
+    name: A[str, col("name of it; empty for a delay", "if this took no time", get=_kernel_or_lag)]
     kind: A[str, col("`kernel`, `kind of kernel`, `host` or `launch latency`", "kind", get=_kind_or_lag)]
     removed_ns: A[int, term("total time of this work in the trace, on the critical path and off it", "removed", ExactTime)]
     duration_ns: A[int, term("predicted duration without this work", "the trace takes", ExactTime)]

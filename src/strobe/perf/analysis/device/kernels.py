@@ -6,7 +6,7 @@ import ctypes
 import functools
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Annotated as A
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
@@ -219,10 +219,6 @@ def kernel_kind(raw: str) -> KernelKind:
 _NO_SHAPE: Final = "the trace gives none"
 
 
-def _first(groups: Iterable[str]) -> str:
-    return next(iter(groups))
-
-
 class KernelRow(OnDevice, frozen=True, kw_only=True):
     """Calls of one kernel on one device; exclusive times add up to the busy time of the device."""
 
@@ -245,7 +241,7 @@ class KernelRow(OnDevice, frozen=True, kw_only=True):
 class KernelNameRow(OnDevice, frozen=True, kw_only=True):
     """One full kernel name behind a row of `kernels`."""
 
-    kernel: A[str, col("normalised name of the kernel, as in `kernels`", "kernel", Code, total=_first)]
+    kernel: A[str, col("normalised name of the kernel, as in `kernels`", "kernel", Code, total=lambda groups: next(iter(groups)))]
     shape: A[str, col("as in `kernels`")]
     name: A[str, col("full name of the kernel, demangled where possible", "full name", Code)]
     calls: A[int, col("number of calls", "calls", Count, total=sum)]
@@ -299,11 +295,8 @@ def kernel_table(view: DeviceView, by: Literal["name", "shape"] = "name") -> Ker
         ranked = sorted(own.items(), key=lambda one: (-one[1][2], one[0]))
         of_row = tuple(KernelNameRow(**told, name=full, calls=each[0], sum_ns=each[2]) for full, each in ranked)
         found.append((kernel_row(times, **told, kind=kind_, exclusive_ns=exclusive_ns, unlinked_calls=unlinked), of_row))
-    return tuple(sorted(found, key=lambda row: _order(row[0])))
-
-
-def _order(row: KernelRow) -> tuple[int, int, str, str, str]:
-    return -row.exclusive_ns, -row.sum_ns, row.kernel, row.shape, row.kind
+    found.sort(key=lambda one: (-one[0].exclusive_ns, -one[0].sum_ns, one[0].kernel, one[0].shape, one[0].kind))
+    return tuple(found)
 
 
 def time_by_code(view: DeviceView, codes_of: Callable[[EventView], Ints]) -> dict[int, tuple[int, ...]]:

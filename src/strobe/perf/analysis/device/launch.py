@@ -374,17 +374,11 @@ class Queue:
         called: Ints = np.maximum(self._calls[host], self._view.begin_ns)
         return called
 
-    def _started(self) -> Iterator[Ints]:
-        """Yield the ends of the waits, in order, in parts."""
-        for _, part in self._view.work.parts():
-            _, _, right = self._waited(part)
-            if len(right):
-                yield right
-
     def _stretches(self, hosts: NDArray[np.int32]) -> Iterator[tuple[Ints, int, Ints]]:
         """Yield the moments at which the queue changes, in parts, the end of the last one, and the length from each on."""
         now, length, i, none = self._view.begin_ns, 0, 0, np.empty(0, np.int64)
-        following = self._started()
+        ends = (self._waited(part)[2] for _, part in self._view.work.parts())
+        following = filter(len, ends)
         started = next(following, none)
         while i < self._queued or len(started):
             called = self._called(hosts[i : i + columns.BLOCK])
