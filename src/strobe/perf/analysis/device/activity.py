@@ -238,11 +238,7 @@ class EventView:
 
 
 def _continued(held: Slices, slices: Slices, which: Ints) -> Slices:
-    """Append slices to the one that was held back; the first of them may continue it.
-
-    Args:
-        which: positions of the events that `slices` counts into; afterwards it holds these positions.
-    """
+    """Append slices to the one that was held back; the first may continue it. They come to hold the positions `which`."""
     known = slices.event != NONE
     slices.event[known] = which[slices.event[known]]
     if not len(held.start):

@@ -142,8 +142,7 @@ class Launch:
     ) -> list[Delays | None]:
         """Return the delays of each group of linked events since an edge of their calls.
 
-        Args:
-            group: gives the group of some events, and is told which of them are not the first of their call.
+        `group` gives the group of some events, and is told which of them are not the first of their call.
         """
 
         def since() -> Iterator[Grouped]:

@@ -131,8 +131,7 @@ def _what(name: str, kind: str) -> str:
 def _captured(trace: Trace, *, own: bool) -> Iterator[_Capture]:
     """Yield what a trace says was captured: between two calls that begin and end it, else all that was launched.
 
-    Args:
-        own: the trace is the one whose replays are to be named, so that what it ran eagerly is no capture.
+    What the trace whose replays are to be named (`own`) ran eagerly is no capture.
     """
     calls, file = trace.unanswered, "its own capture" if own else f"{trace.path.parent.name}/{trace.path.name}"
     start, thread = column(calls.start_ns), column(calls.thread)
