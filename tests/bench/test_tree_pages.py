@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from strobe.bench.tree.request import RankedCall, RankErrors, RankResult, Task, TreeSettings
 from strobe.bench.tree.run import lines
-from strobe.perf.analysis.runs.rank_calls import CallRegion, Parts, RankCall, collectives, covered_ns, parts
+from strobe.perf.analysis.runs.rank_calls import CallRegion, RankCall, collectives, covered_ns, parts
 from strobe.perf.measure.machine import describe_run, utc_now
 from strobe.perf.records.record import End, LinkRate, Links, Prediction, SentMessage, WhatIf
 from strobe.perf.records.store import RunWriter

@@ -67,10 +67,9 @@ class WorkGraph:
         begin_ns: start of the graph: of the window, else of the first launch call or device event.
         duration_ns: duration of each node; 0 for moments of the host.
         event: position among the trace's device events; -1 for a moment of the host.
-        edges: constraints of each node; at least one.
+        edges: constraints of each node; the first one decided when the node began, with its traced lag.
         launch_ns: usual time from a launch call to the start of an event that finds its stream free.
         gap_ns: usual gap between an event that was launched long before and the one before it in its stream.
-        num_inferred: events that are taken to have waited for another stream.
     """
 
     begin_ns: int
@@ -80,7 +79,6 @@ class WorkGraph:
     edges: tuple[tuple[GraphEdge, ...], ...]
     launch_ns: int
     gap_ns: int
-    num_inferred: int
 
 
 class _Event(NamedTuple):
@@ -122,9 +120,8 @@ def work_graph(trace: Trace, window: Window | None = None) -> WorkGraph:
     events = _events(trace, inside)
     calls = sorted({(one.called, one.returned) for one in events if one.called is not None and one.returned is not None})
     begin = window.start_ns if window is not None else min([events[0].start, *(start for start, _ in calls)])
-    stop = max(one.end for one in events)
-    moments = sorted(_moments(trace, events, calls, begin, stop))
-    return _Builder(events, moments, begin).graph()
+    moments = sorted(_moments(trace, events, calls, begin, max(one.end for one in events)))
+    return _Builder(events, begin).graph(moments)
 
 
 def _events(trace: Trace, inside: Ints) -> list[_Event]:
@@ -145,12 +142,11 @@ def _moments(
     for number, (start, _) in enumerate(calls):
         if start >= begin:
             yield _Moment(start, _LAUNCH, number)
-    for number, one in enumerate(events):
-        if one.copies and one.returned is not None and begin <= one.end <= one.returned:
-            yield _Moment(one.returned, _RETURN, number, (number,))
     of_stream: dict[tuple[int, int], list[int]] = defaultdict(list)
     for number, one in enumerate(events):
         of_stream[one.stream].append(number)
+        if one.copies and one.returned is not None and begin <= one.end <= one.returned:
+            yield _Moment(one.returned, _RETURN, number, (number,))
     queues = [_awaited(events, of_stream[stream]) for stream in sorted(of_stream)]
     for call in trace.waits:
         if begin <= call.start_ns and call.end_ns <= stop:
@@ -164,8 +160,8 @@ def _moments(
 
 def _awaited(events: Sequence[_Event], numbers: Sequence[int]) -> Callable[[int, int], int | None]:
     """Return a function that finds the event of one stream, whose events are in order of start, that a call waited for."""
-    called = [-1 if events[number].called is None else events[number].called or 0 for number in numbers]
-    earliest_from = list(accumulate(reversed(called), min))[::-1]
+    called = [events[number].called for number in numbers]
+    earliest_from = list(accumulate((-1 if at is None else at for at in reversed(called)), min))[::-1]
 
     def find(begins: int, returned: int) -> int | None:
         """The last one launched before the call, if that had ended when it returned; else the last one that ended meanwhile."""
@@ -182,23 +178,14 @@ def _awaited(events: Sequence[_Event], numbers: Sequence[int]) -> Callable[[int,
 
 
 class _Builder:
-    """Builder of the graph: orders events and moments and gives each its edges."""
+    """Builder of the graph, node by node."""
 
-    def __init__(self, events: Sequence[_Event], moments: Sequence[_Moment], begin: int) -> None:
-        self._events, self._moments, self._begin = events, moments, begin
-        order = [(one.start, _DEVICE, number) for number, one in enumerate(events)]
-        order += [(one.at, one.rank, number) for number, one in enumerate(moments)]
-        order.sort()
-        self._order = order
-        self._node_of_event = {number: node for node, (_, rank, number) in enumerate(order) if rank == _DEVICE}
-        self._node_of_call = {
-            moments[number].at: node
-            for node, (_, rank, number) in enumerate(order)
-            if rank == _LAUNCH and moments[number].call >= 0
-        }
+    def __init__(self, events: Sequence[_Event], begin: int) -> None:
+        self._events, self._begin = events, begin
         self._bounds = list(_bounds(events))
         self._launch_ns, self._gap_ns = self._usual()
-        self._inferred = 0
+        self._start, self._duration = list[int](), list[int]()
+        self._of_event, self._of_call = dict[int, int](), dict[int, int]()
 
     def _usual(self) -> tuple[int, int]:
         """Return the usual launch latency and gap: medians over events whose stream was surely free, or surely busy."""
@@ -215,66 +202,70 @@ class _Builder:
                 gaps.append(one.start - self._events[ended].end)
         return launch_ns, median_low(gaps) if gaps else 0
 
-    def graph(self) -> WorkGraph:
-        previous, edges = -1, []
-        for node, (at, rank, number) in enumerate(self._order):
-            of_device = rank == _DEVICE
-            found = self._device_edges(number) if of_device else self._host_edges(self._moments[number], previous)
+    def graph(self, moments: Sequence[_Moment]) -> WorkGraph:
+        order = [(one.start, _DEVICE, number) for number, one in enumerate(self._events)]
+        order += [(one.at, one.rank, number) for number, one in enumerate(moments)]
+        previous, positions, edges = -1, [], []
+        for node, (at, rank, number) in enumerate(sorted(order)):
+            one = self._events[number] if rank == _DEVICE else None
+            found = self._host_edges(moments[number], previous) if one is None else self._device_edges(number)
             edges.append(self._decided(at, found))
-            previous = previous if of_device else node
-        numbers = [number if rank == _DEVICE else -1 for _, rank, number in self._order]
+            self._start.append(at)
+            self._duration.append(0 if one is None else one.end - one.start)
+            positions.append(-1 if one is None else one.position)
+            if one is not None:
+                self._of_event[number] = node
+                continue
+            previous = node
+            if rank == _LAUNCH and moments[number].call >= 0:
+                self._of_call[at] = node
         return WorkGraph(
             begin_ns=self._begin,
-            start_ns=tuple(at for at, _, _ in self._order),
-            duration_ns=tuple(0 if number < 0 else self._events[number].end - self._events[number].start for number in numbers),
-            event=tuple(-1 if number < 0 else self._events[number].position for number in numbers),
+            start_ns=tuple(self._start),
+            duration_ns=tuple(self._duration),
+            event=tuple(positions),
             edges=tuple(edges),
             launch_ns=self._launch_ns,
             gap_ns=self._gap_ns,
-            num_inferred=self._inferred,
         )
 
-    def _host_edges(self, moment: _Moment, previous: int) -> list[tuple[int, GraphEdge]]:
-        """Return the edges of a moment of the host, each with the time it counts from. Threads of the host take turns."""
-        since = self._begin if previous < 0 else self._order[previous][0]
+    def _host_edges(self, moment: _Moment, previous: int) -> list[GraphEdge]:
+        """Return the edges of a moment of the host. Threads of the host take turns."""
         if moment.rank == _RETURN:
-            found = [(since, GraphEdge(previous, from_end=True, lag_ns=0, kind=Lag.SYNC))]
-            for number in moment.waits:
-                edge = GraphEdge(self._node_of_event[number], from_end=True, lag_ns=0, kind=Lag.SYNC)
-                found.append((self._events[number].end, edge))
-            return found
-        return [(since, GraphEdge(previous, from_end=True, lag_ns=moment.at - since, kind=Lag.HOST))]
+            sources = (previous, *(self._of_event[number] for number in moment.waits))
+            return [GraphEdge(source, True, 0, Lag.SYNC) for source in sources]
+        return [GraphEdge(previous, True, moment.at - self._since(previous, True), Lag.HOST)]
 
-    def _device_edges(self, number: int) -> list[tuple[int, GraphEdge]]:
+    def _device_edges(self, number: int) -> list[GraphEdge]:
         one, (ended, last, _, other) = self._events[number], self._bounds[number]
-        found: list[tuple[int, GraphEdge]] = []
-        if one.called is not None and one.called in self._node_of_call and one.called <= one.start:
-            edge = GraphEdge(self._node_of_call[one.called], from_end=True, lag_ns=self._launch_ns, kind=Lag.LAUNCH)
-            found.append((one.called, edge))
+        found = []
+        if one.called is not None and one.called in self._of_call:
+            found.append(GraphEdge(self._of_call[one.called], True, self._launch_ns, Lag.LAUNCH))
         for earlier in dict.fromkeys(each for each in (ended, last) if each is not None):
-            node, end = self._node_of_event[earlier], self._events[earlier].end
-            if end <= one.start:
-                found.append((end, GraphEdge(node, from_end=True, lag_ns=self._gap_ns, kind=Lag.GAP)))
+            node, before = self._of_event[earlier], self._events[earlier]
+            if before.end <= one.start:
+                found.append(GraphEdge(node, True, self._gap_ns, Lag.GAP))
             else:
-                begun = self._events[earlier].start
-                found.append((begun, GraphEdge(node, from_end=False, lag_ns=one.start - begun, kind=Lag.OVERLAP)))
-        explained = max((at + min(edge.lag_ns, one.start - at) for at, edge in found), default=None)
-        if explained is not None and other is not None and one.start - explained > self._launch_ns:
-            end = self._events[other].end
-            if end > explained:
-                edge = GraphEdge(self._node_of_event[other], from_end=True, lag_ns=self._gap_ns, kind=Lag.OTHER_STREAM)
-                found.append((end, edge))
-                self._inferred += 1
-        return found or [(self._begin, GraphEdge(-1, from_end=True, lag_ns=0, kind=Lag.BEFORE))]
+                found.append(GraphEdge(node, False, one.start - before.start, Lag.OVERLAP))
+        if found and other is not None:
+            explained = max(min(self._since(edge.source, edge.from_end) + edge.lag_ns, one.start) for edge in found)
+            if one.start - explained > self._launch_ns and self._events[other].end > explained:
+                found.append(GraphEdge(self._of_event[other], True, self._gap_ns, Lag.OTHER_STREAM))
+        return found or [GraphEdge(-1, True, 0, Lag.BEFORE)]
 
-    @staticmethod
-    def _decided(at: int, found: Sequence[tuple[int, GraphEdge]]) -> tuple[GraphEdge, ...]:
+    def _since(self, source: int, from_end: bool) -> int:
+        """Return the moment that the lag of an edge counts from."""
+        if source < 0:
+            return self._begin
+        return self._start[source] + self._duration[source] * from_end
+
+    def _decided(self, at: int, edges: Sequence[GraphEdge]) -> tuple[GraphEdge, ...]:
         """Return the edges with their traced lags: the edge that decided comes first, with its exact lag."""
-        fitting = [(since, edge._replace(lag_ns=min(edge.lag_ns, at - since))) for since, edge in found]
-        place = max(range(len(fitting)), key=lambda i: (fitting[i][0] + fitting[i][1].lag_ns, -i))
-        since, edge = fitting[place]
-        decided = edge._replace(lag_ns=at - since)
-        return (decided, *(edge for i, (_, edge) in enumerate(fitting) if i != place))
+        most = [at - self._since(edge.source, edge.from_end) for edge in edges]
+        left = [max(0, longest - edge.lag_ns) for longest, edge in zip(most, edges, strict=True)]
+        place = left.index(min(left))
+        others = (edge._replace(lag_ns=min(edge.lag_ns, longest)) for longest, edge in zip(most, edges, strict=True))
+        return edges[place]._replace(lag_ns=most[place]), *(edge for i, edge in enumerate(others) if i != place)
 
 
 _Bounds: TypeAlias = tuple[int | None, int | None, int | None, int | None]
@@ -312,12 +303,8 @@ _TIMES: Final = partial(Number, digits=3, unit="x")
 _NOTHING_LEFT: Final = "nothing is left"
 
 
-def _kernel_or_lag(row: PathPartRow) -> Cell:
-    return Code(row.name) if row.kind == KERNEL else Text(row.kind)
-
-
-def _left_out(row: WhatIfRow) -> Cell:
-    return Code(row.name) if row.kind == KERNEL else Text(row.said())
+def _kernel_or_lag(row: PathPartRow | WhatIfRow) -> Cell:
+    return Code(row.name) if row.kind == KERNEL else Text(row.kind if isinstance(row, PathPartRow) else row.said())
 
 
 def _kind_or_lag(row: PathPartRow | WhatIfRow) -> str:
@@ -350,7 +337,7 @@ class WhatIfRow(DocumentPart, frozen=True, kw_only=True):
     """Predicted duration of one trace if one kernel, kind of kernel or delay took no time."""
 
     trace: A[str, col("label of the trace, as in `files`")]
-    name: A[str, col("name of it; empty for a delay", "if this took no time", get=_left_out)]
+    name: A[str, col("name of it; empty for a delay", "if this took no time", get=_kernel_or_lag)]
     kind: A[str, col("`kernel`, `kind of kernel`, `host` or `launch latency`", "kind", get=_kind_or_lag)]
     removed_ns: A[int, term("total time of this work in the trace, on the critical path and off it", "removed", ExactTime)]
     duration_ns: A[int, term("predicted duration without this work", "the trace takes", ExactTime)]
@@ -373,15 +360,14 @@ def critical_path(trace: Trace, window: Window | None = None) -> CriticalPath:
         DataError: it has no device events there, or too many.
     """
     graph = work_graph(trace, window)
-    start_ns, decided = simulate(graph)
-    duration = _length(graph, start_ns, graph.duration_ns)
-    parts = _parts(graph, start_ns, decided, trace)
+    duration = _length(graph, graph.start_ns, graph.duration_ns)
+    parts = _parts(graph, trace)
     path = CriticalPathRow(
         trace=trace.label,
         begin_ns=graph.begin_ns,
         duration_ns=duration,
         events=sum(event >= 0 for event in graph.event),
-        inferred_events=graph.num_inferred,
+        inferred_events=sum(edge.kind is Lag.OTHER_STREAM for edges in graph.edges for edge in edges),
         usual_launch_ns=graph.launch_ns,
         usual_gap_ns=graph.gap_ns,
     )
@@ -389,35 +375,21 @@ def critical_path(trace: Trace, window: Window | None = None) -> CriticalPath:
     return path, parts, tuple(sorted(found, key=lambda one: (one.duration_ns, one.kind, one.name)))
 
 
-def simulate(
-    graph: WorkGraph, duration_ns: Sequence[int] | None = None, lag_ns: Callable[[GraphEdge], int] | None = None
-) -> tuple[list[int], list[int]]:
-    """Return the start of every node, with other durations or lags if given, and the position of the edge that decided it.
-
-    Args:
-        duration_ns: duration of each node; as traced if not given.
-        lag_ns: function that gives the lag of an edge; the edge's own if not given.
-    """
-    durations = graph.duration_ns if duration_ns is None else duration_ns
+def simulate(graph: WorkGraph, duration_ns: Sequence[int], free: Lag | None = None) -> list[int]:
+    """Return the start of every node, with other durations; lags of the kind that is free are 0."""
     starts: list[int] = []
-    decided: list[int] = []
     for edges in graph.edges:
-        best, which = -1, 0
-        for place, edge in enumerate(edges):
-            source, from_end, lag, _ = edge
-            if lag_ns is not None:
-                lag = lag_ns(edge)
+        ready = []
+        for source, from_end, lag, kind in edges:
+            wait = 0 if kind is free else lag
             if source < 0:
-                ready = graph.begin_ns + lag
+                ready.append(graph.begin_ns + wait)
             elif from_end:
-                ready = starts[source] + durations[source] + lag
+                ready.append(starts[source] + duration_ns[source] + wait)
             else:  # it ran beside its source, which may be shorter now
-                ready = starts[source] + min(lag, durations[source])
-            if place == 0 or ready > best:
-                best, which = ready, place
-        starts.append(best)
-        decided.append(which)
-    return starts, decided
+                ready.append(starts[source] + min(wait, duration_ns[source]))
+        starts.append(max(ready))
+    return starts
 
 
 def _length(graph: WorkGraph, starts: Sequence[int], durations: Sequence[int]) -> int:
@@ -425,31 +397,23 @@ def _length(graph: WorkGraph, starts: Sequence[int], durations: Sequence[int]) -
     return max(ends) - graph.begin_ns
 
 
-def _parts(graph: WorkGraph, start_ns: Sequence[int], decided: Sequence[int], trace: Trace) -> tuple[PathPartRow, ...]:
+def _parts(graph: WorkGraph, trace: Trace) -> tuple[PathPartRow, ...]:
     """Follow the path back from the event that ends last."""
     events = trace.device_events
-    found: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
-
-    def spend(kind: str, name: str, ns: int) -> None:
-        part = found[kind, name]
-        part[0] += ns
-        part[1] += 1
-
+    found: dict[tuple[str, str], list[int]] = defaultdict(list)
     last = [node for node, event in enumerate(graph.event) if event >= 0]
-    node, from_end = max(last, key=lambda each: (start_ns[each] + graph.duration_ns[each], -each)), True
+    node, from_end = max(last, key=lambda each: (graph.start_ns[each] + graph.duration_ns[each], -each)), True
     while node >= 0:
         if from_end and graph.event[node] >= 0:
-            spend(KERNEL, _group(events, graph.event[node]), graph.duration_ns[node])
-        edge = graph.edges[node][decided[node]]
-        if edge.kind is Lag.OVERLAP:
-            spend(KERNEL, _group(events, graph.event[edge.source]), edge.lag_ns)
-        else:
-            spend(edge.kind.value, "", edge.lag_ns)
+            found[KERNEL, _group(events, graph.event[node])].append(graph.duration_ns[node])
+        edge = graph.edges[node][0]
+        overlaps = edge.kind is Lag.OVERLAP
+        found[(KERNEL, _group(events, graph.event[edge.source])) if overlaps else (edge.kind.value, "")].append(edge.lag_ns)
         node, from_end = edge.source, edge.from_end
     parts = [
-        PathPartRow(trace=trace.label, kind=kind, name=name, path_ns=ns, n=count)
-        for (kind, name), (ns, count) in found.items()
-        if ns
+        PathPartRow(trace=trace.label, kind=kind, name=name, path_ns=sum(times), n=len(times))
+        for (kind, name), times in found.items()
+        if any(times)
     ]
     return tuple(sorted(parts, key=lambda part: (-part.path_ns, part.kind, part.name)))
 
@@ -460,27 +424,24 @@ def _group(events: DeviceEvents, position: int) -> str:
 
 def _what_ifs(graph: WorkGraph, parts: Sequence[PathPartRow], trace: Trace, duration: int) -> Iterator[WhatIfRow]:
     """Yield the trace without host time, without launch latency, without each kind of work, without the largest kernels."""
-    events = trace.device_events
+    events, took = trace.device_events, graph.duration_ns
 
-    def row(kind: str, name: str, removed_ns: int, left_ns: int) -> WhatIfRow:
+    def row(kind: str, name: str, removed_ns: int, left: Sequence[int], free: Lag | None = None) -> WhatIfRow:
+        left_ns = _length(graph, simulate(graph, left, free), left)
         ratio = duration / left_ns if left_ns else None
         told = {"trace": trace.label, "kind": kind, "name": name}
         return WhatIfRow(**told, removed_ns=removed_ns, duration_ns=left_ns, saved_ns=duration - left_ns, ratio=ratio)
 
     for kind in (Lag.HOST, Lag.LAUNCH):
-        starts, _ = simulate(graph, None, lambda edge, kind=kind: 0 if edge.kind is kind else edge.lag_ns)  # type: ignore[misc]
-        removed = sum(edges[0].lag_ns for edges in graph.edges if edges[0].kind is kind)
-        yield row(kind.value, "", removed, _length(graph, starts, graph.duration_ns))
-    group_of = {number: kernel_name(name).group for number, name in enumerate(events.names)}
+        yield row(kind.value, "", sum(edges[0].lag_ns for edges in graph.edges if edges[0].kind is kind), took, kind)
     work_of = {number: kernel_kind(name) for number, name in enumerate(events.names)}
     names = [part.name for part in parts if part.kind == KERNEL][:_KERNELS]
-    groups = [group_of[events.name[event]] if event >= 0 else "" for event in graph.event]
+    groups = [_group(events, event) if event >= 0 else "" for event in graph.event]
     works = [_work(events, event, work_of) if event >= 0 else "" for event in graph.event]
     for what, labels, wanted in ((KIND, works, sorted(set(works) - {""})), (KERNEL, groups, names)):
         for name in wanted:
-            free = [0 if label == name else took for label, took in zip(labels, graph.duration_ns, strict=True)]
-            removed = sum(graph.duration_ns) - sum(free)
-            yield row(what, name, removed, _length(graph, simulate(graph, free)[0], free))
+            left = [0 if label == name else ns for label, ns in zip(labels, took, strict=True)]
+            yield row(what, name, sum(took) - sum(left), left)
 
 
 def _work(events: DeviceEvents, event: int, work_of: dict[int, KernelKind]) -> str:

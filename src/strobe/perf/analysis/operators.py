@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
 from typing import Annotated as A
@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from strobe.core.costs import DevicePeaks, parse_dtype
 from strobe.core.errors import unknown_choice
-from strobe.perf.analysis.device.activity import BUSY, DeviceView, EventView, events_by_device
-from strobe.perf.analysis.device.intervals import Distribution, Ints, Window, column, distributions, totals
-from strobe.perf.analysis.device.kernels import kernel_name
+from strobe.perf.analysis.device.activity import DeviceView, EventView, events_by_device
+from strobe.perf.analysis.device.intervals import Distribution, Ints, Window, column, distributions, marked, totals
+from strobe.perf.analysis.device.kernels import kernel_name, time_by_code
 from strobe.perf.analysis.device.roofline import Roofline, operator_cost, roofline
-from strobe.perf.analysis.structure.ranges import NOWHERE, Cuts, launched_in, nest, ranges_and_modules, unnumbered
+from strobe.perf.analysis.structure.ranges import NOWHERE, launched_in, nest, ranges_and_modules, unnumbered
 from strobe.perf.table.model import Cell, Code, Count, ExactTime, Missing, Number, Text, Time
 from strobe.perf.table.rows import OnDevice, TimedRow, col, micros, part_of, term
 from strobe.perf.trace.events import DEVICE_KINDS, HostEvents, OperatorFacts, OperatorInputs, Trace
@@ -66,8 +66,8 @@ def operators(trace: Trace, window: Window | None = None) -> Operators | None:
     left, right = (window.start_ns, window.end_ns) if window else (int(start.min()), int(end.max()))
     self_ns = np.zeros(len(ops), np.int64)
     nesting = nest(ops)
-    for number, moments in nesting.bounds.items():
-        owner = nesting.innermost[number]
+    for number, moments in nesting.cuts.moments.items():
+        owner = nesting.owner[nesting.cuts.started(number)]
         own = np.diff(np.clip(moments, left, right), append=right)
         np.add.at(self_ns, owner[owner >= 0], own[owner >= 0])
     inside = (start < right) & (end > left) | (start >= left) & (end <= right)
@@ -168,11 +168,10 @@ def _sorted(rows: list[Attributed], sort_by: str) -> tuple[Attributed, ...]:
 def _device_ns(trace: Trace, scopes: HostEvents) -> dict[str, int]:
     """Return device time by the name of the innermost scope that launched it; time without such a scope is left out."""
     total = np.zeros(len(scopes.names), np.int64)
-    nesting, cuts, name = nest(scopes), Cuts.around(scopes), np.asarray(scopes.name)
-    owner = nesting.owners(cuts)
-    owned = owner != NOWHERE
+    nesting, name = nest(scopes), np.asarray(scopes.name)
+    owned = nesting.owner != NOWHERE
     for _, work in events_by_device(trace):
-        np.add.at(total, name[owner[owned]], launched_in(trace, work, None, cuts).sum_ns[owned])
+        np.add.at(total, name[nesting.owner[owned]], launched_in(trace, work, None, nesting.cuts).sum_ns[owned])
     return {text: ns for text, ns in zip(scopes.names, total.tolist(), strict=True) if ns}
 
 
@@ -184,88 +183,76 @@ _ENGINE: Final = re.compile(r"autograd::engine::evaluate_function: .+")
 """Name of the range that autograd's engine puts around each node it runs; nodes that add up gradients have no number."""
 
 
-class Launchers:
+class _Launchers:
     """Operators of a trace that was read with details, as launchers of its device events.
 
-    A launcher is a number: the position of an operator, or behind the last one `outside` (the launch call lies in no operator)
-    and `unlinked` (neither the launch call nor the operator is known). The innermost operator that is open when the launch call
+    A launcher is a number: the position of an operator; behind the last one `num` (the launch call lies in no operator), and
+    `num + 1` (neither the launch call nor the operator is known). The innermost operator that is open when the launch call
     starts is the launcher; without a launch call, the one that the profiler names.
 
-    Args:
-        trace: read with `details=True`.
+    Attributes:
+        row: by launcher, number of its row: the same for calls of one operator with equal inputs in one phase.
+        of_row: one launcher of each row.
+        caller: by launcher, position among the `callers`: the operator around it, and the range or module.
     """
 
     def __init__(self, trace: Trace, details: OperatorFacts) -> None:
-        self.num = len(trace.ops)
-        self.outside, self.unlinked = self.num, self.num + 1
-        self._trace, self._details = trace, details
-        hosts, nesting = trace.device_events.hosts, nest(trace.ops)
-        self.parent: Ints = np.asarray(nesting.parent).astype(np.int64)
+        self.trace, self.details, self.num = trace, details, len(trace.ops)
+        ops, hosts, nesting = trace.ops, trace.device_events.hosts, nest(trace.ops)
+        self._parent: Ints = np.asarray(nesting.parent).astype(np.int64)
         calls = np.arange(len(hosts), dtype=np.int32)
-        self._of_host = nesting.of_calls(hosts, calls)
-        self._scopes = ranges_and_modules(replace(trace, modules=unnumbered(trace.modules), ranges=unnumbered(trace.ranges)))
-        self._nested = nest(self._scopes)
-        self._scope_of_host = self._nested.of_calls(hosts, calls)
-        engine = np.array([_ENGINE.fullmatch(name) is not None for name in trace.ops.names] or [False])[column(trace.ops.name)]
-        backward = self._inherited(column(details.backward) | engine)
+        self._of_host = np.append(nesting.of_calls(hosts, calls), NOWHERE)
         recorded = self._inherited((column(details.sequence) >= 0).astype(np.int64))
-        self.phase: Ints = np.where(backward > 0, 2, np.minimum(recorded, 1))
-
-    @property
-    def scope_names(self) -> tuple[str, ...]:
-        return self._scopes.names
+        self.phase: Ints = np.where(
+            self._inherited(column(details.backward) | marked(ops, _ENGINE.fullmatch)) > 0, 2, np.minimum(recorded, 1)
+        )
+        row = (column(ops.name) * (len(details.inputs) + 1) + column(details.given) + 1) * len(PHASES) + self.phase
+        _, self.of_row, self.row = np.unique(np.append(row, (-2, -1)), return_index=True, return_inverse=True)
+        scopes = unnumbered(ranges_and_modules(trace))
+        nested, names = nest(scopes), np.append(column(scopes.name), NOWHERE)
+        self._scope_of_host = np.append(names[nested.of_calls(hosts, calls)], NOWHERE)
+        scope, forward = names[nested.of_calls(ops, np.arange(self.num))], self._forward()
+        # a backward operator runs on behalf of a forward one: it belongs to the scope of that one, if the trace has it
+        scope = np.where((answered := np.append(scope, NOWHERE)[forward]) == NOWHERE, scope, answered)
+        above, width = np.append(column(ops.name), NOWHERE)[self._parent], len(scopes.names) + 1
+        pairs, which = np.unique(np.append(np.arange(width), (above + 1) * width + scope + 1), return_inverse=True)
+        self.caller = np.append(which[width:], (0, 0))
+        self.callers = [(("", *ops.names)[a], ("", *scopes.names)[s]) for a, s in zip(*np.divmod(pairs, width), strict=True)]
 
     def of(self, work: EventView) -> Ints:
         host = work.host
-        launcher = np.append(self._of_host, NOWHERE)[np.maximum(host, NOWHERE)]
+        launcher = self._of_host[np.maximum(host, NOWHERE)]
         lost = np.flatnonzero(launcher == NOWHERE)
-        named = np.asarray(self._details.of_event)[work.position[lost]].astype(np.int64)
-        launcher[lost] = np.where(named >= 0, named, np.where(host[lost] >= 0, self.outside, self.unlinked))
+        named = np.asarray(self.details.of_event)[work.position[lost]].astype(np.int64)
+        launcher[lost] = np.where(named >= 0, named, np.where(host[lost] >= 0, self.num, self.num + 1))
         return launcher
 
-    def scopes_of(self, launchers: Ints) -> Ints:
-        """Return the name of the range or module that each of some operators ran in, -1 for none.
+    def codes(self, work: EventView) -> Ints:
+        """Return row, caller, name and kind of each event, packed into one number."""
+        launcher, scope = self.of(work), self._scope_of_host[np.maximum(work.host, NOWHERE)]
+        caller = np.where(launcher < self.num, self.caller[launcher], scope + 1)
+        code: Ints = self.row[launcher] * len(self.callers) + caller
+        code = code * len(self.trace.device_events.names) + work.name
+        return code * len(DEVICE_KINDS) + work.kind
 
-        A backward operator runs on behalf of a forward one: it belongs to the scope of that one, if the trace has it.
-        """
-        found = np.full(len(launchers), NOWHERE, np.int64)
-        real = np.flatnonzero(launchers < self.num)
-        found[real] = self._name(self._nested.of_calls(self._trace.ops, launchers[real]))
-        answered = self._forward_of(launchers[real])
-        some = np.flatnonzero(answered != NOWHERE)
-        scope = self._name(self._nested.of_calls(self._trace.ops, answered[some]))
-        found[real[some]] = np.where(scope == NOWHERE, found[real[some]], scope)
-        return found
-
-    def scopes_of_calls(self, work: EventView) -> Ints:
-        """Return the name of the range or module that each device event was launched in, -1 for none."""
-        return self._name(np.append(self._scope_of_host, NOWHERE)[np.maximum(work.host, NOWHERE)])
-
-    def _name(self, scope: Ints) -> Ints:
-        names = column(self._scopes.name)
-        return np.where(scope == NOWHERE, NOWHERE, names[scope] if len(names) else NOWHERE)
-
-    def _forward_of(self, operators: Ints) -> Ints:
-        """Return the forward operator of each of some backward ones: the last with its autograd sequence number."""
-        found = np.full(len(operators), NOWHERE, np.int64)
-        mine = np.flatnonzero(self.phase[operators] == PHASES.index("backward"))
-        own = column(self._details.sequence)
-        forward = np.flatnonzero((own >= 0) & (self.phase != PHASES.index("backward")))
-        if not len(mine) or not len(forward):
-            return found
-        order = forward[np.argsort(own[forward], kind="stable")]
-        wanted = self._inherited(np.where(column(self._details.backward) > 0, own, NOWHERE), NOWHERE)[operators[mine]]
-        place = np.searchsorted(own[order], wanted, "right") - 1
-        found[mine] = np.where((place >= 0) & (own[order[place]] == wanted) & (wanted >= 0), order[place], NOWHERE)
+    def _forward(self) -> Ints:
+        """Return the forward operator of each backward one, the last with its autograd sequence number; else `NOWHERE`."""
+        found, own = np.full(self.num, NOWHERE, np.int64), column(self.details.sequence)
+        mine, forward = np.flatnonzero(self.phase == 2), np.flatnonzero((own >= 0) & (self.phase != 2))
+        if len(mine) and len(forward):
+            order = forward[np.argsort(own[forward], kind="stable")]
+            wanted = self._inherited(np.where(column(self.details.backward) > 0, own, NOWHERE), NOWHERE)[mine]
+            place = np.searchsorted(own[order], wanted, "right") - 1
+            found[mine] = np.where((place >= 0) & (own[order[place]] == wanted) & (wanted >= 0), order[place], NOWHERE)
         return found
 
     def _inherited(self, values: NDArray[np.integer], nothing: int = 0) -> Ints:
         """Replace each value `nothing` by that of the innermost enclosing operator with another value."""
         found: Ints = np.asarray(values).astype(np.int64)
-        inner = np.flatnonzero(self.parent != NOWHERE)
+        inner = np.flatnonzero(self._parent != NOWHERE)
         while True:
             empty = inner[found[inner] == nothing]
-            above = found[self.parent[empty]]
+            above = found[self._parent[empty]]
             if (above == nothing).all():
                 return found
             found[empty] = above
@@ -368,163 +355,81 @@ def operator_times(views: Sequence[DeviceView]) -> tuple[OperatorTimes, ...]:
     """Return the table of each device of a trace that was read with details; none for a trace without them."""
     if not views or views[0].trace.details is None:
         return ()
-    launchers = Launchers(views[0].trace, views[0].trace.details)
+    launchers = _Launchers(views[0].trace, views[0].trace.details)
     return tuple(_table(view, launchers) for view in views)
 
 
-def _table(view: DeviceView, launchers: Launchers) -> OperatorTimes:
-    keys = _OperatorKeys(view, launchers)
-    counted: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0, 0])
+def _table(view: DeviceView, launchers: _Launchers) -> OperatorTimes:
+    names, counted = view.trace.device_events.names, time_by_code(view, launchers.codes)
+    kernels: defaultdict[int, defaultdict[tuple[str, str], list[tuple[int, ...]]]] = defaultdict(lambda: defaultdict(list))
+    callers: defaultdict[int, Counter[int]] = defaultdict(Counter)
+    for code, counts in counted.items():
+        rest, kind = divmod(code, len(DEVICE_KINDS))
+        rest, name = divmod(rest, len(names))
+        row, caller = divmod(rest, len(launchers.callers))
+        kernels[row][kernel_name(names[name]).group, DEVICE_KINDS[kind]].append(counts)
+        callers[row][caller] += counts[1]
+    used = np.zeros(launchers.num, np.bool_)
     for part in view.parts():
-        _count(counted, keys.codes(part.work), part.length, exclusive=False)
-    busy_ns = 0
-    for slices in view.stretches():
-        busy = slices.cause == BUSY
-        busy_ns += int(slices.length[busy].sum())
-        _count(counted, keys.codes(view.work.at(slices.event[busy])), slices.length[busy], exclusive=True)
-    found = sorted(keys.rows(counted), key=_order)
-    wheres = [{**view.where, "place": place} for place in range(len(found))]
-    named = list(zip(wheres, found, strict=True))
+        launcher = launchers.of(part.work)
+        used[launcher[launcher < launchers.num]] = True
+    calls = Counter(zip(launchers.row[:-2][used].tolist(), launchers.caller[:-2][used].tolist(), strict=True))
+    found: list[_Found] = []
+    for row, of_kernel in kernels.items():
+        events = ((key, map(sum, zip(*counts, strict=True))) for key, counts in of_kernel.items())
+        listed: list[dict[str, Any]] = [dict(zip(_OF_KERNEL, (*key, *counts), strict=False)) for key, counts in events]
+        named: list[dict[str, Any]] = [
+            dict(zip(_OF_CALLER, (*launchers.callers[caller], calls[row, caller], own), strict=True))
+            for caller, own in callers[row].items()
+        ]
+        sums = {key: sum(one[key] for one in listed) for key in _OF_KERNEL[2:]} | {"calls": sum(one["calls"] for one in named)}
+        listed.sort(key=lambda one: (-one["exclusive_ns"], -one["sum_ns"], one["kernel"], one["kind"]))
+        named.sort(key=lambda one: (-one["exclusive_ns"], one["caller"], one["scope"]))
+        inputs, told = _operator_of(launchers, int(launchers.of_row[row]))
+        found.append((told | sums, inputs, listed, named))
+    found.sort(key=_order)
+    where = [{**view.where, "place": place} for place in range(len(found))]
     return OperatorTimes(
         device=view.device,
-        rows=tuple(OperatorTimeRow(**where, **told) for where, (told, *_) in named),
+        rows=tuple(OperatorTimeRow(**own, **told) for own, (told, *_) in zip(where, found, strict=True)),
         inputs=tuple(inputs for _, inputs, *_ in found),
-        kernels=tuple(tuple(OperatorKernelRow(**where, **one) for one in kernels) for where, (_, _, kernels, _) in named),
-        callers=tuple(tuple(OperatorCallerRow(**where, **one) for one in callers) for where, (*_, callers) in named),
-        busy_ns=busy_ns,
+        kernels=tuple(
+            tuple(OperatorKernelRow(**own, **one) for one in listed) for own, (_, _, listed, _) in zip(where, found, strict=True)
+        ),
+        callers=tuple(
+            tuple(OperatorCallerRow(**own, **one) for one in named) for own, (*_, named) in zip(where, found, strict=True)
+        ),
+        busy_ns=sum(counts[1] for counts in counted.values()),
     )
+
+
+_Found: TypeAlias = tuple[dict[str, Any], OperatorInputs, list[dict[str, Any]], list[dict[str, Any]]]
+"""Fields of the rows of one operator: of itself, its inputs, of its kernels and its callers."""
+_OF_KERNEL: Final = ("kernel", "kind", "events", "exclusive_ns", "sum_ns")
+_OF_CALLER: Final = ("caller", "scope", "calls", "exclusive_ns")
+
+
+def _operator_of(launchers: _Launchers, launcher: int) -> tuple[OperatorInputs, dict[str, Any]]:
+    """Return the inputs of a launcher, and what the row says of it."""
+    if launcher >= launchers.num:
+        source = Source.OUTSIDE if launcher == launchers.num else Source.UNLINKED
+        return _NOTHING, {"source": source.value, "operator": "", "input_sizes": "", "dtypes": "", "phase": ""}
+    details, ops = launchers.details, launchers.trace.ops
+    given = details.given[launcher]
+    inputs = details.inputs[given] if given >= 0 else _NOTHING
+    tensors = (kind for kind, size in zip(inputs.types, inputs.sizes, strict=False) if size)
+    return inputs, {
+        "source": Source.OPERATOR.value,
+        "operator": ops.names[ops.name[launcher]],
+        "input_sizes": inputs.text,
+        "dtypes": ", ".join(dict.fromkeys(parse_dtype(kind) or kind for kind in tensors)),
+        "phase": PHASES[int(launchers.phase[launcher])],
+    }
 
 
 def _order(one: _Found) -> tuple[Any, ...]:
     told, inputs, *_ = one
     return -told["exclusive_ns"], -told["sum_ns"], told["source"], told["operator"], inputs, told["phase"]
-
-
-def _count(counted: dict[int, list[int]], codes: Ints, length: Ints, *, exclusive: bool) -> None:
-    """Add durations of events, or the time that they own, to number, exclusive time and durations of events by code."""
-    some, which, number = np.unique(codes, return_inverse=True, return_counts=True)
-    for code, ns, count in zip(some.tolist(), totals(length, which, len(some)).tolist(), number.tolist(), strict=True):
-        found = counted[code]
-        if exclusive:
-            found[1] += ns
-        else:
-            found[0] += count
-            found[2] += ns
-
-
-_Found: TypeAlias = tuple[dict[str, Any], OperatorInputs, list[dict[str, Any]], list[dict[str, Any]]]
-"""Fields of the rows of one operator: of itself, its inputs, of its kernels and its callers."""
-
-
-class _OperatorKeys:
-    """Codes of a device's events: row, caller, name and kind packed into one number."""
-
-    def __init__(self, view: DeviceView, launchers: Launchers) -> None:
-        self._trace, self._launchers = view.trace, launchers
-        used = np.zeros(launchers.num + 2, np.bool_)
-        for part in view.parts():
-            used[launchers.of(part.work)] = True
-        self._used = np.flatnonzero(used)
-        self._rows, row = self._row_numbers()
-        self._callers, caller = self._caller_numbers()
-        self._row, self._caller = (np.zeros(launchers.num + 2, np.int64) for _ in range(2))
-        self._row[self._used], self._caller[self._used] = row, caller
-        self._scope_caller = self._scope_numbers()
-
-    def _row_numbers(self) -> tuple[Ints, Ints]:
-        """Return one launcher of each row, and the row of each used launcher."""
-        one, details = self._launchers, self._trace.details
-        assert details is not None
-        real = self._used[self._used < one.num]
-        code = np.append(np.full(0, 0, np.int64), self._used - one.num - 2)  # no operator: -2 and -1
-        given = column(details.given)[real] + 1
-        code[: len(real)] = (column(self._trace.ops.name)[real] * (len(details.inputs) + 1) + given) * 3 + one.phase[real]
-        _, first, which = np.unique(code, return_index=True, return_inverse=True)
-        return self._used[first], which.astype(np.int64)
-
-    def _caller_numbers(self) -> tuple[list[tuple[str, str]], Ints]:
-        """Return the callers (operator around, range or module), and the caller of each used launcher."""
-        one, ops = self._launchers, self._trace.ops
-        scope = one.scopes_of(self._used)
-        above = np.full(len(self._used), -1, np.int64)
-        real = np.flatnonzero(self._used < one.num)
-        parent = one.parent[self._used[real]]
-        above[real] = np.where(parent >= 0, column(ops.name)[parent] if len(ops) else -1, -1)
-        pairs, which = np.unique(np.stack((above, scope), axis=1), axis=0, return_inverse=True)
-        names = [(ops.names[a] if a >= 0 else "", one.scope_names[s] if s >= 0 else "") for a, s in pairs.tolist()]
-        return names, which.astype(np.int64).reshape(-1)
-
-    def _scope_numbers(self) -> Ints:
-        """Return the caller number of each scope without an operator; the last one is that of no scope."""
-        place = {caller: number for number, caller in enumerate(self._callers)}
-        numbers = []
-        for name in (*self._launchers.scope_names, ""):
-            if ("", name) not in place:
-                place["", name] = len(self._callers)
-                self._callers.append(("", name))
-            numbers.append(place["", name])
-        return np.array(numbers, np.int64)
-
-    def codes(self, work: EventView) -> Ints:
-        launcher = self._launchers.of(work)
-        caller = self._caller[launcher]
-        outside = np.flatnonzero(launcher >= self._launchers.num)
-        caller[outside] = self._scope_caller[self._launchers.scopes_of_calls(work)[outside]]
-        code: Ints = self._row[launcher] * len(self._callers) + caller
-        code = code * len(self._trace.device_events.names) + work.name.astype(np.int64)
-        return code * len(DEVICE_KINDS) + work.kind.astype(np.int64)
-
-    def rows(self, counted: Mapping[int, list[int]]) -> Iterable[_Found]:
-        calls: dict[tuple[int, int], int] = defaultdict(int)
-        real = self._used[self._used < self._launchers.num]
-        for pair in zip(self._row[real].tolist(), self._caller[real].tolist(), strict=True):
-            calls[pair] += 1
-        parts: dict[int, list[tuple[int, str, str, list[int]]]] = defaultdict(list)
-        for code, found in counted.items():
-            rest, kind = divmod(code, len(DEVICE_KINDS))
-            rest, name = divmod(rest, len(self._trace.device_events.names))
-            row, caller = divmod(rest, len(self._callers))
-            group = kernel_name(self._trace.device_events.names[name]).group
-            parts[row].append((caller, group, DEVICE_KINDS[kind], found))
-        for row, own in parts.items():
-            yield self._time(int(self._rows[row]), row, own, calls)
-
-    def _time(
-        self, launcher: int, row: int, parts: list[tuple[int, str, str, list[int]]], calls: dict[tuple[int, int], int]
-    ) -> _Found:
-        details, ops = self._trace.details, self._trace.ops
-        assert details is not None
-        kernels: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
-        callers: dict[int, int] = defaultdict(int)
-        for caller, group, kind, found in parts:
-            kernels[group, kind] = [a + b for a, b in zip(kernels[group, kind], found, strict=True)]
-            callers[caller] += found[1]
-        real = launcher < self._launchers.num
-        given = details.given[launcher] if real else -1
-        inputs = details.inputs[given] if given >= 0 else _NOTHING
-        listed: list[dict[str, Any]] = [
-            {"kernel": kernel, "kind": kind, "events": events, "exclusive_ns": own, "sum_ns": sum_ns}
-            for (kernel, kind), (events, own, sum_ns) in kernels.items()
-        ]
-        named: list[dict[str, Any]] = []
-        for caller, own in callers.items():
-            name, scope = self._callers[caller]
-            called = calls[row, caller] if real else 0
-            named.append({"caller": name, "scope": scope, "calls": called, "exclusive_ns": own})
-        tensors = (kind for kind, size in zip(inputs.types, inputs.sizes, strict=False) if size)
-        source = Source.OPERATOR if real else Source.OUTSIDE if launcher == self._launchers.outside else Source.UNLINKED
-        told = {
-            "source": source.value,
-            "operator": ops.names[ops.name[launcher]] if real else "",
-            "input_sizes": inputs.text,
-            "dtypes": ", ".join(dict.fromkeys(parse_dtype(kind) or kind for kind in tensors)),
-            "phase": PHASES[int(self._launchers.phase[launcher])] if real else "",
-            "calls": sum(caller["calls"] for caller in named),
-            **{name: sum(one[name] for one in listed) for name in ("events", "exclusive_ns", "sum_ns")},
-        }
-        listed.sort(key=lambda one: (-one["exclusive_ns"], -one["sum_ns"], one["kernel"], one["kind"]))
-        named.sort(key=lambda one: (-one["exclusive_ns"], one["caller"], one["scope"]))
-        return told, inputs, listed, named
 
 
 # Rates of a device's operators of known cost against its peaks.

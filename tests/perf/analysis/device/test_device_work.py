@@ -276,10 +276,7 @@ def test_launch_delays(trace: Trace, window: Window | None) -> None:
                 calls[event.host.name].append(event)
         assert set(found.kinds) == set(kinds) and {row.call for row in found.calls} == set(calls)
         for kind, events in kinds.items():
-            for delays, negative, moment in (
-                (found.kinds[kind].start_to_start, found.kinds[kind].num_negative_ss, "start_ns"),
-                (found.kinds[kind].end_to_start, found.kinds[kind].num_negative_es, "end_ns"),
-            ):
+            for (delays, negative), moment in zip(found.kinds[kind], ("start_ns", "end_ns"), strict=True):
                 expected = sorted(event.start_ns - getattr(event.host, moment) for event in events)
                 assert (delays.n, delays.sum_ns, delays.min_ns, delays.max_ns) == (
                     len(expected),

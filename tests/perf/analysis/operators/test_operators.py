@@ -246,33 +246,27 @@ def counted(trace: Trace, first: int, last: int) -> tuple[Counter[str], Counter[
     return by_name, by_thread
 
 
-@given(ROWS)
-def test_self_times_add_up_to_the_busy_time_of_the_threads(rows: list[HostEvent]) -> None:
+@given(
+    ROWS,
+    st.none() | st.builds(lambda at, n: Window(start_ns=at, end_ns=at + n, label="w"), st.integers(-5, 60), st.integers(1, 30)),
+)
+def test_self_times_add_up_to_the_busy_time_of_the_threads(rows: list[HostEvent], window: Window | None) -> None:
     trace = trace_of(ops=rows)
-    found = operators(trace)
+    found = operators(trace, window)
     assert found is not None
     begin, end = min(row.start_ns for row in rows), max(row.end_ns for row in rows)
+    if window is not None:
+        begin, end = window.start_ns, window.end_ns
     assert found.span_ns == end - begin
     by_name, by_thread = counted(trace, begin, end)
-    assert {row.operator: row.self_ns for row in found.rows} == {row.name: by_name[row.name] for row in rows}
-    assert {name: busy_ns for name, _, busy_ns in found.threads} == {
-        trace.threads[number]: by_thread[number] for number in {row.thread for row in rows}
+    assert {row.operator: row.self_ns for row in found.rows if row.self_ns} == by_name
+    assert {name: busy_ns for name, _, busy_ns in found.threads if busy_ns} == {
+        trace.threads[n]: ns for n, ns in by_thread.items()
     }
     assert sum(row.self_ns for row in found.rows) == found.busy_ns
-    for row in found.rows:
+    for row in found.rows if window is None else ():
         lengths = sorted(op.end_ns - op.start_ns for op in rows if op.name == row.operator)
-        assert (row.calls, row.sum_ns) == (len(lengths), sum(lengths))
-        assert (row.min_ns, row.max_ns) == (lengths[0], lengths[-1])
-
-
-@given(ROWS, st.integers(-5, 60), st.integers(1, 30))
-def test_a_window_keeps_its_part_of_the_self_times(rows: list[HostEvent], first: int, length: int) -> None:
-    trace = trace_of(ops=rows)
-    found = operators(trace, Window(start_ns=first, end_ns=first + length, label="w"))
-    assert found is not None and found.span_ns == length
-    by_name, _ = counted(trace, first, first + length)
-    assert sum(row.self_ns for row in found.rows) == sum(by_name.values()) == found.busy_ns
-    assert {row.operator: row.self_ns for row in found.rows if row.self_ns} == dict(by_name)
+        assert (row.calls, row.sum_ns, row.min_ns, row.max_ns) == (len(lengths), sum(lengths), lengths[0], lengths[-1])
 
 
 def test_no_operators_are_no_table() -> None:

@@ -51,15 +51,6 @@ def test_missing_and_crossed_boundaries_are_skipped_with_the_reason() -> None:
     assert not found.found and dict(found.skipped) == {CROSSED: 2}
 
 
-def test_focal_events_that_share_a_section_are_one_and_overlaps_are_counted() -> None:
-    twice = [*LAYER[:3], event("flash_fwd<64>", 50, 51), *LAYER[3:]]
-    (found,) = find_sections(trace_of(twice), parse_section("memcpy:end -> flash -> gather:end"))
-    assert [section[:4] for section in found.found] == [(10, 70, 48, 31)] and (found.num_focal, found.merged) == (2, 1)
-    wide = [*LAYER[:4], *later(LAYER, 100)]  # the first layer has no gather: its section reaches into the second
-    (found,) = find_sections(trace_of(wide), parse_section("memcpy:end -> flash -> gather:end"))
-    assert [section[:2] for section in found.found] == [(10, 170), (110, 170)] and found.overlapping == 1
-
-
 def test_ranges_and_modules_by_what_they_launched() -> None:
     device = [
         event("a", 100, 110, launch=1),
@@ -149,6 +140,9 @@ def test_against_looking_at_every_focal_event(rows: list[tuple[str, int, int, in
     assert sorted(section[:2] for section in found) == sorted(bounds[:2] for bounds in expected)
     assert sum(sum(each.skipped.values()) for each in counted) == skipped
     assert sum(each.num_focal - each.merged for each in counted) == skipped + len(expected)
+    for each in counted:
+        ends = [max(section.end_ns for section in each.found[:i]) for i in range(1, len(each.found))]
+        assert each.overlapping == sum(section.start_ns < end for section, end in zip(each.found[1:], ends, strict=True))
     wide = left.any_stream or right.any_stream
     allowed = sorted(expected)
     for section in found:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from made_traces import trace_of
@@ -276,7 +276,7 @@ _STEP = ["embed", *_LAYER * 8, "head", "sample"]
 def _find(names: list[str], pause: dict[str, int] | None = None) -> tuple[Period, ...]:
     texts = tuple(dict.fromkeys(names))
     ids = np.array([texts.index(name) for name in names], np.int64)
-    return find_periods(ids, texts, None if pause is None else np.array([pause.get(name, 0) for name in names], np.int64))
+    return find_periods(ids, texts, np.array([(pause or {}).get(name, 0) for name in names], np.int64))
 
 
 def test_the_step_is_found_above_its_layers() -> None:
@@ -395,20 +395,6 @@ def _groups(trace: Trace, window: Window | None = None) -> tuple[LayerGroup, ...
     return groups
 
 
-def test_calls_of_one_name_are_told_by_their_order() -> None:
-    ranges, events = [HostEvent("outer", 0, 500, 0)], []
-    for call in range(5):
-        ranges.append(HostEvent("attention", 10 + 50 * call, 40 + 50 * call, 0))
-        ranges += [HostEvent("inner", 12 + 50 * call + 8 * i, 18 + 50 * call + 8 * i, 0) for i in range(3)]
-        events += [_launched(14 + 50 * call + 8 * i, 1_000 + 60 * call + 9 * i, 1_002 + 61 * call + 9 * i) for i in range(3)]
-    attention, inner = _groups(trace_of(events, ranges=ranges))
-    assert (attention.name, attention.path, attention.inside, len(attention.layers)) == ("attention", ("outer",), False, 5)
-    assert (inner.name, inner.path, inner.inside, inner.layers[0].calls) == ("inner", ("outer", "attention"), True, 5)
-    assert [layer.device_p50_ns for layer in attention.layers] == [6, 9, 12, 15, 18]
-    assert [layer.device_p50_ns for layer in inner.layers] == [4, 4, 4] and inner.layers[0].calls == 5
-    assert [layer.name for layer in attention.layers] == ["attention"] * 5
-
-
 def test_without_names_the_kernels_of_a_step_tell_the_layers() -> None:
     events, now = [], 1_000
     for _ in range(6):
@@ -441,6 +427,10 @@ _names = st.sampled_from(("Block_0", "Block_1", "Block_2", "part"))
     st.lists(st.tuples(_names, st.integers(0, 80), st.integers(1, 40)), min_size=4, max_size=14),
     st.lists(st.tuples(st.integers(0, 120), st.integers(0, 9)), min_size=1, max_size=12),
 )
+@example(
+    [("part", at, 40) for at in (0, 50)] + [(f"Block_{i}", at + 9 * i + 1, 8) for at in (0, 50) for i in range(3)],
+    [(at, at % 7) for at in range(2, 90, 9)],
+)
 def test_against_counting_by_hand(calls: list[tuple[str, int, int]], work: list[tuple[int, int]]) -> None:
     rows = sorted(
         (HostEvent(name, start, start + length, 0) for name, start, length in calls), key=lambda r: (r.start_ns, -r.end_ns)
@@ -458,18 +448,20 @@ def test_against_counting_by_hand(calls: list[tuple[str, int, int]], work: list[
         place = places[path(i), parents[i]]
         places[path(i), parents[i]] += 1
         own = [e for e in events if row.start_ns <= e.host.start_ns < row.end_ns]
-        expected[path(i)].append((place, sum(e.end_ns - e.start_ns for e in own), len(own), row.end_ns - row.start_ns))
-    for group in _groups(trace_of(events, ranges=rows)):
-        if group.by_kernels:
-            continue
-        found = expected[(*group.path, group.name)]
-        assert group.sum_ns == sum(ns for _, ns, _, _ in found) > 0
+        expected[path(i)].append((place, sum(e.end_ns - e.start_ns for e in own), len(own), row.name, row.end_ns - row.start_ns))
+    groups = [group for group in _groups(trace_of(events, ranges=rows)) if not group.by_kernels]
+    for group in groups:
+        own_path = (*group.path, group.name)
+        assert group.inside == any(own_path[: len(other.path) + 1] == (*other.path, other.name) != own_path for other in groups)
+        found = expected[own_path]
+        assert group.sum_ns == sum(ns for _, ns, *_ in found) > 0
         assert group.layers[0].calls == sum(place == 0 for place, *_ in found)
         for place, layer in enumerate(group.layers):
             own = [call for call in found if call[0] == place]
-            times, middle = sorted(ns for _, ns, _, _ in own), (len(own) - 1) // 2
+            times, middle, names = sorted(ns for _, ns, *_ in own), (len(own) - 1) // 2, {call[3] for call in own}
+            assert layer.name == (names.pop() if len(names) == 1 else "")
             assert (layer.calls, layer.device_p50_ns, layer.device_max_ns) == (len(own), times[middle], times[-1])
             assert layer.host_p50_ns == sorted(host for *_, host in own)[middle]
-        times = sorted(ns for place, ns, _, _ in found if place)
+        times = sorted(ns for place, ns, *_ in found if place)
         assert (group.later.device_p50_ns, group.later.device_max_ns) == (times[(len(times) - 1) // 2], times[-1])
-        assert group.later.kernels == sorted(n for place, _, n, _ in found if place)[(group.later.calls - 1) // 2]
+        assert group.later.kernels == sorted(n for place, _, n, *_ in found if place)[(group.later.calls - 1) // 2]

@@ -33,7 +33,11 @@ from strobe.perf.table.rows import OnDevice, col, term
 from strobe.perf.trace.columns import blocks, different
 from strobe.perf.trace.events import DEVICE_KINDS, DeviceEvents, Trace
 
-# Causes of idle time: each gap between device events is split exactly by what it waited for.
+# Causes of idle time: each gap between device events is split exactly by what the event after it waited for.
+#
+# With `h` the start of that event's launch call: `[start, h)` is `host_late` (`profiler_overhead` where the profiler held up the
+# host) and `[h, end)` is `launch_latency`. A launch before the gap was `queued` (a stream dependency, a synchronisation); so was
+# every graph node after the first. An event without a known launch, or no event, makes the gap `unlinked`.
 
 HOST_LATE: Final = "host_late"
 PROFILER_OVERHEAD: Final = "profiler_overhead"
@@ -42,42 +46,6 @@ QUEUED: Final = "queued"
 UNLINKED: Final = "unlinked"
 CAUSES: Final = (HOST_LATE, LAUNCH_LATENCY, QUEUED, PROFILER_OVERHEAD, UNLINKED)
 IDLE: Final = frozenset(CAUSES)
-
-
-def split_gaps(
-    gaps: Intervals, launch: Ints, linked: NDArray[np.bool_], first: NDArray[np.bool_], overhead: Intervals
-) -> tuple[Ints, NDArray[np.int8], Intervals]:
-    """Split idle gaps by what the device event after each of them waited for.
-
-    With `h` the start of the event's launch call: `[start, h)` is `host_late` (`profiler_overhead` where the profiler held up
-    the host) and `[h, end)` is `launch_latency`. A launch before the gap was `queued` (a stream dependency, a synchronisation);
-    so was every graph node after the first. An event without a known launch, or no event, makes the gap `unlinked`.
-
-    Args:
-        gaps: disjoint, in order, none empty.
-        launch: start of the launch call of the event that ends each gap; anything where `linked` is false.
-        linked: whether an event with a known launch ends the gap.
-        first: whether that event is the first of its launch call.
-        overhead: disjoint intervals in order, in which the profiler held up the host.
-
-    Returns:
-        Of pieces that tile the gaps, in order and none empty: position of the gap, cause as a position in `CAUSES`, interval.
-    """
-    waited = linked & first & (launch >= gaps.start)
-    handed = np.where(waited, np.minimum(launch, gaps.end), gaps.start)
-    late = Intervals(gaps.start, handed)
-    held = overlaps(late, overhead)
-    begin, stop = (int(gaps.start[0]), int(gaps.end[-1])) if len(gaps.start) else (0, 0)
-    free = overlaps(late, complement(overhead, begin, stop))
-    rest = np.flatnonzero(gaps.end > handed)
-    of_rest = np.where(waited, CAUSES.index(LAUNCH_LATENCY), np.where(linked, CAUSES.index(QUEUED), CAUSES.index(UNLINKED)))
-    gap = np.concatenate((held.a, free.a, rest))
-    causes = (np.full(len(held.a), CAUSES.index(PROFILER_OVERHEAD)), np.full(len(free.a), CAUSES.index(HOST_LATE)), of_rest[rest])
-    start = np.concatenate((held.start, free.start, handed[rest]))
-    end = np.concatenate((held.end, free.end, gaps.end[rest]))
-    order = np.argsort(start, kind="stable")
-    return gap[order], np.concatenate(causes).astype(np.int8)[order], Intervals(start[order], end[order])
-
 
 # One accelerator of a trace: its events as columns, and the owner of each nanosecond.
 #
@@ -250,23 +218,27 @@ class EventView:
         launch[linked] = column(trace.device_events.hosts.start_ns)[host[linked]]
         if len(launch) and gaps.start[0] == opening:
             launch[0] = max(launch[0], opening)
-        first = np.zeros(len(gaps.start), np.bool_)
-        first[known] = self.ordinal[waiting[known]] == 0
-        gap, why, pieces = split_gaps(gaps, launch, linked, first, overhead)
-        start = np.concatenate((owned.start, pieces.start))
+        waited = linked & (launch >= gaps.start)
+        waited[known] &= self.ordinal[waiting[known]] == 0
+        handed = np.where(waited, np.minimum(launch, gaps.end), gaps.start)
+        late = Intervals(gaps.start, handed)
+        held = overlaps(late, overhead)
+        begin, stop = (int(gaps.start[0]), int(gaps.end[-1])) if len(gaps.start) else (0, 0)
+        free = overlaps(late, complement(overhead, begin, stop))
+        rest = np.flatnonzero(gaps.end > handed)
+        of_rest = np.where(waited, CAUSES.index(LAUNCH_LATENCY), np.where(linked, CAUSES.index(QUEUED), CAUSES.index(UNLINKED)))
+        event = np.concatenate((owner, waiting[held.a], waiting[free.a], waiting[rest]))
+        causes = np.repeat(
+            (BUSY, CAUSES.index(PROFILER_OVERHEAD), CAUSES.index(HOST_LATE)), (len(owner), len(held.a), len(free.a))
+        )
+        start = np.concatenate((owned.start, held.start, free.start, handed[rest]))
+        end = np.concatenate((owned.end, held.end, free.end, gaps.end[rest]))
         order = np.argsort(start, kind="stable")
-        end = np.concatenate((owned.end, pieces.end))[order]
-        event = np.concatenate((owner, waiting[gap]))[order]
-        cause = np.concatenate((np.full(len(owned.start), BUSY, np.int8), why))[order]
-        return Slices(start[order], end, event, cause)
+        return Slices(start[order], end[order], event[order], np.append(causes, of_rest[rest]).astype(np.int8)[order])
 
 
 def _continued(held: Slices, slices: Slices, which: Ints) -> Slices:
-    """Append slices to the one that was held back; the first of them may continue it.
-
-    Args:
-        which: positions of the events that `slices` counts into; afterwards it holds these positions.
-    """
+    """Append slices to the one that was held back; the first may continue it. They come to hold the positions `which`."""
     known = slices.event != NONE
     slices.event[known] = which[slices.event[known]]
     if not len(held.start):

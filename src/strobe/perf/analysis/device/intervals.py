@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from strobe.perf.measure.stats import p99_place
 from strobe.perf.trace.columns import code_for, different
+from strobe.perf.trace.events import HostEvents
 
 # Window: a stretch of a device's time.
 
@@ -66,6 +67,12 @@ def column(values: array[int]) -> Ints:
     """
     given = np.asarray(values)
     return given.view(np.int64) if values.typecode == "q" else given.astype(np.int64)
+
+
+def marked(events: HostEvents, test: Callable[[str], object]) -> NDArray[np.bool_]:
+    """Mark the events whose name passes a test."""
+    found: NDArray[np.bool_] = np.array([bool(test(name)) for name in events.names] or [False])[np.asarray(events.name)]
+    return found
 
 
 def reach(start: Ints, end: Ints) -> Ints:

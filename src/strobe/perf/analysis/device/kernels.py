@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import re
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Annotated as A
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
@@ -13,11 +14,10 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from strobe.perf.analysis.device.activity import BUSY, DeviceView, EventView
-from strobe.perf.analysis.device.intervals import Distribution, Ints, grouped
+from strobe.perf.analysis.device.intervals import Distribution, Ints, grouped, totals
 from strobe.perf.table.fields import count_cell, exact_cell
 from strobe.perf.table.model import Code, Count, ExactTime
 from strobe.perf.table.rows import OnDevice, col, of_calls, part_of, term
-from strobe.perf.trace.columns import different
 from strobe.perf.trace.events import DEVICE_KINDS
 
 # Kernel names: demangled, and grouped so that one row of a table is one kind of kernel.
@@ -219,10 +219,6 @@ def kernel_kind(raw: str) -> KernelKind:
 _NO_SHAPE: Final = "the trace gives none"
 
 
-def _first(groups: Iterable[str]) -> str:
-    return next(iter(groups))
-
-
 class KernelRow(OnDevice, frozen=True, kw_only=True):
     """Calls of one kernel on one device; exclusive times add up to the busy time of the device."""
 
@@ -245,7 +241,7 @@ class KernelRow(OnDevice, frozen=True, kw_only=True):
 class KernelNameRow(OnDevice, frozen=True, kw_only=True):
     """One full kernel name behind a row of `kernels`."""
 
-    kernel: A[str, col("normalised name of the kernel, as in `kernels`", "kernel", Code, total=_first)]
+    kernel: A[str, col("normalised name of the kernel, as in `kernels`", "kernel", Code, total=lambda groups: next(iter(groups)))]
     shape: A[str, col("as in `kernels`")]
     name: A[str, col("full name of the kernel, demangled where possible", "full name", Code)]
     calls: A[int, col("number of calls", "calls", Count, total=sum)]
@@ -267,72 +263,55 @@ def kernel_table(view: DeviceView, by: Literal["name", "shape"] = "name") -> Ker
 
     Exclusive times add up to the time in which at least one event ran.
     """
-    keys = _Keys(view, by)
-    calls = grouped(lambda: ((part.length, keys.row_of(part.work)) for part in view.parts()), len(keys.rows))
-    exclusive = np.zeros(len(keys.rows), np.int64)
-    for slices in view.stretches():
-        busy = slices.cause == BUSY
-        np.add.at(exclusive, keys.row_of(view.work.at(slices.event[busy])), slices.length[busy])
-    unlinked = np.zeros(len(keys.rows), np.int64)
-    for part in view.parts():
-        unlinked += np.bincount(keys.row_of(part.work)[part.work.host < 0], minlength=len(keys.rows))
-    rows = [
-        (
-            kernel_row(found, **view.where, kernel=group, shape=shape, kind=kind, exclusive_ns=own, unlinked_calls=free),
-            tuple(KernelNameRow(**view.where, kernel=group, shape=shape, **name) for name in names),
-        )
-        for (group, shape, kind), found, own, free, names in zip(
-            keys.rows, calls, exclusive.tolist(), unlinked.tolist(), keys.names(view), strict=True
-        )
-        if found is not None
-    ]
-    return tuple(sorted(rows, key=lambda row: _order(row[0])))
+    events = view.trace.device_events
 
-
-def _order(row: KernelRow) -> tuple[int, int, str, str, str]:
-    return -row.exclusive_ns, -row.sum_ns, row.kernel, row.shape, row.kind
-
-
-class _Keys:
-    """Numbering of events by row of the table: by name, kind and, if asked for, shape."""
-
-    def __init__(self, view: DeviceView, by: Literal["name", "shape"]) -> None:
-        self._events, self._by_shape = view.trace.device_events, by == "shape"
-        used = [different(self._code(part.work)) for part in view.parts()]
-        self._codes = different(np.concatenate(used))
-        ids: dict[tuple[str, str, str], int] = {}
-        rows, self._names = [], []
-        for code in self._codes.tolist():
-            rest, kind = divmod(code, len(DEVICE_KINDS))
-            name, shape = divmod(rest, len(self._events.shapes))
-            text = self._events.names[name]
-            row = (kernel_name(text).group, self._events.shapes[shape] if self._by_shape else "", DEVICE_KINDS[kind])
-            rows.append(ids.setdefault(row, len(ids)))
-            self._names.append(text)
-        self._row = np.array(rows, np.int64)
-        self.rows = tuple(ids)
-
-    def _code(self, work: EventView) -> Ints:
-        code = work.name.astype(np.int64) * len(self._events.shapes)
-        if self._by_shape:
+    def codes_of(work: EventView) -> Ints:
+        code = work.name.astype(np.int64) * len(events.shapes)
+        if by == "shape":
             code += work.shape
         return code * len(DEVICE_KINDS) + work.kind
 
-    def row_of(self, work: EventView) -> Ints:
-        return self._row[np.searchsorted(self._codes, self._code(work))]
+    counted = time_by_code(view, codes_of)
+    codes, ids, numbers = np.array(sorted(counted), np.int64), dict[tuple[str, str, str], int](), list[int]()
+    names: list[dict[str, list[tuple[int, ...]]]] = []
+    for code in codes.tolist():
+        rest, kind = divmod(code, len(DEVICE_KINDS))
+        name, shape = divmod(rest, len(events.shapes))
+        group, full = kernel_name(events.names[name])
+        number = ids.setdefault((group, events.shapes[shape] if by == "shape" else "", DEVICE_KINDS[kind]), len(ids))
+        names += [{}] if number == len(names) else []
+        names[number].setdefault(full, []).append(counted[code])
+        numbers.append(number)
+    row_of = np.array(numbers, np.int64)
+    calls = grouped(
+        lambda: ((part.length, row_of[np.searchsorted(codes, codes_of(part.work))]) for part in view.parts()), len(ids)
+    )
+    found = []
+    for (group, shape_, kind_), of_name, times in zip(ids, names, calls, strict=True):
+        assert times is not None, "a row is there because of its calls"
+        own = {full: tuple(map(sum, zip(*each, strict=True))) for full, each in of_name.items()}
+        _, exclusive_ns, _, unlinked = map(sum, zip(*own.values(), strict=True))
+        told = {**view.where, "kernel": group, "shape": shape_}
+        ranked = sorted(own.items(), key=lambda one: (-one[1][2], one[0]))
+        of_row = tuple(KernelNameRow(**told, name=full, calls=each[0], sum_ns=each[2]) for full, each in ranked)
+        found.append((kernel_row(times, **told, kind=kind_, exclusive_ns=exclusive_ns, unlinked_calls=unlinked), of_row))
+    found.sort(key=lambda one: (-one[0].exclusive_ns, -one[0].sum_ns, one[0].kernel, one[0].shape, one[0].kind))
+    return tuple(found)
 
-    def names(self, view: DeviceView) -> Iterator[list[dict[str, Any]]]:
-        """Yield the full names of each row with their calls and times, longest time first."""
-        count, total = (np.zeros(len(self._codes), np.int64) for _ in range(2))
-        for part in view.parts():
-            place = np.searchsorted(self._codes, self._code(part.work))
-            count += np.bincount(place, minlength=len(count))
-            np.add.at(total, place, part.length)
-        found: list[dict[str, tuple[int, int]]] = [{} for _ in self.rows]
-        for row, name, n, took in zip(self._row.tolist(), self._names, count.tolist(), total.tolist(), strict=True):
-            full = kernel_name(name).full
-            before = found[row].get(full, (0, 0))
-            found[row][full] = (before[0] + n, before[1] + took)
-        for of_row in found:
-            ranked = sorted(of_row.items(), key=lambda one: (-one[1][1], one[0]))
-            yield [{"name": full, "calls": n, "sum_ns": took} for full, (n, took) in ranked]
+
+def time_by_code(view: DeviceView, codes_of: Callable[[EventView], Ints]) -> dict[int, tuple[int, ...]]:
+    """Return by code the number of events, the time that they own, the sum of their durations, and those of unknown launch."""
+    found: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+
+    def add(codes: Ints, columns: Mapping[int, Ints]) -> None:
+        some, which = np.unique(codes, return_inverse=True)
+        for place, values in columns.items():
+            for code, value in zip(some.tolist(), totals(values, which, len(some)).tolist(), strict=True):
+                found[code][place] += value
+
+    for part in view.parts():
+        add(codes_of(part.work), {0: np.ones_like(part.length), 2: part.length, 3: (part.work.host < 0).astype(np.int64)})
+    for slices in view.stretches():
+        busy = slices.cause == BUSY
+        add(codes_of(view.work.at(slices.event[busy])), {1: slices.length[busy]})
+    return {code: tuple(counts) for code, counts in found.items()}

@@ -35,6 +35,7 @@ from strobe.perf.analysis.device.intervals import (
     Ints,
     column,
     grouped,
+    marked,
     overlaps,
     totals,
 )
@@ -58,21 +59,9 @@ _GRAPH: Final = re.compile("GraphLaunch")
 _PARTS: Final = (re.compile("StreamBeginCapture"), re.compile("StreamEndCapture"), _GRAPH)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Delays:
-    """Launch delays of some device events.
-
-    Args:
-        start_to_start: from the start of the launch call to the start on the device.
-        end_to_start: from the end of the launch call.
-        num_negative_ss: of the former, how many are negative: clocks or correlation are wrong.
-        num_negative_es: of the latter: the event started while the call still ran.
-    """
-
-    start_to_start: Distribution
-    end_to_start: Distribution
-    num_negative_ss: int
-    num_negative_es: int
+Delays: TypeAlias = tuple[Distribution, int]
+"""Delays of some device events since the start or the end of their launch calls, and how many are negative. Since the start they
+mean that clocks or correlation are wrong; since the end, that the event started while the call still ran."""
 
 
 class LaunchRow(OnDevice, frozen=True, kw_only=True):
@@ -100,8 +89,9 @@ class Launch:
         num_events: events that start in the window.
         num_unlinked: of these, without a known launch call.
         num_uncorrelated: of these, events that carry no correlation, so that no call can answer for them.
-        kinds: delays of events launched one by one, of the first event of a graph launch, and of its others: those wait for the
-            graph's own events, not for the host. A graph is a call by that name or one that launched several events.
+        kinds: delays since start and since end of the call, of events launched one by one, of the first event of a graph
+            launch, and of its others: those wait for the graph's own events, not for the host. A graph is a call by that name or
+            one that launched several events.
         calls: by name of the launch call, most events first; delays are those of the first device events of the calls in the
             window, or of all of them if the first ones lie outside.
     """
@@ -121,20 +111,21 @@ class Launch:
             self.num_uncorrelated += int((work.host == NO_CORRELATION).sum())
             used.append(different(work.host[linked]))
         self._used = different(np.concatenate(used))
-        by_kind = self._delays(lambda part, rest: np.where(rest, 2, 1) * graphs[part.host], len(LAUNCH_KINDS))
-        self.kinds = {kind: delays for kind, delays in zip(LAUNCH_KINDS, by_kind, strict=True) if delays is not None}
+        of_edge = (
+            self._delays(edge, lambda part, rest: np.where(rest, 2, 1) * graphs[part.host], len(LAUNCH_KINDS))
+            for edge in (self._begin, self._end)
+        )
+        self.kinds = {kind: sides for kind, *sides in zip(LAUNCH_KINDS, *of_edge, strict=True) if None not in sides}
         self.calls = tuple(sorted(self._calls(), key=lambda row: (-row.events, row.call)))
 
     def _calls(self) -> Iterator[LaunchRow]:
         names = self._hosts.names
-        by_name = self._delays(lambda part, rest: 2 * self._name[part.host] + rest, 2 * len(names))
+        by_name = self._delays(self._begin, lambda part, rest: 2 * self._name[part.host] + rest, 2 * len(names))
         for number, host in enumerate(grouped(self._durations, len(names))):
             if host is not None:
                 first, rest = by_name[2 * number : 2 * number + 2]
-                delays = first or rest
-                assert delays is not None
-                since = delays.start_to_start
-                events = sum(each.start_to_start.n for each in (first, rest) if each is not None)
+                both = [each for each, _ in filter(None, (first, rest))]
+                since, events = both[0], sum(each.n for each in both)
                 of_host: dict[str, Any] = {"host_sum_ns": host.sum_ns, "host_p50_ns": host.p50_ns, "host_max_ns": host.max_ns}
                 delay: dict[str, Any] = {"delay_p50_ns": since.p50_ns, "delay_max_ns": since.max_ns}
                 yield LaunchRow(**self._view.where, call=names[number], calls=host.n, events=events, **of_host, **delay)
@@ -146,29 +137,24 @@ class Launch:
             last = start <= view.end_ns if view.window is None else start < view.end_ns
             yield work.at(np.flatnonzero((start >= view.begin_ns) & last))
 
-    def _delays(self, group: Callable[[EventView, NDArray[np.bool_]], NDArray[np.integer]], num: int) -> list[Delays | None]:
-        """Return the delays of each group of linked events.
+    def _delays(
+        self, edge: Ints, group: Callable[[EventView, NDArray[np.bool_]], NDArray[np.integer]], num: int
+    ) -> list[Delays | None]:
+        """Return the delays of each group of linked events since an edge of their calls.
 
-        Args:
-            group: gives the group of some events, and is told which of them are not the first of their call.
+        `group` gives the group of some events, and is told which of them are not the first of their call.
         """
-        negative = np.zeros((2, num), np.int64)
 
-        def since(edge: Ints) -> Iterator[Grouped]:
+        def since() -> Iterator[Grouped]:
             for work in self._starting():
                 linked = work.at(np.flatnonzero(work.host >= 0))
                 yield linked.start - edge[linked.host], group(linked, linked.ordinal > 0)
 
-        sides = [grouped(lambda edge=edge: since(edge), num) for edge in (self._begin, self._end)]  # type: ignore[misc]
-        for row, edge in zip(negative, (self._begin, self._end), strict=True):
-            for delay, which in since(edge):
-                row += np.bincount(which[delay < 0], minlength=num)
-        return [
-            None
-            if ss is None or es is None
-            else Delays(start_to_start=ss, end_to_start=es, num_negative_ss=negative_ss, num_negative_es=negative_es)
-            for ss, es, (negative_ss, negative_es) in zip(*sides, negative.T.tolist(), strict=True)
-        ]
+        negative = np.zeros(num, np.int64)
+        for delay, which in since():
+            negative += np.bincount(which[delay < 0], minlength=num)
+        found = zip(grouped(since, num), negative.tolist(), strict=True)
+        return [None if delays is None else (delays, below) for delays, below in found]
 
     def _durations(self) -> Iterator[Grouped]:
         for block in blocks(len(self._used)):
@@ -180,20 +166,15 @@ def graph_calls(trace: Trace) -> NDArray[np.bool_]:
     """Mark launch calls that launched a graph: by their name, or because they launched several events."""
     hosts = trace.device_events.hosts
     several = of_several(np.asarray(trace.device_events.host), len(hosts))
-    named = np.array([bool(_GRAPH.search(name)) for name in hosts.names], np.bool_)
-    return several | named[np.asarray(hosts.name)] if len(hosts) else several
+    return several | marked(hosts, _GRAPH.search)
 
 
 def captured_calls(trace: Trace) -> Iterator[Ints]:
     """Yield the launches of each capture of a graph, as positions in `trace.unanswered`: what the host launched meanwhile."""
     calls, thread = trace.unanswered, np.asarray(trace.unanswered.thread)
-    begins, ends, graphs = (np.array([pattern.search(name) is not None for name in calls.names] or [False]) for pattern in _PARTS)
-    of_call, rows = np.asarray(calls.name), np.arange(len(calls))
-    if not len(calls):
-        return
-    launches = ~(begins | ends | graphs)[of_call]
-    last = np.flatnonzero(ends[of_call])
-    for row in np.flatnonzero(begins[of_call]).tolist():
+    begins, ends, graphs = (marked(calls, pattern.search) for pattern in _PARTS)
+    launches, last, rows = ~(begins | ends | graphs), np.flatnonzero(ends), np.arange(len(calls))
+    for row in np.flatnonzero(begins).tolist():
         end = next((other for other in last[np.searchsorted(last, row) :].tolist() if thread[other] == thread[row]), row)
         yield np.flatnonzero(launches & (rows > row) & (rows < end))
 
@@ -392,17 +373,11 @@ class Queue:
         called: Ints = np.maximum(self._calls[host], self._view.begin_ns)
         return called
 
-    def _started(self) -> Iterator[Ints]:
-        """Yield the ends of the waits, in order, in parts."""
-        for _, part in self._view.work.parts():
-            _, _, right = self._waited(part)
-            if len(right):
-                yield right
-
     def _stretches(self, hosts: NDArray[np.int32]) -> Iterator[tuple[Ints, int, Ints]]:
         """Yield the moments at which the queue changes, in parts, the end of the last one, and the length from each on."""
         now, length, i, none = self._view.begin_ns, 0, 0, np.empty(0, np.int64)
-        following = self._started()
+        ends = (self._waited(part)[2] for _, part in self._view.work.parts())
+        following = filter(len, ends)
         started = next(following, none)
         while i < self._queued or len(started):
             called = self._called(hosts[i : i + columns.BLOCK])
@@ -539,12 +514,23 @@ class Gaps:
 
     def _totals(self) -> tuple[dict[int, Ints], Counter[int]]:
         """Return time by `_SPENT` and number of device-to-device copies in the gaps of each pair of groups."""
-        spent: dict[int, Ints] = {}
+        spent: defaultdict[int, Ints] = defaultdict(lambda: np.zeros(len(_SPENT), np.int64))
         copies: Counter[int] = Counter()
         for gaps, pair, slices in self._with_slices():
-            pairs, took, num = self._spent(gaps, pair, slices)
+            found = overlaps(Intervals(slices.start, slices.end), gaps)
+            busy, what = slices.cause == BUSY, slices.cause.astype(np.int64)
+            copy = self._view.work.at(slices.event[busy])
+            is_dtod = self._inner[copy.name] & (copy.kind == DEVICE_KINDS.index("memcpy"))
+            other = np.where(copy.kind == DEVICE_KINDS.index("memset"), _SPENT.index("memset_ns"), _SPENT.index("other_copy_ns"))
+            what[busy] = np.where(is_dtod, _SPENT.index("dtod_ns"), other)
+            pairs, row = np.unique(pair, return_inverse=True)
+            took = np.zeros((len(pairs), len(_SPENT)), np.int64)
+            np.add.at(took, (row[found.b], what[found.a]), found.end - found.start)
+            copying = what[found.a] == _SPENT.index("dtod_ns")
+            ran = np.unique(np.stack((slices.event[found.a][copying], found.b[copying])), axis=1)
+            num = np.bincount(row[ran[1]], minlength=len(pairs))
             for each, own, n in zip(pairs.tolist(), took, num.tolist(), strict=True):
-                spent[each] = spent[each] + own if each in spent else own
+                spent[each] = spent[each] + own
                 copies[each] += n
         return spent, copies
 
@@ -572,22 +558,6 @@ class Gaps:
             pair = of_end[latest[:-1]] * len(self._groups) + group
             yield Intervals(left[some], right[some]), pair[some]
             reached, before = int(far[-1]), int(of_end[latest[-1]])
-
-    def _spent(self, gaps: Intervals, pair: Ints, slices: Slices) -> tuple[Ints, Ints, Ints]:
-        """Return the pairs of some gaps, the time in the gaps of each by `_SPENT`, and its device-to-device copies."""
-        found = overlaps(Intervals(slices.start, slices.end), gaps)
-        busy = slices.cause == BUSY
-        column = slices.cause.astype(np.int64)
-        copy = self._view.work.at(slices.event[busy])
-        is_dtod = self._inner[copy.name] & (copy.kind == DEVICE_KINDS.index("memcpy"))
-        other = np.where(copy.kind == DEVICE_KINDS.index("memset"), _SPENT.index("memset_ns"), _SPENT.index("other_copy_ns"))
-        column[busy] = np.where(is_dtod, _SPENT.index("dtod_ns"), other)
-        pairs, row = np.unique(pair, return_inverse=True)
-        spent = np.zeros((len(pairs), len(_SPENT)), np.int64)
-        np.add.at(spent.reshape(-1), row[found.b] * len(_SPENT) + column[found.a], found.end - found.start)
-        copying = column[found.a] == _SPENT.index("dtod_ns")
-        ran = np.unique(np.stack((slices.event[found.a][copying], found.b[copying])), axis=1)
-        return pairs, spent, np.bincount(row[ran[1]], minlength=len(pairs))
 
     def _with_slices(self) -> Iterator[tuple[Intervals, Ints, Slices]]:
         """Yield the gaps with their pairs, and the slices up to the end of the last of them that were not yielded whole."""

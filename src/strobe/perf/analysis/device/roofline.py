@@ -319,14 +319,13 @@ def _bytes_of(calls: OperatorInputs, place: int) -> int | None:
 
 
 def _elementwise(calls: OperatorInputs) -> OperatorCost | str:
-    moved = [_bytes_of(calls, place) for place, size in enumerate(calls.sizes) if size]
-    if not moved:
-        return "its sizes are not recorded"
-    if None in moved:
-        return "its dtype is not recorded or not known"
     places = [place for place, size in enumerate(calls.sizes) if size]
+    given = [moved for place in places if (moved := _bytes_of(calls, place)) is not None]
+    if not places:
+        return "its sizes are not recorded"
+    if len(given) < len(places):
+        return "its dtype is not recorded or not known"
     dtype = parse_dtype(calls.types[places[0]]) or calls.types[places[0]]
-    given = [each for each in moved if each is not None]
     if calls.name in _COPIES and len(given) == 2:
         return Cost(write_bytes=given[0], read_bytes=given[1]), dtype
     if calls.name in _FILLS:

@@ -253,7 +253,7 @@ class HostTimeline:
         tiles = self.tiles
         begin, stop = int(tiles.start[0]), int(tiles.end[-1])
         none = tiles.start[:0]
-        changes = [nesting.bounds.get(thread, none) for nesting in (self.operators, self.regions.nesting)]
+        changes = [nesting.cuts.moments.get(thread, none) for nesting in (self.operators, self.regions.nesting)]
         edges = np.unique(np.concatenate((tiles.start, tiles.end, *changes)))
         edges = edges[(edges >= begin) & (edges <= stop)]
         start, end = edges[:-1], edges[1:]

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 
 from strobe.core.printable import first_of
-from strobe.perf.analysis.device.intervals import Ints, column
+from strobe.perf.analysis.device.intervals import Ints, column, marked
 from strobe.perf.analysis.device.kernels import kernel_name
 from strobe.perf.analysis.device.launch import captured_calls, graph_calls
 from strobe.perf.analysis.structure.ranges import NOWHERE, Paths, base_of, nest, ranges_and_modules
@@ -98,9 +98,8 @@ def name_replays(trace: Trace, captures: Iterable[Trace] = ()) -> tuple[Trace, s
 
 def _replays(trace: Trace) -> Iterator[_Replay]:
     events, host = trace.device_events, column(trace.device_events.host)
-    named = np.array([_GRAPH.search(name) is not None for name in events.hosts.names], np.bool_)
     rows = np.flatnonzero(host >= 0)
-    rows = rows[named[np.asarray(events.hosts.name)[host[rows]]]]
+    rows = rows[marked(events.hosts, _GRAPH.search)[host[rows]]]
     rows = rows[np.argsort(host[rows], kind="stable")]
     labelled = np.zeros(len(events), np.bool_)
     labelled[list(trace.module_paths)] = True
@@ -132,8 +131,7 @@ def _what(name: str, kind: str) -> str:
 def _captured(trace: Trace, *, own: bool) -> Iterator[_Capture]:
     """Yield what a trace says was captured: between two calls that begin and end it, else all that was launched.
 
-    Args:
-        own: the trace is the one whose replays are to be named, so that what it ran eagerly is no capture.
+    What the trace whose replays are to be named (`own`) ran eagerly is no capture.
     """
     calls, file = trace.unanswered, "its own capture" if own else f"{trace.path.parent.name}/{trace.path.name}"
     start, thread = column(calls.start_ns), column(calls.thread)
@@ -143,7 +141,7 @@ def _captured(trace: Trace, *, own: bool) -> Iterator[_Capture]:
         return
     path_of = _paths_of(trace)
     if not parts:
-        parts = [np.flatnonzero([_GRAPH.search(text) is None for text in named])]
+        parts = [np.flatnonzero(~marked(calls, _GRAPH.search))]
     for rows in filter(len, parts):
         paths = path_of(thread[rows], start[rows])
         yield _Capture(file, tuple(map(_said, (named[one] for one in rows), paths)), paths, whole=True)
@@ -176,7 +174,7 @@ def _paths_of(trace: Trace) -> Callable[[Ints, Ints], tuple[str, ...]]:
     texts = [tuple(name for name in paths.spelled(each) if not _AROUND.fullmatch(name)) for each in paths.of(scopes, nesting)]
 
     def find(thread: Ints, start: Ints) -> tuple[str, ...]:
-        scope, operator = nesting.at_all(thread, start), of_op.at_all(thread, start)
+        scope, operator = nesting.at(thread, start), of_op.at(thread, start)
         found = []
         for above, inner in zip(scope.tolist(), operator.tolist(), strict=True):
             names = texts[above] if above != NOWHERE else ()

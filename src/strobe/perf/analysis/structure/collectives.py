@@ -209,7 +209,7 @@ class ClockCheck(NamedTuple):
         checked: collectives in which every rank waits for every other one.
         violated: of these, how many end on one rank before another has started.
         worst_ns: by how much at most; 0 if none does. The clocks differ by this much or more.
-        ahead: the device whose clock is ahead there, and `behind` the other; positions in `CollectiveSkew.devices`.
+        ahead: the device whose clock is ahead there, and `behind` the other; positions among those that communicate.
         slack_ns: by how much at most two clocks could differ with no violation: skews are exact to within this.
     """
 
@@ -252,7 +252,6 @@ class MemberTime(NamedTuple):
     """
 
     trace: int
-    device: int
     n: int
     last: int
     cost_ns: int
@@ -270,8 +269,7 @@ class CollectiveSkew:
         one_way: of these, those in which not all ranks wait for all others (broadcast, send): they are not split.
         cut: of the others, those that the window cuts on some rank: their starts or ends are not known, they are not split.
         unmatched: collectives of all members that have no counterpart.
-        devices: trace and number of each device that communicates.
-        times: one for each of the devices; empty if the clocks differ or nothing is split.
+        times: one for each device that communicates; empty if the clocks differ or nothing is split.
         clock: whether the split means anything.
         kinds: by descending sum of skew and transfer; empty if the clocks differ.
         problems: groups that could not be matched, and why; nothing is matched if a rank has several traces.
@@ -282,7 +280,6 @@ class CollectiveSkew:
     one_way: int
     cut: int
     unmatched: int
-    devices: tuple[tuple[int, int], ...]
     times: tuple[MemberTime, ...]
     clock: ClockCheck
     kinds: tuple[SkewKind, ...]
@@ -332,117 +329,89 @@ def collective_skew(traces: Sequence[Trace], windows: Sequence[Window | None] | 
     if len(found) < 2:
         return None
     ranks = [traces[account.trace].rank for account, _ in found]
-    matcher = _Matcher([member for _, member in found], ranks)
     own = Counter(traces[number].rank for number in {account.trace for account, _ in found})
-    several = [f"rank {rank} has {n} traces, give one of each" for rank, n in own.items() if rank is not None and n > 1]
-    groups = [] if several else matcher.groups()
+    problems = [f"rank {rank} has {n} traces, give one of each" for rank, n in own.items() if rank is not None and n > 1]
+    groups, by = ([], set[str]()) if problems else _matched([member for _, member in found], ranks, problems)
     all_wait = [[any(word in _bare(kind.name) for word in _ALL_WAIT) for kind in group.kinds] for group in groups]
     waiting = [group.of(np.array(waits, np.bool_)[group.kind]) for group, waits in zip(groups, all_wait, strict=True)]
     split = [whole for group in waiting if len((whole := group.of(group.whole)).start)]
     clock = _check_clocks(split, len(found))
-    devices = tuple((account.trace, account.device) for account, _ in found)
     matched = sum(len(group.start) for group in groups)
     return CollectiveSkew(
-        by=matcher.by,
+        by="sequence and order" if len(by) == 2 else "order" if "order" in by else "sequence",
         matched=matched,
         one_way=matched - sum(len(group.start) for group in waiting),
         cut=sum(int((~group.whole).sum()) for group in waiting),
         unmatched=sum(len(member.start) for _, member in found) - sum(group.start.size for group in groups),
-        devices=devices,
-        times=tuple(_times(split, devices)) if clock.aligned and split else (),
+        times=_times(split, [account.trace for account, _ in found]) if clock.aligned and split else (),
         clock=clock,
         kinds=_kinds(split) if clock.aligned else (),
-        problems=(*several, *matcher.problems),
+        problems=tuple(problems),
     )
 
 
-class _Matcher:
-    """Matcher of each collective with the same one on the other ranks."""
-
-    def __init__(self, found: Sequence[Member], ranks: Sequence[int | None]) -> None:
-        self.problems: list[str] = []
-        self._found = found
-        self._ranks = ranks
-        self._used: set[str] = set()
-
-    @property
-    def by(self) -> Literal["sequence", "order", "sequence and order"]:
-        if len(self._used) == 2:
-            return "sequence and order"
-        return "order" if "order" in self._used else "sequence"
-
-    def groups(self) -> list[_Group]:
-        names = sorted({(kind.group, kind.ranks) for member in self._found for kind in member.kinds})
-        return [group for name in names if (group := self._group(*name)) is not None]
-
-    def _group(self, name: str, ranks: tuple[int, ...]) -> _Group | None:
+def _matched(
+    found: Sequence[Member], ranks: Sequence[int | None], problems: list[str]
+) -> tuple[list[_Group], set[Literal["sequence", "order"]]]:
+    """Match each collective with the same one on the other ranks; return how. Problems are added to the list."""
+    spoken = [f"device {number}" if rank is None else f"rank {rank}" for number, rank in enumerate(ranks)]
+    groups, by = list[_Group](), set[Literal["sequence", "order"]]()
+    for name, members_of in sorted({(kind.group, kind.ranks) for member in found for kind in member.kinds}):
         own = []
-        for member in self._found:
-            of_kind = np.array([(kind.group, kind.ranks) == (name, ranks) for kind in member.kinds], np.bool_)
+        for member in found:
+            of_kind = np.array([(kind.group, kind.ranks) == (name, members_of) for kind in member.kinds], np.bool_)
             own.append(np.flatnonzero(of_kind[member.kind]))
         here = [number for number, events in enumerate(own) if len(events)]
-        absent = [rank for number, rank in enumerate(self._ranks) if rank in ranks and number not in here]
+        absent = [rank for number, rank in enumerate(ranks) if rank in members_of and number not in here]
         if absent:
-            self.problems.append(f"group {name!r}: no collective of it on rank {', '.join(map(str, absent))}")
+            problems.append(f"group {name!r}: no collective of it on rank {', '.join(map(str, absent))}")
         if absent or len(here) < 2:
-            return None
-        numbered = all((self._found[number].sequence[own[number]] >= 0).all() for number in here)
-        places = self._by_sequence(here, own) if numbered else self._by_order(name, here, own)
-        if places is None:
-            return None
-        self._used.add("sequence" if numbered else "order")
-        first = self._found[here[0]]
-        kind = first.kind[places[0]]
-        met = [(self._found[number], place) for number, place in zip(here, places, strict=True)]
-        start = np.stack([one.start[place] for one, place in met], axis=1)
-        end = np.stack([one.end[place] for one, place in met], axis=1)
-        whole = np.all([one.whole[place] for one, place in met], axis=0)
-        return _Group(np.array(here, np.int64), first.kinds, kind, start, end, whole)
+            continue
+        met = [(found[number], own[number]) for number in here]
+        numbered = all((member.sequence[events] >= 0).all() for member, events in met)
+        places = _by_sequence(met) if numbered else _by_order(met, [spoken[number] for number in here])
+        if isinstance(places, str):
+            problems.append(f"group {name!r}: {places}; without numbers they cannot be matched")
+            continue
+        by.add("sequence" if numbered else "order")
+        pairs = [(member, place) for (member, _), place in zip(met, places, strict=True)]
+        start, end = (np.stack([getattr(one, edge)[place] for one, place in pairs], axis=1) for edge in ("start", "end"))
+        whole = np.all([one.whole[place] for one, place in pairs], axis=0)
+        first, place = pairs[0]
+        groups.append(_Group(np.array(here, np.int64), first.kinds, first.kind[place], start, end, whole))
+    return groups, by
 
-    def _by_sequence(self, here: Sequence[int], own: Sequence[Ints]) -> list[Ints]:
-        """Match collectives of equal name and number; of several (coalesced ones), the first with the first."""
-        names: dict[str, int] = {}
-        told = []
-        for number in here:
-            member = self._found[number]
-            of_kind = np.array([names.setdefault(kind.name, len(names)) for kind in member.kinds], np.int64)
-            told.append(np.stack((of_kind[member.kind[own[number]]], member.sequence[own[number]])))
-        which = np.unique(np.concatenate(told, axis=1), axis=1, return_inverse=True)[1].reshape(-1)
-        keys = []
-        for key in np.split(which, np.cumsum([pair.shape[1] for pair in told])[:-1]):
-            order = np.argsort(key, kind="stable")
-            heads = np.flatnonzero(np.diff(key[order], prepend=-1))
-            repeat = np.empty(len(order), np.int64)
-            repeat[order] = np.arange(len(order)) - np.repeat(heads, np.diff(heads, append=len(order)))
-            keys.append(key * len(which) + repeat)
-        shared = functools.reduce(np.intersect1d, keys)
-        by_key = [np.argsort(key) for key in keys]
-        return [
-            own[number][order[np.searchsorted(key, shared, sorter=order)]]
-            for number, key, order in zip(here, keys, by_key, strict=True)
-        ]
 
-    def _by_order(self, name: str, here: Sequence[int], own: Sequence[Ints]) -> list[Ints] | None:
-        counts = {number: len(own[number]) for number in here}
-        if len(set(counts.values())) > 1:
-            told = ", ".join(f"{count} on {self._spoken(number)}" for number, count in counts.items())
-            self.problems.append(f"group {name!r}: {told}; without numbers they cannot be matched")
-            return None
-        said = [
-            [_likeness(self._found[number].kinds[kind]) for kind in self._found[number].kind[own[number]].tolist()]
-            for number in here
-        ]
-        for number, other in zip(here[1:], said[1:], strict=True):
-            differs = next((place for place, pair in enumerate(zip(said[0], other, strict=True)) if pair[0] != pair[1]), None)
-            if differs is not None:
-                what = f"{said[0][differs][0]} on {self._spoken(here[0])}, {other[differs][0]} on {self._spoken(number)}"
-                self.problems.append(f"group {name!r}: call {differs} differs ({what}); without numbers they cannot be matched")
-                return None
-        return [own[number] for number in here]
+def _by_sequence(met: Sequence[tuple[Member, Ints]]) -> list[Ints]:
+    """Match collectives of equal name and number; of several (coalesced ones), the first with the first."""
+    names: dict[str, int] = {}
+    told = []
+    for member, events in met:
+        of_kind = np.array([names.setdefault(kind.name, len(names)) for kind in member.kinds], np.int64)
+        told.append(np.stack((of_kind[member.kind[events]], member.sequence[events])))
+    which = np.unique(np.concatenate(told, axis=1), axis=1, return_inverse=True)[1].reshape(-1)
+    keys = []
+    for key in np.split(which, np.cumsum([pair.shape[1] for pair in told])[:-1]):
+        order = np.argsort(key, kind="stable")
+        heads = np.flatnonzero(np.diff(key[order], prepend=-1))
+        repeat = np.empty(len(order), np.int64)
+        repeat[order] = np.arange(len(order)) - np.repeat(heads, np.diff(heads, append=len(order)))
+        keys.append(key * len(which) + repeat)
+    shared = functools.reduce(np.intersect1d, keys)
+    places = (np.intersect1d(key, shared, return_indices=True)[1] for key in keys)
+    return [events[place] for (_, events), place in zip(met, places, strict=True)]
 
-    def _spoken(self, number: int) -> str:
-        rank = self._ranks[number]
-        return f"device {number}" if rank is None else f"rank {rank}"
+
+def _by_order(met: Sequence[tuple[Member, Ints]], spoken: Sequence[str]) -> list[Ints] | str:
+    """Match collectives by their order; return why they cannot be, if they differ."""
+    if len({len(events) for _, events in met}) > 1:
+        return ", ".join(f"{len(events)} on {who}" for (_, events), who in zip(met, spoken, strict=True))
+    first, *others = ([_likeness(member.kinds[kind]) for kind in member.kind[events].tolist()] for member, events in met)
+    for who, other in zip(spoken[1:], others, strict=True):
+        differs = next((place for place, pair in enumerate(zip(first, other, strict=True)) if pair[0] != pair[1]), None)
+        if differs is not None:
+            return f"call {differs} differs ({first[differs][0]} on {spoken[0]}, {other[differs][0]} on {who})"
+    return [events for _, events in met]
 
 
 def _likeness(kind: CollectiveKind) -> tuple[str, int, int]:
@@ -470,8 +439,8 @@ def _check_clocks(groups: Sequence[_Group], num: int) -> ClockCheck:
     return ClockCheck(checked, violated, max(0, int(early.max())), ahead, behind, slack_ns)
 
 
-def _times(groups: Sequence[_Group], devices: Sequence[tuple[int, int]]) -> Iterator[MemberTime]:
-    columns = np.zeros((5, len(devices)), np.int64)
+def _times(groups: Sequence[_Group], traces: Sequence[int]) -> tuple[MemberTime, ...]:
+    columns = np.zeros((5, len(traces)), np.int64)
     for group in groups:
         ranked = np.sort(group.start, axis=1)
         last, lead = ranked[:, -1:], ranked[:, -1] - ranked[:, -2]
@@ -482,8 +451,7 @@ def _times(groups: Sequence[_Group], devices: Sequence[tuple[int, int]]) -> Iter
         np.add.at(columns[2], slowest[alone], lead[alone])
         columns[3, group.members] += (last - group.start).sum(axis=0)
         columns[4, group.members] += (group.end - last).sum(axis=0)
-    for (trace, device), values in zip(devices, columns.T.tolist(), strict=True):
-        yield MemberTime(trace, device, *values)
+    return tuple(MemberTime(trace, *values) for trace, values in zip(traces, columns.T.tolist(), strict=True))
 
 
 def _kinds(groups: Sequence[_Group]) -> tuple[SkewKind, ...]:

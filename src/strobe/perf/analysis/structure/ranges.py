@@ -7,7 +7,6 @@ from array import array
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Annotated as A
 from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias
 
@@ -25,7 +24,7 @@ from strobe.perf.analysis.device.activity import (
     events_by_device,
     windowed_events,
 )
-from strobe.perf.analysis.device.intervals import Covered, Intervals, Ints, Window, column, overlaps, totals, union
+from strobe.perf.analysis.device.intervals import Covered, Intervals, Ints, Window, column, marked, overlaps, totals, union
 from strobe.perf.table.model import Code, Count, ExactTime, Text
 from strobe.perf.table.rows import OnDevice, col, term
 from strobe.perf.trace.columns import different
@@ -79,7 +78,7 @@ def together(*parts: HostEvents) -> HostEvents:
 
 def without(scopes: HostEvents, names: Container[str]) -> HostEvents:
     """Return the scopes that have none of these names."""
-    kept = np.array([name not in names for name in scopes.names] or [True])[column(scopes.name)]
+    kept = ~marked(scopes, names.__contains__)
     columns = (scopes.name, scopes.start_ns, scopes.end_ns, scopes.thread)
     return _scopes(scopes.names, *(column(values)[kept] for values in columns))
 
@@ -108,9 +107,7 @@ class Cuts:
 
     @classmethod
     def at(cls, thread: Ints, *moments: Ints) -> Self:
-        found: dict[int, Ints] = {}
-        for number, mine in _by_thread(thread):
-            found[number] = different(np.concatenate([column[mine] for column in moments]))
+        found = {own: different(np.concatenate([each[mine] for each in moments])) for own, mine in _by_thread(thread)}
         counts = [len(own) + 1 for own in found.values()]
         first = dict(zip(found, (np.cumsum(counts) - counts).tolist(), strict=True))
         return cls(moments=found, first=first, num=sum(counts) + 1)
@@ -123,33 +120,36 @@ class Cuts:
         )
         return cls.at(thread, start, end)
 
+    def segment(self, thread: int | NDArray[np.integer], moments: Ints, side: Literal["left", "right"] = "right") -> Ints:
+        """Return the segment of each moment on the thread of the same position; one on a cut is in the later, or left one."""
+        found = np.full(len(moments), self.num - 1, np.int64)
+        for number, mine in _by_thread(np.broadcast_to(thread, len(moments))):
+            if number in self.moments:
+                found[mine] = self.first[number] + np.searchsorted(self.moments[number], moments[mine], side)
+        return found
+
     def within(self, thread: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints]:
         """Return the segments `[first, last)` between two moments of a thread, for each pair of moments."""
-        first, last = np.zeros(len(thread), np.int64), np.zeros(len(thread), np.int64)
-        for number, mine in _by_thread(thread):
-            if number not in self.moments:
-                continue
-            moments = self.moments[number]
-            first[mine] = self.first[number] + np.searchsorted(moments, start[mine], "left") + 1
-            last[mine] = self.first[number] + np.searchsorted(moments, end[mine], "left") + 1
-        return first, np.maximum(first, last)
+        first = self.segment(thread, start, "left") + 1
+        return first, np.maximum(first, self.segment(thread, end, "left") + 1)
 
     def of(self, scopes: HostEvents) -> tuple[Ints, Ints]:
         """Return the segments `[first, last)` that each scope consists of."""
         return self.within(column(scopes.thread), column(scopes.start_ns), column(scopes.end_ns))
 
     def place(self, hosts: HostEvents, host: NDArray[np.integer]) -> Ints:
-        """Return the segment that each of some launch calls starts in."""
-        found = np.full(len(host), self.num - 1, np.int64)
-        thread, start = np.asarray(hosts.thread)[host], column(hosts.start_ns)[host]
-        for number in different(thread).tolist():
-            if number in self.moments:
-                mine = thread == number
-                found[mine] = self.first[number] + np.searchsorted(self.moments[number], start[mine], "right")
+        """Return the segment that each of some launch calls starts in; the last one for a negative number, which is no call."""
+        found, known = np.full(len(host), self.num - 1, np.int64), np.flatnonzero(host >= 0)
+        found[known] = self.segment(np.asarray(hosts.thread)[host[known]], column(hosts.start_ns)[host[known]])
         return found
 
+    def started(self, thread: int) -> slice:
+        """Return the segments of a thread that begin with one of its moments."""
+        first = self.first[thread] + 1
+        return slice(first, first + len(self.moments[thread]))
 
-def _by_thread(thread: Ints) -> Iterator[tuple[int, Ints]]:
+
+def _by_thread(thread: NDArray[np.integer]) -> Iterator[tuple[int, Ints]]:
     """Yield each thread with the positions of its entries, in order."""
     order = np.argsort(thread, kind="stable")
     numbers, first = np.unique(thread[order], return_index=True)
@@ -256,43 +256,21 @@ class Nesting:
 
     Args:
         parent: the innermost scope that was open on the thread when each started; `NOWHERE` at the top.
-        bounds: by thread, the moments at which another scope becomes the innermost one.
-        innermost: by thread, the innermost scope from each of the bounds on.
+        cuts: time cut at all starts and ends.
+        owner: the innermost scope of each segment.
     """
 
     parent: NDArray[np.int32]
-    bounds: Mapping[int, Ints]
-    innermost: Mapping[int, NDArray[np.int32]]
+    cuts: Cuts
+    owner: Ints
 
-    def at(self, thread: int, moments: Ints) -> Ints:
-        """Return the innermost scope that is open on the thread at each moment."""
-        if thread not in self.bounds:
-            return np.full(len(moments), NOWHERE, np.int64)
-        position = np.searchsorted(self.bounds[thread], moments, side="right") - 1
-        return np.where(position < 0, NOWHERE, self.innermost[thread][np.maximum(position, 0)])
-
-    def owners(self, cuts: Cuts) -> Ints:
-        """Return the innermost scope of each segment; the segments are cut at all starts and ends of these scopes."""
-        owner = np.full(cuts.num, NOWHERE, np.int64)
-        for thread, moments in cuts.moments.items():
-            first = cuts.first[thread] + 1
-            owner[first : first + len(moments)] = self.at(thread, moments)
-        return owner
-
-    def at_all(self, thread: NDArray[np.integer], moments: Ints) -> Ints:
-        """Return the innermost scope that is open at each moment on the thread of the same position."""
-        owner = np.full(len(moments), NOWHERE, np.int64)
-        for number in different(thread).tolist():
-            mine = thread == number
-            owner[mine] = self.at(number, moments[mine])
-        return owner
+    def at(self, thread: int | NDArray[np.integer], moments: Ints) -> Ints:
+        """Return the innermost scope that is open at each moment on the thread, or on that of the same position."""
+        return self.owner[self.cuts.segment(thread, moments)]
 
     def of_calls(self, hosts: HostEvents, host: NDArray[np.integer]) -> Ints:
         """Return the innermost scope that each of some launch calls starts in; a negative number is no call."""
-        owner = np.full(len(host), NOWHERE, np.int64)
-        known = np.flatnonzero(host >= 0)
-        owner[known] = self.at_all(np.asarray(hosts.thread)[host[known]], column(hosts.start_ns)[host[known]])
-        return owner
+        return self.owner[self.cuts.place(hosts, host)]
 
     def roots(self) -> Ints:
         root = np.arange(len(self.parent))
@@ -326,53 +304,53 @@ class Paths:
             numbers.append(self.number(ROOT if parent == NOWHERE else numbers[parent], scopes.names[name]))
         return numbers
 
+    def around(self, number: int) -> Iterator[int]:
+        """Yield a path and those that enclose it, from the innermost on."""
+        while number != ROOT:
+            yield number
+            number = self.above[number]
+
     def spelled(self, number: int) -> tuple[str, ...]:
         """Return the names of a path, from the outermost on."""
-        names: list[str] = []
-        while number != ROOT:
-            names.append(self.names[number])
-            number = self.above[number]
-        return tuple(reversed(names))
+        return tuple(self.names[each] for each in reversed([*self.around(number)]))
 
 
 def nest(scopes: HostEvents) -> Nesting:
     """Compute the nesting of scopes. Of two scopes that overlap, the one that started last is the inner one while it is open."""
-    parent = np.full(len(scopes), NOWHERE, np.int32)
-    bounds, innermost = dict[int, Ints](), dict[int, NDArray[np.int32]]()
-    start, end = column(scopes.start_ns), column(scopes.end_ns)
-    for thread, rows in sorted(_by_thread(column(scopes.thread)), key=lambda one: int(one[1][0])):
-        mine = rows.astype(np.int32)
-        parent[mine], bounds[thread], innermost[thread] = _nest_thread(mine, start[mine], end[mine])
-    return Nesting(parent=parent, bounds=bounds, innermost=innermost)
+    parent, cuts = np.full(len(scopes), NOWHERE, np.int32), Cuts.around(scopes)
+    start, end, owner = column(scopes.start_ns), column(scopes.end_ns), np.full(cuts.num, NOWHERE, np.int64)
+    for thread, rows in _by_thread(column(scopes.thread)):
+        parent[rows], changes, innermost = _nest_thread(rows, start[rows], end[rows])
+        owner[cuts.started(thread)] = innermost[np.searchsorted(changes, cuts.moments[thread], "right") - 1]
+    return Nesting(parent=parent, cuts=cuts, owner=owner)
 
 
-def _nest_thread(scopes: NDArray[np.int32], start: Ints, end: Ints) -> tuple[NDArray[np.int32], Ints, NDArray[np.int32]]:
+def _nest_thread(scopes: Ints, start: Ints, end: Ints) -> tuple[NDArray[np.int32], Ints, NDArray[np.int32]]:
     """Return the parents of one thread's scopes, the moments when the innermost scope changes, and which it is from there on."""
     parents, moments, owners = array("i"), array("q"), array("i")
     open_scopes, open_ends = [NOWHERE], [_NEVER]
-    rows = array("i", scopes.tobytes()), array("q", start.tobytes()), array("q", end.tobytes())  # read faster than numpy's
-    for scope, begins, ends in zip(*rows, strict=True):
-        while open_ends[-1] <= begins:
-            moments.append(_close(open_scopes, open_ends))
+
+    def close(until: int) -> None:
+        """Close the scopes that have ended by then, the innermost first, and those around it that end no later."""
+        while open_ends[-1] <= until:
+            moment = open_ends[-1]
+            while open_ends[-1] <= moment:
+                open_ends.pop()
+                open_scopes.pop()
+            moments.append(moment)
             owners.append(open_scopes[-1])
+
+    rows = (array("q", values.tobytes()) for values in (scopes, start, end))  # read faster than numpy's
+    for scope, begins, ends in zip(*rows, strict=True):
+        if open_ends[-1] <= begins:
+            close(begins)
         parents.append(open_scopes[-1])
         moments.append(begins)
         owners.append(scope)
         open_scopes.append(scope)
         open_ends.append(ends)
-    while len(open_ends) > 1:
-        moments.append(_close(open_scopes, open_ends))
-        owners.append(open_scopes[-1])
+    close(_NEVER - 1)
     return np.asarray(parents), np.asarray(moments), np.asarray(owners)
-
-
-def _close(open_scopes: list[int], open_ends: list[int]) -> int:
-    """Close the innermost scope, and those around it that end no later; return when it ended."""
-    moment = open_ends[-1]
-    while open_ends[-1] <= moment:
-        open_ends.pop()
-        open_scopes.pop()
-    return moment
 
 
 # Device time of each range and module of the host: the work of the launch calls inside it, on its own thread.
@@ -383,8 +361,6 @@ def _close(open_scopes: list[int], open_ends: list[int]) -> int:
 Kind = Literal["range", "module", "graph module"]
 COMMUNICATION: Final = ("nccl:", "rccl:", "c10d::")
 """Prefixes of ranges around collectives; another thread or stream launches these, so most such ranges own no events."""
-_CHUNK: Final = 1 << 18
-"""Rows of (event, range) in one pass of the union: an event has several where ranges nest."""
 
 
 _SILENT: Final = Text("0", "muted", "launched nothing on their thread")
@@ -477,7 +453,9 @@ class _RangeCalls:
 
     def __init__(self, scopes: HostEvents, cuts: Cuts) -> None:
         self.scopes, self.cuts, nesting = scopes, cuts, nest(scopes)
-        self.parent, self.owner = nesting.parent, nesting.owners(cuts)
+        self.parent, self.owner = nesting.parent, np.full(cuts.num, NOWHERE, np.int64)
+        for thread, moments in cuts.moments.items():
+            self.owner[cuts.started(thread)] = nesting.at(thread, moments)
         self.name, self.begin, self.end = column(scopes.name), column(scopes.start_ns), column(scopes.end_ns)
         self.first, self.last = cuts.of(scopes)
         # calls of one name on one thread, side by side: one that lies in another of them adds nothing
@@ -488,19 +466,6 @@ class _RangeCalls:
         fresh = self.first.copy()
         fresh[order] = np.maximum(fresh[order], _reached(self.last, self.first[order], order, group[order]))
         self.fresh = np.minimum(fresh, self.last)
-
-    def names_at(self, segments: Ints) -> tuple[Ints, Ints]:
-        """Return pairs of a position among the segments and a name whose call holds that segment, in order."""
-        place = np.arange(len(segments))
-        call = self.owner[segments]
-        found = [np.zeros(0, np.int64)]
-        while len(place):
-            place, call = place[call != NOWHERE], call[call != NOWHERE]
-            inside = (self.first[call] <= segments[place]) & (segments[place] < self.last[call])
-            found.append(place[inside] * len(self.scopes.names) + self.name[call[inside]])
-            call = self.parent[call]
-        both = np.divmod(np.unique(np.concatenate(found)), max(1, len(self.scopes.names)))
-        return both[0], both[1]
 
 
 def _rows(
@@ -532,41 +497,33 @@ def _rows(
 def _reached(ends: Ints, start: Ints, which: Ints, group: Ints) -> Ints:
     """Return the latest end among the intervals before each one in its group; for the first, its own start.
 
-    Args:
-        ends: ends of all intervals; as ranks they are small enough to be packed with a group number in front.
-        start: start of each interval; those of a group lie side by side.
-        which: position of each among the ends.
-        group: group of each interval.
+    The intervals of a group lie side by side; `which` is the position of each among the ends.
     """
     if not len(start):
         return start
-    times, rank = np.unique(ends, return_inverse=True)
+    times, rank = np.unique(ends, return_inverse=True)  # as ranks they can be packed with a group number in front
     heads = np.append(True, group[1:] != group[:-1])
     highest = np.maximum.accumulate(np.cumsum(heads) * len(times) + rank[which])
     return np.where(heads, start, np.append(start[0], times[highest[:-1] % len(times)]))
 
 
 def _unions(trace: Trace, work: EventView, window: Window | None, calls: _RangeCalls) -> Ints:
-    united = np.zeros(len(calls.scopes.names), np.int64)
-    reached = np.full(len(united), np.iinfo(np.int64).min)
-    for part in linked(work, window) if len(united) else ():
+    """Return by name the time in which at least one event ran that was launched in a call of it."""
+    united = [Covered() for _ in calls.scopes.names]
+    for part in linked(work, window) if united else ():
         segments, which = np.unique(calls.cuts.place(trace.device_events.hosts, part.work.host), return_inverse=True)
-        place, name = calls.names_at(segments)
-        count = np.bincount(place, minlength=len(segments))
-        first = np.cumsum(count) - count
-        chunk = np.cumsum(count[which]) // _CHUNK
-        for edges in pairwise((*np.flatnonzero(np.diff(chunk, prepend=-1)).tolist(), len(which))):
-            own = slice(*edges)
-            n = count[which[own]]
-            taken = np.arange(int(n.sum())) + np.repeat(first[which[own]] - (np.cumsum(n) - n), n)
-            key = name[taken] * len(which) + np.repeat(np.arange(*edges), n)
-            key.sort()
-            group, event = np.divmod(key, len(which))
-            start, end = np.maximum(part.start[event], reached[group]), part.end[event]
-            covered = _reached(part.end, start, event, group)
-            np.add.at(united, group, np.maximum(0, end - np.maximum(start, covered)))
-            np.maximum.at(reached, group, end)
-    return united
+        place, call, found = np.arange(len(segments)), calls.owner[segments], [np.zeros((2, 0), np.int64)]
+        while len(place):
+            place, call = place[call != NOWHERE], call[call != NOWHERE]
+            inside = (calls.first[call] <= segments[place]) & (segments[place] < calls.last[call])
+            found.append(np.stack((place[inside], calls.name[call[inside]])))
+            call = calls.parent[call]
+        of_segment, name = np.concatenate(found, axis=1)
+        for number in different(name).tolist():
+            own = np.zeros(len(segments), np.bool_)
+            own[of_segment[name == number]] = True
+            united[number].add(part.start[own[which]], part.end[own[which]])
+    return np.array([each.total_ns for each in united], np.int64)
 
 
 def _graph_rows(where: dict[str, Any], paths: GraphPaths) -> Iterator[RangeRow]:
@@ -634,9 +591,10 @@ class CallNode(NamedTuple):
 def call_trees(trace: Trace, window: Window | None = None) -> tuple[tuple[int, CallNode], ...]:
     """Return the number and the tree of each device that has events; the root's total is its busy time."""
     scopes = ranges_and_modules(replace(trace, ranges=unnumbered(trace.ranges)))
-    nesting, paths, cuts = nest(scopes), Paths(), Cuts.around(scopes)
+    nesting, paths = nest(scopes), Paths()
+    cuts = nesting.cuts
     of_scope = np.array([*paths.of(scopes, nesting), paths.number(ROOT, OUTSIDE)], np.int64)  # nowhere is the last one
-    of_segment, unlinked = of_scope[nesting.owners(cuts)], paths.number(ROOT, UNLINKED)
+    of_segment, unlinked = of_scope[nesting.owner], paths.number(ROOT, UNLINKED)
     first, last = cuts.of(scopes)
     host_ns, found = column(scopes.end_ns) - column(scopes.start_ns), []
     for device, work in events_by_device(trace):
@@ -650,13 +608,7 @@ def call_trees(trace: Trace, window: Window | None = None) -> tuple[tuple[int, C
 def _times(
     trace: Trace, shown: tuple[EventView, Window | None], cuts: Cuts, paths: Paths, of_segment: Ints, unlinked: int
 ) -> tuple[Ints, Ints, Ints]:
-    """Return device time and events by path, and events by segment; of overlapping events the first to start has the moment.
-
-    Args:
-        shown: events of a device, and the window.
-        of_segment: path of what was launched in each segment.
-        unlinked: path of what has no known launch call.
-    """
+    """Return device time and events by path, and events by segment; of overlapping events the first to start has the moment."""
     texts, carriers, carried = graph_paths(trace, *shown)
     covered, launched, self_ns, events = Covered(), np.zeros(cuts.num, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
     for part in windowed_events(*shown):
@@ -750,10 +702,10 @@ def _launched_on(view: DeviceView, events: Ints) -> Ints:
 
 def _time_by_name(scopes: HostEvents, nesting: Nesting, thread: int, during: Intervals) -> Counter[str]:
     spent: Counter[str] = Counter()
-    if thread in nesting.bounds:
-        bounds = nesting.bounds[thread]
-        shared = overlaps(during, Intervals(bounds, np.append(bounds[1:], bounds[-1])))
-        scope = nesting.innermost[thread][shared.b]
+    if thread in nesting.cuts.moments:
+        moments = nesting.cuts.moments[thread]
+        shared = overlaps(during, Intervals(moments, np.append(moments[1:], moments[-1])))
+        scope = nesting.owner[nesting.cuts.started(thread)][shared.b]
         some = scope != NOWHERE
         total = totals((shared.end - shared.start)[some], column(scopes.name)[scope[some]], len(scopes.names))
         for name, ns in zip(scopes.names, total.tolist(), strict=True):

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Final, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -22,6 +23,7 @@ from strobe.perf.analysis.device.intervals import (
     column,
     distribution,
     intervals_of,
+    marked,
     overlaps,
     reach,
     totals,
@@ -275,12 +277,7 @@ _Boundaries: TypeAlias = tuple[NDArray[np.bool_], Ints]
 
 
 def _boundaries(edge: Edge, trace: Trace, work: EventView, lane: Ints, anchors: Ints, *, before: bool) -> _Boundaries:
-    """Find the nearest boundary before or after each focal event.
-
-    Args:
-        lane: positions of the events on the focal events' stream.
-        anchors: positions of the focal events.
-    """
+    """Find the nearest boundary before or after each focal event (`anchors`), whose stream has the events of the `lane`."""
     events = np.arange(len(work)) if edge.any_stream else lane
     if edge.source in ("kind", "name"):
         chosen = work.kind == DEVICE_KINDS.index(edge.what) if edge.source == "kind" else matching(trace, work, edge.what)
@@ -317,7 +314,7 @@ def _around(
 def _scope_times(edge: Edge, trace: Trace, work: EventView, events: Ints) -> Intervals:
     """Return the device time of every call of a range or module: first start to last end of its work among some events."""
     scopes = trace.ranges if edge.source == "range" else trace.modules
-    chosen = np.flatnonzero(np.array([_spells(edge, name) for name in scopes.names] or [False])[np.asarray(scopes.name)])
+    chosen = np.flatnonzero(marked(scopes, partial(_spells, edge)))
     _, times = device_times(trace, work.at(events), scopes, chosen)
     if edge.source != "module":
         return times
@@ -497,8 +494,7 @@ def trace_evidence(traces: Sequence[Trace], focal: str | None = None, timed: str
     found = () if focal is None else tuple(kernels for trace in traces for kernels in focal_kernels(trace, focal))
     spans: list[int] = []  # device time of each call of the range
     for trace in traces if timed is not None else ():
-        chosen = np.array([pattern(timed or "").search(name) is not None for name in trace.ranges.names] or [False])
-        calls = np.flatnonzero(chosen[np.asarray(trace.ranges.name)])
+        calls = np.flatnonzero(marked(trace.ranges, pattern(timed or "").search))
         _, times = device_times(trace, all_events(trace), trace.ranges, calls)
         spans += (times.end - times.start).tolist()
     files = ", ".join(str(trace.path) for trace in traces)

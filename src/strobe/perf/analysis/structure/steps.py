@@ -25,6 +25,7 @@ from strobe.perf.analysis.device.intervals import (
     column,
     distributions,
     intervals_of,
+    marked,
     overlaps,
     reach,
     totals,
@@ -32,7 +33,6 @@ from strobe.perf.analysis.device.intervals import (
 from strobe.perf.analysis.steady import SteadyState, find_steady
 from strobe.perf.analysis.structure.ranges import (
     NOWHERE,
-    ROOT,
     WORK,
     Cuts,
     GraphPaths,
@@ -176,7 +176,7 @@ def repetitions(work: EventView, texts: tuple[str, ...]) -> Repetitions:
     return place, find_periods(name, texts, np.asarray(pause.release()))
 
 
-def find_periods(name: Numbers, texts: tuple[str, ...], pause_ns: Numbers | None = None) -> tuple[Period, ...]:
+def find_periods(name: Numbers, texts: tuple[str, ...], pause_ns: Numbers) -> tuple[Period, ...]:
     """Find the repetitions in a sequence, the longest period first; empty if nothing repeats.
 
     Args:
@@ -195,10 +195,7 @@ def find_periods(name: Numbers, texts: tuple[str, ...], pause_ns: Numbers | None
         for key in sorted(classes.keys() - cuts.keys(), reverse=True)[:_TRIED]:
             most = max(anchor.periods(len(name)) for anchor in classes[key])
             alike = [anchor for anchor in classes[key] if anchor.periods(len(name)) >= most - (most >= _SPARE_ONE)]
-            if pause_ns is None:
-                best = min(alike, key=lambda anchor: int(anchor.places[0]))
-            else:
-                best = max(alike, key=lambda anchor: (int(pause_ns[anchor.places].sum(dtype=np.int64)), -int(anchor.places[0])))
+            best = max(alike, key=lambda anchor: (int(pause_ns[anchor.places].sum(dtype=np.int64)), -int(anchor.places[0])))
             as_often = sum(abs(len(anchor.found) - len(best.found)) <= 1 for anchor in classes[key])
             period = _period(name, texts, best, as_often)
             if period is not None:
@@ -479,8 +476,7 @@ def _short(name: str) -> str:
 
 def _by_range(trace: Trace, work: EventView, named: re.Pattern[str], spoken: str) -> _Cuts | None:
     """Return steps from ranges: the outermost that match, on the thread whose ranges launched most of the device's work."""
-    of_name = np.array([named.search(name) is not None for name in trace.ranges.names], np.bool_)
-    which = np.flatnonzero(of_name[column(trace.ranges.name)]) if len(of_name) else np.zeros(0, np.int64)
+    which = np.flatnonzero(marked(trace.ranges, named.search))
     if not len(which):
         return None
     begin, stop, thread = (column(values)[which] for values in (trace.ranges.start_ns, trace.ranges.end_ns, trace.ranges.thread))
@@ -517,8 +513,7 @@ def _launched_anywhere(trace: Trace, work: EventView, begin: Ints, stop: Ints) -
     cuts = Cuts.at(thread, begin, stop)
     found = Launched(cuts.num)
     for part in linked(work, None):
-        launch_ns = column(hosts.start_ns)[part.work.host]
-        found.add(part, cuts.first[0] + np.searchsorted(cuts.moments[0], launch_ns, "right"))
+        found.add(part, cuts.segment(0, column(hosts.start_ns)[part.work.host]))
     return found, *cuts.within(thread, begin, stop)
 
 
@@ -597,12 +592,9 @@ def _causes(trace: Trace, cuts: _Cuts, start: Ints, end: Ints) -> dict[int, str]
     """Return the steps that differ from others, each with its first cause: compilation, profiler overhead, overtaken, last."""
     causes: dict[int, str] = {}
     at_work = Intervals(start, end) if cuts.host is None else cuts.host
-    ranges = trace.ranges
-    of_name = np.array([_COMPILATION.search(name) is not None for name in ranges.names], np.bool_)
-    if of_name.any():
-        compiling = np.sort(column(ranges.start_ns)[of_name[column(ranges.name)]])
-        found = np.searchsorted(compiling, at_work.start) < np.searchsorted(compiling, at_work.end)
-        causes |= dict.fromkeys(np.flatnonzero(found).tolist(), COMPILED)
+    compiling = np.sort(column(trace.ranges.start_ns)[marked(trace.ranges, _COMPILATION.search)])
+    found = np.searchsorted(compiling, at_work.start) < np.searchsorted(compiling, at_work.end)
+    causes |= dict.fromkeys(np.flatnonzero(found).tolist(), COMPILED)
     if trace.overhead:
         shared = overlaps(at_work, intervals_of(trace.overhead))
         held = totals(shared.end - shared.start, shared.a, len(start))
@@ -672,13 +664,11 @@ class LayerGroup:
 
 def layer_groups(trace: Trace, window: Window | None = None) -> tuple[tuple[int, tuple[LayerGroup, ...]], ...]:
     """Return number and layers of each device that has events, the group with the most device time first."""
-    named = _NamedLayers(trace)
     found = []
     for device, work in events_by_device(trace):
         where = {"trace": trace.label, "device": device}
-        by_path = _by_paths(where, graph_paths(trace, work, window))
-        by_call = named.groups(where, launched_in(trace, work, window, named.cuts), window is not None)
-        groups = tuple(sorted((*by_path, *by_call), key=lambda group: -group.sum_ns))
+        named = (*_by_paths(where, graph_paths(trace, work, window)), *_by_calls(where, trace, work, window))
+        groups = tuple(sorted(named, key=lambda group: -group.sum_ns))
         if not len(trace.modules) and not any(group.path for group in groups):
             groups = (*groups, *_by_kernels(trace, device, work, window))
         found.append((device, groups))
@@ -708,59 +698,37 @@ def _described(values: Ints, group: Ints, num: int) -> list[Distribution]:
     return [found for found in distributions(values, group, num) if found is not None]
 
 
-class _NamedLayers:
-    """Calls whose names repeat in one enclosing call."""
-
-    def __init__(self, trace: Trace) -> None:
-        self.scopes = ranges_and_modules(trace)
-        self.cuts = Cuts.around(self.scopes)
-        nesting = nest(self.scopes)
-        self.paths = Paths()
-        bare = unnumbered(self.scopes)
-        self.path = np.array(self.paths.of(bare, nesting), np.int64)
-        top = -1 - column(self.scopes.thread)
-        self.parent = np.where(nesting.parent == NOWHERE, top, nesting.parent)
-
-    def groups(self, where: dict[str, Any], launched: Launched, only_launching: bool) -> Iterator[LayerGroup]:
-        first, last = self.cuts.of(self.scopes)
-        events, sums, kernels = (before(values) for values in (launched.events, launched.sum_ns, launched.kernels))
-        taken = np.flatnonzero(events[last] > events[first]) if only_launching else np.arange(len(self.scopes))
-        order = taken[np.lexsort((taken, self.parent[taken], self.path[taken]))]
-        if not len(order):
-            return
-        path, parent = self.path[order], self.parent[order]
-        heads = np.flatnonzero(np.append(True, (path[1:] != path[:-1]) | (parent[1:] != parent[:-1])))
-        count = np.diff(heads, append=len(order))
-        place = np.arange(len(order)) - np.repeat(heads, count)
-        device = (sums[last] - sums[first])[order]
-        host = (column(self.scopes.end_ns) - column(self.scopes.start_ns))[order]
-        columns = (place, device, launched.spans(first, last)[order], host, (kernels[last] - kernels[first])[order])
-        total = totals(device, path, len(self.paths.names))
-        chosen = self._chosen(path[heads], count, total)
-        for number in chosen:
-            left, right = np.searchsorted(path, (number, number + 1)).tolist()
-            own = _Calls(*(values[left:right] for values in columns))
-            names = [self.scopes.names[name] for name in column(self.scopes.name)[order[left:right]].tolist()]
-            spelled = self.paths.spelled(number)
-            yield _group(where, own, names, spelled, inside=self._inside(number, chosen))
-
-    def _chosen(self, path: Ints, count: Ints, total: Ints) -> list[int]:
-        """Return the paths that mostly have several calls in one enclosing call, those with the most device time first."""
-        numbers, first = np.unique(path, return_index=True)
-        repeats = [int(np.median(part)) for part in np.split(count, first[1:])]
-        several = [
-            number
-            for number, repeat in zip(numbers.tolist(), repeats, strict=True)
-            if repeat >= LAYERS_FEWEST and total[number] and self.paths.names[number] != _STEP
-        ]
-        return sorted(several, key=lambda number: (-int(total[number]), number))[:MOST_GROUPS]
-
-    def _inside(self, number: int, chosen: Sequence[int]) -> bool:
-        while number != ROOT:
-            number = self.paths.above[number]
-            if number in chosen:
-                return True
-        return False
+def _by_calls(where: dict[str, Any], trace: Trace, work: EventView, window: Window | None) -> Iterator[LayerGroup]:
+    """Yield layers by the names of calls that mostly repeat in one enclosing call."""
+    scopes, paths = ranges_and_modules(trace), Paths()
+    nesting = nest(scopes)
+    path_of = np.array(paths.of(unnumbered(scopes), nesting), np.int64)
+    parent_of = np.where(nesting.parent == NOWHERE, -1 - column(scopes.thread), nesting.parent)
+    launched, (first, last) = launched_in(trace, work, window, nesting.cuts), nesting.cuts.of(scopes)
+    events, sums, kernels = (before(values) for values in (launched.events, launched.sum_ns, launched.kernels))
+    taken = np.arange(len(scopes)) if window is None else np.flatnonzero(events[last] > events[first])
+    order = taken[np.lexsort((taken, parent_of[taken], path_of[taken]))]
+    if not len(order):
+        return
+    path, parent = path_of[order], parent_of[order]
+    heads = np.flatnonzero(np.append(True, (path[1:] != path[:-1]) | (parent[1:] != parent[:-1])))
+    count = np.diff(heads, append=len(order))
+    place, device = np.arange(len(order)) - np.repeat(heads, count), (sums[last] - sums[first])[order]
+    host = (column(scopes.end_ns) - column(scopes.start_ns))[order]
+    columns = (place, device, launched.spans(first, last)[order], host, (kernels[last] - kernels[first])[order])
+    total = totals(device, path, len(paths.names))
+    numbers, starts = np.unique(path[heads], return_index=True)
+    several = [
+        number
+        for number, repeats in zip(numbers.tolist(), np.split(count, starts[1:]), strict=True)
+        if int(np.median(repeats)) >= LAYERS_FEWEST and total[number] and paths.names[number] != _STEP
+    ]
+    chosen = sorted(several, key=lambda number: (-int(total[number]), number))[:MOST_GROUPS]
+    for number in chosen:
+        left, right = np.searchsorted(path, (number, number + 1)).tolist()
+        names = [scopes.names[name] for name in column(scopes.name)[order[left:right]].tolist()]
+        inside = any(each in chosen for each in paths.around(paths.above[number]))
+        yield _group(where, _Calls(*(values[left:right] for values in columns)), names, paths.spelled(number), inside=inside)
 
 
 def _group(

@@ -12,7 +12,7 @@ import numpy as np
 from strobe.core.errors import ConfigError, DataError, nearest
 from strobe.core.printable import first_of
 from strobe.perf.analysis.device.activity import all_events
-from strobe.perf.analysis.device.intervals import Ints, Window, column
+from strobe.perf.analysis.device.intervals import Window, column
 from strobe.perf.analysis.structure.ranges import device_times
 from strobe.perf.analysis.structure.steps import find_steps, names_step
 from strobe.perf.trace.events import HostEvents, Trace
@@ -163,7 +163,13 @@ def _calls_of(trace: Trace, name: str) -> Iterator[tuple[int, int] | None]:
     for scopes in (trace.ranges, trace.modules):
         for spelled in (name, f"strobe::{name}"):
             if spelled in scopes.names:
-                yield from _device_times(trace, scopes, np.flatnonzero(column(scopes.name) == scopes.names.index(spelled)))
+                chosen = np.flatnonzero(column(scopes.name) == scopes.names.index(spelled))
+                if not len(trace.device_events):
+                    yield from ((scopes.start_ns[place], scopes.end_ns[place]) for place in chosen.tolist())
+                    return
+                some, times = device_times(trace, all_events(trace), scopes, chosen)
+                found = zip(times.start.tolist(), times.end.tolist(), strict=True)
+                yield from (next(found) if launched else None for launched in some.tolist())
                 return
     events = trace.device_events
     of_launch: dict[int, tuple[int, int]] = {}
@@ -172,16 +178,6 @@ def _calls_of(trace: Trace, name: str) -> Iterator[tuple[int, int] | None]:
             start, end = of_launch.get(events.host[event], (events.start_ns[event], events.end_ns[event]))
             of_launch[events.host[event]] = min(start, events.start_ns[event]), max(end, events.end_ns[event])
     yield from sorted(of_launch.values())
-
-
-def _device_times(trace: Trace, scopes: HostEvents, chosen: Ints) -> Iterator[tuple[int, int] | None]:
-    if not len(trace.device_events):
-        yield from ((scopes.start_ns[place], scopes.end_ns[place]) for place in chosen.tolist())
-        return
-    some, times = device_times(trace, all_events(trace), scopes, chosen)
-    found = zip(times.start.tolist(), times.end.tolist(), strict=True)
-    for launched in some.tolist():
-        yield next(found) if launched else None
 
 
 def _offer(trace: Trace, asked: str) -> str:

@@ -326,9 +326,8 @@ def _delays(seen: Sequence[tables.DeviceFindings]) -> Table:
     )
     rows = []
     for one in seen:
-        for kind, delays in one.launches.kinds.items():
-            rows.append((one.name, kind, "start", delays.start_to_start, delays.num_negative_ss))
-            rows.append((one.name, kind, "end", delays.end_to_start, delays.num_negative_es))
+        for kind, sides in one.launches.kinds.items():
+            rows += [(one.name, kind, edge, *found) for edge, found in zip(("start", "end"), sides, strict=True)]
     notes = [_unlinked(one.name, one.launches) for one in seen if one.launches.num_unlinked]
     notes.append(
         "Later events of a graph wait for the graph's own events, not for the host: their delays say nothing of launching."
