@@ -335,8 +335,8 @@ def predict_memory(model: str, parts: ModelParts, config: ResolvedConfig, sample
         "frame_size": list(parts.defaults.frame_size),
         "samples": samples,
         "dtype": str(config.dtype).removeprefix("torch."),
-        "parts": [asdict(part) for part in held],
-        "total_bytes": sum(part.num_bytes for part in held),
+        "parts": [{"name": name, "num_bytes": num_bytes, "exact": name != memory.LARGEST} for name, num_bytes in held.items()],
+        "total_bytes": sum(held.values()),
         "free_bytes": memory.free_bytes(config.device),
     }
 

@@ -192,7 +192,7 @@ class StreamCase:
             tokens_per_block=config.frame_block * per_frame,
             costs=stream_costs(self._loaded, config, rows_of_text(self._loaded, prompts, config)),
             attended_keys=keys_of_blocks(self._loaded, config),
-            predicted_bytes=sum(part.num_bytes for part in predict(self._loaded, config)),
+            predicted_bytes=sum(predict(self._loaded, config).values()),
         )
 
     def review(self, name: str, folder: Path) -> Iterator[record.Quality | record.Video]:
