@@ -33,7 +33,7 @@ from strobe.engine.model import Model
 from strobe.engine.parallel.rank import check_several
 from strobe.engine.presets import preset
 from strobe.engine.prompts import Switch, offered_modes
-from strobe.engine.resolve import ResolvedConfig, resolve
+from strobe.engine.resolve import ResolvedConfig, idle_knobs, resolve
 from strobe.engine.session import Session
 from strobe.models.vae.taew import TaewConfig, random_taew
 from tiny_model import Make, latents
@@ -279,8 +279,8 @@ def test_eight_bits_are_near(build: Make) -> None:
 def test_frames_are_never_late_and_memory_is_counted(tiny: Model) -> None:
     model = with_past(tiny, "recomputed")
     config, kept = resolved(tiny, "recomputed", preset("speed")), replace(model.defaults, past="kept", past_weight=1.0)
-    (state,) = (state for state in config.knob_states if state.name == "late_frames")
-    assert not state.on and "derived from the frames" in state.reason
+    idle = idle_knobs(config.asked, model.defaults, torch.device("cpu"))
+    assert not config.knobs.late_frames and "derived from the frames" in idle["late_frames"]
     plain = resolve(preset("speed"), kept, torch.device("cpu"))
     parts = predict(model, config)
     assert parts.keys() - predict(model, plain).keys() == {"frames to encode again"}
