@@ -213,7 +213,7 @@ def test_frame_blocks_before_the_window_is_full_attend_to_fewer_keys(tiny: Model
         for cost in settings.costs:
             found = cost_in_blocks(cost, settings, [index])
             one = replace(steady_pass(tiny, config, commit=cost.span == "commit"), kv_tokens=keys)
-            expected = {part.name: part.each for part in transformer_pass(shape, one)}
+            expected = {name: each for name, (_, each) in transformer_pass(shape, one).items()}
             expected["commit" if one.last_layer_kv_only else "denoise_step"] = total(transformer_pass(shape, one))
             if cost.span in expected:
                 own = expected[cost.span]

@@ -80,7 +80,7 @@ def test_settings_are_what_ran(case: StreamCase, tiny: Model) -> None:
     assert (found["ultra"].linear_format, found["ultra"].kv_format) == ("fp8, simulated", "native")
     assert found["baseline"].linear_format == "native"
     predicted = predict(tiny, resolve(replace(preset("ultra"), simulate=True), tiny.defaults, torch.device("cpu")))
-    assert found["ultra"].predicted_bytes == sum(part.num_bytes for part in predicted)
+    assert found["ultra"].predicted_bytes == sum(predicted.values())
     assert (case.workload.frames, case.workload.frames_first_block, case.workload.frames_per_block) == (93, 9, 12)
     assert [(prompt.frame_block, prompt.mode) for prompt in case.workload.prompts] == [(0, "start"), (4, "recache")]
 

@@ -18,8 +18,6 @@ from strobe.core.errors import ImplUnavailableError, StrobeError, nearest
         ("SessionError", (StrobeError, RuntimeError)),
         ("DataError", (StrobeError, ValueError)),
         ("TraceFormatError", (errors.DataError,)),
-        ("RecordVersionError", (errors.DataError,)),
-        ("UnitError", (errors.DataError,)),
     ],
 )
 def test_the_tree(name: str, parents: tuple[type[Exception], ...]) -> None:

@@ -57,7 +57,7 @@ def gib(family: str, name: str) -> float:
     """As predicted where the decoder is compiled, as it is on a GPU with Triton."""
     config = resolved(family, name)
     compiled = replace(config, knobs=replace(config.knobs, compile=True))
-    return sum(part.num_bytes for part in predict(parts(family), compiled)) / 2**30
+    return sum(predict(parts(family), compiled).values()) / 2**30
 
 
 def test_every_family_has_its_rows() -> None:

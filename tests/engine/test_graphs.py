@@ -206,8 +206,7 @@ def test_static_inputs_are_predicted(make: Make, tiny: Model) -> None:
         session = recorded(make(preset=EngineConfig(first_block=first), samples=samples))
         session._stream.rehearse()
         config = replace(session.config, knobs=replace_knobs(session.config.knobs, cuda_graphs=True))
-        (found,) = (part for part in predict(tiny, config, len(samples)) if part.name == "inputs of graphs")
-        assert found.num_bytes == session._stream._dit.runner.num_bytes
+        assert predict(tiny, config, len(samples))["inputs of graphs"] == session._stream._dit.runner.num_bytes
 
 
 # ----------------------------------------------------------------------------------------------- passes that may not be recorded

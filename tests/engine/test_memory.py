@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from strobe.core.errors import StrobeError
 from strobe.engine.config import EngineConfig, replace_knobs
 from strobe.engine.load import model_parts
-from strobe.engine.memory import GIB, MemoryPart, check, check_together, claim_of, free_bytes, predict
+from strobe.engine.memory import GIB, LARGEST, check, check_together, claim_of, free_bytes, predict
 from strobe.engine.model import Model, latent_shape
 from strobe.engine.presets import PRESETS
 from strobe.engine.resolve import resolve
@@ -52,9 +52,9 @@ def test_what_is_counted_is_what_is_held(make: Make, tiny: Model, preset: str, s
     [*session.stream(5 if preset in ("baseline", "absolute") else 3)]  # a sink is turned once the window has moved
     stream: Any = session._stream
     predicted = predict(tiny, session.config, len(samples))
-    found = {part.name: part.num_bytes for part in predicted if part.exact}
+    del predicted[LARGEST]
     rows = stream._dit._rows.values()
-    assert found == {
+    assert predicted == {
         "transformer weights": held(stream._dit.dit.state_dict().values()),
         "keys and values": stream._cache.num_bytes,
         "text keys and values": held(stream._text[1].kept.kv.tensors),
@@ -69,7 +69,7 @@ def test_an_autoencoder_elsewhere_takes_nothing_here() -> None:
     parts = model_parts("wan-1.3b")
     here = resolve(EngineConfig(dtype="bfloat16"), parts.defaults, CPU)
     elsewhere = replace(here, decode_device=torch.device("cuda", 1))
-    found = [{part.name: part.num_bytes for part in predict(parts, config)} for config in (here, elsewhere)]
+    found = [predict(parts, config) for config in (here, elsewhere)]
     changed = {name for name in found[0] if found[0][name] != found[1][name]}
     assert changed >= {"autoencoder weights", "decoder memories"} and changed <= {*changed, "largest pass"}
     assert found[1]["autoencoder weights"] == found[1]["decoder memories"] == 0
@@ -113,10 +113,10 @@ def test_what_the_wan_decoder_makes_on_the_way(name: str, frames: int, block_dec
     knobs = replace_knobs(here.knobs, block_decode=block_decode, overlap_decode=overlap_decode)
     alone, late = (predict(parts, replace(here, knobs=replace_knobs(knobs, late_frames=late))) for late in (False, True))
     transformer = frames * grid.token_grid(wan.patch).tokens_per_frame * 2 * (wan.dim + wan.ffn_dim) * 2
-    made = late[-1].num_bytes - transformer
-    assert alone[-1].num_bytes == max(transformer, made)
+    made = late[LARGEST] - transformer
+    assert alone[LARGEST] == max(transformer, made)
     if overlap_decode and not block_decode:
-        made -= next(part.num_bytes for part in late if part.name == "decoder memories")
+        made -= late["decoder memories"]
     with torch.device("meta"):
         decoder = StreamingDecoder(
             WanVAE(WAN22 if name == "wan-5b" else WanVAEConfig()).bfloat16().requires_grad_(False).channels_last()
@@ -139,7 +139,7 @@ def test_wan_at_full_size_without_loading_it() -> None:
     """In bfloat16: 1,418,996,800 parameters; keys and values of 12 frames and of 3 sink frames once more, 30 layers of 1536."""
     parts = model_parts("wan-1.3b")
     resolved = resolve(EngineConfig(dtype="bfloat16"), parts.defaults, CPU)
-    found = {part.name: part.num_bytes for part in predict(parts, resolved)}
+    found = predict(parts, resolved)
     assert found["transformer weights"] == 2 * 1_418_996_800
     assert found["keys and values"] == (2 * 12 + 3) * 30 * 52 * 1536 * 30 * 2
     assert found["text keys and values"] == 2 * 512 * 1536 * 30 * 2 + 4
@@ -151,7 +151,7 @@ def test_wan_at_full_size_without_loading_it() -> None:
 
 
 def test_memory_that_is_not_there() -> None:
-    parts = tuple(MemoryPart(name=f"part {size}", num_bytes=size << 30, exact=True) for size in (1, 2, 3, 4))
+    parts = {f"part {size}": size << 30 for size in (1, 2, 3, 4)}
     check(parts, 10 << 30, CPU)
     with pytest.raises(
         StrobeError, match=r"about 10.0 GiB, and cpu has 9.0 GiB free \(part 4 4.0, part 3 3.0, part 2 2.0 GiB\); lower"
@@ -178,8 +178,8 @@ def test_what_a_session_holds_and_what_passes(graphs: bool) -> None:
     parts = model_parts("wan-1.3b")
     here = resolve(EngineConfig(dtype="bfloat16"), parts.defaults, CPU)
     config = replace(here, knobs=replace_knobs(here.knobs, cuda_graphs=graphs))
-    predicted = predict(parts, config)
-    found, (held, passing) = {part.name: part.num_bytes for part in predicted}, claim_of(predicted, config)
+    found = predict(parts, config)
+    held, passing = claim_of(found, config)
     assert held == sum(found.values()) - (0 if graphs else found["largest pass"])
     kept = found["keys and values"]
     assert passing == (kept if graphs else max(kept, found["largest pass"]))

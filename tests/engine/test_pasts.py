@@ -33,7 +33,7 @@ from strobe.engine.model import Model
 from strobe.engine.parallel.rank import check_several
 from strobe.engine.presets import preset
 from strobe.engine.prompts import Switch, offered_modes
-from strobe.engine.resolve import ResolvedConfig, resolve
+from strobe.engine.resolve import ResolvedConfig, idle_knobs, resolve
 from strobe.engine.session import Session
 from strobe.models.vae.taew import TaewConfig, random_taew
 from tiny_model import Make, latents
@@ -279,12 +279,12 @@ def test_eight_bits_are_near(build: Make) -> None:
 def test_frames_are_never_late_and_memory_is_counted(tiny: Model) -> None:
     model = with_past(tiny, "recomputed")
     config, kept = resolved(tiny, "recomputed", preset("speed")), replace(model.defaults, past="kept", past_weight=1.0)
-    (state,) = (state for state in config.knob_states if state.name == "late_frames")
-    assert not state.on and "derived from the frames" in state.reason
+    idle = idle_knobs(config.asked, model.defaults, torch.device("cpu"))
+    assert not config.knobs.late_frames and "derived from the frames" in idle["late_frames"]
     plain = resolve(preset("speed"), kept, torch.device("cpu"))
-    names = {part.name: part.num_bytes for part in predict(model, config)}
-    assert names.keys() - {part.name for part in predict(model, plain)} == {"frames to encode again"}
-    assert names["frames to encode again"] == 3 * 3 * 32 * 32 * 4
+    parts = predict(model, config)
+    assert parts.keys() - predict(model, plain).keys() == {"frames to encode again"}
+    assert parts["frames to encode again"] == 3 * 3 * 32 * 32 * 4
     assert config.pass_frames == {3} and plain.pass_frames == {3, 6}
 
 
@@ -404,8 +404,8 @@ def test_memory_and_calls(tiny: Model) -> None:
     config, dit = resolved(tiny, "rolling"), tiny.dit.config
     assert config.calls_per_block == {"denoise_step": 1, "commit": 1}
     assert config.pass_frames == {3, 6, 9, 12, 15, 24}
-    (found,) = (part for part in predict(with_past(tiny, "rolling"), config) if part.name == "modulation tables")
-    assert found.num_bytes == (6 + 45) * (6 * dit.num_layers + 2) * dit.dim * 4
+    found = predict(with_past(tiny, "rolling"), config)["modulation tables"]
+    assert found == (6 + 45) * (6 * dit.num_layers + 2) * dit.dim * 4
 
 
 def test_a_look_back_that_does_not_fit(build: Make) -> None:
@@ -572,7 +572,7 @@ def test_a_failed_frame_block_may_be_another_one_again(build: Make, monkeypatch:
 
 def test_memory_of_shots_is_predicted(build: Make) -> None:
     session = build("shots")
-    predicted = {part.name: part.num_bytes for part in predict(session.model, session.config)}
+    predicted = predict(session.model, session.config)
     assert predicted["keys and values"] == session._stream._cache.num_bytes  # type: ignore[attr-defined]
 
 

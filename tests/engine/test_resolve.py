@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import fields, replace
+from dataclasses import astuple, fields, replace
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any
@@ -20,7 +20,7 @@ from strobe.engine import resolve as resolve_module
 from strobe.engine.config import COMPILE_MODES, EngineConfig, Knobs, ModelDefaults, NoiseSchedule, replace_knobs
 from strobe.engine.model import Model
 from strobe.engine.presets import PRESETS, diff, preset
-from strobe.engine.resolve import lacking, resolve
+from strobe.engine.resolve import idle_knobs, lacking, resolve
 from strobe.engine.transformer import Transformer
 from strobe.models.wan.layers import WanLayer
 
@@ -98,8 +98,8 @@ def test_graphs_need_a_pass_that_stays_on_the_device(monkeypatch: pytest.MonkeyP
         ({"knobs": replace_knobs(Knobs(), rope_table=False)}, "knob rope_table is off"),
         ({"compile_mode": "reduce-overhead"}, "graphs of its own"),
     ):
-        states = {state.name: state for state in resolve(EngineConfig(**changes), DEFAULTS, gpu).knob_states}  # type: ignore[arg-type]
-        assert not states["cuda_graphs"].on and words in states["cuda_graphs"].reason
+        config = EngineConfig(**changes)  # type: ignore[arg-type]
+        assert not resolve(config, DEFAULTS, gpu).knobs.cuda_graphs and words in idle_knobs(config, DEFAULTS, gpu)["cuda_graphs"]
 
 
 def test_only_one_compile_mode_makes_graphs_of_its_own(monkeypatch: pytest.MonkeyPatch, tiny: Model) -> None:
@@ -119,26 +119,22 @@ def test_resolved_leaves_nothing_open(name: str) -> None:
     assert config.dtype == torch.float32 and config.schedule.shift == 5.0
     assert config.again is None, "no clip is followed"
     assert all(getattr(config, each.name) is not None for each in fields(config) if each.name != "again")
-    for state in config.knob_states:
-        assert state.meaning and state.on == getattr(config.knobs, state.name)
 
 
 def test_a_knob_that_does_nothing_here_is_off_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strobe.engine.resolve.OVERLAP_CORES", 4)
-    config = resolve(preset("balanced"), DEFAULTS, torch.device("cpu"))
-    states = {state.name: state for state in config.knob_states}
-    assert not states["compile"].on and "CUDA" in states["compile"].reason
-    assert states["ring_cache"].on and not states["ring_cache"].reason
+    balanced, cpu = preset("balanced"), torch.device("cpu")
+    knobs, idle = resolve(balanced, DEFAULTS, cpu).knobs, idle_knobs(balanced, DEFAULTS, cpu)
+    assert not knobs.compile and "CUDA" in idle["compile"]
+    assert knobs.ring_cache and "ring_cache" not in idle
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    assert not resolve(preset("balanced"), DEFAULTS, torch.device("cpu")).knobs.overlap_decode
+    assert not resolve(balanced, DEFAULTS, cpu).knobs.overlap_decode
     for cores in (2, 4):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
-        (overlap,) = (
-            s for s in resolve(preset("balanced"), DEFAULTS, torch.device("cpu")).knob_states if s.name == "overlap_decode"
-        )
-        assert overlap.on == (cores == 4) and (overlap.on or "2 CPU core(s)" in overlap.reason)
-    baseline = resolve(preset("baseline"), DEFAULTS, torch.device("cpu"))
-    assert not any(state.on or state.reason for state in baseline.knob_states)
+        on, idle = resolve(balanced, DEFAULTS, cpu).knobs.overlap_decode, idle_knobs(balanced, DEFAULTS, cpu)
+        assert on == ("overlap_decode" not in idle) == (cores == 4) and (on or "2 CPU core(s)" in idle["overlap_decode"])
+    baseline = preset("baseline")
+    assert not any(astuple(resolve(baseline, DEFAULTS, cpu).knobs)) and not idle_knobs(baseline, DEFAULTS, cpu)
 
 
 def test_late_frames_need_something_to_run_beside(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,8 +146,8 @@ def test_late_frames_need_something_to_run_beside(monkeypatch: pytest.MonkeyPatc
         (late, 1, torch.device("cpu")),
     ):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
-        (state,) = (each for each in resolve(config, DEFAULTS, device).knob_states if each.name == "late_frames")
-        assert not state.on and "overlap_decode, which is off here" in state.reason
+        assert not resolve(config, DEFAULTS, device).knobs.late_frames
+        assert "overlap_decode, which is off here" in idle_knobs(config, DEFAULTS, device)["late_frames"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     elsewhere = resolve(replace(late, decode_device="cuda:1"), DEFAULTS, torch.device("cpu"))
@@ -178,8 +174,8 @@ def test_a_gpu_takes_bfloat16_and_compiles_with_compilers(monkeypatch: pytest.Mo
     monkeypatch.setattr("strobe.engine.resolve.broken", lambda _: "" if "triton" in tools else "triton is not installed")
     monkeypatch.setattr("strobe.engine.resolve.shutil.which", lambda tool: tool if tool in tools else None)
     config = resolve(preset("balanced"), DEFAULTS, torch.device("cuda", 0))
-    (state,) = (state for state in config.knob_states if state.name == "compile")
-    assert config.knobs.compile == state.on == (not reason) and reason in state.reason
+    told = idle_knobs(config.asked, DEFAULTS, torch.device("cuda", 0)).get("compile", "")
+    assert config.knobs.compile == (not told) == (not reason) and reason in told
     assert config.dtype == torch.bfloat16
     assert resolve(replace(preset("balanced"), dtype="float32"), DEFAULTS, torch.device("cuda", 0)).dtype == torch.float32
 

@@ -14,7 +14,7 @@ from strobe.core.errors import ConfigError, SessionError, WeightsError
 from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs
 from strobe.engine.model import Model
-from strobe.engine.resolve import ResolvedConfig, resolve
+from strobe.engine.resolve import ResolvedConfig, idle_knobs, resolve
 from strobe.engine.transformer import LINEARS, Transformer, copied, quantize_linears
 from strobe.models.lora import Lora, LoraPair, attach, merge
 from strobe.models.wan.dit import CausalWan
@@ -124,9 +124,10 @@ def merged(model: Model, *loras: tuple[int, float]) -> Model:
 
 def test_without_a_lora_the_knob_is_said_to_be_off(make: Make, tiny: Model) -> None:
     for given in (False, True):
-        session = make(model=replace(tiny, defaults=replace(tiny.defaults, lora=given)))
-        (state,) = (each for each in session.config.knob_states if each.name == "merge_lora")
-        assert (state.on, state.reason) == (given, "" if given else "no LoRA belongs to the model")
+        model = replace(tiny, defaults=replace(tiny.defaults, lora=given))
+        config = make(model=model).config
+        reason = idle_knobs(config.asked, model.defaults, torch.device("cpu")).get("merge_lora")
+        assert (config.knobs.merge_lora, reason) == (given, None if given else "no LoRA belongs to the model")
 
 
 @pytest.mark.parametrize("preset", ["baseline", "quality", "balanced", EngineConfig(knobs=BESIDE)])

@@ -20,7 +20,7 @@ from strobe.attention.dense import dense_attention
 from strobe.bench.case import Progress
 from strobe.cache.quantized import EightBitStep
 from strobe.core import costs, spans
-from strobe.core.costs import Cost, CostItem, PassShape, TransformerShape
+from strobe.core.costs import Cost, PassParts, PassShape, TransformerShape
 from strobe.core.errors import ConfigError
 from strobe.core.shapes import LatentShape
 from strobe.eightbit.rounded import RoundedKeys, RoundedQueries
@@ -176,7 +176,7 @@ def stream_costs(model: Model, config: ResolvedConfig, text_rows: int | None = N
 def _regions(shape: TransformerShape, passes: Mapping[str, PassShape], config: ResolvedConfig) -> dict[str, Cost]:
     """Return the cost of one call of a denoise step, of a commit pass, of each section of a layer and of each piece."""
     parts = {name: _formatted(shape, one, config) for name, one in passes.items()}
-    each = {part.name: part.each for part in parts[spans.DENOISE_STEP]}
+    each = {name: cost for name, (_, cost) in parts[spans.DENOISE_STEP].items()}
     sections = {name: sum((each[part] for part in inside), Cost()) for name, inside in _SECTIONS.items()}
     return {name: costs.total(own) for name, own in parts.items()} | sections | each
 
@@ -191,11 +191,11 @@ def _multiplied(name: str, config: ResolvedConfig) -> str:
     return f"float8 and {dtype_name(config)}" if mixed.get(name) else ""
 
 
-def _formatted(shape: TransformerShape, one: PassShape, config: ResolvedConfig) -> tuple[CostItem, ...]:
+def _formatted(shape: TransformerShape, one: PassShape, config: ResolvedConfig) -> PassParts:
     """Return the parts of a pass with the bytes that its matrices and its attention take in their format."""
     parts = costs.transformer_pass(shape, one)
     if config.attention_format == "int8":
-        parts = tuple(_in_eight_bits(part, shape, one) for part in parts)
+        parts |= _in_eight_bits(parts, shape, one)
     if config.linear_format == "native" or config.simulate:
         return parts
     rows, dim, wide, size = one.batch * one.q_tokens, shape.dim, shape.ffn_dim, costs.element_bytes(one.dtype)
@@ -205,23 +205,22 @@ def _formatted(shape: TransformerShape, one: PassShape, config: ResolvedConfig) 
         "ffn_down": (wide, dim),
     }
     of_input = 1 if config.linear_format == "fp8" else size
-    found = []
-    for part in parts:
-        given, out = sizes.get(part.name, (0, 0))
+    for name, (given, out) in sizes.items():
+        calls, each = parts[name]
         narrower = rows * given * (size - of_input) + given * out * (size - 1)
-        found.append(replace(part, each=replace(part.each, read_bytes=part.each.read_bytes - narrower)))
-    return tuple(found)
+        parts[name] = calls, replace(each, read_bytes=each.read_bytes - narrower)
+    return parts
 
 
-def _in_eight_bits(part: CostItem, shape: TransformerShape, one: PassShape) -> CostItem:
-    """Return a part of a pass with self-attention in eight bits: queries, keys and values are rounded where keys are written."""
-    if part.name == spans.ATTENTION_KERNEL:
-        return replace(part, each=replace(part.each, read_bytes=part.each.read_bytes // costs.element_bytes(one.dtype)))
-    if part.name != "kv_write":
-        return part
+def _in_eight_bits(parts: PassParts, shape: TransformerShape, one: PassShape) -> PassParts:
+    """Return the parts that self-attention in eight bits changes: queries, keys and values are rounded where keys are written."""
+    (calls, kernel), (writes, _) = parts[spans.ATTENTION_KERNEL], parts["kv_write"]
     elements = 3 * one.batch * one.q_tokens * shape.dim
     read = costs.elementwise(elements, dtype=one.dtype, outputs=0)
-    return replace(part, each=read + costs.elementwise(elements, dtype="int8", inputs=0))
+    return {
+        spans.ATTENTION_KERNEL: (calls, replace(kernel, read_bytes=kernel.read_bytes // costs.element_bytes(one.dtype))),
+        "kv_write": (writes, read + costs.elementwise(elements, dtype="int8", inputs=0)),
+    }
 
 
 def decoder_stages(model: Model, dtype: str) -> tuple[tuple[str, Cost], ...]:
@@ -311,7 +310,7 @@ class StepParts:
         frames = min(config.policy.window, blocks * shape.frames)
         self.history = self.latents.repeat(1, -(-frames // shape.frames), 1, 1, 1)[:, :frames]
         parts = costs.transformer_pass(transformer_shape(model), steady_pass(model, config))
-        self.costs = {part.name: part.each for part in parts}
+        self.costs = {name: each for name, (_, each) in parts.items()}
         """Cost of each part of a pass, by name."""
         self.modulation, kept, self.rope = self._conditions()
         each = zip(self.dit.layers, self.modulation.layers, kept.layers, strict=True)

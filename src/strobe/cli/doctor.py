@@ -171,19 +171,21 @@ def look(device: str, gates: tuple[GateRun, ...] = ()) -> dict[str, Any]:
     from strobe.engine.config import DTYPES
     from strobe.engine.load import shapes_defaults
     from strobe.engine.presets import PRESETS
-    from strobe.engine.resolve import knob_states, lacking
+    from strobe.engine.resolve import idle_knobs, lacking
     from strobe.perf.measure.machine import describe_machine
     from strobe.quality.available import METRICS
 
     where = resolve_device(device)
     presets = {name: make() for name, make in PRESETS.items()}
+    idle = {name: idle_knobs(config, shapes_defaults(), where) for name, config in presets.items()}
     machine = describe_machine(where)
     return {
         "machine": msgspec.to_builtins(machine),
         "attention": _attention(where, DTYPES["float32" if where.type == "cpu" else "bfloat16"], gates, machine.driver),
         "presets": {
             name: {
-                state.name: {"on": state.on, "reason": state.reason} for state in knob_states(config, shapes_defaults(), where)
+                knob: {"on": asked and knob not in idle[name], "reason": idle[name].get(knob, "")}
+                for knob, asked in asdict(config.knobs).items()
             }
             for name, config in presets.items()
         },
@@ -335,8 +337,8 @@ def predict_memory(model: str, parts: ModelParts, config: ResolvedConfig, sample
         "frame_size": list(parts.defaults.frame_size),
         "samples": samples,
         "dtype": str(config.dtype).removeprefix("torch."),
-        "parts": [asdict(part) for part in held],
-        "total_bytes": sum(part.num_bytes for part in held),
+        "parts": [{"name": name, "num_bytes": num_bytes, "exact": name != memory.LARGEST} for name, num_bytes in held.items()],
+        "total_bytes": sum(held.values()),
         "free_bytes": memory.free_bytes(config.device),
     }
 

@@ -64,15 +64,12 @@ def presets(
     from strobe.core.device import resolve_device
     from strobe.engine.load import shapes_defaults
     from strobe.engine.presets import PRESETS, diff, preset
-    from strobe.engine.resolve import knob_states, lacking
+    from strobe.engine.resolve import idle_knobs, lacking
 
     configs = [preset(name) for name in chosen or PRESETS]
     names = [config.name for config in configs]
     where = resolve_device(device)
-    off = {
-        config.name: {state.name: state.reason for state in knob_states(config, shapes_defaults(), where) if state.reason}
-        for config in configs
-    }
+    off = {config.name: idle_knobs(config, shapes_defaults(), where) for config in configs}
     rows, whole = diff(configs), output.details or len(configs) == 1
     shown = {
         setting: [f"{value}*" if setting in off[name] else value for name, value in zip(names, values, strict=True)]

@@ -180,13 +180,12 @@ def _check_compile(configs: Sequence[EngineConfig], model: Model, device: str) -
         ImplUnavailableError: nothing is compiled there, and why.
     """
     from strobe.core.device import resolve_device
-    from strobe.engine.resolve import resolve
+    from strobe.engine.resolve import idle_knobs
 
     where = resolve_device(device)
     for config in configs:
-        for state in resolve(config, model.defaults, where).knob_states:
-            if state.name == "compile" and state.reason:
-                raise ImplUnavailableError("compile", f"on {where} it is {state.reason}", ["without --compile"], what="knob")
+        if reason := idle_knobs(config, model.defaults, where).get("compile"):
+            raise ImplUnavailableError("compile", f"on {where} it is {reason}", ["without --compile"], what="knob")
 
 
 def _configs(what: StreamFlags, names: Sequence[str]) -> list[EngineConfig]:

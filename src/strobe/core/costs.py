@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -387,25 +386,16 @@ class PassShape:
     last_layer_kv_only: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CostItem:
-    """One kind of operation in a pass: `calls` times `each`."""
-
-    name: str
-    calls: int
-    each: Cost
-
-    @property
-    def total(self) -> Cost:
-        return self.each * self.calls
+PassParts = dict[str, tuple[int, Cost]]
+"""Kinds of operation in a pass: how often each is called, and the cost of a call."""
 
 
-def total(parts: Sequence[CostItem]) -> Cost:
+def total(parts: PassParts) -> Cost:
     """Add parts up."""
-    return sum((part.total for part in parts), Cost())
+    return sum((each * calls for calls, each in parts.values()), Cost())
 
 
-def transformer_pass(shape: TransformerShape, one: PassShape) -> tuple[CostItem, ...]:
+def transformer_pass(shape: TransformerShape, one: PassShape) -> PassParts:
     """Compute the cost of one pass, part by part, without text keys and values and the time path, which are computed once.
 
     FLOPs of a layer: linears `8 S d^2` (self), `4 S d^2` (cross) and `4 S d f` (feed-forward), attention `4 S K d` and `4 S L d`.
@@ -420,29 +410,29 @@ def transformer_pass(shape: TransformerShape, one: PassShape) -> tuple[CostItem,
     )
     latents = shape.patch[0] * shape.patch[1] * shape.latent_channels
     square = linear(rows, dim, dim, dtype=dtype)
-    layers = (
-        CostItem(name="modulated_norm", calls=2 * full, each=norm(rows, dim, dtype=dtype)),
-        CostItem(name="qkv_projection", calls=full, each=linear(rows, dim, 3 * dim, dtype=dtype)),
-        CostItem(name="qk_norm_rope", calls=full, each=elementwise(2 * rows * dim, dtype=dtype)),
-        CostItem(name="kv_write", calls=shape.num_layers, each=kv_write(rows, shape.num_heads, shape.head_dim, dtype=dtype)),
-        CostItem(name="attention_kernel", calls=full, each=attention(own, dtype=dtype, pairs=one.pairs)),
-        CostItem(name="output_projection", calls=full, each=square),
-        CostItem(name="gated_residual", calls=2 * full, each=elementwise(rows * dim, inputs=2, dtype=dtype)),
-        CostItem(name="cross_norm", calls=2 * full, each=norm(rows, dim, dtype=dtype)),
-        CostItem(name="cross_projection", calls=2 * full, each=square),
-        CostItem(name="cross_attention_kernel", calls=full, each=attention(text, dtype=dtype)),
-        CostItem(name="cross_residual", calls=full, each=elementwise(rows * dim, inputs=2, dtype=dtype)),
-        CostItem(name="ffn_up", calls=full, each=linear(rows, dim, shape.ffn_dim, dtype=dtype)),
-        CostItem(name="ffn_activation", calls=full, each=elementwise(rows * shape.ffn_dim, dtype=dtype)),
-        CostItem(name="ffn_down", calls=full, each=linear(rows, shape.ffn_dim, dim, dtype=dtype)),
-    )
-    embed = CostItem(name="patch_embedding", calls=1, each=linear(rows, latents, dim, dtype=dtype))
+    parts = {
+        "patch_embedding": (1, linear(rows, latents, dim, dtype=dtype)),
+        "modulated_norm": (2 * full, norm(rows, dim, dtype=dtype)),
+        "qkv_projection": (full, linear(rows, dim, 3 * dim, dtype=dtype)),
+        "qk_norm_rope": (full, elementwise(2 * rows * dim, dtype=dtype)),
+        "kv_write": (shape.num_layers, kv_write(rows, shape.num_heads, shape.head_dim, dtype=dtype)),
+        "attention_kernel": (full, attention(own, dtype=dtype, pairs=one.pairs)),
+        "output_projection": (full, square),
+        "gated_residual": (2 * full, elementwise(rows * dim, inputs=2, dtype=dtype)),
+        "cross_norm": (2 * full, norm(rows, dim, dtype=dtype)),
+        "cross_projection": (2 * full, square),
+        "cross_attention_kernel": (full, attention(text, dtype=dtype)),
+        "cross_residual": (full, elementwise(rows * dim, inputs=2, dtype=dtype)),
+        "ffn_up": (full, linear(rows, dim, shape.ffn_dim, dtype=dtype)),
+        "ffn_activation": (full, elementwise(rows * shape.ffn_dim, dtype=dtype)),
+        "ffn_down": (full, linear(rows, shape.ffn_dim, dim, dtype=dtype)),
+    }
     if one.last_layer_kv_only:
         last_qk = elementwise(rows * dim, dtype=dtype)
         kv = norm(rows, dim, dtype=dtype) + linear(rows, dim, 2 * dim, dtype=dtype) + last_qk
-        return (embed, *layers, CostItem(name="last_layer_kv", calls=1, each=kv))
+        return parts | {"last_layer_kv": (1, kv)}
     head = norm(rows, dim, dtype=dtype) + linear(rows, dim, latents, dtype=dtype)
-    return (embed, *layers, CostItem(name="head", calls=1, each=head))
+    return parts | {"head": (1, head)}
 
 
 # ---------------------------------------------------------------------------------------------------------- VAE decoder

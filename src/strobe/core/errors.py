@@ -56,14 +56,6 @@ class TraceFormatError(DataError):
     """A profiler trace cannot be read."""
 
 
-class RecordVersionError(DataError):
-    """A record file was written with a schema version this reader does not know."""
-
-
-class UnitError(DataError):
-    """A quantity's unit is missing or contradicts the evidence."""
-
-
 class Terminated(KeyboardInterrupt):
     """The process was asked to end by SIGTERM; it ends in the same way as after Ctrl-C."""
 

@@ -121,32 +121,41 @@ _CHOICES: Final[dict[str, tuple[str, ...]]] = {
 """Words that a setting may be."""
 
 
-def _knob(meaning: str, *, on: bool = True) -> bool:
-    return field(default=on, metadata={"meaning": meaning})
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Knobs:
-    """Optimisations, each on or off. Off costs what the official code pays; a knob that the device cannot use is turned off."""
+    """Optimisations, each on or off. Off costs what the official code pays; a knob that the device cannot use is turned off.
 
-    ring_cache: bool = _knob("keys and values stay in fixed slots; off: rolled, cloned and concatenated in every layer and pass")
-    rope_table: bool = _knob("rotations built once per frame block in float32; off: built in every pass, applied in float64")
-    modulation_table: bool = _knob("time path worked out once per timestep; off: in every pass and for every latent frame")
-    text_once: bool = _knob("text embedding once per prompt; off: again in every pass")
-    block_decode: bool = _knob("one decoder call per frame block; off: one per latent frame")
-    commit_kv_only: bool = _knob("last layer of the commit pass writes keys and values only; off: a full pass")
-    fused_qkv: bool = _knob("queries, keys and values in one matrix product; off: three")
-    merge_lora: bool = _knob("a LoRA, if there is one, is added into the weights; off: two more matrix products per linear layer")
-    overlap_decode: bool = _knob("decoding runs beside the commit pass; off: after it")
-    late_frames: bool = _knob(
-        "decoding runs beside the next frame block too, so frames come and prompts act one frame block later; off: at once",
-        on=False,
-    )
-    fused_kernels: bool = _knob("norms, modulation, gates, RoPE and cache writes in Triton kernels of their own; off: in PyTorch")
-    cuda_graphs: bool = _knob("a pass is one CUDA graph, replayed; off: every kernel is launched by the host")
-    compile: bool = _knob(
-        "Wan's decoder in kernels of its own or through torch.compile, and without fused_kernels the layers of a pass; off: eager"
-    )
+    Args:
+        ring_cache: keys and values stay in fixed slots; off: rolled, cloned and concatenated in every layer and pass.
+        rope_table: rotations built once per frame block in float32; off: built in every pass, applied in float64.
+        modulation_table: time path worked out once per timestep; off: in every pass and for every latent frame.
+        text_once: text embedding once per prompt; off: again in every pass.
+        block_decode: one decoder call per frame block; off: one per latent frame.
+        commit_kv_only: last layer of the commit pass writes keys and values only; off: a full pass.
+        fused_qkv: queries, keys and values in one matrix product; off: three.
+        merge_lora: a LoRA, if there is one, is added into the weights; off: two more matrix products per linear layer.
+        overlap_decode: decoding runs beside the commit pass; off: after it.
+        late_frames: decoding runs beside the next frame block too, so frames come and prompts act one frame block later; off: at
+            once.
+        fused_kernels: norms, modulation, gates, RoPE and cache writes in Triton kernels of their own; off: in PyTorch.
+        cuda_graphs: a pass is one CUDA graph, replayed; off: every kernel is launched by the host.
+        compile: Wan's decoder in kernels of its own or through torch.compile, and without fused_kernels the layers of a pass;
+            off: eager.
+    """
+
+    ring_cache: bool = True
+    rope_table: bool = True
+    modulation_table: bool = True
+    text_once: bool = True
+    block_decode: bool = True
+    commit_kv_only: bool = True
+    fused_qkv: bool = True
+    merge_lora: bool = True
+    overlap_decode: bool = True
+    late_frames: bool = False
+    fused_kernels: bool = True
+    cuda_graphs: bool = True
+    compile: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

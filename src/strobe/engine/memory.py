@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
 
@@ -35,19 +35,13 @@ LARGEST: Final = "largest pass"
 """The part of a prediction that is only there while a stream works, but for one with graphs, which hold it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryPart:
-    """One part of the memory. `exact`: counted from shapes; else estimated from the largest tensors that live at once."""
-
-    name: str
-    num_bytes: int
-    exact: bool
-
-
-def predict(parts: ModelParts, config: ResolvedConfig, batch: int = 1) -> tuple[MemoryPart, ...]:
+def predict(parts: ModelParts, config: ResolvedConfig, batch: int = 1) -> dict[str, int]:
     """Predict the memory of a stream of `batch` samples on its device, without the text encoder, which stays where it was loaded.
 
     An autoencoder on a device of its own takes nothing here.
+
+    Returns:
+        bytes by part; `LARGEST` is estimated from the largest tensors that live at once, all others are counted from shapes.
     """
     dit, size = parts.dit.config, config.dtype.itemsize
     latents = latent_shape(parts.defaults, dit)
@@ -63,7 +57,7 @@ def predict(parts: ModelParts, config: ResolvedConfig, batch: int = 1) -> tuple[
     transformer, decoder = _activations(parts, config, batch)
     decoder += _made_anew(config) * memories
     both = transformer + decoder if config.knobs.late_frames else max(transformer, decoder)
-    counted = {
+    return {
         WEIGHTS[0]: _weights(parts.dit, config) + beside * size,
         CACHED: _cached(dit, grid, config, batch),
         "text keys and values": text,
@@ -72,22 +66,21 @@ def predict(parts: ModelParts, config: ResolvedConfig, batch: int = 1) -> tuple[
         "decoder memories": memories,
         **({"frames to encode again": ends} if ends else {}),  # where the past is recomputed
         "inputs of graphs": _static(dit, latents, config, batch),
+        LARGEST: both,
     }
-    found = [MemoryPart(name=name, num_bytes=num_bytes, exact=True) for name, num_bytes in counted.items()]
-    return (*found, MemoryPart(name=LARGEST, num_bytes=both, exact=False))
 
 
-def check(parts: tuple[MemoryPart, ...], free_bytes: int | None, device: torch.device) -> None:
+def check(parts: Mapping[str, int], free_bytes: int | None, device: torch.device) -> None:
     """Check that a prediction fits into `free_bytes`; None: unknown, and not checked.
 
     Raises:
         StrobeError: it does not; says what is the largest and what to lower.
     """
-    total = sum(part.num_bytes for part in parts)
+    total = sum(parts.values())
     if free_bytes is None or total <= free_bytes:
         return
-    largest = sorted(parts, key=lambda part: part.num_bytes, reverse=True)[:3]
-    held = ", ".join(f"{part.name} {part.num_bytes / GIB:.1f}" for part in largest)
+    largest = sorted(parts, key=parts.__getitem__, reverse=True)[:3]
+    held = ", ".join(f"{name} {parts[name] / GIB:.1f}" for name in largest)
     raise StrobeError(
         f"a stream would take about {total / GIB:.1f} GiB, and {device} has {free_bytes / GIB:.1f} GiB free ({held} GiB); "
         "lower the frame size, the window or the number of samples, or free the device"
@@ -99,11 +92,10 @@ Claim = tuple[int, int]
 a snapshot copies its cache: sessions that work one after the other need the largest once."""
 
 
-def claim_of(parts: tuple[MemoryPart, ...], config: ResolvedConfig) -> Claim:
+def claim_of(parts: Mapping[str, int], config: ResolvedConfig) -> Claim:
     """Split a prediction: the largest pass is passing, the rest held; graphs hold that too."""
-    num_bytes = {part.name: part.num_bytes for part in parts}
-    passing = 0 if config.knobs.cuda_graphs else num_bytes[LARGEST]
-    return sum(num_bytes.values()) - passing, max(passing, num_bytes[CACHED])
+    passing = 0 if config.knobs.cuda_graphs else parts[LARGEST]
+    return sum(parts.values()) - passing, max(passing, parts[CACHED])
 
 
 def check_together(sessions: Mapping[str, Claim], free_bytes: int | None, device: torch.device) -> None:
@@ -265,27 +257,25 @@ def check_room(parts: ModelParts, config: ResolvedConfig, layout: Layout | None,
         StrobeError: it does not; says what is the largest and what to lower.
     """
     held = predict(parts, config, batch) if layout is None else predict_ranks(parts, config, [layout], batch)[0]
-    needed = tuple(part for part in held if not (there and part.name in WEIGHTS))
+    needed = {name: num_bytes for name, num_bytes in held.items() if not (there and name in WEIGHTS)}
     check(needed, free_bytes(config.device), config.device)
 
 
-def predict_ranks(
-    parts: ModelParts, config: ResolvedConfig, layouts: Sequence[Layout], batch: int = 1
-) -> list[tuple[MemoryPart, ...]]:
+def predict_ranks(parts: ModelParts, config: ResolvedConfig, layouts: Sequence[Layout], batch: int = 1) -> list[dict[str, int]]:
     """Predict the memory of ranks of a session of `batch` samples: all weights, its share of the cache, rank 0's decoder."""
     bare = replace(config, decode_device=torch.device("meta"))  # decodes elsewhere
     together = replace(config, knobs=replace(config.knobs, late_frames=True))
-    whole, alone, both = ({part.name: part for part in predict(parts, each, batch)} for each in (config, bare, together))
-    transformer, largest = alone[LARGEST].num_bytes, both[LARGEST].num_bytes
+    whole, alone, both = (predict(parts, each, batch) for each in (config, bare, together))
+    transformer, largest = alone[LARGEST], both[LARGEST]
     found = []
     for layout in layouts:
         own, decoder = _pass(transformer, layout), largest - transformer if layout.rank == 0 else 0
         (first, last), (low, high) = layout.kept(), layout.heads()
         share, everything = (last - first) * (high - low), layout.tokens_per_frame * layout.num_heads
-        held = {CACHED: whole[CACHED].num_bytes * share // everything}
+        held = {CACHED: whole[CACHED] * share // everything}
         held[LARGEST] = own + decoder if config.knobs.late_frames else max(own, decoder)
         held |= {} if layout.rank == 0 else dict.fromkeys(LEADERS, 0)
-        found.append(tuple(replace(part, num_bytes=held.get(part.name, part.num_bytes)) for part in whole.values()))
+        found.append(whole | held)
     return found
 
 

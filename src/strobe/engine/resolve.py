@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 import torch
@@ -61,23 +61,6 @@ def without_kernel(device: torch.device, dtype: torch.dtype, head_dim: int = KER
 OVERLAP_CORES = 4
 """Fewest CPU cores from which decoding runs beside the commit pass. On two, a frame block of `shapes` took 1.06 times as long
 with it (95 % interval 1.02 to 1.09, 30 mirrored pairs); three cores and more were not measured."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KnobState:
-    """One knob on one device.
-
-    Args:
-        name: field of `Knobs`.
-        meaning: what it does on, and what off costs.
-        on: it is in effect.
-        reason: why it is off although asked for; empty otherwise.
-    """
-
-    name: str
-    meaning: str
-    on: bool
-    reason: str
 
 
 def _does_nothing(name: str, config: EngineConfig, defaults: ModelDefaults, device: torch.device) -> str:
@@ -151,7 +134,6 @@ class ResolvedConfig:
     simulate: bool
     compile_mode: CompileMode
     knobs: Knobs
-    knob_states: tuple[KnobState, ...]
 
     @property
     def name(self) -> str:
@@ -226,7 +208,6 @@ def resolve(config: EngineConfig, defaults: ModelDefaults, device: torch.device)
             f"attention_format {config.attention_format!r} is for models whose past is kept, and the past of this one {what}: "
             "use attention_format 'native', or a preset such as balanced"
         )
-    states = knob_states(config, defaults, device)
     plan = NoiseSchedule(timesteps=own.timesteps, shift=own.shift, sampler=own.sampler)
     return ResolvedConfig(
         asked=config,
@@ -248,24 +229,19 @@ def resolve(config: EngineConfig, defaults: ModelDefaults, device: torch.device)
         attention_format=config.attention_format,
         simulate=config.simulate,
         compile_mode=config.compile_mode,
-        knobs=Knobs(**{state.name: state.on for state in states}),
-        knob_states=states,
+        knobs=replace(config.knobs, **dict.fromkeys(idle_knobs(config, defaults, device), False)),
     )
 
 
-def knob_states(config: EngineConfig, defaults: ModelDefaults, device: torch.device) -> tuple[KnobState, ...]:
-    """Resolve each knob of a configuration for a model on a device: on, or off with the reason.
+def idle_knobs(config: EngineConfig, defaults: ModelDefaults, device: torch.device) -> dict[str, str]:
+    """Return the knobs of a configuration that would do nothing for a model on a device, so that they are off, with the reasons.
 
     Raises: as `resolve` does for `decode_device`.
     """
     if config.decode_device is not None:
         resolve_device(config.decode_device)  # refused whichever knobs read it
-    found = []
-    for each in fields(Knobs):
-        asked: bool = getattr(config.knobs, each.name)
-        reason = _does_nothing(each.name, config, defaults, device) if asked else ""
-        found.append(KnobState(name=each.name, meaning=each.metadata["meaning"], on=asked and not reason, reason=reason))
-    return tuple(found)
+    asked = [name for name, on in asdict(config.knobs).items() if on]
+    return {name: reason for name in asked if (reason := _does_nothing(name, config, defaults, device))}
 
 
 def dtype_of(config: EngineConfig, device: torch.device) -> torch.dtype:

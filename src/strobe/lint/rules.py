@@ -829,7 +829,7 @@ def below_floor(document: LintDocument) -> Iterator[Claim]:
     options, device = document.options, document.options.device
     if options.model is None or options.tokens_per_frame is None or options.window is None or device is None:
         return
-    flops = {part.name: part.each.flops for part in _pass(document, options.window)}
+    flops = {name: each.flops for name, (_, each) in _pass(document, options.window).items()}
     seen: set[tuple[int, Fraction]] = set()
     for label, said, place in _timed_parts(document):
         part = _part(label)
@@ -851,7 +851,7 @@ def below_floor(document: LintDocument) -> Iterator[Claim]:
             )
 
 
-def _pass(document: LintDocument, window: int) -> tuple[costs.CostItem, ...]:
+def _pass(document: LintDocument, window: int) -> costs.PassParts:
     options = document.options
     assert options.model is not None and options.tokens_per_frame is not None
     frames = options.model.frame_block

@@ -36,10 +36,6 @@ BURST: Final = 400
 OUTBOX: Final = 512
 
 
-class _TooMany(StrobeError):
-    """The viewer sends more than it may, or reads too slowly."""
-
-
 @dataclass(kw_only=True, eq=False)
 class Connection:
     """The connection of one viewer.
@@ -109,7 +105,7 @@ class Connection:
             raise WebSocketDisconnect(message.get("code") or 1000)
         now = monotonic()
         if len(self._times) == BURST and now - self._times[0] < BURST / MESSAGES_A_SECOND:
-            raise _TooMany(f"more than {MESSAGES_A_SECOND} messages a second")
+            raise StrobeError(f"more than {MESSAGES_A_SECOND} messages a second")
         self._times.append(now)
         text = message.get("text")
         if text is None:
@@ -125,7 +121,7 @@ class Connection:
         while True:
             message = await self._outbox.get()
             if self._outbox.full():
-                raise _TooMany("the viewer does not take its messages")
+                raise StrobeError("the viewer does not take its messages")
             await self._send(message)
             if isinstance(message, protocol.Ended):
                 return

@@ -199,7 +199,7 @@ class Worker:
                 block_s=steady * ratio,
                 longest_s=max(times[-1], steady) * ratio,
                 content_s=self.content_s,
-                stream_bytes=sum(part.num_bytes for part in predict(self.model, resolved)),
+                stream_bytes=sum(predict(self.model, resolved).values()),
             )
         if found:
             measured_cost = replace(self.costs[self.default], stream_bytes=int(found["stream_bytes"]))

@@ -29,7 +29,7 @@ from strobe.engine import presets
 from strobe.engine.config import EngineConfig, Knobs, ModelDefaults, replace_knobs
 from strobe.engine.model import Model
 from strobe.engine.prompts import Switch
-from strobe.engine.resolve import filled, resolve
+from strobe.engine.resolve import filled, idle_knobs, resolve
 from strobe.engine.session import Session
 from strobe.perf.records import record
 from strobe.perf.records.record import PLAN, Kind, Plan, PlannedCell, read_plan
@@ -424,7 +424,7 @@ def run_cells(
         "review samples": str(_REVIEW_SAMPLES),
     }
     values = {name: value_of(base, name, defaults) for name in names()}
-    idle = {state.name: state.reason for state in resolve(base.config, defaults, place).knob_states if state.reason}
+    idle = idle_knobs(base.config, defaults, place)
     planned = tuple(cell.planned for cell in cells)
     _claim(folder, Plan(base=base.config.name, request=request, values=values, idle=idle, cells=planned))
 

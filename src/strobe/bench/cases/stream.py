@@ -6,7 +6,7 @@ import gc
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +28,7 @@ from strobe.engine.config import EngineConfig
 from strobe.engine.memory import check_together, claim_of, free_bytes, predict
 from strobe.engine.model import Model
 from strobe.engine.prompts import Switch, check_prompts, check_switches
-from strobe.engine.resolve import ResolvedConfig, check_device, resolve
+from strobe.engine.resolve import ResolvedConfig, check_device, idle_knobs, resolve
 from strobe.engine.session import Session
 from strobe.engine.snapshot import Snapshot
 from strobe.engine.stream import FrameBlock
@@ -166,13 +166,14 @@ class StreamCase:
         height, width = self._loaded.defaults.stride.latent_size(work.height, work.width)
         per_frame = (height // grid[0]) * (width // grid[1])
         impl, passed_over = self._attention(config, per_frame)
+        idle = idle_knobs(self._configs[name], self._loaded.defaults, self.device)
         prompts = [self._script.prompt, *(each.prompt for each in self._script.switches)]
         return record.Variant(
             name=name,
             preset=_preset_of(self._configs[name]),
             knobs=tuple(
-                record.Knob(name=state.name, value="on" if state.on else "off", on=state.on, reason=state.reason)
-                for state in config.knob_states
+                record.Knob(name=knob, value="on" if on else "off", on=on, reason=idle.get(knob, ""))
+                for knob, on in asdict(config.knobs).items()
             ),
             attention_impl=impl,
             attention_reason=passed_over,
@@ -192,7 +193,7 @@ class StreamCase:
             tokens_per_block=config.frame_block * per_frame,
             costs=stream_costs(self._loaded, config, rows_of_text(self._loaded, prompts, config)),
             attended_keys=keys_of_blocks(self._loaded, config),
-            predicted_bytes=sum(part.num_bytes for part in predict(self._loaded, config)),
+            predicted_bytes=sum(predict(self._loaded, config).values()),
         )
 
     def review(self, name: str, folder: Path) -> Iterator[record.Quality | record.Video]:

@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-from strobe.core.errors import ConfigError, DataError, UnitError, nearest, unknown_choice
+from strobe.core.errors import ConfigError, DataError, nearest, unknown_choice
 
 # Exact numbers from logs: decimal point or comma, grouped thousands, exponents, without floats.
 
@@ -106,11 +106,11 @@ def parse_unit(text: str) -> Unit:
     """Return the unit that a spelling means: `us`, `msec`, `Seconds`.
 
     Raises:
-        UnitError: no unit of time.
+        DataError: no unit of time.
     """
     unit = _UNIT_OF.get(text.strip().lower())
     if unit is None:
-        raise UnitError(f"unknown unit {text!r}{nearest(text, _UNIT_OF)}; allowed: ns, us, ms, s")
+        raise DataError(f"unknown unit {text!r}{nearest(text, _UNIT_OF)}; allowed: ns, us, ms, s")
     return unit
 
 

@@ -11,7 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
-from strobe.core.errors import ConfigError, UnitError
+from strobe.core.errors import ConfigError, DataError
 from strobe.core.printable import first_of
 from strobe.perf.logs.patterns import (
     POWER,
@@ -324,7 +324,7 @@ def resolve_units(series: Series, constraints: Sequence[Constraint] = (), overri
     A declared unit never gives way.
 
     Raises:
-        UnitError: no unit can be had: none or several are left, or a declared one is contradicted. The message lists what each
+        DataError: no unit can be had: none or several are left, or a declared one is contradicted. The message lists what each
             candidate violates and asks for `--unit`.
     """
     numbers = [Decimal(read(sample.text, series.mark)) for sample in series]  # what is none has been rejected
@@ -334,7 +334,7 @@ def resolve_units(series: Series, constraints: Sequence[Constraint] = (), overri
     chosen = {label: _choose(series, label, group, constraints, override) for label, group in labelled.items()}
     values = tuple(round(_exact_ns(number, chosen[sample.label].unit)) for sample, number in zip(series, numbers, strict=True))
     if values and max(values) >= LONGEST_NS:
-        raise UnitError(f"{series.path}: {series.title}: a value of {short(max(values))} is no time; give another --unit")
+        raise DataError(f"{series.path}: {series.title}: a value of {short(max(values))} is no time; give another --unit")
     return Resolved(series=series, choices=tuple(chosen.values()), values_ns=values)
 
 
@@ -368,7 +368,7 @@ def _choose(
         evidence = violated[stated] if stated else [_listed(each, violated) for each in UNITS if each != unit]
         text = f"{said}, but only {unit} fits ({short(_exact_ns(middle, unit))}): {'; '.join(evidence)}"
     else:
-        raise UnitError(_question(series, said, violated, left))
+        raise DataError(_question(series, said, violated, left))
     differs = stated is not None and unit != stated
     return UnitChoice(
         label=label, unit=unit, source=source, proven=left == [unit], differs=differs, violated=violated[unit], text=text

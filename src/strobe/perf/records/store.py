@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
-from strobe.core.errors import ConfigError, DataError, RecordVersionError, StrobeError, unknown_choice
+from strobe.core.errors import ConfigError, DataError, StrobeError, unknown_choice
 from strobe.core.files import file_inside, found_inside, not_written, write_whole
 from strobe.core.notebook import html_table
 from strobe.core.printable import first_of
@@ -95,7 +95,7 @@ def _decode(line: bytes, file: Path, number: int) -> Record | None:
     """Return the record in a line, or None if there is none.
 
     Raises:
-        RecordVersionError: it was written with a schema this reader does not know.
+        DataError: it was written with a schema this reader does not know.
     """
     record: Record | None = None
     try:
@@ -107,7 +107,7 @@ def _decode(line: bytes, file: Path, number: int) -> Record | None:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError):
             return None
     if isinstance(version, int) and version != SCHEMA_VERSION:
-        raise RecordVersionError(
+        raise DataError(
             f"{file}:{number} has record schema {version}; this strobe reads {SCHEMA_VERSION}; use the version that wrote it"
         )
     return record
@@ -472,8 +472,8 @@ def read_run(path: str | Path) -> RunRecords:
     ```
 
     Raises:
-        RecordVersionError: a line was written with a schema this reader does not know.
-        DataError: no such file, plain and packed records side by side, or no header.
+        DataError: no such file, plain and packed records side by side, no header, or a line with a schema this reader does not
+            know.
     """
     path = Path(path)
     file = path / RECORDS if path.is_dir() else path

@@ -47,9 +47,9 @@ def report_and_findings(
         allow_different: facts that are meant to differ between the variants of a run.
 
     Raises:
-        DataError: no folder, a folder without readable records, or a run with a page of its own among others.
+        DataError: no folder, a folder without readable records, records of a schema this version does not know, or a run with a
+            page of its own among others.
         ConfigError: a run does not have both of the pair.
-        RecordVersionError: records of a schema this version does not know.
     """
     study = load_study(folders, into, pair)
     for is_such, words, page in _ALONE:

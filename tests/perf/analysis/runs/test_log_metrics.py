@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strobe.core.errors import DataError, UnitError
+from strobe.core.errors import DataError
 from strobe.perf.analysis.runs.log_times import (
     FIRST,
     NO_STEPS,
@@ -87,11 +87,11 @@ def test_stages_are_chosen_by_name(tmp_path: Path) -> None:
 
 def test_the_logs_own_stage_is_evidence_too(tmp_path: Path) -> None:
     lines = [line for _ in range(3) for line in (*[vsa("9.5").replace(" ms", " s")] * 4, stage(50))]
-    with pytest.raises(UnitError, match="9.50 s would be longer than the 50.0 ms of the DenoisingStage around it, as labelled"):
+    with pytest.raises(DataError, match="9.50 s would be longer than the 50.0 ms of the DenoisingStage around it, as labelled"):
         attention_summary(LogRequest(log=log_of(tmp_path, *lines)))
     log = log_of(tmp_path, *[line for _ in range(3) for line in (*[vsa(40)] * 4, stage(50))])
     assert attention_summary(LogRequest(log=log))[0].calls.n == 8, "one call fits into a round"
-    with pytest.raises(UnitError, match="4 calls of 40.0 ms would be longer than the 50.0 ms"):
+    with pytest.raises(DataError, match="4 calls of 40.0 ms would be longer than the 50.0 ms"):
         attention_summary(LogRequest(log=log, calls=4))
 
 

@@ -103,8 +103,7 @@ def stage_rounds(request: LogRequest, name: str = STAGE) -> tuple[StageRounds, .
     out what lies outside it instead.
 
     Raises:
-        DataError: the log has no such stage, or none of its values can be used.
-        UnitError: a unit is not known; see `resolve_units`.
+        DataError: the log has no such stage, none of its values can be used, or a unit is not known; see `resolve_units`.
     """
     found: dict[tuple[str, str], list[Series]] = {}
     stages = (*request.log.of("stage", name), *request.log.of("e2e", name))
@@ -224,8 +223,7 @@ def attention_summary(request: LogRequest, name: str = "", stage: str = STAGE) -
         stage: the same for the stage whose rounds the calls belong to, if the log has it.
 
     Raises:
-        DataError: the log has no such timer, or none of its values can be used.
-        UnitError: the unit is not known; see `resolve_units`.
+        DataError: the log has no such timer, none of its values can be used, or the unit is not known; see `resolve_units`.
     """
     found = request.log.of("attention", name)
     if not found:
@@ -248,8 +246,7 @@ def summarise(request: LogRequest, series: Series, causes: Mapping[int, str] | N
     longer than everything in the second half; what `find_steady` finds to drift. A window instead leaves out what is outside it.
 
     Raises:
-        DataError: no value can be used.
-        UnitError: the unit is not known.
+        DataError: no value can be used, or the unit is not known.
     """
     resolved = resolve_units(series, request.constraints, request.unit)
     values = resolved.values_ns
@@ -382,8 +379,7 @@ def timings_of(
         processes: how many wrote the log, as far as that is known: lines of several that do not say their rank cannot be counted.
 
     Raises:
-        DataError: the log has no such timer, or several timers or stages that fit.
-        UnitError: the unit of a timer is not known.
+        DataError: the log has no such timer, or several timers or stages that fit, or the unit of a timer is not known.
     """
     calls_from = NO_CALLS if calls is None else f"given: {calls}"
     if request is None:

@@ -204,8 +204,7 @@ def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> S
 
     Raises:
         ConfigError: nothing to compare, sections that are not alike, a pattern or fact that is none.
-        DataError: a file that cannot be read, a focal kernel or timer that is not there.
-        UnitError: the unit of a timer is not known.
+        DataError: a file that cannot be read, a focal kernel or timer that is not there, a timer whose unit is not known.
     """
     sides = request.baseline, request.candidate
     if not any(side.log or side.traces for side in sides):
