@@ -159,11 +159,11 @@ def operator_alone(device: str, clock: Callable[[], float], wait: Callable[[], N
         if device == "cuda":
             assert all(map(torch.equal, first, again)), "the operator called again gives something else"
             assert torch.equal(again[0], whole.out), "the operator gives something else than the call"
-        (ready,) = video._READY.values()
+        ((prepared, *_),) = video._READY.values()
         calls: dict[str, Callable[[], object]] = {
             "the operator": lambda: operator(*arguments),
             "its Python": lambda: video._video(*arguments),
-            "its prepared call": lambda: ready.call(q, k, v, rope, None),
+            "its prepared call": lambda: prepared(q, k, v, rope, None),
             "an operator that does nothing": lambda: nothing(*arguments),
             "the uncompiled call": lambda: video._attend(q, k, v, None, rope, options_of(text)),
             "attention of torch": lambda: scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)),
