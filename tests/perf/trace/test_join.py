@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from layouts import compact, shuffled, write
-from strobe.perf.trace import Device, Trace, columns, read_trace
+from strobe.perf.trace import Trace, columns, read_trace
 from strobe.perf.trace.join import join
 from strobe.perf.trace.tables import DeviceTable, EventKind, HostTable, LaunchTable, OperatorSizes, threads_of
 from synthetic import event, kernel
@@ -174,7 +174,7 @@ def test_only_an_only_device_gets_the_number_of_its_events(
         one["pid"] = one["args"]["device"] if one["args"]["device"] is not None else "spans"
     meta = {"deviceProperties": [{"id": number, "name": f"gpu {number}"} for number in listed]}
     found = read_trace(write(folder / "t.json", compact(events, meta))).devices
-    assert found == tuple(Device(index=index, name=f"gpu {number}") for index, number in zip(numbers, listed, strict=True))
+    assert found == {index: f"gpu {number}" for index, number in zip(numbers, listed, strict=True)}
 
 
 def _filled(count: int, nodes: int, spread: int) -> tuple[DeviceTable, LaunchTable]:

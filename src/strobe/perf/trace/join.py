@@ -37,7 +37,6 @@ from strobe.perf.trace.damage import mend
 from strobe.perf.trace.events import (
     NO_CORRELATION,
     OF_KERNEL,
-    Collective,
     DeviceEvents,
     HostEvents,
     OperatorFacts,
@@ -112,8 +111,8 @@ def join(
     )  # fmt: skip
     joined = Trace(
         path=path, threads=tuple(sorted(set(threads.values()))), ops=HostEvents.empty(), regions=(), device_events=events,
-        launched=launched, unanswered=unanswered, module_paths=module_paths, operators=operators, damage=damage,
-        collectives=tuple(Collective(event, *said) for event, said in collectives.items()),
+        launched=launched, unanswered=unanswered, module_paths=module_paths, collectives=collectives, operators=operators,
+        damage=damage,
     )  # fmt: skip
     return joined, operator, doubled
 
