@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
-from strobe.perf.trace.columns import Interned, narrow
+from strobe.perf.trace.columns import narrow
 
 DEVICE_KINDS: Final = ("kernel", "comm", "memset", "memcpy")
 NO_HOST: Final = -1
@@ -74,14 +74,14 @@ class HostEvents:
     @classmethod
     def from_rows(cls, rows: Iterable[HostEvent]) -> Self:
         """Store rows that are already in order of start."""
-        names, name, thread = Interned[str](), list[int](), list[int]()
+        names, name, thread = dict[str, int](), list[int](), list[int]()
         start, end = array("q"), array("q")
         for row in rows:
-            name.append(names.id_of(row.name))
+            name.append(names.setdefault(row.name, len(names)))
             start.append(row.start_ns)
             end.append(row.end_ns)
             thread.append(row.thread)
-        return cls(names=names.values(), name=narrow(name), start_ns=start, end_ns=end, thread=narrow(thread))
+        return cls(names=tuple(names), name=narrow(name), start_ns=start, end_ns=end, thread=narrow(thread))
 
     @classmethod
     def empty(cls) -> Self:
@@ -122,12 +122,12 @@ class DeviceEvents:
     @classmethod
     def from_rows(cls, rows: Iterable[DeviceEvent]) -> Self:
         """Store rows that are already in order of start."""
-        names, shapes = Interned[str](), Interned[str]()
+        names, shapes = dict[str, int](), dict[str, int]()
         hosts: dict[HostEvent, int] = {}
         start, end, host = array("q"), array("q"), array("i")
         name, kind, device, stream, ordinal, shape = (list[int]() for _ in range(6))
         for row in rows:
-            name.append(names.id_of(row.name))
+            name.append(names.setdefault(row.name, len(names)))
             kind.append(DEVICE_KINDS.index(row.kind))
             start.append(row.start_ns)
             end.append(row.end_ns)
@@ -135,9 +135,9 @@ class DeviceEvents:
             stream.append(row.stream)
             ordinal.append(row.ordinal)
             host.append(NO_HOST if row.host is None else hosts.setdefault(row.host, len(hosts)))
-            shape.append(shapes.id_of(row.shape))
+            shape.append(shapes.setdefault(row.shape, len(shapes)))
         return cls(
-            names=names.values(), shapes=shapes.values(), hosts=HostEvents.from_rows(hosts), name=narrow(name), kind=narrow(kind),
+            names=tuple(names), shapes=tuple(shapes), hosts=HostEvents.from_rows(hosts), name=narrow(name), kind=narrow(kind),
             start_ns=start, end_ns=end, device=narrow(device), stream=narrow(stream), ordinal=narrow(ordinal), host=host,
             shape=narrow(shape),
         )  # fmt: skip
