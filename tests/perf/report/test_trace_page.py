@@ -41,7 +41,7 @@ from strobe.perf.table.model import (
     Text,
     encode_report,
 )
-from strobe.perf.trace import Device, DeviceEvent, HostEvent, HostEvents, ReadCounts, Trace
+from strobe.perf.trace import DeviceEvent, HostEvent, HostEvents, ReadCounts, Trace
 from strobe.perf.trace.events import NO_CORRELATION, NO_HOST
 
 EVIL = "</script><script>alert(1)</script>|`x`\x1b[31m\u202e" + "y" * 4000
@@ -64,7 +64,7 @@ def titles(report: Report) -> dict[str, tuple[str, ...]]:
 
 
 def test_the_top_says_what_was_read_and_each_device_in_a_line() -> None:
-    trace = busy_trace(devices=(Device(index=0, name="GPU X"),), counts=ReadCounts(events=77), rank=3, world_size=8)
+    trace = busy_trace(devices={0: "GPU X"}, counts=ReadCounts(events=77), rank=3, world_size=8)
     report = build_trace_report(study_of(trace))
     facts = {fact.name: fact.value for fact in report.facts}
     assert facts["Events read"] == Count(77) and facts["Device events"] == Count(8) and facts["Ranks"] == Text("3 of 8")
@@ -238,7 +238,7 @@ def test_many_hostile_ranks_make_a_small_page_and_no_element(tmp_path: Path) -> 
         for n, name in enumerate(names * 3)
     ]
     ranges = [HostEvent(f"step {EVIL}#{n}", 500 * n, 500 * n + 490, 0) for n in range(7)]
-    one = trace_of(events, ranges=ranges, metadata={EVIL: EVIL}, devices=(Device(index=0, name=EVIL),), threads=(EVIL,))
+    one = trace_of(events, ranges=ranges, metadata={EVIL: EVIL}, devices={0: EVIL}, threads=(EVIL,))
     traces = [replace(one, rank=rank, path=Path(f"{rank}.json")) for rank in range(8)]
     report = build_trace_report(study_of(*traces, by="shape"))
     assert decode_report(encode_report(report)) == report
@@ -292,7 +292,7 @@ def many_devices(num: int) -> Trace:
                 host = graph if place > 1 else HostEvent("cudaLaunchKernel", at + 100 * place, at + 100 * place + 50, 0)
                 start = at + 9_000 + 3_000 * place
                 events.append(DeviceEvent(name, "kernel", start, start + 2_500, device, 7, max(0, place - 2), host))
-    return trace_of(events, ranges=ranges, devices=tuple(Device(index=i) for i in range(num)))
+    return trace_of(events, ranges=ranges, devices=dict.fromkeys(range(num), ""))
 
 
 def calls_of_a_page(num: int) -> tuple[int, int]:

@@ -41,7 +41,7 @@ from strobe.perf.table.model import (
     Table,
     encode_report,
 )
-from strobe.perf.trace import Collective, CollectiveKind, DeviceEvent, HostEvent, MemoryTrack, Trace
+from strobe.perf.trace import CollectiveKind, DeviceEvent, HostEvent, MemoryTrack, Trace
 
 _SECTIONS = (steps_section, ranges_section, collectives_section, memory_section)
 
@@ -160,10 +160,10 @@ def _ranks(offset: int = 0, sequence: bool = True) -> list[Trace]:
             comm.append(_event(None, start, 1_000_000 * i + 400_000 + shift, "ncclAllReduce", "comm", 9))
         work = [_event(None, 1_000_000 * i + 350_000 + shift, 1_000_000 * i + 600_000 + shift) for i in range(5)]
         rows = sorted([*comm, *work], key=lambda e: (e.start_ns, -e.end_ns))
-        told = tuple(
-            Collective(i, CollectiveKind("allreduce", "tp", (0, 1, 2), 500_000, 500_000, "BFloat16"), n if sequence else -1)
+        told = {
+            i: (CollectiveKind("allreduce", "tp", (0, 1, 2), 500_000, 500_000, "BFloat16"), n if sequence else -1)
             for n, i in enumerate(i for i, row in enumerate(rows) if row.kind == "comm")
-        )  # fmt: skip
+        }
         traces.append(trace_of(rows, collectives=told, rank=rank, path=Path(f"r{rank}.json")))
     return traces
 

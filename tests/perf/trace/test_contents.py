@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from layouts import compact, shuffled, write
 from source import H200
-from strobe.perf.trace import Device, HostEvent, Trace, read_trace, tables
+from strobe.perf.trace import HostEvent, Trace, read_trace, tables
 from strobe.perf.trace.events import NO_CORRELATION, NO_HOST
 from synthetic import META, START, event, instant, kernel, launch, sample
 
@@ -32,7 +32,7 @@ def test_metadata(tmp_path: Path) -> None:
         tmp_path, sample(), META | {"with_stack": 1, "trace_id": "AB", "INFO": ["x"], "cupti": {"version": 22, "more": []}}
     )
     assert (trace.base_ns, trace.rank, trace.world_size) == (META["baseTimeNanoseconds"], 3, 8)
-    assert trace.devices == (Device(index=0, name='GPU "A"'), Device(index=1, name="B"))
+    assert trace.devices == {0: 'GPU "A"', 1: "B"}
     assert trace.metadata == {
         "schemaVersion": "1", "with_stack": "1", "trace_id": "AB", "cupti.version": "22",
         "distributedInfo.rank": "3", "distributedInfo.world_size": "8", "distributedInfo.backend": "nccl",
@@ -43,7 +43,7 @@ def test_metadata(tmp_path: Path) -> None:
 @pytest.mark.parametrize("meta", [{}, {"distributedInfo": None}, {"distributedInfo": {"rank": True}, "deviceProperties": {}}])
 def test_metadata_that_says_nothing(meta: dict[str, Any], tmp_path: Path) -> None:
     trace = _read(tmp_path, sample(), meta)
-    assert (trace.base_ns, trace.rank, trace.world_size, trace.devices) == (0, None, None, ())
+    assert (trace.base_ns, trace.rank, trace.world_size, trace.devices) == (0, None, None, {})
 
 
 def test_spans_ranges_modules_and_overhead(tmp_path: Path) -> None:
@@ -204,16 +204,15 @@ def test_collectives(tmp_path: Path) -> None:
     ]
     trace = _read(tmp_path, events, ops=False)
     assert [e.kind for e in trace.device_events] == ["kernel", *["comm"] * 5]
-    assert [(c.event, c.kind.name, c.kind.ranks, c.sequence, c.kind.in_elements) for c in trace.collectives] == [
+    found = trace.collectives.items()
+    assert [(event, kind.name, kind.ranks, number, kind.in_elements) for event, (kind, number) in found] == [
         (1, "allreduce", (0, 1, 2, 3), 12, 1024),
         (2, "allreduce", (0, 31), 13, 1024),
         (3, "", (), -1, -1),
         (4, "allreduce", (0, 1, 2, 3), 13, 1024),
         (5, "allreduce", (0, 1, 2, 3), 0, 1024),
     ]
-    assert {(c.kind.group, c.kind.out_elements, c.kind.dtype) for c in trace.collectives if c.kind.name} == {
-        ("0", 2048, "BFloat16")
-    }
+    assert {(kind.group, kind.out_elements, kind.dtype) for _, (kind, _) in found if kind.name} == {("0", 2048, "BFloat16")}
     assert len(trace.ops) == 0
 
 

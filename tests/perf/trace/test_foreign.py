@@ -127,7 +127,7 @@ def test_an_export_of_nsight_systems(tmp_path: Path) -> None:
     assert (first.name, first.start_ns, trace.threads[first.thread]) == ("cudaLaunchKernel", 1_000, "100/7")
     assert (second.start_ns, trace.threads[second.thread]) == (1_001, "200/7")
     assert [(one.name, one.start_ns) for one in trace.ranges] == [("denoise", 500)]
-    assert trace.devices[0].name == "GPU X"
+    assert trace.devices[0] == "GPU X"
     assert trace.foreign.startswith("Nsight Systems: operators")
 
 

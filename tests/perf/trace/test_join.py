@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from layouts import compact, shuffled, write
-from strobe.perf.trace import Device, Trace, columns, read_trace
+from strobe.perf.trace import Trace, columns, read_trace
 from strobe.perf.trace.join import join
 from strobe.perf.trace.tables import DeviceTable, EventKind, HostTable, LaunchTable, OperatorSizes, threads_of
 from synthetic import event, kernel
@@ -140,8 +140,8 @@ def test_unanswered_calls_count_if_their_name_speaks_of_work_or_one_was_answered
 def test_a_graph_may_have_more_nodes_than_a_block_or_a_short_number(nodes: int) -> None:
     """Nodes of two graphs in turn, so that both lie in every block."""
     devices, launches = DeviceTable(linked=False), LaunchTable()
-    devices.works.id_of(EventKind("k", 0, 0, 7, ""))
-    launches.calls.id_of(("cudaGraphLaunch", 1, 1))
+    devices.works[EventKind("k", 0, 0, 7, "")] = 0
+    launches.calls["cudaGraphLaunch", 1, 1] = 0
     number = np.arange(2 * nodes)
     for column, values in (
         (devices.work, number * 0), (devices.start, number), (devices.duration, number * 0 + 1),
@@ -174,7 +174,7 @@ def test_only_an_only_device_gets_the_number_of_its_events(
         one["pid"] = one["args"]["device"] if one["args"]["device"] is not None else "spans"
     meta = {"deviceProperties": [{"id": number, "name": f"gpu {number}"} for number in listed]}
     found = read_trace(write(folder / "t.json", compact(events, meta))).devices
-    assert found == tuple(Device(index=index, name=f"gpu {number}") for index, number in zip(numbers, listed, strict=True))
+    assert found == {index: f"gpu {number}" for index, number in zip(numbers, listed, strict=True)}
 
 
 def _filled(count: int, nodes: int, spread: int) -> tuple[DeviceTable, LaunchTable]:
@@ -183,8 +183,8 @@ def _filled(count: int, nodes: int, spread: int) -> tuple[DeviceTable, LaunchTab
     order = rng.permutation(count)
     devices, launches = DeviceTable(linked=False), LaunchTable()
     for i in range(7):
-        devices.works.id_of(EventKind(f"k{i}", 0, i % 2, 7, f"grid {i}"))
-    launches.calls.id_of(("cudaLaunchKernel", 1, 1))
+        devices.works[EventKind(f"k{i}", 0, i % 2, 7, f"grid {i}")] = i
+    launches.calls["cudaLaunchKernel", 1, 1] = 0
     for part in np.array_split(order, 50):
         devices.work.extend(part % 7)
         devices.start.extend(7_900_000_000_000_000 + part // spread * 1009)

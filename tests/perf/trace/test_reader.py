@@ -187,7 +187,7 @@ def test_a_damaged_tail_loses_no_event(known: Trace, tmp_path: Path, chunk_bytes
     text = kineto(sample(), META).replace('"name": "B"', '"name": "B" or so')
     trace = read_trace(write(tmp_path / "t.json", text))
     assert (trace.counts.mended, trace.counts.lost, trace.counts.truncated) == (1, 0, False)
-    assert (trace.device_events, trace.rank, trace.devices) == (known.device_events, 3, ())
+    assert (trace.device_events, trace.rank, trace.devices) == (known.device_events, 3, {})
 
 
 def test_folders_are_searched_for_traces(tmp_path: Path) -> None:

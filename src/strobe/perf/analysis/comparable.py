@@ -361,9 +361,9 @@ def _focal_facts(traces: Sequence[Trace], focal: str | None) -> Iterator[tuple[s
 def _machine_facts(traces: Sequence[Trace]) -> Iterator[tuple[str, Value]]:
     devices = list[str]()  # products that ran something; an event's device number may differ from that of the list
     for trace in traces:
-        by_index = {device.index: device.name for device in trace.devices}
-        only = trace.devices[0].name if len({device.name for device in trace.devices}) == 1 else ""
-        devices += (name for device in set(trace.device_events.device) if (name := by_index.get(device) or only))
+        products = set(trace.devices.values())
+        only = products.pop() if len(products) == 1 else ""
+        devices += (name for device in set(trace.device_events.device) if (name := trace.devices.get(device) or only))
     if devices:
         yield "device", " and ".join(sorted(set(devices)))
         yield "devices", str(len(devices))

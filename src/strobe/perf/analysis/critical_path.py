@@ -7,7 +7,6 @@ import re
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from itertools import accumulate
@@ -59,28 +58,6 @@ class GraphEdge(NamedTuple):
     kind: Lag
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorkGraph:
-    """Nodes in an order in which every edge leads forward.
-
-    Args:
-        begin_ns: start of the graph: of the window, else of the first launch call or device event.
-        duration_ns: duration of each node; 0 for moments of the host.
-        event: position among the trace's device events; -1 for a moment of the host.
-        edges: constraints of each node; the first one decided when the node began, with its traced lag.
-        launch_ns: usual time from a launch call to the start of an event that finds its stream free.
-        gap_ns: usual gap between an event that was launched long before and the one before it in its stream.
-    """
-
-    begin_ns: int
-    start_ns: tuple[int, ...]
-    duration_ns: tuple[int, ...]
-    event: tuple[int, ...]
-    edges: tuple[tuple[GraphEdge, ...], ...]
-    launch_ns: int
-    gap_ns: int
-
-
 class _Event(NamedTuple):
     """One device event; `called` is the start of its launch call and `returned` its end, `None` where they are not known."""
 
@@ -121,7 +98,7 @@ def work_graph(trace: Trace, window: Window | None = None) -> WorkGraph:
     calls = sorted({(one.called, one.returned) for one in events if one.called is not None and one.returned is not None})
     begin = window.start_ns if window is not None else min([events[0].start, *(start for start, _ in calls)])
     moments = sorted(_moments(trace, events, calls, begin, max(one.end for one in events)))
-    return _Builder(events, begin).graph(moments)
+    return WorkGraph(events, moments, begin)
 
 
 def _events(trace: Trace, inside: Ints) -> list[_Event]:
@@ -177,15 +154,44 @@ def _awaited(events: Sequence[_Event], numbers: Sequence[int]) -> Callable[[int,
     return find
 
 
-class _Builder:
-    """Builder of the graph, node by node."""
+class WorkGraph:
+    """Nodes in an order in which every edge leads forward, built one by one.
 
-    def __init__(self, events: Sequence[_Event], begin: int) -> None:
-        self._events, self._begin = events, begin
+    Args:
+        begin_ns: start of the graph: of the window, else of the first launch call or device event.
+
+    Attributes:
+        start_ns: start of each node.
+        duration_ns: duration of each node; 0 for moments of the host.
+        event: position among the trace's device events; -1 for a moment of the host.
+        edges: constraints of each node; the first one decided when the node began, with its traced lag.
+        launch_ns: usual time from a launch call to the start of an event that finds its stream free.
+        gap_ns: usual gap between an event that was launched long before and the one before it in its stream.
+    """
+
+    def __init__(self, events: Sequence[_Event], moments: Sequence[_Moment], begin_ns: int) -> None:
+        self._events, self.begin_ns = events, begin_ns
         self._bounds = list(_bounds(events))
-        self._launch_ns, self._gap_ns = self._usual()
-        self._start, self._duration = list[int](), list[int]()
+        self.launch_ns, self.gap_ns = self._usual()
+        self.start_ns, self.duration_ns, self.event = list[int](), list[int](), list[int]()
+        self.edges = list[tuple[GraphEdge, ...]]()
         self._of_event, self._of_call = dict[int, int](), dict[int, int]()
+        order = [(one.start, _DEVICE, number) for number, one in enumerate(events)]
+        order += [(one.at, one.rank, number) for number, one in enumerate(moments)]
+        previous = -1
+        for node, (at, rank, number) in enumerate(sorted(order)):
+            one = events[number] if rank == _DEVICE else None
+            found = self._host_edges(moments[number], previous) if one is None else self._device_edges(number)
+            self.edges.append(self._decided(at, found))
+            self.start_ns.append(at)
+            self.duration_ns.append(0 if one is None else one.end - one.start)
+            self.event.append(-1 if one is None else one.position)
+            if one is not None:
+                self._of_event[number] = node
+                continue
+            previous = node
+            if rank == _LAUNCH and moments[number].call >= 0:
+                self._of_call[at] = node
 
     def _usual(self) -> tuple[int, int]:
         """Return the usual launch latency and gap: medians over events whose stream was surely free, or surely busy."""
@@ -202,33 +208,6 @@ class _Builder:
                 gaps.append(one.start - self._events[ended].end)
         return launch_ns, median_low(gaps) if gaps else 0
 
-    def graph(self, moments: Sequence[_Moment]) -> WorkGraph:
-        order = [(one.start, _DEVICE, number) for number, one in enumerate(self._events)]
-        order += [(one.at, one.rank, number) for number, one in enumerate(moments)]
-        previous, positions, edges = -1, [], []
-        for node, (at, rank, number) in enumerate(sorted(order)):
-            one = self._events[number] if rank == _DEVICE else None
-            found = self._host_edges(moments[number], previous) if one is None else self._device_edges(number)
-            edges.append(self._decided(at, found))
-            self._start.append(at)
-            self._duration.append(0 if one is None else one.end - one.start)
-            positions.append(-1 if one is None else one.position)
-            if one is not None:
-                self._of_event[number] = node
-                continue
-            previous = node
-            if rank == _LAUNCH and moments[number].call >= 0:
-                self._of_call[at] = node
-        return WorkGraph(
-            begin_ns=self._begin,
-            start_ns=tuple(self._start),
-            duration_ns=tuple(self._duration),
-            event=tuple(positions),
-            edges=tuple(edges),
-            launch_ns=self._launch_ns,
-            gap_ns=self._gap_ns,
-        )
-
     def _host_edges(self, moment: _Moment, previous: int) -> list[GraphEdge]:
         """Return the edges of a moment of the host. Threads of the host take turns."""
         if moment.rank == _RETURN:
@@ -240,24 +219,24 @@ class _Builder:
         one, (ended, last, _, other) = self._events[number], self._bounds[number]
         found = []
         if one.called is not None and one.called in self._of_call:
-            found.append(GraphEdge(self._of_call[one.called], True, self._launch_ns, Lag.LAUNCH))
+            found.append(GraphEdge(self._of_call[one.called], True, self.launch_ns, Lag.LAUNCH))
         for earlier in dict.fromkeys(each for each in (ended, last) if each is not None):
             node, before = self._of_event[earlier], self._events[earlier]
             if before.end <= one.start:
-                found.append(GraphEdge(node, True, self._gap_ns, Lag.GAP))
+                found.append(GraphEdge(node, True, self.gap_ns, Lag.GAP))
             else:
                 found.append(GraphEdge(node, False, one.start - before.start, Lag.OVERLAP))
         if found and other is not None:
             explained = max(min(self._since(edge.source, edge.from_end) + edge.lag_ns, one.start) for edge in found)
-            if one.start - explained > self._launch_ns and self._events[other].end > explained:
-                found.append(GraphEdge(self._of_event[other], True, self._gap_ns, Lag.OTHER_STREAM))
+            if one.start - explained > self.launch_ns and self._events[other].end > explained:
+                found.append(GraphEdge(self._of_event[other], True, self.gap_ns, Lag.OTHER_STREAM))
         return found or [GraphEdge(-1, True, 0, Lag.BEFORE)]
 
     def _since(self, source: int, from_end: bool) -> int:
         """Return the moment that the lag of an edge counts from."""
         if source < 0:
-            return self._begin
-        return self._start[source] + self._duration[source] * from_end
+            return self.begin_ns
+        return self.start_ns[source] + self.duration_ns[source] * from_end
 
     def _decided(self, at: int, edges: Sequence[GraphEdge]) -> tuple[GraphEdge, ...]:
         """Return the edges with their traced lags: the edge that decided comes first, with its exact lag."""

@@ -6,7 +6,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from fractions import Fraction
 from typing import Annotated as A
 from typing import Any, Final, Literal, TypeAlias, get_args
@@ -20,7 +19,7 @@ from strobe.perf.analysis.device.activity import DeviceView, EventView, events_b
 from strobe.perf.analysis.device.intervals import Distribution, Ints, Window, column, distributions, marked, totals
 from strobe.perf.analysis.device.kernels import kernel_name, time_by_code
 from strobe.perf.analysis.device.roofline import Roofline, operator_cost, roofline
-from strobe.perf.analysis.structure.ranges import NOWHERE, launched_in, nest, ranges_and_modules, unnumbered
+from strobe.perf.analysis.structure.ranges import NOWHERE, UNLINKED, launched_in, nest, ranges_and_modules, unnumbered
 from strobe.perf.table.model import Cell, Code, Count, ExactTime, Missing, Number, Text, Time
 from strobe.perf.table.rows import OnDevice, TimedRow, col, micros, part_of, term
 from strobe.perf.trace.events import DEVICE_KINDS, HostEvents, OperatorFacts, OperatorInputs, Trace
@@ -266,20 +265,17 @@ class _Launchers:
 _NOTHING: Final = OperatorInputs("")
 
 
-class Source(StrEnum):
-    """Sources of device events: an operator, or the reason why there is none."""
-
-    OPERATOR = "operator"
-    OUTSIDE = "no operator"
-    UNLINKED = "launch not in the trace"
+OPERATOR: Final = "operator"
+"""Value of `OperatorTimeRow.source` for a row with an operator; other rows have the reason why there is none."""
+OUTSIDE: Final = "no operator"
 
 
 def _operator(row: OperatorTimeRow) -> Cell:
-    return Code(row.operator) if row.source == Source.OPERATOR else Text(row.source, "muted")
+    return Code(row.operator) if row.source == OPERATOR else Text(row.source, "muted")
 
 
 def _input(name: str, nothing: Any = None) -> Callable[[Any], Any]:
-    return lambda row: (getattr(row, name) or nothing) if row.source == Source.OPERATOR else Missing(row.source, "-")
+    return lambda row: (getattr(row, name) or nothing) if row.source == OPERATOR else Missing(row.source, "-")
 
 
 _NO_SIZES: Final = "sizes not recorded"
@@ -348,7 +344,7 @@ class OperatorTimes:
 
     @property
     def attributed_ns(self) -> int:
-        return sum(row.exclusive_ns for row in self.rows if row.source == Source.OPERATOR)
+        return sum(row.exclusive_ns for row in self.rows if row.source == OPERATOR)
 
 
 def operator_times(views: Sequence[DeviceView]) -> tuple[OperatorTimes, ...]:
@@ -412,14 +408,14 @@ _OF_CALLER: Final = ("caller", "scope", "calls", "exclusive_ns")
 def _operator_of(launchers: _Launchers, launcher: int) -> tuple[OperatorInputs, dict[str, Any]]:
     """Return the inputs of a launcher, and what the row says of it."""
     if launcher >= launchers.num:
-        source = Source.OUTSIDE if launcher == launchers.num else Source.UNLINKED
-        return _NOTHING, {"source": source.value, "operator": "", "input_sizes": "", "dtypes": "", "phase": ""}
+        source = OUTSIDE if launcher == launchers.num else UNLINKED
+        return _NOTHING, {"source": source, "operator": "", "input_sizes": "", "dtypes": "", "phase": ""}
     details, ops = launchers.details, launchers.trace.ops
     given = details.given[launcher]
     inputs = details.inputs[given] if given >= 0 else _NOTHING
     tensors = (kind for kind, size in zip(inputs.types, inputs.sizes, strict=False) if size)
     return inputs, {
-        "source": Source.OPERATOR.value,
+        "source": OPERATOR,
         "operator": ops.names[ops.name[launcher]],
         "input_sizes": inputs.text,
         "dtypes": ", ".join(dict.fromkeys(parse_dtype(kind) or kind for kind in tensors)),
@@ -475,7 +471,7 @@ def operator_rates(times: OperatorTimes, peaks: DevicePeaks | None) -> tuple[tup
     return tuple(
         _rate(row, given, peaks)
         for row, given in zip(times.rows, times.inputs, strict=True)
-        if row.source == Source.OPERATOR and given.text
+        if row.source == OPERATOR and given.text
     )
 
 

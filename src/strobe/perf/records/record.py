@@ -15,7 +15,7 @@ from msgspec import Meta, field
 from strobe.core.errors import DataError
 from strobe.core.files import file_inside
 
-# Base types of record lines: schema versions, `Line` and `RecordPart`, and `Prose` for text that no program reads.
+# Base type of record lines, schema versions, and `Prose` for text that no program reads.
 
 SCHEMA_VERSION: Final = 2
 
@@ -29,10 +29,6 @@ Prose: TypeAlias = A[str, Meta(extra={"prose": True})]
 """Text for a reader. It may be reworded at any time: code checks at most whether it is empty, never its words."""
 
 
-class RecordPart(msgspec.Struct, frozen=True, kw_only=True):
-    """A struct inside a line."""
-
-
 class Line(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower, tag_field="record"):
     """One line of `records.jsonl`."""
 
@@ -42,7 +38,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower, tag_field="
 # Record structs of a machine's clocks and of a GPU's settings.
 
 
-class Clocks(RecordPart, frozen=True, kw_only=True):
+class Clocks(msgspec.Struct, frozen=True, kw_only=True):
     """Clocks and thermal state at one moment, or of a GPU during a clip; null where the machine does not report a value."""
 
     source: A[str, said("source of the values: `nvml`, `nvidia-smi`, `kernel` (CPU values only), or `none`")]
@@ -67,7 +63,7 @@ class Clocks(RecordPart, frozen=True, kw_only=True):
     ] = None
 
 
-class GpuState(RecordPart, frozen=True, kw_only=True):
+class GpuState(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a GPU (persistence, MIG, power limit, highest clock); null where the driver does not report them."""
 
     persistence: A[bool | None, said("true: persistence mode is on")] = None
@@ -213,7 +209,7 @@ Work = Literal["dense", "fine", "whole"]
 Collective = Literal["gather", "exchange", "reduce", "merge"]
 
 
-class Contestant(RecordPart, frozen=True, kw_only=True):
+class Contestant(msgspec.Struct, frozen=True, kw_only=True):
     """Implementation that is measured in a cell of a grid, and the computation that it performs."""
 
     work: A[
@@ -265,7 +261,7 @@ class Surroundings(Line, frozen=True, kw_only=True):
     delay_ms: A[float, said("delay of that rank before each call, ms")] = 0.0
 
 
-class LinkRate(RecordPart, frozen=True, kw_only=True):
+class LinkRate(msgspec.Struct, frozen=True, kw_only=True):
     """Latency, bandwidth and host time of one kind of collective; null where the measurement gave no finite value."""
 
     kind: A[Collective, said("kind of collective; `merge`: merging of partial results")]
@@ -284,7 +280,7 @@ class Links(Line, frozen=True, kw_only=True):
     auto: A[str, said("strategy that `auto` chooses with these rates; empty: `auto` was not asked")] = ""
 
 
-class SentMessage(RecordPart, frozen=True, kw_only=True):
+class SentMessage(msgspec.Struct, frozen=True, kw_only=True):
     """One predicted collective."""
 
     kind: A[Collective, said("kind of collective")]
@@ -294,7 +290,7 @@ class SentMessage(RecordPart, frozen=True, kw_only=True):
     beta_ns: A[float, said("transfer time of these bytes at the bandwidth of the link, ns")]
 
 
-class WhatIf(RecordPart, frozen=True, kw_only=True):
+class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     """Predicted time of a call if the links were faster."""
 
     faster: A[Literal["bandwidth", "latency"], said("property of the links that is faster")]
@@ -411,14 +407,14 @@ Clock = Literal["perf_counter", "cuda_event"]
 Status = Literal["complete", "interrupted", "failed"]
 
 
-class Git(RecordPart, frozen=True, kw_only=True):
+class Git(msgspec.Struct, frozen=True, kw_only=True):
     """Git commit of the code that ran."""
 
     commit: A[str | None, said("full commit hash; null outside a checkout")]
     dirty: A[bool | None, said("true: tracked files differ from the commit; null outside a checkout")]
 
 
-class Machine(RecordPart, frozen=True, kw_only=True):
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """Machine that ran the code: device, driver, versions, CPU, memory and clocks."""
 
     device: A[str, said("torch device that ran, e.g. `cpu`, `cuda:0`")]
@@ -450,7 +446,7 @@ class Machine(RecordPart, frozen=True, kw_only=True):
         return self.device_type == "cuda"
 
 
-class Model(RecordPart, frozen=True, kw_only=True):
+class Model(msgspec.Struct, frozen=True, kw_only=True):
     """The model that every variant runs."""
 
     name: A[str, said("name of the model, e.g. `shapes`")]
@@ -458,7 +454,7 @@ class Model(RecordPart, frozen=True, kw_only=True):
     num_params: A[int, said("number of parameters of the transformer")]
 
 
-class PromptAt(RecordPart, frozen=True, kw_only=True):
+class PromptAt(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt of the clip, and the frame block where it begins."""
 
     frame_block: A[int, said("number of the first frame block made with this prompt")]
@@ -466,7 +462,7 @@ class PromptAt(RecordPart, frozen=True, kw_only=True):
     mode: A[str, said("method of the switch: `recache`, `soft`, `interpolate`, `shot`; `start` for the first prompt")]
 
 
-class Workload(RecordPart, frozen=True, kw_only=True):
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """Prompts, seed, length and size of one clip; the same for every variant."""
 
     prompts: A[tuple[PromptAt, ...], said("prompts in order")]
@@ -486,7 +482,7 @@ class Workload(RecordPart, frozen=True, kw_only=True):
     ] = "frame block"
 
 
-class Absent(RecordPart, frozen=True, kw_only=True):
+class Absent(msgspec.Struct, frozen=True, kw_only=True):
     """A variant that was requested and cannot run on this machine."""
 
     variant: A[str, said("name of the variant")]
@@ -519,7 +515,7 @@ CUSTOM: Final = "custom"
 """Preset name of a variant that is not a preset."""
 
 
-class Knob(RecordPart, frozen=True, kw_only=True):
+class Knob(msgspec.Struct, frozen=True, kw_only=True):
     """One optimisation that a preset can turn on, with its state in this run."""
 
     name: A[str, said("name of the optimisation, e.g. `compile`, `ring_cache`")]
@@ -528,7 +524,7 @@ class Knob(RecordPart, frozen=True, kw_only=True):
     reason: A[Prose, said("why the optimisation is off though the preset asks for it; empty otherwise")] = ""
 
 
-class SpanCost(RecordPart, frozen=True, kw_only=True):
+class SpanCost(msgspec.Struct, frozen=True, kw_only=True):
     """Least FLOPs and bytes of one call of a region in any implementation (`strobe.core.costs`), once the cache is full."""
 
     span: A[str, said("name of the region")]

@@ -1,9 +1,7 @@
 """Profiler traces: `read_trace` turns a file into a frozen `Trace`."""
 
 from strobe.perf.trace.events import (
-    Collective,
     CollectiveKind,
-    Device,
     DeviceEvent,
     DeviceEvents,
     HostEvent,
@@ -18,9 +16,7 @@ from strobe.perf.trace.events import (
 from strobe.perf.trace.reader import captures_of, find_traces, read_trace
 
 __all__ = [
-    "Collective",
     "CollectiveKind",
-    "Device",
     "DeviceEvent",
     "DeviceEvents",
     "HostEvent",

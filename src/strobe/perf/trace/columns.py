@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -16,8 +16,6 @@ BLOCK: Final = 1 << 15
 _DENSE: Final = 16
 """Range / count of integers below which they are deduplicated by counting, ten times as fast as sorting or hashing."""
 Ids = npt.NDArray[np.int32]
-
-T = TypeVar("T", bound=Hashable)
 
 
 class GrowingColumn:
@@ -40,21 +38,6 @@ class GrowingColumn:
         """Hand out the values and keep none."""
         data, self._data = self._data, array(self._data.typecode)
         return data
-
-
-class Interned(Generic[T]):
-    """Distinct values, numbered as they come."""
-
-    def __init__(self) -> None:
-        self._ids: dict[T, int] = {}
-
-    def id_of(self, value: T) -> int:
-        """Return the number of a value, a new one for a new value."""
-        return self._ids.setdefault(value, len(self._ids))
-
-    def values(self) -> tuple[T, ...]:
-        """Return the distinct values, by number."""
-        return tuple(self._ids)
 
 
 def different(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:

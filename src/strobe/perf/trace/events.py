@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
-from strobe.perf.trace.columns import Interned, narrow
+from strobe.perf.trace.columns import narrow
 
 DEVICE_KINDS: Final = ("kernel", "comm", "memset", "memcpy")
 NO_HOST: Final = -1
@@ -74,14 +74,14 @@ class HostEvents:
     @classmethod
     def from_rows(cls, rows: Iterable[HostEvent]) -> Self:
         """Store rows that are already in order of start."""
-        names, name, thread = Interned[str](), list[int](), list[int]()
+        names, name, thread = dict[str, int](), list[int](), list[int]()
         start, end = array("q"), array("q")
         for row in rows:
-            name.append(names.id_of(row.name))
+            name.append(names.setdefault(row.name, len(names)))
             start.append(row.start_ns)
             end.append(row.end_ns)
             thread.append(row.thread)
-        return cls(names=names.values(), name=narrow(name), start_ns=start, end_ns=end, thread=narrow(thread))
+        return cls(names=tuple(names), name=narrow(name), start_ns=start, end_ns=end, thread=narrow(thread))
 
     @classmethod
     def empty(cls) -> Self:
@@ -122,12 +122,12 @@ class DeviceEvents:
     @classmethod
     def from_rows(cls, rows: Iterable[DeviceEvent]) -> Self:
         """Store rows that are already in order of start."""
-        names, shapes = Interned[str](), Interned[str]()
+        names, shapes = dict[str, int](), dict[str, int]()
         hosts: dict[HostEvent, int] = {}
         start, end, host = array("q"), array("q"), array("i")
         name, kind, device, stream, ordinal, shape = (list[int]() for _ in range(6))
         for row in rows:
-            name.append(names.id_of(row.name))
+            name.append(names.setdefault(row.name, len(names)))
             kind.append(DEVICE_KINDS.index(row.kind))
             start.append(row.start_ns)
             end.append(row.end_ns)
@@ -135,9 +135,9 @@ class DeviceEvents:
             stream.append(row.stream)
             ordinal.append(row.ordinal)
             host.append(NO_HOST if row.host is None else hosts.setdefault(row.host, len(hosts)))
-            shape.append(shapes.id_of(row.shape))
+            shape.append(shapes.setdefault(row.shape, len(shapes)))
         return cls(
-            names=names.values(), shapes=shapes.values(), hosts=HostEvents.from_rows(hosts), name=narrow(name), kind=narrow(kind),
+            names=tuple(names), shapes=tuple(shapes), hosts=HostEvents.from_rows(hosts), name=narrow(name), kind=narrow(kind),
             start_ns=start, end_ns=end, device=narrow(device), stream=narrow(stream), ordinal=narrow(ordinal), host=host,
             shape=narrow(shape),
         )  # fmt: skip
@@ -163,14 +163,6 @@ class DeviceEvents:
         return map(self.__getitem__, range(len(self)))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Device:
-    """One accelerator: the number that device events carry, and the name of the product, empty where the trace has none."""
-
-    index: int
-    name: str = ""
-
-
 class CollectiveKind(NamedTuple):
     """What equal collectives share, as their communication kernels say it; -1 or empty where they give no value.
 
@@ -189,18 +181,6 @@ class CollectiveKind(NamedTuple):
     in_elements: int = -1
     out_elements: int = -1
     dtype: str = ""
-
-
-class Collective(NamedTuple):
-    """One collective.
-
-    `event` is its position among the trace's device events; `sequence` its number in its group, equal on all ranks that meet, -1
-    where the trace has none.
-    """
-
-    event: int
-    kind: CollectiveKind
-    sequence: int = -1
 
 
 class OperatorInputs(NamedTuple):
@@ -297,7 +277,7 @@ class Trace:
         base_ns: nanoseconds since the epoch that every time here is relative to (0 in old traces, whose times are absolute).
         rank: rank of the process, where the trace says it.
         world_size: processes of the job, where the trace says it.
-        devices: the accelerators the trace lists.
+        devices: by the number that device events carry, the product of each accelerator that the trace lists; empty without one.
         metadata: further top-level facts as text, such as versions and `with_stack`.
         counts: how the reading went.
         threads: `pid/tid` of each host thread, sorted; `thread` fields count into it.
@@ -309,7 +289,8 @@ class Trace:
         device_events: kernels, communication, memsets and copies; empty for a CPU trace.
         module_paths: by position among the device events, the module path or label that a graph's kernel carries
             (`module_fqn`, or what `mark_kernels` was given).
-        collectives: what the communication kernels say of themselves, in order of `event`.
+        collectives: by position among the device events, what a communication kernel says of itself, and its number in its group,
+            which is equal on all ranks that meet; -1 where the trace has none.
         operators: inputs of operators whose cost follows from them, with the sum of the durations of their device events, ns;
             empty unless shapes were asked for, and recorded.
         details: what `ops` say of themselves; `None` unless they were asked for.
@@ -334,7 +315,7 @@ class Trace:
     base_ns: int = 0
     rank: int | None = None
     world_size: int | None = None
-    devices: tuple[Device, ...] = ()
+    devices: Mapping[int, str] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
     counts: ReadCounts = ReadCounts()
     threads: tuple[str, ...]
@@ -344,7 +325,7 @@ class Trace:
     modules: HostEvents = field(default_factory=HostEvents.empty)
     device_events: DeviceEvents
     module_paths: Mapping[int, str] = field(default_factory=dict)
-    collectives: tuple[Collective, ...] = ()
+    collectives: Mapping[int, tuple[CollectiveKind, int]] = field(default_factory=dict)
     operators: tuple[tuple[OperatorInputs, int], ...] = ()
     details: OperatorFacts | None = None
     waits: HostEvents = field(default_factory=HostEvents.empty)

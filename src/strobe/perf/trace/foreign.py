@@ -20,6 +20,7 @@ import msgspec
 from strobe.core.errors import TraceFormatError
 from strobe.perf.trace.metadata import Metadata
 from strobe.perf.trace.schema import (
+    AnyEvent,
     Batch,
     Buffer,
     Decoder,
@@ -51,11 +52,6 @@ _CANNOT: Final = {
     "Ascend": "the profiler of Ascend: waits for events and the rows on overlap and communication, which repeat device work, are "
     "left out; grids and memory are not in it",
 }  # fmt: skip
-
-
-class _Foreign(Event, gc=False):
-    cat: Any = None
-    args: Any = None
 
 
 class ForeignDecoder(Decoder):
@@ -90,7 +86,7 @@ class ForeignDecoder(Decoder):
             elif found[0] in self._wanted:
                 batch.of[found[0]].append(found[1])
 
-    def _mapped(self, event: _Foreign) -> tuple[Group, Any] | None:
+    def _mapped(self, event: AnyEvent) -> tuple[Group, Any] | None:
         """Return the group of an event and the event as the reader takes it; None for what is not used."""
         args = event.args if isinstance(event.args, dict) else {}
         key = event.pid, event.tid
@@ -155,7 +151,7 @@ def _plain(event: Event, args: Mapping[str, Any]) -> dict[str, Any]:
     return {**_as_written(event), "args": {**args, **raw}}
 
 
-_decode: Final = msgspec.json.Decoder(list[_Foreign]).decode
+_decode: Final = msgspec.json.Decoder(list[AnyEvent]).decode
 
 
 MAGIC: Final = b"SQLite format 3\x00"

@@ -37,7 +37,6 @@ from strobe.perf.trace.damage import mend
 from strobe.perf.trace.events import (
     NO_CORRELATION,
     OF_KERNEL,
-    Collective,
     DeviceEvents,
     HostEvents,
     OperatorFacts,
@@ -76,7 +75,7 @@ def join(
         A trace with the device events and the tables that refer to them, nothing of the host; the operator of each event, if
         kept; and whether events were written twice.
     """
-    works = devices.works.values()
+    works = tuple(devices.works)
     work, start, duration = devices.work.release(), devices.start.release(), devices.duration.release()
     correlation, operator = devices.correlation.release(), devices.operator.release()
     order = time_order(view(start), view(duration), (view(correlation),), (view(work), ranks(works)))
@@ -98,7 +97,7 @@ def join(
     ordinal = _ordinals(view(host), len(hosts))
     end = _ends(start, duration)
     del duration
-    shapes, numbers = distinct([*(one.shape for one in works), *(one.text for one in sizes.distinct.values())])
+    shapes, numbers = distinct([*(one.shape for one in works), *(one.text for one in sizes.distinct)])
     shape = looked_up(numbers[: len(works)], work, len(shapes))
     operators = tuple(_by_inputs(sizes, (view(operator), view(start), view(end)), view(shape), numbers[len(works) :]))
     names, name_of = distinct([one.name for one in works])
@@ -112,8 +111,8 @@ def join(
     )  # fmt: skip
     joined = Trace(
         path=path, threads=tuple(sorted(set(threads.values()))), ops=HostEvents.empty(), regions=(), device_events=events,
-        launched=launched, unanswered=unanswered, module_paths=module_paths, operators=operators, damage=damage,
-        collectives=tuple(Collective(event, *said) for event, said in collectives.items()),
+        launched=launched, unanswered=unanswered, module_paths=module_paths, collectives=collectives, operators=operators,
+        damage=damage,
     )  # fmt: skip
     return joined, operator, doubled
 
@@ -122,9 +121,9 @@ class Calls:
     """Host calls as columns, in any order; the table that they were read into is empty then."""
 
     def __init__(self, table: HostTable, threads: Threads) -> None:
-        self.names = [call[0] for call in table.calls.values()]
+        self.names = [call[0] for call in table.calls]
         number = {text: at for at, text in enumerate(sorted(set(threads.values())))}
-        self.threads = [number[threads[call[1:]]] for call in table.calls.values()]
+        self.threads = [number[threads[call[1:]]] for call in table.calls]
         self.ranks = ranks(list(zip(self.names, self.threads, strict=True)))
         self.call, self.start, self.duration = table.call.release(), table.start.release(), table.duration.release()
 
@@ -173,7 +172,7 @@ def _answer(
     event answers to with the begin and end of captures.
     """
     number, calls = launches.correlation.release(), Calls(launches, threads)
-    _check_processes(number, calls, [str(call[1]) for call in launches.calls.values()])
+    _check_processes(number, calls, [str(call[1]) for call in launches.calls])
     rows = _outermost(number, calls)
     known = view(taken(number, rows))
     del number
@@ -300,7 +299,7 @@ def _by_inputs(
         shape: of each event, to be changed.
         number_of: number that each of the inputs has among the shapes.
     """
-    inputs, number, text = sizes.distinct.values(), sizes.operator.release(), sizes.text.release()
+    inputs, number, text = tuple(sizes.distinct), sizes.operator.release(), sizes.text.release()
     order = np.argsort(view(number), kind="stable").astype(np.int32)
     known, kinds = view(taken(number, order)), view(taken(text, order))
     del number, text, order
@@ -344,7 +343,7 @@ def freeze_operators(
     number, given = taken(table.number.release(), order), taken(table.given.release(), order)
     sequence, backward = taken(table.sequence.release(), order), taken(table.backward.release(), order)
     facts = OperatorFacts(
-        inputs=table.inputs.distinct.values(), given=given, sequence=sequence,
+        inputs=tuple(table.inputs.distinct), given=given, sequence=sequence,
         backward=array("b", view(backward).astype(np.int8).tobytes()), of_event=_positions(number, of_event),
     )  # fmt: skip
     return calls.freeze(), facts

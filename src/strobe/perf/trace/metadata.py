@@ -9,7 +9,6 @@ from typing import Any, Final
 import msgspec
 
 from strobe.perf.trace.columns import LIMIT
-from strobe.perf.trace.events import Device
 from strobe.perf.trace.schema import UNREADABLE
 
 MAX_METADATA_BYTES: Final = 16 << 20
@@ -105,13 +104,13 @@ def job(metadata: Metadata) -> tuple[int | None, int | None]:
     return (_count(found.get("rank")), _count(found.get("world_size"))) if isinstance(found, dict) else (None, None)
 
 
-def devices(metadata: Metadata) -> tuple[Device, ...]:
-    """Return the listed accelerators."""
-    found, devices = _value(metadata, "deviceProperties"), []
+def devices(metadata: Metadata) -> dict[int, str]:
+    """Return the products of the listed accelerators by number."""
+    found, devices = _value(metadata, "deviceProperties"), dict[int, str]()
     for number, one in enumerate([one for one in found if isinstance(one, dict)] if isinstance(found, list) else []):
         index, name = _count(one.get("id")), one.get("name")
-        devices.append(Device(index=number if index is None else index, name=name if isinstance(name, str) else ""))
-    return tuple(devices)
+        devices.setdefault(number if index is None else index, name if isinstance(name, str) else "")
+    return devices
 
 
 def facts(metadata: Metadata) -> dict[str, str]:

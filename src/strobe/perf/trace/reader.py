@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +14,7 @@ from strobe.core.printable import first_of
 from strobe.perf.trace import metadata
 from strobe.perf.trace.chunks import EventCutter
 from strobe.perf.trace.columns import nanoseconds
-from strobe.perf.trace.events import Device, DeviceEvents, HostEvent, HostEvents, ReadCounts, Region, Trace
+from strobe.perf.trace.events import DeviceEvents, HostEvent, HostEvents, ReadCounts, Region, Trace
 from strobe.perf.trace.foreign import CANNOT, MAGIC, REPORTS, ForeignDecoder, NsightExport, profiler_of
 from strobe.perf.trace.join import freeze_operators, host_events, join
 from strobe.perf.trace.schema import Batch, Buffer, Decoder, Group, NameOf, names_of
@@ -305,10 +305,10 @@ class _Contents:
         )
 
 
-def _numbered(devices: tuple[Device, ...], events: DeviceEvents) -> tuple[Device, ...]:
+def _numbered(devices: Mapping[int, str], events: DeviceEvents) -> Mapping[int, str]:
     """An only device gets the number that all device events carry: AMD lists GPUs from 0 but numbers processors first."""
     used = {number for number in set(events.device) if number >= 0}
-    return (replace(devices[0], index=used.pop()),) if len(devices) == len(used) == 1 else devices
+    return dict(zip(used, devices.values(), strict=True)) if len(devices) == len(used) == 1 else devices
 
 
 def _regions(ranges: HostEvents) -> Iterable[Region]:

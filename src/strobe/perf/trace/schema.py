@@ -110,19 +110,17 @@ class Event(msgspec.Struct, gc=False):
     tid: Number = None
 
 
+class AnyEvent(Event, gc=False):
+    """One event of any category, with any arguments."""
+
+    cat: Any = None
+    args: Any = None
+
+
 def _with(args: type[msgspec.Struct]) -> type[Event]:
     """Return the type of events with such arguments."""
     fields = [("args", args | None, None)]
     return cast("type[Event]", msgspec.defstruct(f"_{args.__name__}", fields, bases=(Event,), gc=False))
-
-
-class _Named(msgspec.Struct, gc=False):
-    """A process or thread (`tid`) with its name."""
-
-    name: str = ""
-    pid: Number = None
-    tid: Number = None
-    args: Any = None
 
 
 class _Stub(msgspec.Struct, gc=False):
@@ -312,7 +310,7 @@ def _build(
 
 
 _decode_stubs: Final = msgspec.json.Decoder(list[_Stub]).decode
-_decode_named: Final = msgspec.json.Decoder(list[_Named]).decode
+_decode_named: Final = msgspec.json.Decoder(list[AnyEvent]).decode
 _decode_raws: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_list: Final = {group: msgspec.json.Decoder(list[_SHAPES[group]]).decode for group in Group}  # type: ignore[valid-type]
 _decode_one: Final = {group: msgspec.json.Decoder(_SHAPES[group]).decode for group in Group}

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import msgspec
 import numpy as np
 
-from strobe.perf.trace.columns import LIMIT, Flags, GrowingColumn, Integers, Interned, column_ns, different, view
+from strobe.perf.trace.columns import LIMIT, Flags, GrowingColumn, Integers, column_ns, different, view
 from strobe.perf.trace.events import DEVICE_KINDS, OF_KERNEL, CollectiveKind, MemoryTrack, OperatorInputs
 from strobe.perf.trace.schema import MEMORY_NAME, UNREADABLE, CommArgs, DeviceArgs, Group, MemoryArgs, Number, OpArgs
 
@@ -72,7 +72,7 @@ class HostTable:
 
     def __init__(self, least_ns: int = 0) -> None:
         self._least_ns = least_ns
-        self.calls: Interned[Call] = Interned()
+        self.calls: dict[Call, int] = {}
         self.call, self.start, self.duration = GrowingColumn(), GrowingColumn("q"), GrowingColumn()
 
     def add(self, times: Times) -> None:
@@ -81,7 +81,8 @@ class HostTable:
             some = times.duration >= self._least_ns
             events = list(compress(times.events, some.tolist()))
             times = times._replace(events=events, start=times.start[some], duration=times.duration[some])
-        self.call.extend([self.calls.id_of((event.name, event.pid, event.tid)) for event in times.events])
+        calls = ((event.name, event.pid, event.tid) for event in times.events)
+        self.call.extend([self.calls.setdefault(call, len(self.calls)) for call in calls])
         self.start.extend(times.start)
         self.duration.extend(times.duration)
 
@@ -128,7 +129,7 @@ Threads: TypeAlias = dict[tuple[Number, Number], str]
 
 def threads_of(tables: Iterable[HostTable]) -> Threads:
     """Return the host threads of some tables."""
-    calls = (call for table in tables for call in table.calls.values())
+    calls = (call for table in tables for call in table.calls)
     return {call[1:]: "/".join("" if part is None else str(part) for part in call[1:]) for call in calls}
 
 
@@ -141,7 +142,7 @@ class InputTable:
     """
 
     def __init__(self, priced: Container[str], *, typed: bool) -> None:
-        self.distinct: Interned[OperatorInputs] = Interned()
+        self.distinct: dict[OperatorInputs, int] = {}
         self._priced, self._typed = priced, typed
         self._known: dict[tuple[str | bytes, ...], int] = {}
 
@@ -158,7 +159,7 @@ class InputTable:
         known = self._known.get(key)
         if known is None:
             found = self._inputs_of(event, priced)
-            known = self._known[key] = self.distinct.id_of(found) if found.text else NOTHING
+            known = self._known[key] = self.distinct.setdefault(found, len(self.distinct)) if found.text else NOTHING
         return known
 
     def _inputs_of(self, event: Any, priced: bool) -> OperatorInputs:
@@ -309,7 +310,7 @@ class DeviceTable:
     """Device events: 20 bytes each, 4 more with the operator they belong to (`linked`); more for collectives and module paths."""
 
     def __init__(self, linked: bool) -> None:
-        self.works: Interned[EventKind] = Interned()
+        self.works: dict[EventKind, int] = {}
         self.start = GrowingColumn("q")
         self.work, self.duration, self.correlation, self.operator = (GrowingColumn() for _ in range(4))
         self.collectives = Collectives()
@@ -317,7 +318,7 @@ class DeviceTable:
         self._texts: dict[str, str] = {}
         self._linked = linked
         self._known: dict[Group, dict[tuple[Hashable, ...], int]] = {group: {} for group in _KINDS}
-        self._odd_streams: Interned[int] = Interned()
+        self._odd_streams: dict[int, int] = {}
 
     def add(self, group: Group, times: Times) -> None:
         """Keep events of one group."""
@@ -363,9 +364,10 @@ class DeviceTable:
         if device > _MAX_DEVICE:
             device = NOTHING
         if stream > _MAX_STREAM:  # keeps them apart
-            stream = NOTHING - 1 - self._odd_streams.id_of(stream)
+            stream = NOTHING - 1 - self._odd_streams.setdefault(stream, len(self._odd_streams))
         kind = DEVICE_KINDS.index("comm" if communicates else _KINDS[group])
-        return 2 * self.works.id_of(EventKind(event.name, kind, device, stream, _launch_shape(args))) + communicates
+        work = EventKind(event.name, kind, device, stream, _launch_shape(args))
+        return 2 * self.works.setdefault(work, len(self.works)) + communicates
 
 
 def _launch_shape(args: DeviceArgs) -> str:

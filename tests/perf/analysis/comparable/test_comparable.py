@@ -32,7 +32,7 @@ from strobe.perf.analysis.comparable import (
     trace_facts,
 )
 from strobe.perf.records.record import Clocks, Git, Model, Variant, Workload
-from strobe.perf.trace import Device, DeviceEvent, DeviceEvents, HostEvent, Trace, read_trace
+from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, Trace, read_trace
 
 _FACTS = st.dictionaries(st.sampled_from(sorted(set(FACTS) - set(SEVERAL))), st.sampled_from(["1", "2", "yes"]))
 
@@ -114,7 +114,7 @@ def make_trace(waits: bool, names: tuple[str, ...] = ("gemm",), launch: str = "c
         events,
         base_ns=1_790_857_026_000_000_000,
         world_size=2,
-        devices=(Device(index=0, name="GPU A"), Device(index=1, name="GPU B")),
+        devices={0: "GPU A", 1: "GPU B"},
         metadata={"cuda_driver_version": "12080", "record_shapes": "1", "with_stack": "0"},
         launched={launch: (30, 0)},
     )
@@ -129,13 +129,13 @@ def test_what_traces_say() -> None:
         [make_trace(waits=True), make_trace(waits=False, names=("triton_poi_fused_add_0",), launch="cudaGraphLaunch")]
     )
     assert (two["devices"], two["launch_blocking"], two["compiled"], two["graphs"]) == ("2", "yes", "yes", "yes")
-    plain = replace(make_trace(waits=False), metadata={"schemaVersion": "1"}, devices=(), base_ns=0, launched={}, world_size=None)
+    plain = replace(make_trace(waits=False), metadata={"schemaVersion": "1"}, devices={}, base_ns=0, launched={}, world_size=None)
     assert trace_facts([plain]) == {"capture": "times alone", "compiled": "none seen", "launch_blocking": "no", "world": "1"}
     assert "world" not in trace_facts([plain, plain]), "two processes that do not say how many there are"
     assert trace_facts([]) == {}
     for said, version in (("60443483", "6.4.43483"), ("13000", "13.0"), ("12.8.93", "12.8.93"), ("550", "550")):
         assert trace_facts([replace(plain, metadata={"hip_runtime_version": said})])["cuda"] == version
-    other_number = replace(make_trace(waits=False), devices=(Device(index=0, name="GPU A"),))
+    other_number = replace(make_trace(waits=False), devices={0: "GPU A"})
     assert trace_facts([other_number])["device"] == "GPU A", "AMD lists one device and numbers it otherwise"
 
 

@@ -132,7 +132,7 @@ def test_any_trace_is_reproduced(work: list[tuple[Any, ...]], waits: list[tuple[
 
 
 def _check(graph: WorkGraph, found: CriticalPath) -> None:
-    assert tuple(simulate(graph, graph.duration_ns)) == graph.start_ns, "every node begins when it did"
+    assert simulate(graph, graph.duration_ns) == graph.start_ns, "every node begins when it did"
     assert all(edge.source < node and edge.lag_ns >= 0 for node, edges in enumerate(graph.edges) for edge in edges)
     path, parts, _ = found
     assert sum(part.path_ns for part in parts) == path.duration_ns == _longest(graph)

@@ -644,10 +644,10 @@ def test_at_most_eight_lines_that_add_up_with_the_small_ones_together(run: RunRe
     ]
     said = answer(*sides)
     assert len(said.lines) == MOST_LINES and len(said.lines[-1].parts) > 1
-    for at, side in (("baseline_ns", sides[0]), ("candidate_ns", sides[1])):
+    for at, side in enumerate(sides):
         steady = sum(side.kinds[ClipKind.STEADY].values())
-        assert getattr(said, at) == Fraction(steady, side.num_clips * kinds.count(ClipKind.STEADY))
-        assert sum(getattr(kind, at) for kind in said.kinds) == Fraction(sum(side.labels.values()), side.num_clips)
+        assert said.both[at] == Fraction(steady, side.num_clips * kinds.count(ClipKind.STEADY))
+        assert sum(both[at] for _, _, both in said.kinds) == Fraction(sum(side.labels.values()), side.num_clips)
     beyond = sum(line.elsewhere_ns for line in said.lines)
     saved = Fraction(sum(sides[0].labels.values()) - sum(sides[1].labels.values()), sides[0].num_clips)
     assert said.num_steady * (said.baseline_ns - said.candidate_ns) + beyond == saved

@@ -21,9 +21,10 @@ from strobe.perf.analysis.device.activity import device_views
 from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.analysis.device.kernels import kernel_name
 from strobe.perf.analysis.operators import (
+    OPERATOR,
+    OUTSIDE,
     SORTS,
     OperatorTimes,
-    Source,
     attribute_modules,
     attribute_operators,
     host_ranges,
@@ -31,6 +32,7 @@ from strobe.perf.analysis.operators import (
     operator_times,
     operators,
 )
+from strobe.perf.analysis.structure.ranges import UNLINKED
 from strobe.perf.analysis.structure.window import choose_window
 from strobe.perf.trace import DeviceEvent, HostEvent, HostEvents, Trace, read_trace
 from synthetic import META, event, kernel, launch
@@ -103,7 +105,7 @@ def _compare(found: tuple[OperatorTimes, ...], trace: Trace) -> None:
     for times in found:
         assert sum(row.exclusive_ns for row in times.rows) == times.busy_ns
         for row, inputs, kernels, callers in zip(times.rows, times.inputs, times.kernels, times.callers, strict=True):
-            name = row.operator if row.source == Source.OPERATOR else row.source
+            name = row.operator if row.source == OPERATOR else row.source
             key = times.device, (name, row.input_sizes, inputs.types if inputs.text else ())
             one = merged.setdefault(key, {"calls": 0, **_row()})
             counts = {"calls": row.calls, "events": row.events, "exclusive": row.exclusive_ns, "sum": row.sum_ns}
@@ -111,7 +113,7 @@ def _compare(found: tuple[OperatorTimes, ...], trace: Trace) -> None:
                 one[what] += value
             for part in kernels:
                 one["kernels"][part.kernel] += part.exclusive_ns
-            for caller in callers if row.source == Source.OPERATOR else ():
+            for caller in callers if row.source == OPERATOR else ():
                 one["callers"][caller.caller] += caller.exclusive_ns
             assert sum(part.exclusive_ns for part in kernels) == row.exclusive_ns
             assert sum(caller.exclusive_ns for caller in callers) == row.exclusive_ns
@@ -169,7 +171,7 @@ def test_what_has_no_operator_is_a_row_of_its_own(tmp_path: Path) -> None:
     ]  # fmt: skip
     (times,) = _times(read_trace(write(tmp_path / "t.json", compact(events, META)), details=True))
     assert [(row.source, row.operator, row.calls, row.exclusive_ns) for row in times.rows] == [
-        (Source.OPERATOR, "aten::mm", 1, 5000), (Source.UNLINKED, "", 0, 4000), (Source.OUTSIDE, "", 0, 3000),
+        (OPERATOR, "aten::mm", 1, 5000), (UNLINKED, "", 0, 4000), (OUTSIDE, "", 0, 3000),
     ]  # fmt: skip
     assert times.attributed_ns == 5000 and times.busy_ns == 12_000
 

@@ -228,9 +228,8 @@ def _partition(calls: list[RegionCall]) -> Partition:
 def test_rows_by_span_and_name_in_order_of_exclusive_time() -> None:
     ffn, attention = Label(("denoise_step", "ffn"), "op"), Label(("commit", "attention"), "op")
     calls = [
-        RegionCall("mm", ffn, 0, 10, 4), RegionCall("mm", ffn, 20, 30, 30), RegionCall("mm", ffn, 60, 20, 20),
-        RegionCall("mm", ffn, 90, 0, 0),
-        RegionCall("mm", attention, 100, 7, 7), RegionCall("linear", ffn, 0, 100, 55),
+        RegionCall("mm", ffn, 10, 4), RegionCall("mm", ffn, 30, 30), RegionCall("mm", ffn, 20, 20), RegionCall("mm", ffn, 0, 0),
+        RegionCall("mm", attention, 7, 7), RegionCall("linear", ffn, 100, 55),
     ]  # fmt: skip
     table = region_kernels(_partition(calls))
     assert [(region, row.kernel, row.exclusive_ns) for region, row in table] == [

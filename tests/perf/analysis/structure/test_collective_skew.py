@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from made_traces import trace_of
 from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.analysis.structure.collectives import CLOCK_TOLERANCE_NS, collective_skew, communication, message_bytes
-from strobe.perf.trace import Collective, CollectiveKind, DeviceEvent, Trace
+from strobe.perf.trace import CollectiveKind, DeviceEvent, Trace
 
 _WORLD = (0, 1, 2)
 Told = tuple[str, int, int]
@@ -30,11 +30,11 @@ def _rank(
     ]
     rows += [(DeviceEvent("k", kind, start, end, 0, 7, 0, None), None) for kind, start, end in work]
     rows.sort(key=lambda row: (row[0].start_ns, -row[0].end_ns))
-    collectives = tuple(
-        Collective(i, CollectiveKind(said[0], "tp", _WORLD, said[2], said[2], "BFloat16"), said[1])
+    collectives = {
+        i: (CollectiveKind(said[0], "tp", _WORLD, said[2], said[2], "BFloat16"), said[1])
         for i, (_, said) in enumerate(rows)
         if said is not None
-    )
+    }
     events = [event for event, _ in rows]
     return trace_of(events, path=Path(f"rank{rank}.json"), base_ns=base_ns, rank=rank, world_size=3, collectives=collectives)
 

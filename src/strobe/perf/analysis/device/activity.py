@@ -618,7 +618,7 @@ def activity(view: DeviceView) -> Activity:
     idle, busy_ns = {cause: owned[cause] for cause in CAUSES}, whole.total_ns
     device = DeviceRow(
         **view.where,
-        product=next((each.name for each in view.trace.devices if each.index == view.device), ""),
+        product=view.trace.devices.get(view.device, ""),
         span_ns=view.span_ns,
         busy_ns=busy_ns,
         idle_ns=view.span_ns - busy_ns,

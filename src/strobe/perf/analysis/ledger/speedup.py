@@ -494,14 +494,6 @@ class PartLine(BothSides):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KindLine(BothSides):
-    """Time of a clip's frame blocks of one kind on both sides: `num_blocks` of them."""
-
-    kind: ClipKind
-    num_blocks: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Answer(BothSides):
     """Difference between two sides in one unit, by part.
 
@@ -539,13 +531,12 @@ class ClipAnswer(Answer):
     clocks: tuple[SideClocks | None, SideClocks | None]
 
     @property
-    def kinds(self) -> Iterator[KindLine]:
-        """Time of each kind of frame block in a clip; they add up to a clip."""
+    def kinds(self) -> Iterator[tuple[ClipKind, int, tuple[Fraction, Fraction]]]:
+        """Each kind of frame block in a clip, how many there are, and their time on both sides; the times add up to a clip."""
         for kind in ClipKind:
             if any(kind in side.kinds for side in self.sides):
                 b, c = (Fraction(sum(side.kinds.get(kind, {}).values()), side.num_clips) for side in self.sides)
-                many = self.sides[0].num_blocks.get(kind, 0)
-                yield KindLine(kind=kind, num_blocks=many, baseline_ns=b, candidate_ns=c)
+                yield kind, self.sides[0].num_blocks.get(kind, 0), (b, c)
 
     @property
     def at_baseline_clock_ns(self) -> Fraction | None:

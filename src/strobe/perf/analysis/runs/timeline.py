@@ -112,7 +112,6 @@ class RegionCall(NamedTuple):
 
     name: str
     label: Label
-    start_ns: int
     duration_ns: int
     exclusive_ns: int
 
@@ -270,7 +269,7 @@ class HostTimeline:
         for i, path in zip(chosen.tolist(), paths, strict=True):
             op = ops[i]
             label = Label(self.regions.texts[path], OP)
-            yield RegionCall(op.name, label, op.start_ns, op.end_ns - op.start_ns, int(exclusive[i]))
+            yield RegionCall(op.name, label, op.end_ns - op.start_ns, int(exclusive[i]))
 
     def overlap(self) -> Iterator[Overlap]:
         """Yield what the other threads did during the frame blocks."""
@@ -330,9 +329,9 @@ class DeviceTimeline:
         chosen = np.flatnonzero((exclusive > 0) | (tile_of(self.work.start, self.tiles) != NONE))
         own, names, labels = self.work.at(chosen), self.trace.device_events.names, self.labels
         label = (self.path[chosen] * len(ACTIVITIES) + own.kind).tolist()
-        rows = zip(own.name.tolist(), label, own.start.tolist(), own.end.tolist(), exclusive[chosen].tolist(), strict=True)
-        for name, number, start, end, owned in rows:
-            yield RegionCall(names[name], labels[number], start, end - start, owned)
+        rows = zip(own.name.tolist(), label, (own.end - own.start).tolist(), exclusive[chosen].tolist(), strict=True)
+        for name, number, duration, owned in rows:
+            yield RegionCall(names[name], labels[number], duration, owned)
 
     def overlap(self) -> Iterator[Overlap]:
         """Yield nothing: the device's timeline includes all of its streams."""

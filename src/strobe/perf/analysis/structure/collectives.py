@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated as A
@@ -27,7 +27,7 @@ from strobe.perf.analysis.device.intervals import (
 )
 from strobe.perf.table.model import Code, Count, ExactTime, bytes_cell
 from strobe.perf.table.rows import TimedRow, col, part_of, term
-from strobe.perf.trace.events import DEVICE_KINDS, Collective, CollectiveKind, Trace
+from strobe.perf.trace.events import DEVICE_KINDS, CollectiveKind, Trace
 
 # Communication of each device: its time by kind of collective, and the part that no computation hides.
 
@@ -110,7 +110,6 @@ def communication(traces: Sequence[Trace], windows: Sequence[Window | None] | No
 def members(traces: Sequence[Trace], windows: Sequence[Window | None]) -> Iterator[tuple[Communication, Member]]:
     """Yield the communication of each device that has any, and its collectives one by one."""
     for number, (trace, window) in enumerate(zip(traces, windows, strict=True)):
-        told = {one.event: one for one in trace.collectives}
         for device, work in events_by_device(trace):
             found = [part.which[part.work.kind == _COMM] for part in windowed_events(work, window)]
             comm = work.at(np.concatenate(found))
@@ -120,7 +119,7 @@ def members(traces: Sequence[Trace], windows: Sequence[Window | None]) -> Iterat
             if window is not None:
                 start, end = np.maximum(start, window.start_ns), np.minimum(end, window.end_ns)
             begin, stop = (work.start[0], work.end.max()) if window is None else (window.start_ns, window.end_ns)
-            member = _member(trace, told, comm.position, start, end)
+            member = _member(trace, comm.position, start, end)
             yield _account(member, _computing(trace, work, window), (number, trace.label, device), int(stop - begin)), member
 
 
@@ -134,15 +133,16 @@ def _computing(trace: Trace, work: EventView, window: Window | None) -> Iterator
         yield Intervals(found.start[some], found.end[some])
 
 
-def _member(trace: Trace, told: Mapping[int, Collective], position: Ints, start: Ints, end: Ints) -> Member:
+def _member(trace: Trace, position: Ints, start: Ints, end: Ints) -> Member:
     names, of_name = trace.device_events.names, trace.device_events.name
     kinds: dict[CollectiveKind, int] = {}
     kind, sequence = [], []
     for event in position.tolist():
-        one = told.get(event, Collective(event, CollectiveKind()))
-        what = one.kind if one.kind.name else one.kind._replace(name=names[of_name[event]])
+        what, number = trace.collectives.get(event, (CollectiveKind(), -1))
+        if not what.name:
+            what = what._replace(name=names[of_name[event]])
         kind.append(kinds.setdefault(what, len(kinds)))
-        sequence.append(one.sequence)
+        sequence.append(number)
     columns = np.array(kind, np.int64), np.array(sequence, np.int64)
     events = trace.device_events
     whole = (column(events.start_ns)[position] == start) & (column(events.end_ns)[position] == end)

@@ -419,11 +419,11 @@ def _time(ns: int | Fraction) -> Time:
 
 def _kinds(found: ClipAnswer) -> str:
     said = []
-    for line in found.kinds:
-        many = f" ({line.num_blocks} frame blocks)" if line.num_blocks > 1 else ""
-        if line.kind == ClipKind.AROUND or line.num_blocks:
-            said.append(f"{line.kind.value}{many} {float(line.saved_ns) / 1e6:.1f}")
-    whole = total(line.saved_ns for line in found.kinds)
+    for kind, num_blocks, (before, after) in found.kinds:
+        many = f" ({num_blocks} frame blocks)" if num_blocks > 1 else ""
+        if kind == ClipKind.AROUND or num_blocks:
+            said.append(f"{kind.value}{many} {float(before - after) / 1e6:.1f}")
+    whole = total(before - after for _, _, (before, after) in found.kinds)
     return f"A whole clip saves {float(whole) / 1e6:.1f} ms: {', '.join(said)}."
 
 

@@ -306,13 +306,13 @@ def _parts(finding: Finding) -> Iterator[PartRow]:
 
 
 def _kinds(finding: Finding) -> Iterator[BlocksRow]:
-    for line in finding.answer.kinds if finding.answer is not None else ():
+    for kind, num_blocks, (before, after) in finding.answer.kinds if finding.answer is not None else ():
         yield BlocksRow(
             candidate=finding.candidate.label,
-            kind=line.kind.value,
-            frame_blocks=line.num_blocks,
-            baseline_ns=float(line.baseline_ns),
-            candidate_ns=float(line.candidate_ns),
+            kind=kind.value,
+            frame_blocks=num_blocks,
+            baseline_ns=float(before),
+            candidate_ns=float(after),
         )
 
 

@@ -349,7 +349,7 @@ def _overview_section(study: TraceStudy) -> Section | None:
 
 def _trace_facts(study: TraceStudy) -> tuple[Fact, ...]:
     traces = study.traces
-    products = sorted({device.name for trace in traces for device in trace.devices if device.name})
+    products = sorted({name for trace in traces for name in trace.devices.values() if name})
     ranks = ", ".join(stretches(sorted({trace.rank for trace in traces if trace.rank is not None})))
     worlds = sorted({trace.world_size for trace in traces if trace.world_size is not None})
     return (
