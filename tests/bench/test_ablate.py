@@ -20,7 +20,7 @@ from strobe.engine.presets import preset
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
 from strobe.perf.records.store import read_run
-from strobe.perf.report.blocks.referee import FrontPoint, front
+from strobe.perf.report.blocks.referee import front
 from strobe.perf.report.log_page import vary_report
 from strobe.perf.report.write import render_markdown
 from terminal import quiet
@@ -149,12 +149,12 @@ def test_nothing_measured_is_said(tmp_path: Path) -> None:
 
 def test_the_front() -> None:
     inf = float("inf")
-    points = [
-        FrontPoint(label="base", speed=1.0, score=inf),
-        FrontPoint(label="slower and worse", speed=0.9, score=30.0),
-        FrontPoint(label="the same again", speed=1.0, score=inf),
-        FrontPoint(label="good", speed=1.8, score=50.0),
-        FrontPoint(label="beaten", speed=1.7, score=40.0),
-        FrontPoint(label="fastest", speed=2.0, score=15.0),
-    ]
-    assert [point.label for point in front(points)] == ["fastest", "good", "base"]
+    points = {
+        "base": (1.0, inf),
+        "slower and worse": (0.9, 30.0),
+        "the same again": (1.0, inf),
+        "good": (1.8, 50.0),
+        "beaten": (1.7, 40.0),
+        "fastest": (2.0, 15.0),
+    }
+    assert front([*points], points.__getitem__) == ("fastest", "good", "base")

@@ -74,7 +74,7 @@ def test_a_log_has_the_time_left(capfd: pytest.CaptureFixture[str], monkeypatch:
     monkeypatch.setattr("strobe.cli.console.EVERY_S", 0.0)
     with Output().progress("demo", piece_s=20) as advance:
         advance(0, 3, "baseline")
-        advance(3, 3)
+        advance(3, 3, "")
     assert capfd.readouterr().err.splitlines() == ["demo 0/3 baseline, about 60 s left", "demo 3/3"]
 
 

@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -33,7 +33,7 @@ from strobe.perf.measure.machine import (
     utc_now,
 )
 from strobe.perf.measure.profile import Capture, file_sha256, trace_blocks, trace_clip
-from strobe.perf.measure.timing import FINE, TimingRecorder, num_compiles, palindrome, region_records, span_records
+from strobe.perf.measure.timing import TimingRecorder, num_compiles, palindrome, region_records, span_records
 from strobe.perf.records import record
 from strobe.perf.records.store import RunWriter, create_run
 from strobe.perf.trace import read_trace
@@ -96,19 +96,6 @@ def trace_line(
         regions=tuple(regions),
         options=tuple(options),
     )
-
-
-class WaitingRecorder(TimingRecorder):
-    """Times as `TimingRecorder` does, and waits for the device before every region inside a pass: several times in each layer.
-
-    Code that reads an index back from the device (`.item()`) pays the same. On a CPU there is nothing to wait for.
-    """
-
-    def region(self, name: str, index: int | None) -> AbstractContextManager[object]:
-        if name not in FINE:
-            return super().region(name, index)
-        self.synchronize()
-        return nullcontext()
 
 
 _WARM_UP_BLOCKS: Final = 2
@@ -329,7 +316,7 @@ class _CaseRun(Rounds):
         super().__init__(writer, case.device, progress, candidates + (1 + candidates) * each + clips)
         self._case, self._plan = case, plan
         self._recorder = TimingRecorder(case.device, inside=True)
-        self._waiting = WaitingRecorder(case.device)
+        self._waiting = TimingRecorder(case.device, waits=True)
 
     def measure(self, traced: range, attributed: range) -> None:
         case, plan, green = self._case, self._plan, list[str]()

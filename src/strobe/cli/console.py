@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 from cyclopts import Parameter
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -44,10 +44,8 @@ def named(group: str, **flags: str) -> Parameter:
     return Parameter(name="*", group=group, name_transform=lambda field: flags.get(field, field.replace("_", "-")))
 
 
-class Advance(Protocol):
-    """Callback after each piece of work: pieces done, pieces in all, name of the next."""
-
-    def __call__(self, done: int, total: int, what: str = "") -> None: ...
+Advance: TypeAlias = Callable[[int, int, str], None]
+"""Callback after each piece of work: pieces done, pieces in all, name of the next."""
 
 
 @Parameter(name="*", group="Output")
@@ -110,7 +108,7 @@ class Output:
         if self.quiet or not console.is_terminal:
             last = time.monotonic()
 
-            def tell(done: int, total: int, what: str = "") -> None:
+            def tell(done: int, total: int, what: str) -> None:
                 nonlocal last
                 left = pace.left(done, total)
                 if time.monotonic() - last >= EVERY_S:
@@ -125,14 +123,14 @@ class Output:
         with Progress(*columns, TimeElapsedColumn(), TextColumn("{task.fields[left]}"), console=console, transient=True) as bar:
             task = bar.add_task(clean(title), total=None, count="", left="")
 
-            def advance(done: int, total: int, what: str = "") -> None:
+            def advance(done: int, total: int, what: str) -> None:
                 label, left = f"{title}: {what}" if what else title, pace.left(done, total)
                 bar.update(task, completed=done, total=total, description=clean(label), count=f"{done}/{total}", left=left)
 
             yield advance
 
 
-def megabytes(advance: Advance) -> Callable[[int, int, str], None]:
+def megabytes(advance: Advance) -> Advance:
     """Return the callback for progress in bytes that `advance` shows in MB."""
     return lambda done, total, what: advance(done // _MB, -(-total // _MB), f"MB, {what}")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from strobe.cli.console import OUT, Output, banner_texts, megabytes, table_text
-from strobe.cli.speedup import LOGS, NO_EVIDENCE, NO_LOGS, Evidence, LogFlags, Sides, requests
+from strobe.cli.speedup import LOGS, NO_SIDES, LogFlags, Sides, requests
 from strobe.cli.trace import read_traces
 from strobe.core.errors import ConfigError, DataError
 
@@ -56,14 +56,7 @@ def stages(
 
 
 @extract.command
-def attention(
-    *,
-    sides: Sides = NO_LOGS,
-    evidence: Evidence = NO_EVIDENCE,
-    flags: LogFlags = LOGS,
-    out: Out = None,
-    output: Output = Output(),
-) -> None:
+def attention(*, sides: Sides = NO_SIDES, flags: LogFlags = LOGS, out: Out = None, output: Output = Output()) -> None:
     """Average the attention timers of logs in the steady state, with the unit of the values proven where that can be done.
 
     ```
@@ -79,16 +72,16 @@ def attention(
 
     found = []
     files: list[InputFile | Log] = []
-    for side in requests(sides, evidence):
+    for side in requests(sides):
         if side.log is None:
             continue
-        if side.traces and side.focal is None and evidence.range is None:
+        if side.traces and side.focal is None and sides.range is None:
             raise ConfigError(f"--{side.name}-trace proves nothing alone; add --focal-{side.name} REGEX or --range REGEX")
         log = _read_log(side.log, flags, output)
         traces = read_traces(side.traces, output, details=False).traces if side.traces else ()
-        bounds, span = trace_evidence(traces, side.focal, evidence.range) if traces else ((), None)
+        bounds, span = trace_evidence(traces, side.focal, sides.range) if traces else ((), None)
         request = LogRequest(
-            log=log, constraints=bounds, unit=flags.known_unit, min_ns=side.min_ns, max_ns=side.max_ns, calls=evidence.calls
+            log=log, constraints=bounds, unit=flags.known_unit, min_ns=side.min_ns, max_ns=side.max_ns, calls=sides.calls
         )
         summaries = attention_summary(request, side.timer, flags.stage or STAGE)
         checked = () if span is None else (unsynchronised(each, *span) for each in summaries)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 FOLLOWED: Final = 0.7
 """Strength at which a clip is followed if none is said."""
+PROMPTS: Final = Parameter(group="Prompts")
 
 
 @Parameter(name="*")
@@ -156,26 +157,13 @@ class ClipFile:
         at_least(1, blocks=self.blocks)
 
 
-@Parameter(name="*", group="Prompts")
-@dataclass(frozen=True, kw_only=True)
-class Steering:
-    """Flags of the prompts after the first.
-
-    Args:
-        switch: TIME:PROMPT, where TIME is seconds (4.5s) or a frame block (block=12), one or several.
-        mode: how prompts switch: recache (hard), soft, interpolate or shot.
-    """
-
-    switch: tuple[str, ...] = ()
-    mode: Literal["recache", "soft", "interpolate", "shot"] = "recache"
-
-
 def generate(
     prompt: str | None = None,
     /,
     *,
     replay: Path | None = None,
-    steering: Steering = Steering(),
+    switch: Annotated[tuple[str, ...], PROMPTS] = (),
+    mode: Annotated[Literal["recache", "soft", "interpolate", "shot"], PROMPTS] = "recache",
     file: ClipFile = ClipFile(),
     engine: Engine = Engine(),
     output: Output = Output(),
@@ -195,6 +183,8 @@ def generate(
         prompt: what to show first; left out with --replay. Several at once, each with a weight: "(PROMPT:0.7) (PROMPT:0.3)".
         replay: file that the page of `strobe serve` saved: prompts, seed, preset and start image of a stream. It is made again,
             bit by bit on a device of the same kind. What differs from where it was made is said.
+        switch: TIME:PROMPT, where TIME is seconds (4.5s) or a frame block (block=12), one or several.
+        mode: how prompts switch: recache (hard), soft, interpolate or shot.
     """
     output = said_by_rank_0(output)
     with joined(engine.device, engine.ulysses) as device, output.progress("frame blocks") as advance:
@@ -206,10 +196,10 @@ def generate(
 
         read = None
         if replay is not None:
-            prompt, engine, read = follow(replay, prompt, steering.switch, engine)
+            prompt, engine, read = follow(replay, prompt, switch, engine)
         if not prompt:
             raise ConfigError("say what to show: strobe generate PROMPT, or --replay FILE")
-        engine.check_prompts((prompt, *(read_switch(text)["prompt"] for text in steering.switch)))
+        engine.check_prompts((prompt, *(read_switch(text)["prompt"] for text in switch)))
         file.check_free()
         from strobe.engine.session import Session
 
@@ -220,7 +210,7 @@ def generate(
         start = engine.frames(model, b"" if read is None else start_image(read))
         with Session(prompt, preset=config, model=model, seed=engine.seed, device=device, start=start) as session:
             total = file.num_blocks(session, None if engine.follow is None else start)
-            switches = switches_for(session, steering.switch, steering.mode)
+            switches = switches_for(session, switch, mode)
             if read is not None:
                 total = total if file.seconds or file.blocks else read.frame_blocks
                 switches = recipe_switches(read, total)

@@ -71,19 +71,6 @@ class StreamFlags(ModelFlags):
     device: str = "auto"
 
 
-@Parameter(name="*", group="Trace")
-@dataclass(frozen=True, kw_only=True)
-class Traced(TraceFlags):
-    """Flags of the traced run.
-
-    Args:
-        breakdown: mark every piece of a pass too, and print where a frame block goes, piece by piece. A preset with CUDA graphs
-            is then run without them as well: its graphs are taken apart by that run.
-    """
-
-    breakdown: Annotated[bool, Parameter(negative="")] = False
-
-
 @Parameter(name="*", group="Attribution: one more trace, which gives no times")
 @dataclass(frozen=True, kw_only=True)
 class AttributionFlags:
@@ -108,7 +95,8 @@ class AttributionFlags:
 def stream(
     *presets: Annotated[str, Parameter(name="PRESET")],
     what: StreamFlags = StreamFlags(),
-    traced: Traced = Traced(),
+    traced: Annotated[TraceFlags, named("Trace")] = TraceFlags(),
+    breakdown: Annotated[bool, Parameter(negative="", group="Trace")] = False,
     attributed: AttributionFlags = AttributionFlags(),
     out: TracesOut = None,
     output: Output = Output(),
@@ -125,6 +113,8 @@ def stream(
 
     Args:
         presets: the preset to profile, balanced by default; several are compared, the first being the reference.
+        breakdown: mark every piece of a pass too, and print where a frame block goes, piece by piece. A preset with CUDA graphs
+            is then run without them as well: its graphs are taken apart by that run.
     """
     from strobe.perf.analysis.operators import SORTS
 
@@ -132,7 +122,7 @@ def stream(
         raise unknown_choice("order", attributed.by, SORTS) if attributed.top > 0 else ConfigError("--top: give 1 or more")
     if what.attention not in ATTENTIONS:
         raise unknown_choice("attention", what.attention, ATTENTIONS)
-    if traced.breakdown and not traced.trace:
+    if breakdown and not traced.trace:
         raise ConfigError("--breakdown reads a trace; leave --no-trace out")
     at_least(1, rounds=what.rounds, blocks=what.blocks)
     traced.amounts()
@@ -150,7 +140,7 @@ def stream(
         if what.compile:
             _check_compile(configs, model, what.device)
         case = StreamCase(configs, script=script, model=model, device=what.device, absent=absent)
-        plan = _plan(length, what.rounds, traced, attributed, alone=len(configs) == 1)
+        plan = _plan(length, what.rounds, traced, attributed, breakdown=breakdown, alone=len(configs) == 1)
         recorded = len(traced_window(case.workload, plan))
     tell_case(case, output)
     tell_length(what.seconds, length, output)
@@ -159,7 +149,7 @@ def stream(
             f"--active {traced.active}: the clip has {recorded} frame blocks to record; --blocks or --seconds makes it longer"
         )
     code, document = measure(case, plan, folder, (), output, progress=output.progress("profile"), into=True)
-    if traced.breakdown:
+    if breakdown:
         with output.progress("breakdown"):
             from strobe.perf.report.run_page import breakdown_section
             from strobe.perf.report.study import load_study
@@ -204,13 +194,15 @@ def _configs(what: StreamFlags, names: Sequence[str]) -> list[EngineConfig]:
     return found
 
 
-def _plan(blocks: int, rounds: int, traced: Traced, attributed: AttributionFlags, *, alone: bool) -> ComparePlan:
+def _plan(
+    blocks: int, rounds: int, traced: TraceFlags, attributed: AttributionFlags, *, breakdown: bool, alone: bool
+) -> ComparePlan:
     from strobe.bench.case import ComparePlan
     from strobe.core.spans import PIECES, TRACEABLE
     from strobe.perf.measure.profile import Capture
 
     regions = traced.chosen_regions
-    if traced.breakdown:
+    if breakdown:
         regions = (*regions, *PIECES) if regions else TRACEABLE
     options = {name: getattr(attributed, name) for name in ("with_stack", "profile_memory", "record_shapes")}
     return ComparePlan(
@@ -428,21 +420,8 @@ class PassFlags:
     device: str = "auto"
 
 
-@Parameter(name="*", group="Variants")
-@dataclass(frozen=True, kw_only=True)
-class Variants:
-    """Flags of the variants to compare. The first kind of attention, in the first mode, is the reference of all.
-
-    Args:
-        attention: dense (diffusers' own processors), dense-strobe (strobe's dense attention, of HunyuanVideo without the text's
-            padding, where it joins dense by itself) and vsa (video sparse attention).
-        sparsity: shares of the key tiles that vsa skips, such as 0.8 0.9.
-        compile: on, off or both: torch.compile of each block, full graph; refused where nothing is compiled.
-    """
-
-    attention: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ("dense", "vsa")
-    sparsity: Annotated[tuple[float, ...], Parameter(consume_multiple=True)] = (0.9,)
-    compile: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ("off",)
+VARIANTS: Final = Parameter(group="Variants", consume_multiple=True)
+"""Flags of the variants; the first kind of attention, in the first mode, is the reference of all."""
 
 
 @Parameter(name="*", group="Times and trace")
@@ -465,7 +444,9 @@ class Runs(TraceFlags):
 def dit(
     *,
     what: PassFlags = PassFlags(),
-    variants: Variants = Variants(),
+    attention: Annotated[tuple[str, ...], VARIANTS] = ("dense", "vsa"),
+    sparsity: Annotated[tuple[float, ...], VARIANTS] = (0.9,),
+    compile: Annotated[tuple[str, ...], VARIANTS] = ("off",),
     runs: Runs = Runs(),
     require: tuple[str, ...] = (),
     out: TracesOut = None,
@@ -483,10 +464,14 @@ def dit(
     settings, stages of every clip, attention, kernels, sections with their boundaries, three speedups with the account, notes.
 
     Args:
+        attention: dense (diffusers' own processors), dense-strobe (strobe's dense attention, of HunyuanVideo without the text's
+            padding, where it joins dense by itself) and vsa (video sparse attention).
+        sparsity: shares of the key tiles that vsa skips, such as 0.8 0.9.
+        compile: on, off or both: torch.compile of each block, full graph; refused where nothing is compiled.
         require: a condition that every candidate must meet, such as e2e>=1.5; see `strobe report --help`.
     """
     requirements = [parse_requirement(text) for text in require]
-    for mode in variants.compile:
+    for mode in compile:
         if mode not in MODES:
             raise unknown_choice("--compile", mode, MODES)
     at_least(1, rounds=runs.rounds, batch=what.batch, warmup=runs.warmup)
@@ -502,12 +487,12 @@ def dit(
         from strobe.perf.measure.profile import Capture
 
         device = resolve_device(what.device)
-        modes = [MODES[mode] for mode in variants.compile]
-        variants_of(variants.attention, variants.sparsity, modes, masked=False)  # a wrong word is told before weights are drawn
+        modes = [MODES[mode] for mode in compile]
+        variants_of(attention, sparsity, modes, masked=False)  # a wrong word is told before weights are drawn
         loaded = _loaded(what)
         case = DitCase(
             loaded,
-            variants_of(variants.attention, variants.sparsity, modes, masked=loaded.masked),
+            variants_of(attention, sparsity, modes, masked=loaded.masked),
             steps=runs.steps,
             device=device,
             seed=what.seed,

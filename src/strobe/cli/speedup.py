@@ -45,12 +45,20 @@ class LogFlags:
         return None if self.unit is None else parse_unit(self.unit)
 
 
-@Parameter(name="*", group="Evidence")
+EVIDENCE: Final = Parameter(group="Evidence")
+
+
+@Parameter(name="*", group="Sides")
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
-    """Flags of the traces that prove or refute a unit.
+class Sides:
+    """Flags of the two logs, one alone is enough, and of the traces that prove or refute a unit.
 
     Args:
+        baseline_log: log of the baseline, text or .gz, or our records.jsonl.
+        candidate_log: log of the candidate.
+        names: regular expression of the timer's name, if a log has several: one for both, or two, such as Vanilla VSA.
+        between: shortest and longest duration that counts, such as 5ms..50ms, instead of the search for the steady state: one
+            for both, or two, the baseline's first.
         baseline_trace: traces of the baseline (files or folders); their focal kernels bound its timer.
         candidate_trace: the same for the candidate.
         focal_baseline: regular expression of the kernel inside the baseline's timer.
@@ -59,12 +67,16 @@ class Evidence:
         calls_per_stage: attention calls in each round of the stage; counted from the log where its lines say their rank.
     """
 
-    baseline_trace: tuple[Path, ...] = ()
-    candidate_trace: tuple[Path, ...] = ()
-    focal_baseline: str | None = None
-    focal_candidate: str | None = None
-    range: str | None = None
-    calls_per_stage: int | None = None
+    baseline_log: Path | None = None
+    candidate_log: Path | None = None
+    names: tuple[str, ...] = ()
+    between: tuple[str, ...] = ()
+    baseline_trace: Annotated[tuple[Path, ...], EVIDENCE] = ()
+    candidate_trace: Annotated[tuple[Path, ...], EVIDENCE] = ()
+    focal_baseline: Annotated[str | None, EVIDENCE] = None
+    focal_candidate: Annotated[str | None, EVIDENCE] = None
+    range: Annotated[str | None, EVIDENCE] = None
+    calls_per_stage: Annotated[int | None, EVIDENCE] = None
 
     @property
     def calls(self) -> int | None:
@@ -73,25 +85,6 @@ class Evidence:
         if self.calls_per_stage is not None and self.calls_per_stage < 1:
             raise ConfigError(f"--calls-per-stage {self.calls_per_stage}: a stage has 1 or more; leave it out if nobody counted")
         return self.calls_per_stage
-
-
-@Parameter(name="*", group="Sides")
-@dataclass(frozen=True, kw_only=True)
-class Sides:
-    """Flags of the two logs; one alone is enough.
-
-    Args:
-        baseline_log: log of the baseline, text or .gz, or our records.jsonl.
-        candidate_log: log of the candidate.
-        names: regular expression of the timer's name, if a log has several: one for both, or two, such as Vanilla VSA.
-        between: shortest and longest duration that counts, such as 5ms..50ms, instead of the search for the steady state: one
-            for both, or two, the baseline's first.
-    """
-
-    baseline_log: Path | None = None
-    candidate_log: Path | None = None
-    names: tuple[str, ...] = ()
-    between: tuple[str, ...] = ()
 
 
 @Parameter(name="*", group="Comparison")
@@ -125,8 +118,7 @@ class Comparing:
 _TRACES_END: Final = (".json", ".json.gz", ".sqlite")
 SIDES: Final[tuple[Literal["baseline", "candidate"], ...]] = ("baseline", "candidate")
 LOGS: Final = LogFlags()
-NO_EVIDENCE: Final = Evidence()
-NO_LOGS: Final = Sides()
+NO_SIDES: Final = Sides()
 COMPARING: Final = Comparing()
 
 OPTIONAL: Final = frozenset(("section", "e2e"))
@@ -135,8 +127,7 @@ OPTIONAL: Final = frozenset(("section", "e2e"))
 
 def speedup(
     *run: Annotated[Path, Parameter(name="FILE|RUN_DIR")],
-    sides: Sides = NO_LOGS,
-    evidence: Evidence = NO_EVIDENCE,
+    sides: Sides = NO_SIDES,
     comparing: Comparing = COMPARING,
     flags: LogFlags = LOGS,
     require: Annotated[tuple[str, ...], Parameter(group="Result")] = (),
@@ -167,17 +158,17 @@ def speedup(
     if absent := [str(each) for each in run if not each.exists()]:
         raise ConfigError(f"no such file or folder: {', '.join(absent)}; give two logs, two traces, or the folder of one run")
     if any(each.is_file() for each in run):
-        sides, evidence, run = *_by_kind(run, sides, evidence), ()
+        sides, run = _by_kind(run, sides), ()
     if run:
-        if (sides, evidence, flags) != (NO_LOGS, NO_EVIDENCE, LOGS):
+        if (sides, flags) != (NO_SIDES, LOGS):
             raise ConfigError(
                 f"{run[0]} holds its own logs and traces: leave out --baseline-log, --baseline-trace, --unit and the like"
             )
         return _of_run(run, comparing, (requirements, out), output)
     if comparing.baseline is not None or comparing.candidate is not None:
         raise ConfigError("--baseline and --candidate name variants of a run folder: give RUN_DIR, or --baseline-log and so on")
-    _check_two_sides(sides, evidence)
-    request = _request(sides, evidence, comparing, flags)
+    _check_two_sides(sides)
+    request = _request(sides, comparing, flags)
     with output.progress("read") as advance:
         from strobe.perf.report.speedup_page.study import load_speedup
 
@@ -201,14 +192,14 @@ def speedup(
     return GATE_FAILED if failed else 0
 
 
-def _by_kind(files: Sequence[Path], sides: Sides, evidence: Evidence) -> tuple[Sides, Evidence]:
-    """Return logs and traces by side: of each kind the first is the baseline's, the second the candidate's."""
+def _by_kind(files: Sequence[Path], sides: Sides) -> Sides:
+    """Add logs and traces to the sides: of each kind the first is the baseline's, the second the candidate's."""
 
     traces = [path for path in files if str(path).endswith(_TRACES_END)]
     logs = [file for file in files if file not in traces]
     for kind, found, flagged in (
         ("log", logs, sides.baseline_log or sides.candidate_log),
-        ("trace", traces, evidence.baseline_trace or evidence.candidate_trace),
+        ("trace", traces, sides.baseline_trace or sides.candidate_trace),
     ):
         if len(found) not in (0, 2) or (found and flagged):
             named = ", ".join(map(str, found))
@@ -223,8 +214,8 @@ def _by_kind(files: Sequence[Path], sides: Sides, evidence: Evidence) -> tuple[S
     if logs:
         sides = replace(sides, baseline_log=logs[0], candidate_log=logs[1])
     if traces:
-        evidence = replace(evidence, baseline_trace=(traces[0],), candidate_trace=(traces[1],))
-    return sides, evidence
+        sides = replace(sides, baseline_trace=(traces[0],), candidate_trace=(traces[1],))
+    return sides
 
 
 def _of_run(run: Sequence[Path], comparing: Comparing, wanted: tuple[Sequence[Requirement], Path | None], output: Output) -> int:
@@ -242,10 +233,10 @@ def _of_run(run: Sequence[Path], comparing: Comparing, wanted: tuple[Sequence[Re
     return code
 
 
-def _check_two_sides(sides: Sides, evidence: Evidence) -> None:
+def _check_two_sides(sides: Sides) -> None:
     """Check that both sides have a log, or both a trace, if anything is given."""
 
-    given = {"log": (sides.baseline_log, sides.candidate_log), "trace": (evidence.baseline_trace, evidence.candidate_trace)}
+    given = {"log": (sides.baseline_log, sides.candidate_log), "trace": (sides.baseline_trace, sides.candidate_trace)}
     there = [(side, what) for what, pair in given.items() for side, path in zip(SIDES, pair, strict=True) if path]
     if there and not any(all(pair) for pair in given.values()):
         flags = " and ".join(f"--{side}-{what}" for side, what in there)
@@ -256,7 +247,7 @@ def _check_two_sides(sides: Sides, evidence: Evidence) -> None:
         )
 
 
-def requests(sides: Sides, evidence: Evidence, comparing: Comparing = COMPARING) -> list[SideRequest]:
+def requests(sides: Sides, comparing: Comparing = COMPARING) -> list[SideRequest]:
     """Return what the flags say of each side."""
     from strobe.perf.analysis.comparable import given_facts
     from strobe.perf.analysis.structure.sections import parse_section
@@ -269,7 +260,7 @@ def requests(sides: Sides, evidence: Evidence, comparing: Comparing = COMPARING)
     both = []
     for at, name in enumerate(SIDES):
         timer, between, cut = (texts[-1 if at else 0] if texts else "" for texts in given.values())
-        focal, traces = getattr(evidence, f"focal_{name}"), getattr(evidence, f"{name}_trace")
+        focal, traces = getattr(sides, f"focal_{name}"), getattr(sides, f"{name}_trace")
         if focal is not None and not traces:
             raise ConfigError(f"--focal-{name} needs a trace: --{name}-trace FILE")
         section = parse_section(cut, focal) if cut and traces else None
@@ -305,21 +296,21 @@ def _durations(text: str) -> tuple[int | None, int | None]:
     return low, high
 
 
-def _request(sides: Sides, evidence: Evidence, comparing: Comparing, flags: LogFlags) -> SpeedupRequest:
+def _request(sides: Sides, comparing: Comparing, flags: LogFlags) -> SpeedupRequest:
     """Return the flags as one request."""
     from strobe.perf.analysis.ledger.traces import PRIORITY
     from strobe.perf.analysis.runs.log_times import STAGE
     from strobe.perf.report.speedup_page.study import SpeedupRequest
 
-    baseline, candidate = requests(sides, evidence, comparing)
+    baseline, candidate = requests(sides, comparing)
     return SpeedupRequest(
         baseline=baseline,
         candidate=candidate,
         patterns=flags.patterns,
         unit=flags.known_unit,
         stage=flags.stage or STAGE,
-        timed_range=evidence.range,
-        calls=evidence.calls,
+        timed_range=sides.range,
+        calls=sides.calls,
         steps=comparing.steps,
         priority=comparing.priority or PRIORITY,
         allow_different=comparing.allow_different,

@@ -11,7 +11,6 @@ from fractions import Fraction
 import pytest
 import torch
 
-from strobe.bench.runner import WaitingRecorder
 from strobe.core import spans
 from strobe.core.errors import ConfigError
 from strobe.core.spans import recording, span
@@ -72,7 +71,7 @@ def test_layers_are_timed_if_asked_for() -> None:
 
 @pytest.mark.parametrize(
     ("recorder", "more"),
-    [(TimingRecorder(CPU), frozenset()), (TimingRecorder(CPU, fine=True), FINE), (WaitingRecorder(CPU), frozenset())],
+    [(TimingRecorder(CPU), frozenset()), (TimingRecorder(CPU, fine=True), FINE), (TimingRecorder(CPU, waits=True), frozenset())],
     ids=["plain", "fine", "waiting"],
 )
 def test_own_names_are_timed_and_pieces_of_a_pass_never(recorder: TimingRecorder, more: frozenset[str]) -> None:

@@ -18,7 +18,6 @@ from reports import Page
 from strobe.perf.records.record import Quality
 from strobe.perf.report.blocks.breakdown import quality_section
 from strobe.perf.report.blocks.kernels import MAX_SLICES, MAX_SLICES_BY_CLASS, Piece, draw_lanes, merged
-from strobe.perf.report.blocks.referee import FrontPoint
 from strobe.perf.report.findings import find_latencies
 from strobe.perf.report.log_page import _mark
 from strobe.perf.report.study import RunStudy, load_study
@@ -245,16 +244,16 @@ CSS = (ROOT / "src" / "strobe" / "perf" / "report" / "page.css").read_text()
 
 
 def test_an_unproven_speedup_is_drawn_where_it_was_measured_and_hollow() -> None:
-    unproven = FrontPoint(label="window=6", speed=1.0, score=30.0, measured=Ratio(1.49, 0.9, 2.4))
-    assert _mark(unproven, 2) == PlotPoint(1.49, 30.0, 2, "window=6", hollow=True, low=0.9, high=2.4)
-    proven = FrontPoint(label="steps=2", speed=1.49, score=30.0, measured=Ratio(1.49, 1.4, 1.6))
-    assert _mark(proven, 2) == PlotPoint(1.49, 30.0, 2, "steps=2")
-    drawn = draw_plane(Plane(Axis("speedup"), Axis("psnr", "dB"), (_mark(unproven, 2), _mark(proven, 3))), "")
+    unproven = _mark("window=6", Ratio(1.49, 0.9, 2.4), 1.0, 30.0, 2)
+    assert unproven == PlotPoint(1.49, 30.0, 2, "window=6", hollow=True, low=0.9, high=2.4)
+    proven = _mark("steps=2", Ratio(1.49, 1.4, 1.6), 1.49, 30.0, 2)
+    assert proven == PlotPoint(1.49, 30.0, 2, "steps=2")
+    drawn = draw_plane(Plane(Axis("speedup"), Axis("psnr", "dB"), (unproven, msgspec.structs.replace(proven, series=3))), "")
     assert drawn.count("hollow") == 1 and drawn.count('class="whisker thin s2"') == 1
 
 
 def test_what_equals_the_reference_is_drawn_above_the_axis() -> None:
-    equal = _mark(FrontPoint(label="base", speed=1.0, score=math.inf), 0)
+    equal = _mark("base", Ratio(1.0), 1.0, math.inf, 0)
     assert equal.above and not equal.hollow
     drawn = draw_plane(Plane(Axis("speedup"), Axis("psnr", "dB"), (equal, PlotPoint(2.0, 25.0, 1, "few"))), "")
     ticks = [float(text) for text in re.findall(r'class="tick" x="2"[^>]*>([\d.]+)<', drawn)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -62,23 +62,6 @@ class Sample(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rejected:
-    """Values left out of every statistic, counted by reason, with the first of them as examples."""
-
-    counts: Mapping[Reason, int] = field(default_factory=dict)
-    examples: tuple[Example, ...] = ()
-
-    @property
-    def total(self) -> int:
-        """Number of rejected values."""
-        return sum(self.counts.values())
-
-    def __str__(self) -> str:
-        first = ", ".join(f"line {example.line}: {example.text}" for example in self.examples[:3])
-        return f"{', '.join(f'{count} {reason}' for reason, count in self.counts.items())} ({first})" if self.counts else "none"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
     """The values of one pattern, name and rank in one file, in order of lines.
 
@@ -91,7 +74,8 @@ class Series:
         declared: unit that the patterns file gives, or the format.
         mark: the decimal mark that the values show; None: none, or both.
         samples: the values.
-        rejected: the values left out.
+        rejected: number of the values left out of every statistic, by reason.
+        examples: the first of them.
     """
 
     path: Path
@@ -102,7 +86,8 @@ class Series:
     declared: Unit | None
     mark: Mark | None
     samples: tuple[Sample, ...]
-    rejected: Rejected
+    rejected: Mapping[Reason, int]
+    examples: tuple[Example, ...]
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -119,6 +104,13 @@ class Series:
     def title(self) -> str:
         """Name of the series, with the rank if there is one."""
         return self.name if self.rank is None else f"{self.name}, rank {self.rank}"
+
+    @property
+    def left_out(self) -> str:
+        """Rejected values in words."""
+        first = ", ".join(f"line {example.line}: {example.text}" for example in self.examples[:3])
+        counts = ", ".join(f"{count} {reason}" for reason, count in self.rejected.items())
+        return f"{counts} ({first})" if counts else "none"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -238,7 +230,8 @@ def series_of(path: Path, pattern: Pattern, key: tuple[Kind, str, int | None], f
         declared="ns" if pattern.format == "record" else pattern.unit,
         mark=marks.pop() if len(marks) == 1 else None,
         samples=tuple(samples),
-        rejected=Rejected(counts=dict(sorted(counts.items())), examples=tuple(examples)),
+        rejected=dict(sorted(counts.items())),
+        examples=tuple(examples),
     )
 
 

@@ -14,7 +14,7 @@ from strobe.perf.records.store import read_run, records_in
 from strobe.perf.report.blocks.answer import change_sections
 from strobe.perf.report.blocks.fields import gathered, page, section_of, verdict_cell
 from strobe.perf.report.blocks.optimisation_log import METRIC, LogEntry, decide, log_sections, read_entries, speedups
-from strobe.perf.report.blocks.referee import BEST, FrontPoint, front
+from strobe.perf.report.blocks.referee import BEST, front
 from strobe.perf.report.blocks.settings import banners, settings_section
 from strobe.perf.report.findings import Finding, find
 from strobe.perf.report.study import load_study
@@ -150,23 +150,22 @@ RULE: Final = (
 )
 
 
-def _score(point: FrontPoint) -> Cell:
-    return Missing("the frames equal the reference's", "equal") if point.score == math.inf else Number(point.score, 2)
+_Point: TypeAlias = tuple[LogEntry, float, float]
+"""An entry, its speedup over the base as it counts, and its quality in dB; infinite: the frames equal the reference's."""
+
+
+def _score(point: _Point) -> Cell:
+    return Missing("the frames equal the reference's", "equal") if point[2] == math.inf else Number(point[2], 2)
+
+
+def _measured(entry: LogEntry) -> Ratio:
+    return Ratio(1.0) if isinstance(entry.e2e, str) else entry.e2e.cell
 
 
 def _fronts(entries: Sequence[LogEntry]) -> Iterator[Section]:
     found: list[tuple[LogEntry, tuple[Block, ...]]] = []
     for own in gathered((entry.group, entry) for entry in entries).values():
-        points = [
-            FrontPoint(
-                label=entry.label,
-                speed=entry.speed,
-                score=entry.score,
-                measured=Ratio(1.0) if isinstance(entry.e2e, str) else entry.e2e.cell,
-            )
-            for entry in own
-            if entry.speed is not None and entry.score is not None
-        ]
+        points = [(entry, entry.speed, entry.score) for entry in own if entry.speed is not None and entry.score is not None]
         if len(points) > 1:
             notes = (*RULE, "Quality is measured on this model and clip alone; it does not carry over to another.")
             found.append((own[0], (_points(points), Notes(notes))))
@@ -178,26 +177,26 @@ def _fronts(entries: Sequence[LogEntry]) -> Iterator[Section]:
             yield Section(f"front-{number}", title, "", shown)
 
 
-def _mark(point: FrontPoint, number: int) -> PlotPoint:
-    ratio, equal = point.measured, point.score == float("inf")
-    unproven, up = point.speed != ratio.value, 0.0 if equal else point.score
+def _mark(label: str, ratio: Ratio, speed: float, score: float, number: int) -> PlotPoint:
+    equal, unproven = score == math.inf, speed != ratio.value
     ends = (ratio.low, ratio.high) if unproven else (None, None)
-    return PlotPoint(ratio.value, up, number, point.label, unproven, *ends, above=equal)
+    return PlotPoint(ratio.value, 0.0 if equal else score, number, label, unproven, *ends, above=equal)
 
 
-def _points(points: Sequence[FrontPoint]) -> Block:
-    best = front(points)
-    fields: tuple[Field[FrontPoint], ...] = (
-        Field("setting", lambda point: point.label),
-        numeric("measured", lambda point: point.measured),
-        numeric("counts as", lambda point: Number(point.speed, 3, "x")),
+def _points(points: Sequence[_Point]) -> Block:
+    best = front(points, lambda point: point[1:])
+    fields: tuple[Field[_Point], ...] = (
+        Field("setting", lambda point: point[0].label),
+        numeric("measured", lambda point: _measured(point[0])),
+        numeric("counts as", lambda point: Number(point[1], 3, "x")),
         numeric(f"{METRIC} (dB)", _score),
         Field("front", lambda point: Text("yes", "good") if point in best else ""),
     )
     table = table_of("The points.", fields, points)
-    if all(point.score == math.inf for point in points):
+    if all(score == math.inf for _, _, score in points):
         return table
-    plane = Plane(Axis("speedup over the base"), Axis(METRIC, "dB"), tuple(map(_mark, points, range(len(points)))))
+    marks = (_mark(entry.label, _measured(entry), speed, score, number) for number, (entry, speed, score) in enumerate(points))
+    plane = Plane(Axis("speedup over the base"), Axis(METRIC, "dB"), tuple(marks))
     title = (
         f"{METRIC} against the preset quality, over speedup. Faster is right, nearer to the reference is up. Hollow, with "
         "its interval: a difference that is not proven. An arrow at the upper edge: the frames equal the reference's."

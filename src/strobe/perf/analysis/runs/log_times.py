@@ -230,7 +230,7 @@ def attention_summary(request: LogRequest, name: str = "", stage: str = STAGE) -
         raise DataError(f"{request.log.path}: no attention timer{f' {name!r}' if name else ''}; {request.log.content}")
     usable = [series for series in found if len(series)]
     if not usable:
-        left_out = "; ".join(f"{series.title}: {series.rejected}" for series in found)
+        left_out = "; ".join(f"{series.title}: {series.left_out}" for series in found)
         raise DataError(f"{request.log.path}: no value of an attention timer is a time; left out: {left_out}")
     try:
         rounds = stage_rounds(LogRequest(log=request.log), stage)
@@ -251,7 +251,7 @@ def summarise(request: LogRequest, series: Series, causes: Mapping[int, str] | N
     resolved = resolve_units(series, request.constraints, request.unit)
     values = resolved.values_ns
     if not values:
-        raise DataError(f"{series.path}: {series.title}: it has no value that is a time; left out: {series.rejected}")
+        raise DataError(f"{series.path}: {series.title}: it has no value that is a time; left out: {series.left_out}")
     method: Method
     if request.window:
         method, note, dropped = "window", "", request.outside(values)

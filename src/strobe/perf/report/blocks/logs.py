@@ -87,9 +87,7 @@ def _rounds_notes(rounds: StageRounds) -> Iterator[str]:
         yield rounds.note
     if rounds.incomplete:
         yield f"the last {rounds.incomplete} rounds are left out: not every rank has them"
-    yield from (
-        f"{each.series.title}, in no figure: {each.series.rejected}" for each in rounds.resolved if each.series.rejected.total
-    )
+    yield from (f"{each.series.title}, in no figure: {each.series.left_out}" for each in rounds.resolved if each.series.rejected)
 
 
 def _ranks_table(label: str, rounds: StageRounds) -> Table:
@@ -148,8 +146,8 @@ def _timer_notes(summaries: Sequence[SeriesSummary]) -> Iterator[str]:
                 f"{title}: {many} of the kept lie more than {OUTLIER} interquartile ranges above the third "
                 f"quartile; the mean without them is {without}"
             )
-        if summary.series.rejected.total:
-            yield f"{title}, in no figure: {summary.series.rejected}"
+        if summary.series.rejected:
+            yield f"{title}, in no figure: {summary.series.left_out}"
 
 
 def ranges(indices: Sequence[int]) -> str:
@@ -191,7 +189,7 @@ def _lines_table(logs: Sequence[Log]) -> Table:
         count("bad bytes", lambda log: log.counts.mended, "lines with bytes that are no text"),
         count("cut", lambda log: log.counts.cut, "lines so long that only their start was read"),
         count("values", lambda log: sum(map(len, log.series))),
-        count("no time", lambda log: sum(each.rejected.total for each in log.series), rejected),
+        count("no time", lambda log: sum(sum(each.rejected.values()) for each in log.series), rejected),
         Field("end", lambda log: Text("cut short", "bad") if log.counts.truncated else Text("complete")),
     )
     return table_of("What became of the lines.", fields, logs)
@@ -207,7 +205,7 @@ def _examples(logs: Sequence[Log]) -> Iterator[Table]:
             Field("text", lambda row: row[1].text, Code),
         )
         yield table_of("Lines that look like a timing and match no pattern, the first of each pattern.", of_similar, similar)
-    rejected = [(log, series, each) for log in logs for series in log.series for each in series.rejected.examples]
+    rejected = [(log, series, each) for log in logs for series in log.series for each in series.examples]
     if rejected:
         of_rejected: tuple[Field[tuple[Log, Series, Example]], ...] = (
             Field("log", lambda row: row[0].path.name, Code),

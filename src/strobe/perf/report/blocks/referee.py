@@ -4,47 +4,36 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from strobe.perf.analysis.runs.grid import GridContestant, speedup
 from strobe.perf.records.record import RECALL, RELATIVE, WORST_HEAD, Contestant
 from strobe.perf.report.blocks.fields import gathered
 from strobe.perf.report.blocks.grid import timed_fields
 from strobe.perf.table.fields import Field, numeric, table_of, time
-from strobe.perf.table.model import Axis, Figure, Number, Plane, PlotPoint, Ratio, Section, Share, Table, Text
+from strobe.perf.table.model import Axis, Figure, Number, Plane, PlotPoint, Section, Share, Table, Text
 
+T = TypeVar("T")
 BEST: Final = 60.0
 """Quality from which pictures count as equal, dB: a mean error of a quarter of an 8-bit step."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FrontPoint:
-    """One setting: speedup over the base, quality in dB (infinite: the pictures equal the reference's).
+def front(points: Sequence[T], place: Callable[[T], tuple[float, float]]) -> tuple[T, ...]:
+    """Return the points that no other point beats in speed and quality, fastest first; of equal points the first given.
 
     Args:
-        speed: what counts; 1 where the interval does not prove a difference.
-        measured: what was measured, and its interval.
+        place: speed and quality of a point; quality in dB counts up to `BEST`, and is infinite where the pictures are equal.
     """
 
-    label: str
-    speed: float
-    score: float
-    measured: Ratio = field(default_factory=lambda: Ratio(1.0))
+    def quality(point: T) -> float:
+        return min(place(point)[1], BEST)
 
-    @property
-    def quality(self) -> float:
-        """Quality that counts, dB: at most `BEST`."""
-        return min(self.score, BEST)
-
-
-def front(points: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
-    """Return the points that no other point beats in speed and quality, fastest first; of equal points the first given."""
-    kept: list[FrontPoint] = []
-    for point in sorted(points, key=lambda each: (-each.speed, -each.quality)):
-        if all(point.quality > other.quality for other in kept):
+    kept: list[T] = []
+    for point in sorted(points, key=lambda each: (-place(each)[0], -quality(each))):
+        if all(quality(point) > quality(other) for other in kept):
             kept.append(point)
     return tuple(kept)
 
@@ -130,9 +119,8 @@ def judge_methods(cells: Sequence[Any]) -> tuple[GridContestant | None, tuple[Ju
                 faster=verdict == "faster",
             )
         )
-    scores = [(each.entry.name, each.ratio, -20 * math.log10(each.error or 1e-9)) for each in found if each.whole]  # dB
-    best = {point.label for point in front([FrontPoint(label=name, speed=speed, score=score) for name, speed, score in scores])}
-    found = [replace(each, on_front=each.entry.name in best) for each in found]
+    best = front([each for each in found if each.whole], lambda each: (each.ratio, -20 * math.log10(each.error or 1e-9)))
+    found = [replace(each, on_front=each in best) for each in found]
     return reference, tuple(sorted(found, key=lambda each: each.entry.median_ns))
 
 

@@ -32,7 +32,7 @@ def log_document(log: Log) -> dict[str, Any]:
         "counts": asdict(log.counts),
         "damage": list(log.damage),
         "similar": [example._asdict() for example in log.similar],
-        "rejected": {series.title: dict(series.rejected.counts) for series in log.series if series.rejected.total},
+        "rejected": {series.title: dict(series.rejected) for series in log.series if series.rejected},
     }
 
 
