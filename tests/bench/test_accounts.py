@@ -53,7 +53,7 @@ def test_every_preset_has_a_whole_account(folder: Path, name: str) -> None:
         assert whole == sum(span.value_ns for span in run.spans if span.name == spans.E2E and span.order in orders)
     shown = {part for line in said.lines for part in line.parts}
     assert {Part.ATTENTION_KERNEL, Part.ATTENTION_AROUND, Part.CROSS_ATTENTION, Part.FEED_FORWARD, Part.DECODING} <= shown
-    assert {kind.kind for kind in said.kinds} == set(ClipKind)
+    assert {kind for kind, _, _ in said.kinds} == set(ClipKind)
     assert all(level.ratio for level in ledger.levels)
     assert 0 < said.explained_time_share <= 1
 
