@@ -78,7 +78,7 @@ def test_every_preset_has_a_whole_account(accounts: Accounts, name: str) -> None
         assert whole == sum(span.value_ns for span in run.spans if span.name == spans.E2E and span.order in orders)
     shown = {part for line in said.lines for part in line.parts}
     assert {Part.ATTENTION_KERNEL, Part.ATTENTION_AROUND, Part.CROSS_ATTENTION, Part.FEED_FORWARD, Part.DECODING} <= shown
-    assert Part.PASS not in shown and {kind.kind for kind in said.kinds} == set(ClipKind)
+    assert Part.PASS not in shown and {kind for kind, _, _ in said.kinds} == set(ClipKind)
     assert any(side.traced_ns for side in said.sides) and said.explained_time_share >= 0.97, said
 
 
