@@ -178,7 +178,7 @@ def check(name: str, inputs: RankShare, timeout_s: float) -> RankErrors:
         else:
             out, lse = _ours(name, inputs, timeout_s, return_lse=True)
     if attempt.reason:
-        return RankErrors(refused=f"{'refused' if attempt.refused else 'failed'}: {attempt.reason}")
+        return RankErrors(refused=f"{'refused' if attempt.refused else 'failed'}: {attempt.reason}", impossible=attempt.refused)
     shape, expected = inputs.shape, inputs.expected
     wanted = (shape.batch, inputs.rows[1] - inputs.rows[0], shape.heads, shape.dim)
     if tuple(out.shape) != wanted or out.dtype != inputs.q.dtype:

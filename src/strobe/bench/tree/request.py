@@ -119,12 +119,14 @@ class RankErrors(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         refused: why it takes no part; empty if it ran.
+        impossible: it cannot run here, and said so; False if it tried.
         error, limit: largest absolute error, and what is allowed.
         lse_error, lse_limit: the same for the lse, where it has one.
         bits: checksum of the result, the same on ranks whose results are equal.
     """
 
     refused: str = ""
+    impossible: bool = False
     error: float = 0.0
     limit: float = 0.0
     lse_error: float | None = None

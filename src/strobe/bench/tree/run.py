@@ -67,7 +67,7 @@ def _contestant(name: str, task: Task, ranks: Sequence[RankResult]) -> Iterator[
         cause = (
             refused[0][1] if len({reason for _, reason in refused}) == 1 else "; ".join(f"rank {r}: {why}" for r, why in refused)
         )
-        kind: record.Exclusion = "refused" if all(why.startswith("refused: ") for _, why in refused) else "failed"
+        kind: record.Exclusion = "refused" if all(checks[rank].impossible for rank, _ in refused) else "failed"
         yield record.Excluded(variant=name, span="clip", clip=None, indices=(), kind=kind, cause=cause)
         return
     wide = "float64, dense, every rank"
