@@ -112,6 +112,28 @@ def test_a_disk_that_takes_a_part_and_then_nothing_is_full(
     assert read_run(writer.folder).end == END and read_run(writer.folder).damage == ()
 
 
+@pytest.mark.parametrize("most", [10, None], ids=["a part", "all"])
+def test_ctrl_c_in_a_write_leaves_whole_lines_in_order(
+    tmp_path: Path, header: Header, span: Span, monkeypatch: pytest.MonkeyPatch, most: int | None
+) -> None:
+    """It may come when a part is written, or when all is and the writer does not know it yet."""
+    writer = RunWriter(tmp_path / "run")
+    writer.append(header, span)
+    write = os.write
+
+    def interrupted(file: int, data: bytes) -> int:
+        write(file, bytes(data)[:most])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        writer.append(span)
+    monkeypatch.undo()
+    writer.append(END)
+    run = read_run(writer.folder)
+    assert (run.end, run.damage, len(run.spans)) == (END, (), 1 if most else 2)
+
+
 def test_every_cut_of_a_file_reads_back_its_whole_lines(tmp_path: Path, header: Header, span: Span) -> None:
     with RunWriter(tmp_path / "run") as writer:
         writer.append(header, span, span, END)

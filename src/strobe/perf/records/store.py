@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
-from strobe.core.errors import ConfigError, DataError, StrobeError, unknown_choice
+from strobe.core.errors import ConfigError, DataError, StrobeError, Terminated, unknown_choice
 from strobe.core.files import file_inside, found_inside, not_written, write_whole
 from strobe.core.notebook import html_table
 from strobe.core.printable import first_of
@@ -234,7 +234,8 @@ class RunWriter:
     """Appends records to `folder/records.jsonl`.
 
     Records are handed to the system in one write per call, so that the file holds whole lines however the process ends; after
-    `sync` they also survive a crash of the machine. After a failed write the file is cut back to its last whole line.
+    `sync` they also survive a crash of the machine. After a write that failed or was interrupted the file is cut back to its last
+    whole line.
 
     Args:
         folder: made if absent; must be empty.
@@ -247,8 +248,7 @@ class RunWriter:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._file = folder / RECORDS
-        self._count = 0
-        self._length = 0
+        self._end = (0, 0)  # bytes and records that are written whole
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if any(folder.iterdir()):
@@ -265,17 +265,21 @@ class RunWriter:
         Raises:
             StrobeError: no space, or the disk fails; everything appended before stays readable.
         """
-        lines = (seal(_encoder.encode(record), number) for number, record in enumerate(records, start=self._count + 1))
+        length, count = before = self._end
+        lines = (seal(_encoder.encode(record), number) for number, record in enumerate(records, start=count + 1))
         data = b"".join(line + b"\n" for line in lines)
+        after = length + len(data), count + len(records)
         try:
             rest = memoryview(data)
             while rest:  # a disk that is nearly full takes a part, and says at the next that it is
                 rest = rest[os.write(self._fd, rest) :]
-        except OSError as error:
-            os.ftruncate(self._fd, self._length)
-            raise self._failed(error, len(data)) from error
-        self._length += len(data)
-        self._count += len(records)
+            self._end = after
+        except (OSError, KeyboardInterrupt, Terminated) as error:  # the latter two may come once all is written
+            self._end = after if os.fstat(self._fd).st_size == after[0] else before
+            os.ftruncate(self._fd, self._end[0])
+            if isinstance(error, OSError):
+                raise self._failed(error, len(data)) from error
+            raise
 
     def sync(self) -> None:
         """Wait until everything appended is on the disk.
@@ -301,7 +305,7 @@ class RunWriter:
         self.close()
 
     def _failed(self, error: OSError, size_bytes: int = 0) -> StrobeError:
-        return not_written(self._file, error, size_bytes, f"the {self._count} records written before are kept; ")
+        return not_written(self._file, error, size_bytes, f"the {self._end[1]} records written before are kept; ")
 
 
 def create_run(root: Path, slug: str) -> RunWriter:
