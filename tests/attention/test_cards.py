@@ -7,6 +7,7 @@ import os
 import runpy
 import subprocess
 import sys
+import threading
 import warnings
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -742,3 +743,16 @@ def test_a_library_that_marks_its_functions_does_not_import_the_compiler(tmp_pat
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     said = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
     assert said.stdout.splitlines() == ["None False True", "1 Words. False False", "False"], said.stderr
+
+
+def test_what_cannot_be_loaded_ahead_is_told_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine without the GPU that it is told of, nothing is raised or printed; the key of Triton's cache is there."""
+    keys, wrong = [], []
+    monkeypatch.setattr(impls, "card_of", lambda _: H200)
+    monkeypatch.setattr(impls, "import_module", lambda _: SimpleNamespace(triton_key=lambda: keys.append("made")))
+    monkeypatch.setattr(threading, "excepthook", wrong.append)
+    impls.load_ahead(torch.device("cuda", 9))
+    for thread in threading.enumerate():
+        if thread.name == "strobe-loads":
+            thread.join(60)
+    assert (keys, wrong) == (["made"], [])

@@ -8,8 +8,12 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import forked
 from fake_hub import MAIN, OLD, Hub, serving
@@ -17,9 +21,31 @@ from strobe.core import libraries
 from strobe.core.errors import ConfigError, ImplUnavailableError, WeightsError
 from strobe.models import checkpoint as digest
 from strobe.models import hub as module
-from strobe.models.checkpoint import NAME, read_file, read_shapes, sha256_of
+from strobe.models.checkpoint import NAME, on_meta, read_file, read_shapes, sha256_of
 from strobe.models.hub import fetch, is_address
 from strobe.models.shapes.weights import FILE, FOLDER
+
+
+def test_modules_on_the_meta_device_draw_nothing() -> None:
+    drawn = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            drawn.extend([func] * ("uniform_" in str(func) or "normal_" in str(func)))
+            return func(*args, **(kwargs or {}))
+
+    def built() -> list[Tensor]:
+        return [*nn.Sequential(nn.Linear(3, 5), nn.Conv2d(2, 4, 3), nn.Embedding(7, 2), nn.LayerNorm(5)).parameters()]
+
+    with Seen():
+        with torch.device("meta"):
+            plain = built()
+        assert drawn and not drawn.clear()
+        with on_meta():
+            bare = built()
+    assert not drawn and {each.device.type for each in bare} == {"meta"}
+    assert [each.shape for each in bare] == [each.shape for each in plain]
+    assert built()[0].any()  # and weights are drawn again after it
 
 
 def test_a_file_that_begins_like_an_archive_is_none(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from importlib.metadata import EntryPoint
 from importlib.resources import files
 from pathlib import Path
@@ -23,11 +24,12 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 import torch
+from torch import Tensor
 
 from strobe.attention.types import AttentionOutput, AttentionSpec, constant_when_traced, outside_graphs
-from strobe.core.device import Card
+from strobe.core.device import Card, card_of
 from strobe.core.errors import DataError, ImplUnavailableError, unknown_choice
-from strobe.core.libraries import ATTENTION, Plugin, broken, entries, install, open_plugin, plugins
+from strobe.core.libraries import ATTENTION, Plugin, broken, entries, install, open_plugin, plugins, tried
 from strobe.core.settings import data_folder, keep_fa4_kernels
 
 Spec = TypeVar("Spec", bound=AttentionSpec)
@@ -128,6 +130,23 @@ def import_ahead() -> None:
     """Import, in a thread of its own, the library that dense attention on this card asks for first, while weights are read."""
     if torch.cuda.is_available():
         Thread(target=_import_for_card, name="strobe-imports").start()
+
+
+def load_ahead(device: torch.device) -> None:
+    """Load, in a thread of its own, what the first pass on a GPU waits for: cuDNN's attention, and the key of Triton's cache.
+
+    What fails fails again where it is needed, and is told there.
+    """
+
+    def some() -> list[Tensor]:
+        return [torch.zeros(1, 1, 128, 64, dtype=torch.bfloat16, device=device)] * 3
+
+    def load() -> None:
+        tried(lambda: torch.ops.aten._scaled_dot_product_cudnn_attention(*some(), None, False))
+        tried(lambda: import_module("triton.runtime.cache").triton_key())
+
+    if card_of(device).vendor == "nvidia":
+        Thread(target=load, name="strobe-loads").start()
 
 
 def _import_for_card() -> None:

@@ -19,7 +19,7 @@ from strobe.engine.decode import VideoVAE
 from strobe.engine.family import Family, Weights, broken, fetched, find, registered
 from strobe.engine.model import Model, ModelParts
 from strobe.engine.prompts import TextEncoder
-from strobe.models.checkpoint import check_whole
+from strobe.models.checkpoint import check_whole, on_meta
 from strobe.models.hub import RELEASE, TRANSFORMER, fetch, is_address
 from strobe.models.lora import combined
 from strobe.models.shapes import config as shapes
@@ -263,7 +263,7 @@ def _wan_parts(name: str, frame_size: tuple[int, int] | None) -> ModelParts:
     recipe = RECIPES.get(name)
     config = SIZES[name if recipe is None else recipe.size]
     defaults = wan_defaults(config, frame_size)
-    with torch.device("meta"):
+    with on_meta():
         vae = WanVAE(WAN22 if config.latent_channels == WIDE else WanVAEConfig())
     return ModelParts(
         dit=empty_transformer(config), vae=vae, defaults=defaults if recipe is None else recipe_defaults(recipe, defaults)
@@ -287,7 +287,7 @@ def _shapes(name: str, given: Weights) -> Model:
 def _shapes_parts(name: str, frame_size: tuple[int, int] | None) -> ModelParts:
     if frame_size is not None:
         raise ConfigError(f"model {name!r} has a frame size of its own; leave the size out")
-    with torch.device("meta"):
+    with on_meta():
         dit, _, vae = bundled.build()
     return ModelParts(dit=dit, vae=vae, defaults=shapes_defaults())
 

@@ -21,6 +21,7 @@ from strobe.engine.model import ModelParts, latent_shape
 from strobe.engine.parallel.layout import Layout
 from strobe.engine.resolve import ResolvedConfig
 from strobe.engine.transformer import LINEARS
+from strobe.models.checkpoint import on_meta
 from strobe.models.vae.kernels.api import unavailable
 from strobe.models.vae.stream import predict_state_bytes
 from strobe.models.vae.tiny import TinyVAE
@@ -205,7 +206,7 @@ def _decoder(vae: VideoVAE, latent_size: tuple[int, int], dtype: torch.dtype, ba
 @lru_cache
 def _memories(kind: Any, sizes: Any, dtype: torch.dtype) -> int:
     """Return the bytes of a decoder's memories for one latent cell."""
-    with torch.device("meta"):
+    with on_meta():
         bare: nn.Module = kind(sizes)
     made = bare.to(dtype)
     assert isinstance(made, kind)

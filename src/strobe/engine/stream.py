@@ -12,6 +12,7 @@ from time import perf_counter_ns
 import torch
 from torch import Tensor
 
+from strobe.attention.impls import load_ahead
 from strobe.cache.kv import CacheState
 from strobe.core.device import upload
 from strobe.core.errors import SessionError, ShapeError
@@ -134,6 +135,8 @@ class Stream:
         self.samples = tuple(samples)
         self.share = share
         self.latent_shape = latent_shape(model.defaults, model.dit.config)
+        if parts is None:
+            load_ahead(config.device)
         self._prepared = model.shelf.take(model, config) if parts is None and share is None else None
         if parts is not None:
             self._dit, self._decoder = parts

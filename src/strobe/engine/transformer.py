@@ -23,6 +23,7 @@ from strobe.core.settings import forgo_cublaslt_workspace
 from strobe.core.spans import CONDITIONS, TEXT_KV, span
 from strobe.engine.graphs import CudaGraphs, Mode, Replaying, Runner
 from strobe.engine.resolve import ResolvedConfig
+from strobe.models.checkpoint import on_meta
 from strobe.models.lora import Lora, attach, merge, updated
 from strobe.models.wan.layers import device_table, rope_table
 from strobe.models.wan.linears import EightBitLinear, Fp8Linear, Int8Linear
@@ -298,7 +299,7 @@ class Transformer:
 
 def copied(dit: CausalTransformer, device: torch.device, dtype: torch.dtype) -> CausalTransformer:
     """Copy a transformer to a device and dtype, tensor by tensor, so that no second copy of the original is ever held."""
-    with torch.device("meta"):
+    with on_meta():
         copy = type(dit)(dit.config)
     tensors = {name: tensor.detach().to(device, dtype, copy=True) for name, tensor in dit.state_dict().items()}
     copy.load_state_dict(tensors, strict=True, assign=True)

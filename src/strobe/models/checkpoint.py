@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from strobe.core.errors import ConfigError, StrobeError, WeightsError
 from strobe.core.files import write_whole
@@ -37,6 +38,22 @@ DTYPES: Final = {
 """What a `.safetensors` calls a type of numbers."""
 PICKLE: Final = b"\x80"
 """What every pickle of torch begins with."""
+_DRAWS: Final = (nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_)
+
+
+class _Undrawn(TorchFunctionMode):
+    """Weights are left as they are allocated."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        return (*args, *named.values())[0] if func in _DRAWS else func(*args, **named)
+
+
+@contextmanager
+def on_meta() -> Iterator[None]:
+    """Within it modules are built on the meta device and draw no weights: drawing takes most of the time, there too."""
+    with torch.device("meta"), _Undrawn():
+        yield
 
 
 _DAMAGED: Final = (

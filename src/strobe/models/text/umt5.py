@@ -27,7 +27,7 @@ from torch.utils.hooks import RemovableHandle
 
 from strobe.core.errors import ConfigError, ImplUnavailableError, WeightsError
 from strobe.core.libraries import broken, install
-from strobe.models.checkpoint import match, read_tensors
+from strobe.models.checkpoint import match, on_meta, read_tensors
 
 PLAIN = re.compile(r"[\t\n -%'-~]*")
 """Printable ASCII without an ampersand: text that ftfy never changes."""
@@ -309,7 +309,7 @@ class Umt5:
             relative_attention_max_distance=config.max_distance,
             feed_forward_proj="gated-gelu",
         )
-        with torch.device("meta"):
+        with on_meta():
             model = transformers.UMT5EncoderModel(asked)
         expected = {name: tensor for name, tensor in model.state_dict().items() if name != "encoder.embed_tokens.weight"}
         found = self._weights(expected)

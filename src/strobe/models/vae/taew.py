@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from strobe.core.errors import ConfigError
 from strobe.core.shapes import VaeStride
-from strobe.models.checkpoint import fill, read_tensors, seeded
+from strobe.models.checkpoint import fill, on_meta, read_tensors, seeded
 from strobe.models.vae.convolutions import convolve_relu, grow
 from strobe.models.vae.stream import Memories, check_latents, check_stream, per_channel
 from strobe.models.vae.wan.config import WAN21_MEAN, WAN21_STD
@@ -187,7 +187,7 @@ class Taew(nn.Module):
 
 def key_names(config: TaewConfig) -> dict[str, str]:
     """Map our tensor names to those of a released checkpoint, where the decoder is one numbered sequence."""
-    with torch.device("meta"):
+    with on_meta():
         keys = list(Taew(config).state_dict())
     return {key: f"decoder.{_place(key.split('.')[1:-1])}.{key.rpartition('.')[2]}" for key in keys}
 
@@ -226,7 +226,7 @@ def load_taew(path: str | Path, *, raw_latents: bool | None = None) -> Taew:
     raw = RAW_LATENTS[path.stem] if raw_latents is None else raw_latents
     tensors = {name: tensor for name, tensor in read_tensors(path).items() if not name.startswith("encoder.")}
     config = TaewConfig(mean=WAN21_MEAN, std=WAN21_STD) if raw else TaewConfig()
-    with torch.device("meta"):
+    with on_meta():
         vae = Taew(config)
     fill(vae, tensors, key_names(config), path)
     vae.channels_last()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from strobe.core.errors import ConfigError
+from strobe.models.checkpoint import on_meta
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan
 
@@ -19,7 +20,7 @@ POOL = 1 << 22
 
 def empty_transformer(config: WanConfig) -> CausalWan:
     """Build a transformer on the meta device: it has sizes and no numbers."""
-    with torch.device("meta"):
+    with on_meta():
         return CausalWan(config)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from strobe.core.errors import WeightsError
-from strobe.models.checkpoint import fill, read_shapes, read_tensors, seeded
+from strobe.models.checkpoint import fill, on_meta, read_shapes, read_tensors, seeded
 from strobe.models.vae.wan.autoencoder import WanVAE
 from strobe.models.vae.wan.config import WAN22, WanVAEConfig
 
@@ -75,7 +75,7 @@ def _spell(path: str, blocks: int) -> Spelling:
 
 def key_names(config: WanVAEConfig) -> tuple[dict[str, str], dict[str, str]]:
     """Map our tensor names to the original ones, and to those of diffusers."""
-    with torch.device("meta"):
+    with on_meta():
         keys = [key.rpartition(".") for key in WanVAE(config).state_dict()]
     spelt = [(f"{path}.{kind}", kind, _spell(path, config.num_blocks + 1)) for path, _, kind in keys]
     original = {key: f"{names[0]}.{kind}" for key, kind, names in spelt}
@@ -103,7 +103,7 @@ def load_wan_vae(path: str | Path, config: WanVAEConfig | None = None) -> WanVAE
             "of its coders; give Wan2.1_VAE.pth, Wan2.2_VAE.pth or the vae folder of a diffusers pipeline"
         )
     config = config or _told(tensors, enter.shape[0])
-    with torch.device("meta"):
+    with on_meta():
         vae = WanVAE(config)
     fill(vae, tensors, key_names(config)[spelling], file)
     return vae

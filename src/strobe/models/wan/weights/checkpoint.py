@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from strobe.core.errors import WeightsError
-from strobe.models.checkpoint import SAFE, key_differences, read_file, read_shapes, sha256_of
+from strobe.models.checkpoint import SAFE, key_differences, on_meta, read_file, read_shapes, sha256_of
 from strobe.models.wan.config import SIZES, WanConfig
 from strobe.models.wan.dit import CausalWan
 
@@ -396,7 +396,7 @@ class OpenCheckpoint:
             WeightsError: a file cannot be read.
         """
         held = self.source.read()
-        with torch.device("meta"):
+        with on_meta():
             dit = CausalWan(self.dit.config)
         dit.load_state_dict({name: self._value(held, name) for name in self.spelling}, strict=True, assign=True)
         return dit.requires_grad_(False).eval()
@@ -439,7 +439,7 @@ def open_checkpoint(path: str | Path, config: WanConfig | None = None) -> OpenCh
             "text-to-video weights"
         )
     config = _config(source, held, layout, config)
-    with torch.device("meta"):
+    with on_meta():
         dit = CausalWan(config)
     plain = {name: diffusers_name(name) if layout == "diffusers" else name for name in dit.state_dict()}
     check_keys(config, {plain[name]: tensor for name, tensor in dit.state_dict().items()}, held, source.where)
