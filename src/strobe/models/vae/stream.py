@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from functools import lru_cache
 from typing import Protocol
 
@@ -133,15 +132,14 @@ def predict_state_bytes(vae: VideoDecoder, batch: int, latent_size: tuple[int, i
     """Return the bytes of a stream's memories in the steady state, from those of a frame of one latent cell.
 
     Args:
-        vae: an autoencoder on the meta device, in its dtype. It is copied to the CPU with whatever is there as weights:
-            arithmetic on the meta device would import torch's compiler, which takes longer.
+        vae: an autoencoder on the meta device, in its dtype. It moves to the CPU, with whatever is there as weights: arithmetic on
+            the meta device would import torch's compiler, which takes longer.
         batch: streams in lockstep.
         latent_size: height and width of a latent frame.
     """
     assert isinstance(vae, nn.Module)
-    real = copy.deepcopy(vae)
-    real.load_state_dict({name: torch.empty(t.shape, dtype=t.dtype) for name, t in vae.state_dict().items()}, assign=True)
-    decoder = StreamingDecoder(real)
+    vae.to_empty(device="cpu")
+    decoder = StreamingDecoder(vae)
     with torch.inference_mode():
         for _ in range(2):
             decoder.push(torch.zeros(1, 1, vae.latent_channels, 1, 1))
