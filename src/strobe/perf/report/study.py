@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -215,7 +215,6 @@ def _damaged(run: RunRecords, record: TraceRecord | LaunchedPasses) -> str | Non
 
 # Input of a trace report: traces in a fixed order, each with its label and its chosen window.
 
-Found = TypeVar("Found")
 Progress: TypeAlias = Callable[[int, int, str], None]
 """Callback `(done_bytes, total_bytes, what)` while a file is read."""
 DETAILED_BYTES: Final = 16_000_000
@@ -254,7 +253,7 @@ class TraceStudy:
         windows: the chosen window of each trace; `None` is all of it.
         skipped: what is in the given folders and is no trace, each with the reason.
         replays: what names the kernels of each trace's graph replays, a sentence; empty without replays.
-        kept: results of the functions that are computed `once`.
+        kept: what the page finds in each trace, once it was asked for.
     """
 
     traces: tuple[Trace, ...]
@@ -263,20 +262,7 @@ class TraceStudy:
     options: TraceOptions
     skipped: tuple[str, ...] = ()
     replays: tuple[str, ...] = ()
-    kept: dict[Callable[[TraceStudy], Any], Any] = field(default_factory=dict, init=False, repr=False)
-
-
-def once(find: Callable[[TraceStudy], Found]) -> Callable[[TraceStudy], Found]:
-    """Return a function of a study that is computed once for each study; its result is kept as long as the study."""
-
-    @wraps(find)
-    def found(study: TraceStudy) -> Found:
-        if find not in study.kept:
-            study.kept[find] = find(study)
-        result: Found = study.kept[find]
-        return result
-
-    return found
+    kept: list[Any] = field(default_factory=list, init=False, repr=False)
 
 
 def is_small(path: Path) -> bool:
