@@ -174,8 +174,9 @@ def test_a_clock_that_starts_late_is_moved(tmp_path: Path) -> None:
     assert device_slices(read_back(tmp_path / "x")) == Counter({(0, 100, "a"): 1})
 
 
-def test_a_cpu_trace_has_its_ranges(tmp_path: Path) -> None:
-    write_perfetto(_study(_trace([], [HostEvent("step", 1, 5, 1)])), tmp_path / "x")
+@pytest.mark.parametrize("window", [None, Window(start_ns=0, end_ns=3, label="w")])
+def test_a_cpu_trace_has_its_ranges(tmp_path: Path, window: Window | None) -> None:
+    write_perfetto(_study(_trace([], [HostEvent("step", 1, 5, 1)]), window=window), tmp_path / "x")
     (track,) = read_back(tmp_path / "x")
     assert track.path == ("rank 0", "host", "ranges of 10/12")
 

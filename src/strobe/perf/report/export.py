@@ -212,8 +212,8 @@ def _write_host(writer: _Writer, process: int, trace: Trace, called: Ints, windo
         writer.lanes(f"launch calls of {trace.threads[number]}", host, calls, trace.base_ns, nested=True)
     shown = np.ones(len(ranges), np.bool_)
     if window is not None:
-        start = min(window.start_ns, *column(hosts.start_ns)[called].tolist())
-        end = max(window.end_ns, *column(hosts.end_ns)[called].tolist())
+        start = min([window.start_ns, *column(hosts.start_ns)[called].tolist()])
+        end = max([window.end_ns, *column(hosts.end_ns)[called].tolist()])
         shown = (column(ranges.start_ns) < end) & (column(ranges.end_ns) > start)
     for number in np.unique(column(ranges.thread)).tolist():
         mine = np.flatnonzero(shown & (column(ranges.thread) == number)).tolist()
