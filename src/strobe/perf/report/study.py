@@ -19,7 +19,6 @@ import msgspec
 
 from strobe.core.errors import ConfigError, DataError, StrobeError, TraceFormatError, unknown_choice
 from strobe.core.files import file_inside
-from strobe.core.libraries import REPORT, Plugin, plugins, tell_broken, tried
 from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.analysis.runs.timeline import (
     DeviceTimeline,
@@ -38,7 +37,6 @@ from strobe.perf.analysis.structure.window import choose_window
 from strobe.perf.records.record import LaunchedPasses, Variant, cpu_cores
 from strobe.perf.records.record import Trace as TraceRecord
 from strobe.perf.records.store import RunRecords, read_run
-from strobe.perf.table.model import Section
 from strobe.perf.trace import Trace, captures_of, find_traces, read_trace
 
 # Input of a report: the variants of one or several runs, in a fixed order, with their traced windows.
@@ -409,30 +407,3 @@ def _stem(name: str) -> str:
     for suffix in (".gz", ".json"):
         name = name.removesuffix(suffix)
     return name
-
-
-def registered() -> tuple[Plugin, ...]:
-    """Return what other packages register."""
-    return plugins(REPORT, lambda found: "" if callable(found) else f"it is a {type(found).__name__}, not a function")
-
-
-def _sections(plugin: Plugin, study: RunStudy) -> tuple[object, ...]:
-    return tuple(plugin.found(study))
-
-
-def plugged_sections(study: RunStudy) -> tuple[Section, ...]:
-    """The sections of every package that registers a function in the group `strobe.report`: a `RunStudy` to sections.
-
-    One that is broken is left out, and said so in a warning of one line.
-    """
-    found: list[Section] = []
-    for plugin in registered():
-        made, why = (None, plugin.broken) if plugin.broken else tried(partial(_sections, plugin, study))
-        wrong = [each for each in made or () if not isinstance(each, Section)]
-        if wrong:
-            why = f"it returned a {type(wrong[0]).__name__}, not sections of strobe.perf.table.model"
-        if why:
-            tell_broken(plugin, why)
-        else:
-            found += made or ()
-    return tuple(found)
