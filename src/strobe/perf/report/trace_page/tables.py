@@ -33,8 +33,6 @@ from strobe.perf.table.rows import DocumentPart, OnDevice, PartT, col, columns, 
 
 MAX_POINTS: Final = 200
 """Most stretches of the course of memory."""
-QUEUE_BINS: Final = 120
-"""Bins of the picture of a queue."""
 
 
 class TraceFindings:
@@ -157,7 +155,7 @@ class DeviceFindings:
 
     @cached_property
     def queues(self) -> tuple[Queue, ...]:
-        return queues(self.view, QUEUE_BINS)
+        return queues(self.view)
 
     @cached_property
     def gaps(self) -> Gaps:
