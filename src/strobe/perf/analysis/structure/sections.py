@@ -365,7 +365,7 @@ def _measure(
         begin, long = int(sections.start[at]), int(sections.end[at] - sections.start[at])
         members = lane[left:right][(end[left:right] > begin) | (start[left:right] >= begin)]
         numbers = tuple(work.position[members].tolist())
-        times = {"start_ns": begin, "length_ns": long, "busy_ns": int(busy[at]), "focal_ns": int(focal_ns[at])}
+        times: dict[str, Any] = {"start_ns": begin, "length_ns": long, "busy_ns": int(busy[at]), "focal_ns": int(focal_ns[at])}
         yield SectionRow(**told, **times, members=numbers)
 
 

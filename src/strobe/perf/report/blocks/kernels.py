@@ -188,9 +188,13 @@ def sections_table(
         ),
         count("skipped", lambda each: sum(each.skipped.values()), "focal calls without a section"),
     )
+
+    def own(each: Sections | None) -> tuple[Cell, ...]:
+        return () if each is None else tuple(field.cell(each) for field in fields)
+
     columns = (*which, *heads(fields))
-    shown = (padded(len(columns), *cells, *(field.cell(each) for field in (fields if each else ()))) for cells, each in rows)
-    return Table("Sections with their boundaries.", columns, tuple(shown), tuple(notes))
+    shown = tuple(padded(len(columns), *cells, *own(each)) for cells, each in rows)
+    return Table("Sections with their boundaries.", columns, shown, tuple(notes))
 
 
 def section_notes(sections: Sections) -> Iterator[str]:

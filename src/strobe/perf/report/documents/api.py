@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, Literal, TypeAlias, cast
+from typing import Any, Final, Literal, TypeAlias
 
 from strobe.core.errors import ConfigError, unknown_choice
 from strobe.core.files import write_whole
@@ -22,7 +22,7 @@ from strobe.perf.report.documents.speedup import SpeedupDocument, speedup_docume
 from strobe.perf.report.documents.trace import TraceDocument, trace_document
 from strobe.perf.report.speedup_page.study import SideName, SideRequest, SpeedupRequest, load_speedup
 from strobe.perf.report.study import TraceOptions, load_trace_study, only_pair
-from strobe.perf.report.write import FORMATS, Format, render
+from strobe.perf.report.write import FORMATS, render
 from strobe.perf.table.model import Ratio, significant, speedup_words
 
 Paths: TypeAlias = str | PathLike[str] | Sequence[str | PathLike[str]]
@@ -209,7 +209,7 @@ class ComparedCalls:
             raise ConfigError(f"{file}: the ending says the format: {', '.join(f'.{each}' for each in FORMATS)}")
         file.parent.mkdir(parents=True, exist_ok=True)
         built = build_report([self.folder], into=file.parent)
-        return write_whole(file, render(built, cast("Format", kind), alone=True))
+        return write_whole(file, render(built, kind, alone=True))
 
     def __str__(self) -> str:
         return "\n".join(map(_line, self.document.calls))
