@@ -55,8 +55,7 @@ if TYPE_CHECKING:
     from strobe.perf.measure.machine import describe_run
     from strobe.perf.measure.timing import TimingRecorder, span_records
     from strobe.perf.records.store import RunWriter, create_run, read_run
-    from strobe.perf.report.documents.api import compare_runs, compare_traces, read_trace
-    from strobe.perf.report.documents.calls import ComparedCalls
+    from strobe.perf.report.documents.api import ComparedCalls, compare_runs, compare_traces, read_trace
 
 __version__ = "0.1.0"
 
@@ -157,8 +156,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "strobe.perf.measure.machine": ("describe_run",),
     "strobe.perf.measure.timing": ("TimingRecorder", "span_records"),
     "strobe.perf.records.store": ("RunWriter", "create_run", "read_run"),
-    "strobe.perf.report.documents.calls": ("ComparedCalls",),
-    "strobe.perf.report.documents.api": ("compare_runs", "compare_traces", "read_trace"),
+    "strobe.perf.report.documents.api": ("ComparedCalls", "compare_runs", "compare_traces", "read_trace"),
 }
 _HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names}
 

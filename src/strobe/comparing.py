@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from strobe.bench.own.calls import measure_calls
 from strobe.perf.records.store import create_run
-from strobe.perf.report.documents.api import compare_runs
-from strobe.perf.report.documents.calls import ComparedCalls
+from strobe.perf.report.documents.api import ComparedCalls, compare_runs
 
 if TYPE_CHECKING:
     import torch

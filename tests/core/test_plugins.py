@@ -1,4 +1,4 @@
-"""Other packages: one that is built here adds models, attention and a section of the report; a broken one stops nothing."""
+"""Other packages: one that is built here adds models and attention; a broken one stops nothing."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from source import PACKAGE, ROOT
+from source import PACKAGE
 
 CODE = """
 from dataclasses import replace
@@ -19,7 +18,6 @@ from strobe.attention.dense.impl import reference
 from strobe.attention.impls import Impl
 from strobe.engine.family import Family
 from strobe.engine.load import load, model_parts
-from strobe.perf.table.model import Section
 
 FAMILY = Family(
     name="tiny", models=("tiny-1b",), holds=lambda folder: False,
@@ -32,12 +30,6 @@ def doubled(q, k, v, spec):
     return replace(found, out=2 * found.out)
 
 WRONG = Impl(name="doubled", refuses=lambda spec: None, run=doubled, operator="dense")
-
-def sections(study):
-    return [Section(id="mine", title="Added by a package", lead=f"{len(study.runs)} run", blocks=())]
-
-def fails(study):
-    raise KeyError("no such table")
 """
 ENTRIES = {
     "strobe.families": {"tiny": "plugged_package:FAMILY", "gone": "no_such_module:FAMILY"},
@@ -46,7 +38,6 @@ ENTRIES = {
         "doubled": "plugged_package:WRONG",
         "three": "plugged_package:__name__",
     },
-    "strobe.report": {"mine": "plugged_package:sections", "fails": "plugged_package:fails"},
 }
 # What one Python says that has the package installed: commands, the gates, calls by name. One process, because each would import
 # torch again, and none changes what the next finds.
@@ -95,12 +86,7 @@ Said = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("page") / "page"
-
-
-@pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory, page: Path) -> Said:
+def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
     """Run the driver where the package is installed: its module and its metadata are on the path."""
     site = tmp_path_factory.mktemp("site")
     (site / "plugged_package.py").write_text(CODE)
@@ -118,7 +104,6 @@ def said(tmp_path_factory: pytest.TempPathFactory, page: Path) -> Said:
         "doctor": ["doctor", "--device", "cpu", "--json"],
         "tiny-1b": [*generate, "tiny-1b"],
         "gone-1b": [*generate, "gone-1b"],
-        "report": ["report", str(ROOT / "benchmarks" / "presets-h200"), "-o", str(page)],
     }
     path = os.pathsep.join([str(PACKAGE.parent), str(site)])
     done = subprocess.run(
@@ -175,11 +160,3 @@ def test_attention_of_a_package_runs_by_its_name(said: Said) -> None:
     assert said["doubled"]["value"] == pytest.approx(2.0)
     refused = "impl 'three' cannot run: plug-in 'three' (plugged_package:__name__ of plugged-package 1.2) is broken"
     assert refused in said["three"]["err"]
-
-
-def test_a_section_of_a_package_is_on_the_page_and_a_broken_one_is_one_line(said: Said, page: Path) -> None:
-    assert said["report"]["value"] == 0, said["report"]["err"]
-    assert "Added by a package" in (page / "report.md").read_text(encoding="utf-8")
-    why = "is left out: KeyError: 'no such table'; mend or uninstall plugged-package 1.2"
-    first = said["report"]["err"].splitlines()[0]
-    assert first.endswith(f"plug-in 'fails' (plugged_package:fails of plugged-package 1.2) {why}")

@@ -88,9 +88,8 @@ def read_plugins() -> list[dict[str, str]]:
     """Return what other packages add, and what of it is broken."""
     from strobe.attention import impls as attention
     from strobe.engine import family
-    from strobe.perf.report import study as report
 
-    found = (*family.registered(), *attention.registered(), *report.registered())
+    found = (*family.registered(), *attention.registered())
     return [{key: getattr(each, key) for key in ("group", "name", "place", "package", "broken")} for each in found]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -14,7 +13,6 @@ from typing import Any, Final
 FAMILIES: Final = "strobe.families"
 ATTENTION: Final = {"dense": "strobe.attention.dense", "sparse": "strobe.attention.sparse"}
 """By operator."""
-REPORT: Final = "strobe.report"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,11 +73,6 @@ def tried(call: Callable[[], Any]) -> tuple[Any, str]:
         return call(), ""
     except Exception as error:  # noqa: BLE001 - of code that is not ours
         return None, " ".join(f"{type(error).__name__}: {error}".split())
-
-
-def tell_broken(plugin: Plugin, why: str) -> None:
-    """Say in one line that a plug-in is left out."""
-    warnings.warn_explicit(f"plug-in {plugin} is left out: {why}; mend or uninstall {plugin.package}", UserWarning, "strobe", 0)
 
 
 DISTRIBUTION: Final = "strobe-video"

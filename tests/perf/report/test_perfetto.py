@@ -20,7 +20,7 @@ from reports import study_of
 from strobe.core import libraries
 from strobe.core.errors import ImplUnavailableError
 from strobe.perf.analysis.device.intervals import Window
-from strobe.perf.report.export import TrackSlice, in_lanes, write_perfetto
+from strobe.perf.report.export import in_lanes, write_perfetto
 from strobe.perf.report.study import TraceStudy
 from strobe.perf.trace import DeviceEvent, HostEvent, Trace
 
@@ -152,8 +152,8 @@ ROWS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12)), min_size=1, m
 @given(ROWS, st.booleans())
 def test_lanes_hold_everything_and_nothing_crosses(rows: list[tuple[int, int]], nested: bool) -> None:
     ordered = sorted((start, -(start + length)) for start, length in rows)
-    slices = [TrackSlice(start, -end, str(n), "c") for n, (start, end) in enumerate(ordered)]
-    placed = list(in_lanes(slices, nested=nested))
+    slices = [HostEvent(str(n), start, -end, 0) for n, (start, end) in enumerate(ordered)]
+    placed = [(lane, piece) for lane, (piece, *_) in in_lanes(((each, "c", 0) for each in slices), nested=nested)]
     assert [piece for _, piece in placed] == slices
     lanes = [[piece for place, piece in placed if place == lane] for lane in range(1 + max(place for place, _ in placed))]
     assert all(lanes)
@@ -174,8 +174,9 @@ def test_a_clock_that_starts_late_is_moved(tmp_path: Path) -> None:
     assert device_slices(read_back(tmp_path / "x")) == Counter({(0, 100, "a"): 1})
 
 
-def test_a_cpu_trace_has_its_ranges(tmp_path: Path) -> None:
-    write_perfetto(_study(_trace([], [HostEvent("step", 1, 5, 1)])), tmp_path / "x")
+@pytest.mark.parametrize("window", [None, Window(start_ns=0, end_ns=3, label="w")])
+def test_a_cpu_trace_has_its_ranges(tmp_path: Path, window: Window | None) -> None:
+    write_perfetto(_study(_trace([], [HostEvent("step", 1, 5, 1)]), window=window), tmp_path / "x")
     (track,) = read_back(tmp_path / "x")
     assert track.path == ("rank 0", "host", "ranges of 10/12")
 

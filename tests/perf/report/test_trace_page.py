@@ -1,4 +1,4 @@
-"""The trace report as a whole: what was read, the banners, the step, and that hostile traces stay in their place."""
+"""The page of a trace: what was read, the banners, and every section; hostile traces stay in their place."""
 
 from __future__ import annotations
 
@@ -17,22 +17,42 @@ from hypothesis import strategies as st
 import strobe
 from made_traces import trace_of
 from reports import decode_report, notes, section, study_of, tables, values
-from source import H200
+from source import H200, ROOT
 from strobe.perf.analysis.device.intervals import Window
+from strobe.perf.analysis.structure.window import choose_window
 from strobe.perf.report.blocks.kernels import MAX_MEMBERS
 from strobe.perf.report.export import write_events
 from strobe.perf.report.study import TraceOptions, TraceStudy, load_trace_study, trace_labels
 from strobe.perf.report.trace_page.build import build_trace_report
-from strobe.perf.report.trace_page.device import MAX_BINS, activity_section, gaps_section, launch_section
-from strobe.perf.report.trace_page.structure import device_kernels
+from strobe.perf.report.trace_page.device import (
+    _MEANING,
+    MAX_BINS,
+    activity_section,
+    gaps_section,
+    launch_section,
+    memory_section,
+)
+from strobe.perf.report.trace_page.structure import (
+    MAX_DEPTH,
+    MAX_FRAMES,
+    collectives_section,
+    device_kernels,
+    ranges_section,
+    sections_section,
+    steps_section,
+)
 from strobe.perf.report.write import MAX_PAGE_BYTES, render, render_html, render_markdown
 from strobe.perf.table.model import (
     Code,
     Count,
     ExactTime,
     Figure,
+    Flame,
+    Frame,
     Missing,
     Notes,
+    Number,
+    Plane,
     Report,
     Section,
     Share,
@@ -41,10 +61,15 @@ from strobe.perf.table.model import (
     Text,
     encode_report,
 )
-from strobe.perf.trace import DeviceEvent, HostEvent, HostEvents, ReadCounts, Trace
+from strobe.perf.trace import CollectiveKind, DeviceEvent, HostEvent, HostEvents, MemoryTrack, ReadCounts, Trace
 from strobe.perf.trace.events import NO_CORRELATION, NO_HOST
 
 EVIL = "</script><script>alert(1)</script>|`x`\x1b[31m\u202e" + "y" * 4000
+
+
+def _event(launch: int | None, start: int, end: int, name: str = "k", kind: str = "kernel", stream: int = 7) -> DeviceEvent:
+    host = None if launch is None else HostEvent("cudaLaunchKernel", launch, launch + 1, 0)
+    return DeviceEvent(name, kind, start, end, 0, stream, 0, host)
 
 
 def busy_trace(name: str = "gemm", steps: int = 4, **more: Any) -> Trace:
@@ -80,7 +105,7 @@ def test_the_top_says_what_was_read_and_each_device_in_a_line() -> None:
 def test_what_weakens_the_numbers_stands_above_them() -> None:
     counts = ReadCounts(events=90, lost=10, mended=5, truncated=True)
     overlapping = [
-        DeviceEvent("a", "kernel", 0, 50_000, 0, 7, 0, None), DeviceEvent("b", "kernel", 40_000, 90_000, 0, 7, 0, None)
+        _event(None, 0, 50_000, "a"), _event(None, 40_000, 90_000, "b")
     ]  # fmt: skip
     trace = trace_of(overlapping, counts=counts, launched={"cudaLaunchKernel": (5, 3), "fine": (4, 0)}, window_end_ns=20_000)
     found = titles(build_trace_report(study_of(trace)))
@@ -142,7 +167,7 @@ def test_uneven_steps_are_said(lengths: tuple[int, ...], uneven: bool) -> None:
 
 def test_why_a_launch_is_not_known_is_said() -> None:
     def report_of(hosts: Sequence[int]) -> str:
-        events = [DeviceEvent("dma", "kernel", 10_000 * i, 10_000 * i + 2_000, 0, 7, 0, None) for i in range(len(hosts))]
+        events = [_event(None, 10_000 * i, 10_000 * i + 2_000, "dma") for i in range(len(hosts))]
         trace = trace_of(events)
         return render_markdown(build_trace_report(study_of(replace(trace, device_events=replace(
             trace.device_events, host=array("i", hosts)
@@ -171,24 +196,30 @@ def test_a_late_host_that_the_profiler_held_up_is_said() -> None:
     (said,) = found["The profiler may have slowed the host down"]
     assert said.startswith("t: with_stack, record_shapes slowed the host") and "without the profiler" in said
     assert "The profiler may have slowed the host down" not in titles(build_trace_report(study_of(busy_trace())))
-    busy = trace_of([DeviceEvent("a", "kernel", 0, 50_000, 0, 7, 0, None)], metadata=options)
+    busy = trace_of([_event(None, 0, 50_000, "a")], metadata=options)
     assert titles(build_trace_report(study_of(busy))) == {}
 
 
-def test_no_device_events_are_a_result() -> None:
-    host = trace_of((), ops=[HostEvent("aten::mm", 0, 10_000, 0), HostEvent("aten::add", 2_000, 3_000, 0)])
-    report = build_trace_report(study_of(host))
-    assert "host events only" in titles(report)["No device events"][0]
-    table = section(report, "operators").blocks[1]
-    assert isinstance(table, Table) and [row.cells[2] for row in table.rows] == [ExactTime(9_000), ExactTime(1_000)]
-    lost = build_trace_report(study_of(trace_of((), launched={"cudaLaunchKernel": (12, 12)})))
-    assert "12 launch calls were recorded and no device event answers" in titles(lost)["No device events"][0]
-    assert titles(build_trace_report(study_of(trace_of(()))))["No device events"] == ("t: the trace holds no events at all",)
-    cut = titles(build_trace_report(study_of(trace_of((), counts=ReadCounts(events=7, truncated=True)))))
-    assert "before the place where the file ends" in cut["No device events"][0]
-    short = build_trace_report(study_of(host, top=1))
-    table = section(short, "operators").blocks[1]
-    assert isinstance(table, Table) and table.rows[-1].cells[:3] == (Text("1 more rows"), Count(1), ExactTime(1_000))
+HOST = trace_of((), ops=[HostEvent("aten::mm", 0, 10_000, 0), HostEvent("aten::add", 2_000, 3_000, 0)])
+
+
+@pytest.mark.parametrize(
+    ("trace", "said"),
+    [
+        (HOST, "host events only"),
+        (trace_of((), launched={"cudaLaunchKernel": (12, 12)}), "12 launch calls were recorded and no device event answers"),
+        (trace_of(()), "t: the trace holds no events at all"),
+        (trace_of((), counts=ReadCounts(events=7, truncated=True)), "before the place where the file ends"),
+    ],
+)
+def test_no_device_events_are_a_result(trace: Trace, said: str) -> None:
+    assert said in titles(build_trace_report(study_of(trace)))["No device events"][0]
+
+
+def test_without_device_events_the_operators_are_shown() -> None:
+    whole, short = (section(build_trace_report(study_of(HOST, **top)), "operators").blocks[1] for top in ({}, {"top": 1}))
+    assert isinstance(whole, Table) and [row.cells[2] for row in whole.rows] == [ExactTime(9_000), ExactTime(1_000)]
+    assert isinstance(short, Table) and short.rows[-1].cells[:3] == (Text("1 more rows"), Count(1), ExactTime(1_000))
 
 
 def test_the_picture_of_a_step_tiles_it() -> None:
@@ -208,7 +239,7 @@ def test_the_picture_of_a_step_tiles_it() -> None:
 def test_of_a_long_trace_without_steps_the_middle_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strobe.perf.report.trace_page.device.MAX_SLICES", 6)
     lengths = [7 * n * n % 83 + 5 for n in range(20)]  # nothing repeats
-    events = [DeviceEvent(f"k{n}", "kernel", 1000 * n, 1000 * n + lengths[n], 0, 7, 0, None) for n in range(20)]
+    events = [_event(None, 1000 * n, 1000 * n + lengths[n], f"k{n}") for n in range(20)]
     (figure,) = section(build_trace_report(study_of(trace_of(events))), "timeline").blocks
     (lane,) = figure.picture.lanes
     names = [figure.picture.names[name] for name in lane.name]
@@ -218,17 +249,18 @@ def test_of_a_long_trace_without_steps_the_middle_is_drawn(monkeypatch: pytest.M
     assert " ms of the whole trace" in lane.label
 
 
-def test_labels_tell_the_traces_apart(tmp_path: Path) -> None:
-    def at(path: str, rank: int | None) -> Trace:
-        return trace_of((), path=tmp_path / path, rank=rank)
-
-    assert trace_labels([at("x/a.json.gz", 0), at("y/b.json", 5)]) == ("rank 0", "rank 5")
-    assert trace_labels([at("x/a.json.gz", 0), at("y/b.json", 0)]) == ("a", "b")
-    assert trace_labels([at("x/a.json.gz", None), at("y/a.json", 1)]) == ("x/a", "y/a")
-    assert trace_labels([at("x/a.json.gz", 0), at("x/a.json", 0)]) == ("x/a (1)", "x/a (2)") or trace_labels(
-        [at("x/a.json.gz", 0), at("x/a.json", 0)]
-    ) == ("a (1)", "a (2)")
-    assert trace_labels([at("x/a.json.gz", 4)]) == ("a",)
+@pytest.mark.parametrize(
+    ("files", "labels"),
+    [
+        ({"x/a.json.gz": 0, "y/b.json": 5}, ("rank 0", "rank 5")),
+        ({"x/a.json.gz": 0, "y/b.json": 0}, ("a", "b")),
+        ({"x/a.json.gz": None, "y/a.json": 1}, ("x/a", "y/a")),
+        ({"x/a.json.gz": 0, "x/a.json": 0}, ("a (1)", "a (2)")),
+        ({"x/a.json.gz": 4}, ("a",)),
+    ],
+)
+def test_labels_tell_the_traces_apart(files: dict[str, int | None], labels: tuple[str, ...]) -> None:
+    assert trace_labels([trace_of((), path=Path("/p", path), rank=rank) for path, rank in files.items()]) == labels
 
 
 def test_many_hostile_ranks_make_a_small_page_and_no_element(tmp_path: Path) -> None:
@@ -310,7 +342,10 @@ def test_the_work_grows_no_faster_than_the_devices() -> None:
     assert twice == 2 * periods
 
 
-_SECTIONS = (activity_section, device_kernels, launch_section, gaps_section)
+_SECTIONS = (
+    activity_section, device_kernels, launch_section, gaps_section, steps_section, ranges_section, collectives_section,
+    memory_section,
+)  # fmt: skip
 _EVIL = "<script>|\x1b[2J"
 
 
@@ -329,7 +364,9 @@ _EVENTS = st.builds(
 
 @given(events=st.lists(_EVENTS, min_size=1, max_size=25, unique_by=lambda e: e.host or e), top=st.integers(1, 4))
 def test_what_is_said_to_add_up_adds_up(events: list[DeviceEvent], top: int) -> None:
-    study = _study(trace_of(events), top=top)
+    ranges = [HostEvent(f"ProfilerStep#{n}", 90 * n, 90 * n + 90, 0) for n in range(3)]
+    trace = trace_of(events, ranges, [HostEvent("Block_1", 5, 170, 0)])
+    study = _study(trace, top=top)
     devices, stretches, causes, kinds, _ = _with_picture(activity_section(study))
     busy, idle, span = (values(devices, title) for title in ("busy", "idle", "span"))
     assert [b + i for b, i in zip(busy, idle, strict=True)] == span
@@ -349,6 +386,11 @@ def test_what_is_said_to_add_up_adds_up(events: list[DeviceEvent], top: int) -> 
             assert sum(values(table, part)[i] for part in parts) == total
         body = [row for row in table.rows if not row.strong or "more" in row.cells[0].text]
         assert sum(values(table, "sum", body)) == values(table, "sum")[-1]
+    steps = [table for table in tables(steps_section(study)) if table.caption.startswith("Steps of")]
+    within = ranges_section(_study(trace, top=top, window=Window(start_ns=20, end_ns=190, label="w")))
+    paths = [table for part in (ranges_section(study), within) if part for table in tables(part) if "Paths" in table.caption]
+    for title, adding in (("length", steps), ("own time", paths)):
+        assert all(sum(values(table, title)) == 2 * values(table, title)[-1] for table in adding)
 
 
 def _with_picture(section: Section | None) -> list[Any]:
@@ -359,12 +401,7 @@ def _with_picture(section: Section | None) -> list[Any]:
 
 def test_the_strip_covers_every_lane_and_no_bin_overflows() -> None:
     host = HostEvent("cudaLaunchKernel", 40, 45, 0)
-    traces = [
-        trace_of(
-            [DeviceEvent("k", "kernel", 0, 30, 0, 7, 0, None), DeviceEvent("k", "kernel", 60, 1_000, 0, 7, 0, host)], base_ns=b
-        )
-        for b in (0, 500)
-    ]
+    traces = [trace_of([_event(None, 0, 30), DeviceEvent("k", "kernel", 60, 1_000, 0, 7, 0, host)], base_ns=b) for b in (0, 500)]
     section = activity_section(_study(*traces))
     (figure,) = [block for block in section.blocks if isinstance(block, Figure)]
     strip = figure.picture
@@ -380,19 +417,20 @@ def test_the_strip_covers_every_lane_and_no_bin_overflows() -> None:
 
 def test_without_device_events_there_is_nothing_to_say_but_what_was_launched() -> None:
     empty = trace_of([])
-    assert [section(_study(empty)) for section in _SECTIONS] == [None] * 4
+    assert [section(_study(empty)) for section in _SECTIONS] == [None] * 8
+    assert ranges_section(_study(trace_of([_event(None, 1, 2)]))) is None
     launched = launch_section(_study(trace_of([], launched={"hipGraphLaunch": (4, 4), "hipLaunchKernel": (9, 0)})))
     (signs,) = tables(launched)
     assert [[cell.text for cell in row.cells if isinstance(cell, Code | Text)] for row in signs.rows] == [
         ["rank 0", "launch calls that no device event answers to", "hipGraphLaunch", "4 of 4"]
     ]
-    some = activity_section(_study(trace_of([DeviceEvent("k", "kernel", 0, 5, 0, 7, 0, None)]), empty))
+    some = activity_section(_study(trace_of([_event(None, 0, 5)]), empty))
     assert some is not None and some.blocks[-1] == Notes(("rank 1: no device events.",))
 
 
 def test_long_tables_end_with_what_they_leave_out() -> None:
-    events = [DeviceEvent(f"void f<{i}>(int)", "kernel", 20 * i, 20 * i + 10, 0, 7, 0, None) for i in range(12)]
-    events += [DeviceEvent(f"k{i}", "kernel", 1_000 + 20 * i, 1_000 + 20 * i + i, 0, 7, 0, None) for i in range(1, 6)]
+    events = [_event(None, 20 * i, 20 * i + 10, f"void f<{i}>(int)") for i in range(12)]
+    events += [_event(None, 1_000 + 20 * i, 1_000 + 20 * i + i, f"k{i}") for i in range(1, 6)]
     table, members = tables(device_kernels(_study(trace_of(events), top=2)))
     assert [row.cells[0].text for row in table.rows] == ["f", "k5", "4 more rows"]
     assert (values(table, "calls"), values(table, "exclusive")) == ([12, 1, 4], [120, 5, 10])
@@ -406,7 +444,7 @@ def test_long_tables_end_with_what_they_leave_out() -> None:
 
 
 def test_p99_of_few_calls_says_how_few() -> None:
-    table, *_ = tables(device_kernels(_study(trace_of([DeviceEvent("k", "kernel", 0, 5, 0, 7, 0, None)]))))
+    table, *_ = tables(device_kernels(_study(trace_of([_event(None, 0, 5)]))))
     place = [column.title for column in table.columns].index("p99")
     assert table.rows[0].cells[place] == Missing("max of 1", "-")
 
@@ -418,9 +456,7 @@ def test_shapes_are_a_column_if_asked_for() -> None:
 
 
 def test_a_window_is_named_and_cut_events_are_counted() -> None:
-    study = _study(
-        trace_of([DeviceEvent("k", "kernel", 0, 50, 0, 7, 0, None)]), window=Window(start_ns=10, end_ns=30, label=_EVIL)
-    )
+    study = _study(trace_of([_event(None, 0, 50)]), window=Window(start_ns=10, end_ns=30, label=_EVIL))
     table, *_ = tables(device_kernels(study))
     assert values(table, "exclusive") == [20] and "cut by the edges of the window: 1" in table.notes[0]
     devices, *_ = tables(activity_section(study))
@@ -431,7 +467,7 @@ def test_what_held_up_the_host_is_named_by_the_idle_time_it_cost() -> None:
     """Two launches that come late: the first beside the loading of its kernel, the second beside the profiler's buffers."""
     call = [HostEvent("cudaLaunchKernel", at, at + 1, 0) for at in (80, 300)]
     events = [
-        DeviceEvent("a", "kernel", 0, 10, 0, 7, 0, None),
+        _event(None, 0, 10, "a"),
         DeviceEvent("b", "kernel", 90, 100, 0, 7, 0, call[0]),
         DeviceEvent("c", "kernel", 310, 320, 0, 7, 0, call[1]),
     ]
@@ -457,3 +493,247 @@ def test_without_details_there_is_none() -> None:
     assert "Critical path" not in _page(H200 / "graph.json.gz", details=False)
     assert "Critical path" in _page(H200 / "graph.json.gz")
     assert strobe.read_trace(H200 / "graph.json.gz", details=False).critical_paths == ()
+
+
+# Steps, ranges, communication, memory and sections.
+
+
+def _model(steps: int = 9, name: str = "Block") -> Trace:
+    ranges, modules, events = [], [], [_event(None, 100, 150)]
+    for step in range(steps):
+        at = 1_000 * (step + 1)
+        ranges += [HostEvent(f"ProfilerStep#{step + 5}", at, at + 1_000, 0), HostEvent("nccl:all_reduce", at + 900, at + 950, 0)]
+        modules.append(HostEvent("Model_0", at + 100, at + 800, 0))
+        for block in range(4):
+            modules.append(HostEvent(f"{name}_{block}", at + 100 + 100 * block, at + 190 + 100 * block, 0))
+            events.append(_event(at + 110 + 100 * block, at + 300 + 100 * block, at + 350 + 100 * block + 9 * (block == 0)))
+        events.append(_event(at + 960, at + 965, at + 970))
+    return trace_of(events, ranges, modules)
+
+
+def _table(section: Section | None, start: str) -> Table:
+    return next(table for table in tables(section) if table.caption.startswith(start))
+
+
+def _values(table: Table, title: str, strong: bool | None = False) -> list[Any]:
+    return values(table, title, [row for row in table.rows if strong is None or row.strong == strong])
+
+
+def test_steps_add_up_to_the_span() -> None:
+    section = steps_section(study_of(_model(), top=4))
+    summary, table = tables(section)
+    assert (_values(summary, "steps"), _values(summary, "steady"), _values(summary, "p50"), _values(summary, "kernels")) == (
+        [9], [8], [1_000], [5],
+    )  # fmt: skip
+    assert "the last one: no next step bounds it (1)" in notes(section)
+    assert _values(table, "step") == [
+        "ProfilerStep#5",
+        "ProfilerStep#6",
+        "ProfilerStep#7",
+        "ProfilerStep#8",
+        "before the first step",
+    ]
+    *_, more, span = [row.cells[2].ns for row in table.rows if row.strong]
+    assert sum(_values(table, "length")) + more == span == 9_970 - 100
+    windowed = steps_section(study_of(_model(), window=choose_window(_model(), "6..8")))
+    assert _values(tables(windowed)[1], "number") == [6, 7, 8] and _values(tables(windowed)[0], "steady") == [3]
+
+
+def test_a_period_shows_its_evidence_and_no_step_says_why() -> None:
+    events = [
+        _event(None, 20 * i + 50 * (i // 11), 20 * i + 50 * (i // 11) + 9, "embed" if i % 11 == 0 else f"k{i % 5}")
+        for i in range(88)
+    ]
+    section = steps_section(study_of(trace_of(events)))
+    evidence = _table(section, "Why these are steps")
+    assert [_values(evidence, title) for title in ("a period starts with", "periods", "median", "confidence")] == [
+        ["embed"], [8], [11], ["high"],
+    ]  # fmt: skip
+    refused = steps_section(study_of(trace_of([_event(None, 5, 9)])))
+    assert tables(refused) == [] and "device 0: no repeating step found" in notes(refused)
+    assert "no range that launched work and no kernel matches 'x'" in notes(steps_section(study_of(trace_of(events), steps="x")))
+
+
+def _sums(frame: Frame) -> None:
+    assert sum(child.candidate_ns for child in frame.children) <= frame.candidate_ns == frame.baseline_ns
+    for child in frame.children:
+        _sums(child)
+
+
+def test_ranges_modules_layers_and_the_flame() -> None:
+    section = ranges_section(study_of(_model()))
+    ranges, modules, layers = (_table(section, start) for start in ("Ranges of", "Modules", "The first layer"))
+    everything = sum(event.end_ns - event.start_ns for event in _model().device_events)
+    assert _values(ranges, "name") == ["ProfilerStep", "nccl:all_reduce"] and _values(ranges, "calls") == [9, 9]
+    assert _values(ranges, "sum") == [everything - 50, 0] and _values(ranges, "of all")[0] == pytest.approx(
+        (everything - 50) / everything
+    )
+    assert _values(modules, "name") == ["Block", "Model"] and _values(modules, "exclusive") == [9 * 209, 0]
+    assert [_values(layers, title) for title in ("layers", "in", "places", "calls", "device, first", "later")] == [
+        ["Block"], ["Model"], [4], [36], [59], [50],
+    ]  # fmt: skip
+    said = notes(section)
+    assert (
+        "the trace does not hold the launch of 1 events" in said
+        and "9 calls of ranges around collectives launched nothing" in said
+    )
+    (flame,) = [block.picture for block in section.blocks if isinstance(block, Figure)]
+    assert isinstance(flame, Flame) and not flame.differential and flame.root.candidate_ns == everything
+    _sums(flame.root)
+    paths = _table(section, "Paths")
+    assert sum(_values(paths, "own time")) == everything == _values(paths, "own time", strong=True)[-1]
+
+
+def test_a_wide_tree_is_drawn_with_a_bounded_number_of_frames() -> None:
+    ranges = [HostEvent(f"r{i}x", 10 * i, 10 * i + 9, 0) for i in range(900)]
+    events = [_event(10 * i + 1, 20_000 + 30 * i, 20_001 + 30 * i + i % 20) for i in range(900)]
+    section = ranges_section(study_of(trace_of(events, ranges), top=5))
+    (flame,) = [block.picture for block in section.blocks if isinstance(block, Figure)]
+    _sums(flame.root)
+    assert sum(child.candidate_ns for child in flame.root.children) == flame.root.candidate_ns
+    assert len(flame.root.children) <= MAX_FRAMES + 50 and flame.root.children[-1].label.endswith(" narrower")
+    table = _table(section, "Ranges")
+    assert len(table.rows) == 6 and sum(_values(table, "exclusive", strong=None)) == flame.root.candidate_ns
+
+
+def _ranks(offset: int = 0, sequence: bool = True) -> list[Trace]:
+    """Three ranks; rank 2 comes 300 µs late to every all-reduce, half of which a kernel hides."""
+    traces = []
+    for rank in range(3):
+        shift = offset if rank == 1 else 0
+        comm = []
+        for i in range(5):
+            start = 1_000_000 * i + (300_000 if rank == 2 else 0) + shift
+            comm.append(_event(None, start, 1_000_000 * i + 400_000 + shift, "ncclAllReduce", "comm", 9))
+        work = [_event(None, 1_000_000 * i + 350_000 + shift, 1_000_000 * i + 600_000 + shift) for i in range(5)]
+        rows = sorted([*comm, *work], key=lambda e: (e.start_ns, -e.end_ns))
+        told = {
+            i: (CollectiveKind("allreduce", "tp", (0, 1, 2), 500_000, 500_000, "BFloat16"), n if sequence else -1)
+            for n, i in enumerate(i for i, row in enumerate(rows) if row.kind == "comm")
+        }
+        traces.append(trace_of(rows, collectives=told, rank=rank, path=Path(f"r{rank}.json")))
+    return traces
+
+
+def test_communication_alone_and_across_ranks() -> None:
+    alone = collectives_section(study_of(_ranks()[0]))
+    assert [len(tables(alone)), _values(tables(alone)[0], "union"), _values(tables(alone)[0], "exposed")] == [
+        2, [5 * 400_000], [5 * 350_000],
+    ]  # fmt: skip
+    section = collectives_section(study_of(*_ranks()))
+    members, kinds = _table(section, "Waiting and moving"), _table(section, "Skew against")
+    assert _values(members, "device") == ["rank 0, device 0", "rank 1, device 0", "rank 2, device 0"]
+    assert (_values(members, "last"), _values(members, "cost")) == ([0, 0, 5], [0, 0, "1.500000"])
+    assert (_values(members, "waited"), _values(members, "transferred")) == ([1_500_000, 1_500_000, 0], [500_000] * 3)
+    assert _values(kinds, "rate") == [10.0]  # 1 MB in 100 µs
+    said = notes(section)
+    assert "wait longest for rank 2, device 0: it costs each of them" in said
+    assert "5 collectives were found on every rank that has a trace, by sequence." in said
+    assert "by order." in notes(collectives_section(study_of(*_ranks(sequence=False))))
+
+
+def test_clocks_that_differ_stop_the_split() -> None:
+    section = collectives_section(study_of(*_ranks(offset=500_000)))
+    assert len(tables(section)) == 2
+    assert "Clocks of ranks not aligned: 5 of 5 collectives" in notes(section)
+    assert "by up to 0.1000 ms (rank 1, device 0 is ahead of rank 0, device 0)" in notes(section)
+
+
+def test_memory_over_time() -> None:
+    track = MemoryTrack(
+        device="cuda:0", step_ns=1_000_000, start_ns=(0, 1_000_000, 2_000_000), allocated_bytes=(1 << 20, 5 << 20, 2 << 20),
+        reserved_bytes=(0, 8 << 20, 8 << 20),
+    )  # fmt: skip
+    trace = trace_of([], [HostEvent("forward", 500_000, 1_500_000, 0)], memory=(track,))
+    section = memory_section(study_of(trace))
+    peaks, course = tables(section)
+    assert [_values(peaks, title) for title in ("peak allocated", "at", "in", "peak reserved")] == [
+        [5.0],
+        [1_000_000],
+        ["forward"],
+        [8.0],
+    ]
+    assert _values(course, "allocated") == [1.0, 5.0, 2.0]
+    (picture,) = [block.picture for block in section.blocks if isinstance(block, Figure)]
+    assert isinstance(picture, Plane) and len(picture.marks) == 6
+
+
+def test_calls_may_lie_in_each_other_deeper_than_python_recurses() -> None:
+    ranges = [HostEvent(f"r{n}x", n, 9_000 - n, 0) for n in range(2_000)]
+    study = study_of(trace_of([_event(4_000, 5_000, 5_600)], ranges))
+    section = ranges_section(study)
+    (flame,) = [block for block in section.blocks if isinstance(block, Figure)]
+    assert isinstance(flame.picture, Flame) and _values(flame.table, "own time") == [600]
+    frame = flame.picture.root
+    for _ in range(MAX_DEPTH - 1):
+        (frame,) = frame.children
+    assert (frame.label, frame.baseline_ns, frame.children) == (f"r{MAX_DEPTH - 2}x", 600, ())
+    report = build_trace_report(study)
+    assert decode_report(encode_report(report)) == report and "<svg" in render_html(report)
+
+
+def test_little_memory_is_not_nothing_and_each_course_names_its_device() -> None:
+    tracks = [
+        MemoryTrack(device=device, step_ns=1_000, start_ns=(0, 1_000), allocated_bytes=(0, 1_536), reserved_bytes=(0, 0))
+        for device in ("cpu", "cuda:0")
+    ]
+    peaks, *courses = tables(memory_section(study_of(trace_of([], memory=tuple(tracks)))))
+    assert [row.cells[1] for row in peaks.rows] == [Number(1.5, 3, "KiB")] * 2
+    assert [course.caption for course in courses] == [
+        f"Largest allocated memory of {device} in each part of the time." for device in ("cpu", "cuda:0")
+    ]
+
+
+def test_what_holds_for_all_devices_is_said_once() -> None:
+    ranges = [HostEvent(f"ProfilerStep#{n}", 100 * n, 100 * n + 50, 0) for n in range(3)]
+    events = [_event(100 * n + 1, 100 * n + 5, 100 * n + 60) for n in range(3)]
+    (summary, *_) = tables(steps_section(study_of(*(trace_of(events, ranges, path=Path(f"{name}.json")) for name in "abc"))))
+    assert len(summary.rows) == 3 and len(summary.notes) == len(set(summary.notes)) == 2
+    assert all(note.startswith("a, device 0 and 2 more: ") for note in summary.notes)
+
+
+ROWS = [
+    ("copy", "memcpy", 0, 10), ("flash", "kernel", 20, 50), ("gather", "kernel", 60, 70),
+    ("copy", "memcpy", 100, 110), ("flash", "kernel", 112, 150), ("gather", "kernel", 150, 160),
+    ("flash", "kernel", 200, 210),
+]  # fmt: skip
+
+
+def study(*sections: str, rows: list[tuple[str, str, int, int]] = ROWS) -> TraceStudy:
+    events = [DeviceEvent(name, kind, start, end, 0, 7, 0, None) for name, kind, start, end in rows]
+    return study_of(trace_of(events), sections=sections)
+
+
+def table(*sections: str, rows: list[tuple[str, str, int, int]] = ROWS) -> Table:
+    section = sections_section(study(*sections, rows=rows))
+    assert section is not None and section.id == "sections"
+    (found,) = section.blocks
+    assert isinstance(found, Table) and all(len(row.cells) == len(found.columns) == 14 for row in found.rows)
+    return found
+
+
+def test_one_row_for_each_definition_and_device() -> None:
+    found = table("memcpy:end -> flash -> gather:end", "flash:start -> gather -> copy:start")
+    first = found.rows[0].cells
+    assert first[2:] == (
+        Code("memcpy:end -> flash -> gather:end"), Count(2), ExactTime(50), ExactTime(60), ExactTime(55), ExactTime(50),
+        Missing("", "-"), ExactTime((40 + 48) // 2), ExactTime((20 + 2) // 2), ExactTime(34), Number(2.0, 1), Count(1),
+    )  # fmt: skip
+    assert found.notes[0].endswith("skipped of 3 focal calls: 1 no gather:end after it")
+    assert found.rows[1].cells[3] == Count(1) and found.rows[1].cells[-1] == Count(1)
+
+
+def test_what_is_not_there_is_said() -> None:
+    none = table("memcpy:end -> flush -> gather:end").rows[0].cells
+    assert none[3] == Missing("no device event matches 'flush'", "none")
+    skipped = table("memset:end -> flash -> gather:end").rows[0].cells
+    assert skipped[3] == Missing("3 no memset:end before it", "none") and skipped[-1] == Count(3)
+    assert sections_section(study()) is None
+    found = sections_section(study("a:end -> b -> c:end", rows=[]))  # a trace of a CPU: what was asked for is answered
+    assert found is not None and isinstance(host := found.blocks[0], Table)
+    assert host.notes == ("t, a:end -> b -> c:end: no device event matches 'b'",)
+
+
+def test_the_manual_explains_every_verdict() -> None:
+    text = (ROOT / "docs" / "traces.md").read_text(encoding="utf-8").lower()
+    assert [name for name in _MEANING if f"| `{name}` |" not in text and f"**{name}** means" not in text] == []

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from msgspec.structs import replace
-
 from strobe.core.errors import DataError
 from strobe.perf.analysis.runs.compare import is_own_code
 from strobe.perf.analysis.runs.latency import is_load
@@ -19,7 +17,7 @@ from strobe.perf.report.profile_pages import attention_report, is_attention_run,
 from strobe.perf.report.quality_page import accept_report
 from strobe.perf.report.run_page import run_report
 from strobe.perf.report.serve_page import serve_report
-from strobe.perf.report.study import RunStudy, load_study, plugged_sections
+from strobe.perf.report.study import RunStudy, load_study
 from strobe.perf.table.model import Report
 
 
@@ -59,8 +57,7 @@ def report_and_findings(
         built = page(study, pair, allow_different) if own else None
         if built is not None:
             return built
-    report, found = run_report(study, allow_different)
-    return replace(report, sections=(*report.sections, *plugged_sections(study))), found
+    return run_report(study, allow_different)
 
 
 def _attention_page(study: RunStudy, pair: tuple[str, str] | None, _: tuple[str, ...]) -> _Found:

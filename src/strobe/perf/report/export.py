@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from strobe.core.libraries import broken, install
 from strobe.perf.analysis.device.activity import BUSY, CAUSES, all_events, device_views, windowed_events
 from strobe.perf.analysis.device.intervals import Ints, Window, column
 from strobe.perf.report.study import TraceStudy
-from strobe.perf.trace import DeviceEvents, HostEvents, Trace
+from strobe.perf.trace import DeviceEvent, HostEvent, Trace
 from strobe.perf.trace.events import DEVICE_KINDS
 
 try:
@@ -125,15 +125,8 @@ _END: Final = 2
 _FLUSH: Final = 2_000
 
 
-class TrackSlice(NamedTuple):
-    """One slice of a track; `flow` links a launch call to the work it launched, 0 links nothing."""
-
-    start_ns: int
-    end_ns: int
-    name: str
-    category: str
-    flow: int = 0
-    shape: str = ""
+Slice: TypeAlias = tuple[DeviceEvent | HostEvent, str, int]
+"""An event on a track, its category, and what links a launch call to the work that it launched; 0 links nothing."""
 
 
 def write_perfetto(study: TraceStudy, path: Path) -> int:
@@ -163,7 +156,7 @@ def write_perfetto(study: TraceStudy, path: Path) -> int:
     return writer.num_slices
 
 
-def in_lanes(slices: Iterable[TrackSlice], *, nested: bool) -> Iterator[tuple[int, TrackSlice]]:
+def in_lanes(slices: Iterable[Slice], *, nested: bool) -> Iterator[tuple[int, Slice]]:
     """Assign slices, in order of start, to as few lanes as keep them apart; yield each slice's lane.
 
     Args:
@@ -172,35 +165,36 @@ def in_lanes(slices: Iterable[TrackSlice], *, nested: bool) -> Iterator[tuple[in
     """
     open_ends: list[list[int]] = []  # of each lane
     for piece in slices:
-        place = next((lane for lane, ends in enumerate(open_ends) if _fits(ends, piece, nested)), len(open_ends))
+        place = next((lane for lane, ends in enumerate(open_ends) if _fits(ends, piece[0], nested)), len(open_ends))
         open_ends += [[]] if place == len(open_ends) else []
-        open_ends[place].append(piece.end_ns)
+        open_ends[place].append(piece[0].end_ns)
         yield place, piece
 
 
-def _fits(ends: list[int], piece: TrackSlice, nested: bool) -> bool:
-    while ends and ends[-1] <= piece.start_ns:
+def _fits(ends: list[int], event: DeviceEvent | HostEvent, nested: bool) -> bool:
+    while ends and ends[-1] <= event.start_ns:
         ends.pop()
-    return not ends or (nested and piece.end_ns <= ends[-1])
+    return not ends or (nested and event.end_ns <= ends[-1])
 
 
 def _write_trace(writer: _Writer, trace: Trace, label: str, window: Window | None) -> None:
-    process, launches = writer.process(label), list[Ints]()
+    process, launches, events = writer.track(label), list[Ints](), trace.device_events
     for view in device_views(trace, window):
         group = writer.track(f"device {view.device}", process)
         rows = zip(*(column.tolist() for column in (view.slices.start, view.slices.end, view.slices.cause)), strict=True)
         gaps = ((start, end, CAUSES[cause].replace("_", " ")) for start, end, cause in rows if cause != BUSY)
-        writer.lanes("idle", group, (TrackSlice(start, end, f"idle: {why}", "idle") for start, end, why in gaps), trace.base_ns)
+        idle = ((HostEvent(f"idle: {why}", start, end, 0), "idle", 0) for start, end, why in gaps)
+        writer.lanes("idle", group, idle, trace.base_ns)
         inside = view.work.at(view.inside)
-        stream, host = inside.stream, inside.host
-        for number in np.unique(stream).tolist():
-            chosen = inside.position[stream == number].tolist()
-            slices = (_device_slice(trace.device_events, i, writer.first_flow) for i in chosen)
-            writer.lanes(f"stream {number}", group, slices, trace.base_ns)
-        launches.append(np.unique(host[host >= 0]))
+        for number in np.unique(inside.stream).tolist():
+            mine = inside.stream == number
+            places = zip(inside.position[mine].tolist(), inside.host[mine].tolist(), strict=True)
+            ran = ((events[at], 0 if host < 0 else writer.first_flow + host) for at, host in places)
+            writer.lanes(f"stream {number}", group, ((event, event.kind, flow) for event, flow in ran), trace.base_ns)
+        launches.append(np.unique(inside.host[inside.host >= 0]))
     called = np.unique(np.concatenate(launches)) if launches else np.empty(0, np.int64)
     _write_host(writer, process, trace, called, window)
-    writer.first_flow += len(trace.device_events.hosts)
+    writer.first_flow += len(events.hosts)
 
 
 def _write_host(writer: _Writer, process: int, trace: Trace, called: Ints, window: Window | None) -> None:
@@ -208,28 +202,17 @@ def _write_host(writer: _Writer, process: int, trace: Trace, called: Ints, windo
     hosts, ranges, host = trace.device_events.hosts, trace.ranges, writer.track("host", process)
     thread = column(hosts.thread)[called]
     for number in np.unique(thread).tolist():
-        calls = (_host_slice(hosts, i, "launch", writer.first_flow) for i in called[thread == number].tolist())
+        calls = ((hosts[at], "launch", writer.first_flow + at) for at in called[thread == number].tolist())
         writer.lanes(f"launch calls of {trace.threads[number]}", host, calls, trace.base_ns, nested=True)
     shown = np.ones(len(ranges), np.bool_)
     if window is not None:
-        start = min(window.start_ns, *column(hosts.start_ns)[called].tolist())
-        end = max(window.end_ns, *column(hosts.end_ns)[called].tolist())
+        start = min([window.start_ns, *column(hosts.start_ns)[called].tolist()])
+        end = max([window.end_ns, *column(hosts.end_ns)[called].tolist()])
         shown = (column(ranges.start_ns) < end) & (column(ranges.end_ns) > start)
     for number in np.unique(column(ranges.thread)).tolist():
         mine = np.flatnonzero(shown & (column(ranges.thread) == number)).tolist()
-        spans = (_host_slice(ranges, i, "range") for i in mine)
+        spans = ((ranges[at], "range", 0) for at in mine)
         writer.lanes(f"ranges of {trace.threads[number]}", host, spans, trace.base_ns, nested=True)
-
-
-def _device_slice(events: DeviceEvents, i: int, first_flow: int) -> TrackSlice:
-    flow = 0 if events.host[i] < 0 else first_flow + events.host[i]
-    name, kind, shape = events.names[events.name[i]], DEVICE_KINDS[events.kind[i]], events.shapes[events.shape[i]]
-    return TrackSlice(events.start_ns[i], events.end_ns[i], name, kind, flow, shape)
-
-
-def _host_slice(events: HostEvents, i: int, category: str, first_flow: int = 0) -> TrackSlice:
-    name, flow = events.names[events.name[i]], first_flow + i if first_flow else 0
-    return TrackSlice(events.start_ns[i], events.end_ns[i], name, category, flow)
 
 
 class _Writer:
@@ -240,16 +223,19 @@ class _Writer:
         self._file, self._protos, self._batch, self._packets = file, protos, protos.Trace(), 0
         self._uuid, self._names, self._categories = 0, dict[str, int](), dict[str, int]()
 
-    def process(self, name: str) -> int:
-        descriptor = self._descriptor(name)
-        descriptor.process.pid, descriptor.process.process_name = descriptor.uuid, _text(name)
+    def track(self, name: str, parent: int = 0) -> int:
+        """Describe a track below another one, or else a process; return its number."""
+        descriptor = self._packet().track_descriptor
+        self._uuid += 1
+        descriptor.uuid, descriptor.name, descriptor.child_ordering = self._uuid, _text(name), _EXPLICIT
+        descriptor.sibling_order_rank = self._uuid
+        if parent:
+            descriptor.parent_uuid = parent
+        else:
+            descriptor.process.pid, descriptor.process.process_name = self._uuid, _text(name)
         return self._uuid
 
-    def track(self, name: str, parent: int) -> int:
-        self._descriptor(name).parent_uuid = parent
-        return self._uuid
-
-    def lanes(self, name: str, parent: int, slices: Iterable[TrackSlice], base_ns: int, *, nested: bool = False) -> None:
+    def lanes(self, name: str, parent: int, slices: Iterable[Slice], base_ns: int, *, nested: bool = False) -> None:
         """Write slices as tracks below `parent`; those after the first hold what overlaps. Times are `base_ns` later."""
         tracks, open_ends = list[int](), list[list[int]]()
         later = base_ns + self._shift_ns
@@ -258,10 +244,10 @@ class _Writer:
                 tracks.append(self.track(f"{name}, overlap {lane}" if lane else name, parent))
                 open_ends.append([])
             ends = open_ends[lane]
-            while ends and ends[-1] <= piece.start_ns:
+            while ends and ends[-1] <= piece[0].start_ns:
                 self._event(tracks[lane], later + ends.pop(), _END)
-            self._begin(tracks[lane], later + piece.start_ns, piece)
-            ends.append(piece.end_ns)
+            self._begin(tracks[lane], later + piece[0].start_ns, piece)
+            ends.append(piece[0].end_ns)
             self.num_slices += 1
         for track, ends in zip(tracks, open_ends, strict=True):
             while ends:
@@ -280,35 +266,29 @@ class _Writer:
         self._packets += 1
         return packet
 
-    def _descriptor(self, name: str) -> Any:
-        descriptor = self._packet().track_descriptor
-        self._uuid += 1
-        descriptor.uuid, descriptor.name, descriptor.child_ordering = self._uuid, _text(name), _EXPLICIT
-        descriptor.sibling_order_rank = self._uuid
-        return descriptor
-
     def _event(self, track: int, when: int, kind: int) -> Any:
         packet = self._packet()
         packet.timestamp = when
         packet.track_event.track_uuid, packet.track_event.type = track, kind
         return packet
 
-    def _begin(self, track: int, when: int, piece: TrackSlice) -> None:
+    def _begin(self, track: int, when: int, piece: Slice) -> None:
+        event, category, flow = piece
         packet = self._event(track, when, _BEGIN)
-        event = packet.track_event
-        event.name_iid = self._names.get(piece.name) or _interned(piece.name, self._names, packet.interned_data.event_names)
-        category = self._categories.get(piece.category)
-        event.category_iids.append(category or _interned(piece.category, self._categories, packet.interned_data.event_categories))
-        if piece.flow:
-            event.flow_ids.append(piece.flow)
-        if piece.shape:
-            event.debug_annotations.add(name="shape", string_value=_text(piece.shape))
+        begun, texts = packet.track_event, packet.interned_data
+        begun.name_iid = _number_of(event.name, self._names, texts.event_names)
+        begun.category_iids.append(_number_of(category, self._categories, texts.event_categories))
+        if flow:
+            begun.flow_ids.append(flow)
+        if isinstance(event, DeviceEvent) and event.shape:
+            begun.debug_annotations.add(name="shape", string_value=_text(event.shape))
 
 
-def _interned(text: str, known: dict[str, int], new: Any) -> int:
-    number = known[text] = len(known) + 1
-    new.add(iid=number, name=_text(text))
-    return number
+def _number_of(text: str, known: dict[str, int], new: Any) -> int:
+    if text not in known:
+        known[text] = len(known) + 1
+        new.add(iid=known[text], name=_text(text))
+    return known[text]
 
 
 def _text(text: str) -> str:

@@ -11,15 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
 from strobe.core.errors import ConfigError, DataError, StrobeError, TraceFormatError, unknown_choice
 from strobe.core.files import file_inside
-from strobe.core.libraries import REPORT, Plugin, plugins, tell_broken, tried
 from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.analysis.runs.timeline import (
     DeviceTimeline,
@@ -38,7 +37,6 @@ from strobe.perf.analysis.structure.window import choose_window
 from strobe.perf.records.record import LaunchedPasses, Variant, cpu_cores
 from strobe.perf.records.record import Trace as TraceRecord
 from strobe.perf.records.store import RunRecords, read_run
-from strobe.perf.table.model import Section
 from strobe.perf.trace import Trace, captures_of, find_traces, read_trace
 
 # Input of a report: the variants of one or several runs, in a fixed order, with their traced windows.
@@ -215,7 +213,6 @@ def _damaged(run: RunRecords, record: TraceRecord | LaunchedPasses) -> str | Non
 
 # Input of a trace report: traces in a fixed order, each with its label and its chosen window.
 
-Found = TypeVar("Found")
 Progress: TypeAlias = Callable[[int, int, str], None]
 """Callback `(done_bytes, total_bytes, what)` while a file is read."""
 DETAILED_BYTES: Final = 16_000_000
@@ -254,7 +251,7 @@ class TraceStudy:
         windows: the chosen window of each trace; `None` is all of it.
         skipped: what is in the given folders and is no trace, each with the reason.
         replays: what names the kernels of each trace's graph replays, a sentence; empty without replays.
-        kept: results of the functions that are computed `once`.
+        kept: what the page finds in each trace, once it was asked for.
     """
 
     traces: tuple[Trace, ...]
@@ -263,20 +260,7 @@ class TraceStudy:
     options: TraceOptions
     skipped: tuple[str, ...] = ()
     replays: tuple[str, ...] = ()
-    kept: dict[Callable[[TraceStudy], Any], Any] = field(default_factory=dict, init=False, repr=False)
-
-
-def once(find: Callable[[TraceStudy], Found]) -> Callable[[TraceStudy], Found]:
-    """Return a function of a study that is computed once for each study; its result is kept as long as the study."""
-
-    @wraps(find)
-    def found(study: TraceStudy) -> Found:
-        if find not in study.kept:
-            study.kept[find] = find(study)
-        result: Found = study.kept[find]
-        return result
-
-    return found
+    kept: list[Any] = field(default_factory=list, init=False, repr=False)
 
 
 def is_small(path: Path) -> bool:
@@ -423,30 +407,3 @@ def _stem(name: str) -> str:
     for suffix in (".gz", ".json"):
         name = name.removesuffix(suffix)
     return name
-
-
-def registered() -> tuple[Plugin, ...]:
-    """Return what other packages register."""
-    return plugins(REPORT, lambda found: "" if callable(found) else f"it is a {type(found).__name__}, not a function")
-
-
-def _sections(plugin: Plugin, study: RunStudy) -> tuple[object, ...]:
-    return tuple(plugin.found(study))
-
-
-def plugged_sections(study: RunStudy) -> tuple[Section, ...]:
-    """The sections of every package that registers a function in the group `strobe.report`: a `RunStudy` to sections.
-
-    One that is broken is left out, and said so in a warning of one line.
-    """
-    found: list[Section] = []
-    for plugin in registered():
-        made, why = (None, plugin.broken) if plugin.broken else tried(partial(_sections, plugin, study))
-        wrong = [each for each in made or () if not isinstance(each, Section)]
-        if wrong:
-            why = f"it returned a {type(wrong[0]).__name__}, not sections of strobe.perf.table.model"
-        if why:
-            tell_broken(plugin, why)
-        else:
-            found += made or ()
-    return tuple(found)

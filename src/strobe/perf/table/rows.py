@@ -67,7 +67,7 @@ def _annotations(hint: Any) -> tuple[Any, ...]:
 def struct_of(kind: type) -> type[msgspec.Struct]:
     """Return the struct that the JSON of a class has: of its described attributes, in which exact times are text."""
     hints = {name: _plain(hint) for name, hint in described(kind).items()}
-    if issubclass(kind, msgspec.Struct) and hints == described(kind):
+    if issubclass(kind, msgspec.Struct) and hints == described(kind) and hints.keys() == set(kind.__struct_fields__):
         return kind
     defaults = {each.name: each.default for each in msgspec.structs.fields(kind)} if issubclass(kind, msgspec.Struct) else {}
     required = {name: (name, hint) for name, hint in hints.items()}

@@ -85,7 +85,7 @@ def brute_force(trace: Trace, side: TracedSide, priority: tuple[str, ...]) -> tu
     """Ask every nanosecond of every tile who owns it; idle time is not split by cause."""
     events = list(trace.device_events)
     members = {number for section in side.sections.found for number in section.members}
-    areas = [section[:2] for section in side.sections.found]
+    areas = [section.span for section in side.sections.found]
     end = max(event.end_ns for event in events)
 
     def owner(moment: int) -> int | None:
@@ -125,7 +125,7 @@ def test_every_nanosecond_has_one_label(trace: Trace, priority: list[str]) -> No
     assert side.num_focal == sum(e.name == "flash" for e in starts)
     assert side.calls.get("gemm", (0, 0))[0] >= sum(e.name == "gemm" for e in starts)
     members = {number for section in side.sections.found for number in section.members}
-    areas = [section[:2] for section in side.sections.found]
+    areas = [section.span for section in side.sections.found]
     covered: Counter[Label] = Counter()
     for moment in (moment for tile in side.tiles for moment in range(tile.start_ns, tile.end_ns)):
         inside = any(start <= moment < stop for start, stop in areas)

@@ -71,10 +71,10 @@ def test_ranges_and_modules_by_what_they_launched() -> None:
         "module:Self.*:start -> flash -> kernel:start": (120, 150),
     }.items():
         (found,) = find_sections(trace, parse_section(text))
-        assert [section[:2] for section in found.found] == [expected], text
+        assert [section.span for section in found.found] == [expected], text
     twice = trace_of([*device, event("flash", 190, 195, launch=40)], ranges)  # the second one lies outside the range
     (found,) = find_sections(twice, parse_section("range:attention:start -> flash -> range:attention:end"))
-    assert [section[:2] for section in found.found] == [(100, 160)] and dict(found.skipped) == {"in no range:attention": 1}
+    assert [section.span for section in found.found] == [(100, 160)] and dict(found.skipped) == {"in no range:attention": 1}
     none = parse_section("range:nowhere:start -> flash -> range:nowhere:end")
     assert dict(find_sections(twice, none)[0].skipped) == {"in no range:nowhere": 2}
     (found,) = find_sections(trace, parse_section("range:attention:end -> flash -> range:attention:start"))
@@ -88,9 +88,9 @@ def test_a_graphs_kernels_carry_their_module() -> None:
     paths = {0: "layers.0.attn.q", 1: "layers.0.attn", 2: "layers.0.mlp", 4: "layers.1.attn", 5: "layers.1.attn.out"}
     trace = trace_of(device, module_paths=paths)
     (found,) = find_sections(trace, parse_section("module:attn:start -> flash -> module:attn:end"))
-    assert [section[:2] for section in found.found] == [(0, 18), (40, 58)]
+    assert [section.span for section in found.found] == [(0, 18), (40, 58)]
     (found,) = find_sections(trace, parse_section(r"module:layers\.1\.attn:start -> flash -> b:end"))
-    assert [section[:2] for section in found.found] == [(40, 58)]
+    assert [section.span for section in found.found] == [(40, 58)]
 
 
 def test_a_window_chooses_the_focal_events_and_not_the_boundaries() -> None:
@@ -98,7 +98,7 @@ def test_a_window_chooses_the_focal_events_and_not_the_boundaries() -> None:
     (found,) = find_sections(
         trace, parse_section("memcpy:end -> flash -> gather:end"), Window(start_ns=115, end_ns=140, label="w")
     )
-    assert [section[:2] for section in found.found] == [(110, 170)]
+    assert [section.span for section in found.found] == [(110, 170)]
 
 
 _NAMES = {"copy": "memcpy", "flash": "kernel", "gather": "kernel", "gemm": "kernel"}
@@ -137,28 +137,28 @@ def test_against_looking_at_every_focal_event(rows: list[tuple[str, int, int, in
     definition = SectionDefinition(left=left, focal="flash", right=right)
     found = [section for each in find_sections(trace, definition) for section in each.found]
     counted = list(find_sections(trace, definition))
-    assert sorted(section[:2] for section in found) == sorted(bounds[:2] for bounds in expected)
+    assert sorted(section.span for section in found) == sorted(bounds[:2] for bounds in expected)
     assert sum(sum(each.skipped.values()) for each in counted) == skipped
     assert sum(each.num_focal - each.merged for each in counted) == skipped + len(expected)
     for each in counted:
-        ends = [max(section.end_ns for section in each.found[:i]) for i in range(1, len(each.found))]
+        ends = [max(section.span[1] for section in each.found[:i]) for i in range(1, len(each.found))]
         assert each.overlapping == sum(section.start_ns < end for section, end in zip(each.found[1:], ends, strict=True))
     wide = left.any_stream or right.any_stream
     allowed = sorted(expected)
     for section in found:
-        lanes = {stream for start, end, stream in allowed if (start, end) == section[:2]}
+        lanes = {stream for start, end, stream in allowed if (start, end) == section.span}
         measured = {
             lane: [
                 i
                 for i, e in enumerate(events)
                 if (wide or e.stream == lane)
-                and e.start_ns < section.end_ns
+                and e.start_ns < section.span[1]
                 and (e.end_ns > section.start_ns or e.start_ns >= section.start_ns)
             ]
             for lane in lanes
         }
         assert list(section.members) in measured.values()
-        moments = range(section.start_ns, section.end_ns)
+        moments = range(section.start_ns, section.span[1])
         running = [[events[i].name for i in section.members if events[i].start_ns <= t < events[i].end_ns] for t in moments]
         assert (section.busy_ns, section.focal_ns) == (sum(map(bool, running)), sum("flash" in names for names in running))
 

@@ -1,4 +1,4 @@
-"""The speedup report as a value: every table is whole, every picture adds up, every foreign name is escaped."""
+"""The speedup report as a value: every table is whole, every picture adds up."""
 
 from __future__ import annotations
 
@@ -28,9 +28,6 @@ CAPTURES = Path(__file__).parents[4] / "benchmarks" / "presets-h200" / "traces"
 
 
 NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
-
-
-EVIL = "k<script>alert(1)</script>|`*_[x](y)\u202e\x1b[31m"
 
 
 @pytest.fixture(scope="module")
@@ -112,14 +109,10 @@ def test_waterfalls_end_where_the_candidate_stands(guide: dict[str, Path], prese
     for study in (load_speedup(request(guide)), load_speedup(replace(request(guide), calls=384)), presets):
         report = build_speedup_report(study)
         check_whole(report)
-        pictures = [
-            block.picture
-            for each in report.sections
-            for block in each.blocks
-            if isinstance(block, Figure) and isinstance(block.picture, Waterfall)
-        ]
-        assert pictures
-        for picture in pictures:
+        pictures = [block.picture for each in report.sections for block in each.blocks if isinstance(block, Figure)]
+        waterfalls = [picture for picture in pictures if isinstance(picture, Waterfall)]
+        assert waterfalls
+        for picture in waterfalls:
             first, *steps, last = picture.bars
             assert first.total and last.total and not any(bar.total for bar in steps)
             assert [bar.start_ns for bar in (*steps, last)][:-1] == [first.stop_ns, *(bar.stop_ns for bar in steps)][:-1]
@@ -128,14 +121,10 @@ def test_waterfalls_end_where_the_candidate_stands(guide: dict[str, Path], prese
 
 def twelve(tmp_path: Path) -> SpeedupStudy:
     """Thirteen repetitions a side, the last of which nothing bounds; all but the copies vary."""
-    sides = []
+    sides, copy = [], ("gpu_memcpy", "copy", 9_000)
     for name, focal in (("baseline", 900_000), ("candidate", 400_000)):
         layers = [
-            [
-                ("kernel", "flash", focal + 977 * (7 * n % 13)),
-                ("kernel", "gemm", 700_000 - 3_001 * (5 * n % 13)),
-                ("gpu_memcpy", "copy", 9_000),
-            ]
+            [("kernel", "flash", focal + 977 * (7 * n % 13)), ("kernel", "gemm", 700_000 - 3_001 * (5 * n % 13)), copy]
             for n in range(13)
         ]
         trace = write_trace(tmp_path / f"{name}.json.gz", layers)
@@ -179,17 +168,6 @@ def test_two_steps_have_no_intervals_and_the_table_says_why(guide: dict[str, Pat
     assert "No intervals: 2 and 2 compared steps, and an interval needs 5 on each side." in table.notes
     (ledger,) = to_json(speedup_document(study))["ledgers"]
     assert ledger["saved_low_ns"] is None and {line["saved_low_ns"] for line in ledger["lines"]} == {None}
-
-
-def test_foreign_names_are_escaped(tmp_path: Path) -> None:
-    trace = write_trace(tmp_path / "t.json.gz", [[("kernel", EVIL, 5_000), ("kernel", "gemm", 7_000)]] * 4)
-    side = SideRequest(name="baseline", traces=(trace,), focal=r"k<script>")
-    study = load_speedup(SpeedupRequest(baseline=side, candidate=replace(side, name="candidate", facts={"model": EVIL})))
-    report = build_speedup_report(study)
-    check_whole(report)
-    page, text = render_html(report), render_markdown(report)
-    assert "<script>alert" not in page and "\u202e" not in page and "\x1b" not in page
-    assert "\u202e" not in text and "\x1b" not in text and "<script>" not in text
 
 
 def test_one_label_with_two_units_is_told(guide: dict[str, Path]) -> None:

@@ -285,9 +285,6 @@ def _impossible(view: DeviceView) -> list[tuple[int, int, int]]:
 
 # Queue length of a device: events whose launch call has started and that have not started themselves.
 
-LENGTHS: Final = ((0, 0), (1, 3), (4, 31), (32, None))
-"""Bins of queue length for plots: shortest and longest length of each."""
-
 
 class QueueRow(OnDevice, frozen=True, kw_only=True):
     """Queue of a device or stream: events that have not started although their launch call has."""
@@ -309,16 +306,13 @@ class Queue:
 
     Args:
         stream: the queue of this stream; `None` for all streams of the device together.
-        num_bins: bins of `lengths_ns`.
 
     Attributes:
         row: what tables show of it; an event that starts with its call or before it never waits, and the sum of the waits is also
             the length added up over time.
-        edges_ns: bins of equal length, from the start of the window.
-        lengths_ns: for each of `LENGTHS`, the time in each bin.
     """
 
-    def __init__(self, view: DeviceView, stream: int | None, num_bins: int) -> None:
+    def __init__(self, view: DeviceView, stream: int | None) -> None:
         self._view, self._stream = view, stream
         self._calls = np.asarray(view.trace.device_events.hosts.start_ns)
         unlinked = waited_ns = self._queued = 0
@@ -334,16 +328,12 @@ class Queue:
         hosts.sort()  # calls that were read are in order of start
         if (np.diff(self._calls) < 0).any():
             hosts = hosts[np.argsort(self._calls[hosts], kind="stable")]
-        edges = view.begin_ns + np.arange(num_bins + 1) * view.span_ns // num_bins
-        binned = np.zeros((len(LENGTHS), num_bins), np.int64)
         spent: dict[int, int] = defaultdict(int)
         for moments, stop, lengths in self._stretches(hosts):
             took = np.diff(np.append(moments, stop))
             some, which = np.unique(lengths, return_inverse=True)
             for length, ns in zip(some.tolist(), totals(took, which, len(some)).tolist(), strict=True):
                 spent[length] += ns
-            for place, bounds in enumerate(LENGTHS):
-                binned[place] += _binned(moments, took, _within(lengths, *bounds), np.clip(edges, moments[0], stop))
         there = sorted((length, ns) for length, ns in spent.items() if ns)
         self.row = QueueRow(
             **view.where,
@@ -358,8 +348,6 @@ class Queue:
             wait_ns=waited_ns / self._queued if self._queued else None,
             unlinked_events=unlinked,
         )
-        self.edges_ns = tuple((edges - view.begin_ns).tolist())
-        self.lengths_ns = tuple(tuple(own.tolist()) for own in binned)
 
     def _waited(self, part: EventView) -> tuple[NDArray[np.int32], Ints, Ints]:
         """Select the events that waited in the window; return their calls and the start and end of each wait."""
@@ -396,11 +384,11 @@ class Queue:
         yield np.array([now]), self._view.end_ns, np.array([length])
 
 
-def queues(view: DeviceView, num_bins: int = 1) -> tuple[Queue, ...]:
+def queues(view: DeviceView) -> tuple[Queue, ...]:
     """Return the queue of a device and, if it has several streams, of each stream by number."""
     streams = np.unique(view.work.stream).tolist()
     chosen: list[int | None] = [None, *streams] if len(streams) > 1 else [None]
-    return tuple(Queue(view, stream, num_bins) for stream in chosen)
+    return tuple(Queue(view, stream) for stream in chosen)
 
 
 def _median(spent: Sequence[tuple[int, int]]) -> int:
@@ -411,20 +399,6 @@ def _median(spent: Sequence[tuple[int, int]]) -> int:
         if 2 * reached >= whole:
             return length
     return 0
-
-
-def _within(lengths: Ints, low: int, high: int | None) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = lengths >= low
-    return found if high is None else found & (lengths <= high)
-
-
-def _binned(moments: Ints, took: Ints, chosen: NDArray[np.bool_], edges: Ints) -> Ints:
-    """Return the time of the chosen steps in each bin between two edges."""
-    own = np.where(chosen, took, 0)
-    before = np.concatenate((np.zeros(1, np.int64), np.cumsum(own)))
-    step = np.searchsorted(moments, edges, "right") - 1
-    reached: Ints = before[step] + np.where(chosen[step], np.minimum(edges - moments[step], own[step]), 0)
-    return np.diff(reached)
 
 
 # Gaps between kernels of a device, by the kernels before and after.

@@ -203,7 +203,7 @@ def _cut_device(
     if sections is not None and sections.found:
         positions = np.array([number for section in sections.found for number in section.members], np.int64)
         member[np.searchsorted(work.position, positions)] = True
-        areas = union(*intervals_of(sorted(section[:2] for section in sections.found)))
+        areas = union(*intervals_of(sorted(section.span for section in sections.found)))
     marks = focal, member & ~focal
     pieces = _pieces(trace, work, marks, areas, tiles, priority)
     owned, exclusive = sums(pieces, tiles, LABELS, len(work))

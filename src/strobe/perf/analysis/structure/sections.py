@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from typing import Final, Literal, NamedTuple, TypeAlias, cast
+from typing import Annotated as A
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,7 @@ from strobe.perf.analysis.device.kernels import KernelKind, kernel_kind, kernel_
 from strobe.perf.analysis.structure.ranges import device_times
 from strobe.perf.logs.series import Constraint, short
 from strobe.perf.measure.stats import percentile
+from strobe.perf.table.rows import OnDevice, col
 from strobe.perf.trace.events import DEVICE_KINDS, Trace
 
 # Sections: device time between two boundaries around a focal event, by a definition that can be stored and compared.
@@ -150,26 +152,24 @@ def pattern(text: str) -> re.Pattern[str]:
         raise ConfigError(f"{text!r} is not a regular expression: {error}; escape what is meant literally") from error
 
 
-class AttentionSection(NamedTuple):
-    """One section.
+class SectionRow(OnDevice, frozen=True, kw_only=True):
+    """One section: the time between two boundaries around a focal event.
 
-    `busy_ns` is the union of the events in it, `focal_ns` that of the focal ones; `members` counts into the trace's device
-    events. All of them look at the focal event's stream, or at all streams if a boundary may lie on any.
+    Args:
+        members: places of its events among the trace's device events: those of the focal event's stream, or of all streams if a
+            boundary may lie on any.
     """
 
-    start_ns: int
-    end_ns: int
-    busy_ns: int
-    focal_ns: int
+    section: A[str, col("definition of the section by its boundaries")]
+    start_ns: A[int, col("start on the clock of the trace")]
+    length_ns: A[int, col("time from boundary to boundary")]
+    busy_ns: A[int, col("time in which at least one event of the section ran")]
+    focal_ns: A[int, col("time in which a focal event ran")]
     members: tuple[int, ...]
 
     @property
-    def length_ns(self) -> int:
-        return self.end_ns - self.start_ns
-
-    @property
-    def idle_ns(self) -> int:
-        return self.length_ns - self.busy_ns
+    def span(self) -> tuple[int, int]:
+        return self.start_ns, self.start_ns + self.length_ns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,7 +186,7 @@ class Sections:
     definition: SectionDefinition
     device: int
     num_focal: int
-    found: tuple[AttentionSection, ...]
+    found: tuple[SectionRow, ...]
     skipped: Mapping[str, int]
     merged: int
     overlapping: int
@@ -227,7 +227,8 @@ def sections_of(
     """Find the sections of one device; `chosen` masks the events that may be focal ones."""
     focal = matching(trace, work, definition.focal)
     anchors, skipped, merged = np.flatnonzero(focal if chosen is None else focal & chosen), Counter[str](), 0
-    found: list[AttentionSection] = []
+    found: list[SectionRow] = []
+    told = {"trace": trace.label, "device": device, "section": str(definition)}
     for stream in np.unique(work.stream[anchors]).tolist():
         lane = np.flatnonzero(work.stream == stream)
         own = anchors[work.stream[anchors] == stream]
@@ -246,9 +247,10 @@ def sections_of(
         starts, ends = np.unique(np.stack((left[whole], right[whole])), axis=1)
         merged += int(whole.sum()) - len(starts)
         wide = definition.left.any_stream or definition.right.any_stream
-        found += _measure(work, np.arange(len(work)) if wide else lane, focal, Intervals(starts, ends))
-    found.sort(key=lambda section: section[:2])
-    bounds = intervals_of(section[:2] for section in found)
+        spans = Intervals(starts, ends)
+        found += _measure(work, np.arange(len(work)) if wide else lane, focal, spans, told)
+    found.sort(key=lambda section: section.span)
+    bounds = intervals_of(section.span for section in found)
     return Sections(
         definition=definition,
         device=device,
@@ -348,7 +350,9 @@ def _spells(edge: Edge, name: str) -> bool:
     return any(re.fullmatch(edge.what, text) for text in spelled)
 
 
-def _measure(work: EventView, lane: Ints, focal: NDArray[np.bool_], sections: Intervals) -> list[AttentionSection]:
+def _measure(
+    work: EventView, lane: Ints, focal: NDArray[np.bool_], sections: Intervals, told: Mapping[str, Any]
+) -> Iterator[SectionRow]:
     """Measure sections of one lane: the positions of its events, in order of start."""
     start, end, own = work.start[lane], work.end[lane], lane[focal[lane]]
     shared = [overlaps(sections, union(*columns)) for columns in ((start, end), (work.start[own], work.end[own]))]
@@ -357,13 +361,12 @@ def _measure(work: EventView, lane: Ints, focal: NDArray[np.bool_], sections: In
     first, last = np.searchsorted(reached, sections.start, "right"), np.searchsorted(start, sections.end, "left")
     # an event of length 0 is a member where it starts
     first = np.minimum(first, np.searchsorted(start, sections.start, "left"))
-    found = []
     for at, (left, right) in enumerate(zip(first.tolist(), last.tolist(), strict=True)):
-        begin = sections.start[at]
+        begin, long = int(sections.start[at]), int(sections.end[at] - sections.start[at])
         members = lane[left:right][(end[left:right] > begin) | (start[left:right] >= begin)]
         numbers = tuple(work.position[members].tolist())
-        found.append(AttentionSection(int(begin), int(sections.end[at]), int(busy[at]), int(focal_ns[at]), numbers))
-    return found
+        times: dict[str, Any] = {"start_ns": begin, "length_ns": long, "busy_ns": int(busy[at]), "focal_ns": int(focal_ns[at])}
+        yield SectionRow(**told, **times, members=numbers)
 
 
 def check_alike(baseline: str, candidate: str, *, allow_unlike: bool) -> str:

@@ -26,12 +26,13 @@ from strobe.perf.analysis.structure.sections import FocalKernels, Sections, skip
 from strobe.perf.records.record import SpanCost
 from strobe.perf.report.blocks.fields import gathered, line_word, spread
 from strobe.perf.report.study import Profile, RunStudy, Subject
-from strobe.perf.table.fields import Field, count, exact_cell, exact_time, heads, numeric, rows_of, table_of, time
+from strobe.perf.table.fields import Field, count, exact_cell, exact_time, heads, numeric, padded, rows_of, table_of, time
 from strobe.perf.table.model import (
     GAPS,
     Block,
     Cell,
     Code,
+    Column,
     Count,
     ExactTime,
     Kind,
@@ -159,48 +160,41 @@ def anomaly_notes(found: Iterable[tuple[str, Roofline]]) -> tuple[str, ...]:
     return tuple(f"ANOMALY, {name}: {each.anomaly}." for name, each in found if each.anomaly)
 
 
-# Sections with their boundaries: cells of one table row, and notes under the table.
-
-MeasuredSections: TypeAlias = tuple[Sections, Distribution | None]
-"""Sections of one definition, and the distribution of their lengths."""
+# Sections with their boundaries: their table, and the notes under it.
 
 
-def measured_sections(sections: Sections) -> MeasuredSections:
-    """Return the sections of one definition with the distribution of their lengths; None if there are no sections."""
-    return sections, distribution(np.array([section.length_ns for section in sections.found], np.int64))
+def sections_table(
+    which: tuple[Column, ...], rows: Iterable[tuple[tuple[Cell, ...], Sections | None]], notes: Iterable[str]
+) -> Table:
+    """Build the table of sections: cells that say which they are, then theirs; without any, the cells that say why."""
 
+    def mean(total: Callable[[Sections], int], cell: Callable[[float], Cell] = exact_cell) -> Callable[[Sections], Cell]:
+        return lambda each: cell(total(each) / len(each.found)) if each.found else Text("")
 
-def section_fields(get: Callable[[T], MeasuredSections]) -> tuple[Field[T], ...]:
-    """Return the columns of the sections of one definition."""
+    def lengths(each: Sections) -> Distribution | Text:
+        return distribution(np.array([section.length_ns for section in each.found], np.int64)) or Text("")
 
-    def mean(total: Callable[[Sections], int], cell: Callable[[float], Cell] = exact_cell) -> Callable[[T], Cell]:
-        def value(row: T) -> Cell:
-            sections = get(row)[0]
-            return cell(total(sections) / len(sections.found)) if sections.found else Text("")
-
-        return value
-
-    return (
-        Field("definition", lambda row: str(get(row)[0].definition), Code),
-        count("sections", lambda row: len(get(row)[0].found) or Missing(skipped_text(get(row)[0]), "none")),
-        *spread(
-            lambda row: get(row)[1] or Text(""),
-            "ms",
-            ("min", "max", "mean", "p50", "p99"),
-            exact=True,
-            what="sections",
-            quiet=True,
-        ),
-        Field("busy inside", mean(lambda sections: sections.busy_ns), unit="ms", hint="mean"),
-        Field("idle inside", mean(lambda sections: sections.length_ns - sections.busy_ns), unit="ms", hint="mean"),
+    fields: tuple[Field[Sections], ...] = (
+        Field("definition", lambda each: str(each.definition), Code),
+        count("sections", lambda each: len(each.found) or Missing(skipped_text(each), "none")),
+        *spread(lengths, "ms", ("min", "max", "mean", "p50", "p99"), exact=True, what="sections", quiet=True),
+        Field("busy inside", mean(lambda each: each.busy_ns), unit="ms", hint="mean"),
+        Field("idle inside", mean(lambda each: each.length_ns - each.busy_ns), unit="ms", hint="mean"),
         Field("focal inside", mean(lambda each: sum(one.focal_ns for one in each.found)), unit="ms", hint="mean"),
         numeric(
             "members",
             mean(lambda each: sum(len(one.members) for one in each.found), lambda n: Number(n, 1)),
             "device events in a section, mean",
         ),
-        count("skipped", lambda row: sum(get(row)[0].skipped.values()), "focal calls without a section"),
+        count("skipped", lambda each: sum(each.skipped.values()), "focal calls without a section"),
     )
+
+    def own(each: Sections | None) -> tuple[Cell, ...]:
+        return () if each is None else tuple(field.cell(each) for field in fields)
+
+    columns = (*which, *heads(fields))
+    shown = tuple(padded(len(columns), *cells, *own(each)) for cells, each in rows)
+    return Table("Sections with their boundaries.", columns, shown, tuple(notes))
 
 
 def section_notes(sections: Sections) -> Iterator[str]:

@@ -1,22 +1,29 @@
-"""Functions for scripts and notebooks: they read traces and runs, and return documents."""
+"""Functions for scripts and notebooks: they read traces and runs, and return documents; and what `strobe.compare` returns."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from os import PathLike, fspath
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from tempfile import TemporaryDirectory
+from typing import Any, Final, Literal, TypeAlias
 
-from strobe.core.errors import ConfigError
+from strobe.core.errors import ConfigError, unknown_choice
+from strobe.core.files import write_whole
+from strobe.core.notebook import html_table
 from strobe.perf.analysis.comparable import given_facts
+from strobe.perf.analysis.runs.compare import CallsRow
 from strobe.perf.analysis.structure.sections import parse_section
 from strobe.perf.records.store import read_run
-from strobe.perf.report.build import report_and_findings
+from strobe.perf.report.build import build_report, report_and_findings
 from strobe.perf.report.documents.runs import RunDocument, run_document
 from strobe.perf.report.documents.speedup import SpeedupDocument, speedup_document
 from strobe.perf.report.documents.trace import TraceDocument, trace_document
 from strobe.perf.report.speedup_page.study import SideName, SideRequest, SpeedupRequest, load_speedup
 from strobe.perf.report.study import TraceOptions, load_trace_study, only_pair
+from strobe.perf.report.write import FORMATS, render
+from strobe.perf.table.model import Ratio, significant, speedup_words
 
 Paths: TypeAlias = str | PathLike[str] | Sequence[str | PathLike[str]]
 """One path, or several."""
@@ -132,7 +139,93 @@ def compare_runs(folders: Paths, *, pair: tuple[str, str] | None = None, allow_d
 
 
 def _listed(paths: Paths) -> tuple[Path, ...]:
-    listed = tuple(Path(fspath(path)) for path in ([paths] if isinstance(paths, str | PathLike) else paths))
+    listed = tuple(Path(path) for path in ([paths] if isinstance(paths, str | PathLike) else paths))
     if not listed:
         raise ConfigError("no path was given: name a file or a folder")
     return listed
+
+
+_SHOWN: Final = (
+    "name", "mean_ns", "low_ns", "high_ns", "ratio", "ratio_low", "ratio_high", "verdict", "peak_bytes", "equal_output",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComparedCalls:
+    """Result of `strobe.compare`.
+
+    Args:
+        folder: the run folder; `strobe report` renders it again. Without `out=` it is removed with this value.
+        document: everything as tables, as `strobe.compare_runs(folder)` returns it.
+        scratch: what removes the folder when nobody has this value any more; None: the folder stays.
+    """
+
+    folder: Path
+    document: RunDocument
+    scratch: TemporaryDirectory[str] | None = field(default=None, repr=False, compare=False)
+
+    def rows(self, table: str = "calls") -> list[dict[str, Any]]:
+        """Return a table as one dictionary per row: `pandas.DataFrame(found.rows())`.
+
+        Args:
+            table: calls, with one row per function; lines, with the account of each candidate; or another of `RunDocument`.
+
+        Raises:
+            ConfigError: there is no such table.
+        """
+        return self.document.rows(table)
+
+    def __getitem__(self, name: str) -> CallsRow:
+        """Return what was found of one function: `found["compiled"].ratio`."""
+        for row in self.document.calls:
+            if row.name == name:
+                return row
+        raise unknown_choice("function", name, [row.name for row in self.document.calls])
+
+    def __iter__(self) -> Iterator[CallsRow]:
+        return iter(self.document.calls)
+
+    def between(self, baseline: str, candidate: str) -> RunDocument:
+        """Compare any two of the functions, with the account where samples were traced or have regions.
+
+        Raises:
+            ConfigError: there is no such function, it was not timed, or they are the same.
+        """
+        return compare_runs(self.folder, pair=(baseline, candidate))
+
+    def report(self, path: str | PathLike[str]) -> Path:
+        """Write the page, one file that needs no other, and return its path.
+
+        Args:
+            path: the file; its ending says the format: .html, .md or .json.
+
+        Raises:
+            ConfigError: another ending.
+            StrobeError: the file cannot be written.
+        """
+        file = Path(path)
+        kind = file.suffix.removeprefix(".").lower()
+        if kind not in FORMATS:
+            raise ConfigError(f"{file}: the ending says the format: {', '.join(f'.{each}' for each in FORMATS)}")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        built = build_report([self.folder], into=file.parent)
+        return write_whole(file, render(built, kind, alone=True))
+
+    def __str__(self) -> str:
+        return "\n".join(map(_line, self.document.calls))
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        rows = [{key: row[key] for key in _SHOWN} for row in self.rows()]
+        return html_table("time of one call, against " + self.document.calls[0].reference, rows)
+
+
+def _line(row: CallsRow) -> str:
+    if row.mean_ns is None:
+        return f"{row.name}: not timed, {row.output or 'nothing is left to compare it with'}"
+    if row.ratio is None or row.pair_baseline_ns is None or row.pair_candidate_ns is None:
+        return f"{row.name}: {significant(row.mean_ns / 1e6)} ms, the mean of {row.samples} samples"
+    said = speedup_words(Ratio(row.ratio, row.ratio_low, row.ratio_high), row.verdict, row.reference)
+    both = " -> ".join(significant(ns / 1e6) for ns in (row.pair_baseline_ns, row.pair_candidate_ns))
+    return f"{row.name}: {said}, {both} ms in the median pair"

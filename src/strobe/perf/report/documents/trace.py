@@ -13,6 +13,7 @@ from strobe.perf.analysis.operators import OperatorCallerRow, OperatorKernelRow,
 from strobe.perf.analysis.structure.collectives import CollectiveRow
 from strobe.perf.analysis.structure.memory import MemoryRow
 from strobe.perf.analysis.structure.ranges import RangeRow
+from strobe.perf.analysis.structure.sections import SectionRow
 from strobe.perf.analysis.structure.steps import LayerRow, Steps, TraceStepRow
 from strobe.perf.report.documents.runs import Document
 from strobe.perf.report.study import TraceStudy
@@ -46,7 +47,7 @@ class TraceDocument(Document, frozen=True, kw_only=True):
     no_steps: A[tuple[str, ...], col("devices without steps, each with the reason")]
     ranges: A[tuple[RangeRow, ...], col("device time by range and module")]
     layers: A[tuple[LayerRow, ...], col("device time by layer, the kind with the most time first")]
-    sections: A[tuple[tables.SectionRow, ...], col("sections that were requested")]
+    sections: A[tuple[SectionRow, ...], col("sections that were requested")]
     gaps: A[tuple[GapsRow, ...], col("gaps between kernels, by the kernels before and after")]
     collectives: A[tuple[CollectiveRow, ...], col("communication by kind of collective")]
     operators: A[tuple[OperatorRow, ...], col("host time by operator, without device events")]

@@ -27,6 +27,7 @@ from strobe.perf.analysis.ledger.traces import IDLE as IDLE_LABEL
 from strobe.perf.analysis.ledger.traces import LABELS, Node, TracedSide
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.analysis.structure.collectives import MemberTime
+from strobe.perf.analysis.structure.sections import Sections
 from strobe.perf.measure.stats import BOOTSTRAP_SAMPLES
 from strobe.perf.report.blocks.answer import interval_field, waterfall, whisker_words
 from strobe.perf.report.blocks.fields import verdict_cell
@@ -34,24 +35,23 @@ from strobe.perf.report.blocks.kernels import (
     FOCAL,
     IDLE_KINDS,
     Listed,
-    MeasuredSections,
     Piece,
     class_table,
     draw_lanes,
     focal_row,
     kernel_tables,
     kernels_section,
-    measured_sections,
     merged,
-    section_fields,
     section_notes,
+    sections_table,
 )
 from strobe.perf.report.blocks.logs import unit_notes
 from strobe.perf.report.speedup_page.study import NO_TRACE, LoadedSide, SpeedupStudy
-from strobe.perf.table.fields import Field, count, exact_cell, exact_time, heads, numeric, padded, rows_of, share_cell, table_of
+from strobe.perf.table.fields import Field, count, exact_cell, exact_time, heads, numeric, rows_of, share_cell, table_of
 from strobe.perf.table.model import (
     Block,
     Cell,
+    Column,
     Figure,
     Flame,
     Frame,
@@ -62,7 +62,6 @@ from strobe.perf.table.model import (
     Number,
     Paragraph,
     Ratio,
-    Row,
     Section,
     Speedup,
     Table,
@@ -441,26 +440,21 @@ def sections_section(study: SpeedupStudy) -> Section | None:
     """Build the section with one row per trace and its section definition; `None` if no section was asked for."""
     if all(side.request.section is None for side in study.sides):
         return None
-    fields: tuple[Field[tuple[str, str, MeasuredSections]], ...] = (
-        Field("side", lambda row: row[0]),
-        Field("trace", lambda row: row[1]),
-        *section_fields(lambda row: row[2]),
-    )
-    rows: list[Row] = []
+    rows: list[tuple[tuple[Cell, ...], Sections | None]] = []
     notes = []
     for side in study.sides:
         name = side.name
         if side.request.section is None or isinstance(side.traced, str):
             reason = "no section asked for" if side.request.section is None else str(side.traced)
-            rows.append(padded(len(fields), Text(name), Missing(reason)))
+            rows.append(((Text(name), Missing(reason)), None))
             continue
         found = [(own.label, own.sections) for own in side.traced if own.sections is not None]
-        rows += rows_of(fields, [(name, label, measured_sections(sections)) for label, sections in found])
+        rows += [((Text(name), Text(label)), sections) for label, sections in found]
         notes += [f"{name}, {label}: {note}" for label, sections in found for note in section_notes(sections)]
     if study.unlike:
         notes.append(f"The speedup of this level is {study.unlike}.")
     lead = "A section lasts from its left boundary to its right one: the nearest match before and after each focal kernel."
-    table = Table("Sections with their boundaries.", heads(fields), tuple(rows), tuple(notes))
+    table = sections_table((Column("side"), Column("trace")), rows, notes)
     return Section("sections", "Section timing", lead, (table,))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Final, TypeAlias
+from typing import Final
 
 from strobe.core.printable import bytes_in
 from strobe.perf.analysis.device.activity import (
@@ -29,10 +29,10 @@ from strobe.perf.analysis.device.activity import (
 )
 from strobe.perf.analysis.device.intervals import Distribution, Window
 from strobe.perf.analysis.device.kernels import kernel_name, kernel_table
-from strobe.perf.analysis.device.launch import LENGTHS, GapsRow, Launch, LaunchRow, Queue, QueueRow, integrity
+from strobe.perf.analysis.device.launch import GapsRow, Launch, LaunchRow, QueueRow, integrity
 from strobe.perf.analysis.structure.memory import MemoryRow, mib, recorded
 from strobe.perf.analysis.structure.steps import Steps
-from strobe.perf.report.blocks.fields import gathered, section_of, spread
+from strobe.perf.report.blocks.fields import section_of, spread
 from strobe.perf.report.blocks.kernels import IDLE_KINDS, Piece, class_table, draw_lanes, merged
 from strobe.perf.report.study import TraceStudy
 from strobe.perf.report.trace_page import tables
@@ -56,7 +56,6 @@ from strobe.perf.table.model import (
     ExactTime,
     Figure,
     Kind,
-    KindStyle,
     Notes,
     Plane,
     PlotPoint,
@@ -93,44 +92,13 @@ def during(view: DeviceView) -> str:
     return f"window {view.window.label}" if view.window else "the whole trace"
 
 
-# Pictures of time by class over a window cut into bins: the lanes, and the table of longer stretches.
-
 MAX_STRETCHES: Final = 12
-"""Most rows of the table for each lane."""
+"""Most rows for each lane of the table under the picture of time by class."""
 
 
 def _permille(edges_ns: Sequence[int], ns: Sequence[int]) -> tuple[int, ...]:
     """Return what part of each bin some times take, in thousandths."""
     return tuple(1000 * value // max(1, right - left) for value, (left, right) in zip(ns, pairwise(edges_ns), strict=True))
-
-
-_Binned: TypeAlias = tuple[str, Sequence[int], Sequence[Sequence[int]]]
-"""Name of a lane, the edges of its bins, and by class the time in each bin, all ns."""
-
-
-def _over_time(
-    told: tuple[str, str], heads: tuple[str, str], kinds: tuple[Kind, ...], lanes: Sequence[_Binned], notes: Sequence[str] = ()
-) -> Figure:
-    """Draw the time of each class in bins, over the table of stretches of several bins.
-
-    Args:
-        told: title of the picture, and what it shows of each lane.
-        heads: what a lane is, and what tells its classes apart.
-    """
-    rows = []
-    for name, edges_ns, classes_ns in lanes:
-        num_bins = len(edges_ns) - 1
-        step = -(-num_bins // MAX_STRETCHES)
-        for first in range(0, num_bins, step):
-            last = min(first + step, num_bins)
-            sums = [sum(own[first:last]) for own in classes_ns]
-            if any(sums):
-                rows.append((Code(name), edges_ns[first], edges_ns[last], *sums))
-    fields = beside(heads[0], ("from", "to", *(kind.label for kind in kinds)), "ms", show=ExactTime)
-    table = table_of(f"Time by {heads[1]} in stretches of the picture.", fields, rows, notes=notes)
-    drawn = tuple(StripLane(name, tuple(_permille(edges_ns, own) for own in each)) for name, edges_ns, each in lanes)
-    alt = f"{told[1]}, one lane per {heads[0]}; the table gives the times of longer stretches."
-    return Figure(told[0], alt, Strip(lanes[0][1][-1], kinds, drawn), table)
 
 
 MAX_BINS: Final = 240
@@ -203,6 +171,7 @@ def _overheads(seen: Sequence[tables.DeviceFindings]) -> Iterator[Table]:
 
 
 def _picture(seen: Sequence[tables.DeviceFindings]) -> Iterator[Figure]:
+    """Draw the time of each class in bins, over the table of stretches of several bins."""
     drawn = [(one.name, one.view) for one in seen if one.view.span_ns]
     if not drawn:
         return
@@ -210,55 +179,39 @@ def _picture(seen: Sequence[tables.DeviceFindings]) -> Iterator[Figure]:
     present = [number for number in range(len(ACTIVITIES)) if any(any(lane[number]) for lane in every)]
     clock = "one clock" if aligned else "each device's own clock: the traces have no moment in common"
     title = f"What each device did over time (solid) and why it was idle (hatched), on {clock}."
-    lanes = [(name, edges_ns, [lane[number] for number in present]) for (name, _), lane in zip(drawn, every, strict=True)]
+    lanes = [(name, [lane[number] for number in present]) for (name, _), lane in zip(drawn, every, strict=True)]
     kinds = tuple(CLASS_KINDS[ACTIVITIES[number]] for number in present)
     notes = ("Exclusive: a row adds up to the part of its stretch that the device's window covers.",)
-    yield _over_time((title, "Shares of work and idle classes over time"), ("device", "class"), kinds, lanes, notes)
-
-
-QUEUE_MAX_LANES: Final = 8
-"""Most queues that are drawn."""
-_STYLES: Final[tuple[KindStyle, ...]] = ("gap1", "work4", "work3", "work1")
+    rows, num_bins = [], len(edges_ns) - 1
+    step = -(-num_bins // MAX_STRETCHES)
+    for name, classes_ns in lanes:
+        for first in range(0, num_bins, step):
+            last = min(first + step, num_bins)
+            sums = [sum(own[first:last]) for own in classes_ns]
+            if any(sums):
+                rows.append((Code(name), edges_ns[first], edges_ns[last], *sums))
+    fields = beside("device", ("from", "to", *(kind.label for kind in kinds)), "ms", show=ExactTime)
+    table = table_of("Time by class in stretches of the picture.", fields, rows, notes=notes)
+    strips = tuple(StripLane(name, tuple(_permille(edges_ns, own) for own in each)) for name, each in lanes)
+    alt = "Shares of work and idle classes over time, one lane per device; the table gives the times of longer stretches."
+    yield Figure(title, alt, Strip(edges_ns[-1], kinds, strips), table)
 
 
 def queue_section(study: TraceStudy) -> Section | None:
-    """Build the section with a table of the queues of all devices and streams, and pictures; `None` without device events."""
-    found = tables.seen_devices(study)
-    if not found:
+    """Build the section with a table of the queues of all devices and streams; `None` without device events."""
+    rows, top = [(one.name, queue.row) for one in tables.seen_devices(study) for queue in one.queues], study.options.top
+    if not rows:
         return None
     lead = (
         "Device events whose launch call has started and that have not started themselves. A queue that is empty most of the "
         "time waits for the host; one that is long hides it. Nodes of a graph are launched together."
     )
-    rows, top = [(_queue_name(one, queue), queue.row) for one in found for queue in one.queues], study.options.top
-    name: Field[tuple[str, QueueRow]] = Field("queue", lambda row: row[0], Code)
+    name: Field[tuple[str, QueueRow]] = Field(
+        "queue", lambda row: row[0] if row[1].stream is None else f"{row[0]}, stream {row[1].stream}", Code
+    )
     fields = (name, *(field.of(lambda row: row[1]) for field in columns(QueueRow)))
     table = table_of("Length of each queue.", fields, rows[:top], notes=left_out(rows, top), sortable=True)
-    return Section("queue", "Queue length", lead, (table, *_pictures(_drawn(found))), folded=True)
-
-
-def _drawn(found: Sequence[tables.DeviceFindings]) -> list[tuple[tables.DeviceFindings, Queue]]:
-    """Return the queues to draw: of several devices their own; of a single device also the streams that waited longest."""
-    if len(found) > 1:
-        return [(one, one.queues[0]) for one in found[:QUEUE_MAX_LANES]]
-    (one,) = found
-    device, *streams = one.queues
-    longest = sorted(streams, key=lambda queue: (-queue.row.waited_ns, queue.row.stream or 0))[: QUEUE_MAX_LANES - 1]
-    return [(one, queue) for queue in (device, *sorted(longest, key=lambda queue: queue.row.stream or 0))]
-
-
-def _queue_name(one: tables.DeviceFindings, queue: Queue) -> str:
-    return one.name if queue.row.stream is None else f"{one.name}, stream {queue.row.stream}"
-
-
-def _pictures(drawn: Sequence[tuple[tables.DeviceFindings, Queue]]) -> Iterator[Figure]:
-    words = ("empty" if high == 0 else f"{low} and more" if high is None else f"{low} to {high}" for low, high in LENGTHS)
-    kinds = tuple(Kind(label, style) for label, style in zip(words, _STYLES, strict=True))
-    told = "Length of the queues over time.", "Shares of time by queue length"
-    for length, lanes in gathered((each[1].row.span_ns, each) for each in drawn).items():
-        if length:
-            binned = [(_queue_name(one, queue), queue.edges_ns, queue.lengths_ns) for one, queue in lanes]
-            yield _over_time(told, ("queue", "length"), kinds, binned)
+    return Section("queue", "Queue length", lead, (table,), folded=True)
 
 
 _MEANING: Final = {

@@ -28,21 +28,19 @@ from strobe.perf.analysis.structure.collectives import (
     message_bytes,
 )
 from strobe.perf.analysis.structure.ranges import COMMUNICATION, CallNode, Kind, RangeRow, Ranges, call_trees
-from strobe.perf.analysis.structure.sections import find_sections, parse_section
+from strobe.perf.analysis.structure.sections import Sections, find_sections, parse_section
 from strobe.perf.analysis.structure.steps import NO_CALL, LayerGroup, LayerRow, Period, Steps, TraceStepRow
 from strobe.perf.report.blocks.breakdown import LEAD, breakdown_blocks
 from strobe.perf.report.blocks.fields import gathered, section_of, spread
 from strobe.perf.report.blocks.kernels import (
     Listed,
-    MeasuredSections,
     device_note,
     kernel_tables,
     kernels_section,
-    measured_sections,
     peaks_section,
     rate_fields,
-    section_fields,
     section_notes,
+    sections_table,
 )
 from strobe.perf.report.study import DETAILED_BYTES, TraceStudy
 from strobe.perf.report.trace_page import tables
@@ -65,6 +63,7 @@ from strobe.perf.table.model import (
     Block,
     Cell,
     Code,
+    Column,
     Count,
     ExactTime,
     Figure,
@@ -74,7 +73,6 @@ from strobe.perf.table.model import (
     Notes,
     Number,
     Paragraph,
-    Row,
     Section,
     Share,
     Table,
@@ -115,7 +113,13 @@ def _summary(found: Found) -> Table:
         *spread(lambda row: _described(row[2], "length_ns"), "ms", what="steps", missing=none),
         numeric("busy", lambda row: row[2] or None, "of the steady steps' time", show=_busy, missing=none),
         count("kernels", lambda row: _median(row[2], "kernels"), "of a step, the median", missing=none),
-        time("host p50", lambda row: _host(row[2]), "ms", "length of the step's range on the host"),
+        time(
+            "host p50",
+            lambda row: _median(row[2], "host_ns"),
+            "ms",
+            "length of the step's range on the host",
+            missing=lambda row: "no range on the host" if row[2] else none,
+        ),
     )
     notes = _spoken((note, one.name) for one, steps in found for note in _step_notes(steps) if note)
     rows = [(one, steps, [step for step in steps.kept() if _inside(step, one.of.window)]) for one, steps in found]
@@ -131,11 +135,6 @@ def _step_notes(steps: Steps) -> Iterator[str]:
 def _median(kept: Sequence[TraceStepRow], name: str) -> int | None:
     found = _described(kept, name)
     return None if found is None else found.p50_ns
-
-
-def _host(kept: Sequence[TraceStepRow]) -> int | Missing:
-    median = _median(kept, "host_ns")
-    return Missing("no range on the host" if kept else "no steady step", "-") if median is None else median
 
 
 def uneven_text(steps: Steps) -> str:
@@ -374,30 +373,24 @@ def sections_section(study: TraceStudy) -> Section | None:
     """Build the section with one row per definition and device, also of traces without a match; `None` if none was asked for."""
     if not study.options.sections:
         return None
-    fields: tuple[Field[tuple[str, MeasuredSections]], ...] = (
-        Field("trace", lambda row: row[0]),
-        count("device", lambda row: row[1][0].device),
-        *section_fields(lambda row: row[1]),
-    )
-    rows: list[Row] = []
+    rows: list[tuple[tuple[Cell, ...], Sections | None]] = []
     notes = []
     for text in study.options.sections:
         definition = parse_section(text)
         for of in tables.seen(study):
             label, found = of.trace, find_sections(of.read, definition, of.window)
-            rows += rows_of(fields, [(label, measured_sections(sections)) for sections in found])
-            for sections in found:
-                notes += [f"{label}, device {sections.device}, {definition}: {note}" for note in section_notes(sections)]
+            for cut in found:
+                rows.append(((Text(label), Count(cut.device)), cut))
+                notes += [f"{label}, device {cut.device}, {definition}: {note}" for note in section_notes(cut)]
             if not found:
                 reason = f"no device event matches {definition.focal!r}"
-                none = Text(label), Text(""), Code(str(definition)), Missing(reason, "none")
-                rows.append(padded(len(fields), *none))
+                rows.append(((Text(label), Text(""), Code(str(definition)), Missing(reason, "none")), None))
                 notes.append(f"{label}, {definition}: {reason}")
     lead = (
         "A section lasts from its left boundary to its right one: the nearest match before and after each focal event, on its "
         "stream unless the boundary says @any."
     )
-    table = Table("Sections with their boundaries.", heads(fields), tuple(rows), tuple(notes))
+    table = sections_table((Column("trace"), Column("device", numeric=True)), rows, notes)
     return Section("sections", "Sections", lead, (table,))
 
 

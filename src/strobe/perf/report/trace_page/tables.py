@@ -2,7 +2,7 @@
 
 # No `from __future__ import annotations`: annotations of the rows are values, which hold how a column is shown.
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from operator import attrgetter
@@ -24,17 +24,15 @@ from strobe.perf.analysis.operators import OperatorRateRow, Operators, OperatorT
 from strobe.perf.analysis.structure.collectives import Communication, communication
 from strobe.perf.analysis.structure.memory import MemoryUse, memory_use
 from strobe.perf.analysis.structure.ranges import Ranges, range_table, unnumbered
-from strobe.perf.analysis.structure.sections import find_sections, parse_section
+from strobe.perf.analysis.structure.sections import SectionRow, find_sections, parse_section
 from strobe.perf.analysis.structure.steps import LayerGroup, Steps, find_steps, layer_groups
-from strobe.perf.report.study import TraceStudy, once
+from strobe.perf.report.study import TraceStudy
 from strobe.perf.table.fields import Field, share_cell
 from strobe.perf.table.model import Cell, Code, Count, ExactTime, Share, Text
 from strobe.perf.table.rows import DocumentPart, OnDevice, PartT, col, columns, part_of, term
 
 MAX_POINTS: Final = 200
 """Most stretches of the course of memory."""
-QUEUE_BINS: Final = 120
-"""Bins of the picture of a queue."""
 
 
 class TraceFindings:
@@ -62,11 +60,10 @@ class TraceFindings:
         return part_of(TraceFile, self, read.counts, read, window_start_ns=ends[0], window_end_ns=ends[1], **given)
 
     @property
-    def sections(self) -> "Iterator[SectionRow]":
+    def sections(self) -> Iterator[SectionRow]:
         for definition in map(parse_section, self.options.sections):
             for found in find_sections(self.read, definition, self.window):
-                told = {"device": found.device, "section": str(definition)}
-                yield from (part_of(SectionRow, section, self, **told) for section in found.found)
+                yield from found.found
 
     @property
     def whole(self) -> tuple[DeviceView, ...]:
@@ -158,7 +155,7 @@ class DeviceFindings:
 
     @cached_property
     def queues(self) -> tuple[Queue, ...]:
-        return queues(self.view, QUEUE_BINS)
+        return queues(self.view)
 
     @cached_property
     def gaps(self) -> Gaps:
@@ -189,10 +186,11 @@ class DeviceFindings:
         return () if self.times is None else operator_rates(self.times, self.peaks)
 
 
-@once
-def seen(study: TraceStudy) -> tuple[TraceFindings, ...]:
+def seen(study: TraceStudy) -> Sequence[TraceFindings]:
     """Return the traces of a study with what is found in them."""
-    return tuple(TraceFindings(study, place) for place in range(len(study.traces)))
+    if not study.kept:
+        study.kept.extend(TraceFindings(study, place) for place in range(len(study.traces)))
+    return study.kept
 
 
 def seen_devices(study: TraceStudy) -> list[DeviceFindings]:
@@ -206,9 +204,6 @@ def on_devices(study: TraceStudy, kind: type[PartT], *names: str) -> tuple[Field
     devices = {place(one): one for one in seen_devices(study)}
     which: Field[PartT] = Field("device", lambda row: devices[place(row)].name, Code)
     return (which, *columns(kind, *names, of=lambda row: devices[place(row)].done))
-
-
-_NOT_RECORDED: Final = "not recorded"
 
 
 def _bad(value: int) -> Cell:
@@ -250,13 +245,3 @@ class IdleRow(OnDevice, frozen=True, kw_only=True):
 
     cause: A[str, term("cause of the idle time, e.g. `host_late`; docs/traces.md explains them", "idle because")]
     idle_ns: A[int, col("idle time with this cause", "time", ExactTime, of={"of idle": "idle_ns", "of span": "span_ns"})]
-
-
-class SectionRow(OnDevice, frozen=True, kw_only=True):
-    """One section: the time between two boundaries around a focal event."""
-
-    section: A[str, col("definition of the section by its boundaries")]
-    start_ns: A[int, col("start on the clock of the trace")]
-    length_ns: A[int, col("time from boundary to boundary")]
-    busy_ns: A[int, col("time in which at least one event of the section ran")]
-    focal_ns: A[int, col("time in which a focal event ran")]
