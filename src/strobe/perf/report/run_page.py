@@ -326,12 +326,15 @@ def _verdict(found: LongClip) -> Table:
     words = (f"first {part}", f"last {part}", "change", "may grow by")
     holds: Field[Sequence[object]] = Field("holds", lambda row: row[-1])
     rows: list[Sequence[object]] = [
-        _row(each, Time, lambda each: Share(each.growth / each.first), "time") for each in found.times
-    ]
+        (_WORDS[each.what], Time(each.first), Time(each.last), Share(each.growth / each.first), Share(each.may_grow / each.first),
+         _holds(each))
+        for each in found.times
+    ]  # fmt: skip
     rows += [
-        _row(each, lambda held: bytes_cell(held, "GiB", 3), lambda each: bytes_cell(each.growth, "MiB", 2), "memory")
+        (_WORDS[each.what], bytes_cell(each.first, "GiB", 3), bytes_cell(each.last, "GiB", 3), bytes_cell(each.growth, "MiB", 2),
+         bytes_cell(each.may_grow, "MiB", 0), _holds(each))
         for each in found.held
-    ]
+    ]  # fmt: skip
     drift: Cell = Missing("fewer than 100 frame blocks", "-") if found.drift is None else Share(found.drift)
     rows.append(("drift of a frame block over 1,000", "", "", drift, "", Text("told, not judged", "muted")))
     note = (
@@ -343,10 +346,8 @@ def _verdict(found: LongClip) -> Table:
     return table_of(f"{found.variant}: the first frame blocks against the last.", fields, rows, notes=(note,))
 
 
-def _row(each: PartGrowth, cell: Callable[[int], Cell], change: Callable[[PartGrowth], Cell], kind: str) -> Sequence[object]:
-    limit: Cell = Share(each.may_grow / each.first) if kind == "time" else bytes_cell(each.may_grow, "MiB", 0)
-    holds = Text("yes", "good") if each.holds else Text("NO", "bad")
-    return _WORDS[each.what], cell(each.first), cell(each.last), change(each), limit, holds
+def _holds(each: PartGrowth) -> Text:
+    return Text("yes", "good") if each.holds else Text("NO", "bad")
 
 
 def _buckets(count: int) -> list[range]:
@@ -678,8 +679,8 @@ class PerStep:
 
 
 _Row: TypeAlias = tuple[Subject, PerStep | str]
-_Pair: TypeAlias = tuple[Finding, PerStep | str, PerStep | str]
-"""A pair, and the attention times of its reference and of its candidate, or why there are none."""
+_Pair: TypeAlias = tuple[Finding, Sequence[object]]
+"""A pair, and what `_bounds` says of it."""
 
 
 def per_step(subject: Subject) -> PerStep | str:
@@ -728,66 +729,45 @@ def attention_table(study: RunStudy) -> Table:
 
 def bounds_table(pairs: Sequence[Paired]) -> Table:
     """Build the table of speedups (kernel, operator, section, end to end), with the Amdahl bound and the loss outside of it."""
-
-    def of(get: Callable[[PerStep, PerStep], Any]) -> Callable[[_Pair], Any]:
-        def cell(row: _Pair) -> Any:
-            _, reference, candidate = row
-            if isinstance(reference, str) or isinstance(candidate, str):
-                return Missing(reference if isinstance(reference, str) else str(candidate), "-")
-            return get(reference, candidate)
-
-        return cell
-
-    def reached(row: _Pair) -> Any:
-        e2e = row[0].e2e
-        return of(lambda b, c: Missing("no end-to-end times") if e2e is None else e2e.ratio / _bound(b, c))(row)
-
     timed = "forward passes, untraced; median over mirrored pairs, 95 % interval"
     lost = "section / what it were with nothing but the operator changed, - 1"
+    none = Missing("no end-to-end times")
     fields: tuple[Field[_Pair], ...] = (
         Field("candidate", lambda row: row[0].candidate.label),
         Field("reference", lambda row: row[0].reference.label),
-        numeric("kernel", of(lambda b, c: b.kernel / c.kernel), "attention kernel", show=Ratio),
-        numeric("operator", of(lambda b, c: b.kernel / c.operator), "with tiling, selection and finishing", show=Ratio),
-        numeric(
-            "section",
-            of(lambda b, c: b.section and c.section and b.section / c.section),
-            "the module of self-attention",
-            show=Ratio,
-            missing=_APART,
-        ),
-        numeric("end to end", lambda row: _end_to_end(row)[0], timed),
-        Field("verdict", lambda row: _end_to_end(row)[1]),
-        numeric("Amdahl bound", of(_bound), "end to end, if nothing but the operator had changed", show=Ratio),
-        numeric("of the bound", reached, show=Share),
-        numeric("lost outside the operator", of(_lost), lost, show=lambda share: Number(100 * share, 1, "%"), missing=_APART),
+        numeric("kernel", lambda row: row[1][0], "attention kernel", show=Ratio),
+        numeric("operator", lambda row: row[1][1], "with tiling, selection and finishing", show=Ratio),
+        numeric("section", lambda row: row[1][2], "the module of self-attention", show=Ratio, missing=_APART),
+        numeric("end to end", lambda row: row[0].e2e.cell if row[0].e2e else none, timed),
+        Field("verdict", lambda row: verdict_cell(row[0].e2e.verdict) if row[0].e2e else Text("")),
+        numeric("Amdahl bound", lambda row: row[1][3], "end to end, if nothing but the operator had changed", show=Ratio),
+        numeric("of the bound", lambda row: row[1][4], show=Share),
+        numeric("lost outside the operator", lambda row: row[1][5], lost, show=_percent, missing=_APART),
     )
     notes = (
         "Speedup: time of the reference / time of the candidate. Kernel, operator and section are traced, end to end is not.",
         "Amdahl bound: T / (T - (kernel of the reference - operator of the candidate)), T one denoise step of the reference.",
         "Lost outside the operator: what the section takes beyond that of the reference with the operator for its kernel.",
     )
-    rows = [(finding, per_step(finding.reference), per_step(finding.candidate)) for finding, *_ in pairs]
+    rows = [(finding, _bounds(finding)) for finding, *_ in pairs]
     return table_of("Speedups, and what the operator alone allows.", fields, rows, notes=notes)
 
 
-def _end_to_end(row: _Pair) -> tuple[Cell, Cell]:
-    e2e = row[0].e2e
-    if e2e is None:
-        return Missing("no end-to-end times"), Text("")
-    return e2e.cell, verdict_cell(e2e.verdict)
+def _percent(share: float) -> Number:
+    return Number(100 * share, 1, "%")
 
 
-def _bound(reference: PerStep, candidate: PerStep) -> float:
-    """Return the end-to-end speedup if nothing but the operator had changed."""
-    return reference.step / (reference.step - (reference.kernel - candidate.operator))
-
-
-def _lost(reference: PerStep, candidate: PerStep) -> float | None:
-    """Return by what share the section takes longer than it would if nothing but the operator had changed."""
-    if reference.section is None or candidate.section is None:
-        return None
-    return candidate.section / (reference.section - (reference.kernel - candidate.operator)) - 1
+def _bounds(finding: Finding) -> Sequence[object]:
+    """Return the speedups of kernel, operator and section, the bound, the share of it that was reached, and the loss outside."""
+    ours, theirs = per_step(finding.candidate), per_step(finding.reference)
+    if isinstance(theirs, str) or isinstance(ours, str):
+        return (Missing(theirs if isinstance(theirs, str) else str(ours), "-"),) * 6
+    saved = theirs.kernel - ours.operator
+    bound, section, lost = theirs.step / (theirs.step - saved), None, None
+    if theirs.section is not None and ours.section is not None:
+        section, lost = theirs.section / ours.section, ours.section / (theirs.section - saved) - 1
+    reached = Missing("no end-to-end times") if finding.e2e is None else finding.e2e.ratio / bound
+    return theirs.kernel / ours.kernel, theirs.kernel / ours.operator, section, bound, reached, lost
 
 
 def is_dit_run(run: RunRecords) -> bool:

@@ -81,41 +81,33 @@ def collectives_of(entry: GridContestant, mode: Mode = "free-running") -> tuple[
 
 # Blocks of the guide's timers over all ranks: leaves by kind, enclosing blocks separately, both modes.
 
-_Block: TypeAlias = tuple[str, str, list[list[int]]]
-"""Block, kind, and the times of each rank, ns."""
-
-
-def _mean(row: _Block) -> float:
-    return statistics.fmean(map(sum, row[2]))
-
-
-def _every(row: _Block) -> list[int]:
-    return [value for values in row[2] for value in values]
-
-
-def _medians(row: _Block) -> list[float]:
-    return [statistics.median(values) for values in row[2]]
+_Block: TypeAlias = tuple[str, str, float, list[int], list[float]]
+"""Block, kind, mean over the ranks of all of its time, every time, and the median of each rank, ns."""
 
 
 def _guide_table(cell: CellRun, mode: Mode) -> Table | None:
     own = (span for span in cell.run.spans if span.variant == GUIDE and span.mode == mode and span.rank is not None)
     timed = gathered(((span.name, span.part), (span.rank, span.value_ns)) for span in own)
-    blocks: list[_Block] = [(*place, list(gathered(each).values())) for place, each in timed.items()]
+    blocks: list[_Block] = []
+    for (name, kind), times in timed.items():
+        ranks = list(gathered(times).values())
+        every, medians = [ns for _, ns in times], [statistics.median(each) for each in ranks]
+        blocks.append((name, kind, statistics.fmean(map(sum, ranks)), every, medians))
     if not blocks:
         return None
-    leaves = gathered((row[1], _mean(row)) for row in blocks if row[0] != TOTAL)
+    leaves = gathered((kind, mean) for name, kind, mean, *_ in blocks if name != TOTAL)
     sums = {kind: sum(means) for kind, means in leaves.items()}
     share = share_of(sum(sums.values()))
     fields: tuple[Field[_Block], ...] = (
         Field("block", lambda row: row[0], Code),
         Field("kind", lambda row: "around the others, not summed" if row[0] == TOTAL else row[1]),
-        time("mean", lambda row: statistics.fmean(_every(row))),
-        time("p50", lambda row: statistics.median(_every(row))),
-        time("p90", lambda row: percentile(_every(row), 0.9)),
-        time("spread", lambda row: max(_every(row)) - min(_every(row)), hint="max - min"),
-        numeric("of the leaves", lambda row: None if row[0] == TOTAL else share(_mean(row)), missing="it holds the leaves"),
-        time("fastest rank", lambda row: min(_medians(row)), hint="p50"),
-        time("slowest rank", lambda row: max(_medians(row)), hint="p50"),
+        time("mean", lambda row: statistics.fmean(row[3])),
+        time("p50", lambda row: statistics.median(row[3])),
+        time("p90", lambda row: percentile(row[3], 0.9)),
+        time("spread", lambda row: max(row[3]) - min(row[3]), hint="max - min"),
+        numeric("of the leaves", lambda row: None if row[0] == TOTAL else share(row[2]), missing="it holds the leaves"),
+        time("fastest rank", lambda row: min(row[4]), hint="p50"),
+        time("slowest rank", lambda row: max(row[4]), hint="p50"),
     )
     blocks.sort(key=lambda row: (row[0] == TOTAL, row[1] != "computation", row[1]))
     rows = rows_of(fields, blocks, strong=lambda row: row[0] == TOTAL)
