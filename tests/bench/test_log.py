@@ -12,8 +12,7 @@ from made_records import header_of, machine_of, span_of, workload_of
 from strobe.core.errors import DataError
 from strobe.perf.records.record import Clip, End, Gate, Header, Knob, Quality, Record, Variant
 from strobe.perf.records.store import RunWriter
-from strobe.perf.report.blocks.optimisation_log import decide, read_entries, run_folders
-from strobe.perf.report.log_page import log_report
+from strobe.perf.report.log_page import decide, log_report, read_entries, run_folders
 from strobe.perf.report.write import render_markdown
 
 BLOCKS = 8

@@ -15,7 +15,7 @@ from strobe.bench.tree.request import RankedCall, RankErrors, RankResult, Task, 
 from strobe.bench.tree.run import lines
 from strobe.perf.analysis.runs.rank_calls import CallRegion, RankCall, collectives, covered_ns, parts
 from strobe.perf.measure.machine import describe_run, utc_now
-from strobe.perf.records.record import End, LinkRate, Links, Prediction, SentMessage, WhatIf
+from strobe.perf.records.record import End, LinkRate, Links, Prediction, SentMessage
 from strobe.perf.records.store import RunWriter
 from strobe.perf.report.tree_bench import bound, read_cells, straggler, tree_report
 from strobe.perf.report.write import render_markdown
@@ -33,7 +33,6 @@ def predicted(
         local_ns=MS,
         messages=(sent,) * messages,
         bound=bound,
-        what_if=tuple(WhatIf(faster=what, factor=2, total_ns=ms * MS) for what, ms in (("bandwidth", 0.5), ("latency", 0.8))),
     )
 
 

@@ -15,7 +15,7 @@ from strobe.core.spans import PIECES
 from strobe.perf.measure import timing
 from strobe.perf.records.store import read_run
 from strobe.perf.report.build import build_report
-from strobe.perf.report.dit_page import paired, per_step
+from strobe.perf.report.run_page import paired, per_step
 from strobe.perf.report.study import load_study
 from strobe.perf.table.model import Number, Ratio, Report, Share, Table, Text
 from terminal import Strobe, alone

@@ -30,30 +30,16 @@ def write_trace(path: Path, layers: list[list[tuple[str, str, int]]], rank: int 
     """Write a trace of one stream: `(category, name, ns)` of a layer back to back, layers 10 µs apart, launched well before."""
     events, at, correlation = [], 1_000_000, 0
 
-    def us(ns: int) -> float | str:
-        return json.loads(f"{ns // 1000}.{ns % 1000:03d}")
+    def add(category: str, name: str, start_ns: int, length_ns: int, where: int, **args: int) -> None:
+        ts, dur = (json.loads(f"{ns // 1000}.{ns % 1000:03d}") for ns in (start_ns, length_ns))
+        place = {"pid": int(where == 1), "tid": where}
+        events.append({"ph": "X", "cat": category, "name": name, **place, "ts": ts, "dur": dur, "args": args})
 
     for layer in layers:
         for category, name, length in layer:
             correlation += 1
-            host = 1_000 * correlation
-            args = {"correlation": correlation}
-            events.append(
-                {
-                    "ph": "X",
-                    "cat": "cuda_runtime",
-                    "name": "cudaLaunchKernel",
-                    "pid": 1,
-                    "tid": 1,
-                    "ts": us(host),
-                    "dur": us(900),
-                    "args": args,
-                }
-            )
-            args = {"correlation": correlation, "device": 0, "stream": 7}
-            events.append(
-                {"ph": "X", "cat": category, "name": name, "pid": 0, "tid": 7, "ts": us(at), "dur": us(length), "args": args}
-            )
+            add("cuda_runtime", "cudaLaunchKernel", 1_000 * correlation, 900, 1, correlation=correlation)
+            add(category, name, at, length, 7, correlation=correlation, device=0, stream=7)
             at += length
         at += 10_000
     document: dict[str, object] = {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "Example GPU"}]}

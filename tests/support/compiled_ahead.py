@@ -24,7 +24,6 @@ from strobe.attention.dense.eight.api import IMPLS as EIGHTBIT
 from strobe.attention.sparse.impl import triton as fine
 from strobe.attention.sparse.impl.entries_triton import kept_on_gpu
 from strobe.attention.sparse.impl.padding_triton import settle_on_gpu_
-from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.stages.impl import triton as stages
 from strobe.attention.tree.impl import triton as messages
 from strobe.attention.types import check
@@ -106,17 +105,6 @@ def compile_for(target: GPUTarget, card: Card, whole: bool) -> Callable[..., Com
     return compile_one
 
 
-def fine_stage(card: Card, dtype: str, width: int, block: int, ragged: bool) -> None:
-    """Launch the fine stage for a given selection, forward and gradients."""
-    q, k, v = (torch.zeros(1, 4 * block, heads, width, dtype=DTYPES[dtype]) for heads in (2, 1, 1))
-    counts, sizes = torch.full((1, 2, 4), 2, dtype=torch.int32), torch.full((4,), block, dtype=torch.int32)
-    edges = {"q_sizes": sizes, "kv_sizes": sizes} if ragged else {}
-    indices = torch.zeros(1, 2, 4, 2, dtype=torch.int32)
-    selection = BlockSelection(indices=indices, counts=counts, block=block, known_count=None if ragged else 2, **edges)  # type: ignore[arg-type]
-    state = fine.forward(q, k, v, selection, 0.3)
-    fine.backward(state, q, k, v, state, selection, 0.3)
-
-
 def around(card: Card, dtype: str) -> None:
     """Launch the stages around the fine stage, over a clip and a history, merging, and the kernels for libraries' results."""
     for gated, parts in ((True, 1), (False, 4)):
@@ -177,7 +165,8 @@ def main(name: str, *kernels: str) -> None:
         what, *options = each.split(":")
         if what == "fine":
             dtype, width, block, kind = options
-            fine_stage(card, dtype, int(width), int(block), kind == "ragged")
+            given = (None, True) if kind == "ragged" else (2, False)
+            launches.given_selection(DTYPES[dtype], *given, int(width), int(block), (None,))
         elif what == "around":
             around(card, *options)
         elif what == "layers":

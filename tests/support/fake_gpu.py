@@ -38,21 +38,16 @@ class FakeGpu:
             def elapsed_time(self, end: Event) -> float:
                 return (end.at_ns - self.at_ns) / 1e6
 
-        patch.setattr(torch.cuda, "is_available", lambda: True)
+        answers = {
+            "is_available": True, "device_count": 1, "current_device": 0, "memory_reserved": 0, "current_stream": None,
+            "manual_seed_all": None, "get_rng_state": None, "set_rng_state": None, "reset_peak_memory_stats": None,
+            "max_memory_allocated": 3 << 20, "memory_allocated": 1 << 20,
+            "get_device_properties": SimpleNamespace(name="a GPU", total_memory=1 << 30, uuid="none"),
+        }  # fmt: skip
+        for name, answer in answers.items():
+            patch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
         patch.setattr(torch.cuda, "is_initialized", lambda: self.used)
-        patch.setattr(torch.cuda, "device_count", lambda: 1)
-        patch.setattr(torch.cuda, "current_device", lambda: 0)
-        patch.setattr(torch.cuda, "memory_reserved", lambda index=None: 0)
-        patch.setattr(torch.cuda, "current_stream", lambda device=None: None)
         patch.setattr(torch.cuda, "synchronize", self.synchronize)
-        patch.setattr(torch.cuda, "manual_seed_all", lambda seed: None)
-        patch.setattr(torch.cuda, "get_rng_state", lambda device=None: None)
-        patch.setattr(torch.cuda, "set_rng_state", lambda state, device=None: None)
-        patch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device=None: None)
-        patch.setattr(torch.cuda, "max_memory_allocated", lambda device=None: 3 << 20)
-        patch.setattr(torch.cuda, "memory_allocated", lambda device=None: 1 << 20)
-        properties = SimpleNamespace(name="a GPU", total_memory=1 << 30, uuid="none")
-        patch.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)
         patch.setattr(torch.cuda, "Event", Event)
 
     def synchronize(self, device: object = None) -> None:

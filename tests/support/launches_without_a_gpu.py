@@ -7,8 +7,7 @@ of a kept variant must hand over what its signature says. Each call is made twic
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -108,16 +107,24 @@ def whole_operator(heads: int, block: int, layout: str, parts: int, gated: bool,
     video.video_sparse_attention(q, k, v, grid=grid, tile=tile, **options)
 
 
-def given_selection(dtype: torch.dtype, count: int | None, ragged: bool) -> None:
+def given_selection(
+    dtype: torch.dtype,
+    count: int | None,
+    ragged: bool,
+    width: int = 64,
+    block: int = 64,
+    bounds: Sequence[int | None] = (None, 3),
+) -> None:
     """Call the forward and backward kernels for a given selection."""
-    q, k, v = (torch.zeros(1, 192, heads, 64, dtype=dtype) for heads in (2, 1, 1))
-    counts, sizes = torch.full((1, 2, 3), count or 0, dtype=torch.int32), torch.full((3,), 64, dtype=torch.int32)
+    q, k, v = (torch.zeros(1, 3 * block, heads, width, dtype=dtype) for heads in (2, 1, 1))
+    counts, sizes = torch.full((1, 2, 3), count or 0, dtype=torch.int32), torch.full((3,), block, dtype=torch.int32)
     edges = {"q_sizes": sizes, "kv_sizes": sizes} if ragged else {}
     indices = torch.zeros(1, 2, 3, 2, dtype=torch.int32)
-    selection = BlockSelection(indices=indices, counts=counts, block=64, known_count=count, **edges)  # type: ignore[arg-type]
-    for each in (selection, replace(selection, known_count=count, known_bound=3)):
-        state = fine.forward(q, k, v, each, 0.3)
-        fine.backward(state, q, k, v, state, each, 0.3)
+    for bound in bounds:
+        known: dict[str, Any] = {"known_count": count, "known_bound": bound}
+        selection = BlockSelection(indices=indices, counts=counts, block=block, **known, **edges)
+        state = fine.forward(q, k, v, selection, 0.3)
+        fine.backward(state, q, k, v, state, selection, 0.3)
 
 
 def merged(dtype: torch.dtype, parts: int, ranked: bool, width: int, lse: bool) -> None:

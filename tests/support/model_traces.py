@@ -47,24 +47,13 @@ def write_model_trace(
             number, at = 10 * step + place + 1, start + 20 + 40 * place
             events.append(_host("cpu_op", operator, at, 20, **{"External id": number, "Input Dims": sizes, "Input type": types}))
             events.append(_host("cuda_runtime", "cudaLaunchKernel", at + 5, 2, **{"External id": number, "correlation": number}))
-            args = {
-                "External id": number,
-                "correlation": number,
-                "device": 0,
-                "stream": 7,
-                "grid": [8, 1, 1],
-                "block": [64, 1, 1],
-            }
+            ids, shape = {"External id": number, "correlation": number}, {"grid": [8, 1, 1], "block": [64, 1, 1]}
+            args = {**ids, "device": 0, "stream": 7, **shape}
             events.append(_host("kernel", kernels[place], busy, length, **args) | {"pid": 0, "tid": 7})
             busy += length
         busy = max(busy, 2_000.0 + 100 * (step + 1))
-    settings = {
-        "schemaVersion": 1,
-        "record_shapes": 1,
-        "with_stack": int(stacks),
-        "deviceProperties": [{"id": 0, "name": device}],
-    }
-    path.write_text(json.dumps({**settings, "traceEvents": events}))
+    settings = {"schemaVersion": 1, "record_shapes": 1, "with_stack": int(stacks)}
+    path.write_text(json.dumps({**settings, "deviceProperties": [{"id": 0, "name": device}], "traceEvents": events}))
     return path
 
 

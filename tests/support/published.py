@@ -29,47 +29,27 @@ def advice_page(folder: Path) -> Report:
     return advice_report(folder.parent)
 
 
+_RUNS = (
+    "presets-h200", "engine-h200/320x576", "engine-h200/compare", "engine-h200/long", "engine-h200/long-default",
+    "engine-h200/low-memory-wan", "engine-h200/vae", "engine-h200/vae-int8", "engine-h200/soak", "families-h100/krea",
+    "families-h100/longlive", "families-h100/rolling-forcing", "families-h100/self-forcing", "families-h100/text",
+)  # fmt: skip
+_VARIED = ("batch", "turbo-fp8-sparse", "eight", "eight-fp8", "eight-low")
+_SERVED = (
+    "families-h100/live-text", "serve-h200/balanced", "serve-h200/int8", "serve-h200/one", "serve-h200/turbo",
+    "serve-h200/ultra",
+)  # fmt: skip
+_ATTENTION = (
+    "cpu/bfloat16-d128", "cpu/bfloat16-d64", "cpu/float32-d128", "cpu/float32-d64", "h200/32k", "h200/32k-second-stream",
+    "h200/hunyuan-video", "h200/scenarios", "h200/wan-1.3b-480p", "h200/wan-1.3b-480p-gradients", "h200/wan-14b-720p",
+)  # fmt: skip
 DOORS: Final[dict[str, Door]] = {
-    "presets-h200": run_page,
-    "engine-h200/320x576": run_page,
-    "engine-h200/compare": run_page,
-    "engine-h200/long": run_page,
-    "engine-h200/long-default": run_page,
-    "engine-h200/low-memory-wan": run_page,
-    "engine-h200/vae": run_page,
-    "engine-h200/vae-int8": run_page,
-    "engine-h200/soak": run_page,
-    "engine-h200/batch": vary_report,
-    "engine-h200/turbo-fp8-sparse": vary_report,
-    "engine-h200/eight": vary_report,
-    "engine-h200/eight-fp8": vary_report,
-    "engine-h200/eight-low": vary_report,
-    "families-h100/krea": run_page,
-    "families-h100/live-text": serve_report,
-    "families-h100/longlive": run_page,
-    "families-h100/rolling-forcing": run_page,
-    "families-h100/self-forcing": run_page,
-    "families-h100/text": run_page,
-    "serve-h200/balanced": serve_report,
-    "serve-h200/int8": serve_report,
-    "serve-h200/one": serve_report,
-    "serve-h200/turbo": serve_report,
-    "serve-h200/ultra": serve_report,
-    "attention-cpu/bfloat16-d128": bench_report,
-    "attention-cpu/bfloat16-d64": bench_report,
-    "attention-cpu/float32-d128": bench_report,
-    "attention-cpu/float32-d64": bench_report,
-    "attention-h200/32k": bench_report,
-    "attention-h200/32k-second-stream": bench_report,
-    "attention-h200/hunyuan-video": bench_report,
-    "attention-h200/scenarios": bench_report,
+    **dict.fromkeys(_RUNS, run_page),
+    **dict.fromkeys((f"engine-h200/{name}" for name in _VARIED), vary_report),
+    **dict.fromkeys(_SERVED, serve_report),
+    **dict.fromkeys((f"attention-{name}" for name in _ATTENTION), bench_report),
     "attention-h200/scenarios/advice": advice_page,
-    "attention-h200/wan-1.3b-480p": bench_report,
-    "attention-h200/wan-1.3b-480p-gradients": bench_report,
-    "attention-h200/wan-14b-720p": bench_report,
-    "tree-cpu/ws2": tree_report,
-    "tree-cpu/ws4": tree_report,
-    "tree-h200/bench": tree_report,
+    **dict.fromkeys(("tree-cpu/ws2", "tree-cpu/ws4", "tree-h200/bench"), tree_report),
     "tree-h200/scaling": partial(tree_report, scaling=True),
 }
 """The verb behind the page of each folder."""

@@ -32,14 +32,7 @@ SERVER_S: Final = 300.0
 _SERVERS: Final = ("serve",)
 _ADDRESS: Final = re.compile(r"https?://127\.0\.0\.1:\d+/")
 _TOKEN: Final = "correct horse battery"
-_LINKS: Final = {
-    "README.md": "README.md",
-    "docs": "docs",
-    "tests": "tests",
-    "examples": "examples",
-    "tools": "tools",
-    "benchmarks": "benchmarks",
-}
+_LINKS: Final = ("README.md", "docs", "tests", "examples", "tools", "benchmarks")
 _COPIES: Final = {
     RUN: "benchmarks/presets-h200",
     "h200": "benchmarks/attention-h200/scenarios",
@@ -50,8 +43,8 @@ _COPIES: Final = {
 def furnish(folder: Path) -> None:
     """Put all files and links into the folder."""
     (folder / "runs").mkdir()
-    for name, target in _LINKS.items():
-        (folder / name).symlink_to(ROOT / target)
+    for name in _LINKS:
+        (folder / name).symlink_to(ROOT / name)
     for name, source in _COPIES.items():
         shutil.copytree(ROOT / source, folder / name)
     guide = write_guide(folder)
@@ -158,14 +151,9 @@ def _environment(folder: Path) -> dict[str, str]:
         (programs / name).chmod(0o755)
     return os.environ | {
         "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": _package_path(),
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
-
-
-def _package_path() -> str:
-    """The sources first, then where this process finds its other packages."""
-    return os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
 
 
 def hears_ctrl_c() -> None:

@@ -2,48 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from strobe.core.shapes import VaeStride
-from strobe.engine.config import EngineConfig, ModelDefaults
+from strobe.engine.config import EngineConfig
 from strobe.engine.model import Model
 from strobe.engine.parallel import DeviceGroup
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
-from strobe.models.text.words import WordEncoder
-from strobe.models.vae.tiny import TinyVAE, TinyVAEConfig
-from strobe.models.wan.config import WanConfig
-from strobe.models.wan.dit import CausalWan
+from tiny_model import tiny_model
 
-DEFAULTS = ModelDefaults(
-    frame_size=(48, 80),
-    fps=16,
-    stride=VaeStride(time=4, space=8),
-    frame_block=3,
-    timesteps=(1000.0, 500.0),
-    shift=5.0,
-)
 SWITCHES = [Switch(frame_block=3, prompt="blue square")]
 SHORT_S = 3.0
 """Timeout of what is to fail."""
-HEADS = 6
 
 
 def six_heads() -> Model:
     """Build the model with random weights, the same in every process."""
-    torch.manual_seed(7)
-    wan = WanConfig(dim=48, ffn_dim=64, freq_dim=16, text_dim=16, text_len=6, latent_channels=4, num_heads=HEADS, num_layers=2)
-    text = WordEncoder(["red", "green", "blue", "circle", "square"], dim=16, length=6)
-    vae = TinyVAE(TinyVAEConfig(latent_channels=4, widths=(8, 8, 8), encoder_widths=(8, 8, 8)))
-    dit = CausalWan(wan)
-    with torch.no_grad():
-        for parameter in (*dit.parameters(), *vae.parameters()):
-            if parameter.dim() > 1:
-                parameter.mul_(1.5)  # so that prompts, history and memories show in the result
-    return Model(name="six heads", weights_hash="6" * 64, dit=dit, text=text, vae=vae, defaults=DEFAULTS)
+    model = tiny_model(("red", "green", "blue", "circle", "square"), heads=6)
+    return replace(model, defaults=replace(model.defaults, frame_size=(48, 80), timesteps=(1000.0, 500.0)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -50,7 +50,7 @@ class _Stream:
     began_s: float | None = None
     waited_s: float = field(default=0.0)
 
-    def played_s(self, now: float, buffer_s: float) -> float:
+    def played_s(self, now: float) -> float:
         """Return the seconds of video painted by `now`; the viewer begins with a full buffer, and waits when it is empty."""
         if self.began_s is None:
             return 0.0
@@ -69,14 +69,13 @@ def simulate(
 
     A frame block after a switch takes `longest_s`, every other `block_s`. Its frames are shown at once, in place of older ones.
     """
-    coming = sorted(range(len(arrivals)), key=lambda number: arrivals[number].at_s)
     outcomes: list[Watched] = [Watched(preset=arrival.preset, admitted=False) for arrival in arrivals]
     streams: list[_Stream] = []
-    heapq.heapify(coming_times := [(arrivals[number].at_s, number) for number in coming])
+    coming = deque(sorted((arrival.at_s, number) for number, arrival in enumerate(arrivals)))
     now = 0.0
-    while coming_times or streams:
-        while coming_times and coming_times[0][0] <= now:
-            _, number = heapq.heappop(coming_times)
+    while coming or streams:
+        while coming and coming[0][0] <= now:
+            _, number = coming.popleft()
             arrival, outcome = arrivals[number], outcomes[number]
             refused = refusal(
                 arrival.preset,
@@ -88,12 +87,17 @@ def simulate(
             )
             outcome.admitted = refused is None
             if refused is None:
-                streams.append(_opened(arrival, f"{number:06d}", outcome, costs[arrival.preset], now))
+                streams.append(
+                    _Stream(
+                        name=f"{number:06d}", cost=costs[arrival.preset], outcome=outcome, opened_s=now,
+                        ends_s=now + arrival.watches_s, switches=sorted(now + each for each in arrival.switches_s),
+                    )
+                )  # fmt: skip
         streams = [stream for stream in streams if stream.ends_s > now]
         demands = [
             Demand(
                 stream=stream.name,
-                ahead_s=stream.made_s - stream.played_s(now, start_buffer_s),
+                ahead_s=stream.made_s - stream.played_s(now),
                 target_s=start_buffer_s + stream.cost.content_s,
                 steered=bool(stream.switches) and stream.switches[0] <= now,
                 opened_s=stream.opened_s,
@@ -102,29 +106,13 @@ def simulate(
         ]
         name = choose(demands)
         if name is None:
-            now = _next_moment(now, streams, demands, coming_times)
+            moments = [demand.ahead_s - demand.target_s + now for demand in demands]
+            moments += [stream.ends_s for stream in streams] + [at for at, _ in list(coming)[:1]]
+            now = max(now + 1e-6, min(moments, default=now))
             continue
         stream = next(each for each in streams if each.name == name)
         now = _make(stream, now, start_buffer_s)
     return outcomes
-
-
-def _opened(arrival: Arrival, name: str, outcome: Watched, cost: StreamCost, now: float) -> _Stream:
-    return _Stream(
-        name=name,
-        cost=cost,
-        outcome=outcome,
-        opened_s=now,
-        ends_s=now + arrival.watches_s,
-        switches=sorted(now + each for each in arrival.switches_s),
-    )
-
-
-def _next_moment(now: float, streams: Sequence[_Stream], demands: Sequence[Demand], coming: Sequence[tuple[float, int]]) -> float:
-    """Return the next time at which something changes while no stream wants a frame block."""
-    moments = [demand.ahead_s - demand.target_s + now for demand in demands]
-    moments += [stream.ends_s for stream in streams] + [at for at, _ in coming[:1]]
-    return max(now + 1e-6, min(moments, default=now))
 
 
 def _make(stream: _Stream, now: float, start_buffer_s: float) -> float:
@@ -137,16 +125,14 @@ def _make(stream: _Stream, now: float, start_buffer_s: float) -> float:
     if stream.began_s is not None:
         dry = stream.began_s + stream.waited_s + stream.made_s
         if ready > dry + 1e-9:
-            outcome.late, outcome.stall_s, stream.waited_s = (
-                outcome.late + 1,
-                outcome.stall_s + ready - dry,
-                stream.waited_s + ready - dry,
-            )
+            outcome.late += 1
+            outcome.stall_s += ready - dry
+            stream.waited_s += ready - dry
     if switched and stream.began_s is not None:  # the viewer leaves out what it has of the old prompt
-        stream.began_s -= stream.made_s - stream.played_s(ready, start_buffer_s)
+        stream.began_s -= stream.made_s - stream.played_s(ready)
     stream.made_s += stream.cost.content_s
     outcome.blocks += 1
     if stream.began_s is None and stream.made_s >= start_buffer_s:
         stream.began_s = ready
-    outcome.most_ahead_s = max(outcome.most_ahead_s, stream.made_s - stream.played_s(ready, start_buffer_s))
+    outcome.most_ahead_s = max(outcome.most_ahead_s, stream.made_s - stream.played_s(ready))
     return ready

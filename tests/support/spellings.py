@@ -18,66 +18,38 @@ from strobe.models.wan.weights import open_checkpoint
 WAN = WanConfig(dim=48, ffn_dim=128, freq_dim=32, text_dim=24, text_len=12, num_heads=2, num_layers=2, latent_channels=16)
 Tensors = dict[str, Tensor]
 
-DIFFUSERS_OUTSIDE = """
-    patch_embedding.weight patch_embedding.weight
-    patch_embedding.bias patch_embedding.bias
-    text_embedding.0.weight condition_embedder.text_embedder.linear_1.weight
-    text_embedding.0.bias condition_embedder.text_embedder.linear_1.bias
-    text_embedding.2.weight condition_embedder.text_embedder.linear_2.weight
-    text_embedding.2.bias condition_embedder.text_embedder.linear_2.bias
-    time_embedding.0.weight condition_embedder.time_embedder.linear_1.weight
-    time_embedding.0.bias condition_embedder.time_embedder.linear_1.bias
-    time_embedding.2.weight condition_embedder.time_embedder.linear_2.weight
-    time_embedding.2.bias condition_embedder.time_embedder.linear_2.bias
-    time_projection.1.weight condition_embedder.time_proj.weight
-    time_projection.1.bias condition_embedder.time_proj.bias
-    head.modulation scale_shift_table
-    head.head.weight proj_out.weight
-    head.head.bias proj_out.bias
-"""
-DIFFUSERS_LAYER = """
-    modulation scale_shift_table
-    norm3.weight norm2.weight
-    norm3.bias norm2.bias
-    ffn.0.weight ffn.net.0.proj.weight
-    ffn.0.bias ffn.net.0.proj.bias
-    ffn.2.weight ffn.net.2.weight
-    ffn.2.bias ffn.net.2.bias
-    self_attn.norm_q.weight attn1.norm_q.weight
-    self_attn.norm_k.weight attn1.norm_k.weight
-    cross_attn.norm_q.weight attn2.norm_q.weight
-    cross_attn.norm_k.weight attn2.norm_k.weight
-    self_attn.q.weight attn1.to_q.weight
-    self_attn.q.bias attn1.to_q.bias
-    self_attn.k.weight attn1.to_k.weight
-    self_attn.k.bias attn1.to_k.bias
-    self_attn.v.weight attn1.to_v.weight
-    self_attn.v.bias attn1.to_v.bias
-    self_attn.o.weight attn1.to_out.0.weight
-    self_attn.o.bias attn1.to_out.0.bias
-    cross_attn.q.weight attn2.to_q.weight
-    cross_attn.q.bias attn2.to_q.bias
-    cross_attn.k.weight attn2.to_k.weight
-    cross_attn.k.bias attn2.to_k.bias
-    cross_attn.v.weight attn2.to_v.weight
-    cross_attn.v.bias attn2.to_v.bias
-    cross_attn.o.weight attn2.to_out.0.weight
-    cross_attn.o.bias attn2.to_out.0.bias
-"""
-
-
-def pairs(table: str) -> dict[str, str]:
-    return dict(line.split() for line in table.strip().splitlines())
+DIFFUSERS_OUTSIDE = {
+    "patch_embedding": "patch_embedding",
+    "text_embedding.0": "condition_embedder.text_embedder.linear_1",
+    "text_embedding.2": "condition_embedder.text_embedder.linear_2",
+    "time_embedding.0": "condition_embedder.time_embedder.linear_1",
+    "time_embedding.2": "condition_embedder.time_embedder.linear_2",
+    "time_projection.1": "condition_embedder.time_proj",
+    "head.head": "proj_out",
+}
+DIFFUSERS_LAYER = {
+    "norm3": "norm2",
+    "ffn.0": "ffn.net.0.proj",
+    "ffn.2": "ffn.net.2",
+    **{
+        f"{which}_attn.{name}": f"attn{number}.{theirs}"
+        for number, which in enumerate(("self", "cross"), start=1)
+        for name, theirs in (
+            ("norm_q", "norm_q"), ("norm_k", "norm_k"), ("q", "to_q"), ("k", "to_k"), ("v", "to_v"), ("o", "to_out.0"),
+        )
+    },
+}  # fmt: skip
+"""Modules by their original names; modulations, of the head and of a layer, are tables there."""
 
 
 def to_diffusers(original: Tensors) -> Tensors:
-    outside, layer, out = pairs(DIFFUSERS_OUTSIDE), pairs(DIFFUSERS_LAYER), {}
+    out = {}
     for name, tensor in original.items():
-        if name.startswith("blocks."):
-            number, inside = name.split(".", 2)[1:]
-            out[f"blocks.{number}.{layer[inside]}"] = tensor
-        else:
-            out[outside[name]] = tensor
+        module, _, kind = name.rpartition(".")
+        parts = module.split(".", 2)
+        layer, inside = (f"blocks.{parts[1]}.", ".".join(parts[2:])) if parts[0] == "blocks" else ("", module)
+        theirs = (DIFFUSERS_LAYER if layer else DIFFUSERS_OUTSIDE).get(inside, "")
+        out[layer + ("scale_shift_table" if kind == "modulation" else f"{theirs}.{kind}")] = tensor
     return out
 
 

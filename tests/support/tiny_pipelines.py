@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -293,15 +294,9 @@ def masked_attention(
         attn_of: whether a call of so many queries and keys is one of the layers that are sparse.
         frames: those whose queries see the whole video.
     """
-    from diffusers.models.transformers import transformer_cosmos as four
-    from diffusers.models.transformers import transformer_hunyuan_video as one
-    from diffusers.models.transformers import transformer_hunyuan_video15 as one_five
-    from diffusers.models.transformers import transformer_ltx2 as two
-    from diffusers.models.transformers import transformer_wan as three
-
-    layout = strobe.tile_layout(GRID, tile)
-    modules = (one, one_five, two, three, four)
-    stock = one.dispatch_attention_fn
+    families = ("hunyuan_video", "hunyuan_video15", "ltx2", "wan", "cosmos")
+    modules = [import_module(f"diffusers.models.transformers.transformer_{name}") for name in families]
+    layout, stock = strobe.tile_layout(GRID, tile), modules[0].dispatch_attention_fn
 
     def masked(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **rest: Any) -> Tensor:
         if not attn_of(query.shape[1], key.shape[1]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -44,6 +45,17 @@ def differentiate(rank: int, case: Case) -> list[Tensor]:
     return tree_cases.differentiate(rank, case, home())
 
 
+def warmed(call: Callable[[], Any]) -> Any:
+    """Call three times beside the current stream, so that the ranks agree and kernels are made; return the last result."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        found = [call() for _ in range(3)]
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    return found[-1]
+
+
 def replay(rank: int, case: Case) -> list[tuple[Tensor, Tensor]]:
     """Capture a call in a CUDA graph and replay it with other tensors in the same places: `(replayed, eager)` of each."""
     q, k, v = case.of(rank, home())
@@ -51,13 +63,7 @@ def replay(rank: int, case: Case) -> list[tuple[Tensor, Tensor]]:
     def call() -> Tensor:
         return tree_attention(q, k, v, timeout=PATIENT_S, **case.arguments()).out
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):  # the ranks agree, and kernels are made
-            call()
-    torch.cuda.current_stream().wait_stream(side)
-    torch.cuda.synchronize()
+    warmed(call)
     graph = torch.cuda.CUDAGraph()
     with deadline("a capture", timeout=PATIENT_S):  # something that the watch asks for meanwhile
         pass
@@ -87,16 +93,13 @@ def capture_another(rank: int) -> tuple[list[str], bool]:
         chosen.append(strategy)
         return original(call, strategy, *rest)
 
+    def call() -> Tensor:
+        return tree_attention(q, k, v, links=slow, timeout=PATIENT_S, **spread).out
+
     redistribute.combine = noted
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            eager = tree_attention(q, k, v, links=slow, timeout=PATIENT_S, **spread).out
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
+    eager, graph = warmed(call), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = tree_attention(q, k, v, links=slow, timeout=PATIENT_S, **spread).out
+        out = call()
     graph.replay()
     redistribute.combine = original
     return chosen, bool(((out - eager).abs().max() <= 0.01).item())
@@ -122,9 +125,8 @@ def attend_in_groups(rank: int, case: Case) -> AttentionOutput | None:
 def attend_without_keys(rank: int, case: Case) -> AttentionOutput:
     """Call tree attention with None for the keys on ranks without any."""
     q, ks, vs = case.draw()
-    if not ks[rank].shape[1]:
-        return tree_attention(q, None, None, strategy=case.strategy, return_lse=True, timeout=PATIENT_S)
-    return tree_attention(q, ks[rank], vs[rank], strategy=case.strategy, return_lse=True, timeout=PATIENT_S)
+    k, v = (ks[rank], vs[rank]) if ks[rank].shape[1] else (None, None)
+    return tree_attention(q, k, v, strategy=case.strategy, return_lse=True, timeout=PATIENT_S)
 
 
 def decode(rank: int, steps: int) -> list[AttentionOutput]:
@@ -135,10 +137,8 @@ def decode(rank: int, steps: int) -> list[AttentionOutput]:
     for step in range(1, steps + 1):
         mine = slice(rank, step, dist.get_world_size())
         shards = KVShards.interleaved(step, dist.get_world_size())
-        state = tree_attention(
-            q[:, step - 1 : step], k[:, mine], v[:, mine], shards=shards, causal=True, return_lse=True, timeout=20
-        )
-        found.append(state)
+        last = q[:, step - 1 : step]
+        found.append(tree_attention(last, k[:, mine], v[:, mine], shards=shards, causal=True, return_lse=True, timeout=20))
     return found
 
 
@@ -164,9 +164,7 @@ def small(rank: int, changes: dict[int, dict[str, Any]] | None = None, timeout: 
     given: dict[str, Any] = {"heads": 2, "dim": 8, "dtype": torch.float32, "rows": 1, "value": 1.0, "options": {}, "flip": []}
     given |= (changes or {}).get(rank, {})
     q = torch.full((1, given["rows"], given["heads"], given["dim"]), given["value"], dtype=given["dtype"], device=home())
-    q = (
-        (q + torch.arange(given["dim"], device=home())).flip(given["flip"]).to(given["dtype"])
-    )  # the values are ones: no q changes the result
+    q = (q + torch.arange(given["dim"], device=home())).flip(given["flip"]).to(given["dtype"])  # no q changes values of ones
     k = torch.ones(1, 5, given["heads"], given["dim"], dtype=given["dtype"], device=home())
     return round(float(tree_attention(q, k, k, timeout=timeout, **given["options"]).out.max()), 3)
 
@@ -359,14 +357,11 @@ def graph_that_waits(rank: int, report: str, victim: int) -> None:
     """Replay a graph with a call in it on all ranks but one."""
     report_to(rank, report)
     q = torch.ones(1, 1, 2, 64, device="cuda", dtype=torch.bfloat16)
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            tree_attention(q, q, q, timeout=PATIENT_S)
-    torch.cuda.synchronize()
+    call = partial(tree_attention, q, q, q, timeout=PATIENT_S)
+    warmed(call)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        tree_attention(q, q, q, timeout=PATIENT_S)
+        call()
     with deadline("a replayed graph", timeout=PATIENT_S):
         graph.replay()
     torch.cuda.synchronize()

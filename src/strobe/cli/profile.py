@@ -505,7 +505,7 @@ def dit(
         )
     code, document = measure(case, plan, folder, requirements, output, progress=output.progress("profile"), into=True)
     with output.progress("report"):
-        from strobe.perf.report.dit_page import attention_table, bounds_table, paired
+        from strobe.perf.report.run_page import attention_table, bounds_table, paired
         from strobe.perf.report.study import load_study
 
         study = load_study([folder])

@@ -97,8 +97,7 @@ def page_of_many(
         from strobe.perf.table.model import Table as Rows
 
         if log:
-            from strobe.perf.report.blocks.optimisation_log import run_folders
-            from strobe.perf.report.log_page import log_report
+            from strobe.perf.report.log_page import log_report, run_folders
 
             report = log_report(run_folders(folders), into)
         else:

@@ -12,7 +12,7 @@ from strobe.bench.dit import DitCase, Shot, load_named, variants_of
 from strobe.bench.runner import run_case
 from strobe.perf.records.store import read_run
 from strobe.perf.report.build import build_report
-from strobe.perf.report.dit_page import PerStep, paired, per_step
+from strobe.perf.report.run_page import PerStep, paired, per_step
 from strobe.perf.report.study import load_study
 
 

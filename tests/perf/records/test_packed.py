@@ -15,7 +15,7 @@ from strobe.perf.logs.series import Log
 from strobe.perf.records import store
 from strobe.perf.records.record import Clip, End, Header, Span
 from strobe.perf.records.store import PACKED, RECORDS, RunWriter, pack, read_run
-from strobe.perf.report.blocks.optimisation_log import run_folders
+from strobe.perf.report.log_page import run_folders
 
 ROOT = Path(__file__).parents[3]
 

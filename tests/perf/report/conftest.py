@@ -9,11 +9,11 @@ import random
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from made_records import header_of, machine_of, span_of
+from made_records import header_of, machine_of, span_of, workload_of
 from strobe.perf.records import record as rec
 from strobe.perf.records.store import RunWriter
 
@@ -28,11 +28,14 @@ OPS = {  # operator, share of the step, region inside a layer
 }
 
 
-class Setting:
+class Setting(NamedTuple):
     """One variant: milliseconds of a denoise step, steps, and how much of it is the attention kernel."""
 
-    def __init__(self, name: str, step_ms: float, steps: int, window: int, copies: float) -> None:
-        self.name, self.step_ms, self.steps, self.window, self.copies = name, step_ms, steps, window, copies
+    name: str
+    step_ms: float
+    steps: int
+    window: int
+    copies: float
 
 
 SETTINGS = (
@@ -73,10 +76,8 @@ class TraceWriter:
             start = at
             at += 4000
             for name, share in OPS[region]:
-                at = (
-                    self.op(name, at, int(share * unit * (copies if name == "aten::copy_" else 1) * rng.uniform(0.95, 1.05)))
-                    + 3000
-                )
+                times = copies if name == "aten::copy_" else 1
+                at = self.op(name, at, int(share * unit * times * rng.uniform(0.95, 1.05))) + 3000
                 if name == "aten::copy_":
                     inside = at
                     (kernel, part) = OPS["attention_kernel"][0]
@@ -121,10 +122,7 @@ def header(folder: Path, **changes: Any) -> rec.Header:
         rec.PromptAt(frame_block=block, text=text, mode="recache" if block else "start")
         for block, text in zip((0, *SWITCHES), PROMPTS, strict=True)
     )
-    workload = rec.Workload(
-        prompts=prompts, seed=7, frame_blocks=BLOCKS, latents_per_block=3, frames_first_block=9, frames_per_block=12,
-        frames=9 + 12 * (BLOCKS - 1), height=128, width=128, fps=16,
-    )  # fmt: skip
+    workload = workload_of(BLOCKS, *SWITCHES, prompts=prompts, seed=7, height=128, width=128)
     names = tuple(setting.name for setting in SETTINGS)
     usual = {
         "run": folder.name, "git": rec.Git(commit="f94dcae0" * 5, dirty=False), "argv": ("strobe", "compare", *names),
@@ -189,26 +187,22 @@ class ClipWriter:
 
 
 def quality(setting: Setting, rank: int) -> list[rec.Record]:
-    against = "quality, fp32, cpu"
-    psnr = (None, "every frame equals the reference") if rank == 0 else (38.0 - 3.1 * rank, "")
-    rows: list[tuple[str, float | None, str, str, str, str]] = [
-        ("psnr", psnr[0], "dB", against, "higher", psnr[1]),
+    against, equal = "quality, fp32, cpu", "every frame equals the reference"
+    rows: tuple[tuple[str, float | None, str, str, str, str], ...] = (
+        ("psnr", 38.0 - 3.1 * rank if rank else None, "dB", against, "higher", "" if rank else equal),
         ("ssim", 0.99 - 0.02 * rank, "", against, "higher", ""),
         ("prompt_accuracy", 0.97 - 0.015 * rank, "", "", "higher", ""),
         ("switch_latency", 1.0 + 0.25 * rank, "frame blocks", "", "lower", ""),
         ("flicker", 0.004 + 0.001 * rank, "", "", "lower", ""),
         ("lpips", None, "", against, "lower", "weights are not on this machine"),
-    ]
-    names = ("metric", "value", "unit", "reference", "better", "note")
+    )
     return [
         rec.Quality(
-            variant=setting.name,
-            definition=f"the definition of {row[0]}",
-            n=0 if row[0] == "lpips" else 141,
-            **dict(zip(names, row, strict=True)),
+            variant=setting.name, metric=metric, value=value, unit=unit, reference=reference, better=better, note=note,
+            definition=f"the definition of {metric}", n=0 if metric == "lpips" else 141,
         )
-        for row in rows
-    ]
+        for metric, value, unit, reference, better, note in rows
+    ]  # fmt: skip
 
 
 @pytest.fixture

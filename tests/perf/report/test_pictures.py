@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from dataclasses import replace as changed
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import msgspec
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from reports import Page
 from strobe.perf.records.record import Quality
+from strobe.perf.report.blocks import fields
 from strobe.perf.report.blocks.breakdown import quality_section
 from strobe.perf.report.blocks.kernels import MAX_SLICES, MAX_SLICES_BY_CLASS, Piece, draw_lanes, merged
 from strobe.perf.report.findings import find_latencies
@@ -32,11 +33,9 @@ from strobe.perf.table.model import (
     Flame,
     Frame,
     Kind,
-    Picture,
     Plane,
     PlotPoint,
     Ratio,
-    Report,
     Row,
     Section,
     Strip,
@@ -53,14 +52,6 @@ EVIL = (
     "x" * 5000,
 )
 WORK, GAP, OTHER = Kind("work", "work1"), Kind("idle", "gap1"), Kind("other", "focal")
-
-
-def page_of(picture: Picture) -> Report:
-    table = Table("t|t", (Column("name"),), tuple(Row((Code(name),)) for name in EVIL))
-    figure = Figure(EVIL[2], EVIL[0], picture, table)
-    return Report(
-        v=1, speedups=(), title=EVIL[0], subtitle="", facts=(), banners=(), sections=(Section("s", "S", "", (figure,)),)
-    )
 
 
 def percent(text: str | None) -> float:
@@ -100,23 +91,18 @@ def test_a_strip_fills_each_bin_by_its_shares(bins: list[tuple[int, int]]) -> No
 
 def test_ids_of_strips_are_unique_on_a_page() -> None:
     lane = StripLane(EVIL[0], ((500, 1000), (500, 0)))
-    picture = Strip(2_000_000, (Kind(EVIL[1], "work1"), GAP), (lane, lane))
-    report = page_of(picture)
-    twice = Report(**{**{name: getattr(report, name) for name in report.__struct_fields__}, "sections": report.sections * 2})
-    page = Page(render_html(twice))
-    ids = [attrs["id"] for tag, attrs in page.elements if tag == "clippath"]
+    table = Table("t|t", (Column("name"),), tuple(Row((Code(name),)) for name in EVIL))
+    figure = Figure(EVIL[2], EVIL[0], Strip(2_000_000, (Kind(EVIL[1], "work1"), GAP), (lane, lane)), table)
+    text = render_html(fields.page(title=EVIL[0], subtitle="", sections=(Section("s", "S", "", (figure,)),) * 2))
+    ids = [attrs["id"] for tag, attrs in Page(text).elements if tag == "clippath"]
     assert len(ids) == len(set(ids)) == 8  # two classes of two lanes of two pictures
-    used = re.findall(r"url\(#(strip[^)]*)\)", render_html(twice))
-    assert sorted(used) == sorted(ids)
+    assert sorted(re.findall(r"url\(#(strip[^)]*)\)", text)) == sorted(ids)
 
 
 def frames(levels: int) -> st.SearchStrategy[Frame]:
     times = st.integers(0, 10**6)
-    if not levels:
-        return st.builds(Frame, st.sampled_from(["a", "b", "attn"]), times, times)
-    return st.builds(
-        Frame, st.sampled_from(["a", "b", "attn"]), times, times, st.lists(frames(levels - 1), max_size=3).map(tuple)
-    )
+    inside = st.lists(frames(levels - 1), max_size=3).map(tuple) if levels else st.just(())
+    return st.builds(Frame, st.sampled_from(["a", "b", "attn"]), times, times, inside)
 
 
 def width_of(frame: Frame) -> int:
@@ -210,9 +196,7 @@ LANE = st.lists(st.tuples(st.integers(1, 10_000), st.sampled_from([WORK, GAP, OT
 
 
 def pieces_of(rows: list[tuple[int, Kind]]) -> list[Piece]:
-    edges = [0]
-    for length, _ in rows:
-        edges.append(edges[-1] + length)
+    edges = accumulate((length for length, _ in rows), initial=0)
     return [Piece(start, end, "name", kind) for (start, end), (_, kind) in zip(pairwise(edges), rows, strict=True)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,27 +98,18 @@ def test_every_operation_says_how_often_it_was_called_and_a_p99_needs_459() -> N
     assert "by itself" in few.caption
 
 
-def test_a_cpu_has_no_roofline_and_that_is_said() -> None:
+def test_what_is_known_of_a_device_is_held_against_it() -> None:
     found = table(kernel_report(profile(), described()), "details-attention")
     assert "of peak" not in [column.title for column in found.columns]
     assert any("No published peaks are known for a CPU" in note for note in found.notes)
-
-
-def test_a_known_gpu_has_one() -> None:
     report = kernel_report(profile(), described("NVIDIA H100 80GB HBM3", cold=True))
-    found = table(report, "details-attention")
-    share = column(found, "of peak")[1]
-    assert isinstance(share, Share) and share.value == pytest.approx(1e11 / 1e-3 / 989.4e12)
-    assert isinstance(column(found, "of peak")[0], Missing)
+    found, cache = table(report, "details-attention"), table(report, "details-cache")
+    without, share, *_ = column(found, "of peak")
+    assert isinstance(share, Share) and share.value == pytest.approx(1e11 / 1e-3 / 989.4e12) and isinstance(without, Missing)
     assert any("caches overwritten before each call" in note for note in found.notes)
-    cache = table(report, "details-cache")
     assert any("Launch gaps lie in the times of kv_write" in note for note in cache.notes)
     assert report.banners == ()
-
-
-def test_a_rate_above_the_peak_stops_the_page() -> None:
-    report = kernel_report(profile(kernel_flops=10**13), described("NVIDIA H100 80GB HBM3"))
-    (banner,) = report.banners
+    (banner,) = kernel_report(profile(kernel_flops=10**13), described("NVIDIA H100 80GB HBM3")).banners
     assert banner.level == "stop" and banner.items[0].startswith("attention_kernel: 1e+04 TFLOP/s is above the bfloat16 peak")
 
 
@@ -135,29 +127,23 @@ def test_the_decoder_is_held_against_what_it_takes() -> None:
     assert any("beside the commit pass" in note for note in account.notes)
 
 
-def test_a_busy_machine_and_fusion_are_told() -> None:
+def test_what_makes_times_doubtful_is_told() -> None:
     report = kernel_report(profile(), described(load=9.5, compiled=True))
     assert "load 9.5 on 2 cores" in report.banners[0].items[0]
     assert any("fusion: the stream ran compiled" in note for note in table(report, "budget").notes)
-
-
-def test_clocks_that_vary_and_throttling_are_told() -> None:
-    clocks = Clocks(source="nvml", sm_mhz_min=1700, sm_mhz_max=1980, samples=9, throttle=("sw_power_cap",))
-    (banner,) = kernel_report(profile(), described(clocks=clocks)).banners
+    clocks = {"source": "nvml", "sm_mhz_max": 1980, "samples": 9}
+    varied = Clocks(sm_mhz_min=1700, throttle=("sw_power_cap",), **clocks)
+    (banner,) = kernel_report(profile(), described(clocks=varied)).banners
     assert banner.items == (
         "SM clock varied by more than 2 % while it was measured: 1700 to 1980 MHz", "the GPU was throttled: sw_power_cap"
     )  # fmt: skip
-    steady = Clocks(source="nvml", sm_mhz_min=1950, sm_mhz_max=1980, samples=9)
-    assert kernel_report(profile(), described(clocks=steady)).banners == ()
+    assert kernel_report(profile(), described(clocks=Clocks(sm_mhz_min=1950, **clocks))).banners == ()
 
 
 def test_an_outlier_is_kept_and_its_effect_said() -> None:
     """Eleven steps of 40 ms and one of 400: the mean is 70 ms, without it 40."""
     base = profile()
-    found = KernelProfile(
-        step=Whole(name="denoise_step", times_ns=(*[40 * MS] * 11, 400 * MS), operations=base.step.operations),
-        fine_ns=base.fine_ns, regions_ns=base.regions_ns, decode=base.decode, stages_ns=base.stages_ns,
-    )  # fmt: skip
+    found = replace(base, step=replace(base.step, times_ns=(*[40 * MS] * 11, 400 * MS)), reference=())
     notes = " ".join(table(kernel_report(found, described()), "budget").notes)
     assert "1 of 12 steps lie outside Tukey's fences and are kept; without them the mean would change by -43 %" in notes
     assert "p50 40 ms, max 400 ms, n = 12" in notes
@@ -208,24 +194,20 @@ def rows(report: Report, id: str, number: int = 0) -> tuple[Table, list[dict[str
 
 def test_times_of_single_calls(tmp_path: Path) -> None:
     table, found = rows(page(tmp_path), "times", 1)
-    assert [(row["implementation"].text, row["what"].text) for row in found] == [
-        ("sdpa", "kernel"), ("sdpa", "section"), ("sparse:x", "kernel"), ("sparse:x", "section")
-    ]  # fmt: skip
+    kinds = [(name, what) for name in TIMES for what in ("kernel", "section")]
+    assert [(row["implementation"].text, row["what"].text) for row in found] == kinds
     kernel = [400_000 * (100 + lap) // 100 + index for lap in range(3) for index in (0, 1, 0, 1)]
     row = found[2]
     assert (row["calls"].value, row["min"].ns, row["mean"].ns) == (12, min(kernel), statistics.fmean(kernel))
     assert (row["slow end"].ns, row["slow end"].note) == (max(kernel), "max of 12")
-    assert any("CUDA events" in note for note in table.notes) and any(
-        "dense attention has nothing but" in note for note in table.notes
-    )
+    for said in ("CUDA events", "dense attention has nothing but"):
+        assert any(said in note for note in table.notes)
 
 
 def test_speedups_compare_like_with_like(tmp_path: Path) -> None:
     report = page(tmp_path)
     found = {each.level: each for each in report.speedups}
-    assert found["kernel"].ratio.value == pytest.approx(2.5, rel=1e-5) and found["section"].ratio.value == pytest.approx(
-        2.2, rel=1e-5
-    )
+    assert [found[level].ratio.value for level in ("kernel", "section")] == pytest.approx([2.5, 2.2], rel=1e-5)
     assert found["kernel"].ratio.low is not None and found["kernel"].saved_ns == pytest.approx(606_000, rel=1e-3)
     assert {(each.candidate, each.reference) for each in report.speedups} == {("sparse:x", "sdpa")}
     _, table = rows(report, "speedups")
@@ -244,12 +226,9 @@ def test_the_roofline_of_sparse_attention_counts_what_is_computed(tmp_path: Path
     assert sparse["sparsity"] == Share(0.8)
 
 
-def test_a_rate_above_the_peak_is_flagged(tmp_path: Path) -> None:
-    table, _ = rows(page(tmp_path, sparse_flops=5 * 10**11), "roofline")
+def test_a_rate_above_the_peak_is_flagged_and_an_unknown_device_has_no_shares(tmp_path: Path) -> None:
+    table, _ = rows(page(tmp_path / "fast", sparse_flops=5 * 10**11), "roofline")
     assert any(note.startswith("ANOMALY, sparse:x") for note in table.notes)
-
-
-def test_an_unknown_device_has_no_shares(tmp_path: Path) -> None:
     table, (_, sparse) = rows(page(tmp_path, "a GPU of tomorrow"), "roofline")
     assert "of peak" not in sparse and sparse["effective TFLOP/s"].value > 0
     assert any("No published peaks are known for a GPU of tomorrow" in note for note in table.notes)
@@ -275,11 +254,8 @@ def test_the_page_says_that_it_is_no_measurement() -> None:
     assert "aten::op2" in render_markdown(report)
 
 
-def test_what_was_not_recorded_is_not_shown() -> None:
+def test_what_was_not_recorded_is_not_shown_and_an_unknown_order_is_refused() -> None:
     report = attribution_report([("a", trace(modules=False, memory=False))], ("record_shapes",), sort_by="calls", top=9)
     assert len(report.sections[0].blocks) == 1
-
-
-def test_an_unknown_order_is_refused() -> None:
     with pytest.raises(ConfigError, match="unknown order"):
         attribution_report([("a", trace())], ("with_stack",), sort_by="cuda_time_total", top=1)

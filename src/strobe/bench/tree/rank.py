@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import math
 import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -37,7 +36,7 @@ from strobe.perf.analysis.runs.rank_calls import CallRegion, RankCall
 from strobe.perf.measure.machine import describe_run
 from strobe.perf.measure.timing import TimingRecorder, palindrome
 from strobe.perf.records import record as grids
-from strobe.perf.records.record import MEETING, MESSAGE, Collective, LinkRate, Mode, SentMessage, WhatIf
+from strobe.perf.records.record import MEETING, MESSAGE, Collective, LinkRate, Mode, SentMessage
 
 CHECKED_ROWS: Final = 64
 """Queries of every head that are compared with float64, evenly spaced."""
@@ -286,17 +285,7 @@ def links_line(links: Links, auto: str) -> grids.Links:
 
 def predict(inputs: RankShare, links: Links) -> tuple[dict[str, grids.Prediction], str]:
     """Return predictions of every strategy that can do the call, and the one that `auto` takes."""
-
-    def seconds(latency: float, bandwidth: float) -> dict[str, float]:
-        rates = (links.gather, links.exchange, links.reduce)
-        gather, exchange, reduce = (rate.faster(latency, bandwidth) for rate in rates)
-        options = inputs.options(replace(links, gather=gather, exchange=exchange, reduce=reduce))
-        return {each.strategy: each.seconds for each in explain(inputs.q, inputs.k, inputs.v, **options).predictions}
-
     plan = explain(inputs.q, inputs.k, inputs.v, **inputs.options(links))
-    faster: list[tuple[Literal["bandwidth", "latency"], float, dict[str, float]]] = []
-    for factor in FASTER:
-        faster += [("bandwidth", factor, seconds(1.0, factor)), ("latency", factor, seconds(factor, 1.0))]
     found: dict[str, grids.Prediction] = {}
     for each in plan.predictions:
         found[each.strategy] = grids.Prediction(
@@ -306,11 +295,6 @@ def predict(inputs: RankShare, links: Links) -> tuple[dict[str, grids.Prediction
             hidden_ns=each.hidden_s * 1e9,
             messages=tuple(_sent(message, links) for message in each.messages),
             bound=_bound(inputs, links, each),
-            what_if=tuple(
-                WhatIf(faster=what, factor=factor, total_ns=took_s[each.strategy] * 1e9)
-                for what, factor, took_s in faster
-                if math.isfinite(took_s[each.strategy])
-            ),
         )
     return found, plan.strategy
 
@@ -336,8 +320,6 @@ def _bound(inputs: RankShare, links: Links, each: StrategyCost) -> Literal["flop
 
 
 WARMUP: Final = 3
-FASTER: Final = (2.0, 10.0)
-"""Factors on the speed of the links that predictions are made for too."""
 START_S: Final = 60.0
 """Least timeout for the ranks to start, s: they import torch before they meet."""
 

@@ -311,7 +311,7 @@ class Prediction(Line, frozen=True, kw_only=True):
     ]
     hidden_ns: A[float, said("communication time hidden behind attention, ns")] = 0.0
     messages: A[tuple[SentMessage, ...], said("predicted collectives in order")] = ()
-    what_if: A[tuple[WhatIf, ...], said("predictions of the same call with faster links")] = ()
+    what_if: A[tuple[WhatIf, ...], said("predictions of the same call with faster links; empty in newer records")] = ()
 
 
 # Lines of a run that loads a server of live streams: the server, and each viewer that came.

@@ -11,11 +11,10 @@ from strobe.perf.analysis.runs.compare import is_own_code
 from strobe.perf.analysis.runs.latency import is_load
 from strobe.perf.records.store import RunRecords
 from strobe.perf.report.calls_page import calls_report
-from strobe.perf.report.dit_page import dit_report, is_dit_run
 from strobe.perf.report.findings import Finding
 from strobe.perf.report.profile_pages import attention_report, is_attention_run, trace_files
 from strobe.perf.report.quality_page import accept_report
-from strobe.perf.report.run_page import run_report
+from strobe.perf.report.run_page import dit_report, is_dit_run, run_report
 from strobe.perf.report.serve_page import serve_report
 from strobe.perf.report.study import RunStudy, load_study
 from strobe.perf.table.model import Report

@@ -56,9 +56,10 @@ def calls_report(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[
         _settings(study, found),
         _notes(head),
     )
+    others = [row.name for row in found if row.name != head.baseline]
     report = page(
         speedups=speedups(findings),
-        title=_title(head, found),
+        title=f"{f'{len(others)} others' if len(others) > 3 else ' and '.join(others)} against {head.baseline}",
         subtitle=f"{'programs' if programs else 'functions'}, on {head.machine.device_name}",
         facts=timed_facts(head, "Baseline", "Timed samples", sum(len(row.samples_ns) for row in found)),
         banners=banners(study),
@@ -252,8 +253,3 @@ def _notes(head: Header) -> Section:
         how,
     )
     return Section("notes", "Notes", "", (Notes(items),))
-
-
-def _title(head: Header, found: Sequence[CallsRow]) -> str:
-    names = [row.name for row in found if row.name != head.baseline]
-    return f"{f'{len(names)} others' if len(names) > 3 else ' and '.join(names)} against {head.baseline}"

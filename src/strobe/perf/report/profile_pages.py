@@ -116,7 +116,7 @@ def _times(study: RunStudy) -> Section:
     outside = "calls outside Tukey's fences; they are kept"
     fields: tuple[Field[tuple[Subject, str, list[int]]], ...] = (
         Field("implementation", lambda row: row[0].label, Code),
-        Field("what", lambda row: _what(row[1])),
+        Field("what", lambda row: _LEVELS[row[1]]),
         count("calls", lambda row: len(row[2])),
         time("min", lambda row: min(row[2]), "µs"),
         time("p50", lambda row: percentile(row[2], 0.5), "µs"),
@@ -137,10 +137,6 @@ def _times(study: RunStudy) -> Section:
     return Section("times", "Times", lead, (gates, times))
 
 
-def _what(name: str) -> str:
-    return "kernel" if name == ATTENTION_KERNEL else "section"
-
-
 def _clock_notes(study: RunStudy) -> tuple[str, ...]:
     clocks = {span.clock for run in study.runs for span in run.spans}
     words = {
@@ -156,7 +152,7 @@ def _speedups(compared: tuple[tuple[Subject, Subject, Comparison], ...]) -> Sect
     fields: tuple[Field[tuple[Subject, Subject, Comparison]], ...] = (
         Field("implementation", lambda row: row[1].label, Code),
         Field("reference", lambda row: row[0].label, Code),
-        Field("what", lambda row: _what(row[2].stage)),
+        Field("what", lambda row: _LEVELS[row[2].stage]),
         *pair_fields(lambda row: row[2], "median of the ratios of laps"),
     )
     lead = "Reference time over the candidate's, kernel against kernel, section against section; above 1 the candidate is faster."

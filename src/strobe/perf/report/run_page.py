@@ -1,19 +1,30 @@
-"""The page of one or several runs of a stream."""
+"""The pages of runs of a model: of one or several of streams, and of one of forward passes over a whole clip."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from strobe.core.costs import DevicePeaks, device_peaks
 from strobe.core.errors import DataError
 from strobe.core.printable import bytes_in
-from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, CROSS_ATTENTION, DENOISE_STEP, E2E, FFN, FRAME_BLOCK, PIECES
+from strobe.core.spans import (
+    ATTENTION,
+    ATTENTION_KERNEL,
+    ATTENTION_OPERATOR,
+    CROSS_ATTENTION,
+    DENOISE_STEP,
+    E2E,
+    FFN,
+    FRAME_BLOCK,
+    PIECES,
+)
 from strobe.perf.analysis.device.roofline import Roofline
 from strobe.perf.analysis.ledger.account import LEVEL_WORDS, Ledger, LevelSum, is_attention_kernel
 from strobe.perf.analysis.runs.breakdown import Breakdown, breakdown, cost_in_blocks
@@ -25,6 +36,7 @@ from strobe.perf.analysis.runs.compare import (
     compare_unpaired,
     growths_of,
     side_clocks,
+    stage_time,
     timed_clips,
 )
 from strobe.perf.analysis.runs.latency import latencies
@@ -40,6 +52,7 @@ from strobe.perf.report.blocks.breakdown import (
     gains_table,
     latency_section,
     quality_section,
+    quality_table,
     stages_section,
 )
 from strobe.perf.report.blocks.fields import (
@@ -47,6 +60,7 @@ from strobe.perf.report.blocks.fields import (
     notes_section,
     page,
     pair_fields,
+    run_facts,
     section_of,
     speedup_headline,
     verdict_cell,
@@ -70,7 +84,7 @@ from strobe.perf.report.blocks.kernels import (
 )
 from strobe.perf.report.blocks.settings import banners, differences, settings_section, timed_facts
 from strobe.perf.report.findings import Finding, find, find_latencies
-from strobe.perf.report.study import Profile, RunStudy, Subject
+from strobe.perf.report.study import Profile, RunStudy, Subject, only_pair
 from strobe.perf.table.fields import Field, beside, count, numeric, table_of, time
 from strobe.perf.table.model import (
     Axis,
@@ -85,6 +99,7 @@ from strobe.perf.table.model import (
     Kind,
     Missing,
     Notes,
+    Number,
     Paragraph,
     Plane,
     PlotPoint,
@@ -182,33 +197,31 @@ def _chain_section(findings: Sequence[Finding]) -> Section:
     return Section("chain", "From the kernel to end to end", lead, (*figure, *no_account(findings, "No chain for {}")))
 
 
-_ChainRow: TypeAlias = tuple[Finding, Ledger, LevelSum]
+_ChainRow: TypeAlias = tuple[Finding, Ledger, LevelSum, tuple[Cell, Comparison | None], Cell]
+"""A candidate, its account, one level of it with its speedup and the timed comparison behind that, and how much is realised."""
 
 
 def _chain_figure(told: Sequence[tuple[Finding, Ledger]]) -> Block:
     lost = Missing("a trace lacks the spans of this level", "-")
     no_time = Missing("no time at this level", "-")
 
-    def ratio(row: _ChainRow) -> Cell:
-        known = level_ratio(row[0], row[2])
-        return known[0] if known else no_time
-
-    def traced(row: _ChainRow) -> str:
-        return f"{len(row[2].tiles[0])} {_UNITS[bool(row[1].intervals.lines)]}"
-
     def ns(head: str, get: Callable[[LevelSum], Fraction]) -> Field[_ChainRow]:
         return Field(head, lambda row: ExactTime(int(get(row[2]))) if row[2].ratio else lost, unit="ms")
+
+    def source(row: _ChainRow) -> str:
+        _, ledger, level, (_, timed), _ = row
+        return f"{len(timed.ratios)} pairs of clips" if timed else f"{len(level.tiles[0])} {_UNITS[bool(ledger.intervals.lines)]}"
 
     fields: tuple[Field[_ChainRow], ...] = (
         Field("candidate", lambda row: row[0].candidate.label),
         Field("level", lambda row: LEVEL_WORDS[row[2].level]),
-        numeric("speedup", ratio),
-        Field("verdict", lambda row: verdict_cell(timed.verdict) if (timed := _timed(row)) else _UNJUDGED),
-        Field("from", lambda row: f"{len(timed.ratios)} pairs of clips" if (timed := _timed(row)) else traced(row)),
+        numeric("speedup", lambda row: row[3][0]),
+        Field("verdict", lambda row: verdict_cell(row[3][1].verdict) if row[3][1] else _UNJUDGED),
+        Field("from", source),
         ns("reference", lambda level: level.baseline_ns),
         ns("candidate", lambda level: level.candidate_ns),
         ns("saved", lambda level: level.saved_ns),
-        numeric("realised", lambda row: _realised(*row[1:]), "saving of this level / saving of the attention kernel alone"),
+        numeric("realised", lambda row: row[4], "saving of this level / saving of the attention kernel alone"),
     )
     notes = (
         "Times are the account's: sums over the paired clips. The speedups of step, block and e2e are medians of pair ratios "
@@ -218,27 +231,22 @@ def _chain_figure(told: Sequence[tuple[Finding, Ledger]]) -> Block:
         f"Realised: above 100 % more than the attention kernel became faster; negative: it became slower. Not shown where the "
         f"kernel changed by less than {100 * FLOOR:.0f} %, or by less than a tenth of what the level saved: other lines did it.",
     )
-    rows = [(finding, ledger, level) for finding, ledger in told for level in ledger.levels]
-    table = table_of("Speedup and saving by level.", fields, rows, notes=notes)
-    whiskers = tuple(_whisker(row, known) for row in rows if isinstance(known := ratio(row), Ratio))
+    rows: list[_ChainRow] = [
+        (finding, ledger, level, level_ratio(finding, level) or (no_time, None), _realised(ledger, level))
+        for finding, ledger in told
+        for level in ledger.levels
+    ]
+    table, whiskers = table_of("Speedup and saving by level.", fields, rows, notes=notes), list[Whisker]()
+    for finding, _, level, (ratio, _), realised in rows:
+        if isinstance(ratio, Ratio):
+            share = f"{100 * realised.value:.0f} % realised" if isinstance(realised, Share) and level.level != "kernel" else ""
+            group = f"{finding.candidate.label} against {finding.reference.label}"
+            whiskers.append(Whisker(LEVEL_WORDS[level.level], ratio, group, share, finding.candidate.series))
     if not whiskers:
         return table
     references = " or ".join(dict.fromkeys(finding.reference.label for finding, _ in told))
     title = "Speedup at each level with its 95 % interval, and how much of the attention kernel's saving is realised there."
-    return Figure(title, "Speedups by level; the table says the same.", Whiskers(references, whiskers), table)
-
-
-def _timed(row: _ChainRow) -> Comparison | None:
-    known = level_ratio(row[0], row[2])
-    return known[1] if known else None
-
-
-def _whisker(row: _ChainRow, ratio: Ratio) -> Whisker:
-    finding, ledger, level = row
-    realised, candidate = _realised(ledger, level), finding.candidate
-    detail = f"{100 * realised.value:.0f} % realised" if isinstance(realised, Share) and level.level != "kernel" else ""
-    group = f"{candidate.label} against {finding.reference.label}"
-    return Whisker(LEVEL_WORDS[level.level], ratio, group, detail, candidate.series)
+    return Figure(title, "Speedups by level; the table says the same.", Whiskers(references, tuple(whiskers)), table)
 
 
 def _realised(ledger: Ledger, level: LevelSum) -> Cell:
@@ -318,12 +326,15 @@ def _verdict(found: LongClip) -> Table:
     words = (f"first {part}", f"last {part}", "change", "may grow by")
     holds: Field[Sequence[object]] = Field("holds", lambda row: row[-1])
     rows: list[Sequence[object]] = [
-        _row(each, Time, lambda each: Share(each.growth / each.first), "time") for each in found.times
-    ]
+        (_WORDS[each.what], Time(each.first), Time(each.last), Share(each.growth / each.first), Share(each.may_grow / each.first),
+         _holds(each))
+        for each in found.times
+    ]  # fmt: skip
     rows += [
-        _row(each, lambda held: bytes_cell(held, "GiB", 3), lambda each: bytes_cell(each.growth, "MiB", 2), "memory")
+        (_WORDS[each.what], bytes_cell(each.first, "GiB", 3), bytes_cell(each.last, "GiB", 3), bytes_cell(each.growth, "MiB", 2),
+         bytes_cell(each.may_grow, "MiB", 0), _holds(each))
         for each in found.held
-    ]
+    ]  # fmt: skip
     drift: Cell = Missing("fewer than 100 frame blocks", "-") if found.drift is None else Share(found.drift)
     rows.append(("drift of a frame block over 1,000", "", "", drift, "", Text("told, not judged", "muted")))
     note = (
@@ -335,10 +346,8 @@ def _verdict(found: LongClip) -> Table:
     return table_of(f"{found.variant}: the first frame blocks against the last.", fields, rows, notes=(note,))
 
 
-def _row(each: PartGrowth, cell: Callable[[int], Cell], change: Callable[[PartGrowth], Cell], kind: str) -> Sequence[object]:
-    limit: Cell = Share(each.may_grow / each.first) if kind == "time" else bytes_cell(each.may_grow, "MiB", 0)
-    holds = Text("yes", "good") if each.holds else Text("NO", "bad")
-    return _WORDS[each.what], cell(each.first), cell(each.last), change(each), limit, holds
+def _holds(each: PartGrowth) -> Text:
+    return Text("yes", "good") if each.holds else Text("NO", "bad")
 
 
 def _buckets(count: int) -> list[range]:
@@ -552,11 +561,15 @@ def run_report(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[Re
         settings_section(study),
         notes_section(study),
     )
+    head = study.runs[0].header
+    commit = f"{head.git.commit[:12]}{', changed files' if head.git.dirty else ''}" if head.git.commit else "not a checkout"
+    model = f"{head.model.name}, weights {head.model.weights_sha256[:8]}" if head.model else "the caller's own code"
+    timed = sum(clip.phase == "timed" for clip in study.runs[0].clips)
     report = page(
         speedups=speedups(findings),
         title=_title(study),
         subtitle=_subtitle(study),
-        facts=_facts(study),
+        facts=timed_facts(head, "Reference", "Timed clips", timed, commit=commit, model=model),
         banners=banners(study),
         sections=tuple(
             msgspec.structs.replace(section, folded=section.id not in _OPEN) for section in sections if section is not None
@@ -599,9 +612,238 @@ def _subtitle(study: RunStudy) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _facts(study: RunStudy) -> tuple[Fact, ...]:
-    head = study.runs[0].header
-    commit = f"{head.git.commit[:12]}{', changed files' if head.git.dirty else ''}" if head.git.commit else "not a checkout"
-    timed = sum(clip.phase == "timed" for clip in study.runs[0].clips)
-    model = f"{head.model.name}, weights {head.model.weights_sha256[:8]}" if head.model else "the caller's own code"
-    return timed_facts(head, "Reference", "Timed clips", timed, commit=commit, model=model)
+# One transformer with dense and sparse attention, in forward passes over a whole clip: eager with eager, compiled with compiled.
+
+UNIT: Final = "denoise step"
+"""Name of the unit that the records of such a run count as a frame block."""
+
+
+Paired: TypeAlias = tuple[Finding, bool, bool]
+"""Second of two variants against the first; whether both or neither are compiled, so that their regions go equally deep; whether
+the reference is the first dense variant of its kind, which gates are about."""
+
+
+def paired(study: RunStudy, allow_different: Sequence[str]) -> tuple[Paired, ...]:
+    """Compare every variant with each dense one of its kind (compiled or eager), and every dense kind with the baseline."""
+    subjects = {subject.name: subject for subject in study.subjects}
+    dense = [subject for subject in study.subjects if not subject.settings.sparsity]
+    found = []
+    for subject in study.subjects:
+        own = [each for each in dense if _compiled(each) == _compiled(subject)]
+        for place, reference in enumerate(own):
+            if reference is not subject and (subject not in own or own.index(subject) > place):
+                found.append(_pair(study, subjects, (reference, subject), allow_different, alike=True, first=place == 0))
+        baseline = dense[0] if dense else None
+        if subject in dense and baseline is not None and _compiled(subject) != _compiled(baseline) and subject is own[0]:
+            found.append(_pair(study, subjects, (baseline, subject), allow_different, alike=False, first=True))
+    return tuple(found)
+
+
+def _compiled(subject: Subject) -> bool:
+    return subject.settings.compile_mode is not None
+
+
+def _pair(
+    study: RunStudy, subjects: dict[str, Subject], two: tuple[Subject, Subject], allow: Sequence[str], *, alike: bool, first: bool
+) -> Paired:
+    names = two[0].name, two[1].name
+    run = only_pair(two[0].run, names)
+    both = tuple(replace(subjects[name], run=run) for name in names)
+    (finding,) = find(replace(study, runs=(run,), subjects=both), allow)
+    if not alike:
+        why = "one side is compiled, which has no regions inside a pass; each is held against its own kind"
+        finding = replace(finding, ledger=why, answer=None)
+    elif finding.answer is not None:
+        finding = replace(finding, answer=replace(finding.answer, unit=UNIT))
+    return finding, alike, first
+
+
+_APART: Final = "blocks that are compiled have no regions but those of the attention operator"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PerStep:
+    """Time of attention in one denoise step of a variant, ns.
+
+    Args:
+        step: untraced, mean over timed clips.
+        kernel: the attention kernel, traced.
+        operator: the same with tiling, selection and finishing; of dense attention the kernel.
+        section: the whole module of self-attention, traced; None where it cannot be told apart.
+    """
+
+    step: float
+    kernel: float
+    operator: float
+    section: float | None
+
+
+_Row: TypeAlias = tuple[Subject, PerStep | str]
+_Pair: TypeAlias = tuple[Finding, Sequence[object]]
+"""A pair, and what `_bounds` says of it."""
+
+
+def per_step(subject: Subject) -> PerStep | str:
+    """Return the attention times of a variant from its trace and timed clips; a text says why there are none."""
+    clips = stage_time(subject.run, subject.name, DENOISE_STEP)
+    steps_ns = [ns / calls for clip, ns, calls in clips if clip.phase == "timed" and calls]
+    if not steps_ns:
+        return "no timed clip"
+    if not isinstance(subject.profile, Profile):
+        return subject.profile
+    owned, steps = subject.profile.partition.owned, len(subject.profile.partition.tiles)
+    kernel = sum(ns for label, ns in owned.items() if ATTENTION in label.path and is_attention_kernel(label))
+    if not kernel:
+        return "the trace shows no attention kernel in a section of self-attention"
+    operator = sum(ns for label, ns in owned.items() if ATTENTION in label.path and not ATTENTION_OPERATOR.isdisjoint(label.path))
+    section = sum(ns for label, ns in owned.items() if ATTENTION in label.path)
+    return PerStep(
+        step=statistics.fmean(steps_ns),
+        kernel=kernel / steps,
+        operator=operator / steps,
+        section=None if subject.settings.compile_mode else section / steps,
+    )
+
+
+def attention_table(study: RunStudy) -> Table:
+    """Build the table of every variant's attention times per denoise step."""
+    kernel = "attention kernel of the video's self-attention, traced"
+    section = "the module of self-attention: projections, norms, RoPE, operator, output projection"
+
+    def of(get: Callable[[PerStep], float | None]) -> Callable[[_Row], Any]:
+        return lambda row: Text("") if isinstance(row[1], str) else get(row[1])
+
+    fields: tuple[Field[_Row], ...] = (
+        Field("variant", lambda row: row[0].label),
+        Field("implementation", lambda row: row[0].settings.attention_impl or "not said"),
+        Field("sparsity", lambda row: f"{100 * row[0].settings.sparsity:g} %" if row[0].settings.sparsity else "dense"),
+        time("kernel", lambda row: Missing(row[1]) if isinstance(row[1], str) else row[1].kernel, "ms", kernel),
+        time("operator", of(lambda found: found.operator), "ms", "with tiling, selection and finishing"),
+        time("section", of(lambda found: found.section), "ms", section, missing=_APART),
+        time("denoise step", of(lambda found: found.step), "ms", "one forward pass, untraced, mean"),
+        numeric("kernel / step", of(lambda found: found.kernel / found.step), show=Share),
+    )
+    rows = [(subject, per_step(subject)) for subject in study.subjects]
+    return table_of("Self-attention of the video in one denoise step.", fields, rows)
+
+
+def bounds_table(pairs: Sequence[Paired]) -> Table:
+    """Build the table of speedups (kernel, operator, section, end to end), with the Amdahl bound and the loss outside of it."""
+    timed = "forward passes, untraced; median over mirrored pairs, 95 % interval"
+    lost = "section / what it were with nothing but the operator changed, - 1"
+    none = Missing("no end-to-end times")
+    fields: tuple[Field[_Pair], ...] = (
+        Field("candidate", lambda row: row[0].candidate.label),
+        Field("reference", lambda row: row[0].reference.label),
+        numeric("kernel", lambda row: row[1][0], "attention kernel", show=Ratio),
+        numeric("operator", lambda row: row[1][1], "with tiling, selection and finishing", show=Ratio),
+        numeric("section", lambda row: row[1][2], "the module of self-attention", show=Ratio, missing=_APART),
+        numeric("end to end", lambda row: row[0].e2e.cell if row[0].e2e else none, timed),
+        Field("verdict", lambda row: verdict_cell(row[0].e2e.verdict) if row[0].e2e else Text("")),
+        numeric("Amdahl bound", lambda row: row[1][3], "end to end, if nothing but the operator had changed", show=Ratio),
+        numeric("of the bound", lambda row: row[1][4], show=Share),
+        numeric("lost outside the operator", lambda row: row[1][5], lost, show=_percent, missing=_APART),
+    )
+    notes = (
+        "Speedup: time of the reference / time of the candidate. Kernel, operator and section are traced, end to end is not.",
+        "Amdahl bound: T / (T - (kernel of the reference - operator of the candidate)), T one denoise step of the reference.",
+        "Lost outside the operator: what the section takes beyond that of the reference with the operator for its kernel.",
+    )
+    rows = [(finding, _bounds(finding)) for finding, *_ in pairs]
+    return table_of("Speedups, and what the operator alone allows.", fields, rows, notes=notes)
+
+
+def _percent(share: float) -> Number:
+    return Number(100 * share, 1, "%")
+
+
+def _bounds(finding: Finding) -> Sequence[object]:
+    """Return the speedups of kernel, operator and section, the bound, the share of it that was reached, and the loss outside."""
+    ours, theirs = per_step(finding.candidate), per_step(finding.reference)
+    if isinstance(theirs, str) or isinstance(ours, str):
+        return (Missing(theirs if isinstance(theirs, str) else str(ours), "-"),) * 6
+    saved = theirs.kernel - ours.operator
+    bound, section, lost = theirs.step / (theirs.step - saved), None, None
+    if theirs.section is not None and ours.section is not None:
+        section, lost = theirs.section / ours.section, ours.section / (theirs.section - saved) - 1
+    reached = Missing("no end-to-end times") if finding.e2e is None else finding.e2e.ratio / bound
+    return theirs.kernel / ours.kernel, theirs.kernel / ours.operator, section, bound, reached, lost
+
+
+def is_dit_run(run: RunRecords) -> bool:
+    """Return whether the records are of forward passes over a whole clip."""
+    work = run.header.workload
+    return work is not None and work.unit == UNIT
+
+
+def dit_report(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[Report, tuple[Finding, ...]]:
+    """Build the page of one run of forward passes, and return it with its findings."""
+    run = study.runs[0]
+    head, work = run.header, run.header.workload
+    assert work is not None and head.model is not None, "`is_dit_run` was asked"
+    pairs = paired(study, allow_different)
+    findings = tuple(finding for finding, _, first in pairs if first)
+    _, sections = attention_sections(study)
+    lead = (
+        "What self-attention of the video takes in one denoise step: the kernel, the operator around it, the module around that."
+    )
+    attention = Section("attention", "Attention", lead, (attention_table(study),))
+    parts = (
+        settings_section(study),
+        stages_section(study, findings),
+        attention,
+        run_kernels(study),
+        sections,
+        _speedups(pairs),
+        _notes(study),
+    )
+    report = page(
+        speedups=speedups(findings),
+        title=f"{head.model.name}: {', '.join(subject.label for subject in study.subjects)}",
+        subtitle=f"one forward pass over {work.width}x{work.height} pixels, {work.frames} frames, on {head.machine.device_name}",
+        facts=(
+            *run_facts(head),
+            Fact("Model", Text(f"{head.model.name}, weights {head.model.weights_sha256[:8]}")),
+            Fact("Batch", Text(str(work.batch))),
+            Fact("Reference", Text(head.baseline)),
+        ),
+        banners=banners(study),
+        sections=parts,
+    )
+    return report, findings
+
+
+def _speedups(pairs: Sequence[Paired]) -> Section:
+    blocks: list[Block] = [bounds_table(pairs)]
+    alike = [finding for finding, alike, _ in pairs if alike]
+    blocks += (block for answered in answer_sections(alike) if answered is not None for block in answered.blocks)
+    for finding in alike:
+        if isinstance(finding.ledger, Ledger):
+            blocks += [
+                msgspec.structs.replace(block, collapsed=True) if hasattr(block, "collapsed") else block
+                for block in ledger_blocks(finding, finding.ledger)
+            ]
+    lead = (
+        "Kernel, section and end to end, each against a dense variant that is compiled or not as the candidate is. In accounts "
+        "a frame block is one denoise step; their lines add up exactly."
+    )
+    return Section(ANSWER, "Speedups", lead, tuple(blocks))
+
+
+def _notes(study: RunStudy) -> Section:
+    found = notes_section(study)
+    own = (
+        "One denoise step is one forward pass over the latents of the whole clip; every step has the same latents. Records and "
+        "accounts count it as one frame block. Text encoder, scheduler and decoder do not run.",
+        "The section of self-attention is its module in diffusers: projections of queries, keys and values, their norms, RoPE, "
+        "the operator, the output projection. Norm, modulation and gate around the module are outside.",
+        "Inside blocks that are compiled only the kernels of the attention operator are told apart, by their order in the same "
+        "pass uncompiled, all other kernels by what their names say they compute.",
+    )
+    first, *rest = found.blocks
+    assert isinstance(first, Notes)
+    lines = [line for line in study.runs[0].quality if line.n]
+    values = {(line.variant, line.metric): line for line in lines}
+    labels = [subject.label for subject in study.subjects]
+    quality = [quality_table(labels, values, "How far one forward pass moved.")] if lines else []
+    return msgspec.structs.replace(found, blocks=(Notes((*own, *first.items)), *quality, *rest))

@@ -277,19 +277,19 @@ def read_file(path: Path, options: TraceOptions, progress: Progress | None = Non
         return error
 
 
-def _read_in_turn(files: Sequence[Path], options: TraceOptions, progress: Progress | None) -> Iterator[Trace | TraceFormatError]:
-    sizes = [_size(path) for path in files]
-    for number, path in enumerate(files):
-        part = None if progress is None else _part_of(progress, sum(sizes[:number]), sum(sizes))
-        yield read_file(path, options, part)
-
-
-def _read_at_once(files: Sequence[Path], options: TraceOptions, progress: Progress | None) -> Iterator[Trace | TraceFormatError]:
-    """Yield what the files hold, each read by a process of its own; a `StrobeError` if one ended before."""
-    done, total = 0, sum(_size(path) for path in files)
+def _read_files(files: Sequence[Path], options: TraceOptions, progress: Progress | None) -> Iterator[Trace | TraceFormatError]:
+    """Yield what the files hold: one after the other, or many by processes of their own; a `StrobeError` if one ended before."""
+    sizes = [path.stat().st_size if path.is_file() else 0 for path in files]
+    done, total = 0, sum(sizes)
+    if len(files) < APART or cpu_cores() == 1:
+        for path, size in zip(files, sizes, strict=True):
+            yield read_file(path, options, None if progress is None else _part_of(progress, done, total))
+            done += size
+        return
     with ThreadPoolExecutor(cpu_cores()) as pool:
-        for path, found in zip(files, pool.map(partial(_read_apart, options=options), files), strict=True):
-            done += _size(path)
+        read = pool.map(partial(_read_apart, options=options), files)
+        for path, size, found in zip(files, sizes, read, strict=True):
+            done += size
             if progress is not None:
                 progress(done, total, path.name)
             yield found
@@ -315,10 +315,6 @@ def _read_apart(path: Path, options: TraceOptions) -> Trace | TraceFormatError:
     return found
 
 
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
-
-
 def load_trace_study(
     paths: Sequence[Path], options: TraceOptions = TraceOptions(), progress: Progress | None = None
 ) -> TraceStudy:
@@ -333,8 +329,7 @@ def load_trace_study(
     """
     files = find_traces(paths)
     read, skipped = list[Trace](), list[str]()
-    reading = _read_at_once if len(files) >= APART and cpu_cores() > 1 else _read_in_turn
-    for path, found in zip(files, reading(files, options, progress), strict=True):
+    for path, found in zip(files, _read_files(files, options, progress), strict=True):
         if isinstance(found, Trace):
             read.append(found)
         elif path in paths:

@@ -212,6 +212,10 @@ def draw_waterfall(picture: Waterfall) -> str:
 
 # Flame graphs with the root on top: widths are times; a differential one is coloured by the difference.
 
+_CHANGES: Final = (
+    ("less3", "30 % less or more"), ("less2", "10 to 30 % less"), ("less1", "2 to 10 % less"), ("same", "within 2 %"),
+    ("more1", "2 to 10 % more"), ("more2", "10 to 30 % more"), ("more3", "30 % more or more"),
+)  # fmt: skip
 MAX_FRAMES: Final = 400
 """Frames drawn in all flames of a page; the narrowest are left out first."""
 _ROW: Final = 20
@@ -278,14 +282,6 @@ def _frame(box: _Box, picture: Flame, total: int) -> str:
     )
 
 
-def _legend(differential: bool) -> str:
-    names = (
-        ("less3", "30 % less or more"), ("less2", "10 to 30 % less"), ("less1", "2 to 10 % less"), ("same", "within 2 %"),
-        ("more1", "2 to 10 % more"), ("more2", "10 to 30 % more"), ("more3", "30 % more or more"),
-    )  # fmt: skip
-    return _swatches(names) if differential else ""
-
-
 def draw_flame(picture: Flame, alt: str, max_frames: int = MAX_FRAMES) -> str:
     """Draw the frames wide enough to be seen (the widest if there are too many), and the legend of a differential graph."""
     boxes = [box for box in _boxes(picture.root) if box.width > 0]
@@ -300,7 +296,7 @@ def draw_flame(picture: Flame, alt: str, max_frames: int = MAX_FRAMES) -> str:
     rest = len(boxes) - len(drawn)
     note = f'<p class="small">{rest} narrow frames are not drawn; the table has the times.</p>' if rest else ""
     svg = f'<svg class="flame" role="img" height="{height}"><title>{esc(alt)}</title>{frames}</svg>'
-    return svg + _legend(picture.differential) + note
+    return svg + (_swatches(_CHANGES) if picture.differential else "") + note
 
 
 # Scatter plot on two axes; tick labels stand inside the plot, so that it needs no margins and fits any width.

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
-from typing import Annotated as A
 from typing import Final, TypeAlias
 
 from strobe.core.printable import bytes_in
@@ -25,7 +21,6 @@ from strobe.perf.table.model import (
     Banner,
     Block,
     Code,
-    Count,
     Fact,
     Figure,
     Number,
@@ -34,9 +29,8 @@ from strobe.perf.table.model import (
     Share,
     Table,
     Text,
-    Time,
 )
-from strobe.perf.table.rows import col, columns, term
+from strobe.perf.table.rows import columns
 
 _MODES: Final[tuple[Mode, ...]] = ("free-running", "serialised")
 
@@ -87,41 +81,33 @@ def collectives_of(entry: GridContestant, mode: Mode = "free-running") -> tuple[
 
 # Blocks of the guide's timers over all ranks: leaves by kind, enclosing blocks separately, both modes.
 
-_Block: TypeAlias = tuple[str, str, list[list[int]]]
-"""Block, kind, and the times of each rank, ns."""
-
-
-def _mean(row: _Block) -> float:
-    return statistics.fmean(map(sum, row[2]))
-
-
-def _every(row: _Block) -> list[int]:
-    return [value for values in row[2] for value in values]
-
-
-def _medians(row: _Block) -> list[float]:
-    return [statistics.median(values) for values in row[2]]
+_Block: TypeAlias = tuple[str, str, float, list[int], list[float]]
+"""Block, kind, mean over the ranks of all of its time, every time, and the median of each rank, ns."""
 
 
 def _guide_table(cell: CellRun, mode: Mode) -> Table | None:
     own = (span for span in cell.run.spans if span.variant == GUIDE and span.mode == mode and span.rank is not None)
     timed = gathered(((span.name, span.part), (span.rank, span.value_ns)) for span in own)
-    blocks: list[_Block] = [(*place, list(gathered(each).values())) for place, each in timed.items()]
+    blocks: list[_Block] = []
+    for (name, kind), times in timed.items():
+        ranks = list(gathered(times).values())
+        every, medians = [ns for _, ns in times], [statistics.median(each) for each in ranks]
+        blocks.append((name, kind, statistics.fmean(map(sum, ranks)), every, medians))
     if not blocks:
         return None
-    leaves = gathered((row[1], _mean(row)) for row in blocks if row[0] != TOTAL)
+    leaves = gathered((kind, mean) for name, kind, mean, *_ in blocks if name != TOTAL)
     sums = {kind: sum(means) for kind, means in leaves.items()}
     share = share_of(sum(sums.values()))
     fields: tuple[Field[_Block], ...] = (
         Field("block", lambda row: row[0], Code),
         Field("kind", lambda row: "around the others, not summed" if row[0] == TOTAL else row[1]),
-        time("mean", lambda row: statistics.fmean(_every(row))),
-        time("p50", lambda row: statistics.median(_every(row))),
-        time("p90", lambda row: percentile(_every(row), 0.9)),
-        time("spread", lambda row: max(_every(row)) - min(_every(row)), hint="max - min"),
-        numeric("of the leaves", lambda row: None if row[0] == TOTAL else share(_mean(row)), missing="it holds the leaves"),
-        time("fastest rank", lambda row: min(_medians(row)), hint="p50"),
-        time("slowest rank", lambda row: max(_medians(row)), hint="p50"),
+        time("mean", lambda row: statistics.fmean(row[3])),
+        time("p50", lambda row: statistics.median(row[3])),
+        time("p90", lambda row: percentile(row[3], 0.9)),
+        time("spread", lambda row: max(row[3]) - min(row[3]), hint="max - min"),
+        numeric("of the leaves", lambda row: None if row[0] == TOTAL else share(row[2]), missing="it holds the leaves"),
+        time("fastest rank", lambda row: min(row[4]), hint="p50"),
+        time("slowest rank", lambda row: max(row[4]), hint="p50"),
     )
     blocks.sort(key=lambda row: (row[0] == TOTAL, row[1] != "computation", row[1]))
     rows = rows_of(fields, blocks, strong=lambda row: row[0] == TOTAL)
@@ -133,116 +119,51 @@ def _guide_table(cell: CellRun, mode: Mode) -> Table | None:
     return Table(f"{cell.name}: blocks of the guide, {mode}.", heads(fields), rows, (f"Leaves: {shares}.", words))
 
 
-# Scaling over the cells of a grid: strong and weak, efficiency, crossovers, and predictions for faster links.
+# Scaling over the cells of a grid: strong and weak, with efficiency.
 
 _ALONE: Final = "one rank was not measured there"
+_Scaled: TypeAlias = tuple[CellRun, GridContestant, float | None]
+"""A cell, one contestant of it, and the time of one rank alone (ns): on the same keys, or in weak scaling on its own share."""
 
 
 def _hundredths(value: float) -> Number:
     return Number(value, 2)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScalingPoint:
-    """One point of a curve.
-
-    Args:
-        weak: against one rank on its own share of the keys; else on the same keys.
-    """
-
-    entry: GridContestant
-    weak: bool
-    world_size: A[int, col("number of ranks", "ranks", Count)]
-    tokens: A[int, col("keys of all ranks", "keys", Count)]
-    base_ns: A[float | None, col("time of one rank alone", "one rank", Time, missing=_ALONE)]
-
-    @property
-    def speedup(self) -> A[float | None, col("time of one rank / time", "speedup", _hundredths, missing=_ALONE)]:
-        return None if self.base_ns is None else self.base_ns / self.entry.median_ns
-
-    @property
-    def efficiency(self) -> A[float | None, term("1 is ideal", "efficiency", Share, missing=_ALONE)]:
-        """Share of the ideal, which is a speedup of the number of ranks, or in weak scaling the time of one rank."""
-        return self.speedup if self.speedup is None or self.weak else self.speedup / self.world_size
-
-    @property
-    def serial(
-        self,
-    ) -> A[float | None, term("Karp and Flatt: (1/S - 1/P) / (1 - 1/P)", "serial share", _hundredths, missing=_ALONE)]:
-        if self.speedup is None:
-            return None
-        return (1 / self.speedup - 1 / self.world_size) / (1 - 1 / self.world_size)
+def _ranks(row: _Scaled) -> int:
+    return row[0].run.header.world_size
 
 
-def _entries(cells: Sequence[CellRun]) -> Iterator[tuple[int, int, GridContestant]]:
-    for cell in cells:
-        for entry in cell.measured:
-            yield cell.run.header.world_size, cell.sizes["tokens"], entry
+def _ratio(row: _Scaled) -> float | None:
+    return None if row[2] is None else row[2] / row[1].median_ns
+
+
+def _efficiency(row: _Scaled, weak: bool) -> float | None:
+    """Return the share of the ideal, which is a speedup of the number of ranks, or in weak scaling the time of one rank."""
+    ratio = _ratio(row)
+    return ratio if ratio is None or weak else ratio / _ranks(row)
+
+
+def _serial(row: _Scaled) -> float | None:
+    ratio = _ratio(row)
+    return None if ratio is None else (1 / ratio - 1 / _ranks(row)) / (1 - 1 / _ranks(row))
 
 
 def _alone(cells: Sequence[CellRun]) -> dict[int, float]:
-    own = gathered((tokens, entry.median_ns) for ranks, tokens, entry in _entries(cells) if ranks == 1 and not entry.is_peer)
+    alone = (cell for cell in cells if cell.run.header.world_size == 1)
+    own = gathered((cell.sizes["tokens"], entry.median_ns) for cell in alone for entry in cell.measured if not entry.is_peer)
     return {tokens: min(times) for tokens, times in own.items()}
 
 
-def _scaled(cells: Sequence[CellRun], *, weak: bool) -> list[ScalingPoint]:
+def _scaled(cells: Sequence[CellRun], *, weak: bool) -> list[_Scaled]:
     """Return the points of strong scaling (the same keys on more ranks), or of weak scaling (the same keys per rank)."""
-    alone = _alone(cells)
-    return [
-        ScalingPoint(entry=entry, weak=weak, world_size=ranks, tokens=tokens, base_ns=base_ns)
-        for ranks, tokens, entry in _entries(cells)
-        for base_ns in (alone.get(tokens // ranks if weak else tokens),)
-        if ranks > 1 and not (weak and (tokens % ranks or base_ns is None))
-    ]
-
-
-Crossing: TypeAlias = tuple[str, int, tuple[int, int], float, tuple[str, str]]
-"""A change of the fastest strategy along `tokens` or `ranks`: how many there are of the other, the measured numbers on both sides
-of it, the place where the lines of the two strategies, in logarithms, meet, and the fastest on either side."""
-
-
-def _crossings(cells: Sequence[CellRun]) -> list[Crossing]:
-    """Return the changes of the fastest strategy along tokens and along ranks."""
-    named = gathered((entry.name, ((ranks, tokens), entry.median_ns)) for ranks, tokens, entry in _entries(cells) if ranks > 1)
-    times = {name: dict(each) for name, each in named.items()}
-    places = {place for each in times.values() for place in each}
-    lines = (
-        (along, fixed, at, ends)
-        for along, fixed in (("tokens", 0), ("ranks", 1))
-        for at in sorted({place[fixed] for place in places})
-        for ends in pairwise(sorted(place for place in places if place[fixed] == at))
-    )
-    found: list[Crossing] = []
-    for along, fixed, at, ends in lines:
-        both = [name for name, each in times.items() if ends[0] in each and ends[1] in each]
-        before, after = (min(both, key=lambda name: times[name][place], default="") for place in ends)
-        if before != after:
-            low, high = (place[1 - fixed] for place in ends)
-            gaps = [math.log(times[before][place] / times[after][place]) for place in ends]  # <= 0 at low, >= 0 at high
-            share = gaps[0] / (gaps[0] - gaps[1]) if gaps[0] != gaps[1] else 0.5
-            meets = math.exp(math.log(low) + share * math.log(high / low))
-            found.append((along, at, (low, high), meets, (before, after)))
+    alone, found = _alone(cells), list[_Scaled]()
+    for cell in cells:
+        ranks, tokens = cell.run.header.world_size, cell.sizes["tokens"]
+        base_ns = alone.get(tokens // ranks if weak else tokens)
+        if ranks > 1 and not (weak and (tokens % ranks or base_ns is None)):
+            found += [(cell, entry, base_ns) for entry in cell.measured]
     return found
-
-
-_WhatIf: TypeAlias = tuple[CellRun, str, str, float, float]
-"""A cell, which of its links are faster, the strategy with the smallest prediction then, it, and the smallest of today."""
-
-
-def _what_if(cell: CellRun) -> list[_WhatIf]:
-    now = {entry.name: entry.predicted_ns for entry in cell.measured if entry.predicted_ns is not None}
-    if not now:
-        return []
-    other = gathered(
-        (
-            f"bandwidth x{each.factor:g}" if each.faster == "bandwidth" else f"latency /{each.factor:g}",
-            (each.total_ns, entry.name),
-        )
-        for entry in cell.measured
-        for each in (entry.prediction.what_if if entry.prediction else ())
-    )
-    best = {words: min(found, key=lambda each: each[0]) for words, found in other.items()}
-    return [(cell, words, name, total_ns, min(now.values())) for words, (total_ns, name) in best.items()]
 
 
 def _scaling_sections(cells: Sequence[CellRun]) -> Iterator[Section]:
@@ -254,7 +175,6 @@ def _scaling_sections(cells: Sequence[CellRun]) -> Iterator[Section]:
         if not blocks and (alone := _alone(own)):  # measured on one rank only: no curve to stand in
             fields: tuple[Field[tuple[int, float]], ...] = (count("keys", lambda row: row[0]), time("median", lambda row: row[1]))
             blocks.append(table_of(f"{title}: one rank.", fields, sorted(alone.items())))
-        blocks += [table for table in (_crossing_table(title, own), _what_if_table(title, own)) if table is not None]
         if blocks:
             lead = "Every time is the median over calls of the slowest rank."
             yield Section(title.replace(" ", "-").replace(",", ""), title, lead, tuple(blocks))
@@ -266,29 +186,38 @@ def _title(cell: CellRun) -> str:
     return f"{device}, {cell.dtype}, {size['q_tokens']} queries, {heads}, batch {size['batch']}"
 
 
-def _curve_table(title: str, weak: bool, points: Sequence[ScalingPoint]) -> Table:
-    alone, *strong = columns(ScalingPoint, "base_ns", "speedup", "efficiency", "serial")
-    fields: tuple[Field[ScalingPoint], ...] = (
-        Field("strategy", lambda each: each.entry.name, Code),
-        *columns(ScalingPoint, "world_size", "tokens"),
-        time("median", lambda each: each.entry.median_ns),
-        replace(alone, hint="the keys of one rank" if weak else "the same keys"),
-        *(strong[1:2] if weak else strong),
-        time("predicted", lambda each: each.entry.predicted_ns, missing="no plan for a peer"),
+def _curve_table(title: str, weak: bool, points: Sequence[_Scaled]) -> Table:
+    efficiency: Field[_Scaled] = numeric(
+        "efficiency", lambda row: _efficiency(row, weak), "1 is ideal", show=Share, missing=_ALONE
+    )
+    strong: tuple[Field[_Scaled], ...] = (
+        numeric("speedup", _ratio, show=_hundredths, missing=_ALONE),
+        efficiency,
+        numeric("serial share", _serial, "Karp and Flatt: (1/S - 1/P) / (1 - 1/P)", show=_hundredths, missing=_ALONE),
+    )
+    fields: tuple[Field[_Scaled], ...] = (
+        Field("strategy", lambda row: row[1].name, Code),
+        count("ranks", _ranks),
+        count("keys", lambda row: row[0].sizes["tokens"]),
+        time("median", lambda row: row[1].median_ns),
+        time("one rank", lambda row: row[2], hint="the keys of one rank" if weak else "the same keys", missing=_ALONE),
+        *((efficiency,) if weak else strong),
+        time("predicted", lambda row: row[1].predicted_ns, missing="no plan for a peer"),
     )
     return table_of(f"{title}: {'weak' if weak else 'strong'} scaling.", fields, points, sortable=True)
 
 
-def _curves(title: str, weak: bool, points: Sequence[ScalingPoint]) -> Iterator[Figure]:
-    known = ((each, each.efficiency) for each in points if each.efficiency is not None)
+def _curves(title: str, weak: bool, points: Sequence[_Scaled]) -> Iterator[Figure]:
+    placed = [(_ranks(row), row[0].sizes["tokens"], row) for row in points]
     efficiency = gathered(
-        (each.tokens // each.world_size if weak else each.tokens, (each.entry.name, (each.world_size, share)))
-        for each, share in known
+        (keys // ranks if weak else keys, (row[1].name, (ranks, share)))
+        for ranks, keys, row in placed
+        if (share := _efficiency(row, weak)) is not None
     )
     for keys, reached in sorted(efficiency.items()):
         words = f"weak scaling of {keys} keys a rank" if weak else f"strong scaling of {keys} keys"
         yield _plot(f"{title}: {words}", "ranks", "efficiency", gathered(reached))
-    times = gathered((each.world_size, (each.entry.name, (each.tokens, each.entry.median_ns / 1e6))) for each in points)
+    times = gathered((ranks, (row[1].name, (keys, row[1].median_ns / 1e6))) for ranks, keys, row in placed)
     for ranks, took in sorted(times.items() if not weak else ()):
         yield _plot(f"{title}: {ranks} ranks", "keys", "time, ms", gathered(took))
 
@@ -296,35 +225,6 @@ def _curves(title: str, weak: bool, points: Sequence[ScalingPoint]) -> Iterator[
 def _plot(title: str, x: str, y: str, named: Mapping[str, Sequence[tuple[float, float]]]) -> Figure:
     axes = Axis(x, from_zero=True, whole=True), Axis(y, from_zero=True)
     return curves(f"{title}: {y}", named, axes, ("strategy", lambda at: f"{at} {x}"), lambda value: Number(value, 3))
-
-
-def _crossing_table(title: str, cells: Sequence[CellRun]) -> Table | None:
-    fields: tuple[Field[Crossing], ...] = (
-        Field("along", lambda row: row[0]),
-        Field("fixed", lambda row: f"{row[1]} {'ranks' if row[0] == 'tokens' else 'keys'}"),
-        Field("between", lambda row: f"{row[2][0]} and {row[2][1]}"),
-        numeric("at about", lambda row: Number(row[3], 1)),
-        Field("fastest before", lambda row: row[4][0], Code),
-        Field("after", lambda row: row[4][1], Code),
-    )
-    found = _crossings(cells)
-    notes = ("Of medians: where two strategies are within their spread, a crossing says little.",)
-    return table_of(f"{title}: where the fastest strategy changes.", fields, found, notes=notes) if found else None
-
-
-def _what_if_table(title: str, cells: Sequence[CellRun]) -> Table | None:
-    fields: tuple[Field[_WhatIf], ...] = (
-        count("ranks", lambda row: row[0].run.header.world_size),
-        count("keys", lambda row: row[0].sizes["tokens"]),
-        Field("links", lambda row: row[1]),
-        Field("best", lambda row: row[2], Code),
-        time("predicted", lambda row: row[3]),
-        time("as they are", lambda row: row[4], "ms", "the best prediction with the measured links"),
-        numeric("gain", lambda row: Number(row[4] / row[3], 2)),
-    )
-    rows = [row for cell in cells for row in _what_if(cell)]
-    notes = ("Predictions of the plan, with the links of each cell as measured and then made faster. Nothing was run.",)
-    return table_of(f"{title}: what if the links were faster.", fields, rows, notes=notes) if rows else None
 
 
 # Verdicts on the limit of each strategy, with evidence and one remedy.

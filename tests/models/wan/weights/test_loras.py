@@ -16,7 +16,7 @@ from peft.utils import get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from spellings import DIFFUSERS_LAYER, LINEARS, WAN, Tensors, lora_tensors, pairs, peft, write_longlive
+from spellings import DIFFUSERS_LAYER, LINEARS, WAN, Tensors, lora_tensors, peft, write_longlive
 from strobe.core.errors import ConfigError, WeightsError
 from strobe.core.tolerances import tolerance
 from strobe.models.lora import Lora, LoraPair, attach, combined, merge
@@ -77,12 +77,11 @@ class TestReading:
     @pytest.mark.parametrize("halves", [("lora_A", "lora_B"), ("lora_down", "lora_up"), ("lora_A.default", "lora_B.default")])
     @pytest.mark.parametrize("layout", ["original", "diffusers"])
     def test_other_spellings(self, original: Tensors, tmp_path: Path, halves: tuple[str, str], layout: str) -> None:
-        spelled, names = {}, {name: theirs.removesuffix(".weight") for name, theirs in pairs(DIFFUSERS_LAYER).items()}
+        spelled = {}
         for name, (down, up) in lora_tensors(original).items():
             number, linear = name.split(".", 2)[1:]
-            theirs = (
-                f"transformer.blocks.{number}.{names[f'{linear}.weight']}" if layout == "diffusers" else f"diffusion_model.{name}"
-            )
+            there = f"transformer.blocks.{number}.{DIFFUSERS_LAYER[linear]}"
+            theirs = there if layout == "diffusers" else f"diffusion_model.{name}"
             spelled |= {f"{theirs}.{halves[0]}.weight": down, f"{theirs}.{halves[1]}.weight": up}
             spelled[f"{theirs}.alpha"] = torch.tensor(8.0)
         save_file(spelled, tmp_path / "style.safetensors")
@@ -138,10 +137,10 @@ class TestOtherFormats:
 
     @pytest.mark.parametrize("layout", ["original", "diffusers"])
     def test_kohya(self, original: Tensors, tmp_path: Path, layout: str) -> None:
-        spelled, names = {}, {name: theirs.removesuffix(".weight") for name, theirs in pairs(DIFFUSERS_LAYER).items()}
+        spelled = {}
         for name, (down, up) in lora_tensors(original).items():
             number, linear = name.split(".", 2)[1:]
-            theirs = f"blocks.{number}.{names[f'{linear}.weight']}" if layout == "diffusers" else name
+            theirs = f"blocks.{number}.{DIFFUSERS_LAYER[linear]}" if layout == "diffusers" else name
             home = "lora_unet_" + theirs.replace(".", "_")
             spelled |= {f"{home}.lora_down.weight": down, f"{home}.lora_up.weight": up, f"{home}.alpha": torch.tensor(2.0)}
         for outside in ("head_head", "time_projection_1", "text_embedding_0"):

@@ -15,6 +15,7 @@ from strobe.perf.table.model import (
     Axis,
     Banner,
     Bar,
+    Cell,
     Code,
     Count,
     Fact,
@@ -67,26 +68,21 @@ def timed_fields(
 ) -> tuple[Field[T], ...]:
     """Return the columns of the median's interval, the number of calls, the speedup over the reference and its verdict."""
 
-    def ratio(row: T) -> object:
+    def compared(row: T) -> tuple[Cell, Text]:
         entry, other = own(row), against(row)
         if isinstance(other, Missing):
-            return other
+            return other, Text("not compared", "muted")
         if entry is other:
-            return Missing("it is the reference", "1")
-        return speedup(other, entry)[0]
-
-    def verdict(row: T) -> Text:
-        entry, other = own(row), against(row)
-        if isinstance(other, Missing):
-            return Text("not compared", "muted")
-        return Text("reference", "muted") if entry is other else verdict_cell(speedup(other, entry)[1])
+            return Missing("it is the reference", "1"), Text("reference", "muted")
+        ratio, verdict = speedup(other, entry)
+        return ratio, verdict_cell(verdict)
 
     hint = "bootstrap, from 30 calls on; else shortest and longest call"
     return (
         Field("95 % of the median", lambda row: _range(own(row)), hint=hint),
         count("calls", lambda row: len(own(row).times_ns)),
-        numeric("speedup", ratio, f"time of the {reference} / time, same palindromes, 95 % interval"),
-        Field("verdict", verdict),
+        numeric("speedup", lambda row: compared(row)[0], f"time of the {reference} / time, same palindromes, 95 % interval"),
+        Field("verdict", lambda row: compared(row)[1]),
     )
 
 

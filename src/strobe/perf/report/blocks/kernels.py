@@ -25,7 +25,7 @@ from strobe.perf.analysis.runs.compare import SideClocks
 from strobe.perf.analysis.structure.sections import FocalKernels, Sections, skipped_text
 from strobe.perf.records.record import SpanCost
 from strobe.perf.report.blocks.fields import gathered, line_word, spread
-from strobe.perf.report.study import Profile, RunStudy, Subject
+from strobe.perf.report.study import Profile, RunStudy
 from strobe.perf.table.fields import Field, count, exact_cell, exact_time, heads, numeric, padded, rows_of, table_of, time
 from strobe.perf.table.model import (
     GAPS,
@@ -369,13 +369,11 @@ class Extent:
         return self.busy_ns + self.idle_ns
 
 
-_Summed: TypeAlias = tuple[Subject, tuple[Extent, Extent, Extent] | str]
-"""A variant, and its attention kernel, attention section and frame blocks, or why there are none."""
-
-
 def extents(profile: Profile) -> dict[str, Extent]:
     """Return the sections of a traced window by span name; the attention kernel's section holds only the kernel's own time."""
-    calls = _calls(profile)
+    regions, indices = profile.trace.regions, profile.partition.indices
+    blocks = [(each.start_ns, each.end_ns) for each in regions if each.name == FRAME_BLOCK and each.index in indices]
+    calls = Counter(each.name for each in regions if any(start <= each.start_ns < end for start, end in blocks))
     busy, idle, kernel = Counter[str](), Counter[str](), Counter[str]()
     for label, ns in profile.partition.owned.items():
         for name in {FRAME_BLOCK, *label.path}:
@@ -390,12 +388,6 @@ def extents(profile: Profile) -> dict[str, Extent]:
 
 def _rank(name: str) -> int:
     return _ORDER.index(name) if name in _ORDER else len(_ORDER)
-
-
-def _calls(profile: Profile) -> Counter[str]:
-    regions, indices = profile.trace.regions, profile.partition.indices
-    blocks = [(each.start_ns, each.end_ns) for each in regions if each.name == FRAME_BLOCK and each.index in indices]
-    return Counter(each.name for each in regions if any(start <= each.start_ns < end for start, end in blocks))
 
 
 def attention_sections(study: RunStudy) -> tuple[Section, Section]:
@@ -416,64 +408,43 @@ def attention_sections(study: RunStudy) -> tuple[Section, Section]:
 
 
 def _summary(study: RunStudy, found: dict[str, dict[str, Extent]]) -> Table:
-    def of(show: Callable[[Extent, Extent, Extent], Any]) -> Callable[[_Summed], Any]:
-        return lambda row: Text("") if isinstance(row[1], str) else show(*row[1])
-
-    def over(row: _Summed, name: str, ns: Callable[[Extent], int]) -> Cell:
-        subject, own = row
-        if isinstance(own, str):
-            return Text("")
-        reference = study.reference_of(subject)
-        theirs = found.get(reference.label, {}) if reference and reference is not subject else {}
-        if not theirs:
-            return Text("reference", "muted")
-        kernel, section, _ = own
-        return _speedup(theirs.get(name), kernel if name == ATTENTION_KERNEL else section, ns)
-
-    fields: tuple[Field[_Summed], ...] = (
+    fields: tuple[Field[Sequence[Any]], ...] = (
         Field("variant", lambda row: row[0].label),
         Field("implementation", lambda row: row[0].settings.attention_impl or "not said"),
-        count("calls", lambda row: Missing(row[1]) if isinstance(row[1], str) else row[1][0].calls),
-        time(
-            "kernel",
-            of(lambda kernel, section, block: kernel.kernel_ns / kernel.calls),
-            hint="attention kernel (operator on a CPU), mean per call",
-        ),
-        numeric("speedup", lambda row: over(row, ATTENTION_KERNEL, lambda extent: extent.kernel_ns)),
-        time(
-            "section",
-            of(lambda kernel, section, block: section.total_ns / section.calls),
-            hint="whole attention section, mean per call",
-        ),
-        numeric("speedup", lambda row: over(row, ATTENTION, lambda extent: extent.total_ns)),
-        numeric("kernel / section", of(lambda kernel, section, block: section.kernel_ns / section.total_ns), show=Share),
-        numeric(
-            "section / frame block",
-            of(lambda kernel, section, block: section.total_ns / block.total_ns),
-            "over the traced frame blocks, every pass",
-            show=Share,
-        ),
+        count("calls", lambda row: row[1]),
+        time("kernel", lambda row: row[2], hint="attention kernel (operator on a CPU), mean per call"),
+        numeric("speedup", lambda row: row[3]),
+        time("section", lambda row: row[4], hint="whole attention section, mean per call"),
+        numeric("speedup", lambda row: row[5]),
+        numeric("kernel / section", lambda row: row[6], show=Share),
+        numeric("section / frame block", lambda row: row[7], "over the traced frame blocks, every pass", show=Share),
     )
-    rows = [(subject, _summed(subject, found)) for subject in study.subjects]
+    rows: list[Sequence[Any]] = []
+    for subject in study.subjects:
+        own, reference = found.get(subject.label, {}), study.reference_of(subject)
+        if ATTENTION_KERNEL not in own or ATTENTION not in own:
+            why = subject.profile if isinstance(subject.profile, str) else "the trace has no attention regions"
+            rows.append((subject, Missing(why), *(Text(""),) * 6))
+            continue
+        theirs = found.get(reference.label, {}) if reference and reference is not subject else {}
+        kernel, section = own[ATTENTION_KERNEL], own[ATTENTION]
+        kernel_ratio = _speedup(theirs, own, ATTENTION_KERNEL, lambda extent: extent.kernel_ns)
+        section_ratio = _speedup(theirs, own, ATTENTION, lambda extent: extent.total_ns)
+        times = kernel.kernel_ns / kernel.calls, kernel_ratio, section.total_ns / section.calls, section_ratio
+        shares = section.kernel_ns / section.total_ns, section.total_ns / own[FRAME_BLOCK].total_ns
+        rows.append((subject, kernel.calls, *times, *shares))
     notes = ("Speedup: reference time per call over the variant's. Both are traced, so both carry the profiler's cost.",)
     return table_of("Attention, per call, from the traced clips.", fields, rows, notes=notes)
 
 
-def _summed(subject: Subject, found: dict[str, dict[str, Extent]]) -> tuple[Extent, Extent, Extent] | str:
-    if not isinstance(subject.profile, Profile):
-        return subject.profile
-    own = found[subject.label]
-    if ATTENTION_KERNEL not in own or ATTENTION not in own:
-        return "the trace has no attention regions"
-    return own[ATTENTION_KERNEL], own[ATTENTION], own[FRAME_BLOCK]
-
-
-def _speedup(reference: Extent | None, own: Extent, ns: Callable[[Extent], int]) -> Cell:
-    if reference is None:
+def _speedup(reference: Mapping[str, Extent], own: Mapping[str, Extent], name: str, ns: Callable[[Extent], int]) -> Cell:
+    if not reference:
+        return Text("reference", "muted")
+    if name not in reference:
         return Missing("not traced", "-")
-    if not ns(own) or not ns(reference):
+    if not ns(own[name]) or not ns(reference[name]):
         return Missing("no such time", "-")
-    return Ratio(ns(reference) / reference.calls / (ns(own) / own.calls))
+    return Ratio(ns(reference[name]) / reference[name].calls / (ns(own[name]) / own[name].calls))
 
 
 def _detail(study: RunStudy, found: dict[str, dict[str, Extent]]) -> Table:
@@ -551,23 +522,21 @@ def draw_lanes(lanes: Sequence[LaneSlices], kinds: Sequence[Kind], apart: Kind, 
     limit = (MAX_SLICES_BY_CLASS if by_class else MAX_SLICES) // len(lanes)
     drawn = [_joined(pieces, limit, apart, by_class) for *_, pieces in lanes]
     names = tuple(sorted({piece.name for pieces in drawn for piece in pieces}))
-    rows = tuple(_lane(lane, pieces, names, shown) for lane, pieces in zip(lanes, drawn, strict=True))
-    return Timeline(max(row.length_ns for row in rows), names, shown, rows, by_class)
-
-
-def _lane(lane: LaneSlices, drawn: Sequence[Piece], names: tuple[str, ...], kinds: tuple[Kind, ...]) -> Lane:
-    label, series, pieces = lane
-    return Lane(
-        label=label,
-        series=series,
-        length_ns=drawn[-1].end_ns,
-        start_ns=tuple(piece.start_ns for piece in drawn),
-        duration_ns=tuple(piece.end_ns - piece.start_ns for piece in drawn),
-        name=tuple(bisect_left(names, piece.name) for piece in drawn),
-        kind=tuple(kinds.index(piece.kind) for piece in drawn),
-        num_total=len(pieces),
-        num_joined=len(pieces) - sum(not piece.joined for piece in drawn),
+    rows = tuple(
+        Lane(
+            label=label,
+            series=series,
+            length_ns=own[-1].end_ns,
+            start_ns=tuple(piece.start_ns for piece in own),
+            duration_ns=tuple(piece.end_ns - piece.start_ns for piece in own),
+            name=tuple(bisect_left(names, piece.name) for piece in own),
+            kind=tuple(shown.index(piece.kind) for piece in own),
+            num_total=len(pieces),
+            num_joined=len(pieces) - sum(not piece.joined for piece in own),
+        )
+        for (label, series, pieces), own in zip(lanes, drawn, strict=True)
     )
+    return Timeline(max(row.length_ns for row in rows), names, shown, rows, by_class)
 
 
 def _joined(pieces: Sequence[Piece], limit: int, apart: Kind, by_class: bool) -> Sequence[Piece]:

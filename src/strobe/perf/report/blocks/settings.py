@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from strobe.perf.records.record import CUSTOM, Clocks, Gate, Header, Variant
@@ -64,55 +64,51 @@ def _or_none(value: object) -> Cell:
     return _NONE if value is None or value == "" else Text(str(value))
 
 
-_ENVIRONMENT: Final[tuple[tuple[str, Callable[[Header], Cell]], ...]] = (
-    ("run", lambda header: Text(header.run)),
-    ("date", lambda header: Text(header.date)),
-    ("strobe", lambda header: Text(header.strobe)),
-    (
-        "commit",
-        lambda header: (
-            Text("not a checkout", "muted")
-            if header.git.commit is None
-            else Text(f"{header.git.commit[:12]} ({'changed files' if header.git.dirty else 'clean'})")
-        ),
-    ),
-    ("command", lambda header: Text(" ".join(header.argv))),
-    ("device", lambda header: Text(f"{header.machine.device}: {header.machine.device_name}")),
-    ("GPUs", lambda header: Count(header.machine.gpu_count)),
-    (
-        "GPU memory",
-        lambda header: _bytes(header.machine.gpu_memory_bytes) if header.machine.gpu_count else Text("no GPU", "muted"),
-    ),
-    ("driver, CUDA", lambda header: _or_none(", ".join(filter(None, (header.machine.driver, header.machine.cuda))))),
-    ("torch, Python", lambda header: Text(f"{header.machine.torch or 'none'}, {header.machine.python}")),
-    ("system", lambda header: Text(header.machine.os)),
-    ("CPU", lambda header: Text(header.machine.cpu_name)),
-    ("cores, threads of one operator", lambda header: Text(f"{header.machine.cores}, {header.machine.threads}")),
-    ("memory", lambda header: _bytes(header.machine.memory_bytes)),
-    ("clocks at the start", lambda header: _clocks(header.machine.clocks)),
-    ("world size, SP, TP", lambda header: Text(f"{header.world_size}, {header.sp_degree}, {header.tp_degree}")),
-    ("order of one palindrome", lambda header: Text(" ".join(header.order))),
-    ("palindromes planned", lambda header: Count(header.palindromes)),
-)
-
-
-def _workload(header: Header) -> list[tuple[str, Cell]]:
-    rows: list[tuple[str, Cell]] = []
-    model, work = header.model, header.workload
+def _environment(run: RunRecords) -> Iterator[tuple[str, object]]:
+    """Yield what a run says of its machine, then of its model and clip, and of its files, each with its name."""
+    head, machine, git = run.header, run.header.machine, run.header.git
+    state = "changed files" if git.dirty else "clean"
+    yield from (
+        ("run", head.run),
+        ("date", head.date),
+        ("strobe", head.strobe),
+        ("commit", Text("not a checkout", "muted") if git.commit is None else f"{git.commit[:12]} ({state})"),
+        ("command", " ".join(head.argv)),
+        ("device", f"{machine.device}: {machine.device_name}"),
+        ("GPUs", Count(machine.gpu_count)),
+        ("GPU memory", _bytes(machine.gpu_memory_bytes) if machine.gpu_count else Text("no GPU", "muted")),
+        ("driver, CUDA", _or_none(", ".join(filter(None, (machine.driver, machine.cuda))))),
+        ("torch, Python", f"{machine.torch or 'none'}, {machine.python}"),
+        ("system", machine.os),
+        ("CPU", machine.cpu_name),
+        ("cores, threads of one operator", f"{machine.cores}, {machine.threads}"),
+        ("memory", _bytes(machine.memory_bytes)),
+        ("clocks at the start", _clocks(machine.clocks)),
+        ("world size, SP, TP", f"{head.world_size}, {head.sp_degree}, {head.tp_degree}"),
+        ("order of one palindrome", " ".join(head.order)),
+        ("palindromes planned", Count(head.palindromes)),
+    )
+    yield from _gpu(run)
+    model, work = head.model, head.workload
     if model is not None:
-        rows += [("model", Text(model.name)), ("weights SHA-256", Code(model.weights_sha256[:16]))]
-        rows.append(("transformer parameters", Count(model.num_params)))
+        yield from (("model", model.name), ("weights SHA-256", Code(model.weights_sha256[:16])))
+        yield "transformer parameters", Count(model.num_params)
     if work is not None:
-        rows.append(("pixels", Text(f"{work.width} x {work.height}")))
-        rows.append(("frames, frames per second of playback", Text(f"{work.frames}, {work.fps}")))
-        rows.append(("frame blocks, latent frames in each", Text(f"{work.frame_blocks}, {work.latents_per_block}")))
-        rows.append(("batch, seed", Text(f"{work.batch}, {work.seed}")))
-        rows += [(f"prompt from frame block {prompt.frame_block} ({prompt.mode})", Text(prompt.text)) for prompt in work.prompts]
-    return rows
+        yield "pixels", f"{work.width} x {work.height}"
+        yield "frames, frames per second of playback", f"{work.frames}, {work.fps}"
+        yield "frame blocks, latent frames in each", f"{work.frame_blocks}, {work.latents_per_block}"
+        yield "batch, seed", f"{work.batch}, {work.seed}"
+        for prompt in work.prompts:
+            yield f"prompt from frame block {prompt.frame_block} ({prompt.mode})", prompt.text
+    for trace in run.traces:
+        blocks = f", frame blocks {trace.first_block} to {trace.first_block + trace.num_blocks - 1}"
+        where = "" if head.kind == "calls" else blocks
+        told = f", with {' and '.join(trace.options)}: no times" if trace.options else ""
+        yield f"trace of {trace.variant}{where}{told}", Code(f"{trace.path} (SHA-256 {trace.sha256[:16]})")
+    yield from (("log", path) for path in head.logs)
 
 
-def _gpu(run: RunRecords) -> list[tuple[str, Cell]]:
-    rows: list[tuple[str, Cell]] = []
+def _gpu(run: RunRecords) -> Iterator[tuple[str, object]]:
     state = run.header.machine.gpu
     if state is not None:
         words = {"persistence mode": state.persistence, "MIG": state.mig}
@@ -121,37 +117,18 @@ def _gpu(run: RunRecords) -> list[tuple[str, Cell]]:
         parts += [f"up to {state.max_sm_mhz} MHz SM"] if state.max_sm_mhz else []
         workspace = run.header.machine.cublaslt_workspace_kib
         parts += [] if workspace is None else [f"cuBLASLt workspace {workspace} KiB"]
-        rows.append(("GPU set-up", Text(", ".join(parts)) if parts else Text("not readable here", "muted")))
+        yield "GPU set-up", ", ".join(parts) or Text("not readable here", "muted")
     read = [clip.clocks for clip in run.clips if clip.phase == "timed" and clip.clocks is not None and clip.clocks.samples]
     low, high = [item.sm_mhz_min for item in read if item.sm_mhz_min], [item.sm_mhz_max for item in read if item.sm_mhz_max]
     if low and high:
         count, cost = sum(item.samples or 0 for item in read), sum(item.read_ns or 0 for item in read)
-        watts = max(item.power_mw or 0 for item in read) / 1000
-        text = (
-            f"{min(low)} to {max(high)} MHz SM, up to {watts:.0f} W; {count} readings beside the clips took {cost / 1e6:.3g} ms"
-        )
-        rows.append(("GPU in timed clips", Text(text)))
-    return rows
-
-
-def _files(run: RunRecords) -> list[tuple[str, Cell]]:
-    calls = run.header.kind == "calls"
-    rows: list[tuple[str, Cell]] = [
-        (f"trace of {trace.variant}"
-         + ("" if calls else f", frame blocks {trace.first_block} to {trace.first_block + trace.num_blocks - 1}")
-         + (f", with {' and '.join(trace.options)}: no times" if trace.options else ""),
-         Code(f"{trace.path} (SHA-256 {trace.sha256[:16]})"))
-        for trace in run.traces
-    ]  # fmt: skip
-    return [*rows, *(("log", Text(path)) for path in run.header.logs)]
+        ran = f"{min(low)} to {max(high)} MHz SM, up to {max(item.power_mw or 0 for item in read) / 1000:.0f} W"
+        yield "GPU in timed clips", f"{ran}; {count} readings beside the clips took {cost / 1e6:.3g} ms"
 
 
 def environment_table(study: RunStudy, caption: str = "Environment, model and clip.") -> Table:
     """Return machine, versions and files of every run; of our own streams model and clip too."""
-    found = [
-        dict([(name, cell(run.header)) for name, cell in _ENVIRONMENT] + _gpu(run) + _workload(run.header) + _files(run))
-        for run in study.runs
-    ]
+    found = [dict(_environment(run)) for run in study.runs]
     names = dict.fromkeys(name for own in found for name in own)
     fields = beside("", ("value" if len(study.runs) == 1 else run.header.run for run in study.runs))
     return table_of(caption, fields, [(name, *(own.get(name, _NONE) for own in found)) for name in names])
