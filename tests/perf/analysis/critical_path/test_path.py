@@ -149,7 +149,7 @@ def _longest(graph: WorkGraph) -> int:
                 since = 0 if source < 0 else reached[source] + (graph.duration_ns[source] if from_end else 0)
                 if since + lag > reached[node]:
                     reached[node], changed = since + lag, True
-    return max(at + took for at, took, event in zip(reached, graph.duration_ns, graph.event, strict=True) if event >= 0)
+    return max(at + took for at, took, event in zip(reached, graph.duration_ns, graph.event, strict=True) if event)
 
 
 def test_waiting_for_another_stream_is_seen(tmp_path: Path) -> None:
