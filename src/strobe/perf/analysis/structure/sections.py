@@ -167,10 +167,6 @@ class AttentionSection(NamedTuple):
     def length_ns(self) -> int:
         return self.end_ns - self.start_ns
 
-    @property
-    def idle_ns(self) -> int:
-        return self.length_ns - self.busy_ns
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sections:
@@ -228,25 +224,28 @@ def sections_of(
     focal = matching(trace, work, definition.focal)
     anchors, skipped, merged = np.flatnonzero(focal if chosen is None else focal & chosen), Counter[str](), 0
     found: list[AttentionSection] = []
+    wide = definition.left.any_stream or definition.right.any_stream
     for stream in np.unique(work.stream[anchors]).tolist():
         lane = np.flatnonzero(work.stream == stream)
-        own = anchors[work.stream[anchors] == stream]
+        own, seen = anchors[work.stream[anchors] == stream], np.arange(len(work)) if wide else lane
         if definition.is_one_call:
-            (has_left, left), (has_right, right) = _around(definition, trace, work, lane, own)
+            left, right = _around(definition.left, trace, work, seen, own)
             reasons = (f"in no {definition.left.source}:{definition.left.what}", "")
         else:
-            has_left, left = _boundaries(definition.left, trace, work, lane, own, before=True)
-            has_right, right = _boundaries(definition.right, trace, work, lane, own, before=False)
+            left, right = (
+                _boundaries(edge, trace, work, np.arange(len(work)) if edge.any_stream else lane, own, before=before)
+                for edge, before in ((definition.left, True), (definition.right, False))
+            )
             left_hint, right_hint = definition.left.hint, definition.right.hint
             reasons = (f"no {definition.left} before it{left_hint}", f"no {definition.right} after it{right_hint}")
-        whole = has_left & has_right & (left <= right)
+        has_left, both = left != _NOWHERE, (left != _NOWHERE) & (right != _NOWHERE)
+        whole = both & (left <= right)
         skipped[reasons[0]] += int((~has_left).sum())
-        skipped[reasons[1]] += int((has_left & ~has_right).sum())
-        skipped[CROSSED] += int((has_left & has_right & ~whole).sum())
+        skipped[reasons[1]] += int((has_left & ~both).sum())
+        skipped[CROSSED] += int((both & ~whole).sum())
         starts, ends = np.unique(np.stack((left[whole], right[whole])), axis=1)
         merged += int(whole.sum()) - len(starts)
-        wide = definition.left.any_stream or definition.right.any_stream
-        found += _measure(work, np.arange(len(work)) if wide else lane, focal, Intervals(starts, ends))
+        found += _measure(work, seen, focal, Intervals(starts, ends))
     found.sort(key=lambda section: section[:2])
     bounds = intervals_of(section[:2] for section in found)
     return Sections(
@@ -272,13 +271,12 @@ def matching(trace: Trace, work: EventView, text: str) -> NDArray[np.bool_]:
     return found
 
 
-_Boundaries: TypeAlias = tuple[NDArray[np.bool_], Ints]
-"""Boundary of each focal event: a mask of known ones, and their moments."""
+_NOWHERE: Final = -(1 << 63)
+"""Moment of a boundary that a focal event lacks."""
 
 
-def _boundaries(edge: Edge, trace: Trace, work: EventView, lane: Ints, anchors: Ints, *, before: bool) -> _Boundaries:
-    """Find the nearest boundary before or after each focal event (`anchors`), whose stream has the events of the `lane`."""
-    events = np.arange(len(work)) if edge.any_stream else lane
+def _boundaries(edge: Edge, trace: Trace, work: EventView, events: Ints, anchors: Ints, *, before: bool) -> Ints:
+    """Find the nearest boundary before or after each focal event (`anchors`), among some events."""
     if edge.source in ("kind", "name"):
         chosen = work.kind == DEVICE_KINDS.index(edge.what) if edge.source == "kind" else matching(trace, work, edge.what)
         events = events[chosen[events]]
@@ -287,28 +285,19 @@ def _boundaries(edge: Edge, trace: Trace, work: EventView, lane: Ints, anchors: 
     else:
         spans = _scope_times(edge, trace, work, events)
         moments = np.sort(spans.start if edge.at == "start" else spans.end)
-        place = (
-            np.searchsorted(moments, work.start[anchors], "right") - 1
-            if before
-            else np.searchsorted(moments, work.end[anchors], "left")
-        )
-    known = (place >= 0) & (place < len(moments))
-    moment = np.zeros(len(anchors), np.int64)
-    moment[known] = moments[place[known]]
-    return known, moment
+        first, last = work.start[anchors], work.end[anchors]
+        place = np.searchsorted(moments, first, "right") - 1 if before else np.searchsorted(moments, last, "left")
+    return np.append(moments, _NOWHERE)[place]  # neither -1 nor the last place is one of theirs
 
 
-def _around(
-    definition: SectionDefinition, trace: Trace, work: EventView, lane: Ints, anchors: Ints
-) -> tuple[_Boundaries, _Boundaries]:
+def _around(edge: Edge, trace: Trace, work: EventView, events: Ints, anchors: Ints) -> tuple[Ints, Ints]:
     """Find the call of a range or module around each focal event: of several, the one that started last."""
-    wide = definition.left.any_stream or definition.right.any_stream
-    spans = _scope_times(definition.left, trace, work, np.arange(len(work)) if wide else lane)
+    spans = _scope_times(edge, trace, work, events)
     order = np.argsort(spans.start, kind="stable")
-    start, end = np.append(spans.start[order], 0), np.append(spans.end[order], 0)
+    start, end = np.append(spans.start[order], _NOWHERE), np.append(spans.end[order], _NOWHERE)
     place = np.searchsorted(start[:-1], work.start[anchors], "right") - 1
-    known = (place >= 0) & (end[place] >= work.end[anchors])
-    return (known, start[place]), (known, end[place])
+    place[end[place] < work.end[anchors]] = -1
+    return start[place], end[place]
 
 
 def _scope_times(edge: Edge, trace: Trace, work: EventView, events: Ints) -> Intervals:
