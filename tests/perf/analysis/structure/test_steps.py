@@ -110,7 +110,8 @@ def test_a_period_without_its_end_is_no_step() -> None:
 def test_the_layers_of_one_call_are_no_steps() -> None:
     names = ["embed", *["norm", "attn", "mlp", "gate"] * 9]
     events = [_event(name, 12 * i, 500 + 12 * i, 510 + 12 * i) for i, name in enumerate(names)]
-    (found,) = find_steps(trace_of(events, modules=[HostEvent("Model_0", 0, 1_000, 0), HostEvent("Layer_0", 12, 60, 0)])).values()
+    modules = [HostEvent("Model_0", 0, 1_000, 0), HostEvent("Layer_0", 12, 60, 0), HostEvent("Norm_0", 12, 40, 0)]
+    (found,) = find_steps(trace_of(events, modules=modules)).values()
     assert isinstance(found, str) and found.endswith("all in one call of Model_0")
     graph = HostEvent("cudaGraphLaunch", 5, 6, 0)
     (found,) = find_steps(trace_of([event._replace(host=graph) for event in events])).values()
