@@ -436,10 +436,7 @@ def focal_kernels(trace: Trace, text: str) -> tuple[FocalKernels, ...]:
         focal = np.flatnonzero(own & chosen)
         calls = distribution(end[focal] - start[focal])
         assert calls is not None, "a device is listed because it has a match"
-        ids, counts = np.unique(name[focal], return_counts=True)
-        groups = Counter[str]()
-        for i, count in zip(ids.tolist(), counts.tolist(), strict=True):
-            groups[kernel_name(events.names[i]).group] += count
+        groups = Counter(kernel_name(events.names[i]).group for i in name[focal].tolist())
         names = tuple(sorted(groups, key=lambda name: (-groups[name], name)))
         found.append(FocalKernels(number, names, max(groups.values()), calls, int(end[own].max() - start[own].min())))
     return tuple(found)
