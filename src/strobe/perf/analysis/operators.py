@@ -375,7 +375,7 @@ def _table(view: DeviceView, launchers: _Launchers) -> OperatorTimes:
 
     def kernel_rows(row: int) -> Iterator[OperatorKernelRow]:
         for (kernel, kind), (events, exclusive_ns, sum_ns, _) in kernels[row].items():
-            times = {"events": events, "exclusive_ns": exclusive_ns, "sum_ns": sum_ns}
+            times: dict[str, Any] = {"events": events, "exclusive_ns": exclusive_ns, "sum_ns": sum_ns}
             yield OperatorKernelRow(**where[row], kernel=kernel, kind=kind, **times)
 
     def caller_rows(row: int) -> Iterator[OperatorCallerRow]:

@@ -52,7 +52,7 @@ def _convolution(calls: OperatorInputs, dtype: str) -> Cost | str:
     if not _fits(given, weight):
         return "its sizes are no convolution"
     rank = len(given) - 2
-    otherwise = ([], [], [], [given[1]], [0] * rank)
+    otherwise: tuple[list[int], ...] = ([], [], [], [given[1]], [0] * rank)
     padding, stride, dilation, groups, extra = (
         default if place is None else _numbers(calls.values, place, len(default) or rank)
         for place, default in zip(places, otherwise, strict=True)
