@@ -6,7 +6,7 @@ import heapq
 import re
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from functools import partial
 from itertools import accumulate
@@ -17,11 +17,11 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 
 from strobe.core.errors import DataError
-from strobe.perf.analysis.device.intervals import Ints, Window, column
-from strobe.perf.analysis.device.kernels import KernelKind, kernel_kind, kernel_name
+from strobe.perf.analysis.device.intervals import Window, column
+from strobe.perf.analysis.device.kernels import kernel_kind, kernel_name
 from strobe.perf.table.model import Cell, Code, Count, ExactTime, Number, Text
 from strobe.perf.table.rows import DocumentPart, col, term
-from strobe.perf.trace.events import DEVICE_KINDS, DeviceEvents, Trace
+from strobe.perf.trace.events import DeviceEvent, Trace
 
 # Dependency graph of a trace: calls of the host, device events, and the waits between them.
 #
@@ -32,9 +32,10 @@ from strobe.perf.trace.events import DEVICE_KINDS, DeviceEvents, Trace
 MOST_EVENTS: Final = 1 << 17
 """Most device events of a graph, which takes an object for each."""
 _WHOLE_DEVICE: Final = re.compile(r"(?=\w++\Z)\w*(?:Device|Ctx)Synchronize\w*")
-_COPY: Final = DEVICE_KINDS.index("memcpy")
-_LAUNCH, _DEVICE, _RETURN = 0, 1, 2
-"""Order of nodes at the same moment: launch call, device event, return of the call that waited for it."""
+_LAUNCH, _DEVICE, _RETURN, _COPIED = range(4)
+"""Order of nodes at the same moment: launch call, device event, return of a call that waited, of a copy that was waited for."""
+_Moment: TypeAlias = tuple[int, int, tuple[int, ...]]
+"""A moment of the host: when, which of these it is, and the device events (by number) that must have ended."""
 
 
 class Lag(StrEnum):
@@ -58,27 +59,6 @@ class GraphEdge(NamedTuple):
     kind: Lag
 
 
-class _Event(NamedTuple):
-    """One device event; `called` is the start of its launch call and `returned` its end, `None` where they are not known."""
-
-    position: int
-    start: int
-    end: int
-    stream: tuple[int, int]
-    called: int | None
-    returned: int | None
-    copies: bool
-
-
-class _Moment(NamedTuple):
-    """A moment of the host; `waits` are the device events (by number) that must have ended."""
-
-    at: int
-    rank: int
-    call: int
-    waits: tuple[int, ...] = ()
-
-
 def work_graph(trace: Trace, window: Window | None = None) -> WorkGraph:
     """Build the graph of a trace; of the device events that start in the window, if there is one.
 
@@ -94,59 +74,45 @@ def work_graph(trace: Trace, window: Window | None = None) -> WorkGraph:
             f"{trace.path}: {len(inside)} device events are too many for the critical path, {MOST_EVENTS} at most: "
             "give a --window"
         )
-    events = _events(trace, inside)
-    calls = sorted({(one.called, one.returned) for one in events if one.called is not None and one.returned is not None})
-    begin = window.start_ns if window is not None else min([events[0].start, *(start for start, _ in calls)])
-    moments = sorted(_moments(trace, events, calls, begin, max(one.end for one in events)))
-    return WorkGraph(events, moments, begin)
+    events = [trace.device_events[position] for position in inside.tolist()]
+    begins = (events[0].start_ns, *(one.host.start_ns for one in events if one.host))
+    begin = min(begins) if window is None else window.start_ns
+    return WorkGraph(events, sorted(_moments(trace, events, begin)), begin)
 
 
-def _events(trace: Trace, inside: Ints) -> list[_Event]:
-    events, hosts = trace.device_events, trace.device_events.hosts
-    found = []
-    for position in inside.tolist():
-        host, stream = events.host[position], (events.device[position], events.stream[position])
-        called, returned = (hosts.start_ns[host], hosts.end_ns[host]) if host >= 0 else (None, None)
-        copies = events.kind[position] == _COPY
-        found.append(_Event(position, events.start_ns[position], events.end_ns[position], stream, called, returned, copies))
-    return found
-
-
-def _moments(
-    trace: Trace, events: Sequence[_Event], calls: Iterable[tuple[int, int]], begin: int, stop: int
-) -> Iterable[_Moment]:
+def _moments(trace: Trace, events: Sequence[DeviceEvent], begin: int) -> Iterator[_Moment]:
     """Yield launch calls, copies that were waited for, and calls that wait."""
-    for number, (start, _) in enumerate(calls):
-        if start >= begin:
-            yield _Moment(start, _LAUNCH, number)
+    calls = {(one.host.start_ns, one.host.end_ns) for one in events if one.host}
+    yield from ((start, _LAUNCH, ()) for start, _ in calls if start >= begin)
     of_stream: dict[tuple[int, int], list[int]] = defaultdict(list)
     for number, one in enumerate(events):
-        of_stream[one.stream].append(number)
-        if one.copies and one.returned is not None and begin <= one.end <= one.returned:
-            yield _Moment(one.returned, _RETURN, number, (number,))
+        of_stream[one.device, one.stream].append(number)
+        if one.kind == "memcpy" and one.host and begin <= one.end_ns <= one.host.end_ns:
+            yield one.host.end_ns, _COPIED, (number,)
     queues = [_awaited(events, of_stream[stream]) for stream in sorted(of_stream)]
+    stop = max(one.end_ns for one in events)
     for call in trace.waits:
         if begin <= call.start_ns and call.end_ns <= stop:
-            yield _Moment(call.start_ns, _LAUNCH, -1)
+            yield call.start_ns, _LAUNCH, ()
             awaited = [queue(call.start_ns, call.end_ns) for queue in queues]
             known = [one for one in awaited if one is not None]
             if not _WHOLE_DEVICE.fullmatch(call.name):
-                known = sorted(known, key=lambda one: events[one].end)[-1:]
-            yield _Moment(call.end_ns, _RETURN, -1, tuple(known))
+                known = sorted(known, key=lambda one: events[one].end_ns)[-1:]
+            yield call.end_ns, _RETURN, tuple(known)
 
 
-def _awaited(events: Sequence[_Event], numbers: Sequence[int]) -> Callable[[int, int], int | None]:
+def _awaited(events: Sequence[DeviceEvent], numbers: Sequence[int]) -> Callable[[int, int], int | None]:
     """Return a function that finds the event of one stream, whose events are in order of start, that a call waited for."""
-    called = [events[number].called for number in numbers]
-    earliest_from = list(accumulate((-1 if at is None else at for at in reversed(called)), min))[::-1]
+    hosts = (events[number].host for number in reversed(numbers))
+    earliest_from = list(accumulate((host.start_ns if host else -1 for host in hosts), min))[::-1]
 
     def find(begins: int, returned: int) -> int | None:
         """The last one launched before the call, if that had ended when it returned; else the last one that ended meanwhile."""
         place = bisect_left(earliest_from, begins) - 1
-        if place < 0 or events[numbers[place]].end <= returned:
+        if place < 0 or events[numbers[place]].end_ns <= returned:
             return None if place < 0 else numbers[place]
-        while place >= 0 and events[numbers[place]].end > begins:
-            if events[numbers[place]].end <= returned:
+        while place >= 0 and events[numbers[place]].end_ns > begins:
+            if events[numbers[place]].end_ns <= returned:
                 return numbers[place]
             place -= 1
         return None
@@ -163,72 +129,68 @@ class WorkGraph:
     Attributes:
         start_ns: start of each node.
         duration_ns: duration of each node; 0 for moments of the host.
-        event: position among the trace's device events; -1 for a moment of the host.
+        event: the device event of each node; `None` for a moment of the host.
         edges: constraints of each node; the first one decided when the node began, with its traced lag.
         launch_ns: usual time from a launch call to the start of an event that finds its stream free.
         gap_ns: usual gap between an event that was launched long before and the one before it in its stream.
     """
 
-    def __init__(self, events: Sequence[_Event], moments: Sequence[_Moment], begin_ns: int) -> None:
+    def __init__(self, events: Sequence[DeviceEvent], moments: Sequence[_Moment], begin_ns: int) -> None:
         self._events, self.begin_ns = events, begin_ns
         self._bounds = list(_bounds(events))
         self.launch_ns, self.gap_ns = self._usual()
-        self.start_ns, self.duration_ns, self.event = list[int](), list[int](), list[int]()
+        self.start_ns, self.duration_ns, self.event = list[int](), list[int](), list[DeviceEvent | None]()
         self.edges = list[tuple[GraphEdge, ...]]()
         self._of_event, self._of_call = dict[int, int](), dict[int, int]()
-        order = [(one.start, _DEVICE, number) for number, one in enumerate(events)]
-        order += [(one.at, one.rank, number) for number, one in enumerate(moments)]
+        order = [(one.start_ns, _DEVICE, number) for number, one in enumerate(events)]
+        order += [(at, rank, number) for number, (at, rank, _) in enumerate(moments)]
         previous = -1
         for node, (at, rank, number) in enumerate(sorted(order)):
             one = events[number] if rank == _DEVICE else None
             found = self._host_edges(moments[number], previous) if one is None else self._device_edges(number)
             self.edges.append(self._decided(at, found))
             self.start_ns.append(at)
-            self.duration_ns.append(0 if one is None else one.end - one.start)
-            self.event.append(-1 if one is None else one.position)
+            self.duration_ns.append(0 if one is None else one.end_ns - one.start_ns)
+            self.event.append(one)
             if one is not None:
                 self._of_event[number] = node
                 continue
             previous = node
-            if rank == _LAUNCH and moments[number].call >= 0:
+            if rank == _LAUNCH:
                 self._of_call[at] = node
 
     def _usual(self) -> tuple[int, int]:
         """Return the usual launch latency and gap: medians over events whose stream was surely free, or surely busy."""
-        latencies, gaps, every = [], [], []
-        for one, (_, _, last_end, _) in zip(self._events, self._bounds, strict=True):
-            if one.called is None or one.start < one.called:
-                continue
-            every.append(one.start - one.called)
-            if last_end is None or last_end <= one.called:
-                latencies.append(one.start - one.called)
-        launch_ns = median_low(latencies) if latencies else min(every, default=0)
-        for one, (ended, _, _, _) in zip(self._events, self._bounds, strict=True):
-            if one.called is not None and ended is not None and one.called + launch_ns <= self._events[ended].end:
-                gaps.append(one.start - self._events[ended].end)
+        called = [(one, one.host.start_ns, bounds) for one, bounds in zip(self._events, self._bounds, strict=True) if one.host]
+        late = [(one.start_ns - at, last_end is None or last_end <= at) for one, at, (_, _, last_end, _) in called]
+        every = [(delay, is_free) for delay, is_free in late if delay >= 0]
+        latencies = [delay for delay, is_free in every if is_free]
+        launch_ns = median_low(latencies) if latencies else min((delay for delay, _ in every), default=0)
+        before = ((one, at, self._events[ended].end_ns) for one, at, (ended, *_) in called if ended is not None)
+        gaps = [one.start_ns - end for one, at, end in before if at + launch_ns <= end]
         return launch_ns, median_low(gaps) if gaps else 0
 
     def _host_edges(self, moment: _Moment, previous: int) -> list[GraphEdge]:
         """Return the edges of a moment of the host. Threads of the host take turns."""
-        if moment.rank == _RETURN:
-            sources = (previous, *(self._of_event[number] for number in moment.waits))
-            return [GraphEdge(source, True, 0, Lag.SYNC) for source in sources]
-        return [GraphEdge(previous, True, moment.at - self._since(previous, True), Lag.HOST)]
+        at, rank, waits = moment
+        if rank > _DEVICE:
+            return [GraphEdge(source, True, 0, Lag.SYNC) for source in (previous, *(self._of_event[number] for number in waits))]
+        return [GraphEdge(previous, True, at - self._since(previous, True), Lag.HOST)]
 
     def _device_edges(self, number: int) -> list[GraphEdge]:
         one, (ended, last, _, other) = self._events[number], self._bounds[number]
         found = []
-        if one.called is not None and one.called in self._of_call:
-            found.append(GraphEdge(self._of_call[one.called], True, self.launch_ns, Lag.LAUNCH))
+        if one.host and one.host.start_ns in self._of_call:
+            found.append(GraphEdge(self._of_call[one.host.start_ns], True, self.launch_ns, Lag.LAUNCH))
         for earlier in dict.fromkeys(each for each in (ended, last) if each is not None):
             node, before = self._of_event[earlier], self._events[earlier]
-            if before.end <= one.start:
+            if before.end_ns <= one.start_ns:
                 found.append(GraphEdge(node, True, self.gap_ns, Lag.GAP))
             else:
-                found.append(GraphEdge(node, False, one.start - before.start, Lag.OVERLAP))
+                found.append(GraphEdge(node, False, one.start_ns - before.start_ns, Lag.OVERLAP))
         if found and other is not None:
-            explained = max(min(self._since(edge.source, edge.from_end) + edge.lag_ns, one.start) for edge in found)
-            if one.start - explained > self.launch_ns and self._events[other].end > explained:
+            explained = max(min(self._since(edge.source, edge.from_end) + edge.lag_ns, one.start_ns) for edge in found)
+            if one.start_ns - explained > self.launch_ns and self._events[other].end_ns > explained:
                 found.append(GraphEdge(self._of_event[other], True, self.gap_ns, Lag.OTHER_STREAM))
         return found or [GraphEdge(-1, True, 0, Lag.BEFORE)]
 
@@ -252,21 +214,21 @@ _Bounds: TypeAlias = tuple[int | None, int | None, int | None, int | None]
 of all of them; on other streams of its device the event that ended last before it starts."""
 
 
-def _bounds(events: Sequence[_Event]) -> Iterator[_Bounds]:
+def _bounds(events: Sequence[DeviceEvent]) -> Iterator[_Bounds]:
     """Yield the bounds of each event; the events are in order of start."""
     running: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     ended_on, last, last_end = dict[tuple[int, int], int](), dict[tuple[int, int], int](), dict[tuple[int, int], int]()
     for number, one in enumerate(events):
         for stream, open_ in running.items():
-            while open_ and open_[0][0] <= one.start:
+            while open_ and open_[0][0] <= one.start_ns:
                 ended_on[stream] = heapq.heappop(open_)[1]
-        stream = one.stream
+        stream = one.device, one.stream
         others = [each for other, each in ended_on.items() if other != stream and other[0] == stream[0]]
-        elsewhere = max(others, key=lambda each: (events[each].end, each), default=None)
+        elsewhere = max(others, key=lambda each: (events[each].end_ns, each), default=None)
         yield ended_on.get(stream), last.get(stream), last_end.get(stream), elsewhere
-        heapq.heappush(running[stream], (one.end, number))
+        heapq.heappush(running[stream], (one.end_ns, number))
         last[stream] = number
-        last_end[stream] = max(one.end, last_end.get(stream, one.end))
+        last_end[stream] = max(one.end_ns, last_end.get(stream, one.end_ns))
 
 
 # Longest chain through a trace, and the length of the trace if some of its work took no time.
@@ -340,12 +302,12 @@ def critical_path(trace: Trace, window: Window | None = None) -> CriticalPath:
     """
     graph = work_graph(trace, window)
     duration = _length(graph, graph.start_ns, graph.duration_ns)
-    parts = _parts(graph, trace)
+    parts = _parts(graph, trace.label)
     path = CriticalPathRow(
         trace=trace.label,
         begin_ns=graph.begin_ns,
         duration_ns=duration,
-        events=sum(event >= 0 for event in graph.event),
+        events=sum(event is not None for event in graph.event),
         inferred_events=sum(edge.kind is Lag.OTHER_STREAM for edges in graph.edges for edge in edges),
         usual_launch_ns=graph.launch_ns,
         usual_gap_ns=graph.gap_ns,
@@ -372,38 +334,37 @@ def simulate(graph: WorkGraph, duration_ns: Sequence[int], free: Lag | None = No
 
 
 def _length(graph: WorkGraph, starts: Sequence[int], durations: Sequence[int]) -> int:
-    ends = [start + took for start, took, event in zip(starts, durations, graph.event, strict=True) if event >= 0]
+    ends = [start + took for start, took, event in zip(starts, durations, graph.event, strict=True) if event]
     return max(ends) - graph.begin_ns
 
 
-def _parts(graph: WorkGraph, trace: Trace) -> tuple[PathPartRow, ...]:
+def _parts(graph: WorkGraph, label: str) -> tuple[PathPartRow, ...]:
     """Follow the path back from the event that ends last."""
-    events = trace.device_events
     found: dict[tuple[str, str], list[int]] = defaultdict(list)
-    last = [node for node, event in enumerate(graph.event) if event >= 0]
+    last = [node for node, event in enumerate(graph.event) if event]
     node, from_end = max(last, key=lambda each: (graph.start_ns[each] + graph.duration_ns[each], -each)), True
     while node >= 0:
-        if from_end and graph.event[node] >= 0:
-            found[KERNEL, _group(events, graph.event[node])].append(graph.duration_ns[node])
+        if from_end and graph.event[node]:
+            found[KERNEL, _group(graph.event[node])].append(graph.duration_ns[node])
         edge = graph.edges[node][0]
         overlaps = edge.kind is Lag.OVERLAP
-        found[(KERNEL, _group(events, graph.event[edge.source])) if overlaps else (edge.kind.value, "")].append(edge.lag_ns)
+        found[(KERNEL, _group(graph.event[edge.source])) if overlaps else (edge.kind.value, "")].append(edge.lag_ns)
         node, from_end = edge.source, edge.from_end
     parts = [
-        PathPartRow(trace=trace.label, kind=kind, name=name, path_ns=sum(times), n=len(times))
+        PathPartRow(trace=label, kind=kind, name=name, path_ns=sum(times), n=len(times))
         for (kind, name), times in found.items()
         if any(times)
     ]
     return tuple(sorted(parts, key=lambda part: (-part.path_ns, part.kind, part.name)))
 
 
-def _group(events: DeviceEvents, position: int) -> str:
-    return kernel_name(events.names[events.name[position]]).group
+def _group(event: DeviceEvent | None) -> str:
+    return kernel_name(event.name).group if event else ""
 
 
 def _what_ifs(graph: WorkGraph, parts: Sequence[PathPartRow], trace: Trace, duration: int) -> Iterator[WhatIfRow]:
     """Yield the trace without host time, without launch latency, without each kind of work, without the largest kernels."""
-    events, took = trace.device_events, graph.duration_ns
+    took = graph.duration_ns
 
     def row(kind: str, name: str, removed_ns: int, left: Sequence[int], free: Lag | None = None) -> WhatIfRow:
         left_ns = _length(graph, simulate(graph, left, free), left)
@@ -413,16 +374,11 @@ def _what_ifs(graph: WorkGraph, parts: Sequence[PathPartRow], trace: Trace, dura
 
     for kind in (Lag.HOST, Lag.LAUNCH):
         yield row(kind.value, "", sum(edges[0].lag_ns for edges in graph.edges if edges[0].kind is kind), took, kind)
-    work_of = {number: kernel_kind(name) for number, name in enumerate(events.names)}
+    work_of = {name: kernel_kind(name).value for name in trace.device_events.names}
     names = [part.name for part in parts if part.kind == KERNEL][:_KERNELS]
-    groups = [_group(events, event) if event >= 0 else "" for event in graph.event]
-    works = [_work(events, event, work_of) if event >= 0 else "" for event in graph.event]
+    groups = [_group(event) for event in graph.event]
+    works = [(_KINDS.get(event.kind) or work_of[event.name]) if event else "" for event in graph.event]
     for what, labels, wanted in ((KIND, works, sorted(set(works) - {""})), (KERNEL, groups, names)):
         for name in wanted:
             left = [0 if label == name else ns for label, ns in zip(labels, took, strict=True)]
             yield row(what, name, sum(took) - sum(left), left)
-
-
-def _work(events: DeviceEvents, event: int, work_of: dict[int, KernelKind]) -> str:
-    kind = DEVICE_KINDS[events.kind[event]]
-    return _KINDS[kind] if kind in _KINDS else work_of[events.name[event]].value

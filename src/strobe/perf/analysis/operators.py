@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from operator import attrgetter
 from typing import Annotated as A
 from typing import Any, Final, Literal, TypeAlias, get_args
 
@@ -22,7 +23,7 @@ from strobe.perf.analysis.device.roofline import Roofline, operator_cost, roofli
 from strobe.perf.analysis.structure.ranges import NOWHERE, UNLINKED, launched_in, nest, ranges_and_modules, unnumbered
 from strobe.perf.table.model import Cell, Code, Count, ExactTime, Missing, Number, Text, Time
 from strobe.perf.table.rows import OnDevice, TimedRow, col, micros, part_of, term
-from strobe.perf.trace.events import DEVICE_KINDS, HostEvents, OperatorFacts, OperatorInputs, Trace
+from strobe.perf.trace.events import DEVICE_KINDS, OperatorFacts, OperatorInputs, Trace
 
 # Operator table of a trace without device events: host time by operator, by self time.
 
@@ -128,50 +129,40 @@ def attribute_operators(trace: Trace, sort_by: str = "device") -> tuple[Attribut
     Raises:
         ConfigError: there is no such order.
     """
-    found = operators(trace)
-    device = _device_ns(trace, trace.ops)
+    return _attributed(trace, sort_by, own=True)
+
+
+def attribute_modules(trace: Trace, sort_by: str = "device") -> tuple[Attributed, ...]:
+    """Return the `nn.Module` calls of a trace with Python frames, largest first; empty without frames."""
+    return _attributed(replace(trace, ops=trace.modules), sort_by, own=False)
+
+
+def _attributed(trace: Trace, sort_by: str, *, own: bool) -> tuple[Attributed, ...]:
+    if sort_by not in SORTS:
+        raise unknown_choice("order", sort_by, SORTS)
+    found, device = operators(trace), _device_ns(trace)
     rows = [
         Attributed(
             name=row.operator,
             calls=row.calls,
             host_ns=row.sum_ns,
-            self_host_ns=row.self_ns,
+            self_host_ns=row.self_ns if own else 0,
             device_ns=device.get(row.operator, 0),
         )
         for row in (found.rows if found else ())
     ]
-    return _sorted(rows, sort_by)
+    key = attrgetter(sort_by if sort_by == "calls" else f"{sort_by}_ns")
+    return tuple(sorted(rows, key=lambda row: (-key(row), -row.self_host_ns, -row.host_ns, row.name)))
 
 
-def attribute_modules(trace: Trace, sort_by: str = "device") -> tuple[Attributed, ...]:
-    """Return the `nn.Module` calls of a trace with Python frames, largest first; empty without frames."""
-    modules = trace.modules
-    device = _device_ns(trace, modules)
-    calls: dict[str, list[int]] = {}
-    for event in modules:
-        calls.setdefault(event.name, []).append(event.end_ns - event.start_ns)
-    rows = [
-        Attributed(name=name, calls=len(times), host_ns=sum(times), self_host_ns=0, device_ns=device.get(name, 0))
-        for name, times in calls.items()
-    ]
-    return _sorted(rows, sort_by)
-
-
-def _sorted(rows: list[Attributed], sort_by: str) -> tuple[Attributed, ...]:
-    if sort_by not in SORTS:
-        raise unknown_choice("order", sort_by, SORTS)
-    keys = {"device": "device_ns", "self_host": "self_host_ns", "host": "host_ns", "calls": "calls"}
-    return tuple(sorted(rows, key=lambda row: (-getattr(row, keys[sort_by]), -row.self_host_ns, -row.host_ns, row.name)))
-
-
-def _device_ns(trace: Trace, scopes: HostEvents) -> dict[str, int]:
-    """Return device time by the name of the innermost scope that launched it; time without such a scope is left out."""
-    total = np.zeros(len(scopes.names), np.int64)
-    nesting, name = nest(scopes), np.asarray(scopes.name)
+def _device_ns(trace: Trace) -> dict[str, int]:
+    """Return device time by the name of the innermost operator that launched it; time without one is left out."""
+    total = np.zeros(len(trace.ops.names), np.int64)
+    nesting, name = nest(trace.ops), np.asarray(trace.ops.name)
     owned = nesting.owner != NOWHERE
     for _, work in events_by_device(trace):
         np.add.at(total, name[nesting.owner[owned]], launched_in(trace, work, None, nesting.cuts).sum_ns[owned])
-    return {text: ns for text, ns in zip(scopes.names, total.tolist(), strict=True) if ns}
+    return {text: ns for text, ns in zip(trace.ops.names, total.tolist(), strict=True) if ns}
 
 
 # Launching operator of each device event, with its caller and its autograd phase.
@@ -282,15 +273,15 @@ _NO_SIZES: Final = "sizes not recorded"
 _NO_TYPES: Final = "types not recorded"
 
 
-class _OfOperator(OnDevice, frozen=True, kw_only=True):
-    """A row about one operator."""
+_Place: TypeAlias = A[
+    int, col("position of the operator among the rows of `operator_times` with the same trace and device, from 0")
+]
 
-    place: A[int, col("position of the operator among the rows of `operator_times` with the same trace and device, from 0")]
 
-
-class OperatorTimeRow(_OfOperator, frozen=True, kw_only=True):
+class OperatorTimeRow(OnDevice, frozen=True, kw_only=True):
     """Device time of one operator with the same inputs; exclusive times add up to the busy time of the device."""
 
+    place: _Place
     source: A[str, col("`operator`, or the reason why the row has none: `no operator`, `launch not in the trace`")]
     operator: A[str, col("innermost operator around the launch call; empty: none", "operator", get=_operator)]
     input_sizes: A[
@@ -306,9 +297,10 @@ class OperatorTimeRow(_OfOperator, frozen=True, kw_only=True):
     sum_ns: A[int, col("sum of the durations of the device events")]
 
 
-class OperatorKernelRow(_OfOperator, frozen=True, kw_only=True):
+class OperatorKernelRow(OnDevice, frozen=True, kw_only=True):
     """One kernel that an operator of `operator_times` launched."""
 
+    place: _Place
     kernel: A[str, col("normalised name of the kernel")]
     kind: A[str, col("`kernel`, `comm` (communication), `memset` or `memcpy`")]
     events: A[int, col("number of device events")]
@@ -316,9 +308,10 @@ class OperatorKernelRow(_OfOperator, frozen=True, kw_only=True):
     sum_ns: A[int, col("sum of the durations of the device events")]
 
 
-class OperatorCallerRow(_OfOperator, frozen=True, kw_only=True):
+class OperatorCallerRow(OnDevice, frozen=True, kw_only=True):
     """One caller of an operator of `operator_times`."""
 
+    place: _Place
     caller: A[str, col("name of the operator that calls it; empty: none")]
     scope: A[str, col("range or module around the call, without its number; of a backward operator: around its forward one")]
     calls: A[int, col("number of calls")]
@@ -357,52 +350,52 @@ def operator_times(views: Sequence[DeviceView]) -> tuple[OperatorTimes, ...]:
 
 def _table(view: DeviceView, launchers: _Launchers) -> OperatorTimes:
     names, counted = view.trace.device_events.names, time_by_code(view, launchers.codes)
-    kernels: defaultdict[int, defaultdict[tuple[str, str], list[tuple[int, ...]]]] = defaultdict(lambda: defaultdict(list))
+    kernels: defaultdict[int, dict[tuple[str, str], tuple[int, ...]]] = defaultdict(dict)
     callers: defaultdict[int, Counter[int]] = defaultdict(Counter)
     for code, counts in counted.items():
         rest, kind = divmod(code, len(DEVICE_KINDS))
         rest, name = divmod(rest, len(names))
         row, caller = divmod(rest, len(launchers.callers))
-        kernels[row][kernel_name(names[name]).group, DEVICE_KINDS[kind]].append(counts)
+        key = kernel_name(names[name]).group, DEVICE_KINDS[kind]
+        kernels[row][key] = tuple(map(sum, zip(kernels[row].get(key, (0, 0, 0, 0)), counts, strict=True)))
         callers[row][caller] += counts[1]
     used = np.zeros(launchers.num, np.bool_)
     for part in view.parts():
         launcher = launchers.of(part.work)
         used[launcher[launcher < launchers.num]] = True
     calls = Counter(zip(launchers.row[:-2][used].tolist(), launchers.caller[:-2][used].tolist(), strict=True))
-    found: list[_Found] = []
+    told: dict[int, tuple[OperatorInputs, dict[str, Any]]] = {}
     for row, of_kernel in kernels.items():
-        events = ((key, map(sum, zip(*counts, strict=True))) for key, counts in of_kernel.items())
-        listed: list[dict[str, Any]] = [dict(zip(_OF_KERNEL, (*key, *counts), strict=False)) for key, counts in events]
-        named: list[dict[str, Any]] = [
-            dict(zip(_OF_CALLER, (*launchers.callers[caller], calls[row, caller], own), strict=True))
-            for caller, own in callers[row].items()
-        ]
-        sums = {key: sum(one[key] for one in listed) for key in _OF_KERNEL[2:]} | {"calls": sum(one["calls"] for one in named)}
-        listed.sort(key=lambda one: (-one["exclusive_ns"], -one["sum_ns"], one["kernel"], one["kind"]))
-        named.sort(key=lambda one: (-one["exclusive_ns"], one["caller"], one["scope"]))
-        inputs, told = _operator_of(launchers, int(launchers.of_row[row]))
-        found.append((told | sums, inputs, listed, named))
-    found.sort(key=_order)
-    where = [{**view.where, "place": place} for place in range(len(found))]
+        inputs, operator = _operator_of(launchers, int(launchers.of_row[row]))
+        events, exclusive_ns, sum_ns, _ = map(sum, zip(*of_kernel.values(), strict=True))
+        own = {"calls": sum(calls[row, caller] for caller in callers[row]), "events": events}
+        told[row] = inputs, {**operator, **own, "exclusive_ns": exclusive_ns, "sum_ns": sum_ns}
+    found = sorted(told, key=lambda row: _order(*told[row]))
+    where = {row: {**view.where, "place": place} for place, row in enumerate(found)}
+
+    def kernel_rows(row: int) -> Iterator[OperatorKernelRow]:
+        for (kernel, kind), (events, exclusive_ns, sum_ns, _) in kernels[row].items():
+            times: dict[str, Any] = {"events": events, "exclusive_ns": exclusive_ns, "sum_ns": sum_ns}
+            yield OperatorKernelRow(**where[row], kernel=kernel, kind=kind, **times)
+
+    def caller_rows(row: int) -> Iterator[OperatorCallerRow]:
+        for number, exclusive_ns in callers[row].items():
+            caller, scope = launchers.callers[number]
+            yield OperatorCallerRow(**where[row], caller=caller, scope=scope, calls=calls[row, number], exclusive_ns=exclusive_ns)
+
     return OperatorTimes(
         device=view.device,
-        rows=tuple(OperatorTimeRow(**own, **told) for own, (told, *_) in zip(where, found, strict=True)),
-        inputs=tuple(inputs for _, inputs, *_ in found),
+        rows=tuple(OperatorTimeRow(**where[row], **told[row][1]) for row in found),
+        inputs=tuple(told[row][0] for row in found),
         kernels=tuple(
-            tuple(OperatorKernelRow(**own, **one) for one in listed) for own, (_, _, listed, _) in zip(where, found, strict=True)
+            tuple(sorted(kernel_rows(row), key=lambda one: (-one.exclusive_ns, -one.sum_ns, one.kernel, one.kind)))
+            for row in found
         ),
         callers=tuple(
-            tuple(OperatorCallerRow(**own, **one) for one in named) for own, (*_, named) in zip(where, found, strict=True)
+            tuple(sorted(caller_rows(row), key=lambda one: (-one.exclusive_ns, one.caller, one.scope))) for row in found
         ),
         busy_ns=sum(counts[1] for counts in counted.values()),
     )
-
-
-_Found: TypeAlias = tuple[dict[str, Any], OperatorInputs, list[dict[str, Any]], list[dict[str, Any]]]
-"""Fields of the rows of one operator: of itself, its inputs, of its kernels and its callers."""
-_OF_KERNEL: Final = ("kernel", "kind", "events", "exclusive_ns", "sum_ns")
-_OF_CALLER: Final = ("caller", "scope", "calls", "exclusive_ns")
 
 
 def _operator_of(launchers: _Launchers, launcher: int) -> tuple[OperatorInputs, dict[str, Any]]:
@@ -423,8 +416,7 @@ def _operator_of(launchers: _Launchers, launcher: int) -> tuple[OperatorInputs, 
     }
 
 
-def _order(one: _Found) -> tuple[Any, ...]:
-    told, inputs, *_ = one
+def _order(inputs: OperatorInputs, told: dict[str, Any]) -> tuple[Any, ...]:
     return -told["exclusive_ns"], -told["sum_ns"], told["source"], told["operator"], inputs, told["phase"]
 
 
@@ -439,9 +431,10 @@ _NO_FLOPS: Final = "no matrix products"
 _RATES: Final = ("flops_per_s", "bytes_per_s", "compute_share", "memory_share", "bound", "floor_ns")
 
 
-class OperatorRateRow(_OfOperator, frozen=True, kw_only=True):
+class OperatorRateRow(OnDevice, frozen=True, kw_only=True):
     """Compute and memory rates of one operator with recorded inputs, compared with the peaks of the device."""
 
+    place: _Place
     operator: A[str, col("name of the operator", "operator", Code, get=lambda row: row.operator.removeprefix("aten::"))]
     input_sizes: A[str, col("sizes of the input tensors", "inputs", Code)]
     dtype: A[str, col("dtype of the matrix products; empty: the cost is not known", "dtype")]

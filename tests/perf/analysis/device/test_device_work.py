@@ -65,12 +65,10 @@ def _traces(draw: st.DrawFn) -> Trace:
     return trace_of(events, overhead=overhead, base_ns=draw(st.integers(0, 9)))
 
 
-_WINDOWS = st.one_of(
-    st.none(),
-    st.builds(
-        lambda start, length: Window(start_ns=start, end_ns=start + length, label="w"), st.integers(-5, 65), st.integers(1, 40)
-    ),
+_WINDOW = st.builds(
+    lambda at, length: Window(start_ns=at, end_ns=at + length, label="w"), st.integers(-5, 65), st.integers(1, 40)
 )
+_WINDOWS = st.one_of(st.none(), _WINDOW)
 
 
 class _Moments:
@@ -204,11 +202,8 @@ def test_the_kernel_table(trace: Trace, window: Window | None, by: str) -> None:
         for row, names in table:
             mine = calls[row.kernel, row.shape, row.kind]
             times = sorted(shared for _, shared in mine)
-            assert (row.calls, row.sum_ns, row.exclusive_ns) == (
-                len(times),
-                sum(times),
-                exclusive[row.kernel, row.shape, row.kind],
-            )
+            owned = exclusive[row.kernel, row.shape, row.kind]
+            assert (row.calls, row.sum_ns, row.exclusive_ns) == (len(times), sum(times), owned)
             assert (row.min_ns, row.p50_ns, row.max_ns) == (times[0], times[(len(times) - 1) // 2], times[-1])
             assert row.unlinked_calls == sum(event.host is None for event, _ in mine)
             members: dict[str, list[int]] = defaultdict(list)
@@ -247,15 +242,11 @@ def test_the_gap_table(trace: Trace, window: Window | None) -> None:
             assert (row.n, row.sum_ns, row.max_ns) == (len(mine), sum(lengths), lengths[-1])
             assert row.p50_ns == lengths[(len(lengths) - 1) // 2]
             total["other_copy"] = total.pop("other", 0)
-            assert {what: getattr(row, f"{what}_ns") for what in (*CAUSES, "dtod", "other_copy", "memset")} == {
-                what: total[what] for what in (*CAUSES, "dtod", "other_copy", "memset")
-            }
+            assert all(getattr(row, f"{what}_ns") == total[what] for what in (*CAUSES, "dtod", "other_copy", "memset"))
             assert row.dtod_copies == len(copies[row.after, row.before])
         ran = [m for m in range(asked.begin, asked.stop) if any(e.kind in ("kernel", "comm") for e in asked.running(m))]
-        head = (
-            next((m for m in range(asked.begin, asked.stop) if any(e.start_ns <= m for e in kernels)), asked.stop) - asked.begin
-        )
-        assert (found.kernel_ns, found.head_ns) == (len(ran), head)
+        first = next((m for m in range(asked.begin, asked.stop) if any(e.start_ns <= m for e in kernels)), asked.stop)
+        assert (found.kernel_ns, found.head_ns) == (len(ran), first - asked.begin)
         assert found.gap_ns == sum(spent.total() for mine in rows.values() for spent in mine)
         assert found.kernel_ns + found.gap_ns + found.head_ns + found.tail_ns == found.span_ns and found.tail_ns >= 0
 
@@ -278,13 +269,8 @@ def test_launch_delays(trace: Trace, window: Window | None) -> None:
         for kind, events in kinds.items():
             for (delays, negative), moment in zip(found.kinds[kind], ("start_ns", "end_ns"), strict=True):
                 expected = sorted(event.start_ns - getattr(event.host, moment) for event in events)
-                assert (delays.n, delays.sum_ns, delays.min_ns, delays.max_ns) == (
-                    len(expected),
-                    sum(expected),
-                    expected[0],
-                    expected[-1],
-                )
-                assert negative == sum(delay < 0 for delay in expected)
+                assert (delays.n, delays.sum_ns, delays.min_ns) == (len(expected), sum(expected), expected[0])
+                assert (delays.max_ns, negative) == (expected[-1], sum(delay < 0 for delay in expected))
         for row in found.calls:
             hosts = {event.host for event in calls[row.call]}
             took = [each.end_ns - each.start_ns for each in hosts if each]
@@ -303,21 +289,18 @@ def test_each_group_is_described_alone(samples: list[tuple[int, int]]) -> None:
     group, values = (np.array(part, np.int64) for part in (zip(*samples, strict=True) if samples else ([], [])))
     for number, found in enumerate(distributions(values, group, 5)):
         mine = sorted(value for of, value in samples if of == number)
-        if not mine:
-            assert found is None
-            continue
-        assert found is not None
-        assert (found.n, found.sum_ns, found.min_ns, found.max_ns) == (len(mine), sum(mine), mine[0], mine[-1])
-        assert (found.p50_ns, found.p99_ns, found.mean_ns) == (percentile(mine, 0.5), None, sum(mine) / len(mine))
+        assert (found is None) == (not mine)
+        if found is not None:
+            assert (found.n, found.sum_ns, found.min_ns, found.max_ns) == (len(mine), sum(mine), mine[0], mine[-1])
+            assert (found.p50_ns, found.p99_ns, found.mean_ns) == (percentile(mine, 0.5), None, sum(mine) / len(mine))
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, P99_SAMPLES - 1, P99_SAMPLES, 500, 1000, 1001])
+@pytest.mark.parametrize("n", [1, P99_SAMPLES - 1, P99_SAMPLES, 1001])
 def test_p99_needs_enough_samples_and_is_one_of_them(n: int) -> None:
     values = np.random.default_rng(n).integers(0, 1 << 60, n)
     found = distribution(values)
     assert found is not None
     assert found.p99_ns == (percentile(values.tolist(), 0.99) if n >= P99_SAMPLES else None)
-    assert found.min_ns <= found.p50_ns <= found.max_ns
     assert all(type(value) is int for value in (found.n, found.sum_ns, found.min_ns, found.p50_ns, found.max_ns))
 
 
@@ -343,24 +326,18 @@ def _check(queue: Queue, spent: Counter[int]) -> None:
     assert found.median == (listed[(whole - 1) // 2] if listed else 0)
 
 
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 60), st.integers(-5, 50), st.integers(0, 20), st.integers(0, 2), st.booleans()),
-        min_size=1,
-        max_size=40,
-    ),
-    st.one_of(st.none(), st.tuples(st.integers(0, 50), st.integers(1, 80))),
-)
-def test_against_every_nanosecond(rows: list[tuple[int, int, int, int, bool]], cut: tuple[int, int] | None) -> None:
-    window = None if cut is None else Window(label="w", start_ns=cut[0], end_ns=cut[0] + cut[1])
+_ROW = st.tuples(st.integers(0, 60), st.integers(-5, 50), st.integers(0, 20), st.integers(0, 2), st.booleans())
+
+
+@given(st.lists(_ROW, min_size=1, max_size=40), _WINDOWS)
+def test_queues_against_every_nanosecond(rows: list[tuple[int, int, int, int, bool]], window: Window | None) -> None:
     trace = _trace(rows)
     (view,) = device_views(trace, window)
     whole, *streams = queues(view)
     known = [(called, called + delay, stream) for called, delay, _, stream, linked in rows if linked]
     _check(whole, _counted([(called, start) for called, start, _ in known], view.begin_ns, view.end_ns))
-    assert [queue.row.stream for queue in streams] == (
-        sorted({row[3] for row in rows}) if len({row[3] for row in rows}) > 1 else []
-    )
+    numbers = sorted({row[3] for row in rows})
+    assert [queue.row.stream for queue in streams] == (numbers if len(numbers) > 1 else [])
     for queue in streams:
         mine = [(called, start) for called, start, stream in known if stream == queue.row.stream]
         _check(queue, _counted(mine, view.begin_ns, view.end_ns))

@@ -6,7 +6,7 @@ import pytest
 
 from made_traces import trace_of
 from strobe.perf.analysis.device.activity import Activity, activity, device_views
-from strobe.perf.analysis.device.launch import Integrity, Launch, integrity
+from strobe.perf.analysis.device.launch import Launch, impossible_streams, past_end_ns, short_graphs, unanswered_calls
 from strobe.perf.trace import DeviceEvent, HostEvent, Trace
 
 
@@ -22,10 +22,6 @@ def _launch(trace: Trace) -> Launch:
 def _done(trace: Trace) -> Activity:
     (view,) = device_views(trace)
     return activity(view)
-
-
-def _integrity(trace: Trace) -> Integrity:
-    return integrity(trace, device_views(trace))
 
 
 def _run(delay_ns: int, work_ns: int, pause_ns: int) -> list[DeviceEvent]:
@@ -60,10 +56,12 @@ def test_verdicts(events: list[DeviceEvent], overhead: tuple[tuple[int, int], ..
 
 def test_launches_without_events_and_events_after_the_end() -> None:
     trace = trace_of([_kernel(0, 50, None)], launched={"hipGraphLaunch": (9, 2), "cudaLaunchKernel": (5, 0)}, window_end_ns=40)
-    found = _integrity(trace)
-    assert (found.unanswered, found.past_end_ns) == ({"hipGraphLaunch": (9, 2)}, 10)
+    assert (unanswered_calls(trace), past_end_ns(trace, device_views(trace))) == ({"hipGraphLaunch": (9, 2)}, 10)
     for sound in (trace_of([]), trace_of([_kernel(0, 50, None)], window_end_ns=60)):
-        assert _integrity(sound) == Integrity(unanswered={}, short_graphs=(), past_end_ns=0, impossible=())
+        views = device_views(sound)
+        assert not (
+            unanswered_calls(sound) or short_graphs(sound) or past_end_ns(sound, views) or list(impossible_streams(views))
+        )
 
 
 def _graphs(*sizes: int) -> list[DeviceEvent]:
@@ -77,22 +75,22 @@ def _graphs(*sizes: int) -> list[DeviceEvent]:
 
 def test_graphs_that_start_alike_are_told_apart_by_their_size() -> None:
     """As the passes of a denoising stream do, of which the last one of a frame block is shorter."""
-    assert not _integrity(trace_of(_graphs(6, 6, 4, 6, 6, 4, 9))).short_graphs  # the last stands alone, and nothing is larger
-    found = _integrity(trace_of(_graphs(6, 6, 3, 4, 6, 5, 4, 1))).short_graphs
+    assert not short_graphs(trace_of(_graphs(6, 6, 4, 6, 6, 4, 9)))  # the last stands alone, and nothing is larger
+    found = short_graphs(trace_of(_graphs(6, 6, 3, 4, 6, 5, 4, 1)))
     assert [each[2:] for each in found] == [(4, 4, (1, 3)), (4, 6, (5,))]
 
 
 def test_a_graph_with_kernels_of_its_own_is_another() -> None:
     """As the pass that derives a stream's past again, once, amid larger ones."""
     *alike, first, second, third = _graphs(6, 6, 3)
-    assert len(_integrity(trace_of([*alike, first, second, third])).short_graphs) == 1
+    assert len(short_graphs(trace_of([*alike, first, second, third]))) == 1
     own = [first, second._replace(name="a"), third._replace(name="b")]
-    assert not _integrity(trace_of([*alike, *own])).short_graphs
+    assert not short_graphs(trace_of([*alike, *own]))
 
 
 def test_durations_that_do_not_fit_their_stream() -> None:
     events = [_kernel(10 * i, 10 * i + 500, None) for i in range(10)]
-    assert _integrity(trace_of(events)).impossible == ((0, 7, 5_000 - 590),)
+    assert list(impossible_streams(device_views(trace_of(events)))) == [(0, 7, 5_000 - 590)]
 
 
 def _backlog(delay_ns: int, bursts: int = 4) -> list[DeviceEvent]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +12,6 @@ from layouts import compact, write
 from strobe.perf.analysis.structure.steps import layer_groups
 from strobe.perf.report.study import TraceStudy, load_trace_study
 from strobe.perf.report.trace_page.build import trace_banners
-from strobe.perf.trace import Trace
 from synthetic import START, event, launch
 
 LAYERS = 6
@@ -85,41 +83,35 @@ def beside(folder: Path, replays: list[dict[str, Any]], **captures: list[dict[st
     return write(folder / "replay.json", compact(replays, {}))
 
 
-def paths(trace: Trace) -> list[str]:
-    """The path of each device event in order of launch and start."""
-    return [trace.module_paths.get(row, "") for row in range(len(trace.device_events))]
-
-
 def only(study: TraceStudy) -> tuple[list[str], str]:
-    """Paths and sentence of a study of one trace."""
+    """Path of each device event in order of launch and start, and the sentence, of a study of one trace."""
     (trace,), (said,) = study.traces, study.replays
-    return paths(trace), said
+    return [trace.module_paths.get(row, "") for row in range(len(trace.device_events))], said
+
+
+def named(folder: Path, replays: list[dict[str, Any]], **captures: list[dict[str, Any]]) -> tuple[list[str], str]:
+    return only(load_trace_study([beside(folder, replays, **captures)]))
 
 
 @pytest.mark.parametrize("kernels", [True, False], ids=["HIP, which names kernels", "CUDA, which does not"])
 def test_every_replay_gets_the_names_of_its_capture(kernels: bool, tmp_path: Path) -> None:
     nodes = layers()
-    path = beside(tmp_path, [*replay(nodes, 0), *replay(nodes, 1)], bs_8_rank0=capture(nodes, kernels=kernels))
-    found, said = only(load_trace_study([path]))
+    found, said = named(tmp_path, [*replay(nodes, 0), *replay(nodes, 1)], bs_8_rank0=capture(nodes, kernels=kernels))
     assert found == 2 * [node.path for node in nodes]
     assert said == "Graph replays: 74 of 74 events are named, 100.0 % of their time: 74 by capture_traces/bs_8_rank0.json."
 
 
 def test_the_capture_whose_kernels_match_is_chosen_among_batch_sizes(tmp_path: Path) -> None:
     small, large = layers(tile=16), [node._replace(path=f"Large.{node.path}") for node in layers(tile=256)]
-    path = beside(
-        tmp_path, [*replay(large, 0), *replay(small, 1)],
-        bs_1_rank0=capture(small, kernels=True), bs_64_rank0=capture(large, kernels=True),
-    )  # fmt: skip
-    found, said = only(load_trace_study([path]))
+    captures = {"bs_1_rank0": capture(small, kernels=True), "bs_64_rank0": capture(large, kernels=True)}
+    found, said = named(tmp_path, [*replay(large, 0), *replay(small, 1)], **captures)
     assert found == [node.path for node in (*large, *small)]
     assert "bs_1_rank0.json" in said and "bs_64_rank0.json" in said
 
 
 def test_a_graph_that_begins_like_another_is_not_taken_for_it(tmp_path: Path) -> None:
     whole, begin = layers(), layers()[:13]
-    path = beside(tmp_path, replay(begin, 0), bs_8_rank0=capture(whole, kernels=False))
-    found, said = only(load_trace_study([path]))
+    found, said = named(tmp_path, replay(begin, 0), bs_8_rank0=capture(whole, kernels=False))
     assert not any(found)
     assert "100.0 % have no name: the captures do not name their kernels and none has 13 of the same kinds in that order." in said
     both = [*capture(whole, kernels=True), *capture(begin, kernels=True, first=START + 5000)]
@@ -132,16 +124,13 @@ def test_operators_called_like_their_kernels_tell_graphs_of_equal_length_apart(t
         [Node("nvjet_tst", f"{top}.aten::mm"), Node(f"triton_poi_fused_{what}", f"{top}.Norm.triton_poi_fused_{what}")]
         for top, what in (("Target", "add_native_layer_norm_3"), ("Draft", "mul_silu_1"))
     )
-    path = beside(
-        tmp_path, [*replay(other, 0), *replay(one, 1)],
-        bs_8_rank0=[*capture(one, kernels=False), *capture(other, kernels=False, first=START + 5000)],
-    )  # fmt: skip
-    found, _ = only(load_trace_study([path]))
+    captured = [*capture(one, kernels=False), *capture(other, kernels=False, first=START + 5000)]
+    found, _ = named(tmp_path, [*replay(other, 0), *replay(one, 1)], bs_8_rank0=captured)
     assert found == [node.path for node in (*other, *one)]
 
 
 def _graph_path(folder: Path, ran: Sequence[Node], captured: Sequence[Node]) -> tuple[list[str], str]:
-    return only(load_trace_study([beside(folder, replay(ran, 0), bs_8_rank0=capture(captured, kernels=True))]))
+    return named(folder, replay(ran, 0), bs_8_rank0=capture(captured, kernels=True))
 
 
 def test_kernels_of_two_streams_are_joined_in_the_order_of_each(tmp_path: Path) -> None:
@@ -185,41 +174,21 @@ def test_kernels_in_another_order_on_one_stream_are_another_graph(tmp_path: Path
 
 def test_where_the_capture_names_nothing_streams_that_mix_are_not_joined(tmp_path: Path) -> None:
     nodes = layers(streams=(7, 9))
-    found, said = only(load_trace_study([beside(tmp_path, replay(nodes, 0), bs_8_rank0=capture(nodes, kernels=False))]))
+    found, said = named(tmp_path, replay(nodes, 0), bs_8_rank0=capture(nodes, kernels=False))
     assert not any(found) and "these ran on several streams" in said
-
-
-@pytest.mark.parametrize("lost", [5, 8, 20])
-def test_a_kernel_that_is_missing_in_the_replay_shifts_no_name(lost: int, tmp_path: Path) -> None:
-    nodes = layers()
-    ran = [node for i, node in enumerate(nodes) if i != lost]
-    found, said = _graph_path(tmp_path, ran, nodes)
-    assert found == [node.path for node in ran] and "36 of 36 events" in said
-
-
-def test_a_layer_that_is_missing_leaves_no_layer_named_that_may_be_another(tmp_path: Path) -> None:
-    nodes = layers(12)
-    ran = [node for node in nodes if ".Layer_4." not in node.path]
-    found, _ = _graph_path(tmp_path, ran, nodes)
-    for name, node in zip(found, ran, strict=True):
-        truth = (node.path, re.sub(r"Layer_\d+", "Layer", node.path))
-        assert name and any(each == name or each.startswith(f"{name}.") for each in truth)
-    assert found.count("Model.Layer.Attention.flash::fwd") == 11
 
 
 def test_a_capture_of_another_graph_names_nothing_and_says_how_near_it_is(tmp_path: Path) -> None:
     other = [Node(f"other_{i}", "Draft.aten::mm") for i in range(19)]
     found, said = _graph_path(tmp_path, [*layers()[:19], *other], layers())
     assert not any(found)
-    assert (
-        "their graph of 38 kernels is in no capture in this order (capture_traces/bs_8_rank0.json is nearest, 50 % alike)" in said
-    )
+    assert "their graph of 38 kernels is in no capture in this order (capture_traces/bs_8_rank0.json is nearest, 50 % a" in said
 
 
 def test_equal_graphs_of_several_layers_are_named_without_the_layer(tmp_path: Path) -> None:
     pieces = [[node for node in layers() if f"Layer_{i}." in node.path] for i in range(LAYERS)]
     captured = [one for i, piece in enumerate(pieces) for one in capture(piece, kernels=True, first=START + 1000 * i)]
-    found, _ = only(load_trace_study([beside(tmp_path, replay(pieces[2], 0), graph_capture_rank_0=captured)]))
+    found, _ = named(tmp_path, replay(pieces[2], 0), graph_capture_rank_0=captured)
     assert found == [node.path.replace("Layer_2", "Layer") for node in pieces[2]]
 
 
@@ -227,8 +196,7 @@ def test_labels_of_torch_stay_and_only_the_others_are_joined(tmp_path: Path) -> 
     nodes = layers()
     events = replay(nodes, 0)
     events[3]["args"]["str"] = "layers.0.attn"
-    path = beside(tmp_path, events, bs_8_rank0=capture(nodes, kernels=True))
-    found, said = only(load_trace_study([path]))
+    found, said = named(tmp_path, events, bs_8_rank0=capture(nodes, kernels=True))
     assert found == [*(node.path for node in nodes[:2]), "layers.0.attn", *(node.path for node in nodes[3:])]
     assert "1 by their own labels, 36 by capture_traces/bs_8_rank0.json" in said
 
@@ -262,7 +230,7 @@ def test_a_trace_of_kernels_launched_one_by_one_in_the_folder_is_a_key_too(tmp_p
     for call, node in zip(calls, nodes, strict=True):
         ran = replay([node], 0)[1] | {"ts": str(int(call["ts"]) + 20)}
         eager.append(ran | {"args": {**ran["args"], "correlation": call["args"]["correlation"]}})
-    found, _ = only(load_trace_study([beside(tmp_path, replay(nodes, 3), warm_up=eager)]))
+    found, _ = named(tmp_path, replay(nodes, 3), warm_up=eager)
     assert found == [node.path for node in nodes]
 
 
@@ -295,9 +263,7 @@ def test_a_broken_capture_is_named_and_the_others_are_read(tmp_path: Path) -> No
 def test_only_the_captures_of_its_own_rank_name_a_replay(tmp_path: Path) -> None:
     nodes = layers()
     other = [node._replace(path=f"Other.{node.path}") for node in nodes]
-    path = beside(
-        tmp_path, [], bs_8_rank0=capture(other, kernels=True), bs_8_rank1=capture(nodes, kernels=True),
-    )  # fmt: skip
+    path = beside(tmp_path, [], bs_8_rank0=capture(other, kernels=True), bs_8_rank1=capture(nodes, kernels=True))
     write(path, compact(replay(nodes, 0), {"distributedInfo": {"rank": 1, "world_size": 2}}))
     assert only(load_trace_study([path]))[0] == [node.path for node in nodes]
 

@@ -9,7 +9,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -119,22 +118,15 @@ def _expected(
         everything = {i for call in calls for i in own[call]}
         exclusive = [i for i, scope in owner.items() if scope is not None and scopes[scope].name == name]
         if counted:
-            rows.add(
-                RangeRow(
-                    trace="",
-                    device=where[0],
-                    kind=where[1],
-                    name=name,
-                    calls=len(counted),
-                    events=len(everything),
-                    kernels=sum(events[i].kind in ("kernel", "comm") for i in everything),
-                    sum_ns=_sum(taken[i] for i in everything),
-                    union_ns=_union(taken[i] for i in everything),
-                    span_ns=sum(_span([taken[i] for i in own[call]]) for call in outer),
-                    exclusive_ns=_sum(taken[i] for i in exclusive),
-                    host_ns=sum(scopes[c].end_ns - scopes[c].start_ns for c in outer if c in counted),
-                )
-            )
+            row = RangeRow(
+                trace="", device=where[0], kind=where[1], name=name, calls=len(counted), events=len(everything),
+                kernels=sum(events[i].kind in ("kernel", "comm") for i in everything),
+                sum_ns=_sum(taken[i] for i in everything), union_ns=_union(taken[i] for i in everything),
+                span_ns=sum(_span([taken[i] for i in own[call]]) for call in outer),
+                exclusive_ns=_sum(taken[i] for i in exclusive),
+                host_ns=sum(scopes[c].end_ns - scopes[c].start_ns for c in outer if c in counted),
+            )  # fmt: skip
+            rows.add(row)
     return rows
 
 
@@ -175,23 +167,6 @@ def test_the_module_paths_of_graphs(trace: Trace, window: Window | None) -> None
             row.name: (row.calls, row.events, row.sum_ns, row.union_ns, row.span_ns, row.exclusive_ns)
             for row in found.of_kind("graph module")
         }
-
-
-@given(traces())
-def test_the_innermost_scope_at_each_moment(trace: Trace) -> None:
-    scopes = list(ranges_and_modules(trace))
-    nesting = nest(ranges_and_modules(trace))
-    for thread in (0, 1, 2):
-        expected = [max(_open(scopes, thread, moment), default=NOWHERE) for moment in range(-1, 95)]
-        assert nesting.at(thread, np.arange(-1, 95)).tolist() == expected
-    for number, (scope, parent) in enumerate(zip(scopes, nesting.parent.tolist(), strict=True)):
-        above = [i for i in _open(scopes, scope.thread, scope.start_ns) if i < number]
-        assert parent == max(above, default=NOWHERE)
-    roots = nesting.roots().tolist()
-    assert all(
-        root == (i if parent == NOWHERE else roots[parent])
-        for i, (root, parent) in enumerate(zip(roots, nesting.parent, strict=True))
-    )
 
 
 def _flat(node: CallNode, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], CallNode]:

@@ -31,12 +31,9 @@ def event(
 
 
 LAYER = [
-    event("Memcpy DtoD", 0, 10, kind="memcpy"),
-    event("tile_kernel", 12, 15),
-    event("flash_fwd<64>", 20, 50),
-    event("untile", 51, 55),
-    event("vectorized_gather_kernel", 60, 70),
-]
+    event("Memcpy DtoD", 0, 10, kind="memcpy"), event("tile_kernel", 12, 15), event("flash_fwd<64>", 20, 50),
+    event("untile", 51, 55), event("vectorized_gather_kernel", 60, 70),
+]  # fmt: skip
 
 
 def later(events: list[DeviceEvent], by: int) -> list[DeviceEvent]:
@@ -53,16 +50,11 @@ def test_missing_and_crossed_boundaries_are_skipped_with_the_reason() -> None:
 
 def test_ranges_and_modules_by_what_they_launched() -> None:
     device = [
-        event("a", 100, 110, launch=1),
-        event("flash", 120, 140, launch=5),
-        event("b", 150, 160, launch=8),
+        event("a", 100, 110, launch=1), event("flash", 120, 140, launch=5), event("b", 150, 160, launch=8),
         event("c", 170, 180, launch=20),
-    ]
-    ranges = [
-        HostEvent("strobe::attention#0", 0, 10, 0),
-        HostEvent("attention_kernel", 4, 7, 0),
-        HostEvent("attention", 0, 30, 1),
-    ]
+    ]  # fmt: skip
+    calls = (("strobe::attention#0", 0, 10, 0), ("attention_kernel", 4, 7, 0), ("attention", 0, 30, 1))
+    ranges = [HostEvent(*call) for call in calls]
     trace = trace_of(device, ranges, [HostEvent("SelfAttention_3", 4, 25, 0)])
     for text, expected in {
         "range:attention:start -> flash -> range:attention:end": (100, 160),
@@ -95,9 +87,8 @@ def test_a_graphs_kernels_carry_their_module() -> None:
 
 def test_a_window_chooses_the_focal_events_and_not_the_boundaries() -> None:
     trace = trace_of([*LAYER, *later(LAYER, 100)])
-    (found,) = find_sections(
-        trace, parse_section("memcpy:end -> flash -> gather:end"), Window(start_ns=115, end_ns=140, label="w")
-    )
+    window = Window(start_ns=115, end_ns=140, label="w")
+    (found,) = find_sections(trace, parse_section("memcpy:end -> flash -> gather:end"), window)
     assert [section.span for section in found.found] == [(110, 170)]
 
 
@@ -105,13 +96,11 @@ _NAMES = {"copy": "memcpy", "flash": "kernel", "gather": "kernel", "gemm": "kern
 _EVENTS = st.lists(
     st.tuples(st.sampled_from(sorted(_NAMES)), st.integers(0, 80), st.integers(0, 12), st.integers(1, 2)), min_size=1, max_size=14
 )
+_WHAT = st.sampled_from([("name", "copy"), ("name", "gather"), ("name", "g"), ("kind", "kernel"), ("kind", "memcpy")])
 _EDGES = st.builds(
-    Edge,
-    source=st.just("name"),
-    what=st.sampled_from(["copy", "gather", "g"]),
-    at=st.sampled_from(["start", "end"]),
-    any_stream=st.booleans(),
-) | st.builds(Edge, source=st.just("kind"), what=st.sampled_from(["kernel", "memcpy"]), at=st.sampled_from(["start", "end"]))
+    lambda what, at, any_stream: Edge(source=what[0], what=what[1], at=at, any_stream=any_stream),
+    _WHAT, st.sampled_from(["start", "end"]), st.booleans(),
+)  # fmt: skip
 
 
 @given(_EVENTS, _EDGES, _EDGES)
@@ -147,18 +136,10 @@ def test_against_looking_at_every_focal_event(rows: list[tuple[str, int, int, in
     allowed = sorted(expected)
     for section in found:
         lanes = {stream for start, end, stream in allowed if (start, end) == section.span}
-        measured = {
-            lane: [
-                i
-                for i, e in enumerate(events)
-                if (wide or e.stream == lane)
-                and e.start_ns < section.span[1]
-                and (e.end_ns > section.start_ns or e.start_ns >= section.start_ns)
-            ]
-            for lane in lanes
-        }
-        assert list(section.members) in measured.values()
-        moments = range(section.start_ns, section.span[1])
+        begin, end = section.span
+        inside = [i for i, e in enumerate(events) if e.start_ns < end and (e.end_ns > begin or e.start_ns >= begin)]
+        assert list(section.members) in [[i for i in inside if wide or events[i].stream == lane] for lane in lanes]
+        moments = range(begin, end)
         running = [[events[i].name for i in section.members if events[i].start_ns <= t < events[i].end_ns] for t in moments]
         assert (section.busy_ns, section.focal_ns) == (sum(map(bool, running)), sum("flash" in names for names in running))
 
@@ -198,9 +179,8 @@ def test_what_is_no_definition_is_refused(text: str, focal: str | None, says: st
 def test_unlike_sections_are_compared_only_if_asked_for() -> None:
     alike = parse_section("memcpy:end -> flash -> gather:end"), parse_section("memcpy:end -> _attn_fwd_sparse -> gather:end")
     assert check_alike(alike[0].boundaries, alike[1].boundaries, allow_unlike=False) == ""
-    with pytest.raises(
-        ConfigError, match="kernel of the baseline against memcpy:end -> gather:end of the candidate.*--allow-unlike"
-    ):
+    said = "kernel of the baseline against memcpy:end -> gather:end of the candidate.*--allow-unlike"
+    with pytest.raises(ConfigError, match=said):
         check_alike("kernel", alike[1].boundaries, allow_unlike=False)
     assert check_alike("kernel", alike[1].boundaries, allow_unlike=True).startswith("unlike: kernel of the baseline against")
 
@@ -218,16 +198,10 @@ def trace(*kernels: tuple[str, int, int, int], ranges: tuple[tuple[str, int, int
 
 
 def test_each_device_has_its_own_figures() -> None:
-    found = focal_kernels(
-        trace(
-            ("attn_a", 100, 30, 0), ("gemm", 200, 500, 0), ("attn_b", 300, 10, 1), ("attn_a", 800, 20, 0), ("attn_c", 900, 20, 0)
-        ),
-        "attn",
-    )
-    assert [(each.device, each.names, each.num_same, each.window_ns) for each in found] == [
-        (0, ("attn_a", "attn_c"), 2, 820),
-        (1, ("attn_b",), 1, 10),
-    ]
+    rows = [("attn_a", 100, 30, 0), ("gemm", 200, 500, 0), ("attn_b", 300, 10, 1), ("attn_a", 800, 20, 0), ("attn_c", 900, 20, 0)]
+    found = focal_kernels(trace(*rows), "attn")
+    own = [(each.device, each.names, each.num_same, each.window_ns) for each in found]
+    assert own == [(0, ("attn_a", "attn_c"), 2, 820), (1, ("attn_b",), 1, 10)]
     calls = found[0].calls
     assert (calls.n, calls.sum_ns, calls.min_ns, calls.p50_ns, calls.max_ns) == (3, 70, 20, 20, 30)
 

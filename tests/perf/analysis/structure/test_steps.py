@@ -110,7 +110,8 @@ def test_a_period_without_its_end_is_no_step() -> None:
 def test_the_layers_of_one_call_are_no_steps() -> None:
     names = ["embed", *["norm", "attn", "mlp", "gate"] * 9]
     events = [_event(name, 12 * i, 500 + 12 * i, 510 + 12 * i) for i, name in enumerate(names)]
-    (found,) = find_steps(trace_of(events, modules=[HostEvent("Model_0", 0, 1_000, 0), HostEvent("Layer_0", 12, 60, 0)])).values()
+    modules = [HostEvent("Model_0", 0, 1_000, 0), HostEvent("Layer_0", 12, 60, 0), HostEvent("Norm_0", 12, 40, 0)]
+    (found,) = find_steps(trace_of(events, modules=modules)).values()
     assert isinstance(found, str) and found.endswith("all in one call of Model_0")
     graph = HostEvent("cudaGraphLaunch", 5, 6, 0)
     (found,) = find_steps(trace_of([event._replace(host=graph) for event in events])).values()
@@ -130,10 +131,8 @@ def test_a_loop_of_one_kernel_has_steps() -> None:
     found = _steps(trace_of(_loop(["gemm"], 12, pause=100)))
     assert found.source == "period" and found.starts == "the kernels repeat 12 times, from 'gemm' on"
     assert [step.length_ns for step in found.steps] == [112] * 11 + [10]
-    assert (
-        isinstance(find_steps(trace_of([_event("gemm", 1, now * now, now * now + 5) for now in range(10, 40)]))[0], Steps)
-        is False
-    )
+    uneven = trace_of([_event("gemm", 1, now * now, now * now + 5) for now in range(10, 40)])
+    assert not isinstance(find_steps(uneven)[0], Steps)
 
 
 _step = st.tuples(st.integers(0, 50), st.integers(0, 30))
@@ -186,71 +185,54 @@ _EVENTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("text", "start", "end"),
-    [
-        ("ProfilerStep#1", 1_000, 1_100), ("ProfilerStep#2", 1_100, 1_500), ("attention[0]", 1_000, 1_010),
-        ("strobe::attention#1", 1_100, 1_130), ("a..b", 1_020, 1_040), ("Block_0", 1_000, 1_010),
-        ("ProfilerStep#1..ProfilerStep#2", 1_000, 1_500), ("attention[0] .. a..b", 1_000, 1_040), ("1", 1_000, 1_100),
-        ("1..2", 1_000, 1_500), (" 2 ", 1_100, 1_500), ("10ns..0.02us", 1_010, 1_020), ("..20 ns", 1_000, 1_020),
-        ("0.1µs..", 1_100, 1_500), ("0ms..1s", 1_000, 1_500),
-    ],
-)  # fmt: skip
-def test_windows(text: str, start: int, end: int) -> None:
-    found = choose_window(trace_of(_EVENTS, _CALLS, [HostEvent("Block_0", 5, 15, 0)]), text)
-    assert found == Window(start_ns=start, end_ns=end, label=text.strip())
+_ON_DEVICE = [
+    ("ProfilerStep#1", 1_000, 1_100), ("ProfilerStep#2", 1_100, 1_500), ("attention[0]", 1_000, 1_010),
+    ("strobe::attention#1", 1_100, 1_130), ("a..b", 1_020, 1_040), ("Block_0", 1_000, 1_010),
+    ("ProfilerStep#1..ProfilerStep#2", 1_000, 1_500), ("attention[0] .. a..b", 1_000, 1_040), ("1", 1_000, 1_100),
+    ("1..2", 1_000, 1_500), (" 2 ", 1_100, 1_500), ("10ns..0.02us", 1_010, 1_020), ("..20 ns", 1_000, 1_020),
+    ("0.1µs..", 1_100, 1_500), ("0ms..1s", 1_000, 1_500),
+]  # fmt: skip
+_ON_HOST = [
+    ("ProfilerStep#1", 0, 100), ("2", 100, 200), ("1..2", 0, 200), ("attention[1]", 110, 120), ("Block_0", 5, 15),
+    ("attention[0]..a..b", 10, 60), ("10ns..20ns", 10, 20), ("150ns..", 150, 200), ("..1ms", 0, 200),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("events", "cases"), [(_EVENTS, _ON_DEVICE), ([], _ON_HOST)])
+def test_windows(events: list[DeviceEvent], cases: list[tuple[str, int, int]]) -> None:
+    """In a trace without device events they are time of the host."""
+    trace = trace_of(events, _CALLS, [HostEvent("Block_0", 5, 15, 0)])
+    for text, start, end in cases:
+        assert choose_window(trace, text) == Window(start_ns=start, end_ns=end, label=text.strip())
 
 
 @pytest.mark.parametrize(
-    ("text", "error", "says"),
+    ("events", "text", "error", "says"),
     [
-        ("attention", DataError, "'attention' has 2 calls; choose one of attention[0] to attention[1]"),
-        ("attention[2]", DataError, "no call 2 of 'attention'; it has 2, counted from 0"),
-        ("idle", DataError, "'idle' launched no device event on its thread"),
-        ("ProfilerStep#3", DataError, "(did you mean 'ProfilerStep#2'?); the trace has 'ProfilerStep#1', 'strobe::att"),
-        ("3", DataError, "no step 3; the trace has steps 1 to 2"),
-        ("2..1", ConfigError, "steps 2..1 are none; give the earlier one first"),
-        ("1..2ms", ConfigError, "the time '1' of the window needs a unit; allowed: ns, us"),
-        ("1km..2km", ConfigError, "the time '1km' of the window needs a unit"),
-        ("0.5ns..2ns", ConfigError, "is not a whole number of nanoseconds"),
-        ("20ns..10ns", ConfigError, "is empty"), ("1us..2us", DataError, "starts after the last device event, 0.001 ms in"),
-        ("attention[0]..nowhere", DataError, "no range or module 'nowhere' for the window"),
-        ("  ", ConfigError, "is empty; give"),
-        ("ProfilerStep#2..ProfilerStep#1", ConfigError, "give an end after its start"),
+        (_EVENTS, "attention", DataError, "'attention' has 2 calls; choose one of attention[0] to attention[1]"),
+        (_EVENTS, "attention[2]", DataError, "no call 2 of 'attention'; it has 2, counted from 0"),
+        (_EVENTS, "idle", DataError, "'idle' launched no device event on its thread"),
+        (_EVENTS, "ProfilerStep#3", DataError, "(did you mean 'ProfilerStep#2'?); the trace has 'ProfilerStep#1', 'strobe::att"),
+        (_EVENTS, "3", DataError, "no step 3; the trace has steps 1 to 2"),
+        (_EVENTS, "2..1", ConfigError, "steps 2..1 are none; give the earlier one first"),
+        (_EVENTS, "1..2ms", ConfigError, "the time '1' of the window needs a unit; allowed: ns, us"),
+        (_EVENTS, "1km..2km", ConfigError, "the time '1km' of the window needs a unit"),
+        (_EVENTS, "0.5ns..2ns", ConfigError, "is not a whole number of nanoseconds"),
+        (_EVENTS, "20ns..10ns", ConfigError, "is empty"),
+        (_EVENTS, "1us..2us", DataError, "starts after the last device event, 0.001 ms in"),
+        (_EVENTS, "attention[0]..nowhere", DataError, "no range or module 'nowhere' for the window"),
+        (_EVENTS, "  ", ConfigError, "is empty; give"),
+        (_EVENTS, "ProfilerStep#2..ProfilerStep#1", ConfigError, "give an end after its start"),
+        ([], "3", DataError, "no range ProfilerStep#3"), ([], "1..7", DataError, "no range ProfilerStep#7"),
+        ([], "7..1", DataError, "no range ProfilerStep#7"),
+        ([], "1us..2us", DataError, "after the last event of the host"),
+        ([], "none", DataError, "no range or module 'none'"),
     ],
 )  # fmt: skip
-def test_windows_that_are_not_there(text: str, error: type[Exception], says: str) -> None:
+def test_windows_that_are_not_there(events: list[DeviceEvent], text: str, error: type[Exception], says: str) -> None:
     with pytest.raises(error) as caught:
-        choose_window(trace_of(_EVENTS, _CALLS), text)
+        choose_window(trace_of(events, _CALLS), text)
     assert says in str(caught.value) and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "start", "end"),
-    [
-        ("ProfilerStep#1", 0, 100), ("2", 100, 200), ("1..2", 0, 200), ("attention[1]", 110, 120), ("Block_0", 5, 15),
-        ("attention[0]..a..b", 10, 60), ("10ns..20ns", 10, 20), ("150ns..", 150, 200), ("..1ms", 0, 200),
-    ],
-)  # fmt: skip
-def test_windows_of_a_trace_without_a_device_are_time_of_the_host(text: str, start: int, end: int) -> None:
-    found = choose_window(trace_of([], _CALLS, [HostEvent("Block_0", 5, 15, 0)]), text)
-    assert found == Window(start_ns=start, end_ns=end, label=text)
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("3", "no range ProfilerStep#3"),
-        ("1..7", "no range ProfilerStep#7"),
-        ("7..1", "no range ProfilerStep#7"),
-        ("1us..2us", "after the last event of the host"),
-        ("none", "no range or module 'none'"),
-    ],
-)
-def test_windows_that_a_trace_without_a_device_has_not(text: str, says: str) -> None:
-    with pytest.raises(DataError) as caught:
-        choose_window(trace_of([], _CALLS), text)
-    assert says in str(caught.value)
 
 
 def test_windows_of_other_traces() -> None:
@@ -385,10 +367,6 @@ def test_what_repeats_exactly_is_found(step: list[int], times: int) -> None:
         assert period.head + sum(period.kernels) + period.rest == times * len(names)
 
 
-def _launched(launch: int, start: int, end: int, name: str = "k", kind: str = "kernel") -> DeviceEvent:
-    return DeviceEvent(name, kind, start, end, 0, 7, 0, HostEvent("cudaLaunchKernel", launch, launch + 1, 0))
-
-
 def _groups(trace: Trace, window: Window | None = None) -> tuple[LayerGroup, ...]:
     ((device, groups),) = layer_groups(trace, window)
     assert device == 0
@@ -400,20 +378,15 @@ def test_without_names_the_kernels_of_a_step_tell_the_layers() -> None:
     for _ in range(6):
         for name in ("embed", *["norm", "attn", "mlp"] * 7, "head"):
             length = 30 if name == "attn" and events and events[-2].name == "embed" else 10
-            events.append(_launched(now - 500, now, now + length, name))
+            events.append(_event(name, now - 500, now, now + length))
             now = now + length + 2
         now += 40
     (layers,) = _groups(trace_of(events))
     assert (layers.by_kernels, layers.layers[0].calls, len(layers.layers)) == (True, 6, 7)
     first, later = layers.layers[0], layers.later
     assert first.host_p50_ns is None and first.kernels == later.kernels == 3
-    assert (layers.name, first.device_p50_ns, later.device_p50_ns, first.span_p50_ns, later.span_p50_ns) == (
-        "norm",
-        50,
-        30,
-        54,
-        34,
-    )
+    assert (layers.name, first.device_p50_ns, later.device_p50_ns) == ("norm", 50, 30)
+    assert (first.span_p50_ns, later.span_p50_ns) == (54, 34)
     assert layers.layers[-1].device_max_ns == 30 and later.kernels == 3  # the head after the last one is none of it
     assert layers.sum_ns <= sum(event.end_ns - event.start_ns for event in events)
     half = Window(start_ns=1_000, end_ns=(1_000 + now) // 2, label="")
@@ -435,9 +408,7 @@ def test_against_counting_by_hand(calls: list[tuple[str, int, int]], work: list[
     rows = sorted(
         (HostEvent(name, start, start + length, 0) for name, start, length in calls), key=lambda r: (r.start_ns, -r.end_ns)
     )
-    events = sorted(
-        (_launched(launch, 200 + launch, 200 + launch + n) for launch, n in work), key=lambda e: (e.start_ns, -e.end_ns)
-    )
+    events = [_event("k", launch, 200 + launch, 200 + launch + n) for launch, n in work]
     parents = [max((j for j in range(i) if rows[j].end_ns > rows[i].start_ns), default=-1) for i in range(len(rows))]
 
     def path(i: int) -> tuple[str, ...]:

@@ -226,11 +226,10 @@ class EventView:
         begin, stop = (int(gaps.start[0]), int(gaps.end[-1])) if len(gaps.start) else (0, 0)
         free = overlaps(late, complement(overhead, begin, stop))
         rest = np.flatnonzero(gaps.end > handed)
-        of_rest = np.where(waited, CAUSES.index(LAUNCH_LATENCY), np.where(linked, CAUSES.index(QUEUED), CAUSES.index(UNLINKED)))
+        host_late, latency, queued, profiler, unlinked = range(len(CAUSES))
+        causes = np.repeat((BUSY, profiler, host_late), (len(owner), len(held.a), len(free.a)))
+        of_rest = np.where(waited, latency, np.where(linked, queued, unlinked))
         event = np.concatenate((owner, waiting[held.a], waiting[free.a], waiting[rest]))
-        causes = np.repeat(
-            (BUSY, CAUSES.index(PROFILER_OVERHEAD), CAUSES.index(HOST_LATE)), (len(owner), len(held.a), len(free.a))
-        )
         start = np.concatenate((owned.start, held.start, free.start, handed[rest]))
         end = np.concatenate((owned.end, held.end, free.end, gaps.end[rest]))
         order = np.argsort(start, kind="stable")
@@ -636,17 +635,15 @@ def activity(view: DeviceView) -> Activity:
         for kind, own in kinds.items()
         if own.n
     )
-    of_streams = []
-    for number, own in sorted(streams.items()):
-        counts: dict[str, Any] = {"stream": number, "events": own.n, "busy_ns": own.total_ns, "sum_ns": own.sum_ns}
-        overlap: dict[str, Any] = {
-            "overlap_ns": own.sum_ns - own.total_ns,
-            "overlap_pairs": own.pairs,
-            "longest_overlap_ns": own.longest_ns,
-        }
-        of_streams.append(StreamRow(**view.where, **counts, **overlap))
+    of_streams = tuple(
+        StreamRow(
+            **view.where, stream=number, events=own.n, busy_ns=own.total_ns, sum_ns=own.sum_ns,
+            overlap_ns=own.sum_ns - own.total_ns, overlap_pairs=own.pairs, longest_overlap_ns=own.longest_ns,
+        )
+        for number, own in sorted(streams.items())
+    )  # fmt: skip
     overhead = _overhead(view) if owned[PROFILER_OVERHEAD] else {}
-    return Activity(device, of_kinds, tuple(of_streams), idle, overhead, late_delay_ns)
+    return Activity(device, of_kinds, of_streams, idle, overhead, late_delay_ns)
 
 
 def _verdict(idle: Mapping[str, int], span_ns: int, late_delay_ns: int | None) -> Verdict:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence, Set
 from functools import partial
 from typing import Annotated as A
 from typing import Any, Final, Literal, TypeAlias
@@ -43,7 +42,6 @@ from strobe.perf.analysis.device.kernels import kernel_name
 from strobe.perf.table.fields import count_cell
 from strobe.perf.table.model import Code, Count, ExactTime, Number
 from strobe.perf.table.rows import OnDevice, col, micros, part_of, term, thousandths
-from strobe.perf.trace import columns
 from strobe.perf.trace.columns import blocks, different
 from strobe.perf.trace.events import DEVICE_KINDS, NO_CORRELATION, OF_KERNEL, Trace
 from strobe.perf.trace.join import of_several
@@ -189,98 +187,91 @@ larger graph, if its events are a subset of that graph's.
 """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Integrity:
-    """Signs that a trace lacks launched work or records it wrongly. The profiler itself reports none of them.
+# Signs that a trace lacks launched work or records it wrongly. The profiler itself reports none of them.
 
-    Args:
-        unanswered: launch calls by name: how many there were and how many no device event answers to. Calls that only capture
-            a graph are among them if the trace was read without details, or does not say when captures begin.
-        short_graphs: graph launches with fewer events than most launches of the same graph.
-        past_end_ns: by how much the last device event ends after the recorded window; 0 if it does not or the trace names no end.
-        impossible: streams whose durations add up to more than the time from their first start to their last end, as `(device,
-            stream, excess in nanoseconds)`: more than overlap within a stream explains if the excess is large.
+
+def unanswered_calls(trace: Trace) -> dict[str, tuple[int, int]]:
+    """Return launch calls by name: how many there were, and how many of them no device event answers to, if any.
+
+    Calls that only capture a graph are among them if the trace was read without details, or does not say when captures begin.
     """
-
-    unanswered: Mapping[str, tuple[int, int]]
-    short_graphs: tuple[ShortGraph, ...]
-    past_end_ns: int
-    impossible: tuple[tuple[int, int, int], ...]
-
-
-def integrity(trace: Trace, views: Sequence[DeviceView]) -> Integrity:
-    """Look for signs of loss in a whole trace."""
-    last = max((int(view.work.end.max()) for view in views), default=0)
     calls = trace.unanswered
     rows = {row for mine in captured_calls(trace) for row in mine.tolist()}
     captured = Counter(calls.names[calls.name[row]].partition(OF_KERNEL)[0] for row in rows)
-    unanswered = {name: (n, missing - captured[name]) for name, (n, missing) in sorted(trace.launched.items())}
-    return Integrity(
-        unanswered={name: counts for name, counts in unanswered.items() if counts[1] > 0},
-        short_graphs=tuple(_short_graphs(trace)),
-        past_end_ns=0 if trace.window_end_ns is None or not views else max(0, last - trace.window_end_ns),
-        impossible=tuple(found for view in views for found in _impossible(view)),
-    )
+    left = {name: (n, missing - captured[name]) for name, (n, missing) in sorted(trace.launched.items())}
+    return {name: counts for name, counts in left.items() if counts[1] > 0}
 
 
-def _short_graphs(trace: Trace) -> list[ShortGraph]:
-    launches, lone = _graph_launches(trace), []
+def past_end_ns(trace: Trace, views: Sequence[DeviceView]) -> int:
+    """Return by how much the last device event ends after the recorded window; 0 if it does not or the trace names no end."""
+    last = max((int(view.work.end.max()) for view in views), default=0)
+    return 0 if trace.window_end_ns is None or not views else max(0, last - trace.window_end_ns)
+
+
+def short_graphs(trace: Trace) -> list[ShortGraph]:
+    """Find graph launches with fewer events than most launches of the same graph."""
+    launches = _graph_launches(trace)
+    lone: defaultdict[tuple[tuple[str, str], int], list[tuple[int, int]]] = defaultdict(list)
     for start, by_size in launches.items():
         whole = sorted(size for size, calls in by_size.items() if len(calls) > 1)
         for size, (call, *more) in by_size.items():
             larger = bisect_right(whole, size)
             if not more and larger < len(whole):
-                lone.append((start, whole[larger], size, call))
-    likes = {(start, size): launches[start][size] for start, size, *_ in lone}
-    names = _names_of(trace, np.array(sorted({call for *_, call in lone} | {calls[0] for calls in likes.values()}), np.int32))
+                lone[start, whole[larger]].append((size, call))
+    like = {(start, num_nodes): launches[start][num_nodes] for start, num_nodes in sorted(lone)}
+    names = _names_of(trace, {calls[0] for calls in like.values()} | {call for few in lone.values() for _, call in few})
     found = []
-    for (start, num_nodes), calls in sorted(likes.items()):
-        few = [(size, call) for *like, size, call in lone if like == [start, num_nodes] and names[call] <= names[calls[0]]]
+    for key, calls in like.items():
+        few = sorted(size for size, call in lone[key] if names[call] <= names[calls[0]])
         if few:
-            found.append((*start, len(calls) + len(few), num_nodes, tuple(sorted(size for size, _ in few))))
+            found.append((*key[0], len(calls) + len(few), key[1], tuple(few)))
     return found
 
 
 def _graph_launches(trace: Trace) -> dict[tuple[str, str], dict[int, list[int]]]:
     """Return graph launches by call name and first event's name, then by number of recorded events."""
-    events = trace.device_events
-    host, hosts = np.asarray(events.host), events.hosts
-    graphs = np.flatnonzero(graph_calls(trace)).astype(np.int32)
-    nodes, first = np.zeros(len(graphs), np.int32), np.full(len(graphs), -1, np.int64)
+    events, hosts = trace.device_events, trace.device_events.hosts
+    host, ordinal, name = (np.asarray(values) for values in (events.host, events.ordinal, events.name))
+    nodes, first = np.zeros(len(hosts), np.int32), np.full(len(hosts), -1, np.int32)
+    graphs = np.flatnonzero(graph_calls(trace))
     for block in blocks(len(host) if len(graphs) else 0):
-        place = np.minimum(np.searchsorted(graphs, host[block]), len(graphs) - 1)
-        mine = graphs[place] == host[block]
-        np.add.at(nodes, place[mine], 1)
-        heads = mine & (np.asarray(events.ordinal)[block] == 0)
-        first[place[heads]] = np.asarray(events.name)[block][heads]
+        linked = host[block] >= 0
+        heads = linked & (ordinal[block] == 0)
+        np.add.at(nodes, host[block][linked], 1)
+        first[host[block][heads]] = name[block][heads]
     launches: dict[tuple[str, str], dict[int, list[int]]] = {}
-    for call, size, name in zip(graphs.tolist(), nodes.tolist(), first.tolist(), strict=True):
-        if name >= 0:
-            start = hosts.names[hosts.name[call]], events.names[name]
-            launches.setdefault(start, {}).setdefault(size, []).append(call)
+    for call in graphs[first[graphs] >= 0].tolist():
+        start = hosts.names[hosts.name[call]], events.names[first[call]]
+        launches.setdefault(start, {}).setdefault(int(nodes[call]), []).append(call)
     return launches
 
 
-def _names_of(trace: Trace, calls: NDArray[np.int32]) -> dict[int, Counter[int]]:
-    names = {int(call): Counter[int]() for call in calls}
+def _names_of(trace: Trace, calls: Set[int]) -> dict[int, Counter[int]]:
+    names = {call: Counter[int]() for call in calls}
     events, host = trace.device_events, np.asarray(trace.device_events.host)
     for block in blocks(len(host) if names else 0):
-        mine = np.isin(host[block], calls)
+        mine = np.isin(host[block], [*calls])
         for call, name in zip(host[block][mine].tolist(), np.asarray(events.name)[block][mine].tolist(), strict=True):
             names[call][name] += 1
     return names
 
 
-def _impossible(view: DeviceView) -> list[tuple[int, int, int]]:
-    spans: dict[int, tuple[int, int, int]] = {}  # by stream: sum of durations, first start, last end
-    for _, work in view.work.parts():
-        stream, start, end = work.stream, work.start, work.end
-        for number in different(stream).tolist():
-            mine = stream == number
-            total, first, last = spans.get(number, (0, int(start[mine][0]), int(end[mine][0])))
-            spans[number] = total + int((end - start)[mine].sum()), first, max(last, int(end[mine].max()))
-    excess = {number: total - (last - first) for number, (total, first, last) in sorted(spans.items())}
-    return [(view.device, number, ns) for number, ns in excess.items() if ns > 0]
+def impossible_streams(views: Sequence[DeviceView]) -> Iterator[tuple[int, int, int]]:
+    """Yield the streams whose durations add up to more than the time from their first start to their last end.
+
+    Yields:
+        Device, stream and excess, ns: more than overlap within a stream explains if the excess is large.
+    """
+    for view in views:
+        spans: dict[int, tuple[int, int, int]] = {}  # by stream: sum of durations, first start, last end
+        for _, work in view.work.parts():
+            stream, start, end = work.stream, work.start, work.end
+            for number in different(stream).tolist():
+                mine = stream == number
+                total, first, last = spans.get(number, (0, int(start[mine][0]), int(end[mine][0])))
+                spans[number] = total + int((end - start)[mine].sum()), first, max(last, int(end[mine].max()))
+        excess = {number: total - (last - first) for number, (total, first, last) in sorted(spans.items())}
+        yield from ((view.device, number, ns) for number, ns in excess.items() if ns > 0)
 
 
 # Queue length of a device: events whose launch call has started and that have not started themselves.
@@ -302,7 +293,7 @@ class QueueRow(OnDevice, frozen=True, kw_only=True):
 
 
 class Queue:
-    """Queue of one stream, or of a whole device: 4 bytes for each event of the device.
+    """Queue of one stream, or of a whole device.
 
     Args:
         stream: the queue of this stream; `None` for all streams of the device together.
@@ -314,25 +305,19 @@ class Queue:
 
     def __init__(self, view: DeviceView, stream: int | None) -> None:
         self._view, self._stream = view, stream
-        self._calls = np.asarray(view.trace.device_events.hosts.start_ns)
-        unlinked = waited_ns = self._queued = 0
-        hosts = np.empty(len(view.work), np.int32)
+        called, unlinked, waited_ns = list[Ints](), 0, 0
         for _, part in view.work.parts():
-            host, left, right = self._waited(part)
-            hosts[self._queued : self._queued + len(host)] = host
-            self._queued += len(host)
+            left, right = self._waited(part)
+            called.append(left)
             waited_ns += int((right - left).sum())
             inside = (part.host < 0) & (part.start < view.end_ns) & (part.end > view.begin_ns)
             unlinked += int(inside.sum() if stream is None else (inside & (part.stream == stream)).sum())
-        hosts = hosts[: self._queued]
-        hosts.sort()  # calls that were read are in order of start
-        if (np.diff(self._calls) < 0).any():
-            hosts = hosts[np.argsort(self._calls[hosts], kind="stable")]
+        queued = sum(map(len, called))
         spent: dict[int, int] = defaultdict(int)
-        for moments, stop, lengths in self._stretches(hosts):
-            took = np.diff(np.append(moments, stop))
+        for moments, stop, lengths in self._stretches(np.sort(np.concatenate(called))):
+            following = np.append(moments[1:], stop)
             some, which = np.unique(lengths, return_inverse=True)
-            for length, ns in zip(some.tolist(), totals(took, which, len(some)).tolist(), strict=True):
+            for length, ns in zip(some.tolist(), totals(following - moments, which, len(some)).tolist(), strict=True):
                 spent[length] += ns
         there = sorted((length, ns) for length, ns in spent.items() if ns)
         self.row = QueueRow(
@@ -343,44 +328,35 @@ class Queue:
             mean=waited_ns / view.span_ns if view.span_ns else 0.0,
             empty_ns=spent[0],
             span_ns=view.span_ns,
-            queued_events=self._queued,
+            queued_events=queued,
             waited_ns=waited_ns,
-            wait_ns=waited_ns / self._queued if self._queued else None,
+            wait_ns=waited_ns / queued if queued else None,
             unlinked_events=unlinked,
         )
 
-    def _waited(self, part: EventView) -> tuple[NDArray[np.int32], Ints, Ints]:
-        """Select the events that waited in the window; return their calls and the start and end of each wait."""
+    def _waited(self, part: EventView) -> tuple[Ints, Ints]:
+        """Return the start and the end of the wait of each event that waited in the window."""
         known = part.host >= 0 if self._stream is None else (part.host >= 0) & (part.stream == self._stream)
-        host = part.host[known]
-        left, right = self._called(host), np.minimum(part.start[known], self._view.end_ns)
+        calls = column(self._view.trace.device_events.hosts.start_ns)
+        left = np.maximum(calls[part.host[known]], self._view.begin_ns)
+        right = np.minimum(part.start[known], self._view.end_ns)
         waited = left < right
-        return host[waited], left[waited], right[waited]
+        return left[waited], right[waited]
 
-    def _called(self, host: NDArray[np.int32]) -> Ints:
-        called: Ints = np.maximum(self._calls[host], self._view.begin_ns)
-        return called
-
-    def _stretches(self, hosts: NDArray[np.int32]) -> Iterator[tuple[Ints, int, Ints]]:
+    def _stretches(self, called: Ints) -> Iterator[tuple[Ints, int, Ints]]:
         """Yield the moments at which the queue changes, in parts, the end of the last one, and the length from each on."""
-        now, length, i, none = self._view.begin_ns, 0, 0, np.empty(0, np.int64)
-        ends = (self._waited(part)[2] for _, part in self._view.work.parts())
-        following = filter(len, ends)
-        started = next(following, none)
-        while i < self._queued or len(started):
-            called = self._called(hosts[i : i + columns.BLOCK])
-            limits = [int(called[-1])] if i + len(called) < self._queued else []
-            limits += [int(started[-1])] if len(started) else []  # others may follow either
-            stop = min(limits) if limits else int(called[-1])
-            more = int(np.searchsorted(called, stop, "right")), int(np.searchsorted(started, stop, "right"))
-            moments = np.concatenate((np.array([now]), called[: more[0]], started[: more[1]]))
-            change = np.repeat(np.array([0, 1, -1]), (1, *more))
-            order = np.argsort(moments, kind="stable")
-            lengths = length + np.cumsum(change[order])
-            yield moments[order], stop, lengths
-            now, length, i, started = stop, int(lengths[-1]), i + more[0], started[more[1] :]
+        now, length, first = self._view.begin_ns, 0, 0
+        for _, part in self._view.work.parts():
+            started = self._waited(part)[1]
             if not len(started):
-                started = next(following, none)
+                continue
+            stop = int(started[-1])
+            last = int(np.searchsorted(called, stop, "right"))
+            moments = np.concatenate((np.array([now]), called[first:last], started))
+            order = np.argsort(moments, kind="stable")
+            lengths = length + np.cumsum(np.repeat(np.array([0, 1, -1]), (1, last - first, len(started)))[order])
+            yield moments[order], stop, lengths
+            now, length, first = stop, int(lengths[-1]), last
         yield np.array([now]), self._view.end_ns, np.array([length])
 
 

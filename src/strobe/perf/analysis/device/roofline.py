@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from strobe.core.costs import (
     AttentionShape,
@@ -24,76 +24,61 @@ from strobe.core.errors import DataError
 from strobe.core.printable import bytes_in
 from strobe.perf.trace.events import OperatorInputs
 
-# FLOPs and least bytes of convolutions and their gradients, from the inputs that a trace recorded.
+# FLOPs and least bytes of one call of an operator, from the inputs that the trace recorded. Each function below returns the cost
+# of a call, or the reason why it is not known.
 
 Sizes = tuple[int, ...]
 _NUMBER: Final = re.compile(r"-?[0-9]{1,9}")
 _MASK: Final = re.compile(r"True|False|1|0")
+_TRUE: Final = ("True", "1")
+_DENSE: Final = ("False", "0")
 
-
-class _Forward(NamedTuple):
-    """Positions of a convolution's arguments among its operands."""
-
-    padding: int
-    stride: int
-    dilation: int
-    groups: int | None
-    output_padding: int | None = None
-
-
-_FORWARD: Final = {
-    "aten::cudnn_convolution": _Forward(2, 3, 4, 5),
-    "aten::cudnn_convolution_transpose": _Forward(2, 4, 5, 6, output_padding=3),
-    "aten::miopen_convolution": _Forward(3, 4, 5, 6),
-    "aten::miopen_convolution_transpose": _Forward(3, 5, 6, 7, output_padding=4),
-    "aten::_conv_depthwise2d": _Forward(5, 4, 6, None),
-    "aten::conv_depthwise3d": _Forward(5, 4, 6, None),
+_CONVOLUTIONS: Final[dict[str, tuple[int | None, ...]]] = {
+    "aten::cudnn_convolution": (2, 3, 4, 5, None),
+    "aten::cudnn_convolution_transpose": (2, 4, 5, 6, 3),
+    "aten::miopen_convolution": (3, 4, 5, 6, None),
+    "aten::miopen_convolution_transpose": (3, 5, 6, 7, 4),
+    "aten::_conv_depthwise2d": (5, 4, 6, None, None),
+    "aten::conv_depthwise3d": (5, 4, 6, None, None),
 }
-_BACKWARD: Final = "aten::convolution_backward"
-CONVOLUTIONS: Final = frozenset({*_FORWARD, _BACKWARD})
+"""Positions of padding, stride, dilation, groups and output padding among the operands of convolutions."""
 
 
-def convolution_cost(name: str, sizes: Sequence[Sizes], values: Sequence[str], dtype: str) -> Cost | str:
-    """Return the cost of a call, or the reason why it is not known.
-
-    A convolution is two FLOPs for each output, input channel of its group and tap; each gradient is as many. A bias that the
-    operator adds by itself is not counted.
-    """
-    if name == _BACKWARD:
-        return _backward(sizes, values, dtype)
-    places = _FORWARD[name]
-    transposed = places.output_padding is not None
-    given, weight = (*sizes, (), ())[:2]
+def _convolution(calls: OperatorInputs, dtype: str) -> Cost | str:
+    """A convolution is two FLOPs for each output, input channel of its group and tap; a bias of its own is not counted."""
+    places = _CONVOLUTIONS[calls.name]
+    transposed = places[-1] is not None
+    given, weight = (*calls.sizes, (), ())[:2]
     if not _fits(given, weight):
         return "its sizes are no convolution"
     rank = len(given) - 2
-    groups = given[1] if places.groups is None else _one(values, places.groups)
-    steps = [_list(values, place, rank) for place in (places.padding, places.stride, places.dilation)]
-    extra = [0] * rank if places.output_padding is None else _list(values, places.output_padding, rank)
-    if groups is None or groups < 1 or extra is None or None in steps:
-        return "its strides and paddings are not recorded"
-    padding, stride, dilation = ([*each] for each in steps if each is not None)
-    if min(stride, default=1) < 1:
+    otherwise: tuple[list[int], ...] = ([], [], [], [given[1]], [0] * rank)
+    padding, stride, dilation, groups, extra = (
+        default if place is None else _numbers(calls.values, place, len(default) or rank)
+        for place, default in zip(places, otherwise, strict=True)
+    )
+    if not (padding and stride and dilation and groups and extra) or min(*stride, *groups) < 1:
         return "its strides and paddings are not recorded"
     out = [
         (n - 1) * s - 2 * p + d * (k - 1) + e + 1 if transposed else (n + 2 * p - d * (k - 1) - 1) // s + 1
         for n, k, p, s, d, e in zip(given[2:], weight[2:], padding, stride, dilation, extra, strict=True)
     ]
-    channels = weight[1] * groups if transposed else weight[0]
-    if min(out, default=1) < 0 or (weight[0] if transposed else weight[1] * groups) != given[1]:
+    channels = weight[1] * groups[0] if transposed else weight[0]
+    if min(out) < 0 or (weight[0] if transposed else weight[1] * groups[0]) != given[1]:
         return "its sizes are no convolution"
     result = (given[0], channels, *out)
     return _one_product(given if transposed else result, weight, dtype) + _moved(dtype, (given, weight), (result,))
 
 
-def _backward(sizes: Sequence[Sizes], values: Sequence[str], dtype: str) -> Cost | str:
-    gradient, given, weight = (*sizes, (), (), ())[:3]
+def _convolution_backward(calls: OperatorInputs, dtype: str) -> Cost | str:
+    """Each gradient takes as many FLOPs as the convolution."""
+    values, (gradient, given, weight) = calls.values, (*calls.sizes, (), (), ())[:3]
     if not _fits(given, weight) or len(gradient) != len(given):
         return "its sizes are no convolution"
-    mask = [word in ("True", "1") for word in _MASK.findall(values[10])] if len(values) > 10 else []
-    if len(mask) != 3 or len(values) <= 7 or values[7] not in ("True", "False", "1", "0"):
+    mask = [word in _TRUE for word in _MASK.findall(values[10])] if len(values) > 10 else []
+    if len(mask) != 3 or values[7] not in (*_TRUE, *_DENSE):
         return "which gradients it computes is not recorded"
-    one = _one_product(given if values[7] in ("True", "1") else gradient, weight, dtype)
+    one = _one_product(given if values[7] in _TRUE else gradient, weight, dtype)
     read = (gradient, *((weight,) if mask[0] else ()), *((given,) if mask[1] else ()))
     made = tuple(size for size, wanted in zip((given, weight, gradient[1:2]), mask, strict=True) if wanted)
     return one * (mask[0] + mask[1]) + _moved(dtype, read, made)
@@ -114,60 +99,38 @@ def _fits(given: Sizes, weight: Sizes) -> bool:
     return 3 <= len(given) == len(weight) <= 5
 
 
-def _one(values: Sequence[str], place: int) -> int | None:
-    return int(values[place]) if place < len(values) and _NUMBER.fullmatch(values[place]) else None
-
-
-def _list(values: Sequence[str], place: int, rank: int) -> list[int] | None:
-    """Parse a list such as `[16, 16]`, one number per axis; a single number holds for all axes."""
+def _numbers(values: Sequence[str], place: int, count: int) -> list[int]:
+    """Parse a list such as `[16, 16]`, one number per axis; a single number holds for all. Empty if it is not that."""
     found = [int(one) for one in _NUMBER.findall(values[place])] if place < len(values) else []
-    found = found * rank if len(found) == 1 else found
-    return found if len(found) == rank else None
+    found = found * count if len(found) == 1 else found
+    return found if len(found) == count else []
 
 
-# FLOPs and least bytes of one call of an operator, from the inputs that the trace recorded.
-
-_PRODUCTS: Final = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::_addmm_activation": 1, "aten::baddbmm": 1}
+_PRODUCTS: Final = {
+    "aten::mm": 0, "aten::bmm": 0, "aten::_scaled_mm": 0, "aten::addmm": 1, "aten::_addmm_activation": 1, "aten::baddbmm": 1,
+}  # fmt: skip
 """Position of the left factor among the operands of matrix products; an operand before it is added."""
-_SCALED: Final = "aten::_scaled_mm"
 _SCALED_OUT: Final = {"5": "float16", "6": "float32", "15": "bfloat16"}
 """Output dtypes of scaled products, by torch's number."""
 
 
-class _Attention(NamedTuple):
-    """Layout of an attention operator: `heads` and `tokens` are axes of a tensor, the others positions of operands."""
-
-    tokens: int
-    heads: int
-    causal: int | None
-    packed: tuple[int, ...] = ()
-    window: tuple[int, ...] = ()
-    first: int = 0
-    backward: bool = False
-
-
-_ATTENTIONS: Final = {
-    "aten::_flash_attention_forward": _Attention(1, 2, 8, packed=(3, 4), window=(11, 12)),
-    "aten::_flash_attention_backward": _Attention(1, 2, 11, packed=(6, 7), window=(15, 16), first=1, backward=True),
-    "aten::_efficient_attention_forward": _Attention(1, 2, 9, packed=(4, 5)),
-    "aten::_efficient_attention_backward": _Attention(1, 2, 14, packed=(6, 7), first=1, backward=True),
-    "aten::_scaled_dot_product_cudnn_attention": _Attention(2, 1, 6),
-    "aten::_scaled_dot_product_cudnn_attention_backward": _Attention(2, 1, 14, packed=(9, 10), first=1, backward=True),
-    "aten::_cudnn_attention_forward": _Attention(2, 1, 10, packed=(4, 5)),
-    "aten::_cudnn_attention_backward": _Attention(2, 1, 14, packed=(9, 10), first=1, backward=True),
-    "flash_attn::_flash_attn_forward": _Attention(1, 2, 5, window=(6, 7)),
-    "flash_attn::_flash_attn_backward": _Attention(1, 2, 11, window=(12, 13), first=1, backward=True),
-    "strobe::fa4_forward": _Attention(1, 2, None),
-    "strobe::fa4_backward": _Attention(1, 2, None, first=2, backward=True),
+_ATTENTIONS: Final[dict[str, tuple[int, int, int | None, Sizes, Sizes]]] = {
+    "aten::_flash_attention_forward": (0, 1, 8, (3, 4), (11, 12)),
+    "aten::_flash_attention_backward": (1, 1, 11, (6, 7), (15, 16)),
+    "aten::_efficient_attention_forward": (0, 1, 9, (4, 5), ()),
+    "aten::_efficient_attention_backward": (1, 1, 14, (6, 7), ()),
+    "aten::_scaled_dot_product_cudnn_attention": (0, 2, 6, (), ()),
+    "aten::_scaled_dot_product_cudnn_attention_backward": (1, 2, 14, (9, 10), ()),
+    "aten::_cudnn_attention_forward": (0, 2, 10, (4, 5), ()),
+    "aten::_cudnn_attention_backward": (1, 2, 14, (9, 10), ()),
+    "flash_attn::_flash_attn_forward": (0, 1, 5, (), (6, 7)),
+    "flash_attn::_flash_attn_backward": (1, 1, 11, (), (12, 13)),
+    "strobe::fa4_forward": (0, 1, None, (), ()),
+    "strobe::fa4_backward": (2, 1, None, (), ()),
 }
-
-
-_SPARSE: Final = {
-    "strobe::block_sparse_forward": (0, 7, 9, (5, 6), False),
-    "strobe::block_sparse_backward": (2, 11, 13, (9, 10), True),
-}
-"""Of our block-sparse attention the positions of queries, block length, uniform count, sizes of ragged blocks; is it backward."""
-_DENSE: Final = ("False", "0")
+"""Position of the queries, axis of tokens, and the positions of the causal flag, of lengths of packed sequences, of a window."""
+_SPARSE: Final = {"strobe::block_sparse_forward": (0, 7, 9, (5, 6)), "strobe::block_sparse_backward": (2, 11, 13, (9, 10))}
+"""Of our block-sparse attention the positions of queries, block length, uniform count, sizes of ragged blocks."""
 _CAUSAL: Final = ("True", "1", "2")
 _MOST_ELEMENTS: Final = 1 << 62
 """Most elements of a tensor: beyond them its last element has no 64-bit index."""
@@ -187,7 +150,7 @@ _POINTWISE: Final = frozenset(
 """Pointwise operators: every operand is read, and a result of their broadcast size is written."""
 _NORMS: Final = frozenset({"aten::native_layer_norm", "aten::_fused_rms_norm", "aten::native_group_norm"})
 """Norms and the like: every operand is read, and a result as large as the first one is written."""
-_COPIES: Final = frozenset({"aten::copy_"})
+_COPY: Final = "aten::copy_"
 _FILLS: Final = frozenset({"aten::fill_", "aten::zero_"})
 _REDUCTIONS: Final = frozenset({"aten::sum", "aten::mean", "aten::max", "aten::min", "aten::amax", "aten::argmax", "aten::prod"})
 _ELEMENT_BYTES: Final = {"long int": 8, "long": 8, "int": 4, "short int": 2, "short": 2, "unsigned char": 1, "bool": 1}
@@ -207,35 +170,20 @@ def operator_cost(calls: OperatorInputs) -> OperatorCost | str:
     """
     if any(size < 0 for sizes in calls.sizes for size in sizes) or any(math.prod(one) > _MOST_ELEMENTS for one in calls.sizes):
         return "its sizes are not those of tensors"
-    if calls.name in _POINTWISE | _NORMS | _COPIES | _FILLS | _REDUCTIONS or _FUSED.fullmatch(calls.name):
+    if calls.name in _POINTWISE | _NORMS | _FILLS | _REDUCTIONS | {_COPY} or _FUSED.fullmatch(calls.name):
         return _elementwise(calls)
-    first = _first(calls.name)
-    if first is None:
+    if calls.name not in _COSTS:
         return "what it computes is not known"
+    first, cost_of = _COSTS[calls.name]
     dtype = parse_dtype(calls.types[first]) if len(calls.types) > first else None
     if dtype is None:
         return "its dtype is not recorded or not known"
-    if calls.name == _SCALED:
-        found = _scaled(calls, dtype)
-    elif calls.name in CONVOLUTIONS:
-        found = convolution_cost(calls.name, calls.sizes, calls.values, dtype)
-    elif calls.name in _SPARSE:
-        found = _sparse(calls, dtype)
-    else:
-        found = _product(calls, first, dtype) if calls.name in _PRODUCTS else _attention(calls, dtype)
+    found = cost_of(calls, dtype)
     return found if isinstance(found, str) else (found, dtype)
 
 
-def _first(name: str) -> int | None:
-    """Return the position of the operand with the dtype of the products; `None` for an unknown operator."""
-    if name == _SCALED or name in CONVOLUTIONS:
-        return 0
-    if name in _SPARSE:
-        return _SPARSE[name][0]
-    return _ATTENTIONS[name].first if name in _ATTENTIONS else _PRODUCTS.get(name)
-
-
-def _product(calls: OperatorInputs, first: int, dtype: str) -> Cost | str:
+def _product(calls: OperatorInputs, dtype: str) -> Cost | str:
+    first = _PRODUCTS[calls.name]
     left, right = (*calls.sizes[first : first + 2], (), ())[:2]
     if not 2 <= len(left) == len(right) <= 3 or left[:-2] != right[:-2] or left[-1] != right[-2]:
         return "its sizes are no matrix product"
@@ -246,7 +194,7 @@ def _product(calls: OperatorInputs, first: int, dtype: str) -> Cost | str:
 
 def _scaled(calls: OperatorInputs, dtype: str) -> Cost | str:
     """Return the cost of a product of eight-bit numbers with scales, with output in the requested dtype."""
-    product = _product(calls, 0, dtype)
+    product = _product(calls, dtype)
     if isinstance(product, str):
         return product
     wanted = calls.values[6] if len(calls.values) > 6 else "?"
@@ -259,26 +207,27 @@ def _scaled(calls: OperatorInputs, dtype: str) -> Cost | str:
 
 
 def _attention(calls: OperatorInputs, dtype: str) -> Cost | str:
-    places, sizes, values = _ATTENTIONS[calls.name], calls.sizes, calls.values
-    shape = _attention_shape(sizes[places.first : places.first + 3], places.tokens, places.heads)
+    (first, tokens, causal_at, packed, window), sizes, values = _ATTENTIONS[calls.name], calls.sizes, calls.values
+    shape = _attention_shape(sizes[first : first + 3], tokens)
     if shape is None:
         return "its sizes are no attention of one head size"
-    if any(sizes[place] for place in places.packed if place < len(sizes)):
+    if any(sizes[place] for place in packed if place < len(sizes)):
         return "sequences of different lengths are packed together"
-    if any(values[place] not in _NO_WINDOW for place in places.window if place < len(values)):
+    if any(values[place] not in _NO_WINDOW for place in window if place < len(values)):
         return "it attends to a window"
-    cost = attention_backward if places.backward else attention
-    causal = "False" if places.causal is None else values[places.causal] if len(values) > places.causal else ""
-    if causal not in (*_DENSE, *_CAUSAL):
-        return "whether it is causal is not recorded"
+    cost = attention_backward if calls.name.endswith("backward") else attention
+    causal = "False" if causal_at is None else values[causal_at] if len(values) > causal_at else ""
     if causal in _DENSE:
         return cost(shape, dtype=dtype)
+    if causal not in _CAUSAL:
+        return "whether it is causal is not recorded"
     if shape.q_tokens != shape.kv_tokens:
         return "it is causal over unequal numbers of queries and keys"
     return cost(shape, dtype=dtype, pairs=shape.batch * shape.num_heads * shape.q_tokens * (shape.q_tokens + 1) // 2)
 
 
-def _attention_shape(sizes: Sequence[tuple[int, ...]], tokens: int, heads: int) -> AttentionShape | None:
+def _attention_shape(sizes: Sequence[Sizes], tokens: int) -> AttentionShape | None:
+    heads = 3 - tokens  # [B, S, H, D] or [B, H, S, D]
     if len(sizes) < 3 or {len(size) for size in sizes} != {4} or sizes[1] != sizes[2] or sizes[0][3] != sizes[1][3]:
         return None
     return AttentionShape(
@@ -292,8 +241,8 @@ def _attention_shape(sizes: Sequence[tuple[int, ...]], tokens: int, heads: int) 
 
 
 def _sparse(calls: OperatorInputs, dtype: str) -> Cost | str:
-    first, *counts, ragged, backward = _SPARSE[calls.name]
-    shape = _attention_shape(calls.sizes[first : first + 3], 1, 2)
+    first, *counts, ragged = _SPARSE[calls.name]
+    shape = _attention_shape(calls.sizes[first : first + 3], 1)
     if shape is None:
         return "its sizes are no attention of one head size"
     if any(calls.sizes[place] for place in ragged if place < len(calls.sizes)):
@@ -305,7 +254,18 @@ def _sparse(calls: OperatorInputs, dtype: str) -> Cost | str:
     pairs = shape.batch * shape.num_heads * shape.q_tokens * block * count
     if pairs > shape.pairs:
         return "its blocks are more than a dense call has"
-    return (attention_backward if backward else attention)(shape, dtype=dtype, pairs=pairs)
+    return (attention_backward if calls.name.endswith("backward") else attention)(shape, dtype=dtype, pairs=pairs)
+
+
+_COSTS: Final[dict[str, tuple[int, Callable[[OperatorInputs, str], Cost | str]]]] = {
+    **{name: (first, _product) for name, first in _PRODUCTS.items()},
+    "aten::_scaled_mm": (0, _scaled),
+    **dict.fromkeys(_CONVOLUTIONS, (0, _convolution)),
+    "aten::convolution_backward": (0, _convolution_backward),
+    **{name: (first, _attention) for name, (first, *_) in _ATTENTIONS.items()},
+    **{name: (first, _sparse) for name, (first, *_) in _SPARSE.items()},
+}
+"""By operator, the position of the operand with the dtype of the products, and its cost."""
 
 
 def _bytes_of(calls: OperatorInputs, place: int) -> int | None:
@@ -326,7 +286,7 @@ def _elementwise(calls: OperatorInputs) -> OperatorCost | str:
     if len(given) < len(places):
         return "its dtype is not recorded or not known"
     dtype = parse_dtype(calls.types[places[0]]) or calls.types[places[0]]
-    if calls.name in _COPIES and len(given) == 2:
+    if calls.name == _COPY and len(given) == 2:
         return Cost(write_bytes=given[0], read_bytes=given[1]), dtype
     if calls.name in _FILLS:
         return Cost(write_bytes=given[0]), dtype
@@ -342,7 +302,7 @@ def _elementwise(calls: OperatorInputs) -> OperatorCost | str:
     return Cost(read_bytes=sum(given), write_bytes=math.prod(shape) * element), dtype
 
 
-def _broadcast(sizes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
+def _broadcast(sizes: Sequence[Sizes]) -> Sizes | None:
     rank = max(map(len, sizes))
     found = []
     for axis in zip(*((1,) * (rank - len(size)) + size for size in sizes), strict=True):

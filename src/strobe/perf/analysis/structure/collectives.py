@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -111,16 +110,16 @@ def members(traces: Sequence[Trace], windows: Sequence[Window | None]) -> Iterat
     """Yield the communication of each device that has any, and its collectives one by one."""
     for number, (trace, window) in enumerate(zip(traces, windows, strict=True)):
         for device, work in events_by_device(trace):
-            found = [part.which[part.work.kind == _COMM] for part in windowed_events(work, window)]
-            comm = work.at(np.concatenate(found))
-            if not len(comm):
-                continue
-            start, end = comm.start, comm.end
-            if window is not None:
-                start, end = np.maximum(start, window.start_ns), np.minimum(end, window.end_ns)
-            begin, stop = (work.start[0], work.end.max()) if window is None else (window.start_ns, window.end_ns)
-            member = _member(trace, comm.position, start, end)
-            yield _account(member, _computing(trace, work, window), (number, trace.label, device), int(stop - begin)), member
+            found = []
+            for part in windowed_events(work, window):
+                own = part.work.kind == _COMM
+                found.append((part.work.position[own], part.start[own], part.end[own]))
+            position, start, end = (np.concatenate(columns) for columns in zip(*found, strict=True))
+            if len(position):
+                begin, stop = (work.start[0], work.end.max()) if window is None else (window.start_ns, window.end_ns)
+                member = _member(trace, position, start, end)
+                account = _account(member, _computing(trace, work, window), (number, trace.label, device), int(stop - begin))
+                yield account, member
 
 
 def _computing(trace: Trace, work: EventView, window: Window | None) -> Iterator[Intervals]:
@@ -143,10 +142,10 @@ def _member(trace: Trace, position: Ints, start: Ints, end: Ints) -> Member:
             what = what._replace(name=names[of_name[event]])
         kind.append(kinds.setdefault(what, len(kinds)))
         sequence.append(number)
-    columns = np.array(kind, np.int64), np.array(sequence, np.int64)
     events = trace.device_events
     whole = (column(events.start_ns)[position] == start) & (column(events.end_ns)[position] == end)
-    return Member(tuple(kinds), *columns, start + trace.base_ns, end + trace.base_ns, whole)
+    columns = np.array(kind, np.int64), np.array(sequence, np.int64), start + trace.base_ns, end + trace.base_ns
+    return Member(tuple(kinds), *columns, whole)
 
 
 def _account(member: Member, compute: Iterator[Intervals], where: tuple[int, str, int], span_ns: int) -> Communication:
@@ -384,22 +383,18 @@ def _matched(
 
 def _by_sequence(met: Sequence[tuple[Member, Ints]]) -> list[Ints]:
     """Match collectives of equal name and number; of several (coalesced ones), the first with the first."""
-    names: dict[str, int] = {}
-    told = []
+    numbered = []
     for member, events in met:
-        of_kind = np.array([names.setdefault(kind.name, len(names)) for kind in member.kinds], np.int64)
-        told.append(np.stack((of_kind[member.kind[events]], member.sequence[events])))
-    which = np.unique(np.concatenate(told, axis=1), axis=1, return_inverse=True)[1].reshape(-1)
-    keys = []
-    for key in np.split(which, np.cumsum([pair.shape[1] for pair in told])[:-1]):
-        order = np.argsort(key, kind="stable")
-        heads = np.flatnonzero(np.diff(key[order], prepend=-1))
-        repeat = np.empty(len(order), np.int64)
-        repeat[order] = np.arange(len(order)) - np.repeat(heads, np.diff(heads, append=len(order)))
-        keys.append(key * len(which) + repeat)
-    shared = functools.reduce(np.intersect1d, keys)
-    places = (np.intersect1d(key, shared, return_indices=True)[1] for key in keys)
-    return [events[place] for (_, events), place in zip(met, places, strict=True)]
+        seen, own = Counter[tuple[str, int]](), dict[tuple[str, int, int], int]()
+        for event, kind, number in zip(
+            *(values.tolist() for values in (events, member.kind[events], member.sequence[events])), strict=True
+        ):
+            key = member.kinds[kind].name, number
+            own[*key, seen[key]] = event
+            seen[key] += 1
+        numbered.append(own)
+    shared = sorted(set.intersection(*map(set, numbered)))
+    return [np.array([own[key] for key in shared], np.int64) for own in numbered]
 
 
 def _by_order(met: Sequence[tuple[Member, Ints]], spoken: Sequence[str]) -> list[Ints] | str:

@@ -112,14 +112,6 @@ class Cuts:
         first = dict(zip(found, (np.cumsum(counts) - counts).tolist(), strict=True))
         return cls(moments=found, first=first, num=sum(counts) + 1)
 
-    @classmethod
-    def around(cls, *scopes: HostEvents) -> Self:
-        thread, start, end = (
-            np.concatenate([column(values) for values in columns])
-            for columns in zip(*((one.thread, one.start_ns, one.end_ns) for one in scopes), strict=True)
-        )
-        return cls.at(thread, start, end)
-
     def segment(self, thread: int | NDArray[np.integer], moments: Ints, side: Literal["left", "right"] = "right") -> Ints:
         """Return the segment of each moment on the thread of the same position; one on a cut is in the later, or left one."""
         found = np.full(len(moments), self.num - 1, np.int64)
@@ -317,11 +309,12 @@ class Paths:
 
 def nest(scopes: HostEvents) -> Nesting:
     """Compute the nesting of scopes. Of two scopes that overlap, the one that started last is the inner one while it is open."""
-    parent, cuts = np.full(len(scopes), NOWHERE, np.int32), Cuts.around(scopes)
-    start, end, owner = column(scopes.start_ns), column(scopes.end_ns), np.full(cuts.num, NOWHERE, np.int64)
-    for thread, rows in _by_thread(column(scopes.thread)):
+    thread, start, end = (column(values) for values in (scopes.thread, scopes.start_ns, scopes.end_ns))
+    parent, cuts = np.full(len(scopes), NOWHERE, np.int32), Cuts.at(thread, start, end)
+    owner = np.full(cuts.num, NOWHERE, np.int64)
+    for number, rows in _by_thread(thread):
         parent[rows], changes, innermost = _nest_thread(rows, start[rows], end[rows])
-        owner[cuts.started(thread)] = innermost[np.searchsorted(changes, cuts.moments[thread], "right") - 1]
+        owner[cuts.started(number)] = innermost[np.searchsorted(changes, cuts.moments[number], "right") - 1]
     return Nesting(parent=parent, cuts=cuts, owner=owner)
 
 
@@ -410,54 +403,46 @@ class Ranges:
 
 def range_table(trace: Trace, window: Window | None = None) -> tuple[Ranges, ...]:
     """Tabulate the ranges and modules of each device that has events; empty for a trace of a CPU."""
-    cuts = Cuts.around(trace.ranges, trace.modules)
-    of_kind: dict[Kind, _RangeCalls] = {"range": _RangeCalls(trace.ranges, cuts), "module": _RangeCalls(trace.modules, cuts)}
-    return tuple(_ranges_of(trace, device, work, window, of_kind) for device, work in events_by_device(trace))
+    of_kind: dict[Kind, _RangeCalls] = {"range": _RangeCalls(trace.ranges), "module": _RangeCalls(trace.modules)}
+    nesting, hosts, found = nest(ranges_and_modules(trace)), trace.device_events.hosts, []
 
+    def outside(work: EventView) -> int:
+        return int(((work.host >= 0) & (nesting.of_calls(hosts, work.host) == NOWHERE)).sum())
 
-def _ranges_of(trace: Trace, device: int, work: EventView, window: Window | None, of_kind: Mapping[Kind, _RangeCalls]) -> Ranges:
-    cuts, where = of_kind["range"].cuts, {"trace": trace.label, "device": device}
-    launched, rows = launched_in(trace, work, window, cuts), list[RangeRow]()
-    outside = np.ones(cuts.num, np.bool_)
-    for kind, calls in of_kind.items():
-        outside &= calls.owner == NOWHERE
-        united = _unions(trace, work, window, calls)
-        rows += _rows(where, kind, calls, launched, united, window is not None)
-    carried = graph_paths(trace, work, window)
-    rows += _graph_rows(where, carried)
-    host = carried[1].work.host
-    own = np.flatnonzero(host >= 0)
-    own = own[outside[cuts.place(trace.device_events.hosts, host[own])]]
-    total = [0, 0, 0]
-    for part in windowed_events(work, window):
-        unlinked = part.work.host < 0
-        counts = (len(part.which), int(part.length.sum()), int(unlinked.sum()))
-        total = [before + more for before, more in zip(total, counts, strict=True)]
-    order = ("range", "module", "graph module")
-    return Ranges(
-        device=device,
-        rows=tuple(sorted(rows, key=lambda row: (order.index(row.kind), not row.events, -row.sum_ns, row.name))),
-        events=total[0],
-        sum_ns=total[1],
-        outside_events=int(launched.events[outside].sum()) - len(own),
-        unlinked_events=total[2],
-    )
+    for device, work in events_by_device(trace):
+        where, carried = {"trace": trace.label, "device": device}, graph_paths(trace, work, window)
+        parts = [
+            (len(part.which), int(part.length.sum()), outside(part.work), int((part.work.host < 0).sum()))
+            for part in windowed_events(work, window)
+        ]
+        rows = [row for kind, calls in of_kind.items() for row in _rows({**where, "kind": kind}, trace, work, window, calls)]
+        rows.sort(key=lambda row: (row.kind != "range", not row.events, -row.sum_ns, row.name))
+        graphs = sorted(_graph_rows(where, carried), key=lambda row: (-row.sum_ns, row.name))
+        events, sum_ns, outside_events, unlinked = map(sum, zip(*parts, strict=True))
+        found.append(
+            Ranges(
+                device=device,
+                rows=(*rows, *graphs),
+                events=events,
+                sum_ns=sum_ns,
+                outside_events=outside_events - outside(carried[1].work),
+                unlinked_events=unlinked,
+            )
+        )
+    return tuple(found)
 
 
 class _RangeCalls:
     """Calls of one kind, as segments of the time of their threads.
 
-    `owner` is the innermost call of each segment; `first` and `last` bound the segments of each call, `fresh` leaves out those of
-    earlier calls of the same name; `outer` says which calls lie in no other one of the same name.
+    `first` and `last` bound the segments of each call, `fresh` leaves out those of earlier calls of the same name; `outer` says
+    which calls lie in no other one of the same name.
     """
 
-    def __init__(self, scopes: HostEvents, cuts: Cuts) -> None:
-        self.scopes, self.cuts, nesting = scopes, cuts, nest(scopes)
-        self.parent, self.owner = nesting.parent, np.full(cuts.num, NOWHERE, np.int64)
-        for thread, moments in cuts.moments.items():
-            self.owner[cuts.started(thread)] = nesting.at(thread, moments)
+    def __init__(self, scopes: HostEvents) -> None:
+        self.scopes, self.nesting = scopes, nest(scopes)
         self.name, self.begin, self.end = column(scopes.name), column(scopes.start_ns), column(scopes.end_ns)
-        self.first, self.last = cuts.of(scopes)
+        self.first, self.last = self.nesting.cuts.of(scopes)
         # calls of one name on one thread, side by side: one that lies in another of them adds nothing
         group = self.name * (int(max(scopes.thread, default=0)) + 1) + column(scopes.thread)
         order = np.argsort(group, kind="stable")
@@ -468,15 +453,12 @@ class _RangeCalls:
         self.fresh = np.minimum(fresh, self.last)
 
 
-def _rows(
-    where: dict[str, Any], kind: Kind, calls: _RangeCalls, launched: Launched, united: Ints, only_launching: bool
-) -> Iterator[RangeRow]:
-    name, first, last, fresh = calls.name, calls.first, calls.last, calls.fresh
+def _rows(where: dict[str, Any], trace: Trace, work: EventView, window: Window | None, calls: _RangeCalls) -> Iterator[RangeRow]:
+    name, first, last, fresh, owner = calls.name, calls.first, calls.last, calls.fresh, calls.nesting.owner
+    launched, united = _launched_and_united(trace, work, window, calls)
     events, kernels, sums = (before(values) for values in (launched.events, launched.kernels, launched.sum_ns))
-    launching = events[last] > events[first]
-    counted = launching if only_launching else np.ones(len(name), np.bool_)
-    num = len(calls.scopes.names)
-    own = calls.owner != NOWHERE
+    counted = np.ones(len(name), np.bool_) if window is None else events[last] > events[first]
+    num, own = len(united), owner != NOWHERE
     per_call = {
         "calls": counted,
         "events": events[last] - events[fresh],
@@ -485,13 +467,12 @@ def _rows(
         "span_ns": np.where(calls.outer, launched.spans(first, last), 0),
         "host_ns": np.where(calls.outer & counted, calls.end - calls.begin, 0),
     }
-    columns = {key: totals(values.astype(np.int64), name, num) for key, values in per_call.items()}
-    columns["union_ns"] = united
-    columns["exclusive_ns"] = totals(launched.sum_ns[own], name[calls.owner[own]], num)
-    rows = zip(calls.scopes.names, zip(*(values.tolist() for values in columns.values()), strict=True), strict=True)
-    for text, values in rows:
+    columns = {key: totals(values.astype(np.int64), name, num).tolist() for key, values in per_call.items()}
+    columns["union_ns"] = [each.total_ns for each in united]
+    columns["exclusive_ns"] = totals(launched.sum_ns[own], name[owner[own]], num).tolist()
+    for text, *values in zip(calls.scopes.names, *columns.values(), strict=True):
         if values[0]:
-            yield RangeRow(**where, kind=kind, name=text, **dict(zip(columns, values, strict=True)))
+            yield RangeRow(**where, name=text, **dict(zip(columns, values, strict=True)))
 
 
 def _reached(ends: Ints, start: Ints, which: Ints, group: Ints) -> Ints:
@@ -507,23 +488,28 @@ def _reached(ends: Ints, start: Ints, which: Ints, group: Ints) -> Ints:
     return np.where(heads, start, np.append(start[0], times[highest[:-1] % len(times)]))
 
 
-def _unions(trace: Trace, work: EventView, window: Window | None, calls: _RangeCalls) -> Ints:
-    """Return by name the time in which at least one event ran that was launched in a call of it."""
-    united = [Covered() for _ in calls.scopes.names]
-    for part in linked(work, window) if united else ():
-        segments, which = np.unique(calls.cuts.place(trace.device_events.hosts, part.work.host), return_inverse=True)
-        place, call, found = np.arange(len(segments)), calls.owner[segments], [np.zeros((2, 0), np.int64)]
+def _launched_and_united(
+    trace: Trace, work: EventView, window: Window | None, calls: _RangeCalls
+) -> tuple[Launched, list[Covered]]:
+    """Return what was launched in each segment, and by name the time in which some event launched in a call of it ran."""
+    nesting, united = calls.nesting, [Covered() for _ in calls.scopes.names]
+    launched = Launched(nesting.cuts.num)
+    for part in linked(work, window):
+        segment = nesting.cuts.place(trace.device_events.hosts, part.work.host)
+        launched.add(part, segment)
+        segments, which = np.unique(segment, return_inverse=True)
+        place, call, found = np.arange(len(segments)), nesting.owner[segments], [np.zeros((2, 0), np.int64)]
         while len(place):
             place, call = place[call != NOWHERE], call[call != NOWHERE]
             inside = (calls.first[call] <= segments[place]) & (segments[place] < calls.last[call])
             found.append(np.stack((place[inside], calls.name[call[inside]])))
-            call = calls.parent[call]
+            call = nesting.parent[call]
         of_segment, name = np.concatenate(found, axis=1)
         for number in different(name).tolist():
             own = np.zeros(len(segments), np.bool_)
             own[of_segment[name == number]] = True
             united[number].add(part.start[own[which]], part.end[own[which]])
-    return np.array([each.total_ns for each in united], np.int64)
+    return launched, united
 
 
 def _graph_rows(where: dict[str, Any], paths: GraphPaths) -> Iterator[RangeRow]:

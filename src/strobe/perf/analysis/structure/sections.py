@@ -229,26 +229,28 @@ def sections_of(
     anchors, skipped, merged = np.flatnonzero(focal if chosen is None else focal & chosen), Counter[str](), 0
     found: list[SectionRow] = []
     told = {"trace": trace.label, "device": device, "section": str(definition)}
+    wide = definition.left.any_stream or definition.right.any_stream
     for stream in np.unique(work.stream[anchors]).tolist():
         lane = np.flatnonzero(work.stream == stream)
-        own = anchors[work.stream[anchors] == stream]
+        own, seen = anchors[work.stream[anchors] == stream], np.arange(len(work)) if wide else lane
         if definition.is_one_call:
-            (has_left, left), (has_right, right) = _around(definition, trace, work, lane, own)
+            left, right = _around(definition.left, trace, work, seen, own)
             reasons = (f"in no {definition.left.source}:{definition.left.what}", "")
         else:
-            has_left, left = _boundaries(definition.left, trace, work, lane, own, before=True)
-            has_right, right = _boundaries(definition.right, trace, work, lane, own, before=False)
+            left, right = (
+                _boundaries(edge, trace, work, np.arange(len(work)) if edge.any_stream else lane, own, before=before)
+                for edge, before in ((definition.left, True), (definition.right, False))
+            )
             left_hint, right_hint = definition.left.hint, definition.right.hint
             reasons = (f"no {definition.left} before it{left_hint}", f"no {definition.right} after it{right_hint}")
-        whole = has_left & has_right & (left <= right)
+        has_left, both = left != _NOWHERE, (left != _NOWHERE) & (right != _NOWHERE)
+        whole = both & (left <= right)
         skipped[reasons[0]] += int((~has_left).sum())
-        skipped[reasons[1]] += int((has_left & ~has_right).sum())
-        skipped[CROSSED] += int((has_left & has_right & ~whole).sum())
+        skipped[reasons[1]] += int((has_left & ~both).sum())
+        skipped[CROSSED] += int((both & ~whole).sum())
         starts, ends = np.unique(np.stack((left[whole], right[whole])), axis=1)
         merged += int(whole.sum()) - len(starts)
-        wide = definition.left.any_stream or definition.right.any_stream
-        spans = Intervals(starts, ends)
-        found += _measure(work, np.arange(len(work)) if wide else lane, focal, spans, told)
+        found += _measure(work, seen, focal, Intervals(starts, ends), told)
     found.sort(key=lambda section: section.span)
     bounds = intervals_of(section.span for section in found)
     return Sections(
@@ -274,13 +276,12 @@ def matching(trace: Trace, work: EventView, text: str) -> NDArray[np.bool_]:
     return found
 
 
-_Boundaries: TypeAlias = tuple[NDArray[np.bool_], Ints]
-"""Boundary of each focal event: a mask of known ones, and their moments."""
+_NOWHERE: Final = -(1 << 63)
+"""Moment of a boundary that a focal event lacks."""
 
 
-def _boundaries(edge: Edge, trace: Trace, work: EventView, lane: Ints, anchors: Ints, *, before: bool) -> _Boundaries:
-    """Find the nearest boundary before or after each focal event (`anchors`), whose stream has the events of the `lane`."""
-    events = np.arange(len(work)) if edge.any_stream else lane
+def _boundaries(edge: Edge, trace: Trace, work: EventView, events: Ints, anchors: Ints, *, before: bool) -> Ints:
+    """Find the nearest boundary before or after each focal event (`anchors`), among some events."""
     if edge.source in ("kind", "name"):
         chosen = work.kind == DEVICE_KINDS.index(edge.what) if edge.source == "kind" else matching(trace, work, edge.what)
         events = events[chosen[events]]
@@ -289,28 +290,19 @@ def _boundaries(edge: Edge, trace: Trace, work: EventView, lane: Ints, anchors: 
     else:
         spans = _scope_times(edge, trace, work, events)
         moments = np.sort(spans.start if edge.at == "start" else spans.end)
-        place = (
-            np.searchsorted(moments, work.start[anchors], "right") - 1
-            if before
-            else np.searchsorted(moments, work.end[anchors], "left")
-        )
-    known = (place >= 0) & (place < len(moments))
-    moment = np.zeros(len(anchors), np.int64)
-    moment[known] = moments[place[known]]
-    return known, moment
+        first, last = work.start[anchors], work.end[anchors]
+        place = np.searchsorted(moments, first, "right") - 1 if before else np.searchsorted(moments, last, "left")
+    return np.append(moments, _NOWHERE)[place]  # neither -1 nor the last place is one of theirs
 
 
-def _around(
-    definition: SectionDefinition, trace: Trace, work: EventView, lane: Ints, anchors: Ints
-) -> tuple[_Boundaries, _Boundaries]:
+def _around(edge: Edge, trace: Trace, work: EventView, events: Ints, anchors: Ints) -> tuple[Ints, Ints]:
     """Find the call of a range or module around each focal event: of several, the one that started last."""
-    wide = definition.left.any_stream or definition.right.any_stream
-    spans = _scope_times(definition.left, trace, work, np.arange(len(work)) if wide else lane)
+    spans = _scope_times(edge, trace, work, events)
     order = np.argsort(spans.start, kind="stable")
-    start, end = np.append(spans.start[order], 0), np.append(spans.end[order], 0)
+    start, end = np.append(spans.start[order], _NOWHERE), np.append(spans.end[order], _NOWHERE)
     place = np.searchsorted(start[:-1], work.start[anchors], "right") - 1
-    known = (place >= 0) & (end[place] >= work.end[anchors])
-    return (known, start[place]), (known, end[place])
+    place[end[place] < work.end[anchors]] = -1
+    return start[place], end[place]
 
 
 def _scope_times(edge: Edge, trace: Trace, work: EventView, events: Ints) -> Intervals:
@@ -450,10 +442,7 @@ def focal_kernels(trace: Trace, text: str) -> tuple[FocalKernels, ...]:
         focal = np.flatnonzero(own & chosen)
         calls = distribution(end[focal] - start[focal])
         assert calls is not None, "a device is listed because it has a match"
-        ids, counts = np.unique(name[focal], return_counts=True)
-        groups = Counter[str]()
-        for i, count in zip(ids.tolist(), counts.tolist(), strict=True):
-            groups[kernel_name(events.names[i]).group] += count
+        groups = Counter(kernel_name(events.names[i]).group for i in name[focal].tolist())
         names = tuple(sorted(groups, key=lambda name: (-groups[name], name)))
         found.append(FocalKernels(number, names, max(groups.values()), calls, int(end[own].max() - start[own].min())))
     return tuple(found)

@@ -112,17 +112,16 @@ def _steps(trace: Trace, first: str, last: str, pattern: str | None) -> tuple[in
             missing = first if sides[0] is None else last
             raise DataError(f"{trace.path}: no range ProfilerStep#{int(missing)}{_offer(trace, f'ProfilerStep#{missing}')}")
         return sides[0][0], sides[1][1]
-    tiled = [*find_steps(trace, pattern).values()]
-    numbers = {step.number for found in tiled if not isinstance(found, str) for step in found.steps}
+    tiled = find_steps(trace, pattern).values()
+    steps = [step for found in tiled if not isinstance(found, str) for step in found.steps]
+    numbers = {step.number for step in steps}
     if not numbers:
         why = "; ".join(found for found in tiled if isinstance(found, str))
         raise DataError(f"{trace.path}: step {first} cannot be found: {why}; choose a range or a time such as '100ms..200ms'")
     for number in (first, last):
         if int(number) not in numbers:
             raise DataError(f"{trace.path}: no step {number}; the trace has steps {min(numbers)} to {max(numbers)}")
-    chosen = [
-        step for found in tiled if not isinstance(found, str) for step in found.steps if int(first) <= step.number <= int(last)
-    ]
+    chosen = [step for step in steps if int(first) <= step.number <= int(last)]
     if not chosen:
         raise ConfigError(f"steps {first}..{last} are none; give the earlier one first")
     return min(step.start_ns for step in chosen), max(step.end_ns for step in chosen)

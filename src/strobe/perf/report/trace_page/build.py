@@ -8,9 +8,9 @@ from typing import Final, Literal
 
 from strobe.core.printable import first_of
 from strobe.perf.analysis.critical_path import CriticalPath, Lag, PathPartRow, WhatIfRow
+from strobe.perf.analysis.device import launch
 from strobe.perf.analysis.device.activity import HOST_LATE, DeviceRow
 from strobe.perf.analysis.device.kernels import KernelKind, kernel_kind
-from strobe.perf.analysis.device.launch import integrity
 from strobe.perf.analysis.structure.captures import holds_captures
 from strobe.perf.analysis.structure.ranges import BETWEEN, host_work
 from strobe.perf.analysis.structure.steps import Steps, TraceStepRow
@@ -306,19 +306,18 @@ def _empty(trace: Trace, label: str) -> Iterator[str]:
 def _loss(of: tables.TraceFindings) -> Iterator[str]:
     if not of.devices:
         return
-    label, found = of.trace, integrity(of.read, of.whole)
-    unanswered = ", ".join(f"{missing} of {n} {shorten(name)}" for name, (n, missing) in found.unanswered.items())
+    label = of.trace
+    unanswered = ", ".join(f"{missing} of {n} {shorten(name)}" for name, (n, missing) in launch.unanswered_calls(of.read).items())
     if unanswered:
         yield f"{label}: no device event belongs to these launch calls: {unanswered}"
-    for call, first, n, num_nodes, short in found.short_graphs:
+    for call, first, n, num_nodes, short in launch.short_graphs(of.read):
         yield (
             f"{label}: {len(short)} of {n} {shorten(call)} calls of the graph that starts with {shorten(first)} recorded fewer "
             f"than its {num_nodes} events (the fewest: {short[0]})"
         )
-    if found.past_end_ns > _NOTHING_NS:
-        late = f"{found.past_end_ns / 1e6:.3f} ms after the recorded window"
-        yield f"{label}: the last device event ends {late}; later ones were dropped"
-    for device, stream, excess in found.impossible:
+    if (late := launch.past_end_ns(of.read, of.whole)) > _NOTHING_NS:
+        yield f"{label}: the last device event ends {late / 1e6:.3f} ms after the recorded window; later ones were dropped"
+    for device, stream, excess in launch.impossible_streams(of.whole):
         yield f"{label}: device {device}, stream {stream}: durations exceed the stream's span by {excess / 1e6:.3f} ms"
 
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Final
 
 from strobe.core.printable import bytes_in
+from strobe.perf.analysis.device import launch
 from strobe.perf.analysis.device.activity import (
     ACTIVITIES,
     BUSY,
@@ -29,7 +30,7 @@ from strobe.perf.analysis.device.activity import (
 )
 from strobe.perf.analysis.device.intervals import Distribution, Window
 from strobe.perf.analysis.device.kernels import kernel_name, kernel_table
-from strobe.perf.analysis.device.launch import GapsRow, Launch, LaunchRow, QueueRow, integrity
+from strobe.perf.analysis.device.launch import GapsRow, Launch, LaunchRow, QueueRow
 from strobe.perf.analysis.structure.memory import MemoryRow, mib, recorded
 from strobe.perf.analysis.structure.steps import Steps
 from strobe.perf.report.blocks.fields import section_of, spread
@@ -299,15 +300,15 @@ def _signs(study: TraceStudy) -> Table | None:
     """Build the table of signs that the profiler lost events of whole traces without saying so; None if there are none."""
     rows = []
     for of in tables.seen(study):
-        label, found = of.trace, integrity(of.read, of.whole)
-        for name, (n, missing) in found.unanswered.items():
+        label = of.trace
+        for name, (n, missing) in launch.unanswered_calls(of.read).items():
             rows.append((label, "launch calls that no device event answers to", name, f"{missing} of {n}"))
-        for _, first, n, num_nodes, short in found.short_graphs:
+        for _, first, n, num_nodes, short in launch.short_graphs(of.read):
             what = f"{len(short)} of {n} launches have {short[0]} to {short[-1]} events, most have {num_nodes}"
             rows.append((label, "graph launches with fewer events than their like", first, what))
-        if found.past_end_ns:
-            rows.append((label, "last device event ends after the recorded window", "", f"{found.past_end_ns / 1e3:.3f} µs"))
-        for device, stream, excess in found.impossible:
+        if late := launch.past_end_ns(of.read, of.whole):
+            rows.append((label, "last device event ends after the recorded window", "", f"{late / 1e3:.3f} µs"))
+        for device, stream, excess in launch.impossible_streams(of.whole):
             where = f"device {device}, stream {stream}"
             rows.append((label, "durations of one stream exceed its span", where, f"{excess / 1e3:.3f} µs"))
     fields: tuple[Field[tuple[str, str, str, str]], ...] = (
