@@ -132,8 +132,8 @@ def predict_state_bytes(vae: VideoDecoder, batch: int, latent_size: tuple[int, i
     """Return the bytes of a stream's memories in the steady state, from those of a frame of one latent cell.
 
     Args:
-        vae: an autoencoder on the meta device, in its dtype. It moves to the CPU, with whatever is there as weights: arithmetic on
-            the meta device would import torch's compiler, which takes longer.
+        vae: an autoencoder on the meta device, in its dtype. It moves to the CPU, with whatever is there as weights:
+            arithmetic on the meta device would import torch's compiler, which takes longer.
         batch: streams in lockstep.
         latent_size: height and width of a latent frame.
     """
