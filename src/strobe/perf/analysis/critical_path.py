@@ -18,7 +18,8 @@ import numpy as np
 
 from strobe.core.errors import DataError
 from strobe.perf.analysis.device.intervals import Ints, Window, column
-from strobe.perf.analysis.device.kernels import KernelKind, kernel_kind, kernel_name
+from strobe.perf.analysis.device.kernels import kernel_name, kernel_part
+from strobe.perf.analysis.parts import Part
 from strobe.perf.table.model import Cell, Code, Count, ExactTime, Number, Text
 from strobe.perf.table.rows import DocumentPart, col, term
 from strobe.perf.trace.events import DEVICE_KINDS, DeviceEvents, Trace
@@ -413,7 +414,7 @@ def _what_ifs(graph: WorkGraph, parts: Sequence[PathPartRow], trace: Trace, dura
 
     for kind in (Lag.HOST, Lag.LAUNCH):
         yield row(kind.value, "", sum(edges[0].lag_ns for edges in graph.edges if edges[0].kind is kind), took, kind)
-    work_of = {number: kernel_kind(name) for number, name in enumerate(events.names)}
+    work_of = {number: kernel_part(name) for number, name in enumerate(events.names)}
     names = [part.name for part in parts if part.kind == KERNEL][:_KERNELS]
     groups = [_group(events, event) if event >= 0 else "" for event in graph.event]
     works = [_work(events, event, work_of) if event >= 0 else "" for event in graph.event]
@@ -423,6 +424,6 @@ def _what_ifs(graph: WorkGraph, parts: Sequence[PathPartRow], trace: Trace, dura
             yield row(what, name, sum(took) - sum(left), left)
 
 
-def _work(events: DeviceEvents, event: int, work_of: dict[int, KernelKind]) -> str:
+def _work(events: DeviceEvents, event: int, work_of: dict[int, Part]) -> str:
     kind = DEVICE_KINDS[events.kind[event]]
-    return _KINDS[kind] if kind in _KINDS else work_of[events.name[event]].value
+    return _KINDS[kind] if kind in _KINDS else work_of[events.name[event]].work

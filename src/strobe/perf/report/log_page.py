@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from strobe.core.errors import DataError
-from strobe.perf.analysis.ledger.account import LEVEL_WORDS, NAMELESS, Ledger, LedgerLine, part_of
+from strobe.perf.analysis.ledger.account import LEVEL_WORDS, Ledger, LedgerLine, part_of
+from strobe.perf.analysis.parts import NAMELESS
 from strobe.perf.records.record import CELLS, read_plan
 from strobe.perf.records.store import read_run, records_in
 from strobe.perf.report.blocks.answer import change_sections

@@ -29,7 +29,6 @@ from strobe.perf.analysis.ledger.account import (
     ClipKind,
     Explained,
     Ledger,
-    Part,
     Sampled,
     Spread,
     apportion,
@@ -46,6 +45,7 @@ from strobe.perf.analysis.ledger.account import (
 )
 from strobe.perf.analysis.ledger.speedup import MOST_LINES, answer
 from strobe.perf.analysis.ledger.traces import TracedSide, foreign_ledger, label_trace
+from strobe.perf.analysis.parts import Part
 from strobe.perf.analysis.runs.compare import mirrored_pairs
 from strobe.perf.analysis.runs.timeline import NOT_LINKED, OUTSIDE, TIMED, Label, Partition, Tile
 from strobe.perf.records.record import Clip, Regions, Span, Variant

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from made_traces import trace_of
 from strobe.core.errors import ConfigError, DataError
 from strobe.perf.analysis.device.activity import IDLE
-from strobe.perf.analysis.ledger.account import DILATION, OUTSIDE_WINDOW, Ledger, Part
+from strobe.perf.analysis.ledger.account import DILATION, OUTSIDE_WINDOW, Ledger
 from strobe.perf.analysis.ledger.speedup import MOST_LINES, Answer, account_answer
 from strobe.perf.analysis.ledger.traces import (
     BRIDGE,
@@ -29,6 +29,7 @@ from strobe.perf.analysis.ledger.traces import (
     node_of,
     path_times,
 )
+from strobe.perf.analysis.parts import Part
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.analysis.structure.sections import parse_section
 from strobe.perf.trace import DeviceEvent, HostEvent, HostEvents, Trace
@@ -415,7 +416,7 @@ def test_kernels_by_kind_are_what_the_kernels_own(trace: Trace) -> None:
     counted = Counter[str]()
     for name, (_, ns) in own.calls.items():
         counted[kinds.get(name, "")] += ns
-    assert {kind.value: ns for kind, ns in own.kinds.items() if ns} == {kind: ns for kind, ns in counted.items() if kind and ns}
+    assert {part.work: ns for part, ns in own.kinds.items() if ns} == {kind: ns for kind, ns in counted.items() if kind and ns}
 
 
 # Trees of device time by path, and two of them laid over each other.

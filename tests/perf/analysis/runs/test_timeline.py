@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from made_traces import trace_of
 from passes import Recorder, stream
 from strobe.core.errors import DataError
-from strobe.perf.analysis.ledger.account import Part, part_of
+from strobe.perf.analysis.ledger.account import part_of
+from strobe.perf.analysis.parts import Part
 from strobe.perf.analysis.runs.timeline import (
     NOT_LINKED,
     OUTSIDE,

@@ -10,22 +10,19 @@ from fractions import Fraction
 from typing import Annotated as A
 from typing import Final, Literal, Self
 
-from strobe.perf.analysis.device.kernels import KernelKind
 from strobe.perf.analysis.ledger.account import (
-    BY_THE_CLOCK,
     MAX_REALISED,
-    NAMELESS,
     BothSides,
     ClipKind,
     Explained,
     Ledger,
-    Part,
     UnitName,
     part_of,
     total,
     trace_part,
 )
 from strobe.perf.analysis.ledger.traces import OTHER_KERNELS, Means, TracedSide, foreign_ledger
+from strobe.perf.analysis.parts import BY_THE_CLOCK, NAMELESS, Part
 from strobe.perf.analysis.runs.compare import SideClocks, clock_effect, differ
 from strobe.perf.analysis.runs.log_times import StageRounds, Timings
 from strobe.perf.analysis.runs.timeline import Label
@@ -584,10 +581,10 @@ def account_answer(account: Ledger) -> Answer:
     """Sum up the account of two foreign traces by part."""
     both = (dict.fromkeys(Part, Fraction(0)), dict.fromkeys(Part, Fraction(0)))
     for line in account.lines:
-        shares = account.kinds if line.label == OTHER_KERNELS else {KernelKind.OTHER: line.both}
-        for kind, share in shares.items():
+        shares = account.kinds if line.label == OTHER_KERNELS else {trace_part(line.label): line.both}
+        for part, share in shares.items():
             for found, ns in zip(both, share, strict=True):
-                found[trace_part(line.label, kind)] += ns
+                found[part] += ns
     assert tuple(total(found.values()) for found in both) == account.both, "the parts do not add up to the account"
     nameless = [line for line in account.lines if trace_part(line.label) in NAMELESS]
     named = [1 - total(abs(line.both[at]) for line in nameless) / took for at, took in enumerate(account.both) if took]

@@ -42,7 +42,8 @@ from strobe.perf.analysis.device.activity import (
     tile_of,
 )
 from strobe.perf.analysis.device.intervals import Intervals, Ints, column
-from strobe.perf.analysis.device.kernels import KernelKind, comparable, kernel_kind, kernel_name
+from strobe.perf.analysis.device.kernels import comparable, kernel_name, kernel_part
+from strobe.perf.analysis.parts import Part
 from strobe.perf.analysis.structure.ranges import NOWHERE, Nesting, nest
 from strobe.perf.trace.events import DEVICE_KINDS, DeviceEvents, HostEvent, HostEvents, Region, Trace
 
@@ -688,7 +689,7 @@ def passes_of(trace: Trace) -> Passes:
         if (name, names) not in passes:
             paths = tuple(timeline.paths[timeline.path[row]] for row in order)
             of_attention = [
-                not ATTENTION_KERNELS.isdisjoint(path[-1:]) or kernel_kind(kernel) is KernelKind.ATTENTION
+                not ATTENTION_KERNELS.isdisjoint(path[-1:]) or _is_attention(kernel)
                 for kernel, path in zip(names, paths, strict=True)
             ]
             launches = launches_of(timeline, order)
@@ -759,11 +760,6 @@ def _matched(streams: _Streams, one: EagerPass) -> _Match:
 # launched as often as uncompiled it is labelled in the same way. An operator that marks its regions while it runs says itself
 # what its kernels are. All other kernels are labelled by the kind of work in their names.
 
-KINDS: Final[dict[KernelKind, str]] = {
-    KernelKind.ATTENTION: "attention kernels", KernelKind.MATRIX: "matrix products", KernelKind.OTHER: "other kernels",
-}  # fmt: skip
-"""Innermost name of the other kernels of a compiled pass."""
-
 
 class _Kernel(NamedTuple):
     """A kernel of a pass.
@@ -804,7 +800,7 @@ def named(timeline: DeviceTimeline, passes: Passes) -> DeviceTimeline:
                 found |= matched
                 break
         for each in kernels:
-            kind, around = KINDS[kernel_kind(texts[names_at[each.row]])], timeline.paths[path[each.row]]
+            kind, around = kernel_part(texts[names_at[each.row]]).value, timeline.paths[path[each.row]]
             text = found.get(each.row, around)
             at = text.index(DIT_FORWARD) + 1  # so that a side whose passes are told apart by name alone can be met there
             path[each.row] = numbers.setdefault((*text[:at], kind, *text[at:]), len(numbers))
@@ -829,7 +825,7 @@ def _key(one: EagerPass, names: frozenset[str]) -> list[_Kernel]:
 
 
 def _is_attention(name: str) -> bool:
-    return kernel_kind(name) is KernelKind.ATTENTION
+    return kernel_part(name) is Part.OTHER_ATTENTION
 
 
 def _by_launch(own: Sequence[_Kernel], key: Sequence[_Kernel]) -> dict[int, Path]:

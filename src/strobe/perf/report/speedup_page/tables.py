@@ -11,20 +11,11 @@ import numpy as np
 from strobe.perf.analysis.device.activity import IDLE
 from strobe.perf.analysis.device.intervals import distribution
 from strobe.perf.analysis.device.kernels import kernel_name
-from strobe.perf.analysis.ledger.account import (
-    COVERS,
-    LEVEL_WORDS,
-    NAMELESS,
-    CallsEffect,
-    Ledger,
-    LedgerLine,
-    Part,
-    total,
-    trace_part,
-)
+from strobe.perf.analysis.ledger.account import COVERS, LEVEL_WORDS, CallsEffect, Ledger, LedgerLine, total, trace_part
 from strobe.perf.analysis.ledger.speedup import DRIFT, LEVEL_TITLES, UNIT_NAMES, LevelFigure
 from strobe.perf.analysis.ledger.traces import IDLE as IDLE_LABEL
 from strobe.perf.analysis.ledger.traces import LABELS, Node, TracedSide
+from strobe.perf.analysis.parts import NAMELESS, Part
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.analysis.structure.collectives import MemberTime
 from strobe.perf.measure.stats import BOOTSTRAP_SAMPLES
