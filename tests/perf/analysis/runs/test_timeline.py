@@ -20,10 +20,10 @@ from strobe.perf.analysis.parts import Part
 from strobe.perf.analysis.runs.timeline import (
     NOT_LINKED,
     OUTSIDE,
-    DeviceTimeline,
     EagerPass,
     Label,
     Partition,
+    Timeline,
     block_slices,
     encode_passes,
     named,
@@ -256,15 +256,9 @@ def test_an_unknown_block_is_refused() -> None:
 STAGE = "denoise_step"
 
 
-def device_timeline(trace: Trace) -> DeviceTimeline:
-    timeline = timeline_of(trace)
-    assert isinstance(timeline, DeviceTimeline)
-    return timeline
-
-
 def parts(trace: Trace, passes: tuple[EagerPass, ...]) -> Counter[Part]:
     """Busy time by part."""
-    timeline, _ = relabelled(device_timeline(trace), passes, layers=False)
+    timeline, _ = relabelled(timeline_of(trace), passes, layers=False)
     found: Counter[Part] = Counter()
     for label, ns in partition_of(timeline).owned.items():
         if label.busy:
@@ -282,12 +276,12 @@ def test_a_kernel_in_a_graph_belongs_to_the_part_that_it_has_without() -> None:
 
 def test_without_a_key_the_stages_are_named_that_cannot_be_told_apart() -> None:
     graph = stream(Recorder(), graphs=True)
-    _, replays = relabelled(device_timeline(graph), (), layers=False)
+    _, replays = relabelled(timeline_of(graph), (), layers=False)
     assert replays is not None and replays.unlabelled == {"denoise_step", "commit"} and replays.attributed == 0
-    _, replays = relabelled(device_timeline(graph), passes_of(stream(Recorder())), layers=False)
+    _, replays = relabelled(timeline_of(graph), passes_of(stream(Recorder())), layers=False)
     assert replays is not None and not replays.unlabelled and not replays.reason
     only = tuple(one for one in passes_of(stream(Recorder())) if one.stage == "commit")
-    _, replays = relabelled(device_timeline(graph), only, layers=False)
+    _, replays = relabelled(timeline_of(graph), only, layers=False)
     assert replays is not None and replays.unlabelled == {"denoise_step"}
 
 
@@ -341,7 +335,7 @@ def branched(draw: st.DrawFn) -> tuple[Trace, EagerPass, dict[int, Regions]]:
 def test_a_graph_on_many_streams_is_laid_over_its_pass(made: tuple[Trace, EagerPass, dict[int, Regions]]) -> None:
     """A driver spreads the branches of a graph: each stream alone fits the pass in many places."""
     trace, one, places = made
-    timeline, replays = relabelled(device_timeline(trace), (one,), layers=True)
+    timeline, replays = relabelled(timeline_of(trace), (one,), layers=True)
     assert replays is not None and replays.matched == replays.kernels == len(trace.device_events)
     for start, path in zip(timeline.work.start.tolist(), timeline.path.tolist(), strict=True):
         assert timeline.paths[path][-1] == places[start][-1]
@@ -406,7 +400,7 @@ def trace(
     return trace_of(events, regions=tuple(nested))
 
 
-def regions_of(found: DeviceTimeline) -> list[tuple[str, str]]:
+def regions_of(found: Timeline) -> list[tuple[str, str]]:
     """Name and innermost region of every kernel, in order."""
     events = found.trace.device_events
     paths = (found.paths[number] for number in found.path.tolist())
@@ -420,7 +414,7 @@ def eager_passes() -> tuple[EagerPass, ...]:
 def compiled_regions(eager: Kernels, compiled: Kernels, *, steps: int = 2, layers: int = 1) -> list[str]:
     """Innermost region of every kernel of a compiled run, told by the layers of the uncompiled one."""
     passes = passes_of(trace(1, layers, compiled=False, layer=eager))
-    found = regions_of(named(device_timeline(trace(steps, layers, compiled=True, layer=compiled)), passes))
+    found = regions_of(named(timeline_of(trace(steps, layers, compiled=True, layer=compiled)), passes))
     return [region for _, region in found]
 
 
@@ -439,7 +433,7 @@ def test_an_operator_that_marks_its_regions_in_a_compiled_pass_keeps_them() -> N
               ("bsa 64", "attention/attention_kernel"), ("copy 64", "ffn"), LAYER[4])  # fmt: skip
     passes = passes_of(trace(1, 2, compiled=False, layer=sparse))
     marked = frozenset({"attention_tile", "attention_select", "attention_kernel"})
-    found = named(device_timeline(trace(1, 2, compiled=True, layer=sparse, marked=marked)), passes)
+    found = named(timeline_of(trace(1, 2, compiled=True, layer=sparse, marked=marked)), passes)
     layer = ["attention_tile", "attention_select", "attention_kernel", "other kernels", "cross_attention_kernel"]
     assert [region for _, region in regions_of(found)] == layer * 2
     inside = [found.paths[number] for number in found.path.tolist()]
@@ -453,7 +447,7 @@ def test_copies_that_the_compiler_fused_leave_the_attention_kernels_matched() ->
     assert found == ["attention_kernel", "cross_attention_kernel", "cross_attention_kernel"] * 4
     passes = passes_of(trace(1, 2, compiled=False, layer=(flash, copy, kept, cross)))
     half = (flash, copy, kept, cross, flash, kept, cross)  # one of the two copies was fused
-    found = regions_of(named(device_timeline(trace(1, 1, compiled=True, layer=half)), passes))
+    found = regions_of(named(timeline_of(trace(1, 1, compiled=True, layer=half)), passes))
     assert [region for name, region in found if name == "copy"] == ["other kernels"]
     assert [region for name, region in found if name == "flash"] == ["attention_kernel", "cross_attention_kernel"] * 2
 
@@ -481,12 +475,12 @@ def test_a_kernel_that_the_compiler_changed_is_the_same_kernel(eager: str, compi
 
 def test_passes_without_launches_are_told_apart_by_names_alone() -> None:
     passes = tuple(msgspec.structs.replace(one, launches=()) for one in eager_passes())
-    found = regions_of(named(device_timeline(trace(1, 1, compiled=True)), passes))
+    found = regions_of(named(timeline_of(trace(1, 1, compiled=True)), passes))
     assert {region for name, region in found if name == "flash"} == {"attention kernels"}
 
 
 def test_a_pass_that_differs_is_told_apart_by_names_alone() -> None:
-    bare = device_timeline(trace(2, 2, compiled=True, flash=3))
+    bare = timeline_of(trace(2, 2, compiled=True, flash=3))
     kinds = {"compiled_gemm": "matrix products", "flash": "attention kernels", "tile": "other kernels"}
     expected = [(name, kinds[name]) for name, _ in regions_of(bare)]
     assert regions_of(named(bare, eager_passes())) == expected
@@ -494,6 +488,6 @@ def test_a_pass_that_differs_is_told_apart_by_names_alone() -> None:
 
 
 def test_the_answer_has_no_norms_where_a_pass_is_compiled() -> None:
-    found = named(device_timeline(trace(2, 2, compiled=True)), eager_passes())
+    found = named(timeline_of(trace(2, 2, compiled=True)), eager_passes())
     parts = {part_of(Label(found.paths[number], "kernel")) for number in found.path.tolist()}
     assert parts == {Part.ATTENTION_KERNEL, Part.ATTENTION_AROUND, Part.CROSS_ATTENTION, Part.MATRIX}

@@ -32,12 +32,11 @@ from strobe.perf.analysis.device.kernels import KernelRow, kernel_row
 from strobe.perf.analysis.runs.timeline import (
     NOT_LINKED,
     OUTSIDE,
-    DeviceTimeline,
-    HostTimeline,
     Partition,
     Passes,
     Path,
     Replays,
+    Timeline,
     block_slices,
     layer_of,
     partition_of,
@@ -220,12 +219,8 @@ def breakdown(trace: Trace, passes: Passes = ()) -> Breakdown:
     Raises:
         DataError: no frame blocks, or frame blocks that cannot be told apart.
     """
-    timeline, replays = timeline_of(trace, layers=True), None
-    calls = _entered(timeline)
-    if isinstance(timeline, DeviceTimeline):
-        timeline, replays = relabelled(timeline, passes, layers=True)
-        if replays is not None:
-            calls += replays.entered
+    timeline, replays = relabelled(timeline_of(trace, layers=True), passes, layers=True)
+    calls = _entered(timeline) if replays is None else _entered(timeline) + replays.entered
     parts = partition_of(timeline)
     amounts: defaultdict[Place, Amount] = defaultdict(Amount)
     on_host = parts.device == "cpu"
@@ -254,20 +249,20 @@ def breakdown(trace: Trace, passes: Passes = ()) -> Breakdown:
     )
 
 
-def _entered(timeline: HostTimeline | DeviceTimeline) -> Counter[Path]:
+def _entered(timeline: Timeline) -> Counter[Path]:
     """Count the entries into each region inside the frame blocks, by path."""
     blocks = sorted((region.start_ns, region.end_ns) for region in timeline.trace.regions if region.name == FRAME_BLOCK)
     starts = [start for start, _ in blocks]
     found: Counter[Path] = Counter()
-    for region, number in zip(timeline.regions.regions, timeline.regions.of, strict=True):
-        path = timeline.regions.texts[number]
+    for region, number in zip(timeline.trace.regions, timeline.of, strict=True):
+        path = timeline.paths[number]
         position = bisect_right(starts, region.start_ns) - 1
         if path and path != OUTSIDE and path[-1] != DIT_FORWARD and position >= 0 and region.start_ns < blocks[position][1]:
             found[path] += 1
     return found
 
 
-def _gaps(timeline: HostTimeline | DeviceTimeline) -> Iterator[Gap]:
+def _gaps(timeline: Timeline) -> Iterator[Gap]:
     """Yield the idle stretches inside the frame blocks, by the pieces at their ends."""
     stretches: defaultdict[tuple[Place, Place], list[Counter[str]]] = defaultdict(list)
     before = end = Place(FRAME_BLOCK, ())

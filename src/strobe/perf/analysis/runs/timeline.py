@@ -121,39 +121,137 @@ Overlap: TypeAlias = tuple[str, Path, int]
 """Another thread, a path, and how long operators ran there during the frame blocks (such as the decoder's); they own no time."""
 
 
+_HOST_ACTIVITIES: Final = (GAP, OP)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RegionPaths:
-    """Our regions with their paths, and lookup of the path that is open on a thread at a moment.
+class Timeline:
+    """Timeline of the thread that runs the frame blocks, or of the device that they launched most work on.
 
     Args:
-        texts: the paths, `OUTSIDE` first and then `NOT_LINKED`; all others are different.
-        of: the path of each region, a position in `texts`.
+        device: `cpu` or `cuda:N`.
+        blocks, tiles: number and time of each frame block.
+        paths: paths of regions, all different, `OUTSIDE` first and then `NOT_LINKED`.
+        nesting, of: our regions, and the path of each, a position in `paths`.
+        operators: those of a CPU.
+        work: events of the device; none on a CPU.
+        path: path in which each of them was launched, a position in `paths`.
     """
 
-    regions: Sequence[Region]
-    texts: tuple[Path, ...]
-    of: Ints
+    trace: Trace
+    device: str
+    blocks: tuple[int, ...]
+    tiles: Intervals
+    thread: int
+    paths: tuple[Path, ...]
     nesting: Nesting
+    of: Ints
+    operators: Nesting
+    work: EventView
+    path: Ints
 
-    def at(self, thread: int, moments: Ints) -> Ints:
-        """Return the path that is open on the thread at each moment."""
-        return self._path_of(self.nesting.at(thread, moments))
+    @property
+    def labels(self) -> tuple[Label, ...]:
+        activities = ACTIVITIES if len(self.work) else _HOST_ACTIVITIES
+        return tuple(Label(path, activity) for path in self.paths for activity in activities)
 
-    def of_calls(self, hosts: HostEvents, host: NDArray[np.integer]) -> Ints:
-        """Return the path that each launch call starts in; `NOT_LINKED` for negative numbers, which are no calls."""
-        return np.where(host < 0, 1, self._path_of(self.nesting.of_calls(hosts, host)))
+    def pieces(self) -> LabelSlices:
+        """Tile the frame blocks; events are operators, or the device's. Its gaps have the path of the event that ends them."""
+        if not len(self.work):
+            return self._of_thread(self.thread)
+        tiles = self.tiles
+        slices = self.work.tile(self.trace, self._rank(), int(tiles.start[0]), int(tiles.end[-1]))
+        place = np.where(slices.event == NONE, self.paths.index(NOT_LINKED), self.path[slices.event])
+        return label_slices(self.work, slices, place, tiles)
 
-    def _path_of(self, region: Ints) -> Ints:
-        return np.append(self.of, 0)[region]  # NOWHERE is the last position
+    def _rank(self) -> NDArray[np.integer]:
+        """Return each event's rank for overlaps: attention kernel, attention section, other compute, memset, comm, copy."""
+        of_kind = np.array([_PRIORITY[kind] for kind in DEVICE_KINDS], np.int8)
+        of_path = np.array([0 if ATTENTION_KERNEL in path else 1 for path in self.paths], np.int8)
+        attention = np.array([ATTENTION in path for path in self.paths])
+        first = (self.work.kind == DEVICE_KINDS.index(KERNEL)) & attention[self.path]
+        return np.where(first, of_path[self.path], of_kind[self.work.kind])
+
+    def _of_thread(self, thread: int) -> LabelSlices:
+        tiles = self.tiles
+        begin, stop = int(tiles.start[0]), int(tiles.end[-1])
+        none = tiles.start[:0]
+        changes = [nesting.cuts.moments.get(thread, none) for nesting in (self.operators, self.nesting)]
+        edges = np.unique(np.concatenate((tiles.start, tiles.end, *changes)))
+        edges = edges[(edges >= begin) & (edges <= stop)]
+        start, end = edges[:-1], edges[1:]
+        operator = self.operators.at(thread, start)
+        label = self._host_label(thread, start) + (operator != NOWHERE)
+        return cut_at(LabelSlices(start, end, np.zeros_like(start), label, operator), tiles)
+
+    def _host_label(self, thread: int, moments: Ints) -> Ints:
+        """Return the first label of the path that is open on a thread at each moment, a position in `labels`."""
+        return len(_HOST_ACTIVITIES) * np.append(self.of, 0)[self.nesting.at(thread, moments)]  # NOWHERE is the last position
+
+    def calls(self, exclusive: Ints) -> Iterator[RegionCall]:
+        """Yield the calls that start in a frame block or own time in one, given the time each owns."""
+        work, ops, labels = self.work, self.trace.ops, self.labels
+        if len(work):
+            names, name, start, end = self.trace.device_events.names, work.name, work.start, work.end
+            label, mine = len(ACTIVITIES) * self.path + work.kind, np.bool_(True)
+        else:
+            names, name, start, end = ops.names, np.asarray(ops.name), column(ops.start_ns), column(ops.end_ns)
+            label, mine = self._host_label(self.thread, start) + 1, column(ops.thread) == self.thread
+        chosen = np.flatnonzero(mine & ((exclusive > 0) | (tile_of(start, self.tiles) != NONE)))
+        columns = (each[chosen].tolist() for each in (name, label, end - start, exclusive))
+        for at, number, duration, owned in zip(*columns, strict=True):
+            yield RegionCall(names[at], labels[number], duration, owned)
+
+    def overlap(self) -> Iterator[Overlap]:
+        """Yield what the other threads of a CPU did during the frame blocks."""
+        labels = self.labels
+        for thread in () if len(self.work) else sorted(set(self.trace.ops.thread) - {self.thread}):
+            busy: Counter[Path] = Counter()
+            for start, end, label, operator in _rows(self._of_thread(thread), labels, None):
+                if operator != NONE:
+                    busy[label.path] += end - start
+            for path, busy_ns in sorted(busy.items()):
+                yield self.trace.threads[thread], path, busy_ns
 
 
-def region_paths(regions: Sequence[Region], *, layers: bool) -> RegionPaths:
-    """Find the path of each region; the regions are in order of start.
-
-    Every layer of a pass begins with its attention section, so a section's number in its pass is that of the layer.
+def timeline_of(trace: Trace, *, layers: bool = False) -> Timeline:
+    """Return the timeline of the busiest device, or of the thread that runs the frame blocks if the trace has no device events.
 
     Args:
-        layers: a path names the layer too, `layer 3` right behind `dit_forward`.
+        layers: the paths of labels name the layer too, `layer 3` right behind `dit_forward`.
+
+    Raises:
+        DataError: no frame blocks, frame blocks of more than one clip, or frame blocks that launched nothing on the device.
+    """
+    blocks = [region for region in trace.regions if region.name == FRAME_BLOCK]
+    if not blocks:
+        raise DataError(f"{trace.path}: no strobe::{FRAME_BLOCK} spans; trace a streaming run with its spans recorded")
+    threads = {region.thread for region in blocks}
+    indices = [position if region.index is None else region.index for position, region in enumerate(blocks)]
+    if len(threads) > 1 or any(after <= before for before, after in pairwise(indices)):
+        found = f"frame blocks {indices} on {len(threads)} thread(s)"
+        raise DataError(f"{trace.path}: {found} are not one clip; trace one clip per file")
+    events, (paths, of, nesting) = trace.device_events, _region_paths(trace.regions, layers=layers)
+    on_host = Timeline(
+        trace=trace,
+        device="cpu",
+        blocks=tuple(indices),
+        tiles=_tiles(indices, [region.start_ns for region in blocks], [region.end_ns for region in blocks]),
+        thread=threads.pop(),
+        paths=paths,
+        nesting=nesting,
+        of=of,
+        operators=nest(HostEvents.from_rows(()) if len(events) else trace.ops),
+        work=EventView(events=events, rows=slice(0, 0)),
+        path=of[:0],
+    )
+    return _on_device(on_host) if len(events) else on_host
+
+
+def _region_paths(regions: Sequence[Region], *, layers: bool) -> tuple[tuple[Path, ...], Ints, Nesting]:
+    """Return all paths of regions, that of each, and how they lie in each other; the regions are in order of start.
+
+    Every layer of a pass begins with its attention section, so a section's number in its pass is that of the layer.
     """
     rows = (HostEvent(region.name, region.start_ns, region.end_ns, region.thread) for region in regions)
     nesting = nest(HostEvents.from_rows(rows))
@@ -173,34 +271,7 @@ def region_paths(regions: Sequence[Region], *, layers: bool) -> RegionPaths:
         paths.append(path)
     numbers: dict[Path, int] = {OUTSIDE: 0, NOT_LINKED: 1}
     of = np.array([numbers.setdefault(path, len(numbers)) for path in paths], np.int64)
-    return RegionPaths(regions=regions, texts=tuple(numbers), of=of, nesting=nesting)
-
-
-def timeline_of(trace: Trace, *, layers: bool = False) -> HostTimeline | DeviceTimeline:
-    """Return the timeline of the busiest device, or of the thread that runs the frame blocks if the trace has no device events.
-
-    Args:
-        layers: the paths of labels name the layer too, `layer 3` right behind `dit_forward`.
-
-    Raises:
-        DataError: no frame blocks, frame blocks of more than one clip, or frame blocks that launched nothing on the device.
-    """
-    blocks = [region for region in trace.regions if region.name == FRAME_BLOCK]
-    if not blocks:
-        raise DataError(f"{trace.path}: no strobe::{FRAME_BLOCK} spans; trace a streaming run with its spans recorded")
-    threads = {region.thread for region in blocks}
-    indices = [position if region.index is None else region.index for position, region in enumerate(blocks)]
-    if len(threads) > 1 or any(after <= before for before, after in pairwise(indices)):
-        found = f"frame blocks {indices} on {len(threads)} thread(s)"
-        raise DataError(f"{trace.path}: {found} are not one clip; trace one clip per file")
-    starts = [region.start_ns for region in blocks]
-    tiles = _tiles(indices, starts, [region.end_ns for region in blocks])
-    regions, thread = region_paths(trace.regions, layers=layers), threads.pop()
-    if len(trace.device_events):
-        return _device_timeline(trace, regions, (indices, tiles), thread)
-    return HostTimeline(
-        trace=trace, regions=regions, blocks=tuple(indices), tiles=tiles, thread=thread, operators=nest(trace.ops)
-    )  # fmt: skip
+    return tuple(numbers), of, nesting
 
 
 def _tiles(indices: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -> Intervals:
@@ -215,130 +286,6 @@ def _tiles(indices: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -
     return Intervals(np.array(starts, np.int64), np.array(found, np.int64))
 
 
-_HOST_ACTIVITIES: Final = (GAP, OP)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HostTimeline:
-    """Timeline of the thread that runs the frame blocks; other threads lie beside it.
-
-    Args:
-        blocks, tiles: number and time of each frame block.
-    """
-
-    trace: Trace
-    regions: RegionPaths
-    blocks: tuple[int, ...]
-    tiles: Intervals
-    thread: int
-    operators: Nesting
-
-    @property
-    def device(self) -> str:
-        return "cpu"
-
-    @property
-    def num_events(self) -> int:
-        return len(self.trace.ops)
-
-    @property
-    def labels(self) -> tuple[Label, ...]:
-        return tuple(Label(path, activity) for path in self.regions.texts for activity in _HOST_ACTIVITIES)
-
-    def pieces(self) -> LabelSlices:
-        """Tile the frame blocks; events are operators."""
-        return self._of_thread(self.thread)
-
-    def _of_thread(self, thread: int) -> LabelSlices:
-        tiles = self.tiles
-        begin, stop = int(tiles.start[0]), int(tiles.end[-1])
-        none = tiles.start[:0]
-        changes = [nesting.cuts.moments.get(thread, none) for nesting in (self.operators, self.regions.nesting)]
-        edges = np.unique(np.concatenate((tiles.start, tiles.end, *changes)))
-        edges = edges[(edges >= begin) & (edges <= stop)]
-        start, end = edges[:-1], edges[1:]
-        operator = self.operators.at(thread, start)
-        label = len(_HOST_ACTIVITIES) * self.regions.at(thread, start) + (operator != NOWHERE)
-        return cut_at(LabelSlices(start, end, np.zeros_like(start), label, operator), tiles)
-
-    def calls(self, exclusive: Ints) -> Iterator[RegionCall]:
-        """Yield the calls that start in a frame block or own time in one, given the time each owns."""
-        ops = self.trace.ops
-        start, mine = column(ops.start_ns), column(ops.thread) == self.thread
-        chosen = np.flatnonzero(mine & ((exclusive > 0) | (tile_of(start, self.tiles) != NONE)))
-        paths = self.regions.at(self.thread, start[chosen]).tolist()
-        for i, path in zip(chosen.tolist(), paths, strict=True):
-            op = ops[i]
-            label = Label(self.regions.texts[path], OP)
-            yield RegionCall(op.name, label, op.end_ns - op.start_ns, int(exclusive[i]))
-
-    def overlap(self) -> Iterator[Overlap]:
-        """Yield what the other threads did during the frame blocks."""
-        labels = self.labels
-        for thread in sorted(set(self.trace.ops.thread) - {self.thread}):
-            busy: Counter[Path] = Counter()
-            for start, end, label, operator in _rows(self._of_thread(thread), labels, None):
-                if operator != NONE:
-                    busy[label.path] += end - start
-            for path, busy_ns in sorted(busy.items()):
-                yield self.trace.threads[thread], path, busy_ns
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DeviceTimeline:
-    """Timeline of one device.
-
-    Args:
-        blocks, tiles: number and time of each frame block.
-        paths: paths of regions, all different.
-        path: path in which each of its events was launched, a position in `paths`.
-    """
-
-    trace: Trace
-    regions: RegionPaths
-    blocks: tuple[int, ...]
-    tiles: Intervals
-    device: str
-    work: EventView
-    paths: tuple[Path, ...]
-    path: Ints
-
-    @property
-    def num_events(self) -> int:
-        return len(self.work)
-
-    @property
-    def labels(self) -> tuple[Label, ...]:
-        return tuple(Label(path, activity) for path in self.paths for activity in ACTIVITIES)
-
-    def pieces(self) -> LabelSlices:
-        """Tile the frame blocks; events count into the device's. A gap has the path of the event that ends it."""
-        tiles = self.tiles
-        slices = self.work.tile(self.trace, self._rank(), int(tiles.start[0]), int(tiles.end[-1]))
-        place = np.where(slices.event == NONE, self.paths.index(NOT_LINKED), self.path[slices.event])
-        return label_slices(self.work, slices, place, tiles)
-
-    def _rank(self) -> NDArray[np.integer]:
-        """Return each event's rank for overlaps: attention kernel, attention section, other compute, memset, comm, copy."""
-        of_kind = np.array([_PRIORITY[kind] for kind in DEVICE_KINDS], np.int8)
-        of_path = np.array([0 if ATTENTION_KERNEL in path else 1 for path in self.paths], np.int8)
-        attention = np.array([ATTENTION in path for path in self.paths])
-        first = (self.work.kind == DEVICE_KINDS.index(KERNEL)) & attention[self.path]
-        return np.where(first, of_path[self.path], of_kind[self.work.kind])
-
-    def calls(self, exclusive: Ints) -> Iterator[RegionCall]:
-        chosen = np.flatnonzero((exclusive > 0) | (tile_of(self.work.start, self.tiles) != NONE))
-        own, names, labels = self.work.at(chosen), self.trace.device_events.names, self.labels
-        label = (self.path[chosen] * len(ACTIVITIES) + own.kind).tolist()
-        rows = zip(own.name.tolist(), label, (own.end - own.start).tolist(), exclusive[chosen].tolist(), strict=True)
-        for name, number, duration, owned in rows:
-            yield RegionCall(names[name], labels[number], duration, owned)
-
-    def overlap(self) -> Iterator[Overlap]:
-        """Yield nothing: the device's timeline includes all of its streams."""
-        return iter(())
-
-
 def _rows(pieces: LabelSlices, labels: Sequence[Label], window: int | None) -> Iterable[tuple[int, int, Label, int]]:
     """Yield start, end, label and event of each piece, of all windows or of one."""
     some = slice(None) if window is None else pieces.tile == window
@@ -346,13 +293,13 @@ def _rows(pieces: LabelSlices, labels: Sequence[Label], window: int | None) -> I
     return zip(start, end, map(labels.__getitem__, number), event, strict=True)
 
 
-def _device_timeline(trace: Trace, regions: RegionPaths, on_host: tuple[Sequence[int], Intervals], thread: int) -> DeviceTimeline:
+def _on_device(timeline: Timeline) -> Timeline:
     """Move the frame blocks from the host to a device: each starts with the first device event that it launched."""
-    indices, tiles = on_host
+    trace, indices = timeline.trace, timeline.blocks
     events, host = trace.device_events, np.asarray(trace.device_events.host)
     launched = np.flatnonzero(host >= 0)
-    block = tile_of(column(events.hosts.start_ns)[host[launched]], tiles)
-    inside = (block != NONE) & (column(events.hosts.thread)[host[launched]] == thread)
+    block = tile_of(column(events.hosts.start_ns)[host[launched]], timeline.tiles)
+    inside = (block != NONE) & (column(events.hosts.thread)[host[launched]] == timeline.thread)
     launched, block = launched[inside], block[inside]
     device = np.asarray(events.device)[launched]
     devices, counts = np.unique(device, return_counts=True)
@@ -368,17 +315,10 @@ def _device_timeline(trace: Trace, regions: RegionPaths, on_host: tuple[Sequence
         raise DataError(f"{trace.path}: frame blocks {idle} launched no work on cuda:{number}; trace whole frame blocks")
     # a frame block may be overtaken by the one before: then it is empty, never negative
     starts = np.maximum.accumulate(first)
-    work = dict(events_by_device(trace))[number]
-    return DeviceTimeline(
-        trace=trace,
-        regions=regions,
-        blocks=tuple(indices),
-        tiles=_tiles(indices, starts.tolist(), np.maximum(starts, last).tolist()),
-        device=f"cuda:{number}",
-        work=work,
-        paths=regions.texts,
-        path=regions.of_calls(events.hosts, work.host),
-    )
+    tiles, work = _tiles(indices, starts.tolist(), np.maximum(starts, last).tolist()), dict(events_by_device(trace))[number]
+    region = timeline.nesting.of_calls(events.hosts, work.host)
+    path = np.where(work.host < 0, timeline.paths.index(NOT_LINKED), np.append(timeline.of, 0)[region])
+    return replace(timeline, device=f"cuda:{number}", tiles=tiles, work=work, path=path)
 
 
 # Cuts the time of a trace into frame blocks and each frame block into labels, exactly.
@@ -431,9 +371,9 @@ class Partition:
         return summed(tile.owned for tile in self.tiles)
 
 
-def partition_of(timeline: HostTimeline | DeviceTimeline) -> Partition:
+def partition_of(timeline: Timeline) -> Partition:
     """Cut a timeline into its frame blocks and labels."""
-    owned, exclusive = sums(timeline.pieces(), timeline.tiles, timeline.labels, timeline.num_events)
+    owned, exclusive = sums(timeline.pieces(), timeline.tiles, timeline.labels, len(timeline.work) or len(timeline.trace.ops))
     return Partition(
         device=timeline.device,
         tiles=tiles_of(timeline.blocks, timeline.tiles, owned),
@@ -442,7 +382,7 @@ def partition_of(timeline: HostTimeline | DeviceTimeline) -> Partition:
     )
 
 
-def block_slices(timeline: HostTimeline | DeviceTimeline, index: int | None = None) -> Iterator[Slice]:
+def block_slices(timeline: Timeline, index: int | None = None) -> Iterator[Slice]:
     """Yield the slices of a timeline that tile its frame blocks in order, or one of them.
 
     Raises:
@@ -455,7 +395,7 @@ def block_slices(timeline: HostTimeline | DeviceTimeline, index: int | None = No
         window = held.index(index)
     events: HostEvents | DeviceEvents = trace.ops
     position: Sequence[int] = range(len(events))
-    if isinstance(timeline, DeviceTimeline):
+    if len(timeline.work):
         events, position = trace.device_events, timeline.work.position.tolist()
     for start, end, label, row in _rows(timeline.pieces(), timeline.labels, window):
         at = None if row == NONE else position[row]
@@ -565,7 +505,7 @@ _Match: TypeAlias = tuple[Fraction, Sequence[int | None], EagerPass]
 """Share of a replay's kernels that stand in a pass, and of each, stream by stream, its number there (None if it is not)."""
 
 
-def relabelled(timeline: DeviceTimeline, passes: Passes, *, layers: bool) -> tuple[DeviceTimeline, Replays | None]:
+def relabelled(timeline: Timeline, passes: Passes, *, layers: bool) -> tuple[Timeline, Replays | None]:
     """Give the kernels of graph launches the paths that they have without graphs.
 
     Args:
@@ -634,7 +574,7 @@ def _reason(no_passes: bool, left: int, best: Fraction) -> str:
     )
 
 
-def _graph_launches(timeline: DeviceTimeline) -> list[list[int]]:
+def _graph_launches(timeline: Timeline) -> list[list[int]]:
     """Return the device events of each graph launch inside the frame blocks, in order of start."""
     work = timeline.work
     unstaged = np.array([text in ((), OUTSIDE, NOT_LINKED) for text in timeline.paths])
@@ -647,14 +587,14 @@ def _graph_launches(timeline: DeviceTimeline) -> list[list[int]]:
     return [sorted(found, key=lambda row: int(ordinal[row])) for found in of_call.values() if len(found) >= _FEWEST]
 
 
-def names_of(timeline: DeviceTimeline, rows: Sequence[int]) -> tuple[str, ...]:
+def names_of(timeline: Timeline, rows: Sequence[int]) -> tuple[str, ...]:
     """Return the normalised kernel names of some events; a copy has the same name in a graph and without."""
     names, own = timeline.trace.device_events.names, timeline.work.name
     groups = (kernel_name(names[own[row]]).group for row in rows)
     return tuple(_COPY if _COPIER.fullmatch(group) else group for group in groups)
 
 
-def launches_of(timeline: DeviceTimeline, rows: Sequence[int]) -> tuple[str, ...]:
+def launches_of(timeline: Timeline, rows: Sequence[int]) -> tuple[str, ...]:
     """Return the full kernel names of some events, each with grid and block."""
     events, work = timeline.trace.device_events, timeline.work
     return tuple(f"{kernel_name(events.names[work.name[row]]).full} {events.shapes[work.shape[row]]}" for row in rows)
@@ -663,18 +603,18 @@ def launches_of(timeline: DeviceTimeline, rows: Sequence[int]) -> tuple[str, ...
 def passes_of(trace: Trace) -> Passes:
     """Return all distinct passes of a run without graphs."""
     timeline = timeline_of(trace, layers=True)
-    if not isinstance(timeline, DeviceTimeline):
+    if not len(timeline.work):
         return ()
-    regions, stage = timeline.regions, list[int]()  # the stage that each region is or lies in
+    stage = list[int]()  # the stage that each region is or lies in
     entered: defaultdict[int, Counter[Path]] = defaultdict(Counter)
-    for number, parent in enumerate(regions.nesting.parent.tolist()):
-        path = regions.texts[regions.of[number]]
+    for number, parent in enumerate(timeline.nesting.parent.tolist()):
+        path = timeline.paths[timeline.of[number]]
         above = NOWHERE if parent == NOWHERE else stage[parent]
         stage.append(number if len(path) == 1 and path != OUTSIDE else above)
         if len(path) > 1 and path[-1] != DIT_FORWARD:
             entered[stage[number]][path] += 1
     hosts, launched = trace.device_events.hosts, defaultdict[int, list[tuple[int, int]]](list)
-    owner = regions.nesting.of_calls(hosts, timeline.work.host)
+    owner = timeline.nesting.of_calls(hosts, timeline.work.host)
     for row, (number, host) in enumerate(
         zip(np.append(stage, NOWHERE)[owner].tolist(), timeline.work.host.tolist(), strict=True)
     ):
@@ -683,7 +623,7 @@ def passes_of(trace: Trace) -> Passes:
     threads = list(dict.fromkeys(region.thread for region in trace.regions))
     passes: dict[tuple[str, tuple[str, ...]], EagerPass] = {}
     for number in sorted(launched, key=lambda each: (threads.index(trace.regions[each].thread), each)):
-        (name,) = regions.texts[regions.of[number]]
+        (name,) = timeline.paths[timeline.of[number]]
         order = [row for _, row in sorted(launched[number])]
         names = names_of(timeline, order)
         if (name, names) not in passes:
@@ -703,7 +643,7 @@ def passes_of(trace: Trace) -> Passes:
     return tuple(passes.values())
 
 
-def _streams(timeline: DeviceTimeline, launch: Sequence[int]) -> tuple[list[int], _Streams]:
+def _streams(timeline: Timeline, launch: Sequence[int]) -> tuple[list[int], _Streams]:
     """Return the events of a replay, and their names, stream by stream."""
     stream = timeline.work.stream
     found: defaultdict[int, list[int]] = defaultdict(list)
@@ -779,7 +719,7 @@ class _Kernel(NamedTuple):
     marked: str
 
 
-def named(timeline: DeviceTimeline, passes: Passes) -> DeviceTimeline:
+def named(timeline: Timeline, passes: Passes) -> Timeline:
     """Label the kernels of attention operators in compiled passes with the regions of the uncompiled pass.
 
     A pass that does not launch exactly the attention kernels of an uncompiled one is labelled by kernel names alone.
@@ -847,7 +787,7 @@ def _by_launch(own: Sequence[_Kernel], key: Sequence[_Kernel]) -> dict[int, Path
     return {row: path for text, found in alike.items() for row, path in zip(found, paths[text], strict=True)}
 
 
-def _by_pass(timeline: DeviceTimeline) -> list[list[_Kernel]]:
+def _by_pass(timeline: Timeline) -> list[list[_Kernel]]:
     """Return the kernels of each pass in the order in which they ran, frame block by frame block."""
     starts = timeline.tiles.start.tolist()
     whole = np.array([DIT_FORWARD in text for text in timeline.paths])
