@@ -141,9 +141,11 @@ def _orders(study: SpeedupStudy) -> Iterator[str]:
         if side.other_run:
             yield f"{side.name}: log and trace are of different runs: {side.other_run}"
         inner = [
-            (word, got) for word, got in (("kernel", side.kernel()), ("section", side.section())) if not isinstance(got, str)
+            (word, got)
+            for word, got in (("kernel", side.times("kernel")), ("section", side.times("section")))
+            if not isinstance(got, str)
         ]
-        call, stage = side.call(), side.timed_stage()
+        call, stage = side.times("attention"), side.times("stage")
         if isinstance(call, str):
             continue
         for word, got in inner:

@@ -191,7 +191,7 @@ def _two_accounts(traced: Ledger, unit: str) -> str:
 def _calls_in_sections(study: SpeedupStudy) -> Iterator[str]:
     """Yield notes where focal time inside the sections differs from the mean of all focal calls."""
     for side in study.sides:
-        inside, kernel, own = side.focal_in_section(), side.kernel(), side.chosen
+        inside, kernel, own = side.focal_in_section(), side.times("kernel"), side.chosen
         if inside is None or isinstance(kernel, str) or own is None or own.sections is None or inside == kernel.mean_ns:
             continue
         yield (
