@@ -324,10 +324,7 @@ def branched(draw: st.DrawFn) -> tuple[Trace, EagerPass, dict[int, Regions]]:
         start = 100 + 10 * at
         places[start] = paths[before + at]
         events.append(DeviceEvent(layer[inside], "kernel", start, start + 9, 0, stream_of, at, call))
-    regions = tuple(
-        Region(name=name, index=0, start_ns=start, end_ns=end, thread=0)
-        for name, start, end in (("frame_block", 0, 90), (STAGE, 5, 80))
-    )
+    regions = _region("frame_block", 0, 90, 0), _region(STAGE, 5, 80, 0)
     return trace_of(events, regions=regions), EagerPass(stage=STAGE, names=tuple(names), paths=tuple(paths), entered=()), places
 
 
@@ -346,17 +343,13 @@ def test_a_copy_that_a_graph_makes_a_kernel_is_still_that_copy(inside: str) -> N
     """A pass of many copies, such as one that measures means and scales: without it too few kernels would match."""
 
     def with_copies(trace: Trace, name: str) -> Trace:
-        rows = [replace_name(event, name) if event.name == "add" else event for event in trace.device_events]
+        rows = [event._replace(name=name) if event.name == "add" else event for event in trace.device_events]
         return replace(trace, device_events=DeviceEvents.from_rows(rows))
 
     eager = with_copies(stream(Recorder(), blocks=2), "Memcpy DtoD (Device -> Device)")
     graph = with_copies(stream(Recorder(), blocks=2, graphs=True), inside)
     assert inside in {event.name for event in graph.device_events}
     assert parts(graph, passes_of(eager)) == parts(eager, ())
-
-
-def replace_name(event: DeviceEvent, name: str) -> DeviceEvent:
-    return event._replace(name=name)
 
 
 LAYER = (("gemm", "attention"), ("tile", "attention/attention_tile"), ("flash", "attention/attention_kernel"),
@@ -373,11 +366,7 @@ def trace(
 ) -> Trace:
     """Forward passes, kernel by kernel. Compiled, the layers have no regions but the innermost in `marked`, and their products
     other names; `flash` attention kernels are left out of each pass at the end. A name is followed by its grid: `flash 64`."""
-    regions, events, clock = [], [], 0
-
-    def region(name: str, index: int | None, start: int, end: int) -> Region:
-        return Region(name=name, index=index, start_ns=start, end_ns=end, thread=0)
-
+    outer, inner, events, clock = [], [], [], 0
     for step in range(steps):
         begun, kernels = clock, list(layer) * layers
         if flash is not None:
@@ -387,17 +376,12 @@ def trace(
             called = HostEvent("cudaLaunchKernel", start, start + 2, 0)
             for depth, part in enumerate(path.split("/")):
                 if not compiled or part in marked:
-                    regions.append(region(part, None, start - (depth == 0), start + 5 - depth))
+                    inner.append(_region(part, start - (depth == 0), start + 5 - depth))
             shown, _, grid = (f"compiled_{name}" if compiled and name == "gemm" else name).partition(" ")
             events.append(DeviceEvent(shown, "kernel", 1_000 + start, 1_000 + start + 8, 0, 7, len(events), called, grid))
-        regions += [region("frame_block", step, begun, clock), region("denoise_step", step, begun, clock)]
-        regions += [region("dit_forward", None, begun, clock)]
+        outer += [_region(name, begun, clock, step) for name in ("frame_block", "denoise_step", "dit_forward")]
         clock += 5
-    order = sorted(regions, key=lambda each: (each.start_ns, -each.end_ns))
-    nested = [each for each in order if each.name in ("frame_block", "denoise_step", "dit_forward")]
-    nested += [each for each in order if each not in nested]
-    nested.sort(key=lambda each: (each.start_ns, -each.end_ns))
-    return trace_of(events, regions=tuple(nested))
+    return trace_of(events, regions=tuple(sorted((*outer, *inner), key=lambda each: (each.start_ns, -each.end_ns))))
 
 
 def regions_of(found: Timeline) -> list[tuple[str, str]]:
