@@ -14,7 +14,7 @@ from fractions import Fraction
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path as FilePath
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -701,22 +701,10 @@ def _matched(streams: _Streams, one: EagerPass) -> _Match:
 # what its kernels are. All other kernels are labelled by the kind of work in their names.
 
 
-class _Kernel(NamedTuple):
-    """A kernel of a pass.
-
-    Args:
-        row: in the timeline of the compiled run; -1 in the uncompiled pass.
-        path: regions it was launched in.
-        name: normalised.
-        launch: full name with grid and block, without what a compiler may change.
-        marked: the attention operator's region that a compiled run marked around it; empty for none.
-    """
-
-    row: int
-    path: Path
-    name: str
-    launch: str
-    marked: str
+W = TypeVar("W", int, Path)
+_Kernel: TypeAlias = tuple[W, str, str]
+"""A kernel of a pass: its row in the timeline, or in the uncompiled pass the regions it was launched in; its normalised name; and
+full name with grid and block, without what a compiler may change."""
 
 
 def named(timeline: Timeline, passes: Passes) -> Timeline:
@@ -731,19 +719,20 @@ def named(timeline: Timeline, passes: Passes) -> Timeline:
     whole = {path[-1]: without_layers(path) for one in passes for path in one.paths if path[-1] in ATTENTION_OPERATOR}
     texts, names_at = timeline.trace.device_events.names, timeline.work.name
     for kernels in _by_pass(timeline):
-        marked = {(each.name, each.marked) for each in kernels if each.marked}
-        found = {each.row: whole[each.marked] for each in kernels if each.marked in whole}
-        own = [each for each in kernels if not each.marked and (each.name in told or _is_attention(each.name))]
+        innermost = {row: timeline.paths[timeline.path[row]][-1] for row, *_ in kernels}
+        marked = {row: region for row, region in innermost.items() if region in ATTENTION_OPERATOR}
+        known = {(name, marked[row]) for row, name, _ in kernels if row in marked}
+        found = {row: whole[region] for row, region in marked.items() if region in whole}
+        own = [each for each in kernels if each[0] not in marked and (each[1] in told or _is_attention(each[1]))]
         for one in passes:
-            key = [each for each in _key(one, told) if (each.name, each.path[-1]) not in marked]
-            if matched := _by_launch(own, key):
+            if matched := _by_launch(own, [each for each in _key(one, told) if (each[1], each[0][-1]) not in known]):
                 found |= matched
                 break
-        for each in kernels:
-            kind, around = kernel_part(texts[names_at[each.row]]).value, timeline.paths[path[each.row]]
-            text = found.get(each.row, around)
+        for row, *_ in kernels:
+            kind, around = kernel_part(texts[names_at[row]]).value, timeline.paths[path[row]]
+            text = found.get(row, around)
             at = text.index(DIT_FORWARD) + 1  # so that a side whose passes are told apart by name alone can be met there
-            path[each.row] = numbers.setdefault((*text[:at], kind, *text[at:]), len(numbers))
+            path[row] = numbers.setdefault((*text[:at], kind, *text[at:]), len(numbers))
     return replace(timeline, paths=tuple(numbers), path=path)
 
 
@@ -756,46 +745,46 @@ def _told_apart(passes: Iterable[EagerPass]) -> frozenset[str]:
     return frozenset(name for name, regions in stood.items() if regions <= ATTENTION_KERNELS)
 
 
-def _key(one: EagerPass, names: frozenset[str]) -> list[_Kernel]:
+def _key(one: EagerPass, names: frozenset[str]) -> list[_Kernel[Path]]:
     """Return the attention kernels of an uncompiled pass in order of launch."""
-    launches = one.launches or ("",) * len(one.names)
-    kernels = zip(one.names, one.paths, launches, strict=True)
-    found = [_Kernel(-1, without_layers(path), name, comparable(launch), "") for name, path, launch in kernels]
-    return [each for each in found if each.name in names or _is_attention(each.name)]
+    kernels = zip(one.paths, one.names, one.launches or ("",) * len(one.names), strict=True)
+    return [
+        (without_layers(path), name, comparable(launch)) for path, name, launch in kernels if name in names or _is_attention(name)
+    ]
 
 
 def _is_attention(name: str) -> bool:
     return kernel_part(name) is Part.OTHER_ATTENTION
 
 
-def _by_launch(own: Sequence[_Kernel], key: Sequence[_Kernel]) -> dict[int, Path]:
+def _by_launch(own: Sequence[_Kernel[int]], key: Sequence[_Kernel[Path]]) -> dict[int, Path]:
     """Match kernels launch by launch; empty unless each launch of a kernel that computes attention is there as often.
 
     If the uncompiled pass has no such kernel, each launch of any kernel must be there as often.
     """
-    if not all(each.launch for each in key):
+    if not all(launch for *_, launch in key):
         return {}
     rows, paths = defaultdict[str, list[int]](list), defaultdict[str, list[Path]](list)
-    for each in own:
-        rows[each.launch].append(each.row)
-    for each in key:
-        paths[each.launch].append(each.path)
-    needed = {each.launch for each in (*own, *key) if _is_attention(each.name)} or {*rows, *paths}
+    for row, _, launch in own:
+        rows[launch].append(row)
+    for path, _, launch in key:
+        paths[launch].append(path)
+    needed = {launch for _, name, launch in (*own, *key) if _is_attention(name)} or {*rows, *paths}
     if any(len(rows[text]) != len(paths[text]) for text in needed):
         return {}
     alike = {text: found for text, found in rows.items() if len(found) == len(paths[text])}
     return {row: path for text, found in alike.items() for row, path in zip(found, paths[text], strict=True)}
 
 
-def _by_pass(timeline: Timeline) -> list[list[_Kernel]]:
+def _by_pass(timeline: Timeline) -> list[list[_Kernel[int]]]:
     """Return the kernels of each pass in the order in which they ran, frame block by frame block."""
     starts = timeline.tiles.start.tolist()
     whole = np.array([DIT_FORWARD in text for text in timeline.paths])
     rows = np.flatnonzero(whole[timeline.path])
     rows = rows[np.argsort(timeline.work.start[rows], kind="stable")].tolist()
-    found: list[list[_Kernel]] = [[] for _ in starts]
+    found: list[list[_Kernel[int]]] = [[] for _ in starts]
     for row, name, launch in zip(rows, names_of(timeline, rows), launches_of(timeline, rows), strict=True):
-        at, path = bisect_right(starts, int(timeline.work.start[row])) - 1, timeline.paths[timeline.path[row]]
+        at = bisect_right(starts, int(timeline.work.start[row])) - 1
         if at >= 0:
-            found[at].append(_Kernel(row, path, name, comparable(launch), path[-1] if path[-1] in ATTENTION_OPERATOR else ""))
+            found[at].append((row, name, comparable(launch)))
     return found
