@@ -16,7 +16,8 @@ from strobe.engine.graphs import Recorded
 from strobe.engine.model import Model
 from strobe.engine.presets import PRESETS, preset
 from strobe.engine.prompts import Switch
-from strobe.perf.analysis.ledger.account import ClipKind, Ledger, Part
+from strobe.perf.analysis.ledger.account import ClipKind, Ledger
+from strobe.perf.analysis.parts import Part
 from strobe.perf.records.store import read_run
 from strobe.perf.report.build import build_report
 from strobe.perf.report.findings import find

@@ -18,7 +18,8 @@ from strobe.engine.model import Model
 from strobe.engine.presets import PRESETS, preset
 from strobe.engine.prompts import Switch
 from strobe.models.wan.dit import CausalWan
-from strobe.perf.analysis.ledger.account import ClipKind, Ledger, Part
+from strobe.perf.analysis.ledger.account import ClipKind, Ledger
+from strobe.perf.analysis.parts import Part
 from strobe.perf.records.store import RunRecords, read_run
 from strobe.perf.report.findings import Finding, find
 from strobe.perf.report.study import Profile, load_study

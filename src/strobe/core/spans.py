@@ -115,8 +115,9 @@ NAMES: Final[dict[str, str]] = {
     FFN: "feed-forward, with its norm and gated residual",
     **PIECES,
 }
-
-
+FINE: Final = frozenset({DIT_FORWARD, ATTENTION, ATTENTION_KERNEL, CROSS_ATTENTION, FFN, DECODE_WAIT})
+"""Regions inside a pass, and waits of the host. On a GPU they and `PIECES` are left to the traced run, so that timing does not
+change what it times; on a CPU the clip's own thread adds up what it spends in them."""
 TRACEABLE: Final = tuple(name for name in NAMES if name != E2E)
 """Regions that a traced run can mark; a whole clip is never inside one."""
 

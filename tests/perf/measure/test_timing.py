@@ -16,7 +16,7 @@ from strobe.core.errors import ConfigError
 from strobe.core.spans import recording, span
 from strobe.perf.measure import timing
 from strobe.perf.measure.stats import paired_interval
-from strobe.perf.measure.timing import FINE, TimedRegion, TimingRecorder, palindrome, span_records, time_isolated
+from strobe.perf.measure.timing import TimedRegion, TimingRecorder, palindrome, span_records, time_isolated
 from strobe.perf.records.record import Clip
 
 CPU = torch.device("cpu")
@@ -71,14 +71,18 @@ def test_layers_are_timed_if_asked_for() -> None:
 
 @pytest.mark.parametrize(
     ("recorder", "more"),
-    [(TimingRecorder(CPU), frozenset()), (TimingRecorder(CPU, fine=True), FINE), (TimingRecorder(CPU, waits=True), frozenset())],
+    [
+        (TimingRecorder(CPU), frozenset()),
+        (TimingRecorder(CPU, fine=True), spans.FINE),
+        (TimingRecorder(CPU, waits=True), frozenset()),
+    ],
     ids=["plain", "fine", "waiting"],
 )
 def test_own_names_are_timed_and_pieces_of_a_pass_never(recorder: TimingRecorder, more: frozenset[str]) -> None:
     with recording(recorder):
         recorder.start_clip()
         with span("mine"):
-            for name in (*FINE, *spans.PIECES):
+            for name in (*spans.FINE, *spans.PIECES):
                 with span(name, 3):
                     pass
     assert {name for name, _ in record(recorder)} == {"mine", *more}

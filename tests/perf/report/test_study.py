@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from strobe.perf.analysis.ledger.account import Part
+from strobe.perf.analysis.parts import Part
 from strobe.perf.records.store import read_run
 from strobe.perf.report.build import report_and_findings
 from strobe.perf.report.findings import Finding

@@ -18,7 +18,7 @@ import numpy as np
 
 from strobe.core.errors import DataError
 from strobe.perf.analysis.device.intervals import Window, column
-from strobe.perf.analysis.device.kernels import kernel_kind, kernel_name
+from strobe.perf.analysis.device.kernels import kernel_name, kernel_part
 from strobe.perf.table.model import Cell, Code, Count, ExactTime, Number, Text
 from strobe.perf.table.rows import DocumentPart, col, term
 from strobe.perf.trace.events import DeviceEvent, Trace
@@ -374,7 +374,7 @@ def _what_ifs(graph: WorkGraph, parts: Sequence[PathPartRow], trace: Trace, dura
 
     for kind in (Lag.HOST, Lag.LAUNCH):
         yield row(kind.value, "", sum(edges[0].lag_ns for edges in graph.edges if edges[0].kind is kind), took, kind)
-    work_of = {name: kernel_kind(name).value for name in trace.device_events.names}
+    work_of = {name: kernel_part(name).work for name in trace.device_events.names}
     names = [part.name for part in parts if part.kind == KERNEL][:_KERNELS]
     groups = [_group(event) for event in graph.event]
     works = [(_KINDS.get(event.kind) or work_of[event.name]) if event else "" for event in graph.event]

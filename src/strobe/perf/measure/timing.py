@@ -145,12 +145,6 @@ def palindrome(baseline: str, candidates: Sequence[str]) -> tuple[str, ...]:
 
 # Recorder of a timed run: host clock on a CPU, CUDA events on a GPU, resolved once after the clip.
 
-FINE: Final = frozenset(
-    {spans.DIT_FORWARD, spans.ATTENTION, spans.ATTENTION_KERNEL, spans.CROSS_ATTENTION, spans.FFN, spans.DECODE_WAIT}
-)
-"""Regions inside a pass, and waits of the host. On a GPU they and `spans.PIECES` are left to the traced run, so that timing does
-not change what it times; on a CPU the clip's own thread adds up what it spends in them."""
-
 _NULL: Final[AbstractContextManager[None]] = nullcontext()
 _PROBES: Final = 201
 
@@ -210,7 +204,7 @@ class TimingRecorder:
     Args:
         device: where the regions run: a device, or auto, cpu, cuda or cuda:N.
         fine: record the regions in `FINE` too. They change what they time; how much is the difference to a clip without them.
-        inside: on a CPU, add up what the clip's own thread spends in every region of a frame block, `FINE` and `spans.PIECES`
+        inside: on a CPU, add up what the clip's own thread spends in every region of a frame block, `FINE` and `PIECES`
             included. A region takes one or two microseconds then; `region_ns` measures it.
         waits: wait for the device before every region in `FINE` that is not recorded, several times in each layer, as code pays
             that reads an index back from the device (`.item()`). On a CPU there is nothing to wait for.
@@ -231,7 +225,7 @@ class TimingRecorder:
 
     def region(self, name: str, index: int | None) -> AbstractContextManager[object]:
         """Return a context manager that measures the region."""
-        piece, fine = name in spans.PIECES, name in FINE
+        piece, fine = name in spans.PIECES, name in spans.FINE
         alone = not piece and (not fine or self._fine)
         if not alone and not self._inside:
             if fine and self._waits:

@@ -13,7 +13,8 @@ from msgspec.structs import replace as replace_struct
 
 from strobe.core.errors import DataError
 from strobe.core.spans import E2E
-from strobe.perf.analysis.ledger.account import LEVEL_WORDS, NAMELESS, Ledger, LedgerLine, part_of
+from strobe.perf.analysis.ledger.account import LEVEL_WORDS, Ledger, LedgerLine, part_of
+from strobe.perf.analysis.parts import NAMELESS
 from strobe.perf.analysis.runs.compare import Comparison, compare_stage, timed_clips
 from strobe.perf.analysis.runs.latency import NS, Latencies, SwitchCost, latencies
 from strobe.perf.measure.stats import FLOOR, P99_SAMPLES, p99, percentile

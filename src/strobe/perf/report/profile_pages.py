@@ -316,20 +316,21 @@ def _spread(whole: Whole) -> Iterator[str]:
         )
 
 
-def _float(ns: Fraction | None) -> float | None:
-    return None if ns is None else float(ns)
-
-
 def _regions(found: KernelProfile) -> Section:
     step = found.step
     fields: tuple[Field[BudgetLine], ...] = (
-        Field("region of the step", lambda row: (Code if row.name in NAMES else Text)(row.name)),
-        time("as it runs", lambda row: _float(row.in_situ_ns), hint="timers around each region of each layer"),
-        numeric("share of step", lambda row: row.in_situ_ns, show=share_of(step.mean_ns)),
-        time("sum of parts", lambda row: _float(row.isolated_ns), hint="operations by themselves", missing=_NO_OPERATION),
-        time("difference", lambda row: _float(row.difference_ns), missing=_NO_OPERATION),
+        Field("region of the step", lambda row: (Code if row[0] in NAMES else Text)(row[0])),
+        time("as it runs", lambda row: float(row[2]), hint="timers around each region of each layer"),
+        numeric("share of step", lambda row: row[2], show=share_of(step.mean_ns)),
+        time(
+            "sum of parts",
+            lambda row: None if row[1] is None else float(row[1]),
+            hint="operations by themselves",
+            missing=_NO_OPERATION,
+        ),
+        time("difference", lambda row: None if row[1] is None else float(row[2] - row[1]), missing=_NO_OPERATION),
     )
-    whole = BudgetLine(name=DENOISE_STEP, isolated_ns=step.isolated_ns, in_situ_ns=step.mean_ns)
+    whole: BudgetLine = DENOISE_STEP, step.isolated_ns, step.mean_ns
     notes = (
         f"Regions: mean over {len(found.fine_ns)} steps with timers around every region of every layer, in frame blocks of one "
         f"stream, interleaved with the {len(found.step.times_ns)} steps without; what the timers cost is a line of its own.",

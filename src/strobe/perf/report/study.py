@@ -21,11 +21,10 @@ from strobe.core.errors import ConfigError, DataError, StrobeError, TraceFormatE
 from strobe.core.files import file_inside
 from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.analysis.runs.timeline import (
-    DeviceTimeline,
-    HostTimeline,
     Partition,
     Passes,
     Replays,
+    Timeline,
     named,
     partition_of,
     read_passes,
@@ -56,7 +55,7 @@ class Profile:
 
     record: TraceRecord
     trace: Trace
-    timeline: HostTimeline | DeviceTimeline
+    timeline: Timeline
     partition: Partition
     passes: Passes
     replays: Replays | None
@@ -161,11 +160,9 @@ def _profile(run: RunRecords, name: str) -> Profile | str:
     try:
         path = file_inside(run.folder, record.path)
         trace, passes = read_trace(path), _passes(run, name)
-        timeline, replays = timeline_of(trace), None
-        if isinstance(timeline, DeviceTimeline):
-            timeline, replays = relabelled(timeline, passes, layers=False)
-            if replays is None and run.variant(name).compile_mode is not None:
-                timeline = named(timeline, passes)
+        timeline, replays = relabelled(timeline_of(trace), passes, layers=False)
+        if replays is None and run.variant(name).compile_mode is not None:
+            timeline = named(timeline, passes)
         return Profile(
             record=record, trace=trace, timeline=timeline, partition=partition_of(timeline), passes=passes, replays=replays
         )

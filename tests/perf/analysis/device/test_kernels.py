@@ -7,7 +7,8 @@ import pytest
 from made_traces import trace_of
 from strobe.perf.analysis.device import kernels
 from strobe.perf.analysis.device.activity import activity, device_views
-from strobe.perf.analysis.device.kernels import KernelKind, KernelRow, demangle, kernel_kind, kernel_name, kernel_table
+from strobe.perf.analysis.device.kernels import KernelRow, demangle, kernel_name, kernel_part, kernel_table
+from strobe.perf.analysis.parts import Part
 from strobe.perf.trace import DeviceEvent, HostEvent, Trace
 
 _LAMBDA = (
@@ -150,7 +151,7 @@ def test_any_text_has_a_group(raw: str) -> None:
 
 
 NAMES = {
-    KernelKind.ATTENTION: (
+    Part.OTHER_ATTENTION: (
         "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64, 128, 64, 4>>(Flash_fwd_params)",
         "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128",
         "void cutlass::device_kernel<flash::FlashAttnFwdSm90<int>>(Params)",
@@ -159,7 +160,7 @@ NAMES = {
         "fmha_cutlassF_f16_aligned_64x64_rf_sm80(Params)",
         "triton_tem_fused_flex_attention_1",
     ),
-    KernelKind.MATRIX: (
+    Part.MATRIX: (
         "nvjet_sm90_tst_128x64_64x7_1x2_h_bz_TNT",
         "Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT64x64x64",
         "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_64x64_32x6_tn_align8>(Params)",
@@ -170,7 +171,7 @@ NAMES = {
         "implicit_convolve_sgemm",
         "_scaled_mm_kernel",
     ),
-    KernelKind.OTHER: (
+    Part.OTHER_KERNELS: (
         "triton_poi_fused_addmm_gelu_4",
         "triton_per_fused__scaled_dot_product_flash_attention_7",
         "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int)",
@@ -184,9 +185,9 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize(("name", "kind"), [(name, kind) for kind, names in NAMES.items() for name in names])
-def test_a_name_says_what_a_kernel_computes(name: str, kind: KernelKind) -> None:
-    assert kernel_kind(name) == kind
+@pytest.mark.parametrize(("name", "part"), [(name, part) for part, names in NAMES.items() for name in names])
+def test_a_name_says_what_a_kernel_computes(name: str, part: Part) -> None:
+    assert kernel_part(name) == part
 
 
 def _kernel(name: str, start: int, end: int, stream: int = 7, shape: str = "", host: HostEvent | None = None) -> DeviceEvent:

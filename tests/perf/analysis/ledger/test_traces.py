@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from made_traces import trace_of
 from strobe.core.errors import ConfigError, DataError
 from strobe.perf.analysis.device.activity import IDLE
-from strobe.perf.analysis.ledger.account import DILATION, OUTSIDE_WINDOW, Ledger, Part
+from strobe.perf.analysis.ledger.account import DILATION, OUTSIDE_WINDOW, Ledger
 from strobe.perf.analysis.ledger.speedup import MOST_LINES, Answer, account_answer
 from strobe.perf.analysis.ledger.traces import (
     BRIDGE,
@@ -29,6 +29,7 @@ from strobe.perf.analysis.ledger.traces import (
     node_of,
     path_times,
 )
+from strobe.perf.analysis.parts import Part
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.analysis.structure.sections import parse_section
 from strobe.perf.trace import DeviceEvent, HostEvent, HostEvents, Trace
@@ -41,6 +42,8 @@ NAMES = {
     "copy": "kernel",
     "gather": "kernel",
     "gemm": "kernel",
+    "norm": "kernel",
+    "attn_fwd": "kernel",
     "zero": "memset",
     "send": "comm",
     "move": "memcpy",
@@ -48,11 +51,10 @@ NAMES = {
 
 
 @st.composite
-def traces(draw: st.DrawFn, steps: int | None = None) -> Trace:
+def traces(draw: st.DrawFn) -> Trace:
     """Some steps of launches; device work on two streams, overlapping, late, unlinked and in graphs; one flash kernel a step."""
-    count = draw(st.integers(1, 3)) if steps is None else steps
     ranges, device = [], []
-    for step in range(count):
+    for step in range(draw(st.integers(1, 3))):
         begin = 60 * step
         ranges.append(HostEvent(f"ProfilerStep#{step}", begin, begin + 50, 0))
         for name in ["flash", *draw(st.lists(st.sampled_from(sorted(NAMES)), max_size=6))]:
@@ -192,18 +194,18 @@ def test_bridges_close_the_stage(before: Trace, after: Trace, times: tuple[Fract
     assert set(without.missing) == {"e2e", "profiler dilation"}
 
 
-def kernel(name: str, start: int, end: int, launch: int, stream: int = 7) -> DeviceEvent:
-    return DeviceEvent(name, NAMES[name], start, end, 0, stream, 0, HostEvent("cudaLaunchKernel", launch, launch + 1, 0))
+def event(name: str, start: int, end: int, launch: int) -> DeviceEvent:
+    return DeviceEvent(name, NAMES[name], start, end, 0, 7, 0, HostEvent("cudaLaunchKernel", launch, launch + 1, 0))
 
 
 def hand(flash: int, tail: int) -> Trace:
     """copy 10, a gap of 5 that the host caused in part, flash, gather 20, then gemm after a queued gap of `tail`."""
     at = 115 + flash
     device = [
-        kernel("copy", 100, 110, 90),
-        kernel("flash", 115, at, 112),
-        kernel("gather", at, at + 20, 113),
-        kernel("gemm", at + 20 + tail, at + 120 + tail, 114),
+        event("copy", 100, 110, 90),
+        event("flash", 115, at, 112),
+        event("gather", at, at + 20, 113),
+        event("gemm", at + 20 + tail, at + 120 + tail, 114),
     ]
     return trace_of(device)
 
@@ -229,7 +231,7 @@ def test_an_account_worked_out_by_hand() -> None:
 def stepped(flashes: int, source: str) -> TracedSide:
     """Three steps of so many focal kernels, told by a range or by what repeats."""
     device = [
-        kernel("flash", 100 * s + 9 * i, 100 * s + 9 * i + 5, 100 * s + 9 * i - 2) for s in range(1, 4) for i in range(flashes)
+        event("flash", 100 * s + 9 * i, 100 * s + 9 * i + 5, 100 * s + 9 * i - 2) for s in range(1, 4) for i in range(flashes)
     ]
     ranges = [HostEvent(f"ProfilerStep#{s}", 100 * s - 5, 100 * s + 90, 0) for s in range(1, 4)]
     side = cut(trace_of(device, ranges), section=None)
@@ -269,13 +271,7 @@ def test_windows_are_compared_as_they_are_if_nothing_is_focal() -> None:
     assert [level.ratio for level in found.levels] == [None, 435 / 235]
 
 
-# The answer for two foreign kinds_of_traces: its parts by hand, and its sums against the account and against the events.
-
-
-PACKED = "pack:end -> unpack:end"
-
-
-KIND = {"zero": "memset", "send": "comm", "move": "memcpy"}
+# The answer for two foreign traces: its parts by hand, and its sums against the account and against the events.
 
 
 def stepped_trace(device: list[DeviceEvent], steps: list[int]) -> Trace:
@@ -283,15 +279,10 @@ def stepped_trace(device: list[DeviceEvent], steps: list[int]) -> Trace:
     return trace_of(device, [HostEvent(f"ProfilerStep#{number}", start, start + 20, 0) for number, start in enumerate(steps)])
 
 
-def event(name: str, start: int, end: int, launch: int | None, stream: int = 7) -> DeviceEvent:
-    host = None if launch is None else HostEvent("cudaLaunchKernel", launch, launch + 1, 0)
-    return DeviceEvent(name, KIND.get(name, "kernel"), start, end, 0, stream, 0, host)
-
-
 def step(at: int, focal: int, gemm: int, late: int) -> list[DeviceEvent]:
-    """One step: pack 10, focal, unpack 20, gemm, norm 30 after the host was late, and a copy."""
+    """One step: copy 10, focal, gather 20, gemm, norm 30 after the host was late, and a copy."""
     device, now = [], at + 100
-    for name, length, wait in (("pack", 10, 0), ("flash", focal, 0), ("unpack", 20, 0), ("gemm", gemm, 0), ("norm", 30, late)):
+    for name, length, wait in (("copy", 10, 0), ("flash", focal, 0), ("gather", 20, 0), ("gemm", gemm, 0), ("norm", 30, late)):
         now += wait
         device.append(event(name, now, now + length, now - 4 if wait else at + len(device)))
         now += length
@@ -311,7 +302,7 @@ def accounted(
     calls: Calls = (None, None),
     focal: str | None = "flash",
 ) -> Ledger:
-    section = None if focal is None else parse_section(PACKED, focal)
+    section = None if focal is None else parse_section(SECTION, focal)
     return foreign_ledger(label_trace(before, "b", focal, section), label_trace(after, "c", focal, section), timed, calls)
 
 
@@ -373,26 +364,9 @@ def test_without_a_step_and_a_focal_kernel_it_is_the_whole_window() -> None:
     assert parts(found)[Part.OTHER_ATTENTION] == (300, 300), "named by itself where it is not focal"
 
 
-@st.composite
-def kinds_of_traces(draw: st.DrawFn) -> Trace:
-    """Two to four steps of kernels of every kind on two streams, late, overlapping and without a launch."""
-    device, count = [], draw(st.integers(2, 4))
-    for number in range(count):
-        at = 100 * number
-        for name in [
-            "flash",
-            *draw(st.lists(st.sampled_from(["pack", "unpack", "gemm", "norm", *KIND, "attn_fwd"]), max_size=8)),
-        ]:
-            start = at + draw(st.integers(0, 70))
-            launch = draw(st.sampled_from([None, at + draw(st.integers(0, 19))]) if name != "flash" else st.just(at))
-            device.append(event(name, max(start, launch or 0), max(start, launch or 0) + draw(st.integers(1, 25)), launch,
-                                draw(st.integers(1, 2))))  # fmt: skip
-    return stepped_trace(device, [100 * number for number in range(count)])
-
-
 @given(
-    kinds_of_traces(),
-    kinds_of_traces(),
+    traces(),
+    traces(),
     st.sampled_from([{}, {"step": Fraction(70)}, {"stage": Fraction(9_000)}]),
 )
 def test_the_lines_add_up_to_the_account_exactly(before: Trace, after: Trace, says: Means) -> None:
@@ -408,14 +382,14 @@ def test_the_lines_add_up_to_the_account_exactly(before: Trace, after: Trace, sa
     assert 0 <= found.explained_time_share <= 1 and 0 <= (found.explained_saving_share or 0) <= 1
 
 
-@given(kinds_of_traces())
+@given(traces())
 def test_kernels_by_kind_are_what_the_kernels_own(trace: Trace) -> None:
-    own = label_trace(trace, "t", "flash")
-    kinds = {"attn_fwd": "attention", "gemm": "matrix products", "pack": "other", "unpack": "other", "norm": "other"}
+    own = cut(trace, section=None)
+    kinds = {"attn_fwd": "attention", "gemm": "matrix products", "copy": "other", "gather": "other", "norm": "other"}
     counted = Counter[str]()
     for name, (_, ns) in own.calls.items():
         counted[kinds.get(name, "")] += ns
-    assert {kind.value: ns for kind, ns in own.kinds.items() if ns} == {kind: ns for kind, ns in counted.items() if kind and ns}
+    assert {part.work: ns for part, ns in own.kinds.items() if ns} == {kind: ns for kind, ns in counted.items() if kind and ns}
 
 
 # Trees of device time by path, and two of them laid over each other.

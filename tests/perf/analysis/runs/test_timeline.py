@@ -15,14 +15,15 @@ from hypothesis import strategies as st
 from made_traces import trace_of
 from passes import Recorder, stream
 from strobe.core.errors import DataError
-from strobe.perf.analysis.ledger.account import Part, part_of
+from strobe.perf.analysis.ledger.account import part_of
+from strobe.perf.analysis.parts import Part
 from strobe.perf.analysis.runs.timeline import (
     NOT_LINKED,
     OUTSIDE,
-    DeviceTimeline,
     EagerPass,
     Label,
     Partition,
+    Timeline,
     block_slices,
     encode_passes,
     named,
@@ -255,15 +256,9 @@ def test_an_unknown_block_is_refused() -> None:
 STAGE = "denoise_step"
 
 
-def device_timeline(trace: Trace) -> DeviceTimeline:
-    timeline = timeline_of(trace)
-    assert isinstance(timeline, DeviceTimeline)
-    return timeline
-
-
 def parts(trace: Trace, passes: tuple[EagerPass, ...]) -> Counter[Part]:
     """Busy time by part."""
-    timeline, _ = relabelled(device_timeline(trace), passes, layers=False)
+    timeline, _ = relabelled(timeline_of(trace), passes, layers=False)
     found: Counter[Part] = Counter()
     for label, ns in partition_of(timeline).owned.items():
         if label.busy:
@@ -281,12 +276,12 @@ def test_a_kernel_in_a_graph_belongs_to_the_part_that_it_has_without() -> None:
 
 def test_without_a_key_the_stages_are_named_that_cannot_be_told_apart() -> None:
     graph = stream(Recorder(), graphs=True)
-    _, replays = relabelled(device_timeline(graph), (), layers=False)
+    _, replays = relabelled(timeline_of(graph), (), layers=False)
     assert replays is not None and replays.unlabelled == {"denoise_step", "commit"} and replays.attributed == 0
-    _, replays = relabelled(device_timeline(graph), passes_of(stream(Recorder())), layers=False)
+    _, replays = relabelled(timeline_of(graph), passes_of(stream(Recorder())), layers=False)
     assert replays is not None and not replays.unlabelled and not replays.reason
     only = tuple(one for one in passes_of(stream(Recorder())) if one.stage == "commit")
-    _, replays = relabelled(device_timeline(graph), only, layers=False)
+    _, replays = relabelled(timeline_of(graph), only, layers=False)
     assert replays is not None and replays.unlabelled == {"denoise_step"}
 
 
@@ -329,10 +324,7 @@ def branched(draw: st.DrawFn) -> tuple[Trace, EagerPass, dict[int, Regions]]:
         start = 100 + 10 * at
         places[start] = paths[before + at]
         events.append(DeviceEvent(layer[inside], "kernel", start, start + 9, 0, stream_of, at, call))
-    regions = tuple(
-        Region(name=name, index=0, start_ns=start, end_ns=end, thread=0)
-        for name, start, end in (("frame_block", 0, 90), (STAGE, 5, 80))
-    )
+    regions = _region("frame_block", 0, 90, 0), _region(STAGE, 5, 80, 0)
     return trace_of(events, regions=regions), EagerPass(stage=STAGE, names=tuple(names), paths=tuple(paths), entered=()), places
 
 
@@ -340,7 +332,7 @@ def branched(draw: st.DrawFn) -> tuple[Trace, EagerPass, dict[int, Regions]]:
 def test_a_graph_on_many_streams_is_laid_over_its_pass(made: tuple[Trace, EagerPass, dict[int, Regions]]) -> None:
     """A driver spreads the branches of a graph: each stream alone fits the pass in many places."""
     trace, one, places = made
-    timeline, replays = relabelled(device_timeline(trace), (one,), layers=True)
+    timeline, replays = relabelled(timeline_of(trace), (one,), layers=True)
     assert replays is not None and replays.matched == replays.kernels == len(trace.device_events)
     for start, path in zip(timeline.work.start.tolist(), timeline.path.tolist(), strict=True):
         assert timeline.paths[path][-1] == places[start][-1]
@@ -351,17 +343,13 @@ def test_a_copy_that_a_graph_makes_a_kernel_is_still_that_copy(inside: str) -> N
     """A pass of many copies, such as one that measures means and scales: without it too few kernels would match."""
 
     def with_copies(trace: Trace, name: str) -> Trace:
-        rows = [replace_name(event, name) if event.name == "add" else event for event in trace.device_events]
+        rows = [event._replace(name=name) if event.name == "add" else event for event in trace.device_events]
         return replace(trace, device_events=DeviceEvents.from_rows(rows))
 
     eager = with_copies(stream(Recorder(), blocks=2), "Memcpy DtoD (Device -> Device)")
     graph = with_copies(stream(Recorder(), blocks=2, graphs=True), inside)
     assert inside in {event.name for event in graph.device_events}
     assert parts(graph, passes_of(eager)) == parts(eager, ())
-
-
-def replace_name(event: DeviceEvent, name: str) -> DeviceEvent:
-    return event._replace(name=name)
 
 
 LAYER = (("gemm", "attention"), ("tile", "attention/attention_tile"), ("flash", "attention/attention_kernel"),
@@ -378,11 +366,7 @@ def trace(
 ) -> Trace:
     """Forward passes, kernel by kernel. Compiled, the layers have no regions but the innermost in `marked`, and their products
     other names; `flash` attention kernels are left out of each pass at the end. A name is followed by its grid: `flash 64`."""
-    regions, events, clock = [], [], 0
-
-    def region(name: str, index: int | None, start: int, end: int) -> Region:
-        return Region(name=name, index=index, start_ns=start, end_ns=end, thread=0)
-
+    outer, inner, events, clock = [], [], [], 0
     for step in range(steps):
         begun, kernels = clock, list(layer) * layers
         if flash is not None:
@@ -392,20 +376,15 @@ def trace(
             called = HostEvent("cudaLaunchKernel", start, start + 2, 0)
             for depth, part in enumerate(path.split("/")):
                 if not compiled or part in marked:
-                    regions.append(region(part, None, start - (depth == 0), start + 5 - depth))
+                    inner.append(_region(part, start - (depth == 0), start + 5 - depth))
             shown, _, grid = (f"compiled_{name}" if compiled and name == "gemm" else name).partition(" ")
             events.append(DeviceEvent(shown, "kernel", 1_000 + start, 1_000 + start + 8, 0, 7, len(events), called, grid))
-        regions += [region("frame_block", step, begun, clock), region("denoise_step", step, begun, clock)]
-        regions += [region("dit_forward", None, begun, clock)]
+        outer += [_region(name, begun, clock, step) for name in ("frame_block", "denoise_step", "dit_forward")]
         clock += 5
-    order = sorted(regions, key=lambda each: (each.start_ns, -each.end_ns))
-    nested = [each for each in order if each.name in ("frame_block", "denoise_step", "dit_forward")]
-    nested += [each for each in order if each not in nested]
-    nested.sort(key=lambda each: (each.start_ns, -each.end_ns))
-    return trace_of(events, regions=tuple(nested))
+    return trace_of(events, regions=tuple(sorted((*outer, *inner), key=lambda each: (each.start_ns, -each.end_ns))))
 
 
-def regions_of(found: DeviceTimeline) -> list[tuple[str, str]]:
+def regions_of(found: Timeline) -> list[tuple[str, str]]:
     """Name and innermost region of every kernel, in order."""
     events = found.trace.device_events
     paths = (found.paths[number] for number in found.path.tolist())
@@ -419,7 +398,7 @@ def eager_passes() -> tuple[EagerPass, ...]:
 def compiled_regions(eager: Kernels, compiled: Kernels, *, steps: int = 2, layers: int = 1) -> list[str]:
     """Innermost region of every kernel of a compiled run, told by the layers of the uncompiled one."""
     passes = passes_of(trace(1, layers, compiled=False, layer=eager))
-    found = regions_of(named(device_timeline(trace(steps, layers, compiled=True, layer=compiled)), passes))
+    found = regions_of(named(timeline_of(trace(steps, layers, compiled=True, layer=compiled)), passes))
     return [region for _, region in found]
 
 
@@ -438,7 +417,7 @@ def test_an_operator_that_marks_its_regions_in_a_compiled_pass_keeps_them() -> N
               ("bsa 64", "attention/attention_kernel"), ("copy 64", "ffn"), LAYER[4])  # fmt: skip
     passes = passes_of(trace(1, 2, compiled=False, layer=sparse))
     marked = frozenset({"attention_tile", "attention_select", "attention_kernel"})
-    found = named(device_timeline(trace(1, 2, compiled=True, layer=sparse, marked=marked)), passes)
+    found = named(timeline_of(trace(1, 2, compiled=True, layer=sparse, marked=marked)), passes)
     layer = ["attention_tile", "attention_select", "attention_kernel", "other kernels", "cross_attention_kernel"]
     assert [region for _, region in regions_of(found)] == layer * 2
     inside = [found.paths[number] for number in found.path.tolist()]
@@ -452,7 +431,7 @@ def test_copies_that_the_compiler_fused_leave_the_attention_kernels_matched() ->
     assert found == ["attention_kernel", "cross_attention_kernel", "cross_attention_kernel"] * 4
     passes = passes_of(trace(1, 2, compiled=False, layer=(flash, copy, kept, cross)))
     half = (flash, copy, kept, cross, flash, kept, cross)  # one of the two copies was fused
-    found = regions_of(named(device_timeline(trace(1, 1, compiled=True, layer=half)), passes))
+    found = regions_of(named(timeline_of(trace(1, 1, compiled=True, layer=half)), passes))
     assert [region for name, region in found if name == "copy"] == ["other kernels"]
     assert [region for name, region in found if name == "flash"] == ["attention_kernel", "cross_attention_kernel"] * 2
 
@@ -480,12 +459,12 @@ def test_a_kernel_that_the_compiler_changed_is_the_same_kernel(eager: str, compi
 
 def test_passes_without_launches_are_told_apart_by_names_alone() -> None:
     passes = tuple(msgspec.structs.replace(one, launches=()) for one in eager_passes())
-    found = regions_of(named(device_timeline(trace(1, 1, compiled=True)), passes))
+    found = regions_of(named(timeline_of(trace(1, 1, compiled=True)), passes))
     assert {region for name, region in found if name == "flash"} == {"attention kernels"}
 
 
 def test_a_pass_that_differs_is_told_apart_by_names_alone() -> None:
-    bare = device_timeline(trace(2, 2, compiled=True, flash=3))
+    bare = timeline_of(trace(2, 2, compiled=True, flash=3))
     kinds = {"compiled_gemm": "matrix products", "flash": "attention kernels", "tile": "other kernels"}
     expected = [(name, kinds[name]) for name, _ in regions_of(bare)]
     assert regions_of(named(bare, eager_passes())) == expected
@@ -493,6 +472,6 @@ def test_a_pass_that_differs_is_told_apart_by_names_alone() -> None:
 
 
 def test_the_answer_has_no_norms_where_a_pass_is_compiled() -> None:
-    found = named(device_timeline(trace(2, 2, compiled=True)), eager_passes())
+    found = named(timeline_of(trace(2, 2, compiled=True)), eager_passes())
     parts = {part_of(Label(found.paths[number], "kernel")) for number in found.path.tolist()}
     assert parts == {Part.ATTENTION_KERNEL, Part.ATTENTION_AROUND, Part.CROSS_ATTENTION, Part.MATRIX}

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from strobe.perf.analysis.ledger.account import Part, total
+from strobe.perf.analysis.ledger.account import total
 from strobe.perf.analysis.ledger.speedup import Answer, PartLine
+from strobe.perf.analysis.parts import Part
 from strobe.perf.report.blocks.answer import COMPUTE_BOUND, answers_of, limit
 from strobe.perf.report.build import build_report
 

@@ -7,7 +7,6 @@ import functools
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from enum import StrEnum
 from typing import Annotated as A
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -15,6 +14,7 @@ import numpy as np
 
 from strobe.perf.analysis.device.activity import BUSY, DeviceView, EventView
 from strobe.perf.analysis.device.intervals import Distribution, Ints, grouped, totals
+from strobe.perf.analysis.parts import OF_KERNELS, Part
 from strobe.perf.table.fields import count_cell, exact_cell
 from strobe.perf.table.model import Code, Count, ExactTime
 from strobe.perf.table.rows import OnDevice, col, of_calls, part_of, term
@@ -184,30 +184,14 @@ def _split(name: str) -> tuple[str, str]:
 # unknown name is counted with the others, so the kinds always add up.
 
 _FUSED: Final = re.compile(r"triton_(?:poi|per|red|for)_")
-_ATTENTION: Final = re.compile(r"flash|fmha|attn|attention|attend|sdpa", re.IGNORECASE)
-_MATRIX: Final = re.compile(
-    r"gemm|gemv|nvjet|cijk_|matmul|splitk|(?<![a-z])(?:add|badd|b)?mm(?![a-z])"
-    r"|conv(?:ol|\dd|_|$)|(?<![a-z])(?:fprop|dgrad|wgrad)(?![a-z])|winograd",
-    re.IGNORECASE,
-)
 
 
-class KernelKind(StrEnum):
-    """Kinds of computation of a kernel."""
-
-    ATTENTION = "attention"
-    MATRIX = "matrix products"
-    OTHER = "other"
-
-
-def kernel_kind(raw: str) -> KernelKind:
-    """Return the kind of computation that a kernel's name in the trace tells."""
+def kernel_part(raw: str) -> Part:
+    """Return the part that the name of a kernel in the trace tells."""
     name = kernel_name(raw).group
     if _FUSED.match(name):
-        return KernelKind.OTHER
-    if _ATTENTION.search(name):
-        return KernelKind.ATTENTION
-    return KernelKind.MATRIX if _MATRIX.search(name) else KernelKind.OTHER
+        return Part.OTHER_KERNELS
+    return next(part for part, names in OF_KERNELS.items() if names.search(name))
 
 
 # Kernel table of any trace: device events by the time they own.

@@ -10,7 +10,7 @@ from fractions import Fraction
 from functools import partial
 from itertools import pairwise, takewhile
 from typing import Annotated as A
-from typing import Final, Literal, Self, TypeAlias, TypeVar
+from typing import Final, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +19,9 @@ from strobe.core import spans
 from strobe.core.errors import DataError
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, DENOISE_STEP
 from strobe.perf.analysis.device.activity import HOST_LATE, IDLE, LAUNCH_LATENCY, PROFILER_OVERHEAD, UNLINKED
-from strobe.perf.analysis.device.kernels import KernelKind
+from strobe.perf.analysis.parts import OF_KERNELS, OF_REGION, OF_STAGE, Part
 from strobe.perf.analysis.runs.timeline import (
     KERNEL,
-    KINDS,
     NOT_LINKED,
     OP,
     OUTSIDE,
@@ -40,10 +39,6 @@ from strobe.perf.table.fields import exact_cell
 from strobe.perf.table.model import Code, LevelName, Share
 from strobe.perf.table.rows import col
 
-# Parts of a frame block, or of a step of a foreign trace, under names that a reader knows.
-#
-# Every label of a ledger belongs to one.
-
 MISMATCH: Final = "timed run minus trace"
 """Activity of the untraced run's time beyond the trace; negative where the trace shows more."""
 FOCAL: Final = ("focal",)
@@ -54,66 +49,10 @@ AROUND: Final = "before and after the frame blocks"
 """Activity of a clip's time outside its frame blocks."""
 NOT_APART: Final = "not told apart"
 """Innermost name of work in a graph whose kernels cannot be labelled, and of the same pass on the other side."""
-
-
-class Part(StrEnum):
-    """Parts that time is spent on, as the answer names them, and what each holds."""
-
-    meaning: str
-
-    def __new__(cls, value: str, meaning: str) -> Self:
-        part = str.__new__(cls, value)
-        part._value_, part.meaning = value, meaning
-        return part
-
-    ATTENTION_KERNEL = "attention kernel", "self-attention itself; of video-sparse attention its fine stage"
-    ATTENTION_AROUND = "attention around its kernel", "queries, keys and values, RoPE, the cache, selection, output projection"
-    CROSS_ATTENTION = "cross-attention", "attention to the prompt with its projections"
-    FEED_FORWARD = "feed-forward", "both matrices and the activation between them"
-    NORMS = "norms and glue", "norms, modulation, residuals, embedding, output head, fresh noise mixed in"
-    PASS = "transformer pass, not told apart", "kernels of graphs that nothing tells apart"
-    FOCAL = "focal kernel", "the kernel that was named as the one the change is about"
-    SECTION = "section around the focal kernel", "other kernels inside the section that was asked for"
-    OTHER_ATTENTION = "attention kernels", "kernels of attention by their names, but for the focal one"
-    MATRIX = "matrix products", "matrix products and convolutions by the names of their kernels"
-    OTHER_KERNELS = "other kernels", "norms, elementwise operations, reductions and all else"
-    COPIES = "copies", "memory copies and fills"
-    COMMUNICATION = "communication between devices", "messages between devices that share a stream"
-    WAITING = "GPU waiting for the host", "no kernel runs, because the host has launched none yet, or a launch is on its way"
-    GAPS = (
-        "gaps between kernels",
-        "no kernel runs although the next one is launched: graph nodes, streams that wait for each other",
-    )
-    DECODING = "decoding", "latents to pixels, and waiting for it"
-    REST = "noise and prompts", "noise drawn, prompts read, cache opened for a frame block"
-    ENDS = "start and end of the clip", "from the call to the first frame block, and from the last one to the end"
-    UNNAMED = "unexplained", "in no region, launched before the trace, not traced, or traced beyond what the untraced run took"
-
-
-NO_LARGEST: Final = frozenset({Part.PASS, Part.WAITING, Part.REST, Part.ENDS, Part.UNNAMED})
-"""Parts that an answer does not name as the largest one: waiting for the host is told apart, the others say nothing."""
-TOGETHER: Final[dict[tuple[Part, Part], str]] = {
-    (Part.FOCAL, Part.SECTION): "the focal kernel and the section around it",
-    (Part.ATTENTION_KERNEL, Part.ATTENTION_AROUND): "attention and the work around its kernel",
-}
-"""Parts of one thing, which count together where no part of it is the largest of all."""
-BY_THE_CLOCK: Final = frozenset({Part.ATTENTION_KERNEL, Part.OTHER_ATTENTION, Part.FEED_FORWARD, Part.MATRIX})
-"""Parts of large matrix products, whose time is taken to go with the SM clock; the others also wait for memory or the host."""
-NAMELESS: Final = frozenset({Part.UNNAMED, Part.PASS})
-"""Parts that do not count as explained."""
-_NORMS: Final = frozenset(
-    {spans.MODULATED_NORM, spans.GATED_RESIDUAL, spans.CROSS_NORM, spans.CROSS_RESIDUAL, spans.PATCH_EMBEDDING, spans.CONDITIONS,
-     spans.HEAD, spans.RENOISE}
-)  # fmt: skip
 _COPIES: Final = frozenset({"memcpy", "memset"})
 _WAITING: Final = frozenset({HOST_LATE, LAUNCH_LATENCY, PROFILER_OVERHEAD})
-_OF_KIND: Final = {
-    KernelKind.ATTENTION: Part.OTHER_ATTENTION, KernelKind.MATRIX: Part.MATRIX, KernelKind.OTHER: Part.OTHER_KERNELS,
-}  # fmt: skip
-_COMPILED: Final = {name: _OF_KIND[kind] for kind, name in KINDS.items()}
-_PASSES: Final = frozenset({spans.DENOISE_STEP, spans.COMMIT, spans.RECACHE})
-_DECODING: Final = frozenset({spans.VAE_DECODE, spans.DECODE_WAIT})
-_REST: Final = frozenset({spans.DRAW, spans.TEXT, spans.TEXT_KV, spans.KV_OPEN, spans.KV_SINK})
+_OF_REGION: Final = OF_REGION | {part.value: part for part in OF_KERNELS}
+"""Other kernels of a compiled pass have their part as the innermost region."""
 
 
 def part_of(label: Label) -> Part:
@@ -131,34 +70,19 @@ def part_of(label: Label) -> Part:
         return Part.PASS
     if activity == "comm":
         return Part.COMMUNICATION
-    if activity in _COPIES and path[0] not in _DECODING:
+    stage = OF_STAGE.get(path[0], Part.UNNAMED)
+    if stage is Part.DECODING:
+        return stage
+    if activity in _COPIES:
         return Part.COPIES
-    names = frozenset(path)
-    if path[0] in _DECODING:
-        return Part.DECODING
-    if path[-1] in _COMPILED:
-        return _COMPILED[path[-1]]
-    if spans.ATTENTION_KERNEL in names:
-        return Part.ATTENTION_KERNEL
-    if path[-1] in _NORMS:
-        return Part.NORMS
-    if spans.ATTENTION in names:
-        return Part.ATTENTION_AROUND
-    if spans.CROSS_ATTENTION in names:
-        return Part.CROSS_ATTENTION
-    if spans.FFN in names:
-        return Part.FEED_FORWARD
-    if path[0] in _PASSES:
-        return Part.NORMS
-    return Part.REST if path[0] in _REST else Part.UNNAMED
+    return next((_OF_REGION[name] for name in reversed(path) if name in _OF_REGION), stage)
 
 
-def trace_part(label: Label, kind: KernelKind = KernelKind.OTHER) -> Part:
+def trace_part(label: Label) -> Part:
     """Return the part that a label of a foreign trace belongs to.
 
     Args:
         label: focal kernel, section or step, and what ran there; without a path, what a log measured beyond the trace.
-        kind: kind of the kernels that are neither focal nor of a section.
     """
     path, activity = label
     if not path or activity == UNLINKED:
@@ -171,7 +95,7 @@ def trace_part(label: Label, kind: KernelKind = KernelKind.OTHER) -> Part:
         return Part.COMMUNICATION
     if activity in _COPIES:
         return Part.COPIES
-    return Part.SECTION if path == ("section",) else _OF_KIND[kind]
+    return Part.SECTION if path == ("section",) else Part.OTHER_KERNELS
 
 
 # Time of one variant's timed clips, label by label, exactly.
@@ -292,7 +216,7 @@ def coarsened(side: Explained, stages: Collection[str]) -> Explained:
     return _relabelled(side, lambda path: (path[0], NOT_APART) if path and path[0] in stages else path)
 
 
-_TOLD: Final = (spans.ATTENTION_KERNEL, spans.ATTENTION, spans.CROSS_ATTENTION, spans.FFN, spans.VAE_DECODE)
+_TOLD: Final = (*(name for name in OF_REGION if name not in spans.PIECES), spans.VAE_DECODE)
 """Regions that every variant enters, the innermost first."""
 
 
@@ -714,7 +638,7 @@ class Ledger(WithInterval):
         lines: in order of level.
         levels: in order; each contains the one before.
         kernels: they add up to the saving of the busy lines.
-        kinds: time of the other kernels' line by kind of kernel, in one unit of both; the kinds add up to it.
+        kinds: time of the other kernels' line by part, in one unit of both; the parts add up to it.
     """
 
     num_units: int
@@ -727,7 +651,7 @@ class Ledger(WithInterval):
     lines: A[tuple[LedgerLine, ...], col("all lines of the account")]
     levels: tuple[LevelSum, ...]
     kernels: A[tuple[CallsEffect, ...], col("saving of each kernel, largest first")]
-    kinds: Mapping[KernelKind, tuple[Fraction, Fraction]] = field(default_factory=dict)
+    kinds: Mapping[Part, tuple[Fraction, Fraction]] = field(default_factory=dict)
 
     @property
     def ideal_ns(self) -> A[Fraction, col("time of one unit if only the focal kernel had changed (Amdahl), ns as exact text")]:

@@ -10,22 +10,19 @@ from fractions import Fraction
 from typing import Annotated as A
 from typing import Final, Literal, Self
 
-from strobe.perf.analysis.device.kernels import KernelKind
 from strobe.perf.analysis.ledger.account import (
-    BY_THE_CLOCK,
     MAX_REALISED,
-    NAMELESS,
     BothSides,
     ClipKind,
     Explained,
     Ledger,
-    Part,
     UnitName,
     part_of,
     total,
     trace_part,
 )
 from strobe.perf.analysis.ledger.traces import OTHER_KERNELS, Means, TracedSide, foreign_ledger
+from strobe.perf.analysis.parts import BY_THE_CLOCK, NAMELESS, Part
 from strobe.perf.analysis.runs.compare import SideClocks, clock_effect, differ
 from strobe.perf.analysis.runs.log_times import StageRounds, Timings
 from strobe.perf.analysis.runs.timeline import Label
@@ -97,20 +94,28 @@ class TimedSide:
             return None
         return max(self.traced, key=lambda traced: (not isinstance(traced.steps, str), traced.own_ns, traced.mean_ns))
 
-    def kernel(self) -> LevelTimes | str:
-        """Return the time of one focal kernel, or the reason why there is none."""
-        own = self.chosen
+    def times(self, level: LevelName) -> LevelTimes | str:
+        """Return the time at one level, or the reason why there is none: of traces up to a step, else of the log."""
+        own, log = self.chosen, self.timings
+        if level in ("stage", "e2e"):
+            return _rounds(log.stage if level == "stage" else log.e2e)
+        if level == "attention":
+            return _calls(log)
         if own is None:
             return str(self.traced)
-        if not own.counted:
-            return f"every focal call of {own.label} lies in a step that is left out" if own.focal_names else NO_FOCAL[self.name]
-        return _measured(own.counted, own.focal, _counted(len(own.counted), "call", own))
-
-    def section(self) -> LevelTimes | str:
-        """Return the time of one section, or the reason why there is none."""
-        own = self.chosen
-        if own is None or own.sections is None:
-            return str(self.traced) if own is None else "no section was asked for: give --section"
+        if level == "kernel":
+            if not own.counted:
+                left_out = f"every focal call of {own.label} lies in a step that is left out"
+                return left_out if own.focal_names else NO_FOCAL[self.name]
+            return _measured(own.counted, own.focal, _counted(len(own.counted), "call", own))
+        if level == "step":
+            lengths = [tile.end_ns - tile.start_ns for tile in own.tiles]
+            what = _counted(len(lengths), "traced step", own)
+            return (
+                f"{own.label}: {own.steps}" if isinstance(own.steps, str) else _measured(lengths, [[ns] for ns in lengths], what)
+            )
+        if own.sections is None:
+            return "no section was asked for: give --section"
         found = own.sections.found
         if not found:
             return f"{own.sections.num_focal} focal calls, none with a section: {skipped_text(own.sections)}"
@@ -129,45 +134,16 @@ class TimedSide:
         stage, whole = self.timings.stage, self.timings.e2e
         return None if isinstance(stage, str) or isinstance(whole, str) else Fraction(len(stage.rounds_ns), len(whole.rounds_ns))
 
-    def call(self) -> LevelTimes | str:
-        """Return the time of one attention call of the log, or the reason why there is none."""
-        own = self.timings.attention
-        if isinstance(own, str):
-            return own
-        values = {index: own.resolved.values_ns[index] for index in own.kept}
-        groups = [inside for each in self.timings.rounds if (inside := [values[index] for index in each if index in values])]
-        what = f"{own.calls.n} calls of {own.series.title!r}" + (f" in {len(groups)} rounds" if groups else "")
-        return _measured(list(values.values()), groups, what)
-
-    def traced_step(self) -> LevelTimes | str:
-        """Return the time of one step of the trace, or the reason why there is none."""
-        own = self.chosen
-        if own is None:
-            return str(self.traced)
-        if isinstance(own.steps, str):
-            return f"{own.label}: {own.steps}"
-        lengths = [tile.end_ns - tile.start_ns for tile in own.tiles]
-        return _measured(lengths, [[length] for length in lengths], _counted(len(lengths), "traced step", own))
-
-    def timed_stage(self) -> LevelTimes | str:
-        """Return the time of one stage of the log without warm-up, or the reason why there is none."""
-        return _rounds(self.timings.stage)
-
-    def whole(self) -> LevelTimes | str:
-        """Return the time of a whole run of the log, or the reason why there is none."""
-        return _rounds(self.timings.e2e)
+    def _means(self, *levels: LevelName) -> dict[LevelName, Fraction]:
+        """Return the mean of each level that was measured."""
+        measured = ((level, self.times(level)) for level in levels)
+        return {level: times.mean_ns for level, times in measured if not isinstance(times, str)}
 
     def call_times(self, *, with_section: bool, kernel_is_section: bool) -> Means:
         """Return the means for the account of a call; with sections in it, the kernel is what runs inside one section."""
-        kernel, inside = self.kernel(), self.focal_in_section() if with_section else None
-        found = _means(
-            {
-                "kernel": kernel,
-                "section": kernel if kernel_is_section else self.section(),
-                "attention": self.call(),
-                "stage": self.timed_stage(),
-            }
-        )
+        inside, found = self.focal_in_section() if with_section else None, self._means("kernel", "section", "attention", "stage")
+        if kernel_is_section and "kernel" in found:
+            found["section"] = found["kernel"]
         return found if inside is None else {**found, "kernel": inside}
 
     def with_calls(self, *, given: bool) -> Self:
@@ -192,7 +168,7 @@ class TimedSide:
     @property
     def other_run(self) -> str:
         """Why the log must be of another run than the trace; empty if nothing says so."""
-        own, timed, steps = self.chosen, self.timed_stage(), self.timings.steps
+        own, timed, steps = self.chosen, self.times("stage"), self.timings.steps
         if own is None or isinstance(timed, str) or isinstance(own.steps, str):
             return ""
         stage = timed.mean_ns
@@ -232,8 +208,7 @@ class TimedSide:
 
     def timed(self) -> Means:
         """Return the log's times for the account of the traces; a step only if it can be the traced one."""
-        whole = self.whole() if self.stages_per_run == 1 else "several stages are in it"
-        found = _means({"stage": self.timed_stage(), "e2e": whole})
+        found = self._means("stage", "e2e") if self.stages_per_run == 1 else self._means("stage")
         logged, own = self.timings.step, self.chosen
         if own is not None and not isinstance(logged, str) and _may_be(own, logged.mean_ns):
             found["step"] = logged.mean_ns
@@ -269,12 +244,18 @@ def _busy(own: TracedSide) -> Fraction:
     return Fraction(sum(ns for label, ns in own.owned.items() if label.busy), len(own.tiles))
 
 
-def _means(measured: Mapping[LevelName, LevelTimes | str]) -> dict[LevelName, Fraction]:
-    return {level: times.mean_ns for level, times in measured.items() if not isinstance(times, str)}
-
-
 def _counted(n: int, what: str, own: TracedSide) -> str:
     return f"{n} {what}{'s' if n != 1 else ''} of {own.label}"
+
+
+def _calls(log: Timings) -> LevelTimes | str:
+    own = log.attention
+    if isinstance(own, str):
+        return own
+    values = {index: own.resolved.values_ns[index] for index in own.kept}
+    groups = [inside for each in log.rounds if (inside := [values[index] for index in each if index in values])]
+    what = f"{own.calls.n} calls of {own.series.title!r}" + (f" in {len(groups)} rounds" if groups else "")
+    return _measured(list(values.values()), groups, what)
 
 
 def _rounds(rounds: StageRounds | str) -> LevelTimes | str:
@@ -352,22 +333,15 @@ def level_figures(
         alike_steps: the steps of both traces are the same thing.
     """
     sides = (baseline, candidate)
-    sections = [side.section() for side in sides]
+    measured = {level: [side.times(level) for side in sides] for level in LEVELS}
     if unlike:
-        sections = [side.kernel() if isinstance(own, str) else own for side, own in zip(sides, sections, strict=True)]
-    steps: list[LevelTimes | str] = [side.traced_step() for side in sides]
+        measured["section"] = [
+            kernel if isinstance(own, str) else own for own, kernel in zip(measured["section"], measured["kernel"], strict=True)
+        ]
     if any(side.traced == HOST_ONLY for side in sides):
-        steps = [side.host_step for side in sides]
-    if not alike_steps and not any(isinstance(step, str) for step in steps):
-        steps = ["the repetitions found on both sides hold different numbers of focal calls: give --steps"] * 2
-    measured: dict[LevelName, Sequence[LevelTimes | str]] = {
-        "kernel": [side.kernel() for side in sides],
-        "section": sections,
-        "attention": [side.call() for side in sides],
-        "step": steps,
-        "stage": [side.timed_stage() for side in sides],
-        "e2e": [side.whole() for side in sides],
-    }
+        measured["step"] = [side.host_step for side in sides]
+    if not alike_steps and not any(isinstance(step, str) for step in measured["step"]):
+        measured["step"] = ["the repetitions found on both sides hold different numbers of focal calls: give --steps"] * 2
     kernel = _figure("kernel", measured["kernel"], None, sides, "")
     rest = (_figure(level, measured[level], kernel, sides, unlike if level == "section" else "") for level in LEVELS[1:])
     return (kernel, *rest)
@@ -584,10 +558,10 @@ def account_answer(account: Ledger) -> Answer:
     """Sum up the account of two foreign traces by part."""
     both = (dict.fromkeys(Part, Fraction(0)), dict.fromkeys(Part, Fraction(0)))
     for line in account.lines:
-        shares = account.kinds if line.label == OTHER_KERNELS else {KernelKind.OTHER: line.both}
-        for kind, share in shares.items():
+        shares = account.kinds if line.label == OTHER_KERNELS else {trace_part(line.label): line.both}
+        for part, share in shares.items():
             for found, ns in zip(both, share, strict=True):
-                found[trace_part(line.label, kind)] += ns
+                found[part] += ns
     assert tuple(total(found.values()) for found in both) == account.both, "the parts do not add up to the account"
     nameless = [line for line in account.lines if trace_part(line.label) in NAMELESS]
     named = [1 - total(abs(line.both[at]) for line in nameless) / took for at, took in enumerate(account.both) if took]

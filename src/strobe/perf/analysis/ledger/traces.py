@@ -28,7 +28,7 @@ from strobe.perf.analysis.device.activity import (
     tile_of,
 )
 from strobe.perf.analysis.device.intervals import Intervals, complement, intervals_of, overlaps, totals, union
-from strobe.perf.analysis.device.kernels import KernelKind, kernel_kind, kernel_name
+from strobe.perf.analysis.device.kernels import kernel_name, kernel_part
 from strobe.perf.analysis.ledger.account import (
     DILATION,
     KERNEL_LINE,
@@ -44,6 +44,7 @@ from strobe.perf.analysis.ledger.account import (
     close_ledger,
     step_spread,
 )
+from strobe.perf.analysis.parts import Part
 from strobe.perf.analysis.runs.timeline import Label, Tile, summed, tiles_of
 from strobe.perf.analysis.structure.ranges import NOWHERE, base_of, nest, together, without
 from strobe.perf.analysis.structure.sections import SectionDefinition, Sections, matching, sections_of
@@ -79,7 +80,7 @@ class TracedSide:
         tiles: the compared steps. Their labels add up to their lengths.
         calls: number of calls and exclusive time of every kernel by its group's name, over all tiles.
         inclusive: time that each label covers by itself, whatever else ran, over all tiles.
-        kinds: time of `OTHER_KERNELS` by kind of kernel, over all tiles; the kinds add up to it.
+        kinds: time of `OTHER_KERNELS` by part, over all tiles; the parts add up to it.
         focal_names: normalised names of the focal kernels, those with most calls first.
         focal: duration of every focal call that starts in a tile, by tile.
         counted: duration of every focal call of the trace, but for those in steps that are left out with a cause.
@@ -93,7 +94,7 @@ class TracedSide:
     tiles: tuple[Tile, ...]
     calls: Mapping[str, tuple[int, int]]
     inclusive: Mapping[Label, int]
-    kinds: Mapping[KernelKind, int]
+    kinds: Mapping[Part, int]
     focal_names: tuple[str, ...]
     focal: tuple[tuple[int, ...], ...]
     counted: tuple[int, ...]
@@ -280,14 +281,14 @@ def _split(slices: Slices, areas: Intervals, outside: Intervals) -> tuple[Slices
     return Slices(start[order], end[order], slices.event[which], slices.cause[which]), inside
 
 
-def _kinds(trace: Trace, work: EventView, pieces: LabelSlices) -> dict[KernelKind, int]:
-    """Return the time of the other kernels' line, by kind of kernel."""
+def _kinds(trace: Trace, work: EventView, pieces: LabelSlices) -> dict[Part, int]:
+    """Return the time of the other kernels' line, by part."""
     own = pieces.label == LABELS.index(OTHER_KERNELS)
-    found: Counter[KernelKind] = Counter()
+    found: Counter[Part] = Counter()
     ids, place = np.unique(work.name[pieces.event[own]], return_inverse=True)
     took = totals((pieces.end - pieces.start)[own], place, len(ids))
     for name, ns in zip(ids.tolist(), took.tolist(), strict=True):
-        found[kernel_kind(trace.device_events.names[name])] += ns
+        found[kernel_part(trace.device_events.names[name])] += ns
     return dict(found)
 
 

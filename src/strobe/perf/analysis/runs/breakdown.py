@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -32,12 +32,11 @@ from strobe.perf.analysis.device.kernels import KernelRow, kernel_row
 from strobe.perf.analysis.runs.timeline import (
     NOT_LINKED,
     OUTSIDE,
-    DeviceTimeline,
-    HostTimeline,
     Partition,
     Passes,
     Path,
     Replays,
+    Timeline,
     block_slices,
     layer_of,
     partition_of,
@@ -220,12 +219,8 @@ def breakdown(trace: Trace, passes: Passes = ()) -> Breakdown:
     Raises:
         DataError: no frame blocks, or frame blocks that cannot be told apart.
     """
-    timeline, replays = timeline_of(trace, layers=True), None
-    calls = _entered(timeline)
-    if isinstance(timeline, DeviceTimeline):
-        timeline, replays = relabelled(timeline, passes, layers=True)
-        if replays is not None:
-            calls += replays.entered
+    timeline, replays = relabelled(timeline_of(trace, layers=True), passes, layers=True)
+    calls = _entered(timeline) if replays is None else _entered(timeline) + replays.entered
     parts = partition_of(timeline)
     amounts: defaultdict[Place, Amount] = defaultdict(Amount)
     on_host = parts.device == "cpu"
@@ -254,20 +249,20 @@ def breakdown(trace: Trace, passes: Passes = ()) -> Breakdown:
     )
 
 
-def _entered(timeline: HostTimeline | DeviceTimeline) -> Counter[Path]:
+def _entered(timeline: Timeline) -> Counter[Path]:
     """Count the entries into each region inside the frame blocks, by path."""
     blocks = sorted((region.start_ns, region.end_ns) for region in timeline.trace.regions if region.name == FRAME_BLOCK)
     starts = [start for start, _ in blocks]
     found: Counter[Path] = Counter()
-    for region, number in zip(timeline.regions.regions, timeline.regions.of, strict=True):
-        path = timeline.regions.texts[number]
+    for region, number in zip(timeline.trace.regions, timeline.of, strict=True):
+        path = timeline.paths[number]
         position = bisect_right(starts, region.start_ns) - 1
         if path and path != OUTSIDE and path[-1] != DIT_FORWARD and position >= 0 and region.start_ns < blocks[position][1]:
             found[path] += 1
     return found
 
 
-def _gaps(timeline: HostTimeline | DeviceTimeline) -> Iterator[Gap]:
+def _gaps(timeline: Timeline) -> Iterator[Gap]:
     """Yield the idle stretches inside the frame blocks, by the pieces at their ends."""
     stretches: defaultdict[tuple[Place, Place], list[Counter[str]]] = defaultdict(list)
     before = end = Place(FRAME_BLOCK, ())
@@ -405,23 +400,8 @@ class Operation:
         return self.calls * self.mean_ns
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BudgetLine:
-    """A line of an account: `isolated_ns` is the sum of its operations by themselves, `in_situ_ns` its time in the running step.
-
-    Either is None where it was not measured.
-    """
-
-    name: str
-    isolated_ns: Fraction | None
-    in_situ_ns: Fraction | None
-
-    @property
-    def difference_ns(self) -> Fraction | None:
-        """Time in the running step minus the sum by themselves, ns; None if either was not measured."""
-        if self.isolated_ns is None or self.in_situ_ns is None:
-            return None
-        return self.in_situ_ns - self.isolated_ns
+BudgetLine: TypeAlias = tuple[str, Fraction | None, Fraction]
+"""Name of a line, the sum of its operations by themselves (None: it has none), and its time in the running step, ns."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -479,25 +459,16 @@ class KernelProfile:
     reference: tuple[Operation, ...] = ()
 
     def by_region(self) -> tuple[BudgetLine, ...]:
-        """Return the step by region. `in_situ_ns` adds up to the mean of the plain steps exactly.
+        """Return the step by region. The times in the running step add up to the mean of the plain steps exactly.
 
         The regions come from steps with timers inside, the rest of such a step is what no region has, and the last line is what
         the timers cost: plain steps minus those with timers, below 0 as a rule.
         """
-        lines = [
-            BudgetLine(name=name, isolated_ns=self._inside(name), in_situ_ns=mean(self.regions_ns[name])) for name in REGIONS
-        ]
+        known = [(name, self._inside(name), mean(self.regions_ns[name])) for name in REGIONS]
         fine = mean(self.fine_ns)
-        rest = fine - sum((line.in_situ_ns for line in lines if line.in_situ_ns is not None), Fraction(0))
-        return (
-            *lines,
-            BudgetLine(name=REST, isolated_ns=self._inside(REST), in_situ_ns=rest),
-            BudgetLine(
-                name="plain steps - steps with timers (observer effect, noise)",
-                isolated_ns=None,
-                in_situ_ns=self.step.mean_ns - fine,
-            ),
-        )
+        rest = fine - sum(in_situ for *_, in_situ in known)
+        timers = "plain steps - steps with timers (observer effect, noise)"
+        return (*known, (REST, self._inside(REST), rest), (timers, None, self.step.mean_ns - fine))
 
     def _inside(self, region: str) -> Fraction:
         return sum((each.step_ns for each in self.step.operations if each.inside == region), Fraction(0))

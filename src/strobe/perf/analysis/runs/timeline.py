@@ -14,7 +14,7 @@ from fractions import Fraction
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path as FilePath
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -42,7 +42,8 @@ from strobe.perf.analysis.device.activity import (
     tile_of,
 )
 from strobe.perf.analysis.device.intervals import Intervals, Ints, column
-from strobe.perf.analysis.device.kernels import KernelKind, comparable, kernel_kind, kernel_name
+from strobe.perf.analysis.device.kernels import comparable, kernel_name, kernel_part
+from strobe.perf.analysis.parts import Part
 from strobe.perf.analysis.structure.ranges import NOWHERE, Nesting, nest
 from strobe.perf.trace.events import DEVICE_KINDS, DeviceEvents, HostEvent, HostEvents, Region, Trace
 
@@ -120,39 +121,137 @@ Overlap: TypeAlias = tuple[str, Path, int]
 """Another thread, a path, and how long operators ran there during the frame blocks (such as the decoder's); they own no time."""
 
 
+_HOST_ACTIVITIES: Final = (GAP, OP)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RegionPaths:
-    """Our regions with their paths, and lookup of the path that is open on a thread at a moment.
+class Timeline:
+    """Timeline of the thread that runs the frame blocks, or of the device that they launched most work on.
 
     Args:
-        texts: the paths, `OUTSIDE` first and then `NOT_LINKED`; all others are different.
-        of: the path of each region, a position in `texts`.
+        device: `cpu` or `cuda:N`.
+        blocks, tiles: number and time of each frame block.
+        paths: paths of regions, all different, `OUTSIDE` first and then `NOT_LINKED`.
+        nesting, of: our regions, and the path of each, a position in `paths`.
+        operators: those of a CPU.
+        work: events of the device; none on a CPU.
+        path: path in which each of them was launched, a position in `paths`.
     """
 
-    regions: Sequence[Region]
-    texts: tuple[Path, ...]
-    of: Ints
+    trace: Trace
+    device: str
+    blocks: tuple[int, ...]
+    tiles: Intervals
+    thread: int
+    paths: tuple[Path, ...]
     nesting: Nesting
+    of: Ints
+    operators: Nesting
+    work: EventView
+    path: Ints
 
-    def at(self, thread: int, moments: Ints) -> Ints:
-        """Return the path that is open on the thread at each moment."""
-        return self._path_of(self.nesting.at(thread, moments))
+    @property
+    def labels(self) -> tuple[Label, ...]:
+        activities = ACTIVITIES if len(self.work) else _HOST_ACTIVITIES
+        return tuple(Label(path, activity) for path in self.paths for activity in activities)
 
-    def of_calls(self, hosts: HostEvents, host: NDArray[np.integer]) -> Ints:
-        """Return the path that each launch call starts in; `NOT_LINKED` for negative numbers, which are no calls."""
-        return np.where(host < 0, 1, self._path_of(self.nesting.of_calls(hosts, host)))
+    def pieces(self) -> LabelSlices:
+        """Tile the frame blocks; events are operators, or the device's. Its gaps have the path of the event that ends them."""
+        if not len(self.work):
+            return self._of_thread(self.thread)
+        tiles = self.tiles
+        slices = self.work.tile(self.trace, self._rank(), int(tiles.start[0]), int(tiles.end[-1]))
+        place = np.where(slices.event == NONE, self.paths.index(NOT_LINKED), self.path[slices.event])
+        return label_slices(self.work, slices, place, tiles)
 
-    def _path_of(self, region: Ints) -> Ints:
-        return np.append(self.of, 0)[region]  # NOWHERE is the last position
+    def _rank(self) -> NDArray[np.integer]:
+        """Return each event's rank for overlaps: attention kernel, attention section, other compute, memset, comm, copy."""
+        of_kind = np.array([_PRIORITY[kind] for kind in DEVICE_KINDS], np.int8)
+        of_path = np.array([0 if ATTENTION_KERNEL in path else 1 for path in self.paths], np.int8)
+        attention = np.array([ATTENTION in path for path in self.paths])
+        first = (self.work.kind == DEVICE_KINDS.index(KERNEL)) & attention[self.path]
+        return np.where(first, of_path[self.path], of_kind[self.work.kind])
+
+    def _of_thread(self, thread: int) -> LabelSlices:
+        tiles = self.tiles
+        begin, stop = int(tiles.start[0]), int(tiles.end[-1])
+        none = tiles.start[:0]
+        changes = [nesting.cuts.moments.get(thread, none) for nesting in (self.operators, self.nesting)]
+        edges = np.unique(np.concatenate((tiles.start, tiles.end, *changes)))
+        edges = edges[(edges >= begin) & (edges <= stop)]
+        start, end = edges[:-1], edges[1:]
+        operator = self.operators.at(thread, start)
+        label = self._host_label(thread, start) + (operator != NOWHERE)
+        return cut_at(LabelSlices(start, end, np.zeros_like(start), label, operator), tiles)
+
+    def _host_label(self, thread: int, moments: Ints) -> Ints:
+        """Return the first label of the path that is open on a thread at each moment, a position in `labels`."""
+        return len(_HOST_ACTIVITIES) * np.append(self.of, 0)[self.nesting.at(thread, moments)]  # NOWHERE is the last position
+
+    def calls(self, exclusive: Ints) -> Iterator[RegionCall]:
+        """Yield the calls that start in a frame block or own time in one, given the time each owns."""
+        work, ops, labels = self.work, self.trace.ops, self.labels
+        if len(work):
+            names, name, start, end = self.trace.device_events.names, work.name, work.start, work.end
+            label, mine = len(ACTIVITIES) * self.path + work.kind, np.bool_(True)
+        else:
+            names, name, start, end = ops.names, np.asarray(ops.name), column(ops.start_ns), column(ops.end_ns)
+            label, mine = self._host_label(self.thread, start) + 1, column(ops.thread) == self.thread
+        chosen = np.flatnonzero(mine & ((exclusive > 0) | (tile_of(start, self.tiles) != NONE)))
+        columns = (each[chosen].tolist() for each in (name, label, end - start, exclusive))
+        for at, number, duration, owned in zip(*columns, strict=True):
+            yield RegionCall(names[at], labels[number], duration, owned)
+
+    def overlap(self) -> Iterator[Overlap]:
+        """Yield what the other threads of a CPU did during the frame blocks."""
+        labels = self.labels
+        for thread in () if len(self.work) else sorted(set(self.trace.ops.thread) - {self.thread}):
+            busy: Counter[Path] = Counter()
+            for start, end, label, operator in _rows(self._of_thread(thread), labels, None):
+                if operator != NONE:
+                    busy[label.path] += end - start
+            for path, busy_ns in sorted(busy.items()):
+                yield self.trace.threads[thread], path, busy_ns
 
 
-def region_paths(regions: Sequence[Region], *, layers: bool) -> RegionPaths:
-    """Find the path of each region; the regions are in order of start.
-
-    Every layer of a pass begins with its attention section, so a section's number in its pass is that of the layer.
+def timeline_of(trace: Trace, *, layers: bool = False) -> Timeline:
+    """Return the timeline of the busiest device, or of the thread that runs the frame blocks if the trace has no device events.
 
     Args:
-        layers: a path names the layer too, `layer 3` right behind `dit_forward`.
+        layers: the paths of labels name the layer too, `layer 3` right behind `dit_forward`.
+
+    Raises:
+        DataError: no frame blocks, frame blocks of more than one clip, or frame blocks that launched nothing on the device.
+    """
+    blocks = [region for region in trace.regions if region.name == FRAME_BLOCK]
+    if not blocks:
+        raise DataError(f"{trace.path}: no strobe::{FRAME_BLOCK} spans; trace a streaming run with its spans recorded")
+    threads = {region.thread for region in blocks}
+    indices = [position if region.index is None else region.index for position, region in enumerate(blocks)]
+    if len(threads) > 1 or any(after <= before for before, after in pairwise(indices)):
+        found = f"frame blocks {indices} on {len(threads)} thread(s)"
+        raise DataError(f"{trace.path}: {found} are not one clip; trace one clip per file")
+    events, (paths, of, nesting) = trace.device_events, _region_paths(trace.regions, layers=layers)
+    on_host = Timeline(
+        trace=trace,
+        device="cpu",
+        blocks=tuple(indices),
+        tiles=_tiles(indices, [region.start_ns for region in blocks], [region.end_ns for region in blocks]),
+        thread=threads.pop(),
+        paths=paths,
+        nesting=nesting,
+        of=of,
+        operators=nest(HostEvents.from_rows(()) if len(events) else trace.ops),
+        work=EventView(events=events, rows=slice(0, 0)),
+        path=of[:0],
+    )
+    return _on_device(on_host) if len(events) else on_host
+
+
+def _region_paths(regions: Sequence[Region], *, layers: bool) -> tuple[tuple[Path, ...], Ints, Nesting]:
+    """Return all paths of regions, that of each, and how they lie in each other; the regions are in order of start.
+
+    Every layer of a pass begins with its attention section, so a section's number in its pass is that of the layer.
     """
     rows = (HostEvent(region.name, region.start_ns, region.end_ns, region.thread) for region in regions)
     nesting = nest(HostEvents.from_rows(rows))
@@ -172,34 +271,7 @@ def region_paths(regions: Sequence[Region], *, layers: bool) -> RegionPaths:
         paths.append(path)
     numbers: dict[Path, int] = {OUTSIDE: 0, NOT_LINKED: 1}
     of = np.array([numbers.setdefault(path, len(numbers)) for path in paths], np.int64)
-    return RegionPaths(regions=regions, texts=tuple(numbers), of=of, nesting=nesting)
-
-
-def timeline_of(trace: Trace, *, layers: bool = False) -> HostTimeline | DeviceTimeline:
-    """Return the timeline of the busiest device, or of the thread that runs the frame blocks if the trace has no device events.
-
-    Args:
-        layers: the paths of labels name the layer too, `layer 3` right behind `dit_forward`.
-
-    Raises:
-        DataError: no frame blocks, frame blocks of more than one clip, or frame blocks that launched nothing on the device.
-    """
-    blocks = [region for region in trace.regions if region.name == FRAME_BLOCK]
-    if not blocks:
-        raise DataError(f"{trace.path}: no strobe::{FRAME_BLOCK} spans; trace a streaming run with its spans recorded")
-    threads = {region.thread for region in blocks}
-    indices = [position if region.index is None else region.index for position, region in enumerate(blocks)]
-    if len(threads) > 1 or any(after <= before for before, after in pairwise(indices)):
-        found = f"frame blocks {indices} on {len(threads)} thread(s)"
-        raise DataError(f"{trace.path}: {found} are not one clip; trace one clip per file")
-    starts = [region.start_ns for region in blocks]
-    tiles = _tiles(indices, starts, [region.end_ns for region in blocks])
-    regions, thread = region_paths(trace.regions, layers=layers), threads.pop()
-    if len(trace.device_events):
-        return _device_timeline(trace, regions, (indices, tiles), thread)
-    return HostTimeline(
-        trace=trace, regions=regions, blocks=tuple(indices), tiles=tiles, thread=thread, operators=nest(trace.ops)
-    )  # fmt: skip
+    return tuple(numbers), of, nesting
 
 
 def _tiles(indices: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -> Intervals:
@@ -214,130 +286,6 @@ def _tiles(indices: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -
     return Intervals(np.array(starts, np.int64), np.array(found, np.int64))
 
 
-_HOST_ACTIVITIES: Final = (GAP, OP)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HostTimeline:
-    """Timeline of the thread that runs the frame blocks; other threads lie beside it.
-
-    Args:
-        blocks, tiles: number and time of each frame block.
-    """
-
-    trace: Trace
-    regions: RegionPaths
-    blocks: tuple[int, ...]
-    tiles: Intervals
-    thread: int
-    operators: Nesting
-
-    @property
-    def device(self) -> str:
-        return "cpu"
-
-    @property
-    def num_events(self) -> int:
-        return len(self.trace.ops)
-
-    @property
-    def labels(self) -> tuple[Label, ...]:
-        return tuple(Label(path, activity) for path in self.regions.texts for activity in _HOST_ACTIVITIES)
-
-    def pieces(self) -> LabelSlices:
-        """Tile the frame blocks; events are operators."""
-        return self._of_thread(self.thread)
-
-    def _of_thread(self, thread: int) -> LabelSlices:
-        tiles = self.tiles
-        begin, stop = int(tiles.start[0]), int(tiles.end[-1])
-        none = tiles.start[:0]
-        changes = [nesting.cuts.moments.get(thread, none) for nesting in (self.operators, self.regions.nesting)]
-        edges = np.unique(np.concatenate((tiles.start, tiles.end, *changes)))
-        edges = edges[(edges >= begin) & (edges <= stop)]
-        start, end = edges[:-1], edges[1:]
-        operator = self.operators.at(thread, start)
-        label = len(_HOST_ACTIVITIES) * self.regions.at(thread, start) + (operator != NOWHERE)
-        return cut_at(LabelSlices(start, end, np.zeros_like(start), label, operator), tiles)
-
-    def calls(self, exclusive: Ints) -> Iterator[RegionCall]:
-        """Yield the calls that start in a frame block or own time in one, given the time each owns."""
-        ops = self.trace.ops
-        start, mine = column(ops.start_ns), column(ops.thread) == self.thread
-        chosen = np.flatnonzero(mine & ((exclusive > 0) | (tile_of(start, self.tiles) != NONE)))
-        paths = self.regions.at(self.thread, start[chosen]).tolist()
-        for i, path in zip(chosen.tolist(), paths, strict=True):
-            op = ops[i]
-            label = Label(self.regions.texts[path], OP)
-            yield RegionCall(op.name, label, op.end_ns - op.start_ns, int(exclusive[i]))
-
-    def overlap(self) -> Iterator[Overlap]:
-        """Yield what the other threads did during the frame blocks."""
-        labels = self.labels
-        for thread in sorted(set(self.trace.ops.thread) - {self.thread}):
-            busy: Counter[Path] = Counter()
-            for start, end, label, operator in _rows(self._of_thread(thread), labels, None):
-                if operator != NONE:
-                    busy[label.path] += end - start
-            for path, busy_ns in sorted(busy.items()):
-                yield self.trace.threads[thread], path, busy_ns
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DeviceTimeline:
-    """Timeline of one device.
-
-    Args:
-        blocks, tiles: number and time of each frame block.
-        paths: paths of regions, all different.
-        path: path in which each of its events was launched, a position in `paths`.
-    """
-
-    trace: Trace
-    regions: RegionPaths
-    blocks: tuple[int, ...]
-    tiles: Intervals
-    device: str
-    work: EventView
-    paths: tuple[Path, ...]
-    path: Ints
-
-    @property
-    def num_events(self) -> int:
-        return len(self.work)
-
-    @property
-    def labels(self) -> tuple[Label, ...]:
-        return tuple(Label(path, activity) for path in self.paths for activity in ACTIVITIES)
-
-    def pieces(self) -> LabelSlices:
-        """Tile the frame blocks; events count into the device's. A gap has the path of the event that ends it."""
-        tiles = self.tiles
-        slices = self.work.tile(self.trace, self._rank(), int(tiles.start[0]), int(tiles.end[-1]))
-        place = np.where(slices.event == NONE, self.paths.index(NOT_LINKED), self.path[slices.event])
-        return label_slices(self.work, slices, place, tiles)
-
-    def _rank(self) -> NDArray[np.integer]:
-        """Return each event's rank for overlaps: attention kernel, attention section, other compute, memset, comm, copy."""
-        of_kind = np.array([_PRIORITY[kind] for kind in DEVICE_KINDS], np.int8)
-        of_path = np.array([0 if ATTENTION_KERNEL in path else 1 for path in self.paths], np.int8)
-        attention = np.array([ATTENTION in path for path in self.paths])
-        first = (self.work.kind == DEVICE_KINDS.index(KERNEL)) & attention[self.path]
-        return np.where(first, of_path[self.path], of_kind[self.work.kind])
-
-    def calls(self, exclusive: Ints) -> Iterator[RegionCall]:
-        chosen = np.flatnonzero((exclusive > 0) | (tile_of(self.work.start, self.tiles) != NONE))
-        own, names, labels = self.work.at(chosen), self.trace.device_events.names, self.labels
-        label = (self.path[chosen] * len(ACTIVITIES) + own.kind).tolist()
-        rows = zip(own.name.tolist(), label, (own.end - own.start).tolist(), exclusive[chosen].tolist(), strict=True)
-        for name, number, duration, owned in rows:
-            yield RegionCall(names[name], labels[number], duration, owned)
-
-    def overlap(self) -> Iterator[Overlap]:
-        """Yield nothing: the device's timeline includes all of its streams."""
-        return iter(())
-
-
 def _rows(pieces: LabelSlices, labels: Sequence[Label], window: int | None) -> Iterable[tuple[int, int, Label, int]]:
     """Yield start, end, label and event of each piece, of all windows or of one."""
     some = slice(None) if window is None else pieces.tile == window
@@ -345,13 +293,13 @@ def _rows(pieces: LabelSlices, labels: Sequence[Label], window: int | None) -> I
     return zip(start, end, map(labels.__getitem__, number), event, strict=True)
 
 
-def _device_timeline(trace: Trace, regions: RegionPaths, on_host: tuple[Sequence[int], Intervals], thread: int) -> DeviceTimeline:
+def _on_device(timeline: Timeline) -> Timeline:
     """Move the frame blocks from the host to a device: each starts with the first device event that it launched."""
-    indices, tiles = on_host
+    trace, indices = timeline.trace, timeline.blocks
     events, host = trace.device_events, np.asarray(trace.device_events.host)
     launched = np.flatnonzero(host >= 0)
-    block = tile_of(column(events.hosts.start_ns)[host[launched]], tiles)
-    inside = (block != NONE) & (column(events.hosts.thread)[host[launched]] == thread)
+    block = tile_of(column(events.hosts.start_ns)[host[launched]], timeline.tiles)
+    inside = (block != NONE) & (column(events.hosts.thread)[host[launched]] == timeline.thread)
     launched, block = launched[inside], block[inside]
     device = np.asarray(events.device)[launched]
     devices, counts = np.unique(device, return_counts=True)
@@ -367,17 +315,10 @@ def _device_timeline(trace: Trace, regions: RegionPaths, on_host: tuple[Sequence
         raise DataError(f"{trace.path}: frame blocks {idle} launched no work on cuda:{number}; trace whole frame blocks")
     # a frame block may be overtaken by the one before: then it is empty, never negative
     starts = np.maximum.accumulate(first)
-    work = dict(events_by_device(trace))[number]
-    return DeviceTimeline(
-        trace=trace,
-        regions=regions,
-        blocks=tuple(indices),
-        tiles=_tiles(indices, starts.tolist(), np.maximum(starts, last).tolist()),
-        device=f"cuda:{number}",
-        work=work,
-        paths=regions.texts,
-        path=regions.of_calls(events.hosts, work.host),
-    )
+    tiles, work = _tiles(indices, starts.tolist(), np.maximum(starts, last).tolist()), dict(events_by_device(trace))[number]
+    region = timeline.nesting.of_calls(events.hosts, work.host)
+    path = np.where(work.host < 0, timeline.paths.index(NOT_LINKED), np.append(timeline.of, 0)[region])
+    return replace(timeline, device=f"cuda:{number}", tiles=tiles, work=work, path=path)
 
 
 # Cuts the time of a trace into frame blocks and each frame block into labels, exactly.
@@ -430,9 +371,9 @@ class Partition:
         return summed(tile.owned for tile in self.tiles)
 
 
-def partition_of(timeline: HostTimeline | DeviceTimeline) -> Partition:
+def partition_of(timeline: Timeline) -> Partition:
     """Cut a timeline into its frame blocks and labels."""
-    owned, exclusive = sums(timeline.pieces(), timeline.tiles, timeline.labels, timeline.num_events)
+    owned, exclusive = sums(timeline.pieces(), timeline.tiles, timeline.labels, len(timeline.work) or len(timeline.trace.ops))
     return Partition(
         device=timeline.device,
         tiles=tiles_of(timeline.blocks, timeline.tiles, owned),
@@ -441,7 +382,7 @@ def partition_of(timeline: HostTimeline | DeviceTimeline) -> Partition:
     )
 
 
-def block_slices(timeline: HostTimeline | DeviceTimeline, index: int | None = None) -> Iterator[Slice]:
+def block_slices(timeline: Timeline, index: int | None = None) -> Iterator[Slice]:
     """Yield the slices of a timeline that tile its frame blocks in order, or one of them.
 
     Raises:
@@ -454,7 +395,7 @@ def block_slices(timeline: HostTimeline | DeviceTimeline, index: int | None = No
         window = held.index(index)
     events: HostEvents | DeviceEvents = trace.ops
     position: Sequence[int] = range(len(events))
-    if isinstance(timeline, DeviceTimeline):
+    if len(timeline.work):
         events, position = trace.device_events, timeline.work.position.tolist()
     for start, end, label, row in _rows(timeline.pieces(), timeline.labels, window):
         at = None if row == NONE else position[row]
@@ -564,7 +505,7 @@ _Match: TypeAlias = tuple[Fraction, Sequence[int | None], EagerPass]
 """Share of a replay's kernels that stand in a pass, and of each, stream by stream, its number there (None if it is not)."""
 
 
-def relabelled(timeline: DeviceTimeline, passes: Passes, *, layers: bool) -> tuple[DeviceTimeline, Replays | None]:
+def relabelled(timeline: Timeline, passes: Passes, *, layers: bool) -> tuple[Timeline, Replays | None]:
     """Give the kernels of graph launches the paths that they have without graphs.
 
     Args:
@@ -633,7 +574,7 @@ def _reason(no_passes: bool, left: int, best: Fraction) -> str:
     )
 
 
-def _graph_launches(timeline: DeviceTimeline) -> list[list[int]]:
+def _graph_launches(timeline: Timeline) -> list[list[int]]:
     """Return the device events of each graph launch inside the frame blocks, in order of start."""
     work = timeline.work
     unstaged = np.array([text in ((), OUTSIDE, NOT_LINKED) for text in timeline.paths])
@@ -646,14 +587,14 @@ def _graph_launches(timeline: DeviceTimeline) -> list[list[int]]:
     return [sorted(found, key=lambda row: int(ordinal[row])) for found in of_call.values() if len(found) >= _FEWEST]
 
 
-def names_of(timeline: DeviceTimeline, rows: Sequence[int]) -> tuple[str, ...]:
+def names_of(timeline: Timeline, rows: Sequence[int]) -> tuple[str, ...]:
     """Return the normalised kernel names of some events; a copy has the same name in a graph and without."""
     names, own = timeline.trace.device_events.names, timeline.work.name
     groups = (kernel_name(names[own[row]]).group for row in rows)
     return tuple(_COPY if _COPIER.fullmatch(group) else group for group in groups)
 
 
-def launches_of(timeline: DeviceTimeline, rows: Sequence[int]) -> tuple[str, ...]:
+def launches_of(timeline: Timeline, rows: Sequence[int]) -> tuple[str, ...]:
     """Return the full kernel names of some events, each with grid and block."""
     events, work = timeline.trace.device_events, timeline.work
     return tuple(f"{kernel_name(events.names[work.name[row]]).full} {events.shapes[work.shape[row]]}" for row in rows)
@@ -662,18 +603,18 @@ def launches_of(timeline: DeviceTimeline, rows: Sequence[int]) -> tuple[str, ...
 def passes_of(trace: Trace) -> Passes:
     """Return all distinct passes of a run without graphs."""
     timeline = timeline_of(trace, layers=True)
-    if not isinstance(timeline, DeviceTimeline):
+    if not len(timeline.work):
         return ()
-    regions, stage = timeline.regions, list[int]()  # the stage that each region is or lies in
+    stage = list[int]()  # the stage that each region is or lies in
     entered: defaultdict[int, Counter[Path]] = defaultdict(Counter)
-    for number, parent in enumerate(regions.nesting.parent.tolist()):
-        path = regions.texts[regions.of[number]]
+    for number, parent in enumerate(timeline.nesting.parent.tolist()):
+        path = timeline.paths[timeline.of[number]]
         above = NOWHERE if parent == NOWHERE else stage[parent]
         stage.append(number if len(path) == 1 and path != OUTSIDE else above)
         if len(path) > 1 and path[-1] != DIT_FORWARD:
             entered[stage[number]][path] += 1
     hosts, launched = trace.device_events.hosts, defaultdict[int, list[tuple[int, int]]](list)
-    owner = regions.nesting.of_calls(hosts, timeline.work.host)
+    owner = timeline.nesting.of_calls(hosts, timeline.work.host)
     for row, (number, host) in enumerate(
         zip(np.append(stage, NOWHERE)[owner].tolist(), timeline.work.host.tolist(), strict=True)
     ):
@@ -682,13 +623,13 @@ def passes_of(trace: Trace) -> Passes:
     threads = list(dict.fromkeys(region.thread for region in trace.regions))
     passes: dict[tuple[str, tuple[str, ...]], EagerPass] = {}
     for number in sorted(launched, key=lambda each: (threads.index(trace.regions[each].thread), each)):
-        (name,) = regions.texts[regions.of[number]]
+        (name,) = timeline.paths[timeline.of[number]]
         order = [row for _, row in sorted(launched[number])]
         names = names_of(timeline, order)
         if (name, names) not in passes:
             paths = tuple(timeline.paths[timeline.path[row]] for row in order)
             of_attention = [
-                not ATTENTION_KERNELS.isdisjoint(path[-1:]) or kernel_kind(kernel) is KernelKind.ATTENTION
+                not ATTENTION_KERNELS.isdisjoint(path[-1:]) or _is_attention(kernel)
                 for kernel, path in zip(names, paths, strict=True)
             ]
             launches = launches_of(timeline, order)
@@ -702,7 +643,7 @@ def passes_of(trace: Trace) -> Passes:
     return tuple(passes.values())
 
 
-def _streams(timeline: DeviceTimeline, launch: Sequence[int]) -> tuple[list[int], _Streams]:
+def _streams(timeline: Timeline, launch: Sequence[int]) -> tuple[list[int], _Streams]:
     """Return the events of a replay, and their names, stream by stream."""
     stream = timeline.work.stream
     found: defaultdict[int, list[int]] = defaultdict(list)
@@ -759,31 +700,14 @@ def _matched(streams: _Streams, one: EagerPass) -> _Match:
 # launched as often as uncompiled it is labelled in the same way. An operator that marks its regions while it runs says itself
 # what its kernels are. All other kernels are labelled by the kind of work in their names.
 
-KINDS: Final[dict[KernelKind, str]] = {
-    KernelKind.ATTENTION: "attention kernels", KernelKind.MATRIX: "matrix products", KernelKind.OTHER: "other kernels",
-}  # fmt: skip
-"""Innermost name of the other kernels of a compiled pass."""
+
+W = TypeVar("W", int, Path)
+_Kernel: TypeAlias = tuple[W, str, str]
+"""A kernel of a pass: its row in the timeline, or in the uncompiled pass the regions it was launched in; its normalised name; and
+full name with grid and block, without what a compiler may change."""
 
 
-class _Kernel(NamedTuple):
-    """A kernel of a pass.
-
-    Args:
-        row: in the timeline of the compiled run; -1 in the uncompiled pass.
-        path: regions it was launched in.
-        name: normalised.
-        launch: full name with grid and block, without what a compiler may change.
-        marked: the attention operator's region that a compiled run marked around it; empty for none.
-    """
-
-    row: int
-    path: Path
-    name: str
-    launch: str
-    marked: str
-
-
-def named(timeline: DeviceTimeline, passes: Passes) -> DeviceTimeline:
+def named(timeline: Timeline, passes: Passes) -> Timeline:
     """Label the kernels of attention operators in compiled passes with the regions of the uncompiled pass.
 
     A pass that does not launch exactly the attention kernels of an uncompiled one is labelled by kernel names alone.
@@ -795,19 +719,20 @@ def named(timeline: DeviceTimeline, passes: Passes) -> DeviceTimeline:
     whole = {path[-1]: without_layers(path) for one in passes for path in one.paths if path[-1] in ATTENTION_OPERATOR}
     texts, names_at = timeline.trace.device_events.names, timeline.work.name
     for kernels in _by_pass(timeline):
-        marked = {(each.name, each.marked) for each in kernels if each.marked}
-        found = {each.row: whole[each.marked] for each in kernels if each.marked in whole}
-        own = [each for each in kernels if not each.marked and (each.name in told or _is_attention(each.name))]
+        innermost = {row: timeline.paths[timeline.path[row]][-1] for row, *_ in kernels}
+        marked = {row: region for row, region in innermost.items() if region in ATTENTION_OPERATOR}
+        known = {(name, marked[row]) for row, name, _ in kernels if row in marked}
+        found = {row: whole[region] for row, region in marked.items() if region in whole}
+        own = [each for each in kernels if each[0] not in marked and (each[1] in told or _is_attention(each[1]))]
         for one in passes:
-            key = [each for each in _key(one, told) if (each.name, each.path[-1]) not in marked]
-            if matched := _by_launch(own, key):
+            if matched := _by_launch(own, [each for each in _key(one, told) if (each[1], each[0][-1]) not in known]):
                 found |= matched
                 break
-        for each in kernels:
-            kind, around = KINDS[kernel_kind(texts[names_at[each.row]])], timeline.paths[path[each.row]]
-            text = found.get(each.row, around)
+        for row, *_ in kernels:
+            kind, around = kernel_part(texts[names_at[row]]).value, timeline.paths[path[row]]
+            text = found.get(row, around)
             at = text.index(DIT_FORWARD) + 1  # so that a side whose passes are told apart by name alone can be met there
-            path[each.row] = numbers.setdefault((*text[:at], kind, *text[at:]), len(numbers))
+            path[row] = numbers.setdefault((*text[:at], kind, *text[at:]), len(numbers))
     return replace(timeline, paths=tuple(numbers), path=path)
 
 
@@ -820,46 +745,46 @@ def _told_apart(passes: Iterable[EagerPass]) -> frozenset[str]:
     return frozenset(name for name, regions in stood.items() if regions <= ATTENTION_KERNELS)
 
 
-def _key(one: EagerPass, names: frozenset[str]) -> list[_Kernel]:
+def _key(one: EagerPass, names: frozenset[str]) -> list[_Kernel[Path]]:
     """Return the attention kernels of an uncompiled pass in order of launch."""
-    launches = one.launches or ("",) * len(one.names)
-    kernels = zip(one.names, one.paths, launches, strict=True)
-    found = [_Kernel(-1, without_layers(path), name, comparable(launch), "") for name, path, launch in kernels]
-    return [each for each in found if each.name in names or _is_attention(each.name)]
+    kernels = zip(one.paths, one.names, one.launches or ("",) * len(one.names), strict=True)
+    return [
+        (without_layers(path), name, comparable(launch)) for path, name, launch in kernels if name in names or _is_attention(name)
+    ]
 
 
 def _is_attention(name: str) -> bool:
-    return kernel_kind(name) is KernelKind.ATTENTION
+    return kernel_part(name) is Part.OTHER_ATTENTION
 
 
-def _by_launch(own: Sequence[_Kernel], key: Sequence[_Kernel]) -> dict[int, Path]:
+def _by_launch(own: Sequence[_Kernel[int]], key: Sequence[_Kernel[Path]]) -> dict[int, Path]:
     """Match kernels launch by launch; empty unless each launch of a kernel that computes attention is there as often.
 
     If the uncompiled pass has no such kernel, each launch of any kernel must be there as often.
     """
-    if not all(each.launch for each in key):
+    if not all(launch for *_, launch in key):
         return {}
     rows, paths = defaultdict[str, list[int]](list), defaultdict[str, list[Path]](list)
-    for each in own:
-        rows[each.launch].append(each.row)
-    for each in key:
-        paths[each.launch].append(each.path)
-    needed = {each.launch for each in (*own, *key) if _is_attention(each.name)} or {*rows, *paths}
+    for row, _, launch in own:
+        rows[launch].append(row)
+    for path, _, launch in key:
+        paths[launch].append(path)
+    needed = {launch for _, name, launch in (*own, *key) if _is_attention(name)} or {*rows, *paths}
     if any(len(rows[text]) != len(paths[text]) for text in needed):
         return {}
     alike = {text: found for text, found in rows.items() if len(found) == len(paths[text])}
     return {row: path for text, found in alike.items() for row, path in zip(found, paths[text], strict=True)}
 
 
-def _by_pass(timeline: DeviceTimeline) -> list[list[_Kernel]]:
+def _by_pass(timeline: Timeline) -> list[list[_Kernel[int]]]:
     """Return the kernels of each pass in the order in which they ran, frame block by frame block."""
     starts = timeline.tiles.start.tolist()
     whole = np.array([DIT_FORWARD in text for text in timeline.paths])
     rows = np.flatnonzero(whole[timeline.path])
     rows = rows[np.argsort(timeline.work.start[rows], kind="stable")].tolist()
-    found: list[list[_Kernel]] = [[] for _ in starts]
+    found: list[list[_Kernel[int]]] = [[] for _ in starts]
     for row, name, launch in zip(rows, names_of(timeline, rows), launches_of(timeline, rows), strict=True):
-        at, path = bisect_right(starts, int(timeline.work.start[row])) - 1, timeline.paths[timeline.path[row]]
+        at = bisect_right(starts, int(timeline.work.start[row])) - 1
         if at >= 0:
-            found[at].append(_Kernel(row, path, name, comparable(launch), path[-1] if path[-1] in ATTENTION_OPERATOR else ""))
+            found[at].append((row, name, comparable(launch)))
     return found

@@ -30,7 +30,8 @@ from strobe.perf.analysis.device.intervals import (
     totals,
     union,
 )
-from strobe.perf.analysis.device.kernels import KernelKind, kernel_kind, kernel_name
+from strobe.perf.analysis.device.kernels import kernel_name, kernel_part
+from strobe.perf.analysis.parts import Part
 from strobe.perf.analysis.structure.ranges import device_times
 from strobe.perf.logs.series import Constraint, short
 from strobe.perf.measure.stats import percentile
@@ -415,7 +416,7 @@ def attention_kernel(traces: Sequence[Trace]) -> str | None:
         events = trace.device_events
         took = totals(column(events.end_ns) - column(events.start_ns), column(events.name), len(events.names))
         for raw, ns in zip(events.names, took.tolist(), strict=True):
-            if kernel_kind(raw) is KernelKind.ATTENTION:
+            if kernel_part(raw) is Part.OTHER_ATTENTION:
                 group, full = kernel_name(raw).group, kernel_name(raw).full
                 spent[group] += ns
                 names.setdefault(group, set()).add(full)

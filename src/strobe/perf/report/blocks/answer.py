@@ -11,19 +11,9 @@ from typing import Final, TypeAlias, TypeVar
 from strobe.core import spans
 from strobe.core.costs import device_peaks
 from strobe.core.spans import DENOISE_STEP, E2E, FRAME_BLOCK
-from strobe.perf.analysis.ledger.account import (
-    BY_THE_CLOCK,
-    NO_LARGEST,
-    TOGETHER,
-    CallsEffect,
-    ClipKind,
-    Ledger,
-    LedgerLine,
-    LevelSum,
-    Part,
-    total,
-)
+from strobe.perf.analysis.ledger.account import CallsEffect, ClipKind, Ledger, LedgerLine, LevelSum, total
 from strobe.perf.analysis.ledger.speedup import Answer, ClipAnswer, PartLine
+from strobe.perf.analysis.parts import BY_THE_CLOCK, NO_LARGEST, TOGETHER, Part
 from strobe.perf.analysis.runs.compare import Comparison, SideClocks, apart, ratio_cell, side_clocks
 from strobe.perf.measure.stats import Interval, Verdict, paired_interval
 from strobe.perf.report.blocks.fields import level_word, line_word, section_of

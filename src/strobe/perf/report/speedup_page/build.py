@@ -13,10 +13,11 @@ import msgspec
 from strobe.perf.analysis.comparable import FACTS, Verdict, obstacles, shown
 from strobe.perf.analysis.comparable import doubts as weakening
 from strobe.perf.analysis.comparable import unknown as unknown_facts
-from strobe.perf.analysis.device.kernels import KernelKind, kernel_kind
-from strobe.perf.analysis.ledger.account import DILATION, NAMELESS, Ledger, Part, total, trace_part
+from strobe.perf.analysis.device.kernels import kernel_part
+from strobe.perf.analysis.ledger.account import DILATION, Ledger, total, trace_part
 from strobe.perf.analysis.ledger.speedup import DRIFT, LEVEL_TITLES, Answer, LevelFigure, PartLine
 from strobe.perf.analysis.ledger.traces import FOCAL_NAME
+from strobe.perf.analysis.parts import NAMELESS, Part
 from strobe.perf.analysis.runs.compare import ratio_cell
 from strobe.perf.analysis.structure.steps import Steps
 from strobe.perf.report.blocks.answer import ANSWER, SHORT_NS, answer_figure, limit, line_name, part_fields, rest_words
@@ -140,9 +141,11 @@ def _orders(study: SpeedupStudy) -> Iterator[str]:
         if side.other_run:
             yield f"{side.name}: log and trace are of different runs: {side.other_run}"
         inner = [
-            (word, got) for word, got in (("kernel", side.kernel()), ("section", side.section())) if not isinstance(got, str)
+            (word, got)
+            for word, got in (("kernel", side.times("kernel")), ("section", side.times("section")))
+            if not isinstance(got, str)
         ]
-        call, stage = side.call(), side.timed_stage()
+        call, stage = side.times("attention"), side.times("stage")
         if isinstance(call, str):
             continue
         for word, got in inner:
@@ -393,7 +396,7 @@ def _items(study: SpeedupStudy, found: Answer) -> Iterator[_Item]:
     """Yield the parts of the answer; other kernels by name, those that grew and those that shrank; what is untraced by line."""
     account = study.accounts[0]
     kernels = [line for line in found.lines if line.parts in ((Part.OTHER_KERNELS,), (Part.SECTION,))]
-    unknown = (each for each in account.kernels if each.kernel != FOCAL_NAME and kernel_kind(each.kernel) == KernelKind.OTHER)
+    unknown = (each for each in account.kernels if each.kernel != FOCAL_NAME and kernel_part(each.kernel) is Part.OTHER_KERNELS)
     named = [each for each in unknown if not each.kernel.startswith(("Memcpy", "Memset"))]
     by_name = total(effect.saved_ns for effect in named) == total(line.saved_ns for line in kernels)
     for line in found.lines:

@@ -224,7 +224,7 @@ def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> S
         _check_calls(request.calls, loaded)
     if not unlike and request.allow_unlike:
         unlike = _stands_in(baseline, candidate, asked[0])
-    lacking = [isinstance(each.section(), str) for each in both]
+    lacking = [isinstance(each.times("section"), str) for each in both]
     stands = [bool(unlike) and none for none in lacking]
     cut = unlike != "" or not any(lacking)
     times = [each.call_times(with_section=cut, kernel_is_section=stand) for each, stand in zip(both, stands, strict=True)]
@@ -253,7 +253,9 @@ def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> S
 def _stands_in(baseline: TimedSide, candidate: TimedSide, boundaries: str) -> str:
     """Return how the sections differ if one side's kernel stands in for its missing section; empty if both or none have it."""
     without = [
-        side.name for side in (baseline, candidate) if isinstance(side.section(), str) and not isinstance(side.kernel(), str)
+        side.name
+        for side in (baseline, candidate)
+        if isinstance(side.times("section"), str) and not isinstance(side.times("kernel"), str)
     ]
     if len(without) != 1:
         return ""
@@ -320,7 +322,7 @@ def _load(request: SpeedupRequest, side: SideRequest, traces: tuple[Trace, ...],
 
 def _check_calls(calls: int | None, side: TimedSide) -> None:
     """Check that as many focal kernels as a stage is said to have fit into it."""
-    kernel, stage = side.kernel(), side.timed_stage()
+    kernel, stage = side.times("kernel"), side.times("stage")
     if calls is None or isinstance(kernel, str) or isinstance(stage, str):
         return
     if calls * kernel.mean_ns > stage.mean_ns * OVERLAP:
@@ -341,7 +343,7 @@ def _silent(of_host: Sequence[str], host_only: bool) -> str:
 def _remarks(side: TimedSide, span: tuple[int, str] | None) -> tuple[str, ...]:
     """Return remarks on timers that did not wait for the device; `span`: of the range that they are around."""
     spans = [] if span is None else [span]
-    section = side.section()
+    section = side.times("section")
     if not isinstance(section, str):
         spans.append((int(section.mean_ns), "the section around the focal kernel"))
     found = (unsynchronised(timer, device_ns, what) for timer in side.timings.timers for device_ns, what in spans)

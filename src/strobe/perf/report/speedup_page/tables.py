@@ -11,20 +11,11 @@ import numpy as np
 from strobe.perf.analysis.device.activity import IDLE
 from strobe.perf.analysis.device.intervals import distribution
 from strobe.perf.analysis.device.kernels import kernel_name
-from strobe.perf.analysis.ledger.account import (
-    COVERS,
-    LEVEL_WORDS,
-    NAMELESS,
-    CallsEffect,
-    Ledger,
-    LedgerLine,
-    Part,
-    total,
-    trace_part,
-)
+from strobe.perf.analysis.ledger.account import COVERS, LEVEL_WORDS, CallsEffect, Ledger, LedgerLine, total, trace_part
 from strobe.perf.analysis.ledger.speedup import DRIFT, LEVEL_TITLES, UNIT_NAMES, LevelFigure
 from strobe.perf.analysis.ledger.traces import IDLE as IDLE_LABEL
 from strobe.perf.analysis.ledger.traces import LABELS, Node, TracedSide
+from strobe.perf.analysis.parts import NAMELESS, Part
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.analysis.structure.collectives import MemberTime
 from strobe.perf.analysis.structure.sections import Sections
@@ -199,7 +190,7 @@ def _two_accounts(traced: Ledger, unit: str) -> str:
 def _calls_in_sections(study: SpeedupStudy) -> Iterator[str]:
     """Yield notes where focal time inside the sections differs from the mean of all focal calls."""
     for side in study.sides:
-        inside, kernel, own = side.focal_in_section(), side.kernel(), side.chosen
+        inside, kernel, own = side.focal_in_section(), side.times("kernel"), side.chosen
         if inside is None or isinstance(kernel, str) or own is None or own.sections is None or inside == kernel.mean_ns:
             continue
         yield (

@@ -10,7 +10,8 @@ from strobe.core.printable import first_of
 from strobe.perf.analysis.critical_path import CriticalPath, Lag, PathPartRow, WhatIfRow
 from strobe.perf.analysis.device import launch
 from strobe.perf.analysis.device.activity import HOST_LATE, DeviceRow
-from strobe.perf.analysis.device.kernels import KernelKind, kernel_kind
+from strobe.perf.analysis.device.kernels import kernel_part
+from strobe.perf.analysis.parts import Part
 from strobe.perf.analysis.structure.captures import holds_captures
 from strobe.perf.analysis.structure.ranges import BETWEEN, host_work
 from strobe.perf.analysis.structure.steps import Steps, TraceStepRow
@@ -122,7 +123,6 @@ def _what_if(path: CriticalPath) -> Table:
 
 ANSWER: Final = "answer"
 _KINDS: Final = {"comm": "communication", "memcpy": "copies", "memset": "copies"}
-_OF_KERNELS: Final = {KernelKind.ATTENTION: "attention", KernelKind.MATRIX: "matrix products", KernelKind.OTHER: "other kernels"}
 _MOST: Final = 3
 """Kernels that are named."""
 _LITTLE: Final = 0.01
@@ -145,7 +145,9 @@ def _sentences(study: TraceStudy, one: tables.DeviceFindings, devices: int) -> I
     yield f"{one.name}{more}: busy for {_share(done.busy_ns, done.span_ns)} of {_ms(done.span_ns)} ms{verdict}."
     classes: Counter[str] = Counter()
     for row, names in one.kernels:
-        classes[_KINDS.get(row.kind) or _OF_KERNELS[kernel_kind(names[0].name)]] += row.exclusive_ns
+        part = kernel_part(names[0].name)
+        work = part.value if part is Part.OTHER_KERNELS else part.work
+        classes[_KINDS.get(row.kind, work)] += row.exclusive_ns
     yield f"Of the busy time: {', '.join(f'{name} {_share(ns, busy)}' for name, ns in classes.most_common())}."
     most = [f"{shorten(row.kernel)} {_share(row.exclusive_ns, busy)}" for row in one.hot[:_MOST]]
     yield f"Most time: {', '.join(most)}."
