@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from strobe.perf.report.attention_bench import advice_report, bench_report
+from strobe.perf.report.attention_bench import bench_report
 from strobe.perf.report.build import build_report
 from strobe.perf.report.log_page import vary_report
 from strobe.perf.report.serve_page import serve_report
@@ -22,11 +22,6 @@ Door = Callable[[Path], Report]
 def run_page(folder: Path) -> Report:
     """Build the report of `strobe report FOLDER`."""
     return build_report([folder], into=folder)
-
-
-def advice_page(folder: Path) -> Report:
-    """Build the report of `strobe bench attention --render --advice --out FOLDER/..`."""
-    return advice_report(folder.parent)
 
 
 DOORS: Final[dict[str, Door]] = {
@@ -63,7 +58,6 @@ DOORS: Final[dict[str, Door]] = {
     "attention-h200/32k-second-stream": bench_report,
     "attention-h200/hunyuan-video": bench_report,
     "attention-h200/scenarios": bench_report,
-    "attention-h200/scenarios/advice": advice_page,
     "attention-h200/wan-1.3b-480p": bench_report,
     "attention-h200/wan-1.3b-480p-gradients": bench_report,
     "attention-h200/wan-14b-720p": bench_report,
