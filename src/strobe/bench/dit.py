@@ -22,7 +22,7 @@ from strobe.attention.explain import components_of
 from strobe.bench import gate, quality
 from strobe.bench.gate import GateResult
 from strobe.bench.probe import hooked
-from strobe.bench.runner import number
+from strobe.bench.runner import number, span_cost
 from strobe.core import costs, spans
 from strobe.core.errors import ConfigError, ImplUnavailableError, WeightsError, unknown_choice
 from strobe.core.tolerances import tolerance
@@ -521,13 +521,8 @@ class DitCase:
         )
         dense = costs.attention(shape, dtype=dtype)  # of one call of the video's self-attention
         share = report.layers[-1].share if variant.sparsity else 1.0
-        kernel = record.SpanCost(
-            span=spans.ATTENTION_KERNEL,
-            flops=dense.flops if share is None else round(dense.flops * share),
-            read_bytes=dense.read_bytes,
-            write_bytes=dense.write_bytes,
-            dense_flops=dense.flops if variant.sparsity else None,
-        )
+        own = dense if share is None else replace(dense, flops=round(dense.flops * share))
+        kernel = span_cost(spans.ATTENTION_KERNEL, own, dense_flops=dense.flops if variant.sparsity else None)
         return record.Variant(
             name=name,
             preset="custom",

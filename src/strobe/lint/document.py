@@ -184,6 +184,11 @@ class DocumentTable:
         filled = [(each, sum(not entry.cell.empty for entry in each.entries)) for each in found if each.figures]
         return tuple(each for each, cells in filled if 2 * len(each.figures) >= cells - 1)
 
+    @property
+    def singles(self) -> list[MetricSeries]:
+        """The times of one call or pass each: no sums, no spreads."""
+        return [series for series in self.of_kind("time") if series.metric.statistic not in ("spread", "sum")]
+
     def of_kind(self, *kinds: str) -> list[MetricSeries]:
         """Return the series of the given kinds of metric."""
         return [series for series in self.series if series.metric.kind in kinds]
