@@ -10,9 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from strobe.attention.dense.api import dense_attention
+from strobe.attention.impls import GateRun
 from strobe.attention.sparse.api import block_sparse_attention
+from strobe.attention.sparse.impls import IMPLS
 from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.sparse.selection import BlockSelection
+from strobe.bench import gate
 from strobe.bench.attention import peers
 from strobe.bench.attention import run as running
 from strobe.bench.attention.contestant import (
@@ -28,15 +32,16 @@ from strobe.bench.attention.contestant import (
 )
 from strobe.bench.attention.run import Request, contestants, run_grid
 from strobe.bench.cells import CellsOutcome
-from strobe.core.errors import ConfigError, StrobeError
+from strobe.compat.video_sparse import video_sparse_attn
+from strobe.core.device import Card
+from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
 from strobe.core.tolerances import tolerance
 from strobe.perf.measure.machine import ClockSampler
 from strobe.perf.records.record import COSINE, L1, RELATIVE, RMSE, Clocks
 from strobe.perf.records.store import read_run
 from terminal import quiet
 
-CHECKED = tolerance("checked query", "float64")
-
+CHECKED, CLOSE = tolerance("checked query", "float64"), tolerance("call", "float32")
 ELEMENT = tolerance("element", "float32")
 ROUNDING = tolerance("rounding", "float32")
 
@@ -355,3 +360,130 @@ def test_a_query_sees_the_keys_of_the_tiles_that_count() -> None:
     counts = torch.tensor([[[2, 1, 1]]], dtype=torch.int32)
     seen = running._seen(given, SimpleNamespace(indices=indices, counts=counts), 0, 0)
     assert seen.int().tolist() == [[1, 1, 0, 0, 1, 1], [0, 0, 0, 0, 1, 1]]
+
+
+class Library:
+    """A stand-in for other packages: the functions the adapters call, by the reference impl, in the packages' layouts."""
+
+    def __init__(self, inputs: CellTensors) -> None:
+        self.inputs, self.BSA = inputs, self
+
+    def _fine(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        tensors = (tensor.transpose(1, 2) for tensor in (q, k, v))
+        found = block_sparse_attention(*tensors, self.inputs.selection, impl="reference", return_lse=True)
+        assert found.lse is not None
+        return found.out.transpose(1, 2), found.lse
+
+    def block_sparse_attn_from_indices(self, q: Tensor, k: Tensor, v: Tensor, *lists: Tensor) -> tuple[Tensor, Tensor]:
+        indices, counts, sizes = lists
+        assert indices is self.inputs.selection.indices and counts is self.inputs.selection.counts
+        assert sizes.tolist() == self.inputs.tiles.sizes().tolist()
+        return self._fine(q, k, v)
+
+    def video_sparse_attn(
+        self, q: Tensor, k: Tensor, v: Tensor, sizes: Tensor, q_sizes: Tensor, topk: int, block_size: tuple[int, ...]
+    ) -> Tensor:
+        return video_sparse_attn(q, k, v, sizes, q_sizes, topk, block_size)
+
+    def block_sparse_attention_forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *lists: object, **options: object
+    ) -> dict[str, Tensor]:
+        out, lse = self._fine(q, k, v)
+        return {"o_tensor": out, "lse_tensor": lse}
+
+    def block_sparse_attention_backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *lists: object, **options: object
+    ) -> dict[str, Tensor]:
+        leaves = [tensor.detach().requires_grad_() for tensor in (q, k, v)]
+        with torch.enable_grad():
+            grads = torch.autograd.grad(self._fine(*leaves)[0], leaves, grad)
+        return dict(zip(("dq_tensor", "dk_tensor", "dv_tensor"), grads, strict=True))
+
+    def flash_attn_func(self, q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool) -> tuple[Tensor, Tensor | None]:
+        found = dense_attention(q, k, v, impl="reference", return_lse=True)
+        return found.out, found.lse
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("name", ["fastvideo-fine", "fastvideo", "cudnn-bsa", "fa4-dense"])
+def test_an_adapter_speaks_the_peers_layout(name: str, backward: bool) -> None:
+    inputs = drawn(backward=backward)
+    contestant = peers.PEERS[name].build(f"peer:{name}", inputs, Library(inputs))
+    with torch.no_grad():
+        found = contestant.call(*contestant.leaves, lse=True)
+    expected = running.expect(inputs, contestant, found, gradients=backward)
+    out = contestant.as_raster(found.out, inputs)[:, inputs.checked]
+    assert running.precision(out, expected.out)[RELATIVE] < CLOSE
+    if found.lse is not None:
+        rows = inputs.tiles.rows(inputs.device)[inputs.checked] if contestant.tiled else inputs.checked
+        torch.testing.assert_close(found.lse[:, :, rows].double(), expected.lse, rtol=ELEMENT, atol=ELEMENT)
+    if backward:
+        upstream = torch.zeros_like(inputs.upstream)
+        upstream[:, inputs.checked] = inputs.upstream[:, inputs.checked]
+        for given, wanted in zip(contestant.backward(inputs, upstream)(), expected.gradients, strict=True):
+            assert running.precision(contestant.as_raster(given, inputs), wanted)[RELATIVE] < CLOSE
+
+
+def test_the_packed_rows_of_a_peer_without_padding_come_back() -> None:
+    """It takes and gives `[H, tokens, D]` in tile order without padding rows; the adapter puts them in their places."""
+    inputs = drawn()
+
+    class Wrapper:
+        def __init__(self, workspace: Tensor) -> None: ...
+
+        def plan(self, *, block_mask_map: Tensor, block_row_sz: Tensor, block_col_sz: Tensor, **sizes: object) -> None:
+            assert block_mask_map.shape == (2, 4, 4) and block_row_sz.tolist() == [inputs.tiles.sizes().tolist()] * 2
+            self.mask = block_mask_map.repeat_interleave(block_row_sz[0], 1).repeat_interleave(block_col_sz[0], 2)
+
+        def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            assert q.shape == (2, 3 * 5 * 7, 32)
+            return torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=self.mask[None])[0]
+
+    module = type("Module", (), {"sparse": type("Sparse", (), {"VariableBlockSparseAttentionWrapper": Wrapper})})
+    contestant = peers.PEERS["flashinfer"].build("peer:flashinfer", inputs, module)
+    found = contestant.call(*contestant.leaves, lse=True)
+    expected = running.expect(inputs, contestant, found)
+    assert running.precision(contestant.as_raster(found.out, inputs)[:, inputs.checked], expected.out)[RELATIVE] < CLOSE
+
+
+def test_a_peer_says_why_it_takes_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = drawn()
+    monkeypatch.setattr(peers.Peer, "installed", lambda peer: False)
+    with pytest.raises(ImplUnavailableError, match="is not installed"):
+        peers.build("peer:cudnn-bsa", inputs)
+    monkeypatch.setattr(peers.Peer, "installed", lambda peer: True)
+    with pytest.raises(ImplUnavailableError, match="runs on a GPU"):
+        peers.build("peer:cudnn-bsa", inputs)
+    reasons = {name: peer.refuses(inputs) for name, peer in peers.PEERS.items() if name != "cudnn-bsa"}
+    assert reasons["fastvideo"] == "it computes bfloat16, not float32"
+    assert reasons["fa4-dense"] == "it computes bfloat16 and float16, not float32"
+    assert "not whole" in str(reasons["fa4-sparse"])
+
+
+A100 = Card(vendor="nvidia", architecture="sm_80", capability=(8, 0), name="A100")
+SMALL = GridCell(shape=Shape(name="small", grid=(2, 8, 8), num_heads=2), sparsity=0.5, block=64)
+
+
+def test_no_number_without_a_gate_on_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = draw(SMALL, tile="auto", dtype=torch.float32, device=CPU, seed=0)
+    assert running.build_ours("fine:flex", inputs).impl == "flex"
+    monkeypatch.setattr(gate, "card_of", lambda _: A100)
+    for name in ("fine:flex", "tiled:flex"):
+        with pytest.raises(ImplUnavailableError, match="no number is taken of it here: its gate has not been run on compute cap"):
+            running.build_ours(name, inputs)
+    assert running.build_ours("fine:cpu", inputs).impl == "cpu"  # it has no gate
+    flex = next(impl for impl in IMPLS if impl.name == "flex")
+    green = GateRun(
+        operator="sparse", impl="flex", vendor="nvidia", architecture="sm_80", device="A100", versions={}, date="", tests=1,
+        kernel=flex.kernel,
+    )  # fmt: skip
+    monkeypatch.setattr(gate, "GATES", (green,))
+    assert running.build_ours("fine:flex", inputs).impl == "flex"
+
+
+def test_peers_name_the_cards_that_they_run_on() -> None:
+    mi250, b200 = Card(vendor="amd", architecture="gfx90a"), Card(vendor="nvidia", architecture="sm_100", capability=(10, 0))
+    assert peers.PEERS["cudnn-bsa"].no_card(b200) == "it runs on compute capability 9.x, not on compute capability 10.0"
+    assert peers.PEERS["flashinfer"].no_card(A100) is peers.PEERS["fa4-sparse"].no_card(b200) is None
+    assert peers.PEERS["fa4-sparse"].no_card(A100) is not None
+    assert all(str(peer.no_card(mi250)).endswith("not on gfx90a") for peer in peers.PEERS.values())
