@@ -38,7 +38,7 @@ from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
 from strobe.core.tolerances import tolerance
 from strobe.perf.measure.machine import ClockSampler
 from strobe.perf.records.record import COSINE, L1, RELATIVE, RMSE, Clocks
-from strobe.perf.records.store import read_run
+from strobe.perf.records.store import RunRecords, read_run
 from terminal import quiet
 
 CHECKED, CLOSE = tolerance("checked query", "float64"), tolerance("call", "float32")
@@ -169,6 +169,12 @@ REQUEST = Request(contestants=("dense:sdpa", "fine:cpu", "raster:cpu"), device="
 GRID = (GridCell(shape=SHAPE, sparsity=0.5, block=64), GridCell(shape=SHAPE, sparsity=0.5, block=64, backward=True))
 
 
+def run_of(root: Path, cell: GridCell = GRID[0], request: Request = REQUEST) -> RunRecords:
+    """Measure one cell; return its records."""
+    run_grid([cell], request, root, quiet)
+    return read_run(root / "cells" / cell.name)
+
+
 def test_a_cell_is_gated_timed_and_written(tmp_path: Path) -> None:
     outcome = run_grid(GRID, REQUEST, tmp_path, quiet)
     assert outcome == CellsOutcome(measured=("tiny_s0.5_b64_forward", "tiny_s0.5_b64_backward"), kept=(), failed=())
@@ -211,8 +217,7 @@ def test_each_lap_of_a_contestant_has_its_own_clock(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(running, "ClockSampler", Sampler)
     monkeypatch.setattr(running, "read_clocks", lambda device: Clocks(source="none"))
-    run_grid(GRID[:1], REQUEST, tmp_path, quiet)
-    run = read_run(tmp_path / "cells" / GRID[0].name)
+    run = run_of(tmp_path)
     first = [(clip.variant, clip.clocks) for clip in run.clips if clip.palindrome == 0]
     assert [name for name, _ in first] == [*REQUEST.contestants, "matmul", "matmul", *reversed(REQUEST.contestants)]
     assert [found and found.sm_mhz for _, found in first] == [1000, None, 1002, None, 1004, None, 1006, None]
@@ -292,8 +297,7 @@ def another_selection(found: Found, inputs: CellTensors) -> Found:
 @pytest.mark.parametrize("change", [scaled, one_wrong_head, shifted_lse, another_selection])
 def test_a_wrong_kernel_is_red_and_has_no_number(change: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     damaged(monkeypatch, "fine:cpu", change)
-    run_grid(GRID[:1], REQUEST, tmp_path, quiet)
-    run = read_run(tmp_path / "cells" / GRID[0].name)
+    run = run_of(tmp_path)
     assert {gate.variant: gate.passed for gate in run.gates} == {"dense:sdpa": True, "fine:cpu": False, "raster:cpu": True}
     assert not [span for span in run.spans if span.variant == "fine:cpu"]
 
@@ -309,8 +313,7 @@ def test_a_wrong_gradient_is_red(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             return grad * 1.01
 
     damaged(monkeypatch, "fine:cpu", lambda found, inputs: replace(found, out=Wrong.apply(found.out)))
-    run_grid(GRID[1:], REQUEST, tmp_path, quiet)
-    gates = {gate.variant: gate for gate in read_run(tmp_path / "cells" / GRID[1].name).gates}
+    gates = {gate.variant: gate for gate in run_of(tmp_path, GRID[1]).gates}
     assert not gates["fine:cpu"].passed and gates["raster:cpu"].passed and "dq: relative error" in gates["fine:cpu"].rule
 
 
@@ -320,8 +323,7 @@ def test_a_contestant_that_fails_is_an_entry(tmp_path: Path, monkeypatch: pytest
 
     damaged(monkeypatch, "fine:cpu", fail)
     request = Request(contestants=("dense:sdpa", "fine:cpu", "fine:triton", "peer:fastvideo"), device="cpu", seconds=1e-6)
-    run_grid(GRID[:1], request, tmp_path, quiet)
-    run = read_run(tmp_path / "cells" / GRID[0].name)
+    run = run_of(tmp_path, request=request)
     causes = {line.variant: line.cause for line in run.excluded}
     kinds = {line.variant: line.kind for line in run.excluded}
     assert (kinds["fine:cpu"], kinds["fine:triton"]) == ("failed", "refused")
@@ -332,12 +334,10 @@ def test_a_contestant_that_fails_is_an_entry(tmp_path: Path, monkeypatch: pytest
 
 def test_traces_and_memory_summaries_lie_beside_the_records(tmp_path: Path) -> None:
     request = Request(contestants=("dense:sdpa", "fine:cpu"), device="cpu", seconds=1e-6, traced_calls=2)
-    run_grid(GRID[:1], request, tmp_path, quiet)
-    folder = tmp_path / "cells" / GRID[0].name
-    run = read_run(folder)
+    run = run_of(tmp_path, request=request)
     assert [(trace.variant, trace.num_blocks) for trace in run.traces] == [("dense:sdpa", 2), ("fine:cpu", 2)]
-    assert all((folder / trace.path).exists() for trace in run.traces)
-    assert (folder / "memory" / "fine-cpu.txt").read_text().startswith("before 2 calls\n")
+    assert all((run.folder / trace.path).exists() for trace in run.traces)
+    assert (run.folder / "memory" / "fine-cpu.txt").read_text().startswith("before 2 calls\n")
 
 
 @pytest.mark.gpu
@@ -345,8 +345,7 @@ def test_traces_and_memory_summaries_lie_beside_the_records(tmp_path: Path) -> N
 def test_a_cell_on_a_gpu_has_host_times_and_a_cold_cache(tmp_path: Path) -> None:
     cell = GridCell(shape=Shape(name="gpu", grid=(8, 16, 16), num_heads=4), sparsity=0.8, block=64)
     request = Request(contestants=("dense:sdpa", "fine:triton"), device="cuda", seconds=0.2)
-    run_grid([cell], request, tmp_path, quiet)
-    run = read_run(tmp_path / "cells" / cell.name)
+    run = run_of(tmp_path, cell, request)
     assert all(gate.passed for gate in run.gates)
     assert {span.clock for span in run.spans if span.name == "attention_kernel"} == {"cuda_event"}
     assert {span.clock for span in run.spans if span.name == "host_call"} == {"perf_counter"}
