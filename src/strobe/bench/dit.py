@@ -202,7 +202,6 @@ class LoadedModel:
     Args:
         weights_sha256: hash of the weights; of random ones, of the text that says so.
         random: the weights are drawn, so that outputs mean nothing.
-        masked: as of `DitModel`.
     """
 
     name: str
@@ -425,7 +424,6 @@ class DitCase:
         variants: the first is the baseline.
         backend: diffusers' attention backend of the stock layers; `auto`: cuDNN on a GPU where the attention has no mask, else
             the one that diffusers takes by itself.
-        seed: of weights and latents, for the records.
         compiler: backend of torch.compile; on a CPU one that generates no code, such as `eager`.
 
     Raises:
@@ -641,7 +639,6 @@ def load_pipe(text: str, shot: Shot, device: torch.device) -> LoadedModel:
 
     Args:
         text: `module:function`; the module is looked for in the current folder too.
-        shot: sizes of the pass, for the report.
 
     Raises:
         ConfigError: there is no such function, or it returns something else.

@@ -220,11 +220,7 @@ class ClipNumbers:
     def finish(
         self, name: str, phase: record.Phase, lap: int | None, num_spans: int, clocks: record.Clocks | None = None, **more: Any
     ) -> record.Clip:
-        """Return the record of a variant's clip that ends now, with the peak memory since its start.
-
-        Args:
-            more: other fields of the record.
-        """
+        """Return the record of a variant's clip that ends now, with the peak memory since its start."""
         peak = None if self._device is None else peak_bytes(self._device)
         clip = record.Clip(
             variant=name, clip=self._done[name], order=self._done.total(), palindrome=lap, phase=phase, num_spans=num_spans,
@@ -275,7 +271,6 @@ class Rounds:
 
         Args:
             body: runs it, and returns what the process holds after each frame block, or None.
-            more: other fields of the clip's record.
         """
         compiled = num_compiles()
         gc.collect()

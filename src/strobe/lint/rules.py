@@ -798,13 +798,13 @@ _EIGHT_BITS: Final = re.compile(r"(?i)fp8|float8|f8|int8")
 def below_floor(document: LintDocument) -> Iterator[Claim]:
     """Compare times of parts of a transformer with their FLOPs at the device's peak: one call of one layer at least."""
     options, device = document.options, document.options.device
-    if options.model is None or options.tokens_per_frame is None or options.window is None or device is None:
+    if options.window is None or device is None:
         return
-    flops = {name: each.flops for name, (_, each) in _pass(document, options.window).items()}
+    flops = {name: each.flops for name, (_, each) in options.parts(options.window).items()}
     seen: set[tuple[int, Fraction]] = set()
     for label, said, place in _timed_parts(document):
         part = _part(label)
-        if part is None or not said.plain or said.value <= 0 or (place.line, said.value) in seen:
+        if part not in flops or not said.plain or said.value <= 0 or (place.line, said.value) in seen:
             continue
         seen.add((place.line, said.value))
         peaks = device.flops_per_s  # of 16 bits, the default of such models, unless the label names eight
@@ -820,14 +820,6 @@ def below_floor(document: LintDocument) -> Iterator[Claim]:
                     f"{peak / 1e12:.4g} TFLOP/s of {device.name}: a timer without synchronisation"
                 ),
             )
-
-
-def _pass(document: LintDocument, window: int) -> costs.PassParts:
-    options = document.options
-    assert options.model is not None and options.tokens_per_frame is not None
-    frames = options.model.frame_block
-    shape = costs.PassShape(q_tokens=frames * options.tokens_per_frame, kv_tokens=max(window, frames) * options.tokens_per_frame)
-    return costs.transformer_pass(options.model, shape)
 
 
 def _timed_parts(document: LintDocument) -> Iterator[tuple[str, Quantity, ClaimPlace]]:
@@ -856,19 +848,17 @@ _WORTH: Final = Fraction(1, 10)
 
 def window_free(document: LintDocument) -> Iterator[Claim]:
     """Compare what a smaller attention window saves with the FLOPs it removes."""
-    if document.options.model is None or document.options.tokens_per_frame is None:
-        return
-    for table in document.tables:
+    for table in document.tables if document.options.parts(1) else ():
         if table.by_columns and _WINDOW.search(f"{table.header[0]} {table.caption} {' '.join(table.section[-1:])}"):
             times = sorted(table.singles, key=lambda series: series.metric.statistic != "mean")
             figures = times[0].figures if times else ()
             sizes = {int(found[1]): figure for figure in figures if (found := re.match(r"\D{0,12}(\d{1,9})\b", figure.name))}
             if len(sizes) >= 2:
-                yield from _free(document, sizes, min(sizes), max(sizes))
+                yield from _free(document.options, sizes, min(sizes), max(sizes))
 
 
-def _free(document: LintDocument, sizes: dict[int, LintFigure], small: int, large: int) -> Iterator[Claim]:
-    work, least = (Fraction(costs.total(_pass(document, size)).flops) for size in (large, small))
+def _free(options: LintOptions, sizes: dict[int, LintFigure], small: int, large: int) -> Iterator[Claim]:
+    work, least = (Fraction(costs.total(options.parts(size)).flops) for size in (large, small))
     one, two, removed = sizes[small].quantity, sizes[large].quantity, 1 - least / work
     if removed >= _WORTH and 1 - one.bounds.low / two.bounds.high < _FREE * removed:
         percent, right = float(100 * removed), printed((1 - removed) * two.value, one, more=0)
@@ -937,11 +927,7 @@ def chosen_rules(ignore: Collection[str]) -> Rules:
 
 
 def findings(document: LintDocument, options: LintOptions | None = None, rules: Rules = RULES) -> tuple[Claim, ...]:
-    """Hold the claims of a document to the rules.
-
-    Args:
-        options: model, shape and device, which the document does not say.
-    """
+    """Hold the claims of a document to the rules."""
     document = replace(document, options=options or document.options)
     found = [
         replace(claim, rule=name, severity="warning" if name in WARNINGS else "error")

@@ -562,10 +562,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         contestants: names, in order; the first that can run is what ratios are measured against.
-        dtype: `auto` is bfloat16 on a GPU and float32 on a CPU.
-        device: `auto`, `cpu`, `cuda` or `cuda:N`.
         seconds: seconds of timed calls in a cell, about; slow calls take longer, three palindromes at least.
-        traced_calls: calls of each contestant in a trace of its own; 0 for none.
         captured: hash of the file of captured calls; empty: tensors are drawn.
     """
 

@@ -399,7 +399,6 @@ def run_cells(
     """Measure every cell that is not complete yet. After Ctrl-C finished cells stay, and the next run resumes.
 
     Args:
-        base: what everything is held against.
         folder: made if absent; may hold cells of earlier runs with the same base and request.
         amount: how much is measured; `waits` is filled in.
 

@@ -53,7 +53,6 @@ class AttentionCase:
     """Implementations of one call on one device.
 
     Args:
-        call: sizes and data of the call.
         impls: names of implementations of dense attention, and of sparse attention with the prefix `sparse:`; the first is the
             reference that ratios are measured against.
         device: "auto", "cpu", "cuda" or "cuda:N".
