@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from strobe.bench.case import ComparePlan
-from strobe.bench.cases import ablate as ablate_run
-from strobe.bench.cases import ablate as planned
-from strobe.bench.cases.ablate import AblationCell, Setup, changed, parse_factors, run_cells, value_of
+from strobe.bench.cases import ablate
+from strobe.bench.cases.ablate import AblationCell, Setup, changed, leave_one_out, parse_factors, run_cells, value_of
 from strobe.bench.cases.stream import Script
 from strobe.bench.cells import CellsOutcome
 from strobe.core.errors import ConfigError, DataError
@@ -29,6 +28,10 @@ BASE = Setup(config=preset("balanced"))
 CPU = torch.device("cpu")
 
 
+def varied(model: Model, *factors: str, grid: bool = False) -> list[AblationCell]:
+    return [*ablate.varied(BASE, parse_factors(factors), model.defaults, CPU, grid=grid)]
+
+
 def run_all(cells: Iterable[AblationCell], model: Model, folder: Path, rounds: int = 1, traced: int = 0) -> CellsOutcome:
     script = Script(prompt="red circle", switches=(Switch(frame_block=4, prompt="blue square"),), num_blocks=7)
     amount = ComparePlan(palindromes=rounds, traced_blocks=traced)
@@ -42,7 +45,7 @@ def test_steps_are_those_of_the_presets(tiny: Model) -> None:
 
 
 def test_the_value_of_the_base_is_no_cell(tiny: Model) -> None:
-    found = list(planned.varied(BASE, parse_factors(["window=6,12", "batch=1,2", "syncs=off,on"]), tiny.defaults, CPU))
+    found = varied(tiny, "window=6,12", "batch=1,2", "syncs=off,on")
     assert [cell.planned.name for cell in found] == ["window-6", "batch-2", "syncs-on"]
     assert [cell.planned.kind for cell in found] == ["setting", "workload", "setting"]
     window, batch, syncs = found
@@ -52,17 +55,17 @@ def test_the_value_of_the_base_is_no_cell(tiny: Model) -> None:
 
 
 def test_a_product_that_cannot_be_is_a_cell_with_the_reason(tiny: Model) -> None:
-    found = list(planned.varied(BASE, parse_factors(["window=12,3", "sink=3,0"]), tiny.defaults, CPU, grid=True))
+    found = varied(tiny, "window=12,3", "sink=3,0", grid=True)
     names = {cell.planned.name: cell.planned.refused for cell in found}
     assert list(names) == ["sink-0", "window-3", "window-3+sink-0"]
     assert "smallest window" in names["window-3"]
     assert not names["window-3+sink-0"]
     with pytest.raises(ConfigError, match="whole number"):
-        list(planned.varied(BASE, parse_factors(["window=6,x", "sink=0,1"]), tiny.defaults, CPU, grid=True))
+        varied(tiny, "window=6,x", "sink=0,1", grid=True)
 
 
 def test_each_optimisation_in_effect_is_left_out_once(tiny: Model) -> None:
-    found = list(planned.leave_one_out(BASE, tiny.defaults, CPU))
+    found = list(leave_one_out(BASE, tiny.defaults, CPU))
     off = [cell.planned.factor for cell in found]
     assert {"ring_cache", "rope_table", "modulation_table", "text_once", "block_decode", "commit_kv_only", "fused_qkv"} <= {*off}
     assert len({*off}) == len(off) and not {"compile", "merge_lora"} & {*off}
@@ -72,7 +75,7 @@ def test_each_optimisation_in_effect_is_left_out_once(tiny: Model) -> None:
 
 
 def test_an_optimisation_that_others_need_is_a_cell_with_the_reason(tiny: Model) -> None:
-    found = {cell.planned.factor: cell for cell in planned.leave_one_out(Setup(config=preset("sparse")), tiny.defaults, CPU)}
+    found = {cell.planned.factor: cell for cell in leave_one_out(Setup(config=preset("sparse")), tiny.defaults, CPU)}
     assert "needs knob ring_cache" in found["ring_cache"].planned.refused
     assert not found["rope_table"].planned.refused
 
@@ -81,13 +84,11 @@ def test_an_optimisation_that_others_need_is_a_cell_with_the_reason(tiny: Model)
 def folder(tmp_path_factory: pytest.TempPathFactory, tiny: Model) -> Path:
     """Six cells, one of which cannot be."""
     root = tmp_path_factory.mktemp("ablation")
-    factors = parse_factors(["window=6", "batch=2", "switch_at=2"])
-    some = planned.varied(BASE, factors, tiny.defaults, CPU)
-    refused = planned.varied(BASE, parse_factors(["window=3", "sink=3"]), tiny.defaults, CPU, grid=True)
+    some, refused = varied(tiny, "window=6", "batch=2", "switch_at=2"), varied(tiny, "window=3", "sink=3", grid=True)
     outcome = run_all([*some, *refused], tiny, root)
     assert outcome.measured == ("window-6", "batch-2", "switch_at-2")
     assert [line.partition(":")[0] for line in outcome.failed] == ["window-3"]
-    left_out = next(planned.leave_one_out(BASE, tiny.defaults, CPU))
+    left_out = next(leave_one_out(BASE, tiny.defaults, CPU))
     assert run_all([left_out], tiny, root, traced=1).measured == ("without-ring_cache",)
     return root
 
@@ -103,8 +104,8 @@ def test_a_cell_records_what_it_changed(folder: Path) -> None:
 
 
 def test_what_is_finished_is_not_measured_again(folder: Path, tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ablate_run, "run_case", lambda *args, **more: pytest.fail("measured again"))
-    cells = list(planned.varied(BASE, parse_factors(["window=6"]), tiny.defaults, CPU))
+    monkeypatch.setattr(ablate, "run_case", lambda *args, **more: pytest.fail("measured again"))
+    cells = varied(tiny, "window=6")
     assert run_all(cells, tiny, folder).kept == ("window-6",)
     with pytest.raises(ConfigError, match="that differ in rounds"):
         run_all(cells, tiny, folder, rounds=3)
@@ -130,8 +131,7 @@ def test_a_failing_cell_is_an_entry_and_the_next_one_runs(tmp_path: Path, tiny: 
         return stream(self, *args, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Session, "stream", failing)
-    cells = list(planned.varied(BASE, parse_factors(["window=9,6"]), tiny.defaults, CPU))
-    outcome = run_all(cells, tiny, tmp_path)
+    outcome = run_all(varied(tiny, "window=9,6"), tiny, tmp_path)
     assert outcome.measured == ("window-6",)
     (line,) = outcome.failed
     assert line == "window-9: window-9: RuntimeError: capture is not allowed"  # cell, then side

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from strobe.attention.dense import impl as dense_impl
-from strobe.attention.sparse.video import video_sparse_attention
 from strobe.attention.types import AttentionOutput
 from strobe.bench.cases import attention
-from strobe.bench.cases.attention import AttentionCase, measure_attention, selected_pairs
+from strobe.bench.cases.attention import AttentionCase, measure_attention
 from strobe.bench.cases.call import AttentionCall, AttentionPlan
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.perf.analysis.runs.compare import compare_stage
@@ -78,17 +77,6 @@ def test_sparse_attention_is_timed_as_kernel_and_as_section(tmp_path: Path) -> N
     assert sparse.costs[0].dense_flops == dense.costs[0].flops > sparse.costs[0].flops
     assert sparse.sparsity == pytest.approx(1 - sparse.costs[0].flops / dense.costs[0].flops)
     assert [trace.path for trace in run.traces] == ["traces/sdpa.json.gz", "traces/sparse-cpu.json.gz"]
-
-
-def test_pairs_are_those_of_the_actual_mask() -> None:
-    """Tiles at the edge of the grid are smaller, so that pairs are not blocks."""
-    case = AttentionCase(VIDEO, ["sparse:reference"], device="cpu")
-    selection = video_sparse_attention(case._q, case._k, case._v, grid=(2, 5, 9), sparsity=0.5).selection
-    assert case._tiles is not None
-    sizes = case._tiles.sizes()
-    assert len(set(sizes.tolist())) > 1
-    by_token = selection.mask(case._tiles.num_tiles)[0].repeat_interleave(sizes, 1).repeat_interleave(sizes, 2)
-    assert selected_pairs(selection, case._tiles) == by_token.sum().item()
 
 
 def test_a_red_gate_has_no_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

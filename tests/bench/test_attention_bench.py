@@ -10,9 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from strobe.attention.dense.api import dense_attention
+from strobe.attention.impls import GateRun
 from strobe.attention.sparse.api import block_sparse_attention
+from strobe.attention.sparse.impls import IMPLS
 from strobe.attention.sparse.layout import tile_layout
 from strobe.attention.sparse.selection import BlockSelection
+from strobe.bench import gate
 from strobe.bench.attention import peers
 from strobe.bench.attention import run as running
 from strobe.bench.attention.contestant import (
@@ -28,15 +32,16 @@ from strobe.bench.attention.contestant import (
 )
 from strobe.bench.attention.run import Request, contestants, run_grid
 from strobe.bench.cells import CellsOutcome
-from strobe.core.errors import ConfigError, StrobeError
+from strobe.compat.video_sparse import video_sparse_attn
+from strobe.core.device import Card
+from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
 from strobe.core.tolerances import tolerance
 from strobe.perf.measure.machine import ClockSampler
 from strobe.perf.records.record import COSINE, L1, RELATIVE, RMSE, Clocks
-from strobe.perf.records.store import read_run
+from strobe.perf.records.store import RunRecords, read_run
 from terminal import quiet
 
-CHECKED = tolerance("checked query", "float64")
-
+CHECKED, CLOSE = tolerance("checked query", "float64"), tolerance("call", "float32")
 ELEMENT = tolerance("element", "float32")
 ROUNDING = tolerance("rounding", "float32")
 
@@ -164,6 +169,12 @@ REQUEST = Request(contestants=("dense:sdpa", "fine:cpu", "raster:cpu"), device="
 GRID = (GridCell(shape=SHAPE, sparsity=0.5, block=64), GridCell(shape=SHAPE, sparsity=0.5, block=64, backward=True))
 
 
+def run_of(root: Path, cell: GridCell = GRID[0], request: Request = REQUEST) -> RunRecords:
+    """Measure one cell; return its records."""
+    run_grid([cell], request, root, quiet)
+    return read_run(root / "cells" / cell.name)
+
+
 def test_a_cell_is_gated_timed_and_written(tmp_path: Path) -> None:
     outcome = run_grid(GRID, REQUEST, tmp_path, quiet)
     assert outcome == CellsOutcome(measured=("tiny_s0.5_b64_forward", "tiny_s0.5_b64_backward"), kept=(), failed=())
@@ -206,8 +217,7 @@ def test_each_lap_of_a_contestant_has_its_own_clock(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(running, "ClockSampler", Sampler)
     monkeypatch.setattr(running, "read_clocks", lambda device: Clocks(source="none"))
-    run_grid(GRID[:1], REQUEST, tmp_path, quiet)
-    run = read_run(tmp_path / "cells" / GRID[0].name)
+    run = run_of(tmp_path)
     first = [(clip.variant, clip.clocks) for clip in run.clips if clip.palindrome == 0]
     assert [name for name, _ in first] == [*REQUEST.contestants, "matmul", "matmul", *reversed(REQUEST.contestants)]
     assert [found and found.sm_mhz for _, found in first] == [1000, None, 1002, None, 1004, None, 1006, None]
@@ -287,8 +297,7 @@ def another_selection(found: Found, inputs: CellTensors) -> Found:
 @pytest.mark.parametrize("change", [scaled, one_wrong_head, shifted_lse, another_selection])
 def test_a_wrong_kernel_is_red_and_has_no_number(change: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     damaged(monkeypatch, "fine:cpu", change)
-    run_grid(GRID[:1], REQUEST, tmp_path, quiet)
-    run = read_run(tmp_path / "cells" / GRID[0].name)
+    run = run_of(tmp_path)
     assert {gate.variant: gate.passed for gate in run.gates} == {"dense:sdpa": True, "fine:cpu": False, "raster:cpu": True}
     assert not [span for span in run.spans if span.variant == "fine:cpu"]
 
@@ -304,8 +313,7 @@ def test_a_wrong_gradient_is_red(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             return grad * 1.01
 
     damaged(monkeypatch, "fine:cpu", lambda found, inputs: replace(found, out=Wrong.apply(found.out)))
-    run_grid(GRID[1:], REQUEST, tmp_path, quiet)
-    gates = {gate.variant: gate for gate in read_run(tmp_path / "cells" / GRID[1].name).gates}
+    gates = {gate.variant: gate for gate in run_of(tmp_path, GRID[1]).gates}
     assert not gates["fine:cpu"].passed and gates["raster:cpu"].passed and "dq: relative error" in gates["fine:cpu"].rule
 
 
@@ -315,8 +323,7 @@ def test_a_contestant_that_fails_is_an_entry(tmp_path: Path, monkeypatch: pytest
 
     damaged(monkeypatch, "fine:cpu", fail)
     request = Request(contestants=("dense:sdpa", "fine:cpu", "fine:triton", "peer:fastvideo"), device="cpu", seconds=1e-6)
-    run_grid(GRID[:1], request, tmp_path, quiet)
-    run = read_run(tmp_path / "cells" / GRID[0].name)
+    run = run_of(tmp_path, request=request)
     causes = {line.variant: line.cause for line in run.excluded}
     kinds = {line.variant: line.kind for line in run.excluded}
     assert (kinds["fine:cpu"], kinds["fine:triton"]) == ("failed", "refused")
@@ -327,12 +334,10 @@ def test_a_contestant_that_fails_is_an_entry(tmp_path: Path, monkeypatch: pytest
 
 def test_traces_and_memory_summaries_lie_beside_the_records(tmp_path: Path) -> None:
     request = Request(contestants=("dense:sdpa", "fine:cpu"), device="cpu", seconds=1e-6, traced_calls=2)
-    run_grid(GRID[:1], request, tmp_path, quiet)
-    folder = tmp_path / "cells" / GRID[0].name
-    run = read_run(folder)
+    run = run_of(tmp_path, request=request)
     assert [(trace.variant, trace.num_blocks) for trace in run.traces] == [("dense:sdpa", 2), ("fine:cpu", 2)]
-    assert all((folder / trace.path).exists() for trace in run.traces)
-    assert (folder / "memory" / "fine-cpu.txt").read_text().startswith("before 2 calls\n")
+    assert all((run.folder / trace.path).exists() for trace in run.traces)
+    assert (run.folder / "memory" / "fine-cpu.txt").read_text().startswith("before 2 calls\n")
 
 
 @pytest.mark.gpu
@@ -340,8 +345,7 @@ def test_traces_and_memory_summaries_lie_beside_the_records(tmp_path: Path) -> N
 def test_a_cell_on_a_gpu_has_host_times_and_a_cold_cache(tmp_path: Path) -> None:
     cell = GridCell(shape=Shape(name="gpu", grid=(8, 16, 16), num_heads=4), sparsity=0.8, block=64)
     request = Request(contestants=("dense:sdpa", "fine:triton"), device="cuda", seconds=0.2)
-    run_grid([cell], request, tmp_path, quiet)
-    run = read_run(tmp_path / "cells" / cell.name)
+    run = run_of(tmp_path, cell, request)
     assert all(gate.passed for gate in run.gates)
     assert {span.clock for span in run.spans if span.name == "attention_kernel"} == {"cuda_event"}
     assert {span.clock for span in run.spans if span.name == "host_call"} == {"perf_counter"}
@@ -355,3 +359,130 @@ def test_a_query_sees_the_keys_of_the_tiles_that_count() -> None:
     counts = torch.tensor([[[2, 1, 1]]], dtype=torch.int32)
     seen = running._seen(given, SimpleNamespace(indices=indices, counts=counts), 0, 0)
     assert seen.int().tolist() == [[1, 1, 0, 0, 1, 1], [0, 0, 0, 0, 1, 1]]
+
+
+class Library:
+    """A stand-in for other packages: the functions the adapters call, by the reference impl, in the packages' layouts."""
+
+    def __init__(self, inputs: CellTensors) -> None:
+        self.inputs, self.BSA = inputs, self
+
+    def _fine(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        tensors = (tensor.transpose(1, 2) for tensor in (q, k, v))
+        found = block_sparse_attention(*tensors, self.inputs.selection, impl="reference", return_lse=True)
+        assert found.lse is not None
+        return found.out.transpose(1, 2), found.lse
+
+    def block_sparse_attn_from_indices(self, q: Tensor, k: Tensor, v: Tensor, *lists: Tensor) -> tuple[Tensor, Tensor]:
+        indices, counts, sizes = lists
+        assert indices is self.inputs.selection.indices and counts is self.inputs.selection.counts
+        assert sizes.tolist() == self.inputs.tiles.sizes().tolist()
+        return self._fine(q, k, v)
+
+    def video_sparse_attn(
+        self, q: Tensor, k: Tensor, v: Tensor, sizes: Tensor, q_sizes: Tensor, topk: int, block_size: tuple[int, ...]
+    ) -> Tensor:
+        return video_sparse_attn(q, k, v, sizes, q_sizes, topk, block_size)
+
+    def block_sparse_attention_forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *lists: object, **options: object
+    ) -> dict[str, Tensor]:
+        out, lse = self._fine(q, k, v)
+        return {"o_tensor": out, "lse_tensor": lse}
+
+    def block_sparse_attention_backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *lists: object, **options: object
+    ) -> dict[str, Tensor]:
+        leaves = [tensor.detach().requires_grad_() for tensor in (q, k, v)]
+        with torch.enable_grad():
+            grads = torch.autograd.grad(self._fine(*leaves)[0], leaves, grad)
+        return dict(zip(("dq_tensor", "dk_tensor", "dv_tensor"), grads, strict=True))
+
+    def flash_attn_func(self, q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool) -> tuple[Tensor, Tensor | None]:
+        found = dense_attention(q, k, v, impl="reference", return_lse=True)
+        return found.out, found.lse
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("name", ["fastvideo-fine", "fastvideo", "cudnn-bsa", "fa4-dense"])
+def test_an_adapter_speaks_the_peers_layout(name: str, backward: bool) -> None:
+    inputs = drawn(backward=backward)
+    contestant = peers.PEERS[name].build(f"peer:{name}", inputs, Library(inputs))
+    with torch.no_grad():
+        found = contestant.call(*contestant.leaves, lse=True)
+    expected = running.expect(inputs, contestant, found, gradients=backward)
+    out = contestant.as_raster(found.out, inputs)[:, inputs.checked]
+    assert running.precision(out, expected.out)[RELATIVE] < CLOSE
+    if found.lse is not None:
+        rows = inputs.tiles.rows(inputs.device)[inputs.checked] if contestant.tiled else inputs.checked
+        torch.testing.assert_close(found.lse[:, :, rows].double(), expected.lse, rtol=ELEMENT, atol=ELEMENT)
+    if backward:
+        upstream = torch.zeros_like(inputs.upstream)
+        upstream[:, inputs.checked] = inputs.upstream[:, inputs.checked]
+        for given, wanted in zip(contestant.backward(inputs, upstream)(), expected.gradients, strict=True):
+            assert running.precision(contestant.as_raster(given, inputs), wanted)[RELATIVE] < CLOSE
+
+
+def test_the_packed_rows_of_a_peer_without_padding_come_back() -> None:
+    """It takes and gives `[H, tokens, D]` in tile order without padding rows; the adapter puts them in their places."""
+    inputs = drawn()
+
+    class Wrapper:
+        def __init__(self, workspace: Tensor) -> None: ...
+
+        def plan(self, *, block_mask_map: Tensor, block_row_sz: Tensor, block_col_sz: Tensor, **sizes: object) -> None:
+            assert block_mask_map.shape == (2, 4, 4) and block_row_sz.tolist() == [inputs.tiles.sizes().tolist()] * 2
+            self.mask = block_mask_map.repeat_interleave(block_row_sz[0], 1).repeat_interleave(block_col_sz[0], 2)
+
+        def run(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            assert q.shape == (2, 3 * 5 * 7, 32)
+            return torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=self.mask[None])[0]
+
+    module = type("Module", (), {"sparse": type("Sparse", (), {"VariableBlockSparseAttentionWrapper": Wrapper})})
+    contestant = peers.PEERS["flashinfer"].build("peer:flashinfer", inputs, module)
+    found = contestant.call(*contestant.leaves, lse=True)
+    expected = running.expect(inputs, contestant, found)
+    assert running.precision(contestant.as_raster(found.out, inputs)[:, inputs.checked], expected.out)[RELATIVE] < CLOSE
+
+
+def test_a_peer_says_why_it_takes_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = drawn()
+    monkeypatch.setattr(peers.Peer, "installed", lambda peer: False)
+    with pytest.raises(ImplUnavailableError, match="is not installed"):
+        peers.build("peer:cudnn-bsa", inputs)
+    monkeypatch.setattr(peers.Peer, "installed", lambda peer: True)
+    with pytest.raises(ImplUnavailableError, match="runs on a GPU"):
+        peers.build("peer:cudnn-bsa", inputs)
+    reasons = {name: peer.refuses(inputs) for name, peer in peers.PEERS.items() if name != "cudnn-bsa"}
+    assert reasons["fastvideo"] == "it computes bfloat16, not float32"
+    assert reasons["fa4-dense"] == "it computes bfloat16 and float16, not float32"
+    assert "not whole" in str(reasons["fa4-sparse"])
+
+
+A100 = Card(vendor="nvidia", architecture="sm_80", capability=(8, 0), name="A100")
+SMALL = GridCell(shape=Shape(name="small", grid=(2, 8, 8), num_heads=2), sparsity=0.5, block=64)
+
+
+def test_no_number_without_a_gate_on_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = draw(SMALL, tile="auto", dtype=torch.float32, device=CPU, seed=0)
+    assert running.build_ours("fine:flex", inputs).impl == "flex"
+    monkeypatch.setattr(gate, "card_of", lambda _: A100)
+    for name in ("fine:flex", "tiled:flex"):
+        with pytest.raises(ImplUnavailableError, match="no number is taken of it here: its gate has not been run on compute cap"):
+            running.build_ours(name, inputs)
+    assert running.build_ours("fine:cpu", inputs).impl == "cpu"  # it has no gate
+    flex = next(impl for impl in IMPLS if impl.name == "flex")
+    green = GateRun(
+        operator="sparse", impl="flex", vendor="nvidia", architecture="sm_80", device="A100", versions={}, date="", tests=1,
+        kernel=flex.kernel,
+    )  # fmt: skip
+    monkeypatch.setattr(gate, "GATES", (green,))
+    assert running.build_ours("fine:flex", inputs).impl == "flex"
+
+
+def test_peers_name_the_cards_that_they_run_on() -> None:
+    mi250, b200 = Card(vendor="amd", architecture="gfx90a"), Card(vendor="nvidia", architecture="sm_100", capability=(10, 0))
+    assert peers.PEERS["cudnn-bsa"].no_card(b200) == "it runs on compute capability 9.x, not on compute capability 10.0"
+    assert peers.PEERS["flashinfer"].no_card(A100) is peers.PEERS["fa4-sparse"].no_card(b200) is None
+    assert peers.PEERS["fa4-sparse"].no_card(A100) is not None
+    assert all(str(peer.no_card(mi250)).endswith("not on gfx90a") for peer in peers.PEERS.values())

@@ -13,11 +13,11 @@ from strobe.bench.runner import number
 from strobe.core.errors import DataError
 from strobe.perf.records.record import AttentionCell, Clip, Clocks, Contestant, End, Excluded, Gate, Quality, SpanCost, Variant
 from strobe.perf.records.store import RunWriter
-from strobe.perf.report.attention_bench import advice_report, bench_report, choose, read_cells, settings_by_shape, shown_tables
+from strobe.perf.report.attention_bench import bench_report, read_cells, shown_tables
 from strobe.perf.report.blocks.referee import answer, judge_methods
 from strobe.perf.report.blocks.settings import remarks
 from strobe.perf.report.write import render_markdown
-from strobe.perf.table.model import Figure, Missing, Plane, Report, Section, Table, cell_text
+from strobe.perf.table.model import Figure, Missing, Plane, Report, Table, cell_text
 
 MS = 1_000_000
 TOKENS = 1000
@@ -197,26 +197,6 @@ def test_a_serialised_run_is_labelled_and_never_compared(tmp_path: Path) -> None
     assert isinstance(speed["speedup"], Missing) and speed["speedup"].label == "serialised"
     assert not [each for each in report.speedups if "forward" in each.candidate]
     assert not [title for title in tables(report) if title.startswith("speedup over dense")]
-    advice = tables(advice_report(folder))["shape: advice."]
-    assert isinstance(row(advice, "maximum performance")["speedup"], Missing)
-
-
-def test_the_advice_is_on_forward_cells_and_calls_from_raster_order(tmp_path: Path) -> None:
-    """Where there are some: calls in tile order are faster."""
-    found = settings_by_shape(read_cells(run(tmp_path))[0])["shape"]
-    names = [(cell.name, entry.name) for cell, entry in found]
-    assert names == [(f"shape_{budget}_forward", "raster:y") for budget in ("s0.5_b64", "s0.9_b64", "k16_b256")]
-
-
-def test_no_setting_is_better_than_a_wrong_one(tmp_path: Path) -> None:
-    cell = CellWriter(tmp_path, cell_of(0.9), ("dense:a", "raster:x"))
-    cell.measured("dense:a", [(1, 1)] * 3)
-    cell.measured("raster:x", [(2, 2)] * 3, density=0.125, recall=0.3)
-    cell.end()
-    found = choose(settings_by_shape(read_cells(tmp_path)[0])["shape"])
-    assert {setting for setting, _ in found.values()} == {None}
-    section: Section = advice_report(tmp_path).sections[0]
-    assert section.id == "advice-shape" and "no measured setting meets" in render_markdown(advice_report(tmp_path))
 
 
 def test_cells_that_were_cut_short_are_told_and_earlier_attempts_left_out(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from math import ceil
 
@@ -45,6 +44,11 @@ def parts(tiny: Model, name: str) -> StepParts:
         return StepParts(tiny, resolve(replace(preset(name), simulate=True), tiny.defaults, CPU))
 
 
+def operations_of(step: StepParts) -> dict[str, RunnableOperation]:
+    with torch.inference_mode():
+        return {each.operation.name: each for each in step.operations()}
+
+
 def counted(each: RunnableOperation) -> int:
     """FLOPs of matrix products and convolutions that torch counts in one call, attention written out."""
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
@@ -58,25 +62,21 @@ def test_the_operations_are_those_of_a_step(tiny: Model, name: str) -> None:
     if name == "sparse":  # which needs frames that fill tiles
         tiny = replace(tiny, defaults=replace(tiny.defaults, frame_size=(128, 128)))
     step = parts(tiny, name)
-    with torch.inference_mode():
-        operations = step.operations()
-    flops = sum(each.operation.calls * counted(each) for each in operations if "conditions" not in each.operation.name)
+    operations = operations_of(step)
+    flops = sum(each.operation.calls * counted(each) for name, each in operations.items() if name != "conditions")
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
         step.transformer.dit(
             step.latents,
             *step.transformer.conditions(step.latents, step.config.schedule.warped[0], step.text, step.step),
             step.step,
         )
-    extra = counted(next(each for each in operations if each.operation.name == "conditions"))
-    assert flops == counter.get_total_flops() - extra
-    assert Counter(each.operation.inside for each in operations).keys() == {*REGIONS, REST}
+    assert flops == counter.get_total_flops() - counted(operations["conditions"])
+    assert {each.operation.inside for each in operations.values()} == {*REGIONS, REST}
 
 
 def test_every_operation_costs_what_torch_counts(tiny: Model) -> None:
     step = parts(tiny, "balanced")
-    with torch.inference_mode():
-        operations = step.operations()
-    known = [each for each in operations if each.operation.cost is not None]
+    known = [each for each in operations_of(step).values() if each.operation.cost is not None]
     for each in known:
         assert each.operation.cost is not None
         if "attention_kernel" not in each.operation.name:  # on a CPU torch does not count its fused attention
@@ -86,10 +86,9 @@ def test_every_operation_costs_what_torch_counts(tiny: Model) -> None:
 
 
 def test_each_call_takes_the_next_layers_weights(tiny: Model) -> None:
-    step = parts(tiny, "balanced")
+    up = operations_of(parts(tiny, "balanced"))["ffn_up"]
     with torch.inference_mode():
-        run = next(each.run for each in step.operations() if each.operation.name == "ffn_up")
-        outs = [run() for _ in range(4)]
+        outs = [up.run() for _ in range(4)]
     assert torch.equal(outs[0], outs[2]) and torch.equal(outs[1], outs[3]) and not torch.equal(outs[0], outs[1])  # type: ignore[arg-type]
 
 
@@ -113,8 +112,8 @@ def test_the_calls_of_unipc_are_the_steps_of_the_schedule_in_turn(tiny: Model) -
 
 def test_writing_again_leaves_the_cache_as_it_is(tiny: Model) -> None:
     step = parts(tiny, "balanced")
+    write = operations_of(step)["kv_write"].run
     with torch.inference_mode():
-        write = next(each.run for each in step.operations() if each.operation.name == "kv_write")
         for _ in range(2):
             write()
         before, end = step.cache.snapshot(), step.cache.end
@@ -160,11 +159,8 @@ def test_the_decoders_modules_are_run_on_what_they_get(tiny: Model, name: str, c
     ]
     assert {each.operation.calls for each in stages} == {calls}
     for each in stages:
-        assert (
-            each.operation.cost is None
-            if calls > 1
-            else each.operation.cost is not None and each.operation.cost.flops == counted(each)
-        )
+        cost = each.operation.cost
+        assert cost is None if calls > 1 else cost is not None and cost.flops == counted(each)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ TINY = ("--grid", 2, 4, 9, "--heads", 1, "--head-dim", 32, "--blocks", 64, "--sp
 
 def test_a_grid_of_ones_own_is_measured_reported_and_kept(strobe: Strobe, tmp_path: Path) -> None:
     out = tmp_path / "bench"
-    line = ("bench", "attention", *TINY, "--impls", "dense:sdpa", "cpu", "--out", out, "--json", "--backward", "--advice")
+    line = ("bench", "attention", *TINY, "--impls", "dense:sdpa", "cpu", "--out", out, "--json", "--backward")
     first = strobe(*line)
     assert first.code == 0, first.err
     names = ["2x4x9_s0.5_b64_forward", "2x4x9_s0.5_b64_backward"]
@@ -29,7 +29,7 @@ def test_a_grid_of_ones_own_is_measured_reported_and_kept(strobe: Strobe, tmp_pa
     assert set(rows) == {"dense:sdpa", "dense:cpu", "fine:cpu", "tiled:cpu", "raster:cpu"}
     assert rows["dense:sdpa"]["flops"] == 4 * 32 * 72**2
     assert {each["name"] for each in backward["contestants"]} == set(rows)
-    for file in ("report.html", "report.md", "report.json", "advice/report.md"):
+    for file in ("report.html", "report.md", "report.json"):
         assert (out / file).stat().st_size > 500
     again = strobe(*line)
     assert again.document["measured"] == [] and again.document["kept"] == names

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from strobe.perf.report.attention_bench import advice_report, bench_report
+from strobe.perf.report.attention_bench import bench_report
 from strobe.perf.report.build import build_report
 from strobe.perf.report.log_page import vary_report
 from strobe.perf.report.serve_page import serve_report
@@ -22,11 +22,6 @@ Door = Callable[[Path], Report]
 def run_page(folder: Path) -> Report:
     """Build the report of `strobe report FOLDER`."""
     return build_report([folder], into=folder)
-
-
-def advice_page(folder: Path) -> Report:
-    """Build the report of `strobe bench attention --render --advice --out FOLDER/..`."""
-    return advice_report(folder.parent)
 
 
 _RUNS = (
@@ -48,7 +43,6 @@ DOORS: Final[dict[str, Door]] = {
     **dict.fromkeys((f"engine-h200/{name}" for name in _VARIED), vary_report),
     **dict.fromkeys(_SERVED, serve_report),
     **dict.fromkeys((f"attention-{name}" for name in _ATTENTION), bench_report),
-    "attention-h200/scenarios/advice": advice_page,
     **dict.fromkeys(("tree-cpu/ws2", "tree-cpu/ws4", "tree-h200/bench"), tree_report),
     "tree-h200/scaling": partial(tree_report, scaling=True),
 }

@@ -114,8 +114,6 @@ def checked(
 
     Args:
         low, high: least and largest value that passes, where the rule has none.
-        dtype: of the numbers, where the bounds depend on it.
-        count: how many there are of what is counted.
     """
     rule, finite = RULES[name], math.isfinite(value)
     low, high = rule.low if low is None else low, rule.high if high is None else high
@@ -215,7 +213,6 @@ def check_equal(model: Model, config: ResolvedConfig, prompt: str, latents: Tens
         config: as `plain` returns it.
         prompt: of the latents.
         latents: the first `BLOCKS` frame blocks of a clip [F, C, Y, X].
-        seed: of the noise that is added.
     """
     latents, dtype = latents.to(config.device), config.dtype
     prepared = model.shelf.take(model, config)

@@ -67,24 +67,18 @@ class Case(Protocol):
 
     def gate(self, name: str) -> Gate:
         """Check a candidate against its reference."""
-        ...
 
     def prepare(self, name: str) -> None:
         """Bring a variant to the start of its clip. Not timed."""
-        ...
 
     def blocks(self, name: str) -> Iterator[object]:
         """Make the clip, one frame block per item. Timed."""
-        ...
 
     def launched(self, name: str) -> AbstractContextManager[None] | None:
         """Return a context in which a variant launches its kernels one by one instead of replaying graphs; None: it has none."""
-        ...
 
     def settings(self, name: str) -> Variant:
         """Return the settings of a variant after it ran; the runner adds the calls it counted."""
-        ...
 
     def review(self, name: str, folder: Path) -> Iterator[Quality | Video]:
         """Judge a variant's quality, after everything was measured; files go under `folder`."""
-        ...

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
@@ -142,7 +141,7 @@ def measure_cells(
         if place.exists():
             rotate(place)
         with Attempt() as attempt:
-            measure(place, partial(_say, progress, number, len(measures), name))
+            measure(place, lambda what, at=number, cell=name: progress(at, len(measures), f"{cell}: {what}"))  # type: ignore[misc]
             measured.append(name)
         if attempt.reason:
             failed.append(f"{name}: {attempt.reason}")
@@ -156,7 +155,3 @@ def measure_cells(
         if device.type == "cuda":
             torch.cuda.empty_cache()
     return CellsOutcome(measured=tuple(measured), kept=tuple(kept), failed=tuple(failed))
-
-
-def _say(progress: Progress, number: int, total: int, name: str, what: str) -> None:
-    progress(number, total, f"{name}: {what}")

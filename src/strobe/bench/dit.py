@@ -22,7 +22,7 @@ from strobe.attention.explain import components_of
 from strobe.bench import gate, quality
 from strobe.bench.gate import GateResult
 from strobe.bench.probe import hooked
-from strobe.bench.runner import number
+from strobe.bench.runner import number, span_cost
 from strobe.core import costs, spans
 from strobe.core.errors import ConfigError, ImplUnavailableError, WeightsError, unknown_choice
 from strobe.core.tolerances import tolerance
@@ -202,7 +202,6 @@ class LoadedModel:
     Args:
         weights_sha256: hash of the weights; of random ones, of the text that says so.
         random: the weights are drawn, so that outputs mean nothing.
-        masked: as of `DitModel`.
     """
 
     name: str
@@ -425,7 +424,6 @@ class DitCase:
         variants: the first is the baseline.
         backend: diffusers' attention backend of the stock layers; `auto`: cuDNN on a GPU where the attention has no mask, else
             the one that diffusers takes by itself.
-        seed: of weights and latents, for the records.
         compiler: backend of torch.compile; on a CPU one that generates no code, such as `eager`.
 
     Raises:
@@ -521,13 +519,8 @@ class DitCase:
         )
         dense = costs.attention(shape, dtype=dtype)  # of one call of the video's self-attention
         share = report.layers[-1].share if variant.sparsity else 1.0
-        kernel = record.SpanCost(
-            span=spans.ATTENTION_KERNEL,
-            flops=dense.flops if share is None else round(dense.flops * share),
-            read_bytes=dense.read_bytes,
-            write_bytes=dense.write_bytes,
-            dense_flops=dense.flops if variant.sparsity else None,
-        )
+        own = dense if share is None else replace(dense, flops=round(dense.flops * share))
+        kernel = span_cost(spans.ATTENTION_KERNEL, own, dense_flops=dense.flops if variant.sparsity else None)
         return record.Variant(
             name=name,
             preset="custom",
@@ -646,7 +639,6 @@ def load_pipe(text: str, shot: Shot, device: torch.device) -> LoadedModel:
 
     Args:
         text: `module:function`; the module is looked for in the current folder too.
-        shot: sizes of the pass, for the report.
 
     Raises:
         ConfigError: there is no such function, or it returns something else.

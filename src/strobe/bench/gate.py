@@ -53,11 +53,7 @@ def same_latents(found: Sequence[Tensor], expected: Sequence[Tensor], dtype: tor
 
 
 def same_output(found: Tensor, expected: Tensor, dtype: torch.dtype, what: str) -> GateResult:
-    """Check the output of one call against the reference in float64.
-
-    Args:
-        what: name of this part of the output, in words.
-    """
+    """Check the output of one call against the reference in float64."""
     error, limit = relative_error(found, expected), tolerance("call", dtype)
     rule = f"{what}: relative error to the reference in float64 <= {limit:g} ({_name(dtype)})"
     return GateResult(error <= limit, rule, f"{error:.3g}", exact=True)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from strobe.attention.dense import dense_attention
 from strobe.bench.case import Progress
+from strobe.bench.runner import span_cost
 from strobe.cache.quantized import EightBitStep
 from strobe.core import costs, spans
 from strobe.core.costs import Cost, PassParts, PassShape, TransformerShape
@@ -160,11 +161,9 @@ def stream_costs(model: Model, config: ResolvedConfig, text_rows: int | None = N
     if decode != Cost():
         found[spans.VAE_DECODE] = more[spans.VAE_DECODE] = decode
     return tuple(
-        SpanCost(
-            span=name,
-            flops=cost.flops,
-            read_bytes=cost.read_bytes,
-            write_bytes=cost.write_bytes,
+        span_cost(
+            name,
+            cost,
             dtype=_multiplied(name, config),
             attended_flops=more[name].flops - cost.flops,  # as many keys again cost as much again
             attended_read_bytes=more[name].read_bytes - cost.read_bytes,

@@ -16,6 +16,7 @@ import msgspec
 import torch
 
 from strobe.bench.case import Case, ComparePlan, Progress
+from strobe.core.costs import Cost
 from strobe.core.errors import ConfigError, StrobeError, Terminated
 from strobe.core.files import write_whole
 from strobe.core.spans import E2E, TRACEABLE, recording, span
@@ -61,6 +62,12 @@ def call_spans(
     for index, value in enumerate(times_ns):
         yield timed_span(clip, name, index, value, clock, part=part, start_ns=start_ns)
         start_ns += value
+
+
+def span_cost(name: str, cost: Cost, **more: Any) -> record.SpanCost:
+    """Return the cost of one call of a region as a record; `more`: its other fields."""
+    own = {"flops": cost.flops, "read_bytes": cost.read_bytes, "write_bytes": cost.write_bytes}
+    return record.SpanCost(span=name, **own, **more)
 
 
 def number(variant: str, metric: str, value: float | None, definition: str, **more: Any) -> record.Quality:
@@ -213,11 +220,7 @@ class ClipNumbers:
     def finish(
         self, name: str, phase: record.Phase, lap: int | None, num_spans: int, clocks: record.Clocks | None = None, **more: Any
     ) -> record.Clip:
-        """Return the record of a variant's clip that ends now, with the peak memory since its start.
-
-        Args:
-            more: other fields of the record.
-        """
+        """Return the record of a variant's clip that ends now, with the peak memory since its start."""
         peak = None if self._device is None else peak_bytes(self._device)
         clip = record.Clip(
             variant=name, clip=self._done[name], order=self._done.total(), palindrome=lap, phase=phase, num_spans=num_spans,
@@ -245,8 +248,8 @@ class Rounds:
         self.writer.append(*lines)
         self.writer.sync()
 
-    def exclude(self, name: str, clips: Sequence[int], kind: record.Exclusion, cause: str) -> None:
-        self.writer.append(record.Excluded(variant=name, span="clip", clip=None, indices=tuple(clips), kind=kind, cause=cause))
+    def exclude(self, name: str, clips: Sequence[int], kind: record.Exclusion, cause: str, span: str = "clip") -> None:
+        self.writer.append(record.Excluded(variant=name, span=span, clip=None, indices=tuple(clips), kind=kind, cause=cause))
 
     def laps(self, names: Sequence[str], rounds: int) -> Iterator[tuple[str, int]]:
         """Yield each variant and the number of its round, in palindromes; one alone runs once a round."""
@@ -268,7 +271,6 @@ class Rounds:
 
         Args:
             body: runs it, and returns what the process holds after each frame block, or None.
-            more: other fields of the clip's record.
         """
         compiled = num_compiles()
         gc.collect()

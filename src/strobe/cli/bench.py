@@ -64,8 +64,8 @@ class CellFlags:
     """Flags of the cells to measure; a value that is given replaces the named grid's.
 
     Args:
-        grid: published (three video models at 0.8 and 0.9), full, scenarios (what --advice needs) or quick (half a minute on a
-            CPU); or three sizes T H W of a grid of your own; N 32 32 is a plain sequence of
+        grid: published (three video models at 0.8 and 0.9), full, scenarios (what a guide names for three cases) or quick (half a
+            minute on a CPU); or three sizes T H W of a grid of your own; N 32 32 is a plain sequence of
             N x 1,024 tokens in whole tiles.
         shapes: wan-1.3b-480p, wan-14b-720p, hunyuan-video, 16k, 32k, 48k, quick, quick-4k.
         heads: of a grid of your own.
@@ -121,7 +121,6 @@ def attention(
     grid: CellFlags = CellFlags(),
     how: MeasureFlags = MeasureFlags(),
     out: Annotated[Path, Parameter(alias=OUT)] = FOLDER,
-    advice: Annotated[bool, Parameter(negative="")] = False,
     render: Annotated[bool, Parameter(negative="")] = False,
     output: Output = Output(),
 ) -> int:
@@ -132,7 +131,7 @@ def attention(
     strobe bench attention --grid published --backward --out h200  # gpu
     strobe bench attention --shapes 32k --sparsity 0.8 0.9 --blocks 64 --impls fine:triton peers  # gpu
     strobe bench attention --captured qkv.safetensors --sparsity 0.8 0.9  # needs-files
-    strobe bench attention --out h200 --render --advice  # slow
+    strobe bench attention --out h200 --render  # slow
     ```
 
     Every finished cell is on disk; the same command continues where it stopped. Exit code 1 if a gate is red or a cell
@@ -140,11 +139,10 @@ def attention(
 
     Args:
         out: folder for the records (`cells/`) and the report.
-        advice: also write the page of the three scenarios (`advice/`) from the cells that are there.
         render: measure nothing: write the pages from the cells that are there, on any machine.
     """
     if render:
-        return _report(out, None, output, advice=advice)
+        return _report(out, None, output)
     with output.progress("attention") as progress:
         from strobe.bench.attention.contestant import SPARSITIES
         from strobe.bench.attention.run import Request, contestants, run_grid
@@ -165,7 +163,7 @@ def attention(
         )
         with tells_what_is_kept(output, lambda: kept_cells(out, f"strobe bench attention --render --out {out}")):
             outcome = run_grid(chosen, request, out, progress)
-    return _report(out, outcome, output, advice=advice)
+    return _report(out, outcome, output)
 
 
 def _cells(grid: CellFlags) -> tuple[GridCell, ...]:
@@ -209,21 +207,16 @@ def _cells(grid: CellFlags) -> tuple[GridCell, ...]:
     return cells(shapes, sparsities, blocks, topks=grid.topk, directions=directions)
 
 
-def _report(out: Path, outcome: CellsOutcome | None, output: Output, *, advice: bool) -> int:
+def _report(out: Path, outcome: CellsOutcome | None, output: Output) -> int:
     """Write the pages, show the speed tables, and report what happened."""
     with output.progress("report"):
-        from strobe.perf.report.attention_bench import advice_report, advice_tables, bench_report, read_cells, shown_tables
+        from strobe.perf.report.attention_bench import bench_report, read_cells, shown_tables
         from strobe.perf.report.write import write_report
 
         runs = list(read_cells(out)[0])
         report = bench_report(out)
         paths = [str(path) for path in write_report(report, out)]
         shown = shown_tables(runs)
-        if advice:
-            (out / "advice").mkdir(exist_ok=True)
-            page = advice_report(out)
-            paths += [str(path) for path in write_report(page, out / "advice")]
-            shown += advice_tables(runs)
     answer = (report.title,) if runs[0].grid.layer else ()
     output.show(*answer, *banner_texts(report.banners, ("stop",)), *(table_text(table, _SHOWN) for table in shown))
     _show_traces([cell for cell in runs if outcome is not None and cell.name in outcome.measured], output)

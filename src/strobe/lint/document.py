@@ -15,7 +15,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from markdown_it.tree import SyntaxTreeNode
 
-from strobe.core.costs import DEVICES, TRANSFORMERS, DevicePeaks, TransformerShape, device_peaks
+from strobe.core import costs
 from strobe.core.errors import ConfigError, unknown_choice
 from strobe.lint.quantity import Metric, Quantity, Unit, head_unit, is_metric, metric_of, quantities
 
@@ -71,8 +71,6 @@ class LintFigure:
     """A cell of a metric's column or row.
 
     Args:
-        name: its configuration or part.
-        row, column: where in the table.
         position: number of the configuration or part; figures of two series with the same number belong together.
     """
 
@@ -184,6 +182,11 @@ class DocumentTable:
         filled = [(each, sum(not entry.cell.empty for entry in each.entries)) for each in found if each.figures]
         return tuple(each for each, cells in filled if 2 * len(each.figures) >= cells - 1)
 
+    @property
+    def singles(self) -> list[MetricSeries]:
+        """The times of one call or pass each: no sums, no spreads."""
+        return [series for series in self.of_kind("time") if series.metric.statistic not in ("spread", "sum")]
+
     def of_kind(self, *kinds: str) -> list[MetricSeries]:
         """Return the series of the given kinds of metric."""
         return [series for series in self.series if series.metric.kind in kinds]
@@ -237,15 +240,21 @@ class LintOptions:
 
     Args:
         model: the transformer whose time is claimed.
-        tokens_per_frame: tokens of one latent frame.
         window: latent frames attended in self-attention, those computed included.
-        device: the GPU that ran.
     """
 
-    model: TransformerShape | None = None
+    model: costs.TransformerShape | None = None
     tokens_per_frame: int | None = None
     window: int | None = None
-    device: DevicePeaks | None = None
+    device: costs.DevicePeaks | None = None
+
+    def parts(self, window: int) -> costs.PassParts:
+        """Return the parts of a pass with so many latent frames attended, and their costs; none if its sizes are not known."""
+        if self.model is None or self.tokens_per_frame is None:
+            return {}
+        made, tokens = self.model.frame_block, self.tokens_per_frame
+        shape = costs.PassShape(q_tokens=made * tokens, kv_tokens=max(window, made) * tokens)
+        return costs.transformer_pass(self.model, shape)
 
 
 def options_of(*, model: str | None, size: tuple[int, int] | None, window: int | None, device: str | None) -> LintOptions:
@@ -258,16 +267,16 @@ def options_of(*, model: str | None, size: tuple[int, int] | None, window: int |
     if window is not None and window <= 0:
         raise ConfigError(f"--window {window}: give a positive number")
     if model is None and (window is not None or size is not None):
-        raise ConfigError(f"--size and --window say nothing without --model; known: {', '.join(TRANSFORMERS)}")
-    if model is not None and model not in TRANSFORMERS:
-        raise unknown_choice("model", model, TRANSFORMERS)
+        raise ConfigError(f"--size and --window say nothing without --model; known: {', '.join(costs.TRANSFORMERS)}")
+    if model is not None and model not in costs.TRANSFORMERS:
+        raise unknown_choice("model", model, costs.TRANSFORMERS)
     ran = None
     if device is not None:  # by its name, or the first of its family (`h100`)
-        family = (each for each in DEVICES if device and f"{each.name} ".lower().startswith(f"{device} ".lower()))
-        ran = device_peaks(device) or next(family, None)
+        family = (each for each in costs.DEVICES if device and f"{each.name} ".lower().startswith(f"{device} ".lower()))
+        ran = costs.device_peaks(device) or next(family, None)
         if ran is None:
-            raise unknown_choice("device", device, (each.name for each in DEVICES))
-    transformer = None if model is None else TRANSFORMERS[model]
+            raise unknown_choice("device", device, (each.name for each in costs.DEVICES))
+    transformer = None if model is None else costs.TRANSFORMERS[model]
     tokens = transformer.tokens_per_frame(*size) if transformer is not None and size is not None else None
     return LintOptions(model=transformer, tokens_per_frame=tokens, window=window, device=ran)
 
@@ -293,12 +302,9 @@ class Claim:
     """One claim that does not hold.
 
     Args:
-        place: where it stands.
-        said: the claim as printed.
         corrected: correct value, or the information that has to be added.
         why: the numbers that show it.
         also: other places with the same claim, or the place that contradicts it.
-        rule: id of the rule that found it.
         severity: `error`: the numbers contradict each other or the hardware; `warning`: what is needed to judge them is missing.
     """
 

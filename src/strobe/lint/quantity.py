@@ -139,13 +139,8 @@ class Quantity:
         value: in the base of its unit (seconds, bytes, 1/s, operations, percent, one).
         bounds: the values whose printing gives this text; of a range, from its lower to its upper end.
         unit: as printed beside the number or, failing that, in the head of its column; None: not said.
-        text: number and unit as printed.
-        start, stop: where in its text.
-        decimals: digits after the point.
         digits: significant digits, without zeros at the end.
         mark: `~`, `<`, `>` or `±` in front of it, or a word that means the same.
-        signed: printed with a sign.
-        ranged: a range such as `2-4x`.
     """
 
     value: Fraction
@@ -191,11 +186,7 @@ def _bounds(value: Fraction, half: Fraction, mark: Mark, unit: Unit | None) -> B
 
 @functools.lru_cache(maxsize=20_000)
 def quantities(text: str, unit: Unit | None = None) -> tuple[Quantity, ...]:
-    """Find every number with its unit in plain text.
-
-    Args:
-        unit: unit of numbers without one beside them.
-    """
+    """Find every number with its unit in plain text."""
     masked = _MASKED.sub(lambda found: " " * len(found[0]), text)
     return tuple(_quantity(found, masked, unit) for found in _QUANTITY.finditer(masked))
 
@@ -337,10 +328,7 @@ class Metric:
     """The metric of a column or row of figures.
 
     Args:
-        title: as printed.
         kind: `quality`, `change` of another figure, `memory`, `share`, a dimension, or `number`.
-        statistic: the one it names, or empty.
-        quality: the metric, if `kind` is quality.
     """
 
     title: str

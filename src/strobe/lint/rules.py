@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -110,12 +110,8 @@ class Reading:
             source = next((f"; it is that of {name}: the column changes its statistic" for name in switched), "")
             exact = printed(self.by(*(exactly(each.value) for each in operands)).middle, said)
             of = f"{self.source} ({', '.join(each.text for each in operands)})"
-            claim = Claim(
-                place=figure.place,
-                said=f"{figure.name}: {said.text}",
-                corrected=exact,
-                why=f"{self.formula} of {of} is {exact}{source}",
-            )
+            why = f"{self.formula} of {of} is {exact}{source}"
+            claim = Claim(place=figure.place, said=f"{figure.name}: {said.text}", corrected=exact, why=why)
             yield _identity(figure, operands), claim
 
 
@@ -123,23 +119,15 @@ def _identity(figure: LintFigure, operands: tuple[Quantity, ...]) -> tuple[objec
     return key(figure.name), figure.quantity.value, *(each.value for each in operands)
 
 
-# ------------------------------------------------------------------------------------------------------------------ rates
-
-
 def _rates(tables: Iterable[DocumentTable]) -> dict[str, dict[str, Rows]]:
     """Return, by kind of rate (latent and pixel FPS differ) and by latency, the rates with the time beside each."""
-    found: dict[str, dict[str, Rows]] = {}
+    found: dict[str, dict[str, Rows]] = defaultdict(lambda: defaultdict(dict))
     for table in tables:
-        latencies = [
-            each for each in table.of_kind("time")
-            if each.metric.statistic not in ("spread", "sum") and not _PER_FRAME.search(each.metric.title)
-        ]  # fmt: skip
-        for rate in [figure for series in table.of_kind("rate") for figure in series.figures]:
-            for latency in latencies:
-                time = latency.of(rate.position)
-                if time and time.plain and rate.quantity.plain and time.value > 0 and rate.quantity.value > 0:
-                    by_latency = found.setdefault(key(rate.metric.title), {})
-                    by_latency.setdefault(latency.metric.title, {})[rate] = (time,)
+        rates = [figure for series in table.of_kind("rate") for figure in series.figures]
+        for latency, rate in product(table.singles, rates):
+            time = None if _PER_FRAME.search(latency.metric.title) else latency.of(rate.position)
+            if time and time.plain and rate.quantity.plain and time.value > 0 and rate.quantity.value > 0:
+                found[key(rate.metric.title)][latency.metric.title][rate] = (time,)
     return found
 
 
@@ -180,9 +168,6 @@ def fps_latency(document: LintDocument) -> Iterator[Claim]:
                 if first is not claim:
                     found[identity] = replace(first, also=(*first.also, claim.place))
     yield from found.values()
-
-
-# ---------------------------------------------------------------------------------------------------------------- changes
 
 
 def _reference_row(derived: MetricSeries) -> int | None:
@@ -299,8 +284,6 @@ def delta_disagrees(document: LintDocument) -> Iterator[Claim]:
                 )
 
 
-# -------------------------------------------------------------------------------------------------------------------------- sums
-
 _NOT_ADDITIVE: Final = re.compile(
     r"(?i)\b(?:overlap\w*|concurrent\w*|parallel|async\w*|union|nest(?:s|ed|ing)?|contains? every|inclusive|not additive|"
     r"do(?:es)? not add|top[- ]?\d+|largest \d+|first \d+|selected|excerpt|examples? only|wall[- ]?clock|wall time|critical path|"
@@ -415,8 +398,6 @@ def _not_the_sum(total: LintFigure, right: Fraction, leaves: Fraction, *, nested
         why=f"its rows add up to {printed(right, said)}; {printed(abs(off), said)} {how}",
     )
 
-
-# --------------------------------------------------------------------------------------------------- formulas in sentences
 
 _NUMBER: Final = r"(?:\d{1,3}(?:,\d{3}){1,9}|\d{1,30})(?:\.\d{1,30})?"
 _TERM: Final = rf"{_NUMBER}(?:\s?(?:{spelled('time', 'bytes')})(?![\w/])|(?!\s?[x×]\s)(?:\s(?!x\b)[a-z][a-z-]*){{1,2}})?"
@@ -599,8 +580,6 @@ def label_admitted(document: LintDocument) -> Iterator[Claim]:
             )
 
 
-# ------------------------------------------------------------------------------------------------------------------------- units
-
 _UNITS_OF: Final = {"time": "ms, µs or s", "memory": "GB, GiB or MB"}
 _LABELLED: Final = re.compile(r"(?i)(?:^|[\s_])(?:latency|duration|elapsed|runtime|time)$")
 """A label of printed output or a list that ends in the word for a time."""
@@ -628,8 +607,6 @@ def no_unit(document: LintDocument) -> Iterator[Claim]:
                     why=f"no unit beside the figure, in its head or in the caption ({len(bare)} without one)",
                 )
 
-
-# ---------------------------------------------------------------------------------------------------------------- samples
 
 _COUNT_HEAD: Final = re.compile(
     r"(?i)^(?:#|n|num|calls?|counts?|samples?|iterations?|iters?|runs?|reps?|launches|instances|occurrences?|frames|blocks|"
@@ -706,8 +683,6 @@ def _statements(document: LintDocument) -> Iterator[_Samples]:
                 yield _Samples(int(next(filter(None, found.groups())).replace(",", "")), found[0], line, section)
 
 
-# ------------------------------------------------------------------------------------------------------------- references
-
 _NAMED: Final = re.compile(
     r"(?i)\b(?:against|vs\.?|versus|compared (?:to|with)|relative to|with respect to|w\.r\.t\.?|reference(?: is| are|:| =)|"
     r"ground[- ]truth|reconstruct\w*|(?:to|from|of) the (?:original|input|source|reference)|"
@@ -744,8 +719,6 @@ def _not_itself(figure: LintFigure) -> bool:
     perfect = ideal.isdigit() and bounds.low <= int(ideal) <= bounds.high
     return any(_REFERENCE.match(cell.text) for cell in cells) and not perfect and not re.search(r"(?i)inf|∞", figure.cell.text)
 
-
-# ---------------------------------------------------------------------------------------------------------------- sources
 
 _COPY: Final = Fraction(1, 10_000)
 """Relative difference up to which two figures are examined."""
@@ -809,8 +782,6 @@ def _single_time(figure: LintFigure) -> bool:
     return plain and not is_total(figure.name) and not any(_OTHER_BASIS.search(text) for text in texts)
 
 
-# ---------------------------------------------------------------------------------------------------------------------- hardware
-
 _PARTS: Final = {
     "attention_kernel": r"self[\s_-]?att(?:entio)?n\w*",
     "cross_attention_kernel": r"cross[\s_-]?att(?:entio)?n\w*",
@@ -827,13 +798,13 @@ _EIGHT_BITS: Final = re.compile(r"(?i)fp8|float8|f8|int8")
 def below_floor(document: LintDocument) -> Iterator[Claim]:
     """Compare times of parts of a transformer with their FLOPs at the device's peak: one call of one layer at least."""
     options, device = document.options, document.options.device
-    if options.model is None or options.tokens_per_frame is None or options.window is None or device is None:
+    if options.window is None or device is None:
         return
-    flops = {name: each.flops for name, (_, each) in _pass(document, options.window).items()}
+    flops = {name: each.flops for name, (_, each) in options.parts(options.window).items()}
     seen: set[tuple[int, Fraction]] = set()
     for label, said, place in _timed_parts(document):
         part = _part(label)
-        if part is None or not said.plain or said.value <= 0 or (place.line, said.value) in seen:
+        if part not in flops or not said.plain or said.value <= 0 or (place.line, said.value) in seen:
             continue
         seen.add((place.line, said.value))
         peaks = device.flops_per_s  # of 16 bits, the default of such models, unless the label names eight
@@ -849,14 +820,6 @@ def below_floor(document: LintDocument) -> Iterator[Claim]:
                     f"{peak / 1e12:.4g} TFLOP/s of {device.name}: a timer without synchronisation"
                 ),
             )
-
-
-def _pass(document: LintDocument, window: int) -> costs.PassParts:
-    options = document.options
-    assert options.model is not None and options.tokens_per_frame is not None
-    frames = options.model.frame_block
-    shape = costs.PassShape(q_tokens=frames * options.tokens_per_frame, kv_tokens=max(window, frames) * options.tokens_per_frame)
-    return costs.transformer_pass(options.model, shape)
 
 
 def _timed_parts(document: LintDocument) -> Iterator[tuple[str, Quantity, ClaimPlace]]:
@@ -885,20 +848,17 @@ _WORTH: Final = Fraction(1, 10)
 
 def window_free(document: LintDocument) -> Iterator[Claim]:
     """Compare what a smaller attention window saves with the FLOPs it removes."""
-    if document.options.model is None or document.options.tokens_per_frame is None:
-        return
-    for table in document.tables:
+    for table in document.tables if document.options.parts(1) else ():
         if table.by_columns and _WINDOW.search(f"{table.header[0]} {table.caption} {' '.join(table.section[-1:])}"):
-            times = [series for series in table.of_kind("time") if series.metric.statistic not in ("spread", "sum")]
-            times.sort(key=lambda series: series.metric.statistic != "mean")
+            times = sorted(table.singles, key=lambda series: series.metric.statistic != "mean")
             figures = times[0].figures if times else ()
             sizes = {int(found[1]): figure for figure in figures if (found := re.match(r"\D{0,12}(\d{1,9})\b", figure.name))}
             if len(sizes) >= 2:
-                yield from _free(document, sizes, min(sizes), max(sizes))
+                yield from _free(document.options, sizes, min(sizes), max(sizes))
 
 
-def _free(document: LintDocument, sizes: dict[int, LintFigure], small: int, large: int) -> Iterator[Claim]:
-    work, least = (Fraction(costs.total(_pass(document, size)).flops) for size in (large, small))
+def _free(options: LintOptions, sizes: dict[int, LintFigure], small: int, large: int) -> Iterator[Claim]:
+    work, least = (Fraction(costs.total(options.parts(size)).flops) for size in (large, small))
     one, two, removed = sizes[small].quantity, sizes[large].quantity, 1 - least / work
     if removed >= _WORTH and 1 - one.bounds.low / two.bounds.high < _FREE * removed:
         percent, right = float(100 * removed), printed((1 - removed) * two.value, one, more=0)
@@ -967,11 +927,7 @@ def chosen_rules(ignore: Collection[str]) -> Rules:
 
 
 def findings(document: LintDocument, options: LintOptions | None = None, rules: Rules = RULES) -> tuple[Claim, ...]:
-    """Hold the claims of a document to the rules.
-
-    Args:
-        options: model, shape and device, which the document does not say.
-    """
+    """Hold the claims of a document to the rules."""
     document = replace(document, options=options or document.options)
     found = [
         replace(claim, rule=name, severity="warning" if name in WARNINGS else "error")

@@ -57,8 +57,8 @@ and one long enough to measure an effect of sparsity."""
 SPARSITIES: Final = (0.5, 0.7, 0.8, 0.9, 0.95)
 TILES: Final = ("auto", "cube")
 GRIDS: Final = ("published", "full", "scenarios", "quick")
-SCENARIOS: Final = {"memory-limited": (8, 64), "maximum performance": (16, 256), "quality-critical": (32, 128)}
-"""Key tiles and block size that a public guide names for each case."""
+SCENARIOS: Final = ((8, 64), (16, 256), (32, 128))
+"""Key tiles and block size that a public guide names for little memory, for speed and for quality."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +68,6 @@ class GridCell:
     Args:
         sparsity: share of the key tiles that is skipped; None where `topk` is given.
         topk: key tiles that every query tile sees; None where `sparsity` is given.
-        backward: the gradient is measured, not the output.
         captured: file, number and facts of the call whose q, k and v are measured; None: they are drawn. Its contestants have
             budgets of their own.
     """
@@ -118,7 +117,6 @@ def cells(
     """Return every combination of the arguments, shape by shape.
 
     Args:
-        topks: numbers of key tiles, beside the sparsities.
         directions: False for forward, True for backward.
 
     Raises:
@@ -140,10 +138,8 @@ def cells(
 
 
 def scenario_cells(shapes: Sequence[Shape]) -> tuple[GridCell, ...]:
-    """Return the cells that the advice is based on: the public guide's settings, and four sparsities per block size."""
-    guide = tuple(
-        GridCell(shape=shape, sparsity=None, topk=topk, block=block) for shape in shapes for topk, block in SCENARIOS.values()
-    )
+    """Return the public guide's settings, and four sparsities per block size."""
+    guide = tuple(GridCell(shape=shape, sparsity=None, topk=topk, block=block) for shape in shapes for topk, block in SCENARIOS)
     return guide + cells(shapes, (0.7, 0.8, 0.9, 0.95), BLOCKS)
 
 
@@ -184,8 +180,6 @@ class CellTensors:
     Values have a field of their own.
 
     Args:
-        tiles: how the grid is cut.
-        upstream: gradient of the output, for the backward pass.
         cos, sin: rotary tables `[S, D / 2]`, float32, for the operator that rotates.
     """
 
@@ -328,11 +322,9 @@ class BoundContestant:
     Args:
         name: `kind:impl`, or `peer:name`.
         kind: its computation; the gate compares it with the oracle of that kind.
-        impl: implementation with its version.
         leaves: tensors that the call takes: q, k, v and, where the coarse output has one, its gate; in the contestant's layout.
         call: the implementation: it takes the leaves and `lse`, whether to return the log-sum-exp too.
         heads_first: its layout is `[B, H, S, D]`, not `[B, S, H, D]`.
-        tiled: its rows are in tile order.
         coarse: the coarse output is added, weighted by the fourth leaf if there is one.
         corrected: skipped tiles count by their means.
         close: its own selection is not known, so that ties may differ: checked for similarity, not within rounding.

@@ -24,7 +24,6 @@ class Peer(NamedTuple):
     """An attention function of another library.
 
     Args:
-        package: name of the installed package.
         capabilities: compute capabilities that its kernels are built for, by their first number.
         refuses: why it cannot compute this cell, or None if it can; imports nothing.
         build: binds it to the tensors of a cell, given the imported module.

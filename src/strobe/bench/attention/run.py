@@ -41,7 +41,7 @@ from strobe.bench.attention.contestant import (
 from strobe.bench.case import Progress
 from strobe.bench.cases.attention import selected_pairs, trace_calls
 from strobe.bench.cells import Attempt, CellsOutcome, claim, measure_cells
-from strobe.bench.runner import Rounds, call_spans, end_line, number
+from strobe.bench.runner import Rounds, call_spans, end_line, number, span_cost
 from strobe.core import costs
 from strobe.core.device import resolve_device, synchronize
 from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError, unknown_choice
@@ -339,13 +339,8 @@ def settings(contestant: BoundContestant, inputs: CellTensors, selection: BlockS
     pairs = all_pairs if selection is None else selected_pairs(selection, tiles)
     most, blocks = (0, 0) if selection is None else (int(selection.counts.max()), int(selection.counts.sum()))
     moved = inputs.q.numel() * costs.element_bytes(str(inputs.q.dtype))
-    spent = record.SpanCost(
-        span=contestant.span,
-        flops=per_pair * pairs,
-        read_bytes=moved * (5 if cell.backward else 3),
-        write_bytes=moved * (3 if cell.backward else 1),
-        dense_flops=None if dense else per_pair * all_pairs,
-    )
+    read, written = (5, 3) if cell.backward else (3, 1)
+    spent = costs.Cost(flops=per_pair * pairs, read_bytes=moved * read, write_bytes=moved * written)
     sizes = {
         "batch": batch, "tokens": tokens, "heads": heads, "head_dim": width, "block": tiles.block,
         "rows": tokens if dense else tiles.num_rows, "blocks_in_all": tiles.num_tiles,
@@ -361,7 +356,7 @@ def settings(contestant: BoundContestant, inputs: CellTensors, selection: BlockS
         attention_reason=contestant.reason,
         sparsity=1 - pairs / all_pairs,
         dtype=str(inputs.q.dtype).removeprefix("torch."),
-        costs=(spent,),
+        costs=(span_cost(contestant.span, spent, dense_flops=None if dense else per_pair * all_pairs),),
         sizes=sizes,
         contestant=contestant.line,
     )
@@ -501,7 +496,7 @@ class _CellRun(Rounds):
         """Time all contestants in palindromes, and a large matrix product: its rate is the peak that this device reaches now."""
         side, dtype = 8192 if self.device.type == "cuda" else 512, self._inputs.q.dtype
         left, right = (torch.randn(side, side, device=self.device, dtype=dtype) for _ in range(2))
-        cost = record.SpanCost(span=record.MATMUL, flops=2 * side**3, read_bytes=0, write_bytes=0)
+        cost = span_cost(record.MATMUL, costs.Cost(flops=2 * side**3))
         name = str(dtype).removeprefix("torch.")
         self.writer.append(record.Variant(name=record.MATMUL, preset="custom", dtype=name, costs=(cost,)))
 
@@ -535,10 +530,7 @@ class _CellRun(Rounds):
             taken = [line for stage, ns in found.items() for line in call_spans(clip, record.STAGE, (ns,), clock, part=stage)]
             self.write(*taken, clip)
         if attempt.reason:
-            cause = f"stages: {attempt.reason}"
-            self.writer.append(
-                record.Excluded(variant=name, span=record.STAGE, clip=None, indices=(), kind="failed", cause=cause)
-            )
+            self.exclude(name, (), "failed", f"stages: {attempt.reason}", span=record.STAGE)
 
     def _trace(self, name: str, run: Run) -> None:
         folder, calls = self.writer.folder, self._plan.traced_calls
@@ -570,10 +562,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         contestants: names, in order; the first that can run is what ratios are measured against.
-        dtype: `auto` is bfloat16 on a GPU and float32 on a CPU.
-        device: `auto`, `cpu`, `cuda` or `cuda:N`.
         seconds: seconds of timed calls in a cell, about; slow calls take longer, three palindromes at least.
-        traced_calls: calls of each contestant in a trace of its own; 0 for none.
         captured: hash of the file of captured calls; empty: tensors are drawn.
     """
 

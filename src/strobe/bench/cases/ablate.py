@@ -278,8 +278,7 @@ def script_of(script: Script, setup: Setup) -> Script:
     if setup.switch_at is None:
         return script
     prompt = script.switches[0].prompt if script.switches else script.prompt
-    switches = (Switch(frame_block=setup.switch_at, prompt=prompt),)
-    return Script(prompt=script.prompt, switches=switches, num_blocks=script.num_blocks, seed=script.seed)
+    return replace(script, switches=(Switch(frame_block=setup.switch_at, prompt=prompt),))
 
 
 class CellCase(StreamCase):
@@ -400,7 +399,6 @@ def run_cells(
     """Measure every cell that is not complete yet. After Ctrl-C finished cells stay, and the next run resumes.
 
     Args:
-        base: what everything is held against.
         folder: made if absent; may hold cells of earlier runs with the same base and request.
         amount: how much is measured; `waits` is filled in.
 

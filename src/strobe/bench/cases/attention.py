@@ -20,7 +20,7 @@ from strobe.attention.sparse.video import video_sparse_attention
 from strobe.bench import gate
 from strobe.bench.case import Progress
 from strobe.bench.cases.call import AttentionCall, AttentionPlan
-from strobe.bench.runner import Rounds, call_spans, end_line, trace_line
+from strobe.bench.runner import Rounds, call_spans, end_line, span_cost, trace_line
 from strobe.core import costs
 from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError
@@ -53,7 +53,6 @@ class AttentionCase:
     """Implementations of one call on one device.
 
     Args:
-        call: sizes and data of the call.
         impls: names of implementations of dense attention, and of sparse attention with the prefix `sparse:`; the first is the
             reference that ratios are measured against.
         device: "auto", "cpu", "cuda" or "cuda:N".
@@ -139,6 +138,7 @@ class AttentionCase:
     def _settings(self, name: str, choice: Choice[Any], cost: costs.Cost, sparsity: float | None = None) -> record.Variant:
         """Return the settings of an implementation; `sparsity`: of one that selects."""
         call = self._call
+        dense = None if sparsity is None else costs.attention(self._shape, dtype="bf16").flops
         sizes = {
             "batch": call.batch,
             "q_tokens": call.q_tokens,
@@ -155,15 +155,7 @@ class AttentionCase:
             sparsity=sparsity or 0.0,
             dtype=str(self._dtype).removeprefix("torch."),
             sizes=sizes,
-            costs=(
-                record.SpanCost(
-                    span=ATTENTION_KERNEL,
-                    flops=cost.flops,
-                    read_bytes=cost.read_bytes,
-                    write_bytes=cost.write_bytes,
-                    dense_flops=None if sparsity is None else costs.attention(self._shape, dtype="bf16").flops,
-                ),
-            ),
+            costs=(span_cost(ATTENTION_KERNEL, cost, dense_flops=dense),),
         )
 
 

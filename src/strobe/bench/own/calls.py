@@ -79,9 +79,6 @@ def bound(function: Callable[..., object], arguments: Any) -> Callable[[], objec
 def copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
     """Return a deep copy of tensors, arrays and the containers that hold them; other objects are not copied.
 
-    Args:
-        memo: copies by the id of what was copied.
-
     Raises:
         ConfigError: an iterator, or a tensor that is the result of a differentiable operation.
     """

@@ -24,7 +24,8 @@ def main() -> None:
         return
     _, status, usage = os.wait4(child, 0)
     wall_ns = time.perf_counter_ns() - start
-    floor = own_peak_bytes()
+    with open("/proc/self/status") as lines:  # whose peak counts from when it became this program; resource usage does not
+        floor = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
     found = {
         "wall_ns": wall_ns,
         "user_ns": round(usage.ru_utime * 1e9),
@@ -33,12 +34,6 @@ def main() -> None:
         "exit_status": os.waitstatus_to_exitcode(status),
     }
     json.dump(found, sys.stdout)
-
-
-def own_peak_bytes() -> int:
-    """Return the peak of this process since it became this program, which its resource usage does not say."""
-    with open("/proc/self/status") as lines:
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
 if __name__ == "__main__":

@@ -135,7 +135,6 @@ def measure_programs(
 
     Args:
         rounds: palindromes `B C1 C2 C2 C1 B` of runs; an interval needs 2.
-        warmup: untimed runs of each program before the first round.
         prepare: a command before every run, not timed; empty for none.
 
     Raises:
@@ -273,8 +272,6 @@ def checked_out(commits: Sequence[str], names: Sequence[str], command: str, inst
 
     Args:
         commits: names that git knows.
-        names: one for each, in the records.
-        command: command line that is measured, in the folder of each.
         install: command line before, once for each, in a virtual environment of its own that sees the packages beside strobe
             too; empty: none, and no environment.
 
