@@ -26,7 +26,7 @@ endef
 
 export FIND_TORCH CHECK_TORCH
 
-.PHONY: setup demo serve test test-all hunt layouts faults junk transport mutants fuzz docs-check-full ready layers train-shapes lint type bench docs pictures lock clean test-gpu gpu-row
+.PHONY: setup demo serve test test-all hunt layouts faults junk transport mutants fuzz docs-check-full layers train-shapes lint type bench docs pictures lock clean test-gpu gpu-row
 
 setup: $(READY)
 
@@ -113,11 +113,6 @@ fuzz: setup
 # Every command and snippet of the README and docs, those marked slow or gpu too (an hour on two cores); counts in docs/testing.md.
 docs-check-full: setup
 	PYTHONPATH=tests/support $(BIN)/python tools/check_all.py
-
-# How soon a Wan model is ready to stream from its files, and the main memory that it takes: WEIGHTS names a folder for drawn ones.
-WEIGHTS ?= build/weights
-ready: setup
-	$(BIN)/python tools/measure_ready.py $(WEIGHTS)
 
 # Host time of a layer of diffusers, dense and sparse, compiled and not. KIND=cuda measures it on a GPU.
 KIND ?= cpu
