@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from strobe.perf.records.store import RunWriter
     from strobe.perf.table.model import Report
 
-FOLDER: Final = Path("traces")
-
-
 TracesOut = Annotated[
     Path | None,
     Parameter(
@@ -38,7 +35,7 @@ TracesOut = Annotated[
 
 def chosen_folder(out: Path | None) -> Path:
     """Return the folder to write to: the given one, else STROBE_PROFILE_DIR, else `traces`."""
-    return out or Path(read_settings().profile_dir or FOLDER)
+    return out or Path(read_settings().profile_dir or "traces")
 
 
 def rotating(kept: list[Path]) -> Callable[[Path, str], RunWriter]:
