@@ -10,10 +10,9 @@ from cyclopts import Parameter
 
 from strobe.cli.completion import DeviceName, PresetName
 from strobe.cli.console import OUT, Output, banner_texts, table_text
-from strobe.cli.interrupted import tells_what_is_kept
 from strobe.cli.model import LENGTH, ModelFlags, frame_blocks, settings_notes, tell_length
 from strobe.cli.report import GATE_FAILED
-from strobe.cli.run_folder import rotating, tell_kept
+from strobe.cli.run_folder import rotating, tell_kept, tells_what_is_kept
 from strobe.perf.records.store import RECORDS
 
 _SHOWN: Final = ("group", "name", "value", "unit", "low", "high", "passed", "basis", "detail")

@@ -13,11 +13,10 @@ from cyclopts import App, Parameter
 from strobe.bench.cases.visits import Load
 from strobe.bench.tree.request import RankedCall, TreeSettings
 from strobe.cli.console import OUT, Output, banner_texts, named, table_text
-from strobe.cli.interrupted import kept_cells, kept_runs, tells_what_is_kept
 from strobe.cli.model import ModelFlags
 from strobe.cli.report import GATE_FAILED
 from strobe.cli.require import check_names, failures, parse_requirement
-from strobe.cli.run_folder import rotating, tell_kept
+from strobe.cli.run_folder import kept_cells, kept_runs, rotating, tell_kept, tells_what_is_kept
 from strobe.cli.serve import check_installed
 from strobe.core.errors import ConfigError, unknown_choice
 

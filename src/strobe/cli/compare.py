@@ -15,11 +15,10 @@ from cyclopts import Parameter
 
 from strobe.cli.completion import PRESETS, DeviceName, PresetName
 from strobe.cli.console import OUT, Output
-from strobe.cli.interrupted import kept_cells, kept_runs, tells_what_is_kept
 from strobe.cli.model import LENGTH, ModelFlags, at_least, frame_blocks, tell_length
 from strobe.cli.report import page_of_many, write
 from strobe.cli.require import JOULES, Requirement, check_names, parse_requirement
-from strobe.cli.run_folder import measure, tell_case
+from strobe.cli.run_folder import kept_cells, kept_runs, measure, tell_case, tells_what_is_kept
 from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
