@@ -70,7 +70,14 @@ def doctor(
     if usable and gate:
         document["gate"], gates = run_gate(device, output)
     if usable:
-        document |= look(device, gates) | {"plugins": read_plugins()}
+        from strobe.attention import impls
+        from strobe.engine import family
+        from strobe.perf.report import study
+
+        document |= look(device, gates)
+        plugins = (*family.registered(), *impls.registered(), *study.registered())
+        told = ("group", "name", "place", "package", "broken")
+        document["plugins"] = [{key: getattr(each, key) for key in told} for each in plugins]
         if preset is not None:
             document["memory"] = predict_memory(preset, model, size, samples, device)
             document["memory"]["lacking"] = document["lacking"].get(preset)
@@ -80,16 +87,6 @@ def doctor(
     if gated.get("reason") or not all(check["ok"] for check in checks):
         return MISSING
     return 1 if any(each["failed"] for each in gated.get("gates", ())) else 0
-
-
-def read_plugins() -> list[dict[str, str]]:
-    """Return what other packages add, and what of it is broken."""
-    from strobe.attention import impls as attention
-    from strobe.engine import family
-    from strobe.perf.report import study as report
-
-    found = (*family.registered(), *attention.registered(), *report.registered())
-    return [{key: getattr(each, key) for key in ("group", "name", "place", "package", "broken")} for each in found]
 
 
 def _check(name: str, detail: str, fix: str = "") -> dict[str, Any]:

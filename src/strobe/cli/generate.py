@@ -130,11 +130,6 @@ class ClipFile:
     out: Annotated[Path, Parameter(alias=OUT)] = Path("clip.mp4")
     force: bool = False
 
-    def check_free(self) -> None:
-        """Refuse to replace a clip unasked, before anything slow is loaded."""
-        if self.out.is_file() and not self.force:
-            raise ConfigError(f"{self.out} exists; --force replaces it, -o names another")
-
     def num_blocks(self, session: Session, followed: Tensor | None) -> int:
         """Return the number of frame blocks: as given, else those of a clip that is followed, else of 10 seconds."""
         from strobe.engine.prompts import blocks_for
@@ -191,7 +186,7 @@ def generate(
         from strobe.engine.video import check_video_path
 
         check_video_path(file.out)
-        from strobe.engine.prompts import check_switches, parse_switch, read_switch
+        from strobe.engine.prompts import Switch, check_switches, parse_switch, read_switch
 
         read = None
         if replay is not None:
@@ -199,7 +194,8 @@ def generate(
         if not prompt:
             raise ConfigError("say what to show: strobe generate PROMPT, or --replay FILE")
         engine.check_prompts((prompt, *(read_switch(text)["prompt"] for text in switch)))
-        file.check_free()
+        if file.out.is_file() and not file.force:
+            raise ConfigError(f"{file.out} exists; --force replaces it, -o names another")
         from strobe.engine.session import Session
 
         model, config = engine.choose(device)
@@ -213,7 +209,10 @@ def generate(
             switches = check_switches([parse_switch(text, defaults, mode=mode, first_block=first) for text in switch])
             if read is not None:
                 total = total if file.seconds or file.blocks else read.frame_blocks
-                switches = recipe_switches(read, total)
+                later = (each for each in read.prompts[1:] if each.frame_block < total)
+                switches = tuple(
+                    Switch(frame_block=each.frame_block, prompt=each.text, mode=each.mode, over=each.over) for each in later
+                )
                 for told in mismatches(read, session):
                     output.note(f"the frames may differ from the stream's: {told}")
             if follows():
@@ -342,17 +341,6 @@ def start_image(recipe: RecipeAnswer) -> bytes:
     if image and hashlib.sha256(image).hexdigest() != recipe.image_sha256:
         raise DataError("the start image of the recipe is not the one that was used: its sha256 differs")
     return image
-
-
-def recipe_switches(recipe: RecipeAnswer, blocks: int) -> tuple[Switch, ...]:
-    """Return the prompt switches of the first `blocks` frame blocks."""
-    from strobe.engine.prompts import Switch
-
-    return tuple(
-        Switch(frame_block=each.frame_block, prompt=each.text, mode=each.mode, over=each.over)
-        for each in recipe.prompts[1:]
-        if each.frame_block < blocks
-    )
 
 
 def mismatches(recipe: RecipeAnswer, session: Session) -> Iterator[str]:

@@ -132,15 +132,19 @@ def stream(
     with output.progress("profile"):
         from strobe.bench.cases.stream import Script, StreamCase, runnable
         from strobe.bench.runner import traced_window
+        from strobe.core.device import resolve_device
         from strobe.engine.prompts import parse_switch
+        from strobe.engine.resolve import idle_knobs
 
         model = what.load()
         switches = tuple(parse_switch(text, model.defaults) for text in what.switch)
         length = frame_blocks(what.blocks, what.seconds, model.defaults)
         script = Script(prompt=what.prompt, switches=switches, num_blocks=length, seed=what.seed)
         configs, absent = runnable(_configs(what, presets or ("balanced",)), what.device)
-        if what.compile:
-            _check_compile(configs, model, what.device)
+        where = resolve_device(what.device)
+        for config in configs if what.compile else ():
+            if reason := idle_knobs(config, model.defaults, where).get("compile"):
+                raise ImplUnavailableError("compile", f"on {where} it is {reason}", ["without --compile"], what="knob")
         case = StreamCase(configs, script=script, model=model, device=what.device, absent=absent)
         plan = _plan(length, what.rounds, traced, attributed, breakdown=breakdown, alone=len(configs) == 1)
         recorded = len(traced_window(case.workload, plan))
@@ -161,17 +165,6 @@ def stream(
     paths = _attribution(folder, attributed, output)
     output.emit(document | {"attribution": paths})
     return code
-
-
-def _check_compile(configs: Sequence[EngineConfig], model: Model, device: str) -> None:
-    """Refuse --compile where it would do nothing."""
-    from strobe.core.device import resolve_device
-    from strobe.engine.resolve import idle_knobs
-
-    where = resolve_device(device)
-    for config in configs:
-        if reason := idle_knobs(config, model.defaults, where).get("compile"):
-            raise ImplUnavailableError("compile", f"on {where} it is {reason}", ["without --compile"], what="knob")
 
 
 def _configs(what: StreamFlags, names: Sequence[str]) -> list[EngineConfig]:

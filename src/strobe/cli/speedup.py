@@ -18,7 +18,7 @@ from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from strobe.perf.logs.patterns import Unit
-    from strobe.perf.report.speedup_page.study import SideRequest, SpeedupRequest, SpeedupStudy
+    from strobe.perf.report.speedup_page.study import SideRequest, SpeedupStudy
     from strobe.perf.table.model import Block, Report, Speedup
 
 
@@ -166,10 +166,25 @@ def speedup(
     if comparing.baseline is not None or comparing.candidate is not None:
         raise ConfigError("--baseline and --candidate name variants of a run folder: give RUN_DIR, or --baseline-log and so on")
     _check_two_sides(sides)
-    request = _request(sides, comparing, flags)
+    baseline, candidate = requests(sides, comparing)
     with output.progress("read") as advance:
-        from strobe.perf.report.speedup_page.study import load_speedup
+        from strobe.perf.analysis.ledger.traces import PRIORITY
+        from strobe.perf.analysis.runs.log_times import STAGE
+        from strobe.perf.report.speedup_page.study import SpeedupRequest, load_speedup
 
+        request = SpeedupRequest(
+            baseline=baseline,
+            candidate=candidate,
+            patterns=flags.patterns,
+            unit=flags.known_unit,
+            stage=flags.stage or STAGE,
+            timed_range=sides.range,
+            calls=sides.calls,
+            steps=comparing.steps,
+            priority=comparing.priority or PRIORITY,
+            allow_different=comparing.allow_different,
+            allow_unlike=comparing.allow_unlike,
+        )
         study = load_speedup(request, megabytes(advance))
     with output.progress("report"):
         from strobe.perf.analysis.comparable import refusal
@@ -285,28 +300,6 @@ def _durations(text: str) -> tuple[int | None, int | None]:
     if low is not None and high is not None and low > high:
         raise ConfigError(f"--between {text}: {shortest} is above {longest}; no value lies between them")
     return low, high
-
-
-def _request(sides: Sides, comparing: Comparing, flags: LogFlags) -> SpeedupRequest:
-    """Return the flags as one request."""
-    from strobe.perf.analysis.ledger.traces import PRIORITY
-    from strobe.perf.analysis.runs.log_times import STAGE
-    from strobe.perf.report.speedup_page.study import SpeedupRequest
-
-    baseline, candidate = requests(sides, comparing)
-    return SpeedupRequest(
-        baseline=baseline,
-        candidate=candidate,
-        patterns=flags.patterns,
-        unit=flags.known_unit,
-        stage=flags.stage or STAGE,
-        timed_range=sides.range,
-        calls=sides.calls,
-        steps=comparing.steps,
-        priority=comparing.priority or PRIORITY,
-        allow_different=comparing.allow_different,
-        allow_unlike=comparing.allow_unlike,
-    )
 
 
 def _write(study: SpeedupStudy, report: Report, document: dict[str, Any], folder: Path) -> dict[str, str]:

@@ -405,9 +405,7 @@ def transformer_pass(shape: TransformerShape, one: PassShape) -> PassParts:
     own = AttentionShape(
         batch=one.batch, q_tokens=one.q_tokens, kv_tokens=one.kv_tokens, num_heads=shape.num_heads, head_dim=shape.head_dim
     )
-    text = AttentionShape(
-        batch=one.batch, q_tokens=one.q_tokens, kv_tokens=shape.text_tokens, num_heads=shape.num_heads, head_dim=shape.head_dim
-    )
+    text = replace(own, kv_tokens=shape.text_tokens)
     latents = shape.patch[0] * shape.patch[1] * shape.latent_channels
     square = linear(rows, dim, dim, dtype=dtype)
     parts = {
