@@ -1,10 +1,9 @@
 """A live stream whose viewer waits for nothing: prompts come from another thread while frames are shown at the model's rate.
 
     python examples/live_prompts.py
-    python examples/live_prompts.py --model wan-1.3b --random-weights --random-text --words 100 --blocks 60
+    python examples/live_prompts.py --model wan-1.3b --random-weights --words 100 --blocks 60
 
-A frame is stalled if it comes after its time; what a viewer sees then is the frame before. `--random-text` encodes prompts with a
-text encoder of full size and random weights, so that encoding takes what it takes.
+A frame is stalled if it comes after its time; what a viewer sees then is the frame before.
 """
 
 from __future__ import annotations
@@ -38,8 +37,6 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="shapes")
     parser.add_argument("--random-weights", action="store_true")
-    parser.add_argument("--random-text", action="store_true")
-    parser.add_argument("--text-device")
     parser.add_argument("--words", type=int, default=0)
     parser.add_argument("--preset", default="balanced")
     parser.add_argument("--blocks", type=int, default=8)
@@ -51,8 +48,7 @@ def main() -> None:
     """Stream, ask for prompts meanwhile, and count the frames that came late."""
     given = arguments()
     texts = prompts(given.words)
-    weights = Weights(random=given.random_weights, random_text=given.random_text, text_device=given.text_device)
-    model = load(given.model, weights if given.random_weights else None)
+    model = load(given.model, Weights(random=True) if given.random_weights else None)
     acks: list[PromptAck] = []
     fps, frames, late, shown = model.defaults.fps, 0, 0, 0.0
     threads: list[threading.Thread] = []

@@ -1,6 +1,7 @@
 """Run the commands and snippets of the README and docs, marked or not; docs/testing.md counts them: `make docs-check-full`.
 
-Results add up in tests/manual/results.jsonl, so that a run may take a few of them, be interrupted, and go on another day.
+Results add up in tests/manual/results.jsonl, a line for the last run of each, so that a run may take a few of them and go on
+another day.
 
 Usage: python tools/check_all.py [--only TEXT] [--without MARK ...] [--since DATE] [--timeout SECONDS] [--folder DIR]
        python tools/check_all.py --render
@@ -9,11 +10,14 @@ Usage: python tools/check_all.py [--only TEXT] [--without MARK ...] [--since DAT
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -21,14 +25,36 @@ from typing import Final
 
 import torch
 
-from check_results import Result, latest, read, text_key, write
-from check_results_page import page
 from manual_text import MARKS, PAGES, ROOT, commands, snippets
 from sandbox import TIMEOUT_S, furnish, run, run_alone, run_snippet
 from strobe.perf.records.record import cpu_cores, cpu_name
-from testing_page import PAGE, put
+from testing_page import put
 
 RESULTS: Final = ROOT / "tests" / "manual" / "results.jsonl"
+STATES: Final = ("passed", "failed", "not run")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One run of a command or snippet.
+
+    Args:
+        key: text of the command, or the digest of a snippet.
+        date: day of the run, UTC.
+        passed: whether it ended as the docs promise.
+        reason: what went wrong, empty if nothing.
+        seconds: how long it took.
+        device: what it ran on.
+        torch: version.
+    """
+
+    key: str
+    date: str
+    passed: bool
+    reason: str
+    seconds: float
+    device: str
+    torch: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +63,13 @@ class Item:
 
     what: str
     key: str
-    marks: frozenset[str]
+    marks: frozenset[str] = frozenset()
     run: Callable[[Path], str | None]
+
+
+def text_key(code: str) -> str:
+    """Name a snippet by its text, so that it is the same one after lines were added above it."""
+    return f"python {hashlib.sha256(code.encode()).hexdigest()[:12]}"
 
 
 def items(timeout_s: float = TIMEOUT_S) -> Iterator[Item]:
@@ -56,17 +87,10 @@ def items(timeout_s: float = TIMEOUT_S) -> Iterator[Item]:
             yield Item(what=what, key=text_key(snippet.code), marks=snippet.marks, run=partial(run_snippet, snippet))
 
 
-def obstacle(marks: frozenset[str]) -> str:
-    """What it needs that is not here; empty if it can run."""
-    if "needs-files" in marks:
-        return "needs files that the repository does not have"
-    if "network" in marks:
-        return "needs a network"
-    if "gpu" in marks and not torch.cuda.is_available():
-        return "needs a GPU"
-    if "gpus" in marks and torch.cuda.device_count() < 4:
-        return "needs four GPUs"
-    return ""
+def lacks(marks: frozenset[str]) -> bool:
+    """Return whether it needs what is not here: files, a network, GPUs."""
+    gpus = 4 if "gpus" in marks else 1 if "gpu" in marks else 0
+    return bool(marks & {"needs-files", "network"}) or torch.cuda.device_count() < gpus
 
 
 def check(item: Item, folder: Path) -> Result:
@@ -92,6 +116,48 @@ def check(item: Item, folder: Path) -> Result:
     )
 
 
+def read(path: Path) -> dict[str, Result]:
+    """Return the last result of each key in a file; none without a file."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return {each.key: each for each in (Result(**json.loads(line)) for line in lines)}
+
+
+def write(path: Path, result: Result, *, keep: Set[str]) -> None:
+    """Put a result into the file in place of an earlier one, and drop those whose commands the docs no longer have."""
+    known = read(path) | {result.key: result}
+    lines = [json.dumps(asdict(known[key])) for key in sorted(known) if key in keep]
+    beside = path.with_suffix(".part")
+    beside.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    beside.replace(path)
+
+
+def page(rows: Sequence[Item], results: Mapping[str, Result]) -> str:
+    """Return the section of docs/testing.md: counts by mark, and what failed."""
+    ran = {row.what: results[row.key] for row in rows if row.key in results}
+    states = {row.what: STATES[2] if row.what not in ran else STATES[not ran[row.what].passed] for row in rows}
+    counts = Counter((kind, states[row.what]) for row in rows for kind in (row.marks or {"not marked"}))
+    devices = sorted({(each.device, each.torch) for each in ran.values()})
+    dates = sorted(each.date for each in ran.values())
+    when = [f"Run between {dates[0]} and {dates[-1]}, on {'; '.join(f'{d}, torch {t}' for d, t in devices)}.", ""] if ran else []
+    names = {row.what: row.what.replace("|", "\\|") for row in rows}
+    failed = [f"* `{names[what]}`: failed on {each.date}, {each.reason}" for what, each in ran.items() if not each.passed]
+    return "\n".join(
+        [
+            "## Commands of the docs",
+            "",
+            "`make docs-check-full` runs every command and Python snippet of the README, the docs and `--help`. A command may "
+            "have a mark, which names what it needs. Commands without a mark also run as tests. The table counts the last result "
+            "of each command (`tests/manual/results.jsonl`).",
+            "",
+            *when,
+            "| marked | passed | failed | not run |",
+            "|---|---:|---:|---:|",
+            *(f"| {kind} | {' | '.join(str(counts[kind, each]) for each in STATES)} |" for kind in ("not marked", *MARKS)),
+            *(["", *failed] if failed else []),
+        ]
+    )
+
+
 def main() -> int:
     """Run them in one folder, and keep each result as soon as it is there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -101,8 +167,6 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=TIMEOUT_S, metavar="SECONDS", help="of a marked command")
     parser.add_argument("--folder", type=Path, help="run in this folder and keep it, for commands that read what others wrote")
     parser.add_argument("--render", action="store_true", help="run nothing; write the page from the results")
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--page", type=Path, default=PAGE)
     options = parser.parse_args()
     failed = False
     everything = list(items(options.timeout))
@@ -112,16 +176,15 @@ def main() -> int:
             folder.mkdir(parents=True, exist_ok=True)
             furnish(folder)
         for item in everything:
-            known = latest(read(options.results)).get(item.key)
+            known = read(RESULTS).get(item.key)
             done = options.since and known is not None and known.passed and known.date >= options.since
             left = options.render or options.only not in item.what or item.marks.intersection(options.without)
-            if left or done or obstacle(item.marks):
+            if left or done or lacks(item.marks):
                 continue
             result = check(item, folder.resolve())
-            write(options.results, result, keep={each.key for each in everything})
+            write(RESULTS, result, keep={each.key for each in everything})
             failed |= not result.passed
-    rows = [(each.what, each.key, each.marks, obstacle(each.marks)) for each in everything]
-    put(page(rows, latest(read(options.results))), options.page)
+    put(page(everything, read(RESULTS)))
     return int(failed)
 
 

@@ -1,35 +1,14 @@
-"""A fuzzer of the trace reader with atheris, which starts from the events of the tests, whole and packed.
-
-In an environment that has strobe and atheris, from the root of the checkout:
-
-    python tools/fuzz_trace_reader.py [CORPUS_FOLDER] -max_total_time=600 -timeout=10 -rss_limit_mb=1024
-
-libFuzzer's flags limit time and memory: an input that takes more is reported as a failure, as is any exception but DataError.
-"""
+"""What must hold of the trace reader whatever is in a file: of `make fuzz`, and of the tests' random examples."""
 
 from __future__ import annotations
 
-import contextlib
 import gzip
-import importlib.util
-import sys
-import tempfile
 from pathlib import Path
 
-if importlib.util.find_spec("atheris"):
-    import atheris
-
-    instrumented = atheris.instrument_imports(include=["strobe.perf.trace"])
-else:  # the tests use `check` without it
-    instrumented = contextlib.nullcontext()
-with instrumented:
-    from layouts import LAYOUTS
+from layouts import LAYOUTS
 from strobe.core.errors import DataError
-from strobe.perf.trace import Trace, chunks, read_trace
+from strobe.perf.trace import Trace, read_trace
 from synthetic import META, sample
-
-MAX_BYTES = 1 << 14
-SMALL = 701
 
 
 def check(data: bytes, folder: Path, ways: tuple[str, ...] = ("shapes", "details")) -> None:
@@ -88,19 +67,3 @@ def seeds() -> list[bytes]:
     """Return traces to start from."""
     texts = [layout(sample(6), META).encode() for layout in LAYOUTS]
     return [*texts, *map(gzip.compress, texts)]
-
-
-def main() -> None:
-    """Fuzz until libFuzzer's limits."""
-    chunks.CHUNK_BYTES = chunks.BLOCK_BYTES = SMALL  # many cuts
-    with tempfile.TemporaryDirectory() as name:
-        folder, corpus = Path(name), Path(name) / "seeds"
-        corpus.mkdir()
-        for number, seed in enumerate(seeds()):
-            (corpus / str(number)).write_bytes(seed)
-        atheris.Setup([*sys.argv, str(corpus), f"-max_len={MAX_BYTES}"], lambda data: check(data, folder))
-        atheris.Fuzz()
-
-
-if __name__ == "__main__":
-    main()

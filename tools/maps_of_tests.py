@@ -1,4 +1,5 @@
-"""Maps of which test runs which line of a package, one per test file, kept until something that they depend on changes."""
+"""Maps of which test runs which line of a package, one per test file, kept until something that they depend on changes; and the
+copies of a checkout, each with a process that runs pytest in forks of itself, that make them and run mutants."""
 
 from __future__ import annotations
 
@@ -6,16 +7,102 @@ import ast
 import gzip
 import hashlib
 import json
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from warm_pool import Pool, say
 from warm_pytest import Warm
 
 Entry = dict[str, Any]
+LEFT_AT_ROOT = {".git", ".venv", "build", "runs", "dist", "site", ".hypothesis", "shared"}
+"""What a copy of a checkout does not need. Packages have such names too."""
+
+
+@dataclass(slots=True)
+class Pool:
+    """Copies of a checkout, each with a process that runs its tests.
+
+    Args:
+        workers: the free ones.
+        number: of all.
+        tier: of the tests that they run.
+        sound: names of tests, and whether they pass without a mutant, as far as that is known.
+    """
+
+    workers: queue.SimpleQueue[Warm]
+    number: int
+    tier: str
+    sound: dict[str, bool] = field(default_factory=dict)
+
+    def map(self, work: Any, items: Iterable[Any]) -> Iterator[Any]:
+        """Yield what work makes of each item with a worker, in the order of ending."""
+
+        def one(item: Any) -> None:
+            worker = self.workers.get()
+            try:
+                ended.put((work(worker, item), None))
+            except BaseException as error:  # noqa: BLE001  (it is raised where the results are read)
+                ended.put((None, error))
+            finally:
+                self.workers.put(worker)
+
+        ended: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        held = list(items)
+        with ThreadPoolExecutor(self.number) as threads:
+            for item in held:
+                threads.submit(one, item)
+            for _ in held:
+                value, error = ended.get()
+                if error is not None:
+                    threads.shutdown(wait=False, cancel_futures=True)
+                    raise error
+                yield value
+
+
+@contextmanager
+def pool(root: Path, number: int, tier: str) -> Iterator[Pool]:
+    """Make copies of a checkout and start their processes."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        workers: queue.SimpleQueue[Warm] = queue.SimpleQueue()
+        first = Path(folder) / "0"
+        shutil.copytree(root, first, ignore=left_out(root))
+        hashed = ["-m", "compileall", "-q", "-j", str(number), "--invalidation-mode", "checked-hash", "src"]
+        subprocess.run([sys.executable, *hashed], cwd=first, check=False)  # a mutant of the same size and second is compiled too
+        held = [Warm(first)]
+        for index in range(1, number):
+            shutil.copytree(first, Path(folder) / str(index))
+            held.append(Warm(Path(folder) / str(index)))
+        for each in held:
+            workers.put(each)
+        try:
+            yield Pool(workers, number, tier)
+        finally:
+            for each in held:
+                each.close()
+
+
+def left_out(root: Path) -> Callable[[str, list[str]], set[str]]:
+    """Return what `copytree` leaves out of a copy of a checkout."""
+
+    def ignored(folder: str, names: list[str]) -> set[str]:
+        return {each for each in names if each == "__pycache__" or (Path(folder) == root and each in LEFT_AT_ROOT)}
+
+    return ignored
+
+
+def say(line: str) -> None:
+    """Write a line and flush it."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +142,7 @@ class Maps:
         found: Entry = {"tests": [], "lines": defaultdict(lambda: defaultdict(list))}
         for file, kept in self._kept(package).items():
             if not kept.exists():
-                continue  # the time is up, or it cannot be imported here
+                continue  # it cannot be imported here
             each, first = load(kept), len(found["tests"])
             found["tests"] += each["tests"]
             every, named = range(len(each["tests"])), self._named(file)
@@ -97,12 +184,10 @@ class Maps:
             old.unlink()
         name = file.relative_to(self.root).as_posix()
         source, beside = warm.root / "src" / self.name / package, kept.resolve().with_suffix(".partial")
-        done = warm.run(
-            ["-p", "covered", f"--covered={source}", f"--covered-to={beside}", f"--tier={self.tier}", name], warm.left()
-        )
+        done = warm.run(["-p", "covered", f"--covered={source}", f"--covered-to={beside}", f"--tier={self.tier}", name])
         if beside.exists() and name not in load(beside)["failed"]:
             beside.replace(kept)
-        elif done["code"] is not None or warm.left() > 0:
+        else:
             say(f"{name}: no map, its tests are left out ({done['code']}): {done['said'][-300:]}")
 
 

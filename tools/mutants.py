@@ -6,21 +6,16 @@
     python tools/mutants.py equivalent KEY REASON        a survivor that changes nothing anyone could see
     python tools/mutants.py survivor KEY REASON          why no test notices a survivor that changes something
     python tools/mutants.py page                         the section of docs/testing.md
-    python tools/mutants.py map                          only find out which test runs which line
-    python tools/mutants.py merge FILE ...               results from another machine; the file is made small again
 
 A mutant runs the tests that run its line, of the folder that mirrors its package, the fastest first, until one fails. That test
 must pass without the mutant, else it is left out from then on. Which tests run a line is found by running each test file once
-under a tracer; that is kept in `build/mutants` (`--map`) until a source of the package, what its tests share or that file
-changes, and can be taken to another machine with the same checkout.
+under a tracer; that is kept in `build/mutants` until a source of the package, what its tests share or that file changes.
 
 `--tier first` runs them against the first tier of the tests (see tests/support/tiers.py): the same mutants that ran against all,
 with results in a file of their own, `first.jsonl`.
 
-`--processes N` run at a time, each in a copy of the checkout; `--shard 2/5` takes the second fifth of what is drawn; after
-`--seconds S` nothing more is begun, and what has not ended does not count. What comes of each mutant is added at once to
-`results.jsonl` in tests/mutants, or in the folder of `--out`; of one key the last line counts. `merge`, with or without files,
-leaves one line for each survivor, and one for the keys of all killed mutants of a source.
+`--processes N` run at a time, each in a copy of the checkout. What comes of each mutant is added at once to `results.jsonl` in
+tests/mutants; of one key the last line counts. A line may stand for the keys of all killed mutants of a source.
 """
 
 from __future__ import annotations
@@ -31,16 +26,14 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from maps_of_tests import Maps
-from mutants_page import page
+from maps_of_tests import Maps, Pool, pool, say
 from mutate import Mutant, mutants
 from testing_page import put
-from warm_pool import Pool, pool, say
 from warm_pytest import Answer, Warm
 
 HERE = Path(__file__).resolve().parent
@@ -115,11 +108,6 @@ def batches(tests: Tests) -> list[Tests]:
     return ordered
 
 
-def limit(tests: Tests, warm: Warm) -> float:
-    """Return the seconds after which a run of tests counts as hanging."""
-    return min(SLACK_S + SLOWER * sum(seconds for _, seconds in tests), warm.left())
-
-
 def passes(tests: list[str], limit_s: float, warm: Warm, workers: Pool) -> bool:
     """Return whether tests pass without a mutant, in time; each is asked once."""
     named, sound = " ".join(tests), workers.sound
@@ -136,20 +124,18 @@ def outcome(mutant: Mutant, tests: Tests, warm: Warm, workers: Pool) -> tuple[st
     passed, sound = 0, workers.sound
     for part in batches(tests):
         while part := [test for test in part if sound.get(test[0], True)]:
-            limit_s = limit(part, warm)
+            limit_s = SLACK_S + SLOWER * sum(seconds for _, seconds in part)
             answer = wrong(mutant, part, warm, limit_s, workers.tier)
             passed += answer["passed"]
             if answer["code"] in (0, NO_TESTS):
                 break
-            if warm.left() <= 0:
-                return "", ""
             # what must pass without the mutant: the test that failed, the tests of the file that did not load, or all
             failed = next(iter(answer["failed"]), "")
             asked = [test for test, _ in part if test == failed or test.split("::")[0] == failed] or [test for test, _ in part]
             hung = answer["code"] is None
             if passes(asked, limit_s, warm, workers):
                 return ("hung", "") if hung else ("killed", failed)
-            if hung or warm.left() <= 0:
+            if hung:
                 return "", ""  # the machine is too busy to know
             sound.update(dict.fromkeys(asked, False))
             say(f"left out, for it fails without a mutant too: {failed or asked}")
@@ -172,8 +158,6 @@ def run(workers: Pool, chosen: list[tuple[Mutant, Tests]], seed: int, results: P
 
     def one(warm: Warm, pair: tuple[Mutant, Tests]) -> Entry | None:
         (mutant, tests), began = pair, time.perf_counter()
-        if warm.left() <= 0:
-            return None
         result, test = outcome(mutant, tests, warm, workers)
         if not result:
             return None
@@ -196,7 +180,7 @@ def run(workers: Pool, chosen: list[tuple[Mutant, Tests]], seed: int, results: P
         add(results, entry)
         say(described(entry))
     if unsaid:
-        say(f"{unsaid} did not end in the time given, or have no test here, and do not count")
+        say(f"{unsaid} have no test here that ends, and do not count")
 
 
 def read(results: Path) -> dict[str, Entry]:
@@ -209,28 +193,10 @@ def read(results: Path) -> dict[str, Entry]:
     return found
 
 
-def packed(entries: Iterable[Entry]) -> str:
-    """Format results as lines: one for each that is listed, one for all others of a source and outcome."""
-    alike: dict[tuple[str, str], list[str]] = {}
-    lines = []
-    for entry in entries:
-        if entry["outcome"] in LISTED:
-            lines.append(entry)
-        else:
-            alike.setdefault((entry["path"], entry["outcome"]), []).append(entry["key"])
-    lines += [{"path": path, "outcome": outcome, "keys": keys} for (path, outcome), keys in sorted(alike.items())]
-    return "".join(json.dumps(line) + "\n" for line in lines)
-
-
 def add(results: Path, entry: Entry) -> None:
     """Append the result of a mutant."""
     with results.open("a", encoding="utf-8") as file:
         file.write(json.dumps(entry) + "\n")
-
-
-def name(file: Path, root: Path) -> str:
-    """Return the name of a file in a checkout."""
-    return file.relative_to(root).as_posix()
 
 
 def described(entry: Entry) -> str:
@@ -250,19 +216,54 @@ def summary(entries: Iterable[Entry]) -> str:
     return "\n".join([first, *(described(entry) for entry in held if entry["outcome"] in LISTED)])
 
 
+HEAD = """## Mutants
+
+A mutant is the program with one expression changed at random. `make mutants` makes mutants and runs the tests of the changed
+line. If a test fails, the mutant is killed; otherwise, it survives. The column *change nothing* counts mutants that
+compute what the program computes.
+`python tools/mutants.py list` shows the survivors. `tests/mutants/results.jsonl` has every mutant.
+`make mutants TIER=first` runs only the tests of `make test`; the last column has the result.
+"""
+OUTCOMES = ("killed", "survived", "equivalent")
+
+
+def page(entries: Iterable[dict[str, Any]], first: Iterable[dict[str, Any]], packages: Sequence[str]) -> str:
+    """Return the section: counts by package, of all tests and of the first tier alone."""
+    held = tuple(entries)
+    counts = Counter((_package(entry["path"], packages), _outcome(entry)) for entry in held)
+    same_keys = {entry["key"] for entry in held if entry["outcome"] == "equivalent"}
+    tried = [(_package(entry["path"], packages), _outcome(entry)) for entry in first if entry["key"] not in same_keys]
+    head = "| package | killed | survived | killed, % | change nothing | killed by `make test` |"
+    lines = [HEAD, head, "|---|---:|---:|---:|---:|---:|"]
+    for name in (*packages, ""):
+        killed, survived, same = (
+            sum(number for (package, what), number in counts.items() if what == outcome and name in (package, ""))
+            for outcome in OUTCOMES
+        )
+        share = f"{100 * killed / (killed + survived):.1f}" if killed + survived else "-"
+        ran = [outcome for package, outcome in tried if name in (package, "")]
+        by_first = f"{ran.count('killed')} of {len(ran)}" if ran else "-"
+        lines.append(f"| {name or 'all'} | {killed} | {survived} | {share} | {same} | {by_first} |")
+    return "\n".join(lines) + "\n"
+
+
+def _outcome(entry: dict[str, Any]) -> str:
+    return entry["outcome"] if entry["outcome"] in OUTCOMES else "killed"  # one that hangs is killed
+
+
+def _package(path: str, packages: Sequence[str]) -> str:
+    return next(name for name in packages if path.partition("/strobe/")[2].startswith(f"{name}/"))
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Mutation testing.")
-    parser.add_argument("what", choices=["run", "again", "list", "equivalent", "survivor", "page", "map", "merge"])
-    parser.add_argument("words", nargs="*", help="of `equivalent` and `survivor`: key and reason; of `merge`: files")
+    parser.add_argument("what", choices=["run", "again", "list", "equivalent", "survivor", "page"])
+    parser.add_argument("words", nargs="*", help="of `equivalent` and `survivor`: key and reason")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--number", type=int, default=40)
     parser.add_argument("--processes", "--jobs", type=int, default=2)
     parser.add_argument("--tier", choices=["first", "all"], default="all", help="of the tests")
-    parser.add_argument("--shard", default="1/1", help="k/n: the k-th of n parts of what is drawn")
-    parser.add_argument("--seconds", type=float, help="in which to end")
     parser.add_argument("--packages", nargs="+", default=PACKAGES)
-    parser.add_argument("--map", type=Path, help="folder of the maps; default: build/mutants")
-    parser.add_argument("--out", type=Path, help="folder for results.jsonl; default: beside this file")
     return parser
 
 
@@ -272,10 +273,7 @@ def main(words: list[str], project: Project) -> None:
     asked, whole = parser.parse_args(words), project.entries()
     if asked.tier == "first":
         project = replace(project, tier="first", results=project.results.with_name(FIRST_RESULTS))
-    entries = project.entries()
-    if asked.out:
-        asked.out.mkdir(parents=True, exist_ok=True)
-    results = asked.out / "results.jsonl" if asked.out else project.results
+    entries, results = project.entries(), project.results
     if asked.what in ("equivalent", "survivor"):
         key, reason = (*asked.words, "", "")[:2]
         if entries.get(key, {}).get("outcome") != "survived" or not reason:
@@ -284,26 +282,18 @@ def main(words: list[str], project: Project) -> None:
     elif asked.what == "page":
         first = read(project.results.with_name(FIRST_RESULTS)).values()
         put(page(whole.values(), first, PACKAGES), project.root / "docs" / "testing.md")
-    elif asked.what == "merge":
-        for word in asked.words:
-            for key, entry in read(Path(word)).items():
-                if entries.get(key, {}).get("outcome") in (None, "survived"):
-                    entries[key] = entry
-        results.write_text(packed(entries.values()), encoding="utf-8")
-    elif asked.what in ("run", "again", "map"):
-        part, parts = map(int, asked.shard.split("/"))
-        with pool(project.root, asked.processes, asked.seconds, project.tier) as workers:
-            found = project.candidates(asked.packages, workers, asked.map or project.root / "build" / "mutants")
+    elif asked.what in ("run", "again"):
+        with pool(project.root, asked.processes, project.tier) as workers:
+            found = project.candidates(asked.packages, workers, project.root / "build" / "mutants")
             say(f"{len(found)} mutants on lines that tests run; {time.monotonic() - began:.0f} s so far")
-            keys: list[str] = []
             if asked.what == "again":
                 keys = [key for key, entry in entries.items() if entry["outcome"] == "survived" and key in found]
-            elif asked.what == "run":
+            else:
                 drawn = found.keys() if project.tier == "all" else found.keys() & whole.keys()
                 fresh = sorted(drawn - entries.keys())
                 keys = random.Random(asked.seed).sample(fresh, min(asked.number, len(fresh)))
                 say(f"{len(keys)} of {len(fresh)} mutants that have not run")
-            run(workers, [found[key] for key in keys[part - 1 :: parts]], asked.seed, results)
+            run(workers, [found[key] for key in keys], asked.seed, results)
     say(summary(read(results).values()))
 
 

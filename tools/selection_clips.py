@@ -1,7 +1,6 @@
 """Clips of the bundled model under methods of sparse attention, each against its dense clip of the same prompt and seed.
 
 `python tools/selection_clips.py --clips 64 --out clips.json` prints a table in Markdown; the file has the numbers of every clip.
-With `--capture qkv.safetensors` it writes q, k and v for `strobe bench attention --captured` instead.
 
 Every denoise pass attends sparsely in every layer, over the whole window; the pass that writes a finished frame block is dense.
 `count` and the others are those of `strobe bench attention --captured`. `keep` is a count for each head and denoise step, found
@@ -16,7 +15,7 @@ import random
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
@@ -36,7 +35,6 @@ from strobe.engine.load import load
 from strobe.engine.model import Model, latent_shape
 from strobe.engine.presets import preset
 from strobe.integrations.diffusers.keep import tiles_that_keep
-from strobe.models.captured import CapturedCall, Operands, write_calls
 from strobe.models.wan.layers import WanLayer
 from strobe.perf.measure.stats import mean_bounds
 from strobe.quality.fidelity import compare
@@ -146,23 +144,6 @@ def calibrated(trial: Trial, keeps: Sequence[float]) -> dict[float, dict[tuple[i
         keep: {at: tuple(1 - number / full for number in tiles_that_keep(each[full], keep, 1)[0]) for at, each in held.items()}
         for keep in keeps
     }
-
-
-def capture(trial: Trial, file: Path) -> None:
-    """Write q, k and v of each denoise step and layer of the last prompt's first frame block, whose keys are its own tokens."""
-    calls: dict[tuple[int, int], tuple[CapturedCall, Operands]] = {}
-
-    def denoise(step: int, layer: int) -> Attend:
-        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            call = CapturedCall(model="shapes", layer=f"layers.{layer}", step=step, grid=trial.grid(q))
-            one, two, three = (each[-1:].cpu() for each in (q, k, v))
-            calls.setdefault((step, layer), (call, (one, two, three)))
-            return strobe.dense_attention(q, k, v).out
-
-        return attend
-
-    replace(trial, blocks=1).run(denoise)
-    write_calls(file, [calls[at] for at in sorted(calls)])
 
 
 def measured(name: str, trial: Trial, dense: Tensor, choose: Choose) -> Variant:
@@ -282,7 +263,6 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--keep", type=float, nargs="*", default=KEEPS)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--capture", type=Path, help="write q, k and v of the first clip's first frame block alone")
     asked = parser.parse_args(argv)
     model, device = load("shapes"), resolve_device(asked.device)
     trials = []
@@ -290,8 +270,6 @@ def main(argv: Sequence[str]) -> None:
         rng = random.Random(seed)
         prompts = [describe(sample_scene(rng), rng) for _ in range(asked.clips)]
         trials.append(Trial(model=model, device=device, prompts=prompts, seed=seed, blocks=asked.blocks, tile=tuple(asked.tile)))
-    if asked.capture:
-        return capture(replace(trials[0], prompts=trials[0].prompts[:1]), asked.capture)
     found = variants(*trials, asked.levels, asked.methods, asked.keep)
     sys.stdout.write(table(found) + "\n")
     if asked.out:

@@ -1,7 +1,7 @@
 """pytest in forks of one process that has the libraries loaded, so that a run begins at once.
 
 The process reads requests from standard input, one JSON object per line, `{"arguments": [...], "only": [...], "limit_s": 60.0}`,
-and answers each with a line: `code` (of pytest; none if the run took over `limit_s` and was killed, below 0 for a signal), `s`,
+and answers each with a line: `code` (of pytest; none if the run took over `limit_s` and was killed, below 0 for a signal),
 `failed` (names of tests, or of files that could not be imported, in the order of failing), `passed` (their number) and `said`
 (the end of what was written). If `only` names tests, these run, in its order; those that are not there are no error. The process
 has loaded nothing of the project itself: each fork imports the sources as they are then.
@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import importlib
 import json
-import math
 import os
 import resource
 import select
@@ -21,7 +20,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -45,11 +43,10 @@ class Warm:
 
     Args:
         root: of the checkout; `src` in it is what tests import.
-        ends: time of the monotonic clock at which whatever runs is stopped.
     """
 
-    def __init__(self, root: Path, ends: float | None = None) -> None:
-        self.root, self._ends = root, ends
+    def __init__(self, root: Path) -> None:
+        self.root = root
         one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GOMP_SPINCOUNT": "0"}
         paths = os.pathsep.join(filter(None, [str(root / "src"), os.environ.get("PYTHONPATH")]))
         alone = {"PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -62,14 +59,10 @@ class Warm:
             text=True,
         )
 
-    def left(self) -> float:
-        """Return the seconds until the end."""
-        return math.inf if self._ends is None else self._ends - time.monotonic()
-
-    def run(self, arguments: list[str], limit_s: float, *, only: Sequence[str] = ()) -> Answer:
+    def run(self, arguments: list[str], limit_s: float | None = None, *, only: Sequence[str] = ()) -> Answer:
         """Run pytest; see the module for what comes back."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        asked = {"arguments": arguments, "only": list(only), "limit_s": None if limit_s == math.inf else max(limit_s, 0)}
+        asked = {"arguments": arguments, "only": list(only), "limit_s": limit_s}
         self._process.stdin.write(json.dumps(asked) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
@@ -141,7 +134,7 @@ def _child(arguments: list[str], only: Sequence[str], folder: Path) -> None:
 def run(arguments: list[str], only: Sequence[str], limit_s: float | None) -> Answer:
     """Run pytest in a fork, and end whatever it leaves."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
-        folder, began = Path(name), time.perf_counter()
+        folder = Path(name)
         child = os.fork()
         if not child:
             _child(arguments, only, folder)
@@ -156,7 +149,6 @@ def run(arguments: list[str], only: Sequence[str], limit_s: float | None) -> Ans
         said = (folder / "log").read_text(encoding="utf-8", errors="replace")[-4000:] if (folder / "log").exists() else ""
     return {
         "code": os.waitstatus_to_exitcode(status) if ended else None,
-        "s": time.perf_counter() - began,
         "failed": [line.removeprefix("failed ") for line in noted if line.startswith("failed ")],
         "passed": sum(line.startswith("passed ") for line in noted),
         "said": said,

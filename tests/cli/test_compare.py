@@ -54,13 +54,12 @@ def test_the_document_says_what_the_records_say(compared: tuple[Path, Any]) -> N
     assert read_run(folder).header.workload.frame_blocks == 5
 
 
-def test_the_same_records_give_the_same_page(strobe: Strobe, run: Path, compared: tuple[Path, Any]) -> None:
+def test_the_same_records_give_the_same_page_where_it_is_told_to_go(
+    strobe: Strobe, run: Path, compared: tuple[Path, Any], tmp_path: Path
+) -> None:
     assert strobe("report", run).code == 0
     for name in ("report.html", "report.md", "report.json"):
         assert (run / name).read_bytes() == (compared[0] / name).read_bytes()
-
-
-def test_the_page_goes_where_it_is_told(strobe: Strobe, run: Path, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     result = strobe("report", run, "--out", tmp_path / "pages", "--json")
     assert {Path(path).parent for path in result.document["report"].values()} == {tmp_path / "pages"}
@@ -155,20 +154,13 @@ def test_what_cannot_run_here_makes_and_moves_nothing(strobe: Strobe, tmp_path: 
 FAST = (*CLIP, "--rounds", "1")
 
 
-@pytest.fixture(scope="module")
-def left_out(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, str]:
-    """A comparison of which one preset cannot run here, its JSON, and what it said."""
-    root = tmp_path_factory.mktemp("left_out") / "runs"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(StreamCase.__init__.__kwdefaults__, "review_samples", 1)
-        done = alone("compare", "quality", "turbo", "ultra", "--out", root, *FAST, "--require", "psnr>0", "--json")
+def test_what_cannot_run_here_is_left_out_and_said_and_a_condition_on_it_does_not_hold(
+    strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(StreamCase.__init__.__kwdefaults__, "review_samples", 1)
+    done = strobe("compare", "quality", "turbo", "ultra", "--out", tmp_path, *FAST, "--require", "psnr>0", "--json")
     assert done.code == 0, done.err
-    (folder,) = root.iterdir()
-    return folder, done.document, done.err
-
-
-def test_what_cannot_run_here_is_left_out_and_said(left_out: tuple[Path, Any, str]) -> None:
-    folder, document, said = left_out
+    (folder,), document, said = tmp_path.iterdir(), done.document, done.err
     run = read_run(folder)
     assert run.header.order == ("quality", "turbo", "turbo", "quality")
     assert [line.variant for line in run.header.absent] == ["ultra"]
@@ -176,10 +168,7 @@ def test_what_cannot_run_here_is_left_out_and_said(left_out: tuple[Path, Any, st
     assert line.startswith("ultra: not on this machine: it runs linear layers in FP8, and cpu has no FP8 matrix units")
     assert document["absent"] == {"ultra": run.header.absent[0].reason}
     assert line in (folder / "report.md").read_text()
-
-
-def test_a_condition_on_what_was_left_out_does_not_hold(strobe: Strobe, left_out: tuple[Path, Any, str]) -> None:
-    result = strobe("report", left_out[0], "--require", "ultra:psnr>0", "--require", "psnr>0", "--json")
+    result = strobe("report", folder, "--require", "ultra:psnr>0", "--require", "psnr>0", "--json")
     assert result.code == 1
     (line,) = result.document["not_met"]
     assert line.startswith("ultra: psnr does not count: not on this machine: it runs linear layers in FP8")

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from cyclopts import App, ArgumentCollection
 
 from strobe.cli import defaults
 from strobe.perf.measure.machine import describe_run
@@ -48,22 +46,6 @@ def test_the_command_line_wins_then_the_environment_then_the_verb_then_the_defau
     monkeypatch.setenv("STROBE_DOCTOR_SAMPLES", "5")
     assert samples(strobe) == 5
     assert samples(strobe, "--samples", "6") == 6
-
-
-def test_the_flags_of_a_verb_are_assembled_twice_at_most(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`doctor` checks what a file says about every verb, and a flag that most of them lack is looked up among those of all."""
-    file = place / "strobe.toml"
-    file.write_text("[default]\nsamples = 2\n")
-    assembled, right = [], App.assemble_argument_collection
-
-    def counted(app: App, **options: Any) -> ArgumentCollection:
-        assembled.append(app.name)
-        return right(app, **options)
-
-    defaults.every_flag.cache_clear()
-    monkeypatch.setattr(App, "assemble_argument_collection", counted)
-    assert defaults.check_file(file) == {"default": ["--samples"]}
-    assert len(assembled) == 2 * len(list(defaults.every_verb()))
 
 
 def test_what_was_filled_in_is_said_without_its_value_and_recorded_with_it(

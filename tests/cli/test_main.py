@@ -119,27 +119,25 @@ def test_a_reader_that_goes_away_is_no_error(flags: list[str]) -> None:
     assert done.stderr == ""
 
 
+LACKS = ImplUnavailableError("cuda", "no GPU on this machine", ["cpu"])
+
+
 @pytest.mark.parametrize(
-    ("code", "error", "followers"),
+    ("code", "error", "local_rank", "followers"),
     [
-        (USAGE, ConfigError("wrong on all ranks"), False),
-        (MISSING, CollectiveError("rank 1 is gone, and rank 0 says so", [1]), False),
-        (MISSING, CollectiveError("rank 0 is gone", [0]), True),
-        (MISSING, StrobeError("this GPU is full"), True),
-        (MISSING, ImplUnavailableError("cuda", "no GPU on this machine", ["cpu"]), False),
+        (USAGE, ConfigError("wrong on all ranks"), "2", False),
+        (MISSING, CollectiveError("rank 1 is gone, and rank 0 says so", [1]), "2", False),
+        (MISSING, CollectiveError("rank 0 is gone", [0]), "2", True),
+        (MISSING, StrobeError("this GPU is full"), "2", True),
+        (MISSING, LACKS, "2", False),
+        (MISSING, LACKS, "0", True),  # of another machine
     ],
 )
-def test_who_says_what(monkeypatch: pytest.MonkeyPatch, code: int, error: Exception, followers: bool) -> None:
+def test_who_says_what(monkeypatch: pytest.MonkeyPatch, code: int, error: Exception, local_rank: str, followers: bool) -> None:
     assert says(code, error)
-    monkeypatch.setenv("RANK", "2")
-    monkeypatch.setenv("LOCAL_RANK", "2")
-    assert says(code, error) == followers
-
-
-def test_what_another_machine_lacks_is_said_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "8")
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    assert says(MISSING, ImplUnavailableError("cuda", "no GPU on this machine", ["cpu"]))
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    assert says(code, error) == followers
 
 
 def test_a_rank_that_follows_says_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

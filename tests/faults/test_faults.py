@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fault_folders import HOSTILE
-from fault_kinds import KINDS, Kind
-from fault_records import DAMAGES, sound
+from faults import DAMAGES, HOSTILE, KINDS, Kind, sound
 from testing_page import section
 
 SEEDS = {

@@ -1,4 +1,4 @@
-"""Whatever is in a file, the reader reads it or says why not; the same checks as the long-running `fuzz_trace_reader.py`."""
+"""Whatever is in a file, the reader reads it or says why not; the checks are those of `make fuzz`."""
 
 import gzip
 from pathlib import Path

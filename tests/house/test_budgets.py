@@ -181,23 +181,7 @@ def test_every_room_with_classes_has_a_budget_of_nouns() -> None:
     assert names <= set(noun_budgets()), sorted(names - set(noun_budgets()))
 
 
-TOWER = sorted(path for room in ("perf", "bench", "cli", "lint") for path in (PACKAGE / room).rglob("*.py"))
-REPORT = [path for path in TOWER if PACKAGE / "perf" / "report" in path.parents]
-
-PLACES = {
-    r"[\"'] and \{len\(\w+\) - \w+\} more": "core/printable.py",  # `a, b and 3 more`
-    r"[\"'](?:MiB|GiB|KiB)[\"']: ?1 ?<< ?\d0": "core/printable.py",
-    r"\bP99_SAMPLES: Final\b|>= P99_SAMPLES": "perf/measure/stats.py",
-    r"[\"'](?:TFLOP/s|of bandwidth)[\"'],": "perf/report/blocks/kernels.py",
-    r"\bv=SCHEMA_VERSION": "perf/report/blocks/fields.py",
-    r"[\"']Against the device's peaks[\"']": "perf/report/blocks/kernels.py",
-    r"\bWhiskers\(references,": "perf/report/run_page.py",
-    r"\{len\(\w+\) - top\} more": "perf/table/fields.py",
-    r"\bSection\(\"kernels\"": "perf/report/blocks/kernels.py",
-    r"normalised name of the group": "perf/analysis/device/kernels.py",
-    r"\bregion_kernels\((?!partition)": "perf/report/blocks/kernels.py",
-}
-"""What is written once, as a pattern, and the file that it is written in."""
+REPORT = sorted((PACKAGE / "perf" / "report").rglob("*.py"))
 
 
 def made_by_hand(tree: ast.Module) -> Iterator[int]:
@@ -234,47 +218,14 @@ def test_a_column_made_by_hand_is_found(code: str, found: list[int]) -> None:
     assert list(made_by_hand(ast.parse(code))) == found
 
 
-def places(pattern: str, files: list[Path]) -> set[str]:
-    """Files with a line in which the pattern is found."""
-    return {str(path.relative_to(PACKAGE)) for path in files if re.search(pattern, path.read_text(encoding="utf-8"))}
-
-
-@pytest.mark.parametrize("pattern", PLACES)
-def test_what_all_share_has_one_place(pattern: str) -> None:
-    files = [*TOWER, *(PACKAGE / "core").rglob("*.py")]
-    assert places(pattern, files) == {PLACES[pattern]}
-
-
-BESIDE = 0
-"""Tolerances of tensors that tests write as numbers. Whoever moves one into the table lowers this."""
-
-
-def tables(tree: ast.Module) -> list[str]:
-    """Names of module-level tables of tolerances."""
-    assigned = [node for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign)]
-    named = [
-        target.id
-        for node in assigned
-        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-        if isinstance(target, ast.Name) and not isinstance(node.value, ast.Constant)
-    ]
-    return [name for name in named if "TOLERANCES" in name]
-
-
-def written(tree: ast.Module) -> int:
-    """Tolerances of tensors that are numbers, and not 0."""
+def written(tree: ast.Module) -> bool:
+    """Whether a tolerance of tensors is a number, and not 0."""
     given = [node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg in ("atol", "rtol")]
-    return sum(isinstance(value, ast.Constant) and value.value != 0 for value in given)
+    return any(isinstance(value, ast.Constant) and value.value != 0 for value in given)
 
 
-def test_there_is_one_table() -> None:
-    found = [name_of(path) for path in python_files("src", "tests", "tools") if tables(parse(path))]
-    assert found == ["src/strobe/core/tolerances.py"]
-
-
-def test_tests_write_no_new_tolerance_beside_it() -> None:
-    found = {name_of(path): written(parse(path)) for path in python_files("tests", "tools")}
-    assert sum(found.values()) <= BESIDE, {name: count for name, count in found.items() if count}
+def test_tests_write_no_tolerance_beside_the_table() -> None:
+    assert not [name_of(path) for path in python_files("tests", "tools") if written(parse(path))]
 
 
 def test_wider_dtypes_have_tighter_tolerances() -> None:
@@ -291,14 +242,6 @@ TAKES_APART: Final = {
     "partition", "rpartition", "casefold",
 }  # fmt: skip
 PATTERNS: Final = {"search", "match", "fullmatch", "findall", "finditer", "split"}
-NAMES: Final = {"name", "metric", "variant"}
-"""Fields that name something: they are equal to a name or they are not."""
-ROOMS_OF_NAMES: Final = ("perf/records", "perf/report", "perf/analysis/runs", "perf/analysis/ledger", "bench", "cli")
-NAMES_OF_OTHERS: Final = {
-    "perf/records/store.py": "folders that were moved out of the way",
-    "perf/report/trace_page/structure.py": "ranges of a trace, and operators of torch",
-    "perf/analysis/runs/log_times.py": "a timer that the user names by a pattern",
-}
 
 
 def prose_fields() -> set[str]:
@@ -340,35 +283,11 @@ def _is_text(node: ast.expr) -> bool:
     return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Tuple | ast.Set | ast.List) and any(map(_is_text, node.elts)))
 
 
-def room(path: Path) -> str:
-    return path.relative_to(PACKAGE).as_posix()
-
-
-def files() -> list[Path]:
-    paths = PACKAGE.rglob("*.py")
-    return sorted(path for path in paths if not room(path).startswith(READERS) and "lint" not in path.parts)
-
-
 def test_no_decision_hangs_on_prose() -> None:
     fields = prose_fields()
-    found = [f"{name_of(path)}:{at}: {text}" for path in files() for at, text in readings(parse(path), fields)]
+    files = [path for path in PACKAGE.rglob("*.py") if not path.relative_to(PACKAGE).as_posix().startswith(READERS)]
+    found = [f"{name_of(path)}:{at}: {text}" for path in sorted(files) for at, text in readings(parse(path), fields)]
     assert not found, "\n".join(found)
-
-
-def test_no_name_of_a_record_is_taken_apart() -> None:
-    chosen = [path for path in files() if room(path).startswith(ROOMS_OF_NAMES) and room(path) not in NAMES_OF_OTHERS]
-    found = [
-        f"{name_of(path)}:{at}: {text}"
-        for path in chosen
-        for at, text in readings(ast.Module(body=calls(parse(path)), type_ignores=[]), NAMES)
-    ]
-    assert not found, "\n".join(found)
-
-
-def calls(tree: ast.Module) -> list[ast.stmt]:
-    """Methods that take a text apart; comparisons of names are left out."""
-    found = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute))
-    return [ast.Expr(node) for node in found if node.func.attr in TAKES_APART]  # type: ignore[attr-defined]
 
 
 def test_records_say_what_is_prose() -> None:

@@ -113,18 +113,6 @@ def test_a_test_that_did_not_pass_is_found() -> None:
     assert left_unproven([{"tests": {}}], wanted) == wanted
 
 
-def test_a_run_is_shown_first() -> None:
-    text = f"# Promises\n{gpu_runs.HEADING}\nWhat it is.\n\n{gpu_runs.NO_RUN}"
-    assert gpu_runs.page([], text) == text
-    row = {"date": "2026-01-31", "commit": "0123", "card": "H100", "driver": "580", "torch": "2.11", "passed": 7, "failed": 0}
-    row |= {"unfinished": 1, "skipped": {"two GPUs are needed": 2, "no library": 3}, "wall_s": 411}
-    shown = gpu_runs.page([row, row | {"commit": "older"}], text)
-    assert gpu_runs.page([row, row | {"commit": "older"}], shown) == shown and gpu_runs.NO_RUN not in shown
-    assert shown.splitlines()[-2:] == [
-        f"| 2026-01-31 | {commit} | H100 | 580 | 2.11 | 7 | 0 | 1 | 5 | 411 |" for commit in ("0123", "older")
-    ]
-
-
 def test_the_marker_is_found_wherever_it_stands(suite: dict[str, set[str]]) -> None:
     """On a module, a function, a method and a case."""
     for path, test in (

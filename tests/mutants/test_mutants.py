@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from mutants import PACKAGES, Project, batches, main, read
-from mutants_page import page
+from maps_of_tests import left_out
+from mutants import PACKAGES, Project, batches, main, page, read
 from mutate import mutants
 from source import ROOT
 from testing_page import section
-from warm_pool import left_out
 
 SOURCE = '''"""A module."""
 from dataclasses import dataclass
@@ -163,7 +162,8 @@ def test_a_copy_has_every_package(tmp_path: Path) -> None:
 
 @pytest.mark.rest
 def test_a_test_that_fails_only_elsewhere_kills_nothing(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["map", "--packages", "room"], project)
+    none = ("--number", "0", "--packages", "room")
+    main(["run", *none], project)
     (kept,) = (project.root / "build/mutants/all/room").iterdir()
     found = json.loads(gzip.decompress(kept.read_bytes()))
     assert [test for test, _ in found["tests"]] == [f"tests/room/test_clamp.py::test_{name}" for name in ("high", "low", "kept")]
@@ -171,7 +171,7 @@ def test_a_test_that_fails_only_elsewhere_kills_nothing(project: Project, capsys
     test = f"\n\ndef test_it_is_here():\n    clamp(2)\n    from pathlib import Path\n    assert Path({str(flag)!r}).exists()\n"
     (project.root / "tests/room/test_clamp.py").write_text(TESTS + test)
     flag.touch()
-    main(["map", "--packages", "room"], project)
+    main(["run", *none], project)
     flag.unlink()
     main(["run", "--packages", "room", "--processes", "1"], project)
     said = capsys.readouterr().out
@@ -197,27 +197,6 @@ def test_the_first_tier_runs_the_mutants_that_all_tests_ran(project: Project) ->
     main(["run", "--number", "2", "--packages", "room"], project)
     main(["run", "--tier", "first", "--packages", "room"], project)
     assert read(project.results.with_name("first.jsonl")).keys() == project.entries().keys() and len(project.entries()) == 2
-
-
-@pytest.mark.rest
-def test_shards_are_parts_and_results_are_merged(project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for part in ("1/2", "2/2"):
-        main(["run", "--packages", "room", "--shard", part, "--out", str(tmp_path / part[0])], project)
-    assert not project.entries()
-    main(["merge", str(tmp_path / "1" / "results.jsonl"), str(tmp_path / "2" / "results.jsonl")], project)
-    assert len(project.entries()) == 9 and "6 of 9 mutants killed" in capsys.readouterr().out.splitlines()[-4]
-    found = {entry["outcome"]: set(entry) for entry in project.entries().values()}
-    assert found["killed"] == {"key", "outcome", "path"} and {"line", "before", "after", "tests", "s"} < found["survived"]
-    main(["merge"], project)
-    assert len(project.results.read_text().splitlines()) == 4, "one for each survivor, one for all others of the source"
-    assert len(project.entries()) == 9
-
-
-@pytest.mark.rest
-def test_nothing_begins_after_the_given_time(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["map", "--packages", "room"], project)
-    main(["run", "--packages", "room", "--seconds", "0"], project)
-    assert "9 did not end in the time given" in capsys.readouterr().out and not project.entries()
 
 
 def test_fast_tests_of_different_functions_come_first(monkeypatch: pytest.MonkeyPatch) -> None:

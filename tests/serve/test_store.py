@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import strobe
-from fault_disks import small_disk
+from faults import small_disk
 from live_server import CIRCLE, SQUARE, STAR, Running, expected, frames, live_stream, serving
 from strobe.core.errors import DataError, SessionError
 from strobe.engine.model import Model

@@ -6,7 +6,6 @@ import json
 import math
 import statistics
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +15,7 @@ from torch import Tensor
 import selection_clips
 import strobe
 from published import BENCHMARKS
-from selection_clips import METRICS, Trial, Variant, capture, measured, over_count, table, variants
-from strobe.models.captured import read_calls, read_video
+from selection_clips import METRICS, Trial, Variant, measured, over_count, table, variants
 from tiny_model import well_read_model
 
 CPU = torch.device("cpu")
@@ -70,27 +68,6 @@ def test_denoise_passes_are_sparse_and_the_pass_that_writes_is_dense(trial: Tria
     assert found.skipped == pytest.approx(0.5) and 0.5 < found.kept < 1
     assert all(len(found.values[metric]) == 2 for metric in METRICS)
     assert max(found.values["psnr"]) < 60 and statistics.fmean(found.values["temporal_difference"]) > 0
-
-
-def test_captured_calls_are_those_of_the_first_frame_block(trial: Trial, tmp_path: Path) -> None:
-    seen = list[tuple[Tensor, Tensor, Tensor]]()
-
-    def keep(*_: int) -> Any:
-        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            seen.append((q[-1:], k[-1:], v[-1:]))
-            return strobe.dense_attention(q, k, v).out
-
-        return attend
-
-    replace(trial, blocks=1).run(keep)
-    capture(trial, tmp_path / "qkv.safetensors")
-    calls = read_calls(tmp_path / "qkv.safetensors")
-    at = [(step, layer) for step in range(4) for layer in range(2)]
-    assert [(call.step, call.layer) for call, _ in calls] == [(step, f"layers.{layer}") for step, layer in at]
-    for number, ((call, _), expected) in enumerate(zip(calls, seen, strict=True)):
-        assert call.grid == (3, *trial.frame)
-        found = read_video(tmp_path / "qkv.safetensors", number, call, torch.float32, CPU)
-        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
 def made(name: str, skipped: float, *psnr: float) -> Variant:

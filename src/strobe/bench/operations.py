@@ -236,7 +236,6 @@ def decoder_stages(model: Model, dtype: str) -> tuple[tuple[str, Cost], ...]:
         multipliers=sizes.multipliers,
         residual_blocks=sizes.num_blocks,
         doubles_time=tuple(reversed(sizes.halve_time)),
-        source="the loaded model",
         halves_channels=not sizes.residual,
         out_channels=3 * sizes.patch**2,
     )

@@ -66,8 +66,7 @@ def call_spans(
 
 def span_cost(name: str, cost: Cost, **more: Any) -> record.SpanCost:
     """Return the cost of one call of a region as a record; `more`: its other fields."""
-    own = {"flops": cost.flops, "read_bytes": cost.read_bytes, "write_bytes": cost.write_bytes}
-    return record.SpanCost(span=name, **own, **more)
+    return record.SpanCost(span=name, flops=cost.flops, read_bytes=cost.read_bytes, write_bytes=cost.write_bytes, **more)
 
 
 def number(variant: str, metric: str, value: float | None, definition: str, **more: Any) -> record.Quality:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 from cyclopts import Parameter
 
 from strobe.cli.completion import DeviceName, PresetName
 from strobe.cli.console import OUT, Output, banner_texts, table_text
-from strobe.cli.interrupted import tells_what_is_kept
 from strobe.cli.model import LENGTH, ModelFlags, frame_blocks, settings_notes, tell_length
 from strobe.cli.report import GATE_FAILED
-from strobe.cli.run_folder import rotating, tell_kept
+from strobe.cli.run_folder import rotating, tell_kept, tells_what_is_kept
 from strobe.perf.records.store import RECORDS
-
-if TYPE_CHECKING:
-    from strobe.bench.accept import AcceptSubject
 
 _SHOWN: Final = ("group", "name", "value", "unit", "low", "high", "passed", "basis", "detail")
 _SHAPES: Final = ("a red circle moving left slowly on a navy background", "a green star moving up fast on a forest background")
@@ -48,34 +44,6 @@ class AcceptFlags:
     seed: int = 0
     device: DeviceName = "auto"
 
-    def subject(self, flags: ModelFlags) -> AcceptSubject:
-        """Load the model of the flags.
-
-        Raises:
-            ConfigError: no such preset, too few frame blocks, or prompts that are equal or that the model cannot take.
-            ImplUnavailableError: the preset does not run on the device.
-        """
-        from strobe.bench.accept import AcceptSubject, check_blocks
-        from strobe.bench.quality import readable
-        from strobe.core.device import resolve_device
-        from strobe.engine.resolve import check_device
-
-        device, config = resolve_device(self.device), flags.config(self.preset)
-        check_device(config, device)
-        if self.seconds is None:
-            check_blocks(self.blocks)
-        model = flags.load()
-        check_blocks(length := frame_blocks(self.blocks, self.seconds, model.defaults))
-        prompt, other = _SHAPES if readable(model.defaults.frame_size, ()) else _WORLD
-        return AcceptSubject(
-            model=model,
-            config=config,
-            prompts=(self.prompt or prompt, other),
-            device=device,
-            seed=self.seed,
-            blocks=length,
-        )
-
 
 def accept(
     *,
@@ -99,11 +67,22 @@ def accept(
     Args:
         out: folder for records and page; one that holds something is kept as accept.1, accept.2 and so on.
     """
-    from strobe.bench.accept import run_accept
-
     kept: list[Path] = []
     with output.progress("loading"):
-        subject = judged.subject(flags)
+        from strobe.bench.accept import AcceptSubject, check_blocks, run_accept
+        from strobe.bench.quality import readable
+        from strobe.core.device import resolve_device
+        from strobe.engine.resolve import check_device
+
+        device, config = resolve_device(judged.device), flags.config(judged.preset)
+        check_device(config, device)
+        if judged.seconds is None:
+            check_blocks(judged.blocks)
+        model = flags.load()
+        check_blocks(length := frame_blocks(judged.blocks, judged.seconds, model.defaults))
+        prompt, other = _SHAPES if readable(model.defaults.frame_size, ()) else _WORLD
+        prompts = judged.prompt or prompt, other
+        subject = AcceptSubject(model=model, config=config, prompts=prompts, device=device, seed=judged.seed, blocks=length)
     tell_length(judged.seconds, subject.blocks, output)
     for note in settings_notes(subject.model, subject.config):
         output.note(note)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +13,10 @@ from cyclopts import App, Parameter
 from strobe.bench.cases.visits import Load
 from strobe.bench.tree.request import RankedCall, TreeSettings
 from strobe.cli.console import OUT, Output, banner_texts, named, table_text
-from strobe.cli.interrupted import kept_cells, kept_runs, tells_what_is_kept
 from strobe.cli.model import ModelFlags
 from strobe.cli.report import GATE_FAILED
 from strobe.cli.require import check_names, failures, parse_requirement
-from strobe.cli.run_folder import rotating, tell_kept
+from strobe.cli.run_folder import kept_cells, kept_runs, rotating, tell_kept, tells_what_is_kept
 from strobe.cli.serve import check_installed
 from strobe.core.errors import ConfigError, unknown_choice
 
@@ -249,26 +248,29 @@ def _document(cell: CellRun) -> dict[str, Any]:
     """Return the JSON document of one cell."""
     from strobe.perf.analysis.runs.grid import speedup
 
-    def row(entry: GridContestant) -> dict[str, Any]:
-        if entry.reason:
-            return {"name": entry.name, "reason": entry.reason}
-        compared = cell.reference is not None and not cell.serialised
-        return {
-            "name": entry.name,
-            "median_ns": entry.median_ns,
-            "calls": len(entry.times_ns),
-            "speedup": speedup(cell.reference, entry)[0].value if compared and cell.reference else None,
-            "flops": entry.flops,
-            "padded_flops": entry.padded_flops,
-        }
+    compared = None if cell.serialised else cell.reference
+
+    def figures(entry: GridContestant) -> dict[str, Any]:
+        ratio = None if compared is None else speedup(compared, entry)[0].value
+        return {"speedup": ratio, "flops": entry.flops, "padded_flops": entry.padded_flops}
 
     return {
         "cell": cell.name,
         "serialised": cell.serialised,
         "reference": None if cell.reference is None else cell.reference.name,
         "measured_peak_flops_per_s": cell.peak_flops_per_s,
-        "contestants": [row(entry) for entry in cell.contestants],
+        "contestants": _rows(cell.contestants, figures),
     }
+
+
+def _rows(entries: Iterable[GridContestant], figures: Callable[[GridContestant], dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the JSON documents of the contestants of a cell: the reason of one that has no figures, else its figures."""
+    return [
+        {"name": entry.name, "reason": entry.reason}
+        if entry.reason
+        else {"name": entry.name, "median_ns": entry.median_ns, "calls": len(entry.times_ns), **figures(entry)}
+        for entry in entries
+    ]
 
 
 @Parameter(name="*", group="Call")
@@ -413,14 +415,9 @@ def _tree_document(cell: CellRun) -> dict[str, Any]:
     """Return the JSON document of one cell."""
     from strobe.perf.report.tree_bench import bound, collectives_of, parts_of, straggler, warnings
 
-    def row(entry: GridContestant) -> dict[str, Any]:
-        if entry.reason:
-            return {"name": entry.name, "reason": entry.reason}
+    def figures(entry: GridContestant) -> dict[str, Any]:
         found, verdict, who = parts_of(entry), bound(cell, entry), straggler(collectives_of(entry))
         return {
-            "name": entry.name,
-            "median_ns": entry.median_ns,
-            "calls": len(entry.times_ns),
             "predicted_ns": entry.predicted_ns,
             "exposed_ns": None if found is None else found.wait + found.transfer,
             "hidden_ns": None if found is None else found.hidden,
@@ -433,7 +430,7 @@ def _tree_document(cell: CellRun) -> dict[str, Any]:
         "world_size": cell.run.header.world_size,
         "failure": cell.failure,
         "warnings": list(warnings(cell)),
-        "strategies": [row(entry) for entry in cell.entries],
+        "strategies": _rows(cell.entries, figures),
     }
 
 

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 
@@ -14,19 +15,16 @@ from cyclopts import Parameter
 
 from strobe.cli.completion import PRESETS, DeviceName, PresetName
 from strobe.cli.console import OUT, Output
-from strobe.cli.interrupted import kept_cells, kept_runs, tells_what_is_kept
 from strobe.cli.model import LENGTH, ModelFlags, at_least, frame_blocks, tell_length
 from strobe.cli.report import page_of_many, write
 from strobe.cli.require import JOULES, Requirement, check_names, parse_requirement
-from strobe.cli.run_folder import measure, tell_case
+from strobe.cli.run_folder import kept_cells, kept_runs, measure, tell_case, tells_what_is_kept
 from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from strobe.bench.cases.ablate import AblationCell, Setup
     from strobe.bench.cases.stream import Script
     from strobe.bench.own.programs import Program
     from strobe.engine.config import ModelDefaults
-    from strobe.engine.model import Model
 
 
 SWITCHES: Final = (
@@ -76,13 +74,8 @@ def refuse(flags: Sequence[str], form: str) -> None:
 
 def commands_of(words: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     """Cut what follows the first `--` at the others: the words of each command; an empty one where nothing stands between two."""
-    found: list[list[str]] = [[]]
-    for word in words:
-        if word == SEPARATOR:
-            found.append([])
-        else:
-            found[-1].append(word)
-    return tuple(tuple(each) or ("",) for each in found)
+    cuts = [-1, *(at for at, word in enumerate(words) if word == SEPARATOR), len(words)]
+    return tuple(tuple(words[first + 1 : last]) or ("",) for first, last in pairwise(cuts))
 
 
 @Parameter(name="*", group="Clip")
@@ -242,35 +235,27 @@ def _vary(sides: Sequence[str], clip: GridFlags, rounds: int, out: Path, output:
         raise ConfigError(f"--vary and --leave-one-out change settings of one preset; {len(sides)} are named: {' '.join(sides)}")
     with output.progress("compare") as progress:
         from strobe.bench.case import ComparePlan
-        from strobe.bench.cases.ablate import Setup, run_cells
+        from strobe.bench.cases import ablate
+        from strobe.core.device import resolve_device
+        from strobe.perf.records.record import PlannedCell
 
-        base = Setup(config=clip.config(sides[0]))
-        cells, model, device = _cells(base, clip)
+        base = ablate.Setup(config=clip.config(sides[0]))
+        factors, device, name = ablate.parse_factors(clip.vary), resolve_device(clip.device), base.config.name
+        model = clip.load()
+        cells = list(ablate.varied(base, factors, model.defaults, device, grid=clip.grid))
+        if factors and not cells:
+            raise ConfigError(f"nothing to measure: every value given is that of {name} already; give others")
+        if cells and all(cell.candidate is None for cell in cells):
+            cells.insert(0, ablate.AblationCell(planned=PlannedCell(name="base", kind="base", changes={}), base=base))
+        if clip.leave_one_out:
+            cells += ablate.leave_one_out(base, model.defaults, device)
+        if not cells:
+            raise ConfigError(f"{name} has no optimisation that does anything here; give --vary, or another preset")
         plan, script = ComparePlan(palindromes=rounds), clip.script(model.defaults)
         tell_length(clip.seconds, script.num_blocks, output)
         with tells_what_is_kept(output, lambda: kept_cells(out, f"strobe report {out}")):
-            outcome = run_cells(cells, base, out, progress, script=script, model=model, device=device, amount=plan)
+            outcome = ablate.run_cells(cells, base, out, progress, script=script, model=model, device=str(device), amount=plan)
     return page_of_many([out], out, output, outcome)
-
-
-def _cells(base: Setup, clip: GridFlags) -> tuple[list[AblationCell], Model, str]:
-    """Return what is measured, with which model and on which device."""
-    from strobe.bench.cases import ablate as planned
-    from strobe.core.device import resolve_device
-    from strobe.perf.records.record import PlannedCell
-
-    factors, device, name = planned.parse_factors(clip.vary), resolve_device(clip.device), base.config.name
-    model = clip.load()
-    found: list[AblationCell] = list(planned.varied(base, factors, model.defaults, device, grid=clip.grid))
-    if factors and not found:
-        raise ConfigError(f"nothing to measure: every value given is that of {name} already; give others")
-    if found and all(cell.candidate is None for cell in found):
-        found.insert(0, planned.AblationCell(planned=PlannedCell(name="base", kind="base", changes={}), base=base))
-    if clip.leave_one_out:
-        found += planned.leave_one_out(base, model.defaults, device)
-    if not found:
-        raise ConfigError(f"{name} has no optimisation that does anything here; give --vary, or another preset")
-    return found, model, str(device)
 
 
 def compare_programs(

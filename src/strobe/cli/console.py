@@ -25,7 +25,7 @@ from rich.text import Text
 from strobe.core.printable import clean, clean_lines
 
 if TYPE_CHECKING:
-    from strobe.perf.table.model import Banner, Table
+    from strobe.perf.table.model import Banner, Section, Table
 
 _MB: Final = 1_000_000
 EVERY_S: Final = 10.0
@@ -247,6 +247,14 @@ def table_text(table: Table, max_rows: int = MAX_ROWS, *, notes: bool = True) ->
     narrow = [f"More columns, on the page or in a wider terminal: {', '.join(hidden)}"] if hidden else []
     said = [f"* {note}" for note in table.notes] if notes else []
     return joined_lines((table.caption, styled((padded[0], "bold")), *padded[1:], *more, *narrow, *said, ""))
+
+
+def section_texts(sections: Iterable[Section], max_rows: int = MAX_ROWS, *, notes: bool = True) -> Iterator[Text]:
+    """Yield the tables of sections as text."""
+    from strobe.perf.table.model import Table
+
+    tables = (block for section in sections for block in section.blocks if isinstance(block, Table))
+    return (table_text(table, max_rows, notes=notes) for table in tables)
 
 
 def _fitting(widths: Sequence[int], order: Sequence[int], most: int | None) -> Iterator[int]:

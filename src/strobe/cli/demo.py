@@ -12,9 +12,8 @@ from cyclopts import Parameter
 from strobe.cli.compare import ClipFlags
 from strobe.cli.console import OUT, Output
 from strobe.cli.generate import WrittenClip
-from strobe.cli.interrupted import tells_what_is_kept
 from strobe.cli.model import at_least
-from strobe.cli.run_folder import measure
+from strobe.cli.run_folder import measure, tells_what_is_kept
 
 if TYPE_CHECKING:
     from strobe.engine.config import ModelDefaults

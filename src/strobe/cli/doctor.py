@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     import torch
 
     from strobe.attention.impls import GateRun
-    from strobe.engine.model import ModelParts
-    from strobe.engine.resolve import ResolvedConfig
 
 MISSING: Final = 3
 
@@ -72,25 +70,22 @@ def doctor(
     if usable and gate:
         document["gate"], gates = run_gate(device, output)
     if usable:
-        document |= look(device, gates) | {"plugins": read_plugins()}
+        from strobe.attention import impls
+        from strobe.engine import family
+
+        document |= look(device, gates)
+        plugins = (*family.registered(), *impls.registered())
+        told = ("group", "name", "place", "package", "broken")
+        document["plugins"] = [{key: getattr(each, key) for key in told} for each in plugins]
         if preset is not None:
-            parts, config = asked(preset, model, size, device)
-            document["memory"] = predict_memory(model, parts, config, samples) | {"lacking": document["lacking"].get(preset)}
+            document["memory"] = predict_memory(preset, model, size, samples, device)
+            document["memory"]["lacking"] = document["lacking"].get(preset)
     output.show(*_tables(document, details=output.details))
     output.emit(document)
     gated = document.get("gate", {})
     if gated.get("reason") or not all(check["ok"] for check in checks):
         return MISSING
     return 1 if any(each["failed"] for each in gated.get("gates", ())) else 0
-
-
-def read_plugins() -> list[dict[str, str]]:
-    """Return what other packages add, and what of it is broken."""
-    from strobe.attention import impls as attention
-    from strobe.engine import family
-
-    found = (*family.registered(), *attention.registered())
-    return [{key: getattr(each, key) for key in ("group", "name", "place", "package", "broken")} for each in found]
 
 
 def _check(name: str, detail: str, fix: str = "") -> dict[str, Any]:
@@ -230,16 +225,20 @@ def _tables(document: dict[str, Any], *, details: bool) -> Iterator[RenderableTy
     yield from ("", f"machine  {_machine(document['machine'])}")
     if "gate" in document:
         yield from _gate_lines(document["gate"])
-    attention, on_cpu = document["attention"], document["machine"]["device"] == "cpu"
+    attention = document["attention"]
+    lacking_gpu = "needs a GPU" if document["machine"]["device"] == "cpu" else "missing"
+    impls = [{**impl, "state": lacking_gpu if impl["state"] == "missing" else impl["state"]} for impl in attention["impls"]]
     yield from ("", styled(("attention", "bold"), f"  runs: {attention['runs']}"))
     if details:
         yield from (f"  not {name}: {reason}" for name, reason in attention["passed_over"].items())
         table = Table(*(Column("", no_wrap=column < 3) for column in range(4)), box=None, show_header=False)
-        for impl in attention["impls"]:
-            table.add_row(f"  {impl['operator']}", impl["name"], _state(impl, on_cpu=on_cpu), impl["detail"])
+        for impl in impls:
+            table.add_row(f"  {impl['operator']}", impl["name"], impl["state"], impl["detail"])
         yield table
-    else:
-        yield from _impl_lines(attention["impls"], on_cpu=on_cpu)
+    for operator in () if details else dict.fromkeys(impl["operator"] for impl in impls):
+        own = _by_second([(impl["name"], impl["state"]) for impl in impls if impl["operator"] == operator])
+        said = (f"{state}: {', '.join(names)}" for state, names in own)
+        yield f"  {operator}  {'; '.join(said)}"
     yield from ("", styled(("optimisations", "bold"), "  off on this machine:"))
     if details:
         knobs = next(iter(document["presets"].values()))
@@ -281,19 +280,6 @@ def _by_second(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, list[str]]]:
     return list(groups.items())
 
 
-def _state(impl: dict[str, str], *, on_cpu: bool) -> str:
-    """Return the state of an implementation; what does not run on a machine without a GPU needs one."""
-    return "needs a GPU" if on_cpu and impl["state"] == "missing" else impl["state"]
-
-
-def _impl_lines(impls: list[dict[str, str]], *, on_cpu: bool) -> Iterator[str]:
-    """Yield the implementations of each operator by their state."""
-    for operator in dict.fromkeys(impl["operator"] for impl in impls):
-        own = [(impl["name"], _state(impl, on_cpu=on_cpu)) for impl in impls if impl["operator"] == operator]
-        said = (f"{state}: {', '.join(names)}" for state, names in _by_second(own))
-        yield f"  {operator}  {'; '.join(said)}"
-
-
 def _gate_lines(gate: dict[str, Any]) -> Iterator[RenderableType]:
     """Yield the result of each gate and the file it is recorded in."""
     yield from ("", styled(("gates", "bold"), f"  not run: {gate['reason']}" if gate["reason"] else ""))
@@ -310,24 +296,19 @@ def _knob(state: dict[str, Any]) -> str:
     return "on" if state["on"] else "off here" if state["reason"] else "off"
 
 
-def asked(preset: str, model: str, size: str | None, device: str) -> tuple[ModelParts, ResolvedConfig]:
-    """Resolve the preset and find the sizes of the model; nothing is loaded."""
+def predict_memory(preset: str, model: str, size: str | None, samples: int, device: str) -> dict[str, Any]:
+    """Predict the memory of a stream, part by part, bytes; nothing is loaded."""
     from strobe.core.device import resolve_device
+    from strobe.engine import memory
     from strobe.engine.load import model_parts, names
     from strobe.engine.presets import preset as find_preset
     from strobe.engine.resolve import resolve
+    from strobe.models.wan.recipes import RECIPES
 
     if model not in names():
         raise unknown_choice("model", model, names())
     parts = model_parts(model, parse_size(size))
-    return parts, resolve(replace(find_preset(preset), simulate=True), parts.defaults, resolve_device(device))
-
-
-def predict_memory(model: str, parts: ModelParts, config: ResolvedConfig, samples: int) -> dict[str, Any]:
-    """Predict the memory of a stream, part by part, bytes."""
-    from strobe.engine import memory
-    from strobe.models.wan.recipes import RECIPES
-
+    config = resolve(replace(find_preset(preset), simulate=True), parts.defaults, resolve_device(device))
     held = memory.predict(parts, config, samples)
     return {
         "preset": config.name,

@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from strobe.engine.config import EngineConfig
     from strobe.engine.model import Model
     from strobe.engine.parallel import DeviceGroup
-    from strobe.engine.prompts import Mode, Switch
+    from strobe.engine.prompts import Switch
     from strobe.engine.session import Session
-    from strobe.engine.stream import FrameBlock
     from strobe.serve.protocol import RecipeAnswer
 
 
@@ -131,11 +130,6 @@ class ClipFile:
     out: Annotated[Path, Parameter(alias=OUT)] = Path("clip.mp4")
     force: bool = False
 
-    def check_free(self) -> None:
-        """Refuse to replace a clip unasked, before anything slow is loaded."""
-        if self.out.is_file() and not self.force:
-            raise ConfigError(f"{self.out} exists; --force replaces it, -o names another")
-
     def num_blocks(self, session: Session, followed: Tensor | None) -> int:
         """Return the number of frame blocks: as given, else those of a clip that is followed, else of 10 seconds."""
         from strobe.engine.prompts import blocks_for
@@ -192,7 +186,7 @@ def generate(
         from strobe.engine.video import check_video_path
 
         check_video_path(file.out)
-        from strobe.engine.prompts import read_switch
+        from strobe.engine.prompts import Switch, check_switches, parse_switch, read_switch
 
         read = None
         if replay is not None:
@@ -200,7 +194,8 @@ def generate(
         if not prompt:
             raise ConfigError("say what to show: strobe generate PROMPT, or --replay FILE")
         engine.check_prompts((prompt, *(read_switch(text)["prompt"] for text in switch)))
-        file.check_free()
+        if file.out.is_file() and not file.force:
+            raise ConfigError(f"{file.out} exists; --force replaces it, -o names another")
         from strobe.engine.session import Session
 
         model, config = engine.choose(device)
@@ -210,10 +205,14 @@ def generate(
         start = engine.frames(model, b"" if read is None else start_image(read))
         with Session(prompt, preset=config, model=model, seed=engine.seed, device=device, start=start) as session:
             total = file.num_blocks(session, None if engine.follow is None else start)
-            switches = switches_for(session, switch, mode)
+            defaults, first = session.model.defaults, session.config.first_block
+            switches = check_switches([parse_switch(text, defaults, mode=mode, first_block=first) for text in switch])
             if read is not None:
                 total = total if file.seconds or file.blocks else read.frame_blocks
-                switches = recipe_switches(read, total)
+                later = (each for each in read.prompts[1:] if each.frame_block < total)
+                switches = tuple(
+                    Switch(frame_block=each.frame_block, prompt=each.text, mode=each.mode, over=each.over) for each in later
+                )
                 for told in mismatches(read, session):
                     output.note(f"the frames may differ from the stream's: {told}")
             if follows():
@@ -265,17 +264,14 @@ class WrittenClip:
             with video:
                 for block in session.stream(total, switches=switches):
                     video.write(block.frames)
-                    self._count(block)
+                    self.frames += len(block.frames)
+                    self.frame_blocks += 1
+                    self.work_ns += block.elapsed_ns
+                    if not self.prompts or self.prompts[-1]["text"] != block.prompt:
+                        self.prompts.append({"frame_block": block.index, "text": block.prompt})
                     advance(self.frame_blocks, total, block.prompt)
         finally:
             self.broken, self.path = video.broken, video.written
-
-    def _count(self, block: FrameBlock) -> None:
-        self.frames += len(block.frames)
-        self.frame_blocks += 1
-        self.work_ns += block.elapsed_ns
-        if not self.prompts or self.prompts[-1]["text"] != block.prompt:
-            self.prompts.append({"frame_block": block.index, "text": block.prompt})
 
     def document(self, session: Session) -> dict[str, Any]:
         """Return the clip's document. Frames per second count the work from noise to pixels, without loading and file writing."""
@@ -303,14 +299,6 @@ class WrittenClip:
                 f"{self.path}: {self.frames} frames, {self.frames / made['fps']:.1f} s at {made['fps']} FPS, made in "
                 f"{self.work_ns / 1e9:.2f} s = {made['pixel_fps']:.1f} pixel FPS ({who})"
             )
-
-
-def switches_for(session: Session, said: Sequence[str], mode: Mode) -> list[Switch]:
-    """Return the prompt switches of flags for a session."""
-    from strobe.engine.prompts import check_switches, parse_switch
-
-    defaults, first = session.model.defaults, session.config.first_block
-    return list(check_switches([parse_switch(text, defaults, mode=mode, first_block=first) for text in said]))
 
 
 def read_recipe(path: Path) -> RecipeAnswer:
@@ -353,17 +341,6 @@ def start_image(recipe: RecipeAnswer) -> bytes:
     if image and hashlib.sha256(image).hexdigest() != recipe.image_sha256:
         raise DataError("the start image of the recipe is not the one that was used: its sha256 differs")
     return image
-
-
-def recipe_switches(recipe: RecipeAnswer, blocks: int) -> list[Switch]:
-    """Return the prompt switches of the first `blocks` frame blocks."""
-    from strobe.engine.prompts import Switch
-
-    return [
-        Switch(frame_block=each.frame_block, prompt=each.text, mode=each.mode, over=each.over)
-        for each in recipe.prompts[1:]
-        if each.frame_block < blocks
-    ]
 
 
 def mismatches(recipe: RecipeAnswer, session: Session) -> Iterator[str]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import NoneType
 from typing import Final, get_args
 
@@ -15,7 +17,6 @@ from cyclopts import App, ArgumentCollection, CycloptsError, UnknownOptionError,
 from strobe.cli.app import HELP, app, command_line
 from strobe.cli.console import OUT, styled, terminal
 from strobe.cli.defaults import fill_in
-from strobe.cli.interrupted import terminates_as_interrupted
 from strobe.cli.ranks import says
 from strobe.core.errors import ConfigError, DataError, SessionError, ShapeError, StrobeError, Terminated
 from strobe.core.printable import clean, clean_lines
@@ -61,6 +62,28 @@ def find_verb(line: App, words: Sequence[str]) -> bool:
     for name in line if words else ():
         _ = line[name]  # imported as it is looked up
     return True
+
+
+@contextmanager
+def terminates_as_interrupted() -> Iterator[None]:
+    """Raise `Terminated` in the body at the first SIGTERM, so that it ends as at Ctrl-C; a second one ends the process."""
+    owner = os.getpid()
+
+    def stop(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        if os.getpid() != owner:  # a process that was forked from here
+            os.kill(os.getpid(), number)
+        raise Terminated
+
+    try:
+        before = signal.signal(signal.SIGTERM, stop)
+    except ValueError:  # not the main thread: whoever has it decides
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -45,7 +45,6 @@ class ModelFlags:
         timesteps: nominal ones such as 1000,500, instead of the preset's or model's.
         shift: of the schedule, instead of the model's.
         text_device: where a Wan model's text encoder runs; by default where frames are made if it fits there, else on the CPU.
-        random_text: with random weights, draw a text encoder of full size too; else prompts become noise.
         simulate: where a preset wants FP8 and the device has none: compute what FP8 would give, no faster; every record says so.
     """
 
@@ -65,7 +64,6 @@ class ModelFlags:
     timesteps: str | None = None
     shift: float | None = None
     text_device: str | None = None
-    random_text: bool = False
     simulate: bool = False
 
     def config(self, name: str) -> "EngineConfig":
@@ -150,7 +148,6 @@ class ModelFlags:
             frame_size=parse_size(self.size),
             recipe=self.recipe,
             text_device=self.text_device,
-            random_text=self.random_text,
         )
 
     def check_settings(self, config: "EngineConfig", device: "torch.device") -> None:

@@ -12,13 +12,15 @@ from cyclopts import App, Parameter
 
 from strobe.bench.cases.call import AttentionCall, AttentionPlan
 from strobe.cli.completion import DeviceName, ModelName, PresetName
-from strobe.cli.console import OUT, Output, named, table_text
+from strobe.cli.console import OUT, Output, named, section_texts, table_text
 from strobe.cli.model import LENGTH, ModelFlags, TraceFlags, at_least, frame_blocks, parse_size, tell_length
 from strobe.cli.require import parse_requirement
 from strobe.cli.run_folder import TracesOut, check_page, chosen_folder, measure, rotating, tell_case, told_of, write_page
 from strobe.core.errors import ConfigError, ImplUnavailableError, unknown_choice
 
 if TYPE_CHECKING:
+    import torch
+
     from strobe.bench.case import ComparePlan
     from strobe.bench.dit import LoadedModel
     from strobe.engine.config import EngineConfig
@@ -130,15 +132,19 @@ def stream(
     with output.progress("profile"):
         from strobe.bench.cases.stream import Script, StreamCase, runnable
         from strobe.bench.runner import traced_window
+        from strobe.core.device import resolve_device
         from strobe.engine.prompts import parse_switch
+        from strobe.engine.resolve import idle_knobs
 
         model = what.load()
         switches = tuple(parse_switch(text, model.defaults) for text in what.switch)
         length = frame_blocks(what.blocks, what.seconds, model.defaults)
         script = Script(prompt=what.prompt, switches=switches, num_blocks=length, seed=what.seed)
         configs, absent = runnable(_configs(what, presets or ("balanced",)), what.device)
-        if what.compile:
-            _check_compile(configs, model, what.device)
+        where = resolve_device(what.device)
+        for config in configs if what.compile else ():
+            if reason := idle_knobs(config, model.defaults, where).get("compile"):
+                raise ImplUnavailableError("compile", f"on {where} it is {reason}", ["without --compile"], what="knob")
         case = StreamCase(configs, script=script, model=model, device=what.device, absent=absent)
         plan = _plan(length, what.rounds, traced, attributed, breakdown=breakdown, alone=len(configs) == 1)
         recorded = len(traced_window(case.workload, plan))
@@ -153,29 +159,12 @@ def stream(
         with output.progress("breakdown"):
             from strobe.perf.report.run_page import breakdown_section
             from strobe.perf.report.study import load_study
-            from strobe.perf.table.model import Table
 
             found = breakdown_section(load_study([folder]))
-        tables = [block for block in found.blocks if isinstance(block, Table)] if found is not None else []
-        output.show(*(table_text(table, max_rows=_PIECES) for table in tables))
+        output.show(*section_texts([] if found is None else [found], _PIECES))
     paths = _attribution(folder, attributed, output)
     output.emit(document | {"attribution": paths})
     return code
-
-
-def _check_compile(configs: Sequence[EngineConfig], model: Model, device: str) -> None:
-    """Refuse --compile where it would do nothing.
-
-    Raises:
-        ImplUnavailableError: nothing is compiled there, and why.
-    """
-    from strobe.core.device import resolve_device
-    from strobe.engine.resolve import idle_knobs
-
-    where = resolve_device(device)
-    for config in configs:
-        if reason := idle_knobs(config, model.defaults, where).get("compile"):
-            raise ImplUnavailableError("compile", f"on {where} it is {reason}", ["without --compile"], what="knob")
 
 
 def _configs(what: StreamFlags, names: Sequence[str]) -> list[EngineConfig]:
@@ -228,14 +217,12 @@ def _attribution(folder: Path, attributed: AttributionFlags, output: Output) -> 
         return []
     with output.progress("attribution"):
         from strobe.perf.report.profile_pages import attribution_report
-        from strobe.perf.table.model import Table
         from strobe.perf.trace import read_trace
 
         traces = [(record.variant, read_trace(file_inside(run.folder, record.path), ops=True)) for record in records]
         report = attribution_report(traces, records[0].options, sort_by=attributed.by, top=attributed.top)
         paths = write_page(report, folder / "attribution.md")
-    output.show(*(table_text(block) for section in report.sections for block in section.blocks if isinstance(block, Table)))
-    output.show(*paths)
+    output.show(*section_texts(report.sections), *paths)
     return paths
 
 
@@ -332,12 +319,11 @@ def kernels(
             found = profile_kernels(loaded, config, PROMPTS, device=place, iterations=iterations, cold=cold, progress=advance)
         described = replace(described, clocks=sampler.clocks())
         from strobe.perf.report.profile_pages import kernel_report
-        from strobe.perf.table.model import Table, encode_report
+        from strobe.perf.table.model import encode_report
 
         report = kernel_report(found, described)
     written = write_page(report, out, out.with_suffix(".json"))
-    first = [block for section in report.sections[:2] for block in section.blocks if isinstance(block, Table)]
-    output.show(*map(table_text, first), " ".join(written))
+    output.show(*section_texts(report.sections[:2]), " ".join(written))
     output.emit({"written": written, "step": _numbers(found), "report": json.loads(encode_report(report))})
 
 
@@ -489,14 +475,9 @@ def dit(
         device = resolve_device(what.device)
         modes = [MODES[mode] for mode in compile]
         variants_of(attention, sparsity, modes, masked=False)  # a wrong word is told before weights are drawn
-        loaded = _loaded(what)
-        case = DitCase(
-            loaded,
-            variants_of(attention, sparsity, modes, masked=loaded.masked),
-            steps=runs.steps,
-            device=device,
-            seed=what.seed,
-        )
+        loaded = _loaded(what, device)
+        variants = variants_of(attention, sparsity, modes, masked=loaded.masked)
+        case = DitCase(loaded, variants, steps=runs.steps, device=device, seed=what.seed)
         plan = ComparePlan(
             palindromes=runs.rounds,
             whole_clip=not runs.chosen_regions,
@@ -515,14 +496,12 @@ def dit(
     return code
 
 
-def _loaded(what: PassFlags) -> LoadedModel:
+def _loaded(what: PassFlags, device: torch.device) -> LoadedModel:
     """Load the transformer and the arguments of its forward pass."""
     import torch
 
     from strobe.bench.dit import Shot, load_named, load_pipe, model_named
-    from strobe.core.device import resolve_device
 
-    device = resolve_device(what.device)
     if (what.model is None) == (what.pipe is None):
         raise ConfigError("name one of --model and --pipe, see strobe profile dit --help")
     if what.dtype not in DTYPES:
@@ -530,15 +509,17 @@ def _loaded(what: PassFlags) -> LoadedModel:
     if what.pipe is not None:
         if what.tiny or what.weights is not None or what.dtype != "auto":
             raise ConfigError("--pipe brings its own weights, sizes and dtype; leave --tiny, --weights and --dtype out")
-        height, width = parse_size(what.size) or (0, 0)
-        return load_pipe(what.pipe, Shot(height=height, width=width, frames=what.frames or 0, batch=what.batch), device)
-    assert what.model is not None
-    model = model_named(what.model)
-    own = model.tiny_shot if what.tiny else model.shot
+        own = Shot(height=0, width=0, frames=0)
+    else:
+        model = model_named(what.model or "")
+        own = model.tiny_shot if what.tiny else model.shot
     height, width = parse_size(what.size) or (own.height, own.width)
+    shot = Shot(height=height, width=width, frames=what.frames or own.frames, batch=what.batch)
+    if what.pipe is not None:
+        return load_pipe(what.pipe, shot, device)
     return load_named(
-        what.model,
-        shot=Shot(height=height, width=width, frames=what.frames or own.frames, batch=what.batch),
+        what.model or "",
+        shot=shot,
         tiny=what.tiny,
         weights=what.weights,
         device=device,

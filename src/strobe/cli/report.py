@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 from cyclopts import Parameter
 from rich.table import Column, Table
 
-from strobe.cli.console import OUT, Output, banner_texts, styled, table_text
+from strobe.cli.console import OUT, Output, banner_texts, section_texts, styled, table_text
 from strobe.cli.require import JOULES, Figures, Requirement, failures, parse_requirement, score_of, value_of
 from strobe.core.errors import ConfigError
 from strobe.core.printable import clean
@@ -88,27 +88,19 @@ def page_of_many(
     Returns:
         the exit code: 1 if a run of the outcome failed.
     """
-    failed = () if outcome is None else outcome.failed
+    measured, there, failed = ((), (), ()) if outcome is None else (outcome.measured, outcome.kept, outcome.failed)
     for line in failed:
         output.note(f"no numbers of {line}")
     with output.progress("report"):
         from strobe.perf.report.blocks.answer import answers_of
+        from strobe.perf.report.log_page import log_report, run_folders, vary_report
         from strobe.perf.report.write import write_report
-        from strobe.perf.table.model import Table as Rows
 
-        if log:
-            from strobe.perf.report.log_page import log_report, run_folders
-
-            report = log_report(run_folders(folders), into)
-        else:
-            from strobe.perf.report.log_page import vary_report
-
-            report = vary_report(folders[0])
+        report = log_report(run_folders(folders), into) if log else vary_report(folders[0])
         into.mkdir(parents=True, exist_ok=True)
         paths = write_report(report, into)
-    blocks = [block for section in report.sections[:SECTIONS] for block in section.blocks if isinstance(block, Rows)]
     stops = [banner for banner in report.banners if banner.level == "stop"]
-    texts = [table_text(table, notes=False) for table in blocks]
+    texts = list(section_texts(report.sections[:SECTIONS], notes=False))
     answer = [table_text(table) for table in answers_of(report)[-1:]]
     kept = len(texts)
     if not output.details:
@@ -122,8 +114,8 @@ def page_of_many(
     output.emit(
         {
             "report": {path.suffix[1:]: str(path) for path in paths},
-            "measured": list(outcome.measured) if outcome else [],
-            "kept": list(outcome.kept) if outcome else [],
+            "measured": list(measured),
+            "kept": list(there),
             "failed": list(failed),
             "stop": {banner.title: list(banner.items) for banner in stops},
             "speedups": [
@@ -173,7 +165,6 @@ def write(
         from strobe.perf.report.documents.runs import run_document
         from strobe.perf.report.study import damage_of, only_pair
         from strobe.perf.report.write import write_report
-        from strobe.perf.table.model import Table as Rows
         from strobe.perf.table.rows import to_json
 
         runs = [read_run(folder) if pair is None else only_pair(read_run(folder), pair) for folder in folders]
@@ -196,8 +187,7 @@ def write(
         output.show(*(table_text(times_table(run.header, own_code(run))) for run in own))
     elif any(run.header.kind == "operator" for run in runs):
         sections = [section for section in built.sections if section.id in ("times", "speedups", "roofline")]
-        tables = (table_text(block) for section in sections for block in section.blocks if isinstance(block, Rows))
-        output.show(*([_table(shown)] if shown else []), *tables)
+        output.show(*([_table(shown)] if shown else []), *section_texts(sections))
     elif shown:
         output.show(_clip_table(findings, found.obstacles), *([_table(shown)] if output.details else [""]))
     _show_answers(answers, findings, output)
@@ -250,8 +240,7 @@ def _clip_table(findings: Sequence[Finding], refused: Mapping[str, str]) -> Tabl
     from strobe.perf.table.model import significant
 
     names = ("clip ms", "FPS", "speedup [95 %]", "steady block ms")
-    columns = (Column(name, no_wrap=True, justify="right") for name in names)
-    table = Table("end to end", *columns, box=None, header_style="bold", padding=(0, 1, 0, 0))
+    table = _empty("end to end", names)
     shown: set[str] = set()
     for each in findings:
         sides = () if each.e2e is None else zip((each.reference, each.candidate), each.e2e.mean_ns, strict=True)
@@ -275,14 +264,18 @@ def _clip_table(findings: Sequence[Finding], refused: Mapping[str, str]) -> Tabl
 def _table(speedups: Sequence[Speedup]) -> Table:
     """Return the table of speedups by candidate and level, each with its interval."""
     levels = list(dict.fromkeys(each.level for each in speedups))
-    columns = (Column(level, no_wrap=True, justify="right") for level in levels)
-    table = Table("speedup", *columns, box=None, header_style="bold", padding=(0, 1, 0, 0))
+    table = _empty("speedup", levels)
     for names in dict.fromkeys((each.candidate, each.reference) for each in speedups):
         ratios = {each.level: each.ratio for each in speedups if (each.candidate, each.reference) == names}
         shown = {level: _ratio(each.value, each.low, each.high, "\n") for level, each in ratios.items()}
         cells = (shown.get(level, "-") for level in levels)
         table.add_row(f"{clean(names[0])}\nto {clean(names[1])}", *cells)
     return table
+
+
+def _empty(title: str, names: Iterable[str]) -> Table:
+    columns = (Column(name, no_wrap=True, justify="right") for name in names)
+    return Table(title, *columns, box=None, header_style="bold", padding=(0, 1, 0, 0))
 
 
 def _ratio(value: float, low: float | None, high: float | None, between: str) -> str:

@@ -119,33 +119,25 @@ def value_of(figure: Speedup | float | None) -> float | None:
 
 def _failure(requirement: Requirement, figure: Speedup | float | None) -> str:
     """Return why a figure fails a requirement; empty if it meets it."""
-    op, bound = requirement.op, requirement.bound
-    required = f"{op}{bound:g} required"
-    value = value_of(figure)
-    if figure is None or value is None:
-        return f"was not measured, {required}"
-    holds = _OPERATORS[op](value, bound)
-    if requirement.point or isinstance(figure, int | float):
-        return "" if holds else f"is {value:.4g}, {required}"
-    return _unproven(requirement, figure, holds, required)
-
-
-def _unproven(requirement: Requirement, figure: Speedup, holds: bool, required: str) -> str:
     from strobe.perf.measure.stats import FLOOR, FLOOR_NS, Interval, proven
 
-    ratio = figure.ratio
-    if ratio.low is None or ratio.high is None:
-        advice = f"one round has none: measure more rounds, or write {requirement.name}~{requirement.op}{requirement.bound:g}"
-        return f"is {ratio.value:.4g} without an interval, {required}; {advice} for the point estimate alone"
-    interval = Interval(low=ratio.low, high=ratio.high)
-    if proven(cast("Operator", requirement.op), requirement.bound, ratio.value, interval, figure.saved_ns):
+    op, bound, value = requirement.op, requirement.bound, value_of(figure)
+    required = f"{op}{bound:g} required"
+    if figure is None or value is None:
+        return f"was not measured, {required}"
+    holds = _OPERATORS[op]
+    if requirement.point or isinstance(figure, int | float):
+        return "" if holds(value, bound) else f"is {value:.4g}, {required}"
+    low, high = figure.ratio.low, figure.ratio.high
+    if low is None or high is None:
+        advice = f"one round has none: measure more rounds, or write {requirement.name}~{op}{bound:g}"
+        return f"is {value:.4g} without an interval, {required}; {advice} for the point estimate alone"
+    if proven(cast("Operator", op), bound, value, Interval(low=low, high=high), figure.saved_ns):
         return ""
-    found = f"is {ratio.value:.4g} [{ratio.low:.4g}, {ratio.high:.4g}], {required}"
-    upward = requirement.op in (">=", ">")
-    edge = ratio.low if upward else ratio.high
-    if not holds:
+    found = f"is {value:.4g} [{low:.4g}, {high:.4g}], {required}"
+    if not holds(value, bound):
         return found
-    if not _OPERATORS[requirement.op](edge, requirement.bound):
-        end = "low end" if upward else "high end"
+    edge, end = (low, "low end") if op in (">=", ">") else (high, "high end")
+    if not holds(edge, bound):
         return f"{found} of its {end}, which is {edge:.4g}; more rounds narrow the interval"
     return f"{found}; a difference below {100 * FLOOR:g} % or {FLOOR_NS / 1000:g} µs is never one"

@@ -1,19 +1,18 @@
-"""A case that is measured into a folder, and reported; what the folder held is kept under another name."""
+"""A case that is measured into a folder, and reported; what the folder held, and what was finished at Ctrl-C, is kept."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
 from strobe.cli.console import OUT, Advance, Output
-from strobe.cli.interrupted import kept_runs, tells_what_is_kept
 from strobe.cli.report import GATE_FAILED, write
 from strobe.cli.require import Requirement
-from strobe.core.errors import ConfigError
+from strobe.core.errors import ConfigError, DataError
 from strobe.core.settings import read_settings
 
 if TYPE_CHECKING:
@@ -22,9 +21,6 @@ if TYPE_CHECKING:
     from strobe.bench.dit import DitCase
     from strobe.perf.records.store import RunWriter
     from strobe.perf.table.model import Report
-
-FOLDER: Final = Path("traces")
-
 
 TracesOut = Annotated[
     Path | None,
@@ -38,7 +34,7 @@ TracesOut = Annotated[
 
 def chosen_folder(out: Path | None) -> Path:
     """Return the folder to write to: the given one, else STROBE_PROFILE_DIR, else `traces`."""
-    return out or Path(read_settings().profile_dir or FOLDER)
+    return out or Path(read_settings().profile_dir or "traces")
 
 
 def rotating(kept: list[Path]) -> Callable[[Path, str], RunWriter]:
@@ -58,6 +54,43 @@ def tell_kept(kept: Sequence[Path], output: Output) -> None:
     """Print what was moved out of the way."""
     for path in kept:
         output.note(f"the folder was not empty: what it held is kept as {path}")
+
+
+@contextmanager
+def tells_what_is_kept(output: Output, kept: Callable[[], Iterable[str]]) -> Iterator[None]:
+    """Print what is kept if the body is interrupted; nothing if it finished nothing."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        for line in kept():
+            output.note(line)
+        raise
+
+
+def kept_runs(folders: Iterable[Path]) -> Iterator[str]:
+    """Yield a line for each run that has finished clips."""
+    from strobe.perf.records.store import read_run
+
+    for folder in folders:
+        try:
+            run = read_run(folder)
+        except DataError:
+            continue  # not even begun
+        if run.clips:
+            yield f"the {len(run.clips)} finished clips are kept: strobe report {folder}"
+
+
+def kept_cells(folder: Path, show: str) -> Iterator[str]:
+    """Yield a line with the number of finished cells in a folder; none if there are none.
+
+    Args:
+        show: the command that makes a page of them.
+    """
+    from strobe.bench.cells import finished
+
+    count = sum(finished(place) for place in folder.glob("cells/*") if place.is_dir())
+    if count:
+        yield f"the {count} finished cells are kept: the same command goes on from there, {show} makes the page of them"
 
 
 def tell_case(case: StreamCase, output: Output) -> None:

@@ -18,7 +18,7 @@ from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from strobe.perf.logs.patterns import Unit
-    from strobe.perf.report.speedup_page.study import SideRequest, SpeedupRequest, SpeedupStudy
+    from strobe.perf.report.speedup_page.study import SideRequest, SpeedupStudy
     from strobe.perf.table.model import Block, Report, Speedup
 
 
@@ -81,7 +81,6 @@ class Sides:
     @property
     def calls(self) -> int | None:
         """Calls per stage; None if they are not given."""
-
         if self.calls_per_stage is not None and self.calls_per_stage < 1:
             raise ConfigError(f"--calls-per-stage {self.calls_per_stage}: a stage has 1 or more; leave it out if nobody counted")
         return self.calls_per_stage
@@ -153,7 +152,6 @@ def speedup(
         out: folder for report.html, report.md, report.json, speedup.json (exact) and inputs.json, made if absent; without it,
             the tables are only printed.
     """
-
     requirements = [parse_requirement(text) for text in require]
     if absent := [str(each) for each in run if not each.exists()]:
         raise ConfigError(f"no such file or folder: {', '.join(absent)}; give two logs, two traces, or the folder of one run")
@@ -164,14 +162,29 @@ def speedup(
             raise ConfigError(
                 f"{run[0]} holds its own logs and traces: leave out --baseline-log, --baseline-trace, --unit and the like"
             )
-        return _of_run(run, comparing, (requirements, out), output)
+        return _of_run(run, comparing, requirements, out, output)
     if comparing.baseline is not None or comparing.candidate is not None:
         raise ConfigError("--baseline and --candidate name variants of a run folder: give RUN_DIR, or --baseline-log and so on")
     _check_two_sides(sides)
-    request = _request(sides, comparing, flags)
+    baseline, candidate = requests(sides, comparing)
     with output.progress("read") as advance:
-        from strobe.perf.report.speedup_page.study import load_speedup
+        from strobe.perf.analysis.ledger.traces import PRIORITY
+        from strobe.perf.analysis.runs.log_times import STAGE
+        from strobe.perf.report.speedup_page.study import SpeedupRequest, load_speedup
 
+        request = SpeedupRequest(
+            baseline=baseline,
+            candidate=candidate,
+            patterns=flags.patterns,
+            unit=flags.known_unit,
+            stage=flags.stage or STAGE,
+            timed_range=sides.range,
+            calls=sides.calls,
+            steps=comparing.steps,
+            priority=comparing.priority or PRIORITY,
+            allow_different=comparing.allow_different,
+            allow_unlike=comparing.allow_unlike,
+        )
         study = load_speedup(request, megabytes(advance))
     with output.progress("report"):
         from strobe.perf.analysis.comparable import refusal
@@ -194,39 +207,33 @@ def speedup(
 
 def _by_kind(files: Sequence[Path], sides: Sides) -> Sides:
     """Add logs and traces to the sides: of each kind the first is the baseline's, the second the candidate's."""
-
     traces = [path for path in files if str(path).endswith(_TRACES_END)]
     logs = [file for file in files if file not in traces]
-    for kind, found, flagged in (
-        ("log", logs, sides.baseline_log or sides.candidate_log),
-        ("trace", traces, sides.baseline_trace or sides.candidate_trace),
-    ):
-        if len(found) not in (0, 2) or (found and flagged):
-            named = ", ".join(map(str, found))
-            if flagged:
-                raise ConfigError(
-                    f"{named}: a {kind} is given by a flag too; give both {kind}s as files, the baseline's first, or both by "
-                    f"--baseline-{kind} and --candidate-{kind}"
-                )
-            if len(found) == 1:
-                raise ConfigError(f"{named} is the only {kind}: add the other side's; the baseline's comes first")
+    for kind, found in (("log", logs), ("trace", traces)):
+        named = ", ".join(map(str, found))
+        if found and any(getattr(sides, f"{side}_{kind}") for side in SIDES):
+            raise ConfigError(
+                f"{named}: a {kind} is given by a flag too; give both {kind}s as files, the baseline's first, or both by "
+                f"--baseline-{kind} and --candidate-{kind}"
+            )
+        if len(found) == 1:
+            raise ConfigError(f"{named} is the only {kind}: add the other side's; the baseline's comes first")
+        if len(found) > 2:
             raise ConfigError(f"{named}: these are {len(found)} {kind}s; give two, the baseline's first")
-    if logs:
-        sides = replace(sides, baseline_log=logs[0], candidate_log=logs[1])
-    if traces:
-        sides = replace(sides, baseline_trace=(traces[0],), candidate_trace=(traces[1],))
+        given: dict[str, Any] = dict(zip((f"baseline_{kind}", f"candidate_{kind}"), found, strict=False))
+        sides = replace(sides, **(given if kind == "log" else {name: (path,) for name, path in given.items()}))
     return sides
 
 
-def _of_run(run: Sequence[Path], comparing: Comparing, wanted: tuple[Sequence[Requirement], Path | None], output: Output) -> int:
+def _of_run(
+    run: Sequence[Path], comparing: Comparing, requirements: Sequence[Requirement], out: Path | None, output: Output
+) -> int:
     """Write and print the report on two variants of one run folder."""
-
     pair = comparing.baseline, comparing.candidate
     if len(run) > 1 or pair[0] is None or pair[1] is None:
         raise ConfigError("name one run folder and two of its variants: strobe speedup RUN_DIR --baseline A --candidate B")
     if replace(comparing, baseline=None, candidate=None, allow_different=()) != COMPARING:
         raise ConfigError(f"{run[0]} knows its sections, steps and settings: leave out --section, --fact and the like")
-    requirements, out = wanted
     own = re.sub(r"[^\w.+-]", "-", f"{pair[1]}-against-{pair[0]}")  # sparse:triton is a variant, and no name for a folder
     code, document = write(list(run), out or run[0] / own, requirements, output, (pair[0], pair[1]), comparing.allow_different)
     output.emit(document)
@@ -235,7 +242,6 @@ def _of_run(run: Sequence[Path], comparing: Comparing, wanted: tuple[Sequence[Re
 
 def _check_two_sides(sides: Sides) -> None:
     """Check that both sides have a log, or both a trace, if anything is given."""
-
     given = {"log": (sides.baseline_log, sides.candidate_log), "trace": (sides.baseline_trace, sides.candidate_trace)}
     there = [(side, what) for what, pair in given.items() for side, path in zip(SIDES, pair, strict=True) if path]
     if there and not any(all(pair) for pair in given.values()):
@@ -294,28 +300,6 @@ def _durations(text: str) -> tuple[int | None, int | None]:
     if low is not None and high is not None and low > high:
         raise ConfigError(f"--between {text}: {shortest} is above {longest}; no value lies between them")
     return low, high
-
-
-def _request(sides: Sides, comparing: Comparing, flags: LogFlags) -> SpeedupRequest:
-    """Return the flags as one request."""
-    from strobe.perf.analysis.ledger.traces import PRIORITY
-    from strobe.perf.analysis.runs.log_times import STAGE
-    from strobe.perf.report.speedup_page.study import SpeedupRequest
-
-    baseline, candidate = requests(sides, comparing)
-    return SpeedupRequest(
-        baseline=baseline,
-        candidate=candidate,
-        patterns=flags.patterns,
-        unit=flags.known_unit,
-        stage=flags.stage or STAGE,
-        timed_range=sides.range,
-        calls=sides.calls,
-        steps=comparing.steps,
-        priority=comparing.priority or PRIORITY,
-        allow_different=comparing.allow_different,
-        allow_unlike=comparing.allow_unlike,
-    )
 
 
 def _write(study: SpeedupStudy, report: Report, document: dict[str, Any], folder: Path) -> dict[str, str]:

@@ -87,10 +87,18 @@ def trace(
         format: html, md or json: what to write into the folder, by default all of them; without a folder, what to print.
         perfetto: also write a Perfetto file (TrackEvent) of the window; needs the extra perfetto.
     """
-
     if out is None and len(format) > 1:
         raise ConfigError(f"--format {' '.join(format)}: one can be printed; name a folder with -o to write several")
-    study = _read(files, analysis, output)
+    at_least(1, top=analysis.top)
+    study = read_traces(
+        files, output, top=analysis.top, by=analysis.by, window=analysis.window, sections=analysis.section, steps=analysis.steps,
+        details=output.details or None,
+    )  # fmt: skip
+    for one in study.traces:
+        bad = [f"{n} events {how}" for n, how in ((one.counts.lost, "lost"), (one.counts.mended, "mended")) if n]
+        bad += ["it ends before its JSON does"] if one.counts.truncated else []
+        if bad:
+            output.note(f"{one.path}: {', '.join(bad)}")
     with output.progress("analyse"):
         from strobe.perf.report.trace_page.build import build_trace_report
 
@@ -110,21 +118,6 @@ def trace(
         output.show(*_summary(report, analysis, output), *([" ".join(written.values())] if written else []))
     if output.json:
         output.emit({**_data(study), "written": written})
-
-
-def _read(files: Sequence[Path], analysis: Analysis, output: Output) -> TraceStudy:
-    """Read the files and warn on stderr of what was wrong with them."""
-    at_least(1, top=analysis.top)
-    study = read_traces(
-        files, output, top=analysis.top, by=analysis.by, window=analysis.window, sections=analysis.section, steps=analysis.steps,
-        details=output.details or None,
-    )  # fmt: skip
-    for one in study.traces:
-        bad = [f"{n} events {how}" for n, how in ((one.counts.lost, "lost"), (one.counts.mended, "mended")) if n]
-        bad += ["it ends before its JSON does"] if one.counts.truncated else []
-        if bad:
-            output.note(f"{one.path}: {', '.join(bad)}")
-    return study
 
 
 def read_traces(paths: Sequence[Path], output: Output, **options: Any) -> TraceStudy:

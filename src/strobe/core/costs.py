@@ -405,9 +405,7 @@ def transformer_pass(shape: TransformerShape, one: PassShape) -> PassParts:
     own = AttentionShape(
         batch=one.batch, q_tokens=one.q_tokens, kv_tokens=one.kv_tokens, num_heads=shape.num_heads, head_dim=shape.head_dim
     )
-    text = AttentionShape(
-        batch=one.batch, q_tokens=one.q_tokens, kv_tokens=shape.text_tokens, num_heads=shape.num_heads, head_dim=shape.head_dim
-    )
+    text = replace(own, kv_tokens=shape.text_tokens)
     latents = shape.patch[0] * shape.patch[1] * shape.latent_channels
     square = linear(rows, dim, dim, dtype=dtype)
     parts = {
@@ -455,23 +453,12 @@ class VideoDecoderShape:
     multipliers: tuple[int, ...]
     residual_blocks: int
     doubles_time: tuple[bool, ...]
-    source: str
     halves_channels: bool = True
     out_channels: int = 3
 
 
-WAN_VAE: Final = VideoDecoderShape(
-    width=96,
-    latent_channels=16,
-    multipliers=(1, 2, 4, 4),
-    residual_blocks=2,
-    doubles_time=(True, True, False),
-    source="Wan2.1, wan/modules/vae.py: WanVAE(dim=96, z_dim=16, dim_mult=[1, 2, 4, 4], num_res_blocks=2)",
-)
-
-
-def vae_decode(shape: VideoDecoderShape, latent: LatentShape, *, dtype: str, first: bool = False) -> Cost:
-    """Compute the cost of decoding `latent.frames` latent frames; with `first` a video begins, and its first frame stays single.
+def vae_decode(shape: VideoDecoderShape, latent: LatentShape, *, dtype: str) -> Cost:
+    """Compute the cost of decoding `latent.frames` latent frames, none of them a video's first.
 
     Convolutions and the one attention over a frame of latents count; norms, activations and upsampling move bytes that a fused
     kernel would not and are left out.
@@ -490,7 +477,7 @@ def vae_decode(shape: VideoDecoderShape, latent: LatentShape, *, dtype: str, fir
         cost += _residual_block(cells, channels, out, dtype) + shape.residual_blocks * _residual_block(cells, out, out, dtype)
         channels = out
         if level < len(shape.doubles_time):
-            if shape.doubles_time[level] and not first:
+            if shape.doubles_time[level]:
                 cost += conv(cells, out, 2 * out, taps=3, dtype=dtype)
                 cells *= 2
             cells, channels = 4 * cells, out // 2 if shape.halves_channels else out

@@ -88,13 +88,9 @@ def resolve_device(name: str | torch.device = "auto") -> torch.device:
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise ImplUnavailableError(name, "torch sees no CUDA device on this machine", ["cpu"], what="device")
-        if (device.index or 0) >= torch.cuda.device_count():
-            raise ImplUnavailableError(
-                str(device),
-                f"this machine has {torch.cuda.device_count()} CUDA device(s)",
-                ["cpu", "cuda:0"],
-                what="device",
-            )
+        count = torch.cuda.device_count()
+        if (device.index or 0) >= count:
+            raise ImplUnavailableError(name, f"this machine has {count} CUDA device(s)", ["cpu", "cuda:0"], what="device")
         return torch.device("cuda", device.index or 0)
     if device.type != "cpu":
         raise ConfigError(f"device {name!r} is not supported; allowed: auto, cpu, cuda, cuda:N")

@@ -186,26 +186,17 @@ def recording(recorder: Recorder | None) -> Iterator[None]:
     The recorder is the whole process's, for threads work on one clip together. Of several, the one that was installed last and is
     not yet taken away hears the regions, whatever the order in which threads take theirs away.
     """
+    global _recorder
     mine = (recorder,)
-    _install(mine)
+    with _lock:
+        _installed.append(mine)
+        _recorder = recorder
     try:
         yield
     finally:
-        _take_away(mine)
-
-
-def _install(mine: tuple[Recorder | None]) -> None:
-    global _recorder
-    with _lock:
-        _installed.append(mine)
-        (_recorder,) = mine
-
-
-def _take_away(mine: tuple[Recorder | None]) -> None:
-    global _recorder
-    with _lock:
-        _installed[:] = [each for each in _installed if each is not mine]
-        _recorder = _installed[-1][0] if _installed else None
+        with _lock:
+            _installed[:] = [each for each in _installed if each is not mine]
+            _recorder = _installed[-1][0] if _installed else None
 
 
 def set_compiling(check: Callable[[], bool]) -> None:

@@ -27,14 +27,13 @@ class Weights:
         path: checkpoint file or folder; None: there are none.
         loras: LoRA files with their strengths. One beside a base in the folder `path` comes first; named here too, it gets
             this strength.
-        random: weights are drawn instead.
+        random: weights are drawn instead, and prompts become noise.
         vae: file of another autoencoder: taew2_1 or lighttaew2_1, by name, or a Wan VAE; with `random` "tiny". None: that of
             `release`.
         release: folder of Wan2.1 as released, for umT5 and VAE; None: the folder `path` has them too.
         prompt_cache: folder that keeps the embeddings of prompts; None: they are kept in memory alone.
         text_device: where the text encoder runs; None: where frames are made if it fits there, else on the CPU.
         text_dtype: of the text encoder, "bfloat16" or "float32".
-        random_text: with `random`, draw a text encoder of umT5's size too; else prompts become noise.
         frame_size: height and width in pixels; None: the model's own.
         recipe: how to run the weights, by name (`strobe.models.wan.recipes`); None: as the checkpoint says.
 
@@ -52,15 +51,12 @@ class Weights:
     recipe: str | None = None
     text_device: str | None = None
     text_dtype: DType = "bfloat16"
-    random_text: bool = False
 
     def __post_init__(self) -> None:
         if self.text_dtype not in DTYPES:
             raise unknown_choice("dtype of the text encoder", self.text_dtype, DTYPES)
         if self.text_device is not None:
             resolve_device(self.text_device)
-        if self.random_text and not self.random:
-            raise ConfigError("a random text encoder goes with random weights; leave it out")
         if self.random and (self.path is not None or self.loras):
             raise ConfigError("give weights or ask for random ones, not both")
         if self.random and self.vae not in (None, TINY):

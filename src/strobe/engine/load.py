@@ -26,7 +26,7 @@ from strobe.models.shapes import config as shapes
 from strobe.models.shapes import weights as bundled
 from strobe.models.shapes.grammar import parse
 from strobe.models.text.cache import PromptCache, PromptEncoder
-from strobe.models.text.umt5 import RandomUmt5, Umt5, Umt5Config, Umt5Files, check_installed
+from strobe.models.text.umt5 import Umt5, Umt5Files, check_installed
 from strobe.models.vae.taew import RAW_LATENTS, Taew, TaewConfig, load_taew, random_taew
 from strobe.models.vae.wan.autoencoder import WanVAE
 from strobe.models.vae.wan.config import WAN22, WanVAEConfig
@@ -46,15 +46,6 @@ def text_encoder(folder: Path, given: Weights) -> TextEncoder:
     """
     encoder = Umt5(Umt5Files.find(folder), dtype=DTYPES[given.text_dtype], device=given.text_device)
     return PromptEncoder(encoder, None if given.prompt_cache is None else PromptCache(given.prompt_cache))
-
-
-def random_text(config: WanConfig, given: Weights) -> TextEncoder:
-    """Return noise for prompts, or an encoder of umT5's size whose weights are drawn when the first prompt comes."""
-    if not given.random_text:
-        return PromptNoise(config)
-    check_installed()
-    sizes = Umt5Config(length=config.text_len, dim=config.text_dim)
-    return PromptEncoder(RandomUmt5(sizes, dtype=DTYPES[given.text_dtype], device=given.text_device))
 
 
 TAEW_2_2: Final = TaewConfig(latent_channels=WIDE, patch=2)
@@ -190,7 +181,7 @@ def _wan(name: str, config: WanConfig | None, given: Weights) -> Model:
             name=name,
             weights_hash=digest,
             dit=dit,
-            text=random_text(config, given),
+            text=PromptNoise(config),
             vae=vae,
             defaults=defaults,
             random_weights=True,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator
-from functools import cached_property
+from functools import cache
 from typing import Final
 
 import torch
@@ -180,76 +180,29 @@ Fidelity = tuple[float | None, str]
 temporal metric), and why there is none although the clips differ; empty otherwise."""
 
 
-class _Pair:
-    """Two clips, float32 `[F, 3, Y, X]`, with the values that several metrics need, computed once."""
-
-    def __init__(self, first: Tensor, second: Tensor) -> None:
-        self.first, self.second = first, second
-
-    @cached_property
-    def errors(self) -> Tensor:
-        """Mean squared error of each frame."""
-        return squared_error(self.first, self.second)
-
-    @cached_property
-    def ssim(self) -> Tensor:
-        """SSIM of each frame."""
-        return ssim(self.first, self.second)
+def _mean(curve: Tensor) -> float:
+    return curve.mean().item()
 
 
-_Curve = Callable[[_Pair], Tensor]
-"""Value of each frame."""
+def _drift(curve: Tensor) -> float:
+    """Subtract the mean of a metric over the first part of a clip from that over the last, in its own unit."""
+    values: list[float] = curve.tolist()
+    window = len(values) // DRIFT_SHARE
+    return sum(values[-window:]) / window - sum(values[:window]) / window
 
 
-def _mean(measure: _Curve, few: str = "") -> Callable[[_Pair], Fidelity]:
-    def measured(pair: _Pair) -> Fidelity:
-        value = _finite(measure(pair).mean().item())
-        return value, few if value is None else ""
-
-    return measured
-
-
-def _of(measure: Callable[[Tensor, Tensor], Tensor]) -> _Curve:
-    return lambda pair: measure(pair.first, pair.second)
-
-
-def _ms_ssim(pair: _Pair) -> Fidelity:
-    shorter = min(pair.first.shape[2:])
-    if shorter < SMALLEST:
-        return None, f"needs frames of {SMALLEST} pixels and more, these have {shorter}"
-    return _mean(_of(ms_ssim))(pair)
-
-
-def _drift(measure: _Curve) -> Callable[[_Pair], Fidelity]:
-    """The mean of a metric over the last part of a clip minus that over the first, in its own unit."""
-
-    def measured(pair: _Pair) -> Fidelity:
-        curve: list[float] = measure(pair).tolist()
-        window = len(curve) // DRIFT_SHARE
-        if not window:
-            return None, f"a clip of {len(curve)} frames is too short: give {DRIFT_SHARE} or more"
-        value = _finite(sum(curve[-window:]) / window - sum(curve[:window]) / window)
-        return value, "" if value is not None else "frames at one end equal the reference"
-
-    return measured
-
-
-_MEASURES: Final[dict[str, Callable[[_Pair], Fidelity]]] = {
-    "psnr": lambda pair: (_finite(decibels(pair.errors.mean()).item()), ""),
-    "ssim": _mean(lambda pair: pair.ssim),
-    "ms_ssim": _ms_ssim,
-    "flip": _mean(_of(flip)),
-    "temporal_difference": _mean(_of(temporal_difference), "a single frame does not move"),
-    "flicker_excess": _mean(_of(flicker_excess), "needs three frames"),
-    "psnr_drift": _drift(lambda pair: decibels(pair.errors)),
-    "ssim_drift": _drift(lambda pair: pair.ssim),
+_NO_DRIFT: Final = "frames at one end equal the reference"
+_MEASURES: Final[dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor], float], str]]] = {
+    "psnr": (squared_error, lambda errors: decibels(errors.mean()).item(), ""),
+    "ssim": (ssim, _mean, ""),
+    "ms_ssim": (ms_ssim, _mean, ""),
+    "flip": (flip, _mean, ""),
+    "temporal_difference": (temporal_difference, _mean, "a single frame does not move"),
+    "flicker_excess": (flicker_excess, _mean, "needs three frames"),
+    "psnr_drift": (psnr, _drift, _NO_DRIFT),
+    "ssim_drift": (ssim, _drift, _NO_DRIFT),
 }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
+"""By metric: the value of each frame, how they become one number, and why that is not finite."""
 COMPARED: Final = tuple(_MEASURES)
 """Metrics that need a clip and its reference and no more."""
 
@@ -264,5 +217,16 @@ def compare(frames: Tensor, reference: Tensor, only: Collection[str] = COMPARED)
         ShapeError: the clips are smaller than the SSIM window.
         DataError: a pixel is NaN or infinite.
     """
-    pair = _Pair(*as_pair(frames, reference))
-    return {name: _MEASURES[name](pair) for name in COMPARED if name in only}
+    first, second = as_pair(frames, reference)
+    curve = cache(lambda measure: measure(first, second))
+    found: dict[str, Fidelity] = {}
+    for name in (name for name in COMPARED if name in only):
+        measure, reduced, none = _MEASURES[name]
+        if measure is ms_ssim and min(first.shape[2:]) < SMALLEST:
+            found[name] = None, f"needs frames of {SMALLEST} pixels and more, these have {min(first.shape[2:])}"
+        elif reduced is _drift and len(first) < DRIFT_SHARE:
+            found[name] = None, f"a clip of {len(first)} frames is too short: give {DRIFT_SHARE} or more"
+        else:
+            value = reduced(curve(measure))
+            found[name] = (value, "") if math.isfinite(value) else (None, none)
+    return found
