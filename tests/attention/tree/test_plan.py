@@ -221,7 +221,6 @@ ONE = torch.ones(1, 2, 4, 8)
         (lambda: tree_attention(ONE, ONE[:, :, :3], ONE[:, :, :3]), ShapeError, "k: got 3 heads, expected a divisor of q's 4"),
         (lambda: tree_attention(ONE, ONE.double(), ONE), ShapeError, "k: got torch.float64 on cpu, expected torch.float32"),
         (lambda: tree_attention(ONE, ONE, ONE, strategy="allgater"), ConfigError, "did you mean 'allgather'"),
-        (lambda: tree_attention(ONE, ONE, ONE, strategy="symmetric"), ConfigError, "symmetric memory needs CUDA"),
         (lambda: tree_attention(ONE, ONE, ONE, timeout=0), ConfigError, "timeout: got 0, expected more than 0"),
         (lambda: tree_attention(ONE, ONE, ONE, sinks=2), ConfigError, "sinks: got 2 without a window"),
         (lambda: tree_attention(ONE, ONE, ONE, q_lengths=[2]), ConfigError, "q_lengths: only with"),

@@ -14,9 +14,6 @@ call it is in, and finds those of the others.
 
 Work that is queued on a GPU and that no call waits for has a deadline here: NCCL's own is that of the whole group, ten minutes
 unless it was told otherwise, and it names no rank; a replayed CUDA graph has none.
-
-Symmetric memory is plain reads of peers' memory. NVLink multicast can put the devices of a host out of service, so a process that
-would set it up is refused: `TORCH_SYMM_MEM_DISABLE_MULTICAST=1` must be in the environment.
 """
 
 from __future__ import annotations
@@ -44,7 +41,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
+from strobe.core.errors import ConfigError, StrobeError
 from strobe.core.settings import read_settings
 from strobe.core.spans import span
 
@@ -672,58 +669,6 @@ class CollectiveCall:
 
 def _bytes(tensor: Tensor) -> Tensor:
     return tensor.view(-1).view(torch.uint8)
-
-
-class _Workspace:
-    """Symmetric memory of one message a rank, with two barriers for each gather.
-
-    The barrier before the write waits for the readers of the last call, the one after it for all writers. Both are part of a
-    captured graph, so every replay is as safe as the first call.
-    """
-
-    def __init__(self, comm: Comm, num_bytes: int, device: torch.device) -> None:
-        import torch.distributed._symmetric_memory as symmetric_memory
-
-        self.num_bytes = num_bytes
-        self._memory = symmetric_memory.empty(num_bytes, dtype=torch.uint8, device=device)
-        self._handle = symmetric_memory.rendezvous(self._memory, comm.group.group_name)
-
-    def gather(self, message: Tensor, num_ranks: int, timeout_s: float) -> list[Tensor]:
-        """Write the message, then view every rank's. A barrier over the timeout ends the process, in a captured graph too."""
-        self._handle.barrier(channel=0, timeout_ms=round(timeout_s * 1e3))
-        self._memory[: message.numel()] = message
-        self._handle.barrier(channel=1, timeout_ms=round(timeout_s * 1e3))
-        return [self._handle.get_buffer(rank, (message.numel(),), torch.uint8) for rank in range(num_ranks)]
-
-
-_WORKSPACES: WeakKeyDictionary[Comm, _Workspace] = WeakKeyDictionary()
-
-
-def refuses_symmetric(device_type: str) -> str | None:
-    """Return the reason for which symmetric memory cannot be used in this process, or None."""
-    if device_type != "cuda":
-        return "symmetric memory needs CUDA devices"
-    if not read_settings().multicast_disabled:
-        return "set TORCH_SYMM_MEM_DISABLE_MULTICAST=1: torch would set up NVLink multicast"
-    return None
-
-
-def gather_symmetric(call: CollectiveCall, tensor: Tensor) -> list[Tensor]:
-    """Gather every rank's tensor of one shape, in rank order, as views of the peers' memory, valid until the next call.
-
-    Raises:
-        ImplUnavailableError: no CUDA device, or multicast is not switched off.
-    """
-    reason = refuses_symmetric(tensor.device.type)
-    if reason is not None:
-        raise ImplUnavailableError("symmetric", reason, ["allgather"])
-    call.meet()
-    message = tensor.reshape(-1).view(torch.uint8)
-    workspace = _WORKSPACES.get(call.comm)
-    if workspace is None or workspace.num_bytes < message.numel():
-        num_bytes = 1 << max(16, (message.numel() - 1).bit_length())  # every rank grows at the same call: all messages are equal
-        workspace = _WORKSPACES[call.comm] = _Workspace(call.comm, num_bytes, tensor.device)
-    return [each.view(tensor.dtype).view(tensor.shape) for each in workspace.gather(message, call.size, call.timeout_s)]
 
 
 UNKNOWN = -1

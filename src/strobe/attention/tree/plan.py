@@ -22,7 +22,7 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
-from strobe.attention.tree.comm import CollectiveCall, Comm, refuses_symmetric
+from strobe.attention.tree.comm import CollectiveCall, Comm
 from strobe.attention.tree.local import Shard, local_attention, merge_messages, pack_state, row_bytes
 from strobe.attention.tree.placement import Mask, Segment, split
 from strobe.attention.tree.spec import MOVES_KEYS, STRATEGIES, Strategy, TreeSpec
@@ -413,14 +413,8 @@ def decide(spec: TreeSpec, ranks: RankLengths, requested: str, links: Links) -> 
         raise ConfigError(f"strategy {requested!r}: {dict(refused)[requested]}")
     able = [strategy for strategy in STRATEGIES if strategy not in dict(refused)]
     predictions = sorted((_predict(spec, ranks, strategy, links) for strategy in able), key=lambda each: each.seconds)
-    unmeasured = (
-        "not chosen by auto: its rate is not measured, and whole calls were within 2 % of allgather's; ask for it by name"
-    )
-    choice = next(each.strategy for each in predictions if each.strategy != "symmetric") if requested == "auto" else requested
-    if requested == "auto" and "symmetric" in able:
-        refused.append(("symmetric", unmeasured))
     return TreePlan(
-        strategy=next(strategy for strategy in STRATEGIES if strategy == choice),
+        strategy=predictions[0].strategy if requested == "auto" else next(each for each in able if each == requested),
         predictions=tuple(predictions),
         refused=tuple(refused),
         call=spec.describe(requested),
@@ -430,8 +424,6 @@ def decide(spec: TreeSpec, ranks: RankLengths, requested: str, links: Links) -> 
 
 
 def _refuses(spec: TreeSpec, ranks: RankLengths, strategy: Strategy) -> str | None:
-    if strategy == "symmetric":
-        return refuses_symmetric(spec.device_type)
     if strategy == "ulysses" and ranks.num_head_ranks > 1:
         return "a mesh of (tree, heads) spreads the heads over its second dimension already; name the strategy of the first"
     if strategy == "ulysses" and "heads" in (spec.q_placement, spec.kv_placement):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from strobe.attention.double_backward import first_derivatives_only
 from strobe.attention.state import merge
-from strobe.attention.tree.comm import CollectiveCall, Exchange, gather_symmetric
+from strobe.attention.tree.comm import CollectiveCall, Exchange
 from strobe.attention.tree.local import (
     Shard,
     empty_state,
@@ -81,8 +81,7 @@ def combine(call: CollectiveCall, strategy: Strategy, part: AttentionOutput, cut
         if cut is None:
             return whole
         return AttentionOutput(out=cut.of(whole.out, call.rank), lse=cut.of(whole.lse.transpose(1, 2), call.rank).transpose(1, 2))
-    gather = gather_symmetric if strategy == "symmetric" else CollectiveCall.gather
-    packed = gather(call, pack_state(part))
+    packed = call.gather(pack_state(part))
     if cut:
         packed = [cut.of(each, call.rank) for each in packed]
     with span(MERGE):

@@ -14,7 +14,7 @@ from strobe.core.errors import ShapeError, unknown_choice
 Placement = Literal["replicated", "sequence", "heads"]
 """Where rows are: all of them on every rank; a run of rows with all heads; all rows of a share of the heads."""
 
-Strategy = Literal["allgather", "alltoall", "allreduce3", "ring", "ulysses", "symmetric"]
+Strategy = Literal["allgather", "alltoall", "allreduce3", "ring", "ulysses"]
 
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 
