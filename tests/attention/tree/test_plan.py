@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from strobe.attention.tree import KVShards, Links, Rate, Segment, TreePlan, explain, plan, tree_attention
 from strobe.attention.tree.placement import BufferRun, Mask, pieces
-from strobe.attention.tree.plan import Clock, assumed_links, fit
+from strobe.attention.tree.plan import Bill, assumed_links, fit
 from strobe.attention.tree.request import round_up
 from strobe.attention.tree.spec import Placement
 from strobe.compat import tree_attn_decode
@@ -154,13 +155,15 @@ def test_few_queries_on_gpus_cost_what_the_host_starts() -> None:
 
 
 def test_a_device_waits_for_its_host_and_a_message_for_neither() -> None:
-    clock = Clock()
-    clock.run(2.0, 5.0)  # started at 2, done at 7
-    there = clock.send(1.0, 4.0)  # beside what follows: 7 to 11
-    clock.run(1.0, 3.0)  # the host is ahead: 7 to 10
-    assert clock.wait(there) == pytest.approx(1.0) and clock.device_s == pytest.approx(11.0)
-    clock.run(10.0, 1.0)  # the host is behind: started at 14
-    assert clock.device_s == pytest.approx(15.0) and clock.idle_s == pytest.approx(2.0 + 3.0)
+    hop = Rate(alpha_s=4.0, bytes_per_s=math.inf, host_s=1.0)
+    bill = Bill(replace(links(1.0, 1.0), exchange=hop))
+    bill.run(2.0, 5.0)  # started at 2, done at 7
+    there = bill.hop("keys", 1.0)  # beside what follows: 7 to 11
+    bill.run(1.0, 3.0)  # the host is ahead: 7 to 10
+    bill.arrive(there)
+    assert bill.hidden_s == pytest.approx(3.0) and bill.busy_device_s == pytest.approx(11.0)
+    bill.run(10.0, 1.0)  # the host is behind: started at 14
+    assert bill.busy_device_s == pytest.approx(15.0) and bill.idle_s == pytest.approx(2.0 + 3.0)
 
 
 @given(st.floats(1e-7, 1e-3), st.floats(1e6, 1e12))
