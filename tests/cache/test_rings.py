@@ -309,28 +309,32 @@ def test_ring_returns_views_of_tensors_that_never_move() -> None:
     assert values.shape == (2, 18, 2, 4)
 
 
-@pytest.mark.parametrize("kind", [RingCache, RollingCache, EIGHT, partial(QuantizedRing, to="fp8")])
+@pytest.mark.parametrize("kind", [RingCache, RollingCache, EIGHT, partial(QuantizedRing, to="fp8"), EightBitRing])
 @pytest.mark.parametrize("blocks_before", [1, 5])
 def test_snapshot_replays_bit_equal(kind: Any, blocks_before: int) -> None:
     """In the same cache, whose tensors stay where they are, and in a new one."""
     cache, other = (build(kind, 7, 2, positions="rebased", rotate=turn_into) for _ in range(2))
 
     def go_on(cache: Any) -> list[Tensor]:
-        steps = [write(cache.at(3 * block, 3)) for block in range(blocks_before, blocks_before + 4)]
-        return [tensor.clone() for step in steps for pair in step for tensor in pair]
+        passes = [write(cache.at(3 * block, 3)) for block in range(blocks_before, blocks_before + 4)]
+        shown = [() if kind is EightBitRing else pair for layers in passes for pair in layers]
+        kept = cache.snapshot()
+        return [each.clone() for each in (kept.keys, kept.values, kept.sink_keys, *(each for pair in shown for each in pair))]
 
     for block in range(blocks_before):
         write(cache.at(3 * block, 3))
     write(cache.rewrite(keep_sink=False), 9)  # of a full window the sink is another one then
     state: CacheState = cache.snapshot()
     assert (state.origin, state.end) == (max(0, 3 * blocks_before - 7), 3 * blocks_before)
-    expected, address = go_on(cache), cache.values.data_ptr()
+    expected, address = go_on(cache), cache._held()[0].data_ptr()
     for each in (cache, other):
         each.restore(state)
         assert each.end == 3 * blocks_before
-        assert kind is RollingCache or cache.values.data_ptr() == address
+        assert cache._held()[0].data_ptr() == address
         assert all(torch.equal(a, b) for a, b in zip(go_on(each), expected, strict=True))
-    for wrong in (build(kind, 8, 2), build(RingCache if isinstance(kind, partial) else EIGHT, 7, 2)):
+    own = EIGHT if isinstance(kind, partial) else RingCache if kind is RollingCache else kind
+    others = [build(each, 7, 2) for each in (RingCache, EIGHT, EightBitRing) if each is not own]
+    for wrong in (build(kind, 8, 2), *([] if kind is RollingCache else [build(kind, 7, 1)]), *others):
         with pytest.raises(ShapeError):
             wrong.restore(state)
 
