@@ -60,8 +60,8 @@ NEW_CARDS = [A100, RTX_4090, B200, RTX_5090, MI250, MI300]
 
 @pytest.fixture(autouse=True)
 def _every_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in impls.MISSING:
-        monkeypatch.setitem(impls.MISSING, name, None)
+    for name in impls.LIBRARIES:
+        monkeypatch.setitem(impls.MISSING.found, name, None)
     monkeypatch.setattr(impls, "_SAID", [])
 
 
@@ -201,7 +201,7 @@ def test_libraries_name_where_they_run(card: Card) -> None:
 
 
 def test_a_survey_tells_all_states(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(impls.MISSING, "fa4", "it is not there")
+    monkeypatch.setitem(impls.MISSING.found, "fa4", "it is not there")
     known = (gate("cudnn", H200), gate("flex", H200, failed="packed sequences: RuntimeError: no"))
     found = {(state.operator, state.name): state for state in survey(GPU, card=H200, gates=known, versions={"torch": "2.12.0"})}
     words = "7 tests on H200, 2026-01-31, driver 570.1, torch 2.11.0, triton 3.6.0; not with what is here: torch 2.12.0"
@@ -494,7 +494,7 @@ def test_a_library_is_found_by_its_module_and_its_version(
 
 
 def test_another_machine_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(impls.MISSING, "cudnn", "it is not there")
+    monkeypatch.setitem(impls.MISSING.found, "cudnn", "it is not there")
     found = refusals(SPARSE, sparse_impls.IMPLS)
     assert found["cudnn"] == "it is not there" and found["fa4"] is None
     on_a100 = refusals(replace(SPARSE, card=A100), sparse_impls.IMPLS)

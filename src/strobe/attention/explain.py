@@ -15,8 +15,9 @@ from strobe.attention.dense.api import IMPLS as DENSE
 from strobe.attention.dense.api import explain_dense
 from strobe.attention.dense.eight.api import IMPLS as EIGHTBIT
 from strobe.attention.impls import GATES, Choice, GateRun, Impl
-from strobe.attention.sparse.api import explain_block_sparse
+from strobe.attention.sparse.api import spec_of
 from strobe.attention.sparse.impls import IMPLS as SPARSE
+from strobe.attention.sparse.impls import choose
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.sparse.video import explain_video
@@ -88,7 +89,7 @@ def explain(
         raise ConfigError(f"{', '.join(unknown)}: an argument of video_sparse_attention alone; give its grid=(T, H, W) too")
     if selection is None:
         return explain_dense(q, k, v, **given)
-    return explain_block_sparse(q, k, v, selection, **given, **options)
+    return choose(spec_of(q, k, v, selection, softmax_scale, return_lse, options.get("deterministic", False)), impl)
 
 
 class _ByLayer(dict[str, Choice[Any]]):

@@ -13,12 +13,11 @@ from torch import Tensor
 
 from strobe.attention.dense.api import dense_attention
 from strobe.attention.explain import explain
-from strobe.attention.sparse import api, entries
-from strobe.attention.sparse.api import block_sparse_attention, explain_block_sparse
+from strobe.attention.sparse import entries
+from strobe.attention.sparse.api import block_sparse_attention, spec_of
 from strobe.attention.sparse.custom_ops import block_sparse_backward, block_sparse_forward
 from strobe.attention.sparse.entries import sound
 from strobe.attention.sparse.selection import BlockSelection
-from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.types import AttentionOutput
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
 from strobe.core.tolerances import tolerance
@@ -265,11 +264,9 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 @pytest.mark.parametrize("given", [(), ("q_sizes",), ("kv_sizes",), ("q_sizes", "kv_sizes")])
-def test_sizes_of_either_side_make_a_call_ragged(given: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_of_either_side_make_a_call_ragged(given: tuple[str, ...]) -> None:
     """The choice of an implementation depends on it."""
-    asked: list[SparseSpec] = []
-    monkeypatch.setattr(api, "_choose", lambda spec, impl: asked.append(spec))
     q, k, v, selection = _case((1, 2, 2, 2, 3, 8))
     dropped = {name: None for name in ("q_sizes", "kv_sizes") if name not in given}
-    explain_block_sparse(q, k, v, replace(selection, **dropped))  # type: ignore[arg-type]
-    assert [spec.ragged for spec in asked] == [bool(given)]
+    spec = spec_of(q, k, v, replace(selection, **dropped), None, False, False)  # type: ignore[arg-type]
+    assert spec.ragged == bool(given)

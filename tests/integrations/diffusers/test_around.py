@@ -324,7 +324,7 @@ def test_one_compiled_transformer_of_several_is_compiled() -> None:
 
 
 def test_facts_of_a_pass_are_moved_with_their_tensors() -> None:
-    one = Pass((1, 2, 3), (), dense=True, queries=4, recalls={})
+    one = Pass(grid=(1, 2, 3), text_lengths=(), dense=True, queries=4, recalls={})
     one.pair, one.rope = (torch.zeros(2), torch.ones(2)), (torch.zeros(3),)
     assert one.to("cpu") is one
     moved = one.to("meta")

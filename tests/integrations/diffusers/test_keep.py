@@ -361,4 +361,4 @@ def test_tokens_of_several_processes_are_not_measured(monkeypatch: pytest.Monkey
         monkeypatch.setattr(SparseProcessor, "split", True)
         q = torch.ones(1, 210, 2, 12)
         with pytest.raises(ConfigError, match="blocks.0.attn1.processor: calibrate measures in one process"):
-            processor.measure(q, q, Pass((5, 6, 7), (), dense=True, queries=0, recalls={}, held={}))
+            processor.measure(q, q, Pass(grid=(5, 6, 7), text_lengths=(), dense=True, queries=0, recalls={}, held={}))

@@ -365,7 +365,7 @@ class _SparsePart:
             self.seen.ran_sparse = True
         queries, recalls = self.asked.get(get_ident(), (0, {})) if self.asked else (0, {})
         begin(Pass(
-            grid, text_lengths, dense=dense, queries=queries, recalls=recalls, selected=selected, held=held,
+            grid=grid, text_lengths=text_lengths, dense=dense, queries=queries, recalls=recalls, selected=selected, held=held,
             dense_rows=options.dense_rows(grid),
         ))  # fmt: skip
 

@@ -26,6 +26,11 @@ from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
 from strobe.integrations.diffusers.forward import Pass, Rope, Seen, SparseOptions, Triple, grid_of
 
 
+def _of_replaced(name: str) -> Any:
+    """Return a property that is read from, and set on, the processor that was replaced."""
+    return property(lambda self: getattr(self.replaced, name), lambda self, value: setattr(self.replaced, name, value))
+
+
 class SparseProcessor:
     """The common part of every family's processor: its layer, the processor it replaces, and the attention of a video.
 
@@ -47,21 +52,8 @@ class SparseProcessor:
         self.name, self.replaced, self.options, self.seen, self.dense = name, replaced, options, seen, dense
         self.gate_owner: Any = None  # what holds `to_gate_compress`; None without a trained gate
 
-    @property
-    def _attention_backend(self) -> Any:
-        return self.replaced._attention_backend
-
-    @_attention_backend.setter
-    def _attention_backend(self, backend: Any) -> None:
-        self.replaced._attention_backend = backend
-
-    @property
-    def _parallel_config(self) -> Any:
-        return self.replaced._parallel_config
-
-    @_parallel_config.setter
-    def _parallel_config(self, config: Any) -> None:
-        self.replaced._parallel_config = config
+    _attention_backend = _of_replaced("_attention_backend")
+    _parallel_config = _of_replaced("_parallel_config")
 
     @property
     def split(self) -> bool:

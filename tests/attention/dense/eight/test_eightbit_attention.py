@@ -232,14 +232,14 @@ def on_hopper(**changes: object) -> AttentionSpec:
     ],
 )
 def test_what_kernels_refuse(name: str, changes: dict[str, object], reason: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(MISSING, name, None)
+    monkeypatch.setitem(MISSING.found, name, None)
     (impl,) = (each for each in IMPLS if each.name == name)
     assert impl.refuses(on_hopper(**changes)) == reason
 
 
 def test_on_a_gpu_auto_takes_a_kernel_behind_its_gate_and_never_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in eightbit.IMPLS:
-        monkeypatch.setitem(MISSING, name, None)
+        monkeypatch.setitem(MISSING.found, name, None)
     monkeypatch.setattr("strobe.attention.impls.GATES", ())
     with pytest.raises(ImplUnavailableError, match=r"strobe doctor --gate runs it.*would run here: gluon, triton, reference$"):
         choose(on_hopper(), "auto")
