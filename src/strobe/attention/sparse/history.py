@@ -157,10 +157,16 @@ def _planned(q: Tensor, history: History, q_tiles: TileLayout, sparsity: float, 
     return Plan(wish=wish, spec=fine, choice=chosen_impl(fine, impl), fused=_fuses(q, history))
 
 
+def _grids(history: History, q_tiles: TileLayout, device: torch.device) -> tuple[Grid, Grid]:
+    """Return the grids of the queries, in raster order, and of the history, in tiles; closed tiles have size 0 and score -inf."""
+    sizes = history.sizes
+    keys = Grid.in_tiles(history.block, sizes.shape[0], sizes, None if history.whole else sizes)
+    return Grid.of(q_tiles, device), keys
+
+
 def _over_history(q: Tensor, history: History, q_tiles: TileLayout, plan: Plan) -> AttentionOutput:
     """Attend over the history tiles that the queries' tiles select; the result is in tile order."""
-    q_rows, sizes = Grid.of(q_tiles, q.device), history.sizes  # closed tiles have size 0, and score -inf
-    kv_rows = Grid.in_tiles(history.block, sizes.shape[0], sizes, None if history.whole else sizes)
+    q_rows, kv_rows = _grids(history, q_tiles, q.device)
     with ambient(q, plan.choice.impl.name):
         tiled, means = tile_queries(plan, q, q_rows)
         there = Tiled(q=tiled, k=history.keys, v=history.values, means=(means, history.means, None))
