@@ -229,12 +229,10 @@ class TiledFrames:
         self._pooled = first
 
     def _staging(self, buffer: Tensor, frame: int) -> Tensor:
-        """Return the rows of a staged frame."""
         start = (self._policy.sink + frame - self._staged.start) * self._tokens
         return buffer[:, :, start : start + self._tokens]
 
     def _slot(self, tiled: Tensor, frame: int) -> Tensor:
-        """Return the rows of a frame in tiles."""
         slot, rows = self._policy.slot(frame) - self._policy.sink, self._tiles.num_rows
         return tiled[:, :, slot * rows : (slot + 1) * rows]
 

@@ -309,5 +309,4 @@ def _samples(tensor: Tensor, first: int) -> Tensor:
 
 
 def _each(kept: RoundedKeys, change: Callable[[Tensor], Tensor]) -> RoundedKeys:
-    """Return the same with each tensor changed."""
     return RoundedKeys(**{each.name: change(getattr(kept, each.name)) for each in fields(RoundedKeys)})

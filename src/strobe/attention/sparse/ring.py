@@ -394,7 +394,6 @@ def _of_all(tiles: TileLayout, bounds: tuple[int, ...], rank: int, name: str, fa
 
 
 def _cut(rows: Grid, start: int, stop: int) -> Grid:
-    """Return the grid of the tiles from `start` to below `stop` alone."""
     assert rows.rows is not None
     mine = rows.rows[(rows.rows >= start * rows.block) & (rows.rows < stop * rows.block)] - start * rows.block
     tokens = torch.full(((stop - start) * rows.block,), mine.numel(), device=mine.device)

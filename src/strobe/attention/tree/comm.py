@@ -6,14 +6,8 @@ other and never read each other's bytes; a receive that fails knows whom it wait
 Every tensor that goes to `torch.distributed` is contiguous: gloo reads memory in order and does not look at strides, so ranks
 whose strides differ would add numbers of different places. `CollectiveCall._start` asserts it, and nothing else starts a message.
 
-Ranks show each other that all are in the same call with the same arguments, or each raises an error that names the odd ones. On a
-CPU every call sends a token of a few numbers to every rank while the local attention runs. On a GPU, where reading an answer
-would stop the stream, the ranks meet once for each kind of call, in the group's store. So a rank that makes a new kind of call
-waits there alone while the others repeat one that they know and wait for it on the GPU: at the timeout each leaves a note of the
-call it is in, and finds those of the others.
-
-Work that is queued on a GPU and that no call waits for has a deadline here: NCCL's own is that of the whole group, ten minutes
-unless it was told otherwise, and it names no rank; a replayed CUDA graph has none.
+How ranks show each other that all are in the same call, and what a rank that fails leaves behind, is in the README. Work that is
+queued on a GPU and that no call waits for has a deadline here: NCCL's own is that of the whole group, and names no rank.
 """
 
 from __future__ import annotations
@@ -28,7 +22,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from math import prod
@@ -416,16 +410,16 @@ def comms_of_mesh(mesh: DeviceMesh) -> tuple[Comm, Comm | None]:
     raise ConfigError(f"mesh: got {mesh.ndim} dimensions, expected 1 (tree) or 2 (tree, heads)")
 
 
+@dataclass(slots=True, eq=False)
 class Exchange:
     """Messages in flight between all pairs of ranks; `wait` returns one received tensor from each rank."""
 
-    def __init__(self, call: CollectiveCall, received: list[Tensor], kind: str) -> None:
-        self._call = call
-        self._received = received
-        self._kind = kind
-        self.works: list[Waiting] = []
-        self.kept: Sequence[Tensor] = ()  # what is being sent must not be freed
-        self.marked = ExitStack()  # a profiling mark, open until the end of the wait
+    call: CollectiveCall
+    received: list[Tensor]
+    kind: str
+    works: list[Waiting] = field(default_factory=list)
+    kept: Sequence[Tensor] = ()  # what is being sent must not be freed
+    marked: ExitStack = field(default_factory=ExitStack)  # a profiling mark, open until the end of the wait
 
     def wait(self) -> list[Tensor]:
         """Wait for all messages and return one tensor from each rank.
@@ -433,23 +427,22 @@ class Exchange:
         Raises:
             CollectiveError: a rank did not send within the timeout, or has gone.
         """
-        with self.marked, span(WAIT + self._kind):
-            self._call.wait(self.works)
-        return self._received
+        with self.marked, span(WAIT + self.kind):
+            self.call.wait(self.works)
+        return self.received
 
 
+@dataclass(eq=False)
 class CollectiveCall:
-    """One call on one group: all its messages carry its number, and its errors name it."""
+    """One call on one group: all its messages carry its number, and its errors name it. See `Comm.begin`."""
 
-    def __init__(self, comm: Comm, number: int, text: str, digest: int, timeout_s: float, ends_process: bool) -> None:
-        self.comm = comm
-        self.number = number
-        self.text = text
-        self.digest = digest
-        self.timeout_s = timeout_s
-        self.ends_process = ends_process
-        self.first: Callable[[], object] | None = None
-        self._tag = 16 + zlib.crc32(f"{number} {digest}".encode()) % (2**30)
+    comm: Comm
+    number: int
+    text: str
+    digest: int
+    timeout_s: float
+    ends_process: bool
+    first: Callable[[], object] | None = None
 
     @property
     def rank(self) -> int:
@@ -500,7 +493,8 @@ class CollectiveCall:
         with ExitStack() as stack:
             stack.enter_context(span(MESSAGE + kind))
             if self.comm.direct(own.device):
-                started = self._exchange_directly(sends, received, self._tag if tag is None else tag)
+                own_tag = 16 + zlib.crc32(f"{self.number} {self.digest}".encode()) % (2**30)
+                started = self._exchange_directly(sends, received, own_tag if tag is None else tag)
             else:
                 started = self._exchange_as_collective(sends, received)
             exchange.works, exchange.kept = started
@@ -719,13 +713,13 @@ class Agreement:
         if self._tokens is None and self._kind in comm.agreed:
             return comm.agreed[self._kind]
         tokens = self._collected()
-        for field, what in _MUST_AGREE:
-            values = [getattr(token, field) for token in tokens]
+        for name, what in _MUST_AGREE:
+            values = [getattr(token, name) for token in tokens]
             known = [value for value in values if value != UNKNOWN]
             if len(set(known)) > 1:
                 usual = Counter(known).most_common(1)[0][0]
                 odd = [rank for rank, value in enumerate(values) if value not in (usual, UNKNOWN)]
-                raise self._refusal(tokens, odd, what, values if field not in ("digest", "queries") else None)
+                raise self._refusal(tokens, odd, what, values if name not in ("digest", "queries") else None)
         shapes = [(token.num_kv_heads, token.head_dim_v) for token in tokens if token.num_kv_heads != UNKNOWN]
         if self._tokens is None:
             comm.agreed[self._kind] = shapes[0] if shapes else (UNKNOWN, UNKNOWN)

@@ -1,12 +1,6 @@
-"""Measured costs of this machine, the cost of each strategy by them, and the choice of `auto`.
+"""Measured costs of this machine, the cost of each strategy by them, and the choice of `auto`; the model is in the README.
 
-On a GPU costs are twofold: what the host takes to start a message or a pass, and what the device then takes. A loop of calls
-shows the larger of the two: on two H200 the host's 57 to 144 us a message hid every bandwidth up to 32 MB, so they are timed
-apart. Messages have latency and bandwidth, attention a roofline.
-
-What is predicted is one call, from ranks that are there and idle devices to the result. Behind other work a GPU does not wait for
-its host, and calls take that much less; nor in a captured graph, whose calls are planned with `Links.in_a_graph`. Launches are
-counted in the code that runs: `redistribute.py`.
+Launches are counted in the code that runs: `redistribute.py`.
 """
 
 from __future__ import annotations

@@ -63,7 +63,6 @@ class SparseProcessor:
 
     @property
     def _group(self) -> Any:
-        """The processes of context parallelism."""
         return self._parallel_config.context_parallel_config._flattened_mesh.get_group()
 
     @staticmethod
