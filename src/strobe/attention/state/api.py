@@ -60,7 +60,11 @@ def merge(
     """
     parts = _checked(states, rows)
     if into is not None:
-        _check_target(into, parts)
+        part, _, place = parts[0]
+        wanted = (part.shape[0], part.shape[1] if place is None else place.shape[0], *part.shape[2:])
+        _check("into.out", into.out, wanted, part.dtype, part)
+        if into.lse is not None:
+            _check_lse("into", into.lse, into.out)
     out = parts[0][0]
     with ambient(out):
         if _takes_triton(parts, impl):
@@ -144,11 +148,3 @@ def _check_lse(name: str, lse: Tensor, out: Tensor) -> None:
     wanted = (out.shape[0], out.shape[2], out.shape[1])
     if tuple(lse.shape) != wanted or lse.dtype != torch.float32:
         raise ShapeError(f"{name}.lse: got {tuple(lse.shape)} {lse.dtype}, expected {wanted} torch.float32")
-
-
-def _check_target(into: AttentionOutput, parts: Sequence[_State]) -> None:
-    out, _, rows = parts[0]
-    wanted = (out.shape[0], out.shape[1] if rows is None else rows.shape[0], *out.shape[2:])
-    _check("into.out", into.out, wanted, out.dtype, out)
-    if into.lse is not None:
-        _check_lse("into", into.lse, into.out)

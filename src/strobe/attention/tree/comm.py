@@ -720,10 +720,11 @@ class Agreement:
                 usual = Counter(known).most_common(1)[0][0]
                 odd = [rank for rank, value in enumerate(values) if value not in (usual, UNKNOWN)]
                 raise self._refusal(tokens, odd, what, values if name not in ("digest", "queries") else None)
-        shapes = [(token.num_kv_heads, token.head_dim_v) for token in tokens if token.num_kv_heads != UNKNOWN]
+        shapes = ((token.num_kv_heads, token.head_dim_v) for token in tokens if token.num_kv_heads != UNKNOWN)
+        found = next(shapes, (UNKNOWN, UNKNOWN))
         if self._tokens is None:
-            comm.agreed[self._kind] = shapes[0] if shapes else (UNKNOWN, UNKNOWN)
-        return shapes[0] if shapes else (UNKNOWN, UNKNOWN)
+            comm.agreed[self._kind] = found
+        return found
 
     def _collected(self) -> list[Token]:
         if self._tokens is not None:

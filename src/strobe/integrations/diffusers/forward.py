@@ -133,16 +133,17 @@ def grid_of(given: Any) -> Triple:
     return t, h, w
 
 
+@dataclass(eq=False)
 class Seen:
     """Facts of the forward passes so far, for reports; no layer computes with them.
 
     The attributes are plain, and written rather than read: a compiler guards on what is read.
     """
 
-    def __init__(self) -> None:
-        self.grid: Triple | None = None
-        self.device: torch.device | None = None
-        self.ran_dense = self.ran_sparse = False  # a step of that kind was taken
+    grid: Triple | None = None
+    device: torch.device | None = None
+    ran_dense: bool = False  # a step of that kind was taken
+    ran_sparse: bool = False
 
 
 @dataclass(kw_only=True, eq=False)

@@ -183,33 +183,21 @@ class SparseProcessor:
             self.measure(q, k, running)
             found = dense_attention(q, k, v, return_lse=return_lse)
         else:
-            found = self._sparse(q, k, v, running, gate, rope, return_lse)
+            sparse = video_sparse_attention(
+                q, k, v, gate=gate, rope=rope, return_lse=return_lse, probe=running.queries,
+                **self._wanted(running, q.shape[2]), **self._options(running.grid),
+            )  # fmt: skip
+            if sparse.recall is not None:
+                running.recalls.setdefault(self.name, []).append(sparse.recall)
+            found = AttentionOutput(out=sparse.out, lse=sparse.lse)
         if whole:
             found = _with_dense(found, q, k, v, whole)
         return found if exchange is None else AttentionOutput(out=exchange.gather_heads(found.out), lse=None)
 
-    def _sparse(
-        self, q: Tensor, k: Tensor, v: Tensor, running: Pass, gate: Tensor | None, rope: Rope | None, return_lse: bool
-    ) -> AttentionOutput:
-        options = self.options
-        found = video_sparse_attention(
-            q,
-            k,
-            v,
-            grid=running.grid,
-            tile=options.tile,
-            gate=gate,
-            rope=rope,
-            forced=options.forced,
-            impl=options.impl,
-            return_lse=return_lse,
-            probe=running.queries,
-            pool_skipped=options.pool_skipped,
-            **self._wanted(running, q.shape[2]),
-        )
-        if found.recall is not None:
-            running.recalls.setdefault(self.name, []).append(found.recall)
-        return AttentionOutput(out=found.out, lse=found.lse)
+    def _options(self, grid: Triple) -> dict[str, Any]:
+        """Return the arguments of `video_sparse_attention` that are the same in every pass over a grid."""
+        own = self.options
+        return {"grid": grid, "tile": own.tile, "forced": own.forced, "impl": own.impl, "pool_skipped": own.pool_skipped}
 
     def _wanted(self, running: Pass, heads: int) -> dict[str, Any]:
         """Say how many key tiles the heads of this process see, as `video_sparse_attention` takes it."""
@@ -244,18 +232,7 @@ class SparseProcessor:
         if options.kept is not None:
             tiles = tile_layout(grid, options.tile).num_tiles
             given = {"topk": tuple(budget(None, skipped, 1, tiles)[0] for skipped in self._usual_skipped())}
-        return explain_video(
-            q,
-            q,
-            q,
-            gate=None if self.gate_owner is None else q,
-            grid=grid,
-            tile=options.tile,
-            forced=options.forced,
-            impl=options.impl,
-            pool_skipped=options.pool_skipped,
-            **given,
-        )
+        return explain_video(q, q, q, gate=None if self.gate_owner is None else q, **self._options(grid), **given)
 
 
 def _with_dense(found: AttentionOutput, q: Tensor, k: Tensor, v: Tensor, whole: tuple[tuple[int, int], ...]) -> AttentionOutput:
@@ -403,11 +380,8 @@ class CosmosProcessor(SparseProcessor):
         if running is None:
             found = self.replaced(attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb)
             return found
-        q, k, v = (heads_apart(layer(hidden_states), attn.heads) for layer in (attn.to_q, attn.to_k, attn.to_v))
-        q, k = (
-            apply_rotary_emb(each, running.rope, use_real_unbind_dim=-2, sequence_dim=1)
-            for each in (attn.norm_q(q), attn.norm_k(k))
-        )
+        q, k, v = _normed(_projected(attn, hidden_states, (attn.to_q, attn.to_k, attn.to_v)), attn.norm_q, attn.norm_k)
+        q, k = (apply_rotary_emb(each, running.rope, use_real_unbind_dim=-2, sequence_dim=1) for each in (q, k))
         found = attn.to_out[1](attn.to_out[0](self.attend(q, k, v, running).out.flatten(2, 3)))
         return found
 
