@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -329,27 +328,25 @@ def test_snapshot_replays_bit_equal(kind: Any, blocks_before: int) -> None:
 KINDS = [RingCache, RollingCache, EIGHT, EightBitRing]
 
 
-def call_at(first: int, frames: int) -> Callable[[Any], object]:
-    return lambda cache: cache.at(first, frames)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("misuse", "error"),
+    ("name", "arguments", "error"),
     [
-        (call_at(4, 3), SessionError),
-        (call_at(1, 1), SessionError),
-        (call_at(3, 0), SessionError),
-        (call_at(3, 6), ConfigError),
-        (lambda cache: cache.rewrite(0, keep_sink=True), SessionError),
-        (lambda cache: cache.rewrite(4, keep_sink=True), SessionError),
+        ("at", (4, 3), SessionError),
+        ("at", (1, 1), SessionError),
+        ("at", (3, 0), SessionError),
+        ("at", (3, 6), ConfigError),
+        ("rewrite", (0,), SessionError),
+        ("rewrite", (4,), SessionError),
     ],
 )
-def test_wrong_frames_are_refused_and_nothing_changes(kind: Any, misuse: Callable[[Any], object], error: type[Exception]) -> None:
+def test_wrong_frames_are_refused_and_nothing_changes(
+    kind: Any, name: str, arguments: tuple[int, ...], error: type[Exception]
+) -> None:
     cache = build(kind, 6, 1)
     write(cache.at(0, 3))
     with pytest.raises(error):
-        misuse(cache)
+        getattr(cache, name)(*arguments, **({"keep_sink": True} if name == "rewrite" else {}))
     assert cache.end == 3
 
 
