@@ -202,10 +202,7 @@ def plan(
         q_placement=q_placement,
         kv_placement=kv_placement,
         out_placement=out_placement,
-        strategy="auto",
         rows=split(q_len, ranks.size),
-        needs_grad=False,
-        symmetric_kv_len=None,
     )
     return decide(spec, ranks, strategy, links or assumed_links("nccl" if device_type == "cuda" else "gloo", ranks.size))
 

@@ -151,7 +151,6 @@ def make_request(q: Tensor, k: Tensor | None, v: Tensor | None, options: Options
         q_placement=options.q_placement,
         kv_placement=options.kv_placement,
         out_placement=options.out_placement,
-        strategy="auto",
         rows=rows,
         needs_grad=torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in (q, k, v)),
         symmetric_kv_len=kv_len if options.shards is None and shards is not None else None,

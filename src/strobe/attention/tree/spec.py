@@ -54,10 +54,10 @@ class TreeSpec:
     q_placement: Placement
     kv_placement: Placement
     out_placement: Placement
-    strategy: Strategy | Literal["auto"]
+    strategy: Strategy | Literal["auto"] = "auto"
     rows: tuple[tuple[int, int], ...]
-    needs_grad: bool
-    symmetric_kv_len: int | None
+    needs_grad: bool = False
+    symmetric_kv_len: int | None = None
 
     def describe(self, strategy: str) -> str:
         """Describe the call in one line for errors: the requested strategy, the global shapes."""
