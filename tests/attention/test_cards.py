@@ -10,6 +10,7 @@ import sys
 import threading
 import warnings
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import flash_stand_in
 from strobe.attention import impls
 from strobe.attention.dense import api as dense_api
 from strobe.attention.dense.api import IMPLS as DENSE_IMPLS
@@ -61,16 +63,17 @@ NEW_CARDS = [A100, RTX_4090, B200, RTX_5090, MI250, MI300]
 
 @pytest.fixture(autouse=True)
 def _every_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in impls.MISSING:
-        monkeypatch.setitem(impls.MISSING, name, None)
+    for name in impls.LIBRARIES:
+        monkeypatch.setitem(impls.MISSING.found, name, None)
     monkeypatch.setattr(impls, "_SAID", [])
 
 
-def sparse_call(card: Card, **changes: object) -> SparseSpec:
-    device = GPU if card.vendor else torch.device("cpu")
-    spec = next(spec for impl, spec in plain_calls(device, card) if impl.operator == "sparse")
-    assert isinstance(spec, SparseSpec)
-    return replace(spec, **changes)  # type: ignore[arg-type]
+def plain_call(operator: str, card: Card, **changes: object) -> Any:
+    """The spec of a plain call on a card."""
+    return replace(next(spec for impl, spec in plain_calls(GPU, card) if impl.operator == operator), **changes)
+
+
+sparse_call = partial(plain_call, "sparse")
 
 
 def gate(name: str, card: Card, operator: str = "sparse", **changes: object) -> GateRun:
@@ -98,10 +101,30 @@ def test_a_card_without_a_gate_runs_triton_and_is_told_so(card: Card, changes: d
     assert "its gate has not been run" in choice.note and card.name in choice.note and "strobe doctor --gate" in choice.note
 
 
-@pytest.mark.parametrize("card", NEW_CARDS, ids=lambda card: card.name)
-def test_a_green_gate_on_the_card_needs_no_word(card: Card) -> None:
-    choice = select(sparse_call(card), SPARSE_IMPLS, gates=[gate("triton", card)])
-    assert (choice.impl.name, choice.note) == ("triton", "")
+OTHER_SOURCES = {"kernel": "0123456789abcdef"}
+CHOSEN: list[tuple[Card, list[GateRun], str, str, bool]] = [
+    *((card, [gate("triton", card)], "auto", "triton", False) for card in NEW_CARDS),
+    (A100, [gate("triton", A100, **OTHER_SOURCES)], "auto", "triton", True),
+    (A100, [gate("triton", A100, kernel="")], "auto", "triton", False),  # from before hashes were kept
+    (A100, [gate("triton", A100, failed="case", **OTHER_SOURCES)], "auto", "triton", True),
+    (RTX_4090, [gate("triton", H200), gate("cudnn", B200), gate("fa4", H200, "dense")], "auto", "triton", True),
+    (H200, [gate("cudnn", H200), gate("triton", H200)], "auto", "cudnn", False),
+    (H200, [gate("fa4", H200), gate("flex", H200)], "auto", "fa4", False),
+    (H200, [gate("flex", H200)], "auto", "triton", True),  # flex is slow
+    (H200, [], "fa4", "fa4", False),  # by its name it runs, and nothing is said
+    (H200, [], "triton", "triton", False),
+]
+
+
+@pytest.mark.parametrize(("card", "gates", "name", "impl", "told"), CHOSEN)
+def test_better_ones_that_passed_on_the_card_come_first(
+    card: Card, gates: list[GateRun], name: str, impl: str, told: bool
+) -> None:
+    """`told`: that its gate has not been run there with these kernels."""
+    choice = select(sparse_call(card), SPARSE_IMPLS, name, gates=gates)
+    assert choice.impl.name == impl and ("its gate has not been run" in choice.note) == told == bool(choice.note)
+    if impl == "fa4" and name == "auto":
+        assert dict(choice.passed_over)["cudnn"].startswith("untested: its gate has not been run on compute capability 9.0")
 
 
 @pytest.mark.parametrize("card", NEW_CARDS, ids=lambda card: card.name)
@@ -114,14 +137,6 @@ def test_a_red_gate_on_the_card_is_not_passed_over(card: Card, monkeypatch: pyte
     assert select(sparse_call(card), SPARSE_IMPLS, gates=[red, gate("flex", card)]).impl.name == "flex"
 
 
-def test_a_changed_kernel_asks_for_its_gate_again() -> None:
-    old = gate("triton", A100, kernel="0123456789abcdef")
-    assert "has not been run" in select(sparse_call(A100), SPARSE_IMPLS, gates=[old]).note
-    assert select(sparse_call(A100), SPARSE_IMPLS, gates=[replace(old, kernel="")]).note == ""  # from before hashes were kept
-    red = gate("triton", A100, kernel="0123456789abcdef", failed="case")
-    assert "has not been run" in select(sparse_call(A100), SPARSE_IMPLS, gates=[red]).note
-
-
 def test_what_the_kernel_s_hash_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(impls, "files", lambda _: tmp_path)
     found = []
@@ -131,39 +146,28 @@ def test_what_the_kernel_s_hash_follows(tmp_path: Path, monkeypatch: pytest.Monk
     assert found[0] == found[1] == found[3] != found[2]
 
 
-def test_better_ones_that_passed_come_first_and_slow_ones_last() -> None:
-    call = sparse_call(H200)
-    assert select(call, SPARSE_IMPLS, gates=[gate("cudnn", H200), gate("triton", H200)]).impl.name == "cudnn"
-    on_h200 = select(call, SPARSE_IMPLS, gates=[gate("fa4", H200), gate("flex", H200)])
-    assert (on_h200.impl.name, on_h200.note) == ("fa4", "")
-    assert dict(on_h200.passed_over)["cudnn"].startswith("untested: its gate has not been run on compute capability 9.0")
-    assert select(call, SPARSE_IMPLS, gates=[gate("flex", H200)]).impl.name == "triton"
-    assert select(call, SPARSE_IMPLS, "fa4", gates=()).impl.name == "fa4"  # by its name it runs, and nothing is said
-    assert select(call, SPARSE_IMPLS, "triton", gates=()).note == ""
-
-
-def test_a_record_of_another_card_or_operator_says_nothing() -> None:
-    foreign = [gate("triton", H200), gate("cudnn", B200), gate("fa4", H200, "dense")]
-    choice = select(sparse_call(RTX_4090), SPARSE_IMPLS, gates=foreign)
-    assert choice.impl.name == "triton" and choice.note
+def card_here(monkeypatch: pytest.MonkeyPatch, hip: str | None, **properties: object) -> Card:
+    """The card of a machine whose driver reports these properties."""
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(**properties))
+    device_module._card.cache_clear()
+    card = card_of(GPU)
+    device_module._card.cache_clear()
+    return card
 
 
 def test_an_mi250_does_not_pass_as_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its driver reports capability (9, 0)."""
-    found = SimpleNamespace(major=9, minor=0, gcnArchName="gfx90a:sramecc+:xnack-", name="MI250", shared_memory_per_block=65536)
-    monkeypatch.setattr(torch.version, "hip", "6.4")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
-    device_module._card.cache_clear()
-    card = card_of(GPU)
-    device_module._card.cache_clear()
+    found = {"gcnArchName": "gfx90a:sramecc+:xnack-", "name": "MI250", "shared_memory_per_block": 65536}
+    card = card_here(monkeypatch, "6.4", major=9, minor=0, **found)
     assert card == MI250
     call = sparse_call(card)
     states = {impl.name: impl.refuses(call) for impl in SPARSE_IMPLS}
     assert states["cudnn"] == states["fa4"] == "it runs on compute capability 9.x, cuda:0 has gfx90a"
     assert states["triton"] is states["flex"] is None
     assert select(call, SPARSE_IMPLS, gates=impls.GATES).note  # the record that ships is of an H200
-    dense = next(spec for impl, spec in plain_calls(GPU, card) if impl.operator == "dense")
+    dense = plain_call("dense", card)
     assert [impl.name for impl in DENSE_IMPLS if impl.refuses(dense) is None] == ["sdpa", "triton", "reference"]
 
 
@@ -175,13 +179,7 @@ def test_the_plain_call_is_of_plain_multi_head_attention() -> None:
 
 def test_an_nvidia_card_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = {"shared_memory_per_block_optin": 99 << 10, "shared_memory_per_block": 48 << 10}
-    found = SimpleNamespace(major=8, minor=9, name="RTX 4090", **shared)
-    monkeypatch.setattr(torch.version, "hip", None)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
-    device_module._card.cache_clear()
-    card = card_of(GPU)
-    device_module._card.cache_clear()
+    card = card_here(monkeypatch, None, major=8, minor=9, name="RTX 4090", **shared)
     assert card == RTX_4090 and str(card) == "compute capability 8.9"
     assert card_of(torch.device("cpu")) is NO_GPU
 
@@ -196,13 +194,13 @@ def test_libraries_name_where_they_run(card: Card) -> None:
     states = {(state.operator, state.name): state for state in survey(GPU, card=card, gates=())}
     assert states["sparse", "cudnn"].state == states["sparse", "fa4"].state == states["dense", "fa3"].state == "missing"
     assert states["dense", "fa4"].state == states["sparse", "flex"].state == "untested"
-    dense = next(spec for impl, spec in plain_calls(GPU, card) if impl.operator == "dense")
+    dense = plain_call("dense", card)
     fa4 = next(impl for impl in DENSE_IMPLS if impl.name == "fa4")
     assert (fa4.refuses(replace(dense, needs_grad=True)) is None) == (card.capability >= (9, 0))
 
 
 def test_a_survey_tells_all_states(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(impls.MISSING, "fa4", "it is not there")
+    monkeypatch.setitem(impls.MISSING.found, "fa4", "it is not there")
     known = (gate("cudnn", H200), gate("flex", H200, failed="packed sequences: RuntimeError: no"))
     found = {(state.operator, state.name): state for state in survey(GPU, card=H200, gates=known, versions={"torch": "2.12.0"})}
     words = "7 tests on H200, 2026-01-31, driver 570.1, torch 2.11.0, triton 3.6.0; not with what is here: torch 2.12.0"
@@ -359,20 +357,7 @@ def test_the_table_of_cards_is_what_the_code_decides() -> None:
 # ------------------------------------------------------------------------------------------------------------- the libraries
 
 ON_CPU = {"device": torch.device("cpu"), "card": NO_GPU}
-DENSE = AttentionSpec(
-    batch=1,
-    q_len=128,
-    kv_len=256,
-    num_heads=4,
-    num_kv_heads=4,
-    head_dim=128,
-    dtype=torch.bfloat16,
-    device=GPU,
-    softmax_scale=0.1,
-    return_lse=False,
-    needs_grad=False,
-    card=H200,
-)
+DENSE: AttentionSpec = plain_call("dense", H200, q_len=128, kv_len=256, softmax_scale=0.1)
 SPARSE = SparseSpec.of(DENSE, block=64, most_selected=3, ragged=True, uniform=False, deterministic=False)
 VERSIONS = {"nvidia-cudnn-frontend": "1.32.0", "nvidia-cutlass-dsl": "4.8.1", "flash-attn-4": "4.0.0b36"}
 
@@ -381,15 +366,13 @@ def refusals(spec: AttentionSpec, impls: tuple[object, ...]) -> dict[str, str | 
     return {impl.name: impl.refuses(spec) for impl in impls}  # type: ignore[attr-defined]
 
 
-ACCEPTED = [
-    ("cudnn", {}),
-    ("cudnn", {"block": 128, "head_dim": 96, "num_kv_heads": 1, "dtype": torch.float16, "return_lse": True}),
-    ("cudnn", {"needs_grad": True, "block": 128}),
-    ("cudnn", {"deterministic": True}),
-    ("fa4", {"head_dim": 64, "dtype": torch.float16, "num_kv_heads": 2}),
-    ("fa4", {"needs_grad": True, "block": 128, "return_lse": True, "num_kv_heads": 2, "head_dim": 64}),
-]
-REFUSED = [
+REFUSED: list[tuple[str, dict[str, Any], str | None]] = [
+    ("cudnn", {}, None),
+    ("cudnn", {"block": 128, "head_dim": 96, "num_kv_heads": 1, "dtype": torch.float16, "return_lse": True}, None),
+    ("cudnn", {"needs_grad": True, "block": 128}, None),
+    ("cudnn", {"deterministic": True}, None),
+    ("fa4", {"head_dim": 64, "dtype": torch.float16, "num_kv_heads": 2}, None),
+    ("fa4", {"needs_grad": True, "block": 128, "return_lse": True, "num_kv_heads": 2, "head_dim": 64}, None),
     ("cudnn", ON_CPU, "it runs on a GPU, the tensors are on cpu"),
     ("triton", ON_CPU, "it runs on a GPU, the tensors are on cpu"),
     ("cudnn", {"dtype": torch.float32}, "it computes bfloat16 and float16, not float32"),
@@ -410,15 +393,10 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "changes"), ACCEPTED)
-def test_what_the_sparse_libraries_accept(name: str, changes: dict[str, object]) -> None:
-    assert refusals(replace(SPARSE, **changes), sparse_impls.IMPLS)[name] is None  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(("name", "changes", "reason"), REFUSED)
-def test_what_the_sparse_libraries_refuse(name: str, changes: dict[str, object], reason: str) -> None:
-    found = refusals(replace(SPARSE, **changes), sparse_impls.IMPLS)[name]  # type: ignore[arg-type]
-    assert found is not None and found.startswith(reason)
+def test_what_the_sparse_libraries_accept_and_refuse(name: str, changes: dict[str, Any], reason: str | None) -> None:
+    found = refusals(replace(SPARSE, **changes), sparse_impls.IMPLS)[name]
+    assert found is None if reason is None else found and found.startswith(reason)
 
 
 @pytest.mark.parametrize(
@@ -495,7 +473,7 @@ def test_a_library_is_found_by_its_module_and_its_version(
 
 
 def test_another_machine_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(impls.MISSING, "cudnn", "it is not there")
+    monkeypatch.setitem(impls.MISSING.found, "cudnn", "it is not there")
     found = refusals(SPARSE, sparse_impls.IMPLS)
     assert found["cudnn"] == "it is not there" and found["fa4"] is None
     on_a100 = refusals(replace(SPARSE, card=A100), sparse_impls.IMPLS)
@@ -521,15 +499,12 @@ def test_another_machine_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -
         ({"dtype": torch.float32}, ""),
         (ON_CPU, ""),
         (ON_CPU | {"return_lse": True}, "cpu"),
+        ({"card": A100}, ""),  # torch prefers its own choice before Hopper
+        ({"card": A100, "return_lse": True}, "flash"),
     ],
 )
 def test_which_of_torch_s_kernels_runs(changes: dict[str, object], kernel: str) -> None:
     assert sdpa.kernel_of(replace(DENSE, **changes)) == kernel  # type: ignore[arg-type]
-
-
-def test_torch_prefers_its_own_choice_before_hopper() -> None:
-    on_a100 = replace(DENSE, card=A100)
-    assert sdpa.kernel_of(on_a100) == "" and sdpa.kernel_of(replace(on_a100, return_lse=True)) == "flash"
 
 
 def test_few_queries_over_many_keys_do_not_go_to_fa4() -> None:
@@ -552,78 +527,40 @@ def test_every_kernel_s_lse_becomes_rows(shape: tuple[int, ...]) -> None:
     assert found.dtype == torch.float32 and torch.equal(found, rows.float())
 
 
-def textbook(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    softmax_scale: float,
-    return_lse: bool,
-    out: Tensor | None = None,
-    lse: Tensor | None = None,
-) -> tuple[Tensor, Tensor, None]:
-    """The forward kernels of FA4."""
-    scores = torch.einsum("bshd,bthd->bhst", q, k) * softmax_scale
-    found, sums = torch.einsum("bhst,bthd->bshd", scores.softmax(-1), v).contiguous(), scores.logsumexp(-1).float()
-    if out is not None:
-        out.copy_(found)
-    if lse is not None:
-        lse.copy_(sums)
-    return found, sums, None
-
-
 @pytest.mark.parametrize("needs_grad", [False, True])
 def test_fa4_splits_its_last_wave_compiled_as_it_does_uncompiled(monkeypatch: pytest.MonkeyPatch, needs_grad: bool) -> None:
     shapes: list[tuple[int, ...]] = []
 
     def forward(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor, None]:
         shapes.append(tuple(q.shape))
-        return textbook(q, k, v, **options)
+        return flash_stand_in.forward(q, k, v, **options)
 
-    package = SimpleNamespace(interface=SimpleNamespace(_flash_attn_fwd=forward))
-    monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(cute=package))
-    monkeypatch.setitem(sys.modules, "flash_attn.cute", package)
+    flash_stand_in.install(monkeypatch, forward)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
     monkeypatch.setattr(fa4, "split_last_wave", lambda *_: Split(first=4, parts=3))
     q, k, v = (torch.randn(1, length, 3, 128) for length in (5, 9, 9))
-    spec = replace(DENSE, q_len=5, kv_len=9, num_heads=3, num_kv_heads=3, head_dim=128, softmax_scale=0.3, return_lse=True)
-    spec = replace(spec, needs_grad=needs_grad)
-    run = torch.compile(lambda *each: fa4.run(*each, spec), fullgraph=True, backend="aot_eager")
-    found, expected = run(q, k, v), textbook(q, k, v, softmax_scale=0.3, return_lse=True)
-    torch.testing.assert_close(found.out, expected[0])
-    torch.testing.assert_close(found.lse, expected[1])
+    spec = replace(DENSE, q_len=5, kv_len=9, num_heads=3, num_kv_heads=3, softmax_scale=0.3, return_lse=True)
+    compare_compiled((q, k, v), replace(spec, needs_grad=needs_grad))
     assert shapes == ([(1, 5, 3, 128)] if needs_grad else [(1, 4, 3, 128), (3, 1, 3, 128)])
+
+
+def compare_compiled(tensors: tuple[Tensor, Tensor, Tensor], spec: AttentionSpec) -> tuple[list[Tensor], list[Tensor]]:
+    """Compare FA4 under a compiler with the textbook; return out and lse of both."""
+    compiled = torch.compile(lambda *each: fa4.run(*each, spec), fullgraph=True, backend="aot_eager")
+    found, expected = compiled(*tensors), flash_stand_in.forward(*tensors, softmax_scale=0.3)
+    for mine, theirs in zip((found.out, found.lse), expected[:2], strict=True):
+        torch.testing.assert_close(mine, theirs)
+    return [found.out, found.lse], [*expected[:2]]
 
 
 def test_the_operators_of_fa4_are_clean(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kernels replaced by the textbook: schema, fakes and gradients are what is tested."""
-
-    forward = textbook
-
-    def backward(*tensors: Tensor, softmax_scale: float, dlse: Tensor) -> tuple[Tensor, ...]:
-        q, k, v, out, d_out, lse = tensors
-        weights = torch.exp(torch.einsum("bshd,bthd->bhst", q, k) * softmax_scale - lse.unsqueeze(-1))
-        delta = (out * d_out).sum(-1).transpose(1, 2) - dlse
-        d_scores = weights * (torch.einsum("bshd,bthd->bhst", d_out, v) - delta.unsqueeze(-1)) * softmax_scale
-        dq, dk = torch.einsum("bhst,bthd->bshd", d_scores, k), torch.einsum("bhst,bshd->bthd", d_scores, q)
-        return dq, dk, torch.einsum("bhst,bshd->bthd", weights, d_out)
-
-    interface = SimpleNamespace(_flash_attn_fwd=forward, _flash_attn_bwd=backward)
-    package = SimpleNamespace(interface=interface)
-    monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(cute=package))
-    monkeypatch.setitem(sys.modules, "flash_attn.cute", package)
+    flash_stand_in.install(monkeypatch)
     q, k, v = (torch.randn(2, length, 3, 8, requires_grad=True) for length in (5, 7, 7))
     torch.library.opcheck(fa4.fa4_forward, (q, k, v, 0.3, True))
-    spec = replace(DENSE, softmax_scale=0.3, return_lse=True)
-    compiled = torch.compile(lambda *each: fa4.run(*each, spec), fullgraph=True, backend="aot_eager")
-    found, expected = compiled(q, k, v), forward(q, k, v, softmax_scale=0.3, return_lse=True)
-    torch.testing.assert_close(found.out, expected[0])
-    torch.testing.assert_close(found.lse, expected[1])
-    for mine, theirs in zip(
-        torch.autograd.grad(found.out.sin().sum() + found.lse.sin().sum(), (q, k, v)),
-        torch.autograd.grad(expected[0].sin().sum() + expected[1].sin().sum(), (q, k, v)),
-        strict=True,
-    ):
+    both = compare_compiled((q, k, v), replace(DENSE, softmax_scale=0.3, return_lse=True))
+    losses = (sum(each.sin().sum() for each in parts) for parts in both)
+    for mine, theirs in zip(*(torch.autograd.grad(loss, (q, k, v)) for loss in losses), strict=True):
         torch.testing.assert_close(mine, theirs)
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
+import flash_stand_in
 import strobe
 from forked import in_triton, needs_triton
 from strobe.attention.around import ambient
@@ -169,55 +169,11 @@ def test_a_gradient_of_what_comes_in_is_refused() -> None:
         torch.autograd.grad(slope.sum(), x)
 
 
-@dataclass
-class _Library:
-    """What the dense libraries' modules offer, in plain PyTorch, with gradients that a second backward would not see."""
-
-    @staticmethod
-    def attend(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float) -> tuple[Tensor, Tensor]:
-        found = dense_attention(q, k, v, softmax_scale=softmax_scale, impl="reference", return_lse=True)
-        return found.out, found.lse
-
-    @staticmethod
-    def backward(
-        q: Tensor, k: Tensor, v: Tensor, out: Tensor, d_out: Tensor, lse: Tensor, *, softmax_scale: float, dlse: Tensor
-    ) -> tuple[Tensor, ...]:
-        leaves = [each.detach().requires_grad_() for each in (q, k, v)]
-        with torch.enable_grad():
-            found = _Library.attend(leaves[0], leaves[1], leaves[2], softmax_scale)
-        return torch.autograd.grad(found, leaves, [d_out, dlse])
-
-    class Attention(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: object, *inputs: object) -> Tensor:
-            ctx.saved = inputs  # type: ignore[attr-defined]
-            return _Library.attend(*inputs)[0]  # type: ignore[arg-type]
-
-        @staticmethod
-        def backward(ctx: object, *grads: Tensor) -> tuple[Tensor | None, ...]:
-            q, k, v, scale = ctx.saved  # type: ignore[attr-defined]
-            lse = torch.zeros(q.shape[0], q.shape[2], q.shape[1])
-            return *_Library.backward(q, k, v, q, grads[0], lse, softmax_scale=scale, dlse=lse), None
-
-
-@pytest.fixture
-def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
-    three, package, cute, interface = (
-        ModuleType(name) for name in ("flash_attn_interface", "flash_attn", "flash_attn.cute", "flash_attn.cute.interface")
-    )
-    three.flash_attn_func = lambda q, k, v, softmax_scale: _Library.Attention.apply(q, k, v, softmax_scale)  # type: ignore[attr-defined]
-    interface._flash_attn_fwd = lambda q, k, v, softmax_scale, return_lse: _Library.attend(q, k, v, softmax_scale)  # type: ignore[attr-defined]
-    interface._flash_attn_bwd = _Library.backward  # type: ignore[attr-defined]
-    cute.interface = interface  # type: ignore[attr-defined]
-    for module in (three, package, cute, interface):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-
-
-@pytest.mark.usefixtures("libraries")
 @pytest.mark.parametrize("run", [fa3.run, fa4.run])
 def test_the_dense_libraries_gradients_are_right_once_and_refused_twice(
-    run: Callable[[Tensor, Tensor, Tensor, AttentionSpec], AttentionOutput],
+    run: Callable[[Tensor, Tensor, Tensor, AttentionSpec], AttentionOutput], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    flash_stand_in.install(monkeypatch)
     q, k, v = (torch.randn(1, 32, 2, 8, requires_grad=True) for _ in range(3))
 
     def attend(q: Tensor, k: Tensor, v: Tensor, _: str) -> Tensor:

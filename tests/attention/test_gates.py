@@ -252,7 +252,7 @@ def outcomes(monkeypatch: pytest.MonkeyPatch, **came: tuple[int, int, str]) -> d
 def test_gates_are_run_where_libraries_have_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     from strobe.attention import impls
 
-    monkeypatch.setitem(impls.MISSING, "triton", None)
+    monkeypatch.setitem(impls.MISSING.found, "triton", None)
     found = outcomes(monkeypatch, triton=(75, 4, ""), sdpa=(12, 0, "views of a larger buffer: no"))
     kernels = {"dense": ("sdpa", "fa4", "fa3"), "sparse": ("cudnn", "fa4", "triton", "flex"), "eightbit": ("gluon", "triton")}
     assert set(found) == {f"{operator}:{name}" for operator, names in kernels.items() for name in names}

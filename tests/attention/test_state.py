@@ -95,23 +95,15 @@ def test_rows_that_are_empty_everywhere_stay_empty_with_gradient_0() -> None:
     assert all(not gradient.any() for gradient in gradients)  # not NaN, which `any` would count
 
 
-def test_nan_is_never_hidden() -> None:
-    good = AttentionOutput(out=torch.ones(1, 2, 1, 4), lse=torch.zeros(1, 1, 2))
-    for bad in (
-        AttentionOutput(out=torch.full((1, 2, 1, 4), float("nan")), lse=torch.full((1, 1, 2), float("-inf"))),
-        AttentionOutput(out=torch.zeros(1, 2, 1, 4), lse=torch.full((1, 1, 2), float("nan"))),
-    ):
-        for order in ([good, bad], [bad, good]):
-            assert merge(order).out.isnan().all()
-
-
-def test_a_score_that_overflowed_is_never_hidden() -> None:
-    """An lse of +inf is no attention: its row is NaN, out and lse, and the rows beside it are what they were."""
-    good = AttentionOutput(out=torch.ones(1, 2, 1, 4), lse=torch.zeros(1, 1, 2))
-    bad = AttentionOutput(out=torch.zeros(1, 2, 1, 4), lse=torch.tensor([[[float("inf"), 0.0]]]))
+@pytest.mark.parametrize(("out", "lse"), [(float("nan"), float("-inf")), (0.0, float("nan")), (0.0, float("inf"))])
+def test_what_is_no_attention_is_never_hidden(out: float, lse: float) -> None:
+    """A NaN, or an lse of +inf: the row is NaN, and the one beside it is what it was."""
+    good, bad = (AttentionOutput(out=torch.ones(1, 2, 1, 4), lse=torch.zeros(1, 1, 2)) for _ in range(2))
+    assert bad.lse is not None
+    bad.out[:, 0], bad.lse[..., 0] = out, lse
     for order in ([good, bad], [bad, good], [bad], [bad, bad]):
         found = merge(order)
-        assert found.lse is not None and found.out[:, 0].isnan().all() and found.lse[..., 0].isnan().all()
+        assert found.lse is not None and found.out[:, 0].isnan().all() and (out != 0 or found.lse[..., 0].isnan().all())
         assert found.out[:, 1].isfinite().all() and found.lse[..., 1].isfinite().all()
 
 

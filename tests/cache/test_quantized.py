@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -14,9 +16,9 @@ from torch import Tensor
 from ring_frames import SHAPE, content, turn, turn_into, turned_content, write
 from strobe.attention.dense import dense_attention
 from strobe.attention.dense.eight import attend_rounded
-from strobe.cache.kv import RingCache, RingStep
+from strobe.cache.kv import RingCache
 from strobe.cache.policy import RingPolicy
-from strobe.cache.quantized import ROOM, EightBitRing, EightBitStep, QuantizedRing, eightbit_ring_bytes, ring_bytes
+from strobe.cache.quantized import ROOM, EightBitRing, QuantizedRing, eightbit_ring_bytes, ring_bytes
 from strobe.core.errors import ConfigError, ShapeError
 from strobe.core.tolerances import tolerance
 from strobe.eightbit.impl.rounding import places
@@ -61,26 +63,90 @@ def bound(exact: Tensor, to: EightBit, turned_rows: int = 0) -> Tensor:
     return once * (1 + 1e-4) + 1e-6
 
 
-@pytest.mark.parametrize("to", FORMATS)
+def rounded(keys: Tensor, values: Tensor, held: tuple[Tensor, ...]) -> RoundedKeys:
+    """Round native keys and values by the reference."""
+    batch, rows, heads, dim = keys.shape
+    names = ("key_mean", "key_scale", "value_mean", "value_scale")
+    kept = RoundedKeys(
+        keys=torch.zeros(batch, heads, rows, dim, dtype=torch.int8),
+        values=torch.zeros(batch, heads, dim, padded(rows)).to(torch.float8_e4m3fn),
+        **dict(zip(names, held, strict=True)),
+    )
+    store(kept, Arriving(k=keys, v=values, rows=torch.arange(rows), run=rows), impl="reference")
+    return kept
+
+
+def same(found: RoundedKeys, expected: RoundedKeys) -> None:
+    rows = expected.keys.shape[2]
+    assert torch.equal(found.keys, expected.keys)
+    mine, theirs = (each.values.view(torch.int8)[..., places(each.values)[:rows]] for each in (found, expected))
+    assert torch.equal(mine, theirs)
+    assert found.values.float().isfinite().all()  # what stands behind the rows is multiplied by 0
+    for mine, theirs in zip(constants(found), constants(expected), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+class Beside:
+    """A ring in eight bits and the plain one, through the same passes.
+
+    Args:
+        kind: "int8" or "fp8" of a `QuantizedRing`, "rounded" for an `EightBitRing`.
+    """
+
+    def __init__(self, kind: Any, window: int, sink: int) -> None:
+        self.kind, self.ring = kind, plain(window, sink)
+        self.eight = build_eightbit(window, sink) if kind == "rounded" else build(kind, window, sink)
+        self.held: list[tuple[Tensor, ...]] = [()] * SHAPE.num_layers  # what was measured last
+        if kind != "rounded":
+            self.eight.scales.fill_(torch.nan)  # what is never written must never be attended
+            self.eight.full.fill_(torch.nan)
+
+    def both(self, opened: Callable[[Any], Any], version: int = 0) -> None:
+        """Open a pass of both, write the same into both, and compare what they show."""
+        mine, other = opened(self.eight), opened(self.ring)
+        assert (mine.positions, mine.attended, mine.skipped) == (other.positions, other.attended, other.skipped)
+        assert self.kind == "rounded" or mine.signature[1:] == other.signature[1:]
+        moved = (
+            self.eight.policy.sink * SHAPE.tokens_per_frame
+            if self.eight.end - self.eight._origin > self.eight.policy.window
+            else 0
+        )
+        for layer in range(SHAPE.num_layers):
+            k, v = turned_content(mine.positions, mine.positions, layer, version), content(mine.positions, layer, version + 50)
+            found, (keys, values) = mine.write(layer, k, v), other.write(layer, k, v)
+            if self.kind != "rounded":
+                assert found[0].shape == keys.shape
+                assert ((found[0] - keys).abs() <= bound(keys, self.kind, moved)).all()
+                assert ((found[1] - values).abs() <= bound(values, self.kind)).all()
+                continue
+            if other.skipped == 0 and len(other.rows) == other.attended:
+                self.held[layer] = measured(k, v, ROOM)
+            same(found, rounded(keys, values, self.held[layer]))
+
+    def next(self, size: int = 3) -> None:
+        """Two denoise passes of the next frames, then the commit pass."""
+        first = self.ring.end
+        for version in (1, 2, 0):
+            self.both(lambda cache: cache.at(first, size), version)
+
+
+KINDS = [*FORMATS, "rounded"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sizes", [(3,) * 7, (1, 2, 3, 1) * 3])
-@pytest.mark.parametrize(("window", "sink"), [(12, 3), (7, 2), (3, 0), (30, 3)])
-def test_it_shows_what_the_plain_ring_shows(window: int, sink: int, sizes: tuple[int, ...], to: EightBit) -> None:
-    eight, ring = build(to, window, sink), plain(window, sink)
-    eight.scales.fill_(torch.nan)  # what is never written must never be attended
-    eight.full.fill_(torch.nan)
-    first = 0
+@pytest.mark.parametrize(("window", "sink"), [(12, 3), (7, 2), (3, 0), (30, 3), (5, 2)])
+def test_it_shows_what_the_plain_ring_shows(window: int, sink: int, sizes: tuple[int, ...], kind: str) -> None:
+    game = Beside(kind, window, sink)
     for size in sizes:
-        for version in (1, 2, 0):  # two denoise passes, then the commit pass
-            step = eight.at(first, size)
-            expected = write(ring.at(first, size), version)
-            moved = sink * SHAPE.tokens_per_frame if first + size > window else 0
-            for layer, (keys, values) in enumerate(expected):
-                new = turned_content(step.positions, step.positions, layer, version), content(step.positions, layer, version + 50)
-                mine = step.write(layer, *new)
-                assert mine[0].shape == keys.shape
-                assert ((mine[0] - keys).abs() <= bound(keys, to, moved)).all()
-                assert ((mine[1] - values).abs() <= bound(values, to)).all()
-        first += size
+        game.next(size)
+
+
+def test_a_rounded_sink_that_moves_often() -> None:
+    game = Beside("rounded", 6, 2)
+    for _ in range(50):
+        game.next()
+    assert not torch.equal(game.eight.sink_keys, game.ring.keys[:, :, : game.eight.sink_keys.shape[2]])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -112,37 +178,37 @@ def test_a_sink_that_moved_often_was_turned_once(to: EightBit) -> None:
 
 
 @pytest.mark.parametrize("keep_sink", [True, False])
-@pytest.mark.parametrize("blocks_before", [1, 3, 4])
-@pytest.mark.parametrize(("window", "sink"), [(12, 3), (6, 1)])
-def test_a_window_derived_again(window: int, sink: int, blocks_before: int, keep_sink: bool) -> None:
-    to: EightBit = "int8"
-    eight, ring = build(to, window, sink), plain(window, sink)
+@pytest.mark.parametrize("blocks_before", [1, 3, 4, 6])
+@pytest.mark.parametrize(("kind", "window", "sink"), [*product(("int8", "rounded"), (12, 6), (3, 1)), ("rounded", 6, 0)])
+def test_a_window_derived_again(kind: str, window: int, sink: int, blocks_before: int, keep_sink: bool) -> None:
+    game = Beside(kind, window, sink)
     for block in range(blocks_before):
-        for cache in (eight, ring):
-            write(cache.at(3 * block, 3))
-    cur = 3 * blocks_before
-    eight.at(cur, 3)  # a frame block that was given up
-    steps = [cache.rewrite(cur, keep_sink=keep_sink) for cache in (eight, ring)]
-    moved = sink * SHAPE.tokens_per_frame if cur > window and keep_sink else 0
-    assert steps[0].signature[1:] == steps[1].signature[1:]
-    for block in range(blocks_before, blocks_before + 4):
-        for layer in range(SHAPE.num_layers):
-            new = [turned_content(step.positions, step.positions, layer, 9) for step in steps]
-            other = [content(step.positions, layer, 59) for step in steps]
-            mine, expected = (step.write(layer, *pair) for step, *pair in zip(steps, new, other, strict=True))
-            assert ((mine[0] - expected[0]).abs() <= bound(expected[0], to, moved)).all()
-            assert ((mine[1] - expected[1]).abs() <= bound(expected[1], to)).all()
-        steps = [cache.at(3 * block, 3) for cache in (eight, ring)]
-        moved = sink * SHAPE.tokens_per_frame if eight._rotate and 3 * block + 3 > eight._origin + window else 0
+        game.both(partial(open_block, block=block))
+    cur, before = 3 * blocks_before, list(game.held)
+    game.eight.at(cur, 3)  # a frame block that was given up
+    game.both(lambda cache: cache.rewrite(cur, keep_sink=keep_sink), 9)
+    if kind == "rounded":
+        frozen = all(torch.equal(old[0], new[0]) for old, new in zip(before, game.held, strict=True))
+        assert frozen == (cur > window and keep_sink and sink > 0)
+    for block in range(blocks_before, blocks_before + 5):
+        game.both(partial(open_block, block=block))
+
+
+def open_block(cache: Any, block: int) -> Any:
+    return cache.at(3 * block, 3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("to", FORMATS)
-def test_bytes_are_those_held(to: EightBit, dtype: torch.dtype) -> None:
-    eight = build(to, 7, 2, dtype=dtype)
-    tensors = [value for value in vars(eight).values() if isinstance(value, Tensor)] + [*eight._sink]
-    assert eight.num_bytes == sum(tensor.untyped_storage().nbytes() for tensor in tensors)
-    assert eight.num_bytes == ring_bytes(SHAPE, eight.policy, dtype)
+@pytest.mark.parametrize("positions", ["absolute", "rebased"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_bytes_are_those_held(kind: Any, positions: Any, dtype: torch.dtype) -> None:
+    options = {"dtype": dtype, "positions": positions}
+    eight: Any = build_eightbit(50, 2, **options) if kind == "rounded" else build(kind, 7, 2, **options)  # 256 columns of values
+    tensors = [*eight._held(), *(value for value in vars(eight).values() if isinstance(value, Tensor))]
+    stored = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors if tensor.numel()}
+    more = (positions,) if kind == "rounded" else ()
+    predicted = (eightbit_ring_bytes if kind == "rounded" else ring_bytes)(SHAPE, eight.policy, dtype, *more)
+    assert eight.num_bytes == sum(stored.values()) == predicted
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -182,81 +248,6 @@ def test_a_recorded_write_follows_the_frames(to: EightBit, device: str) -> None:
             assert torch.equal(mine.cpu()[:, written], other[:, written])
 
 
-Constants = list[tuple[Tensor, ...]]
-POLICIES = [(12, 3), (7, 2), (3, 0), (30, 3), (5, 2)]
-
-
-def rounded(keys: Tensor, values: Tensor, held: tuple[Tensor, ...]) -> RoundedKeys:
-    """Round native keys and values by the reference."""
-    batch, rows, heads, dim = keys.shape
-    names = ("key_mean", "key_scale", "value_mean", "value_scale")
-    kept = RoundedKeys(
-        keys=torch.zeros(batch, heads, rows, dim, dtype=torch.int8),
-        values=torch.zeros(batch, heads, dim, padded(rows)).to(torch.float8_e4m3fn),
-        **dict(zip(names, held, strict=True)),
-    )
-    store(kept, Arriving(k=keys, v=values, rows=torch.arange(rows), run=rows), impl="reference")
-    return kept
-
-
-def same(found: RoundedKeys, expected: RoundedKeys) -> None:
-    rows = expected.keys.shape[2]
-    assert torch.equal(found.keys, expected.keys)
-    mine, theirs = (each.values.view(torch.int8)[..., places(each.values)[:rows]] for each in (found, expected))
-    assert torch.equal(mine, theirs)
-    assert found.values.float().isfinite().all()  # what stands behind the rows is multiplied by 0
-    for mine, theirs in zip(constants(found), constants(expected), strict=True):
-        assert torch.equal(mine, theirs)
-
-
-def write_both(eight: EightBitStep, ring: RingStep | Any, held: Constants, version: int = 0) -> list[RoundedKeys]:
-    """Write the same into both, measure what has to be measured, and compare; return what the first shows."""
-    assert (eight.positions, eight.attended, eight.skipped) == (ring.positions, ring.attended, ring.skipped)
-    shown = []
-    for layer in range(SHAPE.num_layers):
-        k = turned_content(eight.positions, eight.positions, layer, version)
-        v = content(eight.positions, layer, version + 50)
-        if ring.skipped == 0 and len(ring.rows) == ring.attended:
-            held[layer] = measured(k, v, ROOM)
-        found = eight.write(layer, k, v)
-        keys, values = ring.write(layer, k, v)
-        same(found, rounded(keys, values, held[layer]))
-        shown.append(found)
-    return shown
-
-
-@pytest.mark.parametrize(
-    ("window", "sink", "sizes"),
-    [*((*each, sizes) for each in POLICIES for sizes in ((3,) * 7, (1, 2, 3, 1) * 3)), (6, 2, (3,) * 50)],  # a sink moves often
-)
-def test_it_holds_what_the_plain_ring_holds(window: int, sink: int, sizes: tuple[int, ...]) -> None:
-    eight, ring = build_eightbit(window, sink), plain(window, sink)
-    held: Constants = [()] * SHAPE.num_layers
-    first = 0
-    for size in sizes:
-        for version in (1, 2, 0):  # two denoise passes, then the commit pass
-            write_both(eight.at(first, size), ring.at(first, size), held, version)
-        first += size
-    assert sink == 0 or first <= window or not torch.equal(eight.sink_keys, ring.keys[:, :, : eight.sink_keys.shape[2]])
-
-
-@pytest.mark.parametrize("keep_sink", [True, False])
-@pytest.mark.parametrize("blocks_before", [1, 3, 4, 6])
-@pytest.mark.parametrize(("window", "sink"), [(12, 3), (6, 1), (6, 0)])
-def test_a_rounded_window_derived_again(window: int, sink: int, blocks_before: int, keep_sink: bool) -> None:
-    eight, ring = build_eightbit(window, sink), plain(window, sink)
-    held: Constants = [()] * SHAPE.num_layers
-    for block in range(blocks_before):
-        write_both(eight.at(3 * block, 3), ring.at(3 * block, 3), held)
-    cur, before = 3 * blocks_before, list(held)
-    eight.at(cur, 3)  # a frame block that was given up
-    write_both(eight.rewrite(cur, keep_sink=keep_sink), ring.rewrite(cur, keep_sink=keep_sink), held, 9)
-    frozen = all(torch.equal(old[0], new[0]) for old, new in zip(before, held, strict=True))
-    assert frozen == (cur > window and keep_sink and sink > 0)
-    for block in range(blocks_before, blocks_before + 5):
-        write_both(eight.at(3 * block, 3), ring.at(3 * block, 3), held)
-
-
 def test_queries_are_rounded_beside_and_attention_sees_what_is_kept() -> None:
     eight, ring = (each(6, 1, positions="absolute") for each in (build_eightbit, plain))
     eight._kept.values.view(torch.int8).fill_(126)  # 448, where nothing was written
@@ -273,46 +264,17 @@ def test_queries_are_rounded_beside_and_attention_sees_what_is_kept() -> None:
             assert off.sqrt() < tolerance("eight-bit attention of noise", "float32")
 
 
-@pytest.mark.parametrize("blocks_before", [1, 5])
-def test_a_snapshot_of_rounded_keys_replays_bit_equal(blocks_before: int) -> None:
-    eight, ring = build_eightbit(7, 2), plain(7, 2)
-    held: Constants = [()] * SHAPE.num_layers
-    for block in range(blocks_before):
-        write_both(eight.at(3 * block, 3), ring.at(3 * block, 3), held)
-    state, plain_state, address = eight.snapshot(), ring.snapshot(), eight.layer(0).keys.data_ptr()
-    assert (state.keys.shape[:3], state.keys.dtype) == ((2, 2, 7 * 3), torch.int8)
-    for block in range(blocks_before, blocks_before + 4):
-        write_both(eight.at(3 * block, 3), ring.at(3 * block, 3), held)
-    for cache in (eight, build_eightbit(7, 2)):
-        cache.restore(state)
-        ring.restore(plain_state)
-        assert cache.end == 3 * blocks_before
-        for block in range(blocks_before, blocks_before + 4):
-            write_both(cache.at(3 * block, 3), ring.at(3 * block, 3), held)
-    assert eight.layer(0).keys.data_ptr() == address
-    for other in (build_eightbit(8, 2), build_eightbit(7, 1), plain(7, 2)):
-        with pytest.raises(ShapeError):
-            other.restore(state)
-    with pytest.raises(ShapeError):
-        eight.restore(plain_state)
-
-
 def test_reset_starts_over_and_erases() -> None:
-    used, fresh = build_eightbit(7, 2), build_eightbit(7, 2)
-    held: Constants = [()] * SHAPE.num_layers
+    game = Beside("rounded", 7, 2)
     for erase in (False, True):
-        for block in range(5):
-            step = used.at(3 * block, 3)
-            if block == 0:
-                write_both(step, plain(7, 2).at(0, 3), held)
-        used.reset(erase=erase)
-        assert used.end == 0
-    assert all(not tensor.any() for tensor in used._held())
-    for block in range(4):
-        steps = [each.at(3 * block, 3) for each in (used, fresh)]
-        for layer in range(SHAPE.num_layers):
-            k, v = turned_content(steps[0].positions, steps[0].positions, layer), content(steps[0].positions, layer, 50)
-            same(*(step.write(layer, k, v) for step in steps))
+        for _ in range(5):
+            game.next()
+        for cache in (game.eight, game.ring):
+            cache.reset(erase=erase)
+        assert game.eight.end == 0
+    assert all(not tensor.any() for tensor in game.eight._held())
+    for _ in range(4):
+        game.next()
 
 
 def test_a_step_says_whether_it_measures_and_what_it_depends_on() -> None:
@@ -326,16 +288,6 @@ def test_a_step_says_whether_it_measures_and_what_it_depends_on() -> None:
     one = build_eightbit(7, 2)
     one.at(0, 1)
     assert one.at(1, 3).sink_from == 3  # the second frame of the sink
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("positions", ["absolute", "rebased"])
-def test_bytes_of_rounded_keys_are_those_held(positions: Any, dtype: torch.dtype) -> None:
-    eight = build_eightbit(50, 2, dtype=dtype, positions=positions)  # 150 rows, so 256 columns of values
-    tensors = [*eight._held(), *(value for value in vars(eight).values() if isinstance(value, Tensor))]
-    stored = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors if tensor.numel()}
-    assert eight.num_bytes == sum(stored.values())
-    assert eight.num_bytes == eightbit_ring_bytes(SHAPE, eight.policy, dtype, positions)
 
 
 def test_what_was_written_beside_is_not_attended_otherwise() -> None:

@@ -121,7 +121,7 @@ def test_a_gpu_without_kernels_or_gate_is_told_before_anything_is_made(monkeypat
     monkeypatch.setattr("strobe.engine.resolve.card_of", lambda _: hopper)
     monkeypatch.setattr("strobe.attention.impls.GATES", ())
     for name in ("gluon", "triton"):
-        monkeypatch.setitem(MISSING, name, None)
+        monkeypatch.setitem(MISSING.found, name, None)
     assert "strobe doctor --gate runs it" in lacking(config, device)
     assert "it takes bfloat16 and float16, not float32" in lacking(replace(config, dtype="float32"), device)
     assert "it has head_dim 128, not 64" in without_kernel(device, torch.bfloat16, 64)

@@ -168,7 +168,6 @@ def _serve(pipe: Connection, rank: int, num_ranks: int, init: str, nccl: str) ->
     torch.set_num_threads(1)
     if nccl:
         os.environ["TORCH_NCCL_BLOCKING_WAIT"] = str(int(nccl == "blocking"))
-        os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
         torch.cuda.set_device(rank)
     else:
         _be_patient()

@@ -191,7 +191,7 @@ def late_and_other(rank: int, seconds: float) -> float:
 def refused(rank: int) -> str:
     """Run a strategy that no rank can run, and then a call that all can."""
     try:
-        small(rank, {rank: {"options": {"strategy": "symmetric"}}})
+        small(rank, {rank: {"options": {"strategy": "ulysses", "q_placement": "heads"}}})
     except ConfigError as error:
         return f"{error}, then {patient(rank)}"
     return ""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, overload, runtime_checkable
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -15,23 +15,15 @@ from strobe.attention.dense.api import IMPLS as DENSE
 from strobe.attention.dense.api import explain_dense
 from strobe.attention.dense.eight.api import IMPLS as EIGHTBIT
 from strobe.attention.impls import GATES, Choice, GateRun, Impl
-from strobe.attention.sparse.api import explain_block_sparse
+from strobe.attention.sparse.api import spec_of
 from strobe.attention.sparse.impls import IMPLS as SPARSE
+from strobe.attention.sparse.impls import choose
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.sparse.video import explain_video
 from strobe.attention.types import AttentionSpec
 from strobe.core.device import Card, card_of
 from strobe.core.errors import ConfigError
-
-
-@runtime_checkable
-class ExplainsItself(Protocol):
-    """An attention processor that can report which implementation its layer runs."""
-
-    def explain(self, attn: nn.Module, grid: tuple[int, int, int] | None = None) -> Choice[Any]:
-        """Say which implementation the layer `attn` would run over a grid, by default that of its last call."""
-        ...
 
 
 @overload
@@ -88,7 +80,7 @@ def explain(
         raise ConfigError(f"{', '.join(unknown)}: an argument of video_sparse_attention alone; give its grid=(T, H, W) too")
     if selection is None:
         return explain_dense(q, k, v, **given)
-    return explain_block_sparse(q, k, v, selection, **given, **options)
+    return choose(spec_of(q, k, v, selection, softmax_scale, return_lse, options.get("deterministic", False)), impl)
 
 
 class _ByLayer(dict[str, Choice[Any]]):
@@ -126,9 +118,9 @@ def _layers(pipe: Any, grid: tuple[int, int, int] | None = None) -> dict[str, Ch
     found = _ByLayer()
     for component, part in components_of(pipe).items():
         for name, module in part.named_modules() if isinstance(part, nn.Module) else ():
-            processor = getattr(module, "processor", None)
-            if isinstance(processor, ExplainsItself):
-                found[f"{component}.{name}" if component else name] = processor.explain(module, grid)
+            explains = getattr(getattr(module, "processor", None), "explain", None)  # a sparse layer explains itself
+            if explains is not None:
+                found[f"{component}.{name}" if component else name] = explains(module, grid)
     if not found:
         raise ConfigError(
             f"explain: {type(pipe).__name__} has no sparse layer; give tensors q, k, v, or make it sparse first with "

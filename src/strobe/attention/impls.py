@@ -11,7 +11,7 @@ import importlib.metadata
 import importlib.util
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -76,7 +76,7 @@ LIBRARIES: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
 """What an implementation uses of its libraries: module, distribution and version. Of gluon's either will do, of others all."""
 
 
-class _Missing(MutableMapping[str, str | None]):
+class _Missing:
     """Why the library of each implementation cannot be used, or None if it can; it is imported when this is first asked."""
 
     def __init__(self) -> None:
@@ -84,18 +84,6 @@ class _Missing(MutableMapping[str, str | None]):
 
     def __getitem__(self, impl: str) -> str | None:
         return _why_missing(impl)
-
-    def __setitem__(self, impl: str, why: str | None) -> None:
-        self.found[impl] = why
-
-    def __delitem__(self, impl: str) -> None:
-        del self.found[impl]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(LIBRARIES)
-
-    def __len__(self) -> int:
-        return len(LIBRARIES)
 
 
 MISSING: Final = _Missing()
@@ -159,17 +147,13 @@ def _import_for_card() -> None:
 @constant_when_traced
 def _why_missing(impl: str) -> str | None:
     with _ONE_AT_A_TIME:
-        return _found_missing(impl)
-
-
-def _found_missing(impl: str) -> str | None:
-    if impl not in MISSING.found:
-        with _compiler_left_out():
-            reasons = [not_installed(*each) for each in LIBRARIES[impl]]
-        said = [reason for reason in reasons if reason]
-        enough = len(said) < len(reasons) if impl == "gluon" else not said
-        MISSING.found[impl] = None if enough else said[0]
-    return MISSING.found[impl]
+        if impl not in MISSING.found:
+            with _compiler_left_out():
+                reasons = [not_installed(*each) for each in LIBRARIES[impl]]
+            said = [reason for reason in reasons if reason]
+            enough = len(said) < len(reasons) if impl == "gluon" else not said
+            MISSING.found[impl] = None if enough else said[0]
+        return MISSING.found[impl]
 
 
 CAPABILITIES: Final[Mapping[tuple[str, str], tuple[int, ...]]] = {

@@ -229,12 +229,10 @@ class TiledFrames:
         self._pooled = first
 
     def _staging(self, buffer: Tensor, frame: int) -> Tensor:
-        """Return the rows of a staged frame."""
         start = (self._policy.sink + frame - self._staged.start) * self._tokens
         return buffer[:, :, start : start + self._tokens]
 
     def _slot(self, tiled: Tensor, frame: int) -> Tensor:
-        """Return the rows of a frame in tiles."""
         slot, rows = self._policy.slot(frame) - self._policy.sink, self._tiles.num_rows
         return tiled[:, :, slot * rows : (slot + 1) * rows]
 
@@ -433,6 +431,7 @@ class SlotRing(ABC, Generic[Step]):
 
     Args:
         shape, policy, device, dtype, positions, rotate: see `RingCache`.
+        form: of the tensors, in words of the subclass.
 
     Raises:
         ConfigError: "rebased" with a sink but without `rotate`.
@@ -447,6 +446,7 @@ class SlotRing(ABC, Generic[Step]):
         dtype: torch.dtype,
         positions: Positions = "absolute",
         rotate: Rotate | None = None,
+        **form: Any,
     ) -> None:
         turns = positions == "rebased" and policy.sink > 0
         if turns and rotate is None:
@@ -454,10 +454,10 @@ class SlotRing(ABC, Generic[Step]):
         self.shape, self.policy, self._rotate = shape, policy, rotate if turns else None
         self._rows = TokenRows(shape.tokens_per_frame, device)
         self._origin = self._end = 0
-        self._allocate(device, dtype)
+        self._allocate(device, dtype, **form)
 
     @abstractmethod
-    def _allocate(self, device: torch.device, dtype: torch.dtype) -> None:
+    def _allocate(self, *args: Any, **form: Any) -> None:
         """Make the tensors."""
 
     @property
@@ -596,22 +596,8 @@ class RingCache(SlotRing[RingStep]):
         ConfigError: "rebased" with a sink but without `rotate`.
     """
 
-    def __init__(
-        self,
-        shape: CacheShape,
-        policy: RingPolicy,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        positions: Positions = "absolute",
-        rotate: Rotate | None = None,
-        tiles: HistoryTiles | None = None,
-    ) -> None:
-        self._tiles = tiles
-        super().__init__(shape, policy, device=device, dtype=dtype, positions=positions, rotate=rotate)
-
-    def _allocate(self, device: torch.device, dtype: torch.dtype) -> None:
-        shape, policy, tiles, tokens = self.shape, self.policy, self._tiles, self.shape.tokens_per_frame
+    def _allocate(self, device: torch.device, dtype: torch.dtype, tiles: HistoryTiles | None = None) -> None:
+        shape, policy, tokens = self.shape, self.policy, self.shape.tokens_per_frame
         rows, staged = (tokens, 0) if tiles is None else (tiles.num_rows, tiles.staged * tokens)
         self._sink_rows, self._tiled_from = policy.sink * tokens, policy.sink * tokens + staged
         self.keys = torch.zeros(shape.rows(self._tiled_from + policy.local * rows), device=device, dtype=dtype)

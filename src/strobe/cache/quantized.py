@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from strobe.cache.kv import CacheShape, CacheState, Positions, Rotate, Signature, SlotRing, SlotStep, check_new, check_state
+from strobe.cache.kv import CacheShape, CacheState, Positions, Signature, SlotRing, SlotStep, check_new, check_state
 from strobe.cache.policy import RingPolicy
 from strobe.core.errors import ShapeError
 from strobe.core.spans import DEQUANTISE, QUANTISE, span
@@ -67,26 +67,12 @@ class QuantizedRing(SlotRing[QuantizedStep]):
         ConfigError: "rebased" with a sink but without `rotate`.
     """
 
-    def __init__(
-        self,
-        shape: CacheShape,
-        policy: RingPolicy,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        to: EightBit,
-        positions: Positions = "absolute",
-        rotate: Rotate | None = None,
-    ) -> None:
-        self.to: EightBit = to
-        super().__init__(shape, policy, device=device, dtype=dtype, positions=positions, rotate=rotate)
-
-    def _allocate(self, device: torch.device, dtype: torch.dtype) -> None:
-        rows, sink, to = self.shape.buffer(self.policy.window), self.shape.buffer(self.policy.sink), DTYPES[self.to]
-        self.values = torch.zeros((2, *rows), device=device, dtype=to)  # [2, L, B, R, H, D]: keys, then values
+    def _allocate(self, device: torch.device, dtype: torch.dtype, to: EightBit) -> None:
+        rows, sink, self.to = self.shape.buffer(self.policy.window), self.shape.buffer(self.policy.sink), to
+        self.values = torch.zeros((2, *rows), device=device, dtype=DTYPES[to])  # [2, L, B, R, H, D]: keys, then values
         self.scales = torch.zeros((*self.values.shape[:-1], 1), device=device, dtype=torch.float32)
         self._sink = Quantized(  # sink keys at their own positions
-            values=torch.zeros(sink, device=device, dtype=to),
+            values=torch.zeros(sink, device=device, dtype=DTYPES[to]),
             scale=torch.zeros((*sink[:-1], 1), device=device, dtype=torch.float32),
         )
         self.full = torch.zeros((2, *rows[1:]), device=device, dtype=dtype)  # [2, B, R, H, D], of the layer at work
@@ -323,5 +309,4 @@ def _samples(tensor: Tensor, first: int) -> Tensor:
 
 
 def _each(kept: RoundedKeys, change: Callable[[Tensor], Tensor]) -> RoundedKeys:
-    """Return the same with each tensor changed."""
     return RoundedKeys(**{each.name: change(getattr(kept, each.name)) for each in fields(RoundedKeys)})

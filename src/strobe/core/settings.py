@@ -20,7 +20,6 @@ class Settings:
         local_world_size: `LOCAL_WORLD_SIZE`: processes that torchrun has started on this machine; 1 without it.
         nccl_blocking_wait: `TORCH_NCCL_BLOCKING_WAIT` is on: waiting for NCCL stops the CPU, and so can have a timeout.
         columns: `COLUMNS` is set: lines keep to that width where stdout is no terminal too.
-        multicast_disabled: `TORCH_SYMM_MEM_DISABLE_MULTICAST` is on: torch's symmetric memory does not set up NVLink multicast.
         triton_interpret: `TRITON_INTERPRET` is on: Triton kernels run on the CPU, slowly, for tests.
         rank: `RANK`: number of this process among those that torchrun has started; 0 without it.
         torchrun: `TORCHELASTIC_RUN_ID` is set: torchrun has started this process.
@@ -36,7 +35,6 @@ class Settings:
     local_world_size: int
     nccl_blocking_wait: bool
     columns: bool
-    multicast_disabled: bool
     triton_interpret: bool
     rank: int
     torchrun: bool
@@ -56,7 +54,6 @@ def read_settings() -> Settings:
         local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         nccl_blocking_wait=os.environ.get("TORCH_NCCL_BLOCKING_WAIT", "0") not in ("", "0"),
         columns="COLUMNS" in os.environ,
-        multicast_disabled=os.environ.get("TORCH_SYMM_MEM_DISABLE_MULTICAST", "0") not in ("", "0"),
         triton_interpret=os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"),
         rank=int(os.environ.get("RANK", "0")),
         torchrun="TORCHELASTIC_RUN_ID" in os.environ,

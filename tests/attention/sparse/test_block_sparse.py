@@ -13,12 +13,11 @@ from torch import Tensor
 
 from strobe.attention.dense.api import dense_attention
 from strobe.attention.explain import explain
-from strobe.attention.sparse import api, entries
-from strobe.attention.sparse.api import block_sparse_attention, explain_block_sparse
+from strobe.attention.sparse import entries
+from strobe.attention.sparse.api import block_sparse_attention, spec_of
 from strobe.attention.sparse.custom_ops import block_sparse_backward, block_sparse_forward
 from strobe.attention.sparse.entries import sound
 from strobe.attention.sparse.selection import BlockSelection
-from strobe.attention.sparse.spec import SparseSpec
 from strobe.attention.types import AttentionOutput
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
 from strobe.core.tolerances import tolerance
@@ -98,14 +97,6 @@ def test_impl_cpu_at_any_size(num_q: int, num_kv: int, heads: tuple[int, int], d
     for got, want in zip((found.out, *gradients), (expected.out, *wanted), strict=True):
         assert got.isfinite().all()
         _same(got, want, dtype)
-
-
-def test_inputs_that_are_not_contiguous() -> None:
-    q, k, v, selection = _case((2, 4, 2, 2, 3, 8))
-    strided = [tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in (q, k, v)]
-    assert not strided[0].is_contiguous()
-    expected = block_sparse_attention(q, k, v, selection, impl="cpu")
-    assert torch.equal(block_sparse_attention(*strided, selection, impl="cpu").out, expected.out)
 
 
 def test_gradients_are_the_same_bits_in_every_run() -> None:
@@ -265,11 +256,9 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 @pytest.mark.parametrize("given", [(), ("q_sizes",), ("kv_sizes",), ("q_sizes", "kv_sizes")])
-def test_sizes_of_either_side_make_a_call_ragged(given: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_of_either_side_make_a_call_ragged(given: tuple[str, ...]) -> None:
     """The choice of an implementation depends on it."""
-    asked: list[SparseSpec] = []
-    monkeypatch.setattr(api, "_choose", lambda spec, impl: asked.append(spec))
     q, k, v, selection = _case((1, 2, 2, 2, 3, 8))
     dropped = {name: None for name in ("q_sizes", "kv_sizes") if name not in given}
-    explain_block_sparse(q, k, v, replace(selection, **dropped))  # type: ignore[arg-type]
-    assert [spec.ragged for spec in asked] == [bool(given)]
+    spec = spec_of(q, k, v, replace(selection, **dropped), None, False, False)  # type: ignore[arg-type]
+    assert spec.ragged == bool(given)

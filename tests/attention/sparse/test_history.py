@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock, call
 
 import pytest
 import torch
@@ -203,38 +203,23 @@ def test_only_what_is_fused_and_recorded_runs_beside(
     device: str, capturing: bool, fused: bool, breaks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And a recording that breaks off is joined. That a recorded pass gives what another does is tested on a GPU."""
-    done: list[str] = []
-
-    class Stream:
-        def __init__(self, name: object) -> None:
-            self.name = "side" if isinstance(name, torch.device) else name
-
-        def wait_stream(self, other: Stream) -> None:
-            done.append(f"{self.name} waits for {other.name}")
-
-    @contextmanager
-    def within(stream: Stream) -> Iterator[None]:
-        done.append(f"on {stream.name}")
-        yield
-        done.append("back")
-
-    here = Stream("here")
-    fakes = {
-        "Stream": Stream,
-        "stream": within,
-        "current_stream": lambda _: here,
-        "is_current_stream_capturing": lambda: capturing,
-    }
-    for name, fake in fakes.items():
-        monkeypatch.setattr(torch.cuda, name, fake)
+    place, done = torch.device(device), MagicMock()
+    done.is_current_stream_capturing.return_value = capturing
+    done.stream.return_value.__exit__.return_value = None
+    for name in ("Stream", "stream", "is_current_stream_capturing"):
+        monkeypatch.setattr(torch.cuda, name, getattr(done, name))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: done.here)
     operator.side_stream.cache_clear()
-    with suppress(KeyboardInterrupt), operator._beside(torch.device(device), fused) as side:
+    with suppress(KeyboardInterrupt), operator._beside(place, fused) as side:
         with side:
-            done.append("fine")
-        done.append("dense")
+            done.fine()
+        done.dense()
         if breaks:
             raise KeyboardInterrupt
     operator.side_stream.cache_clear()
-    beside = device == "cuda" and capturing and fused
-    expected = ["side waits for here", "on side", "fine", "back", "dense", "here waits for side"]
-    assert done == (expected if beside else ["fine", "dense"])
+    aside = done.Stream.return_value
+    expected = [call.fine(), call.dense()]
+    if device == "cuda" and capturing and fused:
+        expected = [call.Stream(place), call.Stream().wait_stream(done.here), call.stream(aside), call.stream().__enter__()]
+        expected += [call.fine(), call.stream().__exit__(None, None, None), call.dense(), call.here.wait_stream(aside)]
+    assert [each for each in done.mock_calls if each != call.is_current_stream_capturing()] == expected

@@ -42,21 +42,18 @@ def rows(counts: Tensor, indices: Tensor) -> list[list[int]]:
 def test_whole_blocks_and_blocks_with_padding_are_told_apart(ragged: bool) -> None:
     made = selection(ragged=ragged)
     seen, sizes = made.mask(6), SIZES.tolist() if ragged else [64] * 6
-    lists = key_lists(made)
-    for whole, counts, indices in ((True, lists.full_counts, lists.full), (False, lists.partial_counts, lists.partial)):
-        wanted = [
-            [j for j in range(6) if row[j] and sizes[j] and (sizes[j] == 64) == whole] for row in seen.flatten(0, 2).tolist()
-        ]
-        assert counts.dtype == indices.dtype == torch.int32 and rows(counts, indices) == wanted
-    lists = query_lists(made, 6)
-    for whole, counts, indices in ((True, lists.full_counts, lists.full), (False, lists.partial_counts, lists.partial)):
-        wanted = [
-            [i for i in range(4) if seen[b, h, i, j] and sizes[j] and (sizes[j] == 64) == whole]
-            for b in range(2)
-            for h in range(3)
-            for j in range(6)
-        ]
-        assert counts.dtype == indices.dtype == torch.int32 and rows(counts, indices) == wanted
+    places = [(b, h) for b in range(2) for h in range(3)]
+    for lists, pairs in (
+        (key_lists(made), [[(i, j, j) for j in range(6)] for i in range(4)]),
+        (query_lists(made, 6), [[(i, j, i) for i in range(4)] for j in range(6)]),
+    ):
+        for whole, counts, indices in ((True, lists.full_counts, lists.full), (False, lists.partial_counts, lists.partial)):
+            wanted = [
+                [name for i, j, name in row if seen[b, h, i, j] and sizes[j] and (sizes[j] == 64) == whole]
+                for b, h in places
+                for row in pairs
+            ]
+            assert counts.dtype == indices.dtype == torch.int32 and rows(counts, indices) == wanted
 
 
 def test_padding_is_cleared_only_where_it_could_matter() -> None:

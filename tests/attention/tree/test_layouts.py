@@ -258,7 +258,8 @@ def test_a_cache_that_grows(four: Processes) -> None:
 
 
 def test_what_is_refused_leaves_nothing_under_way(four: Processes) -> None:
-    assert set(four.run(work.refused)) == {"strategy 'symmetric': symmetric memory needs CUDA devices, then 1.0"}
+    said = "strategy 'ulysses': q and k are placed by heads already; use a mesh of (tree, heads)"
+    assert set(four.run(work.refused)) == {f"{said}, then 1.0"}
 
 
 def test_gpu_messages_of_different_sizes_are_refused_on_gloo(four: Processes) -> None:

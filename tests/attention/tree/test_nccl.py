@@ -22,7 +22,7 @@ pytestmark = [
 
 UNEVEN = KVShards.contiguous([100, 63])
 EMPTY = KVShards.contiguous([0, 131])
-STRATEGIES = ("auto", "allgather", "alltoall", "allreduce3", "ring", "ulysses", "symmetric")
+STRATEGIES = ("auto", "allgather", "alltoall", "allreduce3", "ring", "ulysses")
 SLACK = 8.0
 ANSWER_S = 30.0
 """What a test waits for ranks at most."""

@@ -208,19 +208,6 @@ def test_the_scheduler_of_the_calling_pipeline_counts(name: str, seen: list[bool
         assert f"dense in steps {', '.join(map(str, range(dense)))}" in str(handle.report())
 
 
-def test_two_pipelines_in_two_threads_count_alone() -> None:
-    pipe = wan_pipeline()
-    other = copied(pipe)
-    with sparsify(pipe, sparsity=0.5, dense_steps=1):
-        wanted, wanted_beside = unguided(pipe, 2), unguided(other, 3)
-        beside: list[Tensor] = []
-        thread = threading.Thread(target=lambda: beside.append(unguided(other, 3)))
-        thread.start()
-        found = unguided(pipe, 2)
-        thread.join()
-    assert torch.equal(found, wanted) and torch.equal(beside[0], wanted_beside)
-
-
 class Own:
     """A pipeline that diffusers knows nothing of."""
 

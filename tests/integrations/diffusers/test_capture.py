@@ -44,43 +44,42 @@ def hooks_of(model: torch.nn.Module) -> int:
     return sum(len(each._forward_hooks) + len(each._forward_pre_hooks) for each in model.modules())
 
 
-def test_captured_numbers_through_dense_attention_are_the_layers_own_output(tmp_path: Path) -> None:
-    case, file, seen = wan(1), tmp_path / "qkv.safetensors", list[Tensor]()
-    layer = case.model.blocks[1].attn1
-    hook = layer.to_out[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    with strobe.capture(case.model, file, steps=1, layers=[1], dtype=torch.float32):
-        told(case)
-    hook.remove()
+def own_run(make: Any, *arguments: Any) -> tuple[Any, Any]:
+    case = make(*arguments)
+    return case.model, partial(told, case)
+
+
+def own_loop() -> tuple[Any, Any]:
+    loop = CosmosLoop(cosmos(1))
+    return loop, loop
+
+
+FAMILIES: dict[str, tuple[Any, str, int, int]] = {
+    "wan": (partial(own_run, wan, 1), "blocks.1.attn1", 0, 0),
+    "ltx-2": (partial(own_run, partial(ltx2, batch=1, rope_type="split")), "transformer_blocks.1.attn1", 0, 0),
+    "hunyuan": (partial(own_run, hunyuan, 6, 3), "transformer_blocks.1.attn", 0, 3),
+    "hunyuan 1.5": (partial(own_run, hunyuan15, 6, 3), "transformer_blocks.1.attn", 0, 3 + 1),
+    "a loop over cosmos": (own_loop, "transformer.transformer_blocks.1.attn1", 2, 0),
+}
+"""What to capture of and how to run it; the layer, the step, and the text tokens of the last sample."""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_captured_numbers_through_dense_attention_are_the_layers_own_output(family: str, tmp_path: Path) -> None:
+    """Of the last sample; text follows the video, without its padding."""
+    make, name, step, text = FAMILIES[family]
+    (pipe, run), file, seen = make(), tmp_path / "qkv.safetensors", list[Tensor]()
+    model = getattr(pipe, "transformer", pipe)
+    layer = model.get_submodule(name.removeprefix("transformer."))
+    layer.to_out[0].register_forward_pre_hook(lambda _, args: seen.append(args[0][-1:]))
+    with strobe.capture(pipe, file, steps=[step], layers=[1], dtype=torch.float32):
+        run()
     ((call, sizes),) = read_calls(file)
-    assert call == CapturedCall(model="WanTransformer3DModel", layer="blocks.1.attn1", step=0, grid=GRID) and sizes == (2, 12)
-    out = strobe.dense_attention(*read_video(file, 0, call, torch.float32, CPU), impl="sdpa").out
-    assert torch.equal(out.flatten(2), seen[0])
-
-
-def test_a_loop_over_cosmos_is_captured(tmp_path: Path) -> None:
-    own, file, seen = CosmosLoop(cosmos(1)), tmp_path / "qkv.safetensors", list[Tensor]()
-    own.transformer.transformer_blocks[1].attn1.to_out[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    with strobe.capture(own, file, steps=[2], layers=[1], dtype=torch.float32):
-        own()
-    ((call, _),) = read_calls(file)
-    assert (call.model, call.step, call.grid) == ("CosmosTransformer3DModel", 2, GRID)
-    out = strobe.dense_attention(*read_video(file, 0, call, torch.float32, CPU), impl="sdpa").out
-    assert torch.equal(out.flatten(2), seen[2])
-
-
-@pytest.mark.parametrize("make", [hunyuan, hunyuan15], ids=["hunyuan", "hunyuan 1.5"])
-def test_text_follows_the_video_without_its_padding(make: Any, tmp_path: Path) -> None:
-    case, file, seen = make(6, 3), tmp_path / "qkv.safetensors", list[Tensor]()
-    layer = case.model.transformer_blocks[1].attn
-    layer.to_out[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    with strobe.capture(case.model, file, steps=1, layers=[1], dtype=torch.float32):
-        told(case)
-    ((call, _),) = read_calls(file)
-    assert call.text_tokens == {hunyuan: 3, hunyuan15: 3 + 1}[make], "of the last sample"
+    assert call == CapturedCall(model=type(model).__name__, layer=name, step=step, grid=GRID, text_tokens=text)
     q, k, v = operands(file, 0)
-    assert q.shape[1] == NUM_TOKENS + call.text_tokens
+    assert q.shape[1] == NUM_TOKENS + text and sizes == q.shape[2:]
     out = strobe.dense_attention(q, k, v, impl="sdpa").out[:, :NUM_TOKENS].flatten(2)
-    torch.testing.assert_close(out, seen[0][-1:])
+    torch.testing.assert_close(out, seen[step])
     video = read_video(file, 0, call, torch.float64, CPU)
     assert all(torch.equal(each, whole[:, :NUM_TOKENS].double()) for each, whole in zip(video, (q, k, v), strict=True))
 
@@ -187,14 +186,6 @@ def test_a_layer_that_gradients_compute_again_is_recorded_once(tmp_path: Path) -
     with strobe.capture(case.model, file, steps=1, layers=[1]):
         case.model(**case.arguments, attention_kwargs={"denoise_step": 0}, return_dict=False)[0].sum().backward()
     assert len(read_calls(file)) == 1
-
-
-def test_ltx2_has_its_video_recorded(tmp_path: Path) -> None:
-    case, file = ltx2(rope_type="split"), tmp_path / "qkv.safetensors"
-    with strobe.capture(case.model, file, steps=[5], layers=[1]):
-        told(case, 5)
-    ((call, _),) = read_calls(file)
-    assert (call.grid, call.step, call.text_tokens, call.layer) == (GRID, 5, 0, "transformer_blocks.1.attn1")
 
 
 def test_what_cannot_be_said_is_one_line(tmp_path: Path) -> None:

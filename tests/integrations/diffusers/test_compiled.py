@@ -74,31 +74,21 @@ def test_a_forward_reads_no_name_of_a_layer(name: str) -> None:
 @pytest.mark.few("wan")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_all_layers_share_the_graphs_of_the_stock_model(name: str) -> None:
+    """Dense layers are one graph more."""
     case = FAMILIES[name]()
     stock = stock_graphs(case, dynamic=False)
-    for gated in (False, True) if name == "wan" else (False,):
+    ways: list[dict[str, Any]] = [{}, {"dense_layers": [1, 3]}, *([{"gates": gates(LAYERS)}] if name == "wan" else [])]
+    for options in ways:
         torch._dynamo.reset()
-        given, counter = gates(LAYERS) if gated else None, counter_of("aot_eager")
-        with sparsify(case.model, **OPTIONS, gates=given):
+        counter = counter_of("aot_eager")
+        with sparsify(case.model, **OPTIONS, **options):
             eager = case.run()
         own = twin(case)
-        with sparsify(own.model, **OPTIONS, gates=given):
+        with sparsify(own.model, **OPTIONS, **options):
             assert (counted(own, counter, dynamic=False) - eager).abs().max() <= 1e-5
-            assert counter.frame_count == stock
+            assert counter.frame_count == stock + ("dense_layers" in options)
             own.run()
-            assert counter.frame_count == stock, "nothing is compiled again"
-
-
-@pytest.mark.few("wan")
-@pytest.mark.parametrize("name", FAMILIES)
-def test_dense_layers_are_one_graph_more(name: str) -> None:
-    case, counter = FAMILIES[name](), counter_of()
-    stock = stock_graphs(case, dynamic=False)
-    with sparsify(case.model, **OPTIONS, dense_layers=[1, 3]):
-        counted(case, counter, dynamic=False)
-        assert counter.frame_count == stock + 1
-        case.run()
-        assert counter.frame_count == stock + 1
+            assert counter.frame_count == stock + ("dense_layers" in options), "nothing is compiled again"
 
 
 @pytest.mark.few("wan-False")

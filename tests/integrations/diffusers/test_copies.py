@@ -74,23 +74,39 @@ def test_a_sparse_pipeline_is_saved_and_loaded() -> None:
     assert is_sparse(pipe.transformer)
 
 
-def shard(model: Any, **options: Any) -> None:
+def shard(model: Any, **options: Any) -> Any:
     for block in model.blocks:
         fully_shard(block, **options)
+    return model
+
+
+def shard_whole(model: Any, **options: Any) -> Any:
+    return fully_shard(shard(model, **options), **options)
+
+
+def replicate(model: Any) -> Any:
+    return DistributedDataParallel(model.requires_grad_(True))
+
+
+def checkpoint(model: Any) -> Any:
+    apply_activation_checkpointing(model, check_fn=lambda each: type(each).__name__ == "WanTransformerBlock")
+    return model
 
 
 @pytest.mark.usefixtures("_one_process")
-def test_fully_shard_after_sparsify_and_restored_without_the_handle() -> None:
+@pytest.mark.parametrize("wrap", [shard_whole, replicate, checkpoint])
+def test_a_sparse_model_that_is_wrapped_is_restored_without_the_handle(wrap: Callable[[Any], Any]) -> None:
+    """Sharding rewrites the name of the class, checkpointing those of the layers."""
     case = wan(1, layers=2)
     dense = case.run()
-    sparsify(case.model, sparsity=0.5, gates=gates(2))
+    handle = sparsify(case.model, sparsity=0.5, gates=gates(2))
     wanted = case.run()
-    shard(case.model)
-    fully_shard(case.model)
-    assert torch.equal(case.run(), wanted)
-    restore(case.model)
-    assert type(case.model).__name__ == "FSDPWanTransformer3DModel" and torch.equal(case.run(), dense)
-    restore(case.model)  # dense, and known by its rewritten name
+    wrapped = wrap(case.model)
+    assert torch.equal(run(wrapped, case), wanted) and not torch.equal(wanted, dense)
+    assert [row.runs for row in handle.report().layers] == ["sparse"] * 2
+    for _ in range(2):  # then it is dense, and known all the same
+        restore(wrapped)
+        assert torch.equal(run(wrapped, case), dense)
 
 
 @pytest.mark.usefixtures("_one_process")
@@ -99,46 +115,22 @@ def test_inputs_that_fully_shard_casts() -> None:
     with sparsify(case.model, sparsity=0.5):
         wanted = case.run()
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
-        shard(case.model, mp_policy=policy)
-        fully_shard(case.model, mp_policy=policy)
+        shard_whole(case.model, mp_policy=policy)
         assert (case.run() - wanted).norm() <= 0.02 * wanted.norm()
 
 
 @pytest.mark.usefixtures("_one_process")
-@pytest.mark.parametrize("whole", [False, True])
-def test_fully_shard_before_sparsify_is_refused(whole: bool) -> None:
-    model = wan(1, layers=1).model
-    shard(model)
-    if whole:
-        fully_shard(model)
-    with pytest.raises(ConfigError, match="a WanTransformer3DModel, was sharded by fully_shard; sparsify before fully_shard"):
-        sparsify(model, sparsity=0.5)
-
-
-@pytest.mark.usefixtures("_one_process")
-def test_distributed_data_parallel_before_sparsify_is_refused_and_after_works() -> None:
-    case = wan(1, layers=1)
-    dense = case.run()
-    wrapped = DistributedDataParallel(case.model.requires_grad_(True))
-    with pytest.raises(ConfigError, match="is a DistributedDataParallel around a WanTransformer3DModel; give its .module"):
-        sparsify(wrapped, sparsity=0.5)
-    sparsify(wrapped.module, sparsity=0.5)
-    assert torch.equal(run(wrapped, case), case.run()) and not torch.equal(case.run(), dense)
-    restore(wrapped)
-    assert torch.equal(run(wrapped, case), dense)
-
-
-def test_blocks_that_are_wrapped_for_checkpointing_meanwhile() -> None:
-    """The wrapper changes the names of the layers."""
-    case = wan(1, layers=2)
-    dense = case.run()
-    handle = sparsify(case.model, sparsity=0.5)
-    wanted = case.run()
-    apply_activation_checkpointing(case.model, check_fn=lambda each: type(each).__name__ == "WanTransformerBlock")
-    assert torch.equal(case.run(), wanted)
-    assert [row.runs for row in handle.report().layers] == ["sparse"] * 2
-    handle.restore()
-    assert torch.equal(case.run(), dense)
+@pytest.mark.parametrize(
+    ("wrap", "said"),
+    [
+        (shard, "a WanTransformer3DModel, was sharded by fully_shard; sparsify before fully_shard"),
+        (shard_whole, "a WanTransformer3DModel, was sharded by fully_shard; sparsify before fully_shard"),
+        (replicate, "is a DistributedDataParallel around a WanTransformer3DModel; give its .module"),
+    ],
+)
+def test_what_was_wrapped_before_is_refused(wrap: Callable[[Any], Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        sparsify(wrap(wan(1, layers=1).model), sparsity=0.5)
 
 
 class _Like:

@@ -150,14 +150,6 @@ def test_perturbation_means_what_it_means_in_diffusers(perturbed: tuple[float, f
         assert (case.run(**changes) - dense).abs().max() <= 1e-5
 
 
-def test_audio_and_cross_attention_stay_dense() -> None:
-    case = ltx2(gated_attn=True)
-    stock = dict(case.model.attn_processors)
-    with sparsify(case.model, sparsity=0.5):
-        changed = {name for name, each in case.model.attn_processors.items() if each is not stock[name]}
-    assert changed == {f"transformer_blocks.{number}.attn1.processor" for number in range(2)}
-
-
 def test_padding_of_the_text_is_left_out() -> None:
     case = hunyuan(5, 2)
     other = torch.where(case.arguments["encoder_attention_mask"].bool()[:, :, None], case.arguments["encoder_hidden_states"], 9.0)

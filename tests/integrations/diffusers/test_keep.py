@@ -124,10 +124,7 @@ def seen_shares(pipe: Any, steps: int, **options: Any) -> list[float]:
 def test_steps_are_told_apart_by_their_place(tmp_path: Path) -> None:
     pipe, file = wan_pipeline(), tmp_path / "kept.json"
     calibrated(pipe, file)
-    document = json.loads(file.read_text())
-    for step, numbers in enumerate(((27, 27), (7, 11), (1, 5))):
-        document["selected"]["transformer"][str(step)] = dict.fromkeys(document["selected"]["transformer"]["0"], numbers)
-    file.write_text(json.dumps(document))
+    with_numbers(file, lambda step, _: ((27, 27), (7, 11), (1, 5))[step])
     shares = [0, 18 / 27, 24 / 27]
     assert seen_shares(pipe, 3, keep=file) == pytest.approx(shares)
     assert seen_shares(pipe, 6, keep=file) == pytest.approx([share for share in shares for _ in range(2)])
@@ -137,14 +134,13 @@ def test_steps_are_told_apart_by_their_place(tmp_path: Path) -> None:
     assert seen_shares(pipe, 3, keep=file) == pytest.approx([0, 0, 18 / 27, 18 / 27, 24 / 27])
 
 
-def with_numbers(file: Path, of_layer: Callable[[int, int], Sequence[int]]) -> Path:
+def with_numbers(file: Path, of_layer: Callable[[int, int], Sequence[int]]) -> None:
     """Write other numbers of the heads into a calibration, by step and layer."""
     document = json.loads(file.read_text())
     for step, layers in document["selected"]["transformer"].items():
         for place, layer in enumerate(layers):
             layers[layer] = of_layer(int(step), place)
     file.write_text(json.dumps(document))
-    return file
 
 
 def test_each_head_of_each_layer_and_step_sees_its_own_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,4 +357,4 @@ def test_tokens_of_several_processes_are_not_measured(monkeypatch: pytest.Monkey
         monkeypatch.setattr(SparseProcessor, "split", True)
         q = torch.ones(1, 210, 2, 12)
         with pytest.raises(ConfigError, match="blocks.0.attn1.processor: calibrate measures in one process"):
-            processor.measure(q, q, Pass((5, 6, 7), (), dense=True, queries=0, recalls={}, held={}))
+            processor.measure(q, q, Pass(grid=(5, 6, 7), text_lengths=(), dense=True, queries=0, recalls={}, held={}))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from strobe.attention.around import ambient
-from strobe.attention.impls import Choice, announce
+from strobe.attention.impls import announce
 from strobe.attention.sparse.entries import check_entries
 from strobe.attention.sparse.impl import reference
 from strobe.attention.sparse.impls import choose
@@ -50,7 +50,7 @@ def block_sparse_attention(
             nothing, and `STROBE_CHECK=1` in the environment makes it raise.
         ImplUnavailableError: the named impl cannot run this call.
     """
-    spec = _spec(q, k, v, selection, softmax_scale=softmax_scale, return_lse=return_lse, deterministic=deterministic)
+    spec = spec_of(q, k, v, selection, softmax_scale, return_lse, deterministic)
     check_entries(selection, spec.kv_len // spec.block)
     choice = choose(spec, impl) if torch.compiler.is_compiling() else _choose(spec, impl)
     announce(choice)
@@ -59,32 +59,16 @@ def block_sparse_attention(
         return run(q, k, v, selection, spec)
 
 
-def explain_block_sparse(
+def spec_of(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     selection: BlockSelection,
-    *,
-    softmax_scale: float | None = None,
-    impl: str = "auto",
-    return_lse: bool = False,
-    deterministic: bool = False,
-) -> Choice[SparseSpec]:
-    """Say which implementation `block_sparse_attention` would run for these tensors, and why each other was passed over."""
-    spec = _spec(q, k, v, selection, softmax_scale=softmax_scale, return_lse=return_lse, deterministic=deterministic)
-    return _choose(spec, impl)
-
-
-def _spec(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    selection: BlockSelection,
-    *,
     softmax_scale: float | None,
     return_lse: bool,
     deterministic: bool,
 ) -> SparseSpec:
+    """Check the arguments of a call, but for what the selection holds, and describe it. Raises: see `block_sparse_attention`."""
     dense = check(q, k, v, softmax_scale, return_lse)
     _, num_kv = check_selection(selection, q, k)
     return SparseSpec.of(

@@ -159,6 +159,15 @@ def topk_of(topk: int | Sequence[int] | None) -> int | tuple[int, ...] | None:
     return index(topk)
 
 
+def check_sparsity(sparsity: float | None) -> float:
+    """Return a share of key tiles to skip; raise ConfigError unless it is 0 to below 1."""
+    expect("sparsity", sparsity, (int, float), "0 (dense) to below 1")
+    assert sparsity is not None
+    if not 0 <= sparsity < 1:
+        raise ConfigError(f"sparsity: got {sparsity}, expected 0 (dense) to below 1")
+    return sparsity
+
+
 def budget(topk: int | Sequence[int] | None, sparsity: float | None, num_heads: int, num_tiles: int) -> tuple[int, ...]:
     """Return the number of key tiles to select, for each head.
 
@@ -172,10 +181,7 @@ def budget(topk: int | Sequence[int] | None, sparsity: float | None, num_heads: 
     if (topk is None) == (sparsity is None):
         raise ConfigError(f"give either topk or sparsity; got topk={topk}, sparsity={sparsity}")
     if sparsity is not None:
-        expect("sparsity", sparsity, (int, float), "0 (dense) to below 1")
-        if not 0 <= sparsity < 1:
-            raise ConfigError(f"sparsity: got {sparsity}, expected 0 (dense) to below 1")
-        topk = max(1, ceil(round((1 - sparsity) * num_tiles, 9)))  # 0.3 * 10 is 3, not 3.0000000000000004
+        topk = max(1, ceil(round((1 - check_sparsity(sparsity)) * num_tiles, 9)))  # 0.3 * 10 is 3, not 3.0000000000000004
     per_head = (topk,) * num_heads if isinstance(topk, int) else tuple(topk or ())
     if len(per_head) != num_heads:
         raise ConfigError(f"topk: got {len(per_head)} numbers, expected one, or one for each of {num_heads} heads")

@@ -38,7 +38,6 @@ _FIELDS: Final = (
 
 @cache
 def _kernels(impl: str) -> Any:
-    """Import the module of an impl, with its `forward` and `backward`, when it is first used."""
     return import_module(f"strobe.attention.sparse.impl.{impl}")
 
 
@@ -68,7 +67,6 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tenso
 
 
 def _backward(d_out: Tensor, d_lse: Tensor, *saved: Any) -> tuple[Tensor, ...]:
-    """Return the gradients of q, k and v."""
     q, k, v, out, lse, *flat, softmax_scale, impl = saved
     selection = _for_impl(impl, _selection(flat), k)
     with ambient(q):

@@ -236,7 +236,6 @@ def _kept(layout: TileLayout, device: torch.device) -> _Tables:
 
 
 def _made(layout: TileLayout, device: torch.device) -> _Tables:
-    """Compute the index tensors of a layout without a loop over tiles."""
     (times, heights, widths), (step_t, step_h, step_w) = layout.grid, layout.tile
     t, h, w = torch.meshgrid(torch.arange(times), torch.arange(heights), torch.arange(widths), indexing="ij")
     across = -(-heights // step_h), -(-widths // step_w)

@@ -7,6 +7,7 @@ there are always as many as there could be, `T // block + n`, and those left ove
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from strobe.attention.around import ambient
 from strobe.attention.sparse.api import block_sparse_attention
-from strobe.attention.sparse.coarse import Estimator, block_scores, pool, topk_of
+from strobe.attention.sparse.coarse import Estimator, block_scores, check_sparsity, pool, topk_of
 from strobe.attention.sparse.entries import check_entries, looks
 from strobe.attention.sparse.selection import BlockSelection
 from strobe.attention.types import AttentionOutput, expect, scale_of
@@ -145,10 +146,7 @@ def block_sparse_attention_varlen(
             index reads nothing.
         ImplUnavailableError: the named impl cannot run this call.
     """
-    if cu_seqlens_q.shape != cu_seqlens_kv.shape:
-        given = tuple(cu_seqlens_kv.shape)
-        raise ShapeError(f"cu_seqlens_kv: got shape {given}, expected {tuple(cu_seqlens_q.shape)} like cu_seqlens_q")
-    queries, keys = PackedLayout.of(cu_seqlens_q, q.shape[0], block), PackedLayout.of(cu_seqlens_kv, k.shape[0], block)
+    queries, keys = _layouts(q, k, cu_seqlens_q, cu_seqlens_kv, block)
     if indices.dim() != 3 or tuple(indices.shape[:2]) != (q.shape[1], queries.num_blocks):
         wanted = f"[{q.shape[1]}, {queries.num_blocks}, K]"
         raise ShapeError(f"indices: got shape {tuple(indices.shape)}, expected {wanted} for {queries.num_blocks} query blocks")
@@ -172,6 +170,13 @@ def block_sparse_attention_varlen(
         deterministic=deterministic,
     )
     return AttentionOutput(out=queries.to_packed(found.out), lse=None if found.lse is None else to_packed_lse(found.lse, queries))
+
+
+def _layouts(q: Tensor, k: Tensor, cu_q: Tensor, cu_kv: Tensor, block: int) -> tuple[PackedLayout, PackedLayout]:
+    if cu_q.shape != cu_kv.shape:
+        given = tuple(cu_kv.shape)
+        raise ShapeError(f"cu_seqlens_kv: got shape {given}, expected {tuple(cu_q.shape)} like cu_seqlens_q")
+    return PackedLayout.of(cu_q, q.shape[0], block), PackedLayout.of(cu_kv, k.shape[0], block)
 
 
 def to_packed_lse(lse: Tensor, queries: PackedLayout) -> Tensor:
@@ -270,21 +275,19 @@ def video_sparse_attention_varlen(
         ConfigError: neither or both of topk and sparsity, or one out of range.
         ImplUnavailableError: the named impl cannot run this call.
     """
-    if cu_seqlens_q.shape != cu_seqlens_kv.shape:
-        given = tuple(cu_seqlens_kv.shape)
-        raise ShapeError(f"cu_seqlens_kv: got shape {given}, expected {tuple(cu_seqlens_q.shape)} like cu_seqlens_q")
     if gate is not None:
         expect("gate", gate, Tensor, f"a tensor of what broadcasts to q's {tuple(q.shape)}")
-    queries, keys = PackedLayout.of(cu_seqlens_q, q.shape[0], block), PackedLayout.of(cu_seqlens_kv, k.shape[0], block)
+    queries, keys = _layouts(q, k, cu_seqlens_q, cu_seqlens_kv, block)
     own = keys.first_blocks.diff()  # key blocks of each sequence
     wanted, most = _numbers(own, topk, sparsity, keys.num_blocks)
     scale = q.shape[2] ** -0.5 if softmax_scale is None else scale_of(softmax_scale)
     rows = (queries.to_blocks(q), keys.to_blocks(k), keys.to_blocks(v))
+    scored = partial(block_scores, *rows[:2], queries.sizes, keys.sizes, block, scale)
     with ambient(q):
         adds = gate is not None if coarse is None else coarse
         hidden = queries.sequences[:, None] != keys.sequences  # [N_q, N_kv]: blocks of another sequence
         with torch.no_grad():
-            scores = _scores(rows[0], rows[1], queries, keys, scale, estimator)
+            scores = scored(estimator)
             # the least score of an own block is above that of another sequence's
             scores = scores.clamp(min=torch.finfo(scores.dtype).min).masked_fill(hidden, float("-inf"))
             best = torch.sort(scores, dim=-1, descending=True, stable=True).indices[..., :most]
@@ -304,7 +307,7 @@ def video_sparse_attention_varlen(
         fine = block_sparse_attention(*rows, selection, softmax_scale=scale, impl=impl, return_lse=return_lse)
         out = queries.to_packed(fine.out)
         if adds:
-            mean_scores = _scores(rows[0], rows[1], queries, keys, scale, _MEANS).masked_fill(hidden, float("-inf"))
+            mean_scores = scored(_MEANS).masked_fill(hidden, float("-inf"))
             out = out + _coarse(mean_scores, rows[2], queries, keys, gate, out)
     return AttentionOutput(out=out, lse=None if fine.lse is None else to_packed_lse(fine.lse, queries))
 
@@ -318,18 +321,9 @@ def _numbers(own: Tensor, topk: int | None, sparsity: float | None, bound: int) 
         if not isinstance(number, int) or number < 1:
             raise ConfigError(f"topk: got {topk}, expected a number from 1")
         return own.clamp(max=number), min(number, bound)
-    expect("sparsity", sparsity, (int, float), "0 (dense) to below 1")
-    assert sparsity is not None
-    if not 0 <= sparsity < 1:
-        raise ConfigError(f"sparsity: got {sparsity}, expected 0 (dense) to below 1")
+    sparsity = check_sparsity(sparsity)
     share = (own.double() * (1 - sparsity)).mul(1e9).round().div(1e9)  # 0.3 * 10 is 3, not 3.0000000000000004
     return share.ceil().long().clamp(min=1).minimum(own), bound
-
-
-def _scores(
-    q: Tensor, k: Tensor, queries: PackedLayout, keys: PackedLayout, softmax_scale: float, estimator: Estimator
-) -> Tensor:
-    return block_scores(q, k, queries.sizes, keys.sizes, queries.block, softmax_scale, estimator)
 
 
 def _coarse(scores: Tensor, v: Tensor, queries: PackedLayout, keys: PackedLayout, gate: Tensor | None, like: Tensor) -> Tensor:

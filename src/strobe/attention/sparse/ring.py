@@ -130,7 +130,14 @@ class Ring:
         )
 
 
-def attend(
+def planned(call: VideoCall, group: ProcessGroup | None, shards: Sequence[int] | None) -> tuple[Ring, Comm]:
+    """Return the plan of a call on this rank, kept for the next one, and the ranks. Nothing is sent."""
+    comm = comm_of(group)
+    numbers = None if shards is None else tuple(whole_numbers("shards", shards))
+    return held(_kept(call, numbers, comm.rank, comm.size), call.faces[0].device), comm
+
+
+def _run(
     call: VideoCall, tensors: Tensors, rope: Rope, gate: Tensor | None, group: ProcessGroup | None, shards: Sequence[int] | None
 ) -> tuple[Attended, Ring]:
     """Attend over the tiles of all ranks of a group; the result is that of this rank's queries.
@@ -143,19 +150,6 @@ def attend(
         ShapeError, ConfigError, ImplUnavailableError: as `video_sparse_attention`.
         CollectiveError: ranks disagree, or one of them is gone or does not answer in time.
     """
-    return _attend(call, tensors, rope, gate, group, shards)
-
-
-def planned(call: VideoCall, group: ProcessGroup | None, shards: Sequence[int] | None) -> tuple[Ring, Comm]:
-    """Return the plan of a call on this rank, kept for the next one, and the ranks. Nothing is sent."""
-    comm = comm_of(group)
-    numbers = None if shards is None else tuple(whole_numbers("shards", shards))
-    return held(_kept(call, numbers, comm.rank, comm.size), call.faces[0].device), comm
-
-
-def _run(
-    call: VideoCall, tensors: Tensors, rope: Rope, gate: Tensor | None, group: ProcessGroup | None, shards: Sequence[int] | None
-) -> tuple[Attended, Ring]:
     ring, comm = planned(call, group, shards)
     plan, stages = ring.plan, stages_of(ring.plan)
     with ambient(tensors[0], plan.choice.impl.name):
@@ -176,7 +170,7 @@ def _run(
     return Attended(out, fine, selection, tiled, fine.lse), ring
 
 
-_attend = outside_graphs(_run, "video-sparse attention waits for other processes")
+attend = outside_graphs(_run, "video-sparse attention waits for other processes")
 
 
 def _select(ring: Ring, flow: CollectiveCall, tiled: Tiled) -> Selected:
@@ -331,8 +325,8 @@ def _gradients(
 
 
 @lru_cache(maxsize=64)
-def _kept(call: VideoCall, numbers: tuple[int, ...] | None, rank: int, size: int) -> Ring:
-    return made_apart(partial(_planned, call, numbers, rank, size))
+def _kept(*call: Any) -> Ring:
+    return made_apart(partial(_planned, *call))
 
 
 def _planned(call: VideoCall, numbers: tuple[int, ...] | None, rank: int, size: int) -> Ring:
@@ -400,7 +394,6 @@ def _of_all(tiles: TileLayout, bounds: tuple[int, ...], rank: int, name: str, fa
 
 
 def _cut(rows: Grid, start: int, stop: int) -> Grid:
-    """Return the grid of the tiles from `start` to below `stop` alone."""
     assert rows.rows is not None
     mine = rows.rows[(rows.rows >= start * rows.block) & (rows.rows < stop * rows.block)] - start * rows.block
     tokens = torch.full(((stop - start) * rows.block,), mine.numel(), device=mine.device)

@@ -60,7 +60,11 @@ def merge(
     """
     parts = _checked(states, rows)
     if into is not None:
-        _check_target(into, parts)
+        part, _, place = parts[0]
+        wanted = (part.shape[0], part.shape[1] if place is None else place.shape[0], *part.shape[2:])
+        _check("into.out", into.out, wanted, part.dtype, part)
+        if into.lse is not None:
+            _check_lse("into", into.lse, into.out)
     out = parts[0][0]
     with ambient(out):
         if _takes_triton(parts, impl):
@@ -124,31 +128,23 @@ def _checked(states: Sequence[AttentionOutput], rows: Sequence[Tensor | None] | 
     parts = []
     for i, (state, place) in enumerate(zip(states, places, strict=True)):
         length = state.out.shape[1] if place is not None and state.out.dim() == 4 else number
-        wanted = (first.shape[0], length, *first.shape[2:])
-        if tuple(state.out.shape) != wanted or state.out.dtype != first.dtype or state.out.device != first.device:
-            given = f"{tuple(state.out.shape)} {state.out.dtype} on {state.out.device}"
-            raise ShapeError(f"states[{i}].out: got {given}, expected {wanted} {first.dtype} on {first.device} like states[0]")
+        _check(f"states[{i}].out", state.out, (first.shape[0], length, *first.shape[2:]), first.dtype, first, " like states[0]")
         if state.lse is None:
             raise ShapeError(f"states[{i}].lse: got None, expected the lse; call the operator with return_lse=True")
         _check_lse(f"states[{i}]", state.lse, state.out)
-        if place is not None and (tuple(place.shape) != (number,) or place.dtype != torch.int64 or place.device != first.device):
-            given = f"{tuple(place.shape)} {place.dtype} on {place.device}"
-            raise ShapeError(f"rows[{i}]: got {given}, expected ({number},) torch.int64 on {first.device}")
+        if place is not None:
+            _check(f"rows[{i}]", place, (number,), torch.int64, first)
         parts.append((state.out, state.lse, place))
     return parts
+
+
+def _check(name: str, found: Tensor, shape: tuple[int, ...], dtype: torch.dtype, like: Tensor, why: str = "") -> None:
+    if tuple(found.shape) != shape or found.dtype != dtype or found.device != like.device:
+        given = f"{tuple(found.shape)} {found.dtype} on {found.device}"
+        raise ShapeError(f"{name}: got {given}, expected {shape} {dtype} on {like.device}{why}")
 
 
 def _check_lse(name: str, lse: Tensor, out: Tensor) -> None:
     wanted = (out.shape[0], out.shape[2], out.shape[1])
     if tuple(lse.shape) != wanted or lse.dtype != torch.float32:
         raise ShapeError(f"{name}.lse: got {tuple(lse.shape)} {lse.dtype}, expected {wanted} torch.float32")
-
-
-def _check_target(into: AttentionOutput, parts: Sequence[_State]) -> None:
-    out, _, rows = parts[0]
-    wanted = (out.shape[0], out.shape[1] if rows is None else rows.shape[0], *out.shape[2:])
-    if tuple(into.out.shape) != wanted or into.out.dtype != out.dtype or into.out.device != out.device:
-        given = f"{tuple(into.out.shape)} {into.out.dtype} on {into.out.device}"
-        raise ShapeError(f"into.out: got {given}, expected {wanted} {out.dtype} on {out.device}")
-    if into.lse is not None:
-        _check_lse("into", into.lse, into.out)

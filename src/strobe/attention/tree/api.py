@@ -62,7 +62,7 @@ def tree_attention(
         mesh: instead of a group: 1-D, or 2-D `(tree, heads)`, where the second dimension spreads heads and the first keys.
         shards: which positions each rank's rows are, in rank order (one entry per row of a 2-D mesh with `kv_placement="heads"`).
             Not needed where positions do not matter; else, without it, runs of equal length in rank order.
-        strategy: `auto`, `allgather`, `alltoall`, `allreduce3`, `ring`, `ulysses` or `symmetric`.
+        strategy: `auto`, `allgather`, `alltoall`, `allreduce3`, `ring` or `ulysses`.
         q_placement: `replicated`; `sequence`: a run of rows on each rank, in rank order; `heads`: all rows, the heads of a column
             of the mesh.
         kv_placement: `sequence`: this rank's rows, all heads; `heads`: the rows of a row of the mesh, the heads of its column.
@@ -202,10 +202,7 @@ def plan(
         q_placement=q_placement,
         kv_placement=kv_placement,
         out_placement=out_placement,
-        strategy="auto",
         rows=split(q_len, ranks.size),
-        needs_grad=False,
-        symmetric_kv_len=None,
     )
     return decide(spec, ranks, strategy, links or assumed_links("nccl" if device_type == "cuda" else "gloo", ranks.size))
 

@@ -6,17 +6,8 @@ other and never read each other's bytes; a receive that fails knows whom it wait
 Every tensor that goes to `torch.distributed` is contiguous: gloo reads memory in order and does not look at strides, so ranks
 whose strides differ would add numbers of different places. `CollectiveCall._start` asserts it, and nothing else starts a message.
 
-Ranks show each other that all are in the same call with the same arguments, or each raises an error that names the odd ones. On a
-CPU every call sends a token of a few numbers to every rank while the local attention runs. On a GPU, where reading an answer
-would stop the stream, the ranks meet once for each kind of call, in the group's store. So a rank that makes a new kind of call
-waits there alone while the others repeat one that they know and wait for it on the GPU: at the timeout each leaves a note of the
-call it is in, and finds those of the others.
-
-Work that is queued on a GPU and that no call waits for has a deadline here: NCCL's own is that of the whole group, ten minutes
-unless it was told otherwise, and it names no rank; a replayed CUDA graph has none.
-
-Symmetric memory is plain reads of peers' memory. NVLink multicast can put the devices of a host out of service, so a process that
-would set it up is refused: `TORCH_SYMM_MEM_DISABLE_MULTICAST=1` must be in the environment.
+How ranks show each other that all are in the same call, and what a rank that fails leaves behind, is in the README. Work that is
+queued on a GPU and that no call waits for has a deadline here: NCCL's own is that of the whole group, and names no rank.
 """
 
 from __future__ import annotations
@@ -31,7 +22,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from math import prod
@@ -44,7 +35,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
+from strobe.core.errors import ConfigError, StrobeError
 from strobe.core.settings import read_settings
 from strobe.core.spans import span
 
@@ -419,16 +410,16 @@ def comms_of_mesh(mesh: DeviceMesh) -> tuple[Comm, Comm | None]:
     raise ConfigError(f"mesh: got {mesh.ndim} dimensions, expected 1 (tree) or 2 (tree, heads)")
 
 
+@dataclass(slots=True, eq=False)
 class Exchange:
     """Messages in flight between all pairs of ranks; `wait` returns one received tensor from each rank."""
 
-    def __init__(self, call: CollectiveCall, received: list[Tensor], kind: str) -> None:
-        self._call = call
-        self._received = received
-        self._kind = kind
-        self.works: list[Waiting] = []
-        self.kept: Sequence[Tensor] = ()  # what is being sent must not be freed
-        self.marked = ExitStack()  # a profiling mark, open until the end of the wait
+    call: CollectiveCall
+    received: list[Tensor]
+    kind: str
+    works: list[Waiting] = field(default_factory=list)
+    kept: Sequence[Tensor] = ()  # what is being sent must not be freed
+    marked: ExitStack = field(default_factory=ExitStack)  # a profiling mark, open until the end of the wait
 
     def wait(self) -> list[Tensor]:
         """Wait for all messages and return one tensor from each rank.
@@ -436,23 +427,22 @@ class Exchange:
         Raises:
             CollectiveError: a rank did not send within the timeout, or has gone.
         """
-        with self.marked, span(WAIT + self._kind):
-            self._call.wait(self.works)
-        return self._received
+        with self.marked, span(WAIT + self.kind):
+            self.call.wait(self.works)
+        return self.received
 
 
+@dataclass(eq=False)
 class CollectiveCall:
-    """One call on one group: all its messages carry its number, and its errors name it."""
+    """One call on one group: all its messages carry its number, and its errors name it. See `Comm.begin`."""
 
-    def __init__(self, comm: Comm, number: int, text: str, digest: int, timeout_s: float, ends_process: bool) -> None:
-        self.comm = comm
-        self.number = number
-        self.text = text
-        self.digest = digest
-        self.timeout_s = timeout_s
-        self.ends_process = ends_process
-        self.first: Callable[[], object] | None = None
-        self._tag = 16 + zlib.crc32(f"{number} {digest}".encode()) % (2**30)
+    comm: Comm
+    number: int
+    text: str
+    digest: int
+    timeout_s: float
+    ends_process: bool
+    first: Callable[[], object] | None = None
 
     @property
     def rank(self) -> int:
@@ -503,7 +493,8 @@ class CollectiveCall:
         with ExitStack() as stack:
             stack.enter_context(span(MESSAGE + kind))
             if self.comm.direct(own.device):
-                started = self._exchange_directly(sends, received, self._tag if tag is None else tag)
+                own_tag = 16 + zlib.crc32(f"{self.number} {self.digest}".encode()) % (2**30)
+                started = self._exchange_directly(sends, received, own_tag if tag is None else tag)
             else:
                 started = self._exchange_as_collective(sends, received)
             exchange.works, exchange.kept = started
@@ -674,58 +665,6 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.view(-1).view(torch.uint8)
 
 
-class _Workspace:
-    """Symmetric memory of one message a rank, with two barriers for each gather.
-
-    The barrier before the write waits for the readers of the last call, the one after it for all writers. Both are part of a
-    captured graph, so every replay is as safe as the first call.
-    """
-
-    def __init__(self, comm: Comm, num_bytes: int, device: torch.device) -> None:
-        import torch.distributed._symmetric_memory as symmetric_memory
-
-        self.num_bytes = num_bytes
-        self._memory = symmetric_memory.empty(num_bytes, dtype=torch.uint8, device=device)
-        self._handle = symmetric_memory.rendezvous(self._memory, comm.group.group_name)
-
-    def gather(self, message: Tensor, num_ranks: int, timeout_s: float) -> list[Tensor]:
-        """Write the message, then view every rank's. A barrier over the timeout ends the process, in a captured graph too."""
-        self._handle.barrier(channel=0, timeout_ms=round(timeout_s * 1e3))
-        self._memory[: message.numel()] = message
-        self._handle.barrier(channel=1, timeout_ms=round(timeout_s * 1e3))
-        return [self._handle.get_buffer(rank, (message.numel(),), torch.uint8) for rank in range(num_ranks)]
-
-
-_WORKSPACES: WeakKeyDictionary[Comm, _Workspace] = WeakKeyDictionary()
-
-
-def refuses_symmetric(device_type: str) -> str | None:
-    """Return the reason for which symmetric memory cannot be used in this process, or None."""
-    if device_type != "cuda":
-        return "symmetric memory needs CUDA devices"
-    if not read_settings().multicast_disabled:
-        return "set TORCH_SYMM_MEM_DISABLE_MULTICAST=1: torch would set up NVLink multicast"
-    return None
-
-
-def gather_symmetric(call: CollectiveCall, tensor: Tensor) -> list[Tensor]:
-    """Gather every rank's tensor of one shape, in rank order, as views of the peers' memory, valid until the next call.
-
-    Raises:
-        ImplUnavailableError: no CUDA device, or multicast is not switched off.
-    """
-    reason = refuses_symmetric(tensor.device.type)
-    if reason is not None:
-        raise ImplUnavailableError("symmetric", reason, ["allgather"])
-    call.meet()
-    message = tensor.reshape(-1).view(torch.uint8)
-    workspace = _WORKSPACES.get(call.comm)
-    if workspace is None or workspace.num_bytes < message.numel():
-        num_bytes = 1 << max(16, (message.numel() - 1).bit_length())  # every rank grows at the same call: all messages are equal
-        workspace = _WORKSPACES[call.comm] = _Workspace(call.comm, num_bytes, tensor.device)
-    return [each.view(tensor.dtype).view(tensor.shape) for each in workspace.gather(message, call.size, call.timeout_s)]
-
-
 UNKNOWN = -1
 """Stands for the shape of the keys on a rank without keys."""
 NOTES_S: Final = 0.7
@@ -774,17 +713,18 @@ class Agreement:
         if self._tokens is None and self._kind in comm.agreed:
             return comm.agreed[self._kind]
         tokens = self._collected()
-        for field, what in _MUST_AGREE:
-            values = [getattr(token, field) for token in tokens]
+        for name, what in _MUST_AGREE:
+            values = [getattr(token, name) for token in tokens]
             known = [value for value in values if value != UNKNOWN]
             if len(set(known)) > 1:
                 usual = Counter(known).most_common(1)[0][0]
                 odd = [rank for rank, value in enumerate(values) if value not in (usual, UNKNOWN)]
-                raise self._refusal(tokens, odd, what, values if field not in ("digest", "queries") else None)
-        shapes = [(token.num_kv_heads, token.head_dim_v) for token in tokens if token.num_kv_heads != UNKNOWN]
+                raise self._refusal(tokens, odd, what, values if name not in ("digest", "queries") else None)
+        shapes = ((token.num_kv_heads, token.head_dim_v) for token in tokens if token.num_kv_heads != UNKNOWN)
+        found = next(shapes, (UNKNOWN, UNKNOWN))
         if self._tokens is None:
-            comm.agreed[self._kind] = shapes[0] if shapes else (UNKNOWN, UNKNOWN)
-        return shapes[0] if shapes else (UNKNOWN, UNKNOWN)
+            comm.agreed[self._kind] = found
+        return found
 
     def _collected(self) -> list[Token]:
         if self._tokens is not None:

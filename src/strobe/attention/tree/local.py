@@ -53,6 +53,11 @@ def hidden_keys(mask: Mask, first_query: int, keys: Tensor, start: int, stop: in
     return hidden
 
 
+def wide_of(tensor: Tensor) -> torch.dtype:
+    """Return the dtype in which sums of a tensor are computed, at least float32."""
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
 def masked_attention(q: Tensor, k: Tensor, v: Tensor, hidden: Hidden, softmax_scale: float) -> AttentionOutput:
     """Attend with hidden keys; a query that sees none has out 0 and lse -inf.
 
@@ -64,9 +69,9 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, hidden: Hidden, softmax_sc
     Returns:
         `out` `[B, S_q, H, Dv]` float32 (float64 for float64); lse float32 `[B, H, S_q]`.
     """
-    wide, keys, values = _wide(k), _grouped(k), _grouped(v)
+    keys, values = _grouped(k), _grouped(v)
     batch, q_len, num_heads, _ = q.shape
-    out = wide.new_empty(batch, q_len, num_heads, v.shape[3])
+    out = keys.new_empty(batch, q_len, num_heads, v.shape[3])
     lse = torch.empty(batch, num_heads, q_len, dtype=torch.float32, device=q.device)
     for start, stop in _chunks(q, k):
         queries = _query_rows(q[:, start:stop], k.shape[2]) * softmax_scale  # [B, Hk, G * n, D]
@@ -87,15 +92,15 @@ def gradients(q: Tensor, k: Tensor, v: Tensor, rows: Rows, hidden: Hidden, softm
 
     `P = exp(s q k^T - L)`, `dV = P^T dO`, `dS = P * (dO V^T - delta)`, `dQ = s dS K`, `dK = s dS^T Q`.
     """
-    wide, keys, values = _wide(k), _grouped(k), _grouped(v)
+    keys, values = _grouped(k), _grouped(v)
     num_kv_heads = k.shape[2]
-    d_q = wide.new_zeros(q.shape)
+    d_q = keys.new_zeros(q.shape)
     d_keys, d_values = torch.zeros_like(keys), torch.zeros_like(values)
     if k.shape[1] == 0:
         return d_q, torch.zeros_like(k), torch.zeros_like(v)
     for start, stop in _chunks(q, k):
         queries, d_out = _query_rows(q[:, start:stop], num_kv_heads), _query_rows(rows[0][:, start:stop], num_kv_heads)
-        lse, delta = (each[:, :, start:stop].reshape(*queries.shape[:3], 1).to(wide.dtype) for each in rows[1:])
+        lse, delta = (each[:, :, start:stop].reshape(*queries.shape[:3], 1).to(keys.dtype) for each in rows[1:])
         weights = torch.exp(queries @ keys.transpose(-1, -2) * softmax_scale - lse.masked_fill(lse.isneginf(), 0))
         unseen = hidden(start, stop)
         if unseen is not None:
@@ -109,26 +114,21 @@ def gradients(q: Tensor, k: Tensor, v: Tensor, rows: Rows, hidden: Hidden, softm
 
 def _chunks(q: Tensor, k: Tensor) -> Iterator[tuple[int, int]]:
     """Split the queries into runs whose scores fit into `SCORES_BYTES`."""
-    row_bytes = q.shape[0] * q.shape[2] * k.shape[1] * _wide(q).element_size()
+    row_bytes = q.shape[0] * q.shape[2] * k.shape[1] * wide_of(q).itemsize
     step = max(1, SCORES_BYTES // max(1, row_bytes))
     return ((start, min(start + step, q.shape[1])) for start in range(0, q.shape[1], step))
 
 
-def _wide(tensor: Tensor) -> Tensor:
-    """Return an empty tensor of the dtype in which sums are computed, at least float32."""
-    return tensor.new_empty(0, dtype=torch.promote_types(tensor.dtype, torch.float32))
-
-
 def _grouped(tensor: Tensor) -> Tensor:
     """Convert `[B, S, Hk, D]` to wide `[B, Hk, S, D]`."""
-    return tensor.transpose(1, 2).to(_wide(tensor).dtype)
+    return tensor.transpose(1, 2).to(wide_of(tensor))
 
 
 def _query_rows(tensor: Tensor, num_kv_heads: int) -> Tensor:
     """Convert `[B, n, H, D]` to wide `[B, Hk, G * n, D]`: the queries of a group are rows of one product, no key is copied."""
     batch, number, num_heads, dim = tensor.shape
     rows = tensor.transpose(1, 2).reshape(batch, num_kv_heads, num_heads // num_kv_heads * number, dim)
-    return rows.to(_wide(tensor).dtype)
+    return rows.to(wide_of(tensor))
 
 
 def _unrows(tensor: Tensor, number: int) -> Tensor:
@@ -233,8 +233,7 @@ def local_attention(q: Tensor, shard: Shard, mask: Mask, queries: Span, softmax_
         return empty_state(q, shard.v.shape[3])
     if len(parts) == 1:
         return AttentionOutput(out=parts[0].out.to(q.dtype), lse=parts[0].lse)
-    wide = torch.promote_types(q.dtype, torch.float32)
-    merged = merge([AttentionOutput(out=part.out.to(wide), lse=part.lse) for part in parts])
+    merged = merge([AttentionOutput(out=part.out.to(wide_of(q)), lse=part.lse) for part in parts])
     return AttentionOutput(out=merged.out.to(q.dtype), lse=merged.lse)
 
 
@@ -252,7 +251,7 @@ def local_gradients(
     d_k, d_v = torch.zeros_like(shard.k), torch.zeros_like(shard.v)
     seen = list(pieces(shard.segments, mask, queries))
     if not seen or q.numel() == 0:
-        return q.new_zeros(q.shape, dtype=torch.promote_types(q.dtype, torch.float32)), d_k, d_v
+        return q.new_zeros(q.shape, dtype=wide_of(q)), d_k, d_v
     hidden = _hidden(seen, mask, queries, q.device)
     d_q, d_seen_k, d_seen_v = gradients(q, _rows(shard.k, seen), _rows(shard.v, seen), rows, hidden, softmax_scale)
     start = 0

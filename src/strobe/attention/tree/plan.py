@@ -1,12 +1,6 @@
-"""Measured costs of this machine, the cost of each strategy by them, and the choice of `auto`.
+"""Measured costs of this machine, the cost of each strategy by them, and the choice of `auto`; the model is in the README.
 
-On a GPU costs are twofold: what the host takes to start a message or a pass, and what the device then takes. A loop of calls
-shows the larger of the two: on two H200 the host's 57 to 144 us a message hid every bandwidth up to 32 MB, so they are timed
-apart. Messages have latency and bandwidth, attention a roofline.
-
-What is predicted is one call, from ranks that are there and idle devices to the result. Behind other work a GPU does not wait for
-its host, and calls take that much less; nor in a captured graph, whose calls are planned with `Links.in_a_graph`. Launches are
-counted in the code that runs: `redistribute.py`.
+Launches are counted in the code that runs: `redistribute.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +16,7 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
-from strobe.attention.tree.comm import CollectiveCall, Comm, refuses_symmetric
+from strobe.attention.tree.comm import CollectiveCall, Comm
 from strobe.attention.tree.local import Shard, local_attention, merge_messages, pack_state, row_bytes
 from strobe.attention.tree.placement import Mask, Segment, split
 from strobe.attention.tree.spec import MOVES_KEYS, STRATEGIES, Strategy, TreeSpec
@@ -109,7 +103,8 @@ class Links:
 
     def rate(self, kind: Kind) -> Rate:
         """Return the rate of one kind of message."""
-        return {"gather": self.gather, "exchange": self.exchange, "reduce": self.reduce}[kind]
+        found: Rate = getattr(self, kind)
+        return found
 
 
 def assumed_links(backend: str, num_ranks: int) -> Links:
@@ -119,28 +114,15 @@ def assumed_links(backend: str, num_ranks: int) -> Links:
     machine and in 109 to 301 on another, a pack with its merge in 66 and 191, a local pass in 120 to 230. Messages have 228 to
     277 GB/s of the 450 of an NVLink 4 device, attention 778 TFLOP/s in one pass of 0.2 ms.
     """
+    rate, merge = Rate(alpha_s=1e-4 * num_ranks, bytes_per_s=1e9), Rate(alpha_s=1e-4, bytes_per_s=1e9)
+    speeds = {"flops_per_s": 2e10, "memory_bytes_per_s": 4e9}
+    source = "assumed: processes of one machine"
     if backend == "nccl":
         rate = Rate(alpha_s=1e-5, bytes_per_s=230e9, host_s=2e-4)
-        return Links(
-            gather=rate,
-            exchange=rate,
-            reduce=rate,
-            merge=Rate(alpha_s=4e-6, bytes_per_s=1e12, host_s=1e-4),
-            flops_per_s=7e14,
-            memory_bytes_per_s=3e12,
-            launch_s=2e-4,
-            source="assumed: one NVLink node",
-        )
-    rate = Rate(alpha_s=1e-4 * num_ranks, bytes_per_s=1e9)
-    return Links(
-        gather=rate,
-        exchange=rate,
-        reduce=rate,
-        merge=Rate(alpha_s=1e-4, bytes_per_s=1e9),
-        flops_per_s=2e10,
-        memory_bytes_per_s=4e9,
-        source="assumed: processes of one machine",
-    )
+        merge = Rate(alpha_s=4e-6, bytes_per_s=1e12, host_s=1e-4)
+        speeds = {"flops_per_s": 7e14, "memory_bytes_per_s": 3e12, "launch_s": 2e-4}
+        source = "assumed: one NVLink node"
+    return Links(gather=rate, exchange=rate, reduce=rate, merge=merge, source=source, **speeds)
 
 
 def measure(comm: Comm, device: torch.device, dtype: torch.dtype, timeout_s: float) -> Links:
@@ -170,15 +152,13 @@ def measure(comm: Comm, device: torch.device, dtype: torch.dtype, timeout_s: flo
     pairs = [_time(run, device) for run in (*(run for _, _, run in runs), *local)]
     device_s = _slowest(call, [pair[0] for pair in pairs], device)
     host_s = _slowest(call, [pair[1] for pair in pairs], device)
-    rates = {}
+    rates: dict[str, Rate] = {}
     for kind in KINDS:
-        chosen = [index for index, run in enumerate(runs) if run[0] == kind]
-        rates[kind] = fit([(runs[index][1], device_s[index]) for index in chosen], statistics.median(host_s[i] for i in chosen))
+        chosen = [i for i, run in enumerate(runs) if run[0] == kind]
+        rates[kind] = fit([(runs[i][1], device_s[i]) for i in chosen], statistics.median(host_s[i] for i in chosen))
     (flop_s, byte_s, *merge_s), (launch_s, _, *merge_host_s) = device_s[len(runs) :], host_s[len(runs) :]
     return Links(
-        gather=rates["gather"],
-        exchange=rates["exchange"],
-        reduce=rates["reduce"],
+        **rates,
         merge=fit([(amount, took) for (amount, _), took in zip(merges, merge_s, strict=True)], statistics.median(merge_host_s)),
         flops_per_s=flops / flop_s,
         memory_bytes_per_s=read / byte_s,
@@ -194,19 +174,14 @@ def _exchanged(call: CollectiveCall, parts: Sequence[Tensor], shapes: Sequence[t
 def fit(points: Sequence[tuple[float, float]], host_s: float = 0.0) -> Rate:
     """Return the rate of `(bytes, seconds)`: the line of least relative errors, never negative, and what is beside it."""
     weights = [1 / took**2 for _, took in points]
-    total = sum(weights)
-    mean_x = sum(weight * sent for weight, (sent, _) in zip(weights, points, strict=True)) / total
-    mean_y = sum(weight * took for weight, (_, took) in zip(weights, points, strict=True)) / total
-    across = sum(weight * (sent - mean_x) * (took - mean_y) for weight, (sent, took) in zip(weights, points, strict=True))
-    spread = sum(weight * (sent - mean_x) ** 2 for weight, (sent, _) in zip(weights, points, strict=True))
+    weighed = [(weight, sent, took) for weight, (sent, took) in zip(weights, points, strict=True)]
+    mean_x, mean_y = sum(w * x for w, x, _ in weighed) / sum(weights), sum(w * y for w, _, y in weighed) / sum(weights)
+    across = sum(w * (x - mean_x) * (y - mean_y) for w, x, y in weighed)
+    spread = sum(w * (x - mean_x) ** 2 for w, x, _ in weighed)
     slope = max(across / spread, 0.0) if spread else 0.0  # 0: no bandwidth to be seen in the noise, latency alone
     alpha = mean_y - slope * mean_x
     if alpha < 0:
-        slope, alpha = (
-            sum(w * x * y for w, (x, y) in zip(weights, points, strict=True))
-            / sum(w * x * x for w, (x, _) in zip(weights, points, strict=True)),
-            0.0,
-        )
+        slope, alpha = sum(w * x * y for w, x, y in weighed) / sum(w * x * x for w, x, _ in weighed), 0.0
     beside = tuple((sent, took - alpha - sent * slope) for sent, took in sorted(points))
     return Rate(alpha_s=alpha, bytes_per_s=1 / slope if slope else float("inf"), beside=beside, host_s=host_s)
 
@@ -254,7 +229,7 @@ def _local_cases(device: torch.device, dtype: torch.dtype) -> tuple[_Case, _Case
 
 def _time(run: Callable[[], object], device: torch.device) -> tuple[float, float]:
     """Measure seconds of one run on the device, and of the host to start it (0 on a CPU): medians of 7, after 2 to warm up."""
-    turns = [_on_gpu(run) if device.type == "cuda" else _on_cpu(run) for _ in range(9)][2:]
+    turns = [(_on_gpu if device.type == "cuda" else _on_cpu)(run) for _ in range(9)][2:]
     return statistics.median(took for took, _ in turns), statistics.median(started for _, started in turns)
 
 
@@ -413,14 +388,8 @@ def decide(spec: TreeSpec, ranks: RankLengths, requested: str, links: Links) -> 
         raise ConfigError(f"strategy {requested!r}: {dict(refused)[requested]}")
     able = [strategy for strategy in STRATEGIES if strategy not in dict(refused)]
     predictions = sorted((_predict(spec, ranks, strategy, links) for strategy in able), key=lambda each: each.seconds)
-    unmeasured = (
-        "not chosen by auto: its rate is not measured, and whole calls were within 2 % of allgather's; ask for it by name"
-    )
-    choice = next(each.strategy for each in predictions if each.strategy != "symmetric") if requested == "auto" else requested
-    if requested == "auto" and "symmetric" in able:
-        refused.append(("symmetric", unmeasured))
     return TreePlan(
-        strategy=next(strategy for strategy in STRATEGIES if strategy == choice),
+        strategy=predictions[0].strategy if requested == "auto" else next(each for each in able if each == requested),
         predictions=tuple(predictions),
         refused=tuple(refused),
         call=spec.describe(requested),
@@ -430,8 +399,6 @@ def decide(spec: TreeSpec, ranks: RankLengths, requested: str, links: Links) -> 
 
 
 def _refuses(spec: TreeSpec, ranks: RankLengths, strategy: Strategy) -> str | None:
-    if strategy == "symmetric":
-        return refuses_symmetric(spec.device_type)
     if strategy == "ulysses" and ranks.num_head_ranks > 1:
         return "a mesh of (tree, heads) spreads the heads over its second dimension already; name the strategy of the first"
     if strategy == "ulysses" and "heads" in (spec.q_placement, spec.kv_placement):
@@ -443,55 +410,34 @@ def _refuses(spec: TreeSpec, ranks: RankLengths, strategy: Strategy) -> str | No
     return None
 
 
-@dataclass(slots=True, kw_only=True)
-class Clock:
-    """The times until which the host and the device are busy, in seconds from the call's start.
+@dataclass(slots=True)
+class Bill:
+    """The costs of a strategy, added in the order of its steps, and the times until which host and device are busy.
 
     The host starts one thing after the other, and the device does each when it is started and its turn comes. With few queries a
-    call ends when the host has started all of it; with many the device is behind, and the host's time is hidden. A clock whose
-    host takes no time is that of a CPU, where everything adds up.
-
-    Args:
-        host_s, device_s: now.
-        idle_s: how long the device has waited for its host.
+    call ends when the host has started all of it; with many the device is behind, and the host's time is hidden. If the host
+    takes no time, as on a CPU, everything adds up. Times are seconds from the call's start; `idle_s` is how long the device has
+    waited for its host.
     """
 
-    host_s: float = 0.0
-    device_s: float = 0.0
-    idle_s: float = 0.0
-
-    def run(self, started_s: float, took_s: float) -> None:
-        """Add work that the host starts in `started_s` and the device does in `took_s`."""
-        self.host_s += started_s
-        self.idle_s += max(0.0, self.host_s - self.device_s)
-        self.device_s = max(self.device_s, self.host_s) + took_s
-
-    def send(self, started_s: float, took_s: float) -> float:
-        """Add a message that overlaps the device's next work; return the time at which it arrives."""
-        self.host_s += started_s
-        return max(self.device_s, self.host_s) + took_s
-
-    def wait(self, until_s: float) -> float:
-        """Let the device wait for a message until `until_s`; return the seconds that it waited."""
-        waited = max(0.0, until_s - self.device_s)
-        self.device_s += waited
-        return waited
-
-
-@dataclass(slots=True)
-class _Bill:
-    """A sum of the costs of a strategy, added in the order of its steps."""
-
     links: Links
-    clock: Clock = field(default_factory=Clock)
     messages: list[Message] = field(default_factory=list)
     local_s: float = 0.0
     hidden_s: float = 0.0
+    busy_host_s: float = 0.0
+    busy_device_s: float = 0.0
+    idle_s: float = 0.0
+
+    def run(self, started_s: float, took_s: float) -> None:
+        """Add what the host starts in `started_s` and the device does in `took_s`."""
+        self.busy_host_s += started_s
+        self.idle_s += max(0.0, self.busy_host_s - self.busy_device_s)
+        self.busy_device_s = max(self.busy_device_s, self.busy_host_s) + took_s
 
     def compute(self, started_s: float, took_s: float) -> None:
         """Add work of a rank alone."""
         self.local_s += took_s
-        self.clock.run(started_s, took_s)
+        self.run(started_s, took_s)
 
     def copy(self, num_bytes: float) -> None:
         """Add a copy, which reads and writes `num_bytes`."""
@@ -499,7 +445,7 @@ class _Bill:
 
     def launch(self, number: int) -> None:
         """Add small operations at the host's cost to start them; a pack with its merge is two."""
-        self.clock.run(number * self.links.merge.host_s / 2, 0.0)
+        self.run(number * self.links.merge.host_s / 2, 0.0)
 
     def merge(self, num_bytes: float) -> None:
         """Add the packing of parts into messages, and their merge."""
@@ -508,17 +454,20 @@ class _Bill:
     def add(self, what: str, kind: Kind, sent_bytes: float, num_ranks: int) -> None:
         """Add a message that the device waits for."""
         if num_ranks > 1:
-            self.clock.run(self.links.rate(kind).host_s, self._message(what, kind, sent_bytes))
+            self.run(self.links.rate(kind).host_s, self._message(what, kind, sent_bytes))
 
     def hop(self, what: str, sent_bytes: float) -> tuple[float, float]:
         """Add a message that overlaps the next work; return its time and arrival for `arrive`."""
         took = self._message(what, "exchange", sent_bytes)
-        return took, self.clock.send(self.links.exchange.host_s, took)
+        self.busy_host_s += self.links.exchange.host_s
+        return took, max(self.busy_device_s, self.busy_host_s) + took
 
     def arrive(self, hop: tuple[float, float]) -> None:
         """Wait for a hop, and count its overlapped seconds as hidden."""
         took, until = hop
-        self.hidden_s += took - self.clock.wait(until)
+        waited = max(0.0, until - self.busy_device_s)
+        self.busy_device_s += waited
+        self.hidden_s += took - waited
 
     def _message(self, what: str, kind: Kind, sent_bytes: float) -> float:
         seconds = self.links.rate(kind).seconds(sent_bytes)
@@ -537,7 +486,7 @@ def _predict(spec: TreeSpec, ranks: RankLengths, strategy: Strategy, links: Link
     row = row_bytes(spec.head_dim_v, spec.dtype)
     key_bytes = spec.batch * kv_heads * (spec.head_dim + spec.head_dim_v) * spec.dtype.itemsize
     flops = 2 * (spec.head_dim + spec.head_dim_v) * rows
-    bill = _Bill(links)
+    bill = Bill(links)
     outer, inner = (columns - 1) / columns, (tree - 1) / tree
     if spec.kv_placement == "sequence" and columns > 1:  # packed together, cut by heads, put together again
         bill.copy((2 + outer) * max(ranks.lengths) * key_bytes * columns)
@@ -574,11 +523,11 @@ def _predict(spec: TreeSpec, ranks: RankLengths, strategy: Strategy, links: Link
         messages=tuple(bill.messages),
         local_s=bill.local_s,
         hidden_s=bill.hidden_s,
-        host_s=bill.clock.idle_s,
+        host_s=bill.idle_s,
     )
 
 
-def _combine(bill: _Bill, spec: TreeSpec, strategy: Strategy, tree: int, rows: int) -> None:
+def _combine(bill: Bill, spec: TreeSpec, strategy: Strategy, tree: int, rows: int) -> None:
     """Add the messages of a merge, and the rows that a rank reads for it."""
     row, inner = row_bytes(spec.head_dim_v, spec.dtype), (tree - 1) / tree
     if strategy == "alltoall":

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, Final
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from strobe.attention.double_backward import first_derivatives_only
 from strobe.attention.state import merge
-from strobe.attention.tree.comm import CollectiveCall, Exchange, gather_symmetric
+from strobe.attention.tree.comm import CollectiveCall, Exchange
 from strobe.attention.tree.local import (
     Shard,
     empty_state,
@@ -31,7 +32,7 @@ from strobe.attention.tree.local import (
     unpack,
     unpack_state,
 )
-from strobe.attention.tree.placement import Grid, Segment, Span, split
+from strobe.attention.tree.placement import Segment, Span, split
 from strobe.attention.tree.spec import Placement, Strategy, TreeSpec
 from strobe.attention.types import AttentionOutput
 from strobe.core.spans import span
@@ -44,7 +45,7 @@ MERGE: Final = "tree_merge"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cut:
-    """The slice of the result that each rank wants.
+    """A tensor `[B, S, H, W]` in slices, one for each rank.
 
     Args:
         dim: 1 (rows) or 2 (heads).
@@ -54,10 +55,33 @@ class Cut:
     dim: int
     spans: tuple[Span, ...]
 
+    @classmethod
+    def of_rows(cls, lengths: Sequence[int]) -> Cut:
+        """Return the cut into runs of so many rows."""
+        return cls(dim=1, spans=tuple(pairwise(accumulate(lengths, initial=0))))
+
     def of(self, tensor: Tensor, rank: int) -> Tensor:
-        """Return a rank's slice of `[B, S, H, ...]`."""
+        """Return a rank's slice."""
         start, stop = self.spans[rank]
         return tensor.narrow(self.dim, start, stop - start)
+
+    def shapes(self, like: Tensor) -> list[tuple[int, ...]]:
+        """Return the shapes of all slices, which are those of `like` but for their own dimension."""
+        before, after = like.shape[: self.dim], like.shape[self.dim + 1 :]
+        return [(*before, stop - start, *after) for start, stop in self.spans]
+
+
+def _gather(call: CollectiveCall, tensor: Tensor, cut: Cut) -> Tensor:
+    """Put the slices of all ranks together."""
+    return tensor if call.size == 1 else torch.cat(call.gather(tensor, cut.shapes(tensor)), dim=cut.dim)
+
+
+def _trade(call: CollectiveCall, tensor: Tensor, leaving: Cut, arriving: Cut) -> Tensor:
+    """Send each rank its slice along one dimension, and put together what arrives, which is cut along the other."""
+    if call.size == 1:
+        return tensor
+    sends = [leaving.of(tensor, rank) for rank in range(call.size)]
+    return torch.cat(call.exchange(sends, arriving.shapes(sends[call.rank])).wait(), dim=arriving.dim)
 
 
 def combine(call: CollectiveCall, strategy: Strategy, part: AttentionOutput, cut: Cut | None) -> AttentionOutput:
@@ -81,8 +105,7 @@ def combine(call: CollectiveCall, strategy: Strategy, part: AttentionOutput, cut
         if cut is None:
             return whole
         return AttentionOutput(out=cut.of(whole.out, call.rank), lse=cut.of(whole.lse.transpose(1, 2), call.rank).transpose(1, 2))
-    gather = gather_symmetric if strategy == "symmetric" else CollectiveCall.gather
-    packed = gather(call, pack_state(part))
+    packed = call.gather(pack_state(part))
     if cut:
         packed = [cut.of(each, call.rank) for each in packed]
     with span(MERGE):
@@ -102,11 +125,9 @@ def _by_exchange_and_gather(call: CollectiveCall, part: AttentionOutput) -> Atte
     """Merge a share of the rows on each rank, then gather: `2 (P-1)/P` messages, where a gather of parts sends `P-1`."""
     packed = pack_state(part)
     rows = packed.view(1, -1, 1, packed.shape[3])  # the rows of all batches and heads, in one line
-    spans = split(rows.shape[1], call.size)
-    mine = pack_state(_by_exchange(call, unpack_state(rows, part.out.shape[3]), Cut(dim=1, spans=spans)))
-    shapes = [(1, stop - start, 1, packed.shape[3]) for start, stop in spans]
-    whole = torch.cat(call.gather(mine, shapes), dim=1).view(packed.shape)
-    return unpack_state(whole, part.out.shape[3])
+    cut = Cut(dim=1, spans=split(rows.shape[1], call.size))
+    mine = pack_state(_by_exchange(call, unpack_state(rows, part.out.shape[3]), cut))
+    return unpack_state(_gather(call, mine, cut).view(packed.shape), part.out.shape[3])
 
 
 def _by_all_reduce(call: CollectiveCall, part: AttentionOutput) -> AttentionOutput:
@@ -170,73 +191,80 @@ class Redistribution:
 
     Args:
         spec: what all ranks agreed on.
-        grid: the ranks.
-        tree: the call on this rank's column.
+        tree: the call on this rank's column of the grid.
         heads: the call on this rank's row.
         segments: of each rank's buffer (of each row of the grid where keys are placed by heads); only this rank's where positions
             do not matter.
     """
 
     spec: TreeSpec
-    grid: Grid
     tree: CollectiveCall
     heads: CollectiveCall
     segments: tuple[tuple[Segment, ...], ...]
 
-    @property
-    def kv_spans(self) -> tuple[Span, ...]:
-        """Key heads of each column; spans differ in size where the heads do not divide."""
-        return split(self.spec.num_kv_heads, self.grid.num_head_ranks)
+    def row_ranks(self, tree_rank: int) -> range:
+        """Return the ranks of a row of the grid."""
+        return range(tree_rank * self.heads.size, (tree_rank + 1) * self.heads.size)
 
     @property
-    def head_spans(self) -> list[Span]:
+    def mine(self) -> tuple[Segment, ...]:
+        """The segments of this rank's buffer."""
+        rank = self.tree.rank if self.spec.kv_placement == "heads" else self.row_ranks(self.tree.rank)[self.heads.rank]
+        return self.segments[rank if len(self.segments) > 1 else 0]
+
+    @property
+    def kv_cut(self) -> Cut:
+        """Key heads of each column; spans differ in size where the heads do not divide."""
+        return Cut(dim=2, spans=split(self.spec.num_kv_heads, self.heads.size))
+
+    @property
+    def head_cut(self) -> Cut:
         """Query heads of each column: those of its key heads."""
         group = self.spec.num_heads // self.spec.num_kv_heads
-        return [(start * group, stop * group) for start, stop in self.kv_spans]
+        return Cut(dim=2, spans=tuple((start * group, stop * group) for start, stop in self.kv_cut.spans))
 
     @property
-    def my_heads(self) -> Span:
-        """Query heads of this column."""
-        return self.head_spans[self.grid.head_rank]
+    def row_cut(self) -> Cut:
+        """Queries of each rank of this row of the grid, among those of the row."""
+        spans = (self.spec.rows[rank] for rank in self.row_ranks(self.tree.rank))
+        return Cut.of_rows([stop - start for start, stop in spans])
 
     @property
-    def row_lengths(self) -> list[int]:
-        """Queries of each rank of this row of the grid, where they are spread by rows."""
-        return [stop - start for start, stop in (self.spec.rows[rank] for rank in self.grid.row_ranks())]
+    def key_cut(self) -> Cut:
+        """Owned keys of each rank of this row of the grid, where all lengths are known."""
+        buffers = (owned_segments(self.segments[rank]) for rank in self.row_ranks(self.tree.rank))
+        return Cut.of_rows([sum(segment.length for segment in each) for each in buffers])
 
-    def row_span(self, tree_rank: int) -> Span:
-        """Return the range of queries of a row of the grid."""
-        ranks = self.grid.row_ranks(tree_rank)
-        return self.spec.rows[ranks[0]][0], self.spec.rows[ranks[-1]][1]
+    @property
+    def tree_rows(self) -> Cut:
+        """Queries of each row of the grid."""
+        rows, width = self.spec.rows, self.heads.size
+        spans = (rows[first : first + width] for first in range(0, len(rows), width))
+        return Cut(dim=1, spans=tuple((each[0][0], each[-1][1]) for each in spans))
 
-    def rows_cut(self) -> Cut:
-        """Return the cut that gives each row of the grid its queries."""
-        return Cut(dim=1, spans=tuple(self.row_span(tree_rank) for tree_rank in range(self.grid.num_tree_ranks)))
-
-    def heads_cut(self) -> Cut:
-        """Return the cut that gives each row of the grid a share of this column's heads."""
-        start, stop = self.my_heads
-        return Cut(dim=2, spans=split(stop - start, self.grid.num_tree_ranks))
+    @property
+    def tree_heads(self) -> Cut:
+        """The share that each row of the grid has in the heads of this column."""
+        start, stop = self.head_cut.spans[self.heads.rank]
+        return Cut(dim=2, spans=split(stop - start, self.tree.size))
 
 
 def forward(flow: Redistribution, q: Tensor, k: Tensor, v: Tensor) -> tuple[AttentionOutput, Tensor, Shard]:
     """Compute the result in its wanted placement, and all queries and this rank's keys, which the backward needs."""
     spec, shard = flow.spec, _keys_in(flow, k, v)
     if spec.strategy == "ring":
-        mine = flow.row_span(flow.grid.tree_rank)
-        rows = (
-            _rows_to_heads(flow, q) if spec.q_placement == "sequence" else _whole(flow, q, spec.q_placement)[:, mine[0] : mine[1]]
-        )
-        state = ring_attention(flow.tree, rows, shard, _by_tree_rank(flow), spec, mine)
+        cut, rank = flow.tree_rows, flow.tree.rank
+        rows = _rows_to_heads(flow, q) if spec.q_placement == "sequence" else cut.of(_whole(flow, q, spec.q_placement), rank)
+        state = ring_attention(flow.tree, rows, shard, _by_tree_rank(flow), spec, cut.spans[rank])
         result = _out_of_ring(flow, state)
-        queries = _gather_rows(flow, rows) if spec.needs_grad else rows
+        queries = _gather(flow.tree, rows, cut) if spec.needs_grad else rows
     else:
         queries = _whole(flow, q, spec.q_placement)
         with span(LOCAL):
             state = local_attention(queries, shard, spec.mask, (0, spec.q_len), spec.softmax_scale)
-        cut = {"replicated": None, "sequence": flow.rows_cut(), "heads": flow.heads_cut()}[spec.out_placement]
+        wanted = {"replicated": None, "sequence": flow.tree_rows, "heads": flow.tree_heads}[spec.out_placement]
         assert spec.strategy != "auto", "a flow begins when the strategy is chosen"
-        result = _out(flow, combine(flow.tree, spec.strategy, state, cut))
+        result = _out(flow, combine(flow.tree, spec.strategy, state, wanted))
     flow.tree.meet()
     flow.heads.meet()
     return result, queries, shard
@@ -263,16 +291,17 @@ def backward(
     assert state.lse is not None and d_state.lse is not None
     wide = torch.promote_types(state.out.dtype, torch.float32)
     delta = (d_state.out.to(wide) * state.out.to(wide)).sum(-1).transpose(1, 2) - d_state.lse
-    packed = _whole(flow, pack(d_state.out, state.lse, delta.float()), spec.out_placement, of_result=True)
+    packed = _whole(flow, pack(d_state.out, state.lse, delta.float()), spec.out_placement)
+    if spec.out_placement == "heads":  # shared out among the rows of the grid, where queries are not
+        packed = _gather(flow.tree, packed, flow.tree_heads)
     whole_d_out, lse, whole_delta = unpack(packed, spec.head_dim_v, 2)
     rows = whole_d_out, lse, whole_delta
     d_q, d_k, d_v = local_gradients(queries, shard, rows, spec.mask, (0, spec.q_len), spec.softmax_scale)
     d_q = flow.tree.all_reduce(d_q).to(spec.dtype)
     if spec.q_placement == "replicated":
-        d_q = _gather_heads(flow, d_q)
+        d_q = _gather(flow.heads, d_q, flow.head_cut)
     elif spec.q_placement == "sequence":
-        start, stop = flow.row_span(flow.grid.tree_rank)
-        d_q = _heads_to_rows(flow, d_q[:, start:stop])
+        d_q = _trade(flow.heads, flow.tree_rows.of(d_q, flow.tree.rank), flow.row_cut, flow.head_cut)
     d_k, d_v = _keys_back(flow, d_k, d_v, kv_shapes)
     flow.tree.meet()
     flow.heads.meet()
@@ -316,119 +345,67 @@ def run(flow: Redistribution, q: Tensor, k: Tensor, v: Tensor, again: Callable[[
 
 def _keys_in(flow: Redistribution, k: Tensor, v: Tensor) -> Shard:
     """Exchange keys and values: the owned keys of this row of the grid for this column's heads."""
-    grid, spec = flow.grid, flow.spec
-    mine = flow.segments[_buffer(flow)] if len(flow.segments) > 1 else flow.segments[0]
-    both = torch.cat([_owned(k, mine), _owned(v, mine)], dim=-1) if grid.num_head_ranks > 1 else None
-    if both is None or spec.kv_placement == "heads":
-        return Shard(k=_owned(k, mine), v=_owned(v, mine), segments=owned_segments(mine))
-    segments = [owned_segments(flow.segments[rank]) for rank in grid.row_ranks()]
-    arrived = _to_heads(flow, both, flow.kv_spans, [_length(each) for each in segments])
-    joined = tuple(segment for each in segments for segment in each)
-    return Shard(k=arrived[..., : spec.head_dim], v=arrived[..., spec.head_dim :], segments=joined)
+    if flow.heads.size == 1:
+        return Shard(k=_owned(k, flow.mine), v=_owned(v, flow.mine), segments=owned_segments(flow.mine))
+    both = torch.cat([_owned(k, flow.mine), _owned(v, flow.mine)], dim=-1)
+    if flow.spec.kv_placement == "sequence":
+        both = _trade(flow.heads, both, flow.kv_cut, flow.key_cut)
+    dim = flow.spec.head_dim
+    return Shard(k=both[..., :dim], v=both[..., dim:], segments=_by_tree_rank(flow)[flow.tree.rank])
 
 
 def _keys_back(flow: Redistribution, d_k: Tensor, d_v: Tensor, shapes: tuple[torch.Size, torch.Size]) -> tuple[Tensor, Tensor]:
     """Return gradients of keys and values by the reverse of `_keys_in` to the buffers of the ranks that own them."""
-    grid, spec = flow.grid, flow.spec
-    mine = flow.segments[_buffer(flow)] if len(flow.segments) > 1 else flow.segments[0]
-    if grid.num_head_ranks > 1 and spec.kv_placement == "sequence":
-        lengths = [_length(owned_segments(flow.segments[rank])) for rank in grid.row_ranks()]
-        arrived = _to_rows(flow, torch.cat([d_k, d_v], dim=-1), flow.kv_spans, lengths)
-        d_k, d_v = arrived[..., : spec.head_dim], arrived[..., spec.head_dim :]
-    return _disowned(d_k, mine, shapes[0]), _disowned(d_v, mine, shapes[1])
-
-
-def _buffer(flow: Redistribution) -> int:
-    return flow.grid.tree_rank if flow.spec.kv_placement == "heads" else flow.grid.rank
+    if flow.heads.size > 1 and flow.spec.kv_placement == "sequence":
+        arrived = _trade(flow.heads, torch.cat([d_k, d_v], dim=-1), flow.key_cut, flow.kv_cut)
+        d_k, d_v = arrived[..., : flow.spec.head_dim], arrived[..., flow.spec.head_dim :]
+    return _disowned(d_k, flow.mine, shapes[0]), _disowned(d_v, flow.mine, shapes[1])
 
 
 def _by_tree_rank(flow: Redistribution) -> list[tuple[Segment, ...]]:
     """Return the segments that each row of the grid holds after `_keys_in`."""
-    if flow.spec.kv_placement == "heads":
-        return [owned_segments(each) for each in flow.segments]
-    return [
-        tuple(segment for rank in flow.grid.row_ranks(tree_rank) for segment in owned_segments(flow.segments[rank]))
-        for tree_rank in range(flow.grid.num_tree_ranks)
-    ]
+    width = 1 if flow.spec.kv_placement == "heads" else flow.heads.size
+    firsts = range(0, len(flow.segments), width)
+    return [tuple(s for each in flow.segments[i : i + width] for s in owned_segments(each)) for i in firsts]
 
 
 def _out(flow: Redistribution, state: AttentionOutput) -> AttentionOutput:
     """Move a result of this column's heads, cut for this row of the grid, to its wanted placement."""
-    placement, head_dim_v = flow.spec.out_placement, flow.spec.head_dim_v
-    if flow.grid.num_head_ranks == 1 or placement == "heads":
+    if flow.heads.size == 1 or flow.spec.out_placement == "heads":
         return state
     packed = pack_state(state)
-    return unpack_state(_gather_heads(flow, packed) if placement == "replicated" else _heads_to_rows(flow, packed), head_dim_v)
+    if flow.spec.out_placement == "replicated":
+        packed = _gather(flow.heads, packed, flow.head_cut)
+    else:
+        packed = _trade(flow.heads, packed, flow.row_cut, flow.head_cut)
+    return unpack_state(packed, flow.spec.head_dim_v)
 
 
 def _out_of_ring(flow: Redistribution, state: AttentionOutput) -> AttentionOutput:
     """Move a ring's result, whose rows stay with their row of the grid, to its wanted placement."""
     if flow.spec.out_placement == "sequence":
         return _out(flow, state)
-    packed = _gather_rows(flow, pack_state(state))
+    packed = _gather(flow.tree, pack_state(state), flow.tree_rows)
     if flow.spec.out_placement == "heads":
-        packed = flow.heads_cut().of(packed, flow.grid.tree_rank)
+        packed = flow.tree_heads.of(packed, flow.tree.rank)
     return _out(flow, unpack_state(packed, flow.spec.head_dim_v))
 
 
-def _whole(flow: Redistribution, tensor: Tensor, placement: Placement, *, of_result: bool = False) -> Tensor:
-    """Return all queries, this column's heads, of a tensor that is placed like q (or like the result)."""
+def _whole(flow: Redistribution, tensor: Tensor, placement: Placement) -> Tensor:
+    """Return all queries, this column's heads, of a tensor that is placed so; of one placed by heads what there is."""
     if placement == "replicated":
-        return _heads_of(tensor, flow.my_heads)
-    if placement == "sequence":
-        return _gather_rows(flow, _rows_to_heads(flow, tensor))
-    if not of_result:
-        return tensor  # a caller's "heads" are the columns of the grid
-    shapes = [(*tensor.shape[:2], stop - start, tensor.shape[3]) for start, stop in flow.heads_cut().spans]
-    return torch.cat(flow.tree.gather(tensor, shapes), dim=2)
+        return flow.head_cut.of(tensor, flow.heads.rank)
+    return _gather(flow.tree, _rows_to_heads(flow, tensor), flow.tree_rows) if placement == "sequence" else tensor
 
 
 def _rows_to_heads(flow: Redistribution, tensor: Tensor) -> Tensor:
     """Exchange this rank's rows with all heads for all rows of this row of the grid with this column's heads."""
-    return tensor if flow.grid.num_head_ranks == 1 else _to_heads(flow, tensor, flow.head_spans, flow.row_lengths)
-
-
-def _heads_to_rows(flow: Redistribution, tensor: Tensor) -> Tensor:
-    return tensor if flow.grid.num_head_ranks == 1 else _to_rows(flow, tensor, flow.head_spans, flow.row_lengths)
-
-
-def _to_heads(flow: Redistribution, tensor: Tensor, spans: Sequence[Span], lengths: Sequence[int]) -> Tensor:
-    """Exchange along a row of the grid: to each rank its span of heads, from each rank its rows, which are so many."""
-    start, stop = spans[flow.grid.head_rank]
-    shapes = [(tensor.shape[0], length, stop - start, tensor.shape[3]) for length in lengths]
-    return torch.cat(flow.heads.exchange([_heads_of(tensor, each) for each in spans], shapes).wait(), dim=1)
-
-
-def _to_rows(flow: Redistribution, tensor: Tensor, spans: Sequence[Span], lengths: Sequence[int]) -> Tensor:
-    """Undo `_to_heads`."""
-    length = lengths[flow.grid.head_rank]
-    shapes = [(tensor.shape[0], length, stop - start, tensor.shape[3]) for start, stop in spans]
-    return torch.cat(flow.heads.exchange(list(tensor.split(list(lengths), dim=1)), shapes).wait(), dim=2)
-
-
-def _gather_rows(flow: Redistribution, tensor: Tensor) -> Tensor:
-    spans = flow.rows_cut().spans
-    return torch.cat(
-        flow.tree.gather(tensor, [(tensor.shape[0], stop - start, *tensor.shape[2:]) for start, stop in spans]), dim=1
-    )
-
-
-def _gather_heads(flow: Redistribution, tensor: Tensor) -> Tensor:
-    shapes = [(*tensor.shape[:2], stop - start, tensor.shape[3]) for start, stop in flow.head_spans]
-    return torch.cat(flow.heads.gather(tensor, shapes), dim=2)
-
-
-def _heads_of(tensor: Tensor, span: Span) -> Tensor:
-    return tensor[:, :, span[0] : span[1]]
+    return _trade(flow.heads, tensor, flow.head_cut, flow.row_cut)
 
 
 def owned_segments(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
     """Return the owned, non-empty segments of a buffer."""
     return tuple(segment for segment in segments if segment.owned and segment.length)
-
-
-def _length(segments: tuple[Segment, ...]) -> int:
-    return sum(segment.length for segment in segments)
 
 
 def _runs(segments: tuple[Segment, ...]) -> list[Span]:

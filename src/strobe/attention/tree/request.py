@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from strobe.attention.tree.comm import UNKNOWN, Agreement, CollectiveCall, Comm, comm_of, comms_of_mesh
-from strobe.attention.tree.placement import Grid, KVShards, Mask, Segment, in_short, split, whole_number, whole_numbers
-from strobe.attention.tree.plan import Links, RankLengths, TreePlan, assumed_links, decide, grid_of
+from strobe.attention.tree.placement import KVShards, Mask, Segment, in_short, split, whole_number, whole_numbers
+from strobe.attention.tree.plan import Links, RankLengths, TreePlan, assumed_links, decide
 from strobe.attention.tree.redistribute import Redistribution, owned_segments
 from strobe.attention.tree.spec import MOVES_KEYS, STRATEGIES, Placement, TreeSpec, check_choice, check_heads, check_tensors
 from strobe.core.errors import ConfigError, ShapeError
@@ -151,7 +151,6 @@ def make_request(q: Tensor, k: Tensor | None, v: Tensor | None, options: Options
         q_placement=options.q_placement,
         kv_placement=options.kv_placement,
         out_placement=options.out_placement,
-        strategy="auto",
         rows=rows,
         needs_grad=torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in (q, k, v)),
         symmetric_kv_len=kv_len if options.shards is None and shards is not None else None,
@@ -227,23 +226,11 @@ def begin(request: TreeRequest, q: Tensor | None, seconds: float) -> Redistribut
     tree, heads = calls
     if spec.strategy == "auto":
         spec = replace(spec, strategy=choose(replace(request, spec=spec)).strategy)
-    rank = tree.rank * heads.size + heads.rank
-    num_tree_ranks, num_head_ranks = grid_of(spec.strategy, request.ranks)
-    if spec.strategy == "ulysses":
+    if spec.strategy == "ulysses":  # the ranks are one row of the grid
         tree, heads = heads, tree
     shards = request.shards
-    return Redistribution(
-        spec=spec,
-        grid=Grid(
-            num_tree_ranks=num_tree_ranks,
-            num_head_ranks=num_head_ranks,
-            tree_rank=rank // num_head_ranks,
-            head_rank=rank % num_head_ranks,
-        ),
-        tree=tree,
-        heads=heads,
-        segments=((Segment(start=0, length=request.ranks.lengths[0]),),) if shards is None else shards.ranks,
-    )
+    segments = ((Segment(start=0, length=request.ranks.lengths[0]),),) if shards is None else shards.ranks
+    return Redistribution(spec=spec, tree=tree, heads=heads, segments=segments)
 
 
 def _learn(spec: TreeSpec, call: CollectiveCall, agreement: Agreement) -> TreeSpec:

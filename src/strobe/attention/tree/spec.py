@@ -14,7 +14,7 @@ from strobe.core.errors import ShapeError, unknown_choice
 Placement = Literal["replicated", "sequence", "heads"]
 """Where rows are: all of them on every rank; a run of rows with all heads; all rows of a share of the heads."""
 
-Strategy = Literal["allgather", "alltoall", "allreduce3", "ring", "ulysses", "symmetric"]
+Strategy = Literal["allgather", "alltoall", "allreduce3", "ring", "ulysses"]
 
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 
@@ -54,10 +54,10 @@ class TreeSpec:
     q_placement: Placement
     kv_placement: Placement
     out_placement: Placement
-    strategy: Strategy | Literal["auto"]
+    strategy: Strategy | Literal["auto"] = "auto"
     rows: tuple[tuple[int, int], ...]
-    needs_grad: bool
-    symmetric_kv_len: int | None
+    needs_grad: bool = False
+    symmetric_kv_len: int | None = None
 
     def describe(self, strategy: str) -> str:
         """Describe the call in one line for errors: the requested strategy, the global shapes."""

@@ -15,8 +15,8 @@ from strobe.perf.records.record import Header, Links, Mode, Prediction
 DTYPES: Final = ("float32", "bfloat16", "float16", "float64")
 OURS: Final = ("allgather", "allreduce3", "alltoall", "ring", "ulysses")
 PEER: Final = "peer:ring-attention-pytorch"
-BY_NAME: Final = ("symmetric", "auto")
-"""Contestants that run only if named: the first needs GPUs with access to each other's memory, the second repeats another."""
+BY_NAME: Final = "auto"
+"""The contestant that runs only if named: it repeats another."""
 CONTESTANTS: Final = (*OURS, PEER)
 MIN_ROUNDS: Final = 3
 MAX_ROUNDS: Final = 8
@@ -69,7 +69,7 @@ class TreeSettings:
 
     Args:
         contestants: allgather, allreduce3, alltoall, ring, ulysses, peer:ring-attention-pytorch; all by default;
-            symmetric and auto (with the links measured here) by name. Ratios are against the first that can run.
+            auto (with the links measured here) by name. Ratios are against the first that can run.
         profile: also take calls apart, free-running and serialised, and time the guide's blocks.
         iterations: timed calls of each strategy; three palindromes at least, whatever it says.
         seed: of all tensors.
@@ -87,8 +87,8 @@ class TreeSettings:
 
     def __post_init__(self) -> None:
         for name in self.contestants:
-            if name not in (*CONTESTANTS, *BY_NAME):
-                raise unknown_choice("strategy", name, (*CONTESTANTS, *BY_NAME))
+            if name not in (*CONTESTANTS, BY_NAME):
+                raise unknown_choice("strategy", name, (*CONTESTANTS, BY_NAME))
         held_ms = self.delay[1] if self.delay else 0.0
         if not self.contestants or self.iterations < 1 or held_ms < 0:
             raise ConfigError(

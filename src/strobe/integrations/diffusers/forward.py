@@ -133,18 +133,20 @@ def grid_of(given: Any) -> Triple:
     return t, h, w
 
 
+@dataclass(eq=False)
 class Seen:
     """Facts of the forward passes so far, for reports; no layer computes with them.
 
     The attributes are plain, and written rather than read: a compiler guards on what is read.
     """
 
-    def __init__(self) -> None:
-        self.grid: Triple | None = None
-        self.device: torch.device | None = None
-        self.ran_dense = self.ran_sparse = False  # a step of that kind was taken
+    grid: Triple | None = None
+    device: torch.device | None = None
+    ran_dense: bool = False  # a step of that kind was taken
+    ran_sparse: bool = False
 
 
+@dataclass(kw_only=True, eq=False)
 class Pass:
     """Facts of one forward pass, in the place of the rotary embedding that a transformer gives to each of its blocks.
 
@@ -160,24 +162,20 @@ class Pass:
         selected: key tiles of each head, by layer; None if all skip one share.
         held: where a calibration adds up its measurements, by layer; None without.
         dense_rows: runs of tokens, from and to, whose queries attend to every token.
+        pair: the embedding as diffusers made it.
+        rope: the embedding as the sparse layers take it.
     """
 
-    def __init__(
-        self,
-        grid: Triple,
-        text_lengths: tuple[int, ...],
-        *,
-        dense: bool,
-        queries: int,
-        recalls: dict[str, list[Tensor]],
-        selected: Mapping[str, tuple[int, ...]] | None = None,
-        held: dict[str, Tensor] | None = None,
-        dense_rows: tuple[tuple[int, int], ...] = (),
-    ) -> None:
-        self.selected, self.held, self.dense_rows = selected, held, dense_rows
-        self.grid, self.text_lengths, self.dense, self.queries, self.recalls = grid, text_lengths, dense, queries, recalls
-        self.pair: tuple[Any, ...] = ()  # as diffusers made it
-        self.rope: tuple[Any, ...] = ()  # as the sparse layers take it
+    grid: Triple
+    text_lengths: tuple[int, ...]
+    dense: bool
+    queries: int
+    recalls: dict[str, list[Tensor]]
+    selected: Mapping[str, tuple[int, ...]] | None = None
+    held: dict[str, Tensor] | None = None
+    dense_rows: tuple[tuple[int, int], ...] = ()
+    pair: tuple[Any, ...] = ()
+    rope: tuple[Any, ...] = ()
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.pair)

@@ -365,7 +365,7 @@ class _SparsePart:
             self.seen.ran_sparse = True
         queries, recalls = self.asked.get(get_ident(), (0, {})) if self.asked else (0, {})
         begin(Pass(
-            grid, text_lengths, dense=dense, queries=queries, recalls=recalls, selected=selected, held=held,
+            grid=grid, text_lengths=text_lengths, dense=dense, queries=queries, recalls=recalls, selected=selected, held=held,
             dense_rows=options.dense_rows(grid),
         ))  # fmt: skip
 
@@ -396,15 +396,6 @@ class _SparsePart:
         running.pair = tuple(output)
         running.rope = self.family.processor.rope_of(running.pair)
         return running
-
-    @property
-    def others(self) -> dict[str, str]:
-        """Layers whose processor somebody replaced since, and the class of the new one."""
-        return {
-            _name(layer): type(_processor(layer)).__name__
-            for layer in self.layers
-            if not isinstance(_processor(layer), SparseProcessor)
-        }
 
     def put(self, processors: Mapping[str, Any]) -> None:
         """Set processors by the name of the layer; the others stay."""
@@ -475,11 +466,12 @@ class SparseHandle:
 
     def _check_processors(self) -> None:
         self._check()
-        others = {f"{part.component}.{name}".lstrip("."): kind for part in self._parts for name, kind in part.others.items()}
+        set_now = {_key(part, layer): _processor(layer) for part in self._parts for layer in part.layers}
+        others = {name: type(each).__name__ for name, each in set_now.items() if not isinstance(each, SparseProcessor)}
         if others:
             layer, kind = next(iter(others.items()))
             raise ConfigError(
-                f"handle: {len(others)} of {len(self.layers)} layers are not sparse any more: other processors were set since "
+                f"handle: {len(others)} of {len(set_now)} layers are not sparse any more: other processors were set since "
                 f"sparsify, first a {kind} in {layer}; restore() and call sparsify again"
             )
 

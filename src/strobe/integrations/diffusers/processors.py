@@ -26,6 +26,11 @@ from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError
 from strobe.integrations.diffusers.forward import Pass, Rope, Seen, SparseOptions, Triple, grid_of
 
 
+def _of_replaced(name: str) -> Any:
+    """Return a property that is read from, and set on, the processor that was replaced."""
+    return property(lambda self: getattr(self.replaced, name), lambda self, value: setattr(self.replaced, name, value))
+
+
 class SparseProcessor:
     """The common part of every family's processor: its layer, the processor it replaces, and the attention of a video.
 
@@ -47,21 +52,8 @@ class SparseProcessor:
         self.name, self.replaced, self.options, self.seen, self.dense = name, replaced, options, seen, dense
         self.gate_owner: Any = None  # what holds `to_gate_compress`; None without a trained gate
 
-    @property
-    def _attention_backend(self) -> Any:
-        return self.replaced._attention_backend
-
-    @_attention_backend.setter
-    def _attention_backend(self, backend: Any) -> None:
-        self.replaced._attention_backend = backend
-
-    @property
-    def _parallel_config(self) -> Any:
-        return self.replaced._parallel_config
-
-    @_parallel_config.setter
-    def _parallel_config(self, config: Any) -> None:
-        self.replaced._parallel_config = config
+    _attention_backend = _of_replaced("_attention_backend")
+    _parallel_config = _of_replaced("_parallel_config")
 
     @property
     def split(self) -> bool:
@@ -71,7 +63,6 @@ class SparseProcessor:
 
     @property
     def _group(self) -> Any:
-        """The processes of context parallelism."""
         return self._parallel_config.context_parallel_config._flattened_mesh.get_group()
 
     @staticmethod
@@ -192,33 +183,21 @@ class SparseProcessor:
             self.measure(q, k, running)
             found = dense_attention(q, k, v, return_lse=return_lse)
         else:
-            found = self._sparse(q, k, v, running, gate, rope, return_lse)
+            sparse = video_sparse_attention(
+                q, k, v, gate=gate, rope=rope, return_lse=return_lse, probe=running.queries,
+                **self._wanted(running, q.shape[2]), **self._options(running.grid),
+            )  # fmt: skip
+            if sparse.recall is not None:
+                running.recalls.setdefault(self.name, []).append(sparse.recall)
+            found = AttentionOutput(out=sparse.out, lse=sparse.lse)
         if whole:
             found = _with_dense(found, q, k, v, whole)
         return found if exchange is None else AttentionOutput(out=exchange.gather_heads(found.out), lse=None)
 
-    def _sparse(
-        self, q: Tensor, k: Tensor, v: Tensor, running: Pass, gate: Tensor | None, rope: Rope | None, return_lse: bool
-    ) -> AttentionOutput:
-        options = self.options
-        found = video_sparse_attention(
-            q,
-            k,
-            v,
-            grid=running.grid,
-            tile=options.tile,
-            gate=gate,
-            rope=rope,
-            forced=options.forced,
-            impl=options.impl,
-            return_lse=return_lse,
-            probe=running.queries,
-            pool_skipped=options.pool_skipped,
-            **self._wanted(running, q.shape[2]),
-        )
-        if found.recall is not None:
-            running.recalls.setdefault(self.name, []).append(found.recall)
-        return AttentionOutput(out=found.out, lse=found.lse)
+    def _options(self, grid: Triple) -> dict[str, Any]:
+        """Return the arguments of `video_sparse_attention` that are the same in every pass over a grid."""
+        own = self.options
+        return {"grid": grid, "tile": own.tile, "forced": own.forced, "impl": own.impl, "pool_skipped": own.pool_skipped}
 
     def _wanted(self, running: Pass, heads: int) -> dict[str, Any]:
         """Say how many key tiles the heads of this process see, as `video_sparse_attention` takes it."""
@@ -253,18 +232,7 @@ class SparseProcessor:
         if options.kept is not None:
             tiles = tile_layout(grid, options.tile).num_tiles
             given = {"topk": tuple(budget(None, skipped, 1, tiles)[0] for skipped in self._usual_skipped())}
-        return explain_video(
-            q,
-            q,
-            q,
-            gate=None if self.gate_owner is None else q,
-            grid=grid,
-            tile=options.tile,
-            forced=options.forced,
-            impl=options.impl,
-            pool_skipped=options.pool_skipped,
-            **given,
-        )
+        return explain_video(q, q, q, gate=None if self.gate_owner is None else q, **self._options(grid), **given)
 
 
 def _with_dense(found: AttentionOutput, q: Tensor, k: Tensor, v: Tensor, whole: tuple[tuple[int, int], ...]) -> AttentionOutput:
@@ -412,11 +380,8 @@ class CosmosProcessor(SparseProcessor):
         if running is None:
             found = self.replaced(attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb)
             return found
-        q, k, v = (heads_apart(layer(hidden_states), attn.heads) for layer in (attn.to_q, attn.to_k, attn.to_v))
-        q, k = (
-            apply_rotary_emb(each, running.rope, use_real_unbind_dim=-2, sequence_dim=1)
-            for each in (attn.norm_q(q), attn.norm_k(k))
-        )
+        q, k, v = _normed(_projected(attn, hidden_states, (attn.to_q, attn.to_k, attn.to_v)), attn.norm_q, attn.norm_k)
+        q, k = (apply_rotary_emb(each, running.rope, use_real_unbind_dim=-2, sequence_dim=1) for each in (q, k))
         found = attn.to_out[1](attn.to_out[0](self.attend(q, k, v, running).out.flatten(2, 3)))
         return found
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Final
 
 from strobe.core.notebook import html_table
@@ -85,7 +86,8 @@ class SparseReport:
         steps = f"; dense in steps {', '.join(map(str, self.dense_steps))}" if self.dense_steps else ""
         frames = f"; queries of frames {', '.join(map(str, self.dense_frames))} see every key" if self.dense_frames else ""
         lines = [f"{self.note}{grid}{steps}{frames}; quality: {self.quality}"]
-        for rows in _alike(self.layers):
+        for _, alike in groupby(self.layers, key=lambda each: replace(each, layer="")):  # neighbours that differ in their name
+            rows = list(alike)
             first, last = rows[0], rows[-1]
             name = first.layer if len(rows) == 1 else f"{first.layer} to {last.layer}"
             where = f"{first.component}: {name}" if first.component else name
@@ -108,18 +110,3 @@ def _less(row: LayerReport) -> str:
     if row.runs != "sparse" or row.share is None or row.sparsity - (1 - row.share) < _WORTH_SAYING:
         return ""
     return f"; asked to skip {row.sparsity:.0%}, skips {1 - row.share:.0%}: the grid has {row.tiles} tiles"
-
-
-def _alike(layers: tuple[LayerReport, ...]) -> list[list[LayerReport]]:
-    """Group neighbouring layers that differ only in their name."""
-    runs: list[list[LayerReport]] = []
-    for each in layers:
-        if runs and _facts(runs[-1][0]) == _facts(each):
-            runs[-1].append(each)
-        else:
-            runs.append([each])
-    return runs
-
-
-def _facts(each: LayerReport) -> tuple[object, ...]:
-    return (each.component, each.runs, each.impl, each.tile, each.selected, each.tiles, each.gated, each.sparsity)
