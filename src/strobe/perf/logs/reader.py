@@ -141,37 +141,33 @@ _SERVER: Final = re.compile(rf"^(?:\[[^\]]{{0,40}}?)?\b(?P<number>{_PARTS})\]")
 _PART: Final = re.compile(r"(DP|PP|TP|SP|CP|EP)(\d{1,6})")
 
 
-class _Ranks:
-    """Finder of ranks in the lines of one log.
+_Workers = dict[tuple[str, ...], int]
+"""Rank of each worker whose prefix has several coordinates, or a process number alone: they are counted as they come."""
+
+
+def _rank_of(text: str, before: int, workers: _Workers) -> int | None:
+    """Return the last rank that the text names before a position; None if there is none.
 
     `[rank 1]`, `RANK1` and `[default1]:` name a rank, and so do the prefixes of workers: `(Worker_TP1 pid=990)`,
-    `(Worker-1 pid=990)` and `TP1]`. Where a prefix has several coordinates, or a process number alone, ranks are counted as they
-    come.
+    `(Worker-1 pid=990)` and `TP1]`.
     """
-
-    def __init__(self) -> None:
-        self._seen: dict[tuple[str, ...], int] = {}
-
-    def of(self, text: str, before: int) -> int | None:
-        """Return the last rank that the text names before a position; None if there is none."""
-        if "ank" in text or "ANK" in text or text.startswith("[default"):
-            found = list(_RANK.finditer(text, 0, before))
-            if found:
-                return int(found[-1][1] or found[-1][2])
-        if "pid=" in text and (worker := _WORKER.search(text, 0, before)):
-            return self._number(worker["role"], worker["number"], worker["pid"])
-        server = _SERVER.match(text, 0, before) if "P" in text[:60] else None
-        return self._number("", server["number"], "") if server else None
-
-    def _number(self, role: str, number: str | None, pid: str) -> int:
-        parts = _PART.findall(number or "")
-        places = [part for part in parts if part[0] != "EP"] or parts  # experts lie on the processes of the other coordinates
-        if len(places) == 1:
-            return int(places[0][1])
-        if number and not places:
-            return int(number)
-        key = (role, *(axis + place for axis, place in places)) if places else (role, pid)
-        return self._seen.setdefault(key, sum(known[0] == role for known in self._seen))
+    if "ank" in text or "ANK" in text or text.startswith("[default"):
+        found = list(_RANK.finditer(text, 0, before))
+        if found:
+            return int(found[-1][1] or found[-1][2])
+    worker = _WORKER.search(text, 0, before) if "pid=" in text else None
+    server = _SERVER.match(text, 0, before) if worker is None and "P" in text[:60] else None
+    if (named := worker or server) is None:
+        return None
+    number, (role, pid) = named["number"], worker.group("role", "pid") if worker else ("", "")
+    parts = _PART.findall(number or "")
+    places = [part for part in parts if part[0] != "EP"] or parts  # experts lie on the processes of the other coordinates
+    if len(places) == 1:
+        return int(places[0][1])
+    if number and not places:
+        return int(number)
+    key = (role, *(axis + place for axis, place in places)) if places else (role, pid)
+    return workers.setdefault(key, sum(known[0] == role for known in workers))
 
 
 # A pattern proposed for a line with a time or a rate that no pattern reads, tried before it is shown.
@@ -295,7 +291,8 @@ class _Reader:
         self._series: dict[tuple[str, str, int | None], tuple[Pattern, Kind, list[Sample]]] = {}
         self._pending: list[tuple[_Line, str]] = []  # lines that may go on in the next one, and what they resemble
         self._similar: dict[str, list[Example]] = {}
-        self._ranks, self._proposal = _Ranks(), ""
+        self._workers: _Workers = {}
+        self._proposal = ""
         self._longest = self._long_lines = self._position = 0
         self._counts = {"lines": 0, "matched": 0, "ignored": 0, "similar": 0, "progress": 0, "joined": 0}
 
@@ -313,7 +310,7 @@ class _Reader:
             self._counts["joined"] += 1
             self._counts["matched"] += used
         else:
-            pattern, values = _match(candidates, line.text, self._ranks)
+            pattern, values = _match(candidates, line.text, self._workers)
         if pattern is not None:
             self._settle()
             self._counts["matched"] += 1
@@ -395,7 +392,7 @@ class _Reader:
         waiting = [line.text for line, _ in self._pending]
         for parts, rest in ((waiting, text), ([last.rstrip() + " "], text.lstrip())):
             head = "".join(parts)
-            pattern, values = _match(self._candidates(head + rest), head + rest, self._ranks)
+            pattern, values = _match(self._candidates(head + rest), head + rest, self._workers)
             ended = [value for value in values if value.end > len(head)]
             if ended and ended[0].start < len(head) and (full or len(head) - ended[0].value_start >= -1):
                 starts = accumulate(map(len, parts[:-1]))
@@ -415,10 +412,10 @@ class _Reader:
         self._position += 1
 
 
-def _match(candidates: list[Pattern], text: str, ranks: _Ranks) -> tuple[Pattern | None, list[_Found]]:
+def _match(candidates: list[Pattern], text: str, workers: _Workers) -> tuple[Pattern | None, list[_Found]]:
     """Return the first pattern that matches the text, and all its values there."""
     for pattern in candidates:
-        values = list(_record_values(pattern, text) if pattern.format == "record" else _text_values(pattern, text, ranks))
+        values = list(_record_values(pattern, text) if pattern.format == "record" else _text_values(pattern, text, workers))
         if values:
             return pattern, values
     return None, []
@@ -432,7 +429,7 @@ def _similar(candidates: list[Pattern], text: str) -> str:
     return ""
 
 
-def _text_values(pattern: Pattern, text: str, ranks: _Ranks) -> Iterator[_Found]:
+def _text_values(pattern: Pattern, text: str, workers: _Workers) -> Iterator[_Found]:
     for match in pattern.regex.finditer(text):
         groups = match.groupdict()
         group = "value" if groups.get("value") is not None else "rate"
@@ -443,7 +440,7 @@ def _text_values(pattern: Pattern, text: str, ranks: _Ranks) -> Iterator[_Found]
             written, unit = _seconds_of_one(written), "s"
         step, block, order = (_integer(groups.get(place)) for place in ("step", "block", "round"))
         sample = Sample(0, written, unit, 0, step, block, order)
-        rank = ranks.of(text, match.start(group)) if groups.get("rank") is None else _integer(groups["rank"])
+        rank = _rank_of(text, match.start(group), workers) if groups.get("rank") is None else _integer(groups["rank"])
         name = groups.get("name") or pattern.label
         yield _Found(match.start(), match.end(), match.start(group), pattern.kind, name, rank, sample)
 
