@@ -122,7 +122,6 @@ def _parts(prompts: Sequence[str]) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Take the backslashes of brackets away."""
     return re.sub(r"\\([()])", r"\1", text) if "\\" in text else text
 
 

@@ -279,7 +279,6 @@ def _without_eight(config: EngineConfig, device: torch.device) -> str:
 
 
 def _check_past(config: EngineConfig, own: ModelDefaults, first_block: int) -> None:
-    """Raise ConfigError if a configuration does not go with the way a model's past is made."""
     if own.past == "rolling":
         _check_rolling(config, own, first_block)
     if own.past == "shots":
@@ -301,7 +300,6 @@ def _check_past(config: EngineConfig, own: ModelDefaults, first_block: int) -> N
 
 
 def _check_rolling(config: EngineConfig, own: ModelDefaults, first_block: int) -> None:
-    """Raise ConfigError if a configuration does not go with frame blocks that are denoised several at a time."""
     size, steps = own.frame_block, len(own.timesteps)
     off = {
         f"window {own.window}": own.window < size * (steps + 2) or own.window % size > 0,
@@ -322,7 +320,6 @@ def _check_rolling(config: EngineConfig, own: ModelDefaults, first_block: int) -
 
 
 def _check_shots(config: EngineConfig, own: ModelDefaults) -> None:
-    """Raise ConfigError if a configuration does not go with sinks of shots."""
     least = 2 * own.sink + own.frame_block
     needs = {  # what is wrong: what to give
         f"sink {own.sink}": ("a sink of 1 or more", own.sink < 1),

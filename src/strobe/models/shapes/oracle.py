@@ -158,7 +158,6 @@ def _check(frames: Tensor) -> tuple[int, int]:
 
 @lru_cache(maxsize=8)
 def _ring(device: torch.device) -> Tensor:
-    """Return which pixels lie along the border, bool `[Y, X]`."""
     ring = torch.ones(SIZE, SIZE, dtype=torch.bool, device=device)
     ring[RING:-RING, RING:-RING] = False
     return ring

@@ -372,7 +372,6 @@ class _Reader:
 
 
 def _match(candidates: list[Pattern], text: str, workers: _Workers) -> tuple[Pattern | None, list[_Found]]:
-    """Return the first pattern that matches the text, and all its values there."""
     for pattern in candidates:
         values = list(_record_values(pattern, text) if pattern.format == "record" else _text_values(pattern, text, workers))
         if values:
@@ -381,7 +380,6 @@ def _match(candidates: list[Pattern], text: str, workers: _Workers) -> tuple[Pat
 
 
 def _similar(candidates: list[Pattern], text: str) -> str:
-    """Return the name of the first pattern that the text resembles; empty if there is none."""
     for pattern in candidates:
         if pattern.similar.search(text) or (pattern.format == "record" and (text.startswith("{") and _record(text) is None)):
             return pattern.name

@@ -365,7 +365,6 @@ def _choose(
 
 
 def _standing(unit: Unit, left: Sequence[Unit], constraints: Sequence[Constraint]) -> str:
-    """Return how certain a stated unit is, in words."""
     if not constraints:
         return "unproven, nothing was given that bounds it"
     others = [other for other in left if other != unit]

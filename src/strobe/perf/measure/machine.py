@@ -208,7 +208,6 @@ def cool_down(device: torch.device) -> bool:
 
 
 def _host() -> Clocks:
-    """Return the clock, governor and load of the CPU."""
     cpu_mhz = record.cpu_mhz()
     source = "none" if cpu_mhz is None else "kernel"
     return Clocks(source=source, cpu_mhz=cpu_mhz, governor=record.cpu_governor(), load=record.load_average())

@@ -263,7 +263,6 @@ def _removed(*files: Path) -> int:
 
 
 def _is_whole(plain: Path) -> bool:
-    """Return whether the profiler wrote the trace to its end."""
     if not plain.exists():
         return False
     with plain.open("rb") as file:

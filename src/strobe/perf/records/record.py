@@ -811,7 +811,6 @@ def nvidia_smi(gpu: str, fields: tuple[str, ...]) -> tuple[str | None, ...]:
 
 
 def _output(command: list[str]) -> str | None:
-    """Return what a command prints, or None if it is absent, fails or hangs."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -116,7 +116,6 @@ class ForeignDecoder(Decoder):
         return (kind, msgspec.convert(_plain(event, args), shape_of(kind), strict=False)) if kind else None
 
     def _stream_of(self, pid: Number, tid: Number) -> tuple[int, Number] | None:
-        """Return device and stream of a thread with device work."""
         process, thread = self._processes.get(pid, ""), self._threads.get((pid, tid), "")
         if device := _JAX_DEVICE.match(process):
             stream = _JAX_STREAM.match(thread)

@@ -352,7 +352,6 @@ class DeviceTable:
 
 
 def _launch_shape(args: DeviceArgs) -> str:
-    """Grid and block, or the size of a copy."""
     grid, block = (sizes_text(bytes(part), outer=False) for part in (args.grid, args.block))
     if grid:
         return f"grid {grid} block {block}" if block else f"grid {grid}"
