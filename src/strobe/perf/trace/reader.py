@@ -15,7 +15,16 @@ from strobe.perf.trace import metadata
 from strobe.perf.trace.chunks import EventCutter
 from strobe.perf.trace.columns import nanoseconds, view
 from strobe.perf.trace.events import DeviceEvents, HostEvent, HostEvents, ReadCounts, Region, Trace
-from strobe.perf.trace.foreign import CANNOT, MAGIC, REPORTS, ForeignDecoder, NsightExport, profiler_of
+from strobe.perf.trace.foreign import (
+    CANNOT,
+    MAGIC,
+    REPORTS,
+    ForeignDecoder,
+    export_batches,
+    export_metadata,
+    opened_export,
+    profiler_of,
+)
 from strobe.perf.trace.join import freeze_operators, host_events, join
 from strobe.perf.trace.schema import Batch, Buffer, Decoder, Group, NameOf, names_of
 from strobe.perf.trace.tables import (
@@ -178,10 +187,10 @@ def _read(path: Path, contents: _Contents, progress: Report | None) -> Trace:
 
 
 def _read_export(path: Path, contents: _Contents) -> Trace:
-    export = NsightExport(path)
-    found = export.metadata()
-    for batch in export.batches():
-        contents.add(batch)
+    with opened_export(path) as rows:
+        found = export_metadata(rows)
+        for batch in export_batches(rows):
+            contents.add(batch)
     contents.cannot = CANNOT
     return contents.trace(path, found, ReadCounts(events=contents.events, lost=contents.lost, mended=contents.mended))
 
