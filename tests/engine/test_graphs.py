@@ -166,17 +166,6 @@ def test_what_was_replayed_last_is_kept(ring: RingCache) -> None:
     assert made == ["one", "two", "three", "two"]
 
 
-def test_only_graphs_of_the_compiler_are_told_that_a_pass_begins(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[int] = []
-    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: told.append(1))
-    session = make()
-    list(session.stream(1))
-    assert not told
-    session._stream._dit._compiled_graphs = True
-    list(session.stream(1))
-    assert len(told) == len(session.config.schedule.timesteps) + 1
-
-
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("fails", [False, True])
 def test_closing_frees_what_a_stream_held(make: Make, fails: bool, late: bool) -> None:

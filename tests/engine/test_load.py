@@ -279,7 +279,7 @@ class Echo(CausalTransformer):
     def use_kernels(self, impl: str = "") -> None:
         raise ConfigError("no kernels")
 
-    def compile_pieces(self, block_tokens: int, mode: str) -> None: ...
+    def compile_pieces(self, block_tokens: int) -> None: ...
 
     def rope(self, positions: Any, grid: Any) -> Tensor:
         return torch.ones(1)

@@ -11,18 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch._inductor import list_mode_options
 
 from strobe.core.device import Card
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.core.shapes import VaeStride
 from strobe.engine import resolve as resolve_module
-from strobe.engine.config import COMPILE_MODES, EngineConfig, Knobs, ModelDefaults, NoiseSchedule, replace_knobs
-from strobe.engine.model import Model
+from strobe.engine.config import EngineConfig, Knobs, ModelDefaults, NoiseSchedule, replace_knobs
 from strobe.engine.presets import PRESETS, diff, preset
 from strobe.engine.resolve import idle_knobs, lacking, resolve
-from strobe.engine.transformer import Transformer
-from strobe.models.wan.layers import WanLayer
 
 
 @pytest.mark.parametrize("shift", [1.0, 2.0, 5.0, 8.0])
@@ -94,23 +90,9 @@ def test_graphs_need_a_pass_that_stays_on_the_device(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("strobe.engine.resolve.shutil.which", lambda name: name)
     gpu = torch.device("cuda", 0)
     assert resolve(EngineConfig(), DEFAULTS, gpu).knobs.cuda_graphs
-    for changes, words in (
-        ({"knobs": replace_knobs(Knobs(), rope_table=False)}, "knob rope_table is off"),
-        ({"compile_mode": "reduce-overhead"}, "graphs of its own"),
-    ):
-        config = EngineConfig(**changes)  # type: ignore[arg-type]
-        assert not resolve(config, DEFAULTS, gpu).knobs.cuda_graphs and words in idle_knobs(config, DEFAULTS, gpu)["cuda_graphs"]
-
-
-def test_only_one_compile_mode_makes_graphs_of_its_own(monkeypatch: pytest.MonkeyPatch, tiny: Model) -> None:
-    """Inductor's graphs amid a pass that is captured, or without marks between passes, would fail."""
-    modes: dict[str, str] = {}
-    for asked in COMPILE_MODES:
-        monkeypatch.setattr(WanLayer, "compile_pieces", lambda _, __, mode, asked=asked: modes.update({asked: mode}))
-        config = resolve(EngineConfig(compile_mode=asked), DEFAULTS, torch.device("cpu"))
-        Transformer(tiny.dit, replace(config, knobs=replace_knobs(config.knobs, compile=True)), 12)
-    graphs = [asked for asked, mode in modes.items() if list_mode_options(mode).get("triton.cudagraphs")]
-    assert list(modes) == list(COMPILE_MODES) and graphs == ["reduce-overhead"]
+    config = EngineConfig(knobs=replace_knobs(Knobs(), rope_table=False))
+    assert not resolve(config, DEFAULTS, gpu).knobs.cuda_graphs
+    assert "knob rope_table is off" in idle_knobs(config, DEFAULTS, gpu)["cuda_graphs"]
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -203,7 +185,6 @@ def test_diff_has_a_row_for_every_setting() -> None:
     [
         ({"kv_format": "int4"}, "unknown kv_format 'int4'"),
         ({"linear_format": "fp6"}, "unknown linear_format 'fp6'"),
-        ({"compile_mode": "max"}, "unknown compile_mode 'max'"),
         ({"kv_format": "int8", "sparsity": 0.5}, "does not go with sparsity 0.5"),
         ({"attention_format": "fp8"}, "unknown attention_format 'fp8'"),
         ({"attention_format": "int8", "kv_format": "int8"}, "'int8' does not go with kv_format 'int8'"),

@@ -64,19 +64,13 @@ def test_what_runs_in_every_pass_is_quantised_and_the_rest_stays(tiny: Model, fu
         assert 1e-3 < error < 0.04 and layer.num_bytes == before[name].numel() + 4 * len(before[name])
 
 
-def test_layers_may_stay_native(tiny: Model) -> None:
+def test_layers_are_quantised_once_and_only_if_asked(tiny: Model) -> None:
     dit = copied(tiny.dit, CPU, torch.float32)
-    dit.fuse_qkv()
-    quantize_linears(dit, resolved(tiny), native_layers=(-1,))
-    assert any(isinstance(layer, EightBitLinear) for layer in dit.layers[0].modules())
-    assert not any(isinstance(layer, EightBitLinear) for layer in dit.layers[1].modules())
-    with pytest.raises(ConfigError, match=r"0\.\.1"):
-        quantize_linears(dit, resolved(tiny), native_layers=(2,))
+    quantize_linears(dit, resolved(tiny, linear_format="native"))
+    assert not any(isinstance(layer, EightBitLinear) for layer in dit.modules())
+    quantize_linears(dit, resolved(tiny))
     with pytest.raises(ConfigError, match="Fp8Linear"):
         quantize_linears(dit, resolved(tiny))
-    untouched = copied(tiny.dit, CPU, torch.float32)
-    quantize_linears(untouched, resolved(tiny, linear_format="native"))
-    assert not any(isinstance(layer, EightBitLinear) for layer in untouched.modules())
 
 
 @pytest.mark.parametrize("fused", [True, False])

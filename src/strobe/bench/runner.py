@@ -83,7 +83,7 @@ def number(variant: str, metric: str, value: float | None, definition: str, **mo
 
 def trace_line(
     clip: record.Clip, path: Path, folder: Path, blocks: range, regions: Sequence[str] = (), options: Sequence[str] = ()
-) -> record.Trace:
+) -> record.ClipTrace:
     """Return the record of a clip's trace.
 
     Args:
@@ -91,7 +91,7 @@ def trace_line(
         blocks: numbers of the frame blocks, or calls, that were recorded.
         options: of the profiler, which slow the host down.
     """
-    return record.Trace(
+    return record.ClipTrace(
         variant=clip.variant,
         clip=clip.clip,
         path=str(path.relative_to(folder)),

@@ -134,5 +134,4 @@ def new_cache(
 
 
 def _rotate_by_kernel(dit: WanConfig, keys: Tensor, frames: int, out: Tensor) -> None:
-    """Rotate keys in time as `rotate_temporal`, in one launch."""
     turn_keys(keys, temporal_turns(dit, frames, keys.device), out, impl="triton")

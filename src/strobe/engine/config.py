@@ -105,8 +105,6 @@ Format = Literal["native", "fp8", "int8"]
 FORMATS: tuple[Format, ...] = ("native", "fp8", "int8")
 AttentionFormat = Literal["native", "int8"]
 ATTENTION_FORMATS: tuple[AttentionFormat, ...] = ("native", "int8")
-CompileMode = Literal["default", "max-autotune", "reduce-overhead"]
-COMPILE_MODES: tuple[CompileMode, ...] = ("default", "max-autotune", "reduce-overhead")
 DTYPES: dict[DType, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -116,7 +114,6 @@ _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "linear_format": FORMATS,
     "kv_format": FORMATS,
     "attention_format": ATTENTION_FORMATS,
-    "compile_mode": COMPILE_MODES,
 }
 """Words that a setting may be."""
 
@@ -219,10 +216,7 @@ class EngineConfig:
         kv_format: of the cached keys and values: "native", "fp8" or "int8", one scale per token and head.
         attention_format: of self-attention: "native" (in `dtype`) or "int8" (int8 queries and keys, FP8 weights and values, which
             the cache keeps so).
-        native_layers: numbers of layers whose matrices stay native whatever `linear_format` says; -1 is the last.
         simulate: compute what "fp8" would give in `dtype`, for hardware without it; no faster.
-        compile_mode: of `torch.compile`: "default", "max-autotune" or "reduce-overhead", which makes graphs of its own and is the
-            compiler's to fuse: with it, knobs `cuda_graphs` and `fused_kernels` are off.
         decode_device: where the autoencoder runs, such as "cuda:1"; None: where the transformer does.
         strength: 0 takes frames that a stream starts from as they are; above 0 they are noised to the highest level of the
             schedule that is not above it, and denoised under the prompt; 1 leaves nothing of them.
@@ -246,9 +240,7 @@ class EngineConfig:
     linear_format: Format = "native"
     kv_format: Format = "native"
     attention_format: AttentionFormat = "native"
-    native_layers: tuple[int, ...] = ()
     simulate: bool = False
-    compile_mode: CompileMode = "default"
     decode_device: str | None = None
     strength: float = 0.0
     knobs: Knobs = field(default_factory=Knobs)
@@ -267,9 +259,6 @@ class EngineConfig:
         if self.timesteps is not None:
             check_timesteps(self.timesteps)
             object.__setattr__(self, "timesteps", tuple(self.timesteps))  # a list would not equal its resumed self
-        object.__setattr__(self, "native_layers", tuple(self.native_layers))
-        if self.native_layers and self.linear_format == "native":
-            raise ConfigError(f"native_layers {self.native_layers} goes with linear_format 'fp8' or 'int8'; it is 'native'")
         for name, allowed in _CHOICES.items():
             if (given := getattr(self, name)) not in (*allowed, *([None] if name == "positions" else [])):
                 raise unknown_choice(name, given, allowed)

@@ -120,7 +120,6 @@ class FrameDecoder:
                 yield decoded
 
     def _calls(self, latents: Tensor) -> Sequence[Tensor]:
-        """Split latents into those of each decoder call."""
         return [latents] if self._config.knobs.block_decode else torch.split(latents, 1, dim=1)
 
     def state(self) -> DecoderState:

@@ -56,7 +56,8 @@ def predict(parts: ModelParts, config: ResolvedConfig, batch: int = 1) -> dict[s
     height, width = parts.defaults.frame_size
     ends = batch * config.num_recomputed * 3 * height * width * 4 if config.decode_device == config.device else 0
     transformer, decoder = _activations(parts, config, batch)
-    decoder += _made_anew(config) * memories
+    # in parallel to other work the stream keeps the memories before the frame block until all of it is decoded
+    decoder += memories * (2 if config.knobs.overlap_decode and not config.knobs.block_decode else 1)
     both = transformer + decoder if config.knobs.late_frames else max(transformer, decoder)
     return {
         WEIGHTS[0]: _weights(parts.dit, config) + beside * size,
@@ -188,14 +189,6 @@ def _cached(dit: WanConfig, grid: TokenGrid, config: ResolvedConfig, batch: int)
     return channels * (sink + staged + policy.local * (2 * tiles.num_rows * size + tiles.num_tiles * 4))
 
 
-def _made_anew(config: ResolvedConfig) -> int:
-    """Return how many further copies of a decoder's memories are held while a frame block is decoded.
-
-    In parallel to other work the stream keeps those before the frame block until all of it is decoded.
-    """
-    return 2 if config.knobs.overlap_decode and not config.knobs.block_decode else 1
-
-
 def _decoder(vae: VideoVAE, latent_size: tuple[int, int], dtype: torch.dtype, batch: int) -> tuple[int, int]:
     """Return the bytes of an autoencoder's weights and of its decoder's memories in a dtype."""
     weights = sum(tensor.numel() for tensor in (*vae.parameters(), *vae.buffers())) * dtype.itemsize
@@ -205,7 +198,6 @@ def _decoder(vae: VideoVAE, latent_size: tuple[int, int], dtype: torch.dtype, ba
 
 @lru_cache
 def _memories(kind: Any, sizes: Any, dtype: torch.dtype) -> int:
-    """Return the bytes of a decoder's memories for one latent cell."""
     with on_meta():
         bare: nn.Module = kind(sizes)
     made = bare.to(dtype)

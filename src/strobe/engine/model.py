@@ -133,7 +133,6 @@ class Model(ModelParts):
 
 
 def _key(config: ResolvedConfig) -> ResolvedConfig:
-    """Return a configuration without its name."""
     return replace(config, asked=replace(config.asked, name=""))
 
 

@@ -122,7 +122,6 @@ def _parts(prompts: Sequence[str]) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Take the backslashes of brackets away."""
     return re.sub(r"\\([()])", r"\1", text) if "\\" in text else text
 
 
@@ -251,9 +250,7 @@ def read_switch(text: str) -> re.Match[str]:
     return found
 
 
-def parse_switch(
-    text: str, defaults: ModelDefaults, *, mode: Mode = "recache", over: int = 4, first_block: int | None = None
-) -> Switch:
+def parse_switch(text: str, defaults: ModelDefaults, *, mode: Mode = "recache", first_block: int | None = None) -> Switch:
     """Read a switch such as ``4.5s:a blue square`` or ``block=12:a blue square``; the prompt is the rest of the string.
 
     A time takes effect at the next frame block; `first_block` is that of `blocks_for`.
@@ -265,7 +262,7 @@ def parse_switch(
     number = (
         blocks_for(float(found["seconds"]), defaults, first_block=first_block) if found["block"] is None else int(found["block"])
     )
-    return Switch(frame_block=number, prompt=found["prompt"].strip(), mode=mode, over=over)
+    return Switch(frame_block=number, prompt=found["prompt"].strip(), mode=mode)
 
 
 def check_switches(switches: Sequence[Switch], past: Past | None = None) -> tuple[Switch, ...]:

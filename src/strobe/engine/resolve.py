@@ -19,7 +19,6 @@ from strobe.eightbit.rows import FP8_CAPABILITY
 from strobe.engine.config import (
     DTYPES,
     AttentionFormat,
-    CompileMode,
     DType,
     EngineConfig,
     Format,
@@ -89,8 +88,6 @@ NEEDED_BY_GRAPHS = ("ring_cache", "rope_table", "modulation_table", "text_once")
 def _cannot_launch(name: str, config: EngineConfig, device: torch.device) -> str:
     if device.type == "cpu":
         return "used on CUDA only"
-    if config.compile_mode == "reduce-overhead" and config.knobs.compile:
-        return "compile_mode 'reduce-overhead' fuses and makes graphs of its own"
     if name == "fused_kernels":
         return f"needs Triton: {why}" if (why := broken("triton.language")) else ""
     off = next((each for each in NEEDED_BY_GRAPHS if not getattr(config.knobs, each)), "")
@@ -132,7 +129,6 @@ class ResolvedConfig:
     kv_format: Format
     attention_format: AttentionFormat
     simulate: bool
-    compile_mode: CompileMode
     knobs: Knobs
 
     @property
@@ -228,7 +224,6 @@ def resolve(config: EngineConfig, defaults: ModelDefaults, device: torch.device)
         kv_format=config.kv_format,
         attention_format=config.attention_format,
         simulate=config.simulate,
-        compile_mode=config.compile_mode,
         knobs=replace(config.knobs, **dict.fromkeys(idle_knobs(config, defaults, device), False)),
     )
 
@@ -284,7 +279,6 @@ def _without_eight(config: EngineConfig, device: torch.device) -> str:
 
 
 def _check_past(config: EngineConfig, own: ModelDefaults, first_block: int) -> None:
-    """Raise ConfigError if a configuration does not go with the way a model's past is made."""
     if own.past == "rolling":
         _check_rolling(config, own, first_block)
     if own.past == "shots":
@@ -306,7 +300,6 @@ def _check_past(config: EngineConfig, own: ModelDefaults, first_block: int) -> N
 
 
 def _check_rolling(config: EngineConfig, own: ModelDefaults, first_block: int) -> None:
-    """Raise ConfigError if a configuration does not go with frame blocks that are denoised several at a time."""
     size, steps = own.frame_block, len(own.timesteps)
     off = {
         f"window {own.window}": own.window < size * (steps + 2) or own.window % size > 0,
@@ -327,7 +320,6 @@ def _check_rolling(config: EngineConfig, own: ModelDefaults, first_block: int) -
 
 
 def _check_shots(config: EngineConfig, own: ModelDefaults) -> None:
-    """Raise ConfigError if a configuration does not go with sinks of shots."""
     least = 2 * own.sink + own.frame_block
     needs = {  # what is wrong: what to give
         f"sink {own.sink}": ("a sink of 1 or more", own.sink < 1),

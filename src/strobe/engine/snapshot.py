@@ -353,7 +353,6 @@ def _read_header(text: str) -> _Header:
 
 
 def _check_names(header: _Header, names: set[str]) -> None:
-    """Check that a file has the tensors that its header names."""
     expected = {"cache.keys", "cache.values", "cache.sink_keys", "history"}
     expected |= {f"decoder.{index}" for index, there in enumerate(header.decoder_memories) if there}
     expected |= {"text.start", "text.target"} if header.blend is not None else set()
@@ -421,7 +420,6 @@ def _sha256(text: str) -> str:
 
 
 def _to_disk(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -7,7 +7,7 @@ goes through `requantize_linears` instead of `merge` and `fuse_qkv`: addresses s
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -36,7 +36,7 @@ or run once per prompt."""
 
 
 @torch.no_grad()
-def quantize_linears(dit: CausalTransformer, config: ResolvedConfig, native_layers: Collection[int] = ()) -> None:
+def quantize_linears(dit: CausalTransformer, config: ResolvedConfig) -> None:
     """Replace linear layers of a prepared transformer by eight-bit ones, as `linear_format` and `simulate` say.
 
     Fused Q, K and V are one layer, of which theirs are parts. Call it once; see `requantize_linears` for other weights.
@@ -44,23 +44,26 @@ def quantize_linears(dit: CausalTransformer, config: ResolvedConfig, native_laye
     Args:
         dit: changed in place.
         config: `linear_format` "native" changes nothing.
-        native_layers: numbers of layers that stay as they are; -1 is the last.
 
     Raises:
-        ConfigError: `native_layers` names none, a layer is no plain linear layer, or its sizes do not fit FP8; nothing was
-            changed.
+        ConfigError: a layer is no plain linear layer, or its sizes do not fit FP8; nothing was changed.
     """
     if config.linear_format == "native":
         return
     fp8 = config.linear_format == "fp8"
-    number = len(dit.layers)
-    if any(not -number <= index < number for index in native_layers):
-        raise ConfigError(f"native_layers {sorted(native_layers)} are not all layers of this model: it has 0..{number - 1}")
-    native = {index % number for index in native_layers}
     make = partial(Fp8Linear.from_linear, simulate=config.simulate) if fp8 else Int8Linear.from_linear
-    made = {name: make(linear) for name, linear in _chosen(dit, native)}
-    for name, layer in made.items():
-        _place(dit, name, layer)
+    made: dict[str, EightBitLinear] = {}
+    for index, layer in enumerate(dit.layers):
+        for name in ("self_attn.fused", *LINEARS[len(QKV) :]) if dit.qkv_fused else LINEARS:
+            linear = layer.get_submodule(name)
+            if not isinstance(linear, nn.Linear):
+                raise ConfigError(
+                    f"blocks.{index}.{name} is a {type(linear).__name__}, and only an nn.Linear can be quantised: "
+                    "merge the LoRA, and quantise once"
+                )
+            made[f"blocks.{index}.{name}"] = make(linear)
+    for name, eight in made.items():
+        _place(dit, name, eight)
 
 
 @torch.no_grad()
@@ -85,20 +88,6 @@ def requantize_linears(dit: CausalTransformer, base: CausalTransformer, loras: S
         layer.requantize(torch.cat([value(f"{part}.weight") for part in _parts(name)]))
         if layer.bias is not None:
             layer.bias.copy_(torch.cat([value(f"{part}.bias") for part in _parts(name)]))
-
-
-def _chosen(dit: CausalTransformer, native: set[int]) -> Iterator[tuple[str, nn.Linear]]:
-    """List the linear layers to quantise, by name; fused Q, K and V count as one."""
-    for index, layer in enumerate(dit.layers):
-        names = ("self_attn.fused", *LINEARS[len(QKV) :]) if dit.qkv_fused else LINEARS
-        for name in () if index in native else names:
-            linear = layer.get_submodule(name)
-            if not isinstance(linear, nn.Linear):
-                raise ConfigError(
-                    f"blocks.{index}.{name} is a {type(linear).__name__}, and only an nn.Linear can be quantised: "
-                    "merge the LoRA, and quantise once"
-                )
-            yield f"blocks.{index}.{name}", linear
 
 
 def _place(dit: CausalTransformer, name: str, layer: EightBitLinear) -> None:
@@ -166,7 +155,6 @@ class Transformer:
         self.knobs = config.knobs
         self._base, self._config = dit, config
         compiled = config.knobs.compile and not config.knobs.fused_kernels
-        self._compiled_graphs = compiled and config.compile_mode == "reduce-overhead"
         self.runner = CudaGraphs(config.device) if config.knobs.cuda_graphs else Runner()
         self.dit = copied(dit, config.device, config.dtype)
         self.loras: tuple[Lora, ...] = ()
@@ -175,13 +163,12 @@ class Transformer:
         self._rows: dict[Timestep, Modulation] = {}
         self.use_loras(loras)
         if config.linear_format != "native":
-            quantize_linears(self.dit, config, config.asked.native_layers)
+            quantize_linears(self.dit, config)
             self._quantized = True
         if self.knobs.fused_kernels:
             self.dit.use_kernels()
         if compiled:
-            mode = "max-autotune-no-cudagraphs" if config.compile_mode == "max-autotune" else config.compile_mode
-            self.dit.compile_pieces(block_tokens, mode)
+            self.dit.compile_pieces(block_tokens)
 
     def share(self, runner: Runner | None = None) -> Transformer:
         """Return a transformer with the same weights for another stream.
@@ -260,8 +247,6 @@ class Transformer:
         cache: CacheStep,
         replaying: Replaying = nullcontext,
     ) -> Tensor | None:
-        if self._compiled_graphs:
-            torch.compiler.cudagraph_mark_step_begin()
         body = self.dit.commit if mode == "write" and self.knobs.commit_kv_only else self.dit
         return self.runner.run(mode, body, (latents, *conditions), cache, replaying)
 

@@ -93,8 +93,6 @@ class _File(io.FileIO):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Output:
-    """The container of an open file with its encoder."""
-
     container: OutputContainer
     stream: VideoStream
     palette: Graph | None
@@ -357,7 +355,6 @@ class VideoFile:
 
     @contextmanager
     def _clear_errors(self) -> Iterator[None]:
-        """Turn errors of the disk or the encoder into one clear error."""
         try:
             yield
         except (OSError, self._av.FFmpegError) as error:

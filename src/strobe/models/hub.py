@@ -116,7 +116,6 @@ def _chosen(names: Iterable[str], inside: str, patterns: Sequence[str], ignored:
 
 
 def _root(chosen: Sequence[str], inside: str) -> str:
-    """The file or folder inside a repository that its chosen files are."""
     if not any(mark in inside for mark in "*?["):
         return inside
     return chosen[0] if len(chosen) == 1 else PurePosixPath(inside).parent.as_posix()

@@ -258,7 +258,6 @@ async def _needs_a_socket(request: Request) -> Response:
 
 
 async def _page_file(name: str, media: str, request: Request) -> Response:
-    """Serve a file of the page from the package."""
     return Response(_read(name), media_type=media, headers={"Cache-Control": "no-cache"})
 
 

@@ -79,7 +79,6 @@ class Playback:
         return picture
 
     def _play(self, now: float) -> None:
-        """Start the clock; a stall ends."""
         self._due = now
         self.end(now)
 

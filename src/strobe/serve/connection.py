@@ -237,7 +237,6 @@ class Connection:
         )
 
     async def _wake(self, channel: Channel) -> None:
-        """Bring a suspended stream back to the device."""
         if channel.asleep:
             worker = self.hub.worker
             await self.hub.on_device(lambda: worker.stream(channel.name).session)

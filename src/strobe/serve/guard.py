@@ -116,7 +116,6 @@ class Guard:
         return None
 
     def _answers_to(self, host: str) -> bool:
-        """Return whether a Host header names this server."""
         try:
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:  # a bracket without its other

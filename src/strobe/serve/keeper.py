@@ -259,7 +259,6 @@ def record_of(worker: Worker, name: str) -> SavedStream:
 
 
 def _files(saved: SavedStream) -> set[str]:
-    """Return the names of the snapshot files that a log names."""
     return {each.file for each in (*saved.states, *(branch.state for branch in saved.branches))}
 
 

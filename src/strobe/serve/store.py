@@ -279,7 +279,6 @@ class Store:
 
 
 def _owners(folder: Path) -> list[int]:
-    """Return the numbers of a stream's owners, the last one last."""
     return sorted(int(path.stem) for path in folder.glob("*.json") if path.stem.isdecimal())
 
 

@@ -99,7 +99,6 @@ async def take_over(hub: Hub, keeper: Keeper, asked: Open) -> Channel:
 
 
 def _check(hub: Hub, saved: SavedStream) -> None:
-    """Check that the stream's weights and preset are here."""
     worker = hub.worker
     if saved.weights != worker.model.weights_hash:
         raise NotOpenedError(

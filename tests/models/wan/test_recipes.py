@@ -70,12 +70,17 @@ class TestToldByTheCheckpoint:
         assert found(tmp_path, named="causal-rcm") == ("causal-rcm", "as asked for")
 
     @pytest.mark.parametrize("name", ["WanModel", "WanTransformer3DModel"])
-    def test_weights_that_are_not_causal_are_refused(self, tensors: dict[str, Tensor], tmp_path: Path, name: str) -> None:
-        save_file(tensors, tmp_path / "model.safetensors")
+    @pytest.mark.parametrize(("channels", "example"), [(16, "self-forcing"), (48, "longlive-2")])
+    def test_weights_that_are_not_causal_are_refused(self, tmp_path: Path, name: str, channels: int, example: str) -> None:
+        config = replace(SMALL, latent_channels=channels)
+        save_file(CausalWan(config).state_dict(), tmp_path / "model.safetensors")
         (tmp_path / "config.json").write_text(json.dumps({"_class_name": name}))
-        with pytest.raises(WeightsError, match=rf"recipe wan \(its config.json says {name}\).*not causal and not few-step"):
-            found(tmp_path)
-        assert found(tmp_path, named="self-forcing") == ("self-forcing", "as asked for")
+        told = (
+            rf"recipe wan \(its config.json says {name}\).*not causal and not few-step; .* with --recipe {example}, at your own"
+        )
+        with pytest.raises(WeightsError, match=told):
+            found(tmp_path, config)
+        assert found(tmp_path, config, named=example) == (example, "as asked for")
 
     def test_krea_by_its_size_and_names(
         self, tensors: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -118,12 +123,6 @@ class TestLongLive2:
         save_file(tensors, tmp_path / "model.safetensors")
         with pytest.raises(WeightsError, match="longlive-2 is for latents of 48 channels, and .* has 16; leave --recipe out"):
             found(tmp_path, named="longlive-2")
-
-    def test_the_base_model_is_refused(self, tmp_path: Path) -> None:
-        save_file(CausalWan(self.WIDE).state_dict(), tmp_path / "model.safetensors")
-        (tmp_path / "config.json").write_text(json.dumps({"_class_name": "WanModel"}))
-        with pytest.raises(WeightsError, match="not causal and not few-step; .* with --recipe longlive-2, at your own risk"):
-            found(tmp_path, self.WIDE)
 
     def test_what_it_is_run_with(self) -> None:
         found = str(RECIPES["longlive-2"])

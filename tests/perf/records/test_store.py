@@ -1,22 +1,30 @@
+"""Run folders: what a killed process, a full disk, damage and packing leave of their records."""
+
 from __future__ import annotations
 
 import errno
+import gzip
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from strobe.perf.report.blocks.optimisation_log import run_folders
 
 import strobe
 from strobe.core.errors import ConfigError, DataError, StrobeError
-from strobe.perf.records.record import End, Gate, Header, Span
-from strobe.perf.records.store import RECORDS, RunWriter, create_run, read_run, rotate, seal
+from strobe.perf.logs import read_log
+from strobe.perf.logs.series import Log
+from strobe.perf.records import store
+from strobe.perf.records.record import Clip, End, Excluded, Gate, Header, Span
+from strobe.perf.records.store import PACKED, RECORDS, RunWriter, check, create_run, number_of, pack, read_run, rotate, seal
 
 END = End(status="complete", date="2026-01-01T00:01:00Z", wall_ns=60_000_000_000)
 
@@ -252,3 +260,236 @@ def test_neither_a_file_nor_the_folder_one_works_in_is_moved(tmp_path: Path, mon
         with pytest.raises(ConfigError, match="name a folder of its own"):
             rotate(path)
     assert file.exists() and inside.is_dir()
+
+
+NUM_CLIPS, NUM_SPANS = 3, 4
+Lines = list[bytes]
+
+
+@pytest.fixture
+def run(tmp_path: Path, header: Header, span: Span) -> Path:
+    """A header, three clips of four spans, an end: lines 1, 2 to 6, 7 to 11, 12 to 16 and 17."""
+    with RunWriter(tmp_path / "run") as writer:
+        writer.append(header)
+        for number in range(NUM_CLIPS):
+            common = {"variant": "turbo", "clip": number, "order": number, "palindrome": 0}
+            spans = [msgspec.structs.replace(span, **common, index=index, value_ns=100 + index) for index in range(NUM_SPANS)]
+            writer.append(*spans, Clip(**common, phase="timed", num_spans=NUM_SPANS))
+        writer.append(END)
+    return writer.folder
+
+
+def rewritten(run: Path, change: Callable[[Lines], object]) -> Path:
+    lines = (run / RECORDS).read_bytes().splitlines()
+    change(lines)
+    (run / RECORDS).write_bytes(b"".join(line + b"\n" for line in lines))
+    return run
+
+
+def unsealed(run: Path) -> Path:
+    """The same records as an older version wrote them."""
+
+    def strip(lines: Lines) -> None:
+        lines[:] = [line[: line.rindex(b',"line":')] + b"}" for line in lines]
+
+    return rewritten(run, strip)
+
+
+def test_a_sound_file_is_read_whole(run: Path) -> None:
+    assert [number_of(line) for line in (run / RECORDS).read_bytes().splitlines()] == list(range(1, 18))
+    for found in (read_run(run), read_run(unsealed(run))):
+        assert (len(found.clips), len(found.spans)) == (NUM_CLIPS, NUM_CLIPS * NUM_SPANS)
+        assert found.damage == () and found.excluded == () and found.left_out_lines == frozenset()
+
+
+@pytest.mark.parametrize("number", range(2, 17))
+def test_a_changed_digit_leaves_its_clip_out(run: Path, number: int) -> None:
+    def change(lines: Lines) -> None:
+        lines[number - 1] = lines[number - 1].replace(b'"order":', b'"order":1')
+
+    found, clip = read_run(rewritten(run, change)), (number - 2) // (NUM_SPANS + 1)
+    assert found.bad_lines == (number,)
+    assert [each.clip for each in found.clips] == [each for each in range(NUM_CLIPS) if each != clip]
+    assert {each.clip for each in found.spans} == {each.clip for each in found.clips}
+    first = 2 + clip * (NUM_SPANS + 1)
+    assert found.left_out_lines == frozenset(range(first, first + NUM_SPANS + 1))
+    assert found.damage[0] == f"line {number} is damaged in records.jsonl and not read"
+    assert found.damage[1].startswith(f"clip {clip} of turbo is left out: damaged records, ")
+    (line,) = found.damaged_clips
+    assert isinstance(line, Excluded) and line.indices == (clip,) and line in found.excluded
+
+
+@pytest.mark.parametrize(
+    ("change", "bad", "missing"),
+    [
+        (lambda lines: lines.pop(3), (), 1),
+        (lambda lines: lines.insert(9, lines[3]), (10,), 0),
+        (lambda lines: lines.__setitem__(slice(3, 5), [lines[4], lines[3]]), (5,), 0),
+        (lambda lines: lines.__setitem__(slice(3, 5), [lines[3] + lines[4]]), (4,), 1),
+        (lambda lines: lines.__setitem__(slice(3, 4), [lines[3][:9], lines[3][9:]]), (4, 5), 0),
+        (lambda lines: lines.__setitem__(3, lines[3][: lines[3].rindex(b',"line":')] + b"}"), (4,), 0),
+        (lambda lines: lines.__setitem__(3, seal(lines[3], 4)[:-1]), (4,), 0),
+        (lambda lines: lines.append(b'{"record":"gate"}'), (18,), 0),
+    ],
+    ids=["lost", "doubled", "swapped", "joined", "split", "without a seal", "without its end", "more"],
+)
+def test_lines_are_where_they_were_written(run: Path, change: Callable[[Lines], object], bad: tuple, missing: int) -> None:
+    found = read_run(rewritten(run, change))
+    assert (found.bad_lines, found.missing_lines) == (bad, missing)
+    assert found.damage and all(len(spans) == NUM_SPANS for spans in _by_clip(found.spans, found.clips))
+
+
+def _by_clip(spans: tuple[Span, ...], clips: tuple[Clip, ...]) -> list[list[Span]]:
+    return [[span for span in spans if span.clip == clip.clip] for clip in clips]
+
+
+@pytest.mark.parametrize("number", range(2, 17))
+def test_of_older_records_the_count_of_spans_is_checked(run: Path, number: int) -> None:
+    found = read_run(rewritten(unsealed(run), lambda lines: lines.__setitem__(number - 1, b"{garbage")))
+    clip = (number - 2) // (NUM_SPANS + 1)
+    assert [each.clip for each in found.clips] == [each for each in range(NUM_CLIPS) if each != clip]
+    assert len(found.spans) == (NUM_CLIPS - 1) * NUM_SPANS
+    assert len(found.damage) == 2
+    lost = read_run(rewritten(run, lambda lines: lines.pop(number - 1)))  # nothing is left to see, but for the count
+    assert len(lost.clips) <= NUM_CLIPS - 1
+
+
+def test_a_clip_that_was_never_finished_is_no_damage(run: Path) -> None:
+    found = read_run(rewritten(run, lambda lines: lines.__delitem__(slice(14, None))))
+    assert found.end is None and found.damage == () and len(found.clips) == 2
+
+
+def test_a_log_of_records_has_the_sound_clips_alone(run: Path) -> None:
+    def change(lines: Lines) -> None:
+        lines[8] = lines[8].replace(b'"value_ns":', b'"value_ns":9')
+
+    log = read_log(rewritten(run, change) / RECORDS)
+    (series,) = log.series
+    assert len(series) == 2 * NUM_SPANS and {sample.round for sample in series} == {0, 2}
+    assert log.damage == read_run(run).damage != ()
+    assert log.counts.lines == log.counts.matched + log.counts.ignored + log.counts.similar == 17
+
+
+def test_a_line_with_a_wrong_seal_is_no_value_of_a_log_without_header(run: Path, tmp_path: Path) -> None:
+    lines = (run / RECORDS).read_bytes().splitlines()[1:5]
+    lines[1] = lines[1].replace(b'"value_ns":', b'"value_ns":9')
+    (tmp_path / "some.log").write_bytes(b"".join(line + b"\n" for line in lines))
+    log = read_log(tmp_path / "some.log")
+    assert sum(map(len, log.series)) == 3 and log.counts.similar == 1
+
+
+def test_numbers_and_checksums() -> None:
+    line = seal(b'{"a":1}', 7)
+    assert line == b'{"a":1,"line":7,"crc":"%08x"}' % int(line[-10:-2], 16)
+    assert number_of(line) == 7 and number_of(b'{"a":1}') is None and number_of(b"") is None
+    for at in range(len(line)):
+        for bit in range(8):
+            changed = bytearray(line)
+            changed[at] ^= 1 << bit
+            assert number_of(bytes(changed)) in (0, None)
+    assert check([line, line])[0] == {1} and check([b"{}", b"{}"]) == (frozenset(), 0)
+
+
+ROOT = Path(__file__).parents[3]
+
+
+def figures(log: Log) -> list[object]:
+    return [log.counts, *((each.pattern, each.kind, each.name, each.rank, each.samples) for each in log.series)]
+
+
+def test_packed_records_are_read_like_plain_ones(run: Path) -> None:
+    plain, lines = read_run(run), (run / RECORDS).read_bytes()
+    log = read_log(run / RECORDS)
+    assert pack(run) == run / PACKED and [file.name for file in run.iterdir()] == [PACKED]
+    assert gzip.decompress((run / PACKED).read_bytes()) == lines
+    assert read_run(run) == plain == read_run(run / PACKED)
+    assert figures(read_log(run / PACKED)) == figures(log)
+    assert run_folders([run.parent]) == (run,)
+
+
+def test_equal_records_make_equal_bytes(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = (run / RECORDS).read_bytes()
+    first = pack(run).read_bytes()
+    (run / PACKED).unlink()
+    (run / RECORDS).write_bytes(lines)
+    monkeypatch.setattr("time.time", lambda: 2e9)
+    assert pack(run).read_bytes() == first
+
+
+def test_plain_and_packed_side_by_side_are_refused(run: Path) -> None:
+    (run / PACKED).write_bytes(gzip.compress((run / RECORDS).read_bytes()))
+    for refuse in (read_run, pack):
+        with pytest.raises(DataError, match="holds both records.jsonl and records.jsonl.gz; remove one of them") as error:
+            refuse(run)
+        assert "\n" not in str(error.value)
+
+
+def test_nothing_to_pack(run: Path) -> None:
+    pack(run)
+    with pytest.raises(DataError, match=r"no records.jsonl to pack"):
+        pack(run)
+
+
+def test_a_link_is_not_followed(run: Path, tmp_path: Path) -> None:
+    pack(run).rename(tmp_path / "elsewhere")
+    (run / PACKED).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match="is a link"):
+        read_run(run)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda data: data[:-4], "records.jsonl.gz is cut short as gzip: its end is not there"),
+        (lambda data: data[:-8] + bytes(8), "records.jsonl.gz is damaged as gzip"),
+        (lambda data: data + b"more", "records.jsonl.gz has 4 bytes after its gzip, which are not read"),
+    ],
+)
+def test_damage_after_the_last_line_is_said_and_costs_no_line(run: Path, damage: Callable[[bytes], bytes], said: str) -> None:
+    sound = read_run(run)
+    file = pack(run)
+    file.write_bytes(damage(file.read_bytes()))
+    found = read_run(run)
+    assert said in found.damage[0]
+    assert (found.header, found.clips, found.spans) == (sound.header, sound.clips, sound.spans)
+    assert any(said in line for line in read_log(file).damage)
+
+
+def test_whole_lines_before_a_cut_count(tmp_path: Path, header: Header, span: Span) -> None:
+    """At every place where the file can be cut, the lines that come out whole are the first ones, and the cut is said."""
+    with RunWriter(tmp_path / "run") as writer:
+        writer.append(header, *[span] * 40)
+    file = pack(writer.folder)
+    data = file.read_bytes()
+    seen = set()
+    for end in range(len(data)):
+        file.write_bytes(data[:end])
+        try:
+            found = read_run(writer.folder)
+        except DataError as error:
+            assert "has no header" in str(error) and "\n" not in str(error)
+            continue
+        assert found.spans == (span,) * len(found.spans) and found.damage
+        seen.add(len(found.spans))
+    assert {0, 40} < seen
+
+
+def test_records_that_unpack_to_too_much_are_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pack(run)
+    monkeypatch.setattr(store, "MAX_BYTES", 500)
+    with pytest.raises(DataError, match="unpacks to more than 500 bytes"):
+        read_run(run)
+
+
+def test_the_script_packs_every_run_under_a_folder(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from publish import main  # type: ignore[import-not-found]
+
+    sound = read_run(run)
+    assert main([str(run.parent)]) == 0
+    assert capsys.readouterr().out == f"{run / PACKED}\n" and read_run(run) == sound
+    assert main([str(run.parent)]) == 2
+    assert "no records.jsonl at or under" in capsys.readouterr().err
+    sys.modules.pop("publish")

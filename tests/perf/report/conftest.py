@@ -257,7 +257,7 @@ def write_trace(writer: RunWriter, folder: Path, setting: Setting, trace: TraceW
     trace.save(path)
     data = path.read_bytes()
     writer.append(
-        rec.Trace(
+        rec.ClipTrace(
             variant=setting.name, clip=7, path=f"traces/{setting.name}.json.gz", sha256=hashlib.sha256(data).hexdigest(),
             size_bytes=len(data), first_block=traced[0], num_blocks=traced[1],
         )

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from layouts import compact, shuffled, write
 from strobe.perf.trace import Trace, columns, read_trace
 from strobe.perf.trace.join import join
-from strobe.perf.trace.tables import DeviceTable, EventKind, HostTable, LaunchTable, OperatorSizes, threads_of
+from strobe.perf.trace.tables import DeviceTable, EventKind, HostTable, InputTable, LaunchTable, threads_of
 from synthetic import event, kernel
 
 
@@ -149,7 +149,7 @@ def test_a_graph_may_have_more_nodes_than_a_block_or_a_short_number(nodes: int) 
         (launches.correlation, [1, 2]),
     ):  # fmt: skip
         column.extend(values)
-    joined, _, _ = join(Path("t.json"), devices, launches, OperatorSizes(), threads_of([launches]))
+    joined, _, _ = join(Path("t.json"), devices, launches, InputTable(), threads_of([launches]))
     assert (np.asarray(joined.device_events.ordinal) == number // 2).all()
     assert [joined.device_events[row].host.end_ns for row in (0, 1, 2 * nodes - 2)] == [1, 2, 1]  # type: ignore[union-attr]
 
@@ -201,7 +201,7 @@ def _filled(count: int, nodes: int, spread: int) -> tuple[DeviceTable, LaunchTab
 def _peak(count: int, nodes: int, spread: int) -> tuple[int, Trace]:
     tracemalloc.start()
     devices, launches = _filled(count, nodes, spread)
-    joined, _, _ = join(Path("t.json"), devices, launches, OperatorSizes(), threads_of([HostTable(), launches]))
+    joined, _, _ = join(Path("t.json"), devices, launches, InputTable(), threads_of([HostTable(), launches]))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return peak, joined
@@ -221,5 +221,5 @@ def test_numbers_of_64_bits_take_their_room_and_are_kept() -> None:
     devices.duration.release()
     devices.duration.extend(np.arange(1000) + 2**40)
     launches.correlation.release()
-    joined, _, _ = join(Path("t.json"), devices, launches, OperatorSizes(), threads_of([launches]))
+    joined, _, _ = join(Path("t.json"), devices, launches, InputTable(), threads_of([launches]))
     assert {event.end_ns - event.start_ns for event in joined.device_events} == set(range(2**40, 2**40 + 1000))

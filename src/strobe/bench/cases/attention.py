@@ -227,7 +227,7 @@ def _time(case: AttentionCase, run: Rounds, plan: AttentionPlan, name: str, lap:
 
 def trace_calls(
     function: Callable[[], object], name: str, calls: int, run: Rounds, capture: Capture
-) -> tuple[record.Trace, record.Clip]:
+) -> tuple[record.ClipTrace, record.Clip]:
     """Trace some calls of a contestant into a run's folder, after one that warms up."""
 
     def each() -> Iterator[None]:

@@ -189,7 +189,7 @@ class StreamCase:
             linear_format=config.linear_format + (", simulated" if config.simulated else ""),
             kv_format=config.kv_format,
             attention_format=config.attention_format,
-            compile_mode=config.compile_mode if config.knobs.compile else None,
+            compile_mode="default" if config.knobs.compile else None,
             tokens_per_block=config.frame_block * per_frame,
             costs=stream_costs(self._loaded, config, rows_of_text(self._loaded, prompts, config)),
             attended_keys=keys_of_blocks(self._loaded, config),

@@ -95,7 +95,6 @@ class SharedStep(StepAround):
         return self._tokens(rank), batch, number, stop - start, width
 
     def _tokens(self, rank: int) -> int:
-        """Return the number of a rank's tokens in all frames."""
         return len(self.positions) * self.layout.counts[rank]
 
     def _out(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -234,7 +233,6 @@ class SharedCache:
         return kept
 
     def _kept(self) -> list[int]:
-        """Return the number of tokens of a frame that each rank keeps."""
         return [stop - start for start, stop in map(self._layout.kept, range(self._layout.degrees.num_ranks))]
 
 

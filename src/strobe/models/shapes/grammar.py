@@ -50,16 +50,12 @@ VERBS = ("moving", "gliding", "drifting", "sliding", "going")
 FILLERS = ("a", "an", "the", "on", "over", "to", "is", "are", "in", "with", "and", "at", "speed", "background", "backdrop")
 
 
-def _meanings() -> dict[str, tuple[str, int]]:
-    return {
-        word: (attribute, number)
-        for attribute, values in CHOICES.items()
-        for number, value in enumerate(values)
-        for word in SYNONYMS.get(value, (value,))
-    }
-
-
-MEANINGS = _meanings()
+MEANINGS = {
+    word: (attribute, number)
+    for attribute, values in CHOICES.items()
+    for number, value in enumerate(values)
+    for word in SYNONYMS.get(value, (value,))
+}
 VOCABULARY: tuple[str, ...] = (*MEANINGS, *VERBS, *FILLERS)
 """Every word of the language. The position of a word is its number in the text encoder: append, never reorder."""
 

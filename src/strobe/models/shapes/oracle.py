@@ -46,10 +46,7 @@ class Detection:
         valid: whether each frame shows one shape or two, bool `[N, F]`.
         place: where the shapes stand, `(x, y)` in [-1, 1] each axis by itself, float32 `[N, F, 2]`; NaN where not valid.
         camera: `(x, y)` over the floor in pixels, float32 `[N, F, 2]` in [0, PERIOD), up to half a period along both axes at
-        once,
-            which gives the same floor; NaN where no floor shows.
-        velocity: median step of the camera `(x, y)` in pixels per frame, float32 `[N, 2]`; NaN where no two neighbouring frames
-            show the floor.
+            once, which gives the same floor; NaN where no floor shows.
         colour_rgb: mean colour of the first shape's inner pixels, float32 `[N, F, 3]`; meaningless where not valid.
         shape_iou: overlap with the best template, the lesser of two shapes, float32 `[N, F]` in [0, 1].
     """
@@ -58,7 +55,6 @@ class Detection:
     valid: Tensor
     place: Tensor
     camera: Tensor
-    velocity: Tensor
     colour_rgb: Tensor
     shape_iou: Tensor
 
@@ -68,8 +64,7 @@ def accuracy(detection: Detection, scenes: Tensor) -> dict[str, float]:
 
     Returns:
         share of frames, in [0, 1], whose label is right, by attribute; `second` is colour and shape of the second shape, or that
-        there
-            is none; `every` counts frames where all are.
+            there is none; `every` counts frames where all are.
 
     Raises:
         ShapeError: `scenes` has another number of clips or frames, or there is nothing to compare.
@@ -86,8 +81,7 @@ def accuracy(detection: Detection, scenes: Tensor) -> dict[str, float]:
 
 
 def detect(frames: Tensor) -> Detection:
-    """Read clips. Shapes and background are read frame by frame, direction and speed from how the floor moves over the whole
-    clip.
+    """Read clips: shapes and background frame by frame, direction and speed from how the floor moves over the whole clip.
 
     Background: the mean colour along the border, nearest of 4. Shapes: pixels far from every brightness of that colour, one
     group or two with an empty column between them. Colour: mean of the inner pixels, nearest of 8. Outline: the best soft
@@ -111,8 +105,7 @@ def detect(frames: Tensor) -> Detection:
     def per_frame(values: Tensor) -> Tensor:
         return values.reshape(num_clips, num_frames, *values.shape[1:])
 
-    direction, speed, velocity = _motion(per_frame(camera))
-    clip = [values[:, None].expand(num_clips, num_frames).flatten() for values in (direction, speed)]
+    clip = [values[:, None].expand(num_clips, num_frames).flatten() for values in _motion(per_frame(camera))]
     background = torch.cdist(base, backgrounds).argmin(1)
     (colour, shape, rgb, iou), (other, form, _, other_iou) = read
     second = pair & valid
@@ -123,7 +116,6 @@ def detect(frames: Tensor) -> Detection:
         valid=per_frame(valid),
         place=per_frame(_place(distance, sides, pair, valid)),
         camera=per_frame(camera),
-        velocity=velocity,
         colour_rgb=per_frame(rgb),
         shape_iou=per_frame(torch.where(second, torch.minimum(iou, other_iou), iou)),
     )
@@ -136,8 +128,7 @@ def locate(frames: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         frames: float `[M, 3, 128, 128]` in [0, 1].
 
     Returns:
-        whether there are two shapes, bool `[M]`; `place` and `camera` as in `Detection`, float32 `[M, 2]`, NaN where nothing is
-        seen.
+        whether there are two shapes, bool `[M]`; `place` and `camera` as in `Detection`, float32 `[M, 2]`, NaN where none is.
 
     Raises:
         ShapeError: another size.
@@ -150,8 +141,7 @@ def locate(frames: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def flicker(detection: Detection) -> Tensor:
-    """Measure the mean absolute second time difference of the first shape's mean colour, float32 `[N]`; 0 if steady or evenly
-    fading.
+    """Measure the mean absolute second time difference of the first shape's colour, float32 `[N]`; 0 if steady or evenly fading.
 
     NaN where a clip has no three neighbouring frames with a shape.
     """
@@ -168,15 +158,13 @@ def _check(frames: Tensor) -> tuple[int, int]:
 
 @lru_cache(maxsize=8)
 def _ring(device: torch.device) -> Tensor:
-    """Return which pixels lie along the border, bool `[Y, X]`."""
     ring = torch.ones(SIZE, SIZE, dtype=torch.bool, device=device)
     ring[RING:-RING, RING:-RING] = False
     return ring
 
 
 def _distance_to_floor(pixels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the floor's colour `[M, 3]`, and each pixel's RGB distance to that colour at the brightness nearest to it `[M, Y,
-    X]`."""
+    """Return the floor's colour `[M, 3]`, and each pixel's RGB distance to it at the nearest brightness, `[M, Y, X]`."""
     base = pixels[:, :, _ring(pixels.device)].mean(2)
     direction = base[:, :, None, None]
     tone = (pixels * direction).sum(1, keepdim=True) / direction.square().sum(1, keepdim=True).clamp(min=1e-6)
@@ -184,8 +172,7 @@ def _distance_to_floor(pixels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sides(distance: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor]:
-    """Part the pixels of shapes into the first's and the second's, float `[M, Y, X]`; whether there are two; whether any is
-    seen."""
+    """Part the pixels of shapes into those of both, float `[M, Y, X]`; whether there are two; whether any is seen."""
     mask = (distance > CONTRAST).float()
     columns = mask.sum(1)  # [M, X]
     left, right = columns[:, : GAP.start].sum(1), columns[:, GAP.stop :].sum(1)
@@ -221,8 +208,7 @@ def _centre(weight: Tensor) -> Tensor:
 
 
 def _place(distance: Tensor, sides: tuple[Tensor, Tensor], pair: Tensor, valid: Tensor) -> Tensor:
-    """Return where the shapes stand, in units of their spread, from their centres of mass; `[M, 2]`, NaN where none is
-    seen."""
+    """Return where the shapes stand, in units of their spread, from their centres of mass; `[M, 2]`, NaN where none is."""
     first, second = (_centre(_cover(distance * side)) for side in sides)
     middles = first.new_tensor([[x, SIZE / 2] for x in PAIR_X])
     two = ((first - middles[0]) + (second - middles[1])) / 2 / first.new_tensor(PAIR_SPREAD)
@@ -289,8 +275,7 @@ def _match_shape(cover: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def floor_step(before: Tensor, after: Tensor) -> Tensor:
-    """Return the shortest step between two cameras `[..., 2]`: floors repeat after a period, and after half of one on both
-    axes."""
+    """Return the shortest step between cameras `[..., 2]`: floors repeat after a period, and after half of one on both axes."""
     step = after - before
     half = PERIOD / 2
     whole = torch.remainder(step + half, PERIOD) - half
@@ -298,18 +283,16 @@ def floor_step(before: Tensor, after: Tensor) -> Tensor:
     return torch.where((whole.abs().sum(-1) <= both.abs().sum(-1))[..., None], whole, both)
 
 
-def _motion(camera: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Estimate direction `[N]`, speed `[N]` and velocity `[N, 2]` from cameras `[N, F, 2]`, over steps between frames with a
-    floor."""
+def _motion(camera: Tensor) -> tuple[Tensor, Tensor]:
+    """Estimate direction `[N]` and speed `[N]` from the median step of cameras `[N, F, 2]` between frames with a floor."""
     steps = floor_step(camera[:, :-1], camera[:, 1:])
     if steps.shape[1] == 0:
         steps = steps.new_full((len(camera), 1, 2), torch.nan)
-    velocity = steps.nanmedian(1).values
-    x, y = velocity.unbind(1)
+    x, y = steps.nanmedian(1).values.unbind(1)
     across = torch.where(x < 0, 0, 1)  # left, right
     along = torch.where(y < 0, 2, 3)  # up, down
     pace = torch.maximum(x.abs(), y.abs())
     moves = pace >= MIN_MOTION  # false for NaN
     direction = torch.where(x.abs() >= y.abs(), across, along)
     speed = (pace >= FAST_FROM).long()
-    return torch.where(moves, direction, -1), torch.where(moves, speed, -1), velocity
+    return torch.where(moves, direction, -1), torch.where(moves, speed, -1)

@@ -208,24 +208,21 @@ def _place(path: list[str]) -> str:
             return str(start + length * 3 + 1)
 
 
-def load_taew(path: str | Path, *, raw_latents: bool | None = None) -> Taew:
+def load_taew(path: str | Path) -> Taew:
     """Load a released decoder for Wan2.1, float32, on the CPU, ready for inference. An encoder in the file is left out.
 
     Args:
-        path: a `.pth` or `.safetensors` file.
-        raw_latents: it takes latents as the Wan VAE's encoder gives them, not normalised; None: see `RAW_LATENTS`.
+        path: a `.pth` or `.safetensors` file, whose name is one of `RAW_LATENTS`.
 
     Raises:
-        ConfigError: `raw_latents` is open and the name none of `RAW_LATENTS`; both kinds have the same tensors.
+        ConfigError: it has another name; both kinds have the same tensors.
         WeightsError: no such file, damaged, or not all and only the tensors of this decoder.
     """
     path = Path(path)
-    if raw_latents is None and path.stem not in RAW_LATENTS:
-        names = ", ".join(RAW_LATENTS)
-        raise ConfigError(f"{path.name} is none of {names}; say raw_latents=True (like lighttaew2_1) or False (like taew2_1)")
-    raw = RAW_LATENTS[path.stem] if raw_latents is None else raw_latents
+    if path.stem not in RAW_LATENTS:
+        raise ConfigError(f"{path.name} is none of {', '.join(RAW_LATENTS)}; rename it to the one whose latents it takes")
     tensors = {name: tensor for name, tensor in read_tensors(path).items() if not name.startswith("encoder.")}
-    config = TaewConfig(mean=WAN21_MEAN, std=WAN21_STD) if raw else TaewConfig()
+    config = TaewConfig(mean=WAN21_MEAN, std=WAN21_STD) if RAW_LATENTS[path.stem] else TaewConfig()
     with on_meta():
         vae = Taew(config)
     fill(vae, tensors, key_names(config), path)

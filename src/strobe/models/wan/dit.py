@@ -94,9 +94,9 @@ class CausalWan(CausalTransformer):
         rotations = rope_table(self.config, positions, grid.height, grid.width)
         return device_table(rotations, self.dtype, self.device)
 
-    def compile_pieces(self, block_tokens: int, mode: str) -> None:
+    def compile_pieces(self, block_tokens: int) -> None:
         for layer in self.layers:
-            layer.compile_pieces(block_tokens, mode)
+            layer.compile_pieces(block_tokens)
 
     def embed_text(self, text: Tensor) -> Tensor:
         out: Tensor = self.text_embedding(self._padded(text))

@@ -131,7 +131,6 @@ class FusedPass:
         return isinstance(attention.k if attention.fused is None else attention.fused, Fp8Linear)
 
     def _angles(self) -> Tensor:
-        """Return the rotations as (cos, sin) in float32."""
         return torch.view_as_real(self.rope).float() if self.rope.is_complex() else self.rope
 
     def _attend(self, layer: WanLayer, normed: Tensor | Quantized, rope: Tensor, index: int) -> Tensor:
@@ -171,7 +170,6 @@ class FusedPass:
         return y
 
     def _feed_forward(self, layer: WanLayer, normed: Tensor | Quantized) -> Tensor:
-        """Run the feed-forward: two matrices with GELU between them."""
         up, gelu, down = layer.ffn
         hidden: Tensor | Quantized
         if isinstance(normed, Tensor) and not isinstance(down, Fp8Linear) and _has_epilogue(up, normed):
@@ -188,7 +186,6 @@ class FusedPass:
 
 
 def _packed(attention: SelfAttention, normed: Tensor | Quantized) -> Tensor:
-    """Project to queries, keys and values side by side, `[B, S, 3 * dim]`."""
     if attention.fused is None:
         return torch.cat((attention.q(normed), attention.k(normed), attention.v(normed)), -1)
     packed: Tensor = attention.fused(normed)
@@ -205,7 +202,6 @@ def _has_epilogue(up: nn.Module, x: Tensor) -> bool:
 
 
 def _up_and_gelu(up: nn.Module, x: Tensor) -> Tensor:
-    """Compute `gelu(up(x))`, rounded once."""
     assert isinstance(up, nn.Linear)
     out: Tensor = torch.ops.aten._addmm_activation(up.bias, x.flatten(0, -2), up.weight.t(), use_gelu=True)
     return out.view(*x.shape[:-1], -1)

@@ -418,17 +418,16 @@ class WanLayer(nn.Module):
         with span(FFN):
             return self.feed_forward(x, mod)
 
-    def compile_pieces(self, num_tokens: int | None = None, mode: str = "default") -> None:
+    def compile_pieces(self, num_tokens: int | None = None) -> None:
         """Compile the parts around the kernel and the cache. Regions of time stay outside of them.
 
         Args:
             num_tokens: compile for passes of this many tokens and leave others eager, so that rare sizes (the window of a prompt
                 switch) neither stall a stream nor use up the compiler's limit; None: compile for every size that comes.
-            mode: of `torch.compile`.
         """
         for name in ("before", "after", "cross", "feed_forward"):
             eager = getattr(self, name)
-            compiled = torch.compile(eager, dynamic=False, mode=mode)
+            compiled = torch.compile(eager, dynamic=False)
             setattr(self, name, compiled if num_tokens is None else partial(_by_size, num_tokens, compiled, eager))
 
 

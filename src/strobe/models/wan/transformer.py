@@ -115,8 +115,8 @@ class CausalTransformer(nn.Module, ABC):
         """
 
     @abstractmethod
-    def compile_pieces(self, block_tokens: int, mode: str) -> None:
-        """Compile what lies between attention calls, for passes of so many tokens; `mode` is torch.compile's."""
+    def compile_pieces(self, block_tokens: int) -> None:
+        """Compile what lies between attention calls, for passes of so many tokens."""
 
     def grid(self, latents: Tensor) -> TokenGrid:
         """Return the token grid of latents `[B, F, C, Y, X]`."""

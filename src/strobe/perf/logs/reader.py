@@ -7,7 +7,6 @@ import hashlib
 import io
 import json
 import re
-import tomllib
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -19,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from strobe.core.errors import DataError
-from strobe.perf.logs.patterns import NUMBER, UNIT, Kind, Pattern, Patterns, load_patterns, parse_patterns, read
+from strobe.perf.logs.patterns import NUMBER, UNIT, Kind, Pattern, Patterns, load_patterns, read
 from strobe.perf.logs.series import MAX_EXAMPLES, MAX_TEXT, Example, LineCounts, Log, Sample, series_of
 from strobe.perf.records.record import SCHEMA_VERSION, Header, Record, Span
 from strobe.perf.records.store import RunRecords, number_of, read_run
@@ -141,70 +140,33 @@ _SERVER: Final = re.compile(rf"^(?:\[[^\]]{{0,40}}?)?\b(?P<number>{_PARTS})\]")
 _PART: Final = re.compile(r"(DP|PP|TP|SP|CP|EP)(\d{1,6})")
 
 
-class _Ranks:
-    """Finder of ranks in the lines of one log.
+_Workers = dict[tuple[str, ...], int]
+"""Rank of each worker whose prefix has several coordinates, or a process number alone: they are counted as they come."""
+
+
+def _rank_of(text: str, before: int, workers: _Workers) -> int | None:
+    """Return the last rank that the text names before a position; None if there is none.
 
     `[rank 1]`, `RANK1` and `[default1]:` name a rank, and so do the prefixes of workers: `(Worker_TP1 pid=990)`,
-    `(Worker-1 pid=990)` and `TP1]`. Where a prefix has several coordinates, or a process number alone, ranks are counted as they
-    come.
+    `(Worker-1 pid=990)` and `TP1]`.
     """
-
-    def __init__(self) -> None:
-        self._seen: dict[tuple[str, ...], int] = {}
-
-    def of(self, text: str, before: int) -> int | None:
-        """Return the last rank that the text names before a position; None if there is none."""
-        if "ank" in text or "ANK" in text or text.startswith("[default"):
-            found = list(_RANK.finditer(text, 0, before))
-            if found:
-                return int(found[-1][1] or found[-1][2])
-        if "pid=" in text and (worker := _WORKER.search(text, 0, before)):
-            return self._number(worker["role"], worker["number"], worker["pid"])
-        server = _SERVER.match(text, 0, before) if "P" in text[:60] else None
-        return self._number("", server["number"], "") if server else None
-
-    def _number(self, role: str, number: str | None, pid: str) -> int:
-        parts = _PART.findall(number or "")
-        places = [part for part in parts if part[0] != "EP"] or parts  # experts lie on the processes of the other coordinates
-        if len(places) == 1:
-            return int(places[0][1])
-        if number and not places:
-            return int(number)
-        key = (role, *(axis + place for axis, place in places)) if places else (role, pid)
-        return self._seen.setdefault(key, sum(known[0] == role for known in self._seen))
-
-
-# A pattern proposed for a line with a time or a rate that no pattern reads, tried before it is shown.
-
-_SHOWN: Final = 120
-_TIME: Final = re.compile(rf"(?P<before>[^\n]*?[A-Za-z][^\n]{{0,80}}?[\s:=(\[]){NUMBER}(?P<gap>\s*){UNIT}")
-_RATE: Final = re.compile(rf"(?P<before>[^\n]*?[A-Za-z][^\n]{{0,80}}?[\s:=(\[]){NUMBER}(?P<gap>\s*)(?P<what>[a-z]{{2,12}})/s\b")
-_KEYED: Final = re.compile(rf"(?P<before>[^\n]*?\b[A-Za-z]\w{{0,60}}_(?P<unit>ns|us|ms|s|sec|seconds)\b[\"']?\s*[:=]\s*){NUMBER}")
-_KINDS: Final = {"step": "step", "attention": "attention", "kernel": "kernel"}
-
-
-def proposed(text: str) -> str:
-    """Return a line of a patterns file that reads the first time or rate in a line of a log; empty if there is none."""
-    for found, value, more in (
-        (_KEYED.match(text), "{value}", 'unit = "{unit}", '),
-        (_RATE.match(text), r"{rate}\s*WHAT/s", ""),
-        (_TIME.match(text), r"{value}\s*{unit}", ""),
-    ):
-        if not found:
-            continue
-        groups = found.groupdict()
-        before = groups["before"][-40:]
-        words = re.search(r"[A-Za-z].*", before)
-        before = words[0] if words else before
-        regex = re.sub(r"\d+", r"\\d+", re.escape(before).replace(r"\ ", " ")).replace("'", ".")
-        kind = next((kind for word, kind in _KINDS.items() if word in before.lower()), "stage")
-        value = value.replace("WHAT", groups.get("what") or "")
-        line = f"timing = {{ kind = \"{kind}\", {more.format(unit=groups.get('unit'))}regex = '{regex}{value}' }}"
-        (pattern,) = parse_patterns(tomllib.loads(line), "proposal")
-        match = pattern.regex.search(text)
-        if match and any(match[group] for group in ("value", "rate") if group in pattern.regex.groupindex):
-            return line
-    return ""
+    if "ank" in text or "ANK" in text or text.startswith("[default"):
+        found = list(_RANK.finditer(text, 0, before))
+        if found:
+            return int(found[-1][1] or found[-1][2])
+    worker = _WORKER.search(text, 0, before) if "pid=" in text else None
+    server = _SERVER.match(text, 0, before) if worker is None and "P" in text[:60] else None
+    if (named := worker or server) is None:
+        return None
+    number, (role, pid) = named["number"], worker.group("role", "pid") if worker else ("", "")
+    parts = _PART.findall(number or "")
+    places = [part for part in parts if part[0] != "EP"] or parts  # experts lie on the processes of the other coordinates
+    if len(places) == 1:
+        return int(places[0][1])
+    if number and not places:
+        return int(number)
+    key = (role, *(axis + place for axis, place in places)) if places else (role, pid)
+    return workers.setdefault(key, sum(known[0] == role for known in workers))
 
 
 # Reader of logs: each line matches a pattern, is ignored, or resembles a pattern without matching it.
@@ -295,7 +257,7 @@ class _Reader:
         self._series: dict[tuple[str, str, int | None], tuple[Pattern, Kind, list[Sample]]] = {}
         self._pending: list[tuple[_Line, str]] = []  # lines that may go on in the next one, and what they resemble
         self._similar: dict[str, list[Example]] = {}
-        self._ranks, self._proposal = _Ranks(), ""
+        self._workers: _Workers = {}
         self._longest = self._long_lines = self._position = 0
         self._counts = {"lines": 0, "matched": 0, "ignored": 0, "similar": 0, "progress": 0, "joined": 0}
 
@@ -313,7 +275,7 @@ class _Reader:
             self._counts["joined"] += 1
             self._counts["matched"] += used
         else:
-            pattern, values = _match(candidates, line.text, self._ranks)
+            pattern, values = _match(candidates, line.text, self._workers)
         if pattern is not None:
             self._settle()
             self._counts["matched"] += 1
@@ -353,7 +315,6 @@ class _Reader:
             counts=LineCounts(**self._counts, mended=reading["mended"], cut=reading["cut"], truncated=bool(reading["truncated"])),
             similar=tuple(example for examples in self._similar.values() for example in examples),
             damage=damage,
-            proposal="" if self._series else self._proposal,
         )
 
     def _settle(self, keep: int = 0) -> None:
@@ -362,12 +323,7 @@ class _Reader:
             line, similar = self._pending.pop(0)
             self._counts["similar" if similar else "ignored"] += 1
             if not similar:
-                progress = any(mark in line.text for mark in _PROGRESS)
-                self._counts["progress"] += progress
-                if not (progress or self._proposal or self._series) and (pattern := proposed(line.text)):
-                    text = line.text.strip()
-                    shown = repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
-                    self._proposal = f"line {line.number} reads {shown}, which a patterns file with this takes: {pattern}"
+                self._counts["progress"] += any(mark in line.text for mark in _PROGRESS)
                 continue
             examples = self._similar.setdefault(similar, [])
             if len(examples) < MAX_EXAMPLES:
@@ -395,7 +351,7 @@ class _Reader:
         waiting = [line.text for line, _ in self._pending]
         for parts, rest in ((waiting, text), ([last.rstrip() + " "], text.lstrip())):
             head = "".join(parts)
-            pattern, values = _match(self._candidates(head + rest), head + rest, self._ranks)
+            pattern, values = _match(self._candidates(head + rest), head + rest, self._workers)
             ended = [value for value in values if value.end > len(head)]
             if ended and ended[0].start < len(head) and (full or len(head) - ended[0].value_start >= -1):
                 starts = accumulate(map(len, parts[:-1]))
@@ -415,24 +371,22 @@ class _Reader:
         self._position += 1
 
 
-def _match(candidates: list[Pattern], text: str, ranks: _Ranks) -> tuple[Pattern | None, list[_Found]]:
-    """Return the first pattern that matches the text, and all its values there."""
+def _match(candidates: list[Pattern], text: str, workers: _Workers) -> tuple[Pattern | None, list[_Found]]:
     for pattern in candidates:
-        values = list(_record_values(pattern, text) if pattern.format == "record" else _text_values(pattern, text, ranks))
+        values = list(_record_values(pattern, text) if pattern.format == "record" else _text_values(pattern, text, workers))
         if values:
             return pattern, values
     return None, []
 
 
 def _similar(candidates: list[Pattern], text: str) -> str:
-    """Return the name of the first pattern that the text resembles; empty if there is none."""
     for pattern in candidates:
         if pattern.similar.search(text) or (pattern.format == "record" and (text.startswith("{") and _record(text) is None)):
             return pattern.name
     return ""
 
 
-def _text_values(pattern: Pattern, text: str, ranks: _Ranks) -> Iterator[_Found]:
+def _text_values(pattern: Pattern, text: str, workers: _Workers) -> Iterator[_Found]:
     for match in pattern.regex.finditer(text):
         groups = match.groupdict()
         group = "value" if groups.get("value") is not None else "rate"
@@ -443,7 +397,7 @@ def _text_values(pattern: Pattern, text: str, ranks: _Ranks) -> Iterator[_Found]
             written, unit = _seconds_of_one(written), "s"
         step, block, order = (_integer(groups.get(place)) for place in ("step", "block", "round"))
         sample = Sample(0, written, unit, 0, step, block, order)
-        rank = ranks.of(text, match.start(group)) if groups.get("rank") is None else _integer(groups["rank"])
+        rank = _rank_of(text, match.start(group), workers) if groups.get("rank") is None else _integer(groups["rank"])
         name = groups.get("name") or pattern.label
         yield _Found(match.start(), match.end(), match.start(group), pattern.kind, name, rank, sample)
 

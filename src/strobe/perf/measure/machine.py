@@ -10,7 +10,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -46,65 +46,47 @@ REASONS: Final = {
 """Names of the other bits of the clock event reasons, which hold clocks down."""
 
 
-class _Gpu:
-    """One GPU as NVML sees it. A query that the driver does not answer gives None, never an error."""
-
-    def __init__(self, nvml: Any, handle: Any) -> None:
-        self._nvml = nvml
-        self._handle = handle
-
-    def read(self) -> Clocks:
-        """Read clocks, power, temperature and throttle reasons, in five short calls that release the interpreter's lock."""
-        nvml, began = self._nvml, time.perf_counter_ns()
-        sm, memory = (self._ask("nvmlDeviceGetClockInfo", kind) for kind in (nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM))
-        power = self._ask("nvmlDeviceGetPowerUsage")
-        temperature = self._ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU)
-        reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
-        return Clocks(
-            source="nvml",
-            sm_mhz=sm,
-            memory_mhz=memory,
-            power_mw=power,
-            temperature_c=temperature,
-            throttle=_throttle(reasons),
-            idle_samples=int(bool(reasons & IDLE)),
-            read_ns=time.perf_counter_ns() - began,
-        )
-
-    def energy_mj(self) -> int | None:
-        """Read the counter of the energy taken since the driver was loaded, mJ; None: the GPU has none."""
-        found: int | None = self._ask("nvmlDeviceGetTotalEnergyConsumption")
-        return found
-
-    def state(self) -> GpuState:
-        """Return the settings of the GPU: persistence, MIG, power limit, highest clock."""
-        persistence = self._ask("nvmlDeviceGetPersistenceMode")
-        mig = self._ask("nvmlDeviceGetMigMode")
-        return GpuState(
-            persistence=None if persistence is None else bool(persistence),
-            mig=None if mig is None else bool(mig[0]),
-            power_limit_mw=self._ask("nvmlDeviceGetEnforcedPowerLimit"),
-            max_sm_mhz=self._ask("nvmlDeviceGetMaxClockInfo", self._nvml.NVML_CLOCK_SM),
-        )
-
-    def _ask(self, question: str, *arguments: Any) -> Any:
-        try:
-            return getattr(self._nvml, question)(self._handle, *arguments)
-        except self._nvml.NVMLError:
-            return None
+Ask = Callable[..., Any]
+"""Answers a query of NVML about one GPU, by its name and that of a constant; None where the driver has no answer."""
 
 
 @functools.cache
-def open_gpu(uuid: str) -> _Gpu | None:
+def open_gpu(uuid: str) -> Ask | None:
     """Open a GPU by its UUID; None if `nvidia-ml-py` is not installed or the driver does not know the GPU."""
     if broken("pynvml"):
         return None
     nvml = importlib.import_module("pynvml")
     try:
         nvml.nvmlInit()
-        return _Gpu(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
     except nvml.NVMLError:
         return None
+
+    def ask(query: str, *constants: str) -> Any:
+        try:
+            return getattr(nvml, f"nvmlDeviceGet{query}")(handle, *(getattr(nvml, f"NVML_{each}") for each in constants))
+        except nvml.NVMLError:
+            return None
+
+    return ask
+
+
+def _reading(ask: Ask) -> Clocks:
+    """Read clocks, power, temperature and throttle reasons, in five short calls that release the interpreter's lock."""
+    began = time.perf_counter_ns()
+    sm, memory = ask("ClockInfo", "CLOCK_SM"), ask("ClockInfo", "CLOCK_MEM")
+    power, temperature = ask("PowerUsage"), ask("Temperature", "TEMPERATURE_GPU")
+    reasons = ask("CurrentClocksThrottleReasons") or 0
+    return Clocks(
+        source="nvml",
+        sm_mhz=sm,
+        memory_mhz=memory,
+        power_mw=power,
+        temperature_c=temperature,
+        throttle=_throttle(reasons),
+        idle_samples=int(bool(reasons & IDLE)),
+        read_ns=time.perf_counter_ns() - began,
+    )
 
 
 # Readings of CPU and GPU clocks and of the thermal state, as far as this machine reports them.
@@ -134,22 +116,28 @@ def read_clocks(device: torch.device) -> Clocks:
     if device.type != "cuda":
         return _host()
     gpu = open_gpu(gpu_uuid(device))
-    return _by_smi(gpu_uuid(device)) if gpu is None else _by_nvml([gpu.read()], during_clip=False)
+    return _by_smi(gpu_uuid(device)) if gpu is None else _by_nvml([_reading(gpu)], during_clip=False)
 
 
 def gpu_state(device: torch.device) -> GpuState | None:
     """Return the settings of a GPU (persistence, MIG, power limit, highest clock); None on a CPU."""
     if device.type != "cuda":
         return None
-    gpu = open_gpu(gpu_uuid(device))
-    if gpu is not None:
-        return gpu.state()
-    persistence, mig, limit, highest = record.nvidia_smi(gpu_uuid(device), _SMI_STATE)
+    ask = open_gpu(gpu_uuid(device))
+    if ask is None:
+        told = record.nvidia_smi(gpu_uuid(device), _SMI_STATE)
+        persistence, mig = (None if each is None else each == "Enabled" for each in told[:2])
+        limit, highest = (float(each) if each else None for each in told[2:])
+        limit = None if limit is None else 1000 * limit
+    else:
+        told_mig = ask("MigMode")
+        persistence, mig = ask("PersistenceMode"), None if told_mig is None else told_mig[0]
+        limit, highest = ask("EnforcedPowerLimit"), ask("MaxClockInfo", "CLOCK_SM")
     return GpuState(
-        persistence=None if persistence is None else persistence == "Enabled",
-        mig=None if mig is None else mig == "Enabled",
-        power_limit_mw=round(float(limit) * 1000) if limit else None,
-        max_sm_mhz=int(highest) if highest else None,
+        persistence=None if persistence is None else bool(persistence),
+        mig=None if mig is None else bool(mig),
+        power_limit_mw=None if limit is None else round(limit),
+        max_sm_mhz=None if highest is None else int(highest),
     )
 
 
@@ -171,7 +159,7 @@ class ClockSampler:
     def __init__(self, device: torch.device, *, lap: bool = False) -> None:
         self._device = device
         self._lap = lap
-        self._gpu: _Gpu | None = None if device.type != "cuda" else open_gpu(gpu_uuid(device))
+        self._gpu: Ask | None = None if device.type != "cuda" else open_gpu(gpu_uuid(device))
         self._readings: list[Clocks] = []
         self._energy_mj: list[int | None] = []
         self._stop = threading.Event()
@@ -180,7 +168,7 @@ class ClockSampler:
     def __enter__(self) -> Self:
         if self._gpu is not None:
             if not self._lap:
-                self._energy_mj.append(self._gpu.energy_mj())
+                self._energy_mj.append(self._gpu("TotalEnergyConsumption"))
             self._thread = threading.Thread(target=self._run, args=(self._gpu,), name="strobe-clocks", daemon=True)
             self._thread.start()
         return self
@@ -190,9 +178,9 @@ class ClockSampler:
         if self._thread is not None:
             self._thread.join()
         if self._gpu is not None and not self._lap:
-            self._energy_mj.append(self._gpu.energy_mj())
+            self._energy_mj.append(self._gpu("TotalEnergyConsumption"))
         elif self._gpu is not None and not self._readings:
-            self._readings.append(self._gpu.read())
+            self._readings.append(_reading(self._gpu))
 
     def sampled(self) -> Clocks | None:
         """Return the clocks over the clip; None if there were no readings (a short clip, or no NVML)."""
@@ -204,9 +192,9 @@ class ClockSampler:
         began, ended = self._energy_mj or (None, None)
         return found if began is None or ended is None else replace(found, energy_mj=ended - began)
 
-    def _run(self, gpu: _Gpu) -> None:
+    def _run(self, gpu: Ask) -> None:
         while not self._stop.wait(LAP_S if self._lap else PERIOD_S):
-            self._readings.append(gpu.read())
+            self._readings.append(_reading(gpu))
 
 
 def cool_down(device: torch.device) -> bool:
@@ -220,7 +208,6 @@ def cool_down(device: torch.device) -> bool:
 
 
 def _host() -> Clocks:
-    """Return the clock, governor and load of the CPU."""
     cpu_mhz = record.cpu_mhz()
     source = "none" if cpu_mhz is None else "kernel"
     return Clocks(source=source, cpu_mhz=cpu_mhz, governor=record.cpu_governor(), load=record.load_average())

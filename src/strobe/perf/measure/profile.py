@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from strobe.core.device import synchronize
 from strobe.core.errors import ConfigError
 from strobe.core.files import not_written, writing_whole
 from strobe.core.spans import FRAME_BLOCK, PIECES, TRACEABLE, check_regions, recording
@@ -171,7 +172,6 @@ def trace_clip(clip: Callable[[], None], *, device: torch.device, path: Path, wa
     Raises:
         StrobeError: the trace cannot be written.
     """
-    import torch
     from torch._C._autograd import _disable_profiler, _enable_profiler, _prepare_profiler
     from torch._C._profiler import ProfilerConfig, ProfilerState, RecordScope, _ExperimentalConfig
     from torch.profiler import ProfilerActivity
@@ -188,18 +188,14 @@ def trace_clip(clip: Callable[[], None], *, device: torch.device, path: Path, wa
         experimental_config=_ExperimentalConfig(profile_all_threads=True),
     )
 
-    def settle() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
     with recording(_Regions(TRACEABLE)):
         _prepare_profiler(config, activities)
         warm_up()
-        settle()
+        synchronize(device)
         _enable_profiler(config, activities, {RecordScope.USER_SCOPE})  # type: ignore[call-arg]  # its stub lacks scopes
         try:
             clip()
-            settle()
+            synchronize(device)
         finally:
             result = _disable_profiler()
     _export(result.save, path, slim=True)
@@ -267,7 +263,6 @@ def _removed(*files: Path) -> int:
 
 
 def _is_whole(plain: Path) -> bool:
-    """Return whether the profiler wrote the trace to its end."""
     if not plain.exists():
         return False
     with plain.open("rb") as file:

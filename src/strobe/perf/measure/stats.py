@@ -151,7 +151,6 @@ def proven(op: Operator, bound: float, ratio: float, interval: Interval | None, 
 
 
 def _real(ratio: float, delta_ns: float | None) -> bool:
-    """Return whether a difference exceeds both `FLOOR` and `FLOOR_NS`."""
     return abs(math.log(ratio)) > math.log1p(FLOOR) and (delta_ns is None or abs(delta_ns) > FLOOR_NS)
 
 

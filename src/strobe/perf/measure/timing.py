@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Self
 
 from strobe.core import spans
@@ -149,6 +150,7 @@ _NULL: Final[AbstractContextManager[None]] = nullcontext()
 _PROBES: Final = 201
 
 
+@dataclass(slots=True, eq=False)
 class TimedRegion:
     """One region, a context manager that times it; `keep`: otherwise it is only added up.
 
@@ -157,23 +159,19 @@ class TimedRegion:
     start of the clip, and `value_ns` is its length, by `clock`.
     """
 
-    __slots__ = (
-        "block", "clock", "first", "index", "keep", "last", "name", "parent", "path", "recorder", "start_ns", "thread",
-        "value_ns",
-    )  # fmt: skip
-
-    def __init__(self, recorder: TimingRecorder, name: str, index: int | None, clock: Clock, *, keep: bool) -> None:
-        self.recorder = recorder
-        self.name = name
-        self.index = index
-        self.clock: Clock = clock
-        self.keep = keep
-        self.parent: int | None = None
-        self.thread = 0
-        self.block: int | None = None
-        self.path: tuple[str, ...] = ()
-        self.start_ns = 0
-        self.value_ns = 0
+    recorder: TimingRecorder
+    name: str
+    index: int | None
+    clock: Clock
+    keep: bool
+    parent: int | None = None
+    thread: int = 0
+    block: int | None = None
+    path: tuple[str, ...] = ()
+    start_ns: int = 0
+    value_ns: int = 0
+    first: torch.cuda.Event = field(init=False)
+    last: torch.cuda.Event = field(init=False)
 
     def __enter__(self) -> Self:
         self.recorder.enter(self)
@@ -232,7 +230,7 @@ class TimingRecorder:
                 self.synchronize()
             return _NULL
         clock: Clock = "cuda_event" if self._device.type == "cuda" and name != spans.E2E else "perf_counter"
-        return TimedRegion(self, name, index, clock, keep=alone)
+        return TimedRegion(self, name, index, clock, alone)
 
     def start_clip(self) -> None:
         """Discard earlier regions and set the clip's time zero."""

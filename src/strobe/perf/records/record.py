@@ -571,12 +571,6 @@ class Variant(Line, frozen=True, kw_only=True):
     cold_start_ns: A[
         int | None, said("cold start: time to open and make a short clip, minus time to make it again, ns; null: not measured")
     ] = None
-    arena_reserved_bytes: A[
-        int | None, said("bytes reserved by the session's memory pool on the GPU; null: no pool, or no open session")
-    ] = None
-    arena_used_bytes: A[
-        int | None, said("bytes of that pool used by tensors and recorded passes when this was written; null: no pool")
-    ] = None
     predicted_bytes: A[
         int | None, said("memory that one session was predicted to take on its device, bytes; null: not predicted")
     ] = None
@@ -660,7 +654,7 @@ class Memory(Line, frozen=True, kw_only=True):
     reserved_bytes: A[int | None, said("bytes torch's allocator reserves on the GPU; null on a CPU")] = None
 
 
-class Trace(Line, frozen=True, kw_only=True):
+class ClipTrace(Line, frozen=True, kw_only=True, tag="trace"):
     """A profiler trace of a traced clip, which is not among the timed clips."""
 
     variant: A[str, said("name of the variant")]
@@ -748,7 +742,7 @@ class End(Line, frozen=True, kw_only=True):
 
 
 Record = (
-    Header | AttentionCell | Surroundings | Variant | Links | Prediction | Span | Regions | Clip | Memory | Trace
+    Header | AttentionCell | Surroundings | Variant | Links | Prediction | Span | Regions | Clip | Memory | ClipTrace
     | LaunchedPasses | Video | Quality | Gate | Excluded | Server | Served | Viewer | Check | End
 )  # fmt: skip
 LINES: Final[tuple[type[Line], ...]] = get_args(Record)
@@ -817,7 +811,6 @@ def nvidia_smi(gpu: str, fields: tuple[str, ...]) -> tuple[str | None, ...]:
 
 
 def _output(command: list[str]) -> str | None:
-    """Return what a command prints, or None if it is absent, fails or hangs."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -29,6 +29,7 @@ from strobe.perf.records.record import (
     AttentionCell,
     Check,
     Clip,
+    ClipTrace,
     End,
     Excluded,
     Gate,
@@ -45,7 +46,6 @@ from strobe.perf.records.record import (
     Server,
     Span,
     Surroundings,
-    Trace,
     Variant,
     Video,
     Viewer,
@@ -214,7 +214,7 @@ _LISTED: Final = 8
 """Most line numbers that a damage sentence lists."""
 
 _TABLES: Final[dict[str, type[Record]]] = {
-    "spans": Span, "clips": Clip, "variants": Variant, "traces": Trace, "videos": Video, "quality": Quality, "gates": Gate,
+    "spans": Span, "clips": Clip, "variants": Variant, "traces": ClipTrace, "videos": Video, "quality": Quality, "gates": Gate,
     "excluded": Excluded, "memory": Memory, "predictions": Prediction, "served": Served, "viewers": Viewer, "checks": Check,
     "regions": Regions, "passes": LaunchedPasses,
 }  # fmt: skip
@@ -370,7 +370,7 @@ class RunRecords:
     variants: tuple[Variant, ...]
     spans: tuple[Span, ...]
     clips: tuple[Clip, ...]
-    traces: tuple[Trace, ...]
+    traces: tuple[ClipTrace, ...]
     videos: tuple[Video, ...]
     quality: tuple[Quality, ...]
     gates: tuple[Gate, ...]

@@ -33,8 +33,7 @@ from strobe.perf.analysis.runs.timeline import (
 )
 from strobe.perf.analysis.structure.captures import holds_captures, name_replays
 from strobe.perf.analysis.structure.window import choose_window
-from strobe.perf.records.record import LaunchedPasses, Variant, cpu_cores
-from strobe.perf.records.record import Trace as TraceRecord
+from strobe.perf.records.record import ClipTrace, LaunchedPasses, Variant, cpu_cores
 from strobe.perf.records.store import RunRecords, read_run
 from strobe.perf.trace import Trace, captures_of, find_traces, read_trace
 
@@ -53,7 +52,7 @@ class Profile:
         replays: how the kernels of its graphs were labelled; None: it ran no graphs.
     """
 
-    record: TraceRecord
+    record: ClipTrace
     trace: Trace
     timeline: Timeline
     partition: Partition
@@ -197,7 +196,7 @@ def damage_of(run: RunRecords) -> tuple[str, ...]:
 _CHANGED: Final = "is not the file that was recorded (its SHA-256 differs)"
 
 
-def _damaged(run: RunRecords, record: TraceRecord | LaunchedPasses) -> str | None:
+def _damaged(run: RunRecords, record: ClipTrace | LaunchedPasses) -> str | None:
     try:
         with file_inside(run.folder, record.path).open("rb") as file:
             same = hashlib.file_digest(file, "sha256").hexdigest() == record.sha256

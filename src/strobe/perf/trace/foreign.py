@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -116,7 +116,6 @@ class ForeignDecoder(Decoder):
         return (kind, msgspec.convert(_plain(event, args), shape_of(kind), strict=False)) if kind else None
 
     def _stream_of(self, pid: Number, tid: Number) -> tuple[int, Number] | None:
-        """Return device and stream of a thread with device work."""
         process, thread = self._processes.get(pid, ""), self._threads.get((pid, tid), "")
         if device := _JAX_DEVICE.match(process):
             stream = _JAX_STREAM.match(thread)
@@ -164,6 +163,7 @@ _GRAPHS: Final = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 _CALLS: Final = "CUPTI_ACTIVITY_KIND_RUNTIME"
 _RANGES: Final = "NVTX_EVENTS"
 _GPUS: Final = "TARGET_INFO_GPU"
+_EVENTS: Final = frozenset((_KERNELS, _COPIES, _SETS, _GRAPHS, _CALLS, _RANGES))
 _COPY_KINDS: Final = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "PtoP"}
 _WITH_END: Final = (59, 60, 70, 71)  # ranges pushed and popped, or started and ended
 _VERSION: Final = re.compile(r"_v\d+$")
@@ -174,102 +174,92 @@ CANNOT: Final = (
 )
 
 
-class NsightExport:
-    """One export, open for reading.
+Rows = Callable[[str, Sequence[str]], Iterator[Any]]
+"""Columns of a table of an export, row by row: `None` for those that its version does not write; nothing without the table."""
+
+
+@contextmanager
+def opened_export(path: Path) -> Iterator[Rows]:
+    """Open an export for reading.
 
     Raises:
-        TraceFormatError: it is no such export.
+        TraceFormatError: it is no such export, or damaged.
     """
-
-    def __init__(self, path: Path) -> None:
-        self._database = sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)
-        self._processes: dict[int, int] = {}
-        try:
-            tables = [name for (name,) in self._database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-            self._columns = {
-                table: {row[1] for row in self._database.execute(f'PRAGMA table_info("{table}")')}
-                for table in (_KERNELS, _COPIES, _SETS, _GRAPHS, _CALLS, _RANGES, _GPUS, "StringIds")
-                if table in tables
-            }
-            if not {_KERNELS, _COPIES, _SETS, _GRAPHS, _CALLS, _RANGES} & self._columns.keys():
-                self._database.close()
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)) as database:
+            tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            if not _EVENTS.intersection(tables):
                 found = ", ".join(sorted(tables)[:8]) or "none"
                 raise TraceFormatError(
                     f"this SQLite file has no table of CUDA or NVTX events (tables: {found}); give an export of "
                     "Nsight Systems, as `nsys export --type sqlite` writes it"
                 )
-            self._texts: dict[Any, str] = dict(self._rows("StringIds", ("id", "value")))
-        except sqlite3.DatabaseError as error:
-            raise TraceFormatError(f"cannot read this SQLite file: {error}; export it again") from error
 
-    def metadata(self) -> Metadata:
-        """Return what the file says of its devices, as a chrome trace would."""
-        listed = [{"id": number, "name": name} for number, name in self._rows(_GPUS, ("id", "name"))]
-        return {"deviceProperties": msgspec.Raw(msgspec.json.encode(listed))}
+            def rows(table: str, columns: Sequence[str]) -> Iterator[Any]:
+                if table in tables:
+                    there = {row[1] for row in database.execute(f'PRAGMA table_info("{table}")')}
+                    chosen = ", ".join(f'"{column}"' if column in there else "NULL" for column in columns)
+                    yield from database.execute(f'SELECT {chosen} FROM "{table}"')
 
-    def batches(self) -> Iterator[Batch]:
-        """Yield the events.
+            yield rows
+    except sqlite3.DatabaseError as error:
+        raise TraceFormatError(f"cannot read this SQLite file: {error}; export it again") from error
 
-        Raises:
-            TraceFormatError: the file is damaged.
-        """
-        events = self._events()
-        with closing(self._database):
-            try:
-                while rows := list(islice(events, _ROWS)):
-                    batch = Batch()
-                    batch.events = len(rows)
-                    for group, event in rows:
-                        batch.of[group].append(event)
-                    yield batch
-            except sqlite3.DatabaseError as error:
-                raise TraceFormatError(f"cannot read this SQLite file: {error}; export it again") from error
 
-    def _events(self) -> Iterator[tuple[Group, Event]]:
-        place = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
-        grids = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
-        for *row, demangled, short, gx, gy, gz, bx, by, bz in self._rows(
-            _KERNELS, (*place, "demangledName", "shortName", *grids)
-        ):
-            name = self._texts.get(demangled, self._texts.get(short, "kernel"))
-            grid = _raw([gx, gy, gz]), _raw([bx, by, bz])
-            yield Group.KERNEL, self._on_device(row, name, grid=grid)
-        for *row, kind, size in self._rows(_COPIES, (*place, "copyKind", "bytes")):
-            yield Group.MEMCPY, self._on_device(row, f"Memcpy {_COPY_KINDS.get(kind, kind)}", size)
-        for *row, size in self._rows(_SETS, (*place, "bytes")):
-            yield Group.MEMSET, self._on_device(row, "Memset", size)
-        for *row, graph in self._rows(_GRAPHS, (*place, "graphId")):
-            yield Group.KERNEL, self._on_device(row, f"CUDA graph {graph}, recorded as a whole")
-        for start, end, thread, number, name in self._rows(_CALLS, ("start", "end", "globalTid", "correlationId", "nameId")):
-            called = _VERSION.sub("", self._texts.get(name, "call"))
-            args = LaunchArgs(correlation=self._correlation(thread, number))
-            yield Group.LAUNCH, event_of(Group.LAUNCH, **_timed(called, start, end), **_thread(thread), args=args)
-        columns = ("start", "end", "eventType", "globalTid", "text", "textId")
-        for start, end, kind, thread, text, number in self._rows(_RANGES, columns):
-            title: str = text or self._texts.get(number, "")
-            if end is not None and title and kind in _WITH_END:
-                yield Group.RANGE, Event(**_timed(title, start, end), **_thread(thread))
+def export_metadata(rows: Rows) -> Metadata:
+    """Return what an export says of its devices, as a chrome trace would."""
+    listed = [{"id": number, "name": name} for number, name in rows(_GPUS, ("id", "name"))]
+    return {"deviceProperties": msgspec.Raw(msgspec.json.encode(listed))}
 
-    def _on_device(self, row: list[Any], name: str, size: int | None = None, grid: tuple[msgspec.Raw, ...] = ()) -> Event:
+
+def export_batches(rows: Rows) -> Iterator[Batch]:
+    """Yield the events of an export."""
+    events = _export_events(rows)
+    while some := list(islice(events, _ROWS)):
+        batch = Batch()
+        batch.events = len(some)
+        for group, event in some:
+            batch.of[group].append(event)
+        yield batch
+
+
+def _export_events(rows: Rows) -> Iterator[tuple[Group, Event]]:
+    texts, processes = dict[Any, str](rows("StringIds", ("id", "value"))), dict[int, int]()
+
+    def correlation(owner: int | None, number: int | None) -> int | None:
+        """Return a number that no other process has; each counts its own calls from 1."""
+        if number is None:
+            return None
+        return number + (processes.setdefault(0 if owner is None else owner >> 24, len(processes)) << _PROCESS_BITS)
+
+    def on_device(row: list[Any], name: str, size: int | None = None, grid: tuple[msgspec.Raw, ...] = ()) -> Event:
         start, end, device, stream, number, process = row
-        args = DeviceArgs(device=device, stream=stream, correlation=self._correlation(process, number), bytes=size)
+        args = DeviceArgs(device=device, stream=stream, correlation=correlation(process, number), bytes=size)
         if grid:
             args.grid, args.block = grid
         found: Event = event_of(Group.KERNEL, **_timed(name, start, end), pid=device, tid=stream, args=args)
         return found
 
-    def _correlation(self, owner: int | None, number: int | None) -> int | None:
-        """Return a number that no other process has; each counts its own calls from 1."""
-        if number is None:
-            return None
-        process = 0 if owner is None else owner >> 24
-        return number + (self._processes.setdefault(process, len(self._processes)) << _PROCESS_BITS)
-
-    def _rows(self, table: str, columns: Iterable[str]) -> Iterator[Any]:
-        """Yield some columns of a table, `None` for those that this version of the program does not write; nothing without it."""
-        if table in self._columns:
-            chosen = ", ".join(f'"{column}"' if column in self._columns[table] else "NULL" for column in columns)
-            yield from self._database.execute(f'SELECT {chosen} FROM "{table}"')
+    place = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
+    grids = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
+    for *row, demangled, short, gx, gy, gz, bx, by, bz in rows(_KERNELS, (*place, "demangledName", "shortName", *grids)):
+        name = texts.get(demangled, texts.get(short, "kernel"))
+        yield Group.KERNEL, on_device(row, name, grid=(_raw([gx, gy, gz]), _raw([bx, by, bz])))
+    for *row, kind, size in rows(_COPIES, (*place, "copyKind", "bytes")):
+        yield Group.MEMCPY, on_device(row, f"Memcpy {_COPY_KINDS.get(kind, kind)}", size)
+    for *row, size in rows(_SETS, (*place, "bytes")):
+        yield Group.MEMSET, on_device(row, "Memset", size)
+    for *row, graph in rows(_GRAPHS, (*place, "graphId")):
+        yield Group.KERNEL, on_device(row, f"CUDA graph {graph}, recorded as a whole")
+    for start, end, thread, number, name in rows(_CALLS, ("start", "end", "globalTid", "correlationId", "nameId")):
+        called = _VERSION.sub("", texts.get(name, "call"))
+        args = LaunchArgs(correlation=correlation(thread, number))
+        yield Group.LAUNCH, event_of(Group.LAUNCH, **_timed(called, start, end), **_thread(thread), args=args)
+    columns = ("start", "end", "eventType", "globalTid", "text", "textId")
+    for start, end, kind, thread, text, number in rows(_RANGES, columns):
+        title: str = text or texts.get(number, "")
+        if end is not None and title and kind in _WITH_END:
+            yield Group.RANGE, Event(**_timed(title, start, end), **_thread(thread))
 
 
 def _timed(name: str, start: int, end: int) -> dict[str, Any]:

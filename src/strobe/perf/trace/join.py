@@ -43,7 +43,7 @@ from strobe.perf.trace.events import (
     OperatorInputs,
     Trace,
 )
-from strobe.perf.trace.tables import NOTHING, DeviceTable, HostTable, LaunchTable, OperatorSizes, OperatorTable, Threads
+from strobe.perf.trace.tables import NOTHING, DeviceTable, HostTable, InputTable, LaunchTable, OperatorTable, Threads
 
 _LAUNCH: Final = re.compile(r"launch|memcpy|memset", re.IGNORECASE)
 _CAPTURE: Final = re.compile(r"launch(?!hostfunc)|memcpy|memset|stream(?:begin|end)capture", re.IGNORECASE)
@@ -63,7 +63,7 @@ def host_events(table: HostTable, threads: Threads, *, once: bool = False) -> Ho
 
 
 def join(
-    path: Path, devices: DeviceTable, launches: LaunchTable, sizes: OperatorSizes, threads: Threads
+    path: Path, devices: DeviceTable, launches: LaunchTable, sizes: InputTable, threads: Threads
 ) -> tuple[Trace, array[int], bool]:
     """Freeze the device events, in order of start; the tables are empty then.
 
@@ -79,7 +79,7 @@ def join(
     work, start, duration = devices.work.release(), devices.start.release(), devices.duration.release()
     correlation, operator = devices.correlation.release(), devices.operator.release()
     order = time_order(view(start), view(duration), (view(correlation),), (view(work), ranks(works)))
-    collectives, module_paths = _moved(devices.collectives.by_event(), order), _moved(devices.paths, order)
+    collectives, module_paths = _moved(devices.collectives(), order), _moved(devices.paths, order)
     start = taken(start, order)
     duration = taken(duration, order)
     correlation = taken(correlation, order)
@@ -289,7 +289,7 @@ def _ordinals(host: Integers, num_hosts: int) -> array[int]:
 
 
 def _by_inputs(
-    sizes: OperatorSizes, events: tuple[Integers, ...], shape: Integers, number_of: Sequence[int]
+    sizes: InputTable, events: tuple[Integers, ...], shape: Integers, number_of: Sequence[int]
 ) -> Iterator[tuple[OperatorInputs, int]]:
     """Call the shapes of events after the inputs of their operator; yield inputs of known cost with the time of their events.
 

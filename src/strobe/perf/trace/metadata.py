@@ -133,7 +133,6 @@ def _value(metadata: Metadata, key: str) -> Any:
 
 
 def _count(value: object) -> int | None:
-    """Parse a natural number, written as such or as text."""
     if isinstance(value, bool) or not isinstance(value, int | str) or not _NUMBER.fullmatch(str(value)):
         return None
     return int(value) if int(value) < LIMIT else None

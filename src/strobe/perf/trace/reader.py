@@ -13,21 +13,32 @@ from strobe.core.errors import DataError, TraceFormatError
 from strobe.core.printable import first_of
 from strobe.perf.trace import metadata
 from strobe.perf.trace.chunks import EventCutter
-from strobe.perf.trace.columns import nanoseconds
+from strobe.perf.trace.columns import nanoseconds, view
 from strobe.perf.trace.events import DeviceEvents, HostEvent, HostEvents, ReadCounts, Region, Trace
-from strobe.perf.trace.foreign import CANNOT, MAGIC, REPORTS, ForeignDecoder, NsightExport, profiler_of
+from strobe.perf.trace.foreign import (
+    CANNOT,
+    MAGIC,
+    REPORTS,
+    ForeignDecoder,
+    export_batches,
+    export_metadata,
+    opened_export,
+    profiler_of,
+)
 from strobe.perf.trace.join import freeze_operators, host_events, join
 from strobe.perf.trace.schema import Batch, Buffer, Decoder, Group, NameOf, names_of
 from strobe.perf.trace.tables import (
     LONG_CALL_NS,
     DeviceTable,
     HostTable,
+    InputTable,
     LaunchTable,
-    MemoryTracks,
-    OperatorSizes,
+    MemoryColumns,
     OperatorTable,
     Times,
+    add_memory,
     launches_nothing,
+    memory_track,
     threads_of,
     times_of,
     waiting,
@@ -176,10 +187,10 @@ def _read(path: Path, contents: _Contents, progress: Report | None) -> Trace:
 
 
 def _read_export(path: Path, contents: _Contents) -> Trace:
-    export = NsightExport(path)
-    found = export.metadata()
-    for batch in export.batches():
-        contents.add(batch)
+    with opened_export(path) as rows:
+        found = export_metadata(rows)
+        for batch in export_batches(rows):
+            contents.add(batch)
     contents.cannot = CANNOT
     return contents.trace(path, found, ReadCounts(events=contents.events, lost=contents.lost, mended=contents.mended))
 
@@ -203,8 +214,8 @@ class _Contents:
         self._launches = LaunchTable(kernels=details)
         self._long_calls = HostTable(LONG_CALL_NS)
         self._devices = DeviceTable(linked=shapes or details)
-        self._sizes = OperatorSizes()
-        self._memory = MemoryTracks()
+        self._sizes = InputTable()
+        self._memory: MemoryColumns = {}
         self._overheads: list[HostEvent] = []
         self._window_end: int | None = None
 
@@ -240,7 +251,7 @@ class _Contents:
         ends = (overhead.start + overhead.duration).tolist()
         for event, start, end in zip(overhead.events, overhead.start.tolist(), ends, strict=True):
             self._overheads.append(HostEvent(event.name, start, end, 0))
-        self.lost += self._memory.add(batch.of[Group.MEMORY])
+        self.lost += add_memory(self._memory, batch.of[Group.MEMORY])
         for event in batch.of[Group.WINDOW_END]:
             try:
                 self._window_end = max(nanoseconds(bytes(event.ts)), self._window_end or 0)
@@ -257,7 +268,7 @@ class _Contents:
         compiled = []
         for operator in operators:
             if operator.name == _COMM_OPERATOR and operator.args is not None:
-                self._devices.collectives.add_operator(operator.args)
+                self._devices.add_operator(operator.args)
             elif operator.name.startswith(_COMPILED):
                 compiled.append(operator)
         if self._keep_sizes:
@@ -297,7 +308,7 @@ class _Contents:
             details=details,
             waits=host_events(self._waits, threads, once=once),
             long_calls=host_events(self._long_calls, threads, once=once),
-            memory=self._memory.tracks(),
+            memory=tuple(memory_track(device, *map(view, each)) for device, each in sorted(self._memory.items())),
             overhead=_union((one.start_ns, one.end_ns) for one in self._overheads),
             overheads=HostEvents.from_rows(sorted(self._overheads, key=lambda one: (one.start_ns, -one.end_ns, one.name))),
             window_end_ns=self._window_end,

@@ -118,7 +118,6 @@ class AnyEvent(Event, gc=False):
 
 
 def _with(args: type[msgspec.Struct]) -> type[Event]:
-    """Return the type of events with such arguments."""
     fields = [("args", args | None, None)]
     return cast("type[Event]", msgspec.defstruct(f"_{args.__name__}", fields, bases=(Event,), gc=False))
 

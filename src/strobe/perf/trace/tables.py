@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections import defaultdict
 from collections.abc import Container, Hashable, Iterable, Sequence
 from functools import lru_cache
 from itertools import compress
@@ -13,7 +12,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import msgspec
 import numpy as np
 
-from strobe.perf.trace.columns import LIMIT, Flags, GrowingColumn, Integers, column_ns, different, view
+from strobe.perf.trace.columns import LIMIT, Flags, GrowingColumn, Integers, column_ns, different
 from strobe.perf.trace.events import DEVICE_KINDS, OF_KERNEL, CollectiveKind, MemoryTrack, OperatorInputs
 from strobe.perf.trace.schema import MEMORY_NAME, UNREADABLE, CommArgs, DeviceArgs, Group, MemoryArgs, Number, OpArgs
 
@@ -134,17 +133,25 @@ def threads_of(tables: Iterable[HostTable]) -> Threads:
 
 
 class InputTable:
-    """Distinct inputs of operators, numbered as they come.
+    """Distinct inputs of operators, numbered as they come, and those of some operators: 8 bytes for each.
 
     Args:
         priced: operators whose numbers and flags are kept, besides sizes and types.
         typed: keep the sizes and types of all others too, and not their sizes as text alone.
     """
 
-    def __init__(self, priced: Container[str], *, typed: bool) -> None:
+    def __init__(self, priced: Container[str] = COSTED, *, typed: bool = False) -> None:
         self.distinct: dict[OperatorInputs, int] = {}
+        self.operator, self.text = GrowingColumn(), GrowingColumn()
         self._priced, self._typed = priced, typed
         self._known: dict[tuple[str | bytes, ...], int] = {}
+
+    def add(self, events: Sequence[Any]) -> None:
+        """Keep the inputs of operators that have sizes."""
+        numbers = [(operator_of(event.args), self.number_of(event)) for event in events if event.args is not None]
+        kept = [pair for pair in numbers if min(pair) >= 0]
+        self.operator.extend([operator for operator, _ in kept])
+        self.text.extend([text for _, text in kept])
 
     def number_of(self, event: Any) -> int:
         """Return the number of an operator's inputs, or -1 where none were recorded."""
@@ -171,21 +178,6 @@ class InputTable:
         if not priced:
             return OperatorInputs(text, "", _shapes(sizes), types)
         return OperatorInputs(text, event.name, _shapes(sizes), types, texts_of(event.args.values))
-
-
-class OperatorSizes(InputTable):
-    """The inputs of host operators: 8 bytes for each operator that has sizes; each distinct thing is stored once."""
-
-    def __init__(self) -> None:
-        super().__init__(COSTED, typed=False)
-        self.operator, self.text = GrowingColumn(), GrowingColumn()
-
-    def add(self, events: Sequence[Any]) -> None:
-        """Keep the sizes of operators."""
-        numbers = [(operator_of(event.args), self.number_of(event)) for event in events if event.args is not None]
-        kept = [pair for pair in numbers if min(pair) >= 0]
-        self.operator.extend([operator for operator, _ in kept])
-        self.text.extend([text for _, text in kept])
 
 
 def _shapes(sizes: bytes) -> tuple[tuple[int, ...], ...]:
@@ -262,40 +254,6 @@ _NO_ARGS: Final = DeviceArgs()
 _COMMUNICATES: Final = 1
 
 
-class Collectives:
-    """Descriptions of collectives by communication kernels and their operators; each distinct one is stored once."""
-
-    def __init__(self) -> None:
-        self._kinds: dict[CollectiveKind, CollectiveKind] = {}
-        self.of_event: dict[int, tuple[CollectiveKind | None, int, int]] = {}
-        self.of_operator: dict[int, tuple[CollectiveKind | None, int]] = {}
-
-    def add(self, event: int, args: CommArgs) -> None:
-        """Keep what the device event with this number says, and the number of its operator."""
-        self.of_event[event] = (*self._read(args), operator_of(args))
-
-    def add_operator(self, args: CommArgs) -> None:
-        """Keep what a host operator says of the collective that it starts."""
-        if (number := operator_of(args)) >= 0:
-            self.of_operator[number] = self._read(args)
-
-    def _read(self, args: CommArgs) -> tuple[CollectiveKind | None, int]:
-        """Return what is said, if anything, and the number in the sequence, or -1."""
-        texts = (args.collective, args.group, args.ranks, args.dtype)
-        name, group, listed, dtype = ("" if text is None else str(text) for text in texts)
-        ranks = tuple(map(int, _NUMBER.findall(listed)))
-        said = CollectiveKind(name, group, ranks, integer(args.in_elements), integer(args.out_elements), dtype)
-        return (self._kinds.setdefault(said, said) if name else None), integer(args.sequence)
-
-    def by_event(self) -> dict[int, tuple[CollectiveKind, int]]:
-        """Return each collective and its number in the sequence; what a kernel does not say is its operator's word."""
-        found = {}
-        for event, (kind, sequence, operator) in self.of_event.items():
-            other, other_sequence = self.of_operator.get(operator, (None, NOTHING))
-            found[event] = (kind or other or CollectiveKind(), other_sequence if sequence < 0 else sequence)
-        return found
-
-
 class EventKind(NamedTuple):
     """Properties shared by device events of one kind."""
 
@@ -313,19 +271,21 @@ class DeviceTable:
         self.works: dict[EventKind, int] = {}
         self.start = GrowingColumn("q")
         self.work, self.duration, self.correlation, self.operator = (GrowingColumn() for _ in range(4))
-        self.collectives = Collectives()
         self.paths: dict[int, str] = {}
         self._texts: dict[str, str] = {}
         self._linked = linked
         self._known: dict[Group, dict[tuple[Hashable, ...], int]] = {group: {} for group in _KINDS}
         self._odd_streams: dict[int, int] = {}
+        self._kinds: dict[CollectiveKind, CollectiveKind] = {}
+        self._of_event: dict[int, tuple[CollectiveKind | None, int, int]] = {}
+        self._of_operator: dict[int, tuple[CollectiveKind | None, int]] = {}
 
     def add(self, group: Group, times: Times) -> None:
         """Keep events of one group."""
         first, all_args = len(self.work), [event.args or _NO_ARGS for event in times.events]
         works = self._works(group, times.events, all_args)
         for row in np.flatnonzero(works & _COMMUNICATES).tolist():
-            self.collectives.add(first + row, all_args[row])
+            self._of_event[first + row] = (*self._said(all_args[row]), operator_of(all_args[row]))
         paths = [args.module_path or args.mark or args.label or args.annotation for args in all_args]
         if paths.count(None) < len(paths):
             texts = {first + row: str(path) for row, path in enumerate(paths) if path is not None}
@@ -338,6 +298,27 @@ class DeviceTable:
         self.correlation.extend(correlation)
         if self._linked:
             self.operator.extend([operator_of(args) for args in all_args])
+
+    def add_operator(self, args: CommArgs) -> None:
+        """Keep what a host operator says of the collective that it starts."""
+        if (number := operator_of(args)) >= 0:
+            self._of_operator[number] = self._said(args)
+
+    def _said(self, args: CommArgs) -> tuple[CollectiveKind | None, int]:
+        """Return what is said of a collective, if anything, and its number in the sequence, or -1."""
+        texts = (args.collective, args.group, args.ranks, args.dtype)
+        name, group, listed, dtype = ("" if text is None else str(text) for text in texts)
+        ranks = tuple(map(int, _NUMBER.findall(listed)))
+        said = CollectiveKind(name, group, ranks, integer(args.in_elements), integer(args.out_elements), dtype)
+        return (self._kinds.setdefault(said, said) if name else None), integer(args.sequence)
+
+    def collectives(self) -> dict[int, tuple[CollectiveKind, int]]:
+        """Return each collective and its number in the sequence; what a kernel does not say is its operator's word."""
+        found = {}
+        for event, (kind, sequence, operator) in self._of_event.items():
+            other, other_sequence = self._of_operator.get(operator, (None, NOTHING))
+            found[event] = (kind or other or CollectiveKind(), other_sequence if sequence < 0 else sequence)
+        return found
 
     def _works(self, group: Group, events: Sequence[Any], all_args: Sequence[DeviceArgs]) -> Integers:
         """Return twice the number of each event's kind of work, and 1 more if it is communication."""
@@ -371,7 +352,6 @@ class DeviceTable:
 
 
 def _launch_shape(args: DeviceArgs) -> str:
-    """Grid and block, or the size of a copy."""
     grid, block = (sizes_text(bytes(part), outer=False) for part in (args.grid, args.block))
     if grid:
         return f"grid {grid} block {block}" if block else f"grid {grid}"
@@ -384,32 +364,28 @@ _FIRST_STEP: Final = 10  # stretches of 1024 ns
 _DEVICE_TYPES: Final = {0: "cpu", 1: "cuda", 6: "hip", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia", 20: "privateuse1"}
 
 
-class MemoryTracks:
-    """Allocated and reserved memory of each device at each allocation or release: 24 bytes each."""
-
-    def __init__(self) -> None:
-        self._columns: dict[str, tuple[array[int], ...]] = defaultdict(lambda: tuple(array("q") for _ in range(3)))
-
-    def add(self, events: Sequence[Any]) -> int:
-        """Keep the values of allocations; return the number of those without a usable time."""
-        events = [event for event in events if event.name == MEMORY_NAME and event.args is not None]
-        times, bad = column_ns([event.ts for event in events])
-        for event, time, is_bad in zip(events, times.tolist(), bad.tolist(), strict=True):
-            values = time, integer(event.args.allocated), max(0, integer(event.args.reserved))
-            if not is_bad and values[1] >= 0:
-                for column, value in zip(self._columns[_device(event.args)], values, strict=True):
-                    column.append(value)
-        return int(bad.sum())
-
-    def tracks(self) -> tuple[MemoryTrack, ...]:
-        """Return one track per device, by name; it has the largest values of each stretch of time.
-
-        Stretches start at whole multiples of their length, a power of two with which there are not too many of them.
-        """
-        return tuple(_track(device, *map(view, found)) for device, found in sorted(self._columns.items()))
+MemoryColumns: TypeAlias = "dict[str, tuple[array[int], ...]]"
+"""Time, allocated and reserved memory at each allocation or release, by device: 24 bytes each."""
 
 
-def _track(device: str, time: Integers, allocated: Integers, reserved: Integers) -> MemoryTrack:
+def add_memory(columns: MemoryColumns, events: Sequence[Any]) -> int:
+    """Keep the values of allocations; return the number of those without a usable time."""
+    events = [event for event in events if event.name == MEMORY_NAME and event.args is not None]
+    times, bad = column_ns([event.ts for event in events])
+    for event, time, is_bad in zip(events, times.tolist(), bad.tolist(), strict=True):
+        values = time, integer(event.args.allocated), max(0, integer(event.args.reserved))
+        if not is_bad and values[1] >= 0:
+            own = columns.setdefault(_device(event.args), (array("q"), array("q"), array("q")))
+            for column, value in zip(own, values, strict=True):
+                column.append(value)
+    return int(bad.sum())
+
+
+def memory_track(device: str, time: Integers, allocated: Integers, reserved: Integers) -> MemoryTrack:
+    """Return the largest values of each stretch of time.
+
+    Stretches start at whole multiples of their length, a power of two with which there are not too many of them.
+    """
     step, order = _FIRST_STEP, np.argsort(time, kind="stable")
     while len(stretches := different(time >> step)) > MAX_STRETCHES:
         step += 1

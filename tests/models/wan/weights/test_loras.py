@@ -16,7 +16,7 @@ from peft.utils import get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from spellings import DIFFUSERS_LAYER, LINEARS, WAN, Tensors, lora_tensors, peft, write_longlive
+from spellings import DIFFUSERS_LAYER, LINEARS, WAN, Tensors, lora_tensors, pairs, write_longlive
 from strobe.core.errors import ConfigError, WeightsError
 from strobe.core.tolerances import tolerance
 from strobe.models.lora import Lora, LoraPair, attach, combined, merge
@@ -62,6 +62,13 @@ def flow(dit: CausalWan) -> Tensor:
     return out
 
 
+def spelling(name: str, layout: str) -> str:
+    """The name of a linear layer in a layout."""
+    number, linear = name.split(".", 2)[1:]
+    theirs = pairs(DIFFUSERS_LAYER)[f"{linear}.weight"].removesuffix(".weight")
+    return f"blocks.{number}.{theirs}" if layout == "diffusers" else name
+
+
 class TestReading:
     def test_longlive_beside_its_base(self, original: Tensors, tmp_path: Path) -> None:
         found = find_lora(write_longlive(tmp_path, original))
@@ -79,26 +86,12 @@ class TestReading:
     def test_other_spellings(self, original: Tensors, tmp_path: Path, halves: tuple[str, str], layout: str) -> None:
         spelled = {}
         for name, (down, up) in lora_tensors(original).items():
-            number, linear = name.split(".", 2)[1:]
-            there = f"transformer.blocks.{number}.{DIFFUSERS_LAYER[linear]}"
-            theirs = there if layout == "diffusers" else f"diffusion_model.{name}"
-            spelled |= {f"{theirs}.{halves[0]}.weight": down, f"{theirs}.{halves[1]}.weight": up}
-            spelled[f"{theirs}.alpha"] = torch.tensor(8.0)
+            home = f"{'transformer' if layout == 'diffusers' else 'diffusion_model'}.{spelling(name, layout)}"
+            spelled |= {f"{home}.{halves[0]}.weight": down, f"{home}.{halves[1]}.weight": up, f"{home}.alpha": torch.tensor(8.0)}
         save_file(spelled, tmp_path / "style.safetensors")
         lora = read_lora(tmp_path / "style.safetensors")
         assert lora.pairs.keys() == lora_tensors(original).keys()
         assert all(pair.scale == 2.0 for pair in lora.pairs.values())  # alpha 8 over rank 4
-
-    def test_what_is_refused(self, original: Tensors, tmp_path: Path) -> None:
-        file, tensors = tmp_path / "lora.safetensors", peft(lora_tensors(original))
-        with pytest.raises(WeightsError, match=r"lora.safetensors does not exist"):
-            read_lora(file)
-        save_file(original, file)
-        with pytest.raises(WeightsError, match="is no LoRA"):
-            read_lora(file)
-        save_file({name: tensor for name, tensor in tensors.items() if "1.ffn.2.lora_A" not in name}, file)
-        with pytest.raises(WeightsError, match=r"layer blocks.1.ffn.2 has no matching pair .* only up \[48, 4\]"):
-            read_lora(file)
 
 
 class TestMerging:
@@ -129,6 +122,9 @@ class TestMerging:
         wrong = Lora(name="style", weights_hash="", pairs={"blocks.0.ffn.2": narrow})
         with pytest.raises(WeightsError, match=r"blocks.0.ffn.2 is \[48, 128\], the LoRA's is \[48, 40\]; give one that"):
             attach(base, [wrong], base)
+        wrong = Lora(name="style", weights_hash="", pairs={}, diffs={"blocks.0.norm3.weight": torch.ones(3)})
+        with pytest.raises(WeightsError, match=r"1 of 1 layers differ; blocks.0.norm3.weight is \[48\], the LoRA's is \[3\]"):
+            merge(base, [wrong], base)
         assert flow(base).isfinite().all()
 
 
@@ -139,9 +135,7 @@ class TestOtherFormats:
     def test_kohya(self, original: Tensors, tmp_path: Path, layout: str) -> None:
         spelled = {}
         for name, (down, up) in lora_tensors(original).items():
-            number, linear = name.split(".", 2)[1:]
-            theirs = f"blocks.{number}.{DIFFUSERS_LAYER[linear]}" if layout == "diffusers" else name
-            home = "lora_unet_" + theirs.replace(".", "_")
+            home = "lora_unet_" + spelling(name, layout).replace(".", "_")
             spelled |= {f"{home}.lora_down.weight": down, f"{home}.lora_up.weight": up, f"{home}.alpha": torch.tensor(2.0)}
         for outside in ("head_head", "time_projection_1", "text_embedding_0"):
             home = f"lora_unet_{outside}.lora_"
@@ -181,20 +175,6 @@ class TestOtherFormats:
         torch.testing.assert_close(flow(beside), flow(merged), rtol=0, atol=ELEMENT)
         attach(beside, [], base)
         assert torch.equal(flow(beside), flow(base))
-
-    def test_what_is_refused(self, original: Tensors, base: CausalWan, tmp_path: Path) -> None:
-        file, short = tmp_path / "other.safetensors", {"blocks.0.norm3.diff": torch.ones(3)}
-        for tensors, words in (
-            ({"blocks.0.ffn.0.lora_C": torch.ones(4)}, "'blocks.0.ffn.0.lora_C' is none of lora_A"),
-            ({"diff": torch.ones(4)}, "'diff' is none"),
-            (short | {"lora_te_text_model.alpha": torch.ones(())}, "layer lora_te_text_model has no matching pair"),
-        ):
-            save_file(tensors, file)
-            with pytest.raises(WeightsError, match=words):
-                read_lora(file)
-        save_file(short, file)
-        with pytest.raises(WeightsError, match=r"1 of 1 layers differ; blocks.0.norm3.weight is \[48\], the LoRA's is \[3\]"):
-            merge(base, [read_lora(file)], base)
 
 
 class TestSeveral:
@@ -327,7 +307,14 @@ def test_tensors_say_it_themselves(alpha: Tensor, tmp_path: Path) -> None:
 
 
 CONFIG = {"peft_type": "LORA", "r": 2, "lora_alpha": 8}
-REFUSED: list[tuple[dict[str, Tensor], dict[str, Any] | None, str]] = [
+REFUSED: list[tuple[dict[str, Tensor], dict[str, Any] | str | None, str]] = [
+    ({"head.head.weight": torch.ones(4)}, None, "is no LoRA: 'head.head.weight' is none of lora_A"),
+    ({"blocks.0.ffn.0.lora_C": torch.ones(4)}, None, "'blocks.0.ffn.0.lora_C' is none of lora_A"),
+    ({"diff": torch.ones(4)}, None, "'diff' is none"),
+    ({"lora_te_text_model.alpha": torch.ones(())}, None, "layer lora_te_text_model has no matching pair"),
+    ({f"{Q}.lora_B.weight": torch.ones(24, 2)}, None, r"layer blocks.0.self_attn.q has no matching pair .* only up \[24, 2\]"),
+    (pair(), "{", "lora_adapter_metadata in its header is no JSON"),
+    (pair(), json.dumps({f"{part}.{key}": value for part in "ab" for key, value in CONFIG.items()}), "of a, b, and .* none"),
     (pair() | {f"{Q}.dora_scale": torch.ones(24, 1)}, None, r"is DoRA \('diffusion_model.*'\), a kind that is not supported"),
     ({f"{Q}.lora_magnitude_vector.style.weight": torch.ones(24)}, None, "is DoRA"),
     ({"lora_unet_blocks_0_self_attn_q.hada_w1_a": torch.ones(2, 2)}, None, "is LoHa"),
@@ -356,28 +343,16 @@ REFUSED: list[tuple[dict[str, Tensor], dict[str, Any] | None, str]] = [
 
 
 @pytest.mark.parametrize(("tensors", "config", "words"), REFUSED)
-def test_what_is_refused(tensors: dict[str, Tensor], config: dict[str, Any] | None, words: str, tmp_path: Path) -> None:
-    save_file(tensors, tmp_path / "style.safetensors")
-    if config is not None:
+def test_what_is_refused(tensors: dict[str, Tensor], config: dict[str, Any] | str | None, words: str, tmp_path: Path) -> None:
+    """A configuration is beside the file or, as text, in its header."""
+    file = tmp_path / "style.safetensors"
+    with pytest.raises(WeightsError, match=r"style.safetensors does not exist"):
+        read_lora(file)
+    save_file(tensors, file, metadata={"lora_adapter_metadata": config} if isinstance(config, str) else None)
+    if isinstance(config, dict):
         (tmp_path / "adapter_config.json").write_text(json.dumps(config))
     with pytest.raises(WeightsError, match=words):
-        read_lora(tmp_path / "style.safetensors")
-
-
-@pytest.mark.parametrize(
-    ("metadata", "words"),
-    [
-        ("{", "lora_adapter_metadata in its header is no JSON"),
-        (
-            json.dumps({f"{part}.{key}": value for part in "ab" for key, value in CONFIG.items()}),
-            "speaks of a, b, and .* none",
-        ),
-    ],
-)
-def test_headers_that_are_refused(metadata: str, words: str, tmp_path: Path) -> None:
-    save_file(pair(), tmp_path / "style.safetensors", metadata={"lora_adapter_metadata": metadata})
-    with pytest.raises(WeightsError, match=words):
-        read_lora(tmp_path / "style.safetensors")
+        read_lora(file)
 
 
 def test_each_transformer_has_the_settings_of_its_prefix(tmp_path: Path) -> None:

@@ -51,8 +51,6 @@ CHANGES_BASE: Final = ("pissa", "corda", "olora", "loftq", "lora_ga")
 
 
 class _Config(msgspec.Struct):
-    """What PEFT's configuration says of the strength."""
-
     r: int
     lora_alpha: float
     use_rslora: bool = False

@@ -56,8 +56,8 @@ def _clocks(clocks: Clocks) -> Cell:
     return Text(", ".join([*parts, *clocks.throttle]) + f" ({clocks.source})") if parts else Text("not readable here", "muted")
 
 
-def _bytes(value: int | None, missing: Cell = _UNKNOWN) -> Cell:
-    return missing if value is None else bytes_cell(value, "GiB", 1)
+def _bytes(value: int | None) -> Cell:
+    return _UNKNOWN if value is None else bytes_cell(value, "GiB", 1)
 
 
 def _or_none(value: object) -> Cell:
@@ -162,8 +162,6 @@ _SETTINGS: Final[tuple[tuple[str, Callable[[Variant], Cell]], ...]] = (
     ),  # as it was before
     ("LoRA", lambda variant: _or_none(variant.lora)),
     ("compile mode", lambda variant: _or_none(variant.compile_mode)),
-    ("memory pool, reserved", lambda variant: _bytes(variant.arena_reserved_bytes, _NONE)),
-    ("memory pool, in use", lambda variant: _bytes(variant.arena_used_bytes, _NONE)),
     ("tokens per frame block", lambda variant: _or_none(variant.tokens_per_block)),
     ("calls per clip", _calls),
 )
