@@ -26,7 +26,7 @@ endef
 
 export FIND_TORCH CHECK_TORCH
 
-.PHONY: setup demo serve test test-all hunt layouts faults junk transport mutants fuzz docs-check-full layers train-shapes lint type bench docs pictures lock clean test-gpu gpu-row
+.PHONY: setup demo serve test test-all hunt layouts faults junk transport mutants fuzz docs-check-full ready layers rooms train-shapes lint type bench docs pictures lock clean test-gpu gpu-row
 
 setup: $(READY)
 
@@ -114,10 +114,20 @@ fuzz: setup
 docs-check-full: setup
 	PYTHONPATH=tests/support $(BIN)/python tools/check_all.py
 
+# How soon a Wan model is ready to stream from its files, and the main memory that it takes: WEIGHTS names a folder for drawn ones.
+WEIGHTS ?= build/weights
+ready: setup
+	$(BIN)/python tools/measure_ready.py $(WEIGHTS)
+
 # Host time of a layer of diffusers, dense and sparse, compiled and not. KIND=cuda measures it on a GPU.
 KIND ?= cpu
 layers: setup
 	PYTHONPATH=tests/support $(BIN)/python tools/host_of_a_layer.py $(KIND)
+
+# Sizes of the house: lines, nouns, flags, words, tests, the tracked tree; OTHER names a second checkout to stand before it.
+OTHER ?=
+rooms: setup
+	$(BIN)/python tools/rooms.py $(OTHER) $(if $(OTHER),.)
 
 # The bundled model again, from random weights: at most 25 minutes on one H200; a second call goes on. SCALE=0.1 is a trial.
 OUT ?= build/shapes-weights

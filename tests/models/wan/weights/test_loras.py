@@ -16,7 +16,7 @@ from peft.utils import get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from spellings import DIFFUSERS_LAYER, LINEARS, WAN, Tensors, lora_tensors, pairs, write_longlive
+from spellings import DIFFUSERS_LAYER, LINEARS, WAN, Tensors, lora_tensors, write_longlive
 from strobe.core.errors import ConfigError, WeightsError
 from strobe.core.tolerances import tolerance
 from strobe.models.lora import Lora, LoraPair, attach, combined, merge
@@ -65,8 +65,7 @@ def flow(dit: CausalWan) -> Tensor:
 def spelling(name: str, layout: str) -> str:
     """The name of a linear layer in a layout."""
     number, linear = name.split(".", 2)[1:]
-    theirs = pairs(DIFFUSERS_LAYER)[f"{linear}.weight"].removesuffix(".weight")
-    return f"blocks.{number}.{theirs}" if layout == "diffusers" else name
+    return f"blocks.{number}.{DIFFUSERS_LAYER[linear]}" if layout == "diffusers" else name
 
 
 class TestReading:
