@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -176,6 +177,24 @@ def test_where_the_capture_names_nothing_streams_that_mix_are_not_joined(tmp_pat
     nodes = layers(streams=(7, 9))
     found, said = named(tmp_path, replay(nodes, 0), bs_8_rank0=capture(nodes, kernels=False))
     assert not any(found) and "these ran on several streams" in said
+
+
+@pytest.mark.parametrize("lost", [5, 8, 20])
+def test_a_kernel_that_is_missing_in_the_replay_shifts_no_name(lost: int, tmp_path: Path) -> None:
+    nodes = layers()
+    ran = [node for i, node in enumerate(nodes) if i != lost]
+    found, said = _graph_path(tmp_path, ran, nodes)
+    assert found == [node.path for node in ran] and "36 of 36 events" in said
+
+
+def test_a_layer_that_is_missing_leaves_no_layer_named_that_may_be_another(tmp_path: Path) -> None:
+    nodes = layers(12)
+    ran = [node for node in nodes if ".Layer_4." not in node.path]
+    found, _ = _graph_path(tmp_path, ran, nodes)
+    for name, node in zip(found, ran, strict=True):
+        truth = (node.path, re.sub(r"Layer_\d+", "Layer", node.path))
+        assert name and any(each == name or each.startswith(f"{name}.") for each in truth)
+    assert found.count("Model.Layer.Attention.flash::fwd") == 11
 
 
 def test_a_capture_of_another_graph_names_nothing_and_says_how_near_it_is(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from itertools import chain, islice, takewhile
 from typing import Final, NamedTuple, TypeAlias
 
@@ -24,6 +25,10 @@ from strobe.perf.analysis.device.launch import captured_calls, graph_calls
 from strobe.perf.analysis.structure.ranges import NOWHERE, Paths, base_of, nest, ranges_and_modules
 from strobe.perf.trace.events import DEVICE_KINDS, OF_KERNEL, Trace
 
+_LEAST: Final = 0.9
+"""Least share of a replay's kernels that stand in a capture, in order, for the two to be the same graph."""
+_LARGEST: Final = 36_000_000
+"""Most pairs of a kernel of a replay and one of a capture that are compared where the two differ."""
 _LEAST_TOLD: Final = 0.01
 """Least share of the device's time in graphs that is worth a word."""
 _UNKNOWN: Final = ""
@@ -82,7 +87,7 @@ def name_replays(trace: Trace, captures: Iterable[Trace] = ()) -> tuple[Trace, s
             break
         given += _captured(source, own=source is trace)
         found |= {key: match for key in keys - found.keys() if (match := _exact(key, given)) is not None}
-    found |= {key: (("",) * len(key[0]), (), _why_none(key, given)) for key in keys - found.keys()}
+    found |= {key: _nearest(key, given) for key in keys - found.keys()}
     paths = dict(trace.module_paths)
     for rows, key, bare in replays:
         for row, path in zip(rows.tolist(), found[key][0], strict=True) if bare else ():
@@ -239,20 +244,50 @@ def _run(order: Sequence[str], queue: Iterable[int], captured: Iterable[str]) ->
     return sum(takewhile(bool, same))
 
 
-def _why_none(key: _Key, given: Sequence[_Capture]) -> str:
-    """Return why no capture holds these kernels; of captures that name theirs, which is nearest."""
-    order, streams = key
+def _nearest(key: _Key, given: Sequence[_Capture]) -> _Match:
+    """Return the paths by the capture that holds most of the kernels; without one that holds enough, none and why."""
+    (order, streams), none = key, ("",) * len(key[0])
     told = [one for one in given if one.told and one.whole]
     if not given:
-        return "no trace of their capture was given, or lies in capture_traces/ beside the file"
+        return none, (), "no trace of their capture was given, or lies in capture_traces/ beside the file"
     if not told:
         several = len(set(streams)) > 1
         how = "these ran on several streams" if several else f"none has {len(order)} of the same kinds in that order"
-        return f"the captures do not name their kernels and {how}"
-    alike = [((Counter(order) & Counter(one.order)).total() / max(len(order), len(one.order)), -len(one.order)) for one in told]
-    (share, _), best = max(zip(alike, told, strict=True), key=lambda pair: pair[0])
+        return none, (), f"the captures do not name their kernels and {how}"
+    wanted = Counter(order)
+    best = max(told, key=lambda one: ((wanted & Counter(one.order)).total() / max(len(order), len(one.order)), -len(one.order)))
+    share = (wanted & Counter(best.order)).total() / max(len(order), len(best.order))
+    if share >= _LEAST and len(set(streams)) == 1 and len(order) * len(best.order) <= _LARGEST:
+        share, paths = _aligned(order, best)
+        if share >= _LEAST:
+            left = paths.count("")
+            return paths, (best.file,), f"{left} of {len(order)} have no certain place in {best.file}" if left else ""
     has = f"{best.file} is nearest, {100 * share:.0f} % alike"
-    return f"their graph of {len(order)} kernels is in no capture in this order ({has})"
+    return none, (), f"their graph of {len(order)} kernels is in no capture in this order ({has})"
+
+
+def _aligned(order: tuple[str, ...], one: _Capture) -> tuple[float, tuple[str, ...]]:
+    """Return the share of kernels that a replay and a capture have in the same order, and the path of each of the replay.
+
+    Every way to put most of them side by side is asked: a kernel that it can leave out gets no path, one that it can put in
+    several places what these have in common.
+    """
+    numbers = {text: number for number, text in enumerate(dict.fromkeys((*order, *one.order)))}
+    ran, captured = (np.array([numbers[text] for text in texts], np.int32) for texts in (order, one.order))
+    before = np.zeros((len(ran) + 1, len(captured) + 1), np.int16)
+    for row, number in enumerate(ran.tolist()):
+        np.maximum(before[row, 1:], before[row, :-1] + (captured == number), out=before[row + 1, 1:])
+        np.maximum.accumulate(before[row + 1], out=before[row + 1])
+    most, after = int(before[-1, -1]), np.zeros(len(captured) + 1, np.int16)
+    paths = [""] * len(ran)
+    for row in range(len(ran) - 1, -1, -1):
+        same = captured == ran[row]
+        if not (before[row] + after == most).any():
+            places = np.flatnonzero(same & (before[row, :-1] + after[1:] + 1 == most)).tolist()
+            paths[row] = reduce(_common, (one.paths[place] for place in places))
+        with_row = np.append(np.maximum(after[:-1], after[1:] + same), np.int16(0))
+        after = np.maximum.accumulate(with_row[::-1])[::-1]
+    return most / max(len(ran), len(captured)), tuple(paths)
 
 
 def _common(one: str, other: str) -> str:
