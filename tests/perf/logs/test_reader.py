@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from strobe.core.errors import DataError
 from strobe.perf.logs import read_log, resolve_units
-from strobe.perf.logs.patterns import Kind
+from strobe.perf.logs.patterns import Kind, load_patterns
 from strobe.perf.logs.reader import LONGEST
 from strobe.perf.logs.series import Log
 from strobe.perf.records.record import SCHEMA_VERSION, Clip, Span
@@ -293,3 +293,20 @@ def test_the_dump_of_a_request_is_read_whole(indent: int | None, tmp_path: Path)
     found = {(series.kind, series.name): [(sample.text, sample.label) for sample in series] for series in log.series}
     assert found["stage", "DenoisingStage"] == [("1530.15", "ms")] and found["e2e", "total"] == [("1623.5", "ms")]
     assert len(found["step", "denoising step"]) == 800
+
+
+@pytest.mark.parametrize(
+    ("line", "regex"),
+    [
+        ("step 3: forward pass 17 took (12.5 ms) x", r"'step \d+: forward pass \d+ took \({value}\s*{unit}'"),
+        ("rendered at 24.5 frames/s", r"'rendered at {rate}\s*frames/s'"),
+        ('{"event": "render", "duration_ms": 7.25}', "{value}"),
+    ],
+)
+def test_a_log_that_no_pattern_reads_gets_one_that_does(line: str, regex: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.log"
+    path.write_text(f"hello\n{line}\n")
+    said = read_log(path).content
+    assert f"line 2 reads {line!r}" in said and regex in said
+    (tmp_path / "own.toml").write_text(said.partition("with this takes: ")[2].removesuffix(" (--patterns FILE.toml)"))
+    assert len(read_log(path, load_patterns(tmp_path / "own.toml")).series) == 1

@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import re
+import tomllib
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -18,7 +19,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from strobe.core.errors import DataError
-from strobe.perf.logs.patterns import NUMBER, UNIT, Kind, Pattern, Patterns, load_patterns, read
+from strobe.perf.logs.patterns import NUMBER, UNIT, Kind, Pattern, Patterns, load_patterns, parse_patterns, read
 from strobe.perf.logs.series import MAX_EXAMPLES, MAX_TEXT, Example, LineCounts, Log, Sample, series_of
 from strobe.perf.records.record import SCHEMA_VERSION, Header, Record, Span
 from strobe.perf.records.store import RunRecords, number_of, read_run
@@ -169,6 +170,39 @@ def _rank_of(text: str, before: int, workers: _Workers) -> int | None:
     return workers.setdefault(key, sum(known[0] == role for known in workers))
 
 
+# A pattern proposed for a line with a time or a rate that no pattern reads, tried before it is shown.
+
+_SHOWN: Final = 120
+_TIME: Final = re.compile(rf"(?P<before>[^\n]*?[A-Za-z][^\n]{{0,80}}?[\s:=(\[]){NUMBER}(?P<gap>\s*){UNIT}")
+_RATE: Final = re.compile(rf"(?P<before>[^\n]*?[A-Za-z][^\n]{{0,80}}?[\s:=(\[]){NUMBER}(?P<gap>\s*)(?P<what>[a-z]{{2,12}})/s\b")
+_KEYED: Final = re.compile(rf"(?P<before>[^\n]*?\b[A-Za-z]\w{{0,60}}_(?P<unit>ns|us|ms|s|sec|seconds)\b[\"']?\s*[:=]\s*){NUMBER}")
+_KINDS: Final = {"step": "step", "attention": "attention", "kernel": "kernel"}
+
+
+def proposed(text: str) -> str:
+    """Return a line of a patterns file that reads the first time or rate in a line of a log; empty if there is none."""
+    for found, value, more in (
+        (_KEYED.match(text), "{value}", 'unit = "{unit}", '),
+        (_RATE.match(text), r"{rate}\s*WHAT/s", ""),
+        (_TIME.match(text), r"{value}\s*{unit}", ""),
+    ):
+        if not found:
+            continue
+        groups = found.groupdict()
+        before = groups["before"][-40:]
+        words = re.search(r"[A-Za-z].*", before)
+        before = words[0] if words else before
+        regex = re.sub(r"\d+", r"\\d+", re.escape(before).replace(r"\ ", " ")).replace("'", ".")
+        kind = next((kind for word, kind in _KINDS.items() if word in before.lower()), "stage")
+        value = value.replace("WHAT", groups.get("what") or "")
+        line = f"timing = {{ kind = \"{kind}\", {more.format(unit=groups.get('unit'))}regex = '{regex}{value}' }}"
+        (pattern,) = parse_patterns(tomllib.loads(line), "proposal")
+        match = pattern.regex.search(text)
+        if match and any(match[group] for group in ("value", "rate") if group in pattern.regex.groupindex):
+            return line
+    return ""
+
+
 # Reader of logs: each line matches a pattern, is ignored, or resembles a pattern without matching it.
 #
 # The file is streamed; what is kept grows with the values in it, not with its size.
@@ -258,6 +292,7 @@ class _Reader:
         self._pending: list[tuple[_Line, str]] = []  # lines that may go on in the next one, and what they resemble
         self._similar: dict[str, list[Example]] = {}
         self._workers: _Workers = {}
+        self._proposal = ""
         self._longest = self._long_lines = self._position = 0
         self._counts = {"lines": 0, "matched": 0, "ignored": 0, "similar": 0, "progress": 0, "joined": 0}
 
@@ -315,6 +350,7 @@ class _Reader:
             counts=LineCounts(**self._counts, mended=reading["mended"], cut=reading["cut"], truncated=bool(reading["truncated"])),
             similar=tuple(example for examples in self._similar.values() for example in examples),
             damage=damage,
+            proposal="" if self._series else self._proposal,
         )
 
     def _settle(self, keep: int = 0) -> None:
@@ -323,7 +359,12 @@ class _Reader:
             line, similar = self._pending.pop(0)
             self._counts["similar" if similar else "ignored"] += 1
             if not similar:
-                self._counts["progress"] += any(mark in line.text for mark in _PROGRESS)
+                progress = any(mark in line.text for mark in _PROGRESS)
+                self._counts["progress"] += progress
+                if not (progress or self._proposal or self._series) and (pattern := proposed(line.text)):
+                    text = line.text.strip()
+                    shown = repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
+                    self._proposal = f"line {line.number} reads {shown}, which a patterns file with this takes: {pattern}"
                 continue
             examples = self._similar.setdefault(similar, [])
             if len(examples) < MAX_EXAMPLES:

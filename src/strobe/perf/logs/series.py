@@ -148,6 +148,7 @@ class Log:
         series: in order of their first value.
         similar: the first lines of each pattern that look like it and do not match.
         damage: of our own records: what is damaged, and what is left out for it.
+        proposal: in a log without any value, a line with a time that no pattern reads, and a pattern that reads it.
     """
 
     path: Path
@@ -158,6 +159,7 @@ class Log:
     counts: LineCounts
     similar: tuple[Example, ...]
     damage: tuple[str, ...] = ()
+    proposal: str = ""
 
     def of(self, kind: Kind, name: str = "") -> tuple[Series, ...]:
         """Return the series of a kind whose name matches a regular expression, in any case.
@@ -176,6 +178,8 @@ class Log:
         if not has and self.size_bytes > _LONGEST * max(self.counts.lines, 1):
             return "its lines are too long for a text log; strobe trace reads a profiler's trace"
         has = has or f"no timing in its lines ({self.counts.lines:,})"
+        if self.proposal:
+            return f"it has {has}{similar}; {self.proposal} (--patterns FILE.toml)"
         return f"it has {has}{similar}; a patterns file (--patterns) adds others"
 
 
