@@ -301,94 +301,88 @@ class QueueRow(OnDevice, frozen=True, kw_only=True):
     unlinked_events: A[int, term("number of events that are not counted, as their launch is not known", "unlinked", count_cell)]
 
 
-class Queue:
-    """Queue of one stream, or of a whole device: 4 bytes for each event of the device.
-
-    Args:
-        stream: the queue of this stream; `None` for all streams of the device together.
-
-    Attributes:
-        row: what tables show of it; an event that starts with its call or before it never waits, and the sum of the waits is also
-            the length added up over time.
-    """
-
-    def __init__(self, view: DeviceView, stream: int | None) -> None:
-        self._view, self._stream = view, stream
-        self._calls = np.asarray(view.trace.device_events.hosts.start_ns)
-        unlinked = waited_ns = self._queued = 0
-        hosts = np.empty(len(view.work), np.int32)
-        for _, part in view.work.parts():
-            host, left, right = self._waited(part)
-            hosts[self._queued : self._queued + len(host)] = host
-            self._queued += len(host)
-            waited_ns += int((right - left).sum())
-            inside = (part.host < 0) & (part.start < view.end_ns) & (part.end > view.begin_ns)
-            unlinked += int(inside.sum() if stream is None else (inside & (part.stream == stream)).sum())
-        hosts = hosts[: self._queued]
-        hosts.sort()  # calls that were read are in order of start
-        if (np.diff(self._calls) < 0).any():
-            hosts = hosts[np.argsort(self._calls[hosts], kind="stable")]
-        spent: dict[int, int] = defaultdict(int)
-        for moments, stop, lengths in self._stretches(hosts):
-            took = np.diff(np.append(moments, stop))
-            some, which = np.unique(lengths, return_inverse=True)
-            for length, ns in zip(some.tolist(), totals(took, which, len(some)).tolist(), strict=True):
-                spent[length] += ns
-        there = sorted((length, ns) for length, ns in spent.items() if ns)
-        self.row = QueueRow(
-            **view.where,
-            stream=stream,
-            longest=there[-1][0] if there else 0,
-            median=_median(there),
-            mean=waited_ns / view.span_ns if view.span_ns else 0.0,
-            empty_ns=spent[0],
-            span_ns=view.span_ns,
-            queued_events=self._queued,
-            waited_ns=waited_ns,
-            wait_ns=waited_ns / self._queued if self._queued else None,
-            unlinked_events=unlinked,
-        )
-
-    def _waited(self, part: EventView) -> tuple[NDArray[np.int32], Ints, Ints]:
-        """Select the events that waited in the window; return their calls and the start and end of each wait."""
-        known = part.host >= 0 if self._stream is None else (part.host >= 0) & (part.stream == self._stream)
-        host = part.host[known]
-        left, right = self._called(host), np.minimum(part.start[known], self._view.end_ns)
-        waited = left < right
-        return host[waited], left[waited], right[waited]
-
-    def _called(self, host: NDArray[np.int32]) -> Ints:
-        called: Ints = np.maximum(self._calls[host], self._view.begin_ns)
-        return called
-
-    def _stretches(self, hosts: NDArray[np.int32]) -> Iterator[tuple[Ints, int, Ints]]:
-        """Yield the moments at which the queue changes, in parts, the end of the last one, and the length from each on."""
-        now, length, i, none = self._view.begin_ns, 0, 0, np.empty(0, np.int64)
-        ends = (self._waited(part)[2] for _, part in self._view.work.parts())
-        following = filter(len, ends)
-        started = next(following, none)
-        while i < self._queued or len(started):
-            called = self._called(hosts[i : i + columns.BLOCK])
-            limits = [int(called[-1])] if i + len(called) < self._queued else []
-            limits += [int(started[-1])] if len(started) else []  # others may follow either
-            stop = min(limits) if limits else int(called[-1])
-            more = int(np.searchsorted(called, stop, "right")), int(np.searchsorted(started, stop, "right"))
-            moments = np.concatenate((np.array([now]), called[: more[0]], started[: more[1]]))
-            change = np.repeat(np.array([0, 1, -1]), (1, *more))
-            order = np.argsort(moments, kind="stable")
-            lengths = length + np.cumsum(change[order])
-            yield moments[order], stop, lengths
-            now, length, i, started = stop, int(lengths[-1]), i + more[0], started[more[1] :]
-            if not len(started):
-                started = next(following, none)
-        yield np.array([now]), self._view.end_ns, np.array([length])
-
-
-def queues(view: DeviceView) -> tuple[Queue, ...]:
+def queues(view: DeviceView) -> tuple[QueueRow, ...]:
     """Return the queue of a device and, if it has several streams, of each stream by number."""
     streams = np.unique(view.work.stream).tolist()
     chosen: list[int | None] = [None, *streams] if len(streams) > 1 else [None]
-    return tuple(Queue(view, stream) for stream in chosen)
+    return tuple(_queue(view, stream) for stream in chosen)
+
+
+def _queue(view: DeviceView, stream: int | None) -> QueueRow:
+    """Measure the queue of one stream, or of all together: 4 bytes for each event of the device.
+
+    An event that starts with its call or before it never waits, and the sum of the waits is also the length added up over time.
+    """
+    unlinked = waited_ns = queued = 0
+    hosts = np.empty(len(view.work), np.int32)
+    for _, part in view.work.parts():
+        host, left, right = _waited(view, stream, part)
+        hosts[queued : queued + len(host)] = host
+        queued += len(host)
+        waited_ns += int((right - left).sum())
+        inside = (part.host < 0) & (part.start < view.end_ns) & (part.end > view.begin_ns)
+        unlinked += int(inside.sum() if stream is None else (inside & (part.stream == stream)).sum())
+    hosts = hosts[:queued]
+    hosts.sort()  # calls that were read are in order of start
+    calls = np.asarray(view.trace.device_events.hosts.start_ns)
+    if (np.diff(calls) < 0).any():
+        hosts = hosts[np.argsort(calls[hosts], kind="stable")]
+    spent: dict[int, int] = defaultdict(int)
+    for took, lengths in _lengths(view, stream, hosts):
+        some, which = np.unique(lengths, return_inverse=True)
+        for length, ns in zip(some.tolist(), totals(took, which, len(some)).tolist(), strict=True):
+            spent[length] += ns
+    there = sorted((length, ns) for length, ns in spent.items() if ns)
+    return QueueRow(
+        **view.where,
+        stream=stream,
+        longest=there[-1][0] if there else 0,
+        median=_median(there),
+        mean=waited_ns / view.span_ns if view.span_ns else 0.0,
+        empty_ns=spent[0],
+        span_ns=view.span_ns,
+        queued_events=queued,
+        waited_ns=waited_ns,
+        wait_ns=waited_ns / queued if queued else None,
+        unlinked_events=unlinked,
+    )
+
+
+def _waited(view: DeviceView, stream: int | None, part: EventView) -> tuple[NDArray[np.int32], Ints, Ints]:
+    """Select the events that waited in the window; return their calls and the start and end of each wait."""
+    known = part.host >= 0 if stream is None else (part.host >= 0) & (part.stream == stream)
+    host = part.host[known]
+    left, right = _called(view, host), np.minimum(part.start[known], view.end_ns)
+    waited = left < right
+    return host[waited], left[waited], right[waited]
+
+
+def _called(view: DeviceView, host: NDArray[np.int32]) -> Ints:
+    called: Ints = np.maximum(np.asarray(view.trace.device_events.hosts.start_ns)[host], view.begin_ns)
+    return called
+
+
+def _lengths(view: DeviceView, stream: int | None, hosts: NDArray[np.int32]) -> Iterator[tuple[Ints, Ints]]:
+    """Yield the lengths of the queue of such calls, in order, and how long it had each; in parts."""
+    now, length, i, none = view.begin_ns, 0, 0, np.empty(0, np.int64)
+    ends = (_waited(view, stream, part)[2] for _, part in view.work.parts())
+    following = filter(len, ends)
+    started = next(following, none)
+    while i < len(hosts) or len(started):
+        called = _called(view, hosts[i : i + columns.BLOCK])
+        limits = [int(called[-1])] if i + len(called) < len(hosts) else []
+        limits += [int(started[-1])] if len(started) else []  # others may follow either
+        stop = min(limits) if limits else int(called[-1])
+        more = int(np.searchsorted(called, stop, "right")), int(np.searchsorted(started, stop, "right"))
+        moments = np.concatenate((np.array([now]), called[: more[0]], started[: more[1]]))
+        change = np.repeat(np.array([0, 1, -1]), (1, *more))
+        order = np.argsort(moments, kind="stable")
+        lengths = length + np.cumsum(change[order])
+        yield np.diff(np.append(moments[order], stop)), lengths
+        now, length, i, started = stop, int(lengths[-1]), i + more[0], started[more[1] :]
+        if not len(started):
+            started = next(following, none)
+    yield np.array([view.end_ns - now]), np.array([length])
 
 
 def _median(spent: Sequence[tuple[int, int]]) -> int:
