@@ -25,7 +25,7 @@ from strobe.perf.analysis.device.activity import (
 )
 from strobe.perf.analysis.device.intervals import Window, distribution, distributions
 from strobe.perf.analysis.device.kernels import kernel_name, kernel_table
-from strobe.perf.analysis.device.launch import Gaps, Launch, Queue, queues
+from strobe.perf.analysis.device.launch import Gaps, Launch, QueueRow, queues
 from strobe.perf.measure.stats import P99_SAMPLES, percentile
 from strobe.perf.trace import DeviceEvent, HostEvent, Trace
 
@@ -317,8 +317,8 @@ def _counted(rows: list[tuple[int, int]], begin: int, end: int) -> Counter[int]:
     return Counter(sum(called <= now < start for called, start in rows) for now in range(begin, end))
 
 
-def _check(queue: Queue, spent: Counter[int]) -> None:
-    whole, found = sum(spent.values()), queue.row
+def _check(found: QueueRow, spent: Counter[int]) -> None:
+    whole = sum(spent.values())
     assert found.empty_ns == spent[0] and found.span_ns == whole
     assert found.longest == max(spent, default=0)
     assert found.waited_ns == sum(length * ns for length, ns in spent.items())
@@ -337,8 +337,8 @@ def test_queues_against_every_nanosecond(rows: list[tuple[int, int, int, int, bo
     known = [(called, called + delay, stream) for called, delay, _, stream, linked in rows if linked]
     _check(whole, _counted([(called, start) for called, start, _ in known], view.begin_ns, view.end_ns))
     numbers = sorted({row[3] for row in rows})
-    assert [queue.row.stream for queue in streams] == (numbers if len(numbers) > 1 else [])
+    assert [queue.stream for queue in streams] == (numbers if len(numbers) > 1 else [])
     for queue in streams:
-        mine = [(called, start) for called, start, stream in known if stream == queue.row.stream]
+        mine = [(called, start) for called, start, stream in known if stream == queue.stream]
         _check(queue, _counted(mine, view.begin_ns, view.end_ns))
-    assert sum(queue.row.waited_ns for queue in streams) in (0, whole.row.waited_ns)
+    assert sum(queue.waited_ns for queue in streams) in (0, whole.waited_ns)

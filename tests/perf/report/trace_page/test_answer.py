@@ -14,7 +14,7 @@ from strobe.perf.report.documents.api import read_trace
 from strobe.perf.report.study import TraceOptions, load_trace_study
 from strobe.perf.report.trace_page.build import build_trace_report
 from strobe.perf.report.write import render, render_html, render_markdown
-from strobe.perf.table.model import Banner, Notes
+from strobe.perf.table.model import Banner, Notes, Report
 from synthetic import META, event, kernel, launch
 
 
@@ -32,9 +32,12 @@ def steps_file(path: Path, lengths: list[int]) -> Path:
     return path
 
 
+def built(path: Path, **options: Any) -> Report:
+    return build_trace_report(load_trace_study((path,), TraceOptions(**options)))
+
+
 def sentences(path: Path) -> list[str]:
-    report = build_trace_report(load_trace_study((path,), TraceOptions()))
-    first = report.sections[0]
+    first = built(path).sections[0]
     assert first.id == "answer"
     return [item for block in first.blocks if isinstance(block, Notes) for item in block.items]
 
@@ -55,13 +58,6 @@ def test_the_slowest_step_is_named(tmp_path: Path) -> None:
     assert not any("the slowest" in line for line in even)
     (line,) = (line for line in uneven if "the slowest" in line)
     assert "steps, median 0.5000 ms; the slowest, ProfilerStep#2, takes 1.000 ms, 0.1000 of it idle." in line
-
-
-def test_a_trace_of_the_host_alone_has_no_answer(tmp_path: Path) -> None:
-    path = tmp_path / "host.json"
-    path.write_text(json.dumps({"traceEvents": [launch("1", "5", 1)]}))
-    report = build_trace_report(load_trace_study((path,), TraceOptions()))
-    assert "answer" not in {section.id for section in report.sections}
 
 
 def test_the_time_before_the_first_kernel_and_the_first_step_are_told(tmp_path: Path) -> None:
@@ -104,7 +100,7 @@ def test_layers_are_one_line_and_a_slow_one_is_named(tmp_path: Path) -> None:
 
 
 def test_the_page_has_what_would_help_second_and_warnings_that_change_no_figure_below(tmp_path: Path) -> None:
-    report = build_trace_report(load_trace_study((steps_file(tmp_path / "t.json", [300] * 6),), TraceOptions(details=True)))
+    report = built(steps_file(tmp_path / "t.json", [300] * 6), details=True)
     assert [section.id for section in report.sections[:3]] == ["answer", "what-if", "overview"]
     warned = replace(report, banners=(Banner("caution", "weakens", ("a",)), Banner("stop", "voids", ("b",))))
     for text in (render_html(warned), render_markdown(warned)):
@@ -148,8 +144,7 @@ def _page(
     said = {"External id": 1, "Input Dims": dims, "Input type": [dtype] * 2, "Concrete Inputs": ["", ""]}
     events = [event("cpu_op", "aten::mm", "1", "2", **said), kernel("gemm", "10", us, 1, **{"External id": 1})]
     path = write(tmp_path / "t.json", compact([*events, kernel("other", "9000", us, 2)], meta))
-    options = TraceOptions(by=by, details=details)  # type: ignore[arg-type]
-    return render_markdown(build_trace_report(load_trace_study([path], options)))
+    return render_markdown(built(path, by=by, details=details))
 
 
 def _row(page: str) -> list[str]:
@@ -166,11 +161,22 @@ def test_a_product_that_computes(tmp_path: Path) -> None:
     assert row[7:] == [*rates, of_peak, of_bandwidth, "compute", f"{flops / PEAK * 1e3:.4f}", of_peak]
 
 
-def test_a_rate_that_cannot_be_is_flagged(tmp_path: Path) -> None:
-    page = _page(tmp_path, [[4096, 4096], [4096, 4096]], "100")
-    assert "ANOMALY, aten::mm: 1374 TFLOP/s is above the bfloat16 peak" in page
-    page = _page(tmp_path, [[4096, 4096], [4096, 4096]], "100", dtype="float")
-    assert "ANOMALY" not in page and "whether TF32 ran instead is not in the trace" in page
+@pytest.mark.parametrize(
+    ("size", "us", "options", "said", "unsaid"),
+    [
+        (4096, "100", {}, "ANOMALY, aten::mm: 1374 TFLOP/s is above the bfloat16 peak", "TF32"),
+        (4096, "100", {"dtype": "float"}, "whether TF32 ran instead is not in the trace", "ANOMALY"),
+        (64, "1", {"by": "name"}, "Against the device", "ANOMALY"),
+        (64, "1", {}, "the cost is known of operators that own 50.0 % of the busy time", "ANOMALY"),
+        (64, "1", {"details": False}, "Kernels", "Against the device"),
+        (64, "1", {"details": False}, "Kernels", "GPU time by operator"),
+    ],
+)
+def test_what_is_known_of_rates_is_said(
+    tmp_path: Path, size: int, us: str, options: dict[str, Any], said: str, unsaid: str
+) -> None:
+    page = _page(tmp_path, [[size, size], [size, size]], us, **options)
+    assert said in page and unsaid not in page
 
 
 @pytest.mark.parametrize(
@@ -179,18 +185,8 @@ def test_a_rate_that_cannot_be_is_flagged(tmp_path: Path) -> None:
 )
 def test_nothing_recorded_is_said(meta: dict[str, Any], said: str, tmp_path: Path) -> None:
     path = write(tmp_path / "t.json", compact([kernel("mm", "10", "1", 1)], meta))
-    page = render_markdown(build_trace_report(load_trace_study([path], TraceOptions(by="shape"))))
+    page = render_markdown(built(path, by="shape"))
     assert "Against the device's peaks" in page and said in page
-
-
-def test_only_where_details_are_read(tmp_path: Path) -> None:
-    assert "Against the device" in _page(tmp_path, [[64, 64], [64, 64]], "1", by="name")
-    page = _page(tmp_path, [[64, 64], [64, 64]], "1", details=False)
-    assert "Against the device" not in page and "GPU time by operator" not in page
-
-
-def test_the_share_that_is_covered_is_said(tmp_path: Path) -> None:
-    assert "the cost is known of operators that own 50.0 % of the busy time" in _page(tmp_path, [[64, 64], [64, 64]], "1")
 
 
 def test_a_device_without_known_peaks_has_rates_only(tmp_path: Path) -> None:
@@ -207,6 +203,5 @@ def test_one_operator_with_impossible_sizes_leaves_the_page_whole(size: str, tmp
         place = {"External id": number}
         events += [event("cpu_op", "aten::mm", "1", "2", **own), kernel("gemm", str(900 * number), "200", number, **place)]
     path = write(tmp_path / "t.json", compact(events, H200).replace("123456789", size))
-    report = build_trace_report(load_trace_study([path], TraceOptions(by="shape")))
-    page, html, _ = (render(report, form) for form in ("md", "html", "json"))
+    page, html, _ = (render(built(path, by="shape"), form) for form in ("md", "html", "json"))
     assert "| mm | 4096x4096, 4096x4096 | bfloat16 | 1 | 0.200000 |" in page and "gemm" in html

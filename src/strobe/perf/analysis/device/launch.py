@@ -292,79 +292,71 @@ class QueueRow(OnDevice, frozen=True, kw_only=True):
     unlinked_events: A[int, term("number of events that are not counted, as their launch is not known", "unlinked", count_cell)]
 
 
-class Queue:
-    """Queue of one stream, or of a whole device.
-
-    Args:
-        stream: the queue of this stream; `None` for all streams of the device together.
-
-    Attributes:
-        row: what tables show of it; an event that starts with its call or before it never waits, and the sum of the waits is also
-            the length added up over time.
-    """
-
-    def __init__(self, view: DeviceView, stream: int | None) -> None:
-        self._view, self._stream = view, stream
-        called, unlinked, waited_ns = list[Ints](), 0, 0
-        for _, part in view.work.parts():
-            left, right = self._waited(part)
-            called.append(left)
-            waited_ns += int((right - left).sum())
-            inside = (part.host < 0) & (part.start < view.end_ns) & (part.end > view.begin_ns)
-            unlinked += int(inside.sum() if stream is None else (inside & (part.stream == stream)).sum())
-        queued = sum(map(len, called))
-        spent: dict[int, int] = defaultdict(int)
-        for moments, stop, lengths in self._stretches(np.sort(np.concatenate(called))):
-            following = np.append(moments[1:], stop)
-            some, which = np.unique(lengths, return_inverse=True)
-            for length, ns in zip(some.tolist(), totals(following - moments, which, len(some)).tolist(), strict=True):
-                spent[length] += ns
-        there = sorted((length, ns) for length, ns in spent.items() if ns)
-        self.row = QueueRow(
-            **view.where,
-            stream=stream,
-            longest=there[-1][0] if there else 0,
-            median=_median(there),
-            mean=waited_ns / view.span_ns if view.span_ns else 0.0,
-            empty_ns=spent[0],
-            span_ns=view.span_ns,
-            queued_events=queued,
-            waited_ns=waited_ns,
-            wait_ns=waited_ns / queued if queued else None,
-            unlinked_events=unlinked,
-        )
-
-    def _waited(self, part: EventView) -> tuple[Ints, Ints]:
-        """Return the start and the end of the wait of each event that waited in the window."""
-        known = part.host >= 0 if self._stream is None else (part.host >= 0) & (part.stream == self._stream)
-        calls = column(self._view.trace.device_events.hosts.start_ns)
-        left = np.maximum(calls[part.host[known]], self._view.begin_ns)
-        right = np.minimum(part.start[known], self._view.end_ns)
-        waited = left < right
-        return left[waited], right[waited]
-
-    def _stretches(self, called: Ints) -> Iterator[tuple[Ints, int, Ints]]:
-        """Yield the moments at which the queue changes, in parts, the end of the last one, and the length from each on."""
-        now, length, first = self._view.begin_ns, 0, 0
-        for _, part in self._view.work.parts():
-            started = self._waited(part)[1]
-            if not len(started):
-                continue
-            stop = int(started[-1])
-            last = int(np.searchsorted(called, stop, "right"))
-            moments = np.concatenate((np.array([now]), called[first:last], started))
-            order = np.argsort(moments, kind="stable")
-            lengths = length + np.cumsum(np.repeat(np.array([0, 1, -1]), (1, last - first, len(started)))[order])
-            yield moments[order], stop, lengths
-            now, length, first = stop, int(lengths[-1]), last
-        yield np.array([now]), self._view.end_ns, np.array([length])
-
-
-def queues(view: DeviceView) -> tuple[Queue, ...]:
+def queues(view: DeviceView) -> tuple[QueueRow, ...]:
     """Return the queue of a device and, if it has several streams, of each stream by number."""
     streams = np.unique(view.work.stream).tolist()
     chosen: list[int | None] = [None, *streams] if len(streams) > 1 else [None]
-    return tuple(Queue(view, stream) for stream in chosen)
+    return tuple(_queue(view, stream) for stream in chosen)
+
+
+def _queue(view: DeviceView, stream: int | None) -> QueueRow:
+    """Measure the queue of one stream, or of all together.
+
+    An event that starts with its call or before it never waits, and the sum of the waits is also the length added up over time.
+    """
+    called, unlinked, waited_ns = list[Ints](), 0, 0
+    for _, part in view.work.parts():
+        left, right = _waited(view, stream, part)
+        called.append(left)
+        waited_ns += int((right - left).sum())
+        inside = (part.host < 0) & (part.start < view.end_ns) & (part.end > view.begin_ns)
+        unlinked += int(inside.sum() if stream is None else (inside & (part.stream == stream)).sum())
+    queued = sum(map(len, called))
+    spent: dict[int, int] = defaultdict(int)
+    for took, lengths in _lengths(view, stream, np.sort(np.concatenate(called))):
+        some, which = np.unique(lengths, return_inverse=True)
+        for length, ns in zip(some.tolist(), totals(took, which, len(some)).tolist(), strict=True):
+            spent[length] += ns
+    there = sorted((length, ns) for length, ns in spent.items() if ns)
+    return QueueRow(
+        **view.where,
+        stream=stream,
+        longest=there[-1][0] if there else 0,
+        median=_median(there),
+        mean=waited_ns / view.span_ns if view.span_ns else 0.0,
+        empty_ns=spent[0],
+        span_ns=view.span_ns,
+        queued_events=queued,
+        waited_ns=waited_ns,
+        wait_ns=waited_ns / queued if queued else None,
+        unlinked_events=unlinked,
+    )
+
+
+def _waited(view: DeviceView, stream: int | None, part: EventView) -> tuple[Ints, Ints]:
+    """Return the start and the end of the wait of each event that waited in the window."""
+    known = part.host >= 0 if stream is None else (part.host >= 0) & (part.stream == stream)
+    calls = column(view.trace.device_events.hosts.start_ns)
+    left, right = np.maximum(calls[part.host[known]], view.begin_ns), np.minimum(part.start[known], view.end_ns)
+    waited = left < right
+    return left[waited], right[waited]
+
+
+def _lengths(view: DeviceView, stream: int | None, called: Ints) -> Iterator[tuple[Ints, Ints]]:
+    """Yield the lengths of the queue in order, and how long it had each, in parts; `called`: starts of all waits, in order."""
+    now, length, first = view.begin_ns, 0, 0
+    for _, part in view.work.parts():
+        started = _waited(view, stream, part)[1]
+        if not len(started):
+            continue
+        stop = int(started[-1])
+        last = int(np.searchsorted(called, stop, "right"))
+        moments = np.concatenate((np.array([now]), called[first:last], started))
+        order = np.argsort(moments, kind="stable")
+        lengths = length + np.cumsum(np.repeat(np.array([0, 1, -1]), (1, last - first, len(started)))[order])
+        yield np.diff(np.append(moments[order], stop)), lengths
+        now, length, first = stop, int(lengths[-1]), last
+    yield np.array([view.end_ns - now]), np.array([length])
 
 
 def _median(spent: Sequence[tuple[int, int]]) -> int:

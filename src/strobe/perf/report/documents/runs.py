@@ -15,7 +15,8 @@ from strobe.core.errors import unknown_choice
 from strobe.core.notebook import html_table, text_table
 from strobe.core.printable import clean
 from strobe.perf.analysis.comparable import compare_variants, refusal
-from strobe.perf.analysis.ledger.account import Ledger
+from strobe.perf.analysis.ledger.account import Ledger, LedgerLine
+from strobe.perf.analysis.ledger.speedup import PartLine
 from strobe.perf.analysis.runs.compare import CallsRow, is_own_code, own_code
 from strobe.perf.records.store import RunRecords
 from strobe.perf.report.blocks.fields import level_word, line_word
@@ -292,17 +293,16 @@ def _account(finding: Finding, *, of_clips: bool) -> AccountRow:
     )
 
 
+def _times(line: PartLine | LedgerLine, units: int = 1) -> dict[str, Any]:
+    """Return the times of a line as numbers, of one of so many units, and its share."""
+    times = {name: float(getattr(line, name) / units) for name in ("baseline_ns", "candidate_ns", "saved_ns")}
+    return {**times, "share": line.share}
+
+
 def _parts(finding: Finding) -> Iterator[PartRow]:
     for line in finding.answer.lines if finding.answer is not None else ():
-        yield PartRow(
-            candidate=finding.candidate.label,
-            part=", ".join(part.value for part in line.parts),
-            baseline_ns=float(line.baseline_ns),
-            candidate_ns=float(line.candidate_ns),
-            saved_ns=float(line.saved_ns),
-            share=line.share,
-            elsewhere_saved_ns=float(line.elsewhere_ns),
-        )
+        elsewhere_ns = float(line.elsewhere_ns)
+        yield PartRow(candidate=finding.candidate.label, part=line.part, elsewhere_saved_ns=elsewhere_ns, **_times(line))
 
 
 def _kinds(finding: Finding) -> Iterator[BlocksRow]:
@@ -320,14 +320,7 @@ def _lines(finding: Finding, calls: int | None) -> Iterator[LineRow]:
     ledger = finding.ledger
     if not isinstance(ledger, Ledger):
         return
-    units = ledger.num_units * (calls or 1)
     for line in ledger.lines:
-        yield LineRow(
-            candidate=finding.candidate.label,
-            level=level_word(line.level, calls is not None),
-            line=line_word(line.name) if calls else line.name,
-            baseline_ns=float(line.baseline_ns / units),
-            candidate_ns=float(line.candidate_ns / units),
-            saved_ns=float(line.saved_ns / units),
-            share=line.share,
-        )
+        level, name = level_word(line.level, calls is not None), line_word(line.name) if calls else line.name
+        times = _times(line, ledger.num_units * (calls or 1))
+        yield LineRow(candidate=finding.candidate.label, level=level, line=name, **times)

@@ -106,7 +106,7 @@ def trace_document(study: TraceStudy) -> TraceDocument:
         critical_paths=tuple(path for path, _, _ in paths),
         critical_path_parts=tuple(part for _, parts, _ in paths for part in parts),
         what_if=tuple(one for *_, found in paths for one in found),
-        queues=tuple(queue.row for one in devices for queue in one.queues),
+        queues=tuple(row for one in devices for row in one.queues),
         memory=tuple(row for found in traces for row, _ in found.memory),
         skipped=study.skipped,
         no_steps=tuple(no_steps),

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import Final, NamedTuple
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -355,22 +355,22 @@ def story(study: SpeedupStudy) -> str:
         said = f"The {name} {are} {_times(ratio)}, the {_NAMES[outer.level]} {second}."
     if found is None:
         return f"{said} No account of the time: {no_account(study)}."
-    items = sorted(_items(study, found), key=lambda item: -abs(item.saved_ns))
-    told = [item for item in items if item.saved_ns and abs(item.saved_ns) >= _TOLD_SHARE * abs(items[0].saved_ns)]
-    gains, losses = [item for item in told if item.saved_ns > 0][:_TOLD], [item for item in told if item.saved_ns < 0][:_TOLD]
+    items = sorted(_items(study, found), key=lambda item: -abs(item[-1]))
+    told = [(words, many, ns) for words, many, ns in items if ns and abs(ns) >= _TOLD_SHARE * abs(items[0][-1])]
+    gains, losses = [item for item in told if item[-1] > 0][:_TOLD], [item for item in told if item[-1] < 0][:_TOLD]
     took = _ms(found.baseline_ns)
     article = "an" if re.match(r"8|1[18](?!\d)", took) else "a"
     unit = f"{article} {took} ms {found.unit}"
     net = found.saved_ns
-    rest = net - total(item.saved_ns for item in (*gains, *losses))
+    rest = net - total(ns for *_, ns in (*gains, *losses))
     others = f"other changes {'save' if rest > 0 else 'take'} {_ms(abs(rest))} ms" if abs(rest) > _REST_SHARE * abs(net) else ""
     after = ", ".join(filter(None, (_taken(losses), others)))
     if not gains:
         slower = f"No large part of {unit} became faster" if rest > 0 else f"Nothing in {unit} became faster"
         return f"{said} {slower}; {after}." if after else f"{said} Nothing in {unit} changed."
-    first, *more = gains
-    saved = f"{first.words} {'save' if first.many else 'saves'} {_ms(first.saved_ns)} ms of {unit}"
-    saved += "".join(f", {item.words} {_ms(item.saved_ns)} ms" for item in more)
+    (words, many, ns), *more = gains
+    saved = f"{words} {'save' if many else 'saves'} {_ms(ns)} ms of {unit}"
+    saved += "".join(f", {words} {_ms(ns)} ms" for words, _, ns in more)
     return f"{said} {saved[0].upper()}{saved[1:]}{f'; {after}' if after else ''}."
 
 
@@ -384,12 +384,8 @@ def _times(ratio: float, doubt: str = "") -> str:
     return f"{ratio:.2f}x{f': {doubt}' if doubt else ' faster' if ratio >= 1 else ' as fast'}"
 
 
-class _Item(NamedTuple):
-    """What saved time in a unit or took it back, in words; `many`: they are plural."""
-
-    words: str
-    many: bool
-    saved_ns: Fraction
+_Item: TypeAlias = tuple[str, bool, Fraction]
+"""What saved time in a unit or took it back: in words, whether they are plural, and what it saved, ns."""
 
 
 def _items(study: SpeedupStudy, found: Answer) -> Iterator[_Item]:
@@ -401,10 +397,10 @@ def _items(study: SpeedupStudy, found: Answer) -> Iterator[_Item]:
     by_name = total(effect.saved_ns for effect in named) == total(line.saved_ns for line in kernels)
     for line in found.lines:
         if line.parts == (Part.UNNAMED,):
-            yield _Item(f"less {_UNEXPLAINED}" if line.saved_ns > 0 else _UNEXPLAINED, False, line.saved_ns)
+            yield f"less {_UNEXPLAINED}" if line.saved_ns > 0 else _UNEXPLAINED, False, line.saved_ns
         elif not (by_name and line in kernels):
             words = _name(line)
-            yield _Item(words, words.endswith("s"), line.saved_ns)
+            yield words, words.endswith("s"), line.saved_ns
     for sign in (1, -1) if by_name else ():
         moved = [effect for effect in named if sign * effect.saved_ns > 0]
         does = list(dict.fromkeys(_doing(effect.kernel) for effect in moved))
@@ -412,7 +408,7 @@ def _items(study: SpeedupStudy, found: Answer) -> Iterator[_Item]:
             does = [*does[: _TOLD - 1], f"{len(does) - _TOLD + 1} other kernels"]
         if moved:
             words = " and ".join(filter(None, (", ".join(does[:-1]), does[-1])))
-            yield _Item(words, len(does) > 1, total(effect.saved_ns for effect in moved))
+            yield words, len(does) > 1, total(effect.saved_ns for effect in moved)
 
 
 def _doing(name: str) -> str:
@@ -421,10 +417,10 @@ def _doing(name: str) -> str:
 
 def _taken(losses: Sequence[_Item]) -> str:
     said: list[str] = []
-    for item in losses:
-        took = f"{_ms(-item.saved_ns)} ms"
-        verb = f"{took}" if said else f"{'take' if item.many else 'takes'} {took} back"
-        said.append(f"{item.words} {f'grows by {took}' if item.words == _UNEXPLAINED else verb}")
+    for words, many, ns in losses:
+        took = f"{_ms(-ns)} ms"
+        verb = f"{took}" if said else f"{'take' if many else 'takes'} {took} back"
+        said.append(f"{words} {f'grows by {took}' if words == _UNEXPLAINED else verb}")
     return ", ".join(said)
 
 

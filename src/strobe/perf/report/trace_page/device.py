@@ -200,7 +200,7 @@ def _picture(seen: Sequence[tables.DeviceFindings]) -> Iterator[Figure]:
 
 def queue_section(study: TraceStudy) -> Section | None:
     """Build the section with a table of the queues of all devices and streams; `None` without device events."""
-    rows, top = [(one.name, queue.row) for one in tables.seen_devices(study) for queue in one.queues], study.options.top
+    rows, top = [(one.name, queue) for one in tables.seen_devices(study) for queue in one.queues], study.options.top
     if not rows:
         return None
     lead = (

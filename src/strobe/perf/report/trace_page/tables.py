@@ -18,7 +18,7 @@ from strobe.core.errors import DataError
 from strobe.perf.analysis.critical_path import CriticalPath, critical_path
 from strobe.perf.analysis.device.activity import Activity, DeviceRow, DeviceView, activity, device_views
 from strobe.perf.analysis.device.kernels import KernelRow, KernelTable, kernel_table
-from strobe.perf.analysis.device.launch import Gaps, Launch, Queue, graph_calls, queues
+from strobe.perf.analysis.device.launch import Gaps, Launch, QueueRow, graph_calls, queues
 from strobe.perf.analysis.device.roofline import Roofline
 from strobe.perf.analysis.operators import OperatorRateRow, Operators, OperatorTimes, operator_rates, operator_times, operators
 from strobe.perf.analysis.structure.collectives import Communication, communication
@@ -154,7 +154,7 @@ class DeviceFindings:
         return tuple(row for row, _ in self.kernels)
 
     @cached_property
-    def queues(self) -> tuple[Queue, ...]:
+    def queues(self) -> tuple[QueueRow, ...]:
         return queues(self.view)
 
     @cached_property
