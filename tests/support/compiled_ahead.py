@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -156,8 +155,7 @@ def in_eight_bits(card: Card, dtype: str) -> None:
 
 def main(name: str, *kernels: str) -> None:
     target, card = CARDS[name]
-    here = {"get_current_device": lambda: 0, "get_current_stream": lambda _: 0, "get_current_target": lambda: target}
-    driver.set_active(SimpleNamespace(**here))
+    driver.set_active(launches.driver_of(target))
     launches.pretend(compile_for(target, card, "whole" in kernels))
     for place in (fine, stages):
         place.card_of = lambda _: card  # type: ignore[attr-defined]

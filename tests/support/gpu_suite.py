@@ -129,32 +129,20 @@ def _end(processes: Sequence[subprocess.Popen[bytes]], ends: float) -> None:
 
 
 def facts(commit: str) -> dict[str, str]:
-    """Say which commit was run on what."""
+    """Say which commit was run on what: the checkout's, with a plus if tracked files differ from it, unless it is named."""
     import torch
 
     from strobe.perf.measure.machine import describe_machine
+    from strobe.perf.records.record import git_state
 
-    machine = describe_machine(torch.device("cuda", 0))
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    machine, state = describe_machine(torch.device("cuda", 0)), git_state(Path(__file__))
     return {
-        "date": today,
-        "commit": commit or commit_here(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "commit": commit or (state.commit or "unknown")[:10] + ("+" if state.dirty else ""),
         "card": str(machine.device_name),
         "driver": machine.driver or "unknown",
         "torch": machine.torch,
     }
-
-
-def commit_here() -> str:
-    """Name the checkout's commit, with a plus if files differ from it; `unknown` where git cannot tell."""
-    try:
-        said = [
-            subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
-            for words in (("rev-parse", "--short=10", "HEAD"), ("status", "--porcelain"))
-        ]
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return said[0] + ("+" if said[1] else "")
 
 
 def report(found: Mapping[str, Mapping[str, Any]], row: Mapping[str, Any], out: Path) -> str:

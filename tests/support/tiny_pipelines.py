@@ -56,21 +56,24 @@ def randomise(model: nn.Module) -> Any:
     return model.eval().requires_grad_(False)
 
 
+def _case(model: nn.Module, layers: int, **given: Any) -> Case:
+    """Return the model with random weights, and its arguments, in which a tuple is a tensor to draw."""
+    generator = torch.Generator().manual_seed(2)
+    drawn = {name: torch.randn(each, generator=generator) if isinstance(each, tuple) else each for name, each in given.items()}
+    return Case(randomise(model), drawn, layers)
+
+
 def wan(batch: int = 2, *, layers: int = 3, image: bool = False, heads: int = 2, head_dim: int = 12, **config: Any) -> Case:
     model = WanTransformer3DModel(
         num_attention_heads=heads, attention_head_dim=head_dim, in_channels=4, out_channels=4, text_dim=16, freq_dim=16,
         ffn_dim=32, num_layers=layers, image_dim=8 if image else None,
         added_kv_proj_dim=heads * head_dim if image else None, **config,
     )  # fmt: skip
-    generator = torch.Generator().manual_seed(2)
-    arguments = {
-        "hidden_states": torch.randn(batch, 4, 5, 12, 14, generator=generator),
-        "timestep": torch.full((batch,), 500),
-        "encoder_hidden_states": torch.randn(batch, 512 if image else 7, 16, generator=generator),
-    }
-    if image:
-        arguments["encoder_hidden_states_image"] = torch.randn(batch, 9, 8, generator=generator)
-    return Case(randomise(model), arguments, layers)
+    picture = {"encoder_hidden_states_image": (batch, 9, 8)} if image else {}
+    return _case(
+        model, layers, hidden_states=(batch, 4, 5, 12, 14), timestep=torch.full((batch,), 500),
+        encoder_hidden_states=(batch, 512 if image else 7, 16), **picture,
+    )  # fmt: skip
 
 
 def wan_pipeline(kind: type = WanPipeline, *, experts: int = 1, scheduler: Any = None) -> Any:
@@ -125,21 +128,13 @@ def ltx2(*, batch: int = 2, layers: int = 2, head_dim: int = 12, **config: Any) 
         audio_in_channels=8, audio_out_channels=8, audio_num_attention_heads=2, audio_attention_head_dim=head_dim // 2,
         audio_cross_attention_dim=head_dim, num_layers=layers, caption_channels=16, **config,
     )  # fmt: skip
-    generator = torch.Generator().manual_seed(2)
     t, h, w = GRID
-    arguments = {
-        "hidden_states": torch.randn(batch, NUM_TOKENS, 8, generator=generator),
-        "audio_hidden_states": torch.randn(batch, 9, 8, generator=generator),
-        "encoder_hidden_states": torch.randn(batch, 8, 16, generator=generator),
-        "audio_encoder_hidden_states": torch.randn(batch, 8, 16, generator=generator),
-        "timestep": torch.full((batch,), 500.0),
-        "sigma": torch.full((batch,), 0.5),
-        "num_frames": t,
-        "height": h,
-        "width": w,
-        "audio_num_frames": 9,
-    }
-    return Case(randomise(model), arguments, layers)
+    return _case(
+        model, layers, hidden_states=(batch, NUM_TOKENS, 8), audio_hidden_states=(batch, 9, 8),
+        encoder_hidden_states=(batch, 8, 16), audio_encoder_hidden_states=(batch, 8, 16),
+        timestep=torch.full((batch,), 500.0), sigma=torch.full((batch,), 0.5),
+        num_frames=t, height=h, width=w, audio_num_frames=9,
+    )  # fmt: skip
 
 
 def _text_mask(*lengths: int, size: int) -> Tensor:
@@ -159,16 +154,11 @@ def hunyuan(*lengths: int, layers: int = 2, head_dim: int = 12, **config: Any) -
         num_single_layers=layers, num_refiner_layers=1, text_embed_dim=16, pooled_projection_dim=8,
         rope_axes_dim=_axes(head_dim), **config,
     )  # fmt: skip
-    generator = torch.Generator().manual_seed(2)
-    arguments = {
-        "hidden_states": torch.randn(batch, 4, 5, 12, 14, generator=generator),
-        "timestep": torch.full((batch,), 500),
-        "encoder_hidden_states": torch.randn(batch, 8, 16, generator=generator),
-        "encoder_attention_mask": _text_mask(*lengths, size=8),
-        "pooled_projections": torch.randn(batch, 8, generator=generator),
-        "guidance": torch.full((batch,), 6000.0),
-    }
-    return Case(randomise(model), arguments, 2 * layers)
+    return _case(
+        model, 2 * layers, hidden_states=(batch, 4, 5, 12, 14), timestep=torch.full((batch,), 500),
+        encoder_hidden_states=(batch, 8, 16), encoder_attention_mask=_text_mask(*lengths, size=8), pooled_projections=(batch, 8),
+        guidance=torch.full((batch,), 6000.0),
+    )  # fmt: skip
 
 
 def hunyuan15(*lengths: int, layers: int = 2, image: bool = False, head_dim: int = 12, **config: Any) -> Case:
@@ -178,17 +168,14 @@ def hunyuan15(*lengths: int, layers: int = 2, image: bool = False, head_dim: int
         in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=head_dim, num_layers=layers,
         num_refiner_layers=1, text_embed_dim=16, text_embed_2_dim=8, image_embed_dim=8, rope_axes_dim=_axes(head_dim), **config,
     )  # fmt: skip
-    generator = torch.Generator().manual_seed(2)
-    arguments = {
-        "hidden_states": torch.randn(batch, 4, 5, 6, 7, generator=generator),
-        "timestep": torch.full((batch,), 500.0),
-        "encoder_hidden_states": torch.randn(batch, 8, 16, generator=generator),
-        "encoder_attention_mask": _text_mask(*lengths, size=8),
-        "encoder_hidden_states_2": torch.randn(batch, 5, 8, generator=generator),
-        "encoder_attention_mask_2": _text_mask(*[length // 2 for length in lengths], size=5),
-        "image_embeds": torch.randn(batch, 3, 8, generator=generator) * image,
-    }
-    return Case(randomise(model), arguments, layers)
+    case = _case(
+        model, layers, hidden_states=(batch, 4, 5, 6, 7), timestep=torch.full((batch,), 500.0),
+        encoder_hidden_states=(batch, 8, 16), encoder_attention_mask=_text_mask(*lengths, size=8),
+        encoder_hidden_states_2=(batch, 5, 8),
+        encoder_attention_mask_2=_text_mask(*[length // 2 for length in lengths], size=5), image_embeds=(batch, 3, 8),
+    )  # fmt: skip
+    case.arguments["image_embeds"] *= image
+    return case
 
 
 def cosmos(batch: int = 2, *, layers: int = 2, head_dim: int = 24, in_channels: int = 4, **config: Any) -> Case:
@@ -196,14 +183,8 @@ def cosmos(batch: int = 2, *, layers: int = 2, head_dim: int = 24, in_channels: 
         in_channels=in_channels, out_channels=4, num_attention_heads=2, attention_head_dim=head_dim, num_layers=layers,
         text_embed_dim=16, adaln_lora_dim=8, max_size=(8, 16, 16), concat_padding_mask=False, **config,
     )  # fmt: skip
-    generator = torch.Generator().manual_seed(2)
-    arguments = {
-        "hidden_states": torch.randn(batch, 4, 5, 12, 14, generator=generator),
-        "timestep": torch.full((batch,), 0.5),
-        "encoder_hidden_states": torch.randn(batch, 7, 16, generator=generator),
-        "fps": 16,
-    }
-    return Case(randomise(model), arguments, layers)
+    states, text = (batch, 4, 5, 12, 14), (batch, 7, 16)
+    return _case(model, layers, hidden_states=states, timestep=torch.full((batch,), 0.5), encoder_hidden_states=text, fps=16)
 
 
 def is_sparse(model: Any) -> bool:

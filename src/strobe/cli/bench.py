@@ -345,7 +345,7 @@ def scaling(
     render: Annotated[bool, Parameter(negative="")] = False,
     output: Output = Output(),
 ) -> int:
-    """Measure a grid of ranks x keys x dtypes, cell by cell: strong and weak scaling, efficiency, crossovers, what-if.
+    """Measure a grid of ranks x keys x dtypes, cell by cell: strong and weak scaling, efficiency.
 
     ```
     strobe bench scaling --world-size 1 2 4 8 16 --seq-len 512 1024 2048 4096  # slow

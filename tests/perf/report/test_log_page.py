@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import msgspec
 import pytest
 
+from reports import records, rewrite
 from strobe.perf.records.record import PLAN, Plan, PlannedCell
-from strobe.perf.records.store import RECORDS, seal
 from strobe.perf.report.log_page import vary_report
 from strobe.perf.report.write import render_markdown
 
@@ -25,16 +24,6 @@ def setting(step_ms: float, name: str = "balanced") -> SimpleNamespace:
 def planned(folder: Path, *cells: PlannedCell) -> None:
     plan = Plan(base="balanced", request={}, values={}, idle={"compile": "no compiler"}, cells=cells)
     (folder / PLAN).write_bytes(msgspec.json.encode(plan))
-
-
-def rewritten(folder: Path, change: Callable[[list[dict[str, Any]]], None]) -> Path:
-    """The same run with other records."""
-    lines = [msgspec.json.decode(line) for line in (folder / RECORDS).read_bytes().splitlines()]
-    change(lines)
-    (folder / RECORDS).write_bytes(
-        b"".join(seal(msgspec.json.encode(line), at) + b"\n" for at, line in enumerate(lines, start=1))
-    )
-    return folder
 
 
 WITH, WITHOUT = setting(20.0), setting(30.0, NAME)
@@ -69,12 +58,11 @@ def test_the_line_that_moved_most_is_named_with_its_level(cell: Path, tmp_path: 
 def test_if_no_line_moved_with_the_whole_that_is_said(cell: Path, tmp_path: Path) -> None:
     """The traces are those of the other side: they say faster where the clips say slower."""
 
-    def swap(lines: list[dict[str, Any]]) -> None:
-        traces = [line for line in lines if line.get("variant") and "first_block" in line]
-        assert [trace["variant"] for trace in traces] == ["balanced", NAME]
-        traces[0]["variant"], traces[1]["variant"] = NAME, "balanced"
-
-    rewritten(cell, swap)
+    lines = records(cell)
+    traces = [line for line in lines if line.get("variant") and "first_block" in line]
+    assert [trace["variant"] for trace in traces] == ["balanced", NAME]
+    traces[0]["variant"], traces[1]["variant"] = NAME, "balanced"
+    rewrite(cell, lines)
     name, ratio, verdict, line, level, moved = row(tmp_path)
     assert 1.40 < 1 / float(ratio.partition("x")[0]) < 1.43 and (name, verdict) == ("2 without-ring\\_cache", "slower")
     assert (line, level, moved) == ("- (no line of the traced frame blocks moved with the whole)", "", "-")

@@ -93,7 +93,8 @@ def _account(reference: Subject, candidate: Subject) -> tuple[Ledger, ClipAnswer
     run = candidate.run
     kinds = block_kinds(run, (reference.name, candidate.name))
     pairs = mirrored_pairs(run, candidate.name)
-    stages = _not_told_apart(reference) | _not_told_apart(candidate)
+    profiles = (subject.profile for subject in (reference, candidate) if isinstance(subject.profile, Profile))
+    stages = frozenset[str]().union(*(each.replays.unlabelled for each in profiles if each.replays is not None))
     sides = []
     for subject, clips in ((reference, [pair[0] for pair in pairs]), (candidate, [pair[1] for pair in pairs])):
         side = _explained(subject, clips, kinds)
@@ -113,13 +114,6 @@ def _explained(subject: Subject, pairs: Sequence[Sequence[Clip]], kinds: Sequenc
     if not isinstance(subject.profile, Profile):
         raise DataError(f"{subject.label}: {subject.profile}")
     return explain_by_trace(subject.run, clips, kinds, subject.profile.partition)
-
-
-def _not_told_apart(subject: Subject) -> frozenset[str]:
-    """Return the stages whose graph kernels cannot be assigned to regions."""
-    if not isinstance(subject.profile, Profile) or subject.profile.replays is None:
-        return frozenset()
-    return subject.profile.replays.unlabelled
 
 
 def _took(cut: Mapping[int, TimedClip], clips: Sequence[Clip]) -> int:

@@ -413,8 +413,8 @@ def _measured(subject: Subject, name: str) -> tuple[int, float, str] | None:
         if any(prompt.frame_block in subject.profile.partition.indices for prompt in prompts if prompt.frame_block):
             return None  # the pass over the whole window after a prompt switch has another cost
         extent = extents(subject.profile).get(name)
-        if extent is not None and extent.kernel_ns:
-            return extent.calls, extent.kernel_ns / extent.calls, _TRACED
+        if extent is not None and extent[1]:
+            return extent[0].calls, extent[1] / extent[0].calls, _TRACED
     return None
 
 
@@ -448,8 +448,11 @@ def _kind_of(label: Label) -> Kind:
 
 def _timeline_section(study: RunStudy) -> Section:
     title = "One denoise step, before and after"
-    traced = [subject for subject in study.subjects if isinstance(subject.profile, Profile)]
-    steps = [(subject, found) for subject in traced if (found := _step(subject.profile)) is not None]
+    steps = [
+        (subject, found)
+        for subject in study.subjects
+        if isinstance(subject.profile, Profile) and (found := _step(subject.profile)) is not None
+    ]
     if not steps:
         return Section("timeline", title, "", (Paragraph("No picture: no variant has a traced denoise step."),))
     lead = (
@@ -459,9 +462,8 @@ def _timeline_section(study: RunStudy) -> Section:
     return Section("timeline", title, lead, (_figure(steps),))
 
 
-def _step(profile: Profile | str) -> list[Piece] | None:
+def _step(profile: Profile) -> list[Piece] | None:
     """Return the slices of the first denoise step in the last traced frame block, from 0; None if there is none."""
-    assert isinstance(profile, Profile)
     block = profile.partition.indices[-1]
     host = next(region for region in profile.trace.regions if region.name == FRAME_BLOCK and region.index == block)
     spans = sorted(
@@ -598,17 +600,15 @@ the reference is the first dense variant of its kind, which gates are about."""
 
 def paired(study: RunStudy, allow_different: Sequence[str]) -> tuple[Paired, ...]:
     """Compare every variant with each dense one of its kind (compiled or eager), and every dense kind with the baseline."""
-    subjects = {subject.name: subject for subject in study.subjects}
     dense = [subject for subject in study.subjects if not subject.settings.sparsity]
     found = []
     for subject in study.subjects:
         own = [each for each in dense if _compiled(each) == _compiled(subject)]
         for place, reference in enumerate(own):
             if reference is not subject and (subject not in own or own.index(subject) > place):
-                found.append(_pair(study, subjects, (reference, subject), allow_different, alike=True, first=place == 0))
-        baseline = dense[0] if dense else None
-        if subject in dense and baseline is not None and _compiled(subject) != _compiled(baseline) and subject is own[0]:
-            found.append(_pair(study, subjects, (baseline, subject), allow_different, alike=False, first=True))
+                found.append(_pair(study, (reference, subject), allow_different, alike=True, first=place == 0))
+        if own and subject is own[0] and _compiled(subject) != _compiled(dense[0]):
+            found.append(_pair(study, (dense[0], subject), allow_different, alike=False, first=True))
     return tuple(found)
 
 
@@ -616,12 +616,9 @@ def _compiled(subject: Subject) -> bool:
     return subject.settings.compile_mode is not None
 
 
-def _pair(
-    study: RunStudy, subjects: dict[str, Subject], two: tuple[Subject, Subject], allow: Sequence[str], *, alike: bool, first: bool
-) -> Paired:
-    names = two[0].name, two[1].name
-    run = only_pair(two[0].run, names)
-    both = tuple(replace(subjects[name], run=run) for name in names)
+def _pair(study: RunStudy, two: tuple[Subject, Subject], allow: Sequence[str], *, alike: bool, first: bool) -> Paired:
+    run = only_pair(two[0].run, (two[0].name, two[1].name))
+    both = tuple(replace(subject, run=run) for subject in two)
     (finding,) = find(replace(study, runs=(run,), subjects=both), allow)
     if not alike:
         why = "one side is compiled, which has no regions inside a pass; each is held against its own kind"

@@ -7,7 +7,6 @@ import os
 import pickle
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -386,15 +385,10 @@ def trace_labels(traces: Sequence[Trace]) -> tuple[str, ...]:
     paths = [trace.path.absolute() for trace in traces]
     folder = os.path.commonpath([path.parent for path in paths])
     longer = [_stem(path.relative_to(folder).as_posix()) for path in paths]
-    counts, seen = Counter(longer), Counter[str]()
-    labels = []
-    for name in longer:
-        seen[name] += 1
-        labels.append(name if counts[name] == 1 else f"{name} ({seen[name]})")
-    return tuple(labels)
+    return tuple(
+        name if longer.count(name) == 1 else f"{name} ({longer[: at + 1].count(name)})" for at, name in enumerate(longer)
+    )
 
 
 def _stem(name: str) -> str:
-    for suffix in (".gz", ".json"):
-        name = name.removesuffix(suffix)
-    return name
+    return name.removesuffix(".gz").removesuffix(".json")

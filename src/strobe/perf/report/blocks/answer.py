@@ -285,8 +285,7 @@ def _ratio(finding: Finding) -> float:
 
 
 def _sections(first: Finding | None, findings: Sequence[Finding], title: str) -> tuple[Section | None, Section | None]:
-    told = (each for each in findings if each is not first and each.answer is not None)
-    blocks: list[Block] = [_figure(each, each.answer) for each in told if each.answer is not None]
+    blocks: list[Block] = [_figure(each, each.answer) for each in findings if each is not first and each.answer is not None]
     blocks += no_account(findings, "No account for {}.")
     lead = "Where a steady frame block spends its time, before and after. The lines add up exactly."
     others = section_of(OTHERS, "The other accounts" if first else "Accounts", lead, blocks, folded=True)

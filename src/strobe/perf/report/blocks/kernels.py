@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
@@ -20,7 +20,7 @@ from strobe.perf.analysis.device.intervals import Distribution, distribution
 from strobe.perf.analysis.device.kernels import KernelNameRow, KernelRow, kernel_row
 from strobe.perf.analysis.device.roofline import Roofline, roofline
 from strobe.perf.analysis.ledger.account import is_attention_kernel
-from strobe.perf.analysis.runs.breakdown import region_kernels
+from strobe.perf.analysis.runs.breakdown import Amount, region_kernels
 from strobe.perf.analysis.runs.compare import SideClocks
 from strobe.perf.analysis.structure.sections import FocalKernels, Sections, skipped_text
 from strobe.perf.records.record import SpanCost
@@ -355,21 +355,11 @@ _DEVICE_RULE: Final = "A section is the device time owned by what was launched b
 _ORDER: Final = tuple(name for name in NAMES if name != "e2e")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Extent:
-    """One section over the traced frame blocks, with everything inside it; `busy_ns` includes the attention kernel's time."""
-
-    calls: int
-    busy_ns: int
-    idle_ns: int
-    kernel_ns: int
-
-    @property
-    def total_ns(self) -> int:
-        return self.busy_ns + self.idle_ns
+_Extent: TypeAlias = tuple[Amount, int]
+"""One section over the traced frame blocks with everything inside it, and what the attention kernel owns of that, ns."""
 
 
-def extents(profile: Profile) -> dict[str, Extent]:
+def extents(profile: Profile) -> dict[str, _Extent]:
     """Return the sections of a traced window by span name; the attention kernel's section holds only the kernel's own time."""
     regions, indices = profile.trace.regions, profile.partition.indices
     blocks = [(each.start_ns, each.end_ns) for each in regions if each.name == FRAME_BLOCK and each.index in indices]
@@ -380,7 +370,7 @@ def extents(profile: Profile) -> dict[str, Extent]:
             (busy if label.busy else idle)[name] += ns
             kernel[name] += ns if is_attention_kernel(label) else 0
     return {
-        name: Extent(calls=calls[name], busy_ns=busy[name], idle_ns=idle[name], kernel_ns=kernel[name])
+        name: (Amount(calls=calls[name], busy_ns=busy[name], idle_ns=idle[name]), kernel[name])
         for name in sorted(calls, key=lambda name: (_rank(name), name))
         if busy[name] + idle[name]
     }
@@ -407,7 +397,7 @@ def attention_sections(study: RunStudy) -> tuple[Section, Section]:
     return attention, Section("sections", "Sections and their boundaries", lead, (_detail(study, found),))
 
 
-def _summary(study: RunStudy, found: dict[str, dict[str, Extent]]) -> Table:
+def _summary(study: RunStudy, found: dict[str, dict[str, _Extent]]) -> Table:
     fields: tuple[Field[Sequence[Any]], ...] = (
         Field("variant", lambda row: row[0].label),
         Field("implementation", lambda row: row[0].settings.attention_impl or "not said"),
@@ -427,37 +417,38 @@ def _summary(study: RunStudy, found: dict[str, dict[str, Extent]]) -> Table:
             rows.append((subject, Missing(why), *(Text(""),) * 6))
             continue
         theirs = found.get(reference.label, {}) if reference and reference is not subject else {}
-        kernel, section = own[ATTENTION_KERNEL], own[ATTENTION]
-        kernel_ratio = _speedup(theirs, own, ATTENTION_KERNEL, lambda extent: extent.kernel_ns)
-        section_ratio = _speedup(theirs, own, ATTENTION, lambda extent: extent.total_ns)
-        times = kernel.kernel_ns / kernel.calls, kernel_ratio, section.total_ns / section.calls, section_ratio
-        shares = section.kernel_ns / section.total_ns, section.total_ns / own[FRAME_BLOCK].total_ns
+        (kernel, kernel_ns), (section, inside_ns) = own[ATTENTION_KERNEL], own[ATTENTION]
+        kernel_ratio = _speedup(theirs, own, ATTENTION_KERNEL, lambda extent: extent[1])
+        section_ratio = _speedup(theirs, own, ATTENTION, lambda extent: extent[0].total_ns)
+        times = kernel_ns / kernel.calls, kernel_ratio, section.total_ns / section.calls, section_ratio
+        shares = inside_ns / section.total_ns, section.total_ns / own[FRAME_BLOCK][0].total_ns
         rows.append((subject, kernel.calls, *times, *shares))
     notes = ("Speedup: reference time per call over the variant's. Both are traced, so both carry the profiler's cost.",)
     return table_of("Attention, per call, from the traced clips.", fields, rows, notes=notes)
 
 
-def _speedup(reference: Mapping[str, Extent], own: Mapping[str, Extent], name: str, ns: Callable[[Extent], int]) -> Cell:
+def _speedup(reference: Mapping[str, _Extent], own: Mapping[str, _Extent], name: str, ns: Callable[[_Extent], int]) -> Cell:
     if not reference:
         return Text("reference", "muted")
     if name not in reference:
         return Missing("not traced", "-")
-    if not ns(own[name]) or not ns(reference[name]):
+    before, after = reference[name], own[name]
+    if not ns(after) or not ns(before):
         return Missing("no such time", "-")
-    return Ratio(ns(reference[name]) / reference[name].calls / (ns(own[name]) / own[name].calls))
+    return Ratio(ns(before) / before[0].calls / (ns(after) / after[0].calls))
 
 
-def _detail(study: RunStudy, found: dict[str, dict[str, Extent]]) -> Table:
+def _detail(study: RunStudy, found: dict[str, dict[str, _Extent]]) -> Table:
     first, own_span = study.subjects[0].label, "a span of the caller's own"
-    fields: tuple[Field[tuple[str, str, Extent]], ...] = (
+    fields: tuple[Field[tuple[str, str, _Extent]], ...] = (
         Field("section", lambda row: Text(row[0], note=NAMES.get(row[0], own_span) if row[1] == first else "")),
         Field("variant", lambda row: row[1]),
-        count("calls", lambda row: row[2].calls),
-        time("mean", lambda row: row[2].total_ns / row[2].calls, hint="of a call"),
-        time("total", lambda row: row[2].total_ns),
-        time("busy", lambda row: row[2].busy_ns),
-        time("idle inside", lambda row: row[2].idle_ns),
-        time("attention kernel inside", lambda row: row[2].kernel_ns),
+        count("calls", lambda row: row[2][0].calls),
+        time("mean", lambda row: row[2][0].total_ns / row[2][0].calls, hint="of a call"),
+        time("total", lambda row: row[2][0].total_ns),
+        time("busy", lambda row: row[2][0].busy_ns),
+        time("idle inside", lambda row: row[2][0].idle_ns),
+        time("attention kernel inside", lambda row: row[2][1]),
     )
     rows = [
         (name, subject.label, own)
