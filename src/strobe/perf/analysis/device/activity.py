@@ -608,9 +608,14 @@ def activity(view: DeviceView) -> Activity:
     of_streams = []
     for number in different(stream).tolist():
         some = stream == number
-        own, pairs, longest_ns = counted(some), *_overlap_within(start[some], end[some])
-        own |= {"stream": number, "busy_ns": union_ns(some), "overlap_pairs": pairs, "longest_overlap_ns": longest_ns}
-        of_streams.append(StreamRow(**view.where, **own, overlap_ns=own["sum_ns"] - own["busy_ns"]))
+        own, stream_ns = counted(some), union_ns(some)
+        pairs, longest_ns = _overlap_within(start[some], end[some])
+        overlap: dict[str, int] = {
+            "overlap_ns": own["sum_ns"] - stream_ns,
+            "overlap_pairs": pairs,
+            "longest_overlap_ns": longest_ns,
+        }
+        of_streams.append(StreamRow(**view.where, stream=number, busy_ns=stream_ns, **own, **overlap))
     overhead = _overhead(view) if owned[PROFILER_OVERHEAD] else {}
     return Activity(device, of_kinds, tuple(of_streams), idle, overhead, late_delay_ns)
 
