@@ -610,12 +610,11 @@ def activity(view: DeviceView) -> Activity:
         some = stream == number
         own, stream_ns = counted(some), union_ns(some)
         pairs, longest_ns = _overlap_within(start[some], end[some])
-        overlap: dict[str, int] = {
-            "overlap_ns": own["sum_ns"] - stream_ns,
-            "overlap_pairs": pairs,
-            "longest_overlap_ns": longest_ns,
-        }
-        of_streams.append(StreamRow(**view.where, stream=number, busy_ns=stream_ns, **own, **overlap))
+        row = StreamRow(
+            **view.where, **own, stream=number, busy_ns=stream_ns, overlap_ns=own["sum_ns"] - stream_ns, overlap_pairs=pairs,
+            longest_overlap_ns=longest_ns,
+        )  # fmt: skip
+        of_streams.append(row)
     overhead = _overhead(view) if owned[PROFILER_OVERHEAD] else {}
     return Activity(device, of_kinds, tuple(of_streams), idle, overhead, late_delay_ns)
 

@@ -113,10 +113,12 @@ class Launch:
         for number, calls in enumerate(of_host):
             both = [each for each in by_name[2 * number : 2 * number + 2] if each is not None]
             if calls is not None:
-                counts = {"calls": calls.n, "events": sum(each.n for each in both)}
-                took = {"host_sum_ns": calls.sum_ns, "host_p50_ns": calls.p50_ns, "host_max_ns": calls.max_ns}
-                delay = {"delay_p50_ns": both[0].p50_ns, "delay_max_ns": both[0].max_ns}
-                found.append(LaunchRow(**view.where, call=names[number], **counts, **took, **delay))
+                row = LaunchRow(
+                    **view.where, call=names[number], calls=calls.n, events=sum(each.n for each in both),
+                    host_sum_ns=calls.sum_ns, host_p50_ns=calls.p50_ns, host_max_ns=calls.max_ns,
+                    delay_p50_ns=both[0].p50_ns, delay_max_ns=both[0].max_ns,
+                )  # fmt: skip
+                found.append(row)
         self.calls = tuple(sorted(found, key=lambda row: (-row.events, row.call)))
 
 
