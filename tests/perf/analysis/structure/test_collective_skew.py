@@ -17,12 +17,11 @@ Told = tuple[str, int, int]
 """Name, sequence and elements of a collective."""
 
 
+Rows = Sequence[tuple[int, int]]
+
+
 def _rank(
-    rank: int,
-    comm: Sequence[tuple[int, int]],
-    told: Sequence[Told | None],
-    work: Sequence[tuple[str, int, int]] = (),
-    base_ns: int = 0,
+    rank: int, comm: Rows, told: Sequence[Told | None], work: Sequence[tuple[str, int, int]] = (), base_ns: int = 0
 ) -> Trace:
     rows = [
         (DeviceEvent("ncclDevKernel_AllReduce", "comm", start, end, 0, 9, 0, None), said)
@@ -95,11 +94,10 @@ def test_clocks_that_differ_are_said_and_nothing_is_split() -> None:
 def test_a_difference_below_the_precision_of_clocks_is_borne() -> None:
     comm = [(100_000 * i, 100_000 * i + 20_000) for i in range(3)]
     late = [(start + 20_000 + CLOCK_TOLERANCE_NS, end + 20_000 + CLOCK_TOLERANCE_NS) for start, end in comm]
-    found = collective_skew([_rank(0, comm, _told(3)), _rank(1, late, _told(3)), _rank(2, comm, _told(3))])
-    assert found is not None and found.clock.aligned and (found.clock.worst_ns, found.clock.violated) == (CLOCK_TOLERANCE_NS, 3)
-    later = [(start + 1, end + 1) for start, end in late]
-    found = collective_skew([_rank(0, comm, _told(3)), _rank(1, later, _told(3)), _rank(2, comm, _told(3))])
-    assert found is not None and not found.clock.aligned
+    for more, aligned in ((0, True), (1, False)):
+        own = [(start + more, end + more) for start, end in late]
+        clock = collective_skew([_rank(0, comm, _told(3)), _rank(1, own, _told(3)), _rank(2, comm, _told(3))]).clock
+        assert (clock.aligned, clock.worst_ns, clock.violated) == (aligned, CLOCK_TOLERANCE_NS + more, 3)
 
 
 def test_numbers_match_what_a_window_cut_off() -> None:

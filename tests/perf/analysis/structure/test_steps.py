@@ -318,19 +318,13 @@ def test_a_last_stretch_of_other_kernels_is_no_period() -> None:
 @pytest.mark.parametrize(
     ("changed", "confidence"),
     [
-        ({}, "high"),
-        ({"likeness": 0.9699}, "medium"),
-        ({"kernels": (20,) * 4}, "medium"),
-        ({"rest": 16}, "medium"),
-        ({"kernels": (20,) * 3, "likeness": 0.95, "rest": 0}, "medium"),
-        ({"likeness": 0.9499}, "low"),
-        ({"kernels": (20,) * 2, "rest": 0}, "low"),
-        ({"kernels": (25, 25, 100), "head": 50, "rest": 50}, "medium"),
-        ({"kernels": (25, 25, 100), "head": 50, "rest": 51}, "low"),
-        ({"head": 19, "rest": 0}, "high"),
+        ({}, "high"), ({"likeness": 0.9699}, "medium"), ({"kernels": (20,) * 4}, "medium"), ({"rest": 16}, "medium"),
+        ({"kernels": (20,) * 3, "likeness": 0.95, "rest": 0}, "medium"), ({"likeness": 0.9499}, "low"),
+        ({"kernels": (20,) * 2, "rest": 0}, "low"), ({"kernels": (25, 25, 100), "head": 50, "rest": 50}, "medium"),
+        ({"kernels": (25, 25, 100), "head": 50, "rest": 51}, "low"), ({"head": 19, "rest": 0}, "high"),
         ({"head": 20, "rest": 0}, "low"),
     ],
-)
+)  # fmt: skip
 def test_confidence_at_its_limits(changed: dict[str, Any], confidence: str) -> None:
     """5 periods of 97 % likeness over 80 % of the sequence are the least for a high one."""
     limits = {"kernels": (20,) * 5, "likeness": 0.97, "head": 10, "rest": 15} | changed

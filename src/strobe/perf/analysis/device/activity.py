@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated as A
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from strobe.core.errors import DataError
 from strobe.perf.analysis.device.intervals import (
-    Covered,
     Intervals,
     Ints,
     Window,
@@ -26,6 +25,7 @@ from strobe.perf.analysis.device.intervals import (
     overlaps,
     reach,
     totals,
+    union,
 )
 from strobe.perf.table.fields import count_cell
 from strobe.perf.table.model import Count, ExactTime, Text
@@ -491,33 +491,6 @@ def tile_of(moments: Ints, tiles: Intervals) -> Ints:
 # `busy`, idle causes to `idle`. Every figure is cut to the window.
 
 
-@dataclass(kw_only=True, slots=True)
-class _StreamEvents(Covered):
-    """Events of one stream. Kernels of one stream overlap under programmatic dependent launch and in graph branches.
-
-    Args:
-        pairs: pairs of its events that ran at the same time.
-        longest_ns: the longest that an event ran while one that started before it did.
-        open_ns: ends of earlier events that may lie after the start of a later one.
-    """
-
-    pairs: int = 0
-    longest_ns: int = 0
-    open_ns: Ints = field(default_factory=lambda: np.empty(0, np.int64))
-
-    def add(self, start: Ints, end: Ints) -> Intervals:
-        fresh, some = Covered.add(self, start, end), end > start
-        start, end = start[some], end[some]
-        if len(start):
-            later = np.searchsorted(start, end, "left") - np.arange(1, len(start) + 1)
-            self.pairs += int(later.sum()) + int(np.searchsorted(start, self.open_ns, "left").sum())
-            reached = np.maximum(reach(start, end), max(self.open_ns, default=start[0]))
-            self.longest_ns = max(self.longest_ns, int((np.minimum(reached, end) - start).max()))
-            ends = np.concatenate((self.open_ns, end))
-            self.open_ns = ends[ends > start[-1]]
-        return fresh
-
-
 Verdict = Literal[
     "busy", "host-bound", "host late, slow launches", "launch latency", "queued", "profiler overhead", "unknown", "mixed"
 ]  # fmt: skip
@@ -598,52 +571,63 @@ class Activity(NamedTuple):
 
 def activity(view: DeviceView) -> Activity:
     """Account for the time of one device; communication is exposed where no kernel and no memset runs."""
-    kinds, whole = {name: Covered() for name in PRIORITY}, Covered()
-    compute, no_copy, unlinked = Covered(), Covered(), Covered()
-    streams: defaultdict[int, _StreamEvents] = defaultdict(_StreamEvents)
-    for part in view.parts():
-        kind, stream = part.work.kind, part.work.stream
-        chosen: list[tuple[Covered, NDArray[np.bool_]]] = [
-            (whole, kind >= 0),
-            *((own, kind == DEVICE_KINDS.index(name)) for name, own in kinds.items()),
-            (compute, np.isin(kind, [DEVICE_KINDS.index(name) for name in ("kernel", "memset")])),
-            (no_copy, kind != DEVICE_KINDS.index("memcpy")),
-            (unlinked, part.work.host < 0),
-            *((streams[number], stream == number) for number in different(stream).tolist()),
-        ]
-        for own, some in chosen:
-            own.add(part.start[some], part.end[some])
+    work = view.work.at(view.inside)
+    kind, stream, unlinked = work.kind, work.stream, work.host < 0
+    start, end = (np.clip(edge, view.begin_ns, view.end_ns) for edge in (work.start, work.end))
+    number_of = {name: DEVICE_KINDS.index(name) for name in PRIORITY}
+
+    def union_ns(some: NDArray[np.bool_]) -> int:
+        return union(start[some], end[some]).length_ns
+
+    def counted(some: NDArray[np.bool_]) -> dict[str, Any]:
+        return {"events": int(some.sum()), "sum_ns": int((end - start)[some].sum())}
+
     owned, late_delay_ns = _time_by_class(view)
-    idle, busy_ns = {cause: owned[cause] for cause in CAUSES}, whole.total_ns
+    idle, busy_ns, sum_ns = {cause: owned[cause] for cause in CAUSES}, union_ns(kind >= 0), int((end - start).sum())
+    no_copy_ns = union_ns(kind != number_of["memcpy"])
     device = DeviceRow(
         **view.where,
         product=view.trace.devices.get(view.device, ""),
         span_ns=view.span_ns,
         busy_ns=busy_ns,
         idle_ns=view.span_ns - busy_ns,
-        sum_ns=whole.sum_ns,
-        overlap_ns=whole.sum_ns - busy_ns,
-        exposed_communication_ns=no_copy.total_ns - compute.total_ns,
-        exposed_copies_ns=busy_ns - no_copy.total_ns,
-        events=whole.n,
-        unlinked_events=unlinked.n,
-        unlinked_ns=unlinked.sum_ns,
+        sum_ns=sum_ns,
+        overlap_ns=sum_ns - busy_ns,
+        exposed_communication_ns=no_copy_ns - union_ns(np.isin(kind, [number_of[name] for name in ("kernel", "memset")])),
+        exposed_copies_ns=busy_ns - no_copy_ns,
+        events=len(work),
+        unlinked_events=int(unlinked.sum()),
+        unlinked_ns=int((end - start)[unlinked].sum()),
         verdict=_verdict(idle, view.span_ns, late_delay_ns),
     )
     of_kinds = tuple(
-        KindRow(**view.where, kind=kind, events=own.n, exclusive_ns=owned[kind], union_ns=own.total_ns, sum_ns=own.sum_ns)
-        for kind, own in kinds.items()
-        if own.n
+        KindRow(**view.where, kind=name, exclusive_ns=owned[name], union_ns=union_ns(some), **counted(some))
+        for name, number in number_of.items()
+        if (some := kind == number).any()
     )
-    of_streams = tuple(
-        StreamRow(
-            **view.where, stream=number, events=own.n, busy_ns=own.total_ns, sum_ns=own.sum_ns,
-            overlap_ns=own.sum_ns - own.total_ns, overlap_pairs=own.pairs, longest_overlap_ns=own.longest_ns,
-        )
-        for number, own in sorted(streams.items())
-    )  # fmt: skip
+    of_streams = []
+    for number in different(stream).tolist():
+        some = stream == number
+        own, stream_ns = counted(some), union_ns(some)
+        pairs, longest_ns = _overlap_within(start[some], end[some])
+        row = StreamRow(
+            **view.where, **own, stream=number, busy_ns=stream_ns, overlap_ns=own["sum_ns"] - stream_ns, overlap_pairs=pairs,
+            longest_overlap_ns=longest_ns,
+        )  # fmt: skip
+        of_streams.append(row)
     overhead = _overhead(view) if owned[PROFILER_OVERHEAD] else {}
-    return Activity(device, of_kinds, of_streams, idle, overhead, late_delay_ns)
+    return Activity(device, of_kinds, tuple(of_streams), idle, overhead, late_delay_ns)
+
+
+def _overlap_within(start: Ints, end: Ints) -> tuple[int, int]:
+    """Return how many pairs of events of a stream ran at the same time, and for how long at most one ran beside earlier ones.
+
+    Kernels of one stream overlap under programmatic dependent launch and in graph branches.
+    """
+    some = end > start
+    start, end = start[some], end[some]
+    later = np.searchsorted(start, end, "left") - np.arange(1, len(start) + 1)
+    return int(later.sum()), int((np.minimum(reach(start, end), end) - start).max(initial=0))
 
 
 def _verdict(idle: Mapping[str, int], span_ns: int, late_delay_ns: int | None) -> Verdict:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -187,10 +187,6 @@ def totals(values: Ints, group: Ints, num_groups: int) -> Ints:
 
 # Count, sum and rank statistics of times, exact, for one list or for many at once.
 
-Grouped: TypeAlias = tuple[NDArray[np.integer], NDArray[np.integer]]
-"""Times, and the group of each."""
-_INT32: Final = 1 << 31
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Distribution:
@@ -225,36 +221,9 @@ def distributions(values: Ints, group: NDArray[np.integer], num_groups: int) -> 
     Args:
         group: group of each time, from 0 on.
     """
-    return grouped(lambda: iter(((values, group),)), num_groups)
-
-
-def grouped(parts: Callable[[], Iterator[Grouped]], num_groups: int) -> list[Distribution | None]:
-    """Compute the statistics of each group, from parts that are read twice; `None` for an empty group.
-
-    Beside a part it needs room for every time once: 4 bytes, 8 where one of them lasts over 2 seconds.
-
-    Args:
-        parts: yields `(times, group of each)`, some at a time; it is asked twice and gives the same both times.
-        num_groups: how many groups there are, numbered from 0 on.
-    """
-    counts, low, high = np.zeros(num_groups, np.int64), 0, 0
-    for values, group in parts():
-        if len(values):
-            counts += np.bincount(group, minlength=num_groups)
-            low, high = min(low, int(values.min())), max(high, int(values.max()))
-    begin = np.cumsum(counts) - counts
-    store: NDArray[np.integer] = np.empty(int(counts.sum()), np.int32 if low >= -_INT32 and high < _INT32 else np.int64)
-    free = begin.copy()
-    for values, group in parts():
-        if num_groups == 1:
-            store[free[0] : free[0] + len(values)] = values
-            free += len(values)
-            continue
-        own = np.bincount(group, minlength=num_groups)
-        order = np.argsort(group.astype(np.dtype(code_for(0, num_groups))), kind="stable")  # the fewer bytes, the faster
-        store[np.arange(len(order)) + np.repeat(free - (np.cumsum(own) - own), own)] = values[order]
-        free += own
-    return [_describe(store[first : first + n]) if n else None for first, n in zip(begin.tolist(), counts.tolist(), strict=True)]
+    order = np.argsort(group.astype(np.dtype(code_for(0, num_groups))), kind="stable")  # the fewer bytes, the faster
+    ends = np.cumsum(np.bincount(group, minlength=num_groups)) if len(group) else np.zeros(num_groups, np.int64)
+    return [_describe(own) if len(own) else None for own in np.split(values[order], ends[:-1])[:num_groups]]
 
 
 def _describe(samples: NDArray[np.integer]) -> Distribution:

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from strobe.perf.analysis.device.activity import BUSY, DeviceView, EventView
-from strobe.perf.analysis.device.intervals import Distribution, Ints, grouped, totals
+from strobe.perf.analysis.device.intervals import Distribution, Ints, distributions, totals
 from strobe.perf.analysis.parts import OF_KERNELS, Part
 from strobe.perf.table.fields import count_cell, exact_cell
 from strobe.perf.table.model import Code, Count, ExactTime
@@ -267,9 +267,9 @@ def kernel_table(view: DeviceView, by: Literal["name", "shape"] = "name") -> Ker
         names[number].setdefault(full, []).append(counted[code])
         numbers.append(number)
     row_of = np.array(numbers, np.int64)
-    calls = grouped(
-        lambda: ((part.length, row_of[np.searchsorted(codes, codes_of(part.work))]) for part in view.parts()), len(ids)
-    )
+    lengths = np.concatenate([part.length for part in view.parts()])
+    of_call = np.concatenate([row_of[np.searchsorted(codes, codes_of(part.work))] for part in view.parts()])
+    calls = distributions(lengths, of_call, len(ids))
     found = []
     for (group, shape_, kind_), of_name, times in zip(ids, names, calls, strict=True):
         assert times is not None, "a row is there because of its calls"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from functools import partial
 from typing import Annotated as A
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,11 +29,10 @@ from strobe.perf.analysis.device.activity import (
 from strobe.perf.analysis.device.intervals import (
     Covered,
     Distribution,
-    Grouped,
     Intervals,
     Ints,
     column,
-    grouped,
+    distributions,
     marked,
     overlaps,
     totals,
@@ -95,69 +94,39 @@ class Launch:
     """
 
     def __init__(self, view: DeviceView, is_graph: NDArray[np.bool_] | None = None) -> None:
-        self._view, self._hosts = view, view.trace.device_events.hosts
-        self._name, self._begin, self._end = (
-            np.asarray(self._hosts.name), column(self._hosts.start_ns), column(self._hosts.end_ns),
-        )  # fmt: skip
+        hosts, start = view.trace.device_events.hosts, view.work.start
         graphs = graph_calls(view.trace) if is_graph is None else is_graph
-        self.num_events = self.num_unlinked = self.num_uncorrelated = 0
-        used = [np.empty(0, np.int64)]
-        for work in self._starting():
-            linked = work.host >= 0
-            self.num_events += len(linked)
-            self.num_unlinked += int((~linked).sum())
-            self.num_uncorrelated += int((work.host == NO_CORRELATION).sum())
-            used.append(different(work.host[linked]))
-        self._used = different(np.concatenate(used))
-        of_edge = (
-            self._delays(edge, lambda part, rest: np.where(rest, 2, 1) * graphs[part.host], len(LAUNCH_KINDS))
-            for edge in (self._begin, self._end)
-        )
-        self.kinds = {kind: sides for kind, *sides in zip(LAUNCH_KINDS, *of_edge, strict=True) if None not in sides}
-        self.calls = tuple(sorted(self._calls(), key=lambda row: (-row.events, row.call)))
+        last = start <= view.end_ns if view.window is None else start < view.end_ns
+        work = view.work.at(np.flatnonzero((start >= view.begin_ns) & last))
+        self.num_events, self.num_unlinked = len(work), int((work.host < 0).sum())
+        self.num_uncorrelated = int((work.host == NO_CORRELATION).sum())
+        work = work.at(np.flatnonzero(work.host >= 0))
+        host, rest = work.host, work.ordinal > 0
+        begin, end = column(hosts.start_ns), column(hosts.end_ns)
+        kind = np.where(rest, 2, 1) * graphs[host]
+        sides = zip(*(_delays(work.start - edge[host], kind) for edge in (begin, end)), strict=True)
+        self.kinds = {kind: own for kind, own in zip(LAUNCH_KINDS, sides, strict=True) if None not in own}
+        names, name, used = hosts.names, np.asarray(hosts.name), different(host)
+        of_host = distributions((end - begin)[used], name[used], len(names))
+        by_name = distributions(work.start - begin[host], 2 * name[host].astype(np.int64) + rest, 2 * len(names))
+        found = []
+        for number, calls in enumerate(of_host):
+            both = [each for each in by_name[2 * number : 2 * number + 2] if each is not None]
+            if calls is not None:
+                row = LaunchRow(
+                    **view.where, call=names[number], calls=calls.n, events=sum(each.n for each in both),
+                    host_sum_ns=calls.sum_ns, host_p50_ns=calls.p50_ns, host_max_ns=calls.max_ns,
+                    delay_p50_ns=both[0].p50_ns, delay_max_ns=both[0].max_ns,
+                )  # fmt: skip
+                found.append(row)
+        self.calls = tuple(sorted(found, key=lambda row: (-row.events, row.call)))
 
-    def _calls(self) -> Iterator[LaunchRow]:
-        names = self._hosts.names
-        by_name = self._delays(self._begin, lambda part, rest: 2 * self._name[part.host] + rest, 2 * len(names))
-        for number, host in enumerate(grouped(self._durations, len(names))):
-            if host is not None:
-                first, rest = by_name[2 * number : 2 * number + 2]
-                both = [each for each, _ in filter(None, (first, rest))]
-                since, events = both[0], sum(each.n for each in both)
-                of_host: dict[str, Any] = {"host_sum_ns": host.sum_ns, "host_p50_ns": host.p50_ns, "host_max_ns": host.max_ns}
-                delay: dict[str, Any] = {"delay_p50_ns": since.p50_ns, "delay_max_ns": since.max_ns}
-                yield LaunchRow(**self._view.where, call=names[number], calls=host.n, events=events, **of_host, **delay)
 
-    def _starting(self) -> Iterator[EventView]:
-        view = self._view
-        for _, work in view.work.parts():
-            start = work.start
-            last = start <= view.end_ns if view.window is None else start < view.end_ns
-            yield work.at(np.flatnonzero((start >= view.begin_ns) & last))
-
-    def _delays(
-        self, edge: Ints, group: Callable[[EventView, NDArray[np.bool_]], NDArray[np.integer]], num: int
-    ) -> list[Delays | None]:
-        """Return the delays of each group of linked events since an edge of their calls.
-
-        `group` gives the group of some events, and is told which of them are not the first of their call.
-        """
-
-        def since() -> Iterator[Grouped]:
-            for work in self._starting():
-                linked = work.at(np.flatnonzero(work.host >= 0))
-                yield linked.start - edge[linked.host], group(linked, linked.ordinal > 0)
-
-        negative = np.zeros(num, np.int64)
-        for delay, which in since():
-            negative += np.bincount(which[delay < 0], minlength=num)
-        found = zip(grouped(since, num), negative.tolist(), strict=True)
-        return [None if delays is None else (delays, below) for delays, below in found]
-
-    def _durations(self) -> Iterator[Grouped]:
-        for block in blocks(len(self._used)):
-            used = self._used[block]
-            yield self._end[used] - self._begin[used], self._name[used]
+def _delays(delay: Ints, kind: Ints) -> list[Delays | None]:
+    """Return the delays of each of `LAUNCH_KINDS`."""
+    negative = np.bincount(kind[delay < 0], minlength=len(LAUNCH_KINDS)).tolist()
+    found = zip(distributions(delay, kind, len(LAUNCH_KINDS)), negative, strict=True)
+    return [None if delays is None else (delays, below) for delays, below in found]
 
 
 def graph_calls(trace: Trace) -> NDArray[np.bool_]:
@@ -442,12 +411,9 @@ class Gaps:
     def _rows(self) -> Iterator[GapsRow]:
         spent, copies = self._totals()
         pairs = np.array(sorted(spent), np.int64)
-
-        def lengths() -> Iterator[Grouped]:
-            for gaps, pair in self._gaps():
-                yield gaps.end - gaps.start, np.searchsorted(pairs, pair)
-
-        for number, gaps in zip(pairs.tolist(), grouped(lengths, len(pairs)), strict=True):
+        each = [(gaps.end - gaps.start, np.searchsorted(pairs, pair)) for gaps, pair in self._gaps()] or [(pairs, pairs)]
+        lengths, which = (np.concatenate(columns) for columns in zip(*each, strict=True))
+        for number, gaps in zip(pairs.tolist(), distributions(lengths, which, len(pairs)), strict=True):
             took = dict(zip(_SPENT, spent[number].tolist(), strict=True))
             assert gaps is not None and gaps.sum_ns == sum(took.values()), "a gap does not add up"
             after, before = divmod(number, len(self._groups))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -50,7 +49,7 @@ from strobe.perf.analysis.structure.ranges import (
 from strobe.perf.analysis.structure.sections import pattern
 from strobe.perf.table.model import Code, Count, ExactTime, Text
 from strobe.perf.table.rows import OnDevice, col, micros
-from strobe.perf.trace.columns import GrowingColumn, blocks, code_for
+from strobe.perf.trace.columns import code_for
 from strobe.perf.trace.events import Trace
 
 # Finds repetitions in a sequence of kernel names: an anchor that occurs once in every period.
@@ -157,23 +156,14 @@ Repetitions: TypeAlias = tuple[NDArray[np.int32], tuple[Period, ...]]
 
 def repetitions(work: EventView, texts: tuple[str, ...]) -> Repetitions:
     """Find the repetitions of a device's kernels, on the stream that has most of them."""
-    counts: Counter[int] = Counter()
-    for _, part in work.parts():
-        numbers, count = np.unique(part.stream[np.isin(part.kind, WORK)], return_counts=True)
-        counts.update(dict(zip(numbers.tolist(), count.tolist(), strict=True)))
-    stream = min(counts, key=lambda number: (-counts[number], number), default=0)
-    place, name, pause = np.empty(counts[stream], np.int32), _numbers(counts[stream], len(texts)), GrowingColumn()
-    at, reached = 0, None
-    for first, part in work.parts():
-        own = np.flatnonzero(np.isin(part.kind, WORK) & (part.stream == stream))
-        if not len(own):
-            continue
-        place[at : at + len(own)], name[at : at + len(own)] = first + own, part.name[own]
-        start, end = part.start[own], part.end[own]
-        before = reach(start, end) if reached is None else np.maximum(reach(start, end), reached)
-        pause.extend(np.maximum(0, start - before))
-        at, reached = at + len(own), max(int(before[-1]), int(end[-1]))
-    return place, find_periods(name, texts, np.asarray(pause.release()))
+    is_kernel = np.isin(work.kind, WORK)
+    numbers, counts = np.unique(work.stream[is_kernel], return_counts=True)
+    if not len(numbers):
+        return np.empty(0, np.int32), ()
+    place = np.flatnonzero(is_kernel & (work.stream == numbers[counts.argmax()])).astype(np.int32)
+    own = work.at(place)
+    pause = np.maximum(0, own.start - reach(own.start, own.end))
+    return place, find_periods(own.name, texts, pause)
 
 
 def find_periods(name: Numbers, texts: tuple[str, ...], pause_ns: Numbers) -> tuple[Period, ...]:
@@ -219,23 +209,10 @@ def loop_of_one(name: Numbers, texts: tuple[str, ...], start_ns: Ints) -> tuple[
     )  # fmt: skip
 
 
-def _numbers(count: int, limit: int) -> Numbers:
-    return np.empty(count, np.dtype(code_for(0, limit)))
-
-
 def _pairs(name: Numbers, num_names: int) -> tuple[Numbers, int]:
     """Number the pairs of neighbours; return the number of each pair and the count of distinct ones."""
-
-    def codes() -> Iterator[tuple[slice, Ints]]:
-        for block in blocks(len(name) - 1):
-            both = name[block.start : block.stop + 1].astype(np.int64)
-            yield block, both[:-1] * num_names + both[1:]
-
-    known = np.unique(np.concatenate([np.unique(code) for _, code in codes()]))
-    found = _numbers(len(name) - 1, len(known))
-    for block, code in codes():
-        found[block] = np.searchsorted(known, code)
-    return found, len(known)
+    known, found = np.unique(name[:-1].astype(np.int64) * num_names + name[1:], return_inverse=True)
+    return found.astype(np.dtype(code_for(0, len(known)))), len(known)
 
 
 def _longest_first(found: list[tuple[int, Period]]) -> list[Period]:
@@ -257,16 +234,9 @@ def _longest_first(found: list[tuple[int, Period]]) -> list[Period]:
 
 def _even(ids: Numbers, num: int, is_pair: bool) -> list[_Anchor]:
     """Return the anchors: names that occur often enough, over enough of the sequence, mostly at equal distances."""
-    count = np.zeros(num, np.int64)
-    for block in blocks(len(ids)):
-        count += np.bincount(ids[block], minlength=num)
+    count = np.bincount(ids, minlength=num)
     first = np.cumsum(count) - count
-    order, free = np.empty(len(ids), np.int32), first.copy()
-    for block in blocks(len(ids)):
-        ranked = np.argsort(ids[block], kind="stable")
-        own = np.bincount(ids[block], minlength=num)
-        order[np.arange(len(ranked)) + np.repeat(free - (np.cumsum(own) - own), own)] = block.start + ranked
-        free += own
+    order = np.argsort(ids, kind="stable").astype(np.int32)
     found = []
     for row in np.flatnonzero(count >= PERIODS_FEWEST).tolist():
         rows = order[first[row] : first[row] + count[row]]
