@@ -28,7 +28,7 @@ from strobe.perf.analysis.runs.log_times import StageRounds, Timings
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.analysis.structure.sections import skipped_text
 from strobe.perf.logs.series import short
-from strobe.perf.measure.stats import FLOOR, Interval, Verdict, judge, welch_interval
+from strobe.perf.measure.stats import FLOOR, Verdict, judge, welch_interval
 from strobe.perf.table.fields import exact_cell
 from strobe.perf.table.model import Cell, LevelName, Missing, Number, Share, Text
 from strobe.perf.table.rows import col
@@ -295,7 +295,6 @@ class LevelFigure:
     """Times of both sides and speedup at one level.
 
     Args:
-        interval: Welch's, over groups; drift between the sides is unknown.
         reason: `missing`, said once where it holds for both sides.
     """
 
@@ -316,11 +315,10 @@ class LevelFigure:
     unlike: A[str, col("difference between the quantities that the two sides measure; empty: none")]
     missing: A[str, col("reason why a side was not measured; empty if both were", "why")]
     reason: str
-    interval: Interval | None
 
     def without_ratio(self) -> LevelFigure:
         """Return the times alone, of sides that are not comparable."""
-        return replace(self, ratio=None, low=None, high=None, interval=None, verdict=None, realised=None, costs_ns=None)
+        return replace(self, ratio=None, low=None, high=None, verdict=None, realised=None, costs_ns=None)
 
 
 def level_figures(
@@ -371,7 +369,6 @@ def _figure(
         ratio=ratio,
         low=None if interval is None else interval.low,
         high=None if interval is None else interval.high,
-        interval=interval,
         verdict=verdict,
         baseline=b,
         candidate=c,
