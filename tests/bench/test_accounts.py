@@ -16,7 +16,7 @@ from strobe.engine.graphs import Recorded
 from strobe.engine.model import Model
 from strobe.engine.presets import PRESETS, preset
 from strobe.engine.prompts import Switch
-from strobe.perf.analysis.ledger.account import ClipKind, Ledger
+from strobe.perf.analysis.ledger.account import CLIP_KINDS, Ledger
 from strobe.perf.analysis.parts import Part
 from strobe.perf.records.store import read_run
 from strobe.perf.report.build import build_report
@@ -54,7 +54,7 @@ def test_every_preset_has_a_whole_account(folder: Path, name: str) -> None:
         assert whole == sum(span.value_ns for span in run.spans if span.name == spans.E2E and span.order in orders)
     shown = {part for line in said.lines for part in line.parts}
     assert {Part.ATTENTION_KERNEL, Part.ATTENTION_AROUND, Part.CROSS_ATTENTION, Part.FEED_FORWARD, Part.DECODING} <= shown
-    assert {kind for kind, _, _ in said.kinds} == set(ClipKind)
+    assert {kind for kind, _, _ in said.kinds} == set(CLIP_KINDS)
     assert all(level.ratio for level in ledger.levels)
     assert 0 < said.explained_time_share <= 1
 

@@ -18,7 +18,7 @@ from strobe.engine.model import Model
 from strobe.engine.presets import PRESETS, preset
 from strobe.engine.prompts import Switch
 from strobe.models.wan.dit import CausalWan
-from strobe.perf.analysis.ledger.account import ClipKind, Ledger
+from strobe.perf.analysis.ledger.account import CLIP_KINDS, Ledger
 from strobe.perf.analysis.parts import Part
 from strobe.perf.records.store import RunRecords, read_run
 from strobe.perf.report.findings import Finding, find
@@ -79,7 +79,7 @@ def test_every_preset_has_a_whole_account(accounts: Accounts, name: str) -> None
         assert whole == sum(span.value_ns for span in run.spans if span.name == spans.E2E and span.order in orders)
     shown = {part for line in said.lines for part in line.parts}
     assert {Part.ATTENTION_KERNEL, Part.ATTENTION_AROUND, Part.CROSS_ATTENTION, Part.FEED_FORWARD, Part.DECODING} <= shown
-    assert Part.PASS not in shown and {kind for kind, _, _ in said.kinds} == set(ClipKind)
+    assert Part.PASS not in shown and {kind for kind, _, _ in said.kinds} == set(CLIP_KINDS)
     assert any(side.traced_ns for side in said.sides) and said.explained_time_share >= 0.97, said
 
 

@@ -79,10 +79,10 @@ def _side(
     return Explained(
         num_clips=num_clips,
         kinds={
-            ClipKind.STEADY: {label: num_clips * ns for label, ns in total.items()},
-            ClipKind.AROUND: {_OUTSIDE: num_clips * around},
+            "steady": {label: num_clips * ns for label, ns in total.items()},
+            "start and end": {_OUTSIDE: num_clips * around},
         },
-        num_blocks={ClipKind.STEADY: len(blocks)},
+        num_blocks={"steady": len(blocks)},
         calls=calls,
         units=tuple(blocks),
     )
@@ -302,7 +302,7 @@ def test_lines_of_clips_that_were_timed_pair_by_pair_have_intervals_and_traced_o
         whole = sum(each[label] for each in own)
         calls = {"frame_block": (6, whole)}
         return Explained(
-            num_clips=6, kinds={ClipKind.STEADY: {label: whole}}, num_blocks={ClipKind.STEADY: 1}, calls=calls, units=own,
+            num_clips=6, kinds={"steady": {label: whole}}, num_blocks={"steady": 1}, calls=calls, units=own,
             pairs=own if pairwise else (),
         )  # fmt: skip
 
@@ -377,18 +377,18 @@ def test_a_clip_is_cut_at_the_starts_of_its_frame_blocks(run: RunRecords) -> Non
 def test_a_block_is_steady_only_where_it_is_for_both(run: RunRecords) -> None:
     slow = Variant(name="slow", preset="slow", window=18)
     assert block_kinds(run, ["baseline", "turbo"])[:5] == (
-        ClipKind.FIRST,
-        ClipKind.FILLING,
-        ClipKind.FILLING,
-        ClipKind.STEADY,
-        ClipKind.STEADY,
+        "first",
+        "filling",
+        "filling",
+        "steady",
+        "steady",
     )
-    assert block_kinds(replace(run, variants=(*run.variants, slow)), ["baseline", "slow"])[:6].count(ClipKind.FILLING) == 4
+    assert block_kinds(replace(run, variants=(*run.variants, slow)), ["baseline", "slow"])[:6].count("filling") == 4
     work = run.header.workload
     assert work is not None
     for prompt in work.prompts:
         if prompt.frame_block:
-            assert block_kinds(run, ["turbo"])[prompt.frame_block] == ClipKind.SWITCH
+            assert block_kinds(run, ["turbo"])[prompt.frame_block] == "switch"
 
 
 _LABELS = st.builds(
@@ -420,10 +420,10 @@ def test_busy_time_is_the_traces_and_idle_what_the_timed_blocks_have_left(run: R
     found = explained(run, "turbo", kinds, blocks)
     many = len(clips_of(run, "turbo"))
     assert found.labels[kernel] == 12 * many * 1_200_000
-    steady = found.kinds[ClipKind.STEADY]
+    steady = found.kinds["steady"]
     assert steady[late] == pytest.approx(3 * steady[queued], abs=2)
     cut = cut_clips(run, clips_of(run, "turbo")).values()
-    timed = sum(blocks_ns[at] for blocks_ns, _ in cut for at in range(12) if kinds[at] == ClipKind.STEADY)
+    timed = sum(blocks_ns[at] for blocks_ns, _ in cut for at in range(12) if kinds[at] == "steady")
     assert sum(steady.values()) == timed
     assert found.traced_ns == 12 * 5_200_000 and found.timed_ns == pytest.approx(12 * 2_000_000, rel=0.01)
 
@@ -446,11 +446,8 @@ def test_a_kind_of_block_that_was_not_traced_is_said_not_guessed(run: RunRecords
     kinds = block_kinds(run, ["turbo"])
     found = explained(run, "turbo", kinds, only)
     unknown = {kind for kind, labels in found.kinds.items() if any(label.activity == UNTRACED for label in labels)}
-    assert unknown == set(kinds) - {ClipKind.STEADY}
-    assert (
-        found.kinds[ClipKind.STEADY][Label(KERNEL_PATH, "kernel")]
-        == kinds.count(ClipKind.STEADY) * len(clips_of(run, "turbo")) * 1_000_000
-    )
+    assert unknown == set(kinds) - {"steady"}
+    assert found.kinds["steady"][Label(KERNEL_PATH, "kernel")] == kinds.count("steady") * len(clips_of(run, "turbo")) * 1_000_000
     assert answer(found, found).explained_time_share < 0.9
 
 
@@ -542,12 +539,12 @@ def test_regions_that_do_not_fit_into_each_other_are_refused(run: RunRecords) ->
 def test_what_one_side_cannot_tell_apart_is_told_apart_on_neither() -> None:
     side = Explained(
         num_clips=1,
-        kinds={ClipKind.STEADY: {Label(KERNEL_PATH, "kernel"): 5, Label(STEP, "kernel"): 7, Label(("vae_decode",), "kernel"): 1}},
-        num_blocks={ClipKind.STEADY: 1},
+        kinds={"steady": {Label(KERNEL_PATH, "kernel"): 5, Label(STEP, "kernel"): 7, Label(("vae_decode",), "kernel"): 1}},
+        num_blocks={"steady": 1},
         calls={},
         units=(),
     )
-    merged = coarsened(side, {"denoise_step"}).kinds[ClipKind.STEADY]
+    merged = coarsened(side, {"denoise_step"}).kinds["steady"]
     assert merged == {Label(("denoise_step", NOT_APART), "kernel"): 12, Label(("vae_decode",), "kernel"): 1}
     assert part_of(Label(("denoise_step", NOT_APART), "kernel")) == Part.PASS
 
@@ -575,9 +572,7 @@ def test_a_block_left_out_of_a_trace_is_said(run: RunRecords) -> None:
     kinds = block_kinds(run, ["turbo"])
     found = explained(run, "turbo", kinds, blocks)
     assert found.stood_for == (7,)
-    assert (
-        found.kinds[ClipKind.STEADY][Label(KERNEL_PATH, "kernel")] == kinds.count(ClipKind.STEADY) * found.num_clips * 1_000_000
-    )
+    assert found.kinds["steady"][Label(KERNEL_PATH, "kernel")] == kinds.count("steady") * found.num_clips * 1_000_000
 
 
 @pytest.mark.parametrize(
@@ -634,8 +629,8 @@ def test_at_most_eight_lines_that_add_up_with_the_small_ones_together(run: RunRe
     said = answer(*sides)
     assert len(said.lines) == MOST_LINES and len(said.lines[-1].parts) > 1
     for at, side in enumerate(sides):
-        steady = sum(side.kinds[ClipKind.STEADY].values())
-        assert said.both[at] == Fraction(steady, side.num_clips * kinds.count(ClipKind.STEADY))
+        steady = sum(side.kinds["steady"].values())
+        assert said.both[at] == Fraction(steady, side.num_clips * kinds.count("steady"))
         assert sum(both[at] for _, _, both in said.kinds) == Fraction(sum(side.labels.values()), side.num_clips)
     beyond = sum(line.elsewhere_ns for line in said.lines)
     saved = Fraction(sum(sides[0].labels.values()) - sum(sides[1].labels.values()), sides[0].num_clips)

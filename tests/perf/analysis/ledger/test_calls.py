@@ -180,7 +180,7 @@ def test_levels_are_compared_over_rounds_and_steps(tmp_path: Path) -> None:
     assert float(found["kernel"].ratio or 0) == pytest.approx(3.4520, abs=5e-5)
     for level in ("kernel", "attention", "step", "stage"):
         figure = found[level]
-        assert figure.interval is not None and figure.interval.low < float(figure.ratio or 0) < figure.interval.high
+        assert figure.low is not None and figure.low < float(figure.ratio or 0) < figure.high
         assert figure.verdict == "faster"
     call = found["attention"]
     assert call.baseline is not None and (call.baseline.n, call.baseline.groups) == (9, 3)

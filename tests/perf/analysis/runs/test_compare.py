@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from strobe.core.errors import DataError
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, DENOISE_STEP, FFN
 from strobe.perf.analysis.device.activity import HOST_LATE
-from strobe.perf.analysis.ledger.account import ClipKind, Explained
+from strobe.perf.analysis.ledger.account import Explained
 from strobe.perf.analysis.ledger.speedup import answer
 from strobe.perf.analysis.runs.compare import (
     POWER_CAP,
@@ -158,7 +158,7 @@ FEED_FORWARD, WAITING = Label((DENOISE_STEP, "dit_forward", FFN), KERNEL), Label
 
 def side(kernel: int, ffn: int, waiting: int) -> Explained:
     labels = {KERNELS: kernel, FEED_FORWARD: ffn, WAITING: waiting}
-    return Explained(num_clips=1, kinds={ClipKind.STEADY: labels}, num_blocks={ClipKind.STEADY: 1}, calls={}, units=())
+    return Explained(num_clips=1, kinds={"steady": labels}, num_blocks={"steady": 1}, calls={}, units=())
 
 
 def clocks(*mhz: int, capped: bool = False) -> SideClocks:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from fractions import Fraction
 from functools import partial
 from itertools import pairwise, takewhile
 from typing import Annotated as A
-from typing import Final, Literal, TypeAlias, TypeVar
+from typing import Final, Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,18 +110,9 @@ def trace_part(label: Label) -> Part:
 
 K = TypeVar("K", bound=Hashable)
 _AROUND_LABEL: Final = Label(("clip",), AROUND)
-
-
-class ClipKind(StrEnum):
-    """Kinds of frame block, and the time around them."""
-
-    FIRST = "first"
-    FILLING = "filling"
-    STEADY = "steady"
-    SWITCH = "switch"
-    AROUND = "start and end"
-
-
+ClipKind = Literal["first", "filling", "steady", "switch", "start and end"]
+"""Kinds of frame block, and the time around them."""
+CLIP_KINDS: Final[tuple[ClipKind, ...]] = get_args(ClipKind)
 Labels = Mapping[Label, int]
 
 
@@ -182,16 +172,18 @@ def block_kinds(run: RunRecords, names: Collection[str]) -> tuple[ClipKind, ...]
     functions are one block, all alike.
     """
     work = run.header.workload
+    steady: ClipKind = "steady"
     if run.header.kind == "calls":
-        return (ClipKind.STEADY,)
+        return (steady,)
     if work is None:
         last = max((span.index or 0 for span in run.spans if span.name == spans.FRAME_BLOCK), default=0)
-        return (ClipKind.FIRST, *[ClipKind.STEADY] * last)
+        return ("first", *[steady] * last)
     full = max((run.variant(name).window or 0 for name in names), default=0)
     filling = [index for index in range(work.frame_blocks) if (index + 1) * work.latents_per_block < full]
-    kinds = dict.fromkeys(filling, ClipKind.FILLING)
-    kinds |= {prompt.frame_block: ClipKind.SWITCH for prompt in work.prompts} | {0: ClipKind.FIRST}
-    return tuple(kinds.get(index, ClipKind.STEADY) for index in range(work.frame_blocks))
+    kinds: dict[int, ClipKind] = dict.fromkeys(filling, "filling")
+    kinds |= {prompt.frame_block: "switch" for prompt in work.prompts}
+    kinds[0] = "first"
+    return tuple(kinds.get(index, steady) for index in range(work.frame_blocks))
 
 
 def apportion(total: int, weights: Mapping[K, int]) -> dict[K, int]:
@@ -304,13 +296,13 @@ def explain_by_regions(run: RunRecords, pairs: Sequence[Sequence[Clip]], kinds: 
             for index, labels in enumerate(own):
                 by_kind[kinds[index]].update(labels)
                 unit.update(labels)
-            by_kind[ClipKind.AROUND][_AROUND_LABEL] += around_ns
+            by_kind["start and end"][_AROUND_LABEL] += around_ns
             unit[_AROUND_LABEL] += around_ns
             marking += line.region_ns * sum(map(sum, line.calls))
         units.append(unit)
     return Explained(
         num_clips=sum(map(len, pairs)),
-        kinds={kind: by_kind[kind] for kind in ClipKind if kind in by_kind},
+        kinds={kind: by_kind[kind] for kind in CLIP_KINDS if kind in by_kind},
         num_blocks=Counter(kinds),
         calls={name: (count, ns) for name, (count, ns) in calls.items()},
         units=tuple(units),
@@ -355,9 +347,9 @@ def explain_by_trace(run: RunRecords, clips: Sequence[Clip], kinds: Sequence[Cli
         took = sum(blocks_ns[index] for blocks_ns, _ in timed for index in indices)
         seen = [tiles[index].owned for index in indices if index in tiles]
         scale = Fraction(len(clips) * len(indices), len(seen) or 1)
-        by_kind[kind] = _divided(took, seen, scale) if seen else {Label((f"{kind.value} frame blocks",), UNTRACED): took}
-    by_kind[ClipKind.AROUND] = {_AROUND_LABEL: sum(around_ns for _, around_ns in timed)}
-    steady = [tile for tile in traced.tiles if kinds[tile.index] == ClipKind.STEADY] or list(traced.tiles)
+        by_kind[kind] = _divided(took, seen, scale) if seen else {Label((f"{kind} frame blocks",), UNTRACED): took}
+    by_kind["start and end"] = {_AROUND_LABEL: sum(around_ns for _, around_ns in timed)}
+    steady = [tile for tile in traced.tiles if kinds[tile.index] == "steady"] or list(traced.tiles)
     return Explained(
         num_clips=len(clips),
         kinds=by_kind,

@@ -11,6 +11,7 @@ from typing import Annotated as A
 from typing import Final, Literal, Self
 
 from strobe.perf.analysis.ledger.account import (
+    CLIP_KINDS,
     MAX_REALISED,
     BothSides,
     ClipKind,
@@ -28,7 +29,7 @@ from strobe.perf.analysis.runs.log_times import StageRounds, Timings
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.analysis.structure.sections import skipped_text
 from strobe.perf.logs.series import short
-from strobe.perf.measure.stats import FLOOR, Interval, Verdict, judge, welch_interval
+from strobe.perf.measure.stats import FLOOR, Verdict, judge, welch_interval
 from strobe.perf.table.fields import exact_cell
 from strobe.perf.table.model import Cell, LevelName, Missing, Number, Share, Text
 from strobe.perf.table.rows import col
@@ -295,7 +296,6 @@ class LevelFigure:
     """Times of both sides and speedup at one level.
 
     Args:
-        interval: Welch's, over groups; drift between the sides is unknown.
         reason: `missing`, said once where it holds for both sides.
     """
 
@@ -316,11 +316,10 @@ class LevelFigure:
     unlike: A[str, col("difference between the quantities that the two sides measure; empty: none")]
     missing: A[str, col("reason why a side was not measured; empty if both were", "why")]
     reason: str
-    interval: Interval | None
 
     def without_ratio(self) -> LevelFigure:
         """Return the times alone, of sides that are not comparable."""
-        return replace(self, ratio=None, low=None, high=None, interval=None, verdict=None, realised=None, costs_ns=None)
+        return replace(self, ratio=None, low=None, high=None, verdict=None, realised=None, costs_ns=None)
 
 
 def level_figures(
@@ -371,7 +370,6 @@ def _figure(
         ratio=ratio,
         low=None if interval is None else interval.low,
         high=None if interval is None else interval.high,
-        interval=interval,
         verdict=verdict,
         baseline=b,
         candidate=c,
@@ -507,7 +505,7 @@ class ClipAnswer(Answer):
     @property
     def kinds(self) -> Iterator[tuple[ClipKind, int, tuple[Fraction, Fraction]]]:
         """Each kind of frame block in a clip, how many there are, and their time on both sides; the times add up to a clip."""
-        for kind in ClipKind:
+        for kind in CLIP_KINDS:
             if any(kind in side.kinds for side in self.sides):
                 b, c = (Fraction(sum(side.kinds.get(kind, {}).values()), side.num_clips) for side in self.sides)
                 yield kind, self.sides[0].num_blocks.get(kind, 0), (b, c)
@@ -527,8 +525,8 @@ def answer(
 ) -> ClipAnswer:
     """Sum up both sides by part and by kind of frame block."""
     sides = (baseline, candidate)
-    kind = ClipKind.STEADY if all(side.num_blocks.get(ClipKind.STEADY) for side in sides) else None
-    chosen = [[each for each in side.kinds if each == kind or (kind is None and each != ClipKind.AROUND)] for side in sides]
+    kind = "steady" if all(side.num_blocks.get("steady") for side in sides) else None
+    chosen = [[each for each in side.kinds if each == kind or (kind is None and each != "start and end")] for side in sides]
     per_block, elsewhere = [], []
     for side, own in zip(sides, chosen, strict=True):
         per_block.append(_mean_parts(side, own, side.num_clips * sum(side.num_blocks[each] for each in own)))
@@ -545,7 +543,7 @@ def answer(
         candidate_ns=c,
         unit="steady frame block" if kind else "frame block",
         sides=sides,
-        num_steady=baseline.num_blocks.get(ClipKind.STEADY, 0) if kind else 0,
+        num_steady=baseline.num_blocks.get("steady", 0) if kind else 0,
         explained_time_share=min(
             1 - sum(map(abs, own.values())) / took if took else 0.0 for own, took in zip(nameless, whole, strict=True)
         ),

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias, TypeVar
 from strobe.core import spans
 from strobe.core.costs import device_peaks
 from strobe.core.spans import DENOISE_STEP, E2E, FRAME_BLOCK
-from strobe.perf.analysis.ledger.account import CallsEffect, ClipKind, Ledger, LedgerLine, LevelSum, total
+from strobe.perf.analysis.ledger.account import CallsEffect, Ledger, LedgerLine, LevelSum, total
 from strobe.perf.analysis.ledger.speedup import Answer, ClipAnswer, PartLine
 from strobe.perf.analysis.parts import BY_THE_CLOCK, NO_LARGEST, TOGETHER, Part
 from strobe.perf.analysis.runs.compare import Comparison, SideClocks, apart, ratio_cell, side_clocks
@@ -410,8 +410,8 @@ def _kinds(found: ClipAnswer) -> str:
     said = []
     for kind, num_blocks, (before, after) in found.kinds:
         many = f" ({num_blocks} frame blocks)" if num_blocks > 1 else ""
-        if kind == ClipKind.AROUND or num_blocks:
-            said.append(f"{kind.value}{many} {float(before - after) / 1e6:.1f}")
+        if kind == "start and end" or num_blocks:
+            said.append(f"{kind}{many} {float(before - after) / 1e6:.1f}")
     whole = total(before - after for _, _, (before, after) in found.kinds)
     return f"A whole clip saves {float(whole) / 1e6:.1f} ms: {', '.join(said)}."
 

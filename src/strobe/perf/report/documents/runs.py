@@ -309,7 +309,7 @@ def _kinds(finding: Finding) -> Iterator[BlocksRow]:
     for kind, num_blocks, (before, after) in finding.answer.kinds if finding.answer is not None else ():
         yield BlocksRow(
             candidate=finding.candidate.label,
-            kind=kind.value,
+            kind=kind,
             frame_blocks=num_blocks,
             baseline_ns=float(before),
             candidate_ns=float(after),

@@ -18,7 +18,6 @@ from strobe.perf.analysis.ledger.account import DILATION, Ledger, total, trace_p
 from strobe.perf.analysis.ledger.speedup import DRIFT, LEVEL_TITLES, Answer, LevelFigure, PartLine
 from strobe.perf.analysis.ledger.traces import FOCAL_NAME
 from strobe.perf.analysis.parts import NAMELESS, Part
-from strobe.perf.analysis.runs.compare import ratio_cell
 from strobe.perf.analysis.structure.steps import Steps
 from strobe.perf.report.blocks.answer import ANSWER, SHORT_NS, answer_figure, limit, line_name, part_fields, rest_words
 from strobe.perf.report.blocks.fields import damage_banners, gathered, page
@@ -47,6 +46,7 @@ from strobe.perf.table.model import (
     Notes,
     Number,
     Paragraph,
+    Ratio,
     Report,
     Section,
     Share,
@@ -376,7 +376,7 @@ def story(study: SpeedupStudy) -> str:
 
 def _doubt(figure: LevelFigure) -> str:
     """Return why the interval of a level proves no speedup; empty where it does, or where there is no interval."""
-    return doubt_words(ratio_cell(1.0, figure.interval), figure.verdict or "") if figure.interval else ""
+    return "" if figure.low is None else doubt_words(Ratio(1.0, figure.low, figure.high), figure.verdict or "")
 
 
 def _times(ratio: float, doubt: str = "") -> str:
@@ -469,7 +469,7 @@ def headline_levels(study: SpeedupStudy) -> tuple[LevelFigure, ...]:
 
 
 def _figure_words(figure: LevelFigure) -> str:
-    interval = f" [{figure.interval.low:.2f}, {figure.interval.high:.2f}]" if figure.interval else " (no interval)"
+    interval = " (no interval)" if figure.low is None else f" [{figure.low:.2f}, {figure.high:.2f}]"
     said = _doubt(figure) or (figure.verdict if figure.verdict in ("no difference", "inconclusive") else "")
     doubt = f", {said}" if said else ""
     unlike = f" ({figure.unlike})" if figure.unlike else ""
