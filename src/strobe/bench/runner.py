@@ -66,7 +66,7 @@ def call_spans(
 
 def span_cost(name: str, cost: Cost, **more: Any) -> record.SpanCost:
     """Return the cost of one call of a region as a record; `more`: its other fields."""
-    own = {"flops": cost.flops, "read_bytes": cost.read_bytes, "write_bytes": cost.write_bytes}
+    own: dict[str, Any] = {"flops": cost.flops, "read_bytes": cost.read_bytes, "write_bytes": cost.write_bytes}
     return record.SpanCost(span=name, **own, **more)
 
 
