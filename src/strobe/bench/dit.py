@@ -233,10 +233,16 @@ def load_named(
 
     cls = getattr(diffusers, model.cls)
     if weights is None:
-        with _drawn(device, dtype, seed):
-            transformer = cls(**(model.tiny if tiny else model.sizes))
-            if tiny:
-                _spread(transformer)
+        before = torch.get_default_dtype()
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.device(device):
+            torch.manual_seed(seed)
+            torch.set_default_dtype(dtype)
+            try:
+                transformer = cls(**(model.tiny if tiny else model.sizes))
+                if tiny:
+                    _spread(transformer)
+            finally:
+                torch.set_default_dtype(before)
         digest = hashlib.sha256(f"{RANDOM} of {name}{' tiny' if tiny else ''}, seed {seed}".encode()).hexdigest()
     else:
         try:
@@ -266,19 +272,6 @@ def load_named(
 def on(arguments: Mapping[str, Any], device: torch.device) -> Arguments:
     """Return the same arguments with all tensors on a device."""
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in arguments.items()}
-
-
-@contextmanager
-def _drawn(device: torch.device, dtype: torch.dtype, seed: int) -> Iterator[None]:
-    """Create modules made in the body on a device in a dtype; the global generator is restored afterwards."""
-    before = torch.get_default_dtype()
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.device(device):
-        torch.manual_seed(seed)
-        torch.set_default_dtype(dtype)
-        try:
-            yield
-        finally:
-            torch.set_default_dtype(before)
 
 
 def _spread(model: nn.Module) -> None:

@@ -291,16 +291,12 @@ PEER: Final = "peer"
 """Group of contestants of other libraries."""
 
 
-def group_and_impl(name: str) -> tuple[str, str]:
-    """Split the name of a contestant: `kind:impl`, or `peer:name`; a level of its own, `kind:impl@0.8`, is left out."""
-    group, _, impl = name.partition(":")
-    return group, impl.partition("@")[0]
-
-
-def level_of(name: str) -> float | None:
-    """Return the share of the key tiles that a contestant skips, or of the weight that `share` keeps, where its name says it."""
-    level = name.partition("@")[2]
-    return float(level) if level else None
+def parsed(name: str) -> tuple[str, str, float | None]:
+    """Split the name of a contestant, `kind:impl` or `peer:name`, with or without a level, `kind:impl@0.8`: the share of the key
+    tiles that it skips, or of the weight that `share` keeps."""
+    group, _, rest = name.partition(":")
+    impl, _, level = rest.partition("@")
+    return group, impl, float(level) if level else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -348,10 +344,9 @@ class BoundContestant:
 
     @property
     def line(self) -> record.Contestant:
-        group, impl = group_and_impl(self.name)
+        group, impl, level = parsed(self.name)
         work: record.Work = self.kind if self.kind in ("dense", "fine") else "whole"
-        raster = self.kind == "raster"
-        return record.Contestant(work=work, impl=impl, peer=group == PEER, raster=raster, level=level_of(self.name))
+        return record.Contestant(work=work, impl=impl, peer=group == PEER, raster=self.kind == "raster", level=level)
 
     @property
     def span(self) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from strobe.bench.attention.contestant import BoundContestant, Call, CellTensors, Found, Kind, group_and_impl
+from strobe.bench.attention.contestant import BoundContestant, Call, CellTensors, Found, Kind, parsed
 from strobe.core.device import Card, card_of
 from strobe.core.errors import ImplUnavailableError
 
@@ -51,7 +51,7 @@ def build(name: str, inputs: CellTensors) -> BoundContestant:
     Raises:
         ImplUnavailableError: it is not installed, or cannot compute this cell.
     """
-    peer = PEERS[group_and_impl(name)[1]]
+    peer = PEERS[parsed(name)[1]]
     if not peer.installed():
         raise ImplUnavailableError(name, f"{peer.package} is not installed")
     if inputs.device.type != "cuda":

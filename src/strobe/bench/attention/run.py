@@ -35,8 +35,7 @@ from strobe.bench.attention.contestant import (
     GridCell,
     Kind,
     draw,
-    group_and_impl,
-    level_of,
+    parsed,
 )
 from strobe.bench.case import Progress
 from strobe.bench.cases.attention import selected_pairs, trace_calls
@@ -263,7 +262,7 @@ def build_ours(name: str, inputs: CellTensors) -> BoundContestant:
         ImplUnavailableError: it cannot run this cell here, or its gate has not been run on this card: no number without it.
     """
     kind: Kind
-    kind, impl = group_and_impl(name)  # type: ignore[assignment]
+    kind, impl, _ = parsed(name)  # type: ignore[assignment]
     method = METHODS[impl](inputs.cell.sparsity or 0.0) if kind == "vsa" else None
     impl = impl if method is None else "auto"
     raster, dense = (inputs.q, inputs.k, inputs.v), kind == "dense"
@@ -393,9 +392,10 @@ class _CellRun(Rounds):
 
     def _admit(self, name: str) -> tuple[BoundContestant, Run] | None:
         """Build, check and try a contestant; on failure write the reason and return None."""
-        inputs = self._inputs.at(level_of(name))
+        group, _, level = parsed(name)
+        inputs = self._inputs.at(level)
         with Attempt() as attempt:
-            contestant = (peers.build if group_and_impl(name)[0] == PEER else build_ours)(name, inputs)
+            contestant = (peers.build if group == PEER else build_ours)(name, inputs)
             passed, selection = self._passes(contestant, inputs)
             if not passed:
                 return None
@@ -598,7 +598,7 @@ def contestants(chosen: Sequence[str], device: torch.device, levels: Sequence[fl
     known, on_gpu = names(levels), device.type == "cuda"
     if not chosen:
         left_out = (SLOW, "cpu" if on_gpu else "flex")  # FlexAttention forms all pairs of tokens on a CPU
-        words = ((name, *group_and_impl(name)) for name in known)
+        words = ((name, *parsed(name)[:2]) for name in known)
         return tuple(
             name
             for name, group, impl in words
@@ -608,7 +608,7 @@ def contestants(chosen: Sequence[str], device: torch.device, levels: Sequence[fl
     for word in chosen:
         named = [name for name in known if word in _words(name)]
         if word in KINDS:  # the slow one is measured by name alone
-            named = [name for name in named if group_and_impl(name)[1] != SLOW]
+            named = [name for name in named if parsed(name)[1] != SLOW]
         if not named:
             raise unknown_choice("implementation", word, dict.fromkeys(part for name in known for part in _words(name)))
         found |= dict.fromkeys(named)
@@ -617,7 +617,7 @@ def contestants(chosen: Sequence[str], device: torch.device, levels: Sequence[fl
 
 def _words(name: str) -> tuple[str, ...]:
     """Return the words by which a user may name a contestant: `peers`, its group, its impl, its full name."""
-    group, impl = group_and_impl(name)
+    group, impl, _ = parsed(name)
     return (*(("peers",) if group == PEER else ()), group, impl, name)
 
 

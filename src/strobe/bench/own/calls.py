@@ -356,8 +356,12 @@ def measure_calls(
         outputs.clear()
         del expected
         if len(green) > 1:
-            with _settled():
+            gc.collect()
+            gc.freeze()  # garbage is collected before every sample, and only what came to be meanwhile
+            try:
                 calls.time_all(run, green, rounds, trace=trace)
+            finally:
+                gc.unfreeze()
         return writer.folder
 
 
@@ -500,17 +504,6 @@ class _FunctionCalls:
         trace_blocks(samples(), device=self.device, first_block=1, num_blocks=1, path=path, capture=Capture())
         clip = run.clips.finish(name, "traced", None, 0, read_clocks(self.device), calls=self._calls)
         run.writer.append(trace_line(clip, path, run.writer.folder, range(1)), clip)
-
-
-@contextmanager
-def _settled() -> Iterator[None]:
-    """Let garbage be collected before every sample, and only what came to be meanwhile."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 @contextmanager
