@@ -1,24 +1,29 @@
-"""`strobe compare` of presets and settings, and `strobe report`, from the command to the page and the gate."""
+"""`strobe compare` of presets, settings and programs, and `strobe report`, from the command to the page and the gate."""
 
 from __future__ import annotations
 
 import gzip
+import json
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from source import ROOT
 from strobe.bench import runner
 from strobe.bench.case import ComparePlan
 from strobe.bench.cases import ablate
 from strobe.bench.cases.stream import StreamCase
-from strobe.cli.compare import ClipFlags
+from strobe.cli.compare import ClipFlags, commands_of
 from strobe.cli.console import Output
+from strobe.cli.main import main
 from strobe.cli.model import tell_length
 from strobe.engine.load import shapes_defaults
-from strobe.perf.records.store import read_run
+from strobe.perf.measure.stats import Verdict
+from strobe.perf.records.store import read_run, seal
 from terminal import Strobe, alone
 
 CLIP = ("--model", "tiny", "--blocks", "5", "--switch", "block=1:a blue square moving up", "--device", "cpu")
@@ -187,7 +192,6 @@ def test_a_preset_against_itself_shows_what_the_instrument_makes_of_no_differenc
     assert {each["candidate"] for each in result.document["speedups"]} == {"turbo-2"}
 
 
-ROOT = Path(__file__).parents[2]
 EIGHT = ("--model", "tiny", "--device", "cpu", "--blocks", "8", "--switch", "block=2:a blue square moving up")
 SMALL = ("turbo", "--vary", "steps=1", "--rounds", "1", *EIGHT)
 
@@ -268,3 +272,111 @@ def test_many_candidates_are_answered_on_a_screen(
     reported = strobe("report", ROOT / "benchmarks" / folder, "--out", tmp_path)
     assert reported.code == 0 and 20 < reported.out.count("\n") <= 40
     assert "ultra against baseline" in reported.out and "quality against baseline" not in reported.out
+
+
+TITLE = "Damaged records: the figures are those of what is left."
+
+
+@pytest.fixture(params=["sealed", "older"])
+def damaged(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str]:
+    """A run, one line of which is garbage: a denoise step of the candidate's third clip; and the line's number as it is told."""
+    lines = gzip.decompress((ROOT / "benchmarks/engine-h200/320x576" / "records.jsonl.gz").read_bytes()).splitlines()
+    if request.param == "sealed":
+        lines = [seal(line, at) for at, line in enumerate(lines, start=1)]
+    wanted = {"record": "span", "variant": "balanced", "clip": 2, "name": "denoise_step"}
+    at = next(at for at, line in enumerate(lines) if wanted.items() <= json.loads(line).items())
+    lines[at] = b'{"record":"span","v":2,"variant":"bal'
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "records.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
+    return folder, f"line {at + 1} is damaged in records.jsonl and not read"
+
+
+def test_a_damaged_line_is_named_wherever_figures_are(strobe: Strobe, damaged: tuple[Path, str]) -> None:
+    folder, told = damaged
+    shown = strobe("report", folder)
+    assert shown.code == 0 and TITLE in shown.out and told in shown.out
+    assert "clip 2 of balanced is left out: damaged records, " in shown.out
+    document = strobe("report", folder, "--json").document
+    assert document["damaged"][str(folder)][0] == told and len(document["damaged"][str(folder)]) == 2
+    for page in ("report.html", "report.md", "report.json"):
+        assert TITLE in (folder / page).read_text() and "clip 2 of balanced is left out" in (folder / page).read_text()
+    sound = strobe("report", ROOT / "benchmarks/engine-h200/320x576", "--out", folder.parent / "sound", "--json").document
+    assert sound["damaged"] == {} and sound["figures"] != document["figures"]
+
+
+@pytest.mark.parametrize(
+    ("words", "commands"),
+    [
+        (("a b", "--", "c"), (("a b",), ("c",))),
+        (("a", "b", "--", "c", "-x"), (("a", "b"), ("c", "-x"))),
+        (("a", "--"), (("a",), ("",))),
+        (("--", "b"), (("",), ("b",))),
+        (("a", "--", "--", "b"), (("a",), ("",), ("b",))),
+    ],
+)
+def test_each_command_stands_behind_a_mark_of_its_own(words: tuple[str, ...], commands: object) -> None:
+    assert commands_of(words) == commands
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_two_programs_give_a_run_a_page_and_a_document(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--rounds", "2", "--warmup", "0", "--names", "one", "two", "--json", "-o", "kept")
+    code = main(["compare", *flags, "--", "sleep", "0.01", "--", "echo $((1 + 1)) | cat"])
+    document = json.loads(capsys.readouterr().out)
+    assert code == 0
+    (folder,) = (place / "kept").iterdir()
+    assert document["runs"] == [f"kept/{folder.name}"]
+    one, two = document["calls"]
+    assert (one["name"], one["command"], one["reference"], one["samples"]) == ("one", "sleep 0.01", "one", 4)
+    assert two["command"] == "echo $((1 + 1)) | cat" and two["verdict"] in get_args(Verdict)
+    assert one["min_ns"] >= 10_000_000 and one["ratio"] is None and two["ratio"] > 0
+    assert document["figures"] == {"two": {**dict.fromkeys(document["figures"]["two"]), "e2e": two["ratio"]}}
+    for path in document["report"].values():
+        assert "echo $((1 + 1)) | cat" in Path(path).read_text().replace("\\", "")
+    assert read_run(folder).header.kind == "programs"
+
+
+def test_a_run_is_rendered_again_and_held_to_a_requirement(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "-q", "--rounds", "2", "--", "true", "--", "echo"]) == 0
+    assert "Time and memory of one run, against true." in capsys.readouterr().out
+    (folder,) = (place / "runs").iterdir()
+    first = (folder / "report.json").read_text()
+    assert main(["report", str(folder), "--require", "e2e~<=1000"]) == 0
+    assert (folder / "report.json").read_text() == first
+    assert main(["report", str(folder), "--require", "e2e~>=1000"]) == 1
+    assert main(["report", str(folder), str(folder)]) == 2
+    assert "report it without other runs" in capsys.readouterr().err
+
+
+def test_one_command_is_measured_at_two_commits(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quiet = ("-c", "user.name=n", "-c", "user.email=n@example.org", "-c", "commit.gpgsign=false")
+    for words in (["init", "--quiet"], *(["commit", "--quiet", "--allow-empty", "-m", each] for each in "12")):
+        subprocess.run(["git", *quiet, *words], check=True, timeout=60)
+    more = ("--rounds", "2", "--require", "HEAD:e2e~>=1000", "--json", "--", "true")
+    assert main(["compare", "--commits", "HEAD~1", "HEAD", *more]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert [each["name"] for each in document["calls"]] == ["HEAD~1", "HEAD"]
+    (line,) = document["not_met"]
+    assert line.startswith("HEAD: e2e is ") and all(each["command"].startswith("true  # at ") for each in document["calls"])
+
+
+def test_traces_of_both_sides_name_the_command_for_the_account(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    leaves = 'if [ "$STROBE_PROFILE_DIR" ]; then mkdir -p "$STROBE_PROFILE_DIR"; fi'
+    assert main(["compare", "--rounds", "2", "--names", "a", "b", "--", leaves, "--", leaves]) == 0
+    (folder,) = (place / "runs").iterdir()
+    told = f"strobe speedup --baseline-trace runs/{folder.name}/traces/0 --candidate-trace runs/{folder.name}/traces/1"
+    assert f"where the time of b went: {told} -o runs/{folder.name}/account-1" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_missing_program_and_a_failing_one_are_one_line(place: Path, strobe: Strobe) -> None:
+    done = strobe("compare", "--", "no-such-program", "--", "true")
+    assert (done.code, done.err.count("\n")) == (3, 1) and "no program 'no-such-program'" in done.err
+    done = strobe("compare", "-q", "--", "true", "--", "echo why >&2; exit 7")
+    assert (done.code, done.err.count("\n")) == (3, 1)
+    assert "ended with exit status 7; the last it wrote to stderr: why" in done.err

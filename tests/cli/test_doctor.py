@@ -1,4 +1,4 @@
-"""`strobe doctor`."""
+"""`strobe doctor` and `strobe presets`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from strobe.core import device
 from strobe.core.device import total_bytes
 from strobe.core.errors import WeightsError
 from strobe.engine import load
+from strobe.engine.presets import PRESETS
 from strobe.perf.measure import machine
 from terminal import Strobe
 
@@ -146,3 +147,31 @@ def test_a_damaged_record_does_not_stop_anything(tmp_path: Path) -> None:
     result = subprocess.run([*command, "doctor", "--device", "cpu", "--json"], env=environment, capture_output=True, text=True)
     assert result.returncode == 0 and json.loads(result.stdout)["attention"]["runs"]
     assert result.stderr.count("gates.json is ignored: ") == 1 and len(result.stderr.splitlines()) == 1, result.stderr
+
+
+def test_every_setting_of_every_preset(strobe: Strobe) -> None:
+    document = strobe("presets", "--device", "cpu", "--json").document
+    assert list(document["presets"]) == list(PRESETS)
+    settings = document["settings"]
+    for name, make in PRESETS.items():
+        config = make()
+        assert settings["window"][name] == ("model" if config.window is None else str(config.window))
+        assert settings["ring_cache"][name] == ("on" if config.knobs.ring_cache else "off")
+
+
+def test_what_is_the_same_is_left_to_details(strobe: Strobe) -> None:
+    document = strobe("presets", "turbo", "ultra", "--json").document["settings"]
+    some, every, one = (
+        strobe("presets", *words).out for words in (["turbo", "ultra"], ["turbo", "ultra", "--details"], ["turbo"])
+    )
+    for setting, values in document.items():
+        assert (f"\n {setting} " in some) == (values["turbo"] != values["ultra"])
+        assert f"\n {setting} " in every and f"\n {setting} " in one
+    assert "\n window " in some and "\n dtype " not in some
+
+
+def test_a_knob_that_does_nothing_here_is_said_to_be_off(strobe: Strobe) -> None:
+    document = strobe("presets", "balanced", "--device", "cpu", "--json").document
+    assert "CUDA" in document["off_here"]["balanced"]["compile"]
+    table = strobe("presets", "balanced", "--device", "cpu").out
+    assert "on*" in table and "compile* is off on cpu" in table
