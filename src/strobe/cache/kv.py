@@ -515,9 +515,18 @@ class SlotRing(ABC, Generic[Step]):
     def _copies(self) -> tuple[Tensor, Tensor, Tensor]:
         """Copy keys, values and sink keys, as a `CacheState` has them."""
 
-    @abstractmethod
     def restore(self, state: CacheState) -> None:
-        """Return to a snapshot of a cache of the same shape and format; addresses stay."""
+        """Return to a snapshot of a cache of the same shape and format; addresses stay.
+
+        Raises:
+            ShapeError: the snapshot has another shape, or is of another kind of cache.
+        """
+        self._take(state)
+        self._go_to(state.origin, state.end)
+
+    @abstractmethod
+    def _take(self, state: CacheState) -> None:
+        """Check the tensors of a snapshot, and copy them."""
 
     def _open(self, first_frame: int, end: int) -> None:
         if first_frame >= end or (first_frame != self._end and end != self._end):
@@ -622,18 +631,12 @@ class RingCache(SlotRing[RingStep]):
     def _copies(self) -> tuple[Tensor, Tensor, Tensor]:
         return self._copied(self.keys), self._copied(self.values), self._sink_keys.clone()
 
-    def restore(self, state: CacheState) -> None:
-        """Return to a snapshot of a cache of the same shape; addresses stay.
-
-        Raises:
-            ShapeError: the snapshot has another shape.
-        """
+    def _take(self, state: CacheState) -> None:
         check_state(state, self.keys[:, :, self._tiled_from - self._sink_rows :], self._sink_keys)
         for buffer, kept in ((self.keys, state.keys), (self.values, state.values)):
             buffer[:, :, : self._sink_rows].copy_(kept[:, :, : self._sink_rows])
             buffer[:, :, self._tiled_from :].copy_(kept[:, :, self._sink_rows :])
         self._sink_keys.copy_(state.sink_keys)
-        self._go_to(state.origin, state.end)
 
     def _forget(self, first: int) -> None:
         if self._tiled is not None:

@@ -87,15 +87,13 @@ class QuantizedRing(SlotRing[QuantizedStep]):
         keys, values = (_packed(Quantized(self.values[index], self.scales[index])) for index in range(2))
         return keys, values, _packed(self._sink)
 
-    def restore(self, state: CacheState) -> None:
-        """Return to a snapshot of a cache of the same shape and format; addresses stay. Raises: see `RingCache.restore`."""
+    def _take(self, state: CacheState) -> None:
         shapes = ((*held.shape[:-1], held.shape[-1] + SCALE_BYTES) for held in (self.values[0], self._sink.values))
         expected, sink = (torch.empty(shape, device="meta", dtype=torch.int8) for shape in shapes)
         check_state(state, expected, sink)
         for index, packed in enumerate((state.keys, state.values)):
             _unpack(packed, Quantized(self.values[index], self.scales[index]))
         _unpack(state.sink_keys, self._sink)
-        self._go_to(state.origin, state.end)
 
     def _step(self, first_frame: int, num_frames: int, *, skip: int) -> QuantizedStep:
         return QuantizedStep(**self._opened(first_frame, num_frames, skip))
@@ -247,12 +245,7 @@ class EightBitRing(SlotRing[EightBitStep]):
         values = torch.cat((self._kept.values.view(torch.int8), *map(self._packed, constants(self._kept))), dim=-1)
         return self._kept.keys.transpose(2, 3).contiguous(), values, self.sink_keys.clone()
 
-    def restore(self, state: CacheState) -> None:
-        """Return to a snapshot of a cache of the same shape and format; addresses stay.
-
-        Raises:
-            ShapeError: the snapshot has another shape, or is of another kind of cache.
-        """
+    def _take(self, state: CacheState) -> None:
         kept, size = self._kept, torch.float32.itemsize
         keys = kept.keys.transpose(2, 3)
         width = kept.values.shape[-1]
@@ -268,7 +261,6 @@ class EightBitRing(SlotRing[EightBitStep]):
             numbers = found.contiguous().view(torch.float32)[..., 0]
             held.copy_(numbers if held.dim() == numbers.dim() else numbers[..., 0])
         self.sink_keys.copy_(state.sink_keys)
-        self._go_to(state.origin, state.end)
 
     def _packed(self, numbers: Tensor) -> Tensor:
         """Return numbers per head, or per head and channel, as bytes per head and channel."""

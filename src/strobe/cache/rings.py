@@ -110,12 +110,10 @@ class RollingCache(SlotRing[_RollingStep]):
     def _copies(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.keys.clone(), self.values.clone(), self.keys[:, :, :0].clone()
 
-    def restore(self, state: CacheState) -> None:
-        """Return to a snapshot of a cache of the same shape. Raises: see `RingCache.restore`."""
+    def _take(self, state: CacheState) -> None:
         check_state(state, self.keys, self.keys[:, :, :0])
         self.keys.copy_(state.keys)
         self.values.copy_(state.values)
-        self._go_to(state.origin, state.end)
 
     def _forget(self, first: int) -> None:
         self._global_end.fill_(self._end * self.shape.tokens_per_frame)

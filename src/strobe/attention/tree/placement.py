@@ -1,4 +1,4 @@
-"""Placement of keys and queries: global positions, sinks counted once, the grid of ranks, causal and windowed visibility.
+"""Placement of keys and queries: global positions, sinks counted once, causal and windowed visibility.
 
 Plain integers, no torch: what a rank computes on is decided before any tensor is touched.
 """
@@ -253,37 +253,6 @@ def split(number: int, parts: int) -> tuple[Span, ...]:
     each, more = divmod(number, parts)
     stops = list(accumulate((each + (part < more) for part in range(parts)), initial=0))
     return tuple(pairwise(stops))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Grid:
-    """The ranks as `tree x heads`: rank = `tree_rank * num_head_ranks + head_rank`.
-
-    Ranks of one row hold the same keys for different heads, ranks of one column different keys for the same heads.
-
-    Args:
-        num_tree_ranks: ranks over which the keys are spread.
-        num_head_ranks: ranks over which the heads are spread.
-        tree_rank, head_rank: this rank.
-    """
-
-    num_tree_ranks: int
-    num_head_ranks: int
-    tree_rank: int
-    head_rank: int
-
-    @property
-    def size(self) -> int:
-        return self.num_tree_ranks * self.num_head_ranks
-
-    @property
-    def rank(self) -> int:
-        return self.tree_rank * self.num_head_ranks + self.head_rank
-
-    def row_ranks(self, tree_rank: int | None = None) -> range:
-        """Return the ranks of a row."""
-        start = (self.tree_rank if tree_rank is None else tree_rank) * self.num_head_ranks
-        return range(start, start + self.num_head_ranks)
 
 
 def legal_grid(num_kv_heads: int, num_ranks: int) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from strobe.attention.tree.placement import Grid, Span, split
+from strobe.attention.tree.placement import Span, split
 from strobe.core.errors import ConfigError
 
 
@@ -110,12 +110,6 @@ class Layout:
     tokens_per_frame: int
 
     @property
-    def grid(self) -> Grid:
-        """Ranks as a grid of `strobe.attention.tree`."""
-        row, column = divmod(self.rank, self.degrees.ulysses)
-        return Grid(num_tree_ranks=self.degrees.tree, num_head_ranks=self.degrees.ulysses, tree_rank=row, head_rank=column)
-
-    @property
     def tokens(self) -> tuple[Span, ...]:
         """Range of tokens `[start, stop)` of a frame, for every rank."""
         return split(self.tokens_per_frame, self.degrees.num_ranks)
@@ -133,17 +127,18 @@ class Layout:
     @property
     def row(self) -> range:
         """Ranks that keep the same tokens as this one, for other heads."""
-        return self.grid.row_ranks()
+        first = self.rank - self.rank % self.degrees.ulysses
+        return range(first, first + self.degrees.ulysses)
 
     def kept(self, rank: int | None = None) -> Span:
         """Return the range of tokens of a frame whose keys a rank's row keeps."""
-        row = self.row if rank is None else self.grid.row_ranks(rank // self.degrees.ulysses)
-        return self.tokens[row[0]][0], self.tokens[row[-1]][1]
+        row, width = (self.rank if rank is None else rank) // self.degrees.ulysses, self.degrees.ulysses
+        return self.tokens[row * width][0], self.tokens[(row + 1) * width - 1][1]
 
     def heads(self, rank: int | None = None) -> Span:
         """Return the range of heads of a rank's column."""
-        column = self.grid.head_rank if rank is None else rank % self.degrees.ulysses
-        return split(self.num_heads, self.grid.num_head_ranks)[column]
+        column = (self.rank if rank is None else rank) % self.degrees.ulysses
+        return split(self.num_heads, self.degrees.ulysses)[column]
 
 
 def cut(latents: Tensor, patch: tuple[int, int], span: Span) -> Tensor:
