@@ -198,6 +198,7 @@ def _decoder(vae: VideoVAE, latent_size: tuple[int, int], dtype: torch.dtype, ba
 
 @lru_cache
 def _memories(kind: Any, sizes: Any, dtype: torch.dtype) -> int:
+    """Return the bytes of a decoder's memories for one latent cell."""
     with on_meta():
         bare: nn.Module = kind(sizes)
     made = bare.to(dtype)

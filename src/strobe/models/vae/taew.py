@@ -221,8 +221,9 @@ def load_taew(path: str | Path) -> Taew:
     path = Path(path)
     if path.stem not in RAW_LATENTS:
         raise ConfigError(f"{path.name} is none of {', '.join(RAW_LATENTS)}; rename it to the one whose latents it takes")
+    raw = RAW_LATENTS[path.stem]
     tensors = {name: tensor for name, tensor in read_tensors(path).items() if not name.startswith("encoder.")}
-    config = TaewConfig(mean=WAN21_MEAN, std=WAN21_STD) if RAW_LATENTS[path.stem] else TaewConfig()
+    config = TaewConfig(mean=WAN21_MEAN, std=WAN21_STD) if raw else TaewConfig()
     with on_meta():
         vae = Taew(config)
     fill(vae, tensors, key_names(config), path)
