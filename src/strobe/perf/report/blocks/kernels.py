@@ -32,7 +32,6 @@ from strobe.perf.table.model import (
     Block,
     Cell,
     Code,
-    Column,
     Count,
     ExactTime,
     Kind,
@@ -163,10 +162,12 @@ def anomaly_notes(found: Iterable[tuple[str, Roofline]]) -> tuple[str, ...]:
 # Sections with their boundaries: their table, and the notes under it.
 
 
-def sections_table(
-    which: tuple[Column, ...], rows: Iterable[tuple[tuple[Cell, ...], Sections | None]], notes: Iterable[str]
-) -> Table:
-    """Build the table of sections: cells that say which they are, then theirs; without any, the cells that say why."""
+SectionCells: TypeAlias = tuple[Sequence[Any], Sections | Sequence[Cell]]
+"""Values that say which sections a row is of, and the sections, or the cells that say why there are none."""
+
+
+def sections_table(which: Sequence[Field[Sequence[Any]]], rows: Iterable[SectionCells], notes: Iterable[str]) -> Table:
+    """Build the table of sections; `which` are the columns of the values that say which a row is of."""
 
     def mean(total: Callable[[Sections], int], cell: Callable[[float], Cell] = exact_cell) -> Callable[[Sections], Cell]:
         return lambda each: cell(total(each) / len(each.found)) if each.found else Text("")
@@ -189,12 +190,12 @@ def sections_table(
         count("skipped", lambda each: sum(each.skipped.values()), "focal calls without a section"),
     )
 
-    def own(each: Sections | None) -> tuple[Cell, ...]:
-        return () if each is None else tuple(field.cell(each) for field in fields)
+    def row(names: Sequence[Any], own: Sections | Sequence[Cell]) -> Row:
+        cells = [field.cell(own) for field in fields] if isinstance(own, Sections) else own
+        return padded(len(which) + len(fields), *(field.cell(names) for field in which), *cells)
 
-    columns = (*which, *heads(fields))
-    shown = tuple(padded(len(columns), *cells, *own(each)) for cells, each in rows)
-    return Table("Sections with their boundaries.", columns, shown, tuple(notes))
+    shown = tuple(row(*each) for each in rows)
+    return Table("Sections with their boundaries.", (*heads(which), *heads(fields)), shown, tuple(notes))
 
 
 def section_notes(sections: Sections) -> Iterator[str]:

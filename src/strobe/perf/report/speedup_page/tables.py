@@ -18,7 +18,6 @@ from strobe.perf.analysis.ledger.traces import LABELS, Node, TracedSide
 from strobe.perf.analysis.parts import NAMELESS, Part
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.analysis.structure.collectives import MemberTime
-from strobe.perf.analysis.structure.sections import Sections
 from strobe.perf.measure.stats import BOOTSTRAP_SAMPLES
 from strobe.perf.report.blocks.answer import interval_field, waterfall, whisker_words
 from strobe.perf.report.blocks.fields import verdict_cell
@@ -27,6 +26,7 @@ from strobe.perf.report.blocks.kernels import (
     IDLE_KINDS,
     Listed,
     Piece,
+    SectionCells,
     class_table,
     draw_lanes,
     focal_row,
@@ -38,11 +38,10 @@ from strobe.perf.report.blocks.kernels import (
 )
 from strobe.perf.report.blocks.logs import unit_notes
 from strobe.perf.report.speedup_page.study import NO_TRACE, LoadedSide, SpeedupStudy
-from strobe.perf.table.fields import Field, count, exact_cell, exact_time, heads, numeric, rows_of, share_cell, table_of
+from strobe.perf.table.fields import Field, beside, count, exact_cell, exact_time, heads, numeric, rows_of, share_cell, table_of
 from strobe.perf.table.model import (
     Block,
     Cell,
-    Column,
     Figure,
     Flame,
     Frame,
@@ -431,21 +430,21 @@ def sections_section(study: SpeedupStudy) -> Section | None:
     """Build the section with one row per trace and its section definition; `None` if no section was asked for."""
     if all(side.request.section is None for side in study.sides):
         return None
-    rows: list[tuple[tuple[Cell, ...], Sections | None]] = []
+    rows: list[SectionCells] = []
     notes = []
     for side in study.sides:
         name = side.name
         if side.request.section is None or isinstance(side.traced, str):
             reason = "no section asked for" if side.request.section is None else str(side.traced)
-            rows.append(((Text(name), Missing(reason)), None))
+            rows.append(((name, Missing(reason)), ()))
             continue
         found = [(own.label, own.sections) for own in side.traced if own.sections is not None]
-        rows += [((Text(name), Text(label)), sections) for label, sections in found]
+        rows += [((name, label), sections) for label, sections in found]
         notes += [f"{name}, {label}: {note}" for label, sections in found for note in section_notes(sections)]
     if study.unlike:
         notes.append(f"The speedup of this level is {study.unlike}.")
     lead = "A section lasts from its left boundary to its right one: the nearest match before and after each focal kernel."
-    table = sections_table((Column("side"), Column("trace")), rows, notes)
+    table = sections_table(beside("side", ("trace",)), rows, notes)
     return Section("sections", "Section timing", lead, (table,))
 
 

@@ -28,12 +28,13 @@ from strobe.perf.analysis.structure.collectives import (
     message_bytes,
 )
 from strobe.perf.analysis.structure.ranges import COMMUNICATION, CallNode, Kind, RangeRow, Ranges, call_trees
-from strobe.perf.analysis.structure.sections import Sections, find_sections, parse_section
+from strobe.perf.analysis.structure.sections import find_sections, parse_section
 from strobe.perf.analysis.structure.steps import NO_CALL, LayerGroup, LayerRow, Period, Steps, TraceStepRow
 from strobe.perf.report.blocks.breakdown import LEAD, breakdown_blocks
 from strobe.perf.report.blocks.fields import gathered, section_of, spread
 from strobe.perf.report.blocks.kernels import (
     Listed,
+    SectionCells,
     device_note,
     kernel_tables,
     kernels_section,
@@ -47,6 +48,7 @@ from strobe.perf.report.trace_page import tables
 from strobe.perf.report.trace_page.device import during
 from strobe.perf.table.fields import (
     Field,
+    beside,
     count,
     exact_time,
     heads,
@@ -63,7 +65,6 @@ from strobe.perf.table.model import (
     Block,
     Cell,
     Code,
-    Column,
     Count,
     ExactTime,
     Figure,
@@ -373,25 +374,25 @@ def sections_section(study: TraceStudy) -> Section | None:
     """Build the section with one row per definition and device, also of traces without a match; `None` if none was asked for."""
     if not study.options.sections:
         return None
-    rows: list[tuple[tuple[Cell, ...], Sections | None]] = []
+    rows: list[SectionCells] = []
     notes = []
     for text in study.options.sections:
         definition = parse_section(text)
         for of in tables.seen(study):
             label, found = of.trace, find_sections(of.read, definition, of.window)
             for cut in found:
-                rows.append(((Text(label), Count(cut.device)), cut))
+                rows.append(((label, cut.device), cut))
                 notes += [f"{label}, device {cut.device}, {definition}: {note}" for note in section_notes(cut)]
             if not found:
                 reason = f"no device event matches {definition.focal!r}"
-                rows.append(((Text(label), Text(""), Code(str(definition)), Missing(reason, "none")), None))
+                rows.append(((label, Text("")), (Code(str(definition)), Missing(reason, "none"))))
                 notes.append(f"{label}, {definition}: {reason}")
     lead = (
         "A section lasts from its left boundary to its right one: the nearest match before and after each focal event, on its "
         "stream unless the boundary says @any."
     )
-    table = sections_table((Column("trace"), Column("device", numeric=True)), rows, notes)
-    return Section("sections", "Sections", lead, (table,))
+    which = (*beside("trace", ()), count("device", lambda row: row[1]))
+    return Section("sections", "Sections", lead, (sections_table(which, rows, notes),))
 
 
 def operators_section(study: TraceStudy) -> Section | None:
