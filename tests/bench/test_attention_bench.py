@@ -378,8 +378,8 @@ class Library:
         self.inputs, self.BSA = inputs, self
 
     def _fine(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        tensors = (tensor.transpose(1, 2) for tensor in (q, k, v))
-        found = block_sparse_attention(*tensors, self.inputs.selection, impl="reference", return_lse=True)
+        q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
+        found = block_sparse_attention(q, k, v, self.inputs.selection, impl="reference", return_lse=True)
         assert found.lse is not None
         return found.out.transpose(1, 2), found.lse
 
@@ -599,7 +599,7 @@ def test_share_and_correction_have_the_numbers_of_a_calculation_by_hand(tmp_path
     for name in names:
         errors, heads, kept, density = [], [], [], []
         for q, k, v in given:
-            found = [by_hand(*(each[0, :, head] for each in (q, k, v)), grid, name) for head in range(HEADS)]
+            found = [by_hand(q[0, :, head], k[0, :, head], v[0, :, head], grid, name) for head in range(HEADS)]
             off, dense = (torch.stack([each[which][rows] for each in found]) for which in ("off", "dense"))
             errors.append((off.square().mean() / dense.square().mean()).sqrt().item())
             heads.append((off.square().mean((1, 2)) / dense.square().mean((1, 2))).sqrt().max().item())

@@ -167,6 +167,9 @@ def test_two_runs_keep_their_ratios_apart_and_are_compared_as_unpaired(make_run:
     assert {item.candidate for item in report.speedups if item.reference == "baseline (run-b)"} == {
         "balanced (run-b)", "turbo (run-b)", "ultra (run-b)",
     }  # fmt: skip
+    between = tables(section(report, "headline"))[-1]
+    assert "drift between the runs is unknown" in between.notes[0]
+    assert [row.cells[0] for row in between.rows] == [Text(name) for name in ("baseline", "balanced", "turbo", "ultra")]
 
 
 def test_runs_of_different_code_are_not_comparable(make_run: MakeRun) -> None:
@@ -174,6 +177,7 @@ def test_runs_of_different_code_are_not_comparable(make_run: MakeRun) -> None:
     report = build_report([first, second])
     (banner,) = report.banners
     assert banner.level == "stop" and banner.title.startswith("Not comparable") and banner.items[0].startswith("commit differs")
+    assert not any("different runs" in table.caption for table in tables(section(report, "headline")))
 
 
 def test_clips_are_relative_to_where_the_report_lies(make_run: MakeRun, tmp_path: Path) -> None:

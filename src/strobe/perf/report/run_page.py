@@ -20,6 +20,7 @@ from strobe.core.spans import (
     ATTENTION_OPERATOR,
     CROSS_ATTENTION,
     DENOISE_STEP,
+    E2E,
     FFN,
     FRAME_BLOCK,
     PIECES,
@@ -32,6 +33,7 @@ from strobe.perf.analysis.runs.compare import (
     LongClip,
     PartGrowth,
     SideClocks,
+    compare_unpaired,
     growths_of,
     side_clocks,
     stage_time,
@@ -80,7 +82,7 @@ from strobe.perf.report.blocks.kernels import (
     rate_fields,
     run_kernels,
 )
-from strobe.perf.report.blocks.settings import banners, settings_section, timed_facts
+from strobe.perf.report.blocks.settings import banners, differences, settings_section, timed_facts
 from strobe.perf.report.findings import Finding, find, find_latencies
 from strobe.perf.report.study import Profile, RunStudy, Subject, only_pair
 from strobe.perf.table.fields import Field, beside, count, numeric, table_of, time
@@ -121,7 +123,7 @@ MAX_REALISED: Final = 10
 """Largest saving of a level, in multiples of the kernel's, that is still attributed to the kernel."""
 
 
-def _headline_section(findings: Sequence[Finding]) -> Section:
+def _headline_section(study: RunStudy, findings: Sequence[Finding]) -> Section:
     if not findings:
         return Section(
             HEADLINE, "Headline", "", (Paragraph("These records hold no candidate beside the reference: nothing is compared."),)
@@ -132,7 +134,10 @@ def _headline_section(findings: Sequence[Finding]) -> Section:
         "time, the median over mirrored pairs; above 1 the candidate is faster."
     )
     headlines = Headlines(" or ".join(references), tuple(_headline(finding) for finding in findings), _headline_table(findings))
-    return Section(HEADLINE, "Headline", lead, (headlines,))
+    blocks: list[Block] = [headlines]
+    if len(study.runs) > 1 and not differences(study):
+        blocks.append(_between_runs(study))
+    return Section(HEADLINE, "Headline", lead, tuple(blocks))
 
 
 def _headline(finding: Finding) -> Headline:
@@ -158,6 +163,28 @@ def _headline_table(findings: Sequence[Finding]) -> Table:
 
 def _no_speedup(finding: Finding) -> str:
     return finding.stages if isinstance(finding.stages, str) else "no end-to-end times"
+
+
+def _between_runs(study: RunStudy) -> Table:
+    """Build the table of a variant in the first run against later runs; unpaired, so drift is unknown."""
+    first, rows = study.runs[0], list[tuple[str, str, Comparison | Missing]]()
+    own = {variant.name for variant in first.variants}
+    for run in study.runs[1:]:
+        for variant in run.variants:
+            if variant.name in own:
+                try:
+                    found: Comparison | Missing = compare_unpaired(first, run, E2E, variant=variant.name)
+                except DataError as error:
+                    found = Missing(str(error))
+                rows.append((variant.name, run.header.run, found))
+    fields: tuple[Field[tuple[str, str, Comparison | Missing]], ...] = (
+        Field("variant", lambda row: row[0]),
+        Field("run", lambda row: row[1]),
+        numeric(f"time in {first.header.run} / time in run", lambda row: row[2] if isinstance(row[2], Missing) else row[2].cell),
+        Field("verdict", lambda row: "" if isinstance(row[2], Missing) else verdict_cell(row[2].verdict)),
+    )
+    notes = ("Unpaired: taken at different times, drift between the runs is unknown. Welch's t on logarithms.",)
+    return table_of("The same variant in different runs, end to end.", fields, rows, notes=notes)
 
 
 def _chain_section(findings: Sequence[Finding]) -> Section:
@@ -519,7 +546,7 @@ def run_report(study: RunStudy, allow_different: Sequence[str] = ()) -> tuple[Re
     first, others = answer_sections(findings)
     sections = (
         first,
-        _headline_section(findings),
+        _headline_section(study, findings),
         others,
         clips_section(study),
         latency_section(study, found_latencies),

@@ -26,6 +26,7 @@ from strobe.perf.analysis.runs.compare import (
     clock_effect,
     compare_stage,
     compare_stages,
+    compare_unpaired,
     mirrored_pairs,
     num,
     side_clocks,
@@ -88,6 +89,17 @@ def test_a_stage_nobody_entered_is_an_error(make_run: MakeRun) -> None:
     with pytest.raises(DataError, match="without a 'recache' region"):
         compare_stage(run, "turbo", "recache")
     assert "recache" not in {found.stage for found in compare_stages(run, "turbo")}
+
+
+def test_runs_at_different_times_are_compared_unpaired(make_run: MakeRun) -> None:
+    first = make_run(noisy(3, {"baseline": 30, "turbo": 20}))
+    second = make_run(noisy(4, {"baseline": 30, "turbo": 10}))
+    found = compare_unpaired(first, second, "e2e", variant="turbo")
+    assert not found.ratios
+    assert found.ratios == ()
+    assert found.ratio == pytest.approx(2, rel=0.01)
+    assert found.interval is not None
+    assert found.interval.low < 2 < found.interval.high
 
 
 def sampled(run: RunRecords, clocks: Mapping[str, Sequence[Clocks]]) -> RunRecords:

@@ -16,7 +16,7 @@ import numpy as np
 from strobe.core import spans
 from strobe.core.errors import DataError
 from strobe.core.spans import E2E, FRAME_BLOCK
-from strobe.perf.measure.stats import Interval, Verdict, judge, paired_interval, percentile
+from strobe.perf.measure.stats import Interval, Verdict, judge, paired_interval, percentile, welch_interval
 from strobe.perf.records.record import Clip, Clocks, Gate, Memory, Variant
 from strobe.perf.records.store import RunRecords
 from strobe.perf.table.model import Ratio
@@ -47,8 +47,8 @@ class Comparison:
 
     Args:
         per_call: the ratio compares one region with one region; False: all regions of a clip together.
-        ratios: one per pair.
-        ratio: median of `ratios`.
+        ratios: one per pair; empty if unpaired.
+        ratio: median of `ratios`; of unpaired clips the ratio of geometric means.
         interval: 95 % interval of the ratio; None for fewer than two pairs.
         verdict: conclusion that ratio and interval allow.
     """
@@ -193,6 +193,33 @@ def compare_stages(run: RunRecords, candidate: str) -> tuple[Comparison, ...]:
     common = [stage for stage in STAGES if all(stage in names for names in entered)]
     step = [compare_stage(run, candidate, spans.DENOISE_STEP, per_call=True)] if spans.DENOISE_STEP in common else []
     return (*step, *(compare_stage(run, candidate, stage) for stage in common))
+
+
+def compare_unpaired(baseline: RunRecords, candidate: RunRecords, stage: str, *, variant: str) -> Comparison:
+    """Compare one variant across two runs taken at different times; drift between them is unknown.
+
+    Raises:
+        DataError: a run has no timed clip of the variant, or never entered the stage.
+    """
+    sides = []
+    for run in (baseline, candidate):
+        timed = [clip for clip in timed_clips(run) if clip.variant == variant]
+        if not timed:
+            raise DataError(f"run {run.header.run} has no timed clip of {variant!r}")
+        sides.append(_times_in(run, variant, stage, timed))
+    b, c = ([ns for _, ns, _ in side] for side in sides)
+    interval = welch_interval(b, c)
+    ratio = statistics.geometric_mean(b) / statistics.geometric_mean(c)
+    return Comparison(
+        stage=stage,
+        per_call=False,
+        baseline=sides[0],
+        candidate=sides[1],
+        ratios=(),
+        ratio=ratio,
+        interval=interval,
+        verdict=judge(ratio, interval, statistics.fmean(b) - statistics.fmean(c)),
+    )
 
 
 def _ratio(baseline: StageClips, candidate: StageClips, *, per_call: bool) -> float:
