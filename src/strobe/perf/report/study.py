@@ -23,7 +23,7 @@ from strobe.perf.analysis.runs.timeline import (
     Partition,
     Passes,
     Replays,
-    Timeline,
+    RunTimeline,
     named,
     partition_of,
     read_passes,
@@ -53,7 +53,7 @@ class Profile:
 
     record: ClipTrace
     trace: Trace
-    timeline: Timeline
+    timeline: RunTimeline
     partition: Partition
     passes: Passes
     replays: Replays | None

@@ -36,7 +36,7 @@ from strobe.perf.analysis.runs.timeline import (
     Passes,
     Path,
     Replays,
-    Timeline,
+    RunTimeline,
     block_slices,
     layer_of,
     partition_of,
@@ -249,7 +249,7 @@ def breakdown(trace: Trace, passes: Passes = ()) -> Breakdown:
     )
 
 
-def _entered(timeline: Timeline) -> Counter[Path]:
+def _entered(timeline: RunTimeline) -> Counter[Path]:
     """Count the entries into each region inside the frame blocks, by path."""
     blocks = sorted((region.start_ns, region.end_ns) for region in timeline.trace.regions if region.name == FRAME_BLOCK)
     starts = [start for start, _ in blocks]
@@ -262,7 +262,7 @@ def _entered(timeline: Timeline) -> Counter[Path]:
     return found
 
 
-def _gaps(timeline: Timeline) -> Iterator[Gap]:
+def _gaps(timeline: RunTimeline) -> Iterator[Gap]:
     """Yield the idle stretches inside the frame blocks, by the pieces at their ends."""
     stretches: defaultdict[tuple[Place, Place], list[Counter[str]]] = defaultdict(list)
     before = end = Place(FRAME_BLOCK, ())

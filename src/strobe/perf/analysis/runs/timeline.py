@@ -125,7 +125,7 @@ _HOST_ACTIVITIES: Final = (GAP, OP)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Timeline:
+class RunTimeline:
     """Timeline of the thread that runs the frame blocks, or of the device that they launched most work on.
 
     Args:
@@ -214,7 +214,7 @@ class Timeline:
                 yield self.trace.threads[thread], path, busy_ns
 
 
-def timeline_of(trace: Trace, *, layers: bool = False) -> Timeline:
+def timeline_of(trace: Trace, *, layers: bool = False) -> RunTimeline:
     """Return the timeline of the busiest device, or of the thread that runs the frame blocks if the trace has no device events.
 
     Args:
@@ -232,7 +232,7 @@ def timeline_of(trace: Trace, *, layers: bool = False) -> Timeline:
         found = f"frame blocks {indices} on {len(threads)} thread(s)"
         raise DataError(f"{trace.path}: {found} are not one clip; trace one clip per file")
     events, (paths, of, nesting) = trace.device_events, _region_paths(trace.regions, layers=layers)
-    on_host = Timeline(
+    on_host = RunTimeline(
         trace=trace,
         device="cpu",
         blocks=tuple(indices),
@@ -293,7 +293,7 @@ def _rows(pieces: LabelSlices, labels: Sequence[Label], window: int | None) -> I
     return zip(start, end, map(labels.__getitem__, number), event, strict=True)
 
 
-def _on_device(timeline: Timeline) -> Timeline:
+def _on_device(timeline: RunTimeline) -> RunTimeline:
     """Move the frame blocks from the host to a device: each starts with the first device event that it launched."""
     trace, indices = timeline.trace, timeline.blocks
     events, host = trace.device_events, np.asarray(trace.device_events.host)
@@ -371,7 +371,7 @@ class Partition:
         return summed(tile.owned for tile in self.tiles)
 
 
-def partition_of(timeline: Timeline) -> Partition:
+def partition_of(timeline: RunTimeline) -> Partition:
     """Cut a timeline into its frame blocks and labels."""
     owned, exclusive = sums(timeline.pieces(), timeline.tiles, timeline.labels, len(timeline.work) or len(timeline.trace.ops))
     return Partition(
@@ -382,7 +382,7 @@ def partition_of(timeline: Timeline) -> Partition:
     )
 
 
-def block_slices(timeline: Timeline, index: int | None = None) -> Iterator[Slice]:
+def block_slices(timeline: RunTimeline, index: int | None = None) -> Iterator[Slice]:
     """Yield the slices of a timeline that tile its frame blocks in order, or one of them.
 
     Raises:
@@ -505,7 +505,7 @@ _Match: TypeAlias = tuple[Fraction, Sequence[int | None], EagerPass]
 """Share of a replay's kernels that stand in a pass, and of each, stream by stream, its number there (None if it is not)."""
 
 
-def relabelled(timeline: Timeline, passes: Passes, *, layers: bool) -> tuple[Timeline, Replays | None]:
+def relabelled(timeline: RunTimeline, passes: Passes, *, layers: bool) -> tuple[RunTimeline, Replays | None]:
     """Give the kernels of graph launches the paths that they have without graphs.
 
     Args:
@@ -574,7 +574,7 @@ def _reason(no_passes: bool, left: int, best: Fraction) -> str:
     )
 
 
-def _graph_launches(timeline: Timeline) -> list[list[int]]:
+def _graph_launches(timeline: RunTimeline) -> list[list[int]]:
     """Return the device events of each graph launch inside the frame blocks, in order of start."""
     work = timeline.work
     unstaged = np.array([text in ((), OUTSIDE, NOT_LINKED) for text in timeline.paths])
@@ -587,14 +587,14 @@ def _graph_launches(timeline: Timeline) -> list[list[int]]:
     return [sorted(found, key=lambda row: int(ordinal[row])) for found in of_call.values() if len(found) >= _FEWEST]
 
 
-def names_of(timeline: Timeline, rows: Sequence[int]) -> tuple[str, ...]:
+def names_of(timeline: RunTimeline, rows: Sequence[int]) -> tuple[str, ...]:
     """Return the normalised kernel names of some events; a copy has the same name in a graph and without."""
     names, own = timeline.trace.device_events.names, timeline.work.name
     groups = (kernel_name(names[own[row]]).group for row in rows)
     return tuple(_COPY if _COPIER.fullmatch(group) else group for group in groups)
 
 
-def launches_of(timeline: Timeline, rows: Sequence[int]) -> tuple[str, ...]:
+def launches_of(timeline: RunTimeline, rows: Sequence[int]) -> tuple[str, ...]:
     """Return the full kernel names of some events, each with grid and block."""
     events, work = timeline.trace.device_events, timeline.work
     return tuple(f"{kernel_name(events.names[work.name[row]]).full} {events.shapes[work.shape[row]]}" for row in rows)
@@ -643,7 +643,7 @@ def passes_of(trace: Trace) -> Passes:
     return tuple(passes.values())
 
 
-def _streams(timeline: Timeline, launch: Sequence[int]) -> tuple[list[int], _Streams]:
+def _streams(timeline: RunTimeline, launch: Sequence[int]) -> tuple[list[int], _Streams]:
     """Return the events of a replay, and their names, stream by stream."""
     stream = timeline.work.stream
     found: defaultdict[int, list[int]] = defaultdict(list)
@@ -707,7 +707,7 @@ _Kernel: TypeAlias = tuple[W, str, str]
 full name with grid and block, without what a compiler may change."""
 
 
-def named(timeline: Timeline, passes: Passes) -> Timeline:
+def named(timeline: RunTimeline, passes: Passes) -> RunTimeline:
     """Label the kernels of attention operators in compiled passes with the regions of the uncompiled pass.
 
     A pass that does not launch exactly the attention kernels of an uncompiled one is labelled by kernel names alone.
@@ -776,7 +776,7 @@ def _by_launch(own: Sequence[_Kernel[int]], key: Sequence[_Kernel[Path]]) -> dic
     return {row: path for text, found in alike.items() for row, path in zip(found, paths[text], strict=True)}
 
 
-def _by_pass(timeline: Timeline) -> list[list[_Kernel[int]]]:
+def _by_pass(timeline: RunTimeline) -> list[list[_Kernel[int]]]:
     """Return the kernels of each pass in the order in which they ran, frame block by frame block."""
     starts = timeline.tiles.start.tolist()
     whole = np.array([DIT_FORWARD in text for text in timeline.paths])
