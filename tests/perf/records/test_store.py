@@ -16,7 +16,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from strobe.perf.report.blocks.optimisation_log import run_folders
 
 import strobe
 from strobe.core.errors import ConfigError, DataError, StrobeError
@@ -25,6 +24,7 @@ from strobe.perf.logs.series import Log
 from strobe.perf.records import store
 from strobe.perf.records.record import Clip, End, Excluded, Gate, Header, Span
 from strobe.perf.records.store import PACKED, RECORDS, RunWriter, check, create_run, number_of, pack, read_run, rotate, seal
+from strobe.perf.report.log_page import run_folders
 
 END = End(status="complete", date="2026-01-01T00:01:00Z", wall_ns=60_000_000_000)
 

@@ -23,7 +23,7 @@ from strobe.perf.analysis.runs.timeline import (
     EagerPass,
     Label,
     Partition,
-    Timeline,
+    RunTimeline,
     block_slices,
     encode_passes,
     named,
@@ -384,7 +384,7 @@ def trace(
     return trace_of(events, regions=tuple(sorted((*outer, *inner), key=lambda each: (each.start_ns, -each.end_ns))))
 
 
-def regions_of(found: Timeline) -> list[tuple[str, str]]:
+def regions_of(found: RunTimeline) -> list[tuple[str, str]]:
     """Name and innermost region of every kernel, in order."""
     events = found.trace.device_events
     paths = (found.paths[number] for number in found.path.tolist())
