@@ -138,7 +138,7 @@ def predict_state_bytes(vae: VideoDecoder, batch: int, latent_size: tuple[int, i
         latent_size: height and width of a latent frame.
     """
     assert isinstance(vae, nn.Module)
-    vae.to_empty(device="cpu")
+    vae.load_state_dict({name: torch.empty(t.shape, dtype=t.dtype) for name, t in vae.state_dict().items()}, assign=True)
     decoder = StreamingDecoder(vae)
     with torch.inference_mode():
         for _ in range(2):
