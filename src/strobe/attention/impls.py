@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import EntryPoint
 from importlib.resources import files
@@ -120,10 +120,14 @@ def import_ahead() -> None:
         Thread(target=_import_for_card, name="strobe-imports").start()
 
 
-def load_ahead(device: torch.device) -> None:
+@cache
+def load_ahead(device: torch.device) -> Callable[[], None]:
     """Load, in a thread of its own, what the first pass on a GPU waits for: cuDNN's attention, and the key of Triton's cache.
 
-    What fails fails again where it is needed, and is told there.
+    It is done once for a device. What fails fails again where it is needed, and is told there.
+
+    Returns:
+        what waits until all is loaded: no pass may be recorded meanwhile.
     """
 
     def some() -> list[Tensor]:
@@ -133,8 +137,11 @@ def load_ahead(device: torch.device) -> None:
         tried(lambda: torch.ops.aten._scaled_dot_product_cudnn_attention(*some(), None, False))
         tried(lambda: import_module("triton.runtime.cache").triton_key())
 
-    if card_of(device).vendor == "nvidia":
-        Thread(target=load, name="strobe-loads").start()
+    if card_of(device).vendor != "nvidia":
+        return lambda: None
+    thread = Thread(target=load, name="strobe-loads", daemon=True)
+    thread.start()
+    return thread.join
 
 
 def _import_for_card() -> None:

@@ -169,8 +169,8 @@ def _are_latents(tensor: Tensor, latents: tuple[int, ...], frames: range) -> boo
     return tensor.shape[1] in frames and (tensor.shape[0], *tensor.shape[2:]) == latents
 
 
-VERSION: Final = 2
-"""Of the file. Version 1 neither said whether the cache was stale nor had digests, so what it holds cannot be trusted."""
+VERSION: Final = 3
+"""Of the file. Version 1 neither said whether the cache was stale nor had digests; version 2 had settings that are gone."""
 Number = Annotated[int, Meta(ge=0, lt=1 << 48)]
 """Of frames or frame blocks: more than a stream comes to in a million years."""
 

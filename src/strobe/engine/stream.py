@@ -135,8 +135,7 @@ class Stream:
         self.samples = tuple(samples)
         self.share = share
         self.latent_shape = latent_shape(model.defaults, model.dit.config)
-        if parts is None:
-            load_ahead(config.device)
+        loaded = load_ahead(config.device)
         self._prepared = model.shelf.take(model, config) if parts is None and share is None else None
         if parts is not None:
             self._dit, self._decoder = parts
@@ -157,6 +156,7 @@ class Stream:
         if share is not None:
             share.open(model, config, f"seed {seed}, samples {self.samples}")
         if parts is None and config.knobs.cuda_graphs:
+            loaded()
             self.rehearse()
 
     def _begin(self, start: Tensor | None) -> None:

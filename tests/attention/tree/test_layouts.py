@@ -147,7 +147,14 @@ def test_a_mesh_of_tree_and_heads(ranks: Runner, tree: int, columns: int, call: 
         compare(ranks, OnMesh(case=case, tree=tree, columns=columns, kv_placement=kv_placement))
 
 
-def compare(ranks: Runner, on: OnMesh) -> None:
+@pytest.mark.parametrize("strategy", ["allgather", "alltoall"])
+def test_a_cache_that_stays_where_it_is_needs_no_shards(ranks: Runner, strategy: str) -> None:
+    shards = KVShards.contiguous([6, 6])
+    case = Case(shards=shards, heads=4, kv_heads=4, q_lengths=(5,), dtype=torch.float64, strategy=strategy, q_placement="heads")
+    compare(ranks, OnMesh(case=case, tree=2, columns=2, kv_placement="heads"), shards=None)
+
+
+def compare(ranks: Runner, on: OnMesh, **other: None) -> None:
     case, (q, ks, vs) = on.case, on.case.draw()
     whole = [each.clone().requires_grad_() for each in (q, *ks, *vs)]
     exact = reference(whole[0], whole[1 : 1 + len(ks)], whole[1 + len(ks) :], case.shards, case.mask).out
@@ -158,7 +165,7 @@ def compare(ranks: Runner, on: OnMesh) -> None:
         keys = (on.heads(each[on.buffer(rank)], rank, on.kv_placement) for each in (ks, vs))
         mine = [each.clone().requires_grad_() for each in (on.rows(q, rank, case.q_placement), *keys)]
         mesh = init_device_mesh("cpu", (on.tree, on.columns), mesh_dim_names=("tree", "heads"))
-        out = tree_attention(*mine, mesh=mesh, kv_placement=on.kv_placement, **case.arguments()).out
+        out = tree_attention(*mine, mesh=mesh, kv_placement=on.kv_placement, **case.arguments() | other).out
         return out.detach(), *torch.autograd.grad(out, mine, on.result(d_out, rank))
 
     for rank, found in enumerate(ranks(on.number, work)):

@@ -17,6 +17,7 @@ from accelerate import cpu_offload
 from diffusers.hooks import apply_group_offloading
 from peft import LoraConfig
 from torch import Tensor, nn
+from torch.distributed.utils import _apply_to_tensors
 
 import strobe
 from strobe.bench.probe import LayerProbe, PipelineProbe
@@ -317,7 +318,7 @@ def test_one_compiled_transformer_of_several_is_compiled() -> None:
 def test_facts_of_a_pass_are_moved_with_their_tensors() -> None:
     one = Pass(grid=(1, 2, 3), text_lengths=(), dense=True, queries=4, recalls={})
     one.pair, one.rope = (torch.zeros(2), torch.ones(2)), (torch.zeros(3),)
-    assert one.to("cpu") is one
+    assert one.to("cpu") is one and _apply_to_tensors(torch.Tensor.half, one) is one  # what FSDP casts
     moved = one.to("meta")
     assert moved is not one and [each.device.type for each in (*moved.pair, *moved.rope)] == ["meta"] * 3
     assert (moved.grid, moved.dense, moved.queries) == ((1, 2, 3), True, 4) and one.pair[0].device.type == "cpu"

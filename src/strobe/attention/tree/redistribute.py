@@ -345,11 +345,9 @@ def run(flow: Redistribution, q: Tensor, k: Tensor, v: Tensor, again: Callable[[
 
 def _keys_in(flow: Redistribution, k: Tensor, v: Tensor) -> Shard:
     """Exchange keys and values: the owned keys of this row of the grid for this column's heads."""
-    if flow.heads.size == 1:
+    if flow.heads.size == 1 or flow.spec.kv_placement == "heads":
         return Shard(k=_owned(k, flow.mine), v=_owned(v, flow.mine), segments=owned_segments(flow.mine))
-    both = torch.cat([_owned(k, flow.mine), _owned(v, flow.mine)], dim=-1)
-    if flow.spec.kv_placement == "sequence":
-        both = _trade(flow.heads, both, flow.kv_cut, flow.key_cut)
+    both = _trade(flow.heads, torch.cat([_owned(k, flow.mine), _owned(v, flow.mine)], dim=-1), flow.kv_cut, flow.key_cut)
     dim = flow.spec.head_dim
     return Shard(k=both[..., :dim], v=both[..., dim:], segments=_by_tree_rank(flow)[flow.tree.rank])
 

@@ -146,12 +146,12 @@ class Seen:
     ran_sparse: bool = False
 
 
-@dataclass(kw_only=True, eq=False)
 class Pass:
     """Facts of one forward pass, in the place of the rotary embedding that a transformer gives to each of its blocks.
 
     So they are arguments of every layer, and stay right whatever runs meanwhile: calls in other threads, another call before the
     gradients of this one, a block that is computed again in backward. For diffusers' own processors it is the pair (cos, sin).
+    It is no dataclass: FSDP would make a copy of one for every block, with dictionaries of its own.
 
     Args:
         grid: tokens in time, height and width.
@@ -162,20 +162,24 @@ class Pass:
         selected: key tiles of each head, by layer; None if all skip one share.
         held: where a calibration adds up its measurements, by layer; None without.
         dense_rows: runs of tokens, from and to, whose queries attend to every token.
-        pair: the embedding as diffusers made it.
-        rope: the embedding as the sparse layers take it.
     """
 
-    grid: Triple
-    text_lengths: tuple[int, ...]
-    dense: bool
-    queries: int
-    recalls: dict[str, list[Tensor]]
-    selected: Mapping[str, tuple[int, ...]] | None = None
-    held: dict[str, Tensor] | None = None
-    dense_rows: tuple[tuple[int, int], ...] = ()
-    pair: tuple[Any, ...] = ()
-    rope: tuple[Any, ...] = ()
+    def __init__(
+        self,
+        grid: Triple,
+        text_lengths: tuple[int, ...],
+        *,
+        dense: bool,
+        queries: int,
+        recalls: dict[str, list[Tensor]],
+        selected: Mapping[str, tuple[int, ...]] | None = None,
+        held: dict[str, Tensor] | None = None,
+        dense_rows: tuple[tuple[int, int], ...] = (),
+    ) -> None:
+        self.selected, self.held, self.dense_rows = selected, held, dense_rows
+        self.grid, self.text_lengths, self.dense, self.queries, self.recalls = grid, text_lengths, dense, queries, recalls
+        self.pair: tuple[Any, ...] = ()  # as diffusers made it
+        self.rope: tuple[Any, ...] = ()  # as the sparse layers take it
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.pair)
