@@ -40,7 +40,8 @@ kind; each section below describes one kind of line, or an object inside lines. 
 * **null** stands for what is not known, not measured or not defined.
 * **Prose.** A text of type `prose` is for a reader. Its words may change at any time, so do not parse it.
 * **Versions.** The key `v` is the schema version, now {SCHEMA_VERSION}, the only one that is read.
-  A new optional key keeps the version; a removed, renamed or redefined key raises it.
+  A new optional key, or one that is no longer written, keeps the version; another key that is removed, renamed or redefined
+  raises it.
 * **Checksums.** Every line ends in its number, from 1, and the CRC-32 of all bytes before `,"crc"`:
   `...,"line":12,"crc":"89abcdef"}}`. A reader skips a line that does not match, and leaves out the clip that it belongs to.
   A packed file may lack both keys. After a crash the last line may be cut short; a reader keeps the lines before it.

@@ -3,7 +3,7 @@
 `python host_of_a_layer.py cuda` on a GPU: a model of 30 layers with so few tokens that the GPU waits for the host; what a pass
 takes for a layer, uncompiled, compiled, in CUDA graphs of torch.compile, and recorded as one CUDA graph: its replay, and what of
 that the host takes. The output of each is held to that of an uncompiled pass. Names of these ways after `cuda` choose some.
-After the compiled passes it says what the operator of a sparse layer takes alone.
+After the compiled passes it says where the host's time goes: the operator of a sparse layer alone, and the functions of a pass.
 `python host_of_a_layer.py twin`: the first two on a CPU, with two layers and without code from the compiler.
 `python host_of_a_layer.py cpu` without a GPU: the processor alone, and the operator alone, each launch of a kernel of ours done
 up to the call of the driver, which does nothing.
@@ -12,6 +12,8 @@ The sources under test are those on the path: `PYTHONPATH=OTHER_CHECKOUT/src` me
 
 from __future__ import annotations
 
+import cProfile
+import pstats
 import statistics
 import sys
 import time
@@ -19,6 +21,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -111,6 +114,30 @@ class Passes:
             module._compiled_call_impl = None
         return found
 
+    def profile(self, passes: int = 10) -> None:
+        """Print the functions of compiled sparse passes that take the most of the host's time themselves, by layer."""
+        with made("sparse", self.model):
+            self.model.compile_repeated_blocks(fullgraph=True, dynamic=False)
+            for _ in range(5):
+                self.step()
+            self.wait()
+            profiler = cProfile.Profile()
+            profiler.enable()
+            for _ in range(passes):
+                self.step()
+            profiler.disable()
+            self.wait()
+        for module in self.model.modules():
+            module._compiled_call_impl = None
+        rows: list[tuple[float, float, int, str]] = []
+        for (file, line, name), (_, calls, own, whole, _) in pstats.Stats(profiler).stats.items():  # type: ignore[attr-defined]
+            rows.append((own, whole, calls, f"{Path(file).name}:{line} {name}"))
+        number = passes * self.layers
+        for own, whole, calls, name in sorted(rows, reverse=True)[:30]:
+            times = f"{own / number * 1e6:6.1f} us itself, {whole / number * 1e6:6.1f} with what it calls"
+            sys.stdout.write(f"profile of a compiled sparse layer: {times}, {calls / number:4.1f} calls: {name}\n")
+        sys.stdout.flush()
+
 
 def operator_alone(device: str, clock: Callable[[], float], wait: Callable[[], None], heads: int, width: int) -> None:
     """Print what the operator of compiled code takes, what of that its parts take, and what it stands beside."""
@@ -155,6 +182,7 @@ def in_turns(device: str, layers: int, ways: Sequence[str], rounds: int) -> None
         for what in found[0][KINDS[0]]:
             say(what, {kind: [each[kind][what] for each in found] for kind in KINDS})
         if way == "compiled" and passes.on_gpu:
+            passes.profile()
             operator_alone("cuda", time.perf_counter, passes.wait, 12, 128)
         torch._dynamo.reset()
 
@@ -184,7 +212,7 @@ def on_a_cpu() -> None:
     import launches_without_a_gpu as launches
     from strobe.attention.sparse import tiled
 
-    launches.driver.set_active(launches.driver_of(launches.TARGET))
+    launches.driver.set_active(launches.Driver())
     launches.pretend(compiled)
     tiled.fuses = lambda *_: True  # type: ignore[assignment]
     case = wan(1, layers=1, heads=2, head_dim=32)

@@ -224,9 +224,11 @@ def compare(frames: Tensor, reference: Tensor, only: Collection[str] = COMPARED)
         measure, reduced, none = _MEASURES[name]
         if measure is ms_ssim and min(first.shape[2:]) < SMALLEST:
             found[name] = None, f"needs frames of {SMALLEST} pixels and more, these have {min(first.shape[2:])}"
-        elif reduced is _drift and len(first) < DRIFT_SHARE:
+            continue
+        values = curve(measure)
+        if reduced is _drift and len(first) < DRIFT_SHARE:
             found[name] = None, f"a clip of {len(first)} frames is too short: give {DRIFT_SHARE} or more"
-        else:
-            value = reduced(curve(measure))
-            found[name] = (value, "") if math.isfinite(value) else (None, none)
+            continue
+        value = reduced(values)
+        found[name] = (value, "") if math.isfinite(value) else (None, none)
     return found

@@ -599,6 +599,9 @@ def test_a_block_left_out_of_a_trace_is_said(run: RunRecords) -> None:
         (NOT_LINKED, "kernel", Part.UNNAMED),
         (("a region of somebody",), "kernel", Part.UNNAMED),
         (KERNEL_PATH, "comm", Part.COMMUNICATION),
+        (("denoise_step", "dit_forward", "ffn", "modulated_norm", "mine"), "kernel", Part.NORMS),  # a region of the user's own
+        (("denoise_step", "dit_forward", "ffn", "mine"), "kernel", Part.FEED_FORWARD),
+        (("denoise_step", "dit_forward", "other kernels", "attention_tile"), "kernel", Part.OTHER_KERNELS),
     ],
 )
 def test_every_label_belongs_to_one_part(path: tuple[str, ...], activity: str, part: Part) -> None:

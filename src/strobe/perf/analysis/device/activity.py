@@ -571,9 +571,11 @@ class Activity(NamedTuple):
 
 def activity(view: DeviceView) -> Activity:
     """Account for the time of one device; communication is exposed where no kernel and no memset runs."""
-    work = view.work.at(view.inside)
+    work = view.work if view.window is None else view.work.at(view.inside)
     kind, stream, unlinked = work.kind, work.stream, work.host < 0
-    start, end = (np.clip(edge, view.begin_ns, view.end_ns) for edge in (work.start, work.end))
+    start, end = work.start, work.end
+    if view.window is not None:
+        start, end = (np.clip(edge, view.begin_ns, view.end_ns) for edge in (start, end))
     number_of = {name: DEVICE_KINDS.index(name) for name in PRIORITY}
 
     def union_ns(some: NDArray[np.bool_]) -> int:

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence, Set
 from functools import partial
 from typing import Annotated as A
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,13 +97,15 @@ class Launch:
         hosts, start = view.trace.device_events.hosts, view.work.start
         graphs = graph_calls(view.trace) if is_graph is None else is_graph
         last = start <= view.end_ns if view.window is None else start < view.end_ns
-        work = view.work.at(np.flatnonzero((start >= view.begin_ns) & last))
+        some = (start >= view.begin_ns) & last
+        work = view.work if some.all() else view.work.at(np.flatnonzero(some))
         self.num_events, self.num_unlinked = len(work), int((work.host < 0).sum())
         self.num_uncorrelated = int((work.host == NO_CORRELATION).sum())
-        work = work.at(np.flatnonzero(work.host >= 0))
+        linked = work.host >= 0
+        work = work if linked.all() else work.at(np.flatnonzero(linked))
         host, rest = work.host, work.ordinal > 0
         begin, end = column(hosts.start_ns), column(hosts.end_ns)
-        kind = np.where(rest, 2, 1) * graphs[host]
+        kind = (1 + rest.astype(np.int8)) * graphs[host]
         sides = zip(*(_delays(work.start - edge[host], kind) for edge in (begin, end)), strict=True)
         self.kinds = {kind: own for kind, own in zip(LAUNCH_KINDS, sides, strict=True) if None not in own}
         names, name, used = hosts.names, np.asarray(hosts.name), different(host)
@@ -122,7 +124,7 @@ class Launch:
         self.calls = tuple(sorted(found, key=lambda row: (-row.events, row.call)))
 
 
-def _delays(delay: Ints, kind: Ints) -> list[Delays | None]:
+def _delays(delay: Ints, kind: NDArray[Any]) -> list[Delays | None]:
     """Return the delays of each of `LAUNCH_KINDS`."""
     negative = np.bincount(kind[delay < 0], minlength=len(LAUNCH_KINDS)).tolist()
     found = zip(distributions(delay, kind, len(LAUNCH_KINDS)), negative, strict=True)
