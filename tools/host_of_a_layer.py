@@ -212,7 +212,7 @@ def on_a_cpu() -> None:
     import launches_without_a_gpu as launches
     from strobe.attention.sparse import tiled
 
-    launches.driver.set_active(launches.Driver())
+    launches.driver.set_active(launches.driver_of(launches.TARGET))
     launches.pretend(compiled)
     tiled.fuses = lambda *_: True  # type: ignore[assignment]
     case = wan(1, layers=1, heads=2, head_dim=32)
