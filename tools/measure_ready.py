@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
@@ -39,7 +40,6 @@ from strobe.models.wan.recipes import RECIPES
 FILE: Final = "diffusion_pytorch_model.safetensors"
 VAES: Final = {"tiny": "autoencoder/taew2_1.safetensors", "wan": "autoencoder/Wan2.1_VAE.safetensors"}
 PROMPT: Final = "a fox in the snow"
-PARTS: Final = ("imported", "loaded", "opened", "first_frames")
 HELD: Final = ("RssAnon", "RssFile")
 
 
@@ -86,7 +86,11 @@ def watch(peak: dict[str, int], done: threading.Event) -> None:
 
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Load, open a session and make a frame block; return seconds since the process began, CPU seconds and peaks."""
+    """Load, open a session and make six frame blocks.
+
+    Returns:
+        seconds since the process began until each stage was over, of the longest frame block after the first, CPU seconds, peaks.
+    """
     peak: dict[str, int] = {}
     done = threading.Event()
     threading.Thread(target=watch, args=(peak, done), daemon=True).start()
@@ -101,9 +105,12 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         if options.device != "cpu":
             torch.cuda.synchronize()
         at["opened"] = since_start()
-        next(iter(session.stream(1)))
+        frames = iter(session.stream(6))
+        next(frames)
         at["first_frames"] = since_start()
+        ends = [at["first_frames"], *(since_start() for _ in frames)]
     done.set()
+    at["longest_after"] = max(end - begin for begin, end in pairwise(ends))
     return {**at, "cpu": time.process_time(), **{f"peak_{name}_gb": peak[name] * 1024 / 1e9 for name in HELD}}
 
 

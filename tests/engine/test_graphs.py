@@ -18,7 +18,7 @@ from torch import Tensor
 from strobe.cache.kv import CacheShape, RingCache
 from strobe.cache.policy import RingPolicy
 from strobe.core import spans
-from strobe.core.errors import StrobeError
+from strobe.core.errors import SessionError, StrobeError
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs
 from strobe.engine.graphs import CAPTURES, WARM_UPS, CudaGraphs, PassInputs, Recorded, Replay, Runner, capture_stream
 from strobe.engine.memory import predict
@@ -93,14 +93,18 @@ def test_a_pass_is_recorded_once_for_each_shape(make: Make) -> None:
     assert len(other._stream._dit.runner) == 10  # type: ignore[arg-type]
 
 
-def test_a_rehearsal_records_all_of_a_steady_stream(make: Make) -> None:
+def test_warming_up_records_all_of_a_steady_stream(make: Make) -> None:
     session = recorded(make())
-    session._stream.rehearse()
+    session.warm_up()  # this configuration records no passes
     runner: Any = session._stream._dit.runner
+    assert not len(runner)
+    session._stream.warm_up()
     known = list(runner._replays)
     switches = [Switch(frame_block=6, prompt="blue square")]
     assert torch.equal(play(session, 9, switches), play(make(), 9, switches))
     assert sorted(map(str, runner._replays)) == sorted(map(str, known))
+    with pytest.raises(SessionError, match="frame block 9 comes next: warm up before the first one"):
+        session.warm_up()
 
 
 def test_forks_and_snapshots_go_on(make: Make) -> None:
@@ -193,7 +197,7 @@ def test_closing_frees_what_a_stream_held(make: Make, fails: bool, late: bool) -
 def test_static_inputs_are_predicted(make: Make, tiny: Model) -> None:
     for samples, first in (((0,), None), ((0, 4), 1)):
         session = recorded(make(preset=EngineConfig(first_block=first), samples=samples))
-        session._stream.rehearse()
+        session._stream.warm_up()
         config = replace(session.config, knobs=replace_knobs(session.config.knobs, cuda_graphs=True))
         assert predict(tiny, config, len(samples))["inputs of graphs"] == session._stream._dit.runner.num_bytes
 

@@ -525,6 +525,7 @@ def profile_kernels(
     half = -(-iterations // (2 * len(config.schedule.timesteps)))  # frame blocks with each kind of timers
     pieces = 4 * half + SWITCHES + len((*operations, *decoder, *others))
     with closing(Session(prompts[0], preset=preset, model=model, device=device)) as session:
+        session.warm_up()
         stream = _Steps(session, progress, pieces)
         stream.settle()
         stream.run(2 * half)

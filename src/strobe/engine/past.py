@@ -79,7 +79,7 @@ class KeptPast:
         with span(RECACHE):
             dit.write(state.history, text, self._cache.rewrite(end, keep_sink=self._config.keep_sink))
 
-    def rehearse(self, dit: Transformer, text: TextContext, draw: Draw) -> None:
+    def warm_up(self, dit: Transformer, text: TextContext, draw: Draw) -> None:
         """Run every kind of pass once, until the window is full, and leave the cache empty."""
         window, made = self._config.policy.window, draw(0).initial[:, :0]
         for index in count():

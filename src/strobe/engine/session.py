@@ -258,8 +258,8 @@ class Session:
     def restart(self, prompt: str | Sequence[str] | None = None, *, seed: int = 0) -> None:
         """Begin again under another prompt and seed, without start frames; iterators of `stream` end.
 
-        What follows is bit-equal to what a new session of the same configuration streams. A new one takes seconds to open on a
-        GPU, where it records its passes; this keeps them.
+        What follows is bit-equal to what a new session of the same configuration streams. A new one has to record its
+        passes on a GPU; this keeps them.
 
         Raises:
             ConfigError: an unknown word (names the nearest); the session stays as it was.
@@ -273,6 +273,21 @@ class Session:
         self.cancel()
         if prompt is not None:
             self.prompt(prompt)
+
+    def warm_up(self) -> None:
+        """Record every pass now, before the first frame block: on a GPU it takes seconds.
+
+        Otherwise a pass is recorded when it first runs, so that first frames come sooner, and the frame blocks that fill the
+        window and the first prompt switch take longer. Where passes are not recorded, it does nothing.
+
+        Raises:
+            SessionError: the session is closed or working, or has begun.
+        """
+        with self._exclusive():
+            if self._stream.state.next_block:
+                raise SessionError(f"frame block {self.next_block} comes next: warm up before the first one")
+            if self.config.knobs.cuda_graphs:
+                self._stream.warm_up()
 
     def launched(self) -> AbstractContextManager[None]:
         """Run passes kernel by kernel inside this context, because a profiler sees no regions inside graphs: the same frames."""

@@ -155,9 +155,7 @@ class Stream:
         self._begin(start if start is None else start.to(config.device))
         if share is not None:
             share.open(model, config, f"seed {seed}, samples {self.samples}")
-        if parts is None and config.knobs.cuda_graphs:
-            loaded()
-            self.rehearse()
+        loaded()
 
     def _begin(self, start: Tensor | None) -> None:
         """Return to before the first frame block, with nothing in hand beside state and cache."""
@@ -190,10 +188,11 @@ class Stream:
         return self.state.next_block - (self._ready is not None) - (self._decoding is not None)
 
     @torch.inference_mode()
-    def rehearse(self) -> None:
-        """Record all passes before the stream starts; only before the first frame block."""
+    def warm_up(self) -> None:
+        """Record all passes; see `Session.warm_up`."""
+        assert not self.state.next_block, "it empties the cache"
         text = self._dit.read(torch.zeros(len(self.samples), 1, self.model.dit.config.text_dim))
-        self._past.rehearse(self._dit, text, self._draw)
+        self._past.warm_up(self._dit, text, self._draw)
 
     @torch.inference_mode()
     def advance(

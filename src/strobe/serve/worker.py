@@ -172,6 +172,8 @@ class Worker:
         config = self.configs[self.default]
         records = resolve(config, self.model.defaults, self.device).knobs.cuda_graphs and self.device.type == "cuda"
         self.sessions.most = 2 if records else 0
+        if records:
+            self._spare(config)
         origin = Origin(prompt=prompt, seed=0, preset=self.default)
         stream = LiveStream(name="warm-up", sessions=self.sessions, origin=origin, config=config)
         stream.open()
@@ -218,7 +220,12 @@ class Worker:
             if free is not None and free < 2 * cost.stream_bytes:
                 return
             tell(ready, self.sessions.most, f"record session {ready + 1} of {self.sessions.most}")
-            self.sessions.give(Session(preset=config, model=self.model, device=self.device))
+            self._spare(config)
+
+    def _spare(self, config: EngineConfig) -> None:
+        session = Session(preset=config, model=self.model, device=self.device)
+        session.warm_up()
+        self.sessions.give(session)
 
     def _moved(self, stream: LiveStream) -> dict[str, float]:
         """Measure one more stream's memory, then suspend and wake the first one; the second time counts."""

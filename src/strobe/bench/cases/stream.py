@@ -235,6 +235,7 @@ class StreamCase:
     def _session(self, name: str) -> Session:
         if name not in self._sessions:
             session = Session(preset=self._configs[name], model=self._loaded, seed=self._script.seed, device=self.device)
+            session.warm_up()
             self._sessions[name] = session, unwritten(session.snapshot())
         return self._sessions[name][0]
 
