@@ -15,6 +15,7 @@ from contextlib import closing
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -44,6 +45,7 @@ from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.random_init import PromptNoise, random_transformer
 from strobe.models.wan.recipes import RECIPES
 from strobe.models.wan.transformer import CausalTransformer, Modulation, TextKV
+from strobe.models.wan.weights import checkpoint as wan_checkpoint
 
 
 class TouchedError(BaseException):
@@ -407,6 +409,20 @@ class TestCheckpoints:
         load("wan-1.3b", Weights(path=checkpoint, release=release, vae="elsewhere/taew2_1.pth"))
         beside, apart, tiny = (checkpoint, None), (release, cache), (release, None)
         assert asked == [checkpoint, beside, release, apart, Path("elsewhere/taew2_1.pth"), tiny]
+
+    def test_hashing_delays_whoever_asks_and_nobody_else(self, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A stream runs before the files are hashed; what fails in the thread is told to whoever asks."""
+        expected, loaded = load("wan-1.3b", Weights(path=checkpoint)).weights_hash, Event()
+        hash_of = wan_checkpoint.sha256_of
+        monkeypatch.setattr(wan_checkpoint, "sha256_of", lambda path: loaded.wait(60) and hash_of(path))
+        model = load("wan-1.3b", Weights(path=checkpoint))
+        with Session("a fox", preset="quality", model=model, device="cpu") as session:
+            assert len(next(iter(session.stream(1))).frames)
+            loaded.set()
+            assert session.snapshot().identity.weights_hash == model.weights_hash == expected
+        monkeypatch.setattr(wan_checkpoint, "sha256_of", lambda path: path.read_text("utf-8"))
+        with pytest.raises(UnicodeDecodeError):
+            load("wan-1.3b", Weights(path=checkpoint)).hashed()
 
     def test_a_lora_beside_the_base_is_used(self, checkpoint: Path, tmp_path: Path) -> None:
         plain = load("wan-1.3b", Weights(path=checkpoint))

@@ -276,7 +276,7 @@ def official() -> Model:
     weights = {name.removeprefix("model."): tensor for name, tensor in golden().items() if name.startswith("model.")}
     dit.load_state_dict(weights, strict=True)
     vae = TinyVAE(TinyVAEConfig(latent_channels=16, widths=(4, 4, 4), encoder_widths=(4, 4, 4)))
-    return Model(name="golden", weights_hash="0" * 64, dit=dit, text=GoldenText(), vae=vae, defaults=DEFAULTS)
+    return Model(name="golden", hashed=lambda: "0" * 64, dit=dit, text=GoldenText(), vae=vae, defaults=DEFAULTS)
 
 
 @dataclass(kw_only=True)

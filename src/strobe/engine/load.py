@@ -19,7 +19,7 @@ from strobe.engine.decode import VideoVAE
 from strobe.engine.family import Family, Weights, broken, fetched, find, registered
 from strobe.engine.model import Model, ModelParts
 from strobe.engine.prompts import TextEncoder
-from strobe.models.checkpoint import check_whole, on_meta
+from strobe.models.checkpoint import begun, check_whole, on_meta
 from strobe.models.hub import RELEASE, TRANSFORMER, fetch, is_address
 from strobe.models.lora import combined
 from strobe.models.shapes import config as shapes
@@ -179,7 +179,7 @@ def _wan(name: str, config: WanConfig | None, given: Weights) -> Model:
         dit, name = random_transformer(config), f"{name}, {'tiny VAE, ' if given.vae else ''}{RANDOM}"
         return Model(
             name=name,
-            weights_hash=digest,
+            hashed=lambda: digest,
             dit=dit,
             text=PromptNoise(config),
             vae=vae,
@@ -214,13 +214,12 @@ def _wan(name: str, config: WanConfig | None, given: Weights) -> Model:
     if loras:
         name = f"{name} with {', '.join(map(str, loras))}"
     import_ahead()
+    added = [lora.weights_hash + (f" at {lora.strength}" if lora.strength != 1 else "") for lora in loras]
+    hashed = begun(lambda: _together(opened.source.sha256(), *added))
     dit = opened.read()  # last: whatever else is wrong has been told
     return Model(
         name=name,
-        weights_hash=_together(
-            opened.source.sha256(),
-            *(lora.weights_hash + (f" at {lora.strength}" if lora.strength != 1 else "") for lora in loras),
-        ),
+        hashed=hashed,
         dit=dit,
         text=text_encoder(folder, given),
         vae=vae,
@@ -272,7 +271,7 @@ def _shapes(name: str, given: Weights) -> Model:
     dit, text, vae = bundled.load(folder)
     file = folder / bundled.FILE  # alone: a training folder also holds checkpoints
     digest = hashlib.sha256(file.name.encode() + file.read_bytes()).hexdigest()
-    return Model(name=name, weights_hash=digest, dit=dit, text=text, vae=vae, defaults=shapes_defaults())
+    return Model(name=name, hashed=lambda: digest, dit=dit, text=text, vae=vae, defaults=shapes_defaults())
 
 
 def _shapes_parts(name: str, frame_size: tuple[int, int] | None) -> ModelParts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from weakref import WeakSet, WeakValueDictionary
 
@@ -116,7 +117,7 @@ class Model(ModelParts):
 
     Args:
         name: "shapes", a size of Wan or the folder it was read from; says so if weights are random.
-        weights_hash: sha256 over names and contents of the weight files, hexadecimal.
+        hashed: returns `weights_hash`; may wait for a thread that reads the files.
         text: encodes prompts.
         loras: that sessions run with, those that belong to the weights first.
         random_weights: frames mean nothing, so quality must not be judged.
@@ -125,11 +126,16 @@ class Model(ModelParts):
     """
 
     name: str
-    weights_hash: str
+    hashed: Callable[[], str] = field(compare=False, repr=False)
     text: TextEncoder
     random_weights: bool = False
     notes: tuple[str, ...] = ()
     shelf: Shelf = field(default_factory=Shelf, init=False, compare=False, repr=False)
+
+    @property
+    def weights_hash(self) -> str:
+        """sha256 over names and contents of the weight files, hexadecimal."""
+        return self.hashed()
 
 
 def _key(config: ResolvedConfig) -> ResolvedConfig:

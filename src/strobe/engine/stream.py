@@ -151,7 +151,7 @@ class Stream:
         self._past = new_past(self._cache, config, self._decoder)
         self._draws_ahead = config.device.type == "cuda"  # the CPU draws noise while the GPU is at the frame block before
         self._shared = parts is not None  # another stream runs with the same weights
-        self.weights_hash = model.weights_hash
+        self._changed_hash: str | None = None  # of other LoRAs than the model's
         self._begin(start if start is None else start.to(config.device))
         if share is not None:
             share.open(model, config, f"seed {seed}, samples {self.samples}")
@@ -175,12 +175,17 @@ class Stream:
         Raises:
             SessionError: other LoRAs run than the model's, or the stream runs on several devices.
         """
-        if self.share is not None or self.weights_hash != self.model.weights_hash:
+        if self.share is not None or self._changed_hash is not None:
             raise SessionError("a stream on several devices or with LoRAs of its own does not begin again; open another session")
         self._cache.reset(erase=True)
         self._past = new_past(self._cache, self.config, self._decoder)
         self.seed = seed
         self._begin(None)
+
+    @property
+    def weights_hash(self) -> str:
+        """Hash of the model's weights, and of LoRAs of this stream's own."""
+        return self._changed_hash or self.model.weights_hash
 
     @property
     def next_block(self) -> int:
@@ -345,9 +350,8 @@ class Stream:
             self._prepared = self._prepared if self._dit is shared else None
         self._dit.use_loras(loras)
         what = ", ".join(f"{lora.weights_hash} at {lora.strength}" for lora in self.loras) or "no LoRA"
-        self.weights_hash = hashlib.sha256(f"{self.model.weights_hash}, {what}".encode()).hexdigest()
-        if self.loras == self.model.loras:
-            self.weights_hash = self.model.weights_hash
+        own = self.loras == self.model.loras
+        self._changed_hash = None if own else hashlib.sha256(f"{self.model.weights_hash}, {what}".encode()).hexdigest()
         self._text, self.state = None, replace(self.state, stale=True)
 
     @contextmanager
@@ -370,7 +374,7 @@ class Stream:
         other.restore(state, cache)
         if self._prepared is not None:
             other._prepared = self._prepared.joined(other._dit)
-        other.weights_hash, self._shared = self.weights_hash, True
+        other._changed_hash, self._shared = self._changed_hash, True
         return other
 
     def close(self) -> None:

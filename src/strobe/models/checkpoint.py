@@ -7,9 +7,10 @@ import pickle
 import struct
 import textwrap
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -21,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from strobe.core.errors import ConfigError, StrobeError, WeightsError
 from strobe.core.files import write_whole
+from strobe.core.libraries import tried
 from strobe.core.settings import cache_folder
 
 SHOWN = 4
@@ -301,6 +303,22 @@ def sha256_of(path: Path) -> bytes:
     known[key] = msgspec.structs.replace(now, sha256=digest.hex())
     _keep(list_path, dict([*known.items()][-KEPT:]))
     return digest
+
+
+def begun(work: Callable[[], str]) -> Callable[[], str]:
+    """Begin work in a thread that ends with the process, and return what waits for its result.
+
+    Hashing gigabytes takes seconds and is wanted only once something is recorded. Work that fails is done again by who waits.
+    """
+    found: list[str] = []
+    thread = Thread(target=lambda: tried(lambda: found.append(work())), name="strobe-hash", daemon=True)
+    thread.start()
+
+    def result() -> str:
+        thread.join()
+        return found[0] if found else work()
+
+    return result
 
 
 def _read(path: Path) -> bytes:
