@@ -69,7 +69,6 @@ LIBRARIES: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
         ("cudnn.block_sparse_attention.csrc.fwd.sm90_blk128.bsa_fwd_sm90", *_CUDNN),
     ),
     "fa4": (_DSL, ("flash_attn.cute.interface", *_FA4), ("flash_attn.cute.block_sparsity", *_FA4)),
-    "fa3": (("flash_attn_interface", "flash_attn_interface of flash-attention 3, which is built from source,"),),
     "triton": (("triton.language", "triton"),),
     "gluon": (("triton.experimental.gluon", "triton", "3.6"), ("triton.experimental.gluon", "triton", "3.7")),
 }
@@ -165,7 +164,6 @@ def _why_missing(impl: str) -> str | None:
 
 CAPABILITIES: Final[Mapping[tuple[str, str], tuple[int, ...]]] = {
     ("dense", "fa4"): (8, 9, 10, 11, 12),
-    ("dense", "fa3"): (9,),
     ("sparse", "cudnn"): (9,),
     ("sparse", "fa4"): (9,),
     ("sparse", "triton"): (8, 9, 10, 11, 12),
