@@ -35,9 +35,7 @@ def backward(*tensors: Tensor, softmax_scale: float, dlse: Tensor) -> tuple[Tens
 
 def install(monkeypatch: pytest.MonkeyPatch, forward: Callable[..., tuple[Tensor, Tensor, None]] = forward) -> None:
     """Put them where FA4's modules would be."""
-    package, cute, interface = (
-        ModuleType(name) for name in ("flash_attn", "flash_attn.cute", "flash_attn.cute.interface")
-    )
+    package, cute, interface = (ModuleType(name) for name in ("flash_attn", "flash_attn.cute", "flash_attn.cute.interface"))
     vars(interface).update(_flash_attn_fwd=forward, _flash_attn_bwd=backward)
     vars(cute)["interface"] = interface
     for module in (package, cute, interface):
