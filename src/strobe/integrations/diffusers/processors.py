@@ -229,8 +229,6 @@ class SparseProcessor:
         if grid is None:
             raise ConfigError(f"{self.name}: no grid of tokens is known; give grid=(T, H, W), or run the pipeline first")
         options = self.options
-        if self.usual_sparsity > 0:
-            options.check_forced(grid)
         with FakeTensorMode():
             q = torch.empty(
                 (1, grid[0] * grid[1] * grid[2], *heads_of(attn)), dtype=dtype_of(attn), device=self.seen.device or "cpu"
