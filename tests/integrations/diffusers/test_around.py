@@ -243,18 +243,9 @@ def test_a_probe_of_compiled_layers_measures_them_uncompiled(before: str) -> Non
 def test_nothing_sparse_is_said() -> None:
     pipe = wan_pipeline()
     with sparsify(pipe, sparsity=0.7, dense_steps=1) as handle:
-        clip(pipe, 2)
-        with handle.dense():
-            clip(pipe, 1)
-        assert "was dense" not in str(handle.report())
-    with sparsify(pipe, sparsity=0.7, dense_steps=1) as handle:
-        with handle.dense():
-            clip(pipe, 2)
-        assert "was dense" not in str(handle.report()), "diffusers' own layers ran, by request"
         found = strobe.probe(handle, lambda: clip(pipe, 1), rounds=1, device="cpu")
-        wanted = "every step of the call was dense: nothing sparse was measured"
-        assert wanted in str(found) and "recall: " not in str(found) and not found.compiled
-        assert "every step so far was dense: no sparse layer has run" in str(handle.report())
+    wanted = "every step of the call was dense: nothing sparse was measured"
+    assert wanted in str(found) and "recall: " not in str(found) and not found.compiled
 
 
 def test_a_probe_says_what_its_rounds_allow() -> None:

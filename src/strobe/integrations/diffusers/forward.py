@@ -127,8 +127,6 @@ class Seen:
 
     grid: Triple | None = None
     device: torch.device | None = None
-    ran_dense: bool = False  # a step of that kind was taken
-    ran_sparse: bool = False
 
 
 class Pass:
