@@ -2,7 +2,7 @@
 
 Two, three and four ranks. Tree attention, against float64: every strategy, multi-head and grouped heads, every dtype, placement,
 mask and order of memory, with gradients in float32 and float64. With `--kind sparse` video-sparse attention, against one device:
-uneven and empty shards, grids, tiles, gates, rotary embeddings, raster and tile order, forced tiles, parts, with gradients.
+uneven and empty shards, grids, tiles, gates, rotary embeddings, raster and tile order, forced tiles, with gradients.
 The processes stay from one layout to the next: 2,000 layouts take some minutes on two cores.
 """
 
@@ -61,7 +61,7 @@ def main() -> int:
             if number % 100 == 0:
                 sys.stderr.write(f"{number} of {len(drawn)} layouts, {wrong} wrong\n")
     say(f"{len(drawn)} layouts ({len(set(drawn))} different), {wrong} wrong")
-    for what in ("strategy", "num_ranks") if options.kind == "tree" else ("num_ranks", "layout", "gate", "rope", "parts"):
+    for what in ("strategy", "num_ranks") if options.kind == "tree" else ("num_ranks", "layout", "gate", "rope"):
         counts = Counter(getattr(case, what) for case in drawn)
         say(f"{what}: " + ", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
     multi_head = sum(case.heads == case.kv_heads for case in drawn)

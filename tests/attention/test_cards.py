@@ -192,7 +192,7 @@ def test_a_card_that_triton_does_not_compile_for() -> None:
 @pytest.mark.parametrize("card", [A100, RTX_4090, B200, RTX_5090], ids=lambda card: card.name)
 def test_libraries_name_where_they_run(card: Card) -> None:
     states = {(state.operator, state.name): state for state in survey(GPU, card=card, gates=())}
-    assert states["sparse", "cudnn"].state == states["sparse", "fa4"].state == states["dense", "fa3"].state == "missing"
+    assert states["sparse", "cudnn"].state == states["sparse", "fa4"].state == "missing"
     assert states["dense", "fa4"].state == states["sparse", "flex"].state == "untested"
     dense = plain_call("dense", card)
     fa4 = next(impl for impl in DENSE_IMPLS if impl.name == "fa4")
@@ -410,9 +410,8 @@ def test_what_the_sparse_libraries_accept_and_refuse(name: str, changes: dict[st
 )
 def test_what_the_dense_libraries_refuse(changes: dict[str, object], reason: str) -> None:
     taken = [name for name, reason in refusals(DENSE, dense_api.IMPLS).items() if reason is None]
-    assert taken == ["fa4", "fa3", "sdpa", "triton", "reference"]
-    found = refusals(replace(DENSE, **changes), dense_api.IMPLS)  # type: ignore[arg-type]
-    assert found["fa4"] == found["fa3"] == reason
+    assert taken == ["fa4", "sdpa", "triton", "reference"]
+    assert refusals(replace(DENSE, **changes), dense_api.IMPLS)["fa4"] == reason  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -440,9 +439,7 @@ def test_auto_takes_what_was_measured_to_be_fastest(changes: dict[str, object], 
 
 def test_gradients_through_the_lse_in_the_dense_libraries() -> None:
     found = refusals(replace(DENSE, return_lse=True, needs_grad=True), dense_api.IMPLS)
-    assert found["fa4"] is None and found["fa3"] == "it has no gradient through the lse" and "no gradient" in str(found["sdpa"])
-    for alone in ({"return_lse": True}, {"needs_grad": True}):
-        assert refusals(replace(DENSE, **alone), dense_api.IMPLS)["fa3"] is None  # type: ignore[arg-type]
+    assert found["fa4"] is None and "no gradient" in str(found["sdpa"])
 
 
 @pytest.mark.parametrize(

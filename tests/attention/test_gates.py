@@ -254,7 +254,7 @@ def test_gates_are_run_where_libraries_have_kernels(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setitem(impls.MISSING.found, "triton", None)
     found = outcomes(monkeypatch, triton=(75, 4, ""), sdpa=(12, 0, "views of a larger buffer: no"))
-    kernels = {"dense": ("sdpa", "fa4", "fa3"), "sparse": ("cudnn", "fa4", "triton", "flex"), "eightbit": ("gluon", "triton")}
+    kernels = {"dense": ("sdpa", "fa4"), "sparse": ("cudnn", "fa4", "triton", "flex"), "eightbit": ("gluon", "triton")}
     assert set(found) == {f"{operator}:{name}" for operator, names in kernels.items() for name in names}
     assert found["sparse:cudnn"].gate is None and found["sparse:cudnn"].refused.startswith("it runs on compute capability 9.x")
     assert found["sparse:flex"].gate is None and found["sparse:flex"].refused == "it takes none of the cases"

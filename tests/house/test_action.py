@@ -98,16 +98,6 @@ def test_a_speedup_of_traces_has_its_summary(folder: Path) -> None:
     assert summary(folder) == (folder / "page" / "report.md").read_text(encoding="utf-8")
 
 
-def test_without_a_package_the_action_installs_itself(folder: Path) -> None:
-    (step,) = (step for step in STEPS if step.get("id") == "install")
-    done = act(step, folder, 'cat "$5"', package="")
-    assert done.returncode == 0 and done.stdout == f"{folder}/action\n"
-
-
-def test_without_a_requirement_it_passes(folder: Path) -> None:
-    assert ran(folder, run_folder="a run").returncode == 0 and summary(folder)
-
-
 def test_words_of_a_command_are_words_and_nothing_else(folder: Path) -> None:
     done = ran(folder, command="report 'a run' -o \"it's a $(touch hacked) `touch hacked` page\"")
     assert done.returncode == 0, done.stderr
@@ -137,19 +127,25 @@ def test_what_is_hostile_is_text_and_an_error(folder: Path, inputs: dict[str, st
     assert not (folder / "hacked").exists()
 
 
-def test_either_a_command_or_a_folder(folder: Path) -> None:
-    for inputs in ({}, {"command": "report x", "run_folder": "x"}):
-        done = ran(folder, **inputs)
-        assert done.returncode == 2 and "::error::give either a command or a run-folder" in done.stdout
-
-
-def test_the_exit_code_of_a_wrong_command_is_its_own(folder: Path) -> None:
-    done = ran(folder, command="report no-such-run")
-    assert done.returncode == 2 and "no-such-run" in done.stderr and summary(folder) == ""
+@pytest.mark.parametrize(
+    ("inputs", "code", "said"),
+    [
+        ({}, 2, "::error::give either a command or a run-folder"),
+        ({"command": "report x", "run_folder": "x"}, 2, "::error::give either a command or a run-folder"),
+        ({"command": "report no-such-run"}, 2, "no-such-run"),  # the exit code is its own
+        ({"run_folder": "a run"}, 0, ""),  # without a requirement
+    ],
+)
+def test_what_is_given_is_run_or_refused(folder: Path, inputs: dict[str, str], code: int, said: str) -> None:
+    done = ran(folder, **inputs)
+    assert done.returncode == code and said in done.stdout + done.stderr and bool(summary(folder)) == (code == 0)
 
 
 def test_packages_reach_pip_as_a_file_of_requirements(folder: Path) -> None:
+    """Without a package the action installs itself."""
     (step,) = (step for step in STEPS if step.get("id") == "install")
+    done = act(step, folder, 'cat "$5"', package="")
+    assert done.returncode == 0 and done.stdout == f"{folder}/action\n"
     done = act(step, folder, 'printf "%s|" "$@"; cat "$5"', package="one>=1; touch hacked\n--two $(touch hacked)")
     assert done.returncode == 0 and not (folder / "hacked").exists()
     said, _, file = done.stdout.rpartition("|")

@@ -171,8 +171,8 @@ def classes_of(path: Path) -> list[str]:
 def test_a_room_keeps_its_budget_of_nouns(room: str) -> None:
     found, most = public_classes(PACKAGE / room), noun_budgets()[room]
     assert found, f"{room} has no classes: take it off the list in docs/architecture.md"
-    assert len(found) <= most, f"{room}: {len(found)} public classes, {most} allowed: can an existing one be it?"
-    assert len(found) == most, f"{room}: {len(found)} public classes, {most} allowed: lower the budget in docs/architecture.md"
+    said = "can an existing one be it?" if len(found) > most else "lower the budget in docs/architecture.md"
+    assert len(found) == most, f"{room}: {len(found)} public classes, {most} allowed: {said}"
 
 
 def test_every_room_with_classes_has_a_budget_of_nouns() -> None:
@@ -204,18 +204,9 @@ def test_a_column_is_described_with_its_cells() -> None:
     assert not by_hand, f"describe the column once, with perf/table/fields: {', '.join(sorted(by_hand))}"
 
 
-@pytest.mark.parametrize(
-    ("code", "found"),
-    [
-        ('Column("time", "ms", True)', [1]),
-        ('Column("time")', [1]),
-        ('Column("", numeric=True)', [1]),
-        ("Column(name)", [1]),
-        ('Column("")', []),
-    ],
-)
-def test_a_column_made_by_hand_is_found(code: str, found: list[int]) -> None:
-    assert list(made_by_hand(ast.parse(code))) == found
+def test_a_column_made_by_hand_is_found() -> None:
+    code = 'Column("time", "ms", True)\nColumn("time")\nColumn("", numeric=True)\nColumn(name)\nColumn("")'
+    assert list(made_by_hand(ast.parse(code))) == [1, 2, 3, 4]
 
 
 def written(tree: ast.Module) -> bool:
@@ -294,12 +285,12 @@ def test_records_say_what_is_prose() -> None:
     assert prose_fields() >= {"cause", "rule", "detail", "message", "definition", "note", "reason", "caption", "reference"}
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        'entry.reason.startswith("red")', 'line.definition.endswith("flop")', "EXACT in gate.rule", 'line.cause == "warm-up"',
-        're.search("no memory", end.message)', 'line.note in ("a", "b")', 'line.reference.partition(", ")',
-    ],
-)  # fmt: skip
-def test_a_reading_is_found(code: str) -> None:
-    assert [text for _, text in readings(ast.parse(code), prose_fields())]
+def test_a_reading_is_found() -> None:
+    code = """entry.reason.startswith("red")
+line.definition.endswith("flop")
+EXACT in gate.rule
+line.cause == "warm-up"
+re.search("no memory", end.message)
+line.note in ("a", "b")
+line.reference.partition(", ")"""
+    assert {line for line, _ in readings(ast.parse(code), prose_fields())} == {*range(1, 8)}

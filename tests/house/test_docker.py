@@ -38,6 +38,9 @@ def test_an_image_is_pinned_locked_and_not_run_by_root(path: Path) -> None:
     assert not any("--system" in rest and "useradd" in rest for _, rest in found), "an id above 999 is not a system user's"
     assert any(name == "HEALTHCHECK" and "/readyz" in rest for name, rest in found)
     assert ("ENTRYPOINT", '["strobe"]') in found
+    # its user cannot write bytecode
+    first = next(number for number, (name, rest) in enumerate(found) if name == "RUN" and "pip install" in rest)
+    assert any(name == "ENV" and "UV_COMPILE_BYTECODE=1" in rest.split() for name, rest in found[:first])
 
 
 @pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
@@ -53,24 +56,14 @@ def test_what_an_image_copies_is_there_and_not_ignored(path: Path) -> None:
         assert any(fnmatchcase(name, each) for each in kept), f"{name} is ignored"
 
 
-@pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
-def test_the_user_of_an_image_cannot_write_bytecode_so_it_is_built_in(path: Path) -> None:
-    found = instructions(path)
-    first = next(number for number, (name, rest) in enumerate(found) if name == "RUN" and "pip install" in rest)
-    assert any(name == "ENV" and "UV_COMPILE_BYTECODE=1" in rest.split() for name, rest in found[:first])
-
-
 def test_a_container_that_writes_into_a_folder_of_the_host_runs_as_its_owner() -> None:
     page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
     shared = [line for line in page.splitlines() if line.startswith("docker run") and "$PWD" in line]
     assert shared and all('--user "$(id -u):$(id -g)"' in line for line in shared)
 
 
-def test_there_is_one_for_each_kind_of_machine() -> None:
-    assert [path.stem.partition(".")[0] for path in FILES] == ["cpu", "cuda"]
-
-
 def test_only_the_proxy_of_the_compose_file_is_reached_from_outside() -> None:
+    assert [path.stem.partition(".")[0] for path in FILES] == ["cpu", "cuda"]
     services = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text(encoding="utf-8"))["services"]
     assert [name for name, each in services.items() if "ports" in each] == ["caddy"]
     assert re.search(r":\d", services["caddy"]["image"]) and services["strobe"]["build"]["dockerfile"].endswith(

@@ -152,12 +152,9 @@ ROWS = [
 ]
 
 
-def test_a_promise_names_one_test() -> None:
+def test_a_promise_names_one_test_and_is_not_made_twice() -> None:
     """That it exists is held by `test_every_test_that_a_page_names_exists`."""
     assert not [row for row in ROWS if not ROW.match(row)], "a promise, and `tests/PATH.py::TEST`"
-
-
-def test_no_promise_is_made_twice() -> None:
     promises = [row.split("|")[1].strip() for row in ROWS]
     assert len(set(promises)) == len(promises) > 30
     assert all(promise.endswith(".") for promise in promises)

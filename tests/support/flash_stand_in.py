@@ -34,12 +34,9 @@ def backward(*tensors: Tensor, softmax_scale: float, dlse: Tensor) -> tuple[Tens
 
 
 def install(monkeypatch: pytest.MonkeyPatch, forward: Callable[..., tuple[Tensor, Tensor, None]] = forward) -> None:
-    """Put them where FA4's and FA3's modules would be."""
-    three, package, cute, interface = (
-        ModuleType(name) for name in ("flash_attn_interface", "flash_attn", "flash_attn.cute", "flash_attn.cute.interface")
-    )
-    vars(three)["flash_attn_func"] = lambda q, k, v, softmax_scale: forward(q, k, v, softmax_scale=softmax_scale)[0]
+    """Put them where FA4's modules would be."""
+    package, cute, interface = (ModuleType(name) for name in ("flash_attn", "flash_attn.cute", "flash_attn.cute.interface"))
     vars(interface).update(_flash_attn_fwd=forward, _flash_attn_bwd=backward)
     vars(cute)["interface"] = interface
-    for module in (three, package, cute, interface):
+    for module in (package, cute, interface):
         monkeypatch.setitem(sys.modules, module.__name__, module)

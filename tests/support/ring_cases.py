@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from strobe.attention.sparse.coarse import Estimator, Forced
+from strobe.attention.sparse.coarse import Forced
 from strobe.attention.sparse.layout import TileLayout, tile_layout
 from strobe.attention.sparse.video import video_sparse_attention
 from strobe.core.tolerances import tolerance
@@ -34,7 +34,6 @@ class RingCase:
     batch: int = 1
     dtype: torch.dtype = torch.float64
     topk: int | tuple[int, ...] = 2
-    parts: int = 1
     forced: Forced = Forced()  # noqa: RUF009
     gate: bool = False
     rope: bool = False
@@ -102,7 +101,6 @@ def run(case: RingCase, given: dict[str, Tensor], **options: Any) -> Found:
         topk=case.topk,
         gate=leaves.get("gate"),
         forced=case.forced,
-        estimator=Estimator(parts=case.parts),
         rope=(given["cos"], given["sin"]) if case.rope else None,
         q_layout=case.layout,
         kv_layout=case.layout,
@@ -164,7 +162,7 @@ def draw_ring_case(random: Random, numbers: Sequence[int]) -> RingCase:
     num_ranks, kv_heads = random.choice(numbers), random.choice([1, 2, 3])
     grid = random.randint(1, 9), random.randint(1, 9), random.randint(1, 9)
     tile = random.choice([(4, 4, 4), (2, 3, 5), (1, 2, 8), (2, 8, 8), (4, 2, 2)])
-    tiles, heads, parts = tile_layout(grid, tile).num_tiles, kv_heads * random.choice([1, 1, 2]), random.choice([1, 1, 1, 4])
+    tiles, heads = tile_layout(grid, tile).num_tiles, kv_heads * random.choice([1, 1, 2])
     cuts = [random.choice([0, tiles, random.randint(0, tiles), random.randint(0, tiles)]) for _ in range(num_ranks - 1)]
     bounds = [0, *sorted(cuts), tiles]
     forced = random.choice([Forced(), Forced(), Forced(own=True)])
@@ -180,7 +178,6 @@ def draw_ring_case(random: Random, numbers: Sequence[int]) -> RingCase:
         batch=random.choice([1, 1, 2]),
         dtype=random.choice([torch.float64, torch.float64, torch.float32, torch.bfloat16]),
         topk=tuple(random.randint(1, tiles) for _ in range(heads)) if random.choice([True, False, False]) else topk,
-        parts=parts,
         forced=forced,
         gate=random.choice([True, False]),
         rope=layout == "raster" and random.choice([True, False]),

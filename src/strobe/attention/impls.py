@@ -69,7 +69,6 @@ LIBRARIES: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
         ("cudnn.block_sparse_attention.csrc.fwd.sm90_blk128.bsa_fwd_sm90", *_CUDNN),
     ),
     "fa4": (_DSL, ("flash_attn.cute.interface", *_FA4), ("flash_attn.cute.block_sparsity", *_FA4)),
-    "fa3": (("flash_attn_interface", "flash_attn_interface of flash-attention 3, which is built from source,"),),
     "triton": (("triton.language", "triton"),),
     "gluon": (("triton.experimental.gluon", "triton", "3.6"), ("triton.experimental.gluon", "triton", "3.7")),
 }
@@ -165,7 +164,6 @@ def _why_missing(impl: str) -> str | None:
 
 CAPABILITIES: Final[Mapping[tuple[str, str], tuple[int, ...]]] = {
     ("dense", "fa4"): (8, 9, 10, 11, 12),
-    ("dense", "fa3"): (9,),
     ("sparse", "cudnn"): (9,),
     ("sparse", "fa4"): (9,),
     ("sparse", "triton"): (8, 9, 10, 11, 12),
@@ -416,26 +414,23 @@ def select(spec: Spec, impls: Sequence[Impl[Spec]], name: str = "auto", gates: S
     known = GATES if gates is None else gates
     refused = {impl.name: impl.refuses(spec) for impl in impls}
     able = [impl for impl in impls if refused[impl.name] is None]
-    doubts = {impl.name: impl.untested(spec.card, known) if name == "auto" else "" for impl in able}
+    doubts = dict.fromkeys(refused, "")
+    if name == "auto":
+        doubts |= {impl.name: impl.untested(spec.card, known) for impl in able}
     passed = [impl for impl in able if not doubts[impl.name]]
     portable = [impl for impl in able if impl.portable and impl.standing(spec.card, known) == "none"]
     wanted = [impl for impl in able if impl.name == name]
     if name == "auto":
         wanted = [*[impl for impl in passed if not impl.slow], *portable, *passed]
+    reasons = {each: why or (f"untested: {doubts[each]}" if doubts[each] else "") for each, why in refused.items()}
     if not wanted:
-        reasons = {each: why if why is not None else f"untested: {doubts[each]}" for each, why in refused.items()}
         reason = reasons.get(name) or "; ".join(f"{other}: {why}" for other, why in reasons.items())
         raise ImplUnavailableError(name, reason, [impl.name for impl in able])
     chosen = wanted[0]
     comes_first = f"{chosen.name} comes first" if name == "auto" else f"{name} was asked for by name"
-    passed_over = []
-    for impl in impls:
-        if impl.name != chosen.name:
-            why = refused[impl.name]
-            doubt = "" if why is not None or not doubts[impl.name] else f"untested: {doubts[impl.name]}"
-            passed_over.append((impl.name, why if why is not None else doubt or comes_first))
+    passed_over = tuple((each, why or comes_first) for each, why in reasons.items() if each != chosen.name)
     note = f"{chosen.name} runs on {spec.card.name}: {doubts[chosen.name]}" if doubts[chosen.name] else ""
-    return Choice(impl=chosen, passed_over=tuple(passed_over), note=note)
+    return Choice(impl=chosen, passed_over=passed_over, note=note)
 
 
 _SAID: Final[list[str]] = []

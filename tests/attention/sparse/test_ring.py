@@ -143,6 +143,7 @@ WRONG: list[tuple[dict[str, object], str]] = [
     ({"probe": 5}, "group: got kv_grid=None, kv_tile=None, probe=5, expected None, None and 0: queries and keys of all ranks"),
     ({"topk": None, "share": 0.5}, "group: got share=0.5, pool_skipped=False, which one device alone computes; give topk or"),
     ({"pool_skipped": True}, "group: got share=None, pool_skipped=True, which one device alone computes; give topk or sparsity"),
+    ({"estimator": strobe.Estimator(parts=4)}, "group: got share=None, pool_skipped=False, 4 parts, which one device alone"),
     ({"rows": 1}, "q: got 351 rows, expected 352 in raster order, those of tiles 0 to below 7; shards= says how many tiles"),
     ({"group": "all"}, "group: got 'all', expected a process group that this rank is in"),
     ({"topk": 13}, "topk: got 13, expected 1 to 12, the number of key tiles"),

@@ -18,7 +18,7 @@ import torch
 
 import tree_work as work
 from strobe.attention.tree import CollectiveError
-from strobe.attention.tree.comm import CollectiveCall, Comm, Queued, Watch, fingerprint, look
+from strobe.attention.tree.comm import CollectiveCall, Comm, Queued, Watch, fingerprint
 from tree_ranks import Outcome, Processes
 
 LIMIT_S = work.PATIENT_S / 5
@@ -217,25 +217,21 @@ def test_what_ends_is_not_late_and_what_is_late_is_told_once() -> None:
 
 
 def test_time_starts_when_the_device_comes_to_it() -> None:
-    reached: set[str] = set()
-    ended: set[str] = set()
+    reached, ended = set[str](), set[str]()
 
     def queued(name: str) -> Queued:
         return Queued(done=lambda: name in ended, begun=lambda: name in reached, late=lambda: None, timeout_s=30)
 
     first, second = queued("first"), queued("second")
-    assert look([first, second], 0) == ([first, second], [])
-    assert look([first, second], 1000) == ([first, second], [])  # a healthy backlog
-    reached.add("first")
-    assert look([first, second], 1001) == ([first, second], [])
-    reached.add("second")
-    assert look([first, second], 1021) == ([first, second], [])
-    reached.clear()  # asked no more
-    assert look([first, second], 1031) == ([first, second], [])
-    assert look([first, second], 1032) == ([first, second], [first])
-    ended.add("first")
-    assert look([first, second], 1051) == ([second], [])
-    assert look([first, second], 1052) == ([second], [second])
+    seen: list[list[bool]] = []
+    for now, begun, done in (
+        (0, "", ""), (1000, "", ""),  # a healthy backlog
+        (1001, "first", ""), (1021, "first second", ""), (1031, "", ""),  # asked no more
+        (1032, "", ""), (1051, "", "first"), (1052, "", "first"),
+    ):  # fmt: skip
+        reached, ended = {*begun.split()}, {*done.split()}
+        seen.append([each.over(now) for each in (first, second)])
+    assert seen == [[False, False]] * 5 + [[True, False], [True, False], [True, True]]
 
 
 def test_nothing_is_late_behind_a_backlog() -> None:

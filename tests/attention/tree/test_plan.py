@@ -171,7 +171,6 @@ def test_a_line_is_found_again(alpha_s: float, bytes_per_s: float) -> None:
     points = [(n, alpha_s + n / bytes_per_s) for n in (1e3, 1e4, 1e5, 1e6, 1e7)]
     found = fit(points)
     assert all(found.seconds(n) == pytest.approx(took, rel=1e-3) for n, took in [*points, (1e8, alpha_s + 1e8 / bytes_per_s)])
-    assert found.faster(2, 4).seconds(1e6) == pytest.approx(alpha_s / 2 + 1e6 / bytes_per_s / 4, rel=1e-3, abs=1e-9)
 
 
 def test_times_that_lie_on_no_line_are_predicted_as_measured() -> None:

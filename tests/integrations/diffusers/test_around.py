@@ -243,18 +243,9 @@ def test_a_probe_of_compiled_layers_measures_them_uncompiled(before: str) -> Non
 def test_nothing_sparse_is_said() -> None:
     pipe = wan_pipeline()
     with sparsify(pipe, sparsity=0.7, dense_steps=1) as handle:
-        clip(pipe, 2)
-        with handle.dense():
-            clip(pipe, 1)
-        assert "was dense" not in str(handle.report())
-    with sparsify(pipe, sparsity=0.7, dense_steps=1) as handle:
-        with handle.dense():
-            clip(pipe, 2)
-        assert "was dense" not in str(handle.report()), "diffusers' own layers ran, by request"
         found = strobe.probe(handle, lambda: clip(pipe, 1), rounds=1, device="cpu")
-        wanted = "every step of the call was dense: nothing sparse was measured"
-        assert wanted in str(found) and "recall: " not in str(found) and not found.compiled
-        assert "every step so far was dense: no sparse layer has run" in str(handle.report())
+    wanted = "every step of the call was dense: nothing sparse was measured"
+    assert wanted in str(found) and "recall: " not in str(found) and not found.compiled
 
 
 def test_a_probe_says_what_its_rounds_allow() -> None:
@@ -294,17 +285,6 @@ def test_an_explained_pipeline_is_readable() -> None:
     assert "\ntransformer_2.blocks.0.attn1 to transformer_2.blocks.2.attn1 (3) runs: cpu\n" in text
     with pytest.raises(ConfigError, match="HunyuanVideoTransformer3DModel has no sparse layer"):
         strobe.explain(hunyuan(4).model)
-
-
-def test_too_many_forced_tiles_are_said_in_terms_of_sparsity() -> None:
-    case = wan(1)
-    with sparsify(case.model, sparsity=0.9, tile=(1, 6, 7), forced=strobe.Forced(own=True, first_frames=1)) as handle:
-        wanted = "forced: 2 of 5 key tiles are forced, but sparsity=0.9 selects 1; give sparsity=0.6 or less, or force fewer"
-        for use in (case.run, lambda: handle.report(grid=(5, 6, 7))):
-            with pytest.raises(ConfigError, match=wanted):
-                use()
-    with sparsify(case.model, sparsity=0.6, tile=(1, 6, 7), forced=strobe.Forced(own=True, first_frames=1)):
-        case.run()
 
 
 def test_one_compiled_transformer_of_several_is_compiled() -> None:

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from strobe.attention.around import ambient
-from strobe.attention.dense.impl import blocks, fa3, fa4, reference, sdpa
+from strobe.attention.dense.impl import blocks, fa4, reference, sdpa
 from strobe.attention.impls import Choice, Impl, announce, plugged, select
 from strobe.attention.types import AttentionOutput, AttentionSpec, check
 from strobe.core.errors import ImplUnavailableError
 
-_OURS = (fa4.IMPL, fa3.IMPL, sdpa.IMPL, blocks.TRITON, blocks.CPU, reference.IMPL)
+_OURS = (fa4.IMPL, sdpa.IMPL, blocks.TRITON, blocks.CPU, reference.IMPL)
 PLUGGED = plugged("dense", _OURS)
 IMPLS = (*_OURS, *PLUGGED)
 _TORCH_FIRST = (sdpa.IMPL, *(impl for impl in IMPLS if impl is not sdpa.IMPL))
@@ -72,7 +72,7 @@ def dense_attention(
         k: `[B, S_kv, H_kv, D]`, `H` a multiple of `H_kv`.
         v: like k.
         softmax_scale: default `D ** -0.5`.
-        impl: `auto`, `fa4`, `fa3`, `sdpa`, `triton`, `cpu` or `reference`; a named impl runs or raises.
+        impl: `auto`, `fa4`, `sdpa`, `triton`, `cpu` or `reference`; a named impl runs or raises.
         return_lse: also return the natural-log softmax denominator, float32 `[B, H, S_q]`.
 
     Raises:

@@ -19,7 +19,7 @@ from strobe.attention.types import AttentionOutput, check
 from strobe.core.errors import ImplUnavailableError
 from strobe.core.tolerances import tolerance
 
-IMPLS: Final = ("fa4", "fa3", "sdpa")
+IMPLS: Final = ("fa4", "sdpa")
 """Implementations that have a gate."""
 LENGTHS: Final = ((1, 1), (1, 63), (63, 100), (100, 1), (7, 2000), (2000, 129))
 HEADS: Final = ((3, 3), (4, 2), (5, 1))

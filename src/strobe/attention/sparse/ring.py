@@ -98,7 +98,7 @@ class Ring:
         """Return what the rank that sends most sends in a forward pass: a name, the kind of message, bytes."""
         spec, wish, ranks = self.plan.spec, self.plan.wish, len(self.numbers)
         wide = torch.promote_types(spec.dtype, torch.float32).itemsize
-        runs = wish.parts + wish.coarse * (1 + (wish.parts > 1))
+        runs = 1 + wish.coarse
         row = spec.batch * max(self.numbers) * spec.num_kv_heads * spec.head_dim
         hop = 2 * row * spec.block * spec.dtype.itemsize
         hops: list[tuple[str, Kind, int]] = [(f"keys, hop {step}", "exchange", hop) for step in range(1, ranks)]
@@ -176,27 +176,19 @@ attend = outside_graphs(_run, "video-sparse attention waits for other processes"
 def _select(ring: Ring, flow: CollectiveCall, tiled: Tiled) -> Selected:
     """Gather the means of all key tiles, and select among them for this rank's queries."""
     plan, wish, block, q_sizes, kv_sizes = ring.plan, ring.plan.wish, ring.tiles.block, ring.q_rows.sizes, ring.kv_rows.sizes
-    parts, select = wish.parts, stages_of(plan).select
     with torch.set_grad_enabled(torch.is_grad_enabled() and wish.coarse):  # the selection alone has no gradient
         if tiled.means is None:
-            queries, keys = pool(tiled.q, q_sizes, block, parts), pool(tiled.k, kv_sizes, block, parts)
+            queries, keys = pool(tiled.q, q_sizes, block), pool(tiled.k, kv_sizes, block)
             values = pool(tiled.v, kv_sizes, block) if wish.coarse else None
         else:
             queries, keys, values = tiled.means
-        runs = [keys.unflatten(2, (ring.kv_rows.num_tiles, parts))]  # [B, H_kv, N, parts, D]
-        if values is not None:
-            runs += [pool(tiled.k, kv_sizes, block).unsqueeze(3)] if parts > 1 else []
-            runs.append(values.unsqueeze(3))
-        whole: Tensor = _Gathered.apply(torch.cat(runs, dim=3), ring, flow)  # type: ignore[no-untyped-call]
-        keys = whole[:, :, :, :parts].flatten(2, 3).contiguous()
-        values = None if values is None else whole[:, :, :, -1].contiguous()
+        runs = torch.stack([keys] if values is None else [keys, values], dim=3)  # [B, H_kv, N, runs, D]
+        whole: Tensor = _Gathered.apply(runs, ring, flow)  # type: ignore[no-untyped-call]
+        keys, *rest = (each.contiguous() for each in whole.unbind(dim=3))
+        values = rest[0] if rest else None
     here = Tiled(q=tiled.q, k=tiled.k, v=tiled.v, means=(queries, keys, values))
-    if parts == 1 or values is None:
-        chosen: Selected = select(here, ring.q_rows, ring.all_rows, wish)
-        return chosen
-    chosen = select(here, ring.q_rows, ring.all_rows, replace(wish, coarse=False))
-    here = replace(here, means=(pool(tiled.q, q_sizes, block), whole[:, :, :, parts], values))
-    return replace(chosen, coarse=select(here, ring.q_rows, ring.all_rows, replace(wish, parts=1)).coarse)
+    chosen: Selected = stages_of(plan).select(here, ring.q_rows, ring.all_rows, wish)
+    return chosen
 
 
 class _Gathered(torch.autograd.Function):
@@ -335,8 +327,9 @@ def _planned(call: VideoCall, numbers: tuple[int, ...] | None, rank: int, size: 
     if options.kv_grid is not None or options.kv_tile is not None or options.probe:
         given = ", ".join(f"{name}={getattr(options, name)!r}" for name in ("kv_grid", "kv_tile", "probe"))
         raise ConfigError(f"group: got {given}, expected None, None and 0: queries and keys of all ranks share one grid")
-    if options.share is not None or options.pool_skipped:
-        given = f"share={options.share}, pool_skipped={options.pool_skipped}"
+    parts = options.estimator.parts
+    if options.share is not None or options.pool_skipped or parts != 1:
+        given = f"share={options.share}, pool_skipped={options.pool_skipped}" + (f", {parts} parts" if parts != 1 else "")
         raise ConfigError(f"group: got {given}, which one device alone computes; give topk or sparsity, and pool_skipped=False")
     if call.faces[0].dtype not in DTYPES:
         raise ShapeError(f"q: got {call.faces[0].dtype}, expected float64, float32, bfloat16 or float16 on several ranks")
@@ -358,7 +351,7 @@ def _planned(call: VideoCall, numbers: tuple[int, ...] | None, rank: int, size: 
         forced=None if wish.forced is None else wish.forced[start:stop].clone(),
     )
     spec = replace(whole.plan.spec, q_len=numbers[rank] * tiles.block, kv_len=max(numbers) * tiles.block)
-    fused = whole.plan.fused and stop > start and wish.parts == 1
+    fused = whole.plan.fused and stop > start
     said = {name: each for name, each in options._asdict().items() if each != VideoOptions._field_defaults.get(name)}
     graded = "".join(name for name, face in zip("qkv", faces, strict=True) if face.requires_grad and call.needs_grad)
     shape, beside = list(q.shape), (call.rotated, call.plain, call.deterministic)

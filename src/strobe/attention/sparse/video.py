@@ -223,20 +223,10 @@ def _as_one_operator(
     cos, sin = (None, None) if rope is None else rope
     out, lse, indices = torch.ops.strobe.video_sparse_attention.default(q, k, v, gate, cos, sin, found.text)
     counts = torch.tensor(topk, dtype=torch.int32, device=q.device)[:, None].expand(q.shape[0], q.shape[2], indices.shape[2])
-    selection = BlockSelection(
-        indices=indices,
-        counts=counts,
-        block=found.q_tiles.block,
-        q_sizes=found.q_rows.ragged_sizes,
-        kv_sizes=found.kv_rows.ragged_sizes,
-        finite_padding=True,
-        known_count=topk[0] if min(topk) == max(topk) else None,
-        known_bound=found.kv_tiles.num_tiles,
-    )
     return VideoAttentionOutput(
         out=out,
         lse=lse if options.return_lse else None,
-        selection=selection,
+        selection=selection_of(found.plan, indices, found.q_rows.ragged_sizes, found.kv_rows, counts),
         recall=None,
         q_tiles=found.q_tiles,
         kv_tiles=found.kv_tiles,

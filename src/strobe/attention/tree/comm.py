@@ -69,12 +69,7 @@ def disagreement(odd: Sequence[int], what: str, calls: Mapping[int, str]) -> str
 
 
 class Note(NamedTuple):
-    """The note that a rank leaves when its call fails: number and digest of the call, and what happened.
-
-    Args:
-        call: in words.
-        blamed: the ranks it waited for in vain.
-    """
+    """What a rank leaves when its call fails: number, digest and words of the call, what happened, and whom it waited for."""
 
     number: int
     digest: int
@@ -102,14 +97,13 @@ POLL_S: Final = 0.05
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Queued:
-    """One piece of queued work with its deadline.
+    """One piece of queued work with its deadline. Neither question about it may wait.
 
     Args:
-        done: whether it has ended; must not wait.
-        begun: whether the GPU has come to it; must not wait. What is queued before it may take as long as it likes.
-        late: called once, in another thread, if it has not ended in time.
-        timeout_s: from the first look at which it had begun.
-        since: that look.
+        done: whether it has ended.
+        begun: whether the GPU has come to it. What is queued before it may take as long as it likes.
+        late: called once, in another thread, if it has not ended `timeout_s` after it had begun.
+        since: the first look at which it had begun.
     """
 
     done: Callable[[], bool]
@@ -117,6 +111,23 @@ class Queued:
     late: Callable[[], None]
     timeout_s: float
     since: float | None = None
+
+    def over(self, now: float) -> bool:
+        """Look at the work; return whether it has ended, or is late, which is told."""
+        if _true(self.done):
+            return True
+        if self.since is None and _true(self.begun):
+            self.since = now
+        if self.since is None or now <= self.since + self.timeout_s:
+            return False
+        told = False
+        try:
+            self.late()
+            told = True
+        finally:  # the thread that waits for the queue to empty would wait for ever
+            if not told:
+                end_process(CollectiveError("the GPU waits for another rank, and giving up failed"))
+        return True
 
 
 class Watch:
@@ -144,35 +155,13 @@ class Watch:
             with self._changed:
                 self._changed.wait_for(lambda: self._queued)
                 queued = list(self._queued)
-            left, over = look(queued, time.monotonic())
-            for each in over:
-                _tell(each)
+            over = [each for each in queued if each.over(time.monotonic())]
             with self._changed:
-                self._queued = [each for each in left if each not in over] + self._queued[len(queued) :]  # others only append
+                self._queued = [each for each in self._queued if each not in over]
             time.sleep(POLL_S)
 
 
 _WATCH: Final = Watch()
-
-
-def _tell(queued: Queued) -> None:
-    """Call `late`, and end the process if it fails: the thread that waits for the queue to empty would wait for ever."""
-    done = False
-    try:
-        queued.late()
-        done = True
-    finally:
-        if not done:
-            end_process(CollectiveError("the GPU waits for another rank, and giving up failed"))
-
-
-def look(queued: Sequence[Queued], now: float) -> tuple[list[Queued], list[Queued]]:
-    """Return the work that has not ended, and the late part of it; start the time of work that has begun since the last look."""
-    left = [each for each in queued if not _true(each.done)]
-    for each in left:
-        if each.since is None and _true(each.begun):
-            each.since = now
-    return left, [each for each in left if each.since is not None and now > each.since + each.timeout_s]
 
 
 def reached(device: torch.device | None = None) -> Callable[[], bool]:
@@ -222,14 +211,9 @@ HANG_UP: Final = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting:
-    """One message in flight.
+    """One message in flight: with which rank (None: with all), and whether its wait has a timeout and it comes, not goes.
 
-    Args:
-        rank: with whom; None: with all.
-        work: what to wait for.
-        timed: the wait has a timeout.
-        comes: the message comes; else it goes.
-        begun: where it is still queued on the GPU after the wait, what says whether the GPU has come to it.
+    `begun`, where it is still queued on the GPU after the wait, says whether the GPU has come to it.
     """
 
     rank: int | None
@@ -238,17 +222,12 @@ class Waiting:
     comes: bool = False
     begun: Callable[[], bool] | None = None
 
-
-def _silent(works: Sequence[Waiting]) -> list[int]:
-    found = []
-    for each in works:
-        if each.rank is None or not each.comes:
-            continue
+    def silent(self) -> bool:
+        """Whether it is to come and has not."""
         try:
-            each.work.wait(timedelta(milliseconds=1))
+            return self.comes and not self.work.wait(timedelta(milliseconds=1))
         except RuntimeError:
-            found.append(each.rank)
-    return found
+            return True
 
 
 class Token(NamedTuple):
@@ -358,8 +337,7 @@ class Comm:
         """Start the next call of this group.
 
         Args:
-            text: the call in words.
-            digest: of what must be equal on all ranks.
+            text, digest: the call in words, and what must be equal on all ranks.
             timeout_s: of each wait.
             ends_process: where a collective of it on a GPU is late; False: whoever calls looks at `error` before any result.
 
@@ -502,17 +480,13 @@ class CollectiveCall:
         return exchange
 
     def _exchange_directly(self, sends: Sequence[Tensor], received: list[Tensor], tag: int) -> tuple[list[Waiting], list[Tensor]]:
-        group, works, kept = self.comm.group, [], []
-        for rank in self.others:
-            if received[rank].numel():
-                arriving = [_bytes(received[rank])]
-                work = self._start(partial(group.recv, arriving, rank, tag), arriving, rank)
-                works.append(Waiting(rank=rank, work=work, timed=True, comes=True))
-        for rank in self.others:
-            if sends[rank].numel():
-                kept.append(_bytes(sends[rank].contiguous()))
-                work = self._start(partial(group.send, kept[-1:], rank, tag), kept[-1:], rank)
-                works.append(Waiting(rank=rank, work=work, timed=True))
+        group, works, kept = self.comm.group, list[Waiting](), list[Tensor]()
+        for act, tensors in ((group.recv, received), (group.send, sends)):
+            for rank in self.others:
+                if tensors[rank].numel():
+                    kept.append(_bytes(tensors[rank].contiguous()))
+                    work = self._start(partial(act, kept[-1:], rank, tag), kept[-1:], rank)
+                    works.append(Waiting(rank=rank, work=work, timed=True, comes=tensors is received))
         return works, kept
 
     def _exchange_as_collective(self, sends: Sequence[Tensor], received: list[Tensor]) -> tuple[list[Waiting], list[Tensor]]:
@@ -572,11 +546,6 @@ class CollectiveCall:
             self.wait([self._start_of_all(partial(self.comm.group.allreduce, [tensor], options), [tensor])])
         return tensor
 
-    def tokens(self, values: Sequence[int]) -> Exchange:
-        """Send every rank's numbers `[n]`, under one tag for all calls, so that ranks in different calls can notice it."""
-        own = torch.tensor(values, dtype=torch.int64)
-        return self.exchange([own] * self.size, [tuple(own.shape)] * self.size, tag=1, kind="agreement")
-
     def wait(self, works: Sequence[Waiting]) -> None:
         """Wait for all messages, at most `timeout_s`."""
         deadline = time.monotonic() + self.timeout_s
@@ -616,8 +585,8 @@ class CollectiveCall:
         except RuntimeError as error:  # gloo raises RuntimeError, NCCL its subclass DistBackendError
             reason = str(error).partition("\n")[0]
             late = "imed out" in reason or "imeout" in reason
-            suspects = [] if rank is None else [rank, *_silent(left)] if late else [rank]
-            raise self.failure(suspects, late, reason) from error
+            suspects = [rank, *(each.rank for each in left if late and each.silent())]
+            raise self.failure([each for each in suspects if each is not None], late, reason) from error
 
     def post(self, reason: str, blamed: Sequence[int]) -> Note:
         """Leave a note for the ranks that wait for this one."""
@@ -626,13 +595,12 @@ class CollectiveCall:
         return note
 
     def failure(self, suspects: Sequence[int], late: bool, reason: str, notes_s: float = 0.4) -> CollectiveError:
-        """Build the error of this call, and mark the group as broken. Takes at most 0.3 s and `notes_s`.
+        """Build the error of this call, and mark the group as broken. Takes at most 0.3 s, and `notes_s` to hear the others.
 
         Args:
             suspects: ranks that did not answer, or whose connection closed; empty if the backend does not say.
             late: the time was up.
             reason: what the backend said.
-            notes_s: how long to wait for what the other ranks say.
         """
         here, said = self.post(reason, suspects), ""
         notes = {rank: Note(*told) for rank, told in self.comm.read("note", self.others, notes_s).items()}
@@ -666,11 +634,9 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 UNKNOWN = -1
-"""Stands for the shape of the keys on a rank without keys."""
+"""Stands for the shape of the keys on a rank without keys; it is less than any."""
 NOTES_S: Final = 0.7
 """A rank that is in a kind of call that it knows does not come to the store: NCCL tells it, half a second after the timeout."""
-
-
 _MUST_AGREE = (
     ("digest", "arguments"),
     ("number", "calls before this one"),
@@ -692,14 +658,14 @@ class Agreement:
     """
 
     def __init__(self, call: CollectiveCall, digest: int, q: Tensor | None, keys: tuple[int, int], device: torch.device) -> None:
-        self._call = call
-        self._kind = (digest, *keys)
-        self._keys = keys
+        self._call, self._keys, self._kind = call, keys, (digest, *keys)
         self._tokens: Exchange | None = None
         if call.size > 1 and (device.type == "cpu" or self._kind not in call.comm.agreed):
             queries = UNKNOWN if q is None else fingerprint(q)
             self._token = Token(call.number, digest, queries, *keys)
-            self._tokens = call.tokens(self._token) if device.type == "cpu" else None
+            if device.type == "cpu":  # under one tag for all calls, so that ranks in different ones can notice it
+                own = torch.tensor(self._token)
+                self._tokens = call.exchange([own] * call.size, [tuple(own.shape)] * call.size, tag=1, kind="agreement")
 
     def wait(self) -> tuple[int, int]:
         """Wait for the tokens; return `(num_kv_heads, head_dim_v)` of the ranks that have keys, UNKNOWN if none has.
@@ -720,21 +686,18 @@ class Agreement:
                 usual = Counter(known).most_common(1)[0][0]
                 odd = [rank for rank, value in enumerate(values) if value not in (usual, UNKNOWN)]
                 raise self._refusal(tokens, odd, what, values if name not in ("digest", "queries") else None)
-        shapes = ((token.num_kv_heads, token.head_dim_v) for token in tokens if token.num_kv_heads != UNKNOWN)
-        found = next(shapes, (UNKNOWN, UNKNOWN))
+        found = max(token.num_kv_heads for token in tokens), max(token.head_dim_v for token in tokens)
         if self._tokens is None:
             comm.agreed[self._kind] = found
         return found
 
     def _collected(self) -> list[Token]:
         if self._tokens is not None:
-            arrived = self._tokens.wait()
-            return [Token(*each.tolist()) for each in arrived]
+            return [Token(*each.tolist()) for each in self._tokens.wait()]
         values = self._shared(f"agree/{self._call.number}", self._token)
-        missing = [rank for rank in range(self._call.size) if rank not in values]
-        if missing:
+        if missing := [rank for rank in range(self._call.size) if rank not in values]:
             raise self._call.failure(missing, True, "no answer in the store", NOTES_S)
-        return [Token(*values[rank]) for rank in range(self._call.size)]
+        return [Token(*each) for each in values.values()]
 
     def _shared(self, key: str, value: object) -> dict[int, Any]:
         """Leave a value in the store and collect those of all ranks; ranks that are missing when the time is up are absent."""

@@ -66,11 +66,6 @@ class Rate:
         high, second = self.beside[after]
         return line + first + (num_bytes - low) / (high - low) * (second - first)
 
-    def faster(self, latency: float, bandwidth: float) -> Rate:
-        """Return the rate of links whose latency and bandwidth are so many times better."""
-        beside = tuple((size, seconds / bandwidth) for size, seconds in self.beside)
-        return replace(self, alpha_s=self.alpha_s / latency, bytes_per_s=self.bytes_per_s * bandwidth, beside=beside)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Links:

@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from math import floor
 from types import FrameType
 from typing import Any, Final, Literal
 
@@ -16,7 +15,7 @@ import torch
 from diffusers import DiffusionPipeline, ModularPipeline
 from torch import Tensor, nn
 
-from strobe.attention.sparse.coarse import Forced, budget, forced_blocks
+from strobe.attention.sparse.coarse import Forced
 from strobe.attention.sparse.layout import tile_layout
 from strobe.core.errors import ConfigError, ShapeError
 
@@ -82,20 +81,6 @@ class SparseOptions:
         ends = [each + 1 for each in chosen if each + 1 not in chosen]
         return tuple((begin * of_one, end * of_one) for begin, end in zip(begins, ends, strict=True))
 
-    def check_forced(self, grid: Triple) -> None:
-        """Raise ConfigError if more key tiles of a grid are forced than the sparsity selects."""
-        if self.forced == Forced() or self.sparsity == 0 or self.kept is not None or torch.compiler.is_compiling():
-            return
-        layout = tile_layout(grid, self.tile)
-        tiles, selected = layout.num_tiles, budget(None, self.sparsity, 1, layout.num_tiles)[0]
-        forced = forced_blocks(self.forced, layout, layout, (tiles,))
-        most = 0 if forced is None else int(forced.sum(dim=-1).max())
-        if most > selected:
-            raise ConfigError(
-                f"forced: {most} of {tiles} key tiles are forced, but sparsity={self.sparsity} selects {selected}; "
-                f"give sparsity={floor(100 * (tiles - most) / tiles) / 100} or less, or force fewer"
-            )
-
 
 def numbers_of(name: str, given: int | Iterable[int], most: int | None = None, *, backward: bool = False) -> frozenset[int]:
     """Return the numbers that an option names: the first `given`, or those listed.
@@ -142,8 +127,6 @@ class Seen:
 
     grid: Triple | None = None
     device: torch.device | None = None
-    ran_dense: bool = False  # a step of that kind was taken
-    ran_sparse: bool = False
 
 
 class Pass:

@@ -351,22 +351,16 @@ class _SparsePart:
         grid, text_lengths = self.family.facts(module.config, given)
         if grid != self.seen.grid:
             self.options.check_tile(grid)
-            self.options.check_forced(grid)
         options, step, selected, held = self.options, None, None, None
         if self.calibration is not None or options.thread is not None:
             step, selected, held = self.calibrated(grid, given.get("attention_kwargs"))
         elif options.dense_steps:
             step, _ = step_of(module, given.get("attention_kwargs"), kind=self.kind, option="dense_steps")
-        dense = step in options.dense_steps
         self.seen.grid, self.seen.device = grid, given["hidden_states"].device
-        if dense:
-            self.seen.ran_dense = True
-        else:
-            self.seen.ran_sparse = True
         queries, recalls = self.asked.get(get_ident(), (0, {})) if self.asked else (0, {})
         begin(Pass(
-            grid=grid, text_lengths=text_lengths, dense=dense, queries=queries, recalls=recalls, selected=selected, held=held,
-            dense_rows=options.dense_rows(grid),
+            grid=grid, text_lengths=text_lengths, dense=step in options.dense_steps, queries=queries, recalls=recalls,
+            selected=selected, held=held, dense_rows=options.dense_rows(grid),
         ))  # fmt: skip
 
     def calibrated(self, grid: Triple, kwargs: Any) -> tuple[int, Mapping[str, tuple[int, ...]] | None, dict[str, Tensor] | None]:
@@ -508,16 +502,13 @@ class SparseHandle:
         """
         self._check()
         asked = None if grid is None else grid_of(grid)
-        seen = [part.seen for part in self._parts]
-        nothing = any(each.ran_dense for each in seen) and not any(each.ran_sparse for each in seen)
         steps = sorted({step for part in self._parts for step in part.options.dense_steps})
-        known = [each.grid for each in seen if each.grid is not None]
+        known = [part.seen.grid for part in self._parts if part.seen.grid is not None]
         return SparseReport(
             layers=tuple(row for part in self._parts for row in part.report(asked)),
             grid=asked or (known[0] if known else None),
             dense_steps=tuple(steps),
             dense_frames=tuple(sorted(self._parts[0].options.dense_frames)),
-            note="every step so far was dense: no sparse layer has run; " if nothing else "",
             quality=self._quality,
         )
 
@@ -539,15 +530,13 @@ class SparseHandle:
             ConfigError: the pipeline was restored, or other processors were set since.
         """
         self._check_processors()
-        ran = [(part.seen.ran_dense, part.seen.ran_sparse) for part in self._parts]
         taken = [{layer.name: _processor(layer) for layer in part.layers} for part in self._parts]
         for part in self._parts:
             part.take_back()
         try:
             yield
         finally:
-            for part, processors, before in zip(self._parts, taken, ran, strict=True):
-                part.seen.ran_dense, part.seen.ran_sparse = before
+            for part, processors in zip(self._parts, taken, strict=True):
                 if not part.undone:
                     now = {layer.name: _processor(layer) for layer in part.layers}
                     part.put({name: each for name, each in processors.items() if now[name] is each.replaced})

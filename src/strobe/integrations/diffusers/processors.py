@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
 from statistics import fmean
 from typing import Any
 
@@ -29,6 +30,19 @@ from strobe.integrations.diffusers.forward import Pass, Rope, Seen, SparseOption
 def _of_replaced(name: str) -> Any:
     """Return a property that is read from, and set on, the processor that was replaced."""
     return property(lambda self: getattr(self.replaced, name), lambda self, value: setattr(self.replaced, name, value))
+
+
+def _of_the_transformer(attend: Callable[..., Any]) -> Any:
+    """Let the processor that is replaced compute calls of threads other than the one that calibrates: they begin no pass."""
+
+    @wraps(attend)
+    def called(self: SparseProcessor, attn: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if self.options.thread is not None and not any(isinstance(each, Pass) for each in (*args, *kwargs.values())):
+            given = {name: value for name, value in kwargs.items() if value is not None}  # not every one of them takes all
+            return self.replaced(attn, hidden_states, *args, **given)
+        return attend(self, attn, hidden_states, *args, **kwargs)
+
+    return called
 
 
 class SparseProcessor:
@@ -104,18 +118,13 @@ class SparseProcessor:
             found = share_held(q, k, layout, forced_blocks(self.options.forced, layout, layout, (layout.num_tiles,))).cpu()
         running.held[self.name] = running.held[self.name] + found if self.name in running.held else found
 
-    def pass_of(self, rotary_emb: Any, text: Tensor | None = None, mask: Tensor | None = None) -> Pass | None:
+    def pass_of(self, rotary_emb: Any, text: Tensor | None = None, mask: Tensor | None = None) -> Pass:
         """Return the forward pass that an argument of the layer holds.
-
-        Returns:
-            None if the call is not of the thread that calibrates: the processor that this replaces computes it.
 
         Raises:
             ConfigError: the layer is called outside of its transformer's forward, or given other tokens to attend to.
             ImplUnavailableError: it is given a mask of pairs of tokens.
         """
-        if self.options.thread is not None and not isinstance(rotary_emb, Pass):
-            return None
         if mask is not None:
             why = f"{self.name} is given a mask of pairs of tokens; restore() the pipeline for such calls"
             raise ImplUnavailableError("sparse attention", why, what="impl")
@@ -220,8 +229,6 @@ class SparseProcessor:
         if grid is None:
             raise ConfigError(f"{self.name}: no grid of tokens is known; give grid=(T, H, W), or run the pipeline first")
         options = self.options
-        if self.usual_sparsity > 0:
-            options.check_forced(grid)
         with FakeTensorMode():
             q = torch.empty(
                 (1, grid[0] * grid[1] * grid[2], *heads_of(attn)), dtype=dtype_of(attn), device=self.seen.device or "cpu"
@@ -290,6 +297,7 @@ class WanProcessor(SparseProcessor):
         cos, sin = pair[0][0, :, 0, 0::2], pair[1][0, :, 0, 1::2]
         return (cos, sin) if torch.compiler.is_compiling() else (cos.contiguous(), sin.contiguous())
 
+    @_of_the_transformer
     def __call__(
         self,
         attn: Any,
@@ -299,11 +307,7 @@ class WanProcessor(SparseProcessor):
         rotary_emb: Any = None,
     ) -> Tensor:
         """Return `[B, S, dim]`, as the processor that it replaces."""
-        found: Tensor
         running = self.pass_of(rotary_emb, encoder_hidden_states, attention_mask)
-        if running is None:
-            found = self.replaced(attn, hidden_states, encoder_hidden_states, attention_mask, rotary_emb)
-            return found
         if attn.fused_projections:
             q, k, v = attn.to_qkv(hidden_states).chunk(3, dim=-1)
         else:
@@ -311,13 +315,14 @@ class WanProcessor(SparseProcessor):
         heads = attn.heads
         q, k, v = heads_apart(attn.norm_q(q), heads), heads_apart(attn.norm_k(k), heads), heads_apart(v, heads)
         out = self.attend(q, k, v, running, gate=self.gate(hidden_states, heads), rope=running.rope).out
-        found = attn.to_out[1](attn.to_out[0](out.flatten(2, 3)))
+        found: Tensor = attn.to_out[1](attn.to_out[0](out.flatten(2, 3)))
         return found
 
 
 class LTX2Processor(SparseProcessor):
     """Self-attention of LTX-2's video: rope interleaved or split, gates per head after attention, perturbation."""
 
+    @_of_the_transformer
     def __call__(
         self,
         attn: Any,
@@ -330,14 +335,7 @@ class LTX2Processor(SparseProcessor):
         all_perturbed: bool | Tensor | None = None,
     ) -> Tensor:
         """Return `[B, S, dim]`, as either of the two processors that it replaces."""
-        found: Tensor
         running = self.pass_of(query_rotary_emb, encoder_hidden_states, attention_mask)
-        if running is None:
-            ropes = query_rotary_emb, key_rotary_emb
-            given = {"perturbation_mask": perturbation_mask, "all_perturbed": all_perturbed}  # one of the two takes these
-            more = {name: value for name, value in given.items() if value is not None}
-            found = self.replaced(attn, hidden_states, encoder_hidden_states, attention_mask, *ropes, **more)
-            return found
         heads = attn.heads
         value = attn.to_v(hidden_states)
         if all_perturbed is None:
@@ -354,7 +352,7 @@ class LTX2Processor(SparseProcessor):
                 out = torch.lerp(v, out, perturbation_mask.unsqueeze(-1))
         if attn.to_gate_logits is not None:
             out = out * (2.0 * torch.sigmoid(attn.to_gate_logits(hidden_states))).unsqueeze(-1)
-        found = attn.to_out[1](attn.to_out[0](out.flatten(2, 3)))
+        found: Tensor = attn.to_out[1](attn.to_out[0](out.flatten(2, 3)))
         return found
 
 
@@ -366,6 +364,7 @@ class CosmosProcessor(SparseProcessor):
         """No: diffusers has no plan of context parallelism for Cosmos."""
         return False
 
+    @_of_the_transformer
     def __call__(
         self,
         attn: Any,
@@ -375,14 +374,10 @@ class CosmosProcessor(SparseProcessor):
         image_rotary_emb: Any = None,
     ) -> Tensor:
         """Return `[B, S, dim]`, as the processor that it replaces."""
-        found: Tensor
         running = self.pass_of(image_rotary_emb, encoder_hidden_states, attention_mask)
-        if running is None:
-            found = self.replaced(attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb)
-            return found
         q, k, v = _normed(_projected(attn, hidden_states, (attn.to_q, attn.to_k, attn.to_v)), attn.norm_q, attn.norm_k)
         q, k = (apply_rotary_emb(each, running.rope, use_real_unbind_dim=-2, sequence_dim=1) for each in (q, k))
-        found = attn.to_out[1](attn.to_out[0](self.attend(q, k, v, running).out.flatten(2, 3)))
+        found: Tensor = attn.to_out[1](attn.to_out[0](self.attend(q, k, v, running).out.flatten(2, 3)))
         return found
 
 
@@ -398,6 +393,7 @@ class JointProcessor(SparseProcessor):
     The rows of padding text are 0 where diffusers' own hold something; nothing ever attends to them.
     """
 
+    @_of_the_transformer
     def __call__(
         self,
         attn: Any,
@@ -412,11 +408,6 @@ class JointProcessor(SparseProcessor):
             attention_mask: not read; the forward pass says how many text tokens there are.
         """
         running = self.pass_of(image_rotary_emb)
-        if running is None:
-            found: tuple[Tensor, Tensor] = self.replaced(
-                attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb
-            )
-            return found
         video, text = self._operands(attn, hidden_states, encoder_hidden_states)
         q, k, v = video
         q, k = (apply_rotary_emb(each, running.rope, sequence_dim=1) for each in (q, k))

@@ -56,7 +56,6 @@ class SparseReport:
         dense_steps: denoise steps, counted from 0, in which every layer is dense.
         dense_frames: frames of tokens whose queries attend to every token in the sparse layers too.
         quality: what is known of it.
-        note: that no step was sparse so far; empty if one was.
     """
 
     layers: tuple[LayerReport, ...]
@@ -64,7 +63,6 @@ class SparseReport:
     dense_steps: tuple[int, ...]
     dense_frames: tuple[int, ...]
     quality: str
-    note: str
 
     def rows(self) -> list[dict[str, object]]:
         return [
@@ -85,7 +83,7 @@ class SparseReport:
         grid = "no forward yet" if self.grid is None else f"grid {self.grid} of tokens in (time, height, width)"
         steps = f"; dense in steps {', '.join(map(str, self.dense_steps))}" if self.dense_steps else ""
         frames = f"; queries of frames {', '.join(map(str, self.dense_frames))} see every key" if self.dense_frames else ""
-        lines = [f"{self.note}{grid}{steps}{frames}; quality: {self.quality}"]
+        lines = [f"{grid}{steps}{frames}; quality: {self.quality}"]
         for _, alike in groupby(self.layers, key=lambda each: replace(each, layer="")):  # neighbours that differ in their name
             rows = list(alike)
             first, last = rows[0], rows[-1]
@@ -103,7 +101,7 @@ class SparseReport:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return html_table(f"{self.note}Layers; quality: {self.quality}", self.rows())
+        return html_table(f"Layers; quality: {self.quality}", self.rows())
 
 
 def _less(row: LayerReport) -> str:
