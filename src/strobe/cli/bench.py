@@ -63,9 +63,8 @@ class CellFlags:
     """Flags of the cells to measure; a value that is given replaces the named grid's.
 
     Args:
-        grid: published (three video models at 0.8 and 0.9), full, scenarios (what a guide names for three cases) or quick (half a
-            minute on a CPU); or three sizes T H W of a grid of your own; N 32 32 is a plain sequence of
-            N x 1,024 tokens in whole tiles.
+        grid: published (three video models at 0.8 and 0.9), full or quick (half a minute on a CPU); or three sizes T H W of a
+            grid of your own; N 32 32 is a plain sequence of N x 1,024 tokens in whole tiles.
         shapes: wan-1.3b-480p, wan-14b-720p, hunyuan-video, 16k, 32k, 48k, quick, quick-4k.
         heads: of a grid of your own.
         head_dim: likewise.
@@ -174,7 +173,6 @@ def _cells(grid: CellFlags) -> tuple[GridCell, ...]:
         Shape,
         captured_cells,
         cells,
-        scenario_cells,
         shape_named,
     )
 
@@ -195,8 +193,6 @@ def _cells(grid: CellFlags) -> tuple[GridCell, ...]:
         shapes.append(Shape(name=f"{t}x{h}x{w}", grid=(t, h, w), num_heads=grid.heads, head_dim=grid.head_dim))
     if grid.heads < 1 or grid.head_dim < 8 or grid.head_dim % 2:
         raise ConfigError(f"--heads and --head-dim: got {grid.heads} and {grid.head_dim}, expected 1 or more, and even from 8")
-    if named == "scenarios":
-        return scenario_cells(shapes or [shape_named("wan-1.3b-480p")])
     quick, full = named == "quick", named == "full"
     shapes = shapes or list(SHAPES[6:] if quick else SHAPES[:6] if full else SHAPES[:3])
     defaults = (0.9,) if quick else SPARSITIES if full else (0.8, 0.9)
