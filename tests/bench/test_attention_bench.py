@@ -336,14 +336,6 @@ def test_a_contestant_that_fails_is_an_entry(tmp_path: Path, monkeypatch: pytest
     assert {gate.variant for gate in run.gates} == {"dense:sdpa"}
 
 
-def test_traces_and_memory_summaries_lie_beside_the_records(tmp_path: Path) -> None:
-    request = Request(contestants=("dense:sdpa", "fine:cpu"), device="cpu", seconds=1e-6, traced_calls=2)
-    run = run_of(tmp_path, request=request)
-    assert [(trace.variant, trace.num_blocks) for trace in run.traces] == [("dense:sdpa", 2), ("fine:cpu", 2)]
-    assert all((run.folder / trace.path).exists() for trace in run.traces)
-    assert (run.folder / "memory" / "fine-cpu.txt").read_text().startswith("before 2 calls\n")
-
-
 @pytest.mark.gpu
 @pytest.mark.alone
 def test_a_cell_on_a_gpu_has_host_times_and_a_cold_cache(tmp_path: Path) -> None:

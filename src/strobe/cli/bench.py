@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -101,7 +101,7 @@ class MeasureFlags:
         tile: auto (fewest padding rows) or cube (the usual tile of the block size).
         seed: of all tensors.
         device: auto, cpu, cuda or cuda:N.
-        profile: trace some calls of every contestant, and keep torch's memory summary before and after them.
+        profile: trace some calls of every contestant.
     """
 
     impls: tuple[str, ...] = ()
@@ -222,7 +222,7 @@ def _report(out: Path, outcome: CellsOutcome | None, output: Output) -> int:
 
 
 def _show_traces(runs: list[CellRun], output: Output) -> None:
-    """Show the kernel table of every trace (operators on a CPU), and memory before and after."""
+    """Show the kernel table of every trace (operators on a CPU)."""
     from strobe.core.files import file_inside
     from strobe.perf.report.study import load_trace_study
     from strobe.perf.report.trace_page.structure import device_kernels, operators_section
@@ -235,9 +235,6 @@ def _show_traces(runs: list[CellRun], output: Output) -> None:
             tables = [block for block in (section.blocks if section else ()) if isinstance(block, Table)]
             calls = [table for table in tables if table.columns[0].title in ("kernel", "operator")]
             output.show(f"{cell.name} {trace.variant}", *(table_text(table, _KERNELS, notes=False) for table in calls[:1]))
-            with suppress(FileNotFoundError):
-                summary = file_inside(cell.run.folder, f"memory/{trace.variant.replace(':', '-')}.txt")
-                output.write(summary.read_text(encoding="utf-8"))
 
 
 def _document(cell: CellRun) -> dict[str, Any]:
