@@ -45,13 +45,12 @@ def test_steps_are_those_of_the_presets(tiny: Model) -> None:
 
 
 def test_the_value_of_the_base_is_no_cell(tiny: Model) -> None:
-    found = varied(tiny, "window=6,12", "batch=1,2", "syncs=off,on")
-    assert [cell.planned.name for cell in found] == ["window-6", "batch-2", "syncs-on"]
-    assert [cell.planned.kind for cell in found] == ["setting", "workload", "setting"]
-    window, batch, syncs = found
+    found = varied(tiny, "window=6,12", "batch=1,2")
+    assert [cell.planned.name for cell in found] == ["window-6", "batch-2"]
+    assert [cell.planned.kind for cell in found] == ["setting", "workload"]
+    window, batch = found
     assert window.candidate is not None and value_of(window.candidate, "window", tiny.defaults) == "6"
     assert (batch.candidate, batch.base.batch) == (None, 2)
-    assert syncs.waiting == {"syncs-on"} and not window.waiting
 
 
 def test_a_product_that_cannot_be_is_a_cell_with_the_reason(tiny: Model) -> None:

@@ -36,13 +36,12 @@ from strobe.perf.records.record import PLAN, Kind, Plan, PlannedCell, read_plan
 from strobe.perf.records.store import RunWriter
 
 SWITCH: Final[dict[str, bool]] = {"on": True, "off": False}
-SYNCS: Final = "syncs"
 WORKLOAD: Final = ("batch", "switch_at")
 """Factors that change the clip itself; such a cell is compared with its own base alone."""
 _REVIEW_SAMPLES: Final = 2
 """Clips that quality is judged on."""
 _KNOBS: Final[dict[str, Any]] = get_type_hints(Knobs)
-_HINTS: Final[dict[str, Any]] = get_type_hints(EngineConfig) | _KNOBS | {SYNCS: bool}
+_HINTS: Final[dict[str, Any]] = get_type_hints(EngineConfig) | _KNOBS
 
 
 Factors: TypeAlias = Mapping[str, tuple[str, ...]]
@@ -51,13 +50,11 @@ Factors: TypeAlias = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """One side of a cell: its stream, how many run in lockstep, the frame block of a prompt switch (None: as the script has
-    them), and whether the host waits for the device inside every pass."""
+    """One side of a cell: its stream, how many run in lockstep, and the frame block of a prompt switch; None: the script's."""
 
     config: EngineConfig
     batch: int = 1
     switch_at: int | None = None
-    waits: bool = False
 
 
 def parse_factors(texts: Sequence[str]) -> Factors:
@@ -81,9 +78,9 @@ def parse_factors(texts: Sequence[str]) -> Factors:
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of all factors: of the clip, of the host, of the configuration, optimisations."""
+    """Return the names of all factors: of the configuration, of the clip, optimisations."""
     own = (each.name for each in fields(EngineConfig) if each.name not in ("name", "knobs", "timesteps"))
-    return ("preset", "steps", *own, SYNCS, *WORKLOAD, *(each.name for each in fields(Knobs)))
+    return ("preset", "steps", *own, *WORKLOAD, *(each.name for each in fields(Knobs)))
 
 
 def read_value(name: str, text: str, defaults: ModelDefaults) -> object:
@@ -110,7 +107,7 @@ def changed(setup: Setup, changes: Mapping[str, str], defaults: ModelDefaults) -
     values: dict[str, Any] = {name: read_value(name, text, defaults) for name, text in changes.items()}
     config: Any = replace(values.pop("preset", setup.config), simulate=setup.config.simulate)
     timesteps = {"timesteps": values.pop("steps")} if "steps" in values else {}
-    own: dict[str, Any] = {"waits" if name == SYNCS else name: values.pop(name) for name in (SYNCS, *WORKLOAD) if name in values}
+    own: dict[str, Any] = {name: values.pop(name) for name in WORKLOAD if name in values}
     knobs: dict[str, Any] = {name: values.pop(name) for name in list(values) if name in _KNOBS}
     frames = {name: value for name in ("window", "sink") if (value := values.get(name)) is not None}
     asked = replace(filled(config, defaults), **frames)
@@ -125,7 +122,6 @@ def value_of(setup: Setup, name: str, defaults: ModelDefaults) -> str:
     special: dict[str, object] = {
         "preset": config.name,
         "steps": len(config.timesteps or defaults.timesteps),
-        SYNCS: setup.waits,
         "batch": setup.batch,
         "switch_at": "script" if setup.switch_at is None else setup.switch_at,
     }
@@ -183,15 +179,6 @@ class AblationCell:
     planned: PlannedCell
     base: Setup
     candidate: Setup | None = None
-
-    @property
-    def sides(self) -> list[Setup]:
-        return [side for side in (self.base, self.candidate) if side is not None]
-
-    @property
-    def waiting(self) -> frozenset[str]:
-        """Names of the sides that wait for the device inside a pass."""
-        return frozenset(side.config.name for side in self.sides if side.waits)
 
 
 def varied(
@@ -292,12 +279,11 @@ class CellCase(StreamCase):
 
     def __init__(self, cell: AblationCell, *, script: Script, model: Model, device: str) -> None:
         self._batch = cell.base.batch
-        self._waits = cell.waiting
         self._cold_ns: dict[str, int] = {}
         self._written: set[str] = set()
         self.writer: RunWriter | None = None
         super().__init__(
-            [side.config for side in cell.sides],
+            [side.config for side in (cell.base, cell.candidate) if side is not None],
             script=script_of(script, cell.base),
             model=model,
             device=device,
@@ -324,10 +310,8 @@ class CellCase(StreamCase):
         self._written.add(name)
         found = super().settings(name)
         text = self._loaded.text
-        waits = record.Knob(name=SYNCS, value="on", on=True)
         return msgspec.structs.replace(
             found,
-            knobs=(*found.knobs, waits) if name in self._waits else found.knobs,
             costs=found.costs if self._batch == 1 else (),
             cold_start_ns=self._cold_ns.get(name),
             text_encoder_bytes=sum(each.nbytes for each in text.state_dict().values()) if isinstance(text, nn.Module) else None,
@@ -400,7 +384,6 @@ def run_cells(
 
     Args:
         folder: made if absent; may hold cells of earlier runs with the same base and request.
-        amount: how much is measured; `waits` is filled in.
 
     Raises:
         ConfigError: the folder holds cells of another request, or a cell's switch is after the end of the clip.
@@ -427,7 +410,7 @@ def run_cells(
     _claim(folder, Plan(base=base.config.name, request=request, values=values, idle=idle, cells=planned))
 
     def measure(cell: AblationCell, into: Path, say: Callable[[str], None]) -> None:
-        plan = replace(amount, waits=cell.waiting, alone=cell.candidate is None)
+        plan = replace(amount, alone=cell.candidate is None)
         case = CellCase(cell, script=script, model=model, device=device)
 
         def open_run(root: Path, slug: str) -> RunWriter:
