@@ -118,8 +118,8 @@ class GridFlags(ClipFlags):
     """Flags of the clip, and flags that change settings of one preset instead of naming another.
 
     Args:
-        vary: FACTOR=VALUE,VALUE, one or several. A factor is preset, steps, batch, switch_at (a frame block), a field of the
-            configuration or an optimisation (`strobe presets` lists both).
+        vary: FACTOR=VALUE,VALUE, one or several. A factor is preset, steps, batch, a field of the configuration or an
+            optimisation (`strobe presets` lists both).
         grid: every combination of the values instead of one factor at a time.
         leave_one_out: also turn off each optimisation of the preset, alone.
     """
