@@ -56,7 +56,7 @@ def compare(
 
     Raises:
         ConfigError: fewer than two functions, inputs that can be read only once, outputs that cannot be compared, or
-            `device="cpu"` for a function that works on a GPU.
+            `device="cpu"` in a process that works on a GPU.
 
     Whatever a function raises is raised here, with a note that says which function it was, and in which round.
     """

@@ -45,13 +45,12 @@ def test_steps_are_those_of_the_presets(tiny: Model) -> None:
 
 
 def test_the_value_of_the_base_is_no_cell(tiny: Model) -> None:
-    found = varied(tiny, "window=6,12", "batch=1,2", "syncs=off,on")
-    assert [cell.planned.name for cell in found] == ["window-6", "batch-2", "syncs-on"]
-    assert [cell.planned.kind for cell in found] == ["setting", "workload", "setting"]
-    window, batch, syncs = found
+    found = varied(tiny, "window=6,12", "batch=1,2")
+    assert [cell.planned.name for cell in found] == ["window-6", "batch-2"]
+    assert [cell.planned.kind for cell in found] == ["setting", "workload"]
+    window, batch = found
     assert window.candidate is not None and value_of(window.candidate, "window", tiny.defaults) == "6"
     assert (batch.candidate, batch.base.batch) == (None, 2)
-    assert syncs.waiting == {"syncs-on"} and not window.waiting
 
 
 def test_a_product_that_cannot_be_is_a_cell_with_the_reason(tiny: Model) -> None:
@@ -82,11 +81,11 @@ def test_an_optimisation_that_others_need_is_a_cell_with_the_reason(tiny: Model)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, tiny: Model) -> Path:
-    """Six cells, one of which cannot be."""
+    """Cells, one of which cannot be."""
     root = tmp_path_factory.mktemp("ablation")
-    some, refused = varied(tiny, "window=6", "batch=2", "switch_at=2"), varied(tiny, "window=3", "sink=3", grid=True)
+    some, refused = varied(tiny, "window=6", "batch=2"), varied(tiny, "window=3", "sink=3", grid=True)
     outcome = run_all([*some, *refused], tiny, root)
-    assert outcome.measured == ("window-6", "batch-2", "switch_at-2")
+    assert outcome.measured == ("window-6", "batch-2")
     assert [line.partition(":")[0] for line in outcome.failed] == ["window-3"]
     left_out = next(leave_one_out(BASE, tiny.defaults, CPU))
     assert run_all([left_out], tiny, root, traced=1).measured == ("without-ring_cache",)
@@ -94,13 +93,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny: Model) -> Path:
 
 
 def test_a_cell_records_what_it_changed(folder: Path) -> None:
-    window, batch, switch = (read_run(folder / "cells" / name) for name in ("window-6", "batch-2", "switch_at-2"))
+    window, batch = (read_run(folder / "cells" / name) for name in ("window-6", "batch-2"))
     assert (window.variant("balanced").window, window.variant("window-6").window) == (12, 6)
     assert all(each.cold_start_ns is not None and each.text_encoder_bytes for each in window.variants)
     assert batch.header.workload is not None and batch.header.workload.batch == 2
     assert batch.header.order == ("balanced",) and not batch.variant("balanced").costs
-    assert switch.header.workload is not None
-    assert [prompt.frame_block for prompt in switch.header.workload.prompts] == [0, 2]
 
 
 def test_what_is_finished_is_not_measured_again(folder: Path, tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,8 +26,6 @@ def test_a_model_in_shots_has_no_recache_and_no_fresh_noise(tiny: Model) -> None
     found = profiled(replace(tiny, defaults=defaults), "balanced", 4)
     names = {each.name for each in (*found.step.operations, *found.decode.operations, *found.reference)}
     assert "kv_open" in names and not names & {"recache", "renoise"}
-    (own,) = (each for each in found.step.operations if each.name == "unipc")
-    assert own.kind == "embedding, head, schedule" and own.calls == 1 and len(own.times_ns) == 4 and own.cost is not None
 
 
 @pytest.mark.parametrize("name", ["ultra", "baseline"])

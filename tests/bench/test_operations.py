@@ -19,13 +19,10 @@ from strobe.bench.operations import (
     steady_pass,
     stream_costs,
     transformer_shape,
-    unipc_cost,
 )
 from strobe.cache.kv import CacheShape, RingCache
 from strobe.core.costs import parse_dtype, total, transformer_pass
-from strobe.core.tolerances import tolerance
 from strobe.engine.config import EngineConfig, Knobs, replace_knobs
-from strobe.engine.denoise import correction, prediction
 from strobe.engine.model import Model
 from strobe.engine.presets import PRESETS, preset
 from strobe.engine.resolve import ResolvedConfig, resolve
@@ -92,24 +89,6 @@ def test_each_call_takes_the_next_layers_weights(tiny: Model) -> None:
     assert torch.equal(outs[0], outs[2]) and torch.equal(outs[1], outs[3]) and not torch.equal(outs[0], outs[1])  # type: ignore[arg-type]
 
 
-def test_the_calls_of_unipc_are_the_steps_of_the_schedule_in_turn(tiny: Model) -> None:
-    """Each is to x0 and, but for the last, a correction and a prediction, as a frame block has them."""
-    own = replace(tiny.defaults, past="shots", sampler="unipc", positions="absolute", window=12, sink=3)
-    step = parts(replace(tiny, defaults=own), "balanced")
-    (found,) = (each for each in step._edges() if each.operation.name == "unipc")
-    outs, sigmas, latents = [found.run() for _ in range(5)], step.config.schedule.sigmas, step.latents
-    for index, out in enumerate(outs[:3]):
-        clean = [latents] * index + [latents - sigmas[index] * latents]
-        here = latents if not index else sum(
-            factor * each for factor, each in zip(correction(sigmas, index), (latents, *clean[-3:]), strict=True)
-        )  # fmt: skip
-        there = sum(factor * each for factor, each in zip(prediction(sigmas, index), (here, *clean[-2:]), strict=True))
-        torch.testing.assert_close(out, (here, there), rtol=0, atol=tolerance("element", "float32"))
-    torch.testing.assert_close(outs[3][-1], latents - sigmas[3] * latents)  # type: ignore[index]
-    torch.testing.assert_close(outs[4], outs[0], rtol=0, atol=0)
-    assert "renoise" not in {each.operation.name for each in step._edges()}
-
-
 def test_writing_again_leaves_the_cache_as_it_is(tiny: Model) -> None:
     step = parts(tiny, "balanced")
     write = operations_of(step)["kv_write"].run
@@ -168,33 +147,19 @@ def config(tiny: Model) -> ResolvedConfig:
     return resolve(EngineConfig(name="full", window=12, sink=3), tiny.defaults, CPU)
 
 
-def test_a_steady_pass_attends_a_full_window(tiny: Model, config: ResolvedConfig) -> None:
-    """Frames of 32 x 32 pixels are latents of 4 x 4 and tokens of 2 x 2."""
-    one = steady_pass(tiny, config)
-    assert (one.q_tokens, one.kv_tokens, one.dtype, one.last_layer_kv_only) == (3 * 4, 12 * 4, "float32", False)
-    assert steady_pass(tiny, config, commit=True).last_layer_kv_only
-    whole = resolve(EngineConfig(knobs=Knobs(commit_kv_only=False)), tiny.defaults, CPU)
-    assert not steady_pass(tiny, whole, commit=True).last_layer_kv_only
-
-
 def test_every_stage_of_a_stream_has_its_cost(tiny: Model, config: ResolvedConfig) -> None:
     found = {cost.span: cost for cost in stream_costs(tiny, config)}
     assert {"denoise_step", "commit", "attention", "attention_kernel", "ffn", "ffn_up", "kv_write", "vae_decode"} <= found.keys()
     shape = transformer_shape(tiny)
     assert found["denoise_step"].flops == total(transformer_pass(shape, steady_pass(tiny, config))).flops
     assert found["commit"].flops < found["denoise_step"].flops
+    whole = resolve(EngineConfig(knobs=Knobs(commit_kv_only=False)), tiny.defaults, CPU)
+    assert not steady_pass(tiny, whole, commit=True).last_layer_kv_only
     assert found["attention_kernel"].flops == 4 * 12 * 48 * shape.dim
     layer = sum(found[name].flops for name in ("attention", "cross_attention", "ffn"))
     edges = found["patch_embedding"].flops + found["head"].flops
     assert found["denoise_step"].flops == shape.num_layers * layer + edges
     assert found["ffn"].flops == 2 * 2 * 12 * shape.dim * shape.ffn_dim and not any(cost.dtype for cost in found.values())
-
-
-@pytest.mark.parametrize(("steps", "read", "written"), [(1, 2, 1), (2, 4, 3), (3, 8, 6), (4, 13, 9), (6, 23, 15)])
-def test_the_steps_of_unipc_move_what_they_use(steps: int, read: int, written: int) -> None:
-    """Latents, flow, corrected latents of before and at most two clean ones are read; float32 numbers have four bytes."""
-    found = unipc_cost(60 * steps, steps)
-    assert (found.flops, found.read_bytes, found.write_bytes) == (0, 4 * 60 * read, 4 * 60 * written)
 
 
 def test_frame_blocks_before_the_window_is_full_attend_to_fewer_keys(tiny: Model, config: ResolvedConfig) -> None:
@@ -264,15 +229,6 @@ def test_wans_decoder_is_what_torch_counts(tiny: Model, sizes: WanVAEConfig, mon
     model = replace(tiny, dit=dit, vae=vae, defaults=replace(tiny.defaults, frame_size=(4 * side, 6 * side), stride=sizes.stride))
     ((_, cost),) = decoder_stages(model, "float32")
     assert cost.flops == counter.get_total_flops()
-
-
-def test_the_decoders_weights_are_all_read(tiny: Model) -> None:
-    """Bytes written and read beyond the activations are the parameters, four bytes each."""
-    stages = dict(decoder_stages(tiny, "float32"))
-    leave = tiny.vae.decoder.leave
-    activations = 3 * 16 * 16 * (leave.in_channels + leave.out_channels)
-    parameters = sum(parameter.numel() for parameter in leave.parameters())
-    assert stages["leave"].moved_bytes == 4 * (activations + parameters)
 
 
 def test_a_fused_pass_attends_the_distinct_rows_of_the_longest_prompt(tiny: Model) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from strobe.bench.tree.request import RankedCall, RankErrors, RankResult, Task, TreeSettings
 from strobe.bench.tree.run import lines
-from strobe.perf.analysis.runs.rank_calls import CallRegion, RankCall, collectives, covered_ns, parts
+from strobe.perf.analysis.runs.rank_calls import CallRegion, RankCall, collectives, parts
 from strobe.perf.measure.machine import describe_run, utc_now
 from strobe.perf.records.record import End, LinkRate, Links, Prediction, SentMessage
 from strobe.perf.records.store import RunWriter
@@ -79,28 +79,12 @@ def write(
     return place
 
 
-STRETCHES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda pair: (min(pair), max(pair))))
-
-
-@given(STRETCHES)
-def test_a_union_is_as_long_as_its_moments(stretches: list[tuple[int, int]]) -> None:
-    assert covered_ns(stretches) == len({moment for start, stop in stretches for moment in range(start, stop)})
-
-
 def call(total: int, *regions: tuple[str, int, int]) -> RankCall:
     found = ((*(*name.split(":"), "")[:2], start, value) for name, start, value in regions)
     return RankCall(
         total_ns=total,
         regions=tuple(CallRegion(name=name, part=part, start_ns=start, value_ns=value) for name, part, start, value in found),
     )
-
-
-def test_a_straggler_of_5_ms_is_wait_for_the_other_and_transfer_for_itself() -> None:
-    early, late = (call(ns, ("tree_message:reduce", 0, ns)) for ns in (5_394_000, 394_000))
-    (found,) = collectives([[early, late]])
-    assert (found.transfer_ns, found.waits_ns, found.last) == (394_000, (5_000_000, 0), 1)
-    split = parts([early, late])
-    assert (split.wait, split.transfer, split.total) == (2_500_000, 394_000, 2_894_000)
 
 
 def test_what_runs_beside_attention_is_hidden() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import time
 from dataclasses import replace
@@ -16,7 +15,7 @@ from strobe.attention.types import AttentionOutput
 from strobe.bench.processes import alive
 from strobe.bench.tree import rank
 from strobe.bench.tree.request import PEER, RankedCall, TreeSettings
-from strobe.bench.tree.run import run_cells, topology
+from strobe.bench.tree.run import run_cells
 from strobe.core.errors import ConfigError
 from strobe.perf.analysis.runs.rank_calls import covered_ns
 from strobe.perf.records.record import MESSAGE
@@ -62,7 +61,7 @@ def test_all_ranks_are_measured_and_taken_apart(tmp_path: Path, marks: list[str]
         assert parts is not None
         assert parts.local + parts.merge + parts.wait + parts.transfer + parts.host == pytest.approx(parts.total)
         assert bound(cell, entry) is not None and all(len(each.waits_ns) == 2 for each in collectives_of(entry))
-    assert cell.run.header.world_size == 2 and (cell.run.folder / "topology.txt").read_text()
+    assert cell.run.header.world_size == 2
     again = run_cells([shape], how, tmp_path, quiet)
     assert again.kept == (shape.name,) and len(marks) == 1
     with pytest.raises(ConfigError, match="differ in seed"):
@@ -132,14 +131,6 @@ def test_the_gate_sees_what_is_wrong(inputs: rank.RankShare, monkeypatch: pytest
     assert not rank.check("allgather", inputs, 1.0).passed
 
 
-def test_the_gate_passes_what_is_right(inputs: rank.RankShare, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank, "_ours", lambda name, given, timeout, return_lse: (right(given).out, right(given).lse))
-    found = rank.check("allgather", inputs, 1.0)
-    assert found.passed and not found.refused and found.lse_error is not None
-    monkeypatch.setattr(rank, "_ours", lambda *_, **__: 1 / 0)
-    assert rank.check("allgather", inputs, 1.0).refused == "failed: ZeroDivisionError: division by zero"
-
-
 def test_ranks_draw_the_same_call_and_keep_their_share() -> None:
     shape = RankedCall(world_size=3, seq_len=10, q_len=4, placement="sequence", kv_heads=4, dim=8)
     ranks = [rank.draw(shape, number, torch.device("cpu"), seed=3) for number in range(3)]
@@ -149,30 +140,13 @@ def test_ranks_draw_the_same_call_and_keep_their_share() -> None:
     assert [each.k.shape[1] for each in ranks] == [4, 3, 3]
 
 
-def test_the_limit_of_an_lse_is_wider_where_it_is_rounded_to_half_precision() -> None:
-    limits = {}
-    for dtype in ("float32", "bfloat16"):
-        drawn = rank.draw(
-            RankedCall(world_size=1, seq_len=40, heads=2, kv_heads=2, dim=8, dtype=dtype), 0, torch.device("cpu"), seed=1
-        )
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(rank, "_ours", lambda name, given, timeout, return_lse: (right(given).out, right(given).lse))
-            limits[dtype] = rank.check("allgather", drawn, 1.0).lse_limit
-        largest = float(drawn.expected_lse.abs().max())
-        assert limits[dtype] >= 8 * 2.0**-24 * max(1.0, largest)
-    assert limits["float32"] < 1e-5 < limits["bfloat16"]
-
-
-def test_links_are_plain_text_or_why_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.CompletedProcess(args=[], returncode=0, stdout="\t\x1b[4mGPU0\tGPU1\x1b[0m\nGPU0\t X \tNV18\n")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(subprocess, "run", told)
-        assert topology("cuda").endswith("\tGPU0\tGPU1\nGPU0\t X \tNV18\n") and "GPU" not in topology("cpu")
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho half a table\nexit 9\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    said = topology("cuda")
-    assert "nvidia-smi topo -m: " in said and "exit status 9" in said and "half a table" not in said
+@pytest.mark.parametrize(("dtype", "least", "most"), [("float32", 2.0**-21, 1e-5), ("bfloat16", 1e-5, 1e-3)])
+def test_the_gate_passes_what_is_right(dtype: str, least: float, most: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lse of 16-bit tensors is rounded to half precision."""
+    shape = RankedCall(world_size=1, seq_len=63, heads=4, kv_heads=2, dim=8, q_len=3, dtype=dtype)
+    inputs = rank.draw(shape, 0, torch.device("cpu"), seed=0)
+    monkeypatch.setattr(rank, "_ours", lambda name, given, timeout, return_lse: (right(given).out, right(given).lse))
+    found = rank.check("allgather", inputs, 1.0)
+    assert found.passed and not found.refused and found.lse_error is not None and least <= found.lse_limit <= most
+    monkeypatch.setattr(rank, "_ours", lambda *_, **__: 1 / 0)
+    assert rank.check("allgather", inputs, 1.0).refused == "failed: ZeroDivisionError: division by zero"

@@ -84,10 +84,9 @@ def test_the_quick_grid_has_a_size_where_sparsity_pays_and_takes_less_time_per_c
     assert few <= 4 and most >= 4096 and (fast, usual, told) == (0.5, 4.0, 7.0)
 
 
-def test_profile_prints_what_was_called_and_the_memory(strobe: Strobe, tmp_path: Path) -> None:
+def test_profile_prints_what_was_called(strobe: Strobe, tmp_path: Path) -> None:
     found = strobe("bench", "attention", *TINY, "--impls", "dense:sdpa", "--out", tmp_path / "b", "--profile")
-    assert found.code == 0
-    assert "aten::scaled_dot_product_attention" in found.out and "before 3 calls" in found.out
+    assert found.code == 0 and "aten::scaled_dot_product_attention" in found.out
 
 
 def test_a_serialised_run_says_so(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,6 @@ WRONG = [
     ("compare balanced --vary preset=turbbo --device cpu", "did you mean 'turbo'"),
     ("compare balanced --vary window=12 --device cpu", "nothing to measure"),
     ("compare balanced --vary window=6 --grid --device cpu", "two factors or more"),
-    ("compare balanced --vary switch_at=99 --device cpu", "never take effect"),
     ("compare balancd --leave-one-out --device cpu", "did you mean 'balanced'"),
     ("compare balanced turbo --vary window=6 --device cpu", "settings of one preset; 2 are named"),
     ("compare --vary window=6 --device cpu", "settings of one preset; 0 are named"),

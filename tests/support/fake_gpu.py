@@ -21,7 +21,6 @@ class FakeGpu:
         self.idle_at_ns = 0
         self.launch_ns = launch_ns
         self.used = used
-        self.launches = 0
         gpu = self
 
         class Event:
@@ -57,26 +56,5 @@ class FakeGpu:
     def kernel(self, length_ns: int) -> None:
         """Launch a kernel."""
         self.used = True
-        self.launches += 1
         self.now_ns += self.launch_ns
         self.idle_at_ns = max(self.now_ns, self.idle_at_ns) + length_ns
-
-
-def fake_profiler(gpu: FakeGpu) -> type:
-    """Make a `torch.profiler.profile` that sees the kernels of a fake GPU."""
-
-    class Profile:
-        def __init__(self, *, activities: object) -> None:
-            self.before = 0
-
-        def __enter__(self) -> Profile:
-            self.before = gpu.launches
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            self.before = gpu.launches - self.before
-
-        def events(self) -> list[SimpleNamespace]:
-            return [SimpleNamespace(device_type=torch.autograd.DeviceType.CUDA)] * self.before
-
-    return Profile

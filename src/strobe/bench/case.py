@@ -31,7 +31,6 @@ class ComparePlan:
         review: judge the quality of each variant, and keep a clip of it.
         alone: a case without candidates is measured too, each palindrome being one clip.
         memory: read the memory that the process holds after each frame block of a timed clip.
-        waits: variants that wait for the device at every region inside a pass, as code that reads sizes back does.
     """
 
     palindromes: int = 4
@@ -43,7 +42,6 @@ class ComparePlan:
     review: bool = True
     alone: bool = False
     memory: bool = False
-    waits: frozenset[str] = frozenset()
 
 
 class Case(Protocol):

@@ -27,7 +27,7 @@ from strobe.core.shapes import LatentShape
 from strobe.eightbit.rounded import RoundedKeys, RoundedQueries
 from strobe.engine.caches import attended_keys, new_cache
 from strobe.engine.config import EngineConfig
-from strobe.engine.denoise import draw_block, onward
+from strobe.engine.denoise import draw_block
 from strobe.engine.model import Model, latent_shape
 from strobe.engine.prompts import encode_prompts
 from strobe.engine.resolve import ResolvedConfig, resolve
@@ -95,20 +95,6 @@ def keys_of_blocks(model: Model, config: ResolvedConfig) -> tuple[int, ...]:
     grid = latent_shape(model.defaults, model.dit.config).token_grid(model.dit.config.patch)
     full = next(index for index in count(1) if config.latents_of(index).stop >= config.policy.window)
     return tuple(attended_keys(grid, config, index) for index in range(full + 1))
-
-
-def unipc_cost(elements: int, num_steps: int) -> Cost:
-    """Return the mean cost of UniPC's own work in a step over latents of so many numbers, float32.
-
-    The first step reads latents and flow, and writes clean latents and those of the next level. The others read also where the
-    step before went on from and its clean latents (from the third step on those of two), and write where they go on from. The
-    last step makes clean latents alone.
-    """
-    first, last = (2, 2), (2, 1)
-    steps = [first, *((4 if index == 1 else 5, 3) for index in range(1, num_steps - 1)), last][-num_steps:]
-    each = [costs.elementwise(elements, dtype="float32", inputs=read, outputs=made) for read, made in steps]
-    whole = sum(each, Cost())
-    return Cost(read_bytes=whole.read_bytes // num_steps, write_bytes=whole.write_bytes // num_steps)
 
 
 def dtype_name(config: ResolvedConfig) -> str:
@@ -403,17 +389,7 @@ class StepParts:
         yield part("conditions", "modulation and rotations, as far as a pass works them out", self._conditions)
         yield part("patch_embedding", "latents to tokens", lambda: dit.patchify(latents), cost["patch_embedding"])
         yield part("head", "modulated norm, projection", lambda: dit.project_out(x, modulation.head, grid), cost["head"])
-        if self.config.schedule.sampler == "unipc":
-            steps = itertools.cycle(range(len(sigmas)))
-
-            def sample() -> object:
-                index = next(steps)
-                clean = [latents] * index + [to_x0(latents, latents, sigmas[index])]
-                return clean if index + 1 == len(sigmas) else onward(sigmas, index, latents, latents, clean)
-
-            yield part("unipc", "flow to clean latents, corrector, predictor: the schedule's steps in turn", sample,
-                       unipc_cost(latents.numel(), len(sigmas)))  # fmt: skip
-        else:
+        if self.config.schedule.sampler == "renoise":  # UniPC's own work is no operation: it stays in the difference
             yield part("renoise", "flow to clean latents, fresh noise mixed in",
                        lambda: add_noise(to_x0(latents, latents, sigmas[0]), latents, sigmas[0]))  # fmt: skip
 

@@ -1,18 +1,13 @@
-"""A command that leaves no process behind, however it ends: its processes carry a mark in their environment, which children
-inherit in any session.
+"""A command that leaves no process behind, unless this process is killed.
 
-Run as a file, by an interpreter that imports nothing else, it is the keeper of a command: `python -I -S processes.py MARK GRACE_S
-FOLDER` leaves a process behind, child of nobody, which ends all processes of the mark when its standard input is closed: by
-whoever started it, with a word, or by their death, without one; then it removes the folder too.
+Its processes carry a mark in their environment, which children inherit in any session.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -33,7 +28,6 @@ def run_swept(
 
     Args:
         argv: the command; nothing is looked at by a shell.
-        folder: where it runs; removed if this process dies meanwhile.
         env: set in addition to this process's environment.
         grace_s: between asking a process to end and ending it.
 
@@ -41,30 +35,21 @@ def run_swept(
         subprocess.TimeoutExpired: it ran for `timeout_s`.
     """
     mark = uuid4().hex
-    keeper = subprocess.Popen(
-        [sys.executable, "-I", "-S", __file__, mark, str(grace_s), str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
     with tempfile.TemporaryFile("w+", errors="replace") as out, tempfile.TemporaryFile("w+", errors="replace") as err:
+        started = subprocess.Popen(
+            ["env", *(f"{name}={value}" for name, value in {**env, MARK: mark}.items()), *argv],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
         try:
-            started = subprocess.Popen(
-                ["env", *(f"{name}={value}" for name, value in {**env, MARK: mark}.items()), *argv],
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-            )
-            try:
-                code = started.wait(timeout_s)
-            finally:
-                end(mark, grace_s)
-                started.kill()  # one that is so young that it has no mark yet
-                started.wait()
+            code = started.wait(timeout_s)
         finally:
-            keeper.communicate(b"done")
+            end(mark, grace_s)
+            started.kill()  # one that is so young that it has no mark yet
+            started.wait()
         out.seek(0)
         err.seek(0)
         return subprocess.CompletedProcess(argv, code, out.read(), err.read())
@@ -105,14 +90,3 @@ def send(processes: list[int], number: signal.Signals) -> None:
     for process in processes:
         with suppress(ProcessLookupError):
             os.kill(process, number)
-
-
-if __name__ == "__main__":
-    if os.fork():  # what ends with its parent's children does not end the keeper
-        os._exit(0)
-    os.setsid()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    word = sys.stdin.buffer.read()
-    end(sys.argv[1], float(sys.argv[2]))
-    if not word:
-        shutil.rmtree(sys.argv[3], ignore_errors=True)

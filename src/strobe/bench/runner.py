@@ -317,7 +317,6 @@ class _CaseRun(Rounds):
         super().__init__(writer, case.device, progress, candidates + (1 + candidates) * each + clips)
         self._case, self._plan = case, plan
         self._recorder = TimingRecorder(case.device, inside=True)
-        self._waiting = TimingRecorder(case.device, waits=True)
 
     def measure(self, traced: range, attributed: range) -> None:
         case, plan, green = self._case, self._plan, list[str]()
@@ -344,9 +343,10 @@ class _CaseRun(Rounds):
 
     def _time(self, name: str, phase: record.Phase, lap: int | None) -> Counter[str]:
         case, memory = self._case, self._plan.memory
-        recorder = self._waiting if name in self._plan.waits else self._recorder
         case.prepare(name)
-        return self.timed(name, phase, lap, recorder, lambda: [held(case.device) if memory else None for _ in case.blocks(name)])
+        return self.timed(
+            name, phase, lap, self._recorder, lambda: [held(case.device) if memory else None for _ in case.blocks(name)]
+        )
 
     def _trace(self, name: str, traced: range, capture: Capture, folder: str) -> None:
         """Profile one clip: whole and lightly on a GPU, else the frame blocks asked for with their operators."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -63,9 +63,8 @@ class CellFlags:
     """Flags of the cells to measure; a value that is given replaces the named grid's.
 
     Args:
-        grid: published (three video models at 0.8 and 0.9), full, scenarios (what a guide names for three cases) or quick (half a
-            minute on a CPU); or three sizes T H W of a grid of your own; N 32 32 is a plain sequence of
-            N x 1,024 tokens in whole tiles.
+        grid: published (three video models at 0.8 and 0.9), full or quick (half a minute on a CPU); or three sizes T H W of a
+            grid of your own; N 32 32 is a plain sequence of N x 1,024 tokens in whole tiles.
         shapes: wan-1.3b-480p, wan-14b-720p, hunyuan-video, 16k, 32k, 48k, quick, quick-4k.
         heads: of a grid of your own.
         head_dim: likewise.
@@ -102,7 +101,7 @@ class MeasureFlags:
         tile: auto (fewest padding rows) or cube (the usual tile of the block size).
         seed: of all tensors.
         device: auto, cpu, cuda or cuda:N.
-        profile: trace some calls of every contestant, and keep torch's memory summary before and after them.
+        profile: trace some calls of every contestant.
     """
 
     impls: tuple[str, ...] = ()
@@ -174,7 +173,6 @@ def _cells(grid: CellFlags) -> tuple[GridCell, ...]:
         Shape,
         captured_cells,
         cells,
-        scenario_cells,
         shape_named,
     )
 
@@ -195,8 +193,6 @@ def _cells(grid: CellFlags) -> tuple[GridCell, ...]:
         shapes.append(Shape(name=f"{t}x{h}x{w}", grid=(t, h, w), num_heads=grid.heads, head_dim=grid.head_dim))
     if grid.heads < 1 or grid.head_dim < 8 or grid.head_dim % 2:
         raise ConfigError(f"--heads and --head-dim: got {grid.heads} and {grid.head_dim}, expected 1 or more, and even from 8")
-    if named == "scenarios":
-        return scenario_cells(shapes or [shape_named("wan-1.3b-480p")])
     quick, full = named == "quick", named == "full"
     shapes = shapes or list(SHAPES[6:] if quick else SHAPES[:6] if full else SHAPES[:3])
     defaults = (0.9,) if quick else SPARSITIES if full else (0.8, 0.9)
@@ -226,7 +222,7 @@ def _report(out: Path, outcome: CellsOutcome | None, output: Output) -> int:
 
 
 def _show_traces(runs: list[CellRun], output: Output) -> None:
-    """Show the kernel table of every trace (operators on a CPU), and memory before and after."""
+    """Show the kernel table of every trace (operators on a CPU)."""
     from strobe.core.files import file_inside
     from strobe.perf.report.study import load_trace_study
     from strobe.perf.report.trace_page.structure import device_kernels, operators_section
@@ -239,9 +235,6 @@ def _show_traces(runs: list[CellRun], output: Output) -> None:
             tables = [block for block in (section.blocks if section else ()) if isinstance(block, Table)]
             calls = [table for table in tables if table.columns[0].title in ("kernel", "operator")]
             output.show(f"{cell.name} {trace.variant}", *(table_text(table, _KERNELS, notes=False) for table in calls[:1]))
-            with suppress(FileNotFoundError):
-                summary = file_inside(cell.run.folder, f"memory/{trace.variant.replace(':', '-')}.txt")
-                output.write(summary.read_text(encoding="utf-8"))
 
 
 def _document(cell: CellRun) -> dict[str, Any]:

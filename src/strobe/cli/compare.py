@@ -118,8 +118,8 @@ class GridFlags(ClipFlags):
     """Flags of the clip, and flags that change settings of one preset instead of naming another.
 
     Args:
-        vary: FACTOR=VALUE,VALUE, one or several. A factor is preset, steps, batch, switch_at (a frame block), syncs (the host
-            waits inside every pass), a field of the configuration or an optimisation (`strobe presets` lists both).
+        vary: FACTOR=VALUE,VALUE, one or several. A factor is preset, steps, batch, a field of the configuration or an
+            optimisation (`strobe presets` lists both).
         grid: every combination of the values instead of one factor at a time.
         leave_one_out: also turn off each optimisation of the preset, alone.
     """
@@ -168,7 +168,7 @@ def compare(
     strobe compare baseline balanced turbo  # slow
     strobe compare balanced balanced --rounds 8  # slow
     strobe compare quality turbo --rounds 8 --require "e2e>=1.2" --json  # slow
-    strobe compare balanced --vary window=6,8,10 steps=4,3,2 syncs=on,off batch=1,2 --leave-one-out  # slow
+    strobe compare balanced --vary window=6,8,10 steps=4,3,2 batch=1,2 --leave-one-out  # slow
     strobe compare -o programs -- 'sleep 0.02' -- 'sleep 0.01'
     strobe compare --names one two --prepare "rm -rf cache" --rounds 8 -- 'python a.py' -- 'python b.py'  # needs-files
     strobe compare --commits main HEAD --install "pip install -e ." -- 'python bench.py'  # needs-files

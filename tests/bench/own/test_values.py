@@ -27,41 +27,27 @@ class Batch:
     names: list[str]
 
 
-def values() -> dict[str, Any]:
-    """One of every kind that is copied."""
-    return {
-        "tensor": torch.tensor([1.0, float("nan"), 2.0]),
-        "array": np.arange(4.0),
-        "pair": Pair(torch.zeros(2), [1, 2]),
-        "tuple": (torch.ones(2), "text"),
-        "batch": Batch(torch.zeros(3), ["a"]),
-        "dictionary": {"x": torch.zeros(1)},
-        "set": {1, 2},
-        "bytes": bytearray(b"abc"),
-        "generator": torch.Generator().manual_seed(3),
-    }
-
-
-CHANGES = {
-    "tensor": lambda value: value.add_(1),
-    "array": lambda value: value.__setitem__(0, 9),
-    "pair": lambda value: value.two.append(3),
-    "tuple": lambda value: value[0].zero_(),
-    "batch": lambda value: value.frames.add_(1),
-    "dictionary": lambda value: value.__setitem__("y", 1),
-    "set": lambda value: value.add(3),
-    "bytes": lambda value: value.extend(b"d"),
-    "generator": lambda value: torch.randn(1, generator=value),
+KINDS = {
+    "tensor": (torch.tensor([1.0, float("nan"), 2.0]), lambda value: value.add_(1)),
+    "array": (np.arange(4.0), lambda value: value.__setitem__(0, 9)),
+    "pair": (Pair(torch.zeros(2), [1, 2]), lambda value: value.two.append(3)),
+    "tuple": ((torch.ones(2), "text"), lambda value: value[0].zero_()),
+    "batch": (Batch(torch.zeros(3), ["a"]), lambda value: value.frames.add_(1)),
+    "dictionary": ({"x": torch.zeros(1)}, lambda value: value.__setitem__("y", 1)),
+    "set": ({1, 2}, lambda value: value.add(3)),
+    "bytes": (bytearray(b"abc"), lambda value: value.extend(b"d")),
+    "generator": (torch.Generator().manual_seed(3), lambda value: torch.randn(1, generator=value)),
 }
+"""Of every kind that is copied one value, and a change."""
 
 
-@pytest.mark.parametrize("kind", CHANGES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_change_is_seen_and_does_not_reach_the_original(kind: str) -> None:
-    value = values()[kind]
+    value, change = KINDS[kind]
     inputs = CallArguments((value,))
     (own,) = arguments = inputs.one()
     assert inputs.unchanged(arguments)
-    CHANGES[kind](own)
+    change(own)
     assert not inputs.unchanged(arguments)
     assert inputs.unchanged(inputs.one()), "what is kept is as it was"
 

@@ -74,9 +74,8 @@ def test_layers_are_timed_if_asked_for() -> None:
     [
         (TimingRecorder(CPU), frozenset()),
         (TimingRecorder(CPU, fine=True), spans.FINE),
-        (TimingRecorder(CPU, waits=True), frozenset()),
     ],
-    ids=["plain", "fine", "waiting"],
+    ids=["plain", "fine"],
 )
 def test_own_names_are_timed_and_pieces_of_a_pass_never(recorder: TimingRecorder, more: frozenset[str]) -> None:
     with recording(recorder):

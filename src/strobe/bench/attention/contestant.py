@@ -56,9 +56,7 @@ SHAPES: Final = (
 and one long enough to measure an effect of sparsity."""
 SPARSITIES: Final = (0.5, 0.7, 0.8, 0.9, 0.95)
 TILES: Final = ("auto", "cube")
-GRIDS: Final = ("published", "full", "scenarios", "quick")
-SCENARIOS: Final = ((8, 64), (16, 256), (32, 128))
-"""Key tiles and block size that a public guide names for little memory, for speed and for quality."""
+GRIDS: Final = ("published", "full", "quick")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,12 +133,6 @@ def cells(
         GridCell(shape=shape, sparsity=sparsity, topk=topk, block=block, backward=backward)
         for shape, backward, (sparsity, topk), block in product(shapes, directions, budgets, blocks)
     )
-
-
-def scenario_cells(shapes: Sequence[Shape]) -> tuple[GridCell, ...]:
-    """Return the public guide's settings, and four sparsities per block size."""
-    guide = tuple(GridCell(shape=shape, sparsity=None, topk=topk, block=block) for shape in shapes for topk, block in SCENARIOS)
-    return guide + cells(shapes, (0.7, 0.8, 0.9, 0.95), BLOCKS)
 
 
 def captured_cells(file: Path, levels: Sequence[float], blocks: Sequence[int]) -> tuple[GridCell, ...]:

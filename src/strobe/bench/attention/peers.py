@@ -1,6 +1,6 @@
 """Attention of other libraries as contestants; each is imported only when asked for.
 
-Facts about their interfaces: fastvideo-kernel 0.3.2, flash-attn-4 4.0.0b36, nvidia-cudnn-frontend 1.32.0, flashinfer 0.6.
+Facts about their interfaces: fastvideo-kernel 0.3.2, flash-attn-4 4.0.0b36, nvidia-cudnn-frontend 1.32.0.
 """
 
 from __future__ import annotations
@@ -180,43 +180,6 @@ def _fa4_sparse(name: str, inputs: CellTensors, module: Any) -> BoundContestant:
     return BoundContestant(name=name, kind="fine", impl=name, leaves=inputs.tiled, call=call, tiled=True)
 
 
-def _refuses_flashinfer(inputs: CellTensors) -> str | None:
-    if inputs.cell.backward:
-        return "it has no backward pass"
-    if inputs.q.shape[0] != 1:
-        return f"it has a batch of 1, not {inputs.q.shape[0]}"
-    return _half(inputs)
-
-
-def _flashinfer(name: str, inputs: CellTensors, module: Any) -> BoundContestant:
-    """Build FlashInfer's contestant; its plan for the mask, one per mask, is made before anything is timed."""
-    heads, width = inputs.q.shape[2], inputs.q.shape[3]
-    sizes = inputs.tiles.sizes(inputs.device).expand(heads, -1).contiguous()
-    workspace = torch.empty(512 << 20, dtype=torch.uint8, device=inputs.device)
-    wrapper = module.sparse.VariableBlockSparseAttentionWrapper(workspace)
-    wrapper.plan(
-        block_mask_map=inputs.selection.mask(inputs.tiles.num_tiles)[0],
-        block_row_sz=sizes,
-        block_col_sz=sizes,
-        num_qo_heads=heads,
-        num_kv_heads=heads,
-        head_dim=width,
-        q_data_type=inputs.q.dtype,
-    )
-    rows = inputs.tiles.rows(inputs.device).sort().values  # rows in tile order that hold a token: it wants no padding
-    q, k, v = (tensor[0].index_select(0, rows).transpose(0, 1).contiguous() for tensor in inputs.tiled)
-
-    def call(*leaves: Tensor, lse: bool) -> Found:
-        out = wrapper.run(*leaves)  # [H, S, D]
-        if not lse:
-            return Found(out=out)
-        full = out.new_zeros(1, heads, inputs.tiles.num_rows, width)
-        full[0].index_copy_(1, rows, out)
-        return Found(out=full)
-
-    return BoundContestant(name=name, kind="fine", impl=name, leaves=(q, k, v), call=call, heads_first=True, tiled=True)
-
-
 _SINCE_AMPERE: Final = (8, 9, 10, 11, 12)
 PEERS: Final = {
     "fastvideo-fine": Peer("fastvideo-kernel", "fastvideo_kernel", _SINCE_AMPERE, _refuses_fastvideo, _fastvideo_fine),
@@ -224,6 +187,5 @@ PEERS: Final = {
     "cudnn-bsa": Peer("nvidia-cudnn-frontend", "cudnn", (9,), _refuses_cudnn, _cudnn),
     "fa4-dense": Peer("flash-attn-4", "flash_attn.cute", _SINCE_AMPERE, lambda inputs: _half(inputs), _fa4_dense, dense=True),
     "fa4-sparse": Peer("flash-attn-4", "flash_attn.cute", (9, 10, 11), _refuses_fa4_sparse, _fa4_sparse),
-    "flashinfer": Peer("flashinfer-python", "flashinfer", _SINCE_AMPERE, _refuses_flashinfer, _flashinfer),
 }
 """Peers by the name that follows `peer:`."""

@@ -44,7 +44,6 @@ from strobe.bench.runner import Rounds, call_spans, end_line, number, span_cost
 from strobe.core import costs
 from strobe.core.device import resolve_device, synchronize
 from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError, unknown_choice
-from strobe.core.files import write_whole
 from strobe.core.spans import recording, span
 from strobe.core.tolerances import tolerance
 from strobe.perf.measure.machine import ClockSampler, describe_run, peak_bytes, read_clocks, reset_peak
@@ -388,7 +387,7 @@ class _CellRun(Rounds):
                 self._split(name, each)
         for name, run in runs.items() if plan.traced_calls else ():
             self.say(f"tracing {name}")
-            self._trace(name, run)
+            self.write(*trace_calls(run, name, plan.traced_calls, self, Capture()))
 
     def _admit(self, name: str) -> tuple[BoundContestant, Run] | None:
         """Build, check and try a contestant; on failure write the reason and return None."""
@@ -532,26 +531,9 @@ class _CellRun(Rounds):
         if attempt.reason:
             self.exclude(name, (), "failed", f"stages: {attempt.reason}", span=record.STAGE)
 
-    def _trace(self, name: str, run: Run) -> None:
-        folder, calls = self.writer.folder, self._plan.traced_calls
-        before = _summary(self.device)
-        lines = trace_calls(run, name, calls, self, Capture())
-        after = _summary(self.device)
-        summary = folder / "memory" / f"{name.replace(':', '-')}.txt"
-        summary.parent.mkdir(exist_ok=True)
-        write_whole(summary, f"before {calls} calls\n{before}\nafter\n{after}\n")
-        self.write(*lines)
-
 
 def _allocated(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-
-
-def _summary(device: torch.device) -> str:
-    """Return torch's memory summary of a GPU; on a CPU the resident set size, the only figure there."""
-    if device.type == "cuda":
-        return str(torch.cuda.memory_summary(device))
-    return f"largest resident set so far: {peak_bytes(device)} bytes"
 
 
 DTYPES: Final = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}

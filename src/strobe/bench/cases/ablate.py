@@ -28,7 +28,6 @@ from strobe.core.errors import ConfigError, ImplUnavailableError, unknown_choice
 from strobe.engine import presets
 from strobe.engine.config import EngineConfig, Knobs, ModelDefaults, replace_knobs
 from strobe.engine.model import Model
-from strobe.engine.prompts import Switch
 from strobe.engine.resolve import filled, idle_knobs, resolve
 from strobe.engine.session import Session
 from strobe.perf.records import record
@@ -36,13 +35,12 @@ from strobe.perf.records.record import PLAN, Kind, Plan, PlannedCell, read_plan
 from strobe.perf.records.store import RunWriter
 
 SWITCH: Final[dict[str, bool]] = {"on": True, "off": False}
-SYNCS: Final = "syncs"
-WORKLOAD: Final = ("batch", "switch_at")
-"""Factors that change the clip itself; such a cell is compared with its own base alone."""
+BATCH: Final = "batch"
+"""The factor that changes the clip itself; such a cell is compared with its own base alone."""
 _REVIEW_SAMPLES: Final = 2
 """Clips that quality is judged on."""
 _KNOBS: Final[dict[str, Any]] = get_type_hints(Knobs)
-_HINTS: Final[dict[str, Any]] = get_type_hints(EngineConfig) | _KNOBS | {SYNCS: bool}
+_HINTS: Final[dict[str, Any]] = get_type_hints(EngineConfig) | _KNOBS
 
 
 Factors: TypeAlias = Mapping[str, tuple[str, ...]]
@@ -51,13 +49,10 @@ Factors: TypeAlias = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """One side of a cell: its stream, how many run in lockstep, the frame block of a prompt switch (None: as the script has
-    them), and whether the host waits for the device inside every pass."""
+    """One side of a cell: its stream, and how many run in lockstep."""
 
     config: EngineConfig
     batch: int = 1
-    switch_at: int | None = None
-    waits: bool = False
 
 
 def parse_factors(texts: Sequence[str]) -> Factors:
@@ -81,9 +76,9 @@ def parse_factors(texts: Sequence[str]) -> Factors:
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of all factors: of the clip, of the host, of the configuration, optimisations."""
+    """Return the names of all factors: of the configuration, of the clip, optimisations."""
     own = (each.name for each in fields(EngineConfig) if each.name not in ("name", "knobs", "timesteps"))
-    return ("preset", "steps", *own, SYNCS, *WORKLOAD, *(each.name for each in fields(Knobs)))
+    return ("preset", "steps", *own, BATCH, *(each.name for each in fields(Knobs)))
 
 
 def read_value(name: str, text: str, defaults: ModelDefaults) -> object:
@@ -96,7 +91,7 @@ def read_value(name: str, text: str, defaults: ModelDefaults) -> object:
         return presets.preset(text)
     if name == "steps":
         return _timesteps(text, defaults)
-    if name in WORKLOAD:
+    if name == BATCH:
         return _count(name, text)
     return _value(name, text, _HINTS[name])
 
@@ -110,13 +105,13 @@ def changed(setup: Setup, changes: Mapping[str, str], defaults: ModelDefaults) -
     values: dict[str, Any] = {name: read_value(name, text, defaults) for name, text in changes.items()}
     config: Any = replace(values.pop("preset", setup.config), simulate=setup.config.simulate)
     timesteps = {"timesteps": values.pop("steps")} if "steps" in values else {}
-    own: dict[str, Any] = {"waits" if name == SYNCS else name: values.pop(name) for name in (SYNCS, *WORKLOAD) if name in values}
+    batch = values.pop(BATCH, setup.batch)
     knobs: dict[str, Any] = {name: values.pop(name) for name in list(values) if name in _KNOBS}
     frames = {name: value for name in ("window", "sink") if (value := values.get(name)) is not None}
     asked = replace(filled(config, defaults), **frames)
     check_window(asked.window, max(0, asked.sink), defaults.frame_block)
     held = replace(config, knobs=replace_knobs(config.knobs, **knobs), **values, **timesteps)
-    return replace(setup, config=held, **own)
+    return Setup(config=held, batch=batch)
 
 
 def value_of(setup: Setup, name: str, defaults: ModelDefaults) -> str:
@@ -125,9 +120,7 @@ def value_of(setup: Setup, name: str, defaults: ModelDefaults) -> str:
     special: dict[str, object] = {
         "preset": config.name,
         "steps": len(config.timesteps or defaults.timesteps),
-        SYNCS: setup.waits,
-        "batch": setup.batch,
-        "switch_at": "script" if setup.switch_at is None else setup.switch_at,
+        BATCH: setup.batch,
     }
     holder = next((each for each in (config.knobs, own) if hasattr(each, name)), config)
     value = special[name] if name in special else getattr(holder, name)
@@ -184,15 +177,6 @@ class AblationCell:
     base: Setup
     candidate: Setup | None = None
 
-    @property
-    def sides(self) -> list[Setup]:
-        return [side for side in (self.base, self.candidate) if side is not None]
-
-    @property
-    def waiting(self) -> frozenset[str]:
-        """Names of the sides that wait for the device inside a pass."""
-        return frozenset(side.config.name for side in self.sides if side.waits)
-
 
 def varied(
     base: Setup, factors: Factors, defaults: ModelDefaults, device: torch.device, *, grid: bool = False
@@ -242,8 +226,8 @@ def leave_one_out(base: Setup, defaults: ModelDefaults, device: torch.device) ->
 
 def _cell(base: Setup, changes: Mapping[str, str], defaults: ModelDefaults, device: torch.device) -> AblationCell:
     """Build a cell: changes of the clip go into both sides, all others into the candidate."""
-    own = changed(base, {name: value for name, value in changes.items() if name in WORKLOAD}, defaults)
-    settings, candidate = {name: value for name, value in changes.items() if name not in WORKLOAD}, None
+    own = changed(base, {name: value for name, value in changes.items() if name == BATCH}, defaults)
+    settings, candidate = {name: value for name, value in changes.items() if name != BATCH}, None
     if settings:
         candidate = _named(changed(own, settings, defaults), settings)
         resolve(candidate.config, defaults, device)  # what cannot run is told now
@@ -251,7 +235,7 @@ def _cell(base: Setup, changes: Mapping[str, str], defaults: ModelDefaults, devi
 
 
 def _planned(changes: Mapping[str, str], refused: str = "") -> PlannedCell:
-    kind: Kind = "product" if len(changes) > 1 else "workload" if next(iter(changes)) in WORKLOAD else "setting"
+    kind: Kind = "product" if len(changes) > 1 else "workload" if BATCH in changes else "setting"
     return PlannedCell(name=_folder(changes), kind=kind, changes=dict(changes), refused=refused)
 
 
@@ -269,36 +253,23 @@ def _word(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "_", text).strip("_")
 
 
-def script_of(script: Script, setup: Setup) -> Script:
-    """Return the script, or a copy with its first switch alone, at the frame block that the setup gives.
-
-    Raises:
-        ConfigError: that is after the end of the clip.
-    """
-    if setup.switch_at is None:
-        return script
-    prompt = script.switches[0].prompt if script.switches else script.prompt
-    return replace(script, switches=(Switch(frame_block=setup.switch_at, prompt=prompt),))
-
-
 class CellCase(StreamCase):
     """The base of a cell and its candidate, if it has one; a `strobe.bench.case.Case`.
 
     Whatever a side raises is told as a `StrobeError`, after its settings were written: a run that fails is an entry too.
 
     Raises:
-        ConfigError: a word that the model does not know, or a switch after the end of the clip.
+        ConfigError: a word that the model does not know.
     """
 
     def __init__(self, cell: AblationCell, *, script: Script, model: Model, device: str) -> None:
         self._batch = cell.base.batch
-        self._waits = cell.waiting
         self._cold_ns: dict[str, int] = {}
         self._written: set[str] = set()
         self.writer: RunWriter | None = None
         super().__init__(
-            [side.config for side in cell.sides],
-            script=script_of(script, cell.base),
+            [side.config for side in (cell.base, cell.candidate) if side is not None],
+            script=script,
             model=model,
             device=device,
             review_samples=_REVIEW_SAMPLES,
@@ -324,10 +295,8 @@ class CellCase(StreamCase):
         self._written.add(name)
         found = super().settings(name)
         text = self._loaded.text
-        waits = record.Knob(name=SYNCS, value="on", on=True)
         return msgspec.structs.replace(
             found,
-            knobs=(*found.knobs, waits) if name in self._waits else found.knobs,
             costs=found.costs if self._batch == 1 else (),
             cold_start_ns=self._cold_ns.get(name),
             text_encoder_bytes=sum(each.nbytes for each in text.state_dict().values()) if isinstance(text, nn.Module) else None,
@@ -400,14 +369,11 @@ def run_cells(
 
     Args:
         folder: made if absent; may hold cells of earlier runs with the same base and request.
-        amount: how much is measured; `waits` is filled in.
 
     Raises:
-        ConfigError: the folder holds cells of another request, or a cell's switch is after the end of the clip.
+        ConfigError: the folder holds cells of another request.
         StrobeError: the records cannot be written, or the device is lost.
     """
-    for cell in cells:
-        script_of(script, cell.base)
     defaults, place = model.defaults, resolve_device(device)
     request = {  # what must agree between all cells of a folder
         "model": model.name,
@@ -427,7 +393,7 @@ def run_cells(
     _claim(folder, Plan(base=base.config.name, request=request, values=values, idle=idle, cells=planned))
 
     def measure(cell: AblationCell, into: Path, say: Callable[[str], None]) -> None:
-        plan = replace(amount, waits=cell.waiting, alone=cell.candidate is None)
+        plan = replace(amount, alone=cell.candidate is None)
         case = CellCase(cell, script=script, model=model, device=device)
 
         def open_run(root: Path, slug: str) -> RunWriter:

@@ -411,32 +411,17 @@ class _FunctionCalls:
         """Find the GPUs to wait for, the one whose events are read first; none on a CPU.
 
         Raises:
-            ConfigError: the CPU was named and a function works on a GPU.
+            ConfigError: the CPU was named and the process works on a GPU.
         """
         used = gpus_in_use()
         if named is None:
             self._gpus = used
         elif named.type == "cuda":
             self._gpus = (named, *(each for each in used if each != named))
-        else:
-            for name in self._functions if used else ():
-                if self._works_on_gpu(name):
-                    raise ConfigError(
-                        f'device="cpu", but {name!r} works on a GPU: its kernels would not be timed; leave device out, or give '
-                        '"cuda"'
-                    )
-
-    def _works_on_gpu(self, name: str) -> bool:
-        """Call a function once under the profiler and say whether a GPU had anything to do."""
-        from torch._C._autograd import DeviceType
-        from torch.profiler import ProfilerActivity, profile
-
-        (call,) = self._prepared(name, 1)
-        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-            call()
-            for gpu in gpus_in_use():
-                synchronize(gpu)
-        return any(event.device_type == DeviceType.CUDA for event in profiler.events())
+        elif used:
+            raise ConfigError(
+                'device="cpu", but this process works on a GPU: its kernels would not be timed; leave device out, or give "cuda"'
+            )
 
     def _prepared(self, name: str, calls: int) -> list[Callable[[], object]]:
         """Calls with their inputs: of their own each where a function changes them, else those of the function."""

@@ -21,7 +21,6 @@ CONTESTANTS: Final = (*OURS, PEER)
 MIN_ROUNDS: Final = 3
 MAX_ROUNDS: Final = 8
 TASK: Final = "task.json"
-TOPOLOGY: Final = "topology.txt"
 
 
 class RankedCall(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import time
@@ -21,18 +20,17 @@ from strobe.bench.case import Progress
 from strobe.bench.cells import CellsOutcome, claim, finished, measure_cells
 from strobe.bench.processes import run_swept
 from strobe.bench.runner import ClipNumbers, end_line, number, timed_span
-from strobe.bench.tree.request import PEER, TASK, TOPOLOGY, RankedCall, RankResult, Task, TreeSettings
+from strobe.bench.tree.request import PEER, TASK, RankedCall, RankResult, Task, TreeSettings
 from strobe.compat.assert_tree_attn import kind_of
 from strobe.core.costs import element_bytes
 from strobe.core.device import GIB, available_bytes
 from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
-from strobe.core.files import write_whole
 from strobe.core.spans import ATTENTION
 from strobe.perf.analysis.runs.rank_calls import RankCall
 from strobe.perf.measure.machine import describe_run
 from strobe.perf.measure.timing import palindrome
 from strobe.perf.records import record
-from strobe.perf.records.record import CELLS, Surroundings, cpu_cores, cpu_name
+from strobe.perf.records.record import CELLS, Surroundings, cpu_cores
 from strobe.perf.records.store import RunWriter
 
 
@@ -195,22 +193,6 @@ def _ticks() -> tuple[int, int]:
     return sum(ticks), ticks[3] + ticks[4]
 
 
-def topology(device: str) -> str:
-    """Return cores and memory nodes; for GPUs the links that `nvidia-smi topo -m` prints."""
-    nodes = [
-        f"node {place.name[4:]}: cores {(place / 'cpulist').read_text(encoding='ascii').strip()}"
-        for place in sorted(Path("/sys/devices/system/node").glob("node[0-9]*"))
-    ]
-    text = "\n".join([f"{cpu_name()}, {cpu_cores()} cores usable", *nodes]) + "\n"
-    if device == "cuda":
-        try:
-            links = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=10, check=True).stdout
-        except (OSError, subprocess.SubprocessError) as error:
-            links = f"nvidia-smi topo -m: {error}\n"
-        text += re.sub(r"\x1b\[[0-9;]*m", "", links)  # it underlines its header, terminal or not
-    return text
-
-
 def run_cells(
     shapes: Sequence[RankedCall],
     how: TreeSettings,
@@ -250,7 +232,6 @@ def _measure(task: Task, timeout_s: float, place: Path, _: Callable[[str], None]
     argv = (sys.executable, "-m", "torch.distributed.run", *launch, "-m", "strobe.bench.tree.rank", ".")
     with RunWriter(place) as writer, end_line(writer), TemporaryDirectory(prefix="strobe-cell-") as name:
         (room := Path(name)).joinpath(TASK).write_bytes(msgspec.json.encode(task))
-        write_whole(place / TOPOLOGY, topology(task.shape.device))
         busy, done = busy_cores(0.25), None
         with suppress(subprocess.TimeoutExpired):
             done = run_swept(argv, room, {"OMP_NUM_THREADS": "1"}, timeout_s)

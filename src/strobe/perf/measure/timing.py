@@ -204,13 +204,11 @@ class TimingRecorder:
         fine: record the regions in `FINE` too. They change what they time; how much is the difference to a clip without them.
         inside: on a CPU, add up what the clip's own thread spends in every region of a frame block, `FINE` and `PIECES`
             included. A region takes one or two microseconds then; `region_ns` measures it.
-        waits: wait for the device before every region in `FINE` that is not recorded, several times in each layer, as code pays
-            that reads an index back from the device (`.item()`). On a CPU there is nothing to wait for.
     """
 
-    def __init__(self, device: str | torch.device, *, fine: bool = False, inside: bool = False, waits: bool = False) -> None:
+    def __init__(self, device: str | torch.device, *, fine: bool = False, inside: bool = False) -> None:
         self._device = resolve_device(device)
-        self._fine, self._waits = fine, waits
+        self._fine = fine
         self._inside = inside and self._device.type == "cpu"
         self._sums: dict[tuple[int, tuple[str, ...]], list[int]] = {}
         self._events: list[torch.cuda.Event] = []
@@ -223,11 +221,8 @@ class TimingRecorder:
 
     def region(self, name: str, index: int | None) -> AbstractContextManager[object]:
         """Return a context manager that measures the region."""
-        piece, fine = name in spans.PIECES, name in spans.FINE
-        alone = not piece and (not fine or self._fine)
+        alone = name not in spans.PIECES and (name not in spans.FINE or self._fine)
         if not alone and not self._inside:
-            if fine and self._waits:
-                self.synchronize()
             return _NULL
         clock: Clock = "cuda_event" if self._device.type == "cuda" and name != spans.E2E else "perf_counter"
         return TimedRegion(self, name, index, clock, alone)
