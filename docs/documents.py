@@ -86,7 +86,7 @@ class Generated(DocumentPart, frozen=True, kw_only=True):
 
 
 class Reported(RunDocument, frozen=True, kw_only=True):
-    """`strobe report`, `compare`, `demo`, `profile stream`, `attention` and `dit`, and `speedup RUN_DIR`: speedups of runs."""
+    """`strobe report`, `compare`, `demo`, `profile stream`, `attention` and `dit`: speedups of runs."""
 
     report: ReportPaths
     figures: A[

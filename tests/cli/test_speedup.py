@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import json
 import re
-import shutil
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -148,23 +147,6 @@ def test_the_gate(strobe: Strobe, guide: dict[str, Path]) -> None:
     assert result.code == 1
     reasons = result.document["not_met"]
     assert "stage is 1.251" in reasons[0] and "e2e was not measured" in reasons[1] and "without an interval" in reasons[2]
-
-
-def test_two_variants_of_a_run(strobe: Strobe, tmp_path: Path) -> None:
-    """Any two variants of an interleaved run, with the paired intervals of the report of our own runs."""
-    run = tmp_path / "run"
-    shutil.copytree(PRESETS, run)
-    result = strobe("speedup", run, "--baseline", "quality", "--candidate", "turbo", "--require", "e2e>=1.2", "--json")
-    assert result.code == 0, result.err
-    assert {(each["candidate"], each["reference"]) for each in result.document["speedups"]} == {("turbo", "quality")}
-    assert {Path(path).parent for path in result.document["report"].values()} == {run / "turbo-against-quality"}
-    e2e = next(each for each in result.document["speedups"] if each["level"] == "e2e")
-    assert e2e["low"] < e2e["ratio"] < e2e["high"]
-    page = (run / "turbo-against-quality" / "report.md").read_text()
-    assert "turbo against quality" in page and "| ultra" not in page and "| balanced" not in page
-    back = strobe("speedup", run, "--baseline", "turbo", "--candidate", "quality", "--json").document
-    inverse = next(each for each in back["speedups"] if each["level"] == "e2e")
-    assert inverse["ratio"] == pytest.approx(1 / e2e["ratio"], rel=1e-3), "medians of an even number of pairs"
 
 
 def test_files_in_order_are_the_sides(strobe: Strobe, guide: dict[str, Path], tmp_path: Path) -> None:
