@@ -18,9 +18,7 @@ from strobe.bench.case import ComparePlan
 from strobe.bench.cases import ablate
 from strobe.bench.cases.stream import StreamCase
 from strobe.cli.compare import ClipFlags, commands_of
-from strobe.cli.console import Output
 from strobe.cli.main import main
-from strobe.cli.model import tell_length
 from strobe.engine.load import shapes_defaults
 from strobe.perf.measure.stats import Verdict
 from strobe.perf.records.store import read_run, seal
@@ -94,19 +92,6 @@ def test_a_clip_without_switches(strobe: Strobe, tmp_path: Path, monkeypatch: py
     assert prompts == [3, 1]
 
 
-@pytest.mark.parametrize("verb", ["compare quality turbo", "profile stream balanced", "accept"])
-def test_a_length_is_said_once(strobe: Strobe, verb: str) -> None:
-    refused = strobe(*verb.split(), "--blocks", 4, "--seconds", 3)
-    assert refused.code == 2 and refused.err.count("\n") == 1
-    assert refused.err.startswith("error: Give --seconds or --blocks, not both. See strobe")
-
-
-def test_a_length_in_seconds_is_told_in_frame_blocks(capsys: pytest.CaptureFixture[str]) -> None:
-    tell_length(3.0, 5, Output())
-    tell_length(None, 14, Output())
-    assert capsys.readouterr().err.split() == ["--seconds", "3:", "5", "frame", "blocks"]
-
-
 def test_an_interruption_keeps_the_finished_clips(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(
         case: Any, *, root: Path, plan: ComparePlan, progress: Callable[[int, int, str], None], open_run: Any
@@ -133,14 +118,6 @@ def test_an_interruption_keeps_the_finished_clips(strobe: Strobe, tmp_path: Path
 @pytest.mark.parametrize(("blocks", "number"), [(5, 0), (8, 1), (14, 2)])
 def test_a_short_clip_leaves_default_switches_out(blocks: int, number: int) -> None:
     assert len(ClipFlags(blocks=blocks).script(shapes_defaults()).switches) == number
-
-
-@pytest.mark.parametrize("seconds", [1.0, 2.5, 3.0])
-def test_a_length_in_seconds_is_the_fewest_frame_blocks_that_last_so_long(seconds: float) -> None:
-    defaults = shapes_defaults()
-    length = ClipFlags(seconds=seconds).script(defaults).num_blocks
-    lasts = [defaults.stride.frames(0, count * defaults.frame_block) / defaults.fps for count in (length - 1, length)]
-    assert lasts[0] < seconds <= lasts[1]
 
 
 def test_what_cannot_run_here_makes_and_moves_nothing(strobe: Strobe, tmp_path: Path) -> None:

@@ -101,14 +101,6 @@ def test_fewer_recorded_frame_blocks_than_asked_for_are_told(
     assert some.err == "error: interrupted\n"
 
 
-def test_both_attentions_of_a_preset_are_compared(strobe: Strobe, tmp_path: Path) -> None:
-    quick = ("turbo", "--model", "tiny", "--no-compile", "--blocks", "3", "--rounds", "1", "--no-trace")
-    result = strobe("profile", "stream", *quick, "--attention", "both", "-o", tmp_path / "out", "--json")
-    assert result.code == 0, result.err
-    run = read_run(tmp_path / "out")
-    assert {variant.name: variant.sparsity for variant in run.variants} == {"turbo-eager": 0.0, "turbo-eager-sparse": 0.8}
-
-
 # ------------------------------------------------------------------------------------------------------------ attention
 
 
