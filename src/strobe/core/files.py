@@ -15,6 +15,8 @@ from typing import BinaryIO, Final
 from strobe.core.errors import ConfigError, DataError, StrobeError
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
+NO_PLACE: Final = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
+"""Why a file or a folder cannot be made at a place, whatever else the machine has."""
 
 
 def write_whole(path: Path, data: bytes | str) -> Path:
@@ -100,7 +102,8 @@ def not_written(path: Path, error: OSError, size_bytes: int = 0, then: str = "")
     """
     if error.errno not in _NO_ROOM:
         room = "free some space or " if error.errno == errno.EFBIG else ""
-        return StrobeError(f"cannot write {path}: {error.strerror or error}; {then}{room}name another place")
+        kind = ConfigError if error.errno in NO_PLACE else StrobeError
+        return kind(f"cannot write {path}: {error.strerror or error}; {then}{room}name another place")
     needs = f", it takes {size_bytes:,} bytes or more" if size_bytes else ""
     with suppress(OSError):
         needs += f", {shutil.disk_usage(path.parent).free:,} bytes are free there"
