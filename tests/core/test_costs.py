@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -37,7 +39,7 @@ from strobe.core.costs import (
     vae_decode,
 )
 from strobe.core.errors import ConfigError, ShapeError
-from strobe.core.shapes import LatentShape, VaeStride
+from strobe.core.shapes import LatentShape
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.layers import RoundedKeys
@@ -70,12 +72,9 @@ def test_other_sizes_and_models() -> None:
 
 def test_the_preset_is_the_models_own_configuration() -> None:
     config = WanConfig()
-    own = (config.num_layers, config.dim, config.ffn_dim, config.num_heads, config.text_len, config.latent_channels, config.patch)
-    shape = WAN_1_3B
-    assert own == (
-        shape.num_layers, shape.dim, shape.ffn_dim, shape.num_heads, shape.text_tokens, shape.latent_channels, shape.patch
-    )  # fmt: skip
-    assert shape.head_dim == config.head_dim
+    for name in ("num_layers", "dim", "ffn_dim", "num_heads", "head_dim", "latent_channels", "patch"):
+        assert getattr(WAN_1_3B, name) == getattr(config, name)
+    assert WAN_1_3B.text_tokens == config.text_len
 
 
 @pytest.mark.parametrize("commit", [False, True])
@@ -95,19 +94,7 @@ def test_a_pass_is_what_torch_counts_in_our_transformer(commit: bool) -> None:
 
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
         (dit.commit if commit else dit)(latents, modulation, text, rope, Own())
-    shape = TransformerShape(
-        name="small",
-        num_layers=3,
-        dim=24,
-        ffn_dim=40,
-        num_heads=2,
-        text_tokens=5,
-        latent_channels=3,
-        patch=config.patch,
-        stride=VaeStride(),
-        frame_block=3,
-        source="",
-    )
+    shape = replace(WAN_1_3B, num_layers=3, dim=24, ffn_dim=40, num_heads=2, text_tokens=5, latent_channels=3)
     one = PassShape(q_tokens=grid.num_tokens, kv_tokens=grid.num_tokens, batch=2, last_layer_kv_only=commit)
     counts = dict(counter.get_flop_counts()["Global"])
     counted = sum(count for operator, count in counts.items() if "attention" not in str(operator))
@@ -115,11 +102,6 @@ def test_a_pass_is_what_torch_counts_in_our_transformer(commit: bool) -> None:
     calls = {name: number for name, (number, _) in parts.items()}
     assert calls["attention_kernel"] == calls["cross_attention_kernel"] == 3 - commit and calls["kv_write"] == 3
     assert total({name: part for name, part in parts.items() if name not in ATTENTION}).flops == counted
-
-
-def test_a_frame_size_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(ShapeError, match="not a positive multiple of 8"):
-        WAN_1_3B.tokens_per_frame(481, 832)
 
 
 def test_a_sparse_pass_counts_pairs() -> None:
@@ -272,28 +254,21 @@ def test_bytes_of_an_element_are_torchs(dtype: str) -> None:
     assert element_bytes(dtype) == getattr(torch, dtype).itemsize
 
 
-def test_an_unknown_dtype_and_a_negative_size_are_refused() -> None:
+def test_what_has_no_cost_is_refused() -> None:
     with pytest.raises(ConfigError, match="unknown dtype 'bf61'; allowed: float64"):
         matmul(1, 1, 1, dtype="bf61")
     with pytest.raises(ShapeError, match="m: got -1"):
         matmul(-1, 1, 1, dtype="bf16")
+    with pytest.raises(ShapeError, match="not a positive multiple of 8"):
+        WAN_1_3B.tokens_per_frame(481, 832)
 
 
 @pytest.mark.parametrize(
     ("reported", "name"),
     [
         ("NVIDIA H100 80GB HBM3", "H100 SXM"),
-        ("NVIDIA H100 PCIe", "H100 PCIe"),
-        ("NVIDIA H200", "H200 SXM"),
-        ("NVIDIA A100-SXM4-40GB", "A100 40GB"),
         ("A100-SXM4-80GB", "A100 80GB SXM"),
-        ("NVIDIA A100 80GB PCIe", "A100 80GB PCIe"),
-        ("NVIDIA B200", "B200"),
-        ("NVIDIA L40S", "L40S"),
-        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
-        ("AMD Instinct MI300X", "MI300X"),
         ("AMD Instinct MI300X VF", "MI300X"),
-        ("H100 SXM", "H100 SXM"),
         ("", None),
         ("NVIDIA", None),
         ("NVIDIA H100", None),  # which of three?
