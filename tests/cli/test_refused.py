@@ -143,10 +143,7 @@ WRONG = [
     ("speedup {sides} --fact candidate:frames", "NAME=VALUE"),
     ("speedup {sides} --names '' sparse", "no attention timer 'sparse'"),
     ("speedup {sides} --calls-per-stage 0", "--calls-per-stage 0: a stage has 1 or more"),
-    (
-        "speedup {sides} --baseline-log {case}/fa.log",
-        "a log is given by a flag too; give both logs as files, the baseline's",
-    ),
+    ("speedup {sides} --baseline-log {case}/fa.log", "a log is given by a flag too; give both logs as files"),
     ("extract attention --candidate-log {case}/vsa.log --calls-per-stage 0", "--calls-per-stage 0: a stage has 1 or more"),
     ("speedup --baseline-log {case}/fa.log", "--baseline-log is of one: give --candidate-log too"),
     ("speedup --candidate-trace {trace}", "--candidate-trace is of one: give --baseline-trace too"),
@@ -217,19 +214,15 @@ WRONG = [
     ("accept --prompt 'a green star moving up fast on a forest background'", "the other prompt is the same as the first"),
     ("generate 'a red circle moving left' --start a.mp4 --follow b.mp4", "give --start or --follow, not both"),
     ("generate 'a red circle moving left' --strength 0.5", "--strength 0.5: it goes with --follow CLIP"),
-    (
-        "generate 'a red circle moving left' --follow no.mp4",
-        "cannot read the clip no.mp4: no such file; give a video",
-    ),
+    ("generate 'a red circle moving left' --follow no.mp4", "cannot read the clip no.mp4: no such file; give a video"),
+    ("generate 'a red circle moving left' --follow no.mp4 --strength 2", "--strength 2: give more than 0, up to 1"),
+    ("generate --replay none.json", "cannot read the recipe none.json"),
 ]
 MODELS = [
     ("--model wan-1.3b", "wan-1.3b comes without weights: give --weights"),
     ("--model wan-1.3b --weights . --random-weights", "not both"),
     ("--model wan-1.3b --random-weights --size 480", "--size 480: write height x width"),
-    (
-        "--model wan-1.3b --random-weights --size 481x832",
-        "must be a multiple of 16 and width of 16; the nearest is 480x832",
-    ),
+    ("--model wan-1.3b --random-weights --size 481x832", "of 16 and width of 16; the nearest is 480x832"),
     ("--model wan-1.3b --lora style.pt=much", "--lora style.pt=much: write the file, or the file and a strength"),
     ("--recipe longlive", "model 'shapes' has weights and a size of its own"),
     ("--model wan-1.3b --random-weights --recipe longlife", "did you mean 'longlive'?"),

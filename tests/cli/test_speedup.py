@@ -100,20 +100,6 @@ def test_without_leave_the_kernel_does_not_stand_for_a_section(strobe: Strobe, g
     assert shown.code == 0 and shown.out.count("unlike: elementwise:end -> gemm:start of the baseline against") >= 3
 
 
-def test_any_input_may_be_missing(strobe: Strobe, guide: dict[str, Path], tmp_path: Path) -> None:
-    logs = strobe("speedup", "--baseline-log", guide["fa_log"], "--candidate-log", guide["vsa_log"], "--unit", "s", "--json")
-    assert logs.code == 0, logs.err
-    levels = logs.document["levels"]
-    assert {name for name in LEVELS if levels[name]["ratio"] is not None} == {"attention", "stage"}
-    assert levels["kernel"]["missing"] == "baseline: no trace given; candidate: no trace given" and logs.document["ledgers"] == []
-    traces = strobe("speedup", "--baseline-trace", guide["fa_trace"], "--candidate-trace", guide["vsa_trace"], "--json").document
-    assert {name for name in LEVELS if traces["levels"][name]["ratio"] is not None} == {"kernel", "step"}
-    both = strobe(
-        "speedup", "--baseline-log", guide["fa_log"], "--candidate-log", guide["vsa_log"], "--unit", "s", "-o", tmp_path
-    )
-    assert both.code == 0 and "No ledger: no trace of the baseline and the candidate" in (tmp_path / "report.md").read_text()
-
-
 def write_host_trace(path: Path, steps_us: tuple[int, ...]) -> Path:
     """A trace of a CPU: steps, one after the other, with an operator in each."""
     events, at = [], 1_000
@@ -455,8 +441,11 @@ def test_without_an_account_one_line_says_so(strobe: Strobe, tmp_path: Path) -> 
     said = "No account of the time: no trace of the baseline and the candidate."
     (line,) = (line for line in strobe(*logs).out.splitlines() if "No account of the time" in line)
     assert line == f"The attention call is 1.36x faster, the stage 1.25x. {said}"
-    answer = strobe(*logs, "--json").document["answer"]
+    document = strobe(*logs, "--json").document
+    answer, levels = document["answer"], document["levels"]
     assert (answer["missing"], answer["parts"], answer["unit"]) == ("no trace of the baseline and the candidate", [], "")
+    assert {name for name in LEVELS if levels[name]["ratio"] is not None} == {"attention", "stage"}
+    assert levels["kernel"]["missing"] == "baseline: no trace given; candidate: no trace given" and document["ledgers"] == []
 
 
 @pytest.mark.parametrize(
