@@ -18,8 +18,7 @@ from strobe.cli.app import HELP, app, command_line
 from strobe.cli.console import styled, terminal
 from strobe.cli.defaults import fill_in
 from strobe.cli.ranks import says
-from strobe.core.errors import ConfigError, DataError, SessionError, ShapeError, StrobeError, Terminated
-from strobe.core.files import NO_PLACE
+from strobe.core.errors import NO_PLACE, ConfigError, DataError, SessionError, ShapeError, StrobeError, Terminated
 from strobe.core.printable import clean, clean_lines
 
 OK: Final = 0

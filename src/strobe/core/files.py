@@ -12,11 +12,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Final
 
-from strobe.core.errors import ConfigError, DataError, StrobeError
+from strobe.core.errors import NO_PLACE, ConfigError, DataError, StrobeError
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
-NO_PLACE: Final = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
-"""Why a file or a folder cannot be made at a place, whatever else the machine has."""
 
 
 def write_whole(path: Path, data: bytes | str) -> Path:
