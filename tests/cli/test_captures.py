@@ -45,9 +45,7 @@ BLOCKS = [
 @pytest.mark.parametrize(
     ("page", "block"),
     [
-        pytest.param(
-            page, block, id=f"{page}-{i}", marks=pytest.mark.rest if "engine-h200/compare" in block else ()
-        )  # it is large
+        pytest.param(page, block, id=f"{page}-{i}", marks=pytest.mark.rest if "engine-h200/compare" in block else ())  # large
         for i, (page, block) in enumerate(BLOCKS)
     ],
 )

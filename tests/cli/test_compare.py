@@ -224,18 +224,6 @@ def test_an_interruption_names_what_is_kept_and_what_goes_on(
     assert nothing.err == "error: interrupted\n"
 
 
-@pytest.mark.parametrize("folder", ["batch", "eight-low"])
-def test_published_settings_are_reported_by_their_folder(
-    strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    place = shutil.copytree(ROOT / "benchmarks/engine-h200" / folder, tmp_path / folder)
-    published = gzip.decompress((place / "report.md.gz").read_bytes())
-    reported = strobe("report", place)
-    assert reported.code == 0 and 10 < reported.out.count("\n") <= 40
-    assert (place / "report.md").read_bytes() == published
-
-
 @pytest.mark.parametrize("folder", ["engine-h200/compare", "presets-h200"])
 def test_many_candidates_are_answered_on_a_screen(
     strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str

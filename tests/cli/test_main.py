@@ -150,11 +150,6 @@ def test_a_rank_that_follows_says_nothing(monkeypatch: pytest.MonkeyPatch, capsy
     assert said_by_rank_0(Output(json=True)) == Output(quiet=True)
 
 
-def test_a_process_alone_shares_no_heads(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", "a red circle", "--ulysses", "2"]) == USAGE
-    assert "--ulysses 2: this process runs alone and shares nothing; start it by torchrun" in capsys.readouterr().err
-
-
 COMPARE = ("compare", "quality", "turbo", "--device", "cpu", "--blocks", "5", "--no-switch", "--rounds", "50")
 
 

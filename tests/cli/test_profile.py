@@ -82,12 +82,6 @@ def test_a_folder_in_use_is_kept(strobe: Strobe, tmp_path: Path, monkeypatch: py
     assert [(trace.first_block, trace.num_blocks, trace.regions) for trace in run.traces] == [(2, 1, ("commit",))]
 
 
-def test_compile_where_nothing_is_compiled(strobe: Strobe, tmp_path: Path) -> None:
-    result = strobe("profile", "stream", *STREAM, "--compile", "-o", tmp_path / "out")
-    assert result.code == 3 and "knob 'compile' cannot run: on cpu it is used on CUDA only" in result.err
-    assert not list(tmp_path.iterdir())
-
-
 def test_fewer_recorded_frame_blocks_than_asked_for_are_told(
     strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -206,6 +206,8 @@ WRONG = [
     ("extract kernels --focal flash", "name at least one trace"),
     ("extract kernels {logs}", "--focal"),
     ("trace", "name at least one trace"),
+    ("trace .", "."),
+    ("trace mine.txt", "mine.txt"),
     ("trace {trace} --top 0", "--top 0: give 1 or more"),
     ("trace {trace} --window 5..", "the time '5' of the window needs a unit"),
     ("trace {trace} --format md --format html", "one can be printed; name a folder with -o to write several"),
@@ -216,6 +218,7 @@ WRONG = [
     ("generate 'a red circle moving left' --strength 0.5", "--strength 0.5: it goes with --follow CLIP"),
     ("generate 'a red circle moving left' --follow no.mp4", "cannot read the clip no.mp4: no such file; give a video"),
     ("generate 'a red circle moving left' --follow no.mp4 --strength 2", "--strength 2: give more than 0, up to 1"),
+    ("generate 'a red circle moving left' --ulysses 2", "--ulysses 2: this process runs alone and shares nothing; start it by"),
     ("generate --replay none.json", "cannot read the recipe none.json"),
 ]
 MODELS = [
@@ -238,6 +241,7 @@ LACKING = [
     ("compare baseline quality --model wan-1.3b --weights nowhere", "no file or folder 'nowhere'"),
     ("compare baseline quality --model .", "holds no shapes.safetensors"),
     ("accept --preset ultra --device cpu", "no FP8 matrix units"),
+    ("profile stream turbo --compile --device cpu -o .", "knob 'compile' cannot run: on cpu it is used on CUDA only"),
     ("serve --model wan-1.3b --weights nothere.pt", "--weights nothere.pt: there is no file or folder of that name"),
     ("serve --model wan-1.3b --random-weights --lora a.safetensors=0.5", "--lora a.safetensors: there is no file"),
     ("generate 'a red circle moving left' --decode-device cuda:99 --device cpu", "CUDA device"),

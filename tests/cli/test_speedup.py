@@ -523,18 +523,14 @@ def run_with_longer_blocks(folder: Path) -> Path:
 
 def test_variants_of_a_run_that_differ_in_work_have_no_speedup(strobe: Strobe, tmp_path: Path) -> None:
     run = run_with_longer_blocks(tmp_path / "run")
-    result = strobe(
-        "report", run, "--out", tmp_path / "page", "--require", "turbo:e2e>=0.1", "--require", "turbo:psnr>1", "--json"
-    )
+    asked = ("report", run, "--out", tmp_path / "page", "--require", "turbo:e2e>=0.1", "--json")
+    result = strobe(*asked)
     assert result.code == 1
     found = result.document
     assert found["comparable"] == {"balanced": True, "quality": True, "turbo": False, "ultra": True}
     assert {each["candidate"] for each in found["speedups"]} == {"balanced", "quality", "ultra"}
     assert all("not comparable (sequence length" in line and "--allow-different tokens" in line for line in found["not_met"])
-    assert len(found["not_met"]) == 2
-    meant = strobe(
-        "report", run, "--out", tmp_path / "page", "--allow-different", "tokens", "--require", "turbo:e2e>=0.1", "--json"
-    )
+    meant = strobe(*asked, "--allow-different", "tokens")
     assert meant.code == 0 and all(meant.document["comparable"].values())
 
 

@@ -136,7 +136,7 @@ def stream(
             if reason := idle_knobs(config, model.defaults, where).get("compile"):
                 raise ImplUnavailableError("compile", f"on {where} it is {reason}", ["without --compile"], what="knob")
         case = StreamCase(configs, script=script, model=model, device=what.device, absent=absent)
-        plan = _plan(what.blocks, what.rounds, traced, attributed, breakdown=breakdown, alone=len(configs) == 1)
+        plan = _plan(what, traced, attributed, breakdown=breakdown, alone=len(configs) == 1)
         recorded = len(traced_window(case.workload, plan))
     tell_case(case, output)
     if recorded < plan.traced_blocks:
@@ -167,9 +167,7 @@ def _configs(what: StreamFlags, names: Sequence[str]) -> list[EngineConfig]:
     return found
 
 
-def _plan(
-    blocks: int, rounds: int, traced: TraceFlags, attributed: AttributionFlags, *, breakdown: bool, alone: bool
-) -> ComparePlan:
+def _plan(what: StreamFlags, traced: TraceFlags, attributed: AttributionFlags, *, breakdown: bool, alone: bool) -> ComparePlan:
     from strobe.bench.case import ComparePlan
     from strobe.core.spans import PIECES, TRACEABLE
     from strobe.perf.measure.profile import Capture
@@ -179,14 +177,14 @@ def _plan(
         regions = (*regions, *PIECES) if regions else TRACEABLE
     options = {name: getattr(attributed, name) for name in ("with_stack", "profile_memory", "record_shapes")}
     return ComparePlan(
-        palindromes=rounds,
+        palindromes=what.rounds,
         **traced.amounts(),
         whole_clip=False,
         capture=Capture(warmup=traced.warmup, regions=regions),
         attribution=Capture(regions=regions, **options) if any(options.values()) else None,
         review=False,
         alone=alone,
-        memory=blocks >= _LONG,
+        memory=what.blocks >= _LONG,
     )
 
 
