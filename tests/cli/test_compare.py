@@ -78,20 +78,6 @@ def test_a_truncated_run_is_read_and_told(strobe: Strobe, run: Path) -> None:
     assert "cut short" in result.err and "left out: 1" in result.err
 
 
-def test_a_clip_without_switches(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    prompts: list[int] = []
-
-    def stop(case: Any, **_: object) -> None:
-        prompts.append(len(case.workload.prompts))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(runner, "run_case", stop)
-    for flags in ((), ("--no-switch",)):
-        result = strobe("compare", "quality", "turbo", "--device", "cpu", "--out", tmp_path, *flags)
-        assert (result.code, result.err) == (130, "error: interrupted\n")  # nothing was begun, so nothing is kept
-    assert prompts == [3, 1]
-
-
 def test_an_interruption_keeps_the_finished_clips(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(
         case: Any, *, root: Path, plan: ComparePlan, progress: Callable[[int, int, str], None], open_run: Any

@@ -70,13 +70,6 @@ def test_a_clip_that_begins_with_a_picture(strobe: Strobe, tmp_path: Path) -> No
     assert first[8:-8, 8:-8].astype(int).mean((0, 1)) == pytest.approx([250, 20, 20], abs=40)
 
 
-def test_a_file_that_is_no_picture(strobe: Strobe, tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("no picture")
-    result = strobe("generate", PROMPT, "--image", tmp_path / "notes.txt", "--device", "cpu", "-o", tmp_path / "c.mp4")
-    assert result.code == 2 and "cannot read the picture" in result.err and result.err.count("\n") == 1
-    assert [entry.name for entry in tmp_path.iterdir()] == ["notes.txt"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [

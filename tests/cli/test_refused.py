@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from source import ROOT
+from source import H200, ROOT
 from strobe.cli.main import MISSING, USAGE
 from terminal import Strobe
 
@@ -16,7 +16,7 @@ LOGS = ROOT / "tests" / "data" / "logs"
 PLACES = {
     "case": CASE, "trace": CASE / "vsa.pt.trace.json.gz", "log": LOGS / "mislabelled_seconds.log", "logs": LOGS,
     "sides": " ".join(f"{CASE}/{name}.{kind}" for name in ("fa", "vsa") for kind in ("log", "pt.trace.json.gz")),
-    "run": ROOT / "benchmarks" / "presets-h200",
+    "run": ROOT / "benchmarks" / "presets-h200", "pair": H200 / "pair",
 }  # fmt: skip
 """What the lines have in braces."""
 WRONG = [
@@ -61,6 +61,7 @@ WRONG = [
     ("compare --vary window=6 --device cpu", "settings of one preset; 0 are named"),
     ("compare balanced --vary window=6 --require 'e2e>=1' --device cpu", "--require"),
     ("report . --log --require 'e2e>=1'", "without --log"),
+    ("report {pair} {run} -o page", "report it without other runs"),
     ("report absent --log", "nothing was measured at absent"),
     ("profile stream --blocks 4 --device cpu --top 0 -o .", "--top"),
     ("profile stream --blocks 4 --device cpu --wait -1 -o .", "0 or more"),
@@ -205,6 +206,7 @@ WRONG = [
     ("extract attention --baseline-log {log} --baseline-trace {logs}", "proves nothing alone"),
     ("extract kernels --focal flash", "name at least one trace"),
     ("extract kernels {logs}", "--focal"),
+    ("extract kernels {trace} --focal nothing -o kernels.md", "has a name with 'nothing'"),
     ("trace", "name at least one trace"),
     ("trace .", "."),
     ("trace mine.txt", "mine.txt"),
@@ -218,6 +220,7 @@ WRONG = [
     ("generate 'a red circle moving left' --strength 0.5", "--strength 0.5: it goes with --follow CLIP"),
     ("generate 'a red circle moving left' --follow no.mp4", "cannot read the clip no.mp4: no such file; give a video"),
     ("generate 'a red circle moving left' --follow no.mp4 --strength 2", "--strength 2: give more than 0, up to 1"),
+    ("generate 'a red circle moving left' --image mine.txt --device cpu", "cannot read the picture"),
     ("generate 'a red circle moving left' --ulysses 2", "--ulysses 2: this process runs alone and shares nothing; start it by"),
     ("generate --replay none.json", "cannot read the recipe none.json"),
 ]
