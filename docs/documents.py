@@ -86,7 +86,7 @@ class Generated(DocumentPart, frozen=True, kw_only=True):
 
 
 class Reported(RunDocument, frozen=True, kw_only=True):
-    """`strobe report`, `compare`, `demo`, `profile stream`, `attention` and `dit`, and `speedup RUN_DIR`: speedups of runs."""
+    """`strobe report`, `compare`, `demo`, `profile stream`, `attention` and `dit`: speedups of runs."""
 
     report: ReportPaths
     figures: A[
@@ -142,14 +142,13 @@ class Presets(Printed, frozen=True, kw_only=True):
     settings: A[dict[str, dict[str, str]], col("value by setting and preset")]
     off_here: A[dict[str, dict[str, str]], col("by preset and optimisation: why it is off on this device")]
     lacking: A[dict[str, str], col("by preset that cannot run on this device: the reason")]
-    elsewhere: A[dict[str, str], col("by setting that another page explains: that page")]
 
 
 class DoctorOutput(Printed, frozen=True, kw_only=True):
     """`strobe doctor`: the state of this machine. Without torch the document holds only the checks."""
 
     checks: A[Rows, col("checks: `name`, `ok`, `detail`, and `fix` if it is not ok")]
-    defaults: A[dict[str, Any], col("`file` of defaults of flags, null if there is none; `tables`: flags that each table sets")]
+    defaults: A[str | None, col("file of defaults of flags, null if there is none")]
     gate: A[
         dict[str, Any] | UnsetType,
         col(
@@ -271,7 +270,7 @@ DOCUMENTS: Final[dict[str, tuple[type[DocumentPart], ...]]] = {
     "compare": (Reported, Varied),
     "report": (Reported, Varied),
     "trace": (TraceOutput,),
-    "speedup": (SpeedupOutput, Reported),
+    "speedup": (SpeedupOutput,),
     "doctor": (DoctorOutput,),
     "bench attention": (Benched,),
     "bench tree": (Benched,),

@@ -106,7 +106,7 @@ def commands() -> str:
 
 def _verbs(parent: App, words: tuple[str, ...]) -> Iterator[tuple[str, App]]:
     """Every verb that runs, by its words."""
-    inside = [name for name in parent if name.isidentifier() or name.startswith("--install")]
+    inside = [name for name in parent if name.isidentifier()]
     if not inside:
         yield " ".join(words), parent
     for name in inside:

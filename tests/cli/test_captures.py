@@ -21,11 +21,6 @@ def test_a_graph_is_declared_or_not_comparable(strobe: Strobe) -> None:
     assert (found["comparable"], found["not_comparable_because"]) == (False, ["CUDA or HIP graphs: none seen against yes"])
 
 
-def test_attention_calls_are_reported_alone(strobe: Strobe, tmp_path: Path) -> None:
-    result = strobe("report", PAIR, ROOT / "benchmarks" / "presets-h200", "--out", tmp_path)
-    assert result.code == 2 and "report it without other runs" in result.err and not list(tmp_path.iterdir())
-
-
 def test_a_page_without_its_traces_says_so(strobe: Strobe, tmp_path: Path) -> None:
     folder = shutil.copytree(PAIR, tmp_path / "pair")
     (folder / "traces" / "sdpa.json.gz").unlink()
@@ -45,9 +40,7 @@ BLOCKS = [
 @pytest.mark.parametrize(
     ("page", "block"),
     [
-        pytest.param(
-            page, block, id=f"{page}-{i}", marks=pytest.mark.rest if "engine-h200/compare" in block else ()
-        )  # it is large
+        pytest.param(page, block, id=f"{page}-{i}", marks=pytest.mark.rest if "engine-h200/compare" in block else ())  # large
         for i, (page, block) in enumerate(BLOCKS)
     ],
 )

@@ -17,10 +17,8 @@ from strobe.bench import runner
 from strobe.bench.case import ComparePlan
 from strobe.bench.cases import ablate
 from strobe.bench.cases.stream import StreamCase
-from strobe.cli.compare import ClipFlags, commands_of
-from strobe.cli.console import Output
+from strobe.cli.compare import ClipFlags
 from strobe.cli.main import main
-from strobe.cli.model import tell_length
 from strobe.engine.load import shapes_defaults
 from strobe.perf.measure.stats import Verdict
 from strobe.perf.records.store import read_run, seal
@@ -80,33 +78,6 @@ def test_a_truncated_run_is_read_and_told(strobe: Strobe, run: Path) -> None:
     assert "cut short" in result.err and "left out: 1" in result.err
 
 
-def test_a_clip_without_switches(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    prompts: list[int] = []
-
-    def stop(case: Any, **_: object) -> None:
-        prompts.append(len(case.workload.prompts))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(runner, "run_case", stop)
-    for flags in ((), ("--no-switch",)):
-        result = strobe("compare", "quality", "turbo", "--device", "cpu", "--out", tmp_path, *flags)
-        assert (result.code, result.err) == (130, "error: interrupted\n")  # nothing was begun, so nothing is kept
-    assert prompts == [3, 1]
-
-
-@pytest.mark.parametrize("verb", ["compare quality turbo", "profile stream balanced", "accept"])
-def test_a_length_is_said_once(strobe: Strobe, verb: str) -> None:
-    refused = strobe(*verb.split(), "--blocks", 4, "--seconds", 3)
-    assert refused.code == 2 and refused.err.count("\n") == 1
-    assert refused.err.startswith("error: Give --seconds or --blocks, not both. See strobe")
-
-
-def test_a_length_in_seconds_is_told_in_frame_blocks(capsys: pytest.CaptureFixture[str]) -> None:
-    tell_length(3.0, 5, Output())
-    tell_length(None, 14, Output())
-    assert capsys.readouterr().err.split() == ["--seconds", "3:", "5", "frame", "blocks"]
-
-
 def test_an_interruption_keeps_the_finished_clips(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(
         case: Any, *, root: Path, plan: ComparePlan, progress: Callable[[int, int, str], None], open_run: Any
@@ -135,25 +106,20 @@ def test_a_short_clip_leaves_default_switches_out(blocks: int, number: int) -> N
     assert len(ClipFlags(blocks=blocks).script(shapes_defaults()).switches) == number
 
 
-@pytest.mark.parametrize("seconds", [1.0, 2.5, 3.0])
-def test_a_length_in_seconds_is_the_fewest_frame_blocks_that_last_so_long(seconds: float) -> None:
-    defaults = shapes_defaults()
-    length = ClipFlags(seconds=seconds).script(defaults).num_blocks
-    lasts = [defaults.stride.frames(0, count * defaults.frame_block) / defaults.fps for count in (length - 1, length)]
-    assert lasts[0] < seconds <= lasts[1]
-
-
-def test_what_cannot_run_here_makes_and_moves_nothing(strobe: Strobe, tmp_path: Path) -> None:
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    (mine / "my.txt").touch()
-    for arguments in (
-        ("compare", "baseline", "ultra", "--out", tmp_path),
-        ("profile", "stream", "ultra", "-o", mine),
-    ):
-        result = strobe(*arguments, "--device", "cpu")
-        assert result.code == 3 and "no FP8 matrix units" in result.err
-        assert sorted(tmp_path.rglob("*")) == [mine, mine / "my.txt"]
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("compare baseline ultra --out", "no FP8 matrix units"),
+        ("profile stream ultra -o", "no FP8 matrix units"),
+        ("compare balanced --vary preset=turbo,ultra --out", "error: preset 'ultra' cannot run: "),
+        ("compare balanced --vary linear_format=fp8 --out", "error: preset 'linear_format-fp8' cannot run: "),
+    ],
+)
+def test_what_cannot_run_here_makes_and_moves_nothing(strobe: Strobe, tmp_path: Path, line: str, said: str) -> None:
+    (tmp_path / "my.txt").touch()
+    result = strobe(*line.split(), tmp_path, "--device", "cpu")
+    assert result.code == 3 and said in result.err and "--simulate" in result.err
+    assert [path.name for path in tmp_path.iterdir()] == ["my.txt"]
 
 
 FAST = (*CLIP, "--rounds", "1")
@@ -244,26 +210,6 @@ def test_an_interruption_names_what_is_kept_and_what_goes_on(
     assert nothing.err == "error: interrupted\n"
 
 
-@pytest.mark.parametrize(("factor", "named"), [("preset=turbo,ultra", "ultra"), ("linear_format=fp8", "linear_format-fp8")])
-def test_what_cannot_run_here_is_told_before_anything_runs(strobe: Strobe, tmp_path: Path, factor: str, named: str) -> None:
-    result = strobe("compare", "balanced", "--vary", factor, "--device", "cpu", "--out", tmp_path / "out")
-    assert result.code == 3 and result.err.startswith(f"error: preset '{named}' cannot run: ")
-    assert "preset 'turbo'" in result.err and "--simulate" in result.err
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("folder", ["batch", "eight-low"])
-def test_published_settings_are_reported_by_their_folder(
-    strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    place = shutil.copytree(ROOT / "benchmarks/engine-h200" / folder, tmp_path / folder)
-    published = gzip.decompress((place / "report.md.gz").read_bytes())
-    reported = strobe("report", place)
-    assert reported.code == 0 and 10 < reported.out.count("\n") <= 40
-    assert (place / "report.md").read_bytes() == published
-
-
 @pytest.mark.parametrize("folder", ["engine-h200/compare", "presets-h200"])
 def test_many_candidates_are_answered_on_a_screen(
     strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
@@ -303,20 +249,6 @@ def test_a_damaged_line_is_named_wherever_figures_are(strobe: Strobe, damaged: t
         assert TITLE in (folder / page).read_text() and "clip 2 of balanced is left out" in (folder / page).read_text()
     sound = strobe("report", ROOT / "benchmarks/engine-h200/320x576", "--out", folder.parent / "sound", "--json").document
     assert sound["damaged"] == {} and sound["figures"] != document["figures"]
-
-
-@pytest.mark.parametrize(
-    ("words", "commands"),
-    [
-        (("a b", "--", "c"), (("a b",), ("c",))),
-        (("a", "b", "--", "c", "-x"), (("a", "b"), ("c", "-x"))),
-        (("a", "--"), (("a",), ("",))),
-        (("--", "b"), (("",), ("b",))),
-        (("a", "--", "--", "b"), (("a",), ("",), ("b",))),
-    ],
-)
-def test_each_command_stands_behind_a_mark_of_its_own(words: tuple[str, ...], commands: object) -> None:
-    assert commands_of(words) == commands
 
 
 @pytest.fixture

@@ -110,10 +110,3 @@ def test_what_is_no_trace_is_skipped_in_a_folder_and_an_error_by_name(strobe: St
     assert result.code == 0 and "_attn_fwd_sparse" in result.out and f"skipped {other}" in result.err
     result = strobe("extract", "kernels", tmp_path, other, "--focal", "_attn_fwd")
     assert result.code == 2 and str(other) in result.err
-
-
-def test_kernels_that_no_trace_has_are_an_error_and_write_nothing(strobe: Strobe, trace: Path, tmp_path: Path) -> None:
-    out = tmp_path / "kernels.md"
-    result = strobe("extract", "kernels", trace, "--focal", "flash", "-o", out)
-    assert result.code == USAGE and "has a name with 'flash'" in result.err and result.err.count("\n") == 1, result.err
-    assert not out.exists()

@@ -70,24 +70,13 @@ def test_a_clip_that_begins_with_a_picture(strobe: Strobe, tmp_path: Path) -> No
     assert first[8:-8, 8:-8].astype(int).mean((0, 1)) == pytest.approx([250, 20, 20], abs=40)
 
 
-def test_a_file_that_is_no_picture(strobe: Strobe, tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("no picture")
-    result = strobe("generate", PROMPT, "--image", tmp_path / "notes.txt", "--device", "cpu", "-o", tmp_path / "c.mp4")
-    assert result.code == 2 and "cannot read the picture" in result.err and result.err.count("\n") == 1
-    assert [entry.name for entry in tmp_path.iterdir()] == ["notes.txt"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
         (["--preset", "ultra"], 3, "preset 'ultra' cannot run"),
         (["--switch", "4x:foo"], 2, "cannot read the prompt switch"),
         (["--switch", "4s:a (red:1.4) circle moving left"], 2, "weighs some of its words"),
-        (["--negative-prompt", "blurry"], 2, "Unknown option: --negative-prompt. The models here are distilled without guidance"),
-        (["--guidance-scale=5"], 2, "Unknown option: --guidance-scale. The models here are distilled without guidance"),
         (["--image", "none.png"], 2, "cannot read the picture"),
-        (["--preset", "ultr"], 2, "did you mean 'ultra'"),
-        (["--blocks", "0"], 2, "give 1 or more"),
         (["-o", "clip.avi"], 2, "unknown suffix"),
     ],
 )
@@ -97,11 +86,6 @@ def test_what_needs_no_model_is_told_before_one_is_loaded(
     monkeypatch.setattr("strobe.engine.load.load", lambda *_: pytest.fail("a model was loaded"))
     result = strobe("generate", PROMPT, *arguments, "--device", "cpu")
     assert result.code == code and words in result.err and result.err.count("\n") == 1
-
-
-def test_a_file_that_cannot_be_opened_is_no_success(strobe: Strobe) -> None:
-    result = strobe("generate", PROMPT, "--blocks", 1, "--device", "cpu", "--json", "-o", "/proc/clip.mp4")
-    assert result.code == 3 and result.out == "" and "cannot write /proc/clip.mp4" in result.err
 
 
 def test_an_interrupted_clip_is_closed_and_told(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,20 +164,8 @@ def test_a_clip_is_begun_with_and_followed(strobe: Strobe, clip: Path, tmp_path:
     _, remade = made(strobe, tmp_path / "c.mkv", "--follow", clip, "--strength", 1, prompt=square)
     near, far = ((each[:21] - given).abs().mean().item() for each in (followed, remade))
     assert 1 < near < far / 2  # the square stands where the clip's circle stood
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--follow", "CLIP", "--strength", "2"], "--strength 2: give more than 0, up to 1"),
-        (["--follow", "CLIP", "--strength", "0.1"], "strength 0.1 leaves no denoise step"),
-    ],
-)
-def test_a_wrong_input_is_one_line_and_no_clip(strobe: Strobe, clip: Path, tmp_path: Path, flags: list[str], said: str) -> None:
-    out = tmp_path / "out.mp4"
-    result = strobe("generate", STAR, "--device", "cpu", "-o", out, *(str(clip) if each == "CLIP" else each for each in flags))
-    assert result.code == 2 and said in result.err and len(result.err.strip().splitlines()) == 1, result.err
-    assert not out.exists()
+    wrong = strobe("generate", STAR, "--device", "cpu", "-o", tmp_path / "d.mp4", "--follow", clip, "--strength", 0.1)
+    assert wrong.code == 2 and "strength 0.1 leaves no denoise step" in wrong.err and not (tmp_path / "d.mp4").exists()
 
 
 @pytest.fixture(scope="module")
@@ -258,7 +230,4 @@ def test_what_is_no_recipe_of_this_model_is_one_line(
 
 
 def test_a_recipe_stands_alone(strobe: Strobe, tmp_path: Path, recipe: dict[str, Any]) -> None:
-    path = saved(tmp_path, recipe)
-    assert "leave them out" in strobe("generate", "a red circle moving left", "--replay", path).err
-    assert "--replay FILE" in strobe("generate").err
-    assert "cannot read" in strobe("generate", "--replay", str(tmp_path / "none.json")).err
+    assert "leave them out" in strobe("generate", "a red circle moving left", "--replay", saved(tmp_path, recipe)).err

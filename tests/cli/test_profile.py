@@ -82,12 +82,6 @@ def test_a_folder_in_use_is_kept(strobe: Strobe, tmp_path: Path, monkeypatch: py
     assert [(trace.first_block, trace.num_blocks, trace.regions) for trace in run.traces] == [(2, 1, ("commit",))]
 
 
-def test_compile_where_nothing_is_compiled(strobe: Strobe, tmp_path: Path) -> None:
-    result = strobe("profile", "stream", *STREAM, "--compile", "-o", tmp_path / "out")
-    assert result.code == 3 and "knob 'compile' cannot run: on cpu it is used on CUDA only" in result.err
-    assert not list(tmp_path.iterdir())
-
-
 def test_fewer_recorded_frame_blocks_than_asked_for_are_told(
     strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,14 +93,6 @@ def test_fewer_recorded_frame_blocks_than_asked_for_are_told(
     few, some = (strobe("profile", "stream", *clip, "--active", count) for count in (50, 2))
     assert "--active 50: the clip has 2 frame blocks to record" in few.err
     assert some.err == "error: interrupted\n"
-
-
-def test_both_attentions_of_a_preset_are_compared(strobe: Strobe, tmp_path: Path) -> None:
-    quick = ("turbo", "--model", "tiny", "--no-compile", "--blocks", "3", "--rounds", "1", "--no-trace")
-    result = strobe("profile", "stream", *quick, "--attention", "both", "-o", tmp_path / "out", "--json")
-    assert result.code == 0, result.err
-    run = read_run(tmp_path / "out")
-    assert {variant.name: variant.sparsity for variant in run.variants} == {"turbo-eager": 0.0, "turbo-eager-sparse": 0.8}
 
 
 # ------------------------------------------------------------------------------------------------------------ attention

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from source import ROOT
+from source import H200, ROOT
 from strobe.cli.main import MISSING, USAGE
 from terminal import Strobe
 
@@ -16,7 +16,7 @@ LOGS = ROOT / "tests" / "data" / "logs"
 PLACES = {
     "case": CASE, "trace": CASE / "vsa.pt.trace.json.gz", "log": LOGS / "mislabelled_seconds.log", "logs": LOGS,
     "sides": " ".join(f"{CASE}/{name}.{kind}" for name in ("fa", "vsa") for kind in ("log", "pt.trace.json.gz")),
-    "run": ROOT / "benchmarks" / "presets-h200",
+    "run": ROOT / "benchmarks" / "presets-h200", "pair": H200 / "pair",
 }  # fmt: skip
 """What the lines have in braces."""
 WRONG = [
@@ -40,7 +40,6 @@ WRONG = [
     ("compare quality turbo --require 'quality:e2e>1'", "unknown candidate in --require 'quality'"),
     ("compare quality turbo --rounds 0", "--rounds 0: give 1 or more"),
     ("compare quality turbo --blocks 0", "--blocks 0: give 1 or more"),
-    ("compare quality turbo --seconds 0", "--seconds 0: give more than 0, and an end"),
     ("compare quality turbo --require fast", "--require"),
     ("compare 'sleep 0.01' 'sleep 0.02'", "begins with a program and is no preset; write strobe compare -- 'COMMAND'"),
     ("compare sleep 0.01 -- sleep 0.02", "begins with a program and is no preset; write strobe compare -- 'COMMAND'"),
@@ -61,8 +60,8 @@ WRONG = [
     ("compare --vary window=6 --device cpu", "settings of one preset; 0 are named"),
     ("compare balanced --vary window=6 --require 'e2e>=1' --device cpu", "--require"),
     ("report . --log --require 'e2e>=1'", "without --log"),
+    ("report {pair} {run} -o page", "report it without other runs"),
     ("report absent --log", "nothing was measured at absent"),
-    ("profile stream --blocks 4 --device cpu --attention dence -o .", "did you mean 'dense'"),
     ("profile stream --blocks 4 --device cpu --top 0 -o .", "--top"),
     ("profile stream --blocks 4 --device cpu --wait -1 -o .", "0 or more"),
     ("profile stream --blocks 4 --device cpu --active 0 -o .", "--active 0: give 1 or more"),
@@ -142,28 +141,18 @@ WRONG = [
     ("speedup {sides} --between 9s", "write SHORTEST..LONGEST"),
     ("speedup {sides} --section a b c", "one for both sides, or two"),
     ("speedup {sides} --fact candidate:frames", "NAME=VALUE"),
-    ("speedup {sides} --baseline quality", "RUN_DIR"),
     ("speedup {sides} --names '' sparse", "no attention timer 'sparse'"),
     ("speedup {sides} --calls-per-stage 0", "--calls-per-stage 0: a stage has 1 or more"),
-    (
-        "speedup {sides} --baseline-log {case}/fa.log",
-        "a log is given by a flag too; give both logs as files, the baseline's",
-    ),
+    ("speedup {sides} --baseline-log {case}/fa.log", "a log is given by a flag too; give both logs as files"),
     ("extract attention --candidate-log {case}/vsa.log --calls-per-stage 0", "--calls-per-stage 0: a stage has 1 or more"),
     ("speedup --baseline-log {case}/fa.log", "--baseline-log is of one: give --candidate-log too"),
     ("speedup --candidate-trace {trace}", "--candidate-trace is of one: give --baseline-trace too"),
     ("speedup --baseline-log {case}/fa.log --candidate-trace {trace}", "give --candidate-log or --baseline-trace too"),
     ("speedup {case}/fa.log", "fa.log is the only log: add the other side's; the baseline's comes first"),
-    ("speedup none.log", "no such file or folder: none.log; give two logs, two traces, or the folder of one run"),
-    ("speedup {case}/fa.log gone.log", "no such file or folder: gone.log"),
+    ("speedup none.log", "no such file: none.log; give two logs or two traces"),
+    ("speedup {case}/fa.log gone.log", "no such file: gone.log"),
     ("speedup {trace} {trace} {trace}", "these are 3 traces; give two, the baseline's first"),
-    ("speedup {run} --baseline quality -o page", "RUN_DIR --baseline A --candidate B"),
-    ("speedup {run} --baseline quality --candidate turbo2 -o page", "did you mean 'turbo'"),
-    ("speedup {run} --baseline quality --candidate quality -o page", "against itself"),
-    ("speedup {run} --baseline quality --candidate turbo --section 'a:end -> b:end' -o page", "leave out --section"),
-    ("speedup {run} --baseline quality --candidate turbo --baseline-log x.log -o page", "leave out --baseline-log"),
-    ("speedup {run} --baseline quality --candidate turbo --unit s -o page", "--unit and the like"),
-    ("speedup {run} --baseline quality --candidate turbo --stage vae -o page", "leave out"),
+    ("speedup {run}", "presets-h200; give two logs or two traces; strobe report RUN_DIR compares a run"),
     ("report {run} -o page --allow-different tokns", "did you mean 'tokens'"),
     ("bench serve --require 'fast>1'", "allowed: on_time, play_ratio, stalls, refused, failed"),
     ("bench serve --sessions 1 --require 'load-2:on_time>0.9'", "unknown candidate in --require 'load-2'"),
@@ -216,29 +205,29 @@ WRONG = [
     ("extract attention --baseline-log {log} --baseline-trace {logs}", "proves nothing alone"),
     ("extract kernels --focal flash", "name at least one trace"),
     ("extract kernels {logs}", "--focal"),
+    ("extract kernels {trace} --focal nothing -o kernels.md", "has a name with 'nothing'"),
     ("trace", "name at least one trace"),
+    ("trace .", "."),
+    ("trace mine.txt", "mine.txt"),
     ("trace {trace} --top 0", "--top 0: give 1 or more"),
     ("trace {trace} --window 5..", "the time '5' of the window needs a unit"),
     ("trace {trace} --format md --format html", "one can be printed; name a folder with -o to write several"),
     ("accept --blocks 2 --device cpu", "2 frame blocks are too few to compare streaming with one pass; give 3 or more"),
-    ("accept --seconds 1 --device cpu", "2 frame blocks are too few to compare streaming with one pass; give 3 or more"),
     ("accept --preset turbp --device cpu", "unknown preset 'turbp' (did you mean 'turbo'?)"),
     ("accept --prompt 'a green star moving up fast on a forest background'", "the other prompt is the same as the first"),
     ("generate 'a red circle moving left' --start a.mp4 --follow b.mp4", "give --start or --follow, not both"),
     ("generate 'a red circle moving left' --strength 0.5", "--strength 0.5: it goes with --follow CLIP"),
-    (
-        "generate 'a red circle moving left' --follow no.mp4",
-        "cannot read the clip no.mp4: no such file; give a video",
-    ),
+    ("generate 'a red circle moving left' --follow no.mp4", "cannot read the clip no.mp4: no such file; give a video"),
+    ("generate 'a red circle moving left' --follow no.mp4 --strength 2", "--strength 2: give more than 0, up to 1"),
+    ("generate 'a red circle moving left' --image mine.txt --device cpu", "cannot read the picture"),
+    ("generate 'a red circle moving left' --ulysses 2", "--ulysses 2: this process runs alone and shares nothing; start it by"),
+    ("generate --replay none.json", "cannot read the recipe none.json"),
 ]
 MODELS = [
     ("--model wan-1.3b", "wan-1.3b comes without weights: give --weights"),
     ("--model wan-1.3b --weights . --random-weights", "not both"),
     ("--model wan-1.3b --random-weights --size 480", "--size 480: write height x width"),
-    (
-        "--model wan-1.3b --random-weights --size 481x832",
-        "must be a multiple of 16 and width of 16; the nearest is 480x832",
-    ),
+    ("--model wan-1.3b --random-weights --size 481x832", "of 16 and width of 16; the nearest is 480x832"),
     ("--model wan-1.3b --lora style.pt=much", "--lora style.pt=much: write the file, or the file and a strength"),
     ("--recipe longlive", "model 'shapes' has weights and a size of its own"),
     ("--model wan-1.3b --random-weights --recipe longlife", "did you mean 'longlive'?"),
@@ -254,6 +243,7 @@ LACKING = [
     ("compare baseline quality --model wan-1.3b --weights nowhere", "no file or folder 'nowhere'"),
     ("compare baseline quality --model .", "holds no shapes.safetensors"),
     ("accept --preset ultra --device cpu", "no FP8 matrix units"),
+    ("profile stream turbo --compile --device cpu -o .", "knob 'compile' cannot run: on cpu it is used on CUDA only"),
     ("serve --model wan-1.3b --weights nothere.pt", "--weights nothere.pt: there is no file or folder of that name"),
     ("serve --model wan-1.3b --random-weights --lora a.safetensors=0.5", "--lora a.safetensors: there is no file"),
     ("generate 'a red circle moving left' --decode-device cuda:99 --device cpu", "CUDA device"),

@@ -147,20 +147,6 @@ def test_a_damaged_trace_is_read_as_far_as_it_goes(strobe: Strobe, tmp_path: Pat
     assert result.out.startswith("Truncated\n") and "busy for" in result.out, "damage is named before any figure"
 
 
-@pytest.mark.parametrize("content", [b"", b"hello", b"\x1f\x8b\x00", b"[]", b'{"traceEvents": 3}', b"\x00" * 100])
-def test_what_is_no_trace_is_one_line(strobe: Strobe, tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "x.json"
-    path.write_bytes(content)
-    result = strobe("trace", path)
-    assert result.code in (0, USAGE)  # an empty list of events is a trace without device events
-    if result.code:
-        assert "x.json" in result.err and len(result.err.splitlines()) == 1 and "bug" not in result.err
-
-
-def test_a_folder_without_a_trace_is_a_wrong_argument(strobe: Strobe, tmp_path: Path) -> None:
-    assert strobe("trace", tmp_path).code == USAGE
-
-
 def test_perfetto_is_written_and_missed(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_trace(tmp_path / "a.json")
     monkeypatch.setattr(libraries, "_TRIED", {})

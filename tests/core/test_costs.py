@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,34 +12,10 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from strobe.cache.kv import CacheStep
-from strobe.core.costs import (
-    DEVICES,
-    DTYPE_BYTES,
-    TRANSFORMERS,
-    WAN_1_3B,
-    WAN_14B,
-    AttentionShape,
-    Cost,
-    PassShape,
-    TransformerShape,
-    VideoDecoderShape,
-    attention,
-    conv,
-    device_peaks,
-    element_bytes,
-    elementwise,
-    kv_read,
-    kv_write,
-    linear,
-    matmul,
-    norm,
-    parse_dtype,
-    total,
-    transformer_pass,
-    vae_decode,
-)
+from strobe.core import costs
+from strobe.core.costs import WAN_1_3B, AttentionShape, Cost, PassShape, TransformerShape, VideoDecoderShape
 from strobe.core.errors import ConfigError, ShapeError
-from strobe.core.shapes import LatentShape, VaeStride
+from strobe.core.shapes import LatentShape
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.layers import RoundedKeys
@@ -48,8 +26,8 @@ ATTENTION = ("attention_kernel", "cross_attention_kernel")
 def teraflops(shape: TransformerShape, q_frames: int, kv_frames: int, size: tuple[int, int] = (480, 832)) -> tuple[float, float]:
     """Of one pass: in all, and of attention."""
     tokens = shape.tokens_per_frame(*size)
-    parts = transformer_pass(shape, PassShape(q_tokens=q_frames * tokens, kv_tokens=kv_frames * tokens))
-    return total(parts).flops / 1e12, total({name: parts[name] for name in ATTENTION}).flops / 1e12
+    parts = costs.transformer_pass(shape, PassShape(q_tokens=q_frames * tokens, kv_tokens=kv_frames * tokens))
+    return costs.total(parts).flops / 1e12, costs.total({name: parts[name] for name in ATTENTION}).flops / 1e12
 
 
 @pytest.mark.parametrize(
@@ -64,18 +42,15 @@ def test_a_pass_of_wan_costs_what_the_cost_model_says(window: int, whole: float,
 def test_other_sizes_and_models() -> None:
     assert [round(value, 1) for value in teraflops(WAN_1_3B, 3, 12, (320, 576))] == [9.0, 3.6]
     assert round(teraflops(WAN_1_3B, 12, 12)[0]) == 113  # a prompt switch: the whole window at once
-    assert [round(value, 1) for value in teraflops(WAN_14B, 3, 6)] == [149.7, 37.8]
-    assert list(TRANSFORMERS) == ["wan-1.3b", "wan-14b"]
+    assert [round(value, 1) for value in teraflops(costs.WAN_14B, 3, 6)] == [149.7, 37.8]
+    assert list(costs.TRANSFORMERS) == ["wan-1.3b", "wan-14b"]
 
 
 def test_the_preset_is_the_models_own_configuration() -> None:
     config = WanConfig()
-    own = (config.num_layers, config.dim, config.ffn_dim, config.num_heads, config.text_len, config.latent_channels, config.patch)
-    shape = WAN_1_3B
-    assert own == (
-        shape.num_layers, shape.dim, shape.ffn_dim, shape.num_heads, shape.text_tokens, shape.latent_channels, shape.patch
-    )  # fmt: skip
-    assert shape.head_dim == config.head_dim
+    for name in ("num_layers", "dim", "ffn_dim", "num_heads", "head_dim", "latent_channels", "patch"):
+        assert getattr(WAN_1_3B, name) == getattr(config, name)
+    assert WAN_1_3B.text_tokens == config.text_len
 
 
 @pytest.mark.parametrize("commit", [False, True])
@@ -95,37 +70,20 @@ def test_a_pass_is_what_torch_counts_in_our_transformer(commit: bool) -> None:
 
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
         (dit.commit if commit else dit)(latents, modulation, text, rope, Own())
-    shape = TransformerShape(
-        name="small",
-        num_layers=3,
-        dim=24,
-        ffn_dim=40,
-        num_heads=2,
-        text_tokens=5,
-        latent_channels=3,
-        patch=config.patch,
-        stride=VaeStride(),
-        frame_block=3,
-        source="",
-    )
+    shape = replace(WAN_1_3B, num_layers=3, dim=24, ffn_dim=40, num_heads=2, text_tokens=5, latent_channels=3)
     one = PassShape(q_tokens=grid.num_tokens, kv_tokens=grid.num_tokens, batch=2, last_layer_kv_only=commit)
     counts = dict(counter.get_flop_counts()["Global"])
     counted = sum(count for operator, count in counts.items() if "attention" not in str(operator))
-    parts = transformer_pass(shape, one)
+    parts = costs.transformer_pass(shape, one)
     calls = {name: number for name, (number, _) in parts.items()}
     assert calls["attention_kernel"] == calls["cross_attention_kernel"] == 3 - commit and calls["kv_write"] == 3
-    assert total({name: part for name, part in parts.items() if name not in ATTENTION}).flops == counted
-
-
-def test_a_frame_size_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(ShapeError, match="not a positive multiple of 8"):
-        WAN_1_3B.tokens_per_frame(481, 832)
+    assert costs.total({name: part for name, part in parts.items() if name not in ATTENTION}).flops == counted
 
 
 def test_a_sparse_pass_counts_pairs() -> None:
     whole = PassShape(q_tokens=64, kv_tokens=128)
     half = PassShape(q_tokens=64, kv_tokens=128, pairs=64 * 64 * WAN_1_3B.num_heads)
-    saved = total(transformer_pass(WAN_1_3B, whole)).flops - total(transformer_pass(WAN_1_3B, half)).flops
+    saved = costs.total(costs.transformer_pass(WAN_1_3B, whole)).flops - costs.total(costs.transformer_pass(WAN_1_3B, half)).flops
     assert saved == WAN_1_3B.num_layers * 4 * 64 * 64 * WAN_1_3B.dim
 
 
@@ -137,7 +95,7 @@ def test_the_wan_decoder_costs_what_is_published() -> None:
     """13.55 TFLOP a latent frame at 480x832, 40.65 a frame block of three. Source of the sizes: Wan2.1, wan/modules/vae.py."""
     levels = {"multipliers": (1, 2, 4, 4), "residual_blocks": 2, "doubles_time": (True, True, False)}
     wan = VideoDecoderShape(width=96, latent_channels=16, **levels)
-    assert [round(vae_decode(wan, latent(frames), dtype="bf16").flops / 1e12, 2) for frames in (1, 3)] == [13.55, 40.65]
+    assert [round(costs.vae_decode(wan, latent(frames), dtype="bf16").flops / 1e12, 2) for frames in (1, 3)] == [13.55, 40.65]
 
 
 def test_a_decoder_is_what_torch_counts() -> None:
@@ -166,7 +124,7 @@ def test_a_decoder_is_what_torch_counts() -> None:
             layer(torch.zeros(1, layer.in_channels, 2, 4, 6))  # type: ignore[arg-type]
         q = torch.zeros(1, 6, 8)
         (q @ q.transpose(1, 2)) @ q
-    cost = vae_decode(shape, LatentShape(frames=1, channels=3, height=2, width=3), dtype="float32")
+    cost = costs.vae_decode(shape, LatentShape(frames=1, channels=3, height=2, width=3), dtype="float32")
     assert cost.flops == counter.get_total_flops()
 
 
@@ -183,7 +141,7 @@ def counted(run: object) -> int:
 @given(SMALL, SMALL, SMALL, SMALL)
 def test_a_matmul_is_what_torch_counts(batch: int, m: int, k: int, n: int) -> None:
     a, b = torch.ones(batch, m, k), torch.ones(batch, k, n)
-    cost = matmul(m, k, n, dtype="float32", batch=batch)
+    cost = costs.matmul(m, k, n, dtype="float32", batch=batch)
     assert cost.flops == counted(lambda: a @ b)
     assert cost.read_bytes == a.numel() * 4 + b.numel() * 4
     assert cost.write_bytes == (a @ b).numel() * 4
@@ -191,17 +149,17 @@ def test_a_matmul_is_what_torch_counts(batch: int, m: int, k: int, n: int) -> No
 
 def test_a_linear_layer_reads_its_bias_too() -> None:
     layer, x = torch.nn.Linear(7, 5).bfloat16(), torch.ones(3, 7, dtype=torch.bfloat16)
-    cost = linear(3, 7, 5, dtype="bf16")
+    cost = costs.linear(3, 7, 5, dtype="bf16")
     assert cost.flops == counted(lambda: layer(x)) == 2 * 3 * 7 * 5
     assert cost.read_bytes == 2 * (x.numel() + sum(parameter.numel() for parameter in layer.parameters()))
-    assert linear(3, 7, 5, dtype="bf16", bias=False).read_bytes == cost.read_bytes - 2 * 5
+    assert costs.linear(3, 7, 5, dtype="bf16", bias=False).read_bytes == cost.read_bytes - 2 * 5
 
 
 @given(SMALL, SMALL, SMALL)
 def test_a_convolution_is_what_torch_counts(channels: int, out: int, size: int) -> None:
     layer = torch.nn.Conv3d(channels, out, 3, padding=1)
     x = torch.ones(1, channels, 2, size, size)
-    cost = conv(2 * size * size, channels, out, taps=27, dtype="float32")
+    cost = costs.conv(2 * size * size, channels, out, taps=27, dtype="float32")
     assert cost.flops == counted(lambda: layer(x))
     assert cost.read_bytes == 4 * (x.numel() + sum(parameter.numel() for parameter in layer.parameters()))
     assert cost.write_bytes == 4 * layer(x).numel()
@@ -211,30 +169,30 @@ def test_a_convolution_is_what_torch_counts(channels: int, out: int, size: int) 
 def test_attention_is_what_torch_counts(batch: int, heads: int, q_tokens: int, kv_tokens: int) -> None:
     q, k, v = (torch.ones(batch, heads, tokens, 4) for tokens in (q_tokens, kv_tokens, kv_tokens))
     shape = AttentionShape(batch=batch, num_heads=heads, q_tokens=q_tokens, kv_tokens=kv_tokens, head_dim=4)
-    cost = attention(shape, dtype="float32")
+    cost = costs.attention(shape, dtype="float32")
     assert cost.flops == counted(lambda: (q @ k.transpose(-1, -2)) @ v)
     assert cost.moved_bytes == 4 * (2 * q.numel() + k.numel() + v.numel())
 
 
 def test_grouped_queries_read_fewer_keys() -> None:
     shape = AttentionShape(num_heads=8, num_kv_heads=2, q_tokens=3, kv_tokens=5, head_dim=4)
-    assert attention(shape, dtype="float32").read_bytes == 4 * (3 * 8 * 4 + 2 * 5 * 2 * 4)
+    assert costs.attention(shape, dtype="float32").read_bytes == 4 * (3 * 8 * 4 + 2 * 5 * 2 * 4)
 
 
 def test_pairs_that_cannot_be_are_refused() -> None:
     shape = AttentionShape(num_heads=2, q_tokens=3, kv_tokens=5, head_dim=4)
-    assert attention(shape, dtype="bf16", pairs=7).flops == 4 * 4 * 7
-    assert attention(shape, dtype="bf16", pairs=30) == attention(shape, dtype="bf16")
+    assert costs.attention(shape, dtype="bf16", pairs=7).flops == 4 * 4 * 7
+    assert costs.attention(shape, dtype="bf16", pairs=30) == costs.attention(shape, dtype="bf16")
     for pairs in (-1, 31):
         with pytest.raises(ShapeError, match="a dense call of this shape has 30"):
-            attention(shape, dtype="bf16", pairs=pairs)
+            costs.attention(shape, dtype="bf16", pairs=pairs)
 
 
 def test_elementwise_work_moves_bytes_and_has_no_matrix_flops() -> None:
-    assert elementwise(10, dtype="bf16", inputs=2) == Cost(read_bytes=40, write_bytes=20)
-    assert norm(3, 5, dtype="float32") == Cost(read_bytes=4 * (15 + 10), write_bytes=60)
-    assert kv_write(6, 2, 4, dtype="bf16") == Cost(read_bytes=2 * 2 * 48, write_bytes=2 * 2 * 48)
-    assert kv_read(6, 2, 4, dtype="bf16") == Cost(read_bytes=2 * 2 * 48)
+    assert costs.elementwise(10, dtype="bf16", inputs=2) == Cost(read_bytes=40, write_bytes=20)
+    assert costs.norm(3, 5, dtype="float32") == Cost(read_bytes=4 * (15 + 10), write_bytes=60)
+    assert costs.kv_write(6, 2, 4, dtype="bf16") == Cost(read_bytes=2 * 2 * 48, write_bytes=2 * 2 * 48)
+    assert costs.kv_read(6, 2, 4, dtype="bf16") == Cost(read_bytes=2 * 2 * 48)
 
 
 @given(st.integers(0, 50), st.integers(0, 50), st.integers(0, 50), st.integers(0, 9))
@@ -249,10 +207,8 @@ def test_costs_add_and_multiply(flops: int, read: int, write: int, calls: int) -
     [
         ("torch.bfloat16", "bfloat16"),
         ("c10::BFloat16", "bfloat16"),
-        ("bf16", "bfloat16"),
         ("c10::Half", "float16"),
         ("float", "float32"),
-        ("torch.float32", "float32"),
         ("TF32", "tfloat32"),
         ("double", "float64"),
         ("c10::Float8_e4m3fn", "float8"),
@@ -264,36 +220,29 @@ def test_costs_add_and_multiply(flops: int, read: int, write: int, calls: int) -
     ],
 )
 def test_dtypes_in_every_spelling(spelling: str, dtype: str | None) -> None:
-    assert parse_dtype(spelling) == dtype
+    assert costs.parse_dtype(spelling) == dtype
 
 
-@pytest.mark.parametrize("dtype", [name for name in DTYPE_BYTES if hasattr(torch, name)])
+@pytest.mark.parametrize("dtype", [name for name in costs.DTYPE_BYTES if hasattr(torch, name)])
 def test_bytes_of_an_element_are_torchs(dtype: str) -> None:
-    assert element_bytes(dtype) == getattr(torch, dtype).itemsize
+    assert costs.element_bytes(dtype) == getattr(torch, dtype).itemsize
 
 
-def test_an_unknown_dtype_and_a_negative_size_are_refused() -> None:
+def test_what_has_no_cost_is_refused() -> None:
     with pytest.raises(ConfigError, match="unknown dtype 'bf61'; allowed: float64"):
-        matmul(1, 1, 1, dtype="bf61")
+        costs.matmul(1, 1, 1, dtype="bf61")
     with pytest.raises(ShapeError, match="m: got -1"):
-        matmul(-1, 1, 1, dtype="bf16")
+        costs.matmul(-1, 1, 1, dtype="bf16")
+    with pytest.raises(ShapeError, match="not a positive multiple of 8"):
+        WAN_1_3B.tokens_per_frame(481, 832)
 
 
 @pytest.mark.parametrize(
     ("reported", "name"),
     [
         ("NVIDIA H100 80GB HBM3", "H100 SXM"),
-        ("NVIDIA H100 PCIe", "H100 PCIe"),
-        ("NVIDIA H200", "H200 SXM"),
-        ("NVIDIA A100-SXM4-40GB", "A100 40GB"),
         ("A100-SXM4-80GB", "A100 80GB SXM"),
-        ("NVIDIA A100 80GB PCIe", "A100 80GB PCIe"),
-        ("NVIDIA B200", "B200"),
-        ("NVIDIA L40S", "L40S"),
-        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
-        ("AMD Instinct MI300X", "MI300X"),
         ("AMD Instinct MI300X VF", "MI300X"),
-        ("H100 SXM", "H100 SXM"),
         ("", None),
         ("NVIDIA", None),
         ("NVIDIA H100", None),  # which of three?
@@ -306,22 +255,22 @@ def test_an_unknown_dtype_and_a_negative_size_are_refused() -> None:
     ],
 )
 def test_devices_are_found_by_the_name_they_report_and_not_guessed(reported: str, name: str | None) -> None:
-    found = device_peaks(reported)
+    found = costs.device_peaks(reported)
     assert name is None if found is None else found.name == name
 
 
 def test_no_name_means_two_devices() -> None:
-    for device in DEVICES:
+    for device in costs.DEVICES:
         assert device.source
-        assert [device_peaks(name) for name in (device.name, *device.reported_as)] == [device] * (1 + len(device.reported_as))
+        assert all(costs.device_peaks(name) == device for name in (device.name, *device.reported_as))
 
 
 def test_peaks_are_dense_and_per_dtype() -> None:
-    h100 = device_peaks("NVIDIA H100 80GB HBM3")
+    h100 = costs.device_peaks("NVIDIA H100 80GB HBM3")
     assert h100.peak_flops_per_s("c10::BFloat16") == 989_400_000_000_000
     assert h100.peak_flops_per_s("fp8_e4m3") == 1_978_900_000_000_000
     assert h100.peak_flops_per_s("float32") == 66_900_000_000_000
     assert h100.peak_flops_per_s("float64") is None and h100.peak_flops_per_s("what") is None
     assert h100.bandwidth_bytes_per_s == 3_352_000_000_000
-    a100 = device_peaks("NVIDIA A100-SXM4-80GB")
+    a100 = costs.device_peaks("NVIDIA A100-SXM4-80GB")
     assert a100 is not None and a100.peak_flops_per_s("float8") is None

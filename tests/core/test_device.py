@@ -24,12 +24,10 @@ def gpus(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Non
     [
         (0, "auto", "cpu"),
         (2, "auto", "cuda:0"),
-        (2, "cpu", "cpu"),
         (2, "cuda", "cuda:0"),
         (2, "cuda:1", "cuda:1"),
         (2, torch.device("cuda"), "cuda:0"),
         (2, torch.device("cuda", 1), "cuda:1"),
-        (0, torch.device("cpu"), "cpu"),
     ],
     indirect=["gpus"],
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -52,18 +51,17 @@ class Page:
     def text(self) -> str:
         return "\n".join(self.lines)
 
-    def line_of(self, snippet: str) -> int:
-        """The one line that holds a text, counted from 1."""
-        found = [number for number, line in enumerate(self.lines, 1) if snippet in line]
-        assert len(found) == 1, (snippet, found, self.text)
+    def line_of(self, snippet: str, on: str = "") -> int:
+        """The one line that holds a text (and `on`), counted from 1."""
+        found = [number for number, line in enumerate(self.lines, 1) if snippet in line and on in line]
+        assert len(found) == 1, (snippet, on, found, self.text)
         return found[0]
 
     def replace(self, old: str, new: str, *, on: str = "") -> int:
         """Change a text in the one line that holds it (and `on`); return the line."""
-        found = [number for number, line in enumerate(self.lines) if old in line and on in line]
-        assert len(found) == 1, (old, on, found, self.text)
-        self.lines[found[0]] = self.lines[found[0]].replace(old, new, 1)
-        return found[0] + 1
+        line = self.line_of(old, on)
+        self.lines[line - 1] = self.lines[line - 1].replace(old, new, 1)
+        return line
 
     def put(self, row: str, column: str, new: str, *, table: int = 0) -> int:
         """Change a cell of the table-th table by row label and column head; return the line."""
@@ -154,11 +152,8 @@ def experiments(page: Page) -> None:
 
 def serving(page: Page) -> None:
     """Batch, latency and throughput: images per second are batch / latency."""
-    rows = []
-    for batch in (1, 2, 4, 8, 16):
-        latency = 20.0 * batch**0.8 * page.rng.uniform(0.95, 1.05)
-        page.truth[f"latency {batch}"] = latency
-        rows.append([str(batch), f"{latency:.2f}", f"{1000 * batch / latency:.2f}"])
+    latencies = {batch: 20.0 * batch**0.8 * page.rng.uniform(0.95, 1.05) for batch in (1, 2, 4, 8, 16)}
+    rows = [[f"{batch}", f"{latency:.2f}", f"{1000 * batch / latency:.2f}"] for batch, latency in latencies.items()]
     page.say("# Serving").table(("Batch", "Latency (ms)", "Throughput (images/s)"), rows)
 
 
@@ -188,7 +183,7 @@ def test_fps_from_another_statistic_or_from_nothing(seed: int, of: str, factor: 
     assert ("that of Max: the column changes its statistic" in found.why) == (of == "max")
 
 
-@pytest.mark.parametrize(("seed", "stated"), enumerate(("Mean vs Baseline", "vs Baseline", "Change")))
+@pytest.mark.parametrize(("seed", "stated"), [(0, "Mean vs Baseline"), (1, "vs Baseline"), (2, "Change")])
 def test_a_change_column_names_its_statistic(seed: int, stated: str) -> None:
     made = page(seed, presets)
     line = made.replace("Max vs Baseline", stated)
@@ -300,7 +295,7 @@ def kernels(page: Page) -> None:
         calls, mean = 30 * (number_of + 1), page.rng.uniform(2, 90)
         total += calls * mean / 1000
         rows.append([f"`{name}`", str(calls), f"{mean:.3f}", f"{calls * mean / 1000:.4f}"])
-        page.truth |= {f"{name} sum": calls * mean / 1000}
+    page.truth |= {"total": total}
     page.say("# Kernels").table(("Kernel", "Calls", "Mean (µs)", "Sum (ms)"), [*rows, ["**Total**", "450", "", f"{total:.4f}"]])
 
 
@@ -330,7 +325,7 @@ def printed(page: Page) -> None:
 @pytest.mark.parametrize("off", [-9.0, 12.5])
 def test_a_total_that_is_no_sum(seed: int, off: float) -> None:
     made = page(seed, kernels)
-    total = sum(value for name, value in made.truth.items() if name.endswith("sum"))
+    total = made.truth["total"]
     line = made.replace(f"{total:.4f}", f"{total + off:.4f}", on="Total")
     found = made.only("total-sum", line, row="Total", column="Sum (ms)", near=pytest.approx(total, rel=1e-3))
     assert ("unattributed" in found.why) == (off > 0)
@@ -341,8 +336,7 @@ def test_children_counted_with_their_parent(seed: int) -> None:
     made = page(seed, tree)
     total = made.truth["total"]
     line = made.replace(f"| {total:.2f} |", f"| {total * 2:.2f} |", on="Total")
-    why = "is counted with the rows it is made of"
-    made.only("total-sum", line, row="Total", near=pytest.approx(total, abs=0.01), why=why)
+    made.only("total-sum", line, row="Total", near=pytest.approx(total, abs=0.01))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -369,7 +363,7 @@ def test_a_printed_total_of_totals(seed: int) -> None:
 )
 def test_a_reason_for_a_total_that_is_no_sum(reason: str) -> None:
     made = page(0, kernels)
-    total = sum(value for name, value in made.truth.items() if name.endswith("sum"))
+    total = made.truth["total"]
     made.replace(f"{total:.4f}", f"{total + 5:.4f}", on="Total")
     made.say(reason)
     made.clean()
@@ -446,18 +440,12 @@ def test_what_is_not_the_largest(seed: int) -> None:
     assert found.corrected == f"down 22.6 (line {made.line_of('| down |')})"
 
 
-@pytest.mark.parametrize(
-    "sentence",
-    [
-        "Self-attention is the second largest operation.",
-        "Self-attention is one of the largest operations.",
-        "It is the largest of all.",
-    ],
-)
-def test_other_superlatives_are_left_alone(sentence: str) -> None:
+def test_other_superlatives_are_left_alone() -> None:
     made = page(0, chapters)
     made.put("down", "Mean (ms)", "22.6", table=1)
-    made.lines[-2] = sentence
+    made.lines[-2] = (
+        "Self-attention is the second largest operation. It is one of the largest operations, not the largest of all."
+    )
     made.clean()
 
 
@@ -518,97 +506,36 @@ def test_a_label_that_the_text_calls_wrong(seed: int) -> None:
     assert "1000" in made.only("label-admitted", line).corrected
 
 
-@pytest.mark.parametrize(
-    "sentence", ["We print ms.", "The unit is ms, and the values are in ms.", "Logs print seconds; that is what they are."]
-)
-def test_a_label_that_is_right(sentence: str) -> None:
-    made = page(0, levels)
-    made.say(sentence)
-    made.clean()
+def test_a_label_that_is_right() -> None:
+    page(0, levels).say(
+        "We print ms. The unit is ms, and the values are in ms. Logs print seconds; that is what they are."
+    ).clean()
 
 
-@pytest.mark.parametrize(
-    ("head", "cell", "caption", "missing"),
-    [
-        ("Latency", "12.5 ms", "", False),
-        ("Latency (ms)", "12.5", "", False),
-        ("latency_ms", "12.5", "", False),
-        ("Latency [µs]", "12.5", "", False),
-        ("Latency", "12.5", "Latencies of all presets in ms.", False),
-        ("Latency", "12.5", "", True),
-        ("Run time", "3", "", True),
-        ("Peak memory", "35.6", "", True),
-        ("Peak memory (GB)", "35.6", "", False),
-        ("Time steps", "4", "", False),
-        ("Accuracy", "0.93", "", False),
-    ],
-)
-def test_a_figure_has_a_unit(head: str, cell: str, caption: str, missing: bool) -> None:
-    made = (
-        page(0)
-        .say("# Runs")
-        .table(("Preset", head, "Accuracy %"), [["a", cell, "93.1"], ["b", cell.replace("5", "7"), "92.2"]], caption)
-    )
-    if not missing:
-        return made.clean()
-    assert made.only("no-unit", row="a", column=head).corrected.startswith(f"{head} (")
-
-
-@pytest.mark.parametrize(("line", "missing"), [("vsa time: 9.5", True), ("vsa time: 9.5 ms", False), ("time steps: 4", False)])
-@pytest.mark.parametrize("printed", [True, False])
-def test_a_printed_time_has_a_unit(line: str, missing: bool, printed: bool) -> None:
-    made = page(0)
-    made.say("```", line, "blocks: 3", "```") if printed else made.say(f"- {line}", "- blocks: 3")
-    if not missing:
-        return made.clean()
-    made.only("no-unit", made.line_of(line), row=line.partition(":")[0])
-
-
-@pytest.mark.parametrize(
-    ("stated", "n"),
-    [
-        ("Measured over 100 iterations after 600 warm-up iterations.", 100),
-        ("Each row: n = 33.", 33),
-        ("Each row has 2,000 timed samples.", None),
-        ("Measured over 459 runs.", None),
-        ("Nothing is said.", None),
-    ],
-)
 @pytest.mark.parametrize("head", ["P99 (ms)", "p99 (ms)", "99th percentile (ms)"])
-def test_a_percentile_of_stated_samples(stated: str, n: int | None, head: str) -> None:
+@pytest.mark.parametrize(
+    ("stated", "few"),
+    [
+        ("Measured over 100 iterations after 600 warm-ups.", True),
+        ("Each row: n = 33.", True),
+        ("| Setting | Value |\n|---|---|\n| mode | quick (100 frames) |", True),
+        ("Over 33 runs; each row has 2,000 timed samples.", False),
+        ("Measured over 459 runs.", False),
+        ("Nothing is said.", False),
+    ],
+)
+def test_a_percentile_of_stated_samples(stated: str, few: bool, head: str) -> None:
     made = page(0).say("# Latency", stated)
     made.table(("Preset", "Mean (ms)", head), [["a", "10.1", "12.3"], ["b", "11.1", "13.3"]])
-    if n is None:
+    if not few:
         return made.clean()
-    found = made.only("percentile-samples", row="a", column=head)
-    assert found.corrected == f"max of {n}" and [place.row for place in found.also] == ["b"]
+    found = made.only("percentile-samples", row="a", column=head, why="needs 459 samples")
+    assert [place.row for place in found.also] == ["b"]
 
 
-def test_a_percentile_with_a_count_of_its_own() -> None:
+def test_a_percentile_with_counts_of_its_own() -> None:
     made = page(0).say("# Kernels", "Over 10 iterations.")
-    made.table(
-        ("Kernel", "Calls", "Mean (µs)", "P99 (µs)"),
-        [["a", "480", "9.1", "9.9"], ["b", "300", "8.1", "8.9"], ["c", "100", "7.1", "-"]],
-    )
-    assert made.only("percentile-samples", row="b").corrected == "max of 300"
-
-
-def test_a_flag_of_a_command_states_samples() -> None:
-    made = page(0).say("# Log", "## Kernels", "```sh", "profile --iterations 100 -o out.md", "```")
-    made.table(("Kernel", "P99 (ms)"), [["a", "9.9"], ["b", "8.9"]])
-    assert made.only("percentile-samples").corrected == "max of 100"
-
-
-def test_frames_are_counted_in_blocks() -> None:
-    made = (
-        page(0)
-        .say("# Log", "## Test environment")
-        .table(("Setting", "Value"), [["Benchmark mode", "quick (100 frames)"], ["GPU", "one"]])
-    )
-    rows = [[name, f"{mean} ms", f"{3000 / mean:.2f}"] for name, mean in (("a", 735.6), ("b", 575.1), ("c", 431.2))]
-    made.say("## Results").table(("Preset", "Mean", "FPS"), rows)
-    made.say("## Tail").table(("Preset", "P99"), [["a", "747.6 ms"], ["b", "584.6 ms"]])
-    assert made.only("percentile-samples", why="100 frames").corrected == "max of 33"
+    made.table(("Kernel", "Calls", "P99 (µs)"), [["a", "480", "9.9"], ["b", "300", "8.9"]]).clean()
 
 
 TOKENS = WAN_1_3B.tokens_per_frame(480, 832)
@@ -695,13 +622,12 @@ def test_attention_faster_than_the_device(seed: int) -> None:
     ("text", "name"),
     [
         ("NVIDIA H100 80GB HBM3", "H100 SXM"), ("h100", "H100 SXM"), ("H100 PCIe", "H100 PCIe"), ("A100 80GB", "A100 80GB SXM"),
-        ("a100", "A100 40GB"), ("RTX 4090", "RTX 4090"), ("H100 and A100", ""), ("H10", ""), ("V100", ""), ("", ""),
+        ("a100", "A100 40GB"), ("RTX 4090", "RTX 4090"),
     ],
 )  # fmt: skip
 def test_the_device_of_a_text(text: str, name: str) -> None:
-    with nullcontext() if name else pytest.raises(ConfigError, match="unknown device"):
-        found = options_of(model=None, size=None, window=None, device=text).device
-        assert found is not None and found.name == name
+    found = options_of(model=None, size=None, window=None, device=text).device
+    assert found is not None and found.name == name
 
 
 FORMS = [
@@ -725,17 +651,16 @@ def test_every_rule_has_a_line_in_the_manual() -> None:
 
 
 def test_rules_are_left_out_by_id() -> None:
-    assert chosen_rules([]) == RULES
-    assert set(RULES) - set(chosen_rules(["total-sum", "no-unit"])) == {"total-sum", "no-unit"}
-    with pytest.raises(ConfigError, match="unknown rule 'no-unti'"):
-        chosen_rules(["no-unti"])
+    assert set(RULES) - set(chosen_rules(["total-sum", "memory-fit"])) == {"total-sum", "memory-fit"}
+    with pytest.raises(ConfigError, match="unknown rule 'total-sun'"):
+        chosen_rules(["total-sun"])
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
         ({"model": "wan-1.3"}, "did you mean 'wan-1.3b'"),
-        ({"device": "V100"}, "unknown device 'V100'"),
+        *(({"device": name}, f"unknown device '{name}'") for name in ("V100", "H100 and A100", "H10", "")),
         ({"size": (480, 832)}, "without --model"),
         ({"window": 12}, "without --model"),
         ({"model": "wan-1.3b", "window": -1}, "positive"),

@@ -46,9 +46,6 @@ def test_our_account_of_a_speedup_is_clean(tmp_path: Path, logs: bool) -> None:
 
 
 def test_what_cannot_be_linted(tmp_path: Path) -> None:
-    for path, words in (
-        (tmp_path / "none.md", "cannot be read"),
-        (tmp_path / "page.html", "Markdown"),
-    ):
+    for name, words in {"none.md": "cannot be read", "page.html": "Markdown"}.items():
         with pytest.raises(DataError, match=words):
-            lint_file(path)
+            lint_file(tmp_path / name)

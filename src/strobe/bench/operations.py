@@ -75,7 +75,6 @@ def transformer_shape(model: Model, text_rows: int | None = None) -> Transformer
         patch=config.patch,
         stride=model.defaults.stride,
         frame_block=model.defaults.frame_block,
-        source="the loaded model",
     )
 
 

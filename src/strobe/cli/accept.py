@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from strobe.cli.completion import DeviceName, PresetName
 from strobe.cli.console import OUT, Output, banner_texts, table_text
-from strobe.cli.model import LENGTH, ModelFlags, frame_blocks, settings_notes, tell_length
+from strobe.cli.model import ModelFlags, settings_notes
 from strobe.cli.report import GATE_FAILED
 from strobe.cli.run_folder import rotating, tell_kept, tells_what_is_kept
 from strobe.perf.records.store import RECORDS
@@ -32,15 +32,13 @@ class AcceptFlags:
         preset: what streams.
         prompt: what the first clip shows; by default one that the model can draw. Another one must change the clip.
         blocks: frame blocks of the first clip.
-        seconds: length of the first clip in seconds of video, instead of --blocks.
         seed: of all noise.
         device: auto, cpu, cuda or cuda:N.
     """
 
     preset: PresetName = "balanced"
     prompt: str | None = None
-    blocks: Annotated[int, Parameter(group=("Acceptance", LENGTH))] = 12
-    seconds: Annotated[float | None, Parameter(group=("Acceptance", LENGTH))] = None
+    blocks: int = 12
     seed: int = 0
     device: DeviceName = "auto"
 
@@ -76,14 +74,13 @@ def accept(
 
         device, config = resolve_device(judged.device), flags.config(judged.preset)
         check_device(config, device)
-        if judged.seconds is None:
-            check_blocks(judged.blocks)
+        check_blocks(judged.blocks)
         model = flags.load()
-        check_blocks(length := frame_blocks(judged.blocks, judged.seconds, model.defaults))
         prompt, other = _SHAPES if readable(model.defaults.frame_size, ()) else _WORLD
         prompts = judged.prompt or prompt, other
-        subject = AcceptSubject(model=model, config=config, prompts=prompts, device=device, seed=judged.seed, blocks=length)
-    tell_length(judged.seconds, subject.blocks, output)
+        subject = AcceptSubject(
+            model=model, config=config, prompts=prompts, device=device, seed=judged.seed, blocks=judged.blocks
+        )
     for note in settings_notes(subject.model, subject.config):
         output.note(note)
     begun = out / RECORDS

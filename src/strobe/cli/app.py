@@ -149,8 +149,7 @@ def command_line(*, lists: bool = False) -> App:
             if lists:
                 options |= {"help": VERBS[verb], "group": group, "sort_key": at}
             app.command(f"strobe.cli.{verb}:{verb}", name=verb, **options)
-    line = "Let the shell complete words."
-    app.command("strobe.cli.completion:install_completion", name="--install-completion", help=line)
+    app.register_install_completion_command(help="Let the shell complete words.")
     return app
 
 

@@ -52,7 +52,6 @@ def _answer(
     return GATE_FAILED if red or failed else 0
 
 
-FOLDER: Final = Path("attention-bench")
 _SHOWN: Final = 200
 _KERNELS: Final = 15
 
@@ -118,7 +117,7 @@ def attention(
     *,
     grid: CellFlags = CellFlags(),
     how: MeasureFlags = MeasureFlags(),
-    out: Annotated[Path, Parameter(alias=OUT)] = FOLDER,
+    out: Annotated[Path, Parameter(alias=OUT)] = Path("attention-bench"),
     render: Annotated[bool, Parameter(negative="")] = False,
     output: Output = Output(),
 ) -> int:

@@ -15,7 +15,7 @@ from cyclopts import Parameter
 
 from strobe.cli.completion import PRESETS, DeviceName, PresetName
 from strobe.cli.console import OUT, Output
-from strobe.cli.model import LENGTH, ModelFlags, at_least, frame_blocks, tell_length
+from strobe.cli.model import ModelFlags, at_least
 from strobe.cli.report import page_of_many, write
 from strobe.cli.require import JOULES, Requirement, check_names, parse_requirement
 from strobe.cli.run_folder import kept_cells, kept_runs, measure, tell_case, tells_what_is_kept
@@ -88,15 +88,13 @@ class ClipFlags(ModelFlags):
         switch: TIME:PROMPT, where TIME is seconds (4.5s) or a frame block (block=12), one or several. A clip too
             short for one of the default is made without it; --no-switch: none at all.
         blocks: length of a clip in frame blocks.
-        seconds: length of a clip in seconds of video, instead of --blocks.
         seed: of all noise.
         device: auto, cpu, cuda or cuda:N.
     """
 
     prompt: str = "a red circle moving right slowly on a navy background"
     switch: Annotated[tuple[str, ...], Parameter(negative="--no-switch")] = SWITCHES
-    blocks: Annotated[int, Parameter(group=("Clip", LENGTH))] = 14
-    seconds: Annotated[float | None, Parameter(group=("Clip", LENGTH))] = None
+    blocks: int = 14
     seed: int = 17
     device: DeviceName = "auto"
 
@@ -105,11 +103,10 @@ class ClipFlags(ModelFlags):
         from strobe.bench.cases.stream import Script
         from strobe.engine.prompts import parse_switch
 
-        length = frame_blocks(self.blocks, self.seconds, defaults)
         switches = tuple(parse_switch(text, defaults) for text in self.switch)
         if self.switch == SWITCHES:
-            switches = tuple(switch for switch in switches if switch.frame_block < length)
-        return Script(prompt=self.prompt, switches=switches, num_blocks=length, seed=self.seed)
+            switches = tuple(switch for switch in switches if switch.frame_block < self.blocks)
+        return Script(prompt=self.prompt, switches=switches, num_blocks=self.blocks, seed=self.seed)
 
 
 @Parameter(name="*", group="Clip")
@@ -220,7 +217,6 @@ def compare(
         case = StreamCase(configs, script=script, model=model, device=clip.device, absent=absent)
     check_names(requirements, [config.name for config in asked[1:]], (*get_args(LevelName), JOULES, *case.metrics))
     tell_case(case, output)
-    tell_length(clip.seconds, script.num_blocks, output)
     for config, name in zip(asked, sides, strict=True):
         if config.name != name:
             output.note(f"{config.name} is {name} again (A/A): what differs between them is the instrument's error")
@@ -252,7 +248,6 @@ def _vary(sides: Sequence[str], clip: GridFlags, rounds: int, out: Path, output:
         if not cells:
             raise ConfigError(f"{name} has no optimisation that does anything here; give --vary, or another preset")
         plan, script = ComparePlan(palindromes=rounds), clip.script(model.defaults)
-        tell_length(clip.seconds, script.num_blocks, output)
         with tells_what_is_kept(output, lambda: kept_cells(out, f"strobe report {out}")):
             outcome = ablate.run_cells(cells, base, out, progress, script=script, model=model, device=str(device), amount=plan)
     return page_of_many([out], out, output, outcome)

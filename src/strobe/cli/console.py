@@ -94,17 +94,13 @@ class Output:
             sys.stdout.flush()  # a verb that goes on is read through a pipe
 
     @contextmanager
-    def progress(self, title: str, *, piece_s: float | None = None) -> Iterator[Advance]:
+    def progress(self, title: str) -> Iterator[Advance]:
         """Show the progress of the body on stderr, and the time left at the pace of the pieces that are done.
 
         The body gets a callback for `(done, total, what)`. A terminal gets a bar that goes away at the end, a log file a line now
         and then.
-
-        Args:
-            piece_s: what a piece is expected to take, in seconds, until the first is done; the time left is unknown till then
-                if it is None.
         """
-        console, pace = terminal(stderr=True), _Pace(piece_s)
+        console, pace = terminal(stderr=True), _Pace()
         if self.quiet or not console.is_terminal:
             last = time.monotonic()
 
@@ -138,19 +134,17 @@ def megabytes(advance: Advance) -> Advance:
 class _Pace:
     """Time left, from what the pieces done so far took. It begins anew where the number of pieces changes."""
 
-    def __init__(self, piece_s: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._piece_s, self._clock = piece_s, clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._first, self._total, self._began = 0, 0, clock()
 
     def left(self, done: int, total: int) -> str:
         """Return it in words; empty as long as nothing tells."""
         if total != self._total or done < self._first:
-            if self._total:
-                self._piece_s = None
             self._first, self._total, self._began = done, total, self._clock()
         fresh = done - self._first
-        each = (self._clock() - self._began) / fresh if fresh else self._piece_s
-        return f"about {duration(each * (total - done))} left" if each is not None and done < total else ""
+        each = (self._clock() - self._began) / fresh if fresh else 0.0
+        return f"about {duration(each * (total - done))} left" if fresh and done < total else ""
 
 
 def duration(seconds: float) -> str:

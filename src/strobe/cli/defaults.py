@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from cyclopts import App, ArgumentCollection, CycloptsError
+from cyclopts import App, ArgumentCollection
 from cyclopts.config import Dict, Env
 
 from strobe.cli.app import app
@@ -120,13 +120,11 @@ def read_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _from_file(path: Path, tables: dict[str, Any], verb: App, commands: Words, flags: ArgumentCollection) -> dict[str, list[str]]:
-    """Give the flags of a verb that have no value yet those of its table, then those of the table of all.
-
-    Returns:
-        The flags of these two tables. All tables on the way to that of the verb are checked.
+def _from_file(path: Path, tables: dict[str, Any], verb: App, commands: Words, flags: ArgumentCollection) -> None:
+    """Give the flags of a verb that have no value yet those of its table, then those of the table of all. All tables on the way
+    to that of the verb are checked.
     """
-    found, within, said = tables, app, {}
+    found, within = tables, app
     for depth, command in enumerate(commands):
         allowed = [*(name for name in within if not name.startswith("-")), *([] if depth else [ANY])]
         for name, table in found.items():
@@ -139,33 +137,6 @@ def _from_file(path: Path, tables: dict[str, Any], verb: App, commands: Words, f
         name = ".".join(where)
         _check({f"{path}: [{name}] {key}": f"--{key}" for key in table}, flags, where)
         Dict(tables, source=str(path), root_keys=where, allow_unknown=where == (ANY,))(verb, (), flags)
-        said[name] = [f"--{key}" for key in table]
-    return said
-
-
-def check_file(path: Path) -> dict[str, list[str]]:
-    """Check what a file says about every verb.
-
-    Returns:
-        The flags that it sets, by table.
-
-    Raises:
-        ConfigError: a table or a key is wrong.
-        CycloptsError: a value is.
-    """
-    found: dict[str, list[str]] = {}
-    tables = read_file(path)
-    for commands, verb in every_verb():
-        arguments = verb.assemble_argument_collection()
-        try:
-            found |= _from_file(path, tables, verb, commands, flags_of(arguments))
-            for argument in arguments:
-                if argument.tokens:
-                    argument.convert_and_validate()
-        except CycloptsError as error:
-            error.verbose = False
-            raise
-    return {name: flags for name, flags in found.items() if flags}
 
 
 # ---------------------------------------------------------------------------------------------------------------------- the verbs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -102,7 +101,6 @@ def demo(
         case = StreamCase(SHOWN, script=script, model=model, device=clip.device, review_samples=2)
         out.mkdir(parents=True, exist_ok=True)
         video = WrittenClip(path=out / "clip.mp4")
-        began = time.monotonic()
         with Session(clip.prompt, model=model, seed=clip.seed, device=clip.device) as session:
             try:
                 video.record(session, script.num_blocks, script.switches, advance)
@@ -110,11 +108,8 @@ def demo(
                 if not video.broken:
                     output.show(*video.lines(session))
             made = video.document(session)
-        took_s = time.monotonic() - began
-    titled = "demo, 2 of 2: presets compared"
-    shown = output.progress(titled, piece_s=took_s)
     with tells_what_is_kept(output, lambda: (f"the clip is kept: {video.path}",)):
-        code, found = measure(case, ComparePlan(palindromes=rounds), out, [], output, progress=shown)
+        code, found = measure(case, ComparePlan(palindromes=rounds), out, [], output, title="demo, 2 of 2: presets compared")
     run = Path(found["runs"][0])
     shown_frames = side_by_side(run, out / "baseline-turbo.png", model.defaults, clip.device)
     output.show(*why_fast(found), *shown_frames, *what_next(run))

@@ -11,9 +11,8 @@ from rich.table import Column, Table
 
 from strobe.cli.completion import DeviceName, ModelName, PresetName
 from strobe.cli.console import Output, styled
-from strobe.cli.defaults import check_file, find_file
+from strobe.cli.defaults import find_file
 from strobe.cli.model import at_least, parse_size
-from strobe.cli.presets import side_by_side
 from strobe.core.errors import ConfigError, StrobeError, unknown_choice
 from strobe.core.libraries import DISTRIBUTION
 from strobe.core.printable import ByteUnit, bytes_in
@@ -59,13 +58,10 @@ def doctor(
     if preset is None and (model, size, samples) != ("shapes", None, 1):
         raise ConfigError("--model, --size and --samples say whose memory is predicted; give --preset too")
     at_least(1, samples=samples)
-    checks = [check_torch()]
+    checks = list(_checks())
     usable = checks[0]["ok"]
-    if usable:
-        checks += [check_weights(), check_video()]
     file = find_file(output.config)
-    defaults = {"file": None if file is None else str(file), "tables": {} if file is None else check_file(file)}
-    document: dict[str, Any] = {"checks": checks, "defaults": defaults}
+    document: dict[str, Any] = {"checks": checks, "defaults": None if file is None else str(file)}
     gates: tuple[GateRun, ...] = ()
     if usable and gate:
         document["gate"], gates = run_gate(device, output)
@@ -93,37 +89,30 @@ def _check(name: str, detail: str, fix: str = "") -> dict[str, Any]:
     return {"name": name, "ok": not fix, "detail": " ".join(detail.split()), "fix": fix}
 
 
-def check_torch() -> dict[str, Any]:
-    """Check that torch can be imported."""
+def _checks() -> Iterator[dict[str, Any]]:
+    """Yield what every stream needs: torch, and with it weights of the bundled model and encoders of every format of a clip."""
     try:
         import torch
     except (ImportError, OSError) as error:
-        return _check("torch", str(error), "pip install 'torch>=2.9'")
-    return _check("torch", f"{torch.__version__}, CUDA {torch.version.cuda or 'not built in'}")
-
-
-def check_weights() -> dict[str, Any]:
-    """Check that the weights of the bundled model can be read."""
+        yield _check("torch", str(error), "pip install 'torch>=2.9'")
+        return
+    yield _check("torch", f"{torch.__version__}, CUDA {torch.version.cuda or 'not built in'}")
     from strobe.engine.load import load
-
-    try:
-        model = load("shapes")
-    except StrobeError as error:
-        return _check("weights", str(error), f"install {DISTRIBUTION} again")
-    return _check("weights", f"shapes, sha256 {model.weights_hash[:12]}")
-
-
-def check_video() -> dict[str, Any]:
-    """Check that the encoder library can write every format of a clip."""
     from strobe.engine.video import FORMATS, missing_encoders
 
     try:
+        yield _check("weights", f"shapes, sha256 {load('shapes').weights_hash[:12]}")
+    except StrobeError as error:
+        yield _check("weights", str(error), f"install {DISTRIBUTION} again")
+    try:
         missing = missing_encoders()
     except ImportError as error:
-        return _check("video", str(error), "pip install 'av>=14.0'")
+        yield _check("video", str(error), "pip install 'av>=14.0'")
+        return
     if missing:
-        return _check("video", f"no encoder for {', '.join(missing)}", "install av from its own wheel")
-    return _check("video", f"writes {', '.join(FORMATS)}")
+        yield _check("video", f"no encoder for {', '.join(missing)}", "install av from its own wheel")
+    else:
+        yield _check("video", f"writes {', '.join(FORMATS)}")
 
 
 def run_gate(device: str, output: Output) -> tuple[dict[str, Any], tuple[GateRun, ...]]:
@@ -217,9 +206,8 @@ def _tables(document: dict[str, Any], *, details: bool) -> Iterator[RenderableTy
         yield styled(("ok     ", "green") if check["ok"] else ("missing", "red"), f"  {check['name']}: {check['detail']}")
         if not check["ok"]:
             yield f"         {check['fix']}"
-    if document["defaults"]["file"] is not None:
-        tables = (f"[{name}] {', '.join(flags)}" for name, flags in document["defaults"]["tables"].items())
-        yield f"defaults of flags: {document['defaults']['file']}: {'; '.join(tables) or 'none'}"
+    if document["defaults"] is not None:
+        yield f"defaults of flags: {document['defaults']}"
     if "machine" not in document:
         return
     yield from ("", f"machine  {_machine(document['machine'])}")
@@ -240,10 +228,6 @@ def _tables(document: dict[str, Any], *, details: bool) -> Iterator[RenderableTy
         said = (f"{state}: {', '.join(names)}" for state, names in own)
         yield f"  {operator}  {'; '.join(said)}"
     yield from ("", styled(("optimisations", "bold"), "  off on this machine:"))
-    if details:
-        knobs = next(iter(document["presets"].values()))
-        rows = {knob: [_knob(states[knob]) for states in document["presets"].values()] for knob in knobs}
-        yield from side_by_side(list(document["presets"]), rows)
     knobs = [(name, knob["reason"]) for knobs in document["presets"].values() for name, knob in knobs.items() if knob["reason"]]
     yield from (f"  {', '.join(names)}: {reason}" for reason, names in _by_second(knobs))
     lacking = [(name, reason.removeprefix(f"{name} ")) for name, reason in document["lacking"].items()]
@@ -258,7 +242,7 @@ def _tables(document: dict[str, Any], *, details: bool) -> Iterator[RenderableTy
     if "memory" in document:
         yield from memory_table(document["memory"])
     if not details:
-        yield from ("", "Each implementation with its reason and every setting of every preset: --details.")
+        yield from ("", "Each implementation with its reason: --details.")
 
 
 def _machine(found: dict[str, Any]) -> str:
@@ -289,11 +273,6 @@ def _gate_lines(gate: dict[str, Any]) -> Iterator[RenderableType]:
         yield styled(f"  {each['operator']} {each['impl']}: ", *said)
     if gate["record"]:
         yield f"  recorded in {gate['record']}"
-
-
-def _knob(state: dict[str, Any]) -> str:
-    """Return the state of a knob; one that was asked for and has no effect here is "off here"."""
-    return "on" if state["on"] else "off here" if state["reason"] else "off"
 
 
 def predict_memory(preset: str, model: str, size: str | None, samples: int, device: str) -> dict[str, Any]:

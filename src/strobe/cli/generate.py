@@ -188,9 +188,11 @@ def generate(
         check_video_path(file.out)
         from strobe.engine.prompts import Switch, check_switches, parse_switch, read_switch
 
-        read = None
-        if replay is not None:
-            prompt, engine, read = follow(replay, prompt, switch, engine)
+        read = None if replay is None else read_recipe(replay)
+        if read is not None:
+            if prompt is not None or switch or engine.image or engine.start or engine.follow:
+                raise ConfigError("--replay has prompts, switches and start image of its own; leave them out")
+            prompt, engine = read.prompts[0].text, replace(engine, seed=read.seed, preset=read.preset)
         if not prompt:
             raise ConfigError("say what to show: strobe generate PROMPT, or --replay FILE")
         engine.check_prompts((prompt, *(read_switch(text)["prompt"] for text in switch)))
@@ -225,19 +227,6 @@ def generate(
                 if not clip.broken:
                     output.show(*clip.lines(session))
                     output.emit(clip.document(session))
-
-
-def follow(path: Path, prompt: str | None, switch: Sequence[str], engine: Engine) -> tuple[str, Engine, RecipeAnswer]:
-    """Return the first prompt, engine and recipe of a stream to make again.
-
-    Raises:
-        ConfigError: a prompt, switch or picture beside it.
-        DataError: the file is no recipe.
-    """
-    if prompt is not None or switch or engine.image or engine.start or engine.follow:
-        raise ConfigError("--replay has prompts, switches and start image of its own; leave them out")
-    recipe = read_recipe(path)
-    return recipe.prompts[0].text, replace(engine, seed=recipe.seed, preset=recipe.preset), recipe
 
 
 @dataclass(kw_only=True)

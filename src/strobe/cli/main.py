@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from types import NoneType
 from typing import Final, get_args
 
-from cyclopts import App, ArgumentCollection, CycloptsError, UnknownOptionError, ValidationError
+from cyclopts import App, ArgumentCollection, CycloptsError, ValidationError
 
 from strobe.cli.app import HELP, app, command_line
-from strobe.cli.console import OUT, styled, terminal
+from strobe.cli.console import styled, terminal
 from strobe.cli.defaults import fill_in
 from strobe.cli.ranks import says
-from strobe.core.errors import ConfigError, DataError, SessionError, ShapeError, StrobeError, Terminated
+from strobe.core.errors import NO_PLACE, ConfigError, DataError, SessionError, ShapeError, StrobeError, Terminated
 from strobe.core.printable import clean, clean_lines
 
 OK: Final = 0
@@ -28,11 +28,6 @@ BUG: Final = 70
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143
 BROKEN_PIPE: Final = 141
-NO_PLACE: Final = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
-"""Why a folder cannot be made, or a file in it, whatever else the machine has."""
-GUIDANCE: Final = ("--negative", "--guidance", "--cfg")
-"""Beginnings of flags that other programs have."""
-UNGUIDED: Final = "The models here are distilled without guidance, so none takes a negative prompt: say what to show."
 
 
 def whole_numbers(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
@@ -108,38 +103,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt) as error:
         if "--debug" in tokens:
             sys.stderr.write(clean_lines(traceback.format_exc()))
-        code, message = explain(error, named_place(tokens))
+        code, message = explain(error)
         if says(code, error):
             told = clean(" ".join(message.split()))
             terminal(stderr=True).print(styled(("error", "bold red"), ": ").append(told))
         return code
 
 
-def named_place(tokens: Sequence[str]) -> str:
-    """Return what a command line gives to `--out`; empty if nothing."""
-    flags = ("--out", *OUT)
-    for token, after in zip(tokens, [*tokens[1:], ""], strict=True):
-        flag, _, value = token.partition("=")
-        if flag in flags:
-            return value or after
-    return ""
-
-
-def explain(error: BaseException, place: str = "") -> tuple[int, str]:
-    """Return the exit code and the message for whatever ended a command.
-
-    Args:
-        place: where the command was told to write; that this cannot be is a wrong argument.
-    """
-    failed = error.__cause__ if isinstance(error, StrobeError) else error
-    if place and isinstance(failed, OSError) and failed.errno in NO_PLACE and f"{failed.filename}".startswith(place):
-        said = f"cannot write {failed.filename}: {failed.strerror}; name another place"
-        return USAGE, str(error) if isinstance(error, StrobeError) else said
+def explain(error: BaseException) -> tuple[int, str]:
+    """Return the exit code and the message for whatever ended a command."""
     match error:
         case CycloptsError():
             verb = " ".join(("strobe", *(error.command_chain or ())))
-            if isinstance(error, UnknownOptionError) and (error.token.keyword or "").startswith(GUIDANCE):
-                return USAGE, f"Unknown option: {error.token.keyword}. {UNGUIDED} See {verb} --help"
             if isinstance(error, ValidationError) and error.argument is None:  # of a group, whose name says nothing
                 return USAGE, f"{error.exception_message} See {verb} --help"
             return USAGE, f"{error} See {verb} --help"
@@ -154,6 +129,8 @@ def explain(error: BaseException, place: str = "") -> tuple[int, str]:
         case FileExistsError() | NotADirectoryError() | IsADirectoryError():
             there = "a folder" if isinstance(error, IsADirectoryError) else "a file"
             return USAGE, f"{error.filename}: {there} is in the way; name another"
+        case OSError() if error.filename and error.errno in NO_PLACE:
+            return USAGE, f"cannot use {error.filename}: {error.strerror}; name another place"
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
             return MISSING, f"the disk is full{f': {error.filename}' if error.filename else ''}; free some space"
         case OSError():

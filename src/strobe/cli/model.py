@@ -6,17 +6,16 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import ArgumentCollection, Group, Parameter
+from cyclopts import Parameter
 
 from strobe.cli.completion import ModelName, RecipeName
-from strobe.cli.console import Output
 from strobe.core.errors import ConfigError
 from strobe.core.settings import read_settings
 
 if TYPE_CHECKING:
     import torch
 
-    from strobe.engine.config import EngineConfig, ModelDefaults
+    from strobe.engine.config import EngineConfig
     from strobe.engine.family import Weights
     from strobe.engine.model import Model
 
@@ -227,32 +226,6 @@ class TraceFlags:
             "traced_blocks": self.active if self.trace else 0,
             "traced_from": (self.wait or 0) + self.warmup if placed else None,
         }
-
-
-def _one_length(given: ArgumentCollection) -> None:
-    if sum(bool(each.tokens) for each in given) > 1:
-        raise ValueError("Give --seconds or --blocks, not both.")
-
-
-LENGTH = Group("Length", show=False, validator=_one_length)
-"""Group of the two flags for the length of a video."""
-
-
-def frame_blocks(blocks: int, seconds: float | None, defaults: "ModelDefaults") -> int:
-    """Return a length in frame blocks: those that last `seconds` where they are given."""
-    from strobe.engine.prompts import blocks_for
-
-    if seconds is None:
-        return blocks
-    if not 0 < seconds < math.inf:
-        raise ConfigError(f"--seconds {seconds:g}: give more than 0, and an end")
-    return blocks_for(seconds, defaults)
-
-
-def tell_length(seconds: float | None, blocks: int, output: Output) -> None:
-    """Report how many frame blocks a length in seconds is: they are whole."""
-    if seconds is not None:
-        output.note(f"--seconds {seconds:g}: {blocks} frame block{'s' * (blocks != 1)}")
 
 
 def parse_lora(text: str) -> tuple[Path, float]:

@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Final
+from typing import Annotated
 
 from cyclopts import Parameter
 from rich.table import Column, Table
 
 from strobe.cli.completion import DeviceName
 from strobe.cli.console import Output, styled, terminal
-
-ELSEWHERE: Final = {
-    "window": "local_attn_size",
-    "timesteps": "denoising_steps",
-    "dtype": "model_dtype",
-    "ring_cache": "static_kv",
-    "fused_kernels": "integrated_kv_cache",
-    "kv_format": "quantized_kv, kv_quantization",
-    "text_once": "prompt_cache",
-    "overlap_decode": "async_vae",
-    "compile": "torch_compile",
-}
-"""Names of the settings in other projects."""
 
 
 def side_by_side(names: list[str], rows: dict[str, list[str]]) -> Iterator[Table | str]:
@@ -81,8 +68,6 @@ def presets(
     output.show(*(styled((name, "bold"), f": {meaning}") for name, meaning in meanings.items()))
     for setting, reason in {setting: reason for states in off.values() for setting, reason in states.items()}.items():
         output.show(styled((f"{setting}*", "bold"), f" is off on {where}: {reason}"))
-    elsewhere = ", ".join(f"{name} is {ELSEWHERE[name]}" for name in shown if name in ELSEWHERE)
-    output.show(styled(("in other projects", "bold"), f": {elsewhere}") if elsewhere else "")
     refused = {config.name: reason for config in configs if (reason := lacking(config, where))}
     for reason in refused.values():
         output.show(styled(("not here", "bold"), f": {reason}"))
@@ -93,6 +78,5 @@ def presets(
             "presets": meanings,
             "settings": {setting: dict(zip(names, values, strict=True)) for setting, values in rows.items()},
             "off_here": off,
-            "elsewhere": {setting: ELSEWHERE[setting] for setting in rows if setting in ELSEWHERE},
         }
     )

@@ -13,7 +13,7 @@ from cyclopts import App, Parameter
 from strobe.bench.cases.call import AttentionCall, AttentionPlan
 from strobe.cli.completion import DeviceName, ModelName, PresetName
 from strobe.cli.console import OUT, Output, named, section_texts, table_text
-from strobe.cli.model import LENGTH, ModelFlags, TraceFlags, at_least, frame_blocks, parse_size, tell_length
+from strobe.cli.model import ModelFlags, TraceFlags, at_least, parse_size
 from strobe.cli.require import parse_requirement
 from strobe.cli.run_folder import TracesOut, check_page, chosen_folder, measure, rotating, tell_case, told_of, write_page
 from strobe.core.errors import ConfigError, ImplUnavailableError, unknown_choice
@@ -36,9 +36,6 @@ profile = App(
 )
 
 
-ATTENTIONS: Final = ("preset", "dense", "sparse", "both")
-_SPARSITY: Final = 0.8
-"""Sparsity for a preset that is dense itself, the same as in the preset `sparse`."""
 _LONG: Final = 100
 """Frame blocks of a clip from which on the memory is read after each, and the last are held against the first."""
 _PIECES: Final = 60
@@ -48,27 +45,23 @@ _PIECES: Final = 60
 @Parameter(name="*", group="Clip")
 @dataclass(frozen=True, kw_only=True)
 class StreamFlags(ModelFlags):
-    """Flags of the stream: attention, repetitions, prompts, model.
+    """Flags of the stream: repetitions, prompts, model.
 
     Args:
         compile: with or without torch.compile, whatever the preset says; with it, refused where nothing is compiled.
-        attention: preset (as it says), dense, sparse (0.8 of the past left out, or as it says), or both, to compare them.
         rounds: timed clips of a preset; of several presets, palindromes.
         prompt: what to show.
         switch: TIME:PROMPT, a prompt switch at a time (4.5s) or frame block (block=12), one or several.
         blocks: length of a clip in frame blocks; with 100 or more the page holds the last, times and memory, against the first.
-        seconds: length of a clip in seconds of video, instead of --blocks.
         seed: of all noise.
         device: auto, cpu, cuda or cuda:N.
     """
 
     compile: Annotated[bool | None, Parameter(negative="--no-compile")] = None
-    attention: str = "preset"
     rounds: int = 2
     prompt: str = "a red circle moving left slowly on a navy background"
     switch: tuple[str, ...] = ()
-    blocks: Annotated[int, Parameter(group=("Clip", LENGTH))] = 8
-    seconds: Annotated[float | None, Parameter(group=("Clip", LENGTH))] = None
+    blocks: int = 8
     seed: int = 0
     device: str = "auto"
 
@@ -122,8 +115,6 @@ def stream(
 
     if attributed.by not in SORTS or attributed.top < 1:
         raise unknown_choice("order", attributed.by, SORTS) if attributed.top > 0 else ConfigError("--top: give 1 or more")
-    if what.attention not in ATTENTIONS:
-        raise unknown_choice("attention", what.attention, ATTENTIONS)
     if breakdown and not traced.trace:
         raise ConfigError("--breakdown reads a trace; leave --no-trace out")
     at_least(1, rounds=what.rounds, blocks=what.blocks)
@@ -138,23 +129,19 @@ def stream(
 
         model = what.load()
         switches = tuple(parse_switch(text, model.defaults) for text in what.switch)
-        length = frame_blocks(what.blocks, what.seconds, model.defaults)
-        script = Script(prompt=what.prompt, switches=switches, num_blocks=length, seed=what.seed)
+        script = Script(prompt=what.prompt, switches=switches, num_blocks=what.blocks, seed=what.seed)
         configs, absent = runnable(_configs(what, presets or ("balanced",)), what.device)
         where = resolve_device(what.device)
         for config in configs if what.compile else ():
             if reason := idle_knobs(config, model.defaults, where).get("compile"):
                 raise ImplUnavailableError("compile", f"on {where} it is {reason}", ["without --compile"], what="knob")
         case = StreamCase(configs, script=script, model=model, device=what.device, absent=absent)
-        plan = _plan(length, what.rounds, traced, attributed, breakdown=breakdown, alone=len(configs) == 1)
+        plan = _plan(what, traced, attributed, breakdown=breakdown, alone=len(configs) == 1)
         recorded = len(traced_window(case.workload, plan))
     tell_case(case, output)
-    tell_length(what.seconds, length, output)
     if recorded < plan.traced_blocks:
-        output.note(
-            f"--active {traced.active}: the clip has {recorded} frame blocks to record; --blocks or --seconds makes it longer"
-        )
-    code, document = measure(case, plan, folder, (), output, progress=output.progress("profile"), into=True)
+        output.note(f"--active {traced.active}: the clip has {recorded} frame blocks to record; --blocks makes it longer")
+    code, document = measure(case, plan, folder, (), output, title="profile", into=True)
     if breakdown:
         with output.progress("breakdown"):
             from strobe.perf.report.run_page import breakdown_section
@@ -168,7 +155,7 @@ def stream(
 
 
 def _configs(what: StreamFlags, names: Sequence[str]) -> list[EngineConfig]:
-    """Return every preset, renamed where the flags change it, with the requested kinds of attention, each once."""
+    """Return every preset, renamed where a flag changes it."""
     from strobe.engine.config import replace_knobs
 
     found = []
@@ -176,16 +163,11 @@ def _configs(what: StreamFlags, names: Sequence[str]) -> list[EngineConfig]:
         if what.compile not in (None, config.knobs.compile):
             knobs = replace_knobs(config.knobs, compile=what.compile)
             config = replace(config, name=f"{config.name}-{'compile' if what.compile else 'eager'}", knobs=knobs)
-        wanted = {"preset": (config.sparsity,), "dense": (0.0,), "sparse": (config.sparsity or _SPARSITY,)}
-        for sparsity in wanted.get(what.attention, (0.0, config.sparsity or _SPARSITY)):
-            label = config.name if sparsity == config.sparsity else f"{config.name}-{'sparse' if sparsity else 'dense'}"
-            found.append(replace(config, name=label, sparsity=sparsity))
+        found.append(config)
     return found
 
 
-def _plan(
-    blocks: int, rounds: int, traced: TraceFlags, attributed: AttributionFlags, *, breakdown: bool, alone: bool
-) -> ComparePlan:
+def _plan(what: StreamFlags, traced: TraceFlags, attributed: AttributionFlags, *, breakdown: bool, alone: bool) -> ComparePlan:
     from strobe.bench.case import ComparePlan
     from strobe.core.spans import PIECES, TRACEABLE
     from strobe.perf.measure.profile import Capture
@@ -195,14 +177,14 @@ def _plan(
         regions = (*regions, *PIECES) if regions else TRACEABLE
     options = {name: getattr(attributed, name) for name in ("with_stack", "profile_memory", "record_shapes")}
     return ComparePlan(
-        palindromes=rounds,
+        palindromes=what.rounds,
         **traced.amounts(),
         whole_clip=False,
         capture=Capture(warmup=traced.warmup, regions=regions),
         attribution=Capture(regions=regions, **options) if any(options.values()) else None,
         review=False,
         alone=alone,
-        memory=blocks >= _LONG,
+        memory=what.blocks >= _LONG,
     )
 
 
@@ -484,7 +466,7 @@ def dit(
             capture=Capture(warmup=runs.warmup, regions=runs.chosen_regions),
             **amounts,
         )
-    code, document = measure(case, plan, folder, requirements, output, progress=output.progress("profile"), into=True)
+    code, document = measure(case, plan, folder, requirements, output, title="profile", into=True)
     with output.progress("report"):
         from strobe.perf.report.run_page import attention_table, bounds_table, paired
         from strobe.perf.report.study import load_study

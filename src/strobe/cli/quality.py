@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 from cyclopts import Parameter
 
 from strobe.cli.console import OUT, Output, named, table_text
 from strobe.cli.report import GATE_FAILED
-from strobe.cli.require import Figures, failures, parse_requirement, score_of
+from strobe.cli.require import failures, parse_requirement, score_of
 from strobe.cli.run_folder import check_page, write_page
 from strobe.core.errors import ConfigError
 from strobe.quality.available import MetricsAsked
-
-if TYPE_CHECKING:
-    from strobe.perf.records.record import Quality
 
 _SHOWN: Final = ("metric", "value", "unit", "n", "better", "reference", "definition", "note")
 
@@ -60,19 +56,11 @@ def quality(
         own = next(iter(variants))
         report = quality_report(own, lines)
     written = [] if out is None else write_page(report, out)
-    failed = [line for each in requirements for line in failures(each, _figures(lines, own))]
+    figures = {name: {line.metric: score_of(line) for line in lines if line.variant == name} for name in variants if name != own}
+    failed = [line for each in requirements for line in failures(each, figures)]
     missing = missing_table(lines)
     output.show(table_text(scores_table(lines), notes=False), *([table_text(missing)] if missing else []))
     output.show(*(f"not met: {line}" for line in failed), *written)
     cells = [{"clip": line.variant, **{name: getattr(line, name) for name in _SHOWN}} for line in lines]
     output.emit({"reference": own, "cells": cells, "written": written, "not_met": failed})
     return GATE_FAILED if failed else 0
-
-
-def _figures(lines: Sequence[Quality], reference: str) -> Figures:
-    """Return every figure that a requirement may name, by clip."""
-    found: dict[str, dict[str, float | None]] = {}
-    for line in lines:
-        if line.variant != reference:
-            found.setdefault(line.variant, {})[line.metric] = score_of(line)
-    return found

@@ -148,10 +148,9 @@ def write(
     into: Path,
     requirements: Sequence[Requirement],
     output: Output,
-    pair: tuple[str, str] | None = None,
     allow_different: tuple[str, ...] = (),
 ) -> tuple[int, dict[str, Any]]:
-    """Write the report of some runs (of two variants only, if a pair is given), print its findings, and check the requirements.
+    """Write the report of some runs, print its findings, and check the requirements.
 
     Returns:
         exit code, and what was found.
@@ -163,12 +162,12 @@ def write(
         from strobe.perf.report.build import report_and_findings
         from strobe.perf.report.calls_page import times_table
         from strobe.perf.report.documents.runs import run_document
-        from strobe.perf.report.study import damage_of, only_pair
+        from strobe.perf.report.study import damage_of
         from strobe.perf.report.write import write_report
         from strobe.perf.table.rows import to_json
 
-        runs = [read_run(folder) if pair is None else only_pair(read_run(folder), pair) for folder in folders]
-        built, findings = report_and_findings(folders, into=into, pair=pair, allow_different=allow_different)
+        runs = [read_run(folder) for folder in folders]
+        built, findings = report_and_findings(folders, into=into, allow_different=allow_different)
         found = run_document(runs, built, findings, allow_different)
         into.mkdir(parents=True, exist_ok=True)
         paths = write_report(built, into)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from strobe.cli.console import OUT, Advance, Output
+from strobe.cli.console import OUT, Output
 from strobe.cli.report import GATE_FAILED, write
 from strobe.cli.require import Requirement
 from strobe.core.errors import ConfigError, DataError
@@ -108,14 +108,13 @@ def measure(
     requirements: Sequence[Requirement],
     output: Output,
     allow_different: tuple[str, ...] = (),
-    progress: AbstractContextManager[Advance] | None = None,
+    title: str = "compare",
     *,
     into: bool = False,
 ) -> tuple[int, dict[str, Any]]:
     """Run a comparison with a progress bar and write its report.
 
     Args:
-        progress: the bar; one with the title "compare" if it is None.
         into: the records go into `out` itself, whose former contents are kept under another name, not into a folder inside.
 
     Returns:
@@ -126,7 +125,7 @@ def measure(
 
     before, kept = set(out.glob("*")), list[Path]()
     told = tells_what_is_kept(output, lambda: kept_runs([out] if into else set(out.glob("*")) - before))
-    with told, closing(case), progress or output.progress("compare") as advance:
+    with told, closing(case), output.progress(title) as advance:
         folder = run_case(case, root=out, plan=plan, progress=advance, open_run=rotating(kept) if into else create_run)
     return told_of(folder, requirements, output, kept, allow_different)
 

@@ -114,18 +114,9 @@ def _addresses(settings: ServeSettings, bound: str, port: int) -> tuple[str, lis
 
     everywhere = bound in ("0.0.0.0", "::")  # no address that anybody could open
     here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bound, bound)
-    others = [at(_outward(bound))] if everywhere else []
+    others = [at(socket.gethostname())] if everywhere else []
     others.append(f"ssh -L {port}:{_shown(here)}:{port} {socket.gethostname()}   then {at('127.0.0.1')}")
     return at(here if everywhere else settings.host), others
-
-
-def _outward(bound: str) -> str:
-    """Return the address of this machine towards others; its name if it has no way there. Nothing is sent."""
-    family, other = (socket.AF_INET6, "2001:db8::1") if ":" in bound else (socket.AF_INET, "192.0.2.1")
-    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((other, 9))
-        return str(probe.getsockname()[0])
-    return socket.gethostname()
 
 
 def _shown(host: str) -> str:

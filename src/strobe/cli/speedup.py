@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from cyclopts import Parameter
 
 from strobe.cli.console import OUT, Output, banner_texts, megabytes, styled, table_text
-from strobe.cli.report import GATE_FAILED, write
-from strobe.cli.require import Figures, Requirement, failures, parse_requirement
+from strobe.cli.report import GATE_FAILED
+from strobe.cli.require import Figures, failures, parse_requirement
 from strobe.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -100,8 +99,6 @@ class Comparing:
         allow_different: what is meant to differ, such as device model; anything else that differs and must not makes the
             sides not comparable: there is no speedup, and no --require holds.
         fact: NAME=VALUE known of both sides, such as frames=121, or of one, such as candidate:sparsity=0.8.
-        baseline: with RUN_DIR: the variant that the other is measured against.
-        candidate: with RUN_DIR: the variant that is measured.
     """
 
     section: tuple[str, ...] = ()
@@ -110,8 +107,6 @@ class Comparing:
     priority: tuple[str, ...] = ()
     allow_different: tuple[str, ...] = ()
     fact: tuple[str, ...] = ()
-    baseline: str | None = None
-    candidate: str | None = None
 
 
 _TRACES_END: Final = (".json", ".json.gz", ".sqlite")
@@ -125,7 +120,7 @@ OPTIONAL: Final = frozenset(("section", "e2e"))
 
 
 def speedup(
-    *run: Annotated[Path, Parameter(name="FILE|RUN_DIR")],
+    *files: Annotated[Path, Parameter(name="FILE")],
     sides: Sides = NO_SIDES,
     comparing: Comparing = COMPARING,
     flags: LogFlags = LOGS,
@@ -139,32 +134,21 @@ def speedup(
     strobe speedup fa.log fa.pt.trace.json.gz vsa.log vsa.pt.trace.json.gz
     strobe speedup --baseline-log fa.log --candidate-log vsa.log --baseline-trace fa/ --candidate-trace vsa/ \\
         --focal-baseline flash --focal-candidate _attn_fwd_sparse --section "memcpy:end -> gather:end" -o report
-    strobe speedup runs/20260101T120000Z-compare-1a2b3c --baseline quality --candidate turbo
     ```
 
     Two logs or two traces are needed; a level that cannot be computed is listed as missing, with the reason.
 
     Args:
-        run: two logs, two traces (.json, .json.gz, .sqlite) or both, the baseline's first; or one folder that `strobe
-            compare` made.
+        files: two logs, two traces (.json, .json.gz, .sqlite) or both, the baseline's first.
         require: a condition that must hold, such as kernel>=2; a level is one of kernel, section, attention, step, stage, e2e.
             It holds only if the whole 95 % interval does; kernel~>=2 asks for the point estimate alone. Exit code 1 if not.
         out: folder for report.html, report.md, report.json, speedup.json (exact) and inputs.json, made if absent; without it,
             the tables are only printed.
     """
     requirements = [parse_requirement(text) for text in require]
-    if absent := [str(each) for each in run if not each.exists()]:
-        raise ConfigError(f"no such file or folder: {', '.join(absent)}; give two logs, two traces, or the folder of one run")
-    if any(each.is_file() for each in run):
-        sides, run = _by_kind(run, sides), ()
-    if run:
-        if (sides, flags) != (NO_SIDES, LOGS):
-            raise ConfigError(
-                f"{run[0]} holds its own logs and traces: leave out --baseline-log, --baseline-trace, --unit and the like"
-            )
-        return _of_run(run, comparing, requirements, out, output)
-    if comparing.baseline is not None or comparing.candidate is not None:
-        raise ConfigError("--baseline and --candidate name variants of a run folder: give RUN_DIR, or --baseline-log and so on")
+    if absent := [str(each) for each in files if not each.is_file()]:
+        raise ConfigError(f"no such file: {', '.join(absent)}; give two logs or two traces; strobe report RUN_DIR compares a run")
+    sides = _by_kind(files, sides)
     _check_two_sides(sides)
     baseline, candidate = requests(sides, comparing)
     with output.progress("read") as advance:
@@ -223,21 +207,6 @@ def _by_kind(files: Sequence[Path], sides: Sides) -> Sides:
         given: dict[str, Any] = dict(zip((f"baseline_{kind}", f"candidate_{kind}"), found, strict=False))
         sides = replace(sides, **(given if kind == "log" else {name: (path,) for name, path in given.items()}))
     return sides
-
-
-def _of_run(
-    run: Sequence[Path], comparing: Comparing, requirements: Sequence[Requirement], out: Path | None, output: Output
-) -> int:
-    """Write and print the report on two variants of one run folder."""
-    pair = comparing.baseline, comparing.candidate
-    if len(run) > 1 or pair[0] is None or pair[1] is None:
-        raise ConfigError("name one run folder and two of its variants: strobe speedup RUN_DIR --baseline A --candidate B")
-    if replace(comparing, baseline=None, candidate=None, allow_different=()) != COMPARING:
-        raise ConfigError(f"{run[0]} knows its sections, steps and settings: leave out --section, --fact and the like")
-    own = re.sub(r"[^\w.+-]", "-", f"{pair[1]}-against-{pair[0]}")  # sparse:triton is a variant, and no name for a folder
-    code, document = write(list(run), out or run[0] / own, requirements, output, (pair[0], pair[1]), comparing.allow_different)
-    output.emit(document)
-    return code
 
 
 def _check_two_sides(sides: Sides) -> None:

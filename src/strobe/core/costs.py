@@ -309,7 +309,6 @@ class TransformerShape:
         patch: latent cells per token, height and width.
         stride: pixels per latent cell and frames per latent frame.
         frame_block: latent frames made at a time.
-        source: where the numbers come from.
     """
 
     name: str
@@ -322,7 +321,6 @@ class TransformerShape:
     patch: tuple[int, int]
     stride: VaeStride
     frame_block: int
-    source: str
 
     @property
     def head_dim(self) -> int:
@@ -350,17 +348,10 @@ WAN_1_3B: Final = TransformerShape(
     patch=(2, 2),
     stride=VaeStride(time=4, space=8),
     frame_block=3,
-    source="Wan2.1-T2V-1.3B, config.json; frame_block: Self-Forcing, configs/self_forcing_dmd.yaml (num_frame_per_block)",
 )
-WAN_14B: Final = replace(
-    WAN_1_3B,
-    name="wan-14b",
-    num_layers=40,
-    dim=5120,
-    ffn_dim=13824,
-    num_heads=40,
-    source="Wan2.1-T2V-14B, config.json; frame_block: krea-realtime-video (3 latent frames)",
-)
+"""Wan2.1-T2V-1.3B, config.json; frame_block: Self-Forcing, configs/self_forcing_dmd.yaml (num_frame_per_block)."""
+WAN_14B: Final = replace(WAN_1_3B, name="wan-14b", num_layers=40, dim=5120, ffn_dim=13824, num_heads=40)
+"""Wan2.1-T2V-14B, config.json; frame_block: krea-realtime-video (3 latent frames)."""
 TRANSFORMERS: Final[dict[str, TransformerShape]] = {shape.name: shape for shape in (WAN_1_3B, WAN_14B)}
 """Known transformers by name."""
 

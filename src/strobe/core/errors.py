@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 from typing import Final
 
 CLOSE: Final = 0.65
 """How alike two words must be for one to be meant: a wrong letter in three is close; "nope" is neither "over" nor "compile"."""
+
+NO_PLACE: Final = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
+"""Why a file or a folder cannot be made at a place, whatever else the machine has."""
 
 
 class StrobeError(Exception):

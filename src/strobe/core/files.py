@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Final
 
-from strobe.core.errors import ConfigError, DataError, StrobeError
+from strobe.core.errors import NO_PLACE, ConfigError, DataError, StrobeError
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
@@ -100,7 +100,8 @@ def not_written(path: Path, error: OSError, size_bytes: int = 0, then: str = "")
     """
     if error.errno not in _NO_ROOM:
         room = "free some space or " if error.errno == errno.EFBIG else ""
-        return StrobeError(f"cannot write {path}: {error.strerror or error}; {then}{room}name another place")
+        kind = ConfigError if error.errno in NO_PLACE else StrobeError
+        return kind(f"cannot write {path}: {error.strerror or error}; {then}{room}name another place")
     needs = f", it takes {size_bytes:,} bytes or more" if size_bytes else ""
     with suppress(OSError):
         needs += f", {shutil.disk_usage(path.parent).free:,} bytes are free there"

@@ -1,4 +1,4 @@
-"""A document as rules see it, read from Markdown or printed output: tables of figures by metric, sentences, lines of code."""
+"""A document as rules see it, read from Markdown or printed output: tables of figures by metric, and sentences."""
 
 from __future__ import annotations
 
@@ -68,11 +68,7 @@ class DocumentRow:
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class LintFigure:
-    """A cell of a metric's column or row.
-
-    Args:
-        position: number of the configuration or part; figures of two series with the same number belong together.
-    """
+    """A cell of a metric's column or row. Figures of two series with the same `position` are of one configuration or part."""
 
     name: str
     cell: TableCell
@@ -87,6 +83,11 @@ class LintFigure:
         """The number in the cell, which holds one."""
         assert self.cell.quantity is not None
         return self.cell.quantity
+
+    @property
+    def block(self) -> tuple[DocumentTable, str]:
+        """Its table, and the group of rows in it."""
+        return self.table, self.table.rows[self.row].group
 
     @property
     def place(self) -> ClaimPlace:
@@ -199,12 +200,7 @@ def _share_of_metrics(labels: Iterable[str]) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sentence:
-    """A sentence of running text.
-
-    Args:
-        lead: beginning of its paragraph or list item, up to the colon.
-        paragraph: the whole paragraph or list item.
-    """
+    """A sentence of running text; `lead`: beginning of its paragraph or list item, up to the colon."""
 
     text: str
     line: int
@@ -283,11 +279,10 @@ def options_of(*, model: str | None, size: tuple[int, int] | None, window: int |
 
 @dataclass(frozen=True, kw_only=True)
 class LintDocument:
-    """A file as tables, sentences and lines of code; `ignored`: lines that a comment takes out of one rule (or all, `*`)."""
+    """A file as tables and sentences; `ignored`: lines that a comment takes out of one rule (or all, `*`)."""
 
     tables: tuple[DocumentTable, ...] = ()
     sentences: tuple[Sentence, ...] = ()
-    code: tuple[Sentence, ...] = ()
     ignored: tuple[tuple[range, str], ...] = ()
     options: LintOptions = LintOptions()
 
@@ -341,11 +336,8 @@ _NOT_TIMED: Final = re.compile(
 
 def caption_unit(text: str) -> Unit | None:
     """Return the unit of time that a caption or an introduction declares for the numbers after it."""
-    for found in _CAPTION_UNIT.finditer(text):
-        unit = head_unit(f"({found['unit'] or found['tail']})")
-        if unit and unit.dimension == "time":
-            return unit
-    return None
+    units = (head_unit(f"({found['unit'] or found['tail']})") for found in _CAPTION_UNIT.finditer(text))
+    return next((unit for unit in units if unit and unit.dimension == "time"), None)
 
 
 _LABELLED: Final = re.compile(
@@ -359,10 +351,7 @@ def lines_table(
     lines: Iterable[tuple[int, str]], section: Titles, intro: str = "", origin: Literal["list", "lines"] = "lines"
 ) -> DocumentTable | None:
     """Read numbered lines of output or of a list into one table, or None if fewer than two of them are `label: number ...`.
-
-    Args:
-        intro: the text before the block; it may declare the unit.
-    """
+    The text before them, `intro`, may declare the unit."""
     rows: list[DocumentRow] = []
     cells: list[dict[str, TableCell]] = []
     caption, group = "", ""
@@ -402,10 +391,8 @@ def _named_cells(rest: str, hint: Unit | None) -> dict[str, TableCell]:
 
 def read_printed(text: str) -> LintDocument:
     """Read printed output."""
-    numbered = list(enumerate(text.splitlines(), 1))
-    table = lines_table(numbered, ())
-    code = tuple(Sentence(text=line, line=number, section=()) for number, line in numbered)
-    return LintDocument(tables=(table,) if table else (), code=code)
+    table = lines_table(enumerate(text.splitlines(), 1), ())
+    return LintDocument(tables=(table,) if table else ())
 
 
 _INLINE: Final = MarkdownIt("commonmark").enable("strikethrough")
@@ -418,7 +405,6 @@ _IGNORE: Final = re.compile(
 _UNSEEN: Final = re.compile(r"\A---[ \t]*\n(?:.*\n)*?---[ \t]*$|<!--[\s\S]*?-->", re.MULTILINE)
 """Front matter and comments."""
 _OUTPUT: Final = frozenset({"", "text", "txt", "log", "output", "console", "plain", "plaintext"})
-_UNREAD: Final = frozenset({"markdown", "md", "diff", "mermaid"})
 _SPLIT: Final = re.compile(r"(?<=[.!?])(?<!e\.g\.)(?<!i\.e\.)(?<!vs\.)(?<!cf\.)(?<!ca\.)\s+(?=[A-Z\"'(\d])")
 _INDENT: Final = re.compile(r"^(?:(?:&nbsp;|&emsp;|&ensp;| |\u2003|\u2002|[ ]{2}|↳|└─*|├─*|│|[-*•>+](?=\s))\s*)+")
 _BULLET: Final = re.compile(r"^(?P<indent>[\s>]*)(?:[-*+]|\d+[.)])\s+")
@@ -462,7 +448,6 @@ def read_markdown(text: str) -> LintDocument:
     return LintDocument(
         tables=tuple(sorted(reader.tables, key=lambda table: table.line)),
         sentences=tuple(reader.sentences),
-        code=tuple(reader.code),
         ignored=tuple(ignored),
     )
 
@@ -475,7 +460,6 @@ class _MarkdownReader:
         self.headings: list[tuple[int, str]] = []
         self.tables: list[DocumentTable] = []
         self.sentences: list[Sentence] = []
-        self.code: list[Sentence] = []
         self.intro = ""
         self.intro_bold = False
         self._read(SyntaxTreeNode(_BLOCKS.parse(text)))
@@ -496,11 +480,8 @@ class _MarkdownReader:
                 self._table(node)
             case "fence":
                 language = (node.info.split() or [""])[0].lower().strip("{}.")
-                body = list(enumerate(node.content.split("\n")[:-1], _line(node) + 1))
                 if language in _OUTPUT:
-                    self._lines(body, "lines")
-                if language not in _UNREAD:
-                    self.code += [Sentence(text=text, line=number, section=self.section) for number, text in body]
+                    self._lines(enumerate(node.content.split("\n")[:-1], _line(node) + 1), "lines")
             case "paragraph":
                 found = _sentences(node, self.section)
                 self.sentences += found

@@ -325,11 +325,7 @@ def key(label: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metric:
-    """The metric of a column or row of figures.
-
-    Args:
-        kind: `quality`, `change` of another figure, `memory`, `share`, a dimension, or `number`.
-    """
+    """A metric of a column or row. `kind`: `quality`, `change` of another figure, `memory`, `share`, a dimension, `number`."""
 
     title: str
     kind: str

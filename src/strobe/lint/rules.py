@@ -20,7 +20,6 @@ from strobe.core import costs
 from strobe.core.errors import DataError, unknown_choice
 from strobe.core.printable import first_of
 from strobe.lint.document import (
-    VALUE,
     Claim,
     ClaimPlace,
     DocumentTable,
@@ -29,7 +28,6 @@ from strobe.lint.document import (
     LintOptions,
     MetricSeries,
     Sentence,
-    Titles,
     read_markdown,
     read_printed,
 )  # fmt: skip
@@ -44,7 +42,6 @@ from strobe.lint.quantity import (
     exactly,
     is_total,
     key,
-    metric_of,
     printed,
     spelled,
     statistic,
@@ -322,9 +319,9 @@ def _outer(entries: Sequence[LintFigure]) -> list[LintFigure]:
     ]  # fmt: skip
 
 
-def _choices(table: DocumentTable, series: MetricSeries) -> Iterator[tuple[LintFigure, list[list[LintFigure]], bool]]:
-    """Yield each total with what it may be the sum of (the parts since the total before it, all parts, earlier totals), and
-    whether some of these are made of others. A total in the first row closes the rows below it."""
+def _choices(table: DocumentTable, series: MetricSeries) -> Iterator[tuple[LintFigure, list[list[LintFigure]]]]:
+    """Yield each total with what it may be the sum of (the parts since the total before it, all parts, earlier totals). A total
+    in the first row closes the rows below it."""
     rows, entries = table.rows, list(series.entries)
     if entries and [entry for entry in entries if is_total(entry.name)] == entries[:1]:
         entries = [*entries[1:], entries[0]]
@@ -335,7 +332,7 @@ def _choices(table: DocumentTable, series: MetricSeries) -> Iterator[tuple[LintF
             parts = [entry for entry in above if not is_total(entry.name)]
             since = [entry for entry in parts if not totals or entries.index(entry) > entries.index(totals[-1])]
             outer = _outer(since)
-            yield total, [outer, _outer(parts), totals, [*totals, *outer]], len(outer) < len(since)
+            yield total, [outer, _outer(parts), totals, [*totals, *outer]]
 
 
 def _group_of(table: DocumentTable, total: LintFigure) -> set[int]:
@@ -368,17 +365,15 @@ def total_sum(document: LintDocument) -> Iterator[Claim]:
         leaves = sum((parts.middle for _, parts in groups), Fraction(0)) if len(groups) > 1 else Fraction(0)
         for total, parts in groups:
             if not total.quantity.bounds.overlaps(parts):
-                yield _not_the_sum(total, parts.middle, leaves, nested=False)
-        for total, choices, nested in [
-            each for series in table.series if _additive(series.metric) for each in _choices(table, series)
-        ]:
+                yield _not_the_sum(total, parts.middle, leaves)
+        for total, choices in [each for series in table.series if _additive(series.metric) for each in _choices(table, series)]:
             sums = [added for choice in choices if (added := _sum(choice)) is not None]
             agree = any(total.quantity.bounds.overlaps(added) for added in sums)
             if sums and not agree and not _WALL.search(total.name):
-                yield _not_the_sum(total, sums[0].middle, Fraction(0), nested=nested)
+                yield _not_the_sum(total, sums[0].middle, Fraction(0))
 
 
-def _not_the_sum(total: LintFigure, right: Fraction, leaves: Fraction, *, nested: bool) -> Claim:
+def _not_the_sum(total: LintFigure, right: Fraction, leaves: Fraction) -> Claim:
     """Make the finding of a total; `leaves` is the sum of all groups, where there are several."""
     said, off = total.quantity, total.quantity.value - right
     shown, whole = printed(right, said, more=0), printed(leaves, said, more=0)
@@ -389,8 +384,6 @@ def _not_the_sum(total: LintFigure, right: Fraction, leaves: Fraction, *, nested
         how = f"is all rows together ({whole}): a parent was counted with its children"
     else:
         how = "unattributed: say so in a row of its own" if off > 0 else "more than the total"
-    if nested:
-        how += "; a row that is made of others is counted with the rows it is made of, or not at all"
     return Claim(
         place=total.place,
         said=f"{total.name}: {said.text}{share}",
@@ -580,107 +573,37 @@ def label_admitted(document: LintDocument) -> Iterator[Claim]:
             )
 
 
-_UNITS_OF: Final = {"time": "ms, µs or s", "memory": "GB, GiB or MB"}
-_LABELLED: Final = re.compile(r"(?i)(?:^|[\s_])(?:latency|duration|elapsed|runtime|time)$")
-"""A label of printed output or a list that ends in the word for a time."""
-
-
-def no_unit(document: LintDocument) -> Iterator[Claim]:
-    """Find columns or rows of times or memory without a unit in the cells, the head or the caption."""
-    for table in document.tables:
-        context = metric_of(f"{table.caption} {' '.join(table.section[-1:])}", None)
-        for series in table.series:
-            bare = [figure for figure in series.figures if figure.quantity.unit is None]
-            title, kind, statistic = series.metric.title, series.metric.kind, series.metric.statistic
-            if table.origin != "table":
-                bare = [figure for figure in bare if title == VALUE and _LABELLED.search(figure.name)]
-                title, kind = bare[0].name if bare else "", "time"
-            elif len(bare) < len(series.figures):
-                continue
-            elif kind == "number" and statistic not in ("", "sum"):  # `Mean` below a heading `Latency`
-                kind = context.kind
-            if bare and kind in _UNITS_OF:
-                yield Claim(
-                    place=bare[0].place,
-                    said=f"{title}: {bare[0].quantity.text}",
-                    corrected=f"{title} ({_UNITS_OF[kind]})",
-                    why=f"no unit beside the figure, in its head or in the caption ({len(bare)} without one)",
-                )
-
-
-_COUNT_HEAD: Final = re.compile(
-    r"(?i)^(?:#|n|num|calls?|counts?|samples?|iterations?|iters?|runs?|reps?|launches|instances|occurrences?|frames|blocks|"
-    r"requests)(?: \(.*\))?$|^(?:number|num|#) (?:of )?\w+$"
-)
 _N: Final = r"(?<![\w.,])(\d{1,3}(?:,\d{3})+|\d{1,9})\b"
-_WHICH: Final = r"\s+(?:timed |measured |steady(?:-state)? |profiled |benchmark |pixel |latent )*"
 _NOUNS: Final = (
-    r"(?:iterations?|iters?|samples?|runs?|repetitions?|repeats?|reps?|trials?|measurements?|requests?|calls?|rounds?|clips?)"
+    r"(?:iterations?|iters?|samples?|runs?|repetitions?|repeats?|reps?|trials?|measurements?|requests?|calls?|rounds?)"
 )
 _STATED: Final = re.compile(
-    rf"(?i){_N}{_WHICH}{_NOUNS}\b|(?<![\w.])(?:n|num_?(?:samples|iters?|iterations|runs)|{_NOUNS})\s*[=:]\s*{_N}\b"
-    rf"|--(?:[a-z]+-)*(?:{_NOUNS}|requests|frames)[ =]{_N}\b"
+    rf"(?i){_N}\s+(?:\w+ )?{_NOUNS}\b|(?<![\w.])(?:n|num_?(?:samples|iters?|iterations|runs)|{_NOUNS})\s*[=:]\s*{_N}\b"
+    rf"|(?<=\(){_N} frames\b"
 )
-"""A number of samples: `100 iterations`, `n = 33`, or a flag of a command."""
-_SIZED: Final = re.compile(rf"(?i){_N}{_WHICH}(?:frames?|(?:frame )?blocks?|switches|prompts)\b")
-_BENCHMARK: Final = re.compile(r"(?i)\b(?:benchmark\w*|bench|measured|measurements?|mode|over|timed|profil\w+|sampled?)\b")
-_WARM: Final = re.compile(r"(?i)\bwarm-?up\b")
-
-
-class _Samples(NamedTuple):
-    """A number of samples stated in the document, its wording and its place."""
-
-    n: int
-    text: str
-    line: int
-    section: Titles
+"""A number of samples: `100 iterations`, `n = 33`, or of a mode, `quick (100 frames)`."""
 
 
 def percentile_samples(document: LintDocument) -> Iterator[Claim]:
-    """Find p99s, and percentiles beyond, with too small a number of samples: of the row, else of the chapter, else at all."""
-    stated = list(_statements(document))
-    groups: dict[tuple[DocumentTable, str, _Samples], list[LintFigure]] = {}
-    for figure in document.figures:
-        if figure.metric.statistic.startswith("p99") and figure.metric.kind in ("time", "number", "rate", "memory"):
-            chapter = [each for each in stated if each.section[:2] == figure.table.section[:2]]
-            found = _own_count(figure) or max(chapter or stated, default=None)
-            if found is not None and found.n < P99_SAMPLES:
-                groups.setdefault((figure.table, figure.metric.title, found), []).append(figure)
-    agreed = filter(None, map(_consensus, _rates(document.tables).values()))
-    size = next((frames for _, frames in agreed), 0)  # of a frame block, as rates and latencies imply
-    for (_, title, found), figures in groups.items():
-        blocks = found.n // size if size and re.search(r"(?i)\bframes?$", found.text) else 0
-        yield Claim(
-            place=figures[0].place,
-            said=f"{title}: {first_of([figure.quantity.text for figure in figures], 1)}",
-            corrected=f"max of {blocks or found.n}",
-            why=f"{found.text} (line {found.line})"
-            + (f", {blocks} frame blocks" if blocks else "")
-            + f"; {figures[0].metric.statistic} needs {P99_SAMPLES} samples",
-            also=[figure.place for figure in figures[1:]],
-        )
-
-
-def _own_count(figure: LintFigure) -> _Samples | None:
-    for series in figure.table.series:
-        count = series.of(figure.position) if _COUNT_HEAD.match(series.metric.title) else None
-        if count is not None and count.value.denominator == 1:
-            text = f"{series.metric.title} {count.text}"
-            return _Samples(int(count.value), text, figure.place.line, figure.table.section)
-    return None
-
-
-def _statements(document: LintDocument) -> Iterator[_Samples]:
-    """Yield every number of samples in the document: in sentences, cells of settings, and flags of commands."""
-    rows = [(table, row) for table in document.tables if len(table.header) == 2 for row in table.rows]
-    settings = [(f"{row.label}: {row.cells[-1].text}", row.line, table.section) for table, row in rows]
-    said = [(each.text, each.line, each.section) for each in document.sentences]
-    code = [(each.text, each.line, each.section) for each in document.code]
-    for at, (text, line, section) in enumerate((*said, *settings, *code)):
-        for found in (*_STATED.finditer(text), *(_SIZED.finditer(text) if _BENCHMARK.search(text) else ())):
-            flag = found[0].startswith("--") or at < len(said) + len(settings)
-            if flag and not _WARM.search(text[max(0, found.start() - 12) : found.end() + 12]):
-                yield _Samples(int(next(filter(None, found.groups())).replace(",", "")), found[0], line, section)
+    """Find p99s, and percentiles beyond, that need more samples than the largest number which the document states."""
+    rows = [row for table in document.tables if len(table.header) == 2 for row in table.rows]
+    texts = [(f"{row.label}: {row.cells[-1].text}", row.line) for row in rows]
+    texts += [(sentence.text, sentence.line) for sentence in document.sentences]
+    stated = [(found, line) for text, line in texts for found in _STATED.finditer(text)]
+    counts = {int(next(filter(None, found.groups())).replace(",", "")): (found[0], line) for found, line in stated}
+    most = max(counts, default=P99_SAMPLES)
+    for table in document.tables if most < P99_SAMPLES else ():
+        for series in table.series if not table.of_kind("count") else ():
+            metric, figures = series.metric, series.figures
+            if metric.statistic.startswith("p99") and metric.kind in ("time", "number", "rate", "memory"):
+                text, line = counts[most]
+                yield Claim(
+                    place=figures[0].place,
+                    said=f"{metric.title}: {first_of([figure.quantity.text for figure in figures], 1)}",
+                    corrected="max, and of how many samples",
+                    why=f"{text} (line {line}) is the most that is stated; {metric.statistic} needs {P99_SAMPLES} samples",
+                    also=[figure.place for figure in figures[1:]],
+                )
 
 
 _NAMED: Final = re.compile(
@@ -702,8 +625,8 @@ def quality_reference(document: LintDocument) -> Iterator[Claim]:
         named = any(_NAMED.search(text) for text in texts)
         for first in [own] if own else [] if named else figures[:1]:
             name, names = first.metric.quality, ", ".join(dict.fromkeys(each.metric.quality.upper() for each in figures))
-            itself = f"against itself its {name.upper()} is {QUALITY[name]}"
-            what = itself if own else "which frames, from which preset, dtype and seed"
+            ideal = f"against itself its {name.upper()} is {QUALITY[name]}"
+            what = ideal if own else "which frames, from which preset, dtype and seed"
             yield Claim(
                 place=first.place,
                 said=f"{first.name}{' is the reference' if own else ''}: {first.metric.title} {first.cell.text}",
@@ -744,16 +667,13 @@ def coincidence(document: LintDocument) -> Iterator[Claim]:
     values = sorted(times) if len(times) >= 3 else []
     per_distance = len(times) * (len(times) - 1) / math.log(values[-1] / values[0]) if values else 0.0
     for low, high in pairwise(values):
-        if high - low > _COPY * low:
-            continue
         distance = float((high - low) / low)
         chance = per_distance * distance
-        if chance >= _LUCK:
+        if distance > _COPY or chance >= _LUCK:
             continue
         one, two = both = sorted((times[low], times[high]), key=lambda figure: figure.place.line)
-        groups = [(figure.table, figure.table.rows[figure.row].group) for figure in both]
         names = [set(words(figure.name)) for figure in both]
-        may_be_one = groups[0] == groups[1] or names[0] <= names[1] or names[1] <= names[0]
+        may_be_one = one.block == two.block or names[0] <= names[1] or names[1] <= names[0]
         if not may_be_one and all(map(_single_time, both)) and not any(_repeated(document, figure) for figure in both):
             yield Claim(
                 place=two.place,
@@ -767,12 +687,8 @@ def coincidence(document: LintDocument) -> Iterator[Claim]:
 
 def _repeated(document: LintDocument, figure: LintFigure) -> bool:
     """Return whether its own rows have another figure as close, as the rounds of one measurement are."""
-    value, rows = figure.quantity.value, figure.table.rows
-    return any(
-        each.quantity.dimension == "time" and abs(each.quantity.value - value) <= _COPY * value
-        for each in document.figures
-        if each.table is figure.table and each is not figure and rows[each.row].group == rows[figure.row].group
-    )
+    value, times = figure.quantity.value, [each for each in document.figures if each.quantity.dimension == "time"]
+    return [each.block for each in times if abs(each.quantity.value - value) <= _COPY * value].count(figure.block) > 1
 
 
 def _single_time(figure: LintFigure) -> bool:
@@ -849,31 +765,29 @@ _WORTH: Final = Fraction(1, 10)
 def window_free(document: LintDocument) -> Iterator[Claim]:
     """Compare what a smaller attention window saves with the FLOPs it removes."""
     for table in document.tables if document.options.parts(1) else ():
-        if table.by_columns and _WINDOW.search(f"{table.header[0]} {table.caption} {' '.join(table.section[-1:])}"):
-            times = sorted(table.singles, key=lambda series: series.metric.statistic != "mean")
-            figures = times[0].figures if times else ()
-            sizes = {int(found[1]): figure for figure in figures if (found := re.match(r"\D{0,12}(\d{1,9})\b", figure.name))}
-            if len(sizes) >= 2:
-                yield from _free(document.options, sizes, min(sizes), max(sizes))
+        if not table.by_columns or not _WINDOW.search(f"{table.header[0]} {table.caption} {' '.join(table.section[-1:])}"):
+            continue
+        times = sorted(table.singles, key=lambda series: series.metric.statistic != "mean")
+        figures = times[0].figures if times else ()
+        sizes = {int(found[1]): figure for figure in figures if (found := re.match(r"\D{0,12}(\d{1,9})\b", figure.name))}
+        small, large = min(sizes, default=0), max(sizes, default=0)
+        if small == large:
+            continue
+        work, least = (Fraction(costs.total(document.options.parts(size)).flops) for size in (large, small))
+        one, two, removed = sizes[small].quantity, sizes[large].quantity, 1 - least / work
+        if removed >= _WORTH and 1 - one.bounds.low / two.bounds.high < _FREE * removed:
+            percent, right = float(100 * removed), printed((1 - removed) * two.value, one, more=0)
+            yield Claim(
+                place=sizes[small].place,
+                said=f"window {large} to {small}: {two.text} to {one.text} ({float(100 * (one.value / two.value - 1)):+.1f}%)",
+                corrected=f"about {right} ({-percent:+.1f}%) if the pass is bound by its FLOPs",
+                why=f"{float(work) / 1e12:.1f} to {float(least) / 1e12:.1f} TFLOP per pass: {percent:.0f} % of the work is gone. "
+                "Launch-bound, or the window was not applied",
+                also=(sizes[large].place,),
+            )
 
 
-def _free(options: LintOptions, sizes: dict[int, LintFigure], small: int, large: int) -> Iterator[Claim]:
-    work, least = (Fraction(costs.total(options.parts(size)).flops) for size in (large, small))
-    one, two, removed = sizes[small].quantity, sizes[large].quantity, 1 - least / work
-    if removed >= _WORTH and 1 - one.bounds.low / two.bounds.high < _FREE * removed:
-        percent, right = float(100 * removed), printed((1 - removed) * two.value, one, more=0)
-        yield Claim(
-            place=sizes[small].place,
-            said=f"window {large} to {small}: {two.text} to {one.text} ({float(100 * (one.value / two.value - 1)):+.1f}%)",
-            corrected=f"about {right} ({-percent:+.1f}%) if the pass is bound by its FLOPs",
-            why=f"{float(work) / 1e12:.1f} to {float(least) / 1e12:.1f} TFLOP per pass: {percent:.0f} % of the work is gone. "
-            "Launch-bound, or the window was not applied",
-            also=(sizes[large].place,),
-        )
-
-
-MARKDOWN: Final = (".md", ".markdown")
-PRINTED: Final = (".txt", ".log", ".out")
+READERS: Final = dict.fromkeys((".md", ".markdown"), read_markdown) | dict.fromkeys((".txt", ".log", ".out"), read_printed)
 Rules = Mapping[str, Callable[[LintDocument], Iterable[Claim]]]
 RULES: Final[Rules] = {
     "fps-latency": fps_latency,
@@ -886,7 +800,6 @@ RULES: Final[Rules] = {
     "memory-fit": memory_fit,
     "value-of-another": value_of_another,
     "label-admitted": label_admitted,
-    "no-unit": no_unit,
     "percentile-samples": percentile_samples,
     "quality-reference": quality_reference,
     "coincidence": coincidence,
@@ -905,13 +818,13 @@ def lint_file(path: Path, options: LintOptions | None = None, rules: Rules = RUL
         DataError: the file cannot be read or is neither.
     """
     name, suffix = path.as_posix(), path.suffix.lower()
-    if suffix not in (*MARKDOWN, *PRINTED):
+    if suffix not in READERS:
         raise DataError(f"{name}: cannot be linted; give Markdown (.md) or printed output (.txt, .log)")
     try:
         text = path.read_bytes().decode("utf-8", "replace")
     except OSError as error:
         raise DataError(f"{name}: cannot be read ({error.strerror}); give an existing file") from error
-    return findings(read_markdown(text) if suffix in MARKDOWN else read_printed(text), options, rules)
+    return findings(READERS[suffix](text), options, rules)
 
 
 def chosen_rules(ignore: Collection[str]) -> Rules:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -97,12 +98,7 @@ def clip_name(path: Path) -> str:
 
 def _natural(path: Path) -> list[tuple[int, str]]:
     """Return a sort key that puts frame_2 before frame_10."""
-    parts: list[str] = []
-    for letter in path.name:
-        if parts and parts[-1][-1:].isdecimal() == letter.isdecimal():
-            parts[-1] += letter
-        else:
-            parts.append(letter)
+    parts = filter(None, re.split(r"(\d+)", path.name))
     return [(int(part), "") if part.isdecimal() else (0, part) for part in parts]
 
 

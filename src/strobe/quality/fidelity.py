@@ -180,10 +180,6 @@ Fidelity = tuple[float | None, str]
 temporal metric), and why there is none although the clips differ; empty otherwise."""
 
 
-def _mean(curve: Tensor) -> float:
-    return curve.mean().item()
-
-
 def _drift(curve: Tensor) -> float:
     """Subtract the mean of a metric over the first part of a clip from that over the last, in its own unit."""
     values: list[float] = curve.tolist()
@@ -192,13 +188,13 @@ def _drift(curve: Tensor) -> float:
 
 
 _NO_DRIFT: Final = "frames at one end equal the reference"
-_MEASURES: Final[dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor], float], str]]] = {
-    "psnr": (squared_error, lambda errors: decibels(errors.mean()).item(), ""),
-    "ssim": (ssim, _mean, ""),
-    "ms_ssim": (ms_ssim, _mean, ""),
-    "flip": (flip, _mean, ""),
-    "temporal_difference": (temporal_difference, _mean, "a single frame does not move"),
-    "flicker_excess": (flicker_excess, _mean, "needs three frames"),
+_MEASURES: Final[dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor], Tensor | float], str]]] = {
+    "psnr": (squared_error, lambda errors: decibels(errors.mean()), ""),
+    "ssim": (ssim, torch.mean, ""),
+    "ms_ssim": (ms_ssim, torch.mean, ""),
+    "flip": (flip, torch.mean, ""),
+    "temporal_difference": (temporal_difference, torch.mean, "a single frame does not move"),
+    "flicker_excess": (flicker_excess, torch.mean, "needs three frames"),
     "psnr_drift": (psnr, _drift, _NO_DRIFT),
     "ssim_drift": (ssim, _drift, _NO_DRIFT),
 }
@@ -229,6 +225,6 @@ def compare(frames: Tensor, reference: Tensor, only: Collection[str] = COMPARED)
         if reduced is _drift and len(first) < DRIFT_SHARE:
             found[name] = None, f"a clip of {len(first)} frames is too short: give {DRIFT_SHARE} or more"
             continue
-        value = reduced(values)
+        value = float(reduced(values))
         found[name] = (value, "") if math.isfinite(value) else (None, none)
     return found
