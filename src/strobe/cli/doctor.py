@@ -71,12 +71,10 @@ def doctor(
         document["gate"], gates = run_gate(device, output)
     if usable:
         from strobe.attention import impls
-        from strobe.engine import family
 
         document |= look(device, gates)
-        plugins = (*family.registered(), *impls.registered())
         told = ("group", "name", "place", "package", "broken")
-        document["plugins"] = [{key: getattr(each, key) for key in told} for each in plugins]
+        document["plugins"] = [{key: getattr(each, key) for key in told} for each in impls.registered()]
         if preset is not None:
             document["memory"] = predict_memory(preset, model, size, samples, device)
             document["memory"]["lacking"] = document["lacking"].get(preset)
