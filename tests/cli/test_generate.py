@@ -82,7 +82,7 @@ def test_a_file_that_is_no_picture(strobe: Strobe, tmp_path: Path) -> None:
     [
         (["--preset", "ultra"], 3, "preset 'ultra' cannot run"),
         (["--switch", "4x:foo"], 2, "cannot read the prompt switch"),
-        (["--switch", "4s:a (red:1.4) circle moving left"], 2, "weighs some of its words"),
+        (["--switch", "4s:a (red:1.4) circle moving left"], 2, "weighs words, which nothing here follows"),
         (["--negative-prompt", "blurry"], 2, "Unknown option: --negative-prompt. The models here are distilled without guidance"),
         (["--guidance-scale=5"], 2, "Unknown option: --guidance-scale. The models here are distilled without guidance"),
         (["--image", "none.png"], 2, "cannot read the picture"),
