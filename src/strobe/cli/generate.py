@@ -45,7 +45,6 @@ class Engine(ModelFlags):
         strength: how far --follow leaves its clip: the highest noise level of the schedule that is not above it, up to 1.
         seed: of all noise; the same seed, preset and prompts give the same clip.
         device: auto, cpu, cuda or cuda:N.
-        decode_device: where the autoencoder runs, such as cuda:1; where the transformer does by default.
         ulysses: under torchrun, how many processes share the heads; what is left of them shares the keys. As many as can by
             default.
     """
@@ -53,7 +52,6 @@ class Engine(ModelFlags):
     preset: PresetName = "balanced"
     seed: int = 0
     device: DeviceName = "auto"
-    decode_device: str | None = None
     ulysses: int | None = None
     image: Path | None = None
     start: Path | None = None
@@ -106,7 +104,7 @@ class Engine(ModelFlags):
         preset = self.config(self.preset)
         self.check_start()
         strength = 0.0 if self.follow is None else FOLLOWED if self.strength is None else self.strength
-        config = replace(preset, decode_device=self.decode_device, strength=strength)
+        config = replace(preset, strength=strength)
         place = resolve_device(device) if isinstance(device, str) else device.device
         check_device(config, place)
         self.check_settings(config, place)

@@ -317,7 +317,7 @@ class Stream:
             blend=state.blend and state.blend.to(device),
             decoder=decoder,
             ahead=None if state.ahead is None else state.ahead.to(device),
-            ends=None if state.ends is None else state.ends.to(self.config.decode_device),
+            ends=None if state.ends is None else state.ends.to(device),
             start=None if state.start is None else state.start.to(device),
         )
         self._ready = None
