@@ -119,7 +119,7 @@ class ClipFile:
     Args:
         seconds: length of the clip, 10 unless --blocks is given, a recipe says it, or a clip is followed.
         blocks: length of the clip in frame blocks.
-        out: the file; .mp4 and .mkv are H.264, .gif and .webp are animations. Until it is complete it grows as clip.partial.mp4.
+        out: the file, .mp4 or .mkv, in H.264. Until it is complete it grows as clip.partial.mp4.
         force: replace a clip that is there.
     """
 
@@ -165,7 +165,7 @@ def generate(
     ```
     strobe generate "a red circle moving left" -o clip.mp4  # slow
     strobe generate "a red circle moving left" --switch 4.5s:"a blue square moving up" \\
-        --switch block=12:"a green star moving right" --preset turbo -o clip.gif  # slow
+        --switch block=12:"a green star moving right" --preset turbo -o clip.mkv  # slow
     strobe generate "a red circle moving left" --follow walk.mp4 --strength 0.7 -o painted.mp4  # needs-files
     strobe generate --replay strobe-recipe.json -o again.mp4  # needs-files
     torchrun --nproc-per-node 2 -m strobe generate "a red circle moving left"  # slow
