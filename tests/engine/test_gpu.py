@@ -228,15 +228,3 @@ def test_nobody_waits_in_a_frame_block(make: Callable[..., Session], tiny: Model
         stream.deliver()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-@pytest.mark.alone
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
-@pytest.mark.parametrize("on", [True, False])
-def test_frames_may_be_decoded_on_another_gpu(make: Callable[..., Session], on: bool) -> None:
-    """While this one goes on with the clean pass, or with the next frame block; what is remembered stays there."""
-    for late in (False, True):
-        config = graphs(on)
-        config = replace(config, knobs=replace_knobs(config.knobs, late_frames=late))
-        here, there = (play(make(preset=replace(config, decode_device=where), device="cuda:0")) for where in (None, "cuda:1"))
-        assert torch.equal(there[0], here[0]) and (there[1].int() - here[1].int()).abs().max() <= 1

@@ -1,19 +1,12 @@
-"""Models by name or folder: the bundled one, Wan with the places of its weights, and families that other packages register.
-
-Small sizes stand in for the released ones.
-"""
+"""Models by name or folder: the bundled one, and Wan with the places of its weights. Small sizes stand in for released ones."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-import sys
-import types
-from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -21,19 +14,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
 
 from fake_hub import MAIN, OLD, Hub, serving
 from strobe.bench.cases.stream import Script, StreamCase
 from strobe.cache.policy import RingPolicy
-from strobe.core import libraries as plugins
 from strobe.core.errors import ConfigError, ImplUnavailableError, ShapeError, WeightsError
 from strobe.engine import load as loading
 from strobe.engine.config import EngineConfig
-from strobe.engine.family import Family, Weights
-from strobe.engine.load import load, model_parts, names, wan_defaults
-from strobe.engine.model import Model, ModelParts, latent_shape
-from strobe.engine.prompts import Switch
+from strobe.engine.family import Weights
+from strobe.engine.load import load, wan_defaults
+from strobe.engine.model import latent_shape
 from strobe.engine.resolve import resolve
 from strobe.engine.session import Session
 from strobe.models.shapes import weights
@@ -44,7 +34,6 @@ from strobe.models.wan.config import SIZES, WanConfig
 from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.random_init import PromptNoise, random_transformer
 from strobe.models.wan.recipes import RECIPES
-from strobe.models.wan.transformer import CausalTransformer, Modulation, TextKV
 from strobe.models.wan.weights import checkpoint as wan_checkpoint
 
 
@@ -199,141 +188,6 @@ def test_each_part_may_be_on_the_hub_and_only_what_it_needs_is_fetched(tmp_path:
     assert Path(second[3]).read_bytes() == b"5"
     assert f"{MAIN}/{DIT}" in hub.fetched and VAE in str(hub.fetched)
     assert sum(name.endswith(VAE) for name in hub.fetched) == 1, "the tuned model's own is not needed beside a release"
-
-
-@pytest.fixture
-def register(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Install entry points for the length of a test: `register(name=object)`."""
-
-    def install(**found: object) -> None:
-        module = types.ModuleType("another_package")
-        vars(module).update(found)
-        monkeypatch.setitem(sys.modules, "another_package", module)
-        entries = [EntryPoint(name=name, value=f"another_package:{name}", group=plugins.FAMILIES) for name in found]
-        monkeypatch.setattr(plugins, "entry_points", lambda group: entries if group == plugins.FAMILIES else [])
-
-    return install
-
-
-def made(tiny: Model, asked: list[tuple[str, Weights]], *models: str) -> Family:
-    def make(name: str, given: Weights) -> Model:
-        asked.append((name, given))
-        return replace(tiny, name=f"mine: {name}")
-
-    return Family(
-        name="mine",
-        models=models,
-        holds=lambda folder: (folder / "mine.json").is_file(),
-        load=make,
-        parts=lambda name, size: ModelParts(dit=tiny.dit, vae=tiny.vae, defaults=tiny.defaults),
-    )
-
-
-def test_it_is_found_by_name_and_by_its_checkpoint(tiny: Model, register: Callable[..., None], tmp_path: Path) -> None:
-    asked: list[tuple[str, Weights]] = []
-    register(mine=made(tiny, asked, "mine-1b", "mine-7b"))
-    given = Weights(frame_size=(32, 32))
-    with Session("red circle", model=load("mine-1b", given), device="cpu") as session:
-        assert session.model.name == "mine: mine-1b" and len([*session.stream(2)]) == 2
-    (tmp_path / "mine.json").write_text("{}")
-    assert load(tmp_path).name == f"mine: {tmp_path}" and asked == [("mine-1b", given), (str(tmp_path), Weights())]
-    assert names()[-2:] == ("mine-1b", "mine-7b") and model_parts("mine-7b").dit is tiny.dit
-    with pytest.raises(ConfigError, match=r"did you mean 'mine-7b'\?.*mine-1b, mine-7b"):
-        load("mine-7")
-
-
-def test_ours_are_never_taken(tiny: Model, register: Callable[..., None]) -> None:
-    asked: list[tuple[str, Weights]] = []
-    register(mine=made(tiny, asked, "shapes"))
-    assert load("shapes").name == "shapes" and not asked
-
-
-def test_what_is_registered_wrongly_is_named(tiny: Model, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    register(broken=3)
-    with pytest.raises(
-        ConfigError, match=r"no model .*; family 'broken' \(another_package:broken of .*\) is broken: it is a int"
-    ):
-        load("broken-1b")
-    register(mine=made(tiny, [], "mine-1b"), yours=made(tiny, [], "mine-1b"))
-    with pytest.raises(ConfigError, match=r"family 'yours' .* is broken: it has a model 'mine-1b', as 'mine' .* has; unins"):
-        load("yours-1b")
-    assert load("mine-1b").name == "mine: mine-1b" and load("shapes").name == "shapes"
-    entries = [EntryPoint(name="gone", value="no_such_package:FAMILY", group=plugins.FAMILIES)]
-    monkeypatch.setattr(plugins, "entry_points", lambda group: entries)
-    with pytest.raises(ConfigError, match=r"family 'gone' .* cannot be imported: ModuleNotFoundError: No module named 'no_s"):
-        load("mine-1b")
-
-
-class Echo(CausalTransformer):
-    """Its latents are what the prompt says, a number, plus a tenth for each latent frame attended."""
-
-    def __init__(self, config: WanConfig) -> None:
-        super().__init__(config)
-        self.blocks = nn.ModuleList([nn.Linear(1, 1)])
-
-    layers: Any = property(lambda self: [*self.blocks])
-    dtype: Any = property(lambda self: self.blocks[0].weight.dtype)
-    device: Any = property(lambda self: self.blocks[0].weight.device)
-    qkv_fused = False
-
-    def fuse_qkv(self) -> None: ...
-
-    def use_kernels(self, impl: str = "") -> None:
-        raise ConfigError("no kernels")
-
-    def compile_pieces(self, block_tokens: int) -> None: ...
-
-    def rope(self, positions: Any, grid: Any) -> Tensor:
-        return torch.ones(1)
-
-    def embed_text(self, text: Tensor) -> Tensor:
-        return text
-
-    def text_kv(self, text: Tensor) -> TextKV:
-        said = text[:, :1, :1, None].expand(-1, -1, -1, self.config.dim)
-        return TextKV(layers=((said, said),), distinct=torch.ones(len(text), dtype=torch.int32))
-
-    def modulation(self, timesteps: Tensor) -> Modulation:
-        rows = (timesteps / 1000).float()[None, :, :, None, None].expand(1, -1, -1, 6, self.config.dim)
-        return Modulation(layers=rows, head=rows[0, :, :, :2])
-
-    def _kept(self, latents: Tensor, kv: Any) -> float:
-        grid = self.grid(latents)
-        tokens = torch.zeros(len(latents), grid.num_tokens, 1, self.config.dim, dtype=self.dtype)
-        keys, _ = kv.write(0, tokens, tokens)
-        return float(keys.shape[1] / grid.tokens_per_frame)
-
-    def forward(self, latents: Tensor, modulation: Any, text: Any, rope: Any, kv: Any = None, mask: Any = None) -> Tensor:
-        target = text.layers[0][0][:, :, 0, 0][..., None, None, None] + 0.1 * self._kept(latents, kv)
-        return (latents - target) / modulation.layers[0, :, :, 0, 0][..., None, None, None]
-
-    def commit(self, latents: Tensor, modulation: Any, text: Any, rope: Any, kv: Any) -> None:
-        self._kept(latents, kv)
-
-
-class Numbers:
-    def check(self, prompts: Sequence[str]) -> None:
-        assert all(prompt.replace(".", "").isdigit() for prompt in prompts)
-
-    def encode(self, prompts: Sequence[str]) -> Tensor:
-        return torch.tensor([float(prompt) for prompt in prompts])[:, None, None].repeat(1, 1, 2)
-
-    def ready(self, prompts: Sequence[str]) -> bool:
-        return True
-
-    def place(self, device: torch.device) -> None: ...
-
-
-def test_a_transformer_of_another_kind_streams(tiny: Model, register: Callable[..., None]) -> None:
-    sizes = WanConfig(dim=12, ffn_dim=4, freq_dim=4, text_dim=2, text_len=3, latent_channels=4, num_heads=1, num_layers=1)
-    defaults = replace(tiny.defaults, timesteps=(1000.0, 500.0), shift=3.0, window=9)
-    echo = replace(tiny, dit=Echo(sizes), text=Numbers(), defaults=defaults)
-    register(mine=made(echo, [], "echo-1b"))
-    with Session("0.25", model=load("echo-1b"), preset="balanced", device="cpu") as session:
-        blocks = [*session.stream(5, switches=[Switch(frame_block=3, prompt="(0.5:3) (1.5:1)")])]
-    expected = [0.25 + 0.3, 0.25 + 0.6, 0.25 + 0.9, 0.75 + 0.9, 0.75 + 0.9]  # 3, 6, 9 frames attended, then the window is full
-    for block, value in zip(blocks, expected, strict=True):
-        assert block.latents.flatten().tolist() == pytest.approx([value] * block.latents.numel(), abs=1e-5)
 
 
 SIZE = (32, 48)

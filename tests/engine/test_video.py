@@ -11,9 +11,9 @@ from torch import Tensor
 
 from forked import run
 from strobe.core.errors import ConfigError, SessionError, ShapeError
-from strobe.engine.video import FORMATS, VideoFile, check_video_path, missing_encoders
+from strobe.engine.video import FORMATS, VideoFile, can_encode, check_video_path
 
-MIN_PSNR_DB = {".mp4": 36.0, ".mkv": 36.0, ".gif": 28.0}
+MIN_PSNR_DB = 36.0
 
 
 def moving_square(num_frames: int, height: int = 64, width: int = 96) -> Tensor:
@@ -47,13 +47,9 @@ def test_frames_come_back(tmp_path: Path, suffix: str) -> None:
         for block in frames.split([1, 4, 40]):
             video.write(block)
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name] and video.num_frames == 45
-    if suffix == ".webp":  # FFmpeg writes animated webp and reads only still ones
-        data = path.read_bytes()
-        assert data[8:16] == b"WEBPVP8X" and 40 <= data.count(b"ANMF") <= 45
-        return
     decoded = decode(path)
     assert decoded.shape == frames.shape
-    assert min(psnr_db(*pair) for pair in zip(decoded, frames, strict=True)) >= MIN_PSNR_DB[suffix]
+    assert min(psnr_db(*pair) for pair in zip(decoded, frames, strict=True)) >= MIN_PSNR_DB
 
 
 def test_an_mp4_starts_at_once_and_lasts_as_long_as_its_frames(tmp_path: Path) -> None:
@@ -68,16 +64,14 @@ def test_an_mp4_starts_at_once_and_lasts_as_long_as_its_frames(tmp_path: Path) -
         assert container.duration == pytest.approx(40 / 16 * av.time_base, rel=1e-3)
 
 
-@pytest.mark.parametrize("suffix", [".mp4", ".gif"])
 @pytest.mark.parametrize(("height", "width"), [(63, 95), (64, 95), (63, 96)])
-def test_odd_sizes(tmp_path: Path, suffix: str, height: int, width: int) -> None:
-    frames, path = moving_square(3, height, width), tmp_path / f"clip{suffix}"
+def test_odd_sizes(tmp_path: Path, height: int, width: int) -> None:
+    frames, path = moving_square(3, height, width), tmp_path / "clip.mp4"
     with VideoFile(path, fps=16) as video:
         video.write(frames)
     decoded = decode(path)
-    expected = (height + height % 2, width + width % 2) if suffix == ".mp4" else (height, width)
-    assert tuple(decoded.shape[1:3]) == expected
-    assert psnr_db(decoded[:, :height, :width], frames) >= MIN_PSNR_DB[suffix]
+    assert tuple(decoded.shape[1:3]) == (64, 96)
+    assert psnr_db(decoded[:, :height, :width], frames) >= MIN_PSNR_DB
 
 
 @pytest.mark.parametrize(("suffix", "least"), [(".mp4", 32), (".mkv", 16)])
@@ -118,19 +112,18 @@ def fill(path: Path, limit: int) -> str:
     return done.stderr
 
 
-@pytest.mark.parametrize(("suffix", "least"), [(".mp4", 16), (".mkv", 16), (".gif", 1)])
-def test_no_space_is_one_clear_error_that_says_what_is_kept(tmp_path: Path, suffix: str, least: int) -> None:
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_no_space_is_one_clear_error_that_says_what_is_kept(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"clip{suffix}"
     said = fill(path, 200_000)
     kept = len(decode(path))
-    assert kept >= least
+    assert kept >= 16
     reason = f"File too large; the first {kept} of its frames are kept; free some space or name another place"
     assert said == f"cannot write {path}: {reason}\n"
 
 
-@pytest.mark.parametrize(("suffix", "limit"), [(".mp4", 500), (".webp", 200_000)])
-def test_a_file_of_which_nothing_plays_is_removed(tmp_path: Path, suffix: str, limit: int) -> None:
-    assert "File too large; nothing of it plays, so it is removed; free some space" in fill(tmp_path / f"clip{suffix}", limit)
+def test_a_file_of_which_nothing_plays_is_removed(tmp_path: Path) -> None:
+    assert "File too large; nothing of it plays, so it is removed; free some space" in fill(tmp_path / "clip.mp4", 500)
     assert not list(tmp_path.iterdir())
 
 
@@ -206,5 +199,5 @@ def test_paths_are_checked_before_the_work(tmp_path: Path) -> None:
         VideoFile(tmp_path / "folder.mp4", fps=16)
 
 
-def test_every_format_has_its_encoder() -> None:
-    assert missing_encoders() == ()
+def test_the_encoder_is_there() -> None:
+    assert can_encode()

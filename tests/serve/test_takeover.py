@@ -169,7 +169,7 @@ async def test_a_server_that_ends_tells_its_viewers_and_the_next_one_goes_on(tmp
     assert "connect again" in ended.reason and ended.resume_s == 300.0
     (saved,) = heads(tmp_path)
     assert saved["painted"] == saved["frames_made"] == len(found) or not every
-    assert bool(saved["states"]) == bool(every) and saved["log"][0]["text_sha256"]
+    assert bool(saved["states"]) == bool(every)
     assert before.welcome.secret not in "".join(map(str, tmp_path.rglob("*"))) + json.dumps(saved)
     with serving(keep=tmp_path, keep_every=every) as other:
 

@@ -79,4 +79,4 @@ def _read(name: str, given: object) -> Any:
     return well_read_model()
 
 
-TINY = Family(name="tiny", models=("tiny",), holds=lambda folder: False, load=_read, parts=_read)
+TINY = Family(models=("tiny",), load=_read, parts=_read)

@@ -29,7 +29,7 @@ def work(folder: Path, device: str) -> None:
         torch.save(
             {"latents": told.latents.cpu(), "frames": told.frames, "cached": told.cached}, folder / f"rank{devices.rank}.pt"
         )
-        command = ["generate", "a red circle moving left", "--device", device, "--blocks", "1", "-o", str(folder / "clip.gif")]
+        command = ["generate", "a red circle moving left", "--device", device, "--blocks", "1", "-o", str(folder / "clip.mp4")]
         codes = [
             main([*command, "--preset", "turbo", "--json", "--ulysses", "1"]),
             main([*command, "--force", "--preset", "sparse"]),

@@ -67,12 +67,10 @@ def doctor(
         document["gate"], gates = run_gate(device, output)
     if usable:
         from strobe.attention import impls
-        from strobe.engine import family
 
         document |= look(device, gates)
-        plugins = (*family.registered(), *impls.registered())
         told = ("group", "name", "place", "package", "broken")
-        document["plugins"] = [{key: getattr(each, key) for key in told} for each in plugins]
+        document["plugins"] = [{key: getattr(each, key) for key in told} for each in impls.registered()]
         if preset is not None:
             document["memory"] = predict_memory(preset, model, size, samples, device)
             document["memory"]["lacking"] = document["lacking"].get(preset)
@@ -98,21 +96,21 @@ def _checks() -> Iterator[dict[str, Any]]:
         return
     yield _check("torch", f"{torch.__version__}, CUDA {torch.version.cuda or 'not built in'}")
     from strobe.engine.load import load
-    from strobe.engine.video import FORMATS, missing_encoders
+    from strobe.engine.video import FORMATS, can_encode
 
     try:
         yield _check("weights", f"shapes, sha256 {load('shapes').weights_hash[:12]}")
     except StrobeError as error:
         yield _check("weights", str(error), f"install {DISTRIBUTION} again")
     try:
-        missing = missing_encoders()
+        found = can_encode()
     except ImportError as error:
         yield _check("video", str(error), "pip install 'av>=14.0'")
         return
-    if missing:
-        yield _check("video", f"no encoder for {', '.join(missing)}", "install av from its own wheel")
-    else:
+    if found:
         yield _check("video", f"writes {', '.join(FORMATS)}")
+    else:
+        yield _check("video", f"no encoder for {', '.join(FORMATS)}", "install av from its own wheel")
 
 
 def run_gate(device: str, output: Output) -> tuple[dict[str, Any], tuple[GateRun, ...]]:

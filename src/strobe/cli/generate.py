@@ -45,7 +45,6 @@ class Engine(ModelFlags):
         strength: how far --follow leaves its clip: the highest noise level of the schedule that is not above it, up to 1.
         seed: of all noise; the same seed, preset and prompts give the same clip.
         device: auto, cpu, cuda or cuda:N.
-        decode_device: where the autoencoder runs, such as cuda:1; where the transformer does by default.
         ulysses: under torchrun, how many processes share the heads; what is left of them shares the keys. As many as can by
             default.
     """
@@ -53,7 +52,6 @@ class Engine(ModelFlags):
     preset: PresetName = "balanced"
     seed: int = 0
     device: DeviceName = "auto"
-    decode_device: str | None = None
     ulysses: int | None = None
     image: Path | None = None
     start: Path | None = None
@@ -106,7 +104,7 @@ class Engine(ModelFlags):
         preset = self.config(self.preset)
         self.check_start()
         strength = 0.0 if self.follow is None else FOLLOWED if self.strength is None else self.strength
-        config = replace(preset, decode_device=self.decode_device, strength=strength)
+        config = replace(preset, strength=strength)
         place = resolve_device(device) if isinstance(device, str) else device.device
         check_device(config, place)
         self.check_settings(config, place)
@@ -121,7 +119,7 @@ class ClipFile:
     Args:
         seconds: length of the clip, 10 unless --blocks is given, a recipe says it, or a clip is followed.
         blocks: length of the clip in frame blocks.
-        out: the file; .mp4 and .mkv are H.264, .gif and .webp are animations. Until it is complete it grows as clip.partial.mp4.
+        out: the file, .mp4 or .mkv, in H.264. Until it is complete it grows as clip.partial.mp4.
         force: replace a clip that is there.
     """
 
@@ -167,7 +165,7 @@ def generate(
     ```
     strobe generate "a red circle moving left" -o clip.mp4  # slow
     strobe generate "a red circle moving left" --switch 4.5s:"a blue square moving up" \\
-        --switch block=12:"a green star moving right" --preset turbo -o clip.gif  # slow
+        --switch block=12:"a green star moving right" --preset turbo -o clip.mkv  # slow
     strobe generate "a red circle moving left" --follow walk.mp4 --strength 0.7 -o painted.mp4  # needs-files
     strobe generate --replay strobe-recipe.json -o again.mp4  # needs-files
     torchrun --nproc-per-node 2 -m strobe generate "a red circle moving left"  # slow

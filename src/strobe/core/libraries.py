@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-FAMILIES: Final = "strobe.families"
 ATTENTION: Final = {"dense": "strobe.attention.dense", "sparse": "strobe.attention.sparse"}
 """By operator."""
 
@@ -20,7 +19,7 @@ class Plugin:
     """One entry point.
 
     Args:
-        group: such as `strobe.families`.
+        group: such as `strobe.attention.dense`.
         name: of the entry point.
         place: module and name, such as `package.module:NAME`.
         package: name and version of the package that has it.

@@ -217,7 +217,6 @@ class EngineConfig:
         attention_format: of self-attention: "native" (in `dtype`) or "int8" (int8 queries and keys, FP8 weights and values, which
             the cache keeps so).
         simulate: compute what "fp8" would give in `dtype`, for hardware without it; no faster.
-        decode_device: where the autoencoder runs, such as "cuda:1"; None: where the transformer does.
         strength: 0 takes frames that a stream starts from as they are; above 0 they are noised to the highest level of the
             schedule that is not above it, and denoised under the prompt; 1 leaves nothing of them.
         knobs: optimisations.
@@ -241,7 +240,6 @@ class EngineConfig:
     kv_format: Format = "native"
     attention_format: AttentionFormat = "native"
     simulate: bool = False
-    decode_device: str | None = None
     strength: float = 0.0
     knobs: Knobs = field(default_factory=Knobs)
 

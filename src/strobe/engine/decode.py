@@ -52,21 +52,20 @@ def decode_stream(device: torch.device) -> torch.cuda.Stream:
 class FrameDecoder:
     """A decoder of frame blocks of latents. It holds no stream state: that goes in and comes out as a value.
 
-    With knob `overlap_decode`, or on a device of its own, the work runs beside the caller's: in a worker thread on a CPU, on a
-    side stream on a GPU.
+    With knob `overlap_decode` the work runs beside the caller's: in a worker thread on a CPU, on a side stream on a GPU.
 
     Args:
         vae: weights; left as they are.
-        config: device to decode on, dtype and knobs.
+        config: device, dtype and knobs.
     """
 
     def __init__(self, vae: VideoVAE, config: ResolvedConfig) -> None:
-        self._device = config.decode_device
+        self._device = config.device
         self._vae = copy.deepcopy(vae).to(device=self._device, dtype=config.dtype).requires_grad_(False).eval()
         if isinstance(self._vae, WanVAE) and self._device.type == "cuda":
             self._vae.channels_last()
         self._compiled, self._levels = False, levels
-        if config.knobs.compile and self._device.type == config.device.type and isinstance(self._vae, WanVAE):
+        if config.knobs.compile and isinstance(self._vae, WanVAE):
             if not unavailable("triton", self._device, config.dtype):
                 self._vae.fuse_decoder()
             else:
@@ -77,8 +76,7 @@ class FrameDecoder:
         self._open()
 
     def _open(self) -> None:
-        device = self._device
-        overlap = self._config.knobs.overlap_decode or device != self._config.device
+        device, overlap = self._device, self._config.knobs.overlap_decode
         self._worker = ThreadPoolExecutor(1, "strobe-decode") if overlap and device.type == "cpu" else None
         self._side = decode_stream(device) if overlap and device.type == "cuda" else None
 
@@ -92,7 +90,7 @@ class FrameDecoder:
         state = self.state()
         fused = isinstance(self._vae, WanVAE) and self._vae.fused is not None
         for shape in pieces if self._compiled or fused else ():
-            for decoded in self.start(torch.zeros(shape, device=self._config.device), state):
+            for decoded in self.start(torch.zeros(shape, device=self._device), state):
                 state = decoded.state
 
     def start(self, latents: Tensor, state: DecoderState) -> Iterator[Decoded]:
@@ -167,8 +165,7 @@ class FrameDecoder:
             return self._push(latents, state)
 
     def _start_beside(self, latents: Tensor, state: DecoderState, side: torch.cuda.Stream) -> Callable[[], Decoded]:
-        if latents.device.type == "cuda":
-            side.wait_stream(torch.cuda.current_stream(latents.device))
+        side.wait_stream(torch.cuda.current_stream(latents.device))
         with torch.cuda.stream(side), span(VAE_DECODE):
             decoded = self._push(latents, state)
             copied = torch.cuda.Event()
@@ -186,7 +183,6 @@ class FrameDecoder:
         decoder.load_state(state)
         limit = torch._dynamo.config.patch(recompile_limit=_GRAPHS) if self._compiled else nullcontext()  # of this thread
         with limit:
-            latents = latents.to(self._device, non_blocking=self._device.type == "cuda")
             dense = [each.clone(memory_format=torch.contiguous_format) for each in self._calls(latents)]  # or compiled for again
             frames = torch.cat([decoder.push(piece) for piece in dense], dim=1)
             made, beside = self._levels(frames), self._side is not None
@@ -204,7 +200,7 @@ class FrameDecoder:
         """Encode single frames [B, 3, Y, X] in [0, 1], each a video of its own, to latents [B, 1, C, Y', X'], float32."""
         assert not isinstance(self._vae, Taew), "it was checked that the autoencoder encodes"
         own = frames.to(self._device, self._config.dtype).unsqueeze(1)
-        return self._vae.encode(own).to(self._config.device, torch.float32)
+        return self._vae.encode(own).float()
 
 
 def _waited(finish: Callable[[], Decoded]) -> Iterator[Decoded]:

@@ -1,4 +1,4 @@
-"""The record of a family of models, the places of weights, and families that other packages register; ours are in `load`."""
+"""The record of a family of models, and the places of weights; the families are in `load`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Final
 
 from strobe.core.device import resolve_device
 from strobe.core.errors import ConfigError, unknown_choice
-from strobe.core.libraries import FAMILIES, Plugin, plugins
 from strobe.engine.config import DTYPES, DType
 from strobe.engine.model import Model, ModelParts
 from strobe.models.hub import RELEASE, TRANSFORMER, fetch, is_address
@@ -93,57 +92,14 @@ def fetched(given: Weights) -> tuple[Weights, tuple[str, ...]]:
 class Family:
     """A kind of model.
 
-    A package adds one with an entry point of the group `strobe.families`. Its models are `strobe.engine.model.Model`s: a
-    transformer derived from `strobe.models.wan.transformer.CausalTransformer`, a text encoder as
-    `strobe.engine.prompts.TextEncoder` describes, an autoencoder, and defaults for what a configuration leaves open: frame size,
-    frame block, schedule, window, sink and positions.
-
     Args:
-        name: shown in errors.
         models: names of its models, as `--model` takes them.
-        holds: whether a folder holds one of its checkpoints, by what lies in it; reads no tensor.
-        load: a name of `models`, or a folder that `holds` is true of, and what was asked for, to a model.
+        load: a name of `models` or a folder of a checkpoint, and what was asked for, to a model.
         parts: sizes of one of `models` at a frame size (None: its own); nothing is read or allocated.
         reads: raises ConfigError for a prompt that its models refuse, before weights are read; None: only an encoder can tell.
     """
 
-    name: str
     models: tuple[str, ...]
-    holds: Callable[[Path], bool]
     load: Callable[[str, Weights], Model]
     parts: Callable[[str, tuple[int, int] | None], ModelParts]
     reads: Callable[[str], object] | None = None
-
-
-def registered() -> tuple[Plugin, ...]:
-    """Return the families that other packages register; one that is broken, or has a model that another has, says so."""
-    found: list[Plugin] = []
-    taken: dict[str, Plugin] = {}
-    for plugin in plugins(FAMILIES, _fault):
-        models = plugin.found.models if plugin.found else ()
-        doubled = next((model for model in models if model in taken), None)
-        if doubled is not None:
-            why = f"it has a model {doubled!r}, as {taken[doubled]} has; uninstall one of the two"
-            plugin = replace(plugin, found=None, broken=why)
-        else:
-            taken |= dict.fromkeys(models, plugin)
-        found.append(plugin)
-    return tuple(found)
-
-
-def _fault(found: object) -> str:
-    return "" if isinstance(found, Family) else f"it is a {type(found).__name__}, not a strobe.engine.family.Family"
-
-
-def broken() -> str:
-    """Return the sentence about broken families for a model that is not found; empty if all are well."""
-    return "".join(f"; family {plugin} is broken: {plugin.broken}" for plugin in registered() if plugin.broken)
-
-
-def find(name: str | Path) -> Family | None:
-    """Return the registered family that has a model of this name, or whose checkpoint a folder holds; None if there is none."""
-    families: list[Family] = [plugin.found for plugin in registered() if plugin.found]
-    named = next((family for family in families if str(name) in family.models), None)
-    if named is not None or not Path(name).is_dir():
-        return named
-    return next((family for family in families if family.holds(Path(name))), None)

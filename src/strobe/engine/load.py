@@ -16,7 +16,7 @@ from strobe.core.errors import ConfigError, ShapeError, WeightsError, nearest
 from strobe.core.shapes import VaeStride
 from strobe.engine.config import DTYPES, ModelDefaults
 from strobe.engine.decode import VideoVAE
-from strobe.engine.family import Family, Weights, broken, fetched, find, registered
+from strobe.engine.family import Family, Weights, fetched
 from strobe.engine.model import Model, ModelParts
 from strobe.engine.prompts import TextEncoder
 from strobe.models.checkpoint import begun, check_whole, on_meta
@@ -283,28 +283,22 @@ def _shapes_parts(name: str, frame_size: tuple[int, int] | None) -> ModelParts:
 
 
 SHAPES: Final = Family(
-    name="shapes",
     models=("shapes",),
-    holds=lambda folder: (folder / bundled.FILE).is_file(),
     load=_shapes,
     parts=_shapes_parts,
     reads=parse,
 )
 WAN: Final = Family(
-    name="wan",
     models=(*SIZES, *SHORT),
-    holds=lambda folder: not SHAPES.holds(folder),
     load=_named_wan,
     parts=_wan_parts,
 )
 OURS: Final = (SHAPES, WAN)
-"""The families of this package. A name of theirs is never another package's; a folder is theirs if no other package holds it."""
 
 
 def names() -> tuple[str, ...]:
-    """List the names of all models, including those that other packages register."""
-    families = (*OURS, *(plugin.found for plugin in registered() if plugin.found))
-    return tuple(model for family in families for model in family.models)
+    """List the names of all models."""
+    return tuple(model for family in OURS for model in family.models)
 
 
 def family_of(name: str) -> Family:
@@ -313,15 +307,14 @@ def family_of(name: str) -> Family:
     Raises:
         ConfigError: there is none of that name; names the nearest.
     """
-    family = next((each for each in OURS if name in each.models), None) or find(name)
+    family = next((each for each in OURS if name in each.models), None)
     if family is not None:
         return family
     if Path(name).is_dir():
-        return next(each for each in OURS if each.holds(Path(name)))
+        return SHAPES if (Path(name) / bundled.FILE).is_file() else WAN
     if Path(name).is_file():
         raise ConfigError(f"model {name!r} is a file; give its folder, or --weights with one of: {', '.join(SIZES)}")
-    allowed = f"give a folder or one of: {', '.join(names())}"
-    raise ConfigError(f"no model or folder {name!r}{nearest(name, names())}; {allowed}{broken()}")
+    raise ConfigError(f"no model or folder {name!r}{nearest(name, names())}; give a folder or one of: {', '.join(names())}")
 
 
 def model_parts(name: str, frame_size: tuple[int, int] | None = None) -> ModelParts:
@@ -338,10 +331,9 @@ def load(name: str | Path = "shapes", given: Weights | None = None) -> Model:
     """Load a model.
 
     Args:
-        name: "shapes" (bundled), a size of Wan, a recipe that stands for its size too, such as "krea", a model that another
-            package registers (`strobe.engine.family`), or a folder: with a `shapes.safetensors`, or a
-            checkpoint of Wan or of a registered family. A folder may be on the hub, `hf:owner/name`; the model's name then says
-            which commit.
+        name: "shapes" (bundled), a size of Wan, a recipe that stands for its size too, such as "krea", or a folder: with a
+            `shapes.safetensors`, or a checkpoint of Wan. A folder may be on the hub, `hf:owner/name`; the model's name then
+            says which commit.
         given: weights of a Wan model; see docs/wan.md.
 
     Raises:

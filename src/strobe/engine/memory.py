@@ -39,8 +39,6 @@ LARGEST: Final = "largest pass"
 def predict(parts: ModelParts, config: ResolvedConfig, batch: int = 1) -> dict[str, int]:
     """Predict the memory of a stream of `batch` samples on its device, without the text encoder, which stays where it was loaded.
 
-    An autoencoder on a device of its own takes nothing here.
-
     Returns:
         bytes by part; `LARGEST` is estimated from the largest tensors that live at once, all others are counted from shapes.
     """
@@ -51,10 +49,8 @@ def predict(parts: ModelParts, config: ResolvedConfig, batch: int = 1) -> dict[s
     text, timestep = _conditions(dit, config, batch)
     steps = len({*config.schedule.warped, 0.0}) + _rows_ahead(config) if config.knobs.modulation_table else 0
     vae_bytes, memories = _decoder(parts.vae, (latents.height, latents.width), config.dtype, batch)
-    if config.decode_device != config.device:
-        vae_bytes = memories = 0
     height, width = parts.defaults.frame_size
-    ends = batch * config.num_recomputed * 3 * height * width * 4 if config.decode_device == config.device else 0
+    ends = batch * config.num_recomputed * 3 * height * width * 4
     transformer, decoder = _activations(parts, config, batch)
     # in parallel to other work the stream keeps the memories before the frame block until all of it is decoded
     decoder += memories * (2 if config.knobs.overlap_decode and not config.knobs.block_decode else 1)
@@ -223,7 +219,7 @@ def _activations(parts: ModelParts, config: ResolvedConfig, batch: int) -> tuple
     height, width = parts.defaults.frame_size
     frames = latents.frames if config.knobs.block_decode else 1
     vae, compiled = parts.vae, config.knobs.compile and config.knobs.block_decode
-    compiled = compiled and bool(unavailable("triton", config.decode_device, config.dtype))
+    compiled = compiled and bool(unavailable("triton", config.device, config.dtype))
     patch = 1 if isinstance(vae, TinyVAE) else vae.config.patch  # pixels come so many by so many in the last layer
     cells = batch * frames * parts.defaults.stride.time * height * width // patch**2
     if isinstance(vae, WanVAE):
@@ -233,8 +229,7 @@ def _activations(parts: ModelParts, config: ResolvedConfig, batch: int) -> tuple
         channels, count = vae.config.widths[-1] / 4, 4 * cells
     else:
         channels, count = min(vae.config.widths), 2 * cells
-    decoder = 0 if config.decode_device != config.device else int(count * channels) * config.dtype.itemsize
-    return transformer, decoder
+    return transformer, int(count * channels) * config.dtype.itemsize
 
 
 LEADERS = ("autoencoder weights", "decoder memories")
@@ -257,10 +252,9 @@ def check_room(parts: ModelParts, config: ResolvedConfig, layout: Layout | None,
 
 def predict_ranks(parts: ModelParts, config: ResolvedConfig, layouts: Sequence[Layout], batch: int = 1) -> list[dict[str, int]]:
     """Predict the memory of ranks of a session of `batch` samples: all weights, its share of the cache, rank 0's decoder."""
-    bare = replace(config, decode_device=torch.device("meta"))  # decodes elsewhere
     together = replace(config, knobs=replace(config.knobs, late_frames=True))
-    whole, alone, both = (predict(parts, each, batch) for each in (config, bare, together))
-    transformer, largest = alone[LARGEST], both[LARGEST]
+    whole, largest = predict(parts, config, batch), predict(parts, together, batch)[LARGEST]
+    transformer, _ = _activations(parts, config, batch)
     found = []
     for layout in layouts:
         own, decoder = _pass(transformer, layout), largest - transformer if layout.rank == 0 else 0

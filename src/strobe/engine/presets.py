@@ -82,17 +82,13 @@ def preset(name: str) -> EngineConfig:
 def diff(configs: Sequence[EngineConfig]) -> dict[str, tuple[str, ...]]:
     """Return every setting with its value in each of some configurations, knobs last."""
     settings = [each.name for each in fields(EngineConfig) if each.name not in ("name", "knobs")]
-    found = {name: tuple(_text(getattr(config, name), UNSET.get(name, "model")) for config in configs) for name in settings}
+    found = {name: tuple(_text(getattr(config, name)) for config in configs) for name in settings}
     return found | {each.name: tuple(_text(getattr(config.knobs, each.name)) for config in configs) for each in fields(Knobs)}
 
 
-UNSET = {"decode_device": "same"}
-"""How a setting left open is shown; others than these are the model's own."""
-
-
-def _text(value: object, unset: str = "model") -> str:
+def _text(value: object) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, tuple):
         return ", ".join(f"{each:g}" for each in value)
-    return unset if value is None else str(value)
+    return "model" if value is None else str(value)

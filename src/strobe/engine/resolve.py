@@ -12,7 +12,7 @@ import torch
 
 from strobe.cache.kv import Positions
 from strobe.cache.policy import Past, RingPolicy
-from strobe.core.device import card_of, resolve_device
+from strobe.core.device import card_of
 from strobe.core.errors import ConfigError, ImplUnavailableError
 from strobe.core.libraries import broken
 from strobe.eightbit.rows import FP8_CAPABILITY
@@ -71,8 +71,6 @@ def _does_nothing(name: str, config: EngineConfig, defaults: ModelDefaults, devi
         return _cannot_compile(device) if name == "compile" else _cannot_launch(name, config, device)
     if name == "late_frames" and defaults.past == "recomputed":
         return "the past of a frame block is derived from the frames of the one before"
-    if config.decode_device is not None and resolve_device(config.decode_device) != device:  # always works beside the transformer
-        return ""
     cores = len(os.sched_getaffinity(0))
     if name == "overlap_decode" and device.type == "cpu" and cores < OVERLAP_CORES:
         return f"{cores} CPU core(s), below {OVERLAP_CORES}: on two, decoding beside the transformer measured slower"
@@ -113,7 +111,6 @@ class ResolvedConfig:
 
     asked: EngineConfig
     device: torch.device
-    decode_device: torch.device
     dtype: torch.dtype
     frame_block: int
     first_block: int
@@ -187,12 +184,10 @@ def resolve(config: EngineConfig, defaults: ModelDefaults, device: torch.device)
     """Fill in a configuration for a model and a device.
 
     Raises:
-        ConfigError: the window leaves no room for the model's frame block beside the sink, or `decode_device` is no
-            device's name.
-        ImplUnavailableError: `decode_device` is not on this machine, or as `check_device`.
+        ConfigError: the window leaves no room for the model's frame block beside the sink.
+        ImplUnavailableError: as `check_device`.
     """
     check_device(config, device)
-    decode_device = device if config.decode_device is None else resolve_device(config.decode_device)
     own = filled(config, defaults)
     first_block = defaults.frame_block if config.first_block is None else config.first_block
     _check_past(config, own, first_block)  # first: it asks for a larger window than a frame block does
@@ -208,7 +203,6 @@ def resolve(config: EngineConfig, defaults: ModelDefaults, device: torch.device)
     return ResolvedConfig(
         asked=config,
         device=device,
-        decode_device=decode_device,
         dtype=dtype_of(config, device),
         frame_block=defaults.frame_block,
         first_block=first_block,
@@ -229,12 +223,7 @@ def resolve(config: EngineConfig, defaults: ModelDefaults, device: torch.device)
 
 
 def idle_knobs(config: EngineConfig, defaults: ModelDefaults, device: torch.device) -> dict[str, str]:
-    """Return the knobs of a configuration that would do nothing for a model on a device, so that they are off, with the reasons.
-
-    Raises: as `resolve` does for `decode_device`.
-    """
-    if config.decode_device is not None:
-        resolve_device(config.decode_device)  # refused whichever knobs read it
+    """Return the knobs of a configuration that do nothing for a model on a device, so that they are off, with the reasons."""
     asked = [name for name, on in asdict(config.knobs).items() if on]
     return {name: reason for name in asked if (reason := _does_nothing(name, config, defaults, device))}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -309,7 +308,6 @@ class Session:
         *,
         model: str | Path | Model | None = None,
         device: str | torch.device | DeviceGroup = "auto",
-        decode_device: str | None = None,
     ) -> Self:
         """Open a session that goes on from a file that `Snapshot.save` wrote.
 
@@ -317,7 +315,6 @@ class Session:
             path: the file.
             model: where the weights are now; None: where they were.
             device: see `Session`.
-            decode_device: see `strobe.engine.config.EngineConfig`.
 
         Raises:
             DataError: the file cannot be read.
@@ -326,8 +323,8 @@ class Session:
         where = device if isinstance(device, DeviceGroup) else resolve_device(device)
         snapshot = read_snapshot(path, where if isinstance(where, torch.device) else where.device)
         identity = snapshot.identity
-        config, given = replace(identity.config, decode_device=decode_device), model or identity.model
-        session = cls(preset=config, model=given, seed=identity.seed, samples=identity.samples, device=where)
+        given = model or identity.model
+        session = cls(preset=identity.config, model=given, seed=identity.seed, samples=identity.samples, device=where)
         session.restore(snapshot)
         return session
 
@@ -346,8 +343,7 @@ class Session:
 
     @property
     def _identity(self) -> Identity:
-        config = replace(self.config.asked, decode_device=None)  # where it runs is not what it is
-        stream, name = self._stream, self.model.name
+        stream, name, config = self._stream, self.model.name, self.config.asked
         return Identity(model=name, weights_hash=stream.weights_hash, config=config, seed=stream.seed, samples=stream.samples)
 
     def _run(

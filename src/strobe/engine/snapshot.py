@@ -217,19 +217,14 @@ class Snapshot:
 
         From a GPU they go to page-locked main memory, and from there back: several times as fast as through pageable memory.
         """
-        target, sources = torch.device(device), set[torch.device]()  # transformer and decoder may have a device each
-
-        def moved(name: str, tensor: Tensor) -> Tensor:
-            if name == "undelivered":
-                return tensor  # for whoever shows it
-            sources.add(tensor.device)
-            return tensor.to(target, non_blocking=True)
-
-        copy = _assemble(self._header({}), {name: moved(name, tensor) for name, tensor in self._tensors().items()})
-        for source in sources if target.type == "cpu" else ():
-            if source.type == "cuda":
-                torch.cuda.synchronize(source)  # what is read on the host must have arrived
-        return copy
+        target, source = torch.device(device), self.cache.keys.device
+        moved = {
+            name: tensor if name == "undelivered" else tensor.to(target, non_blocking=True)  # for whoever shows it
+            for name, tensor in self._tensors().items()
+        }
+        if target.type == "cpu" and source.type == "cuda":
+            torch.cuda.synchronize(source)  # what is read on the host must have arrived
+        return _assemble(self._header({}), moved)
 
     def save(self, path: str | Path) -> None:
         """Write to a safetensors file, which is whole and on the disk when this returns.

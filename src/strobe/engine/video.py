@@ -1,4 +1,4 @@
-"""Frames written to a file, as H.264 or as an animated image, and a picture read as a frame."""
+"""Frames written to a file as H.264, and a picture read as a frame."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +19,6 @@ from strobe.core.files import not_written
 if TYPE_CHECKING:
     from av import VideoFrame
     from av.container import InputContainer, OutputContainer
-    from av.filter import Graph
     from av.packet import Packet
     from av.video.stream import VideoStream
     from torch import Tensor
@@ -31,47 +30,20 @@ MOST_PIXELS: Final = 64_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Format:
-    """The encoding of a file suffix.
+    """The container of a file suffix, as FFmpeg names it, and its options."""
 
-    Args:
-        codec: encoder.
-        muxer: container.
-        pix_fmt: what the encoder takes. "pal8": a palette is made for each frame.
-        even: width and height are padded to even numbers.
-        codec_options, muxer_options: as FFmpeg names them.
-    """
-
-    codec: str
     muxer: str
-    pix_fmt: str
-    even: bool = False
-    codec_options: dict[str, str] = field(default_factory=dict)
-    muxer_options: dict[str, str] = field(default_factory=dict)
+    options: dict[str, str]
 
 
-H264 = {"preset": "veryfast", "crf": "18", "x264-params": "sliced-threads=1:rc-lookahead=3:sync-lookahead=0"}
+CODEC: Final = "libx264"
+H264: Final = {"preset": "veryfast", "crf": "18", "x264-params": "sliced-threads=1:rc-lookahead=3:sync-lookahead=0"}
 """The encoder looks 4 frames ahead, not 11: at a killed process no more are lost; a file is as large."""
-FORMATS: dict[str, Format] = {
-    ".mp4": Format(
-        codec="libx264",
-        muxer="mp4",
-        pix_fmt="yuv420p",
-        even=True,
-        codec_options=H264,
-        muxer_options={"movflags": "+frag_every_frame+empty_moov+default_base_moof", "flush_packets": "1"},  # playable, always
+FORMATS: Final[dict[str, Format]] = {
+    ".mp4": Format(  # playable, always
+        muxer="mp4", options={"movflags": "+frag_every_frame+empty_moov+default_base_moof", "flush_packets": "1"}
     ),
-    ".mkv": Format(
-        codec="libx264",
-        muxer="matroska",
-        pix_fmt="yuv420p",
-        even=True,
-        codec_options=H264,
-        muxer_options={"cluster_time_limit": "500", "flush_packets": "1"},
-    ),
-    ".gif": Format(codec="gif", muxer="gif", pix_fmt="pal8", muxer_options={"loop": "0"}),
-    ".webp": Format(
-        codec="libwebp_anim", muxer="webp", pix_fmt="yuv420p", codec_options={"quality": "85"}, muxer_options={"loop": "0"}
-    ),
+    ".mkv": Format(muxer="matroska", options={"cluster_time_limit": "500", "flush_packets": "1"}),
 }
 
 
@@ -95,7 +67,6 @@ class _File(io.FileIO):
 class _Output:
     container: OutputContainer
     stream: VideoStream
-    palette: Graph | None
     size: tuple[int, int]
 
 
@@ -116,11 +87,11 @@ def check_video_path(path: Path) -> Format:
     return FORMATS[suffix]
 
 
-def missing_encoders() -> tuple[str, ...]:
-    """List the suffixes of `FORMATS` whose encoder this machine's PyAV lacks."""
+def can_encode() -> bool:
+    """Return whether this machine's PyAV has the encoder of clips."""
     import av
 
-    return tuple(suffix for suffix, each in FORMATS.items() if each.codec not in av.codecs_available)
+    return CODEC in av.codecs_available
 
 
 def write_png(path: Path, pixels: Tensor) -> None:
@@ -181,7 +152,7 @@ class VideoFile:
     After a failed write the error says how much plays; a file of which nothing does is removed.
 
     Args:
-        path: suffix .mp4 or .mkv (H.264), .gif or .webp.
+        path: suffix .mp4 or .mkv.
         fps: frames per second.
 
     Raises:
@@ -216,7 +187,7 @@ class VideoFile:
                 self.written.unlink()
 
     def write(self, frames: Tensor) -> None:
-        """Add frames, uint8 [F, Y, X, 3] on the CPU, all of one size. H.264 repeats the last row or column of odd sizes.
+        """Add frames, uint8 [F, Y, X, 3] on the CPU, all of one size. The last row or column of odd sizes is repeated.
 
         Raises:
             ShapeError: not such frames, or another size than before.
@@ -277,24 +248,18 @@ class VideoFile:
 
     def _open(self, size: tuple[int, int]) -> _Output:
         self._file = self._begin()
-        container = self._av.open(self._file, "w", format=self._format.muxer, container_options=self._format.muxer_options)
-        stream = cast("VideoStream", container.add_stream(self._format.codec, rate=self._fps, options=self._format.codec_options))
-        stream.pix_fmt = self._format.pix_fmt
-        stream.height, stream.width = (side + (side % 2 if self._format.even else 0) for side in size)
-        if self._format.codec == "libx264":
-            stream.gop_size = self._fps
-        palette = self._palette(size) if self._format.pix_fmt == "pal8" else None
-        return _Output(container=container, stream=stream, palette=palette, size=size)
+        container = self._av.open(self._file, "w", format=self._format.muxer, container_options=self._format.options)
+        stream = container.add_stream(CODEC, rate=self._fps, options=H264)
+        stream.pix_fmt, stream.gop_size = "yuv420p", self._fps
+        stream.height, stream.width = (side + side % 2 for side in size)
+        return _Output(container=container, stream=stream, size=size)
 
     def _encode(self, output: _Output, frame: VideoFrame) -> None:
         frame.pts, frame.time_base = self.num_frames, Fraction(1, self._fps)
-        for ready in [frame] if output.palette is None else self._through(output.palette, frame):
-            output.container.mux(output.stream.encode(ready))
+        output.container.mux(output.stream.encode(frame))
         self.num_frames += 1
 
     def _finish(self, output: _Output) -> None:
-        for ready in [] if output.palette is None else self._through(output.palette, None):
-            output.container.mux(output.stream.encode(ready))
         output.container.mux(output.stream.encode(None))
         output.container.close()
         assert self._file is not None
@@ -319,37 +284,12 @@ class VideoFile:
         finally:
             target.unlink(missing_ok=True)
 
-    def _palette(self, size: tuple[int, int]) -> Graph:
-        graph = self._av.filter.Graph()
-        rgb = self._av.VideoFormat("rgb24")
-        source = graph.add_buffer(width=size[1], height=size[0], format=rgb, time_base=Fraction(1, self._fps))
-        split, sink = graph.add("split"), graph.add("buffersink")
-        make = graph.add("palettegen", "stats_mode=single:reserve_transparent=0")
-        use = graph.add("paletteuse", "new=1:dither=none")
-        source.link_to(split)
-        split.link_to(make, 0, 0)
-        split.link_to(use, 1, 0)
-        make.link_to(use, 0, 1)
-        use.link_to(sink)
-        graph.configure()
-        return graph
-
-    def _through(self, graph: Graph, frame: VideoFrame | None) -> Iterator[VideoFrame]:
-        graph.push(frame)
-        while True:
-            try:
-                ready = cast("VideoFrame", graph.pull())
-            except (self._av.BlockingIOError, self._av.EOFError):
-                return
-            ready.time_base = Fraction(1, self._fps)
-            yield ready
-
     def _padded(self, frames: Tensor) -> Tensor:
         import torch
 
-        if self._format.even and frames.shape[1] % 2:
+        if frames.shape[1] % 2:
             frames = torch.cat([frames, frames[:, -1:]], dim=1)
-        if self._format.even and frames.shape[2] % 2:
+        if frames.shape[2] % 2:
             frames = torch.cat([frames, frames[:, :, -1:]], dim=2)
         return frames.contiguous()
 

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from strobe.core.errors import ConfigError, StrobeError, WeightsError
+from strobe.core.errors import StrobeError, WeightsError
 from strobe.core.files import write_whole
 from strobe.core.libraries import tried
 from strobe.core.settings import cache_folder
@@ -254,13 +254,7 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor], names: Mapping[str, st
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Draw weights on the CPU from a seed, and leave the global generator as it was.
-
-    Raises:
-        ConfigError: the seed is negative.
-    """
-    if seed < 0:
-        raise ConfigError(f"seed {seed} is not valid; give 0 or more")
+    """Draw weights on the CPU from a seed, and leave the global generator as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield

@@ -22,7 +22,7 @@ from strobe.core.errors import SessionError, StrobeError
 from strobe.engine.snapshot import Snapshot, device_name, versions
 from strobe.serve.metrics import Metrics, log_event
 from strobe.serve.store import SavedBranch, SavedState, SavedStream, Store, StreamFolder
-from strobe.serve.streams import Block, Branch, hashed
+from strobe.serve.streams import Block, Branch
 from strobe.serve.worker import Worker
 
 BEAT: Final = 16
@@ -239,7 +239,6 @@ class Keeper:
 def record_of(worker: Worker, name: str) -> SavedStream:
     """Describe a stream as it is now, without its snapshots. On the device's thread."""
     stream = worker.stream(name)
-    stream.log = hashed(stream.log, stream.model.text)
     image = stream.origin.image
     return SavedStream(
         name=name,

@@ -256,14 +256,13 @@ class RecordingState(Struct, tag="recorded", kw_only=True):
 
 
 class PromptEntry(Struct, kw_only=True, frozen=True, omit_defaults=True):
-    """A prompt of a stream, and the first frame block that follows it. `text_sha256` is of its encoded text, if it is kept."""
+    """A prompt of a stream, and the first frame block that follows it."""
 
     epoch: int = 0
     frame_block: int
     text: str
     mode: Mode
     over: int
-    text_sha256: str = ""
 
 
 class RecipeAnswer(Struct, tag="recipe", kw_only=True):

@@ -22,9 +22,9 @@ from strobe.core.errors import ConfigError, SessionError, StrobeError
 from strobe.core.spans import recording
 from strobe.engine.config import EngineConfig
 from strobe.engine.model import Model
-from strobe.engine.prompts import Mode, PromptAck, Switch, TextEncoder, check_mode, check_prompts
+from strobe.engine.prompts import Mode, PromptAck, Switch, check_mode, check_prompts
 from strobe.engine.session import Session
-from strobe.engine.snapshot import Snapshot, device_name, tensor_digest, versions
+from strobe.engine.snapshot import Snapshot, device_name, versions
 from strobe.engine.stream import FrameBlock
 from strobe.engine.video import decode_image
 from strobe.perf.measure.timing import TimingRecorder
@@ -43,18 +43,6 @@ class Origin:
     seed: int
     preset: str
     image: bytes = b""
-
-
-def hashed(log: Sequence[PromptEntry], encoder: TextEncoder) -> list[PromptEntry]:
-    """Return a log in which every prompt has the hash of its text; only prompts without one are encoded."""
-    return [
-        each if each.text_sha256 else msgspec.structs.replace(each, text_sha256=text_hash(encoder, each.text)) for each in log
-    ]
-
-
-def text_hash(encoder: TextEncoder, text: str) -> str:
-    """Compute the sha256 of an encoded prompt: dtype, shape and bytes, hexadecimal."""
-    return tensor_digest(encoder.encode([text]).detach().cpu().contiguous())
 
 
 T = TypeVar("T")

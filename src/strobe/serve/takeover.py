@@ -18,7 +18,7 @@ from strobe.serve.metrics import log_event
 from strobe.serve.protocol import Ended, Open
 from strobe.serve.scheduler import NotOpenedError
 from strobe.serve.store import SavedState, SavedStream, StreamFolder
-from strobe.serve.streams import Branch, LiveStream, text_hash
+from strobe.serve.streams import Branch, LiveStream
 
 PAINT_WITHIN_S: Final = 3.0
 """How long viewers are given to paint what is made, before their streams are handed over."""
@@ -66,7 +66,7 @@ async def take_over(hub: Hub, keeper: Keeper, asked: Open) -> Channel:
         raise NotOpenedError("taken", str(error), retry_s=1.0) from error
     except DataError as error:
         raise NotOpenedError("damaged", str(error)) from error
-    frame, differs = _frame(hub, keeper, asked, saved), list[str]()
+    frame = _frame(hub, keeper, asked, saved)
     keeper.go_on(place, saved)
 
     def begun(state: SavedState | None, snapshot: Snapshot | None) -> LiveStream:
@@ -80,8 +80,7 @@ async def take_over(hub: Hub, keeper: Keeper, asked: Open) -> Channel:
         return stream
 
     stream, state = await _begin(hub, keeper, place, saved, frame, begun)
-    differs += saved.differs(state, device_name(worker.device), versions())
-    differs += await hub.on_device(lambda: _other_texts(stream, saved, state))
+    differs = saved.differs(state, device_name(worker.device), versions())
     channel = hub.add(stream, asked.codec, secret=asked.resume)
     channel.cursor = channel.received = channel.painted = frame
     channel.differs = "; ".join(differs)
@@ -161,14 +160,6 @@ def _branches(keeper: Keeper, place: StreamFolder, saved: SavedStream) -> dict[i
             frame=each.state.frame,
         )
     return found
-
-
-def _other_texts(stream: LiveStream, saved: SavedStream, state: SavedState | None) -> list[str]:
-    """Say which prompts that are to come again are encoded otherwise here. On the device's thread."""
-    first = 0 if state is None else state.frame_block
-    coming = [each for each in saved.log if each.frame_block >= first and each.text_sha256]
-    other = sum(text_hash(stream.model.text, each.text) != each.text_sha256 for each in coming)
-    return [f"{other} of {len(coming)} prompts are encoded otherwise here"] if other else []
 
 
 async def hand_over(hub: Hub, keeper: Keeper) -> None:

@@ -218,7 +218,7 @@ def test_torchrun(tmp_path: Path, device: str) -> None:
     assert [told["cached"] for told in found] == [alone.cached // 2] * 2  # 3 heads on 2 ranks: half of the keys of each
     assert [(tmp_path / f"codes{rank}").read_text() for rank in range(2)] == ["[0, 2, 2]"] * 2, done.stderr
     assert json.loads(done.stdout)["frames"] == 9  # one document, by rank 0
-    assert (tmp_path / "clip.gif").is_file()
+    assert (tmp_path / "clip.mp4").is_file()
     said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(said) == 2, done.stderr
     assert said[0].startswith("error: 2 ranks cannot share this session: sparse attention needs")

@@ -93,13 +93,6 @@ def test_parse_names_the_mistake(prompt: str, message: str) -> None:
         parse(prompt)
 
 
-def test_scene_numbers_are_checked() -> None:
-    with pytest.raises(ConfigError, match=r"scene shape 5 does not exist; allowed: 0 \.\. 4"):
-        Scene(colour=0, shape=5, direction=0, speed=0, background=0)
-    with pytest.raises(ConfigError, match=r"scene colour 8 does not exist; allowed: 0 \.\. 7"):
-        replace(RED_CIRCLE_LEFT, second=(8, 0))
-
-
 def test_vocabulary_is_small_unique_and_keeps_its_order() -> None:
     assert len(VOCABULARY) == len(set(VOCABULARY)) <= 80
     assert VOCABULARY[:3] == ("red", "green", "blue")

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
-from strobe.core.errors import ConfigError, ShapeError, WeightsError
+from strobe.core.errors import ShapeError, WeightsError
 from strobe.core.tolerances import tolerance
 from strobe.models.vae.stream import StreamingDecoder, predict_state_bytes
 from strobe.models.vae.wan.autoencoder import WanVAE
@@ -196,12 +196,6 @@ class TestStatistics:
         expected = torch.tensor([0.5009765625 * s + m for m, s in zip(self.MEAN, self.STD, strict=True)]).bfloat16()
         assert torch.equal(seen[0].flatten(), expected)
 
-    def test_lengths_that_do_not_fit_are_refused(self) -> None:
-        with pytest.raises(ConfigError, match="48 latent channels with 16 means and 16 deviations"):
-            WanVAEConfig(latent_channels=48)
-        with pytest.raises(ConfigError, match="3 resolutions have 2 halvings"):
-            WanVAEConfig(multipliers=(1, 2, 4))
-
 
 class TestRefusals:
     @pytest.mark.parametrize("shape", [(1, 4, 3, 16, 16), (1, 0, 3, 16, 16), (1, 5, 4, 16, 16), (5, 3, 16, 16)])
@@ -231,10 +225,6 @@ class TestRefusals:
             decoder.push(torch.zeros(shape))
         assert decoder.state() is not before and decoder.state()[1] is before[1]  # nothing is lost
 
-    def test_a_piece_of_nothing(self, vae: WanVAE) -> None:
-        with pytest.raises(ShapeError, match="a piece of 0 frames is none"):
-            vae.decode(torch.zeros(1, 2, 4, 1, 1), piece=0)
-
 
 def test_random_weights_come_from_the_seed(vae: WanVAE) -> None:
     state = torch.random.get_rng_state()
@@ -244,8 +234,6 @@ def test_random_weights_come_from_the_seed(vae: WanVAE) -> None:
     assert not torch.equal(one["decoder.enter.weight"], other["decoder.enter.weight"])
     frames = random_wan_vae(vae.config, 3).decode(draw(1, 1, 4, 4, 2, 2))
     assert frames.isfinite().all() and frames.std() > 0
-    with pytest.raises(ConfigError, match="seed -1 is not valid"):
-        random_wan_vae(vae.config, -1)
 
 
 ELEMENT = tolerance("element", "float32")

@@ -50,7 +50,7 @@ def test_simulated_fp8_is_the_product_of_rounded_matrices(tokens: int, inner: in
     size = expected.abs().amax((0, 1))
     assert ((eight(x) - expected).abs() <= tolerance("eight-bit layer", "float32") * size).all()
     assert ((layer(x) - expected).abs() > 1e-3 * size).any()  # rounding shows
-    assert eight.values.dtype == torch.float8_e4m3fn and eight.num_bytes == outer * inner + 4 * eight.scale.numel()
+    assert eight.values.dtype == torch.float8_e4m3fn and eight.values.shape == (outer, inner)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -74,9 +74,6 @@ class Scene:
         speed: how fast.
         background: colour of the floor.
         second: colour and shape of the right one; None: there is one shape.
-
-    Raises:
-        ConfigError: a number has no value.
     """
 
     colour: int
@@ -85,11 +82,6 @@ class Scene:
     speed: int
     background: int
     second: tuple[int, int] | None = None
-
-    def __post_init__(self) -> None:
-        for attribute, number in self._said():
-            if not 0 <= number < len(CHOICES[attribute]):
-                raise ConfigError(f"scene {attribute} {number} does not exist; allowed: 0 .. {len(CHOICES[attribute]) - 1}")
 
     @property
     def attributes(self) -> tuple[int, ...]:

@@ -181,11 +181,6 @@ class PromptEncoder:
         self._lock = threading.Lock()
         self._turn = threading.Lock()
 
-    @property
-    def length(self) -> int:
-        """Number of text tokens of a prompt, padding included."""
-        return self.embedder.length
-
     def check(self, prompts: Sequence[str]) -> None:
         """Check prompts before a stream depends on them.
 
@@ -211,7 +206,7 @@ class PromptEncoder:
         if len(found) < len(known):
             with self._turn:
                 found = self._complete(known)
-        return torch.stack([F.pad(found[prompt], (0, 0, 0, self.length - len(found[prompt]))) for prompt in cleaned])
+        return torch.stack([F.pad(found[prompt], (0, 0, 0, self.embedder.length - len(found[prompt]))) for prompt in cleaned])
 
     def ready(self, prompts: Sequence[str]) -> bool:
         """Return whether the embeddings of all prompts are kept."""

@@ -261,10 +261,6 @@ class Umt5:
         elif free >= self.num_bytes // self.config.num_layers + SPARE_BYTES // 4:
             self.device = device
 
-    def release(self) -> None:
-        """Free the weights; the next prompt reads them again."""
-        self._model = None
-
     def _tokens(self, prompt: str) -> list[int]:
         found: list[int] = self._tokenizer(prompt, add_special_tokens=True, truncation=False)["input_ids"]
         if len(found) > self.length:

@@ -39,9 +39,6 @@ class TaewConfig:
         patch: pixels along an edge that the last convolution gives at once; 2 for the latents of Wan2.2.
         double_time: whether each doubling of the frame size doubles the frame rate too.
         mean, std: of each latent channel, if the decoder takes latents that are not normalised; None: it takes them as they come.
-
-    Raises:
-        ConfigError: mean or std has not one value per channel, or one is given without the other.
     """
 
     latent_channels: int = 16
@@ -50,11 +47,6 @@ class TaewConfig:
     double_time: tuple[bool, bool, bool] = (False, True, True)
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
-
-    def __post_init__(self) -> None:
-        lengths = {None if values is None else len(values) for values in (self.mean, self.std)}
-        if lengths not in ({None}, {self.latent_channels}):
-            raise ConfigError(f"give mean and std with {self.latent_channels} values each, or neither")
 
     @property
     def stride(self) -> VaeStride:
@@ -232,11 +224,7 @@ def load_taew(path: str | Path) -> Taew:
 
 
 def random_taew(config: TaewConfig, seed: int) -> Taew:
-    """Build an untrained decoder for measuring: the same weights for the same seed, float32, on the CPU. Frames are noise.
-
-    Raises:
-        ConfigError: the seed is negative.
-    """
+    """Build an untrained decoder for measuring: the same weights for the same seed, float32, on the CPU. Frames are noise."""
     with seeded(seed):
         return Taew(config).requires_grad_(False).eval()
 

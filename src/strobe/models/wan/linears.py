@@ -70,11 +70,6 @@ class EightBitLinear(nn.Module):
         part._hold(self.values[start:stop], self.scale[start:stop], None if self.bias is None else self.bias[start:stop])
         return part
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory of weights and scales, bytes."""
-        return self.values.nbytes + self.scale.nbytes
-
     def dequantized(self) -> Tensor:
         """Return the weights as they act, float32 `[out, in]`."""
         return Quantized(self.values, self.scale).dequantized(torch.float32)

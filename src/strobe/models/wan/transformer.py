@@ -68,8 +68,8 @@ class Modulation:
 class CausalTransformer(nn.Module, ABC):
     """A transformer that predicts the flow `v = noise - x0` of a frame block over cached keys and values.
 
-    Packages that add a family derive theirs from it. The engine builds copies as `type(transformer)(transformer.config)`, on the
-    meta device too, and calls nothing that is not here.
+    The engine builds copies as `type(transformer)(transformer.config)`, on the meta device too, and calls nothing that is not
+    here.
 
     Args:
         config: sizes; rotations of positions follow from them as in `strobe.models.wan.layers`.

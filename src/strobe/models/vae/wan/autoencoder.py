@@ -15,7 +15,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from strobe.core.errors import ImplUnavailableError, ShapeError
+from strobe.core.errors import ImplUnavailableError
 from strobe.core.shapes import VaeStride
 from strobe.models.vae.kernels.api import Impl, unavailable
 from strobe.models.vae.stream import Memories, check_frames, check_latents, per_channel
@@ -167,8 +167,6 @@ class WanVAE(nn.Module):
 
 def _in_pieces(run: Callable[..., tuple[Tensor, Memories]], x: Tensor, memories: Memories, size: int) -> Tensor:
     """Run the first frame, then pieces of so many, and put the results one after the other."""
-    if size < 1:
-        raise ShapeError(f"a piece of {size} frames is none; give 1 or more")
     done: list[Tensor] = []
     for part in (x[:, :1], *(x[:, 1:].split(size, dim=1) if x.shape[1] > 1 else ())):
         out, memories = run(part, memories, first=not done)

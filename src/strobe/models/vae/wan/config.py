@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from strobe.core.errors import ConfigError
 from strobe.core.shapes import VaeStride
 
 WAN21_MEAN = (
@@ -51,9 +50,6 @@ class WanVAEConfig:
         halve_time: whether each halving of the frame size halves the frame rate too.
         residual: each stage has a skip around it, and changes resolution without changing channels (Wan2.2).
         mean, std: of each latent channel as the encoder gives it.
-
-    Raises:
-        ConfigError: the lengths do not fit each other.
     """
 
     width: int = 96
@@ -66,17 +62,6 @@ class WanVAEConfig:
     residual: bool = False
     mean: tuple[float, ...] = WAN21_MEAN
     std: tuple[float, ...] = WAN21_STD
-
-    def __post_init__(self) -> None:
-        if not len(self.mean) == len(self.std) == self.latent_channels:
-            raise ConfigError(
-                f"{self.latent_channels} latent channels with {len(self.mean)} means and {len(self.std)} deviations; "
-                "give one of each per channel"
-            )
-        if len(self.halve_time) != len(self.multipliers) - 1:
-            raise ConfigError(
-                f"{len(self.multipliers)} resolutions have {len(self.multipliers) - 1} halvings; halve_time must too"
-            )
 
     @property
     def stride(self) -> VaeStride:

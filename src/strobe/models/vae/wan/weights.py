@@ -138,10 +138,6 @@ def find_wan_vae(path: Path) -> Path:
 
 
 def random_wan_vae(config: WanVAEConfig, seed: int) -> WanVAE:
-    """Build an untrained autoencoder for measuring: the same weights for the same seed, float32, on the CPU. Frames are noise.
-
-    Raises:
-        ConfigError: the seed is negative.
-    """
+    """Build an untrained autoencoder for measuring: the same weights for the same seed, float32, on the CPU. Frames are noise."""
     with seeded(seed):
         return WanVAE(config).requires_grad_(False).eval()
