@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from strobe.bench.tree.request import RankedCall, RankErrors, RankResult, Task, TreeSettings
 from strobe.bench.tree.run import lines
-from strobe.perf.analysis.runs.rank_calls import CallRegion, RankCall, collectives, covered_ns, parts
+from strobe.perf.analysis.runs.grid import CallRegion, RankCall, collectives, covered_ns, parts
 from strobe.perf.measure.machine import describe_run, utc_now
 from strobe.perf.records.record import End, LinkRate, Links, Prediction, SentMessage
 from strobe.perf.records.store import RunWriter
@@ -42,8 +42,7 @@ def taken(local_ms: float, blocked_ms: float, *, host_ms: float = 0.0) -> RankCa
     message, wait = (
         CallRegion(name=name, part="gather", start_ns=local, value_ns=blocked) for name in ("tree_message", "tree_wait")
     )
-    regions = (CallRegion(name="tree_local", part="", start_ns=0, value_ns=local), message, wait)
-    return RankCall(total_ns=local + blocked + round(host_ms * MS), regions=regions)
+    return [*call(local + blocked + round(host_ms * MS), ("tree_local", 0, local)), message, wait]
 
 
 def write(
@@ -88,11 +87,8 @@ def test_a_union_is_as_long_as_its_moments(stretches: list[tuple[int, int]]) -> 
 
 
 def call(total: int, *regions: tuple[str, int, int]) -> RankCall:
-    found = ((*(*name.split(":"), "")[:2], start, value) for name, start, value in regions)
-    return RankCall(
-        total_ns=total,
-        regions=tuple(CallRegion(name=name, part=part, start_ns=start, value_ns=value) for name, part, start, value in found),
-    )
+    found = ((*(*name.split(":"), "")[:2], start, value) for name, start, value in (("tree_call", 0, total), *regions))
+    return [CallRegion(name=name, part=part, start_ns=start, value_ns=value) for name, part, start, value in found]
 
 
 def test_a_straggler_of_5_ms_is_wait_for_the_other_and_transfer_for_itself() -> None:

@@ -32,7 +32,7 @@ from strobe.core.errors import ImplUnavailableError, StrobeError
 from strobe.core.files import write_whole
 from strobe.core.libraries import broken
 from strobe.core.spans import recording
-from strobe.perf.analysis.runs.rank_calls import CallRegion, RankCall
+from strobe.perf.analysis.runs.grid import CallRegion, RankCall
 from strobe.perf.measure.machine import describe_run
 from strobe.perf.measure.timing import TimingRecorder, palindrome
 from strobe.perf.records import record as grids
@@ -256,16 +256,13 @@ class MarkRecorder(TimingRecorder):
         with recording(self), super().region(grids.CALL, None):
             run()
             self._drain()
-        found, parts = self.finish_clip(), self._parts | {MEETING: (MEETING, "")}
+        found, parts = self.finish_clip(), self._parts | {MEETING: (MEETING, ""), grids.CALL: (grids.CALL, "")}
         whole = next(each for each in found if each.name == grids.CALL)
-        named = ((each, *parts[each.name]) for each in found if each is not whole)
-        return RankCall(
-            total_ns=whole.value_ns,
-            regions=tuple(
-                CallRegion(name=name, part=part, start_ns=each.start_ns - whole.start_ns, value_ns=each.value_ns)
-                for each, name, part in named
-            ),
-        )
+        return [
+            CallRegion(name=name, part=part, start_ns=each.start_ns - whole.start_ns, value_ns=each.value_ns)
+            for each in (whole, *(each for each in found if each is not whole))
+            for name, part in [parts[each.name]]
+        ]
 
 
 def links_line(links: Links, auto: str) -> grids.Links:

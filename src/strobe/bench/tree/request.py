@@ -9,7 +9,7 @@ from typing import Final, Literal
 import msgspec
 
 from strobe.core.errors import ConfigError, unknown_choice
-from strobe.perf.analysis.runs.rank_calls import RankCall
+from strobe.perf.analysis.runs.grid import RankCall
 from strobe.perf.records.record import Header, Links, Mode, Prediction
 
 DTYPES: Final = ("float32", "bfloat16", "float16", "float64")

@@ -22,8 +22,7 @@ from strobe.perf.analysis.ledger.account import (
     levelled,
 )
 from strobe.perf.analysis.ledger.speedup import ClipAnswer, answer
-from strobe.perf.analysis.runs.compare import Comparison, compare_stages, mirrored_pairs, side_clocks
-from strobe.perf.analysis.runs.latency import Latencies, latencies
+from strobe.perf.analysis.runs.compare import Comparison, Latencies, compare_stages, latencies, mirrored_pairs, side_clocks
 from strobe.perf.records.record import Clip
 from strobe.perf.report.study import Profile, RunStudy, Subject
 
