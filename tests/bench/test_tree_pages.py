@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from strobe.bench.tree.request import RankedCall, RankErrors, RankResult, Task, TreeSettings
 from strobe.bench.tree.run import lines
-from strobe.perf.analysis.runs.grid import CallRegion, RankCall, collectives, covered_ns, parts
+from strobe.perf.analysis.runs.grid import collectives, covered_ns, parts
 from strobe.perf.measure.machine import describe_run, utc_now
-from strobe.perf.records.record import End, LinkRate, Links, Prediction, SentMessage
+from strobe.perf.records.record import CallRegion, End, LinkRate, Links, Prediction, RankCall, SentMessage
 from strobe.perf.records.store import RunWriter
 from strobe.perf.report.tree_bench import bound, read_cells, straggler, tree_report
 from strobe.perf.report.write import render_markdown

@@ -32,11 +32,10 @@ from strobe.core.errors import ImplUnavailableError, StrobeError
 from strobe.core.files import write_whole
 from strobe.core.libraries import broken
 from strobe.core.spans import recording
-from strobe.perf.analysis.runs.grid import CallRegion, RankCall
 from strobe.perf.measure.machine import describe_run
 from strobe.perf.measure.timing import TimingRecorder, palindrome
 from strobe.perf.records import record as grids
-from strobe.perf.records.record import MEETING, MESSAGE, Collective, LinkRate, Mode, SentMessage
+from strobe.perf.records.record import MEETING, MESSAGE, CallRegion, Collective, LinkRate, Mode, RankCall, SentMessage
 
 CHECKED_ROWS: Final = 64
 """Queries of every head that are compared with float64, evenly spaced."""

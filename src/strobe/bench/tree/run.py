@@ -28,11 +28,10 @@ from strobe.core.device import GIB, available_bytes
 from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
 from strobe.core.files import write_whole
 from strobe.core.spans import ATTENTION
-from strobe.perf.analysis.runs.grid import RankCall
 from strobe.perf.measure.machine import describe_run
 from strobe.perf.measure.timing import palindrome
 from strobe.perf.records import record
-from strobe.perf.records.record import CELLS, Surroundings, cpu_cores, cpu_name
+from strobe.perf.records.record import CELLS, RankCall, Surroundings, cpu_cores, cpu_name
 from strobe.perf.records.store import RunWriter
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated as A
 from typing import Final, Literal, TypeAlias, get_args
@@ -207,6 +208,24 @@ LSE_ERROR: Final = "lse_error"
 Work = Literal["dense", "fine", "whole"]
 """Dense attention; the fine stage of sparse attention for a given selection; the whole sparse operator."""
 Collective = Literal["gather", "exchange", "reduce", "merge"]
+
+
+class CallRegion(msgspec.Struct, frozen=True, kw_only=True):
+    """One marked region of a call on a rank, or all of the call; times count from its start; `part`: kind of a collective."""
+
+    name: str
+    part: str
+    start_ns: int
+    value_ns: int
+
+    @property
+    def stretch(self) -> tuple[int, int]:
+        """Start and end, ns."""
+        return self.start_ns, self.start_ns + self.value_ns
+
+
+RankCall: TypeAlias = Sequence[CallRegion]
+"""One call on one rank: the whole of it, as a region by the name `CALL`, and the regions inside it."""
 
 
 class Contestant(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated as A
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple
 
 from strobe.core.costs import DevicePeaks, device_peaks
 from strobe.core.errors import DataError
@@ -31,10 +31,12 @@ from strobe.perf.records.record import (
     WAIT,
     WHOLE,
     AttentionCell,
+    CallRegion,
     Contestant,
     Gate,
     Prediction,
     Quality,
+    RankCall,
     RunKind,
     SentMessage,
     Span,
@@ -360,35 +362,14 @@ def read_grid(
 
 # Parts of multi-rank calls: waiting and transfer of each collective, exposed communication, and the last rank.
 
-Stretch = tuple[int, int]
-"""Half-open interval `[start, stop)`, ns."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CallRegion:
-    """One marked region of a call on a rank, or all of the call; times count from its start; `part`: kind of a collective."""
-
-    name: str
-    part: str
-    start_ns: int
-    value_ns: int
-
-    @property
-    def stretch(self) -> Stretch:
-        return self.start_ns, self.start_ns + self.value_ns
-
-
-RankCall: TypeAlias = Sequence[CallRegion]
-"""One call on one rank: the whole of it, as a region by the name `CALL`, and the regions inside it."""
-
 
 def regions_of(call: RankCall, *names: str) -> list[CallRegion]:
     """Return the regions of a call that have one of these names."""
     return [region for region in call if region.name in names]
 
 
-def covered_ns(stretches: Iterable[Stretch]) -> int:
-    """Return the length of the union of intervals, ns."""
+def covered_ns(stretches: Iterable[tuple[int, int]]) -> int:
+    """Return the length of the union of half-open intervals `[start, stop)`, ns."""
     total, reached = 0, None
     for start, stop in sorted(stretches):
         begin = start if reached is None else max(start, reached)
