@@ -11,11 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from made_records import span_of
 from strobe.bench.tree.request import RankedCall, RankErrors, RankResult, Task, TreeSettings
 from strobe.bench.tree.run import lines
 from strobe.perf.analysis.runs.grid import collectives, covered_ns, parts
 from strobe.perf.measure.machine import describe_run, utc_now
-from strobe.perf.records.record import CallRegion, End, LinkRate, Links, Prediction, RankCall, SentMessage
+from strobe.perf.records.record import End, LinkRate, Links, Prediction, RankCall, SentMessage
 from strobe.perf.records.store import RunWriter
 from strobe.perf.report.tree_bench import bound, read_cells, straggler, tree_report
 from strobe.perf.report.write import render_markdown
@@ -40,7 +41,7 @@ def taken(local_ms: float, blocked_ms: float, *, host_ms: float = 0.0) -> RankCa
     """Attention, then one gather that holds the rank up, then nothing that is marked."""
     local, blocked = round(local_ms * MS), round(blocked_ms * MS)
     message, wait = (
-        CallRegion(name=name, part="gather", start_ns=local, value_ns=blocked) for name in ("tree_message", "tree_wait")
+        span_of("", name, blocked, clip=0, order=0, part="gather", start_ns=local) for name in ("tree_message", "tree_wait")
     )
     return [*call(local + blocked + round(host_ms * MS), ("tree_local", 0, local)), message, wait]
 
@@ -88,7 +89,7 @@ def test_a_union_is_as_long_as_its_moments(stretches: list[tuple[int, int]]) -> 
 
 def call(total: int, *regions: tuple[str, int, int]) -> RankCall:
     found = ((*(*name.split(":"), "")[:2], start, value) for name, start, value in (("tree_call", 0, total), *regions))
-    return [CallRegion(name=name, part=part, start_ns=start, value_ns=value) for name, part, start, value in found]
+    return [span_of("", name, value, clip=0, order=0, part=part, start_ns=start) for name, part, start, value in found]
 
 
 def test_a_straggler_of_5_ms_is_wait_for_the_other_and_transfer_for_itself() -> None:

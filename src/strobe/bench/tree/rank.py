@@ -25,6 +25,7 @@ from strobe.attention.tree import KVShards, Links, explain, measure_links, tree_
 from strobe.attention.tree.placement import split
 from strobe.attention.tree.plan import KINDS, Message, Rate, StrategyCost
 from strobe.bench.cells import Attempt
+from strobe.bench.runner import timed_span
 from strobe.bench.tree.request import PEER, TASK, RankedCall, RankErrors, RankResult, Task, TreeSettings
 from strobe.compat.assert_tree_attn import Timer, profiled_tree_attn_decode
 from strobe.core.device import synchronize
@@ -35,7 +36,7 @@ from strobe.core.spans import recording
 from strobe.perf.measure.machine import describe_run
 from strobe.perf.measure.timing import TimingRecorder, palindrome
 from strobe.perf.records import record as grids
-from strobe.perf.records.record import MEETING, MESSAGE, CallRegion, Collective, LinkRate, Mode, RankCall, SentMessage
+from strobe.perf.records.record import MEETING, MESSAGE, Clip, Collective, LinkRate, Mode, RankCall, SentMessage
 
 CHECKED_ROWS: Final = 64
 """Queries of every head that are compared with float64, evenly spaced."""
@@ -221,6 +222,10 @@ def guide_blocks(
     return found
 
 
+_NO_CLIP: Final = Clip(variant="", clip=0, order=0, palindrome=None, phase="timed", num_spans=0)
+"""Of regions before all ranks' calls are put together as one."""
+
+
 class MarkRecorder(TimingRecorder):
     """Recorder of the regions of one call; without `meet` it waits for nothing.
 
@@ -258,7 +263,7 @@ class MarkRecorder(TimingRecorder):
         found, parts = self.finish_clip(), self._parts | {MEETING: (MEETING, ""), grids.CALL: (grids.CALL, "")}
         whole = next(each for each in found if each.name == grids.CALL)
         return [
-            CallRegion(name=name, part=part, start_ns=each.start_ns - whole.start_ns, value_ns=each.value_ns)
+            timed_span(_NO_CLIP, name, None, each.value_ns, start_ns=each.start_ns - whole.start_ns, part=part)
             for each in (whole, *(each for each in found if each is not whole))
             for name, part in [parts[each.name]]
         ]

@@ -210,24 +210,6 @@ Work = Literal["dense", "fine", "whole"]
 Collective = Literal["gather", "exchange", "reduce", "merge"]
 
 
-class CallRegion(msgspec.Struct, frozen=True, kw_only=True):
-    """One marked region of a call on a rank, or all of the call; times count from its start; `part`: kind of a collective."""
-
-    name: str
-    part: str
-    start_ns: int
-    value_ns: int
-
-    @property
-    def stretch(self) -> tuple[int, int]:
-        """Start and end, ns."""
-        return self.start_ns, self.start_ns + self.value_ns
-
-
-RankCall: TypeAlias = Sequence[CallRegion]
-"""One call on one rank: the whole of it, as a region by the name `CALL`, and the regions inside it."""
-
-
 class Contestant(msgspec.Struct, frozen=True, kw_only=True):
     """Implementation that is measured in a cell of a grid, and the computation that it performs."""
 
@@ -624,6 +606,10 @@ class Span(Line, frozen=True, kw_only=True):
         """Name of the span in tables and logs: mode, name and part, as `mode/name:part`."""
         name = f"{self.name}:{self.part}" if self.part else self.name
         return name if self.mode is None else f"{self.mode}/{name}"
+
+
+RankCall: TypeAlias = Sequence[Span]
+"""One call on one rank: the whole of it, as a span by the name `CALL`, and the regions inside it; times count from its start."""
 
 
 class Regions(Line, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ from strobe.perf.analysis.runs.grid import (
     typical,
 )
 from strobe.perf.measure.stats import percentile
-from strobe.perf.records.record import GUIDE, TOTAL, CallRegion, Links, Mode, RankCall, SentMessage
+from strobe.perf.records.record import GUIDE, TOTAL, Links, Mode, RankCall, SentMessage, Span
 from strobe.perf.report.blocks.fields import damage_banners, gathered
 from strobe.perf.report.blocks.grid import NONE, Entry, absent_table, bars_figure, curves, grid_page, timed_fields
 from strobe.perf.table.fields import Field, beside, count, heads, numeric, rows_of, share_of, table_of, time
@@ -62,11 +62,10 @@ def _spread_of(entry: GridContestant) -> float:
 
 def split_calls(entry: GridContestant, mode: Mode) -> tuple[tuple[RankCall, ...], ...]:
     """Return the calls of one mode that were split, each with all of its ranks."""
-    calls: dict[tuple[int, int], list[CallRegion]] = {}
+    calls: dict[tuple[int, int], list[Span]] = {}
     for span in entry.spans:
         if span.mode == mode and span.rank is not None:
-            region = CallRegion(name=span.name, part=span.part, start_ns=span.start_ns, value_ns=span.value_ns)
-            calls.setdefault((span.index or 0, span.rank), []).append(region)
+            calls.setdefault((span.index or 0, span.rank), []).append(span)
     ranks = range(1 + max((rank for _, rank in calls), default=-1))
     return tuple(tuple(calls[index, rank] for rank in ranks) for index in sorted({index for index, _ in calls}))
 

@@ -31,7 +31,6 @@ from strobe.perf.records.record import (
     WAIT,
     WHOLE,
     AttentionCell,
-    CallRegion,
     Contestant,
     Gate,
     Prediction,
@@ -363,9 +362,13 @@ def read_grid(
 # Parts of multi-rank calls: waiting and transfer of each collective, exposed communication, and the last rank.
 
 
-def regions_of(call: RankCall, *names: str) -> list[CallRegion]:
+def regions_of(call: RankCall, *names: str) -> list[Span]:
     """Return the regions of a call that have one of these names."""
     return [region for region in call if region.name in names]
+
+
+def _stretches(call: RankCall, *names: str) -> list[tuple[int, int]]:
+    return [(region.start_ns, region.start_ns + region.value_ns) for region in regions_of(call, *names)]
 
 
 def covered_ns(stretches: Iterable[tuple[int, int]]) -> int:
@@ -410,8 +413,8 @@ def held_up(ranks: Sequence[RankCall]) -> list[tuple[str, tuple[int, ...]]]:
     for call in ranks:
         waits, own = regions_of(call, WAIT), list[tuple[str, int]]()
         for message in regions_of(call, MESSAGE):
-            start, stop = message.stretch
-            wait = next((each for each in waits if each.part == message.part and start <= each.start_ns <= stop), message)
+            own_waits = (each for each in waits if each.part == message.part)
+            wait = next((each for each in own_waits if 0 <= each.start_ns - message.start_ns <= message.value_ns), message)
             if wait is not message:
                 waits.remove(wait)
             own.append((message.part, wait.value_ns))
@@ -441,9 +444,8 @@ def parts(ranks: Sequence[RankCall]) -> Parts:
     rows = []
     for rank, call in enumerate(ranks):
         (whole,) = regions_of(call, CALL)
-        local = covered_ns(region.stretch for region in regions_of(call, LOCAL))
-        work = [region.stretch for region in regions_of(call, LOCAL, MERGE)]
-        messages = [region.stretch for region in regions_of(call, MESSAGE, MEETING)]
+        local = covered_ns(_stretches(call, LOCAL))
+        work, messages = _stretches(call, LOCAL, MERGE), _stretches(call, MESSAGE, MEETING)
         busy, both, comm = covered_ns(work), covered_ns(work + messages), covered_ns(messages)
         exposed, met = both - busy, sum(region.value_ns for region in regions_of(call, MEETING))
         wait = min(exposed, sum(each[rank] for each in waits) + met)
