@@ -364,12 +364,12 @@ def _figure(
         interval = welch_interval(b.groups_ns, c.groups_ns) if usable else None
         verdict = "no difference" if saved == 0 else judge(ratio, interval, float(saved))
         moved = None if kernel is None else _moved(level, saved, kernel, sides)
-    realised = float(saved / moved) if saved is not None and moved else None
+    realised, (low, high) = float(saved / moved) if saved is not None and moved else None, interval or (None, None)
     return LevelFigure(
         level=level,
         ratio=ratio,
-        low=None if interval is None else interval.low,
-        high=None if interval is None else interval.high,
+        low=low,
+        high=high,
         verdict=verdict,
         baseline=b,
         candidate=c,

@@ -332,7 +332,6 @@ class CallsRow:
 
     Args:
         samples_ns: one per timed sample, in order; empty if it was not timed.
-        interval: 95 % interval of the mean, nanoseconds; None for fewer than two samples.
         gate: its output against the baseline's; None: not compared, or the baseline itself.
         speedup: baseline time / its own; None for the baseline, and where either was not timed.
         device_speedup: the same between CUDA events; None on a CPU.
@@ -366,7 +365,6 @@ class CallsRow:
     equal_output: A[bool | None, col("true: the output equals the baseline's; null: not compared")]
     output: A[str, col("result of the comparison of outputs in words; empty: not compared")]
     samples_ns: tuple[float, ...]
-    interval: Interval | None
     gate: Gate | None
     speedup: Comparison | None
     device_speedup: Comparison | None
@@ -393,11 +391,9 @@ def _one(run: RunRecords, name: str, gate: Gate | None) -> CallsRow:
     speedup, calls = _against(run, name, E2E), clips[0].calls if clips else 1
     timed_on_device = any(span.variant == name and span.name == FRAME_BLOCK and span.clock == "cuda_event" for span in run.spans)
     device = _against(run, name, FRAME_BLOCK) if timed_on_device else None
-    interval, pair = paired_interval(logs), (None, None) if speedup is None else speedup.median_pair_ns
-    low, high = (None, None) if interval is None else (interval.low, interval.high)
-    ratio_low, ratio_high = (
-        (None, None) if speedup is None or speedup.interval is None else (speedup.interval.low, speedup.interval.high)
-    )
+    low, high = paired_interval(logs) or (None, None)
+    ratio_low, ratio_high = (speedup and speedup.interval) or (None, None)
+    pair = (None, None) if speedup is None else speedup.median_pair_ns
     return CallsRow(
         name=name,
         reference=run.header.baseline,
@@ -406,7 +402,6 @@ def _one(run: RunRecords, name: str, gate: Gate | None) -> CallsRow:
         samples_ns=samples,
         calls_per_sample=calls,
         mean_ns=math.exp(statistics.fmean(logs)) if logs else None,
-        interval=interval,
         low_ns=low,
         high_ns=high,
         min_ns=min(samples, default=None),
