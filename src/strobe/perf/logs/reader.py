@@ -339,7 +339,6 @@ class _Reader:
             path=self._path,
             sha256=sha256_of(self._path),
             size_bytes=size_bytes,
-            patterns=self.patterns,
             series=tuple(
                 series_of(self._path, pattern, (kind, name, rank), samples)
                 for (_, name, rank), (pattern, kind, samples) in self._series.items()
