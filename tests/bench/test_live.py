@@ -14,7 +14,7 @@ from live_server import serving
 from strobe.bench.cases.live import _Seen, run_load
 from strobe.bench.cases.visits import Load, plan
 from strobe.core.errors import ConfigError, SessionError
-from strobe.perf.analysis.runs.latency import figures_of
+from strobe.perf.analysis.runs.compare import figures_of
 from strobe.perf.records.store import read_run
 from strobe.perf.report.build import build_report
 from strobe.perf.report.serve_page import load_table

@@ -21,8 +21,7 @@ from strobe.bench import runner
 from strobe.bench.case import ComparePlan
 from strobe.bench.runner import run_case, steady_window, traced_window
 from strobe.core.errors import ConfigError, StrobeError
-from strobe.perf.analysis.runs.compare import compare_stages, mirrored_pairs
-from strobe.perf.analysis.runs.latency import latencies
+from strobe.perf.analysis.runs.compare import compare_stages, latencies, mirrored_pairs
 from strobe.perf.measure.profile import Capture
 from strobe.perf.records.record import Clocks
 from strobe.perf.records.store import RunRecords, read_run

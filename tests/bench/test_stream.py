@@ -22,7 +22,7 @@ from strobe.engine.presets import balanced, preset
 from strobe.engine.prompts import Switch
 from strobe.engine.resolve import resolve
 from strobe.engine.session import Session
-from strobe.perf.analysis.runs.latency import latencies
+from strobe.perf.analysis.runs.compare import latencies
 from strobe.perf.records.store import read_run
 from strobe.quality.fidelity import COMPARED
 

@@ -11,11 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from made_records import span_of
 from strobe.bench.tree.request import RankedCall, RankErrors, RankResult, Task, TreeSettings
 from strobe.bench.tree.run import lines
-from strobe.perf.analysis.runs.rank_calls import CallRegion, RankCall, collectives, parts
+from strobe.perf.analysis.runs.grid import collectives, parts
 from strobe.perf.measure.machine import describe_run, utc_now
-from strobe.perf.records.record import End, LinkRate, Links, Prediction, SentMessage
+from strobe.perf.records.record import End, LinkRate, Links, Prediction, RankCall, SentMessage
 from strobe.perf.records.store import RunWriter
 from strobe.perf.report.tree_bench import bound, read_cells, straggler, tree_report
 from strobe.perf.report.write import render_markdown
@@ -40,10 +41,9 @@ def taken(local_ms: float, blocked_ms: float, *, host_ms: float = 0.0) -> RankCa
     """Attention, then one gather that holds the rank up, then nothing that is marked."""
     local, blocked = round(local_ms * MS), round(blocked_ms * MS)
     message, wait = (
-        CallRegion(name=name, part="gather", start_ns=local, value_ns=blocked) for name in ("tree_message", "tree_wait")
+        span_of("", name, blocked, clip=0, order=0, part="gather", start_ns=local) for name in ("tree_message", "tree_wait")
     )
-    regions = (CallRegion(name="tree_local", part="", start_ns=0, value_ns=local), message, wait)
-    return RankCall(total_ns=local + blocked + round(host_ms * MS), regions=regions)
+    return [*call(local + blocked + round(host_ms * MS), ("tree_local", 0, local)), message, wait]
 
 
 def write(
@@ -80,11 +80,8 @@ def write(
 
 
 def call(total: int, *regions: tuple[str, int, int]) -> RankCall:
-    found = ((*(*name.split(":"), "")[:2], start, value) for name, start, value in regions)
-    return RankCall(
-        total_ns=total,
-        regions=tuple(CallRegion(name=name, part=part, start_ns=start, value_ns=value) for name, part, start, value in found),
-    )
+    found = ((*(*name.split(":"), "")[:2], start, value) for name, start, value in (("tree_call", 0, total), *regions))
+    return [span_of("", name, value, clip=0, order=0, part=part, start_ns=start) for name, part, start, value in found]
 
 
 def test_what_runs_beside_attention_is_hidden() -> None:

@@ -134,7 +134,6 @@ WRONG = [
     ("compare baseline balanced --allow-different tokns", "did you mean 'tokens'"),
     ("speedup {sides} --focal-baseline flush", "flush"),
     ("speedup {sides} --allow-different model sparsty", "did you mean 'sparsity'?); allowed: commit, model, checkpoint"),
-    ("speedup {sides} --priority focal comm", "name each of"),
     ("speedup {sides} --require 'block>1'", "block"),
     ("speedup {sides} --between 9s..1s", "no value lies between"),
     ("speedup {sides} --between 9s", "write SHORTEST..LONGEST"),

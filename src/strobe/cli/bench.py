@@ -476,7 +476,7 @@ def serve(
         )  # fmt: skip
     tell_kept(kept, output)
     with output.progress("report"):
-        from strobe.perf.analysis.runs.latency import figures_of
+        from strobe.perf.analysis.runs.compare import figures_of
         from strobe.perf.records.store import read_run
         from strobe.perf.report.serve_page import load_table, serve_report
         from strobe.perf.report.write import write_report

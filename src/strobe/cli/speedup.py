@@ -95,7 +95,6 @@ class Comparing:
             baseline's first, with --allow-unlike.
         allow_unlike: compare sections that are not cut alike (or a section with a kernel), and say so everywhere.
         steps: regular expression of the range or kernel that starts a step; without it, steps are found.
-        priority: who owns time where work overlaps, in order: focal section compute memset comm memcpy.
         allow_different: what is meant to differ, such as device model; anything else that differs and must not makes the
             sides not comparable: there is no speedup, and no --require holds.
         fact: NAME=VALUE known of both sides, such as frames=121, or of one, such as candidate:sparsity=0.8.
@@ -104,7 +103,6 @@ class Comparing:
     section: tuple[str, ...] = ()
     allow_unlike: bool = False
     steps: str | None = None
-    priority: tuple[str, ...] = ()
     allow_different: tuple[str, ...] = ()
     fact: tuple[str, ...] = ()
 
@@ -152,7 +150,6 @@ def speedup(
     _check_two_sides(sides)
     baseline, candidate = requests(sides, comparing)
     with output.progress("read") as advance:
-        from strobe.perf.analysis.ledger.traces import PRIORITY
         from strobe.perf.analysis.runs.log_times import STAGE
         from strobe.perf.report.speedup_page.study import SpeedupRequest, load_speedup
 
@@ -165,7 +162,6 @@ def speedup(
             timed_range=sides.range,
             calls=sides.calls,
             steps=comparing.steps,
-            priority=comparing.priority or PRIORITY,
             allow_different=comparing.allow_different,
             allow_unlike=comparing.allow_unlike,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -46,17 +46,6 @@ def names(path: Path, category: str = "user_annotation") -> list[str]:
     return [event["name"] for event in events if event.get("cat") == category]
 
 
-def test_blocks_of_warm_up_run_under_the_profiler_and_are_not_in_the_trace(tmp_path: Path) -> None:
-    made: list[int] = []
-    path = tmp_path / "t.json.gz"
-    capture = Capture(warmup=3)
-    trace_blocks(blocks(9, made), device=CPU, first_block=4, num_blocks=1, path=path, capture=capture)
-    assert made == [0, 1, 2, 3, 4]
-    assert [name for name in names(path) if "frame_block" in name] == ["strobe::frame_block#4"]
-    with pytest.raises(ConfigError, match="after 3 of warm-up"):
-        trace_blocks(blocks(9, made), device=CPU, first_block=2, num_blocks=1, path=path, capture=capture)
-
-
 def test_options_that_distort_times_are_named_and_do_what_they_say(tmp_path: Path) -> None:
     capture = Capture(with_stack=True, profile_memory=True, record_shapes=True)
     assert capture.options == ("with_stack", "profile_memory", "record_shapes") and Capture().options == ()
@@ -71,13 +60,6 @@ def test_options_that_distort_times_are_named_and_do_what_they_say(tmp_path: Pat
     assert b"Input Dims" not in gzip.decompress(plain.read_bytes())
 
 
-@pytest.mark.parametrize(("first_block", "num_blocks"), [(0, 1), (1, 0), (3, 2)])
-def test_a_range_that_cannot_be_traced_is_refused(tmp_path: Path, first_block: int, num_blocks: int) -> None:
-    with pytest.raises(ConfigError):
-        trace_blocks(blocks(4, []), device=CPU, first_block=first_block, num_blocks=num_blocks, path=tmp_path / "t.json.gz")
-    assert not list(tmp_path.iterdir())
-
-
 def late(count: int, made: list[int]) -> Iterator[int]:
     """A stream whose frames come one frame block late: block `n` is handed out when `n + 1` has been made."""
     for block in range(count):
@@ -89,12 +71,38 @@ def late(count: int, made: list[int]) -> Iterator[int]:
     yield count - 1
 
 
-def test_the_trace_holds_the_blocks_that_were_made_in_it_even_if_their_frames_come_late(tmp_path: Path) -> None:
-    made: list[int] = []
-    path = tmp_path / "t.json.gz"
-    trace_blocks(late(9, made), device=CPU, first_block=3, num_blocks=2, path=path)
-    assert [name for name in names(path) if "frame_block" in name] == ["strobe::frame_block#3", "strobe::frame_block#4"]
-    assert made == [0, 1, 2, 3, 4]
+@pytest.mark.parametrize(
+    ("source", "count", "first", "num", "warmup"),
+    [(blocks, 9, 4, 1, 3), (late, 9, 3, 2, 1), (late, 4, 2, 2, 1)],
+    ids=["after a long warm-up", "frames come late", "late, up to the last block"],
+)
+def test_the_trace_holds_the_blocks_that_were_made_in_it(
+    tmp_path: Path, source: Callable[[int, list[int]], Iterator[int]], count: int, first: int, num: int, warmup: int
+) -> None:
+    made, path, capture = list[int](), tmp_path / "t.json.gz", Capture(warmup=warmup)
+    trace_blocks(source(count, made), device=CPU, first_block=first, num_blocks=num, path=path, capture=capture)
+    marked = [name for name in names(path) if "frame_block" in name]
+    assert marked == [f"strobe::frame_block#{block}" for block in range(first, first + num)]
+    assert made == list(range(first + num))
+
+
+@pytest.mark.parametrize(
+    ("source", "first", "num", "warmup", "says"),
+    [
+        (blocks, 0, 1, 1, "after 1 of warm-up"),
+        (blocks, 1, 0, 1, "at least 1"),
+        (blocks, 2, 1, 3, "after 3 of warm-up"),
+        (blocks, 3, 2, 1, "the clip has 4 frame blocks, too few"),
+        (late, 3, 2, 1, "the clip has 4 frame blocks, too few"),
+    ],
+)
+def test_a_range_that_cannot_be_traced_is_refused(
+    tmp_path: Path, source: Callable[[int, list[int]], Iterator[int]], first: int, num: int, warmup: int, says: str
+) -> None:
+    path, capture = tmp_path / "t.json.gz", Capture(warmup=warmup)
+    with pytest.raises(ConfigError, match=says):
+        trace_blocks(source(4, []), device=CPU, first_block=first, num_blocks=num, path=path, capture=capture)
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_regions_each_item_is_a_frame_block(tmp_path: Path) -> None:
@@ -103,14 +111,6 @@ def test_without_regions_each_item_is_a_frame_block(tmp_path: Path) -> None:
     path = tmp_path / "t.json.gz"
     trace_blocks(work, device=CPU, first_block=3, num_blocks=2, path=path)
     assert made == [0, 1, 2, 3, 4] and names(path, "cpu_op").count("aten::matmul") == 2
-
-
-def test_a_late_stream_may_end_with_the_last_block_that_is_traced(tmp_path: Path) -> None:
-    path = tmp_path / "t.json.gz"
-    trace_blocks(late(4, []), device=CPU, first_block=2, num_blocks=2, path=path)
-    assert [name for name in names(path) if "frame_block" in name] == ["strobe::frame_block#2", "strobe::frame_block#3"]
-    with pytest.raises(ConfigError, match="the clip has 4 frame blocks, too few"):
-        trace_blocks(late(4, []), device=CPU, first_block=3, num_blocks=2, path=path)
 
 
 def test_a_whole_clip_is_traced_by_its_regions_without_operators(tmp_path: Path) -> None:

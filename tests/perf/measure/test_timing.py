@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import random
 import threading
 import time
 from fractions import Fraction
@@ -15,7 +13,6 @@ from strobe.core import spans
 from strobe.core.errors import ConfigError
 from strobe.core.spans import recording, span
 from strobe.perf.measure import timing
-from strobe.perf.measure.stats import paired_interval
 from strobe.perf.measure.timing import TimedRegion, TimingRecorder, palindrome, span_records, time_isolated
 from strobe.perf.records.record import Clip
 
@@ -53,20 +50,6 @@ def test_regions_nest_and_know_their_parent() -> None:
     assert e2e.start_ns <= first.start_ns
     assert sum(region.value_ns for region in found if region.name == "frame_block") <= e2e.value_ns
     assert all(region.value_ns >= 1_000_000 for region in found if region.name == "denoise_step")
-
-
-def test_layers_are_timed_if_asked_for() -> None:
-    recorder = TimingRecorder(CPU, fine=True)
-    with recording(recorder):
-        recorder.start_clip()
-        with span("denoise_step", 0):
-            for _ in range(2):
-                with span("attention"), span("attention_kernel"):
-                    pass
-    found = recorder.finish_clip()
-    assert [(region.name, region.parent) for region in found] == [
-        ("denoise_step", None), *[("attention", 0), ("attention_kernel", 0)] * 2
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -110,7 +93,7 @@ def test_other_threads_are_kept_apart() -> None:
 
     with recording(recorder):
         recorder.start_clip()
-        with span(spans.FRAME_BLOCK, 7):
+        with span(spans.FRAME_BLOCK, 7), span("mine"):
             worker = threading.Thread(target=decode)
             worker.start()
             with span(spans.COMMIT):
@@ -207,40 +190,6 @@ def test_linear_drift_cancels_exactly(num_candidates: int) -> None:
             block = list(zip(order, times, strict=True))[first : first + length]
             sums = {name: sum(time for other, time in block if other == name) for name in cost}
             assert all(sums["b"] / sums[name] == cost["b"] / cost[name] for name in names)
-
-
-def coverage(*, truth: float, drift: float, stalls: float, candidates: int, palindromes: int, trials: int) -> float:
-    """Share of simulated comparisons whose 95 % interval holds the true ratio; noise 0.5 % per clip, drift over the whole run."""
-    draw = random.Random(42)
-    names = [f"c{number}" for number in range(candidates)]
-    order = palindrome("b", names)
-    length = len(order) * palindromes
-    hits = 0
-    for _ in range(trials):
-        logs = []
-        for lap in range(palindromes):
-            sums = dict.fromkeys(order, 0.0)
-            for place, name in enumerate(order):
-                stalled = 1.05 if draw.random() < stalls else 1.0
-                trend = 1 + drift * (lap * len(order) + place) / length
-                sums[name] += (truth if name == "b" else 1.0) * math.exp(draw.gauss(0, 0.005)) * stalled * trend
-            logs.append(math.log(sums["b"] / sums[names[-1]]))
-        interval = paired_interval(logs)
-        assert interval is not None
-        hits += interval.low <= truth <= interval.high
-    return hits / trials
-
-
-@pytest.mark.parametrize("truth", [1.0, 1.25])
-@pytest.mark.parametrize("drift", [0.0, 0.02, 0.2])
-@pytest.mark.parametrize(("candidates", "palindromes"), [(1, 5), (3, 4), (4, 10)])
-def test_the_interval_holds_the_truth_as_often_as_it_says(truth: float, drift: float, candidates: int, palindromes: int) -> None:
-    share = coverage(truth=truth, drift=drift, stalls=0, candidates=candidates, palindromes=palindromes, trials=2000)
-    assert 0.93 <= share <= 0.98
-
-
-def test_stalls_do_not_make_the_interval_claim_too_much() -> None:
-    assert coverage(truth=1.25, drift=0.02, stalls=0.05, candidates=1, palindromes=10, trials=1000) >= 0.93
 
 
 def test_every_call_is_a_sample_and_warm_up_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

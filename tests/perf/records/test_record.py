@@ -115,19 +115,10 @@ def test_git_state_is_that_of_the_checkout_that_tracks_the_file(tmp_path: Path) 
 def test_a_machine_that_tells_nothing_gives_nulls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(record, "_text", lambda path: "")
-    assert record.nvidia_smi("GPU-0", ("driver_version", "clocks.sm")) == (None, None)
     assert record.git_state(Path(__file__)) == record.Git(commit=None, dirty=None)
     assert record.cpu_governor() is None
     assert record.cpu_mhz() is None
     assert record.cpu_cores() >= 1
-
-
-def test_values_that_a_gpu_does_not_tell_are_null(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "_output", lambda command: "1980, [N/A], N/A, 35")
-    fields = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
-    assert record.nvidia_smi("GPU-0", fields) == ("1980", None, None, "35")
-    monkeypatch.setattr(record, "_output", lambda command: "No devices were found")
-    assert record.nvidia_smi("GPU-0", fields) == (None, None, None, None)
 
 
 def test_the_clock_of_the_cores_is_their_mean_in_mhz(monkeypatch: pytest.MonkeyPatch) -> None:

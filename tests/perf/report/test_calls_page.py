@@ -49,10 +49,10 @@ def test_times_are_of_one_call(tmp_path: Path, calls: int) -> None:
     slow, fast, odd = own_code(strobe.read_run(made(tmp_path, "calls", calls=calls, peak_bytes=90, start_bytes=70)))
     assert [value / MS for value in slow.samples_ns] == [40, 44, 42, 46]
     assert fast.mean_ns == pytest.approx((20 * 22 * 21 * 23) ** 0.25 * MS)
-    assert fast.interval.low < fast.mean_ns < fast.interval.high
+    assert fast.low_ns < fast.mean_ns < fast.high_ns
     assert fast.speedup.ratio == 2.0 and slow.speedup is None
     assert (fast.peak_bytes, fast.added_bytes) == (90, 20)
-    assert (odd.samples_ns, odd.mean_ns, odd.interval, odd.speedup, odd.peak_bytes) == ((), None, None, None, None)
+    assert (odd.samples_ns, odd.mean_ns, odd.low_ns, odd.speedup, odd.peak_bytes) == ((), None, None, None, None)
     assert not odd.gate.passed and slow.gate is None
 
 

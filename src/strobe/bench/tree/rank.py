@@ -25,6 +25,7 @@ from strobe.attention.tree import KVShards, Links, explain, measure_links, tree_
 from strobe.attention.tree.placement import split
 from strobe.attention.tree.plan import KINDS, Message, Rate, StrategyCost
 from strobe.bench.cells import Attempt
+from strobe.bench.runner import timed_span
 from strobe.bench.tree.request import PEER, TASK, RankedCall, RankErrors, RankResult, Task, TreeSettings
 from strobe.compat.assert_tree_attn import Timer, profiled_tree_attn_decode
 from strobe.core.device import synchronize
@@ -32,11 +33,10 @@ from strobe.core.errors import ImplUnavailableError, StrobeError
 from strobe.core.files import write_whole
 from strobe.core.libraries import broken
 from strobe.core.spans import recording
-from strobe.perf.analysis.runs.rank_calls import CallRegion, RankCall
 from strobe.perf.measure.machine import describe_run
 from strobe.perf.measure.timing import TimingRecorder, palindrome
 from strobe.perf.records import record as grids
-from strobe.perf.records.record import MEETING, MESSAGE, Collective, LinkRate, Mode, SentMessage
+from strobe.perf.records.record import MEETING, MESSAGE, Clip, Collective, LinkRate, Mode, RankCall, SentMessage
 
 CHECKED_ROWS: Final = 64
 """Queries of every head that are compared with float64, evenly spaced."""
@@ -222,6 +222,10 @@ def guide_blocks(
     return found
 
 
+_NO_CLIP: Final = Clip(variant="", clip=0, order=0, palindrome=None, phase="timed", num_spans=0)
+"""Of regions before all ranks' calls are put together as one."""
+
+
 class MarkRecorder(TimingRecorder):
     """Recorder of the regions of one call; without `meet` it waits for nothing.
 
@@ -256,16 +260,13 @@ class MarkRecorder(TimingRecorder):
         with recording(self), super().region(grids.CALL, None):
             run()
             self._drain()
-        found, parts = self.finish_clip(), self._parts | {MEETING: (MEETING, "")}
+        found, parts = self.finish_clip(), self._parts | {MEETING: (MEETING, ""), grids.CALL: (grids.CALL, "")}
         whole = next(each for each in found if each.name == grids.CALL)
-        named = ((each, *parts[each.name]) for each in found if each is not whole)
-        return RankCall(
-            total_ns=whole.value_ns,
-            regions=tuple(
-                CallRegion(name=name, part=part, start_ns=each.start_ns - whole.start_ns, value_ns=each.value_ns)
-                for each, name, part in named
-            ),
-        )
+        return [
+            timed_span(_NO_CLIP, name, None, each.value_ns, start_ns=each.start_ns - whole.start_ns, part=part)
+            for each in (whole, *(each for each in found if each is not whole))
+            for name, part in [parts[each.name]]
+        ]
 
 
 def links_line(links: Links, auto: str) -> grids.Links:

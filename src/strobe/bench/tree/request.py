@@ -9,8 +9,7 @@ from typing import Final, Literal
 import msgspec
 
 from strobe.core.errors import ConfigError, unknown_choice
-from strobe.perf.analysis.runs.rank_calls import RankCall
-from strobe.perf.records.record import Header, Links, Mode, Prediction
+from strobe.perf.records.record import Header, Links, Mode, Prediction, RankCall
 
 DTYPES: Final = ("float32", "bfloat16", "float16", "float64")
 OURS: Final = ("allgather", "allreduce3", "alltoall", "ring", "ulysses")

@@ -26,11 +26,10 @@ from strobe.core.costs import element_bytes
 from strobe.core.device import GIB, available_bytes
 from strobe.core.errors import ConfigError, ImplUnavailableError, StrobeError
 from strobe.core.spans import ATTENTION
-from strobe.perf.analysis.runs.rank_calls import RankCall
 from strobe.perf.measure.machine import describe_run
 from strobe.perf.measure.timing import palindrome
 from strobe.perf.records import record
-from strobe.perf.records.record import CELLS, Surroundings, cpu_cores
+from strobe.perf.records.record import CELLS, RankCall, Surroundings, cpu_cores
 from strobe.perf.records.store import RunWriter
 
 
@@ -122,11 +121,10 @@ def _laps(ranks: Sequence[RankResult], clips: ClipNumbers) -> Iterator[record.Re
 
 
 def _apart(clips: ClipNumbers, name: str, mode: record.Mode, calls: Sequence[Sequence[RankCall]]) -> Iterator[record.Record]:
-    clip = clips.finish(name, "timed", None, sum(1 + len(call.regions) for taken in calls for call in taken))
+    clip = clips.finish(name, "timed", None, sum(len(call) for taken in calls for call in taken))
     for rank, taken in enumerate(calls):
         for index, call in enumerate(taken):
-            yield timed_span(clip, record.CALL, index, call.total_ns, rank=rank, mode=mode)
-            for region in call.regions:
+            for region in call:
                 yield timed_span(
                     clip, region.name, index, region.value_ns, start_ns=region.start_ns, part=region.part, rank=rank, mode=mode
                 )

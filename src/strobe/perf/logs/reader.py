@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from decimal import Context, Decimal
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -39,12 +39,8 @@ _TOLD: Final = 1 << 10
 _BYTE_ORDER: Final = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8-sig"}
 
 
-class _Line(NamedTuple):
-    """One line without its end; `whole`: it ends in a line feed. The parts of a progress line share a `number`."""
-
-    number: int
-    text: str
-    whole: bool
+_Line: TypeAlias = tuple[int, str, bool]
+"""Number, text without its end, and whether it ends in a line feed; the parts of a progress line share a number."""
 
 
 def read_lines(path: Path, counts: Counter[str]) -> Iterator[_Line]:
@@ -82,7 +78,7 @@ def _lines(stream: io.BufferedReader | gzip.GzipFile, file: io.BufferedReader, c
                     end = text.readline(LONGEST)
             counts["mended"] += "\ufffd" in line
             whole = end.endswith("\n")
-            yield _Line(number, _TERMINAL.sub("", line), whole)
+            yield number, _TERMINAL.sub("", line), whole
             number += whole
             if number % _TOLD == 0:
                 counts["done"] = file.tell()
@@ -254,7 +250,7 @@ def read_log(path: Path, patterns: Patterns | None = None, *, progress: Progress
         found.take_dump(dump, stages)
         return found.log(size, reading, ())
     for count, line in enumerate(read_lines(path, reading)):
-        found.pass_over() if line.number in left_out else found.add(line)
+        found.pass_over() if line[0] in left_out else found.add(line)
         if progress is not None and count % EVERY == 0:
             progress(reading["done"], size, path.name)
     return found.log(size, reading, () if run is None else run.damage)
@@ -299,18 +295,19 @@ class _Reader:
     def add(self, line: _Line) -> None:
         """Match one line and keep its values, or keep it waiting if the next line may continue it."""
         self._counts["lines"] += 1
-        number, candidates = line.number, self._candidates(line.text)
-        if not line.whole and "%|" in line.text:
+        number, text, whole = line
+        candidates = self._candidates(text)
+        if not whole and "%|" in text:
             candidates = []  # a bar is drawn again and again; its last state ends the line
-        pattern, values, used = self._match_joined(line.text)
+        pattern, values, used = self._match_joined(text)
         if used:
-            number = self._pending[-used][0].number
+            number = self._pending[-used][0][0]
             self._settle(keep=used)
             self._pending.clear()
             self._counts["joined"] += 1
             self._counts["matched"] += used
         else:
-            pattern, values = _match(candidates, line.text, self._workers)
+            pattern, values = _match(candidates, text, self._workers)
         if pattern is not None:
             self._settle()
             self._counts["matched"] += 1
@@ -318,10 +315,10 @@ class _Reader:
                 self._keep(pattern, value, number)
         else:
             self._settle(keep=PARTS - 2 if self._pending and self._is_full(self._pending[-1][0]) else 0)
-            self._pending.append((line, _similar(candidates, line.text)))
-        if len(line.text) > self._longest:
-            self._longest, self._long_lines = len(line.text), 0
-        self._long_lines += len(line.text) == self._longest
+            self._pending.append((line, _similar(candidates, text)))
+        if len(text) > self._longest:
+            self._longest, self._long_lines = len(text), 0
+        self._long_lines += len(text) == self._longest
 
     def take_dump(self, pattern: Pattern, stages: Sequence[tuple[Kind, str, str, int | None]]) -> None:
         """Keep the stages and steps of a file that is one JSON object; times are in ms."""
@@ -342,7 +339,6 @@ class _Reader:
             path=self._path,
             sha256=sha256_of(self._path),
             size_bytes=size_bytes,
-            patterns=self.patterns,
             series=tuple(
                 series_of(self._path, pattern, (kind, name, rank), samples)
                 for (_, name, rank), (pattern, kind, samples) in self._series.items()
@@ -356,19 +352,19 @@ class _Reader:
     def _settle(self, keep: int = 0) -> None:
         """Count the lines that wait for a continuation as similar or ignored, except the last `keep`."""
         while len(self._pending) > keep:
-            line, similar = self._pending.pop(0)
+            (number, text, _), similar = self._pending.pop(0)
             self._counts["similar" if similar else "ignored"] += 1
             if not similar:
-                progress = any(mark in line.text for mark in _PROGRESS)
+                progress = any(mark in text for mark in _PROGRESS)
                 self._counts["progress"] += progress
-                if not (progress or self._proposal or self._series) and (pattern := proposed(line.text)):
-                    text = line.text.strip()
+                if not (progress or self._proposal or self._series) and (pattern := proposed(text)):
+                    text = text.strip()
                     shown = repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
-                    self._proposal = f"line {line.number} reads {shown}, which a patterns file with this takes: {pattern}"
+                    self._proposal = f"line {number} reads {shown}, which a patterns file with this takes: {pattern}"
                 continue
             examples = self._similar.setdefault(similar, [])
             if len(examples) < MAX_EXAMPLES:
-                examples.append(Example(line.number, line.text[:MAX_TEXT], similar))
+                examples.append(Example(number, text[:MAX_TEXT], similar))
 
     def _candidates(self, text: str) -> list[Pattern]:
         lowered = text.lower()
@@ -376,7 +372,8 @@ class _Reader:
 
     def _is_full(self, line: _Line) -> bool:
         """Return whether the line fills the terminal's width: it is as long as the longest so far, and not the only one."""
-        return line.whole and len(line.text) >= WRAP and len(line.text) == self._longest and self._long_lines > 1
+        _, text, whole = line
+        return whole and len(text) >= WRAP and len(text) == self._longest and self._long_lines > 1
 
     def _match_joined(self, text: str) -> tuple[Pattern | None, list[_Found], int]:
         """Match the waiting lines and one more, if a terminal or logger may have broken one line into them.
@@ -384,12 +381,10 @@ class _Reader:
         Either the waiting ones fill the width of the terminal, or the text is the rest of a value, with at most something in
         parentheses behind it. Returns how many of the waiting lines the match needs; 0 if there is none.
         """
-        if not self._pending or not self._pending[-1][0].whole:
+        waiting = [line[1] for line, _ in self._pending]
+        last, full = (waiting[-1], self._is_full(self._pending[-1][0])) if waiting else ("", False)
+        if not last.strip() or not self._pending[-1][0][2] or not (full or _TAIL.fullmatch(text)):
             return None, [], 0
-        last, full = self._pending[-1][0].text, self._is_full(self._pending[-1][0])
-        if not last.strip() or not (full or _TAIL.fullmatch(text)):
-            return None, [], 0
-        waiting = [line.text for line, _ in self._pending]
         for parts, rest in ((waiting, text), ([last.rstrip() + " "], text.lstrip())):
             head = "".join(parts)
             pattern, values = _match(self._candidates(head + rest), head + rest, self._workers)

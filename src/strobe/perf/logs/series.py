@@ -19,7 +19,6 @@ from strobe.perf.logs.patterns import (
     Kind,
     Mark,
     Pattern,
-    Patterns,
     Reason,
     Unit,
     decides,
@@ -154,7 +153,6 @@ class Log:
     path: Path
     sha256: str
     size_bytes: int
-    patterns: Patterns
     series: tuple[Series, ...]
     counts: LineCounts
     similar: tuple[Example, ...]

@@ -71,6 +71,11 @@ def open_gpu(uuid: str) -> Ask | None:
     return ask
 
 
+def _driver(uuid: str) -> str | None:
+    """Return the version of the driver; None where NVML is absent or refuses."""
+    return None if open_gpu(uuid) is None else importlib.import_module("pynvml").nvmlSystemGetDriverVersion()
+
+
 def _reading(ask: Ask) -> Clocks:
     """Read clocks, power, temperature and throttle reasons, in five short calls that release the interpreter's lock."""
     began = time.perf_counter_ns()
@@ -83,7 +88,7 @@ def _reading(ask: Ask) -> Clocks:
         memory_mhz=memory,
         power_mw=power,
         temperature_c=temperature,
-        throttle=_throttle(reasons),
+        throttle=tuple(name for bit, name in REASONS.items() if reasons & bit),
         idle_samples=int(bool(reasons & IDLE)),
         read_ns=time.perf_counter_ns() - began,
     )
@@ -100,44 +105,33 @@ THERMAL: Final = frozenset({"sw_thermal_slowdown", "hw_thermal_slowdown"})
 COOL_S: Final = 60.0
 """Longest wait for a hot GPU to cool, s."""
 
-_SMI_FIELDS: Final = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "clocks_throttle_reasons.active")
-_SMI_STATE: Final = ("persistence_mode", "mig.mode.current", "enforced.power.limit", "clocks.max.sm")
-
 
 def gpu_uuid(device: torch.device) -> str:
-    """Return the UUID of a CUDA device as NVML and `nvidia-smi` spell it (an index may be hidden or reordered)."""
+    """Return the UUID of a CUDA device as NVML spells it (an index may be hidden or reordered)."""
     import torch
 
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
 def read_clocks(device: torch.device) -> Clocks:
-    """Read the current clocks. Without NVML this takes up to 0.1 s on a GPU, so call it between clips."""
-    if device.type != "cuda":
-        return _host()
-    gpu = open_gpu(gpu_uuid(device))
-    return _by_smi(gpu_uuid(device)) if gpu is None else _by_nvml([_reading(gpu)], during_clip=False)
+    """Read the current clocks; those of the CPU alone where there is no GPU, or no NVML."""
+    gpu = None if device.type != "cuda" else open_gpu(gpu_uuid(device))
+    return _host() if gpu is None else _by_nvml([_reading(gpu)], during_clip=False)
 
 
 def gpu_state(device: torch.device) -> GpuState | None:
-    """Return the settings of a GPU (persistence, MIG, power limit, highest clock); None on a CPU."""
+    """Return the settings of a GPU (persistence, MIG, power limit, highest clock), null without NVML; None on a CPU."""
     if device.type != "cuda":
         return None
     ask = open_gpu(gpu_uuid(device))
     if ask is None:
-        told = record.nvidia_smi(gpu_uuid(device), _SMI_STATE)
-        persistence, mig = (None if each is None else each == "Enabled" for each in told[:2])
-        limit, highest = (float(each) if each else None for each in told[2:])
-        limit = None if limit is None else 1000 * limit
-    else:
-        told_mig = ask("MigMode")
-        persistence, mig = ask("PersistenceMode"), None if told_mig is None else told_mig[0]
-        limit, highest = ask("EnforcedPowerLimit"), ask("MaxClockInfo", "CLOCK_SM")
+        return GpuState()
+    persistence, mig = ask("PersistenceMode"), ask("MigMode")
     return GpuState(
         persistence=None if persistence is None else bool(persistence),
-        mig=None if mig is None else bool(mig),
-        power_limit_mw=None if limit is None else round(limit),
-        max_sm_mhz=None if highest is None else int(highest),
+        mig=None if mig is None else bool(mig[0]),
+        power_limit_mw=ask("EnforcedPowerLimit"),
+        max_sm_mhz=ask("MaxClockInfo", "CLOCK_SM"),
     )
 
 
@@ -240,23 +234,6 @@ def _by_nvml(readings: Sequence[Clocks], *, during_clip: bool) -> Clocks:
     )
 
 
-def _by_smi(uuid: str) -> Clocks:
-    sm, memory, power, temperature, reasons = record.nvidia_smi(uuid, _SMI_FIELDS)
-    return replace(
-        _host(),
-        source="none" if sm is None else "nvidia-smi",
-        sm_mhz=int(sm) if sm else None,
-        memory_mhz=int(memory) if memory else None,
-        power_mw=round(float(power) * 1000) if power else None,
-        temperature_c=int(temperature) if temperature else None,
-        throttle=_throttle(int(reasons, 16) if reasons else 0),
-    )
-
-
-def _throttle(reasons: int) -> tuple[str, ...]:
-    return tuple(name for bit, name in REASONS.items() if reasons & bit)
-
-
 # Memory of this process: the peak over a clip, and the amount held at a moment.
 
 _STATUS: Final = Path("/proc/self/status")
@@ -326,14 +303,13 @@ def describe_machine(device: torch.device) -> Machine:
 
     cuda = device.type == "cuda"
     gpu = torch.cuda.get_device_properties(device) if cuda else None
-    (driver,) = record.nvidia_smi(gpu_uuid(device), ("driver_version",)) if cuda else (None,)
     name, settings = record.cpu_name(), read_settings()
     return Machine(
         device=str(device),
         device_name=gpu.name if gpu is not None else name,
         gpu_count=torch.cuda.device_count(),
         gpu_memory_bytes=gpu.total_memory if gpu is not None else None,
-        driver=driver,
+        driver=_driver(gpu_uuid(device)) if cuda else None,
         cuda=torch.version.cuda,
         torch=str(torch.__version__),
         python=platform.python_version(),

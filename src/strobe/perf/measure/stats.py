@@ -7,8 +7,7 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal, NamedTuple, TypeVar
 
 LEVEL: Final = 0.95
 P99_SAMPLES: Final = 459
@@ -29,8 +28,7 @@ Operator = Literal[">=", ">", "<=", "<"]
 Real = TypeVar("Real", int, float)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Interval:
+class Interval(NamedTuple):
     """Bounds that hold the true value with probability `LEVEL`."""
 
     low: float

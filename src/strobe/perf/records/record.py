@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated as A
 from typing import Final, Literal, TypeAlias, get_args
@@ -41,7 +42,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower, tag_field="
 class Clocks(msgspec.Struct, frozen=True, kw_only=True):
     """Clocks and thermal state at one moment, or of a GPU during a clip; null where the machine does not report a value."""
 
-    source: A[str, said("source of the values: `nvml`, `nvidia-smi`, `kernel` (CPU values only), or `none`")]
+    source: A[str, said("source of the values: `nvml`, `kernel` (CPU values only), or `none`; `nvidia-smi` in older records")]
     cpu_mhz: A[int | None, said("mean current clock of the CPU cores, MHz")] = None
     governor: A[str | None, said("CPU frequency governor of the first core")] = None
     load: A[float | None, said("1-minute load average of the machine")] = None
@@ -607,6 +608,10 @@ class Span(Line, frozen=True, kw_only=True):
         return name if self.mode is None else f"{self.mode}/{name}"
 
 
+RankCall: TypeAlias = Sequence[Span]
+"""One call on one rank: the whole of it, as a span by the name `CALL`, and the regions inside it; times count from its start."""
+
+
 class Regions(Line, frozen=True, kw_only=True):
     """Calls and time of each region inside the frame blocks of one timed clip on a CPU, summed by path; thread 0 only."""
 
@@ -798,16 +803,6 @@ def load_average() -> float | None:
         return round(os.getloadavg()[0], 2)
     except OSError:
         return None
-
-
-def nvidia_smi(gpu: str, fields: tuple[str, ...]) -> tuple[str | None, ...]:
-    """Query `nvidia-smi` for `--query-gpu` fields of one GPU (UUID); None for each field that cannot be read."""
-    query = ["nvidia-smi", f"--id={gpu}", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
-    line = _output(query)
-    values = [value.strip() for value in line.splitlines()[0].split(",")] if line else []
-    if len(values) != len(fields):
-        return (None,) * len(fields)
-    return tuple(None if value.startswith("[") or value == "N/A" else value for value in values)
 
 
 def _output(command: list[str]) -> str | None:

@@ -9,8 +9,7 @@ import re
 import secrets
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
@@ -122,7 +121,6 @@ MAX_BYTES: Final = 1 << 31
 """Largest size that packed records may unpack to, bytes."""
 
 _GZIP: Final = b"\x1f\x8b"
-_PIECE: Final = 4096
 
 
 def records_in(folder: Path) -> Path | None:
@@ -151,46 +149,27 @@ def records_file(path: Path) -> Path:
     return path
 
 
-def read_bytes(file: Path) -> tuple[bytes, str]:
-    """Return the lines of a record file, unpacked if they are gzip, and what is damaged in the gzip; empty if it is sound.
+def read_bytes(file: Path) -> bytes:
+    """Return the lines of a record file, unpacked if they are gzip.
 
     Raises:
-        DataError: the file unpacks to more than `MAX_BYTES`.
+        DataError: the gzip is damaged, or unpacks to more than `MAX_BYTES`.
         OSError: the file cannot be read.
     """
     data = file.read_bytes()
-    return unpack(data, file) if data.startswith(_GZIP) else (data, "")
-
-
-def unpack(data: bytes, file: Path) -> tuple[bytes, str]:
-    """Return what a gzip holds up to its end or to the first damage, and what is damaged.
-
-    Raises:
-        DataError: it unpacks to more than `MAX_BYTES`.
-    """
-    reader, found, size = zlib.decompressobj(wbits=31), [], 0
-    for at in range(0, len(data), _PIECE):
-        piece, before = data[at : at + _PIECE], reader.copy()
-        try:
-            found.append(reader.decompress(piece))
-        except zlib.error:
-            found += _before_the_damage(before, piece)
-            return b"".join(found), f"{file.name} is damaged as gzip near byte {at:,}: what comes after is not read"
-        size += len(found[-1])
-        if size > MAX_BYTES:
-            raise DataError(f"{file} unpacks to more than {MAX_BYTES:,} bytes, and is not read; give the records of one run")
-        if reader.eof:
-            rest = len(reader.unused_data) + max(0, len(data) - at - _PIECE)
-            more = f"{file.name} has {rest:,} bytes after its gzip, which are not read" if rest else ""
-            return b"".join(found), more
-    return b"".join(found), f"{file.name} is cut short as gzip: its end is not there"
-
-
-def _before_the_damage(reader: zlib._Decompress, piece: bytes) -> Iterator[bytes]:
-    """Yield what the bytes of a piece unpack to, one byte at a time, up to the first that cannot be unpacked."""
-    with suppress(zlib.error):
-        for at in range(len(piece)):
-            yield reader.decompress(piece[at : at + 1])
+    if not data.startswith(_GZIP):
+        return data
+    reader = zlib.decompressobj(wbits=31)
+    try:
+        found = reader.decompress(data, MAX_BYTES + 1)
+    except zlib.error as error:
+        raise DataError(f"{file} is damaged as gzip, and is not read ({error}); get it again") from error
+    if len(found) > MAX_BYTES:
+        raise DataError(f"{file} unpacks to more than {MAX_BYTES:,} bytes, and is not read; give the records of one run")
+    if not reader.eof or reader.unused_data:
+        what = f"has {len(reader.unused_data):,} bytes after its gzip" if reader.eof else "is cut short as gzip"
+        raise DataError(f"{file} {what}, and is not read; get it again")
+    return found
 
 
 def pack(folder: Path) -> Path:
@@ -362,7 +341,6 @@ class RunRecords:
         missing_lines: lines that were written and are gone.
         damaged_clips: clips that are left out, one line for each, which `excluded` has too.
         left_out_lines: numbers of the lines that do not count: those that are bad, and the others of damaged clips.
-        broken: what is damaged in the gzip of packed records; empty if nothing is.
     """
 
     folder: Path
@@ -392,7 +370,6 @@ class RunRecords:
     missing_lines: int = 0
     damaged_clips: tuple[Excluded, ...] = ()
     left_out_lines: frozenset[int] = frozenset()
-    broken: str = ""
 
     def __str__(self) -> str:
         """Return a few lines: what was measured where, how it ended, and how many records of each kind there are."""
@@ -417,7 +394,7 @@ class RunRecords:
     @property
     def damage(self) -> tuple[str, ...]:
         """Sentences, one for each kind of damage and each clip left out for it; empty if every line is as it was written."""
-        found = [self.broken] if self.broken else []
+        found = list[str]()
         if self.bad_lines:
             numbers = first_of([*map(str, self.bad_lines)], _LISTED)
             which = f"lines {numbers} are" if len(self.bad_lines) > 1 else f"line {numbers} is"
@@ -483,7 +460,7 @@ def read_run(path: str | Path) -> RunRecords:
     file = path / RECORDS if path.is_dir() else path
     try:
         file = records_file(path)
-        data, broken = read_bytes(file)
+        data = read_bytes(file)
     except OSError as error:
         raise DataError(f"no records at {file}: {error.strerror}; give a run folder or its {RECORDS}") from error
     lines = data.split(b"\n")
@@ -495,7 +472,7 @@ def read_run(path: str | Path) -> RunRecords:
         if number - 1 not in damaged and (record := _decode(line, file, number)) is not None
     }
     bad = tuple(number for number in range(1, len(lines) + 1) if number not in found)
-    return _sort(file, found, {"truncated": bool(tail), "bad_lines": bad, "missing_lines": missing, "broken": broken})
+    return _sort(file, found, {"truncated": bool(tail), "bad_lines": bad, "missing_lines": missing})
 
 
 def _damaged_clips(records: Mapping[int, Record], *, lossy: bool) -> dict[tuple[str, int], str]:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from strobe.core.errors import DataError
-from strobe.perf.analysis.runs.compare import is_own_code
-from strobe.perf.analysis.runs.latency import is_load
+from strobe.perf.analysis.runs.compare import is_load, is_own_code
 from strobe.perf.records.store import RunRecords
 from strobe.perf.report.calls_page import calls_report
 from strobe.perf.report.findings import Finding

@@ -117,9 +117,9 @@ _NS: Final = {"ns": 1.0, "µs": 1e3, "ms": 1e6, "s": 1e9}
 
 
 def _interval(row: CallsRow, unit: Unit) -> Cell | None:
-    if row.interval is None:
+    if row.low_ns is None or row.high_ns is None:
         return Missing("two samples or more have one", "-") if row.samples_ns else None
-    low, high = (f"{end / _NS[unit]:.4g}" for end in (row.interval.low, row.interval.high))
+    low, high = (f"{end / _NS[unit]:.4g}" for end in (row.low_ns, row.high_ns))
     return Text(f"{low} to {high}")
 
 

@@ -21,9 +21,8 @@ from strobe.perf.analysis.ledger.account import (
     explain_by_trace,
     levelled,
 )
-from strobe.perf.analysis.ledger.speedup import ClipAnswer, answer
-from strobe.perf.analysis.runs.compare import Comparison, compare_stages, mirrored_pairs, side_clocks
-from strobe.perf.analysis.runs.latency import Latencies, latencies
+from strobe.perf.analysis.ledger.speedup import Answer, answer
+from strobe.perf.analysis.runs.compare import Comparison, Latencies, compare_stages, latencies, mirrored_pairs, side_clocks
 from strobe.perf.records.record import Clip
 from strobe.perf.report.study import Profile, RunStudy, Subject
 
@@ -42,7 +41,7 @@ class Finding:
     candidate: Subject
     stages: tuple[Comparison, ...] | str
     ledger: Ledger | str
-    answer: ClipAnswer | None = None
+    answer: Answer | None = None
 
     def stage(self, name: str) -> Comparison | None:
         if isinstance(self.stages, str):
@@ -80,7 +79,7 @@ def _finding(reference: Subject, candidate: Subject, allow_different: Sequence[s
         stages = compare_stages(candidate.run, candidate.name)
     except DataError as error:
         stages = str(error)
-    found: ClipAnswer | None = None
+    found: Answer | None = None
     try:
         ledger, found = _account(reference, candidate)
     except DataError as error:
@@ -88,7 +87,7 @@ def _finding(reference: Subject, candidate: Subject, allow_different: Sequence[s
     return Finding(reference=reference, candidate=candidate, stages=stages, ledger=ledger, answer=found)
 
 
-def _account(reference: Subject, candidate: Subject) -> tuple[Ledger, ClipAnswer]:
+def _account(reference: Subject, candidate: Subject) -> tuple[Ledger, Answer]:
     """Build the ledger of two variants over the clips that were timed in pairs; a `DataError` says why there is none."""
     run = candidate.run
     kinds = block_kinds(run, (reference.name, candidate.name))

@@ -15,8 +15,7 @@ from strobe.core.errors import DataError
 from strobe.core.spans import E2E
 from strobe.perf.analysis.ledger.account import LEVEL_WORDS, Ledger, LedgerLine, part_of
 from strobe.perf.analysis.parts import NAMELESS
-from strobe.perf.analysis.runs.compare import Comparison, compare_stage, timed_clips
-from strobe.perf.analysis.runs.latency import NS, Latencies, SwitchCost, latencies
+from strobe.perf.analysis.runs.compare import NS, Comparison, Latencies, SwitchCost, compare_stage, latencies, timed_clips
 from strobe.perf.measure.stats import FLOOR, P99_SAMPLES, p99, percentile
 from strobe.perf.records.record import CELLS, Gate, Quality, Variant, Workload, read_plan
 from strobe.perf.records.store import FILES, RunRecords, read_run, records_in, superseded

@@ -35,11 +35,11 @@ from strobe.perf.analysis.runs.compare import (
     SideClocks,
     compare_unpaired,
     growths_of,
+    latencies,
     side_clocks,
     stage_time,
     timed_clips,
 )
-from strobe.perf.analysis.runs.latency import latencies
 from strobe.perf.analysis.runs.timeline import GAP, Label, Slice, block_slices
 from strobe.perf.measure.stats import FLOOR, percentile
 from strobe.perf.records.record import Variant

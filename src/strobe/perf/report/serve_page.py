@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from strobe.perf.analysis.runs.latency import HELD, LoadFigures, figures_of
+from strobe.perf.analysis.runs.compare import HELD, LoadFigures, figures_of
 from strobe.perf.measure.stats import percentile
 from strobe.perf.records.record import Served, Viewer
 from strobe.perf.records.store import RunRecords, read_run

@@ -9,10 +9,18 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from strobe.core.printable import bytes_in
-from strobe.perf.analysis.runs.grid import CellRun, GridContestant, read_grid
-from strobe.perf.analysis.runs.rank_calls import CallCollective, CallRegion, Parts, RankCall, collectives, parts, typical
+from strobe.perf.analysis.runs.grid import (
+    CallCollective,
+    CellRun,
+    GridContestant,
+    Parts,
+    collectives,
+    parts,
+    read_grid,
+    typical,
+)
 from strobe.perf.measure.stats import percentile
-from strobe.perf.records.record import CALL, GUIDE, TOTAL, Links, Mode, SentMessage
+from strobe.perf.records.record import GUIDE, TOTAL, Links, Mode, RankCall, SentMessage, Span
 from strobe.perf.report.blocks.fields import damage_banners, gathered
 from strobe.perf.report.blocks.grid import NONE, Entry, absent_table, bars_figure, curves, grid_page, timed_fields
 from strobe.perf.table.fields import Field, beside, count, heads, numeric, rows_of, share_of, table_of, time
@@ -54,18 +62,12 @@ def _spread_of(entry: GridContestant) -> float:
 
 def split_calls(entry: GridContestant, mode: Mode) -> tuple[tuple[RankCall, ...], ...]:
     """Return the calls of one mode that were split, each with all of its ranks."""
-    own = [((span.index or 0, span.rank), span) for span in entry.spans if span.mode == mode and span.rank is not None]
-    totals = {key: span.value_ns for key, span in own if span.name == CALL}
-    regions = gathered(
-        (key, CallRegion(name=span.name, part=span.part, start_ns=span.start_ns, value_ns=span.value_ns))
-        for key, span in own
-        if span.name != CALL
-    )
-    ranks = range(1 + max((rank for _, rank in totals), default=-1))
-    return tuple(
-        tuple(RankCall(total_ns=totals[index, rank], regions=tuple(regions.get((index, rank), ()))) for rank in ranks)
-        for index in sorted({index for index, _ in totals})
-    )
+    calls: dict[tuple[int, int], list[Span]] = {}
+    for span in entry.spans:
+        if span.mode == mode and span.rank is not None:
+            calls.setdefault((span.index or 0, span.rank), []).append(span)
+    ranks = range(1 + max((rank for _, rank in calls), default=-1))
+    return tuple(tuple(calls[index, rank] for rank in ranks) for index in sorted({index for index, _ in calls}))
 
 
 def parts_of(entry: GridContestant, mode: Mode = "free-running") -> Parts | None:

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from made_traces import trace_of
 from strobe.core import spans
 from strobe.core.errors import DataError
-from strobe.perf.analysis.ledger import account
 from strobe.perf.analysis.ledger.account import (
     AROUND,
     CLIP_LEVELS,
@@ -230,13 +229,6 @@ def test_steps_with_rare_calls_have_none_and_the_reason() -> None:
     rows = [{FOCAL: ns} for ns in AFTER]
     rare = step_spread(sampled(rows, [1, 0, 0, 0, 0, 0]), sampled(rows))
     assert not rare.lines and "some resamples hold none" in rare.none_because
-
-
-def test_many_steps_are_drawn_in_parts_and_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    sides = sampled([{FOCAL: ns} for ns in BEFORE]), sampled([{FOCAL: ns} for ns in AFTER])
-    whole = step_spread(*sides)
-    monkeypatch.setattr(account, "_CHUNK", 37)
-    assert step_spread(*sides) == whole
 
 
 def side(focal: list[int], other: int, calls: int = 1) -> TracedSide:

@@ -83,7 +83,7 @@ def word(event: DeviceEvent, in_section: bool) -> str:
     return "section" if in_section else "compute" if event.kind == "kernel" else event.kind
 
 
-def brute_force(trace: Trace, side: TracedSide, priority: tuple[str, ...]) -> tuple[list[Counter[Label]], Counter[str]]:
+def brute_force(trace: Trace, side: TracedSide) -> tuple[list[Counter[Label]], Counter[str]]:
     """Ask every nanosecond of every tile who owns it; idle time is not split by cause."""
     events = list(trace.device_events)
     members = {number for section in side.sections.found for number in section.members}
@@ -92,7 +92,7 @@ def brute_force(trace: Trace, side: TracedSide, priority: tuple[str, ...]) -> tu
 
     def owner(moment: int) -> int | None:
         running = [i for i, e in enumerate(events) if e.start_ns <= moment < e.end_ns]
-        return min(running, key=lambda i: (priority.index(word(events[i], i in members)), i), default=None)
+        return min(running, key=lambda i: (PRIORITY.index(word(events[i], i in members)), i), default=None)
 
     owners = {moment: owner(moment) for moment in range(events[0].start_ns, end)}
 
@@ -112,10 +112,10 @@ def brute_force(trace: Trace, side: TracedSide, priority: tuple[str, ...]) -> tu
     return tiles, exclusive
 
 
-@given(traces(), st.permutations(PRIORITY))
-def test_every_nanosecond_has_one_label(trace: Trace, priority: list[str]) -> None:
-    side = cut(trace, priority=priority)
-    tiles, exclusive = brute_force(trace, side, tuple(priority))
+@given(traces())
+def test_every_nanosecond_has_one_label(trace: Trace) -> None:
+    side = cut(trace)
+    tiles, exclusive = brute_force(trace, side)
     found = [Counter[Label]() for _ in side.tiles]
     for counted, tile in zip(found, side.tiles, strict=True):
         for label, ns in tile.owned.items():
@@ -260,8 +260,6 @@ def test_what_cannot_be_cut_is_refused() -> None:
         label_trace(hand(300, 0), "t", "flush")
     with pytest.raises(ConfigError, match="not a regular expression"):
         label_trace(hand(300, 0), "t", "flash(")
-    with pytest.raises(ConfigError, match="name each of"):
-        cut(hand(300, 0), priority=("focal", "section"))
 
 
 def test_windows_are_compared_as_they_are_if_nothing_is_focal() -> None:

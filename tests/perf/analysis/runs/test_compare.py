@@ -27,12 +27,12 @@ from strobe.perf.analysis.runs.compare import (
     compare_stage,
     compare_stages,
     compare_unpaired,
+    latencies,
     mirrored_pairs,
     num,
     side_clocks,
     stage_time,
 )
-from strobe.perf.analysis.runs.latency import latencies
 from strobe.perf.analysis.runs.timeline import KERNEL, Label
 from strobe.perf.records.record import Clip, Clocks, GpuState
 from strobe.perf.records.store import RunRecords

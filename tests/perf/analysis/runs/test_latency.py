@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from strobe.core.errors import DataError
-from strobe.perf.analysis.runs.latency import known_causes, latencies
+from strobe.perf.analysis.runs.compare import known_causes, latencies
 from strobe.perf.measure.stats import percentile
 from strobe.perf.records.record import Excluded
 from strobe.perf.records.store import RunRecords

@@ -397,8 +397,6 @@ twice as often as it says, and the report says so; with 3 it fails four times as
 then likelier than the 2.5 % that an end leaves out, so that the interval of a side is no more than the range of its steps.
 """
 RESAMPLES: Final = 2_000
-_CHUNK: Final = 1 << 20
-"""Draws held in memory at a time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -450,11 +448,9 @@ def _resampled(side: Sampled, labels: Sequence[Label], seed: int) -> NDArray[np.
         for step, weight in zip(owned, step_weights, strict=True)
     ]
     table, sums = np.array(rows, np.float64), np.empty((RESAMPLES, len(labels) + 2))
-    source, many = np.random.PCG64(seed), max(1, _CHUNK // n)
-    for at in range(0, RESAMPLES, many):
-        size = min(many, RESAMPLES - at)
-        drawn = (source.random_raw(size * n) % n).astype(np.int64) + np.repeat(np.arange(size) * n, n)
-        sums[at : at + size] = np.bincount(drawn, minlength=size * n).reshape(size, n).astype(np.float64) @ table
+    source = np.random.PCG64(seed)
+    for row in sums:
+        row[:] = np.bincount((source.random_raw(n) % n).astype(np.int64), minlength=n).astype(np.float64) @ table
     weights = sums[:, -1:]
     return float(scale) * sums[:, :-1] / weights if weights.all() else None
 

@@ -364,12 +364,12 @@ def _figure(
         interval = welch_interval(b.groups_ns, c.groups_ns) if usable else None
         verdict = "no difference" if saved == 0 else judge(ratio, interval, float(saved))
         moved = None if kernel is None else _moved(level, saved, kernel, sides)
-    realised = float(saved / moved) if saved is not None and moved else None
+    realised, (low, high) = float(saved / moved) if saved is not None and moved else None, interval or (None, None)
     return LevelFigure(
         level=level,
         ratio=ratio,
-        low=None if interval is None else interval.low,
-        high=None if interval is None else interval.high,
+        low=low,
+        high=high,
         verdict=verdict,
         baseline=b,
         candidate=c,
@@ -467,7 +467,7 @@ class PartLine(BothSides):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer(BothSides):
-    """Difference between two sides in one unit, by part.
+    """Difference between two sides in one unit, by part; of two variants of ours in a whole clip too.
 
     Args:
         lines: at most `MOST_LINES`, what saved most first; they add up to a unit.
@@ -475,32 +475,23 @@ class Answer(BothSides):
             `focal call` or `traced window`, and `whole run` where the account of a stage goes on to it.
         explained_time_share: share of the time of the side where it is smaller that has a name.
         explained_saving_share: share of the saving that has a name; None if nothing is saved.
+        sides: what the clips of the baseline and the candidate were spent on; empty for foreign traces.
+        num_steady: steady frame blocks in a clip; 0: there are none, and the lines are of all frame blocks.
+        clocks: of the baseline and the candidate; None where they were not sampled.
     """
 
     lines: tuple[PartLine, ...]
     unit: str
     explained_time_share: float
     explained_saving_share: float | None
+    sides: tuple[Explained, ...] = ()
+    num_steady: int = 0
+    clocks: tuple[SideClocks | None, SideClocks | None] = (None, None)
 
     @property
     def difference(self) -> Literal["saving", "loss"]:
         """Word for the difference of which a line has its share: a loss where the candidate takes longer."""
         return "loss" if self.saved_ns < 0 else "saving"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClipAnswer(Answer):
-    """Difference between two variants of ours, in a frame block and in a whole clip.
-
-    Args:
-        sides: what the clips of the baseline and the candidate were spent on.
-        num_steady: steady frame blocks in a clip; 0: there are none, and the lines are of all frame blocks.
-        clocks: of the baseline and the candidate; None where they were not sampled.
-    """
-
-    sides: tuple[Explained, Explained]
-    num_steady: int
-    clocks: tuple[SideClocks | None, SideClocks | None]
 
     @property
     def kinds(self) -> Iterator[tuple[ClipKind, int, tuple[Fraction, Fraction]]]:
@@ -522,7 +513,7 @@ class ClipAnswer(Answer):
 
 def answer(
     baseline: Explained, candidate: Explained, clocks: tuple[SideClocks | None, SideClocks | None] = (None, None)
-) -> ClipAnswer:
+) -> Answer:
     """Sum up both sides by part and by kind of frame block."""
     sides = (baseline, candidate)
     kind = "steady" if all(side.num_blocks.get("steady") for side in sides) else None
@@ -537,7 +528,7 @@ def answer(
         nameless.append(Counter({label: ns for label, ns in side.labels.items() if part_of(label) in NAMELESS}))
     moved = sum(abs(nameless[0][label] - nameless[1][label]) for label in nameless[0].keys() | nameless[1].keys())
     saved = whole[0] - whole[1]
-    return ClipAnswer(
+    return Answer(
         lines=_lines(per_block, elsewhere, clocks),
         baseline_ns=b,
         candidate_ns=c,

@@ -14,7 +14,7 @@ from typing import Final, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from strobe.core.errors import ConfigError, DataError, nearest
+from strobe.core.errors import DataError
 from strobe.perf.analysis.device.activity import (
     ACTIVITIES,
     BUSY,
@@ -128,24 +128,12 @@ class TracedSide:
         return Fraction(self.total_ns - communication, len(self.tiles))
 
 
-def check_priority(priority: Sequence[str]) -> None:
-    """Check who owns overlapped time.
-
-    Raises:
-        ConfigError: it is not each word of `PRIORITY` once.
-    """
-    if sorted(priority) != sorted(PRIORITY):
-        hints = "".join(nearest(each, PRIORITY) for each in priority if each not in PRIORITY)
-        raise ConfigError(f"priority {', '.join(priority)}{hints}: name each of {', '.join(PRIORITY)} once")
-
-
 def label_trace(
     trace: Trace,
     label: str,
     focal: str | None = None,
     section: SectionDefinition | None = None,
     *,
-    priority: Sequence[str] = PRIORITY,
     steps: str | None = None,
 ) -> TracedSide:
     """Cut the time of the device that spends most time in focal kernels; in any kernels, if nothing is focal.
@@ -153,14 +141,12 @@ def label_trace(
     Args:
         focal: regular expression searched in the names of device events; `None`: nothing is focal.
         section: the section around the focal events, if one is asked for.
-        priority: who owns overlapped time: each word of `PRIORITY` once.
         steps: regular expression of the range or kernel that starts a step; found by itself if not given.
 
     Raises:
         DataError: the trace has no device events, or no focal one.
-        ConfigError: a pattern is not a regular expression, or a word of the priority is missing.
+        ConfigError: a pattern is not a regular expression.
     """
-    check_priority(priority)
     devices = list(events_by_device(trace))
     if not devices:
         raise DataError(f"{trace.path}: no device events; capture the trace with the accelerator's activities")
@@ -176,7 +162,7 @@ def label_trace(
     found = find_steps(trace, steps)[device]
     counted = tile_of(work.start, _left_out(found)) < 0
     sections = None if section is None else sections_of(trace, device, work, section, counted)
-    return _cut_device(trace, label, found, (work, masks[chosen], counted), sections, priority)
+    return _cut_device(trace, label, found, (work, masks[chosen], counted), sections)
 
 
 def _longest_names(trace: Trace) -> str:
@@ -193,7 +179,6 @@ def _cut_device(
     steps: Steps | str,
     own: tuple[EventView, NDArray[np.bool_], NDArray[np.bool_]],
     sections: Sections | None,
-    priority: Sequence[str],
 ) -> TracedSide:
     """Cut one device; `own` is its events, with masks of the focal and of the counted ones."""
     work, focal, counted = own
@@ -206,7 +191,7 @@ def _cut_device(
         member[np.searchsorted(work.position, positions)] = True
         areas = union(*intervals_of(sorted(section.span for section in sections.found)))
     marks = focal, member & ~focal
-    pieces = _pieces(trace, work, marks, areas, tiles, priority)
+    pieces = _pieces(trace, work, marks, areas, tiles)
     owned, exclusive = sums(pieces, tiles, LABELS, len(work))
     inside = np.flatnonzero((within >= 0) | (exclusive > 0))
     calls: dict[str, tuple[int, int]] = {}
@@ -252,14 +237,12 @@ _Masks: TypeAlias = tuple[NDArray[np.bool_], NDArray[np.bool_]]
 """Masks of a device's focal events, and of its other events in sections."""
 
 
-def _pieces(
-    trace: Trace, work: EventView, marks: _Masks, areas: Intervals, tiles: Intervals, priority: Sequence[str]
-) -> LabelSlices:
+def _pieces(trace: Trace, work: EventView, marks: _Masks, areas: Intervals, tiles: Intervals) -> LabelSlices:
     """Cut the tiles into pieces with one label each; `event` counts into `work`."""
     focal, section = marks
-    of_kind = np.array([priority.index("compute" if kind == "kernel" else kind) for kind in DEVICE_KINDS])
-    rank = np.where(section, priority.index("section"), of_kind[work.kind])
-    rank = np.where(focal, priority.index("focal"), rank)
+    of_kind = np.array([PRIORITY.index("compute" if kind == "kernel" else kind) for kind in DEVICE_KINDS])
+    rank = np.where(section, PRIORITY.index("section"), of_kind[work.kind])
+    rank = np.where(focal, PRIORITY.index("focal"), rank)
     begin, stop = int(work.start[0]), int(work.end.max())
     slices, inside = _split(work.tile(trace, rank, begin, stop), areas, complement(areas, begin, stop))
     busy = slices.cause == BUSY

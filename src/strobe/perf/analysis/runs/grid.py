@@ -1,15 +1,16 @@
-"""Cells of a grid of attention or tree attention: the runs in its folder, and the outcome of each contestant."""
+"""Cells of a grid of attention or tree attention: runs, outcomes of contestants, and the parts of calls on several ranks."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated as A
+from typing import Any, Literal, NamedTuple
 
 from strobe.core.costs import DevicePeaks, device_peaks
 from strobe.core.errors import DataError
@@ -21,14 +22,20 @@ from strobe.perf.records.record import (
     CELLS,
     GUIDE,
     HOST,
+    LOCAL,
     MATMUL,
+    MEETING,
+    MERGE,
+    MESSAGE,
     STAGE,
+    WAIT,
     WHOLE,
     AttentionCell,
     Contestant,
     Gate,
     Prediction,
     Quality,
+    RankCall,
     RunKind,
     SentMessage,
     Span,
@@ -37,7 +44,8 @@ from strobe.perf.records.record import (
     Work,
 )
 from strobe.perf.records.store import RunRecords, read_run, superseded
-from strobe.perf.table.model import Ratio
+from strobe.perf.table.model import Ratio, Time
+from strobe.perf.table.rows import col, term
 
 Outcome = Literal["measured", "refused", "failed", "red", "not reached"]
 """Outcomes of a contestant, in order: has numbers, cannot run here, raised an error, red gate, cell ended before its turn."""
@@ -349,3 +357,125 @@ def read_grid(
         told = f": {unread[0]}" if unread else ""
         raise DataError(f"no cell in {folder / CELLS} has records{told}; run `{verb} --out {folder}`")
     return tuple(sorted(found, key=order)), tuple(unread)
+
+
+# Parts of multi-rank calls: waiting and transfer of each collective, exposed communication, and the last rank.
+
+
+def regions_of(call: RankCall, *names: str) -> list[Span]:
+    """Return the regions of a call that have one of these names."""
+    return [region for region in call if region.name in names]
+
+
+def _stretches(call: RankCall, *names: str) -> list[tuple[int, int]]:
+    return [(region.start_ns, region.start_ns + region.value_ns) for region in regions_of(call, *names)]
+
+
+def covered_ns(stretches: Iterable[tuple[int, int]]) -> int:
+    """Return the length of the union of half-open intervals `[start, stop)`, ns."""
+    total, reached = 0, None
+    for start, stop in sorted(stretches):
+        begin = start if reached is None else max(start, reached)
+        if stop > begin:
+            total += stop - begin
+            reached = stop
+    return total
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallCollective:
+    """One collective of a strategy on all ranks, with medians over its calls.
+
+    Args:
+        kind: `agreement`, `gather`, `exchange` or `reduce`.
+        place: among those of a call, from 0.
+        transfer_ns: the shortest time that a rank was held up by it: the last to come waits for nobody.
+        waits_ns: of each rank, how much longer it was held up than that.
+        last: the rank that waited least, most often.
+        last_share: in which share of the calls.
+    """
+
+    kind: str
+    place: int
+    transfer_ns: float
+    waits_ns: tuple[float, ...]
+    last: int
+    last_share: float
+
+
+def held_up(ranks: Sequence[RankCall]) -> list[tuple[str, tuple[int, ...]]]:
+    """Return kind and times of the collectives of one call, in order: how long each rank was held up by it, ns.
+
+    Only durations within a rank are used, so clocks need not agree. A collective that overlaps with other work holds a rank up
+    only during its last part (`tree_wait`).
+    """
+    found = []
+    for call in ranks:
+        waits, own = regions_of(call, WAIT), list[tuple[str, int]]()
+        for message in regions_of(call, MESSAGE):
+            own_waits = (each for each in waits if each.part == message.part)
+            wait = next((each for each in own_waits if 0 <= each.start_ns - message.start_ns <= message.value_ns), message)
+            if wait is not message:
+                waits.remove(wait)
+            own.append((message.part, wait.value_ns))
+        found.append(own)
+    return [(each[0][0], tuple(ns for _, ns in each)) for each in zip(*found, strict=False)]
+
+
+class Parts(NamedTuple):
+    """Parts of a call's time, mean over the ranks, ns; they add up to the whole."""
+
+    total: A[float, col("the call", "whole", Time)]
+    local: A[float, col("attention", "local", Time)]
+    merge: A[float, col("partial results put together", "merge", Time)]
+    wait: A[float, col("for other ranks, of exposed communication", "wait", Time)]
+    transfer: A[float, col("the rest of exposed communication", "transfer", Time)]
+    host: A[float, col("neither: checks, packing, launching", "host", Time)]
+    hidden: A[float, term("communication beside attention; no part of the whole", "hidden", Time)]
+
+
+def parts(ranks: Sequence[RankCall]) -> Parts:
+    """Split one call into its parts.
+
+    Exposed communication of a rank is `|union(messages, work)| - |union(work)|`; of that, the wait is at most what its
+    collectives waited.
+    """
+    waits = [[ns - min(held) for ns in held] for _, held in held_up(ranks)]
+    rows = []
+    for rank, call in enumerate(ranks):
+        (whole,) = regions_of(call, CALL)
+        local = covered_ns(_stretches(call, LOCAL))
+        work, messages = _stretches(call, LOCAL, MERGE), _stretches(call, MESSAGE, MEETING)
+        busy, both, comm = covered_ns(work), covered_ns(work + messages), covered_ns(messages)
+        exposed, met = both - busy, sum(region.value_ns for region in regions_of(call, MEETING))
+        wait = min(exposed, sum(each[rank] for each in waits) + met)
+        rows.append((whole.value_ns, local, busy - local, wait, exposed - wait, max(0, whole.value_ns - both), comm - exposed))
+    return Parts(*(statistics.fmean(column) for column in zip(*rows, strict=True)))
+
+
+def typical(calls: Sequence[Parts]) -> Parts:
+    """Return the mean of the half of the calls around the median, so that parts add up and rare outliers are left out."""
+    ranked = sorted(calls, key=lambda each: each.total)
+    quarter = len(ranked) // 4
+    middle = ranked[quarter : len(ranked) - quarter]
+    return Parts(*(statistics.fmean(column) for column in zip(*middle, strict=True)))
+
+
+def collectives(calls: Sequence[Sequence[RankCall]]) -> tuple[CallCollective, ...]:
+    """Return every collective of a strategy, summarised over calls of all ranks."""
+    found = []
+    for place, each in enumerate(zip(*map(held_up, calls), strict=False)):
+        least = [min(held) for _, held in each]
+        last, count = Counter(held.index(transfer) for (_, held), transfer in zip(each, least, strict=True)).most_common(1)[0]
+        waits = ([ns - transfer for ns in held] for (_, held), transfer in zip(each, least, strict=True))
+        found.append(
+            CallCollective(
+                place=place,
+                kind=each[0][0],
+                transfer_ns=statistics.median(least),
+                waits_ns=tuple(map(statistics.median, zip(*waits, strict=True))),
+                last=last,
+                last_share=count / len(each),
+            )
+        )
+    return tuple(found)

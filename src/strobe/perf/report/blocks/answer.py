@@ -12,7 +12,7 @@ from strobe.core import spans
 from strobe.core.costs import device_peaks
 from strobe.core.spans import DENOISE_STEP, E2E, FRAME_BLOCK
 from strobe.perf.analysis.ledger.account import CallsEffect, Ledger, LedgerLine, LevelSum, total
-from strobe.perf.analysis.ledger.speedup import Answer, ClipAnswer, PartLine
+from strobe.perf.analysis.ledger.speedup import Answer, PartLine
 from strobe.perf.analysis.parts import BY_THE_CLOCK, NO_LARGEST, TOGETHER, Part
 from strobe.perf.analysis.runs.compare import Comparison, SideClocks, apart, ratio_cell, side_clocks
 from strobe.perf.measure.stats import Interval, Verdict, paired_interval
@@ -312,7 +312,7 @@ def line_name(line: PartLine) -> str:
     return line.parts[0].value if len(line.parts) == 1 else REST
 
 
-def _figure(finding: Finding, found: ClipAnswer) -> Figure:
+def _figure(finding: Finding, found: Answer) -> Figure:
     return answer_figure((finding.reference.label, finding.candidate.label), found, answer_table(finding, found))
 
 
@@ -325,7 +325,7 @@ def answer_figure(names: tuple[str, str], found: Answer, table: Table, the: str 
     return Figure(title, alt, picture, table, table_open=True)
 
 
-def answer_table(finding: Finding, found: ClipAnswer) -> Table:
+def answer_table(finding: Finding, found: Answer) -> Table:
     """Build the table of at most eight parts before and after, with notes on the other frame blocks and the present limit."""
     reference, candidate = finding.reference, finding.candidate
     elsewhere = "first, filling and switch frame blocks, start and end"
@@ -345,7 +345,7 @@ def answer_table(finding: Finding, found: ClipAnswer) -> Table:
     return Table(headline(finding, found), heads(fields), rows, notes)
 
 
-def headline(finding: Finding, found: ClipAnswer) -> str:
+def headline(finding: Finding, found: Answer) -> str:
     """Return one line: speedup of a clip, speedup and times of a frame block, and the share that is explained."""
     e2e, names = finding.e2e, (finding.candidate.label, finding.reference.label)
     said = f"{names[0]} against {names[1]}: "
@@ -358,7 +358,7 @@ def headline(finding: Finding, found: ClipAnswer) -> str:
     return f"{said}. {_explained(found)}{' ' if words else ''}{words}"
 
 
-def clock_words(names: tuple[str, str], found: ClipAnswer) -> str:
+def clock_words(names: tuple[str, str], found: Answer) -> str:
     """Return what clock and power limit did to the candidate, named first; empty if nothing."""
     at, (before, after) = found.at_baseline_clock_ns, found.clocks
     if at is None or before is None or after is None:
@@ -378,7 +378,7 @@ def _range(clocks: SideClocks) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def _clock_field(found: ClipAnswer) -> tuple[Field[PartLine], ...]:
+def _clock_field(found: Answer) -> tuple[Field[PartLine], ...]:
     if found.at_baseline_clock_ns is None:
         return ()
     hint = "of the saving, the part that the SM clock made; the rest is fewer or more cycles"
@@ -406,7 +406,7 @@ def _time(ns: int | Fraction) -> Time:
     return Time(float(ns))
 
 
-def _kinds(found: ClipAnswer) -> str:
+def _kinds(found: Answer) -> str:
     said = []
     for kind, num_blocks, (before, after) in found.kinds:
         many = f" ({num_blocks} frame blocks)" if num_blocks > 1 else ""
@@ -422,7 +422,7 @@ def rest_words(found: Answer) -> tuple[str, ...]:
     return tuple(f"The rest: {', '.join(part.value for part in line.parts)}." for line in several)
 
 
-def _gaps_in_evidence(reference: Subject, candidate: Subject, found: ClipAnswer) -> tuple[str, ...]:
+def _gaps_in_evidence(reference: Subject, candidate: Subject, found: Answer) -> tuple[str, ...]:
     said = [f"{name} is not marked on both sides: its time counts as {above}, on both." for name, above in found.sides[0].merged]
     for subject, side in zip((reference, candidate), found.sides, strict=True):
         if side.stood_for:
@@ -469,7 +469,7 @@ def _of(part_ns: float, whole_ns: float) -> str:
     return f"{part} of {whole} ms"
 
 
-def _attention_rate(subject: Subject, found: ClipAnswer) -> tuple[str, float]:
+def _attention_rate(subject: Subject, found: Answer) -> tuple[str, float]:
     """Return the FLOP rate of the attention kernel in words, and its share of the peak at the clock that ran; 0: not known."""
     costs, steps = {cost.span: cost for cost in subject.settings.costs}, subject.settings.steps or 0
     took_ns = sum(float(line.candidate_ns) for line in found.lines if line.parts == (Part.ATTENTION_KERNEL,))
@@ -491,7 +491,7 @@ def _attention_rate(subject: Subject, found: ClipAnswer) -> tuple[str, float]:
     return f" at {rate / 1e12:.3g} TFLOP/s{share}", of_peak
 
 
-def _disturbance(reference: Subject, candidate: Subject, found: ClipAnswer) -> str:
+def _disturbance(reference: Subject, candidate: Subject, found: Answer) -> str:
     """Return a sentence on how much tracing or marking changed the measured times, and what that can affect."""
     b, c = (f"{100 * side.disturbed:+.1f} %" for side in found.sides)
     varied = " and ".join(f"{100 * side.varied:.1f} %" for side in found.sides)

@@ -14,8 +14,7 @@ from strobe.core.costs import DevicePeaks
 from strobe.core.spans import COMMIT, DENOISE_STEP, E2E, FRAME_BLOCK, NAMES, RECACHE
 from strobe.perf.analysis.device.roofline import Roofline
 from strobe.perf.analysis.runs.breakdown import Amount, Breakdown, Gap, Place, layers_of, order
-from strobe.perf.analysis.runs.compare import STAGES, Comparison, SideClocks, StageClips, stage_time
-from strobe.perf.analysis.runs.latency import Latencies
+from strobe.perf.analysis.runs.compare import STAGES, Comparison, Latencies, SideClocks, StageClips, stage_time
 from strobe.perf.analysis.runs.timeline import Path
 from strobe.perf.measure.stats import outliers, percentile
 from strobe.perf.records.record import Clip, Quality, SpanCost

@@ -319,5 +319,7 @@ def _clock_doubts(run: RunRecords) -> list[str]:
             found.append(f"{name} varied by more than 2 % between or within timed clips: {min(values)} to {max(values)} MHz")
     if any(item.source == "nvidia-smi" for item in clocks):
         found.append("GPU clocks were read when clips had ended, not while they ran; with the extra nvml they are read inside")
+    elif run.header.machine.on_gpu and any(item.source != "nvml" for item in clocks):
+        found.append("GPU clocks are not known; with the extra nvml they are read while clips run")
     reasons = sorted({reason for item in clocks for reason in item.throttle})
     return [*found, f"the GPU was throttled: {', '.join(reasons)}"] if reasons else found

@@ -38,13 +38,11 @@ from strobe.perf.analysis.ledger.speedup import (
     rank_ledgers,
 )
 from strobe.perf.analysis.ledger.traces import (
-    PRIORITY,
     ChosenTrace,
     ImpliedCalls,
     PathTree,
     TracedSide,
     call_ledger,
-    check_priority,
     coincidences,
     implied_calls,
     label_trace,
@@ -101,7 +99,6 @@ class SpeedupRequest:
         timed_range: regular expression of the range that the attention timer is around.
         calls: focal calls in a stage.
         steps: regular expression of what starts a step.
-        priority: who owns overlapped time.
         allow_different: facts that are meant to differ.
         allow_unlike: compare sections that are not cut alike, and say so everywhere.
     """
@@ -114,7 +111,6 @@ class SpeedupRequest:
     timed_range: str | None = None
     calls: int | None = None
     steps: str | None = None
-    priority: tuple[str, ...] = PRIORITY
     allow_different: tuple[str, ...] = ()
     allow_unlike: bool = False
 
@@ -211,7 +207,6 @@ def load_speedup(request: SpeedupRequest, progress: Progress | None = None) -> S
         raise ConfigError("nothing to compare: give logs (--baseline-log, --candidate-log), traces (--baseline-trace, "
                           "--candidate-trace) or a run folder")  # fmt: skip
     check_allowed(request.allow_different)
-    check_priority(request.priority)  # also where no trace has time to give
     asked = ["kernel" if side.section is None else side.section.boundaries for side in sides]
     unlike = check_alike(asked[0], asked[1], allow_unlike=request.allow_unlike)
     details = all(is_small(path) for side in sides for path in _paths(side))
@@ -293,7 +288,7 @@ def _load(request: SpeedupRequest, side: SideRequest, traces: tuple[Trace, ...],
         traced = HOST_ONLY
     elif traces:
         traced = tuple(
-            label_trace(trace, label, side.focal, side.section, priority=request.priority, steps=request.steps)
+            label_trace(trace, label, side.focal, side.section, steps=request.steps)
             for trace, label in zip(traces, labels, strict=True)
         )
     bounds, span = ((), None) if host_only or not traces else trace_evidence(traces, side.focal, request.timed_range)

@@ -14,7 +14,7 @@ from strobe.perf.analysis.device.kernels import kernel_name
 from strobe.perf.analysis.ledger.account import COVERS, LEVEL_WORDS, CallsEffect, Ledger, LedgerLine, total, trace_part
 from strobe.perf.analysis.ledger.speedup import DRIFT, LEVEL_TITLES, UNIT_NAMES, LevelFigure
 from strobe.perf.analysis.ledger.traces import IDLE as IDLE_LABEL
-from strobe.perf.analysis.ledger.traces import LABELS, Node, TracedSide
+from strobe.perf.analysis.ledger.traces import LABELS, PRIORITY, Node, TracedSide
 from strobe.perf.analysis.parts import NAMELESS, Part
 from strobe.perf.analysis.runs.timeline import Label
 from strobe.perf.analysis.structure.collectives import MemberTime
@@ -301,8 +301,7 @@ def _lines(study: SpeedupStudy, account: Ledger) -> Table:
         "The lines add up exactly, as whole numbers of nanoseconds over "
         f"{account.num_units} unit{'s' if account.num_units > 1 else ''}: checked."
         + (" Printed here: one unit, rounded to the nanosecond." if account.num_units > 1 else ""),
-        f"Where work overlaps, the first of {', '.join(study.request.priority)} owns the time (--priority); the columns "
-        "'covers' do not depend on it.",
+        f"Where work overlaps, the first of {', '.join(PRIORITY)} owns the time; the columns 'covers' do not depend on it.",
         _interval_note(account),
         *([ideal] if study.comparable else []),
         *_calls_in_steps(study),
