@@ -31,7 +31,7 @@ from strobe.perf.analysis.device.activity import (
 from strobe.perf.analysis.device.intervals import Distribution, Window
 from strobe.perf.analysis.device.kernels import kernel_name, kernel_table
 from strobe.perf.analysis.device.launch import GapsRow, Launch, LaunchRow, QueueRow
-from strobe.perf.analysis.structure.memory import MemoryRow, mib, recorded
+from strobe.perf.analysis.structure.ranges import MemoryRow, mib, recorded
 from strobe.perf.analysis.structure.steps import Steps
 from strobe.perf.report.blocks.fields import section_of, spread
 from strobe.perf.report.blocks.kernels import IDLE_KINDS, Piece, class_table, draw_lanes, merged
