@@ -625,29 +625,28 @@ def _kinds(study: TraceStudy) -> Table:
     return table_of(caption, fields, shown, notes=notes, sortable=True, collapsed=len(shown) > 12)
 
 
-def _across(names: Sequence[str], together: CollectiveSkew, top: int) -> Iterator[Block]:
-    clock = together.clock
-    if together.times:
-        yield _members(names, together)
-        yield _meeting_kinds(together, top)
-    notes = [f"{together.matched} collectives were found on every rank that has a trace, by {together.by}."]
+def _across(names: Sequence[str], met: CollectiveSkew, top: int) -> Iterator[Block]:
+    if met.times:
+        yield _members(names, met)
+        yield _meeting_kinds(met, top)
+    notes = [f"{met.matched} collectives were found on every rank that has a trace, by {met.by}."]
     left = (
-        (together.unmatched, "have no counterpart in the other traces"),
-        (together.one_way, "go one way (not all ranks wait for all others)"),
-        (together.cut, "are cut by the edges of the window"),
+        (met.unmatched, "have no counterpart in the other traces"),
+        (met.one_way, "go one way (not all ranks wait for all others)"),
+        (met.cut, "are cut by the edges of the window"),
     )
     notes += [f"{number} {why} and are not split." for number, why in left if number]
-    notes += [f"{problem}." for problem in together.problems]
-    if clock.checked and clock.aligned:
-        seen = f"at most {time_text(clock.worst_ns, 'µs')} µs before" if clock.worst_ns else "never before"
+    notes += [f"{problem}." for problem in met.problems]
+    if met.checked and met.aligned:
+        seen = f"at most {time_text(met.worst_ns, 'µs')} µs before" if met.worst_ns else "never before"
         notes.append(
             f"Clocks: a collective ends on one rank {seen} it has started on all, so they may be the same; the collectives alone "
-            f"would not show a difference below {time_text(clock.slack_ns, 'µs')} µs, and skews are exact to within the true one."
+            f"would not show a difference below {time_text(met.slack_ns, 'µs')} µs, and skews are exact to within the true one."
         )
-    elif clock.checked:
+    elif met.checked:
         notes.append(
-            f"Clocks of ranks not aligned: {clock.violated} of {clock.checked} collectives end on one rank before another has "
-            f"started, by up to {time_text(clock.worst_ns)} ms ({names[clock.ahead]} is ahead of {names[clock.behind]}). "
+            f"Clocks of ranks not aligned: {met.violated} of {met.checked} collectives end on one rank before another has "
+            f"started, by up to {time_text(met.worst_ns)} ms ({names[met.ahead]} is ahead of {names[met.behind]}). "
             "Skew and transfer would mean nothing and are not shown."
         )
     yield Notes(tuple(notes))
