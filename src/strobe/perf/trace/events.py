@@ -119,29 +119,6 @@ class DeviceEvents:
     host: array[int]
     shape: array[int]
 
-    @classmethod
-    def from_rows(cls, rows: Iterable[DeviceEvent]) -> Self:
-        """Store rows that are already in order of start."""
-        names, shapes = dict[str, int](), dict[str, int]()
-        hosts: dict[HostEvent, int] = {}
-        start, end, host = array("q"), array("q"), array("i")
-        name, kind, device, stream, ordinal, shape = (list[int]() for _ in range(6))
-        for row in rows:
-            name.append(names.setdefault(row.name, len(names)))
-            kind.append(DEVICE_KINDS.index(row.kind))
-            start.append(row.start_ns)
-            end.append(row.end_ns)
-            device.append(row.device)
-            stream.append(row.stream)
-            ordinal.append(row.ordinal)
-            host.append(NO_HOST if row.host is None else hosts.setdefault(row.host, len(hosts)))
-            shape.append(shapes.setdefault(row.shape, len(shapes)))
-        return cls(
-            names=tuple(names), shapes=tuple(shapes), hosts=HostEvents.from_rows(hosts), name=narrow(name), kind=narrow(kind),
-            start_ns=start, end_ns=end, device=narrow(device), stream=narrow(stream), ordinal=narrow(ordinal), host=host,
-            shape=narrow(shape),
-        )  # fmt: skip
-
     def __len__(self) -> int:
         return len(self.start_ns)
 
