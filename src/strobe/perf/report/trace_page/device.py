@@ -308,9 +308,6 @@ def _signs(study: TraceStudy) -> Table | None:
             rows.append((label, "graph launches with fewer events than their like", first, what))
         if late := launch.past_end_ns(of.read, of.whole):
             rows.append((label, "last device event ends after the recorded window", "", f"{late / 1e3:.3f} µs"))
-        for device, stream, excess in launch.impossible_streams(of.whole):
-            where = f"device {device}, stream {stream}"
-            rows.append((label, "durations of one stream exceed its span", where, f"{excess / 1e3:.3f} µs"))
     fields: tuple[Field[tuple[str, str, str, str]], ...] = (
         Field("trace", lambda row: row[0], Code),
         Field("sign", lambda row: row[1]),
