@@ -42,10 +42,12 @@ def trace_of(
     modules: Iterable[HostEvent] = (),
     *,
     ops: Iterable[HostEvent] = (),
+    overhead: Iterable[tuple[int, int]] = (),
     **fields: Any,
 ) -> Trace:
     """Return a trace of these rows, which come in any order."""
     ordered = sorted(events, key=lambda event: (event.start_ns, -event.end_ns))
-    usual = {"path": Path("t.json"), "threads": ("1/1", "1/2"), "regions": ()}
+    usual: dict[str, Any] = {"path": Path("t.json"), "threads": ("1/1", "1/2"), "regions": ()}
     stores = {"ops": host_events(ops), "ranges": host_events(ranges), "modules": host_events(modules)}
+    usual["overheads"] = host_events(HostEvent("overhead", *held, 0) for held in overhead)
     return Trace(**usual | fields, **stores, device_events=device_events(ordered))

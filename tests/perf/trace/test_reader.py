@@ -23,7 +23,7 @@ from synthetic import META, event, sample
 
 def _facts(trace: Trace) -> tuple[object, ...]:
     """Everything but the path and the metadata."""
-    columns = trace.ops, trace.ranges, trace.modules, trace.device_events, trace.regions, trace.overhead, trace.threads
+    columns = trace.ops, trace.ranges, trace.modules, trace.device_events, trace.regions, trace.overheads, trace.threads
     return *columns, trace.launched, trace.window_end_ns, trace.counts
 
 

@@ -275,8 +275,8 @@ class Trace:
         long_calls: calls of the host that launch nothing and last 20 us or more (`cudaMalloc`, `cuModuleLoadData`, waits),
             in order of start.
         memory: one track per device whose allocations were recorded.
-        overhead: when the profiler, or the loading of a kernel that it watches, held up the host: disjoint intervals in order.
-        overheads: the same under the names that the trace gives them, in order of start; their threads say nothing.
+        overheads: when the profiler, or the loading of a kernel that it watches, held up the host, in order of start; their
+            threads say nothing.
         launched: launch calls by name: how many there were, and how many of them no device event answers to. Calls whose name
             speaks of no launch, copy or memset are counted only where one of that name was answered.
         unanswered: the launch calls that no device event answers to, as while a graph is captured, with the calls that begin and
@@ -308,7 +308,6 @@ class Trace:
     waits: HostEvents = field(default_factory=HostEvents.empty)
     long_calls: HostEvents = field(default_factory=HostEvents.empty)
     memory: tuple[MemoryTrack, ...] = ()
-    overhead: tuple[tuple[int, int], ...] = ()
     overheads: HostEvents = field(default_factory=HostEvents.empty)
     launched: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     unanswered: HostEvents = field(default_factory=HostEvents.empty)

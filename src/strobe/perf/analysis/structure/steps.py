@@ -23,11 +23,11 @@ from strobe.perf.analysis.device.intervals import (
     Window,
     column,
     distributions,
-    intervals_of,
     marked,
     overlaps,
     reach,
     totals,
+    union,
 )
 from strobe.perf.analysis.steady import SteadyState, find_steady
 from strobe.perf.analysis.structure.ranges import (
@@ -552,11 +552,10 @@ def _causes(trace: Trace, cuts: _Cuts, start: Ints, end: Ints) -> dict[int, str]
     compiling = np.sort(column(trace.ranges.start_ns)[marked(trace.ranges, _COMPILATION.search)])
     found = np.searchsorted(compiling, at_work.start) < np.searchsorted(compiling, at_work.end)
     causes |= dict.fromkeys(np.flatnonzero(found).tolist(), COMPILED)
-    if trace.overhead:
-        shared = overlaps(at_work, intervals_of(trace.overhead))
-        held = totals(shared.end - shared.start, shared.a, len(start))
-        for step in np.flatnonzero(held > _HELD_UP_SHARE * (at_work.end - at_work.start)).tolist():
-            causes.setdefault(step, HELD_UP)
+    shared = overlaps(at_work, union(column(trace.overheads.start_ns), column(trace.overheads.end_ns)))
+    held = totals(shared.end - shared.start, shared.a, len(start))
+    for step in np.flatnonzero(held > _HELD_UP_SHARE * (at_work.end - at_work.start)).tolist():
+        causes.setdefault(step, HELD_UP)
     raised = np.flatnonzero(np.maximum.accumulate(cuts.start)[:-1] > cuts.start[1:])
     causes |= dict.fromkeys((*raised.tolist(), *(raised + 1).tolist()), OVERTAKEN)
     if not cuts.bounded:
