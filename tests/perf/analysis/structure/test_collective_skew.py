@@ -121,7 +121,7 @@ def test_what_a_window_cuts_is_matched_and_not_split() -> None:
     windows = [Window(start_ns=0, end_ns=1_330_000, label="")] * 3
     found = collective_skew(traces, windows)
     assert found is not None and (found.matched, found.cut, found.unmatched, found.checked) == (2, 1, 0, 1)
-    assert [(kind.transfer.n, kind.transfer.sum_ns) for kind in found.kinds] == [(1, 40_000)]
+    assert [(transfer.n, transfer.sum_ns) for _, _, transfer in found.kinds] == [(1, 40_000)]
     assert [account.num_cut for account in communication(traces, windows)] == [1, 1, 1]
     only = collective_skew(traces, [Window(start_ns=0, end_ns=330_000, label="")] * 3)
     assert only is not None and (only.matched, only.cut, only.times, only.kinds) == (1, 1, (), ())
@@ -170,10 +170,10 @@ def test_what_is_missing_or_goes_one_way() -> None:
     assert collective_skew([traces[0]]) is None
     mute = [_rank(rank, [(5, 25), (30, 45)], [None, None]) for rank in _WORLD]
     found = collective_skew(mute)
-    assert found is not None and (found.by, found.matched, found.kinds[0].kind.name) == ("order", 2, "ncclDevKernel_AllReduce")
+    assert found is not None and (found.by, found.matched, found.kinds[0][0].name) == ("order", 2, "ncclDevKernel_AllReduce")
     nameless = [_rank(rank, [(5, 25), (30, 45)], [("", -1, -1)] * 2) for rank in _WORLD]  # a group, but no collective's name
     found = collective_skew(nameless)
-    assert found is not None and (found.matched, found.one_way, found.kinds[0].kind.name) == (2, 0, "ncclDevKernel_AllReduce")
+    assert found is not None and (found.matched, found.one_way, found.kinds[0][0].name) == (2, 0, "ncclDevKernel_AllReduce")
 
 
 def test_several_under_one_number_meet_in_order() -> None:
@@ -219,9 +219,9 @@ def test_the_split_against_the_definition(num: int, rounds: list[list[tuple[int,
     assert found is not None and found.violated == 0
     assert (found.by, found.matched, found.unmatched, found.one_way) == ("sequence", n, 0, 0)
     firsts, lasts = ([edge(comm[rank][i][0] for rank in range(num)) for i in range(n)] for edge in (min, max))
-    (kind,) = found.kinds
-    assert (kind.skew.n, kind.skew.sum_ns) == (n, sum(lasts) - sum(firsts))
-    assert kind.transfer.sum_ns == sum(max(comm[rank][i][1] for rank in range(num)) for i in range(n)) - sum(lasts)
+    ((_, skew, transfer),) = found.kinds
+    assert (skew.n, skew.sum_ns) == (n, sum(lasts) - sum(firsts))
+    assert transfer.sum_ns == sum(max(comm[rank][i][1] for rank in range(num)) for i in range(n)) - sum(lasts)
     for rank, member in enumerate(found.times):
         assert member.wait_ns == sum(lasts[i] - comm[rank][i][0] for i in range(n))
         assert member.wait_ns + member.transfer_ns == sum(end - start for start, end in comm[rank])

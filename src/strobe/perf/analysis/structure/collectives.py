@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated as A
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -201,17 +201,8 @@ _ALL_WAIT: Final = ("allreduce", "allgather", "reducescatter", "alltoall", "barr
 _NEVER: Final = -(1 << 62)
 
 
-class SkewKind(NamedTuple):
-    """Collectives of one kind.
-
-    Args:
-        skew: from the first start to the last one, of each.
-        transfer: from the last start to the last end, of each.
-    """
-
-    kind: CollectiveKind
-    skew: Distribution
-    transfer: Distribution
+SkewKind: TypeAlias = tuple[CollectiveKind, Distribution, Distribution]
+"""Collectives of one kind: from the first start to the last one, and from the last start to the last end, of each."""
 
 
 class MemberTime(NamedTuple):
@@ -453,5 +444,5 @@ def _kinds(groups: Sequence[_Group]) -> tuple[SkewKind, ...]:
         for number, own in zip(numbers.tolist(), np.split(order, heads[1:]), strict=True):
             sides = distribution(skew[own]), distribution(transfer[own])
             assert sides[0] is not None and sides[1] is not None
-            found.append(SkewKind(group.kinds[number], sides[0], sides[1]))
-    return tuple(sorted(found, key=lambda one: (-one.skew.sum_ns - one.transfer.sum_ns, one.kind)))
+            found.append((group.kinds[number], sides[0], sides[1]))
+    return tuple(sorted(found, key=lambda one: (-one[1].sum_ns - one[2].sum_ns, one[0])))

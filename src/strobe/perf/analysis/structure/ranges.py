@@ -403,20 +403,24 @@ class Ranges:
 
 def range_table(trace: Trace, window: Window | None = None) -> tuple[Ranges, ...]:
     """Tabulate the ranges and modules of each device that has events; empty for a trace of a CPU."""
-    of_kind: dict[Kind, _RangeCalls] = {"range": _RangeCalls(trace.ranges), "module": _RangeCalls(trace.modules)}
+    views = dict(events_by_device(trace))
+    rows_of: dict[int, list[RangeRow]] = {device: [] for device in views}
+    scopes_of: dict[Kind, HostEvents] = {"range": trace.ranges, "module": trace.modules}
+    for kind, scopes in scopes_of.items():
+        for row in _rows(kind, trace, views, window, scopes):
+            rows_of[row.device].append(row)
     nesting, hosts, found = nest(ranges_and_modules(trace)), trace.device_events.hosts, []
 
     def outside(work: EventView) -> int:
         return int(((work.host >= 0) & (nesting.of_calls(hosts, work.host) == NOWHERE)).sum())
 
-    for device, work in events_by_device(trace):
+    for device, work in views.items():
         where, carried = {"trace": trace.label, "device": device}, graph_paths(trace, work, window)
         parts = [
             (len(part.which), int(part.length.sum()), outside(part.work), int((part.work.host < 0).sum()))
             for part in windowed_events(work, window)
         ]
-        rows = [row for kind, calls in of_kind.items() for row in _rows({**where, "kind": kind}, trace, work, window, calls)]
-        rows.sort(key=lambda row: (row.kind != "range", not row.events, -row.sum_ns, row.name))
+        rows = sorted(rows_of[device], key=lambda row: (row.kind != "range", not row.events, -row.sum_ns, row.name))
         graphs = sorted(_graph_rows(where, carried), key=lambda row: (-row.sum_ns, row.name))
         events, sum_ns, outside_events, unlinked = map(sum, zip(*parts, strict=True))
         found.append(
@@ -432,47 +436,39 @@ def range_table(trace: Trace, window: Window | None = None) -> tuple[Ranges, ...
     return tuple(found)
 
 
-class _RangeCalls:
-    """Calls of one kind, as segments of the time of their threads.
-
-    `first` and `last` bound the segments of each call, `fresh` leaves out those of earlier calls of the same name; `outer` says
-    which calls lie in no other one of the same name.
-    """
-
-    def __init__(self, scopes: HostEvents) -> None:
-        self.scopes, self.nesting = scopes, nest(scopes)
-        self.name, self.begin, self.end = column(scopes.name), column(scopes.start_ns), column(scopes.end_ns)
-        self.first, self.last = self.nesting.cuts.of(scopes)
-        # calls of one name on one thread, side by side: one that lies in another of them adds nothing
-        group = self.name * (int(max(scopes.thread, default=0)) + 1) + column(scopes.thread)
-        order = np.argsort(group, kind="stable")
-        self.outer = np.zeros(len(scopes), np.bool_)
-        self.outer[order] = self.begin[order] >= _reached(self.end, self.begin[order], order, group[order])
-        fresh = self.first.copy()
-        fresh[order] = np.maximum(fresh[order], _reached(self.last, self.first[order], order, group[order]))
-        self.fresh = np.minimum(fresh, self.last)
-
-
-def _rows(where: dict[str, Any], trace: Trace, work: EventView, window: Window | None, calls: _RangeCalls) -> Iterator[RangeRow]:
-    name, first, last, fresh, owner = calls.name, calls.first, calls.last, calls.fresh, calls.nesting.owner
-    launched, united = _launched_and_united(trace, work, window, calls)
-    events, kernels, sums = (before(values) for values in (launched.events, launched.kernels, launched.sum_ns))
-    counted = np.ones(len(name), np.bool_) if window is None else events[last] > events[first]
-    num, own = len(united), owner != NOWHERE
-    per_call = {
-        "calls": counted,
-        "events": events[last] - events[fresh],
-        "kernels": kernels[last] - kernels[fresh],
-        "sum_ns": sums[last] - sums[fresh],
-        "span_ns": np.where(calls.outer, launched.spans(first, last), 0),
-        "host_ns": np.where(calls.outer & counted, calls.end - calls.begin, 0),
-    }
-    columns = {key: totals(values.astype(np.int64), name, num).tolist() for key, values in per_call.items()}
-    columns["union_ns"] = [each.total_ns for each in united]
-    columns["exclusive_ns"] = totals(launched.sum_ns[own], name[owner[own]], num).tolist()
-    for text, *values in zip(calls.scopes.names, *columns.values(), strict=True):
-        if values[0]:
-            yield RangeRow(**where, name=text, **dict(zip(columns, values, strict=True)))
+def _rows(
+    kind: Kind, trace: Trace, views: Mapping[int, EventView], window: Window | None, scopes: HostEvents
+) -> Iterator[RangeRow]:
+    """Yield a row for each name of one kind of scope, on each device."""
+    nesting, name = nest(scopes), column(scopes.name)
+    begin, end, (first, last) = column(scopes.start_ns), column(scopes.end_ns), nesting.cuts.of(scopes)
+    # calls of one name on one thread, side by side: one that lies in another of them adds nothing
+    group = name * (int(max(scopes.thread, default=0)) + 1) + column(scopes.thread)
+    order = np.argsort(group, kind="stable")
+    outer, fresh = np.zeros(len(scopes), np.bool_), first.copy()
+    outer[order] = begin[order] >= _reached(end, begin[order], order, group[order])
+    fresh[order] = np.maximum(fresh[order], _reached(last, first[order], order, group[order]))
+    fresh = np.minimum(fresh, last)  # without the segments of earlier calls of the same name
+    num, own = len(scopes.names), nesting.owner != NOWHERE
+    for device, work in views.items():
+        launched, united = _launched_and_united(trace, work, window, scopes, nesting)
+        events, kernels, sums = (before(values) for values in (launched.events, launched.kernels, launched.sum_ns))
+        counted = np.ones(len(name), np.bool_) if window is None else events[last] > events[first]
+        per_call = {
+            "calls": counted,
+            "events": events[last] - events[fresh],
+            "kernels": kernels[last] - kernels[fresh],
+            "sum_ns": sums[last] - sums[fresh],
+            "span_ns": np.where(outer, launched.spans(first, last), 0),
+            "host_ns": np.where(outer & counted, end - begin, 0),
+        }
+        columns = {key: totals(values.astype(np.int64), name, num).tolist() for key, values in per_call.items()}
+        columns["union_ns"] = [each.total_ns for each in united]
+        columns["exclusive_ns"] = totals(launched.sum_ns[own], name[nesting.owner[own]], num).tolist()
+        for text, *values in zip(scopes.names, *columns.values(), strict=True):
+            if values[0]:
+                told = dict(zip(columns, values, strict=True))
+                yield RangeRow(trace=trace.label, device=device, kind=kind, name=text, **told)
 
 
 def _reached(ends: Ints, start: Ints, which: Ints, group: Ints) -> Ints:
@@ -489,11 +485,12 @@ def _reached(ends: Ints, start: Ints, which: Ints, group: Ints) -> Ints:
 
 
 def _launched_and_united(
-    trace: Trace, work: EventView, window: Window | None, calls: _RangeCalls
+    trace: Trace, work: EventView, window: Window | None, scopes: HostEvents, nesting: Nesting
 ) -> tuple[Launched, list[Covered]]:
     """Return what was launched in each segment, and by name the time in which some event launched in a call of it ran."""
-    nesting, united = calls.nesting, [Covered() for _ in calls.scopes.names]
-    launched = Launched(nesting.cuts.num)
+    united, launched = [Covered() for _ in scopes.names], Launched(nesting.cuts.num)
+    first, last = nesting.cuts.of(scopes)
+    name_of = column(scopes.name)
     for part in linked(work, window):
         segment = nesting.cuts.place(trace.device_events.hosts, part.work.host)
         launched.add(part, segment)
@@ -501,8 +498,8 @@ def _launched_and_united(
         place, call, found = np.arange(len(segments)), nesting.owner[segments], [np.zeros((2, 0), np.int64)]
         while len(place):
             place, call = place[call != NOWHERE], call[call != NOWHERE]
-            inside = (calls.first[call] <= segments[place]) & (segments[place] < calls.last[call])
-            found.append(np.stack((place[inside], calls.name[call[inside]])))
+            inside = (first[call] <= segments[place]) & (segments[place] < last[call])
+            found.append(np.stack((place[inside], name_of[call[inside]])))
             call = nesting.parent[call]
         of_segment, name = np.concatenate(found, axis=1)
         for number in different(name).tolist():

@@ -686,21 +686,21 @@ def _meeting_kinds(together: CollectiveSkew, top: int) -> Table:
     none, message = "not recorded", "the larger of input and output of one rank"
 
     def rate(one: SkewKind) -> Cell | None:
-        size, median = message_bytes(one.kind), one.transfer.p50_ns
+        size, median = message_bytes(one[0]), one[2].p50_ns
         return Number(size / median, 1, "GB/s") if size and median > 0 else None
 
     fields: tuple[Field[SkewKind], ...] = (
-        Field("collective", lambda one: one.kind.name, Code),
-        Field("group", lambda one: one.kind.group or None, Code, missing=none),
-        count("ranks", lambda one: len(one.kind.ranks) or None, missing=none),
-        numeric("message", lambda one: message_bytes(one.kind), message, show=megabytes, missing=none),
-        count("n", lambda one: one.skew.n),
-        exact_time("skew", lambda one: one.skew.sum_ns, "from the first start to the last, added up"),
-        time("skew p50", lambda one: one.skew.p50_ns, "µs"),
-        time("max", lambda one: one.skew.max_ns, "µs"),
-        exact_time("transfer", lambda one: one.transfer.sum_ns, "from the last start to the last end, added up"),
-        time("transfer p50", lambda one: one.transfer.p50_ns, "µs"),
-        time("max", lambda one: one.transfer.max_ns, "µs"),
+        Field("collective", lambda one: one[0].name, Code),
+        Field("group", lambda one: one[0].group or None, Code, missing=none),
+        count("ranks", lambda one: len(one[0].ranks) or None, missing=none),
+        numeric("message", lambda one: message_bytes(one[0]), message, show=megabytes, missing=none),
+        count("n", lambda one: one[1].n),
+        exact_time("skew", lambda one: one[1].sum_ns, "from the first start to the last, added up"),
+        time("skew p50", lambda one: one[1].p50_ns, "µs"),
+        time("max", lambda one: one[1].max_ns, "µs"),
+        exact_time("transfer", lambda one: one[2].sum_ns, "from the last start to the last end, added up"),
+        time("transfer p50", lambda one: one[2].p50_ns, "µs"),
+        time("max", lambda one: one[2].max_ns, "µs"),
         numeric("rate", rate, "message / median transfer", missing="no size recorded"),
     )
     return table_of(
