@@ -28,7 +28,7 @@ CALL = ("--seq-q", "40", "--heads", "2", "--head-dim", "16", "--iterations", "3"
 def streamed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """One stream, timed, traced and attributed, and the JSON that the command printed."""
     folder = tmp_path_factory.mktemp("profile") / "out"
-    options = ("--regions", "dit_forward", "attention", "--with-stack", "--record-shapes", "--by", "calls", "--top", "5")
+    options = ("--regions", "dit_forward", "attention", "--with-stack", "--record-shapes", "--top", "5")
     done = alone("profile", "stream", *STREAM, *options, "-o", folder, "--json", "--quiet")
     assert done.code == 0, done.err
     return folder, done.document
@@ -63,7 +63,7 @@ def test_what_calls_what_is_a_trace_of_its_own(streamed: tuple[Path, Any]) -> No
     assert any(event.get("cat") == "python_function" for event in events(folder / "attribution" / "turbo.json.gz"))
     page = (folder / "attribution.md").read_text()
     assert document["attribution"] == [str(folder / "attribution.md")]
-    assert "no measurement" in page and "Operators by calls: 5 of" in page and "Modules by calls: 5 of" in page
+    assert "no measurement" in page and "Operators by self" in page and "Modules by self" in page
 
 
 def test_a_folder_in_use_is_kept(strobe: Strobe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

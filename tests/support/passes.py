@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Region, Trace
+from made_traces import device_events
+from strobe.perf.trace import DeviceEvent, HostEvent, HostEvents, Region, Trace
 
 LAUNCH_NS = 10
 STEPS, LAYERS = 2, 3
@@ -53,7 +54,7 @@ class Recorder:
         regions = sorted(self.regions, key=lambda region: (region.start_ns, -region.end_ns))
         return Trace(
             path=Path("t.json"), threads=("1/1",), ops=HostEvents.empty(), regions=tuple(regions),
-            device_events=DeviceEvents.from_rows(sorted(self.events, key=lambda event: event.start_ns)),
+            device_events=device_events(sorted(self.events, key=lambda event: event.start_ns)),
         )  # fmt: skip
 
 

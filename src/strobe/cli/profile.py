@@ -75,14 +75,12 @@ class AttributionFlags:
         with_stack: record Python frames and modules.
         profile_memory: record every allocation.
         record_shapes: record the input sizes of operators.
-        by: order of its rows: device, self_host, host or calls.
         top: rows of a table.
     """
 
     with_stack: bool = False
     profile_memory: bool = False
     record_shapes: bool = False
-    by: str = "device"
     top: int = 20
 
 
@@ -103,7 +101,7 @@ def stream(
     strobe profile stream balanced turbo --no-compile --rounds 4  # slow
     strobe profile stream balanced turbo_fp8 --breakdown  # gpu
     strobe profile stream ultra --blocks 1000 --rounds 1 --no-trace  # slow
-    strobe profile stream --with-stack --record-shapes --by self_host --top 30  # slow
+    strobe profile stream --with-stack --record-shapes --top 30  # slow
     ```
 
     Args:
@@ -111,10 +109,8 @@ def stream(
         breakdown: mark every piece of a pass too, and print where a frame block goes, piece by piece. A preset with CUDA graphs
             is then run without them as well: its graphs are taken apart by that run.
     """
-    from strobe.perf.analysis.operators import SORTS
-
-    if attributed.by not in SORTS or attributed.top < 1:
-        raise unknown_choice("order", attributed.by, SORTS) if attributed.top > 0 else ConfigError("--top: give 1 or more")
+    if attributed.top < 1:
+        raise ConfigError("--top: give 1 or more")
     if breakdown and not traced.trace:
         raise ConfigError("--breakdown reads a trace; leave --no-trace out")
     at_least(1, rounds=what.rounds, blocks=what.blocks)
@@ -202,7 +198,7 @@ def _attribution(folder: Path, attributed: AttributionFlags, output: Output) -> 
         from strobe.perf.trace import read_trace
 
         traces = [(record.variant, read_trace(file_inside(run.folder, record.path), ops=True)) for record in records]
-        report = attribution_report(traces, records[0].options, sort_by=attributed.by, top=attributed.top)
+        report = attribution_report(traces, records[0].options, top=attributed.top)
         paths = write_page(report, folder / "attribution.md")
     output.show(*section_texts(report.sections), *paths)
     return paths

@@ -477,7 +477,7 @@ def test_what_held_up_the_host_is_named_by_the_idle_time_it_cost() -> None:
         HostEvent("Lazy Function Loading", 5, 40, 0), HostEvent("Buffer Flush", 30, 50, 0),
         HostEvent("Buffer Flush", 290, 400, 0),
     ]  # fmt: skip
-    trace = trace_of(events, overhead=((5, 50), (290, 400)), overheads=HostEvents.from_rows(named))
+    trace = trace_of(events, overheads=HostEvents.from_rows(named))
     table = next(one for one in tables(activity_section(_study(trace))) if "what held up the host" in one.caption)
     assert values(table, "overhead") == ["Lazy Function Loading", "Buffer Flush"]
     assert values(table, "idle time") == [30, 10 + 10]  # 10 to 40; 40 to 50 and 290 to 300

@@ -14,15 +14,16 @@ from hypothesis import strategies as st
 
 import layouts
 from layouts import compact, indented, kineto, write
+from made_traces import device_events
 from strobe.core.errors import DataError, TraceFormatError
-from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, ReadCounts, Trace, chunks, find_traces, read_trace
+from strobe.perf.trace import DeviceEvent, HostEvent, ReadCounts, Trace, chunks, find_traces, read_trace
 from strobe.perf.trace.columns import GrowingColumn, column_ns, nanoseconds
 from synthetic import META, event, sample
 
 
 def _facts(trace: Trace) -> tuple[object, ...]:
     """Everything but the path and the metadata."""
-    columns = trace.ops, trace.ranges, trace.modules, trace.device_events, trace.regions, trace.overhead, trace.threads
+    columns = trace.ops, trace.ranges, trace.modules, trace.device_events, trace.regions, trace.overheads, trace.threads
     return *columns, trace.launched, trace.window_end_ns, trace.counts
 
 
@@ -409,7 +410,7 @@ def test_device_events_round_trip_and_store_a_graph_launch_once() -> None:
     launch = HostEvent("cudaGraphLaunch", 1, 3, 0)
     rows = [DeviceEvent("k", "kernel", 4 + i, 5 + i, 1, 7, i, launch) for i in range(3)]
     rows.append(DeviceEvent("copy", "memcpy", 9, 9, 0, -1, 0, None))
-    store = DeviceEvents.from_rows(rows)
+    store = device_events(rows)
     assert list(store) == rows
     assert list(store.hosts) == [launch]
 

@@ -7,12 +7,11 @@ import re
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from enum import StrEnum
 from functools import partial
 from itertools import accumulate
 from statistics import median_low
 from typing import Annotated as A
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -38,16 +37,11 @@ _Moment: TypeAlias = tuple[int, int, tuple[int, ...]]
 """A moment of the host: when, which of these it is, and the device events (by number) that must have ended."""
 
 
-class Lag(StrEnum):
-    """Kinds of delay between a node and the node it waited for."""
-
-    HOST = "host"
-    LAUNCH = "launch latency"
-    GAP = "gap in a stream"
-    OVERLAP = "overlap in a stream"
-    OTHER_STREAM = "wait for another stream"
-    SYNC = "synchronisation"
-    BEFORE = "before the first launch"
+Lag: TypeAlias = Literal[
+    "host", "launch latency", "gap in a stream", "overlap in a stream", "wait for another stream", "synchronisation",
+    "before the first launch",
+]  # fmt: skip
+"""Kinds of delay between a node and the node it waited for."""
 
 
 class GraphEdge(NamedTuple):
@@ -174,25 +168,26 @@ class WorkGraph:
         """Return the edges of a moment of the host. Threads of the host take turns."""
         at, rank, waits = moment
         if rank > _DEVICE:
-            return [GraphEdge(source, True, 0, Lag.SYNC) for source in (previous, *(self._of_event[number] for number in waits))]
-        return [GraphEdge(previous, True, at - self._since(previous, True), Lag.HOST)]
+            sources = previous, *(self._of_event[number] for number in waits)
+            return [GraphEdge(source, True, 0, "synchronisation") for source in sources]
+        return [GraphEdge(previous, True, at - self._since(previous, True), "host")]
 
     def _device_edges(self, number: int) -> list[GraphEdge]:
         one, (ended, last, _, other) = self._events[number], self._bounds[number]
         found = []
         if one.host and one.host.start_ns in self._of_call:
-            found.append(GraphEdge(self._of_call[one.host.start_ns], True, self.launch_ns, Lag.LAUNCH))
+            found.append(GraphEdge(self._of_call[one.host.start_ns], True, self.launch_ns, "launch latency"))
         for earlier in dict.fromkeys(each for each in (ended, last) if each is not None):
             node, before = self._of_event[earlier], self._events[earlier]
             if before.end_ns <= one.start_ns:
-                found.append(GraphEdge(node, True, self.gap_ns, Lag.GAP))
+                found.append(GraphEdge(node, True, self.gap_ns, "gap in a stream"))
             else:
-                found.append(GraphEdge(node, False, one.start_ns - before.start_ns, Lag.OVERLAP))
+                found.append(GraphEdge(node, False, one.start_ns - before.start_ns, "overlap in a stream"))
         if found and other is not None:
             explained = max(min(self._since(edge.source, edge.from_end) + edge.lag_ns, one.start_ns) for edge in found)
             if one.start_ns - explained > self.launch_ns and self._events[other].end_ns > explained:
-                found.append(GraphEdge(self._of_event[other], True, self.gap_ns, Lag.OTHER_STREAM))
-        return found or [GraphEdge(-1, True, 0, Lag.BEFORE)]
+                found.append(GraphEdge(self._of_event[other], True, self.gap_ns, "wait for another stream"))
+        return found or [GraphEdge(-1, True, 0, "before the first launch")]
 
     def _since(self, source: int, from_end: bool) -> int:
         """Return the moment that the lag of an edge counts from."""
@@ -282,12 +277,10 @@ class WhatIfRow(DocumentPart, frozen=True, kw_only=True):
     kind: A[str, col("`kernel`, `kind of kernel`, `host` or `launch latency`", "kind", get=_kind_or_lag)]
     removed_ns: A[int, term("total time of this work in the trace, on the critical path and off it", "removed", ExactTime)]
     duration_ns: A[int, term("predicted duration without this work", "the trace takes", ExactTime)]
-    saved_ns: A[int, col("duration with this work - duration without it", "saved", ExactTime)]
     ratio: A[float | None, term("duration with it / without it; null: nothing is left", "faster", _TIMES, missing=_NOTHING_LEFT)]
 
     def said(self) -> str:
-        lags = {Lag.HOST.value: "the work of the host between launches", Lag.LAUNCH.value: "launch latency"}
-        return self.name or lags.get(self.kind, self.kind)
+        return self.name or ("the work of the host between launches" if self.kind == "host" else self.kind)
 
 
 CriticalPath: TypeAlias = tuple[CriticalPathRow, tuple[PathPartRow, ...], tuple[WhatIfRow, ...]]
@@ -308,7 +301,7 @@ def critical_path(trace: Trace, window: Window | None = None) -> CriticalPath:
         begin_ns=graph.begin_ns,
         duration_ns=duration,
         events=sum(event is not None for event in graph.event),
-        inferred_events=sum(edge.kind is Lag.OTHER_STREAM for edges in graph.edges for edge in edges),
+        inferred_events=sum(edge.kind == "wait for another stream" for edges in graph.edges for edge in edges),
         usual_launch_ns=graph.launch_ns,
         usual_gap_ns=graph.gap_ns,
     )
@@ -322,7 +315,7 @@ def simulate(graph: WorkGraph, duration_ns: Sequence[int], free: Lag | None = No
     for edges in graph.edges:
         ready = []
         for source, from_end, lag, kind in edges:
-            wait = 0 if kind is free else lag
+            wait = 0 if kind == free else lag
             if source < 0:
                 ready.append(graph.begin_ns + wait)
             elif from_end:
@@ -347,8 +340,8 @@ def _parts(graph: WorkGraph, label: str) -> tuple[PathPartRow, ...]:
         if from_end and graph.event[node]:
             found[KERNEL, _group(graph.event[node])].append(graph.duration_ns[node])
         edge = graph.edges[node][0]
-        overlaps = edge.kind is Lag.OVERLAP
-        found[(KERNEL, _group(graph.event[edge.source])) if overlaps else (edge.kind.value, "")].append(edge.lag_ns)
+        overlaps = edge.kind == "overlap in a stream"
+        found[(KERNEL, _group(graph.event[edge.source])) if overlaps else (edge.kind, "")].append(edge.lag_ns)
         node, from_end = edge.source, edge.from_end
     parts = [
         PathPartRow(trace=label, kind=kind, name=name, path_ns=sum(times), n=len(times))
@@ -370,10 +363,11 @@ def _what_ifs(graph: WorkGraph, parts: Sequence[PathPartRow], trace: Trace, dura
         left_ns = _length(graph, simulate(graph, left, free), left)
         ratio = duration / left_ns if left_ns else None
         told = {"trace": trace.label, "kind": kind, "name": name}
-        return WhatIfRow(**told, removed_ns=removed_ns, duration_ns=left_ns, saved_ns=duration - left_ns, ratio=ratio)
+        return WhatIfRow(**told, removed_ns=removed_ns, duration_ns=left_ns, ratio=ratio)
 
-    for kind in (Lag.HOST, Lag.LAUNCH):
-        yield row(kind.value, "", sum(edges[0].lag_ns for edges in graph.edges if edges[0].kind is kind), took, kind)
+    lags: tuple[Lag, Lag] = ("host", "launch latency")
+    for kind in lags:
+        yield row(kind, "", sum(edges[0].lag_ns for edges in graph.edges if edges[0].kind == kind), took, kind)
     work_of = {name: kernel_part(name).work for name in trace.device_events.names}
     names = [part.name for part in parts if part.kind == KERNEL][:_KERNELS]
     groups = [_group(event) for event in graph.event]

@@ -5,23 +5,21 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
-from operator import attrgetter
 from typing import Annotated as A
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from strobe.core.costs import DevicePeaks, parse_dtype
-from strobe.core.errors import unknown_choice
 from strobe.perf.analysis.device.activity import DeviceView, EventView, events_by_device
 from strobe.perf.analysis.device.intervals import Distribution, Ints, Window, column, distributions, marked, totals
 from strobe.perf.analysis.device.kernels import kernel_name, time_by_code
 from strobe.perf.analysis.device.roofline import Roofline, operator_cost, roofline
 from strobe.perf.analysis.structure.ranges import NOWHERE, UNLINKED, launched_in, nest, ranges_and_modules, unnumbered
-from strobe.perf.table.model import Cell, Code, Count, ExactTime, Missing, Number, Text, Time
+from strobe.perf.table.model import Cell, Code, Count, ExactTime, Missing, Number, Text
 from strobe.perf.table.rows import OnDevice, TimedRow, col, micros, part_of, term
 from strobe.perf.trace.events import DEVICE_KINDS, OperatorFacts, OperatorInputs, Trace
 
@@ -105,54 +103,15 @@ def host_ranges(trace: Trace, window: Window | None = None) -> dict[str, Distrib
 #
 # Recording stacks or shapes slows a trace down unevenly: its times show the order of operators, they are no measurement.
 
-SortBy = Literal["device", "self_host", "host", "calls"]
-SORTS: Final[tuple[SortBy, ...]] = get_args(SortBy)
 
+def attributed(trace: Trace) -> tuple[tuple[OperatorRow, int], ...]:
+    """Return the operators of a trace that was read with them, each with the device time of what it launched as the innermost.
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Attributed:
-    """All calls of one operator or module; what a module takes on the host without what it calls is its operators'."""
-
-    name: A[str, col("name of the operator, or of the module's class with its number", "name", Code)]
-    calls: A[int, col("number of calls", "calls", Count)]
-    device_ns: A[int, term("work launched while this one was the innermost", "device", Time)]
-    self_host_ns: A[int, term("on the host, without what it calls", "host, self", Time)]
-    host_ns: A[int, term("on the host, with what it calls", "host", Time)]
-
-
-def attribute_operators(trace: Trace, sort_by: str = "device") -> tuple[Attributed, ...]:
-    """Return the operators of a trace that was read with its operators, largest first.
-
-    Args:
-        sort_by: one of `SORTS`; a trace without device events has no device time, and ties go by `self_host`.
-
-    Raises:
-        ConfigError: there is no such order.
+    Those with the most device time come first, without device events those with the most self time.
     """
-    return _attributed(trace, sort_by, own=True)
-
-
-def attribute_modules(trace: Trace, sort_by: str = "device") -> tuple[Attributed, ...]:
-    """Return the `nn.Module` calls of a trace with Python frames, largest first; empty without frames."""
-    return _attributed(replace(trace, ops=trace.modules), sort_by, own=False)
-
-
-def _attributed(trace: Trace, sort_by: str, *, own: bool) -> tuple[Attributed, ...]:
-    if sort_by not in SORTS:
-        raise unknown_choice("order", sort_by, SORTS)
     found, device = operators(trace), _device_ns(trace)
-    rows = [
-        Attributed(
-            name=row.operator,
-            calls=row.calls,
-            host_ns=row.sum_ns,
-            self_host_ns=row.self_ns if own else 0,
-            device_ns=device.get(row.operator, 0),
-        )
-        for row in (found.rows if found else ())
-    ]
-    key = attrgetter(sort_by if sort_by == "calls" else f"{sort_by}_ns")
-    return tuple(sorted(rows, key=lambda row: (-key(row), -row.self_host_ns, -row.host_ns, row.name)))
+    rows = [(row, device.get(row.operator, 0)) for row in (found.rows if found else ())]
+    return tuple(sorted(rows, key=lambda one: (-one[1], -one[0].self_ns, -one[0].sum_ns, one[0].operator)))
 
 
 def _device_ns(trace: Trace) -> dict[str, int]:

@@ -14,7 +14,7 @@ from strobe.core.errors import DataError
 from strobe.core.files import found_inside
 from strobe.core.spans import ATTENTION, ATTENTION_KERNEL, DENOISE_STEP, NAMES, VAE_DECODE
 from strobe.perf.analysis.device.roofline import Roofline, roofline
-from strobe.perf.analysis.operators import Attributed, attribute_modules, attribute_operators
+from strobe.perf.analysis.operators import OperatorRow, attributed
 from strobe.perf.analysis.runs.breakdown import (
     CACHE,
     FEED_FORWARD,
@@ -62,7 +62,6 @@ from strobe.perf.table.model import (
     Text,
     bytes_cell,
 )
-from strobe.perf.table.rows import columns
 from strobe.perf.trace.events import MemoryTrack, Trace
 
 # The page of one attention call from a run folder: gates, times, speedups, roofline, and the sections of its traces.
@@ -432,36 +431,36 @@ def _stages(found: KernelProfile, what: ProfileFacts) -> Section:
     return Section("stages", "Stages as they run", "", (table_of("Stages.", fields, rows, notes=(note,)),))
 
 
-def attribution_report(traces: Sequence[tuple[str, Trace]], options: Sequence[str], *, sort_by: str, top: int) -> Report:
+def attribution_report(traces: Sequence[tuple[str, Trace]], options: Sequence[str], *, top: int) -> Report:
     """Build the page of an attribution run.
 
     Args:
         traces: each with its variant; read with operators.
         options: profiler options that were on.
-        sort_by: order of the tables, one of `strobe.perf.analysis.operators.SORTS`.
-
-    Raises:
-        ConfigError: there is no such order.
     """
     on = ", ".join(options)
     caution = f"Taken with {on}: the profiler slowed the host unevenly. These times rank; they are no measurement."
-    sections = tuple(Section(f"attribution-{label}", label, "", tuple(_blocks(trace, sort_by, top))) for label, trace in traces)
+    sections = tuple(Section(f"attribution-{label}", label, "", tuple(_blocks(trace, top))) for label, trace in traces)
     return page(
         title="Attribution: " + ", ".join(label for label, _ in traces),
-        subtitle=f"with {on}, by {sort_by}",
+        subtitle=f"with {on}",
         banners=(Banner("caution", "No measurement.", (caution,)),),
         sections=sections,
     )
 
 
-def _blocks(trace: Trace, sort_by: str, top: int) -> Iterator[Block]:
-    if not len(trace.device_events) and sort_by == "device":
-        sort_by = "self_host"
-    for what, rows in (("operator", attribute_operators(trace, sort_by)), ("module", attribute_modules(trace, sort_by))):
-        if rows:
-            name, *others = columns(Attributed)
-            fields, shown = (replace(name, head=what), *others), rows[:top]
-            yield table_of(f"{what.capitalize()}s by {sort_by}: {len(shown)} of {len(rows)}.", fields, shown)
+def _blocks(trace: Trace, top: int) -> Iterator[Block]:
+    for what, given in (("operator", trace), ("module", replace(trace, ops=trace.modules))):
+        if rows := attributed(given):
+            fields: list[Field[tuple[OperatorRow, int]]] = [
+                Field(what, lambda row: row[0].operator, Code),
+                count("calls", lambda row: row[0].calls, "number of calls"),
+                time("device", lambda row: row[1], hint="work launched while this one was the innermost"),
+                time("host, self", lambda row: row[0].self_ns, hint=f"on the host, without the {what}s that it calls"),
+                time("host", lambda row: row[0].sum_ns, hint="on the host, with what it calls"),
+            ]
+            by = "device" if len(trace.device_events) else "self_host"
+            yield table_of(f"{what.capitalize()}s by {by}: {min(top, len(rows))} of {len(rows)}.", fields, rows[:top])
     if trace.memory:
         tracks: tuple[Field[MemoryTrack], ...] = (
             Field("device", lambda track: track.device, Code),

@@ -119,29 +119,6 @@ class DeviceEvents:
     host: array[int]
     shape: array[int]
 
-    @classmethod
-    def from_rows(cls, rows: Iterable[DeviceEvent]) -> Self:
-        """Store rows that are already in order of start."""
-        names, shapes = dict[str, int](), dict[str, int]()
-        hosts: dict[HostEvent, int] = {}
-        start, end, host = array("q"), array("q"), array("i")
-        name, kind, device, stream, ordinal, shape = (list[int]() for _ in range(6))
-        for row in rows:
-            name.append(names.setdefault(row.name, len(names)))
-            kind.append(DEVICE_KINDS.index(row.kind))
-            start.append(row.start_ns)
-            end.append(row.end_ns)
-            device.append(row.device)
-            stream.append(row.stream)
-            ordinal.append(row.ordinal)
-            host.append(NO_HOST if row.host is None else hosts.setdefault(row.host, len(hosts)))
-            shape.append(shapes.setdefault(row.shape, len(shapes)))
-        return cls(
-            names=tuple(names), shapes=tuple(shapes), hosts=HostEvents.from_rows(hosts), name=narrow(name), kind=narrow(kind),
-            start_ns=start, end_ns=end, device=narrow(device), stream=narrow(stream), ordinal=narrow(ordinal), host=host,
-            shape=narrow(shape),
-        )  # fmt: skip
-
     def __len__(self) -> int:
         return len(self.start_ns)
 
@@ -298,8 +275,8 @@ class Trace:
         long_calls: calls of the host that launch nothing and last 20 us or more (`cudaMalloc`, `cuModuleLoadData`, waits),
             in order of start.
         memory: one track per device whose allocations were recorded.
-        overhead: when the profiler, or the loading of a kernel that it watches, held up the host: disjoint intervals in order.
-        overheads: the same under the names that the trace gives them, in order of start; their threads say nothing.
+        overheads: when the profiler, or the loading of a kernel that it watches, held up the host, in order of start; their
+            threads say nothing.
         launched: launch calls by name: how many there were, and how many of them no device event answers to. Calls whose name
             speaks of no launch, copy or memset are counted only where one of that name was answered.
         unanswered: the launch calls that no device event answers to, as while a graph is captured, with the calls that begin and
@@ -331,7 +308,6 @@ class Trace:
     waits: HostEvents = field(default_factory=HostEvents.empty)
     long_calls: HostEvents = field(default_factory=HostEvents.empty)
     memory: tuple[MemoryTrack, ...] = ()
-    overhead: tuple[tuple[int, int], ...] = ()
     overheads: HostEvents = field(default_factory=HostEvents.empty)
     launched: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     unanswered: HostEvents = field(default_factory=HostEvents.empty)

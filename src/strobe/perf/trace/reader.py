@@ -309,7 +309,6 @@ class _Contents:
             waits=host_events(self._waits, threads, once=once),
             long_calls=host_events(self._long_calls, threads, once=once),
             memory=tuple(memory_track(device, *map(view, each)) for device, each in sorted(self._memory.items())),
-            overhead=_union((one.start_ns, one.end_ns) for one in self._overheads),
             overheads=HostEvents.from_rows(sorted(self._overheads, key=lambda one: (one.start_ns, -one.end_ns, one.name))),
             window_end_ns=self._window_end,
             foreign=self.cannot,
@@ -329,13 +328,3 @@ def _regions(ranges: HostEvents) -> Iterable[Region]:
         if match:
             index = None if match["index"] is None else int(match["index"])
             yield Region(name=match["name"], index=index, start_ns=start, end_ns=end, thread=thread)
-
-
-def _union(intervals: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    union: list[tuple[int, int]] = []
-    for start, end in sorted(intervals):
-        if union and start <= union[-1][1]:
-            union[-1] = (union[-1][0], max(union[-1][1], end))
-        else:
-            union.append((start, end))
-    return tuple(union)

@@ -415,7 +415,7 @@ PRICED: Final = frozenset(
                 "_scaled_mm", "_flash_attention_forward", "_flash_attention_backward", "_efficient_attention_forward",
                 "_efficient_attention_backward", "_cudnn_attention_forward", "_cudnn_attention_backward",
                 "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_cudnn_attention_backward", "cudnn_convolution",
-                "cudnn_convolution_transpose", "miopen_convolution", "miopen_convolution_transpose", "convolution_backward",
+                "cudnn_convolution_transpose", "miopen_convolution", "miopen_convolution_transpose",
                 "_conv_depthwise2d", "conv_depthwise3d",
             )
         ),

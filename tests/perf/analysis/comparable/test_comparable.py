@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from made_records import header_of, machine_of
-from made_traces import trace_of
+from made_traces import device_events, trace_of
 from model_traces import write_model_trace
 from strobe.core.errors import ConfigError
 from strobe.perf.analysis.comparable import (
@@ -32,7 +32,7 @@ from strobe.perf.analysis.comparable import (
     trace_facts,
 )
 from strobe.perf.records.record import Clocks, Git, Model, Variant, Workload
-from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, Trace, read_trace
+from strobe.perf.trace import DeviceEvent, HostEvent, Trace, read_trace
 
 _FACTS = st.dictionaries(st.sampled_from(sorted(set(FACTS) - set(SEVERAL))), st.sampled_from(["1", "2", "yes"]))
 
@@ -210,5 +210,5 @@ def test_kernels_of_both_sides(tmp_path: Path) -> None:
             side[each.name] += each.end_ns - each.start_ns
     assert found.baseline_share == spent[0]["flash_fwd"] / spent[0].total()
     assert found.candidate_share == spent[1]["flash_fwd"] / spent[1].total()
-    empty = replace(bert, device_events=DeviceEvents.from_rows(()))
+    empty = replace(bert, device_events=device_events(()))
     assert common_kernels([bert], [empty]) is None

@@ -73,23 +73,6 @@ def test_arguments_are_read_where_the_operator_has_them(name: str) -> None:
     assert cost == (counter.get_total_flops(), 2 * (prod(x) + prod(w)), 2 * y.numel())
 
 
-@pytest.mark.parametrize(("mask", "products"), [("[True, True, False]", 2), ("[False, True, True]", 1), ("[1, 0, 0]", 1)])
-def test_gradients_of_convolutions(mask: str, products: int) -> None:
-    gradient, x, w = (2, 8, 6, 6), (2, 4, 8, 8), (8, 4, 3, 3)
-    values = {3: "[8]", 4: "[1, 1]", 5: "[0, 0]", 6: "[1, 1]", 7: "False", 8: "[0, 0]", 9: "1", 10: mask}
-    into_x, into_w, into_bias = (word in ("True", "1") for word in mask.strip("[]").split(", "))
-    read = prod(gradient) + into_x * prod(w) + into_w * prod(x)
-    written = into_x * prod(x) + into_w * prod(w) + into_bias * 8
-    with FlopCounterMode(display=False) as counter:
-        torch.ops.aten.convolution_backward(
-            *(torch.zeros(size, device="meta") for size in (gradient, x, w)), [8], [1, 1], [0, 0], [1, 1], False, [0, 0], 1,
-            [into_x, into_w, into_bias],
-        )  # fmt: skip
-    flops = counter.get_total_flops()
-    assert _cost(_calls("aten::convolution_backward", gradient, x, w, values=values)) == (flops, 2 * read, 2 * written)
-    assert flops == products * 2 * 4 * 9 * prod(gradient)
-
-
 ATTENTION: list[tuple[str, bool, int, tuple[str, str]]] = [
     ("aten::_flash_attention_forward", True, 8, ("False", "True")),
     ("aten::_efficient_attention_forward", True, 9, ("0", "1")),

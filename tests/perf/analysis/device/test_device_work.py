@@ -114,7 +114,7 @@ class _Moments:
             return "queued"
         if moment >= event.host.start_ns:
             return "launch_latency"
-        held = any(start <= moment < end for start, end in self.view.trace.overhead)
+        held = any(each.start_ns <= moment < each.end_ns for each in self.view.trace.overheads)
         return "profiler_overhead" if held else "host_late"
 
     def time_of(self, kinds: set[str]) -> int:

@@ -9,24 +9,20 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layouts import compact, write
 from made_traces import trace_of
 from source import H200
-from strobe.core.errors import ConfigError
 from strobe.perf.analysis.device.activity import device_views
 from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.analysis.device.kernels import kernel_name
 from strobe.perf.analysis.operators import (
     OPERATOR,
     OUTSIDE,
-    SORTS,
     OperatorTimes,
-    attribute_modules,
-    attribute_operators,
+    attributed,
     host_ranges,
     operator_rates,
     operator_times,
@@ -298,29 +294,12 @@ GPU = trace_of(KERNELS, ops=OPS, modules=MODULES)
 
 
 def test_device_work_belongs_to_the_innermost_operator_that_launched_it() -> None:
-    found = {row.name: row for row in attribute_operators(GPU)}
-    assert {name: row.device_ns for name, row in found.items()} == {"aten::addmm": 310, "aten::relu": 70, "aten::linear": 1}
-    assert {name: row.calls for name, row in found.items()} == {"aten::addmm": 1, "aten::relu": 1, "aten::linear": 2}
-    assert (found["aten::linear"].host_ns, found["aten::linear"].self_host_ns) == (110, 60)
+    found = [(row.operator, device_ns, row.calls, row.sum_ns, row.self_ns) for row, device_ns in attributed(GPU)]
+    assert found == [("aten::addmm", 310, 1, 50, 50), ("aten::relu", 70, 1, 30, 30), ("aten::linear", 1, 2, 110, 60)]
+    host = attributed(trace_of(ops=OPS))
+    assert [row.operator for row, _ in host] == ["aten::linear", "aten::addmm", "aten::relu"]
 
 
 def test_modules_have_what_no_inner_module_launched() -> None:
-    found = {row.name: (row.device_ns, row.host_ns) for row in attribute_modules(GPU)}
-    assert found == {"Linear_0": (310, 100), "Block_0": (70, 140), "Linear_1": (1, 12)}
-
-
-@pytest.mark.parametrize(
-    ("order", "first"),
-    [("device", "aten::addmm"), ("self_host", "aten::linear"), ("host", "aten::linear"), ("calls", "aten::linear")],
-)
-def test_rows_are_in_the_order_asked_for(order: str, first: str) -> None:
-    assert attribute_operators(GPU, order)[0].name == first
-    assert {row.name for row in attribute_operators(GPU, order)} == {event.name for event in OPS}
-    host = trace_of(ops=OPS)
-    assert [row.name for row in attribute_operators(host, "device")] == ["aten::linear", "aten::addmm", "aten::relu"]
-
-
-def test_an_unknown_order_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="unknown order 'memory'; allowed: device, self_host, host, calls"):
-        attribute_operators(GPU, "memory")
-    assert SORTS == ("device", "self_host", "host", "calls")
+    found = [(row.operator, device_ns, row.sum_ns) for row, device_ns in attributed(replace(GPU, ops=GPU.modules))]
+    assert found == [("Linear_0", 310, 100), ("Block_0", 70, 140), ("Linear_1", 1, 12)]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from made_traces import trace_of
+from made_traces import device_events, trace_of
 from passes import LAYER, LAYERS, STEPS, Recorder, kernels_of, stream
 from strobe.perf.analysis.runs.breakdown import (
     REGIONS,
@@ -26,7 +26,7 @@ from strobe.perf.analysis.runs.breakdown import (
     region_kernels,
 )
 from strobe.perf.analysis.runs.timeline import UNMATCHED, Label, Partition, RegionCall, Tile, passes_of
-from strobe.perf.trace import DeviceEvents, HostEvent, Region
+from strobe.perf.trace import HostEvent, Region
 
 SIDES = ("denoise_step", "commit")
 
@@ -108,7 +108,7 @@ def test_a_graph_is_taken_apart_by_the_run_without_it() -> None:
 def test_a_graph_of_other_kernels_is_not_attributed() -> None:
     trace = stream(Recorder(), graphs=True)
     events = [event._replace(name=f"{event.name}_other") if event.name != "flash" else event for event in trace.device_events]
-    found = breakdown(replace(trace, device_events=DeviceEvents.from_rows(events)), passes_of(stream(Recorder())))
+    found = breakdown(replace(trace, device_events=device_events(events)), passes_of(stream(Recorder())))
     assert found.replays is not None and found.replays.attributed == 0
     assert "20 % of their kernels" in found.replays.reason and not layers_of(found)
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from made_traces import trace_of
+from made_traces import device_events, trace_of
 from passes import Recorder, stream
 from strobe.core.errors import DataError
 from strobe.perf.analysis.ledger.account import part_of
@@ -34,7 +34,7 @@ from strobe.perf.analysis.runs.timeline import (
     timeline_of,
 )
 from strobe.perf.analysis.runs.timeline import Path as Regions
-from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, Region, Trace
+from strobe.perf.trace import DeviceEvent, HostEvent, Region, Trace
 
 _MAIN, _WORKER = 0, 1
 
@@ -344,7 +344,7 @@ def test_a_copy_that_a_graph_makes_a_kernel_is_still_that_copy(inside: str) -> N
 
     def with_copies(trace: Trace, name: str) -> Trace:
         rows = [event._replace(name=name) if event.name == "add" else event for event in trace.device_events]
-        return replace(trace, device_events=DeviceEvents.from_rows(rows))
+        return replace(trace, device_events=device_events(rows))
 
     eager = with_copies(stream(Recorder(), blocks=2), "Memcpy DtoD (Device -> Device)")
     graph = with_copies(stream(Recorder(), blocks=2, graphs=True), inside)

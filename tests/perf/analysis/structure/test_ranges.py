@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from made_traces import host_events, trace_of
 from strobe.perf.analysis.device.activity import activity, device_views
 from strobe.perf.analysis.device.intervals import Window
-from strobe.perf.analysis.structure.memory import memory_use
 from strobe.perf.analysis.structure.ranges import (
     BETWEEN,
     NOWHERE,
@@ -27,6 +26,7 @@ from strobe.perf.analysis.structure.ranges import (
     base_of,
     call_trees,
     host_work,
+    memory_use,
     nest,
     range_table,
     ranges_and_modules,

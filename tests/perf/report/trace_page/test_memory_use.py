@@ -14,11 +14,12 @@ RULE = 64
 _MEASURE = """
     import gc, sys, tracemalloc
     from pathlib import Path
+    from made_traces import device_events
     from strobe.perf.report.export import write_events
     from strobe.perf.report.trace_page import device
     from strobe.perf.report.trace_page.build import build_trace_report
     from strobe.perf.report.study import TraceOptions, TraceStudy
-    from strobe.perf.trace import DeviceEvent, DeviceEvents, HostEvent, HostEvents, Trace, columns
+    from strobe.perf.trace import DeviceEvent, HostEvent, HostEvents, Trace, columns
 
     columns.BLOCK, device.MAX_SLICES = 1 << 8, 1_000  # what is constant is reached with fewer events
     nodes, per_step = int(sys.argv[1]), int(sys.argv[4])
@@ -39,7 +40,7 @@ _MEASURE = """
 
     def peak(count):
         tracemalloc.start()
-        events, scopes = DeviceEvents.from_rows(rows(count)), HostEvents.from_rows(ranges(count))
+        events, scopes = device_events(rows(count)), HostEvents.from_rows(ranges(count))
         none = HostEvents.empty()
         trace = Trace(path=Path("t.json"), threads=("1/1",), ops=none, regions=(), ranges=scopes, device_events=events)
         study = TraceStudy(traces=(trace,), labels=("t",), windows=(None,), options=TraceOptions(by=sys.argv[2]))

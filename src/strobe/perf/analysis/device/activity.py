@@ -21,7 +21,6 @@ from strobe.perf.analysis.device.intervals import (
     column,
     complement,
     distribution,
-    intervals_of,
     overlaps,
     reach,
     totals,
@@ -176,7 +175,7 @@ class EventView:
 
     def tiles(self, trace: Trace, rank: Ranks, begin: int, stop: int) -> Iterator[Slices]:
         """Yield the result of `tile` in parts. Joined, they are the same for any size of the parts."""
-        overhead = intervals_of(trace.overhead)
+        overhead = union(column(trace.overheads.start_ns), column(trace.overheads.end_ns))
         first = int(np.searchsorted(self.start, begin, "left"))
         opening = None if first else begin  # nothing ran before, so a gap there starts before any launch
         alive, left, held = self._alive(begin, first, rank), begin, joined(())

@@ -227,24 +227,6 @@ def _names_of(trace: Trace, calls: Set[int]) -> dict[int, Counter[int]]:
     return names
 
 
-def impossible_streams(views: Sequence[DeviceView]) -> Iterator[tuple[int, int, int]]:
-    """Yield the streams whose durations add up to more than the time from their first start to their last end.
-
-    Yields:
-        Device, stream and excess, ns: more than overlap within a stream explains if the excess is large.
-    """
-    for view in views:
-        spans: dict[int, tuple[int, int, int]] = {}  # by stream: sum of durations, first start, last end
-        for _, work in view.work.parts():
-            stream, start, end = work.stream, work.start, work.end
-            for number in different(stream).tolist():
-                mine = stream == number
-                total, first, last = spans.get(number, (0, int(start[mine][0]), int(end[mine][0])))
-                spans[number] = total + int((end - start)[mine].sum()), first, max(last, int(end[mine].max()))
-        excess = {number: total - (last - first) for number, (total, first, last) in sorted(spans.items())}
-        yield from ((view.device, number, ns) for number, ns in excess.items() if ns > 0)
-
-
 # Queue length of a device: events whose launch call has started and that have not started themselves.
 
 

@@ -29,8 +29,6 @@ from strobe.perf.trace.events import OperatorInputs
 
 Sizes = tuple[int, ...]
 _NUMBER: Final = re.compile(r"-?[0-9]{1,9}")
-_MASK: Final = re.compile(r"True|False|1|0")
-_TRUE: Final = ("True", "1")
 _DENSE: Final = ("False", "0")
 
 _CONVOLUTIONS: Final[dict[str, tuple[int | None, ...]]] = {
@@ -49,7 +47,7 @@ def _convolution(calls: OperatorInputs, dtype: str) -> Cost | str:
     places = _CONVOLUTIONS[calls.name]
     transposed = places[-1] is not None
     given, weight = (*calls.sizes, (), ())[:2]
-    if not _fits(given, weight):
+    if not 3 <= len(given) == len(weight) <= 5:
         return "its sizes are no convolution"
     rank = len(given) - 2
     otherwise: tuple[list[int], ...] = ([], [], [], [given[1]], [0] * rank)
@@ -67,36 +65,12 @@ def _convolution(calls: OperatorInputs, dtype: str) -> Cost | str:
     if min(out) < 0 or (weight[0] if transposed else weight[1] * groups[0]) != given[1]:
         return "its sizes are no convolution"
     result = (given[0], channels, *out)
-    return _one_product(given if transposed else result, weight, dtype) + _moved(dtype, (given, weight), (result,))
-
-
-def _convolution_backward(calls: OperatorInputs, dtype: str) -> Cost | str:
-    """Each gradient takes as many FLOPs as the convolution."""
-    values, (gradient, given, weight) = calls.values, (*calls.sizes, (), (), ())[:3]
-    if not _fits(given, weight) or len(gradient) != len(given):
-        return "its sizes are no convolution"
-    mask = [word in _TRUE for word in _MASK.findall(values[10])] if len(values) > 10 else []
-    if len(mask) != 3 or values[7] not in (*_TRUE, *_DENSE):
-        return "which gradients it computes is not recorded"
-    one = _one_product(given if values[7] in _TRUE else gradient, weight, dtype)
-    read = (gradient, *((weight,) if mask[0] else ()), *((given,) if mask[1] else ()))
-    made = tuple(size for size, wanted in zip((given, weight, gradient[1:2]), mask, strict=True) if wanted)
-    return one * (mask[0] + mask[1]) + _moved(dtype, read, made)
-
-
-def _one_product(positions: Sizes, weight: Sizes, dtype: str) -> Cost:
-    """Compute the FLOPs of one pass over all positions: each is multiplied with all weights of one of its channels."""
-    count = positions[0] * math.prod(positions[2:])
-    return Cost(flops=conv(count, weight[1], weight[0], taps=math.prod(weight[2:]), dtype=dtype, bias=False).flops)
-
-
-def _moved(dtype: str, read: Sequence[Sizes], written: Sequence[Sizes]) -> Cost:
+    positions = given if transposed else result
+    products = positions[0] * math.prod(positions[2:])  # each is multiplied with all weights of one of its channels
+    flops = conv(products, weight[1], weight[0], taps=math.prod(weight[2:]), dtype=dtype, bias=False).flops
     size = element_bytes(dtype)
-    return Cost(read_bytes=sum(map(math.prod, read)) * size, write_bytes=sum(map(math.prod, written)) * size)
-
-
-def _fits(given: Sizes, weight: Sizes) -> bool:
-    return 3 <= len(given) == len(weight) <= 5
+    read = (math.prod(given) + math.prod(weight)) * size
+    return Cost(flops=flops, read_bytes=read, write_bytes=math.prod(result) * size)
 
 
 def _numbers(values: Sequence[str], place: int, count: int) -> list[int]:
@@ -261,7 +235,6 @@ _COSTS: Final[dict[str, tuple[int, Callable[[OperatorInputs, str], Cost | str]]]
     **{name: (first, _product) for name, first in _PRODUCTS.items()},
     "aten::_scaled_mm": (0, _scaled),
     **dict.fromkeys(_CONVOLUTIONS, (0, _convolution)),
-    "aten::convolution_backward": (0, _convolution_backward),
     **{name: (first, _attention) for name, (first, *_) in _ATTENTIONS.items()},
     **{name: (first, _sparse) for name, (first, *_) in _SPARSE.items()},
 }

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated as A
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -201,41 +201,8 @@ _ALL_WAIT: Final = ("allreduce", "allgather", "reducescatter", "alltoall", "barr
 _NEVER: Final = -(1 << 62)
 
 
-class ClockCheck(NamedTuple):
-    """Consistency of the ranks' clocks.
-
-    Args:
-        checked: collectives in which every rank waits for every other one.
-        violated: of these, how many end on one rank before another has started.
-        worst_ns: by how much at most; 0 if none does. The clocks differ by this much or more.
-        ahead: the device whose clock is ahead there, and `behind` the other; positions among those that communicate.
-        slack_ns: by how much at most two clocks could differ with no violation: skews are exact to within this.
-    """
-
-    checked: int
-    violated: int
-    worst_ns: int
-    ahead: int
-    behind: int
-    slack_ns: int
-
-    @property
-    def aligned(self) -> bool:
-        """Whether no collective violates the order of clocks by more than a trace's precision."""
-        return self.worst_ns <= CLOCK_TOLERANCE_NS
-
-
-class SkewKind(NamedTuple):
-    """Collectives of one kind.
-
-    Args:
-        skew: from the first start to the last one, of each.
-        transfer: from the last start to the last end, of each.
-    """
-
-    kind: CollectiveKind
-    skew: Distribution
-    transfer: Distribution
+SkewKind: TypeAlias = tuple[CollectiveKind, Distribution, Distribution]
+"""Collectives of one kind: from the first start to the last one, and from the last start to the last end, of each."""
 
 
 class MemberTime(NamedTuple):
@@ -268,8 +235,12 @@ class CollectiveSkew:
         one_way: of these, those in which not all ranks wait for all others (broadcast, send): they are not split.
         cut: of the others, those that the window cuts on some rank: their starts or ends are not known, they are not split.
         unmatched: collectives of all members that have no counterpart.
+        checked: collectives that are split, by which the ranks' clocks are checked.
+        violated: of these, how many end on one rank before another has started.
+        worst_ns: by how much at most; 0 if none does. The clocks differ by this much or more.
+        ahead: the device whose clock is ahead there, and `behind` the other; positions among those that communicate.
+        slack_ns: by how much at most two clocks could differ with no violation: skews are exact to within this.
         times: one for each device that communicates; empty if the clocks differ or nothing is split.
-        clock: whether the split means anything.
         kinds: by descending sum of skew and transfer; empty if the clocks differ.
         problems: groups that could not be matched, and why; nothing is matched if a rank has several traces.
     """
@@ -279,10 +250,20 @@ class CollectiveSkew:
     one_way: int
     cut: int
     unmatched: int
+    checked: int
+    violated: int
+    worst_ns: int
+    ahead: int
+    behind: int
+    slack_ns: int
     times: tuple[MemberTime, ...]
-    clock: ClockCheck
     kinds: tuple[SkewKind, ...]
     problems: tuple[str, ...]
+
+    @property
+    def aligned(self) -> bool:
+        """Whether no collective violates the order of clocks by more than a trace's precision."""
+        return self.worst_ns <= CLOCK_TOLERANCE_NS
 
     @property
     def straggler(self) -> MemberTime | None:
@@ -334,7 +315,10 @@ def collective_skew(traces: Sequence[Trace], windows: Sequence[Window | None] | 
     all_wait = [[any(word in _bare(kind.name) for word in _ALL_WAIT) for kind in group.kinds] for group in groups]
     waiting = [group.of(np.array(waits, np.bool_)[group.kind]) for group, waits in zip(groups, all_wait, strict=True)]
     split = [whole for group in waiting if len((whole := group.of(group.whole)).start)]
-    clock = _check_clocks(split, len(found))
+    early = _early(split, len(found))
+    behind, ahead = divmod(int(early.argmax()), len(found))
+    met, worst_ns = early[early > _NEVER], max(0, int(early.max()))
+    aligned = worst_ns <= CLOCK_TOLERANCE_NS
     matched = sum(len(group.start) for group in groups)
     return CollectiveSkew(
         by="sequence and order" if len(by) == 2 else "order" if "order" in by else "sequence",
@@ -342,9 +326,14 @@ def collective_skew(traces: Sequence[Trace], windows: Sequence[Window | None] | 
         one_way=matched - sum(len(group.start) for group in waiting),
         cut=sum(int((~group.whole).sum()) for group in waiting),
         unmatched=sum(len(member.start) for _, member in found) - sum(group.start.size for group in groups),
-        times=_times(split, [account.trace for account, _ in found]) if clock.aligned and split else (),
-        clock=clock,
-        kinds=_kinds(split) if clock.aligned else (),
+        checked=sum(len(group.start) for group in split),
+        violated=sum(int((group.start.max(axis=1) > group.end.min(axis=1)).sum()) for group in split),
+        worst_ns=worst_ns,
+        ahead=ahead,
+        behind=behind,
+        slack_ns=max(0, -int(met.min())) if len(met) else 0,
+        times=_times(split, [account.trace for account, _ in found]) if aligned and split else (),
+        kinds=_kinds(split) if aligned else (),
         problems=tuple(problems),
     )
 
@@ -419,19 +408,15 @@ def _bare(name: str) -> str:
     return name.lower().replace("_", "")
 
 
-def _check_clocks(groups: Sequence[_Group], num: int) -> ClockCheck:
-    early = np.full((num, num), _NEVER, np.int64)  # by how much [b] starts after the end of [a], at most
+def _early(groups: Sequence[_Group], num: int) -> Ints:
+    """Return by how much the collectives of device `[b]` start after the end of the same on `[a]`, at most."""
+    early = np.full((num, num), _NEVER, np.int64)
     for group in groups:
         for place, member in enumerate(group.members.tolist()):
             gap = (group.start - group.end[:, place : place + 1]).max(axis=0)
             early[member, group.members] = np.maximum(early[member, group.members], gap)
     np.fill_diagonal(early, _NEVER)
-    behind, ahead = divmod(int(early.argmax()), num)
-    met = early[early > _NEVER]
-    checked = sum(len(group.start) for group in groups)
-    violated = sum(int((group.start.max(axis=1) > group.end.min(axis=1)).sum()) for group in groups)
-    slack_ns = max(0, -int(met.min())) if len(met) else 0
-    return ClockCheck(checked, violated, max(0, int(early.max())), ahead, behind, slack_ns)
+    return early
 
 
 def _times(groups: Sequence[_Group], traces: Sequence[int]) -> tuple[MemberTime, ...]:
@@ -459,5 +444,5 @@ def _kinds(groups: Sequence[_Group]) -> tuple[SkewKind, ...]:
         for number, own in zip(numbers.tolist(), np.split(order, heads[1:]), strict=True):
             sides = distribution(skew[own]), distribution(transfer[own])
             assert sides[0] is not None and sides[1] is not None
-            found.append(SkewKind(group.kinds[number], sides[0], sides[1]))
-    return tuple(sorted(found, key=lambda one: (-one.skew.sum_ns - one.transfer.sum_ns, one.kind)))
+            found.append((group.kinds[number], sides[0], sides[1]))
+    return tuple(sorted(found, key=lambda one: (-one[1].sum_ns - one[2].sum_ns, one[0])))

@@ -1,4 +1,4 @@
-"""Ranges and modules of the host: which of them launched each device event, and the device time of each."""
+"""Ranges and modules of the host: which launched each device event, the device time of each, and what held memory."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from strobe.perf.analysis.device.activity import (
     windowed_events,
 )
 from strobe.perf.analysis.device.intervals import Covered, Intervals, Ints, Window, column, marked, overlaps, totals, union
-from strobe.perf.table.model import Code, Count, ExactTime, Text
-from strobe.perf.table.rows import OnDevice, col, term
+from strobe.perf.table.model import Cell, Code, Count, ExactTime, Missing, Number, Text, Time, bytes_cell
+from strobe.perf.table.rows import DocumentPart, OnDevice, col, term
 from strobe.perf.trace.columns import different
 from strobe.perf.trace.events import DEVICE_KINDS, HostEvents, Trace
 
@@ -403,20 +403,24 @@ class Ranges:
 
 def range_table(trace: Trace, window: Window | None = None) -> tuple[Ranges, ...]:
     """Tabulate the ranges and modules of each device that has events; empty for a trace of a CPU."""
-    of_kind: dict[Kind, _RangeCalls] = {"range": _RangeCalls(trace.ranges), "module": _RangeCalls(trace.modules)}
+    views = dict(events_by_device(trace))
+    rows_of: dict[int, list[RangeRow]] = {device: [] for device in views}
+    scopes_of: dict[Kind, HostEvents] = {"range": trace.ranges, "module": trace.modules}
+    for kind, scopes in scopes_of.items():
+        for row in _rows(kind, trace, views, window, scopes):
+            rows_of[row.device].append(row)
     nesting, hosts, found = nest(ranges_and_modules(trace)), trace.device_events.hosts, []
 
     def outside(work: EventView) -> int:
         return int(((work.host >= 0) & (nesting.of_calls(hosts, work.host) == NOWHERE)).sum())
 
-    for device, work in events_by_device(trace):
+    for device, work in views.items():
         where, carried = {"trace": trace.label, "device": device}, graph_paths(trace, work, window)
         parts = [
             (len(part.which), int(part.length.sum()), outside(part.work), int((part.work.host < 0).sum()))
             for part in windowed_events(work, window)
         ]
-        rows = [row for kind, calls in of_kind.items() for row in _rows({**where, "kind": kind}, trace, work, window, calls)]
-        rows.sort(key=lambda row: (row.kind != "range", not row.events, -row.sum_ns, row.name))
+        rows = sorted(rows_of[device], key=lambda row: (row.kind != "range", not row.events, -row.sum_ns, row.name))
         graphs = sorted(_graph_rows(where, carried), key=lambda row: (-row.sum_ns, row.name))
         events, sum_ns, outside_events, unlinked = map(sum, zip(*parts, strict=True))
         found.append(
@@ -432,47 +436,39 @@ def range_table(trace: Trace, window: Window | None = None) -> tuple[Ranges, ...
     return tuple(found)
 
 
-class _RangeCalls:
-    """Calls of one kind, as segments of the time of their threads.
-
-    `first` and `last` bound the segments of each call, `fresh` leaves out those of earlier calls of the same name; `outer` says
-    which calls lie in no other one of the same name.
-    """
-
-    def __init__(self, scopes: HostEvents) -> None:
-        self.scopes, self.nesting = scopes, nest(scopes)
-        self.name, self.begin, self.end = column(scopes.name), column(scopes.start_ns), column(scopes.end_ns)
-        self.first, self.last = self.nesting.cuts.of(scopes)
-        # calls of one name on one thread, side by side: one that lies in another of them adds nothing
-        group = self.name * (int(max(scopes.thread, default=0)) + 1) + column(scopes.thread)
-        order = np.argsort(group, kind="stable")
-        self.outer = np.zeros(len(scopes), np.bool_)
-        self.outer[order] = self.begin[order] >= _reached(self.end, self.begin[order], order, group[order])
-        fresh = self.first.copy()
-        fresh[order] = np.maximum(fresh[order], _reached(self.last, self.first[order], order, group[order]))
-        self.fresh = np.minimum(fresh, self.last)
-
-
-def _rows(where: dict[str, Any], trace: Trace, work: EventView, window: Window | None, calls: _RangeCalls) -> Iterator[RangeRow]:
-    name, first, last, fresh, owner = calls.name, calls.first, calls.last, calls.fresh, calls.nesting.owner
-    launched, united = _launched_and_united(trace, work, window, calls)
-    events, kernels, sums = (before(values) for values in (launched.events, launched.kernels, launched.sum_ns))
-    counted = np.ones(len(name), np.bool_) if window is None else events[last] > events[first]
-    num, own = len(united), owner != NOWHERE
-    per_call = {
-        "calls": counted,
-        "events": events[last] - events[fresh],
-        "kernels": kernels[last] - kernels[fresh],
-        "sum_ns": sums[last] - sums[fresh],
-        "span_ns": np.where(calls.outer, launched.spans(first, last), 0),
-        "host_ns": np.where(calls.outer & counted, calls.end - calls.begin, 0),
-    }
-    columns = {key: totals(values.astype(np.int64), name, num).tolist() for key, values in per_call.items()}
-    columns["union_ns"] = [each.total_ns for each in united]
-    columns["exclusive_ns"] = totals(launched.sum_ns[own], name[owner[own]], num).tolist()
-    for text, *values in zip(calls.scopes.names, *columns.values(), strict=True):
-        if values[0]:
-            yield RangeRow(**where, name=text, **dict(zip(columns, values, strict=True)))
+def _rows(
+    kind: Kind, trace: Trace, views: Mapping[int, EventView], window: Window | None, scopes: HostEvents
+) -> Iterator[RangeRow]:
+    """Yield a row for each name of one kind of scope, on each device."""
+    nesting, name = nest(scopes), column(scopes.name)
+    begin, end, (first, last) = column(scopes.start_ns), column(scopes.end_ns), nesting.cuts.of(scopes)
+    # calls of one name on one thread, side by side: one that lies in another of them adds nothing
+    group = name * (int(max(scopes.thread, default=0)) + 1) + column(scopes.thread)
+    order = np.argsort(group, kind="stable")
+    outer, fresh = np.zeros(len(scopes), np.bool_), first.copy()
+    outer[order] = begin[order] >= _reached(end, begin[order], order, group[order])
+    fresh[order] = np.maximum(fresh[order], _reached(last, first[order], order, group[order]))
+    fresh = np.minimum(fresh, last)  # without the segments of earlier calls of the same name
+    num, own = len(scopes.names), nesting.owner != NOWHERE
+    for device, work in views.items():
+        launched, united = _launched_and_united(trace, work, window, scopes, nesting)
+        events, kernels, sums = (before(values) for values in (launched.events, launched.kernels, launched.sum_ns))
+        counted = np.ones(len(name), np.bool_) if window is None else events[last] > events[first]
+        per_call = {
+            "calls": counted,
+            "events": events[last] - events[fresh],
+            "kernels": kernels[last] - kernels[fresh],
+            "sum_ns": sums[last] - sums[fresh],
+            "span_ns": np.where(outer, launched.spans(first, last), 0),
+            "host_ns": np.where(outer & counted, end - begin, 0),
+        }
+        columns = {key: totals(values.astype(np.int64), name, num).tolist() for key, values in per_call.items()}
+        columns["union_ns"] = [each.total_ns for each in united]
+        columns["exclusive_ns"] = totals(launched.sum_ns[own], name[nesting.owner[own]], num).tolist()
+        for text, *values in zip(scopes.names, *columns.values(), strict=True):
+            if values[0]:
+                told = dict(zip(columns, values, strict=True))
+                yield RangeRow(trace=trace.label, device=device, kind=kind, name=text, **told)
 
 
 def _reached(ends: Ints, start: Ints, which: Ints, group: Ints) -> Ints:
@@ -489,11 +485,12 @@ def _reached(ends: Ints, start: Ints, which: Ints, group: Ints) -> Ints:
 
 
 def _launched_and_united(
-    trace: Trace, work: EventView, window: Window | None, calls: _RangeCalls
+    trace: Trace, work: EventView, window: Window | None, scopes: HostEvents, nesting: Nesting
 ) -> tuple[Launched, list[Covered]]:
     """Return what was launched in each segment, and by name the time in which some event launched in a call of it ran."""
-    nesting, united = calls.nesting, [Covered() for _ in calls.scopes.names]
-    launched = Launched(nesting.cuts.num)
+    united, launched = [Covered() for _ in scopes.names], Launched(nesting.cuts.num)
+    first, last = nesting.cuts.of(scopes)
+    name_of = column(scopes.name)
     for part in linked(work, window):
         segment = nesting.cuts.place(trace.device_events.hosts, part.work.host)
         launched.add(part, segment)
@@ -501,8 +498,8 @@ def _launched_and_united(
         place, call, found = np.arange(len(segments)), nesting.owner[segments], [np.zeros((2, 0), np.int64)]
         while len(place):
             place, call = place[call != NOWHERE], call[call != NOWHERE]
-            inside = (calls.first[call] <= segments[place]) & (segments[place] < calls.last[call])
-            found.append(np.stack((place[inside], calls.name[call[inside]])))
+            inside = (first[call] <= segments[place]) & (segments[place] < last[call])
+            found.append(np.stack((place[inside], name_of[call[inside]])))
             call = nesting.parent[call]
         of_segment, name = np.concatenate(found, axis=1)
         for number in different(name).tolist():
@@ -698,3 +695,85 @@ def _time_by_name(scopes: HostEvents, nesting: Nesting, thread: int, during: Int
             spent[name] += ns
     spent[BETWEEN] = during.length_ns - sum(spent.values())
     return +spent
+
+
+# Memory of each device over time: peaks, and the ranges and modules that were open at them.
+
+_NO_RANGE: Final = "no range was open"
+
+
+def mib(value: int) -> Number:
+    """Return the cell of a size in MiB, or in KiB below 1 MiB."""
+    return bytes_cell(value, "MiB", 1) if abs(value) >= 1 << 20 or not value else bytes_cell(value, "KiB", 3)
+
+
+def recorded(value: int) -> Cell:
+    """Return the cell of a size that is 0 where it was not recorded."""
+    return mib(value) if value else Missing("not recorded", "-")
+
+
+class MemoryRow(DocumentPart, frozen=True, kw_only=True):
+    """Memory of one device; only devices whose allocations were recorded have a row."""
+
+    trace: A[str, col("label of the trace, as in `files`")]
+    device: A[str, col("name of the device, e.g. `cuda:0`")]
+    peak_allocated_bytes: A[int, col("peak of the allocated memory", "peak allocated", mib)]
+    peak_at_ns: A[int, col("time of the peak after the first recorded allocation", "at", Time)]
+    peak_in: A[str, col("ranges and modules open then, innermost first", "in", Code, where="peak_in", missing=_NO_RANGE)]
+    reserved_then_bytes: A[int, col("reserved memory at the peak; 0: not recorded", "reserved then", recorded)]
+    peak_reserved_bytes: A[int, col("peak of the reserved memory; 0: not recorded", "peak reserved", recorded)]
+    start_allocated_bytes: A[int, col("allocated memory at the start", "at the start", mib)]
+    end_allocated_bytes: A[int, col("allocated memory at the end", "at the end", mib)]
+    step_ns: A[int, term("times are exact to within this", "stretch", Time)]
+
+
+MemoryUse: TypeAlias = tuple[MemoryRow, tuple[tuple[int, int, int], ...]]
+"""Memory of one device, and points over time, of neighbours the one with the most allocated memory: time from the beginning,
+allocated and reserved memory."""
+
+
+def memory_use(trace: Trace, window: Window | None = None, num_points: int = 256) -> tuple[MemoryUse, ...]:
+    """Summarise the memory of each device whose allocations were recorded.
+
+    Args:
+        window: the part of it to look at. Memory is recorded on the host's clock: what the host allocated during the window.
+        num_points: points of the timeline at most.
+    """
+    found = []
+    for track in trace.memory:
+        columns = [np.array(part, np.int64) for part in (track.start_ns, track.allocated_bytes, track.reserved_bytes)]
+        if window is not None:
+            here = (columns[0] + track.step_ns > window.start_ns) & (columns[0] < window.end_ns)
+            columns = [values[here] for values in columns]
+        start, allocated, reserved = columns
+        if not len(start):
+            continue
+        bins = np.array_split(np.arange(len(start)), min(num_points, len(start)))
+        peak, thinned = int(allocated.argmax()), [int(part[allocated[part].argmax()]) for part in bins]
+        since = start - start[0]
+        row = MemoryRow(
+            trace=trace.label,
+            device=track.device,
+            step_ns=track.step_ns,
+            start_allocated_bytes=int(allocated[0]),
+            end_allocated_bytes=int(allocated[-1]),
+            peak_allocated_bytes=int(allocated[peak]),
+            reserved_then_bytes=int(reserved[peak]),
+            peak_at_ns=int(since[peak]),
+            peak_reserved_bytes=int(reserved.max()),
+            peak_in=" < ".join(reversed(_open_at(trace, int(start[peak])))),
+        )
+        points = zip(*(values[thinned].tolist() for values in (since, allocated, reserved)), strict=True)
+        found.append((row, tuple(points)))
+    return tuple(found)
+
+
+def _open_at(trace: Trace, moment: int) -> tuple[str, ...]:
+    """Return the ranges and modules open at a moment, outermost first, on the thread that had most of them open."""
+    scopes = ranges_and_modules(trace)
+    begin, end, thread = column(scopes.start_ns), column(scopes.end_ns), column(scopes.thread)
+    open_then = np.flatnonzero((begin <= moment) & (moment < end))
+    if not len(open_then):
+        return ()
+    most = int(np.bincount(thread[open_then]).argmax())
+    return tuple(scopes.names[scopes.name[scope]] for scope in open_then.tolist() if thread[scope] == most)

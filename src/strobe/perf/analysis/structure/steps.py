@@ -23,11 +23,11 @@ from strobe.perf.analysis.device.intervals import (
     Window,
     column,
     distributions,
-    intervals_of,
     marked,
     overlaps,
     reach,
     totals,
+    union,
 )
 from strobe.perf.analysis.steady import SteadyState, find_steady
 from strobe.perf.analysis.structure.ranges import (
@@ -133,23 +133,8 @@ class Period:
         return "medium" if self.periods >= 3 and self.likeness >= 0.95 and self.covered >= 0.6 else "low"
 
 
-class _Anchor(NamedTuple):
-    """A name, or a pair of names, that occurs evenly."""
-
-    found: NDArray[np.int32]
-    distance: int
-    pair: bool
-
-    @property
-    def places(self) -> Ints:
-        """Positions of the anchor; of a pair, those of its second name."""
-        return self.found.astype(np.int64) + self.pair
-
-    def periods(self, length: int) -> int:
-        """Return the number of periods in a sequence of this length, including a last one that fits without a next anchor."""
-        return len(self.found) - (int(self.found[-1]) + self.pair + self.distance > length)
-
-
+_Anchor: TypeAlias = tuple[NDArray[np.int32], int]
+"""Positions of a name that occurs evenly, or of the second one of such a pair, and their distance."""
 Repetitions: TypeAlias = tuple[NDArray[np.int32], tuple[Period, ...]]
 """Positions of kernels among a device's events, and the periods that repeat in them, the longest first."""
 
@@ -180,16 +165,18 @@ def find_periods(name: Numbers, texts: tuple[str, ...], pause_ns: Numbers) -> tu
     cuts: dict[int, tuple[int, Period]] = {}
     for is_pair in (False, True):
         classes: dict[int, list[_Anchor]] = {}
-        for anchor in _even(*_pairs(name, len(texts)), True) if is_pair else _even(name, len(texts), False):
-            classes.setdefault(round(math.log(anchor.distance) / _NEAR), []).append(anchor)
+        for first, distance in _even(*_pairs(name, len(texts))) if is_pair else _even(name, len(texts)):
+            classes.setdefault(round(math.log(distance) / _NEAR), []).append((first + np.int32(is_pair), distance))
         for key in sorted(classes.keys() - cuts.keys(), reverse=True)[:_TRIED]:
-            most = max(anchor.periods(len(name)) for anchor in classes[key])
-            alike = [anchor for anchor in classes[key] if anchor.periods(len(name)) >= most - (most >= _SPARE_ONE)]
-            best = max(alike, key=lambda anchor: (int(pause_ns[anchor.places].sum(dtype=np.int64)), -int(anchor.places[0])))
-            as_often = sum(abs(len(anchor.found) - len(best.found)) <= 1 for anchor in classes[key])
-            period = _period(name, texts, best, as_often)
+            # a last period that fits without a next anchor is one too
+            periods = [len(places) - (int(places[-1]) + distance > len(name)) for places, distance in classes[key]]
+            least = max(periods) - (max(periods) >= _SPARE_ONE)
+            alike = [anchor for anchor, count in zip(classes[key], periods, strict=True) if count >= least]
+            best = max(alike, key=lambda anchor: (int(pause_ns[anchor[0]].sum(dtype=np.int64)), -int(anchor[0][0])))
+            as_often = sum(abs(len(places) - len(best[0])) <= 1 for places, _ in classes[key])
+            period = _period(name, texts, best, as_often, is_pair=is_pair)
             if period is not None:
-                cuts[key] = best.distance, period
+                cuts[key] = best[1], period
     return tuple(_longest_first(list(cuts.values())))
 
 
@@ -232,7 +219,7 @@ def _longest_first(found: list[tuple[int, Period]]) -> list[Period]:
     return [period for _, period in reversed(kept)]
 
 
-def _even(ids: Numbers, num: int, is_pair: bool) -> list[_Anchor]:
+def _even(ids: Numbers, num: int) -> list[_Anchor]:
     """Return the anchors: names that occur often enough, over enough of the sequence, mostly at equal distances."""
     count = np.bincount(ids, minlength=num)
     first = np.cumsum(count) - count
@@ -246,13 +233,13 @@ def _even(ids: Numbers, num: int, is_pair: bool) -> list[_Anchor]:
         gaps = np.diff(rows)
         distance = int(np.partition(gaps, len(gaps) // 2)[len(gaps) // 2])
         if np.count_nonzero(np.abs(gaps - distance) <= _NEAR * distance) >= _EVEN * len(gaps):
-            found.append(_Anchor(rows, distance, is_pair))
+            found.append((rows, distance))
     return found
 
 
-def _period(name: Numbers, texts: tuple[str, ...], anchor: _Anchor, anchors: int) -> Period | None:
+def _period(name: Numbers, texts: tuple[str, ...], anchor: _Anchor, anchors: int, *, is_pair: bool) -> Period | None:
     """Compare the kernels between the anchors; `None` if they are not the same work."""
-    places = anchor.places
+    places, distance = anchor
     lengths = np.diff(places)
     chosen = np.unique(np.linspace(0, len(lengths) - 1, min(len(lengths), _SAMPLED)).astype(np.int64))
     parts = [name[place : place + length] for place, length in zip(places[chosen], lengths[chosen], strict=True)]
@@ -261,16 +248,16 @@ def _period(name: Numbers, texts: tuple[str, ...], anchor: _Anchor, anchors: int
     whole = max(1.0, float(middle.sum()))
     differs = np.abs(counts - middle).sum(axis=1) * (len(parts) / (len(parts) - 1))  # each period has a part in the median
     likeness = float(np.maximum(0, 1 - differs / whole).mean())
-    tail = name[places[-1] : places[-1] + anchor.distance]
-    if len(tail) == anchor.distance:
+    tail = name[places[-1] : places[-1] + distance]
+    if len(tail) == distance:
         unlike = np.abs(np.bincount(tail, minlength=len(middle)) - middle).sum() / whole
-        lengths = np.append(lengths, anchor.distance) if unlike <= 1 - ALIKE else lengths
+        lengths = np.append(lengths, distance) if unlike <= 1 - ALIKE else lengths
     if likeness < (ALIKE if len(lengths) >= PERIODS_FEWEST else 1.0):
         return None
     orders, first = [part.tobytes() for part in parts], int(places[0])
     return Period(
         anchor=texts[name[first]],
-        after=texts[name[first - 1]] if anchor.pair else "",
+        after=texts[name[first - 1]] if is_pair else "",
         starts=tuple(places.tolist()),
         kernels=tuple(lengths.tolist()),
         likeness=likeness,
@@ -565,11 +552,10 @@ def _causes(trace: Trace, cuts: _Cuts, start: Ints, end: Ints) -> dict[int, str]
     compiling = np.sort(column(trace.ranges.start_ns)[marked(trace.ranges, _COMPILATION.search)])
     found = np.searchsorted(compiling, at_work.start) < np.searchsorted(compiling, at_work.end)
     causes |= dict.fromkeys(np.flatnonzero(found).tolist(), COMPILED)
-    if trace.overhead:
-        shared = overlaps(at_work, intervals_of(trace.overhead))
-        held = totals(shared.end - shared.start, shared.a, len(start))
-        for step in np.flatnonzero(held > _HELD_UP_SHARE * (at_work.end - at_work.start)).tolist():
-            causes.setdefault(step, HELD_UP)
+    shared = overlaps(at_work, union(column(trace.overheads.start_ns), column(trace.overheads.end_ns)))
+    held = totals(shared.end - shared.start, shared.a, len(start))
+    for step in np.flatnonzero(held > _HELD_UP_SHARE * (at_work.end - at_work.start)).tolist():
+        causes.setdefault(step, HELD_UP)
     raised = np.flatnonzero(np.maximum.accumulate(cuts.start)[:-1] > cuts.start[1:])
     causes |= dict.fromkeys((*raised.tolist(), *(raised + 1).tolist()), OVERTAKEN)
     if not cuts.bounded:

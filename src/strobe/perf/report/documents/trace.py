@@ -11,8 +11,7 @@ from strobe.perf.analysis.device.kernels import KernelNameRow, KernelRow
 from strobe.perf.analysis.device.launch import GapsRow, LaunchRow, QueueRow
 from strobe.perf.analysis.operators import OperatorCallerRow, OperatorKernelRow, OperatorRateRow, OperatorRow, OperatorTimeRow
 from strobe.perf.analysis.structure.collectives import CollectiveRow
-from strobe.perf.analysis.structure.memory import MemoryRow
-from strobe.perf.analysis.structure.ranges import RangeRow
+from strobe.perf.analysis.structure.ranges import MemoryRow, RangeRow
 from strobe.perf.analysis.structure.sections import SectionRow
 from strobe.perf.analysis.structure.steps import LayerRow, Steps, TraceStepRow
 from strobe.perf.report.documents.runs import Document

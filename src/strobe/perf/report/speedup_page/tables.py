@@ -382,7 +382,7 @@ def _waiting(study: SpeedupStudy) -> Table:
     )
     notes = ["Over the whole traces, so the sums are not the ledger's line; a collective that other work hides counts in full."]
     for side in study.sides:
-        if side.met is not None and not side.met.clock.aligned:
+        if side.met is not None and not side.met.aligned:
             notes.append(f"{side.name}: the clocks of its ranks differ, so waiting and moving cannot be told apart.")
         notes += [f"{side.name}: {problem}." for problem in (side.met.problems if side.met else ())]
     rows = [(side, each) for side in study.sides if side.met is not None for each in side.met.times]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Literal
 
 from strobe.core.printable import first_of
-from strobe.perf.analysis.critical_path import CriticalPath, Lag, PathPartRow, WhatIfRow
+from strobe.perf.analysis.critical_path import CriticalPath, PathPartRow, WhatIfRow
 from strobe.perf.analysis.device import launch
 from strobe.perf.analysis.device.activity import HOST_LATE, DeviceRow
 from strobe.perf.analysis.device.kernels import kernel_part
@@ -60,12 +60,13 @@ from strobe.perf.table.rows import columns
 from strobe.perf.trace import Trace
 
 LAG_HINTS: Final = {
-    Lag.HOST.value: "the host worked towards its next call",
-    Lag.LAUNCH.value: "from the start of a launch call to the start on the device",
-    Lag.GAP.value: "from the end of an event to the start of the next one that was queued behind it",
-    Lag.OTHER_STREAM.value: "from the end of an event of another stream to the start of one that is taken to have waited for it",
-    Lag.SYNC.value: "a call that waits, without the device events that it waits for",
-    Lag.BEFORE.value: "up to an event whose launch the trace does not hold",
+    "host": "the host worked towards its next call",
+    "launch latency": "from the start of a launch call to the start on the device",
+    "gap in a stream": "from the end of an event to the start of the next one that was queued behind it",
+    "wait for another stream": "from the end of an event of another stream to the start of one that is taken to have waited for "
+    "it",
+    "synchronisation": "a call that waits, without the device events that it waits for",
+    "before the first launch": "up to an event whose launch the trace does not hold",
 }
 """Meaning of each lag that may be on a path."""
 ASSUMPTIONS: Final = (
@@ -162,10 +163,10 @@ def _sentences(study: TraceStudy, one: tables.DeviceFindings, devices: int) -> I
     yield from _steps(one)
     yield from filter(None, (one.of.replays,))
     yield from _layers(one)
-    first = next((one for of in tables.seen(study) for *_, found in of.known_path for one in found), None)
-    if first is not None and first.ratio is not None:
+    paths = [path for of in tables.seen(study) for path in of.known_path if path[2]]
+    if paths and (first := paths[0][2][0]).ratio is not None:
         where = f"{first.trace}: " if len(study.labels) > 1 else ""
-        times = f"{_ms(first.duration_ns + first.saved_ns)} -> {_ms(first.duration_ns)} ms"
+        times = f"{_ms(paths[0][0].duration_ns)} -> {_ms(first.duration_ns)} ms"
         yield f"{where}If {shorten(first.said())} took no time, the trace would be {first.ratio:.2f}x faster: {times}."
 
 
@@ -319,8 +320,6 @@ def _loss(of: tables.TraceFindings) -> Iterator[str]:
         )
     if (late := launch.past_end_ns(of.read, of.whole)) > _NOTHING_NS:
         yield f"{label}: the last device event ends {late / 1e6:.3f} ms after the recorded window; later ones were dropped"
-    for device, stream, excess in launch.impossible_streams(of.whole):
-        yield f"{label}: device {device}, stream {stream}: durations exceed the stream's span by {excess / 1e6:.3f} ms"
 
 
 def _overlap(seen: tables.DeviceFindings) -> Iterator[str]:

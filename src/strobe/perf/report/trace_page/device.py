@@ -31,7 +31,7 @@ from strobe.perf.analysis.device.activity import (
 from strobe.perf.analysis.device.intervals import Distribution, Window
 from strobe.perf.analysis.device.kernels import kernel_name, kernel_table
 from strobe.perf.analysis.device.launch import GapsRow, Launch, LaunchRow, QueueRow
-from strobe.perf.analysis.structure.memory import MemoryRow, mib, recorded
+from strobe.perf.analysis.structure.ranges import MemoryRow, mib, recorded
 from strobe.perf.analysis.structure.steps import Steps
 from strobe.perf.report.blocks.fields import section_of, spread
 from strobe.perf.report.blocks.kernels import IDLE_KINDS, Piece, class_table, draw_lanes, merged
@@ -308,9 +308,6 @@ def _signs(study: TraceStudy) -> Table | None:
             rows.append((label, "graph launches with fewer events than their like", first, what))
         if late := launch.past_end_ns(of.read, of.whole):
             rows.append((label, "last device event ends after the recorded window", "", f"{late / 1e3:.3f} µs"))
-        for device, stream, excess in launch.impossible_streams(of.whole):
-            where = f"device {device}, stream {stream}"
-            rows.append((label, "durations of one stream exceed its span", where, f"{excess / 1e3:.3f} µs"))
     fields: tuple[Field[tuple[str, str, str, str]], ...] = (
         Field("trace", lambda row: row[0], Code),
         Field("sign", lambda row: row[1]),

@@ -625,29 +625,28 @@ def _kinds(study: TraceStudy) -> Table:
     return table_of(caption, fields, shown, notes=notes, sortable=True, collapsed=len(shown) > 12)
 
 
-def _across(names: Sequence[str], together: CollectiveSkew, top: int) -> Iterator[Block]:
-    clock = together.clock
-    if together.times:
-        yield _members(names, together)
-        yield _meeting_kinds(together, top)
-    notes = [f"{together.matched} collectives were found on every rank that has a trace, by {together.by}."]
+def _across(names: Sequence[str], met: CollectiveSkew, top: int) -> Iterator[Block]:
+    if met.times:
+        yield _members(names, met)
+        yield _meeting_kinds(met, top)
+    notes = [f"{met.matched} collectives were found on every rank that has a trace, by {met.by}."]
     left = (
-        (together.unmatched, "have no counterpart in the other traces"),
-        (together.one_way, "go one way (not all ranks wait for all others)"),
-        (together.cut, "are cut by the edges of the window"),
+        (met.unmatched, "have no counterpart in the other traces"),
+        (met.one_way, "go one way (not all ranks wait for all others)"),
+        (met.cut, "are cut by the edges of the window"),
     )
     notes += [f"{number} {why} and are not split." for number, why in left if number]
-    notes += [f"{problem}." for problem in together.problems]
-    if clock.checked and clock.aligned:
-        seen = f"at most {time_text(clock.worst_ns, 'µs')} µs before" if clock.worst_ns else "never before"
+    notes += [f"{problem}." for problem in met.problems]
+    if met.checked and met.aligned:
+        seen = f"at most {time_text(met.worst_ns, 'µs')} µs before" if met.worst_ns else "never before"
         notes.append(
             f"Clocks: a collective ends on one rank {seen} it has started on all, so they may be the same; the collectives alone "
-            f"would not show a difference below {time_text(clock.slack_ns, 'µs')} µs, and skews are exact to within the true one."
+            f"would not show a difference below {time_text(met.slack_ns, 'µs')} µs, and skews are exact to within the true one."
         )
-    elif clock.checked:
+    elif met.checked:
         notes.append(
-            f"Clocks of ranks not aligned: {clock.violated} of {clock.checked} collectives end on one rank before another has "
-            f"started, by up to {time_text(clock.worst_ns)} ms ({names[clock.ahead]} is ahead of {names[clock.behind]}). "
+            f"Clocks of ranks not aligned: {met.violated} of {met.checked} collectives end on one rank before another has "
+            f"started, by up to {time_text(met.worst_ns)} ms ({names[met.ahead]} is ahead of {names[met.behind]}). "
             "Skew and transfer would mean nothing and are not shown."
         )
     yield Notes(tuple(notes))
@@ -687,21 +686,21 @@ def _meeting_kinds(together: CollectiveSkew, top: int) -> Table:
     none, message = "not recorded", "the larger of input and output of one rank"
 
     def rate(one: SkewKind) -> Cell | None:
-        size, median = message_bytes(one.kind), one.transfer.p50_ns
+        size, median = message_bytes(one[0]), one[2].p50_ns
         return Number(size / median, 1, "GB/s") if size and median > 0 else None
 
     fields: tuple[Field[SkewKind], ...] = (
-        Field("collective", lambda one: one.kind.name, Code),
-        Field("group", lambda one: one.kind.group or None, Code, missing=none),
-        count("ranks", lambda one: len(one.kind.ranks) or None, missing=none),
-        numeric("message", lambda one: message_bytes(one.kind), message, show=megabytes, missing=none),
-        count("n", lambda one: one.skew.n),
-        exact_time("skew", lambda one: one.skew.sum_ns, "from the first start to the last, added up"),
-        time("skew p50", lambda one: one.skew.p50_ns, "µs"),
-        time("max", lambda one: one.skew.max_ns, "µs"),
-        exact_time("transfer", lambda one: one.transfer.sum_ns, "from the last start to the last end, added up"),
-        time("transfer p50", lambda one: one.transfer.p50_ns, "µs"),
-        time("max", lambda one: one.transfer.max_ns, "µs"),
+        Field("collective", lambda one: one[0].name, Code),
+        Field("group", lambda one: one[0].group or None, Code, missing=none),
+        count("ranks", lambda one: len(one[0].ranks) or None, missing=none),
+        numeric("message", lambda one: message_bytes(one[0]), message, show=megabytes, missing=none),
+        count("n", lambda one: one[1].n),
+        exact_time("skew", lambda one: one[1].sum_ns, "from the first start to the last, added up"),
+        time("skew p50", lambda one: one[1].p50_ns, "µs"),
+        time("max", lambda one: one[1].max_ns, "µs"),
+        exact_time("transfer", lambda one: one[2].sum_ns, "from the last start to the last end, added up"),
+        time("transfer p50", lambda one: one[2].p50_ns, "µs"),
+        time("max", lambda one: one[2].max_ns, "µs"),
         numeric("rate", rate, "message / median transfer", missing="no size recorded"),
     )
     return table_of(

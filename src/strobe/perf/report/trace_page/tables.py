@@ -22,8 +22,7 @@ from strobe.perf.analysis.device.launch import Gaps, Launch, QueueRow, graph_cal
 from strobe.perf.analysis.device.roofline import Roofline
 from strobe.perf.analysis.operators import OperatorRateRow, Operators, OperatorTimes, operator_rates, operator_times, operators
 from strobe.perf.analysis.structure.collectives import Communication, communication
-from strobe.perf.analysis.structure.memory import MemoryUse, memory_use
-from strobe.perf.analysis.structure.ranges import Ranges, range_table, unnumbered
+from strobe.perf.analysis.structure.ranges import MemoryUse, Ranges, memory_use, range_table, unnumbered
 from strobe.perf.analysis.structure.sections import SectionRow, find_sections, parse_section
 from strobe.perf.analysis.structure.steps import LayerGroup, Steps, find_steps, layer_groups
 from strobe.perf.report.study import TraceStudy
