@@ -17,15 +17,20 @@ from strobe.perf.analysis.structure.ranges import BETWEEN, host_work
 from strobe.perf.analysis.structure.steps import Steps, TraceStepRow
 from strobe.perf.report.blocks.fields import gathered, page, section_of, stretches
 from strobe.perf.report.study import TraceStudy
-from strobe.perf.report.trace_page import tables
 from strobe.perf.report.trace_page.device import (
     CAUSE_HINTS,
+    DeviceFindings,
+    TraceFile,
+    TraceFindings,
     activity_section,
+    devices_of,
     gaps_section,
     launch_section,
     memory_section,
+    on_devices,
     queue_section,
     timeline_section,
+    traces_of,
 )
 from strobe.perf.report.trace_page.structure import (
     collectives_section,
@@ -81,7 +86,7 @@ ASSUMPTIONS: Final = (
 
 
 def _critical_path_section(study: TraceStudy) -> Section | None:
-    found = (of.path for of in tables.seen(study) if of.path is not None)
+    found = (of.path for of in traces_of(study) if of.path is not None)
     blocks = [Notes((path,)) if isinstance(path, str) else _parts(path, study.options.top) for path in found]
     lead = (
         "The longest chain through host, queue and devices, from the first launch call to the end of the last device event. Only "
@@ -91,7 +96,7 @@ def _critical_path_section(study: TraceStudy) -> Section | None:
 
 
 def _what_if_section(study: TraceStudy) -> Section | None:
-    shown = tuple(_what_if(path) for of in tables.seen(study) for path in of.known_path if path[2])
+    shown = tuple(_what_if(path) for of in traces_of(study) for path in of.known_path if path[2])
     return section_of("what-if", "What would help", "The trace without one kernel, kind or lag.", shown)
 
 
@@ -132,13 +137,13 @@ _SLOW_STEP: Final = 1.2
 
 
 def _answer_section(study: TraceStudy) -> Section | None:
-    seen = tables.seen_devices(study)
+    seen = devices_of(study)
     if not seen:
         return None
     return Section(ANSWER, "The answer", "", (Notes(tuple(_sentences(study, seen[0], len(seen)))),))
 
 
-def _sentences(study: TraceStudy, one: tables.DeviceFindings, devices: int) -> Iterator[str]:
+def _sentences(study: TraceStudy, one: DeviceFindings, devices: int) -> Iterator[str]:
     done, busy = one.done, max(1, one.done.busy_ns)
     more = f" ({devices - 1} more below)" if devices > 1 else ""
     verdict = "" if done.verdict == "busy" else f"; {done.verdict}"
@@ -162,7 +167,7 @@ def _sentences(study: TraceStudy, one: tables.DeviceFindings, devices: int) -> I
     yield from _steps(one)
     yield from filter(None, (one.of.replays,))
     yield from _layers(one)
-    first = next((one for of in tables.seen(study) for *_, found in of.known_path for one in found), None)
+    first = next((one for of in traces_of(study) for *_, found in of.known_path for one in found), None)
     if first is not None and first.ratio is not None:
         where = f"{first.trace}: " if len(study.labels) > 1 else ""
         times = f"{_ms(first.duration_ns + first.saved_ns)} -> {_ms(first.duration_ns)} ms"
@@ -175,7 +180,7 @@ def _spent(by_name: Counter[str]) -> str:
     )
 
 
-def _steps(one: tables.DeviceFindings) -> Iterator[str]:
+def _steps(one: DeviceFindings) -> Iterator[str]:
     found = one.steps
     if not isinstance(found, Steps) or len(found.steps) == 1:
         return
@@ -191,7 +196,7 @@ def _steps(one: tables.DeviceFindings) -> Iterator[str]:
     yield f"{said}."
 
 
-def _layers(one: tables.DeviceFindings) -> Iterator[str]:
+def _layers(one: DeviceFindings) -> Iterator[str]:
     found = next((group for group in one.layers if not group.inside and (group.path or group.by_kernels)), None)
     if found is None:
         return
@@ -233,10 +238,10 @@ _CATEGORIES = 6
 
 def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
     """Return the banners, those that void numbers first."""
-    told = [(found.read, found.trace) for found in tables.seen(study)]
+    told = [(found.read, found.trace) for found in traces_of(study)]
     mended = " events were kept after bad characters or durations were replaced"
     ends = "the file ends before its JSON does; what stands before is analysed"
-    seen = tables.seen_devices(study)
+    seen = devices_of(study)
     uneven = [(one.name, uneven_text(one.steps)) for one in seen if isinstance(one.steps, Steps)]
     late = [text for one in seen for text in _host_bound(one)]
     slow = "slowed the host at every operator; check against a run without the profiler"
@@ -251,7 +256,7 @@ def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
         ("caution", "Events mended", (f"{label}: {trace.counts.mended}{mended}" for trace, label in told if trace.counts.mended)),
         ("caution", "Skipped, no traces", study.skipped),
         ("caution", "No device events", (text for one in told for text in _empty(*one))),
-        ("caution", "The trace may not hold all that ran", (text for found in tables.seen(study) for text in _loss(found))),
+        ("caution", "The trace may not hold all that ran", (text for found in traces_of(study) for text in _loss(found))),
         (
             "caution", "Work of one stream overlaps: durations add up to more than the busy time",
             (text for one in seen for text in _overlap(one)),
@@ -261,7 +266,7 @@ def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
         ("caution", "The profiler may have slowed the host down", slowed if late else ()),
     )  # fmt: skip
     listed = ((level, title, tuple(items)) for level, title, items in found)
-    more = "and {} more like these; the tables have all of them"
+    more = "and {} more like these"
     return tuple(
         Banner(level, title, items if len(items) <= MAX_ITEMS else (*items[:MAX_ITEMS], more.format(len(items) - MAX_ITEMS)))
         for level, title, items in listed
@@ -305,7 +310,7 @@ def _empty(trace: Trace, label: str) -> Iterator[str]:
         yield f"{label}: the trace holds host events only; the tables are about the host"
 
 
-def _loss(of: tables.TraceFindings) -> Iterator[str]:
+def _loss(of: TraceFindings) -> Iterator[str]:
     if not of.devices:
         return
     label = of.trace
@@ -323,7 +328,7 @@ def _loss(of: tables.TraceFindings) -> Iterator[str]:
         yield f"{label}: device {device}, stream {stream}: durations exceed the stream's span by {excess / 1e6:.3f} ms"
 
 
-def _overlap(seen: tables.DeviceFindings) -> Iterator[str]:
+def _overlap(seen: DeviceFindings) -> Iterator[str]:
     for stream in seen.account.streams:
         if stream.overlap_pairs:
             yield (
@@ -332,7 +337,7 @@ def _overlap(seen: tables.DeviceFindings) -> Iterator[str]:
             )
 
 
-def _host_bound(seen: tables.DeviceFindings) -> Iterator[str]:
+def _host_bound(seen: DeviceFindings) -> Iterator[str]:
     done, median = seen.done, seen.account.late_delay_ns
     if done.verdict == "host-bound" and median is not None:
         yield (
@@ -343,8 +348,8 @@ def _host_bound(seen: tables.DeviceFindings) -> Iterator[str]:
 
 
 def _overview_section(study: TraceStudy) -> Section | None:
-    files = [of.file for of in tables.seen(study)]
-    read = table_of("Files that were read.", columns(tables.TraceFile), files, collapsed=len(files) > 8)
+    files = [of.file for of in traces_of(study)]
+    read = table_of("Files that were read.", columns(TraceFile), files, collapsed=len(files) > 8)
     return section_of("overview", "What was read", "", (_devices(study), read, _metadata(study)))
 
 
@@ -376,17 +381,17 @@ def _metadata(study: TraceStudy) -> Table | None:
 
 
 def _devices(study: TraceStudy) -> Table | None:
-    tops = {(one.trace, one.device): _top(one) for one in tables.seen_devices(study)}
+    tops = {(one.trace, one.device): _top(one) for one in devices_of(study)}
     fields: tuple[Field[DeviceRow], ...] = (
-        *tables.on_devices(study, DeviceRow, "span_ns", "busy_ns", "idle_ns", "events", "verdict"),
+        *on_devices(study, DeviceRow, "span_ns", "busy_ns", "idle_ns", "events", "verdict"),
         Field("top kernel", lambda row: tops[row.trace, row.device][0], hint="the group with the largest exclusive time"),
         numeric("its share", lambda row: tops[row.trace, row.device][1], "of the busy time"),
     )
-    devices = [one.done for one in tables.seen_devices(study)]
+    devices = [one.done for one in devices_of(study)]
     return table_of("Each device in one line.", fields, devices) if devices else None
 
 
-def _top(one: tables.DeviceFindings) -> tuple[Cell, Cell]:
+def _top(one: DeviceFindings) -> tuple[Cell, Cell]:
     groups = gathered((row.kernel, row) for row in one.hot if row.kind == "kernel")
     times = {name: (sum(row.exclusive_ns for row in rows), sum(row.sum_ns for row in rows)) for name, rows in groups.items()}
     if not times:
@@ -437,7 +442,7 @@ def build_trace_report(study: TraceStudy) -> Report:
 
 
 def _subtitle(study: TraceStudy) -> str:
-    seen = tables.seen_devices(study)
+    seen = devices_of(study)
     if not seen:
         return "no device events"
     shares = sorted(one.done.busy_ns / max(1, one.view.span_ns) for one in seen)

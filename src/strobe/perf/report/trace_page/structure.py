@@ -44,8 +44,7 @@ from strobe.perf.report.blocks.kernels import (
     sections_table,
 )
 from strobe.perf.report.study import DETAILED_BYTES, TraceStudy
-from strobe.perf.report.trace_page import tables
-from strobe.perf.report.trace_page.device import during
+from strobe.perf.report.trace_page.device import DeviceFindings, devices_of, during, on_devices, traces_of
 from strobe.perf.table.fields import (
     Field,
     beside,
@@ -84,12 +83,12 @@ from strobe.perf.table.model import (
 from strobe.perf.table.rows import FIGURES, columns
 from strobe.perf.trace import Trace, read_trace
 
-Found = Sequence[tuple[tables.DeviceFindings, Steps]]
+Found = Sequence[tuple[DeviceFindings, Steps]]
 
 
 def steps_section(study: TraceStudy) -> Section | None:
     """Build the section with the steps of every device; `None` if no trace has device events."""
-    seen, top = tables.seen_devices(study), study.options.top
+    seen, top = devices_of(study), study.options.top
     found = [(one, one.steps) for one in seen if isinstance(one.steps, Steps)]
     without = tuple(_spoken((one.steps, one.name) for one in seen if isinstance(one.steps, str)))
     blocks: list[Block] = []
@@ -106,7 +105,7 @@ def steps_section(study: TraceStudy) -> Section | None:
 
 def _summary(found: Found) -> Table:
     none = "no steady step"
-    fields: tuple[Field[tuple[tables.DeviceFindings, Steps, list[TraceStepRow]]], ...] = (
+    fields: tuple[Field[tuple[DeviceFindings, Steps, list[TraceStepRow]]], ...] = (
         Field("device", lambda row: row[0].name, Code),
         Field("a step starts with", lambda row: row[1].starts, Code),
         count("steps", lambda row: len(row[1].steps)),
@@ -188,7 +187,7 @@ def _evidence(found: Found) -> Iterator[Table]:
         yield table_of("Why these are steps: the kernels repeat.", fields, rows, notes=notes)
 
 
-def _steps_table(one: tables.DeviceFindings, steps: Steps, top: int) -> Table:
+def _steps_table(one: DeviceFindings, steps: Steps, top: int) -> Table:
     window = one.of.window
     share: Field[TraceStepRow] = numeric("busy share", lambda row: [row], show=_busy, total=chain.from_iterable)
     fields = (
@@ -216,7 +215,7 @@ def _busy(steps: Iterable[TraceStepRow]) -> Cell:
     return share_cell(sum(busy), sum(length))
 
 
-def _layer_blocks(one: tables.DeviceFindings, top: int) -> Iterator[Block]:
+def _layer_blocks(one: DeviceFindings, top: int) -> Iterator[Block]:
     if groups := one.layers:
         yield _first_and_later(one.name, groups, one.ranges.sum_ns)
         group = next((group for group in groups if not group.inside), groups[0])
@@ -268,7 +267,7 @@ _TITLES: Final[dict[Kind, str]] = {
 def ranges_section(study: TraceStudy) -> Section | None:
     """Build the section with device time by range, module and layer; `None` if no trace has any for its device events."""
     blocks: list[Block] = []
-    for found in tables.seen(study):
+    for found in traces_of(study):
         trees = dict(call_trees(found.read, found.window))
         for one in found.devices:
             if one.ranges.rows:
@@ -355,7 +354,7 @@ MOST_EVENTS: Final = 1 << 20
 def regions_section(study: TraceStudy) -> Section | None:
     """Build the section with the breakdown of each whole trace with frame blocks; `None` without one or with a window."""
     blocks: list[Block] = []
-    for found in tables.seen(study):
+    for found in traces_of(study):
         trace, label = found.read, found.trace
         if found.window is not None or not any(region.name == FRAME_BLOCK for region in trace.regions):
             continue
@@ -378,7 +377,7 @@ def sections_section(study: TraceStudy) -> Section | None:
     notes = []
     for text in study.options.sections:
         definition = parse_section(text)
-        for of in tables.seen(study):
+        for of in traces_of(study):
             label, found = of.trace, find_sections(of.read, definition, of.window)
             for cut in found:
                 rows.append(((label, cut.device), cut))
@@ -398,7 +397,7 @@ def sections_section(study: TraceStudy) -> Section | None:
 def operators_section(study: TraceStudy) -> Section | None:
     """Build the section with the operator table of every trace without device events; `None` if all have some."""
     blocks: list[Block] = []
-    for of in tables.seen(study):
+    for of in traces_of(study):
         label, found = of.trace, of.host
         if len(of.read.device_events):
             continue
@@ -444,9 +443,9 @@ _NAMED = 2
 def operator_times_section(study: TraceStudy) -> Section | None:
     """Build the section with one table per device; `None` without device events. It tells how to read traces with details."""
     blocks: list[Block] = [
-        _operator_times_table(one, one.times, study.options.top) for one in tables.seen_devices(study) if one.times is not None
+        _operator_times_table(one, one.times, study.options.top) for one in devices_of(study) if one.times is not None
     ]
-    unread = [found.trace for found in tables.seen(study) if found.devices and found.read.details is None]
+    unread = [found.trace for found in traces_of(study) if found.devices and found.read.details is None]
     if unread and (blocks or study.options.details is None):
         most = bytes_in(DETAILED_BYTES, "MB")
         said = f"{', '.join(unread)}: not read, because a file has more than {most:.0f} MB; --details reads them."
@@ -458,7 +457,7 @@ def operator_times_section(study: TraceStudy) -> Section | None:
     return section_of("operator-times", "GPU time by operator", lead, blocks, folded=True)
 
 
-def _operator_times_table(one: tables.DeviceFindings, times: OperatorTimes, top: int) -> Table:
+def _operator_times_table(one: DeviceFindings, times: OperatorTimes, top: int) -> Table:
     fields: tuple[Field[OperatorTimeRow], ...] = (
         *columns(OperatorTimeRow, of=times),
         time(
@@ -501,7 +500,7 @@ _MOST_REASONS = 12
 def roofline_section(study: TraceStudy) -> Section | None:
     """Build the section with operators against each device's peaks; `None` if no trace was read with details or had work."""
     blocks: list[Block] = []
-    for one in tables.seen_devices(study):
+    for one in devices_of(study):
         if one.times is None:
             continue
         if one.rates:
@@ -519,7 +518,7 @@ def roofline_section(study: TraceStudy) -> Section | None:
     return peaks_section(blocks, lead, folded=True)
 
 
-def _roofline_table(one: tables.DeviceFindings, busy_ns: int, top: int) -> Table:
+def _roofline_table(one: DeviceFindings, busy_ns: int, top: int) -> Table:
     found = {row.place: rate for row, rate in one.rates}
     of_busy: Field[OperatorRateRow] = numeric(
         "of busy", lambda row: row.exclusive_ns, "exclusive time / busy time", show=share_of(busy_ns), total=sum
@@ -538,7 +537,7 @@ def _roofline_table(one: tables.DeviceFindings, busy_ns: int, top: int) -> Table
     return table_of(caption, fields, known, top=top, notes=notes, sortable=True)
 
 
-def _roofline_notes(one: tables.DeviceFindings) -> Iterator[str]:
+def _roofline_notes(one: DeviceFindings) -> Iterator[str]:
     unknown = dict.fromkeys((row.unknown, row.operator) for row, _ in one.rates if row.unknown)
     for reason, names in gathered(unknown).items():
         yield f"Not counted, {first_of(names, _MOST_REASONS)}: {reason}."
@@ -554,7 +553,7 @@ def device_kernels(study: TraceStudy) -> Section | None:
     top = study.options.top
     shown = [
         table
-        for at, one in enumerate(tables.seen_devices(study))
+        for at, one in enumerate(devices_of(study))
         for table in kernel_tables(
             f"{one.name}, {during(one.view)}",
             [Listed(row, names) for row, names in one.kernels],
@@ -566,7 +565,7 @@ def device_kernels(study: TraceStudy) -> Section | None:
     return kernels_section(shown, exclusive=True) if shown else None
 
 
-def _kernels_notes(one: tables.DeviceFindings) -> Iterator[str]:
+def _kernels_notes(one: DeviceFindings) -> Iterator[str]:
     if num_cut := one.view.num_cut:
         yield f"Calls cut by the edges of the window: {num_cut}. Each counts as one, times count their part inside."
     if mangled := {each.name for _, names in one.kernels for each in names if each.name.startswith(MANGLED)}:
@@ -578,8 +577,8 @@ _OF_UNION: Final = "share of the union"
 
 def collectives_section(study: TraceStudy) -> Section | None:
     """Build the section with communication per device and across ranks; `None` if there is none."""
-    called = {(one.trace, one.device): one.name for one in tables.seen_devices(study)}
-    found = [(called[of.trace, own.device], own) for of in tables.seen(study) for own in of.communication]
+    called = {(one.trace, one.device): one.name for one in devices_of(study)}
+    found = [(called[of.trace, own.device], own) for of in traces_of(study) for own in of.communication]
     if not found:
         return None
     names = [name for name, _ in found]
@@ -610,12 +609,12 @@ def _devices(found: Sequence[tuple[str, Communication]]) -> Table:
 
 
 def _kinds(study: TraceStudy) -> Table:
-    rows = (row for of in tables.seen(study) for own in of.communication for row in own.kinds)
+    rows = (row for of in traces_of(study) for own in of.communication for row in own.kinds)
     told, top = sorted(rows, key=lambda row: -row.exposed_ns), study.options.top
     named = ("collective", "group", "ranks", "message_bytes", "calls", "exposed_ns", "sum_ns", *FIGURES)
-    fields = tables.on_devices(study, CollectiveRow, *named)
+    fields = on_devices(study, CollectiveRow, *named)
     notes = ["Durations hold the wait for the last rank. Exposed times add up only where collectives do not overlap."]
-    cut = sum(own.num_cut for of in tables.seen(study) for own in of.communication)
+    cut = sum(own.num_cut for of in traces_of(study) for own in of.communication)
     if cut:
         notes.append(f"Collectives cut by the edges of the window: {cut}. n counts them, times count their part inside.")
     left = sum(row.exposed_ns for row in told[top:])
