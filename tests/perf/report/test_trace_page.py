@@ -26,7 +26,6 @@ from strobe.perf.report.study import TraceOptions, TraceStudy, load_trace_study,
 from strobe.perf.report.trace_page.build import build_trace_report
 from strobe.perf.report.trace_page.device import (
     _MEANING,
-    MAX_BINS,
     activity_section,
     gaps_section,
     launch_section,
@@ -56,7 +55,6 @@ from strobe.perf.table.model import (
     Report,
     Section,
     Share,
-    Strip,
     Table,
     Text,
     encode_report,
@@ -369,12 +367,12 @@ def test_what_is_said_to_add_up_adds_up(events: list[DeviceEvent], top: int) -> 
     ranges = [HostEvent(f"ProfilerStep#{n}", 90 * n, 90 * n + 90, 0) for n in range(3)]
     trace = trace_of(events, ranges, [HostEvent("Block_1", 5, 170, 0)])
     study = _study(trace, top=top)
-    devices, stretches, causes, kinds, _ = _with_picture(activity_section(study))
+    devices, causes, kinds, _, *over_time = tables(activity_section(study))
     busy, idle, span = (values(devices, title) for title in ("busy", "idle", "span"))
     assert [b + i for b, i in zip(busy, idle, strict=True)] == span
     assert sum(values(kinds, "exclusive")) == sum(busy)
     assert sum(values(causes, "time", [row for row in causes.rows if not row.strong])) == sum(idle)
-    if stretches:
+    for stretches in over_time:
         classes = [column.title for column in stretches.columns[3:]]
         assert sum(sum(values(stretches, title)) for title in classes) == sum(span)
     kernels = [table for table in tables(device_kernels(study)) if "busy" in table.caption]
@@ -393,28 +391,6 @@ def test_what_is_said_to_add_up_adds_up(events: list[DeviceEvent], top: int) -> 
     paths = [table for part in (ranges_section(study), within) if part for table in tables(part) if "Paths" in table.caption]
     for title, adding in (("length", steps), ("own time", paths)):
         assert all(sum(values(table, title)) == 2 * values(table, title)[-1] for table in adding)
-
-
-def _with_picture(section: Section | None) -> list[Any]:
-    """The five tables of the section; `None` for the picture's where there is nothing to draw."""
-    found = tables(section)
-    return found if len(found) == 5 else [found[0], None, *found[1:]]
-
-
-def test_the_strip_covers_every_lane_and_no_bin_overflows() -> None:
-    host = HostEvent("cudaLaunchKernel", 40, 45, 0)
-    traces = [trace_of([_event(None, 0, 30), DeviceEvent("k", "kernel", 60, 1_000, 0, 7, 0, host)], base_ns=b) for b in (0, 500)]
-    section = activity_section(_study(*traces))
-    (figure,) = [block for block in section.blocks if isinstance(block, Figure)]
-    strip = figure.picture
-    assert isinstance(strip, Strip) and strip.length_ns == 1_500 and "one clock" in figure.title
-    assert [kind.label for kind in strip.kinds] == ["kernels", "idle: host late", "idle: launch latency"]
-    assert [lane.label for lane in strip.lanes] == ["rank 0, device 0", "rank 1, device 0"]
-    for lane, covered in zip(strip.lanes, (range(1_000), range(500, 1_500)), strict=True):
-        totals = [sum(shares) for shares in zip(*lane.permille, strict=True)]
-        assert len(totals) == MAX_BINS and max(totals) <= 1000
-        full = [b for b in range(MAX_BINS) if 1_500 * b // MAX_BINS in covered and (1_500 * (b + 1) // MAX_BINS) - 1 in covered]
-        assert all(totals[b] >= 1000 - len(strip.kinds) for b in full) and sum(totals) <= 1000 * (len(full) + 2)
 
 
 def test_without_device_events_there_is_nothing_to_say() -> None:

@@ -7,7 +7,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterable
 from html import escape as _escape
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from strobe.core.printable import clean
@@ -22,8 +22,6 @@ from strobe.perf.table.model import (
     Plane,
     PlotPoint,
     Ratio,
-    Strip,
-    StripLane,
     Timeline,
     Waterfall,
     Whiskers,
@@ -511,63 +509,4 @@ def draw_timeline(picture: Timeline, alt: str) -> str:
         f'<div class="x-title">ms from the start of each step</div>'
         f'<p class="readout" aria-live="polite"></p>{_kind_legend(picture.kinds)}{thin}'
         f'<script type="application/json">{_embedded_json(picture)}</script></div>'
-    )
-
-
-# Stacked shares of classes over a whole trace, one lane per device or stream; no script is needed to see them.
-
-_STACKED_LANE: Final = 64
-_STACKED_TOP: Final = 22
-_STACKED_HEIGHT: Final = 34
-_STACKED_STEPS: Final = 100
-"""Steps of height in a lane: hundredths, finer than a pixel."""
-
-
-def _edges(lane: StripLane) -> list[list[int]]:
-    """Return the upper edge of every class in every bin, in steps from the bottom; the first row is the bottom."""
-    totals, edges = [0] * len(lane.permille[0]), [[0] * len(lane.permille[0])]
-    for shares in lane.permille:
-        totals = [total + share for total, share in zip(totals, shares, strict=True)]
-        edges.append([min(_STACKED_STEPS, round(total * _STACKED_STEPS / 1000)) for total in totals])
-    return edges
-
-
-def _path(lower: list[int], upper: list[int]) -> str:
-    """Return the SVG path of rectangles between two edges; neighbours of equal height are one."""
-    parts, at = [], 0
-    for (low, high), group in groupby(zip(lower, upper, strict=True)):
-        width = sum(1 for _ in group)
-        if high > low:
-            parts.append(f"M{at} {_STACKED_STEPS - low}h{width}V{_STACKED_STEPS - high}H{at}z")
-        at += width
-    return "".join(parts)
-
-
-def _stacked_lane(index: int, lane: StripLane, picture: Strip, name: str) -> str:
-    top, edges = index * _STACKED_LANE, _edges(lane)
-    shapes = []
-    for number, kind in enumerate(picture.kinds):
-        path = _path(edges[number], edges[number + 1])
-        if path:  # a clip in units of the lane: the hatches under it keep their size
-            place = f"{name}-{index}-{number}"
-            shapes.append(
-                f'<clipPath id="{place}" clipPathUnits="objectBoundingBox">'
-                f'<path transform="scale({1 / len(edges[0]):.9f} {1 / _STACKED_STEPS})" d="{path}"/></clipPath>'
-                f'<rect class="{kind.style}" width="100%" height="{_STACKED_HEIGHT}" clip-path="url(#{place})"/>'
-            )
-    return (
-        f'<text class="lane-title" x="0" y="{top + 15}">{esc(shorten(lane.label))}</text>'
-        f'<svg x="0" width="100%" y="{top + _STACKED_TOP}" height="{_STACKED_HEIGHT}">'
-        f'<rect class="lane-ground" width="100%" height="{_STACKED_HEIGHT}"/>{"".join(shapes)}</svg>'
-    )
-
-
-def draw_strip(picture: Strip, alt: str, name: str) -> str:
-    """Draw the lanes, the axis and the legend; `name` is unique on the page."""
-    lanes = "".join(_stacked_lane(index, lane, picture, name) for index, lane in enumerate(picture.lanes) if lane.permille)
-    top = len(picture.lanes) * _STACKED_LANE
-    axis = _time_axis(picture.length_ns, top)
-    return (
-        f'<svg class="lanes" role="img" height="{top + 22}"><title>{esc(alt)}</title>{lanes}{axis}</svg>'
-        f'<div class="x-title">ms from the start</div>{_kind_legend(picture.kinds)}'
     )

@@ -20,7 +20,6 @@ from strobe.perf.report.svg import (
     RatioScale,
     draw_flame,
     draw_plane,
-    draw_strip,
     draw_timeline,
     draw_waterfall,
     draw_whiskers,
@@ -47,7 +46,6 @@ from strobe.perf.table.model import (
     Report,
     Row,
     Section,
-    Strip,
     Table,
     Text,
     Timeline,
@@ -108,15 +106,14 @@ class _Page:
         return f'<section id="{esc(section.id)}" aria-labelledby="h-{esc(section.id)}">{head}{body}</section>'
 
     def figure(self, figure: Figure) -> str:
-        number = next(self.figures)
-        caption = f"<figcaption><b>Figure {number}.</b> {esc(figure.title)}</figcaption>"
+        caption = f"<figcaption><b>Figure {next(self.figures)}.</b> {esc(figure.title)}</figcaption>"
         is_open = " open" if figure.table_open else ""
         return (
-            f"<figure>{caption}{self.picture(figure, number)}</figure>"
+            f"<figure>{caption}{self.picture(figure)}</figure>"
             f"<details{is_open}><summary>{_TWIN}</summary>{self.table(figure.table)}</details>"
         )
 
-    def picture(self, figure: Figure, number: int) -> str:
+    def picture(self, figure: Figure) -> str:
         match figure.picture:
             case Whiskers() as picture:
                 return draw_whiskers(picture)
@@ -126,8 +123,6 @@ class _Page:
                 return draw_plane(picture, figure.alt)
             case Timeline() as picture:
                 return draw_timeline(picture, figure.alt)
-            case Strip() as picture:
-                return draw_strip(picture, figure.alt, f"strip{number}")
             case Flame() as picture:
                 return draw_flame(picture, figure.alt, self.max_frames)
             case _:

@@ -25,7 +25,6 @@ from strobe.perf.analysis.device.activity import (
     CAUSES,
     HOST_LATE,
     LAUNCH_LATENCY,
-    MAX_PROMPT_NS,
     MIN_IDLE_SHARE,
     PRIORITY,
     PROFILER_OVERHEAD,
@@ -81,8 +80,6 @@ from strobe.perf.table.model import (
     PlotPoint,
     Section,
     Share,
-    Strip,
-    StripLane,
     Table,
     Text,
     exact_ms,
@@ -330,16 +327,7 @@ def during(view: DeviceView) -> str:
 
 
 MAX_STRETCHES: Final = 12
-"""Most rows for each lane of the table under the picture of time by class."""
-
-
-def _permille(edges_ns: Sequence[int], ns: Sequence[int]) -> tuple[int, ...]:
-    """Return what part of each bin some times take, in thousandths."""
-    return tuple(1000 * value // max(1, right - left) for value, (left, right) in zip(ns, pairwise(edges_ns), strict=True))
-
-
-MAX_BINS: Final = 240
-"""Bins of the picture for a few lanes; all lanes together have at most four times as many."""
+"""Most rows for each device of the table of time by class over the trace."""
 _KINDS_NOTE: Final = (
     f"Where kinds overlap, exclusive time goes to {' over '.join(PRIORITY)}. Union and sum are inclusive and do not add up over "
     "rows."
@@ -355,7 +343,7 @@ def activity_section(study: TraceStudy) -> Section | None:
     seen = devices_of(study)
     if not seen:
         return None
-    blocks: list[Block] = [_devices(study), *_picture(seen), _causes(study), *_overheads(seen)]
+    blocks: list[Block] = [_devices(study), _causes(study), *_overheads(seen)]
     kinds, streams = ([row for one in seen for row in getattr(one.account, name)] for name in ("kinds", "streams"))
     for caption, kind, rows, note in (
         ("Busy time by kind of work.", KindRow, kinds, _KINDS_NOTE),
@@ -363,6 +351,7 @@ def activity_section(study: TraceStudy) -> Section | None:
     ):
         many = kind is StreamRow and len(rows) > 4
         blocks.append(table_of(caption, on_devices(study, kind), rows, notes=(note,), collapsed=many))
+    blocks += _over_time(seen)
     without = tuple(f"{found.trace}: no device events." for found in traces_of(study) if not found.devices)
     if without:
         blocks.append(Notes(without))
@@ -407,31 +396,23 @@ def _overheads(seen: Sequence[DeviceFindings]) -> Iterator[Table]:
         yield table_of(f"Idle time as {PROFILER_OVERHEAD}, by what held up the host.", fields, rows)
 
 
-def _picture(seen: Sequence[DeviceFindings]) -> Iterator[Figure]:
-    """Draw the time of each class in bins, over the table of stretches of several bins."""
-    drawn = [(one.name, one.view) for one in seen if one.view.span_ns]
-    if not drawn:
-        return
-    aligned, edges_ns, every = idle_strip([view for _, view in drawn], max(1, min(MAX_BINS, 4 * MAX_BINS // len(drawn))))
-    present = [number for number in range(len(ACTIVITIES)) if any(any(lane[number]) for lane in every)]
-    clock = "one clock" if aligned else "each device's own clock: the traces have no moment in common"
-    title = f"What each device did over time (solid) and why it was idle (hatched), on {clock}."
-    lanes = [(name, [lane[number] for number in present]) for (name, _), lane in zip(drawn, every, strict=True)]
-    kinds = tuple(CLASS_KINDS[ACTIVITIES[number]] for number in present)
-    notes = ("Exclusive: a row adds up to the part of its stretch that the device's window covers.",)
-    rows, num_bins = [], len(edges_ns) - 1
-    step = -(-num_bins // MAX_STRETCHES)
-    for name, classes_ns in lanes:
-        for first in range(0, num_bins, step):
-            last = min(first + step, num_bins)
-            sums = [sum(own[first:last]) for own in classes_ns]
-            if any(sums):
-                rows.append((Code(name), edges_ns[first], edges_ns[last], *sums))
-    fields = beside("device", ("from", "to", *(kind.label for kind in kinds)), "ms", show=ExactTime)
-    table = table_of("Time by class in stretches of the picture.", fields, rows, notes=notes)
-    strips = tuple(StripLane(name, tuple(_permille(edges_ns, own) for own in each)) for name, each in lanes)
-    alt = "Shares of work and idle classes over time, one lane per device; the table gives the times of longer stretches."
-    yield Figure(title, alt, Strip(edges_ns[-1], kinds, strips), table)
+def _over_time(seen: Sequence[DeviceFindings]) -> Iterator[Table]:
+    shown = [one for one in seen if one.view.span_ns]
+    if shown:
+        aligned, edges_ns, lanes = idle_strip([one.view for one in shown], MAX_STRETCHES)
+        present = [number for number in range(len(ACTIVITIES)) if any(any(lane[number]) for lane in lanes)]
+        bounds = list(pairwise(edges_ns))
+        rows = [
+            (Code(one.name), *bounds[at], *(lane[number][at] for number in present))
+            for one, lane in zip(shown, lanes, strict=True)
+            for at in range(len(bounds))
+            if any(own[at] for own in lane)
+        ]
+        labels = ("from", "to", *(CLASS_KINDS[ACTIVITIES[number]].label for number in present))
+        clock = "one clock" if aligned else "each device's own clock: the traces have no moment in common"
+        notes = ("Exclusive: a row adds up to the part of its stretch that the device's window covers.",)
+        caption, fields = f"Time by class in stretches, on {clock}.", beside("device", labels, "ms", show=ExactTime)
+        yield table_of(caption, fields, rows, notes=notes, collapsed=len(shown) > 1)
 
 
 def queue_section(study: TraceStudy) -> Section | None:
@@ -464,17 +445,18 @@ _MEANING: Final = {
 
 
 def launch_section(study: TraceStudy) -> Section | None:
-    """Build the section with verdict, delays, launch calls and signs of loss; `None` if nothing was launched."""
-    seen, blocks = devices_of(study), list[Block | None]()
-    if seen:
-        calls = [row for one in seen for row in one.launches.calls[: study.options.top]]
-        caption = "Launch calls that device events of the window answer to."
-        blocks = [_verdicts(seen), _delays(seen), table_of(caption, on_devices(study, LaunchRow), calls, sortable=True)]
+    """Build the section with verdict, delays and launch calls; `None` without device events."""
+    seen = devices_of(study)
+    if not seen:
+        return None
+    calls = [row for one in seen for row in one.launches.calls[: study.options.top]]
+    caption = "Launch calls that device events of the window answer to."
+    launched = table_of(caption, on_devices(study, LaunchRow), calls, sortable=True)
     lead = (
-        "A delay runs from the launch call to the start on the device. Negative ones are legal and kept: a kernel may start "
-        "before its call returns. Delays overlap each other and do not add up; the idle causes do."
+        "A delay runs from the launch call to the start on the device. Negative ones are legal: a kernel may start before its "
+        "call returns. Delays overlap each other and do not add up; the idle causes do."
     )
-    return section_of("launch", "Launches", lead, blocks)
+    return Section("launch", "Launches", lead, (_verdicts(seen), _delays(seen), launched))
 
 
 def _verdicts(seen: Sequence[DeviceFindings]) -> Table:
@@ -487,12 +469,7 @@ def _verdicts(seen: Sequence[DeviceFindings]) -> Table:
         time("delay after a late host", lambda one: one.account.late_delay_ns, "µs", delay, missing="no gap with the host late"),
         Field("that is", _meaning),
     )
-    notes = (
-        f"Host-bound: idle for at least {MIN_IDLE_SHARE:.0%} of the span, more than half of that with the host late, and a "
-        f"median delay below {MAX_PROMPT_NS // 1000} µs of what ends those gaps. Delays of launches behind a busy device say how "
-        "long the queue was, and nothing of the host. Another cause with more than half of the idle time gives its name.",
-    )
-    return table_of("What keeps each device from being busy.", fields, seen, notes=notes)
+    return table_of("What keeps each device from being busy.", fields, seen)
 
 
 def _meaning(one: DeviceFindings) -> str:
