@@ -90,7 +90,9 @@ def test_the_top_says_what_was_read_and_each_device_in_a_line() -> None:
     trace = busy_trace(devices={0: "GPU X"}, counts=ReadCounts(events=77), rank=3, world_size=8)
     report = build_trace_report(study_of(trace))
     facts = {fact.name: fact.value for fact in report.facts}
-    assert facts["Events read"] == Count(77) and facts["Device events"] == Count(8) and facts["Ranks"] == Text("3 of 8")
+    assert facts == {"Devices": Code("GPU X"), "Window": Text("the whole trace")}
+    (file,) = tables(section(report, "overview"))[1].rows
+    assert file.cells[2:5] == (Count(3), Count(77), Count(8))
     devices = tables(section(report, "overview"))[0]
     (row,) = devices.rows
     span, busy = 3 * 1_000_000 + 490_000, 4 * 400_000
@@ -519,7 +521,7 @@ def test_a_period_shows_its_evidence_and_no_step_says_why() -> None:
     ]
     section = steps_section(study_of(trace_of(events)))
     evidence = _table(section, "Why these are steps")
-    assert [_values(evidence, title) for title in ("a period starts with", "periods", "median", "confidence")] == [
+    assert [_values(evidence, title) for title in ("a period starts with", "periods", "kernels", "confidence")] == [
         ["embed"], [8], [11], ["high"],
     ]  # fmt: skip
     refused = steps_section(study_of(trace_of([_event(None, 5, 9)])))

@@ -15,7 +15,7 @@ from strobe.perf.analysis.parts import Part
 from strobe.perf.analysis.structure.captures import holds_captures
 from strobe.perf.analysis.structure.ranges import BETWEEN, host_work
 from strobe.perf.analysis.structure.steps import Steps, TraceStepRow
-from strobe.perf.report.blocks.fields import gathered, page, section_of, stretches
+from strobe.perf.report.blocks.fields import gathered, page, section_of
 from strobe.perf.report.study import TraceStudy
 from strobe.perf.report.trace_page.device import (
     CAUSE_HINTS,
@@ -49,7 +49,6 @@ from strobe.perf.table.model import (
     Banner,
     Cell,
     Code,
-    Count,
     ExactTime,
     Fact,
     Missing,
@@ -74,13 +73,10 @@ LAG_HINTS: Final = {
 }
 """Meaning of each lag that may be on a path."""
 ASSUMPTIONS: Final = (
-    "A device event starts after its launch call, and after the event before it in its stream.",
-    "Threads of the host take turns: each call comes after the one before it, whatever the thread.",
-    "A call that waits for a whole device returns after everything launched before it; one that waits for a stream or an event "
-    "after what ended last while it waited; a copy whose call returns after it ended was waited for.",
+    "A device event starts after its launch call and the event before it in its stream; calls of the host, whatever the thread, "
+    "come one after the other, and one that waits returns after the device events that it waits for.",
     "What did not decide when a node began takes the usual time of its kind.",
-    "What-if leaves out durations, not launches: the order and the rest of the host stay. Polling is work of the host, other "
-    "ranks are as fast as they were, and communication keeps its length, waiting included.",
+    "What-if leaves out durations, not launches; the rest of the host stays, and communication keeps its length, with waiting.",
 )
 """Assumptions of the dependency graph."""
 
@@ -88,10 +84,7 @@ ASSUMPTIONS: Final = (
 def _critical_path_section(study: TraceStudy) -> Section | None:
     found = (of.path for of in traces_of(study) if of.path is not None)
     blocks = [Notes((path,)) if isinstance(path, str) else _parts(path, study.options.top) for path in found]
-    lead = (
-        "The longest chain through host, queue and devices, from the first launch call to the end of the last device event. Only "
-        "what is on it decides how long the trace took; the rest ran beside it."
-    )
+    lead = "The longest chain through host, queue and devices. Only what is on it decides how long the trace took."
     return section_of("critical-path", "Critical path", lead, (*blocks, Notes(ASSUMPTIONS)) if blocks else (), folded=True)
 
 
@@ -354,16 +347,9 @@ def _overview_section(study: TraceStudy) -> Section | None:
 
 
 def _trace_facts(study: TraceStudy) -> tuple[Fact, ...]:
-    traces = study.traces
-    products = sorted({name for trace in traces for name in trace.devices.values() if name})
-    ranks = ", ".join(stretches(sorted({trace.rank for trace in traces if trace.rank is not None})))
-    worlds = sorted({trace.world_size for trace in traces if trace.world_size is not None})
+    products = sorted({name for trace in study.traces for name in trace.devices.values() if name})
     return (
-        Fact("Files", Count(len(traces))),
-        Fact("Ranks", Text(f"{ranks}{f' of {worlds[0]}' if len(worlds) == 1 else ''}" if ranks else "not said")),
         Fact("Devices", Code(", ".join(products)) if products else Text("not said")),
-        Fact("Device events", Count(sum(len(trace.device_events) for trace in traces))),
-        Fact("Events read", Count(sum(trace.counts.events for trace in traces))),
         Fact("Window", Code(study.options.window) if study.options.window else Text("the whole trace")),
     )
 

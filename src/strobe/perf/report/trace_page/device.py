@@ -420,10 +420,7 @@ def queue_section(study: TraceStudy) -> Section | None:
     rows, top = [(one.name, queue) for one in devices_of(study) for queue in one.queues], study.options.top
     if not rows:
         return None
-    lead = (
-        "Device events whose launch call has started and that have not started themselves. A queue that is empty most of the "
-        "time waits for the host; one that is long hides it. Nodes of a graph are launched together."
-    )
+    lead = "Device events whose launch call has started, but not yet they; if there are few, the device waits for the host."
     name: Field[tuple[str, QueueRow]] = Field(
         "queue", lambda row: row[0] if row[1].stream is None else f"{row[0]}, stream {row[1].stream}", Code
     )
@@ -452,10 +449,7 @@ def launch_section(study: TraceStudy) -> Section | None:
     calls = [row for one in seen for row in one.launches.calls[: study.options.top]]
     caption = "Launch calls that device events of the window answer to."
     launched = table_of(caption, on_devices(study, LaunchRow), calls, sortable=True)
-    lead = (
-        "A delay runs from the launch call to the start on the device. Negative ones are legal: a kernel may start before its "
-        "call returns. Delays overlap each other and do not add up; the idle causes do."
-    )
+    lead = "From launch call to start on the device; negative ones are legal. Delays overlap and do not add up."
     return Section("launch", "Launches", lead, (_verdicts(seen), _delays(seen), launched))
 
 
@@ -512,10 +506,7 @@ def gaps_section(study: TraceStudy) -> Section | None:
     """Build the section with one table of gaps per device; `None` if no device has a gap after a kernel."""
     seen = [one for one in devices_of(study) if one.gaps.rows]
     shown = [_gaps_table(one, study.options.top, collapsed=at > 0) for at, one in enumerate(seen)]
-    lead = (
-        "A gap is a stretch without any kernel, compute or communication, on any stream of the device. Copies and memsets do not "
-        "end one: their time in it stands beside the idle causes, and together they add up to the gap exactly."
-    )
+    lead = "A stretch without any kernel on any stream; the time of copies and memsets in it stands beside the idle causes."
     return section_of("gaps", "Gaps between kernels", lead, shown)
 
 
@@ -558,10 +549,7 @@ def timeline_section(study: TraceStudy) -> Section | None:
     table = class_table(lanes, picture, "Time by class", "in all", drawn=True)
     title = "What ran (solid) and where nothing did (hatched), by what the device waited for."
     alt = "Timeline of one step per device; the table gives the sums."
-    lead = (
-        "The step of median length of each device, or the chosen window; where no steps were found, the whole trace; of a long "
-        "one the middle."
-    )
+    lead = "The step of median length of each device, or the window; without steps the whole trace, of a long one the middle."
     if len(stretches) > len(shown):
         lead += f" {len(stretches) - len(shown)} more devices are not drawn."
     return Section("timeline", "One step", lead, (Figure(title, alt, picture, table),))

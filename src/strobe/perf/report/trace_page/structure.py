@@ -96,10 +96,7 @@ def steps_section(study: TraceStudy) -> Section | None:
         blocks = [_summary(found), *_evidence(found), *(_steps_table(*each, top) for each in found)]
     if without:
         blocks.append(Notes(without))
-    lead = (
-        "A step lasts from its first device event to the first one of the next step, so the steps, with what lies before and "
-        "after them, add up to the span of the device exactly. Steps of the host are something else: the device lags behind."
-    )
+    lead = "From a step's first device event to that of the next; steps, and what lies before and after, add up to the span."
     return section_of("steps", "Steps", lead, blocks)
 
 
@@ -167,24 +164,17 @@ def _evidence(found: Found) -> Iterator[Table]:
         Field("a period starts with", lambda row: row[1].anchor, Code),
         Field("right after", lambda row: row[1].after or None, Code, missing="its name occurs once in a period"),
         count("periods", lambda row: row[1].periods, "complete ones"),
-        count("kernels, fewest", lambda row: min(row[1].kernels)),
-        count("median", lambda row: int(np.median(np.array(row[1].kernels, np.int64)))),
-        count("most", lambda row: max(row[1].kernels)),
+        count("kernels", lambda row: int(np.median(np.array(row[1].kernels, np.int64))), "of a period, the median"),
         numeric("alike", lambda row: row[1].likeness, alike, show=Share),
-        numeric(
-            "identical", lambda row: row[1].identical, "share of the periods with the same kernels in the same order", show=Share
-        ),
+        numeric("identical", lambda row: row[1].identical, "share of the periods with the same kernels in order", show=Share),
         numeric("covered", lambda row: row[1].covered, "share of the stream's kernels that lie in complete periods", show=Share),
         count("anchors", lambda row: row[1].anchors, "kernels that occur as often, at the same distance"),
         Field("confidence", lambda row: Text(row[1].confidence, "good" if row[1].confidence == "high" else "bad")),
     )
     rows = [(one.name, steps.period) for one, steps in found if steps.period is not None]
     if rows:
-        notes = (
-            "No range says what a step is; a period is the longest stretch of kernels of one stream that repeats. It may be a "
-            "layer or several steps: name the range or kernel that starts a step where it is not what you mean.",
-        )
-        yield table_of("Why these are steps: the kernels repeat.", fields, rows, notes=notes)
+        note = "It may be a layer or several steps: name the range or kernel that starts a step where it is not what you mean."
+        yield table_of("Why these are steps: the kernels repeat.", fields, rows, notes=(note,))
 
 
 def _steps_table(one: DeviceFindings, steps: Steps, top: int) -> Table:
@@ -274,11 +264,7 @@ def ranges_section(study: TraceStudy) -> Section | None:
                 blocks += _tables(one.name, one.ranges, study.options.top)
                 blocks.append(_flame(one.name, trees[one.device], study.options.top))
             blocks += _layer_blocks(one, study.options.top)
-    lead = (
-        "A device event belongs to the ranges and modules that were open on the thread of its launch call when that call "
-        "started, a graph's kernels to those around the launch of the graph. Sums include nested calls, exclusive times do not. "
-        "Names that differ in a number at their end (ProfilerStep#3, Linear_12) are one row."
-    )
+    lead = "By the ranges and modules that were open around the launch; names that differ in a number at their end are one row."
     return section_of("ranges", "Ranges, modules and layers", lead, blocks)
 
 
@@ -386,10 +372,7 @@ def sections_section(study: TraceStudy) -> Section | None:
                 reason = f"no device event matches {definition.focal!r}"
                 rows.append(((label, Text("")), (Code(str(definition)), Missing(reason, "none"))))
                 notes.append(f"{label}, {definition}: {reason}")
-    lead = (
-        "A section lasts from its left boundary to its right one: the nearest match before and after each focal event, on its "
-        "stream unless the boundary says @any."
-    )
+    lead = "From the nearest left match before each focal event to the right one after it, on its stream unless it says @any."
     which = (*beside("trace", ()), count("device", lambda row: row[1]))
     return Section("sections", "Sections", lead, (sections_table(which, rows, notes),))
 
@@ -450,10 +433,7 @@ def operator_times_section(study: TraceStudy) -> Section | None:
         most = bytes_in(DETAILED_BYTES, "MB")
         said = f"{', '.join(unread)}: not read, because a file has more than {most:.0f} MB; --details reads them."
         blocks.append(Notes((said,)))
-    lead = (
-        "Every device event by the operator that launched it. Exclusive times add up to the busy time; what no operator launched "
-        "(Triton kernels outside of one, graphs) is a row of its own."
-    )
+    lead = "By the operator that launched it; what none launched (Triton kernels outside of one, graphs) is a row of its own."
     return section_of("operator-times", "GPU time by operator", lead, blocks, folded=True)
 
 
@@ -510,10 +490,8 @@ def roofline_section(study: TraceStudy) -> Section | None:
         why = "no operator with recorded inputs launched anything" if said else "shapes not recorded"
         blocks.append(Notes((f"{one.name}: {why}{'' if said else ': capture with record_shapes=True'}.",)))
     lead = (
-        "Operators by input: the time of all kernels of a call against what it must compute and the least it must move. "
-        "FLOPs are those of matrix products, convolutions and attention; elementwise work moves every operand once. "
-        "Kernels without an operator (Triton outside of it, graphs) are left out. A trace holds no clocks, so shares are of the "
-        "peak at boost clock."
+        "The time of all kernels of a call against what it must compute and the least it must "
+        "move. A trace holds no clocks, so shares are of the peak at boost clock."
     )
     return peaks_section(blocks, lead, folded=True)
 
@@ -586,10 +564,7 @@ def collectives_section(study: TraceStudy) -> Section | None:
     together = collective_skew(study.traces, study.windows)
     if together is not None:
         blocks += _across(names, together, study.options.top)
-    lead = (
-        "Exposed communication is what neither a kernel nor a memset of the same device hides. A collective's duration holds "
-        "the wait for the last rank (skew) and the moving of data (transfer); only the traces of all ranks tell them apart."
-    )
+    lead = "Exposed is what neither a kernel nor a memset of the device hides; a duration holds the wait for the last rank too."
     return Section("collectives", "Communication", lead, tuple(blocks))
 
 
