@@ -183,10 +183,10 @@ def render_html(report: Report, *, alone: bool = False) -> str:
         f'<title>{esc(report.title)}</title><link rel="icon" href="data:,"><style>\n{style}</style>'
     )
     nav = f'<nav aria-label="Contents"><details open><summary>Contents</summary><ol>{contents}</ol></details></nav>'
+    run = f'<details class="run"><summary>Run, machine and versions</summary><dl class="facts">{facts}</dl></details>'
     header = (
         f'<header><button type="button" id="theme" hidden>Dark</button><h1>{esc(report.title)}</h1>'
-        f'<p class="subtitle">{esc(report.subtitle)}</p>'
-        f'<details class="run"><summary>Run, machine and versions</summary><dl class="facts">{facts}</dl></details></header>'
+        f'<p class="subtitle">{esc(report.subtitle)}</p>{run if facts else ""}</header>'
     )
     twins = ' The same content stands in <a href="report.md">report.md</a> and <a href="report.json">report.json</a>.'
     footer = f"<footer>Report schema {report.v}.{'' if alone else twins}</footer>"
