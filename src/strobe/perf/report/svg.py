@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Iterable
 from html import escape as _escape
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Final, TypeAlias
 
 from strobe.core.printable import clean
 from strobe.perf.table.model import (
@@ -81,28 +81,32 @@ _MS: Final = 1e6
 _MIN_TICK_GAP: Final = 0.085
 
 
-class RatioScale:
-    """Logarithmic axis that includes every interval of `ratios`, and 1.0."""
+Bounds: TypeAlias = tuple[float, float]
+"""Ends of a logarithmic axis of ratios."""
 
-    def __init__(self, ratios: Iterable[Ratio]) -> None:
-        values = [1.0]
-        for ratio in ratios:
-            values += [bound for bound in (ratio.value, ratio.low, ratio.high) if bound is not None and bound > 0]
-        margin = max(1.02, (max(values) / min(values)) ** 0.06)
-        self.low, self.high = min(values) / margin, max(values) * margin
 
-    def at(self, ratio: float) -> float:
-        part = math.log(max(ratio, self.low) / self.low) / math.log(self.high / self.low)
-        return min(1.0, part)
+def ratio_bounds(ratios: Iterable[Ratio]) -> Bounds:
+    """Return the ends of an axis that includes every interval of `ratios`, and 1.0."""
+    given = (bound for ratio in ratios for bound in (ratio.value, ratio.low, ratio.high))
+    values = [1.0, *(bound for bound in given if bound is not None and bound > 0)]
+    margin = max(1.02, (max(values) / min(values)) ** 0.06)
+    return min(values) / margin, max(values) * margin
 
-    def ticks(self) -> list[float]:
-        """Return round ratios in range, 1.0 always among them, no two closer than a label is wide."""
-        inside = [tick for tick in _RATIO_TICKS if self.low <= tick <= self.high]
-        chosen = [1.0]
-        for tick in sorted(inside, key=lambda tick: (abs(math.log(tick)), tick)):
-            if all(abs(self.at(tick) - self.at(other)) >= _MIN_TICK_GAP for other in chosen):
-                chosen.append(tick)
-        return sorted(chosen)
+
+def ratio_place(ratio: float, bounds: Bounds) -> float:
+    """Return where on the axis a ratio lies, 0 to 1."""
+    low, high = bounds
+    return min(1.0, math.log(max(ratio, low) / low) / math.log(high / low))
+
+
+def ratio_ticks(bounds: Bounds) -> list[float]:
+    """Return round ratios in range, 1.0 always among them, no two closer than a label is wide."""
+    chosen = [1.0]
+    for tick in sorted(_RATIO_TICKS, key=lambda tick: (abs(math.log(tick)), tick)):
+        gaps = (abs(ratio_place(tick, bounds) - ratio_place(other, bounds)) for other in chosen)
+        if bounds[0] <= tick <= bounds[1] and all(gap >= _MIN_TICK_GAP for gap in gaps):
+            chosen.append(tick)
+    return sorted(chosen)
 
 
 def _rules(parts: Iterable[float], style: str) -> str:
@@ -110,22 +114,22 @@ def _rules(parts: Iterable[float], style: str) -> str:
     return f'<g class="{style}">{lines}</g>'
 
 
-def whisker_svg(ratio: Ratio, series: int, scale: RatioScale, title: str) -> str:
+def whisker_svg(ratio: Ratio, series: int, bounds: Bounds, title: str) -> str:
     """Draw one row: grid lines, the interval as a line, the value as a dot."""
-    grid = _rules((scale.at(tick) for tick in scale.ticks() if tick != 1), "grid") + _rules((scale.at(1),), "one")
-    at, one = percent(scale.at(ratio.value)), percent(scale.at(1))
-    low = percent(scale.at(ratio.value if ratio.low is None else ratio.low))
-    high = percent(scale.at(ratio.value if ratio.high is None else ratio.high))
+    grid = _rules((ratio_place(tick, bounds) for tick in ratio_ticks(bounds) if tick != 1), "grid")
+    ends = (1.0, ratio.value, *(ratio.value if end is None else end for end in (ratio.low, ratio.high)))
+    one, at, low, high = (percent(ratio_place(end, bounds)) for end in ends)
     return (
-        f'<svg class="cell {colour(series)}" role="img" height="30"><title>{esc(title)}</title>{grid}'
+        f'<svg class="cell {colour(series)}" role="img" height="30"><title>{esc(title)}</title>'
+        f"{grid}{_rules((ratio_place(1, bounds),), 'one')}"
         f'<line class="reach" x1="{one}" x2="{at}" y1="50%" y2="50%"/>'
         f'<line class="whisker" x1="{low}" x2="{high}" y1="50%" y2="50%"/><circle class="dot" cx="{at}" cy="50%" r="3.5"/></svg>'
     )
 
 
-def ratio_axis(scale: RatioScale) -> str:
+def ratio_axis(bounds: Bounds) -> str:
     """Draw the row of tick labels under ratio rows."""
-    return _axis((scale.at(tick), f"{tick_text(tick)}x") for tick in scale.ticks())
+    return _axis((ratio_place(tick, bounds), f"{tick_text(tick)}x") for tick in ratio_ticks(bounds))
 
 
 def _axis(ticks: Iterable[tuple[float, str]]) -> str:
@@ -135,7 +139,7 @@ def _axis(ticks: Iterable[tuple[float, str]]) -> str:
 
 def draw_whiskers(picture: Whiskers) -> str:
     """Draw ratios as rows, with a heading row where the group changes."""
-    scale = RatioScale(row.ratio for row in picture.rows)
+    bounds = ratio_bounds(row.ratio for row in picture.rows)
     parts, group = ['<div class="rows">'], ""
     for row in picture.rows:
         if row.group != group:
@@ -144,11 +148,11 @@ def draw_whiskers(picture: Whiskers) -> str:
         detail = f'<span class="detail">{esc(row.detail)}</span>' if row.detail else ""
         text = ratio_text(row.ratio)
         parts.append(
-            f'<div class="label">{esc(row.label)}</div>{whisker_svg(row.ratio, row.series, scale, f"{row.label}: {text}")}'
+            f'<div class="label">{esc(row.label)}</div>{whisker_svg(row.ratio, row.series, bounds, f"{row.label}: {text}")}'
             f'<div class="value"><b>{row.ratio.value:.2f}x</b>{detail}</div>'
         )
     name = f'<div class="label axis">{esc(picture.reference)} = 1x, logarithmic</div>'
-    foot = f'{name}{ratio_axis(scale)}<div class="value"></div></div>'
+    foot = f'{name}{ratio_axis(bounds)}<div class="value"></div></div>'
     return "".join([*parts, foot])
 
 
@@ -224,33 +228,6 @@ _FLAME_STEPS: Final = ((0.02, ""), (0.1, "1"), (0.3, "2"), (float("inf"), "3"))
 """Colours by relative difference: below 2 % of the larger side grey; 10 % and 30 % separate light, middle and full colour."""
 
 
-class _Box(NamedTuple):
-    frame: Frame
-    left: int
-    width: int
-    depth: int
-
-
-def _boxes(root: Frame) -> list[_Box]:
-    """Return every frame with its place, parents first; it is as wide as its larger side, or as its children need."""
-    order, waiting = list[tuple[Frame, int, int]](), [(root, -1, 0)]  # frame, position of its parent, depth
-    while waiting:
-        frame, parent, depth = waiting.pop()
-        waiting += ((child, len(order), depth + 1) for child in reversed(frame.children))
-        order.append((frame, parent, depth))
-    widths, inside = [0] * len(order), [0] * (len(order) + 1)
-    for position in reversed(range(len(order))):
-        frame, parent, _ = order[position]
-        widths[position] = max(frame.baseline_ns, frame.candidate_ns, inside[position])
-        inside[parent] += widths[position]
-    boxes, free = list[_Box](), [0] * (len(order) + 1)  # free: where the next child of a frame starts; the root's is the last
-    for position, (frame, parent, depth) in enumerate(order):
-        boxes.append(_Box(frame, free[parent], widths[position], depth))
-        free[position] = free[parent]
-        free[parent] += widths[position]
-    return boxes
-
-
 def _style(frame: Frame, differential: bool) -> str:
     if not differential:
         return f"work{1 + zlib.crc32(frame.label.encode('utf-8', 'surrogatepass')) % 4}"
@@ -270,30 +247,45 @@ def _says(frame: Frame, total: int, differential: bool) -> str:
     return f"{label}: {sides}, {change / _MS:+.3f} ms{part}"
 
 
-def _frame(box: _Box, picture: Flame, total: int) -> str:
-    label = esc(shorten(box.frame.label)) if box.width >= _LEAST_LABEL * total else ""
-    text = f'<text x="4" y="14">{label}</text>' if label else ""
-    says = esc(_says(box.frame, max(1, picture.root.candidate_ns), picture.differential))
-    return (
-        f'<svg x="{percent(box.left / total)}" y="{box.depth * _ROW}" width="{percent(box.width / total)}" height="{_ROW}">'
-        f'<title>{says}</title><rect class="{_style(box.frame, picture.differential)}"/>{text}</svg>'
-    )
-
-
 def draw_flame(picture: Flame, alt: str, max_frames: int = MAX_FRAMES) -> str:
-    """Draw the frames wide enough to be seen (the widest if there are too many), and the legend of a differential graph."""
-    boxes = [box for box in _boxes(picture.root) if box.width > 0]
-    if not boxes:
+    """Draw the frames wide enough to be seen (the widest if there are too many), and the legend of a differential graph.
+
+    A frame is as wide as its larger side, or as its children need.
+    """
+    order, waiting = list[tuple[Frame, int, int]](), [(picture.root, -1, 0)]  # frame, position of its parent, depth
+    while waiting:
+        frame, parent, depth = waiting.pop()
+        waiting += ((child, len(order), depth + 1) for child in reversed(frame.children))
+        order.append((frame, parent, depth))
+    widths, inside = [0] * len(order), [0] * (len(order) + 1)
+    for at, (frame, parent, _) in reversed(list(enumerate(order))):
+        widths[at] = max(frame.baseline_ns, frame.candidate_ns, inside[at])
+        inside[parent] += widths[at]
+    lefts, free = list[int](), [0] * (len(order) + 1)  # free: where the next child of a frame starts; the root's is the last
+    for at, (_, parent, _) in enumerate(order):
+        lefts.append(free[parent])
+        free[at] = free[parent]
+        free[parent] += widths[at]
+    total = widths[0]
+    if not total:
         return f'<p class="small">{esc(alt)}: no time was spent.</p>'
-    total = boxes[0].width
     # a parent is never narrower than its child and comes first: no drawn frame hangs in the air
-    seen = sorted((box for box in boxes if box.width >= _LEAST_FRAME * total), key=lambda box: (-box.width, box.depth, box.left))
-    drawn = sorted(seen[:max_frames], key=lambda box: (box.depth, box.left))
-    height = (1 + drawn[-1].depth) * _ROW
-    frames = "".join(_frame(box, picture, total) for box in drawn)
-    rest = len(boxes) - len(drawn)
+    seen = [at for at, width in enumerate(widths) if width >= _LEAST_FRAME * total]
+    widest = sorted(seen, key=lambda at: (-widths[at], order[at][2], lefts[at]))[:max_frames]
+    frames = []
+    for at in sorted(widest, key=lambda at: (order[at][2], lefts[at])):
+        frame, _, depth = order[at]
+        label = esc(shorten(frame.label)) if widths[at] >= _LEAST_LABEL * total else ""
+        text = f'<text x="4" y="14">{label}</text>' if label else ""
+        says = esc(_says(frame, max(1, picture.root.candidate_ns), picture.differential))
+        frames.append(
+            f'<svg x="{percent(lefts[at] / total)}" y="{depth * _ROW}" width="{percent(widths[at] / total)}" height="{_ROW}">'
+            f'<title>{says}</title><rect class="{_style(frame, picture.differential)}"/>{text}</svg>'
+        )
+    height = (1 + max(order[at][2] for at in widest)) * _ROW
+    rest = sum(width > 0 for width in widths) - len(widest)
     note = f'<p class="small">{rest} narrow frames are not drawn; the table has the times.</p>' if rest else ""
-    svg = f'<svg class="flame" role="img" height="{height}"><title>{esc(alt)}</title>{frames}</svg>'
+    svg = f'<svg class="flame" role="img" height="{height}"><title>{esc(alt)}</title>{"".join(frames)}</svg>'
     return svg + (_swatches(_CHANGES) if picture.differential else "") + note
 
 

@@ -17,7 +17,7 @@ from strobe.core.files import write_together
 from strobe.core.printable import clean
 from strobe.perf.report.svg import (
     MAX_FRAMES,
-    RatioScale,
+    Bounds,
     draw_flame,
     draw_plane,
     draw_timeline,
@@ -26,6 +26,7 @@ from strobe.perf.report.svg import (
     esc,
     hatch_patterns,
     ratio_axis,
+    ratio_bounds,
     whisker_svg,
 )
 from strobe.perf.table.model import (
@@ -145,20 +146,20 @@ class _Page:
         )
 
     def headlines(self, block: Headlines) -> str:
-        scale = RatioScale(row.ratio for row in block.rows if isinstance(row.ratio, Ratio))
-        rows = "".join(_headline(row, scale) for row in block.rows)
+        bounds = ratio_bounds(row.ratio for row in block.rows if isinstance(row.ratio, Ratio))
+        rows = "".join(_headline(row, bounds) for row in block.rows)
         foot = (
             f'<div class="headline foot"><div class="who">{esc(block.reference)} = 1x, logarithmic</div><div class="big"></div>'
-            f'<div class="how">{ratio_axis(scale)}</div><div class="verdict"></div></div>'
+            f'<div class="how">{ratio_axis(bounds)}</div><div class="verdict"></div></div>'
         )
         twin = f"<details><summary>{_TWIN}</summary>{self.table(block.table)}</details>"
         return f'<div class="headlines">{rows}{foot}</div>{twin}'
 
 
-def _headline(row: Headline, scale: RatioScale) -> str:
+def _headline(row: Headline, bounds: Bounds) -> str:
     big, how = '<div class="big"></div>', '<div class="how"></div>'
     if isinstance(row.ratio, Ratio):
-        picture = whisker_svg(row.ratio, row.series, scale, f"{row.candidate}: {ratio_text(row.ratio)}")
+        picture = whisker_svg(row.ratio, row.series, bounds, f"{row.candidate}: {ratio_text(row.ratio)}")
         big = f'<div class="big">{row.ratio.value:.2f}<span>x</span></div>'
         how = f'<div class="how">{picture}</div>'
     return (
