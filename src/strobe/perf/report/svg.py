@@ -299,36 +299,34 @@ _LEAST_SPAN: Final = 0.005
 _PER_UNIT: Final = {"": 1.0, "ms": 1e6, "dB": 1.0}
 
 
-class Scale:
-    """Linear scale of one axis with a margin on both sides; the margin of an upright axis does not reach below zero."""
+def _plane_bounds(axis: Axis, values: list[float], *, upright: bool) -> Bounds:
+    """Return the ends of a linear axis with a margin on both sides; that of an upright axis does not reach below zero."""
+    low, high = min(values), max(values)
+    margin = max(0.08 * (high - low), _LEAST_SPAN * max(abs(low), abs(high))) or 1.0
+    return 0.0 if low >= 0 and (axis.from_zero or (upright and low < margin)) else low - margin, high + margin
 
-    def __init__(self, axis: Axis, values: list[float], *, upright: bool) -> None:
-        self.per_unit = _PER_UNIT[axis.unit]
-        self.whole = axis.whole
-        low, high = min(values), max(values)
-        margin = max(0.08 * (high - low), _LEAST_SPAN * max(abs(low), abs(high))) or 1.0
-        self.low = 0.0 if low >= 0 and (axis.from_zero or (upright and low < margin)) else low - margin
-        self.high = high + margin
 
-    def at(self, value: float) -> float:
-        return (value - self.low) / (self.high - self.low)
+def _place(value: float, bounds: Bounds) -> float:
+    return (value - bounds[0]) / (bounds[1] - bounds[0])
 
-    def ticks(self, count: int) -> list[tuple[float, str]]:
-        values = linear_ticks(self.low / self.per_unit, self.high / self.per_unit, count, whole=self.whole)
-        step = values[1] - values[0] if len(values) > 1 else 1.0
-        return [(self.at(value * self.per_unit), tick_text(value, step)) for value in values]
+
+def _plane_ticks(axis: Axis, bounds: Bounds, count: int) -> list[tuple[float, str]]:
+    unit = _PER_UNIT[axis.unit]
+    values = linear_ticks(bounds[0] / unit, bounds[1] / unit, count, whole=axis.whole)
+    step = values[1] - values[0] if len(values) > 1 else 1.0
+    return [(_place(value * unit, bounds), tick_text(value, step)) for value in values]
 
 
 def _y(part: float) -> str:
     return percent(1 - 0.1 - part * (1 - 0.1 - _PLANE_TOP))
 
 
-def _grid(plane: Plane, x: Scale, y: Scale) -> tuple[str, str]:
+def _grid(plane: Plane, x: Bounds, y: Bounds) -> tuple[str, str]:
     lines, labels = [], []
-    for part, text in y.ticks(5):
+    for part, text in _plane_ticks(plane.y, y, 5):
         lines.append(f'<line class="grid" x1="0" x2="100%" y1="{_y(part)}" y2="{_y(part)}"/>')
         labels.append(f'<text class="tick" x="2" y="{_y(part)}" dy="-3">{text}</text>')
-    for part, text in x.ticks(6):
+    for part, text in _plane_ticks(plane.x, x, 6):
         if 0.02 <= part <= 0.98:
             lines.append(f'<line class="stub" x1="{percent(part)}" x2="{percent(part)}" y1="90%" y2="92%"/>')
             labels.append(f'<text class="tick" x="{percent(part)}" y="97.5%" text-anchor="middle">{text}</text>')
@@ -337,10 +335,10 @@ def _grid(plane: Plane, x: Scale, y: Scale) -> tuple[str, str]:
     return "".join(lines), "".join(labels)
 
 
-def _reach(mark: PlotPoint, x: Scale, up: float) -> str:
+def _reach(mark: PlotPoint, x: Bounds, up: float) -> str:
     if mark.low is None or mark.high is None:
         return ""
-    ends = f'x1="{percent(x.at(mark.low))}" x2="{percent(x.at(mark.high))}"'
+    ends = f'x1="{percent(_place(mark.low, x))}" x2="{percent(_place(mark.high, x))}"'
     return f'<line class="whisker thin {colour(mark.series)}" {ends} y1="{_y(up)}" y2="{_y(up)}"/>'
 
 
@@ -374,9 +372,9 @@ def _label_heights(places: list[tuple[float, float]], labelled: list[bool]) -> l
     return heights
 
 
-def _level(level: Level, y: Scale) -> str:
-    part = y.at(level.y)
-    title = f"<title>{esc(level.label)}: {significant(level.y / y.per_unit)}</title>" if level.label else ""
+def _level(level: Level, axis: Axis, y: Bounds) -> str:
+    part = _place(level.y, y)
+    title = f"<title>{esc(level.label)}: {significant(level.y / _PER_UNIT[axis.unit])}</title>" if level.label else ""
     return f'<line class="level {colour(level.series)}" x1="0" x2="100%" y1="{_y(part)}" y2="{_y(part)}">{title}</line>'
 
 
@@ -388,12 +386,12 @@ def _legend_item(series: int, name: str) -> str:
 def draw_plane(plane: Plane, alt: str) -> str:
     """Draw the plot and its legend: names of series, and of points whose labels have no room beside them."""
     ends = [end for mark in plane.marks for end in (mark.low, mark.high) if end is not None]
-    x = Scale(plane.x, [mark.x for mark in plane.marks] + ends, upright=False)
+    x = _plane_bounds(plane.x, [mark.x for mark in plane.marks] + ends, upright=False)
     finite = [mark.y for mark in plane.marks if not mark.above] + [level.y for level in plane.levels]
-    y = Scale(plane.y, finite or [0.0], upright=True)
-    places = [(x.at(mark.x), 1.0 if mark.above else y.at(mark.y)) for mark in plane.marks]
+    y = _plane_bounds(plane.y, finite or [0.0], upright=True)
+    places = [(_place(mark.x, x), 1.0 if mark.above else _place(mark.y, y)) for mark in plane.marks]
     heights = _label_heights(places, [bool(mark.label) for mark in plane.marks])
-    body = "".join(_level(level, y) for level in plane.levels)
+    body = "".join(_level(level, plane.y, y) for level in plane.levels)
     body += "".join(
         f'<line class="level {colour(0)}" x1="{percent(x0)}" x2="{percent(x1)}" y1="{_y(y0)}" y2="{_y(y1)}"/>'
         for (x0, y0), (x1, y1) in pairwise(places[at] for at in plane.joined)
