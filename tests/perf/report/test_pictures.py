@@ -16,19 +16,15 @@ from hypothesis import strategies as st
 
 from reports import Page
 from strobe.perf.records.record import Quality
-from strobe.perf.report.blocks import fields
 from strobe.perf.report.blocks.breakdown import quality_section
 from strobe.perf.report.blocks.kernels import MAX_SLICES, MAX_SLICES_BY_CLASS, Piece, draw_lanes, merged
 from strobe.perf.report.findings import find_latencies
 from strobe.perf.report.log_page import _mark
 from strobe.perf.report.study import RunStudy, load_study
-from strobe.perf.report.svg import MAX_FRAMES, colour, draw_flame, draw_plane, draw_strip, draw_waterfall, linear_ticks
-from strobe.perf.report.write import render_html
+from strobe.perf.report.svg import MAX_FRAMES, colour, draw_flame, draw_plane, draw_waterfall, linear_ticks
 from strobe.perf.table.model import (
     Axis,
     Bar,
-    Code,
-    Column,
     Figure,
     Flame,
     Frame,
@@ -36,11 +32,6 @@ from strobe.perf.table.model import (
     Plane,
     PlotPoint,
     Ratio,
-    Row,
-    Section,
-    Strip,
-    StripLane,
-    Table,
     Waterfall,
 )
 
@@ -57,46 +48,6 @@ WORK, GAP, OTHER = Kind("work", "work1"), Kind("idle", "gap1"), Kind("other", "f
 def percent(text: str | None) -> float:
     assert text is not None and text.endswith("%")
     return float(text[:-1]) / 100
-
-
-def area(path: str) -> Counter[int]:
-    """Filled height of each bin, of a path of rectangles `M x y h width V y H x z`."""
-    heights: Counter[int] = Counter()
-    shapes = re.findall(r"M(\d+) (\d+)h(\d+)V(\d+)H(\d+)z", path)
-    assert "".join(f"M{x} {y}h{w}V{v}H{back}z" for x, y, w, v, back in shapes) == path
-    for x, low, width, high, back in shapes:
-        assert x == back
-        for place in range(int(x), int(x) + int(width)):
-            heights[place] += int(low) - int(high)
-    return heights
-
-
-BINS = st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 1000)), min_size=1, max_size=30)
-
-
-@given(BINS)
-def test_a_strip_fills_each_bin_by_its_shares(bins: list[tuple[int, int]]) -> None:
-    shares = [(a, min(b, 1000 - a)) for a, b in bins]
-    lane = StripLane("device 0", (tuple(a for a, _ in shares), tuple(b for _, b in shares)))
-    page = Page(draw_strip(Strip(10**9, (WORK, GAP), (lane,)), "alt", "strip1"))
-    assert page.open == []
-    paths = {kind: Counter[int]() for kind in (0, 1)}
-    for tag, attrs in page.elements:
-        if tag == "path":
-            name = next(a["id"] for t, a in page.elements[: page.elements.index((tag, attrs))][::-1] if t == "clippath")
-            paths[int(name.rsplit("-", 1)[1])] = area(attrs["d"] or "")
-    for place, (work, idle) in enumerate(shares):
-        assert abs(paths[0][place] - work / 10) <= 0.5 and abs(paths[0][place] + paths[1][place] - (work + idle) / 10) <= 0.5
-
-
-def test_ids_of_strips_are_unique_on_a_page() -> None:
-    lane = StripLane(EVIL[0], ((500, 1000), (500, 0)))
-    table = Table("t|t", (Column("name"),), tuple(Row((Code(name),)) for name in EVIL))
-    figure = Figure(EVIL[2], EVIL[0], Strip(2_000_000, (Kind(EVIL[1], "work1"), GAP), (lane, lane)), table)
-    text = render_html(fields.page(title=EVIL[0], subtitle="", sections=(Section("s", "S", "", (figure,)),) * 2))
-    ids = [attrs["id"] for tag, attrs in Page(text).elements if tag == "clippath"]
-    assert len(ids) == len(set(ids)) == 8  # two classes of two lanes of two pictures
-    assert sorted(re.findall(r"url\(#(strip[^)]*)\)", text)) == sorted(ids)
 
 
 def frames(levels: int) -> st.SearchStrategy[Frame]:

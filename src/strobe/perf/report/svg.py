@@ -7,8 +7,8 @@ import math
 import zlib
 from collections.abc import Callable, Iterable
 from html import escape as _escape
-from itertools import groupby, pairwise
-from typing import Final, NamedTuple
+from itertools import pairwise
+from typing import Final, TypeAlias
 
 from strobe.core.printable import clean
 from strobe.perf.table.model import (
@@ -22,8 +22,6 @@ from strobe.perf.table.model import (
     Plane,
     PlotPoint,
     Ratio,
-    Strip,
-    StripLane,
     Timeline,
     Waterfall,
     Whiskers,
@@ -83,28 +81,32 @@ _MS: Final = 1e6
 _MIN_TICK_GAP: Final = 0.085
 
 
-class RatioScale:
-    """Logarithmic axis that includes every interval of `ratios`, and 1.0."""
+Bounds: TypeAlias = tuple[float, float]
+"""Ends of a logarithmic axis of ratios."""
 
-    def __init__(self, ratios: Iterable[Ratio]) -> None:
-        values = [1.0]
-        for ratio in ratios:
-            values += [bound for bound in (ratio.value, ratio.low, ratio.high) if bound is not None and bound > 0]
-        margin = max(1.02, (max(values) / min(values)) ** 0.06)
-        self.low, self.high = min(values) / margin, max(values) * margin
 
-    def at(self, ratio: float) -> float:
-        part = math.log(max(ratio, self.low) / self.low) / math.log(self.high / self.low)
-        return min(1.0, part)
+def ratio_bounds(ratios: Iterable[Ratio]) -> Bounds:
+    """Return the ends of an axis that includes every interval of `ratios`, and 1.0."""
+    given = (bound for ratio in ratios for bound in (ratio.value, ratio.low, ratio.high))
+    values = [1.0, *(bound for bound in given if bound is not None and bound > 0)]
+    margin = max(1.02, (max(values) / min(values)) ** 0.06)
+    return min(values) / margin, max(values) * margin
 
-    def ticks(self) -> list[float]:
-        """Return round ratios in range, 1.0 always among them, no two closer than a label is wide."""
-        inside = [tick for tick in _RATIO_TICKS if self.low <= tick <= self.high]
-        chosen = [1.0]
-        for tick in sorted(inside, key=lambda tick: (abs(math.log(tick)), tick)):
-            if all(abs(self.at(tick) - self.at(other)) >= _MIN_TICK_GAP for other in chosen):
-                chosen.append(tick)
-        return sorted(chosen)
+
+def ratio_place(ratio: float, bounds: Bounds) -> float:
+    """Return where on the axis a ratio lies, 0 to 1."""
+    low, high = bounds
+    return min(1.0, math.log(max(ratio, low) / low) / math.log(high / low))
+
+
+def ratio_ticks(bounds: Bounds) -> list[float]:
+    """Return round ratios in range, 1.0 always among them, no two closer than a label is wide."""
+    chosen = [1.0]
+    for tick in sorted(_RATIO_TICKS, key=lambda tick: (abs(math.log(tick)), tick)):
+        gaps = (abs(ratio_place(tick, bounds) - ratio_place(other, bounds)) for other in chosen)
+        if bounds[0] <= tick <= bounds[1] and all(gap >= _MIN_TICK_GAP for gap in gaps):
+            chosen.append(tick)
+    return sorted(chosen)
 
 
 def _rules(parts: Iterable[float], style: str) -> str:
@@ -112,22 +114,22 @@ def _rules(parts: Iterable[float], style: str) -> str:
     return f'<g class="{style}">{lines}</g>'
 
 
-def whisker_svg(ratio: Ratio, series: int, scale: RatioScale, title: str) -> str:
+def whisker_svg(ratio: Ratio, series: int, bounds: Bounds, title: str) -> str:
     """Draw one row: grid lines, the interval as a line, the value as a dot."""
-    grid = _rules((scale.at(tick) for tick in scale.ticks() if tick != 1), "grid") + _rules((scale.at(1),), "one")
-    at, one = percent(scale.at(ratio.value)), percent(scale.at(1))
-    low = percent(scale.at(ratio.value if ratio.low is None else ratio.low))
-    high = percent(scale.at(ratio.value if ratio.high is None else ratio.high))
+    grid = _rules((ratio_place(tick, bounds) for tick in ratio_ticks(bounds) if tick != 1), "grid")
+    ends = (1.0, ratio.value, *(ratio.value if end is None else end for end in (ratio.low, ratio.high)))
+    one, at, low, high = (percent(ratio_place(end, bounds)) for end in ends)
     return (
-        f'<svg class="cell {colour(series)}" role="img" height="30"><title>{esc(title)}</title>{grid}'
+        f'<svg class="cell {colour(series)}" role="img" height="30"><title>{esc(title)}</title>'
+        f"{grid}{_rules((ratio_place(1, bounds),), 'one')}"
         f'<line class="reach" x1="{one}" x2="{at}" y1="50%" y2="50%"/>'
         f'<line class="whisker" x1="{low}" x2="{high}" y1="50%" y2="50%"/><circle class="dot" cx="{at}" cy="50%" r="3.5"/></svg>'
     )
 
 
-def ratio_axis(scale: RatioScale) -> str:
+def ratio_axis(bounds: Bounds) -> str:
     """Draw the row of tick labels under ratio rows."""
-    return _axis((scale.at(tick), f"{tick_text(tick)}x") for tick in scale.ticks())
+    return _axis((ratio_place(tick, bounds), f"{tick_text(tick)}x") for tick in ratio_ticks(bounds))
 
 
 def _axis(ticks: Iterable[tuple[float, str]]) -> str:
@@ -137,7 +139,7 @@ def _axis(ticks: Iterable[tuple[float, str]]) -> str:
 
 def draw_whiskers(picture: Whiskers) -> str:
     """Draw ratios as rows, with a heading row where the group changes."""
-    scale = RatioScale(row.ratio for row in picture.rows)
+    bounds = ratio_bounds(row.ratio for row in picture.rows)
     parts, group = ['<div class="rows">'], ""
     for row in picture.rows:
         if row.group != group:
@@ -146,11 +148,11 @@ def draw_whiskers(picture: Whiskers) -> str:
         detail = f'<span class="detail">{esc(row.detail)}</span>' if row.detail else ""
         text = ratio_text(row.ratio)
         parts.append(
-            f'<div class="label">{esc(row.label)}</div>{whisker_svg(row.ratio, row.series, scale, f"{row.label}: {text}")}'
+            f'<div class="label">{esc(row.label)}</div>{whisker_svg(row.ratio, row.series, bounds, f"{row.label}: {text}")}'
             f'<div class="value"><b>{row.ratio.value:.2f}x</b>{detail}</div>'
         )
     name = f'<div class="label axis">{esc(picture.reference)} = 1x, logarithmic</div>'
-    foot = f'{name}{ratio_axis(scale)}<div class="value"></div></div>'
+    foot = f'{name}{ratio_axis(bounds)}<div class="value"></div></div>'
     return "".join([*parts, foot])
 
 
@@ -226,33 +228,6 @@ _FLAME_STEPS: Final = ((0.02, ""), (0.1, "1"), (0.3, "2"), (float("inf"), "3"))
 """Colours by relative difference: below 2 % of the larger side grey; 10 % and 30 % separate light, middle and full colour."""
 
 
-class _Box(NamedTuple):
-    frame: Frame
-    left: int
-    width: int
-    depth: int
-
-
-def _boxes(root: Frame) -> list[_Box]:
-    """Return every frame with its place, parents first; it is as wide as its larger side, or as its children need."""
-    order, waiting = list[tuple[Frame, int, int]](), [(root, -1, 0)]  # frame, position of its parent, depth
-    while waiting:
-        frame, parent, depth = waiting.pop()
-        waiting += ((child, len(order), depth + 1) for child in reversed(frame.children))
-        order.append((frame, parent, depth))
-    widths, inside = [0] * len(order), [0] * (len(order) + 1)
-    for position in reversed(range(len(order))):
-        frame, parent, _ = order[position]
-        widths[position] = max(frame.baseline_ns, frame.candidate_ns, inside[position])
-        inside[parent] += widths[position]
-    boxes, free = list[_Box](), [0] * (len(order) + 1)  # free: where the next child of a frame starts; the root's is the last
-    for position, (frame, parent, depth) in enumerate(order):
-        boxes.append(_Box(frame, free[parent], widths[position], depth))
-        free[position] = free[parent]
-        free[parent] += widths[position]
-    return boxes
-
-
 def _style(frame: Frame, differential: bool) -> str:
     if not differential:
         return f"work{1 + zlib.crc32(frame.label.encode('utf-8', 'surrogatepass')) % 4}"
@@ -272,30 +247,45 @@ def _says(frame: Frame, total: int, differential: bool) -> str:
     return f"{label}: {sides}, {change / _MS:+.3f} ms{part}"
 
 
-def _frame(box: _Box, picture: Flame, total: int) -> str:
-    label = esc(shorten(box.frame.label)) if box.width >= _LEAST_LABEL * total else ""
-    text = f'<text x="4" y="14">{label}</text>' if label else ""
-    says = esc(_says(box.frame, max(1, picture.root.candidate_ns), picture.differential))
-    return (
-        f'<svg x="{percent(box.left / total)}" y="{box.depth * _ROW}" width="{percent(box.width / total)}" height="{_ROW}">'
-        f'<title>{says}</title><rect class="{_style(box.frame, picture.differential)}"/>{text}</svg>'
-    )
-
-
 def draw_flame(picture: Flame, alt: str, max_frames: int = MAX_FRAMES) -> str:
-    """Draw the frames wide enough to be seen (the widest if there are too many), and the legend of a differential graph."""
-    boxes = [box for box in _boxes(picture.root) if box.width > 0]
-    if not boxes:
+    """Draw the frames wide enough to be seen (the widest if there are too many), and the legend of a differential graph.
+
+    A frame is as wide as its larger side, or as its children need.
+    """
+    order, waiting = list[tuple[Frame, int, int]](), [(picture.root, -1, 0)]  # frame, position of its parent, depth
+    while waiting:
+        frame, parent, depth = waiting.pop()
+        waiting += ((child, len(order), depth + 1) for child in reversed(frame.children))
+        order.append((frame, parent, depth))
+    widths, inside = [0] * len(order), [0] * (len(order) + 1)
+    for at, (frame, parent, _) in reversed(list(enumerate(order))):
+        widths[at] = max(frame.baseline_ns, frame.candidate_ns, inside[at])
+        inside[parent] += widths[at]
+    lefts, free = list[int](), [0] * (len(order) + 1)  # free: where the next child of a frame starts; the root's is the last
+    for at, (_, parent, _) in enumerate(order):
+        lefts.append(free[parent])
+        free[at] = free[parent]
+        free[parent] += widths[at]
+    total = widths[0]
+    if not total:
         return f'<p class="small">{esc(alt)}: no time was spent.</p>'
-    total = boxes[0].width
     # a parent is never narrower than its child and comes first: no drawn frame hangs in the air
-    seen = sorted((box for box in boxes if box.width >= _LEAST_FRAME * total), key=lambda box: (-box.width, box.depth, box.left))
-    drawn = sorted(seen[:max_frames], key=lambda box: (box.depth, box.left))
-    height = (1 + drawn[-1].depth) * _ROW
-    frames = "".join(_frame(box, picture, total) for box in drawn)
-    rest = len(boxes) - len(drawn)
+    seen = [at for at, width in enumerate(widths) if width >= _LEAST_FRAME * total]
+    widest = sorted(seen, key=lambda at: (-widths[at], order[at][2], lefts[at]))[:max_frames]
+    frames = []
+    for at in sorted(widest, key=lambda at: (order[at][2], lefts[at])):
+        frame, _, depth = order[at]
+        label = esc(shorten(frame.label)) if widths[at] >= _LEAST_LABEL * total else ""
+        text = f'<text x="4" y="14">{label}</text>' if label else ""
+        says = esc(_says(frame, max(1, picture.root.candidate_ns), picture.differential))
+        frames.append(
+            f'<svg x="{percent(lefts[at] / total)}" y="{depth * _ROW}" width="{percent(widths[at] / total)}" height="{_ROW}">'
+            f'<title>{says}</title><rect class="{_style(frame, picture.differential)}"/>{text}</svg>'
+        )
+    height = (1 + max(order[at][2] for at in widest)) * _ROW
+    rest = sum(width > 0 for width in widths) - len(widest)
     note = f'<p class="small">{rest} narrow frames are not drawn; the table has the times.</p>' if rest else ""
-    svg = f'<svg class="flame" role="img" height="{height}"><title>{esc(alt)}</title>{frames}</svg>'
+    svg = f'<svg class="flame" role="img" height="{height}"><title>{esc(alt)}</title>{"".join(frames)}</svg>'
     return svg + (_swatches(_CHANGES) if picture.differential else "") + note
 
 
@@ -309,36 +299,34 @@ _LEAST_SPAN: Final = 0.005
 _PER_UNIT: Final = {"": 1.0, "ms": 1e6, "dB": 1.0}
 
 
-class Scale:
-    """Linear scale of one axis with a margin on both sides; the margin of an upright axis does not reach below zero."""
+def _plane_bounds(axis: Axis, values: list[float], *, upright: bool) -> Bounds:
+    """Return the ends of a linear axis with a margin on both sides; that of an upright axis does not reach below zero."""
+    low, high = min(values), max(values)
+    margin = max(0.08 * (high - low), _LEAST_SPAN * max(abs(low), abs(high))) or 1.0
+    return 0.0 if low >= 0 and (axis.from_zero or (upright and low < margin)) else low - margin, high + margin
 
-    def __init__(self, axis: Axis, values: list[float], *, upright: bool) -> None:
-        self.per_unit = _PER_UNIT[axis.unit]
-        self.whole = axis.whole
-        low, high = min(values), max(values)
-        margin = max(0.08 * (high - low), _LEAST_SPAN * max(abs(low), abs(high))) or 1.0
-        self.low = 0.0 if low >= 0 and (axis.from_zero or (upright and low < margin)) else low - margin
-        self.high = high + margin
 
-    def at(self, value: float) -> float:
-        return (value - self.low) / (self.high - self.low)
+def _place(value: float, bounds: Bounds) -> float:
+    return (value - bounds[0]) / (bounds[1] - bounds[0])
 
-    def ticks(self, count: int) -> list[tuple[float, str]]:
-        values = linear_ticks(self.low / self.per_unit, self.high / self.per_unit, count, whole=self.whole)
-        step = values[1] - values[0] if len(values) > 1 else 1.0
-        return [(self.at(value * self.per_unit), tick_text(value, step)) for value in values]
+
+def _plane_ticks(axis: Axis, bounds: Bounds, count: int) -> list[tuple[float, str]]:
+    unit = _PER_UNIT[axis.unit]
+    values = linear_ticks(bounds[0] / unit, bounds[1] / unit, count, whole=axis.whole)
+    step = values[1] - values[0] if len(values) > 1 else 1.0
+    return [(_place(value * unit, bounds), tick_text(value, step)) for value in values]
 
 
 def _y(part: float) -> str:
     return percent(1 - 0.1 - part * (1 - 0.1 - _PLANE_TOP))
 
 
-def _grid(plane: Plane, x: Scale, y: Scale) -> tuple[str, str]:
+def _grid(plane: Plane, x: Bounds, y: Bounds) -> tuple[str, str]:
     lines, labels = [], []
-    for part, text in y.ticks(5):
+    for part, text in _plane_ticks(plane.y, y, 5):
         lines.append(f'<line class="grid" x1="0" x2="100%" y1="{_y(part)}" y2="{_y(part)}"/>')
         labels.append(f'<text class="tick" x="2" y="{_y(part)}" dy="-3">{text}</text>')
-    for part, text in x.ticks(6):
+    for part, text in _plane_ticks(plane.x, x, 6):
         if 0.02 <= part <= 0.98:
             lines.append(f'<line class="stub" x1="{percent(part)}" x2="{percent(part)}" y1="90%" y2="92%"/>')
             labels.append(f'<text class="tick" x="{percent(part)}" y="97.5%" text-anchor="middle">{text}</text>')
@@ -347,10 +335,10 @@ def _grid(plane: Plane, x: Scale, y: Scale) -> tuple[str, str]:
     return "".join(lines), "".join(labels)
 
 
-def _reach(mark: PlotPoint, x: Scale, up: float) -> str:
+def _reach(mark: PlotPoint, x: Bounds, up: float) -> str:
     if mark.low is None or mark.high is None:
         return ""
-    ends = f'x1="{percent(x.at(mark.low))}" x2="{percent(x.at(mark.high))}"'
+    ends = f'x1="{percent(_place(mark.low, x))}" x2="{percent(_place(mark.high, x))}"'
     return f'<line class="whisker thin {colour(mark.series)}" {ends} y1="{_y(up)}" y2="{_y(up)}"/>'
 
 
@@ -384,9 +372,9 @@ def _label_heights(places: list[tuple[float, float]], labelled: list[bool]) -> l
     return heights
 
 
-def _level(level: Level, y: Scale) -> str:
-    part = y.at(level.y)
-    title = f"<title>{esc(level.label)}: {significant(level.y / y.per_unit)}</title>" if level.label else ""
+def _level(level: Level, axis: Axis, y: Bounds) -> str:
+    part = _place(level.y, y)
+    title = f"<title>{esc(level.label)}: {significant(level.y / _PER_UNIT[axis.unit])}</title>" if level.label else ""
     return f'<line class="level {colour(level.series)}" x1="0" x2="100%" y1="{_y(part)}" y2="{_y(part)}">{title}</line>'
 
 
@@ -398,12 +386,12 @@ def _legend_item(series: int, name: str) -> str:
 def draw_plane(plane: Plane, alt: str) -> str:
     """Draw the plot and its legend: names of series, and of points whose labels have no room beside them."""
     ends = [end for mark in plane.marks for end in (mark.low, mark.high) if end is not None]
-    x = Scale(plane.x, [mark.x for mark in plane.marks] + ends, upright=False)
+    x = _plane_bounds(plane.x, [mark.x for mark in plane.marks] + ends, upright=False)
     finite = [mark.y for mark in plane.marks if not mark.above] + [level.y for level in plane.levels]
-    y = Scale(plane.y, finite or [0.0], upright=True)
-    places = [(x.at(mark.x), 1.0 if mark.above else y.at(mark.y)) for mark in plane.marks]
+    y = _plane_bounds(plane.y, finite or [0.0], upright=True)
+    places = [(_place(mark.x, x), 1.0 if mark.above else _place(mark.y, y)) for mark in plane.marks]
     heights = _label_heights(places, [bool(mark.label) for mark in plane.marks])
-    body = "".join(_level(level, y) for level in plane.levels)
+    body = "".join(_level(level, plane.y, y) for level in plane.levels)
     body += "".join(
         f'<line class="level {colour(0)}" x1="{percent(x0)}" x2="{percent(x1)}" y1="{_y(y0)}" y2="{_y(y1)}"/>'
         for (x0, y0), (x1, y1) in pairwise(places[at] for at in plane.joined)
@@ -511,63 +499,4 @@ def draw_timeline(picture: Timeline, alt: str) -> str:
         f'<div class="x-title">ms from the start of each step</div>'
         f'<p class="readout" aria-live="polite"></p>{_kind_legend(picture.kinds)}{thin}'
         f'<script type="application/json">{_embedded_json(picture)}</script></div>'
-    )
-
-
-# Stacked shares of classes over a whole trace, one lane per device or stream; no script is needed to see them.
-
-_STACKED_LANE: Final = 64
-_STACKED_TOP: Final = 22
-_STACKED_HEIGHT: Final = 34
-_STACKED_STEPS: Final = 100
-"""Steps of height in a lane: hundredths, finer than a pixel."""
-
-
-def _edges(lane: StripLane) -> list[list[int]]:
-    """Return the upper edge of every class in every bin, in steps from the bottom; the first row is the bottom."""
-    totals, edges = [0] * len(lane.permille[0]), [[0] * len(lane.permille[0])]
-    for shares in lane.permille:
-        totals = [total + share for total, share in zip(totals, shares, strict=True)]
-        edges.append([min(_STACKED_STEPS, round(total * _STACKED_STEPS / 1000)) for total in totals])
-    return edges
-
-
-def _path(lower: list[int], upper: list[int]) -> str:
-    """Return the SVG path of rectangles between two edges; neighbours of equal height are one."""
-    parts, at = [], 0
-    for (low, high), group in groupby(zip(lower, upper, strict=True)):
-        width = sum(1 for _ in group)
-        if high > low:
-            parts.append(f"M{at} {_STACKED_STEPS - low}h{width}V{_STACKED_STEPS - high}H{at}z")
-        at += width
-    return "".join(parts)
-
-
-def _stacked_lane(index: int, lane: StripLane, picture: Strip, name: str) -> str:
-    top, edges = index * _STACKED_LANE, _edges(lane)
-    shapes = []
-    for number, kind in enumerate(picture.kinds):
-        path = _path(edges[number], edges[number + 1])
-        if path:  # a clip in units of the lane: the hatches under it keep their size
-            place = f"{name}-{index}-{number}"
-            shapes.append(
-                f'<clipPath id="{place}" clipPathUnits="objectBoundingBox">'
-                f'<path transform="scale({1 / len(edges[0]):.9f} {1 / _STACKED_STEPS})" d="{path}"/></clipPath>'
-                f'<rect class="{kind.style}" width="100%" height="{_STACKED_HEIGHT}" clip-path="url(#{place})"/>'
-            )
-    return (
-        f'<text class="lane-title" x="0" y="{top + 15}">{esc(shorten(lane.label))}</text>'
-        f'<svg x="0" width="100%" y="{top + _STACKED_TOP}" height="{_STACKED_HEIGHT}">'
-        f'<rect class="lane-ground" width="100%" height="{_STACKED_HEIGHT}"/>{"".join(shapes)}</svg>'
-    )
-
-
-def draw_strip(picture: Strip, alt: str, name: str) -> str:
-    """Draw the lanes, the axis and the legend; `name` is unique on the page."""
-    lanes = "".join(_stacked_lane(index, lane, picture, name) for index, lane in enumerate(picture.lanes) if lane.permille)
-    top = len(picture.lanes) * _STACKED_LANE
-    axis = _time_axis(picture.length_ns, top)
-    return (
-        f'<svg class="lanes" role="img" height="{top + 22}"><title>{esc(alt)}</title>{lanes}{axis}</svg>'
-        f'<div class="x-title">ms from the start</div>{_kind_legend(picture.kinds)}'
     )

@@ -17,16 +17,16 @@ from strobe.core.files import write_together
 from strobe.core.printable import clean
 from strobe.perf.report.svg import (
     MAX_FRAMES,
-    RatioScale,
+    Bounds,
     draw_flame,
     draw_plane,
-    draw_strip,
     draw_timeline,
     draw_waterfall,
     draw_whiskers,
     esc,
     hatch_patterns,
     ratio_axis,
+    ratio_bounds,
     whisker_svg,
 )
 from strobe.perf.table.model import (
@@ -47,7 +47,6 @@ from strobe.perf.table.model import (
     Report,
     Row,
     Section,
-    Strip,
     Table,
     Text,
     Timeline,
@@ -108,15 +107,14 @@ class _Page:
         return f'<section id="{esc(section.id)}" aria-labelledby="h-{esc(section.id)}">{head}{body}</section>'
 
     def figure(self, figure: Figure) -> str:
-        number = next(self.figures)
-        caption = f"<figcaption><b>Figure {number}.</b> {esc(figure.title)}</figcaption>"
+        caption = f"<figcaption><b>Figure {next(self.figures)}.</b> {esc(figure.title)}</figcaption>"
         is_open = " open" if figure.table_open else ""
         return (
-            f"<figure>{caption}{self.picture(figure, number)}</figure>"
+            f"<figure>{caption}{self.picture(figure)}</figure>"
             f"<details{is_open}><summary>{_TWIN}</summary>{self.table(figure.table)}</details>"
         )
 
-    def picture(self, figure: Figure, number: int) -> str:
+    def picture(self, figure: Figure) -> str:
         match figure.picture:
             case Whiskers() as picture:
                 return draw_whiskers(picture)
@@ -126,8 +124,6 @@ class _Page:
                 return draw_plane(picture, figure.alt)
             case Timeline() as picture:
                 return draw_timeline(picture, figure.alt)
-            case Strip() as picture:
-                return draw_strip(picture, figure.alt, f"strip{number}")
             case Flame() as picture:
                 return draw_flame(picture, figure.alt, self.max_frames)
             case _:
@@ -150,20 +146,20 @@ class _Page:
         )
 
     def headlines(self, block: Headlines) -> str:
-        scale = RatioScale(row.ratio for row in block.rows if isinstance(row.ratio, Ratio))
-        rows = "".join(_headline(row, scale) for row in block.rows)
+        bounds = ratio_bounds(row.ratio for row in block.rows if isinstance(row.ratio, Ratio))
+        rows = "".join(_headline(row, bounds) for row in block.rows)
         foot = (
             f'<div class="headline foot"><div class="who">{esc(block.reference)} = 1x, logarithmic</div><div class="big"></div>'
-            f'<div class="how">{ratio_axis(scale)}</div><div class="verdict"></div></div>'
+            f'<div class="how">{ratio_axis(bounds)}</div><div class="verdict"></div></div>'
         )
         twin = f"<details><summary>{_TWIN}</summary>{self.table(block.table)}</details>"
         return f'<div class="headlines">{rows}{foot}</div>{twin}'
 
 
-def _headline(row: Headline, scale: RatioScale) -> str:
+def _headline(row: Headline, bounds: Bounds) -> str:
     big, how = '<div class="big"></div>', '<div class="how"></div>'
     if isinstance(row.ratio, Ratio):
-        picture = whisker_svg(row.ratio, row.series, scale, f"{row.candidate}: {ratio_text(row.ratio)}")
+        picture = whisker_svg(row.ratio, row.series, bounds, f"{row.candidate}: {ratio_text(row.ratio)}")
         big = f'<div class="big">{row.ratio.value:.2f}<span>x</span></div>'
         how = f'<div class="how">{picture}</div>'
     return (
@@ -188,10 +184,10 @@ def render_html(report: Report, *, alone: bool = False) -> str:
         f'<title>{esc(report.title)}</title><link rel="icon" href="data:,"><style>\n{style}</style>'
     )
     nav = f'<nav aria-label="Contents"><details open><summary>Contents</summary><ol>{contents}</ol></details></nav>'
+    run = f'<details class="run"><summary>Run, machine and versions</summary><dl class="facts">{facts}</dl></details>'
     header = (
         f'<header><button type="button" id="theme" hidden>Dark</button><h1>{esc(report.title)}</h1>'
-        f'<p class="subtitle">{esc(report.subtitle)}</p>'
-        f'<details class="run"><summary>Run, machine and versions</summary><dl class="facts">{facts}</dl></details></header>'
+        f'<p class="subtitle">{esc(report.subtitle)}</p>{run if facts else ""}</header>'
     )
     twins = ' The same content stands in <a href="report.md">report.md</a> and <a href="report.json">report.json</a>.'
     footer = f"<footer>Report schema {report.v}.{'' if alone else twins}</footer>"

@@ -229,21 +229,6 @@ class Timeline(_Node, frozen=True):
     by_class: bool = False
 
 
-class StripLane(_Node, frozen=True):
-    """One device or stream. `permille[k][b]` is the part of bin `b` that class `k` owns; a bin adds up to at most 1000."""
-
-    label: str
-    permille: tuple[tuple[int, ...], ...]
-
-
-class Strip(_Node, frozen=True):
-    """Work (solid) and idle classes (hatched) over a whole trace, stacked, in equal bins from its start."""
-
-    length_ns: int
-    kinds: tuple[Kind, ...]
-    lanes: tuple[StripLane, ...]
-
-
 class Frame(_Node, frozen=True):
     """A node of a flame graph: time of the node with everything below it, in the baseline and the candidate."""
 
@@ -260,7 +245,7 @@ class Flame(_Node, frozen=True):
     differential: bool
 
 
-Picture = Whiskers | Waterfall | Plane | Timeline | Strip | Flame
+Picture = Whiskers | Waterfall | Plane | Timeline | Flame
 
 
 class Paragraph(_Node, frozen=True):

@@ -16,7 +16,7 @@ from strobe.perf.analysis.structure.sections import SectionRow
 from strobe.perf.analysis.structure.steps import LayerRow, Steps, TraceStepRow
 from strobe.perf.report.documents.runs import Document
 from strobe.perf.report.study import TraceStudy
-from strobe.perf.report.trace_page import tables
+from strobe.perf.report.trace_page.device import IdleRow, TraceFile, devices_of, traces_of
 from strobe.perf.table.rows import col
 
 
@@ -33,12 +33,12 @@ class TraceDocument(Document, frozen=True, kw_only=True):
         "kernels": ("kernel", "calls", "exclusive_ns", "sum_ns"),
     }
 
-    files: A[tuple[tables.TraceFile, ...], col("trace files that were read, in order of rank and path")]
+    files: A[tuple[TraceFile, ...], col("trace files that were read, in order of rank and path")]
     skipped: A[tuple[str, ...], col("files in the folders that are not traces, each with the reason")]
     devices: A[tuple[DeviceRow, ...], col("devices with events; empty for traces of the host alone")]
     kinds: A[tuple[KindRow, ...], col("busy time by kind of work")]
     streams: A[tuple[StreamRow, ...], col("busy time by stream")]
-    idle: A[tuple[tables.IdleRow, ...], col("idle time by cause")]
+    idle: A[tuple[IdleRow, ...], col("idle time by cause")]
     kernels: A[tuple[KernelRow, ...], col("all kernels, most exclusive time first")]
     kernel_names: A[tuple[KernelNameRow, ...], col("full names of the kernels")]
     launches: A[tuple[LaunchRow, ...], col("launch calls")]
@@ -76,7 +76,7 @@ def trace_document(study: TraceStudy) -> TraceDocument:
         DataError: a trace whose times cannot be.
         ConfigError: a section or step that is not defined as one.
     """
-    traces, devices = tables.seen(study), tables.seen_devices(study)
+    traces, devices = traces_of(study), devices_of(study)
     steps = [one.steps for one in devices]
     timed = [one.times for one in devices if one.times]
     paths = [path for found in traces for path in found.known_path]

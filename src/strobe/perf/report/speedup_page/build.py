@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Final, TypeAlias
@@ -15,7 +15,7 @@ from strobe.perf.analysis.comparable import doubts as weakening
 from strobe.perf.analysis.comparable import unknown as unknown_facts
 from strobe.perf.analysis.device.kernels import kernel_part
 from strobe.perf.analysis.ledger.account import DILATION, Ledger, total, trace_part
-from strobe.perf.analysis.ledger.speedup import DRIFT, LEVEL_TITLES, Answer, LevelFigure, PartLine
+from strobe.perf.analysis.ledger.speedup import DRIFT, Answer, LevelFigure, PartLine
 from strobe.perf.analysis.ledger.traces import FOCAL_NAME
 from strobe.perf.analysis.parts import NAMELESS, Part
 from strobe.perf.analysis.structure.steps import Steps
@@ -39,12 +39,9 @@ from strobe.perf.table.fields import beside, heads, rows_of, table_of
 from strobe.perf.table.model import (
     Banner,
     Block,
-    Code,
-    Fact,
     LevelName,
     Missing,
     Notes,
-    Number,
     Paragraph,
     Ratio,
     Report,
@@ -164,12 +161,6 @@ def _orders(study: SpeedupStudy) -> Iterator[str]:
 
 def _side_notes(side: LoadedSide) -> Iterator[str]:
     name = side.name
-    if side.log is not None and side.log.similar:
-        first = side.log.similar[0]
-        yield (
-            f"Log of the {name}: {side.log.counts.similar} lines look like a timing and match no pattern; line {first.line}: "
-            f"{first.text.strip()}"
-        )
     yield f"Focal calls in a stage, {name}: {side.timings.calls_from}."
     logged, chosen = side.timings.step, side.chosen
     if not isinstance(logged, str) and chosen is not None and "step" not in side.timed():
@@ -210,9 +201,6 @@ def _settings_section(study: SpeedupStudy) -> Section:
     if study.common is not None:
         shares = (Share(share) for share in (study.common.baseline_share, study.common.candidate_share))
         rows.append(("kernel time in kernels that both sides ran", *shares, f"{len(study.common.names)} kernels"))
-    for title, text in _READ.items():
-        cells = (Code(found) if (found := text(side)) else Missing("", "none") for side in study.sides)
-        rows.append((title, *cells, ""))
     named = ", ".join(check.title for check in unknown_facts(study.checks))
     unknown = (f"Not recorded on both sides, so nobody knows whether they agree: {named}.",) if named else ()
     notes = (
@@ -224,15 +212,6 @@ def _settings_section(study: SpeedupStudy) -> Section:
     lead = "What ran on both sides, as their traces, records and the command line say it."
     table = table_of("Settings and metadata.", beside("", ("baseline", "candidate", "verdict")), rows, notes=notes)
     return Section("settings", "Experiment settings", lead, (table,))
-
-
-_READ: Final[dict[str, Callable[[LoadedSide], str]]] = {
-    "log": lambda side: "" if side.log is None else str(side.log.path),
-    "traces": lambda side: ", ".join(str(trace.path) for trace in side.traces),
-    "focal kernel": lambda side: side.request.focal or "",
-    "section": lambda side: "" if side.request.section is None else str(side.request.section),
-}
-"""What was read of a side, by title; empty: nothing."""
 
 
 def banners(study: SpeedupStudy) -> tuple[Banner, ...]:
@@ -589,18 +568,11 @@ def build_speedup_report(study: SpeedupStudy) -> Report:
         speedups=speedups(study),
         title="Speedup: candidate against baseline" if study.comparable else "Not comparable: candidate against baseline",
         subtitle=story(study) or "from logs and traces",
-        facts=_facts(study),
         banners=banners(study),
         sections=tuple(
             msgspec.structs.replace(section, folded=place > 0) for place, section in enumerate(filter(None, sections))
         ),
     )
-
-
-def _facts(study: SpeedupStudy) -> tuple[Fact, ...]:
-    known = ((each, each.ratio) for each in study.levels if study.comparable and each.ratio is not None)
-    named = ((LEVEL_TITLES[each.level] + (" (unlike)" if each.unlike else ""), ratio) for each, ratio in known)
-    return tuple(Fact(name, Number(ratio, 4, "x")) for name, ratio in named)
 
 
 def _of_logs(study: SpeedupStudy) -> tuple[Section, Section]:

@@ -91,10 +91,6 @@ def levels_section(study: SpeedupStudy) -> Section:
     if not study.comparable:
         lead = "The sides are not comparable: what each took stands here, and no ratio."
     blocks: list[Block] = [_levels_figure(study)]
-    if lacking := [row for row in study.levels if row.missing]:
-        caption = f"Not measured on both sides: {', '.join(LEVEL_TITLES[row.level] for row in lacking)}."
-        fields = columns(LevelFigure, "level", "baseline_ns", "candidate_ns", "missing")
-        blocks.append(table_of(caption, fields, lacking, collapsed=True))
     account = study.call_account
     if account is not None and len(account.levels) > 1:
         blocks.append(_account_figure(study, account))
@@ -114,13 +110,10 @@ def _levels_figure(study: SpeedupStudy) -> Block:
     measured = [row for row in study.levels if not row.missing]
     if not measured:
         return Paragraph("No level was measured on both sides.")
-    shares = () if study.common is None else (study.common.baseline_share, study.common.candidate_share)
-    common = " of the kernel time of the baseline and ".join(f"{100 * share:.1f} %" for share in shares)
     notes = [
         f"Intervals are {DRIFT}: the sides were measured at different times. None where there are fewer than two steps or rounds "
         "on a side; calls inside one depend on each other.",
         "Realised is not shown where the number of focal calls is not known, or where the kernel did not move the level.",
-        *([f"Kernels that both sides ran take {common} of the candidate's."] if common else []),
         *(f"{LEVEL_TITLES[row.level]}: {row.unlike}" for row in measured if row.unlike and row.ratio),
         *_loud_units(study),
     ]
@@ -162,7 +155,6 @@ def _account_figure(study: SpeedupStudy, account: Ledger) -> Figure:
         f"{account.why[0].upper()}{account.why[1:]}; each line is exact, printed to the nanosecond.",
         *(f"Not in the account, {level}: {reason}" for level, reason in account.missing.items()),
         *([f"Section: {study.unlike}"] if study.unlike else []),
-        *(_calls_in_sections(study) if "section" in (level.level for level in account.levels) else ()),
         *_loud_units(study),
     ]
     table = Table(f"From the kernel to {unit}.", heads(fields), rows, tuple(notes))
@@ -184,18 +176,6 @@ def _two_accounts(traced: Ledger, unit: str) -> str:
         "trace's kernels: a timer has waiting and work in it that is not of its kernel, and a saving has other shares of "
         "another whole."
     )
-
-
-def _calls_in_sections(study: SpeedupStudy) -> Iterator[str]:
-    """Yield notes where focal time inside the sections differs from the mean of all focal calls."""
-    for side in study.sides:
-        inside, kernel, own = side.focal_in_section(), side.times("kernel"), side.chosen
-        if inside is None or isinstance(kernel, str) or own is None or own.sections is None or inside == kernel.mean_ns:
-            continue
-        yield (
-            f"The focal kernel here is what runs inside one section of the {side.name}, {ms(inside)} over "
-            f"{len(own.sections.found)} sections; the mean of all {kernel.n} focal calls is {ms(kernel.mean_ns)}."
-        )
 
 
 def _eaten(account: Ledger) -> Iterator[str]:

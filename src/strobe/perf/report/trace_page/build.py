@@ -15,17 +15,22 @@ from strobe.perf.analysis.parts import Part
 from strobe.perf.analysis.structure.captures import holds_captures
 from strobe.perf.analysis.structure.ranges import BETWEEN, host_work
 from strobe.perf.analysis.structure.steps import Steps, TraceStepRow
-from strobe.perf.report.blocks.fields import gathered, page, section_of, stretches
+from strobe.perf.report.blocks.fields import gathered, page, section_of
 from strobe.perf.report.study import TraceStudy
-from strobe.perf.report.trace_page import tables
 from strobe.perf.report.trace_page.device import (
     CAUSE_HINTS,
+    DeviceFindings,
+    TraceFile,
+    TraceFindings,
     activity_section,
+    devices_of,
     gaps_section,
     launch_section,
     memory_section,
+    on_devices,
     queue_section,
     timeline_section,
+    traces_of,
 )
 from strobe.perf.report.trace_page.structure import (
     collectives_section,
@@ -44,7 +49,6 @@ from strobe.perf.table.model import (
     Banner,
     Cell,
     Code,
-    Count,
     ExactTime,
     Fact,
     Missing,
@@ -70,29 +74,23 @@ LAG_HINTS: Final = {
 }
 """Meaning of each lag that may be on a path."""
 ASSUMPTIONS: Final = (
-    "A device event starts after its launch call, and after the event before it in its stream.",
-    "Threads of the host take turns: each call comes after the one before it, whatever the thread.",
-    "A call that waits for a whole device returns after everything launched before it; one that waits for a stream or an event "
-    "after what ended last while it waited; a copy whose call returns after it ended was waited for.",
+    "A device event starts after its launch call and the event before it in its stream; calls of the host, whatever the thread, "
+    "come one after the other, and one that waits returns after the device events that it waits for.",
     "What did not decide when a node began takes the usual time of its kind.",
-    "What-if leaves out durations, not launches: the order and the rest of the host stay. Polling is work of the host, other "
-    "ranks are as fast as they were, and communication keeps its length, waiting included.",
+    "What-if leaves out durations, not launches; the rest of the host stays, and communication keeps its length, with waiting.",
 )
 """Assumptions of the dependency graph."""
 
 
 def _critical_path_section(study: TraceStudy) -> Section | None:
-    found = (of.path for of in tables.seen(study) if of.path is not None)
+    found = (of.path for of in traces_of(study) if of.path is not None)
     blocks = [Notes((path,)) if isinstance(path, str) else _parts(path, study.options.top) for path in found]
-    lead = (
-        "The longest chain through host, queue and devices, from the first launch call to the end of the last device event. Only "
-        "what is on it decides how long the trace took; the rest ran beside it."
-    )
+    lead = "The longest chain through host, queue and devices. Only what is on it decides how long the trace took."
     return section_of("critical-path", "Critical path", lead, (*blocks, Notes(ASSUMPTIONS)) if blocks else (), folded=True)
 
 
 def _what_if_section(study: TraceStudy) -> Section | None:
-    shown = tuple(_what_if(path) for of in tables.seen(study) for path in of.known_path if path[2])
+    shown = tuple(_what_if(path) for of in traces_of(study) for path in of.known_path if path[2])
     return section_of("what-if", "What would help", "The trace without one kernel, kind or lag.", shown)
 
 
@@ -133,13 +131,13 @@ _SLOW_STEP: Final = 1.2
 
 
 def _answer_section(study: TraceStudy) -> Section | None:
-    seen = tables.seen_devices(study)
+    seen = devices_of(study)
     if not seen:
         return None
     return Section(ANSWER, "The answer", "", (Notes(tuple(_sentences(study, seen[0], len(seen)))),))
 
 
-def _sentences(study: TraceStudy, one: tables.DeviceFindings, devices: int) -> Iterator[str]:
+def _sentences(study: TraceStudy, one: DeviceFindings, devices: int) -> Iterator[str]:
     done, busy = one.done, max(1, one.done.busy_ns)
     more = f" ({devices - 1} more below)" if devices > 1 else ""
     verdict = "" if done.verdict == "busy" else f"; {done.verdict}"
@@ -163,7 +161,7 @@ def _sentences(study: TraceStudy, one: tables.DeviceFindings, devices: int) -> I
     yield from _steps(one)
     yield from filter(None, (one.of.replays,))
     yield from _layers(one)
-    paths = [path for of in tables.seen(study) for path in of.known_path if path[2]]
+    paths = [path for of in traces_of(study) for path in of.known_path if path[2]]
     if paths and (first := paths[0][2][0]).ratio is not None:
         where = f"{first.trace}: " if len(study.labels) > 1 else ""
         times = f"{_ms(paths[0][0].duration_ns)} -> {_ms(first.duration_ns)} ms"
@@ -176,7 +174,7 @@ def _spent(by_name: Counter[str]) -> str:
     )
 
 
-def _steps(one: tables.DeviceFindings) -> Iterator[str]:
+def _steps(one: DeviceFindings) -> Iterator[str]:
     found = one.steps
     if not isinstance(found, Steps) or len(found.steps) == 1:
         return
@@ -192,7 +190,7 @@ def _steps(one: tables.DeviceFindings) -> Iterator[str]:
     yield f"{said}."
 
 
-def _layers(one: tables.DeviceFindings) -> Iterator[str]:
+def _layers(one: DeviceFindings) -> Iterator[str]:
     found = next((group for group in one.layers if not group.inside and (group.path or group.by_kernels)), None)
     if found is None:
         return
@@ -234,10 +232,10 @@ _CATEGORIES = 6
 
 def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
     """Return the banners, those that void numbers first."""
-    told = [(found.read, found.trace) for found in tables.seen(study)]
+    told = [(found.read, found.trace) for found in traces_of(study)]
     mended = " events were kept after bad characters or durations were replaced"
     ends = "the file ends before its JSON does; what stands before is analysed"
-    seen = tables.seen_devices(study)
+    seen = devices_of(study)
     uneven = [(one.name, uneven_text(one.steps)) for one in seen if isinstance(one.steps, Steps)]
     late = [text for one in seen for text in _host_bound(one)]
     slow = "slowed the host at every operator; check against a run without the profiler"
@@ -252,7 +250,7 @@ def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
         ("caution", "Events mended", (f"{label}: {trace.counts.mended}{mended}" for trace, label in told if trace.counts.mended)),
         ("caution", "Skipped, no traces", study.skipped),
         ("caution", "No device events", (text for one in told for text in _empty(*one))),
-        ("caution", "The trace may not hold all that ran", (text for found in tables.seen(study) for text in _loss(found))),
+        ("caution", "The trace may not hold all that ran", (text for found in traces_of(study) for text in _loss(found))),
         (
             "caution", "Work of one stream overlaps: durations add up to more than the busy time",
             (text for one in seen for text in _overlap(one)),
@@ -262,7 +260,7 @@ def trace_banners(study: TraceStudy) -> tuple[Banner, ...]:
         ("caution", "The profiler may have slowed the host down", slowed if late else ()),
     )  # fmt: skip
     listed = ((level, title, tuple(items)) for level, title, items in found)
-    more = "and {} more like these; the tables have all of them"
+    more = "and {} more like these"
     return tuple(
         Banner(level, title, items if len(items) <= MAX_ITEMS else (*items[:MAX_ITEMS], more.format(len(items) - MAX_ITEMS)))
         for level, title, items in listed
@@ -306,7 +304,7 @@ def _empty(trace: Trace, label: str) -> Iterator[str]:
         yield f"{label}: the trace holds host events only; the tables are about the host"
 
 
-def _loss(of: tables.TraceFindings) -> Iterator[str]:
+def _loss(of: TraceFindings) -> Iterator[str]:
     if not of.devices:
         return
     label = of.trace
@@ -322,7 +320,7 @@ def _loss(of: tables.TraceFindings) -> Iterator[str]:
         yield f"{label}: the last device event ends {late / 1e6:.3f} ms after the recorded window; later ones were dropped"
 
 
-def _overlap(seen: tables.DeviceFindings) -> Iterator[str]:
+def _overlap(seen: DeviceFindings) -> Iterator[str]:
     for stream in seen.account.streams:
         if stream.overlap_pairs:
             yield (
@@ -331,7 +329,7 @@ def _overlap(seen: tables.DeviceFindings) -> Iterator[str]:
             )
 
 
-def _host_bound(seen: tables.DeviceFindings) -> Iterator[str]:
+def _host_bound(seen: DeviceFindings) -> Iterator[str]:
     done, median = seen.done, seen.account.late_delay_ns
     if done.verdict == "host-bound" and median is not None:
         yield (
@@ -342,22 +340,15 @@ def _host_bound(seen: tables.DeviceFindings) -> Iterator[str]:
 
 
 def _overview_section(study: TraceStudy) -> Section | None:
-    files = [of.file for of in tables.seen(study)]
-    read = table_of("Files that were read.", columns(tables.TraceFile), files, collapsed=len(files) > 8)
+    files = [of.file for of in traces_of(study)]
+    read = table_of("Files that were read.", columns(TraceFile), files, collapsed=len(files) > 8)
     return section_of("overview", "What was read", "", (_devices(study), read, _metadata(study)))
 
 
 def _trace_facts(study: TraceStudy) -> tuple[Fact, ...]:
-    traces = study.traces
-    products = sorted({name for trace in traces for name in trace.devices.values() if name})
-    ranks = ", ".join(stretches(sorted({trace.rank for trace in traces if trace.rank is not None})))
-    worlds = sorted({trace.world_size for trace in traces if trace.world_size is not None})
+    products = sorted({name for trace in study.traces for name in trace.devices.values() if name})
     return (
-        Fact("Files", Count(len(traces))),
-        Fact("Ranks", Text(f"{ranks}{f' of {worlds[0]}' if len(worlds) == 1 else ''}" if ranks else "not said")),
         Fact("Devices", Code(", ".join(products)) if products else Text("not said")),
-        Fact("Device events", Count(sum(len(trace.device_events) for trace in traces))),
-        Fact("Events read", Count(sum(trace.counts.events for trace in traces))),
         Fact("Window", Code(study.options.window) if study.options.window else Text("the whole trace")),
     )
 
@@ -375,17 +366,17 @@ def _metadata(study: TraceStudy) -> Table | None:
 
 
 def _devices(study: TraceStudy) -> Table | None:
-    tops = {(one.trace, one.device): _top(one) for one in tables.seen_devices(study)}
+    tops = {(one.trace, one.device): _top(one) for one in devices_of(study)}
     fields: tuple[Field[DeviceRow], ...] = (
-        *tables.on_devices(study, DeviceRow, "span_ns", "busy_ns", "idle_ns", "events", "verdict"),
+        *on_devices(study, DeviceRow, "span_ns", "busy_ns", "idle_ns", "events", "verdict"),
         Field("top kernel", lambda row: tops[row.trace, row.device][0], hint="the group with the largest exclusive time"),
         numeric("its share", lambda row: tops[row.trace, row.device][1], "of the busy time"),
     )
-    devices = [one.done for one in tables.seen_devices(study)]
+    devices = [one.done for one in devices_of(study)]
     return table_of("Each device in one line.", fields, devices) if devices else None
 
 
-def _top(one: tables.DeviceFindings) -> tuple[Cell, Cell]:
+def _top(one: DeviceFindings) -> tuple[Cell, Cell]:
     groups = gathered((row.kernel, row) for row in one.hot if row.kind == "kernel")
     times = {name: (sum(row.exclusive_ns for row in rows), sum(row.sum_ns for row in rows)) for name, rows in groups.items()}
     if not times:
@@ -436,7 +427,7 @@ def build_trace_report(study: TraceStudy) -> Report:
 
 
 def _subtitle(study: TraceStudy) -> str:
-    seen = tables.seen_devices(study)
+    seen = devices_of(study)
     if not seen:
         return "no device events"
     shares = sorted(one.done.busy_ns / max(1, one.view.span_ns) for one in seen)

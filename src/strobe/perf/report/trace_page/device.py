@@ -1,42 +1,57 @@
-"""What each device of a trace did: activity, timeline, launches, queue, gaps and memory."""
+"""What was found in the traces of a study, and what each device did: activity, timeline, launches, queue, gaps and memory."""
 
-from __future__ import annotations
+# No `from __future__ import annotations`: annotations of the rows are values, which hold how a column is shown.
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
 from itertools import pairwise
-from typing import Final
+from operator import attrgetter
+from pathlib import Path
+from typing import Annotated as A
+from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
+from strobe.core.costs import DevicePeaks, device_peaks
+from strobe.core.errors import DataError
 from strobe.core.printable import bytes_in
-from strobe.perf.analysis.device import launch
+from strobe.perf.analysis.critical_path import CriticalPath, critical_path
 from strobe.perf.analysis.device.activity import (
     ACTIVITIES,
     BUSY,
     CAUSES,
     HOST_LATE,
     LAUNCH_LATENCY,
-    MAX_PROMPT_NS,
     MIN_IDLE_SHARE,
     PRIORITY,
     PROFILER_OVERHEAD,
     QUEUED,
     UNLINKED,
+    Activity,
     DeviceRow,
     DeviceView,
     KindRow,
     StreamRow,
+    activity,
+    device_views,
     idle_strip,
     verdict_cell,
 )
 from strobe.perf.analysis.device.intervals import Distribution, Window
-from strobe.perf.analysis.device.kernels import kernel_name, kernel_table
-from strobe.perf.analysis.device.launch import GapsRow, Launch, LaunchRow, QueueRow
-from strobe.perf.analysis.structure.ranges import MemoryRow, mib, recorded
-from strobe.perf.analysis.structure.steps import Steps
+from strobe.perf.analysis.device.kernels import KernelRow, KernelTable, kernel_name, kernel_table
+from strobe.perf.analysis.device.launch import Gaps, GapsRow, Launch, LaunchRow, QueueRow, graph_calls, queues
+from strobe.perf.analysis.device.roofline import Roofline
+from strobe.perf.analysis.operators import OperatorRateRow, Operators, OperatorTimes, operator_rates, operator_times, operators
+from strobe.perf.analysis.structure.collectives import Communication, communication
+from strobe.perf.analysis.structure.ranges import MemoryRow, MemoryUse, Ranges, memory_use, mib, range_table, recorded, unnumbered
+from strobe.perf.analysis.structure.sections import SectionRow, find_sections, parse_section
+from strobe.perf.analysis.structure.steps import LayerGroup, Steps, find_steps, layer_groups
 from strobe.perf.report.blocks.fields import section_of, spread
 from strobe.perf.report.blocks.kernels import IDLE_KINDS, Piece, class_table, draw_lanes, merged
 from strobe.perf.report.study import TraceStudy
-from strobe.perf.report.trace_page import tables
 from strobe.perf.table.fields import (
     Field,
     beside,
@@ -53,7 +68,9 @@ from strobe.perf.table.fields import (
 from strobe.perf.table.model import (
     Axis,
     Block,
+    Cell,
     Code,
+    Count,
     ExactTime,
     Figure,
     Kind,
@@ -61,14 +78,229 @@ from strobe.perf.table.model import (
     Plane,
     PlotPoint,
     Section,
-    Strip,
-    StripLane,
+    Share,
     Table,
     Text,
     exact_ms,
 )
-from strobe.perf.table.rows import columns, part_of
+from strobe.perf.table.rows import DocumentPart, OnDevice, PartT, col, columns, part_of, term
 from strobe.perf.trace.events import DEVICE_KINDS
+
+MAX_POINTS: Final = 200
+"""Most stretches of the course of memory."""
+
+
+class TraceFindings:
+    """One trace of a study, and what is found in it: each thing once, when it is first asked for.
+
+    Attributes:
+        window: the chosen part of it; `None` is all of it.
+        replays: what names the kernels of its graph replays, a sentence; empty without replays.
+        devices: those that have events, in order of number.
+    """
+
+    def __init__(self, study: TraceStudy, place: int) -> None:
+        self.options, self.only = study.options, len(study.traces) == 1
+        self.trace, self.window = study.labels[place], study.windows[place]
+        self.read = replace(study.traces[place], label=self.trace)
+        self.replays = study.replays[place] if place < len(study.replays) else ""
+        self.devices = tuple(DeviceFindings(self, view) for view in device_views(self.read, self.window))
+
+    @property
+    def file(self) -> "TraceFile":
+        read, window = self.read, self.window
+        ends = (None, None) if window is None else (window.start_ns, window.end_ns)
+        unlinked, events = int(np.count_nonzero(np.asarray(read.device_events.host) < 0)), len(read.device_events)
+        given = {"path": str(read.path), "device_events": events, "unlinked_events": unlinked}
+        return part_of(TraceFile, self, read.counts, read, window_start_ns=ends[0], window_end_ns=ends[1], **given)
+
+    @property
+    def sections(self) -> Iterator[SectionRow]:
+        for definition in map(parse_section, self.options.sections):
+            for found in find_sections(self.read, definition, self.window):
+                yield from found.found
+
+    @property
+    def whole(self) -> tuple[DeviceView, ...]:
+        """The devices over the whole length of the trace, whatever the window."""
+        return tuple(one.view for one in self.devices) if self.window is None else device_views(self.read)
+
+    @cached_property
+    def graphs(self) -> NDArray[np.bool_]:
+        return graph_calls(self.read)
+
+    @cached_property
+    def steps(self) -> dict[int, Steps | str]:
+        return find_steps(self.read, self.options.steps)
+
+    @cached_property
+    def ranges(self) -> dict[int, Ranges]:
+        bare = replace(self.read, ranges=unnumbered(self.read.ranges), modules=unnumbered(self.read.modules))
+        return {found.device: found for found in range_table(bare, self.window)}
+
+    @cached_property
+    def layers(self) -> dict[int, tuple[LayerGroup, ...]]:
+        return dict(layer_groups(self.read, self.window))
+
+    @cached_property
+    def times(self) -> dict[int, OperatorTimes]:
+        return {found.device: found for found in operator_times([one.view for one in self.devices])}
+
+    @cached_property
+    def path(self) -> CriticalPath | str | None:
+        """The critical path, or why there is none; `None` without device events or details."""
+        if self.read.details is None or not len(self.read.device_events):
+            return None
+        try:
+            return critical_path(self.read, self.window)
+        except DataError as error:
+            return str(error)
+
+    @property
+    def known_path(self) -> tuple[CriticalPath, ...]:
+        return (self.path,) if isinstance(self.path, tuple) else ()
+
+    @cached_property
+    def communication(self) -> tuple[Communication, ...]:
+        return communication((self.read,), (self.window,))
+
+    @cached_property
+    def memory(self) -> tuple[MemoryUse, ...]:
+        return memory_use(self.read, self.window, MAX_POINTS)
+
+    @cached_property
+    def host(self) -> Operators | None:
+        return None if len(self.read.device_events) else operators(self.read, self.window)
+
+
+class DeviceFindings:
+    """One device of a trace, and what is found on it in the chosen window: each thing once, when it is first asked for."""
+
+    def __init__(self, of: TraceFindings, view: DeviceView) -> None:
+        self.of, self.view, self.trace, self.device = of, view, of.trace, view.device
+
+    @property
+    def name(self) -> str:
+        """Name of the device: its number, after the trace's label if there are several traces."""
+        return f"device {self.device}" if self.of.only else f"{self.trace}, device {self.device}"
+
+    @cached_property
+    def account(self) -> Activity:
+        return activity(self.view)
+
+    @property
+    def done(self) -> DeviceRow:
+        return self.account.device
+
+    @property
+    def idle(self) -> "Iterator[IdleRow]":
+        yield from (part_of(IdleRow, self, cause=cause, idle_ns=ns) for cause, ns in self.account.idle.items())
+
+    @cached_property
+    def launches(self) -> Launch:
+        return Launch(self.view, self.of.graphs)
+
+    @cached_property
+    def kernels(self) -> KernelTable:
+        return kernel_table(self.view, self.of.options.by)
+
+    @property
+    def hot(self) -> tuple[KernelRow, ...]:
+        return tuple(row for row, _ in self.kernels)
+
+    @cached_property
+    def queues(self) -> tuple[QueueRow, ...]:
+        return queues(self.view)
+
+    @cached_property
+    def gaps(self) -> Gaps:
+        return Gaps(self.view)
+
+    @property
+    def steps(self) -> Steps | str:
+        return self.of.steps[self.device]
+
+    @property
+    def ranges(self) -> Ranges:
+        return self.of.ranges[self.device]
+
+    @property
+    def layers(self) -> tuple[LayerGroup, ...]:
+        return self.of.layers[self.device]
+
+    @property
+    def times(self) -> OperatorTimes | None:
+        return self.of.times.get(self.device)
+
+    @property
+    def peaks(self) -> DevicePeaks | None:
+        return device_peaks(self.done.product) if self.done.product else None
+
+    @cached_property
+    def rates(self) -> tuple[tuple[OperatorRateRow, Roofline | None], ...]:
+        return () if self.times is None else operator_rates(self.times, self.peaks)
+
+
+def traces_of(study: TraceStudy) -> Sequence[TraceFindings]:
+    """Return the traces of a study with what is found in them."""
+    if not study.kept:
+        study.kept.extend(TraceFindings(study, place) for place in range(len(study.traces)))
+    return study.kept
+
+
+def devices_of(study: TraceStudy) -> list[DeviceFindings]:
+    """Return every device that has events."""
+    return [one for found in traces_of(study) for one in found.devices]
+
+
+def on_devices(study: TraceStudy, kind: type[PartT], *names: str) -> tuple[Field[PartT], ...]:
+    """Return the columns of a table about several devices: which one, and those of the rows, with shares of its times."""
+    place: Callable[[Any], tuple[str, int]] = attrgetter("trace", "device")
+    devices = {place(one): one for one in devices_of(study)}
+    which: Field[PartT] = Field("device", lambda row: devices[place(row)].name, Code)
+    return (which, *columns(kind, *names, of=lambda row: devices[place(row)].done))
+
+
+def _bad(value: int) -> Cell:
+    return Text(str(value), "bad") if value else Count(0)
+
+
+def _unlinked(row: "TraceFile") -> Cell:
+    return share_cell(row.unlinked_events, row.device_events)
+
+
+def _end(row: "TraceFile") -> Text:
+    if row.truncated or row.lost:
+        return Text("truncated" if row.truncated else "incomplete", "bad")
+    return Text("complete")
+
+
+class TraceFile(DocumentPart, frozen=True, kw_only=True):
+    """One trace file that was read."""
+
+    trace: A[str, col("label of the trace in every other table: its rank, or the name of the file", "trace", Code)]
+    path: A[str, col("path of the file", "file", Code, get=lambda row: Path(row.path).name)]
+    rank: A[int | None, col("rank of the process; null: not in the trace", "rank", Count)]
+    world_size: A[int | None, col("number of processes of the job; null: not in the trace")]
+    events: A[int, col("number of events read, of every category", "events", Count)]
+    device_events: A[int, col("number of kernels, communication, memsets and copies", "device events", Count)]
+    unlinked_events: A[int, term("device events whose launch call is not in the trace", "unlinked", Share, get=_unlinked)]
+    lost: A[int, col("number of events that could not be read", "lost", _bad)]
+    mended: A[int, term("number of events that were repaired to be read", "mended", _bad)]
+    truncated: A[bool, col("true: the file ends in the middle of its JSON", "end", get=_end)]
+    damage: A[tuple[str, ...], col("what the file says of events that cannot be, and what became of them, one sentence each")]
+    foreign: A[str, col("whose profiler wrote the file and what that cannot say; empty: `torch.profiler`")]
+    base_ns: A[int, col("nanoseconds since the Unix epoch that the trace's times are relative to; 0: no such offset")]
+    window_start_ns: A[int | None, col("start of the chosen window; null: the whole trace")]
+    window_end_ns: A[int | None, col("end of the chosen window; null: the whole trace")]
+
+
+class IdleRow(OnDevice, frozen=True, kw_only=True):
+    """Idle time of one device by cause; the causes add up to its idle time."""
+
+    cause: A[str, term("cause of the idle time, e.g. `host_late`; docs/traces.md explains them", "idle because")]
+    idle_ns: A[int, col("idle time with this cause", "time", ExactTime, of={"of idle": "idle_ns", "of span": "span_ns"})]
+
 
 # Devices of a study: their names in tables, and the style of their activity in pictures.
 
@@ -94,16 +326,7 @@ def during(view: DeviceView) -> str:
 
 
 MAX_STRETCHES: Final = 12
-"""Most rows for each lane of the table under the picture of time by class."""
-
-
-def _permille(edges_ns: Sequence[int], ns: Sequence[int]) -> tuple[int, ...]:
-    """Return what part of each bin some times take, in thousandths."""
-    return tuple(1000 * value // max(1, right - left) for value, (left, right) in zip(ns, pairwise(edges_ns), strict=True))
-
-
-MAX_BINS: Final = 240
-"""Bins of the picture for a few lanes; all lanes together have at most four times as many."""
+"""Most rows for each device of the table of time by class over the trace."""
 _KINDS_NOTE: Final = (
     f"Where kinds overlap, exclusive time goes to {' over '.join(PRIORITY)}. Union and sum are inclusive and do not add up over "
     "rows."
@@ -116,18 +339,19 @@ _STREAMS_NOTE: Final = (
 
 def activity_section(study: TraceStudy) -> Section | None:
     """Build the section with busy time, idle time and overlap of every device; `None` if no trace has device events."""
-    seen = tables.seen_devices(study)
+    seen = devices_of(study)
     if not seen:
         return None
-    blocks: list[Block] = [_devices(study), *_picture(seen), _causes(study), *_overheads(seen)]
+    blocks: list[Block] = [_devices(study), _causes(study), *_overheads(seen)]
     kinds, streams = ([row for one in seen for row in getattr(one.account, name)] for name in ("kinds", "streams"))
     for caption, kind, rows, note in (
         ("Busy time by kind of work.", KindRow, kinds, _KINDS_NOTE),
         ("Streams.", StreamRow, streams, _STREAMS_NOTE),
     ):
         many = kind is StreamRow and len(rows) > 4
-        blocks.append(table_of(caption, tables.on_devices(study, kind), rows, notes=(note,), collapsed=many))
-    without = tuple(f"{found.trace}: no device events." for found in tables.seen(study) if not found.devices)
+        blocks.append(table_of(caption, on_devices(study, kind), rows, notes=(note,), collapsed=many))
+    blocks += _over_time(seen)
+    without = tuple(f"{found.trace}: no device events." for found in traces_of(study) if not found.devices)
     if without:
         blocks.append(Notes(without))
     lead = "Exact to the nanosecond, per device and never pooled: busy + idle = span, and the causes of idle time add up to idle."
@@ -135,11 +359,11 @@ def activity_section(study: TraceStudy) -> Section | None:
 
 
 def _devices(study: TraceStudy) -> Table:
-    shown = tables.on_devices(
+    shown = on_devices(
         study, DeviceRow, "span_ns", "busy_ns", "idle_ns", "overlap_ns", "exposed_communication_ns", "exposed_copies_ns",
         "events", "unlinked_events", "unlinked_ns",
     )  # fmt: skip
-    seen = tables.seen_devices(study)
+    seen = devices_of(study)
     notes = ["Sums of durations are not additive where events overlap; busy and idle are."]
     cut = [(one.name, num) for one in seen if (num := one.view.num_cut)]
     notes += [f"{name}: events cut by the edges of the window: {n}. Only their part inside counts." for name, n in cut]
@@ -147,19 +371,19 @@ def _devices(study: TraceStudy) -> Table:
 
 
 def _causes(study: TraceStudy) -> Table:
-    meaning: Field[tables.IdleRow] = Field("that is", lambda row: CAUSE_HINTS.get(row.cause, ""))
-    fields, rows = (*tables.on_devices(study, tables.IdleRow), meaning), list[tables.IdleRow]()
-    for one in tables.seen_devices(study):
-        whole = part_of(tables.IdleRow, one, cause="all", idle_ns=one.done.idle_ns)
+    meaning: Field[IdleRow] = Field("that is", lambda row: CAUSE_HINTS.get(row.cause, ""))
+    fields, rows = (*on_devices(study, IdleRow), meaning), list[IdleRow]()
+    for one in devices_of(study):
+        whole = part_of(IdleRow, one, cause="all", idle_ns=one.done.idle_ns)
         rows += [*(row for row in one.idle if row.idle_ns), whole]
     notes = ("Each gap is split by the device event that ends it; a cause without time is left out.",)
     shown = rows_of(fields, rows, strong=lambda row: row.cause not in CAUSES)
     return Table("Idle time by what the device waited for (exclusive: adds up to idle).", heads(fields), shown, notes)
 
 
-def _overheads(seen: Sequence[tables.DeviceFindings]) -> Iterator[Table]:
+def _overheads(seen: Sequence[DeviceFindings]) -> Iterator[Table]:
     loading = "a kernel or module was loaded at its first use: warm up before recording, or set CUDA_MODULE_LOADING=EAGER"
-    fields: tuple[Field[tuple[tables.DeviceFindings, str, int]], ...] = (
+    fields: tuple[Field[tuple[DeviceFindings, str, int]], ...] = (
         Field("device", lambda row: row[0].name, Code),
         Field("overhead", lambda row: row[1], Code),
         exact_time("idle time", lambda row: row[2]),
@@ -171,42 +395,31 @@ def _overheads(seen: Sequence[tables.DeviceFindings]) -> Iterator[Table]:
         yield table_of(f"Idle time as {PROFILER_OVERHEAD}, by what held up the host.", fields, rows)
 
 
-def _picture(seen: Sequence[tables.DeviceFindings]) -> Iterator[Figure]:
-    """Draw the time of each class in bins, over the table of stretches of several bins."""
-    drawn = [(one.name, one.view) for one in seen if one.view.span_ns]
-    if not drawn:
-        return
-    aligned, edges_ns, every = idle_strip([view for _, view in drawn], max(1, min(MAX_BINS, 4 * MAX_BINS // len(drawn))))
-    present = [number for number in range(len(ACTIVITIES)) if any(any(lane[number]) for lane in every)]
-    clock = "one clock" if aligned else "each device's own clock: the traces have no moment in common"
-    title = f"What each device did over time (solid) and why it was idle (hatched), on {clock}."
-    lanes = [(name, [lane[number] for number in present]) for (name, _), lane in zip(drawn, every, strict=True)]
-    kinds = tuple(CLASS_KINDS[ACTIVITIES[number]] for number in present)
-    notes = ("Exclusive: a row adds up to the part of its stretch that the device's window covers.",)
-    rows, num_bins = [], len(edges_ns) - 1
-    step = -(-num_bins // MAX_STRETCHES)
-    for name, classes_ns in lanes:
-        for first in range(0, num_bins, step):
-            last = min(first + step, num_bins)
-            sums = [sum(own[first:last]) for own in classes_ns]
-            if any(sums):
-                rows.append((Code(name), edges_ns[first], edges_ns[last], *sums))
-    fields = beside("device", ("from", "to", *(kind.label for kind in kinds)), "ms", show=ExactTime)
-    table = table_of("Time by class in stretches of the picture.", fields, rows, notes=notes)
-    strips = tuple(StripLane(name, tuple(_permille(edges_ns, own) for own in each)) for name, each in lanes)
-    alt = "Shares of work and idle classes over time, one lane per device; the table gives the times of longer stretches."
-    yield Figure(title, alt, Strip(edges_ns[-1], kinds, strips), table)
+def _over_time(seen: Sequence[DeviceFindings]) -> Iterator[Table]:
+    shown = [one for one in seen if one.view.span_ns]
+    if shown:
+        aligned, edges_ns, lanes = idle_strip([one.view for one in shown], MAX_STRETCHES)
+        present = [number for number in range(len(ACTIVITIES)) if any(any(lane[number]) for lane in lanes)]
+        bounds = list(pairwise(edges_ns))
+        rows = [
+            (Code(one.name), *bounds[at], *(lane[number][at] for number in present))
+            for one, lane in zip(shown, lanes, strict=True)
+            for at in range(len(bounds))
+            if any(own[at] for own in lane)
+        ]
+        labels = ("from", "to", *(CLASS_KINDS[ACTIVITIES[number]].label for number in present))
+        clock = "one clock" if aligned else "each device's own clock: the traces have no moment in common"
+        notes = ("Exclusive: a row adds up to the part of its stretch that the device's window covers.",)
+        caption, fields = f"Time by class in stretches, on {clock}.", beside("device", labels, "ms", show=ExactTime)
+        yield table_of(caption, fields, rows, notes=notes, collapsed=len(shown) > 1)
 
 
 def queue_section(study: TraceStudy) -> Section | None:
     """Build the section with a table of the queues of all devices and streams; `None` without device events."""
-    rows, top = [(one.name, queue) for one in tables.seen_devices(study) for queue in one.queues], study.options.top
+    rows, top = [(one.name, queue) for one in devices_of(study) for queue in one.queues], study.options.top
     if not rows:
         return None
-    lead = (
-        "Device events whose launch call has started and that have not started themselves. A queue that is empty most of the "
-        "time waits for the host; one that is long hides it. Nodes of a graph are launched together."
-    )
+    lead = "Device events whose launch call has started, but not yet they; if there are few, the device waits for the host."
     name: Field[tuple[str, QueueRow]] = Field(
         "queue", lambda row: row[0] if row[1].stream is None else f"{row[0]}, stream {row[1].stream}", Code
     )
@@ -228,23 +441,20 @@ _MEANING: Final = {
 
 
 def launch_section(study: TraceStudy) -> Section | None:
-    """Build the section with verdict, delays, launch calls and signs of loss; `None` if nothing was launched."""
-    seen, blocks = tables.seen_devices(study), list[Block | None]()
-    if seen:
-        calls = [row for one in seen for row in one.launches.calls[: study.options.top]]
-        caption = "Launch calls that device events of the window answer to."
-        blocks = [_verdicts(seen), _delays(seen), table_of(caption, tables.on_devices(study, LaunchRow), calls, sortable=True)]
-    blocks.append(_signs(study))
-    lead = (
-        "A delay runs from the launch call to the start on the device. Negative ones are legal and kept: a kernel may start "
-        "before its call returns. Delays overlap each other and do not add up; the idle causes do."
-    )
-    return section_of("launch", "Launches", lead, blocks)
+    """Build the section with verdict, delays and launch calls; `None` without device events."""
+    seen = devices_of(study)
+    if not seen:
+        return None
+    calls = [row for one in seen for row in one.launches.calls[: study.options.top]]
+    caption = "Launch calls that device events of the window answer to."
+    launched = table_of(caption, on_devices(study, LaunchRow), calls, sortable=True)
+    lead = "From launch call to start on the device; negative ones are legal. Delays overlap and do not add up."
+    return Section("launch", "Launches", lead, (_verdicts(seen), _delays(seen), launched))
 
 
-def _verdicts(seen: Sequence[tables.DeviceFindings]) -> Table:
+def _verdicts(seen: Sequence[DeviceFindings]) -> Table:
     delay = "median start to start of the launches that end a gap with the host late"
-    fields: tuple[Field[tables.DeviceFindings], ...] = (
+    fields: tuple[Field[DeviceFindings], ...] = (
         Field("device", lambda one: one.name, Code),
         Field("verdict", lambda one: verdict_cell(one.done)),
         numeric("idle share", lambda one: share_cell(one.done.idle_ns, one.done.span_ns), "of the span"),
@@ -252,15 +462,10 @@ def _verdicts(seen: Sequence[tables.DeviceFindings]) -> Table:
         time("delay after a late host", lambda one: one.account.late_delay_ns, "µs", delay, missing="no gap with the host late"),
         Field("that is", _meaning),
     )
-    notes = (
-        f"Host-bound: idle for at least {MIN_IDLE_SHARE:.0%} of the span, more than half of that with the host late, and a "
-        f"median delay below {MAX_PROMPT_NS // 1000} µs of what ends those gaps. Delays of launches behind a busy device say how "
-        "long the queue was, and nothing of the host. Another cause with more than half of the idle time gives its name.",
-    )
-    return table_of("What keeps each device from being busy.", fields, seen, notes=notes)
+    return table_of("What keeps each device from being busy.", fields, seen)
 
 
-def _meaning(one: tables.DeviceFindings) -> str:
+def _meaning(one: DeviceFindings) -> str:
     if one.done.verdict != "unknown":
         return _MEANING[one.done.verdict]
     if 2 * one.launches.num_uncorrelated > one.launches.num_unlinked:
@@ -268,7 +473,7 @@ def _meaning(one: tables.DeviceFindings) -> str:
     return f"{_MEANING['unknown']}: it lies before the trace; record a longer window"
 
 
-def _delays(seen: Sequence[tables.DeviceFindings]) -> Table:
+def _delays(seen: Sequence[DeviceFindings]) -> Table:
     wrong = "clocks or correlation are wrong"  # for no event can start before its launch call
     fields: tuple[Field[tuple[str, str, str, Distribution, int]], ...] = (
         Field("device", lambda row: row[0], Code),
@@ -282,55 +487,29 @@ def _delays(seen: Sequence[tables.DeviceFindings]) -> Table:
     for one in seen:
         for kind, sides in one.launches.kinds.items():
             rows += [(one.name, kind, edge, *found) for edge, found in zip(("start", "end"), sides, strict=True)]
-    notes = [_unlinked(one.name, one.launches) for one in seen if one.launches.num_unlinked]
+    notes = [_not_linked(one.name, one.launches) for one in seen if one.launches.num_unlinked]
     notes.append(
         "Later events of a graph wait for the graph's own events, not for the host: their delays say nothing of launching."
     )
     return table_of("Launch delays, of events that start in the window.", fields, rows, notes=notes)
 
 
-def _unlinked(name: str, found: Launch) -> str:
+def _not_linked(name: str, found: Launch) -> str:
     before = found.num_unlinked - found.num_uncorrelated
     why = [f"{before} were launched before the trace"] if before else []
     why += [f"{found.num_uncorrelated} carry no correlation"] if found.num_uncorrelated else []
     return f"{name}: {found.num_unlinked} of {found.num_events} events have no known launch call: {', '.join(why)}."
 
 
-def _signs(study: TraceStudy) -> Table | None:
-    """Build the table of signs that the profiler lost events of whole traces without saying so; None if there are none."""
-    rows = []
-    for of in tables.seen(study):
-        label = of.trace
-        for name, (n, missing) in launch.unanswered_calls(of.read).items():
-            rows.append((label, "launch calls that no device event answers to", name, f"{missing} of {n}"))
-        for _, first, n, num_nodes, short in launch.short_graphs(of.read):
-            what = f"{len(short)} of {n} launches have {short[0]} to {short[-1]} events, most have {num_nodes}"
-            rows.append((label, "graph launches with fewer events than their like", first, what))
-        if late := launch.past_end_ns(of.read, of.whole):
-            rows.append((label, "last device event ends after the recorded window", "", f"{late / 1e3:.3f} µs"))
-    fields: tuple[Field[tuple[str, str, str, str]], ...] = (
-        Field("trace", lambda row: row[0], Code),
-        Field("sign", lambda row: row[1]),
-        Field("where", lambda row: row[2], Code),
-        Field("how much", lambda row: Text(row[3], "bad")),
-    )
-    notes = ("A call can launch nothing by right: while a graph is captured, or as the last ones before the window closed.",)
-    caption = "Signs that a trace does not hold all that ran (whole traces, whatever the window)."
-    return table_of(caption, fields, rows, notes=notes) if rows else None
-
-
 def gaps_section(study: TraceStudy) -> Section | None:
     """Build the section with one table of gaps per device; `None` if no device has a gap after a kernel."""
-    seen = [one for one in tables.seen_devices(study) if one.gaps.rows]
+    seen = [one for one in devices_of(study) if one.gaps.rows]
     shown = [_gaps_table(one, study.options.top, collapsed=at > 0) for at, one in enumerate(seen)]
-    lead = (
-        "A gap is a stretch without any kernel, compute or communication, on any stream of the device. Copies and memsets do not "
-        "end one: their time in it stands beside the idle causes, and together they add up to the gap exactly."
-    )
+    lead = "A stretch without any kernel on any stream; the time of copies and memsets in it stands beside the idle causes."
     return section_of("gaps", "Gaps between kernels", lead, shown)
 
 
-def _gaps_table(one: tables.DeviceFindings, top: int, *, collapsed: bool) -> Table:
+def _gaps_table(one: DeviceFindings, top: int, *, collapsed: bool) -> Table:
     found, rows = one.gaps, one.gaps.rows
     parts = columns(GapsRow, *(f"{cause}_ns" for cause in CAUSES), "dtod_ns", "other_copy_ns", "memset_ns")
     fields = (
@@ -369,17 +548,14 @@ def timeline_section(study: TraceStudy) -> Section | None:
     table = class_table(lanes, picture, "Time by class", "in all", drawn=True)
     title = "What ran (solid) and where nothing did (hatched), by what the device waited for."
     alt = "Timeline of one step per device; the table gives the sums."
-    lead = (
-        "The step of median length of each device, or the chosen window; where no steps were found, the whole trace; of a long "
-        "one the middle."
-    )
+    lead = "The step of median length of each device, or the window; without steps the whole trace, of a long one the middle."
     if len(stretches) > len(shown):
         lead += f" {len(stretches) - len(shown)} more devices are not drawn."
     return Section("timeline", "One step", lead, (Figure(title, alt, picture, table),))
 
 
 def _stretches(study: TraceStudy) -> Iterator[tuple[str, DeviceView]]:
-    for one in tables.seen_devices(study):
+    for one in devices_of(study):
         view = one.view
         if one.of.window is None and isinstance(one.steps, Steps):
             ranked = sorted(one.steps.kept() or one.steps.steps, key=lambda step: (step.length_ns, step.start_ns))
@@ -440,7 +616,7 @@ MAX_ROWS: Final = 24
 
 def memory_section(study: TraceStudy) -> Section | None:
     """Build the section with memory of every device whose allocations were recorded; `None` if there is none."""
-    seen = [use for of in tables.seen(study) for use in of.memory]
+    seen = [use for of in traces_of(study) for use in of.memory]
     lead = "What the allocator handed out (allocated) and held (reserved), by the host's clock, exact to within a stretch."
 
     def name(row: MemoryRow) -> str:

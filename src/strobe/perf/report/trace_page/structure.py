@@ -44,8 +44,7 @@ from strobe.perf.report.blocks.kernels import (
     sections_table,
 )
 from strobe.perf.report.study import DETAILED_BYTES, TraceStudy
-from strobe.perf.report.trace_page import tables
-from strobe.perf.report.trace_page.device import during
+from strobe.perf.report.trace_page.device import DeviceFindings, devices_of, during, on_devices, traces_of
 from strobe.perf.table.fields import (
     Field,
     beside,
@@ -84,12 +83,12 @@ from strobe.perf.table.model import (
 from strobe.perf.table.rows import FIGURES, columns
 from strobe.perf.trace import Trace, read_trace
 
-Found = Sequence[tuple[tables.DeviceFindings, Steps]]
+Found = Sequence[tuple[DeviceFindings, Steps]]
 
 
 def steps_section(study: TraceStudy) -> Section | None:
     """Build the section with the steps of every device; `None` if no trace has device events."""
-    seen, top = tables.seen_devices(study), study.options.top
+    seen, top = devices_of(study), study.options.top
     found = [(one, one.steps) for one in seen if isinstance(one.steps, Steps)]
     without = tuple(_spoken((one.steps, one.name) for one in seen if isinstance(one.steps, str)))
     blocks: list[Block] = []
@@ -97,16 +96,13 @@ def steps_section(study: TraceStudy) -> Section | None:
         blocks = [_summary(found), *_evidence(found), *(_steps_table(*each, top) for each in found)]
     if without:
         blocks.append(Notes(without))
-    lead = (
-        "A step lasts from its first device event to the first one of the next step, so the steps, with what lies before and "
-        "after them, add up to the span of the device exactly. Steps of the host are something else: the device lags behind."
-    )
+    lead = "From a step's first device event to that of the next; steps, and what lies before and after, add up to the span."
     return section_of("steps", "Steps", lead, blocks)
 
 
 def _summary(found: Found) -> Table:
     none = "no steady step"
-    fields: tuple[Field[tuple[tables.DeviceFindings, Steps, list[TraceStepRow]]], ...] = (
+    fields: tuple[Field[tuple[DeviceFindings, Steps, list[TraceStepRow]]], ...] = (
         Field("device", lambda row: row[0].name, Code),
         Field("a step starts with", lambda row: row[1].starts, Code),
         count("steps", lambda row: len(row[1].steps)),
@@ -168,27 +164,20 @@ def _evidence(found: Found) -> Iterator[Table]:
         Field("a period starts with", lambda row: row[1].anchor, Code),
         Field("right after", lambda row: row[1].after or None, Code, missing="its name occurs once in a period"),
         count("periods", lambda row: row[1].periods, "complete ones"),
-        count("kernels, fewest", lambda row: min(row[1].kernels)),
-        count("median", lambda row: int(np.median(np.array(row[1].kernels, np.int64)))),
-        count("most", lambda row: max(row[1].kernels)),
+        count("kernels", lambda row: int(np.median(np.array(row[1].kernels, np.int64))), "of a period, the median"),
         numeric("alike", lambda row: row[1].likeness, alike, show=Share),
-        numeric(
-            "identical", lambda row: row[1].identical, "share of the periods with the same kernels in the same order", show=Share
-        ),
+        numeric("identical", lambda row: row[1].identical, "share of the periods with the same kernels in order", show=Share),
         numeric("covered", lambda row: row[1].covered, "share of the stream's kernels that lie in complete periods", show=Share),
         count("anchors", lambda row: row[1].anchors, "kernels that occur as often, at the same distance"),
         Field("confidence", lambda row: Text(row[1].confidence, "good" if row[1].confidence == "high" else "bad")),
     )
     rows = [(one.name, steps.period) for one, steps in found if steps.period is not None]
     if rows:
-        notes = (
-            "No range says what a step is; a period is the longest stretch of kernels of one stream that repeats. It may be a "
-            "layer or several steps: name the range or kernel that starts a step where it is not what you mean.",
-        )
-        yield table_of("Why these are steps: the kernels repeat.", fields, rows, notes=notes)
+        note = "It may be a layer or several steps: name the range or kernel that starts a step where it is not what you mean."
+        yield table_of("Why these are steps: the kernels repeat.", fields, rows, notes=(note,))
 
 
-def _steps_table(one: tables.DeviceFindings, steps: Steps, top: int) -> Table:
+def _steps_table(one: DeviceFindings, steps: Steps, top: int) -> Table:
     window = one.of.window
     share: Field[TraceStepRow] = numeric("busy share", lambda row: [row], show=_busy, total=chain.from_iterable)
     fields = (
@@ -216,7 +205,7 @@ def _busy(steps: Iterable[TraceStepRow]) -> Cell:
     return share_cell(sum(busy), sum(length))
 
 
-def _layer_blocks(one: tables.DeviceFindings, top: int) -> Iterator[Block]:
+def _layer_blocks(one: DeviceFindings, top: int) -> Iterator[Block]:
     if groups := one.layers:
         yield _first_and_later(one.name, groups, one.ranges.sum_ns)
         group = next((group for group in groups if not group.inside), groups[0])
@@ -268,18 +257,14 @@ _TITLES: Final[dict[Kind, str]] = {
 def ranges_section(study: TraceStudy) -> Section | None:
     """Build the section with device time by range, module and layer; `None` if no trace has any for its device events."""
     blocks: list[Block] = []
-    for found in tables.seen(study):
+    for found in traces_of(study):
         trees = dict(call_trees(found.read, found.window))
         for one in found.devices:
             if one.ranges.rows:
                 blocks += _tables(one.name, one.ranges, study.options.top)
                 blocks.append(_flame(one.name, trees[one.device], study.options.top))
             blocks += _layer_blocks(one, study.options.top)
-    lead = (
-        "A device event belongs to the ranges and modules that were open on the thread of its launch call when that call "
-        "started, a graph's kernels to those around the launch of the graph. Sums include nested calls, exclusive times do not. "
-        "Names that differ in a number at their end (ProfilerStep#3, Linear_12) are one row."
-    )
+    lead = "By the ranges and modules that were open around the launch; names that differ in a number at their end are one row."
     return section_of("ranges", "Ranges, modules and layers", lead, blocks)
 
 
@@ -355,7 +340,7 @@ MOST_EVENTS: Final = 1 << 20
 def regions_section(study: TraceStudy) -> Section | None:
     """Build the section with the breakdown of each whole trace with frame blocks; `None` without one or with a window."""
     blocks: list[Block] = []
-    for found in tables.seen(study):
+    for found in traces_of(study):
         trace, label = found.read, found.trace
         if found.window is not None or not any(region.name == FRAME_BLOCK for region in trace.regions):
             continue
@@ -378,7 +363,7 @@ def sections_section(study: TraceStudy) -> Section | None:
     notes = []
     for text in study.options.sections:
         definition = parse_section(text)
-        for of in tables.seen(study):
+        for of in traces_of(study):
             label, found = of.trace, find_sections(of.read, definition, of.window)
             for cut in found:
                 rows.append(((label, cut.device), cut))
@@ -387,10 +372,7 @@ def sections_section(study: TraceStudy) -> Section | None:
                 reason = f"no device event matches {definition.focal!r}"
                 rows.append(((label, Text("")), (Code(str(definition)), Missing(reason, "none"))))
                 notes.append(f"{label}, {definition}: {reason}")
-    lead = (
-        "A section lasts from its left boundary to its right one: the nearest match before and after each focal event, on its "
-        "stream unless the boundary says @any."
-    )
+    lead = "From the nearest left match before each focal event to the right one after it, on its stream unless it says @any."
     which = (*beside("trace", ()), count("device", lambda row: row[1]))
     return Section("sections", "Sections", lead, (sections_table(which, rows, notes),))
 
@@ -398,7 +380,7 @@ def sections_section(study: TraceStudy) -> Section | None:
 def operators_section(study: TraceStudy) -> Section | None:
     """Build the section with the operator table of every trace without device events; `None` if all have some."""
     blocks: list[Block] = []
-    for of in tables.seen(study):
+    for of in traces_of(study):
         label, found = of.trace, of.host
         if len(of.read.device_events):
             continue
@@ -444,21 +426,18 @@ _NAMED = 2
 def operator_times_section(study: TraceStudy) -> Section | None:
     """Build the section with one table per device; `None` without device events. It tells how to read traces with details."""
     blocks: list[Block] = [
-        _operator_times_table(one, one.times, study.options.top) for one in tables.seen_devices(study) if one.times is not None
+        _operator_times_table(one, one.times, study.options.top) for one in devices_of(study) if one.times is not None
     ]
-    unread = [found.trace for found in tables.seen(study) if found.devices and found.read.details is None]
+    unread = [found.trace for found in traces_of(study) if found.devices and found.read.details is None]
     if unread and (blocks or study.options.details is None):
         most = bytes_in(DETAILED_BYTES, "MB")
         said = f"{', '.join(unread)}: not read, because a file has more than {most:.0f} MB; --details reads them."
         blocks.append(Notes((said,)))
-    lead = (
-        "Every device event by the operator that launched it. Exclusive times add up to the busy time; what no operator launched "
-        "(Triton kernels outside of one, graphs) is a row of its own."
-    )
+    lead = "By the operator that launched it; what none launched (Triton kernels outside of one, graphs) is a row of its own."
     return section_of("operator-times", "GPU time by operator", lead, blocks, folded=True)
 
 
-def _operator_times_table(one: tables.DeviceFindings, times: OperatorTimes, top: int) -> Table:
+def _operator_times_table(one: DeviceFindings, times: OperatorTimes, top: int) -> Table:
     fields: tuple[Field[OperatorTimeRow], ...] = (
         *columns(OperatorTimeRow, of=times),
         time(
@@ -501,7 +480,7 @@ _MOST_REASONS = 12
 def roofline_section(study: TraceStudy) -> Section | None:
     """Build the section with operators against each device's peaks; `None` if no trace was read with details or had work."""
     blocks: list[Block] = []
-    for one in tables.seen_devices(study):
+    for one in devices_of(study):
         if one.times is None:
             continue
         if one.rates:
@@ -511,15 +490,13 @@ def roofline_section(study: TraceStudy) -> Section | None:
         why = "no operator with recorded inputs launched anything" if said else "shapes not recorded"
         blocks.append(Notes((f"{one.name}: {why}{'' if said else ': capture with record_shapes=True'}.",)))
     lead = (
-        "Operators by input: the time of all kernels of a call against what it must compute and the least it must move. "
-        "FLOPs are those of matrix products, convolutions and attention; elementwise work moves every operand once. "
-        "Kernels without an operator (Triton outside of it, graphs) are left out. A trace holds no clocks, so shares are of the "
-        "peak at boost clock."
+        "The time of all kernels of a call against what it must compute and the least it must "
+        "move. A trace holds no clocks, so shares are of the peak at boost clock."
     )
     return peaks_section(blocks, lead, folded=True)
 
 
-def _roofline_table(one: tables.DeviceFindings, busy_ns: int, top: int) -> Table:
+def _roofline_table(one: DeviceFindings, busy_ns: int, top: int) -> Table:
     found = {row.place: rate for row, rate in one.rates}
     of_busy: Field[OperatorRateRow] = numeric(
         "of busy", lambda row: row.exclusive_ns, "exclusive time / busy time", show=share_of(busy_ns), total=sum
@@ -538,7 +515,7 @@ def _roofline_table(one: tables.DeviceFindings, busy_ns: int, top: int) -> Table
     return table_of(caption, fields, known, top=top, notes=notes, sortable=True)
 
 
-def _roofline_notes(one: tables.DeviceFindings) -> Iterator[str]:
+def _roofline_notes(one: DeviceFindings) -> Iterator[str]:
     unknown = dict.fromkeys((row.unknown, row.operator) for row, _ in one.rates if row.unknown)
     for reason, names in gathered(unknown).items():
         yield f"Not counted, {first_of(names, _MOST_REASONS)}: {reason}."
@@ -554,7 +531,7 @@ def device_kernels(study: TraceStudy) -> Section | None:
     top = study.options.top
     shown = [
         table
-        for at, one in enumerate(tables.seen_devices(study))
+        for at, one in enumerate(devices_of(study))
         for table in kernel_tables(
             f"{one.name}, {during(one.view)}",
             [Listed(row, names) for row, names in one.kernels],
@@ -566,7 +543,7 @@ def device_kernels(study: TraceStudy) -> Section | None:
     return kernels_section(shown, exclusive=True) if shown else None
 
 
-def _kernels_notes(one: tables.DeviceFindings) -> Iterator[str]:
+def _kernels_notes(one: DeviceFindings) -> Iterator[str]:
     if num_cut := one.view.num_cut:
         yield f"Calls cut by the edges of the window: {num_cut}. Each counts as one, times count their part inside."
     if mangled := {each.name for _, names in one.kernels for each in names if each.name.startswith(MANGLED)}:
@@ -578,8 +555,8 @@ _OF_UNION: Final = "share of the union"
 
 def collectives_section(study: TraceStudy) -> Section | None:
     """Build the section with communication per device and across ranks; `None` if there is none."""
-    called = {(one.trace, one.device): one.name for one in tables.seen_devices(study)}
-    found = [(called[of.trace, own.device], own) for of in tables.seen(study) for own in of.communication]
+    called = {(one.trace, one.device): one.name for one in devices_of(study)}
+    found = [(called[of.trace, own.device], own) for of in traces_of(study) for own in of.communication]
     if not found:
         return None
     names = [name for name, _ in found]
@@ -587,10 +564,7 @@ def collectives_section(study: TraceStudy) -> Section | None:
     together = collective_skew(study.traces, study.windows)
     if together is not None:
         blocks += _across(names, together, study.options.top)
-    lead = (
-        "Exposed communication is what neither a kernel nor a memset of the same device hides. A collective's duration holds "
-        "the wait for the last rank (skew) and the moving of data (transfer); only the traces of all ranks tell them apart."
-    )
+    lead = "Exposed is what neither a kernel nor a memset of the device hides; a duration holds the wait for the last rank too."
     return Section("collectives", "Communication", lead, tuple(blocks))
 
 
@@ -610,12 +584,12 @@ def _devices(found: Sequence[tuple[str, Communication]]) -> Table:
 
 
 def _kinds(study: TraceStudy) -> Table:
-    rows = (row for of in tables.seen(study) for own in of.communication for row in own.kinds)
+    rows = (row for of in traces_of(study) for own in of.communication for row in own.kinds)
     told, top = sorted(rows, key=lambda row: -row.exposed_ns), study.options.top
     named = ("collective", "group", "ranks", "message_bytes", "calls", "exposed_ns", "sum_ns", *FIGURES)
-    fields = tables.on_devices(study, CollectiveRow, *named)
+    fields = on_devices(study, CollectiveRow, *named)
     notes = ["Durations hold the wait for the last rank. Exposed times add up only where collectives do not overlap."]
-    cut = sum(own.num_cut for of in tables.seen(study) for own in of.communication)
+    cut = sum(own.num_cut for of in traces_of(study) for own in of.communication)
     if cut:
         notes.append(f"Collectives cut by the edges of the window: {cut}. n counts them, times count their part inside.")
     left = sum(row.exposed_ns for row in told[top:])
