@@ -47,8 +47,6 @@ class CellWriter:
         memory: float = 0.0,
         recall: float | None = None,
         sm_mhz: int | None = None,
-        throttle: tuple[str, ...] = (),
-        moved_bytes: int = 0,
     ) -> None:
         dense = density == 1
         whole = name.startswith(("tiled", "raster"))
@@ -57,7 +55,7 @@ class CellWriter:
         cost = SpanCost(
             span=span,
             flops=2_000_000_000 if name == "matmul" else round(flops * density),
-            read_bytes=moved_bytes,
+            read_bytes=0,
             write_bytes=0,
             dense_flops=None if dense else flops,
         )
@@ -86,7 +84,7 @@ class CellWriter:
         )
         if recall is not None:
             self.writer.append(self.number(name, "recall", recall, "dense"))
-        clocks = None if sm_mhz is None else Clocks(source="nvml", samples=8, sm_mhz=sm_mhz, throttle=throttle)
+        clocks = None if sm_mhz is None else Clocks(source="nvml", samples=8, sm_mhz=sm_mhz)
         for lap, pair in enumerate(rounds):
             for value in pair:
                 self.line(name, span, round(value * MS), lap, "cuda_event")
@@ -176,19 +174,6 @@ def row(table: Table, *words: object) -> dict[str, object]:
     raise AssertionError(f"no row with {words}")
 
 
-def test_a_size_too_small_for_sparsity_is_said_to_be(tmp_path: Path) -> None:
-    remark = "Too small for sparsity to pay"
-    faster = tables(bench_report(run(tmp_path / "a")))["shape, forward: speed."]
-    assert not any(note.startswith(remark) for note in faster.notes)
-    cell = CellWriter(tmp_path / "b", cell_of(0.9), ("dense:a", "fine:x", "raster:x"))
-    cell.measured("dense:a", [(10, 10), (11, 9), (10.2, 10.2)])
-    cell.measured("fine:x", [(10, 10), (12, 9), (10.1, 10.1)])
-    cell.measured("raster:x", [(15, 15)] * 3)
-    cell.end()
-    slower = tables(bench_report(tmp_path / "b"))["shape, forward: speed."]
-    assert [note for note in slower.notes if note.startswith(f"{remark}: at ")]
-
-
 def test_a_serialised_run_is_labelled_and_never_compared(tmp_path: Path) -> None:
     folder = run(tmp_path, serialised=True)
     report = bench_report(folder)
@@ -237,29 +222,23 @@ def test_remarks_on_many_cells_are_one_line_and_on_one_cell_stay_as_they_are() -
 def clocked(table: Table) -> list[list[str]]:
     """The columns of clocks and peaks as a reader sees them."""
     titles = [column.title for column in table.columns]
-    places = [titles.index(head) for head in ("of peak", "of peak at its clock", "SM clock", "at the busy clock")]
+    places = [titles.index(head) for head in ("of peak", "of peak at its clock", "SM clock")]
     return [[cell_text(each.cells[at], table.columns[at]) for at in places] for each in table.rows]
 
 
 def test_rates_are_held_against_the_peak_at_the_clock_that_ran(tmp_path: Path) -> None:
     """4 GFLOP and 5 % of padding in 0.01 ms are 420 TFLOP/s: 42 % of 989.4 at 1,830 MHz, 52 % of what 1,500 MHz allow."""
-    cell = CellWriter(tmp_path, cell_of(0.5), ["dense:a", "fine:a", "fine:b", "fine:c"])
-    cell.measured("dense:a", [(0.01, 0.01)] * 3, sm_mhz=1500, throttle=("sw_power_cap",))
+    cell = CellWriter(tmp_path, cell_of(0.5), ["dense:a", "fine:a", "fine:b"])
+    cell.measured("dense:a", [(0.01, 0.01)] * 3, sm_mhz=1500)
     cell.measured("fine:a", [(0.005, 0.005)] * 3, density=0.5, sm_mhz=1800)
     cell.measured("fine:b", [(0.006, 0.006)] * 3, density=0.5)
-    cell.measured("fine:c", [(0.006, 0.006)] * 3, density=0.5, sm_mhz=1800, moved_bytes=20_000_000)
     cell.end()
     (table,) = (table for caption, table in tables(bench_report(tmp_path)).items() if caption.endswith(": speed."))
     assert clocked(table) == [
-        ["42.4 %", "51.8 %", "at 1,500 MHz", "0.01000"],
-        ["42.4 %", "43.2 %", "at 1,800 MHz", "0.006000"],
-        ["35.4 %", "-", "-", "-"],
-        ["35.4 %", "36.0 %", "at 1,800 MHz", "-"],
+        ["42.4 %", "51.8 %", "at 1,500 MHz"],
+        ["42.4 %", "43.2 %", "at 1,800 MHz"],
+        ["35.4 %", "-", "-"],
     ]
-    busy = [each.cells[[column.title for column in table.columns].index("at the busy clock")] for each in table.rows]
-    assert isinstance(busy[2], Missing) and "not sampled" in busy[2].reason
-    assert isinstance(busy[3], Missing) and "bound by memory" in busy[3].reason
-    assert any("1,500 to 1,500 MHz" in note for note in table.notes)
 
 
 def speed_of(root: Path, **clocks: dict[str, Any]) -> Table:
@@ -274,12 +253,8 @@ def speed_of(root: Path, **clocks: dict[str, Any]) -> Table:
 
 
 def test_what_is_not_known_of_clocks_is_said(tmp_path: Path) -> None:
-    table = speed_of(tmp_path / "fast", dense={"sm_mhz": 1980}, fine={"sm_mhz": 1965})
-    assert [line[2:] for line in clocked(table)] == [["at 1,980 MHz", "-"], ["at 1,965 MHz", "-"]]
-    assert any("its clock when kept busy is not known" in note for note in table.notes)
-    same = {"sm_mhz": 1872, "throttle": ("sw_power_cap",)}
+    same = {"sm_mhz": 1872}
     table = speed_of(tmp_path / "same", dense=same, fine=same)
-    assert [line[3] for line in clocked(table)] == ["-", "-"]
     assert any("sampled over whole rounds of all contestants" in note for note in table.notes)
     table = speed_of(tmp_path / "none", dense={})
     assert any(note.startswith("SM clock: not sampled, which needs NVML") for note in table.notes)

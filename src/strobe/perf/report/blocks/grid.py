@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeAlias, TypeVar
 
 from strobe.perf.analysis.runs.grid import CellRun, GridContestant, Outcome, speedup
@@ -14,12 +13,10 @@ from strobe.perf.table.fields import Field, beside, count, numeric, table_of
 from strobe.perf.table.model import (
     Axis,
     Banner,
-    Bar,
     Cell,
     Code,
     Count,
     Fact,
-    Figure,
     Missing,
     Number,
     Plane,
@@ -29,7 +26,6 @@ from strobe.perf.table.model import (
     Speedup,
     Table,
     Text,
-    Waterfall,
 )
 
 T = TypeVar("T")
@@ -109,38 +105,23 @@ def absent_table(cells: Sequence[CellRun]) -> Table | None:
     return table_of("Entries without a number.", fields, list(found.items())) if found else None
 
 
-def bars_figure(
-    title: str, parts: Sequence[tuple[str, int]], whole: tuple[str, int], bad: Container[str], table: Table
-) -> Figure:
-    """Draw the parts of a call one after the other, those that are no work as bad, and the whole call."""
-    ends = [0, *accumulate(ns for _, ns in parts)]
-    bars = [
-        Bar(label=name, start_ns=start, stop_ns=start + ns, tone="bad" if name in bad else "plain")
-        for (name, ns), start in zip(parts, ends, strict=False)
-    ]
-    bars.append(Bar(label=whole[0], start_ns=0, stop_ns=whole[1], tone="plain", total=True))
-    return Figure(title=title, alt=title, picture=Waterfall(tuple(bars)), table=table)
-
-
 def plane_of(named: Mapping[str, Sequence[tuple[float, float]]], x: Axis, y: Axis) -> Plane:
     """Plot the points of each name in a colour of its own."""
     marks = tuple(PlotPoint(*point, series) for series, points in enumerate(named.values()) for point in points)
     return Plane(x=x, y=y, marks=marks, series=tuple(named))
 
 
-def curves(
+def across(
     title: str,
     named: Mapping[str, Sequence[tuple[float, float]]],
-    axes: tuple[Axis, Axis],
     head: tuple[str, Callable[[float], str]],
     cell: Callable[[float], Number],
-) -> Figure:
-    """Plot the points of each name, over a table with a row for each name and a column for each place."""
+) -> Table:
+    """Build the table with a row for each name and a column for each place of its points."""
     places = sorted({x for points in named.values() for x, _ in points})
     missing = Missing(NONE, "-")
     rows = []
     for name, points in named.items():
         values = dict(points)
         rows.append((Code(name), *(cell(values[place]) if place in values else missing for place in places)))
-    table = table_of(f"{title}.", beside(head[0], map(head[1], places), numeric=True), rows)
-    return Figure(title=title, alt=title, picture=plane_of(named, *axes), table=table)
+    return table_of(f"{title}.", beside(head[0], map(head[1], places), numeric=True), rows)
