@@ -19,7 +19,7 @@ from strobe.engine.presets import preset
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
 from strobe.perf.records.store import read_run
-from strobe.perf.report.blocks.referee import front
+from strobe.perf.report.blocks.grid import front
 from strobe.perf.report.log_page import vary_report
 from strobe.perf.report.write import render_markdown
 from terminal import quiet

@@ -14,7 +14,7 @@ from strobe.core.errors import DataError
 from strobe.perf.records.record import AttentionCell, Clip, Clocks, Contestant, End, Excluded, Gate, Quality, SpanCost, Variant
 from strobe.perf.records.store import RunWriter
 from strobe.perf.report.attention_bench import bench_report, read_cells, shown_tables
-from strobe.perf.report.blocks.referee import answer, judge_methods
+from strobe.perf.report.blocks.grid import answer, judge_methods
 from strobe.perf.report.blocks.settings import remarks
 from strobe.perf.report.write import render_markdown
 from strobe.perf.table.model import Figure, Missing, Plane, Report, Table, cell_text

@@ -14,9 +14,8 @@ from strobe.perf.analysis.device.roofline import Roofline
 from strobe.perf.analysis.runs.grid import CellRun, GridContestant, read_grid, speedup
 from strobe.perf.records.record import COSINE, L1, LSE, MATMUL, PEAK, RECALL, RMSE, SAVED, TEMPORARY, WHOLE, Gate
 from strobe.perf.report.blocks.fields import gathered, section_of
-from strobe.perf.report.blocks.grid import NONE, Entry, absent_table, across, grid_page, timed_fields
+from strobe.perf.report.blocks.grid import NONE, Entry, absent_table, across, grid_page, judged_sections, timed_fields
 from strobe.perf.report.blocks.kernels import AT_CLOCK, NO_CLOCK, device_note, of_cost, ran_at, rate_fields, rate_number
-from strobe.perf.report.blocks.referee import judged_sections
 from strobe.perf.report.blocks.settings import banners
 from strobe.perf.report.study import load_study
 from strobe.perf.table.fields import Field, count, heads, numeric, rows_of, table_of, time

@@ -20,7 +20,7 @@ from strobe.perf.records.record import CELLS, Gate, Quality, Variant, Workload, 
 from strobe.perf.records.store import FILES, RunRecords, read_run, records_in, superseded
 from strobe.perf.report.blocks.answer import change_sections
 from strobe.perf.report.blocks.fields import gathered, page, section_of, verdict_cell
-from strobe.perf.report.blocks.referee import BEST, front
+from strobe.perf.report.blocks.grid import BEST, front
 from strobe.perf.report.blocks.settings import banners, settings_section
 from strobe.perf.report.findings import Finding, find
 from strobe.perf.report.study import load_study

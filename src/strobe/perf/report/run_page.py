@@ -530,7 +530,7 @@ def _figure(steps: Sequence[tuple[Subject, list[Piece]]]) -> Figure:
     assert all(before[1] == after[0] for _, pieces in steps for before, after in pairwise(pieces)), "slices do not tile the step"
     picture = draw_lanes(lanes, _KINDS, _KERNEL)
     title = "What ran in the step (solid) and where nothing did (hatched), on one axis. The attention kernel stands out."
-    table = class_table(lanes, picture, "Time of the step by class", "the step", drawn=True)
+    table = class_table(lanes, picture, "Time of the step by class", "the step")
     return Figure(title, "Timeline of one denoise step per variant; the table gives the sums.", picture, table)
 
 

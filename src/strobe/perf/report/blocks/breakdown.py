@@ -30,7 +30,6 @@ from strobe.perf.table.model import (
     Cell,
     Count,
     Figure,
-    Level,
     Missing,
     Notes,
     Number,
@@ -354,14 +353,14 @@ def stages_section(study: RunStudy, findings: Sequence[Finding]) -> Section:
 
 
 def _runs_figure(study: RunStudy, totals: Sequence[StageClips], title: str, table: Table) -> Figure:
-    marks, levels = [], []
-    for subject, own in zip(study.subjects, totals, strict=True):
-        marks += [PlotPoint(clip.order, ns, subject.series, hollow=clip.phase == "warmup") for clip, ns, _ in own]
-        if timed := [ns for clip, ns, _ in own if clip.phase != "warmup"]:
-            levels.append(Level(statistics.fmean(timed), subject.series, f"{subject.label}, average without warm-up"))
+    marks = [
+        PlotPoint(clip.order, ns, subject.series, hollow=clip.phase == "warmup")
+        for subject, own in zip(study.subjects, totals, strict=True)
+        for clip, ns, _ in own
+    ]
     names = tuple(subject.label for subject in study.subjects)
-    plane = Plane(Axis("position in the run", whole=True), Axis(title, "ms", True), tuple(marks), tuple(levels), names)
-    text = f"{title}: every clip in the order it ran. Hollow: warm-up. Dashed: average without warm-up."
+    plane = Plane(Axis("position in the run", whole=True), Axis(title, "ms", True), tuple(marks), series=names)
+    text = f"{title}: every clip in the order it ran. Hollow: warm-up."
     return Figure(text, f"{title} of every clip; the table lists the values.", plane, table, table_open=True)
 
 

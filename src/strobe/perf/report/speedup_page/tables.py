@@ -472,7 +472,7 @@ def timeline_section(study: SpeedupStudy) -> Section | None:
         return None
     picture = draw_lanes(lanes, _KINDS, _FOCAL)
     title = "What ran (solid) and where nothing did (hatched), on one axis. The focal kernel stands out."
-    table = class_table(lanes, picture, "Time of the step by class", "the step", drawn=False)
+    table = class_table(lanes, picture, "Time of the step by class", "the step")
     figure = Figure(title, "Timeline of one step of both sides; the table gives the sums.", picture, table)
     lead = "The step of median length of each side, each from its own start. Traced, so longer than a step without a profiler."
     return Section("timeline", "One step, before and after", lead, (figure,))
