@@ -253,12 +253,6 @@ class Flame(_Node, frozen=True):
 Picture = Whiskers | Waterfall | Plane | Timeline | Strip | Flame
 
 
-class Paragraph(_Node, frozen=True):
-    """A paragraph of text."""
-
-    text: str
-
-
 class Notes(_Node, frozen=True):
     """A list of remarks."""
 
@@ -307,7 +301,7 @@ class Videos(_Node, frozen=True):
     items: tuple[VideoLink, ...]
 
 
-Block = Paragraph | Notes | Table | Figure | Headlines | Videos
+Block = Notes | Table | Figure | Headlines | Videos
 
 
 class Section(_Node, frozen=True):

@@ -28,7 +28,6 @@ from strobe.perf.table.model import (
     Figure,
     LevelName,
     Notes,
-    Paragraph,
     Ratio,
     Report,
     Section,
@@ -218,7 +217,7 @@ def _lines_table(reference: Subject, candidate: Subject, found: Ledger, calls: b
 
 def _effects_table(reference: Subject, candidate: Subject, found: Ledger, calls: bool) -> Block:
     if not found.kernels:
-        return Paragraph("No kernel or operator calls in the traced windows.")
+        return Notes(("No kernel or operator calls in the traced windows.",))
     fields: tuple[Field[CallsEffect], ...] = (
         Field("kernel or operator", lambda effect: line_word(effect.kernel, calls), Code),
         count(f"calls, {reference.label}", lambda effect: int(effect.calls[0]), total=sum),

@@ -17,7 +17,7 @@ from strobe.perf.analysis.runs.breakdown import Amount, Breakdown, Gap, Place, l
 from strobe.perf.analysis.runs.compare import STAGES, Comparison, SideClocks, StageClips, stage_time
 from strobe.perf.analysis.runs.latency import Latencies
 from strobe.perf.analysis.runs.timeline import Path
-from strobe.perf.measure.stats import outliers, percentile
+from strobe.perf.measure.stats import percentile
 from strobe.perf.records.record import Clip, Quality, SpanCost
 from strobe.perf.report.blocks.fields import gathered, stretches, tail_cell, verdict_cell
 from strobe.perf.report.blocks.kernels import anomaly_notes, clock_notes, device_note, of_cost, ran_at, rate_fields
@@ -33,7 +33,6 @@ from strobe.perf.table.model import (
     Missing,
     Notes,
     Number,
-    Paragraph,
     Plane,
     PlotPoint,
     Ratio,
@@ -535,13 +534,10 @@ def _left_out(study: RunStudy, found: Mapping[str, Latencies | str]) -> tuple[st
 
 
 def _steady(found: Latencies) -> Iterator[str]:
-    steady, (outside, effect) = found.steady, outliers(found.blocks_ns) if found.blocks_ns else (0, 0.0)
+    steady = found.steady
     yield f"{len(steady.kept)} frame blocks of {found.num_clips} clips {'are steady' if steady.tested else 'are kept'}"
     yield f"excluded frame blocks: {excluded_text([*steady.excluded.items()])}"
     yield from filter(None, (steady.note,))
-    if outside:
-        words = f"without them the mean would change by {100 * effect:+.2g} %"
-        yield f"{outside} of the {len(found.blocks_ns)} kept lie outside Tukey's fences and count: {words}"
 
 
 _PICTURES: Final = 2
@@ -556,8 +552,7 @@ _Point: TypeAlias = tuple[Subject, float, Quality]
 def quality_section(study: RunStudy, found: Mapping[str, Latencies | str]) -> Section:
     """Build the section with the table of all metrics, and a plot of those that at least two variants have."""
     if not any(run.quality for run in study.runs):
-        none = Paragraph("Not measured: these records hold no quality numbers.")
-        return Section("quality", "Quality against latency", "", (none,))
+        return Section("quality", "Quality against latency", "Not measured: these records hold no quality numbers.", ())
     every = ((subject, line) for subject in study.subjects for line in subject.run.quality)
     values = {(subject.label, line.metric): line for subject, line in every if line.variant == subject.name}
     labels = [subject.label for subject in study.subjects]

@@ -50,7 +50,6 @@ from strobe.perf.table.model import (
     Missing,
     Notes,
     Number,
-    Paragraph,
     Ratio,
     Section,
     Speedup,
@@ -100,7 +99,7 @@ def levels_section(study: SpeedupStudy) -> Section:
         blocks.append(_account_figure(study, account))
         blocks += [Notes(tuple(_eaten(account)))] if study.comparable else []
     elif account is None:
-        blocks.append(Paragraph("No account from the kernel to the stage: no level was measured on both sides."))
+        blocks.append(Notes(("No account from the kernel to the stage: no level was measured on both sides.",)))
     return Section("speedups", "Speedups", lead, tuple(blocks))
 
 
@@ -113,7 +112,7 @@ def ladder(study: SpeedupStudy) -> Table:
 def _levels_figure(study: SpeedupStudy) -> Block:
     measured = [row for row in study.levels if not row.missing]
     if not measured:
-        return Paragraph("No level was measured on both sides.")
+        return Notes(("No level was measured on both sides.",))
     shares = () if study.common is None else (study.common.baseline_share, study.common.candidate_share)
     common = " of the kernel time of the baseline and ".join(f"{100 * share:.1f} %" for share in shares)
     notes = [
@@ -246,7 +245,7 @@ def ledger_section(study: SpeedupStudy) -> Section:
     """Build the section with the full ledger of the slowest ranks, and a table of all ranks."""
     title = "Where the time went"
     if not study.accounts:
-        return Section("ledger", title, "", (Paragraph(f"No ledger: {no_account(study)}."),))
+        return Section("ledger", title, "", (Notes((f"No ledger: {no_account(study)}.",)),))
     account = study.accounts[0]
     lead = (
         "Every nanosecond of the compared device time belongs to one line; what the candidate saves is the sum of what the lines "
@@ -338,7 +337,7 @@ def _calls_in_steps(study: SpeedupStudy) -> Iterator[str]:
 
 def _effects(account: Ledger) -> Block:
     if not account.kernels:
-        return Paragraph("No kernels in the compared time.")
+        return Notes(("No kernels in the compared time.",))
 
     def calls(side: str, at: int) -> Field[CallsEffect]:
         return numeric(f"calls, {side}", lambda row: row.calls[at], show=lambda n: Number(float(n), 1), total=sum)
@@ -524,7 +523,7 @@ def flame_section(study: SpeedupStudy) -> Section | None:
     alt = "Differential flame graph; the table lists the largest changes."
     shown: Block = Figure(title, alt, Flame(_frame(busy), True), _paths(tree.root))
     if not any(child.children for child in busy.children):
-        shown = Paragraph("No ranges, modules or operators were recorded on either side: there is no path to draw.")
+        shown = Notes(("No ranges, modules or operators were recorded on either side: there is no path to draw.",))
     return Section("flame", "The difference by path", lead, (shown,))
 
 

@@ -73,7 +73,6 @@ from strobe.perf.table.model import (
     Missing,
     Notes,
     Number,
-    Paragraph,
     Section,
     Share,
     Table,
@@ -403,7 +402,7 @@ def operators_section(study: TraceStudy) -> Section | None:
         if len(of.read.device_events):
             continue
         if found is None:
-            blocks.append(Paragraph(f"{label}: no device events and no operators."))
+            blocks.append(Notes((f"{label}: no device events and no operators.",)))
             continue
         fields = columns(OperatorRow, "operator", "calls", "self_ns", "sum_ns", *FIGURES, of=found)
         blocks.append(_threads(found, label))
