@@ -18,7 +18,7 @@ from strobe.perf.report.blocks.grid import NONE, Entry, absent_table, across, gr
 from strobe.perf.report.blocks.kernels import AT_CLOCK, NO_CLOCK, device_note, of_cost, ran_at, rate_fields, rate_number
 from strobe.perf.report.blocks.settings import banners
 from strobe.perf.report.study import load_study
-from strobe.perf.table.fields import Field, count, heads, numeric, rows_of, table_of, time
+from strobe.perf.table.fields import Field, count, numeric, table_of, time
 from strobe.perf.table.model import (
     Banner,
     Block,
@@ -251,8 +251,8 @@ def _stage_table(cells: Sequence[CellRun]) -> Table | None:
     ]
     names = dict.fromkeys(name for _, entry in own for name in entry.stages)
     notes = tuple(f"{name}: {NAMES[name]}." for name in names if name in NAMES)
-    rows = rows_of(fields, stages, strong=lambda row: row[2] == WHOLE)
-    return Table("Stages of the whole operator, every cell.", heads(fields), rows, notes) if own else None
+    caption = "Stages of the whole operator, every cell."
+    return table_of(caption, fields, stages, strong=lambda row: row[2] == WHOLE, notes=notes) if own else None
 
 
 _LEAD = (

@@ -43,7 +43,7 @@ from strobe.perf.report.blocks.kernels import (
 )
 from strobe.perf.report.blocks.settings import banners, gates_table, settings_section
 from strobe.perf.report.study import RunStudy, Subject
-from strobe.perf.table.fields import Field, count, heads, numeric, rows_of, share_cell, share_of, table_of, time
+from strobe.perf.table.fields import Field, count, numeric, share_cell, share_of, table_of, time
 from strobe.perf.table.model import (
     Banner,
     Block,
@@ -293,7 +293,7 @@ def _budget(found: KernelProfile, what: ProfileFacts) -> Section:
         f"{'; '.join(reasons)}. Above 0 the step takes longer than its parts, below 0 less.",
     )
     lead = "The parts and the difference add up to the measured step."
-    table = Table("One denoise step.", heads(fields), rows_of(fields, rows, strong=lambda row: row is rows[-1]), notes)
+    table = table_of("One denoise step.", fields, rows, strong=lambda row: row is rows[-1], notes=notes)
     return Section("budget", "Per-step time budget", lead, (table,))
 
 
@@ -317,8 +317,8 @@ def _regions(found: KernelProfile) -> Section:
         f"stream, interleaved with the {len(found.step.times_ns)} steps without; what the timers cost is a line of its own.",
         f"{REST.capitalize()}: {', '.join(each.name for each in found.step.operations if each.inside == REST)}.",
     )
-    rows = rows_of(fields, (*found.by_region(), whole), strong=lambda row: row is whole)
-    table = Table("One denoise step by region.", heads(fields), rows, notes)
+    rows = (*found.by_region(), whole)
+    table = table_of("One denoise step by region.", fields, rows, strong=lambda row: row is whole, notes=notes)
     return Section("regions", "The same step as it runs", "What a region takes in a running step, against its parts.", (table,))
 
 
@@ -388,13 +388,12 @@ def _decoder(found: KernelProfile, what: ProfileFacts) -> Section:
         (Text(_DIFFERENCE), decode.difference_ns),
         (Code(VAE_DECODE), decode.mean_ns),
     )
-    shown = rows_of(fields, rows, strong=lambda row: row is rows[-1])
     notes = [
         f"As it runs: mean of {len(decode.times_ns)} frame blocks. Pixel shuffles and the copy to uint8 are in the difference."
     ]
     if what.overlapped:
         notes.append("It ran beside the commit pass, which slows both down; by themselves the modules had the device alone.")
-    account = Table("Decoder: parts against the whole.", heads(fields), shown, tuple(notes))
+    account = table_of("Decoder: parts against the whole.", fields, rows, strong=lambda row: row is rows[-1], notes=notes)
     return Section("decoder", "VAE decoder", "", (table, account))
 
 

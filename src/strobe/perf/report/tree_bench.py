@@ -14,7 +14,7 @@ from strobe.perf.measure.stats import percentile
 from strobe.perf.records.record import CALL, GUIDE, TOTAL, Links, Mode, SentMessage
 from strobe.perf.report.blocks.fields import damage_banners, gathered
 from strobe.perf.report.blocks.grid import NONE, Entry, absent_table, across, grid_page, plane_of, timed_fields
-from strobe.perf.table.fields import Field, beside, count, heads, numeric, rows_of, share_of, table_of, time
+from strobe.perf.table.fields import Field, beside, count, numeric, share_of, table_of, time
 from strobe.perf.table.model import (
     Axis,
     Banner,
@@ -109,13 +109,13 @@ def _guide_table(cell: CellRun, mode: Mode) -> Table | None:
         time("slowest rank", lambda row: max(row[4]), hint="p50"),
     )
     blocks.sort(key=lambda row: (row[0] == TOTAL, row[1] != "computation", row[1]))
-    rows = rows_of(fields, blocks, strong=lambda row: row[0] == TOTAL)
     shares = ", ".join(f"{kind} {100 * value / sum(sums.values()):.1f} %" for kind, value in sums.items())
     words = {
         "free-running": "Free-running: nothing waits inside; a comm block holds the wait for the other ranks too.",
         "serialised": "Serialised: the ranks meet before each collective (wait_*), so comm_* is transfer alone.",
     }[mode]
-    return Table(f"{cell.name}: blocks of the guide, {mode}.", heads(fields), rows, (f"Leaves: {shares}.", words))
+    caption, notes = f"{cell.name}: blocks of the guide, {mode}.", (f"Leaves: {shares}.", words)
+    return table_of(caption, fields, blocks, strong=lambda row: row[0] == TOTAL, notes=notes)
 
 
 # Scaling over the cells of a grid: strong and weak, with efficiency.

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby, zip_longest
+from itertools import groupby, islice, zip_longest
 from typing import Final, TypeAlias, TypeVar
 
 from strobe.core.costs import DevicePeaks
@@ -181,7 +181,7 @@ def _shares_table(label: str, found: Breakdown) -> Table:
         rows.append((_stage_cell(stage), (), _stage(found, stage), Text(""), False))
     caption = f"Shares of {label}: {found.blocks} traced frame block{'s' if found.blocks > 1 else ''} on {found.device} = 100 %."
     note = "A row with parts is their sum; `rest` is what lies in none of them. Shares of rows without parts, and rests, add up."
-    return Table(caption, heads(fields), rows_of(fields, rows, strong=lambda row: row[4]), (note,))
+    return table_of(caption, fields, rows, strong=lambda row: row[4], notes=(note,))
 
 
 def _stage_cell(stage: str) -> Text:
@@ -227,9 +227,8 @@ def stages_table(label: str, found: Breakdown, roofs: Roofs) -> Table:
     busy = sum(amount.busy_ns for amount in found.amounts.values())
     whole = Amount(busy_ns=busy, idle_ns=found.total_ns - busy)
     rows.append((Text("frame block"), Count(1), whole, found.blocks, Text("")))
-    notes = roofs.notes
-    shown = rows_of(fields, rows, strong=lambda row: row[2] is whole)
-    return Table(f"Passes and stages of {label}, mean of one call.", heads(fields), shown, notes)
+    caption = f"Passes and stages of {label}, mean of one call."
+    return table_of(caption, fields, rows, strong=lambda row: row[2] is whole, notes=roofs.notes)
 
 
 def layers_table(label: str, found: Breakdown, roofs: Roofs) -> Table:
@@ -265,8 +264,8 @@ def layers_table(label: str, found: Breakdown, roofs: Roofs) -> Table:
         "Rates are of one call of the piece over all layers: FLOPs and least bytes follow from the shapes; on a GPU its time is "
         "the sum of its kernels, without gaps."
     )
-    shown = rows_of(fields, rows, strong=lambda row: row[5])
-    return Table(f"A layer of {label}, in the denoise steps.", heads(fields), shown, (note,) if roofs.costs else ())
+    caption, notes = f"A layer of {label}, in the denoise steps.", (note,) if roofs.costs else ()
+    return table_of(caption, fields, rows, strong=lambda row: row[5], notes=notes)
 
 
 def _gaps_table(label: str, found: Breakdown) -> Table:
@@ -327,7 +326,7 @@ def gains_table(labels: tuple[str, str], theirs: Breakdown, ours: Breakdown) -> 
     rows.append((Text("frame block"), *whole, Count(1), whole[0] - whole[1], True))
     note = "Traced, so both sides carry the profiler's cost, and once each: no interval. `strobe compare` times and repeats."
     caption = f"{labels[1]} against {labels[0]}, piece by piece."
-    return Table(caption, heads(fields), rows_of(fields, rows, strong=lambda row: row[5]), (note,))
+    return table_of(caption, fields, rows, strong=lambda row: row[5], notes=(note,))
 
 
 _SHOWN: Final = ((E2E, "End to end"), (DENOISE_STEP, "Denoising stage (all denoise steps of a clip)"))
@@ -373,8 +372,8 @@ def _runs_table(study: RunStudy, totals: Sequence[StageClips], title: str) -> Ta
         ("avg_excl_warmup", *(_mean(each for each in own if each[0].phase != "warmup") for own in totals)),
     )
     fields = beside("run", (subject.label for subject in study.subjects), "ms")
-    shown = rows_of(fields, [*rows, *averages], strong=lambda row: row in averages)
-    return Table(f"{title}, every clip of every variant in the order it ran.", heads(fields), shown)
+    caption = f"{title}, every clip of every variant in the order it ran."
+    return table_of(caption, fields, [*rows, *averages], strong=lambda row: row in averages)
 
 
 def _mean(own: Iterable[tuple[Clip, int, int]]) -> Cell:
@@ -559,9 +558,8 @@ def quality_section(study: RunStudy, found: Mapping[str, Latencies | str]) -> Se
     blocks: list[Block] = [quality_table(labels, values, "Quality of each variant.")]
     metrics = dict.fromkeys(metric for _, metric in values)
     ranked = sorted(metrics, key=lambda metric: _FIRST.index(metric) if metric in _FIRST else len(_FIRST))
-    points = {metric: _points(study, metric, values, found) for metric in ranked}
-    pictured = [metric for metric in ranked if _differ([line.value for *_, line in points[metric]])]
-    blocks += [_picture(study, metric, points[metric]) for metric in pictured[:_PICTURES]]
+    pictures = (_picture(metric, list(_points(study, metric, values, found))) for metric in ranked)
+    blocks += islice(filter(None, pictures), _PICTURES)
     lead = (
         "Fidelity numbers compare pixels with a named reference made from the same noise. They say how far a variant moved, not "
         "whether it looks worse."
@@ -600,24 +598,21 @@ def quality_table(labels: Sequence[str], values: Mapping[tuple[str, str], Qualit
 
 def _points(
     study: RunStudy, metric: str, values: Mapping[tuple[str, str], Quality], found: Mapping[str, Latencies | str]
-) -> list[_Point]:
-    points = []
+) -> Iterator[_Point]:
     for subject in study.subjects:
         line, own = values.get((subject.label, metric)), found[subject.label]
         told = line is not None and (line.value is not None or (line.n > 0 and line.reference))
         if line is not None and told and not isinstance(own, str) and own.mean_ns is not None:
-            points.append((subject, own.mean_ns, line))
-    return points
+            yield subject, own.mean_ns, line
 
 
-def _differ(values: list[float | None]) -> bool:
-    finite = [value for value in values if value is not None]
-    return bool(finite) and (len(finite) < len(values) or max(finite) - min(finite) > _SAME * max(map(abs, finite)))
-
-
-def _picture(study: RunStudy, metric: str, points: Sequence[_Point]) -> Figure:
+def _picture(metric: str, points: Sequence[_Point]) -> Figure | None:
+    """Plot one metric against latency; None if it is the same everywhere."""
     lines = [line for *_, line in points]
-    digits = _digits([line.value for line in lines if line.value is not None])
+    finite = [line.value for line in lines if line.value is not None]
+    if not finite or (len(finite) == len(lines) and max(finite) - min(finite) <= _SAME * max(map(abs, finite))):
+        return None
+    digits = _digits(finite)
     fields: tuple[Field[_Point], ...] = (
         Field("variant", lambda row: row[0].label),
         numeric("steady frame block, mean", lambda row: Number(row[1] / 1e6, 2, "ms")),
@@ -626,9 +621,6 @@ def _picture(study: RunStudy, metric: str, points: Sequence[_Point]) -> Figure:
     direction = {"higher": "up", "lower": "down", "neither": "neither way"}[lines[0].better]
     y = Axis(metric, "dB") if lines[0].unit == "dB" else Axis(metric)
     title = f"{metric} against the time of a steady frame block. Faster is left, better is {direction}."
-    left_out = [subject.label for subject in study.subjects if subject not in [point[0] for point in points]]
-    if left_out:
-        title += f" Without a point, because a value is not defined or not measured: {', '.join(left_out)}."
     if any(line.value is None for line in lines):
         title += " An arrow at the upper edge: the frames equal the reference's, and the metric has no finite value."
     marks = tuple(

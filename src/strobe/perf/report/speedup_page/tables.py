@@ -349,7 +349,7 @@ def _effects(account: Ledger) -> Block:
     )
     notes = ("n calls of mean m: fewer calls (n_b - n_c)(m_b + m_c) / 2, faster calls (m_b - m_c)(n_b + n_c) / 2.",)
     caption = "What each kernel saved, by fewer calls and by faster calls."
-    return table_of(caption, fields, account.kernels, top=MAX_EFFECTS, left="", notes=notes, collapsed=True)
+    return table_of(caption, fields, account.kernels, top=MAX_EFFECTS, notes=notes, collapsed=True)
 
 
 def _ranks(study: SpeedupStudy) -> Table:

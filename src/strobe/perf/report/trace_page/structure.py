@@ -331,9 +331,7 @@ def _paths(root: CallNode, top: int) -> Table:
     )
     found = sorted(_spelled(root), key=lambda item: (-item[1].self_ns, item[0]))
     owners = [item for item in found if item[1].self_ns]
-    table = table_of(
-        "Paths by the time of their own; it adds up to the busy time.", fields, owners, top=top, left="paths", collapsed=True
-    )
+    table = table_of("Paths by the time of their own; it adds up to the busy time.", fields, owners, top=top, collapsed=True)
     busy = padded(len(fields), Text("busy"), Text(""), Count(root.events), ExactTime(root.total_ns), strong=True)
     return msgspec.structs.replace(table, rows=(*table.rows, busy))
 
