@@ -19,7 +19,7 @@ from strobe.engine.presets import preset
 from strobe.engine.prompts import Switch
 from strobe.engine.session import Session
 from strobe.perf.records.store import read_run
-from strobe.perf.report.blocks.referee import front
+from strobe.perf.report.blocks.grid import front
 from strobe.perf.report.log_page import vary_report
 from strobe.perf.report.write import render_markdown
 from terminal import quiet
@@ -110,7 +110,7 @@ def test_what_is_finished_is_not_measured_again(folder: Path, tiny: Model, monke
 
 def test_the_page_has_every_part(folder: Path) -> None:
     page = render_markdown(vary_report(folder))
-    for words in ("window: 6 instead of 12", "streams in lockstep", "When the prompt switches", "Speed and quality"):
+    for words in ("window: 6 instead of 12", "When the prompt switches", "Speed and quality"):
         assert words in page
     assert "smallest window" in page  # the cell that could not be
     assert "compile is asked for and does nothing here" in page

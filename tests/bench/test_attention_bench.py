@@ -47,7 +47,7 @@ from strobe.perf.measure.machine import ClockSampler
 from strobe.perf.records.record import COSINE, L1, RELATIVE, RMSE, Clocks
 from strobe.perf.records.store import RunRecords, read_run
 from strobe.perf.report.attention_bench import read_cells
-from strobe.perf.report.blocks.referee import judge_methods
+from strobe.perf.report.blocks.grid import judge_methods
 from terminal import quiet
 
 CHECKED, CLOSE = tolerance("checked query", "float64"), tolerance("call", "float32")

@@ -43,7 +43,7 @@ def clip(name: str, number: int, order: int, lap: int | None, block_ms: float, p
 
 def write(
     folder: Path, candidate: str, times: tuple[float, float], *, exact: bool = False, psnr: float | None = None,
-    note: str = "", gpu_peaks: tuple[int, int] | None = None, cold: tuple[int, int] = (0, 0),
+    note: str = "", gpu_peaks: tuple[int, int] | None = None,
 ) -> None:  # fmt: skip
     """A run of `base` and a candidate with frame blocks of so many milliseconds; on a GPU if its peaks are given."""
     device, peaks = ("cpu", (1 << 30, 1 << 30)) if gpu_peaks is None else ("cuda:0", gpu_peaks)
@@ -54,7 +54,7 @@ def write(
         writer.append(Gate(variant=candidate, reference="base", rule=rule, passed=True, detail="", exact=exact))
         for number, name in enumerate(names):
             writer.append(
-                Variant(name=name, preset=name, window=12 - 6 * number, steps=4, cold_start_ns=cold[number],
+                Variant(name=name, preset=name, window=12 - 6 * number, steps=4, cold_start_ns=0,
                         knobs=(Knob(name="ring_cache", value="on", on=True),), text_encoder_bytes=1 << 29,
                         text_encoder_on_device=device == "cpu")
             )  # fmt: skip

@@ -122,9 +122,9 @@ SHAPE = RankedCall(world_size=2, seq_len=100, heads=4, kv_heads=2, dim=8)
         ([taken(9, 1)] * 2, predicted(bound="flop"), "flop-bound", "GFLOP/s of 1 measured", "fewer pairs"),
         ([taken(9, 1)] * 2, predicted(bound="memory"), "memory-bound", "GB/s of 1 measured", "fewer bytes of keys"),
         ([taken(1, 1, host_ms=8)] * 2, predicted(), "launch-bound", "80 % (8 of 10 ms)", "CUDA graph"),
-        ([taken(1, 21), taken(1, 1)], predicted(), "skew-bound", "rank 1 was last in 100 %", "look at rank 1"),
-        ([taken(1, 9)] * 2, predicted(alpha_ms=5, messages=3), "latency-bound", "3 collectives", "ring has 1"),
-        ([taken(1, 9)] * 2, predicted(beta_ms=5, messages=3), "bandwidth-bound", "15 ms of bandwidth", "fewer bytes: ring"),
+        ([taken(1, 21), taken(1, 1)], predicted(), "skew-bound", "waiting for other ranks", "look at the straggler"),
+        ([taken(1, 9)] * 2, predicted(alpha_ms=5, messages=3), "latency-bound", "3 collectives", "fewer collectives"),
+        ([taken(1, 9)] * 2, predicted(beta_ms=5, messages=3), "bandwidth-bound", "15 of bandwidth", "fewer bytes"),
     ],
 )
 def test_a_verdict_has_its_evidence_and_one_remedy(

@@ -318,10 +318,9 @@ def _show(study: SpeedupStudy, report: Report, failed: Sequence[str], written: S
 
 
 def _show_texts(blocks: Sequence[Block], output: Output) -> None:
-    """Print paragraphs and notes, one line each."""
+    """Print notes, one line each."""
     from strobe.perf.table import model
 
-    said = [block.text for block in blocks if isinstance(block, model.Paragraph)]
-    said += [item for block in blocks if isinstance(block, model.Notes) for item in block.items]
+    said = [item for block in blocks if isinstance(block, model.Notes) for item in block.items]
     if said:
         output.show(*said, "")

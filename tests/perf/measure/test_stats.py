@@ -16,7 +16,6 @@ from strobe.perf.measure.stats import (
     Operator,
     bootstrap_interval,
     judge,
-    outliers,
     paired_interval,
     percentile,
     proven,
@@ -178,12 +177,3 @@ def test_the_bootstrap_holds_a_median_as_often_as_it_says(monkeypatch: pytest.Mo
 def test_the_bootstrap_is_refused_where_it_does_not_hold() -> None:
     few = [float(value) for value in range(BOOTSTRAP_SAMPLES - 1)]
     assert bootstrap_interval(statistics.fmean, few) is None and bootstrap_interval(statistics.fmean, [*few, 7.0]) is not None
-
-
-# ----------------------------------------------------------------------------------------------------------- outliers
-
-
-def test_outliers_are_counted_and_their_effect_is_said() -> None:
-    """Quartiles 2.25 and 3.75, fences 0 and 6; without the 6.1 the mean goes from 19.1 / 6 to 2.6."""
-    assert outliers([1, 2, 3, 3, 4, 6.1]) == (1, pytest.approx(13 / 5 / (19.1 / 6) - 1))
-    assert outliers([1, 2, 3, 3, 4, 6]) == outliers([1, 1, 100]) == (0, 0), "three samples have no quartiles"

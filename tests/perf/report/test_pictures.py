@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from reports import Page
 from strobe.perf.records.record import Quality
 from strobe.perf.report.blocks.breakdown import quality_section
-from strobe.perf.report.blocks.kernels import MAX_SLICES, MAX_SLICES_BY_CLASS, Piece, draw_lanes, merged
+from strobe.perf.report.blocks.kernels import MAX_SLICES, Piece, draw_lanes, merged
 from strobe.perf.report.findings import find_latencies
 from strobe.perf.report.log_page import _mark
 from strobe.perf.report.study import RunStudy, load_study
@@ -155,9 +155,9 @@ def pieces_of(rows: list[tuple[int, Kind]]) -> list[Piece]:
 def test_joined_slices_tile_the_lane_and_keep_the_sum_of_each_class(rows: list[tuple[int, Kind]], times: int) -> None:
     pieces = pieces_of(rows * times)
     lanes = [("x", 0, merged(pieces))] * 40
-    picture = draw_lanes(lanes, (WORK, GAP, OTHER), OTHER, by_class=True)
+    picture = draw_lanes(lanes, (WORK, GAP, OTHER), OTHER)
     lane = picture.lanes[7]
-    assert len(lane.start_ns) <= MAX_SLICES_BY_CLASS // 40
+    assert len(lane.start_ns) <= MAX_SLICES // 40
     assert [start + ns for start, ns in zip(lane.start_ns, lane.duration_ns, strict=True)] == [*lane.start_ns[1:], lane.length_ns]
     sums: Counter[Kind] = Counter()
     for ns, kind in zip(lane.duration_ns, lane.kind, strict=True):
@@ -167,11 +167,10 @@ def test_joined_slices_tile_the_lane_and_keep_the_sum_of_each_class(rows: list[t
 
 def test_lanes_of_a_heavy_trace_keep_within_the_limit() -> None:
     pieces = pieces_of([(7 + i % 13, (WORK, GAP, OTHER)[i % 3]) for i in range(20_000)])
-    for by_class, limit in ((False, MAX_SLICES), (True, MAX_SLICES_BY_CLASS)):
-        lanes = [(str(n), n, pieces) for n in range(4)]
-        picture = draw_lanes(lanes, (WORK, GAP, OTHER), OTHER, by_class=by_class)
-        assert all(limit // 16 < len(lane.start_ns) <= limit // 4 and lane.num_total == 20_000 for lane in picture.lanes)
-        assert [sum(lane.duration_ns) for lane in picture.lanes] == [pieces[-1].end_ns] * 4
+    lanes = [(str(n), n, pieces) for n in range(4)]
+    picture = draw_lanes(lanes, (WORK, GAP, OTHER), OTHER)
+    assert all(MAX_SLICES // 16 < len(lane.start_ns) <= MAX_SLICES // 4 and lane.num_total == 20_000 for lane in picture.lanes)
+    assert [sum(lane.duration_ns) for lane in picture.lanes] == [pieces[-1].end_ns] * 4
 
 
 ROOT = Path(__file__).parents[3]

@@ -45,7 +45,6 @@ from strobe.perf.table.model import (
     Missing,
     Notes,
     Number,
-    Paragraph,
     Ratio,
     Report,
     Row,
@@ -182,12 +181,12 @@ def test_timeline_data_cannot_close_its_script() -> None:
 def test_renderers_take_an_empty_report() -> None:
     empty = Report(v=1, speedups=(), title="t", subtitle="", facts=(), banners=(), sections=())
     assert render_markdown(empty).startswith("# t\n") and Page(render_html(empty)).open == []
-    assert "- one" not in render_markdown(report_of(Notes(("one",)), Paragraph("two")))
+    assert "- one" not in render_markdown(report_of(Notes(("one",)), Notes(("two",))))
 
 
 def test_three_cautions_stand_below_the_answer_and_the_others_are_folded() -> None:
     said = [f"doubt {number}" for number in range(5)]
-    report = report_of(Paragraph("the answer"), Paragraph("much more"))
+    report = report_of(Notes(("the answer",)), Notes(("much more",)))
     banners = (
         Banner("caution", "Mind.", tuple(said[:2])),
         Banner("stop", "Halt.", ("void",)),

@@ -165,20 +165,6 @@ def bootstrap_interval(statistic: Callable[[Sequence[float]], float], values: Se
     return Interval(low=percentile(found, edge), high=percentile(found, 1 - edge))
 
 
-def outliers(values: Sequence[float]) -> tuple[int, float]:
-    """Count the samples outside Tukey's fences, `1.5 (q3 - q1)` beyond the quartiles; they stay in every statistic.
-
-    Returns:
-        Their number, 0 for fewer than 4 samples, which have no quartiles; and the relative change of the mean without them.
-    """
-    mean, kept = statistics.fmean(values), list(values)
-    if len(values) >= 4:
-        low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-        reach = 1.5 * (high - low)
-        kept = [value for value in values if low - reach <= value <= high + reach]
-    return len(values) - len(kept), statistics.fmean(kept) / mean - 1 if mean else 0.0
-
-
 def percentile(values: Sequence[Real], share: float) -> Real:
     """Return the smallest sample that at least `share` of the samples do not exceed (nearest rank)."""
     ranked = sorted(values)

@@ -9,20 +9,17 @@ from typing import Final
 
 import msgspec
 
-from strobe.core.printable import bytes_in
 from strobe.core.spans import NAMES
 from strobe.perf.analysis.device.roofline import Roofline
 from strobe.perf.analysis.runs.grid import CellRun, GridContestant, read_grid, speedup
 from strobe.perf.records.record import COSINE, L1, LSE, MATMUL, PEAK, RECALL, RMSE, SAVED, TEMPORARY, WHOLE, Gate
 from strobe.perf.report.blocks.fields import gathered, section_of
-from strobe.perf.report.blocks.grid import NONE, Entry, absent_table, bars_figure, curves, grid_page, plane_of, timed_fields
+from strobe.perf.report.blocks.grid import NONE, Entry, absent_table, across, grid_page, judged_sections, timed_fields
 from strobe.perf.report.blocks.kernels import AT_CLOCK, NO_CLOCK, device_note, of_cost, ran_at, rate_fields, rate_number
-from strobe.perf.report.blocks.referee import judged_sections
 from strobe.perf.report.blocks.settings import banners
 from strobe.perf.report.study import load_study
-from strobe.perf.table.fields import Field, count, heads, numeric, rows_of, table_of, time
+from strobe.perf.table.fields import Field, count, numeric, table_of, time
 from strobe.perf.table.model import (
-    Axis,
     Banner,
     Block,
     Cell,
@@ -35,7 +32,6 @@ from strobe.perf.table.model import (
     Number,
     Ratio,
     Report,
-    Row,
     Section,
     Share,
     Speedup,
@@ -117,8 +113,6 @@ def _speed_table(cells: Sequence[CellRun], title: str) -> Table:
     if peaks:
         notes.append(f"Measured peak: {min(peaks) / 1e12:.4g} to {max(peaks) / 1e12:.4g} TFLOP/s, a square product ({MATMUL}).")
     notes += _clock_notes(cells)
-    if (small := _too_small(cells)) is not None:
-        notes.append(small)
     return table_of(f"{title}: speed.", fields, list(entries(cells)), notes=notes, sortable=True)
 
 
@@ -130,21 +124,6 @@ def _roof(row: Entry) -> Roofline | None:
     return of_cost(cost, entry.median_ns, cell.peaks, entry.variant.dtype, entry.clocks)
 
 
-def _at_busy_clock(row: Entry) -> float | Missing:
-    """Return the time of a call that computes all along at the clock of a busy chip, or why it is not known."""
-    (cell, entry), roof = row, _roof(row)
-    if entry.clocks is None:
-        return Missing(NO_CLOCK, "-")
-    if cell.clocks_of_rounds:
-        return Missing("the clock was sampled over rounds of all contestants: none has one of its own", "-")
-    if cell.busy_mhz is None:
-        return Missing("no contestant brought the chip to its power limit: its clock when kept busy is not known", "-")
-    if roof is None or roof.bound != "compute":
-        why = "it is bound by memory" if roof is not None and roof.bound else "what bounds it is not known"
-        return Missing(f"{why}: its time need not go with the SM clock", "-")
-    return entry.median_ns * entry.clocks.sm_mhz / cell.busy_mhz
-
-
 def _peak_fields(cells: Sequence[CellRun]) -> tuple[Field[Entry], ...]:
     """Return the columns of shares of the peak, if one is published, and of the SM clock, if one was sampled."""
     clocked = any(entry.clocks for _, entry in entries(cells))
@@ -152,13 +131,8 @@ def _peak_fields(cells: Sequence[CellRun]) -> tuple[Field[Entry], ...]:
     clock: Field[Entry] = Field(
         "SM clock", lambda row: ran_at(row[1].clocks), hint="median while its calls were timed", missing=NO_CLOCK
     )
-    busy: Field[Entry] = time(
-        "at the busy clock",
-        _at_busy_clock,
-        hint="median x own clock / the busy chip's, of a call bound by compute: it is taken to need the same cycles at any clock",
-    )
     kept = (field for field in shares if field.head in ("of peak", AT_CLOCK.head))
-    return (*kept, clock, busy) if clocked else tuple(kept)
+    return (*kept, clock) if clocked else tuple(kept)
 
 
 def _clock_notes(cells: Sequence[CellRun]) -> Iterator[str]:
@@ -168,30 +142,8 @@ def _clock_notes(cells: Sequence[CellRun]) -> Iterator[str]:
         yield device_note(cells[0].run.header.machine.device_name, cells[0].peaks)
     if not any(entry.clocks for _, entry in entries(cells)):
         yield "SM clock: not sampled, which needs NVML (strobe-video[nvml]): no share of the peak at that clock."
-        return
-    if any(cell.clocks_of_rounds for cell in cells):
+    elif any(cell.clocks_of_rounds for cell in cells):
         yield "SM clock: sampled over whole rounds of all contestants, so that none has one of its own; newer records have it."
-        return
-    busy = [cell.busy_mhz for cell in cells if cell.busy_mhz is not None]
-    if busy:
-        yield (
-            f"Clock of the busy chip: the lowest of a cell's contestants and of {MATMUL}, {min(busy):,} to {max(busy):,} MHz, "
-            "where the power limit held the clock down. A chip that one call keeps busy for longer may fall lower still."
-        )
-    else:
-        yield "No contestant brought the chip to its power limit, so that its clock when kept busy is not known from these cells."
-
-
-def _too_small(cells: Sequence[CellRun]) -> str | None:
-    """Return a note that sparsity does not pay at this size; None if a sparse contestant beats dense attention, or none ran."""
-    sparse = list(_compared(cells))
-    if not sparse or any(verdict == "faster" for *_, verdict in sparse):
-        return None
-    tokens = sparse[0][1].size("tokens")
-    return (
-        f"Too small for sparsity to pay: at {tokens} tokens no sparse contestant is faster than the fastest dense one, because "
-        f"scoring, selecting and gathering cost more than the skipped keys save. Longer sequences show what sparsity gives."
-    )
 
 
 def _against(cell: CellRun) -> GridContestant | Missing:
@@ -271,67 +223,22 @@ def _memory_table(cells: Sequence[CellRun]) -> Table:
     return table_of("Memory of one call.", fields, list(entries(cells)), notes=how, sortable=True)
 
 
-# Pictures of an attention grid: speedup and rate against sparsity, memory against selected blocks, stages of the operator.
-
-
-def _against_sparsity(
-    first: CellRun, what: str, unit: str, found: Iterable[tuple[float, GridContestant, float]], whose: str = ""
-) -> Figure | None:
-    """Plot one number of the contestants of one shape, direction and block size against the share of skipped work."""
-    named = gathered((entry.name, (sparsity, value)) for sparsity, entry, value in found)
-    title = f"{what}{whose}: {first.grid.shape}, {first.grid.direction}, blocks of {first.grid.block}"
-    axes = Axis("share of the pairs of tokens left out"), Axis(what, from_zero=True)
-    head = "contestant", lambda place: f"{100 * place:.1f} %"
-    return curves(title, named, axes, head, lambda value: Number(value, 2, unit)) if named else None
-
-
-def speedups(cells: Sequence[CellRun]) -> Figure | None:
-    """Plot speedups over the fastest dense contestant of the same cell, with intervals; at each sparsity the fastest first."""
+def _speedup_figure(cells: Sequence[CellRun]) -> Iterator[Figure]:
+    """Plot the speedups of one shape, direction and block size with their intervals; at each sparsity the fastest first."""
     found = list(_compared(cells))
-    points = ((cell.sparsity, entry, ratio.value) for cell, entry, ratio, _ in found)
-    figure = _against_sparsity(cells[0], "speedup over dense", "x", points)
-    if figure is None:
-        return None
+    if not found:
+        return
+    grid = cells[0].grid
+    named = gathered((entry.name, (cell.sparsity, ratio.value)) for cell, entry, ratio, _ in found)
+    title = f"speedup over dense: {grid.shape}, {grid.direction}, blocks of {grid.block}"
+    table = across(title, named, ("contestant", lambda place: f"{100 * place:.1f} %"), lambda value: Number(value, 2, "x"))
     found.sort(key=lambda each: (each[0].sparsity, -each[2].value))
     rows = (Whisker(entry.name, ratio, group=f"{100 * cell.sparsity:.1f} % left out") for cell, entry, ratio, _ in found)
-    return msgspec.structs.replace(figure, picture=Whiskers("the fastest dense contestant", tuple(rows)))
+    yield Figure(title, title, Whiskers("the fastest dense contestant", tuple(rows)), table)
 
 
-def rates(cells: Sequence[CellRun]) -> Iterator[Figure]:
-    """Yield a plot of useful TFLOP/s for each group of contestants; one plot of all would have more lines than colours."""
-    rated = ((entry.group, (cell.sparsity, entry, entry.flops / entry.median_ns / 1e3)) for cell, entry in entries(cells))
-    for group, found in gathered(rated).items():
-        figure = _against_sparsity(cells[0], "useful TFLOP/s", "", found, f" of {group}" if group else "")
-        if figure is not None:
-            yield figure
-
-
-def memory(cells: Sequence[CellRun]) -> Figure | None:
-    """Plot temporary memory of sparse contestants against the number of selected blocks, one colour for each group."""
-    found = [(entry, entry.number(TEMPORARY)) for _, entry in entries(cells) if entry.kind != "dense"]
-    known = ((each.group, each.size("selected_blocks"), held) for each, held in found if held is not None)
-    named = gathered((group, (size, bytes_in(held, "MB"))) for group, size, held in known)
-    if not named:
-        return None
-    picture = plane_of(named, Axis("selected blocks", from_zero=True), Axis("temporary memory, MB", from_zero=True))
-    title = f"Temporary memory against the number of selected blocks: {cells[0].grid.direction}"
-    return Figure(title=title, alt=title, picture=picture, table=_memory_table(cells))
-
-
-def _stage_bars(cells: Sequence[CellRun]) -> Iterator[Figure]:
-    largest: dict[tuple[str, int], CellRun] = {}
-    for cell in cells:
-        if any(WHOLE in entry.stages for entry in cell.measured):
-            key = (cell.grid.shape, cell.grid.block)
-            largest[key] = max((largest.get(key, cell), cell), key=lambda each: each.sparsity)
-    for cell, entry in entries(largest.values()):
-        if WHOLE in entry.stages:
-            title, whole = f"Stages of {entry.name}: {cell.name}", (WHOLE, entry.stages[WHOLE])
-            yield bars_figure(title, entry.between_stages, whole, (), _stage_table([cell], entry.name))
-
-
-def _stage_table(cells: Sequence[CellRun], only: str = "") -> Table:
-    own = [(cell, entry) for cell, entry in entries(cells) if WHOLE in entry.stages and only in ("", entry.name)]
+def _stage_table(cells: Sequence[CellRun]) -> Table | None:
+    own = [(cell, entry) for cell, entry in entries(cells) if WHOLE in entry.stages]
     fields: tuple[Field[tuple[CellRun, GridContestant, str, int]], ...] = (
         Field("cell", lambda row: row[0].name, Code),
         Field("contestant", lambda row: row[1].name, Code),
@@ -339,20 +246,26 @@ def _stage_table(cells: Sequence[CellRun], only: str = "") -> Table:
         time("time", lambda row: row[3]),
         numeric("of the whole call", lambda row: row[3] / row[1].stages[WHOLE], show=Share),
     )
-    rows: list[Row] = []
-    for cell, entry in own:
-        stages = [(cell, entry, name, ns) for name, ns in (*entry.between_stages, (WHOLE, entry.stages[WHOLE]))]
-        *parts, whole = rows_of(fields, stages)
-        rows += [*parts, msgspec.structs.replace(whole, strong=True)]
+    stages = [
+        (cell, entry, name, ns) for cell, entry in own for name, ns in (*entry.between_stages, (WHOLE, entry.stages[WHOLE]))
+    ]
     names = dict.fromkeys(name for _, entry in own for name in entry.stages)
-    caption = f"Stages of {only}." if only else "Stages of the whole operator, every cell."
-    notes = () if only else tuple(f"{name}: {NAMES[name]}." for name in names if name in NAMES)
-    return Table(caption, heads(fields), tuple(rows), notes, collapsed=not only)
+    notes = tuple(f"{name}: {NAMES[name]}." for name in names if name in NAMES)
+    caption = "Stages of the whole operator, every cell."
+    return table_of(caption, fields, stages, strong=lambda row: row[2] == WHOLE, notes=notes) if own else None
 
 
 _LEAD = (
     "Every contestant of a cell computes the same call. Its gate was checked before any number was taken; calls of all "
     "contestants and of a large matrix product were taken in palindromes, so that ratios hold within one cell."
+)
+_STAGES_LEAD = (
+    "Where the time of one forward call of the whole operator goes, by its own spans, in calls of their own (median of several, "
+    "nothing else between them, the cache as the call before left it)."
+)
+_MEMORY_LEAD = (
+    "What one call needs beside its inputs. Block-sparse attention keeps O(selected blocks) of indices and O(tokens) of output; "
+    "whatever grows with blocks squared shows here."
 )
 _COLD = "On a GPU a call lies between two CUDA events, waits in a full queue, and the L2 cache is overwritten before it."
 
@@ -382,8 +295,8 @@ def bench_report(folder: Path) -> Report:
         sections=(
             *(section for _, section, _ in judged),
             *_groups(cells),
-            _stages(cells),
-            _memory(cells),
+            section_of("stages", "Stages of the whole operator", _STAGES_LEAD, (_stage_table(cells),)),
+            Section("memory", "Memory", _MEMORY_LEAD, (_memory_table(cells),)),
             Section("absent", "Without a number", lead, (absent,)) if absent else None,
         ),
         speedups=_speedups(cells),
@@ -403,7 +316,7 @@ def _groups(cells: Sequence[CellRun]) -> Iterator[Section]:
         blocks: list[Block] = []
         for block in dict.fromkeys(cell.grid.block for cell in own if not cell.grid.layer):  # of captured calls each has several
             same = [cell for cell in own if cell.grid.block == block]
-            blocks += [figure for figure in (speedups(same), *rates(same)) if figure is not None]
+            blocks += _speedup_figure(same)
         gradients = _gradient_table(own, title)
         if any(cell.measured for cell in own):
             blocks.append(_speed_table(own, title))
@@ -426,24 +339,6 @@ def _sizes(cells: Sequence[CellRun]) -> str:
         f"{grid} tokens ({sizes('tokens')}), batch {sizes('batch')}, {sizes('heads')} heads of {sizes('head_dim')}; "
         f"in tiles of {'x'.join(str(sizes(f'tile_{axis}')) for axis in 'thw')} {sizes('rows')} rows."
     )
-
-
-def _stages(cells: Sequence[CellRun]) -> Section | None:
-    figures = tuple(_stage_bars(cells))
-    lead = (
-        "Where the time of one forward call of the whole operator goes, by its own spans, in calls of their own (median of "
-        "several, nothing else between them, the cache as the call before left it)."
-    )
-    return section_of("stages", "Stages of the whole operator", lead, (*figures, _stage_table(cells)) if figures else ())
-
-
-def _memory(cells: Sequence[CellRun]) -> Section:
-    lead = (
-        "What one call needs beside its inputs. Block-sparse attention keeps O(selected blocks) of indices and O(tokens) of "
-        "output; whatever grows with blocks squared shows here."
-    )
-    found = (memory([cell for cell in cells if cell.grid.direction == direction]) for direction in ("forward", "backward"))
-    return Section("memory", "Memory", lead, tuple(figure for figure in found if figure is not None))
 
 
 def _speedups(cells: Sequence[CellRun]) -> Iterator[Speedup]:

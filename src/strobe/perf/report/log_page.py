@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
-from msgspec.structs import replace as replace_struct
-
 from strobe.core.errors import DataError
 from strobe.core.spans import E2E
 from strobe.perf.analysis.ledger.account import LEVEL_WORDS, Ledger, LedgerLine, part_of
@@ -21,7 +19,7 @@ from strobe.perf.records.record import CELLS, Gate, Quality, Variant, Workload, 
 from strobe.perf.records.store import FILES, RunRecords, read_run, records_in, superseded
 from strobe.perf.report.blocks.answer import change_sections
 from strobe.perf.report.blocks.fields import gathered, page, section_of, verdict_cell
-from strobe.perf.report.blocks.referee import BEST, front
+from strobe.perf.report.blocks.grid import BEST, front
 from strobe.perf.report.blocks.settings import banners, settings_section
 from strobe.perf.report.findings import Finding, find
 from strobe.perf.report.study import load_study
@@ -373,54 +371,6 @@ def _switching(entries: Sequence[LogEntry]) -> Iterator[Table]:
         yield table_of("When the prompt switches.", switches, rows, notes=(note,))
 
 
-def _lockstep(entries: Sequence[LogEntry]) -> Iterator[Table]:
-    """Yield for each reference, model and device the table of its batches: what more streams cost."""
-    references = [entry for entry in entries if entry.is_reference]
-    alike = gathered(((*each.group[:2], each.group[3], replace_struct(each.work, batch=1)), each) for each in references)
-    for own in alike.values():
-        if any(entry.work.batch > 1 for entry in own):
-            yield _batches(sorted(own, key=lambda entry: entry.work.batch))
-
-
-def _batches(rows: Sequence[LogEntry]) -> Table:
-    one = rows[0] if rows[0].work.batch == 1 else None
-
-    def mean_ns(row: LogEntry) -> Any:
-        return _known(row, lambda found: found.mean_ns)
-
-    def ratio(row: LogEntry) -> Number | Missing | None:
-        own, alone = mean_ns(row), None if one is None else mean_ns(one)
-        return own if isinstance(own, Missing) else Number(own / alone, 2, "x") if isinstance(alone, float) else None
-
-    def each_fps(row: LogEntry) -> Any:
-        return _known(row, lambda found: found.pixel_fps and found.pixel_fps / row.work.batch)
-
-    def kept(row: LogEntry) -> Cell:
-        fps = each_fps(row)
-        if isinstance(fps, Missing):
-            return fps
-        return Text("yes", "good") if fps >= row.work.fps else Text(f"no, {row.work.fps} asked for", "muted")
-
-    def more(row: LogEntry) -> Cell | None:
-        own, least = row.peak_bytes, None if one is None else one.peak_bytes
-        return None if own is None or least is None or row is one else _gib((own - least) / (row.work.batch - 1))
-
-    pays = "SS mean; as many streams for less than as many times: lockstep pays"
-    fields: tuple[Field[LogEntry], ...] = (
-        _LABEL,
-        _BATCH,
-        numeric("time / batch 1", ratio, pays, missing="batch 1 was not measured"),
-        numeric("pixel FPS, each", each_fps, show=lambda value: Number(value, 2)),
-        Field("plays", kept, hint="each stream gets the pixel frames per second that playback needs"),
-        numeric("peak for each more", more, "(peak - that of batch 1) / more streams", missing="batch 1 was not measured"),
-    )
-    note = (
-        "Streams in lockstep share every pass, so latency is that of all. Each row is a run of its own: drift between them is "
-        "unknown, and their ratio has no interval."
-    )
-    return table_of("What more streams in lockstep cost.", fields, rows, notes=(note,))
-
-
 def _cost(entries: Sequence[LogEntry]) -> Table:
     """Build the table of peak memory, with and without the text encoder where that is known, and of cold starts."""
     fields: tuple[Field[LogEntry], ...] = (
@@ -429,14 +379,12 @@ def _cost(entries: Sequence[LogEntry]) -> Table:
         numeric("with text encoder", lambda entry: _peak(entry, encoder=True)),
         numeric("without text encoder", lambda entry: _peak(entry, encoder=False)),
         time("cold start", _cold_ns, "s"),
-        numeric("break-even, frame blocks", _break_even),
     )
     notes = (
         "GPU: bytes that torch allocated. CPU: the resident set of the whole process, all variants of a run in one process.",
         "The text encoder's own weights are added or taken away; where they lie outside the counted memory they are added.",
         "Cold start: opening the variant and a short clip of it, minus the same clip again. What an earlier variant "
         "of the process compiled or read is there already.",
-        "Break-even: (own cold start - the reference's) / (the reference's SS mean - own), in frame blocks.",
     )
     return table_of("Memory and start.", fields, entries, notes=notes)
 
@@ -476,20 +424,6 @@ def _quality_table(entries: Sequence[LogEntry]) -> Table | None:
 def _cold_ns(entry: LogEntry) -> int | Missing:
     known = None if entry.settings is None else entry.settings.cold_start_ns
     return Missing("not taken", "-") if known is None else known
-
-
-def _break_even(entry: LogEntry) -> Cell:
-    """Return the frame blocks after which a slower cold start is made up for."""
-    own, found, reference = _cold_ns(entry), entry.latencies, entry.reference_settings
-    if entry.is_reference or isinstance(own, Missing) or isinstance(found, str):
-        return Missing("", "-")
-    if reference is not None and reference.cold_start_ns is not None and found.mean_ns is not None:
-        if own <= reference.cold_start_ns:
-            return Text("0: starts no colder")
-        base_ns = latencies(entry.run, entry.reference).mean_ns
-        if base_ns is not None and base_ns > found.mean_ns:
-            return Number((own - reference.cold_start_ns) / (base_ns - found.mean_ns), 1)
-    return Text("never: its blocks are not shorter", "muted")
 
 
 def _none(entry: LogEntry) -> Missing:
@@ -592,7 +526,7 @@ def log_report(
             Section("decisions", "Decisions", lead, (_decisions(decided), Notes((*notes, *RULE)))),
             *_fronts(entries),
             Section("configurations", "Configurations", "", (_configurations(entries),)),
-            Section("latency", "Latencies and rates", "", (_steady(entries), *_switching(entries), *_lockstep(entries))),
+            Section("latency", "Latencies and rates", "", (_steady(entries), *_switching(entries))),
             Section("quality", "Quality", "", (quality,)),
             Section("cost", "Memory and start", "", (_cost(entries),)),
             _moved_section(entries, findings),

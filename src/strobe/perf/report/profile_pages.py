@@ -24,10 +24,9 @@ from strobe.perf.analysis.runs.breakdown import (
     BudgetLine,
     KernelProfile,
     Operation,
-    Whole,
 )
 from strobe.perf.analysis.runs.compare import Comparison, compare_stage, num, side_clocks, timed_clips
-from strobe.perf.measure.stats import outliers, percentile, tail
+from strobe.perf.measure.stats import percentile
 from strobe.perf.records.record import Clocks, Machine, SpanCost
 from strobe.perf.records.store import RunRecords
 from strobe.perf.report.blocks.fields import page, pair_fields, section_of, slow_end
@@ -44,7 +43,7 @@ from strobe.perf.report.blocks.kernels import (
 )
 from strobe.perf.report.blocks.settings import banners, gates_table, settings_section
 from strobe.perf.report.study import RunStudy, Subject
-from strobe.perf.table.fields import Field, count, heads, numeric, rows_of, share_cell, share_of, table_of, time
+from strobe.perf.table.fields import Field, count, numeric, share_cell, share_of, table_of, time
 from strobe.perf.table.model import (
     Banner,
     Block,
@@ -53,7 +52,6 @@ from strobe.perf.table.model import (
     Fact,
     LevelName,
     Number,
-    Paragraph,
     Report,
     Section,
     Share,
@@ -112,7 +110,6 @@ def _speedup(each: tuple[Subject, Subject, Comparison]) -> Speedup:
 
 
 def _times(study: RunStudy) -> Section:
-    outside = "calls outside Tukey's fences; they are kept"
     fields: tuple[Field[tuple[Subject, str, list[int]]], ...] = (
         Field("implementation", lambda row: row[0].label, Code),
         Field("what", lambda row: _LEVELS[row[1]]),
@@ -121,12 +118,6 @@ def _times(study: RunStudy) -> Section:
         time("p50", lambda row: percentile(row[2], 0.5), "µs"),
         time("mean", lambda row: statistics.fmean(row[2]), "µs"),
         slow_end(lambda row: row[2], "µs"),
-        count("outliers", lambda row: outliers(row[2])[0], outside),
-        numeric(
-            "mean without them",
-            lambda row: Number(100 * outliers(row[2])[1], 2, "%"),
-            "how much lower or higher the mean would be",
-        ),
     )
     rows = [(subject, name, values) for subject in study.subjects for name in _LEVELS if (values := _samples(subject, name))]
     times = table_of("Times of one call by itself.", fields, rows, notes=_clock_notes(study))
@@ -199,9 +190,11 @@ def trace_files(study: RunStudy) -> dict[str, Path | None]:
 def _traces(study: RunStudy) -> Section | None:
     files = trace_files(study)
     gone = [f"{name} is not there any more, or is no file of the run folder." for name, path in files.items() if path is None]
-    lead = "The traced calls are a run of their own, under the profiler: these times are not those above."
-    blocks = (Paragraph(" ".join(("Each implementation's trace is named by its file.", *gone))),)
-    return section_of("traces", "What the traces say", lead, blocks if files else ())
+    lead = (
+        "The traced calls are a run of their own, under the profiler: these times are not those above.",
+        "Each implementation's trace is named by its file.",
+    )
+    return Section("traces", "What the traces say", " ".join((*lead, *gone)), ()) if files else None
 
 
 # The page of a kernel profile: the time of one step by operation, and every operation with its times and roofline.
@@ -297,22 +290,10 @@ def _budget(found: KernelProfile, what: ProfileFacts) -> Section:
     notes = (
         "Components are sums of operations timed by themselves, not parts of a running step. The difference is what is left: "
         f"{'; '.join(reasons)}. Above 0 the step takes longer than its parts, below 0 less.",
-        *_spread(step),
     )
     lead = "The parts and the difference add up to the measured step."
-    table = Table("One denoise step.", heads(fields), rows_of(fields, rows, strong=lambda row: row is rows[-1]), notes)
+    table = table_of("One denoise step.", fields, rows, strong=lambda row: row is rows[-1], notes=notes)
     return Section("budget", "Per-step time budget", lead, (table,))
-
-
-def _spread(whole: Whole) -> Iterator[str]:
-    times, (label, end), (outside, effect) = whole.times_ns, tail(whole.times_ns), outliers(whole.times_ns)
-    slow = f"{label} {end / 1e6:.4g} ms"
-    yield f"The step as it runs: p50 {percentile(times, 0.5) / 1e6:.4g} ms, {slow}, n = {len(times)}."
-    if outside:
-        yield (
-            f"{outside} of {len(times)} steps lie outside Tukey's fences and are kept; without them the mean would "
-            f"change by {100 * effect:.2g} %."
-        )
 
 
 def _regions(found: KernelProfile) -> Section:
@@ -335,8 +316,8 @@ def _regions(found: KernelProfile) -> Section:
         f"stream, interleaved with the {len(found.step.times_ns)} steps without; what the timers cost is a line of its own.",
         f"{REST.capitalize()}: {', '.join(each.name for each in found.step.operations if each.inside == REST)}.",
     )
-    rows = rows_of(fields, (*found.by_region(), whole), strong=lambda row: row is whole)
-    table = Table("One denoise step by region.", heads(fields), rows, notes)
+    rows = (*found.by_region(), whole)
+    table = table_of("One denoise step by region.", fields, rows, strong=lambda row: row is whole, notes=notes)
     return Section("regions", "The same step as it runs", "What a region takes in a running step, against its parts.", (table,))
 
 
@@ -406,13 +387,12 @@ def _decoder(found: KernelProfile, what: ProfileFacts) -> Section:
         (Text(_DIFFERENCE), decode.difference_ns),
         (Code(VAE_DECODE), decode.mean_ns),
     )
-    shown = rows_of(fields, rows, strong=lambda row: row is rows[-1])
     notes = [
         f"As it runs: mean of {len(decode.times_ns)} frame blocks. Pixel shuffles and the copy to uint8 are in the difference."
     ]
     if what.overlapped:
         notes.append("It ran beside the commit pass, which slows both down; by themselves the modules had the device alone.")
-    account = Table("Decoder: parts against the whole.", heads(fields), shown, tuple(notes))
+    account = table_of("Decoder: parts against the whole.", fields, rows, strong=lambda row: row is rows[-1], notes=notes)
     return Section("decoder", "VAE decoder", "", (table, account))
 
 

@@ -14,7 +14,7 @@ from strobe.perf.report.blocks.fields import end_banners, gathered, page, run_fa
 from strobe.perf.report.blocks.settings import settings_section
 from strobe.perf.report.study import load_study
 from strobe.perf.table.fields import Field, beside, numeric, table_of
-from strobe.perf.table.model import Banner, Cell, Code, Count, Fact, Missing, Paragraph, Report, Section, Table, Text, significant
+from strobe.perf.table.model import Banner, Cell, Code, Count, Fact, Missing, Report, Section, Table, Text, significant
 
 _LEAD = (
     "Fidelity numbers compare pixels, frame by frame, with the reference. They say how far a clip moved from it, not "
@@ -116,7 +116,7 @@ def _checks(run: RunRecords) -> list[Section]:
         Section(group, title, "", (table_of(f"{title}: what was measured, and what it may be.", _COLUMNS, checks[group]),))
         for group, title in _GROUPS.items()
         if group in checks
-    ] or [Section("checks", "Checks", "", (Paragraph("None was made."),))]
+    ] or [Section("checks", "Checks", "None was made.", ())]
 
 
 def _value(check: Check) -> Cell:

@@ -100,7 +100,6 @@ from strobe.perf.table.model import (
     Missing,
     Notes,
     Number,
-    Paragraph,
     Plane,
     PlotPoint,
     Ratio,
@@ -125,9 +124,8 @@ MAX_REALISED: Final = 10
 
 def _headline_section(study: RunStudy, findings: Sequence[Finding]) -> Section:
     if not findings:
-        return Section(
-            HEADLINE, "Headline", "", (Paragraph("These records hold no candidate beside the reference: nothing is compared."),)
-        )
+        lead = "These records hold no candidate beside the reference: nothing is compared."
+        return Section(HEADLINE, "Headline", lead, ())
     references = list(dict.fromkeys(finding.reference.label for finding in findings))
     lead = (
         "End to end is one clip: from the call to the last pixel frame handed over. The speedup is reference time over candidate "
@@ -481,7 +479,7 @@ def _timeline_section(study: RunStudy) -> Section:
         if isinstance(subject.profile, Profile) and (found := _step(subject.profile)) is not None
     ]
     if not steps:
-        return Section("timeline", title, "", (Paragraph("No picture: no variant has a traced denoise step."),))
+        return Section("timeline", title, "No picture: no variant has a traced denoise step.", ())
     lead = (
         "The first denoise step of the last traced frame block of each variant, each from its own start. "
         "Traced, so longer than a timed step."
@@ -530,7 +528,7 @@ def _figure(steps: Sequence[tuple[Subject, list[Piece]]]) -> Figure:
     assert all(before[1] == after[0] for _, pieces in steps for before, after in pairwise(pieces)), "slices do not tile the step"
     picture = draw_lanes(lanes, _KINDS, _KERNEL)
     title = "What ran in the step (solid) and where nothing did (hatched), on one axis. The attention kernel stands out."
-    table = class_table(lanes, picture, "Time of the step by class", "the step", drawn=True)
+    table = class_table(lanes, picture, "Time of the step by class", "the step")
     return Figure(title, "Timeline of one denoise step per variant; the table gives the sums.", picture, table)
 
 

@@ -18,7 +18,6 @@ from strobe.perf.table.model import (
     Frame,
     Kind,
     Lane,
-    Level,
     Plane,
     PlotPoint,
     Ratio,
@@ -372,12 +371,6 @@ def _label_heights(places: list[tuple[float, float]], labelled: list[bool]) -> l
     return heights
 
 
-def _level(level: Level, axis: Axis, y: Bounds) -> str:
-    part = _place(level.y, y)
-    title = f"<title>{esc(level.label)}: {significant(level.y / _PER_UNIT[axis.unit])}</title>" if level.label else ""
-    return f'<line class="level {colour(level.series)}" x1="0" x2="100%" y1="{_y(part)}" y2="{_y(part)}">{title}</line>'
-
-
 def _legend_item(series: int, name: str) -> str:
     dot = f'<circle class="dot {colour(series)}" cx="6" cy="6" r="4.5"/>'
     return f'<li><svg width="12" height="12" aria-hidden="true">{dot}</svg>{esc(name)}</li>'
@@ -387,12 +380,11 @@ def draw_plane(plane: Plane, alt: str) -> str:
     """Draw the plot and its legend: names of series, and of points whose labels have no room beside them."""
     ends = [end for mark in plane.marks for end in (mark.low, mark.high) if end is not None]
     x = _plane_bounds(plane.x, [mark.x for mark in plane.marks] + ends, upright=False)
-    finite = [mark.y for mark in plane.marks if not mark.above] + [level.y for level in plane.levels]
+    finite = [mark.y for mark in plane.marks if not mark.above]
     y = _plane_bounds(plane.y, finite or [0.0], upright=True)
     places = [(_place(mark.x, x), 1.0 if mark.above else _place(mark.y, y)) for mark in plane.marks]
     heights = _label_heights(places, [bool(mark.label) for mark in plane.marks])
-    body = "".join(_level(level, plane.y, y) for level in plane.levels)
-    body += "".join(
+    body = "".join(
         f'<line class="level {colour(0)}" x1="{percent(x0)}" x2="{percent(x1)}" y1="{_y(y0)}" y2="{_y(y1)}"/>'
         for (x0, y0), (x1, y1) in pairwise(places[at] for at in plane.joined)
     )
@@ -487,13 +479,10 @@ def draw_timeline(picture: Timeline, alt: str) -> str:
     lanes = "".join(_timeline_lane(index, lane, picture) for index, lane in enumerate(picture.lanes))
     joins = (lane for lane in picture.lanes if lane.num_joined)
     joined = "; ".join(f"{shorten(lane.label)} {lane.num_joined} of {lane.num_total} slices" for lane in joins)
-    most = "joined with their neighbours in the colour of the class that owns most"
-    how = "sorted by class among their neighbours" if picture.by_class else most
-    note = f"Too short to be drawn alone, so {how}: {joined}."
+    note = f"Too short to be drawn alone, so sorted by class among their neighbours: {joined}."
     thin = f'<p class="small">{esc(note)}</p>' if joined else ""
-    style = "timeline sums" if picture.by_class else "timeline"
     return (
-        f'<div class="{style}" data-lane="{_TIMELINE_LANE}"><svg class="lanes" role="img" height="{height}" tabindex="0">'
+        f'<div class="timeline" data-lane="{_TIMELINE_LANE}"><svg class="lanes" role="img" height="{height}" tabindex="0">'
         f"<title>{esc(alt)}</title>"
         f"{lanes}{_time_axis(picture.length_ns, len(picture.lanes) * _TIMELINE_LANE)}</svg>"
         f'<div class="x-title">ms from the start of each step</div>'

@@ -22,8 +22,8 @@ from strobe.perf.analysis.runs.grid import (
 from strobe.perf.measure.stats import percentile
 from strobe.perf.records.record import GUIDE, TOTAL, Links, Mode, RankCall, SentMessage, Span
 from strobe.perf.report.blocks.fields import damage_banners, gathered
-from strobe.perf.report.blocks.grid import NONE, Entry, absent_table, bars_figure, curves, grid_page, timed_fields
-from strobe.perf.table.fields import Field, beside, count, heads, numeric, rows_of, share_of, table_of, time
+from strobe.perf.report.blocks.grid import NONE, Entry, absent_table, across, grid_page, plane_of, timed_fields
+from strobe.perf.table.fields import Field, beside, count, numeric, share_of, table_of, time
 from strobe.perf.table.model import (
     Axis,
     Banner,
@@ -112,13 +112,13 @@ def _guide_table(cell: CellRun, mode: Mode) -> Table | None:
         time("slowest rank", lambda row: max(row[4]), hint="p50"),
     )
     blocks.sort(key=lambda row: (row[0] == TOTAL, row[1] != "computation", row[1]))
-    rows = rows_of(fields, blocks, strong=lambda row: row[0] == TOTAL)
     shares = ", ".join(f"{kind} {100 * value / sum(sums.values()):.1f} %" for kind, value in sums.items())
     words = {
         "free-running": "Free-running: nothing waits inside; a comm block holds the wait for the other ranks too.",
         "serialised": "Serialised: the ranks meet before each collective (wait_*), so comm_* is transfer alone.",
     }[mode]
-    return Table(f"{cell.name}: blocks of the guide, {mode}.", heads(fields), rows, (f"Leaves: {shares}.", words))
+    caption, notes = f"{cell.name}: blocks of the guide, {mode}.", (f"Leaves: {shares}.", words)
+    return table_of(caption, fields, blocks, strong=lambda row: row[0] == TOTAL, notes=notes)
 
 
 # Scaling over the cells of a grid: strong and weak, with efficiency.
@@ -226,7 +226,9 @@ def _curves(title: str, weak: bool, points: Sequence[_Scaled]) -> Iterator[Figur
 
 def _plot(title: str, x: str, y: str, named: Mapping[str, Sequence[tuple[float, float]]]) -> Figure:
     axes = Axis(x, from_zero=True, whole=True), Axis(y, from_zero=True)
-    return curves(f"{title}: {y}", named, axes, ("strategy", lambda at: f"{at} {x}"), lambda value: Number(value, 3))
+    title = f"{title}: {y}"
+    table = across(title, named, ("strategy", lambda at: f"{at} {x}"), lambda value: Number(value, 3))
+    return Figure(title, title, plane_of(named, *axes), table)
 
 
 # Verdicts on the limit of each strategy, with evidence and one remedy.
@@ -237,6 +239,15 @@ NAMED: Final = 0.6
 """Share of the calls in which a straggler must have been last; with two ranks chance alone gives 0.5."""
 Bound: TypeAlias = tuple[str, str, str]
 """Verdict on one strategy of one cell, its evidence, and one remedy."""
+_REMEDIES: Final = {
+    "flop-bound": "fewer pairs (a window, block-sparse attention), or more ranks while each keeps enough to do",
+    "memory-bound": "fewer bytes of keys a rank: more ranks, grouped heads, or a 16-bit cache",
+    "skew-bound": "look at the straggler: more keys than the others, a slower device, another process on its cores; without one "
+    "the ranks take turns: give each cores of its own",
+    "latency-bound": "fewer collectives: another strategy, or several layers in one call",
+    "bandwidth-bound": "fewer bytes: another strategy, 16-bit tensors, or a result that stays spread",
+    "launch-bound": "more work in a call (more queries or keys a rank, fewer ranks); on a GPU capture a CUDA graph",
+}
 
 
 def bound(cell: CellRun, entry: GridContestant) -> Bound | None:
@@ -246,43 +257,30 @@ def bound(cell: CellRun, entry: GridContestant) -> Bound | None:
         return None
     ranks = cell.run.header.world_size
     wait = found.wait * ranks / max(1, ranks - 1)  # in every call one rank waits for nobody: its lateness is the others' wait
-    match max((found.local + found.merge, "work"), (wait, "wait"), (found.transfer, "transfer"), (found.host, "host"))[1]:
-        case "work":
-            return _work(cell, entry, found)
-        case "wait":
-            return _waiting_bound(entry, found)
-        case "transfer":
-            return _transfer(cell, entry, found)
-    evidence = f"{_share(found.host, found)} is neither attention nor communication: checks, packing, launching"
-    remedy = "give each call more to do (more queries or keys a rank, fewer ranks); on a GPU capture a CUDA graph"
-    return "launch-bound", evidence, remedy
+    alpha, beta = sum(each.alpha_ns for each in entry.sent), sum(each.beta_ns for each in entry.sent)
+    work = "flop-bound" if entry.prediction is not None and entry.prediction.bound == "flop" else "memory-bound"
+    _, verdict, took, what = max(
+        (found.local + found.merge, work, found.local + found.merge, f"attention and merge{_reached(cell, entry, found)}"),
+        (wait, "skew-bound", found.wait, "waiting for other ranks"),
+        (found.transfer, "latency-bound" if alpha >= beta else "bandwidth-bound", found.transfer,
+         f"exposed transfer in {len(entry.sent)} collectives; predicted {alpha / 1e6:.3g} ms of latency and {beta / 1e6:.3g} of "
+         "bandwidth"),
+        (found.host, "launch-bound", found.host, "neither attention nor communication: checks, packing, launching"),
+        key=lambda each: each[0],
+    )  # fmt: skip
+    evidence = f"{100 * took / found.total:.0f} % ({took / 1e6:.3g} of {found.total / 1e6:.3g} ms) is {what}"
+    return verdict, evidence, _REMEDIES[verdict]
 
 
-def _share(value: float, whole: Parts) -> str:
-    return f"{100 * value / whole.total:.0f} % ({value / 1e6:.3g} of {whole.total / 1e6:.3g} ms)"
-
-
-def _work(cell: CellRun, entry: GridContestant, found: Parts) -> Bound:
-    is_flop = entry.prediction is not None and entry.prediction.bound == "flop"
-    evidence = f"{_share(found.local + found.merge, found)} is attention and merge"
-    ranks = cell.sizes.get("world_size", 1)
-    cost = entry.variant.costs[0] if entry.variant else None
+def _reached(cell: CellRun, entry: GridContestant, found: Parts) -> str:
     links = cell.run.links or Links()
-    if is_flop:
-        roof, amount, unit = links.flops_per_s, cost.flops / ranks if cost else 0, "GFLOP/s"
-    else:
-        share = 1 if entry.name == "ring" else ranks
-        roof, amount, unit = links.memory_bytes_per_s, cost.read_bytes / share if cost else 0, "GB/s"
-    if roof and found.local:
-        rate = amount / found.local * 1e9
-        evidence += f"; a rank reached {rate / 1e9:.3g} {unit} of {roof / 1e9:.3g} measured on these ranks"
-    if is_flop:
-        return (
-            "flop-bound",
-            evidence,
-            "fewer pairs (a window, block-sparse attention), or more ranks while each keeps enough to do",
-        )
-    return "memory-bound", evidence, "fewer bytes of keys a rank: more ranks, grouped heads, or a 16-bit cache"
+    if entry.prediction is None or entry.variant is None or not found.local:
+        return ""
+    cost, ranks = entry.variant.costs[0], cell.run.header.world_size
+    roof, amount, unit = links.memory_bytes_per_s, cost.read_bytes / (1 if entry.name == "ring" else ranks), "GB/s"
+    if entry.prediction.bound == "flop":
+        roof, amount, unit = links.flops_per_s, cost.flops / ranks, "GFLOP/s"
+    return f"; a rank reached {amount / found.local:.3g} {unit} of {roof / 1e9:.3g} measured on these ranks" if roof else ""
 
 
 def straggler(found: Sequence[CallCollective]) -> tuple[int, float] | None:
@@ -295,32 +293,6 @@ def straggler(found: Sequence[CallCollective]) -> tuple[int, float] | None:
     rank = weights.most_common(1)[0][0]
     share = max(each.last_share for each in found if each.last == rank)
     return (rank, share) if share >= NAMED else None
-
-
-def _waiting_bound(entry: GridContestant, found: Parts) -> Bound:
-    who = straggler(collectives_of(entry))
-    evidence = f"{_share(found.wait, found)} is waiting for other ranks"
-    if who is None:
-        evidence += f"; no rank was last in {100 * NAMED:.0f} % of the calls: they take turns"
-        remedy = "give every rank cores of its own (fewer ranks, or fewer threads each): they are being scheduled in turns"
-    else:
-        evidence += f"; rank {who[0]} was last in {100 * who[1]:.0f} % of the calls"
-        remedy = f"look at rank {who[0]}: more keys than the others, a slower device, or another process on its cores"
-    return "skew-bound", evidence, remedy
-
-
-def _transfer(cell: CellRun, entry: GridContestant, found: Parts) -> Bound:
-    alpha, beta = sum(each.alpha_ns for each in entry.sent), sum(each.beta_ns for each in entry.sent)
-    sent = bytes_in(sum(each.sent_bytes for each in entry.sent), "MB")
-    evidence = f"{_share(found.transfer, found)} is exposed transfer: {len(entry.sent)} collectives of {sent:.3g} MB"
-    evidence += f"; predicted {alpha / 1e6:.3g} ms of latency and {beta / 1e6:.3g} ms of bandwidth"
-    if alpha >= beta:
-        fewest = min((each for each in cell.measured if each.sent), key=lambda each: len(each.sent))
-        other = f"{fewest.name} has {len(fewest.sent)}" if len(fewest.sent) < len(entry.sent) else "several layers in one call"
-        return "latency-bound", evidence, f"fewer collectives: {other}"
-    least = min((each for each in cell.measured if each.sent), key=lambda each: sum(one.sent_bytes for one in each.sent))
-    fewer = least.name if least is not entry else "16-bit tensors, or a result that stays spread"
-    return "bandwidth-bound", evidence, f"fewer bytes: {fewer}"
 
 
 def warnings(cell: CellRun) -> tuple[str, ...]:
@@ -403,21 +375,6 @@ def _parts_table(cell: CellRun) -> Table | None:
         "Mean over the half of the calls around the median; the parts add up to the whole.",
     )
     return table_of(f"{cell.name}: where a call went.", fields, rows, notes=notes) if rows else None
-
-
-def _part_figures(cell: CellRun) -> Iterator[Figure]:
-    for entry in cell.measured:
-        found = parts_of(entry)
-        if found is None:
-            continue
-        title, own = f"Parts of {entry.name}: {cell.name}", [(name, round(getattr(found, name))) for name in PARTS]
-        fields: tuple[Field[tuple[str, int]], ...] = (
-            Field("part", lambda part: part[0]),
-            time("time", lambda part: part[1]),
-            numeric("of the whole", lambda part: part[1], show=share_of(found.total)),
-        )
-        whole = ("whole", round(found.total))
-        yield bars_figure(title, own, whole, ("wait", "transfer", "host"), table_of(f"{title}.", fields, own))
 
 
 def _collective_table(cell: CellRun) -> Table | None:
@@ -538,7 +495,7 @@ def _cell_section(cell: CellRun) -> Section:
     guide = (_guide_table(cell, mode) for mode in _MODES)
     tables = (_verdict_table(cell), _parts_table(cell), _collective_table(cell), *guide, absent, _links(cell))
     blocks: list[Block] = [_speed_table(cell), *(table for table in tables if table is not None)]
-    return Section(place, title, _LEAD, (*blocks, *_part_figures(cell)))
+    return Section(place, title, _LEAD, tuple(blocks))
 
 
 def _links(cell: CellRun) -> Table | None:

@@ -41,7 +41,6 @@ from strobe.perf.table.model import (
     Headlines,
     Missing,
     Notes,
-    Paragraph,
     Plane,
     Ratio,
     Report,
@@ -80,8 +79,6 @@ class _Page:
 
     def block(self, block: Block) -> str:
         match block:
-            case Paragraph(text=text):
-                return f"<p>{esc(text)}</p>"
             case Notes(items=items):
                 return _list(items)
             case Table(collapsed=True):
@@ -306,8 +303,6 @@ def _section(number: int, section: Section, cautions: list[str]) -> list[str]:
 
 def _block(block: Block) -> list[str]:
     match block:
-        case Paragraph(text=text):
-            return [escape(text), ""]
         case Notes(items=items):
             return [*(f"* {escape(item)}" for item in items), ""]
         case Table():
@@ -420,7 +415,7 @@ def _shortened(report: Report, seen: int, folded: int, tables: int) -> Report:
                 short = _short_table(table, seen if is_open else folded)
                 blocks.append(short if block is table else msgspec.structs.replace(block, table=short))
         if num_tables > tables:
-            blocks.append(Paragraph(f"{num_tables - tables} more tables of this section stand in report.md and report.json."))
+            blocks.append(Notes((f"{num_tables - tables} more tables of this section stand in report.md and report.json.",)))
         sections.append(msgspec.structs.replace(section, blocks=tuple(blocks)))
     return msgspec.structs.replace(report, sections=tuple(sections))
 

@@ -184,13 +184,13 @@ def table_of(
     rows: Sequence[T],
     *,
     top: int | None = None,
-    left: str = "rows",
+    strong: Callable[[T], bool] = lambda row: False,
     notes: Iterable[str] = (),
     sortable: bool = False,
     collapsed: bool = False,
 ) -> Table:
-    """Build a table of rows; `rows_of` describes `top` and `left`."""
-    shown = rows_of(fields, rows, top=top, left=left)
+    """Build a table of rows; `rows_of` describes `top` and `strong`."""
+    shown = rows_of(fields, rows, top=top, strong=strong)
     return Table(caption, heads(fields), shown, tuple(notes), sortable=sortable, collapsed=collapsed)
 
 

@@ -175,21 +175,12 @@ class PlotPoint(_Node, frozen=True, tag="mark"):
     above: bool = False
 
 
-class Level(_Node, frozen=True):
-    """A horizontal line, e.g. an average."""
-
-    y: float
-    series: int
-    label: str
-
-
 class Plane(_Node, frozen=True):
     """Points on two axes; a line joins those of the `marks` that `joined` numbers, in its order."""
 
     x: Axis
     y: Axis
     marks: tuple[PlotPoint, ...]
-    levels: tuple[Level, ...] = ()
     series: tuple[str, ...] = ()
     joined: tuple[int, ...] = ()
 
@@ -204,8 +195,8 @@ class Kind(_Node, frozen=True):
 class Lane(_Node, frozen=True):
     """One variant's step. Columns of equal length, sorted by start: start, duration, index of name, index of kind.
 
-    `num_total` slices were seen; `num_joined` of them are too short to be drawn alone and are drawn as one with their neighbours,
-    in the kind that owns most of the time.
+    `num_total` slices were seen; `num_joined` of them are too short to be drawn alone and are drawn with their neighbours, one
+    kind after the other.
     """
 
     label: str
@@ -220,13 +211,12 @@ class Lane(_Node, frozen=True):
 
 
 class Timeline(_Node, frozen=True):
-    """Lanes on one axis in ns from each step's own start; `by_class`: joined slices are drawn one class after the other."""
+    """Lanes on one axis in ns from each step's own start."""
 
     length_ns: int
     names: tuple[str, ...]
     kinds: tuple[Kind, ...]
     lanes: tuple[Lane, ...]
-    by_class: bool = False
 
 
 class Frame(_Node, frozen=True):
@@ -246,12 +236,6 @@ class Flame(_Node, frozen=True):
 
 
 Picture = Whiskers | Waterfall | Plane | Timeline | Flame
-
-
-class Paragraph(_Node, frozen=True):
-    """A paragraph of text."""
-
-    text: str
 
 
 class Notes(_Node, frozen=True):
@@ -302,7 +286,7 @@ class Videos(_Node, frozen=True):
     items: tuple[VideoLink, ...]
 
 
-Block = Paragraph | Notes | Table | Figure | Headlines | Videos
+Block = Notes | Table | Figure | Headlines | Videos
 
 
 class Section(_Node, frozen=True):

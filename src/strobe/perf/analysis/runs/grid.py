@@ -251,13 +251,6 @@ class CellRun:
         clocks = [entry.clocks for entry in self.entries if entry.clocks is not None]
         return len(clocks) > 1 and all(each.clips_mhz == clocks[0].clips_mhz for each in clocks)
 
-    @cached_property
-    def busy_mhz(self) -> int | None:
-        """SM clock of the chip when kept busy: the lowest of all entries if one was at the power limit; None: not known."""
-        clocks = [entry.clocks for entry in self.entries if entry.clocks is not None]
-        capped = any(each.power_capped for each in clocks) and not self.clocks_of_rounds
-        return min(each.sm_mhz for each in clocks) if capped else None
-
 
 def speedup(reference: GridContestant, entry: GridContestant) -> tuple[Ratio, Verdict]:
     """Return the ratio of the reference's time to a contestant's; of a palindrome it is that of their mean call times."""

@@ -28,7 +28,6 @@ from strobe.perf.table.model import (
     Figure,
     LevelName,
     Notes,
-    Paragraph,
     Ratio,
     Report,
     Section,
@@ -194,7 +193,6 @@ def _lines_table(reference: Subject, candidate: Subject, found: Ledger, calls: b
         *([interval_field(interval)] if found.interval else []),
         numeric(share, lambda row: share_cell(both(row)[0] - both(row)[1], found.saved_ns)),
     )
-    rows = rows_of(fields, (*_lines(found), whole), strong=lambda row: row is whole)
     traced = not any(line.interval for line in found.lines)
     source = (
         f"The totals are those of untraced {clip}s. Busy time is that of one traced {clip}, times the number of "
@@ -211,14 +209,13 @@ def _lines_table(reference: Subject, candidate: Subject, found: Ledger, calls: b
         if found.intervals.none_because
         else f"Intervals: paired t over {found.intervals.steps[0]} {rounds}. Lines from a trace have none: it is of one {clip}.",
     )
-    return Table(
-        f"Account of {candidate.label} against {reference.label}, line by line.", heads(fields), rows, notes, collapsed=True
-    )
+    caption = f"Account of {candidate.label} against {reference.label}, line by line."
+    return table_of(caption, fields, (*_lines(found), whole), strong=lambda row: row is whole, notes=notes, collapsed=True)
 
 
 def _effects_table(reference: Subject, candidate: Subject, found: Ledger, calls: bool) -> Block:
     if not found.kernels:
-        return Paragraph("No kernel or operator calls in the traced windows.")
+        return Notes(("No kernel or operator calls in the traced windows.",))
     fields: tuple[Field[CallsEffect], ...] = (
         Field("kernel or operator", lambda effect: line_word(effect.kernel, calls), Code),
         count(f"calls, {reference.label}", lambda effect: int(effect.calls[0]), total=sum),
@@ -229,7 +226,7 @@ def _effects_table(reference: Subject, candidate: Subject, found: Ledger, calls:
     )
     caption = f"What {candidate.label} saved in each kernel or operator, by fewer calls and by faster calls."
     notes = (f"Over {found.num_units} {'sample' if calls else 'clip'}s, traced time; exact in the records.",)
-    return table_of(caption, fields, found.kernels, top=MAX_EFFECTS, left="", notes=notes, collapsed=True)
+    return table_of(caption, fields, found.kernels, top=MAX_EFFECTS, notes=notes, collapsed=True)
 
 
 # The answer in ten lines: speedup, saving in a steady frame block, share of the other blocks, and the present limit.

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby, zip_longest
+from itertools import groupby, islice, zip_longest
 from typing import Final, TypeAlias, TypeVar
 
 from strobe.core.costs import DevicePeaks
@@ -16,7 +16,7 @@ from strobe.perf.analysis.device.roofline import Roofline
 from strobe.perf.analysis.runs.breakdown import Amount, Breakdown, Gap, Place, layers_of, order
 from strobe.perf.analysis.runs.compare import STAGES, Comparison, Latencies, SideClocks, StageClips, stage_time
 from strobe.perf.analysis.runs.timeline import Path
-from strobe.perf.measure.stats import outliers, percentile
+from strobe.perf.measure.stats import percentile
 from strobe.perf.records.record import Clip, Quality, SpanCost
 from strobe.perf.report.blocks.fields import gathered, stretches, tail_cell, verdict_cell
 from strobe.perf.report.blocks.kernels import anomaly_notes, clock_notes, device_note, of_cost, ran_at, rate_fields
@@ -29,11 +29,9 @@ from strobe.perf.table.model import (
     Cell,
     Count,
     Figure,
-    Level,
     Missing,
     Notes,
     Number,
-    Paragraph,
     Plane,
     PlotPoint,
     Ratio,
@@ -182,7 +180,7 @@ def _shares_table(label: str, found: Breakdown) -> Table:
         rows.append((_stage_cell(stage), (), _stage(found, stage), Text(""), False))
     caption = f"Shares of {label}: {found.blocks} traced frame block{'s' if found.blocks > 1 else ''} on {found.device} = 100 %."
     note = "A row with parts is their sum; `rest` is what lies in none of them. Shares of rows without parts, and rests, add up."
-    return Table(caption, heads(fields), rows_of(fields, rows, strong=lambda row: row[4]), (note,))
+    return table_of(caption, fields, rows, strong=lambda row: row[4], notes=(note,))
 
 
 def _stage_cell(stage: str) -> Text:
@@ -228,9 +226,8 @@ def stages_table(label: str, found: Breakdown, roofs: Roofs) -> Table:
     busy = sum(amount.busy_ns for amount in found.amounts.values())
     whole = Amount(busy_ns=busy, idle_ns=found.total_ns - busy)
     rows.append((Text("frame block"), Count(1), whole, found.blocks, Text("")))
-    notes = roofs.notes
-    shown = rows_of(fields, rows, strong=lambda row: row[2] is whole)
-    return Table(f"Passes and stages of {label}, mean of one call.", heads(fields), shown, notes)
+    caption = f"Passes and stages of {label}, mean of one call."
+    return table_of(caption, fields, rows, strong=lambda row: row[2] is whole, notes=roofs.notes)
 
 
 def layers_table(label: str, found: Breakdown, roofs: Roofs) -> Table:
@@ -266,8 +263,8 @@ def layers_table(label: str, found: Breakdown, roofs: Roofs) -> Table:
         "Rates are of one call of the piece over all layers: FLOPs and least bytes follow from the shapes; on a GPU its time is "
         "the sum of its kernels, without gaps."
     )
-    shown = rows_of(fields, rows, strong=lambda row: row[5])
-    return Table(f"A layer of {label}, in the denoise steps.", heads(fields), shown, (note,) if roofs.costs else ())
+    caption, notes = f"A layer of {label}, in the denoise steps.", (note,) if roofs.costs else ()
+    return table_of(caption, fields, rows, strong=lambda row: row[5], notes=notes)
 
 
 def _gaps_table(label: str, found: Breakdown) -> Table:
@@ -328,7 +325,7 @@ def gains_table(labels: tuple[str, str], theirs: Breakdown, ours: Breakdown) -> 
     rows.append((Text("frame block"), *whole, Count(1), whole[0] - whole[1], True))
     note = "Traced, so both sides carry the profiler's cost, and once each: no interval. `strobe compare` times and repeats."
     caption = f"{labels[1]} against {labels[0]}, piece by piece."
-    return Table(caption, heads(fields), rows_of(fields, rows, strong=lambda row: row[5]), (note,))
+    return table_of(caption, fields, rows, strong=lambda row: row[5], notes=(note,))
 
 
 _SHOWN: Final = ((E2E, "End to end"), (DENOISE_STEP, "Denoising stage (all denoise steps of a clip)"))
@@ -353,14 +350,14 @@ def stages_section(study: RunStudy, findings: Sequence[Finding]) -> Section:
 
 
 def _runs_figure(study: RunStudy, totals: Sequence[StageClips], title: str, table: Table) -> Figure:
-    marks, levels = [], []
-    for subject, own in zip(study.subjects, totals, strict=True):
-        marks += [PlotPoint(clip.order, ns, subject.series, hollow=clip.phase == "warmup") for clip, ns, _ in own]
-        if timed := [ns for clip, ns, _ in own if clip.phase != "warmup"]:
-            levels.append(Level(statistics.fmean(timed), subject.series, f"{subject.label}, average without warm-up"))
+    marks = [
+        PlotPoint(clip.order, ns, subject.series, hollow=clip.phase == "warmup")
+        for subject, own in zip(study.subjects, totals, strict=True)
+        for clip, ns, _ in own
+    ]
     names = tuple(subject.label for subject in study.subjects)
-    plane = Plane(Axis("position in the run", whole=True), Axis(title, "ms", True), tuple(marks), tuple(levels), names)
-    text = f"{title}: every clip in the order it ran. Hollow: warm-up. Dashed: average without warm-up."
+    plane = Plane(Axis("position in the run", whole=True), Axis(title, "ms", True), tuple(marks), series=names)
+    text = f"{title}: every clip in the order it ran. Hollow: warm-up."
     return Figure(text, f"{title} of every clip; the table lists the values.", plane, table, table_open=True)
 
 
@@ -374,8 +371,8 @@ def _runs_table(study: RunStudy, totals: Sequence[StageClips], title: str) -> Ta
         ("avg_excl_warmup", *(_mean(each for each in own if each[0].phase != "warmup") for own in totals)),
     )
     fields = beside("run", (subject.label for subject in study.subjects), "ms")
-    shown = rows_of(fields, [*rows, *averages], strong=lambda row: row in averages)
-    return Table(f"{title}, every clip of every variant in the order it ran.", heads(fields), shown)
+    caption = f"{title}, every clip of every variant in the order it ran."
+    return table_of(caption, fields, [*rows, *averages], strong=lambda row: row in averages)
 
 
 def _mean(own: Iterable[tuple[Clip, int, int]]) -> Cell:
@@ -535,13 +532,10 @@ def _left_out(study: RunStudy, found: Mapping[str, Latencies | str]) -> tuple[st
 
 
 def _steady(found: Latencies) -> Iterator[str]:
-    steady, (outside, effect) = found.steady, outliers(found.blocks_ns) if found.blocks_ns else (0, 0.0)
+    steady = found.steady
     yield f"{len(steady.kept)} frame blocks of {found.num_clips} clips {'are steady' if steady.tested else 'are kept'}"
     yield f"excluded frame blocks: {excluded_text([*steady.excluded.items()])}"
     yield from filter(None, (steady.note,))
-    if outside:
-        words = f"without them the mean would change by {100 * effect:+.2g} %"
-        yield f"{outside} of the {len(found.blocks_ns)} kept lie outside Tukey's fences and count: {words}"
 
 
 _PICTURES: Final = 2
@@ -556,17 +550,15 @@ _Point: TypeAlias = tuple[Subject, float, Quality]
 def quality_section(study: RunStudy, found: Mapping[str, Latencies | str]) -> Section:
     """Build the section with the table of all metrics, and a plot of those that at least two variants have."""
     if not any(run.quality for run in study.runs):
-        none = Paragraph("Not measured: these records hold no quality numbers.")
-        return Section("quality", "Quality against latency", "", (none,))
+        return Section("quality", "Quality against latency", "Not measured: these records hold no quality numbers.", ())
     every = ((subject, line) for subject in study.subjects for line in subject.run.quality)
     values = {(subject.label, line.metric): line for subject, line in every if line.variant == subject.name}
     labels = [subject.label for subject in study.subjects]
     blocks: list[Block] = [quality_table(labels, values, "Quality of each variant.")]
     metrics = dict.fromkeys(metric for _, metric in values)
     ranked = sorted(metrics, key=lambda metric: _FIRST.index(metric) if metric in _FIRST else len(_FIRST))
-    points = {metric: _points(study, metric, values, found) for metric in ranked}
-    pictured = [metric for metric in ranked if _differ([line.value for *_, line in points[metric]])]
-    blocks += [_picture(study, metric, points[metric]) for metric in pictured[:_PICTURES]]
+    pictures = (_picture(metric, list(_points(study, metric, values, found))) for metric in ranked)
+    blocks += islice(filter(None, pictures), _PICTURES)
     lead = (
         "Fidelity numbers compare pixels with a named reference made from the same noise. They say how far a variant moved, not "
         "whether it looks worse."
@@ -605,24 +597,21 @@ def quality_table(labels: Sequence[str], values: Mapping[tuple[str, str], Qualit
 
 def _points(
     study: RunStudy, metric: str, values: Mapping[tuple[str, str], Quality], found: Mapping[str, Latencies | str]
-) -> list[_Point]:
-    points = []
+) -> Iterator[_Point]:
     for subject in study.subjects:
         line, own = values.get((subject.label, metric)), found[subject.label]
         told = line is not None and (line.value is not None or (line.n > 0 and line.reference))
         if line is not None and told and not isinstance(own, str) and own.mean_ns is not None:
-            points.append((subject, own.mean_ns, line))
-    return points
+            yield subject, own.mean_ns, line
 
 
-def _differ(values: list[float | None]) -> bool:
-    finite = [value for value in values if value is not None]
-    return bool(finite) and (len(finite) < len(values) or max(finite) - min(finite) > _SAME * max(map(abs, finite)))
-
-
-def _picture(study: RunStudy, metric: str, points: Sequence[_Point]) -> Figure:
+def _picture(metric: str, points: Sequence[_Point]) -> Figure | None:
+    """Plot one metric against latency; None if it is the same everywhere."""
     lines = [line for *_, line in points]
-    digits = _digits([line.value for line in lines if line.value is not None])
+    finite = [line.value for line in lines if line.value is not None]
+    if not finite or (len(finite) == len(lines) and max(finite) - min(finite) <= _SAME * max(map(abs, finite))):
+        return None
+    digits = _digits(finite)
     fields: tuple[Field[_Point], ...] = (
         Field("variant", lambda row: row[0].label),
         numeric("steady frame block, mean", lambda row: Number(row[1] / 1e6, 2, "ms")),
@@ -631,9 +620,6 @@ def _picture(study: RunStudy, metric: str, points: Sequence[_Point]) -> Figure:
     direction = {"higher": "up", "lower": "down", "neither": "neither way"}[lines[0].better]
     y = Axis(metric, "dB") if lines[0].unit == "dB" else Axis(metric)
     title = f"{metric} against the time of a steady frame block. Faster is left, better is {direction}."
-    left_out = [subject.label for subject in study.subjects if subject not in [point[0] for point in points]]
-    if left_out:
-        title += f" Without a point, because a value is not defined or not measured: {', '.join(left_out)}."
     if any(line.value is None for line in lines):
         title += " An arrow at the upper edge: the frames equal the reference's, and the metric has no finite value."
     marks = tuple(

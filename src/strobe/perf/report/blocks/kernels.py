@@ -468,10 +468,8 @@ IDLE_KINDS: Final = {
     PROFILER_OVERHEAD: Kind("idle: profiler overhead", "gap5"),
 }  # fmt: skip
 """Label and style of idle time by its cause."""
-MAX_SLICES: Final = 700
-"""Most slices drawn in all lanes together, so that the file stays small for any trace."""
-MAX_SLICES_BY_CLASS: Final = 450
-"""Most slices drawn where joined ones are drawn by class: few enough to tell the classes of a group apart."""
+MAX_SLICES: Final = 450
+"""Most slices drawn in all lanes together: the file stays small, and the classes of joined slices can be told apart."""
 _JOINED: Final = " short slices"
 
 
@@ -500,19 +498,17 @@ def merged(pieces: Iterable[Piece]) -> list[Piece]:
     return found
 
 
-def draw_lanes(lanes: Sequence[LaneSlices], kinds: Sequence[Kind], apart: Kind, *, by_class: bool = False) -> Timeline:
-    """Lay out the lanes on one axis.
+def draw_lanes(lanes: Sequence[LaneSlices], kinds: Sequence[Kind], apart: Kind) -> Timeline:
+    """Lay out the lanes on one axis; joined slices are drawn one class after the other, each as long as its slices, work first.
 
     Args:
         kinds: the order of the classes; those that do not occur are left out.
         apart: the class whose slices are not joined with others, unless they alone would be too many.
-        by_class: draw joined slices one class after the other, each as long as its slices, work before gaps; otherwise as one,
-            in the class that owns most of it.
     """
     present = {piece.kind for *_, pieces in lanes for piece in pieces}
     shown = tuple(kind for kind in kinds if kind in present)
-    limit = (MAX_SLICES_BY_CLASS if by_class else MAX_SLICES) // len(lanes)
-    drawn = [_joined(pieces, limit, apart, by_class) for *_, pieces in lanes]
+    limit = MAX_SLICES // len(lanes)
+    drawn = [_joined(pieces, limit, apart) for *_, pieces in lanes]
     names = tuple(sorted({piece.name for pieces in drawn for piece in pieces}))
     rows = tuple(
         Lane(
@@ -528,19 +524,18 @@ def draw_lanes(lanes: Sequence[LaneSlices], kinds: Sequence[Kind], apart: Kind, 
         )
         for (label, series, pieces), own in zip(lanes, drawn, strict=True)
     )
-    return Timeline(max(row.length_ns for row in rows), names, shown, rows, by_class)
+    return Timeline(max(row.length_ns for row in rows), names, shown, rows)
 
 
-def _joined(pieces: Sequence[Piece], limit: int, apart: Kind, by_class: bool) -> Sequence[Piece]:
+def _joined(pieces: Sequence[Piece], limit: int, apart: Kind) -> Sequence[Piece]:
     """Join short neighbours until at most `limit` slices remain; together they still tile the step."""
-    between = len({piece.kind for piece in pieces}) if by_class else 1  # rectangles of the slices joined between two of them
+    between = len({piece.kind for piece in pieces})  # rectangles of the slices joined between two of them
     alone = apart if (1 + between) * sum(piece.kind == apart for piece in pieces) < limit else None
     drawn, length = pieces, pieces[-1].end_ns
     shortest = length // limit
     while len(drawn) > limit and shortest <= length:
-        drawn = [piece for group in _groups(pieces, shortest, alone) for piece in _drawn(group, by_class)]
-        # by class, the number of rectangles falls about as the length rises; of single ones a small step is enough
-        shortest = max(shortest + 1, shortest * len(drawn) // limit) if by_class else shortest + shortest // 2 + 1
+        drawn = [piece for group in _groups(pieces, shortest, alone) for piece in _drawn(group)]
+        shortest = max(shortest + 1, shortest * len(drawn) // limit)  # their number falls about as the length rises
     return drawn
 
 
@@ -556,7 +551,7 @@ def _groups(pieces: Sequence[Piece], shortest: int, apart: Kind | None) -> Itera
     yield group
 
 
-def _drawn(group: Sequence[Piece], by_class: bool) -> list[Piece]:
+def _drawn(group: Sequence[Piece]) -> list[Piece]:
     if len(group) == 1:
         return [group[0]]
     owned, counts = Counter[Kind](), Counter[Kind]()
@@ -564,9 +559,6 @@ def _drawn(group: Sequence[Piece], by_class: bool) -> list[Piece]:
         owned[piece.kind] += piece.end_ns - piece.start_ns
         counts[piece.kind] += 1
     start = group[0].start_ns
-    if not by_class:
-        most = max(owned, key=lambda kind: (owned[kind], kind.style))
-        return [Piece(start, group[-1].end_ns, f"{len(group)}{_JOINED}", most, joined=True)]
     drawn = []
     for kind in sorted(owned, key=lambda kind: (kind.style in GAPS, kind.style)):
         drawn.append(Piece(start, start + owned[kind], f"{counts[kind]}{_JOINED}", kind, joined=True))
@@ -574,12 +566,12 @@ def _drawn(group: Sequence[Piece], by_class: bool) -> list[Piece]:
     return drawn
 
 
-def class_table(lanes: Sequence[LaneSlices], picture: Timeline, caption: str, whole: str, *, drawn: bool) -> Table:
-    """Build the table of each lane's time by class of slices, to stand under the picture; `drawn`: with its rectangles."""
+def class_table(lanes: Sequence[LaneSlices], picture: Timeline, caption: str, whole: str) -> Table:
+    """Build the table of each lane's time by class of slices, to stand under the picture."""
     lengths = (gathered((piece.kind, piece.end_ns - piece.start_ns) for piece in pieces) for *_, pieces in lanes)
     sums = [{kind: sum(own) for kind, own in each.items() if any(own)} for each in lengths]
     fields: tuple[Field[Kind], ...] = (
-        Field("class", lambda kind: kind.label if kind.style != "focal" or not picture.by_class else Code(kind.label)),
+        Field("class", lambda kind: kind.label if kind.style != "focal" else Code(kind.label)),
         *(exact_time(label, own.get) for (label, *_), own in zip(lanes, sums, strict=True)),
     )
     rows = [
@@ -587,6 +579,4 @@ def class_table(lanes: Sequence[LaneSlices], picture: Timeline, caption: str, wh
         Row((Text(whole), *(ExactTime(lane.length_ns) for lane in picture.lanes)), strong=True),
         Row((Text("slices"), *(Count(lane.num_total) for lane in picture.lanes))),
     ]
-    if drawn:
-        rows.append(Row((Text("rectangles drawn"), *(Count(len(lane.start_ns)) for lane in picture.lanes))))
     return Table(f"{caption}; every nanosecond is in one class.", heads(fields), tuple(rows))

@@ -12,7 +12,7 @@ from strobe.perf.analysis.runs.log_times import OUTLIER, SeriesSummary, StageRou
 from strobe.perf.logs.reader import sha256_of
 from strobe.perf.logs.series import Example, Log, Resolved, Series, short
 from strobe.perf.report.blocks.fields import damage_banners, page, spread, stretches
-from strobe.perf.table.fields import Field, beside, count, exact_cell, heads, rows_of, table_of
+from strobe.perf.table.fields import Field, beside, count, exact_cell, table_of
 from strobe.perf.table.model import Block, Code, ExactTime, Missing, Report, Section, Table, Text
 
 T = TypeVar("T")
@@ -72,8 +72,7 @@ def _rounds_table(name: str, found: Sequence[tuple[str, StageRounds]]) -> Table:
         ("avg_excl_warmup", *(Missing("every round is left out") if mean is None else mean for mean in steady)),
     )
     notes = tuple(f"{label}: {note}" for label, rounds in found for note in _rounds_notes(rounds))
-    shown = rows_of(fields, [*rows, *averages], strong=lambda row: row in averages)
-    return Table(f"{name}, by round.", heads(fields), shown, notes)
+    return table_of(f"{name}, by round.", fields, [*rows, *averages], strong=lambda row: row in averages, notes=notes)
 
 
 def _rounds_notes(rounds: StageRounds) -> Iterator[str]:

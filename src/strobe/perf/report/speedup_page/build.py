@@ -42,7 +42,6 @@ from strobe.perf.table.model import (
     LevelName,
     Missing,
     Notes,
-    Paragraph,
     Ratio,
     Report,
     Section,
@@ -583,7 +582,7 @@ def _of_logs(study: SpeedupStudy) -> tuple[Section, Section]:
     timers = [(side.name, side.timings.timers, side.remarks) for side in study.sides if side.timings.timers]
     no_stage = "; ".join(f"{side.name}: {side.timings.stage}" for side in study.sides)
     no_timer = "; ".join(f"{side.name}: {side.timings.attention}" for side in study.sides)
-    stages = Section("stages", "Stages", "", (Paragraph(f"No stage table; {no_stage}."),))
-    attention = Section("attention", "Attention end to end", "", (Paragraph(f"No attention timers; {no_timer}."),))
+    stages = Section("stages", "Stages", "", (Notes((f"No stage table; {no_stage}.",)),))
+    attention = Section("attention", "Attention end to end", "", (Notes((f"No attention timers; {no_timer}.",)),))
     logs = [each for each in timed if each[1]]
     return stages_section(logs) if logs else stages, attention_section(timers) if timers else attention

@@ -50,7 +50,6 @@ from strobe.perf.table.model import (
     Missing,
     Notes,
     Number,
-    Paragraph,
     Ratio,
     Section,
     Speedup,
@@ -96,7 +95,7 @@ def levels_section(study: SpeedupStudy) -> Section:
         blocks.append(_account_figure(study, account))
         blocks += [Notes(tuple(_eaten(account)))] if study.comparable else []
     elif account is None:
-        blocks.append(Paragraph("No account from the kernel to the stage: no level was measured on both sides."))
+        blocks.append(Notes(("No account from the kernel to the stage: no level was measured on both sides.",)))
     return Section("speedups", "Speedups", lead, tuple(blocks))
 
 
@@ -109,7 +108,7 @@ def ladder(study: SpeedupStudy) -> Table:
 def _levels_figure(study: SpeedupStudy) -> Block:
     measured = [row for row in study.levels if not row.missing]
     if not measured:
-        return Paragraph("No level was measured on both sides.")
+        return Notes(("No level was measured on both sides.",))
     notes = [
         f"Intervals are {DRIFT}: the sides were measured at different times. None where there are fewer than two steps or rounds "
         "on a side; calls inside one depend on each other.",
@@ -226,7 +225,7 @@ def ledger_section(study: SpeedupStudy) -> Section:
     """Build the section with the full ledger of the slowest ranks, and a table of all ranks."""
     title = "Where the time went"
     if not study.accounts:
-        return Section("ledger", title, "", (Paragraph(f"No ledger: {no_account(study)}."),))
+        return Section("ledger", title, "", (Notes((f"No ledger: {no_account(study)}.",)),))
     account = study.accounts[0]
     lead = (
         "Every nanosecond of the compared device time belongs to one line; what the candidate saves is the sum of what the lines "
@@ -317,7 +316,7 @@ def _calls_in_steps(study: SpeedupStudy) -> Iterator[str]:
 
 def _effects(account: Ledger) -> Block:
     if not account.kernels:
-        return Paragraph("No kernels in the compared time.")
+        return Notes(("No kernels in the compared time.",))
 
     def calls(side: str, at: int) -> Field[CallsEffect]:
         return numeric(f"calls, {side}", lambda row: row.calls[at], show=lambda n: Number(float(n), 1), total=sum)
@@ -329,7 +328,7 @@ def _effects(account: Ledger) -> Block:
     )
     notes = ("n calls of mean m: fewer calls (n_b - n_c)(m_b + m_c) / 2, faster calls (m_b - m_c)(n_b + n_c) / 2.",)
     caption = "What each kernel saved, by fewer calls and by faster calls."
-    return table_of(caption, fields, account.kernels, top=MAX_EFFECTS, left="", notes=notes, collapsed=True)
+    return table_of(caption, fields, account.kernels, top=MAX_EFFECTS, notes=notes, collapsed=True)
 
 
 def _ranks(study: SpeedupStudy) -> Table:
@@ -451,7 +450,7 @@ def timeline_section(study: SpeedupStudy) -> Section | None:
         return None
     picture = draw_lanes(lanes, _KINDS, _FOCAL)
     title = "What ran (solid) and where nothing did (hatched), on one axis. The focal kernel stands out."
-    table = class_table(lanes, picture, "Time of the step by class", "the step", drawn=False)
+    table = class_table(lanes, picture, "Time of the step by class", "the step")
     figure = Figure(title, "Timeline of one step of both sides; the table gives the sums.", picture, table)
     lead = "The step of median length of each side, each from its own start. Traced, so longer than a step without a profiler."
     return Section("timeline", "One step, before and after", lead, (figure,))
@@ -503,7 +502,7 @@ def flame_section(study: SpeedupStudy) -> Section | None:
     alt = "Differential flame graph; the table lists the largest changes."
     shown: Block = Figure(title, alt, Flame(_frame(busy), True), _paths(tree.root))
     if not any(child.children for child in busy.children):
-        shown = Paragraph("No ranges, modules or operators were recorded on either side: there is no path to draw.")
+        shown = Notes(("No ranges, modules or operators were recorded on either side: there is no path to draw.",))
     return Section("flame", "The difference by path", lead, (shown,))
 
 

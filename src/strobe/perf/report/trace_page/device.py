@@ -544,8 +544,8 @@ def timeline_section(study: TraceStudy) -> Section | None:
     focal = Kind(f"top kernel: {top}", "focal")
     kinds = (focal, *_KINDS.values())
     lanes = [(label, n, merged(_pieces(view, focal, top))) for n, (label, view) in enumerate(shown)]
-    picture = draw_lanes(lanes, kinds, focal, by_class=True)
-    table = class_table(lanes, picture, "Time by class", "in all", drawn=True)
+    picture = draw_lanes(lanes, kinds, focal)
+    table = class_table(lanes, picture, "Time by class", "in all")
     title = "What ran (solid) and where nothing did (hatched), by what the device waited for."
     alt = "Timeline of one step per device; the table gives the sums."
     lead = "The step of median length of each device, or the window; without steps the whole trace, of a long one the middle."

@@ -72,7 +72,6 @@ from strobe.perf.table.model import (
     Missing,
     Notes,
     Number,
-    Paragraph,
     Section,
     Share,
     Table,
@@ -317,9 +316,7 @@ def _paths(root: CallNode, top: int) -> Table:
     )
     found = sorted(_spelled(root), key=lambda item: (-item[1].self_ns, item[0]))
     owners = [item for item in found if item[1].self_ns]
-    table = table_of(
-        "Paths by the time of their own; it adds up to the busy time.", fields, owners, top=top, left="paths", collapsed=True
-    )
+    table = table_of("Paths by the time of their own; it adds up to the busy time.", fields, owners, top=top, collapsed=True)
     busy = padded(len(fields), Text("busy"), Text(""), Count(root.events), ExactTime(root.total_ns), strong=True)
     return msgspec.structs.replace(table, rows=(*table.rows, busy))
 
@@ -385,7 +382,7 @@ def operators_section(study: TraceStudy) -> Section | None:
         if len(of.read.device_events):
             continue
         if found is None:
-            blocks.append(Paragraph(f"{label}: no device events and no operators."))
+            blocks.append(Notes((f"{label}: no device events and no operators.",)))
             continue
         fields = columns(OperatorRow, "operator", "calls", "self_ns", "sum_ns", *FIGURES, of=found)
         blocks.append(_threads(found, label))
