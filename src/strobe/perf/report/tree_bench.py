@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from strobe.core.printable import bytes_in
 from strobe.perf.analysis.runs.grid import (
     CallCollective,
     CellRun,
