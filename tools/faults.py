@@ -233,7 +233,7 @@ ONE_IN: Final = 5
 @cache
 def sound(*, sealed: bool) -> tuple[tuple[bytes, ...], Report]:
     """Return the lines of an undamaged run, and the report of them."""
-    lines = read_bytes(records_file(RUN))[0].splitlines()
+    lines = read_bytes(records_file(RUN)).splitlines()
     return tuple(seal(line, at) if sealed else line for at, line in enumerate(lines, start=1)), build_report([RUN])
 
 

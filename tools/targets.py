@@ -131,7 +131,7 @@ def _pages() -> Target:
 def _records() -> Target:
     from strobe.perf.records.store import read_bytes, read_run, records_file
 
-    lines = read_bytes(records_file(ROOT / "benchmarks" / "engine-h200" / "vae"))[0].splitlines(keepends=True)
+    lines = read_bytes(records_file(ROOT / "benchmarks" / "engine-h200" / "vae")).splitlines(keepends=True)
     kinds: dict[bytes, list[bytes]] = {}
     for line in lines:
         kinds.setdefault(line.split(b",", 1)[0], []).append(line)
