@@ -158,11 +158,11 @@ def regions(call: Call, rounds: int) -> dict[str, float]:
     for turn in range(rounds + 2):
         dist.barrier()
         with torch.no_grad():
-            found = recorder.take(lambda: call.run(call.share, shared=True))
+            whole, *found = recorder.take(lambda: call.run(call.share, shared=True))
         sums: defaultdict[str, float] = defaultdict(float)
-        for mark in found.regions:
+        for mark in found:
             sums[f"{mark.name} {mark.part}".strip()] += mark.value_ns / 1e6
-        for name, value in {**sums, "whole call": found.total_ns / 1e6}.items():
+        for name, value in {**sums, "whole call": whole.value_ns / 1e6}.items():
             if turn >= 2:
                 taken[name].append(value)
     account = {name: statistics.median(values) for name, values in taken.items()}

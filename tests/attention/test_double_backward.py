@@ -37,7 +37,7 @@ pytestmark = [
 ]
 GRID = (4, 5, 6)
 
-Operator = Callable[[Tensor, Tensor, Tensor, str], tuple[Any, ...]]
+Operator = Callable[..., tuple[Any, ...]]
 """Of q, k, v `[B, S, H, D]` and an impl: a function, and what to call it with."""
 
 
