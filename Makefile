@@ -69,10 +69,10 @@ NO_SETUP ?=
 TESTED_BY := $(if $(NO_SETUP),$(PYTHON),$(BIN)/python)
 test-gpu: $(if $(NO_SETUP),,setup)
 	$(if $(NO_SETUP),,$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) $(LOCKED) -r requirements/triton.lock)
-	$(TESTED_BY) tests/support/gpu_suite.py $(GPU)
+	PYTHONPATH=tests/support $(TESTED_BY) tools/gpu_suite.py $(GPU)
 
 gpu-row:
-	$(TESTED_BY) tests/support/gpu_runs.py add $(ROW)
+	PYTHONPATH=tests/support $(TESTED_BY) tools/gpu_runs.py add $(ROW)
 
 # Property tests on new random examples, 5,000 each, until one fails, and every kernel compiled for every card (an hour).
 hunt: setup

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shlex
 from itertools import pairwise
@@ -14,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from make_demo_clip import PATH, demo_frames
 from strobe.cli.app import app
 from strobe.cli.compare import ClipFlags
 from strobe.cli.demo import side_by_side, what_next, why_fast
@@ -26,23 +26,16 @@ from strobe.models.shapes.picture import palette
 from strobe.quality.clips import read_clip
 from terminal import Strobe
 
-DATA = Path(__file__).parents[1] / "data"
-
 
 @pytest.fixture(scope="module")
 def stored() -> Tensor:
-    with av.open(str(DATA / "demo_clip.mkv")) as container:
+    with av.open(str(PATH)) as container:
         return torch.stack([torch.from_numpy(frame.to_ndarray(format="rgb24")) for frame in container.decode(video=0)])
 
 
 @pytest.fixture(scope="module")
 def made() -> Tensor:
-    spec = importlib.util.spec_from_file_location("make_demo_clip", DATA / "make_demo_clip.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    frames: Tensor = module.demo_frames()
-    return frames
+    return demo_frames()
 
 
 @pytest.mark.rest

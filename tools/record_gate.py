@@ -1,4 +1,4 @@
-"""Run the gates of the attention implementations on this GPU into the record that ships: `python tests/attention/record_gate.py`.
+"""Run the gates of the attention implementations on this GPU into the record that ships: `python tools/record_gate.py`.
 
 What is named is run, such as `sparse:triton`; without a name, every gate. `strobe doctor --gate` is the same for a user's record.
 """

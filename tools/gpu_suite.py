@@ -1,6 +1,6 @@
 """Run every test that needs a GPU on one card: `make test-gpu`. It ends with a line that says what ran where and what came of it.
 
-    python tests/support/gpu_suite.py --out build/gpu
+    python tools/gpu_suite.py --out build/gpu
 
 Tests run beside each other, `--workers` at a time and one of those marked `large`; then, one by one, those marked `alone`, which
 measure or need several GPUs.

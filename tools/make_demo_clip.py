@@ -1,4 +1,4 @@
-"""Writes `demo_clip.mkv`: the clip of `strobe demo`, at about 51 dB of the frames made.
+"""Writes `tests/data/demo_clip.mkv`: the clip of `strobe demo`, at about 51 dB of the frames made.
 
 Run it after a change that is meant to change the clip.
 """
@@ -12,7 +12,7 @@ from strobe.cli.compare import ClipFlags
 from strobe.engine.load import load
 from strobe.engine.session import Session
 
-PATH = Path(__file__).parent / "demo_clip.mkv"
+PATH = Path(__file__).parents[1] / "tests" / "data" / "demo_clip.mkv"
 
 
 def demo_frames() -> torch.Tensor:

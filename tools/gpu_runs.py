@@ -1,6 +1,6 @@
 """What a run of the GPU suite found, its one line, and the table of runs: tests/gpu_runs.jsonl, shown by docs/testing.md.
 
-python tests/support/gpu_runs.py add build/gpu/row.json      puts the row of a run first; `make gpu-row` does this
+python tools/gpu_runs.py add build/gpu/row.json      puts the row of a run first; `make gpu-row` does this
 """
 
 from __future__ import annotations
