@@ -86,7 +86,7 @@ def run(files: Sequence[Path], how: How) -> dict[str, dict[str, Any]]:
     how.out.mkdir(parents=True, exist_ok=True)
     events, ends = how.out / "events.jsonl", time.monotonic() + how.budget
     events.write_text("", "utf-8")
-    places = [str(ROOT / "src"), str(ROOT / "tests" / "support"), os.environ.get("PYTHONPATH", "")]
+    places = [*(str(ROOT / each) for each in ("src", "tests/support", "tools")), os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, places)),
