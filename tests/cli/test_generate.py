@@ -75,7 +75,7 @@ def test_a_clip_that_begins_with_a_picture(strobe: Strobe, tmp_path: Path) -> No
     [
         (["--preset", "ultra"], 3, "preset 'ultra' cannot run"),
         (["--switch", "4x:foo"], 2, "cannot read the prompt switch"),
-        (["--switch", "4s:a (red:1.4) circle moving left"], 2, "weighs words, which nothing here follows"),
+        (["--switch", "4s:a (red:1.4) circle moving left"], 2, "weighs words or one prompt alone"),
         (["--image", "none.png"], 2, "cannot read the picture"),
         (["-o", "clip.avi"], 2, "unknown suffix"),
     ],

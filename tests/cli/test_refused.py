@@ -110,7 +110,7 @@ WRONG = [
     ("bench tree --render", "no cells at"),
     ("bench scaling --seq-len 0", "seq_len: got 0"),
     ("generate 'a red cicle moving left' --blocks 2 --device cpu", "circle"),
-    ("generate '(a red circle moving left:1) (a blue circle:1)'", "weighs words, which nothing here follows"),
+    ("generate '(a red circle moving left:1) (a blue circle:1)'", "the prompt 'a blue circle' gives no direction"),
     ("generate 'a red circle moving left' --switch 'block=9:a blue square moving up' --blocks 2", "would never take effect"),
     ("generate 'a red circle moving left' --seconds 0 --device cpu", "--seconds 0: give more than 0"),
     ("generate 'a red circle moving left' --blocks -3 --device cpu", "--blocks -3: give 1 or more"),

@@ -1,4 +1,4 @@
-"""Prompts over time: what they mean, and the frame block at which each takes effect."""
+"""Prompts over time: what they mean, their weights, and the frame block at which each takes effect."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ from strobe.engine.prompts import (
     TextEncoder,
     blocks_for,
     check_switches,
-    check_unweighed,
+    encode_prompts,
     parse_switch,
+    parts_of,
+    read_weights,
 )
 from strobe.engine.session import Session
+from strobe.models.text.cache import PromptEncoder
 from tiny_model import Make
 
 DEFAULTS = ModelDefaults(frame_size=(32, 32), fps=16, stride=VaeStride(), frame_block=3, timesteps=(1000.0,), shift=5.0)
@@ -107,16 +110,81 @@ def test_a_blend_gives_ever_more_denoise_steps_to_the_target(total: int, num_ste
     assert last.finished and blend == last
 
 
-@pytest.mark.parametrize("prompt", ["a (red:1.4) circle", "(a:1) (b: -.5)", "a (b (c:2e1 ))", r"a sign \(open:24\)"])
-def test_weights_are_refused(prompt: str, make: Make) -> None:
-    with pytest.raises(ConfigError, match="weighs words, which nothing here follows; leave brackets and weight out"):
-        check_unweighed(prompt)
-    with make() as session, pytest.raises(ConfigError, match="weighs words"):
+BOTH = "(red circle:3) (blue square:1)"
+
+
+class Rows:
+    """An embedder of bfloat16 rows, one for each word; counts what it embeds."""
+
+    identity, dtype, length = "rows", torch.bfloat16, 7
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def clean(self, prompt: str) -> str:
+        return " ".join(prompt.split())
+
+    def check(self, prompt: str) -> None:
+        if not prompt:
+            raise ConfigError("the prompt is empty")
+
+    def embed(self, prompts: Sequence[str]) -> list[Tensor]:
+        self.asked += prompts
+        return [
+            torch.randn(len(each.split()), 5, generator=torch.Generator().manual_seed(len(each))).bfloat16() for each in prompts
+        ]
+
+    def place(self, device: torch.device) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("prompt", "parts"),
+    [
+        ("a cat (asleep) on 10:30", (("a cat (asleep) on 10:30", 1.0),)),
+        (r"a sign \(open:24\)", (("a sign (open:24)", 1.0),)),
+        ("(a:1) (b:3)", (("a", 0.25), ("b", 0.75))),
+        (" ( a cat, awake :1.5),\n(b: .5)", (("a cat, awake", 0.75), ("b", 0.25))),
+        (r"(a \(b\):2)(c: d:2)", (("a (b)", 0.5), ("c: d", 0.5))),
+        ("(a:0) (b:0.2)", (("b", 1.0),)),
+        ("(a:1e1) (b:30)", (("a", 0.25), ("b", 0.75))),
+    ],
+)
+def test_weights_are_read_as_shares(prompt: str, parts: tuple[tuple[str, float], ...]) -> None:
+    assert read_weights(prompt) == parts
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ("a (red:1.4) circle", r"weighs words or one.*\(a red circle moving left:0.7\).*write \\\( and \\\)"),
+        ("((a:2) b:1) (c:1)", "weighs words"),
+        ("(a:1.4)", "weighs words or one prompt alone"),
+        ("(a:1) (:2)", "needs words in each part"),
+        ("(a:1) (blurry:-1)", "weights of 0 or more.* nothing is steered away from.*without guidance"),
+        ("(a:0) (b:0)", "one above 0"),
+        ("(a:1e308) (b:1e308)", "needs words in each part"),
+    ],
+)
+def test_weights_that_mean_nothing_are_refused(prompt: str, words: str, make: Make) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read_weights(prompt)
+    with make() as session, pytest.raises(ConfigError, match=words):
         session.prompt(prompt)
 
 
-def test_other_brackets_are_words() -> None:
-    check_unweighed("a cat (asleep) on 10:30, b: (c: d)")
+def test_a_blend_equals_the_sum_in_float64_of_texts_that_are_made_once() -> None:
+    """Rows of prompts of different lengths; what is shorter adds zeros behind its end."""
+    embedder = Rows()
+    encoder = PromptEncoder(embedder)
+    assert not encoder.ready(parts_of([BOTH]))
+    found = encode_prompts(encoder, [BOTH, "red circle", "(green circle moving:0.3) (red circle:0.5)"])
+    assert sorted(embedder.asked) == ["blue square", "green circle moving", "red circle"] and found.dtype == torch.bfloat16
+    alone = [encoder.encode([text])[0].double() for text in ("red circle", "blue square", "green circle moving")]
+    red, blue, green = alone
+    expected = torch.stack([(3 * red + blue) / 4, red, (3 * green + 5 * red) / 8])
+    torch.testing.assert_close(found.double(), expected, rtol=2**-8, atol=0)  # one rounding to bfloat16
+    assert torch.equal(found[2, 2], (0.375 * green[2]).bfloat16()) and not found[:, 3:].any()
+    assert encoder.ready(parts_of([BOTH])) and torch.equal(encode_prompts(encoder, ["(a:0) (red circle:2)"])[0].double(), red)
 
 
 LONG_S = 60.0

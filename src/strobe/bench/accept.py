@@ -27,7 +27,7 @@ from strobe.engine.decode import FrameDecoder
 from strobe.engine.denoise import draw_block
 from strobe.engine.model import Model, latent_shape
 from strobe.engine.presets import quality
-from strobe.engine.prompts import check_prompts
+from strobe.engine.prompts import check_prompts, encode_prompts
 from strobe.engine.resolve import ResolvedConfig, resolve
 from strobe.engine.session import Session
 from strobe.engine.transformer import CLEAN, Transformer
@@ -240,7 +240,7 @@ def flows_of(
         streamed, in one pass over all, and the clean latents that the streamed ones lead to, each [F, C, Y, X] by timestep.
     """
     size, wan = config.frame_block, dit.dit
-    text = dit.read(model.text.encode([prompt]).to(config.device))
+    text = dit.read(encode_prompts(model.text, [prompt]).to(config.device))
     cache = new_cache(wan.config, latent_shape(model.defaults, wan.config), config, 1)
     blocks = latents.float().unsqueeze(0).split(size, dim=1)
     for index, block in enumerate(blocks[:-1]):

@@ -29,6 +29,7 @@ from strobe.engine.caches import attended_keys, new_cache
 from strobe.engine.config import EngineConfig
 from strobe.engine.denoise import draw_block
 from strobe.engine.model import Model, latent_shape
+from strobe.engine.prompts import encode_prompts
 from strobe.engine.resolve import ResolvedConfig, resolve
 from strobe.engine.session import Session
 from strobe.engine.stream import FrameBlock
@@ -122,7 +123,7 @@ def rows_of_text(model: Model, prompts: Sequence[str], config: ResolvedConfig) -
     """
     if not config.knobs.fused_kernels:
         return None
-    text = model.text.encode(prompts)
+    text = encode_prompts(model.text, prompts)
     return int(distinct_rows(F.pad(text, (0, 0, 0, model.dit.config.text_len - text.shape[1]))).max())
 
 

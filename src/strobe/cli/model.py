@@ -116,19 +116,18 @@ class ModelFlags:
             family.load(self.model, given)  # raises at once: the reason is told there alone
 
     def check_prompts(self, prompts: Iterable[str]) -> None:
-        """Check prompts as far as that needs no weights."""
+        """Check prompts, and each part of those that are several, as far as that needs no weights."""
         from strobe.engine.family import Weights
         from strobe.engine.load import SHAPES, family_of
-        from strobe.engine.prompts import check_unweighed
+        from strobe.engine.prompts import read_weights
         from strobe.models.hub import is_address
 
         family = None if is_address(self.model) else family_of(self.model)
         foreign = family is SHAPES and self.given() != Weights()  # weights of another model were meant: that is told instead
         reads = None if family is None or foreign else family.reads
-        for prompt in prompts:
-            check_unweighed(prompt)
+        for text, _ in (part for prompt in prompts for part in read_weights(prompt)):
             if reads is not None:
-                reads(prompt)
+                reads(text)
 
     def given(self) -> "Weights":
         """The weights that the flags name."""

@@ -1,4 +1,4 @@
-"""Prompts over time: switches, and the frame block at which each takes effect."""
+"""Prompts over time: texts and their weights, switches, and the frame block at which each takes effect."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from itertools import pairwise
 from typing import Final, Literal, Protocol
 
@@ -40,28 +41,59 @@ class TextEncoder(Protocol):
         """Tell the encoder which device makes frames, after the stream's allocations there; it may choose its own device now."""
 
 
-_WEIGHED: Final = re.compile(r"\([^()]*:\s*[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\s*\\?\)")
+_PART: Final = re.compile(r"(?<!\\)\((?P<prompt>(?:[^()\\]|\\.)*):\s*(?P<weight>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*\)")
+WEIGHTS_EXAMPLE: Final = '"(a red circle moving left:0.7) (a yellow circle moving left:0.3)"'
 
 
-def check_unweighed(prompt: str) -> None:
-    """Check that a prompt gives no weights, which other programs read and an encoder here would take for words.
+def read_weights(prompt: str) -> tuple[tuple[str, float], ...]:
+    r"""Split a prompt into prompts and their shares, which sum to 1; needs no model. One without weights is its own only part.
+
+    ``\(`` and ``\)`` are brackets of the text.
 
     Raises:
-        ConfigError: it does, such as "a (red:1.4) circle".
+        ConfigError: words inside a prompt have a weight, only one prompt has, a prompt is empty, or a weight is negative or no
+            number, or all are 0.
     """
-    if _WEIGHED.search(prompt):
-        raise ConfigError(f"the prompt {prompt!r} weighs words, which nothing here follows; leave brackets and weight out")
+    found = [*_PART.finditer(prompt)]
+    if found and (len(found) == 1 or _PART.sub("", prompt).strip(" ,\t\n")):
+        raise ConfigError(
+            f"the prompt {prompt!r} weighs words or one prompt alone, and weights are the shares of several whole prompts: "
+            f"{WEIGHTS_EXAMPLE}; leave the weight out, and write \\( and \\) for brackets that are meant"
+        )
+    parts = [(part["prompt"].strip(), float(part["weight"])) for part in found] or [(prompt, 1.0)]
+    total = sum(weight for _, weight in parts)
+    if not 0 < total < float("inf") or not all(text and weight >= 0 for text, weight in (parts if found else ())):
+        raise ConfigError(
+            f"the prompt {prompt!r} needs words in each part, weights of 0 or more, and one above 0, as {WEIGHTS_EXAMPLE}; "
+            "nothing is steered away from, because the models are distilled without guidance"
+        )
+    return tuple((re.sub(r"\\([()])", r"\1", text), weight / total) for text, weight in parts if weight)
 
 
 def check_prompts(encoder: TextEncoder, prompts: Sequence[str]) -> None:
-    """Check prompts before a stream depends on them.
+    """Check prompts, and each part of those that are several, before a stream depends on them.
 
     Raises:
-        ConfigError: one has weights, or the encoder cannot encode it.
+        ConfigError: a weight cannot be read, or the encoder cannot encode a prompt.
     """
-    for prompt in prompts:
-        check_unweighed(prompt)
-    encoder.check(prompts)
+    encoder.check(parts_of(prompts))
+
+
+def encode_prompts(encoder: TextEncoder, prompts: Sequence[str]) -> Tensor:
+    """Encode prompts to text `[B, L, text_dim]` in the encoder's dtype; blends are summed in float64.
+
+    Row `j` of a blend is `sum_i w_i text_i[j]`: rows of its prompts are not moved, and padding counts as the zeros that it is.
+    """
+    parts = parts_of(prompts)
+    texts = encoder.encode(parts)
+    rows = dict(zip(parts, texts.double(), strict=True))
+    blends = (reduce(torch.add, (weight * rows[text] for text, weight in read_weights(prompt))) for prompt in prompts)
+    return torch.stack([*blends]).to(texts.dtype)
+
+
+def parts_of(prompts: Sequence[str]) -> list[str]:
+    """Return the texts that an encoder has to know, each once."""
+    return [*dict.fromkeys(text for prompt in prompts for text, _ in read_weights(prompt))]
 
 
 Mode = Literal["recache", "soft", "interpolate", "shot"]
@@ -353,7 +385,7 @@ class Prompting:
             change: the prompts were checked.
             wait: encode them now, in this thread.
         """
-        ready = self._encoder.ready(change.prompts)
+        ready = self._encoder.ready(parts_of(change.prompts))
         found: Future[int] = Future()
         with self._lock:
             self._number += 1
@@ -368,8 +400,8 @@ class Prompting:
         """Encode texts that will be asked for later, in parallel to the stream."""
         with self._lock:
             for prompt in prompts:
-                if not self._encoder.ready([prompt]):
-                    self._worker().submit(self._encoder.encode, [prompt])
+                if not self._encoder.ready(parts_of([prompt])):
+                    self._worker().submit(encode_prompts, self._encoder, [prompt])
 
     def settle(self) -> None:
         """Wait until nothing is being encoded. Raises: see `PromptAck.wait`."""
@@ -421,7 +453,7 @@ class Prompting:
         return self._workers
 
     def _encode(self, number: int, change: Change) -> int:
-        return self._tell(number, (change, self._encoder.encode(change.prompts)))
+        return self._tell(number, (change, encode_prompts(self._encoder, change.prompts)))
 
     def _tell(self, number: int, told: Told) -> int:
         with self._lock:

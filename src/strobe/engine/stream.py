@@ -24,7 +24,7 @@ from strobe.engine.graphs import Runner
 from strobe.engine.model import Model, latent_shape
 from strobe.engine.parallel.rank import RankContext
 from strobe.engine.past import new_past
-from strobe.engine.prompts import Blend, Change
+from strobe.engine.prompts import Blend, Change, encode_prompts
 from strobe.engine.resolve import ResolvedConfig
 from strobe.engine.snapshot import StreamState, check_state
 from strobe.engine.transformer import Transformer
@@ -421,7 +421,7 @@ class Stream:
             if before is None:
                 raise SessionError("there is no prompt yet; call prompt(...) first")
             return before if before.finished else before.advance()
-        text = self.model.text.encode(change.prompts) if encoded is None else encoded
+        text = encode_prompts(self.model.text, change.prompts) if encoded is None else encoded
         target = upload(text, self.config.device)
         if change.mode == "interpolate" and before is not None:
             return Blend(start=before.text, target=target, done=1, total=change.over)
