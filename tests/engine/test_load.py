@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from strobe.engine.load import load, wan_defaults
 from strobe.engine.model import latent_shape
 from strobe.engine.resolve import resolve
 from strobe.engine.session import Session
+from strobe.models import checkpoint as hashes
 from strobe.models.shapes import weights
 from strobe.models.text.umt5 import ORIGINAL
 from strobe.models.vae.taew import Taew
@@ -34,7 +36,6 @@ from strobe.models.wan.config import SIZES, WanConfig
 from strobe.models.wan.dit import CausalWan
 from strobe.models.wan.random_init import PromptNoise, random_transformer
 from strobe.models.wan.recipes import RECIPES
-from strobe.models.wan.weights import checkpoint as wan_checkpoint
 
 
 class TouchedError(BaseException):
@@ -265,17 +266,28 @@ class TestCheckpoints:
         assert asked == [checkpoint, beside, release, apart, Path("elsewhere/taew2_1.pth"), tiny]
 
     def test_hashing_delays_whoever_asks_and_nobody_else(self, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A stream runs before the files are hashed; what fails in the thread is told to whoever asks."""
-        expected, loaded = load("wan-1.3b", Weights(path=checkpoint)).weights_hash, Event()
-        hash_of = wan_checkpoint.sha256_of
-        monkeypatch.setattr(wan_checkpoint, "sha256_of", lambda path: loaded.wait(60) and hash_of(path))
-        model = load("wan-1.3b", Weights(path=checkpoint))
-        with Session("a fox", preset="quality", model=model, device="cpu") as session:
+        """A stream runs before the files are hashed: those that were loaded, whatever lies there by then."""
+        monkeypatch.chdir(checkpoint.parent)
+        given, loaded, hash_of = Weights(path=Path(checkpoint.name)), Event(), hashes._sha256
+        expected = load("wan-1.3b", given).weights_hash
+        monkeypatch.setattr(hashes, "_sha256", lambda *opened: loaded.wait(60) and hash_of(*opened))
+        replaced, written = load("wan-1.3b", given), load("wan-1.3b", given)
+        file = checkpoint / "diffusion_pytorch_model.safetensors"
+        (checkpoint / "other").write_bytes(file.read_bytes()[:-1] + b"!")
+        monkeypatch.chdir("/")
+        with Session("a fox", preset="quality", model=replaced, device="cpu") as session:
             assert len(next(iter(session.stream(1))).frames)
+            os.replace(checkpoint / "other", file)
             loaded.set()
-            assert session.snapshot().identity.weights_hash == model.weights_hash == expected
-        monkeypatch.setattr(wan_checkpoint, "sha256_of", lambda path: path.read_text("utf-8"))
-        with pytest.raises(UnicodeDecodeError):
+            assert session.snapshot().identity.weights_hash == replaced.weights_hash == written.weights_hash == expected
+
+    def test_a_file_that_is_written_to_while_it_is_hashed(self, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        read = hashes._read
+        monkeypatch.setattr(hashes, "SMALL_BYTES", 4)
+        monkeypatch.setattr(hashes, "_read", lambda file: os.utime(file.name, (1, 1)) or read(file))
+        with pytest.raises(
+            WeightsError, match="cannot be hashed, so nothing .* was written to while it was read"
+        ):
             load("wan-1.3b", Weights(path=checkpoint)).hashed()
 
     def test_a_lora_beside_the_base_is_used(self, checkpoint: Path, tmp_path: Path) -> None:

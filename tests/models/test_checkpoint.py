@@ -86,7 +86,7 @@ def reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     real = digest._read
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(digest, "SMALL_BYTES", 4)
-    monkeypatch.setattr(digest, "_read", lambda path: found.append(path) or real(path))
+    monkeypatch.setattr(digest, "_read", lambda file: found.append(Path(file.name)) or real(file))
     return found
 
 

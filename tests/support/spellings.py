@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from strobe.models.checkpoint import hashing
 from strobe.models.wan.config import WanConfig
 from strobe.models.wan.weights import open_checkpoint
 
@@ -173,4 +174,4 @@ def read_checkpoint(path: Path, config: WanConfig | None = None) -> SimpleNamesp
     """A checkpoint's transformer in float32, what was taken of its files, and their hash."""
     opened = open_checkpoint(path, config)
     source = opened.source
-    return SimpleNamespace(dit=opened.read().float(), part=source.part, files=source.files, weights_hash=source.sha256())
+    return SimpleNamespace(dit=opened.read().float(), part=source.part, files=source.files, weights_hash=hashing(source.files)())

@@ -19,7 +19,7 @@ from strobe.engine.decode import VideoVAE
 from strobe.engine.family import Family, Weights, fetched
 from strobe.engine.model import Model, ModelParts
 from strobe.engine.prompts import TextEncoder
-from strobe.models.checkpoint import begun, check_whole, on_meta
+from strobe.models.checkpoint import check_whole, hashing, on_meta
 from strobe.models.hub import RELEASE, TRANSFORMER, fetch, is_address
 from strobe.models.lora import combined
 from strobe.models.shapes import config as shapes
@@ -215,11 +215,11 @@ def _wan(name: str, config: WanConfig | None, given: Weights) -> Model:
         name = f"{name} with {', '.join(map(str, loras))}"
     import_ahead()
     added = [lora.weights_hash + (f" at {lora.strength}" if lora.strength != 1 else "") for lora in loras]
-    hashed = begun(lambda: _together(opened.source.sha256(), *added))
+    hashed = hashing(opened.source.files)
     dit = opened.read()  # last: whatever else is wrong has been told
     return Model(
         name=name,
-        hashed=hashed,
+        hashed=lambda: _together(hashed(), *added),
         dit=dit,
         text=text_encoder(folder, given),
         vae=vae,

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import pickle
 import struct
 import textwrap
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, BinaryIO, Final
 
 import msgspec
 import torch
@@ -277,47 +278,80 @@ class _Known(msgspec.Struct):
     sha256: str
 
 
+def hashing(files: Sequence[Path]) -> Callable[[], str]:
+    """Begin to hash names and contents of files in a thread that ends with the process; return what waits for the hash.
+
+    Hashing gigabytes takes seconds, and the hash is wanted only once something is recorded. The files are opened here: those that
+    are replaced or removed afterwards are hashed as they were.
+
+    Returns:
+        sha256, hexadecimal; the call raises a `WeightsError` if a file was written to meanwhile or cannot be read.
+    """
+    opened = [(path.resolve(), path.open("rb")) for path in files]
+    found: list[tuple[str, str]] = []
+
+    def work() -> str:
+        whole = hashlib.sha256()
+        for named, (path, file) in zip(files, opened, strict=True):
+            with file:
+                whole.update(named.name.encode() + _sha256(path, file))
+        return whole.hexdigest()
+
+    thread = Thread(target=lambda: found.append(tried(work)), name="strobe-hash", daemon=True)
+    thread.start()
+
+    def result() -> str:
+        thread.join()
+        if not found:  # a process that was forked meanwhile has no such thread
+            found.append(tried(work))
+        digest, error = found[0]
+        if error:
+            raise WeightsError(f"the weights cannot be hashed, so nothing can name them: {error}")
+        return digest
+
+    return result
+
+
 def sha256_of(path: Path) -> bytes:
     """Return the sha256 of a file's content.
 
     A file that has not changed since it was hashed, by its size, times and place on the disk, is not read again. Hashes are kept
     in `strobe/weights.json` of the user's cache folder.
     """
-    stat = path.stat()
-    folder = cache_folder()
-    if stat.st_size < SMALL_BYTES or folder is None:
-        return _read(path)
-    list_path, key = folder / "strobe" / NAME, str(path.resolve())
+    with path.open("rb") as file:
+        return _sha256(path.resolve(), file)
+
+
+def _sha256(path: Path, file: BinaryIO) -> bytes:
+    folder, now = cache_folder(), _known(file)
+    if now.size_bytes < SMALL_BYTES or folder is None:
+        return _read(file)
+    list_path, key = folder / "strobe" / NAME, str(path)
     known = _load(list_path)
-    now = _Known(size_bytes=stat.st_size, modified_ns=stat.st_mtime_ns, changed_ns=stat.st_ctime_ns, inode=stat.st_ino, sha256="")
     before = known.pop(key, None)
     if before is not None and msgspec.structs.replace(before, sha256="") == now:
         return bytes.fromhex(before.sha256)
-    digest = _read(path)
+    digest = _read(file)
+    if _known(file).modified_ns != now.modified_ns:
+        raise WeightsError(f"{path} was written to while it was read; load it again")
     known[key] = msgspec.structs.replace(now, sha256=digest.hex())
     _keep(list_path, dict([*known.items()][-KEPT:]))
     return digest
 
 
-def begun(work: Callable[[], str]) -> Callable[[], str]:
-    """Begin work in a thread that ends with the process, and return what waits for its result.
-
-    Hashing gigabytes takes seconds and is wanted only once something is recorded. Work that fails is done again by who waits.
-    """
-    found: list[str] = []
-    thread = Thread(target=lambda: tried(lambda: found.append(work())), name="strobe-hash", daemon=True)
-    thread.start()
-
-    def result() -> str:
-        thread.join()
-        return found[0] if found else work()
-
-    return result
+def _known(file: BinaryIO) -> _Known:
+    stat = os.fstat(file.fileno())
+    return _Known(
+        size_bytes=stat.st_size, modified_ns=stat.st_mtime_ns, changed_ns=stat.st_ctime_ns, inode=stat.st_ino, sha256=""
+    )
 
 
-def _read(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()
+def _read(file: BinaryIO) -> bytes:
+    digest, at = hashlib.sha256(), 0
+    while part := os.pread(file.fileno(), 1 << 20, at):  # a forked process has the same place in the file
+        digest.update(part)
+        at += len(part)
+    return digest.digest()
 
 
 def _load(path: Path) -> dict[str, _Known]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections import Counter
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from strobe.core.errors import WeightsError
-from strobe.models.checkpoint import SAFE, key_differences, on_meta, read_file, read_shapes, sha256_of
+from strobe.models.checkpoint import SAFE, key_differences, on_meta, read_file, read_shapes
 from strobe.models.wan.config import SIZES, WanConfig
 from strobe.models.wan.dit import CausalWan
 
@@ -57,14 +56,6 @@ class WeightSource:
         for file in self.files:
             tensors.update(read_file(file) if file.suffix == SAFE else {})
         return tensors
-
-    def sha256(self) -> str:
-        """Hash the names and contents of all files, hexadecimal."""
-        whole = hashlib.sha256()
-        for file in self.files:
-            whole.update(file.name.encode())
-            whole.update(sha256_of(file))
-        return whole.hexdigest()
 
 
 def find_files(path: Path) -> tuple[Path, ...]:

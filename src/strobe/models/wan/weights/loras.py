@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from strobe.core.errors import WeightsError
-from strobe.models.checkpoint import SAFE, read_metadata
+from strobe.models.checkpoint import SAFE, hashing, read_metadata
 from strobe.models.lora import Lora, LoraPair
 from strobe.models.wan.weights.checkpoint import IN_LAYER, OUTSIDE, WeightSource, plain_names, read_json, read_source
 
@@ -249,7 +249,7 @@ def read_lora(path: str | Path) -> Lora:
         scales.append((pairs[name].scale, origin))
     for name in [name for name, pair in pairs.items() if pair.up.dim() > 2]:  # a convolution: small, and no linear layer
         diffs[f"{name}.weight"] = _whole(pairs.pop(name))
-    digest = source.sha256()
+    digest = hashing(source.files)()
     if any(each.beside for each in settings):  # the file alone does not say what it does
         digest = hashlib.sha256(f"{digest} {sorted((name, pair.scale) for name, pair in pairs.items())}".encode()).hexdigest()
     return Lora(name=file.name, weights_hash=digest, pairs=pairs, diffs=diffs, scale=in_words(scales))
