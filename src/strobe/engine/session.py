@@ -277,7 +277,8 @@ class Session:
         """Record every pass now, before the first frame block: on a GPU it takes seconds.
 
         Otherwise a pass is recorded when it first runs, so that first frames come sooner, and the frame blocks that fill the
-        window and the first prompt switch take longer. Where passes are not recorded, it does nothing.
+        window and the first prompt switch take longer. Where passes are not recorded, nothing is. Of a `DeviceGroup` every rank
+        calls it.
 
         Raises:
             SessionError: the session is closed or working, or has begun.

@@ -202,7 +202,9 @@ class SpareSessions:
                 session.restart(prompt, seed=seed)
                 self._ready.remove(session)
                 return session
-        return Session(prompt, preset=config, model=self.model, seed=seed, device=self.device)
+        session = Session(prompt, preset=config, model=self.model, seed=seed, device=self.device)
+        session.warm_up()  # before its first frame block: what a frame block takes is learnt
+        return session
 
     def give(self, session: Session) -> None:
         """Keep a session that a stream no longer needs, or close it."""
@@ -310,6 +312,7 @@ class LiveStream:
             start = decode_image(origin.image, self.model.defaults.frame_size)
             preset, model, seed = self.config, self.model, origin.seed
             self._session = Session(first, preset=preset, model=model, seed=seed, device=self.device, start=start)
+            self._session.warm_up()
         else:
             self._session = self.sessions.take(self.config, seed=origin.seed, prompt=first)
         self._go_on()

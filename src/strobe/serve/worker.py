@@ -168,6 +168,7 @@ class Worker:
         """
         measured = _MEASURED.get(self.device.type, 2)
         steps = measured + 4
+        _ = self.model.weights_hash  # waited for here, not where a stream is opened or kept
         tell(0, steps, "open a session")
         config = self.configs[self.default]
         records = resolve(config, self.model.defaults, self.device).knobs.cuda_graphs and self.device.type == "cuda"

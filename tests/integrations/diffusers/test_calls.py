@@ -20,6 +20,7 @@ from diffusers import (
 from PIL import Image
 from torch import Tensor
 
+from strobe.attention.sparse.coarse import Forced
 from strobe.core.errors import ConfigError
 from strobe.integrations.diffusers import sparsify
 from strobe.integrations.diffusers.fastwan import FastWanPipeline
@@ -269,6 +270,15 @@ def test_a_transformer_that_a_pipeline_does_not_hold_is_not_counted_by_it() -> N
         pytest.raises(ConfigError, match="no pipeline of diffusers that holds"),
     ):
         unguided(pipe, 1, callback_on_step_end=callback)
+
+
+def test_too_many_forced_tiles_are_refused_before_the_first_dense_step() -> None:
+    pipe, passes = wan_pipeline(), []
+    pipe.transformer.blocks[0].register_forward_hook(lambda *_: passes.append(1))
+    with sparsify(pipe, sparsity=0.9, tile=(1, 2, 2), forced=Forced(own=True, first_frames=2), dense_steps=[0, 1]):
+        with pytest.raises(ConfigError, match=r"forced: .* key tiles are forced, but .* selected; select .*, by sparsity=0.58 or"):
+            clip(pipe)
+    assert not passes
 
 
 def test_dense_steps_of_a_model_compiled_as_a_whole() -> None:

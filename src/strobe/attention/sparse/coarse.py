@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, floor
 from operator import index
 
 import torch
@@ -240,8 +240,8 @@ def forced_blocks(forced: Forced, q_layout: TileLayout, kv_layout: TileLayout, p
     most = int(found.sum(dim=-1).max())
     if most > min(per_head):
         raise ConfigError(
-            f"forced: {most} key tiles are forced, but {min(per_head)} of {kv_layout.num_tiles} are selected; select more, by a "
-            "lower sparsity or a higher topk, or force fewer"
+            f"forced: {most} key tiles are forced, but {min(per_head)} of {kv_layout.num_tiles} are selected; select {most}, by "
+            f"sparsity={floor(100 - 100 * most / kv_layout.num_tiles) / 100} or less, or force fewer"
         )
     return found
 

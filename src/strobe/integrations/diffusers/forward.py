@@ -15,7 +15,7 @@ import torch
 from diffusers import DiffusionPipeline, ModularPipeline
 from torch import Tensor, nn
 
-from strobe.attention.sparse.coarse import Forced
+from strobe.attention.sparse.coarse import Forced, budget, forced_blocks
 from strobe.attention.sparse.layout import tile_layout
 from strobe.core.errors import ConfigError, ShapeError
 
@@ -55,16 +55,21 @@ class SparseOptions:
     tiles: int = 0
     thread: int | None = None
 
-    def check_tile(self, grid: Triple) -> None:
-        """Raise ShapeError if the tile that was asked for is larger than a grid."""
-        if self.tile == "auto":
-            return
-        tile = tile_layout(grid, self.tile).tile
-        if any(side > size for side, size in zip(tile, grid, strict=True)):
+    def check_grid(self, grid: Triple) -> None:
+        """Check a grid against what was asked for, before any step of it.
+
+        Raises:
+            ShapeError: the tile is larger than the grid.
+            ConfigError: more key tiles are forced than the sparsity selects.
+        """
+        layout = tile_layout(grid, self.tile)
+        if self.tile != "auto" and any(side > size for side, size in zip(layout.tile, grid, strict=True)):
             raise ShapeError(
-                f"tile: {tile} is larger than the video's grid of {grid} tokens in (time, height, width); "
+                f"tile: {layout.tile} is larger than the video's grid of {grid} tokens in (time, height, width); "
                 "give a smaller tile, or tile='auto'"
             )
+        if self.sparsity and self.kept is None and not torch.compiler.is_compiling():
+            forced_blocks(self.forced, layout, layout, budget(None, self.sparsity, 1, layout.num_tiles))
 
     def dense_rows(self, grid: Triple) -> tuple[tuple[int, int], ...]:
         """Return the runs of tokens, from and to, of a grid in raster order that the dense frames are.

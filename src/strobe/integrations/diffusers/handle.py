@@ -350,7 +350,7 @@ class _SparsePart:
         given = {**dict(zip(self.names, args, strict=False)), **kwargs}
         grid, text_lengths = self.family.facts(module.config, given)
         if grid != self.seen.grid:
-            self.options.check_tile(grid)
+            self.options.check_grid(grid)
         options, step, selected, held = self.options, None, None, None
         if self.calibration is not None or options.thread is not None:
             step, selected, held = self.calibrated(grid, given.get("attention_kwargs"))
