@@ -285,9 +285,7 @@ class TestCheckpoints:
         read = hashes._read
         monkeypatch.setattr(hashes, "SMALL_BYTES", 4)
         monkeypatch.setattr(hashes, "_read", lambda file: os.utime(file.name, (1, 1)) or read(file))
-        with pytest.raises(
-            WeightsError, match="cannot be hashed, so nothing .* was written to while it was read"
-        ):
+        with pytest.raises(WeightsError, match="cannot be hashed, so nothing .* was written to while it was read"):
             load("wan-1.3b", Weights(path=checkpoint)).hashed()
 
     def test_a_lora_beside_the_base_is_used(self, checkpoint: Path, tmp_path: Path) -> None:

@@ -517,7 +517,8 @@ def test_a_label_that_is_right() -> None:
     ("stated", "few"),
     [
         ("Measured over 100 iterations after 600 warm-ups.", True),
-        ("Each row: n = 33.", True),
+        ("Each row: n = 33, behind 1,000 iterations of warm-up.", True),
+        ("Measured over 33 frame blocks.", True),
         ("| Setting | Value |\n|---|---|\n| mode | quick (100 frames) |", True),
         ("Over 33 runs; each row has 2,000 timed samples.", False),
         ("Measured over 459 runs.", False),
@@ -534,8 +535,10 @@ def test_a_percentile_of_stated_samples(stated: str, few: bool, head: str) -> No
 
 
 def test_a_percentile_with_counts_of_its_own() -> None:
-    made = page(0).say("# Kernels", "Over 10 iterations.")
-    made.table(("Kernel", "Calls", "P99 (µs)"), [["a", "480", "9.9"], ["b", "300", "8.9"]]).clean()
+    """They count before what is stated elsewhere, and so does the most that is stated before others."""
+    made = page(0).say("# Kernels", "Over 1,000 iterations, 33 frame blocks.")
+    made.table(("Kernel", "Calls", "P99 (µs)"), [["a", "480", "9.9"], ["b", "300", "8.9"]])
+    assert made.only("percentile-samples", row="b", why="n 300 (line 7); p99 needs 459 samples").corrected == "max of 300"
 
 
 TOKENS = WAN_1_3B.tokens_per_frame(480, 832)

@@ -320,8 +320,7 @@ def _outer(entries: Sequence[LintFigure]) -> list[LintFigure]:
 
 
 def _choices(table: DocumentTable, series: MetricSeries) -> Iterator[tuple[LintFigure, list[list[LintFigure]]]]:
-    """Yield each total with what it may be the sum of (the parts since the total before it, all parts, earlier totals). A total
-    in the first row closes the rows below it."""
+    """Yield each total with what it may be the sum of. A total in the first row closes the rows below it."""
     rows, entries = table.rows, list(series.entries)
     if entries and [entry for entry in entries if is_total(entry.name)] == entries[:1]:
         entries = [*entries[1:], entries[0]]
@@ -574,36 +573,43 @@ def label_admitted(document: LintDocument) -> Iterator[Claim]:
 
 
 _N: Final = r"(?<![\w.,])(\d{1,3}(?:,\d{3})+|\d{1,9})\b"
-_NOUNS: Final = (
-    r"(?:iterations?|iters?|samples?|runs?|repetitions?|repeats?|reps?|trials?|measurements?|requests?|calls?|rounds?)"
-)
+_NOUNS: Final = r"(?:iter(?:ation)?s?|samples?|runs?|rep(?:etition|eat)?s?|trials?|measurements?|requests?|calls?|rounds?)"
 _STATED: Final = re.compile(
     rf"(?i){_N}\s+(?:\w+ )?{_NOUNS}\b|(?<![\w.])(?:n|num_?(?:samples|iters?|iterations|runs)|{_NOUNS})\s*[=:]\s*{_N}\b"
-    rf"|(?<=\(){_N} frames\b"
+    rf"|(?<=\(){_N} frames\b|(?<=over ){_N} (?:frame )?blocks\b"
 )
 """A number of samples: `100 iterations`, `n = 33`, or of a mode, `quick (100 frames)`."""
 
 
 def percentile_samples(document: LintDocument) -> Iterator[Claim]:
-    """Find p99s, and percentiles beyond, that need more samples than the largest number which the document states."""
-    rows = [row for table in document.tables if len(table.header) == 2 for row in table.rows]
+    """Find p99s, and percentiles beyond, of too few samples: those of the row, else the most that the document states."""
+    rows = (row for table in document.tables if len(table.header) == 2 for row in table.rows)
     texts = [(f"{row.label}: {row.cells[-1].text}", row.line) for row in rows]
     texts += [(sentence.text, sentence.line) for sentence in document.sentences]
-    stated = [(found, line) for text, line in texts for found in _STATED.finditer(text)]
-    counts = {int(next(filter(None, found.groups())).replace(",", "")): (found[0], line) for found, line in stated}
-    most = max(counts, default=P99_SAMPLES)
-    for table in document.tables if most < P99_SAMPLES else ():
-        for series in table.series if not table.of_kind("count") else ():
-            metric, figures = series.metric, series.figures
-            if metric.statistic.startswith("p99") and metric.kind in ("time", "number", "rate", "memory"):
-                text, line = counts[most]
-                yield Claim(
-                    place=figures[0].place,
-                    said=f"{metric.title}: {first_of([figure.quantity.text for figure in figures], 1)}",
-                    corrected="max, and of how many samples",
-                    why=f"{text} (line {line}) is the most that is stated; {metric.statistic} needs {P99_SAMPLES} samples",
-                    also=[figure.place for figure in figures[1:]],
-                )
+    stated = [
+        (int(next(filter(None, found.groups())).replace(",", "")), f"{found[0]} (line {line})")
+        for text, line in texts
+        for found in _STATED.finditer(text)
+        if "warm" not in text[max(0, found.start() - 12) : found.end() + 12].lower()
+    ]
+    size = next((frames for _, frames in filter(None, map(_consensus, _rates(document.tables).values()))), 0)  # of a frame block
+    groups: dict[tuple[MetricSeries, int, str], list[LintFigure]] = {}
+    for table, series in [(table, series) for table in document.tables for series in table.series]:
+        if series.metric.statistic.startswith("p99") and series.metric.kind in ("time", "number", "rate", "memory"):
+            for figure in series.figures:
+                own = [each.of(figure.position) for each in table.of_kind("count")]
+                counts = [(int(each.value), f"n {each.text} (line {figure.place.line})") for each in own if each] or stated
+                if counts and max(counts)[0] < P99_SAMPLES:
+                    groups.setdefault((series, *max(counts)), []).append(figure)
+    for (series, n, text), figures in groups.items():
+        blocks = n // size if size and " frames" in text else 0
+        yield Claim(
+            place=figures[0].place,
+            said=f"{series.metric.title}: {first_of([figure.quantity.text for figure in figures], 1)}",
+            corrected=f"max of {blocks or n}",
+            why=f"{text}{f', {blocks} frame blocks' * bool(blocks)}; {series.metric.statistic} needs {P99_SAMPLES} samples",
+            also=[figure.place for figure in figures[1:]],
+        )
 
 
 _NAMED: Final = re.compile(

@@ -327,10 +327,9 @@ def _planned(call: VideoCall, numbers: tuple[int, ...] | None, rank: int, size: 
     if options.kv_grid is not None or options.kv_tile is not None or options.probe:
         given = ", ".join(f"{name}={getattr(options, name)!r}" for name in ("kv_grid", "kv_tile", "probe"))
         raise ConfigError(f"group: got {given}, expected None, None and 0: queries and keys of all ranks share one grid")
-    parts = options.estimator.parts
-    if options.share is not None or options.pool_skipped or parts != 1:
-        given = f"share={options.share}, pool_skipped={options.pool_skipped}" + (f", {parts} parts" if parts != 1 else "")
-        raise ConfigError(f"group: got {given}, which one device alone computes; give topk or sparsity, and pool_skipped=False")
+    if options.share is not None or options.pool_skipped or options.estimator.parts != 1:
+        given = f"share={options.share}, pool_skipped={options.pool_skipped}, {options.estimator}"
+        raise ConfigError(f"group: got {given}, expected None, False and one part: one device alone computes the others")
     if call.faces[0].dtype not in DTYPES:
         raise ShapeError(f"q: got {call.faces[0].dtype}, expected float64, float32, bfloat16 or float16 on several ranks")
     tiles = tile_layout(options.grid, options.tile)
