@@ -594,7 +594,7 @@ def percentile_samples(document: LintDocument) -> Iterator[Claim]:
     ]
     size = next((frames for _, frames in filter(None, map(_consensus, _rates(document.tables).values()))), 0)  # of a frame block
     groups: dict[tuple[MetricSeries, int, str], list[LintFigure]] = {}
-    for table, series in [(table, series) for table in document.tables for series in table.series]:
+    for table, series in [(each, series) for each in document.tables for series in each.series]:
         if series.metric.statistic.startswith("p99") and series.metric.kind in ("time", "number", "rate", "memory"):
             for figure in series.figures:
                 own = [each.of(figure.position) for each in table.of_kind("count")]
