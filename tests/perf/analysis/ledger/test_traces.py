@@ -14,7 +14,7 @@ from made_traces import trace_of
 from strobe.core.errors import ConfigError, DataError
 from strobe.perf.analysis.device.activity import IDLE
 from strobe.perf.analysis.ledger.account import DILATION, OUTSIDE_WINDOW, Ledger
-from strobe.perf.analysis.ledger.speedup import MOST_LINES, Answer, account_answer
+from strobe.perf.analysis.ledger.speedup import MOST_LINES, account_answer
 from strobe.perf.analysis.ledger.traces import (
     BRIDGE,
     FOCAL_NAME,
