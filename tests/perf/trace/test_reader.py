@@ -162,11 +162,6 @@ def test_what_is_no_trace_is_refused_with_a_reason(text: bytes, says: str, tmp_p
         read_trace(tmp_path)
 
 
-def test_an_empty_trace_is_a_trace(tmp_path: Path) -> None:
-    trace = read_trace(write(tmp_path / "t.json", '{"traceEvents": []}'))
-    assert trace.counts.clean and not len(trace.ops) and not len(trace.device_events)
-
-
 @pytest.mark.parametrize("layout", [indented, kineto])
 @pytest.mark.parametrize(
     ("good", "bad"),
@@ -186,13 +181,6 @@ def test_marks_and_space_before_the_text_do_not_matter(before: bytes, known: Tra
     assert _facts(read_trace(write(tmp_path / "t.json", before + compact(sample(), META).encode()))) == _facts(known)
     bare = layouts.bare(sample(), META).encode()
     assert read_trace(write(tmp_path / "t.json", before + bare)).device_events == known.device_events
-
-
-def test_a_damaged_tail_loses_no_event(known: Trace, tmp_path: Path, chunk_bytes: int) -> None:
-    text = kineto(sample(), META).replace('"name": "B"', '"name": "B" or so')
-    trace = read_trace(write(tmp_path / "t.json", text))
-    assert (trace.counts.mended, trace.counts.lost, trace.counts.truncated) == (1, 0, False)
-    assert (trace.device_events, trace.rank, trace.devices) == (known.device_events, 3, {})
 
 
 def test_folders_are_searched_for_traces(tmp_path: Path) -> None:
@@ -235,42 +223,40 @@ def test_events_are_found_again_after_much_that_is_none(junk: str, known: Trace,
     assert (len(trace.ops), trace.device_events) == (41, known.device_events)
 
 
-# ---- more than one document in a file ----
-
-TWO = {
-    "two objects": ("{object}{object}", 1),
-    "two objects on two lines": ("{object}\n{object}", 1),
-    "two lists": ("{bare}\n{bare}", 1),
-    "a list, then an object": ("{bare}{object}", 1),
-    "three objects": ("{object}{object}{object}", 2),
-    "an object, then something": ("{object}garbage", 0),
-    "a list, then something": ("{bare}]", 0),
+OBJECT, BARE, KINETO = (layout(sample(20), META) for layout in (compact, layouts.bare, kineto))
+LATE = compact(sample(20), {}).removesuffix("}") + f', "baseTimeNanoseconds": {META["baseTimeNanoseconds"]}}}'
+MANY = BARE.count('"ph"')
+ENDS = {
+    "two objects": (OBJECT * 2, (MANY, MANY, 0, False)),
+    "two objects on two lines": (f"{OBJECT}\n{OBJECT}", (MANY, MANY, 0, False)),
+    "two lists": (f"{BARE}\n{BARE}", (MANY, MANY, 0, False)),
+    "a list, then an object": (BARE + OBJECT, (MANY, MANY, 0, False)),
+    "three objects": (OBJECT * 3, (2 * MANY, 2 * MANY, 0, False)),
+    "an object, then something": (f"{OBJECT}garbage", (1, 1, 0, False)),
+    "a list, then something": (f"{BARE}]", (1, 1, 0, False)),
+    "a brace too many, which may close a damaged event": (OBJECT + "}", (0, 1, 0, True)),
+    "a stray bracket before the metadata": ("]], ".join(LATE.rsplit("], ", 1)), (0, 1, 0, False)),
+    "a damaged tail": (KINETO.replace('"name": "B"', '"name": "B" or so'), (0, 0, 1, False)),
 }
-"""What stands in the file, and how many whole traces behind the first one."""
+"""What stands in the file; how much lies behind its end, is lost, and is mended; and whether the file ends too early."""
 
 
-@pytest.mark.parametrize("what", TWO)
+@pytest.mark.parametrize("what", ENDS)
 @pytest.mark.parametrize("suffix", [".json", ".json.gz"])
-def test_what_stands_behind_the_end_is_lost_and_the_trace_is_not_complete(
+def test_what_stands_behind_the_events_is_counted_and_costs_none(
     what: str, suffix: str, tmp_path: Path, chunk_bytes: int
 ) -> None:
-    form, more = TWO[what]
-    parts = {"object": compact(sample(20), {}), "bare": layouts.bare(sample(20), {})}
-    trace = read_trace(write(tmp_path / f"t{suffix}", form.format(**parts)))
-    counts, lost = trace.counts, more * parts["bare"].count('"ph"') or 1
-    assert (counts.trailing, counts.lost, counts.mended, counts.truncated, counts.clean) == (lost, lost, 0, False, False)
+    text, expected = ENDS[what]
+    trace = read_trace(write(tmp_path / f"t{suffix}", text))
+    counts = trace.counts
+    assert (counts.trailing, counts.lost, counts.mended, counts.truncated) == expected and not counts.clean
     assert (len(trace.ops), len(trace.device_events)) == (20, 7)
-
-
-def test_a_brace_too_many_is_not_complete(tmp_path: Path, chunk_bytes: int) -> None:
-    """It may as well close a damaged event."""
-    trace = read_trace(write(tmp_path / "t.json", compact(sample(), {}) + "}"))
-    assert (trace.counts.lost, trace.counts.clean, len(trace.ops)) == (1, False, 40)
+    assert trace.base_ns == (0 if text.startswith("[") else META["baseTimeNanoseconds"])
 
 
 @pytest.mark.parametrize("padding", ["", "\n", " \r\n\t", "\x00" * 700, "\n\x00\n"])
 def test_blanks_behind_the_end_are_nothing(padding: str, tmp_path: Path, chunk_bytes: int) -> None:
-    for text in (compact(sample(), META), kineto(sample(), META), layouts.bare(sample(), META)):
+    for text in (OBJECT, KINETO, BARE, '{"traceEvents": []}'):
         assert read_trace(write(tmp_path / "t.json", text + padding)).counts.clean
 
 
@@ -286,12 +272,6 @@ def test_a_stray_bracket_between_events_is_lost_and_the_events_behind_it_are_rea
     counts = trace.counts
     assert (counts.lost, counts.trailing, counts.mended, counts.truncated) == (stray.count("]"), 0, 0, False)
     assert (len(trace.ops), trace.device_events) == (42, known.device_events)
-
-
-def test_a_stray_bracket_before_the_metadata_is_lost(known: Trace, tmp_path: Path, chunk_bytes: int) -> None:
-    text = compact(sample(), {}).removesuffix("]}") + ']], "baseTimeNanoseconds": 7}'
-    trace = read_trace(write(tmp_path / "t.json", text))
-    assert (trace.counts.lost, trace.counts.mended, trace.base_ns) == (1, 0, 7)
 
 
 def _long_event(text_bytes: int, closed: bool) -> str:

@@ -349,7 +349,7 @@ def _focal_facts(traces: Sequence[Trace], focal: str | None) -> Iterator[tuple[s
         events = trace.device_events
         for _, work in events_by_device(trace):
             position = work.position[matching(trace, work, focal or "")]
-            kernels.update(kernel_name(events.names[name]).group for name in np.unique(np.asarray(events.name)[position]))
+            kernels.update(kernel_name(events.names[name]) for name in np.unique(np.asarray(events.name)[position]))
             sizes.update(events.shapes[shape] for shape in np.unique(np.asarray(events.shape)[position]))
     sizes = {size for size in sizes if size and not _GEOMETRY.fullmatch(size)}
     if kernels:
@@ -418,5 +418,5 @@ def _kernel_times(traces: Sequence[Trace]) -> Counter[str]:
         sums = totals(length[chosen], column(events.name)[chosen], len(events.names))
         for name, ns in zip(events.names, sums.tolist(), strict=True):
             if ns:
-                times[kernel_name(name).group] += ns
+                times[kernel_name(name)] += ns
     return times

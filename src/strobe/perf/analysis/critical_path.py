@@ -352,7 +352,7 @@ def _parts(graph: WorkGraph, label: str) -> tuple[PathPartRow, ...]:
 
 
 def _group(event: DeviceEvent | None) -> str:
-    return kernel_name(event.name).group if event else ""
+    return kernel_name(event.name) if event else ""
 
 
 def _what_ifs(graph: WorkGraph, parts: Sequence[PathPartRow], trace: Trace, duration: int) -> Iterator[WhatIfRow]:

@@ -315,7 +315,7 @@ def _table(view: DeviceView, launchers: _Launchers) -> OperatorTimes:
         rest, kind = divmod(code, len(DEVICE_KINDS))
         rest, name = divmod(rest, len(names))
         row, caller = divmod(rest, len(launchers.callers))
-        key = kernel_name(names[name]).group, DEVICE_KINDS[kind]
+        key = kernel_name(names[name]), DEVICE_KINDS[kind]
         kernels[row][key] = tuple(map(sum, zip(kernels[row].get(key, (0, 0, 0, 0)), counts, strict=True)))
         callers[row][caller] += counts[1]
     used = np.zeros(launchers.num, np.bool_)

@@ -189,7 +189,7 @@ def test_the_kernel_table(trace: Trace, window: Window | None, by: str) -> None:
         exclusive: Counter[tuple[str, ...]] = Counter()
 
         def key(event: DeviceEvent) -> tuple[str, ...]:
-            return kernel_name(event.name).group, event.shape if by == "shape" else "", event.kind
+            return kernel_name(event.name), event.shape if by == "shape" else "", event.kind
 
         for event, shared in asked.inside():
             calls[key(event)].append((event, shared))
@@ -226,7 +226,7 @@ def test_the_gap_table(trace: Trace, window: Window | None) -> None:
             if not gap or following is not alike[0]:
                 continue
             before = [e for e in kernels if e.end_ns == reached][-1]
-            pair = kernel_name(before.name).group, kernel_name(following.name).group
+            pair = kernel_name(before.name), kernel_name(following.name)
             spent = Counter[str]()
             for moment in gap:
                 owner, what = asked.owner[moment], asked.class_of(moment)

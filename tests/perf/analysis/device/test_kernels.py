@@ -7,7 +7,7 @@ import pytest
 from made_traces import trace_of
 from strobe.perf.analysis.device import kernels
 from strobe.perf.analysis.device.activity import activity, device_views
-from strobe.perf.analysis.device.kernels import KernelRow, demangle, kernel_name, kernel_part, kernel_table
+from strobe.perf.analysis.device.kernels import KernelRow, demangle, full_name, kernel_name, kernel_part, kernel_table
 from strobe.perf.analysis.parts import Part
 from strobe.perf.trace import DeviceEvent, HostEvent, Trace
 
@@ -88,7 +88,7 @@ _FA2_TRAITS = "<128, 128, 64, 4, false, false, cutlass::bfloat16_t, Flash_kernel
     ],
 )
 def test_groups(raw: str, group: str) -> None:
-    assert kernel_name(raw).group == group
+    assert kernel_name(raw) == group
 
 
 def test_mangled_names_are_demangled_first() -> None:
@@ -96,10 +96,12 @@ def test_mangled_names_are_demangled_first() -> None:
         "_ZN7cutlass13device_kernelIN5flash23FlashAttnFwdPostprocessINS_10bfloat16_tELj256ELj192ELb1ELNS1_10SinkLayoutE0E"
         "NS_4arch4Sm90EEEEEvNT_6ParamsE"
     )
-    found = kernel_name(raw)
-    assert found.full.startswith("void cutlass::device_kernel<flash::FlashAttnFwdPostprocess<cutlass::bfloat16_t, 256u, 192u,")
-    assert found.group == "cutlass::device_kernel<FlashAttnFwdPostprocess>"
-    assert kernel_name("_Z10add_kernelPfS_i.kd") == ("add_kernel", "add_kernel(float*, float*, int)")
+    assert full_name(raw).startswith(
+        "void cutlass::device_kernel<flash::FlashAttnFwdPostprocess<cutlass::bfloat16_t, 256u, 192u,"
+    )
+    assert kernel_name(raw) == "cutlass::device_kernel<FlashAttnFwdPostprocess>"
+    mangled = "_Z10add_kernelPfS_i.kd"
+    assert (kernel_name(mangled), full_name(mangled)) == ("add_kernel", "add_kernel(float*, float*, int)")
 
 
 @pytest.mark.parametrize(
@@ -110,12 +112,12 @@ def test_mangled_names_are_demangled_first() -> None:
     ],
 )  # fmt: skip
 def test_what_compilers_add_behind_a_name_is_cut(behind: str, left: str) -> None:
-    assert kernel_name(f"add_kernel{behind}").full == f"add_kernel{left}"
+    assert full_name(f"add_kernel{behind}") == f"add_kernel{left}"
 
 
 @pytest.mark.parametrize("raw", ["_Znot a name", "_Z", "_Z\x00\ud800", "_ZN7cutlass13device"])
 def test_what_cannot_be_demangled_stays(raw: str) -> None:
-    assert kernel_name(raw) == (raw, raw)
+    assert kernel_name(raw) == full_name(raw) == raw
 
 
 def test_without_a_cpp_runtime_names_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +133,7 @@ def test_without_a_cpp_runtime_names_stay(monkeypatch: pytest.MonkeyPatch) -> No
     "raw", ["a<b", "operator<", "->", "(x)", "f<<>>>(", "void <>()", "::", "x" * 20_000, "f<" * 5_000, "_0" * 5_000]
 )
 def test_any_text_has_a_group(raw: str) -> None:
-    assert kernel_name(raw).group
+    assert kernel_name(raw)
 
 
 NAMES = {

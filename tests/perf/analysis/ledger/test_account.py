@@ -286,25 +286,14 @@ def test_timed_lines_have_the_t_interval_of_their_pairs() -> None:
 
 
 def test_lines_of_clips_that_were_timed_pair_by_pair_have_intervals_and_traced_ones_have_none() -> None:
-    label = Label((), "timed")
-    pairs = [({label: 100 + extra}, {label: 90}) for extra in (0, 2, 4)]
-
-    def side(at: int, pairwise: bool) -> Explained:
-        own = tuple(pair[at] for pair in pairs)
-        whole = sum(each[label] for each in own)
-        calls = {"frame_block": (6, whole)}
-        return Explained(
-            num_clips=6, kinds={"steady": {label: whole}}, num_blocks={"steady": 1}, calls=calls, units=own,
-            pairs=own if pairwise else (),
-        )  # fmt: skip
-
-    sums = [(before[label], after[label]) for before, after in pairs]
-    timed = clip_ledger(side(0, True), side(1, True), sums)
-    assert timed.intervals == paired_spread({str(label): [10, 12, 14]}, [10, 12, 14], 2)
-    traced = clip_ledger(side(0, False), side(1, False), sums)
-    assert traced.intervals == paired_spread({}, [10, 12, 14], 2) and not any(line.interval for line in traced.lines)
-    assert clip_ledger(side(0, True), side(1, False), sums) == clip_ledger(side(0, False), side(1, True), sums) == traced
-    assert clip_ledger(side(0, False), side(1, False), sums[:1]).intervals.none_because == "fewer than two pairs"
+    label, sums = Label((), "timed"), [(100, 90), (102, 90), (104, 90)]
+    own = [_side([{label: pair[at]} for pair in sums], num_clips=6) for at in (0, 1)]
+    paired = [replace(side, pairs=side.units) for side in own]
+    timed, traced = clip_ledger(*paired, sums), clip_ledger(*own, sums)
+    assert timed.intervals == paired_spread({str(label): [10, 12, 14], str(_OUTSIDE): [0, 0, 0]}, [10, 12, 14], 2)
+    assert traced.intervals == replace(timed.intervals, lines={}) and not any(line.interval for line in traced.lines)
+    assert clip_ledger(paired[0], own[1], sums) == clip_ledger(own[0], paired[1], sums) == traced
+    assert clip_ledger(*own, sums[:1]).intervals.none_because == "fewer than two pairs"
 
 
 # Accounts of timed clips: exact, by kind of frame block, and with a name for what each nanosecond was spent on.
@@ -368,19 +357,11 @@ def test_a_clip_is_cut_at_the_starts_of_its_frame_blocks(run: RunRecords) -> Non
 
 def test_a_block_is_steady_only_where_it_is_for_both(run: RunRecords) -> None:
     slow = Variant(name="slow", preset="slow", window=18)
-    assert block_kinds(run, ["baseline", "turbo"])[:5] == (
-        "first",
-        "filling",
-        "filling",
-        "steady",
-        "steady",
-    )
+    assert block_kinds(run, ["baseline", "turbo"])[:5] == ("first", *["filling"] * 2, *["steady"] * 2)
     assert block_kinds(replace(run, variants=(*run.variants, slow)), ["baseline", "slow"])[:6].count("filling") == 4
-    work = run.header.workload
-    assert work is not None
-    for prompt in work.prompts:
-        if prompt.frame_block:
-            assert block_kinds(run, ["turbo"])[prompt.frame_block] == "switch"
+    assert run.header.workload is not None
+    switches = {prompt.frame_block for prompt in run.header.workload.prompts if prompt.frame_block}
+    assert {at for at, kind in enumerate(block_kinds(run, ["turbo"])) if kind == "switch"} == switches
 
 
 _LABELS = st.builds(
@@ -433,30 +414,30 @@ def test_what_a_trace_shows_beyond_the_timed_run_is_a_line_that_explains_nothing
     assert said.explained_saving_share == pytest.approx(1 - 0.5 / 2, abs=0.02)
 
 
-def test_a_kind_of_block_that_was_not_traced_is_said_not_guessed(run: RunRecords) -> None:
-    only = {at: {Label(KERNEL_PATH, "kernel"): 1_000_000, Label(STEP, "host_late"): 10} for at in (6, 7)}
+@pytest.mark.parametrize("held", [{6, 7}, set(range(12)) - {7}])
+def test_a_kind_of_block_that_was_not_traced_is_said_not_guessed(run: RunRecords, held: set[int]) -> None:
+    """Others of its kind stand for a frame block that is left out."""
     kinds = block_kinds(run, ["turbo"])
-    found = explained(run, "turbo", kinds, only)
+    blocks = {at: {Label(KERNEL_PATH, "kernel"): 1_000_000, Label(STEP, "host_late"): 10} for at in held}
+    found = explained(run, "turbo", kinds, blocks)
     unknown = {kind for kind, labels in found.kinds.items() if any(label.activity == UNTRACED for label in labels)}
-    assert unknown == set(kinds) - {"steady"}
-    assert found.kinds["steady"][Label(KERNEL_PATH, "kernel")] == kinds.count("steady") * len(clips_of(run, "turbo")) * 1_000_000
-    assert answer(found, found).explained_time_share < 0.9
+    assert unknown == {kind for at, kind in enumerate(kinds)} - {kinds[at] for at in held}
+    assert found.stood_for == tuple(at for at, kind in enumerate(kinds) if at not in held and kind not in unknown)
+    assert found.kinds["steady"][Label(KERNEL_PATH, "kernel")] == kinds.count("steady") * found.num_clips * 1_000_000
+    assert (answer(found, found).explained_time_share < 0.9) == bool(unknown)
 
 
 def with_regions(run: RunRecords, own: Callable[[str], dict[tuple[str, ...], int]]) -> RunRecords:
     """Every timed clip added up these regions in each of its frame blocks."""
-    lines = []
-    for clip in run.clips:
-        if clip.phase == "timed":
-            times = own(clip.variant)
-            rows = tuple(tuple([ns] * 12) for ns in times.values())
-            calls = tuple(tuple([2] * 12) for _ in times)
-            lines.append(
-                Regions(
-                    variant=clip.variant, clip=clip.clip, order=clip.order, blocks=tuple(range(12)), paths=tuple(times),
-                    calls=calls, value_ns=rows, region_ns=100,
-                )
-            )  # fmt: skip
+    lines = [
+        Regions(
+            variant=clip.variant, clip=clip.clip, order=clip.order, blocks=tuple(range(12)), paths=tuple(own(clip.variant)),
+            calls=((2,) * 12,) * len(own(clip.variant)), value_ns=tuple((ns,) * 12 for ns in own(clip.variant).values()),
+            region_ns=100,
+        )
+        for clip in run.clips
+        if clip.phase == "timed"
+    ]  # fmt: skip
     return replace(run, regions=tuple(lines))
 
 
@@ -505,18 +486,13 @@ class Counted(tuple[Span, ...]):
         return super().__iter__()
 
 
-@pytest.mark.parametrize("way", ["regions", "trace"])
-def test_the_spans_of_a_run_are_gone_through_once_however_many_clips_it_has(run: RunRecords, way: str) -> None:
-    run = with_regions(run, regions)
-    pairs, kinds = mirrored_pairs(run, "turbo"), block_kinds(run, ["baseline", "turbo"])
+def test_the_spans_of_a_run_are_gone_through_once_however_many_clips_it_has(run: RunRecords) -> None:
+    counted = with_regions(replace(run, spans=Counted(run.spans)), regions)
+    pairs, kinds = [pair[1] for pair in mirrored_pairs(run, "turbo")], block_kinds(run, ["baseline", "turbo"])
     assert len(pairs) > 1
-    counted = replace(run, spans=Counted(run.spans))
-    Counted.reads.clear()
-    if way == "regions":
-        explain_by_regions(counted, [pair[1] for pair in pairs], kinds)
-    else:
-        explain_by_trace(counted, [clip for pair in pairs for clip in pair[1]], kinds, traced({}))
-    assert Counted.reads == [len(run.spans)]
+    explain_by_regions(counted, pairs, kinds)
+    explain_by_trace(counted, [clip for pair in pairs for clip in pair], kinds, traced({}))
+    assert Counted.reads == [len(run.spans)] * 2
 
 
 def test_regions_that_do_not_fit_into_each_other_are_refused(run: RunRecords) -> None:
@@ -559,45 +535,31 @@ def test_a_region_that_one_side_does_not_show_is_no_saving(run: RunRecords) -> N
     assert clip_ledger(before, after, ()).baseline_ns == sum(sides[0].labels.values())
 
 
-def test_a_block_left_out_of_a_trace_is_said(run: RunRecords) -> None:
-    blocks = {at: {Label(KERNEL_PATH, "kernel"): 1_000_000, Label(STEP, "queued"): 9} for at in range(12) if at != 7}
-    kinds = block_kinds(run, ["turbo"])
-    found = explained(run, "turbo", kinds, blocks)
-    assert found.stood_for == (7,)
-    assert found.kinds["steady"][Label(KERNEL_PATH, "kernel")] == kinds.count("steady") * found.num_clips * 1_000_000
+LAYER = "denoise_step/dit_forward/"
+PARTS = {
+    Part.ATTENTION_KERNEL: (LAYER + "attention/attention_kernel", "commit/dit_forward/attention/attention_kernel"),
+    Part.WAITING: (LAYER + "attention/attention_kernel: host_late",),
+    Part.GAPS: (LAYER + "attention/attention_kernel: queued",),
+    Part.COMMUNICATION: (LAYER + "attention/attention_kernel: comm",),
+    Part.ATTENTION_AROUND: (LAYER + "attention/qkv_projection",),
+    Part.NORMS: (
+        *(LAYER + inside for inside in ("attention/modulated_norm", "cross_attention/cross_norm", "ffn/modulated_norm/mine")),
+        "denoise_step/renoise",
+    ),
+    Part.COPIES: (LAYER + "attention/kv_write: memcpy", "draw: memcpy"),
+    Part.CROSS_ATTENTION: (LAYER + "cross_attention/cross_attention_kernel",),
+    Part.FEED_FORWARD: (LAYER + "ffn/ffn_up", LAYER + "ffn/mine"),  # a region of the user's own
+    Part.OTHER_KERNELS: (LAYER + "other kernels/attention_tile",),
+    Part.DECODING: ("vae_decode: memcpy", f"decode_wait: {TIMED}"),
+    Part.REST: (f"text: {TIMED}",),
+    Part.UNNAMED: (f": {TIMED}", ": kernel", "/".join(OUTSIDE), "/".join(NOT_LINKED), "a region of somebody"),
+}
 
 
-@pytest.mark.parametrize(
-    ("path", "activity", "part"),
-    [
-        (KERNEL_PATH, "kernel", Part.ATTENTION_KERNEL),
-        (KERNEL_PATH, "host_late", Part.WAITING),
-        (KERNEL_PATH, "queued", Part.GAPS),
-        (("commit", "dit_forward", "attention", "attention_kernel"), "kernel", Part.ATTENTION_KERNEL),
-        (("denoise_step", "dit_forward", "attention", "qkv_projection"), "kernel", Part.ATTENTION_AROUND),
-        (("denoise_step", "dit_forward", "attention", "modulated_norm"), "kernel", Part.NORMS),
-        (("denoise_step", "dit_forward", "attention", "kv_write"), "memcpy", Part.COPIES),
-        (("denoise_step", "dit_forward", "cross_attention", "cross_norm"), "kernel", Part.NORMS),
-        (("denoise_step", "dit_forward", "cross_attention", "cross_attention_kernel"), "kernel", Part.CROSS_ATTENTION),
-        (("denoise_step", "dit_forward", "ffn", "ffn_up"), "kernel", Part.FEED_FORWARD),
-        (("denoise_step", "renoise"), "kernel", Part.NORMS),
-        (("vae_decode",), "memcpy", Part.DECODING),
-        (("decode_wait",), TIMED, Part.DECODING),
-        (("draw",), "memcpy", Part.COPIES),
-        (("text",), TIMED, Part.REST),
-        ((), TIMED, Part.UNNAMED),
-        ((), "kernel", Part.UNNAMED),
-        (OUTSIDE, "kernel", Part.UNNAMED),
-        (NOT_LINKED, "kernel", Part.UNNAMED),
-        (("a region of somebody",), "kernel", Part.UNNAMED),
-        (KERNEL_PATH, "comm", Part.COMMUNICATION),
-        (("denoise_step", "dit_forward", "ffn", "modulated_norm", "mine"), "kernel", Part.NORMS),  # a region of the user's own
-        (("denoise_step", "dit_forward", "ffn", "mine"), "kernel", Part.FEED_FORWARD),
-        (("denoise_step", "dit_forward", "other kernels", "attention_tile"), "kernel", Part.OTHER_KERNELS),
-    ],
-)
-def test_every_label_belongs_to_one_part(path: tuple[str, ...], activity: str, part: Part) -> None:
-    assert part_of(Label(path, activity)) == part
+@pytest.mark.parametrize(("label", "part"), [(label, part) for part, labels in PARTS.items() for label in labels])
+def test_every_label_belongs_to_one_part(label: str, part: Part) -> None:
+    path, _, activity = label.partition(": ")
+    assert part_of(Label(tuple(path.split("/")) if path else (), activity or "kernel")) == part
 
 
 def test_every_region_has_a_part() -> None:

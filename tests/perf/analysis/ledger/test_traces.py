@@ -14,7 +14,7 @@ from made_traces import trace_of
 from strobe.core.errors import ConfigError, DataError
 from strobe.perf.analysis.device.activity import IDLE
 from strobe.perf.analysis.ledger.account import DILATION, OUTSIDE_WINDOW, Ledger
-from strobe.perf.analysis.ledger.speedup import MOST_LINES, Answer, account_answer
+from strobe.perf.analysis.ledger.speedup import MOST_LINES, account_answer
 from strobe.perf.analysis.ledger.traces import (
     BRIDGE,
     FOCAL_NAME,
@@ -37,17 +37,8 @@ from strobe.perf.trace import DeviceEvent, HostEvent, HostEvents, Trace
 SECTION = "copy:end -> gather:end"
 
 
-NAMES = {
-    "flash": "kernel",
-    "copy": "kernel",
-    "gather": "kernel",
-    "gemm": "kernel",
-    "norm": "kernel",
-    "attn_fwd": "kernel",
-    "zero": "memset",
-    "send": "comm",
-    "move": "memcpy",
-}
+NAMES = dict.fromkeys(("flash", "copy", "gather", "gemm", "norm", "attn_fwd"), "kernel")
+NAMES |= {"zero": "memset", "send": "comm", "move": "memcpy"}
 
 
 @st.composite
@@ -83,62 +74,32 @@ def word(event: DeviceEvent, in_section: bool) -> str:
     return "section" if in_section else "compute" if event.kind == "kernel" else event.kind
 
 
-def brute_force(trace: Trace, side: TracedSide) -> tuple[list[Counter[Label]], Counter[str]]:
-    """Ask every nanosecond of every tile who owns it; idle time is not split by cause."""
-    events = list(trace.device_events)
-    members = {number for section in side.sections.found for number in section.members}
-    areas = [section.span for section in side.sections.found]
-    end = max(event.end_ns for event in events)
-
-    def owner(moment: int) -> int | None:
-        running = [i for i, e in enumerate(events) if e.start_ns <= moment < e.end_ns]
-        return min(running, key=lambda i: (PRIORITY.index(word(events[i], i in members)), i), default=None)
-
-    owners = {moment: owner(moment) for moment in range(events[0].start_ns, end)}
-
-    tiles, exclusive = [], Counter[str]()
-    for tile in side.tiles:
-        owned: Counter[Label] = Counter()
-        for moment in range(tile.start_ns, tile.end_ns):
-            inside = any(start <= moment < stop for start, stop in areas)
-            at = owners[moment]
-            if at is None:
-                owned[Label(("section" if inside else "step",), "idle")] += 1
-                continue
-            exclusive[FOCAL_NAME if events[at].name == "flash" else events[at].name] += 1
-            place = "focal" if events[at].name == "flash" else "section" if inside and at in members else "step"
-            owned[Label((place,), events[at].kind)] += 1
-        tiles.append(owned)
-    return tiles, exclusive
-
-
 @given(traces())
 def test_every_nanosecond_has_one_label(trace: Trace) -> None:
-    side = cut(trace)
-    tiles, exclusive = brute_force(trace, side)
-    found = [Counter[Label]() for _ in side.tiles]
-    for counted, tile in zip(found, side.tiles, strict=True):
+    """Every nanosecond of every tile is asked what runs and who owns it; idle time is not split by cause."""
+    side, events = cut(trace), list(trace.device_events)
+    members = {number for section in side.sections.found for number in section.members}
+    covered, exclusive = Counter[Label](), Counter[str]()
+    for tile in side.tiles:
+        owned, counted = Counter[Label](), Counter[Label]()
+        for moment in range(tile.start_ns, tile.end_ns):
+            inside = any(section.span[0] <= moment < section.span[1] for section in side.sections.found)
+            running = {}
+            for at in (at for at, e in enumerate(events) if e.start_ns <= moment < e.end_ns):
+                place = "focal" if events[at].name == "flash" else "section" if inside and at in members else "step"
+                running[at] = Label((place,), events[at].kind)
+            covered.update(set(running.values()))
+            owner = min(running, key=lambda at: (PRIORITY.index(word(events[at], at in members)), at), default=None)
+            owned[Label(("section" if inside else "step",), "idle") if owner is None else running[owner]] += 1
+            if owner is not None:
+                exclusive[FOCAL_NAME if events[owner].name == "flash" else events[owner].name] += 1
         for label, ns in tile.owned.items():
             counted[label._replace(activity="idle") if label.activity in IDLE else label] += ns
-    assert found == tiles
-    assert {name: ns for name, (_, ns) in side.calls.items() if ns} == exclusive
-    events = list(trace.device_events)
-    starts = [e for e in events for tile in side.tiles if tile.start_ns <= e.start_ns < tile.end_ns]
-    assert side.num_focal == sum(e.name == "flash" for e in starts)
-    assert side.calls.get("gemm", (0, 0))[0] >= sum(e.name == "gemm" for e in starts)
-    members = {number for section in side.sections.found for number in section.members}
-    areas = [section.span for section in side.sections.found]
-    covered: Counter[Label] = Counter()
-    for moment in (moment for tile in side.tiles for moment in range(tile.start_ns, tile.end_ns)):
-        inside = any(start <= moment < stop for start, stop in areas)
-        running = [(i, e) for i, e in enumerate(events) if e.start_ns <= moment < e.end_ns]
-        covered.update(
-            {
-                Label(("focal" if e.name == "flash" else "section" if inside and i in members else "step",), e.kind)
-                for i, e in running
-            }
-        )
+        assert counted == owned
     assert side.inclusive == covered
+    assert {name: ns for name, (_, ns) in side.calls.items() if ns} == exclusive
+    starts = [e.name for e in events for tile in side.tiles if tile.start_ns <= e.start_ns < tile.end_ns]
+    assert side.num_focal == starts.count("flash") and side.calls.get("gemm", (0, 0))[0] >= starts.count("gemm")
 
 
 def closes(ledger: Ledger, sides: tuple[TracedSide, TracedSide]) -> None:
@@ -248,8 +209,7 @@ def test_repetitions_are_steps_if_both_sides_have_as_many_focal_calls_in_one() -
 
 def test_only_the_busiest_focal_device_is_cut() -> None:
     far = [event._replace(device=1) for event in hand(500, 0).device_events]
-    trace = trace_of([*hand(300, 0).device_events, *far])
-    side = cut(trace, steps=None)
+    side = cut(trace_of([*hand(300, 0).device_events, *far]), steps=None)
     assert side.device == 1 and side.focal == ((500,),)
 
 
@@ -272,101 +232,80 @@ def test_windows_are_compared_as_they_are_if_nothing_is_focal() -> None:
 # The answer for two foreign traces: its parts by hand, and its sums against the account and against the events.
 
 
-def stepped_trace(device: list[DeviceEvent], steps: list[int]) -> Trace:
-    """A trace whose steps are launched at these moments."""
-    return trace_of(device, [HostEvent(f"ProfilerStep#{number}", start, start + 20, 0) for number, start in enumerate(steps)])
+def side(focal: int, gemm: int, late: int, length: int = 1_000, steps: int = 3, lost: str = "") -> Trace:
+    """Steps, of which the last has no end: copy 10, focal, gather 20, gemm, norm 30 after the host was late, and a copy.
+
+    Args:
+        lost: the kernel whose launch calls are not in the trace.
+    """
+    device = []
+    for at in range(0, length * steps, length):
+        now = at + 100
+        for name, took, wait in (("copy", 10, 0), ("flash", focal, 0), ("gather", 20, 0), ("gemm", gemm, 0), ("norm", 30, late)):
+            now += wait
+            made = event(name, now, now + took, now - 4 if wait else at + len(device) % 6)
+            device.append(made._replace(host=None) if name == lost else made)
+            now += took
+        device.append(event("move", now, now + 5, at + 15))
+    return trace_of(device, [HostEvent(f"ProfilerStep#{n}", length * n, length * n + 20, 0) for n in range(steps)])
 
 
-def step(at: int, focal: int, gemm: int, late: int) -> list[DeviceEvent]:
-    """One step: copy 10, focal, gather 20, gemm, norm 30 after the host was late, and a copy."""
-    device, now = [], at + 100
-    for name, length, wait in (("copy", 10, 0), ("flash", focal, 0), ("gather", 20, 0), ("gemm", gemm, 0), ("norm", 30, late)):
-        now += wait
-        device.append(event(name, now, now + length, now - 4 if wait else at + len(device)))
-        now += length
-    return [*device, event("move", now, now + 5, at + 15)]
+def accounted(before: Trace, after: Trace, timed: tuple[Means, Means] = ({}, {}), calls: Calls = (None, None)) -> Ledger:
+    sides = (cut(trace, label, steps=None) for label, trace in (("b", before), ("c", after)))
+    return foreign_ledger(*sides, timed, calls)
 
 
-def side(focal: int, gemm: int, late: int, length: int = 1_000) -> Trace:
-    """Three steps, of which the last has no end."""
-    device = [each for number in range(3) for each in step(length * number, focal, gemm, late)]
-    return stepped_trace(device, [length * number for number in range(3)])
+BEFORE, AFTER = side(300, 200, 10), side(100, 150, 60)
+# between steps the host is late too: the next step is launched 100 ns before it runs, so the device waits from its launch on
+_HAND = {
+    Part.FOCAL: (300, 100), Part.SECTION: (20, 20), Part.MATRIX: (200, 150), Part.OTHER_KERNELS: (40, 40), Part.COPIES: (5, 5),
+    Part.WAITING: (1_000 - 565, 1_000 - 315),
+}  # fmt: skip
+STAGES = {"stage": Fraction(5_000)}, {"stage": Fraction(4_400)}
+STEPS = {"step": Fraction(900)}, {"step": Fraction(800)}
 
 
-def accounted(
-    before: Trace,
-    after: Trace,
-    timed: tuple[Means, Means] = ({}, {}),
-    calls: Calls = (None, None),
-    focal: str | None = "flash",
-) -> Ledger:
-    section = None if focal is None else parse_section(SECTION, focal)
-    return foreign_ledger(label_trace(before, "b", focal, section), label_trace(after, "c", focal, section), timed, calls)
-
-
-def parts(found: Answer) -> dict[Part, tuple[Fraction, Fraction]]:
-    return {line.parts[0]: (line.baseline_ns, line.candidate_ns) for line in found.lines if len(line.parts) == 1}
-
-
-def test_parts_worked_out_by_hand() -> None:
-    found = account_answer(accounted(side(300, 200, 10), side(100, 150, 60)))
-    assert found.unit == "step" and (found.baseline_ns, found.candidate_ns) == (1_000, 1_000)
-    # between steps the host is late too: the next step is launched 100 ns before it runs, so the device waits from its launch on
-    idle = 1_000 - (10 + 300 + 20 + 200 + 30 + 5), 1_000 - (10 + 100 + 20 + 150 + 30 + 5)
-    assert parts(found) == {
-        Part.FOCAL: (300, 100),
-        Part.SECTION: (20, 20),
-        Part.MATRIX: (200, 150),
-        Part.OTHER_KERNELS: (40, 40),
-        Part.COPIES: (5, 5),
-        Part.WAITING: idle,
-    }
-    assert found.explained_time_share == 1.0 and found.explained_saving_share is None, "nothing is saved"
-    assert [line.share for line in found.lines] == [None] * 6
+@pytest.mark.parametrize(
+    ("account", "unit", "parts", "explained"),
+    [
+        (accounted(BEFORE, AFTER), "step", _HAND, (1.0, None)),  # nothing is saved
+        (accounted(BEFORE, side(100, 150, 10, length=800)), "step", {Part.FOCAL: (300, 100)}, (1.0, 1.0)),
+        # four calls a stage: four steps of 1,000 in 5,000 and in 4,400, and all that was saved lies outside the trace
+        (accounted(BEFORE, AFTER, STAGES, (4, 4)), "stage", {Part.UNNAMED: (1_000, 400), Part.FOCAL: (1_200, 400)}, (0.8, 0.0)),
+        # the profiler is unexplained on both sides
+        (accounted(BEFORE, AFTER, STEPS), "step", {Part.UNNAMED: (-100, -200)}, (1 - 200 / 800, 0.0)),
+        (accounted(BEFORE, side(300, 200, 10, lost="norm")), "step", {Part.UNNAMED: (0, 10)}, (0.99, None)),
+    ],
+    ids=["by hand", "saved", "outside the trace", "profiler", "launched before the trace"],
+)
+def test_parts_worked_out_by_hand(
+    account: Ledger, unit: str, parts: dict[Part, tuple[int, int]], explained: tuple[float, float | None]
+) -> None:
+    found = account_answer(account)
+    assert (found.unit, (found.explained_time_share, found.explained_saving_share)) == (unit, explained)
+    shown = {line.parts[0]: (line.baseline_ns, line.candidate_ns) for line in found.lines if len(line.parts) == 1}
+    assert parts.items() <= shown.items() and (parts is not _HAND or shown == _HAND)
 
 
 def test_the_shares_are_of_the_saving() -> None:
-    found = account_answer(accounted(side(300, 200, 10), side(100, 150, 10, length=800)))
-    assert found.baseline_ns - found.candidate_ns == 200 and found.explained_saving_share == 1.0
-    shares = {line.parts[0]: line.share for line in found.lines}
-    assert (shares[Part.FOCAL], shares[Part.MATRIX], shares[Part.WAITING]) == (1.0, 0.25, -0.25)
-    assert [line.parts[0] for line in found.lines][:3] == [Part.FOCAL, Part.WAITING, Part.MATRIX]
-
-
-def test_what_the_trace_does_not_hold_of_a_stage_is_unexplained() -> None:
-    """Four calls a stage: four steps of 1,000 in 5,000 and in 4,400, so 1,000 and 400 have no name."""
-    stages = [{"stage": Fraction(ns)} for ns in (5_000, 4_400)]
-    found = account_answer(accounted(side(300, 200, 10), side(100, 150, 60), (stages[0], stages[1]), (4, 4)))
-    assert found.unit == "stage" and parts(found)[Part.UNNAMED] == (1_000, 400) and parts(found)[Part.FOCAL] == (1_200, 400)
-    assert found.explained_time_share == 0.8 and found.explained_saving_share == 0.0, "all that was saved lies outside the trace"
-
-
-def test_the_profiler_is_unexplained_on_both_sides() -> None:
-    steps = [{"step": Fraction(ns)} for ns in (900, 800)]
-    found = account_answer(accounted(side(300, 200, 10), side(100, 150, 60), (steps[0], steps[1])))
-    assert found.unit == "step" and parts(found)[Part.UNNAMED] == (-100, -200)
-    assert found.explained_time_share == 1 - 200 / 800 and found.explained_saving_share == 0.0
-
-
-def test_work_that_was_launched_before_the_trace_is_unexplained() -> None:
-    before = [*side(300, 200, 10).device_events]
-    lost = [each._replace(host=None) if each.name == "norm" else each for each in before]
-    found = account_answer(accounted(side(300, 200, 10), stepped_trace(lost, [0, 1_000, 2_000])))
-    assert parts(found)[Part.UNNAMED] == (0, 10) and found.explained_time_share == 0.99
+    found = account_answer(accounted(BEFORE, side(100, 150, 10, length=800)))
+    assert found.baseline_ns - found.candidate_ns == 200
+    shares = [(line.parts[0], line.share) for line in found.lines]
+    assert shares[:3] == [(Part.FOCAL, 1.0), (Part.WAITING, -0.25), (Part.MATRIX, 0.25)]
+    assert {line.share for line in account_answer(accounted(BEFORE, AFTER)).lines} == {None}
 
 
 def test_without_a_step_and_a_focal_kernel_it_is_the_whole_window() -> None:
-    once = stepped_trace(step(0, 300, 200, 10), [])
-    found = account_answer(accounted(once, once, focal=None))
+    """The attention kernel is named by itself where it is not focal."""
+    once = label_trace(trace_of(side(300, 200, 10, steps=1).device_events), "t")
+    found = account_answer(foreign_ledger(once, once))
     assert found.unit == "traced window" and found.baseline_ns == 575
-    assert parts(found)[Part.OTHER_ATTENTION] == (300, 300), "named by itself where it is not focal"
+    assert [line.baseline_ns for line in found.lines if Part.OTHER_ATTENTION in line.parts] == [300], (
+        "named where it is not focal"
+    )
 
 
-@given(
-    traces(),
-    traces(),
-    st.sampled_from([{}, {"step": Fraction(70)}, {"stage": Fraction(9_000)}]),
-)
+@given(traces(), traces(), st.sampled_from([{}, {"step": Fraction(70)}, {"stage": Fraction(9_000)}]))
 def test_the_lines_add_up_to_the_account_exactly(before: Trace, after: Trace, says: Means) -> None:
     account = accounted(before, after, (says, says), (77, 77) if "stage" in says else (None, None))
     found = account_answer(account)

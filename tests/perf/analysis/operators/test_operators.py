@@ -84,7 +84,7 @@ class Slow:
             row["events"] += 1
             row["exclusive"] += own
             row["sum"] += one.end_ns - one.start_ns
-            row["kernels"][kernel_name(one.name).group] += own
+            row["kernels"][kernel_name(one.name)] += own
             if op is not None:
                 row["calls"].add(op)
                 parent = self.innermost(self.ops[op].thread, self.ops[op].start_ns, self.ops[op].end_ns, op)

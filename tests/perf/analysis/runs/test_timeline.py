@@ -57,36 +57,20 @@ def _closes(result: Partition) -> None:
 
 
 def test_a_frame_block_by_hand() -> None:
+    """The property below asks each nanosecond; here are the names, the durations, and what another thread does meanwhile."""
     regions = [
-        _region("e2e", 0, 200),
-        _region("frame_block", 10, 90, 0),
-        _region("denoise_step", 20, 60, 0),
-        _region("attention", 25, 50),
-        _region("attention_kernel", 30, 45),
-        _region("frame_block", 100, 150, 1),
-        _region("vae_decode", 95, 140, thread=_WORKER),
-    ]
-    ops = [
-        HostEvent("aten::sdpa", 31, 44, _MAIN),
-        HostEvent("aten::bmm", 33, 40, _MAIN),
-        HostEvent("aten::add", 52, 55, _MAIN),
-        HostEvent("aten::empty", 52, 52, _MAIN),
-        HostEvent("aten::conv", 92, 130, _WORKER),
-        HostEvent("aten::mul", 95, 98, _MAIN),
-    ]
-    result = partition_of(timeline_of(_trace(regions, ops)))
-    assert (result.device, result.indices, result.total_ns) == ("cpu", (0, 1), 140)
-    section = ("denoise_step", "attention")
-    assert (result.tiles[0].owned[Label(section, "gap")], result.tiles[0].owned[Label(OUTSIDE, "gap")]) == (5 + 5, 5 + 2)
-    assert {call.name: (call.duration_ns, call.exclusive_ns) for call in result.calls} == {
-        "aten::sdpa": (13, 6), "aten::bmm": (7, 7), "aten::add": (3, 3), "aten::empty": (0, 0), "aten::mul": (3, 3),
-    }  # fmt: skip
-    assert result.overlap == (("1/2", OUTSIDE, 3), ("1/2", ("vae_decode",), 35))
-    assert str(Label(section, "op")) == "denoise_step / attention: op" and str(Label((), "gap")) == "frame_block: gap"
-    slices = list(block_slices(timeline_of(_trace(regions, ops)), 0))
-    assert [(s.start_ns, s.end_ns, s.name) for s in slices if s.name] == [
-        (31, 33, "aten::sdpa"), (33, 40, "aten::bmm"), (40, 44, "aten::sdpa"), (52, 55, "aten::add"), (95, 98, "aten::mul"),
+        _region("e2e", 0, 200), _region("frame_block", 10, 90, 0), _region("attention", 25, 50),
+        _region("frame_block", 100, 150, 1), _region("vae_decode", 95, 140, thread=_WORKER),
     ]  # fmt: skip
+    rows = (("sdpa", 31, 44, _MAIN), ("bmm", 33, 40, _MAIN), ("empty", 52, 52, _MAIN), ("conv", 92, 130, _WORKER))
+    timeline = timeline_of(_trace(regions, [HostEvent(*row) for row in rows]))
+    result = partition_of(timeline)
+    assert (result.device, result.indices, result.total_ns) == ("cpu", (0, 1), 140)
+    found = {call.name: (call.duration_ns, call.exclusive_ns, str(call.label)) for call in result.calls}
+    assert found == {"sdpa": (13, 6, "attention: op"), "bmm": (7, 7, "attention: op"), "empty": (0, 0, "frame_block: op")}
+    assert result.overlap == (("1/2", OUTSIDE, 3), ("1/2", ("vae_decode",), 35))
+    slices = list(block_slices(timeline, 0))
+    assert [(s.start_ns, s.end_ns, s.name) for s in slices if s.name] == [(31, 33, "sdpa"), (33, 40, "bmm"), (40, 44, "sdpa")]
     assert slices[0].start_ns == 10 and slices[-1].end_ns == 100
 
 
@@ -247,10 +231,8 @@ def test_unusable_traces_are_refused(regions: list[Region], device: list[DeviceE
 
 
 def test_an_unknown_block_is_refused() -> None:
-    host = HostEvent("cudaLaunchKernel", 1, 2, _MAIN)
-    trace = _trace([_region("frame_block", 0, 10, 0)], device=[DeviceEvent("k", "kernel", 3, 5, 0, 7, 0, host)])
     with pytest.raises(DataError, match="no frame block 7; the trace holds 0"):
-        next(block_slices(timeline_of(trace), 7))
+        next(block_slices(timeline_of(_trace([_region("frame_block", 0, 10, 0)])), 7))
 
 
 STAGE = "denoise_step"
@@ -274,15 +256,12 @@ def test_a_kernel_in_a_graph_belongs_to_the_part_that_it_has_without() -> None:
     assert Part.ATTENTION_KERNEL not in bare and bare.total() == parts(eager, ()).total()
 
 
-def test_without_a_key_the_stages_are_named_that_cannot_be_told_apart() -> None:
-    graph = stream(Recorder(), graphs=True)
-    _, replays = relabelled(timeline_of(graph), (), layers=False)
-    assert replays is not None and replays.unlabelled == {"denoise_step", "commit"} and replays.attributed == 0
-    _, replays = relabelled(timeline_of(graph), passes_of(stream(Recorder())), layers=False)
-    assert replays is not None and not replays.unlabelled and not replays.reason
-    only = tuple(one for one in passes_of(stream(Recorder())) if one.stage == "commit")
-    _, replays = relabelled(timeline_of(graph), only, layers=False)
-    assert replays is not None and replays.unlabelled == {"denoise_step"}
+@pytest.mark.parametrize("keys", [set(), {"commit"}, {"denoise_step", "commit"}])
+def test_without_a_key_the_stages_are_named_that_cannot_be_told_apart(keys: set[str]) -> None:
+    passes = tuple(one for one in passes_of(stream(Recorder())) if one.stage in keys)
+    _, replays = relabelled(timeline_of(stream(Recorder(), graphs=True)), passes, layers=False)
+    assert replays is not None and replays.unlabelled == {"denoise_step", "commit"} - keys
+    assert bool(replays.attributed) == bool(keys) and bool(replays.reason) == bool(replays.unlabelled)
 
 
 def test_passes_come_back_from_their_file(tmp_path: Path) -> None:
@@ -395,21 +374,44 @@ def eager_passes() -> tuple[EagerPass, ...]:
     return passes_of(trace(2, 2, compiled=False))
 
 
-def compiled_regions(eager: Kernels, compiled: Kernels, *, steps: int = 2, layers: int = 1) -> list[str]:
-    """Innermost region of every kernel of a compiled run, told by the layers of the uncompiled one."""
-    passes = passes_of(trace(1, layers, compiled=False, layer=eager))
-    found = regions_of(named(timeline_of(trace(steps, layers, compiled=True, layer=compiled)), passes))
-    return [region for _, region in found]
+ATTENTION, CROSS = "attention/attention_kernel", "cross_attention/cross_attention_kernel"
+VIDEO, AUDIO, TEXT = ("flash 64x32", ATTENTION), ("flash 8x32", CROSS), ("flash 64x32", CROSS)
+KEPT, COPY = ("clear 1", CROSS), ("copy 8", CROSS)
+FLEX = "triton_tem_fused_flex_attention_1 4x2", "triton_tem_fused__to_copy_flex_attention_slice_sort_10 4x2"
+CUTE = "kernel_cutlass_flash_fwd_object_at__tensor000o1_{}None__0 256x12"
 
 
-def test_attention_of_other_sizes_is_told_apart_when_the_compiler_reorders_it() -> None:
-    video, audio = ("flash 64x32", "attention/attention_kernel"), ("flash 8x32", "cross_attention/cross_attention_kernel")
-    text = ("flash 64x32", "cross_attention/cross_attention_kernel")  # after the video's, which it depends on
-    found = compiled_regions((video, audio, text), (audio, video, text), layers=2)
-    assert found == ["cross_attention_kernel", "attention_kernel", "cross_attention_kernel"] * 4
-    other = (audio, video, ("flash 32x32", text[1]))  # the compiler took another variant for one of them
-    found = compiled_regions((video, audio, text), other, layers=2)
-    assert found == ["attention kernels"] * 12, "by its name alone, for the order proves nothing"
+@pytest.mark.parametrize(
+    ("eager", "compiled", "regions"),
+    [
+        # the text's attention runs after the video's, which it depends on
+        ((VIDEO, AUDIO, TEXT), (AUDIO, VIDEO, TEXT), ["cross_attention_kernel", "attention_kernel", "cross_attention_kernel"]),
+        # the compiler took another variant for one of them: by its name alone, for the order proves nothing
+        ((VIDEO, AUDIO, TEXT), (AUDIO, VIDEO, ("flash 32x32", CROSS)), ["attention kernels"] * 3),
+        ((VIDEO, COPY, KEPT, TEXT), (VIDEO, KEPT, TEXT), ["attention_kernel", *["cross_attention_kernel"] * 2]),
+        ((("flash 8", "refiner"), VIDEO), (("flash 8", "refiner"), VIDEO), ["refiner", "attention_kernel"]),
+        (((FLEX[0], ATTENTION),), ((FLEX[1], ATTENTION),), ["attention_kernel"]),
+        (((CUTE.format(""), ATTENTION),), ((CUTE.format("tensorptrf32_"), ATTENTION),), ["attention_kernel"]),
+    ],
+    ids=[
+        "reordered", "another variant", "a fused copy", "outside every attention region", "other operators are fused into it",
+        "only compiled it writes the log-sum-exp",
+    ],
+)  # fmt: skip
+def test_attention_kernels_are_told_apart_whatever_the_compiler_changed(
+    eager: Kernels, compiled: Kernels, regions: list[str]
+) -> None:
+    passes = passes_of(trace(1, 2, compiled=False, layer=eager))
+    found = regions_of(named(timeline_of(trace(2, 2, compiled=True, layer=compiled)), passes))
+    assert [region for _, region in found] == regions * 4
+
+
+def test_copies_of_which_the_compiler_fused_some_are_not_told_apart() -> None:
+    passes = passes_of(trace(1, 2, compiled=False, layer=(VIDEO, COPY, KEPT, TEXT)))
+    half = (VIDEO, COPY, KEPT, TEXT, VIDEO, KEPT, TEXT)
+    found = regions_of(named(timeline_of(trace(1, 1, compiled=True, layer=half)), passes))
+    assert [region for name, region in found if name == "copy"] == ["other kernels"]
+    assert [region for name, region in found if name == "flash"] == ["attention_kernel", "cross_attention_kernel"] * 2
 
 
 def test_an_operator_that_marks_its_regions_in_a_compiled_pass_keeps_them() -> None:
@@ -422,39 +424,6 @@ def test_an_operator_that_marks_its_regions_in_a_compiled_pass_keeps_them() -> N
     assert [region for _, region in regions_of(found)] == layer * 2
     inside = [found.paths[number] for number in found.path.tolist()]
     assert [("attention" in path, "dit_forward" in path) for path in inside[:4]] == [(True, True)] * 3 + [(False, True)]
-
-
-def test_copies_that_the_compiler_fused_leave_the_attention_kernels_matched() -> None:
-    flash, cross = ("flash 64", "attention/attention_kernel"), ("flash 64", "cross_attention/cross_attention_kernel")
-    copy, kept = ("copy 8", cross[1]), ("clear 1", cross[1])
-    found = compiled_regions((flash, copy, kept, cross), (flash, kept, cross), layers=2)
-    assert found == ["attention_kernel", "cross_attention_kernel", "cross_attention_kernel"] * 4
-    passes = passes_of(trace(1, 2, compiled=False, layer=(flash, copy, kept, cross)))
-    half = (flash, copy, kept, cross, flash, kept, cross)  # one of the two copies was fused
-    found = regions_of(named(timeline_of(trace(1, 1, compiled=True, layer=half)), passes))
-    assert [region for name, region in found if name == "copy"] == ["other kernels"]
-    assert [region for name, region in found if name == "flash"] == ["attention_kernel", "cross_attention_kernel"] * 2
-
-
-def test_attention_outside_every_attention_region_is_told_apart_too() -> None:
-    text, flash = ("flash 8", "refiner"), ("flash 64", "attention/attention_kernel")
-    assert compiled_regions((text, flash), (text, flash)) == ["refiner", "attention_kernel"] * 2
-
-
-@pytest.mark.parametrize(
-    ("eager", "compiled"),
-    [
-        ("triton_tem_fused_flex_attention_1 4x2", "triton_tem_fused__to_copy_flex_attention_slice_sort_10 4x2"),
-        (
-            "kernel_cutlass_flash_fwd_object_at__tensor000o1_None__0 256x12",
-            "kernel_cutlass_flash_fwd_object_at__tensor000o1_tensorptrf32__0 256x12",
-        ),
-    ],
-    ids=["other operators are fused into it", "only compiled it writes the log-sum-exp"],
-)
-def test_a_kernel_that_the_compiler_changed_is_the_same_kernel(eager: str, compiled: str) -> None:
-    before, after = ((name, "attention/attention_kernel") for name in (eager, compiled))
-    assert compiled_regions((before,), (after,)) == ["attention_kernel"] * 2
 
 
 def test_passes_without_launches_are_told_apart_by_names_alone() -> None:

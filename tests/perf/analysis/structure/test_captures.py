@@ -130,16 +130,36 @@ def test_operators_called_like_their_kernels_tell_graphs_of_equal_length_apart(t
     assert found == [node.path for node in (*other, *one)]
 
 
-def _graph_path(folder: Path, ran: Sequence[Node], captured: Sequence[Node]) -> tuple[list[str], str]:
-    return named(folder, replay(ran, 0), bs_8_rank0=capture(captured, kernels=True))
+ONE, TWO = layers(), layers(streams=(7, 9))
+LATE = sorted(TWO, key=lambda node: TWO.index(node) + 3 * (node.stream == 9))
+ALIKE = [Node("norm", "Model.norm_q.op", 7), Node("norm", "Model.norm_k.op", 9), Node("attn_fwd", "Model.flash::fwd", 7)]
+OTHER = [*ONE[:19], *(Node(f"other_{i}", "Draft.aten::mm") for i in range(19))]
+NEAREST = "their graph of 38 kernels is in no capture in this order (capture_traces/bs_8_rank0.json is nearest, 50 % a"
 
 
-def test_kernels_of_two_streams_are_joined_in_the_order_of_each(tmp_path: Path) -> None:
-    nodes = layers(streams=(7, 9))
-    late = sorted(range(len(nodes)), key=lambda i: (i + 3 if nodes[i].stream == 9 else i, i))
-    assert late != sorted(late)
-    found, said = _graph_path(tmp_path, [nodes[i] for i in late], nodes)
-    assert found == [nodes[i].path for i in late] and "37 of 37 events" in said
+@pytest.mark.parametrize(
+    ("ran", "captured", "paths", "says"),
+    [
+        (LATE, TWO, [node.path for node in LATE], "37 of 37 events"),
+        ([ALIKE[1], ALIKE[0], ALIKE[2]], ALIKE, ["Model", "Model", "Model.flash::fwd"], "3 of 3 events"),
+        (ONE[::-1], ONE, [""] * 37, "is in no capture in this order"),
+        (OTHER, ONE, [""] * 38, NEAREST),
+        *((ONE[:lost] + ONE[lost + 1 :], ONE, None, "36 of 36 events") for lost in (5, 8, 20)),
+    ],
+    ids=[
+        "two streams",
+        "streams that do the same",
+        "another order",
+        "another graph",
+        *(f"without {lost}" for lost in (5, 8, 20)),
+    ],
+)
+def test_kernels_are_joined_in_the_order_of_each_stream(
+    ran: list[Node], captured: list[Node], paths: list[str] | None, says: str, tmp_path: Path
+) -> None:
+    """A kernel that is missing in the replay shifts no name."""
+    found, said = named(tmp_path, replay(ran, 0), bs_8_rank0=capture(captured, kernels=True))
+    assert found == ([node.path for node in ran] if paths is None else paths) and says in said
 
 
 def test_paths_with_a_number_are_layers_in_each_launch(tmp_path: Path) -> None:
@@ -161,47 +181,20 @@ def test_labels_with_a_number_between_dots_are_layers(tmp_path: Path) -> None:
     assert (group.name, [layer.name for layer in group.layers]) == ("layers", [f"layers.{i}" for i in range(4)])
 
 
-def test_two_streams_that_do_the_same_are_not_told_apart(tmp_path: Path) -> None:
-    nodes = [Node("norm", "Model.norm_q.op", 7), Node("norm", "Model.norm_k.op", 9), Node("attn_fwd", "Model.flash::fwd", 7)]
-    found, said = _graph_path(tmp_path, [nodes[1], nodes[0], nodes[2]], nodes)
-    assert found == ["Model", "Model", "Model.flash::fwd"] and "3 of 3 events" in said
-
-
-def test_kernels_in_another_order_on_one_stream_are_another_graph(tmp_path: Path) -> None:
-    nodes = layers()
-    found, said = _graph_path(tmp_path, nodes[::-1], nodes)
-    assert not any(found) and "is in no capture in this order" in said
-
-
 def test_where_the_capture_names_nothing_streams_that_mix_are_not_joined(tmp_path: Path) -> None:
     nodes = layers(streams=(7, 9))
     found, said = named(tmp_path, replay(nodes, 0), bs_8_rank0=capture(nodes, kernels=False))
     assert not any(found) and "these ran on several streams" in said
 
 
-@pytest.mark.parametrize("lost", [5, 8, 20])
-def test_a_kernel_that_is_missing_in_the_replay_shifts_no_name(lost: int, tmp_path: Path) -> None:
-    nodes = layers()
-    ran = [node for i, node in enumerate(nodes) if i != lost]
-    found, said = _graph_path(tmp_path, ran, nodes)
-    assert found == [node.path for node in ran] and "36 of 36 events" in said
-
-
 def test_a_layer_that_is_missing_leaves_no_layer_named_that_may_be_another(tmp_path: Path) -> None:
     nodes = layers(12)
     ran = [node for node in nodes if ".Layer_4." not in node.path]
-    found, _ = _graph_path(tmp_path, ran, nodes)
+    found, _ = named(tmp_path, replay(ran, 0), bs_8_rank0=capture(nodes, kernels=True))
     for name, node in zip(found, ran, strict=True):
         truth = (node.path, re.sub(r"Layer_\d+", "Layer", node.path))
         assert name and any(each == name or each.startswith(f"{name}.") for each in truth)
     assert found.count("Model.Layer.Attention.flash::fwd") == 11
-
-
-def test_a_capture_of_another_graph_names_nothing_and_says_how_near_it_is(tmp_path: Path) -> None:
-    other = [Node(f"other_{i}", "Draft.aten::mm") for i in range(19)]
-    found, said = _graph_path(tmp_path, [*layers()[:19], *other], layers())
-    assert not any(found)
-    assert "their graph of 38 kernels is in no capture in this order (capture_traces/bs_8_rank0.json is nearest, 50 % a" in said
 
 
 def test_equal_graphs_of_several_layers_are_named_without_the_layer(tmp_path: Path) -> None:

@@ -221,14 +221,14 @@ class EventView:
         waited[known] &= self.ordinal[waiting[known]] == 0
         handed = np.where(waited, np.minimum(launch, gaps.end), gaps.start)
         late = Intervals(gaps.start, handed)
-        held = overlaps(late, overhead)
+        of_held, _, held = overlaps(late, overhead)
         begin, stop = (int(gaps.start[0]), int(gaps.end[-1])) if len(gaps.start) else (0, 0)
-        free = overlaps(late, complement(overhead, begin, stop))
+        of_free, _, free = overlaps(late, complement(overhead, begin, stop))
         rest = np.flatnonzero(gaps.end > handed)
         host_late, latency, queued, profiler, unlinked = range(len(CAUSES))
-        causes = np.repeat((BUSY, profiler, host_late), (len(owner), len(held.a), len(free.a)))
+        causes = np.repeat((BUSY, profiler, host_late), (len(owner), len(of_held), len(of_free)))
         of_rest = np.where(waited, latency, np.where(linked, queued, unlinked))
-        event = np.concatenate((owner, waiting[held.a], waiting[free.a], waiting[rest]))
+        event = np.concatenate((owner, waiting[of_held], waiting[of_free], waiting[rest]))
         start = np.concatenate((owned.start, held.start, free.start, handed[rest]))
         end = np.concatenate((owned.end, held.end, free.end, gaps.end[rest]))
         order = np.argsort(start, kind="stable")
@@ -451,8 +451,8 @@ def label_slices(work: EventView, slices: Slices, place: Ints, tiles: Intervals)
 
 def cut_at(pieces: LabelSlices, tiles: Intervals) -> LabelSlices:
     """Cut the pieces at tiles, which are disjoint and in order; return the parts inside, each with the number of its tile."""
-    shared = overlaps(Intervals(pieces.start, pieces.end), tiles)
-    return LabelSlices(shared.start, shared.end, shared.b, pieces.label[shared.a], pieces.event[shared.a])
+    piece, tile, shared = overlaps(Intervals(pieces.start, pieces.end), tiles)
+    return LabelSlices(*shared, tile, pieces.label[piece], pieces.event[piece])
 
 
 def sums(pieces: LabelSlices, tiles: Intervals, labels: Sequence[L], num_events: int) -> tuple[list[Counter[L]], Ints]:
@@ -658,8 +658,8 @@ def _overhead(view: DeviceView) -> dict[str, int]:
     (owned, owner), total = claim(start, end, np.zeros(len(named), np.int8)), np.zeros(len(named.names), np.int64)
     for slices in view.stretches():
         held = slices.cause == CAUSES.index(PROFILER_OVERHEAD)
-        found = overlaps(Intervals(slices.start[held], slices.end[held]), owned)
-        np.add.at(total, name[owner[found.b]], found.end - found.start)
+        _, place, found = overlaps(Intervals(slices.start[held], slices.end[held]), owned)
+        np.add.at(total, name[owner[place]], found.length)
     took = {text: ns for text, ns in zip(named.names, total.tolist(), strict=True) if ns}
     return dict(sorted(took.items(), key=lambda item: (-item[1], item[0])))
 
@@ -707,7 +707,7 @@ def idle_strip(
         bounds = np.array(edges, np.int64) + origin
         ns = np.zeros((len(ACTIVITIES), num_bins), np.int64)
         for slices in view.stretches():
-            found = overlaps(Intervals(slices.start, slices.end), Intervals(bounds[:-1], bounds[1:]))
-            np.add.at(ns.reshape(-1), activity_of(view.work, slices)[found.a] * num_bins + found.b, found.end - found.start)
+            piece, bin_, found = overlaps(Intervals(slices.start, slices.end), Intervals(bounds[:-1], bounds[1:]))
+            np.add.at(ns.reshape(-1), activity_of(view.work, slices)[piece] * num_bins + bin_, found.length)
         lanes.append(tuple(map(tuple, ns.tolist())))
     return aligned, tuple(edges), tuple(lanes)

@@ -41,23 +41,18 @@ class Intervals(NamedTuple):
     end: Ints
 
     @property
+    def length(self) -> Ints:
+        return self.end - self.start
+
+    @property
     def length_ns(self) -> int:
-        return int((self.end - self.start).sum())
+        return int(self.length.sum())
 
 
 def intervals_of(pairs: Iterable[tuple[int, int]]) -> Intervals:
     """Return intervals as columns."""
     columns = np.array(list(pairs), np.int64).reshape(-1, 2)
     return Intervals(columns[:, 0], columns[:, 1])
-
-
-class Overlaps(NamedTuple):
-    """Overlaps of two sets of intervals: positions in both, and the shared interval."""
-
-    a: Ints
-    b: Ints
-    start: Ints
-    end: Ints
 
 
 def column(values: array[int]) -> Ints:
@@ -133,15 +128,18 @@ def complement(covered: Intervals, begin: int, stop: int) -> Intervals:
     return Intervals(start[some], end[some])
 
 
-def overlaps(a: Intervals, b: Intervals) -> Overlaps:
-    """Return every overlap of an interval of `a` with one of `b`, in order of `a`; those of `b` are disjoint and in order."""
+def overlaps(a: Intervals, b: Intervals) -> tuple[Ints, Ints, Intervals]:
+    """Return every overlap of an interval of `a` with one of `b`, in order of `a`; those of `b` are disjoint and in order.
+
+    It has positions in both, and the shared interval.
+    """
     first = np.searchsorted(b.end, a.start, "right")
     count = np.maximum(np.searchsorted(b.start, a.end, "left") - first, 0)
     of_a = np.repeat(np.arange(len(count)), count)
     of_b = np.arange(len(of_a)) + np.repeat(first - (np.cumsum(count) - count), count)
     start, end = np.maximum(a.start[of_a], b.start[of_b]), np.minimum(a.end[of_a], b.end[of_b])
     some = end > start
-    return Overlaps(of_a[some], of_b[some], start[some], end[some])
+    return of_a[some], of_b[some], Intervals(start[some], end[some])
 
 
 def claim(start: Ints, end: Ints, rank: NDArray[np.integer]) -> tuple[Intervals, Ints]:
@@ -165,8 +163,8 @@ def claim(start: Ints, end: Ints, rank: NDArray[np.integer]) -> tuple[Intervals,
         event, own = event[some], Intervals(free[some], end[event][some])
         if len(taken.start) and len(event):
             outside = complement(taken, int(own.start[0]), int(own.end[-1]))
-            found = overlaps(own, outside)
-            event, own = event[found.a], Intervals(found.start, found.end)
+            place, _, own = overlaps(own, outside)
+            event = event[place]
         owned.append((own.start, own.end, event))
         edges = np.concatenate((taken.start, own.start)), np.concatenate((taken.end, own.end))
         order = np.argsort(edges[0], kind="stable")

@@ -8,7 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Annotated as A
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
@@ -63,23 +63,22 @@ _CAST: Final = re.compile(r"\([\w:]+\)-?\d+")
 _COPY: Final = re.compile(r"mem(?:cpy|set)|copy(?:host|device)to", re.IGNORECASE)
 
 
-class KernelName(NamedTuple):
-    """A demangled name and its group."""
-
-    group: str
-    full: str
+@functools.lru_cache(maxsize=65_536)
+def full_name(raw: str) -> str:
+    """Demangle one name."""
+    text = _without_suffixes(raw)
+    return demangle(text) if text.startswith(MANGLED) else text
 
 
 @functools.lru_cache(maxsize=65_536)
-def kernel_name(raw: str) -> KernelName:
-    """Demangle and normalise one name."""
-    text = _without_suffixes(raw)
-    full = demangle(text) if text.startswith(MANGLED) else text
+def kernel_name(raw: str) -> str:
+    """Return the group of one name: it is demangled and normalised."""
+    full = full_name(raw)
     if _COPY.match(full) or full.startswith(MANGLED):
-        return KernelName(full, full)
+        return full
     is_cpp = full.startswith("void ") or "::" in full or ("<" in full and " -> " not in full)
     group = _cpp_group(_ANONYMOUS.sub("", full)) if is_cpp or re.search(r"\S\(", full) else _plain_group(full)
-    return KernelName(group or full, full)
+    return group or full
 
 
 def comparable(launch: str) -> str:
@@ -188,7 +187,7 @@ _FUSED: Final = re.compile(r"triton_(?:poi|per|red|for)_")
 
 def kernel_part(raw: str) -> Part:
     """Return the part that the name of a kernel in the trace tells."""
-    name = kernel_name(raw).group
+    name = kernel_name(raw)
     if _FUSED.match(name):
         return Part.OTHER_KERNELS
     return next(part for part, names in OF_KERNELS.items() if names.search(name))
@@ -261,7 +260,7 @@ def kernel_table(view: DeviceView, by: Literal["name", "shape"] = "name") -> Ker
     for code in codes.tolist():
         rest, kind = divmod(code, len(DEVICE_KINDS))
         name, shape = divmod(rest, len(events.shapes))
-        group, full = kernel_name(events.names[name])
+        group, full = kernel_name(events.names[name]), full_name(events.names[name])
         number = ids.setdefault((group, events.shapes[shape] if by == "shape" else "", DEVICE_KINDS[kind]), len(ids))
         names += [{}] if number == len(names) else []
         names[number].setdefault(full, []).append(counted[code])

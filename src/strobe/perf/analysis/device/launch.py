@@ -378,7 +378,7 @@ class Gaps:
     def __init__(self, view: DeviceView) -> None:
         self._view, self.span_ns, ids = view, view.span_ns, dict[str, int]()
         names = view.trace.device_events.names
-        self._of_name = np.array([ids.setdefault(kernel_name(name).group, len(ids)) for name in names], np.int64)
+        self._of_name = np.array([ids.setdefault(kernel_name(name), len(ids)) for name in names], np.int64)
         self._groups = list(ids)
         self._inner = np.array([bool(_DEVICE_TO_DEVICE.search(name)) and not _PEER.search(name) for name in names], np.bool_)
         covered, first_ns = Covered(), view.end_ns
@@ -409,7 +409,7 @@ class Gaps:
         spent: defaultdict[int, Ints] = defaultdict(lambda: np.zeros(len(_SPENT), np.int64))
         copies: Counter[int] = Counter()
         for gaps, pair, slices in self._with_slices():
-            found = overlaps(Intervals(slices.start, slices.end), gaps)
+            piece, gap, shared = overlaps(Intervals(slices.start, slices.end), gaps)
             busy, what = slices.cause == BUSY, slices.cause.astype(np.int64)
             copy = self._view.work.at(slices.event[busy])
             is_dtod = self._inner[copy.name] & (copy.kind == DEVICE_KINDS.index("memcpy"))
@@ -417,9 +417,9 @@ class Gaps:
             what[busy] = np.where(is_dtod, _SPENT.index("dtod_ns"), other)
             pairs, row = np.unique(pair, return_inverse=True)
             took = np.zeros((len(pairs), len(_SPENT)), np.int64)
-            np.add.at(took, (row[found.b], what[found.a]), found.end - found.start)
-            copying = what[found.a] == _SPENT.index("dtod_ns")
-            ran = np.unique(np.stack((slices.event[found.a][copying], found.b[copying])), axis=1)
+            np.add.at(took, (row[gap], what[piece]), shared.length)
+            copying = what[piece] == _SPENT.index("dtod_ns")
+            ran = np.unique(np.stack((slices.event[piece][copying], gap[copying])), axis=1)
             num = np.bincount(row[ran[1]], minlength=len(pairs))
             for each, own, n in zip(pairs.tolist(), took, num.tolist(), strict=True):
                 spent[each] = spent[each] + own

@@ -169,7 +169,7 @@ def _longest_names(trace: Trace) -> str:
     total: Counter[str] = Counter()
     events = trace.device_events
     for name, start, end in zip(events.name, events.start_ns, events.end_ns, strict=True):
-        total[kernel_name(events.names[name]).group] += end - start
+        total[kernel_name(events.names[name])] += end - start
     return f"its longest: {', '.join(repr(name) for name, _ in total.most_common(5))}"
 
 
@@ -197,12 +197,12 @@ def _cut_device(
     calls: dict[str, tuple[int, int]] = {}
     columns = (work.name[inside], focal[inside], exclusive[inside])
     for name, is_focal, ns in zip(*(column.tolist() for column in columns), strict=True):
-        group = FOCAL_NAME if is_focal else kernel_name(trace.device_events.names[name]).group
+        group = FOCAL_NAME if is_focal else kernel_name(trace.device_events.names[name])
         count, took = calls.get(group, (0, 0))
         calls[group] = count + 1, took + ns
     focal_calls: Counter[str] = Counter()
     for name, count in zip(*(column.tolist() for column in np.unique(work.name[focal], return_counts=True)), strict=True):
-        focal_calls[kernel_name(trace.device_events.names[name]).group] += count
+        focal_calls[kernel_name(trace.device_events.names[name])] += count
     return TracedSide(
         label=label,
         device=int(work.device[0]),
@@ -255,11 +255,9 @@ def _pieces(trace: Trace, work: EventView, marks: _Masks, areas: Intervals, tile
 def _split(slices: Slices, areas: Intervals, outside: Intervals) -> tuple[Slices, NDArray[np.bool_]]:
     """Cut slices at the edges of areas; return the pieces and a mask of those inside an area."""
     found = [overlaps(Intervals(slices.start, slices.end), part) for part in (areas, outside)]
-    which, start, end = (
-        np.concatenate(columns) for columns in zip(*((part.a, part.start, part.end) for part in found), strict=True)
-    )
+    which, start, end = (np.concatenate(columns) for columns in zip(*((of, *shared) for of, _, shared in found), strict=True))
     order = np.argsort(start, kind="stable")
-    inside = np.repeat(np.array([True, False]), [len(part.a) for part in found])[order]
+    inside = np.repeat(np.array([True, False]), [len(of) for of, *_ in found])[order]
     which = which[order]
     return Slices(start[order], end[order], slices.event[which], slices.cause[which]), inside
 
@@ -285,18 +283,13 @@ def _inclusive(work: EventView, marks: _Masks, areas: Intervals, tiles: Interval
             union(work.start[chosen], work.end[chosen])
             for chosen in (own & marks[0], own & marks[1], own & ~marks[0] & ~marks[1])
         )
-        late = _common(member, outside)
+        _, _, late = overlaps(member, outside)
         start, end = np.concatenate((rest.start, late.start)), np.concatenate((rest.end, late.end))
         order = np.argsort(start, kind="stable")
-        covered = (focal, _common(member, areas), union(start[order], end[order]))
+        covered = (focal, overlaps(member, areas)[2], union(start[order], end[order]))
         for place, intervals in zip(_PLACES, covered, strict=True):
-            found[Label((place,), kind)] = _common(intervals, tiles).length_ns
+            found[Label((place,), kind)] = overlaps(intervals, tiles)[2].length_ns
     return {label: ns for label, ns in found.items() if ns}
-
-
-def _common(a: Intervals, b: Intervals) -> Intervals:
-    shared = overlaps(a, b)
-    return Intervals(shared.start, shared.end)
 
 
 # Account of two traces of any framework: labels that add up to the difference between them, to the nanosecond.
@@ -525,7 +518,7 @@ def path_times(trace: Trace, side: TracedSide, *, operators: bool = False) -> di
         scope = above.get(event, NOWHERE)
         own = trace.module_paths.get(event)
         path = tuple(own.split(".")) if own else spelled[scope] if scope != NOWHERE else ()
-        total[(*path, kernel_name(events.names[events.name[event]]).group)] += ns
+        total[(*path, kernel_name(events.names[events.name[event]]))] += ns
     return dict(total)
 
 

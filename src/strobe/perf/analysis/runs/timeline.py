@@ -42,7 +42,7 @@ from strobe.perf.analysis.device.activity import (
     tile_of,
 )
 from strobe.perf.analysis.device.intervals import Intervals, Ints, column
-from strobe.perf.analysis.device.kernels import comparable, kernel_name, kernel_part
+from strobe.perf.analysis.device.kernels import comparable, full_name, kernel_name, kernel_part
 from strobe.perf.analysis.parts import Part
 from strobe.perf.analysis.structure.ranges import NOWHERE, Nesting, nest
 from strobe.perf.trace.events import DEVICE_KINDS, DeviceEvents, HostEvent, HostEvents, Region, Trace
@@ -590,14 +590,14 @@ def _graph_launches(timeline: RunTimeline) -> list[list[int]]:
 def names_of(timeline: RunTimeline, rows: Sequence[int]) -> tuple[str, ...]:
     """Return the normalised kernel names of some events; a copy has the same name in a graph and without."""
     names, own = timeline.trace.device_events.names, timeline.work.name
-    groups = (kernel_name(names[own[row]]).group for row in rows)
+    groups = (kernel_name(names[own[row]]) for row in rows)
     return tuple(_COPY if _COPIER.fullmatch(group) else group for group in groups)
 
 
 def launches_of(timeline: RunTimeline, rows: Sequence[int]) -> tuple[str, ...]:
     """Return the full kernel names of some events, each with grid and block."""
     events, work = timeline.trace.device_events, timeline.work
-    return tuple(f"{kernel_name(events.names[work.name[row]]).full} {events.shapes[work.shape[row]]}" for row in rows)
+    return tuple(f"{full_name(events.names[work.name[row]])} {events.shapes[work.shape[row]]}" for row in rows)
 
 
 def passes_of(trace: Trace) -> Passes:

@@ -20,7 +20,7 @@ import numpy as np
 
 from strobe.core.printable import first_of
 from strobe.perf.analysis.device.intervals import Ints, column, marked
-from strobe.perf.analysis.device.kernels import kernel_name
+from strobe.perf.analysis.device.kernels import full_name
 from strobe.perf.analysis.device.launch import captured_calls, graph_calls
 from strobe.perf.analysis.structure.ranges import NOWHERE, Paths, base_of, nest, ranges_and_modules
 from strobe.perf.trace.events import DEVICE_KINDS, OF_KERNEL, Trace
@@ -125,7 +125,7 @@ def _what(name: str, kind: str) -> str:
     found = _COPIES.search(name) if name.startswith(("Mem", "__amd_rocclr")) else None
     if found is not None:
         return _MEMORY[found[1] is not None]
-    return kernel_name(name).full
+    return full_name(name)
 
 
 def _captured(trace: Trace, *, own: bool) -> Iterator[_Capture]:

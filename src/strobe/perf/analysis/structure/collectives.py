@@ -88,9 +88,9 @@ class Communication:
 
 
 class Member(NamedTuple):
-    """The collectives of one device in order of start, on the clock of all traces.
+    """Collectives on the clock of all traces: those of one device, or a row for each of a group and a column for each device.
 
-    `kind` counts into `kinds`; `whole` is false where the window cuts one, so that its start or end is not its own.
+    `kind` counts into `kinds`; `whole` is false where the window cuts one, so that a start or an end is not its own.
     """
 
     kinds: tuple[CollectiveKind, ...]
@@ -99,6 +99,9 @@ class Member(NamedTuple):
     start: Ints
     end: Ints
     whole: NDArray[np.bool_]
+
+    def of(self, which: NDArray[np.bool_] | Ints) -> Member:
+        return Member(self.kinds, *(values[which] for values in self[1:]))
 
 
 def communication(traces: Sequence[Trace], windows: Sequence[Window | None] | None = None) -> tuple[Communication, ...]:
@@ -183,8 +186,7 @@ def _exposed(communicating: Sequence[Intervals], compute: Iterator[Intervals]) -
             near = slice(
                 int(np.searchsorted(end, computing.start[0], "right")), int(np.searchsorted(start, computing.end[-1], "left"))
             )
-            shared = overlaps(Intervals(start[near], end[near]), computing)
-            exposed[number] -= int((shared.end - shared.start).sum())
+            exposed[number] -= overlaps(Intervals(start[near], end[near]), computing)[2].length_ns
     return exposed
 
 
@@ -278,18 +280,8 @@ class CollectiveSkew:
         return found if found is not None and found.last else None
 
 
-class _Group(NamedTuple):
-    """Matched collectives of one group: a row for each, a column for each of the `members`; `whole`: not cut on any of them."""
-
-    members: Ints
-    kinds: tuple[CollectiveKind, ...]
-    kind: Ints
-    start: Ints
-    end: Ints
-    whole: NDArray[np.bool_]
-
-    def of(self, which: NDArray[np.bool_]) -> _Group:
-        return self._replace(kind=self.kind[which], start=self.start[which], end=self.end[which], whole=self.whole[which])
+_Group: TypeAlias = tuple[Ints, Member]
+"""Devices of one group, and their matched collectives; whole are those that are cut on none of them."""
 
 
 def collective_skew(traces: Sequence[Trace], windows: Sequence[Window | None] | None = None) -> CollectiveSkew | None:
@@ -312,26 +304,25 @@ def collective_skew(traces: Sequence[Trace], windows: Sequence[Window | None] | 
     own = Counter(traces[number].rank for number in {account.trace for account, _ in found})
     problems = [f"rank {rank} has {n} traces, give one of each" for rank, n in own.items() if rank is not None and n > 1]
     groups, by = ([], set[str]()) if problems else _matched([member for _, member in found], ranks, problems)
-    all_wait = [[any(word in _bare(kind.name) for word in _ALL_WAIT) for kind in group.kinds] for group in groups]
-    waiting = [group.of(np.array(waits, np.bool_)[group.kind]) for group, waits in zip(groups, all_wait, strict=True)]
-    split = [whole for group in waiting if len((whole := group.of(group.whole)).start)]
+    waiting = [(devices, met.of(_all_wait(met.kinds)[met.kind])) for devices, met in groups]
+    split = [(devices, whole) for devices, met in waiting if len((whole := met.of(met.whole)).start)]
     early = _early(split, len(found))
     behind, ahead = divmod(int(early.argmax()), len(found))
-    met, worst_ns = early[early > _NEVER], max(0, int(early.max()))
+    apart, worst_ns = early[early > _NEVER], max(0, int(early.max()))
     aligned = worst_ns <= CLOCK_TOLERANCE_NS
-    matched = sum(len(group.start) for group in groups)
+    matched = sum(len(met.start) for _, met in groups)
     return CollectiveSkew(
         by="sequence and order" if len(by) == 2 else "order" if "order" in by else "sequence",
         matched=matched,
-        one_way=matched - sum(len(group.start) for group in waiting),
-        cut=sum(int((~group.whole).sum()) for group in waiting),
-        unmatched=sum(len(member.start) for _, member in found) - sum(group.start.size for group in groups),
-        checked=sum(len(group.start) for group in split),
-        violated=sum(int((group.start.max(axis=1) > group.end.min(axis=1)).sum()) for group in split),
+        one_way=matched - sum(len(met.start) for _, met in waiting),
+        cut=sum(int((~met.whole).sum()) for _, met in waiting),
+        unmatched=sum(len(member.start) for _, member in found) - sum(met.start.size for _, met in groups),
+        checked=sum(len(met.start) for _, met in split),
+        violated=sum(int((met.start.max(axis=1) > met.end.min(axis=1)).sum()) for _, met in split),
         worst_ns=worst_ns,
         ahead=ahead,
         behind=behind,
-        slack_ns=max(0, -int(met.min())) if len(met) else 0,
+        slack_ns=max(0, -int(apart.min())) if len(apart) else 0,
         times=_times(split, [account.trace for account, _ in found]) if aligned and split else (),
         kinds=_kinds(split) if aligned else (),
         problems=tuple(problems),
@@ -362,12 +353,15 @@ def _matched(
             problems.append(f"group {name!r}: {places}; without numbers they cannot be matched")
             continue
         by.add("sequence" if numbered else "order")
-        pairs = [(member, place) for (member, _), place in zip(met, places, strict=True)]
-        start, end = (np.stack([getattr(one, edge)[place] for one, place in pairs], axis=1) for edge in ("start", "end"))
-        whole = np.all([one.whole[place] for one, place in pairs], axis=0)
-        first, place = pairs[0]
-        groups.append(_Group(np.array(here, np.int64), first.kinds, first.kind[place], start, end, whole))
+        same = [member.of(place) for (member, _), place in zip(met, places, strict=True)]
+        start, end = (np.stack([getattr(one, edge) for one in same], axis=1) for edge in ("start", "end"))
+        whole = np.all([one.whole for one in same], axis=0)
+        groups.append((np.array(here, np.int64), same[0]._replace(start=start, end=end, whole=whole)))
     return groups, by
+
+
+def _all_wait(kinds: Sequence[CollectiveKind]) -> NDArray[np.bool_]:
+    return np.array([any(word in _bare(kind.name) for word in _ALL_WAIT) for kind in kinds], np.bool_)
 
 
 def _by_sequence(met: Sequence[tuple[Member, Ints]]) -> list[Ints]:
@@ -411,38 +405,38 @@ def _bare(name: str) -> str:
 def _early(groups: Sequence[_Group], num: int) -> Ints:
     """Return by how much the collectives of device `[b]` start after the end of the same on `[a]`, at most."""
     early = np.full((num, num), _NEVER, np.int64)
-    for group in groups:
-        for place, member in enumerate(group.members.tolist()):
-            gap = (group.start - group.end[:, place : place + 1]).max(axis=0)
-            early[member, group.members] = np.maximum(early[member, group.members], gap)
+    for devices, met in groups:
+        for place, device in enumerate(devices.tolist()):
+            gap = (met.start - met.end[:, place : place + 1]).max(axis=0)
+            early[device, devices] = np.maximum(early[device, devices], gap)
     np.fill_diagonal(early, _NEVER)
     return early
 
 
 def _times(groups: Sequence[_Group], traces: Sequence[int]) -> tuple[MemberTime, ...]:
     columns = np.zeros((5, len(traces)), np.int64)
-    for group in groups:
-        ranked = np.sort(group.start, axis=1)
+    for devices, met in groups:
+        ranked = np.sort(met.start, axis=1)
         last, lead = ranked[:, -1:], ranked[:, -1] - ranked[:, -2]
-        slowest = group.members[group.start.argmax(axis=1)]
+        slowest = devices[met.start.argmax(axis=1)]
         alone = lead > 0
-        columns[0, group.members] += len(group.start)
+        columns[0, devices] += len(met.start)
         np.add.at(columns[1], slowest[alone], 1)
         np.add.at(columns[2], slowest[alone], lead[alone])
-        columns[3, group.members] += (last - group.start).sum(axis=0)
-        columns[4, group.members] += (group.end - last).sum(axis=0)
+        columns[3, devices] += (last - met.start).sum(axis=0)
+        columns[4, devices] += (met.end - last).sum(axis=0)
     return tuple(MemberTime(trace, *values) for trace, values in zip(traces, columns.T.tolist(), strict=True))
 
 
 def _kinds(groups: Sequence[_Group]) -> tuple[SkewKind, ...]:
     found = []
-    for group in groups:
-        last = group.start.max(axis=1)
-        skew, transfer = last - group.start.min(axis=1), group.end.max(axis=1) - last
-        order = np.argsort(group.kind, kind="stable")
-        numbers, heads = np.unique(group.kind[order], return_index=True)
+    for _, met in groups:
+        last = met.start.max(axis=1)
+        skew, transfer = last - met.start.min(axis=1), met.end.max(axis=1) - last
+        order = np.argsort(met.kind, kind="stable")
+        numbers, heads = np.unique(met.kind[order], return_index=True)
         for number, own in zip(numbers.tolist(), np.split(order, heads[1:]), strict=True):
             sides = distribution(skew[own]), distribution(transfer[own])
             assert sides[0] is not None and sides[1] is not None
-            found.append((group.kinds[number], sides[0], sides[1]))
+            found.append((met.kinds[number], sides[0], sides[1]))
     return tuple(sorted(found, key=lambda one: (-one[1].sum_ns - one[2].sum_ns, one[0])))

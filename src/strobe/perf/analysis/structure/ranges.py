@@ -687,10 +687,10 @@ def _time_by_name(scopes: HostEvents, nesting: Nesting, thread: int, during: Int
     spent: Counter[str] = Counter()
     if thread in nesting.cuts.moments:
         moments = nesting.cuts.moments[thread]
-        shared = overlaps(during, Intervals(moments, np.append(moments[1:], moments[-1])))
-        scope = nesting.owner[nesting.cuts.started(thread)][shared.b]
+        _, segment, shared = overlaps(during, Intervals(moments, np.append(moments[1:], moments[-1])))
+        scope = nesting.owner[nesting.cuts.started(thread)][segment]
         some = scope != NOWHERE
-        total = totals((shared.end - shared.start)[some], column(scopes.name)[scope[some]], len(scopes.names))
+        total = totals(shared.length[some], column(scopes.name)[scope[some]], len(scopes.names))
         for name, ns in zip(scopes.names, total.tolist(), strict=True):
             spent[name] += ns
     spent[BETWEEN] = during.length_ns - sum(spent.values())

@@ -30,7 +30,7 @@ from strobe.perf.analysis.device.intervals import (
     totals,
     union,
 )
-from strobe.perf.analysis.device.kernels import kernel_name, kernel_part
+from strobe.perf.analysis.device.kernels import full_name, kernel_name, kernel_part
 from strobe.perf.analysis.parts import Part
 from strobe.perf.analysis.structure.ranges import device_times
 from strobe.perf.logs.series import Constraint, short
@@ -272,7 +272,7 @@ def matching(trace: Trace, work: EventView, text: str) -> NDArray[np.bool_]:
         ConfigError: it is not a regular expression.
     """
     searched = pattern(text)
-    hits = [bool(searched.search(name) or searched.search(kernel_name(name).full)) for name in trace.device_events.names]
+    hits = [bool(searched.search(name) or searched.search(full_name(name))) for name in trace.device_events.names]
     found: NDArray[np.bool_] = np.array(hits or [False])[work.name]
     return found
 
@@ -349,7 +349,7 @@ def _measure(
     """Measure sections of one lane: the positions of its events, in order of start."""
     start, end, own = work.start[lane], work.end[lane], lane[focal[lane]]
     shared = [overlaps(sections, union(*columns)) for columns in ((start, end), (work.start[own], work.end[own]))]
-    busy, focal_ns = (totals(each.end - each.start, each.a, len(sections.start)) for each in shared)
+    busy, focal_ns = (totals(each.length, of, len(sections.start)) for of, _, each in shared)
     reached = np.maximum.accumulate(end) if len(end) else end
     first, last = np.searchsorted(reached, sections.start, "right"), np.searchsorted(start, sections.end, "left")
     # an event of length 0 is a member where it starts
@@ -417,7 +417,7 @@ def attention_kernel(traces: Sequence[Trace]) -> str | None:
         took = totals(column(events.end_ns) - column(events.start_ns), column(events.name), len(events.names))
         for raw, ns in zip(events.names, took.tolist(), strict=True):
             if kernel_part(raw) is Part.OTHER_ATTENTION:
-                group, full = kernel_name(raw).group, kernel_name(raw).full
+                group, full = kernel_name(raw), full_name(raw)
                 spent[group] += ns
                 names.setdefault(group, set()).add(full)
     if not spent:
@@ -443,7 +443,7 @@ def focal_kernels(trace: Trace, text: str) -> tuple[FocalKernels, ...]:
         focal = np.flatnonzero(own & chosen)
         calls = distribution(end[focal] - start[focal])
         assert calls is not None, "a device is listed because it has a match"
-        groups = Counter(kernel_name(events.names[i]).group for i in name[focal].tolist())
+        groups = Counter(kernel_name(events.names[i]) for i in name[focal].tolist())
         names = tuple(sorted(groups, key=lambda name: (-groups[name], name)))
         found.append(FocalKernels(number, names, max(groups.values()), calls, int(end[own].max() - start[own].min())))
     return tuple(found)

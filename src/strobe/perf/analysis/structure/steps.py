@@ -516,8 +516,8 @@ def _tiled(trace: Trace, device: int, work: EventView, cuts: _Cuts) -> Steps:
     busy, covered, edges = np.zeros(len(start), np.int64), Covered(), np.append(start, end[-1])
     started = np.zeros(len(edges), np.int64)  # kernels before each edge
     for _, part in work.parts():
-        shared = overlaps(covered.add(part.start, part.end), Intervals(start, end))
-        np.add.at(busy, shared.b, shared.end - shared.start)
+        _, step, shared = overlaps(covered.add(part.start, part.end), Intervals(start, end))
+        np.add.at(busy, step, shared.length)
         started += np.searchsorted(part.start[np.isin(part.kind, WORK)], edges, "left")
     host = [None] * len(start) if cuts.host is None else (cuts.host.end - cuts.host.start).tolist()
     named = [int(found[1]) for label in cuts.labels if (found := _NUMBER.search(label))]
@@ -552,9 +552,9 @@ def _causes(trace: Trace, cuts: _Cuts, start: Ints, end: Ints) -> dict[int, str]
     compiling = np.sort(column(trace.ranges.start_ns)[marked(trace.ranges, _COMPILATION.search)])
     found = np.searchsorted(compiling, at_work.start) < np.searchsorted(compiling, at_work.end)
     causes |= dict.fromkeys(np.flatnonzero(found).tolist(), COMPILED)
-    shared = overlaps(at_work, union(column(trace.overheads.start_ns), column(trace.overheads.end_ns)))
-    held = totals(shared.end - shared.start, shared.a, len(start))
-    for step in np.flatnonzero(held > _HELD_UP_SHARE * (at_work.end - at_work.start)).tolist():
+    of_step, _, shared = overlaps(at_work, union(column(trace.overheads.start_ns), column(trace.overheads.end_ns)))
+    held = totals(shared.length, of_step, len(start))
+    for step in np.flatnonzero(held > _HELD_UP_SHARE * at_work.length).tolist():
         causes.setdefault(step, HELD_UP)
     raised = np.flatnonzero(np.maximum.accumulate(cuts.start)[:-1] > cuts.start[1:])
     causes |= dict.fromkeys((*raised.tolist(), *(raised + 1).tolist()), OVERTAKEN)

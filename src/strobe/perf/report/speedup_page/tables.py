@@ -469,7 +469,7 @@ def _pieces(trace: Trace, own: TracedSide, tile: int) -> Iterator[Piece]:
     columns = (own.pieces.start, own.pieces.end, own.pieces.label, own.pieces.event)
     for start, end, label, event in zip(*(column[chosen].tolist() for column in columns), strict=True):
         kind = _kind_of(LABELS[label])
-        name = kind.label if event < 0 else kernel_name(events.names[events.name[event]]).group
+        name = kind.label if event < 0 else kernel_name(events.names[events.name[event]])
         yield Piece(start - zero, end - zero, name, kind)
 
 

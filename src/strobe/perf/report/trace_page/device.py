@@ -598,7 +598,7 @@ def _top_group(views: Iterable[DeviceView]) -> str:
 
 def _pieces(view: DeviceView, focal: Kind, group: str) -> Iterator[Piece]:
     slices, work = view.slices, view.work
-    groups = [kernel_name(name).group for name in view.trace.device_events.names]
+    groups = [kernel_name(name) for name in view.trace.device_events.names]
     columns = (slices.start.tolist(), slices.end.tolist(), slices.event.tolist(), slices.cause.tolist())
     names, kinds = work.name, work.kind
     for start, end, event, cause in zip(*columns, strict=True):
