@@ -99,7 +99,7 @@ def test_the_top_says_what_was_read_and_each_device_in_a_line() -> None:
     assert ExactTime(span) in row.cells and ExactTime(busy) in row.cells and ExactTime(span - busy) in row.cells
     assert Share(busy / span) in row.cells and Share(0.75) in row.cells and Text("host-bound", "bad") in row.cells
     assert any("gemm" in getattr(cell, "text", "") for cell in row.cells)
-    assert report.subtitle.endswith("host-bound") and "Host-bound" not in titles(report), "the answer says it"
+    assert report.subtitle.endswith("host-bound")
 
 
 def test_what_weakens_the_numbers_stands_above_them() -> None:
@@ -182,12 +182,13 @@ def test_why_a_launch_is_not_known_is_said() -> None:
 
 
 def test_a_job_of_many_ranks_has_short_banners_and_says_what_differs() -> None:
-    ranks = [busy_trace(rank=rank, path=Path(f"{rank}.json"), metadata={"rank": str(rank), "same": "x"}) for rank in range(12)]
+    told = ({"rank": str(rank), "with_stack": "1"} for rank in range(12))
+    ranks = [busy_trace(rank=rank, path=Path(f"{rank}.json"), metadata=own) for rank, own in enumerate(told)]
     report = build_trace_report(study_of(*ranks))
-    items = titles(report)["Host-bound"]
+    items = titles(report)["The profiler may have slowed the host down"]
     assert len(items) == 9 and items[7].startswith("rank 7") and items[8] == "and 4 more like these"
     said = tables(section(report, "overview"))[-1]
-    assert [row.cells for row in said.rows] == [(Code("rank"), Text("differs: 12 values", "bad")), (Code("same"), Code("x"))]
+    assert [row.cells for row in said.rows] == [(Code("rank"), Text("differs: 12 values", "bad")), (Code("with_stack"), Code("1"))]
 
 
 def test_a_late_host_that_the_profiler_held_up_is_said() -> None:
