@@ -9,21 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strobe.perf.measure import stats
-from strobe.perf.measure.stats import (
-    BOOTSTRAP_SAMPLES,
-    P99_SAMPLES,
-    Interval,
-    Operator,
-    bootstrap_interval,
-    judge,
-    paired_interval,
-    percentile,
-    proven,
-    t_quantile,
-    tail,
-    theil_sen,
-    welch_interval,
-)
 
 # Published tables of Student's t (two-sided 90, 95, 99, 99.9 %).
 TABLE = [
@@ -45,13 +30,13 @@ TABLE = [
 
 @pytest.mark.parametrize(("p", "dof", "value"), TABLE)
 def test_t_quantile_agrees_with_the_tables(p: float, dof: float, value: float) -> None:
-    assert t_quantile(p, dof) == pytest.approx(value, rel=1e-9)
-    assert t_quantile(1 - p, dof) == pytest.approx(-value, rel=1e-9)
+    assert stats.t_quantile(p, dof) == pytest.approx(value, rel=1e-9)
+    assert stats.t_quantile(1 - p, dof) == pytest.approx(-value, rel=1e-9)
 
 
 def test_t_quantile_inverts_the_integral_of_its_density_at_fractions_of_a_degree() -> None:
     for dof in (0.7, 2.5, 7.3):
-        bound, steps = t_quantile(0.9, dof), 200_000
+        bound, steps = stats.t_quantile(0.9, dof), 200_000
         scale = math.exp(math.lgamma((dof + 1) / 2) - math.lgamma(dof / 2)) / math.sqrt(dof * math.pi)
         middles = ((step + 0.5) * bound / steps for step in range(steps))
         area = sum((1 + t * t / dof) ** (-(dof + 1) / 2) for t in middles) * scale * bound / steps
@@ -59,17 +44,17 @@ def test_t_quantile_inverts_the_integral_of_its_density_at_fractions_of_a_degree
 
 
 def test_t_quantile_of_many_degrees_is_the_normal_quantile() -> None:
-    assert t_quantile(0.975, 1e7) == pytest.approx(statistics.NormalDist().inv_cdf(0.975), abs=1e-6)
-    assert t_quantile(0.5, 3) == 0
+    assert stats.t_quantile(0.975, 1e7) == pytest.approx(statistics.NormalDist().inv_cdf(0.975), abs=1e-6)
+    assert stats.t_quantile(0.5, 3) == 0
 
 
 def test_paired_interval_by_hand() -> None:
-    found = paired_interval([0.1, 0.2, 0.3])
+    found = stats.paired_interval([0.1, 0.2, 0.3])
     half = 4.3026527297 * 0.1 / math.sqrt(3)
     assert found is not None
     assert (found.low, found.high) == pytest.approx((math.exp(0.2 - half), math.exp(0.2 + half)), rel=1e-9)
-    assert paired_interval([0.1]) is None
-    assert paired_interval([0.0, 0.0, 0.0]) == Interval(low=1.0, high=1.0)
+    assert stats.paired_interval([0.1]) is None
+    assert stats.paired_interval([0.0, 0.0, 0.0]) == stats.Interval(low=1.0, high=1.0)
 
 
 def test_welch_interval_by_hand() -> None:
@@ -78,29 +63,29 @@ def test_welch_interval_by_hand() -> None:
     spread = 0.2 * math.sqrt(3 / 4)
     b = [math.exp(0.5 + step * spread) for step in (-1, -1, 1, 1)]
     dof = (0.01 / 3 + 0.04 / 4) ** 2 / ((0.01 / 3) ** 2 / 2 + (0.04 / 4) ** 2 / 3)
-    half = t_quantile(0.975, dof) * math.sqrt(0.01 / 3 + 0.04 / 4)
-    found = welch_interval(a, b)
+    half = stats.t_quantile(0.975, dof) * math.sqrt(0.01 / 3 + 0.04 / 4)
+    found = stats.welch_interval(a, b)
     assert found is not None
     assert (math.log(found.low), math.log(found.high)) == pytest.approx((0.5 - half, 0.5 + half), rel=1e-9)
-    assert welch_interval([1.0], b) is None
-    assert welch_interval([2.0, 2.0], [1.0, 1.0]) == Interval(low=2.0, high=2.0)
+    assert stats.welch_interval([1.0], b) is None
+    assert stats.welch_interval([2.0, 2.0], [1.0, 1.0]) == stats.Interval(low=2.0, high=2.0)
 
 
 def test_p99_needs_459_samples() -> None:
-    assert 0.99**P99_SAMPLES < 0.01 < 0.99 ** (P99_SAMPLES - 1)
-    few, many = tail(range(458)), tail(range(459))
+    assert 0.99**stats.P99_SAMPLES < 0.01 < 0.99 ** (stats.P99_SAMPLES - 1)
+    few, many = stats.tail(range(458)), stats.tail(range(459))
     assert few == ("max", 457) and many == ("p99", 454)
 
 
 def test_percentile_is_a_sample() -> None:
-    assert [percentile([4, 1, 3, 2], share) for share in (0, 0.25, 0.5, 0.51, 1)] == [1, 1, 2, 3, 4]
+    assert [stats.percentile([4, 1, 3, 2], share) for share in (0, 0.25, 0.5, 0.51, 1)] == [1, 1, 2, 3, 4]
 
 
 def test_theil_sen_ignores_a_stall() -> None:
     values = [3.0 * index for index in range(20)]
     values[7] += 1000
-    assert theil_sen(values)[0] == 3
-    value, flat = theil_sen([5.0] * 10)
+    assert stats.theil_sen(values)[0] == 3
+    value, flat = stats.theil_sen([5.0] * 10)
     assert (value, flat.low, flat.high) == (0, 0, 0)
 
 
@@ -109,7 +94,7 @@ def test_theil_sen_interval_is_sens() -> None:
     draw = random.Random(1)
     values = [draw.random() for _ in range(10)]
     slopes = sorted((values[j] - values[i]) / (j - i) for i in range(10) for j in range(i + 1, 10))
-    found = theil_sen(values)[1]
+    found = stats.theil_sen(values)[1]
     assert slopes.index(found.low) + 1 == 12
     assert slopes.index(found.high) + 1 == 34
 
@@ -126,11 +111,11 @@ def test_theil_sen_interval_is_sens() -> None:
     ],
 )
 def test_verdicts(ratio: float, low: float, high: float, delta_ns: float, verdict: str) -> None:
-    assert judge(ratio, Interval(low=low, high=high), delta_ns) == verdict
+    assert stats.judge(ratio, stats.Interval(low=low, high=high), delta_ns) == verdict
 
 
 def test_without_an_interval_nothing_is_claimed() -> None:
-    assert judge(2.0, None, 1e9) == "inconclusive"
+    assert stats.judge(2.0, None, 1e9) == "inconclusive"
 
 
 # ------------------------------------------------------------------------------------------------------------- a gate
@@ -147,18 +132,18 @@ def exceeds_both_floors(ratio: float, delta_ns: float) -> bool:
     st.floats(0.0, 0.5),
     st.floats(-5000, 5000),
 )
-def test_a_gate_is_met_by_the_whole_interval(op: Operator, bound: float, low: float, width: float, delta_ns: float) -> None:
+def test_a_gate_is_met_by_the_whole_interval(op: stats.Operator, bound: float, low: float, width: float, delta_ns: float) -> None:
     high = low + width
     ratio = (low + high) / 2
     holds = {">=": min(low, high) >= bound, ">": low > bound, "<=": high <= bound, "<": high < bound}[op]
     claims = {">=": bound > 1, ">": bound >= 1, "<=": bound < 1, "<": bound <= 1}[op]
     expected = holds and (not claims or exceeds_both_floors(ratio, delta_ns))
-    assert proven(op, bound, ratio, Interval(low=low, high=high), delta_ns) is expected
+    assert stats.proven(op, bound, ratio, stats.Interval(low=low, high=high), delta_ns) is expected
 
 
 def test_nothing_is_proven_without_an_interval() -> None:
-    assert not proven(">=", 0.1, 5.0, None, 1e9)
-    assert proven(">", 1.0, 1.5, Interval(low=1.4, high=1.6), None)
+    assert not stats.proven(">=", 0.1, 5.0, None, 1e9)
+    assert stats.proven(">", 1.0, 1.5, stats.Interval(low=1.4, high=1.6), None)
 
 
 # ---------------------------------------------------------------------------------------------------------- bootstrap
@@ -168,12 +153,15 @@ def test_the_bootstrap_holds_a_median_as_often_as_it_says(monkeypatch: pytest.Mo
     monkeypatch.setattr(stats, "RESAMPLES", 300)
     draw, hits, rounds = random.Random(5), 0, 120
     for _ in range(rounds):
-        found = bootstrap_interval(statistics.median, [10 + draw.gauss(0, 1) for _ in range(40)])
+        found = stats.bootstrap_interval(statistics.median, [10 + draw.gauss(0, 1) for _ in range(40)])
         assert found is not None
         hits += found.low <= 10 <= found.high
     assert 0.88 <= hits / rounds <= 0.99
 
 
 def test_the_bootstrap_is_refused_where_it_does_not_hold() -> None:
-    few = [float(value) for value in range(BOOTSTRAP_SAMPLES - 1)]
-    assert bootstrap_interval(statistics.fmean, few) is None and bootstrap_interval(statistics.fmean, [*few, 7.0]) is not None
+    few = [float(value) for value in range(stats.BOOTSTRAP_SAMPLES - 1)]
+    assert (
+        stats.bootstrap_interval(statistics.fmean, few) is None
+        and stats.bootstrap_interval(statistics.fmean, [*few, 7.0]) is not None
+    )

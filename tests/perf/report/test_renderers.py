@@ -29,38 +29,7 @@ from strobe.perf.report.write import (
     render_markdown,
     write_report,
 )
-from strobe.perf.table.model import (
-    MAX_NAME,
-    Banner,
-    Code,
-    Column,
-    Count,
-    ExactTime,
-    Fact,
-    Figure,
-    Flame,
-    Frame,
-    Kind,
-    Lane,
-    Missing,
-    Notes,
-    Number,
-    Ratio,
-    Report,
-    Row,
-    Section,
-    Share,
-    Table,
-    Text,
-    Time,
-    Timeline,
-    VideoLink,
-    Videos,
-    cell_text,
-    exact_ms,
-    shorten,
-    significant,
-)
+from strobe.perf.table import model as m
 
 MakeRun = Callable[..., Path]
 
@@ -143,17 +112,19 @@ def test_any_text_stays_in_its_cell(text: str) -> None:
     assert not set(esc(text)) & set("<>\"'\n\r\0")
 
 
-def report_of(*blocks: object) -> Report:
-    part = Section("part", "Part", "Lead.", blocks)  # type: ignore[arg-type]
-    return Report(
-        v=1, speedups=(), title="A & B", subtitle="", facts=(Fact("Date", Text("never")),), banners=(), sections=(part,)
+def report_of(*blocks: object) -> m.Report:
+    part = m.Section("part", "Part", "Lead.", blocks)  # type: ignore[arg-type]
+    return m.Report(
+        v=1, speedups=(), title="A & B", subtitle="", facts=(m.Fact("Date", m.Text("never")),), banners=(), sections=(part,)
     )
 
 
 def test_cells_render_in_both(make_run: MakeRun) -> None:
-    columns = (Column("what", hint="a hint"), Column("value", numeric=True))
-    table = Table(
-        "Cap|tion", columns, (Row((Code("a|b"), Number(1.5, 2, "dB", "against x"))), Row((Text("t"), Missing("no weights"))))
+    columns = (m.Column("what", hint="a hint"), m.Column("value", numeric=True))
+    table = m.Table(
+        "Cap|tion",
+        columns,
+        (m.Row((m.Code("a|b"), m.Number(1.5, 2, "dB", "against x"))), m.Row((m.Text("t"), m.Missing("no weights")))),
     )
     markdown, page = render_markdown(report_of(table)), render_html(report_of(table))
     assert r"**Cap\|tion**" in markdown and r"| a\|b | 1.50 dB (against x) |" in markdown
@@ -164,33 +135,33 @@ def test_cells_render_in_both(make_run: MakeRun) -> None:
 
 
 def test_video_paths_cannot_leave_their_attribute(make_run: MakeRun) -> None:
-    block = Videos((VideoLink("x", 'clips/a "b" (c)>.mp4'),))
+    block = m.Videos((m.VideoLink("x", 'clips/a "b" (c)>.mp4'),))
     assert 'src="clips/a%20%22b%22%20%28c%29%3E.mp4"' in render_html(report_of(block))
     assert "](<clips/a%20%22b%22%20%28c%29%3E.mp4>)" in render_markdown(report_of(block))
 
 
 def test_timeline_data_cannot_close_its_script() -> None:
-    lane = Lane("l", 0, 10, (0,), (10,), (0,), (0,), 1, 0)
-    picture = Timeline(10, ("</script><!--",), (Kind("k", "focal"),), (lane,))
-    figure = Figure("t", "a", picture, Table("c", (Column("x"),), (Row((Text("y"),)),)))
+    lane = m.Lane("l", 0, 10, (0,), (10,), (0,), (0,), 1, 0)
+    picture = m.Timeline(10, ("</script><!--",), (m.Kind("k", "focal"),), (lane,))
+    figure = m.Figure("t", "a", picture, m.Table("c", (m.Column("x"),), (m.Row((m.Text("y"),)),)))
     page = render_html(report_of(figure))
     data = re.search(r'<script type="application/json">(.*?)</script>', page)
     assert data and json.loads(data[1])["names"] == ["</script><!--"] and "<" not in data[1]
 
 
 def test_renderers_take_an_empty_report() -> None:
-    empty = Report(v=1, speedups=(), title="t", subtitle="", facts=(), banners=(), sections=())
+    empty = m.Report(v=1, speedups=(), title="t", subtitle="", facts=(), banners=(), sections=())
     assert render_markdown(empty).startswith("# t\n") and Page(render_html(empty)).open == []
-    assert "- one" not in render_markdown(report_of(Notes(("one",)), Notes(("two",))))
+    assert "- one" not in render_markdown(report_of(m.Notes(("one",)), m.Notes(("two",))))
 
 
 def test_three_cautions_stand_below_the_answer_and_the_others_are_folded() -> None:
     said = [f"doubt {number}" for number in range(5)]
-    report = report_of(Notes(("the answer",)), Notes(("much more",)))
+    report = report_of(m.Notes(("the answer",)), m.Notes(("much more",)))
     banners = (
-        Banner("caution", "Mind.", tuple(said[:2])),
-        Banner("stop", "Halt.", ("void",)),
-        Banner("caution", "Note.", tuple(said[2:])),
+        m.Banner("caution", "Mind.", tuple(said[:2])),
+        m.Banner("stop", "Halt.", ("void",)),
+        m.Banner("caution", "Note.", tuple(said[2:])),
     )
     doubted = msgspec.structs.replace(report, banners=banners)
     for text, fold in ((render_html(doubted), '<details class="fold">'), (render_markdown(doubted), "<details>")):
@@ -204,11 +175,11 @@ def test_three_cautions_stand_below_the_answer_and_the_others_are_folded() -> No
 
 
 def test_neighbours_without_a_value_say_their_common_reason_once() -> None:
-    missing = Missing("no counters", "-")
-    row = Row((missing, missing, Number(1, 0), missing, Missing("no clock")))
-    columns = tuple(Column(name, numeric=True) for name in "abcde")
-    section = Section("s", "S", "", (Table("t", columns, (row,)),))
-    page = render_markdown(Report(1, (), "T", "", (), (), (section,)))
+    missing = m.Missing("no counters", "-")
+    row = m.Row((missing, missing, m.Number(1, 0), missing, m.Missing("no clock")))
+    columns = tuple(m.Column(name, numeric=True) for name in "abcde")
+    section = m.Section("s", "S", "", (m.Table("t", columns, (row,)),))
+    page = render_markdown(m.Report(1, (), "T", "", (), (), (section,)))
     assert "| - (no counters) | - | 1 | - (no counters) | not measured (no clock) |" in page
 
 
@@ -218,11 +189,11 @@ def test_neighbours_without_a_value_say_their_common_reason_once() -> None:
      (123456.7, "123457"), (999.96, "1000"), (float("inf"), "inf")],
 )  # fmt: skip
 def test_four_significant_digits(value: float, text: str) -> None:
-    assert significant(value) == text
+    assert m.significant(value) == text
 
 
 def test_exact_times_add_up_as_printed() -> None:
-    assert [exact_ms(ns) for ns in (1, -1, 0, 1_446_198_900, -2_751_012)] == [
+    assert [m.exact_ms(ns) for ns in (1, -1, 0, 1_446_198_900, -2_751_012)] == [
         "0.000001", "-0.000001", "0.000000", "1446.198900", "-2.751012",
     ]  # fmt: skip
 
@@ -230,25 +201,25 @@ def test_exact_times_add_up_as_printed() -> None:
 @pytest.mark.parametrize(
     ("cell", "unit", "text"),
     [
-        (Time(1_500_000), "", "1.500 ms"),
-        (Time(1_500_000), "ms", "1.500"),
-        (Time(1_500), "µs", "1.500"),
-        (Time(2e9), "s", "2.000"),
-        (ExactTime(-5), "ms", "-0.000005"),
-        (Ratio(1.2513), "", "1.25x"),
-        (Ratio(1.2513, 1.2, 1.3), "", "1.251x [1.200, 1.300]"),
-        (Share(0.512), "", "51.2 %"),
-        (Share(-0.0001), "", "0.0 %"),
-        (Number(3.14159, 2, "dB"), "", "3.14 dB"),
-        (Count(7), "", "7"),
-        (Missing("why"), "", "not measured"),
-        (Missing("why", "-"), "", "-"),
-        (Text("a\nb"), "", "a\\nb"),
-        (Code("\x07"), "", "\\x07"),
+        (m.Time(1_500_000), "", "1.500 ms"),
+        (m.Time(1_500_000), "ms", "1.500"),
+        (m.Time(1_500), "µs", "1.500"),
+        (m.Time(2e9), "s", "2.000"),
+        (m.ExactTime(-5), "ms", "-0.000005"),
+        (m.Ratio(1.2513), "", "1.25x"),
+        (m.Ratio(1.2513, 1.2, 1.3), "", "1.251x [1.200, 1.300]"),
+        (m.Share(0.512), "", "51.2 %"),
+        (m.Share(-0.0001), "", "0.0 %"),
+        (m.Number(3.14159, 2, "dB"), "", "3.14 dB"),
+        (m.Count(7), "", "7"),
+        (m.Missing("why"), "", "not measured"),
+        (m.Missing("why", "-"), "", "-"),
+        (m.Text("a\nb"), "", "a\\nb"),
+        (m.Code("\x07"), "", "\\x07"),
     ],
 )
 def test_cells(cell: object, unit: str, text: str) -> None:
-    assert cell_text(cell, Column("c", unit)) == text  # type: ignore[arg-type]
+    assert m.cell_text(cell, m.Column("c", unit)) == text  # type: ignore[arg-type]
 
 
 def test_marks_that_change_how_text_is_read_are_made_visible() -> None:
@@ -258,9 +229,9 @@ def test_marks_that_change_how_text_is_read_are_made_visible() -> None:
 
 def test_long_names_keep_both_ends() -> None:
     name = "begin" + "x" * 5000 + "end"
-    assert shorten("void at::native::f<c10::BFloat16>(" + "at::T, " * 20 + ")") == "f<BFloat16>(" + "T, " * 20 + ")"
-    assert shorten("at::short") == "at::short"
-    assert len(shorten(name)) <= MAX_NAME and shorten(name).startswith("begin") and shorten(name).endswith("end")
+    assert m.shorten("void at::native::f<c10::BFloat16>(" + "at::T, " * 20 + ")") == "f<BFloat16>(" + "T, " * 20 + ")"
+    assert m.shorten("at::short") == "at::short"
+    assert len(m.shorten(name)) <= m.MAX_NAME and m.shorten(name).startswith("begin") and m.shorten(name).endswith("end")
     assert clean(name) == name
 
 
@@ -273,22 +244,24 @@ def test_ticks_are_round_and_inside(low: float, high: float) -> None:
 
 
 def test_ratio_axis_holds_every_bound_and_one() -> None:
-    bounds = ratio_bounds([Ratio(2.0, 1.5, 3.0), Ratio(0.8)])
+    bounds = ratio_bounds([m.Ratio(2.0, 1.5, 3.0), m.Ratio(0.8)])
     places = [ratio_place(value, bounds) for value in (0.8, 1.0, 1.5, 2.0, 3.0)]
     assert places == sorted(places) and places[0] > 0 and places[-1] < 1 and 1.0 in ratio_ticks(bounds)
     assert ratio_ticks(ratio_bounds([])) == [1.0]
 
 
-def long_table(rows: int) -> Table:
+def long_table(rows: int) -> m.Table:
     names = (f"void some::name::kernel_{row}<{'float, ' * 12}>(int)" for row in range(rows))
-    plain = (Row((Code(name), Count(number))) for number, name in enumerate(names))
-    return Table("long", (Column("name"), Column("n", numeric=True)), (*plain, Row((Text("in all"), Count(-1)), strong=True)))
+    plain = (m.Row((m.Code(name), m.Count(number))) for number, name in enumerate(names))
+    return m.Table(
+        "long", (m.Column("name"), m.Column("n", numeric=True)), (*plain, m.Row((m.Text("in all"), m.Count(-1)), strong=True))
+    )
 
 
-def wide_report(*tables: Table) -> Report:
-    flame = Figure("f", "a", Flame(Frame("root", 1, 1), False), tables[0])
-    sections = (Section("a", "A", "", (*tables, flame)),)
-    return Report(v=1, speedups=(), title="t", subtitle="", facts=(), banners=(), sections=sections)
+def wide_report(*tables: m.Table) -> m.Report:
+    flame = m.Figure("f", "a", m.Flame(m.Frame("root", 1, 1), False), tables[0])
+    sections = (m.Section("a", "A", "", (*tables, flame)),)
+    return m.Report(v=1, speedups=(), title="t", subtitle="", facts=(), banners=(), sections=sections)
 
 
 def test_a_large_page_keeps_the_first_rows_and_the_totals_and_says_so() -> None:
@@ -313,19 +286,21 @@ def test_only_the_formats_that_are_asked_for_are_written(tmp_path: Path) -> None
 
 def test_what_a_page_is_said_to_take_at_least_is_less_than_it_takes() -> None:
     for rows in (1, 50, 2000):
-        report = wide_report(long_table(rows), Table("plain", (Column("n"),), (Row((Count(1),)),) * rows))
+        report = wide_report(long_table(rows), m.Table("plain", (m.Column("n"),), (m.Row((m.Count(1),)),) * rows))
         assert rows * 40 < least_bytes(report) < len(render_html(report).encode())
 
 
 def test_a_page_that_is_far_too_large_is_not_rendered_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     rendered = []
 
-    def counted(report: Report, **how: bool) -> str:
+    def counted(report: m.Report, **how: bool) -> str:
         rendered.append(least_bytes(report))
         return render_html(report, **how)
 
     monkeypatch.setattr("strobe.perf.report.write.render_html", counted)
-    report = wide_report(*(Table("t", (Column("n"), Column("m")), (Row((Count(i), Count(-i))),)) for i in range(30_000)))
+    report = wide_report(
+        *(m.Table("t", (m.Column("n"), m.Column("m")), (m.Row((m.Count(i), m.Count(-i))),)) for i in range(30_000))
+    )
     assert len(render(report, "html").encode()) <= MAX_PAGE_BYTES
     assert max(rendered) <= MAX_PAGE_BYTES
 

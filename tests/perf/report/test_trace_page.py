@@ -41,24 +41,7 @@ from strobe.perf.report.trace_page.structure import (
     steps_section,
 )
 from strobe.perf.report.write import MAX_PAGE_BYTES, render, render_html, render_markdown
-from strobe.perf.table.model import (
-    Code,
-    Count,
-    ExactTime,
-    Figure,
-    Flame,
-    Frame,
-    Missing,
-    Notes,
-    Number,
-    Plane,
-    Report,
-    Section,
-    Share,
-    Table,
-    Text,
-    encode_report,
-)
+from strobe.perf.table import model as m
 from strobe.perf.trace import CollectiveKind, DeviceEvent, HostEvent, HostEvents, MemoryTrack, ReadCounts, Trace
 from strobe.perf.trace.events import NO_CORRELATION, NO_HOST
 
@@ -82,7 +65,7 @@ def busy_trace(name: str = "gemm", steps: int = 4, **more: Any) -> Trace:
     return trace_of(events, ranges=ranges, **more)
 
 
-def titles(report: Report) -> dict[str, tuple[str, ...]]:
+def titles(report: m.Report) -> dict[str, tuple[str, ...]]:
     return {banner.title: banner.items for banner in report.banners}
 
 
@@ -90,14 +73,14 @@ def test_the_top_says_what_was_read_and_each_device_in_a_line() -> None:
     trace = busy_trace(devices={0: "GPU X"}, counts=ReadCounts(events=77), rank=3, world_size=8)
     report = build_trace_report(study_of(trace))
     facts = {fact.name: fact.value for fact in report.facts}
-    assert facts == {"Devices": Code("GPU X"), "Window": Text("the whole trace")}
+    assert facts == {"Devices": m.Code("GPU X"), "Window": m.Text("the whole trace")}
     (file,) = tables(section(report, "overview"))[1].rows
-    assert file.cells[2:5] == (Count(3), Count(77), Count(8))
+    assert file.cells[2:5] == (m.Count(3), m.Count(77), m.Count(8))
     devices = tables(section(report, "overview"))[0]
     (row,) = devices.rows
     span, busy = 3 * 1_000_000 + 490_000, 4 * 400_000
-    assert ExactTime(span) in row.cells and ExactTime(busy) in row.cells and ExactTime(span - busy) in row.cells
-    assert Share(busy / span) in row.cells and Share(0.75) in row.cells and Text("host-bound", "bad") in row.cells
+    assert m.ExactTime(span) in row.cells and m.ExactTime(busy) in row.cells and m.ExactTime(span - busy) in row.cells
+    assert m.Share(busy / span) in row.cells and m.Share(0.75) in row.cells and m.Text("host-bound", "bad") in row.cells
     assert any("gemm" in getattr(cell, "text", "") for cell in row.cells)
     assert report.subtitle.endswith("host-bound")
 
@@ -117,20 +100,20 @@ def test_what_weakens_the_numbers_stands_above_them() -> None:
     assert "1 pairs of 2 events, 10.000 µs in all" in overlap
 
 
-def end_of(counts: ReadCounts) -> tuple[Text, dict[str, tuple[str, ...]]]:
+def end_of(counts: ReadCounts) -> tuple[m.Text, dict[str, tuple[str, ...]]]:
     """What the table of files says of a trace with these counts, and the banners."""
     report = build_trace_report(study_of(busy_trace(counts=counts)))
     files = tables(section(report, "overview"))[1]
     (cell,) = [
-        cell for cell in files.rows[0].cells if isinstance(cell, Text) and cell.text in ("complete", "incomplete", "truncated")
+        cell for cell in files.rows[0].cells if isinstance(cell, m.Text) and cell.text in ("complete", "incomplete", "truncated")
     ]
     return cell, titles(report)
 
 
 def test_a_trace_that_lost_something_is_never_complete() -> None:
-    assert end_of(ReadCounts(events=9))[0] == end_of(ReadCounts(events=9, mended=1))[0] == Text("complete")
+    assert end_of(ReadCounts(events=9))[0] == end_of(ReadCounts(events=9, mended=1))[0] == m.Text("complete")
     cell, said = end_of(ReadCounts(events=9, lost=7, trailing=6))
-    assert cell == Text("incomplete", "bad")
+    assert cell == m.Text("incomplete", "bad")
     assert said["Events lost"][0] == "t is incomplete: 7 of 16 events could not be read"
     assert "6 of these stand behind the end of the JSON" in said["Events lost"][1]
     assert len(end_of(ReadCounts(events=9, lost=7))[1]["Events lost"]) == 1
@@ -188,7 +171,10 @@ def test_a_job_of_many_ranks_has_short_banners_and_says_what_differs() -> None:
     items = titles(report)["The profiler may have slowed the host down"]
     assert len(items) == 9 and items[7].startswith("rank 7") and items[8] == "and 4 more like these"
     said = tables(section(report, "overview"))[-1]
-    assert [row.cells for row in said.rows] == [(Code("rank"), Text("differs: 12 values", "bad")), (Code("with_stack"), Code("1"))]
+    assert [row.cells for row in said.rows] == [
+        (m.Code("rank"), m.Text("differs: 12 values", "bad")),
+        (m.Code("with_stack"), m.Code("1")),
+    ]
 
 
 def test_a_late_host_that_the_profiler_held_up_is_said() -> None:
@@ -221,8 +207,8 @@ def test_without_device_events_the_operators_are_shown() -> None:
     reports = [build_trace_report(study_of(HOST, **top)) for top in ({}, {"top": 1})]
     assert "answer" not in [each.id for each in reports[0].sections]
     whole, short = (section(report, "operators").blocks[1] for report in reports)
-    assert isinstance(whole, Table) and [row.cells[2] for row in whole.rows] == [ExactTime(9_000), ExactTime(1_000)]
-    assert isinstance(short, Table) and short.rows[-1].cells[:3] == (Text("1 more rows"), Count(1), ExactTime(1_000))
+    assert isinstance(whole, m.Table) and [row.cells[2] for row in whole.rows] == [m.ExactTime(9_000), m.ExactTime(1_000)]
+    assert isinstance(short, m.Table) and short.rows[-1].cells[:3] == (m.Text("1 more rows"), m.Count(1), m.ExactTime(1_000))
 
 
 def test_the_picture_of_a_step_tiles_it() -> None:
@@ -236,7 +222,7 @@ def test_the_picture_of_a_step_tiles_it() -> None:
         ("idle: host late", 506_000), ("idle: launch latency", 4_000),
     ]  # fmt: skip
     whole = {row.cells[0]: row.cells[1] for row in figure.table.rows}
-    assert whole[Text("idle: host late")] == ExactTime(592_000) and whole[Text("in all")] == ExactTime(1_000_000)
+    assert whole[m.Text("idle: host late")] == m.ExactTime(592_000) and whole[m.Text("in all")] == m.ExactTime(1_000_000)
 
 
 def test_of_a_long_trace_without_steps_the_middle_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +262,7 @@ def test_many_hostile_ranks_make_a_small_page_and_no_element(tmp_path: Path) -> 
     one = trace_of(events, ranges=ranges, metadata={EVIL: EVIL}, devices={0: EVIL}, threads=(EVIL,))
     traces = [replace(one, rank=rank, path=Path(f"{rank}.json")) for rank in range(8)]
     report = build_trace_report(study_of(*traces, by="shape"))
-    assert decode_report(encode_report(report)) == report
+    assert decode_report(m.encode_report(report)) == report
     page = render(report, "html")
     assert len(page.encode()) < MAX_PAGE_BYTES
     assert "<script>alert" not in page and "\x1b" not in page and page.count("<script") <= 2 + len(report.sections)
@@ -401,7 +387,7 @@ def test_without_device_events_there_is_nothing_to_say() -> None:
     assert [section(_study(empty)) for section in _SECTIONS] == [None] * 8
     assert ranges_section(_study(trace_of([_event(None, 1, 2)]))) is None
     some = activity_section(_study(trace_of([_event(None, 0, 5)]), empty))
-    assert some is not None and some.blocks[-1] == Notes(("rank 1: no device events.",))
+    assert some is not None and some.blocks[-1] == m.Notes(("rank 1: no device events.",))
 
 
 def test_long_tables_end_with_what_they_leave_out() -> None:
@@ -411,9 +397,9 @@ def test_long_tables_end_with_what_they_leave_out() -> None:
     assert [row.cells[0].text for row in table.rows] == ["f", "k5", "4 more rows"]
     assert (values(table, "calls"), values(table, "exclusive")) == ([12, 1, 4], [120, 5, 10])
     assert members.rows[-1].cells[1:] == (
-        Text(f"{12 - MAX_MEMBERS} more names"),
-        Count(12 - MAX_MEMBERS),
-        ExactTime(10 * (12 - MAX_MEMBERS)),
+        m.Text(f"{12 - MAX_MEMBERS} more names"),
+        m.Count(12 - MAX_MEMBERS),
+        m.ExactTime(10 * (12 - MAX_MEMBERS)),
     )
     gaps = tables(gaps_section(_study(trace_of(events), top=2)))[0]
     assert [row.cells[0].text for row in gaps.rows][-2:] == ["4 more pairs", "all gaps"]
@@ -422,13 +408,13 @@ def test_long_tables_end_with_what_they_leave_out() -> None:
 def test_p99_of_few_calls_says_how_few() -> None:
     table, *_ = tables(device_kernels(_study(trace_of([_event(None, 0, 5)]))))
     place = [column.title for column in table.columns].index("p99")
-    assert table.rows[0].cells[place] == Missing("max of 1", "-")
+    assert table.rows[0].cells[place] == m.Missing("max of 1", "-")
 
 
 def test_shapes_are_a_column_if_asked_for() -> None:
     events = [DeviceEvent("k", "kernel", 10 * i, 10 * i + 5, 0, 7, 0, None, shape) for i, shape in enumerate(["8x8", "", "8x8"])]
     table, *_ = tables(device_kernels(_study(trace_of(events), by="shape")))
-    assert [row.cells[1] for row in table.rows] == [Code("8x8"), Missing("the trace gives none", "-")]
+    assert [row.cells[1] for row in table.rows] == [m.Code("8x8"), m.Missing("the trace gives none", "-")]
 
 
 def test_a_window_is_named_and_cut_events_are_counted() -> None:
@@ -487,11 +473,11 @@ def _model(steps: int = 9, name: str = "Block") -> Trace:
     return trace_of(events, ranges, modules)
 
 
-def _table(section: Section | None, start: str) -> Table:
+def _table(section: m.Section | None, start: str) -> m.Table:
     return next(table for table in tables(section) if table.caption.startswith(start))
 
 
-def _values(table: Table, title: str, strong: bool | None = False) -> list[Any]:
+def _values(table: m.Table, title: str, strong: bool | None = False) -> list[Any]:
     return values(table, title, [row for row in table.rows if strong is None or row.strong == strong])
 
 
@@ -530,7 +516,7 @@ def test_a_period_shows_its_evidence_and_no_step_says_why() -> None:
     assert "no range that launched work and no kernel matches 'x'" in notes(steps_section(study_of(trace_of(events), steps="x")))
 
 
-def _sums(frame: Frame) -> None:
+def _sums(frame: m.Frame) -> None:
     assert sum(child.candidate_ns for child in frame.children) <= frame.candidate_ns == frame.baseline_ns
     for child in frame.children:
         _sums(child)
@@ -553,8 +539,8 @@ def test_ranges_modules_layers_and_the_flame() -> None:
         "the trace does not hold the launch of 1 events" in said
         and "9 calls of ranges around collectives launched nothing" in said
     )
-    (flame,) = [block.picture for block in section.blocks if isinstance(block, Figure)]
-    assert isinstance(flame, Flame) and not flame.differential and flame.root.candidate_ns == everything
+    (flame,) = [block.picture for block in section.blocks if isinstance(block, m.Figure)]
+    assert isinstance(flame, m.Flame) and not flame.differential and flame.root.candidate_ns == everything
     _sums(flame.root)
     paths = _table(section, "Paths")
     assert sum(_values(paths, "own time")) == everything == _values(paths, "own time", strong=True)[-1]
@@ -564,7 +550,7 @@ def test_a_wide_tree_is_drawn_with_a_bounded_number_of_frames() -> None:
     ranges = [HostEvent(f"r{i}x", 10 * i, 10 * i + 9, 0) for i in range(900)]
     events = [_event(10 * i + 1, 20_000 + 30 * i, 20_001 + 30 * i + i % 20) for i in range(900)]
     section = ranges_section(study_of(trace_of(events, ranges), top=5))
-    (flame,) = [block.picture for block in section.blocks if isinstance(block, Figure)]
+    (flame,) = [block.picture for block in section.blocks if isinstance(block, m.Figure)]
     _sums(flame.root)
     assert sum(child.candidate_ns for child in flame.root.children) == flame.root.candidate_ns
     assert len(flame.root.children) <= MAX_FRAMES + 50 and flame.root.children[-1].label.endswith(" narrower")
@@ -630,22 +616,22 @@ def test_memory_over_time() -> None:
         [8.0],
     ]
     assert _values(course, "allocated") == [1.0, 5.0, 2.0]
-    (picture,) = [block.picture for block in section.blocks if isinstance(block, Figure)]
-    assert isinstance(picture, Plane) and len(picture.marks) == 6
+    (picture,) = [block.picture for block in section.blocks if isinstance(block, m.Figure)]
+    assert isinstance(picture, m.Plane) and len(picture.marks) == 6
 
 
 def test_calls_may_lie_in_each_other_deeper_than_python_recurses() -> None:
     ranges = [HostEvent(f"r{n}x", n, 9_000 - n, 0) for n in range(2_000)]
     study = study_of(trace_of([_event(4_000, 5_000, 5_600)], ranges))
     section = ranges_section(study)
-    (flame,) = [block for block in section.blocks if isinstance(block, Figure)]
-    assert isinstance(flame.picture, Flame) and _values(flame.table, "own time") == [600]
+    (flame,) = [block for block in section.blocks if isinstance(block, m.Figure)]
+    assert isinstance(flame.picture, m.Flame) and _values(flame.table, "own time") == [600]
     frame = flame.picture.root
     for _ in range(MAX_DEPTH - 1):
         (frame,) = frame.children
     assert (frame.label, frame.baseline_ns, frame.children) == (f"r{MAX_DEPTH - 2}x", 600, ())
     report = build_trace_report(study)
-    assert decode_report(encode_report(report)) == report and "<svg" in render_html(report)
+    assert decode_report(m.encode_report(report)) == report and "<svg" in render_html(report)
 
 
 def test_little_memory_is_not_nothing_and_each_course_names_its_device() -> None:
@@ -654,7 +640,7 @@ def test_little_memory_is_not_nothing_and_each_course_names_its_device() -> None
         for device in ("cpu", "cuda:0")
     ]
     peaks, *courses = tables(memory_section(study_of(trace_of([], memory=tuple(tracks)))))
-    assert [row.cells[1] for row in peaks.rows] == [Number(1.5, 3, "KiB")] * 2
+    assert [row.cells[1] for row in peaks.rows] == [m.Number(1.5, 3, "KiB")] * 2
     assert [course.caption for course in courses] == [
         f"Largest allocated memory of {device} in each part of the time." for device in ("cpu", "cuda:0")
     ]
@@ -680,11 +666,11 @@ def study(*sections: str, rows: list[tuple[str, str, int, int]] = ROWS) -> Trace
     return study_of(trace_of(events), sections=sections)
 
 
-def table(*sections: str, rows: list[tuple[str, str, int, int]] = ROWS) -> Table:
+def table(*sections: str, rows: list[tuple[str, str, int, int]] = ROWS) -> m.Table:
     section = sections_section(study(*sections, rows=rows))
     assert section is not None and section.id == "sections"
     (found,) = section.blocks
-    assert isinstance(found, Table) and all(len(row.cells) == len(found.columns) == 14 for row in found.rows)
+    assert isinstance(found, m.Table) and all(len(row.cells) == len(found.columns) == 14 for row in found.rows)
     return found
 
 
@@ -692,21 +678,21 @@ def test_one_row_for_each_definition_and_device() -> None:
     found = table("memcpy:end -> flash -> gather:end", "flash:start -> gather -> copy:start")
     first = found.rows[0].cells
     assert first[2:] == (
-        Code("memcpy:end -> flash -> gather:end"), Count(2), ExactTime(50), ExactTime(60), ExactTime(55), ExactTime(50),
-        Missing("", "-"), ExactTime((40 + 48) // 2), ExactTime((20 + 2) // 2), ExactTime(34), Number(2.0, 1), Count(1),
+        m.Code("memcpy:end -> flash -> gather:end"), m.Count(2), *map(m.ExactTime, (50, 60, 55, 50)), m.Missing("", "-"),
+        *map(m.ExactTime, ((40 + 48) // 2, (20 + 2) // 2, 34)), m.Number(2.0, 1), m.Count(1),
     )  # fmt: skip
     assert found.notes[0].endswith("skipped of 3 focal calls: 1 no gather:end after it")
-    assert found.rows[1].cells[3] == Count(1) and found.rows[1].cells[-1] == Count(1)
+    assert found.rows[1].cells[3] == m.Count(1) and found.rows[1].cells[-1] == m.Count(1)
 
 
 def test_what_is_not_there_is_said() -> None:
     none = table("memcpy:end -> flush -> gather:end").rows[0].cells
-    assert none[3] == Missing("no device event matches 'flush'", "none")
+    assert none[3] == m.Missing("no device event matches 'flush'", "none")
     skipped = table("memset:end -> flash -> gather:end").rows[0].cells
-    assert skipped[3] == Missing("3 no memset:end before it", "none") and skipped[-1] == Count(3)
+    assert skipped[3] == m.Missing("3 no memset:end before it", "none") and skipped[-1] == m.Count(3)
     assert sections_section(study()) is None
     found = sections_section(study("a:end -> b -> c:end", rows=[]))  # a trace of a CPU: what was asked for is answered
-    assert found is not None and isinstance(host := found.blocks[0], Table)
+    assert found is not None and isinstance(host := found.blocks[0], m.Table)
     assert host.notes == ("t, a:end -> b -> c:end: no device event matches 'b'",)
 
 
