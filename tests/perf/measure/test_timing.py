@@ -1,18 +1,23 @@
-"""Regions of a timed run, orders of clips that drift cannot favour, and operations by themselves."""
+"""Regions of a timed run, orders of clips that drift cannot favour, operations by themselves, and statistics of times."""
 
 from __future__ import annotations
 
+import math
+import random
+import statistics
 import threading
 import time
 from fractions import Fraction
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from strobe.core import spans
 from strobe.core.errors import ConfigError
 from strobe.core.spans import recording, span
-from strobe.perf.measure import timing
+from strobe.perf.measure import stats, timing
 from strobe.perf.measure.timing import TimedRegion, TimingRecorder, palindrome, span_records, time_isolated
 from strobe.perf.records.record import Clip
 
@@ -216,3 +221,160 @@ def test_queued_calls_have_no_launch_gaps(cold: bool) -> None:
     times_ns, clock = time_isolated(lambda: x.add_(1), iterations=120, device=device, cold=cold)
     assert (len(times_ns), clock) == (120, "cuda_event") and sorted(times_ns)[60] < 20_000
     assert len(time_isolated(lambda: x.sum().item(), iterations=3, device=device, waits=True)[0]) == 3
+
+
+# Published tables of Student's t (two-sided 90, 95, 99, 99.9 %).
+TABLE = [
+    (0.975, 1, 12.7062047364),
+    (0.975, 2, 4.3026527297),
+    (0.975, 3, 3.1824463053),
+    (0.975, 4, 2.7764451052),
+    (0.975, 5, 2.5705818356),
+    (0.975, 9, 2.2621571628),
+    (0.975, 10, 2.2281388520),
+    (0.975, 30, 2.0422724563),
+    (0.975, 120, 1.9799304051),
+    (0.95, 1, 6.3137515147),
+    (0.95, 10, 1.8124611228),
+    (0.995, 5, 4.0321429836),
+    (0.9995, 1, 636.6192487687),
+]
+
+
+@pytest.mark.parametrize(("p", "dof", "value"), TABLE)
+def test_t_quantile_agrees_with_the_tables(p: float, dof: float, value: float) -> None:
+    assert stats.t_quantile(p, dof) == pytest.approx(value, rel=1e-9)
+    assert stats.t_quantile(1 - p, dof) == pytest.approx(-value, rel=1e-9)
+
+
+def test_t_quantile_inverts_the_integral_of_its_density_at_fractions_of_a_degree() -> None:
+    for dof in (0.7, 2.5, 7.3):
+        bound, steps = stats.t_quantile(0.9, dof), 200_000
+        scale = math.exp(math.lgamma((dof + 1) / 2) - math.lgamma(dof / 2)) / math.sqrt(dof * math.pi)
+        middles = ((step + 0.5) * bound / steps for step in range(steps))
+        area = sum((1 + t * t / dof) ** (-(dof + 1) / 2) for t in middles) * scale * bound / steps
+        assert area == pytest.approx(0.4, abs=1e-8)
+
+
+def test_t_quantile_of_many_degrees_is_the_normal_quantile() -> None:
+    assert stats.t_quantile(0.975, 1e7) == pytest.approx(statistics.NormalDist().inv_cdf(0.975), abs=1e-6)
+    assert stats.t_quantile(0.5, 3) == 0
+
+
+def test_paired_interval_by_hand() -> None:
+    found = stats.paired_interval([0.1, 0.2, 0.3])
+    half = 4.3026527297 * 0.1 / math.sqrt(3)
+    assert found is not None
+    assert (found.low, found.high) == pytest.approx((math.exp(0.2 - half), math.exp(0.2 + half)), rel=1e-9)
+    assert stats.paired_interval([0.1]) is None
+    assert stats.paired_interval([0.0, 0.0, 0.0]) == stats.Interval(low=1.0, high=1.0)
+
+
+def test_welch_interval_by_hand() -> None:
+    # Logs with variances 0.01 (n 3) and 0.04 (n 4): dof = (1/300 + 1/100)^2 / ((1/300)^2 / 2 + (1/100)^2 / 3).
+    a = [math.exp(1 + step * 0.1) for step in (-1, 0, 1)]
+    spread = 0.2 * math.sqrt(3 / 4)
+    b = [math.exp(0.5 + step * spread) for step in (-1, -1, 1, 1)]
+    dof = (0.01 / 3 + 0.04 / 4) ** 2 / ((0.01 / 3) ** 2 / 2 + (0.04 / 4) ** 2 / 3)
+    half = stats.t_quantile(0.975, dof) * math.sqrt(0.01 / 3 + 0.04 / 4)
+    found = stats.welch_interval(a, b)
+    assert found is not None
+    assert (math.log(found.low), math.log(found.high)) == pytest.approx((0.5 - half, 0.5 + half), rel=1e-9)
+    assert stats.welch_interval([1.0], b) is None
+    assert stats.welch_interval([2.0, 2.0], [1.0, 1.0]) == stats.Interval(low=2.0, high=2.0)
+
+
+def test_p99_needs_459_samples() -> None:
+    assert 0.99**stats.P99_SAMPLES < 0.01 < 0.99 ** (stats.P99_SAMPLES - 1)
+    few, many = stats.tail(range(458)), stats.tail(range(459))
+    assert few == ("max", 457) and many == ("p99", 454)
+
+
+def test_percentile_is_a_sample() -> None:
+    assert [stats.percentile([4, 1, 3, 2], share) for share in (0, 0.25, 0.5, 0.51, 1)] == [1, 1, 2, 3, 4]
+
+
+def test_theil_sen_ignores_a_stall() -> None:
+    values = [3.0 * index for index in range(20)]
+    values[7] += 1000
+    assert stats.theil_sen(values)[0] == 3
+    value, flat = stats.theil_sen([5.0] * 10)
+    assert (value, flat.low, flat.high) == (0, 0, 0)
+
+
+def test_theil_sen_interval_is_sens() -> None:
+    # Sen (1968) with n = 10, no ties: C = 1.96 * sqrt(10 * 9 * 25 / 18) = 21.9, so ranks 12 and 34 of 45 slopes.
+    draw = random.Random(1)
+    values = [draw.random() for _ in range(10)]
+    slopes = sorted((values[j] - values[i]) / (j - i) for i in range(10) for j in range(i + 1, 10))
+    found = stats.theil_sen(values)[1]
+    assert slopes.index(found.low) + 1 == 12
+    assert slopes.index(found.high) + 1 == 34
+
+
+@pytest.mark.parametrize(
+    ("ratio", "low", "high", "delta_ns", "verdict"),
+    [
+        (1.30, 1.25, 1.35, 1e6, "faster"),
+        (0.70, 0.65, 0.75, -1e6, "slower"),
+        (1.005, 1.004, 1.006, 1e6, "no difference"),  # sure, but below the floor of 1 %
+        (1.30, 1.25, 1.35, 900, "inconclusive"),  # sure, but below what the clock resolves
+        (1.01, 0.98, 1.03, 1e6, "no difference"),
+        (1.05, 0.90, 1.20, 1e6, "inconclusive"),
+    ],
+)
+def test_verdicts(ratio: float, low: float, high: float, delta_ns: float, verdict: str) -> None:
+    assert stats.judge(ratio, stats.Interval(low=low, high=high), delta_ns) == verdict
+
+
+def test_without_an_interval_nothing_is_claimed() -> None:
+    assert stats.judge(2.0, None, 1e9) == "inconclusive"
+
+
+# ------------------------------------------------------------------------------------------------------------- a gate
+
+
+def exceeds_both_floors(ratio: float, delta_ns: float) -> bool:
+    return (ratio > 1.01 or ratio < 1 / 1.01) and abs(delta_ns) > 1000
+
+
+@given(
+    st.sampled_from([">=", ">", "<=", "<"]),
+    st.sampled_from([0.5, 0.9, 1.0, 1.005, 1.5]),
+    st.floats(0.4, 3.0),
+    st.floats(0.0, 0.5),
+    st.floats(-5000, 5000),
+)
+def test_a_gate_is_met_by_the_whole_interval(op: stats.Operator, bound: float, low: float, width: float, delta_ns: float) -> None:
+    high = low + width
+    ratio = (low + high) / 2
+    holds = {">=": min(low, high) >= bound, ">": low > bound, "<=": high <= bound, "<": high < bound}[op]
+    claims = {">=": bound > 1, ">": bound >= 1, "<=": bound < 1, "<": bound <= 1}[op]
+    expected = holds and (not claims or exceeds_both_floors(ratio, delta_ns))
+    assert stats.proven(op, bound, ratio, stats.Interval(low=low, high=high), delta_ns) is expected
+
+
+def test_nothing_is_proven_without_an_interval() -> None:
+    assert not stats.proven(">=", 0.1, 5.0, None, 1e9)
+    assert stats.proven(">", 1.0, 1.5, stats.Interval(low=1.4, high=1.6), None)
+
+
+# ---------------------------------------------------------------------------------------------------------- bootstrap
+
+
+def test_the_bootstrap_holds_a_median_as_often_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stats, "RESAMPLES", 300)
+    draw, hits, rounds = random.Random(5), 0, 120
+    for _ in range(rounds):
+        found = stats.bootstrap_interval(statistics.median, [10 + draw.gauss(0, 1) for _ in range(40)])
+        assert found is not None
+        hits += found.low <= 10 <= found.high
+    assert 0.88 <= hits / rounds <= 0.99
+
+
+def test_the_bootstrap_is_refused_where_it_does_not_hold() -> None:
+    few = [float(value) for value in range(stats.BOOTSTRAP_SAMPLES - 1)]
+    assert (
+        stats.bootstrap_interval(statistics.fmean, few) is None
+        and stats.bootstrap_interval(statistics.fmean, [*few, 7.0]) is not None
+    )
