@@ -98,9 +98,8 @@ def test_what_is_no_time_is_counted_and_shown() -> None:
 
 def test_lines_that_look_like_a_timing_are_shown() -> None:
     log = read_log(DATA / "similar.log")
-    assert [(each.line, each.pattern) for each in log.similar] == [
-        (1, "attention"), (2, "attention"), (3, "attention"), (4, "stage"), (8, "block"),
-    ]  # fmt: skip
+    similar = {pattern: [each.line for each in lines] for pattern, lines in log.similar.items()}
+    assert similar == {"attention": [1, 2, 3], "stage": [4], "block": [8]}
     assert log.counts.similar == 5 and log.counts.ignored == 2
     (blocks,) = log.of("frame_block")
     assert [(each.block, each.text) for each in blocks] == [(53, "519.30"), (54, "881.24")]
