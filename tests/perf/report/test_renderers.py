@@ -1,4 +1,4 @@
-"""Pages and pictures from hostile and heavy records: nothing escapes its place, what is drawn is as large as what it stands for."""
+"""Pages and pictures from hostile records: nothing escapes its place, what is drawn is as large as what it stands for."""
 
 from __future__ import annotations
 

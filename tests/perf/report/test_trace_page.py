@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import strobe
 from layouts import compact, write
 from made_traces import trace_of
-from reports import decode_report, notes, section, study_of, tables, values
+from reports import column, decode_report, notes, section, study_of, tables, values
 from source import H200, ROOT
 from strobe.perf.analysis.device.intervals import Window
 from strobe.perf.analysis.structure.window import choose_window
@@ -46,7 +46,6 @@ from strobe.perf.report.trace_page.structure import (
 )
 from strobe.perf.report.write import MAX_PAGE_BYTES, render, render_html, render_markdown
 from strobe.perf.table import model as m
-from strobe.perf.table.model import Banner, Notes, Report
 from strobe.perf.trace import CollectiveKind, DeviceEvent, HostEvent, HostEvents, MemoryTrack, ReadCounts, Trace
 from strobe.perf.trace.events import NO_CORRELATION, NO_HOST
 from synthetic import META, event, kernel, launch
@@ -109,11 +108,7 @@ def test_what_weakens_the_numbers_stands_above_them() -> None:
 def end_of(counts: ReadCounts) -> tuple[m.Text, dict[str, tuple[str, ...]]]:
     """What the table of files says of a trace with these counts, and the banners."""
     report = build_trace_report(study_of(busy_trace(counts=counts)))
-    files = tables(section(report, "overview"))[1]
-    (cell,) = [
-        cell for cell in files.rows[0].cells if isinstance(cell, m.Text) and cell.text in ("complete", "incomplete", "truncated")
-    ]
-    return cell, titles(report)
+    return column(tables(section(report, "overview"))[1], "end")[0], titles(report)
 
 
 def test_a_trace_that_lost_something_is_never_complete() -> None:
@@ -278,27 +273,28 @@ def test_many_hostile_ranks_make_a_small_page_and_no_element(tmp_path: Path) -> 
     write_events(study_of(*traces), tmp_path / "events.csv.gz")
 
 
-def test_times_of_a_window_count_from_the_first_event_of_all_ranks_that_ran_together(tmp_path: Path) -> None:
-    def write(name: str, rank: int, base_us: int, starts: Sequence[int]) -> None:
-        rows = ",".join(f'{{"ph": "X", "cat": "kernel", "name": "k", "ts": {at}.000, "dur": 40.000}}' for at in starts)
-        head = f'{{"baseTimeNanoseconds": {base_us}000, "distributedInfo": {{"rank": {rank}}}, "traceEvents": ['
-        (tmp_path / f"{name}.json").write_text(f"{head}{rows}]}}")
+def plain(folder: Path, name: str, rank: int, starts: Sequence[int], base_us: int = 0) -> None:
+    """Write the trace of a rank with kernels of 40 µs."""
+    kernels = [{"ph": "X", "cat": "kernel", "name": "k", "ts": f"{at}.000", "dur": "40.000"} for at in starts]
+    document = {"baseTimeNanoseconds": 1000 * base_us, "distributedInfo": {"rank": rank}, "traceEvents": kernels}
+    (folder / f"{name}.json").write_text(json.dumps(document))
 
-    write("a", 0, 5_000, (100, 300))
-    write("b", 1, 5_050, (100, 300))  # 50 µs later than the other
+
+def test_times_of_a_window_count_from_the_first_event_of_all_ranks_that_ran_together(tmp_path: Path) -> None:
+    plain(tmp_path, "a", 0, (100, 300), 5_000)
+    plain(tmp_path, "b", 1, (100, 300), 5_050)  # 50 µs later than the other
     asked = TraceOptions(window="10us..220us")
     zero, one = load_trace_study([tmp_path], asked).windows
     assert zero is not None and (zero.start_ns, zero.end_ns) == (110_000, 320_000)
     assert one is not None and (one.start_ns, one.end_ns) == (60_000, 270_000)
     assert build_trace_report(load_trace_study([tmp_path], TraceOptions(window="0us..20us"))).sections  # before one rank starts
-    write("b", 1, 900_000, (100, 300))  # another run
+    plain(tmp_path, "b", 1, (100, 300), 900_000)  # another run
     assert [one and one.start_ns for one in load_trace_study([tmp_path], asked).windows] == [110_000, 110_000]
 
 
 def test_a_study_is_read_in_order_of_rank_with_one_progress(tmp_path: Path) -> None:
-    for name, rank in (("b", 0), ("a", 1)):
-        head = f'{{"distributedInfo": {{"rank": {rank}}}, "traceEvents": ['
-        (tmp_path / f"{name}.json").write_text(head + '{"ph": "X", "cat": "kernel", "name": "k", "ts": 1.000, "dur": 2.001}]}')
+    plain(tmp_path, "b", 0, (1,))
+    plain(tmp_path, "a", 1, (1,))
     told: list[tuple[int, int, str]] = []
     study = load_trace_study([tmp_path], progress=lambda *now: told.append(now))
     assert study.labels == ("rank 0", "rank 1") and [trace.path.name for trace in study.traces] == ["b.json", "a.json"]
@@ -341,11 +337,6 @@ _SECTIONS = (
     activity_section, device_kernels, launch_section, gaps_section, steps_section, ranges_section, collectives_section,
     memory_section,
 )  # fmt: skip
-_EVIL = "<script>|\x1b[2J"
-
-
-def _study(*traces: Trace, **more: Any) -> TraceStudy:
-    return study_of(*traces, labels=tuple(f"rank {i}" for i in range(len(traces))), **more)
 
 
 _EVENTS = st.builds(
@@ -361,7 +352,7 @@ _EVENTS = st.builds(
 def test_what_is_said_to_add_up_adds_up(events: list[DeviceEvent], top: int) -> None:
     ranges = [HostEvent(f"ProfilerStep#{n}", 90 * n, 90 * n + 90, 0) for n in range(3)]
     trace = trace_of(events, ranges, [HostEvent("Block_1", 5, 170, 0)])
-    study = _study(trace, top=top)
+    study = study_of(trace, top=top)
     devices, causes, kinds, _, *over_time = tables(activity_section(study))
     busy, idle, span = (values(devices, title) for title in ("busy", "idle", "span"))
     assert [b + i for b, i in zip(busy, idle, strict=True)] == span
@@ -382,7 +373,7 @@ def test_what_is_said_to_add_up_adds_up(events: list[DeviceEvent], top: int) -> 
         body = [row for row in table.rows if not row.strong or "more" in row.cells[0].text]
         assert sum(values(table, "sum", body)) == values(table, "sum")[-1]
     steps = [table for table in tables(steps_section(study)) if table.caption.startswith("Steps of")]
-    within = ranges_section(_study(trace, top=top, window=Window(start_ns=20, end_ns=190, label="w")))
+    within = ranges_section(study_of(trace, top=top, window=Window(start_ns=20, end_ns=190, label="w")))
     paths = [table for part in (ranges_section(study), within) if part for table in tables(part) if "Paths" in table.caption]
     for title, adding in (("length", steps), ("own time", paths)):
         assert all(sum(values(table, title)) == 2 * values(table, title)[-1] for table in adding)
@@ -390,16 +381,16 @@ def test_what_is_said_to_add_up_adds_up(events: list[DeviceEvent], top: int) -> 
 
 def test_without_device_events_there_is_nothing_to_say() -> None:
     empty = trace_of([])
-    assert [section(_study(empty)) for section in _SECTIONS] == [None] * 8
-    assert ranges_section(_study(trace_of([_event(None, 1, 2)]))) is None
-    some = activity_section(_study(trace_of([_event(None, 0, 5)]), empty))
+    assert [section(study_of(empty)) for section in _SECTIONS] == [None] * 8
+    assert ranges_section(study_of(trace_of([_event(None, 1, 2)]))) is None
+    some = activity_section(study_of(trace_of([_event(None, 0, 5)]), empty, labels=("rank 0", "rank 1")))
     assert some is not None and some.blocks[-1] == m.Notes(("rank 1: no device events.",))
 
 
 def test_long_tables_end_with_what_they_leave_out() -> None:
     events = [_event(None, 20 * i, 20 * i + 10, f"void f<{i}>(int)") for i in range(12)]
     events += [_event(None, 1_000 + 20 * i, 1_000 + 20 * i + i, f"k{i}") for i in range(1, 6)]
-    table, members = tables(device_kernels(_study(trace_of(events), top=2)))
+    table, members = tables(device_kernels(study_of(trace_of(events), top=2)))
     assert [row.cells[0].text for row in table.rows] == ["f", "k5", "4 more rows"]
     assert (values(table, "calls"), values(table, "exclusive")) == ([12, 1, 4], [120, 5, 10])
     assert members.rows[-1].cells[1:] == (
@@ -407,28 +398,20 @@ def test_long_tables_end_with_what_they_leave_out() -> None:
         m.Count(12 - MAX_MEMBERS),
         m.ExactTime(10 * (12 - MAX_MEMBERS)),
     )
-    gaps = tables(gaps_section(_study(trace_of(events), top=2)))[0]
+    gaps = tables(gaps_section(study_of(trace_of(events), top=2)))[0]
     assert [row.cells[0].text for row in gaps.rows][-2:] == ["4 more pairs", "all gaps"]
 
 
-def test_p99_of_few_calls_says_how_few() -> None:
-    table, *_ = tables(device_kernels(_study(trace_of([_event(None, 0, 5)]))))
-    place = [column.title for column in table.columns].index("p99")
-    assert table.rows[0].cells[place] == m.Missing("max of 1", "-")
-
-
-def test_shapes_are_a_column_if_asked_for() -> None:
+def test_the_table_of_kernels_says_what_its_figures_are_of() -> None:
     events = [DeviceEvent("k", "kernel", 10 * i, 10 * i + 5, 0, 7, 0, None, shape) for i, shape in enumerate(["8x8", "", "8x8"])]
-    table, *_ = tables(device_kernels(_study(trace_of(events), by="shape")))
+    table, *_ = tables(device_kernels(study_of(trace_of(events), by="shape")))
     assert [row.cells[1] for row in table.rows] == [m.Code("8x8"), m.Missing("the trace gives none", "-")]
-
-
-def test_a_window_is_named_and_cut_events_are_counted() -> None:
-    study = _study(trace_of([_event(None, 0, 50)]), window=Window(start_ns=10, end_ns=30, label=_EVIL))
+    assert column(table, "p99") == [m.Missing("max of 2", "-"), m.Missing("max of 1", "-")]
+    study = study_of(trace_of([_event(None, 0, 50)]), window=Window(start_ns=10, end_ns=30, label="<script>|\x1b[2J"))
     table, *_ = tables(device_kernels(study))
     assert values(table, "exclusive") == [20] and "cut by the edges of the window: 1" in table.notes[0]
     devices, *_ = tables(activity_section(study))
-    assert _EVIL in devices.caption and "cut by the edges of the window: 1" in devices.notes[1]
+    assert "<script>|\x1b[2J" in devices.caption and "cut by the edges of the window: 1" in devices.notes[1]
 
 
 def test_what_held_up_the_host_is_named_by_the_idle_time_it_cost() -> None:
@@ -444,22 +427,18 @@ def test_what_held_up_the_host_is_named_by_the_idle_time_it_cost() -> None:
         HostEvent("Buffer Flush", 290, 400, 0),
     ]  # fmt: skip
     trace = trace_of(events, overheads=HostEvents.from_rows(named))
-    table = next(one for one in tables(activity_section(_study(trace))) if "what held up the host" in one.caption)
+    table = next(one for one in tables(activity_section(study_of(trace))) if "what held up the host" in one.caption)
     assert values(table, "overhead") == ["Lazy Function Loading", "Buffer Flush"]
     assert values(table, "idle time") == [30, 10 + 10]  # 10 to 40; 40 to 50 and 290 to 300
     said = " ".join(values(table, "that is"))
     assert "loaded at its first use" in said and "the profiler's own work" in said
-    causes = next(one for one in tables(activity_section(_study(trace))) if "what the device waited for" in one.caption)
+    causes = next(one for one in tables(activity_section(study_of(trace))) if "what the device waited for" in one.caption)
     assert dict(zip(values(causes, "idle because"), values(causes, "time"), strict=True))["profiler_overhead"] == 50
 
 
-def _page(path: Path, **options: object) -> str:
-    return render_markdown(build_trace_report(load_trace_study([path], TraceOptions(**options))))  # type: ignore[arg-type]
-
-
 def test_without_details_there_is_none() -> None:
-    assert "Critical path" not in _page(H200 / "graph.json.gz", details=False)
-    assert "Critical path" in _page(H200 / "graph.json.gz")
+    for details, shown in ((False, False), (None, True)):
+        assert ("Critical path" in render_markdown(built(H200 / "graph.json.gz", details=details))) == shown
     assert strobe.read_trace(H200 / "graph.json.gz", details=False).critical_paths == ()
 
 
@@ -717,18 +696,17 @@ def steps_file(path: Path, lengths: list[int]) -> Path:
         events += [kernel("flash_fwd_kernel", str(at), str(length), number)]
         events += [kernel("sm90_gemm_128x128", str(at + length), "100", number + 1)]
         at += length + 200
-    path.write_text(json.dumps({"traceEvents": events}))
-    return path
+    return write(path, compact(events, {}))
 
 
-def built(path: Path, **options: Any) -> Report:
+def built(path: Path, **options: Any) -> m.Report:
     return build_trace_report(load_trace_study((path,), TraceOptions(**options)))
 
 
 def sentences(path: Path) -> list[str]:
     first = built(path).sections[0]
     assert first.id == "answer"
-    return [item for block in first.blocks if isinstance(block, Notes) for item in block.items]
+    return [item for block in first.blocks if isinstance(block, m.Notes) for item in block.items]
 
 
 def test_what_the_time_is_and_why_the_device_was_idle(tmp_path: Path) -> None:
@@ -755,9 +733,7 @@ def test_the_time_before_the_first_kernel_and_the_first_step_are_told(tmp_path: 
     for number, (start, length, at) in enumerate(steps):
         events += [event("user_annotation", f"ProfilerStep#{number}", start, length), launch(str(at - 10), "5", number + 1)]
         events += [kernel("flash_fwd_kernel", str(at), "300", number + 1)]
-    path = tmp_path / "first.json"
-    path.write_text(json.dumps({"traceEvents": events}))
-    said = sentences(path)
+    said = sentences(write(tmp_path / "first.json", compact(events, {})))
     before = "Before the first kernel the host spent 46.00 ms: 25.00 ms in autotune, 20.00 ms in cuModuleLoadData, "
     assert any(line.startswith(before) for line in said), said
     assert any("ProfilerStep#0, takes 50.00 ms on the host, 0.3000 of it busy on the device." in line for line in said), said
@@ -771,8 +747,7 @@ def layers(path: Path, lengths: list[int]) -> Path:
             events.append(event("user_annotation", f"WanBlock_{number}", str(at - 20), "15"))
         events += [launch(str(at - 10), "4", number + 1), kernel("gemm", str(at), str(length), number + 1)]
         at += length + 50
-    path.write_text(json.dumps({"traceEvents": events}))
-    return path
+    return write(path, compact(events, {}))
 
 
 def test_layers_are_one_line_and_a_slow_one_is_named(tmp_path: Path) -> None:
@@ -791,7 +766,7 @@ def test_layers_are_one_line_and_a_slow_one_is_named(tmp_path: Path) -> None:
 def test_the_page_has_what_would_help_second_and_warnings_that_change_no_figure_below(tmp_path: Path) -> None:
     report = built(steps_file(tmp_path / "t.json", [300] * 6), details=True)
     assert [section.id for section in report.sections[:3]] == ["answer", "what-if", "overview"]
-    warned = msgspec.structs.replace(report, banners=(Banner("caution", "weakens", ("a",)), Banner("stop", "voids", ("b",))))
+    warned = msgspec.structs.replace(report, banners=(m.Banner("caution", "weakens", ("a",)), m.Banner("stop", "voids", ("b",))))
     for text in (render_html(warned), render_markdown(warned)):
         places = [text.rindex(word) for word in ("voids", "The answer", "weakens", "What would help")]
         assert places == sorted(places)
@@ -821,7 +796,7 @@ RECORDED = META | {"deviceProperties": [{"id": 0, "name": "NVIDIA H200"}], "reco
 PEAK, BANDWIDTH = 989.5e12, 4.8e12
 
 
-def _markdown(
+def _page(
     tmp_path: Path,
     dims: list[list[int]],
     us: str,
@@ -842,7 +817,7 @@ def _row(page: str) -> list[str]:
 
 
 def test_a_product_that_computes(tmp_path: Path) -> None:
-    row = _row(_markdown(tmp_path, [[4096, 4096], [4096, 4096]], "200"))
+    row = _row(_page(tmp_path, [[4096, 4096], [4096, 4096]], "200"))
     flops, moved, s = 2 * 4096**3, 3 * 2 * 4096**2, 200e-6
     assert row[:7] == ["mm", "4096x4096, 4096x4096", "bfloat16", "1", "0.200000", "50.0 %", "200.0"]
     of_peak, of_bandwidth = (f"{share:.1%}".replace("%", " %") for share in (flops / s / PEAK, moved / s / BANDWIDTH))
@@ -864,7 +839,7 @@ def test_a_product_that_computes(tmp_path: Path) -> None:
 def test_what_is_known_of_rates_is_said(
     tmp_path: Path, size: int, us: str, options: dict[str, Any], said: str, unsaid: str
 ) -> None:
-    page = _markdown(tmp_path, [[size, size], [size, size]], us, **options)
+    page = _page(tmp_path, [[size, size], [size, size]], us, **options)
     assert said in page and unsaid not in page
 
 
@@ -879,7 +854,7 @@ def test_nothing_recorded_is_said(meta: dict[str, Any], said: str, tmp_path: Pat
 
 
 def test_a_device_without_known_peaks_has_rates_only(tmp_path: Path) -> None:
-    row = _row(_markdown(tmp_path, [[64, 64], [64, 64]], "1", meta=META))
+    row = _row(_page(tmp_path, [[64, 64], [64, 64]], "1", meta=META))
     assert len(row) == 10 and row[7:] == ["0.001", "0.5243", "24.58"]
 
 
