@@ -220,14 +220,10 @@ def test_a_folder_that_holds_something_is_kept_under_the_next_number(tmp_path: P
         assert not folder.exists()
     kept = {path.name: (path / "a").read_text() for path in tmp_path.iterdir()}
     assert kept == {"traces.1": "round 1", "traces.2": "round 2", "traces.3": "round 3"}
-
-
-def test_a_number_that_is_taken_is_passed_over(tmp_path: Path) -> None:
-    (tmp_path / "traces.1").write_text("mine")
-    (tmp_path / "traces").mkdir()
-    (tmp_path / "traces" / "a").touch()
-    assert rotate(tmp_path / "traces") == tmp_path / "traces.2"
-    assert (tmp_path / "traces.1").read_text() == "mine"
+    (tmp_path / "traces.4").write_text("a number that is taken")
+    folder.mkdir()
+    (folder / "a").touch()
+    assert rotate(folder) == tmp_path / "traces.5" and (tmp_path / "traces.4").is_file()
 
 
 def test_neither_a_file_nor_the_folder_one_works_in_is_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,10 +336,9 @@ def test_a_clip_that_was_never_finished_is_no_damage(run: Path) -> None:
 
 
 def test_a_log_of_records_has_the_sound_clips_alone(run: Path) -> None:
-    def change(lines: Lines) -> None:
-        lines[8] = lines[8].replace(b'"value_ns":', b'"value_ns":9')
-
-    log = read_log(rewritten(run, change) / RECORDS)
+    log = read_log(
+        rewritten(run, lambda lines: lines.__setitem__(8, lines[8].replace(b'"value_ns":', b'"value_ns":9'))) / RECORDS
+    )
     (series,) = log.series
     assert len(series) == 2 * NUM_SPANS and {sample.round for sample in series} == {0, 2}
     assert log.damage == read_run(run).damage != ()
@@ -404,14 +399,10 @@ def test_plain_and_packed_side_by_side_are_refused(run: Path) -> None:
         assert "\n" not in str(error.value)
 
 
-def test_nothing_to_pack(run: Path) -> None:
-    pack(run)
+def test_nothing_to_pack_and_a_link_are_refused(run: Path, tmp_path: Path) -> None:
+    pack(run).rename(tmp_path / "elsewhere")
     with pytest.raises(DataError, match=r"no records.jsonl to pack"):
         pack(run)
-
-
-def test_a_link_is_not_followed(run: Path, tmp_path: Path) -> None:
-    pack(run).rename(tmp_path / "elsewhere")
     (run / PACKED).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(DataError, match="is a link"):
         read_run(run)
@@ -460,15 +451,12 @@ NEEDED = {
 }  # fmt: skip
 
 
-def test_integers_beyond_a_float_survive(span: Span) -> None:
-    assert msgspec.json.decode(msgspec.json.encode(span), type=Record) == span
-    assert b"9007199254740993" in msgspec.json.encode(span)
-
-
-def test_every_line_tells_its_kind_and_version(header: Header, span: Span) -> None:
+def test_every_line_tells_its_kind_and_version_and_integers_beyond_a_float(header: Header, span: Span) -> None:
     for one in (header, span):
-        line = msgspec.json.decode(msgspec.json.encode(one))
-        assert (line["record"], line["v"]) == (type(one).__name__.lower(), 2)
+        line = msgspec.json.encode(one)
+        told = msgspec.json.decode(line)
+        assert (told["record"], told["v"]) == (type(one).__name__.lower(), 2) and msgspec.json.decode(line, type=Record) == one
+    assert b"9007199254740993" in line
 
 
 def test_a_line_without_an_optional_field_is_read_as_it_was_meant() -> None:

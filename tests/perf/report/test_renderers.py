@@ -134,11 +134,11 @@ def test_any_text_stays_in_its_cell(text: str) -> None:
     assert not set(esc(text)) & set("<>\"'\n\r\0")
 
 
+EMPTY = m.Report(v=1, speedups=(), title="A & B", subtitle="", facts=(), banners=(), sections=())
+
+
 def report_of(*blocks: object) -> m.Report:
-    part = m.Section("part", "Part", "Lead.", blocks)  # type: ignore[arg-type]
-    return m.Report(
-        v=1, speedups=(), title="A & B", subtitle="", facts=(m.Fact("Date", m.Text("never")),), banners=(), sections=(part,)
-    )
+    return msgspec.structs.replace(EMPTY, sections=(m.Section("part", "Part", "Lead.", blocks),))  # type: ignore[arg-type]
 
 
 def test_cells_render_in_both(make_run: MakeRun) -> None:
@@ -172,8 +172,7 @@ def test_timeline_data_cannot_close_its_script() -> None:
 
 
 def test_renderers_take_an_empty_report() -> None:
-    empty = m.Report(v=1, speedups=(), title="t", subtitle="", facts=(), banners=(), sections=())
-    assert render_markdown(empty).startswith("# t\n") and Page(render_html(empty)).open == []
+    assert render_markdown(EMPTY).startswith("# A &amp; B\n") and Page(render_html(EMPTY)).open == []
     assert "- one" not in render_markdown(report_of(m.Notes(("one",)), m.Notes(("two",))))
 
 
@@ -200,8 +199,7 @@ def test_neighbours_without_a_value_say_their_common_reason_once() -> None:
     missing = m.Missing("no counters", "-")
     row = m.Row((missing, missing, m.Number(1, 0), missing, m.Missing("no clock")))
     columns = tuple(m.Column(name, numeric=True) for name in "abcde")
-    section = m.Section("s", "S", "", (m.Table("t", columns, (row,)),))
-    page = render_markdown(m.Report(1, (), "T", "", (), (), (section,)))
+    page = render_markdown(report_of(m.Table("t", columns, (row,))))
     assert "| - (no counters) | - | 1 | - (no counters) | not measured (no clock) |" in page
 
 
@@ -281,9 +279,7 @@ def long_table(rows: int) -> m.Table:
 
 
 def wide_report(*tables: m.Table) -> m.Report:
-    flame = m.Figure("f", "a", m.Flame(m.Frame("root", 1, 1), False), tables[0])
-    sections = (m.Section("a", "A", "", (*tables, flame)),)
-    return m.Report(v=1, speedups=(), title="t", subtitle="", facts=(), banners=(), sections=sections)
+    return report_of(*tables, m.Figure("f", "a", m.Flame(m.Frame("root", 1, 1), False), tables[0]))
 
 
 def test_a_large_page_keeps_the_first_rows_and_the_totals_and_says_so() -> None:
